@@ -1,0 +1,129 @@
+//! Chat requests as clients send them, and as they should not.
+
+use super::*;
+
+fn parse(body: &str) -> Result<ChatCompletionRequest, FieldError> {
+    ChatCompletionRequest::parse(body.as_bytes())
+}
+
+/// A request of one message, with `more` fields.
+fn with(more: &str) -> Result<ChatCompletionRequest, FieldError> {
+    parse(&format!(
+        r#"{{"model": "m", "messages": [{{"role": "user", "content": "hi"}}], {more}}}"#
+    ))
+}
+
+fn message(text: &str) -> Result<ChatCompletionRequest, FieldError> {
+    parse(&format!(r#"{{"model": "m", "messages": [{text}]}}"#))
+}
+
+fn refused(result: Result<ChatCompletionRequest, FieldError>) -> String {
+    result.unwrap_err().param.unwrap()
+}
+
+#[test]
+fn a_conversation_is_read() {
+    let request = parse(
+        r#"{"model": "m", "messages": [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "x"},
+            {"role": "assistant", "content": "ok", "refusal": null, "annotations": [], "audio": null, "tool_calls": []}
+        ]}"#,
+    )
+    .unwrap();
+    assert_eq!(request.messages.len(), 3);
+    assert_eq!(request.messages[1].content.as_ref().unwrap().to_text(), "a\nb");
+    assert_eq!(request.messages[1].name.as_deref(), Some("x"));
+    assert_eq!(request.messages[2].tool_calls, None);
+}
+
+#[test]
+fn calls_of_tools_in_the_history_are_kept() {
+    let request = message(
+        r#"{"role": "assistant", "content": null, "tool_calls": [{"id": "call_1", "type": "function",
+            "function": {"name": "f", "arguments": "{}"}}]},
+           {"role": "tool", "content": "42", "tool_call_id": "call_1"}"#,
+    )
+    .unwrap();
+    assert_eq!(request.messages[0].tool_calls.as_ref().unwrap()[0]["id"], "call_1");
+    assert_eq!(request.messages[1].tool_call_id.as_deref(), Some("call_1"));
+}
+
+#[test]
+fn what_is_required_is_required() {
+    assert_eq!(refused(parse(r#"{"messages": [{"role": "user", "content": "x"}]}"#)), "model");
+    assert_eq!(refused(parse(r#"{"model": "m"}"#)), "messages");
+    assert_eq!(refused(parse(r#"{"model": "m", "messages": []}"#)), "messages");
+    assert_eq!(refused(parse(r#"{"model": null, "messages": []}"#)), "model");
+    assert_eq!(refused(message(r#"{"content": "x"}"#)), "messages[0]");
+    assert_eq!(refused(message(r#"{"role": "user"}"#)), "messages[0]");
+    assert_eq!(refused(message(r#"{"role": "user", "content": null}"#)), "messages[0]");
+}
+
+#[test]
+fn errors_inside_messages_name_their_path() {
+    assert_eq!(refused(message(r#"{"role": "robot", "content": "x"}"#)), "messages[0].role");
+    assert_eq!(refused(message(r#"{"role": "user", "content": 7}"#)), "messages[0].content");
+    assert_eq!(
+        refused(message(r#"{"role": "user", "content": "x", "audio": {"id": "1"}}"#)),
+        "messages[0].audio"
+    );
+    let image = r#"{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]}"#;
+    let error = message(image).unwrap_err();
+    assert_eq!(error.param.as_deref(), Some("messages[0].content[1]"));
+    assert!(error.message.contains("image_url"), "{}", error.message);
+    assert_eq!(refused(message("7")), "messages[0]");
+}
+
+#[test]
+fn what_cannot_change_the_output_is_accepted() {
+    with(
+        r#""user": "u", "metadata": {"k": "v"}, "store": false, "service_tier": "auto", "parallel_tool_calls": true,
+           "tool_choice": "none", "response_format": {"type": "text"}, "tools": null, "modalities": ["text"]"#,
+    )
+    .unwrap();
+}
+
+#[test]
+fn what_would_change_the_output_is_refused_by_name() {
+    for (name, value) in [
+        ("tools", "[]"),
+        ("tools", r#"[{"type": "function"}]"#),
+        ("tool_choice", r#""auto""#),
+        ("tool_choice", r#"{"type": "function"}"#),
+        ("response_format", r#"{"type": "json_object"}"#),
+        ("structured_outputs", r#"{"regex": "a"}"#),
+        ("guided_json", "{}"),
+        ("functions", "[]"),
+        ("modalities", r#"["text", "audio"]"#),
+        ("audio", "{}"),
+        ("echo", "true"),
+        ("suffix", r#""x""#),
+        ("banana", "1"),
+    ] {
+        assert_eq!(refused(with(&format!(r#""{name}": {value}"#))), name);
+    }
+}
+
+#[test]
+fn both_names_of_max_tokens_mean_one_thing() {
+    assert_eq!(with(r#""max_tokens": 5"#).unwrap().generation.max_tokens, Some(5));
+    assert_eq!(with(r#""max_completion_tokens": 6"#).unwrap().generation.max_tokens, Some(6));
+    assert_eq!(
+        with(r#""max_completion_tokens": 6, "max_tokens": 6"#).unwrap().generation.max_tokens,
+        Some(6)
+    );
+    assert_eq!(
+        refused(with(r#""max_completion_tokens": 6, "max_tokens": 5"#)),
+        "max_completion_tokens"
+    );
+}
+
+#[test]
+fn types_are_strict() {
+    assert_eq!(refused(with(r#""logprobs": 1"#)), "logprobs");
+    assert_eq!(refused(with(r#""chat_template_kwargs": []"#)), "chat_template_kwargs");
+    let deep =
+        format!(r#""chat_template_kwargs": {{"a": {}{}}}"#, "[".repeat(5000), "]".repeat(5000));
+    assert!(refused(with(&deep)).starts_with("chat_template_kwargs"));
+}

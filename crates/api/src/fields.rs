@@ -1,0 +1,236 @@
+//! The top-level fields of a request body, taken one by one; what is left over at the end is refused.
+
+use std::fmt;
+
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::error::{FieldError, excerpt};
+use crate::scalar::Integer;
+
+/// More fields than any request has.
+const MAX_FIELDS: usize = 256;
+
+/// Fields that are accepted everywhere and ignored: they say who asks or how to account for it, and
+/// cannot change the text that comes back.
+const IGNORED: &[&str] = &[
+    "metadata",
+    "parallel_tool_calls", // Says something only where there are tools; those are refused for now.
+    "prediction",          // A hint for speed.
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+];
+
+/// Fields of the protocol that change the output and are not there yet.
+const NOT_YET: &[&str] = &[
+    "allowed_token_ids",
+    "audio",
+    "bad_words",
+    "documents",
+    "function_call",
+    "functions",
+    "grammar",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "length_penalty",
+    "structured_outputs",
+    "truncate_prompt_tokens",
+    "verbosity",
+    "web_search_options",
+];
+
+/// The fields of a JSON object that were not taken yet. `null` counts as absent.
+#[derive(Debug)]
+pub struct Fields<'a> {
+    entries: Vec<(String, &'a RawValue)>,
+}
+
+impl<'a> Fields<'a> {
+    /// Splits a body into its fields without building the values.
+    pub fn parse(body: &'a [u8]) -> Result<Self, FieldError> {
+        let text = std::str::from_utf8(body).map_err(|e| {
+            FieldError::body(format!(
+                "The body is not UTF-8: byte {} is out of place.",
+                e.valid_up_to()
+            ))
+        })?;
+        serde_json::from_str(text).map_err(|e| {
+            let what = if e.is_data() { "does not hold a request" } else { "is not valid JSON" };
+            FieldError::body(format!("The body {what}: {}.", excerpt(&e.to_string())))
+        })
+    }
+
+    /// The field `name` as a `T`; `None` if it is absent or null.
+    pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, FieldError> {
+        let Some(index) = self.entries.iter().position(|(key, _)| key == name) else {
+            return Ok(None);
+        };
+        let (_, raw) = self.entries.swap_remove(index);
+        if raw.get() == "null" {
+            return Ok(None);
+        }
+        let mut deserializer = serde_json::Deserializer::from_str(raw.get());
+        serde_path_to_error::deserialize(&mut deserializer)
+            .map(Some)
+            .map_err(|e| value_error(name, &e.path().to_string(), e.inner()))
+    }
+
+    /// The field `name` as an integer; `1.0` is one.
+    pub fn take_integer(&mut self, name: &str) -> Result<Option<i64>, FieldError> {
+        Ok(self.take::<Integer>(name)?.map(|integer| integer.0))
+    }
+
+    /// The field `name`, which must be there.
+    pub fn require<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, FieldError> {
+        self.take(name)?.ok_or_else(|| FieldError::new(name, format!("`{name}` is missing.")))
+    }
+
+    /// Refuses whatever was not taken, but for nulls and for fields that cannot change the output.
+    pub fn finish(self) -> Result<(), FieldError> {
+        for (name, raw) in self.entries {
+            if raw.get() == "null" || IGNORED.contains(&name.as_str()) {
+                continue;
+            }
+            if NOT_YET.contains(&name.as_str()) {
+                return Err(FieldError::new(
+                    &name,
+                    format!("`{name}` is not supported yet: leave it out."),
+                ));
+            }
+            return Err(FieldError::new(
+                &name,
+                format!("`{}` is not a field of this endpoint: leave it out.", excerpt(&name)),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The error of a value inside the field `name`; `path` is `.` for the field itself.
+fn value_error(name: &str, path: &str, error: &serde_json::Error) -> FieldError {
+    let param = match path {
+        "." => name.to_owned(),
+        inner if inner.starts_with('[') => format!("{name}{inner}"),
+        inner => format!("{name}.{inner}"),
+    };
+    // The position is that within the field, which nobody can use.
+    let message = error.to_string();
+    let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(before, _)| before);
+    // A mistake deep inside has a long path; the message then names the field only.
+    FieldError { message: format!("`{name}`: {}.", excerpt(message)), ..FieldError::new(param, "") }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(FieldsVisitor).map(|entries| Fields { entries })
+    }
+}
+
+struct FieldsVisitor;
+
+impl<'de> Visitor<'de> for FieldsVisitor {
+    type Value = Vec<(String, &'de RawValue)>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut entries: Vec<(String, &RawValue)> = Vec::new();
+        while let Some(key) = map.next_key::<String>()? {
+            if entries.iter().any(|(known, _)| *known == key) {
+                return Err(A::Error::custom(format_args!(
+                    "the field `{}` is there twice",
+                    excerpt(&key)
+                )));
+            }
+            if entries.len() == MAX_FIELDS {
+                return Err(A::Error::custom(format_args!("more than {MAX_FIELDS} fields")));
+            }
+            entries.push((key, map.next_value()?));
+        }
+        Ok(entries)
+    }
+}
+
+/// A key inside a nested object that is not supported: accepted only as `null`.
+pub(crate) struct Absent;
+
+impl<'de> Deserialize<'de> for Absent {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Option::<serde::de::IgnoredAny>::deserialize(deserializer)? {
+            None => Ok(Absent),
+            Some(_) => Err(D::Error::custom("this field is not supported: leave it out")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(body: &str) -> Fields<'_> {
+        Fields::parse(body.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn null_counts_as_absent() {
+        let mut fields = fields(r#"{"a": null, "b": 2.0, "unknown": null}"#);
+        assert_eq!(fields.take_integer("a").unwrap(), None);
+        assert_eq!(fields.take_integer("b").unwrap(), Some(2));
+        fields.finish().unwrap();
+    }
+
+    #[test]
+    fn unknown_fields_are_refused_by_name() {
+        let error = fields(r#"{"colour": 1}"#).finish().unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("colour"));
+        let error = fields(r#"{"guided_json": {}}"#).finish().unwrap_err();
+        assert!(error.message.contains("not supported yet"), "{}", error.message);
+        fields(r#"{"user": "u", "metadata": {"a": "b"}, "store": true}"#).finish().unwrap();
+    }
+
+    #[test]
+    fn errors_name_the_path() {
+        let error = fields(r#"{"ids": [1, "x"]}"#).take::<Vec<u32>>("ids").unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("ids[1]"));
+        assert!(!error.message.contains("line"), "{}", error.message);
+        let error = fields(r#"{"t": "hot"}"#).take::<f64>("t").unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("t"));
+    }
+
+    #[test]
+    fn broken_bodies_are_refused() {
+        for body in
+            ["", "{", "[]", "null", "7", "{\"a\": NaN}", "{\"a\":1,\"a\":2}", "\u{feff}{}", "{} x"]
+        {
+            assert_eq!(Fields::parse(body.as_bytes()).unwrap_err().param, None, "{body}");
+        }
+        assert!(Fields::parse(b"{\"a\": \"\xff\"}").is_err());
+    }
+
+    #[test]
+    fn a_long_value_is_not_echoed() {
+        let body = format!(r#"{{"n": "{}"}}"#, "a".repeat(10_000));
+        let error = fields(&body).take_integer("n").unwrap_err();
+        assert!(error.message.len() < 200, "{}", error.message);
+    }
+
+    #[test]
+    fn deep_nesting_is_refused_and_not_followed() {
+        let body = format!(r#"{{"a": {}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
+        let error = fields(&body).take::<serde_json::Value>("a").unwrap_err();
+        assert!(error.message.contains("recursion"), "{}", error.message);
+    }
+
+    #[test]
+    fn numbers_beyond_floats_are_refused() {
+        assert!(fields(r#"{"t": 1e999}"#).take::<f64>("t").is_err());
+    }
+}

@@ -1,0 +1,35 @@
+//! The wire: JSON types of requests, responses and errors.
+//!
+//! Requests are read by [`Fields`], which knows the path of every value, so that an error names the
+//! field that caused it, and which refuses what it does not know unless ignoring it cannot change the
+//! output. This crate checks shapes; bounds that depend on the model or the server are the server's.
+
+mod chat;
+mod chat_response;
+mod completion;
+mod completion_response;
+mod error;
+mod fields;
+mod generation;
+mod models;
+mod scalar;
+mod tokenize;
+mod usage;
+
+pub use chat::{ChatCompletionRequest, ChatMessage, Content, ContentPart, Role};
+pub use chat_response::{
+    ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk, ChatDelta, ChatLogprobs,
+    ChatTokenLogprob, ChatTopLogprob, ResponseMessage,
+};
+pub use completion::{CompletionRequest, MAX_PROMPTS, Prompt};
+pub use completion_response::{Completion, CompletionChoice, CompletionLogprobs};
+pub use error::{ErrorBody, ErrorResponse, FieldError, excerpt};
+pub use fields::Fields;
+pub use generation::{GenerationFields, MAX_STOP_STRINGS, StopStrings, StreamOptions};
+pub use models::{HealthResponse, LoadProgress, Model, ModelList, VersionResponse};
+pub use tokenize::{
+    DetokenizeRequest, DetokenizeResponse, TokenizeInput, TokenizeRequest, TokenizeResponse,
+};
+pub use usage::{
+    FinishReason, PromptLogprob, PromptLogprobs, PromptTokensDetails, StopReason, Usage,
+};

@@ -1,0 +1,397 @@
+//! Real-world `config.json`s of every architecture, cut to what is read.
+
+use super::*;
+use crate::{
+    Checkpoint, CheckpointFiles, Dtype, RopeScaling,
+    spec::{Act, NormKind, Residual},
+    weights::{Slot, plan},
+};
+
+fn config(text: &str) -> HfConfig {
+    HfConfig::parse("config.json", text.as_bytes()).unwrap()
+}
+
+fn describe(text: &str) -> Result<ModelSpec> {
+    let config = config(text);
+    find(&config)?.describe(&config)
+}
+
+fn spec(text: &str) -> ModelSpec {
+    describe(text).unwrap()
+}
+
+fn error(text: &str) -> String {
+    describe(text).unwrap_err().to_string()
+}
+
+/// The configuration with some keys set; `null` removes a key.
+fn with(text: &str, edits: &str) -> String {
+    let mut root: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text).unwrap();
+    let edits: serde_json::Map<String, serde_json::Value> = serde_json::from_str(edits).unwrap();
+    for (key, value) in edits {
+        if value.is_null() {
+            root.remove(&key);
+        } else {
+            root.insert(key, value);
+        }
+    }
+    serde_json::to_string(&root).unwrap()
+}
+
+/// meta-llama/Llama-3.1-8B-Instruct.
+const LLAMA_3_1_8B: &str = r#"{
+    "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu",
+    "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+    "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "use_cache": true, "vocab_size": 128256}"#;
+
+/// mistralai/Mistral-7B-v0.1.
+const MISTRAL_7B: &str = r#"{
+    "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+    "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "vocab_size": 32000}"#;
+
+/// Qwen/Qwen2.5-0.5B-Instruct.
+const QWEN2_5: &str = r#"{
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864,
+    "max_position_embeddings": 32768, "max_window_layers": 21, "model_type": "qwen2",
+    "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
+    "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true,
+    "use_sliding_window": false, "vocab_size": 151936}"#;
+
+/// Qwen/Qwen3-0.6B.
+const QWEN3: &str = r#"{
+    "architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "bos_token_id": 151643,
+    "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+    "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28,
+    "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28,
+    "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000,
+    "sliding_window": null, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+    "use_sliding_window": false, "vocab_size": 151936}"#;
+
+/// google/gemma-2-2b-it.
+const GEMMA_2_2B: &str = r#"{
+    "architectures": ["Gemma2ForCausalLM"], "attention_bias": false,
+    "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid",
+    "eos_token_id": [1, 107], "final_logit_softcapping": 30.0, "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2304, "intermediate_size": 9216, "max_position_embeddings": 8192,
+    "model_type": "gemma2", "num_attention_heads": 8, "num_hidden_layers": 26,
+    "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
+    "rope_theta": 10000.0, "sliding_window": 4096, "torch_dtype": "bfloat16",
+    "vocab_size": 256000}"#;
+
+/// microsoft/Phi-3-mini-4k-instruct.
+const PHI_3_MINI: &str = r#"{
+    "architectures": ["Phi3ForCausalLM"],
+    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "bos_token_id": 1,
+    "embd_pdrop": 0.0, "eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 3072,
+    "intermediate_size": 8192, "max_position_embeddings": 4096, "model_type": "phi3",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+    "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-05, "rope_scaling": null,
+    "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": false,
+    "torch_dtype": "bfloat16", "attention_bias": false, "vocab_size": 32064}"#;
+
+#[test]
+fn llama_3_1() {
+    let m = spec(LLAMA_3_1_8B);
+    let a = &m.layers[31].attention;
+    assert_eq!((m.vocab_size, m.hidden_size, m.layers.len()), (128_256, 4096, 32));
+    assert_eq!((a.heads, a.kv_heads, a.head_dim, a.window), (32, 8, 128, None));
+    assert!((a.scale - 1.0 / 128f64.sqrt()).abs() < 1e-15);
+    assert!(!a.qkv_bias && !a.out_bias && !m.layers[0].mlp.bias && !m.head.tied);
+    assert_eq!(m.max_model_len, 131_072);
+    assert_eq!(a.rope.theta, 500_000.0);
+    let scaling = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original: 8192,
+    };
+    assert_eq!(a.rope.scaling, scaling);
+}
+
+/// The same model as transformers 5 writes it.
+#[test]
+fn both_spellings_give_the_same_model() {
+    let five = with(
+        LLAMA_3_1_8B,
+        r#"{"rope_scaling": null, "rope_theta": null, "torch_dtype": null, "dtype": "bfloat16",
+            "head_dim": 128, "rope_parameters": {"factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+            "rope_theta": 500000.0, "rope_type": "llama3"}}"#,
+    );
+    assert_eq!(spec(&five), spec(LLAMA_3_1_8B));
+    for text in [&five, LLAMA_3_1_8B] {
+        assert_eq!(Dtype::read(&config(text)).unwrap(), Some(Dtype::Bf16));
+    }
+}
+
+/// Llama 1 and 2 were written before rope_theta and num_key_value_heads existed.
+#[test]
+fn an_old_llama() {
+    let old = with(
+        LLAMA_3_1_8B,
+        r#"{"rope_scaling": null, "rope_theta": null, "num_key_value_heads": null,
+            "attention_bias": null, "mlp_bias": null}"#,
+    );
+    let m = spec(&old);
+    let a = &m.layers[0].attention;
+    assert_eq!((a.kv_heads, a.rope.theta, &a.rope.scaling), (32, 10_000.0, &RopeScaling::None));
+}
+
+#[test]
+fn llama_biases() {
+    let biased = with(LLAMA_3_1_8B, r#"{"attention_bias": true, "mlp_bias": true}"#);
+    let m = spec(&biased);
+    let names: Vec<String> = plan(&m, &[]).into_iter().map(|t| t.name).collect();
+    for name in ["self_attn.k_proj.bias", "self_attn.o_proj.bias", "mlp.down_proj.bias"] {
+        assert!(names.contains(&format!("model.layers.7.{name}")), "{name}");
+    }
+}
+
+#[test]
+fn mistral() {
+    assert!(spec(MISTRAL_7B).layers.iter().all(|l| l.attention.window == Some(4096)));
+    let v3 = MISTRAL_7B.replace(r#""sliding_window": 4096"#, r#""sliding_window": null"#);
+    assert!(spec(&v3).layers.iter().all(|l| l.attention.window.is_none()));
+    let nemo = with(MISTRAL_7B, r#"{"hidden_size": 5120, "head_dim": 128}"#);
+    assert_eq!(spec(&nemo).layers[0].attention.head_dim, 128);
+    let silent = with(MISTRAL_7B, r#"{"sliding_window": null}"#);
+    assert!(error(&silent).contains("`sliding_window` is missing"));
+}
+
+#[test]
+fn qwen2() {
+    let m = spec(QWEN2_5);
+    assert!(m.head.tied);
+    assert!(m.layers.iter().all(|l| l.attention.window.is_none()));
+    assert!(m.layers.iter().all(|l| l.attention.qkv_bias && !l.attention.out_bias));
+    let windowed = with(QWEN2_5, r#"{"use_sliding_window": true}"#);
+    let windows = spec(&windowed).layers.iter().filter(|l| l.attention.window.is_some()).count();
+    assert_eq!(windows, 3, "from layer 21 of 24 on");
+    let all = with(&windowed, r#"{"max_window_layers": 0}"#);
+    assert!(spec(&all).layers.iter().all(|l| l.attention.window == Some(32_768)));
+}
+
+/// As the model card tells people to switch it on, in both spellings.
+#[test]
+fn qwen2_yarn_extends_the_context() {
+    let yarn = r#""factor": 4.0, "original_max_position_embeddings": 32768"#;
+    let four = format!(r#"{{"rope_scaling": {{"type": "yarn", {yarn}}}}}"#);
+    let five = format!(
+        r#"{{"rope_theta": null,
+             "rope_parameters": {{"rope_type": "yarn", "rope_theta": 1000000.0, {yarn}}}}}"#
+    );
+    for text in [four, five] {
+        let m = spec(&with(QWEN2_5, &text));
+        assert_eq!((m.max_model_len, m.max_positions), (131_072, 131_072));
+        let RopeScaling::Yarn { attention_factor, beta_fast, truncate, .. } =
+            m.layers[0].attention.rope.scaling
+        else {
+            panic!("not yarn")
+        };
+        assert!((attention_factor - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-12);
+        assert_eq!((beta_fast, truncate), (32.0, true));
+    }
+}
+
+#[test]
+fn qwen3() {
+    let m = spec(QWEN3);
+    let a = &m.layers[0].attention;
+    assert_eq!((a.heads * a.head_dim, m.hidden_size), (2048, 1024));
+    assert_eq!(a.qk_norm, Some(m.final_norm));
+    let norm = plan(&m, &[]).into_iter().find(|t| t.slots[0].slot == Slot::KNorm).unwrap();
+    assert_eq!(
+        (norm.name.as_str(), norm.shape),
+        ("model.layers.0.self_attn.k_norm.weight", vec![128])
+    );
+    assert!(error(&with(QWEN3, r#"{"head_dim": null}"#)).contains("`head_dim` is missing"));
+}
+
+#[test]
+fn gemma2() {
+    let m = spec(GEMMA_2_2B);
+    let windows: Vec<_> = m.layers[..3].iter().map(|l| l.attention.window).collect();
+    assert_eq!(windows, [Some(4096), None, Some(4096)]);
+    assert_eq!(m.embed.scale, 48.0);
+    assert_eq!((m.head.tied, m.head.softcap), (true, Some(30.0)));
+    let l = &m.layers[25];
+    assert_eq!((l.residual, l.norm.kind), (Residual::Sandwich, NormKind::RmsPlusOne));
+    assert_eq!((l.mlp.act, l.attention.softcap), (Act::GeluTanh, Some(50.0)));
+    assert_eq!(l.attention.scale, 1.0 / 16.0);
+
+    // transformers 5 spells the layers out; they win over the pattern.
+    let full = vec!["full_attention"; 26];
+    let listed = with(GEMMA_2_2B, &serde_json::json!({"layer_types": full}).to_string());
+    assert!(spec(&listed).layers.iter().all(|l| l.attention.window.is_none()));
+    let odd = with(GEMMA_2_2B, r#"{"layer_types": ["linear_attention"]}"#);
+    assert!(error(&odd).contains("linear_attention"));
+    let short = with(GEMMA_2_2B, r#"{"layer_types": ["full_attention"]}"#);
+    assert!(error(&short).contains("an entry for each layer"));
+    let silent = with(GEMMA_2_2B, r#"{"attn_logit_softcapping": null}"#);
+    assert!(error(&silent).contains("`attn_logit_softcapping` is missing"));
+}
+
+#[test]
+fn gemma2_names_its_four_norms() {
+    let m = spec(GEMMA_2_2B);
+    let config = config(GEMMA_2_2B);
+    let plan = plan(&m, find(&config).unwrap().weights);
+    let name = |slot| &plan.iter().find(|t| t.slots[0].slot == slot).unwrap().name;
+    assert_eq!(name(Slot::AttnPostNorm), "model.layers.0.post_attention_layernorm.weight");
+    assert_eq!(name(Slot::FfnNorm), "model.layers.0.pre_feedforward_layernorm.weight");
+    assert_eq!(plan.len(), 2 + 26 * 11);
+}
+
+#[test]
+fn phi3_stores_qkv_and_gate_up_fused() {
+    let config = config(PHI_3_MINI);
+    let m = spec(PHI_3_MINI);
+    assert!(m.layers.iter().all(|l| l.attention.window == Some(2047)));
+    let plan = plan(&m, find(&config).unwrap().weights);
+    let qkv = plan.iter().find(|t| t.name == "model.layers.3.self_attn.qkv_proj.weight").unwrap();
+    assert_eq!(qkv.shape, [9216, 3072]);
+    let rows: Vec<_> = qkv.slots.iter().map(|s| (s.slot, s.rows.clone())).collect();
+    assert_eq!(rows, [(Slot::Q, 0..3072), (Slot::K, 3072..6144), (Slot::V, 6144..9216)]);
+    let gate_up = plan.iter().find(|t| t.name.ends_with("0.mlp.gate_up_proj.weight")).unwrap();
+    assert_eq!(gate_up.shape, [16_384, 3072]);
+}
+
+/// microsoft/Phi-4-mini-instruct: LongRoPE over three quarters of each head.
+#[test]
+fn phi4_mini_longrope() {
+    let factors = vec![1.5; 48];
+    let edits = serde_json::json!({
+        "max_position_embeddings": 131_072, "partial_rotary_factor": 0.75,
+        "num_attention_heads": 24, "num_key_value_heads": 8,
+        "rope_scaling": {"type": "longrope", "long_factor": factors, "short_factor": factors},
+    });
+    let m = spec(&with(PHI_3_MINI, &edits.to_string()));
+    let rope = &m.layers[0].attention.rope;
+    assert_eq!(rope.dim, 96);
+    assert_eq!((m.max_model_len, m.max_positions), (4096, 131_072));
+    let RopeScaling::LongRope { original, attention_factor, .. } = rope.scaling else {
+        panic!("not longrope")
+    };
+    assert_eq!(original, 4096);
+    assert!((attention_factor - (1.0 + 32f64.ln() / 4096f64.ln()).sqrt()).abs() < 1e-12);
+
+    let few = with(
+        PHI_3_MINI,
+        r#"{"rope_scaling": {"type": "su", "long_factor": [1.0], "short_factor": [1.0]}}"#,
+    );
+    assert!(error(&few).contains("`rope_scaling.short_factor` is [1.0]"));
+    let yarn = with(PHI_3_MINI, r#"{"rope_scaling": {"type": "yarn", "factor": 2.0}}"#);
+    assert!(error(&yarn).contains("`rope_scaling.rope_type` = \"yarn\" is not supported by Phi-3"));
+}
+
+#[test]
+fn what_is_not_known_is_refused_by_name() {
+    let cases = [
+        (
+            r#"{"rope_scaling": {"type": "dynamic", "factor": 2.0}}"#,
+            "`rope_scaling.rope_type` = \"dynamic\" is not supported; default, linear, llama3, yarn and longrope are",
+        ),
+        (r#"{"hidden_act": "relu2"}"#, "`hidden_act` = \"relu2\" is not supported"),
+        (r#"{"attn_logit_softcapping": 50.0}"#, "`attn_logit_softcapping` = 50.0"),
+        (
+            r#"{"sliding_window": 4096}"#,
+            "`sliding_window` = 4096 is not supported by this architecture",
+        ),
+        (r#"{"torch_dtype": "float8_e4m3fn"}"#, "float8_e4m3fn"),
+        (r#"{"hidden_size": null}"#, "`hidden_size` is missing"),
+        (r#"{"num_key_value_heads": 5}"#, "a divisor of num_attention_heads"),
+        (
+            r#"{"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}"#,
+            "`rope_scaling.low_freq_factor` is missing",
+        ),
+        (r#"{"partial_rotary_factor": 2.0}"#, "`partial_rotary_factor` is 2.0"),
+    ];
+    for (edit, message) in cases {
+        let text: &'static str = with(LLAMA_3_1_8B, edit).leak();
+        let files =
+            CheckpointFiles::Embedded(Box::leak(Box::new([("config.json", text.as_bytes())])));
+        let e = Checkpoint::open(files).unwrap_err().to_string();
+        assert!(e.starts_with("config.json: ") && e.contains(message), "{edit}: {e}");
+    }
+    let biased = with(MISTRAL_7B, r#"{"attention_bias": true}"#);
+    assert!(
+        error(&biased).contains("`attention_bias` = true is not supported by this architecture")
+    );
+}
+
+#[test]
+fn an_unknown_architecture_gets_the_list_and_the_nearest() {
+    let typo = with(LLAMA_3_1_8B, r#"{"architectures": ["Qwen3MoeForCausalLM"]}"#);
+    assert_eq!(
+        error(&typo),
+        "architecture `Qwen3MoeForCausalLM` is not supported (the nearest is `Qwen3ForCausalLM`); supported: \
+         LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma2ForCausalLM, Phi3ForCausalLM"
+    );
+    let far = with(LLAMA_3_1_8B, r#"{"architectures": ["BertModel"]}"#);
+    assert!(error(&far).starts_with("architecture `BertModel` is not supported; supported: Llama"));
+}
+
+#[test]
+fn model_type_serves_where_architectures_is_missing() {
+    let m = spec(&with(QWEN3, r#"{"architectures": null}"#));
+    assert!(m.layers[0].attention.qk_norm.is_some());
+    let neither = with(QWEN3, r#"{"architectures": null, "model_type": null}"#);
+    assert!(error(&neither).contains("`architectures` is missing"));
+}
+
+#[test]
+fn memory_of_llama_3_1_8b() {
+    let m = spec(LLAMA_3_1_8B);
+    assert_eq!(m.num_parameters(), 8_030_261_248);
+    assert_eq!(m.kv_bytes_per_token(Dtype::Bf16), 2 * 32 * 8 * 128 * 2);
+    assert_eq!(m.kv_bytes_per_token(Dtype::F32), 262_144);
+    // 65 norms of 4096 numbers are kept in f32: two more bytes for each number.
+    assert_eq!(m.weight_bytes(Dtype::Bf16), 8_030_261_248 * 2 + 65 * 4096 * 2);
+    assert_eq!(m.weight_bytes(Dtype::F32), 8_030_261_248 * 4);
+
+    let weights = m.weight_bytes(Dtype::Bf16);
+    let fits = |memory| m.fit(memory, Dtype::Bf16, Dtype::Bf16).max_model_len;
+    assert_eq!(fits(weights - 1), 0);
+    assert_eq!(fits(weights + 1000 * 131_072), 1000);
+    assert_eq!(fits(weights + 1001 * 131_072 - 1), 1000);
+    assert_eq!(fits(80 << 30), 131_072);
+}
+
+#[test]
+fn memory_of_a_tied_model_counts_the_embedding_once() {
+    let m = spec(QWEN2_5);
+    assert_eq!(m.num_parameters(), 494_032_768);
+    assert_eq!(m.kv_bytes_per_token(Dtype::F32), 2 * 24 * 2 * 64 * 4);
+}
+
+#[test]
+fn quantization_is_found() {
+    let text: &'static str = with(
+        LLAMA_3_1_8B,
+        r#"{"quantization_config": {"quant_method": "AWQ", "bits": 4, "group_size": 128}}"#,
+    )
+    .leak();
+    let files = CheckpointFiles::Embedded(Box::leak(Box::new([("config.json", text.as_bytes())])));
+    let checkpoint = Checkpoint::open(files).unwrap();
+    let quantization = checkpoint.quantization().unwrap();
+    assert_eq!((quantization.method.as_str(), quantization.bits), ("awq", Some(4)));
+    assert_eq!(checkpoint.generation().eos_token_ids, [128_001, 128_008, 128_009]);
+    assert_eq!(checkpoint.architecture(), "LlamaForCausalLM");
+    assert_eq!(checkpoint.weight_bytes(None), checkpoint.spec().weight_bytes(Dtype::Bf16));
+    let message = checkpoint.weight_files().unwrap_err().to_string();
+    assert!(message.starts_with("no weights in the embedded model"), "{message}");
+}

@@ -1,0 +1,85 @@
+//! What a checkpoint says of generating: where a text ends, and how to sample unless told.
+
+use crate::{config::HfConfig, error::Result, files::CheckpointFiles};
+
+/// `generation_config.json`, or what `config.json` says in its place.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationConfig {
+    /// Ids that end a sequence; may be empty.
+    pub eos_token_ids: Vec<u32>,
+    /// The model's own values for requests that do not say.
+    pub sampling: SamplingDefaults,
+}
+
+/// Sampling values of a checkpoint; `None` where it does not say.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[allow(missing_docs)]
+pub struct SamplingDefaults {
+    pub temperature: Option<f64>,
+    pub top_p: Option<f64>,
+    pub top_k: Option<usize>,
+    pub min_p: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+    /// Most new tokens.
+    pub max_new_tokens: Option<usize>,
+}
+
+impl GenerationConfig {
+    pub(crate) fn read(files: &CheckpointFiles, config: &HfConfig) -> Result<Self> {
+        let from_config = config.token_ids("eos_token_id")?;
+        let Some(g) = HfConfig::read(files, "generation_config.json")? else {
+            return Ok(Self { eos_token_ids: from_config, ..Self::default() });
+        };
+        let mut eos_token_ids = g.token_ids("eos_token_id")?;
+        if eos_token_ids.is_empty() {
+            eos_token_ids = from_config;
+        }
+        let sampling = SamplingDefaults {
+            temperature: g.float_opt("temperature")?,
+            top_p: g.float_opt("top_p")?,
+            // transformers writes 0 for "off".
+            top_k: match g.raw("top_k").and_then(|v| v.as_i64()) {
+                Some(0 | -1) => None,
+                _ => g.count_opt("top_k")?,
+            },
+            min_p: g.float_opt("min_p")?,
+            repetition_penalty: g.float_opt("repetition_penalty")?,
+            max_new_tokens: g.count_opt("max_new_tokens")?,
+        };
+        Ok(Self { eos_token_ids, sampling })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(config: &str, generation: Option<&'static str>) -> GenerationConfig {
+        let files: Vec<(&'static str, &'static [u8])> =
+            generation.map(|g| ("generation_config.json", g.as_bytes())).into_iter().collect();
+        let files = CheckpointFiles::Embedded(Box::leak(files.into_boxed_slice()));
+        let config = HfConfig::parse("config.json", config.as_bytes()).unwrap();
+        GenerationConfig::read(&files, &config).unwrap()
+    }
+
+    #[test]
+    fn eos_ids_come_from_the_generation_config_first() {
+        let config = r#"{"eos_token_id": 7}"#;
+        assert_eq!(read(config, None).eos_token_ids, [7]);
+        assert_eq!(read(config, Some("{}")).eos_token_ids, [7]);
+        let both = read(config, Some(r#"{"eos_token_id": [128001, 128009]}"#));
+        assert_eq!(both.eos_token_ids, [128001, 128009]);
+        assert!(read("{}", None).eos_token_ids.is_empty());
+    }
+
+    #[test]
+    fn sampling_values_are_read() {
+        let g = read(
+            "{}",
+            Some(r#"{"temperature": 0.7, "top_p": 0.8, "top_k": 0, "do_sample": true}"#),
+        );
+        let expected =
+            SamplingDefaults { temperature: Some(0.7), top_p: Some(0.8), ..Default::default() };
+        assert_eq!(g.sampling, expected);
+    }
+}

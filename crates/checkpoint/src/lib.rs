@@ -1,0 +1,118 @@
+//! What a checkpoint says of itself, without a tensor: its files, its architecture as a
+//! [`ModelSpec`], where each weight is found, its quantization, its end-of-sequence ids, and how
+//! much memory it needs.
+
+mod arch;
+mod config;
+mod error;
+mod files;
+mod generation;
+mod memory;
+mod quantization;
+mod rope;
+mod spec;
+mod weights;
+
+pub use arch::{Arch, supported_architectures};
+pub use config::HfConfig;
+pub use error::{Error, Result};
+pub use files::{CheckpointFiles, WeightFiles};
+pub use generation::{GenerationConfig, SamplingDefaults};
+pub use memory::Fit;
+pub use quantization::Quantization;
+pub use rope::{RopeScaling, RopeSpec};
+pub use spec::{
+    Act, AttentionSpec, Dtype, EmbedSpec, HeadSpec, LayerSpec, MlpSpec, ModelSpec, NormKind,
+    NormSpec, Residual,
+};
+pub use weights::{Slot, SlotRows, Take, TensorPlan, WeightRule};
+
+/// A model folder (or an embedded one) whose configuration was read and understood.
+///
+/// Nothing of the weights is read: a checkpoint without weight files opens too, so that its
+/// memory can be computed before a download and dummy weights can be made.
+#[derive(Debug)]
+pub struct Checkpoint {
+    files: CheckpointFiles,
+    arch: &'static Arch,
+    spec: ModelSpec,
+    dtype: Option<Dtype>,
+    quantization: Option<Quantization>,
+    generation: GenerationConfig,
+}
+
+impl Checkpoint {
+    /// Reads `config.json` and, where there is one, `generation_config.json`.
+    ///
+    /// # Errors
+    /// `config.json` missing or damaged, a key missing or ill-typed, an unknown architecture, rope
+    /// type or activation, or a key that changes the computation and is not supported: each named.
+    pub fn open(files: CheckpointFiles) -> Result<Self> {
+        let config = HfConfig::read(&files, "config.json")?
+            .ok_or_else(|| Error::FileMissing { file: "config.json", place: files.to_string() })?;
+        let arch = arch::find(&config)?;
+        Ok(Self {
+            spec: arch.describe(&config)?,
+            arch,
+            dtype: Dtype::read(&config)?,
+            quantization: Quantization::read(&config)?,
+            generation: GenerationConfig::read(&files, &config)?,
+            files,
+        })
+    }
+
+    /// Where the checkpoint's files are.
+    pub fn files(&self) -> &CheckpointFiles {
+        &self.files
+    }
+
+    /// The Hugging Face class name, for example `LlamaForCausalLM`.
+    pub fn architecture(&self) -> &'static str {
+        self.arch.name
+    }
+
+    /// The architecture as data.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// The dtype `config.json` names; tensors may still differ from it.
+    pub fn dtype(&self) -> Option<Dtype> {
+        self.dtype
+    }
+
+    /// The quantization found in `config.json`.
+    pub fn quantization(&self) -> Option<&Quantization> {
+        self.quantization.as_ref()
+    }
+
+    /// End-of-sequence ids and the model's own sampling values.
+    pub fn generation(&self) -> &GenerationConfig {
+        &self.generation
+    }
+
+    /// Every tensor the weight files must hold, with its shape and the slots that it fills.
+    pub fn tensor_plan(&self) -> Vec<TensorPlan> {
+        weights::plan(&self.spec, self.arch.weights)
+    }
+
+    /// Whether a tensor outside [`Self::tensor_plan`] may be there: a buffer that follows from the
+    /// configuration, or a copy of a tied weight.
+    pub fn may_skip_tensor(&self, name: &str) -> bool {
+        weights::may_skip(&self.spec, name)
+    }
+
+    /// The safetensors files: `model.safetensors`, or the shards its index names.
+    ///
+    /// # Errors
+    /// Neither is there, or the index is damaged.
+    pub fn weight_files(&self) -> Result<WeightFiles> {
+        WeightFiles::find(&self.files)
+    }
+
+    /// Bytes of the weights as loaded in `dtype`, or in the checkpoint's own where that is `None`
+    /// (F32 where the configuration does not say).
+    pub fn weight_bytes(&self, dtype: Option<Dtype>) -> u64 {
+        self.spec.weight_bytes(dtype.or(self.dtype).unwrap_or(Dtype::F32))
+    }
+}

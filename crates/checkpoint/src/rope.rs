@@ -1,0 +1,166 @@
+//! Rotary position embeddings as data.
+
+use crate::{config::HfConfig, error::Result};
+
+/// A rotary embedding in the rotate-half style.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeSpec {
+    /// How many leading dimensions of a head are rotated; even.
+    pub dim: usize,
+    /// The base.
+    pub theta: f64,
+    /// How the frequencies are stretched for longer contexts.
+    pub scaling: RopeScaling,
+}
+
+/// How the frequencies are stretched for longer contexts.
+/// Source: transformers `modeling_rope_utils.py`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// All divided by a factor.
+    Linear {
+        /// The factor.
+        factor: f64,
+    },
+    /// Llama 3.1: low frequencies divided, high ones kept, those between blended.
+    Llama3 {
+        /// Divides the low frequencies.
+        factor: f64,
+        /// Wavelengths above `original / low_freq_factor` are low frequencies.
+        low_freq_factor: f64,
+        /// Wavelengths below `original / high_freq_factor` are high frequencies.
+        high_freq_factor: f64,
+        /// Context length before stretching, in tokens.
+        original: usize,
+    },
+    /// YaRN: like Llama 3, blended by dimension, and cos and sin scaled.
+    Yarn {
+        /// Divides the low frequencies.
+        factor: f64,
+        /// Context length before stretching, in tokens.
+        original: usize,
+        /// Rotations over `original` above which a frequency is kept.
+        beta_fast: f64,
+        /// Rotations over `original` below which a frequency is divided.
+        beta_slow: f64,
+        /// The bounds are rounded outwards to whole dimensions.
+        truncate: bool,
+        /// Factor on cos and sin.
+        attention_factor: f64,
+    },
+    /// LongRoPE (Phi-3): a divisor for each frequency, one set for contexts up to `original` and
+    /// one for longer ones.
+    LongRope {
+        /// Divisors up to `original`, `dim / 2` of them.
+        short_factor: Vec<f64>,
+        /// Divisors beyond, `dim / 2` of them.
+        long_factor: Vec<f64>,
+        /// Context length before stretching, in tokens.
+        original: usize,
+        /// Factor on cos and sin.
+        attention_factor: f64,
+    },
+}
+
+impl RopeSpec {
+    /// Reads the rope settings of a model whose heads are `head_dim` wide.
+    pub(crate) fn read(c: &HfConfig, head_dim: usize) -> Result<Self> {
+        let rope = c.rope_parameters()?;
+        let partial = rope.float_opt("partial_rotary_factor")?.unwrap_or(1.0);
+        let dim = (head_dim as f64 * partial) as usize;
+        if dim == 0 || dim > head_dim || dim % 2 == 1 {
+            let needed = "a factor that leaves an even part of head_dim";
+            let place = if c.contains("partial_rotary_factor") { c } else { &rope };
+            return Err(place.ill_typed("partial_rotary_factor", &partial.into(), needed));
+        }
+        let scaling = RopeScaling::read(c, &rope, dim)?;
+        // Llama checkpoints from before transformers 4.31 have no rope_theta.
+        let theta = rope.float_opt("rope_theta")?.unwrap_or(10_000.0);
+        Ok(Self { dim, theta, scaling })
+    }
+
+    /// The longest context, given the configuration's `max_position_embeddings`: YaRN is commonly
+    /// switched on without raising that.
+    pub(crate) fn max_positions(&self, max_position_embeddings: usize) -> usize {
+        match self.scaling {
+            RopeScaling::Yarn { factor, original, .. } => {
+                max_position_embeddings.max((original as f64 * factor) as usize)
+            }
+            _ => max_position_embeddings,
+        }
+    }
+}
+
+impl RopeScaling {
+    fn read(c: &HfConfig, rope: &HfConfig, dim: usize) -> Result<Self> {
+        let max_len = c.count("max_position_embeddings")?;
+        let original = rope.count_opt("original_max_position_embeddings")?.unwrap_or(max_len);
+        let kind = rope.text_opt("rope_type")?.unwrap_or("default");
+        match kind {
+            "default" => Ok(Self::None),
+            "linear" => Ok(Self::Linear { factor: rope.float("factor")? }),
+            "llama3" => Ok(Self::Llama3 {
+                factor: rope.float("factor")?,
+                low_freq_factor: rope.float("low_freq_factor")?,
+                high_freq_factor: rope.float("high_freq_factor")?,
+                original,
+            }),
+            "yarn" => Self::yarn(rope, max_len, original),
+            // Phi-3's first releases wrote "su".
+            "longrope" | "su" => Self::long_rope(rope, max_len, dim),
+            other => Err(rope.unsupported(
+                "rope_type",
+                &other.into(),
+                "; default, linear, llama3, yarn and longrope are",
+            )),
+        }
+    }
+
+    fn yarn(rope: &HfConfig, max_len: usize, original: usize) -> Result<Self> {
+        let factor = rope.float_opt("factor")?.unwrap_or(max_len as f64 / original as f64);
+        // As in transformers, a written zero counts as absent.
+        let given = |key: &str| Ok(rope.float_opt(key)?.filter(|&v| v != 0.0));
+        let temperature =
+            |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
+        let attention_factor = match rope.float_opt("attention_factor")? {
+            Some(factor) => factor,
+            None => match (given("mscale")?, given("mscale_all_dim")?) {
+                (Some(mscale), Some(all_dim)) => temperature(mscale) / temperature(all_dim),
+                _ => temperature(1.0),
+            },
+        };
+        Ok(Self::Yarn {
+            factor,
+            original,
+            beta_fast: given("beta_fast")?.unwrap_or(32.0),
+            beta_slow: given("beta_slow")?.unwrap_or(1.0),
+            truncate: rope.flag_or("truncate", true)?,
+            attention_factor,
+        })
+    }
+
+    fn long_rope(rope: &HfConfig, max_len: usize, dim: usize) -> Result<Self> {
+        let original = rope.count("original_max_position_embeddings")?;
+        let factors = |key: &str| {
+            let list = rope.floats(key)?;
+            if list.len() == dim / 2 {
+                return Ok(list);
+            }
+            Err(rope.ill_typed(key, &list.into(), "a number for each pair of rotated dimensions"))
+        };
+        let factor = rope.float_opt("factor")?.unwrap_or(max_len as f64 / original as f64);
+        let attention_factor = match rope.float_opt("attention_factor")? {
+            Some(factor) => factor,
+            None if factor <= 1.0 => 1.0,
+            None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
+        };
+        Ok(Self::LongRope {
+            short_factor: factors("short_factor")?,
+            long_factor: factors("long_factor")?,
+            original,
+            attention_factor,
+        })
+    }
+}

@@ -1,0 +1,291 @@
+//! The vocabulary in which every decoder is described.
+
+use crate::{
+    config::HfConfig,
+    error::Result,
+    rope::{RopeScaling, RopeSpec},
+};
+
+/// A decoder-only language model, as data.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelSpec {
+    /// Rows of the embedding and columns of the logits.
+    pub vocab_size: usize,
+    /// Width of the hidden states.
+    pub hidden_size: usize,
+    /// The model's own context length, in tokens: what it gets where nobody asks for another.
+    pub max_model_len: usize,
+    /// The longest context that may be asked for, in tokens.
+    pub max_positions: usize,
+    /// The token embedding.
+    pub embed: EmbedSpec,
+    /// The layers, each spelled out: windows and the like are just different entries.
+    pub layers: Vec<LayerSpec>,
+    /// The norm before the head.
+    pub final_norm: NormSpec,
+    /// The projection to logits.
+    pub head: HeadSpec,
+}
+
+/// The token embedding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EmbedSpec {
+    /// Factor on each row.
+    pub scale: f64,
+}
+
+/// The projection to logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadSpec {
+    /// The embedding's weight is used.
+    pub tied: bool,
+    /// `softcap * tanh(logits / softcap)`.
+    pub softcap: Option<f64>,
+}
+
+/// One layer: attention, then a feed-forward.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// Where the norms stand.
+    pub residual: Residual,
+    /// What all the layer's norms (but those of q and k) are.
+    pub norm: NormSpec,
+    /// The attention.
+    pub attention: AttentionSpec,
+    /// The feed-forward.
+    pub mlp: MlpSpec,
+}
+
+/// Where the norms stand around attention and feed-forward `f`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residual {
+    /// `x + f(norm(x))`
+    PreNorm,
+    /// `x + norm(f(norm(x)))`
+    Sandwich,
+}
+
+/// A norm over the last dimension.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormSpec {
+    /// Which one.
+    pub kind: NormKind,
+    /// Added to the mean square.
+    pub eps: f64,
+}
+
+/// Which norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// RMSNorm: `x / rms(x) * weight`.
+    Rms,
+    /// RMSNorm whose stored weight is the difference from one (Gemma).
+    RmsPlusOne,
+}
+
+/// Causal self-attention with grouped key and value heads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Query heads; a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of each head.
+    pub head_dim: usize,
+    /// Factor on the scores.
+    pub scale: f64,
+    /// q, k and v have biases.
+    pub qkv_bias: bool,
+    /// The output projection has a bias.
+    pub out_bias: bool,
+    /// Norm of each head of q and k, before rope.
+    pub qk_norm: Option<NormSpec>,
+    /// The rotary embedding.
+    pub rope: RopeSpec,
+    /// A token sees itself and this many less one before it.
+    pub window: Option<usize>,
+    /// `softcap * tanh(scores / softcap)`.
+    pub softcap: Option<f64>,
+}
+
+/// A gated feed-forward: `down(act(gate(x)) * up(x))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MlpSpec {
+    /// Width between.
+    pub inner: usize,
+    /// The activation of the gate.
+    pub act: Act,
+    /// All three projections have biases.
+    pub bias: bool,
+}
+
+/// An activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// `x * sigmoid(x)`
+    Silu,
+    /// GELU with erf.
+    Gelu,
+    /// GELU with the tanh approximation.
+    GeluTanh,
+}
+
+/// How numbers are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl ModelSpec {
+    /// Llama as in `LlamaForCausalLM`: the base from which the other architectures state their
+    /// differences.
+    pub fn llama(c: &HfConfig) -> Result<Self> {
+        let hidden_size = c.count("hidden_size")?;
+        let heads = c.count("num_attention_heads")?;
+        let kv_heads = c.count_opt("num_key_value_heads")?.unwrap_or(heads);
+        if !heads.is_multiple_of(kv_heads) {
+            let found = c.raw("num_key_value_heads").cloned().unwrap_or_default();
+            return Err(c.ill_typed(
+                "num_key_value_heads",
+                &found,
+                "a divisor of num_attention_heads",
+            ));
+        }
+        let head_dim = match c.count_opt("head_dim")? {
+            Some(head_dim) => head_dim,
+            None if hidden_size.is_multiple_of(heads) => hidden_size / heads,
+            None => {
+                return Err(c.missing("head_dim", "as the heads do not divide hidden_size, it"));
+            }
+        };
+        let norm = NormSpec { kind: NormKind::Rms, eps: c.float("rms_norm_eps")? };
+        let bias = c.flag_or("attention_bias", false)?;
+        let rope = RopeSpec::read(c, head_dim)?;
+        let max_positions = rope.max_positions(c.count("max_position_embeddings")?);
+        let layer = LayerSpec {
+            residual: Residual::PreNorm,
+            norm,
+            attention: AttentionSpec {
+                heads,
+                kv_heads,
+                head_dim,
+                scale: (head_dim as f64).powf(-0.5),
+                qkv_bias: bias,
+                out_bias: bias,
+                qk_norm: None,
+                rope,
+                window: None,
+                softcap: None,
+            },
+            mlp: MlpSpec {
+                inner: c.count("intermediate_size")?,
+                act: Act::read(c)?,
+                bias: c.flag_or("mlp_bias", false)?,
+            },
+        };
+        Ok(Self {
+            vocab_size: c.count("vocab_size")?,
+            hidden_size,
+            max_model_len: match &layer.attention.rope.scaling {
+                RopeScaling::LongRope { original, .. } => max_positions.min(*original),
+                _ => max_positions,
+            },
+            max_positions,
+            embed: EmbedSpec { scale: 1.0 },
+            layers: vec![layer; c.count("num_hidden_layers")?],
+            final_norm: norm,
+            head: HeadSpec { tied: c.flag_or("tie_word_embeddings", false)?, softcap: None },
+        })
+    }
+
+    /// Edits every layer's attention; the first argument is the layer's index.
+    pub fn each_attention(&mut self, mut edit: impl FnMut(usize, &mut AttentionSpec)) {
+        for (i, layer) in self.layers.iter_mut().enumerate() {
+            edit(i, &mut layer.attention);
+        }
+    }
+
+    /// Gives a window to the layers that `layer_types` calls `sliding_attention`, or, where the
+    /// configuration has no such list, to those for which `by_default` says so.
+    pub fn set_windows(
+        &mut self,
+        c: &HfConfig,
+        window: usize,
+        by_default: impl Fn(usize) -> bool,
+    ) -> Result<()> {
+        let types = c.texts_opt("layer_types")?;
+        for (i, layer) in self.layers.iter_mut().enumerate() {
+            let sliding = match &types {
+                None => by_default(i),
+                Some(types) => match types.get(i) {
+                    Some(&"sliding_attention") => true,
+                    Some(&"full_attention") => false,
+                    Some(&other) => {
+                        let hint = "; sliding_attention and full_attention are";
+                        return Err(c.unsupported("layer_types", &other.into(), hint));
+                    }
+                    None => {
+                        let found = c.raw("layer_types").cloned().unwrap_or_default();
+                        return Err(c.ill_typed("layer_types", &found, "an entry for each layer"));
+                    }
+                },
+            };
+            layer.attention.window = sliding.then_some(window);
+        }
+        Ok(())
+    }
+
+    /// Sets every norm, the final one included.
+    pub fn set_norm(&mut self, norm: NormSpec) {
+        self.final_norm = norm;
+        self.layers.iter_mut().for_each(|l| l.norm = norm);
+    }
+}
+
+impl Act {
+    /// Reads `hidden_activation` (Gemma) or `hidden_act`; the first of them wins, as in
+    /// transformers.
+    pub(crate) fn read(c: &HfConfig) -> Result<Self> {
+        let key = if c.contains("hidden_activation") { "hidden_activation" } else { "hidden_act" };
+        let name = c.text_opt(key)?.ok_or_else(|| c.missing(key, "the name of an activation"))?;
+        match name {
+            "silu" | "swish" => Ok(Self::Silu),
+            "gelu" => Ok(Self::Gelu),
+            "gelu_pytorch_tanh" | "gelu_new" => Ok(Self::GeluTanh),
+            other => Err(c.unsupported(
+                key,
+                &other.into(),
+                "; silu, gelu, gelu_pytorch_tanh and gelu_new are",
+            )),
+        }
+    }
+}
+
+impl Dtype {
+    /// Bytes of one number.
+    pub fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// Reads `dtype` (transformers 5) or `torch_dtype` (4).
+    pub(crate) fn read(c: &HfConfig) -> Result<Option<Self>> {
+        let key = if c.raw("dtype").is_some() { "dtype" } else { "torch_dtype" };
+        match c.text_opt(key)? {
+            None | Some("auto") => Ok(None),
+            Some("float32") => Ok(Some(Self::F32)),
+            Some("float16") => Ok(Some(Self::F16)),
+            Some("bfloat16") => Ok(Some(Self::Bf16)),
+            Some(other) => {
+                Err(c.unsupported(key, &other.into(), "; float32, float16 and bfloat16 are"))
+            }
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The engine thread: one loop that schedules, runs, commits and reports.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, TryRecvError},
+    },
+    time::{Duration, Instant},
+};
+
+use candlepower_scheduler::{NewSequence, Sampled, Scheduler, SeqId, Step};
+
+use crate::{
+    EngineMetrics, Error, Request, Result, TokenLogprobs,
+    handle::Shared,
+    ranks::Ranks,
+    runner::{PromptRow, SamplingBatch, StepOutput},
+    sequence::{Sequence, StreamSender},
+};
+
+/// A request on its way into the engine thread.
+pub(crate) struct Submission {
+    pub(crate) request: Request,
+    /// One per choice.
+    pub(crate) streams: Vec<StreamSender>,
+    pub(crate) seed: u64,
+    pub(crate) submitted_at: Instant,
+}
+
+/// When the step that runs now began.
+#[derive(Debug)]
+pub(crate) struct StepClock {
+    epoch: Instant,
+    /// Milliseconds after `epoch`, at least 1; 0 while idle.
+    began_ms: AtomicU64,
+}
+
+impl StepClock {
+    pub(crate) fn new() -> Self {
+        Self { epoch: Instant::now(), began_ms: AtomicU64::new(0) }
+    }
+
+    /// How long the step that runs now has been running.
+    pub(crate) fn step_seconds(&self) -> Option<Duration> {
+        let began_ms = self.began_ms.load(Ordering::Relaxed);
+        (began_ms > 0).then(|| self.epoch.elapsed().saturating_sub(Duration::from_millis(began_ms)))
+    }
+
+    fn begin(&self) {
+        self.began_ms.store((self.epoch.elapsed().as_millis() as u64).max(1), Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        self.began_ms.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Everything that the thread owns.
+pub(crate) struct Engine {
+    pub(crate) scheduler: Scheduler,
+    pub(crate) ranks: Ranks,
+    pub(crate) sequences: HashMap<SeqId, Sequence>,
+    pub(crate) submissions: Receiver<Submission>,
+    pub(crate) metrics: EngineMetrics,
+    pub(crate) counted: Counted,
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What of the scheduler's running totals has been passed on to the counters.
+#[derive(Default)]
+pub(crate) struct Counted {
+    prefix_queries: u64,
+    prefix_hits: u64,
+    preemptions: u64,
+}
+
+impl Engine {
+    /// Runs until every handle is gone and every sequence has ended.
+    pub(crate) fn run(&mut self) -> Result<()> {
+        self.publish();
+        while self.receive() {
+            self.remove_cancelled();
+            if !self.sequences.is_empty() {
+                self.shared.clock.begin();
+                self.step()?;
+                self.shared.clock.end();
+            }
+            self.publish();
+        }
+        Ok(())
+    }
+
+    /// Takes in what was submitted; waits for it if there is nothing else to do. False at the end.
+    fn receive(&mut self) -> bool {
+        if self.sequences.is_empty() {
+            match self.submissions.recv() {
+                Ok(submission) => self.admit(submission),
+                Err(_) => return false,
+            }
+        }
+        loop {
+            match self.submissions.try_recv() {
+                Ok(submission) => self.admit(submission),
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
+            }
+        }
+    }
+
+    fn admit(&mut self, submission: Submission) {
+        let Submission { mut request, streams, seed, submitted_at } = submission;
+        self.metrics.prompt_tokens.increment(request.prompt.len() as u64);
+        let new = NewSequence {
+            prompt: request.prompt.clone(),
+            n: streams.len(),
+            priority: request.priority,
+            cache_salt: request.cache_salt.take(),
+            prompt_logits: request.prompt_logprobs.is_some(),
+            sample: request.sampling.max_tokens > 0,
+        };
+        let choices = Sequence::choices(request, streams, seed, self.shared.info.max_model_len, submitted_at);
+        match self.scheduler.add(new) {
+            Ok(ids) => self.sequences.extend(ids.into_iter().zip(choices)),
+            Err(error) => choices.for_each(|choice| choice.fail(error.to_string())),
+        }
+    }
+
+    fn remove_cancelled(&mut self) {
+        let scheduler = &mut self.scheduler;
+        self.sequences.retain(|&id, sequence| {
+            let cancelled = sequence.is_cancelled();
+            if cancelled {
+                scheduler.remove(id);
+            }
+            !cancelled
+        });
+    }
+
+    fn step(&mut self) -> Result<()> {
+        let began = Instant::now();
+        let step = self.scheduler.schedule();
+        if step.rows.is_empty() {
+            return Err(Error::Invariant(format!("nothing can run, yet {} sequences wait", self.sequences.len())));
+        }
+        for row in &step.rows {
+            if let Some(seconds) = self.sequences.get_mut(&row.seq).and_then(Sequence::take_queue_time) {
+                self.metrics.request_queue_time_seconds.record(seconds);
+            }
+        }
+        let batch = sampling_batch(&step, &self.sequences, &self.scheduler, &self.shared.info.eos_token_ids);
+        let scored: Vec<(SeqId, u32, Vec<u32>)> = batch
+            .prompts
+            .iter()
+            .map(|prompt| {
+                let row = &step.rows[prompt.row];
+                (row.seq, row.first_position, prompt.next_token_ids.clone())
+            })
+            .collect();
+        self.ranks.launch(&step, &batch);
+        let output = self.ranks.wait()?;
+        self.metrics.forward_duration_seconds.record(output.forward_seconds);
+        self.metrics.iteration_tokens.record(step.rows.iter().map(|row| row.tokens.len()).sum::<usize>() as f64);
+        self.keep_scores(scored, &output);
+        self.commit(&step, output)?;
+        self.metrics.step_duration_seconds.record(began.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    fn keep_scores(&mut self, scored: Vec<(SeqId, u32, Vec<u32>)>, output: &StepOutput) {
+        for ((id, first_position, token_ids), rows) in scored.into_iter().zip(&output.prompts) {
+            let Some(scores) = self.sequences.get(&id).and_then(Sequence::scores) else { continue };
+            let places = &mut scores.borrow_mut().tokens[first_position as usize + 1..];
+            for ((place, token_id), row) in places.iter_mut().zip(token_ids).zip(rows) {
+                *place = Some(TokenLogprobs { token_id, logprob: row.logprob, top: row.top.clone() });
+            }
+        }
+    }
+
+    /// Hands the drawn tokens to the scheduler and to their streams, and removes what has ended.
+    fn commit(&mut self, step: &Step, output: StepOutput) -> Result<()> {
+        let ids = || step.rows.iter().flat_map(|row| &row.samples);
+        let sampled: Vec<Sampled> = ids()
+            .zip(&output.samples)
+            .map(|(&seq, row)| Sampled { seq, token: row.token_id.unwrap_or_default() })
+            .collect();
+        self.scheduler.commit(step, &sampled)?;
+        #[cfg(debug_assertions)]
+        self.scheduler.check().map_err(Error::Invariant)?;
+        self.metrics.generation_tokens.increment(sampled.len() as u64);
+        let mut samples = output.samples.into_iter();
+        for row in &step.rows {
+            let cached = self.scheduler.num_cached_tokens(row.seq);
+            let end = row.first_position as usize + row.tokens.len();
+            let only_scored = row.samples.is_empty() && end >= self.sequences[&row.seq].prompt_len();
+            if only_scored {
+                self.advance(row.seq, |sequence, _| sequence.send_prompt(cached));
+            }
+            for (&id, sampled) in row.samples.iter().zip(samples.by_ref()) {
+                self.advance(id, |sequence, eos| sequence.send_prompt(cached) && sequence.push(sampled, eos));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a sequence take a step; removes it if it does not go on.
+    fn advance(&mut self, id: SeqId, take: impl FnOnce(&mut Sequence, &[u32]) -> bool) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        if !take(sequence, &self.shared.info.eos_token_ids) {
+            self.sequences.remove(&id);
+            self.scheduler.remove(id);
+        }
+    }
+
+    fn publish(&mut self) {
+        let stats = self.scheduler.stats();
+        let metrics = &self.metrics;
+        metrics.num_requests_running.set(stats.num_running as f64);
+        metrics.num_requests_waiting.set(stats.num_waiting as f64);
+        metrics.kv_blocks_total.set(stats.num_blocks as f64);
+        metrics.kv_blocks_free.set(stats.num_free_blocks as f64);
+        let held = stats.num_blocks - stats.num_free_blocks;
+        metrics.kv_cache_usage_ratio.set(held as f64 / stats.num_blocks as f64);
+        metrics.prefix_cache_queries.increment(stats.num_prefix_queries - self.counted.prefix_queries);
+        metrics.prefix_cache_hits.increment(stats.num_prefix_hits - self.counted.prefix_hits);
+        metrics.num_preemptions.increment(stats.num_preemptions - self.counted.preemptions);
+        self.counted = Counted {
+            prefix_queries: stats.num_prefix_queries,
+            prefix_hits: stats.num_prefix_hits,
+            preemptions: stats.num_preemptions,
+        };
+    }
+}
+
+/// How the step's tokens are to be drawn and which prompt tokens scored.
+fn sampling_batch<'a>(
+    step: &Step,
+    sequences: &'a HashMap<SeqId, Sequence>,
+    scheduler: &Scheduler,
+    eos_token_ids: &[u32],
+) -> SamplingBatch<'a> {
+    let mut batch = SamplingBatch::default();
+    for (index, row) in step.rows.iter().enumerate() {
+        batch.samples.extend(row.samples.iter().map(|id| sequences[id].sampling_row(eos_token_ids)));
+        let sequence = &sequences[&row.seq];
+        if let Some(scores) = sequence.scores() {
+            let prompt = &scheduler.tokens(row.seq)[..sequence.prompt_len()];
+            let next = row.first_position as usize + 1;
+            let next_token_ids = prompt[next.min(prompt.len())..].iter().take(row.tokens.len()).copied().collect();
+            batch.prompts.push(PromptRow { row: index, next_token_ids, top: scores.borrow().top });
+        }
+    }
+    batch
+}

@@ -1,0 +1,249 @@
+//! The engine as the rest of the program sees it: start it, submit requests, ask how it is.
+
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        mpsc,
+    },
+    time::{Duration, Instant},
+};
+
+use candlepower_checkpoint::Checkpoint;
+use candlepower_models::LoadOptions;
+use candlepower_scheduler::SchedulingPolicy;
+
+use crate::{
+    EngineMetrics, Request, Result, TokenStream,
+    engine::{StepClock, Submission},
+    sequence::{InFlight, StreamSender},
+    start::start,
+};
+
+/// What the engine is started with. Sizes are checked by [`EngineHandle::start`].
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Device, weights' type and source, and `max_model_len`: the longest sequence, prompt and
+    /// output together.
+    pub load: LoadOptions,
+    /// Bytes for the paged KV cache; `None` takes a quarter of the free memory, and no more than
+    /// `max_num_seqs` sequences of `max_model_len` need.
+    pub kv_cache_bytes: Option<u64>,
+    /// Positions in one KV block.
+    pub block_size: usize,
+    /// Most sequences in one step.
+    pub max_num_seqs: usize,
+    /// Most tokens in one step.
+    pub max_num_batched_tokens: usize,
+    /// Sequences that may wait beyond `max_num_seqs`; more are refused with [`SubmitError::QueueFull`].
+    pub max_queued_seqs: usize,
+    /// Whether computed blocks are kept for later requests with the same prefix.
+    pub enable_prefix_caching: bool,
+    /// Which waiting request runs next.
+    pub scheduling_policy: SchedulingPolicy,
+    /// Threads that compute; `None` takes one per physical core.
+    pub num_threads: Option<usize>,
+    /// Seeds the draws of requests that bring no seed of their own.
+    pub seed: u64,
+    /// A step that takes longer than this makes [`EngineHandle::health`] report `Stuck`.
+    pub stuck_after: Duration,
+    /// Where the engine counts what it does.
+    pub metrics: EngineMetrics,
+}
+
+/// How far [`EngineHandle::start`] has come.
+#[derive(Clone, Copy, Debug)]
+pub enum StartProgress {
+    /// Weights are being read.
+    Loading {
+        /// Bytes read so far.
+        bytes_done: u64,
+        /// Bytes in all.
+        bytes_total: u64,
+    },
+    /// The first forward runs.
+    WarmingUp,
+}
+
+/// What was found and chosen at start; fixed afterwards.
+#[derive(Clone, Debug)]
+pub struct EngineInfo {
+    /// Architecture name, as in `config.json`.
+    pub architecture: String,
+    /// Longest sequence, prompt and output together.
+    pub max_model_len: usize,
+    /// Size of the model's output; every token id is below it.
+    pub vocab_size: usize,
+    /// Tokens that end a sequence.
+    pub eos_token_ids: Vec<u32>,
+    /// KV blocks.
+    pub num_blocks: usize,
+    /// Positions in a block.
+    pub block_size: usize,
+    /// Bytes of the KV cache.
+    pub kv_cache_bytes: u64,
+    /// Bytes of the weights as they lie in memory.
+    pub weights_bytes: u64,
+    /// Type of most weights, such as `bf16`.
+    pub weights_dtype: String,
+    /// Where it runs, such as `cpu`.
+    pub device: String,
+    /// Threads that compute.
+    pub num_threads: usize,
+}
+
+/// Why a request was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// As many sequences wait as may wait.
+    #[error("the queue is full: {in_flight} sequences are running or waiting, at most {limit} may be; try again later")]
+    QueueFull {
+        /// Sequences running or waiting.
+        in_flight: usize,
+        /// `max_num_seqs + max_queued_seqs`.
+        limit: usize,
+    },
+    /// The request cannot run on this engine whatever the load.
+    #[error("{0}")]
+    Invalid(String),
+    /// The engine has ended.
+    #[error("the engine is not running: {0}")]
+    Dead(String),
+}
+
+/// How the engine is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EngineHealth {
+    /// It runs.
+    Healthy,
+    /// A step has been running for too long.
+    Stuck {
+        /// For so many seconds.
+        seconds: u64,
+    },
+    /// The engine thread has ended, with the reason in words.
+    Dead(String),
+}
+
+/// A running engine. Cheap to clone; the engine ends when the last handle is dropped and its
+/// sequences are done.
+#[derive(Clone, Debug)]
+pub struct EngineHandle {
+    shared: Arc<Shared>,
+    submissions: mpsc::Sender<Submission>,
+}
+
+/// What the handles and the engine thread both see.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) info: EngineInfo,
+    pub(crate) clock: StepClock,
+    pub(crate) stuck_after: Duration,
+    /// Sequences running or waiting.
+    pub(crate) in_flight: Arc<AtomicUsize>,
+    pub(crate) in_flight_limit: usize,
+    /// Gives requests without a seed one of their own.
+    pub(crate) next_seed: AtomicU64,
+    /// Why the engine thread has ended.
+    pub(crate) death: OnceLock<String>,
+}
+
+impl EngineHandle {
+    /// Loads the model, plans the KV cache, runs the model once, and starts the engine thread. Blocks
+    /// until all of that is done.
+    ///
+    /// # Errors
+    /// If the checkpoint cannot be loaded, memory does not suffice, or a setting is out of range.
+    pub fn start(
+        checkpoint: &Checkpoint,
+        config: EngineConfig,
+        progress: &mut (dyn FnMut(StartProgress) + Send),
+    ) -> Result<Self> {
+        let (sender, receiver) = mpsc::channel();
+        let shared = start(checkpoint, config, receiver, progress)?;
+        Ok(Self { shared, submissions: sender })
+    }
+
+    /// What was found and chosen at start.
+    pub fn info(&self) -> &EngineInfo {
+        &self.shared.info
+    }
+
+    /// Hands a request to the engine; one stream per choice comes back.
+    ///
+    /// # Errors
+    /// If the queue is full, the request cannot run on this engine, or the engine has ended.
+    pub fn submit(&self, request: Request) -> Result<Vec<TokenStream>, SubmitError> {
+        self.check(&request)?;
+        let places = self.take_places(request.n)?;
+        let seed =
+            request.sampling.seed.unwrap_or_else(|| self.shared.next_seed.fetch_add(SEED_STRIDE, Ordering::Relaxed));
+        let (streams, readers) = places
+            .into_iter()
+            .map(|in_flight| {
+                let (events, reader) = TokenStream::channel();
+                (StreamSender::new(events, in_flight), reader)
+            })
+            .unzip();
+        let submission = Submission { request, streams, seed, submitted_at: Instant::now() };
+        match self.submissions.send(submission) {
+            Ok(()) => Ok(readers),
+            Err(_) => Err(SubmitError::Dead(self.death())),
+        }
+    }
+
+    /// How the engine is.
+    pub fn health(&self) -> EngineHealth {
+        if let Some(reason) = self.shared.death.get() {
+            return EngineHealth::Dead(reason.clone());
+        }
+        match self.shared.clock.step_seconds() {
+            Some(time) if time > self.shared.stuck_after => EngineHealth::Stuck { seconds: time.as_secs() },
+            _ => EngineHealth::Healthy,
+        }
+    }
+
+    /// Sequences running or waiting.
+    pub fn num_in_flight(&self) -> usize {
+        self.shared.in_flight.load(Ordering::Relaxed)
+    }
+
+    fn death(&self) -> String {
+        self.shared.death.get().cloned().unwrap_or_else(|| "it is stopping".into())
+    }
+
+    fn check(&self, request: &Request) -> Result<(), SubmitError> {
+        let info = &self.shared.info;
+        let scored_only = request.sampling.max_tokens == 0;
+        let longest = info.max_model_len - usize::from(!scored_only);
+        let problem = if request.n == 0 {
+            "n must be at least 1".to_owned()
+        } else if scored_only && request.n > 1 {
+            "n must be 1 where max_tokens is 0".to_owned()
+        } else if request.prompt.is_empty() {
+            "the prompt has no tokens".to_owned()
+        } else if request.prompt.len() > longest {
+            format!("the prompt has {} tokens; at most {longest} fit", request.prompt.len())
+        } else if let Some(id) = request.prompt.iter().find(|&&id| id as usize >= info.vocab_size) {
+            format!("token id {id} is outside the vocabulary of {}", info.vocab_size)
+        } else {
+            return Ok(());
+        };
+        Err(SubmitError::Invalid(problem))
+    }
+
+    /// Takes `n` places among the sequences in flight. An idle engine takes any number.
+    fn take_places(&self, n: usize) -> Result<Vec<InFlight>, SubmitError> {
+        let (in_flight, limit) = (&self.shared.in_flight, self.shared.in_flight_limit);
+        let taken = in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |current| {
+            (current == 0 || current + n <= limit).then_some(current + n)
+        });
+        match taken {
+            Ok(_) => Ok((0..n).map(|_| InFlight(Arc::clone(in_flight))).collect()),
+            Err(in_flight) => Err(SubmitError::QueueFull { in_flight, limit }),
+        }
+    }
+}
+
+/// Distance between the seeds of two requests, so that their choices (seed + i) do not meet.
+const SEED_STRIDE: u64 = 1 << 20;

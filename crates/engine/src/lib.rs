@@ -1,0 +1,25 @@
+//! Runs a model step by step for many sequences at once: the engine thread, the model runner, the sampler.
+//!
+//! [`EngineHandle::start`] loads a checkpoint and starts the engine thread. [`EngineHandle::submit`]
+//! hands a [`Request`] over to it and returns a [`TokenStream`] per choice. The thread's loop is:
+//! schedule a [`Step`](candlepower_scheduler::Step), launch it on the ranks, wait for its output,
+//! commit it to the scheduler, send each drawn token straight to its sequence's stream.
+//! Dropping a stream cancels its sequence: there is no other abort message.
+
+mod engine;
+mod error;
+mod handle;
+mod memory;
+mod metrics;
+mod ranks;
+mod request;
+mod runner;
+mod sequence;
+mod start;
+
+pub use candlepower_models::LoadOptions;
+pub use candlepower_scheduler::SchedulingPolicy;
+pub use error::{Error, Result};
+pub use handle::{EngineConfig, EngineHandle, EngineHealth, EngineInfo, StartProgress, SubmitError};
+pub use metrics::EngineMetrics;
+pub use request::{FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs, TokenStream};

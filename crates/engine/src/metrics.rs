@@ -1,0 +1,59 @@
+//! The measurements that the engine takes of itself, as handles that its owner registers somewhere.
+
+use metrics::{Counter, Gauge, Histogram};
+
+/// Handles written by the engine thread after each step. The server makes them from its recorder;
+/// [`EngineMetrics::noop`] counts nowhere.
+#[derive(Clone, Debug)]
+pub struct EngineMetrics {
+    /// Sequences that are being computed.
+    pub num_requests_running: Gauge,
+    /// Sequences that wait for blocks or for a place in the batch.
+    pub num_requests_waiting: Gauge,
+    /// Share of KV blocks that some sequence holds, 0 to 1; cached blocks that nobody holds count as free.
+    pub kv_cache_usage_ratio: Gauge,
+    /// All KV blocks.
+    pub kv_blocks_total: Gauge,
+    /// KV blocks that nobody holds, cached ones included.
+    pub kv_blocks_free: Gauge,
+    /// Prompt tokens looked up in the prefix cache.
+    pub prefix_cache_queries: Counter,
+    /// Prompt tokens found in the prefix cache.
+    pub prefix_cache_hits: Counter,
+    /// Prompt tokens of admitted requests.
+    pub prompt_tokens: Counter,
+    /// Tokens generated.
+    pub generation_tokens: Counter,
+    /// Sequences put back to be recomputed because blocks ran out.
+    pub num_preemptions: Counter,
+    /// Tokens computed in a step.
+    pub iteration_tokens: Histogram,
+    /// Seconds from submission to the first step that computes the request.
+    pub request_queue_time_seconds: Histogram,
+    /// Seconds of a whole step: schedule, forward, sample, commit, send.
+    pub step_duration_seconds: Histogram,
+    /// Seconds of the model's forward within a step, logits included.
+    pub forward_duration_seconds: Histogram,
+}
+
+impl EngineMetrics {
+    /// Handles that count nowhere.
+    pub fn noop() -> Self {
+        Self {
+            num_requests_running: Gauge::noop(),
+            num_requests_waiting: Gauge::noop(),
+            kv_cache_usage_ratio: Gauge::noop(),
+            kv_blocks_total: Gauge::noop(),
+            kv_blocks_free: Gauge::noop(),
+            prefix_cache_queries: Counter::noop(),
+            prefix_cache_hits: Counter::noop(),
+            prompt_tokens: Counter::noop(),
+            generation_tokens: Counter::noop(),
+            num_preemptions: Counter::noop(),
+            iteration_tokens: Histogram::noop(),
+            request_queue_time_seconds: Histogram::noop(),
+            step_duration_seconds: Histogram::noop(),
+            forward_duration_seconds: Histogram::noop(),
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What goes into the engine and what comes out of it: requests, sampling parameters, token streams.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+/// One generation request, immutable once submitted.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The prompt's token ids; never empty, each below the vocabulary's size.
+    pub prompt: Vec<u32>,
+    /// How to draw tokens; shared by all choices (choice `i` is seeded with `seed + i`).
+    pub sampling: SamplingParams,
+    /// Number of choices, at least 1; each has a [`TokenStream`] of its own.
+    pub n: usize,
+    /// Lower runs first; arrival order within one priority.
+    pub priority: i32,
+    /// Requests share cached prefixes only with requests of the same salt.
+    pub cache_salt: Option<Arc<str>>,
+    /// Report the log-probability of every prompt token, and so many alternatives.
+    pub prompt_logprobs: Option<usize>,
+}
+
+/// How the next token of one sequence is drawn. Every field is this sequence's own: a batch shares none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// Most tokens to generate; 0 only scores the prompt.
+    pub max_tokens: usize,
+    /// Until so many tokens are out, end-of-sequence and stop tokens cannot be drawn.
+    pub min_tokens: usize,
+    /// 0 is greedy; above 0 divides the logits.
+    pub temperature: f32,
+    /// Keep only the k most likely tokens.
+    pub top_k: Option<usize>,
+    /// Keep the most likely tokens whose probabilities sum to at least this, in (0, 1].
+    pub top_p: f32,
+    /// Keep tokens at least this times as likely as the most likely one, in [0, 1].
+    pub min_p: f32,
+    /// Divides (positive) or multiplies (negative) the logits of tokens seen in prompt or output; 1 is off.
+    pub repetition_penalty: f32,
+    /// Subtracted from the logits of tokens already generated; 0 is off.
+    pub presence_penalty: f32,
+    /// Subtracted once per time that the token was generated; 0 is off.
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// The same seed gives the same tokens whatever else is in the batch; `None` draws one.
+    pub seed: Option<u64>,
+    /// Tokens that end the sequence besides the model's own end-of-sequence tokens.
+    pub stop_token_ids: Vec<u32>,
+    /// The model's end-of-sequence tokens do not end the sequence.
+    pub ignore_eos: bool,
+    /// Report the drawn token's log-probability, and so many most likely alternatives.
+    pub logprobs: Option<usize>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            max_tokens: 16,
+            min_tokens: 0,
+            temperature: 1.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: None,
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            logprobs: None,
+        }
+    }
+}
+
+/// Why a sequence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model drew one of its end-of-sequence tokens.
+    EndOfSequence(u32),
+    /// The model drew one of the request's `stop_token_ids`.
+    StopToken(u32),
+    /// `max_tokens` or the model's context length is reached.
+    Length,
+}
+
+/// Log-probabilities at one position, of the model's own distribution (before temperature and penalties).
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprobs {
+    /// The token that stands at this position.
+    pub token_id: u32,
+    /// Its log-probability.
+    pub logprob: f32,
+    /// The most likely tokens with their log-probabilities, most likely first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// What a [`TokenStream`] yields, in order: one `Prompt`, then `Token`s; the last event has `finish` set.
+#[derive(Clone, Debug)]
+pub enum TokenEvent {
+    /// The prompt is computed.
+    Prompt {
+        /// Prompt tokens that came from the prefix cache.
+        num_cached_tokens: usize,
+        /// One entry per prompt token if asked for; the first token has none.
+        logprobs: Option<Vec<Option<TokenLogprobs>>>,
+        /// Set when nothing is to be generated (`max_tokens` 0).
+        finish: Option<FinishReason>,
+    },
+    /// One generated token. A token that ends the sequence is reported too.
+    Token {
+        /// The token drawn.
+        token_id: u32,
+        /// Present if the request asked for log-probabilities.
+        logprobs: Option<TokenLogprobs>,
+        /// Set on the sequence's last token.
+        finish: Option<FinishReason>,
+    },
+    /// This sequence alone failed; nothing follows.
+    Failed {
+        /// What went wrong, for the caller.
+        message: String,
+    },
+}
+
+/// The tokens of one sequence as they are drawn. Dropping it cancels the sequence.
+#[derive(Debug)]
+pub struct TokenStream {
+    events: mpsc::UnboundedReceiver<TokenEvent>,
+}
+
+impl TokenStream {
+    pub(crate) fn channel() -> (mpsc::UnboundedSender<TokenEvent>, Self) {
+        let (sender, events) = mpsc::unbounded_channel();
+        (sender, Self { events })
+    }
+
+    /// The next event; `None` after the last one, or before it if the engine died
+    /// (see [`EngineHandle::health`](crate::EngineHandle::health) for why).
+    pub async fn next(&mut self) -> Option<TokenEvent> {
+        self.events.recv().await
+    }
+
+    /// An event that is already there, without waiting.
+    pub fn try_next(&mut self) -> Option<TokenEvent> {
+        self.events.try_recv().ok()
+    }
+}

@@ -1,0 +1,154 @@
+//! Brings an engine up: checks the settings, loads the model, plans the KV cache, starts the thread.
+
+use std::{
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, OnceLock, atomic::AtomicU64, mpsc::Receiver},
+    thread,
+};
+
+use candlepower_checkpoint::{Checkpoint, Dtype};
+use candlepower_models::{Decoder, LoadProgress, load};
+use candlepower_scheduler::{
+    BlockId, LogitsFor, Scheduler, SchedulerConfig, SeqId, Step, StepRow, TokenSource,
+};
+
+use crate::{
+    EngineConfig, EngineInfo, Error, Result, StartProgress,
+    engine::{Counted, Engine, StepClock, Submission},
+    handle::Shared,
+    memory::{KvPlan, available_bytes},
+    ranks::Ranks,
+    runner::{ModelRunner, SamplingBatch},
+};
+
+/// See [`EngineHandle::start`](crate::EngineHandle::start).
+pub(crate) fn start(
+    checkpoint: &Checkpoint,
+    config: EngineConfig,
+    submissions: Receiver<Submission>,
+    progress: &mut (dyn FnMut(StartProgress) + Send),
+) -> Result<Arc<Shared>> {
+    check(&config)?;
+    let num_threads = config.num_threads.unwrap_or_else(num_cpus::get_physical);
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(num_threads)
+        .thread_name(|index| format!("compute-{index}"))
+        .build()
+        .map_err(|error| Error::Thread(error.to_string()))?;
+    let model = pool.install(|| {
+        load(checkpoint, &config.load, &mut |LoadProgress { bytes_done, bytes_total }| {
+            progress(StartProgress::Loading { bytes_done, bytes_total });
+        })
+    })?;
+    let plan = KvPlan {
+        block_bytes: model.spec().kv_bytes_per_token(Dtype::F32) * config.block_size as u64,
+        block_size: config.block_size,
+        max_model_len: model.max_model_len(),
+        max_num_seqs: config.max_num_seqs,
+        asked_bytes: config.kv_cache_bytes,
+    };
+    let num_blocks = plan.num_blocks(available_bytes())?;
+    let info = info(checkpoint, &config, &model, &plan, num_blocks, num_threads);
+    let scheduler = Scheduler::new(SchedulerConfig {
+        block_size: config.block_size,
+        num_blocks,
+        max_num_seqs: config.max_num_seqs,
+        max_num_batched_tokens: config.max_num_batched_tokens,
+        max_model_len: plan.max_model_len,
+        enable_prefix_caching: config.enable_prefix_caching,
+        policy: config.scheduling_policy,
+    })?;
+    let cache = model.new_kv_cache(num_blocks, config.block_size)?;
+    let mut ranks = Ranks::new(ModelRunner::new(model, cache, config.block_size), pool);
+    progress(StartProgress::WarmingUp);
+    warm_up(&mut ranks)?;
+    let shared = Arc::new(Shared {
+        info,
+        clock: StepClock::new(),
+        stuck_after: config.stuck_after,
+        in_flight: Arc::default(),
+        in_flight_limit: config.max_num_seqs + config.max_queued_seqs,
+        next_seed: AtomicU64::new(config.seed),
+        death: OnceLock::new(),
+    });
+    let for_thread = Arc::clone(&shared);
+    let run = move || {
+        let shared = Arc::clone(&for_thread);
+        let mut engine = Engine {
+            scheduler,
+            ranks,
+            sequences: HashMap::new(),
+            submissions,
+            metrics: config.metrics,
+            counted: Counted::default(),
+            shared,
+        };
+        // The reason is recorded before the streams close, so that whoever finds one closed can tell why.
+        let reason = match catch_unwind(AssertUnwindSafe(|| engine.run())) {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(panic) => panic_message(&*panic),
+        };
+        tracing::error!(%reason, "the engine has stopped");
+        let _ = for_thread.death.set(reason); // only this thread sets it, once
+    };
+    thread::Builder::new().name("engine".into()).spawn(run).map_err(|error| Error::Thread(error.to_string()))?;
+    Ok(shared)
+}
+
+fn check(config: &EngineConfig) -> Result<()> {
+    let at_least_one = [
+        ("max_num_seqs", config.max_num_seqs),
+        ("max_num_batched_tokens", config.max_num_batched_tokens),
+        ("block_size", config.block_size),
+        ("threads", config.num_threads.unwrap_or(1)),
+    ];
+    match at_least_one.into_iter().find(|&(_, value)| value == 0) {
+        Some((name, value)) => Err(Error::Config { name, value: value.to_string(), reason: "it must be at least 1" }),
+        None => Ok(()),
+    }
+}
+
+fn info(
+    checkpoint: &Checkpoint,
+    config: &EngineConfig,
+    model: &Decoder,
+    plan: &KvPlan,
+    num_blocks: usize,
+    num_threads: usize,
+) -> EngineInfo {
+    EngineInfo {
+        architecture: checkpoint.architecture().to_owned(),
+        max_model_len: plan.max_model_len,
+        vocab_size: model.spec().vocab_size,
+        eos_token_ids: checkpoint.generation().eos_token_ids.clone(),
+        num_blocks,
+        block_size: config.block_size,
+        kv_cache_bytes: num_blocks as u64 * plan.block_bytes,
+        weights_bytes: model.weight_bytes() as u64,
+        weights_dtype: model.weight_dtype().as_str().to_owned(),
+        device: "cpu".into(),
+        num_threads,
+    }
+}
+
+/// Runs the model over one token, in a block that nothing else uses yet.
+fn warm_up(ranks: &mut Ranks) -> Result<()> {
+    let row = StepRow {
+        seq: SeqId(0),
+        tokens: vec![TokenSource::Id(0)],
+        first_position: 0,
+        block_table: vec![BlockId(0)],
+        logits: LogitsFor::None,
+        samples: Vec::new(),
+    };
+    ranks.launch(&Step { id: 0, copies: Vec::new(), rows: vec![row] }, &SamplingBatch::default());
+    ranks.wait().map(drop)
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("the engine thread panicked: {}", text.unwrap_or("without a message"))
+}

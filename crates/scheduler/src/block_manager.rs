@@ -1,0 +1,256 @@
+//! Owns the KV blocks: which are free, how many sequences hold each, and which can be found by content.
+
+use std::sync::Arc;
+
+use crate::BlockId;
+use crate::lru::LruList;
+use crate::prefix_cache::{Parent, PrefixCache};
+
+/// Every block is in exactly one place: held by sequences (its reference count), on the free list, or evictable:
+/// held by nobody, but still found by content until its memory is needed.
+pub(crate) struct BlockManager {
+    block_size: usize,
+    ref_counts: Vec<u32>,
+    free: Vec<BlockId>,
+    evictable: LruList,
+    prefix_cache: Option<PrefixCache>,
+}
+
+/// The blocks at the start of a sequence that are known to the prefix cache.
+#[derive(Clone, Debug)]
+pub(crate) struct PrefixChain {
+    pub(crate) num_blocks: usize,
+    parent: Parent,
+}
+
+impl PrefixChain {
+    pub(crate) fn new(cache_salt: Option<Arc<str>>) -> Self {
+        Self { num_blocks: 0, parent: Parent::Root(cache_salt) }
+    }
+}
+
+impl BlockManager {
+    pub(crate) fn new(
+        num_blocks: u32,
+        block_size: usize,
+        prefix_cache: Option<PrefixCache>,
+    ) -> Self {
+        Self {
+            block_size,
+            ref_counts: vec![0; num_blocks as usize],
+            free: (0..num_blocks).rev().map(BlockId).collect(),
+            evictable: LruList::new(num_blocks),
+            prefix_cache,
+        }
+    }
+
+    /// A block for one holder; evicts the least recently used cached block when none is free.
+    pub(crate) fn allocate(&mut self) -> Option<BlockId> {
+        let block = self.free.pop().or_else(|| self.evict())?;
+        self.ref_counts[block.index()] = 1;
+        Some(block)
+    }
+
+    /// Adds a holder to a block that is held or cached.
+    pub(crate) fn share(&mut self, block: BlockId) {
+        let ref_count = &mut self.ref_counts[block.index()];
+        *ref_count += 1;
+        if *ref_count == 1 {
+            self.evictable.remove(block);
+        }
+    }
+
+    /// Takes one holder from each block of a table, the last first: a block must be evicted before those that precede
+    /// it, since without them it cannot be found.
+    pub(crate) fn release(&mut self, block_table: Vec<BlockId>) {
+        for block in block_table.into_iter().rev() {
+            self.release_one(block);
+        }
+    }
+
+    /// Gives the caller, one of several holders of `block`, a block of its own to write; the contents are to be copied.
+    pub(crate) fn copy_on_write(&mut self, block: BlockId) -> Option<BlockId> {
+        let copy = self.allocate()?;
+        self.release_one(block);
+        Some(copy)
+    }
+
+    pub(crate) fn ref_count(&self, block: BlockId) -> u32 {
+        self.ref_counts[block.index()]
+    }
+
+    pub(crate) fn num_blocks(&self) -> usize {
+        self.ref_counts.len()
+    }
+
+    /// Blocks that `allocate` can give, evictable ones included.
+    pub(crate) fn num_free(&self) -> usize {
+        self.free.len() + self.evictable.len()
+    }
+
+    /// Blocks that can be found by content, held or not.
+    pub(crate) fn num_cached(&self) -> usize {
+        self.prefix_cache.as_ref().map_or(0, PrefixCache::len)
+    }
+
+    /// Blocks that hold `num_tokens` tokens.
+    pub(crate) fn blocks_for(&self, num_tokens: usize) -> usize {
+        num_tokens.div_ceil(self.block_size)
+    }
+
+    /// Follows `chain` through the cached blocks that hold the whole of `tokens`' beginning; returns these blocks,
+    /// without holding them.
+    pub(crate) fn find_prefix(&self, chain: &mut PrefixChain, tokens: &[u32]) -> Vec<BlockId> {
+        let mut blocks = Vec::new();
+        let Some(cache) = &self.prefix_cache else { return blocks };
+        for block_tokens in tokens.chunks_exact(self.block_size).skip(chain.num_blocks) {
+            let Some((block, node)) = cache.find(&chain.parent, block_tokens) else { break };
+            blocks.push(block);
+            chain.parent = node;
+            chain.num_blocks += 1;
+        }
+        blocks
+    }
+
+    /// Makes the full blocks of `tokens`, all of which are computed in `block_table`, known by content.
+    pub(crate) fn register(
+        &mut self,
+        chain: &mut PrefixChain,
+        tokens: &[u32],
+        block_table: &[BlockId],
+    ) {
+        let Some(cache) = &mut self.prefix_cache else { return };
+        let blocks = tokens.chunks_exact(self.block_size).zip(block_table).skip(chain.num_blocks);
+        for (block_tokens, block) in blocks {
+            chain.parent = cache.insert(&chain.parent, block_tokens, *block);
+            chain.num_blocks += 1;
+        }
+    }
+
+    /// Verifies that each block is in exactly one place; `num_holders[block]` counts the sequences that hold it.
+    pub(crate) fn check(&self, num_holders: &[u32]) -> Result<(), String> {
+        let mut is_free = vec![false; self.num_blocks()];
+        for block in &self.free {
+            if std::mem::replace(&mut is_free[block.index()], true) {
+                return Err(format!("{block:?} is twice on the free list"));
+            }
+        }
+        let mut num_used = 0;
+        for (index, ref_count) in self.ref_counts.iter().enumerate() {
+            let block = BlockId(index as u32);
+            let is_cached = self.prefix_cache.as_ref().is_some_and(|cache| cache.contains(block));
+            let is_evictable = self.evictable.contains(block);
+            if *ref_count != num_holders[index] {
+                return Err(format!(
+                    "{block:?} counts {ref_count} references for {} holders",
+                    num_holders[index]
+                ));
+            }
+            if usize::from(*ref_count > 0) + usize::from(is_free[index]) + usize::from(is_evictable)
+                != 1
+            {
+                return Err(format!("{block:?} is not in exactly one place"));
+            }
+            if (is_free[index] && is_cached) || (is_evictable && !is_cached) {
+                return Err(format!("{block:?} is free but cached, or evictable but not cached"));
+            }
+            num_used += usize::from(*ref_count > 0);
+        }
+        if self.free.len() + num_used + self.evictable.len() != self.num_blocks() {
+            return Err(format!("free + used + cached is not {}", self.num_blocks()));
+        }
+        self.prefix_cache.as_ref().map_or(Ok(()), PrefixCache::check)
+    }
+
+    fn release_one(&mut self, block: BlockId) {
+        let ref_count = &mut self.ref_counts[block.index()];
+        *ref_count -= 1;
+        if *ref_count > 0 {
+            return;
+        }
+        if self.prefix_cache.as_ref().is_some_and(|cache| cache.contains(block)) {
+            self.evictable.push(block);
+        } else {
+            self.free.push(block);
+        }
+    }
+
+    fn evict(&mut self) -> Option<BlockId> {
+        let block = self.evictable.pop()?;
+        self.prefix_cache.as_mut().expect("only cached blocks are evictable").remove(block);
+        Some(block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manager(num_blocks: u32) -> BlockManager {
+        BlockManager::new(num_blocks, 2, Some(PrefixCache::default()))
+    }
+
+    fn allocate(manager: &mut BlockManager, count: usize) -> Vec<BlockId> {
+        (0..count).map(|_| manager.allocate().unwrap()).collect()
+    }
+
+    #[test]
+    fn blocks_run_out_and_come_back() {
+        let mut blocks = manager(3);
+        let table = allocate(&mut blocks, 3);
+        assert_eq!(blocks.allocate(), None);
+        blocks.check(&[1, 1, 1]).unwrap();
+        blocks.release(table);
+        assert_eq!(blocks.num_free(), 3);
+        blocks.check(&[0, 0, 0]).unwrap();
+        assert!(blocks.check(&[1, 0, 0]).is_err());
+    }
+
+    #[test]
+    fn released_blocks_are_found_again_until_evicted_from_the_tail() {
+        let mut blocks = manager(3);
+        let tokens = [1, 2, 3, 4, 5, 6];
+        let table = allocate(&mut blocks, 3);
+        blocks.register(&mut PrefixChain::new(None), &tokens, &table);
+        blocks.release(table.clone());
+        assert_eq!((blocks.num_free(), blocks.num_cached()), (3, 3));
+
+        let taken = blocks.allocate().unwrap();
+        assert_eq!(taken, table[2], "the tail is evicted first");
+        let mut chain = PrefixChain::new(None);
+        assert_eq!(blocks.find_prefix(&mut chain, &tokens), table[..2]);
+        assert_eq!(chain.num_blocks, 2);
+        assert_eq!(
+            blocks.find_prefix(&mut PrefixChain::new(None), &tokens[..3]),
+            table[..1],
+            "full blocks only"
+        );
+        blocks.share(table[0]);
+        assert_eq!(blocks.num_free(), 1);
+        blocks.release(vec![table[0], taken]);
+        blocks.check(&[0, 0, 0]).unwrap();
+    }
+
+    #[test]
+    fn copy_on_write_leaves_the_original_to_the_other_holder() {
+        let mut blocks = manager(2);
+        let shared = blocks.allocate().unwrap();
+        blocks.share(shared);
+        let copy = blocks.copy_on_write(shared).unwrap();
+        assert_ne!(copy, shared);
+        assert_eq!((blocks.ref_count(shared), blocks.ref_count(copy)), (1, 1));
+        blocks.share(shared);
+        assert_eq!(blocks.copy_on_write(shared), None);
+        assert_eq!(blocks.ref_count(shared), 2, "a refused copy changes nothing");
+    }
+
+    #[test]
+    fn without_a_prefix_cache_nothing_is_found() {
+        let mut blocks = BlockManager::new(2, 2, None);
+        let table = allocate(&mut blocks, 1);
+        blocks.register(&mut PrefixChain::new(None), &[1, 2], &table);
+        assert!(blocks.find_prefix(&mut PrefixChain::new(None), &[1, 2]).is_empty());
+        blocks.release(table);
+        blocks.check(&[0, 0]).unwrap();
+    }
+}

@@ -1,0 +1,81 @@
+//! Verifies every invariant of the scheduler's state.
+
+use crate::SeqId;
+use crate::scheduler::Scheduler;
+use crate::sequence::{Sequence, State};
+
+impl Scheduler {
+    /// Verifies all invariants: each block in exactly one place, references equal to holders, tables long enough,
+    /// queues and sequences in agreement.
+    ///
+    /// Takes time proportional to all blocks and sequences, and is meant for debug builds and tests.
+    ///
+    /// # Errors
+    /// The first violation found, in words.
+    pub fn check(&self) -> Result<(), String> {
+        let mut num_holders = vec![0; self.blocks.num_blocks()];
+        for (id, seq) in &self.sequences {
+            self.check_sequence(*id, seq).map_err(|error| format!("{id:?}: {error}"))?;
+            for block in &seq.block_table {
+                num_holders[block.index()] += 1;
+            }
+        }
+        self.blocks.check(&num_holders)?;
+        if self.running.len() + self.waiting.len() != self.sequences.len() {
+            return Err("the queues name sequences which do not exist".into());
+        }
+        if self.running.len() > self.config.max_num_seqs {
+            return Err(format!("{} sequences run", self.running.len()));
+        }
+        for (sibling, first) in &self.reserved {
+            let is_named =
+                self.sequences.get(first).is_some_and(|seq| seq.siblings.contains(sibling));
+            if !is_named || self.sequences.contains_key(sibling) {
+                return Err(format!("{sibling:?} does not wait for {first:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_sequence(&self, id: SeqId, seq: &Sequence) -> Result<(), String> {
+        let is_queued = match seq.state {
+            State::Running => self.running.contains(&seq.running_key()),
+            State::Waiting(turn) => self.waiting.contains(&seq.waiting_key(turn)),
+        };
+        let num_held = seq.block_table.len();
+        let is_table_fit = match seq.state {
+            State::Running => num_held >= self.blocks.blocks_for(seq.num_computed_tokens),
+            State::Waiting(_) => num_held == 0 && seq.num_computed_tokens == 0,
+        };
+        if !is_queued || seq.id != id {
+            return Err(format!("is not queued as {:?}", seq.state));
+        }
+        if !is_table_fit {
+            return Err(format!(
+                "is {:?} with {num_held} blocks for {} tokens",
+                seq.state, seq.num_computed_tokens
+            ));
+        }
+        if seq.num_computed_tokens > seq.num_target_tokens() {
+            return Err(format!(
+                "computed {} of {} tokens",
+                seq.num_computed_tokens,
+                seq.num_target_tokens()
+            ));
+        }
+        if seq.num_pending > self.in_flight.len() {
+            return Err(format!(
+                "{} tokens are unknown in {} steps",
+                seq.num_pending,
+                self.in_flight.len()
+            ));
+        }
+        if seq.prefix_chain.num_blocks > num_held {
+            return Err(format!(
+                "{} of {num_held} blocks are committed",
+                seq.prefix_chain.num_blocks
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! The scheduler's settings and what makes them valid.
+
+use crate::Error;
+
+/// Settings of a [`Scheduler`](crate::Scheduler).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// Positions of one KV block.
+    pub block_size: usize,
+    /// Blocks of the KV cache.
+    pub num_blocks: usize,
+    /// Most sequences running at once.
+    pub max_num_seqs: usize,
+    /// Token budget of one step, shared by decodes and prefill chunks.
+    pub max_num_batched_tokens: usize,
+    /// Most tokens of a sequence, prompt and generated together.
+    pub max_model_len: usize,
+    /// Whether computed blocks are kept for later prompts with the same beginning.
+    pub enable_prefix_caching: bool,
+    /// Which waiting sequence starts first among those of equal priority.
+    pub policy: SchedulingPolicy,
+}
+
+/// Which waiting sequence starts first among those of equal priority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SchedulingPolicy {
+    /// First come, first served.
+    Fcfs,
+    /// Of the first 64 in arrival order the one with the longest cached prefix; who was overtaken 32 times goes next.
+    LongestPrefix,
+}
+
+impl SchedulerConfig {
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        let sizes = [
+            ("block_size", self.block_size),
+            ("num_blocks", self.num_blocks),
+            ("max_num_seqs", self.max_num_seqs),
+            ("max_num_batched_tokens", self.max_num_batched_tokens),
+            ("max_model_len", self.max_model_len),
+        ];
+        for (field, value) in sizes {
+            if value == 0 {
+                return Err(Error::ZeroSetting { field });
+            }
+            if u32::try_from(value).is_err() {
+                return Err(Error::SettingTooLarge { field, value });
+            }
+        }
+        if self.max_model_len.div_ceil(self.block_size) > self.num_blocks {
+            return Err(Error::ModelLenDoesNotFit {
+                max_model_len: self.max_model_len,
+                num_blocks: self.num_blocks,
+                fits: self.num_blocks * self.block_size,
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VALID: SchedulerConfig = SchedulerConfig {
+        block_size: 16,
+        num_blocks: 4,
+        max_num_seqs: 2,
+        max_num_batched_tokens: 8,
+        max_model_len: 64,
+        enable_prefix_caching: true,
+        policy: SchedulingPolicy::Fcfs,
+    };
+
+    #[test]
+    fn one_sequence_of_the_longest_length_must_fit() {
+        assert_eq!(VALID.validate(), Ok(()));
+        let error = SchedulerConfig { max_model_len: 65, ..VALID }.validate().unwrap_err();
+        assert_eq!(error, Error::ModelLenDoesNotFit { max_model_len: 65, num_blocks: 4, fits: 64 });
+        assert!(error.to_string().contains("lower max_model_len to 64"));
+    }
+
+    #[test]
+    fn sizes_are_positive_and_fit_32_bits() {
+        let zero = SchedulerConfig { max_num_seqs: 0, ..VALID };
+        assert_eq!(zero.validate(), Err(Error::ZeroSetting { field: "max_num_seqs" }));
+        let huge = SchedulerConfig { max_model_len: 1 << 33, num_blocks: 1 << 30, ..VALID };
+        assert_eq!(
+            huge.validate(),
+            Err(Error::SettingTooLarge { field: "max_model_len", value: 1 << 33 })
+        );
+    }
+}

@@ -1,0 +1,84 @@
+//! The one error type of the scheduler.
+
+use crate::SeqId;
+
+/// What the scheduler refuses.
+#[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// A size of the configuration is zero.
+    #[error("{field} must be at least 1")]
+    ZeroSetting {
+        /// The setting's name.
+        field: &'static str,
+    },
+    /// A size of the configuration does not fit the 32-bit positions and block ids of a step.
+    #[error("{field} is {value}, but at most {max} is supported; lower it", max = u32::MAX)]
+    SettingTooLarge {
+        /// The setting's name.
+        field: &'static str,
+        /// Its value.
+        value: usize,
+    },
+    /// One sequence of the longest length does not fit the whole cache.
+    #[error(
+        "max_model_len is {max_model_len}, but {num_blocks} KV blocks hold only {fits} tokens; lower max_model_len \
+         to {fits} or give the KV cache more memory"
+    )]
+    ModelLenDoesNotFit {
+        /// The context length asked for, in tokens.
+        max_model_len: usize,
+        /// Blocks that there are.
+        num_blocks: usize,
+        /// Tokens that they hold.
+        fits: usize,
+    },
+    /// A prompt without a token.
+    #[error("the prompt is empty; give at least one token")]
+    EmptyPrompt,
+    /// A prompt that leaves no room in the context.
+    #[error(
+        "the prompt has {num_prompt_tokens} tokens, but at most {max_prompt_tokens} fit the context; shorten the prompt"
+    )]
+    PromptTooLong {
+        /// Length of the prompt.
+        num_prompt_tokens: usize,
+        /// The longest one accepted.
+        max_prompt_tokens: usize,
+    },
+    /// A number of choices that makes no sense.
+    #[error("n is {n}; give at least 1, and exactly 1 where nothing is sampled")]
+    InvalidN {
+        /// The number asked for.
+        n: usize,
+    },
+    /// Steps were committed out of their order, or twice.
+    #[error(
+        "step {step} is not the oldest uncommitted one ({expected:?}); commit each step once, in order"
+    )]
+    StepOutOfOrder {
+        /// Id of the step given.
+        step: u64,
+        /// Id of the step that is due, if one is.
+        expected: Option<u64>,
+    },
+    /// A sampled token is missing at commit.
+    #[error(
+        "step {step} drew no token for sequence {seq:?}; give one for each sequence in its samples, in order"
+    )]
+    MissingSample {
+        /// Id of the step.
+        step: u64,
+        /// The sequence without a token.
+        seq: SeqId,
+    },
+    /// A sampled token belongs to no row at commit.
+    #[error(
+        "step {step} has no sample left for sequence {seq:?}; give the tokens in the order of its samples"
+    )]
+    UnexpectedSample {
+        /// Id of the step.
+        step: u64,
+        /// The sequence with a token too many.
+        seq: SeqId,
+    },
+}

@@ -1,0 +1,44 @@
+//! Which tokens run next, and in which KV blocks: pure and synchronous, without tensors, clock, IO or randomness.
+//!
+//! There is no prefill phase and no decode phase. A sequence has `num_tokens` and `num_computed_tokens`, and each
+//! [`Step`] gives some sequences some of the tokens in between, within one token budget. Chunked prefill, prefix-cache
+//! hits, preemption and running ahead of the sampler are all this one arithmetic.
+//!
+//! ```
+//! use candlepower_scheduler::{NewSequence, Sampled, Scheduler, SchedulerConfig, SchedulingPolicy};
+//!
+//! let mut scheduler = Scheduler::new(SchedulerConfig {
+//!     block_size: 16,
+//!     num_blocks: 64,
+//!     max_num_seqs: 8,
+//!     max_num_batched_tokens: 32,
+//!     max_model_len: 256,
+//!     enable_prefix_caching: true,
+//!     policy: SchedulingPolicy::Fcfs,
+//! })?;
+//! let ids = scheduler.add(NewSequence::new(vec![1, 2, 3]))?;
+//! let step = scheduler.schedule();
+//! assert_eq!(step.rows[0].samples, ids);
+//! scheduler.commit(&step, &[Sampled { seq: ids[0], token: 4 }])?;
+//! assert_eq!(scheduler.tokens(ids[0]), [1, 2, 3, 4]);
+//! scheduler.remove(ids[0]);
+//! # Ok::<(), candlepower_scheduler::Error>(())
+//! ```
+
+mod admission;
+mod batch;
+mod block_manager;
+mod check;
+mod config;
+mod error;
+mod lru;
+mod prefix_cache;
+mod scheduler;
+mod sequence;
+mod step;
+
+pub use config::{SchedulerConfig, SchedulingPolicy};
+pub use error::Error;
+pub use scheduler::{Scheduler, SchedulerStats};
+pub use sequence::NewSequence;
+pub use step::{BlockCopy, BlockId, LogitsFor, Sampled, SeqId, Step, StepRow, TokenSource};

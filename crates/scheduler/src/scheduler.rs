@@ -1,0 +1,255 @@
+//! The scheduler's interface: sequences come and go, steps are planned and committed.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use crate::block_manager::BlockManager;
+use crate::prefix_cache::PrefixCache;
+use crate::sequence::{RunningKey, Sequence, State, Turn, WaitingKey};
+use crate::{Error, NewSequence, Sampled, SchedulerConfig, SeqId, Step};
+
+/// Decides which tokens run in each step and in which KV blocks.
+///
+/// The loop is `add`, `schedule`, execute the step, `commit`, and `remove` for what is finished or cancelled. With a
+/// device that runs behind, `schedule` may be called once more before the previous step is committed: a token which is
+/// not known yet is then named by where the previous step drew it.
+///
+/// Who goes first: prefills and waiting sequences by priority, then arrival; the last in this order loses its blocks
+/// when they run out, and computes them again later. Decodes take turns where the token budget is smaller than their
+/// number, and leave a quarter of it to pending prefills. Priorities are strict: lower values can keep higher ones
+/// waiting for as long as they keep coming.
+///
+/// A sequence must be removed when it has `max_model_len` tokens, or when its prompt is computed and it does not
+/// sample; until then it rests and keeps its blocks.
+pub struct Scheduler {
+    pub(crate) config: SchedulerConfig,
+    pub(crate) blocks: BlockManager,
+    pub(crate) sequences: HashMap<SeqId, Sequence>,
+    /// Sequences that start when another one's prompt is complete, and that one.
+    pub(crate) reserved: HashMap<SeqId, SeqId>,
+    pub(crate) running: BTreeSet<RunningKey>,
+    pub(crate) waiting: BTreeSet<WaitingKey>,
+    /// Ids of the uncommitted steps with rows, the oldest first; at most two.
+    pub(crate) in_flight: VecDeque<u64>,
+    pub(crate) num_prefix_queries: u64,
+    pub(crate) num_prefix_hits: u64,
+    pub(crate) num_preemptions: u64,
+    pub(crate) last_step: u64,
+    next_seq: u64,
+}
+
+/// Counts for metrics. Totals run from the scheduler's creation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchedulerStats {
+    /// Sequences that hold blocks.
+    pub num_running: usize,
+    /// Sequences that wait to start or to resume; siblings that wait for their prompt are not counted.
+    pub num_waiting: usize,
+    /// Blocks of the cache.
+    pub num_blocks: usize,
+    /// Blocks that no sequence holds, cached ones included.
+    pub num_free_blocks: usize,
+    /// Blocks that can be found by content, held or not.
+    pub num_cached_blocks: usize,
+    /// Tokens looked up in the prefix cache when sequences were first admitted.
+    pub num_prefix_queries: u64,
+    /// Those of them that were found.
+    pub num_prefix_hits: u64,
+    /// How often a running sequence lost its blocks.
+    pub num_preemptions: u64,
+}
+
+impl Scheduler {
+    /// An empty scheduler.
+    ///
+    /// # Errors
+    /// A size is zero or too large, or one sequence of `max_model_len` does not fit `num_blocks`.
+    pub fn new(config: SchedulerConfig) -> Result<Self, Error> {
+        config.validate()?;
+        let prefix_cache = config.enable_prefix_caching.then(PrefixCache::default);
+        Ok(Self {
+            blocks: BlockManager::new(config.num_blocks as u32, config.block_size, prefix_cache),
+            config,
+            sequences: HashMap::new(),
+            reserved: HashMap::new(),
+            running: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            in_flight: VecDeque::new(),
+            num_prefix_queries: 0,
+            num_prefix_hits: 0,
+            num_preemptions: 0,
+            last_step: 0,
+            next_seq: 0,
+        })
+    }
+
+    /// Queues a request; returns the ids of its `n` sequences.
+    ///
+    /// # Errors
+    /// The prompt is empty or leaves no room in the context, or `n` is not possible.
+    pub fn add(&mut self, new: NewSequence) -> Result<Vec<SeqId>, Error> {
+        let max_prompt_tokens = self.config.max_model_len - usize::from(new.sample);
+        if new.prompt.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if new.prompt.len() > max_prompt_tokens {
+            return Err(Error::PromptTooLong {
+                num_prompt_tokens: new.prompt.len(),
+                max_prompt_tokens,
+            });
+        }
+        if new.n == 0 || (new.n > 1 && !new.sample) {
+            return Err(Error::InvalidN { n: new.n });
+        }
+        let ids: Vec<_> = (self.next_seq..).take(new.n).map(SeqId).collect();
+        self.next_seq += new.n as u64;
+        let (first, siblings) = (ids[0], &ids[1..]);
+        let mut seq = Sequence::new(first, new, self.config.max_model_len);
+        seq.siblings = siblings.to_vec();
+        self.reserved.extend(siblings.iter().map(|sibling| (*sibling, first)));
+        self.waiting.insert(seq.waiting_key(Turn::New));
+        self.sequences.insert(first, seq);
+        Ok(ids)
+    }
+
+    /// Plans the next step. It counts as executed: its tokens are computed and its samples exist, though unknown.
+    ///
+    /// # Panics
+    /// Two steps are uncommitted.
+    pub fn schedule(&mut self) -> Step {
+        assert!(self.in_flight.len() < 2, "commit a step before scheduling a third one");
+        let step = self.plan_step();
+        if !step.rows.is_empty() {
+            self.in_flight.push_back(step.id);
+        }
+        step
+    }
+
+    /// Takes the tokens that the oldest uncommitted step drew, in the order of its samples; for sequences removed
+    /// since, a token may be given or left out. A step whose sequences are all removed is committed like any other; one
+    /// without rows need not be.
+    ///
+    /// # Errors
+    /// Another step is due, or the tokens do not belong to this one. Nothing is changed then.
+    pub fn commit(&mut self, step: &Step, sampled: &[Sampled]) -> Result<(), Error> {
+        if step.rows.is_empty() {
+            return Ok(());
+        }
+        if self.in_flight.front() != Some(&step.id) {
+            return Err(Error::StepOutOfOrder {
+                step: step.id,
+                expected: self.in_flight.front().copied(),
+            });
+        }
+        self.check_samples(step, sampled)?;
+        self.in_flight.pop_front();
+        for Sampled { seq, token } in sampled {
+            if let Some(seq) = self.sequences.get_mut(seq) {
+                seq.tokens.push(*token);
+                seq.num_pending -= 1;
+                seq.is_prompt_computed = true;
+            }
+        }
+        for row in &step.rows {
+            let Some(seq) = self.sequences.get_mut(&row.seq) else { continue };
+            let end = row.first_position as usize + row.tokens.len();
+            seq.is_prompt_computed |= end >= seq.num_prompt_tokens;
+            // What a preemption has thrown away since is not registered.
+            let computed = &seq.tokens[..end.min(seq.num_computed_tokens)];
+            self.blocks.register(&mut seq.prefix_chain, computed, &seq.block_table);
+        }
+        Ok(())
+    }
+
+    /// Removes a sequence that is finished or cancelled and frees its blocks. What an uncommitted step still draws for
+    /// it is ignored. Unknown ids are ignored too.
+    pub fn remove(&mut self, id: SeqId) {
+        self.reserved.remove(&id);
+        let Some(mut seq) = self.sequences.remove(&id) else { return };
+        self.remove_from_queue(&seq);
+        let reserved = &self.reserved;
+        seq.siblings.retain(|sibling| reserved.contains_key(sibling));
+        if seq.siblings.is_empty() {
+            self.blocks.release(seq.block_table);
+        } else {
+            self.hand_over(seq);
+        }
+    }
+
+    /// The known tokens: the prompt, then the generated ones. Empty for an unknown id.
+    pub fn tokens(&self, id: SeqId) -> &[u32] {
+        self.sequence(id).map_or(&[], |seq| &seq.tokens)
+    }
+
+    /// Prompt tokens that were found in the prefix cache when the request was first admitted; 0 before, and for an
+    /// unknown id.
+    pub fn num_cached_tokens(&self, id: SeqId) -> usize {
+        self.sequence(id).and_then(|seq| seq.num_cached_tokens).unwrap_or(0)
+    }
+
+    /// Whether a committed step completed the prompt; stays true when the sequence is preempted later.
+    pub fn is_prompt_computed(&self, id: SeqId) -> bool {
+        self.sequence(id).is_some_and(|seq| seq.is_prompt_computed)
+    }
+
+    /// Counts for metrics.
+    pub fn stats(&self) -> SchedulerStats {
+        SchedulerStats {
+            num_running: self.running.len(),
+            num_waiting: self.waiting.len(),
+            num_blocks: self.blocks.num_blocks(),
+            num_free_blocks: self.blocks.num_free(),
+            num_cached_blocks: self.blocks.num_cached(),
+            num_prefix_queries: self.num_prefix_queries,
+            num_prefix_hits: self.num_prefix_hits,
+            num_preemptions: self.num_preemptions,
+        }
+    }
+
+    /// The settings it was made with.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// The sequence with this id, or the one that it starts from.
+    fn sequence(&self, id: SeqId) -> Option<&Sequence> {
+        self.sequences.get(self.reserved.get(&id).unwrap_or(&id))
+    }
+
+    fn check_samples(&self, step: &Step, sampled: &[Sampled]) -> Result<(), Error> {
+        let mut rest = sampled.iter().peekable();
+        for seq in step.samples() {
+            if rest.next_if(|sampled| sampled.seq == seq).is_none()
+                && self.sequences.contains_key(&seq)
+            {
+                return Err(Error::MissingSample { step: step.id, seq });
+            }
+        }
+        rest.next().map_or(Ok(()), |sampled| {
+            Err(Error::UnexpectedSample { step: step.id, seq: sampled.seq })
+        })
+    }
+
+    fn remove_from_queue(&mut self, seq: &Sequence) {
+        match seq.state {
+            State::Running => self.running.remove(&seq.running_key()),
+            State::Waiting(turn) => self.waiting.remove(&seq.waiting_key(turn)),
+        };
+    }
+
+    /// Lets the first sibling of a removed sequence go on with its incomplete prompt.
+    fn hand_over(&mut self, mut seq: Sequence) {
+        seq.id = seq.siblings.remove(0);
+        self.reserved.remove(&seq.id);
+        for sibling in &seq.siblings {
+            self.reserved.insert(*sibling, seq.id);
+        }
+        match seq.state {
+            State::Running => self.running.insert(seq.running_key()),
+            State::Waiting(turn) => self.waiting.insert(seq.waiting_key(turn)),
+        };
+        self.sequences.insert(seq.id, seq);
+    }
+}
+
+#[cfg(test)]
+mod tests;

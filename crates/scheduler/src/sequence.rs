@@ -1,0 +1,250 @@
+//! One sequence: its tokens, how many of them are computed, and the blocks that hold them.
+
+use std::sync::Arc;
+
+use crate::block_manager::PrefixChain;
+use crate::step::{LogitsFor, TokenSource};
+use crate::{BlockId, SeqId};
+
+/// A request for `n` sequences that continue one prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewSequence {
+    /// Token ids, at least one.
+    pub prompt: Vec<u32>,
+    /// Sequences wanted. The prompt is computed once, and they share its blocks.
+    pub n: usize,
+    /// Lower runs first; equal ones in the order of arrival.
+    pub priority: i32,
+    /// Sequences share cached blocks only with sequences of the same salt.
+    pub cache_salt: Option<Arc<str>>,
+    /// Whether the logits of every prompt position are wanted; each is asked for exactly once per request.
+    pub prompt_logits: bool,
+    /// Whether tokens are drawn. Without, the sequence rests when its prompt is computed, until it is removed.
+    pub sample: bool,
+}
+
+impl NewSequence {
+    /// One sequence that continues `prompt`, with the default priority, no salt and no prompt logits.
+    pub fn new(prompt: Vec<u32>) -> Self {
+        Self { prompt, n: 1, priority: 0, cache_salt: None, prompt_logits: false, sample: true }
+    }
+}
+
+/// A sequence that waits or runs. Tokens drawn by an uncommitted step count as tokens, though their ids are not known.
+#[derive(Clone)]
+pub(crate) struct Sequence {
+    pub(crate) id: SeqId,
+    /// Known token ids: the prompt, then the generated ones.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) num_prompt_tokens: usize,
+    /// Tokens drawn by uncommitted steps.
+    pub(crate) num_pending: usize,
+    /// Where the step that ran it last drew its token: an index into that step's samples.
+    pub(crate) sample_index: u32,
+    /// Most positions that are ever computed: the token that completes the context needs no successor.
+    pub(crate) max_computed_tokens: usize,
+    /// Tokens whose keys and values are in `block_table`, those of uncommitted steps included.
+    pub(crate) num_computed_tokens: usize,
+    pub(crate) block_table: Vec<BlockId>,
+    /// The committed full blocks of `block_table`.
+    pub(crate) prefix_chain: PrefixChain,
+    /// Prompt tokens found in the cache when it was first admitted; `None` before.
+    pub(crate) num_cached_tokens: Option<usize>,
+    pub(crate) priority: i32,
+    pub(crate) cache_salt: Option<Arc<str>>,
+    pub(crate) sample: bool,
+    /// Prompt positions whose logits were asked for; `None` where none are wanted.
+    pub(crate) num_prompt_logits: Option<usize>,
+    /// Whether a committed step completed the prompt.
+    pub(crate) is_prompt_computed: bool,
+    /// Sequences that start from this prompt when it is complete; removed ones may still be named here.
+    pub(crate) siblings: Vec<SeqId>,
+    pub(crate) state: State,
+    /// Id of the step that ran it last.
+    pub(crate) last_step: u64,
+    /// How often a later arrival was admitted before this one.
+    pub(crate) num_overtaken: u32,
+}
+
+/// Where a sequence is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Running,
+    Waiting(Turn),
+}
+
+/// The order of waiting sequences of equal priority: preempted ones return before others start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Turn {
+    Preempted,
+    New,
+}
+
+/// Order of running sequences: the last one is preempted first.
+pub(crate) type RunningKey = (i32, SeqId);
+/// Order of waiting sequences: the first one is admitted first.
+pub(crate) type WaitingKey = (i32, Turn, SeqId);
+
+impl Sequence {
+    pub(crate) fn new(id: SeqId, new: NewSequence, max_model_len: usize) -> Self {
+        Self {
+            id,
+            num_prompt_tokens: new.prompt.len(),
+            tokens: new.prompt,
+            num_pending: 0,
+            sample_index: 0,
+            max_computed_tokens: max_model_len - usize::from(new.sample),
+            num_computed_tokens: 0,
+            block_table: Vec::new(),
+            prefix_chain: PrefixChain::new(new.cache_salt.clone()),
+            num_cached_tokens: None,
+            priority: new.priority,
+            cache_salt: new.cache_salt,
+            sample: new.sample,
+            num_prompt_logits: new.prompt_logits.then_some(0),
+            is_prompt_computed: false,
+            siblings: Vec::new(),
+            state: State::Waiting(Turn::New),
+            last_step: 0,
+            num_overtaken: 0,
+        }
+    }
+
+    pub(crate) fn num_tokens(&self) -> usize {
+        self.tokens.len() + self.num_pending
+    }
+
+    /// Tokens that there are to compute now.
+    pub(crate) fn num_new_tokens(&self) -> usize {
+        self.num_target_tokens() - self.num_computed_tokens
+    }
+
+    /// Tokens that are computed when there is nothing left to compute now.
+    pub(crate) fn num_target_tokens(&self) -> usize {
+        self.num_tokens().min(self.max_computed_tokens)
+    }
+
+    /// The part of the new tokens that one row may hold. Prompt positions whose logits were delivered before a
+    /// preemption go in rows of their own, so that logits are asked for exactly once.
+    pub(crate) fn num_row_tokens(&self, budget: usize) -> usize {
+        let num_tokens = self.num_new_tokens().min(budget);
+        match self.due_prompt_logits() {
+            Some(start) if start > self.num_computed_tokens => {
+                num_tokens.min(start - self.num_computed_tokens)
+            }
+            _ => num_tokens,
+        }
+    }
+
+    /// Logits of a row that starts at the first token not computed.
+    pub(crate) fn row_logits(&self, samples: &[SeqId]) -> LogitsFor {
+        if self.due_prompt_logits() == Some(self.num_computed_tokens) {
+            LogitsFor::All
+        } else if samples.is_empty() {
+            LogitsFor::None
+        } else {
+            LogitsFor::Last
+        }
+    }
+
+    /// First prompt position whose logits are wanted and were not asked for yet.
+    fn due_prompt_logits(&self) -> Option<usize> {
+        self.num_prompt_logits.filter(|start| *start < self.num_prompt_tokens)
+    }
+
+    /// Tokens whose blocks may be taken from the prefix cache. The last token is always computed, for its logits, and
+    /// so is each position whose prompt logits are due.
+    pub(crate) fn cacheable_tokens(&self) -> &[u32] {
+        let limit = self.num_target_tokens() - 1;
+        &self.tokens[..self.due_prompt_logits().map_or(limit, |start| start.min(limit))]
+    }
+
+    /// Where the token at `position` comes from.
+    pub(crate) fn token_source(&self, position: usize) -> TokenSource {
+        match self.tokens.get(position) {
+            Some(token) => TokenSource::Id(*token),
+            None => TokenSource::PreviousRow(self.sample_index),
+        }
+    }
+
+    /// Counts a row of `num_tokens` tokens as computed.
+    pub(crate) fn advance(&mut self, num_tokens: usize, step: u64) {
+        let start = self.num_computed_tokens;
+        self.num_computed_tokens += num_tokens;
+        self.last_step = step;
+        if self.due_prompt_logits() == Some(start) {
+            self.num_prompt_logits = Some(self.num_computed_tokens);
+        }
+    }
+
+    /// Forgets what is computed, to start again; returns the blocks that held it.
+    pub(crate) fn reset(&mut self) -> Vec<BlockId> {
+        self.num_computed_tokens = 0;
+        self.prefix_chain = PrefixChain::new(self.cache_salt.clone());
+        self.state = State::Waiting(Turn::Preempted);
+        std::mem::take(&mut self.block_table)
+    }
+
+    /// A sequence that continues the same tokens with the same blocks, whose references the caller counts.
+    pub(crate) fn fork(&self, id: SeqId) -> Self {
+        Self { id, ..self.clone() }
+    }
+
+    pub(crate) fn running_key(&self) -> RunningKey {
+        (self.priority, self.id)
+    }
+
+    pub(crate) fn waiting_key(&self, turn: Turn) -> WaitingKey {
+        (self.priority, turn, self.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sequence(new: NewSequence) -> Sequence {
+        Sequence::new(SeqId(0), new, 8)
+    }
+
+    #[test]
+    fn a_full_context_leaves_nothing_to_compute() {
+        let mut seq = sequence(NewSequence::new(vec![1; 7]));
+        assert_eq!(seq.num_row_tokens(5), 5);
+        seq.advance(7, 1);
+        assert_eq!(seq.num_new_tokens(), 0);
+        seq.num_pending = 1;
+        assert_eq!((seq.num_tokens(), seq.num_new_tokens()), (8, 0));
+        let resting = sequence(NewSequence { sample: false, ..NewSequence::new(vec![1; 8]) });
+        assert_eq!(
+            resting.num_new_tokens(),
+            8,
+            "a prompt that is not continued may fill the context"
+        );
+    }
+
+    #[test]
+    fn prompt_logits_are_asked_for_once() {
+        let mut seq = sequence(NewSequence { prompt_logits: true, ..NewSequence::new(vec![1; 6]) });
+        assert!(seq.cacheable_tokens().is_empty());
+        assert_eq!(seq.row_logits(&[]), LogitsFor::All);
+        seq.advance(4, 1);
+        seq.reset();
+        assert_eq!(seq.cacheable_tokens().len(), 4);
+        assert_eq!((seq.num_row_tokens(9), seq.row_logits(&[])), (4, LogitsFor::None));
+        seq.advance(4, 2);
+        assert_eq!((seq.num_row_tokens(9), seq.row_logits(&[SeqId(0)])), (2, LogitsFor::All));
+        seq.advance(2, 3);
+        seq.reset();
+        assert_eq!((seq.num_row_tokens(9), seq.row_logits(&[SeqId(0)])), (6, LogitsFor::Last));
+    }
+
+    #[test]
+    fn an_unknown_token_is_taken_from_the_previous_step() {
+        let mut seq = sequence(NewSequence::new(vec![5, 6]));
+        seq.num_pending = 1;
+        seq.sample_index = 3;
+        assert_eq!(seq.token_source(1), TokenSource::Id(6));
+        assert_eq!(seq.token_source(2), TokenSource::PreviousRow(3));
+    }
+}

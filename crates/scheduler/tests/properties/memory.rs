@@ -1,0 +1,90 @@
+//! A naive KV cache: what each slot holds, after executing steps to the letter.
+
+use std::collections::HashSet;
+
+use candlepower_scheduler::{BlockId, Step, StepRow};
+
+/// What a slot holds: a digest of the salt and all tokens up to and including its position. Keys and values depend on
+/// just these, so equal digests mean that the slot may be shared.
+pub(crate) type Content = u64;
+
+/// Contents of `[num_blocks][block_size]` slots; `None` until written.
+pub(crate) struct Memory {
+    slots: Vec<Vec<Option<Content>>>,
+    block_size: usize,
+}
+
+impl Memory {
+    pub(crate) fn new(num_blocks: usize, block_size: usize) -> Self {
+        Self { slots: vec![vec![None; block_size]; num_blocks], block_size }
+    }
+
+    /// Makes the copies of a step and writes its rows; `contents(row)` are those of all positions up to the row's end.
+    /// Everything a row reads must be right both before and after all rows have written, so that no order among them
+    /// can matter.
+    pub(crate) fn execute<'a>(
+        &mut self,
+        step: &Step,
+        contents: impl Fn(&StepRow) -> &'a [Content],
+    ) {
+        self.copy(step);
+        for row in &step.rows {
+            self.assert_holds(row, &contents(row)[..row.first_position as usize]);
+        }
+        let mut written = HashSet::new();
+        for row in &step.rows {
+            let contents = contents(row);
+            assert_eq!(
+                row.block_table.len(),
+                contents.len().div_ceil(self.block_size),
+                "blocks of {row:?}"
+            );
+            for (position, content) in contents.iter().enumerate().skip(row.first_position as usize)
+            {
+                let (block, offset) = self.slot(row, position);
+                assert!(
+                    written.insert((block, offset)),
+                    "{block:?}, slot {offset} is written twice in a step"
+                );
+                self.slots[block.index()][offset] = Some(*content);
+            }
+        }
+        for row in &step.rows {
+            self.assert_holds(row, contents(row));
+        }
+    }
+
+    fn copy(&mut self, step: &Step) {
+        let sources: HashSet<_> = step.copies.iter().map(|copy| copy.src).collect();
+        let mut destinations = HashSet::new();
+        for copy in &step.copies {
+            assert!(
+                !sources.contains(&copy.dst) && destinations.insert(copy.dst),
+                "copies clash: {:?}",
+                step.copies
+            );
+            self.slots[copy.dst.index()] = self.slots[copy.src.index()].clone();
+        }
+    }
+
+    fn assert_holds(&self, row: &StepRow, contents: &[Content]) {
+        for (position, content) in contents.iter().enumerate() {
+            let (block, offset) = self.slot(row, position);
+            let found = self.slots[block.index()][offset];
+            assert_eq!(found, Some(*content), "{block:?}, position {position} of {row:?}");
+        }
+    }
+
+    fn slot(&self, row: &StepRow, position: usize) -> (BlockId, usize) {
+        (row.block_table[position / self.block_size], position % self.block_size)
+    }
+}
+
+/// The content of a position, from that of the position before it (or of the salt) and its token.
+pub(crate) fn content(previous: Content, token: u32) -> Content {
+    // The finaliser of splitmix64.
+    let mut x = previous.wrapping_add(u64::from(token) + 1).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}

@@ -1,0 +1,213 @@
+//! Random operations: a long seeded run, and short ones that proptest shrinks.
+
+use candlepower_scheduler::{NewSequence, SchedulerConfig, SchedulingPolicy, SeqId};
+use proptest::prelude::*;
+
+use crate::memory::content;
+use crate::workload::{Seen, Workload, prompt, salt};
+
+/// Sequences alive at once in a random run.
+const MAX_LIVE: usize = 24;
+
+#[derive(Clone, Debug)]
+enum Op {
+    Add(Add),
+    /// Removes the live sequence with this index, wrapped around.
+    Cancel(usize),
+    CancelAll,
+    Schedule,
+    Commit,
+}
+
+#[derive(Clone, Debug)]
+struct Add {
+    family: u32,
+    shared: usize,
+    own: Vec<u32>,
+    n: usize,
+    priority: i32,
+    salt: u32,
+    kind: u32,
+    max_tokens: usize,
+}
+
+impl Add {
+    fn request(&self, config: &SchedulerConfig) -> NewSequence {
+        let (prompt_logits, sample) = (self.kind.is_multiple_of(6), !self.kind.is_multiple_of(9));
+        let mut prompt = prompt(self.family, self.shared, &self.own);
+        prompt.truncate(config.max_model_len - usize::from(sample));
+        NewSequence {
+            prompt,
+            n: if sample { self.n } else { 1 },
+            priority: self.priority,
+            cache_salt: salt(self.salt),
+            prompt_logits,
+            sample,
+        }
+    }
+}
+
+fn apply(workload: &mut Workload, op: &Op, max_uncommitted: usize) {
+    match op {
+        Op::Add(add) => {
+            if workload.live.len() < MAX_LIVE {
+                let request = add.request(workload.scheduler.config());
+                workload.add(request, add.max_tokens);
+            }
+        }
+        Op::Cancel(index) => {
+            let ids: Vec<SeqId> = workload.live.keys().copied().collect();
+            if !ids.is_empty() {
+                workload.remove(ids[index % ids.len()]);
+            }
+        }
+        Op::CancelAll => {
+            let ids: Vec<SeqId> = workload.live.keys().copied().collect();
+            ids.into_iter().for_each(|id| workload.remove(id));
+            let stats = workload.scheduler.stats();
+            assert_eq!(
+                stats.num_free_blocks, stats.num_blocks,
+                "cancelling everything frees everything at once"
+            );
+        }
+        Op::Schedule => {
+            if workload.num_uncommitted() < max_uncommitted {
+                workload.step();
+            }
+        }
+        Op::Commit => {
+            workload.commit();
+        }
+    }
+}
+
+/// A generator for the seeded run: the digests of a counter.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 += 1;
+        (content(self.0, 0) % bound as u64) as usize
+    }
+
+    fn config(&mut self) -> SchedulerConfig {
+        let block_size = 1 + self.below(5);
+        let max_model_len = 8 + self.below(40);
+        let least_blocks = max_model_len.div_ceil(block_size);
+        let spare_blocks = [0, 1, 2, least_blocks, 20 * least_blocks][self.below(5)];
+        SchedulerConfig {
+            block_size,
+            num_blocks: least_blocks + spare_blocks,
+            max_num_seqs: 1 + self.below(12),
+            max_num_batched_tokens: [1, 2, 3, 4, 7, 16, 64][self.below(7)],
+            max_model_len,
+            enable_prefix_caching: self.below(5) > 0,
+            policy: [SchedulingPolicy::Fcfs, SchedulingPolicy::LongestPrefix][self.below(2)],
+        }
+    }
+
+    fn op(&mut self) -> Op {
+        match self.below(100) {
+            0..12 => {
+                let num_own = usize::from(self.below(4) == 0) + self.below(12);
+                Op::Add(Add {
+                    family: self.below(3) as u32,
+                    shared: 1 + self.below(30),
+                    own: (0..num_own).map(|_| self.below(3) as u32).collect(),
+                    n: if self.below(3) == 0 { 2 + self.below(4) } else { 1 },
+                    priority: self.below(3) as i32 - 1,
+                    salt: self.below(4).saturating_sub(1) as u32,
+                    kind: self.below(36) as u32,
+                    max_tokens: 1 + self.below(20),
+                })
+            }
+            12..15 => Op::Cancel(self.below(MAX_LIVE)),
+            15 if self.below(20) == 0 => Op::CancelAll,
+            15..58 => Op::Schedule,
+            _ => Op::Commit,
+        }
+    }
+}
+
+#[test]
+fn two_hundred_thousand_random_operations() {
+    let mut random = Random(2);
+    let mut total = Seen::default();
+    let (mut num_preemptions, mut num_hits) = (0, 0);
+    for run in 0..100 {
+        let mut workload = Workload::new(random.config());
+        for _ in 0..2000 {
+            apply(&mut workload, &random.op(), 1 + run % 2);
+        }
+        workload.drain();
+        let stats = workload.scheduler.stats();
+        assert!(stats.num_prefix_hits <= stats.num_prefix_queries);
+        num_preemptions += stats.num_preemptions;
+        num_hits += stats.num_prefix_hits;
+        let seen = workload.seen;
+        total.steps += seen.steps;
+        total.copies += seen.copies;
+        total.forks += seen.forks;
+        total.previous_rows += seen.previous_rows;
+        total.mixed_steps += seen.mixed_steps;
+        total.finished += seen.finished;
+        total.cancelled += seen.cancelled;
+        total.longest_stay = total.longest_stay.max(seen.longest_stay);
+    }
+    // The run is worth its time only if it meets everything often.
+    assert!(total.steps > 40_000 && total.mixed_steps > 5_000, "{total:?}");
+    assert!(total.forks > 5_000 && total.copies > 800 && total.previous_rows > 10_000, "{total:?}");
+    assert!(total.finished > 10_000 && total.cancelled > 5_000, "{total:?}");
+    assert!(
+        num_preemptions > 1_000 && num_hits > 20_000,
+        "{num_preemptions} preemptions, {num_hits} hits"
+    );
+    assert!(total.longest_stay < 2_000, "{total:?}");
+}
+
+fn config() -> impl Strategy<Value = SchedulerConfig> {
+    let sizes = (1..5_usize, 4..24_usize, 0..12_usize, 1..6_usize, 1..20_usize);
+    (sizes, any::<bool>(), any::<bool>()).prop_map(|(sizes, enable_prefix_caching, is_fcfs)| {
+        let (block_size, max_model_len, spare_blocks, max_num_seqs, max_num_batched_tokens) = sizes;
+        SchedulerConfig {
+            block_size,
+            num_blocks: max_model_len.div_ceil(block_size) + spare_blocks,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
+            enable_prefix_caching,
+            policy: if is_fcfs { SchedulingPolicy::Fcfs } else { SchedulingPolicy::LongestPrefix },
+        }
+    })
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let prompt = (0..2_u32, 1..12_usize, prop::collection::vec(0..3_u32, 0..6));
+    let rest = (1..4_usize, -1..2_i32, 0..3_u32, 1..36_u32, 1..12_usize);
+    let add = (prompt, rest).prop_map(
+        |((family, shared, own), (n, priority, salt, kind, max_tokens))| {
+            Op::Add(Add { family, shared, own, n, priority, salt, kind, max_tokens })
+        },
+    );
+    prop_oneof![
+        3 => add,
+        1 => (0..MAX_LIVE).prop_map(Op::Cancel),
+        8 => Just(Op::Schedule),
+        7 => Just(Op::Commit),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
+
+    #[test]
+    fn any_short_run_keeps_every_promise(
+        config in config(),
+        ops in prop::collection::vec(op(), 1..100),
+        max_uncommitted in 1..3_usize,
+    ) {
+        let mut workload = Workload::new(config);
+        ops.iter().for_each(|op| apply(&mut workload, op, max_uncommitted));
+        workload.drain();
+    }
+}

@@ -1,0 +1,292 @@
+//! Drives a scheduler with requests, executes its steps on the naive memory, and verifies what it promises.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use candlepower_scheduler::{
+    LogitsFor, NewSequence, Sampled, Scheduler, SchedulerConfig, SeqId, Step, StepRow, TokenSource,
+};
+
+use crate::memory::{Content, Memory, content};
+
+/// A scheduler, the memory its steps run on, and what is known of each sequence without asking the scheduler.
+pub(crate) struct Workload {
+    pub(crate) scheduler: Scheduler,
+    pub(crate) live: BTreeMap<SeqId, LiveSequence>,
+    pub(crate) seen: Seen,
+    /// Executed steps with the tokens they drew, not yet committed.
+    uncommitted: VecDeque<(Step, Vec<Sampled>)>,
+    /// Tokens drawn by the latest step that had rows.
+    previous: Vec<u32>,
+    memory: Memory,
+    /// Prompt positions of each request whose logits were produced.
+    prompt_logits: HashMap<SeqId, usize>,
+    last_step: u64,
+}
+
+/// What a run has exercised.
+#[derive(Default, Debug)]
+pub(crate) struct Seen {
+    pub(crate) steps: usize,
+    pub(crate) copies: usize,
+    pub(crate) forks: usize,
+    pub(crate) previous_rows: usize,
+    pub(crate) mixed_steps: usize,
+    pub(crate) finished: usize,
+    pub(crate) cancelled: usize,
+    /// The longest time from a sequence's arrival to its end, in steps.
+    pub(crate) longest_stay: usize,
+}
+
+pub(crate) struct LiveSequence {
+    pub(crate) tokens: Vec<u32>,
+    /// Tokens that the scheduler has been told.
+    pub(crate) num_known: usize,
+    contents: Vec<Content>,
+    num_prompt_tokens: usize,
+    /// Length at which the caller stops.
+    stop_len: usize,
+    /// The first sequence of the request.
+    request: SeqId,
+    sample: bool,
+    prompt_logits: bool,
+    /// Whether it has drawn a token yet.
+    is_started: bool,
+    arrival: usize,
+}
+
+impl Workload {
+    pub(crate) fn new(config: SchedulerConfig) -> Self {
+        Self {
+            memory: Memory::new(config.num_blocks, config.block_size),
+            scheduler: Scheduler::new(config).expect("a valid configuration"),
+            live: BTreeMap::new(),
+            seen: Seen::default(),
+            uncommitted: VecDeque::new(),
+            previous: Vec::new(),
+            prompt_logits: HashMap::new(),
+            last_step: 0,
+        }
+    }
+
+    /// Adds a request of which each sequence is removed after `max_tokens` tokens.
+    pub(crate) fn add(&mut self, new: NewSequence, max_tokens: usize) -> Vec<SeqId> {
+        let ids = self.scheduler.add(new.clone()).expect("a valid request");
+        assert_eq!(ids.len(), new.n);
+        let salt = new.cache_salt.as_deref().map_or(0, |salt: &str| 1 + salt.len() as u64);
+        for id in &ids {
+            let mut seq = LiveSequence {
+                tokens: Vec::new(),
+                num_known: new.prompt.len(),
+                contents: Vec::new(),
+                num_prompt_tokens: new.prompt.len(),
+                stop_len: new.prompt.len() + max_tokens,
+                request: ids[0],
+                sample: new.sample,
+                prompt_logits: new.prompt_logits,
+                is_started: false,
+                arrival: self.seen.steps,
+            };
+            new.prompt.iter().for_each(|token| seq.push(*token, salt));
+            self.live.insert(*id, seq);
+        }
+        self.check();
+        ids
+    }
+
+    pub(crate) fn remove(&mut self, id: SeqId) {
+        self.live.remove(&id);
+        self.scheduler.remove(id);
+        self.seen.cancelled += 1;
+        self.check();
+    }
+
+    pub(crate) fn num_uncommitted(&self) -> usize {
+        self.uncommitted.len()
+    }
+
+    /// Schedules and executes one step.
+    pub(crate) fn step(&mut self) -> Step {
+        let step = self.scheduler.schedule();
+        self.check();
+        self.check_step(&step);
+        if step.rows.is_empty() {
+            assert_eq!(self.scheduler.commit(&step, &[]), Ok(()));
+            return step;
+        }
+        self.seen.steps += 1;
+        self.seen.copies += step.copies.len();
+        let live = &self.live;
+        self.memory.execute(&step, |row| &live[&row.seq].contents[..end(row)]);
+        let sampled = self.draw(&step);
+        self.previous = sampled.iter().map(|sampled| sampled.token).collect();
+        self.uncommitted.push_back((step.clone(), sampled));
+        step
+    }
+
+    /// Commits the oldest step, if there is one, and removes what is finished; returns the sequences that ended.
+    pub(crate) fn commit(&mut self) -> Vec<SeqId> {
+        let Some((step, sampled)) = self.uncommitted.pop_front() else { return Vec::new() };
+        self.scheduler.commit(&step, &sampled).expect("the oldest step");
+        for Sampled { seq, .. } in sampled {
+            if let Some(seq) = self.live.get_mut(&seq) {
+                seq.num_known += 1;
+            }
+        }
+        self.check();
+        let max_model_len = self.scheduler.config().max_model_len;
+        let is_finished = |id: &SeqId, seq: &LiveSequence| {
+            if seq.sample {
+                seq.num_known >= seq.stop_len.min(max_model_len)
+            } else {
+                self.scheduler.is_prompt_computed(*id)
+            }
+        };
+        let finished: Vec<_> =
+            self.live.iter().filter(|(id, seq)| is_finished(id, seq)).map(|(id, _)| *id).collect();
+        for id in &finished {
+            assert_eq!(
+                self.scheduler.tokens(*id),
+                &self.live[id].tokens[..self.live[id].num_known]
+            );
+            self.scheduler.remove(*id);
+            let seq = self.live.remove(id).expect("it was listed");
+            if seq.prompt_logits {
+                assert_eq!(self.prompt_logits.get(&seq.request), Some(&seq.num_prompt_tokens));
+            }
+            self.seen.finished += 1;
+            self.seen.longest_stay = self.seen.longest_stay.max(self.seen.steps - seq.arrival);
+        }
+        self.check();
+        finished
+    }
+
+    /// Runs until every request has ended, and verifies that nothing is left.
+    pub(crate) fn drain(&mut self) {
+        let work: usize = self.live.values().map(|seq| seq.stop_len).sum();
+        // A sequence may be preempted, and thus computed again, once for each token of the others.
+        let max_steps = 100 + 10 * work;
+        for _ in 0..max_steps {
+            self.commit();
+            if self.live.is_empty() && self.uncommitted.is_empty() {
+                break;
+            }
+            self.step();
+        }
+        assert!(
+            self.live.is_empty(),
+            "{} sequences did not end within {max_steps} steps",
+            self.live.len()
+        );
+        let stats = self.scheduler.stats();
+        assert_eq!((stats.num_running, stats.num_waiting), (0, 0));
+        assert_eq!(stats.num_free_blocks, stats.num_blocks, "blocks leaked");
+    }
+
+    fn check(&self) {
+        self.scheduler.check().expect("the invariants hold");
+    }
+
+    fn check_step(&mut self, step: &Step) {
+        let config = self.scheduler.config();
+        assert!(step.id > self.last_step);
+        self.last_step = step.id;
+        assert!(step.num_tokens() <= config.max_num_batched_tokens, "over the budget: {step:?}");
+        assert!(self.scheduler.stats().num_running <= config.max_num_seqs);
+        let rows: HashSet<_> = step.rows.iter().map(|row| row.seq).collect();
+        assert_eq!(rows.len(), step.rows.len(), "two rows of one sequence");
+        let num_decodes = step.rows.iter().filter(|row| row.tokens.len() == 1).count();
+        self.seen.mixed_steps += usize::from(num_decodes > 0 && num_decodes < step.rows.len());
+        assert!(step.rows.is_empty() <= step.copies.is_empty(), "copies without rows");
+        for row in &step.rows {
+            self.check_row(row);
+        }
+    }
+
+    fn check_row(&mut self, row: &StepRow) {
+        let seq = self.live.get(&row.seq).expect("only live sequences run");
+        assert!(!row.tokens.is_empty() && end(row) <= seq.tokens.len());
+        for (position, source) in (row.first_position as usize..).zip(&row.tokens) {
+            match source {
+                TokenSource::Id(token) => {
+                    assert!(position < seq.num_known);
+                    assert_eq!(*token, seq.tokens[position]);
+                }
+                TokenSource::PreviousRow(index) => {
+                    assert!(position >= seq.num_known);
+                    assert_eq!(self.previous[*index as usize], seq.tokens[position]);
+                    self.seen.previous_rows += 1;
+                }
+            }
+        }
+        self.check_samples(row, seq);
+        let logits_done = self.prompt_logits.entry(seq.request).or_default();
+        if seq.prompt_logits
+            && row.first_position as usize == *logits_done
+            && *logits_done < seq.num_prompt_tokens
+        {
+            assert_eq!(row.logits, LogitsFor::All);
+            *logits_done = end(row);
+        } else {
+            assert_eq!(
+                row.logits,
+                if row.samples.is_empty() { LogitsFor::None } else { LogitsFor::Last }
+            );
+            let is_due = seq.prompt_logits && *logits_done < seq.num_prompt_tokens;
+            assert!(!is_due || end(row) <= *logits_done, "prompt logits are left out");
+        }
+    }
+
+    fn check_samples(&self, row: &StepRow, seq: &LiveSequence) {
+        let is_complete = end(row) == seq.tokens.len()
+            && seq.tokens.len() < self.scheduler.config().max_model_len;
+        let expected: Vec<_> = match seq.sample && is_complete {
+            true if seq.is_started => vec![row.seq],
+            true => self
+                .live
+                .iter()
+                .filter(|(_, other)| other.request == seq.request)
+                .map(|(id, _)| *id)
+                .collect(),
+            false => Vec::new(),
+        };
+        assert_eq!(row.samples, expected, "samples of {row:?}");
+    }
+
+    /// Draws a token for each sample of a step, from few enough that siblings often draw the same.
+    fn draw(&mut self, step: &Step) -> Vec<Sampled> {
+        let mut sampled = Vec::new();
+        for id in step.samples() {
+            let seq = self.live.get_mut(&id).expect("only live sequences draw");
+            let last = *seq.contents.last().expect("a prompt is not empty");
+            let token = (content(last, id.0 as u32) % 3) as u32;
+            seq.push(token, 0);
+            self.seen.forks += usize::from(!seq.is_started && id != seq.request);
+            seq.is_started = true;
+            sampled.push(Sampled { seq: id, token });
+        }
+        sampled
+    }
+}
+
+impl LiveSequence {
+    fn push(&mut self, token: u32, salt: Content) {
+        self.tokens.push(token);
+        self.contents.push(content(self.contents.last().copied().unwrap_or(salt), token));
+    }
+}
+
+fn end(row: &StepRow) -> usize {
+    row.first_position as usize + row.tokens.len()
+}
+
+/// A prompt that shares the first `shared` tokens with all others of its family.
+pub(crate) fn prompt(family: u32, shared: usize, own: &[u32]) -> Vec<u32> {
+    let shared = (0..shared as u32).map(|position| (position * 7 + position / 3 + family) % 3);
+    shared.chain(own.iter().copied()).collect()
+}
+
+/// One of three salts, of which the first is none.
+pub(crate) fn salt(index: u32) -> Option<Arc<str>> {
+    [None, Some("a"), Some("bb")][index as usize % 3].map(Into::into)
+}

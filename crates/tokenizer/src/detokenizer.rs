@@ -1,0 +1,271 @@
+//! Generated tokens to text, one at a time, without ever cutting a character.
+
+use crate::decoder::{DecoderKind, Leading, TokenClass};
+use crate::{Result, SkipSpecialTokens, Tokenizer};
+
+/// Turns the generated tokens of one sequence into pieces of text.
+///
+/// The pieces together are the text that prompt and generated tokens have as a whole, without the prompt's: a piece has
+/// its leading space or not as it would within that text. A character whose bytes come in several tokens is
+/// held back until it is complete. Bytes that are no character become U+FFFD as soon as that is certain.
+///
+/// One thing differs from [`Tokenizer::decode`]: in a byte-fallback vocabulary the library turns a run of byte tokens
+/// wholly into U+FFFD if any of it is damaged. A stream cannot take back what it has sent, so here the characters that
+/// are complete stay.
+///
+/// A token costs time in proportion to its own text, however long the sequence is.
+#[derive(Debug, Clone)]
+pub struct Detokenizer {
+    shown: Shown,
+    state: State,
+}
+
+#[derive(Debug, Clone)]
+enum State {
+    Bytes(ByteState),
+    Window(Window),
+}
+
+impl Detokenizer {
+    /// A detokenizer for what is generated after `prompt`, the prompt's token ids.
+    ///
+    /// # Errors
+    /// [`crate::Error::Decode`], only from decoders that are not tables of bytes.
+    pub fn new(
+        tokenizer: Tokenizer,
+        prompt: &[u32],
+        skip_special_tokens: SkipSpecialTokens,
+    ) -> Result<Self> {
+        let shown = Shown { tokenizer, skip_special_tokens };
+        let state = match shown.tokenizer.kind() {
+            DecoderKind::ByteLevel => State::Bytes(
+                ByteState::new(Leading::Spaces(0), Damage::PerSequence)
+                    .after_prompt(&shown, prompt),
+            ),
+            DecoderKind::SentencePiece(steps) => State::Bytes(
+                ByteState::new(steps.leading, Damage::PerByte).after_prompt(&shown, prompt),
+            ),
+            DecoderKind::Opaque => State::Window(Window::after_prompt(&shown, prompt)?),
+        };
+        Ok(Self { shown, state })
+    }
+
+    /// Takes the next generated token; the text that is now certain, if there is any.
+    ///
+    /// # Errors
+    /// [`crate::Error::Decode`], only from decoders that are not tables of bytes.
+    pub fn push(&mut self, id: u32) -> Result<Option<String>> {
+        if !self.shown.contains(id) {
+            return Ok(None);
+        }
+        let text = match &mut self.state {
+            State::Bytes(bytes) => bytes.push(&self.shown.tokenizer, id),
+            State::Window(window) => window.push(&self.shown, id)?,
+        };
+        Ok((!text.is_empty()).then_some(text))
+    }
+
+    /// The rest of the text when no more tokens come: an unfinished character becomes U+FFFD.
+    ///
+    /// # Errors
+    /// [`crate::Error::Decode`], only from decoders that are not tables of bytes.
+    pub fn finish(&mut self) -> Result<Option<String>> {
+        let text = match &mut self.state {
+            State::Bytes(bytes) => bytes.finish(),
+            State::Window(window) => window.emit(&self.shown)?,
+        };
+        Ok((!text.is_empty()).then_some(text))
+    }
+}
+
+/// Which tokens become text.
+#[derive(Debug, Clone)]
+struct Shown {
+    tokenizer: Tokenizer,
+    skip_special_tokens: SkipSpecialTokens,
+}
+
+impl Shown {
+    fn contains(&self, id: u32) -> bool {
+        self.tokenizer.is_shown(id, self.skip_special_tokens)
+    }
+
+    /// The end of the prompt from the first token on after which `is_enough` of what follows is true.
+    fn tail<'a>(&self, prompt: &'a [u32], mut is_enough: impl FnMut(u32) -> bool) -> &'a [u32] {
+        let start = prompt.iter().rposition(|&id| self.contains(id) && is_enough(id)).unwrap_or(0);
+        &prompt[start..]
+    }
+}
+
+/// State for decoders that concatenate the bytes of tokens.
+#[derive(Debug, Clone)]
+struct ByteState {
+    /// What is still to be cut from the beginning of the text; `Spaces(0)` once there is text.
+    leading: Leading,
+    damage: Damage,
+    /// The beginning of a character, at most 3 bytes between two tokens.
+    pending: Vec<u8>,
+}
+
+/// How many U+FFFD stand for bytes that are no character.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Damage {
+    /// One for each longest beginning of a character, as in Unicode's recommendation and `String::from_utf8_lossy`.
+    PerSequence,
+    /// One for each byte, as in the library's `ByteFallback`. Bytes of other tokens never continue these.
+    PerByte,
+}
+
+impl ByteState {
+    fn new(leading: Leading, damage: Damage) -> Self {
+        Self { leading, damage, pending: Vec::new() }
+    }
+
+    /// Reads the beginning of the prompt, until it is known what is cut there, and its last bytes, which may be the
+    /// beginning of a character. Such a character counts as generated.
+    fn after_prompt(mut self, shown: &Shown, prompt: &[u32]) -> Self {
+        let mut rest = prompt;
+        while let ([id, after @ ..], false) = (rest, self.leading == Leading::Spaces(0)) {
+            if shown.contains(*id) {
+                self.push(&shown.tokenizer, *id);
+            }
+            rest = after;
+        }
+        let mut num_bytes = 0;
+        let tail = shown.tail(rest, |id| {
+            num_bytes += shown.tokenizer.token_bytes(id).len();
+            num_bytes >= 3
+        });
+        for &id in tail.iter().filter(|&&id| shown.contains(id)) {
+            self.push(&shown.tokenizer, id);
+        }
+        self
+    }
+
+    fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
+        let mut text = String::new();
+        if self.damage == Damage::PerByte && tokenizer.class(id) != TokenClass::FallbackByte {
+            self.flush(&mut text);
+        }
+        match (self.leading, tokenizer.kind()) {
+            (Leading::SpacesOfFirstToken, DecoderKind::SentencePiece(steps)) => {
+                let token = tokenizer.id_to_token(id).expect("only ids of tokens are shown");
+                self.pending.extend(steps.first_token_bytes(&token));
+                self.leading = Leading::Spaces(0);
+            }
+            _ => self.pending.extend(tokenizer.token_bytes(id)),
+        }
+        self.take_characters(&mut text);
+        self.cut_leading_spaces(&mut text);
+        text
+    }
+
+    fn finish(&mut self) -> String {
+        let mut text = String::new();
+        self.flush(&mut text);
+        self.cut_leading_spaces(&mut text);
+        text
+    }
+
+    /// Moves all that is certain from `pending` to `text`.
+    fn take_characters(&mut self, text: &mut String) {
+        let mut bytes = self.pending.as_slice();
+        loop {
+            let error = match std::str::from_utf8(bytes) {
+                Ok(rest) => {
+                    text.push_str(rest);
+                    self.pending.clear();
+                    return;
+                }
+                Err(error) => error,
+            };
+            let (valid, rest) = bytes.split_at(error.valid_up_to());
+            text.push_str(std::str::from_utf8(valid).expect("checked just before"));
+            let Some(num_damaged) = error.error_len() else {
+                let taken = self.pending.len() - rest.len();
+                self.pending.drain(..taken);
+                return;
+            };
+            self.damage.replace(num_damaged, text);
+            bytes = &rest[num_damaged..];
+        }
+    }
+
+    /// What is pending will not be completed.
+    fn flush(&mut self, text: &mut String) {
+        if !self.pending.is_empty() {
+            self.damage.replace(self.pending.len(), text);
+            self.pending.clear();
+        }
+    }
+
+    fn cut_leading_spaces(&mut self, text: &mut String) {
+        let Leading::Spaces(most) = self.leading else { return };
+        if most == 0 || text.is_empty() {
+            return;
+        }
+        let num_spaces = text.bytes().take(most).take_while(|&byte| byte == b' ').count();
+        text.drain(..num_spaces);
+        self.leading = Leading::Spaces(if text.is_empty() { most - num_spaces } else { 0 });
+    }
+}
+
+impl Damage {
+    fn replace(self, num_bytes: usize, text: &mut String) {
+        let count = match self {
+            Self::PerSequence => 1,
+            Self::PerByte => num_bytes,
+        };
+        text.extend(std::iter::repeat_n(char::REPLACEMENT_CHARACTER, count));
+    }
+}
+
+/// State for the other decoders: the last tokens are decoded again with each new one, and what is new is given out.
+#[derive(Debug, Clone)]
+struct Window {
+    /// Tokens given out before, as context, and then those held back.
+    ids: Vec<u32>,
+    num_given: usize,
+    /// Text of the tokens given out before.
+    given: String,
+}
+
+impl Window {
+    /// Tokens of the prompt that the first generated one is decoded with.
+    const PROMPT_TOKENS: usize = 6;
+    /// Text that ends with U+FFFD is held back for more bytes of a character, and no character has more.
+    const MAX_HELD: usize = 4;
+
+    fn after_prompt(shown: &Shown, prompt: &[u32]) -> Result<Self> {
+        let mut num_tokens = 0;
+        let tail = shown.tail(prompt, |_| {
+            num_tokens += 1;
+            num_tokens == Self::PROMPT_TOKENS
+        });
+        let ids = tail.iter().copied().filter(|&id| shown.contains(id)).collect::<Vec<_>>();
+        let given = shown.tokenizer.decode(&ids, shown.skip_special_tokens)?;
+        Ok(Self { num_given: ids.len(), ids, given })
+    }
+
+    fn push(&mut self, shown: &Shown, id: u32) -> Result<String> {
+        self.ids.push(id);
+        let num_held = self.ids.len() - self.num_given;
+        let text = shown.tokenizer.decode(&self.ids, shown.skip_special_tokens)?;
+        if text.ends_with(char::REPLACEMENT_CHARACTER) && num_held < Self::MAX_HELD {
+            return Ok(String::new());
+        }
+        self.emit(shown)
+    }
+
+    /// Gives out what is held back; its tokens become the context of the next.
+    fn emit(&mut self, shown: &Shown) -> Result<String> {
+        let text = shown.tokenizer.decode(&self.ids, shown.skip_special_tokens)?;
+        let new = text.get(self.given.len()..).unwrap_or_default().to_owned();
+        if self.ids.len() > self.num_given {
+            self.ids.drain(..self.num_given);
+            self.num_given = self.ids.len();
+            self.given = shown.tokenizer.decode(&self.ids, shown.skip_special_tokens)?;
+        }
+        Ok(new)
+    }
+}

@@ -1,0 +1,81 @@
+//! What can go wrong between text and tokens, in words that say what to do.
+
+/// An error of this crate.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// `tokenizer.json` could not be read as a tokenizer.
+    #[error("tokenizer.json is damaged or of an unknown kind: {0}; download the model again")]
+    BadTokenizer(String),
+    /// `tokenizer_config.json` is not what it should be.
+    #[error("tokenizer_config.json is damaged: {0}; download the model again")]
+    BadTokenizerConfig(String),
+    /// The text could not be turned into tokens.
+    #[error("the text cannot be tokenized: {0}; send a shorter or simpler text")]
+    Encode(String),
+    /// The token ids could not be turned into text.
+    #[error("the tokens cannot be decoded: {0}; check that tokenizer.json belongs to this model")]
+    Decode(String),
+    /// The chat template is not valid Jinja.
+    #[error("the chat template has a syntax error{}: {message}; give another with --chat-template", at_line(*line))]
+    TemplateSyntax {
+        /// What the template engine said.
+        message: String,
+        /// The line of the template, from 1.
+        line: Option<usize>,
+    },
+    /// The chat template called `raise_exception`: the conversation is not one that the model takes.
+    #[error("the model's chat template refused the conversation: {message}")]
+    TemplateRaised {
+        /// The template's own words.
+        message: String,
+    },
+    /// The chat template failed while rendering this conversation.
+    #[error("the chat template failed{}: {message}; check the shape of the messages and tools", at_line(*line))]
+    TemplateRender {
+        /// What the template engine said.
+        message: String,
+        /// The line of the template, from 1.
+        line: Option<usize>,
+    },
+    /// The chat template ran longer than a template may.
+    #[error(
+        "the chat template did not finish within {max_steps} steps; send fewer messages or another template"
+    )]
+    TemplateTooSlow {
+        /// The limit, in instructions of the template engine.
+        max_steps: u64,
+    },
+    /// The chat template wrote more text than a prompt may have.
+    #[error("the chat template wrote more than {max_bytes} bytes; send a shorter conversation")]
+    TemplateOutputTooLong {
+        /// The limit.
+        max_bytes: usize,
+    },
+    /// Several named templates and none called `default`.
+    #[error(
+        "the model has the chat templates {names:?} and none named \"default\"; give one with --chat-template"
+    )]
+    NoDefaultTemplate {
+        /// The names there are.
+        names: Vec<String>,
+    },
+    /// The messages are not a list of objects.
+    #[error("messages must be a list of objects, each with a role: {0}")]
+    BadMessages(String),
+    /// `continue_final_message` cannot be done with this conversation or template.
+    #[error("continue_final_message cannot be used: {0}")]
+    CannotContinue(&'static str),
+    /// A stop string without a character matches everywhere.
+    #[error("stop string {index} is empty; leave it out or give it at least one character")]
+    EmptyStopString {
+        /// Its place in the list.
+        index: usize,
+    },
+}
+
+/// Shorthand for results of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+fn at_line(line: Option<usize>) -> String {
+    line.map(|line| format!(" in line {line}")).unwrap_or_default()
+}

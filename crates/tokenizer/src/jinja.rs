@@ -1,0 +1,109 @@
+//! The template engine, set up so that it renders what transformers' Jinja2 renders.
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::ValueKind;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+use crate::json::{python_float, tojson};
+
+/// An environment without templates: at most `max_steps` instructions for a rendering.
+///
+/// Source: `_cached_compile_jinja_template` in transformers' chat_template_utils.py.
+pub(crate) fn environment(max_steps: u64) -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_syntax(
+        SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()
+            .expect("the default delimiters are valid"),
+    );
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_fuel(Some(max_steps));
+    environment.set_formatter(format_value);
+    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.add_filter("tojson", tojson);
+    environment.add_filter("length", length);
+    environment.add_filter("count", length);
+    environment.add_filter("string", string);
+    environment.add_test("iterable", is_iterable);
+    environment.add_test("sequence", is_sequence);
+    environment.add_function("raise_exception", raise_exception);
+    environment
+}
+
+/// `{% generation %} .. {% endgeneration %}` marks what the model wrote, for training. Here it is only a scope, which
+/// is what a `with` block is.
+pub(crate) fn without_generation_tags(source: &str) -> String {
+    let mut result = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at + 2);
+        result.push_str(before);
+        rest = tag;
+        let Some(end) = tag.find("%}") else { break };
+        let name = tag[..end].trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        let replacement = match name {
+            "generation" => "with",
+            "endgeneration" => "endwith",
+            _ => continue,
+        };
+        let start = tag.find(name).expect("it was trimmed from there");
+        result.push_str(&tag[..start]);
+        result.push_str(if start == 0 { " " } else { "" });
+        result.push_str(replacement);
+        rest = &tag[start + name.len()..];
+    }
+    result.push_str(rest);
+    result
+}
+
+/// The template's own refusal, to be told apart from an error in the template.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct RaisedException(pub(crate) String);
+
+fn raise_exception(message: &Value) -> Result<Value, Error> {
+    let message = message.to_string();
+    Err(Error::new(ErrorKind::InvalidOperation, message.clone())
+        .with_source(RaisedException(message)))
+}
+
+/// Jinja2's undefined value has the length 0.
+fn length(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() { Ok(0) } else { minijinja::filters::length(value) }
+}
+
+/// Python's `None` cannot be iterated over, unlike the engine's.
+fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
+}
+
+/// Whatever has a length and can be subscripted, which in Python strings and dictionaries can.
+fn is_sequence(value: &Value) -> bool {
+    matches!(
+        value.kind(),
+        ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined
+    )
+}
+
+/// Floats are written as Python writes them.
+fn format_value(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    match float(value) {
+        Some(number) => out.write_str(&python_float(number)).map_err(Error::from),
+        None => minijinja::escape_formatter(out, state, value),
+    }
+}
+
+fn string(state: &State, value: &Value) -> Result<Value, Error> {
+    match float(value) {
+        Some(number) => Ok(python_float(number).into()),
+        None => minijinja::filters::string(state, value),
+    }
+}
+
+fn float(value: &Value) -> Option<f64> {
+    let is_float = value.kind() == ValueKind::Number && !value.is_integer();
+    if is_float { f64::try_from(value.clone()).ok() } else { None }
+}

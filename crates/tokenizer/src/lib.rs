@@ -1,0 +1,21 @@
+//! Text to tokens and back: tokenizer, chat template, detokenizer, stop strings.
+//!
+//! Everything here is pure and synchronous: no files, no clock, no threads. The path of a request is
+//! [`ChatTemplate::render`] -> [`Tokenizer::encode`] -> (the engine) -> [`Detokenizer::push`] -> [`StopMatcher::push`].
+
+mod clock;
+mod decoder;
+mod detokenizer;
+mod error;
+mod jinja;
+mod json;
+mod stop;
+mod template;
+mod tokenizer;
+
+pub use clock::LocalTime;
+pub use detokenizer::Detokenizer;
+pub use error::{Error, Result};
+pub use stop::{StopMatcher, StopOutcome, StopStringInOutput};
+pub use template::{ChatTemplate, PromptEnd, RenderInput};
+pub use tokenizer::{AddSpecialTokens, NamedSpecialTokens, SkipSpecialTokens, Tokenizer};

@@ -1,0 +1,300 @@
+//! A conversation to the prompt text that its model was trained on, by the checkpoint's own chat template.
+
+use std::io;
+
+use minijinja::value::Serde;
+use minijinja::{Environment, ErrorKind};
+use serde_json::{Map, Value};
+
+use crate::clock::LocalTime;
+use crate::jinja::{RaisedException, environment, without_generation_tags};
+use crate::tokenizer::{parse_config, special_tokens};
+use crate::{Error, Result};
+
+/// The chat template of a checkpoint, compiled.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    /// Names and sources; at least one.
+    templates: Vec<(String, String)>,
+    special_tokens: Map<String, Value>,
+}
+
+/// What a prompt is rendered from.
+#[derive(Debug, Clone, Copy)]
+pub struct RenderInput<'a> {
+    /// A list of `{role, content, ..}`.
+    pub messages: &'a Value,
+    /// A list of tools in the form of the OpenAI protocol.
+    pub tools: Option<&'a Value>,
+    /// Documents to answer from, a list of objects.
+    pub documents: Option<&'a Value>,
+    /// How the prompt ends.
+    pub end: PromptEnd,
+    /// Further variables for the template; they win over special tokens.
+    pub chat_template_kwargs: &'a Map<String, Value>,
+    /// The time that the template's `strftime_now` tells.
+    pub now: LocalTime,
+}
+
+/// How the prompt ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PromptEnd {
+    /// With the header of an answer, so that the model writes one (`add_generation_prompt`).
+    GenerationPrompt,
+    /// With the last message.
+    LastMessage,
+    /// In the last message, so that the model continues it (`continue_final_message`).
+    ContinueFinalMessage,
+}
+
+impl ChatTemplate {
+    /// Most instructions of one rendering; a prompt of a thousand messages takes about a hundredth of it.
+    pub const MAX_STEPS: u64 = 10_000_000;
+    /// Most bytes of one prompt.
+    pub const MAX_OUTPUT_BYTES: usize = 64 << 20;
+
+    /// The template from the file `chat_template.jinja`, or else from `tokenizer_config.json`, where it is one string or
+    /// a list of `{"name", "template"}`. `None` when there is none: a base model.
+    ///
+    /// # Errors
+    /// [`Error::BadTokenizerConfig`], [`Error::TemplateSyntax`].
+    pub fn from_sources(
+        chat_template_jinja: Option<&str>,
+        tokenizer_config: Option<&[u8]>,
+    ) -> Result<Option<Self>> {
+        let config = tokenizer_config.map(parse_config).transpose()?.unwrap_or_default();
+        let templates = match (chat_template_jinja, config.get("chat_template")) {
+            (Some(source), _) => vec![(DEFAULT.to_owned(), source.to_owned())],
+            (None, None | Some(Value::Null)) => return Ok(None),
+            (None, Some(value)) => templates(value)?,
+        };
+        let special_tokens = tokenizer_config.map(special_tokens).transpose()?.unwrap_or_default();
+        let mut environment = environment(Self::MAX_STEPS);
+        for (name, source) in &templates {
+            environment.add_template_owned(name.clone(), without_generation_tags(source)).map_err(
+                |error| Error::TemplateSyntax { message: message(&error), line: error.line() },
+            )?;
+        }
+        Ok(Some(Self { environment, templates, special_tokens }))
+    }
+
+    /// The source of the template that is taken for a request with or without tools.
+    ///
+    /// # Errors
+    /// [`Error::NoDefaultTemplate`].
+    pub fn source(&self, tools: Option<&Value>) -> Result<&str> {
+        self.select(tools).map(|(_, source)| source)
+    }
+
+    /// The prompt. Time and length are bounded, whatever the conversation.
+    ///
+    /// As in transformers, keys of messages whose value is null are the same as absent ones, and reasoning may be given
+    /// as `reasoning_content`, `reasoning` or `thinking`.
+    ///
+    /// # Errors
+    /// [`Error::TemplateRaised`] when the template refuses the conversation; the other `Template..` variants,
+    /// [`Error::BadMessages`], [`Error::CannotContinue`].
+    pub fn render(&self, input: &RenderInput<'_>) -> Result<String> {
+        let (name, source) = self.select(input.tools)?;
+        let mut messages = normalize(input.messages)?;
+        if input.end != PromptEnd::ContinueFinalMessage {
+            return self.render_messages(name, input, messages);
+        }
+        let final_text = mark_final_message(&mut messages, source)?;
+        let rendered = self.render_messages(name, input, messages)?;
+        cut_at_mark(rendered, &final_text)
+    }
+
+    fn render_messages(
+        &self,
+        name: &str,
+        input: &RenderInput<'_>,
+        messages: Vec<Value>,
+    ) -> Result<String> {
+        let template = self.environment.get_template(name).expect("every template was added");
+        let mut output = BoundedOutput { bytes: Vec::new(), is_full: false };
+        let rendered = template.render_captured_to(self.variables(input, messages), &mut output);
+        match rendered {
+            _ if output.is_full => {
+                Err(Error::TemplateOutputTooLong { max_bytes: Self::MAX_OUTPUT_BYTES })
+            }
+            Ok(_) => Ok(String::from_utf8(output.bytes).expect("a template writes whole strings")),
+            Err(error) => Err(render_error(&error)),
+        }
+    }
+
+    fn variables(&self, input: &RenderInput<'_>, messages: Vec<Value>) -> minijinja::Value {
+        let now = input.now;
+        let strftime_now = move |format: &str| {
+            now.strftime(format)
+                .map_err(|message| minijinja::Error::new(ErrorKind::InvalidOperation, message))
+        };
+        let adds_generation_prompt = input.end == PromptEnd::GenerationPrompt;
+        let json = |value: &Value| minijinja::Value::from(Serde(value));
+        let variables = [("strftime_now", minijinja::Value::from_function(strftime_now))]
+            .into_iter()
+            .chain(self.special_tokens.iter().map(|(name, value)| (name.as_str(), json(value))))
+            .chain(
+                input.chat_template_kwargs.iter().map(|(name, value)| (name.as_str(), json(value))),
+            )
+            .chain([
+                ("messages", Serde(messages).into()),
+                ("tools", input.tools.map_or_else(|| ().into(), json)),
+                ("documents", input.documents.map_or_else(|| ().into(), json)),
+                ("add_generation_prompt", adds_generation_prompt.into()),
+            ]);
+        minijinja::Value::from_pairs(variables)
+    }
+
+    fn select(&self, tools: Option<&Value>) -> Result<(&str, &str)> {
+        let named = |wanted: &str| self.templates.iter().find(|(name, _)| name == wanted);
+        let template = match (
+            &*self.templates,
+            tools.and_then(|_| named(TOOL_USE)).or_else(|| named(DEFAULT)),
+        ) {
+            (_, Some(template)) | ([template], None) => template,
+            (all, None) => {
+                let names = all.iter().map(|(name, _)| name.clone()).collect();
+                return Err(Error::NoDefaultTemplate { names });
+            }
+        };
+        Ok((&template.0, &template.1))
+    }
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names = self.templates.iter().map(|(name, _)| name).collect::<Vec<_>>();
+        f.debug_struct("ChatTemplate").field("templates", &names).finish_non_exhaustive()
+    }
+}
+
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+
+fn templates(value: &Value) -> Result<Vec<(String, String)>> {
+    let bad = || {
+        Error::BadTokenizerConfig(
+            "chat_template must be a string or a list of {name, template}".into(),
+        )
+    };
+    if let Some(source) = value.as_str() {
+        return Ok(vec![(DEFAULT.to_owned(), source.to_owned())]);
+    }
+    let list = value.as_array().filter(|list| !list.is_empty()).ok_or_else(bad)?;
+    let entry = |entry: &Value| {
+        Some((entry["name"].as_str()?.to_owned(), entry["template"].as_str()?.to_owned()))
+    };
+    list.iter().map(|item| entry(item).ok_or_else(bad)).collect()
+}
+
+/// Names that reasoning is passed under; templates read the first, and gpt-oss's the second.
+const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// Source: `apply_chat_template` (nulls) and `_alias_reasoning_fields` in transformers.
+fn normalize(messages: &Value) -> Result<Vec<Value>> {
+    let list = messages.as_array().ok_or_else(|| Error::BadMessages("it is no list".into()))?;
+    let normalize_one = |(index, message): (usize, &Value)| {
+        let fields = message
+            .as_object()
+            .ok_or_else(|| Error::BadMessages(format!("item {index} is no object")))?;
+        let mut fields: Map<_, _> = fields
+            .iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect();
+        if let Some(reasoning) = REASONING_FIELDS.iter().find_map(|&name| fields.get(name)).cloned()
+        {
+            fields.entry("thinking").or_insert_with(|| reasoning.clone());
+            fields.insert("reasoning_content".into(), reasoning);
+        }
+        Ok(Value::Object(fields))
+    };
+    list.iter().enumerate().map(normalize_one).collect()
+}
+
+/// Written behind the final message's text to find it again in the prompt. Its space shows whether the template trims.
+const MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// Marks the end of the final message's text, which is returned.
+///
+/// Source, with [`cut_at_mark`]: `render_jinja_template` in transformers' chat_template_utils.py.
+fn mark_final_message(messages: &mut [Value], source: &str) -> Result<String> {
+    let last = messages.last_mut().ok_or(Error::CannotContinue("there is no message"))?;
+    if !source.contains("content") {
+        return Err(Error::CannotContinue(
+            "the chat template does not read the content of messages",
+        ));
+    }
+    let text = match &mut last["content"] {
+        Value::Array(parts) => parts.iter_mut().rev().find_map(|part| match part.get_mut("text") {
+            Some(Value::String(text)) => Some(text),
+            _ => None,
+        }),
+        Value::String(text) => Some(text),
+        _ => None,
+    };
+    let text = text.ok_or(Error::CannotContinue("the final message has no text"))?;
+    let original = text.clone();
+    text.push_str(MARK);
+    Ok(original)
+}
+
+fn cut_at_mark(mut rendered: String, final_text: &str) -> Result<String> {
+    let lost = Error::CannotContinue("the chat template does not write the final message as it is");
+    let Some(at) = rendered.rfind(MARK.trim_end()) else { return Err(lost) };
+    if !rendered.contains(final_text.trim()) {
+        return Err(lost);
+    }
+    let template_trims = !rendered[at..].starts_with(MARK);
+    rendered.truncate(at);
+    if template_trims {
+        rendered.truncate(rendered.trim_end().len());
+    }
+    Ok(rendered)
+}
+
+fn render_error(error: &minijinja::Error) -> Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(current) = cause {
+        if let Some(RaisedException(message)) = current.downcast_ref() {
+            return Error::TemplateRaised { message: message.clone() };
+        }
+        if current
+            .downcast_ref()
+            .is_some_and(|error: &minijinja::Error| error.kind() == ErrorKind::OutOfFuel)
+        {
+            return Error::TemplateTooSlow { max_steps: ChatTemplate::MAX_STEPS };
+        }
+        cause = current.source();
+    }
+    Error::TemplateRender { message: message(error), line: error.line() }
+}
+
+fn message(error: &minijinja::Error) -> String {
+    match error.detail() {
+        Some(detail) => format!("{}: {detail}", error.kind()),
+        None => error.kind().to_string(),
+    }
+}
+
+/// Takes what a template writes, up to the limit.
+struct BoundedOutput {
+    bytes: Vec<u8>,
+    is_full: bool,
+}
+
+impl io::Write for BoundedOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.is_full |= self.bytes.len() + bytes.len() > ChatTemplate::MAX_OUTPUT_BYTES;
+        if self.is_full {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,341 @@
+//! The tokenizer of a checkpoint: text to token ids and back, with what each token is.
+
+use std::borrow::Cow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+use tokenizers::AddedToken;
+
+use crate::decoder::{DecoderKind, TokenClass, TokenTable};
+use crate::{Error, Result};
+
+/// Whether the tokenizer's post-processor adds its tokens (begin of sequence, for some also the end).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddSpecialTokens {
+    /// For raw text.
+    Yes,
+    /// For a rendered chat template, which writes its own.
+    No,
+}
+
+/// Whether special tokens become text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SkipSpecialTokens {
+    /// They are left out.
+    Yes,
+    /// They are spelled out.
+    No,
+}
+
+/// The special tokens with a role, as `tokenizer_config.json` names them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NamedSpecialTokens {
+    /// Begin of sequence.
+    pub bos: Option<String>,
+    /// End of sequence.
+    pub eos: Option<String>,
+    /// Unknown token.
+    pub unk: Option<String>,
+    /// Padding.
+    pub pad: Option<String>,
+}
+
+/// Text to token ids and back. Cloning is cheap, and clones may be used by many threads at once.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    tokenizer: tokenizers::Tokenizer,
+    kind: DecoderKind,
+    table: TokenTable,
+    named: NamedSpecialTokens,
+    special_ids: Vec<u32>,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` and, where there is one, `tokenizer_config.json`.
+    ///
+    /// Truncation and padding that a `tokenizer.json` may ask for are dropped: a server never shortens a prompt in secret.
+    ///
+    /// # Errors
+    /// [`Error::BadTokenizer`], [`Error::BadTokenizerConfig`].
+    pub fn from_bytes(tokenizer_json: &[u8], tokenizer_config_json: Option<&[u8]>) -> Result<Self> {
+        let bad = |error: &dyn std::fmt::Display| Error::BadTokenizer(error.to_string());
+        let json: DecoderField =
+            serde_json::from_slice(tokenizer_json).map_err(|error| bad(&error))?;
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(linear_splits(tokenizer_json))
+            .map_err(|error| bad(&error))?;
+        tokenizer.with_truncation(None).map_err(|error| bad(&error))?.with_padding(None);
+
+        let config = tokenizer_config_json.map(special_tokens).transpose()?.unwrap_or_default();
+        mark_special(&mut tokenizer, &config).map_err(|error| bad(&error))?;
+        let named = |name: &str| config.get(name).and_then(Value::as_str).map(str::to_owned);
+        let named = NamedSpecialTokens {
+            bos: named("bos_token"),
+            eos: named("eos_token"),
+            unk: named("unk_token"),
+            pad: named("pad_token"),
+        };
+
+        let kind = DecoderKind::from_json(&json.decoder);
+        let table = token_table(&tokenizer, &kind);
+        let ids = 0..u32::try_from(table.len()).expect("token ids are u32");
+        let special_ids = ids.filter(|&id| table.class(id) == TokenClass::Special).collect();
+        Ok(Self { inner: Arc::new(Inner { tokenizer, kind, table, named, special_ids }) })
+    }
+
+    /// The token ids of a text. Special tokens that are spelled out in the text become their ids.
+    ///
+    /// # Errors
+    /// [`Error::Encode`] when the tokenizer has no token for a part of the text, or gives the text up as too costly.
+    pub fn encode(&self, text: &str, add_special_tokens: AddSpecialTokens) -> Result<Vec<u32>> {
+        let add = add_special_tokens == AddSpecialTokens::Yes;
+        // The regex engine below panics when a text makes it backtrack ten million steps at one place. Encoding changes
+        // nothing but caches behind locks, so going on after a panic is safe.
+        let encoded =
+            catch_unwind(AssertUnwindSafe(|| self.inner.tokenizer.encode_fast(text, add)));
+        match encoded {
+            Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
+            Ok(Err(error)) => Err(Error::Encode(error.to_string())),
+            Err(_) => Err(Error::Encode(
+                "it is too repetitive for this tokenizer's splitting rule".into(),
+            )),
+        }
+    }
+
+    /// The text of token ids, as the `tokenizers` library decodes them; ids without a token are left out.
+    ///
+    /// # Errors
+    /// [`Error::Decode`].
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: SkipSpecialTokens) -> Result<String> {
+        // The library's decoder of word suffixes counts down from the number of tokens and must not get none.
+        if !ids.iter().any(|&id| self.is_shown(id, skip_special_tokens)) {
+            return Ok(String::new());
+        }
+        let skip = skip_special_tokens == SkipSpecialTokens::Yes;
+        self.inner.tokenizer.decode(ids, skip).map_err(|error| Error::Decode(error.to_string()))
+    }
+
+    /// One more than the highest token id. A model's logits may be wider (padded) but are never narrower.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.table.len()
+    }
+
+    /// The id of a token by its spelling in the vocabulary.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.tokenizer.token_to_id(token)
+    }
+
+    /// The spelling of a token in the vocabulary (`Ġthe`, `▁the`), not its text.
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.inner.tokenizer.id_to_token(id)
+    }
+
+    /// The bytes that this token adds to a text; perhaps only a part of a character. Special tokens are spelled out, an
+    /// id without a token has none.
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        self.inner.table.bytes(id)
+    }
+
+    /// [`Self::token_bytes`] for display: what is not UTF-8 becomes U+FFFD.
+    pub fn token_text(&self, id: u32) -> String {
+        String::from_utf8_lossy(self.token_bytes(id)).into_owned()
+    }
+
+    /// Whether this is a special token, which `skip_special_tokens` leaves out.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.inner.table.class(id) == TokenClass::Special
+    }
+
+    /// The ids of all special tokens, ascending.
+    pub fn special_ids(&self) -> &[u32] {
+        &self.inner.special_ids
+    }
+
+    /// The special tokens with a role.
+    pub fn named_special_tokens(&self) -> &NamedSpecialTokens {
+        &self.inner.named
+    }
+
+    /// The id of the begin-of-sequence token.
+    pub fn bos_token_id(&self) -> Option<u32> {
+        self.token_to_id(self.inner.named.bos.as_deref()?)
+    }
+
+    /// The id of the end-of-sequence token that `tokenizer_config.json` names. What ends a generation is in
+    /// `generation_config.json` and may be more ids.
+    pub fn eos_token_id(&self) -> Option<u32> {
+        self.token_to_id(self.inner.named.eos.as_deref()?)
+    }
+
+    pub(crate) fn kind(&self) -> &DecoderKind {
+        &self.inner.kind
+    }
+
+    /// Whether this is the id of a token that becomes text.
+    pub(crate) fn is_shown(&self, id: u32, skip_special_tokens: SkipSpecialTokens) -> bool {
+        match self.class(id) {
+            TokenClass::Missing => false,
+            TokenClass::Special => skip_special_tokens == SkipSpecialTokens::No,
+            TokenClass::Text | TokenClass::FallbackByte => true,
+        }
+    }
+
+    pub(crate) fn class(&self, id: u32) -> TokenClass {
+        self.inner.table.class(id)
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Inner { kind, named, .. } = &*self.inner;
+        f.debug_struct("Tokenizer")
+            .field("vocab_size", &self.vocab_size())
+            .field("decoder", kind)
+            .field("named_special_tokens", named)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The splitting rule for white space at the end of a line, as some checkpoints write it (DeepSeek LLM and Coder).
+const TRAILING_SPACE: &str = r"\s+$";
+/// The same without trying again from every place within the white space, which takes quadratic time: 44 s for 64 KiB
+/// of spaces. From a later place a match reaches no end that it would not reach from the first.
+const TRAILING_SPACE_LINEAR: &str = r"(?<!\s)\s+$";
+
+/// tokenizer.json with rules that take linear time.
+fn linear_splits(tokenizer_json: &[u8]) -> Cow<'_, [u8]> {
+    let rule = |pattern: &str, space: &str| format!("\"Regex\":{space}{}", Value::from(pattern));
+    let mut json = Cow::Borrowed(tokenizer_json);
+    for space in ["", " "] {
+        let slow = rule(TRAILING_SPACE, space);
+        // A file that is not UTF-8 is left for the reader to refuse.
+        let changed = match std::str::from_utf8(&json) {
+            Ok(text) if text.contains(&slow) => {
+                text.replace(&slow, &rule(TRAILING_SPACE_LINEAR, space))
+            }
+            _ => continue,
+        };
+        json = Cow::Owned(changed.into_bytes());
+    }
+    json
+}
+
+/// The one part of tokenizer.json that is read here rather than by the library.
+#[derive(serde::Deserialize)]
+struct DecoderField {
+    #[serde(default)]
+    decoder: Value,
+}
+
+/// The special tokens of `tokenizer_config.json` as text: a string each, `additional_special_tokens` a list of strings.
+///
+/// Each may be written as a string or as `{"content": "</s>", ..}`; a null is the same as none.
+/// Source: `special_tokens_map` in transformers' tokenization_utils_base.py.
+pub(crate) fn special_tokens(tokenizer_config_json: &[u8]) -> Result<Map<String, Value>> {
+    const NAMES: [&str; 7] = [
+        "bos_token",
+        "eos_token",
+        "unk_token",
+        "sep_token",
+        "pad_token",
+        "cls_token",
+        "mask_token",
+    ];
+    const LIST: &str = "additional_special_tokens";
+    let config = parse_config(tokenizer_config_json)?;
+    let mut tokens = Map::new();
+    for name in NAMES {
+        match config.get(name) {
+            None | Some(Value::Null) => {}
+            Some(token) => {
+                tokens.insert(name.into(), token_content(name, token)?.into());
+            }
+        }
+    }
+    if let Some(Value::Array(list)) = config.get(LIST) {
+        let list = list
+            .iter()
+            .map(|token| token_content(LIST, token).map(Value::from))
+            .collect::<Result<_>>()?;
+        tokens.insert(LIST.into(), Value::Array(list));
+    }
+    Ok(tokens)
+}
+
+pub(crate) fn parse_config(tokenizer_config_json: &[u8]) -> Result<Map<String, Value>> {
+    serde_json::from_slice(tokenizer_config_json)
+        .map_err(|error| Error::BadTokenizerConfig(error.to_string()))
+}
+
+fn token_content<'a>(name: &str, token: &'a Value) -> Result<&'a str> {
+    token.as_str().or_else(|| token["content"].as_str()).ok_or_else(|| {
+        Error::BadTokenizerConfig(format!(
+            "{name} must be a string or an object with a content, not {token}"
+        ))
+    })
+}
+
+/// Tokens with a role are special even where tokenizer.json does not say so, as in transformers. A token that the
+/// vocabulary lacks is not made up: the model has no embedding for it.
+fn mark_special(
+    tokenizer: &mut tokenizers::Tokenizer,
+    special: &Map<String, Value>,
+) -> tokenizers::Result<()> {
+    let lists =
+        special.values().flat_map(|value| value.as_array().map(Vec::as_slice).unwrap_or_default());
+    let added = special
+        .values()
+        .chain(lists)
+        .filter_map(Value::as_str)
+        .filter(|&token| tokenizer.token_to_id(token).is_some())
+        .filter(|&token| !tokenizer.get_added_vocabulary().is_special_token(token))
+        .map(|token| AddedToken::from(token, true))
+        .collect::<Vec<_>>();
+    tokenizer.add_special_tokens(added).map(drop)
+}
+
+fn token_table(tokenizer: &tokenizers::Tokenizer, kind: &DecoderKind) -> TokenTable {
+    let mut tokens = Vec::new();
+    for (token, id) in tokenizer.get_vocab(true) {
+        let id = id as usize;
+        if tokens.len() <= id {
+            tokens.resize(id + 1, None);
+        }
+        let is_special = tokenizer.get_added_vocabulary().is_special_token(&token);
+        tokens[id] = Some((token, is_special));
+    }
+    TokenTable::new(kind, tokens.into_iter())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+    use tokenizers::tokenizer::pattern::Pattern;
+    use tokenizers::utils::SysRegex;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_linear_rule_splits_as_the_written_one(text in "[ \n\r\ta]{0,24}") {
+            let split = |rule| (&SysRegex::new(rule).unwrap()).find_matches(&text).unwrap();
+            prop_assert_eq!(split(TRAILING_SPACE), split(TRAILING_SPACE_LINEAR));
+        }
+    }
+
+    #[test]
+    fn only_that_rule_is_replaced() {
+        let of = |regex: &str| json!({"vocab": {r"\s+$": 1}, "pattern": {"Regex": regex}});
+        for text in [|value: &Value| value.to_string(), |value: &Value| format!("{value:#}")] {
+            let replaced = linear_splits(text(&of(r"\s+$")).as_bytes()).into_owned();
+            assert_eq!(String::from_utf8(replaced).unwrap(), text(&of(r"(?<!\s)\s+$")));
+            let other = text(&of(r"\s+"));
+            assert!(matches!(linear_splits(other.as_bytes()), Cow::Borrowed(_)));
+        }
+    }
+}

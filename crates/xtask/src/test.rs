@@ -1,0 +1,109 @@
+//! `cargo xtask test`: builds the binary and runs every test, from nothing but Rust and Python.
+
+use anyhow::{Result, bail};
+
+use crate::steps::{Shell, Steps, run, run_lines};
+use crate::tools::{Node, Venv};
+
+/// Pins the Python clients and validators of the end-to-end tests.
+const REQUIREMENTS: &str = "tests/requirements.txt";
+
+/// The npm package that pins the Node client of the end-to-end tests.
+const NODE_PACKAGE: &str = "tests/node";
+
+pub(crate) fn run_steps(steps: &mut Steps) {
+    steps.run("build", build);
+    steps.run("test", test);
+}
+
+/// Builds all that the tests need in one go, so that the binary and the tests share one set of
+/// features: `cargo build -p candlepower` alone would build many dependencies a second time.
+fn build(shell: &Shell) -> Result<String> {
+    run(&mut shell.cargo("build --workspace --lib --bins --tests --locked"))?;
+    Ok(String::new())
+}
+
+fn test(shell: &Shell) -> Result<String> {
+    let venv = Venv::new(shell, "test", REQUIREMENTS)?;
+    let node = Node::new(shell, &venv)?;
+    node.npm_ci(shell, NODE_PACKAGE)?;
+    let mut cargo = shell.cargo("test --workspace --no-fail-fast --locked");
+    cargo
+        .env("CANDLEPOWER_TEST_PYTHON", venv.program("python"))
+        .env("CANDLEPOWER_TEST_NODE", &node.program);
+    let mut totals = Totals::default();
+    let succeeded = run_lines(&mut cargo, |line| totals.add(line))?;
+    if !succeeded || !totals.failed_tests.is_empty() {
+        bail!("{totals}");
+    }
+    Ok(totals.to_string())
+}
+
+/// Sums of the runner's result lines over all test binaries.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Totals {
+    passed: usize,
+    failed: usize,
+    ignored: usize,
+    failed_tests: Vec<String>,
+}
+
+impl Totals {
+    /// Counts one line of the runner's output, if it is a result.
+    fn add(&mut self, line: &str) {
+        if let Some(counts) = line.strip_prefix("test result: ") {
+            self.passed += count(counts, "passed");
+            self.failed += count(counts, "failed");
+            self.ignored += count(counts, "ignored");
+        } else if let Some(test) = line.strip_prefix("test ")
+            && let Some(name) = test.strip_suffix(" ... FAILED")
+        {
+            self.failed_tests.push(name.to_owned());
+        }
+    }
+}
+
+impl std::fmt::Display for Totals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} passed, {} failed, {} ignored", self.passed, self.failed, self.ignored)?;
+        if !self.failed_tests.is_empty() {
+            write!(f, ": {}", self.failed_tests.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// The number before `word` in `ok. 12 passed; 0 failed; ..`; 0 if there is none.
+fn count(counts: &str, word: &str) -> usize {
+    let words: Vec<&str> = counts.split([' ', ';']).filter(|word| !word.is_empty()).collect();
+    let at = words.iter().position(|found| *found == word);
+    at.and_then(|at| words.get(at.checked_sub(1)?)?.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_summed_over_binaries() {
+        let mut totals = Totals::default();
+        for line in [
+            "running 3 tests",
+            "test a::b ... ok",
+            "test a::c ... FAILED",
+            "test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.02s",
+            "test result: ok. 40 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 1.20s",
+        ] {
+            totals.add(line);
+        }
+        assert_eq!(totals.to_string(), "42 passed, 1 failed, 2 ignored: a::c");
+    }
+
+    #[test]
+    fn a_line_without_counts_adds_nothing() {
+        let mut totals = Totals::default();
+        totals.add("test result: unknown");
+        totals.add("passed; 3 failed");
+        assert_eq!(totals, Totals::default());
+    }
+}

@@ -1,0 +1,61 @@
+//! The project's own rules that no ordinary linter knows; each is a function from sources to findings.
+
+mod code;
+mod files;
+mod layers;
+mod paths;
+mod sizes;
+mod targets;
+mod unsafe_code;
+mod words;
+
+use std::fmt;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+
+use files::SourceFile;
+
+/// One broken rule, at one place.
+#[derive(Debug, PartialEq, Eq)]
+struct Finding {
+    path: String,
+    /// Counted from 1; 0 when the finding is about the whole file.
+    line: usize,
+    message: String,
+}
+
+impl Finding {
+    fn new(file: &SourceFile, line: usize, message: impl Into<String>) -> Self {
+        Self { path: file.path.clone(), line, message: message.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.path, self.line, self.message)
+    }
+}
+
+/// A rule: from every file of the project to what breaks it.
+type Rule = fn(&[SourceFile]) -> Vec<Finding>;
+
+const RULES: [Rule; 6] = [
+    layers::findings,
+    sizes::findings,
+    unsafe_code::findings,
+    words::findings,
+    paths::findings,
+    targets::findings,
+];
+
+/// Checks every file that git tracks or would track; an error lists what is broken.
+pub(crate) fn run(root: &Path) -> Result<String> {
+    let files = files::read(root)?;
+    let findings: Vec<Finding> = RULES.iter().flat_map(|rule| rule(&files)).collect();
+    if findings.is_empty() {
+        return Ok(format!("{} files, {} rules", files.len(), RULES.len()));
+    }
+    let lines: Vec<String> = findings.iter().map(Finding::to_string).collect();
+    bail!("{} findings\n{}", findings.len(), lines.join("\n"))
+}

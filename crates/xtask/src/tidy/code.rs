@@ -1,0 +1,119 @@
+//! Blanks out comments and literals of Rust source, so that rules about code see only code.
+
+/// The source with every comment and string replaced by spaces; lines stay where they are.
+pub(super) fn only_code(source: &str) -> String {
+    let chars: Vec<char> = source.chars().collect();
+    let mut code = String::with_capacity(source.len());
+    let mut at = 0;
+    while at < chars.len() {
+        let len = blank_len(&chars, at);
+        if len == 0 {
+            code.push(chars[at]);
+            at += 1;
+            continue;
+        }
+        let end = (at + len).min(chars.len());
+        code.extend(chars[at..end].iter().map(|&c| if c == '\n' { '\n' } else { ' ' }));
+        at = end;
+    }
+    code
+}
+
+/// The length of the comment or literal that begins here; 0 if none does.
+fn blank_len(chars: &[char], at: usize) -> usize {
+    let rest = &chars[at..];
+    let in_word = at > 0 && (chars[at - 1].is_alphanumeric() || chars[at - 1] == '_');
+    match rest {
+        ['/', '/', ..] => rest.iter().position(|&c| c == '\n').unwrap_or(rest.len()),
+        ['/', '*', ..] => block_comment_len(rest),
+        ['"', ..] => quoted_len(rest),
+        ['r', '"' | '#', ..] if !in_word => raw_string_len(rest, 1),
+        ['b' | 'c', 'r', '"' | '#', ..] if !in_word => raw_string_len(rest, 2),
+        ['\'', '\\', ..] => {
+            2 + rest[2..].iter().skip(1).position(|&c| c == '\'').map_or(0, |i| i + 2)
+        }
+        ['\'', _, '\'', ..] => 3,
+        _ => 0,
+    }
+}
+
+fn block_comment_len(rest: &[char]) -> usize {
+    let (mut depth, mut at) = (0, 0);
+    while at < rest.len() {
+        match &rest[at..] {
+            ['/', '*', ..] => (depth, at) = (depth + 1, at + 2),
+            ['*', '/', ..] if depth == 1 => return at + 2,
+            ['*', '/', ..] => (depth, at) = (depth - 1, at + 2),
+            _ => at += 1,
+        }
+    }
+    rest.len()
+}
+
+fn quoted_len(rest: &[char]) -> usize {
+    let mut at = 1;
+    while at < rest.len() {
+        match rest[at] {
+            '\\' => at += 2,
+            '"' => return at + 1,
+            _ => at += 1,
+        }
+    }
+    rest.len()
+}
+
+/// `prefix` characters, hashes, a quote .. a quote, as many hashes. 0 for a raw identifier.
+fn raw_string_len(rest: &[char], prefix: usize) -> usize {
+    let hashes = rest[prefix..].iter().take_while(|&&c| c == '#').count();
+    if rest.get(prefix + hashes) != Some(&'"') {
+        return 0;
+    }
+    let body = prefix + hashes + 1;
+    let closes = |at: usize| {
+        rest[at] == '"' && rest[at + 1..].iter().take_while(|&&c| c == '#').count() >= hashes
+    };
+    (body..rest.len()).find(|&at| closes(at)).map_or(rest.len(), |at| at + 1 + hashes)
+}
+
+/// Whether `word` stands in `line` as a word of its own.
+pub(super) fn has_word(line: &str, word: &str) -> bool {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(word).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        let after = line[at + word.len()..].chars().next();
+        !before.is_some_and(is_word) && !after.is_some_and(is_word)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_and_literals_are_blanked_and_code_stays() {
+        for (source, code) in [
+            ("a // unsafe\nb", "a          \nb"),
+            ("a /* x /* y */ z */ b", "a                   b"),
+            (r#"f("un\"safe", 'x')"#, "f(          ,    )"),
+            (r##"f(r#"a " b"#, c)"##, "f(          , c)"),
+            (r"let c = '\''; d", "let c =     ; d"),
+            (r"let c = '\u{1f}'; d", "let c =         ; d"),
+            ("fn f<'a>(x: &'a str)", "fn f<'a>(x: &'a str)"),
+            ("let r#type = for_r;", "let r#type = for_r;"),
+        ] {
+            assert_eq!(only_code(source), code, "{source}");
+        }
+    }
+
+    #[test]
+    fn an_unclosed_literal_reaches_to_the_end() {
+        assert_eq!(only_code("a \"b"), "a   ");
+        assert_eq!(only_code("a /* b"), "a     ");
+    }
+
+    #[test]
+    fn words_are_whole() {
+        assert!(has_word("let x = unsafe { y };", "unsafe"));
+        assert!(!has_word("fn unsafe_code()", "unsafe"));
+    }
+}

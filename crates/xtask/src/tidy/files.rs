@@ -1,0 +1,57 @@
+//! The files that the rules look at: every text file that git tracks or would track.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::steps::output;
+
+/// A text file of the project.
+pub(super) struct SourceFile {
+    /// Relative to the workspace's root, with forward slashes.
+    pub(super) path: String,
+    pub(super) text: String,
+}
+
+impl SourceFile {
+    pub(super) fn has_extension(&self, extension: &str) -> bool {
+        Path::new(&self.path).extension().is_some_and(|found| found == extension)
+    }
+
+    pub(super) fn is_rust(&self) -> bool {
+        self.has_extension("rs")
+    }
+}
+
+/// Reads the project's files; what is not UTF-8 (weights) is left out.
+pub(super) fn read(root: &Path) -> Result<Vec<SourceFile>> {
+    let mut git = Command::new("git");
+    git.current_dir(root).args([
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--deduplicate",
+    ]);
+    let listing = output(&mut git).context("tidy lists the project's files with git")?;
+    let mut files = Vec::new();
+    for path in listing.split('\0').filter(|path| !path.is_empty()) {
+        let bytes = match std::fs::read(root.join(path)) {
+            Ok(bytes) => bytes,
+            // Deleted, but the deletion is not committed yet.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
+        };
+        if let Ok(text) = String::from_utf8(bytes) {
+            files.push(SourceFile { path: path.to_owned(), text });
+        }
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+pub(super) fn sample(path: &str, text: &str) -> Vec<SourceFile> {
+    vec![SourceFile { path: path.to_owned(), text: text.to_owned() }]
+}

