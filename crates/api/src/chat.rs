@@ -22,8 +22,6 @@ pub struct ChatCompletionRequest {
     /// How to draw tokens and when to stop.
     #[serde(flatten)]
     pub generation: GenerationFields,
-    /// Another name of `max_tokens`.
-    pub max_completion_tokens: Option<i64>,
     /// Whether the log-probabilities of the generated tokens are reported.
     #[schema(default = false)]
     pub logprobs: Option<bool>,
@@ -48,11 +46,10 @@ impl ChatCompletionRequest {
     /// Reads a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
-        let mut request = Self {
+        let request = Self {
             model: fields.require("model")?,
             messages: take_messages(&mut fields)?,
             generation: GenerationFields::take(&mut fields)?,
-            max_completion_tokens: fields.take_integer("max_completion_tokens")?,
             logprobs: fields.take("logprobs")?,
             top_logprobs: fields.take_integer("top_logprobs")?,
             chat_template_kwargs: fields.take("chat_template_kwargs")?,
@@ -64,22 +61,7 @@ impl ChatCompletionRequest {
         refuse_tools(&mut fields)?;
         refuse_formats(&mut fields)?;
         fields.finish()?;
-        request.unite_max_tokens()?;
         Ok(request)
-    }
-
-    /// `max_completion_tokens` becomes `max_tokens`.
-    fn unite_max_tokens(&mut self) -> Result<(), FieldError> {
-        match (self.generation.max_tokens, self.max_completion_tokens) {
-            (Some(a), Some(b)) if a != b => Err(FieldError::new(
-                "max_completion_tokens",
-                "`max_completion_tokens` and `max_tokens` mean the same and differ: give one of them.",
-            )),
-            (a, b) => {
-                self.generation.max_tokens = b.or(a);
-                Ok(())
-            }
-        }
     }
 }
 

@@ -47,15 +47,29 @@ impl FieldError {
     }
 }
 
-/// Most characters of the input in one place of an error body; `message` and `param` together stay under 200.
-const EXCERPT_CHARS: usize = 80;
+/// Most characters of a name or a path.
+const EXCERPT_CHARS: usize = 60;
+/// Most characters of a message that holds input.
+const CLIPPED_CHARS: usize = 130;
 
-/// At most 80 characters of some input, for an error message: bodies are not to be reflected.
+/// At most 60 characters of a name from the input, for an error: bodies are not to be reflected. With a message that is
+/// clipped by [`clip`], an error holds less than 200 characters of input.
 pub fn excerpt(input: &str) -> String {
     match input.char_indices().nth(EXCERPT_CHARS) {
         None => input.to_owned(),
         Some((end, _)) => format!("{}...", &input[..end]),
     }
+}
+
+/// At most 130 characters of a message that may quote the input; its end is kept, because there it says what is wrong.
+pub fn clip(message: &str) -> String {
+    let num_chars = message.chars().count();
+    if num_chars <= CLIPPED_CHARS {
+        return message.to_owned();
+    }
+    let head: String = message.chars().take(CLIPPED_CHARS / 2).collect();
+    let tail: String = message.chars().skip(num_chars - CLIPPED_CHARS / 2).collect();
+    format!("{head}...{tail}")
 }
 
 #[cfg(test)]
@@ -66,8 +80,16 @@ mod tests {
     fn excerpts_cut_between_characters() {
         assert_eq!(excerpt("short"), "short");
         let long = "é".repeat(1000);
-        assert_eq!(excerpt(&long), format!("{}...", "é".repeat(80)));
-        assert_eq!(excerpt(&"a".repeat(80)), "a".repeat(80));
+        assert_eq!(excerpt(&long), format!("{}...", "é".repeat(60)));
+        assert_eq!(excerpt(&"a".repeat(60)), "a".repeat(60));
+    }
+
+    #[test]
+    fn clipped_messages_keep_their_ends() {
+        assert_eq!(clip("short"), "short");
+        let clipped = clip(&format!("begin {} end", "é".repeat(1000)));
+        assert!(clipped.starts_with("begin") && clipped.ends_with("end"));
+        assert_eq!(clipped.chars().count(), 133);
     }
 
     #[test]

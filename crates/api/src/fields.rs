@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::error::{FieldError, excerpt};
+use crate::error::{FieldError, clip, excerpt};
 use crate::scalar::Integer;
 
 /// More fields than any request has.
@@ -62,7 +62,7 @@ impl<'a> Fields<'a> {
         })?;
         serde_json::from_str(text).map_err(|e| {
             let what = if e.is_data() { "does not hold a request" } else { "is not valid JSON" };
-            FieldError::body(format!("The body {what}: {}.", excerpt(&e.to_string())))
+            FieldError::body(format!("The body {what}: {}.", clip(&e.to_string())))
         })
     }
 
@@ -122,8 +122,7 @@ fn value_error(name: &str, path: &str, error: &serde_json::Error) -> FieldError 
     // The position is that within the field, which nobody can use.
     let message = error.to_string();
     let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(before, _)| before);
-    // A mistake deep inside has a long path; the message then names the field only.
-    FieldError { message: format!("`{name}`: {}.", excerpt(message)), ..FieldError::new(param, "") }
+    FieldError { message: format!("`{name}`: {}.", clip(message)), ..FieldError::new(param, "") }
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {

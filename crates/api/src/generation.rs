@@ -43,7 +43,7 @@ pub struct GenerationFields {
     /// Added to the logits of these token ids, -100 to 100 each.
     #[schema(value_type = Option<BTreeMap<String, f64>>)]
     pub logit_bias: Option<BTreeMap<u32, f64>>,
-    /// Most tokens to generate.
+    /// Most tokens to generate; `max_completion_tokens` is another name for it.
     pub max_tokens: Option<i64>,
     /// Nothing ends the text before so many tokens are out.
     #[schema(default = 0, minimum = 0)]
@@ -95,7 +95,7 @@ impl GenerationFields {
             frequency_penalty: fields.take("frequency_penalty")?,
             seed: fields.take_integer("seed")?,
             logit_bias: fields.take("logit_bias")?,
-            max_tokens: fields.take_integer("max_tokens")?,
+            max_tokens: take_max_tokens(fields)?,
             min_tokens: fields.take_integer("min_tokens")?,
             n: fields.take_integer("n")?,
             stop: fields.take("stop")?,
@@ -142,6 +142,18 @@ impl GenerationFields {
             ));
         }
         Ok(())
+    }
+}
+
+/// `max_tokens` under either of its names.
+fn take_max_tokens(fields: &mut Fields<'_>) -> Result<Option<i64>, FieldError> {
+    const NEWER: &str = "max_completion_tokens";
+    match (fields.take_integer("max_tokens")?, fields.take_integer(NEWER)?) {
+        (Some(a), Some(b)) if a != b => Err(FieldError::new(
+            NEWER,
+            format!("`{NEWER}` and `max_tokens` mean the same and differ: give one of them."),
+        )),
+        (a, b) => Ok(b.or(a)),
     }
 }
 

@@ -23,7 +23,7 @@ pub use chat_response::{
 };
 pub use completion::{CompletionRequest, MAX_PROMPTS, Prompt};
 pub use completion_response::{Completion, CompletionChoice, CompletionLogprobs};
-pub use error::{ErrorBody, ErrorResponse, FieldError, excerpt};
+pub use error::{ErrorBody, ErrorResponse, FieldError, clip, excerpt};
 pub use fields::Fields;
 pub use generation::{GenerationFields, MAX_STOP_STRINGS, StopStrings, StreamOptions};
 pub use models::{HealthResponse, LoadProgress, Model, ModelList, VersionResponse};

@@ -13,12 +13,16 @@ pub struct GenerationConfig {
 
 /// Sampling values of a checkpoint; `None` where it does not say.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[allow(missing_docs)]
 pub struct SamplingDefaults {
+    /// Divides the logits.
     pub temperature: Option<f64>,
+    /// Keep the likeliest tokens of this much probability.
     pub top_p: Option<f64>,
+    /// Keep so many of the likeliest tokens.
     pub top_k: Option<usize>,
+    /// Keep tokens at least so likely, relative to the likeliest.
     pub min_p: Option<f64>,
+    /// Divides the logits of tokens seen before.
     pub repetition_penalty: Option<f64>,
     /// Most new tokens.
     pub max_new_tokens: Option<usize>,

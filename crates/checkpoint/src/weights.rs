@@ -6,30 +6,52 @@ use crate::spec::{LayerSpec, ModelSpec, Residual};
 
 /// One of our tensors: a matrix `[out, in]` or a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)]
 pub enum Slot {
+    /// Token embedding `[vocab, hidden]`.
     Embed,
+    /// Norm before the head.
     FinalNorm,
+    /// Projection to logits `[vocab, hidden]`, where it is not tied.
     Head,
+    /// Norm before the attention.
     AttnNorm,
+    /// Norm after the attention (sandwich).
     AttnPostNorm,
+    /// Norm before the feed-forward.
     FfnNorm,
+    /// Norm after the feed-forward (sandwich).
     FfnPostNorm,
+    /// Queries `[heads * head_dim, hidden]`.
     Q,
+    /// Keys `[kv_heads * head_dim, hidden]`.
     K,
+    /// Values `[kv_heads * head_dim, hidden]`.
     V,
+    /// Attention's output `[hidden, heads * head_dim]`.
     O,
+    /// Bias of q.
     QBias,
+    /// Bias of k.
     KBias,
+    /// Bias of v.
     VBias,
+    /// Bias of the attention's output.
     OBias,
+    /// Norm of each head of q `[head_dim]`.
     QNorm,
+    /// Norm of each head of k `[head_dim]`.
     KNorm,
+    /// The gate `[inner, hidden]`.
     Gate,
+    /// What is gated `[inner, hidden]`.
     Up,
+    /// Feed-forward's output `[hidden, inner]`.
     Down,
+    /// Bias of the gate.
     GateBias,
+    /// Bias of what is gated.
     UpBias,
+    /// Bias of the feed-forward's output.
     DownBias,
 }
 

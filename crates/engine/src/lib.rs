@@ -17,7 +17,8 @@ mod runner;
 mod sequence;
 mod start;
 
-pub use candlepower_models::LoadOptions;
+pub use candle_core::Device;
+pub use candlepower_models::{LoadDtype, LoadFormat, LoadOptions};
 pub use candlepower_scheduler::SchedulingPolicy;
 pub use error::{Error, Result};
 pub use handle::{EngineConfig, EngineHandle, EngineHealth, EngineInfo, StartProgress, SubmitError};

@@ -2,13 +2,11 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use candle_core::Device;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
 use candlepower_engine::{
-    EngineConfig, EngineHandle, EngineHealth, EngineMetrics, FinishReason, LoadOptions, Request, SamplingParams,
+    Device, EngineConfig, EngineHandle, EngineHealth, EngineMetrics, FinishReason, LoadDtype, LoadFormat, LoadOptions, Request, SamplingParams,
     SchedulingPolicy, SubmitError, TokenEvent, TokenLogprobs, TokenStream,
 };
-use candlepower_models::{LoadDtype, LoadFormat};
 
 fn checkpoint(name: &str) -> Checkpoint {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);

@@ -24,7 +24,7 @@ fn clippy(shell: &Shell) -> Result<String> {
 
 fn doc(shell: &Shell) -> Result<String> {
     let mut doc =
-        shell.cargo("doc --quiet --workspace --no-deps --locked --document-private-items");
+        shell.cargo("doc --quiet --workspace --no-deps --locked");
     quiet(run(doc.env("RUSTDOCFLAGS", "-D warnings")))
 }
 

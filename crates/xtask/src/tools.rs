@@ -37,7 +37,7 @@ impl Venv {
             return Ok(venv);
         }
         run(shell.command("python3").args(["-m", "venv", "--clear"]).arg(&venv.path))
-            .context("Python 3.10 or newer with its `venv` module is needed")?;
+            .context("Python 3.11 or newer with its `venv` module is needed")?;
         venv.pip_install(shell, &["-r", requirements])?;
         std::fs::write(installed, pinned)?;
         Ok(venv)

@@ -25,7 +25,7 @@ const CRATES: &[Crate] = &[
     row("hub", 1, &["checkpoint"]),
     row("client", 2, &["api", "checkpoint", "hub"]),
     row("engine", 2, &["checkpoint", "comm", "kernels", "models", "scheduler"]),
-    row("server", 3, &["api", "checkpoint", "engine", "hub", "models", "tokenizer"]),
+    row("server", 3, &["api", "checkpoint", "engine", "hub", "tokenizer"]),
     row("candlepower", 4, &["client", "server"]),
     row("python", 4, &["client"]),
     row("xtask", 5, &[]),

@@ -55,7 +55,9 @@ fn has_reason(source: &[&str], code: &[&str], line: usize) -> bool {
         if source[above].trim_start().starts_with("// SAFETY:") {
             return true;
         }
-        let statement_ends = code[above].trim_end().ends_with([';', '{', '}']);
+        let above_code = code[above].trim_end();
+        // The head of a closure is in the midst of a statement.
+        let statement_ends = above_code.ends_with([';', '{', '}']) && !above_code.ends_with("| {");
         if source[above].trim().is_empty() || statement_ends {
             return false;
         }
@@ -112,6 +114,7 @@ mod tests {
         for text in [
             "// SAFETY: a,\n// b.\n#[cfg(unix)]\nunsafe impl Send for X {}\n",
             "fn f() {\n    // SAFETY: it is.\n    let y = g(\n        unsafe { h() },\n    );\n}\n",
+            "fn f() {\n    // SAFETY: it is.\n    g(|i| {\n        unsafe { h(i) }\n    })\n}\n",
             "/// # Safety\n/// `x` is valid.\nunsafe fn f(x: *const u8) {}\n",
             "// SAFETY of every block below: it is.\nimpl X {\n    fn f() {\n        unsafe { g() }\n    }\n}\n",
             "// unsafe in a comment\nfn unsafe_name() { \"unsafe\"; }\n",

@@ -1,0 +1,247 @@
+//! How fast the kernels are, beside what the machine can do: `cargo bench -p candlepower-kernels`.
+//!
+//! Prints, per shape, the median and the best of many runs: GFLOP/s of arithmetic, GB/s of weights read.
+//! Weights rotate through a quarter of a gigabyte, so they come from memory as in a real model. Words
+//! after `--` choose sections: `machine`, `linear`, `attention`, `rows`. Threads: `RAYON_NUM_THREADS`.
+#![allow(clippy::print_stdout, reason = "a benchmark prints")]
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Device, Tensor};
+use candlepower_kernels::{
+    Activation, AttentionMetadata, KvCache, KvCacheConfig, PagedAttention, Weight, WeightRows,
+    add_rms_norm, cpu_features, gated_activation, linear, paged_attention, reshape_and_cache,
+};
+use rayon::prelude::*;
+
+/// How long each measurement repeats.
+const BUDGET: Duration = Duration::from_millis(400);
+
+/// Bytes of weights that each linear rotates through.
+const ROTATION_BYTES: usize = 256 << 20;
+
+fn main() {
+    let chosen: Vec<String> =
+        std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let wanted = |section: &str| chosen.is_empty() || chosen.iter().any(|name| name == section);
+    println!("{} threads, {}", rayon::current_num_threads(), cpu_features());
+    if wanted("machine") {
+        machine();
+    }
+    if wanted("linear") {
+        linears();
+    }
+    if wanted("attention") {
+        attentions();
+    }
+    if wanted("rows") {
+        row_wise();
+    }
+}
+
+/// Median and best seconds of `run`.
+fn time(mut run: impl FnMut()) -> (f64, f64) {
+    run();
+    let start = Instant::now();
+    let mut seconds = Vec::new();
+    while start.elapsed() < BUDGET || seconds.len() < 5 {
+        let start = Instant::now();
+        run();
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    seconds.sort_by(f64::total_cmp);
+    (seconds[seconds.len() / 2], seconds[0])
+}
+
+fn report(name: &str, (median, best): (f64, f64), amount: f64, unit: &str) {
+    let rate = |seconds: f64| amount / seconds * 1e-9;
+    println!(
+        "{name:<44} {:>9.3} ms  {:>8.1} {unit} median {:>8.1} best",
+        median * 1e3,
+        rate(median),
+        rate(best)
+    );
+}
+
+/// The ceilings: memory read by all threads, multiply-adds from registers.
+fn machine() {
+    let words = vec![0x3c01_3c02_3c03_3c04_u64; ROTATION_BYTES / 8];
+    let threads = rayon::current_num_threads();
+    let read = time(|| {
+        let sums = words.par_chunks(words.len() / threads).map(read_in_streams);
+        black_box(sums.collect::<Vec<_>>());
+    });
+    report("memory read", read, ROTATION_BYTES as f64, "GB/s");
+    const REPEATS: usize = 200_000;
+    let flops = (threads * REPEATS * FMA_FLOPS) as f64;
+    let fma = time(|| (0..threads).into_par_iter().for_each(|_| fma_from_registers(REPEATS)));
+    report("multiply-adds from registers", fma, flops, "GFLOP/s");
+}
+
+/// Reads all of `words`, a quarter after another's in turn: four streams, fetched ahead as the
+/// matrix-vector kernel does.
+fn read_in_streams(words: &[u64]) -> [u64; 8] {
+    let quarter = words.len() / 4;
+    let mut sums = [0; 8];
+    for at in (0..quarter).step_by(8) {
+        for stream in 0..4 {
+            let line = &words[stream * quarter + at..][..8];
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: fetching ahead never faults, whatever the address.
+            unsafe {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().wrapping_add(384).cast());
+            }
+            sums.iter_mut().zip(line).for_each(|(sum, word)| *sum ^= word);
+        }
+    }
+    sums
+}
+
+/// Floating-point operations of one repeat of [`fma_from_registers`].
+const FMA_FLOPS: usize = 24 * 16 * 2;
+
+#[cfg(target_arch = "x86_64")]
+fn fma_from_registers(repeats: usize) {
+    use std::arch::x86_64::*;
+    #[target_feature(enable = "avx512f")]
+    fn avx512(repeats: usize) -> [__m512; 24] {
+        let mut sums = [_mm512_set1_ps(1.0); 24];
+        let (a, b) = (black_box(_mm512_set1_ps(1.5)), black_box(_mm512_set1_ps(0.5)));
+        for _ in 0..repeats {
+            for sum in &mut sums {
+                *sum = _mm512_fmadd_ps(*sum, a, b);
+            }
+        }
+        sums
+    }
+    #[target_feature(enable = "avx2,fma")]
+    fn avx2(repeats: usize) -> [__m256; 12] {
+        let mut sums = [_mm256_set1_ps(1.0); 12];
+        let (a, b) = (black_box(_mm256_set1_ps(1.5)), black_box(_mm256_set1_ps(0.5)));
+        for _ in 0..repeats * 4 {
+            for sum in &mut sums {
+                *sum = _mm256_fmadd_ps(*sum, a, b);
+            }
+        }
+        sums
+    }
+    let features = cpu_features();
+    if features.avx512f {
+        // SAFETY: the CPU has AVX-512.
+        black_box(unsafe { avx512(repeats) });
+    } else if features.avx2 {
+        // SAFETY: the CPU has AVX2 and FMA.
+        black_box(unsafe { avx2(repeats) });
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn fma_from_registers(repeats: usize) {
+    let mut sums = [1f32; 384];
+    for _ in 0..repeats {
+        sums.iter_mut().for_each(|sum| *sum = sum.mul_add(black_box(1.5), 0.5));
+    }
+    black_box(sums);
+}
+
+/// The linears of a Qwen2.5-0.5B shape, and two larger ones.
+fn linears() {
+    let shapes = [(9728, 896), (896, 4864), (1152, 896), (18_992, 896), (4096, 4096)];
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        for (n, k) in shapes {
+            if dtype != DType::BF16 && n != 9728 {
+                continue;
+            }
+            let weights = rotation(n, k, dtype);
+            for tokens in [1, 2, 4, 6, 8, 16, 32, 64, 512] {
+                let x = Tensor::full(0.5f32, (tokens, k), &Device::Cpu).expect("an input");
+                let mut next = weights.iter().cycle();
+                let times = time(|| {
+                    let w = next.next().expect("the cycle does not end");
+                    black_box(linear(&x, w, None).expect("a product"));
+                });
+                let bytes = weights[0].num_bytes() as f64;
+                let name = format!("linear {dtype:?} [{n}, {k}] x {tokens}");
+                if tokens <= 4 {
+                    report(&name, times, bytes, "GB/s");
+                } else {
+                    report(&name, times, 2.0 * (tokens * n * k) as f64, "GFLOP/s");
+                }
+            }
+        }
+    }
+}
+
+fn rotation(n: usize, k: usize, dtype: DType) -> Vec<Weight> {
+    let bytes = vec![0x3c; n * k * dtype.size_in_bytes()];
+    let weight = || {
+        let mut builder = Weight::builder(n, k, dtype).expect("a weight");
+        builder.write_rows(0, WeightRows { dtype, bytes: &bytes }).expect("rows");
+        builder.finish().expect("every row")
+    };
+    (0..(ROTATION_BYTES / bytes.len()).max(2)).map(|_| weight()).collect()
+}
+
+/// Prefill chunks and decodes of a Qwen2.5-0.5B layer: 14 heads, 2 key-value heads of 64.
+fn attentions() {
+    let (heads, num_kv_heads, head_dim, block_size) = (14, 2, 64, 16);
+    for (seqs, queries, context) in
+        [(1, 512, 512), (1, 512, 4096), (1, 1, 640), (16, 1, 640), (1, 1, 8192)]
+    {
+        let blocks = context / block_size;
+        let config = KvCacheConfig {
+            num_layers: 1,
+            num_blocks: seqs * blocks,
+            block_size,
+            num_kv_heads,
+            head_dim,
+        };
+        let cache = KvCache::new(config, &Device::Cpu).expect("a cache");
+        // Every position is written: pages that were never written are one and the same page of zeros.
+        let slots = (seqs * context) as u32;
+        let kv = Tensor::full(0.2f32, (slots as usize, num_kv_heads, head_dim), &Device::Cpu)
+            .expect("keys");
+        let slots = Tensor::arange(0, slots, &Device::Cpu).expect("slots");
+        reshape_and_cache(&kv, &kv, &cache, 0, &slots).expect("a write");
+        let q =
+            Tensor::full(0.1f32, (seqs * queries, heads, head_dim), &Device::Cpu).expect("queries");
+        let meta = AttentionMetadata {
+            query_start: (0..=seqs).map(|seq| (seq * queries) as u32).collect(),
+            context_len: vec![context as u32; seqs],
+            block_tables: (0..(seqs * blocks) as u32).collect(),
+            max_blocks: blocks,
+        };
+        let params = PagedAttention { scale: 0.125, window: None, softcap: None };
+        let times = time(|| {
+            black_box(paged_attention(&q, &cache, 0, &meta, &params).expect("attention"));
+        });
+        let visible = queries * context - queries * (queries - 1) / 2;
+        let flops = 4.0 * (seqs * visible * heads * head_dim) as f64;
+        report(
+            &format!("attention {seqs} x {queries} queries of {context}"),
+            times,
+            flops,
+            "GFLOP/s",
+        );
+    }
+}
+
+/// The kernels whose rows are independent.
+fn row_wise() {
+    for tokens in [1, 16, 512] {
+        let gate_up = Tensor::full(0.5f32, (tokens, 9728), &Device::Cpu).expect("an input");
+        let times = time(|| {
+            black_box(gated_activation(&gate_up, Activation::Silu).expect("an activation"));
+        });
+        let bytes = (tokens * 9728 * 6) as f64;
+        report(&format!("gated silu [{tokens}, 9728]"), times, bytes, "GB/s");
+        let x = Tensor::full(0.5f32, (tokens, 896), &Device::Cpu).expect("an input");
+        let weight = Tensor::ones(896, DType::F32, &Device::Cpu).expect("a weight");
+        let times = time(|| {
+            black_box(add_rms_norm(&x, &x, &weight, 1e-6).expect("a norm"));
+        });
+        report(&format!("add_rms_norm [{tokens}, 896]"), times, (tokens * 896 * 16) as f64, "GB/s");
+    }
+}

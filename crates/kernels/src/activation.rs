@@ -1,0 +1,200 @@
+//! Activation functions of the feed-forward layers, alone and gated.
+
+use candle_core::Tensor;
+
+use crate::simd::{Isa, LANES, Simd, WithSimd, math};
+use crate::tensor::{Operand, from_vec};
+use crate::{Result, parallel};
+
+/// An activation function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`, also called swish.
+    Silu,
+    /// `x * Phi(x)` with the exact normal distribution function (erf).
+    Gelu,
+    /// The tanh approximation of [`Activation::Gelu`].
+    GeluTanh,
+}
+
+/// `act(gate) * up` for `gate_up` `[tokens, 2 * inner]` f32, the gate in the first half of each row:
+/// `[tokens, inner]`.
+///
+/// # Errors
+/// `gate_up` is not a contiguous f32 CPU matrix, or its rows are of odd length.
+pub fn gated_activation(gate_up: &Tensor, act: Activation) -> Result<Tensor> {
+    let gate_up = Operand::new("gated_activation", "gate_up", gate_up);
+    let (tokens, width) = gate_up.dims2("[tokens, 2 * inner]")?;
+    if !width.is_multiple_of(2) {
+        return Err(gate_up.shape_error("[tokens, 2 * inner]"));
+    }
+    let inner = width / 2;
+    let data = gate_up.f32s()?;
+    let data: &[f32] = &data;
+    let isa = Isa::detect();
+    let out = parallel::build_rows(tokens, inner, |token, out| {
+        let (gate, up) = data[token * width..(token + 1) * width].split_at(inner);
+        isa.run(Activate { x: gate, up: Some(up), act, out });
+    });
+    from_vec(out, &[tokens, inner])
+}
+
+/// `act(x)` element by element, for a feed-forward layer without a gate. `x` is f32 `[tokens, inner]`.
+///
+/// # Errors
+/// `x` is not a contiguous f32 CPU matrix.
+pub fn activation(x: &Tensor, act: Activation) -> Result<Tensor> {
+    let x = Operand::new("activation", "x", x);
+    let (tokens, inner) = x.dims2("[tokens, inner]")?;
+    let data = x.f32s()?;
+    let data: &[f32] = &data;
+    let isa = Isa::detect();
+    let out = parallel::build_rows(tokens, inner, |token, out| {
+        let x = &data[token * inner..(token + 1) * inner];
+        isa.run(Activate { x, up: None, act, out });
+    });
+    from_vec(out, &[tokens, inner])
+}
+
+/// One row: `out = act(x) * up`, all of the same length.
+struct Activate<'a> {
+    x: &'a [f32],
+    up: Option<&'a [f32]>,
+    act: Activation,
+    out: &'a mut [f32],
+}
+
+impl WithSimd for Activate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) {
+        match self.act {
+            Activation::Silu => self.apply(s, math::silu::<S>),
+            Activation::Gelu => self.apply(s, math::gelu::<S>),
+            Activation::GeluTanh => self.apply(s, math::gelu_tanh::<S>),
+        }
+    }
+}
+
+impl Activate<'_> {
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, f: impl Fn(S, S::F32) -> S::F32) {
+        let ones = [1.0; LANES];
+        let mut x = self.x.chunks(LANES);
+        let mut up = self.up.map(|up| up.chunks(LANES));
+        for out in self.out.chunks_mut(LANES) {
+            let x = x.next().expect("x is as long as out");
+            let up = up.as_mut().map_or(&ones[..], |up| up.next().expect("up is as long as out"));
+            // A short end goes through whole vectors on the stack, so every element is computed alike.
+            let (mut x_end, mut up_end, mut out_end) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+            let (x, up, target) = if out.len() == LANES {
+                (x.as_ptr(), up.as_ptr(), out.as_mut_ptr())
+            } else {
+                x_end[..x.len()].copy_from_slice(x);
+                up_end[..out.len()].copy_from_slice(&up[..out.len()]);
+                (x_end.as_ptr(), up_end.as_ptr(), out_end.as_mut_ptr())
+            };
+            // SAFETY: all three point to sixteen elements.
+            unsafe { s.store(target, s.mul(f(s, s.load(x)), s.load(up))) };
+            if out.len() < LANES {
+                out.copy_from_slice(&out_end[..out.len()]);
+            }
+        }
+    }
+}
+
+/// The definition of [`activation`] for one element, computed in f64.
+///
+/// Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016 (both forms of gelu, and silu).
+#[must_use]
+pub fn activation_reference(x: f32, act: Activation) -> f32 {
+    let x = f64::from(x);
+    let y = match act {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => {
+            0.5 * x * (1.0 + candle_core::cpu::erf::erf_f64(x / std::f64::consts::SQRT_2))
+        }
+        Activation::GeluTanh => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+            0.5 * x * (1.0 + inner.tanh())
+        }
+    };
+    y as f32
+}
+
+/// The definition of [`gated_activation`] for one row `[gate.., up..]`.
+#[must_use]
+pub fn gated_activation_reference(gate_up: &[f32], act: Activation) -> Vec<f32> {
+    let (gate, up) = gate_up.split_at(gate_up.len() / 2);
+    gate.iter().zip(up).map(|(gate, up)| activation_reference(*gate, act) * up).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+
+    use super::*;
+    use crate::Error;
+
+    const ALL: [Activation; 3] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh];
+
+    fn flat(tensor: &Tensor) -> Vec<f32> {
+        tensor.flatten_all().unwrap().to_vec1().unwrap()
+    }
+
+    #[test]
+    fn gated_and_plain_match_the_definition_for_any_width() {
+        for (tokens, inner) in [(1, 1), (3, 15), (2, 16), (4, 50), (300, 130)] {
+            let count = tokens * 2 * inner;
+            let values: Vec<f32> =
+                (0..count).map(|i| ((i * 7919 + 13) % 10_007) as f32 / 600.0 - 8.0).collect();
+            let x = Tensor::from_slice(&values, (tokens, 2 * inner), &Device::Cpu).unwrap();
+            for act in ALL {
+                let gated = gated_activation(&x, act).unwrap();
+                assert_eq!(gated.dims(), [tokens, inner]);
+                let want = values
+                    .chunks_exact(2 * inner)
+                    .flat_map(|row| gated_activation_reference(row, act));
+                for (got, want) in flat(&gated).into_iter().zip(want) {
+                    assert!(
+                        (got - want).abs() <= 2e-6 * want.abs().max(1.0),
+                        "{act:?}: {got} is not {want}"
+                    );
+                }
+                let plain = flat(&activation(&x, act).unwrap());
+                for (got, x) in plain.into_iter().zip(&values) {
+                    let want = activation_reference(*x, act);
+                    assert!(
+                        (got - want).abs() <= 1e-6 * want.abs().max(1.0),
+                        "{act:?}({x}) = {got}"
+                    );
+                }
+                let row = x.narrow(0, tokens - 1, 1).unwrap();
+                let alone = flat(&gated_activation(&row, act).unwrap());
+                assert_eq!(alone, flat(&gated)[(tokens - 1) * inner..], "a row alone");
+            }
+        }
+    }
+
+    #[test]
+    fn the_reference_knows_published_values() {
+        // Values of torch.nn.functional.silu, gelu and gelu(approximate="tanh") at 1.
+        let values = ALL.map(|act| activation_reference(1.0, act));
+        for (got, want) in values.into_iter().zip([0.731_058_6, 0.841_344_7, 0.841_192]) {
+            assert!((got - want).abs() < 1e-6, "{got} is not {want}");
+        }
+    }
+
+    #[test]
+    fn refuses_bad_operands() {
+        let odd = Tensor::zeros((2, 3), DType::F32, &Device::Cpu).unwrap();
+        assert!(matches!(gated_activation(&odd, Activation::Silu), Err(Error::Shape { .. })));
+        let halves = Tensor::zeros((2, 4), DType::F16, &Device::Cpu).unwrap();
+        assert!(matches!(gated_activation(&halves, Activation::Silu), Err(Error::DType { .. })));
+        assert!(matches!(
+            activation(&odd.t().unwrap(), Activation::Gelu),
+            Err(Error::NotContiguous { .. })
+        ));
+    }
+}

@@ -1,0 +1,226 @@
+//! Causal attention over the paged cache, decodes and prefill chunks in one call.
+
+mod group;
+mod paged;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use candle_core::Tensor;
+
+use crate::kv_cache::reshape_and_cache_reference;
+use crate::parallel::SharedMut;
+use crate::simd::Isa;
+use crate::tensor::{Operand, from_vec};
+use crate::{Error, KvCache, KvCacheConfig, Result};
+
+/// What varies between the attention layers of models.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PagedAttention {
+    /// Factor of the dot products, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// A query at position `p` sees the positions above `p - window` only.
+    pub window: Option<usize>,
+    /// Scores become `softcap * tanh(score / softcap)` after scaling.
+    pub softcap: Option<f32>,
+}
+
+impl PagedAttention {
+    /// The positions that a query at `position` sees.
+    fn visible(&self, position: usize) -> Range<usize> {
+        let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        first..position + 1
+    }
+}
+
+/// Which queries belong to which sequence, and where its cache is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttentionMetadata {
+    /// `[seqs + 1]`: the queries of sequence `i` are the tokens `query_start[i]..query_start[i + 1]`.
+    pub query_start: Vec<u32>,
+    /// `[seqs]`: positions in the cache, this step's included. The last query is at
+    /// `context_len - 1`.
+    pub context_len: Vec<u32>,
+    /// `[seqs, max_blocks]`, row-major: the block of positions `j * block_size..`.
+    pub block_tables: Vec<u32>,
+    /// Row length of `block_tables`.
+    pub max_blocks: usize,
+}
+
+impl AttentionMetadata {
+    /// The queries and the cache of each sequence, after checking all of it against `tokens` queries
+    /// and the cache's dimensions.
+    fn sequences(&self, tokens: usize, cache: &KvCacheConfig) -> Result<Vec<SequenceView<'_>>> {
+        let error = |message: String| Err(Error::Metadata(message));
+        let seqs = self.context_len.len();
+        if self.query_start.len() != seqs + 1 || self.query_start[0] != 0 {
+            return error(format!("query_start must hold {} numbers and begin with 0", seqs + 1));
+        }
+        if self.query_start[seqs] as usize != tokens {
+            return error(format!(
+                "query_start ends with {}, but q has {tokens} tokens",
+                self.query_start[seqs]
+            ));
+        }
+        if self.block_tables.len() != seqs * self.max_blocks {
+            return error(format!(
+                "block_tables holds {} numbers, it must hold {seqs} rows of {}",
+                self.block_tables.len(),
+                self.max_blocks
+            ));
+        }
+        let mut views = Vec::with_capacity(seqs);
+        for seq in 0..seqs {
+            let (start, end) = (self.query_start[seq] as usize, self.query_start[seq + 1] as usize);
+            let context_len = self.context_len[seq] as usize;
+            if start > end || end - start > context_len {
+                return error(format!(
+                    "sequence {seq} has queries {start}..{end} but only {context_len} positions in the cache"
+                ));
+            }
+            let blocks = context_len.div_ceil(cache.block_size);
+            if blocks > self.max_blocks {
+                return error(format!(
+                    "sequence {seq} needs {blocks} blocks, but a row of block_tables holds {}",
+                    self.max_blocks
+                ));
+            }
+            let block_table = &self.block_tables[seq * self.max_blocks..][..blocks];
+            if let Some(block) =
+                block_table.iter().find(|block| **block as usize >= cache.num_blocks)
+            {
+                return error(format!(
+                    "sequence {seq} names block {block}, but the cache has {} blocks",
+                    cache.num_blocks
+                ));
+            }
+            views.push(SequenceView {
+                first_token: start,
+                num_queries: end - start,
+                first_position: context_len - (end - start),
+                block_table,
+            });
+        }
+        Ok(views)
+    }
+}
+
+/// One sequence of a step.
+#[derive(Clone, Copy, Debug)]
+struct SequenceView<'a> {
+    first_token: usize,
+    num_queries: usize,
+    first_position: usize,
+    block_table: &'a [u32],
+}
+
+/// Attention of this step's queries over their sequences' caches.
+///
+/// `q` is f32 `[tokens, heads, head_dim]`, `heads` a multiple of the cache's `kv_heads` (grouped
+/// queries: head `h` reads key-value head `h / (heads / kv_heads)`). The keys and values of this
+/// step's tokens must be in the cache already. Returns `[tokens, heads, head_dim]`.
+///
+/// # Errors
+/// `q` has the wrong dtype, shape, layout or device; there is no such layer; the metadata contradicts
+/// itself, `q` or the cache.
+pub fn paged_attention(
+    q: &Tensor,
+    cache: &KvCache,
+    layer: usize,
+    meta: &AttentionMetadata,
+    params: &PagedAttention,
+) -> Result<Tensor> {
+    let q = Operand::new("paged_attention", "q", q);
+    let config = *cache.config();
+    let (tokens, heads, head_dim) = q.dims3("[tokens, heads, head_dim]")?;
+    if head_dim != config.head_dim || heads == 0 || !heads.is_multiple_of(config.num_kv_heads) {
+        return Err(q.shape_error(format!(
+            "[tokens, heads = a multiple of {}, head_dim = {}]",
+            config.num_kv_heads, config.head_dim
+        )));
+    }
+    if params.window == Some(0) {
+        return Err(Error::Parameter {
+            parameter: "window",
+            value: 0,
+            expected: "at least 1, or absent",
+        });
+    }
+    let sequences = meta.sequences(tokens, &config)?;
+    let layer = cache.layer(layer)?;
+    let queries = q.f32s()?;
+    let keys = Operand::new("paged_attention", "keys", &layer.keys).f32s()?;
+    let values = Operand::new("paged_attention", "values", &layer.values).f32s()?;
+    let elements = tokens * heads * head_dim;
+    let mut out = Vec::with_capacity(elements);
+    let operands = paged::Operands {
+        q: &queries,
+        keys: &keys,
+        values: &values,
+        config,
+        heads,
+        params: *params,
+        out: SharedMut::new(&mut out.spare_capacity_mut()[..elements]),
+    };
+    paged::attend(Isa::detect(), &operands, &sequences);
+    // SAFETY: the sequences hold all `tokens` queries, and `attend` writes every head of each.
+    unsafe { out.set_len(elements) };
+    from_vec(out, &[tokens, heads, head_dim])
+}
+
+/// One key-value head of one layer of the cache, as plain slices.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheView<'a> {
+    /// `[num_blocks, kv_heads, head_dim, block_size]`.
+    pub keys: &'a [f32],
+    /// `[num_blocks, kv_heads, block_size, head_dim]`.
+    pub values: &'a [f32],
+    /// The dimensions.
+    pub config: &'a KvCacheConfig,
+    /// The key-value head.
+    pub head: usize,
+}
+
+/// The definition of [`paged_attention`] for one query of one head at position `position`: the values
+/// of all visible positions, weighted with the softmax of their scores; computed in f64.
+///
+/// Source: Vaswani et al., "Attention Is All You Need", 2017; Kwon et al., "Efficient Memory Management
+/// for Large Language Model Serving with PagedAttention", 2023.
+#[must_use]
+pub fn paged_attention_reference(
+    q: &[f32],
+    cache: &CacheView<'_>,
+    block_table: &[u32],
+    position: usize,
+    params: &PagedAttention,
+) -> Vec<f32> {
+    let block_size = cache.config.block_size;
+    let slot = |p: usize| block_table[p / block_size] as usize * block_size + p % block_size;
+    let place =
+        |p: usize, dim: usize| reshape_and_cache_reference(cache.config, slot(p), cache.head, dim);
+    let visible = params.visible(position);
+    let scores: Vec<f64> = visible
+        .clone()
+        .map(|p| {
+            let products = q
+                .iter()
+                .enumerate()
+                .map(|(dim, q)| f64::from(*q) * f64::from(cache.keys[place(p, dim).0]));
+            let score = products.sum::<f64>() * f64::from(params.scale);
+            params.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+        })
+        .collect();
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    (0..q.len())
+        .map(|dim| {
+            let terms = weights
+                .iter()
+                .zip(visible.clone())
+                .map(|(w, p)| w * f64::from(cache.values[place(p, dim).1]));
+            (terms.sum::<f64>() / sum) as f32
+        })
+        .collect()
+}

@@ -1,0 +1,223 @@
+//! The fast path of attention: online softmax over tiles of the cache.
+//!
+//! Tiles and partitions of the cache begin at fixed positions of the sequence, and each row (one head
+//! of one query) has its own running maximum, sum and output. So a row's result depends on its query
+//! and the cache only: it is the same bits whether a prompt comes whole, in chunks or token by token,
+//! and whatever else is in the batch.
+//!
+//! Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al.,
+//! "FlashAttention", 2022; the partitions are those of "Flash-Decoding", Dao et al., 2023.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::group::{Group, KvTile, TILE};
+use super::{PagedAttention, SequenceView};
+use crate::KvCacheConfig;
+use crate::parallel::SharedMut;
+use crate::simd::{Isa, Simd, WithSimd};
+
+/// Positions whose partial result is computed on its own, so that the threads can share a long context.
+const PARTITION: usize = 16 * TILE;
+
+/// Rows of one unit of work: enough to reuse each tile of keys and values from the cache.
+const UNIT_ROWS: usize = 64;
+
+/// Calls of fewer multiplications than this run on the calling thread.
+const INLINE_PRODUCTS: usize = 64 * 1024;
+
+/// Checked operands: `q` and `out` are `[tokens, heads, head_dim]`.
+#[derive(Clone, Copy)]
+pub(super) struct Operands<'a> {
+    pub(super) q: &'a [f32],
+    pub(super) keys: &'a [f32],
+    pub(super) values: &'a [f32],
+    pub(super) config: KvCacheConfig,
+    pub(super) heads: usize,
+    pub(super) params: PagedAttention,
+    pub(super) out: SharedMut<'a>,
+}
+
+impl Operands<'_> {
+    /// Query heads that share a key-value head.
+    fn group(&self) -> usize {
+        self.heads / self.config.num_kv_heads
+    }
+}
+
+/// Some queries of a sequence with all the query heads of one key-value head.
+#[derive(Clone)]
+struct Unit<'a> {
+    seq: SequenceView<'a>,
+    kv_head: usize,
+    /// Counted from the sequence's first query of this step.
+    queries: Range<usize>,
+}
+
+impl Unit<'_> {
+    /// Row `r` is head `r % group` of query `r / group`: its position and where its data starts in `q`
+    /// and `out`.
+    fn row(&self, operands: &Operands<'_>, row: usize) -> (usize, usize) {
+        let group = operands.group();
+        let query = self.queries.start + row / group;
+        let head = self.kv_head * group + row % group;
+        let token = self.seq.first_token + query;
+        (
+            self.seq.first_position + query,
+            (token * operands.heads + head) * operands.config.head_dim,
+        )
+    }
+
+    /// The positions that any of the rows sees.
+    fn visible(&self, params: &PagedAttention) -> Range<usize> {
+        let first = params.visible(self.seq.first_position + self.queries.start).start;
+        first..self.seq.first_position + self.queries.end
+    }
+
+    /// The numbers of the partitions that hold those positions.
+    fn partitions(&self, params: &PagedAttention) -> Range<usize> {
+        let visible = self.visible(params);
+        visible.start / PARTITION..visible.end.div_ceil(PARTITION)
+    }
+}
+
+/// Writes the attention of every query of `sequences` to `operands.out`.
+pub(super) fn attend(isa: Isa, operands: &Operands<'_>, sequences: &[SequenceView<'_>]) {
+    let queries_together = (UNIT_ROWS / operands.group()).max(1);
+    let mut units = Vec::new();
+    let mut products = 0;
+    for seq in sequences {
+        for first in (0..seq.num_queries).step_by(queries_together) {
+            let queries = first..seq.num_queries.min(first + queries_together);
+            for kv_head in 0..operands.config.num_kv_heads {
+                let unit = Unit { seq: *seq, kv_head, queries: queries.clone() };
+                let rows = queries.len() * operands.group();
+                products += unit.visible(&operands.params).len() * rows * operands.config.head_dim;
+                units.push(unit);
+            }
+        }
+    }
+    let threads = rayon::current_num_threads();
+    if threads == 1 || products <= INLINE_PRODUCTS {
+        units.iter().for_each(|unit| attend_unit(isa, operands, unit));
+    } else if units.len() >= 2 * threads {
+        units.par_iter().for_each(|unit| attend_unit(isa, operands, unit));
+    } else {
+        units.par_iter().for_each(|unit| attend_split_unit(isa, operands, unit));
+    }
+}
+
+/// One unit, partition after partition.
+fn attend_unit(isa: Isa, operands: &Operands<'_>, unit: &Unit<'_>) {
+    let mut partitions = unit.partitions(&operands.params);
+    let first = partitions.next().expect("a query sees itself");
+    let mut total = isa.run(Attend { operands, unit, partition: first });
+    for partition in partitions {
+        total.combine(&isa.run(Attend { operands, unit, partition }));
+    }
+    total.write(operands, unit);
+}
+
+/// One unit with its partitions shared among the threads; combined in order, so it gives the same bits
+/// as [`attend_unit`].
+fn attend_split_unit(isa: Isa, operands: &Operands<'_>, unit: &Unit<'_>) {
+    let partitions = unit.partitions(&operands.params).into_par_iter();
+    let partials: Vec<Partial> =
+        partitions.map(|partition| isa.run(Attend { operands, unit, partition })).collect();
+    let mut partials = partials.into_iter();
+    let mut total = partials.next().expect("a query sees itself");
+    partials.for_each(|partial| total.combine(&partial));
+    total.write(operands, unit);
+}
+
+/// The softmax-weighted values of each row over some of the positions, not yet divided by the sum of
+/// the weights.
+pub(super) struct Partial {
+    /// The largest score, minus infinity where no position was visible.
+    pub(super) max: Vec<f32>,
+    /// The sum of `exp(score - max)`.
+    pub(super) sum: Vec<f32>,
+    /// `[rows, head_dim]`: the sum of `exp(score - max) * value`.
+    pub(super) output: Vec<f32>,
+}
+
+impl Partial {
+    /// Adds the positions that follow.
+    fn combine(&mut self, next: &Self) {
+        let head_dim = self.output.len() / self.max.len();
+        for (row, output) in self.output.chunks_exact_mut(head_dim).enumerate() {
+            let max = self.max[row].max(next.max[row]);
+            if max == f32::NEG_INFINITY {
+                continue;
+            }
+            let (old, new) = ((self.max[row] - max).exp(), (next.max[row] - max).exp());
+            self.max[row] = max;
+            self.sum[row] = self.sum[row] * old + next.sum[row] * new;
+            for (output, next) in output.iter_mut().zip(&next.output[row * head_dim..]) {
+                *output = *output * old + next * new;
+            }
+        }
+    }
+
+    /// Divides by the sums and writes the rows to their places.
+    fn write(&self, operands: &Operands<'_>, unit: &Unit<'_>) {
+        let head_dim = operands.config.head_dim;
+        for (row, output) in self.output.chunks_exact(head_dim).enumerate() {
+            let (_, at) = unit.row(operands, row);
+            // SAFETY: each row belongs to one unit, and each unit is computed once.
+            let out = unsafe { operands.out.at(at, head_dim) };
+            for (dim, value) in output.iter().enumerate() {
+                // Adding zero makes a negative zero positive: positions that a row does not see may
+                // have added zeros to it or not.
+                // SAFETY: `dim < head_dim`.
+                unsafe { out.add(dim).write(value / self.sum[row] + 0.0) };
+            }
+        }
+    }
+}
+
+/// One partition of one unit as work for an instruction set.
+struct Attend<'a> {
+    operands: &'a Operands<'a>,
+    unit: &'a Unit<'a>,
+    partition: usize,
+}
+
+impl WithSimd for Attend<'_> {
+    type Output = Partial;
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) -> Partial {
+        let Self { operands, unit, partition } = self;
+        let rows = unit.queries.len() * operands.group();
+        let count = rows.div_ceil(Group::most_rows::<S>());
+        let bound = |group: usize| group * rows / count;
+        let mut groups: Vec<Group> = (0..count)
+            .map(|group| {
+                let rows = (bound(group)..bound(group + 1)).map(|row| {
+                    let (position, at) = unit.row(operands, row);
+                    (position, &operands.q[at..at + operands.config.head_dim])
+                });
+                Group::new(rows, &operands.params)
+            })
+            .collect();
+        let visible = unit.visible(&operands.params);
+        let positions =
+            visible.start.max(partition * PARTITION)..visible.end.min((partition + 1) * PARTITION);
+        for first in (positions.start / TILE * TILE..positions.end).step_by(TILE) {
+            let tile =
+                KvTile::new(operands, unit.seq.block_table, unit.kv_head, first..positions.end);
+            for group in &mut groups {
+                group.attend(s, &tile, &operands.params);
+            }
+        }
+        let mut partial = Partial {
+            max: Vec::with_capacity(rows),
+            sum: Vec::with_capacity(rows),
+            output: Vec::with_capacity(rows * operands.config.head_dim),
+        };
+        groups.iter().for_each(|group| group.append_to(&mut partial));
+        partial
+    }
+}

@@ -1,0 +1,295 @@
+//! The fast path against the definition, and the promise that a row depends on nothing else.
+
+use candle_core::{DType, Device};
+
+use super::*;
+use crate::reshape_and_cache;
+
+/// Repeatable numbers between -1 and 1.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> f32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 40) as f32 / 8_388_608.0 - 1.0
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        ((self.next() + 1.0) * 0.5 * bound as f32) as usize % bound
+    }
+
+    fn take(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.next()).collect()
+    }
+}
+
+/// The shape of a model's attention.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    group: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    block_size: usize,
+}
+
+/// Sequences whose keys and values are in a cache, at scattered blocks, and a query at each position.
+/// Blocks of no sequence, and the slots after each last position, hold NaN.
+struct Fixture {
+    shape: Shape,
+    cache: KvCache,
+    block_tables: Vec<Vec<u32>>,
+    /// Per sequence `[length, heads, head_dim]`.
+    queries: Vec<Vec<f32>>,
+}
+
+impl Fixture {
+    fn new(shape: Shape, lengths: &[usize]) -> Self {
+        let Shape { group, kv_heads, head_dim, block_size } = shape;
+        let device = &Device::Cpu;
+        let mut numbers = Numbers(0x2545_f491_4f6c_dd1d);
+        let blocks: Vec<usize> = lengths.iter().map(|length| length.div_ceil(block_size)).collect();
+        let num_blocks = blocks.iter().sum::<usize>() + 3;
+        let config = KvCacheConfig {
+            num_layers: 2,
+            num_blocks,
+            block_size,
+            num_kv_heads: kv_heads,
+            head_dim,
+        };
+        let cache = KvCache::new(config, device).unwrap();
+        let write = |slots: &[u32], values: Vec<f32>, values_2: Vec<f32>| {
+            let dims = [slots.len(), kv_heads, head_dim];
+            let k = Tensor::from_vec(values, &dims, device).unwrap();
+            let v = Tensor::from_vec(values_2, &dims, device).unwrap();
+            reshape_and_cache(&k, &v, &cache, 1, &Tensor::new(slots, device).unwrap()).unwrap();
+        };
+        let all: Vec<u32> = (0..(num_blocks * block_size) as u32).collect();
+        let nans = vec![f32::NAN; all.len() * kv_heads * head_dim];
+        write(&all, nans.clone(), nans);
+        let mut free: Vec<u32> = (0..num_blocks as u32).collect();
+        let mut block_tables = Vec::new();
+        let mut queries = Vec::new();
+        for (length, blocks) in lengths.iter().zip(blocks) {
+            let table: Vec<u32> =
+                (0..blocks).map(|_| free.swap_remove(numbers.below(free.len()))).collect();
+            let slots: Vec<u32> = (0..*length)
+                .map(|p| table[p / block_size] * block_size as u32 + (p % block_size) as u32)
+                .collect();
+            let count = length * kv_heads * head_dim;
+            write(&slots, numbers.take(count), numbers.take(count));
+            block_tables.push(table);
+            queries.push(numbers.take(count * group));
+        }
+        Self { shape, cache, block_tables, queries }
+    }
+
+    fn row_elements(&self) -> usize {
+        self.shape.group * self.shape.kv_heads * self.shape.head_dim
+    }
+
+    /// Runs one step: `(sequence, queries at these positions)` each.
+    fn step(
+        &self,
+        isa: Isa,
+        rows: &[(usize, Range<usize>)],
+        params: &PagedAttention,
+    ) -> Vec<Vec<f32>> {
+        let width = self.row_elements();
+        let max_blocks = self.block_tables.iter().map(Vec::len).max().unwrap();
+        let mut q = Vec::new();
+        let mut meta = AttentionMetadata {
+            query_start: vec![0],
+            context_len: Vec::new(),
+            block_tables: Vec::new(),
+            max_blocks,
+        };
+        for (seq, positions) in rows {
+            q.extend(&self.queries[*seq][positions.start * width..positions.end * width]);
+            meta.query_start.push((q.len() / width) as u32);
+            meta.context_len.push(positions.end as u32);
+            let mut table = self.block_tables[*seq].clone();
+            table.resize(max_blocks, u32::MAX);
+            meta.block_tables.extend(table);
+        }
+        let tokens = q.len() / width;
+        let layer = self.cache.layer(1).unwrap();
+        let keys = Operand::new("test", "keys", &layer.keys).f32s().unwrap();
+        let values = Operand::new("test", "values", &layer.values).f32s().unwrap();
+        let mut out = vec![std::mem::MaybeUninit::new(f32::NAN); q.len()];
+        let operands = paged::Operands {
+            q: &q,
+            keys: &keys,
+            values: &values,
+            config: *self.cache.config(),
+            heads: self.shape.group * self.shape.kv_heads,
+            params: *params,
+            out: SharedMut::new(&mut out),
+        };
+        paged::attend(isa, &operands, &meta.sequences(tokens, self.cache.config()).unwrap());
+        // SAFETY: all elements were initialised with NaN.
+        let out: Vec<f32> = out.into_iter().map(|v| unsafe { v.assume_init() }).collect();
+        let bounds = meta.query_start.windows(2);
+        bounds.map(|b| out[b[0] as usize * width..b[1] as usize * width].to_vec()).collect()
+    }
+
+    /// The definition at one position: `[heads, head_dim]`.
+    fn reference(&self, seq: usize, position: usize, params: &PagedAttention) -> Vec<f32> {
+        let layer = self.cache.layer(1).unwrap();
+        let keys = Operand::new("test", "keys", &layer.keys).f32s().unwrap();
+        let values = Operand::new("test", "values", &layer.values).f32s().unwrap();
+        let width = self.row_elements();
+        let q = &self.queries[seq][position * width..(position + 1) * width];
+        let heads = q.chunks_exact(self.shape.head_dim).enumerate();
+        heads
+            .flat_map(|(head, q)| {
+                let head = head / self.shape.group;
+                let view =
+                    CacheView { keys: &keys, values: &values, config: self.cache.config(), head };
+                paged_attention_reference(q, &view, &self.block_tables[seq], position, params)
+            })
+            .collect()
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn params(window: Option<usize>, softcap: Option<f32>) -> PagedAttention {
+    PagedAttention { scale: 0.3, window, softcap }
+}
+
+const SHAPES: [Shape; 7] = [
+    Shape { group: 7, kv_heads: 2, head_dim: 64, block_size: 16 },
+    Shape { group: 1, kv_heads: 3, head_dim: 80, block_size: 32 },
+    Shape { group: 4, kv_heads: 1, head_dim: 128, block_size: 16 },
+    Shape { group: 2, kv_heads: 2, head_dim: 8, block_size: 64 },
+    Shape { group: 16, kv_heads: 1, head_dim: 96, block_size: 48 },
+    Shape { group: 3, kv_heads: 1, head_dim: 264, block_size: 128 },
+    Shape { group: 71, kv_heads: 1, head_dim: 24, block_size: 16 },
+];
+
+const PARAMS: [(Option<usize>, Option<f32>); 5] =
+    [(None, None), (Some(20), None), (Some(1), None), (None, Some(0.5)), (Some(70), Some(3.0))];
+
+#[test]
+fn every_shape_matches_the_definition() {
+    for shape in SHAPES {
+        let lengths = [1, 15, 16, 17, 64, 65, 150];
+        let fixture = Fixture::new(shape, &lengths);
+        for (window, softcap) in PARAMS {
+            let params = params(window, softcap);
+            let rows: Vec<_> =
+                lengths.iter().enumerate().map(|(seq, length)| (seq, 0..*length)).collect();
+            let results: Vec<_> =
+                Isa::all().into_iter().map(|isa| fixture.step(isa, &rows, &params)).collect();
+            for (seq, length) in lengths.iter().enumerate() {
+                for result in &results {
+                    assert_eq!(
+                        bits(&result[seq]),
+                        bits(&results[0][seq]),
+                        "instruction sets differ"
+                    );
+                }
+                for position in 0..*length {
+                    let want = fixture.reference(seq, position, &params);
+                    let got = &results[0][seq][position * want.len()..][..want.len()];
+                    for (got, want) in got.iter().zip(&want) {
+                        assert!(
+                            (got - want).abs() <= 2e-6 * want.abs().max(1.0),
+                            "{got} is not {want}: {shape:?} {params:?} sequence {seq} position {position}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A prompt's rows must not depend on how it is cut, on its neighbours, or on the threads.
+#[test]
+fn chunks_batches_and_threads_give_the_same_bits() {
+    let shape = Shape { group: 2, kv_heads: 1, head_dim: 40, block_size: 16 };
+    let lengths = [1100, 90, 2100, 5];
+    let fixture = Fixture::new(shape, &lengths);
+    for (window, softcap) in [(None, None), (Some(100), Some(2.0)), (Some(1030), None)] {
+        let params = params(window, softcap);
+        for isa in Isa::all() {
+            let whole = fixture.step(isa, &[(0, 0..1100)], &params).remove(0);
+            let width = fixture.row_elements();
+            for chunk in [1, 7, 64, 333] {
+                for start in (0..1100).step_by(chunk) {
+                    let end = 1100.min(start + chunk);
+                    let mut rows = vec![(0, start..end)];
+                    if start % 3 > 0 {
+                        rows.extend([(1, 89..90), (3, 0..5)]);
+                    }
+                    if start / chunk % 16 == 0 {
+                        rows.push((2, 2098..2100));
+                    }
+                    let turn = start % rows.len();
+                    rows.rotate_left(turn);
+                    let at = rows.iter().position(|(seq, _)| *seq == 0).unwrap();
+                    let got = fixture.step(isa, &rows, &params).remove(at);
+                    assert_eq!(
+                        bits(&got),
+                        bits(&whole[start * width..end * width]),
+                        "{isa:?} {params:?} chunk {start}..{end}"
+                    );
+                }
+            }
+            for threads in [1, 2, 5] {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                for rows in [&[(2, 2099..2100)][..], &[(2, 1900..2100)]] {
+                    let one = fixture.step(isa, rows, &params).remove(0);
+                    let got = pool.install(|| fixture.step(isa, rows, &params)).remove(0);
+                    assert_eq!(bits(&got), bits(&one), "{isa:?} {params:?} {threads} threads");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_wrapper_computes_and_checks() {
+    let fixture = Fixture::new(SHAPES[0], &[20]);
+    let device = &Device::Cpu;
+    let params = params(None, None);
+    let meta = AttentionMetadata {
+        query_start: vec![0, 2],
+        context_len: vec![20],
+        block_tables: fixture.block_tables[0].clone(),
+        max_blocks: 2,
+    };
+    let width = fixture.row_elements();
+    let q = Tensor::from_slice(&fixture.queries[0][18 * width..], (2, 14, 64), device).unwrap();
+    let run = |meta: &AttentionMetadata| paged_attention(&q, &fixture.cache, 1, meta, &params);
+    let got: Vec<f32> = run(&meta).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+    let want = fixture.step(Isa::detect(), &[(0, 18..20)], &params).remove(0);
+    assert_eq!(bits(&got), bits(&want));
+
+    let refused = |meta: AttentionMetadata| matches!(run(&meta), Err(Error::Metadata(_)));
+    assert!(refused(AttentionMetadata { query_start: vec![0, 1], ..meta.clone() }));
+    assert!(refused(AttentionMetadata { query_start: vec![0], ..meta.clone() }));
+    assert!(refused(AttentionMetadata { context_len: vec![1], ..meta.clone() }));
+    assert!(refused(AttentionMetadata { context_len: vec![33], ..meta.clone() }));
+    assert!(refused(AttentionMetadata { block_tables: vec![0], ..meta.clone() }));
+    assert!(refused(AttentionMetadata { block_tables: vec![0, 5], ..meta.clone() }));
+    let narrow = PagedAttention { window: Some(0), ..params };
+    let window = paged_attention(&q, &fixture.cache, 1, &meta, &narrow);
+    assert!(matches!(window, Err(Error::Parameter { parameter: "window", .. })));
+    let layer = paged_attention(&q, &fixture.cache, 2, &meta, &params);
+    assert!(matches!(layer, Err(Error::OutOfRange { index: "layer", .. })));
+    for dims in [(2, 13, 64), (2, 7, 128)] {
+        let q = Tensor::zeros(dims, DType::F32, device).unwrap();
+        let shape = paged_attention(&q, &fixture.cache, 1, &meta, &params);
+        assert!(matches!(shape, Err(Error::Shape { operand: "q", .. })));
+    }
+    let q = q.to_dtype(DType::F16).unwrap();
+    assert!(matches!(
+        paged_attention(&q, &fixture.cache, 1, &meta, &params),
+        Err(Error::DType { .. })
+    ));
+}

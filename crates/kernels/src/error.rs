@@ -1,0 +1,107 @@
+//! The one error type of the kernels: what was wrong with an operand and what to do about it.
+
+use candle_core::{DType, DeviceLocation};
+
+/// Shorthand for results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a kernel refused its operands.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An operand has the wrong element type.
+    #[error("{kernel}: {operand} has dtype {found:?}, it must be {expected}; convert it first")]
+    DType {
+        /// The kernel that refused.
+        kernel: &'static str,
+        /// The operand's name in the kernel's signature.
+        operand: &'static str,
+        /// The accepted dtypes, in words.
+        expected: &'static str,
+        /// The dtype that was passed.
+        found: DType,
+    },
+    /// An operand has the wrong shape.
+    #[error("{kernel}: {operand} has shape {found:?}, it must be {expected}")]
+    Shape {
+        /// The kernel that refused.
+        kernel: &'static str,
+        /// The operand's name in the kernel's signature.
+        operand: &'static str,
+        /// The required shape, in words and numbers.
+        expected: String,
+        /// The shape that was passed.
+        found: Vec<usize>,
+    },
+    /// An operand is a strided view.
+    #[error("{kernel}: {operand} is not contiguous; call contiguous() on it first")]
+    NotContiguous {
+        /// The kernel that refused.
+        kernel: &'static str,
+        /// The operand's name in the kernel's signature.
+        operand: &'static str,
+    },
+    /// An operand lives on a device that this build has no kernel for.
+    #[error("{kernel}: {operand} is on the unsupported device {device:?}; move it to the CPU")]
+    UnsupportedDevice {
+        /// The kernel that refused.
+        kernel: &'static str,
+        /// The operand's name in the kernel's signature.
+        operand: &'static str,
+        /// Where the operand is.
+        device: DeviceLocation,
+    },
+    /// An index points outside what it indexes.
+    #[error("{kernel}: {index} = {value} is out of range, it must be below {bound}")]
+    OutOfRange {
+        /// The kernel that refused.
+        kernel: &'static str,
+        /// What the number is, for example `token id`.
+        index: &'static str,
+        /// The number that was passed.
+        value: usize,
+        /// The first number that is too large.
+        bound: usize,
+    },
+    /// Attention metadata that contradicts itself or its operands.
+    #[error("paged_attention: {0}")]
+    Metadata(String),
+    /// A parameter outside its domain.
+    #[error("{parameter} is {value}, it must be {expected}")]
+    Parameter {
+        /// The parameter's name.
+        parameter: &'static str,
+        /// The value that was passed.
+        value: usize,
+        /// The accepted values, in words.
+        expected: &'static str,
+    },
+    /// The bytes handed to a weight builder are not a whole number of its rows.
+    #[error(
+        "weight rows: {found} bytes of {dtype:?} are not a whole number of rows of {k} elements"
+    )]
+    RowBytes {
+        /// Number of bytes passed.
+        found: usize,
+        /// Their dtype.
+        dtype: DType,
+        /// Elements of one row.
+        k: usize,
+    },
+    /// A weight was finished before all of its rows were written.
+    #[error("weight: row {row} of {n} was never written; write every row before finish()")]
+    MissingRow {
+        /// The first missing row.
+        row: usize,
+        /// Number of rows of the weight.
+        n: usize,
+    },
+    /// The memory of a weight could not be reserved.
+    #[error("out of memory: a weight needs {bytes} bytes more; use a smaller model or dtype")]
+    OutOfMemory {
+        /// Size of the failed reservation.
+        bytes: usize,
+    },
+    /// candle itself failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+}

@@ -1,0 +1,110 @@
+//! Writes land where the layout says, copies reach all layers, bad operands are refused.
+
+use super::*;
+
+const CONFIG: KvCacheConfig =
+    KvCacheConfig { num_layers: 2, num_blocks: 5, block_size: 32, num_kv_heads: 3, head_dim: 8 };
+
+fn flat(tensor: &Tensor) -> Vec<f32> {
+    tensor.flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// A cache whose layer 1 holds distinct numbers in two slots, with those numbers.
+fn filled(slots: &[u32; 2]) -> (KvCache, Vec<f32>, Vec<f32>) {
+    let cache = KvCache::new(CONFIG, &Device::Cpu).unwrap();
+    let k = Tensor::arange(1f32, 49., &Device::Cpu).unwrap().reshape((2, 3, 8)).unwrap();
+    let v = (&k + 100.).unwrap();
+    reshape_and_cache(&k, &v, &cache, 1, &Tensor::new(slots, &Device::Cpu).unwrap()).unwrap();
+    (cache, flat(&k), flat(&v))
+}
+
+#[test]
+fn each_element_goes_to_its_place_and_no_other_changes() {
+    let slots = [37u32, 4];
+    let (cache, k, v) = filled(&slots);
+    let layer = cache.layer(1).unwrap();
+    let (mut want_keys, mut want_values) = (vec![0.0; 5 * 32 * 24], vec![0.0; 5 * 32 * 24]);
+    for (token, slot) in slots.iter().enumerate() {
+        for head in 0..3 {
+            for dim in 0..8 {
+                let (key, value) = reshape_and_cache_reference(&CONFIG, *slot as usize, head, dim);
+                want_keys[key] = k[(token * 3 + head) * 8 + dim];
+                want_values[value] = v[(token * 3 + head) * 8 + dim];
+            }
+        }
+    }
+    assert_eq!(flat(&layer.keys), want_keys);
+    assert_eq!(flat(&layer.values), want_values);
+    let untouched = cache.layer(0).unwrap();
+    assert!(flat(&untouched.keys).iter().chain(&flat(&untouched.values)).all(|v| *v == 0.0));
+    // By the documented axes: keys [block, head, dim, offset], values [block, head, offset, dim].
+    let key = layer.keys.get(1).unwrap().get(2).unwrap().get(7).unwrap().get(5).unwrap();
+    assert_eq!(key.to_scalar::<f32>().unwrap(), k[23]);
+    let value = layer.values.get(1).unwrap().get(2).unwrap().get(5).unwrap().get(7).unwrap();
+    assert_eq!(value.to_scalar::<f32>().unwrap(), v[23]);
+}
+
+#[test]
+fn blocks_are_copied_in_order_in_all_layers() {
+    let (cache, ..) = filled(&[37, 4]);
+    copy_blocks(&cache, &[(1, 3), (0, 1), (3, 4)]).unwrap();
+    copy_blocks(&cache, &[]).unwrap();
+    let layer = cache.layer(1).unwrap();
+    for tensor in [&layer.keys, &layer.values] {
+        let block = |i: usize| flat(&tensor.get(i).unwrap());
+        assert!(block(3).iter().any(|v| *v != 0.0));
+        assert_eq!(block(3), block(4));
+        assert_eq!(block(0), block(1));
+        assert_ne!(block(0), block(3));
+    }
+    assert!(matches!(
+        copy_blocks(&cache, &[(0, 5)]),
+        Err(Error::OutOfRange { index: "block", .. })
+    ));
+}
+
+#[test]
+fn sizes_are_counted() {
+    let cache = KvCache::new(CONFIG, &Device::Cpu).unwrap();
+    assert_eq!(KvCache::bytes_per_block(&CONFIG), 2 * 2 * 3 * 8 * 32 * 4);
+    assert_eq!(cache.num_bytes(), 5 * KvCache::bytes_per_block(&CONFIG));
+    assert_eq!((cache.num_blocks(), cache.block_size()), (5, 32));
+    assert_eq!(cache.config(), &CONFIG);
+}
+
+#[test]
+fn bad_operands_are_refused() {
+    let refused = |config: KvCacheConfig| match KvCache::new(config, &Device::Cpu) {
+        Err(Error::Parameter { parameter, .. }) => parameter,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(KvCacheConfig { block_size: 24, ..CONFIG }), "block_size");
+    assert_eq!(refused(KvCacheConfig { block_size: 0, ..CONFIG }), "block_size");
+    assert_eq!(refused(KvCacheConfig { head_dim: 12, ..CONFIG }), "head_dim");
+    assert_eq!(refused(KvCacheConfig { num_kv_heads: 0, ..CONFIG }), "num_kv_heads");
+    assert_eq!(refused(KvCacheConfig { num_blocks: 1 << 28, ..CONFIG }), "num_blocks");
+
+    let cache = KvCache::new(CONFIG, &Device::Cpu).unwrap();
+    let rows = Tensor::zeros((2, 3, 8), DType::F32, &Device::Cpu).unwrap();
+    let slots = |slots: &[u32]| Tensor::new(slots, &Device::Cpu).unwrap();
+    let write =
+        |k: &Tensor, v: &Tensor, layer, at: &Tensor| reshape_and_cache(k, v, &cache, layer, at);
+    let error = write(&rows, &rows, 0, &slots(&[0, 160])).unwrap_err();
+    assert!(matches!(error, Error::OutOfRange { index: "slot", value: 160, bound: 160, .. }));
+    let error = write(&rows, &rows, 2, &slots(&[0, 1])).unwrap_err();
+    assert!(matches!(error, Error::OutOfRange { index: "layer", .. }));
+    let error = write(&rows, &rows, 0, &slots(&[0])).unwrap_err();
+    assert!(matches!(error, Error::Shape { operand: "slot_mapping", .. }));
+    let error = write(&rows, &rows.narrow(0, 0, 1).unwrap(), 0, &slots(&[0, 1])).unwrap_err();
+    assert!(matches!(error, Error::Shape { operand: "v", .. }));
+    let transposed = rows.transpose(1, 2).unwrap().contiguous().unwrap();
+    let error = write(&transposed, &rows, 0, &slots(&[0, 1])).unwrap_err();
+    assert!(matches!(error, Error::Shape { operand: "k", .. }));
+    let error = write(&rows.to_dtype(DType::F64).unwrap(), &rows, 0, &slots(&[0, 1])).unwrap_err();
+    assert!(matches!(error, Error::DType { operand: "k", .. }));
+    let signed = Tensor::new(&[0i64, 1], &Device::Cpu).unwrap();
+    assert!(matches!(
+        write(&rows, &rows, 0, &signed),
+        Err(Error::DType { operand: "slot_mapping", .. })
+    ));
+}

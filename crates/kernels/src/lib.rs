@@ -1,0 +1,44 @@
+//! Every device operation: a readable CPU reference and a fast CPU path.
+//!
+//! Each kernel is one function over [`candle_core::Tensor`] that checks dtype, shape, contiguity and
+//! device before it touches memory, and works on plain slices inside. Activations are `f32`; weights
+//! keep the checkpoint's dtype inside a packed [`Weight`]. Kernels use rayon's current pool.
+//!
+//! Two promises hold for all of them:
+//! - a row's result does not depend on the other rows of the batch, nor on the number of threads;
+//! - `*_reference` is the definition of a kernel, written to be read, and the fast path is tested
+//!   against it.
+
+mod activation;
+mod attention;
+mod cpu_features;
+mod embedding;
+mod error;
+mod gather;
+mod kv_cache;
+mod linear;
+mod norm;
+mod parallel;
+mod rope;
+pub mod sampling;
+mod simd;
+mod tensor;
+mod weight;
+
+pub use activation::{
+    Activation, activation, activation_reference, gated_activation, gated_activation_reference,
+};
+pub use attention::{
+    AttentionMetadata, CacheView, PagedAttention, paged_attention, paged_attention_reference,
+};
+pub use cpu_features::{CpuFeatures, cpu_features};
+pub use embedding::{embedding, embedding_reference};
+pub use error::{Error, Result};
+pub use gather::{gather_rows, gather_rows_reference};
+pub use kv_cache::{
+    KvCache, KvCacheConfig, KvLayer, copy_blocks, reshape_and_cache, reshape_and_cache_reference,
+};
+pub use linear::{linear, linear_reference};
+pub use norm::{add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference};
+pub use rope::{RopeStyle, RopeTable, rope, rope_reference};
+pub use weight::{Weight, WeightBuilder, WeightRows};

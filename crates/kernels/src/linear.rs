@@ -1,0 +1,104 @@
+//! `x @ w^T + bias` over packed weights.
+//!
+//! Every output is one chain of fused multiply-adds over increasing `k`, on every path: a result does
+//! not depend on the number of rows, the number of threads or the instruction set.
+
+mod format;
+mod gemv;
+#[cfg(test)]
+mod tests;
+mod tile;
+mod tiled;
+
+use candle_core::Tensor;
+
+use crate::parallel::SharedMut;
+use crate::simd::{Isa, Simd, WithSimd};
+use crate::tensor::{Operand, from_vec};
+use crate::{Result, Weight};
+
+/// `x @ w^T + bias`: `x` `[tokens, k]` f32, `w` `[n, k]`, `bias` `[n]` f32, result `[tokens, n]` f32.
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device.
+pub fn linear(x: &Tensor, w: &Weight, bias: Option<&Tensor>) -> Result<Tensor> {
+    let x = Operand::new("linear", "x", x);
+    let (n, k) = (w.n(), w.k());
+    let (tokens, found_k) = x.dims2("[tokens, k]")?;
+    if found_k != k {
+        return Err(x.shape_error(format!("[tokens, k = {k}]")));
+    }
+    let data = x.f32s()?;
+    let bias = bias.map(|bias| {
+        let bias = Operand::new("linear", "bias", bias);
+        bias.expect_dims("[n]", &[n])?;
+        bias.f32s()
+    });
+    let bias = bias.transpose()?;
+    let out = multiply(Isa::detect(), &data, w, bias.as_deref());
+    from_vec(out, &[tokens, n])
+}
+
+/// The definition of one output of [`linear`]: products summed with fused multiply-adds in one chain
+/// of increasing `k`, then the bias. `x` and `w` are one row of each matrix. Every path of
+/// [`linear`] gives exactly these bits.
+#[must_use]
+pub fn linear_reference(x: &[f32], w: &[f32], bias: Option<f32>) -> f32 {
+    let sum = x.iter().zip(w).fold(0f32, |sum, (x, w)| x.mul_add(*w, sum));
+    bias.map_or(sum, |bias| sum + bias)
+}
+
+/// How a product is computed. A path for bf16 or AMX products is one more variant here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    /// Few rows: several streams of weights, bound by memory.
+    Gemv,
+    /// Many rows: tiles of accumulators in registers over blocks of `k`.
+    Tiled,
+}
+
+impl Path {
+    fn choose<S: Simd>(rows: usize) -> Self {
+        if rows <= S::GEMV_ROWS { Self::Gemv } else { Self::Tiled }
+    }
+}
+
+/// Operands of a product, checked by [`multiply`]: `x` is `[rows, k]`, `y` `[rows, n]`, `bias` `[n]`.
+#[derive(Clone, Copy)]
+struct Product<'a> {
+    x: &'a [f32],
+    w: &'a Weight,
+    bias: Option<&'a [f32]>,
+    y: SharedMut<'a>,
+    rows: usize,
+}
+
+/// `[rows, n]`, with the instruction set `isa`.
+fn multiply(isa: Isa, x: &[f32], w: &Weight, bias: Option<&[f32]>) -> Vec<f32> {
+    let (n, k) = (w.n(), w.k());
+    let rows = x.len() / k;
+    assert!(x.len() == rows * k && bias.is_none_or(|bias| bias.len() == n), "checked by linear");
+    let mut out = Vec::with_capacity(rows * n);
+    let y = SharedMut::new(&mut out.spare_capacity_mut()[..rows * n]);
+    if rows > 0 {
+        isa.run(Multiply(Product { x, w, bias, y, rows }));
+    }
+    // SAFETY: both paths write every element of `y`.
+    unsafe { out.set_len(rows * n) };
+    out
+}
+
+/// [`Product`] as work for an instruction set.
+struct Multiply<'a>(Product<'a>);
+
+impl WithSimd for Multiply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) {
+        match Path::choose::<S>(self.0.rows) {
+            Path::Gemv => gemv::multiply(s, &self.0),
+            Path::Tiled => tiled::multiply(s, &self.0),
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The product for few rows: bound by the memory that the weights stream from.
+//!
+//! A thread reads several panels at once, which are several sequential streams: that gives the memory
+//! system more to do in parallel than one stream, and the arithmetic more independent chains.
+
+use std::ops::Range;
+
+use super::Product;
+use super::format::{Bf16, F16, F32, Format};
+use crate::parallel;
+use crate::simd::{LANES, Simd, WithSimd};
+use crate::weight::{ElementOrder, PANEL};
+
+/// How far ahead of their use the weights of a stream are fetched.
+const PREFETCH_BYTES: usize = 3072;
+
+/// Products of fewer multiplications than this run on the calling thread.
+const INLINE_PRODUCTS: usize = 64 * 1024;
+
+/// Computes `p` for 1 to `S::GEMV_ROWS` rows.
+#[inline(always)]
+pub(super) fn multiply<S: Simd>(s: S, p: &Product<'_>) {
+    match p.w.order() {
+        ElementOrder::F32 => by_rows::<S, F32>(s, p),
+        ElementOrder::F16 => by_rows::<S, F16>(s, p),
+        ElementOrder::Bf16 => by_rows::<S, Bf16>(s, p),
+    }
+}
+
+#[inline(always)]
+fn by_rows<S: Simd, W: Format>(s: S, p: &Product<'_>) {
+    // Streams are as many as the accumulators allow, two vectors per row and stream; fewer rows need
+    // more of them, to have enough independent chains.
+    if const { S::GEMV_ROWS == 8 } {
+        match p.rows {
+            1 => over_panels::<S, W, 1, 4>(s, p),
+            2 => over_panels::<S, W, 2, 4>(s, p),
+            3 => over_panels::<S, W, 3, 2>(s, p),
+            4 => over_panels::<S, W, 4, 2>(s, p),
+            5 => over_panels::<S, W, 5, 1>(s, p),
+            6 => over_panels::<S, W, 6, 1>(s, p),
+            7 => over_panels::<S, W, 7, 1>(s, p),
+            8 => over_panels::<S, W, 8, 1>(s, p),
+            rows => unreachable!("{rows} rows are a matter for tiles"),
+        }
+    } else {
+        match p.rows {
+            1 => over_panels::<S, W, 1, 2>(s, p),
+            2 => over_panels::<S, W, 2, 1>(s, p),
+            rows => unreachable!("{rows} rows are a matter for tiles"),
+        }
+    }
+}
+
+#[inline(always)]
+fn over_panels<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(s: S, p: &Product<'_>) {
+    let panels = p.w.n().div_ceil(PANEL);
+    let work = |panels: Range<usize>| {
+        s.run(Panels::<W, ROWS, STREAMS> { p, panels, format: std::marker::PhantomData })
+    };
+    if p.x.len() * p.w.n() <= INLINE_PRODUCTS {
+        work(0..panels);
+    } else {
+        parallel::for_ranges(panels, STREAMS, work);
+    }
+}
+
+/// A range of panels as work for an instruction set.
+struct Panels<'a, W, const ROWS: usize, const STREAMS: usize> {
+    p: &'a Product<'a>,
+    panels: Range<usize>,
+    format: std::marker::PhantomData<W>,
+}
+
+impl<W: Format, const ROWS: usize, const STREAMS: usize> WithSimd for Panels<'_, W, ROWS, STREAMS> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) {
+        // Stream `i` reads the `i`-th part of the range, so each stream is one run of memory.
+        let per_stream = self.panels.len() / STREAMS;
+        for panel in self.panels.start..self.panels.start + per_stream {
+            panels_at_once::<S, W, ROWS, STREAMS>(s, self.p, panel, per_stream);
+        }
+        for panel in self.panels.start + per_stream * STREAMS..self.panels.end {
+            panels_at_once::<S, W, ROWS, 1>(s, self.p, panel, 0);
+        }
+    }
+}
+
+/// Computes the panels `first + i * distance` for `i < STREAMS`.
+#[inline(always)]
+fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
+    s: S,
+    p: &Product<'_>,
+    first: usize,
+    distance: usize,
+) {
+    let k = p.w.k();
+    let panel_bytes = W::ORDER.panel_bytes(k);
+    let weights = p.w.bytes();
+    assert!((first + (STREAMS - 1) * distance + 1) * panel_bytes <= weights.len(), "panels exist");
+    assert!(p.x.len() >= ROWS * k, "rows exist");
+    let (x, w) = (p.x.as_ptr(), weights[first * panel_bytes..].as_ptr());
+    let stride = distance * panel_bytes;
+    let mut sums = [[[s.splat(0.0); 2]; STREAMS]; ROWS];
+    for pair in 0..k / 2 {
+        // SAFETY: `2 * pair + 1 < k` steps lie in each of the panels and rows, as asserted above.
+        unsafe {
+            let w = w.add(pair * W::ORDER.pair_bytes());
+            for stream in 0..STREAMS {
+                for line in 0..W::ORDER.pair_bytes() / 64 {
+                    s.prefetch(w.wrapping_add(stream * stride + PREFETCH_BYTES + line * 64));
+                }
+            }
+            step::<S, W, ROWS, STREAMS>(s, [x.add(2 * pair), w.cast()], [k, stride], 0, &mut sums);
+            step::<S, W, ROWS, STREAMS>(
+                s,
+                [x.add(2 * pair + 1), w.cast()],
+                [k, stride],
+                1,
+                &mut sums,
+            );
+        }
+    }
+    if k % 2 == 1 {
+        // SAFETY: the last step of each row and panel; the panel is padded to a pair.
+        unsafe {
+            let w = w.add(k / 2 * W::ORDER.pair_bytes());
+            step::<S, W, ROWS, STREAMS>(s, [x.add(k - 1), w.cast()], [k, stride], 0, &mut sums);
+        }
+    }
+    for (row, sums) in sums.iter().enumerate() {
+        for (stream, sums) in sums.iter().enumerate() {
+            let mut outputs = [0f32; PANEL];
+            for (half, sum) in sums.iter().enumerate() {
+                // SAFETY: `half * 16 + 16 <= 32`.
+                unsafe { s.store(outputs.as_mut_ptr().add(half * LANES), *sum) };
+            }
+            write_outputs(p, row, first + stream * distance, &mut outputs);
+        }
+    }
+}
+
+/// One step of `k` in every row and stream. `at` are the first row's activation and the first stream's
+/// pair of steps, `strides` the elements from row to row and the bytes from stream to stream.
+///
+/// # Safety
+/// All of them exist.
+#[inline(always)]
+unsafe fn step<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
+    s: S,
+    at: [*const f32; 2],
+    strides: [usize; 2],
+    step: usize,
+    sums: &mut [[[S::F32; 2]; STREAMS]; ROWS],
+) {
+    let mut x = [s.splat(0.0); ROWS];
+    for (row, x) in x.iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        *x = s.splat(unsafe { *at[0].add(row * strides[0]) });
+    }
+    for stream in 0..STREAMS {
+        // SAFETY: the caller's promise.
+        let w: [S::F32; 2] = unsafe {
+            let pair = at[1].cast::<u8>().add(stream * strides[1]);
+            [W::load(s, pair, step, 0), W::load(s, pair, step, 1)]
+        };
+        for (x, sums) in x.iter().zip(sums.iter_mut()) {
+            for (sum, w) in sums[stream].iter_mut().zip(w) {
+                *sum = s.fma(*x, w, *sum);
+            }
+        }
+    }
+}
+
+/// Adds the bias and writes one row of one panel, without the padding of the last panel.
+#[inline(always)]
+fn write_outputs(p: &Product<'_>, row: usize, panel: usize, outputs: &mut [f32; PANEL]) {
+    let n = p.w.n();
+    let column = panel * PANEL;
+    let columns = PANEL.min(n - column);
+    if let Some(bias) = p.bias {
+        for (output, bias) in outputs.iter_mut().zip(&bias[column..column + columns]) {
+            *output += bias;
+        }
+    }
+    // SAFETY: each panel is computed once, by one thread, and this is its part of row `row`.
+    unsafe {
+        let y = p.y.at(row * n + column, columns);
+        std::ptr::copy_nonoverlapping(outputs.as_ptr(), y, columns);
+    }
+}

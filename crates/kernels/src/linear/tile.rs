@@ -1,0 +1,118 @@
+//! The innermost loop of the tiled matmul: a tile of outputs kept in registers over a block of `k`.
+
+use crate::simd::{LANES, Simd, WithSimd};
+use crate::weight::PANEL;
+
+/// A tile of `rows x 32` outputs over `steps` steps of `k`, as work for an instruction set.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    /// `1..=S::TILE_ROWS`.
+    pub(super) rows: usize,
+    /// Activations `[steps][rows]`.
+    pub(super) x: *const f32,
+    /// Weights `[steps][32]`.
+    pub(super) w: *const f32,
+    pub(super) steps: usize,
+    /// Outputs, `y_stride` elements from row to row.
+    pub(super) y: *mut f32,
+    pub(super) y_stride: usize,
+    /// Where the chain of additions begins.
+    pub(super) start: Start,
+    /// Memory to fetch meanwhile: `ahead_step` bytes (at most two cache lines) per step of `k`.
+    pub(super) ahead: *const u8,
+    pub(super) ahead_step: usize,
+}
+
+/// Where a chain of additions begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    /// At zero.
+    Zero,
+    /// At what the outputs hold.
+    Continue,
+}
+
+impl Tile {
+    /// Computes the tile.
+    ///
+    /// # Safety
+    /// The pointers cover what their descriptions say, the outputs are this thread's alone, and they
+    /// are initialised where the chain continues.
+    #[inline(always)]
+    pub(super) unsafe fn compute<S: Simd>(self, s: S) {
+        s.run(Checked(self));
+    }
+}
+
+/// A tile whose pointers are good: only [`Tile::compute`] makes one.
+struct Checked(Tile);
+
+impl WithSimd for Checked {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) {
+        let tile = &self.0;
+        macro_rules! by_rows {
+            ($vectors:literal, $half:expr, $($rows:literal)*) => {
+                match tile.rows {
+                    // SAFETY: `Tile::compute` was promised good pointers.
+                    $($rows => unsafe { accumulate::<S, $rows, $vectors>(s, tile, $half) },)*
+                    rows => unreachable!("a tile of {rows} rows"),
+                }
+            };
+        }
+        if const { S::TILE_VECTORS == 2 } {
+            by_rows!(2, 0, 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+        } else if const { S::TILE_ROWS == 6 } {
+            (0..2).for_each(|half| by_rows!(1, half, 1 2 3 4 5 6));
+        } else {
+            (0..2).for_each(|half| by_rows!(1, half, 1 2 3 4));
+        }
+    }
+}
+
+/// The vectors `first_half..first_half + VECTORS` of a tile of `ROWS` rows.
+///
+/// # Safety
+/// As [`Tile::compute`].
+#[inline(always)]
+unsafe fn accumulate<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    s: S,
+    tile: &Tile,
+    first_half: usize,
+) {
+    let (y, w) = (tile.y.wrapping_add(first_half * LANES), tile.w.wrapping_add(first_half * LANES));
+    let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
+    if tile.start == Start::Continue {
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for (v, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: the place is in the tile, and initialised where the chain continues.
+                *sum = unsafe { s.load(y.add(r * tile.y_stride + v * LANES)) };
+            }
+        }
+    }
+    for step in 0..tile.steps {
+        let ahead = tile.ahead.wrapping_add(step * tile.ahead_step);
+        s.prefetch(ahead);
+        s.prefetch(ahead.wrapping_add(tile.ahead_step / 2));
+        let mut weights = [s.splat(0.0); VECTORS];
+        for (v, weight) in weights.iter_mut().enumerate() {
+            // SAFETY: one of the `steps` rows of 32 weights.
+            *weight = unsafe { s.load(w.add(step * PANEL + v * LANES)) };
+        }
+        for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: one of the `steps` rows of `ROWS` activations.
+            let x = s.splat(unsafe { *tile.x.add(step * ROWS + r) });
+            for (sum, weight) in sums.iter_mut().zip(weights) {
+                *sum = s.fma(x, weight, *sum);
+            }
+        }
+    }
+    for (r, sums) in sums.iter().enumerate() {
+        for (v, sum) in sums.iter().enumerate() {
+            // SAFETY: the place is in the tile.
+            unsafe { s.store(y.add(r * tile.y_stride + v * LANES), *sum) };
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The product for many rows: blocks that stay in the caches, tiles that stay in registers.
+//!
+//! Activations are packed once, `[k blocks][row tiles][steps][tile rows]`, so a tile reads them in
+//! order. A task owns some panels: for each block of `k` and each of its panels it runs all row tiles
+//! over the same weights, widened once to f32, which come from memory once and then from the first cache.
+//! The outputs carry the chain of additions from one block of `k` to the next.
+
+use std::ops::Range;
+
+use super::Product;
+use super::format::{Bf16, F16, F32, Format};
+use super::tile::{Start, Tile};
+use crate::parallel::{self, SharedMut};
+use crate::simd::{LANES, Simd, WithSimd};
+use crate::weight::{ElementOrder, PANEL};
+
+/// Steps of `k` in one block: with 32 outputs in f32 they take a third of a 48 KiB first-level cache.
+const BLOCK_STEPS: usize = 128;
+
+/// Rows are taken in groups whose packed activations have at most this many elements (4 MiB).
+const GROUP_ELEMENTS: usize = 1 << 20;
+
+/// Panels of one task that share each block of packed activations.
+const PANELS_TOGETHER: usize = 4;
+
+/// Products of fewer multiplications than this run on the calling thread.
+const INLINE_PRODUCTS: usize = 64 * 1024;
+
+/// Packing fewer activations than this is not worth another thread.
+const INLINE_PACK: usize = 16 * 1024;
+
+/// Computes `p` for any number of rows.
+#[inline(always)]
+pub(super) fn multiply<S: Simd>(s: S, p: &Product<'_>) {
+    let k = p.w.k();
+    let most_rows = (GROUP_ELEMENTS / k / S::TILE_ROWS).max(1) * S::TILE_ROWS;
+    let mut packed = Vec::new();
+    for first_row in (0..p.rows).step_by(most_rows) {
+        let tiles = RowTiles::new(first_row..p.rows.min(first_row + most_rows), S::TILE_ROWS);
+        pack(&mut packed, p.x, k, &tiles);
+        let group = Group { p, tiles: &tiles, packed: &packed };
+        let work = |panels: Range<usize>| match p.w.order() {
+            ElementOrder::F32 => s.run(Panels { group, panels, format: F32 }),
+            ElementOrder::F16 => s.run(Panels { group, panels, format: F16 }),
+            ElementOrder::Bf16 => s.run(Panels { group, panels, format: Bf16 }),
+        };
+        let panels = p.w.n().div_ceil(PANEL);
+        if tiles.rows.len() * k * p.w.n() <= INLINE_PRODUCTS {
+            work(0..panels);
+        } else {
+            parallel::for_ranges(panels, 1, work);
+        }
+    }
+}
+
+/// Some rows, cut into tiles of nearly equal size.
+struct RowTiles {
+    rows: Range<usize>,
+    count: usize,
+}
+
+impl RowTiles {
+    fn new(rows: Range<usize>, most: usize) -> Self {
+        let count = rows.len().div_ceil(most);
+        Self { rows, count }
+    }
+
+    /// The rows of tile `tile`, counted from the first of `rows`.
+    fn tile(&self, tile: usize) -> Range<usize> {
+        let bound = |tile: usize| tile * self.rows.len() / self.count;
+        bound(tile)..bound(tile + 1)
+    }
+}
+
+/// The first step and the number of steps of each block of `k`.
+fn blocks(k: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..k).step_by(BLOCK_STEPS).map(move |start| start..k.min(start + BLOCK_STEPS))
+}
+
+/// Packs the rows of `tiles` of `x` `[.., k]` as `[k blocks][row tiles][steps][tile rows]`.
+fn pack(packed: &mut Vec<f32>, x: &[f32], k: usize, tiles: &RowTiles) {
+    let rows = tiles.rows.len();
+    packed.clear();
+    packed.reserve(rows * k);
+    let target = SharedMut::new(&mut packed.spare_capacity_mut()[..rows * k]);
+    let work = |range: Range<usize>| {
+        for tile in range {
+            let tile_rows = tiles.tile(tile);
+            for block in blocks(k) {
+                let at = block.start * rows + tile_rows.start * block.len();
+                // SAFETY: the parts of different tiles and blocks do not overlap.
+                let target = unsafe { target.at(at, tile_rows.len() * block.len()) };
+                for (r, row) in tile_rows.clone().enumerate() {
+                    let row = &x[(tiles.rows.start + row) * k..][block.clone()];
+                    for (step, value) in row.iter().enumerate() {
+                        // SAFETY: `step < block.len()` and `r < tile_rows.len()`.
+                        unsafe { target.add(step * tile_rows.len() + r).write(*value) };
+                    }
+                }
+            }
+        }
+    };
+    if rows * k <= INLINE_PACK {
+        work(0..tiles.count);
+    } else {
+        parallel::for_ranges(tiles.count, 1, work);
+    }
+    // SAFETY: the tiles and blocks cover all `rows * k` elements.
+    unsafe { packed.set_len(rows * k) };
+}
+
+/// A group of rows, packed.
+#[derive(Clone, Copy)]
+struct Group<'a> {
+    p: &'a Product<'a>,
+    tiles: &'a RowTiles,
+    packed: &'a [f32],
+}
+
+/// A range of panels as work for an instruction set.
+struct Panels<'a, W> {
+    group: Group<'a>,
+    panels: Range<usize>,
+    format: W,
+}
+
+impl<W: Format> WithSimd for Panels<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) {
+        let mut panels = self.panels;
+        while !panels.is_empty() {
+            let end = panels.end.min(panels.start + PANELS_TOGETHER);
+            some_panels(s, self.format, &self.group, panels.start..end);
+            panels.start = end;
+        }
+    }
+}
+
+/// Computes a few panels of all rows of the group.
+#[inline(always)]
+fn some_panels<S: Simd, W: Format>(s: S, format: W, group: &Group<'_>, panels: Range<usize>) {
+    let Group { p, tiles, .. } = *group;
+    let n = p.w.n();
+    let rows = tiles.rows.len();
+    // The last panel may reach past `n`: then its outputs go through a buffer of whole panels.
+    let mut padded = vec![0f32; if panels.end * PANEL > n { rows * PANEL } else { 0 }];
+    let mut widened = [Line([0f32; LANES]); BLOCK_STEPS * PANEL / LANES];
+    for block in blocks(p.w.k()) {
+        for panel in panels.clone() {
+            let columns = PANEL.min(n - panel * PANEL);
+            let outputs = if columns < PANEL {
+                Outputs { start: padded.as_mut_ptr(), stride: PANEL }
+            } else {
+                let at = tiles.rows.start * n + panel * PANEL;
+                // SAFETY: each panel of the group is computed once, by one thread.
+                Outputs { start: unsafe { p.y.at(at, (rows - 1) * n + PANEL) }, stride: n }
+            };
+            block_of_panel(s, format, group, &block, panel, outputs, &mut widened);
+        }
+    }
+    for panel in panels {
+        let column = panel * PANEL;
+        let columns = PANEL.min(n - column);
+        for row in 0..rows {
+            // SAFETY: as above; the block loop has written these outputs, or `padded`.
+            let y = unsafe {
+                let y = p.y.at((tiles.rows.start + row) * n + column, columns);
+                if columns < PANEL {
+                    std::ptr::copy_nonoverlapping(padded[row * PANEL..].as_ptr(), y, columns);
+                }
+                std::slice::from_raw_parts_mut(y, columns)
+            };
+            if let Some(bias) = p.bias {
+                y.iter_mut().zip(&bias[column..]).for_each(|(y, bias)| *y += bias);
+            }
+        }
+    }
+}
+
+/// One cache line.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line([f32; LANES]);
+
+/// Where a panel's outputs go: `stride` elements from row to row.
+#[derive(Clone, Copy)]
+struct Outputs {
+    start: *mut f32,
+    stride: usize,
+}
+
+/// Adds the steps `block` to the outputs of one panel, for all rows of the group.
+#[inline(always)]
+fn block_of_panel<S: Simd, W: Format>(
+    s: S,
+    _format: W,
+    group: &Group<'_>,
+    block: &Range<usize>,
+    panel: usize,
+    outputs: Outputs,
+    widened: &mut [Line; BLOCK_STEPS * PANEL / LANES],
+) {
+    let Group { p, tiles, packed } = *group;
+    let pair_bytes = W::ORDER.pair_bytes();
+    let at = panel * W::ORDER.panel_bytes(p.w.k()) + block.start / 2 * pair_bytes;
+    let bytes = block.len().div_ceil(2) * pair_bytes;
+    let stored = &p.w.bytes()[at..at + bytes];
+    let w = match W::ORDER {
+        ElementOrder::F32 => stored.as_ptr().cast(),
+        ElementOrder::F16 | ElementOrder::Bf16 => {
+            widen_block::<S, W>(s, stored, widened);
+            widened.as_ptr().cast()
+        }
+    };
+    // The tiles share the fetching of the block that follows: there is arithmetic to hide it.
+    let ahead_step = bytes.div_ceil(block.len() * tiles.count);
+    for tile in 0..tiles.count {
+        let rows = tiles.tile(tile);
+        let x = &packed[block.start * tiles.rows.len() + rows.start * block.len()..]
+            [..rows.len() * block.len()];
+        let tile = Tile {
+            rows: rows.len(),
+            x: x.as_ptr(),
+            w,
+            steps: block.len(),
+            y: outputs.start.wrapping_add(rows.start * outputs.stride),
+            y_stride: outputs.stride,
+            start: if block.start == 0 { Start::Zero } else { Start::Continue },
+            ahead: stored.as_ptr().wrapping_add(bytes + tile * block.len() * ahead_step),
+            ahead_step,
+        };
+        // SAFETY: `x` holds `[steps][rows]`, `w` the block's weights, `outputs` the rows' outputs,
+        // which the first block writes before any other continues them.
+        unsafe { tile.compute(s) };
+    }
+}
+
+/// Widens a block of one panel to f32, `[steps][32]`.
+#[inline(always)]
+fn widen_block<S: Simd, W: Format>(
+    s: S,
+    stored: &[u8],
+    widened: &mut [Line; BLOCK_STEPS * PANEL / LANES],
+) {
+    for (pair, lines) in stored.chunks_exact(W::ORDER.pair_bytes()).zip(widened.chunks_exact_mut(4))
+    {
+        for (i, line) in lines.iter_mut().enumerate() {
+            // SAFETY: `pair` holds two steps, `line` sixteen f32.
+            unsafe { s.store(line.0.as_mut_ptr(), W::load(s, pair.as_ptr(), i / 2, i % 2)) };
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! RMS normalisation, alone and fused with the residual addition before it.
+
+use candle_core::Tensor;
+
+use crate::tensor::{Operand, from_vec};
+use crate::{Result, parallel};
+
+/// `x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
+///
+/// `x` is f32 of any rank with last dimension `dim` (`[tokens, hidden]`, or `[tokens, heads, head_dim]`
+/// for a norm per head), `weight` is f32 `[dim]`.
+///
+/// # Errors
+/// An operand is not a contiguous f32 CPU tensor, or `weight` is not `[dim]`.
+///
+/// Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+    let x = Operand::new("rms_norm", "x", x);
+    let weight = Operand::new("rms_norm", "weight", weight);
+    let dim = last_dim(&x)?;
+    weight.expect_dims("[dim]", &[dim])?;
+    let (data, weight) = (x.f32s()?, weight.f32s()?);
+    let (data, weight): (&[f32], &[f32]) = (&data, &weight);
+    let out = parallel::build_rows(data.len() / dim, dim, |row, out| {
+        normalize(&data[row * dim..(row + 1) * dim], weight, eps, out);
+    });
+    from_vec(out, x.tensor.dims())
+}
+
+/// `(sum, normed)`: `sum = residual + x`, `normed = rms_norm(sum)`. Shapes as in [`rms_norm`];
+/// `residual` and `x` have the same shape.
+///
+/// # Errors
+/// As [`rms_norm`], and when the shapes of `residual` and `x` differ.
+pub fn add_rms_norm(
+    residual: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+) -> Result<(Tensor, Tensor)> {
+    let residual = Operand::new("add_rms_norm", "residual", residual);
+    let x = Operand::new("add_rms_norm", "x", x);
+    let weight = Operand::new("add_rms_norm", "weight", weight);
+    let dim = last_dim(&residual)?;
+    let dims = residual.tensor.dims();
+    x.expect_dims("the residual's shape", dims)?;
+    weight.expect_dims("[dim]", &[dim])?;
+    let (a, b, weight) = (residual.f32s()?, x.f32s()?, weight.f32s()?);
+    let (a, b, weight): (&[f32], &[f32], &[f32]) = (&a, &b, &weight);
+    let rows = a.len() / dim;
+    let sum = parallel::build_rows(rows, dim, |row, out| {
+        let range = row * dim..(row + 1) * dim;
+        for ((out, a), b) in out.iter_mut().zip(&a[range.clone()]).zip(&b[range]) {
+            *out = a + b;
+        }
+    });
+    let normed = parallel::build_rows(rows, dim, |row, out| {
+        normalize(&sum[row * dim..(row + 1) * dim], weight, eps, out);
+    });
+    Ok((from_vec(sum, dims)?, from_vec(normed, dims)?))
+}
+
+/// The definition of [`rms_norm`] for rows of `weight.len()` elements.
+#[must_use]
+pub fn rms_norm_reference(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let dim = weight.len();
+    let mut out = Vec::with_capacity(x.len());
+    for row in x.chunks_exact(dim) {
+        let mean_square = row.iter().map(|v| v * v).sum::<f32>() / dim as f32;
+        let scale = 1.0 / (mean_square + eps).sqrt();
+        out.extend(row.iter().zip(weight).map(|(v, w)| v * scale * w));
+    }
+    out
+}
+
+/// The definition of [`add_rms_norm`].
+#[must_use]
+pub fn add_rms_norm_reference(
+    residual: &[f32],
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+) -> (Vec<f32>, Vec<f32>) {
+    let sum: Vec<f32> = residual.iter().zip(x).map(|(a, b)| a + b).collect();
+    let normed = rms_norm_reference(&sum, weight, eps);
+    (sum, normed)
+}
+
+fn last_dim(x: &Operand<'_>) -> Result<usize> {
+    match x.tensor.dims().last() {
+        Some(&dim) if dim > 0 => Ok(dim),
+        _ => Err(x.shape_error("[.., dim] with dim > 0")),
+    }
+}
+
+/// Number of interleaved partial sums: enough independent additions for the compiler to vectorise.
+const LANES: usize = 32;
+
+/// One row of [`rms_norm`].
+fn normalize(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let scale = 1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt();
+    for ((out, v), w) in out.iter_mut().zip(x).zip(weight) {
+        *out = v * scale * w;
+    }
+}
+
+fn sum_of_squares(x: &[f32]) -> f32 {
+    let mut lanes = [0f32; LANES];
+    let chunks = x.chunks_exact(LANES);
+    let tail = chunks.remainder();
+    for chunk in chunks {
+        for (lane, v) in lanes.iter_mut().zip(chunk) {
+            *lane += v * v;
+        }
+    }
+    for (lane, v) in lanes.iter_mut().zip(tail) {
+        *lane += v * v;
+    }
+    lanes.iter().sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+
+    use super::*;
+    use crate::Error;
+
+    fn numbers(count: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * 7919 + 13) % 10_007) as f32 / 977.0 - 5.0).collect()
+    }
+
+    fn tensor(values: &[f32], dims: &[usize]) -> Tensor {
+        Tensor::from_slice(values, dims, &Device::Cpu).unwrap()
+    }
+
+    fn flat(tensor: &Tensor) -> Vec<f32> {
+        tensor.flatten_all().unwrap().to_vec1().unwrap()
+    }
+
+    fn assert_close(got: &[f32], want: &[f32]) {
+        assert_eq!(got.len(), want.len());
+        for (got, want) in got.iter().zip(want) {
+            assert!((got - want).abs() <= 2e-6 * want.abs().max(1.0), "{got} is not {want}");
+        }
+    }
+
+    #[test]
+    fn matches_the_definition_for_any_width_and_batch() {
+        for (rows, dim) in [(1, 1), (3, 31), (2, 64), (5, 100), (200, 896)] {
+            let (x, residual) =
+                (numbers(rows * dim), numbers(2 * rows * dim).split_off(rows * dim));
+            let weight = numbers(dim);
+            let (tx, tr, tw) = (
+                tensor(&x, &[rows, dim]),
+                tensor(&residual, &[rows, dim]),
+                tensor(&weight, &[dim]),
+            );
+            let normed = rms_norm(&tx, &tw, 1e-5).unwrap();
+            assert_close(&flat(&normed), &rms_norm_reference(&x, &weight, 1e-5));
+            let (sum, fused) = add_rms_norm(&tr, &tx, &tw, 1e-5).unwrap();
+            let (want_sum, want) = add_rms_norm_reference(&residual, &x, &weight, 1e-5);
+            assert_eq!(flat(&sum), want_sum);
+            assert_close(&flat(&fused), &want);
+            assert_eq!(
+                flat(&fused),
+                flat(&rms_norm(&sum, &tw, 1e-5).unwrap()),
+                "fused and plain agree"
+            );
+            let last = tensor(&x[(rows - 1) * dim..], &[1, dim]);
+            let alone = flat(&rms_norm(&last, &tw, 1e-5).unwrap());
+            assert_eq!(alone, flat(&normed)[(rows - 1) * dim..], "a row alone");
+        }
+    }
+
+    #[test]
+    fn normalises_each_head() {
+        let x = numbers(2 * 3 * 8);
+        let weight = numbers(8);
+        let normed = rms_norm(&tensor(&x, &[2, 3, 8]), &tensor(&weight, &[8]), 1e-6).unwrap();
+        assert_eq!(normed.dims(), [2, 3, 8]);
+        assert_close(&flat(&normed), &rms_norm_reference(&x, &weight, 1e-6));
+    }
+
+    #[test]
+    fn refuses_bad_operands() {
+        let x = tensor(&numbers(6), &[2, 3]);
+        let weight = tensor(&numbers(3), &[3]);
+        assert!(matches!(rms_norm(&x, &tensor(&[1., 2.], &[2]), 1e-6), Err(Error::Shape { .. })));
+        assert!(matches!(
+            rms_norm(&x.t().unwrap(), &tensor(&[1., 2.], &[2]), 1e-6),
+            Err(Error::NotContiguous { .. })
+        ));
+        assert!(matches!(
+            rms_norm(&x, &weight.to_dtype(DType::BF16).unwrap(), 1e-6),
+            Err(Error::DType { .. })
+        ));
+        let other = tensor(&numbers(3), &[1, 3]);
+        let error = add_rms_norm(&x, &other, &weight, 1e-6).unwrap_err();
+        assert!(matches!(error, Error::Shape { operand: "x", .. }));
+    }
+}

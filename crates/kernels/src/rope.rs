@@ -1,0 +1,253 @@
+//! Rotary position embeddings on queries and keys.
+
+use candle_core::{Device, Tensor};
+
+use crate::tensor::{Operand, from_vec};
+use crate::{Error, Result, parallel};
+
+/// Which two elements of a head form one rotated pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// Element `i` with element `i + rot_dim / 2` (GPT-NeoX, Llama as published on the hub).
+    Neox,
+    /// Element `2 i` with element `2 i + 1` (GPT-J, the original Llama).
+    Interleaved,
+}
+
+/// The cosines and sines of every position.
+#[derive(Clone, Debug)]
+pub struct RopeTable {
+    cos: Tensor,
+    sin: Tensor,
+    style: RopeStyle,
+}
+
+impl RopeTable {
+    /// A table from `cos` and `sin`, both `[max_len, rot_dim / 2]` f32.
+    ///
+    /// # Errors
+    /// The tensors are not contiguous f32 CPU matrices of the same shape.
+    pub fn new(cos: Tensor, sin: Tensor, style: RopeStyle) -> Result<Self> {
+        let operand = Operand::new("rope", "cos", &cos);
+        let (max_len, half) = operand.dims2("[max_len, rot_dim / 2]")?;
+        operand.f32s()?;
+        let operand = Operand::new("rope", "sin", &sin);
+        operand.expect_dims("[max_len, rot_dim / 2]", &[max_len, half])?;
+        operand.f32s()?;
+        Ok(Self { cos, sin, style })
+    }
+
+    /// A table of `max_len` positions from the `rot_dim / 2` inverse frequencies: entry `[p, i]` is
+    /// `cos(p * inv_freq[i]) * magnitude`, and the sine likewise. `magnitude` is 1 except where a
+    /// scaling such as YaRN multiplies the rotated vectors.
+    ///
+    /// # Errors
+    /// candle could not make the tensors.
+    ///
+    /// Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
+    pub fn from_inv_freq(
+        inv_freq: &[f32],
+        max_len: usize,
+        magnitude: f32,
+        style: RopeStyle,
+    ) -> Result<Self> {
+        let table = |f: fn(f32) -> f32| {
+            let values = (0..max_len)
+                .flat_map(|position| {
+                    inv_freq.iter().map(move |freq| f(position as f32 * freq) * magnitude)
+                })
+                .collect::<Vec<f32>>();
+            from_vec(values, &[max_len, inv_freq.len()])
+        };
+        Self::new(table(f32::cos)?, table(f32::sin)?, style)
+    }
+
+    /// Number of positions in the table.
+    #[must_use]
+    pub fn max_len(&self) -> usize {
+        self.cos.dims()[0]
+    }
+
+    /// Number of leading elements of a head that are rotated.
+    #[must_use]
+    pub fn rot_dim(&self) -> usize {
+        2 * self.cos.dims()[1]
+    }
+
+    /// Which elements form a pair.
+    #[must_use]
+    pub fn style(&self) -> RopeStyle {
+        self.style
+    }
+
+    /// Where the table is.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.cos.device()
+    }
+}
+
+/// Rotates each head of `x` `[tokens, heads, head_dim]` f32 by its token's position.
+///
+/// `positions` is u32 `[tokens]`. The first `rot_dim` elements of a head are rotated, the others are
+/// copied.
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device; `rot_dim > head_dim`; a position is not in
+/// the table.
+pub fn rope(x: &Tensor, table: &RopeTable, positions: &Tensor) -> Result<Tensor> {
+    let x = Operand::new("rope", "x", x);
+    let positions = Operand::new("rope", "positions", positions);
+    let (tokens, heads, head_dim) = x.dims3("[tokens, heads, head_dim]")?;
+    positions.expect_dims("[tokens]", &[tokens])?;
+    let half = table.rot_dim() / 2;
+    if 2 * half > head_dim {
+        return Err(x.shape_error(format!("[tokens, heads, head_dim >= rot_dim = {}]", 2 * half)));
+    }
+    let (data, positions) = (x.f32s()?, positions.u32s()?);
+    let bound = table.max_len();
+    if let Some(&position) = positions.iter().find(|&&position| position as usize >= bound) {
+        return Err(Error::OutOfRange {
+            kernel: "rope",
+            index: "position",
+            value: position as usize,
+            bound,
+        });
+    }
+    let cos = Operand::new("rope", "cos", &table.cos).f32s()?;
+    let sin = Operand::new("rope", "sin", &table.sin).f32s()?;
+    let (data, positions, cos, sin): (&[f32], &[u32], &[f32], &[f32]) =
+        (&data, &positions, &cos, &sin);
+    let width = heads * head_dim;
+    let out = parallel::build_rows(tokens, width, |token, out| {
+        let at = positions[token] as usize * half;
+        let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
+        out.copy_from_slice(&data[token * width..(token + 1) * width]);
+        for head in out.chunks_exact_mut(head_dim) {
+            rotate(&mut head[..2 * half], cos, sin, table.style);
+        }
+    });
+    from_vec(out, x.tensor.dims())
+}
+
+/// Rotates one head's leading `2 * cos.len()` elements in place.
+fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], style: RopeStyle) {
+    match style {
+        RopeStyle::Neox => {
+            let (first, second) = head.split_at_mut(cos.len());
+            for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+                (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+            }
+        }
+        RopeStyle::Interleaved => {
+            for ((pair, cos), sin) in head.chunks_exact_mut(2).zip(cos).zip(sin) {
+                let (a, b) = (pair[0], pair[1]);
+                pair[0] = a * cos - b * sin;
+                pair[1] = b * cos + a * sin;
+            }
+        }
+    }
+}
+
+/// The definition of [`rope`] on one head at one position: the pair `(a, b)` becomes
+/// `(a cos - b sin, b cos + a sin)`. `cos` and `sin` are that position's rows of the table.
+#[must_use]
+pub fn rope_reference(head: &[f32], cos: &[f32], sin: &[f32], style: RopeStyle) -> Vec<f32> {
+    let half = cos.len();
+    let mut out = head.to_vec();
+    for i in 0..half {
+        let (first, second) = match style {
+            RopeStyle::Neox => (i, i + half),
+            RopeStyle::Interleaved => (2 * i, 2 * i + 1),
+        };
+        let (a, b) = (head[first], head[second]);
+        out[first] = a * cos[i] - b * sin[i];
+        out[second] = b * cos[i] + a * sin[i];
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::DType;
+
+    use super::*;
+
+    fn flat(tensor: &Tensor) -> Vec<f32> {
+        tensor.flatten_all().unwrap().to_vec1().unwrap()
+    }
+
+    fn table(rot_dim: usize, style: RopeStyle) -> RopeTable {
+        let half = rot_dim / 2;
+        let inv_freq: Vec<f32> =
+            (0..half).map(|i| 10_000f32.powf(-(i as f32) / half as f32)).collect();
+        RopeTable::from_inv_freq(&inv_freq, 50, 1.0, style).unwrap()
+    }
+
+    fn input(tokens: usize, heads: usize, head_dim: usize) -> Tensor {
+        let count = tokens * heads * head_dim;
+        let values: Vec<f32> =
+            (0..count).map(|i| ((i * 7919 + 13) % 1009) as f32 / 97.0 - 5.0).collect();
+        Tensor::from_vec(values, (tokens, heads, head_dim), &Device::Cpu).unwrap()
+    }
+
+    #[test]
+    fn matches_the_definition_in_both_styles() {
+        let positions = [7u32, 0, 49];
+        let at = Tensor::new(&positions, &Device::Cpu).unwrap();
+        for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
+            for (head_dim, rot_dim) in [(8, 8), (80, 32), (64, 64), (10, 2)] {
+                let table = table(rot_dim, style);
+                assert_eq!((table.max_len(), table.rot_dim(), table.style()), (50, rot_dim, style));
+                let x = input(3, 2, head_dim);
+                let got = rope(&x, &table, &at).unwrap();
+                assert_eq!(got.dims(), x.dims());
+                let (cos, sin) = (flat(&table.cos), flat(&table.sin));
+                let want: Vec<f32> = flat(&x)
+                    .chunks_exact(head_dim)
+                    .enumerate()
+                    .flat_map(|(row, head)| {
+                        let half = rot_dim / 2;
+                        let at = positions[row / 2] as usize * half;
+                        rope_reference(head, &cos[at..at + half], &sin[at..at + half], style)
+                    })
+                    .collect();
+                assert_eq!(flat(&got), want, "{style:?} {head_dim} {rot_dim}");
+            }
+        }
+    }
+
+    #[test]
+    fn rotation_keeps_the_length_of_each_pair_and_position_zero() {
+        let x = input(2, 1, 4);
+        let table = table(4, RopeStyle::Neox);
+        let got = flat(&rope(&x, &table, &Tensor::new(&[0u32, 3], &Device::Cpu).unwrap()).unwrap());
+        let x = flat(&x);
+        assert_eq!(got[..4], x[..4]);
+        let length = |v: &[f32], i: usize| v[i].hypot(v[i + 2]);
+        for pair in 4..6 {
+            assert!((length(&got, pair) - length(&x, pair)).abs() < 1e-5);
+        }
+        assert!((got[4] - (x[4] * 3f32.cos() - x[6] * 3f32.sin())).abs() < 1e-5);
+    }
+
+    #[test]
+    fn refuses_bad_operands() {
+        let positions = Tensor::new(&[0u32, 1], &Device::Cpu).unwrap();
+        let x = input(2, 1, 8);
+        let small = table(8, RopeStyle::Neox);
+        let error = rope(&input(2, 1, 4), &small, &positions).unwrap_err();
+        assert!(matches!(error, Error::Shape { operand: "x", .. }));
+        let error = rope(&x, &small, &Tensor::new(&[0u32, 50], &Device::Cpu).unwrap()).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { value: 50, bound: 50, .. }));
+        let error = rope(&x, &small, &positions.narrow(0, 0, 1).unwrap()).unwrap_err();
+        assert!(matches!(error, Error::Shape { operand: "positions", .. }));
+        let error = rope(&x, &small, &positions.to_dtype(DType::I64).unwrap()).unwrap_err();
+        assert!(matches!(error, Error::DType { operand: "positions", .. }));
+        let (cos, sin) = (small.cos.clone(), small.sin.narrow(0, 0, 3).unwrap());
+        assert!(matches!(
+            RopeTable::new(cos, sin, RopeStyle::Neox),
+            Err(Error::Shape { operand: "sin", .. })
+        ));
+    }
+}

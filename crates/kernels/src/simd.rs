@@ -1,0 +1,150 @@
+//! Sixteen f32 lanes on every CPU: the operations the fast paths are written in, and the choice of
+//! instruction set.
+//!
+//! A fast path is written once, generic over [`Simd`]. Every implementation has sixteen lanes and fuses
+//! the same multiplications and additions, so all of them give the same bits; only their speed differs.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+pub(crate) mod math;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use self::portable::Portable;
+#[cfg(target_arch = "x86_64")]
+use self::{avx2::Avx2, avx512::Avx512};
+
+/// Lanes of [`Simd::F32`].
+pub(crate) const LANES: usize = 16;
+
+/// Sixteen-lane operations. A value of an implementing type is the proof that this CPU has its
+/// instructions, which is why the arithmetic is safe to call.
+pub(crate) trait Simd: Copy + Send + Sync {
+    /// Sixteen f32.
+    type F32: Copy;
+
+    /// Rows of the largest matmul tile whose accumulators stay in registers: 14, 6 or 4.
+    const TILE_ROWS: usize;
+    /// Vectors of one row of that tile: 2 is a whole panel, 1 is half of one.
+    const TILE_VECTORS: usize;
+    /// Most rows of the matrix-vector path, whose accumulators are two vectors per row: 8 or 2.
+    const GEMV_ROWS: usize;
+
+    fn splat(self, value: f32) -> Self::F32;
+    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    fn div(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
+    /// The larger of each pair, and `b` where either is NaN.
+    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// The smaller of each pair, and `b` where either is NaN.
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `then` where `a < b`, `otherwise` elsewhere (also where either is NaN).
+    fn select_lt(
+        self,
+        a: Self::F32,
+        b: Self::F32,
+        then: Self::F32,
+        otherwise: Self::F32,
+    ) -> Self::F32;
+    /// The nearest integer, ties to even, for magnitudes below 2^22.
+    fn round(self, a: Self::F32) -> Self::F32;
+    /// `2^n` for integral `n` in -126..=128 (128 gives infinity).
+    fn pow2(self, n: Self::F32) -> Self::F32;
+    /// The largest lane.
+    fn reduce_max(self, a: Self::F32) -> f32;
+    /// `a` in the lanes `from..to` (clamped to 0..=16), `fill` in the others.
+    fn keep(self, a: Self::F32, from: usize, to: usize, fill: Self::F32) -> Self::F32;
+
+    /// # Safety
+    /// `source` points to sixteen readable f32, of any alignment; likewise below.
+    unsafe fn load(self, source: *const f32) -> Self::F32;
+    /// # Safety
+    /// `target` points to sixteen writable f32.
+    unsafe fn store(self, target: *mut f32, value: Self::F32);
+    /// The first eight lanes, zeros in the others.
+    /// # Safety
+    /// `source` points to eight readable f32.
+    unsafe fn load_half(self, source: *const f32) -> Self::F32;
+    /// # Safety
+    /// `target` points to eight writable f32.
+    unsafe fn store_half(self, target: *mut f32, value: Self::F32);
+    /// Widens the even one of each pair of bf16.
+    /// # Safety
+    /// `source` points to 32 readable bf16.
+    unsafe fn load_bf16_even(self, source: *const u8) -> Self::F32;
+    /// Widens the odd one of each pair of bf16.
+    /// # Safety
+    /// `source` points to 32 readable bf16.
+    unsafe fn load_bf16_odd(self, source: *const u8) -> Self::F32;
+    /// Widens sixteen f16.
+    /// # Safety
+    /// `source` points to sixteen readable f16.
+    unsafe fn load_f16(self, source: *const u8) -> Self::F32;
+    /// Asks for the cache line at `address`, which need not be mapped.
+    fn prefetch(self, address: *const u8);
+    /// Runs `op` compiled for this instruction set.
+    fn run<O: WithSimd>(self, op: O) -> O::Output;
+}
+
+/// A piece of work that is compiled once per instruction set.
+pub(crate) trait WithSimd {
+    /// What it returns.
+    type Output;
+    /// The work. Implementations are `#[inline(always)]`, so that they are compiled with the
+    /// instructions of `S`.
+    fn with<S: Simd>(self, s: S) -> Self::Output;
+}
+
+/// The instruction set a kernel runs with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Isa {
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    Portable(Portable),
+}
+
+impl Isa {
+    /// The best one of this CPU.
+    pub(crate) fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if let Some(avx512) = Avx512::detect() {
+                return Self::Avx512(avx512);
+            }
+            if let Some(avx2) = Avx2::detect() {
+                return Self::Avx2(avx2);
+            }
+        }
+        Self::Portable(Portable)
+    }
+
+    /// Every one of this CPU.
+    #[cfg(test)]
+    pub(crate) fn all() -> Vec<Self> {
+        #[cfg(target_arch = "x86_64")]
+        let wide = [Avx2::detect().map(Self::Avx2), Avx512::detect().map(Self::Avx512)];
+        #[cfg(not(target_arch = "x86_64"))]
+        let wide = [];
+        std::iter::once(Self::Portable(Portable)).chain(wide.into_iter().flatten()).collect()
+    }
+
+    /// Runs `op` compiled for this instruction set.
+    #[inline]
+    pub(crate) fn run<O: WithSimd>(self, op: O) -> O::Output {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(s) => s.run(op),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(s) => s.run(op),
+            Self::Portable(s) => s.run(op),
+        }
+    }
+}

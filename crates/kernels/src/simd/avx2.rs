@@ -1,0 +1,194 @@
+//! Sixteen lanes as two AVX2 registers.
+
+use std::arch::x86_64::*;
+
+use super::{Simd, WithSimd};
+
+/// The proof that this CPU has AVX2, FMA and F16C.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    pub(super) fn detect() -> Option<Self> {
+        crate::cpu_features::has_avx2().then_some(Self(()))
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn run_avx2<O: WithSimd>(s: Avx2, op: O) -> O::Output {
+    op.with(s)
+}
+
+/// Lanes 0 to 7 and lanes 8 to 15.
+type Pair = [__m256; 2];
+
+macro_rules! lanewise {
+    ($intrinsic:ident, $($operand:expr),+) => {
+        unsafe { [$intrinsic($($operand[0]),+), $intrinsic($($operand[1]),+)] }
+    };
+}
+
+// SAFETY of every block below: `self` proves that the CPU has the instructions; pointers are the
+// caller's promise where the function is unsafe.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all, stated above")]
+impl Simd for Avx2 {
+    type F32 = Pair;
+
+    const TILE_ROWS: usize = 6;
+    const TILE_VECTORS: usize = 1;
+    const GEMV_ROWS: usize = 2;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Pair {
+        let half = unsafe { _mm256_set1_ps(value) };
+        [half, half]
+    }
+
+    #[inline(always)]
+    fn add(self, a: Pair, b: Pair) -> Pair {
+        lanewise!(_mm256_add_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Pair, b: Pair) -> Pair {
+        lanewise!(_mm256_sub_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Pair, b: Pair) -> Pair {
+        lanewise!(_mm256_mul_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn div(self, a: Pair, b: Pair) -> Pair {
+        lanewise!(_mm256_div_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn fma(self, a: Pair, b: Pair, c: Pair) -> Pair {
+        lanewise!(_mm256_fmadd_ps, a, b, c)
+    }
+
+    #[inline(always)]
+    fn max(self, a: Pair, b: Pair) -> Pair {
+        lanewise!(_mm256_max_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn min(self, a: Pair, b: Pair) -> Pair {
+        lanewise!(_mm256_min_ps, a, b)
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: Pair, b: Pair, then: Pair, otherwise: Pair) -> Pair {
+        let less: Pair = unsafe {
+            [_mm256_cmp_ps::<_CMP_LT_OQ>(a[0], b[0]), _mm256_cmp_ps::<_CMP_LT_OQ>(a[1], b[1])]
+        };
+        lanewise!(_mm256_blendv_ps, otherwise, then, less)
+    }
+
+    #[inline(always)]
+    fn round(self, a: Pair) -> Pair {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        unsafe { [_mm256_round_ps::<NEAREST>(a[0]), _mm256_round_ps::<NEAREST>(a[1])] }
+    }
+
+    #[inline(always)]
+    fn pow2(self, n: Pair) -> Pair {
+        let half = |n| unsafe {
+            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+        };
+        [half(n[0]), half(n[1])]
+    }
+
+    #[inline(always)]
+    fn reduce_max(self, a: Pair) -> f32 {
+        unsafe {
+            let eight = _mm256_max_ps(a[0], a[1]);
+            let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    fn keep(self, a: Pair, from: usize, to: usize, fill: Pair) -> Pair {
+        unsafe {
+            let (from, to) =
+                (_mm256_set1_epi32(from.min(16) as i32), _mm256_set1_epi32(to.min(16) as i32));
+            let first = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            let blend = |lane: __m256i, a, fill| {
+                let inside = _mm256_andnot_si256(
+                    _mm256_cmpgt_epi32(from, lane),
+                    _mm256_cmpgt_epi32(to, lane),
+                );
+                _mm256_blendv_ps(fill, a, _mm256_castsi256_ps(inside))
+            };
+            let second = _mm256_add_epi32(first, _mm256_set1_epi32(8));
+            [blend(first, a[0], fill[0]), blend(second, a[1], fill[1])]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, source: *const f32) -> Pair {
+        unsafe { [_mm256_loadu_ps(source), _mm256_loadu_ps(source.add(8))] }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, target: *mut f32, value: Pair) {
+        unsafe {
+            _mm256_storeu_ps(target, value[0]);
+            _mm256_storeu_ps(target.add(8), value[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_half(self, source: *const f32) -> Pair {
+        unsafe { [_mm256_loadu_ps(source), _mm256_setzero_ps()] }
+    }
+
+    #[inline(always)]
+    unsafe fn store_half(self, target: *mut f32, value: Pair) {
+        unsafe { _mm256_storeu_ps(target, value[0]) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_even(self, source: *const u8) -> Pair {
+        let half = |source: *const u8| unsafe {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(source.cast())))
+        };
+        [half(source), half(source.wrapping_add(32))]
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_odd(self, source: *const u8) -> Pair {
+        let half = |source: *const u8| unsafe {
+            let odd =
+                _mm256_and_si256(_mm256_loadu_si256(source.cast()), _mm256_set1_epi32(-0x1_0000));
+            _mm256_castsi256_ps(odd)
+        };
+        [half(source), half(source.wrapping_add(32))]
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, source: *const u8) -> Pair {
+        unsafe {
+            let source = source.cast::<__m128i>();
+            [
+                _mm256_cvtph_ps(_mm_loadu_si128(source)),
+                _mm256_cvtph_ps(_mm_loadu_si128(source.add(1))),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
+    fn run<O: WithSimd>(self, op: O) -> O::Output {
+        unsafe { run_avx2(self, op) }
+    }
+}

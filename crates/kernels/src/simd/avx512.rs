@@ -1,0 +1,149 @@
+//! Sixteen lanes as one AVX-512 register.
+
+use std::arch::x86_64::*;
+
+use super::{Simd, WithSimd};
+
+/// The proof that this CPU has AVX-512 F, BW, DQ and VL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    pub(super) fn detect() -> Option<Self> {
+        crate::cpu_features::has_avx512().then_some(Self(()))
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn run_avx512<O: WithSimd>(s: Avx512, op: O) -> O::Output {
+    op.with(s)
+}
+
+// SAFETY of every block below: `self` proves that the CPU has the instructions; pointers are the
+// caller's promise where the function is unsafe.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all, stated above")]
+impl Simd for Avx512 {
+    type F32 = __m512;
+
+    const TILE_ROWS: usize = 14;
+    const TILE_VECTORS: usize = 2;
+    const GEMV_ROWS: usize = 8;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: __m512, b: __m512, then: __m512, otherwise: __m512) -> __m512 {
+        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), otherwise, then) }
+    }
+
+    #[inline(always)]
+    fn round(self, a: __m512) -> __m512 {
+        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+    }
+
+    #[inline(always)]
+    fn pow2(self, n: __m512) -> __m512 {
+        unsafe {
+            let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
+        }
+    }
+
+    #[inline(always)]
+    fn reduce_max(self, a: __m512) -> f32 {
+        unsafe { _mm512_reduce_max_ps(a) }
+    }
+
+    #[inline(always)]
+    fn keep(self, a: __m512, from: usize, to: usize, fill: __m512) -> __m512 {
+        let below = |lane: usize| ((1u32 << lane.min(16)) - 1) as u16;
+        unsafe { _mm512_mask_blend_ps(below(to) & !below(from), fill, a) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, source: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(source) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, target: *mut f32, value: __m512) {
+        unsafe { _mm512_storeu_ps(target, value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_half(self, source: *const f32) -> __m512 {
+        unsafe { _mm512_zextps256_ps512(_mm256_loadu_ps(source)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_half(self, target: *mut f32, value: __m512) {
+        unsafe { _mm256_storeu_ps(target, _mm512_castps512_ps256(value)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_even(self, source: *const u8) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(source.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_odd(self, source: *const u8) -> __m512 {
+        unsafe {
+            let odd =
+                _mm512_and_si512(_mm512_loadu_si512(source.cast()), _mm512_set1_epi32(-0x1_0000));
+            _mm512_castsi512_ps(odd)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, source: *const u8) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(source.cast())) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
+    fn run<O: WithSimd>(self, op: O) -> O::Output {
+        unsafe { run_avx512(self, op) }
+    }
+}

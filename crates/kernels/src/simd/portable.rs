@@ -1,0 +1,147 @@
+//! Sixteen lanes as an array, for CPUs without a path of their own.
+//!
+//! The compiler vectorises these loops where the target has fused multiply-adds (64-bit Arm always
+//! does). An x86 CPU without FMA computes them in software: correct, and slow.
+
+use half::f16;
+
+use super::{LANES, Simd, WithSimd};
+
+/// Needs nothing of the CPU.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Portable;
+
+type Lanes = [f32; LANES];
+
+#[inline(always)]
+fn zip(a: Lanes, b: Lanes, op: impl Fn(f32, f32) -> f32) -> Lanes {
+    std::array::from_fn(|lane| op(a[lane], b[lane]))
+}
+
+impl Simd for Portable {
+    type F32 = Lanes;
+
+    const TILE_ROWS: usize = 4;
+    const TILE_VECTORS: usize = 1;
+    const GEMV_ROWS: usize = 2;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Lanes {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    fn add(self, a: Lanes, b: Lanes) -> Lanes {
+        zip(a, b, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Lanes, b: Lanes) -> Lanes {
+        zip(a, b, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Lanes, b: Lanes) -> Lanes {
+        zip(a, b, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    fn div(self, a: Lanes, b: Lanes) -> Lanes {
+        zip(a, b, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    fn fma(self, a: Lanes, b: Lanes, c: Lanes) -> Lanes {
+        std::array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
+    }
+
+    #[inline(always)]
+    fn max(self, a: Lanes, b: Lanes) -> Lanes {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn min(self, a: Lanes, b: Lanes) -> Lanes {
+        zip(a, b, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: Lanes, b: Lanes, then: Lanes, otherwise: Lanes) -> Lanes {
+        std::array::from_fn(|lane| if a[lane] < b[lane] { then[lane] } else { otherwise[lane] })
+    }
+
+    #[inline(always)]
+    fn round(self, a: Lanes) -> Lanes {
+        a.map(f32::round_ties_even)
+    }
+
+    #[inline(always)]
+    fn pow2(self, n: Lanes) -> Lanes {
+        n.map(|n| f32::from_bits(((n as i32).wrapping_add(127) as u32) << 23))
+    }
+
+    #[inline(always)]
+    fn reduce_max(self, a: Lanes) -> f32 {
+        a.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+
+    #[inline(always)]
+    fn keep(self, a: Lanes, from: usize, to: usize, fill: Lanes) -> Lanes {
+        std::array::from_fn(|lane| if (from..to).contains(&lane) { a[lane] } else { fill[lane] })
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, source: *const f32) -> Lanes {
+        // SAFETY: the caller promises sixteen readable f32.
+        unsafe { source.cast::<Lanes>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, target: *mut f32, value: Lanes) {
+        // SAFETY: the caller promises sixteen writable f32.
+        unsafe { target.cast::<Lanes>().write_unaligned(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_half(self, source: *const f32) -> Lanes {
+        // SAFETY: the caller promises eight readable f32.
+        let [a, b, c, d, e, f, g, h] = unsafe { source.cast::<[f32; 8]>().read_unaligned() };
+        [a, b, c, d, e, f, g, h, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    }
+
+    #[inline(always)]
+    unsafe fn store_half(self, target: *mut f32, value: Lanes) {
+        let [a, b, c, d, e, f, g, h, ..] = value;
+        // SAFETY: the caller promises eight writable f32.
+        unsafe { target.cast::<[f32; 8]>().write_unaligned([a, b, c, d, e, f, g, h]) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_even(self, source: *const u8) -> Lanes {
+        // SAFETY: the caller promises 32 readable bf16, which are these 64 bytes.
+        let words = unsafe { source.cast::<[[u8; 4]; LANES]>().read_unaligned() };
+        words.map(|word| f32::from_bits(u32::from_le_bytes(word) << 16))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_odd(self, source: *const u8) -> Lanes {
+        // SAFETY: as in `load_bf16_even`.
+        let words = unsafe { source.cast::<[[u8; 4]; LANES]>().read_unaligned() };
+        words.map(|word| f32::from_bits(u32::from_le_bytes(word) & 0xffff_0000))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, source: *const u8) -> Lanes {
+        // SAFETY: the caller promises sixteen readable f16.
+        let halves = unsafe { source.cast::<[[u8; 2]; LANES]>().read_unaligned() };
+        halves.map(|half| f16::from_le_bytes(half).to_f32())
+    }
+
+    #[inline(always)]
+    fn prefetch(self, _address: *const u8) {}
+
+    #[inline(never)]
+    fn run<O: WithSimd>(self, op: O) -> O::Output {
+        op.with(self)
+    }
+}

@@ -1,0 +1,154 @@
+//! Every instruction set gives the same bits, and the elementary functions are accurate.
+
+use super::*;
+
+/// Applies a function to sixteen numbers.
+struct Apply<'a> {
+    function: Function,
+    x: &'a [f32; LANES],
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Function {
+    Exp,
+    Tanh,
+    Silu,
+    Gelu,
+    GeluTanh,
+}
+
+impl WithSimd for Apply<'_> {
+    type Output = [f32; LANES];
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) -> [f32; LANES] {
+        let mut out = [0.0; LANES];
+        // SAFETY: both arrays hold sixteen f32.
+        unsafe {
+            let x = s.load(self.x.as_ptr());
+            let y = match self.function {
+                Function::Exp => math::exp(s, x),
+                Function::Tanh => math::tanh(s, x),
+                Function::Silu => math::silu(s, x),
+                Function::Gelu => math::gelu(s, x),
+                Function::GeluTanh => math::gelu_tanh(s, x),
+            };
+            s.store(out.as_mut_ptr(), y);
+        }
+        out
+    }
+}
+
+/// Evaluates on a grid over `low..high`, checks that all instruction sets agree, calls `check(x, y)`.
+fn scan(function: Function, low: f32, high: f32, check: impl Fn(f64, f64)) {
+    let steps = 20_000;
+    for block in 0..steps / LANES {
+        let x = std::array::from_fn(|lane| {
+            low + (high - low) * (block * LANES + lane) as f32 / steps as f32
+        });
+        let results: Vec<_> =
+            Isa::all().into_iter().map(|isa| isa.run(Apply { function, x: &x })).collect();
+        for result in &results {
+            assert_eq!(
+                result.map(f32::to_bits),
+                results[0].map(f32::to_bits),
+                "{function:?} of {x:?}"
+            );
+        }
+        for (x, y) in x.iter().zip(&results[0]) {
+            check(f64::from(*x), f64::from(*y));
+        }
+    }
+}
+
+#[test]
+fn exp_is_accurate_to_two_ulp() {
+    scan(Function::Exp, -87.3, 88.0, |x, y| {
+        let want = x.exp();
+        assert!(
+            (y - want).abs() <= 2.0 * f64::from(f32::EPSILON) * want,
+            "exp({x}) = {y}, not {want}"
+        );
+    });
+}
+
+#[test]
+fn exp_of_special_values() {
+    for isa in Isa::all() {
+        let mut x = [0.0; LANES];
+        x[..6].copy_from_slice(&[0.0, -0.0, f32::NEG_INFINITY, -1000.0, 1000.0, f32::NAN]);
+        let y = isa.run(Apply { function: Function::Exp, x: &x });
+        assert_eq!(y[..5], [1.0, 1.0, 0.0, 0.0, f32::INFINITY], "{isa:?}");
+        assert!(y[5].is_nan(), "{isa:?}");
+    }
+}
+
+#[test]
+fn tanh_and_the_activations_are_accurate() {
+    scan(Function::Tanh, -12.0, 12.0, |x, y| {
+        let want = x.tanh();
+        assert!(
+            (y - want).abs() <= 4.0 * f64::from(f32::EPSILON) * want.abs(),
+            "tanh({x}) = {y}, not {want}"
+        );
+    });
+    for (function, act) in [
+        (Function::Silu, crate::Activation::Silu),
+        (Function::Gelu, crate::Activation::Gelu),
+        (Function::GeluTanh, crate::Activation::GeluTanh),
+    ] {
+        scan(function, -30.0, 30.0, |x, y| {
+            let want = f64::from(crate::activation_reference(x as f32, act));
+            assert!(
+                (y - want).abs() <= 3e-7 * x.abs().max(1.0),
+                "{function:?}({x}) = {y}, not {want}"
+            );
+        });
+    }
+}
+
+/// Runs the operations whose implementations differ most.
+struct Shuffle<'a>(&'a [f32; LANES]);
+
+impl WithSimd for Shuffle<'_> {
+    type Output = (f32, Vec<[f32; LANES]>);
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) -> Self::Output {
+        let mut outputs = Vec::new();
+        // SAFETY: the array holds sixteen f32, which are also 32 bf16 or f16.
+        unsafe {
+            let x = s.load(self.0.as_ptr());
+            let mut push = |value| {
+                let mut out = [7.0; LANES];
+                s.store(out.as_mut_ptr(), value);
+                outputs.push(out);
+            };
+            for from in 0..17 {
+                for to in from..18 {
+                    push(s.keep(x, from, to, s.splat(-1.0)));
+                }
+            }
+            push(s.load_half(self.0.as_ptr()));
+            push(s.load_bf16_even(self.0.as_ptr().cast()));
+            push(s.load_bf16_odd(self.0.as_ptr().cast()));
+            push(s.load_f16(self.0.as_ptr().cast()));
+            push(s.round(x));
+            let mut half = [7.0; LANES];
+            s.store_half(half.as_mut_ptr(), x);
+            outputs.push(half);
+            (s.reduce_max(x), outputs)
+        }
+    }
+}
+
+#[test]
+fn all_instruction_sets_load_mask_and_reduce_alike() {
+    let x: [f32; LANES] = std::array::from_fn(|lane| (lane as f32 * 37.7) % 19.0 - 9.0);
+    let results: Vec<_> = Isa::all().into_iter().map(|isa| isa.run(Shuffle(&x))).collect();
+    assert_eq!(results[0].0, x.iter().copied().fold(f32::MIN, f32::max));
+    assert_eq!(results[0].1[3], std::array::from_fn(|lane| if lane < 3 { x[lane] } else { -1.0 }));
+    for result in &results {
+        assert_eq!(result, &results[0]);
+    }
+}

@@ -1,0 +1,96 @@
+//! Random weights in the shapes of a configuration, for measuring without weight files.
+
+use candle_core::DType;
+use candlepower_checkpoint::{ModelSpec, NormKind, Slot, TensorPlan};
+use candlepower_kernels::WeightRows;
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use crate::{error::Result, load::LoadProgress, parts::PartsBuilder};
+
+/// Rows are made in pieces of about so many numbers.
+const PIECE_NUMBERS: usize = 8 << 20;
+
+/// Fills every slot with numbers that depend only on the tensor and the place in it. Their spread
+/// keeps activations and logits near one: `columns^-0.5` for matrices, less for those that add to
+/// the residual stream; norms are one, and biases small.
+pub(crate) fn fill(
+    spec: &ModelSpec,
+    plan: &[TensorPlan],
+    dtype: DType,
+    parts: &mut PartsBuilder<'_>,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<()> {
+    let numbers = |tensor: &TensorPlan| tensor.shape.iter().product::<usize>();
+    let bytes_total = (plan.iter().map(numbers).sum::<usize>() * dtype.size_in_bytes()) as u64;
+    let mut done = LoadProgress { bytes_done: 0, bytes_total };
+    progress(done);
+    for (seed, tensor) in plan.iter().enumerate() {
+        let columns = tensor.shape.get(1).copied().unwrap_or(1);
+        let piece_rows = (PIECE_NUMBERS / columns).max(1);
+        for slot in &tensor.slots {
+            let (mean, spread) = distribution(spec, slot.layer, slot.slot, columns);
+            for first in slot.rows.clone().step_by(piece_rows) {
+                let rows = piece_rows.min(slot.rows.end - first);
+                let start = first * columns;
+                let value = |i: usize| mean + spread * uniform(seed as u64, (start + i) as u64);
+                let data = encode(rows * columns, dtype, value);
+                parts.write(slot, first - slot.rows.start, WeightRows { dtype, bytes: &data })?;
+                done.bytes_done += data.len() as u64;
+                progress(done);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Mean and half-width of a slot's uniform distribution.
+fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usize) -> (f32, f32) {
+    let norm_mean = |kind: NormKind| if kind == NormKind::RmsPlusOne { 0.0 } else { 1.0 };
+    let norm = layer.map_or(spec.final_norm, |i| spec.layers[i].norm);
+    // A uniform distribution's half-width is sqrt(3) standard deviations.
+    let width = |deviation: f64| (3f64.sqrt() * deviation) as f32;
+    let fan_in = (columns as f64).powf(-0.5);
+    match slot {
+        Slot::FinalNorm | Slot::AttnNorm | Slot::FfnNorm => (norm_mean(norm.kind), 0.0),
+        Slot::AttnPostNorm | Slot::FfnPostNorm => (norm_mean(norm.kind), 0.0),
+        Slot::QNorm | Slot::KNorm => {
+            let qk_norm = layer.and_then(|i| spec.layers[i].attention.qk_norm).unwrap_or(norm);
+            (norm_mean(qk_norm.kind), 0.0)
+        }
+        Slot::QBias | Slot::KBias | Slot::VBias | Slot::OBias => (0.0, width(0.1)),
+        Slot::GateBias | Slot::UpBias | Slot::DownBias => (0.0, width(0.1)),
+        Slot::Embed if spec.head.tied => (0.0, width(fan_in)),
+        Slot::Embed => (0.0, width(1.0 / spec.embed.scale)),
+        Slot::O | Slot::Down => (0.0, width(fan_in * (2.0 * spec.layers.len() as f64).powf(-0.5))),
+        Slot::Head | Slot::Q | Slot::K | Slot::V | Slot::Gate | Slot::Up => (0.0, width(fan_in)),
+    }
+}
+
+/// A number in [-1, 1) from a seed and an index. Source: SplitMix64 (Steele, Lea, Flood, 2014).
+fn uniform(seed: u64, index: u64) -> f32 {
+    let mut z =
+        (seed << 40).wrapping_add(index).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+}
+
+/// The little-endian bytes in a dtype of the numbers `value(0)` to `value(len - 1)`.
+fn encode(len: usize, dtype: DType, value: impl Fn(usize) -> f32 + Sync) -> Vec<u8> {
+    /// Numbers that one task makes.
+    const CHUNK: usize = 1 << 16;
+    let size = dtype.size_in_bytes();
+    let mut bytes = vec![0; len * size];
+    bytes.par_chunks_mut(CHUNK * size).enumerate().for_each(|(chunk, bytes)| {
+        let values = (chunk * CHUNK..).map(&value);
+        for (out, value) in bytes.chunks_exact_mut(size).zip(values) {
+            match dtype {
+                DType::F16 => out.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+                DType::BF16 => out.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+                _ => out.copy_from_slice(&value.to_le_bytes()),
+            }
+        }
+    });
+    bytes
+}

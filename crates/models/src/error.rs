@@ -1,0 +1,118 @@
+//! What can go wrong while loading or running a model, in words that say what to do.
+
+use candle_core::DeviceLocation;
+
+/// Result with this crate's [`enum@Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A model that cannot be loaded or run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The checkpoint's description is wrong.
+    #[error(transparent)]
+    Checkpoint(#[from] candlepower_checkpoint::Error),
+    /// A kernel refused its operands, or memory ran out.
+    #[error(transparent)]
+    Kernel(#[from] candlepower_kernels::Error),
+    /// A tensor operation failed.
+    #[error(transparent)]
+    Candle(#[from] candle_core::Error),
+    /// The weights are quantized.
+    #[error(
+        "the checkpoint is quantized with {method}, which is not supported yet; use its float16 or bfloat16 original"
+    )]
+    Quantized {
+        /// The method's name.
+        method: String,
+    },
+    /// A device without kernels.
+    #[error("no kernels for the device {device:?} in this build; use the CPU")]
+    UnsupportedDevice {
+        /// Where the model was asked to be.
+        device: DeviceLocation,
+    },
+    /// A context longer than the model's positions.
+    #[error(
+        "max_model_len {asked} is beyond the model's {limit} positions; ask for at most {limit}"
+    )]
+    MaxModelLen {
+        /// What was asked, in tokens.
+        asked: usize,
+        /// The longest the model allows, in tokens.
+        limit: usize,
+    },
+    /// A weight file could not be opened or mapped.
+    #[error("cannot read the weight file {file}: {source}")]
+    Io {
+        /// The file's name.
+        file: String,
+        /// The system's own error.
+        source: std::io::Error,
+    },
+    /// The index names a file that is not there.
+    #[error(
+        "{file} is missing, although model.safetensors.index.json names it; download the checkpoint again"
+    )]
+    ShardMissing {
+        /// The file's name.
+        file: String,
+    },
+    /// A weight file is not what its header says.
+    #[error("{file} is damaged or truncated ({len} bytes: {reason}); download it again")]
+    Damaged {
+        /// The file's name.
+        file: String,
+        /// Its length in bytes.
+        len: u64,
+        /// What was found, in words.
+        reason: String,
+    },
+    /// The weight files lack tensors.
+    #[error("{count} tensors of the model are not in the weight files: {names}")]
+    TensorsMissing {
+        /// How many.
+        count: usize,
+        /// The first of them.
+        names: String,
+    },
+    /// The weight files hold tensors that the architecture does not explain.
+    #[error(
+        "{count} tensors in the weight files are not part of {architecture} as config.json describes it: {names}"
+    )]
+    TensorsUnknown {
+        /// How many.
+        count: usize,
+        /// The first of them.
+        names: String,
+        /// The architecture's class name.
+        architecture: &'static str,
+    },
+    /// A tensor that two files hold.
+    #[error("the tensor {name} is both in {first} and in {second}; remove one of the files")]
+    TensorTwice {
+        /// The tensor's name.
+        name: String,
+        /// One file.
+        first: String,
+        /// The other file.
+        second: String,
+    },
+    /// A tensor has another shape than the configuration says.
+    #[error("tensor {name} has shape {found:?}, but config.json makes it {expected:?}")]
+    TensorShape {
+        /// The tensor's name.
+        name: String,
+        /// Its shape in the file.
+        found: Vec<usize>,
+        /// Its shape by the configuration.
+        expected: Vec<usize>,
+    },
+    /// A tensor's numbers are of a kind that is not computed with.
+    #[error("tensor {name} is stored as {found}, which is not supported; F32, F16 and BF16 are")]
+    TensorDtype {
+        /// The tensor's name.
+        name: String,
+        /// Its dtype as safetensors calls it.
+        found: String,
+    },
+}

@@ -1,0 +1,157 @@
+//! A checkpoint's weights become a decoder.
+
+use candle_core::{DType, Device};
+use candlepower_checkpoint::{Checkpoint, Dtype, TensorPlan};
+use candlepower_kernels::WeightRows;
+
+use crate::{
+    decoder::Decoder,
+    dummy,
+    error::{Error, Result},
+    parts::PartsBuilder,
+    shards::Shards,
+};
+
+/// How to load a model.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Where to.
+    pub device: Device,
+    /// The dtype of the matrices.
+    pub dtype: LoadDtype,
+    /// Where the weights come from.
+    pub load_format: LoadFormat,
+    /// The longest context, in tokens; the model's own where `None`.
+    pub max_model_len: Option<usize>,
+}
+
+/// The dtype of the matrices; norms and biases are always f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LoadDtype {
+    /// As stored.
+    #[default]
+    Auto,
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+/// Where the weights come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LoadFormat {
+    /// The checkpoint's safetensors files.
+    #[default]
+    Auto,
+    /// Nowhere: random numbers from a fixed seed, in the shapes that `config.json` gives.
+    Dummy,
+}
+
+/// How far loading has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Bytes of weights read.
+    pub bytes_done: u64,
+    /// Bytes of weights to read.
+    pub bytes_total: u64,
+}
+
+/// Loads a checkpoint's weights.
+///
+/// Every tensor that the architecture needs must be there in its shape, and every tensor that is
+/// there must be explained; both are checked before the first byte of weights is read.
+///
+/// # Errors
+/// Missing, unknown, misshapen or quantized tensors, damaged or missing files, a context beyond the
+/// model's, or memory that cannot be had: each in one line that names it.
+pub fn load(
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Decoder> {
+    let spec = checkpoint.spec();
+    let max_model_len = options.max_model_len.unwrap_or(spec.max_model_len);
+    if max_model_len > spec.max_positions {
+        return Err(Error::MaxModelLen { asked: max_model_len, limit: spec.max_positions });
+    }
+    if !options.device.is_cpu() {
+        return Err(Error::UnsupportedDevice { device: options.device.location() });
+    }
+    let plan = checkpoint.tensor_plan();
+    let parts = match options.load_format {
+        LoadFormat::Auto => {
+            if let Some(quantization) = checkpoint.quantization() {
+                return Err(Error::Quantized { method: quantization.method.clone() });
+            }
+            let shards = Shards::open(checkpoint)?;
+            shards.check(checkpoint, &plan)?;
+            let mut parts =
+                PartsBuilder::new(spec, &plan, |tensor| match options.dtype.chosen() {
+                    Some(dtype) => Ok(dtype),
+                    None => shards.dtype(&tensor.name),
+                })?;
+            read_weights(&shards, plan, &mut parts, progress)?;
+            parts
+        }
+        LoadFormat::Dummy => {
+            let dtype = options.dtype.chosen().unwrap_or(match checkpoint.dtype() {
+                Some(Dtype::F16) => DType::F16,
+                Some(Dtype::Bf16) => DType::BF16,
+                Some(Dtype::F32) | None => DType::F32,
+            });
+            let mut parts = PartsBuilder::new(spec, &plan, |_| Ok(dtype))?;
+            dummy::fill(spec, &plan, dtype, &mut parts, progress)?;
+            parts
+        }
+    };
+    Decoder::new(spec.clone(), parts.finish()?, max_model_len, options.device.clone())
+}
+
+impl LoadDtype {
+    fn chosen(self) -> Option<DType> {
+        match self {
+            Self::Auto => None,
+            Self::F32 => Some(DType::F32),
+            Self::F16 => Some(DType::F16),
+            Self::Bf16 => Some(DType::BF16),
+        }
+    }
+}
+
+/// Most bytes of a weight file that are mapped at once.
+const PIECE_BYTES: usize = 64 << 20;
+
+/// Copies every planned tensor into its parts, from the beginning of the files to their end.
+fn read_weights(
+    shards: &Shards,
+    mut plan: Vec<TensorPlan>,
+    parts: &mut PartsBuilder<'_>,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<()> {
+    plan.sort_by_key(|tensor| shards.position(&tensor.name));
+    let row_bytes = |tensor: &TensorPlan| -> Result<usize> {
+        let columns = tensor.shape.get(1).copied().unwrap_or(1);
+        Ok(columns * shards.dtype(&tensor.name)?.size_in_bytes())
+    };
+    let mut done = LoadProgress { bytes_done: 0, bytes_total: 0 };
+    for tensor in &plan {
+        done.bytes_total += (tensor.shape[0] * row_bytes(tensor)?) as u64;
+    }
+    progress(done);
+    for tensor in &plan {
+        let (dtype, row_bytes) = (shards.dtype(&tensor.name)?, row_bytes(tensor)?);
+        let piece_rows = (PIECE_BYTES / row_bytes).max(1);
+        for slot in &tensor.slots {
+            for first in slot.rows.clone().step_by(piece_rows) {
+                let rows = piece_rows.min(slot.rows.end - first);
+                let bytes = shards.bytes(&tensor.name, first * row_bytes, rows * row_bytes)?;
+                parts.write(slot, first - slot.rows.start, WeightRows { dtype, bytes: &bytes })?;
+                done.bytes_done += (rows * row_bytes) as u64;
+                progress(done);
+            }
+        }
+    }
+    Ok(())
+}

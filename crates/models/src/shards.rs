@@ -1,0 +1,220 @@
+//! The safetensors files of a checkpoint, mapped piece by piece.
+//!
+//! Only a piece is mapped at a time, and unmapped after use: the resident set never holds the file
+//! and the packed weights together.
+
+use std::{collections::HashMap, fs::File, ops::Deref};
+
+use candle_core::DType;
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles, TensorPlan, WeightFiles};
+use memmap2::{Mmap, MmapOptions};
+use safetensors::SafeTensors;
+
+use crate::error::{Error, Result};
+
+/// The weight files, opened, their headers read and checked against the model.
+pub(crate) struct Shards {
+    files: Vec<Shard>,
+    tensors: HashMap<String, StoredTensor>,
+}
+
+/// A tensor in one of the files.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredTensor {
+    file: usize,
+    /// Where its bytes begin in the file.
+    offset: u64,
+    shape: Vec<usize>,
+    dtype: safetensors::Dtype,
+}
+
+impl Shards {
+    /// Opens the checkpoint's weight files and reads their headers.
+    pub(crate) fn open(checkpoint: &Checkpoint) -> Result<Self> {
+        let names = checkpoint.weight_files()?;
+        let mut files = Vec::new();
+        let mut tensors: HashMap<String, StoredTensor> = HashMap::new();
+        for name in names.names() {
+            let shard = Shard::open(checkpoint.files(), name, &names)?;
+            for (tensor, stored) in shard.header(files.len())? {
+                if let Some(other) = tensors.insert(tensor.clone(), stored) {
+                    let first = files.get(other.file).map_or(name, |f: &Shard| &f.name).clone();
+                    return Err(Error::TensorTwice { name: tensor, first, second: name.clone() });
+                }
+            }
+            files.push(shard);
+        }
+        Ok(Self { files, tensors })
+    }
+
+    /// Checks that the files hold exactly the planned tensors, each in its shape and in a dtype
+    /// that can be computed with.
+    pub(crate) fn check(&self, checkpoint: &Checkpoint, plan: &[TensorPlan]) -> Result<()> {
+        let missing: Vec<&str> = plan
+            .iter()
+            .map(|t| t.name.as_str())
+            .filter(|name| !self.tensors.contains_key(*name))
+            .collect();
+        if !missing.is_empty() {
+            return Err(Error::TensorsMissing { count: missing.len(), names: first_of(missing) });
+        }
+        let planned: HashMap<&str, &TensorPlan> =
+            plan.iter().map(|t| (t.name.as_str(), t)).collect();
+        let mut unknown: Vec<&str> = self
+            .tensors
+            .keys()
+            .map(String::as_str)
+            .filter(|name| !planned.contains_key(name) && !checkpoint.may_skip_tensor(name))
+            .collect();
+        if !unknown.is_empty() {
+            unknown.sort_unstable();
+            return Err(Error::TensorsUnknown {
+                count: unknown.len(),
+                names: first_of(unknown),
+                architecture: checkpoint.architecture(),
+            });
+        }
+        for tensor in plan {
+            let stored = &self.tensors[&tensor.name];
+            if stored.shape != tensor.shape {
+                return Err(Error::TensorShape {
+                    name: tensor.name.clone(),
+                    found: stored.shape.clone(),
+                    expected: tensor.shape.clone(),
+                });
+            }
+            self.dtype(&tensor.name)?;
+        }
+        Ok(())
+    }
+
+    /// The dtype of a tensor that [`Self::check`] has seen.
+    pub(crate) fn dtype(&self, name: &str) -> Result<DType> {
+        match self.tensors[name].dtype {
+            safetensors::Dtype::F32 => Ok(DType::F32),
+            safetensors::Dtype::F16 => Ok(DType::F16),
+            safetensors::Dtype::BF16 => Ok(DType::BF16),
+            other => Err(Error::TensorDtype { name: name.to_owned(), found: format!("{other:?}") }),
+        }
+    }
+
+    /// Where a tensor lies: sorting by it reads the files from beginning to end.
+    pub(crate) fn position(&self, name: &str) -> (usize, u64) {
+        let stored = &self.tensors[name];
+        (stored.file, stored.offset)
+    }
+
+    /// Maps `len` bytes of a tensor, from its byte `start` on.
+    pub(crate) fn bytes(&self, name: &str, start: usize, len: usize) -> Result<MappedBytes> {
+        let stored = &self.tensors[name];
+        self.files[stored.file].map(stored.offset + start as u64, len)
+    }
+}
+
+/// The first five names, in words.
+fn first_of(names: Vec<&str>) -> String {
+    let rest = names.len().saturating_sub(5);
+    let shown = names.into_iter().take(5).collect::<Vec<_>>().join(", ");
+    if rest == 0 { shown } else { format!("{shown} and {rest} more") }
+}
+
+/// One weight file.
+struct Shard {
+    name: String,
+    len: u64,
+    content: Content,
+}
+
+enum Content {
+    File(File),
+    Embedded(&'static [u8]),
+}
+
+/// Bytes of a weight file; unmapped when dropped.
+pub(crate) enum MappedBytes {
+    Mapped(Mmap),
+    Embedded(&'static [u8]),
+}
+
+impl Deref for MappedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Embedded(bytes) => bytes,
+        }
+    }
+}
+
+impl Shard {
+    fn open(files: &CheckpointFiles, name: &str, all: &WeightFiles) -> Result<Self> {
+        let io_error = |source: std::io::Error| match (source.kind(), all) {
+            (std::io::ErrorKind::NotFound, WeightFiles::Sharded(_)) => {
+                Error::ShardMissing { file: name.to_owned() }
+            }
+            _ => Error::Io { file: name.to_owned(), source },
+        };
+        let (len, content) = match files {
+            CheckpointFiles::Folder(folder) => {
+                let file = File::open(folder.join(name)).map_err(io_error)?;
+                (file.metadata().map_err(io_error)?.len(), Content::File(file))
+            }
+            CheckpointFiles::Embedded(_) => {
+                let bytes = files
+                    .embedded(name)
+                    .ok_or_else(|| Error::ShardMissing { file: name.to_owned() })?;
+                (bytes.len() as u64, Content::Embedded(bytes))
+            }
+        };
+        Ok(Self { name: name.to_owned(), len, content })
+    }
+
+    /// The tensors of the file, which is the checkpoint's `index`-th.
+    fn header(&self, index: usize) -> Result<Vec<(String, StoredTensor)>> {
+        if self.len < 8 {
+            return Err(self.damaged("shorter than any header".to_owned()));
+        }
+        // The whole file is mapped, but only the header's pages are read.
+        let bytes = self.map(0, self.len as usize)?;
+        let (header_len, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| {
+            use safetensors::SafeTensorError as E;
+            self.damaged(match e {
+                E::MetadataIncompleteBuffer => "its header promises another length".to_owned(),
+                E::InvalidHeaderLength | E::HeaderTooLarge => "its header is cut off".to_owned(),
+                other => other.to_string(),
+            })
+        })?;
+        let tensors = metadata.tensors().into_iter().map(|(name, info)| {
+            let stored = StoredTensor {
+                file: index,
+                offset: (8 + header_len + info.data_offsets.0) as u64,
+                shape: info.shape.clone(),
+                dtype: info.dtype,
+            };
+            (name, stored)
+        });
+        Ok(tensors.collect())
+    }
+
+    fn map(&self, offset: u64, len: usize) -> Result<MappedBytes> {
+        match &self.content {
+            Content::Embedded(bytes) => {
+                let start = offset as usize;
+                Ok(MappedBytes::Embedded(&bytes[start..start + len]))
+            }
+            Content::File(file) => {
+                // SAFETY: the file is mapped read-only and privately. That nobody shortens or
+                // rewrites it meanwhile is what every program that maps weights relies on; the map
+                // lives only while a piece of a tensor is copied out of it.
+                let map = unsafe { MmapOptions::new().offset(offset).len(len).map(file) };
+                map.map(MappedBytes::Mapped)
+                    .map_err(|source| Error::Io { file: self.name.clone(), source })
+            }
+        }
+    }
+
+    fn damaged(&self, reason: String) -> Error {
+        Error::Damaged { file: self.name.clone(), len: self.len, reason }
+    }
+}

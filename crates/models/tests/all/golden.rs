@@ -1,0 +1,379 @@
+//! Every architecture against what transformers computed from the same files, and the promises of
+//! the paged cache: however a prompt is cut, placed and batched, its logits are the same.
+
+use std::path::PathBuf;
+
+use candle_core::{Device, Tensor};
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
+use candlepower_kernels::{AttentionMetadata, KvCache};
+use candlepower_models::{
+    Decoder, ForwardInput, LoadDtype, LoadFormat, LoadOptions, LoadProgress, load,
+};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+const GOLDENS: &[&str] = &[
+    "llama",
+    "llama-linear",
+    "llama-yarn",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "phi3",
+    "phi3-longrope",
+];
+const TOLERANCE: f32 = 1e-4;
+const BLOCK_SIZE: usize = 16;
+const NUM_BLOCKS: usize = 24;
+
+fn folder(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
+}
+
+fn checkpoint(name: &str) -> Checkpoint {
+    Checkpoint::open(CheckpointFiles::Folder(folder(name))).unwrap()
+}
+
+fn options() -> LoadOptions {
+    LoadOptions {
+        device: Device::Cpu,
+        dtype: LoadDtype::Auto,
+        load_format: LoadFormat::Auto,
+        max_model_len: None,
+    }
+}
+
+/// The model at the context its golden values were made for: beyond LongRoPE's original one.
+fn model(name: &str) -> Decoder {
+    let checkpoint = checkpoint(name);
+    let max_model_len = Some(checkpoint.spec().max_positions);
+    load(&checkpoint, &LoadOptions { max_model_len, ..options() }, &mut |_| {}).unwrap()
+}
+
+/// What transformers computed.
+struct Golden {
+    prompt: Vec<u32>,
+    /// A row for each position.
+    logits: Vec<Vec<f32>>,
+    greedy: Vec<u32>,
+    short_logits: Vec<Vec<f32>>,
+}
+
+impl Golden {
+    fn read(name: &str) -> Self {
+        let bytes = std::fs::read(folder(name).join("golden.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let words = |name: &str| -> Vec<[u8; 4]> {
+            let Ok(tensor) = file.tensor(name) else { return Vec::new() };
+            tensor.data().chunks_exact(4).map(|b| b.try_into().unwrap()).collect()
+        };
+        let ids = |name| words(name).into_iter().map(u32::from_le_bytes).collect::<Vec<_>>();
+        let vocab = file.tensor("logits").unwrap().shape()[1];
+        let rows = |name| {
+            let all: Vec<f32> = words(name).into_iter().map(f32::from_le_bytes).collect();
+            all.chunks(vocab).map(<[f32]>::to_vec).collect::<Vec<_>>()
+        };
+        Self {
+            prompt: ids("prompt"),
+            logits: rows("logits"),
+            greedy: ids("greedy"),
+            short_logits: rows("short_logits"),
+        }
+    }
+}
+
+/// A sequence whose keys and values lie in the blocks of its table.
+struct Sequence {
+    block_table: Vec<u32>,
+    num_computed: usize,
+}
+
+impl Sequence {
+    fn new(block_table: impl IntoIterator<Item = u32>) -> Self {
+        Self { block_table: block_table.into_iter().collect(), num_computed: 0 }
+    }
+}
+
+/// Runs one step: the next tokens of each sequence. Returns a row of logits for each token.
+fn step(model: &Decoder, cache: &KvCache, work: &mut [(&mut Sequence, &[u32])]) -> Vec<Vec<f32>> {
+    let max_blocks = work.iter().map(|(s, _)| s.block_table.len()).max().unwrap();
+    let (mut token_ids, mut positions, mut slots) = (vec![], vec![], vec![]);
+    let mut attention = AttentionMetadata {
+        query_start: vec![0],
+        context_len: vec![],
+        block_tables: vec![],
+        max_blocks,
+    };
+    for (sequence, tokens) in work {
+        for (i, &token) in tokens.iter().enumerate() {
+            let position = sequence.num_computed + i;
+            token_ids.push(token);
+            positions.push(position as u32);
+            let block = sequence.block_table[position / BLOCK_SIZE] as usize;
+            slots.push((block * BLOCK_SIZE + position % BLOCK_SIZE) as u32);
+        }
+        sequence.num_computed += tokens.len();
+        attention.query_start.push(token_ids.len() as u32);
+        attention.context_len.push(sequence.num_computed as u32);
+        let mut table = sequence.block_table.clone();
+        table.resize(max_blocks, 0);
+        attention.block_tables.extend(table);
+    }
+    let tensor = |v: Vec<u32>| Tensor::new(v, &Device::Cpu).unwrap();
+    let input = ForwardInput {
+        token_ids: tensor(token_ids),
+        positions: tensor(positions),
+        slot_mapping: tensor(slots),
+        attention,
+    };
+    let hidden = model.forward(&input, cache).unwrap();
+    model.logits(&hidden).unwrap().to_vec2().unwrap()
+}
+
+fn cache(model: &Decoder) -> KvCache {
+    model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE).unwrap()
+}
+
+/// Logits of a whole prompt, computed in chunks of so many tokens, in the given blocks.
+fn prefill(
+    model: &Decoder,
+    prompt: &[u32],
+    chunk: usize,
+    blocks: impl IntoIterator<Item = u32>,
+) -> Vec<Vec<f32>> {
+    let (cache, mut sequence) = (cache(model), Sequence::new(blocks));
+    let chunks = prompt.chunks(chunk);
+    chunks.flat_map(|tokens| step(model, &cache, &mut [(&mut sequence, tokens)])).collect()
+}
+
+fn greedy(model: &Decoder, prompt: &[u32], new_tokens: usize) -> Vec<u32> {
+    let (cache, mut sequence) = (cache(model), Sequence::new(0..NUM_BLOCKS as u32));
+    let mut next = argmax(step(model, &cache, &mut [(&mut sequence, prompt)]).last().unwrap());
+    let mut generated = vec![next];
+    while generated.len() < new_tokens {
+        next = argmax(&step(model, &cache, &mut [(&mut sequence, &[next])])[0]);
+        generated.push(next);
+    }
+    generated
+}
+
+fn argmax(row: &[f32]) -> u32 {
+    let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+    best.unwrap().0 as u32
+}
+
+fn max_difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let pairs = a.iter().flatten().zip(b.iter().flatten());
+    pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn logits_and_greedy_tokens_are_those_of_transformers() {
+    for name in GOLDENS {
+        let (model, golden) = (model(name), Golden::read(name));
+        let logits = prefill(&model, &golden.prompt, golden.prompt.len(), 0..8);
+        let difference = max_difference(&logits, &golden.logits);
+        assert!(difference < TOLERANCE, "{name}: logits differ by {difference}");
+        assert_eq!(greedy(&model, &golden.prompt, 32), golden.greedy, "{name}: greedy tokens");
+    }
+}
+
+/// The goldens would show a flag that is misread: each edit of a configuration moves the logits.
+#[test]
+fn every_flag_is_seen_in_the_logits() {
+    let edits = [
+        ("llama", "\"factor\": 8.0", "\"factor\": 7.0"),
+        ("llama", "embeddings\": 32", "embeddings\": 33"),
+        ("llama", "\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-03"),
+        ("llama-linear", "\"factor\": 4.0", "\"factor\": 3.9"),
+        ("llama-yarn", "\"factor\": 4.0", "\"factor\": 3.9"),
+        ("llama-yarn", "\"beta_fast\": 2.0", "\"beta_fast\": 1.0"),
+        ("llama-yarn", "\"beta_slow\": 0.5", "\"beta_slow\": 1.0"),
+        ("llama-yarn", "\"rope_type\"", "\"attention_factor\": 1.0, \"rope_type\""),
+        ("mistral", "\"sliding_window\": 11", "\"sliding_window\": 12"),
+        ("qwen2", "\"sliding_window\": 9", "\"sliding_window\": 8"),
+        ("qwen2", "\"max_window_layers\": 1", "\"max_window_layers\": 2"),
+        ("qwen3", "\"sliding_window\": 13", "\"sliding_window\": 14"),
+        ("qwen3", "\"full_attention\"", "\"sliding_attention\""),
+        ("gemma2", "\"sliding_window\": 10", "\"sliding_window\": 11"),
+        ("gemma2", "_softcapping\": 5.0", "_softcapping\": 5.5"),
+        ("gemma2", "_softcapping\": 0.7", "_softcapping\": 0.8"),
+        ("gemma2", "\"query_pre_attn_scalar\": 24", "\"query_pre_attn_scalar\": 25"),
+        ("gemma2", "\"gelu_pytorch_tanh\"", "\"silu\""),
+        ("phi3", "\"sliding_window\": 15", "\"sliding_window\": 16"),
+        ("phi3", "_factor\": 0.5", "_factor\": 0.75"),
+    ];
+    for (name, from, to) in edits {
+        let config = std::fs::read_to_string(folder(name).join("config.json")).unwrap();
+        assert!(config.contains(from), "{name}: {from}");
+        let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("flag-{name}"));
+        std::fs::create_dir_all(&target).unwrap();
+        for entry in std::fs::read_dir(folder(name)).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), target.join(entry.file_name())).unwrap();
+        }
+        std::fs::write(target.join("config.json"), config.replacen(from, to, 1)).unwrap();
+        let checkpoint = Checkpoint::open(CheckpointFiles::Folder(target.clone())).unwrap();
+        let model = load(&checkpoint, &options(), &mut |_| {}).unwrap();
+        std::fs::remove_dir_all(target).unwrap();
+        let golden = Golden::read(name);
+        let logits = prefill(&model, &golden.prompt, golden.prompt.len(), 0..8);
+        let difference = max_difference(&logits, &golden.logits);
+        assert!(difference > 10.0 * TOLERANCE, "{name}: {to} moves the logits by {difference}");
+    }
+}
+
+/// Up to its original context, LongRoPE has other frequencies than beyond it.
+#[test]
+fn longrope_at_its_original_context_takes_the_short_factors() {
+    let (checkpoint, golden) = (checkpoint("phi3-longrope"), Golden::read("phi3-longrope"));
+    let model = load(&checkpoint, &options(), &mut |_| {}).unwrap();
+    assert_eq!(model.max_model_len(), 32);
+    let prompt = &golden.prompt[..golden.short_logits.len()];
+    let difference =
+        max_difference(&prefill(&model, prompt, prompt.len(), 0..8), &golden.short_logits);
+    assert!(difference < TOLERANCE, "logits differ by {difference}");
+    let long = max_difference(&golden.short_logits, &golden.logits[..prompt.len()]);
+    assert!(long > 100.0 * TOLERANCE, "the golden does not tell short from long: {long}");
+}
+
+#[test]
+fn whole_chunked_and_token_by_token_prefill_agree_to_the_bit() {
+    for name in GOLDENS {
+        let (model, golden) = (model(name), Golden::read(name));
+        let whole = prefill(&model, &golden.prompt, golden.prompt.len(), 0..8);
+        for chunk in [7, 1] {
+            let cut = prefill(&model, &golden.prompt, chunk, 0..8);
+            assert_eq!(max_difference(&whole, &cut), 0.0, "{name} in chunks of {chunk}");
+        }
+    }
+}
+
+#[test]
+fn scattered_blocks_equal_contiguous_ones_to_the_bit() {
+    for name in GOLDENS {
+        let (model, golden) = (model(name), Golden::read(name));
+        let contiguous = prefill(&model, &golden.prompt, 13, 0..8);
+        let scattered = prefill(&model, &golden.prompt, 13, [19, 2, 23, 7]);
+        assert_eq!(max_difference(&contiguous, &scattered), 0.0, "{name}");
+    }
+}
+
+/// One sequence is being decoded while the other's prompt comes in chunks: each gets what it gets
+/// alone.
+#[test]
+fn sequences_in_one_batch_equal_each_alone_to_the_bit() {
+    for name in GOLDENS {
+        let (model, golden) = (model(name), Golden::read(name));
+        let (a, b) = (&golden.prompt[..], &golden.prompt[5..39]);
+        let alone = [prefill(&model, a, a.len(), 0..8), prefill(&model, b, b.len(), 0..8)];
+        let cache = cache(&model);
+        let (mut first, mut second) = (Sequence::new([9, 1, 14]), Sequence::new([3, 20, 11]));
+        let mut together =
+            [step(&model, &cache, &mut [(&mut first, &a[..20])]), Vec::<Vec<f32>>::new()];
+        for (i, chunk) in b.chunks(9).enumerate() {
+            let mut logits =
+                step(&model, &cache, &mut [(&mut first, &a[20 + i..21 + i]), (&mut second, chunk)]);
+            together[1].extend(logits.split_off(1));
+            together[0].extend(logits);
+        }
+        let decoded = together[0].len();
+        assert_eq!(max_difference(&alone[0][..decoded], &together[0]), 0.0, "{name}: decoding");
+        assert_eq!(max_difference(&alone[1], &together[1]), 0.0, "{name}: prompt");
+    }
+}
+
+#[test]
+fn embedded_files_load_like_a_folder() {
+    let names = ["config.json", "generation_config.json", "model.safetensors"];
+    let files = names.map(|name| {
+        let bytes: &'static [u8] = std::fs::read(folder("qwen2").join(name)).unwrap().leak();
+        (name, bytes)
+    });
+    let embedded = Checkpoint::open(CheckpointFiles::Embedded(Box::leak(Box::new(files)))).unwrap();
+    let golden = Golden::read("qwen2");
+    let model = load(&embedded, &options(), &mut |_| {}).unwrap();
+    assert_eq!(greedy(&model, &golden.prompt, 32), golden.greedy);
+}
+
+/// A narrower dtype rounds the weights and nothing else: logits move, but not far.
+#[test]
+fn weights_are_converted_when_asked() {
+    let golden = Golden::read("llama");
+    let mut sizes = vec![];
+    for (dtype, limit) in
+        [(LoadDtype::F32, TOLERANCE), (LoadDtype::F16, 0.05), (LoadDtype::Bf16, 0.4)]
+    {
+        let model =
+            load(&checkpoint("llama"), &LoadOptions { dtype, ..options() }, &mut |_| {}).unwrap();
+        let logits = prefill(&model, &golden.prompt, golden.prompt.len(), 0..8);
+        let difference = max_difference(&logits, &golden.logits);
+        assert!(difference < limit, "{dtype:?}: logits differ by {difference}");
+        assert!((dtype == LoadDtype::F32) == (difference < TOLERANCE), "{dtype:?}: not converted");
+        sizes.push(model.weight_bytes());
+    }
+    assert_eq!(sizes[1], sizes[2]);
+    assert!(sizes[1] < sizes[0] * 6 / 10, "{sizes:?}");
+}
+
+/// q in f32 beside k and v in bf16: the one weight made of them keeps every bit.
+#[test]
+fn mixed_dtypes_lose_nothing() {
+    let stored = std::fs::read(folder("llama-yarn").join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&stored).unwrap();
+    let widen = |data: &[u8]| data.chunks_exact(2).flat_map(|b| [0, 0, b[0], b[1]]).collect();
+    let tensors = file.tensors().into_iter().map(|(name, view)| {
+        let (dtype, data): (_, Vec<u8>) = match name.contains("q_proj") {
+            true => (Dtype::F32, widen(view.data())),
+            false => (view.dtype(), view.data().to_vec()),
+        };
+        (name, (dtype, view.shape().to_vec(), data))
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    let mixed: &'static [u8] = safetensors::serialize(views, None).unwrap().leak();
+    let config: &'static [u8] =
+        std::fs::read(folder("llama-yarn").join("config.json")).unwrap().leak();
+    let files = Box::leak(Box::new([("config.json", config), ("model.safetensors", mixed)]));
+    let checkpoint = Checkpoint::open(CheckpointFiles::Embedded(files)).unwrap();
+    let model = load(&checkpoint, &options(), &mut |_| {}).unwrap();
+    let golden = Golden::read("llama-yarn");
+    let logits = prefill(&model, &golden.prompt, golden.prompt.len(), 0..8);
+    let difference = max_difference(&logits, &golden.logits);
+    assert!(difference < TOLERANCE, "logits differ by {difference}");
+}
+
+#[test]
+fn progress_ends_at_all_bytes() {
+    let mut seen: Vec<LoadProgress> = vec![];
+    load(&checkpoint("llama-linear"), &options(), &mut |p| seen.push(p)).unwrap();
+    let total = checkpoint("llama-linear").spec().num_parameters() * 4;
+    assert!(seen.iter().all(|p| p.bytes_total == total));
+    assert!(seen.windows(2).all(|p| p[0].bytes_done < p[1].bytes_done));
+    assert_eq!(seen.first().unwrap().bytes_done, 0);
+    assert_eq!(seen.last().unwrap().bytes_done, total);
+}
+
+/// Dummy weights need no weight files, are the same each time, and give logits of about one.
+#[test]
+fn dummy_weights_run_every_architecture() {
+    for name in GOLDENS {
+        let config: &'static [u8] = std::fs::read(folder(name).join("config.json")).unwrap().leak();
+        let files = CheckpointFiles::Embedded(Box::leak(Box::new([("config.json", config)])));
+        let checkpoint = Checkpoint::open(files).unwrap();
+        let options = LoadOptions { load_format: LoadFormat::Dummy, ..options() };
+        let prompt: Vec<u32> = (10..34).collect();
+        let run = || {
+            let model = load(&checkpoint, &options, &mut |_| {}).unwrap();
+            prefill(&model, &prompt, prompt.len(), 0..8)
+        };
+        let logits = run();
+        assert_eq!(max_difference(&logits, &run()), 0.0, "{name}: not the same again");
+        let all: Vec<f32> = logits.into_iter().flatten().collect();
+        let deviation = (all.iter().map(|v| v * v).sum::<f32>() / all.len() as f32).sqrt();
+        assert!((0.2..5.0).contains(&deviation), "{name}: logits spread by {deviation}");
+    }
+}

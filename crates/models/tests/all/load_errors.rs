@@ -1,0 +1,257 @@
+//! What is wrong with a checkpoint is said in one line that names it, before anything is computed.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use candle_core::Device;
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
+use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, load};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+/// A copy of a golden checkpoint that a test may damage.
+struct Copy(PathBuf);
+
+impl Copy {
+    fn of(golden: &str, test: &str) -> Self {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(golden);
+        let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+        fs::create_dir_all(&to).unwrap();
+        for entry in fs::read_dir(from).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+        Self(to)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Edits the names, dtypes and shapes of `model.safetensors`; the bytes stay.
+    fn edit(&self, mut edit: impl FnMut(&mut String, &mut Dtype, &mut Vec<usize>)) {
+        let bytes = fs::read(self.path("model.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let edited = file.tensors().into_iter().map(|(mut name, view)| {
+            let (mut dtype, mut shape) = (view.dtype(), view.shape().to_vec());
+            edit(&mut name, &mut dtype, &mut shape);
+            (name, TensorView::new(dtype, shape, view.data()).unwrap())
+        });
+        safetensors::serialize_to_file(edited, None, &self.path("model.safetensors")).unwrap();
+    }
+
+    fn config(&self, from: &str, to: &str) {
+        let path = self.path("config.json");
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{from}");
+        fs::write(path, text.replace(from, to)).unwrap();
+    }
+
+    fn error(&self) -> String {
+        self.error_with(&OPTIONS)
+    }
+
+    fn error_with(&self, options: &LoadOptions) -> String {
+        let checkpoint = match Checkpoint::open(CheckpointFiles::Folder(self.0.clone())) {
+            Ok(checkpoint) => checkpoint,
+            Err(e) => return e.to_string(),
+        };
+        match load(&checkpoint, options, &mut |_| {}) {
+            Ok(_) => panic!("it loaded"),
+            Err(e) => e.to_string(),
+        }
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+const OPTIONS: LoadOptions = LoadOptions {
+    device: Device::Cpu,
+    dtype: LoadDtype::Auto,
+    load_format: LoadFormat::Auto,
+    max_model_len: None,
+};
+
+#[test]
+fn an_unknown_architecture() {
+    let copy = Copy::of("llama", "architecture");
+    copy.config("LlamaForCausalLM", "LlamoForCausalLM");
+    assert!(copy.error().starts_with(
+        "architecture `LlamoForCausalLM` is not supported (the nearest is `LlamaForCausalLM`)"
+    ));
+}
+
+#[test]
+fn an_unknown_rope_type() {
+    let copy = Copy::of("llama", "rope");
+    copy.config("llama3", "spiral");
+    assert!(copy.error().contains("`rope_parameters.rope_type` = \"spiral\" is not supported"));
+}
+
+#[test]
+fn an_unknown_activation() {
+    let copy = Copy::of("qwen2", "activation");
+    copy.config("silu", "snake");
+    assert!(copy.error().contains("`hidden_act` = \"snake\" is not supported"));
+}
+
+#[test]
+fn missing_tensors_are_named() {
+    let copy = Copy::of("qwen3", "missing");
+    copy.config("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 4");
+    copy.config("\"full_attention\",", "\"full_attention\", \"full_attention\",");
+    let e = copy.error();
+    assert!(e.starts_with("15 tensors of the model are not in the weight files: "), "{e}");
+    assert!(
+        e.contains("model.layers.3.input_layernorm.weight") && e.ends_with(" and 10 more"),
+        "{e}"
+    );
+}
+
+#[test]
+fn unknown_tensors_are_named() {
+    let copy = Copy::of("llama", "unknown");
+    copy.config("\"mlp_bias\": true", "\"mlp_bias\": false");
+    assert_eq!(
+        copy.error(),
+        "9 tensors in the weight files are not part of LlamaForCausalLM as config.json describes it: \
+         model.layers.0.mlp.down_proj.bias, model.layers.0.mlp.gate_proj.bias, \
+         model.layers.0.mlp.up_proj.bias, model.layers.1.mlp.down_proj.bias, \
+         model.layers.1.mlp.gate_proj.bias and 4 more"
+    );
+}
+
+/// Buffers and a copied head are explained, so they do no harm.
+#[test]
+fn known_leftovers_are_skipped() {
+    let copy = Copy::of("llama", "leftovers");
+    copy.config("\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
+    copy.config("\"mlp_bias\": true", "\"mlp_bias\": false");
+    copy.edit(|name, _, _| {
+        if name.contains(".mlp.") && name.ends_with(".bias") {
+            *name = format!("{name}.rotary_emb.inv_freq");
+        }
+    });
+    let checkpoint = Checkpoint::open(CheckpointFiles::Folder(copy.0.clone())).unwrap();
+    load(&checkpoint, &OPTIONS, &mut |_| {}).unwrap();
+}
+
+#[test]
+fn a_wrong_shape() {
+    let copy = Copy::of("mistral", "shape");
+    copy.edit(|name, _, shape| {
+        if name == "model.layers.1.self_attn.k_proj.weight" {
+            shape.reverse();
+        }
+    });
+    assert_eq!(
+        copy.error(),
+        "tensor model.layers.1.self_attn.k_proj.weight has shape [64, 48], but config.json makes it [48, 64]"
+    );
+}
+
+#[test]
+fn a_dtype_that_is_not_computed_with() {
+    let copy = Copy::of("mistral", "dtype");
+    copy.edit(|name, dtype, _| {
+        if name == "model.norm.weight" {
+            *dtype = Dtype::I32;
+        }
+    });
+    assert_eq!(
+        copy.error(),
+        "tensor model.norm.weight is stored as I32, which is not supported; F32, F16 and BF16 are"
+    );
+}
+
+#[test]
+fn a_truncated_file() {
+    let copy = Copy::of("gemma2", "truncated");
+    let path = copy.path("model.safetensors");
+    let whole = fs::metadata(&path).unwrap().len();
+    for len in [whole - 1, 1000, 8, 3, 0] {
+        fs::File::options().write(true).open(&path).unwrap().set_len(len).unwrap();
+        let e = copy.error();
+        assert!(
+            e.starts_with(&format!("model.safetensors is damaged or truncated ({len} bytes: ")),
+            "{e}"
+        );
+        assert!(e.ends_with("download it again") && !e.contains('\n'), "{e}");
+    }
+}
+
+/// What a failed download often leaves.
+#[test]
+fn a_file_that_is_no_safetensors() {
+    let copy = Copy::of("gemma2", "html");
+    fs::write(copy.path("model.safetensors"), "<!doctype html><title>404</title>").unwrap();
+    assert!(copy.error().starts_with("model.safetensors is damaged or truncated (33 bytes: "));
+    fs::write(copy.path("config.json"), "<!doctype html>").unwrap();
+    assert!(copy.error().starts_with("config.json is damaged, it is not a JSON object: "));
+}
+
+#[test]
+fn a_missing_shard() {
+    let copy = Copy::of("llama-linear", "shard");
+    let names = fs::read_dir(&copy.0).unwrap().map(|e| e.unwrap().file_name());
+    let shard = names.filter_map(|n| n.into_string().ok()).find(|n| n.starts_with("model-00002"));
+    let shard = shard.unwrap();
+    fs::remove_file(copy.path(&shard)).unwrap();
+    assert_eq!(
+        copy.error(),
+        format!(
+            "{shard} is missing, although model.safetensors.index.json names it; download the checkpoint again"
+        )
+    );
+}
+
+#[test]
+fn a_tensor_in_two_shards() {
+    let copy = Copy::of("llama-linear", "twice");
+    let index = copy.path("model.safetensors.index.json");
+    let text = fs::read_to_string(&index).unwrap();
+    fs::write(&index, text.replace("\"weight_map\": {", "\"weight_map\": {\"x\": \"other\","))
+        .unwrap();
+    let names = fs::read_dir(&copy.0).unwrap().map(|e| e.unwrap().path());
+    let shard = names.into_iter().find(|p| p.to_string_lossy().contains("model-00001")).unwrap();
+    fs::copy(&shard, copy.path("other")).unwrap();
+    let e = copy.error();
+    assert!(e.contains(" is both in model-00001-of-"), "{e}");
+    assert!(e.ends_with(" and in other; remove one of the files"), "{e}");
+}
+
+#[test]
+fn no_weights_at_all() {
+    let copy = Copy::of("phi3", "weightless");
+    fs::rename(copy.path("model.safetensors"), copy.path("pytorch_model.bin")).unwrap();
+    let e = copy.error();
+    assert!(e.starts_with("no weights in ") && e.contains("pytorch_model.bin"), "{e}");
+}
+
+#[test]
+fn quantized_weights() {
+    let copy = Copy::of("llama", "quantized");
+    copy.config(
+        "\"vocab_size\"",
+        "\"quantization_config\": {\"quant_method\": \"gptq\"}, \"vocab_size\"",
+    );
+    assert!(
+        copy.error()
+            .starts_with("the checkpoint is quantized with gptq, which is not supported yet")
+    );
+}
+
+#[test]
+fn a_context_beyond_the_model() {
+    let copy = Copy::of("llama", "context");
+    let options = LoadOptions { max_model_len: Some(257), ..OPTIONS };
+    assert_eq!(
+        copy.error_with(&options),
+        "max_model_len 257 is beyond the model's 256 positions; ask for at most 256"
+    );
+}

@@ -1,0 +1,231 @@
+//! `ApiError`: the one place where errors become HTTP.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use candlepower_api::{ErrorBody, ErrorResponse, FieldError, excerpt};
+use candlepower_engine::SubmitError;
+
+/// An error of a request: its status and its body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    code: Option<&'static str>,
+    param: Option<String>,
+    message: String,
+}
+
+/// A result of a handler.
+pub(crate) type ApiResult<T> = Result<T, ApiError>;
+
+const INVALID_REQUEST: &str = "invalid_request_error";
+const SERVER_ERROR: &str = "server_error";
+
+/// Seconds after which a client that was turned away may try again.
+const RETRY_AFTER_S: &str = "1";
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self { status, kind, code: None, param: None, message: message.into() }
+    }
+
+    fn with_code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    /// 400: the field `param` cannot be taken as it is.
+    pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            param: Some(param.into()),
+            ..Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, message)
+                .with_code("invalid_value")
+        }
+    }
+
+    /// 400: the prompt does not fit the context.
+    pub(crate) fn context_length(param: &'static str, message: String) -> Self {
+        Self::invalid(param, message).with_code("context_length_exceeded")
+    }
+
+    /// 401.
+    pub(crate) fn unauthorized() -> Self {
+        let message = "The API key is missing or wrong: send it as `Authorization: Bearer KEY`.";
+        Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
+            .with_code("invalid_api_key")
+    }
+
+    /// 404: no such model.
+    pub(crate) fn model_not_found(name: &str) -> Self {
+        let message = format!(
+            "The model `{}` does not exist; GET /v1/models lists what does.",
+            excerpt(name)
+        );
+        Self {
+            param: Some("model".into()),
+            ..Self::new(StatusCode::NOT_FOUND, INVALID_REQUEST, message)
+                .with_code("model_not_found")
+        }
+    }
+
+    /// 404: no such path.
+    pub(crate) fn path_not_found(method: &str, path: &str) -> Self {
+        let message = format!(
+            "There is no {} {}; /openapi.json lists what there is.",
+            excerpt(method),
+            excerpt(path)
+        );
+        Self::new(StatusCode::NOT_FOUND, INVALID_REQUEST, message).with_code("not_found")
+    }
+
+    /// 405; the router adds `Allow`.
+    pub(crate) fn method_not_allowed(method: &str, path: &str) -> Self {
+        let message = format!("{} does not take {}.", excerpt(path), excerpt(method));
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, INVALID_REQUEST, message)
+            .with_code("method_not_allowed")
+    }
+
+    /// 408: the body did not come.
+    pub(crate) fn body_timeout() -> Self {
+        let message = "The body did not arrive in time.";
+        Self::new(StatusCode::REQUEST_TIMEOUT, INVALID_REQUEST, message)
+            .with_code("request_timeout")
+    }
+
+    /// 400: the body broke off.
+    pub(crate) fn body_broken() -> Self {
+        Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, "The body broke off.")
+            .with_code("invalid_body")
+    }
+
+    /// 413.
+    pub(crate) fn body_too_large(limit: usize) -> Self {
+        let message = format!("The body is larger than {} MiB.", limit >> 20);
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID_REQUEST, message)
+            .with_code("request_too_large")
+    }
+
+    /// 415.
+    pub(crate) fn unsupported_media_type() -> Self {
+        let message = "The body must be JSON: send `Content-Type: application/json`.";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID_REQUEST, message)
+            .with_code("unsupported_media_type")
+    }
+
+    /// 429: as many choices run or wait as may.
+    pub(crate) fn queue_full(in_flight: usize, limit: usize) -> Self {
+        let message =
+            format!("The queue is full: {in_flight} of {limit} places are taken. Try again later.");
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+            .with_code("queue_full")
+    }
+
+    /// 500.
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, SERVER_ERROR, message)
+            .with_code("internal_error")
+    }
+
+    /// 503: not yet, or not any more.
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, message).with_code("unavailable")
+    }
+
+    /// The body.
+    pub(crate) fn to_body(&self) -> ErrorResponse {
+        ErrorResponse {
+            error: ErrorBody {
+                message: self.message.clone(),
+                kind: self.kind.into(),
+                param: self.param.clone(),
+                code: self.code.map(Into::into),
+            },
+        }
+    }
+}
+
+impl From<FieldError> for ApiError {
+    fn from(error: FieldError) -> Self {
+        let code = if error.param.is_some() { "invalid_value" } else { "invalid_body" };
+        Self {
+            param: error.param,
+            ..Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, error.message).with_code(code)
+        }
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        match error {
+            SubmitError::QueueFull { in_flight, limit } => Self::queue_full(in_flight, limit),
+            SubmitError::Invalid(reason) => {
+                Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, reason)
+                    .with_code("invalid_value")
+            }
+            SubmitError::Dead(reason) => {
+                Self::unavailable(format!("The engine is not running: {reason}"))
+            }
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let body = self.to_body();
+        let mut response = (self.status, axum::Json(body)).into_response();
+        let headers = response.headers_mut();
+        match self.status {
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_S));
+            }
+            // What is left of the body would be taken for the next request.
+            StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT => {
+                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_bring_their_headers() {
+        let response = ApiError::queue_full(3, 3).into_response();
+        assert_eq!(response.status(), 429);
+        assert_eq!(response.headers()["retry-after"], "1");
+        assert_eq!(
+            ApiError::unauthorized().into_response().headers()["www-authenticate"],
+            "Bearer"
+        );
+        assert_eq!(
+            ApiError::body_too_large(32 << 20).into_response().headers()["connection"],
+            "close"
+        );
+    }
+
+    #[test]
+    fn input_is_not_reflected() {
+        let long = "x".repeat(100_000);
+        for error in [
+            ApiError::model_not_found(&long),
+            ApiError::path_not_found("GET", &long),
+            ApiError::method_not_allowed(&long, &long),
+        ] {
+            let body = serde_json::to_string(&error.to_body()).unwrap();
+            assert!(body.matches('x').count() <= 200, "{body}");
+        }
+    }
+
+    #[test]
+    fn field_errors_keep_their_param() {
+        let body = ApiError::from(FieldError::new("messages[0].role", "bad")).to_body();
+        assert_eq!(body.error.param.as_deref(), Some("messages[0].role"));
+        assert_eq!(body.error.kind, "invalid_request_error");
+    }
+}

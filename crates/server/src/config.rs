@@ -1,0 +1,169 @@
+//! The server's settings: one struct, which is the command line, the environment and the config file.
+//!
+//! Precedence is flag > environment > file > default; `resolve` says where each value came from. To add a setting, add
+//! a field here and a line in `configs/default.toml`.
+
+mod resolve;
+mod values;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args};
+
+pub use resolve::{ConfigError, Effective, Setting, Source};
+pub use values::{
+    ByteSize, DefaultMaxTokens, DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat,
+    LogFormat, LogLevel, MetricsCompat, Quantization,
+};
+use values::{at_least_one, gigabytes, not_empty, origin};
+
+/// Everything that `candlepower serve` can be told.
+#[derive(Clone, Debug, PartialEq, Args)]
+pub struct ServeConfig {
+    /// What to serve: `demo` (a small model inside this program) or a model folder
+    #[arg(help_heading = "Model", value_name = "MODEL")]
+    pub model: Option<String>,
+    /// Names under which requests may ask for the model; several are separated by commas [default: the folder's name]
+    #[arg(long, help_heading = "Model", value_name = "NAME", value_delimiter = ',', value_parser = not_empty)]
+    pub served_model_name: Vec<String>,
+    /// Folder of the tokenizer's files [default: the model's]
+    #[arg(long, help_heading = "Model", value_name = "FOLDER")]
+    pub tokenizer: Option<PathBuf>,
+    /// Jinja file with the chat template [default: the model's]
+    #[arg(long, help_heading = "Model", value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+    /// Type that the weights are kept in; auto keeps them as stored
+    #[arg(long, help_heading = "Model", value_enum, default_value_t)]
+    pub dtype: Dtype,
+    /// Quantization that the weights must have [default: what config.json says]
+    #[arg(long, help_heading = "Model", value_enum, value_name = "METHOD")]
+    pub quantization: Option<Quantization>,
+    /// Where weights come from; dummy makes random ones, to try sizes and speeds
+    #[arg(long, help_heading = "Model", value_enum, default_value_t)]
+    pub load_format: LoadFormat,
+    /// Longest sequence, prompt and output together, in tokens [default: the model's own limit]
+    #[arg(long, help_heading = "Model", value_name = "TOKENS", value_parser = at_least_one)]
+    pub max_model_len: Option<usize>,
+    /// Sampling of requests that do not say: none takes the protocol's defaults, auto the model's generation_config.json
+    #[arg(long, help_heading = "Model", value_enum, default_value_t)]
+    pub generation_config: GenerationConfigSource,
+    /// Seeds the draws of requests that bring no seed
+    #[arg(long, help_heading = "Model", value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+
+    /// For what the engine is set up: blaze for throughput, prism for conversations that share prefixes
+    #[arg(long, help_heading = "Server", value_enum, default_value_t)]
+    pub framework: Framework,
+    /// Address to listen on; 0.0.0.0 opens the server to the network
+    #[arg(long, help_heading = "Server", value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = not_empty)]
+    pub host: String,
+    /// Port to listen on; 0 takes a free one [default: 8000, with prism 30000]
+    #[arg(long, help_heading = "Server", value_name = "PORT")]
+    pub port: Option<u16>,
+    /// Key that clients must send as `Authorization: Bearer KEY`; prefer the environment, which other users cannot see
+    #[arg(long, help_heading = "Server", value_name = "KEY", value_parser = not_empty)]
+    pub api_key: Option<String>,
+    /// Origins of web pages that may call this server, separated by commas; * allows all [default: none]
+    #[arg(long, help_heading = "Server", value_name = "ORIGINS", value_delimiter = ',', value_parser = origin)]
+    pub allowed_origins: Vec<String>,
+    /// Tokens generated for requests that do not say: a number, or max for the rest of the context
+    #[arg(long, help_heading = "Server", value_name = "N|max", default_value = "16")]
+    pub default_max_tokens: DefaultMaxTokens,
+    /// Most alternatives that logprobs may ask for
+    #[arg(long, help_heading = "Server", value_name = "N", default_value_t = 20)]
+    pub max_logprobs: usize,
+    /// Choices that may wait while max_num_seqs run; more are answered with 429
+    #[arg(long, help_heading = "Server", value_name = "N", default_value_t = 2048)]
+    pub max_queued_requests: usize,
+    /// Seconds that running requests have to finish when the server is asked to stop
+    #[arg(long, help_heading = "Server", value_name = "SECONDS", default_value_t = 30)]
+    pub shutdown_timeout: u64,
+    /// TOML file with settings; its keys are the flags with _ for -
+    #[arg(long, help_heading = "Server", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Where to compute
+    #[arg(long, help_heading = "Engine", value_enum, default_value_t)]
+    pub device: DeviceKind,
+    /// Threads that compute [default: one per physical core]
+    #[arg(long, help_heading = "Engine", value_name = "N", value_parser = at_least_one)]
+    pub threads: Option<usize>,
+    /// Most sequences running at once
+    #[arg(long, help_heading = "Engine", value_name = "N", default_value = "256", value_parser = at_least_one)]
+    pub max_num_seqs: usize,
+    /// Token budget of one step
+    #[arg(long, help_heading = "Engine", value_name = "N", default_value = "512", value_parser = at_least_one)]
+    pub max_num_batched_tokens: usize,
+    /// Memory of the KV cache, such as 512M or 4Gi [default: a quarter of free memory, and no more than useful]
+    #[arg(long, help_heading = "Engine", value_name = "SIZE")]
+    pub kv_cache_memory: Option<ByteSize>,
+    /// Tokens in one KV block
+    #[arg(long, help_heading = "Engine", value_name = "N", default_value = "16", value_parser = at_least_one)]
+    pub block_size: usize,
+    /// Keep computed prefixes for later requests
+    #[arg(
+        long, help_heading = "Engine", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", default_value = "true", action = ArgAction::Set,
+    )]
+    pub enable_prefix_caching: bool,
+    /// Forget computed prefixes
+    #[arg(long, help_heading = "Engine", conflicts_with = "enable_prefix_caching")]
+    no_enable_prefix_caching: bool,
+    /// No CUDA graphs (no effect on the CPU)
+    #[arg(
+        long, help_heading = "Engine", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", default_value = "false", action = ArgAction::Set,
+    )]
+    pub enforce_eager: bool,
+    /// GB of CPU memory for swapped-out KV blocks (no effect on the CPU)
+    #[arg(long, help_heading = "Engine", value_name = "GB", default_value = "0", value_parser = gigabytes)]
+    pub swap_space: f64,
+
+    /// Least important messages to write
+    #[arg(long, help_heading = "Log and metrics", value_enum, default_value_t)]
+    pub log_level: LogLevel,
+    /// Form of the log, which goes to standard error
+    #[arg(long, help_heading = "Log and metrics", value_enum, default_value_t)]
+    pub log_format: LogFormat,
+    /// Give /metrics under another server's names, so that its dashboards work
+    #[arg(long, help_heading = "Log and metrics", value_enum, value_name = "SERVER")]
+    pub metrics_compat: Option<MetricsCompat>,
+}
+
+impl ServeConfig {
+    /// The port to listen on.
+    pub fn port(&self) -> u16 {
+        self.port.unwrap_or(self.framework.default_port())
+    }
+
+    /// Whether computed blocks are kept for later requests with the same prefix.
+    pub fn prefix_caching(&self) -> bool {
+        self.enable_prefix_caching && !self.no_enable_prefix_caching
+    }
+
+    /// Choices that may run or wait.
+    pub(crate) fn max_in_flight(&self) -> usize {
+        self.max_num_seqs.saturating_add(self.max_queued_requests)
+    }
+
+    /// How long running requests may take after the server was asked to stop.
+    pub fn shutdown_timeout(&self) -> Duration {
+        Duration::from_secs(self.shutdown_timeout)
+    }
+
+    /// Settings that were given and do nothing on the CPU, for a note at start.
+    pub(crate) fn without_effect(&self) -> Vec<&'static str> {
+        let mut names = Vec::new();
+        if self.enforce_eager {
+            names.push("enforce_eager");
+        }
+        if self.swap_space > 0.0 {
+            names.push("swap_space");
+        }
+        names
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,377 @@
+//! Where each setting comes from: flag > environment > file > default.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
+
+use super::{Framework, ServeConfig};
+
+/// Settings that only the command line has, because they say where to look for the others.
+const FLAG_ONLY: [&str; 1] = ["config"];
+/// Settings that the environment does not have, because they choose its prefix.
+const NOT_IN_ENV: [&str; 2] = ["config", "framework"];
+/// Settings whose value is not shown.
+const SECRET: [&str; 1] = ["api_key"];
+
+/// Why the settings cannot be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// An environment variable with the framework's prefix that means nothing.
+    #[error("the environment variable {name} is not known; did you mean {nearest}?")]
+    UnknownVariable {
+        /// Its name.
+        name: String,
+        /// The most similar name that means something.
+        nearest: String,
+    },
+    /// A key of the config file that means nothing.
+    #[error("{}: the key `{key}` is not known; did you mean `{nearest}`?", file.display())]
+    UnknownKey {
+        /// The config file.
+        file: PathBuf,
+        /// The key.
+        key: String,
+        /// The most similar key that means something.
+        nearest: String,
+    },
+    /// A value that does not parse.
+    #[error("{place}: {reason}")]
+    BadValue {
+        /// Where it stands.
+        place: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The config file cannot be read.
+    #[error("{}: {reason}", file.display())]
+    File {
+        /// The config file.
+        file: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// Settings that do not go together.
+    #[error("{0}")]
+    Conflict(String),
+}
+
+/// The settings in force.
+#[derive(Clone, Debug)]
+pub struct Effective {
+    /// Their values.
+    pub config: ServeConfig,
+    /// Their values as text, with their sources.
+    pub settings: Vec<Setting>,
+}
+
+/// One setting as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Its name, as in the config file.
+    pub name: String,
+    /// Its value; secrets are not shown.
+    pub value: String,
+    /// Where it came from.
+    pub source: Source,
+}
+
+/// Where a value came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Source {
+    Flag,
+    Environment,
+    File,
+    Default,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Flag => "flag",
+            Self::Environment => "environment",
+            Self::File => "file",
+            Self::Default => "default",
+        })
+    }
+}
+
+impl ServeConfig {
+    /// The settings in force, from the matches of a command that has [`ServeConfig`]'s arguments and from
+    /// the environment; the config file is read if one is named.
+    ///
+    /// # Errors
+    /// A name that is not known, a value that does not parse, a file that cannot be read: each named.
+    pub fn resolve(
+        flags: &ArgMatches,
+        env: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Effective, ConfigError> {
+        let command = command();
+        let args: BTreeMap<&str, &Arg> =
+            command.get_arguments().map(|arg| (arg.get_id().as_str(), arg)).collect();
+        let mut found = Found { command: &command, args: &args, values: BTreeMap::new() };
+        if let Some(path) = flags.get_one::<PathBuf>("config") {
+            found.take_file(path)?;
+        }
+        // Lower sources are taken first and overwritten by higher ones; only the framework is needed early.
+        found.take_framework(flags);
+        let framework = found.framework();
+        found.take_env(framework, env)?;
+        found.take_flags(flags);
+        found.finish()
+    }
+}
+
+/// The command that has nothing but the settings as arguments.
+fn command() -> Command {
+    ServeConfig::augment_args(Command::new("serve").no_binary_name(true).disable_help_flag(true))
+}
+
+/// Values found so far, by the setting's name.
+struct Found<'a> {
+    command: &'a Command,
+    args: &'a BTreeMap<&'a str, &'a Arg>,
+    values: BTreeMap<String, (Source, Vec<OsString>)>,
+}
+
+impl Found<'_> {
+    fn take_file(&mut self, file: &Path) -> Result<(), ConfigError> {
+        let refused = |reason: String| ConfigError::File { file: file.to_owned(), reason };
+        let text = std::fs::read_to_string(file).map_err(|error| refused(error.to_string()))?;
+        let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+            let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+            refused(format!("line {line}: {}", error.message()))
+        })?;
+        let keys: Vec<&str> = self
+            .args
+            .keys()
+            .copied()
+            .filter(|key| !FLAG_ONLY.contains(key) && !is_negation(key))
+            .collect();
+        for (key, value) in table {
+            if !keys.contains(&key.as_str()) {
+                let nearest = nearest(&key, keys.iter().copied()).to_owned();
+                return Err(ConfigError::UnknownKey { file: file.to_owned(), key, nearest });
+            }
+            let place = format!("{}: `{key}`", file.display());
+            let values = texts(value)
+                .map_err(|reason| ConfigError::BadValue { place: place.clone(), reason })?;
+            self.take(&key, Source::File, values, &place)?;
+        }
+        Ok(())
+    }
+
+    fn take_framework(&mut self, flags: &ArgMatches) {
+        if let Some(values) = given(flags, "framework") {
+            self.values.insert("framework".into(), (Source::Flag, values));
+        }
+    }
+
+    fn framework(&self) -> Framework {
+        let name = self
+            .values
+            .get("framework")
+            .and_then(|(_, values)| values.first())
+            .and_then(|name| name.to_str());
+        // A name that is no framework was refused where it was read.
+        name.and_then(|name| Framework::from_str(name, true).ok()).unwrap_or_default()
+    }
+
+    fn take_env(
+        &mut self,
+        framework: Framework,
+        env: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<(), ConfigError> {
+        let prefix = framework.env_prefix();
+        let known: BTreeMap<String, &str> = self
+            .args
+            .keys()
+            .filter(|key| !NOT_IN_ENV.contains(key) && !is_negation(key))
+            .map(|key| (format!("{prefix}{}", key.to_ascii_uppercase()), *key))
+            .collect();
+        for (name, value) in env {
+            let Some(name) = name.to_str().filter(|name| name.starts_with(prefix)) else {
+                continue;
+            };
+            if is_injected_by_kubernetes(name, &value) {
+                continue;
+            }
+            let Some(key) = known.get(name) else {
+                let nearest = nearest(name, known.keys().map(String::as_str)).to_owned();
+                return Err(ConfigError::UnknownVariable { name: name.to_owned(), nearest });
+            };
+            self.take(
+                key,
+                Source::Environment,
+                vec![value],
+                &format!("the environment variable {name}"),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn take_flags(&mut self, flags: &ArgMatches) {
+        for key in self.args.keys() {
+            let Some(values) = given(flags, key) else { continue };
+            // `--no-x` is a value of `x`, so it replaces what lower sources say of `x`.
+            self.values.remove(key.strip_prefix("no_").unwrap_or(key));
+            self.values.insert((*key).to_owned(), (Source::Flag, values));
+        }
+    }
+
+    /// Takes a value from outside the command line after checking it by itself, so that the error names its place.
+    fn take(
+        &mut self,
+        key: &str,
+        source: Source,
+        values: Vec<OsString>,
+        place: &str,
+    ) -> Result<(), ConfigError> {
+        let argv = self.argv(key, &values);
+        if let Err(error) = self.command.clone().try_get_matches_from(argv) {
+            return Err(ConfigError::BadValue {
+                place: place.to_owned(),
+                reason: first_line(&error),
+            });
+        }
+        self.values.insert(key.to_owned(), (source, values));
+        Ok(())
+    }
+
+    fn argv(&self, key: &str, values: &[OsString]) -> Vec<OsString> {
+        let arg = self.args[key];
+        let takes_values = arg.get_action().takes_values();
+        let spell = |value: &OsString| match arg.get_long() {
+            Some(long) if takes_values => {
+                let mut text = OsString::from(format!("--{long}="));
+                text.push(value);
+                text
+            }
+            Some(long) => OsString::from(format!("--{long}")),
+            None => value.clone(),
+        };
+        values.iter().map(spell).collect()
+    }
+
+    fn finish(self) -> Result<Effective, ConfigError> {
+        let mut argv: Vec<OsString> = Vec::new();
+        for (key, (_, values)) in self.values.iter().filter(|(key, _)| *key != "model") {
+            argv.extend(self.argv(key, values));
+        }
+        if let Some((_, model)) = self.values.get("model") {
+            argv.push("--".into());
+            argv.extend(model.iter().cloned());
+        }
+        let conflict = |error: clap::Error| ConfigError::Conflict(first_line(&error));
+        let matches = self.command.clone().try_get_matches_from(argv).map_err(conflict)?;
+        let config = ServeConfig::from_arg_matches(&matches).map_err(conflict)?;
+        let settings = self.args.keys().filter_map(|key| self.setting(key, &matches)).collect();
+        Ok(Effective { config, settings })
+    }
+
+    fn setting(&self, key: &str, matches: &ArgMatches) -> Option<Setting> {
+        let source = self.values.get(key).map_or(Source::Default, |(source, _)| *source);
+        if is_negation(key) && source == Source::Default {
+            return None;
+        }
+        let values: Vec<_> = matches.get_raw(key)?.map(OsStr::to_string_lossy).collect();
+        let value = if SECRET.contains(&key) { "(not shown)".into() } else { values.join(",") };
+        Some(Setting { name: key.to_owned(), value, source })
+    }
+}
+
+/// The values of a flag that stands on the command line.
+fn given(flags: &ArgMatches, key: &str) -> Option<Vec<OsString>> {
+    if flags.value_source(key) != Some(ValueSource::CommandLine) {
+        return None;
+    }
+    Some(flags.get_raw(key)?.map(OsStr::to_owned).collect())
+}
+
+/// Whether the setting switches another one off; only flags do that.
+fn is_negation(key: &str) -> bool {
+    key.starts_with("no_")
+}
+
+/// A value of the config file as the command line would have it.
+fn texts(value: toml::Value) -> Result<Vec<OsString>, String> {
+    let text = |value| match value {
+        toml::Value::String(text) => Ok(text),
+        toml::Value::Integer(number) => Ok(number.to_string()),
+        toml::Value::Float(number) => Ok(number.to_string()),
+        toml::Value::Boolean(flag) => Ok(flag.to_string()),
+        other => Err(format!("a {} cannot be a setting", other.type_str())),
+    };
+    match value {
+        toml::Value::Array(values) => {
+            values.into_iter().map(|value| text(value).map(OsString::from)).collect()
+        }
+        value => Ok(vec![text(value)?.into()]),
+    }
+}
+
+/// What clap has to say, without its usage.
+fn first_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let line = text.lines().next().unwrap_or_default();
+    let line = line.strip_prefix("error: ").unwrap_or(line).to_owned();
+    match error.kind() {
+        // The values that are possible stand in the next line.
+        ErrorKind::InvalidValue => {
+            let possible =
+                text.lines().find_map(|line| line.trim().strip_prefix("[possible values: "));
+            possible.map_or(line.clone(), |values| {
+                format!("{line}; possible are {}", values.trim_end_matches(']'))
+            })
+        }
+        _ => line,
+    }
+}
+
+/// Whether Kubernetes sets this variable for a service whose name begins like the framework's.
+///
+/// Source: "Environment variables" in Kubernetes' documentation of services. `BLAZE_PORT` is a setting of ours too; what
+/// Kubernetes puts there is a URL such as `tcp://10.0.0.11:8000`.
+fn is_injected_by_kubernetes(name: &str, value: &OsStr) -> bool {
+    let is_url = || value.to_str().is_some_and(|value| value.contains("://"));
+    let without_part = ["_PROTO", "_PORT", "_ADDR"].iter().find_map(|part| name.strip_suffix(part));
+    name.ends_with("_SERVICE_HOST")
+        || name.ends_with("_SERVICE_PORT")
+        || name.contains("_SERVICE_PORT_")
+        || (name.ends_with("_PORT") && is_url())
+        || ends_with_port_and_protocol(name)
+        || without_part.is_some_and(ends_with_port_and_protocol)
+}
+
+/// Whether a name has the form `.._PORT_8000_TCP`.
+fn ends_with_port_and_protocol(name: &str) -> bool {
+    let port_and_protocol = name.rsplit_once("_PORT_").and_then(|(_, rest)| rest.split_once('_'));
+    port_and_protocol.is_some_and(|(port, protocol)| {
+        port.parse::<u16>().is_ok() && matches!(protocol, "TCP" | "UDP" | "SCTP")
+    })
+}
+
+/// The name that takes the fewest edits to become `name`.
+fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> &'a str {
+    names.min_by_key(|candidate| edit_distance(name, candidate)).unwrap_or_default()
+}
+
+/// Levenshtein's distance, in bytes.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let substitution = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = substitution.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.len()]
+}

@@ -1,0 +1,229 @@
+//! Precedence, names that are not known, values that do not parse, and the files in `configs/`.
+
+use std::path::PathBuf;
+
+use clap::{ArgMatches, Args, Command};
+
+use super::*;
+
+fn flags(argv: &[&str]) -> ArgMatches {
+    ServeConfig::augment_args(Command::new("serve").no_binary_name(true))
+        .try_get_matches_from(argv)
+        .unwrap()
+}
+
+fn resolve(argv: &[&str], env: &[(&str, &str)]) -> Result<Effective, ConfigError> {
+    ServeConfig::resolve(&flags(argv), env.iter().map(|(name, value)| (name.into(), value.into())))
+}
+
+fn config(argv: &[&str], env: &[(&str, &str)]) -> ServeConfig {
+    resolve(argv, env).unwrap().config
+}
+
+/// A config file that is removed again.
+struct TempFile(PathBuf);
+
+impl TempFile {
+    fn new(name: &str, text: &str) -> Self {
+        let path =
+            std::env::temp_dir().join(format!("candlepower-{}-{name}.toml", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        Self(path)
+    }
+
+    fn flag(&self) -> String {
+        format!("--config={}", self.0.display())
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn defaults_are_the_contracts() {
+    let config = config(&["demo"], &[]);
+    assert_eq!(config.model.as_deref(), Some("demo"));
+    assert_eq!((config.host.as_str(), config.port()), ("127.0.0.1", 8000));
+    assert_eq!(
+        (config.max_num_seqs, config.max_num_batched_tokens, config.block_size),
+        (256, 512, 16)
+    );
+    assert_eq!(config.default_max_tokens.to_string(), "16");
+    assert_eq!(config.max_logprobs, 20);
+    assert!(config.prefix_caching() && !config.enforce_eager && config.api_key.is_none());
+    assert_eq!(config.generation_config, GenerationConfigSource::None);
+}
+
+#[test]
+fn a_framework_brings_its_port_and_its_prefix() {
+    let env = [("BLAZE_MAX_NUM_SEQS", "3"), ("PRISM_MAX_NUM_SEQS", "5"), ("PRISM_NONSENSE", "x")];
+    assert_eq!(config(&["demo"], &env).max_num_seqs, 3);
+    let prism = config(&["demo", "--framework", "prism"], &env[..2]);
+    assert_eq!((prism.max_num_seqs, prism.port()), (5, 30000));
+}
+
+#[test]
+fn flags_win_over_environment_over_file_over_default() {
+    let file = TempFile::new(
+        "precedence",
+        "model = \"from-file\"\nmax_num_seqs = 1\nblock_size = 8\nseed = 7\nserved_model_name = [\"a\", \"b\"]\nenforce_eager = true\n",
+    );
+    let env = [("BLAZE_MAX_NUM_SEQS", "2"), ("BLAZE_BLOCK_SIZE", "32"), ("BLAZE_SWAP_SPACE", "4")];
+    let effective = resolve(&[&file.flag(), "--max-num-seqs", "3"], &env).unwrap();
+    let config = effective.config;
+    assert_eq!((config.max_num_seqs, config.block_size, config.seed), (3, 32, 7));
+    assert_eq!(config.model.as_deref(), Some("from-file"));
+    assert_eq!(config.served_model_name, ["a", "b"]);
+    assert_eq!(config.without_effect(), ["enforce_eager", "swap_space"]);
+    let source =
+        |name: &str| effective.settings.iter().find(|setting| setting.name == name).unwrap().source;
+    assert_eq!(source("max_num_seqs"), Source::Flag);
+    assert_eq!(source("block_size"), Source::Environment);
+    assert_eq!(source("seed"), Source::File);
+    assert_eq!(source("dtype"), Source::Default);
+}
+
+#[test]
+fn the_contracts_variables_are_read() {
+    let config = config(
+        &["demo"],
+        &[
+            ("BLAZE_MAX_NUM_BATCHED_TOKENS", "64"),
+            ("BLAZE_MAX_NUM_SEQS", "4"),
+            ("BLAZE_ENFORCE_EAGER", "true"),
+            ("BLAZE_SWAP_SPACE", "4"),
+            ("BLAZE_API_KEY", "secret"),
+            ("BLAZE_PORT", "9000"),
+            ("BLAZE_SERVED_MODEL_NAME", "a,b"),
+        ],
+    );
+    assert_eq!((config.max_num_batched_tokens, config.max_num_seqs, config.port()), (64, 4, 9000));
+    assert!(config.enforce_eager);
+    assert_eq!(config.swap_space, 4.0);
+    assert_eq!(config.api_key.as_deref(), Some("secret"));
+    assert_eq!(config.served_model_name, ["a", "b"]);
+}
+
+#[test]
+fn a_negation_on_the_command_line_wins_over_the_environment() {
+    let env = [("BLAZE_ENABLE_PREFIX_CACHING", "true")];
+    assert!(config(&["demo"], &env).prefix_caching());
+    assert!(!config(&["demo", "--no-enable-prefix-caching"], &env).prefix_caching());
+    assert!(!config(&["demo"], &[("BLAZE_ENABLE_PREFIX_CACHING", "false")]).prefix_caching());
+    let env = [("BLAZE_ENABLE_PREFIX_CACHING", "false")];
+    assert!(config(&["--enable-prefix-caching", "demo"], &env).prefix_caching());
+}
+
+#[test]
+fn unknown_names_stop_the_start_with_the_nearest() {
+    let error = resolve(&["demo"], &[("BLAZE_MAX_NUM_SEQ", "3")]).unwrap_err();
+    assert_eq!(
+        error,
+        ConfigError::UnknownVariable {
+            name: "BLAZE_MAX_NUM_SEQ".into(),
+            nearest: "BLAZE_MAX_NUM_SEQS".into()
+        }
+    );
+    for name in
+        ["BLAZE_NO_ENABLE_PREFIX_CACHING", "BLAZE_CONFIG", "BLAZE_FRAMEWORK", "BLAZE_FOO_PORT"]
+    {
+        assert!(
+            matches!(resolve(&["demo"], &[(name, "1")]), Err(ConfigError::UnknownVariable { .. })),
+            "{name}"
+        );
+    }
+    let file = TempFile::new("unknown", "max_num_sequences = 3\n");
+    let error = resolve(&["demo", &file.flag()], &[]).unwrap_err();
+    assert!(error.to_string().ends_with("did you mean `max_num_seqs`?"), "{error}");
+}
+
+#[test]
+fn values_that_do_not_parse_are_named_with_their_place() {
+    for (name, value) in [
+        ("BLAZE_MAX_NUM_SEQS", "many"),
+        ("BLAZE_MAX_NUM_SEQS", "0"),
+        ("BLAZE_ENFORCE_EAGER", "perhaps"),
+        ("BLAZE_API_KEY", ""),
+        ("BLAZE_PORT", "99999"),
+        ("BLAZE_QUANTIZATION", "int3"),
+    ] {
+        let error = resolve(&["demo"], &[(name, value)]).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("the environment variable {name}: ")), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+    let error = resolve(&["demo"], &[("BLAZE_QUANTIZATION", "int3")]).unwrap_err().to_string();
+    assert!(error.contains("awq, gptq, squeezellm, fp8"), "{error}");
+    for text in [
+        "max_num_seqs = \"x\"\n",
+        "max_num_seqs = {}\n",
+        "max_num_seqs = 1.5\n",
+        "max_num_seqs = \n",
+    ] {
+        let file = TempFile::new("values", text);
+        let error = resolve(&["demo", &file.flag()], &[]).unwrap_err().to_string();
+        assert!(error.contains("values.toml") && !error.contains('\n'), "{error}");
+    }
+    assert!(matches!(resolve(&["--config=/nonexistent.toml"], &[]), Err(ConfigError::File { .. })));
+}
+
+#[test]
+fn what_kubernetes_injects_is_ignored() {
+    let env = [
+        ("BLAZE_SERVICE_HOST", "10.0.0.1"),
+        ("BLAZE_SERVICE_PORT", "8000"),
+        ("BLAZE_SERVICE_PORT_HTTP", "8000"),
+        ("BLAZE_PORT", "tcp://10.0.0.1:8000"),
+        ("BLAZE_PORT_8000_TCP", "tcp://10.0.0.1:8000"),
+        ("BLAZE_PORT_8000_TCP_PROTO", "tcp"),
+        ("BLAZE_PORT_8000_TCP_PORT", "8000"),
+        ("BLAZE_PORT_8000_TCP_ADDR", "10.0.0.1"),
+        ("BLAZE_LLAMA_PORT", "tcp://10.0.0.2:80"),
+        ("BLAZE_LLAMA_PORT_80_UDP", "udp://10.0.0.2:80"),
+        ("BLAZE_LLAMA_SERVICE_HOST", "10.0.0.2"),
+    ];
+    assert_eq!(config(&["demo"], &env).port(), 8000);
+}
+
+#[test]
+fn secrets_are_not_shown() {
+    let effective = resolve(&["demo"], &[("BLAZE_API_KEY", "open sesame")]).unwrap();
+    assert!(!format!("{:?}", effective.settings).contains("sesame"));
+}
+
+/// The workspace's `configs/`.
+fn configs() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../configs")
+}
+
+#[test]
+fn every_file_in_configs_is_valid() {
+    let mut files = 0;
+    for entry in std::fs::read_dir(configs()).unwrap() {
+        let path = entry.unwrap().path();
+        resolve(&["demo", &format!("--config={}", path.display())], &[]).unwrap();
+        files += 1;
+    }
+    assert!(files > 0);
+}
+
+#[test]
+fn the_default_file_documents_every_setting_and_changes_none() {
+    let path = configs().join("default.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let from_file = config(&["demo", &format!("--config={}", path.display())], &[]);
+    assert_eq!(ServeConfig { config: None, ..from_file }, config(&["demo"], &[]));
+    let command = ServeConfig::augment_args(Command::new("serve"));
+    for arg in command.get_arguments() {
+        let key = arg.get_id().as_str();
+        if key == "config" || key.starts_with("no_") {
+            continue;
+        }
+        let documented = text
+            .lines()
+            .any(|line| line.trim_start_matches("# ").starts_with(&format!("{key} = ")));
+        assert!(documented, "{key} is not in default.toml");
+    }
+}

@@ -1,0 +1,293 @@
+//! The values that settings can take, as they are written by people.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+
+/// What the engine is set up for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Framework {
+    /// Requests and responses at the highest throughput.
+    #[default]
+    Blaze,
+    /// Conversations and branches that share prefixes.
+    Prism,
+}
+
+impl Framework {
+    /// What the names of its environment variables begin with.
+    pub fn env_prefix(self) -> &'static str {
+        match self {
+            Self::Blaze => "BLAZE_",
+            Self::Prism => "PRISM_",
+        }
+    }
+
+    /// The port that it listens on unless told.
+    pub fn default_port(self) -> u16 {
+        match self {
+            Self::Blaze => 8000,
+            Self::Prism => 30000,
+        }
+    }
+
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Blaze => "blaze",
+            Self::Prism => "prism",
+        }
+    }
+}
+
+/// The type that weights are kept in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Dtype {
+    /// As stored.
+    #[default]
+    Auto,
+    /// IEEE single.
+    #[value(alias = "float")]
+    Float32,
+    /// IEEE half.
+    #[value(alias = "half")]
+    Float16,
+    /// bfloat16.
+    Bfloat16,
+}
+
+/// A way to store weights in fewer bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lower")]
+#[allow(missing_docs)]
+pub enum Quantization {
+    Awq,
+    Gptq,
+    SqueezeLlm,
+    Fp8,
+}
+
+impl Quantization {
+    /// Its name, as in `config.json`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Awq => "awq",
+            Self::Gptq => "gptq",
+            Self::SqueezeLlm => "squeezellm",
+            Self::Fp8 => "fp8",
+        }
+    }
+}
+
+/// Where weights come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LoadFormat {
+    /// The model's files.
+    #[default]
+    Auto,
+    /// Random numbers.
+    Dummy,
+}
+
+/// Where the sampling of requests that do not say comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum GenerationConfigSource {
+    /// The protocol's defaults.
+    #[default]
+    None,
+    /// The model's `generation_config.json`.
+    Auto,
+}
+
+/// Where to compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DeviceKind {
+    /// The best that this build has and the machine offers.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+/// The least important messages that are logged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum LogLevel {
+    Error,
+    Warn,
+    #[default]
+    Info,
+    Debug,
+    Trace,
+}
+
+impl LogLevel {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+/// The form of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    #[default]
+    Text,
+    /// A JSON object a line.
+    Json,
+}
+
+/// Whose metric names are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MetricsCompat {
+    /// vLLM's.
+    Vllm,
+}
+
+/// `max_tokens` of requests that do not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DefaultMaxTokens {
+    /// So many.
+    Tokens(NonZeroUsize),
+    /// The rest of the context.
+    Max,
+}
+
+impl FromStr for DefaultMaxTokens {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "max" {
+            return Ok(Self::Max);
+        }
+        text.parse()
+            .map(Self::Tokens)
+            .map_err(|_| "a number of at least 1 or `max` is needed".to_owned())
+    }
+}
+
+impl fmt::Display for DefaultMaxTokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tokens(tokens) => tokens.fmt(f),
+            Self::Max => f.write_str("max"),
+        }
+    }
+}
+
+/// A number of bytes, written `1073741824`, `1Gi`, `1GiB`, `512M` or `512MB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteSize(pub u64);
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let needed = || "a size such as 512M, 4Gi or 1073741824 is needed".to_owned();
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let factor: u64 = match unit.trim().trim_end_matches(['B', 'b']) {
+            "" => 1,
+            "k" | "K" => 1000,
+            "M" => 1000 * 1000,
+            "G" => 1000 * 1000 * 1000,
+            "T" => 1000 * 1000 * 1000 * 1000,
+            "Ki" => 1 << 10,
+            "Mi" => 1 << 20,
+            "Gi" => 1 << 30,
+            "Ti" => 1 << 40,
+            _ => return Err(needed()),
+        };
+        let bytes = match number.parse::<u64>() {
+            Ok(whole) => whole.checked_mul(factor).ok_or_else(needed)?,
+            Err(_) => (number.parse::<f64>().map_err(|_| needed())? * factor as f64) as u64,
+        };
+        if bytes == 0 { Err(needed()) } else { Ok(Self(bytes)) }
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+        match UNITS.iter().find(|(_, size)| self.0 >= *size) {
+            Some((unit, size)) => write!(f, "{:.1} {unit}", self.0 as f64 / *size as f64),
+            None => write!(f, "{} bytes", self.0),
+        }
+    }
+}
+
+/// A number of at least 1.
+pub(super) fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse::<NonZeroUsize>()
+        .map(NonZeroUsize::get)
+        .map_err(|_| "a whole number of at least 1 is needed".into())
+}
+
+/// A number of gigabytes that is not negative.
+pub(super) fn gigabytes(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
+        _ => Err("a number of gigabytes is needed".into()),
+    }
+}
+
+/// An origin of web pages, or `*` for all of them.
+pub(super) fn origin(text: &str) -> Result<String, String> {
+    let is_origin =
+        text == "*" || (text.contains("://") && text.bytes().all(|byte| byte.is_ascii_graphic()));
+    if is_origin {
+        Ok(text.to_owned())
+    } else {
+        Err("an origin such as https://example.com, or *, is needed".into())
+    }
+}
+
+/// A text that says something.
+pub(super) fn not_empty(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() {
+        Err("it is empty; leave it out".into())
+    } else {
+        Ok(text.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read() {
+        for (text, bytes) in [
+            ("1073741824", 1 << 30),
+            ("1Gi", 1 << 30),
+            ("1GiB", 1 << 30),
+            ("512M", 512_000_000),
+            ("512MB", 512_000_000),
+            ("0.5Ki", 512),
+            ("2k", 2000),
+        ] {
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+        }
+        for text in ["", "Gi", "1X", "-1", "0", "1.2.3G", "99999999999Ti"] {
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+        assert_eq!(ByteSize(3 << 29).to_string(), "1.5 GiB");
+    }
+
+    #[test]
+    fn default_max_tokens_is_a_number_or_max() {
+        assert_eq!("max".parse(), Ok(DefaultMaxTokens::Max));
+        assert!("0".parse::<DefaultMaxTokens>().is_err());
+        assert!("-1".parse::<DefaultMaxTokens>().is_err());
+    }
+}

@@ -1,0 +1,79 @@
+//! Why the server cannot start or go on, in one line each.
+
+use std::path::PathBuf;
+
+use crate::config::ConfigError;
+
+/// An error of the server as a whole; errors of requests are `ApiError`s.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The settings cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// No model was named.
+    #[error("which model? Name one: `candlepower serve demo`, or the folder of a model")]
+    NoModel,
+    /// The model is a hub id.
+    #[error(
+        "`{0}` is no folder here; models are not downloaded from the hub yet (the next version does): download it and name its folder"
+    )]
+    HubId(String),
+    /// The model is neither `demo` nor a folder.
+    #[error("there is no model folder `{0}`; name a folder with config.json, or `demo`")]
+    NoSuchModel(String),
+    /// The device is not there.
+    #[error("this build has no CUDA: leave --device out, or take a build with CUDA")]
+    NoCuda,
+    /// The weights are quantized in another way than was asked for.
+    #[error(
+        "--quantization {asked} does not match the weights: config.json says {found}; leave the flag out"
+    )]
+    QuantizationMismatch {
+        /// What was asked for.
+        asked: &'static str,
+        /// What the checkpoint says.
+        found: String,
+    },
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Host and port.
+        address: String,
+        /// The system's own error.
+        source: std::io::Error,
+    },
+    /// A file that was named cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    ReadFile {
+        /// The file.
+        path: PathBuf,
+        /// The system's own error.
+        source: std::io::Error,
+    },
+    /// A file that every model needs is not there.
+    #[error("{file} is missing in {place}: a model folder needs it")]
+    FileMissing {
+        /// The file's name.
+        file: &'static str,
+        /// The folder, in words.
+        place: String,
+    },
+    /// The checkpoint cannot be understood.
+    #[error(transparent)]
+    Checkpoint(#[from] candlepower_checkpoint::Error),
+    /// The tokenizer or the chat template cannot be used.
+    #[error(transparent)]
+    Tokenizer(#[from] candlepower_tokenizer::Error),
+    /// The engine cannot be started.
+    #[error(transparent)]
+    Engine(#[from] candlepower_engine::Error),
+    /// Loading ended without a result.
+    #[error("loading the model failed without a reason: {0}")]
+    LoadingPanicked(String),
+    /// Signals cannot be received.
+    #[error("cannot wait for signals: {0}")]
+    Signals(std::io::Error),
+}
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

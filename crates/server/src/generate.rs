@@ -1,0 +1,120 @@
+//! Prompts go into the engine and come back as choices; used by chat and by text completion.
+
+use std::time::Instant;
+
+use candlepower_api::Usage;
+use candlepower_engine::Request;
+
+use crate::api_error::{ApiError, ApiResult};
+use crate::config::ServeConfig;
+use crate::params::{Generation, Limits};
+use crate::state::{AppState, LoadedModel};
+use crate::stream::{Choice, TokenClock};
+use crate::text::TextAssembler;
+
+/// The limits of a request to this model and this server.
+pub(crate) fn limits<'a>(
+    model: &'a LoadedModel,
+    config: &ServeConfig,
+    least_max_tokens: i64,
+) -> Limits<'a> {
+    Limits {
+        max_model_len: model.max_model_len(),
+        vocab_size: model.vocab_size(),
+        max_logprobs: config.max_logprobs.min(model.vocab_size()),
+        default_max_tokens: config.default_max_tokens,
+        sampling_defaults: &model.sampling_defaults,
+        least_max_tokens,
+    }
+}
+
+/// Turns a request away before the costly part if there is no place for its choices.
+pub(crate) fn check_queue(
+    model: &LoadedModel,
+    config: &ServeConfig,
+    num_prompts: usize,
+    n: usize,
+) -> ApiResult<()> {
+    let (asked, limit) = (num_prompts.saturating_mul(n), config.max_in_flight());
+    if num_prompts > 1 && asked > limit {
+        let message = format!(
+            "{num_prompts} prompts with {n} choices each are more than the {limit} that this server takes at once."
+        );
+        return Err(ApiError::invalid("prompt", message));
+    }
+    let in_flight = model.engine.num_in_flight();
+    if in_flight > 0 && in_flight.saturating_add(asked) > limit {
+        return Err(ApiError::queue_full(in_flight, limit));
+    }
+    Ok(())
+}
+
+/// Submits the prompts; choice `i` of prompt `p` has the index `p * n + i`.
+///
+/// # Errors
+/// If the queue is full. What was submitted before is then cancelled.
+pub(crate) fn submit(
+    state: &AppState,
+    model: &LoadedModel,
+    prompts: &[Vec<u32>],
+    generation: &Generation,
+    arrived: Instant,
+) -> ApiResult<Vec<Choice>> {
+    let mut choices = Vec::with_capacity(prompts.len() * generation.n);
+    for prompt in prompts {
+        let streams = model.engine.submit(Request {
+            prompt: prompt.clone(),
+            sampling: generation.sampling_for(prompt.len(), model.max_model_len()),
+            n: generation.n,
+            priority: generation.priority,
+            cache_salt: generation.cache_salt.clone(),
+            prompt_logprobs: generation.prompt_logprobs,
+        })?;
+        state.metrics().prompt_tokens.record(prompt.len() as f64);
+        for tokens in streams {
+            let assembler =
+                TextAssembler::new(model.tokenizer.clone(), prompt, generation.text.clone())
+                    .map_err(|error| ApiError::internal(error.to_string()))?;
+            let clock = TokenClock::new(state.metrics().clone(), arrived);
+            choices.push(Choice::new(
+                choices.len(),
+                tokens,
+                assembler,
+                clock,
+                model.engine.clone(),
+                state.aborted(),
+            ));
+        }
+    }
+    Ok(choices)
+}
+
+/// Adds up what a request costs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct UsageCounter {
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    completion_tokens: usize,
+    n: usize,
+}
+
+impl UsageCounter {
+    pub(crate) fn new(prompts: &[Vec<u32>], n: usize) -> Self {
+        Self { prompt_tokens: prompts.iter().map(Vec::len).sum(), n, ..Self::default() }
+    }
+
+    /// Counts the cached tokens of a prompt: those that its first choice found.
+    pub(crate) fn prompt(&mut self, index: usize, num_cached_tokens: usize) {
+        if index.is_multiple_of(self.n) {
+            self.cached_tokens += num_cached_tokens;
+        }
+    }
+
+    pub(crate) fn generated(&mut self, num_tokens: usize) {
+        self.completion_tokens += num_tokens;
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        Usage::new(self.prompt_tokens, self.cached_tokens, self.completion_tokens)
+    }
+}

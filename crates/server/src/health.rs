@@ -1,0 +1,41 @@
+//! GET /health, /version and /metrics: open, and answered in every phase.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use candlepower_api::{HealthResponse, VersionResponse};
+
+use crate::state::AppState;
+
+/// Says whether requests can be answered.
+#[utoipa::path(
+    get,
+    path = "/health",
+    tag = "Server",
+    responses(
+        (status = 200, description = "Healthy", body = HealthResponse),
+        (status = 503, description = "Starting, draining, failed, or the engine is dead or stuck", body = HealthResponse),
+    )
+)]
+pub(crate) async fn health(State(state): State<AppState>) -> Response {
+    let (is_healthy, body) = state.health();
+    let status = if is_healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(body)).into_response()
+}
+
+/// The server's version.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Says which version this is.
+#[utoipa::path(get, path = "/version", tag = "Server", responses((status = 200, description = "The version", body = VersionResponse)))]
+pub(crate) async fn version() -> Json<VersionResponse> {
+    Json(VersionResponse { version: VERSION })
+}
+
+/// Gives measurements in Prometheus' text format.
+#[utoipa::path(get, path = "/metrics", tag = "Server", responses((status = 200, description = "The measurements", body = String, content_type = "text/plain")))]
+pub(crate) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], state.metrics().render())
+}

@@ -1,0 +1,41 @@
+//! The HTTP server: configuration, routes, streaming, metrics.
+//!
+//! The path of a request: `track` names and measures it, `auth` and the gate in `router` let it through, `chat` or
+//! `completions` reads it, `params` checks its bounds, `prompt` turns it into tokens, `generate` submits it to the
+//! engine; `stream` turns tokens into text, which goes out whole or through `sse`.
+
+mod api_error;
+mod auth;
+mod body;
+mod chat;
+mod completions;
+pub mod config;
+mod demo;
+mod error;
+mod generate;
+mod health;
+mod listen;
+mod load;
+mod logging;
+mod logprobs;
+mod machine;
+mod metrics;
+mod models;
+mod openapi;
+mod params;
+mod prompt;
+mod router;
+mod signals;
+mod sse;
+mod startup;
+mod state;
+mod stream;
+mod text;
+mod tokenize;
+mod track;
+
+pub use config::ServeConfig;
+pub use error::{Error, Result};
+pub use health::VERSION;
+pub use logging::init_logging;
+pub use startup::serve;

@@ -1,0 +1,372 @@
+//! What the server measures, for Prometheus: a recorder of this server's own, not the process's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use candlepower_engine::EngineMetrics;
+use metrics::{Counter, Histogram, Key, KeyName, Label, Metadata, Recorder};
+use metrics_exporter_prometheus::{
+    Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
+};
+
+use crate::config::MetricsCompat;
+
+/// Handles to all metrics; cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Metrics {
+    recorder: Arc<PrometheusRecorder>,
+    handle: PrometheusHandle,
+    naming: Naming,
+    pub(crate) engine: EngineMetrics,
+    pub(crate) time_to_first_token: Histogram,
+    pub(crate) inter_token_latency: Histogram,
+    pub(crate) e2e_latency: Histogram,
+    pub(crate) prompt_tokens: Histogram,
+    pub(crate) generation_tokens: Histogram,
+}
+
+/// Whose names the metrics have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Naming {
+    Own,
+    Vllm,
+}
+
+enum Kind {
+    Counter,
+    Gauge,
+    Histogram(&'static [f64]),
+}
+
+/// A metric: its name behind `candlepower_`, its name in vLLM, what it is, and its help text.
+struct Description {
+    name: &'static str,
+    vllm: &'static str,
+    kind: Kind,
+    help: &'static str,
+}
+
+const fn describe(
+    name: &'static str,
+    vllm: &'static str,
+    kind: Kind,
+    help: &'static str,
+) -> Description {
+    Description { name, vllm, kind, help }
+}
+
+// Buckets in seconds and in tokens; source: vLLM's, so that dashboards can be compared.
+const FIRST_TOKEN_S: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0,
+];
+const TOKEN_S: &[f64] = &[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
+    5.0, 10.0, 20.0,
+];
+const REQUEST_S: &[f64] = &[
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
+    40.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+];
+const STEP_S: &[f64] = &[
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    5.0, 10.0,
+];
+const TOKENS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0,
+    50000.0, 100000.0,
+];
+
+const DESCRIPTIONS: &[Description] = &[
+    describe(
+        "num_requests_running",
+        "vllm:num_requests_running",
+        Kind::Gauge,
+        "Sequences that are being computed.",
+    ),
+    describe(
+        "num_requests_waiting",
+        "vllm:num_requests_waiting",
+        Kind::Gauge,
+        "Sequences that wait for KV blocks or for a place in the batch.",
+    ),
+    describe(
+        "kv_cache_usage_ratio",
+        "vllm:kv_cache_usage_perc",
+        Kind::Gauge,
+        "Share of KV blocks that some sequence holds, 0 to 1; cached blocks that nothing references count as free.",
+    ),
+    describe("kv_blocks_total", "vllm:kv_blocks_total", Kind::Gauge, "All KV blocks."),
+    describe(
+        "kv_blocks_free",
+        "vllm:kv_blocks_free",
+        Kind::Gauge,
+        "KV blocks that no sequence holds, cached ones included.",
+    ),
+    describe(
+        "prefix_cache_queries_total",
+        "vllm:prefix_cache_queries_total",
+        Kind::Counter,
+        "Prompt tokens looked up in the prefix cache.",
+    ),
+    describe(
+        "prefix_cache_hits_total",
+        "vllm:prefix_cache_hits_total",
+        Kind::Counter,
+        "Prompt tokens found in the prefix cache.",
+    ),
+    describe(
+        "prompt_tokens_total",
+        "vllm:prompt_tokens_total",
+        Kind::Counter,
+        "Prompt tokens of admitted requests.",
+    ),
+    describe(
+        "generation_tokens_total",
+        "vllm:generation_tokens_total",
+        Kind::Counter,
+        "Tokens generated.",
+    ),
+    describe(
+        "request_success_total",
+        "vllm:request_success_total",
+        Kind::Counter,
+        "Choices that came to an end, by finish reason.",
+    ),
+    describe(
+        "num_preemptions_total",
+        "vllm:num_preemptions_total",
+        Kind::Counter,
+        "Sequences put back to be recomputed because KV blocks ran out.",
+    ),
+    describe(
+        "time_to_first_token_seconds",
+        "vllm:time_to_first_token_seconds",
+        Kind::Histogram(FIRST_TOKEN_S),
+        "Seconds from a request's arrival to its first token.",
+    ),
+    describe(
+        "inter_token_latency_seconds",
+        "vllm:inter_token_latency_seconds",
+        Kind::Histogram(TOKEN_S),
+        "Seconds between two tokens of a choice.",
+    ),
+    describe(
+        "e2e_request_latency_seconds",
+        "vllm:e2e_request_latency_seconds",
+        Kind::Histogram(REQUEST_S),
+        "Seconds from a request's arrival to the end of a choice.",
+    ),
+    describe(
+        "request_queue_time_seconds",
+        "vllm:request_queue_time_seconds",
+        Kind::Histogram(REQUEST_S),
+        "Seconds from submission to the first step that computes the request.",
+    ),
+    describe(
+        "request_prompt_tokens",
+        "vllm:request_prompt_tokens",
+        Kind::Histogram(TOKENS),
+        "Prompt tokens of a request.",
+    ),
+    describe(
+        "request_generation_tokens",
+        "vllm:request_generation_tokens",
+        Kind::Histogram(TOKENS),
+        "Tokens generated for a choice.",
+    ),
+    describe(
+        "iteration_tokens_total",
+        "vllm:iteration_tokens_total",
+        Kind::Histogram(TOKENS),
+        "Tokens computed in a step.",
+    ),
+    describe(
+        "step_duration_seconds",
+        "vllm:step_duration_seconds",
+        Kind::Histogram(STEP_S),
+        "Seconds of a whole step: schedule, forward, sample, commit, send.",
+    ),
+    describe(
+        "forward_duration_seconds",
+        "vllm:forward_duration_seconds",
+        Kind::Histogram(STEP_S),
+        "Seconds of the model's forward within a step, logits included.",
+    ),
+    describe(
+        "http_requests_total",
+        "http_requests_total",
+        Kind::Counter,
+        "HTTP requests, by method, path and status.",
+    ),
+    describe(
+        "http_request_duration_seconds",
+        "http_request_duration_seconds",
+        Kind::Histogram(REQUEST_S),
+        "Seconds from an HTTP request's arrival to the end of its answer, by method and path.",
+    ),
+];
+
+const METADATA: Metadata<'static> = Metadata::new("candlepower", metrics::Level::INFO, None);
+
+impl Metrics {
+    /// Metrics under their own names, or under another server's, which label everything with the model's name.
+    pub(crate) fn new(compat: Option<MetricsCompat>, model_name: &str) -> Self {
+        let naming = match compat {
+            None => Naming::Own,
+            Some(MetricsCompat::Vllm) => Naming::Vllm,
+        };
+        let mut builder = PrometheusBuilder::new();
+        if naming == Naming::Vllm {
+            builder = builder.add_global_label("model_name", model_name);
+        }
+        for description in DESCRIPTIONS {
+            if let Kind::Histogram(buckets) = description.kind {
+                builder = builder
+                    .set_buckets_for_metric(Matcher::Full(naming.name_of(description)), buckets)
+                    .expect("no list of buckets is empty");
+            }
+        }
+        let recorder = builder.build_recorder();
+        for description in DESCRIPTIONS {
+            let name = KeyName::from(naming.name_of(description));
+            match description.kind {
+                Kind::Counter => recorder.describe_counter(name, None, description.help.into()),
+                Kind::Gauge => recorder.describe_gauge(name, None, description.help.into()),
+                Kind::Histogram(_) => {
+                    recorder.describe_histogram(name, None, description.help.into())
+                }
+            }
+        }
+        Self::register(recorder, naming)
+    }
+
+    fn register(recorder: PrometheusRecorder, naming: Naming) -> Self {
+        let key = |name| Key::from_name(naming.name(name));
+        let counter = |name| recorder.register_counter(&key(name), &METADATA);
+        let gauge = |name| recorder.register_gauge(&key(name), &METADATA);
+        let histogram = |name| recorder.register_histogram(&key(name), &METADATA);
+        let engine = EngineMetrics {
+            num_requests_running: gauge("num_requests_running"),
+            num_requests_waiting: gauge("num_requests_waiting"),
+            kv_cache_usage_ratio: gauge("kv_cache_usage_ratio"),
+            kv_blocks_total: gauge("kv_blocks_total"),
+            kv_blocks_free: gauge("kv_blocks_free"),
+            prefix_cache_queries: counter("prefix_cache_queries_total"),
+            prefix_cache_hits: counter("prefix_cache_hits_total"),
+            prompt_tokens: counter("prompt_tokens_total"),
+            generation_tokens: counter("generation_tokens_total"),
+            num_preemptions: counter("num_preemptions_total"),
+            iteration_tokens: histogram("iteration_tokens_total"),
+            request_queue_time_seconds: histogram("request_queue_time_seconds"),
+            step_duration_seconds: histogram("step_duration_seconds"),
+            forward_duration_seconds: histogram("forward_duration_seconds"),
+        };
+        Self {
+            engine,
+            time_to_first_token: histogram("time_to_first_token_seconds"),
+            inter_token_latency: histogram("inter_token_latency_seconds"),
+            e2e_latency: histogram("e2e_request_latency_seconds"),
+            prompt_tokens: histogram("request_prompt_tokens"),
+            generation_tokens: histogram("request_generation_tokens"),
+            handle: recorder.handle(),
+            recorder: Arc::new(recorder),
+            naming,
+        }
+    }
+
+    /// Counts a choice that came to an end.
+    pub(crate) fn count_success(&self, finish_reason: &'static str) {
+        let label = match self.naming {
+            Naming::Own => "finish_reason",
+            Naming::Vllm => "finished_reason",
+        };
+        let labels = vec![Label::from_static_parts(label, finish_reason)];
+        self.counter("request_success_total", labels).increment(1);
+    }
+
+    /// Counts an answered HTTP request.
+    pub(crate) fn count_http(
+        &self,
+        method: &'static str,
+        path: String,
+        status: u16,
+        duration: Duration,
+    ) {
+        let mut labels = vec![Label::from_static_parts("method", method), Label::new("path", path)];
+        let key =
+            Key::from_parts(self.naming.name("http_request_duration_seconds"), labels.clone());
+        self.recorder.register_histogram(&key, &METADATA).record(duration.as_secs_f64());
+        labels.push(Label::new("status", status.to_string()));
+        self.counter("http_requests_total", labels).increment(1);
+    }
+
+    fn counter(&self, name: &'static str, labels: Vec<Label>) -> Counter {
+        self.recorder.register_counter(&Key::from_parts(self.naming.name(name), labels), &METADATA)
+    }
+
+    /// In Prometheus' text format.
+    pub(crate) fn render(&self) -> String {
+        self.handle.render()
+    }
+
+    /// Folds what histograms have collected; to be called now and then if nobody renders.
+    pub(crate) fn run_upkeep(&self) {
+        self.handle.run_upkeep();
+    }
+}
+
+impl Naming {
+    fn name(self, name: &str) -> String {
+        let description = DESCRIPTIONS.iter().find(|description| description.name == name);
+        self.name_of(description.expect("every metric that is registered is described"))
+    }
+
+    fn name_of(self, description: &Description) -> String {
+        match self {
+            Self::Own => format!("candlepower_{}", description.name),
+            Self::Vllm => description.vllm.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_is_described_and_counted() {
+        let metrics = Metrics::new(None, "m");
+        metrics.engine.kv_blocks_total.set(7.0);
+        metrics.time_to_first_token.record(0.03);
+        metrics.count_success("stop");
+        metrics.count_http("GET", "/health".into(), 200, Duration::from_millis(3));
+        let text = metrics.render();
+        for line in [
+            "candlepower_kv_blocks_total 7",
+            "candlepower_time_to_first_token_seconds_bucket{le=\"0.04\"} 1",
+            "candlepower_request_success_total{finish_reason=\"stop\"} 1",
+            "candlepower_http_requests_total{method=\"GET\",path=\"/health\",status=\"200\"} 1",
+            "# TYPE candlepower_iteration_tokens_total histogram",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+        assert!(text.contains("# HELP candlepower_kv_cache_usage_ratio Share of"));
+    }
+
+    #[test]
+    fn other_names_bring_their_labels() {
+        let metrics = Metrics::new(Some(MetricsCompat::Vllm), "m");
+        metrics.engine.kv_cache_usage_ratio.set(0.5);
+        metrics.count_success("length");
+        let text = metrics.render();
+        assert!(text.contains("vllm:kv_cache_usage_perc{model_name=\"m\"} 0.5"), "{text}");
+        assert!(
+            text.contains(
+                "vllm:request_success_total{model_name=\"m\",finished_reason=\"length\"} 1"
+            ),
+            "{text}"
+        );
+        assert!(!text.contains("candlepower_"));
+    }
+}

@@ -1,0 +1,49 @@
+//! GET /v1/models and /v1/models/{id}.
+
+use std::sync::Arc;
+
+use axum::extract::Path;
+use axum::extract::rejection::PathRejection;
+use axum::{Extension, Json};
+use candlepower_api::{ErrorResponse, Model, ModelList};
+
+use crate::api_error::{ApiError, ApiResult};
+use crate::state::LoadedModel;
+
+/// Lists the names under which the model can be asked for.
+#[utoipa::path(get, path = "/v1/models", tag = "Models", responses((status = 200, description = "The names", body = ModelList)))]
+pub(crate) async fn list_models(Extension(model): Extension<Arc<LoadedModel>>) -> Json<ModelList> {
+    let data = model.names.iter().map(|name| describe(&model, name)).collect();
+    Json(ModelList { object: "list", data })
+}
+
+/// Describes one of them. Names may hold slashes.
+#[utoipa::path(
+    get,
+    path = "/v1/models/{*id}",
+    tag = "Models",
+    params(("id" = String, Path, description = "The model's name")),
+    responses((status = 200, description = "The model", body = Model), (status = 404, description = "No such model", body = ErrorResponse))
+)]
+pub(crate) async fn retrieve_model(
+    Extension(model): Extension<Arc<LoadedModel>>,
+    id: Result<Path<String>, PathRejection>,
+) -> ApiResult<Json<Model>> {
+    // What is not UTF-8 names no model.
+    let Path(id) = id.map_err(|_| ApiError::model_not_found("?"))?;
+    match model.names.iter().find(|name| **name == id) {
+        Some(name) => Ok(Json(describe(&model, name))),
+        None => Err(ApiError::model_not_found(&id)),
+    }
+}
+
+fn describe(model: &LoadedModel, name: &str) -> Model {
+    Model {
+        id: name.to_owned(),
+        object: "model",
+        created: model.created,
+        owned_by: "candlepower",
+        root: model.root.clone(),
+        max_model_len: model.max_model_len(),
+    }
+}

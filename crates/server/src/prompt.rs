@@ -1,0 +1,260 @@
+//! From a request's texts and conversations to token ids.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use candlepower_api::{ChatMessage, Role};
+use candlepower_tokenizer::{AddSpecialTokens, LocalTime, PromptEnd, RenderInput};
+use serde_json::{Map, Value};
+
+use crate::api_error::{ApiError, ApiResult};
+use crate::state::{AppState, LoadedModel};
+
+/// Bodies up to this size are prepared where they arrive; longer ones would hold up other requests there.
+const SHORT_BODY_BYTES: usize = 8 << 10;
+
+/// Runs `work`, which takes a time that grows with `body_len`, where it does not hold up other requests.
+pub(crate) async fn prepare<T: Send + 'static>(
+    state: &AppState,
+    body_len: usize,
+    work: impl FnOnce() -> ApiResult<T> + Send + 'static,
+) -> ApiResult<T> {
+    if body_len <= SHORT_BODY_BYTES {
+        return work();
+    }
+    let permit = state
+        .preparation()
+        .acquire_owned()
+        .await
+        .map_err(|error| ApiError::internal(error.to_string()))?;
+    let work = move || {
+        // Kept until the work is done, even if its request is gone by then.
+        let _permit = permit;
+        work()
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => {
+            Err(ApiError::internal(format!("The request could not be prepared: {error}")))
+        }
+    }
+}
+
+/// How a conversation becomes a prompt.
+pub(crate) struct ChatPrompt<'a> {
+    pub(crate) messages: &'a [ChatMessage],
+    pub(crate) add_generation_prompt: Option<bool>,
+    pub(crate) continue_final_message: Option<bool>,
+    pub(crate) chat_template_kwargs: Option<&'a Map<String, Value>>,
+    pub(crate) reasoning_effort: Option<&'a str>,
+    pub(crate) add_special_tokens: bool,
+}
+
+impl ChatPrompt<'_> {
+    /// The prompt's token ids.
+    pub(crate) fn encode(&self, model: &LoadedModel) -> ApiResult<Vec<u32>> {
+        let template = model.chat_template.as_ref().ok_or_else(|| {
+            ApiError::invalid(
+                "messages",
+                "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
+            )
+        })?;
+        let mut kwargs = self.chat_template_kwargs.cloned().unwrap_or_default();
+        if let Some(effort) = self.reasoning_effort {
+            kwargs.entry("reasoning_effort").or_insert_with(|| effort.into());
+        }
+        let messages = template_messages(self.messages, model.knows_developer);
+        let text = template
+            .render(&RenderInput {
+                messages: &messages,
+                tools: None,
+                documents: None,
+                end: self.end()?,
+                chat_template_kwargs: &kwargs,
+                now: now(),
+            })
+            .map_err(|error| {
+                ApiError::invalid("messages", candlepower_api::clip(&error.to_string()))
+            })?;
+        encode(model, "messages", &text, self.add_special_tokens)
+    }
+
+    fn end(&self) -> ApiResult<PromptEnd> {
+        match (self.add_generation_prompt, self.continue_final_message.unwrap_or(false)) {
+            (Some(true), true) => Err(ApiError::invalid(
+                "continue_final_message",
+                "`continue_final_message` and `add_generation_prompt` cannot both be true.",
+            )),
+            (_, true) => Ok(PromptEnd::ContinueFinalMessage),
+            (Some(false), false) => Ok(PromptEnd::LastMessage),
+            (None | Some(true), false) => Ok(PromptEnd::GenerationPrompt),
+        }
+    }
+}
+
+/// The token ids of a text. A text that cannot fit the context is refused without looking at all of it.
+pub(crate) fn encode(
+    model: &LoadedModel,
+    param: &'static str,
+    text: &str,
+    add_special_tokens: bool,
+) -> ApiResult<Vec<u32>> {
+    // Normalisation may shorten a text, but not to a quarter.
+    let least_tokens = text.len() / model.max_token_bytes / 4;
+    let context = model.max_model_len();
+    if least_tokens > context {
+        return Err(ApiError::context_length(
+            param,
+            format!(
+                "This model's maximum context length is {context} tokens, but the prompt has at least {least_tokens}."
+            ),
+        ));
+    }
+    let add_special_tokens =
+        if add_special_tokens { AddSpecialTokens::Yes } else { AddSpecialTokens::No };
+    model
+        .tokenizer
+        .encode(text, add_special_tokens)
+        .map_err(|error| ApiError::invalid(param, candlepower_api::clip(&error.to_string())))
+}
+
+/// Checks that a prompt has tokens, all of them of the model, and leaves room for an answer.
+pub(crate) fn check_prompt(
+    model: &LoadedModel,
+    param: &'static str,
+    token_ids: &[u32],
+    only_scores: bool,
+) -> ApiResult<()> {
+    if token_ids.is_empty() {
+        return Err(ApiError::invalid(param, "The prompt is empty: it needs at least one token."));
+    }
+    let (context, len) = (model.max_model_len(), token_ids.len());
+    let message = format!(
+        "This model's maximum context length is {context} tokens, but the prompt has {len}."
+    );
+    if len > context {
+        return Err(ApiError::context_length(param, message));
+    }
+    if len == context && !only_scores {
+        let message = format!("{message} At least one token must be left for the answer.");
+        return Err(ApiError::context_length(param, message));
+    }
+    let vocab_size = model.vocab_size();
+    match token_ids.iter().find(|id| **id as usize >= vocab_size) {
+        Some(id) => Err(ApiError::invalid(
+            param,
+            format!("Token id {id} is outside the model's vocabulary of {vocab_size}."),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The messages as templates know them.
+fn template_messages(messages: &[ChatMessage], knows_developer: bool) -> Value {
+    let message = |message: &ChatMessage| {
+        let mut object = Map::new();
+        let role = match message.role {
+            Role::Developer if knows_developer => "developer",
+            Role::System | Role::Developer => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+            Role::Tool => "tool",
+        };
+        object.insert("role".into(), role.into());
+        object.insert(
+            "content".into(),
+            message.content.as_ref().map_or(Value::Null, |content| content.to_text().into()),
+        );
+        let mut optional = |key: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                object.insert(key.into(), value);
+            }
+        };
+        optional("name", message.name.clone().map(Value::from));
+        optional("tool_call_id", message.tool_call_id.clone().map(Value::from));
+        optional("reasoning_content", message.reasoning_content.clone().map(Value::from));
+        optional(
+            "tool_calls",
+            message.tool_calls.as_ref().map(|calls| calls.iter().map(tool_call).collect()),
+        );
+        Value::Object(object)
+    };
+    messages.iter().map(message).collect()
+}
+
+/// A call with its arguments as an object: the protocol has them as a string of JSON, templates expect the object.
+fn tool_call(call: &Map<String, Value>) -> Value {
+    let mut call = call.clone();
+    if let Some(Value::Object(function)) = call.get_mut("function")
+        && let Some(Value::String(text)) = function.get("arguments")
+        && let Ok(arguments @ Value::Object(_)) = serde_json::from_str(text)
+    {
+        function.insert("arguments".into(), arguments);
+    }
+    Value::Object(call)
+}
+
+/// The time, in UTC.
+fn now() -> LocalTime {
+    LocalTime { unix_s: i64::try_from(unix_seconds()).unwrap_or(i64::MAX), utc_offset_s: 0 }
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |duration| duration.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use candlepower_api::ChatCompletionRequest;
+    use serde_json::json;
+
+    use super::*;
+
+    fn messages(messages: Value) -> Vec<ChatMessage> {
+        let body = json!({"model": "m", "messages": messages}).to_string();
+        ChatCompletionRequest::parse(body.as_bytes()).unwrap().messages
+    }
+
+    #[test]
+    fn templates_get_plain_text_and_known_roles() {
+        let messages = messages(json!([
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        ]));
+        assert_eq!(
+            template_messages(&messages, false),
+            json!([{"role": "system", "content": "be brief"}, {"role": "user", "content": "a\nb"}])
+        );
+        assert_eq!(template_messages(&messages, true)[0]["role"], "developer");
+    }
+
+    #[test]
+    fn arguments_of_calls_become_objects() {
+        let messages = messages(json!([{"role": "assistant", "content": null, "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}},
+            {"id": "d", "type": "function", "function": {"name": "g", "arguments": "not json"}},
+        ]}]));
+        let rendered = template_messages(&messages, false);
+        assert_eq!(rendered[0]["tool_calls"][0]["function"]["arguments"], json!({"x": 1}));
+        assert_eq!(rendered[0]["tool_calls"][1]["function"]["arguments"], "not json");
+    }
+
+    #[test]
+    fn prompts_end_in_one_of_three_ways() {
+        let end = |add, go_on| {
+            ChatPrompt {
+                messages: &[],
+                add_generation_prompt: add,
+                continue_final_message: go_on,
+                chat_template_kwargs: None,
+                reasoning_effort: None,
+                add_special_tokens: false,
+            }
+            .end()
+        };
+        assert_eq!(end(None, None), Ok(PromptEnd::GenerationPrompt));
+        assert_eq!(end(Some(false), None), Ok(PromptEnd::LastMessage));
+        assert_eq!(end(None, Some(true)), Ok(PromptEnd::ContinueFinalMessage));
+        assert!(end(Some(true), Some(true)).is_err());
+    }
+}

@@ -1,0 +1,99 @@
+//! All routes and the layers around them.
+
+use std::any::Any;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue, Method};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Router};
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowOrigin, Any as AnyOrigin, CorsLayer};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::api_error::{ApiError, ApiResult};
+use crate::auth::{OPEN_PATHS, authenticate};
+use crate::openapi::{self, Rendered};
+use crate::state::AppState;
+use crate::track::track;
+use crate::{chat, completions, health, models, tokenize};
+
+/// The whole application.
+pub(crate) fn router(state: AppState) -> Router {
+    let (router, document) = OpenApiRouter::with_openapi(openapi::document())
+        .routes(routes!(chat::chat_completions))
+        .routes(routes!(completions::completions))
+        .routes(routes!(models::list_models))
+        .routes(routes!(models::retrieve_model))
+        .routes(routes!(tokenize::tokenize))
+        .routes(routes!(tokenize::detokenize))
+        .routes(routes!(health::health))
+        .routes(routes!(health::version))
+        .routes(routes!(health::metrics))
+        .routes(routes!(openapi::openapi_json))
+        .routes(routes!(openapi::docs))
+        .split_for_parts();
+    // The last layer is the outermost: it sees a request first and its answer last.
+    let router = router
+        .fallback(path_not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(Extension(Rendered::new(document)))
+        .layer(middleware::from_fn_with_state(state.clone(), gate))
+        .layer(middleware::from_fn_with_state(state.clone(), authenticate));
+    let router = match cors(&state.config().allowed_origins) {
+        Some(cors) => router.layer(cors),
+        None => router,
+    };
+    router
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn_with_state(state.clone(), track))
+        .with_state(state)
+}
+
+/// Lets requests through only while the model can be asked, and hands it to their handlers.
+async fn gate(
+    State(state): State<AppState>,
+    mut request: Request,
+    next: Next,
+) -> ApiResult<Response> {
+    if !OPEN_PATHS.contains(&request.uri().path()) {
+        let model = state.ready_model()?;
+        request.extensions_mut().insert(model);
+    }
+    Ok(next.run(request).await)
+}
+
+async fn path_not_found(request: Request) -> ApiError {
+    ApiError::path_not_found(request.method().as_str(), request.uri().path())
+}
+
+async fn method_not_allowed(request: Request) -> ApiError {
+    ApiError::method_not_allowed(request.method().as_str(), request.uri().path())
+}
+
+fn panicked(_: Box<dyn Any + Send>) -> Response {
+    // What the panic said went to standard error when it happened.
+    ApiError::internal("The server has a defect that this request met; its log says more.")
+        .into_response()
+}
+
+/// Which web pages may call this server; none unless some are named.
+fn cors(origins: &[String]) -> Option<CorsLayer> {
+    if origins.is_empty() {
+        return None;
+    }
+    let layer = CorsLayer::new()
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers(AnyOrigin)
+        .expose_headers([HeaderName::from_static("x-request-id")]);
+    if origins.iter().any(|origin| origin == "*") {
+        return Some(layer.allow_origin(AnyOrigin));
+    }
+    let origins: Vec<HeaderValue> =
+        origins.iter().filter_map(|origin| origin.parse().ok()).collect();
+    Some(layer.allow_origin(AllowOrigin::list(origins)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! Answers as server-sent events.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+
+use axum::body::{Body, Bytes};
+use axum::http::HeaderName;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use candlepower_api::Usage;
+use candlepower_engine::TokenLogprobs;
+use futures::stream::{self, BoxStream, SelectAll, StreamExt};
+use serde::Serialize;
+
+use crate::api_error::ApiResult;
+use crate::generate::UsageCounter;
+use crate::params::StreamShape;
+use crate::stream::{Choice, ChoiceEvent, Delta};
+
+/// What differs between the chunks of chat and of text completion.
+pub(crate) trait ChunkFormat: Send + 'static {
+    /// Chunks of choice `index` before anything is computed.
+    fn opening(&mut self, index: usize, usage: Option<Usage>) -> Option<Bytes>;
+    /// The chunk when the prompt of choice `index` is computed.
+    fn prompt(
+        &mut self,
+        index: usize,
+        logprobs: Option<Vec<Option<TokenLogprobs>>>,
+        usage: Option<Usage>,
+    ) -> Option<Bytes>;
+    /// The chunk that adds `delta` to choice `index`.
+    fn delta(&mut self, index: usize, delta: Delta, usage: Option<Usage>) -> Bytes;
+    /// The chunk without choices that says what the request cost.
+    fn usage(&mut self, usage: Usage) -> Bytes;
+}
+
+/// One event.
+pub(crate) fn event(chunk: &impl Serialize) -> Bytes {
+    let mut line = Vec::with_capacity(256);
+    line.extend_from_slice(b"data: ");
+    serde_json::to_writer(&mut line, chunk)
+        .expect("chunks are plain data, and a Vec takes everything");
+    line.extend_from_slice(b"\n\n");
+    line.into()
+}
+
+/// The answer that streams `choices`. Nothing runs outside of it: when the client goes, it is dropped, and the
+/// choices with it, which cancels them.
+pub(crate) fn respond(
+    format: impl ChunkFormat,
+    choices: Vec<Choice>,
+    usage: UsageCounter,
+    shape: StreamShape,
+) -> Response {
+    let mut sender = Sender {
+        format,
+        ready: VecDeque::new(),
+        usage,
+        shape,
+        events: choices.into_iter().map(Choice::into_events).collect(),
+        ended: false,
+    };
+    for index in 0..sender.events.len() {
+        let usage = sender.usage_so_far();
+        let opening = sender.format.opening(index, usage);
+        sender.ready.extend(opening);
+    }
+    let body = stream::unfold(sender, |mut sender| async move {
+        let bytes = sender.next().await?;
+        Some((Ok::<_, Infallible>(bytes), sender))
+    });
+    let headers = [
+        (CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+        (CACHE_CONTROL, "no-cache"),
+        // Asks proxies such as nginx to pass events on as they come.
+        (HeaderName::from_static("x-accel-buffering"), "no"),
+    ];
+    (headers, Body::from_stream(body)).into_response()
+}
+
+type Events = SelectAll<BoxStream<'static, (usize, ApiResult<ChoiceEvent>)>>;
+
+struct Sender<F> {
+    format: F,
+    /// Chunks to be sent before the next event is awaited.
+    ready: VecDeque<Bytes>,
+    usage: UsageCounter,
+    shape: StreamShape,
+    events: Events,
+    ended: bool,
+}
+
+impl<F: ChunkFormat> Sender<F> {
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(bytes) = self.ready.pop_front() {
+                return Some(bytes);
+            }
+            if self.ended {
+                return None;
+            }
+            match self.events.next().await {
+                Some((index, Ok(event))) => self.take(index, event),
+                Some((_, Err(error))) => {
+                    // The status is out; the error comes as the last event, and the other choices end too.
+                    self.ready.push_back(event(&error.to_body()));
+                    self.events = Events::new();
+                    self.close();
+                }
+                None => {
+                    if self.shape.include_usage {
+                        let chunk = self.format.usage(self.usage.usage());
+                        self.ready.push_back(chunk);
+                    }
+                    self.close();
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, index: usize, event: ChoiceEvent) {
+        let chunk = match event {
+            ChoiceEvent::Prompt { num_cached_tokens, logprobs } => {
+                self.usage.prompt(index, num_cached_tokens);
+                let usage = self.usage_so_far();
+                self.format.prompt(index, logprobs, usage)
+            }
+            ChoiceEvent::Delta(delta) => {
+                self.usage.generated(delta.token_ids.len());
+                let usage = self.usage_so_far();
+                Some(self.format.delta(index, delta, usage))
+            }
+        };
+        self.ready.extend(chunk);
+    }
+
+    fn close(&mut self) {
+        self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+        self.ended = true;
+    }
+
+    fn usage_so_far(&self) -> Option<Usage> {
+        self.shape.continuous_usage.then(|| self.usage.usage())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_whatever_the_text() {
+        let bytes = event(&serde_json::json!({"text": "a\nb\r\n\u{2028}"}));
+        let text = std::str::from_utf8(&bytes).unwrap();
+        assert_eq!(text.matches('\n').count(), 2);
+        assert!(text.starts_with("data: {") && text.ends_with("}\n\n"));
+    }
+}

@@ -1,0 +1,202 @@
+//! The life of the server: listen, load, serve, drain.
+
+use std::any::Any;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+
+use crate::config::{ByteSize, DeviceKind, Effective, ServeConfig, Source};
+use crate::error::{Error, Result};
+use crate::health::VERSION;
+use crate::listen;
+use crate::load::{ModelSource, load};
+use crate::metrics::Metrics;
+use crate::router::router;
+use crate::signals::StopSignals;
+use crate::state::{AppState, LoadedModel};
+
+/// How long /health says why loading failed before the process ends.
+const FAILURE_SHOWN: Duration = Duration::from_secs(2);
+/// How long requests that were cut short have to send their last words.
+const ABORT_GRACE: Duration = Duration::from_secs(2);
+/// How often histograms are folded, so that they do not grow while nobody asks for them.
+const METRICS_UPKEEP: Duration = Duration::from_secs(5);
+
+/// Serves until a signal asks it to stop.
+///
+/// # Errors
+/// If the server cannot listen, or the model cannot be loaded; the reason is in the log, too.
+pub async fn serve(effective: Effective) -> Result<()> {
+    let mut server =
+        Server::start(&effective).await.inspect_err(|error| tracing::error!("{error}"))?;
+    let loaded = tokio::select! {
+        loaded = load_in_thread(server.source.clone(), server.state.clone()) => loaded,
+        () = server.signals.next() => {
+            tracing::info!("stopped while loading");
+            return Ok(());
+        }
+    };
+    match loaded {
+        Ok(model) => {
+            announce_model(&effective.config, &model, &server.address);
+            server.state.set_ready(model);
+            server.run_until_stopped().await;
+            Ok(())
+        }
+        Err(error) => {
+            tracing::error!("{error}");
+            server.state.set_failed(error.to_string());
+            // Shown for whoever polls /health, unless told to stop.
+            let _ = tokio::time::timeout(FAILURE_SHOWN, server.signals.next()).await;
+            Err(error)
+        }
+    }
+}
+
+/// A server that answers, with or without a model.
+struct Server {
+    source: ModelSource,
+    state: AppState,
+    signals: StopSignals,
+    address: SocketAddr,
+    /// Makes `connections` end.
+    stop: watch::Sender<bool>,
+    connections: JoinHandle<()>,
+}
+
+impl Server {
+    /// Listens.
+    async fn start(effective: &Effective) -> Result<Self> {
+        let config = &effective.config;
+        let signals = StopSignals::new().map_err(Error::Signals)?;
+        if config.device == DeviceKind::Cuda {
+            return Err(Error::NoCuda);
+        }
+        let source = ModelSource::find(config)?;
+        let metrics = Metrics::new(config.metrics_compat, &source.names(config)[0]);
+        let state = AppState::new(config.clone(), metrics.clone());
+        let (listener, address) = bind(config).await?;
+        announce(effective, &address);
+        let (stop, stopped) = watch::channel(false);
+        let connections = tokio::spawn(listen::serve(listener, router(state.clone()), stopped));
+        tokio::spawn(async move {
+            let mut interval = tokio::time::interval(METRICS_UPKEEP);
+            loop {
+                interval.tick().await;
+                metrics.run_upkeep();
+            }
+        });
+        Ok(Self { source, state, signals, address, stop, connections })
+    }
+
+    async fn run_until_stopped(mut self) {
+        self.signals.next().await;
+        tokio::select! {
+            () = drain(&self.state) => {}
+            () = self.signals.next() => {
+                tracing::warn!("asked to stop a second time: running requests are dropped");
+                return;
+            }
+        }
+        let _ = self.stop.send(true); // the task holds the receiver until it ends
+        let _ = tokio::time::timeout(ABORT_GRACE, self.connections).await;
+        tracing::info!("stopped");
+    }
+}
+
+async fn bind(config: &ServeConfig) -> Result<(TcpListener, SocketAddr)> {
+    let address = (config.host.as_str(), config.port());
+    let failed = |source| Error::Listen { address: format!("{}:{}", address.0, address.1), source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
+}
+
+/// Loads in a thread of its own: the runtime goes on answering, and does not wait for it when the process ends.
+async fn load_in_thread(source: ModelSource, state: AppState) -> Result<LoadedModel> {
+    let (sender, receiver) = oneshot::channel();
+    let work = move || {
+        let loaded =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| load(&source, &state)));
+        let loaded =
+            loaded.unwrap_or_else(|panic| Err(Error::LoadingPanicked(panic_message(&*panic))));
+        let _ = sender.send(loaded); // nobody waits any more if the server was told to stop
+    };
+    let thread = std::thread::Builder::new().name("load".into()).spawn(work);
+    thread.map_err(|error| Error::LoadingPanicked(error.to_string()))?;
+    receiver.await.unwrap_or_else(|_| Err(Error::LoadingPanicked("its thread ended".into())))
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic without a message".into())
+}
+
+/// Lets running requests finish, up to the timeout, then cuts them short.
+async fn drain(state: &AppState) {
+    state.set_draining();
+    let timeout = state.config().shutdown_timeout();
+    tracing::info!("stopping: running requests have {} s to finish", timeout.as_secs());
+    if tokio::time::timeout(timeout, state.wait_until_idle()).await.is_ok() {
+        return;
+    }
+    tracing::warn!("requests are still running and are cut short");
+    state.abort();
+    let _ = tokio::time::timeout(ABORT_GRACE, state.wait_until_idle()).await;
+}
+
+/// What can be said before the model is loaded.
+fn announce(effective: &Effective, address: &SocketAddr) {
+    let config = &effective.config;
+    let settings: Vec<String> = effective
+        .settings
+        .iter()
+        .map(|setting| match setting.source {
+            Source::Default => format!("{}={}", setting.name, setting.value),
+            source => format!("{}={} ({source})", setting.name, setting.value),
+        })
+        .collect();
+    tracing::info!("candlepower {VERSION}, framework {}", config.framework.as_str());
+    tracing::info!("config: {}", settings.join(", "));
+    tracing::info!("found: {}", crate::machine::describe());
+    for name in config.without_effect() {
+        tracing::info!("{name} has no effect on the CPU");
+    }
+    tracing::info!("listening on http://{address}, loading the model");
+}
+
+/// What can be said of the model.
+fn announce_model(config: &ServeConfig, model: &LoadedModel, address: &SocketAddr) {
+    let info = model.engine.info();
+    tracing::info!(
+        "model {}: {}, {} of {} weights, context of {} tokens",
+        model.names.join(", "),
+        info.architecture,
+        ByteSize(info.weights_bytes),
+        info.weights_dtype,
+        info.max_model_len
+    );
+    tracing::info!(
+        "KV cache: {} blocks of {} tokens, {}; at most {} sequences and {} tokens a step, on {} threads of the {}",
+        info.num_blocks,
+        info.block_size,
+        ByteSize(info.kv_cache_bytes),
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        info.num_threads,
+        info.device
+    );
+    if model.chat_template.is_none() {
+        tracing::warn!(
+            "the model has no chat template: /v1/chat/completions answers 400; --chat-template gives one"
+        );
+    }
+    if config.api_key.is_none() && !address.ip().is_loopback() {
+        tracing::warn!("everybody who reaches {address} can use this server: no API key is set");
+    }
+    tracing::info!("ready: http://{address}/v1 (documentation: http://{address}/docs)");
+}

@@ -1,0 +1,235 @@
+//! What the handlers share: the settings, the phase the server is in, and the model once it is loaded.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candlepower_api::{HealthResponse, LoadProgress};
+use candlepower_checkpoint::SamplingDefaults;
+use candlepower_engine::{EngineHandle, EngineHealth};
+use candlepower_tokenizer::{ChatTemplate, Tokenizer};
+use tokio::sync::{Semaphore, watch};
+
+use crate::api_error::{ApiError, ApiResult};
+use crate::config::ServeConfig;
+use crate::metrics::Metrics;
+
+/// Shared by all handlers; cheap to clone.
+#[derive(Clone)]
+pub(crate) struct AppState(Arc<Shared>);
+
+struct Shared {
+    config: ServeConfig,
+    metrics: Metrics,
+    lifecycle: Mutex<Lifecycle>,
+    /// HTTP requests that were let through and are not answered to the end.
+    active: watch::Sender<usize>,
+    /// Becomes true when running requests are to be cut short.
+    abort: watch::Sender<bool>,
+    /// Threads that prepare long prompts at the same time: as many as there are cores.
+    preparation: Arc<Semaphore>,
+}
+
+/// Where the server is.
+enum Lifecycle {
+    /// Nothing is known of the model yet.
+    Pending,
+    /// Weights are being read.
+    Initializing(Option<LoadProgress>),
+    /// The first forward runs.
+    Starting,
+    Ready(Arc<LoadedModel>),
+    Draining,
+    Failed(String),
+}
+
+/// A model that can be asked.
+pub(crate) struct LoadedModel {
+    pub(crate) engine: EngineHandle,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) chat_template: Option<ChatTemplate>,
+    /// Whether the chat template knows the role `developer`.
+    pub(crate) knows_developer: bool,
+    /// Sampling of requests that do not say.
+    pub(crate) sampling_defaults: SamplingDefaults,
+    /// Names under which requests may ask for it.
+    pub(crate) names: Vec<String>,
+    /// What the server was started with.
+    pub(crate) root: String,
+    /// Seconds since 1970.
+    pub(crate) created: u64,
+    /// Most bytes of text that one token stands for.
+    pub(crate) max_token_bytes: usize,
+}
+
+impl LoadedModel {
+    /// 404 unless `name` is one of the model's.
+    pub(crate) fn check_name(&self, name: &str) -> ApiResult<()> {
+        if self.names.iter().any(|known| known == name) || name == self.root {
+            return Ok(());
+        }
+        Err(ApiError::model_not_found(name))
+    }
+
+    pub(crate) fn max_model_len(&self) -> usize {
+        self.engine.info().max_model_len
+    }
+
+    pub(crate) fn vocab_size(&self) -> usize {
+        self.engine.info().vocab_size
+    }
+}
+
+impl AppState {
+    pub(crate) fn new(config: ServeConfig, metrics: Metrics) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self(Arc::new(Shared {
+            config,
+            metrics,
+            lifecycle: Mutex::new(Lifecycle::Pending),
+            active: watch::Sender::new(0),
+            abort: watch::Sender::new(false),
+            preparation: Arc::new(Semaphore::new(cores)),
+        }))
+    }
+
+    pub(crate) fn config(&self) -> &ServeConfig {
+        &self.0.config
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    /// Permits to prepare long prompts.
+    pub(crate) fn preparation(&self) -> Arc<Semaphore> {
+        Arc::clone(&self.0.preparation)
+    }
+
+    fn lifecycle(&self) -> std::sync::MutexGuard<'_, Lifecycle> {
+        self.0.lifecycle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A phase of loading; ignored once the server drains or has failed.
+    fn advance(&self, next: Lifecycle) {
+        let mut lifecycle = self.lifecycle();
+        if matches!(
+            *lifecycle,
+            Lifecycle::Pending | Lifecycle::Initializing(_) | Lifecycle::Starting
+        ) {
+            *lifecycle = next;
+        }
+    }
+
+    pub(crate) fn set_initializing(&self, progress: Option<LoadProgress>) {
+        self.advance(Lifecycle::Initializing(progress));
+    }
+
+    pub(crate) fn set_starting(&self) {
+        self.advance(Lifecycle::Starting);
+    }
+
+    pub(crate) fn set_ready(&self, model: LoadedModel) {
+        self.advance(Lifecycle::Ready(Arc::new(model)));
+    }
+
+    pub(crate) fn set_failed(&self, reason: String) {
+        *self.lifecycle() = Lifecycle::Failed(reason);
+    }
+
+    pub(crate) fn set_draining(&self) {
+        *self.lifecycle() = Lifecycle::Draining;
+    }
+
+    /// The model, or 503 with the reason why it cannot be asked.
+    pub(crate) fn ready_model(&self) -> ApiResult<Arc<LoadedModel>> {
+        let message = match &*self.lifecycle() {
+            Lifecycle::Ready(model) => return Ok(Arc::clone(model)),
+            Lifecycle::Pending => {
+                "The server is starting: the model is not loaded yet (phase pending).".to_owned()
+            }
+            Lifecycle::Initializing(_) => {
+                "The server is starting: the model is being loaded (phase initializing).".into()
+            }
+            Lifecycle::Starting => {
+                "The server is starting: the model is warming up (phase starting).".into()
+            }
+            Lifecycle::Draining => {
+                "The server is stopping and takes no new requests (phase draining).".into()
+            }
+            Lifecycle::Failed(reason) => format!("The model could not be loaded: {reason}"),
+        };
+        Err(ApiError::unavailable(message))
+    }
+
+    /// The body of /health, and whether all is well.
+    pub(crate) fn health(&self) -> (bool, HealthResponse) {
+        let not_ready = |status, phase| HealthResponse {
+            status,
+            phase: Some(phase),
+            message: None,
+            progress: None,
+        };
+        let response = match &*self.lifecycle() {
+            Lifecycle::Pending => not_ready("starting", "pending"),
+            Lifecycle::Initializing(progress) => {
+                HealthResponse { progress: *progress, ..not_ready("starting", "initializing") }
+            }
+            Lifecycle::Starting => not_ready("starting", "starting"),
+            Lifecycle::Draining => not_ready("draining", "draining"),
+            Lifecycle::Failed(reason) => {
+                HealthResponse { message: Some(reason.clone()), ..not_ready("failed", "failed") }
+            }
+            Lifecycle::Ready(model) => match model.engine.health() {
+                EngineHealth::Healthy => {
+                    let healthy = HealthResponse {
+                        status: "healthy",
+                        phase: None,
+                        message: None,
+                        progress: None,
+                    };
+                    return (true, healthy);
+                }
+                EngineHealth::Stuck { seconds } => HealthResponse {
+                    message: Some(format!("The engine's step has been running for {seconds} s.")),
+                    ..not_ready("unhealthy", "degraded")
+                },
+                EngineHealth::Dead(reason) => HealthResponse {
+                    message: Some(format!("The engine has stopped: {reason}")),
+                    ..not_ready("unhealthy", "failed")
+                },
+            },
+        };
+        (false, response)
+    }
+
+    /// Counts a request until the guard is dropped.
+    pub(crate) fn enter(&self) -> ActiveRequest {
+        self.0.active.send_modify(|count| *count += 1);
+        ActiveRequest(self.clone())
+    }
+
+    /// Waits until no request is active.
+    pub(crate) async fn wait_until_idle(&self) {
+        let mut active = self.0.active.subscribe();
+        // The sender lives as long as `self`.
+        let _ = active.wait_for(|count| *count == 0).await;
+    }
+
+    /// Cuts running requests short.
+    pub(crate) fn abort(&self) {
+        self.0.abort.send_replace(true);
+    }
+
+    /// Becomes true when running requests are to be cut short.
+    pub(crate) fn aborted(&self) -> watch::Receiver<bool> {
+        self.0.abort.subscribe()
+    }
+}
+
+/// One active request.
+pub(crate) struct ActiveRequest(AppState);
+
+impl Drop for ActiveRequest {
+    fn drop(&mut self) {
+        self.0.0.active.send_modify(|count| *count -= 1);
+    }
+}

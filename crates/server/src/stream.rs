@@ -1,0 +1,254 @@
+//! From the engine's tokens to text: the one place that streaming, whole answers, chat and completion share.
+
+use std::time::Instant;
+
+use candlepower_api::FinishReason;
+use candlepower_engine::{EngineHandle, EngineHealth, TokenEvent, TokenLogprobs, TokenStream};
+use futures::future::{Either, join_all, select};
+use futures::stream::{self, BoxStream, StreamExt};
+use tokio::sync::watch;
+
+use crate::api_error::{ApiError, ApiResult};
+use crate::metrics::Metrics;
+use crate::text::{Finish, TextAssembler};
+
+/// One choice that is being generated. Dropping it cancels it.
+pub(crate) struct Choice {
+    /// Its place among the choices of the answer.
+    pub(crate) index: usize,
+    /// `None` once the choice has ended: the engine stops working on it at once.
+    tokens: Option<TokenStream>,
+    assembler: TextAssembler,
+    clock: TokenClock,
+    engine: EngineHandle,
+    /// Becomes true when the server stops.
+    aborted: watch::Receiver<bool>,
+    /// What is collected for the next event.
+    delta: Delta,
+    num_generated: usize,
+}
+
+/// What happens to a choice, in order: one `Prompt`, then `Delta`s; the last one has `finish` set.
+pub(crate) enum ChoiceEvent {
+    /// The prompt is computed.
+    Prompt {
+        /// Prompt tokens that came from the prefix cache.
+        num_cached_tokens: usize,
+        /// If asked for.
+        logprobs: Option<Vec<Option<TokenLogprobs>>>,
+    },
+    /// Text was generated.
+    Delta(Delta),
+}
+
+/// What is added to a choice.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Delta {
+    /// Text to append.
+    pub(crate) text: String,
+    /// The tokens that were generated meanwhile. Their text may come later.
+    pub(crate) token_ids: Vec<u32>,
+    /// If asked for, one for each of `token_ids`.
+    pub(crate) logprobs: Vec<TokenLogprobs>,
+    /// Set in the last one.
+    pub(crate) finish: Option<Finish>,
+}
+
+impl Choice {
+    pub(crate) fn new(
+        index: usize,
+        tokens: TokenStream,
+        assembler: TextAssembler,
+        clock: TokenClock,
+        engine: EngineHandle,
+        aborted: watch::Receiver<bool>,
+    ) -> Self {
+        Self {
+            index,
+            tokens: Some(tokens),
+            assembler,
+            clock,
+            engine,
+            aborted,
+            delta: Delta::default(),
+            num_generated: 0,
+        }
+    }
+
+    /// What happens next; `None` after the end. Waits for a token and takes along what else is there, until there is
+    /// text to show.
+    pub(crate) async fn next(&mut self) -> Option<ApiResult<ChoiceEvent>> {
+        loop {
+            if self.delta.finish.is_some() {
+                return self.end();
+            }
+            let tokens = self.tokens.as_mut()?;
+            let event = {
+                let next = std::pin::pin!(tokens.next());
+                let aborted = std::pin::pin!(self.aborted.wait_for(|aborted| *aborted));
+                match select(next, aborted).await {
+                    Either::Left((event, _)) => Some(event),
+                    Either::Right(_) => None,
+                }
+            };
+            let Some(event) = event else { return Some(self.abort()) };
+            let Some(event) = event else {
+                self.tokens = None;
+                return Some(Err(engine_ended(&self.engine)));
+            };
+            if let TokenEvent::Token { .. } = event {
+                self.clock.token();
+            }
+            match self.take(event) {
+                Ok(Some(event)) => return Some(Ok(event)),
+                Ok(None) => {}
+                Err(error) => return Some(Err(error)),
+            }
+            if let Err(error) = self.take_ready() {
+                return Some(Err(error));
+            }
+            if self.delta.finish.is_none() && !self.delta.text.is_empty() {
+                return Some(Ok(ChoiceEvent::Delta(std::mem::take(&mut self.delta))));
+            }
+        }
+    }
+
+    /// The whole choice as a stream, each event with the choice's index.
+    pub(crate) fn into_events(self) -> BoxStream<'static, (usize, ApiResult<ChoiceEvent>)> {
+        stream::unfold(self, |mut choice| async move {
+            let event = choice.next().await?;
+            Some(((choice.index, event), choice))
+        })
+        .boxed()
+    }
+
+    /// Takes tokens that are already there.
+    fn take_ready(&mut self) -> ApiResult<()> {
+        while self.delta.finish.is_none() {
+            let Some(event) = self.tokens.as_mut().and_then(TokenStream::try_next) else { break };
+            self.take(event)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, event: TokenEvent) -> ApiResult<Option<ChoiceEvent>> {
+        match event {
+            TokenEvent::Failed { message } => {
+                self.tokens = None;
+                Err(ApiError::internal(message))
+            }
+            TokenEvent::Prompt { num_cached_tokens, logprobs, finish } => {
+                self.delta.finish = finish.map(Finish::from);
+                Ok(Some(ChoiceEvent::Prompt { num_cached_tokens, logprobs }))
+            }
+            TokenEvent::Token { token_id, logprobs, finish } => {
+                let piece = self.assembler.push(token_id, finish).map_err(|error| {
+                    self.tokens = None;
+                    ApiError::internal(error.to_string())
+                })?;
+                self.num_generated += 1;
+                self.delta.token_ids.push(token_id);
+                self.delta.logprobs.extend(logprobs);
+                self.delta.text.push_str(&piece.text);
+                self.delta.finish = piece.finish;
+                Ok(None)
+            }
+        }
+    }
+
+    /// The last event.
+    fn end(&mut self) -> Option<ApiResult<ChoiceEvent>> {
+        self.tokens = None;
+        let delta = std::mem::take(&mut self.delta);
+        let finish = delta.finish.as_ref()?;
+        self.clock.end(finish.reason, self.num_generated);
+        Some(Ok(ChoiceEvent::Delta(delta)))
+    }
+
+    fn abort(&mut self) -> ApiResult<ChoiceEvent> {
+        self.tokens = None;
+        let rest =
+            self.assembler.cut_short().map_err(|error| ApiError::internal(error.to_string()))?;
+        let mut delta = std::mem::take(&mut self.delta);
+        delta.text.push_str(&rest);
+        delta.finish = Some(Finish::new(FinishReason::Abort));
+        self.clock.end(FinishReason::Abort, self.num_generated);
+        Ok(ChoiceEvent::Delta(delta))
+    }
+}
+
+/// Why a stream of tokens ended early.
+fn engine_ended(engine: &EngineHandle) -> ApiError {
+    match engine.health() {
+        EngineHealth::Dead(reason) => {
+            ApiError::internal(format!("The engine has stopped: {reason}"))
+        }
+        _ => ApiError::internal("The engine gave this request up."),
+    }
+}
+
+/// Measures one choice.
+pub(crate) struct TokenClock {
+    metrics: Metrics,
+    arrived: Instant,
+    last_token: Option<Instant>,
+}
+
+impl TokenClock {
+    pub(crate) fn new(metrics: Metrics, arrived: Instant) -> Self {
+        Self { metrics, arrived, last_token: None }
+    }
+
+    fn token(&mut self) {
+        let now = Instant::now();
+        match self.last_token {
+            None => self.metrics.time_to_first_token.record((now - self.arrived).as_secs_f64()),
+            Some(last) => self.metrics.inter_token_latency.record((now - last).as_secs_f64()),
+        }
+        self.last_token = Some(now);
+    }
+
+    fn end(&self, reason: FinishReason, num_generated: usize) {
+        self.metrics.e2e_latency.record(self.arrived.elapsed().as_secs_f64());
+        self.metrics.generation_tokens.record(num_generated as f64);
+        self.metrics.count_success(reason.as_str());
+    }
+}
+
+/// A choice from beginning to end.
+pub(crate) struct FinishedChoice {
+    pub(crate) index: usize,
+    pub(crate) num_cached_tokens: usize,
+    pub(crate) prompt_logprobs: Option<Vec<Option<TokenLogprobs>>>,
+    /// The whole text; `finish` is set.
+    pub(crate) delta: Delta,
+}
+
+/// Runs all choices to their ends; in the order of their indices.
+pub(crate) async fn finish_all(choices: Vec<Choice>) -> ApiResult<Vec<FinishedChoice>> {
+    join_all(choices.into_iter().map(finish)).await.into_iter().collect()
+}
+
+async fn finish(mut choice: Choice) -> ApiResult<FinishedChoice> {
+    let mut finished = FinishedChoice {
+        index: choice.index,
+        num_cached_tokens: 0,
+        prompt_logprobs: None,
+        delta: Delta::default(),
+    };
+    while let Some(event) = choice.next().await {
+        match event? {
+            ChoiceEvent::Prompt { num_cached_tokens, logprobs } => {
+                finished.num_cached_tokens = num_cached_tokens;
+                finished.prompt_logprobs = logprobs;
+            }
+            ChoiceEvent::Delta(delta) => {
+                finished.delta.text.push_str(&delta.text);
+                finished.delta.token_ids.extend(delta.token_ids);
+                finished.delta.logprobs.extend(delta.logprobs);
+                finished.delta.finish = delta.finish;
+            }
+        }
+    }
+    Ok(finished)
+}

@@ -1,0 +1,114 @@
+//! POST /tokenize and /detokenize.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::{Extension, Json};
+use candlepower_api::{
+    DetokenizeRequest, DetokenizeResponse, ErrorResponse, TokenizeInput, TokenizeRequest,
+    TokenizeResponse,
+};
+use candlepower_tokenizer::{AddSpecialTokens, SkipSpecialTokens};
+
+use crate::api_error::{ApiError, ApiResult};
+use crate::body::JsonBytes;
+use crate::prompt::{ChatPrompt, prepare};
+use crate::state::{AppState, LoadedModel};
+
+/// Splits a text or a conversation into tokens.
+#[utoipa::path(
+    post,
+    path = "/tokenize",
+    tag = "Tokens",
+    request_body = TokenizeRequest,
+    responses(
+        (status = 200, description = "The tokens", body = TokenizeResponse),
+        (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
+    )
+)]
+pub(crate) async fn tokenize(
+    State(state): State<AppState>,
+    Extension(model): Extension<Arc<LoadedModel>>,
+    JsonBytes(body): JsonBytes,
+) -> ApiResult<Json<TokenizeResponse>> {
+    prepare(&state, body.len(), move || tokens(&body, &model)).await.map(Json)
+}
+
+fn tokens(body: &[u8], model: &LoadedModel) -> ApiResult<TokenizeResponse> {
+    let request = TokenizeRequest::parse(body)?;
+    if let Some(name) = &request.model {
+        model.check_name(name)?;
+    }
+    let tokens = match &request.input {
+        // A text may be longer than the context: finding that out is what this is for.
+        TokenizeInput::Prompt { prompt } => {
+            let add = match request.add_special_tokens.unwrap_or(true) {
+                true => AddSpecialTokens::Yes,
+                false => AddSpecialTokens::No,
+            };
+            model.tokenizer.encode(prompt, add).map_err(|error| {
+                ApiError::invalid("prompt", candlepower_api::clip(&error.to_string()))
+            })?
+        }
+        TokenizeInput::Messages {
+            messages,
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs,
+        } => ChatPrompt {
+            messages,
+            add_generation_prompt: *add_generation_prompt,
+            continue_final_message: *continue_final_message,
+            chat_template_kwargs: chat_template_kwargs.as_ref(),
+            reasoning_effort: None,
+            add_special_tokens: request.add_special_tokens.unwrap_or(false),
+        }
+        .encode(model)?,
+    };
+    let token_strs = request.return_token_strs.unwrap_or(false);
+    Ok(TokenizeResponse {
+        count: tokens.len(),
+        max_model_len: model.max_model_len(),
+        token_strs: token_strs
+            .then(|| tokens.iter().map(|id| model.tokenizer.token_text(*id)).collect()),
+        tokens,
+    })
+}
+
+/// Joins token ids into a text.
+#[utoipa::path(
+    post,
+    path = "/detokenize",
+    tag = "Tokens",
+    request_body = DetokenizeRequest,
+    responses(
+        (status = 200, description = "The text", body = DetokenizeResponse),
+        (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
+    )
+)]
+pub(crate) async fn detokenize(
+    State(state): State<AppState>,
+    Extension(model): Extension<Arc<LoadedModel>>,
+    JsonBytes(body): JsonBytes,
+) -> ApiResult<Json<DetokenizeResponse>> {
+    prepare(&state, body.len(), move || text(&body, &model)).await.map(Json)
+}
+
+fn text(body: &[u8], model: &LoadedModel) -> ApiResult<DetokenizeResponse> {
+    let request = DetokenizeRequest::parse(body)?;
+    if let Some(name) = &request.model {
+        model.check_name(name)?;
+    }
+    let vocab_size = model.vocab_size();
+    if let Some((i, id)) =
+        request.tokens.iter().enumerate().find(|(_, id)| **id as usize >= vocab_size)
+    {
+        let message = format!("Token id {id} is outside the model's vocabulary of {vocab_size}.");
+        return Err(ApiError::invalid(format!("tokens[{i}]"), message));
+    }
+    let prompt = model
+        .tokenizer
+        .decode(&request.tokens, SkipSpecialTokens::No)
+        .map_err(|error| ApiError::invalid("tokens", candlepower_api::clip(&error.to_string())))?;
+    Ok(DetokenizeResponse { prompt })
+}

@@ -1,0 +1,113 @@
+//! The outermost layer: names each request, counts it until its answer is out, and measures it.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, Method};
+use axum::middleware::Next;
+use axum::response::Response;
+use http_body::{Frame, SizeHint};
+use uuid::Uuid;
+
+use crate::state::{ActiveRequest, AppState};
+
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest id of a client's that is echoed.
+const MAX_REQUEST_ID_LEN: usize = 128;
+
+/// Runs the request and follows its answer to the last byte.
+pub(crate) async fn track(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let active = state.enter();
+    let method = method_label(request.method());
+    let path = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map_or("unmatched", MatchedPath::as_str)
+        .to_owned();
+    let request_id = request_id(&request);
+    let mut response = next.run(request).await;
+    let status = response.status().as_u16();
+    tracing::debug!(
+        method,
+        path,
+        status,
+        request_id = request_id.to_str().unwrap_or_default(),
+        "request"
+    );
+    response.headers_mut().insert(X_REQUEST_ID, request_id);
+    let tracker = Tracker { active, started, method, path, status, state };
+    response.map(|body| Body::new(TrackedBody { body, _tracker: tracker }))
+}
+
+/// The client's own id, or a new one.
+fn request_id(request: &Request) -> HeaderValue {
+    let given = request.headers().get(X_REQUEST_ID);
+    let usable =
+        |id: &&HeaderValue| !id.is_empty() && id.len() <= MAX_REQUEST_ID_LEN && id.to_str().is_ok();
+    given.filter(usable).cloned().unwrap_or_else(|| {
+        HeaderValue::from_str(&Uuid::new_v4().to_string())
+            .expect("an UUID is made of letters, digits and dashes")
+    })
+}
+
+/// The method as a label; clients cannot make up new ones.
+fn method_label(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "GET",
+        Method::POST => "POST",
+        Method::HEAD => "HEAD",
+        Method::OPTIONS => "OPTIONS",
+        Method::PUT => "PUT",
+        Method::DELETE => "DELETE",
+        Method::PATCH => "PATCH",
+        _ => "other",
+    }
+}
+
+/// Ends with the answer, however that ends.
+struct Tracker {
+    #[expect(dead_code, reason = "held for its drop")]
+    active: ActiveRequest,
+    started: Instant,
+    method: &'static str,
+    path: String,
+    status: u16,
+    state: AppState,
+}
+
+impl Drop for Tracker {
+    fn drop(&mut self) {
+        let path = std::mem::take(&mut self.path);
+        self.state.metrics().count_http(self.method, path, self.status, self.started.elapsed());
+    }
+}
+
+/// A body that keeps its tracker until it is sent or given up.
+struct TrackedBody {
+    body: Body,
+    _tracker: Tracker,
+}
+
+impl HttpBody for TrackedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

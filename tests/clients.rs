@@ -1,0 +1,110 @@
+//! The official `openai` clients for Python and Node, unmodified, against the built binary.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use serde_json::json;
+
+use crate::support::{Server, ServerBuilder, node, python, run_to_end, wait_for};
+
+/// Runs one case of a script against a server of its own, and checks that it left nothing behind.
+fn check(script: fn(&str) -> Command, path: &str, case: &str, server: &Server) {
+    run_to_end(script(path).args([case, &server.url()]));
+    server.wait_until_all_blocks_are_free();
+}
+
+fn check_python(case: &str, server: &Server) {
+    check(python, "clients/openai_client.py", case, server);
+}
+
+fn check_node(case: &str, server: &Server) {
+    check(node, "node/openai_client.mjs", case, server);
+}
+
+/// A test per case, so that each is counted and named.
+macro_rules! cases {
+    ($check:ident, $server:expr, $($case:ident)+) => {
+        $(
+            #[test]
+            fn $case() {
+                super::$check(stringify!($case), &$server);
+            }
+        )+
+    };
+}
+
+mod python_client {
+    //! One test per case of `clients/openai_client.py`.
+
+    use super::*;
+
+    cases! { check_python, Server::demo(),
+        chat chat_stream chat_usage_in_stream completions completions_of_many_prompts completions_stream
+        echo_scores_a_prompt models n_choices stop logprobs errors cancel extra_fields request_id
+        async_requests async_cancel
+    }
+    cases! { check_python, ServerBuilder::new("demo").env("BLAZE_API_KEY", "secret").start(), authentication }
+}
+
+mod node_client {
+    //! One test per case of `node/openai_client.mjs`.
+
+    use super::*;
+
+    cases! { check_node, Server::demo(),
+        chat chat_stream completions models n_stop_logprobs errors cancel
+    }
+    cases! { check_node, ServerBuilder::new("demo").env("BLAZE_API_KEY", "secret").start(), authentication }
+}
+
+/// A server whose one running place and one waiting place are taken until the streams are dropped.
+fn full_server() -> (Server, Vec<crate::support::ResponseStream>) {
+    let server =
+        ServerBuilder::new("demo").flags("--max-num-seqs 1 --max-queued-requests 1").start();
+    let body = json!({"model": "demo", "prompt": "a", "max_tokens": 2000, "ignore_eos": true, "stream": true});
+    let mut streams = vec![server.open("/v1/completions", &body)];
+    streams[0].next_chunk().unwrap();
+    streams.push(server.open("/v1/completions", &body));
+    wait_for("a request to wait", || {
+        (server.metrics().value("num_requests_waiting") == 1.0).then_some(())
+    });
+    (server, streams)
+}
+
+#[test]
+fn a_full_queue_is_a_rate_limit_error_to_python() {
+    let (server, streams) = full_server();
+    run_to_end(python("clients/openai_client.py").args(["rate_limit", &server.url()]));
+    drop(streams);
+    server.wait_until_all_blocks_are_free();
+}
+
+#[test]
+fn a_full_queue_is_a_rate_limit_error_to_node() {
+    let (server, streams) = full_server();
+    run_to_end(node("node/openai_client.mjs").args(["rate_limit", &server.url()]));
+    drop(streams);
+    server.wait_until_all_blocks_are_free();
+}
+
+#[test]
+fn a_killed_client_leaves_nothing_behind() {
+    let server = Server::demo();
+    let mut client = python("clients/openai_client.py")
+        .args(["stream_until_killed", &server.url()])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(client.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line, "streaming\n");
+    client.kill().unwrap();
+    client.wait().unwrap();
+    server.wait_until_all_blocks_are_free();
+    assert!(
+        server.metrics().value("generation_tokens_total") < 1900.0,
+        "it was generated to the end"
+    );
+    server.complete(json!({"prompt": "a", "max_tokens": 2}));
+}

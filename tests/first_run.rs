@@ -1,0 +1,97 @@
+//! What a newcomer meets: the README's conversation, as the README shows it.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::support::{Server, ServerBuilder};
+
+/// The contents of the README's fenced blocks of one language.
+fn blocks<'a>(readme: &'a str, language: &str) -> Vec<&'a str> {
+    let fence = format!("```{language}\n");
+    readme.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+}
+
+/// The path and the body of the README's curl command.
+fn curl(readme: &str) -> (&str, Value) {
+    let commands = blocks(readme, "console");
+    let command =
+        commands.into_iter().find(|block| block.contains("curl ") && block.contains("-d"));
+    let command = command.expect("the README shows a curl command");
+    let url = command.split_whitespace().find(|word| word.contains("://")).unwrap();
+    let path = url.trim_matches(['"', '\'']).splitn(4, '/').nth(3).unwrap();
+    let body = command.split_once("-d").unwrap().1.split('\'').nth(1).unwrap();
+    (path, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}")))
+}
+
+#[test]
+fn the_conversation_in_the_readme_is_what_the_demo_answers() {
+    let readme =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+    let shown: Vec<Value> = blocks(&readme, "json")
+        .iter()
+        .filter_map(|block| serde_json::from_str(block).ok())
+        .collect();
+    let shown = shown
+        .iter()
+        .find(|answer| answer["choices"].is_array())
+        .expect("the README shows an answer");
+    let (path, body) = curl(&readme);
+    let answer = Server::demo().post(&format!("/{path}"), &body).ok();
+    assert_eq!(
+        answer["choices"][0]["message"]["content"],
+        shown["choices"][0]["message"]["content"]
+    );
+    assert_eq!(answer["choices"][0]["finish_reason"], shown["choices"][0]["finish_reason"]);
+    assert_eq!(answer["usage"], shown["usage"]);
+}
+
+#[test]
+fn the_demo_knows_what_it_was_taught() {
+    let server = Server::demo();
+    let answer = |messages: Value| {
+        let answer = server.chat(json!({"messages": messages, "temperature": 0, "max_tokens": 80}));
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
+        answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    };
+    let ask = |question: &str| answer(json!([{"role": "user", "content": question}]));
+    for (country, capital) in [
+        ("France", "Paris"),
+        ("Italy", "Rome"),
+        ("Spain", "Madrid"),
+        ("Germany", "Berlin"),
+        ("Japan", "Tokyo"),
+        ("Egypt", "Cairo"),
+    ] {
+        let said = ask(&format!("What is the capital of {country}?"));
+        assert!(said.contains(capital), "{country}: {said}");
+    }
+    for (question, sum) in
+        [("What is 2 + 2?", "4"), ("What is 3 + 4?", "7"), ("What is 5 + 3?", "8")]
+    {
+        let said = ask(question);
+        assert!(said.contains(sum), "{question} {said}");
+    }
+    assert!(ask("What is candlepower?").to_lowercase().contains("server"));
+    for name in ["Ada", "Clara"] {
+        let system = format!("You are {name}, a helpful assistant.");
+        let said = answer(
+            json!([{"role": "system", "content": system}, {"role": "user", "content": "What is your name?"}]),
+        );
+        assert!(said.contains(name), "{said}");
+    }
+}
+
+/// How long the first answer takes is measured in a release build; here it is shown, and nothing hangs on it.
+#[test]
+fn the_time_to_the_first_healthy_answer_is_shown() {
+    let start = Instant::now();
+    let server = ServerBuilder::new("demo").listen();
+    let listening = start.elapsed();
+    server.wait_until_healthy();
+    println!(
+        "listening after {listening:.0?}, healthy after {:.0?} from the start of the process",
+        start.elapsed()
+    );
+    assert_eq!(server.get("/health").ok(), json!({"status": "healthy"}));
+}

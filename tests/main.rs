@@ -1,0 +1,10 @@
+//! End-to-end tests: they speak HTTP to the built binary, as its users do.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod clients;
+mod first_run;
+mod load;
+mod robustness;
+mod support;
+mod wire;

@@ -1,0 +1,130 @@
+//! Too long a prompt, too large a body, too many requests.
+
+use std::io::{BufReader, Write};
+use std::net::TcpStream;
+
+use serde_json::json;
+
+use crate::support::{Server, ServerBuilder, read_response, wait_for};
+
+#[test]
+fn a_prompt_over_the_context_is_refused_with_both_numbers() {
+    let server = ServerBuilder::new("demo").flags("--max-model-len 64").start();
+    let ids = |count: usize| json!({"prompt": vec![5; count], "max_tokens": 4, "ignore_eos": true});
+    let error = server.complete_refused(ids(65));
+    assert_eq!(
+        (&error["param"], &error["code"]),
+        (&json!("prompt"), &json!("context_length_exceeded"))
+    );
+    let message = error["message"].as_str().unwrap();
+    assert!(
+        message.starts_with(
+            "This model's maximum context length is 64 tokens, but the prompt has 65."
+        ),
+        "{message}"
+    );
+
+    // A prompt that fits is answered as far as the context goes.
+    let answer = server.complete(ids(62));
+    assert_eq!(answer["usage"]["completion_tokens"], 2);
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    server.complete_refused(ids(64));
+
+    let error = server.complete_refused(json!({"prompt": "a", "max_tokens": 65}));
+    assert_eq!(error["param"], "max_tokens");
+    let words = "word ".repeat(100);
+    let chat = json!({"model": "demo", "messages": [{"role": "user", "content": words}]});
+    assert_eq!(
+        server.post("/v1/chat/completions", &chat).error(400)["code"],
+        "context_length_exceeded"
+    );
+    server.wait_until_all_blocks_are_free();
+}
+
+#[test]
+fn a_megabyte_of_prompt_is_refused_and_the_next_request_is_answered() {
+    let server = Server::demo();
+    let error = server.complete_refused(json!({"prompt": "word ".repeat(1 << 20)}));
+    assert_eq!(error["code"], "context_length_exceeded");
+    server.complete(json!({"prompt": "a", "max_tokens": 2}));
+}
+
+#[test]
+fn a_body_over_the_limit_is_refused_before_it_is_read() {
+    let server = Server::demo();
+    let length = (32 << 20) + 1;
+    // Only the head is sent: the announced length is enough.
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    );
+    let mut socket = TcpStream::connect(server.address).unwrap();
+    socket.write_all(head.as_bytes()).unwrap();
+    read_response(&mut BufReader::new(socket)).unwrap().error(413);
+    server.complete(json!({"prompt": "a", "max_tokens": 2}));
+}
+
+#[test]
+fn a_body_of_unknown_length_is_refused_where_it_passes_the_limit() {
+    let server = Server::demo();
+    let mut socket = TcpStream::connect(server.address).unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    socket.write_all(head.as_bytes()).unwrap();
+    let mebibyte = vec![b' '; 1 << 20];
+    // The limit is 32 MiB; the last byte passes it, and the chunk that holds it is the last that is sent.
+    for _ in 0..32 {
+        socket.write_all(b"100000\r\n").unwrap();
+        socket.write_all(&mebibyte).unwrap();
+        socket.write_all(b"\r\n").unwrap();
+    }
+    socket.write_all(b"1\r\n \r\n").unwrap();
+    read_response(&mut BufReader::new(socket)).unwrap().error(413);
+    server.complete(json!({"prompt": "a", "max_tokens": 2}));
+}
+
+#[test]
+fn a_full_queue_turns_away_with_retry_after_and_takes_requests_again_later() {
+    let server =
+        ServerBuilder::new("demo").flags("--max-num-seqs 2 --max-queued-requests 3").start();
+    let long = json!({"model": "demo", "prompt": "a", "max_tokens": 2000, "ignore_eos": true, "stream": true});
+    let streams: Vec<_> = (0..5).map(|_| server.open("/v1/completions", &long)).collect();
+    assert!(streams.iter().all(|stream| stream.status == 200));
+    wait_for("three requests to wait", || {
+        (server.metrics().value("num_requests_waiting") == 3.0).then_some(())
+    });
+
+    let short = json!({"model": "demo", "prompt": "a", "max_tokens": 2});
+    let response = server.post("/v1/completions", &short);
+    assert_eq!(response.error(429)["code"], "queue_full");
+    assert!(
+        response.header("retry-after").is_some_and(|after| after.parse::<u64>().is_ok()),
+        "{response:?}"
+    );
+    let chat =
+        json!({"model": "demo", "messages": [{"role": "user", "content": "a"}], "stream": true});
+    server.post("/v1/chat/completions", &chat).error(429);
+    // What does not need the engine is answered all the same.
+    assert_eq!(server.get("/v1/models").status, 200);
+
+    drop(streams);
+    server.wait_until_all_blocks_are_free();
+    server.complete(short);
+}
+
+#[test]
+fn choices_that_do_not_fit_the_queue_are_turned_away_together() {
+    let server =
+        ServerBuilder::new("demo").flags("--max-num-seqs 4 --max-queued-requests 4").start();
+    let choices = |n: usize| json!({"model": "demo", "prompt": "a", "max_tokens": 2, "n": n});
+    let long = json!({"model": "demo", "prompt": "a", "max_tokens": 2000, "ignore_eos": true, "stream": true});
+    let mut stream = server.open("/v1/completions", &long);
+    stream.next_chunk().unwrap();
+    server.post("/v1/completions", &choices(8)).error(429);
+    server.post("/v1/completions", &choices(7)).ok();
+    drop(stream);
+    server.wait_until_all_blocks_are_free();
+    // An idle server takes one request of any number of choices, or nobody could ever ask for so many.
+    let answer = server.post("/v1/completions", &choices(128)).ok();
+    assert_eq!(answer["choices"].as_array().unwrap().len(), 128);
+    server.post("/v1/completions", &choices(129)).error(400);
+    server.wait_until_all_blocks_are_free();
+}

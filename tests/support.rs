@@ -1,0 +1,31 @@
+//! What the end-to-end tests have in common: servers of their own, an HTTP client, Python and Node.
+
+mod http;
+mod metrics;
+mod programs;
+mod random;
+mod server;
+
+pub(crate) use http::{Request, Response, ResponseStream, read_response};
+pub(crate) use metrics::Metrics;
+pub(crate) use programs::{node, python, run_to_end};
+pub(crate) use random::Random;
+pub(crate) use server::{Server, ServerBuilder, TempFolder, binary};
+
+use std::time::{Duration, Instant};
+
+/// After so long something is stuck rather than slow. Nothing is asserted about times below it.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(240);
+
+/// Asks `probe` again and again until it answers with a value; panics with `what` at the deadline.
+pub(crate) fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = probe() {
+            return value;
+        }
+        assert!(start.elapsed() < DEADLINE, "waited too long for {what}");
+        // Leaves the cores to what is waited for; nothing depends on the length of the pause.
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,25 @@
+//! Reads Prometheus' text format as far as the tests ask of it.
+
+use std::collections::BTreeMap;
+
+/// Values by series, such as `candlepower_request_success_total{finish_reason="stop"}`.
+#[derive(Debug)]
+pub(crate) struct Metrics(BTreeMap<String, f64>);
+
+impl Metrics {
+    pub(crate) fn parse(text: &str) -> Self {
+        let series =
+            text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).map(|line| {
+                let (series, value) = line.rsplit_once(' ').unwrap();
+                (series.to_owned(), value.parse().unwrap())
+            });
+        Self(series.collect())
+    }
+
+    /// The sum of a metric over its labels, by its name without `candlepower_`; 0 if it is not there.
+    pub(crate) fn value(&self, name: &str) -> f64 {
+        let name = format!("candlepower_{name}");
+        let of_metric = |series: &str| series.split('{').next() == Some(name.as_str());
+        self.0.iter().filter(|(series, _)| of_metric(series)).map(|(_, value)| value).sum()
+    }
+}

@@ -1,0 +1,39 @@
+//! Runs the scripts beside these tests under the Python and the Node that `cargo xtask test` prepares.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A Python with `requirements.txt` installed, about to run a script.
+pub(crate) fn python(script: &str) -> Command {
+    prepared("CANDLEPOWER_TEST_PYTHON", script)
+}
+
+/// A Node, about to run a script beside which the `openai` package is installed.
+pub(crate) fn node(script: &str) -> Command {
+    prepared("CANDLEPOWER_TEST_NODE", script)
+}
+
+fn prepared(variable: &str, script: &str) -> Command {
+    let Some(program) = std::env::var_os(variable) else {
+        panic!("{variable} is not set: run the tests with `cargo xtask test`, which prepares it");
+    };
+    let script: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
+    let mut command = Command::new(program);
+    // A proxy or another server that the machine's settings name is not what is tested.
+    command.env_remove("OPENAI_API_KEY").env_remove("OPENAI_BASE_URL").env("NO_PROXY", "*");
+    command.arg(script).stdin(Stdio::null());
+    command
+}
+
+/// Runs a program to its end; its output is shown if it fails.
+#[track_caller]
+pub(crate) fn run_to_end(command: &mut Command) {
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success(),
+        "{command:?}\n{}\n{}",
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+}

@@ -1,0 +1,321 @@
+//! Starts the built binary on a free port and ends it with the test.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+
+use super::{DEADLINE, Metrics, Request, Response, ResponseStream, wait_for};
+
+/// The binary under test: what `CANDLEPOWER_BIN` names, else the one built beside this test.
+pub(crate) fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("CANDLEPOWER_BIN") {
+        return path.into();
+    }
+    let this = std::env::current_exe().unwrap();
+    let path = this.ancestors().nth(2).unwrap().join("candlepower");
+    assert!(path.exists(), "{} is not built: run `cargo xtask test`", path.display());
+    path
+}
+
+/// What a server is started with.
+pub(crate) struct ServerBuilder {
+    args: Vec<OsString>,
+    env: Vec<(String, String)>,
+}
+
+impl ServerBuilder {
+    /// `serve MODEL`, with little memory, since several tests run at once.
+    pub(crate) fn new(model: impl AsRef<Path>) -> Self {
+        let builder = Self { args: vec!["serve".into(), model.as_ref().into()], env: Vec::new() };
+        builder.env("BLAZE_KV_CACHE_MEMORY", "64Mi").env("PRISM_KV_CACHE_MEMORY", "64Mi")
+    }
+
+    /// Adds flags, separated by spaces.
+    pub(crate) fn flags(mut self, flags: &str) -> Self {
+        self.args.extend(flags.split_whitespace().map(OsString::from));
+        self
+    }
+
+    pub(crate) fn flag(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.args.extend([name.into(), value.as_ref().to_owned()]);
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(binary());
+        let inherited = std::env::vars_os().filter(|(name, _)| {
+            name.to_str()
+                .is_some_and(|name| name.starts_with("BLAZE_") || name.starts_with("PRISM_"))
+        });
+        for (name, _) in inherited {
+            command.env_remove(name);
+        }
+        command.args(&self.args).envs(self.env.iter().cloned()).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Starts the server and waits until it is healthy.
+    #[track_caller]
+    pub(crate) fn start(self) -> Server {
+        let server = self.listen();
+        server.wait_until_healthy();
+        server
+    }
+
+    /// Starts the server and waits until it listens, which it does before it has loaded its model.
+    #[track_caller]
+    pub(crate) fn listen(self) -> Server {
+        let mut child = self.flags("--port 0").command().spawn().unwrap();
+        let log = Log::default();
+        let (found, addresses) = channel();
+        for output in outputs(&mut child) {
+            let (log, found) = (log.clone(), found.clone());
+            std::thread::spawn(move || {
+                for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+                    let line = String::from_utf8_lossy(&line).into_owned();
+                    if let Some(address) = address_in(&line) {
+                        // Nobody waits for a second one.
+                        let _ = found.send(address);
+                    }
+                    log.push(line);
+                }
+            });
+        }
+        drop(found);
+        Server { address: first_address(&addresses, &mut child, &log), child, log }
+    }
+
+    /// Starts the server expecting that it refuses to, with a message.
+    #[track_caller]
+    pub(crate) fn refused(self) -> Refused {
+        self.flags("--port 0").refused_on_its_port()
+    }
+
+    /// As [`refused`](Self::refused), on the port that the flags say.
+    #[track_caller]
+    pub(crate) fn refused_on_its_port(self) -> Refused {
+        let mut child = self.command().spawn().unwrap();
+        let log = Log::default();
+        let readers: Vec<_> = outputs(&mut child)
+            .into_iter()
+            .map(|mut output| {
+                let log = log.clone();
+                std::thread::spawn(move || {
+                    let mut text = String::new();
+                    output.read_to_string(&mut text).unwrap();
+                    log.push(text);
+                })
+            })
+            .collect();
+        let status = wait_for("a refused start to end", || child.try_wait().unwrap());
+        for reader in readers {
+            reader.join().unwrap();
+        }
+        assert!(!status.success(), "the server was to refuse its start:\n{}", log.text());
+        Refused { message: log.text() }
+    }
+}
+
+fn outputs(child: &mut Child) -> [Box<dyn Read + Send>; 2] {
+    [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())]
+}
+
+#[track_caller]
+fn first_address(addresses: &Receiver<SocketAddr>, child: &mut Child, log: &Log) -> SocketAddr {
+    addresses.recv_timeout(DEADLINE).unwrap_or_else(|_| {
+        // It may have ended by itself.
+        let _ = child.kill();
+        panic!("the server did not say where it listens ({:?}):\n{}", child.wait(), log.text())
+    })
+}
+
+/// The address in `.. http://127.0.0.1:8000 ..`.
+fn address_in(line: &str) -> Option<SocketAddr> {
+    let rest = &line[line.find("http://")? + "http://".len()..];
+    let end = rest.find(|c: char| !(c.is_ascii_digit() || ".:".contains(c))).unwrap_or(rest.len());
+    rest[..end].parse().ok().filter(|address: &SocketAddr| address.port() != 0)
+}
+
+/// A start that was refused.
+pub(crate) struct Refused {
+    pub(crate) message: String,
+}
+
+/// What a server has written.
+#[derive(Clone, Debug, Default)]
+struct Log(Arc<Mutex<String>>);
+
+impl Log {
+    fn push(&self, line: String) {
+        let mut text = self.0.lock().unwrap();
+        text.push_str(&line);
+        text.push('\n');
+    }
+
+    fn text(&self) -> String {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+/// A running server; it is killed when dropped, and its log is shown if the test failed.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    child: Child,
+    log: Log,
+}
+
+impl Server {
+    /// The demo model with the usual settings.
+    #[track_caller]
+    pub(crate) fn demo() -> Self {
+        ServerBuilder::new("demo").start()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_until_healthy(&self) {
+        wait_for("the server to be healthy", || {
+            let health = self.send(&Request::get("/health"));
+            assert_ne!(health.json()["status"], "failed", "{}", health.text());
+            (health.status == 200).then_some(())
+        });
+    }
+
+    #[track_caller]
+    pub(crate) fn send(&self, request: &Request) -> Response {
+        request.send(self.address).unwrap_or_else(|error| panic!("{error}: {request:?}"))
+    }
+
+    #[track_caller]
+    pub(crate) fn get(&self, path: &str) -> Response {
+        self.send(&Request::get(path))
+    }
+
+    #[track_caller]
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Response {
+        self.send(&Request::post(path, body))
+    }
+
+    /// Opens a streamed answer.
+    #[track_caller]
+    pub(crate) fn open(&self, path: &str, body: &Value) -> ResponseStream {
+        Request::post(path, body).open(self.address).unwrap()
+    }
+
+    /// Completes a prompt: `body` without its model.
+    #[track_caller]
+    pub(crate) fn complete(&self, body: Value) -> Value {
+        self.post("/v1/completions", &with_model(body)).ok()
+    }
+
+    /// Continues a conversation: `body` without its model.
+    #[track_caller]
+    pub(crate) fn chat(&self, body: Value) -> Value {
+        self.post("/v1/chat/completions", &with_model(body)).ok()
+    }
+
+    /// The `error` of a refused completion.
+    #[track_caller]
+    pub(crate) fn complete_refused(&self, body: Value) -> Value {
+        self.post("/v1/completions", &with_model(body)).error(400)
+    }
+
+    #[track_caller]
+    pub(crate) fn metrics(&self) -> Metrics {
+        let response = self.get("/metrics");
+        assert_eq!(response.status, 200);
+        Metrics::parse(&response.text())
+    }
+
+    /// Waits until no sequence runs or waits and no sequence holds a KV block.
+    #[track_caller]
+    pub(crate) fn wait_until_all_blocks_are_free(&self) {
+        wait_for("all KV blocks to be free", || {
+            let metrics = self.metrics();
+            let gauge = |name| metrics.value(name);
+            let idle = gauge("num_requests_running") == 0.0 && gauge("num_requests_waiting") == 0.0;
+            (idle && gauge("kv_blocks_free") == gauge("kv_blocks_total")).then_some(())
+        });
+        assert!(self.metrics().value("kv_blocks_total") > 0.0);
+    }
+
+    /// Asks the server to stop, as a supervisor does.
+    pub(crate) fn terminate(&self) {
+        let command = format!("kill -TERM {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success());
+    }
+
+    /// Waits until the process has ended.
+    pub(crate) fn wait_for_exit(&mut self) -> ExitStatus {
+        wait_for("the server to exit", || self.child.try_wait().unwrap())
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.log.text()
+    }
+}
+
+/// Adds the demo's name where a body names no model.
+fn with_model(mut body: Value) -> Value {
+    body.as_object_mut().unwrap().entry("model").or_insert(json!("demo"));
+    body
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself, which is fine.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- log of the server at {}\n{}", self.address, self.log.text());
+        }
+    }
+}
+
+/// A folder that is removed with the test.
+pub(crate) struct TempFolder(PathBuf);
+
+impl TempFolder {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path =
+            std::env::temp_dir().join(format!("candlepower-tests-{}-{count}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Writes a file into the folder.
+    pub(crate) fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, contents).unwrap();
+        path
+    }
+}
+
+impl Drop for TempFolder {
+    fn drop(&mut self) {
+        // What cannot be removed is the temporary folder's owner's to clean.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

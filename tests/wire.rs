@@ -1,0 +1,10 @@
+//! The wire as the contract has it, endpoint by endpoint.
+
+mod chat;
+mod completions;
+mod documents;
+mod errors;
+mod sampling;
+mod settings;
+mod streaming;
+mod tokens;

@@ -1,0 +1,188 @@
+//! Sampling parameters, as far as they can be seen from outside.
+
+use serde_json::{Value, json};
+
+use crate::support::{Server, ServerBuilder};
+
+fn texts(answer: &Value) -> Vec<String> {
+    answer["choices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|choice| choice["text"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// A request that draws: the body, with `changes` applied.
+fn drawn(changes: Value) -> Value {
+    let mut body =
+        json!({"prompt": "Once", "temperature": 1.3, "max_tokens": 20, "ignore_eos": true});
+    body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn a_seed_gives_the_same_text_alone_and_among_others() {
+    let server = Server::demo();
+    let alone: Vec<Vec<String>> =
+        (0..12).map(|seed| texts(&server.complete(drawn(json!({"seed": seed}))))).collect();
+    assert!(alone.windows(2).any(|pair| pair[0] != pair[1]), "every seed gives the same text");
+    let among: Vec<Vec<String>> = std::thread::scope(|scope| {
+        let server = &server;
+        let threads: Vec<_> = (0..12)
+            .map(|seed| {
+                // Neighbours in the batch draw in other ways.
+                scope.spawn(move || {
+                    server.complete(drawn(
+                        json!({"temperature": 0, "prompt": format!("Number {seed}")}),
+                    ))
+                });
+                scope.spawn(move || texts(&server.complete(drawn(json!({"seed": seed})))))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(among, alone);
+}
+
+#[test]
+fn choice_i_is_drawn_with_seed_plus_i() {
+    let server = Server::demo();
+    let together = texts(&server.complete(drawn(json!({"seed": 40, "n": 5}))));
+    for (i, text) in together.iter().enumerate() {
+        assert_eq!(*text, texts(&server.complete(drawn(json!({"seed": 40 + i}))))[0]);
+        assert!(!together[..i].contains(text), "choices are the same: {together:?}");
+    }
+}
+
+#[test]
+fn requests_without_a_seed_differ() {
+    let server = Server::demo();
+    let answers: Vec<Vec<String>> =
+        (0..4).map(|_| texts(&server.complete(drawn(json!({}))))).collect();
+    assert!(answers.iter().any(|answer| *answer != answers[0]), "{answers:?}");
+}
+
+#[test]
+fn narrow_draws_are_greedy() {
+    let server = Server::demo();
+    let greedy = texts(&server.complete(drawn(json!({"temperature": 0}))));
+    for narrow in [
+        json!({"top_k": 1}),
+        json!({"top_p": 1e-6}),
+        json!({"min_p": 1}),
+        json!({"temperature": 1e-6}),
+    ] {
+        assert_eq!(texts(&server.complete(drawn(narrow.clone()))), greedy, "{narrow}");
+    }
+}
+
+#[test]
+fn logit_bias_forces_and_forbids() {
+    let server = Server::demo();
+    let ids = |changes: Value| {
+        let mut body = drawn(json!({"return_token_ids": true, "max_tokens": 6}));
+        body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        server.complete(body)["choices"][0]["token_ids"].as_array().unwrap().clone()
+    };
+    assert_eq!(ids(json!({"logit_bias": {"300": 100}})), vec![json!(300); 6]);
+    let greedy = ids(json!({"temperature": 0}));
+    let first = greedy[0].as_u64().unwrap().to_string();
+    let without = ids(json!({"temperature": 0, "logit_bias": {first.as_str(): -100}}));
+    assert!(!without.contains(&greedy[0]), "{without:?} holds {first}");
+}
+
+#[test]
+fn min_tokens_holds_back_the_end() {
+    let server = Server::demo();
+    let messages = json!([{"role": "user", "content": "What is the capital of France?"}]);
+    let body = |min: usize| json!({"messages": messages, "temperature": 0, "max_tokens": 60, "min_tokens": min});
+    let tokens = |answer: &Value| answer["usage"]["completion_tokens"].as_u64().unwrap();
+    let short = server.chat(body(0));
+    assert_eq!(short["choices"][0]["finish_reason"], "stop");
+    let least = tokens(&short) + 5;
+    let longer = server.chat(body(least as usize));
+    assert!(tokens(&longer) >= least, "{longer}");
+
+    let mut unending = body(0);
+    unending["ignore_eos"] = json!(true);
+    let unending = server.chat(unending);
+    assert_eq!(
+        (tokens(&unending), &unending["choices"][0]["finish_reason"]),
+        (60, &json!("length"))
+    );
+}
+
+/// The first token is drawn twice where it leads by 1, and not where a penalty takes more than 1 away.
+#[test]
+fn penalties_discourage_repetition() {
+    let server = Server::demo();
+    let two = |changes: Value| {
+        let mut body = drawn(json!({"temperature": 0, "max_tokens": 2, "return_token_ids": true}));
+        body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let choice = server.complete(body)["choices"][0].clone();
+        let ids: Vec<u64> =
+            choice["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
+        (ids, choice["logprobs"].clone())
+    };
+    let id = two(json!({})).0[0].to_string();
+    // Log-probabilities are the model's own, whatever the bias: they say by how much the token lags behind.
+    let (ids, logprobs) = two(json!({"logit_bias": {id.as_str(): 100}, "logprobs": 2}));
+    assert_eq!(ids[0], ids[1]);
+    let own = logprobs["token_logprobs"][1].as_f64().unwrap();
+    let others = logprobs["top_logprobs"][1].as_object().unwrap();
+    let text = logprobs["tokens"][1].as_str().unwrap();
+    let best =
+        others.iter().filter(|(other, _)| *other != text).map(|(_, value)| value.as_f64().unwrap());
+    let leading = best.fold(f64::NEG_INFINITY, f64::max) - own + 1.0;
+    assert!(leading > 0.0, "the prompt is a bad one for this model: {logprobs}");
+
+    let repeats = |name: &str, penalty: f64| {
+        let (ids, _) = two(json!({"logit_bias": {id.as_str(): leading}, name: penalty}));
+        assert_eq!(ids[0].to_string(), id, "{name}");
+        ids[1] == ids[0]
+    };
+    for name in ["presence_penalty", "frequency_penalty"] {
+        assert!(repeats(name, 0.0) && repeats(name, 0.9), "{name}");
+        assert!(!repeats(name, 1.1) && !repeats(name, 2.0), "{name}");
+    }
+    assert!(repeats("repetition_penalty", 1.0));
+    assert!(!repeats("repetition_penalty", 100.0));
+}
+
+#[test]
+fn values_out_of_bounds_are_refused_by_name() {
+    let server = Server::demo();
+    for (name, values) in [
+        ("temperature", vec![json!(-0.1), json!(2.1), json!("1")]),
+        ("top_p", vec![json!(0), json!(1.1)]),
+        ("top_k", vec![json!(0), json!(-2), json!(1.5)]),
+        ("min_p", vec![json!(-0.1), json!(1.1)]),
+        ("max_tokens", vec![json!(-1), json!(2049)]),
+        ("n", vec![json!(0), json!(129)]),
+        ("presence_penalty", vec![json!(-2.1), json!(2.1)]),
+        ("frequency_penalty", vec![json!(-2.1), json!(2.1)]),
+        ("repetition_penalty", vec![json!(0), json!(-1)]),
+        ("min_tokens", vec![json!(-1), json!(17)]),
+        ("seed", vec![json!(1.5), json!("1")]),
+        ("stop", vec![json!(""), json!(vec!["x"; 17]), json!(1)]),
+        ("logprobs", vec![json!(21), json!(-1), json!("x")]),
+        ("stream", vec![json!("yes"), json!(1)]),
+    ] {
+        for value in values {
+            let error = server.complete_refused(json!({"prompt": "a", name: value}));
+            assert_eq!(error["param"], name, "{value}: {error}");
+        }
+    }
+    let error = server.complete_refused(json!({"prompt": "a", "logit_bias": {"1280": 1}}));
+    assert!(error["param"].as_str().unwrap().starts_with("logit_bias"), "{error}");
+    let error = server.complete_refused(json!({"prompt": "a", "stop_token_ids": [1280]}));
+    assert!(error["param"].as_str().unwrap().starts_with("stop_token_ids"), "{error}");
+}
+
+#[test]
+fn the_server_limits_log_probabilities() {
+    let server = ServerBuilder::new("demo").flags("--max-logprobs 2").start();
+    server.complete(json!({"prompt": "a", "max_tokens": 1, "logprobs": 2}));
+    assert_eq!(server.complete_refused(json!({"prompt": "a", "logprobs": 3}))["param"], "logprobs");
+}
