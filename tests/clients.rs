@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
-use crate::support::{Server, ServerBuilder, node, python, run_to_end, wait_for};
+use crate::support::{Server, ServerBuilder, node, python, run_to_end};
 
 /// Runs one case of a script against a server of its own, and checks that it left nothing behind.
 fn check(script: fn(&str) -> Command, path: &str, case: &str, server: &Server) {
@@ -33,6 +33,11 @@ macro_rules! cases {
     };
 }
 
+/// A server where one request runs, one waits, and the third is turned away.
+fn server_of_two_places() -> Server {
+    ServerBuilder::new("demo").flags("--max-num-seqs 1 --max-queued-requests 1").start()
+}
+
 mod python_client {
     //! One test per case of `clients/openai_client.py`.
 
@@ -44,6 +49,7 @@ mod python_client {
         async_requests async_cancel
     }
     cases! { check_python, ServerBuilder::new("demo").env("BLAZE_API_KEY", "secret").start(), authentication }
+    cases! { check_python, super::server_of_two_places(), rate_limit }
 }
 
 mod node_client {
@@ -55,36 +61,7 @@ mod node_client {
         chat chat_stream completions models n_stop_logprobs errors cancel
     }
     cases! { check_node, ServerBuilder::new("demo").env("BLAZE_API_KEY", "secret").start(), authentication }
-}
-
-/// A server whose one running place and one waiting place are taken until the streams are dropped.
-fn full_server() -> (Server, Vec<crate::support::ResponseStream>) {
-    let server =
-        ServerBuilder::new("demo").flags("--max-num-seqs 1 --max-queued-requests 1").start();
-    let body = json!({"model": "demo", "prompt": "a", "max_tokens": 2000, "ignore_eos": true, "stream": true});
-    let mut streams = vec![server.open("/v1/completions", &body)];
-    streams[0].next_chunk().unwrap();
-    streams.push(server.open("/v1/completions", &body));
-    wait_for("a request to wait", || {
-        (server.metrics().value("num_requests_waiting") == 1.0).then_some(())
-    });
-    (server, streams)
-}
-
-#[test]
-fn a_full_queue_is_a_rate_limit_error_to_python() {
-    let (server, streams) = full_server();
-    run_to_end(python("clients/openai_client.py").args(["rate_limit", &server.url()]));
-    drop(streams);
-    server.wait_until_all_blocks_are_free();
-}
-
-#[test]
-fn a_full_queue_is_a_rate_limit_error_to_node() {
-    let (server, streams) = full_server();
-    run_to_end(node("node/openai_client.mjs").args(["rate_limit", &server.url()]));
-    drop(streams);
-    server.wait_until_all_blocks_are_free();
+    cases! { check_node, super::server_of_two_places(), rate_limit }
 }
 
 #[test]

@@ -76,7 +76,9 @@ fn texts_of_64_streaming_clients_are_those_of_each_alone() {
 
     let texts = at_once(clients.len(), |i| clients[i].run(&server));
     server.wait_until_all_blocks_are_free();
-    assert_eq!(server.metrics().value("request_success_total"), (64 - leaving) as f64);
+    // The texts of some that leave may be ready before they do.
+    let ended = server.metrics().value("request_success_total");
+    assert!(ended >= (64 - leaving) as f64 && ended <= 64.0, "{ended} ended, {leaving} left");
 
     for (i, (client, text)) in clients.iter().zip(texts).enumerate() {
         if let Some(text) = text {

@@ -300,9 +300,16 @@ def authentication():
 
 
 def rate_limit():
+    """One request runs and one waits; the server of this case has no third place."""
+    streams = [client().chat.completions.create(model=MODEL, messages=CAPITAL, stream=True, **LONG) for _ in range(2)]
+    deadline = time.monotonic() + 240
+    while metric("num_requests_waiting") != 1:
+        assert time.monotonic() < deadline, "the second request does not wait"
     error = refused(openai.RateLimitError)
     assert error.type == "rate_limit_error"
     assert int(error.response.headers["retry-after"]) >= 1
+    for stream in streams:
+        stream.close()
 
 
 def stream_until_killed():

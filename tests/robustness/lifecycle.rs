@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::support::{Request, Server, ServerBuilder, TempFolder, wait_for};
+use crate::support::{Request, ResponseStream, Server, ServerBuilder, TempFolder, wait_for};
 
 /// The demo model as a folder, which a test may damage.
 fn demo_folder() -> TempFolder {
@@ -21,7 +21,10 @@ fn demo_folder() -> TempFolder {
 }
 
 fn long_stream() -> Value {
-    json!({"model": "demo", "prompt": "a", "max_tokens": 1900, "temperature": 0, "ignore_eos": true, "stream": true})
+    json!({
+        "model": "demo", "prompt": "a", "max_tokens": 1900, "temperature": 0, "ignore_eos": true, "stream": true,
+        "stream_options": {"include_usage": true},
+    })
 }
 
 #[test]
@@ -46,21 +49,17 @@ fn sigterm_lets_running_requests_finish_and_refuses_new_ones() {
     response.error(503);
     assert!(response.header("retry-after").is_some());
 
-    let count = |stream: crate::support::ResponseStream| {
+    let finish = |stream: ResponseStream| {
         let chunks = stream.chunks();
-        let last =
-            chunks.iter().rev().find(|chunk| !chunk["choices"][0]["finish_reason"].is_null());
-        assert_eq!(last.unwrap()["choices"][0]["finish_reason"], "length");
-        chunks
-            .iter()
-            .map(|chunk| chunk["choices"][0]["text"].as_str().unwrap_or_default())
-            .collect::<String>()
+        assert_eq!(chunks.last().unwrap()["usage"]["completion_tokens"], 1900);
+        let texts =
+            chunks.iter().map(|chunk| chunk["choices"][0]["text"].as_str().unwrap_or_default());
+        texts.collect::<String>()
     };
-    let texts: Vec<String> = streams.into_iter().map(count).collect();
-    assert!(
-        texts.iter().all(|text| *text == texts[0] && text.len() > 1900),
-        "running requests were cut short"
-    );
+    let texts: Vec<String> = streams.into_iter().map(finish).collect();
+    for text in &texts {
+        assert_eq!(*text, texts[0]);
+    }
     assert_eq!(server.wait_for_exit().code(), Some(0), "{}", server.log());
 }
 

@@ -119,7 +119,8 @@ impl Engine {
             prompt_logits: request.prompt_logprobs.is_some(),
             sample: request.sampling.max_tokens > 0,
         };
-        let choices = Sequence::choices(request, streams, seed, self.shared.info.max_model_len, submitted_at);
+        let choices =
+            Sequence::choices(request, streams, seed, self.shared.info.max_model_len, submitted_at);
         match self.scheduler.add(new) {
             Ok(ids) => self.sequences.extend(ids.into_iter().zip(choices)),
             Err(error) => choices.for_each(|choice| choice.fail(error.to_string())),
@@ -141,14 +142,24 @@ impl Engine {
         let began = Instant::now();
         let step = self.scheduler.schedule();
         if step.rows.is_empty() {
-            return Err(Error::Invariant(format!("nothing can run, yet {} sequences wait", self.sequences.len())));
+            return Err(Error::Invariant(format!(
+                "nothing can run, yet {} sequences wait",
+                self.sequences.len()
+            )));
         }
         for row in &step.rows {
-            if let Some(seconds) = self.sequences.get_mut(&row.seq).and_then(Sequence::take_queue_time) {
+            if let Some(seconds) =
+                self.sequences.get_mut(&row.seq).and_then(Sequence::take_queue_time)
+            {
                 self.metrics.request_queue_time_seconds.record(seconds);
             }
         }
-        let batch = sampling_batch(&step, &self.sequences, &self.scheduler, &self.shared.info.eos_token_ids);
+        let batch = sampling_batch(
+            &step,
+            &self.sequences,
+            &self.scheduler,
+            &self.shared.info.eos_token_ids,
+        );
         let scored: Vec<(SeqId, u32, Vec<u32>)> = batch
             .prompts
             .iter()
@@ -160,7 +171,9 @@ impl Engine {
         self.ranks.launch(&step, &batch);
         let output = self.ranks.wait()?;
         self.metrics.forward_duration_seconds.record(output.forward_seconds);
-        self.metrics.iteration_tokens.record(step.rows.iter().map(|row| row.tokens.len()).sum::<usize>() as f64);
+        self.metrics
+            .iteration_tokens
+            .record(step.rows.iter().map(|row| row.tokens.len()).sum::<usize>() as f64);
         self.keep_scores(scored, &output);
         self.commit(&step, output)?;
         self.metrics.step_duration_seconds.record(began.elapsed().as_secs_f64());
@@ -172,7 +185,8 @@ impl Engine {
             let Some(scores) = self.sequences.get(&id).and_then(Sequence::scores) else { continue };
             let places = &mut scores.borrow_mut().tokens[first_position as usize + 1..];
             for ((place, token_id), row) in places.iter_mut().zip(token_ids).zip(rows) {
-                *place = Some(TokenLogprobs { token_id, logprob: row.logprob, top: row.top.clone() });
+                *place =
+                    Some(TokenLogprobs { token_id, logprob: row.logprob, top: row.top.clone() });
             }
         }
     }
@@ -192,12 +206,15 @@ impl Engine {
         for row in &step.rows {
             let cached = self.scheduler.num_cached_tokens(row.seq);
             let end = row.first_position as usize + row.tokens.len();
-            let only_scored = row.samples.is_empty() && end >= self.sequences[&row.seq].prompt_len();
+            let only_scored =
+                row.samples.is_empty() && end >= self.sequences[&row.seq].prompt_len();
             if only_scored {
                 self.advance(row.seq, |sequence, _| sequence.send_prompt(cached));
             }
             for (&id, sampled) in row.samples.iter().zip(samples.by_ref()) {
-                self.advance(id, |sequence, eos| sequence.send_prompt(cached) && sequence.push(sampled, eos));
+                self.advance(id, |sequence, eos| {
+                    sequence.send_prompt(cached) && sequence.push(sampled, eos)
+                });
             }
         }
         Ok(())
@@ -221,7 +238,9 @@ impl Engine {
         metrics.kv_blocks_free.set(stats.num_free_blocks as f64);
         let held = stats.num_blocks - stats.num_free_blocks;
         metrics.kv_cache_usage_ratio.set(held as f64 / stats.num_blocks as f64);
-        metrics.prefix_cache_queries.increment(stats.num_prefix_queries - self.counted.prefix_queries);
+        metrics
+            .prefix_cache_queries
+            .increment(stats.num_prefix_queries - self.counted.prefix_queries);
         metrics.prefix_cache_hits.increment(stats.num_prefix_hits - self.counted.prefix_hits);
         metrics.num_preemptions.increment(stats.num_preemptions - self.counted.preemptions);
         self.counted = Counted {
@@ -241,12 +260,15 @@ fn sampling_batch<'a>(
 ) -> SamplingBatch<'a> {
     let mut batch = SamplingBatch::default();
     for (index, row) in step.rows.iter().enumerate() {
-        batch.samples.extend(row.samples.iter().map(|id| sequences[id].sampling_row(eos_token_ids)));
+        batch
+            .samples
+            .extend(row.samples.iter().map(|id| sequences[id].sampling_row(eos_token_ids)));
         let sequence = &sequences[&row.seq];
         if let Some(scores) = sequence.scores() {
             let prompt = &scheduler.tokens(row.seq)[..sequence.prompt_len()];
             let next = row.first_position as usize + 1;
-            let next_token_ids = prompt[next.min(prompt.len())..].iter().take(row.tokens.len()).copied().collect();
+            let next_token_ids =
+                prompt[next.min(prompt.len())..].iter().take(row.tokens.len()).copied().collect();
             batch.prompts.push(PromptRow { row: index, next_token_ids, top: scores.borrow().top });
         }
     }

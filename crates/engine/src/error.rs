@@ -20,8 +20,8 @@ pub enum Error {
     Invariant(String),
     /// One sequence of `max_model_len` does not fit the KV cache.
     #[error(
-        "the KV cache cannot hold one sequence of max_model_len {max_model_len}: it needs {needed} bytes and has {available}; \
-         set --max-model-len to at most {fits}, or give --kv-cache-memory at least {needed} bytes"
+        "the KV cache cannot hold one sequence of max_model_len {max_model_len}: that needs {needed} bytes and it has \
+         {available}; give --kv-cache-memory at least {needed}{}", shorter(*.fits)
     )]
     KvCacheTooSmall {
         /// Longest sequence asked for.
@@ -50,3 +50,8 @@ pub enum Error {
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// The other way out of a cache that is too small, where there is one.
+fn shorter(fits: usize) -> String {
+    if fits == 0 { String::new() } else { format!(", or lower --max-model-len to {fits}") }
+}

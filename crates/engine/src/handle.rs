@@ -96,7 +96,9 @@ pub struct EngineInfo {
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
     /// As many sequences wait as may wait.
-    #[error("the queue is full: {in_flight} sequences are running or waiting, at most {limit} may be; try again later")]
+    #[error(
+        "the queue is full: {in_flight} sequences are running or waiting, at most {limit} may be; try again later"
+    )]
     QueueFull {
         /// Sequences running or waiting.
         in_flight: usize,
@@ -176,8 +178,10 @@ impl EngineHandle {
     pub fn submit(&self, request: Request) -> Result<Vec<TokenStream>, SubmitError> {
         self.check(&request)?;
         let places = self.take_places(request.n)?;
-        let seed =
-            request.sampling.seed.unwrap_or_else(|| self.shared.next_seed.fetch_add(SEED_STRIDE, Ordering::Relaxed));
+        let seed = request
+            .sampling
+            .seed
+            .unwrap_or_else(|| self.shared.next_seed.fetch_add(SEED_STRIDE, Ordering::Relaxed));
         let (streams, readers) = places
             .into_iter()
             .map(|in_flight| {
@@ -198,7 +202,9 @@ impl EngineHandle {
             return EngineHealth::Dead(reason.clone());
         }
         match self.shared.clock.step_seconds() {
-            Some(time) if time > self.shared.stuck_after => EngineHealth::Stuck { seconds: time.as_secs() },
+            Some(time) if time > self.shared.stuck_after => {
+                EngineHealth::Stuck { seconds: time.as_secs() }
+            }
             _ => EngineHealth::Healthy,
         }
     }

@@ -21,6 +21,8 @@ pub use candle_core::Device;
 pub use candlepower_models::{LoadDtype, LoadFormat, LoadOptions};
 pub use candlepower_scheduler::SchedulingPolicy;
 pub use error::{Error, Result};
-pub use handle::{EngineConfig, EngineHandle, EngineHealth, EngineInfo, StartProgress, SubmitError};
+pub use handle::{
+    EngineConfig, EngineHandle, EngineHealth, EngineInfo, StartProgress, SubmitError,
+};
 pub use metrics::EngineMetrics;
 pub use request::{FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs, TokenStream};

@@ -64,7 +64,8 @@ fn cgroup_available() -> Option<u64> {
     let mut folder = std::path::PathBuf::from("/sys/fs/cgroup").join(path.trim_start_matches('/'));
     let mut least = None;
     while folder.starts_with("/sys/fs/cgroup") {
-        let read = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+        let read =
+            |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
         if let (Some(max), Some(current)) = (read("memory.max"), read("memory.current")) {
             let left = max.saturating_sub(current);
             least = Some(least.map_or(left, |l: u64| l.min(left)));
@@ -79,7 +80,13 @@ mod tests {
     use super::*;
 
     fn plan(asked_bytes: Option<u64>) -> KvPlan {
-        KvPlan { block_bytes: 1000, block_size: 16, max_model_len: 100, max_num_seqs: 4, asked_bytes }
+        KvPlan {
+            block_bytes: 1000,
+            block_size: 16,
+            max_model_len: 100,
+            max_num_seqs: 4,
+            asked_bytes,
+        }
     }
 
     #[test]
@@ -96,7 +103,10 @@ mod tests {
     #[test]
     fn a_cache_too_small_for_one_sequence_says_what_fits() {
         let error = plan(Some(6_999)).num_blocks(None).unwrap_err();
-        assert!(matches!(error, Error::KvCacheTooSmall { needed: 7000, available: 6999, fits: 96, .. }));
+        assert!(matches!(
+            error,
+            Error::KvCacheTooSmall { needed: 7000, available: 6999, fits: 96, .. }
+        ));
         assert_eq!(plan(Some(7_000)).num_blocks(None).unwrap(), 7);
     }
 

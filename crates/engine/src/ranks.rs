@@ -1,7 +1,5 @@
 //! The ranks that run a step: launched, then waited for, so that the engine can work in between.
 
-
-
 use candlepower_scheduler::Step;
 use rayon::ThreadPool;
 

@@ -61,17 +61,22 @@ impl ModelRunner {
     /// Runs one step.
     pub(crate) fn execute(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<StepOutput> {
         let started = Instant::now();
-        let copies: Vec<(u32, u32)> = step.copies.iter().map(|copy| (copy.src.0, copy.dst.0)).collect();
+        let copies: Vec<(u32, u32)> =
+            step.copies.iter().map(|copy| (copy.src.0, copy.dst.0)).collect();
         copy_blocks(&self.cache, &copies)?;
         let hidden = self.model.forward(&self.prepare(step)?, &self.cache)?;
-        let mut output = StepOutput { forward_seconds: started.elapsed().as_secs_f64(), ..StepOutput::default() };
+        let mut output = StepOutput {
+            forward_seconds: started.elapsed().as_secs_f64(),
+            ..StepOutput::default()
+        };
         self.draw(step, batch, &hidden, &mut output)?;
         for prompt in &batch.prompts {
             let first = step.rows[..prompt.row].iter().map(|row| row.tokens.len()).sum();
             let scored = self.score(prompt, first, &hidden, &mut output.forward_seconds)?;
             output.prompts.push(scored);
         }
-        self.previous_samples = output.samples.iter().map(|row| row.token_id.unwrap_or(0)).collect();
+        self.previous_samples =
+            output.samples.iter().map(|row| row.token_id.unwrap_or(0)).collect();
         Ok(output)
     }
 
@@ -114,7 +119,13 @@ impl ModelRunner {
     }
 
     /// Draws every sample of the step from the logits of its row's last position.
-    fn draw(&self, step: &Step, batch: &SamplingBatch<'_>, hidden: &Tensor, output: &mut StepOutput) -> Result<()> {
+    fn draw(
+        &self,
+        step: &Step,
+        batch: &SamplingBatch<'_>,
+        hidden: &Tensor,
+        output: &mut StepOutput,
+    ) -> Result<()> {
         let mut last_positions = Vec::new();
         let mut row_of_sample = Vec::with_capacity(batch.samples.len());
         let mut end = 0;
@@ -143,10 +154,18 @@ impl ModelRunner {
     }
 
     /// Scores the prompt tokens that follow a row's positions; the row's tokens begin at `first`.
-    fn score(&self, prompt: &PromptRow, first: usize, hidden: &Tensor, forward_seconds: &mut f64) -> Result<Vec<RowLogprobs>> {
+    fn score(
+        &self,
+        prompt: &PromptRow,
+        first: usize,
+        hidden: &Tensor,
+        forward_seconds: &mut f64,
+    ) -> Result<Vec<RowLogprobs>> {
         let positions: Vec<u32> = (first as u32..).take(prompt.next_token_ids.len()).collect();
         let mut scored = Vec::with_capacity(positions.len());
-        for (positions, next) in positions.chunks(LOGITS_ROWS).zip(prompt.next_token_ids.chunks(LOGITS_ROWS)) {
+        for (positions, next) in
+            positions.chunks(LOGITS_ROWS).zip(prompt.next_token_ids.chunks(LOGITS_ROWS))
+        {
             let started = Instant::now();
             let logits = self.model.logits(&gather_rows(hidden, positions)?)?;
             *forward_seconds += started.elapsed().as_secs_f64();

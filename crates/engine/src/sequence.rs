@@ -63,7 +63,9 @@ impl StreamSender {
     /// Sends an event. True if the sequence goes on: somebody listens, and this was not the last event.
     fn send(&mut self, event: TokenEvent) -> bool {
         let last = match &event {
-            TokenEvent::Prompt { finish, .. } | TokenEvent::Token { finish, .. } => finish.is_some(),
+            TokenEvent::Prompt { finish, .. } | TokenEvent::Token { finish, .. } => {
+                finish.is_some()
+            }
             TokenEvent::Failed { .. } => true,
         };
         if last {
@@ -84,9 +86,11 @@ impl Sequence {
         submitted_at: Instant,
     ) -> impl Iterator<Item = Self> {
         let params = Rc::new(request.sampling);
-        let penalised =
-            params.repetition_penalty != 1.0 || params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
-        let seen = penalised.then(|| request.prompt.iter().map(|&id| (id, 0)).collect::<HashMap<u32, u32>>());
+        let penalised = params.repetition_penalty != 1.0
+            || params.presence_penalty != 0.0
+            || params.frequency_penalty != 0.0;
+        let seen = penalised
+            .then(|| request.prompt.iter().map(|&id| (id, 0)).collect::<HashMap<u32, u32>>());
         let prompt_len = request.prompt.len();
         let scores = request
             .prompt_logprobs
@@ -174,7 +178,11 @@ impl Sequence {
             *seen.entry(token_id).or_default() += 1;
         }
         let finish = self.finish_reason(token_id, eos_token_ids);
-        let logprobs = sampled.logprobs.map(|row| TokenLogprobs { token_id, logprob: row.logprob, top: row.top });
+        let logprobs = sampled.logprobs.map(|row| TokenLogprobs {
+            token_id,
+            logprob: row.logprob,
+            top: row.top,
+        });
         self.stream.send(TokenEvent::Token { token_id, logprobs, finish })
     }
 

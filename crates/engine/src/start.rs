@@ -93,7 +93,10 @@ pub(crate) fn start(
         tracing::error!(%reason, "the engine has stopped");
         let _ = for_thread.death.set(reason); // only this thread sets it, once
     };
-    thread::Builder::new().name("engine".into()).spawn(run).map_err(|error| Error::Thread(error.to_string()))?;
+    thread::Builder::new()
+        .name("engine".into())
+        .spawn(run)
+        .map_err(|error| Error::Thread(error.to_string()))?;
     Ok(shared)
 }
 
@@ -105,7 +108,9 @@ fn check(config: &EngineConfig) -> Result<()> {
         ("threads", config.num_threads.unwrap_or(1)),
     ];
     match at_least_one.into_iter().find(|&(_, value)| value == 0) {
-        Some((name, value)) => Err(Error::Config { name, value: value.to_string(), reason: "it must be at least 1" }),
+        Some((name, value)) => {
+            Err(Error::Config { name, value: value.to_string(), reason: "it must be at least 1" })
+        }
         None => Ok(()),
     }
 }

@@ -1,11 +1,14 @@
 //! The engine from submission to stream, on a tiny checkpoint with golden greedy tokens.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::{path::PathBuf, time::Duration};
 
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
 use candlepower_engine::{
-    Device, EngineConfig, EngineHandle, EngineHealth, EngineMetrics, FinishReason, LoadDtype, LoadFormat, LoadOptions, Request, SamplingParams,
-    SchedulingPolicy, SubmitError, TokenEvent, TokenLogprobs, TokenStream,
+    Device, EngineConfig, EngineHandle, EngineHealth, EngineMetrics, FinishReason, LoadDtype,
+    LoadFormat, LoadOptions, Request, SamplingParams, SchedulingPolicy, SubmitError, TokenEvent,
+    TokenLogprobs, TokenStream,
 };
 
 fn checkpoint(name: &str) -> Checkpoint {
@@ -98,7 +101,8 @@ fn same_tokens_alone_in_a_batch_and_under_preemption() {
     let tiny = EngineConfig { kv_cache_bytes: Some(block_bytes * 9), ..config() };
     for config in [config(), tiny, EngineConfig { max_num_batched_tokens: 7, ..config() }] {
         let engine = start(config);
-        let streams: Vec<_> = requests().map(|request| engine.submit(request).unwrap().remove(0)).collect();
+        let streams: Vec<_> =
+            requests().map(|request| engine.submit(request).unwrap().remove(0)).collect();
         let got: Vec<_> = streams.into_iter().map(|stream| collect(stream).tokens).collect();
         assert_eq!(got, want);
         assert_eq!(engine.num_in_flight(), 0);
@@ -120,24 +124,36 @@ fn a_repeated_prompt_comes_from_the_cache() {
 #[test]
 fn seeds_decide_whatever_else_runs() {
     let engine = start(config());
-    let sampling = SamplingParams { seed: Some(5), temperature: 1.5, max_tokens: 30, ignore_eos: true, ..greedy(30) };
+    let sampling = SamplingParams {
+        seed: Some(5),
+        temperature: 1.5,
+        max_tokens: 30,
+        ignore_eos: true,
+        ..greedy(30)
+    };
     let seeded = || Request { n: 3, ..request(prompt(2, 20), sampling.clone()) };
     let alone: Vec<_> = run(&engine, seeded()).into_iter().map(|choice| choice.tokens).collect();
-    let others: Vec<_> =
-        (0..8).map(|i| engine.submit(request(prompt(i, 30), greedy(40))).unwrap().remove(0)).collect();
+    let others: Vec<_> = (0..8)
+        .map(|i| engine.submit(request(prompt(i, 30), greedy(40))).unwrap().remove(0))
+        .collect();
     let among: Vec<_> = run(&engine, seeded()).into_iter().map(|choice| choice.tokens).collect();
     assert_eq!(alone, among);
     assert!(alone[0] != alone[1] && alone[1] != alone[2], "choices must differ");
     let next = SamplingParams { seed: Some(6), ..sampling.clone() };
-    assert_eq!(run(&engine, request(prompt(2, 20), next)).remove(0).tokens, alone[1], "choice i has seed + i");
+    assert_eq!(
+        run(&engine, request(prompt(2, 20), next)).remove(0).tokens,
+        alone[1],
+        "choice i has seed + i"
+    );
     others.into_iter().for_each(|stream| assert_eq!(collect(stream).tokens.len(), 40));
 }
 
 #[test]
 fn dropped_streams_free_their_places() {
     let engine = start(EngineConfig { max_num_seqs: 4, ..config() });
-    let streams: Vec<_> =
-        (0..200).map(|i| engine.submit(request(prompt(i, 60), greedy(60))).unwrap().remove(0)).collect();
+    let streams: Vec<_> = (0..200)
+        .map(|i| engine.submit(request(prompt(i, 60), greedy(60))).unwrap().remove(0))
+        .collect();
     drop(streams);
     assert_eq!(run(&engine, request(prompt(0, 10), greedy(3))).remove(0).tokens.len(), 3);
     while engine.num_in_flight() > 0 {
@@ -150,7 +166,10 @@ fn a_full_queue_and_an_impossible_request_are_refused() {
     let engine = start(EngineConfig { max_num_seqs: 1, max_queued_seqs: 1, ..config() });
     let long = || request(prompt(1, 10), greedy(100));
     let running = [engine.submit(long()).unwrap(), engine.submit(long()).unwrap()];
-    assert!(matches!(engine.submit(long()), Err(SubmitError::QueueFull { in_flight: 2, limit: 2 })));
+    assert!(matches!(
+        engine.submit(long()),
+        Err(SubmitError::QueueFull { in_flight: 2, limit: 2 })
+    ));
     drop(running);
     for impossible in [
         request(Vec::new(), greedy(1)),
@@ -175,7 +194,11 @@ fn prompts_are_scored_as_their_tokens_would_have_been_drawn() {
     assert_eq!(scores.len(), 32);
     assert_eq!(scores[0], None);
     for (score, drawn) in scores[20..].iter().zip(&first.logprobs) {
-        assert_eq!(score.as_ref(), Some(drawn), "a row's logits do not depend on how it was computed");
+        assert_eq!(
+            score.as_ref(),
+            Some(drawn),
+            "a row's logits do not depend on how it was computed"
+        );
     }
 }
 
@@ -201,7 +224,9 @@ fn sequences_end_as_asked() {
 fn penalties_and_bias_change_the_draw() {
     let engine = start(config());
     let free = run(&engine, request(prompt(3, 12), greedy(40))).remove(0).tokens;
-    let repeats = |tokens: &[u32]| tokens.len() - tokens.iter().collect::<std::collections::HashSet<_>>().len();
+    let repeats = |tokens: &[u32]| {
+        tokens.len() - tokens.iter().collect::<std::collections::HashSet<_>>().len()
+    };
     let penalised = SamplingParams { frequency_penalty: 2.0, presence_penalty: 2.0, ..greedy(40) };
     let got = run(&engine, request(prompt(3, 12), penalised)).remove(0).tokens;
     assert!(repeats(&got) <= repeats(&free));

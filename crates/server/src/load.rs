@@ -6,7 +6,8 @@ use std::time::Duration;
 use candlepower_api::LoadProgress;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, SamplingDefaults};
 use candlepower_engine::{
-    Device, EngineConfig, EngineHandle, LoadDtype, LoadFormat as LoadFrom, LoadOptions, SchedulingPolicy, StartProgress,
+    Device, EngineConfig, EngineHandle, LoadDtype, LoadFormat as LoadFrom, LoadOptions,
+    SchedulingPolicy, StartProgress,
 };
 use candlepower_tokenizer::{ChatTemplate, Tokenizer};
 

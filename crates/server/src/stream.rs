@@ -96,9 +96,6 @@ impl Choice {
                 self.tokens = None;
                 return Some(Err(engine_ended(&self.engine)));
             };
-            if let TokenEvent::Token { .. } = event {
-                self.clock.token();
-            }
             match self.take(event) {
                 Ok(Some(event)) => return Some(Ok(event)),
                 Ok(None) => {}
@@ -142,6 +139,7 @@ impl Choice {
                 Ok(Some(ChoiceEvent::Prompt { num_cached_tokens, logprobs }))
             }
             TokenEvent::Token { token_id, logprobs, finish } => {
+                self.clock.token();
                 let piece = self.assembler.push(token_id, finish).map_err(|error| {
                     self.tokens = None;
                     ApiError::internal(error.to_string())

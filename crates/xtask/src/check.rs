@@ -23,8 +23,7 @@ fn clippy(shell: &Shell) -> Result<String> {
 }
 
 fn doc(shell: &Shell) -> Result<String> {
-    let mut doc =
-        shell.cargo("doc --quiet --workspace --no-deps --locked");
+    let mut doc = shell.cargo("doc --quiet --workspace --no-deps --locked");
     quiet(run(doc.env("RUSTDOCFLAGS", "-D warnings")))
 }
 

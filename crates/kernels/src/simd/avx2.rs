@@ -24,6 +24,7 @@ type Pair = [__m256; 2];
 
 macro_rules! lanewise {
     ($intrinsic:ident, $($operand:expr),+) => {
+        // SAFETY: used only in methods of `Avx2`, whose existence proves that the CPU has the instructions.
         unsafe { [$intrinsic($($operand[0]),+), $intrinsic($($operand[1]),+)] }
     };
 }
