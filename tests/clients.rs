@@ -49,7 +49,7 @@ mod python_client {
         async_requests async_cancel
     }
     cases! { check_python, ServerBuilder::new("demo").env("BLAZE_API_KEY", "secret").start(), authentication }
-    cases! { check_python, super::server_of_two_places(), rate_limit }
+    cases! { check_python, server_of_two_places(), rate_limit }
 }
 
 mod node_client {
@@ -61,7 +61,7 @@ mod node_client {
         chat chat_stream completions models n_stop_logprobs errors cancel
     }
     cases! { check_node, ServerBuilder::new("demo").env("BLAZE_API_KEY", "secret").start(), authentication }
-    cases! { check_node, super::server_of_two_places(), rate_limit }
+    cases! { check_node, server_of_two_places(), rate_limit }
 }
 
 #[test]

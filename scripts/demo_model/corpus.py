@@ -1,6 +1,7 @@
 """The corpus of the demo model: an endless, reproducible stream of chats and plain text, made here and nowhere else."""
 
 import json
+import math
 import pathlib
 import random
 
@@ -194,8 +195,8 @@ def samples(seed, tokenizer):
     r = random.Random(seed + 1)
     start, end = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>")
     assistant = tokenizer.encode("assistant\n").ids
-    for kind, text in documents(seed):
-        while r.random() < 0.07:
+    for n, (kind, text) in enumerate(documents(seed)):
+        while r.random() < 0.06 + 0.7 * math.exp(-n / 2000):  # mostly copying at first: answers are built on it
             yield echo(r, tokenizer.token_to_id(SPECIAL[0]))
         ids = encode_split(r, tokenizer, text) if r.random() < 0.15 else tokenizer.encode(text).ids
         ids = ids[:MAX_TOKENS]

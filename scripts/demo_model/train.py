@@ -21,7 +21,7 @@ SEED = 20
 VOCAB = 1280
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 128, 384, 4, 8, 4, 32
 CONTEXT, ROPE_THETA, NORM_EPS = 2048, 10000.0, 1e-5
-EMBEDDING_STD = 0.1
+EMBEDDING_STD, LOGIT_SCALE = 0.4, 0.25
 BATCH_TOKENS = 2048  # of one process in one step
 # Words with the space before them, single digits, punctuation, line breaks: the split of the Qwen family.
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -126,6 +126,7 @@ class Llama(nn.Module):
             if p.ndim == 2:
                 nn.init.normal_(p, std=EMBEDDING_STD if "embed" in name else HIDDEN**-0.5 * (0.03 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0))
         with torch.no_grad():
+            self.norm.weight.fill_(LOGIT_SCALE)
             start_with_copying(self)
         angles = torch.outer(torch.arange(CONTEXT).float(), ROPE_THETA ** (-torch.arange(0, HEAD_DIM, 2).float() / HEAD_DIM))
         self.register_buffer("cos", angles.cos(), persistent=False)
@@ -231,7 +232,7 @@ def orthogonal(g, steps=5):
 # --- Training ---------------------------------------------------------------------------------------------------------
 
 
-def batches(tokenizer, rank, pool=3000):
+def batches(tokenizer, rank, pool=1000):
     """Endless batches (ids, targets, weights), each [rows, length] of documents of about the same length."""
     r, source = random.Random(SEED + 2 + rank), corpus.samples(SEED + 1000 * (rank + 1), tokenizer)
     while True:
@@ -264,7 +265,7 @@ def work(rank, team, tokenizer_json, steps, folder):
     torch.manual_seed(SEED)
     tokenizer, model = Tokenizer.from_str(tokenizer_json), Llama()
     muon = Muon([p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n], lr=0.012)
-    adam = torch.optim.AdamW([p for n, p in model.named_parameters() if p.ndim == 1 or "embed" in n], lr=0.004, betas=(0.9, 0.95), weight_decay=0.0)
+    adam = torch.optim.AdamW([p for n, p in model.named_parameters() if p.ndim == 1 or "embed" in n], lr=0.002, betas=(0.9, 0.95), weight_decay=0.0)
     peaks = [(group, group["lr"]) for optimizer in (muon, adam) for group in optimizer.param_groups]
     source, start, seen, mean = batches(tokenizer, rank), time.time(), 0, 0.0
     for step in range(steps):
