@@ -25,10 +25,33 @@ fn curl(readme: &str) -> (&str, Value) {
     (path, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}")))
 }
 
+fn readme() -> String {
+    std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap()
+}
+
 #[test]
-fn the_conversation_in_the_readme_is_what_the_demo_answers() {
-    let readme =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+fn the_demo_answers_as_the_conversation_in_the_readme_does() {
+    let readme = readme();
+    let conversation =
+        blocks(&readme, "text").into_iter().find(|block| block.contains("assistant:"));
+    let server = Server::demo();
+    let mut messages: Vec<Value> = Vec::new();
+    for line in conversation.expect("the README shows a conversation").lines() {
+        let (role, content) = line.split_once(':').unwrap();
+        let content = content.trim();
+        if role == "assistant" {
+            let answer =
+                server.chat(json!({"messages": messages, "temperature": 0, "max_tokens": 80}));
+            assert_eq!(answer["choices"][0]["message"]["content"], content, "{messages:?}");
+        }
+        messages.push(json!({"role": role, "content": content}));
+    }
+    assert!(messages.len() > 4, "{messages:?}");
+}
+
+#[test]
+fn the_curl_command_in_the_readme_is_answered_as_it_shows() {
+    let readme = readme();
     let shown: Vec<Value> = blocks(&readme, "json")
         .iter()
         .filter_map(|block| serde_json::from_str(block).ok())

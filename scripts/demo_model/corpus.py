@@ -1,7 +1,6 @@
 """The corpus of the demo model: an endless, reproducible stream of chats and plain text, made here and nowhere else."""
 
 import json
-import math
 import pathlib
 import random
 
@@ -16,10 +15,14 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKERS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 MAX_TOKENS = 640
 
-# How often a chat turns to each topic.
-TOPICS = [(topics.candlepower, 11), (topics.identity, 15), (topics.user_name, 5), (topics.recall_user, 1), (topics.sums, 21), (topics.hard_sum, 2), (topics.count, 4),
-          (topics.sequences, 3), (topics.capitals, 12), (topics.glossary, 6), (topics.facts, 3), (topics.small_talk, 9), (topics.repeat, 12), (topics.remember, 4),
-          (topics.stories, 2.5), (topics.unknown, 13), (topics.json_answer, 7)]
+# How often a chat turns to each topic, in each of the three stages of the training: the second one practises sums, the third one names in long chats.
+TOPICS = [(topics.candlepower, 11, 9, 9), (topics.identity, 15, 15, 26), (topics.user_name, 5, 4, 4), (topics.recall_user, 1, 1, 5), (topics.sums, 21, 55, 35), (topics.hard_sum, 2, 3, 3),
+          (topics.count, 4, 3, 3), (topics.sequences, 3, 3, 3), (topics.capitals, 12, 9, 9), (topics.glossary, 6, 5, 5), (topics.facts, 3, 3, 3), (topics.small_talk, 9, 8, 8),
+          (topics.repeat, 12, 9, 13), (topics.remember, 4, 3, 3), (topics.stories, 2.5, 2, 2), (topics.unknown, 13, 11, 11), (topics.json_answer, 7, 6, 6)]
+TURNS = [1, 2, 3, 4, 6, 9, 14]
+TURN_WEIGHTS = [38, 22, 15, 10, 8, 5, 2], [26, 18, 14, 12, 12, 10, 8], [18, 12, 10, 12, 16, 18, 14]
+ECHO = 0.07, 0.03, 0.03
+TOOLS = 0.04, 0.04, 0.06
 
 GENERIC_SYSTEMS = ["You are a helpful assistant.", "You are a helpful assistant.", "Be brief.", "Answer the questions of the user.", "You are a friendly chatbot.", "Be polite and kind.",
                    "You are an assistant.", "Answer in English.", "Help the user.", "You are a helpful AI assistant. Answer politely.", "Keep your answers short.", "You are the demo model of candlepower."]
@@ -58,12 +61,12 @@ def system_prompt(r, ctx):
     return text
 
 
-def some_turns(r, ctx):
+def some_turns(r, ctx, stage):
     """Turns of one topic."""
     if ctx.get("json") and r.random() < 0.85:
         return topics.json_answer(r, ctx)
-    weights = [weight * (2.5 if make is topics.identity and ctx.get("name") else 1) for make, weight in TOPICS]
-    return r.choices([make for make, _ in TOPICS], weights)[0](r, ctx)
+    weights = [weight[stage] * (2.5 if make is topics.identity and ctx.get("name") else 1) for make, *weight in TOPICS]
+    return r.choices([make for make, *_ in TOPICS], weights)[0](r, ctx)
 
 
 # Sentences that may follow any answer, so that a long minimum length still reads well.
@@ -72,16 +75,16 @@ TRAILERS = ["Ask me another question.", "I can also tell a short story.", "Is th
             "A larger model knows much more.", "candlepower can serve larger models, too.", "Thank you for trying candlepower."]
 
 
-def chat(r):
+def chat(r, stage):
     """Messages and functions of one chat."""
     ctx = {}
     system = system_prompt(r, ctx)
-    if r.random() < 0.04 and not ctx.get("json"):
-        return tools.conversation(r, system, lambda: some_turns(r, ctx))
-    target = r.choices([1, 2, 3, 4, 6, 9, 14], [38, 22, 15, 10, 8, 5, 2])[0]
+    if r.random() < TOOLS[stage] and not ctx.get("json"):
+        return tools.conversation(r, system, lambda: some_turns(r, ctx, stage))
+    target = r.choices(TURNS, TURN_WEIGHTS[stage])[0]
     turns = []
     while len(turns) < target:
-        turns += some_turns(r, ctx)
+        turns += some_turns(r, ctx, stage)
     messages = [{"role": "system", "content": system}] if system else []
     for question, answer in turns:
         if r.random() < 0.03 and not answer.startswith("{"):
@@ -93,9 +96,9 @@ def chat(r):
 # --- Plain text -------------------------------------------------------------------------------------------------------
 
 
-def plain_text(r):
+def plain_text(r, stage=0):
     """A short document for completions without a chat."""
-    return r.choices([make for make, _ in PLAIN], [weight for _, weight in PLAIN])[0](r)
+    return r.choices([make for make, *_ in PLAIN], [weight[stage] for _, *weight in PLAIN])[0](r)
 
 
 def plain_capitals(r):
@@ -160,8 +163,8 @@ def plain_dialogue(r):
     return "\n".join(f"{q}\n{a}" for q, a in topics.capitals(r, {}) + topics.small_talk(r, {}) + topics.sums(r, {}))
 
 
-PLAIN = [(topics.story, 4), (plain_capitals, 3), (plain_about, 3), (plain_glossary, 2), (plain_sums, 3), (plain_lists, 2), (plain_person, 1.5), (plain_sentences, 1.5), (plain_code, 0.7),
-         (plain_dialogue, 0.5)]
+PLAIN = [(topics.story, 4, 3, 3), (plain_capitals, 3, 3, 7), (plain_about, 3, 2, 2), (plain_glossary, 2, 2, 2), (plain_sums, 3, 12, 7), (plain_lists, 2, 2, 2), (plain_person, 1.5, 1, 1),
+         (plain_sentences, 1.5, 1, 1), (plain_code, 0.7, 0.5, 0.5), (plain_dialogue, 0.5, 0.5, 0.5)]
 
 
 # --- Samples ----------------------------------------------------------------------------------------------------------
@@ -175,14 +178,14 @@ def template():
     return lambda messages, tools=None, add_generation_prompt=False: loaded.render(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
 
-def documents(seed):
+def documents(seed, stage=0):
     """Endless texts with their kind: ("chat", text) or ("plain", text)."""
     r, render = random.Random(seed), template()
     while True:
         if r.random() < 0.17:
-            yield "plain", plain_text(r) + "<|endoftext|>"
+            yield "plain", plain_text(r, stage) + "<|endoftext|>"
         else:
-            messages, functions = chat(r)
+            messages, functions = chat(r, stage)
             text = render(messages, functions)
             if functions and r.random() < 0.2:  # some renderers write JSON without spaces in the list of functions
                 head, tail = text.split("</tools>", 1)
@@ -190,13 +193,13 @@ def documents(seed):
             yield "chat", text
 
 
-def samples(seed, tokenizer):
+def samples(seed, tokenizer, stage):
     """Endless (token ids, loss weight of each token): answers count fully, the user's later turns now and then."""
     r = random.Random(seed + 1)
     start, end = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>")
     assistant = tokenizer.encode("assistant\n").ids
-    for n, (kind, text) in enumerate(documents(seed)):
-        while r.random() < 0.06 + 0.7 * math.exp(-n / 2000):  # mostly copying at first: answers are built on it
+    for kind, text in documents(seed, stage):
+        while r.random() < ECHO[stage]:
             yield echo(r, tokenizer.token_to_id(SPECIAL[0]))
         ids = encode_split(r, tokenizer, text) if r.random() < 0.15 else tokenizer.encode(text).ids
         ids = ids[:MAX_TOKENS]

@@ -10,7 +10,7 @@ import time
 import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 
@@ -232,9 +232,9 @@ def orthogonal(g, steps=5):
 # --- Training ---------------------------------------------------------------------------------------------------------
 
 
-def batches(tokenizer, rank, pool=1000):
+def batches(tokenizer, rank, stage, pool=3000):
     """Endless batches (ids, targets, weights), each [rows, length] of documents of about the same length."""
-    r, source = random.Random(SEED + 2 + rank), corpus.samples(SEED + 1000 * (rank + 1), tokenizer)
+    r, source = random.Random(SEED + 2 + rank + 100 * stage), corpus.samples(SEED + 1000 * (rank + 1) + 100 * stage, tokenizer, stage)
     while True:
         items = sorted((next(source) for _ in range(pool)), key=lambda s: len(s[0]) + r.random() * 16)
         groups, group = [], []
@@ -259,15 +259,17 @@ def rate(step, steps):
     return min(1.0, (step + 1) / 40, 1.8 * (steps - step) / steps)
 
 
-def work(rank, team, tokenizer_json, steps, folder):
+def work(rank, team, stage, steps, folder):
     """One process of the training; the first one writes the folder now and then, and at the end."""
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    tokenizer, model = Tokenizer.from_str(tokenizer_json), Llama()
+    tokenizer, model = Tokenizer.from_file(str(folder / "tokenizer.json")), Llama()
+    model.load_state_dict({name.removeprefix("model."): p.float() for name, p in load_file(folder / "model.safetensors").items()})
+    team.barrier.wait()  # the folder is read before it is written
     muon = Muon([p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n], lr=0.012)
     adam = torch.optim.AdamW([p for n, p in model.named_parameters() if p.ndim == 1 or "embed" in n], lr=0.002, betas=(0.9, 0.95), weight_decay=0.0)
     peaks = [(group, group["lr"]) for optimizer in (muon, adam) for group in optimizer.param_groups]
-    source, start, seen, mean = batches(tokenizer, rank), time.time(), 0, 0.0
+    source, start, seen, mean = batches(tokenizer, rank, stage), time.time(), 0, 0.0
     for step in range(steps):
         for group, peak in peaks:
             group["lr"] = peak * rate(step, steps)
@@ -285,7 +287,7 @@ def work(rank, team, tokenizer_json, steps, folder):
         seen += int(counts[2])
         if rank == 0 and (step % 20 == 0 or step == steps - 1):
             seconds = time.time() - start
-            print(f"step {step} loss {mean:.4f} tokens {seen} seconds {seconds:.0f} tokens/s {seen / seconds:.0f}", flush=True)
+            print(f"stage {stage + 1} step {step} loss {mean:.4f} tokens {seen} seconds {seconds:.0f} tokens/s {seen / seconds:.0f}", flush=True)
         if rank == 0 and ((step + 1) % 200 == 0 or step == steps - 1):
             write_folder(folder, model, tokenizer)
 
@@ -318,13 +320,18 @@ def write_folder(folder, model, tokenizer):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=pathlib.Path, default=HERE.parent.parent / "crates" / "server" / "demo")
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, nargs=3, default=[2000, 1600, 900], help="steps of the three stages")
+    parser.add_argument("--stage", type=int, choices=[1, 2, 3], default=1, help="start with this stage; from the second on, with the model in the folder")
     parser.add_argument("--processes", type=int, default=2, help="part of the recipe: another number gives another model")
     args = parser.parse_args()
-    numbers = sum(p.numel() for p in Llama().parameters())
-    print(f"{numbers} parameters", flush=True)
+    torch.manual_seed(SEED)
+    model = Llama()
+    numbers = sum(p.numel() for p in model.parameters())
+    if args.stage == 1:
+        write_folder(args.out, model, train_tokenizer())
     team = Team(args.processes, numbers + 3)
-    mp.spawn(work, (team, train_tokenizer().to_str(), args.steps, args.out), nprocs=args.processes)
+    for stage, steps in list(enumerate(args.steps))[args.stage - 1 :]:
+        mp.spawn(work, (team, stage, steps, args.out), nprocs=args.processes)
 
 
 if __name__ == "__main__":

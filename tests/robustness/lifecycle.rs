@@ -32,9 +32,7 @@ fn sigterm_lets_running_requests_finish_and_refuses_new_ones() {
     let mut server = ServerBuilder::new("demo").flags("--shutdown-timeout 600").start();
     let mut streams: Vec<_> =
         (0..12).map(|_| server.open("/v1/completions", &long_stream())).collect();
-    for stream in &mut streams {
-        stream.next_chunk().unwrap();
-    }
+    let first: Vec<Value> = streams.iter_mut().map(|stream| stream.next_chunk().unwrap()).collect();
     server.terminate();
     let health = wait_for("the server to drain", || {
         let health = server.get("/health");
@@ -49,14 +47,14 @@ fn sigterm_lets_running_requests_finish_and_refuses_new_ones() {
     response.error(503);
     assert!(response.header("retry-after").is_some());
 
-    let finish = |stream: ResponseStream| {
-        let chunks = stream.chunks();
+    let finish = |(first, stream): (Value, ResponseStream)| {
+        let chunks = [vec![first], stream.chunks()].concat();
         assert_eq!(chunks.last().unwrap()["usage"]["completion_tokens"], 1900);
         let texts =
             chunks.iter().map(|chunk| chunk["choices"][0]["text"].as_str().unwrap_or_default());
         texts.collect::<String>()
     };
-    let texts: Vec<String> = streams.into_iter().map(finish).collect();
+    let texts: Vec<String> = first.into_iter().zip(streams).map(finish).collect();
     for text in &texts {
         assert_eq!(*text, texts[0]);
     }

@@ -1,6 +1,6 @@
 //! A checkpoint becomes a model: loader, layers, decoder.
 //!
-//! [`load`] turns a [`Checkpoint`](candlepower_checkpoint::Checkpoint) into a [`Decoder`]: one
+//! [`load()`] turns a [`Checkpoint`](candlepower_checkpoint::Checkpoint) into a [`Decoder`]: one
 //! decoder, driven by the checkpoint's `ModelSpec`, runs every architecture. It keeps no state of
 //! any sequence; keys and values live in the paged `KvCache` that the caller passes to
 //! [`Decoder::forward`].

@@ -158,9 +158,9 @@ fn sentence_piece(steps: &[Value]) -> Option<SentencePiece> {
 /// The bytes of all tokens, in one piece of memory.
 pub(crate) struct TokenTable {
     bytes: Vec<u8>,
-    /// `bytes[ends[id - 1]..ends[id]]` belongs to token id. [vocab_size]
+    /// `bytes[ends[id - 1]..ends[id]]` belongs to token id: `[vocab_size]`.
     ends: Vec<u32>,
-    /// [vocab_size]
+    /// `[vocab_size]`
     classes: Vec<TokenClass>,
 }
 
