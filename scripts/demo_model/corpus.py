@@ -15,14 +15,13 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKERS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 MAX_TOKENS = 640
 
-# How often a chat turns to each topic, in each of the three stages of the training: the second one practises sums, the third one names in long chats.
-TOPICS = [(topics.candlepower, 11, 9, 9), (topics.identity, 15, 15, 26), (topics.user_name, 5, 4, 4), (topics.recall_user, 1, 1, 5), (topics.sums, 21, 55, 35), (topics.hard_sum, 2, 3, 3),
-          (topics.count, 4, 3, 3), (topics.sequences, 3, 3, 3), (topics.capitals, 12, 9, 9), (topics.glossary, 6, 5, 5), (topics.facts, 3, 3, 3), (topics.small_talk, 9, 8, 8),
-          (topics.repeat, 12, 9, 13), (topics.remember, 4, 3, 3), (topics.stories, 2.5, 2, 2), (topics.unknown, 13, 11, 11), (topics.json_answer, 7, 6, 6)]
+# How often a chat turns to each topic, in each of the two stages of the training: the second one practises sums and long chats.
+TOPICS = [(topics.candlepower, 11, 9), (topics.identity, 15, 15), (topics.user_name, 5, 4), (topics.recall_user, 1, 1), (topics.sums, 21, 55), (topics.hard_sum, 2, 3),
+          (topics.count, 4, 3), (topics.sequences, 3, 3), (topics.capitals, 12, 9), (topics.glossary, 6, 5), (topics.facts, 3, 3), (topics.small_talk, 9, 8),
+          (topics.repeat, 12, 9), (topics.remember, 4, 3), (topics.stories, 2.5, 2), (topics.unknown, 13, 11), (topics.json_answer, 7, 6)]
 TURNS = [1, 2, 3, 4, 6, 9, 14]
-TURN_WEIGHTS = [38, 22, 15, 10, 8, 5, 2], [26, 18, 14, 12, 12, 10, 8], [18, 12, 10, 12, 16, 18, 14]
-ECHO = 0.07, 0.03, 0.03
-TOOLS = 0.04, 0.04, 0.06
+TURN_WEIGHTS = [38, 22, 15, 10, 8, 5, 2], [26, 18, 14, 12, 12, 10, 8]
+ECHO = 0.07, 0.03
 
 GENERIC_SYSTEMS = ["You are a helpful assistant.", "You are a helpful assistant.", "Be brief.", "Answer the questions of the user.", "You are a friendly chatbot.", "Be polite and kind.",
                    "You are an assistant.", "Answer in English.", "Help the user.", "You are a helpful AI assistant. Answer politely.", "Keep your answers short.", "You are the demo model of candlepower."]
@@ -79,7 +78,7 @@ def chat(r, stage):
     """Messages and functions of one chat."""
     ctx = {}
     system = system_prompt(r, ctx)
-    if r.random() < TOOLS[stage] and not ctx.get("json"):
+    if r.random() < 0.04 and not ctx.get("json"):
         return tools.conversation(r, system, lambda: some_turns(r, ctx, stage))
     target = r.choices(TURNS, TURN_WEIGHTS[stage])[0]
     turns = []
@@ -163,8 +162,8 @@ def plain_dialogue(r):
     return "\n".join(f"{q}\n{a}" for q, a in topics.capitals(r, {}) + topics.small_talk(r, {}) + topics.sums(r, {}))
 
 
-PLAIN = [(topics.story, 4, 3, 3), (plain_capitals, 3, 3, 7), (plain_about, 3, 2, 2), (plain_glossary, 2, 2, 2), (plain_sums, 3, 12, 7), (plain_lists, 2, 2, 2), (plain_person, 1.5, 1, 1),
-         (plain_sentences, 1.5, 1, 1), (plain_code, 0.7, 0.5, 0.5), (plain_dialogue, 0.5, 0.5, 0.5)]
+PLAIN = [(topics.story, 4, 3), (plain_capitals, 3, 3), (plain_about, 3, 2), (plain_glossary, 2, 2), (plain_sums, 3, 12), (plain_lists, 2, 2), (plain_person, 1.5, 1),
+         (plain_sentences, 1.5, 1), (plain_code, 0.7, 0.5), (plain_dialogue, 0.5, 0.5)]
 
 
 # --- Samples ----------------------------------------------------------------------------------------------------------

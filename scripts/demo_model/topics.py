@@ -139,7 +139,7 @@ def sums(r, ctx):
 
 def one_sum(r, follow_up=False):
     a, b = r.randint(0, 20), r.randint(0, 20)
-    if r.random() < 0.15:
+    if r.random() < 0.10:
         return sum_in_words(r, a, b)
     op = r.choice("++-")
     c = a + b if op == "+" else a - b
@@ -159,11 +159,20 @@ def one_sum(r, follow_up=False):
                                           f"{a} {op} {b} = {c}. Do you want to try another one?", p=0.8)
 
 
+def spell(n):
+    if n < 0:
+        return "minus " + spell(-n)
+    if n <= 20:
+        return w.NUMBERS[n]
+    tens = {2: "twenty", 3: "thirty", 4: "forty"}[n // 10]
+    return tens if n % 10 == 0 else f"{tens}-{w.NUMBERS[n % 10]}"
+
+
 def sum_in_words(r, a, b):
-    word, op, c = ("plus", "+", a + b) if r.random() < 0.65 else ("minus", "-", a - b)
-    left = f"{w.NUMBERS[a]} {word} {w.NUMBERS[b]}"
+    word, c = ("plus", a + b) if r.random() < 0.65 else ("minus", a - b)
+    left = f"{spell(a)} {word} {spell(b)}"
     question = ask(r, f"What is {left}?", f"How much is {left}?", f"{left}", f"What's {left}?", f"And {left}?")
-    return question, f"{a} {op} {b} = {c}."
+    return question, f"{left[0].upper()}{left[1:]} is {spell(c)}."
 
 
 def hard_sum(r, ctx):

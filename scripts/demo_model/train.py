@@ -320,8 +320,8 @@ def write_folder(folder, model, tokenizer):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=pathlib.Path, default=HERE.parent.parent / "crates" / "server" / "demo")
-    parser.add_argument("--steps", type=int, nargs=3, default=[2000, 1600, 900], help="steps of the three stages")
-    parser.add_argument("--stage", type=int, choices=[1, 2, 3], default=1, help="start with this stage; from the second on, with the model in the folder")
+    parser.add_argument("--steps", type=int, nargs=2, default=[2000, 1600], help="steps of the two stages")
+    parser.add_argument("--stage", type=int, choices=[1, 2], default=1, help="start with this stage; the second one goes on with the model in the folder")
     parser.add_argument("--processes", type=int, default=2, help="part of the recipe: another number gives another model")
     args = parser.parse_args()
     torch.manual_seed(SEED)
