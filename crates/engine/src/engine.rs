@@ -160,31 +160,25 @@ impl Engine {
             &self.scheduler,
             &self.shared.info.eos_token_ids,
         );
-        let scored: Vec<(SeqId, u32, Vec<u32>)> = batch
-            .prompts
-            .iter()
-            .map(|prompt| {
-                let row = &step.rows[prompt.row];
-                (row.seq, row.first_position, prompt.next_token_ids.clone())
-            })
-            .collect();
         self.ranks.launch(&step, &batch);
         let output = self.ranks.wait()?;
         self.metrics.forward_duration_seconds.record(output.forward_seconds);
         self.metrics
             .iteration_tokens
             .record(step.rows.iter().map(|row| row.tokens.len()).sum::<usize>() as f64);
-        self.keep_scores(scored, &output);
+        self.keep_scores(&step, &batch, &output);
         self.commit(&step, output)?;
         self.metrics.step_duration_seconds.record(began.elapsed().as_secs_f64());
         Ok(())
     }
 
-    fn keep_scores(&mut self, scored: Vec<(SeqId, u32, Vec<u32>)>, output: &StepOutput) {
-        for ((id, first_position, token_ids), rows) in scored.into_iter().zip(&output.prompts) {
-            let Some(scores) = self.sequences.get(&id).and_then(Sequence::scores) else { continue };
-            let places = &mut scores.borrow_mut().tokens[first_position as usize + 1..];
-            for ((place, token_id), row) in places.iter_mut().zip(token_ids).zip(rows) {
+    fn keep_scores(&self, step: &Step, batch: &SamplingBatch<'_>, output: &StepOutput) {
+        for (prompt, rows) in batch.prompts.iter().zip(&output.prompts) {
+            let row = &step.rows[prompt.row];
+            let Some(scores) = self.sequences[&row.seq].scores() else { continue };
+            let places = &mut scores.borrow_mut().tokens[row.first_position as usize + 1..];
+            for ((place, &token_id), row) in places.iter_mut().zip(&prompt.next_token_ids).zip(rows)
+            {
                 *place =
                     Some(TokenLogprobs { token_id, logprob: row.logprob, top: row.top.clone() });
             }
