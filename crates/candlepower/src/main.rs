@@ -50,7 +50,7 @@ fn run_server(flags: &clap::ArgMatches) -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
     };
-    init_logging(&effective.config);
+    let terminal = init_logging(&effective.config);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -58,7 +58,7 @@ fn run_server(flags: &clap::ArgMatches) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let result = runtime.block_on(serve(effective));
+    let result = runtime.block_on(serve(effective, terminal));
     // Work that is still being prepared for requests that are gone is not waited for.
     runtime.shutdown_background();
     match result {

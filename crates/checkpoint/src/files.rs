@@ -116,7 +116,11 @@ impl WeightFiles {
         }
     }
 
-    pub(crate) fn find(files: &CheckpointFiles) -> Result<Self> {
+    /// Finds them: `model.safetensors`, or the shards that the index names, which need not be there.
+    ///
+    /// # Errors
+    /// Neither is there, or the index is damaged.
+    pub fn find(files: &CheckpointFiles) -> Result<Self> {
         if files.contains(SINGLE) {
             return Ok(Self::Single(SINGLE.to_owned()));
         }

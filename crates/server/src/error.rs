@@ -13,14 +13,14 @@ pub enum Error {
     /// No model was named.
     #[error("which model? Name one: `candlepower serve demo`, or the folder of a model")]
     NoModel,
-    /// The model is a hub id.
+    /// The model is neither `demo` nor a folder nor an id.
     #[error(
-        "`{0}` is no folder here; models are not downloaded from the hub yet (the next version does): download it and name its folder"
+        "there is no model folder `{0}`; name a folder with config.json, a model on the hub as owner/name, or `demo`"
     )]
-    HubId(String),
-    /// The model is neither `demo` nor a folder.
-    #[error("there is no model folder `{0}`; name a folder with config.json, or `demo`")]
     NoSuchModel(String),
+    /// The model could not be had from the hub.
+    #[error(transparent)]
+    Hub(#[from] candlepower_hub::Error),
     /// The device is not there.
     #[error("this build has no CUDA: leave --device out, or take a build with CUDA")]
     NoCuda,
@@ -34,6 +34,11 @@ pub enum Error {
         /// What the checkpoint says.
         found: String,
     },
+    /// The weights are quantized in a way that is not computed with.
+    #[error(
+        "the weights are quantized with {0}, which is not supported yet; use the float16 or bfloat16 original of the model"
+    )]
+    QuantizationUnsupported(String),
     /// The address cannot be listened on.
     #[error("cannot listen on {address}: {source}")]
     Listen {

@@ -12,10 +12,13 @@ use crate::config::{ByteSize, DeviceKind, Effective, ServeConfig, Source};
 use crate::error::{Error, Result};
 use crate::health::VERSION;
 use crate::listen;
-use crate::load::{ModelSource, load};
+use crate::load::load;
+use crate::logging::Terminal;
 use crate::metrics::Metrics;
+use crate::pull::{LocalModel, pull};
 use crate::router::router;
 use crate::signals::StopSignals;
+use crate::source::ModelSource;
 use crate::state::{AppState, LoadedModel};
 
 /// How long /health says why loading failed before the process ends.
@@ -29,11 +32,16 @@ const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// If the server cannot listen, or the model cannot be loaded; the reason is in the log, too.
-pub async fn serve(effective: Effective) -> Result<()> {
+pub async fn serve(effective: Effective, terminal: Terminal) -> Result<()> {
     let mut server =
         Server::start(&effective).await.inspect_err(|error| tracing::error!("{error}"))?;
+    let (source, state) = (server.source.clone(), server.state.clone());
+    let loading = async {
+        let local = pull(&source, &state, &terminal).await?;
+        load_in_thread(local, state.clone()).await
+    };
     let loaded = tokio::select! {
-        loaded = load_in_thread(server.source.clone(), server.state.clone()) => loaded,
+        loaded = loading => loaded,
         () = server.signals.next() => {
             tracing::info!("stopped while loading");
             return Ok(());
@@ -116,11 +124,10 @@ async fn bind(config: &ServeConfig) -> Result<(TcpListener, SocketAddr)> {
 }
 
 /// Loads in a thread of its own: the runtime goes on answering, and does not wait for it when the process ends.
-async fn load_in_thread(source: ModelSource, state: AppState) -> Result<LoadedModel> {
+async fn load_in_thread(local: LocalModel, state: AppState) -> Result<LoadedModel> {
     let (sender, receiver) = oneshot::channel();
     let work = move || {
-        let loaded =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| load(&source, &state)));
+        let loaded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| load(local, &state)));
         let loaded =
             loaded.unwrap_or_else(|panic| Err(Error::LoadingPanicked(panic_message(&*panic))));
         let _ = sender.send(loaded); // nobody waits any more if the server was told to stop
@@ -166,7 +173,7 @@ fn announce(effective: &Effective, address: &SocketAddr) {
     for name in config.without_effect() {
         tracing::info!("{name} has no effect on the CPU");
     }
-    tracing::info!("listening on http://{address}, loading the model");
+    tracing::info!("listening on http://{address}, getting the model");
 }
 
 /// What can be said of the model.

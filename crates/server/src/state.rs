@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candlepower_api::{HealthResponse, LoadProgress};
 use candlepower_checkpoint::SamplingDefaults;
 use candlepower_engine::{EngineHandle, EngineHealth};
+use candlepower_hub::DownloadProgress;
 use candlepower_tokenizer::{ChatTemplate, Tokenizer};
 use tokio::sync::{Semaphore, watch};
 
@@ -32,6 +33,8 @@ struct Shared {
 enum Lifecycle {
     /// Nothing is known of the model yet.
     Pending,
+    /// Its files are being downloaded.
+    Pulling(Arc<DownloadProgress>),
     /// Weights are being read.
     Initializing(Option<LoadProgress>),
     /// The first forward runs.
@@ -113,10 +116,17 @@ impl AppState {
         let mut lifecycle = self.lifecycle();
         if matches!(
             *lifecycle,
-            Lifecycle::Pending | Lifecycle::Initializing(_) | Lifecycle::Starting
+            Lifecycle::Pending
+                | Lifecycle::Pulling(_)
+                | Lifecycle::Initializing(_)
+                | Lifecycle::Starting
         ) {
             *lifecycle = next;
         }
+    }
+
+    pub(crate) fn set_pulling(&self, progress: Arc<DownloadProgress>) {
+        self.advance(Lifecycle::Pulling(progress));
     }
 
     pub(crate) fn set_initializing(&self, progress: Option<LoadProgress>) {
@@ -146,6 +156,9 @@ impl AppState {
             Lifecycle::Pending => {
                 "The server is starting: the model is not loaded yet (phase pending).".to_owned()
             }
+            Lifecycle::Pulling(_) => {
+                "The server is starting: the model is being downloaded (phase pulling).".into()
+            }
             Lifecycle::Initializing(_) => {
                 "The server is starting: the model is being loaded (phase initializing).".into()
             }
@@ -170,6 +183,11 @@ impl AppState {
         };
         let response = match &*self.lifecycle() {
             Lifecycle::Pending => not_ready("starting", "pending"),
+            Lifecycle::Pulling(progress) => {
+                let (bytes_done, bytes_total) = progress.bytes();
+                let progress = Some(LoadProgress { bytes_done, bytes_total });
+                HealthResponse { progress, ..not_ready("starting", "pulling") }
+            }
             Lifecycle::Initializing(progress) => {
                 HealthResponse { progress: *progress, ..not_ready("starting", "initializing") }
             }

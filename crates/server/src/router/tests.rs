@@ -12,8 +12,9 @@ use tower::ServiceExt;
 use super::*;
 use crate::config::ServeConfig;
 use crate::listen;
-use crate::load::{ModelSource, load};
+use crate::load::load;
 use crate::metrics::Metrics;
+use crate::pull::LocalModel;
 
 fn starting(argv: &[&str]) -> AppState {
     let command = ServeConfig::augment_args(Command::new("serve").no_binary_name(true));
@@ -24,8 +25,8 @@ fn starting(argv: &[&str]) -> AppState {
 
 fn ready(argv: &[&str]) -> AppState {
     let state = starting(argv);
-    let source = ModelSource::find(state.config()).unwrap();
-    state.set_ready(load(&source, &state).unwrap());
+    let local = LocalModel::here(state.config());
+    state.set_ready(load(local, &state).unwrap());
     state
 }
 

@@ -1,0 +1,233 @@
+//! A model's place in the cache of the hub's own tools.
+//!
+//! `models--OWNER--NAME/` holds `blobs/DIGEST` (the bytes), `snapshots/COMMIT/NAME` (links to blobs) and `refs/REVISION`
+//! (a commit id). A blob gets its name only when it is whole and verified; until then it is `DIGEST.incomplete`, written
+//! by whoever holds the lock `.locks/models--OWNER--NAME/DIGEST.lock`, which other tools take, too.
+//!
+//! Source: "Understand caching" in huggingface_hub's documentation, and its file_download.py.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use hf_hub::{Cache, CacheRepo, Repo, RepoType};
+
+use crate::digest::Digest;
+use crate::listing::RemoteFile;
+use crate::{Error, ModelId, Result};
+
+/// One model's part of the cache.
+#[derive(Debug)]
+pub(crate) struct ModelCache {
+    /// The cache of all models.
+    root: PathBuf,
+    folder_name: String,
+    repo: CacheRepo,
+}
+
+/// Held while a blob is being downloaded.
+#[derive(Debug)]
+pub(crate) struct BlobLock {
+    _file: File,
+}
+
+impl ModelCache {
+    pub(crate) fn new(root: &Path, id: &ModelId) -> Self {
+        let repo = Repo::new(id.as_str().to_owned(), RepoType::Model);
+        Self {
+            root: root.to_owned(),
+            folder_name: repo.folder_name(),
+            repo: Cache::new(root.to_owned()).repo(repo),
+        }
+    }
+
+    /// The cache of all models.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The folder with the files of a commit.
+    pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.repo.pointer_path(commit)
+    }
+
+    /// The commit that a revision was when it was last seen.
+    pub(crate) fn commit(&self, revision: &str) -> Option<String> {
+        if is_commit(revision) {
+            return Some(revision.to_owned());
+        }
+        let commit = fs::read_to_string(self.ref_path(revision)).ok()?.trim().to_owned();
+        is_commit(&commit).then_some(commit)
+    }
+
+    /// Notes which commit a revision is.
+    pub(crate) fn set_commit(&self, revision: &str, commit: &str) -> Result<()> {
+        if is_commit(revision) || self.commit(revision).as_deref() == Some(commit) {
+            return Ok(());
+        }
+        let path = self.ref_path(revision);
+        let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
+        create_parent(&path)?;
+        fs::write(&unfinished, commit).map_err(at(&unfinished))?;
+        fs::rename(&unfinished, &path).map_err(at(&path))
+    }
+
+    /// Whether a file of a commit is there with its whole length, linked or copied.
+    pub(crate) fn has(&self, commit: &str, file: &RemoteFile) -> bool {
+        has_length(&self.snapshot(commit).join(&file.name), file.size)
+    }
+
+    /// Whether the bytes are there, perhaps from another commit.
+    pub(crate) fn has_blob(&self, file: &RemoteFile) -> bool {
+        has_length(&self.blob(&file.digest), file.size)
+    }
+
+    pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
+        self.repo.blob_path(digest.as_str())
+    }
+
+    /// Where the bytes go until they are whole.
+    pub(crate) fn incomplete(&self, digest: &Digest) -> PathBuf {
+        let mut path = self.blob(digest).into_os_string();
+        path.push(".incomplete");
+        path.into()
+    }
+
+    /// Bytes of a file that an earlier download has left.
+    pub(crate) fn incomplete_bytes(&self, file: &RemoteFile) -> u64 {
+        let len = fs::metadata(self.incomplete(&file.digest)).map_or(0, |found| found.len());
+        len.min(file.size)
+    }
+
+    /// Takes the right to download a blob; `None` while another process has it.
+    pub(crate) fn try_lock(&self, digest: &Digest) -> Result<Option<BlobLock>> {
+        let name = format!("{}.lock", digest.as_str());
+        let path = self.root.join(".locks").join(&self.folder_name).join(name);
+        create_parent(&path)?;
+        create_parent(&self.blob(digest))?;
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(at(&path))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(BlobLock { _file: file })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            // A file system without locks: the digest still tells what is whole.
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
+                Ok(Some(BlobLock { _file: file }))
+            }
+            Err(TryLockError::Error(error)) => Err(at(&path)(error)),
+        }
+    }
+
+    /// Gives the bytes their name, once they are verified.
+    pub(crate) fn complete(&self, digest: &Digest) -> Result<()> {
+        let (from, to) = (self.incomplete(digest), self.blob(digest));
+        fs::rename(from, &to).map_err(at(&to))
+    }
+
+    /// Makes a blob a file of a commit.
+    pub(crate) fn link(&self, commit: &str, file: &RemoteFile) -> Result<()> {
+        let path = self.snapshot(commit).join(&file.name);
+        create_parent(&path)?;
+        let mut target = PathBuf::new();
+        // From the file's folder up to the model's: snapshots, the commit, and the folders of its name.
+        target.extend(
+            (0..Path::new(&file.name).components().count() + 1).map(|_| Component::ParentDir),
+        );
+        target.push("blobs");
+        target.push(file.digest.as_str());
+        // Another process may do the same at this moment: the last one wins, and nobody finds nothing.
+        let name = file.name.replace('/', "-");
+        let unfinished = self.snapshot(commit).join(format!(".{name}.{}.tmp", std::process::id()));
+        match fs::remove_file(&unfinished) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(at(&unfinished)(error));
+            }
+            _ => {}
+        }
+        std::os::unix::fs::symlink(&target, &unfinished).map_err(at(&unfinished))?;
+        fs::rename(&unfinished, &path).map_err(at(&path))
+    }
+
+    /// Bytes that are free where the cache is; `None` where nobody knows.
+    pub(crate) fn free_bytes(&self) -> Option<u64> {
+        let existing = self.root.ancestors().find(|folder| folder.exists())?;
+        let found = rustix::fs::statvfs(existing).ok()?;
+        Some(found.f_bavail.saturating_mul(found.f_frsize))
+    }
+
+    fn ref_path(&self, revision: &str) -> PathBuf {
+        self.root.join(&self.folder_name).join("refs").join(revision)
+    }
+}
+
+/// Whether a revision is a full commit id.
+pub(crate) fn is_commit(revision: &str) -> bool {
+    revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// Checks that a revision can be a part of a path.
+pub(crate) fn check_revision(revision: &str) -> Result<()> {
+    let is_name = |part| matches!(part, Component::Normal(_));
+    if revision.is_empty() || !Path::new(revision).components().all(is_name) {
+        return Err(Error::BadRevision(revision.to_owned()));
+    }
+    Ok(())
+}
+
+/// Says which path an error of the system is about.
+pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::Cache { path, source }
+}
+
+fn create_parent(path: &Path) -> Result<()> {
+    let parent = path.parent().expect("every path in the cache is below its root");
+    fs::create_dir_all(parent).map_err(at(parent))
+}
+
+fn has_length(path: &Path, len: u64) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn revisions_stay_in_the_cache() {
+        for revision in ["main", "v1.0", "refs/pr/3", "0123456789012345678901234567890123456789"] {
+            check_revision(revision).unwrap();
+        }
+        for revision in ["", "/etc", "../x", "a/../b"] {
+            assert!(matches!(check_revision(revision), Err(Error::BadRevision(_))), "{revision}");
+        }
+    }
+
+    #[test]
+    fn a_file_in_a_folder_is_linked_to_its_blob() {
+        let root = std::env::temp_dir().join(format!("candlepower-cache-{}", std::process::id()));
+        let cache = ModelCache::new(&root, &"owner/name".parse().unwrap());
+        let commit = "0123456789012345678901234567890123456789";
+        let digest = Digest::GitSha1("ce013625030ba8dba906f756967f9e9ca394464a".into());
+        let lock = cache.try_lock(&digest).unwrap();
+        assert!(lock.is_some());
+        fs::write(cache.incomplete(&digest), "hello\n").unwrap();
+        cache.complete(&digest).unwrap();
+        for name in ["config.json", "1_Pooling/config.json"] {
+            let file = RemoteFile { name: name.into(), size: 6, digest: digest.clone() };
+            assert!(!cache.has(commit, &file) && cache.has_blob(&file));
+            cache.link(commit, &file).unwrap();
+            assert!(cache.has(commit, &file));
+            assert_eq!(fs::read(cache.snapshot(commit).join(name)).unwrap(), b"hello\n");
+        }
+        assert_eq!(cache.commit("refs/pr/1"), None);
+        cache.set_commit("refs/pr/1", commit).unwrap();
+        assert_eq!(cache.commit("refs/pr/1").as_deref(), Some(commit));
+        assert!(cache.free_bytes().is_some_and(|free| free > 0));
+        fs::remove_dir_all(root).unwrap();
+    }
+}

@@ -1,0 +1,224 @@
+//! What a repository holds at a revision: one request tells its commit and every file's size and digest.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path};
+use std::time::Duration;
+
+use hf_hub::api::tokio::Api;
+use hf_hub::{Repo, RepoType};
+use reqwest::StatusCode;
+use reqwest::header::{HeaderMap, HeaderName};
+use serde::Deserialize;
+use tokio::time::{sleep, timeout};
+
+use crate::config::Token;
+use crate::digest::Digest;
+use crate::{Error, ModelId, Result};
+
+/// How often the hub is asked before it counts as unreachable.
+const ATTEMPTS: u32 = 3;
+
+/// A repository at a revision.
+#[derive(Clone, Debug)]
+pub(crate) struct Listing {
+    /// The full commit id.
+    pub(crate) commit: String,
+    /// All files by their path in the repository.
+    pub(crate) files: BTreeMap<String, RemoteFile>,
+}
+
+/// A file on the hub.
+#[derive(Clone, Debug)]
+pub(crate) struct RemoteFile {
+    pub(crate) name: String,
+    /// In bytes.
+    pub(crate) size: u64,
+    pub(crate) digest: Digest,
+}
+
+/// The repository whose listing is asked for, and as whom.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    pub(crate) id: &'a ModelId,
+    pub(crate) revision: &'a str,
+    pub(crate) token: Option<&'a Token>,
+    pub(crate) hub: &'a str,
+}
+
+/// Why there is no listing.
+pub(crate) enum NoListing {
+    /// Nobody answers, or not in order; the cause in words. The cache may still do.
+    Unreachable(String),
+    /// The hub has answered, and it is an error.
+    Refused(Error),
+}
+
+impl Listing {
+    /// Asks the hub; `silence` is how long it may take to answer.
+    pub(crate) async fn fetch(
+        api: &Api,
+        asked: Asked<'_>,
+        silence: Duration,
+    ) -> Result<Self, NoListing> {
+        let repo = Repo::with_revision(
+            asked.id.as_str().to_owned(),
+            RepoType::Model,
+            asked.revision.to_owned(),
+        );
+        let mut attempt = 1;
+        loop {
+            let request = api.repo(repo.clone()).info_request().query(&[("blobs", "true")]);
+            let cause = match timeout(silence, request.send()).await {
+                Err(_) => format!("no answer within {} s", silence.as_secs()),
+                Ok(Err(error)) => root_cause(&error),
+                Ok(Ok(response)) if is_passing(response.status()) => {
+                    format!("it answers {}", response.status().as_u16())
+                }
+                Ok(Ok(response)) => {
+                    return asked.read(response, silence).await;
+                }
+            };
+            if attempt == ATTEMPTS {
+                return Err(NoListing::Unreachable(cause));
+            }
+            sleep(Duration::from_millis(250 << attempt)).await;
+            attempt += 1;
+        }
+    }
+}
+
+impl Asked<'_> {
+    /// The model's page, for people.
+    pub(crate) fn page(&self) -> String {
+        format!("{}/{}", self.hub, self.id)
+    }
+
+    async fn read(
+        &self,
+        response: reqwest::Response,
+        silence: Duration,
+    ) -> Result<Listing, NoListing> {
+        let (status, headers) = (response.status(), response.headers().clone());
+        let body = match timeout(silence, response.bytes()).await {
+            Err(_) => {
+                let cause = format!("nothing more came within {} s", silence.as_secs());
+                return Err(NoListing::Unreachable(cause));
+            }
+            Ok(Err(error)) => return Err(NoListing::Unreachable(root_cause(&error))),
+            Ok(Ok(body)) => body,
+        };
+        if !status.is_success() {
+            return Err(NoListing::Refused(self.refusal(status, &headers, "its files")));
+        }
+        self.parse(&body).map_err(NoListing::Refused)
+    }
+
+    fn parse(&self, body: &[u8]) -> Result<Listing> {
+        let missing = |what: &str| Error::Incomplete {
+            hub: self.hub.to_owned(),
+            id: self.id.to_string(),
+            what: what.to_owned(),
+        };
+        let info: Info =
+            serde_json::from_slice(body).map_err(|_| missing("the list of the files"))?;
+        // Both become parts of paths.
+        if !is_hex(&info.sha, 40) {
+            return Err(missing("the commit"));
+        }
+        let mut files = BTreeMap::new();
+        for sibling in info.siblings {
+            let name = sibling.rfilename;
+            if !Path::new(&name).components().all(|part| matches!(part, Component::Normal(_))) {
+                continue;
+            }
+            let digest = match (sibling.lfs, sibling.blob_id) {
+                (Some(lfs), _) if is_hex(&lfs.sha256, 64) => Digest::Sha256(lfs.sha256),
+                (None, Some(id)) if is_hex(&id, 40) => Digest::GitSha1(id),
+                _ => return Err(missing(&format!("the digest of {name}"))),
+            };
+            let size = sibling.size.ok_or_else(|| missing(&format!("the size of {name}")))?;
+            files.insert(name.clone(), RemoteFile { name, size, digest });
+        }
+        Ok(Listing { commit: info.sha, files })
+    }
+
+    /// What an answer that is no success means, to the request for `what`.
+    ///
+    /// Source: `hf_raise_for_status` in huggingface_hub.
+    pub(crate) fn refusal(&self, status: StatusCode, headers: &HeaderMap, what: &str) -> Error {
+        let header = |name: &'static str| {
+            headers.get(HeaderName::from_static(name)).and_then(|value| value.to_str().ok())
+        };
+        let code = header("x-error-code").unwrap_or_default();
+        let message = header("x-error-message").unwrap_or_default();
+        let (id, page) = (self.id.to_string(), self.page());
+        let token = self.token.map(|token| token.origin().to_owned());
+        let is_token_refused = message.to_lowercase().contains("invalid credentials");
+        match (status.as_u16(), code, token) {
+            (_, "RevisionNotFound", _) => {
+                Error::NoRevision { id, revision: self.revision.to_owned(), page }
+            }
+            (_, "EntryNotFound", _) => Error::NoFile { id, file: what.to_owned(), page },
+            (_, "GatedRepo", None) => Error::GatedWithoutToken { id, page },
+            (_, "GatedRepo", Some(token)) => Error::GatedWithoutAccess { id, page, token },
+            (401, _, Some(token)) if is_token_refused || code != "RepoNotFound" => {
+                Error::TokenRefused { hub: self.hub.to_owned(), token }
+            }
+            (401 | 404, _, None) => Error::NotFoundWithoutToken { page },
+            (401 | 404, _, Some(token)) => Error::NotFoundWithToken { page, token },
+            (403, _, token) => {
+                let token = token.unwrap_or_else(|| "nowhere (HF_TOKEN is not set)".to_owned());
+                Error::Forbidden { page, token }
+            }
+            (status, _, _) => {
+                let message = if message.is_empty() {
+                    String::new()
+                } else {
+                    format!(": {}", message.chars().take(200).collect::<String>())
+                };
+                Error::Answer { status, what: format!("{what} of `{id}`"), message }
+            }
+        }
+    }
+}
+
+/// Whether the same request may be answered better in a moment.
+pub(crate) fn is_passing(status: StatusCode) -> bool {
+    status.is_server_error()
+        || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT)
+}
+
+/// What a failed request comes down to.
+pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+fn is_hex(text: &str, len: usize) -> bool {
+    text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// The hub's answer, as far as it is read.
+#[derive(Deserialize)]
+struct Info {
+    sha: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    blob_id: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: String,
+}

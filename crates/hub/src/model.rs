@@ -1,0 +1,415 @@
+//! A model on the hub, from its name to a folder with all its files.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use candlepower_checkpoint::{CheckpointFiles, WeightFiles};
+use futures::{StreamExt, TryStreamExt, stream};
+use hf_hub::api::tokio::{Api, ApiBuilder};
+use tokio::time::sleep;
+
+use crate::cache::{ModelCache, check_revision, is_commit};
+use crate::listing::{Asked, Listing, NoListing, RemoteFile};
+use crate::progress::DownloadProgress;
+use crate::transfer::{Download, Transfer};
+use crate::{Error, HubConfig, ModelId, Result};
+
+/// Files that describe a model, apart from its weights and its code.
+const DESCRIPTION: [&str; 11] = [
+    CONFIG,
+    "generation_config.json",
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    INDEX,
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+];
+const CONFIG: &str = "config.json";
+const TOKENIZER: &str = "tokenizer.json";
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// Folders whose small files describe a model, too.
+const DESCRIPTION_FOLDERS: [(&str, &str); 2] =
+    [("additional_chat_templates/", ".jinja"), ("1_Pooling/", "config.json")];
+
+/// Files that are downloaded at the same time.
+const FILES_AT_ONCE: usize = 4;
+/// How often it is looked whether another process has finished a file.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// A hub, and the cache of what came from it.
+#[derive(Clone, Debug)]
+pub struct Hub(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    config: HubConfig,
+    api: Api,
+    transfer: Transfer,
+    /// Its address, for people.
+    address: String,
+}
+
+/// A model whose description is in the cache.
+#[derive(Debug)]
+pub struct HubModel {
+    hub: Hub,
+    id: ModelId,
+    revision: String,
+    commit: String,
+    cache: ModelCache,
+    /// Absent where the hub was not asked.
+    listing: Option<Listing>,
+}
+
+impl Hub {
+    /// Prepares to ask; asks nothing yet.
+    ///
+    /// # Errors
+    /// The token cannot be sent.
+    pub fn new(config: HubConfig) -> Result<Self> {
+        let transfer = Transfer::new(&config)?;
+        let mut builder = ApiBuilder::new()
+            .with_cache_dir(config.cache.clone())
+            .with_token(config.token.as_ref().map(|token| token.secret().to_owned()))
+            .with_user_agent("candlepower", env!("CARGO_PKG_VERSION"));
+        if let Some(endpoint) = &config.endpoint {
+            builder = builder.with_endpoint(endpoint.clone());
+        }
+        let api = builder.build().map_err(|error| Error::Client(error.to_string()))?;
+        // The usual address is known to the library alone.
+        let url = api.model("a/b".to_owned()).url("");
+        let address = url.split("/a/b/resolve/").next().unwrap_or_default().to_owned();
+        Ok(Self(Arc::new(Inner { config, api, transfer, address })))
+    }
+
+    /// Finds a model at a revision (a branch, a tag or a commit) and fetches what describes it.
+    ///
+    /// Where the hub does not answer, or is not to be asked, a model that is whole in the cache is taken from there.
+    ///
+    /// # Errors
+    /// There is no such model or revision, it may not be read, or the connection fails: see [`enum@Error`].
+    pub async fn open(
+        &self,
+        id: &ModelId,
+        revision: &str,
+        progress: &DownloadProgress,
+    ) -> Result<HubModel> {
+        let is_whole = |model: &HubModel| model.missing_in_cache().is_none();
+        let Found { model, needs } = self.find(id, revision, is_whole).await?;
+        if let Some(listing) = needs {
+            if !listing.files.contains_key(CONFIG) {
+                model.check_weights(&listing)?;
+                return Err(self.no_file(id, CONFIG));
+            }
+            model
+                .fetch(listing.files.values().filter(|file| describes(&file.name)), progress)
+                .await?;
+        }
+        Ok(model)
+    }
+
+    /// As [`open`](Self::open), for the configuration alone.
+    ///
+    /// # Errors
+    /// As of `open`.
+    pub async fn open_configuration(&self, id: &ModelId, revision: &str) -> Result<HubModel> {
+        self.open_one(id, revision, &[CONFIG]).await
+    }
+
+    /// As [`open`](Self::open), for the tokenizer alone.
+    ///
+    /// # Errors
+    /// As of `open`.
+    pub async fn open_tokenizer(&self, id: &ModelId, revision: &str) -> Result<HubModel> {
+        let others = ["tokenizer_config.json", "chat_template.jinja"];
+        self.open_one(id, revision, &[TOKENIZER, others[0], others[1]]).await
+    }
+
+    /// Fetches the named files, of which the first must be there.
+    async fn open_one(&self, id: &ModelId, revision: &str, names: &[&str]) -> Result<HubModel> {
+        let is_there = |model: &HubModel| model.folder().join(names[0]).is_file();
+        let Found { model, needs } = self.find(id, revision, is_there).await?;
+        if let Some(listing) = needs {
+            if !listing.files.contains_key(names[0]) {
+                return Err(self.no_file(id, names[0]));
+            }
+            let files = names.iter().filter_map(|name| listing.files.get(*name));
+            model.fetch(files, &DownloadProgress::default()).await?;
+        }
+        Ok(model)
+    }
+
+    /// Finds out which commit a revision is, from the hub if need be; `is_enough` says whether the cache will do.
+    async fn find(
+        &self,
+        id: &ModelId,
+        revision: &str,
+        is_enough: impl Fn(&HubModel) -> bool,
+    ) -> Result<Found> {
+        check_revision(revision)?;
+        let config = &self.0.config;
+        let cache = || ModelCache::new(&config.cache, id);
+        let model = |commit: String, listing| HubModel {
+            hub: self.clone(),
+            id: id.clone(),
+            revision: revision.to_owned(),
+            commit,
+            cache: cache(),
+            listing,
+        };
+        let cached = cache().commit(revision).map(|commit| model(commit, None));
+        let missing = || {
+            let found = cached.as_ref().and_then(HubModel::missing_in_cache);
+            found.unwrap_or_else(|| "config.json".to_owned())
+        };
+        let enough = cached.as_ref().is_some_and(&is_enough);
+        if config.offline && !enough {
+            let (missing, place) = (missing(), config.cache.clone());
+            return Err(Error::OfflineNotCached { id: id.to_string(), missing, place });
+        }
+        if enough && (config.offline || is_commit(revision)) {
+            return Ok(Found::in_cache(cached));
+        }
+        match Listing::fetch(&self.0.api, self.asked(id, revision), config.silence).await {
+            Ok(listing) => {
+                let model = model(listing.commit.clone(), Some(listing.clone()));
+                Ok(Found { model, needs: Some(listing) })
+            }
+            Err(NoListing::Refused(error)) => Err(error),
+            Err(NoListing::Unreachable(cause)) if enough => {
+                tracing::warn!(
+                    "cannot reach the hub at {} ({cause}): {id} is taken from the cache as it was last seen",
+                    self.0.address
+                );
+                Ok(Found::in_cache(cached))
+            }
+            Err(NoListing::Unreachable(cause)) => Err(Error::Unreachable {
+                hub: self.0.address.clone(),
+                cause,
+                id: id.to_string(),
+                missing: missing(),
+                place: config.cache.clone(),
+            }),
+        }
+    }
+
+    fn asked<'a>(&'a self, id: &'a ModelId, revision: &'a str) -> Asked<'a> {
+        Asked { id, revision, token: self.0.config.token.as_ref(), hub: &self.0.address }
+    }
+
+    fn no_file(&self, id: &ModelId, file: &str) -> Error {
+        Error::NoFile { id: id.to_string(), file: file.to_owned(), page: self.asked(id, "").page() }
+    }
+}
+
+/// A model, and what the hub has of it where it may have to be fetched.
+struct Found {
+    model: HubModel,
+    needs: Option<Listing>,
+}
+
+impl Found {
+    fn in_cache(model: Option<HubModel>) -> Self {
+        Self { model: model.expect("what is enough is there"), needs: None }
+    }
+}
+
+impl HubModel {
+    /// The folder with its files.
+    pub fn folder(&self) -> PathBuf {
+        self.cache.snapshot(&self.commit)
+    }
+
+    /// The commit that its revision is.
+    pub fn commit(&self) -> &str {
+        &self.commit
+    }
+
+    /// Bytes of its weight files, where the hub was asked; known before they are fetched.
+    ///
+    /// # Errors
+    /// The model has no safetensors weights, or their index is damaged.
+    pub fn weight_bytes(&self) -> Result<Option<u64>> {
+        let Some(listing) = &self.listing else { return Ok(None) };
+        Ok(Some(self.weights(listing)?.iter().map(|file| file.size).sum()))
+    }
+
+    /// Fetches the weights that are not in the cache, and notes that this is what the revision is.
+    ///
+    /// # Errors
+    /// The model has no safetensors weights, the disk is too small for them, or the connection fails for good.
+    pub async fn fetch_weights(&self, progress: &DownloadProgress) -> Result<()> {
+        let Some(listing) = &self.listing else { return Ok(()) };
+        let weights = self.weights(listing)?;
+        self.check_disk(&weights)?;
+        self.fetch(weights.into_iter(), progress).await?;
+        self.cache.set_commit(&self.revision, &self.commit)
+    }
+
+    /// The first file that the cache lacks of a model that is to be served, in words.
+    fn missing_in_cache(&self) -> Option<String> {
+        let folder = self.folder();
+        if !folder.join(CONFIG).is_file() {
+            return Some(CONFIG.to_owned());
+        }
+        match WeightFiles::find(&CheckpointFiles::Folder(folder.clone())) {
+            Ok(files) => {
+                files.names().iter().find(|name| !folder.join(name.as_str()).is_file()).cloned()
+            }
+            Err(_) => Some("the weights".to_owned()),
+        }
+    }
+
+    fn weights<'a>(&self, listing: &'a Listing) -> Result<Vec<&'a RemoteFile>> {
+        self.check_weights(listing)?;
+        if let Some(file) = listing.files.get(SINGLE) {
+            return Ok(vec![file]);
+        }
+        let names = WeightFiles::find(&CheckpointFiles::Folder(self.folder()))?;
+        let file =
+            |name: &String| listing.files.get(name).ok_or_else(|| self.hub.no_file(&self.id, name));
+        names.names().iter().map(file).collect()
+    }
+
+    fn check_weights(&self, listing: &Listing) -> Result<()> {
+        if listing.files.contains_key(SINGLE) || listing.files.contains_key(INDEX) {
+            return Ok(());
+        }
+        let is_weights = |name: &&String| {
+            [".bin", ".pt", ".pth", ".gguf", ".h5", ".onnx", ".safetensors"]
+                .iter()
+                .any(|end| name.ends_with(end))
+        };
+        let others: Vec<&str> =
+            listing.files.keys().filter(is_weights).map(String::as_str).take(3).collect();
+        let found =
+            if others.is_empty() { String::new() } else { format!(", only {}", others.join(", ")) };
+        let page = self.hub.asked(&self.id, &self.revision).page();
+        Err(Error::NoSafetensors { id: self.id.to_string(), found, page })
+    }
+
+    /// Checks that there is room for the weights before the first of their bytes is asked for.
+    fn check_disk(&self, weights: &[&RemoteFile]) -> Result<()> {
+        let is_missing =
+            |file: &&&RemoteFile| !self.cache.has(&self.commit, file) && !self.cache.has_blob(file);
+        let to_write = |file: &&RemoteFile| file.size - self.cache.incomplete_bytes(file);
+        let needed = weights.iter().filter(is_missing).map(to_write).fold(0, u64::saturating_add);
+        match self.cache.free_bytes() {
+            Some(free) if needed > free => Err(Error::DiskTooSmall {
+                id: self.id.to_string(),
+                needed,
+                free,
+                place: self.cache.root().to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fetches files that are not in the cache, several at once.
+    async fn fetch(
+        &self,
+        files: impl Iterator<Item = &RemoteFile>,
+        progress: &DownloadProgress,
+    ) -> Result<()> {
+        let missing: Vec<&RemoteFile> =
+            files.filter(|file| !self.cache.has(&self.commit, file)).collect();
+        stream::iter(missing)
+            .map(|file| self.fetch_one(file, progress))
+            .buffer_unordered(FILES_AT_ONCE)
+            .try_collect::<()>()
+            .await?;
+        if self.cache.commit(&self.revision).is_none() {
+            // An older commit stays what the revision is until the new one is whole.
+            self.cache.set_commit(&self.revision, &self.commit)?;
+        }
+        Ok(())
+    }
+
+    async fn fetch_one(&self, file: &RemoteFile, progress: &DownloadProgress) -> Result<()> {
+        let progress = progress.add(&file.name, file.size);
+        let lock = loop {
+            if self.cache.has_blob(file) {
+                break None;
+            }
+            match self.cache.try_lock(&file.digest)? {
+                // Whoever had the lock before may have finished the file meanwhile.
+                Some(_) if self.cache.has_blob(file) => break None,
+                Some(lock) => break Some(lock),
+                None => {
+                    if !progress.waits() {
+                        tracing::info!("waiting for another process that downloads {}", file.name);
+                    }
+                    progress.set_waits(true);
+                    progress.set_bytes(self.cache.incomplete_bytes(file));
+                    sleep(LOOK_AGAIN).await;
+                }
+            }
+        };
+        if lock.is_some() {
+            progress.set_waits(false);
+            let asked = self.hub.asked(&self.id, &self.commit);
+            let url = format!("{}/resolve/{}/{}", asked.page(), self.commit, escape(&file.name));
+            let download = Download {
+                asked,
+                file,
+                url,
+                path: self.cache.incomplete(&file.digest),
+                progress: &progress,
+                location: Mutex::new(None),
+            };
+            self.hub.0.transfer.fetch(&download).await?;
+            self.cache.complete(&file.digest)?;
+        }
+        self.cache.link(&self.commit, file)?;
+        progress.set_done();
+        Ok(())
+    }
+}
+
+/// Whether a file describes a model.
+fn describes(name: &str) -> bool {
+    DESCRIPTION.contains(&name)
+        || DESCRIPTION_FOLDERS.iter().any(|(folder, end)| {
+            name.strip_prefix(folder).is_some_and(|rest| rest.ends_with(end) && !rest.contains('/'))
+        })
+}
+
+/// A path in a repository as a part of a URL.
+fn escape(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    name.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptions_are_small_files_of_known_names() {
+        for name in ["config.json", "additional_chat_templates/rag.jinja", "1_Pooling/config.json"]
+        {
+            assert!(describes(name), "{name}");
+        }
+        for name in [
+            "model.safetensors",
+            "onnx/config.json",
+            "additional_chat_templates/a/b.jinja",
+            "README.md",
+        ] {
+            assert!(!describes(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_are_escaped_for_urls() {
+        assert_eq!(escape("1_Pooling/a b#ü.json"), "1_Pooling/a%20b%23%C3%BC.json");
+    }
+}

@@ -1,0 +1,379 @@
+//! One file from the hub to the disk: in segments of which several are under way at once, continued after a cut, and
+//! verified before it gets its name.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures::{StreamExt, TryStreamExt, stream};
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, LOCATION, RANGE, RETRY_AFTER};
+use reqwest::redirect::Policy;
+use reqwest::{Client, Response, StatusCode, Url};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout};
+
+use crate::cache::at;
+use crate::config::HubConfig;
+use crate::digest::{Digest, Hasher};
+use crate::listing::{Asked, RemoteFile, is_passing, root_cause};
+use crate::progress::FileProgress;
+use crate::{Error, Result};
+
+/// Bytes that one request asks for. They are in memory until those before them are written.
+const SEGMENT_BYTES: u64 = 16 << 20;
+/// Segments in memory at once, over all files.
+const MAX_SEGMENTS: usize = 8;
+/// Segments of one file that are under way at once.
+const SEGMENTS_OF_A_FILE: usize = 4;
+/// How often a request may fail in a row without a byte arriving.
+const MAX_ATTEMPTS: u32 = 5;
+/// The wait after the first failure; it doubles with each.
+const FIRST_WAIT: Duration = Duration::from_millis(250);
+/// The longest wait that the hub may ask for.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// How often a file that arrives damaged is downloaded.
+const MAX_DOWNLOADS: u32 = 2;
+const MAX_REDIRECTS: usize = 10;
+
+/// Makes requests for the bytes of files.
+#[derive(Debug)]
+pub(crate) struct Transfer {
+    /// Sends the token.
+    hub: Client,
+    /// Sends no token: for the hosts that the hub sends us to.
+    elsewhere: Client,
+    silence: Duration,
+    segments: Arc<Semaphore>,
+}
+
+/// A file that is being downloaded.
+pub(crate) struct Download<'a> {
+    pub(crate) asked: Asked<'a>,
+    pub(crate) file: &'a RemoteFile,
+    /// Its address at the hub.
+    pub(crate) url: String,
+    /// Where its bytes go.
+    pub(crate) path: PathBuf,
+    pub(crate) progress: &'a FileProgress,
+    /// Where the hub has sent us for it; forgotten when that stops working.
+    pub(crate) location: Mutex<Option<Url>>,
+}
+
+/// Why a request gave no bytes.
+enum Fault {
+    /// It may be tried again, at the earliest after a while; the cause in words.
+    Passing { cause: String, wait: Option<Duration> },
+    /// It may not.
+    Final(Error),
+}
+
+impl Transfer {
+    pub(crate) fn new(config: &HubConfig) -> Result<Self> {
+        let failed = |error: reqwest::Error| Error::Client(root_cause(&error));
+        let client = |headers| {
+            Client::builder()
+                .user_agent(concat!("candlepower/", env!("CARGO_PKG_VERSION")))
+                .default_headers(headers)
+                .redirect(Policy::none())
+                .connect_timeout(config.silence)
+                .build()
+                .map_err(failed)
+        };
+        let mut headers = HeaderMap::new();
+        if let Some(token) = &config.token {
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.secret()))
+                .map_err(|_| Error::UnusableToken { origin: token.origin().to_owned() })?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        Ok(Self {
+            hub: client(headers)?,
+            elsewhere: client(HeaderMap::new())?,
+            silence: config.silence,
+            segments: Arc::new(Semaphore::new(MAX_SEGMENTS)),
+        })
+    }
+
+    /// Downloads a file, going on where an earlier download was cut off, and verifies it.
+    pub(crate) async fn fetch(&self, download: &Download<'_>) -> Result<()> {
+        for attempt in 1..=MAX_DOWNLOADS {
+            let partial = Partial::open(&download.path, download.file).await?;
+            download.progress.set_bytes(partial.len);
+            let segments = segments(partial.len..download.file.size);
+            let partial = stream::iter(segments)
+                .map(|range| self.segment(download, range))
+                .buffered(SEGMENTS_OF_A_FILE)
+                .try_fold(partial, |partial, segment| partial.append(segment))
+                .await?;
+            if partial.is_verified().await? {
+                return Ok(());
+            }
+            tracing::warn!("{} arrived damaged (attempt {attempt})", download.file.name);
+        }
+        Err(Error::Damaged {
+            file: download.file.name.clone(),
+            digest: match download.file.digest {
+                Digest::Sha256(_) => "SHA-256",
+                Digest::GitSha1(_) => "git SHA-1",
+            },
+            attempts: MAX_DOWNLOADS,
+        })
+    }
+
+    /// A part of a file, however often the connection breaks, as long as something arrives.
+    async fn segment(&self, download: &Download<'_>, range: Range<u64>) -> Result<Segment> {
+        let permit = Arc::clone(&self.segments)
+            .acquire_owned()
+            .await
+            .expect("the semaphore is never closed");
+        let mut bytes = BytesMut::with_capacity((range.end - range.start) as usize);
+        let mut failures = 0;
+        loop {
+            let arrived = bytes.len();
+            let fault = match self.read(download, &range, &mut bytes).await {
+                Ok(()) => return Ok(Segment { bytes: bytes.freeze(), _permit: permit }),
+                Err(Fault::Final(error)) => return Err(error),
+                Err(Fault::Passing { cause, wait }) => (cause, wait),
+            };
+            failures = if bytes.len() > arrived { 1 } else { failures + 1 };
+            let (cause, wait) = fault;
+            if failures == MAX_ATTEMPTS {
+                return Err(Error::ConnectionLost {
+                    file: download.file.name.clone(),
+                    done: download.progress.bytes_done(),
+                    total: download.file.size,
+                    cause,
+                    attempts: MAX_ATTEMPTS,
+                });
+            }
+            tracing::debug!("{}: {cause}; trying again", download.file.name);
+            sleep(wait.unwrap_or(FIRST_WAIT * 2_u32.pow(failures - 1)).min(LONGEST_WAIT)).await;
+        }
+    }
+
+    /// Appends to `bytes` what it lacks of `range`, as much as arrives.
+    async fn read(
+        &self,
+        download: &Download<'_>,
+        range: &Range<u64>,
+        bytes: &mut BytesMut,
+    ) -> Result<(), Fault> {
+        let missing = range.start + bytes.len() as u64..range.end;
+        let mut response = self.request(download, missing.clone()).await?;
+        let starts_over = response.status() != StatusCode::PARTIAL_CONTENT;
+        if starts_over && missing.start > 0 {
+            // The whole file comes although a part was asked for. That will do if it is only one segment.
+            if range.start > 0 {
+                let (hub, file) = (download.asked.hub.to_owned(), download.file.name.clone());
+                return Err(Fault::Final(Error::NoRanges { hub, file }));
+            }
+            bytes.clear();
+            download.progress.set_bytes(0);
+        }
+        let wanted = (range.end - range.start) as usize;
+        while bytes.len() < wanted {
+            let chunk = match timeout(self.silence, response.chunk()).await {
+                Err(_) => return Err(self.silent()),
+                Ok(Err(error)) => return Err(Fault::passing(root_cause(&error))),
+                Ok(Ok(None)) => return Err(Fault::passing("it ended early".to_owned())),
+                Ok(Ok(Some(chunk))) => chunk,
+            };
+            let used = chunk.len().min(wanted - bytes.len());
+            bytes.extend_from_slice(&chunk[..used]);
+            download.progress.add_bytes(used as u64);
+        }
+        Ok(())
+    }
+
+    /// A successful answer to the request for a part of a file.
+    async fn request(&self, download: &Download<'_>, range: Range<u64>) -> Result<Response, Fault> {
+        let known = download.location().clone();
+        let is_known = known.is_some();
+        let hub = Url::parse(&download.url)
+            .map_err(|error| Fault::Final(Error::Client(format!("{}: {error}", download.url))))?;
+        let mut url = known.unwrap_or_else(|| hub.clone());
+        for _ in 0..MAX_REDIRECTS {
+            let is_hub = url.origin() == hub.origin();
+            let client = if is_hub { &self.hub } else { &self.elsewhere };
+            let mut request = client.get(url.clone());
+            if range != (0..download.file.size) {
+                request = request.header(RANGE, format!("bytes={}-{}", range.start, range.end - 1));
+            }
+            let response = match timeout(self.silence, request.send()).await {
+                Err(_) => return Err(self.silent()),
+                Ok(Err(error)) => return Err(Fault::passing(root_cause(&error))),
+                Ok(Ok(response)) => response,
+            };
+            if let Some(next) = redirection(&response) {
+                url = next;
+                continue;
+            }
+            if response.status().is_success() {
+                if !is_hub {
+                    *download.location() = Some(url);
+                }
+                return Ok(response);
+            }
+            if is_known && response.status().is_client_error() {
+                // An address that the hub gives holds for a while only.
+                *download.location() = None;
+                return Err(Fault::passing("its address has expired".to_owned()));
+            }
+            return Err(download.fault(&response));
+        }
+        Err(Fault::passing("too many redirects".to_owned()))
+    }
+
+    fn silent(&self) -> Fault {
+        Fault::passing(format!("nothing came for {} s", self.silence.as_secs()))
+    }
+}
+
+impl Fault {
+    fn passing(cause: String) -> Self {
+        Self::Passing { cause, wait: None }
+    }
+}
+
+impl Download<'_> {
+    fn location(&self) -> std::sync::MutexGuard<'_, Option<Url>> {
+        self.location.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What an answer that is neither success nor redirection means.
+    fn fault(&self, response: &Response) -> Fault {
+        let (status, headers) = (response.status(), response.headers());
+        if !is_passing(status) {
+            return Fault::Final(self.asked.refusal(status, headers, &self.file.name));
+        }
+        let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        Fault::Passing {
+            cause: format!("the hub answers {}", status.as_u16()),
+            wait: seconds.map(Duration::from_secs),
+        }
+    }
+}
+
+/// Where an answer sends us.
+fn redirection(response: &Response) -> Option<Url> {
+    if !response.status().is_redirection() {
+        return None;
+    }
+    response.url().join(response.headers().get(LOCATION)?.to_str().ok()?).ok()
+}
+
+/// Cuts a range into segments.
+fn segments(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = range.end;
+    range.step_by(SEGMENT_BYTES as usize).map(move |at| at..(at + SEGMENT_BYTES).min(end))
+}
+
+/// A part of a file in memory, and the right to have it there.
+struct Segment {
+    bytes: Bytes,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// The beginning of a file on the disk.
+struct Partial {
+    path: PathBuf,
+    file: File,
+    len: u64,
+    hasher: Hasher,
+    digest: Digest,
+}
+
+impl Partial {
+    /// What an earlier download has left, or an empty file.
+    async fn open(path: &Path, remote: &RemoteFile) -> Result<Self> {
+        let (path, size, digest) = (path.to_owned(), remote.size, remote.digest.clone());
+        blocking(move || {
+            let mut file = OpenOptions::new()
+                .create(true)
+                .truncate(false)
+                .read(true)
+                .write(true)
+                .open(&path)
+                .map_err(at(&path))?;
+            let mut len = file.metadata().map_err(at(&path))?.len();
+            let mut hasher = digest.hasher(size);
+            if len > size || size <= SEGMENT_BYTES {
+                // Not of this file; or so short that to go on would save nothing.
+                file.set_len(0).map_err(at(&path))?;
+                len = 0;
+            }
+            let mut rest = (&mut file).take(len);
+            let mut buffer = vec![0; 1 << 20];
+            loop {
+                match rest.read(&mut buffer) {
+                    Ok(0) => break,
+                    Ok(count) => hasher.update(&buffer[..count]),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(at(&path)(error)),
+                }
+            }
+            Ok(Self { path, file, len, hasher, digest })
+        })
+        .await
+    }
+
+    async fn append(mut self, segment: Segment) -> Result<Self> {
+        blocking(move || {
+            self.file.write_all(&segment.bytes).map_err(at(&self.path))?;
+            self.hasher.update(&segment.bytes);
+            self.len += segment.bytes.len() as u64;
+            Ok(self)
+        })
+        .await
+    }
+
+    /// Whether this is the file; if it is not, it is removed.
+    async fn is_verified(self) -> Result<bool> {
+        blocking(move || {
+            if self.hasher.matches(&self.digest) {
+                // On the disk before it gets its name, so that no crash leaves a name without the bytes.
+                self.file.sync_all().map_err(at(&self.path))?;
+                return Ok(true);
+            }
+            std::fs::remove_file(&self.path).map_err(at(&self.path))?;
+            Ok(false)
+        })
+        .await
+    }
+}
+
+/// Runs work that waits for the disk where it does not hold up others.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(error) => Err(Error::Client(format!("the program is ending: {error}"))),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_cover_the_range() {
+        assert_eq!(segments(0..0).count(), 0);
+        let all: Vec<_> = segments(5..SEGMENT_BYTES * 2 + 6).collect();
+        assert_eq!(
+            all,
+            [
+                5..SEGMENT_BYTES + 5,
+                SEGMENT_BYTES + 5..SEGMENT_BYTES * 2 + 5,
+                SEGMENT_BYTES * 2 + 5..SEGMENT_BYTES * 2 + 6
+            ]
+        );
+    }
+}

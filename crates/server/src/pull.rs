@@ -1,0 +1,139 @@
+//! From the name of a model to all its files on this machine. A model that cannot run here is refused before its weights
+//! are downloaded.
+
+mod report;
+
+use std::sync::Arc;
+
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
+use candlepower_hub::{DownloadProgress, HubModel};
+use candlepower_tokenizer::{ChatTemplate, Tokenizer};
+
+use crate::config::{LoadFormat, ServeConfig};
+use crate::error::{Error, Result};
+use crate::logging::Terminal;
+use crate::preflight;
+use crate::source::{ModelSource, Place, hub};
+use crate::state::AppState;
+
+/// The revision of a tokenizer that comes from another repository than the model.
+const TOKENIZER_REVISION: &str = "main";
+
+/// A model that is on this machine and understood; of its weights nothing is loaded.
+pub(crate) struct LocalModel {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) chat_template: Option<ChatTemplate>,
+    /// Names under which requests may ask for it.
+    pub(crate) names: Vec<String>,
+    /// As the user named it.
+    pub(crate) root: String,
+}
+
+/// Gets a model here, telling `state` and `terminal` how far it is.
+///
+/// # Errors
+/// Whatever is wrong with the model, the settings or the hub, in one line.
+pub(crate) async fn pull(
+    source: &ModelSource,
+    state: &AppState,
+    terminal: &Terminal,
+) -> Result<LocalModel> {
+    let progress = Arc::new(DownloadProgress::default());
+    let work = async {
+        let config = state.config();
+        let (files, on_hub) = describe(source, state, &progress).await?;
+        let text_files = match config.tokenizer.as_deref().map(Place::find).transpose()? {
+            None => files.clone(),
+            Some(Place::Here(files)) => files,
+            Some(Place::Hub(id)) => {
+                let model = hub(config)?.open_tokenizer(&id, TOKENIZER_REVISION).await?;
+                CheckpointFiles::Folder(model.folder())
+            }
+        };
+        let (source, config) = (source.clone(), config.clone());
+        let local = move || LocalModel::open(&source, &config, files, &text_files);
+        let local = tokio::task::spawn_blocking(local)
+            .await
+            .map_err(|error| Error::LoadingPanicked(error.to_string()))??;
+        if let Some(on_hub) = on_hub.filter(|_| state.config().load_format != LoadFormat::Dummy) {
+            on_hub.fetch_weights(&progress).await?;
+        }
+        Ok(local)
+    };
+    report::alongside(work, &progress, terminal).await
+}
+
+/// The files that describe the model, and what stands for it on the hub, if it is from there.
+async fn describe(
+    source: &ModelSource,
+    state: &AppState,
+    progress: &Arc<DownloadProgress>,
+) -> Result<(CheckpointFiles, Option<HubModel>)> {
+    let id = match &source.place {
+        Place::Here(files) => return Ok((files.clone(), None)),
+        Place::Hub(id) => id,
+    };
+    let config = state.config();
+    let hub = hub(config)?;
+    state.set_pulling(Arc::clone(progress));
+    let model = hub.open(id, &config.revision, progress).await?;
+    tracing::info!(
+        "{id} at {} is commit {}, in {}",
+        config.revision,
+        model.commit(),
+        model.folder().display()
+    );
+    Ok((CheckpointFiles::Folder(model.folder()), Some(model)))
+}
+
+impl LocalModel {
+    /// Reads what describes a model and checks that it can run here.
+    fn open(
+        source: &ModelSource,
+        config: &ServeConfig,
+        files: CheckpointFiles,
+        text_files: &CheckpointFiles,
+    ) -> Result<Self> {
+        let checkpoint = Checkpoint::open(files)?;
+        preflight::check(config, &checkpoint)?;
+        let (tokenizer, chat_template) = load_text(config, text_files)?;
+        Ok(Self {
+            checkpoint,
+            tokenizer,
+            chat_template,
+            names: source.names(config),
+            root: source.root.clone(),
+        })
+    }
+
+    /// A model on this machine, for tests.
+    #[cfg(test)]
+    pub(crate) fn here(config: &ServeConfig) -> Self {
+        let source = ModelSource::find(config).unwrap();
+        let Place::Here(files) = source.place.clone() else { panic!("{source:?} is not here") };
+        Self::open(&source, config, files.clone(), &files).unwrap()
+    }
+}
+
+fn load_text(
+    config: &ServeConfig,
+    files: &CheckpointFiles,
+) -> Result<(Tokenizer, Option<ChatTemplate>)> {
+    let tokenizer_json = files
+        .read("tokenizer.json")?
+        .ok_or_else(|| Error::FileMissing { file: "tokenizer.json", place: files.to_string() })?;
+    let tokenizer_config = files.read("tokenizer_config.json")?;
+    let tokenizer = Tokenizer::from_bytes(&tokenizer_json, tokenizer_config.as_deref())?;
+    let template = match &config.chat_template {
+        Some(path) => Some(
+            std::fs::read_to_string(path)
+                .map_err(|source| Error::ReadFile { path: path.clone(), source })?,
+        ),
+        None => files
+            .read("chat_template.jinja")?
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
+    };
+    let template = ChatTemplate::from_sources(template.as_deref(), tokenizer_config.as_deref())?;
+    Ok((tokenizer, template))
+}

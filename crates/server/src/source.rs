@@ -1,0 +1,120 @@
+//! Where the model is that the settings name.
+
+use std::path::{Path, PathBuf};
+
+use candlepower_checkpoint::CheckpointFiles;
+use candlepower_hub::{Hub, HubConfig, HubSettings, ModelId};
+
+use crate::config::ServeConfig;
+use crate::demo;
+use crate::error::{Error, Result};
+
+/// A model by its name: the demo, a folder, or an id on the hub.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelSource {
+    pub(crate) place: Place,
+    /// Its own name, for requests unless other names are given.
+    name: String,
+    /// As the user named it.
+    pub(crate) root: String,
+}
+
+/// Where a model's files are.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// On this machine.
+    Here(CheckpointFiles),
+    /// On the hub, and perhaps in its cache.
+    Hub(ModelId),
+}
+
+impl Place {
+    /// A folder, or else an id on the hub: what is here comes first.
+    ///
+    /// # Errors
+    /// It is neither.
+    pub(crate) fn find(name: &str) -> Result<Self> {
+        if Path::new(name).is_dir() {
+            return Ok(Self::Here(CheckpointFiles::Folder(name.into())));
+        }
+        match name.parse() {
+            // A path that was mistyped is no id.
+            Ok(id) if !name.starts_with('.') => Ok(Self::Hub(id)),
+            _ => Err(Error::NoSuchModel(name.to_owned())),
+        }
+    }
+}
+
+impl ModelSource {
+    /// Finds what the settings name.
+    ///
+    /// # Errors
+    /// If nothing is named, or it is neither `demo` nor a folder nor an id.
+    pub(crate) fn find(config: &ServeConfig) -> Result<Self> {
+        let root = config.model.clone().ok_or(Error::NoModel)?;
+        if root == "demo" {
+            return Ok(Self { place: Place::Here(demo::files()), name: root.clone(), root });
+        }
+        let place = Place::find(&root)?;
+        let name = match &place {
+            Place::Here(_) => folder_name(&root).unwrap_or_else(|| root.clone()),
+            Place::Hub(_) => root.clone(),
+        };
+        Ok(Self { place, name, root })
+    }
+
+    /// The names under which requests may ask for it; never empty.
+    pub(crate) fn names(&self, config: &ServeConfig) -> Vec<String> {
+        if config.served_model_name.is_empty() {
+            vec![self.name.clone()]
+        } else {
+            config.served_model_name.clone()
+        }
+    }
+}
+
+/// The hub as the settings and the environment have it.
+///
+/// # Errors
+/// See [`HubConfig::new`] and [`Hub::new`].
+pub fn hub(config: &ServeConfig) -> Result<Hub> {
+    let settings = HubSettings {
+        home: config.hf_home.clone(),
+        cache: config.hf_hub_cache.clone(),
+        endpoint: config.hf_endpoint.clone(),
+        offline: config.hf_hub_offline,
+    };
+    Ok(Hub::new(HubConfig::new(settings, |name| std::env::var(name).ok())?)?)
+}
+
+fn folder_name(folder: &str) -> Option<String> {
+    let folder = PathBuf::from(folder).canonicalize().ok()?;
+    Some(folder.file_name()?.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args, Command, FromArgMatches};
+
+    use super::*;
+
+    fn find(model: &[&str]) -> Result<ModelSource> {
+        let command = ServeConfig::augment_args(Command::new("serve").no_binary_name(true));
+        let matches = command.try_get_matches_from(model).unwrap();
+        ModelSource::find(&ServeConfig::from_arg_matches(&matches).unwrap())
+    }
+
+    #[test]
+    fn a_model_is_demo_or_a_folder_or_an_id() {
+        assert_eq!(find(&["demo"]).unwrap().name, "demo");
+        let folder = find(&[env!("CARGO_MANIFEST_DIR")]).unwrap();
+        assert_eq!(folder.name, "server");
+        assert!(matches!(find(&[]), Err(Error::NoModel)));
+        let id = find(&["owner/name-7B.1"]).unwrap();
+        assert_eq!(id.name, "owner/name-7B.1");
+        assert!(matches!(id.place, Place::Hub(_)));
+        for path in ["./here", "/nowhere/at/all", "a/b/c", "nowhere", ""] {
+            assert!(matches!(find(&[path]), Err(Error::NoSuchModel(_))), "{path}");
+        }
+    }
+}
