@@ -3,20 +3,22 @@
 //! Precedence is flag > environment > file > default; `resolve` says where each value came from. To add a setting, add
 //! a field here and a line in `configs/default.toml`.
 
+mod environment;
 mod resolve;
 mod values;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::error::Error;
 use clap::{ArgAction, Args};
 
-pub use resolve::{ConfigError, Effective, Setting, Source};
+pub use resolve::{ConfigError, Effective, HubToken, Setting, Source};
 pub use values::{
     ByteSize, DefaultMaxTokens, DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat,
     LogFormat, LogLevel, MetricsCompat, Quantization,
 };
-use values::{at_least_one, gigabytes, not_empty, origin};
+use values::{at_least_one, endpoint, gigabytes, not_empty, origin, switch};
 
 /// Everything that `candlepower serve` can be told.
 #[derive(Clone, Debug, PartialEq, Args)]
@@ -27,9 +29,12 @@ pub struct ServeConfig {
     /// Names under which requests may ask for the model; several are separated by commas [default: the folder's name]
     #[arg(long, help_heading = "Model", value_name = "NAME", value_delimiter = ',', value_parser = not_empty)]
     pub served_model_name: Vec<String>,
-    /// Folder of the tokenizer's files [default: the model's]
-    #[arg(long, help_heading = "Model", value_name = "FOLDER")]
-    pub tokenizer: Option<PathBuf>,
+    /// Branch, tag or commit of the model on the hub
+    #[arg(long, help_heading = "Model", value_name = "REVISION", default_value = "main", value_parser = not_empty)]
+    pub revision: String,
+    /// Folder or hub id of the tokenizer's files [default: the model's]
+    #[arg(long, help_heading = "Model", value_name = "FOLDER|ID", value_parser = not_empty)]
+    pub tokenizer: Option<String>,
     /// Jinja file with the chat template [default: the model's]
     #[arg(long, help_heading = "Model", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
@@ -86,6 +91,9 @@ pub struct ServeConfig {
     /// Where to compute
     #[arg(long, help_heading = "Engine", value_enum, default_value_t)]
     pub device: DeviceKind,
+    /// Devices over which each layer is split; this version computes on one
+    #[arg(long, help_heading = "Engine", value_name = "N", default_value = "1", value_parser = at_least_one)]
+    pub tensor_parallel_size: usize,
     /// Threads that compute [default: one per physical core]
     #[arg(long, help_heading = "Engine", value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
@@ -120,6 +128,25 @@ pub struct ServeConfig {
     #[arg(long, help_heading = "Engine", value_name = "GB", default_value = "0", value_parser = gigabytes)]
     pub swap_space: f64,
 
+    /// Folder of the hub's tools; in the environment HF_HOME [default: ~/.cache/huggingface]
+    #[arg(long, help_heading = "Hub", value_name = "FOLDER")]
+    pub hf_home: Option<PathBuf>,
+    /// Folder of downloaded models; in the environment HF_HUB_CACHE [default: hub in the folder of the hub's tools]
+    #[arg(long, help_heading = "Hub", value_name = "FOLDER")]
+    pub hf_hub_cache: Option<PathBuf>,
+    /// Address of the hub or of a mirror; in the environment HF_ENDPOINT [default: https://huggingface.co]
+    #[arg(long, help_heading = "Hub", value_name = "URL", value_parser = endpoint)]
+    pub hf_endpoint: Option<String>,
+    /// Use only what is downloaded already; in the environment HF_HUB_OFFLINE
+    #[arg(
+        long, help_heading = "Hub", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
+    )]
+    pub hf_hub_offline: bool,
+    /// Refused with a word on where the token belongs: a command line can be seen by other users.
+    #[arg(long, hide = true, value_name = "TOKEN")]
+    hf_token: Option<String>,
+
     /// Least important messages to write
     #[arg(long, help_heading = "Log and metrics", value_enum, default_value_t)]
     pub log_level: LogLevel,
@@ -140,6 +167,18 @@ impl ServeConfig {
     /// Whether computed blocks are kept for later requests with the same prefix.
     pub fn prefix_caching(&self) -> bool {
         self.enable_prefix_caching && !self.no_enable_prefix_caching
+    }
+
+    /// Refuses more devices than this version computes on. What the model says of the number comes first:
+    /// `ModelSpec::check_tensor_parallel`.
+    ///
+    /// # Errors
+    /// More than one device is asked for.
+    pub fn check_one_device(&self) -> Result<(), Error> {
+        match self.tensor_parallel_size {
+            1 => Ok(()),
+            asked => Err(Error::TensorParallel { asked }),
+        }
     }
 
     /// Choices that may run or wait.

@@ -24,6 +24,14 @@ pub enum Error {
     /// The device is not there.
     #[error("this build has no CUDA: leave --device out, or take a build with CUDA")]
     NoCuda,
+    /// More devices are asked for than one.
+    #[error(
+        "--tensor-parallel-size {asked} is not supported by this version, which computes on one device: leave the setting out"
+    )]
+    TensorParallel {
+        /// How many.
+        asked: usize,
+    },
     /// The weights are quantized in another way than was asked for.
     #[error(
         "--quantization {asked} does not match the weights: config.json says {found}; leave the flag out"

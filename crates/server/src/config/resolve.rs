@@ -9,14 +9,15 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
 
+use super::environment::{HUB_TOKEN, Names};
 use super::{Framework, ServeConfig};
 
 /// Settings that only the command line has, because they say where to look for the others.
 const FLAG_ONLY: [&str; 1] = ["config"];
-/// Settings that the environment does not have, because they choose its prefix.
-const NOT_IN_ENV: [&str; 2] = ["config", "framework"];
 /// Settings whose value is not shown.
 const SECRET: [&str; 1] = ["api_key"];
+/// What looks like a setting and is none: it is in the environment only.
+const TOKEN: &str = "hf_token";
 
 /// Why the settings cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +56,14 @@ pub enum ConfigError {
         /// Why.
         reason: String,
     },
+    /// The hub's token where it can be seen.
+    #[error(
+        "{place}: the hub's token is read from the environment only, where other users cannot see it: set {HUB_TOKEN}"
+    )]
+    TokenInTheOpen {
+        /// Where it stands.
+        place: String,
+    },
     /// Settings that do not go together.
     #[error("{0}")]
     Conflict(String),
@@ -67,6 +76,25 @@ pub struct Effective {
     pub config: ServeConfig,
     /// Their values as text, with their sources.
     pub settings: Vec<Setting>,
+    /// The hub's token, where the environment has one.
+    pub hub_token: Option<HubToken>,
+}
+
+/// A token of the hub, which is not shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HubToken(String);
+
+impl HubToken {
+    /// The token itself, to be sent to the hub and nowhere else.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for HubToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HubToken(not shown)")
+    }
 }
 
 /// One setting as text.
@@ -111,9 +139,14 @@ impl ServeConfig {
         flags: &ArgMatches,
         env: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Effective, ConfigError> {
+        if flags.value_source(TOKEN) == Some(ValueSource::CommandLine) {
+            return Err(ConfigError::TokenInTheOpen { place: "--hf-token".into() });
+        }
+        let env: Vec<(OsString, OsString)> = env.into_iter().collect();
         let command = command();
         let args: BTreeMap<&str, &Arg> =
             command.get_arguments().map(|arg| (arg.get_id().as_str(), arg)).collect();
+        let args = BTreeMap::from_iter(args.into_iter().filter(|(key, _)| *key != TOKEN));
         let mut found = Found { command: &command, args: &args, values: BTreeMap::new() };
         if let Some(path) = flags.get_one::<PathBuf>("config") {
             found.take_file(path)?;
@@ -121,9 +154,9 @@ impl ServeConfig {
         // Lower sources are taken first and overwritten by higher ones; only the framework is needed early.
         found.take_framework(flags);
         let framework = found.framework();
-        found.take_env(framework, env)?;
+        found.take_env(framework, &env)?;
         found.take_flags(flags);
-        found.finish()
+        Ok(Effective { hub_token: hub_token(&env)?, ..found.finish()? })
     }
 }
 
@@ -154,6 +187,11 @@ impl Found<'_> {
             .filter(|key| !FLAG_ONLY.contains(key) && !is_negation(key))
             .collect();
         for (key, value) in table {
+            if key == TOKEN {
+                return Err(ConfigError::TokenInTheOpen {
+                    place: format!("{}: `{TOKEN}`", file.display()),
+                });
+            }
             if !keys.contains(&key.as_str()) {
                 let nearest = nearest(&key, keys.iter().copied()).to_owned();
                 return Err(ConfigError::UnknownKey { file: file.to_owned(), key, nearest });
@@ -185,34 +223,37 @@ impl Found<'_> {
     fn take_env(
         &mut self,
         framework: Framework,
-        env: impl IntoIterator<Item = (OsString, OsString)>,
+        env: &[(OsString, OsString)],
     ) -> Result<(), ConfigError> {
-        let prefix = framework.env_prefix();
-        let known: BTreeMap<String, &str> = self
-            .args
-            .keys()
-            .filter(|key| !NOT_IN_ENV.contains(key) && !is_negation(key))
-            .map(|key| (format!("{prefix}{}", key.to_ascii_uppercase()), *key))
-            .collect();
+        let keys = self.args.keys().copied().filter(|key| !is_negation(key));
+        let names = Names::new(framework, keys);
         for (name, value) in env {
-            let Some(name) = name.to_str().filter(|name| name.starts_with(prefix)) else {
+            let Some(name) = name.to_str().filter(|name| names.is_ours(name, value)) else {
                 continue;
             };
-            if is_injected_by_kubernetes(name, &value) {
-                continue;
-            }
-            let Some(key) = known.get(name) else {
-                let nearest = nearest(name, known.keys().map(String::as_str)).to_owned();
+            let Some(key) = names.setting(name) else {
+                let nearest = nearest(name, names.all()).to_owned();
                 return Err(ConfigError::UnknownVariable { name: name.to_owned(), nearest });
             };
-            self.take(
-                key,
-                Source::Environment,
-                vec![value],
-                &format!("the environment variable {name}"),
-            )?;
+            self.take_variable(name, key, value)?;
+        }
+        for (name, key) in Names::of_the_hub() {
+            let Some((_, value)) = env.iter().find(|(candidate, _)| candidate == name) else {
+                continue;
+            };
+            // The hub's tools take an empty variable as none; an empty switch is off.
+            if !value.is_empty() {
+                self.take_variable(name, key, value)?;
+            } else if key == "hf_hub_offline" {
+                self.take_variable(name, key, OsStr::new("false"))?;
+            }
         }
         Ok(())
+    }
+
+    fn take_variable(&mut self, name: &str, key: &str, value: &OsStr) -> Result<(), ConfigError> {
+        let place = format!("the environment variable {name}");
+        self.take(key, Source::Environment, vec![value.to_owned()], &place)
     }
 
     fn take_flags(&mut self, flags: &ArgMatches) {
@@ -271,7 +312,7 @@ impl Found<'_> {
         let matches = self.command.clone().try_get_matches_from(argv).map_err(conflict)?;
         let config = ServeConfig::from_arg_matches(&matches).map_err(conflict)?;
         let settings = self.args.keys().filter_map(|key| self.setting(key, &matches)).collect();
-        Ok(Effective { config, settings })
+        Ok(Effective { config, settings, hub_token: None })
     }
 
     fn setting(&self, key: &str, matches: &ArgMatches) -> Option<Setting> {
@@ -282,6 +323,21 @@ impl Found<'_> {
         let values: Vec<_> = matches.get_raw(key)?.map(OsStr::to_string_lossy).collect();
         let value = if SECRET.contains(&key) { "(not shown)".into() } else { values.join(",") };
         Some(Setting { name: key.to_owned(), value, source })
+    }
+}
+
+/// The token that the environment has, unless it is empty.
+fn hub_token(env: &[(OsString, OsString)]) -> Result<Option<HubToken>, ConfigError> {
+    let Some((_, value)) = env.iter().find(|(name, _)| name == HUB_TOKEN) else { return Ok(None) };
+    match value.to_str().map(str::trim) {
+        Some("") => Ok(None),
+        Some(token) if token.bytes().all(|byte| byte.is_ascii_graphic()) => {
+            Ok(Some(HubToken(token.to_owned())))
+        }
+        _ => Err(ConfigError::BadValue {
+            place: format!("the environment variable {HUB_TOKEN}"),
+            reason: "a token is letters, digits and signs without spaces".into(),
+        }),
     }
 }
 
@@ -331,29 +387,6 @@ fn first_line(error: &clap::Error) -> String {
         }
         _ => line,
     }
-}
-
-/// Whether Kubernetes sets this variable for a service whose name begins like the framework's.
-///
-/// Source: "Environment variables" in Kubernetes' documentation of services. `BLAZE_PORT` is a setting of ours too; what
-/// Kubernetes puts there is a URL such as `tcp://10.0.0.11:8000`.
-fn is_injected_by_kubernetes(name: &str, value: &OsStr) -> bool {
-    let is_url = || value.to_str().is_some_and(|value| value.contains("://"));
-    let without_part = ["_PROTO", "_PORT", "_ADDR"].iter().find_map(|part| name.strip_suffix(part));
-    name.ends_with("_SERVICE_HOST")
-        || name.ends_with("_SERVICE_PORT")
-        || name.contains("_SERVICE_PORT_")
-        || (name.ends_with("_PORT") && is_url())
-        || ends_with_port_and_protocol(name)
-        || without_part.is_some_and(ends_with_port_and_protocol)
-}
-
-/// Whether a name has the form `.._PORT_8000_TCP`.
-fn ends_with_port_and_protocol(name: &str) -> bool {
-    let port_and_protocol = name.rsplit_once("_PORT_").and_then(|(_, rest)| rest.split_once('_'));
-    port_and_protocol.is_some_and(|(port, protocol)| {
-        port.parse::<u16>().is_ok() && matches!(protocol, "TCP" | "UDP" | "SCTP")
-    })
 }
 
 /// The name that takes the fewest edits to become `name`.

@@ -108,6 +108,65 @@ fn the_contracts_variables_are_read() {
 }
 
 #[test]
+fn the_hubs_settings_have_the_hubs_names() {
+    let env = [
+        ("HF_HOME", "/models"),
+        ("HF_HUB_CACHE", "/cache"),
+        ("HUGGINGFACE_HUB_CACHE", "/older"),
+        ("HF_ENDPOINT", "http://127.0.0.1:1/"),
+        ("HF_HUB_OFFLINE", "YES"),
+        ("BLAZE_REVISION", "v1"),
+    ];
+    let found = config(&["demo"], &env);
+    assert_eq!(found.hf_home, Some("/models".into()));
+    assert_eq!(found.hf_hub_cache, Some("/cache".into()));
+    assert_eq!(found.hf_endpoint.as_deref(), Some("http://127.0.0.1:1"));
+    assert!(found.hf_hub_offline);
+    assert_eq!(found.revision, "v1");
+    let found = config(
+        &["demo", "--hf-home=/flag"],
+        &[("HF_HOME", "/env"), ("HUGGINGFACE_HUB_CACHE", "/older")],
+    );
+    assert_eq!(found.hf_home, Some("/flag".into()));
+    assert_eq!(found.hf_hub_cache, Some("/older".into()));
+    assert_eq!((found.revision.as_str(), found.hf_hub_offline), ("main", false));
+
+    let file = TempFile::new("hub", "hf_hub_offline = true\nhf_home = \"/file\"\n");
+    assert!(config(&["demo", &file.flag()], &[("HF_HOME", "")]).hf_hub_offline);
+    let found = config(&["demo", &file.flag()], &[("HF_HOME", ""), ("HF_HUB_OFFLINE", "")]);
+    assert_eq!((found.hf_home, found.hf_hub_offline), (Some("/file".into()), false));
+    assert!(config(&["demo", "--hf-hub-offline"], &[("HF_HUB_OFFLINE", "0")]).hf_hub_offline);
+
+    for name in ["BLAZE_HF_HOME", "BLAZE_HF_HUB_OFFLINE", "BLAZE_HF_TOKEN"] {
+        let error = resolve(&["demo"], &[(name, "1")]).unwrap_err();
+        assert!(matches!(error, ConfigError::UnknownVariable { .. }), "{error}");
+    }
+    let error = resolve(&["demo"], &[("HF_HUB_OFFLINE", "perhaps")]).unwrap_err().to_string();
+    assert!(error.starts_with("the environment variable HF_HUB_OFFLINE: "), "{error}");
+}
+
+#[test]
+fn the_hubs_token_is_in_the_environment_only_and_not_shown() {
+    let effective = resolve(&["demo"], &[("HF_TOKEN", "hf_sesame")]).unwrap();
+    assert_eq!(effective.hub_token.as_ref().map(HubToken::reveal), Some("hf_sesame"));
+    assert!(!format!("{effective:?}").contains("sesame"));
+    assert_eq!(resolve(&["demo"], &[("HF_TOKEN", "")]).unwrap().hub_token, None);
+
+    let file = TempFile::new("token", "hf_token = \"hf_sesame\"\n");
+    for argv in [["demo", "--hf-token=hf_sesame"], ["demo", &file.flag()]] {
+        let error = resolve(&argv, &[]).unwrap_err().to_string();
+        assert!(error.contains("set HF_TOKEN") && !error.contains("sesame"), "{error}");
+    }
+}
+
+#[test]
+fn several_devices_are_refused_in_words() {
+    assert!(config(&["demo"], &[]).check_one_device().is_ok());
+    let error = config(&["demo", "--tensor-parallel-size=2"], &[]).check_one_device().unwrap_err();
+    assert!(error.to_string().starts_with("--tensor-parallel-size 2 is not supported"), "{error}");
+}
+
+#[test]
 fn a_negation_on_the_command_line_wins_over_the_environment() {
     let env = [("BLAZE_ENABLE_PREFIX_CACHING", "true")];
     assert!(config(&["demo"], &env).prefix_caching());
@@ -218,7 +277,7 @@ fn the_default_file_documents_every_setting_and_changes_none() {
     let command = ServeConfig::augment_args(Command::new("serve"));
     for arg in command.get_arguments() {
         let key = arg.get_id().as_str();
-        if key == "config" || key.starts_with("no_") {
+        if ["config", "hf_token"].contains(&key) || key.starts_with("no_") {
             continue;
         }
         let documented = text

@@ -252,6 +252,26 @@ pub(super) fn origin(text: &str) -> Result<String, String> {
     }
 }
 
+/// Yes or no, in the words that the hub's tools take; nothing is no.
+pub(super) fn switch(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" => Ok(true),
+        "" | "0" | "false" | "no" | "off" => Ok(false),
+        _ => Err("1, true, yes or on, or 0, false, no or off is needed".into()),
+    }
+}
+
+/// The address of a hub, without a slash at its end.
+pub(super) fn endpoint(text: &str) -> Result<String, String> {
+    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    let host = host.unwrap_or_default().trim_end_matches('/');
+    if !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic()) {
+        Ok(text.trim_end_matches('/').to_owned())
+    } else {
+        Err("an address such as https://huggingface.co is needed".into())
+    }
+}
+
 /// A text that says something.
 pub(super) fn not_empty(text: &str) -> Result<String, String> {
     if text.trim().is_empty() {
@@ -282,6 +302,25 @@ mod tests {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }
         assert_eq!(ByteSize(3 << 29).to_string(), "1.5 GiB");
+    }
+
+    #[test]
+    fn switches_are_the_hubs() {
+        for text in ["1", "true", "YES", "On"] {
+            assert_eq!(switch(text), Ok(true), "{text}");
+        }
+        for text in ["", "0", "False", "no", "OFF"] {
+            assert_eq!(switch(text), Ok(false), "{text}");
+        }
+        assert!(switch("perhaps").is_err());
+    }
+
+    #[test]
+    fn endpoints_lose_their_last_slash() {
+        assert_eq!(endpoint("http://127.0.0.1:9000/").as_deref(), Ok("http://127.0.0.1:9000"));
+        for text in ["", "huggingface.co", "https://", "ftp://a", "https://a b"] {
+            assert!(endpoint(text).is_err(), "{text}");
+        }
     }
 
     #[test]
