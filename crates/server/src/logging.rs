@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 
 use indicatif::MultiProgress;
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::{self, MakeWriter};
+use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{LogFormat, ServeConfig};
 
@@ -19,7 +19,10 @@ pub fn init_logging(config: &ServeConfig) -> Terminal {
     let terminal = Terminal::default();
     // Other crates only speak up when something is wrong.
     let filter = EnvFilter::new(format!("warn,candlepower={}", config.log_level.as_str()));
-    let log = fmt().with_env_filter(filter).with_writer(terminal.clone()).with_target(false);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(terminal.clone())
+        .with_target(false);
     // An error means that a log was started before, which is then used.
     let _ = match config.log_format {
         LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).try_init(),
