@@ -4,6 +4,7 @@
 
 mod clients;
 mod first_run;
+mod hub;
 mod load;
 mod robustness;
 mod support;

@@ -1,12 +1,14 @@
-//! What the end-to-end tests have in common: servers of their own, an HTTP client, Python and Node.
+//! What the end-to-end tests have in common: servers of their own, an HTTP client, a model hub, Python and Node.
 
 mod http;
+mod hub;
 mod metrics;
 mod programs;
 mod random;
 mod server;
 
 pub(crate) use http::{Request, Response, ResponseStream, read_response};
+pub(crate) use hub::{Access, Fault, Files, Hub, MEMBER_TOKEN, OUTSIDER_TOKEN, Side, Spot, Times};
 pub(crate) use metrics::Metrics;
 pub(crate) use programs::{node, python, run_to_end};
 pub(crate) use random::Random;

@@ -61,7 +61,8 @@ impl Request {
         message.extend_from_slice(&self.body);
         // A server that refuses early may stop reading: its answer still counts.
         let written = socket.write_all(&message);
-        ResponseStream::read_head(socket).map_err(|error| written.err().unwrap_or(error))
+        ResponseStream::read_head(socket, &self.method)
+            .map_err(|error| written.err().unwrap_or(error))
     }
 
     /// Sends the request and reads the whole answer.
@@ -82,6 +83,10 @@ impl Response {
     /// The value of a header, by its name in lower case.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.body
     }
 
     pub(crate) fn text(&self) -> String {
@@ -144,10 +149,12 @@ pub(crate) struct ResponseStream {
 }
 
 impl ResponseStream {
-    fn read_head(socket: TcpStream) -> io::Result<Self> {
+    fn read_head(socket: TcpStream, method: &str) -> io::Result<Self> {
         let mut reader = BufReader::new(socket);
         let (status, headers) = read_head(&mut reader)?;
-        let framing = Framing::of(status, &headers);
+        // The answer to HEAD tells the length of a body that it does not have.
+        let framing =
+            if method == "HEAD" { Framing::Left(0) } else { Framing::of(status, &headers) };
         Ok(Self { status, headers, body: BufReader::new(Body { reader, framing }) })
     }
 
@@ -189,6 +196,18 @@ impl ResponseStream {
             self.headers
         );
         std::iter::from_fn(|| self.next_chunk()).collect()
+    }
+
+    /// Reads so many bytes of the body as the buffer has.
+    pub(crate) fn read_exact(&mut self, buffer: &mut [u8]) -> io::Result<()> {
+        self.body.read_exact(buffer)
+    }
+
+    /// Reads the rest as far as it comes, and says what broke it off.
+    pub(crate) fn finish_as_far_as_it_goes(mut self) -> (Vec<u8>, Option<io::Error>) {
+        let mut body = Vec::new();
+        let error = self.body.read_to_end(&mut body).err();
+        (body, error)
     }
 
     /// Reads the rest.

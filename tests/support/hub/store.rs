@@ -1,0 +1,159 @@
+//! The repositories of the local hub: commits, revisions, who may read them, what goes wrong with them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use axum::body::Bytes;
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+
+use super::faults::{Fault, Spot, Times};
+use super::files::Files;
+
+/// Files of more bytes are kept in the large file storage; safetensors always are.
+const LFS_THRESHOLD: usize = 1 << 20;
+
+/// Who may read a repository.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Public,
+    /// Everybody may see what it holds; only members may download.
+    Gated,
+    /// To others than members it does not exist.
+    Private,
+}
+
+/// One repository.
+#[derive(Debug)]
+pub(super) struct Repository {
+    pub(super) access: Access,
+    commits: BTreeMap<String, Snapshot>,
+    /// Branches and tags.
+    refs: BTreeMap<String, String>,
+    faults: Vec<(Spot, Fault, Times)>,
+}
+
+/// The files of one commit, by path.
+pub(super) type Snapshot = BTreeMap<String, StoredFile>;
+
+impl Repository {
+    pub(super) fn new() -> Self {
+        Self {
+            access: Access::Public,
+            commits: BTreeMap::new(),
+            refs: BTreeMap::new(),
+            faults: Vec::new(),
+        }
+    }
+
+    /// Adds a commit of these files and moves the branch to it.
+    pub(super) fn commit(&mut self, branch: &str, files: &Files) -> String {
+        let files: Snapshot = files
+            .0
+            .iter()
+            .map(|(path, bytes)| (path.clone(), StoredFile::new(path, bytes)))
+            .collect();
+        let mut contents = format!("{branch} {:?}\n", self.refs.get(branch));
+        for (path, file) in &files {
+            writeln!(contents, "{path} {}", file.blob_id).expect("a string grows");
+        }
+        let commit = git_id("commit", contents.as_bytes());
+        self.commits.insert(commit.clone(), files);
+        self.point(branch, &commit);
+        commit
+    }
+
+    /// Makes a branch or a tag name this commit.
+    pub(super) fn point(&mut self, name: &str, commit: &str) {
+        assert!(self.commits.contains_key(commit), "{commit} is no commit");
+        self.refs.insert(name.into(), commit.into());
+    }
+
+    /// The commit that a branch, a tag or a commit's own full id names, and its files.
+    pub(super) fn revision(&self, name: &str) -> Option<(&str, &Snapshot)> {
+        let commit = self.refs.get(name).map_or(name, String::as_str);
+        self.commits.get_key_value(commit).map(|(commit, files)| (commit.as_str(), files))
+    }
+
+    /// Contents of the large file storage.
+    pub(super) fn lfs_object(&self, sha256: &str) -> Option<Bytes> {
+        let mut files = self.commits.values().flat_map(Snapshot::values);
+        let found = files.find(|file| file.lfs.as_ref().is_some_and(|lfs| lfs.sha256 == sha256));
+        found.map(|file| file.bytes.clone())
+    }
+
+    pub(super) fn inject(&mut self, spot: Spot, fault: Fault, times: Times) {
+        self.faults.push((spot, fault, times));
+    }
+
+    pub(super) fn heal(&mut self) {
+        self.faults.clear();
+    }
+
+    /// What is to go wrong with an answer that is about to be given at this spot.
+    pub(super) fn take_fault(&mut self, spot: &Spot) -> Option<Fault> {
+        let at = self.faults.iter().position(|(known, ..)| known == spot)?;
+        let (_, fault, times) = &mut self.faults[at];
+        let fault = *fault;
+        match times {
+            Times::Always => {}
+            Times::Next(count) if *count > 1 => *count -= 1,
+            Times::Next(_) => {
+                self.faults.remove(at);
+            }
+        }
+        Some(fault)
+    }
+}
+
+/// A file as a commit holds it.
+#[derive(Debug)]
+pub(super) struct StoredFile {
+    pub(super) bytes: Bytes,
+    /// The git id of what git itself holds: the contents, or the pointer to them.
+    pub(super) blob_id: String,
+    pub(super) lfs: Option<Lfs>,
+}
+
+/// Where the contents are, for a file of the large file storage.
+#[derive(Debug)]
+pub(super) struct Lfs {
+    pub(super) sha256: String,
+    pub(super) pointer_size: usize,
+}
+
+impl StoredFile {
+    fn new(path: &str, bytes: &[u8]) -> Self {
+        let contents = Bytes::copy_from_slice(bytes);
+        if bytes.len() <= LFS_THRESHOLD && !path.ends_with(".safetensors") {
+            return Self { bytes: contents, blob_id: git_id("blob", bytes), lfs: None };
+        }
+        let sha256 = hex(&Sha256::digest(bytes));
+        let size = bytes.len();
+        let pointer = format!(
+            "version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
+        );
+        let lfs = Lfs { sha256, pointer_size: pointer.len() };
+        Self { bytes: contents, blob_id: git_id("blob", pointer.as_bytes()), lfs: Some(lfs) }
+    }
+
+    /// What the hub gives as the file's ETag: its name in a client's cache.
+    pub(super) fn etag(&self) -> &str {
+        self.lfs.as_ref().map_or(&self.blob_id, |lfs| &lfs.sha256)
+    }
+}
+
+/// The id that git gives an object.
+pub(super) fn git_id(kind: &str, contents: &[u8]) -> String {
+    let mut hash = Sha1::new();
+    hash.update(format!("{kind} {}\0", contents.len()));
+    hash.update(contents);
+    hex(&hash.finalize())
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a string grows");
+        text
+    })
+}
