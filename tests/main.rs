@@ -6,6 +6,7 @@ mod clients;
 mod first_run;
 mod hub;
 mod load;
+mod pull;
 mod robustness;
 mod support;
 mod wire;

@@ -8,7 +8,9 @@ mod random;
 mod server;
 
 pub(crate) use http::{Request, Response, ResponseStream, read_response};
-pub(crate) use hub::{Access, Fault, Files, Hub, MEMBER_TOKEN, OUTSIDER_TOKEN, Side, Spot, Times};
+pub(crate) use hub::{
+    Access, Fault, Files, Hub, MEMBER_TOKEN, OUTSIDER_TOKEN, Seen, Side, Spot, Times,
+};
 pub(crate) use metrics::Metrics;
 pub(crate) use programs::{node, python, run_to_end};
 pub(crate) use random::Random;

@@ -98,6 +98,11 @@ impl Hub {
         self.change(id, |repository| repository.access = access);
     }
 
+    /// Makes the hub say of a file of the branch `main` that it has so many bytes.
+    pub(crate) fn claim_size(&self, id: &str, path: &str, size: u64) {
+        self.change(id, |repository| repository.claim_size(path, size));
+    }
+
     /// Makes something go wrong with answers to come. Of several faults at a spot the first happens first.
     pub(crate) fn inject(&self, id: &str, spot: Spot, fault: Fault, times: Times) {
         self.change(id, |repository| repository.inject(spot, fault, times));

@@ -24,6 +24,9 @@ pub(crate) fn binary() -> PathBuf {
     path
 }
 
+/// Variables that would change what a server does.
+const PREFIXES: [&str; 4] = ["BLAZE_", "PRISM_", "HF_", "HUGGING"];
+
 /// What a server is started with.
 pub(crate) struct ServerBuilder {
     args: Vec<OsString>,
@@ -56,8 +59,7 @@ impl ServerBuilder {
     fn command(&self) -> Command {
         let mut command = Command::new(binary());
         let inherited = std::env::vars_os().filter(|(name, _)| {
-            name.to_str()
-                .is_some_and(|name| name.starts_with("BLAZE_") || name.starts_with("PRISM_"))
+            name.to_str().is_some_and(|name| PREFIXES.iter().any(|prefix| name.starts_with(prefix)))
         });
         for (name, _) in inherited {
             command.env_remove(name);
@@ -142,9 +144,9 @@ fn first_address(addresses: &Receiver<SocketAddr>, child: &mut Child, log: &Log)
     })
 }
 
-/// The address in `.. http://127.0.0.1:8000 ..`.
+/// The address in `.. listening on http://127.0.0.1:8000 ..`.
 fn address_in(line: &str) -> Option<SocketAddr> {
-    let rest = &line[line.find("http://")? + "http://".len()..];
+    let (_, rest) = line.split_once("listening on http://")?;
     let end = rest.find(|c: char| !(c.is_ascii_digit() || ".:".contains(c))).unwrap_or(rest.len());
     rest[..end].parse().ok().filter(|address: &SocketAddr| address.port() != 0)
 }

@@ -51,11 +51,15 @@ impl Hasher {
     /// Whether the bytes amount to `digest`.
     pub(crate) fn matches(self, digest: &Digest) -> bool {
         let hex = match self {
-            Self::Sha256(hasher) => format!("{:x}", hasher.finalize()),
-            Self::Sha1(hasher) => format!("{:x}", hasher.finalize()),
+            Self::Sha256(hasher) => hex(&hasher.finalize()),
+            Self::Sha1(hasher) => hex(&hasher.finalize()),
         };
         hex.eq_ignore_ascii_case(digest.as_str())
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

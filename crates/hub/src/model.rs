@@ -1,12 +1,13 @@
 //! A model on the hub, from its name to a folder with all its files.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use candlepower_checkpoint::{CheckpointFiles, WeightFiles};
 use futures::{StreamExt, TryStreamExt, stream};
 use hf_hub::api::tokio::{Api, ApiBuilder};
+use tokio::sync::Mutex;
 use tokio::time::sleep;
 
 use crate::cache::{ModelCache, check_revision, is_commit};

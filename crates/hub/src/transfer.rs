@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -13,7 +13,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, LOCATION, RANGE, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Response, StatusCode, Url};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 
 use crate::cache::at;
@@ -191,13 +191,37 @@ impl Transfer {
 
     /// A successful answer to the request for a part of a file.
     async fn request(&self, download: &Download<'_>, range: Range<u64>) -> Result<Response, Fault> {
-        let known = download.location().clone();
-        let is_known = known.is_some();
+        let mut location = download.location.lock().await;
+        if let Some(url) = location.clone() {
+            drop(location);
+            let (response, _) = self.follow(download, url, range).await?;
+            if response.status().is_client_error() {
+                // An address that the hub gives holds for a while only.
+                *download.location.lock().await = None;
+                return Err(Fault::passing("its address has expired".to_owned()));
+            }
+            return download.check(response);
+        }
+        // The other segments wait meanwhile: the hub is asked once where the file is.
         let hub = Url::parse(&download.url)
             .map_err(|error| Fault::Final(Error::Client(format!("{}: {error}", download.url))))?;
-        let mut url = known.unwrap_or_else(|| hub.clone());
+        let (response, url) = self.follow(download, hub.clone(), range).await?;
+        let response = download.check(response)?;
+        if url.origin() != hub.origin() {
+            *location = Some(url);
+        }
+        Ok(response)
+    }
+
+    /// The answer to the request for a part of a file, wherever it leads, and its address.
+    async fn follow(
+        &self,
+        download: &Download<'_>,
+        mut url: Url,
+        range: Range<u64>,
+    ) -> Result<(Response, Url), Fault> {
         for _ in 0..MAX_REDIRECTS {
-            let is_hub = url.origin() == hub.origin();
+            let is_hub = download.is_at_hub(&url);
             let client = if is_hub { &self.hub } else { &self.elsewhere };
             let mut request = client.get(url.clone());
             if range != (0..download.file.size) {
@@ -208,22 +232,10 @@ impl Transfer {
                 Ok(Err(error)) => return Err(Fault::passing(root_cause(&error))),
                 Ok(Ok(response)) => response,
             };
-            if let Some(next) = redirection(&response) {
-                url = next;
-                continue;
+            match redirection(&response) {
+                Some(next) => url = next,
+                None => return Ok((response, url)),
             }
-            if response.status().is_success() {
-                if !is_hub {
-                    *download.location() = Some(url);
-                }
-                return Ok(response);
-            }
-            if is_known && response.status().is_client_error() {
-                // An address that the hub gives holds for a while only.
-                *download.location() = None;
-                return Err(Fault::passing("its address has expired".to_owned()));
-            }
-            return Err(download.fault(&response));
         }
         Err(Fault::passing("too many redirects".to_owned()))
     }
@@ -240,21 +252,25 @@ impl Fault {
 }
 
 impl Download<'_> {
-    fn location(&self) -> std::sync::MutexGuard<'_, Option<Url>> {
-        self.location.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether the hub itself has this address: only the hub may see the token.
+    fn is_at_hub(&self, url: &Url) -> bool {
+        Url::parse(&self.url).is_ok_and(|hub| hub.origin() == url.origin())
     }
 
-    /// What an answer that is neither success nor redirection means.
-    fn fault(&self, response: &Response) -> Fault {
+    /// The answer, if it is a success.
+    fn check(&self, response: Response) -> Result<Response, Fault> {
         let (status, headers) = (response.status(), response.headers());
+        if status.is_success() {
+            return Ok(response);
+        }
         if !is_passing(status) {
-            return Fault::Final(self.asked.refusal(status, headers, &self.file.name));
+            return Err(Fault::Final(self.asked.refusal(status, headers, &self.file.name)));
         }
         let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-        Fault::Passing {
+        Err(Fault::Passing {
             cause: format!("the hub answers {}", status.as_u16()),
             wait: seconds.map(Duration::from_secs),
-        }
+        })
     }
 }
 

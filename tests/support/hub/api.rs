@@ -49,7 +49,7 @@ async fn info(
     let siblings = files.iter().map(|(path, file)| {
         let mut sibling = json!({"rfilename": path});
         if with_blobs {
-            sibling["size"] = file.bytes.len().into();
+            sibling["size"] = file.size.into();
             sibling["blobId"] = file.blob_id.as_str().into();
             if let Some(lfs) = lfs(file, "sha256") {
                 sibling["lfs"] = lfs;
@@ -92,7 +92,7 @@ async fn tree(
     });
     let files = files.iter().map(|(path, file)| {
         let mut entry = json!({
-            "type": "file", "oid": file.blob_id, "size": file.bytes.len(), "path": path,
+            "type": "file", "oid": file.blob_id, "size": file.size, "path": path,
         });
         if let Some(lfs) = lfs(file, "oid") {
             entry["lfs"] = lfs;
@@ -112,7 +112,7 @@ fn folders_of(path: &str) -> impl Iterator<Item = &str> {
 /// What the API says of a large file; it names the hash differently in different places.
 fn lfs(file: &StoredFile, hash: &str) -> Option<Value> {
     let lfs = file.lfs.as_ref()?;
-    Some(json!({hash: lfs.sha256, "size": file.bytes.len(), "pointerSize": lfs.pointer_size}))
+    Some(json!({hash: lfs.sha256, "size": file.size, "pointerSize": lfs.pointer_size}))
 }
 
 fn is_true(asked: &HashMap<String, String>, name: &str) -> bool {

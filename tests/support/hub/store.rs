@@ -46,6 +46,12 @@ impl Repository {
         }
     }
 
+    pub(super) fn claim_size(&mut self, path: &str, size: u64) {
+        let commit = &self.refs["main"];
+        let files = self.commits.get_mut(commit).expect("a branch is a commit");
+        files.get_mut(path).unwrap().size = size;
+    }
+
     /// Adds a commit of these files and moves the branch to it.
     pub(super) fn commit(&mut self, branch: &str, files: &Files) -> String {
         let files: Snapshot = files
@@ -110,6 +116,8 @@ impl Repository {
 #[derive(Debug)]
 pub(super) struct StoredFile {
     pub(super) bytes: Bytes,
+    /// What the hub says of their number.
+    pub(super) size: u64,
     /// The git id of what git itself holds: the contents, or the pointer to them.
     pub(super) blob_id: String,
     pub(super) lfs: Option<Lfs>,
@@ -126,7 +134,12 @@ impl StoredFile {
     fn new(path: &str, bytes: &[u8]) -> Self {
         let contents = Bytes::copy_from_slice(bytes);
         if bytes.len() <= LFS_THRESHOLD && !path.ends_with(".safetensors") {
-            return Self { bytes: contents, blob_id: git_id("blob", bytes), lfs: None };
+            return Self {
+                bytes: contents,
+                size: bytes.len() as u64,
+                blob_id: git_id("blob", bytes),
+                lfs: None,
+            };
         }
         let sha256 = hex(&Sha256::digest(bytes));
         let size = bytes.len();
@@ -134,7 +147,12 @@ impl StoredFile {
             "version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
         );
         let lfs = Lfs { sha256, pointer_size: pointer.len() };
-        Self { bytes: contents, blob_id: git_id("blob", pointer.as_bytes()), lfs: Some(lfs) }
+        Self {
+            bytes: contents,
+            size: size as u64,
+            blob_id: git_id("blob", pointer.as_bytes()),
+            lfs: Some(lfs),
+        }
     }
 
     /// What the hub gives as the file's ETag: its name in a client's cache.

@@ -1,0 +1,100 @@
+//! Models by their hub id: downloaded, verified, refused in one line, and found again in the cache.
+
+mod connections;
+mod refusals;
+mod serving;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use crate::support::{Files, Hub, Seen, Server, ServerBuilder, Side, TempFolder};
+
+/// The repository of most of these tests.
+const ID: &str = "acme/tiny";
+
+/// A hub that holds a golden model, and an empty cache.
+struct Place {
+    hub: Hub,
+    home: TempFolder,
+}
+
+impl Place {
+    fn empty() -> Self {
+        Self { hub: Hub::start(), home: TempFolder::new() }
+    }
+
+    fn with(files: &Files) -> Self {
+        let place = Self::empty();
+        place.hub.publish(ID, files);
+        place
+    }
+
+    /// `serve ID` against this hub and with this cache.
+    fn serve(&self, id: &str) -> ServerBuilder {
+        ServerBuilder::new(id)
+            .env("HF_HOME", self.home.path().to_str().unwrap())
+            .env("HF_ENDPOINT", &self.hub.endpoint())
+            .env("HF_HUB_DOWNLOAD_TIMEOUT", "20")
+    }
+
+    /// Serves [`ID`] and checks that it answers.
+    #[track_caller]
+    fn check_served(&self) -> Server {
+        let server = self.serve(ID).start();
+        check_answers(&server, ID);
+        server
+    }
+
+    /// Serves [`ID`] expecting that the download fails with this line, and nothing else that is an error.
+    #[track_caller]
+    fn check_refused(&self, serve: ServerBuilder, expected: &str) {
+        let message = serve.refused().message;
+        let errors: Vec<&str> = message
+            .lines()
+            .filter_map(|line| line.split_once("ERROR "))
+            .map(|(_, line)| line)
+            .collect();
+        let expected = expected.replace("<hub>", &self.hub.endpoint());
+        assert_eq!(errors, [expected], "{message}");
+    }
+
+    /// The cached folder of a model.
+    fn cached(&self, id: &str) -> PathBuf {
+        self.home.path().join("hub").join(format!("models--{}", id.replace('/', "--")))
+    }
+
+    /// Requests that were answered with bytes of files whose names end so.
+    fn requests_for(&self, end: &str) -> Vec<Seen> {
+        let is_content = |seen: &Seen| seen.path.ends_with(end) && matches!(seen.status, 200 | 206);
+        self.hub.requests().into_iter().filter(is_content).collect()
+    }
+
+    /// Requests to the store of large files.
+    fn requests_for_large_files(&self) -> Vec<Seen> {
+        self.hub.requests().into_iter().filter(|seen| seen.side == Side::Storage).collect()
+    }
+}
+
+/// Checks that a model generates.
+#[track_caller]
+fn check_answers(server: &Server, model: &str) {
+    let completion = server.complete(json!({
+        "model": model, "prompt": "ba be bi", "max_tokens": 4, "ignore_eos": true,
+    }));
+    assert_eq!(completion["usage"]["completion_tokens"], 4, "{completion}");
+}
+
+/// The files below a folder whose names end so.
+fn files_ending(folder: &Path, end: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files_ending(&path, end));
+        } else if path.to_string_lossy().ends_with(end) {
+            found.push(path);
+        }
+    }
+    found
+}

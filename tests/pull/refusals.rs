@@ -1,0 +1,213 @@
+//! Why a model cannot be had or cannot run here: each reason is one line, and no weights are asked for in vain.
+
+use super::{ID, Place, check_answers};
+use crate::support::{Access, Files, MEMBER_TOKEN, OUTSIDER_TOKEN};
+
+#[test]
+fn gated_models_name_the_page_and_the_variable() {
+    let place = Place::with(&Files::golden("llama"));
+    place.hub.set_access(ID, Access::Gated);
+    place.check_refused(
+        place.serve(ID),
+        "`acme/tiny` is gated: accept its licence at <hub>/acme/tiny, then set HF_TOKEN to a token of the account that did",
+    );
+    place.check_refused(
+        place.serve(ID).env("HF_TOKEN", OUTSIDER_TOKEN),
+        "`acme/tiny` is gated and the account of the token from HF_TOKEN has no access: ask for it at <hub>/acme/tiny",
+    );
+    check_answers(&place.serve(ID).env("HF_TOKEN", MEMBER_TOKEN).start(), ID);
+}
+
+#[test]
+fn private_and_missing_models_look_the_same() {
+    let place = Place::with(&Files::golden("llama"));
+    place.hub.set_access(ID, Access::Private);
+    for id in [ID, "acme/missing"] {
+        place.check_refused(
+            place.serve(id),
+            &format!(
+                "there is no model at <hub>/{id}, or it is private: check the name, or set HF_TOKEN to a token that may read it"
+            ),
+        );
+        place.check_refused(
+            place.serve(id).env("HF_TOKEN", OUTSIDER_TOKEN),
+            &format!(
+                "there is no model at <hub>/{id} that the token from HF_TOKEN may read: check the name, or use another token"
+            ),
+        );
+    }
+    check_answers(&place.serve(ID).env("HF_TOKEN", MEMBER_TOKEN).start(), ID);
+}
+
+#[test]
+fn a_token_that_the_hub_does_not_know_is_named_by_its_place() {
+    let place = Place::with(&Files::golden("llama"));
+    place.check_refused(
+        place.serve(ID).env("HF_TOKEN", "hf_expired"),
+        "the hub refuses the token from HF_TOKEN: it is wrong or has expired; make a new one at <hub>/settings/tokens",
+    );
+    let file = place.home.write("token", "hf_expired");
+    place.check_refused(
+        place.serve(ID),
+        &format!(
+            "the hub refuses the token from {}: it is wrong or has expired; make a new one at <hub>/settings/tokens",
+            file.display()
+        ),
+    );
+    std::fs::remove_file(file).unwrap();
+    place.check_served();
+}
+
+#[test]
+fn a_revision_that_is_not_there_is_named() {
+    let place = Place::with(&Files::golden("llama"));
+    place.check_refused(
+        place.serve(ID).flags("--revision v9"),
+        "`acme/tiny` has no revision `v9`: its branches and tags are listed at <hub>/acme/tiny",
+    );
+    place.check_refused(
+        place.serve(ID).flags("--revision ../main"),
+        "`../main` cannot be a revision: give a branch, a tag or a commit",
+    );
+    place.check_served();
+}
+
+#[test]
+fn models_without_safetensors_or_configuration_are_refused() {
+    let files = Files::golden("llama");
+    let bare = files.clone().without("model.safetensors");
+    let place = Place::with(&bare.clone().with("pytorch_model.bin", "pickle"));
+    place.check_refused(
+        place.serve(ID),
+        "`acme/tiny` has no safetensors weights, only pytorch_model.bin: choose a variant of it that has, see <hub>/acme/tiny",
+    );
+    place.hub.publish("acme/gguf", &Files::new().with("tiny-Q4_K_M.gguf", "GGUF"));
+    place.check_refused(
+        place.serve("acme/gguf"),
+        "`acme/gguf` has no safetensors weights, only tiny-Q4_K_M.gguf: choose a variant of it that has, see <hub>/acme/gguf",
+    );
+    place.hub.publish("acme/strange", &files.clone().without("config.json"));
+    place.check_refused(
+        place.serve("acme/strange"),
+        "`acme/strange` has no config.json: it is no model in the form that transformers saves, see <hub>/acme/strange",
+    );
+    // Random weights need none.
+    check_answers(&place.serve(ID).flags("--load-format dummy").start(), ID);
+    place.hub.publish(ID, &files);
+    place.check_served();
+}
+
+/// A golden model whose config.json says something else.
+fn with_config(golden: &str, change: impl FnOnce(&mut serde_json::Value)) -> Files {
+    let files = Files::golden(golden);
+    let mut config = serde_json::from_slice(files.contents("config.json")).unwrap();
+    change(&mut config);
+    files.with("config.json", config.to_string())
+}
+
+#[test]
+fn what_cannot_run_here_is_refused_before_its_weights_are_asked_for() {
+    let place = Place::empty();
+    let publish = |change: fn(&mut serde_json::Value)| {
+        place.hub.publish(ID, &with_config("llama", change));
+    };
+    publish(|config| config["architectures"] = serde_json::json!(["LlamaForCausalLN"]));
+    let message = place.serve(ID).refused().message;
+    assert!(
+        message.contains("LlamaForCausalLN") && message.contains("LlamaForCausalLM"),
+        "{message}"
+    );
+
+    publish(|config| {
+        config["quantization_config"] = serde_json::json!({"quant_method": "awq", "bits": 4});
+    });
+    place.check_refused(
+        place.serve(ID),
+        "the weights are quantized with awq, which is not supported yet; use the float16 or bfloat16 original of the model",
+    );
+    place.check_refused(
+        place.serve(ID).flags("--quantization gptq"),
+        "--quantization gptq does not match the weights: config.json says `awq`; leave the flag out",
+    );
+    assert_eq!(place.requests_for_large_files(), []);
+    place.hub.publish(ID, &Files::golden("llama"));
+    place.check_refused(
+        place.serve(ID).flags("--quantization gptq"),
+        "--quantization gptq does not match the weights: config.json says that they are not quantized; leave the flag out",
+    );
+    assert_eq!(place.requests_for_large_files(), []);
+    place.check_served();
+}
+
+#[test]
+fn a_disk_that_is_too_small_is_seen_before_the_download() {
+    let place = Place::with(&Files::golden("llama"));
+    place.hub.claim_size(ID, "model.safetensors", 1 << 60);
+    let message = place.serve(ID).refused().message;
+    let line = message.lines().find(|line| line.contains("ERROR")).unwrap();
+    let cache = place.home.path().join("hub");
+    let needed = format!("`acme/tiny` needs 1073741824.0 GiB more in {}, where ", cache.display());
+    assert!(line.contains(&needed), "{line}");
+    let advice = " are free: make room, or set HF_HUB_CACHE to a folder on a larger disk";
+    assert!(line.ends_with(advice), "{line}");
+    assert_eq!(place.requests_for_large_files(), []);
+    place.hub.publish(ID, &Files::golden("llama"));
+    place.check_served();
+}
+
+#[test]
+fn without_the_hub_only_a_whole_model_is_served() {
+    let mut place = Place::with(&Files::golden("llama-linear"));
+    let cache = place.home.path().join("hub");
+    place.check_refused(
+        place.serve(ID).env("HF_HUB_OFFLINE", "1"),
+        &format!(
+            "HF_HUB_OFFLINE is set, and {} does not have config.json of `acme/tiny`: unset it for one start, or copy the model there",
+            cache.display()
+        ),
+    );
+    assert_eq!(place.hub.requests(), []);
+    place.hub.refuse_connections();
+    let message = place.serve(ID).refused().message;
+    let expected = format!(
+        "), and {} does not have config.json of `acme/tiny`: check the network, or HF_ENDPOINT",
+        cache.display()
+    );
+    assert!(message.contains("cannot reach the hub at http://127.0.0.1:"), "{message}");
+    assert!(message.trim_end().ends_with(&expected), "{message}");
+
+    place.hub.accept_connections();
+    drop(place.check_served());
+    place.hub.refuse_connections();
+    let server = place.check_served();
+    assert!(
+        server.log().contains("is taken from the cache as it was last seen"),
+        "{}",
+        server.log()
+    );
+    drop(server);
+
+    let shard = place.cached(ID).join("snapshots");
+    let shard = super::files_ending(&shard, "00002-of-00003.safetensors").remove(0);
+    std::fs::remove_file(shard).unwrap();
+    place.check_refused(
+        place.serve(ID).env("HF_HUB_OFFLINE", "1"),
+        &format!(
+            "HF_HUB_OFFLINE is set, and {} does not have model-00002-of-00003.safetensors of `acme/tiny`: unset it for one start, or copy the model there",
+            cache.display()
+        ),
+    );
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_is_named() {
+    let place = Place::with(&Files::golden("llama"));
+    let file = place.home.write("file", "");
+    let message = place.serve(ID).flag("--hf-hub-cache", &file).refused().message;
+    assert!(message.contains(&format!("cannot write {}", file.display())), "{message}");
+    assert!(
+        message.trim_end().ends_with("set HF_HUB_CACHE to a folder that can be written"),
+        "{message}"
+    );
+    place.check_served();
+}
