@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::memory::Bytes;
+
 /// Result with this crate's [`enum@Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -86,4 +88,54 @@ pub enum Error {
         /// Weight files in other formats that are there, in words; may be empty.
         others: String,
     },
+    /// Weights, activations and the KV cache do not fit the memory.
+    #[error(
+        "out of memory: {} are needed ({parts}) and {} are free; {ways_out}", Bytes(*.needed), Bytes(*.free)
+    )]
+    OutOfMemory {
+        /// Bytes that are needed.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// The longest context that would fit, in tokens; 0 where none would.
+        max_model_len: usize,
+        /// What they are needed for, in words.
+        parts: String,
+        /// What would fit, in words.
+        ways_out: String,
+    },
+    /// One sequence of `max_model_len` does not fit the KV cache.
+    #[error(
+        "the KV cache cannot hold one sequence of max_model_len {max_model_len}: that needs {needed} bytes and it has \
+         {available}; give --kv-cache-memory at least {needed}{}", shorter(*.fits)
+    )]
+    KvCacheTooSmall {
+        /// Longest sequence asked for.
+        max_model_len: usize,
+        /// Bytes that one such sequence needs.
+        needed: u64,
+        /// Bytes that the cache has.
+        available: u64,
+        /// Longest sequence that fits.
+        fits: usize,
+    },
+    /// The layers cannot be split over so many ranks.
+    #[error(
+        "tensor_parallel_size {asked} does not divide the model's {count} {what}; possible are {possible}"
+    )]
+    TensorParallel {
+        /// Ranks asked for.
+        asked: usize,
+        /// What does not divide.
+        what: &'static str,
+        /// How many there are.
+        count: usize,
+        /// Numbers of ranks that divide everything.
+        possible: String,
+    },
+}
+
+/// The other way out of a cache that is too small, where there is one.
+fn shorter(fits: usize) -> String {
+    if fits == 0 { String::new() } else { format!(", or lower --max-model-len to {fits}") }
 }

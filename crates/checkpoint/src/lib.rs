@@ -18,7 +18,7 @@ pub use config::HfConfig;
 pub use error::{Error, Result};
 pub use files::{CheckpointFiles, WeightFiles};
 pub use generation::{GenerationConfig, SamplingDefaults};
-pub use memory::Fit;
+pub use memory::{Bytes, Counted, DeviceKind, DeviceMemory, MemoryPlan, MemoryRequest};
 pub use quantization::Quantization;
 pub use rope::{RopeScaling, RopeSpec};
 pub use spec::{
@@ -113,6 +113,12 @@ impl Checkpoint {
     /// Bytes of the weights as loaded in `dtype`, or in the checkpoint's own where that is `None`
     /// (F32 where the configuration does not say).
     pub fn weight_bytes(&self, dtype: Option<Dtype>) -> u64 {
-        self.spec.weight_bytes(dtype.or(self.dtype).unwrap_or(Dtype::F32))
+        self.spec.weight_bytes(self.weights_dtype(dtype))
+    }
+
+    /// The dtype that the matrices get where `dtype` is asked for, or, where that is `None`, their own as far as the
+    /// configuration tells it.
+    pub fn weights_dtype(&self, dtype: Option<Dtype>) -> Dtype {
+        dtype.or(self.dtype).unwrap_or(Dtype::F32)
     }
 }

@@ -1,47 +1,263 @@
-//! How much memory a model needs, and which context fits.
+//! How much memory a model needs, and which context fits: the one place for this arithmetic, before and after loading.
 
-use crate::spec::{Dtype, ModelSpec};
+use std::fmt;
 
-/// Whether and how a model fits into some memory.
+use crate::{
+    error::{Error, Result},
+    spec::{Dtype, ModelSpec},
+};
+
+mod sizes;
+#[cfg(test)]
+mod tests;
+
+/// What a [`MemoryPlan`] is made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fit {
-    /// Bytes of the weights.
-    pub weight_bytes: u64,
-    /// Bytes of keys and values for one token.
-    pub kv_bytes_per_token: u64,
-    /// The longest context that fits beside the weights, at most the longest the model allows, in
-    /// tokens; 0 where not even the weights fit.
+pub struct MemoryRequest {
+    /// In which the matrices are kept.
+    pub weights: Dtype,
+    /// In which keys and values are kept.
+    pub kv: Dtype,
+    /// Longest sequence, in tokens.
     pub max_model_len: usize,
+    /// Tokens in one KV block.
+    pub block_size: usize,
+    /// Most sequences at once.
+    pub max_num_seqs: usize,
+    /// Most tokens in one step.
+    pub max_num_batched_tokens: usize,
+    /// Bytes of the KV cache of one rank, where the user set them.
+    pub kv_cache_bytes: Option<u64>,
+    /// Ranks over which each layer is split; [`ModelSpec::check_tensor_parallel`] says which numbers there can be.
+    pub tensor_parallel_size: usize,
+    /// What one rank may take.
+    pub memory: DeviceMemory,
 }
 
-impl ModelSpec {
-    /// Count of all weights.
-    pub fn num_parameters(&self) -> u64 {
-        self.slots().map(|(_, _, shape)| shape.iter().product::<usize>() as u64).sum()
-    }
+/// The memory of the device on which one rank computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Which kind of device.
+    pub device: DeviceKind,
+    /// Free bytes; `None` where nobody knows.
+    pub available_bytes: Option<u64>,
+    /// When they were counted.
+    pub counted: Counted,
+}
 
-    /// Bytes of the weights with the matrices in `dtype`; norms and biases are always F32.
-    pub fn weight_bytes(&self, dtype: Dtype) -> u64 {
-        let bytes = |shape: Vec<usize>| match shape.len() {
-            1 => shape[0] * Dtype::F32.size(),
-            _ => shape.iter().product::<usize>() * dtype.size(),
+/// Where a rank computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// On the CPU, beside other programs.
+    Cpu,
+    /// On a GPU of its own.
+    Gpu,
+}
+
+/// When free bytes were counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// Before the weights were loaded: they are yet to be subtracted.
+    BeforeLoading,
+    /// With the weights in memory. What is loaded is not refused for an estimate any more: only the cache counts.
+    AfterLoading,
+}
+
+/// What one rank of a model takes, and whether it fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// What it was made from.
+    pub request: MemoryRequest,
+    /// Bytes of the weights.
+    pub weights_bytes: u64,
+    /// Bytes of keys and values for one token.
+    pub kv_bytes_per_token: u64,
+    /// Bytes that a step needs for its intermediate results, and the rope tables: an estimate from above.
+    pub activation_bytes: u64,
+    /// Blocks of the KV cache.
+    pub num_blocks: usize,
+    /// Bytes of the KV cache.
+    pub kv_cache_bytes: u64,
+    /// Bytes of the blocks that one sequence of `max_model_len` fills.
+    pub sequence_bytes: u64,
+    /// Bytes of weights, activations and one sequence of `max_model_len`.
+    pub needed_bytes: u64,
+    /// Whether the server would start so.
+    pub fits: bool,
+}
+
+impl MemoryPlan {
+    /// Divides the memory.
+    ///
+    /// The cache gets what was asked for. Otherwise it gets, on the CPU, a quarter of what the weights leave free, and
+    /// on a GPU what weights and activations leave of nine tenths; and never more than `max_num_seqs` sequences of
+    /// `max_model_len` fill. Where free memory is not known it gets one such sequence.
+    pub fn new(spec: &ModelSpec, request: MemoryRequest) -> Self {
+        let ranks = request.tensor_parallel_size;
+        let weights_bytes = spec.rank_weight_bytes(request.weights, ranks);
+        let kv_bytes_per_token = spec.rank_kv_bytes_per_token(request.kv, ranks);
+        let activation_bytes = spec.activation_bytes(&request);
+        let block_bytes = kv_bytes_per_token * request.block_size as u64;
+        let per_sequence = request.max_model_len.div_ceil(request.block_size) as u64;
+        let sequence_bytes = per_sequence * block_bytes;
+        let needed_bytes = weights_bytes + activation_bytes + sequence_bytes;
+        let DeviceMemory { device, available_bytes, counted } = request.memory;
+        let to_load = match counted {
+            Counted::BeforeLoading => weights_bytes,
+            Counted::AfterLoading => 0,
         };
-        self.slots().map(|(_, _, shape)| bytes(shape) as u64).sum()
+        let left = available_bytes.map(|bytes| bytes.saturating_sub(to_load));
+        let budget = match (request.kv_cache_bytes, left, device) {
+            (Some(asked), _, _) => asked,
+            (None, None, _) => sequence_bytes,
+            (None, Some(left), DeviceKind::Cpu) => {
+                (left / 4).min(left.saturating_sub(activation_bytes))
+            }
+            (None, Some(left), DeviceKind::Gpu) => {
+                let reserve = available_bytes.unwrap_or(0) / 10;
+                left.saturating_sub(reserve).saturating_sub(activation_bytes)
+            }
+        };
+        let affordable = budget / block_bytes;
+        let useful = match request.kv_cache_bytes {
+            Some(_) => affordable,
+            None => affordable.min(per_sequence.saturating_mul(request.max_num_seqs as u64)),
+        };
+        // Block ids are u32 and slots (block * block_size + offset) too.
+        let num_blocks = useful.min(u64::from(u32::MAX) / request.block_size as u64);
+        let kv_cache_bytes = num_blocks * block_bytes;
+        let overflows = counted == Counted::BeforeLoading
+            && left.is_some_and(|left| activation_bytes + kv_cache_bytes > left);
+        Self {
+            request,
+            weights_bytes,
+            kv_bytes_per_token,
+            activation_bytes,
+            num_blocks: num_blocks as usize,
+            kv_cache_bytes,
+            sequence_bytes,
+            needed_bytes,
+            fits: num_blocks >= per_sequence && !overflows,
+        }
     }
 
-    /// Bytes of keys and values that one token takes in all layers.
-    pub fn kv_bytes_per_token(&self, dtype: Dtype) -> u64 {
-        let numbers: usize =
-            self.layers.iter().map(|l| 2 * l.attention.kv_heads * l.attention.head_dim).sum();
-        (numbers * dtype.size()) as u64
+    /// How many sequences of `max_model_len` the cache holds at once.
+    pub fn num_sequences(&self) -> usize {
+        self.num_blocks / self.request.max_model_len.div_ceil(self.request.block_size)
     }
 
-    /// What fits into `memory_bytes` for weights and KV cache together.
-    pub fn fit(&self, memory_bytes: u64, weights: Dtype, kv: Dtype) -> Fit {
-        let weight_bytes = self.weight_bytes(weights);
-        let kv_bytes_per_token = self.kv_bytes_per_token(kv);
-        let tokens = memory_bytes.saturating_sub(weight_bytes) / kv_bytes_per_token;
-        let max_model_len = tokens.min(self.max_positions as u64) as usize;
-        Fit { weight_bytes, kv_bytes_per_token, max_model_len }
+    /// The longest context with which the server would start, at most the longest that the model allows, in tokens; 0
+    /// where none would.
+    pub fn max_model_len_that_fits(&self, spec: &ModelSpec) -> usize {
+        let fits = |len: usize| self.with(spec, |r| r.max_model_len = len).fits;
+        let (mut longest, mut too_long) = (0, spec.max_positions + 1);
+        while too_long - longest > 1 {
+            let middle = longest + (too_long - longest) / 2;
+            if fits(middle) { longest = middle } else { too_long = middle }
+        }
+        longest
+    }
+
+    /// Refuses what does not fit.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] or [`Error::KvCacheTooSmall`], with what would fit.
+    pub fn check(&self, spec: &ModelSpec) -> Result<()> {
+        if self.fits {
+            return Ok(());
+        }
+        let available = self.request.memory.available_bytes;
+        let before = self.request.memory.counted == Counted::BeforeLoading;
+        let wanted = self.wanted_bytes();
+        match available.filter(|free| before && wanted > *free) {
+            Some(free) => Err(Error::OutOfMemory {
+                needed: wanted,
+                free,
+                max_model_len: self.max_model_len_that_fits(spec),
+                parts: self.parts(),
+                ways_out: self.ways_out(spec, free),
+            }),
+            None => Err(Error::KvCacheTooSmall {
+                max_model_len: self.request.max_model_len,
+                needed: self.sequence_bytes,
+                available: self.request.kv_cache_bytes.unwrap_or(self.kv_cache_bytes),
+                fits: self.max_model_len_that_fits(spec),
+            }),
+        }
+    }
+
+    /// The plan for a request that differs.
+    fn with(&self, spec: &ModelSpec, change: impl FnOnce(&mut MemoryRequest)) -> Self {
+        let mut request = self.request;
+        change(&mut request);
+        Self::new(spec, request)
+    }
+
+    /// Bytes of weights, activations and the cache that must be: the one that was asked for, or one sequence.
+    fn wanted_bytes(&self) -> u64 {
+        let cache = self.request.kv_cache_bytes.unwrap_or(0).max(self.sequence_bytes);
+        self.weights_bytes + self.activation_bytes + cache
+    }
+
+    /// What the memory is needed for, in words.
+    fn parts(&self) -> String {
+        let cache = self.wanted_bytes() - self.weights_bytes - self.activation_bytes;
+        format!(
+            "weights {}, keys and values {}, activations {}",
+            Bytes(self.weights_bytes),
+            Bytes(cache),
+            Bytes(self.activation_bytes)
+        )
+    }
+
+    /// What else would fit, in words.
+    fn ways_out(&self, spec: &ModelSpec, free: u64) -> String {
+        let mut ways = Vec::new();
+        let for_cache = free.saturating_sub(self.weights_bytes + self.activation_bytes);
+        if self.request.kv_cache_bytes.is_some_and(|asked| asked > for_cache)
+            && for_cache >= self.sequence_bytes
+        {
+            ways.push(format!("lower --kv-cache-memory to {for_cache}"));
+        }
+        match self.max_model_len_that_fits(spec) {
+            0 => {}
+            len => ways.push(format!("lower --max-model-len to {len}")),
+        }
+        if self.request.weights == Dtype::F32 && self.with(spec, |r| r.weights = Dtype::Bf16).fits {
+            ways.push("keep the weights in 16 bits with --dtype bfloat16".to_owned());
+        }
+        if let Some(ranks) = self.ranks_that_fit(spec) {
+            ways.push(format!("take {ranks} such GPUs with --tensor-parallel-size {ranks}"));
+        }
+        match ways.is_empty() {
+            true => "take a smaller or a quantized model, or more memory".to_owned(),
+            false => ways.join(", or "),
+        }
+    }
+
+    /// The fewest GPUs of this size that would do, where it takes more than were asked for.
+    pub fn ranks_that_fit(&self, spec: &ModelSpec) -> Option<usize> {
+        if self.request.memory.device != DeviceKind::Gpu {
+            return None;
+        }
+        let more = spec
+            .tensor_parallel_sizes()
+            .into_iter()
+            .filter(|ranks| *ranks > self.request.tensor_parallel_size);
+        more.into_iter().find(|ranks| self.with(spec, |r| r.tensor_parallel_size = *ranks).fits)
+    }
+}
+
+/// A number of bytes as people read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+        match UNITS.iter().find(|(_, size)| self.0 >= *size) {
+            Some((unit, size)) => write!(f, "{:.1} {unit}", self.0 as f64 / *size as f64),
+            None => write!(f, "{} bytes", self.0),
+        }
     }
 }

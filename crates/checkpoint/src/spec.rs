@@ -275,6 +275,15 @@ impl Dtype {
         }
     }
 
+    /// Its name, as in `config.json`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+
     /// Reads `dtype` (transformers 5) or `torch_dtype` (4).
     pub(crate) fn read(c: &HfConfig) -> Result<Option<Self>> {
         let key = if c.raw("dtype").is_some() { "dtype" } else { "torch_dtype" };

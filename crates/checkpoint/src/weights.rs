@@ -5,7 +5,7 @@ use std::{collections::HashMap, ops::Range};
 use crate::spec::{LayerSpec, ModelSpec, Residual};
 
 /// One of our tensors: a matrix `[out, in]` or a vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Slot {
     /// Token embedding `[vocab, hidden]`.
     Embed,

@@ -9,7 +9,6 @@
 mod engine;
 mod error;
 mod handle;
-mod memory;
 mod metrics;
 mod ranks;
 mod request;

@@ -7,7 +7,12 @@ use std::{
     thread,
 };
 
-use candlepower_checkpoint::{Checkpoint, Dtype};
+use candle_core::DType;
+use candlepower_checkpoint::{
+    Checkpoint, Counted as MemoryCounted, DeviceKind, DeviceMemory, Dtype, MemoryPlan,
+    MemoryRequest,
+};
+use candlepower_machine::available_bytes;
 use candlepower_models::{Decoder, LoadProgress, load};
 use candlepower_scheduler::{
     BlockId, LogitsFor, Scheduler, SchedulerConfig, SeqId, Step, StepRow, TokenSource,
@@ -17,7 +22,6 @@ use crate::{
     EngineConfig, EngineInfo, Error, Result, StartProgress,
     engine::{Counted, Engine, StepClock, Submission},
     handle::Shared,
-    memory::{KvPlan, available_bytes},
     ranks::Ranks,
     runner::{ModelRunner, SamplingBatch},
 };
@@ -41,25 +45,19 @@ pub(crate) fn start(
             progress(StartProgress::Loading { bytes_done, bytes_total });
         })
     })?;
-    let plan = KvPlan {
-        block_bytes: model.spec().kv_bytes_per_token(Dtype::F32) * config.block_size as u64,
-        block_size: config.block_size,
-        max_model_len: model.max_model_len(),
-        max_num_seqs: config.max_num_seqs,
-        asked_bytes: config.kv_cache_bytes,
-    };
-    let num_blocks = plan.num_blocks(available_bytes())?;
-    let info = info(checkpoint, &config, &model, &plan, num_blocks, num_threads);
+    let plan = memory_plan(&config, &model);
+    plan.check(model.spec())?;
+    let info = info(checkpoint, &config, &model, &plan, num_threads);
     let scheduler = Scheduler::new(SchedulerConfig {
         block_size: config.block_size,
-        num_blocks,
+        num_blocks: plan.num_blocks,
         max_num_seqs: config.max_num_seqs,
         max_num_batched_tokens: config.max_num_batched_tokens,
-        max_model_len: plan.max_model_len,
+        max_model_len: model.max_model_len(),
         enable_prefix_caching: config.enable_prefix_caching,
         policy: config.scheduling_policy,
     })?;
-    let cache = model.new_kv_cache(num_blocks, config.block_size)?;
+    let cache = model.new_kv_cache(plan.num_blocks, config.block_size)?;
     let mut ranks = Ranks::new(ModelRunner::new(model, cache, config.block_size), pool);
     progress(StartProgress::WarmingUp);
     warm_up(&mut ranks)?;
@@ -115,22 +113,49 @@ fn check(config: &EngineConfig) -> Result<()> {
     }
 }
 
+/// What the cache gets of the memory that the weights have left.
+fn memory_plan(config: &EngineConfig, model: &Decoder) -> MemoryPlan {
+    let request = MemoryRequest {
+        weights: weights_dtype(model),
+        kv: Dtype::F32,
+        max_model_len: model.max_model_len(),
+        block_size: config.block_size,
+        max_num_seqs: config.max_num_seqs,
+        max_num_batched_tokens: config.max_num_batched_tokens,
+        kv_cache_bytes: config.kv_cache_bytes,
+        tensor_parallel_size: 1,
+        memory: DeviceMemory {
+            device: DeviceKind::Cpu,
+            available_bytes: available_bytes(),
+            counted: MemoryCounted::AfterLoading,
+        },
+    };
+    MemoryPlan::new(model.spec(), request)
+}
+
+fn weights_dtype(model: &Decoder) -> Dtype {
+    match model.weight_dtype() {
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::Bf16,
+        _ => Dtype::F32,
+    }
+}
+
 fn info(
     checkpoint: &Checkpoint,
     config: &EngineConfig,
     model: &Decoder,
-    plan: &KvPlan,
-    num_blocks: usize,
+    plan: &MemoryPlan,
     num_threads: usize,
 ) -> EngineInfo {
     EngineInfo {
         architecture: checkpoint.architecture().to_owned(),
-        max_model_len: plan.max_model_len,
+        max_model_len: model.max_model_len(),
         vocab_size: model.spec().vocab_size,
         eos_token_ids: checkpoint.generation().eos_token_ids.clone(),
-        num_blocks,
+        num_blocks: plan.num_blocks,
         block_size: config.block_size,
-        kv_cache_bytes: num_blocks as u64 * plan.block_bytes,
+        kv_cache_bytes: plan.kv_cache_bytes,
         weights_bytes: model.weight_bytes() as u64,
         weights_dtype: model.weight_dtype().as_str().to_owned(),
         device: "cpu".into(),

@@ -91,6 +91,7 @@ impl Attention {
 
     /// Bytes of the weights.
     pub(crate) fn num_bytes(&self) -> usize {
-        self.qkv.num_bytes() + self.out.num_bytes()
+        let norms = self.q_norm.iter().chain(&self.k_norm).map(Norm::num_bytes);
+        self.qkv.num_bytes() + self.out.num_bytes() + norms.sum::<usize>()
     }
 }

@@ -142,11 +142,12 @@ impl Decoder {
         &self.device
     }
 
-    /// Bytes of the matrices as loaded: packed, in their dtype.
+    /// Bytes of the weights as loaded: matrices packed, in their dtype; norms and biases in f32. What
+    /// `ModelSpec::weight_bytes` says beforehand.
     pub fn weight_bytes(&self) -> usize {
-        let layers = self.layers.iter().map(|l| l.attention.num_bytes() + l.mlp.num_bytes());
+        let layers = self.layers.iter().map(DecoderLayer::num_bytes);
         let head = if self.spec.head.tied { 0 } else { self.head.num_bytes() };
-        self.embed.num_bytes() + head + layers.sum::<usize>()
+        self.embed.num_bytes() + head + self.final_norm.num_bytes() + layers.sum::<usize>()
     }
 
     /// The dtype of the embedding, which most matrices share.
@@ -202,6 +203,16 @@ impl DecoderLayer {
             attention: Attention::take(parts, i, &spec.attention, rope),
             mlp: Mlp::take(parts, i, &spec.mlp),
         }
+    }
+
+    /// Bytes of the layer's weights.
+    fn num_bytes(&self) -> usize {
+        let norms = [Some(&self.attn_norm), Some(&self.ffn_norm)]
+            .into_iter()
+            .chain([self.attn_post_norm.as_ref(), self.ffn_post_norm.as_ref()])
+            .flatten()
+            .map(Norm::num_bytes);
+        self.attention.num_bytes() + self.mlp.num_bytes() + norms.sum::<usize>()
     }
 }
 

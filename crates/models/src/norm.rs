@@ -27,6 +27,11 @@ impl Norm {
         Some(Self { weight: parts.vector(layer, part)?, eps: spec.eps as f32 })
     }
 
+    /// Bytes of the weight.
+    pub(crate) fn num_bytes(&self) -> usize {
+        self.weight.elem_count() * size_of::<f32>()
+    }
+
     /// Norms the last dimension of `x`.
     pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Ok(rms_norm(x, &self.weight, self.eps)?)

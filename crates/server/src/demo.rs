@@ -19,7 +19,7 @@ const FILES: &[(&str, &[u8])] = &[
 ];
 
 /// The demo model's files.
-pub(crate) fn files() -> CheckpointFiles {
+pub fn files() -> CheckpointFiles {
     CheckpointFiles::Embedded(FILES)
 }
 

@@ -18,7 +18,6 @@ mod listen;
 mod load;
 mod logging;
 mod logprobs;
-mod machine;
 mod metrics;
 mod models;
 mod openapi;
@@ -38,6 +37,7 @@ mod tokenize;
 mod track;
 
 pub use config::ServeConfig;
+pub use demo::files as demo_files;
 pub use error::{Error, Result};
 pub use health::VERSION;
 pub use logging::{Terminal, init_logging};

@@ -169,7 +169,7 @@ fn announce(effective: &Effective, address: &SocketAddr) {
         .collect();
     tracing::info!("candlepower {VERSION}, framework {}", config.framework.as_str());
     tracing::info!("config: {}", settings.join(", "));
-    tracing::info!("found: {}", crate::machine::describe());
+    tracing::info!("found: {}", candlepower_machine::describe());
     for name in config.without_effect() {
         tracing::info!("{name} has no effect on the CPU");
     }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use candle_core::{Device, Tensor};
-use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype as Planned};
 use candlepower_kernels::{AttentionMetadata, KvCache};
 use candlepower_models::{
     Decoder, ForwardInput, LoadDtype, LoadFormat, LoadOptions, LoadProgress, load,
@@ -315,6 +315,29 @@ fn weights_are_converted_when_asked() {
     }
     assert_eq!(sizes[1], sizes[2]);
     assert!(sizes[1] < sizes[0] * 6 / 10, "{sizes:?}");
+}
+
+/// What a model needs is known from its configuration alone, to the byte.
+#[test]
+fn memory_is_computed_before_loading() {
+    for name in GOLDENS {
+        let checkpoint = checkpoint(name);
+        for (dtype, planned) in [
+            (LoadDtype::Auto, None),
+            (LoadDtype::F32, Some(Planned::F32)),
+            (LoadDtype::F16, Some(Planned::F16)),
+            (LoadDtype::Bf16, Some(Planned::Bf16)),
+        ] {
+            let model =
+                load(&checkpoint, &LoadOptions { dtype, ..options() }, &mut |_| {}).unwrap();
+            let planned = checkpoint.weight_bytes(planned);
+            assert_eq!(model.weight_bytes() as u64, planned, "{name} as {dtype:?}");
+            let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE).unwrap();
+            let planned = checkpoint.spec().kv_bytes_per_token(Planned::F32);
+            let tokens = (NUM_BLOCKS * BLOCK_SIZE) as u64;
+            assert_eq!(cache.num_bytes() as u64, planned * tokens, "{name}");
+        }
+    }
 }
 
 /// q in f32 beside k and v in bf16: the one weight made of them keeps every bit.

@@ -218,11 +218,7 @@ impl FromStr for ByteSize {
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-        match UNITS.iter().find(|(_, size)| self.0 >= *size) {
-            Some((unit, size)) => write!(f, "{:.1} {unit}", self.0 as f64 / *size as f64),
-            None => write!(f, "{} bytes", self.0),
-        }
+        candlepower_checkpoint::Bytes(self.0).fmt(f)
     }
 }
 

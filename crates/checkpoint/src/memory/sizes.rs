@@ -1,0 +1,165 @@
+//! Bytes of a model's weights, keys, values and intermediate results, whole or on one of several ranks.
+
+use std::collections::BTreeMap;
+
+use super::MemoryRequest;
+use crate::{
+    error::{Error, Result},
+    spec::{Dtype, ModelSpec},
+    weights::Slot,
+};
+
+/// Rows of a matrix are packed in panels of so many, and columns in pairs; what is missing is padding.
+/// Source: `Weight` of the crate `kernels`.
+const PANEL_ROWS: usize = 32;
+/// Most rows of logits that exist at once. Source: `ModelRunner` of the crate `engine`.
+const LOGITS_ROWS: usize = 128;
+/// Activations are single precision on every device that there is.
+const ACTIVATION_BYTES: u64 = 4;
+/// Most ranks that are proposed.
+const MOST_RANKS: usize = 64;
+
+impl ModelSpec {
+    /// Count of all weights.
+    pub fn num_parameters(&self) -> u64 {
+        self.slots().map(|(_, _, shape)| shape.iter().product::<usize>() as u64).sum()
+    }
+
+    /// Bytes of the weights as loaded, with the matrices in `dtype`; norms and biases are always F32.
+    pub fn weight_bytes(&self, dtype: Dtype) -> u64 {
+        self.rank_weight_bytes(dtype, 1)
+    }
+
+    /// Bytes of the weights as one of `ranks` ranks loads them.
+    pub fn rank_weight_bytes(&self, dtype: Dtype, ranks: usize) -> u64 {
+        let mut matrices: BTreeMap<(Option<usize>, Slot), (usize, usize)> = BTreeMap::new();
+        let mut bytes = 0;
+        for (layer, slot, shape) in self.slots() {
+            let rows = |rows: usize| match slot {
+                Slot::K | Slot::V | Slot::KBias | Slot::VBias => {
+                    let head_dim = layer.map_or(1, |i| self.layers[i].attention.head_dim);
+                    (rows / head_dim).div_ceil(ranks) * head_dim
+                }
+                _ if splits_rows(slot) => rows.div_ceil(ranks),
+                _ => rows,
+            };
+            match *shape.as_slice() {
+                [n] => bytes += rows(n) * Dtype::F32.size(),
+                [n, k] => {
+                    let columns = if splits_columns(slot) { k.div_ceil(ranks) } else { k };
+                    matrices.entry((layer, fused(slot))).or_insert((0, columns)).0 += rows(n);
+                }
+                _ => unreachable!("slots are vectors and matrices"),
+            }
+        }
+        let packed = |(rows, columns): (usize, usize)| {
+            rows.next_multiple_of(PANEL_ROWS) * columns.next_multiple_of(2) * dtype.size()
+        };
+        (bytes + matrices.into_values().map(packed).sum::<usize>()) as u64
+    }
+
+    /// Bytes of keys and values that one token takes in all layers.
+    pub fn kv_bytes_per_token(&self, dtype: Dtype) -> u64 {
+        self.rank_kv_bytes_per_token(dtype, 1)
+    }
+
+    /// Bytes of keys and values that one token takes on one of `ranks` ranks.
+    pub fn rank_kv_bytes_per_token(&self, dtype: Dtype, ranks: usize) -> u64 {
+        let of_layer = |a: &crate::AttentionSpec| 2 * a.kv_heads.div_ceil(ranks) * a.head_dim;
+        let numbers: usize = self.layers.iter().map(|layer| of_layer(&layer.attention)).sum();
+        (numbers * dtype.size()) as u64
+    }
+
+    /// Bytes that one rank needs beside weights and cache: an estimate from above of what a full step holds at once,
+    /// and the rope tables.
+    ///
+    /// `4 * (T * (4 * hidden + max(4 * q + 5 * kv, 3 * inner)) + 2 * min(T, 128) * vocab + L * rotary)` bytes, where
+    /// `T` is the token budget of a step, `q`, `kv`, `inner` and `vocab` are the widths on one rank, and `L` is
+    /// max_model_len, once for each different rope. It counts: the residual, its norm and their successors; q, k and v
+    /// as one tensor, apart, and rotated, with the attention's output; gate and up with their product; the logits of
+    /// as many rows as the engine takes at once, and a copy for sampling.
+    pub(super) fn activation_bytes(&self, request: &MemoryRequest) -> u64 {
+        let ranks = request.tensor_parallel_size;
+        let widest = self.layers.iter().map(|layer| {
+            let a = &layer.attention;
+            let q = a.heads.div_ceil(ranks) * a.head_dim;
+            let kv = a.kv_heads.div_ceil(ranks) * a.head_dim;
+            (4 * q + 5 * kv).max(3 * layer.mlp.inner.div_ceil(ranks))
+        });
+        let width = 4 * self.hidden_size + widest.max().unwrap_or(0);
+        let tokens = request.max_num_batched_tokens;
+        let logits = 2 * tokens.min(LOGITS_ROWS) as u64 * self.vocab_size.div_ceil(ranks) as u64;
+        let mut ropes = Vec::new();
+        for layer in &self.layers {
+            if !ropes.contains(&&layer.attention.rope) {
+                ropes.push(&layer.attention.rope);
+            }
+        }
+        let tables: usize = ropes.iter().map(|rope| rope.dim * request.max_model_len).sum();
+        ACTIVATION_BYTES * (tokens as u64 * width as u64 + logits + tables as u64)
+    }
+
+    /// Whether each layer can be split over `ranks` ranks: heads, inner width and vocabulary into equal parts, and key
+    /// and value heads into equal parts or with several ranks to each.
+    ///
+    /// # Errors
+    /// [`Error::TensorParallel`], with what does not divide and the numbers that do.
+    pub fn check_tensor_parallel(&self, ranks: usize) -> Result<()> {
+        let Some((what, count)) = self.indivisible(ranks) else { return Ok(()) };
+        let possible: Vec<String> =
+            self.tensor_parallel_sizes().iter().map(usize::to_string).collect();
+        Err(Error::TensorParallel { asked: ranks, what, count, possible: possible.join(", ") })
+    }
+
+    /// The numbers of ranks, up to 64, over which each layer can be split.
+    pub fn tensor_parallel_sizes(&self) -> Vec<usize> {
+        (1..=MOST_RANKS).filter(|ranks| self.indivisible(*ranks).is_none()).collect()
+    }
+
+    /// What cannot be split, and how many of it there are.
+    fn indivisible(&self, ranks: usize) -> Option<(&'static str, usize)> {
+        let splits = |count: usize| ranks > 0 && count.is_multiple_of(ranks);
+        let shared = |count: usize| splits(count) || (ranks > count && ranks.is_multiple_of(count));
+        let (mut heads, mut kv_heads, mut inner) = (None, None, None);
+        for layer in &self.layers {
+            let a = &layer.attention;
+            heads = heads.or((!splits(a.heads)).then_some(("attention heads", a.heads)));
+            kv_heads =
+                kv_heads.or((!shared(a.kv_heads)).then_some(("key and value heads", a.kv_heads)));
+            let width = layer.mlp.inner;
+            inner = inner.or((!splits(width)).then_some(("columns of the feed-forward", width)));
+        }
+        let vocab =
+            (!splits(self.vocab_size)).then_some(("tokens of the vocabulary", self.vocab_size));
+        heads.or(kv_heads).or(inner).or(vocab)
+    }
+}
+
+/// The slot under which the matrix that this one is loaded into is known: q, k and v are one, gate and up are one.
+fn fused(slot: Slot) -> Slot {
+    match slot {
+        Slot::K | Slot::V => Slot::Q,
+        Slot::Up => Slot::Gate,
+        other => other,
+    }
+}
+
+/// Whether each rank has some of the outputs. Keys and values are split by whole heads.
+fn splits_rows(slot: Slot) -> bool {
+    matches!(
+        slot,
+        Slot::Embed
+            | Slot::Head
+            | Slot::Q
+            | Slot::QBias
+            | Slot::Gate
+            | Slot::GateBias
+            | Slot::Up
+            | Slot::UpBias
+    )
+}
+
+/// Whether each rank has some of the inputs.
+fn splits_columns(slot: Slot) -> bool {
+    matches!(slot, Slot::O | Slot::Down)
+}

@@ -1,0 +1,182 @@
+//! Plans for a real model, what does not fit, and the other ways.
+
+use super::*;
+use crate::{arch, config::HfConfig};
+
+/// meta-llama/Llama-3.1-8B-Instruct, as far as memory depends on it.
+const LLAMA_3_1_8B: &str = r#"{
+    "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 14336, "max_position_embeddings": 131072, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vocab_size": 128256}"#;
+const GIB: u64 = 1 << 30;
+/// Keys and values of one of its tokens in f32.
+const TOKEN: u64 = 262_144;
+/// Its weights in bf16.
+const WEIGHTS: u64 = 8_030_261_248 * 2 + 65 * 4096 * 2;
+
+fn llama() -> ModelSpec {
+    let config = HfConfig::parse("config.json", LLAMA_3_1_8B.as_bytes()).unwrap();
+    arch::find(&config).unwrap().describe(&config).unwrap()
+}
+
+fn request(available_bytes: u64) -> MemoryRequest {
+    MemoryRequest {
+        weights: Dtype::Bf16,
+        kv: Dtype::F32,
+        max_model_len: 4096,
+        block_size: 16,
+        max_num_seqs: 4,
+        max_num_batched_tokens: 512,
+        kv_cache_bytes: None,
+        tensor_parallel_size: 1,
+        memory: DeviceMemory {
+            device: DeviceKind::Cpu,
+            available_bytes: Some(available_bytes),
+            counted: Counted::BeforeLoading,
+        },
+    }
+}
+
+fn plan(change: impl FnOnce(&mut MemoryRequest)) -> MemoryPlan {
+    let mut request = request(24 * GIB);
+    change(&mut request);
+    MemoryPlan::new(&llama(), request)
+}
+
+fn error(plan: &MemoryPlan) -> String {
+    plan.check(&llama()).unwrap_err().to_string()
+}
+
+#[test]
+fn a_cache_is_a_quarter_of_what_is_free_but_no_more_than_is_useful() {
+    let found = plan(|_| {});
+    assert_eq!((found.weights_bytes, found.kv_bytes_per_token), (WEIGHTS, TOKEN));
+    assert_eq!(found.num_blocks as u64, (24 * GIB - WEIGHTS) / 4 / (16 * TOKEN));
+    assert_eq!(found.kv_cache_bytes, found.num_blocks as u64 * 16 * TOKEN);
+    assert_eq!(found.sequence_bytes, 4096 * TOKEN);
+    assert_eq!(found.needed_bytes, WEIGHTS + found.activation_bytes + 4096 * TOKEN);
+    assert!(found.fits && found.num_sequences() == 2);
+    assert!(found.check(&llama()).is_ok());
+    let roomy = plan(|r| r.memory.available_bytes = Some(400 * GIB));
+    assert_eq!((roomy.num_blocks, roomy.num_sequences()), (4 * 256, 4));
+    let unknown = plan(|r| r.memory.available_bytes = None);
+    assert_eq!((unknown.num_blocks, unknown.fits), (256, true));
+}
+
+#[test]
+fn after_loading_the_weights_are_not_subtracted_again() {
+    let loaded = plan(|r| {
+        r.memory.available_bytes = Some(24 * GIB - WEIGHTS);
+        r.memory.counted = Counted::AfterLoading;
+    });
+    assert_eq!(loaded.num_blocks, plan(|_| {}).num_blocks);
+}
+
+#[test]
+fn an_asked_size_is_taken_as_it_is() {
+    let asked = |bytes, counted| {
+        plan(move |r| {
+            r.kv_cache_bytes = Some(bytes);
+            r.memory.counted = counted;
+            r.memory.available_bytes = Some(0);
+        })
+    };
+    let sequence = 4096 * TOKEN;
+    let found = asked(3 * sequence + 1, Counted::AfterLoading);
+    assert!(found.fits && found.num_sequences() == 3);
+    let small = asked(sequence - 1, Counted::AfterLoading);
+    assert_eq!(
+        error(&small),
+        "the KV cache cannot hold one sequence of max_model_len 4096: that needs 1073741824 bytes and it has \
+         1073741823; give --kv-cache-memory at least 1073741824, or lower --max-model-len to 4080"
+    );
+    assert!(!asked(sequence, Counted::BeforeLoading).fits);
+}
+
+#[test]
+fn the_longest_context_that_fits_fits_and_the_next_does_not() {
+    let spec = llama();
+    for available in [15, 16, 20, 24, 100, 1000] {
+        let longest = plan(|r| r.memory.available_bytes = Some(available * GIB))
+            .max_model_len_that_fits(&spec);
+        let fits = |len| {
+            plan(|r| {
+                r.memory.available_bytes = Some(available * GIB);
+                r.max_model_len = len;
+            })
+            .fits
+        };
+        assert!(longest == 0 || fits(longest), "{available}");
+        assert!(longest == spec.max_positions || !fits(longest + 1), "{available}");
+    }
+    let nothing = plan(|r| r.memory.available_bytes = Some(WEIGHTS));
+    assert_eq!(nothing.max_model_len_that_fits(&spec), 0);
+    let everything = plan(|r| r.memory.available_bytes = Some(1000 * GIB));
+    assert_eq!(everything.max_model_len_that_fits(&spec), 131_072);
+}
+
+#[test]
+fn what_does_not_fit_is_said_with_what_would() {
+    let long = plan(|r| r.max_model_len = 131_072);
+    let text = error(&long);
+    assert!(text.starts_with("out of memory: 47."), "{text}");
+    assert!(text.contains("GiB are needed (weights 15.0 GiB, keys and values 32.0 GiB"), "{text}");
+    let fits = long.max_model_len_that_fits(&llama());
+    assert!(
+        text.ends_with(&format!("24.0 GiB are free; lower --max-model-len to {fits}")),
+        "{text}"
+    );
+
+    let wide = plan(|r| r.weights = Dtype::F32);
+    assert!(error(&wide).ends_with("free; keep the weights in 16 bits with --dtype bfloat16"));
+    let hopeless = plan(|r| r.memory.available_bytes = Some(GIB));
+    assert!(error(&hopeless).ends_with("take a smaller or a quantized model, or more memory"));
+
+    // A cache that fits the memory but not the quarter can be asked for.
+    let quarter = plan(|r| r.max_model_len = 16_384);
+    assert!(matches!(quarter.check(&llama()), Err(Error::KvCacheTooSmall { .. })));
+    let asked = plan(|r| {
+        r.max_model_len = 16_384;
+        r.kv_cache_bytes = Some(16_384 * TOKEN);
+    });
+    assert!(asked.fits);
+    let greedy = plan(|r| r.kv_cache_bytes = Some(20 * GIB));
+    assert!(error(&greedy).contains("lower --kv-cache-memory to "), "{}", error(&greedy));
+}
+
+#[test]
+fn gpus_are_filled_and_more_of_them_proposed() {
+    let gpu = |gib: u64, ranks| {
+        plan(move |r| {
+            r.kv = Dtype::Bf16;
+            r.tensor_parallel_size = ranks;
+            r.memory.device = DeviceKind::Gpu;
+            r.memory.available_bytes = Some(gib * GIB);
+        })
+    };
+    let one = gpu(24, 1);
+    assert!(one.fits && one.kv_cache_bytes <= 24 * GIB * 9 / 10 - WEIGHTS - one.activation_bytes);
+    let small = gpu(12, 1);
+    assert_eq!(small.ranks_that_fit(&llama()), Some(2));
+    assert!(error(&small).contains("take 2 such GPUs with --tensor-parallel-size 2"));
+    assert!(gpu(12, 2).fits);
+}
+
+#[test]
+fn a_rank_has_its_part() {
+    let spec = llama();
+    let norms = 65 * 4096 * 4;
+    let two = spec.rank_weight_bytes(Dtype::Bf16, 2);
+    assert_eq!(2 * (two - norms), WEIGHTS - norms);
+    assert_eq!(spec.rank_kv_bytes_per_token(Dtype::F32, 2), TOKEN / 2);
+    // Beyond eight ranks each key and value head is on several of them.
+    assert_eq!(spec.rank_kv_bytes_per_token(Dtype::F32, 16), TOKEN / 8);
+    assert_eq!(spec.tensor_parallel_sizes(), [1, 2, 4, 8, 16, 32]);
+    assert!(spec.check_tensor_parallel(32).is_ok());
+    assert_eq!(
+        spec.check_tensor_parallel(3).unwrap_err().to_string(),
+        "tensor_parallel_size 3 does not divide the model's 32 attention heads; possible are 1, 2, 4, 8, 16, 32"
+    );
+    assert!(spec.check_tensor_parallel(0).is_err());
+}
