@@ -4,6 +4,7 @@
 //! a field here and a line in `configs/default.toml`.
 
 mod environment;
+mod print;
 mod resolve;
 mod values;
 

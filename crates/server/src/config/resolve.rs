@@ -13,11 +13,11 @@ use super::environment::{HUB_TOKEN, Names};
 use super::{Framework, ServeConfig};
 
 /// Settings that only the command line has, because they say where to look for the others.
-const FLAG_ONLY: [&str; 1] = ["config"];
+pub(super) const FLAG_ONLY: [&str; 1] = ["config"];
 /// Settings whose value is not shown.
-const SECRET: [&str; 1] = ["api_key"];
+pub(super) const SECRET: [&str; 1] = ["api_key"];
 /// What looks like a setting and is none: it is in the environment only.
-const TOKEN: &str = "hf_token";
+pub(super) const TOKEN: &str = "hf_token";
 
 /// Why the settings cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -104,8 +104,12 @@ pub struct Setting {
     pub name: String,
     /// Its value; secrets are not shown.
     pub value: String,
+    /// Its parts, one but for lists; none of a secret.
+    pub parts: Vec<String>,
     /// Where it came from.
     pub source: Source,
+    /// The name of the environment variable, or the path of the file, that it came from.
+    pub place: Option<String>,
 }
 
 /// Where a value came from.
@@ -161,7 +165,7 @@ impl ServeConfig {
 }
 
 /// The command that has nothing but the settings as arguments.
-fn command() -> Command {
+pub(super) fn command() -> Command {
     ServeConfig::augment_args(Command::new("serve").no_binary_name(true).disable_help_flag(true))
 }
 
@@ -169,7 +173,21 @@ fn command() -> Command {
 struct Found<'a> {
     command: &'a Command,
     args: &'a BTreeMap<&'a str, &'a Arg>,
-    values: BTreeMap<String, (Source, Vec<OsString>)>,
+    values: BTreeMap<String, Given>,
+}
+
+/// A value that is not the default.
+struct Given {
+    source: Source,
+    /// The environment variable or the file.
+    place: Option<String>,
+    values: Vec<OsString>,
+}
+
+impl Given {
+    fn flag(values: Vec<OsString>) -> Self {
+        Self { source: Source::Flag, place: None, values }
+    }
 }
 
 impl Found<'_> {
@@ -199,14 +217,15 @@ impl Found<'_> {
             let place = format!("{}: `{key}`", file.display());
             let values = texts(value)
                 .map_err(|reason| ConfigError::BadValue { place: place.clone(), reason })?;
-            self.take(&key, Source::File, values, &place)?;
+            let file = Some(file.display().to_string());
+            self.take(&key, Given { source: Source::File, place: file, values }, &place)?;
         }
         Ok(())
     }
 
     fn take_framework(&mut self, flags: &ArgMatches) {
         if let Some(values) = given(flags, "framework") {
-            self.values.insert("framework".into(), (Source::Flag, values));
+            self.values.insert("framework".into(), Given::flag(values));
         }
     }
 
@@ -214,7 +233,7 @@ impl Found<'_> {
         let name = self
             .values
             .get("framework")
-            .and_then(|(_, values)| values.first())
+            .and_then(|given| given.values.first())
             .and_then(|name| name.to_str());
         // A name that is no framework was refused where it was read.
         name.and_then(|name| Framework::from_str(name, true).ok()).unwrap_or_default()
@@ -253,34 +272,36 @@ impl Found<'_> {
 
     fn take_variable(&mut self, name: &str, key: &str, value: &OsStr) -> Result<(), ConfigError> {
         let place = format!("the environment variable {name}");
-        self.take(key, Source::Environment, vec![value.to_owned()], &place)
+        let given = Given {
+            source: Source::Environment,
+            place: Some(name.to_owned()),
+            values: vec![value.to_owned()],
+        };
+        self.take(key, given, &place)
     }
 
     fn take_flags(&mut self, flags: &ArgMatches) {
         for key in self.args.keys() {
             let Some(values) = given(flags, key) else { continue };
-            // `--no-x` is a value of `x`, so it replaces what lower sources say of `x`.
-            self.values.remove(key.strip_prefix("no_").unwrap_or(key));
-            self.values.insert((*key).to_owned(), (Source::Flag, values));
+            // `--no-x` is a value of `x`.
+            let (key, values) = match key.strip_prefix("no_") {
+                Some(key) => (key, vec!["false".into()]),
+                None => (*key, values),
+            };
+            self.values.insert(key.to_owned(), Given::flag(values));
         }
     }
 
     /// Takes a value from outside the command line after checking it by itself, so that the error names its place.
-    fn take(
-        &mut self,
-        key: &str,
-        source: Source,
-        values: Vec<OsString>,
-        place: &str,
-    ) -> Result<(), ConfigError> {
-        let argv = self.argv(key, &values);
+    fn take(&mut self, key: &str, given: Given, place: &str) -> Result<(), ConfigError> {
+        let argv = self.argv(key, &given.values);
         if let Err(error) = self.command.clone().try_get_matches_from(argv) {
             return Err(ConfigError::BadValue {
                 place: place.to_owned(),
                 reason: first_line(&error),
             });
         }
-        self.values.insert(key.to_owned(), (source, values));
+        self.values.insert(key.to_owned(), given);
         Ok(())
     }
 
@@ -301,12 +322,12 @@ impl Found<'_> {
 
     fn finish(self) -> Result<Effective, ConfigError> {
         let mut argv: Vec<OsString> = Vec::new();
-        for (key, (_, values)) in self.values.iter().filter(|(key, _)| *key != "model") {
-            argv.extend(self.argv(key, values));
+        for (key, given) in self.values.iter().filter(|(key, _)| *key != "model") {
+            argv.extend(self.argv(key, &given.values));
         }
-        if let Some((_, model)) = self.values.get("model") {
+        if let Some(model) = self.values.get("model") {
             argv.push("--".into());
-            argv.extend(model.iter().cloned());
+            argv.extend(model.values.iter().cloned());
         }
         let conflict = |error: clap::Error| ConfigError::Conflict(first_line(&error));
         let matches = self.command.clone().try_get_matches_from(argv).map_err(conflict)?;
@@ -316,13 +337,23 @@ impl Found<'_> {
     }
 
     fn setting(&self, key: &str, matches: &ArgMatches) -> Option<Setting> {
-        let source = self.values.get(key).map_or(Source::Default, |(source, _)| *source);
-        if is_negation(key) && source == Source::Default {
+        if is_negation(key) {
             return None;
         }
-        let values: Vec<_> = matches.get_raw(key)?.map(OsStr::to_string_lossy).collect();
-        let value = if SECRET.contains(&key) { "(not shown)".into() } else { values.join(",") };
-        Some(Setting { name: key.to_owned(), value, source })
+        let given = self.values.get(key);
+        let mut parts: Vec<String> =
+            matches.get_raw(key)?.map(|part| part.to_string_lossy().into_owned()).collect();
+        let mut value = parts.join(",");
+        if SECRET.contains(&key) {
+            (value, parts) = ("(not shown)".into(), Vec::new());
+        }
+        Some(Setting {
+            name: key.to_owned(),
+            value,
+            parts,
+            source: given.map_or(Source::Default, |given| given.source),
+            place: given.and_then(|given| given.place.clone()),
+        })
     }
 }
 
@@ -350,7 +381,7 @@ fn given(flags: &ArgMatches, key: &str) -> Option<Vec<OsString>> {
 }
 
 /// Whether the setting switches another one off; only flags do that.
-fn is_negation(key: &str) -> bool {
+pub(super) fn is_negation(key: &str) -> bool {
     key.starts_with("no_")
 }
 

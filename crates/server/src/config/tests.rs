@@ -252,6 +252,56 @@ fn secrets_are_not_shown() {
     assert!(!format!("{:?}", effective.settings).contains("sesame"));
 }
 
+#[test]
+fn the_settings_in_force_are_a_config_file_with_the_same_effect() {
+    let file = TempFile::new("printed-from", "max_num_seqs = 4\ndefault_max_tokens = \"max\"\n");
+    let env = [
+        ("BLAZE_PORT", "9000"),
+        ("BLAZE_SWAP_SPACE", "0.5"),
+        ("BLAZE_API_KEY", "open sesame"),
+        ("HF_HUB_OFFLINE", "Yes"),
+        ("HF_TOKEN", "hf_sesame"),
+    ];
+    let argv = [
+        "demo",
+        "--served-model-name=a,b \"c\",7",
+        "--no-enable-prefix-caching",
+        "--kv-cache-memory=1.5Gi",
+        "--seed=18446744073709551615",
+        &file.flag(),
+    ];
+    let effective = resolve(&argv, &env).unwrap();
+    let text = effective.to_toml();
+    let path = file.0.display();
+    for line in [
+        "model = \"demo\"  # flag",
+        "served_model_name = [\"a\", 'b \"c\"', 7]  # flag",
+        "port = 9000  # environment (BLAZE_PORT)",
+        "hf_hub_offline = \"Yes\"  # environment (HF_HUB_OFFLINE)",
+        &format!("max_num_seqs = 4  # file ({path})"),
+        "enable_prefix_caching = false  # flag",
+        "block_size = 16  # default",
+        "# max_model_len =  # not set; default: the model's own limit",
+        "# api_key is set and not shown  # environment (BLAZE_API_KEY)",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+    assert!(!text.contains("sesame") && !text.contains("hf_token"), "{text}");
+
+    let printed = TempFile::new("printed", &text);
+    let again = resolve(&[&printed.flag()], &[("BLAZE_API_KEY", "open sesame")]).unwrap();
+    let in_force = |config: &ServeConfig| ServeConfig {
+        config: None,
+        port: Some(config.port()),
+        ..config.clone()
+    };
+    assert_eq!(in_force(&again.config), in_force(&effective.config));
+    let values = |text: &str| -> Vec<String> {
+        text.lines().map(|line| line.split("  # ").next().unwrap().to_owned()).collect()
+    };
+    assert_eq!(values(&again.to_toml()), values(&text));
+}
+
 /// The workspace's `configs/`.
 fn configs() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../configs")
