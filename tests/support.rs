@@ -14,7 +14,7 @@ pub(crate) use hub::{
 pub(crate) use metrics::Metrics;
 pub(crate) use programs::{node, python, run_to_end};
 pub(crate) use random::Random;
-pub(crate) use server::{Server, ServerBuilder, TempFolder, binary};
+pub(crate) use server::{Server, ServerBuilder, TempFolder, binary, program};
 
 use std::time::{Duration, Instant};
 

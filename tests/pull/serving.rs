@@ -171,13 +171,15 @@ fn two_servers_that_start_together_download_a_model_once() {
     place.hub.inject(ID, Spot::content(weights), Fault::StallAfter(1000), Times::Next(1));
     let servers = [place.serve(ID).listen(), place.serve(ID).listen()];
     wait_for("one server to wait for the other", || {
-        let waits =
-            servers.iter().any(|server| server.log().contains("waiting for another process"));
-        waits.then_some(())
+        let waits = format!("waiting for another process that downloads {weights}");
+        servers.iter().any(|server| server.log().contains(&waits)).then_some(())
     });
-    place.hub.release();
     for server in &servers {
-        server.wait_until_healthy();
+        wait_for("a server to be healthy", || {
+            // Again and again: the body may not yet have come to where it stands still.
+            place.hub.release();
+            (server.get("/health").status == 200).then_some(())
+        });
         check_answers(server, ID);
     }
     let requests = place.requests_for_large_files();

@@ -24,8 +24,16 @@ pub(crate) fn binary() -> PathBuf {
     path
 }
 
-/// Variables that would change what a server does.
-const PREFIXES: [&str; 4] = ["BLAZE_", "PRISM_", "HF_", "HUGGING"];
+/// The program without the settings that the machine's environment may hold.
+pub(crate) fn program() -> Command {
+    const PREFIXES: [&str; 4] = ["BLAZE_", "PRISM_", "HF_", "HUGGING"];
+    let mut command = Command::new(binary());
+    let is_setting = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_setting)) {
+        command.env_remove(name);
+    }
+    command
+}
 
 /// What a server is started with.
 pub(crate) struct ServerBuilder {
@@ -57,13 +65,7 @@ impl ServerBuilder {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(binary());
-        let inherited = std::env::vars_os().filter(|(name, _)| {
-            name.to_str().is_some_and(|name| PREFIXES.iter().any(|prefix| name.starts_with(prefix)))
-        });
-        for (name, _) in inherited {
-            command.env_remove(name);
-        }
+        let mut command = program();
         command.args(&self.args).envs(self.env.iter().cloned()).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command

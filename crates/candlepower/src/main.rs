@@ -1,9 +1,16 @@
 //! The candlepower binary.
 
+mod doctor;
+mod table;
+
+use std::io::Write;
 use std::process::ExitCode;
 
+use candlepower_server::config::Effective;
 use candlepower_server::{ServeConfig, init_logging, serve};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use doctor::Doctor;
 
 /// Exit status for a command line, an environment or a config file that cannot be used.
 const EXIT_USAGE: u8 = 2;
@@ -33,22 +40,57 @@ enum Command {
         candlepower serve --config configs/default.toml demo"
     )]
     Serve(Box<ServeConfig>),
+    /// Print the settings that `serve` would have, and where each comes from
+    #[command(
+        long_about = "Print the settings that `serve` would have with the same flags, environment and config file.\n\n\
+        The output is TOML and itself a config file; each line says in a comment where its value comes from."
+    )]
+    Config(Box<ServeConfig>),
+    /// Show what this machine has, and whether a model fits it
+    #[command(after_long_help = doctor::AFTER_HELP)]
+    Doctor(Doctor),
 }
 
 fn main() -> ExitCode {
     let matches = Cli::command().get_matches();
-    let (_, flags) =
+    let (name, flags) =
         matches.subcommand().expect("clap refuses a command line without a subcommand");
-    run_server(flags)
+    match name {
+        "config" => print_config(flags),
+        "doctor" => match Doctor::from_arg_matches(flags) {
+            Ok(doctor) => doctor.run(),
+            Err(error) => error.exit(),
+        },
+        _ => run_server(flags),
+    }
 }
 
-fn run_server(flags: &clap::ArgMatches) -> ExitCode {
-    let effective = match ServeConfig::resolve(flags, std::env::vars_os()) {
-        Ok(effective) => effective,
-        Err(error) => {
-            eprintln!("error: {error}");
-            return ExitCode::from(EXIT_USAGE);
+/// Writes to standard output. A reader that has gone away, as `head` does, is nobody's fault.
+fn print(text: &str) {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+fn resolve(flags: &ArgMatches) -> Result<Effective, ExitCode> {
+    ServeConfig::resolve(flags, std::env::vars_os()).map_err(|error| {
+        eprintln!("error: {error}");
+        ExitCode::from(EXIT_USAGE)
+    })
+}
+
+fn print_config(flags: &ArgMatches) -> ExitCode {
+    match resolve(flags) {
+        Ok(effective) => {
+            print(&effective.to_toml());
+            ExitCode::SUCCESS
         }
+        Err(code) => code,
+    }
+}
+
+fn run_server(flags: &ArgMatches) -> ExitCode {
+    let effective = match resolve(flags) {
+        Ok(effective) => effective,
+        Err(code) => return code,
     };
     let terminal = init_logging(&effective.config);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {

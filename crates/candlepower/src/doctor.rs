@@ -1,0 +1,224 @@
+//! `candlepower doctor`: what this machine has, and whether a model fits it, before anything is loaded.
+
+mod report;
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use candlepower_checkpoint::{
+    Checkpoint, CheckpointFiles, Counted, DeviceKind, DeviceMemory, Dtype, HfConfig, MemoryPlan,
+    MemoryRequest,
+};
+use candlepower_machine::Machine;
+use candlepower_server::config::{ByteSize, Dtype as DtypeSetting};
+use clap::Args;
+use serde_json::json;
+
+use crate::print;
+use report::ModelReport;
+
+/// What the long help says after the flags.
+pub(crate) const AFTER_HELP: &str = "Examples:\n  \
+    candlepower doctor\n  \
+    candlepower doctor ./Qwen2.5-7B-Instruct --max-model-len 8192\n  \
+    candlepower doctor demo --json\n\n\
+    The exit status is 0 if the model fits this machine, 1 if it does not or is not supported, 2 if the command line \
+    cannot be used.\n\n\
+    --json writes one object; sizes are bytes, contexts are tokens, numbers are those of one rank:\n  \
+    machine                  cpu, memory, gpus, container_engines, kubernetes\n  \
+    model                    as it was named (this and all below only with a model)\n  \
+    architecture             class name in config.json, or null\n  \
+    supported                whether this version can serve it\n  \
+    quantization             its method in config.json, or null\n  \
+    message                  why it is not supported or does not fit; null if all is well\n  \
+    dtype                    of the weights: float32, float16, bfloat16\n  \
+    num_parameters           count of weights\n  \
+    max_model_len            the context asked for, or the model's own\n  \
+    tensor_parallel_size     ranks\n  \
+    weights_bytes            of the weights as loaded\n  \
+    kv_bytes_per_token       of keys and values of one token\n  \
+    kv_bytes_per_sequence    of one sequence of max_model_len\n  \
+    activation_bytes         of a step's intermediate results, an estimate from above\n  \
+    needed_bytes             the three together\n  \
+    available_bytes          what is free, or null\n  \
+    kv_cache_bytes           what the KV cache would get\n  \
+    fits                     whether that fits the memory of this machine's CPU\n  \
+    max_model_len_that_fits  the longest context with which it would; 0 for none\n  \
+    num_sequences            sequences of max_model_len (of max_model_len_that_fits, where it does not fit) at once\n  \
+    plans                    a list with the same for each dtype and device: device (cpu, gpu 0, ..), dtype, stored ..";
+
+/// What to look at.
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Model folder, of which config.json is enough, or `demo`; without one only the machine is shown
+    #[arg(value_name = "MODEL")]
+    model: Option<String>,
+    /// Longest sequence, prompt and output together, in tokens [default: the model's own limit]
+    #[arg(long, value_name = "TOKENS")]
+    max_model_len: Option<NonZeroUsize>,
+    /// Type that the weights are kept in; auto keeps them as stored
+    #[arg(long, value_enum, default_value_t)]
+    dtype: DtypeSetting,
+    /// Devices over which each layer is split
+    #[arg(long, value_name = "N", default_value = "1")]
+    tensor_parallel_size: NonZeroUsize,
+    /// Memory of the KV cache, such as 512M or 4Gi [default: a quarter of free memory, and no more than useful]
+    #[arg(long, value_name = "SIZE")]
+    kv_cache_memory: Option<ByteSize>,
+    /// Most sequences running at once
+    #[arg(long, value_name = "N", default_value = "256")]
+    max_num_seqs: NonZeroUsize,
+    /// Token budget of one step
+    #[arg(long, value_name = "N", default_value = "512")]
+    max_num_batched_tokens: NonZeroUsize,
+    /// Tokens in one KV block
+    #[arg(long, value_name = "N", default_value = "16")]
+    block_size: NonZeroUsize,
+    /// Write one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// The files of a model, of which `config.json` is enough. This is the one place that says what a model's name may be.
+///
+/// # Errors
+/// There is no such model.
+fn checkpoint_files(model: &str) -> Result<CheckpointFiles> {
+    if model == "demo" {
+        return Ok(candlepower_server::demo_files());
+    }
+    let folder = PathBuf::from(model);
+    if !folder.is_dir() {
+        bail!("there is no model folder `{model}`; name a folder with config.json, or `demo`");
+    }
+    Ok(CheckpointFiles::Folder(folder))
+}
+
+impl Doctor {
+    /// Looks and says what it sees.
+    pub(crate) fn run(&self) -> ExitCode {
+        let machine = Machine::probe();
+        let Some(model) = &self.model else {
+            print(&match self.json {
+                true => format!("{:#}\n", json!({ "machine": machine })),
+                false => report::machine(&machine),
+            });
+            return ExitCode::SUCCESS;
+        };
+        match self.look_at(model, &machine) {
+            Ok(report) => {
+                print(&match self.json {
+                    true => format!("{:#}\n", report.to_json(&machine)),
+                    false => format!("{}\n{report}", report::machine(&machine)),
+                });
+                if report.fits() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            }
+            Err(error) => {
+                match self.json {
+                    true => print(&format!("{:#}\n", self.refusal(model, &machine, &error))),
+                    false => eprintln!("error: {error:#}"),
+                }
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    /// What is known of a model that is not supported.
+    fn refusal(&self, model: &str, machine: &Machine, error: &anyhow::Error) -> serde_json::Value {
+        let config = checkpoint_files(model)
+            .ok()
+            .and_then(|files| HfConfig::read(&files, "config.json").ok().flatten());
+        let architecture = config
+            .as_ref()
+            .and_then(|config| Some(config.texts_opt("architectures").ok()??.first()?.to_string()));
+        let quantization = config.as_ref().and_then(|config| {
+            let section = config.section("quantization_config").ok()??;
+            Some(section.text_opt("quant_method").ok()??.to_owned())
+        });
+        json!({
+            "machine": machine,
+            "model": model,
+            "architecture": architecture,
+            "supported": false,
+            "quantization": quantization,
+            "message": format!("{error:#}"),
+            "fits": false,
+        })
+    }
+
+    /// Does the arithmetic for every dtype on every device.
+    fn look_at(&self, model: &str, machine: &Machine) -> Result<ModelReport> {
+        let checkpoint = Checkpoint::open(checkpoint_files(model)?)?;
+        if let Some(quantization) = checkpoint.quantization() {
+            bail!(
+                "the weights are quantized ({}), which this version does not support: take the model that is not",
+                quantization.method
+            );
+        }
+        let spec = checkpoint.spec();
+        spec.check_tensor_parallel(self.tensor_parallel_size.get())?;
+        let max_model_len = self.max_model_len.map_or(spec.max_model_len, NonZeroUsize::get);
+        if max_model_len > spec.max_positions {
+            bail!(
+                "--max-model-len {max_model_len} is beyond what the model allows, {} tokens",
+                spec.max_positions
+            );
+        }
+        let stored = checkpoint.weights_dtype(None);
+        let chosen = match self.dtype {
+            DtypeSetting::Auto => stored,
+            DtypeSetting::Float32 => Dtype::F32,
+            DtypeSetting::Float16 => Dtype::F16,
+            DtypeSetting::Bfloat16 => Dtype::Bf16,
+        };
+        let mut dtypes = vec![chosen];
+        for dtype in [stored, Dtype::F32, Dtype::Bf16, Dtype::F16] {
+            if !dtypes.contains(&dtype) {
+                dtypes.push(dtype);
+            }
+        }
+        let memories = self.memories(machine);
+        let plan = |dtype, memory: &DeviceMemory| {
+            MemoryPlan::new(spec, self.request(max_model_len, dtype, *memory))
+        };
+        let plans = dtypes.iter().flat_map(|dtype| {
+            memories.iter().map(|(name, memory)| (name.clone(), plan(*dtype, memory)))
+        });
+        Ok(ModelReport::new(model, &checkpoint, plans))
+    }
+
+    fn request(&self, max_model_len: usize, weights: Dtype, memory: DeviceMemory) -> MemoryRequest {
+        MemoryRequest {
+            weights,
+            kv: match memory.device {
+                DeviceKind::Cpu => Dtype::F32,
+                DeviceKind::Gpu => weights,
+            },
+            max_model_len,
+            block_size: self.block_size.get(),
+            max_num_seqs: self.max_num_seqs.get(),
+            max_num_batched_tokens: self.max_num_batched_tokens.get(),
+            kv_cache_bytes: self.kv_cache_memory.map(|size| size.0),
+            tensor_parallel_size: self.tensor_parallel_size.get(),
+            memory,
+        }
+    }
+
+    /// What one rank may take on the CPU, whose memory all ranks share, and on each GPU.
+    fn memories(&self, machine: &Machine) -> Vec<(String, DeviceMemory)> {
+        let memory = |device, available_bytes| DeviceMemory {
+            device,
+            available_bytes,
+            counted: Counted::BeforeLoading,
+        };
+        let ranks = self.tensor_parallel_size.get() as u64;
+        let free = machine.memory.map(|memory| memory.available_bytes / ranks);
+        let cpu = ("cpu".to_owned(), memory(DeviceKind::Cpu, free));
+        let gpus = machine.gpus.devices.iter().enumerate().map(|(i, gpu)| {
+            (format!("gpu {i}"), memory(DeviceKind::Gpu, Some(gpu.memory_free_bytes)))
+        });
+        std::iter::once(cpu).chain(gpus).collect()
+    }
+}

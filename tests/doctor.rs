@@ -1,0 +1,154 @@
+//! What the program says without serving: the machine, whether a model fits it, the settings in force.
+
+use std::process::Output;
+
+use serde_json::{Value, json};
+
+use crate::support::{Server, TempFolder, program};
+
+/// A configuration of a Llama of one layer, so many times as wide as a small one.
+fn llama(width: usize) -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 512 * width,
+        "intermediate_size": 2048 * width, "max_position_embeddings": 8192, "num_attention_heads": 8 * width,
+        "num_hidden_layers": 1, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vocab_size": 1000,
+    })
+}
+
+fn folder(config: &Value) -> TempFolder {
+    let folder = TempFolder::new();
+    folder.write("config.json", config.to_string());
+    folder
+}
+
+/// Runs the program to its end.
+fn run(args: &[&str]) -> Output {
+    program().args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[track_caller]
+fn doctor_json(model: &str, flags: &[&str], status: i32) -> Value {
+    let output = run(&[&["doctor", model, "--json"], flags].concat());
+    assert_eq!(output.status.code(), Some(status), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn the_machine_is_shown_without_a_model() {
+    let output = run(&["doctor"]);
+    assert!(output.status.success());
+    let shown = text(&output.stdout);
+    for part in ["cpu", "memory", "gpu", "docker", "podman", "kubernetes"] {
+        assert!(shown.contains(part), "{part} is not in\n{shown}");
+    }
+    let json: Value = serde_json::from_slice(&run(&["doctor", "--json"]).stdout).unwrap();
+    assert!(json["machine"]["cpu"]["logical_cores"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn the_numbers_are_those_of_the_loaded_server() {
+    // The test's servers have 64 MiB for keys and values.
+    let json = doctor_json("demo", &["--kv-cache-memory", "64Mi"], 0);
+    assert_eq!((&json["supported"], &json["fits"]), (&true.into(), &true.into()));
+    assert_eq!(
+        (&json["architecture"], &json["quantization"]),
+        (&"LlamaForCausalLM".into(), &Value::Null)
+    );
+    let number = |key: &str| json[key].as_u64().unwrap_or_else(|| panic!("{key} in {json}"));
+    assert_eq!(
+        number("needed_bytes"),
+        number("weights_bytes") + number("activation_bytes") + number("kv_bytes_per_sequence")
+    );
+    assert_eq!(number("max_model_len_that_fits"), number("max_model_len"));
+    let log = Server::demo().log();
+    let mebibytes = number("weights_bytes") as f64 / f64::from(1 << 20);
+    assert!(log.contains(&format!("{mebibytes:.1} MiB of")), "{mebibytes}\n{log}");
+    let blocks = number("kv_cache_bytes") / number("kv_bytes_per_token") / 16;
+    assert!(log.contains(&format!("KV cache: {blocks} blocks of 16 tokens")), "{blocks}\n{log}");
+}
+
+#[test]
+fn a_configuration_alone_is_enough_to_see_what_fits() {
+    let small = folder(&llama(1));
+    let model = small.path().to_str().unwrap().to_owned();
+    let json = doctor_json(&model, &["--dtype", "float32", "--max-model-len", "64"], 0);
+    // Embedding and head, whose rows are filled up to a multiple of 32; one layer; three norms in f32.
+    let matrices: u64 = 2 * 1024 * 512 + (8 + 2 * 8 + 8) * 64 * 512 + 3 * 2048 * 512;
+    assert_eq!(json["weights_bytes"], matrices * 4 + 3 * 512 * 4);
+    assert_eq!(json["kv_bytes_per_token"], 2 * 8 * 64 * 4);
+    assert_eq!(json["dtype"], "float32");
+    let stored = |plan: &&Value| plan["dtype"] == "bfloat16" && plan["device"] == "cpu";
+    let plan = json["plans"].as_array().unwrap().iter().find(stored).unwrap();
+    assert_eq!(plan["weights_bytes"], matrices * 2 + 3 * 512 * 4);
+    assert_eq!(plan["stored"], true);
+
+    let tight = doctor_json(&model, &["--kv-cache-memory", "1Mi", "--max-model-len", "8192"], 1);
+    assert_eq!((&tight["fits"], &tight["max_model_len_that_fits"]), (&false.into(), &256.into()));
+    assert!(tight["message"].as_str().unwrap().contains("lower --max-model-len to 256"));
+}
+
+#[test]
+fn what_does_not_fit_is_said_after_the_table() {
+    let huge = folder(&llama(2048));
+    let output = run(&["doctor", huge.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let shown = text(&output.stdout);
+    for part in ["bfloat16 (stored)", "float16", "float32", " no ", "out of memory: ", "are needed"]
+    {
+        assert!(shown.contains(part), "{part} is not in\n{shown}");
+    }
+}
+
+#[test]
+fn what_is_not_supported_is_one_line() {
+    let mut unknown = llama(1);
+    unknown["architectures"] = json!(["MambaForCausalLM"]);
+    let mut quantized = llama(1);
+    quantized["quantization_config"] = json!({"quant_method": "bitsandbytes", "bits": 4});
+    for (config, name) in [(unknown, "MambaForCausalLM"), (quantized, "bitsandbytes")] {
+        let folder = folder(&config);
+        let model = folder.path().to_str().unwrap();
+        let output = run(&["doctor", model]);
+        assert_eq!(output.status.code(), Some(1));
+        let error = text(&output.stderr);
+        assert!(error.contains(name) && error.trim().lines().count() == 1, "{error}");
+        let json = doctor_json(model, &[], 1);
+        assert_eq!(json["supported"], false);
+        assert_eq!(json["architecture"], config["architectures"][0]);
+        assert!(json["message"].as_str().unwrap().contains(name), "{json}");
+    }
+    let ranks = run(&["doctor", "demo", "--tensor-parallel-size", "7"]);
+    assert_eq!(ranks.status.code(), Some(1));
+    assert!(text(&ranks.stderr).contains("possible are 1, 2"), "{}", text(&ranks.stderr));
+    assert_eq!(run(&["doctor", "no-such-folder"]).status.code(), Some(1));
+    assert_eq!(run(&["doctor", "--max-model-len", "0"]).status.code(), Some(2));
+}
+
+#[test]
+fn the_settings_in_force_are_a_config_file() {
+    let args = ["config", "demo", "--max-num-seqs", "7"];
+    let output = program().args(args).env("BLAZE_BLOCK_SIZE", "32").output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let shown = text(&output.stdout);
+    for line in [
+        "max_num_seqs = 7  # flag",
+        "block_size = 32  # environment (BLAZE_BLOCK_SIZE)",
+        "port = 8000  # default",
+    ] {
+        assert!(shown.lines().any(|found| found == line), "{line} is not in\n{shown}");
+    }
+    let folder = TempFolder::new();
+    let file = folder.write("printed.toml", &shown);
+    let again = program().args(["config", "--config"]).arg(&file).output().unwrap();
+    let values = |text: &str| -> Vec<String> {
+        text.lines().map(|line| line.split("  # ").next().unwrap().to_owned()).collect()
+    };
+    assert_eq!(values(&text(&again.stdout)), values(&shown));
+    let refused = program().args(["config", "demo"]).env("BLAZE_NONSENSE", "1").output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+}
