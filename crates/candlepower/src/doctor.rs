@@ -222,3 +222,55 @@ impl Doctor {
         std::iter::once(cpu).chain(gpus).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candlepower_machine::{ComputeCapability, Gpu};
+    use clap::{Command, FromArgMatches};
+
+    use super::*;
+
+    fn doctor(argv: &[&str]) -> Doctor {
+        let command = Doctor::augment_args(Command::new("doctor").no_binary_name(true));
+        Doctor::from_arg_matches(&command.try_get_matches_from(argv).unwrap()).unwrap()
+    }
+
+    fn machine(gpu_bytes: u64) -> Machine {
+        let mut machine = Machine::probe();
+        machine.gpus.devices = vec![Gpu {
+            name: "GPU".into(),
+            uuid: "GPU-1".into(),
+            memory_total_bytes: gpu_bytes,
+            memory_free_bytes: gpu_bytes,
+            compute_capability: ComputeCapability { major: 9, minor: 0 },
+        }];
+        machine
+    }
+
+    #[test]
+    fn each_gpu_has_its_lines() {
+        let large = machine(80 << 30);
+        let report = doctor(&["demo"]).look_at("demo", &large).unwrap();
+        let json = report.to_json(&large);
+        let plans = json["plans"].as_array().unwrap();
+        assert_eq!(plans.len(), 6);
+        assert_eq!((&plans[1]["device"], &plans[1]["fits"]), (&"gpu 0".into(), &true.into()));
+        // On a GPU keys and values are kept as the weights are.
+        assert_eq!(
+            plans[1]["kv_bytes_per_token"].as_u64().unwrap() * 2,
+            plans[0]["kv_bytes_per_token"].as_u64().unwrap()
+        );
+        assert!(report.to_string().contains("gpu 0"));
+        assert!(report::machine(&large).contains("GPU (compute capability 9.0) with 80.0 GiB"));
+        let small = machine(1 << 20);
+        let json = doctor(&["demo"]).look_at("demo", &small).unwrap().to_json(&small);
+        assert_eq!(json["plans"][1]["fits"], false);
+    }
+
+    #[test]
+    fn a_context_beyond_the_models_is_refused() {
+        let machine = machine(1 << 30);
+        let error = doctor(&["demo", "--max-model-len=1000000"]).look_at("demo", &machine);
+        assert!(error.err().unwrap().to_string().contains("beyond what the model allows"));
+    }
+}

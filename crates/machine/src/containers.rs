@@ -136,7 +136,8 @@ fn ask(_socket: &Path) -> EngineState {
     EngineState::Silent("this system has no such sockets".into())
 }
 
-#[cfg(all(test, unix))]
+#[cfg(unix)]
+#[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixListener;
