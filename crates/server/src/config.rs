@@ -135,7 +135,7 @@ pub struct ServeConfig {
     /// Folder of downloaded models; in the environment HF_HUB_CACHE [default: hub in the folder of the hub's tools]
     #[arg(long, help_heading = "Hub", value_name = "FOLDER")]
     pub hf_hub_cache: Option<PathBuf>,
-    /// Address of the hub or of a mirror; in the environment HF_ENDPOINT [default: https://huggingface.co]
+    /// Address of the hub or of a mirror; in the environment HF_ENDPOINT [default: huggingface.co]
     #[arg(long, help_heading = "Hub", value_name = "URL", value_parser = endpoint)]
     pub hf_endpoint: Option<String>,
     /// Use only what is downloaded already; in the environment HF_HUB_OFFLINE
