@@ -11,7 +11,9 @@ use candlepower_checkpoint::{
     Checkpoint, CheckpointFiles, Counted, DeviceKind, DeviceMemory, Dtype, HfConfig, MemoryPlan,
     MemoryRequest,
 };
+use candlepower_hub::ModelId;
 use candlepower_machine::Machine;
+use candlepower_server::ServeConfig;
 use candlepower_server::config::{ByteSize, Dtype as DtypeSetting};
 use clap::Args;
 use serde_json::json;
@@ -23,6 +25,7 @@ use report::ModelReport;
 pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     candlepower doctor\n  \
     candlepower doctor ./Qwen2.5-7B-Instruct --max-model-len 8192\n  \
+    candlepower doctor Qwen/Qwen2.5-7B-Instruct\n  \
     candlepower doctor demo --json\n\n\
     The exit status is 0 if the model fits this machine, 1 if it does not or is not supported, 2 if the command line \
     cannot be used.\n\n\
@@ -52,9 +55,13 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
 /// What to look at.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// Model folder, of which config.json is enough, or `demo`; without one only the machine is shown
+    /// Model folder, of which config.json is enough, or a hub id, of which config.json is fetched, or `demo`; without one
+    /// only the machine is shown
     #[arg(value_name = "MODEL")]
     model: Option<String>,
+    /// Branch, tag or commit of a model on the hub
+    #[arg(long, value_name = "REVISION", default_value = "main")]
+    revision: String,
     /// Longest sequence, prompt and output together, in tokens [default: the model's own limit]
     #[arg(long, value_name = "TOKENS")]
     max_model_len: Option<NonZeroUsize>,
@@ -81,19 +88,31 @@ pub(crate) struct Doctor {
     json: bool,
 }
 
-/// The files of a model, of which `config.json` is enough. This is the one place that says what a model's name may be.
+/// The files of a model, of which `config.json` is enough: a folder, `demo`, or an id on the hub, from which nothing but
+/// `config.json` is fetched.
 ///
 /// # Errors
-/// There is no such model.
-fn checkpoint_files(model: &str) -> Result<CheckpointFiles> {
+/// There is no such model, or it cannot be had.
+fn checkpoint_files(model: &str, revision: &str) -> Result<CheckpointFiles> {
     if model == "demo" {
         return Ok(candlepower_server::demo_files());
     }
     let folder = PathBuf::from(model);
-    if !folder.is_dir() {
-        bail!("there is no model folder `{model}`; name a folder with config.json, or `demo`");
+    if folder.is_dir() {
+        return Ok(CheckpointFiles::Folder(folder));
     }
-    Ok(CheckpointFiles::Folder(folder))
+    let Ok(id) = model.parse::<ModelId>() else {
+        bail!(
+            "there is no model folder `{model}`; name a folder with config.json, a model on the hub as owner/name, or `demo`"
+        );
+    };
+    let flags =
+        ServeConfig::augment_args(clap::Command::new("doctor")).get_matches_from(["doctor"]);
+    let settings = ServeConfig::resolve(&flags, std::env::vars_os())?;
+    let hub = candlepower_server::hub(&settings.config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let model = runtime.block_on(hub.open_configuration(&id, revision))?;
+    Ok(CheckpointFiles::Folder(model.folder()))
 }
 
 impl Doctor {
@@ -127,7 +146,7 @@ impl Doctor {
 
     /// What is known of a model that is not supported.
     fn refusal(&self, model: &str, machine: &Machine, error: &anyhow::Error) -> serde_json::Value {
-        let config = checkpoint_files(model)
+        let config = checkpoint_files(model, &self.revision)
             .ok()
             .and_then(|files| HfConfig::read(&files, "config.json").ok().flatten());
         let architecture = config
@@ -150,7 +169,7 @@ impl Doctor {
 
     /// Does the arithmetic for every dtype on every device.
     fn look_at(&self, model: &str, machine: &Machine) -> Result<ModelReport> {
-        let checkpoint = Checkpoint::open(checkpoint_files(model)?)?;
+        let checkpoint = Checkpoint::open(checkpoint_files(model, &self.revision)?)?;
         if let Some(quantization) = checkpoint.quantization() {
             bail!(
                 "the weights are quantized ({}), which this version does not support: take the model that is not",
@@ -159,13 +178,7 @@ impl Doctor {
         }
         let spec = checkpoint.spec();
         spec.check_tensor_parallel(self.tensor_parallel_size.get())?;
-        let max_model_len = self.max_model_len.map_or(spec.max_model_len, NonZeroUsize::get);
-        if max_model_len > spec.max_positions {
-            bail!(
-                "--max-model-len {max_model_len} is beyond what the model allows, {} tokens",
-                spec.max_positions
-            );
-        }
+        let max_model_len = spec.max_model_len(self.max_model_len.map(NonZeroUsize::get))?;
         let stored = checkpoint.weights_dtype(None);
         let chosen = match self.dtype {
             DtypeSetting::Auto => stored,
@@ -271,6 +284,6 @@ mod tests {
     fn a_context_beyond_the_models_is_refused() {
         let machine = machine(1 << 30);
         let error = doctor(&["demo", "--max-model-len=1000000"]).look_at("demo", &machine);
-        assert!(error.err().unwrap().to_string().contains("beyond what the model allows"));
+        assert!(error.err().unwrap().to_string().contains("beyond the model's"));
     }
 }

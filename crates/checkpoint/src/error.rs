@@ -104,6 +104,16 @@ pub enum Error {
         /// What would fit, in words.
         ways_out: String,
     },
+    /// A context longer than the model's positions.
+    #[error(
+        "max_model_len {asked} is beyond the model's {limit} positions; ask for at most {limit}"
+    )]
+    MaxModelLen {
+        /// What was asked, in tokens.
+        asked: usize,
+        /// The longest that the model allows, in tokens.
+        limit: usize,
+    },
     /// One sequence of `max_model_len` does not fit the KV cache.
     #[error(
         "the KV cache cannot hold one sequence of max_model_len {max_model_len}: that needs {needed} bytes and it has \

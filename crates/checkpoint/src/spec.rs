@@ -2,7 +2,7 @@
 
 use crate::{
     config::HfConfig,
-    error::Result,
+    error::{Error, Result},
     rope::{RopeScaling, RopeSpec},
 };
 
@@ -201,6 +201,19 @@ impl ModelSpec {
             final_norm: norm,
             head: HeadSpec { tied: c.flag_or("tie_word_embeddings", false)?, softcap: None },
         })
+    }
+
+    /// The context that is asked for, or else the model's own, in tokens.
+    ///
+    /// # Errors
+    /// [`Error::MaxModelLen`] if the model has not so many positions.
+    pub fn max_model_len(&self, asked: Option<usize>) -> Result<usize> {
+        match asked {
+            Some(asked) if asked > self.max_positions => {
+                Err(Error::MaxModelLen { asked, limit: self.max_positions })
+            }
+            asked => Ok(asked.unwrap_or(self.max_model_len)),
+        }
     }
 
     /// Edits every layer's attention; the first argument is the layer's index.

@@ -1,7 +1,8 @@
 //! Why a model could not be had from the hub: one line each, with what to do.
 
-use std::fmt;
 use std::path::PathBuf;
+
+use candlepower_checkpoint::Bytes;
 
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -229,17 +230,4 @@ pub enum Error {
     /// The index of the weights cannot be understood.
     #[error(transparent)]
     Checkpoint(#[from] candlepower_checkpoint::Error),
-}
-
-/// A number of bytes as people read it.
-struct Bytes(u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-        match UNITS.iter().find(|(size, _)| self.0 >= *size) {
-            Some((size, unit)) => write!(f, "{:.1} {unit}", self.0 as f64 / *size as f64),
-            None => write!(f, "{} bytes", self.0),
-        }
-    }
 }

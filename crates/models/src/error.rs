@@ -31,16 +31,6 @@ pub enum Error {
         /// Where the model was asked to be.
         device: DeviceLocation,
     },
-    /// A context longer than the model's positions.
-    #[error(
-        "max_model_len {asked} is beyond the model's {limit} positions; ask for at most {limit}"
-    )]
-    MaxModelLen {
-        /// What was asked, in tokens.
-        asked: usize,
-        /// The longest the model allows, in tokens.
-        limit: usize,
-    },
     /// A weight file could not be opened or mapped.
     #[error("cannot read the weight file {file}: {source}")]
     Io {

@@ -72,10 +72,7 @@ pub fn load(
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Decoder> {
     let spec = checkpoint.spec();
-    let max_model_len = options.max_model_len.unwrap_or(spec.max_model_len);
-    if max_model_len > spec.max_positions {
-        return Err(Error::MaxModelLen { asked: max_model_len, limit: spec.max_positions });
-    }
+    let max_model_len = spec.max_model_len(options.max_model_len)?;
     if !options.device.is_cpu() {
         return Err(Error::UnsupportedDevice { device: options.device.location() });
     }

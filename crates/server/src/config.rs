@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::error::Error;
 use clap::{ArgAction, Args};
 
-pub use resolve::{ConfigError, Effective, HubToken, Setting, Source};
+pub use resolve::{ConfigError, Effective, Setting, Source};
 pub use values::{
     ByteSize, DefaultMaxTokens, DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat,
     LogFormat, LogLevel, MetricsCompat, Quantization,

@@ -1,8 +1,11 @@
 //! What can be known of a model before its weights are there: whether it can run here, as asked.
 
-use candlepower_checkpoint::Checkpoint;
+use candlepower_checkpoint::{
+    Checkpoint, Counted, DeviceKind, DeviceMemory, Dtype, MemoryPlan, MemoryRequest,
+};
+use candlepower_machine::available_bytes;
 
-use crate::config::{LoadFormat, ServeConfig};
+use crate::config::{Dtype as DtypeSetting, LoadFormat, ServeConfig};
 use crate::error::{Error, Result};
 
 /// Checks a model's configuration against the settings and this machine.
@@ -10,7 +13,43 @@ use crate::error::{Error, Result};
 /// # Errors
 /// What does not fit together, and what would.
 pub(crate) fn check(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {
-    check_quantization(config, checkpoint)
+    check_quantization(config, checkpoint)?;
+    let spec = checkpoint.spec();
+    spec.check_tensor_parallel(config.tensor_parallel_size)?;
+    config.check_one_device()?;
+    let max_model_len = spec.max_model_len(config.max_model_len)?;
+    let plan = MemoryPlan::new(spec, memory_request(config, checkpoint, max_model_len));
+    plan.check(spec)?;
+    Ok(())
+}
+
+/// What the engine will ask for, before the weights are there.
+fn memory_request(
+    config: &ServeConfig,
+    checkpoint: &Checkpoint,
+    max_model_len: usize,
+) -> MemoryRequest {
+    let dtype = match config.dtype {
+        DtypeSetting::Auto => None,
+        DtypeSetting::Float32 => Some(Dtype::F32),
+        DtypeSetting::Float16 => Some(Dtype::F16),
+        DtypeSetting::Bfloat16 => Some(Dtype::Bf16),
+    };
+    MemoryRequest {
+        weights: checkpoint.weights_dtype(dtype),
+        kv: Dtype::F32,
+        max_model_len,
+        block_size: config.block_size,
+        max_num_seqs: config.max_num_seqs,
+        max_num_batched_tokens: config.max_num_batched_tokens,
+        kv_cache_bytes: config.kv_cache_memory.map(|size| size.0),
+        tensor_parallel_size: config.tensor_parallel_size,
+        memory: DeviceMemory {
+            device: DeviceKind::Cpu,
+            available_bytes: available_bytes(),
+            counted: Counted::BeforeLoading,
+        },
+    }
 }
 
 fn check_quantization(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {

@@ -76,25 +76,6 @@ pub struct Effective {
     pub config: ServeConfig,
     /// Their values as text, with their sources.
     pub settings: Vec<Setting>,
-    /// The hub's token, where the environment has one.
-    pub hub_token: Option<HubToken>,
-}
-
-/// A token of the hub, which is not shown.
-#[derive(Clone, PartialEq, Eq)]
-pub struct HubToken(String);
-
-impl HubToken {
-    /// The token itself, to be sent to the hub and nowhere else.
-    pub fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for HubToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HubToken(not shown)")
-    }
 }
 
 /// One setting as text.
@@ -160,7 +141,7 @@ impl ServeConfig {
         let framework = found.framework();
         found.take_env(framework, &env)?;
         found.take_flags(flags);
-        Ok(Effective { hub_token: hub_token(&env)?, ..found.finish()? })
+        found.finish()
     }
 }
 
@@ -333,7 +314,7 @@ impl Found<'_> {
         let matches = self.command.clone().try_get_matches_from(argv).map_err(conflict)?;
         let config = ServeConfig::from_arg_matches(&matches).map_err(conflict)?;
         let settings = self.args.keys().filter_map(|key| self.setting(key, &matches)).collect();
-        Ok(Effective { config, settings, hub_token: None })
+        Ok(Effective { config, settings })
     }
 
     fn setting(&self, key: &str, matches: &ArgMatches) -> Option<Setting> {
@@ -354,21 +335,6 @@ impl Found<'_> {
             source: given.map_or(Source::Default, |given| given.source),
             place: given.and_then(|given| given.place.clone()),
         })
-    }
-}
-
-/// The token that the environment has, unless it is empty.
-fn hub_token(env: &[(OsString, OsString)]) -> Result<Option<HubToken>, ConfigError> {
-    let Some((_, value)) = env.iter().find(|(name, _)| name == HUB_TOKEN) else { return Ok(None) };
-    match value.to_str().map(str::trim) {
-        Some("") => Ok(None),
-        Some(token) if token.bytes().all(|byte| byte.is_ascii_graphic()) => {
-            Ok(Some(HubToken(token.to_owned())))
-        }
-        _ => Err(ConfigError::BadValue {
-            place: format!("the environment variable {HUB_TOKEN}"),
-            reason: "a token is letters, digits and signs without spaces".into(),
-        }),
     }
 }
 
