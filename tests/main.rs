@@ -5,6 +5,7 @@
 mod clients;
 mod doctor;
 mod first_run;
+mod health;
 mod hub;
 mod load;
 mod pull;

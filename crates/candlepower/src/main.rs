@@ -1,6 +1,7 @@
 //! The candlepower binary.
 
 mod doctor;
+mod health;
 mod table;
 
 use std::io::Write;
@@ -11,6 +12,7 @@ use candlepower_server::{ServeConfig, init_logging, serve};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use doctor::Doctor;
+use health::HealthArgs;
 
 /// Exit status for a command line, an environment or a config file that cannot be used.
 const EXIT_USAGE: u8 = 2;
@@ -49,16 +51,23 @@ enum Command {
     /// Show what this machine has, and whether a model fits it
     #[command(after_long_help = doctor::AFTER_HELP)]
     Doctor(Doctor),
+    /// Ask a server whether it is healthy; exit status 0 if it is, else 1
+    Health(HealthArgs),
 }
 
 fn main() -> ExitCode {
-    let matches = Cli::command().get_matches();
+    let command = Cli::command();
+    let matches = command.clone().get_matches();
     let (name, flags) =
         matches.subcommand().expect("clap refuses a command line without a subcommand");
     match name {
         "config" => print_config(flags),
         "doctor" => match Doctor::from_arg_matches(flags) {
             Ok(doctor) => doctor.run(),
+            Err(error) => error.exit(),
+        },
+        "health" => match HealthArgs::from_arg_matches(flags) {
+            Ok(health) => health::run(&health, &command),
             Err(error) => error.exit(),
         },
         _ => run_server(flags),

@@ -1,0 +1,198 @@
+//! `candlepower health`: asks a server whether it is healthy, for container engines and scripts that have no HTTP client.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use candlepower_server::ServeConfig;
+use clap::{Args, Command};
+
+/// The first process of a container is its server, or an init that holds the server's command line.
+const FIRST_PROCESS: &str = "/proc/1/cmdline";
+/// More of an answer than this is not read: the server's own is one line.
+const MAX_ANSWER: u64 = 64 << 10;
+
+#[derive(Args)]
+pub(crate) struct HealthArgs {
+    /// Address of the server [default: the server of this container, or where the environment says that one listens]
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// Seconds to wait for the answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: u64,
+}
+
+/// Prints what the server says of itself; succeeds if it is healthy.
+pub(crate) fn run(args: &HealthArgs, command: &Command) -> ExitCode {
+    let timeout = Duration::from_secs(args.timeout);
+    let asked = match &args.url {
+        Some(url) => Address::of_url(url).and_then(|address| address.ask(timeout)),
+        None => ask_own_server(command, timeout),
+    };
+    match asked {
+        Ok(Answer { is_healthy, body }) => {
+            // Nobody may be listening, which changes nothing.
+            let _ = writeln!(io::stdout(), "{body}");
+            if is_healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Asks where the server of this container listens; where there is none, where one of the frameworks would.
+fn ask_own_server(command: &Command, timeout: Duration) -> Result<Answer> {
+    let first_process = std::fs::read(FIRST_PROCESS).unwrap_or_default();
+    if let Some(flags) = serve_flags(&first_process) {
+        return Address::of_settings(command, &flags)?.ask(timeout);
+    }
+    let blaze = Address::of_settings(command, &[])?.ask(timeout);
+    blaze.or_else(|error| {
+        let prism = Address::of_settings(command, &["--framework".into(), "prism".into()])?;
+        // If neither answers, the first is the one that is usually meant.
+        prism.ask(timeout).map_err(|_| error)
+    })
+}
+
+/// What follows `candlepower serve` in a process's command line, whose words end with a zero byte each.
+fn serve_flags(command_line: &[u8]) -> Option<Vec<String>> {
+    let command_line = String::from_utf8_lossy(command_line);
+    let words: Vec<&str> = command_line.split_terminator('\0').collect();
+    let is_program =
+        |word: &str| Path::new(word).file_name().is_some_and(|name| name == "candlepower");
+    let at = words.windows(2).position(|pair| is_program(pair[0]) && pair[1] == "serve")?;
+    Some(words[at + 2..].iter().map(|word| (*word).to_owned()).collect())
+}
+
+/// Where a server is asked.
+#[derive(Debug, PartialEq, Eq)]
+struct Address {
+    /// Host and port as they stand in a URL.
+    authority: String,
+    /// What stands before `/health`.
+    prefix: String,
+}
+
+impl Address {
+    fn of_url(url: &str) -> Result<Self> {
+        if url.starts_with("https://") {
+            bail!("{url}: give the server's own address, which begins with http://");
+        }
+        let rest = url.strip_prefix("http://").unwrap_or(url);
+        let (authority, prefix) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let after_host = authority.rsplit_once(']').map_or(authority, |(_, port)| port);
+        let port = if after_host.contains(':') { "" } else { ":80" };
+        let prefix = prefix.trim_end_matches('/').to_owned();
+        Ok(Self { authority: format!("{authority}{port}"), prefix })
+    }
+
+    /// Where a server listens that was started with these flags in this environment.
+    fn of_settings(command: &Command, flags: &[String]) -> Result<Self> {
+        let serve = ["candlepower", "serve"].into_iter().chain(flags.iter().map(String::as_str));
+        let matches = command.clone().try_get_matches_from(serve)?;
+        let (_, flags) = matches.subcommand().context("`serve` is not a command")?;
+        let config = ServeConfig::resolve(flags, std::env::vars_os())?.config;
+        let host = match config.host.as_str() {
+            "0.0.0.0" => "127.0.0.1".to_owned(),
+            "::" => "[::1]".to_owned(),
+            host if host.contains(':') => format!("[{host}]"),
+            host => host.to_owned(),
+        };
+        Ok(Self { authority: format!("{host}:{}", config.port()), prefix: String::new() })
+    }
+
+    fn ask(&self, timeout: Duration) -> Result<Answer> {
+        let Self { authority, prefix } = self;
+        let answer = self.exchange(timeout).with_context(|| {
+            format!("no server answers at http://{authority}{prefix}; start one, or say where with --url")
+        })?;
+        Answer::parse(&answer).with_context(|| format!("{authority} does not speak HTTP"))
+    }
+
+    fn exchange(&self, timeout: Duration) -> io::Result<Vec<u8>> {
+        let Self { authority, prefix } = self;
+        let mut connected = Err(io::ErrorKind::AddrNotAvailable.into());
+        for address in authority.to_socket_addrs()? {
+            connected = TcpStream::connect_timeout(&address, timeout);
+            if connected.is_ok() {
+                break;
+            }
+        }
+        let mut stream = connected?;
+        stream.set_read_timeout(Some(timeout))?;
+        stream.set_write_timeout(Some(timeout))?;
+        write!(
+            stream,
+            "GET {prefix}/health HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n"
+        )?;
+        let mut answer = Vec::new();
+        stream.take(MAX_ANSWER).read_to_end(&mut answer)?;
+        Ok(answer)
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Answer {
+    is_healthy: bool,
+    body: String,
+}
+
+impl Answer {
+    fn parse(answer: &[u8]) -> Result<Self> {
+        let text = String::from_utf8_lossy(answer);
+        let (head, body) = text.split_once("\r\n\r\n").context("its answer has no end")?;
+        let status = head.strip_prefix("HTTP/1.").and_then(|rest| rest.split(' ').nth(1));
+        let status: u16 = status.and_then(|status| status.parse().ok()).context("no status")?;
+        Ok(Self { is_healthy: status == 200, body: body.trim_end().to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_server_is_found_in_the_command_line_of_the_first_process() {
+        let flags = |words: &[&str]| {
+            let line: String = words.iter().map(|word| format!("{word}\0")).collect();
+            serve_flags(line.as_bytes()).map(|flags| flags.join(" "))
+        };
+        assert_eq!(flags(&["candlepower", "serve", "demo"]), Some("demo".into()));
+        let with_init =
+            ["/dev/init", "--", "/usr/local/bin/candlepower", "serve", "demo", "--port", "9"];
+        assert_eq!(flags(&with_init), Some("demo --port 9".into()));
+        assert_eq!(flags(&["candlepower", "doctor"]), None);
+        assert_eq!(flags(&["sh", "-c", "candlepower serve demo"]), None);
+        assert_eq!(flags(&[]), None);
+    }
+
+    #[test]
+    fn urls_may_leave_out_what_is_usual() {
+        let parts = |url: &str| {
+            let address = Address::of_url(url).unwrap();
+            (address.authority, address.prefix)
+        };
+        let owned = |authority: &str, prefix: &str| (authority.to_owned(), prefix.to_owned());
+        assert_eq!(parts("http://127.0.0.1:8000"), owned("127.0.0.1:8000", ""));
+        assert_eq!(parts("localhost:8000/"), owned("localhost:8000", ""));
+        assert_eq!(parts("http://models.internal/a/b/"), owned("models.internal:80", "/a/b"));
+        assert_eq!(parts("http://[::1]/"), owned("[::1]:80", ""));
+        assert_eq!(parts("http://[::1]:8000"), owned("[::1]:8000", ""));
+        assert!(Address::of_url("https://localhost").is_err());
+    }
+
+    #[test]
+    fn answers_are_healthy_or_not() {
+        let answer = |text: &[u8]| Answer::parse(text).ok();
+        let found = |is_healthy, body: &str| Some(Answer { is_healthy, body: body.to_owned() });
+        assert_eq!(answer(b"HTTP/1.1 200 OK\r\nA: b\r\n\r\n{}\n"), found(true, "{}"));
+        assert_eq!(answer(b"HTTP/1.0 503 No\r\n\r\n"), found(false, ""));
+        assert_eq!(answer(b"SSH-2.0-OpenSSH\r\n\r\n"), None);
+        assert_eq!(answer(b"HTTP/1.1 200 OK\r\nA: "), None);
+    }
+}
