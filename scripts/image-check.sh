@@ -1,0 +1,193 @@
+#!/usr/bin/env bash
+# Builds the container image from the Dockerfile, runs it with Podman and checks what it promises.
+#
+#   scripts/image-check.sh [FOLDER]
+#
+# For Debian 12, as root: it installs Podman and debootstrap where they are missing, and makes both base images with
+# debootstrap, so no registry of images is asked. The Rust toolchain and the crates are this machine's. Takes a release
+# build and about 6 GB. All of it is removed at the end, unless FOLDER is given, which keeps the images for the next run.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly SUITE=bookworm
+readonly IMAGE=localhost/candlepower:check
+readonly UID_IN_IMAGE=10001
+readonly START_SECONDS=60
+# The size without its base that the image may have.
+readonly MAX_BYTES=$((60 * 1000 * 1000))
+
+keep=${1:+yes}
+work=${1:-$(mktemp -d)}
+mkdir -p "$work"
+work=$(realpath "$work")
+
+main() {
+    install_tools
+    configure_podman
+    trap clean_up EXIT
+    make_bases
+    build
+    check_size
+    check_service
+    check_drain
+    check_other_ports
+    echo "The image is as it should be."
+}
+
+install_tools() {
+    if command -v podman buildah runc debootstrap curl > "$work/tools" 2>&1 && [ "$(wc -l < "$work/tools")" = 5 ]; then
+        return
+    fi
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+        podman buildah runc conmon netavark aardvark-dns containernetworking-plugins slirp4netns fuse-overlayfs \
+        iptables uidmap catatonit debootstrap curl > "$work/apt.log"
+}
+
+# Its own storage, and settings that also hold where there is no systemd and no right to raise limits.
+configure_podman() {
+    cat > "$work/containers.conf" << END
+[containers]
+default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+END
+    export CONTAINERS_CONF=$work/containers.conf
+}
+
+pod() {
+    command podman --root "$work/storage" --runroot "$work/run" "$@"
+}
+
+clean_up() {
+    local status=$?
+    if [ $status != 0 ]; then
+        pod logs check 2> /dev/null | tail -n 30 || true
+    fi
+    pod rm --force --all --volumes > /dev/null 2>&1 || true
+    if [ -z "$keep" ]; then
+        pod rmi --force --all > /dev/null 2>&1 || true
+        rm -rf "$work"
+    fi
+}
+
+make_bases() {
+    make_base base ""
+    make_base builder "gcc,g++,libc6-dev" \
+        --change "ENV CARGO_HOME=/usr/local/cargo" --change "ENV CARGO_NET_OFFLINE=true" \
+        --change "ENV PATH=/usr/local/rust/bin:/usr/local/bin:/usr/bin:/bin"
+}
+
+# make_base NAME PACKAGES [IMPORT-OPTION..]
+make_base() {
+    local name=$1 packages=$2
+    shift 2
+    if pod image exists "localhost/candlepower-$name"; then
+        return
+    fi
+    echo "Making the base image $name"
+    debootstrap --variant=minbase ${packages:+--include="$packages"} $SUITE "$work/$name" > "$work/debootstrap.log"
+    tar -C "$work/$name" -c --exclude=./var/cache/apt --exclude=./var/lib/apt/lists . |
+        pod import --quiet "$@" - "localhost/candlepower-$name" > /dev/null
+    rm -rf "${work:?}/$name"
+}
+
+build() {
+    local crates=${CARGO_HOME:-$HOME/.cargo}/registry
+    cargo fetch --locked --quiet
+    echo "Building the image"
+    nice -n 10 podman --root "$work/storage" --runroot "$work/run" build --quiet --format docker --network none \
+        --build-arg BASE=localhost/candlepower-base --build-arg BUILDER=localhost/candlepower-builder \
+        --volume "$(rustc --print sysroot):/usr/local/rust:ro" --volume "$crates:/usr/local/cargo/registry" \
+        --tag $IMAGE . > /dev/null
+}
+
+check_size() {
+    local whole base own version
+    whole=$(pod image inspect --format '{{.Size}}' $IMAGE)
+    base=$(pod image inspect --format '{{.Size}}' localhost/candlepower-base)
+    own=$((whole - base))
+    echo "Size: $whole bytes, $own without its base"
+    [ "$own" -le $MAX_BYTES ] || fail "that is more than $MAX_BYTES"
+    version=$(pod run --rm --no-healthcheck $IMAGE --version)
+    [ "$version" = "candlepower $(label version)" ] || fail "$version, but the label says $(label version)"
+}
+
+label() {
+    pod image inspect --format "{{index .Labels \"org.opencontainers.image.$1\"}}" $IMAGE
+}
+
+# The demo, as a user would run it, but without the right to write anywhere but in the volume.
+check_service() {
+    local address pid answer
+    start --publish 127.0.0.1::8000 $IMAGE
+    address=$(pod port check 8000)
+    pid=$(pod inspect --format '{{.State.Pid}}' check)
+    [ "$(stat -c %u "/proc/$pid")" = $UID_IN_IMAGE ] || fail "the server does not run as user $UID_IN_IMAGE"
+    answer=$(ask "$address" '"prompt": "2 + 2 =", "max_tokens": 4, "temperature": 0')
+    echo "$answer" | grep -q '"completion_tokens":4' || fail "not a completion: $answer"
+    [ "$(pod volume inspect --format '{{.Mountpoint}}' candlepower-check | xargs stat -c %u)" = $UID_IN_IMAGE ] ||
+        fail "the volume is not the server's own"
+    echo "Healthy and answering as user $UID_IN_IMAGE, with a root file system that cannot be written"
+}
+
+# A request that is on its way when the engine stops the container gets its whole answer.
+check_drain() {
+    local address stream status started
+    address=$(pod port check 8000)
+    stream=$work/stream
+    ask "$address" '"prompt": "Once", "max_tokens": 1500, "ignore_eos": true, "stream": true,
+        "stream_options": {"include_usage": true}' > "$stream" &
+    wait_for "the first token" grep -q '^data:' "$stream"
+    started=$(date +%s)
+    pod kill --signal TERM check > /dev/null
+    ! grep -q '\[DONE\]' "$stream" || fail "the request was over before the signal: nothing was checked"
+    wait $! || fail "the request was cut off"
+    status=$(pod wait check)
+    [ "$status" = 0 ] || fail "the server ended with status $status"
+    grep -q '\[DONE\]' "$stream" || fail "the answer is not whole"
+    grep -q '"completion_tokens":1500' "$stream" || fail "the answer is not as long as it was asked for"
+    echo "SIGTERM: the running request got its whole answer; status 0 after $(($(date +%s) - started)) s"
+}
+
+# The health check follows the settings, whether they are flags or in the environment.
+check_other_ports() {
+    start $IMAGE serve demo --framework prism
+    start $IMAGE serve demo --framework prism --port 31000
+    start --env BLAZE_PORT=9000 $IMAGE
+    start --init --user 12345:0 $IMAGE serve demo --port 9001
+    echo "The health check finds prism, changed ports, and the server behind an init"
+}
+
+# Runs a container and waits until its own health check passes.
+start() {
+    pod rm --force check > /dev/null 2>&1 || true
+    pod run --detach --name check --read-only --read-only-tmpfs=false --volume candlepower-check:/data "$@" \
+        > "$work/start.log" 2>&1 || fail "$(cat "$work/start.log")"
+    wait_for "a healthy container" pod healthcheck run check
+}
+
+# ask ADDRESS FIELDS
+ask() {
+    curl -sSN --max-time 120 "http://$1/v1/completions" -H 'content-type: application/json' \
+        -d "{\"model\": \"demo\", $2}"
+}
+
+# wait_for WHAT COMMAND..
+wait_for() {
+    local what=$1 end=$((SECONDS + START_SECONDS))
+    shift
+    until "$@" > /dev/null 2>&1; do
+        [ $SECONDS -lt $end ] || fail "waited too long for $what"
+        sleep 0.1
+    done
+}
+
+fail() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+main
