@@ -69,7 +69,7 @@ clean_up() {
     pod rm --force --all --volumes > /dev/null 2>&1 || true
     if [ -z "$keep" ]; then
         pod rmi --force --all > /dev/null 2>&1 || true
-        rm -rf "$work"
+        rm -rf --one-file-system "$work"
     fi
 }
 
@@ -91,7 +91,7 @@ make_base() {
     debootstrap --variant=minbase ${packages:+--include="$packages"} $SUITE "$work/$name" > "$work/debootstrap.log"
     tar -C "$work/$name" -c --exclude=./var/cache/apt --exclude=./var/lib/apt/lists . |
         pod import --quiet "$@" - "localhost/candlepower-$name" > /dev/null
-    rm -rf "${work:?}/$name"
+    rm -rf --one-file-system "${work:?}/$name"
 }
 
 build() {

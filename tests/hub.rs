@@ -6,7 +6,9 @@ mod protocol;
 
 use std::net::SocketAddr;
 
-use crate::support::{Files, Hub, Request, Response};
+use serde_json::json;
+
+use crate::support::{Files, Hub, Request, Response, ServerBuilder, TempFolder, wait_for};
 
 /// The repository of these tests.
 const ID: &str = "acme/tiny";
@@ -50,4 +52,24 @@ fn located(hub: &Hub, path: &str) -> (SocketAddr, String) {
 fn content_of(hub: &Hub, path: &str) -> (SocketAddr, Request) {
     let (address, path) = located(hub, path);
     (address, Request::get(&path))
+}
+
+/// A repository of a golden model is one that can be served.
+#[test]
+fn golden_models_are_whole_models() {
+    for name in ["llama-linear", "qwen2"] {
+        let folder = TempFolder::new();
+        Files::golden(name).write_to(folder.path());
+        let server = ServerBuilder::new(folder.path()).flags("--served-model-name demo").start();
+        let prompt = "banana, Überraschung 🙂";
+        let ids = server.post("/tokenize", &json!({"model": "demo", "prompt": prompt})).ok();
+        let tokens = &ids["tokens"];
+        let text = server.post("/detokenize", &json!({"model": "demo", "tokens": tokens})).ok();
+        assert_eq!(text["prompt"], prompt);
+        let message = json!({"role": "user", "content": prompt});
+        server.chat(json!({"messages": [message], "max_tokens": 4, "ignore_eos": true}));
+        wait_for("the answer to be counted", || {
+            (server.metrics().value("generation_tokens_total") == 4.0).then_some(())
+        });
+    }
 }

@@ -2,12 +2,8 @@
 
 use std::net::TcpStream;
 
-use serde_json::json;
-
 use super::{ID, content_of, get, hub, pattern};
-use crate::support::{
-    Fault, Files, Request, ServerBuilder, Side, Spot, TempFolder, Times, wait_for,
-};
+use crate::support::{Fault, Request, Side, Spot, Times};
 
 #[test]
 fn connections_are_cut() {
@@ -96,25 +92,5 @@ fn ports_close_and_open_again() {
         assert_eq!(get(&hub, &format!("/api/models/{ID}")).ok()["sha"], commit);
         let (address, request) = content_of(&hub, "vocab.bin");
         assert_eq!(request.send(address).unwrap().status, 200);
-    }
-}
-
-/// A repository of a golden model is one that can be served.
-#[test]
-fn golden_models_are_whole_models() {
-    for name in ["llama-linear", "qwen2"] {
-        let folder = TempFolder::new();
-        Files::golden(name).write_to(folder.path());
-        let server = ServerBuilder::new(folder.path()).flags("--served-model-name demo").start();
-        let prompt = "banana, Überraschung 🙂";
-        let ids = server.post("/tokenize", &json!({"model": "demo", "prompt": prompt})).ok();
-        let tokens = &ids["tokens"];
-        let text = server.post("/detokenize", &json!({"model": "demo", "tokens": tokens})).ok();
-        assert_eq!(text["prompt"], prompt);
-        let message = json!({"role": "user", "content": prompt});
-        server.chat(json!({"messages": [message], "max_tokens": 4, "ignore_eos": true}));
-        wait_for("the answer to be counted", || {
-            (server.metrics().value("generation_tokens_total") == 4.0).then_some(())
-        });
     }
 }
