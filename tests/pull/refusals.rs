@@ -1,7 +1,7 @@
 //! Why a model cannot be had or cannot run here: each reason is one line, and no weights are asked for in vain.
 
 use super::{ID, Place, check_answers};
-use crate::support::{Access, Files, MEMBER_TOKEN, OUTSIDER_TOKEN};
+use crate::support::{Access, Files, MEMBER_TOKEN, OUTSIDER_TOKEN, program};
 
 #[test]
 fn gated_models_name_the_page_and_the_variable() {
@@ -137,6 +137,60 @@ fn what_cannot_run_here_is_refused_before_its_weights_are_asked_for() {
     );
     assert_eq!(place.requests_for_large_files(), []);
     place.check_served();
+}
+
+#[test]
+fn what_does_not_fit_this_machine_is_refused_before_its_weights_are_asked_for() {
+    let place = Place::empty();
+    let huge = |config: &mut serde_json::Value| {
+        config["hidden_size"] = (1 << 17).into();
+        config["intermediate_size"] = (1 << 19).into();
+        config["num_hidden_layers"] = 100.into();
+    };
+    place.hub.publish(ID, &with_config("llama", huge));
+    let message = place.serve(ID).refused().message;
+    assert!(message.contains("ERROR out of memory: "), "{message}");
+    assert!(message.contains(" are needed (weights "), "{message}");
+
+    place.hub.publish(ID, &Files::golden("llama"));
+    let message = place.serve(ID).flags("--max-model-len 100000").refused().message;
+    assert!(
+        message.contains("max_model_len 100000 is beyond the model's 256 positions"),
+        "{message}"
+    );
+    let message = place.serve(ID).flags("--tensor-parallel-size 3").refused().message;
+    assert!(message.contains("tensor_parallel_size 3 does not divide the model's"), "{message}");
+    let message = place.serve(ID).flags("--tensor-parallel-size 2").refused().message;
+    assert!(
+        message.contains("--tensor-parallel-size 2 is not supported by this version"),
+        "{message}"
+    );
+    assert_eq!(place.requests_for_large_files(), []);
+    place.check_served();
+}
+
+#[test]
+fn doctor_looks_at_a_model_with_its_configuration_alone() {
+    let place = Place::with(&Files::golden("qwen2"));
+    let doctor = |id: &str| {
+        let mut command = program();
+        command.env("HF_HOME", place.home.path()).env("HF_ENDPOINT", place.hub.endpoint());
+        command.args(["doctor", id, "--json"]).output().unwrap()
+    };
+    let report: serde_json::Value = serde_json::from_slice(&doctor(ID).stdout).unwrap();
+    assert_eq!(report["fits"], true, "{report}");
+    assert!(report["weights_bytes"].as_u64() > Some(100_000), "{report}");
+    let asked: Vec<String> = place.hub.requests().into_iter().map(|seen| seen.path).collect();
+    assert!(
+        asked.len() <= 3 && asked.iter().all(|path| !path.contains("safetensors")),
+        "{asked:?}"
+    );
+    let missing = doctor("acme/missing");
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(
+        String::from_utf8_lossy(&missing.stdout).contains("there is no model at"),
+        "{missing:?}"
+    );
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use candlepower_checkpoint::{CheckpointFiles, WeightFiles};
 use futures::{StreamExt, TryStreamExt, stream};
+use hf_hub::Cache;
 use hf_hub::api::tokio::{Api, ApiBuilder};
 use tokio::sync::Mutex;
 use tokio::time::sleep;
@@ -75,8 +76,8 @@ impl Hub {
     /// The token cannot be sent.
     pub fn new(config: HubConfig) -> Result<Self> {
         let transfer = Transfer::new(&config)?;
-        let mut builder = ApiBuilder::new()
-            .with_cache_dir(config.cache.clone())
+        // Not `new`, which panics where there is no home folder.
+        let mut builder = ApiBuilder::from_cache(Cache::new(config.cache.clone()))
             .with_token(config.token.as_ref().map(|token| token.secret().to_owned()))
             .with_user_agent("candlepower", env!("CARGO_PKG_VERSION"));
         if let Some(endpoint) = &config.endpoint {
