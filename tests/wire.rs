@@ -7,4 +7,5 @@ mod errors;
 mod sampling;
 mod settings;
 mod streaming;
+mod templates;
 mod tokens;

@@ -63,19 +63,21 @@ impl ChatPrompt<'_> {
             kwargs.entry("reasoning_effort").or_insert_with(|| effort.into());
         }
         let messages = template_messages(self.messages, model.knows_developer);
-        let text = template
-            .render(&RenderInput {
-                messages: &messages,
-                tools: None,
-                documents: None,
-                end: self.end()?,
-                chat_template_kwargs: &kwargs,
-                now: now(),
-            })
-            .map_err(|error| {
-                ApiError::invalid("messages", candlepower_api::clip(&error.to_string()))
-            })?;
-        encode(model, "messages", &text, self.add_special_tokens)
+        let invalid = |error: candlepower_tokenizer::Error| {
+            ApiError::invalid("messages", candlepower_api::clip(&error.to_string()))
+        };
+        let input = RenderInput {
+            messages: &messages,
+            tools: None,
+            documents: None,
+            end: self.end()?,
+            chat_template_kwargs: &kwargs,
+            now: now(),
+        };
+        let prompt = template.prompt(&input, &model.tokenizer).map_err(invalid)?;
+        check_text_length(model, "messages", prompt.text())?;
+        let add = add_special_tokens(self.add_special_tokens);
+        model.tokenizer.encode_prompt(&prompt, add).map_err(invalid)
     }
 
     fn end(&self) -> ApiResult<PromptEnd> {
@@ -96,25 +98,31 @@ pub(crate) fn encode(
     model: &LoadedModel,
     param: &'static str,
     text: &str,
-    add_special_tokens: bool,
+    add_special: bool,
 ) -> ApiResult<Vec<u32>> {
+    check_text_length(model, param, text)?;
+    model
+        .tokenizer
+        .encode(text, add_special_tokens(add_special))
+        .map_err(|error| ApiError::invalid(param, candlepower_api::clip(&error.to_string())))
+}
+
+fn add_special_tokens(add: bool) -> AddSpecialTokens {
+    if add { AddSpecialTokens::Yes } else { AddSpecialTokens::No }
+}
+
+/// Refuses a text that cannot fit the context, without tokenizing it.
+fn check_text_length(model: &LoadedModel, param: &'static str, text: &str) -> ApiResult<()> {
     // Normalisation may shorten a text, but not to a quarter.
     let least_tokens = text.len() / model.max_token_bytes / 4;
     let context = model.max_model_len();
-    if least_tokens > context {
-        return Err(ApiError::context_length(
-            param,
-            format!(
-                "This model's maximum context length is {context} tokens, but the prompt has at least {least_tokens}."
-            ),
-        ));
+    if least_tokens <= context {
+        return Ok(());
     }
-    let add_special_tokens =
-        if add_special_tokens { AddSpecialTokens::Yes } else { AddSpecialTokens::No };
-    model
-        .tokenizer
-        .encode(text, add_special_tokens)
-        .map_err(|error| ApiError::invalid(param, candlepower_api::clip(&error.to_string())))
+    let message = format!(
+        "This model's maximum context length is {context} tokens, but the prompt has at least {least_tokens}."
+    );
+    Err(ApiError::context_length(param, message))
 }
 
 /// Checks that a prompt has tokens, all of them of the model, and leaves room for an answer.

@@ -2,6 +2,7 @@
 //! are downloaded.
 
 mod report;
+mod text;
 
 use std::sync::Arc;
 
@@ -97,7 +98,7 @@ impl LocalModel {
     ) -> Result<Self> {
         let checkpoint = Checkpoint::open(files)?;
         preflight::check(config, &checkpoint)?;
-        let (tokenizer, chat_template) = load_text(config, text_files)?;
+        let (tokenizer, chat_template) = text::load(config, text_files)?;
         Ok(Self {
             checkpoint,
             tokenizer,
@@ -114,26 +115,4 @@ impl LocalModel {
         let Place::Here(files) = source.place.clone() else { panic!("{source:?} is not here") };
         Self::open(&source, config, files.clone(), &files).unwrap()
     }
-}
-
-fn load_text(
-    config: &ServeConfig,
-    files: &CheckpointFiles,
-) -> Result<(Tokenizer, Option<ChatTemplate>)> {
-    let tokenizer_json = files
-        .read("tokenizer.json")?
-        .ok_or_else(|| Error::FileMissing { file: "tokenizer.json", place: files.to_string() })?;
-    let tokenizer_config = files.read("tokenizer_config.json")?;
-    let tokenizer = Tokenizer::from_bytes(&tokenizer_json, tokenizer_config.as_deref())?;
-    let template = match &config.chat_template {
-        Some(path) => Some(
-            std::fs::read_to_string(path)
-                .map_err(|source| Error::ReadFile { path: path.clone(), source })?,
-        ),
-        None => files
-            .read("chat_template.jinja")?
-            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
-    };
-    let template = ChatTemplate::from_sources(template.as_deref(), tokenizer_config.as_deref())?;
-    Ok((tokenizer, template))
 }

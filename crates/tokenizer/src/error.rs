@@ -65,6 +65,11 @@ pub enum Error {
     /// `continue_final_message` cannot be done with this conversation or template.
     #[error("continue_final_message cannot be used: {0}")]
     CannotContinue(&'static str),
+    /// There is no character left that could mark where the conversation spells out special tokens.
+    #[error(
+        "the conversation spells out special tokens and holds nearly all of Unicode's noncharacters; leave one of the two out"
+    )]
+    NoMarkLeft,
     /// A stop string without a character matches everywhere.
     #[error("stop string {index} is empty; leave it out or give it at least one character")]
     EmptyStopString {

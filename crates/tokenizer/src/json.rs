@@ -5,6 +5,8 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
+use crate::prompt::is_noncharacter;
+
 /// Deeper values are refused; JSON from a request is never so deep.
 const MAX_DEPTH: usize = 256;
 
@@ -200,7 +202,10 @@ impl Writer {
                 '\u{8}' => self.out.push_str("\\b"),
                 '\u{c}' => self.out.push_str("\\f"),
                 '\0'..='\u{1f}' => self.escape(character),
-                '\u{7f}'.. if self.ensure_ascii => self.escape(character),
+                // Noncharacters may be marks of a prompt, which must be found again.
+                '\u{7f}'.. if self.ensure_ascii && !is_noncharacter(character) => {
+                    self.escape(character);
+                }
                 _ => self.out.push(character),
             }
         }

@@ -1,7 +1,7 @@
 //! Text to tokens and back: tokenizer, chat template, detokenizer, stop strings.
 //!
 //! Everything here is pure and synchronous: no files, no clock, no threads. The path of a request is
-//! [`ChatTemplate::render`] -> [`Tokenizer::encode`] -> (the engine) -> [`Detokenizer::push`] -> [`StopMatcher::push`].
+//! [`ChatTemplate::prompt`] -> [`Tokenizer::encode_prompt`] -> (the engine) -> [`Detokenizer::push`] -> [`StopMatcher::push`].
 
 mod clock;
 mod decoder;
@@ -9,6 +9,8 @@ mod detokenizer;
 mod error;
 mod jinja;
 mod json;
+mod marked;
+mod prompt;
 mod stop;
 mod template;
 mod tokenizer;
@@ -16,6 +18,7 @@ mod tokenizer;
 pub use clock::LocalTime;
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};
+pub use prompt::Prompt;
 pub use stop::{StopMatcher, StopOutcome, StopStringInOutput};
-pub use template::{ChatTemplate, PromptEnd, RenderInput};
+pub use template::{ChatTemplate, PromptEnd, RenderInput, TemplateSources};
 pub use tokenizer::{AddSpecialTokens, NamedSpecialTokens, SkipSpecialTokens, Tokenizer};

@@ -1,5 +1,6 @@
 //! A conversation to the prompt text that its model was trained on, by the checkpoint's own chat template.
 
+use std::collections::HashSet;
 use std::io;
 
 use minijinja::value::Serde;
@@ -8,8 +9,9 @@ use serde_json::{Map, Value};
 
 use crate::clock::LocalTime;
 use crate::jinja::{RaisedException, environment, without_generation_tags};
+use crate::prompt::Conversation;
 use crate::tokenizer::{parse_config, special_tokens};
-use crate::{Error, Result};
+use crate::{Error, Prompt, Result, Tokenizer};
 
 /// The chat template of a checkpoint, compiled.
 pub struct ChatTemplate {
@@ -17,6 +19,19 @@ pub struct ChatTemplate {
     /// Names and sources; at least one.
     templates: Vec<(String, String)>,
     special_tokens: Map<String, Value>,
+}
+
+/// Where a model's chat templates come from.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TemplateSources<'a> {
+    /// The file that the server was told to use, instead of all others.
+    pub chosen: Option<&'a str>,
+    /// `chat_template.jinja`: the template named `default`.
+    pub chat_template_jinja: Option<&'a str>,
+    /// `additional_chat_templates/NAME.jinja`: names and templates.
+    pub additional: &'a [(String, String)],
+    /// `tokenizer_config.json`, which also has the special tokens that templates write.
+    pub tokenizer_config: Option<&'a [u8]>,
 }
 
 /// What a prompt is rendered from.
@@ -53,21 +68,20 @@ impl ChatTemplate {
     /// Most bytes of one prompt.
     pub const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
-    /// The template from the file `chat_template.jinja`, or else from `tokenizer_config.json`, where it is one string or
-    /// a list of `{"name", "template"}`. `None` when there is none: a base model.
+    /// The templates of a model, `None` when there is none: a base model.
+    ///
+    /// As in transformers, files win over the `chat_template` of `tokenizer_config.json`, which is one string or a list
+    /// of `{"name", "template"}`. Where there are files but no default among them, the rest is taken from there.
     ///
     /// # Errors
     /// [`Error::BadTokenizerConfig`], [`Error::TemplateSyntax`].
-    pub fn from_sources(
-        chat_template_jinja: Option<&str>,
-        tokenizer_config: Option<&[u8]>,
-    ) -> Result<Option<Self>> {
+    pub fn from_sources(sources: &TemplateSources<'_>) -> Result<Option<Self>> {
+        let tokenizer_config = sources.tokenizer_config;
         let config = tokenizer_config.map(parse_config).transpose()?.unwrap_or_default();
-        let templates = match (chat_template_jinja, config.get("chat_template")) {
-            (Some(source), _) => vec![(DEFAULT.to_owned(), source.to_owned())],
-            (None, None | Some(Value::Null)) => return Ok(None),
-            (None, Some(value)) => templates(value)?,
-        };
+        let templates = all_templates(sources, config.get("chat_template"))?;
+        if templates.is_empty() {
+            return Ok(None);
+        }
         let special_tokens = tokenizer_config.map(special_tokens).transpose()?.unwrap_or_default();
         let mut environment = environment(Self::MAX_STEPS);
         for (name, source) in &templates {
@@ -103,6 +117,33 @@ impl ChatTemplate {
         let final_text = mark_final_message(&mut messages, source)?;
         let rendered = self.render_messages(name, input, messages)?;
         cut_at_mark(rendered, &final_text)
+    }
+
+    /// The prompt with special tokens only where the template writes them, for [`Tokenizer::encode_prompt`].
+    ///
+    /// What reads like a special token in messages, tools or documents, in the names of their fields, or at the end of
+    /// one of these texts together with what comes next, is text. (`chat_template_kwargs` may hold special tokens.)
+    /// Spellings that the template looks for in the conversation and takes away, as some do with `</think>`, it finds;
+    /// if what it does with others depends on them, it acts as if they were not there. Not told apart is a special token
+    /// whose beginning the template writes, or which it puts together from within one text. The conversation is
+    /// rendered up to three times; without such texts once.
+    ///
+    /// # Errors
+    /// As [`Self::render`], and [`Error::NoMarkLeft`].
+    pub fn prompt(&self, input: &RenderInput<'_>, tokenizer: &Tokenizer) -> Result<Prompt> {
+        let conversation = Conversation {
+            messages: input.messages.clone(),
+            tools: input.tools.cloned(),
+            documents: input.documents.cloned(),
+        };
+        tokenizer.spellings().prompt(&conversation, |conversation| {
+            self.render(&RenderInput {
+                messages: &conversation.messages,
+                tools: conversation.tools.as_ref(),
+                documents: conversation.documents.as_ref(),
+                ..*input
+            })
+        })
     }
 
     fn render_messages(
@@ -171,6 +212,28 @@ impl std::fmt::Debug for ChatTemplate {
 
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
+
+/// Names and sources of templates, first the one that wins.
+fn all_templates(
+    sources: &TemplateSources<'_>,
+    in_config: Option<&Value>,
+) -> Result<Vec<(String, String)>> {
+    let default = |source: &str| (DEFAULT.to_owned(), source.to_owned());
+    if let Some(chosen) = sources.chosen {
+        return Ok(vec![default(chosen)]);
+    }
+    let files = sources.chat_template_jinja.map(default);
+    let mut all = files.into_iter().chain(sources.additional.iter().cloned()).collect::<Vec<_>>();
+    if all.iter().all(|(name, _)| name != DEFAULT)
+        && let Some(value) = in_config.filter(|value| !value.is_null())
+    {
+        all.extend(templates(value)?);
+    }
+    // An environment has one template of each name.
+    let mut names = HashSet::new();
+    all.retain(|(name, _)| names.insert(name.clone()));
+    Ok(all)
+}
 
 fn templates(value: &Value) -> Result<Vec<(String, String)>> {
     let bad = || {

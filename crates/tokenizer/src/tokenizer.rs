@@ -8,7 +8,9 @@ use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
 use crate::decoder::{DecoderKind, TokenClass, TokenTable};
-use crate::{Error, Result};
+use crate::marked::encode_marked;
+use crate::prompt::SpellingFinder;
+use crate::{Error, Prompt, Result};
 
 /// Whether the tokenizer's post-processor adds its tokens (begin of sequence, for some also the end).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +55,7 @@ struct Inner {
     table: TokenTable,
     named: NamedSpecialTokens,
     special_ids: Vec<u32>,
+    spellings: SpellingFinder,
 }
 
 impl Tokenizer {
@@ -84,7 +87,9 @@ impl Tokenizer {
         let table = token_table(&tokenizer, &kind);
         let ids = 0..u32::try_from(table.len()).expect("token ids are u32");
         let special_ids = ids.filter(|&id| table.class(id) == TokenClass::Special).collect();
-        Ok(Self { inner: Arc::new(Inner { tokenizer, kind, table, named, special_ids }) })
+        let spellings = SpellingFinder::new(&special_spellings(&tokenizer))?;
+        let inner = Inner { tokenizer, kind, table, named, special_ids, spellings };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// The token ids of a text. Special tokens that are spelled out in the text become their ids.
@@ -93,17 +98,29 @@ impl Tokenizer {
     /// [`Error::Encode`] when the tokenizer has no token for a part of the text, or gives the text up as too costly.
     pub fn encode(&self, text: &str, add_special_tokens: AddSpecialTokens) -> Result<Vec<u32>> {
         let add = add_special_tokens == AddSpecialTokens::Yes;
-        // The regex engine below panics when a text makes it backtrack ten million steps at one place. Encoding changes
-        // nothing but caches behind locks, so going on after a panic is safe.
-        let encoded =
-            catch_unwind(AssertUnwindSafe(|| self.inner.tokenizer.encode_fast(text, add)));
-        match encoded {
-            Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
-            Ok(Err(error)) => Err(Error::Encode(error.to_string())),
-            Err(_) => Err(Error::Encode(
-                "it is too repetitive for this tokenizer's splitting rule".into(),
-            )),
-        }
+        guarded(|| self.inner.tokenizer.encode_fast(text, add))
+    }
+
+    /// The token ids of a rendered conversation. Special tokens become their ids where the template wrote them; where
+    /// the conversation spells them out they are text, as if the tokenizer had no special tokens.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_prompt(
+        &self,
+        prompt: &Prompt,
+        add_special_tokens: AddSpecialTokens,
+    ) -> Result<Vec<u32>> {
+        let Some((text, marks)) = prompt.marks() else {
+            return self.encode(prompt.text(), add_special_tokens);
+        };
+        let add = add_special_tokens == AddSpecialTokens::Yes;
+        let is_special = |id| self.is_special(id);
+        let tokenizer = &self.inner.tokenizer;
+        guarded(|| {
+            let encoding = encode_marked(tokenizer, text, marks, &is_special)?;
+            tokenizer.post_process(encoding, None, add)
+        })
     }
 
     /// The text of token ids, as the `tokenizers` library decodes them; ids without a token are left out.
@@ -155,6 +172,11 @@ impl Tokenizer {
         &self.inner.special_ids
     }
 
+    /// Finds the spellings of special tokens.
+    pub(crate) fn spellings(&self) -> &SpellingFinder {
+        &self.inner.spellings
+    }
+
     /// The special tokens with a role.
     pub fn named_special_tokens(&self) -> &NamedSpecialTokens {
         &self.inner.named
@@ -197,6 +219,19 @@ impl std::fmt::Debug for Tokenizer {
             .field("decoder", kind)
             .field("named_special_tokens", named)
             .finish_non_exhaustive()
+    }
+}
+
+/// The ids that `encode` finds, and an error instead of a panic.
+fn guarded(encode: impl FnOnce() -> tokenizers::Result<tokenizers::Encoding>) -> Result<Vec<u32>> {
+    // The regex engine below panics when a text makes it backtrack ten million steps at one place. Encoding changes
+    // nothing but caches behind locks, so going on after a panic is safe.
+    match catch_unwind(AssertUnwindSafe(encode)) {
+        Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
+        Ok(Err(error)) => Err(Error::Encode(error.to_string())),
+        Err(_) => {
+            Err(Error::Encode("it is too repetitive for this tokenizer's splitting rule".into()))
+        }
     }
 }
 
@@ -296,6 +331,11 @@ fn mark_special(
         .map(|token| AddedToken::from(token, true))
         .collect::<Vec<_>>();
     tokenizer.add_special_tokens(added).map(drop)
+}
+
+fn special_spellings(tokenizer: &tokenizers::Tokenizer) -> Vec<String> {
+    let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+    added.values().filter(|token| token.special).map(|token| token.content.clone()).collect()
 }
 
 fn token_table(tokenizer: &tokenizers::Tokenizer, kind: &DecoderKind) -> TokenTable {

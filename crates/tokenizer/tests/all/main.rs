@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "all of this is tests")]
 
 mod detokenizer;
+mod prompt;
 mod template;
+mod tokenization;
 mod tokenizer;
 
 use candlepower_tokenizer::Tokenizer;

@@ -1,12 +1,24 @@
 //! Chat templates render what transformers' Jinja2 renders, and nothing a template does is unbounded.
 
-use candlepower_tokenizer::{ChatTemplate, Error, LocalTime, PromptEnd, RenderInput};
+use candlepower_tokenizer::{
+    ChatTemplate, Error, LocalTime, PromptEnd, RenderInput, TemplateSources,
+};
 use serde_json::{Map, Value, json};
 
 const NOW: LocalTime = LocalTime { unix_s: 1_752_000_000, utc_offset_s: 0 };
 
 fn template(source: &str) -> ChatTemplate {
-    ChatTemplate::from_sources(Some(source), None).unwrap().unwrap()
+    with_config(source, &json!({}))
+}
+
+fn with_config(source: &str, tokenizer_config: &Value) -> ChatTemplate {
+    ChatTemplate::from_sources(&TemplateSources {
+        chat_template_jinja: Some(source),
+        tokenizer_config: Some(tokenizer_config.to_string().as_bytes()),
+        ..TemplateSources::default()
+    })
+    .unwrap()
+    .unwrap()
 }
 
 fn render_with(template: &ChatTemplate, messages: &Value, end: PromptEnd) -> Result<String, Error> {
@@ -28,14 +40,11 @@ fn render(source: &str, messages: &Value) -> Result<String, Error> {
 fn goldens_of_transformers() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/chat_templates.json");
     let goldens: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-    let config = goldens["tokenizer_config"].to_string();
     let now = LocalTime { unix_s: goldens["now_unix_s"].as_i64().unwrap(), utc_offset_s: 0 };
     let (mut num_rendered, mut num_refused) = (0, 0);
     for family in goldens["families"].as_array().unwrap() {
         let template =
-            ChatTemplate::from_sources(family["template"].as_str(), Some(config.as_bytes()))
-                .unwrap()
-                .unwrap();
+            with_config(family["template"].as_str().unwrap(), &goldens["tokenizer_config"]);
         for case in family["cases"].as_array().unwrap() {
             let rendered = template.render(&RenderInput {
                 messages: &goldens["conversations"][case["conversation"].as_str().unwrap()],
@@ -72,27 +81,44 @@ fn goldens_of_transformers() {
 
 #[test]
 fn sources_of_templates() {
-    let of = |jinja, config: Value| {
-        ChatTemplate::from_sources(jinja, Some(config.to_string().as_bytes()))
-    };
-    let source = |template: Result<Option<ChatTemplate>, Error>, tools: Option<&Value>| {
-        template.unwrap().unwrap().source(tools).unwrap().to_owned()
-    };
     let list = json!({"chat_template": [
         {"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]});
-    assert!(ChatTemplate::from_sources(None, None).unwrap().is_none());
-    assert!(of(None, json!({"chat_template": null})).unwrap().is_none());
-    assert_eq!(source(of(None, json!({"chat_template": "A"})), None), "A");
-    assert_eq!(source(of(Some("B"), json!({"chat_template": "A"})), None), "B");
-    assert_eq!(source(of(None, list.clone()), None), "D");
-    assert_eq!(source(of(None, list), Some(&json!([]))), "T");
+    let one = json!({"chat_template": "A"});
     let nameless = json!({"chat_template": [
         {"name": "a", "template": "A"}, {"name": "b", "template": "B"}]});
-    let error = of(None, nameless).unwrap().unwrap().source(None).unwrap_err();
+    let more = |names: &[&str]| {
+        names.iter().map(|name| (name.to_string(), format!("more {name}"))).collect::<Vec<_>>()
+    };
+    let of = |chosen, jinja, additional: &[&str], config: &Value| {
+        ChatTemplate::from_sources(&TemplateSources {
+            chosen,
+            chat_template_jinja: jinja,
+            additional: &more(additional),
+            tokenizer_config: Some(config.to_string().as_bytes()),
+        })
+    };
+    // What is taken without tools and with an empty list of them.
+    let taken = |template: Result<Option<ChatTemplate>, Error>| {
+        let template = template.unwrap().unwrap();
+        [None, Some(&json!([]))].map(|tools| template.source(tools).unwrap().to_owned())
+    };
+    assert!(ChatTemplate::from_sources(&TemplateSources::default()).unwrap().is_none());
+    assert!(of(None, None, &[], &json!({"chat_template": null})).unwrap().is_none());
+    assert_eq!(taken(of(None, None, &[], &one)), ["A", "A"]);
+    assert_eq!(taken(of(None, None, &[], &list)), ["D", "T"]);
+    assert_eq!(taken(of(None, Some("B"), &[], &list)), ["B", "B"]);
+    assert_eq!(taken(of(None, Some("B"), &["rag", "tool_use"], &list)), ["B", "more tool_use"]);
+    assert_eq!(taken(of(None, None, &["tool_use"], &one)), ["A", "more tool_use"]);
+    assert_eq!(taken(of(None, None, &["default"], &list)), ["more default", "more default"]);
+    assert_eq!(taken(of(Some("C"), Some("B"), &["tool_use"], &list)), ["C", "C"]);
+    let error = of(None, None, &[], &nameless).unwrap().unwrap().source(None).unwrap_err();
     assert!(matches!(error, Error::NoDefaultTemplate { names } if names == ["a", "b"]));
-    assert!(matches!(of(None, json!({"chat_template": 1})), Err(Error::BadTokenizerConfig(_))));
     assert!(matches!(
-        of(Some("a\n{% if %}"), json!({})),
+        of(None, None, &[], &json!({"chat_template": 1})),
+        Err(Error::BadTokenizerConfig(_))
+    ));
+    assert!(matches!(
+        of(None, Some("a\n{% if %}"), &[], &json!({})),
         Err(Error::TemplateSyntax { line: Some(2), .. })
     ));
 }
@@ -104,13 +130,10 @@ fn keys_keep_their_order_and_kwargs_win_over_special_tokens() {
         render("{{ messages[0] | tojson }}", &messages).unwrap(),
         r#"{"role": "user", "zebra": 1, "apple": 2}"#
     );
-    let config = json!({"bos_token": "<s>"}).to_string();
-    let template = ChatTemplate::from_sources(
-        Some("{{ bos_token }}{{ documents[0].text }}"),
-        Some(config.as_bytes()),
-    );
+    let template =
+        with_config("{{ bos_token }}{{ documents[0].text }}", &json!({"bos_token": "<s>"}));
     let kwargs = json!({"bos_token": "<b>"});
-    let rendered = template.unwrap().unwrap().render(&RenderInput {
+    let rendered = template.render(&RenderInput {
         messages: &messages,
         tools: None,
         documents: Some(&json!([{"text": "D"}])),

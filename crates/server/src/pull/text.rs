@@ -1,0 +1,58 @@
+//! The files of a model that turn text into tokens: its tokenizer and its chat templates.
+
+use std::path::{Path, PathBuf};
+
+use candlepower_checkpoint::CheckpointFiles;
+use candlepower_tokenizer::{ChatTemplate, TemplateSources, Tokenizer};
+
+use crate::config::ServeConfig;
+use crate::error::{Error, Result};
+
+/// Reads the tokenizer and, where there is one, the chat template.
+///
+/// # Errors
+/// A file is missing, damaged or cannot be read.
+pub(super) fn load(
+    config: &ServeConfig,
+    files: &CheckpointFiles,
+) -> Result<(Tokenizer, Option<ChatTemplate>)> {
+    let tokenizer_json = files
+        .read("tokenizer.json")?
+        .ok_or_else(|| Error::FileMissing { file: "tokenizer.json", place: files.to_string() })?;
+    let tokenizer_config = files.read("tokenizer_config.json")?;
+    let tokenizer = Tokenizer::from_bytes(&tokenizer_json, tokenizer_config.as_deref())?;
+    let chosen = config.chat_template.as_deref().map(read_text).transpose()?;
+    let template = files
+        .read("chat_template.jinja")?
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let template = ChatTemplate::from_sources(&TemplateSources {
+        chosen: chosen.as_deref(),
+        chat_template_jinja: template.as_deref(),
+        additional: &additional_templates(files)?,
+        tokenizer_config: tokenizer_config.as_deref(),
+    })?;
+    Ok((tokenizer, template))
+}
+
+/// Names and texts of `additional_chat_templates/NAME.jinja`, in the order of their names.
+fn additional_templates(files: &CheckpointFiles) -> Result<Vec<(String, String)>> {
+    let Some(folder) = files.folder().map(|folder| folder.join("additional_chat_templates")) else {
+        return Ok(Vec::new());
+    };
+    // A folder that is not there holds none.
+    let paths =
+        folder.read_dir().into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let mut paths =
+        paths.filter(|path| path.extension().is_some_and(|e| e == "jinja")).collect::<Vec<_>>();
+    paths.sort();
+    let named = |path: &PathBuf| {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Ok((name, read_text(path)?))
+    };
+    paths.iter().map(named).collect()
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path)
+        .map_err(|source| Error::ReadFile { path: path.to_owned(), source })
+}
