@@ -32,6 +32,10 @@ KNOWN = {
     ("meetkai-functionary-medium-v3.1", "tools"): "`|safe +` makes Jinja2 write &lt; for the < of a description",
 }
 
+# What single templates want besides.
+VARIABLES = {"fireworks-ai-llama-3-firefunction-v2": {"functions": '[{"name": "noop"}]', "datetime": "2025-07-08"}}
+ARGUMENTS_ARE_TEXT = {"meetkai-functionary-medium-v3.2"}
+
 TOOLS = [
     {
         "type": "function",
@@ -41,8 +45,8 @@ TOOLS = [
             "parameters": {
                 "type": "object",
                 "properties": {
-                    "city": {"type": "string", "description": "Its name"},
-                    "days": {"type": "integer", "default": 1, "enum": [1, 2, 7]},
+                    "city": {"type": "string", "description": "Its name", "default": "Bern", "enum": ["Bern", "Basel"]},
+                    "days": {"type": "integer", "description": "How many"},
                     "units": {"anyOf": [{"type": "string"}, {"type": "null"}], "description": "celsius or not"},
                 },
                 "required": ["city"],
@@ -107,13 +111,29 @@ def download() -> dict[str, str]:
 def case(name: str, template: str, messages: list, tools: list | None) -> dict:
     # A template named tool_use is only ever taken for a list of tools, which may be empty.
     tools = [] if tools is None and name.endswith("-tool_use") else tools
-    return {"template": template, "tokenizer_config": SPECIAL_TOKENS, "messages": messages, "tools": tools, "now_unix_s": NOW_UNIX_S}
+    if name in ARGUMENTS_ARE_TEXT:
+        messages = json.loads(json.dumps(messages))
+        for call in [call for message in messages for call in message.get("tool_calls", [])]:
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return {
+        "template": template,
+        "tokenizer_config": SPECIAL_TOKENS,
+        "messages": messages,
+        "tools": tools,
+        "kwargs": VARIABLES.get(name, {}),
+        "now_unix_s": NOW_UNIX_S,
+    }
 
 
-def expected(template: str, messages: list, tools: list | None) -> dict:
+def expected(case: dict) -> dict:
     try:
         rendered, _ = chat_template_utils.render_jinja_template(
-            conversations=[messages], tools=tools, chat_template=template, add_generation_prompt=True, **SPECIAL_TOKENS
+            conversations=[case["messages"]],
+            tools=case["tools"],
+            chat_template=case["template"],
+            add_generation_prompt=True,
+            **SPECIAL_TOKENS,
+            **case["kwargs"],
         )
     except Exception as error:  # whatever it is, the template does not take the conversation
         return {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
@@ -157,7 +177,7 @@ def main() -> int:
         row = []
         for conversation in CONVERSATIONS:
             given, mine = next(answers)
-            theirs = expected(given["template"], given["messages"], given["tools"])
+            theirs = expected(given)
             result = verdict(theirs, mine)
             if result == "differs":
                 details.append(f"{name}, {conversation}:\n{explain(theirs, mine)}")

@@ -272,6 +272,139 @@ PHI3 = """\
 {% endif %}
 """
 
+DEEPSEEK = """\
+{%- set state = namespace(open_results=false, preamble=[]) -%}
+{{ bos_token }}
+{%- for message in messages if message.role == 'system' %}{{ message.content }}{% if not loop.last %}{{ '\\n\\n' }}{% endif %}{% endfor -%}
+{%- for message in messages if message.role != 'system' -%}
+    {%- if state.open_results and message.role != 'tool' -%}
+        {{ '<｜tool▁outputs▁end｜>' }}{% set state.open_results = false %}
+    {%- endif -%}
+    {%- if message.role == 'user' -%}
+        {{ '<｜User｜>' ~ message.content }}
+    {%- elif message.role == 'tool' -%}
+        {{ '' if state.open_results else '<｜tool▁outputs▁begin｜>' }}{% set state.open_results = true %}
+        {{- '<｜tool▁output▁begin｜>' ~ message['content'] ~ '<｜tool▁output▁end｜>' -}}
+    {%- else -%}
+        {%- set answer = message.content or '' -%}
+        {{ '<｜Assistant｜>' ~ (answer.split('</think>') | last if '</think>' in answer else answer) }}
+        {%- if message.tool_calls -%}
+            {{ '<｜tool▁calls▁begin｜>' }}
+            {%- for call in message.tool_calls -%}
+                {{ '<｜tool▁call▁begin｜>%s<｜tool▁sep｜>%s' | format(call['type'], call['function']['name']) }}
+                {{- '\\n```json\\n' + call['function']['arguments'] | tojson + '\\n```' + '<｜tool▁call▁end｜>' }}
+            {%- endfor -%}
+            {{ '<｜tool▁calls▁end｜>' }}
+        {%- endif -%}
+        {{ '<｜end▁of▁sentence｜>' }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if state.open_results %}{{ '<｜tool▁outputs▁end｜>' }}{% elif add_generation_prompt %}{{ '<｜Assistant｜><think>\\n' }}{% endif -%}
+"""
+
+XML_TOOLS = """\
+{%- macro extra(fields, handled) %}
+    {%- for key in fields %}
+        {%- if key not in handled %}
+            {%- set name = key | replace("-", "_") | replace(" ", "_") %}
+            {%- if fields[key] is mapping or (fields[key] is sequence and fields[key] is not string) %}
+                {{- '\\n<' ~ name ~ '>' ~ (fields[key] | tojson | safe) ~ '</' ~ name ~ '>' }}
+            {%- else %}
+                {{- '\\n<' ~ name ~ '>' ~ (fields[key] | string) ~ '</' ~ name ~ '>' }}
+            {%- endif %}
+        {%- endif %}
+    {%- endfor %}
+{%- endmacro %}
+{%- set loop_messages = messages[1:] if messages[0].role == "system" else messages %}
+{{- "<|im_start|>system\\n" ~ (messages[0].content if messages[0].role == "system" else "You may call functions.") }}
+{%- if tools is iterable and tools | length > 0 %}
+    {{- "\\n\\n<tools>" }}
+    {%- for tool in tools %}
+        {%- set tool = tool.function if tool.function is defined else tool %}
+        {{- '\\n<function>\\n<name>' ~ tool.name ~ '</name>' }}
+        {%- if tool.description is defined %}{{- '\\n<description>' ~ (tool.description | trim) ~ '</description>' }}{%- endif %}
+        {{- '\\n<parameters>' }}
+        {%- if tool.parameters is mapping and tool.parameters.properties is defined %}
+            {%- for name, fields in tool.parameters.properties | items %}
+                {{- '\\n<parameter>\\n<name>' ~ name ~ '</name>' }}
+                {%- if fields.type is defined %}{{- '\\n<type>' ~ (fields.type | string) ~ '</type>' }}{%- endif %}
+                {{- extra(fields, ['name', 'type']) ~ '\\n</parameter>' }}
+            {%- endfor %}
+        {%- endif %}
+        {{- extra(tool.parameters, ['type', 'properties']) ~ '\\n</parameters>' ~ extra(tool, ['type', 'name', 'description', 'parameters']) ~ '\\n</function>' }}
+    {%- endfor %}
+    {{- "\\n</tools>" }}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- for message in loop_messages %}
+    {%- if message.role == "assistant" and message.tool_calls is defined and message.tool_calls is iterable and message.tool_calls | length > 0 %}
+        {{- '<|im_start|>assistant' }}
+        {%- if message.content is defined and message.content is string and message.content | trim | length > 0 %}{{- '\\n' ~ message.content | trim ~ '\\n' }}{%- endif %}
+        {%- for call in message.tool_calls %}
+            {%- set call = call.function if call.function is defined else call %}
+            {{- '\\n<tool_call>\\n<function=' ~ call.name ~ '>\\n' }}
+            {%- for name, value in (call.arguments | default({})) | items %}
+                {%- set value = value | tojson | safe if value is mapping or (value is sequence and value is not string) else value | string %}
+                {{- '<parameter=' ~ name ~ '>\\n' ~ value ~ '\\n</parameter>\\n' }}
+            {%- endfor %}
+            {{- '</function>\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.previtem and loop.previtem.role != "tool" %}{{- '<|im_start|>user\\n' }}{%- endif %}
+        {{- '<tool_response>\\n' ~ message.content ~ '\\n</tool_response>\\n' }}
+        {%- if not loop.last and loop.nextitem.role != "tool" or loop.last %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- else %}
+        {{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+HARMONY = """\
+{%- macro type_of(spec) -%}
+    {%- if spec.type == "object" -%}
+        {{- "{\\n" }}
+        {%- for name, inner in (spec.properties or {}).items() -%}
+            {{- name + ("" if name in (spec.required or []) else "?") + ": " }}{{ type_of(inner) }}
+            {%- if inner.default is defined %}{{- ", // default: " ~ (inner.default | tojson) }}{%- endif %}
+            {{- ",\\n" }}
+        {%- endfor -%}
+        {{- "}" }}
+    {%- elif spec.type == "integer" or spec.type == "number" -%}number
+    {%- elif spec.type -%}{{ spec.type }}
+    {%- else -%}any{%- endif -%}
+{%- endmacro -%}
+{{- "<|start|>system<|message|>Knowledge cutoff: 2024-06\\nCurrent date: " + strftime_now("%Y-%m-%d") + "\\n\\nReasoning: " + reasoning_effort | default("medium") }}
+{{- "\\n\\n# Valid channels: analysis, commentary, final.<|end|>" }}
+{%- if messages[0].role == "developer" or messages[0].role == "system" %}{%- set developer = messages[0].content %}{%- set loop_messages = messages[1:] %}
+{%- else %}{%- set developer = "" %}{%- set loop_messages = messages %}{%- endif %}
+{%- if developer or tools %}
+    {{- "<|start|>developer<|message|>" }}
+    {%- if developer %}{{- "# Instructions\\n\\n" ~ developer ~ "\\n\\n" }}{%- endif %}
+    {%- for tool in tools or [] %}{{- "// " ~ tool.function.description ~ "\\ntype " ~ tool.function.name ~ " = (_: " }}{{ type_of(tool.function.parameters) }}{{- ") => any;\\n" }}{%- endfor %}
+    {{- "<|end|>" }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in loop_messages -%}
+    {%- if message.role == "assistant" -%}
+        {%- if "tool_calls" in message -%}
+            {%- set call = message.tool_calls[0].function %}
+            {%- if message.thinking %}{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}{%- endif %}
+            {{- "<|start|>assistant to=functions." + call.name + "<|channel|>commentary json<|message|>" }}{{ call.arguments | tojson }}{{ "<|call|>" }}
+            {%- set last.name = call.name %}
+        {%- elif loop.last and not add_generation_prompt %}
+            {%- if "thinking" in message %}{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}{%- endif %}
+            {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|return|>" }}
+        {%- else %}{{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}{%- set last.name = none %}{%- endif %}
+    {%- elif message.role == "tool" -%}
+        {%- if last.name is none %}{{- raise_exception("Message has tool role, but there was no previous assistant message with a tool call!") }}{%- endif %}
+        {{- "<|start|>functions." + last.name + " to=assistant<|channel|>commentary<|message|>" + message.content | tojson + "<|end|>" }}
+    {%- else -%}{{- "<|start|>" ~ message.role ~ "<|message|>" ~ message.content ~ "<|end|>" }}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}
+"""
+
 # What templates use of Jinja2 and Python beyond the families above.
 LANGUAGE = """\
 {%- macro row(name, value, sep=': ') %}{{ name }}{{ sep }}{{ value }};{% endmacro %}
@@ -300,6 +433,11 @@ LANGUAGE = """\
 {{ undefined_name }}|{{ undefined_name is defined }}|{{ messages[0].nothing is none }}|{{ 'x' if false }}|{{ undefined_name | length }}
 {{ [3, 1, 2] | sort | list }} {{ [1, 2, 2] | unique | list }} {{ messages is iterable }} {{ none is iterable }} {{ 'a' is sequence }} {{ options is mapping }} {{ 1 is number }}
 {{ bos_token }}{{ eos_token }}{{ additional_special_tokens[0] }}
+{{ 'a\\n' | indent(2, first=true) }}|{{ 'a\\n\\nb\\r\\nc' | indent }}|{{ 'a\\n\\nb\\n' | indent('> ', true, true) }}|{{ '' | indent(width=3, first=true) }}|{{ 'a\\n' | indent(blank=true) }}|
+{{ 'a\\nb\\n'.splitlines() }} {{ 'ab' * 3 }} {{ 'a-b-c'.rsplit('-', 1) }} {{ 'k: v'.split(': ', 1) | last }} {{ 'x'.join(['a', 'b']) }} {{ 'abcabc'.find('c') }} {{ 'Ab'.swapcase() if false else 'Ab'.lower() }}
+{{ [[1, 2], [3]] | sum(start=[]) if false else [1, 2] | sum }} {{ messages | selectattr('role', 'in', ['user']) | list | length }} {{ messages | rejectattr('role', 'equalto', 'user') | map(attribute='role') | list }}
+{{ {'a': 1}.get('b', 2) }} {{ {'a': 1}.items() | list }} {{ {'a': 1, 'b': none} | items | list }} {{ dict(a=1, b='x') }} {{ range(1, 8, 3) | list }} {{ [1, 2, 3] | first }} {{ 'abc' | list }} {{ 'a b' | wordcount }}
+{{ 3 | string + '!' }} {{ '5' | int + 1 }} {{ '1.5' | float }} {{ 2.5 | round | int }} {{ [1, 2, 3, 4, 5] | batch(2) | list }} {{ 'éÀ' | upper | lower | capitalize }} {{ '<a>' | e }} {{ 'x' is in ['x'] }} {{ 1 == 1.0 }} {{ not none }}
 """
 
 CONFIG = {
@@ -364,6 +502,9 @@ FAMILIES = {
     "qwen3": (QWEN3, ["one", "system", "tools", "answered", "reasoning"], False, [{}, {"enable_thinking": False}]),
     "gemma2": (GEMMA2, ["one", "system", "answered", "trailing_space", "two_users"], False, [{}]),
     "phi3": (PHI3, ["one", "system", "answered"], False, [{}]),
+    "deepseek": (DEEPSEEK, ["system", "tools", "tools_answered", "answered"], False, [{}]),
+    "xml_tools": (XML_TOOLS, ["one", "system", "tools", "tools_answered"], True, [{}]),
+    "harmony": (HARMONY, ["system", "tools", "tools_answered", "reasoning"], True, [{}, {"reasoning_effort": "high"}]),
     "language": (LANGUAGE, ["system", "answered"], False, [{"options": None}, {"options": {"b": "é🎈</>'\u007f\u0001", "a": {"k": [1, 2.5, None, True]}}}]),
 }
 

@@ -1,6 +1,6 @@
 //! Renders chat templates for scripts/compare_templates.py: a JSON object per line in, one out.
 //!
-//! In: `template`, `tokenizer_config`, `messages`, `tools` (or null), `now_unix_s`. Out: `text` or `error`.
+//! In: `template`, `tokenizer_config`, `messages`, `tools` (or null), `kwargs`, `now_unix_s`. Out: `text` or `error`.
 
 use std::io::{BufRead, Write};
 
@@ -35,7 +35,7 @@ fn render(case: &Value) -> Result<String, Error> {
         tools: Some(&case["tools"]).filter(|tools| !tools.is_null()),
         documents: None,
         end: PromptEnd::GenerationPrompt,
-        chat_template_kwargs: &Map::new(),
+        chat_template_kwargs: case["kwargs"].as_object().unwrap_or(&Map::new()),
         now: LocalTime { unix_s: case["now_unix_s"].as_i64().unwrap_or(0), utc_offset_s: 0 },
     })
 }

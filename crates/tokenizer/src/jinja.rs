@@ -1,7 +1,7 @@
 //! The template engine, set up so that it renders what transformers' Jinja2 renders.
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::ValueKind;
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
@@ -24,6 +24,7 @@ pub(crate) fn environment(max_steps: u64) -> Environment<'static> {
     environment.set_formatter(format_value);
     environment.set_unknown_method_callback(unknown_method_callback);
     environment.add_filter("tojson", tojson);
+    environment.add_filter("indent", indent);
     environment.add_filter("length", length);
     environment.add_filter("count", length);
     environment.add_filter("string", string);
@@ -68,6 +69,47 @@ fn raise_exception(message: &Value) -> Result<Value, Error> {
     let message = message.to_string();
     Err(Error::new(ErrorKind::InvalidOperation, message.clone())
         .with_source(RaisedException(message)))
+}
+
+/// `text|indent(width=4, first=False, blank=False)`, which keeps a line break at the end.
+///
+/// Source: `do_indent` in Jinja2's filters.py.
+fn indent(
+    text: &str,
+    width: Option<Value>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    kwargs: Kwargs,
+) -> Result<String, Error> {
+    let width = width.map_or_else(|| kwargs.get::<Option<Value>>("width"), |width| Ok(Some(width)));
+    let first = first.map_or_else(|| kwargs.get::<Option<bool>>("first"), |first| Ok(Some(first)));
+    let blank = blank.map_or_else(|| kwargs.get::<Option<bool>>("blank"), |blank| Ok(Some(blank)));
+    let (first, blank) = (first?.unwrap_or(false), blank?.unwrap_or(false));
+    kwargs.assert_all_used()?;
+    let indention = match width? {
+        None => " ".repeat(4),
+        Some(width) => match width.as_str() {
+            Some(text) => text.to_owned(),
+            None => " ".repeat(usize::try_from(i64::try_from(width)?.clamp(0, 256)).unwrap_or(0)),
+        },
+    };
+    let mut indented = String::with_capacity(text.len() + 16);
+    // A line break at the end has an empty line after it.
+    for (index, line) in text.replace("\r\n", "\n").split(is_line_end).enumerate() {
+        indented.push_str(if index > 0 { "\n" } else { "" });
+        let is_indented = if index == 0 { first } else { blank || !line.is_empty() };
+        indented.push_str(if is_indented { &indention } else { "" });
+        indented.push_str(line);
+    }
+    Ok(indented)
+}
+
+/// What Python's `splitlines` splits at.
+fn is_line_end(character: char) -> bool {
+    matches!(
+        character,
+        '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
+    )
 }
 
 /// Jinja2's undefined value has the length 0.

@@ -6,6 +6,7 @@
 //! and only that becomes a special token. Marks turn back into what they stand for before the text is normalized and
 //! split, so the rest is tokenized as the library tokenizes it.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use aho_corasick::AhoCorasick;
@@ -125,8 +126,8 @@ impl SpellingFinder {
     /// What `render` fails with; [`Error::NoMarkLeft`].
     pub(crate) fn prompt(
         &self,
-        conversation: &Conversation,
-        render: impl Fn(&Conversation) -> Result<String>,
+        conversation: &Conversation<'_>,
+        render: impl Fn(&Conversation<'_>) -> Result<String>,
     ) -> Result<Prompt> {
         let text = render(conversation)?;
         if !self.is_spelled_in(conversation) {
@@ -159,7 +160,7 @@ impl SpellingFinder {
         counts
     }
 
-    fn is_spelled_in(&self, conversation: &Conversation) -> bool {
+    fn is_spelled_in(&self, conversation: &Conversation<'_>) -> bool {
         let is_spelled = |text: &str| {
             self.automaton.is_match(text) || self.beginnings_at_end(text).next().is_some()
         };
@@ -169,10 +170,10 @@ impl SpellingFinder {
     /// The conversation with marks in the spellings of tokens that `is_wanted` picks.
     fn mark(
         &self,
-        conversation: &Conversation,
+        conversation: &Conversation<'_>,
         marks: &mut Marks,
         is_wanted: impl Fn(usize) -> bool,
-    ) -> Result<Conversation> {
+    ) -> Result<Conversation<'static>> {
         let mut mark = |text: &str| {
             let mut starts = self
                 .automaton
@@ -185,7 +186,7 @@ impl SpellingFinder {
             starts.dedup();
             with_marks(text, &starts, marks)
         };
-        let mut map = |value: &Value| map_texts(value, &mut mark);
+        let mut map = |value: &Cow<'_, Value>| map_texts(value, &mut mark).map(Cow::Owned);
         Ok(Conversation {
             messages: map(&conversation.messages)?,
             tools: conversation.tools.as_ref().map(&mut map).transpose()?,
@@ -204,15 +205,18 @@ impl SpellingFinder {
 
 /// What of a prompt comes from outside the model's own files.
 #[derive(Debug, Clone)]
-pub(crate) struct Conversation {
-    pub(crate) messages: Value,
-    pub(crate) tools: Option<Value>,
-    pub(crate) documents: Option<Value>,
+pub(crate) struct Conversation<'a> {
+    pub(crate) messages: Cow<'a, Value>,
+    pub(crate) tools: Option<Cow<'a, Value>>,
+    pub(crate) documents: Option<Cow<'a, Value>>,
 }
 
-impl Conversation {
+impl Conversation<'_> {
     fn values(&self) -> impl Iterator<Item = &Value> {
-        [Some(&self.messages), self.tools.as_ref(), self.documents.as_ref()].into_iter().flatten()
+        [Some(&self.messages), self.tools.as_ref(), self.documents.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(AsRef::as_ref)
     }
 }
 
@@ -269,11 +273,15 @@ mod tests {
         SpellingFinder::new(&["<|end|>", "<|e", "[X]"].map(str::to_owned)).unwrap()
     }
 
-    fn said(text: &str) -> Conversation {
-        Conversation { messages: json!([{"content": text}]), tools: None, documents: None }
+    fn conversation(messages: Value) -> Conversation<'static> {
+        Conversation { messages: Cow::Owned(messages), tools: None, documents: None }
     }
 
-    fn content(conversation: &Conversation) -> Result<String> {
+    fn said(text: &str) -> Conversation<'static> {
+        conversation(json!([{"content": text}]))
+    }
+
+    fn content(conversation: &Conversation<'_>) -> Result<String> {
         Ok(conversation.messages[0]["content"].as_str().unwrap().to_owned())
     }
 
@@ -296,17 +304,13 @@ mod tests {
     #[test]
     fn what_two_texts_spell_together_is_marked() {
         let finder = finder();
-        let conversation = Conversation {
-            messages: json!([{"a": "x <|en ", "b": "d|> y"}]),
-            tools: None,
-            documents: None,
-        };
-        let joined = |conversation: &Conversation| {
+        let two = conversation(json!([{"a": "x <|en ", "b": "d|> y"}]));
+        let joined = |conversation: &Conversation<'_>| {
             let message = &conversation.messages[0];
             let text = |name: &str| message[name].as_str().unwrap().trim().to_owned();
             Ok(text("a") + &text("b"))
         };
-        let prompt = finder.prompt(&conversation, joined).unwrap();
+        let prompt = finder.prompt(&two, joined).unwrap();
         assert_eq!(prompt.text(), "x <|end|> y");
         assert!(prompt.marks().is_some_and(|(marked, _)| !marked.contains('<')));
     }
@@ -315,7 +319,7 @@ mod tests {
     fn a_template_may_look_for_a_token_and_forges_none_by_it() {
         let finder = finder();
         // Cuts at `[X]`, as templates do at `</think>`.
-        let cut = |conversation: &Conversation| {
+        let cut = |conversation: &Conversation<'_>| {
             Ok(content(conversation)?.split("[X]").last().unwrap().to_owned())
         };
         let prompt = finder.prompt(&said("a[X]b"), cut).unwrap();
@@ -325,7 +329,7 @@ mod tests {
         assert!(prompt.marks().is_some_and(|(marked, _)| !marked.contains('<')));
         // Doubles what it finds: then it does not get to see it.
         let double =
-            |conversation: &Conversation| Ok(content(conversation)?.replace("[X]", "[X][X]"));
+            |conversation: &Conversation<'_>| Ok(content(conversation)?.replace("[X]", "[X][X]"));
         let prompt = finder.prompt(&said("a[X]b"), double).unwrap();
         assert_eq!(prompt.text(), "a[X]b");
         assert!(prompt.marks().is_some_and(|(marked, _)| !marked.contains('[')));

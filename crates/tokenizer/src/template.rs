@@ -1,5 +1,6 @@
 //! A conversation to the prompt text that its model was trained on, by the checkpoint's own chat template.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::io;
 
@@ -122,25 +123,25 @@ impl ChatTemplate {
     /// The prompt with special tokens only where the template writes them, for [`Tokenizer::encode_prompt`].
     ///
     /// What reads like a special token in messages, tools or documents, in the names of their fields, or at the end of
-    /// one of these texts together with what comes next, is text. (`chat_template_kwargs` may hold special tokens.)
-    /// Spellings that the template looks for in the conversation and takes away, as some do with `</think>`, it finds;
-    /// if what it does with others depends on them, it acts as if they were not there. Not told apart is a special token
-    /// whose beginning the template writes, or which it puts together from within one text. The conversation is
-    /// rendered up to three times; without such texts once.
+    /// one of these texts together with what comes next, is text. The values of `chat_template_kwargs` are the caller's
+    /// own and may hold special tokens. The template finds a spelled-out token that it takes away, as some do with
+    /// `</think>`; one that it would repeat it does not see. Two things are not told apart: a special token of which the
+    /// template writes the beginning and a message the end, and one that the template joins from parts of one message.
+    /// The conversation is rendered up to three times, and once where nothing in it reads like a special token.
     ///
     /// # Errors
     /// As [`Self::render`], and [`Error::NoMarkLeft`].
     pub fn prompt(&self, input: &RenderInput<'_>, tokenizer: &Tokenizer) -> Result<Prompt> {
         let conversation = Conversation {
-            messages: input.messages.clone(),
-            tools: input.tools.cloned(),
-            documents: input.documents.cloned(),
+            messages: Cow::Borrowed(input.messages),
+            tools: input.tools.map(Cow::Borrowed),
+            documents: input.documents.map(Cow::Borrowed),
         };
         tokenizer.spellings().prompt(&conversation, |conversation| {
             self.render(&RenderInput {
                 messages: &conversation.messages,
-                tools: conversation.tools.as_ref(),
-                documents: conversation.documents.as_ref(),
+                tools: conversation.tools.as_deref(),
+                documents: conversation.documents.as_deref(),
                 ..*input
             })
         })

@@ -333,9 +333,11 @@ fn mark_special(
     tokenizer.add_special_tokens(added).map(drop)
 }
 
+/// The special tokens as they are written. White space structures no prompt and is in every text.
 fn special_spellings(tokenizer: &tokenizers::Tokenizer) -> Vec<String> {
-    let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
-    added.values().filter(|token| token.special).map(|token| token.content.clone()).collect()
+    let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder().values();
+    let special = added.filter(|token| token.special && !token.content.trim().is_empty());
+    special.map(|token| token.content.clone()).collect()
 }
 
 fn token_table(tokenizer: &tokenizers::Tokenizer, kind: &DecoderKind) -> TokenTable {
