@@ -434,9 +434,10 @@ LANGUAGE = """\
 {{ [3, 1, 2] | sort | list }} {{ [1, 2, 2] | unique | list }} {{ messages is iterable }} {{ none is iterable }} {{ 'a' is sequence }} {{ options is mapping }} {{ 1 is number }}
 {{ bos_token }}{{ eos_token }}{{ additional_special_tokens[0] }}
 {{ 'a\\n' | indent(2, first=true) }}|{{ 'a\\n\\nb\\r\\nc' | indent }}|{{ 'a\\n\\nb\\n' | indent('> ', true, true) }}|{{ '' | indent(width=3, first=true) }}|{{ 'a\\n' | indent(blank=true) }}|
-{{ 'a\\nb\\n'.splitlines() }} {{ 'ab' * 3 }} {{ 'a-b-c'.rsplit('-', 1) }} {{ 'k: v'.split(': ', 1) | last }} {{ 'x'.join(['a', 'b']) }} {{ 'abcabc'.find('c') }} {{ 'Ab'.swapcase() if false else 'Ab'.lower() }}
+{{ 'a\\nb\\n'.splitlines() }} {{ 'ab' * 3 }} {{ 'a-b-c'.rsplit('-', 1) }} {{ ' a b  c '.rsplit() }} {{ ' a b  c '.rsplit(none, 1) }} {{ 'a.b.c'.rsplit('.') }} {{ ''.rsplit('.') }} {{ 'k: v'.split(': ', 1) | last }}
+{{ 'a=b=c'.partition('=') | list }} {{ 'a=b=c'.rpartition('=') | list }} {{ 'abc'.partition('=') | list }} {{ 'abc'.rpartition('=') | list }} {{ 'ab'.removeprefix('a') }} {{ 'ab'.removesuffix('a') }} {{ '/x/'.removesuffix('/') }} {{ 'x'.join(['a', 'b']) }} {{ 'abcabc'.find('c') }} {{ 'Ab'.swapcase() if false else 'Ab'.lower() }}
 {{ [[1, 2], [3]] | sum(start=[]) if false else [1, 2] | sum }} {{ messages | selectattr('role', 'in', ['user']) | list | length }} {{ messages | rejectattr('role', 'equalto', 'user') | map(attribute='role') | list }}
-{{ {'a': 1}.get('b', 2) }} {{ {'a': 1}.items() | list }} {{ {'a': 1, 'b': none} | items | list }} {{ dict(a=1, b='x') }} {{ range(1, 8, 3) | list }} {{ [1, 2, 3] | first }} {{ 'abc' | list }} {{ 'a b' | wordcount }}
+{{ {'a': 1}.get('b', 2) }} {{ {'a': 1}.items() | map('first') | list }} {{ {'a': 1, 'b': none} | items | map('last') | list }} {{ dict(a=1, b='x') }} {{ range(1, 8, 3) | list }} {{ [1, 2, 3] | first }} {{ 'abc' | list }}
 {{ 3 | string + '!' }} {{ '5' | int + 1 }} {{ '1.5' | float }} {{ 2.5 | round | int }} {{ [1, 2, 3, 4, 5] | batch(2) | list }} {{ 'éÀ' | upper | lower | capitalize }} {{ '<a>' | e }} {{ 'x' is in ['x'] }} {{ 1 == 1.0 }} {{ not none }}
 """
 

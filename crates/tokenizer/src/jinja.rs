@@ -3,9 +3,9 @@
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
-use minijinja_contrib::pycompat::unknown_method_callback;
 
 use crate::json::{python_float, tojson};
+use crate::methods::call_method;
 
 /// An environment without templates: at most `max_steps` instructions for a rendering.
 ///
@@ -22,7 +22,7 @@ pub(crate) fn environment(max_steps: u64) -> Environment<'static> {
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_fuel(Some(max_steps));
     environment.set_formatter(format_value);
-    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.set_unknown_method_callback(call_method);
     environment.add_filter("tojson", tojson);
     environment.add_filter("indent", indent);
     environment.add_filter("length", length);

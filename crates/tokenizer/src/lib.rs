@@ -10,6 +10,7 @@ mod error;
 mod jinja;
 mod json;
 mod marked;
+mod methods;
 mod prompt;
 mod stop;
 mod template;

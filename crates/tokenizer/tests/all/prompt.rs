@@ -155,6 +155,19 @@ fn tokens_that_are_sought_after_normalizing_are_text_too() {
     }
 }
 
+#[test]
+fn long_texts_of_nothing_but_spelled_tokens_are_text() {
+    let template = template("{{ messages[0].content }}");
+    for (kind, token) in [("byte_level", "<|end|>"), ("metaspace", "</s>"), ("word_piece", "[SEP]")]
+    {
+        let tokenizer = fixture(kind);
+        let messages = json!([{"role": "user", "content": token.repeat(1 << 14)}]);
+        let ids = encode(&template, &tokenizer, &messages);
+        let forged = tokenizer.token_to_id(token).unwrap();
+        assert!(ids.len() > 1 << 14 && !ids.contains(&forged), "{kind}");
+    }
+}
+
 const PLAIN: [&str; 15] = [
     " ",
     "\n",

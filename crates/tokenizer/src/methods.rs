@@ -1,0 +1,88 @@
+//! Methods of Python's strings that chat templates call and the template engine's Python layer lacks.
+
+use minijinja::value::from_args;
+use minijinja::{Error, ErrorKind, State, Value};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+/// Calls a method that the value's type does not have in the engine itself.
+pub(crate) fn call_method(
+    state: &mut State,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
+    match value.as_str().map(|text| string_method(text, method, args)) {
+        Some(Ok(Some(result))) => Ok(result),
+        Some(Err(error)) => Err(error),
+        Some(Ok(None)) | None => unknown_method_callback(state, value, method, args),
+    }
+}
+
+/// `None` for a method that is not here.
+fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    Ok(Some(match method {
+        "removeprefix" => {
+            let (prefix,): (&str,) = from_args(args)?;
+            text.strip_prefix(prefix).unwrap_or(text).into()
+        }
+        "removesuffix" => {
+            let (suffix,): (&str,) = from_args(args)?;
+            text.strip_suffix(suffix).unwrap_or(text).into()
+        }
+        "partition" => {
+            let (before, after) = text.split_once(separator(args)?).unwrap_or((text, ""));
+            parts(text, before, after)
+        }
+        "rpartition" => {
+            let (before, after) = text.rsplit_once(separator(args)?).unwrap_or(("", text));
+            parts(text, before, after)
+        }
+        "rsplit" => rsplit(text, args)?,
+        _ => return Ok(None),
+    }))
+}
+
+fn separator(args: &[Value]) -> Result<&str, Error> {
+    let (separator,): (&str,) = from_args(args)?;
+    if separator.is_empty() {
+        return Err(Error::new(ErrorKind::InvalidOperation, "empty separator"));
+    }
+    Ok(separator)
+}
+
+/// What stands before the separator, the separator (nothing where there is none), and what stands behind it.
+fn parts(text: &str, before: &str, after: &str) -> Value {
+    let between = &text[before.len()..text.len() - after.len()];
+    [before, between, after].into_iter().map(Value::from).collect()
+}
+
+/// `text.rsplit(sep=None, maxsplit=-1)`
+fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
+    let (wanted, most): (Option<Value>, Option<i64>) = from_args(args)?;
+    let most = most.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
+    let most_parts = most.saturating_add(1);
+    let mut found: Vec<&str> = match wanted.as_ref().filter(|wanted| !wanted.is_none()) {
+        Some(wanted) => {
+            let separator = separator(std::slice::from_ref(wanted))?;
+            text.rsplitn(most_parts, separator).collect()
+        }
+        None => {
+            let mut rest = text.trim_end();
+            let mut words = Vec::new();
+            while !rest.is_empty() {
+                let end = if words.len() == most { None } else { rest.rfind(char::is_whitespace) };
+                let start = end.map_or(0, |at| rest.len() - last_word(rest, at).len());
+                words.push(&rest[start..]);
+                rest = rest[..start].trim_end();
+            }
+            words
+        }
+    };
+    found.reverse();
+    Ok(found.into_iter().map(Value::from).collect())
+}
+
+/// What stands behind the white space at `at`.
+fn last_word(text: &str, at: usize) -> &str {
+    text[at..].trim_start()
+}
