@@ -103,10 +103,10 @@ impl Hub {
         progress: &DownloadProgress,
     ) -> Result<HubModel> {
         let is_whole = |model: &HubModel| model.missing_in_cache().is_none();
-        let Found { model, needs } = self.find(id, revision, is_whole).await?;
-        if let Some(listing) = needs {
+        let model = self.find(id, revision, is_whole).await?;
+        if let Some(listing) = &model.listing {
             if !listing.files.contains_key(CONFIG) {
-                model.check_weights(&listing)?;
+                model.check_weights(listing)?;
                 return Err(self.no_file(id, CONFIG));
             }
             model
@@ -136,8 +136,8 @@ impl Hub {
     /// Fetches the named files, of which the first must be there.
     async fn open_one(&self, id: &ModelId, revision: &str, names: &[&str]) -> Result<HubModel> {
         let is_there = |model: &HubModel| model.folder().join(names[0]).is_file();
-        let Found { model, needs } = self.find(id, revision, is_there).await?;
-        if let Some(listing) = needs {
+        let model = self.find(id, revision, is_there).await?;
+        if let Some(listing) = &model.listing {
             if !listing.files.contains_key(names[0]) {
                 return Err(self.no_file(id, names[0]));
             }
@@ -153,7 +153,7 @@ impl Hub {
         id: &ModelId,
         revision: &str,
         is_enough: impl Fn(&HubModel) -> bool,
-    ) -> Result<Found> {
+    ) -> Result<HubModel> {
         check_revision(revision)?;
         let config = &self.0.config;
         let cache = || ModelCache::new(&config.cache, id);
@@ -176,20 +176,17 @@ impl Hub {
             return Err(Error::OfflineNotCached { id: id.to_string(), missing, place });
         }
         if enough && (config.offline || is_commit(revision)) {
-            return Ok(Found::in_cache(cached));
+            return Ok(cached.expect("what is enough is there"));
         }
         match Listing::fetch(&self.0.api, self.asked(id, revision), config.silence).await {
-            Ok(listing) => {
-                let model = model(listing.commit.clone(), Some(listing.clone()));
-                Ok(Found { model, needs: Some(listing) })
-            }
+            Ok(listing) => Ok(model(listing.commit.clone(), Some(listing))),
             Err(NoListing::Refused(error)) => Err(error),
             Err(NoListing::Unreachable(cause)) if enough => {
                 tracing::warn!(
                     "cannot reach the hub at {} ({cause}): {id} is taken from the cache as it was last seen",
                     self.0.address
                 );
-                Ok(Found::in_cache(cached))
+                Ok(cached.expect("what is enough is there"))
             }
             Err(NoListing::Unreachable(cause)) => Err(Error::Unreachable {
                 hub: self.0.address.clone(),
@@ -210,18 +207,6 @@ impl Hub {
     }
 }
 
-/// A model, and what the hub has of it where it may have to be fetched.
-struct Found {
-    model: HubModel,
-    needs: Option<Listing>,
-}
-
-impl Found {
-    fn in_cache(model: Option<HubModel>) -> Self {
-        Self { model: model.expect("what is enough is there"), needs: None }
-    }
-}
-
 impl HubModel {
     /// The folder with its files.
     pub fn folder(&self) -> PathBuf {
@@ -231,15 +216,6 @@ impl HubModel {
     /// The commit that its revision is.
     pub fn commit(&self) -> &str {
         &self.commit
-    }
-
-    /// Bytes of its weight files, where the hub was asked; known before they are fetched.
-    ///
-    /// # Errors
-    /// The model has no safetensors weights, or their index is damaged.
-    pub fn weight_bytes(&self) -> Result<Option<u64>> {
-        let Some(listing) = &self.listing else { return Ok(None) };
-        Ok(Some(self.weights(listing)?.iter().map(|file| file.size).sum()))
     }
 
     /// Fetches the weights that are not in the cache, and notes that this is what the revision is.
