@@ -109,7 +109,7 @@ impl Transfer {
                 .buffered(SEGMENTS_OF_A_FILE)
                 .try_fold(partial, |partial, segment| partial.append(segment))
                 .await?;
-            if partial.is_verified().await? {
+            if partial.verify().await? {
                 return Ok(());
             }
             tracing::warn!("{} arrived damaged (attempt {attempt})", download.file.name);
@@ -348,7 +348,7 @@ impl Partial {
     }
 
     /// Whether this is the file; if it is not, it is removed.
-    async fn is_verified(self) -> Result<bool> {
+    async fn verify(self) -> Result<bool> {
         blocking(move || {
             if self.hasher.matches(&self.digest) {
                 // On the disk before it gets its name, so that no crash leaves a name without the bytes.
