@@ -141,7 +141,7 @@ def expected(case: dict) -> dict:
 
 
 def ours(cases: list[dict]) -> list[dict]:
-    command = ["cargo", "run", "--quiet", "--example", "render_templates"]
+    command = ["cargo", "run", "--quiet", "--package", "candlepower-tokenizer", "--example", "render_templates"]
     lines = "".join(json.dumps(case) + "\n" for case in cases)
     result = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
     return [json.loads(line) for line in result.stdout.splitlines()]
