@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::memory::Bytes;
+use crate::bytes::Bytes;
 
 /// Result with this crate's [`enum@Error`].
 pub type Result<T> = std::result::Result<T, Error>;

@@ -3,6 +3,7 @@
 //! much memory it needs.
 
 mod arch;
+mod bytes;
 mod config;
 mod error;
 mod files;
@@ -14,11 +15,12 @@ mod spec;
 mod weights;
 
 pub use arch::{Arch, supported_architectures};
+pub use bytes::Bytes;
 pub use config::HfConfig;
 pub use error::{Error, Result};
 pub use files::{CheckpointFiles, WeightFiles};
 pub use generation::{GenerationConfig, SamplingDefaults};
-pub use memory::{Bytes, Counted, DeviceKind, DeviceMemory, MemoryPlan, MemoryRequest};
+pub use memory::{Counted, DeviceKind, DeviceMemory, MemoryPlan, MemoryRequest};
 pub use quantization::Quantization;
 pub use rope::{RopeScaling, RopeSpec};
 pub use spec::{

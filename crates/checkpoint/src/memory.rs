@@ -1,8 +1,7 @@
 //! How much memory a model needs, and which context fits: the one place for this arithmetic, before and after loading.
 
-use std::fmt;
-
 use crate::{
+    bytes::Bytes,
     error::{Error, Result},
     spec::{Dtype, ModelSpec},
 };
@@ -245,19 +244,5 @@ impl MemoryPlan {
             .into_iter()
             .filter(|ranks| *ranks > self.request.tensor_parallel_size);
         more.into_iter().find(|ranks| self.with(spec, |r| r.tensor_parallel_size = *ranks).fits)
-    }
-}
-
-/// A number of bytes as people read it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Bytes(pub u64);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-        match UNITS.iter().find(|(_, size)| self.0 >= *size) {
-            Some((unit, size)) => write!(f, "{:.1} {unit}", self.0 as f64 / *size as f64),
-            None => write!(f, "{} bytes", self.0),
-        }
     }
 }

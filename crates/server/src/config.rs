@@ -11,7 +11,6 @@ mod values;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::error::Error;
 use clap::{ArgAction, Args};
 
 pub use resolve::{ConfigError, Effective, Setting, Source};
@@ -168,18 +167,6 @@ impl ServeConfig {
     /// Whether computed blocks are kept for later requests with the same prefix.
     pub fn prefix_caching(&self) -> bool {
         self.enable_prefix_caching && !self.no_enable_prefix_caching
-    }
-
-    /// Refuses more devices than this version computes on. What the model says of the number comes first:
-    /// `ModelSpec::check_tensor_parallel`.
-    ///
-    /// # Errors
-    /// More than one device is asked for.
-    pub fn check_one_device(&self) -> Result<(), Error> {
-        match self.tensor_parallel_size {
-            1 => Ok(()),
-            asked => Err(Error::TensorParallel { asked }),
-        }
     }
 
     /// Choices that may run or wait.

@@ -16,7 +16,10 @@ pub(crate) fn check(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()>
     check_quantization(config, checkpoint)?;
     let spec = checkpoint.spec();
     spec.check_tensor_parallel(config.tensor_parallel_size)?;
-    config.check_one_device()?;
+    // What the model says of the number comes first: it holds for any version.
+    if config.tensor_parallel_size > 1 {
+        return Err(Error::TensorParallel { asked: config.tensor_parallel_size });
+    }
     let max_model_len = spec.max_model_len(config.max_model_len)?;
     let plan = MemoryPlan::new(spec, memory_request(config, checkpoint, max_model_len));
     plan.check(spec)?;

@@ -158,13 +158,6 @@ fn the_hubs_token_is_in_the_environment_only_and_not_shown() {
 }
 
 #[test]
-fn several_devices_are_refused_in_words() {
-    assert!(config(&["demo"], &[]).check_one_device().is_ok());
-    let error = config(&["demo", "--tensor-parallel-size=2"], &[]).check_one_device().unwrap_err();
-    assert!(error.to_string().starts_with("--tensor-parallel-size 2 is not supported"), "{error}");
-}
-
-#[test]
 fn a_negation_on_the_command_line_wins_over_the_environment() {
     let env = [("BLAZE_ENABLE_PREFIX_CACHING", "true")];
     assert!(config(&["demo"], &env).prefix_caching());
