@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod bench;
 mod clients;
 mod doctor;
 mod first_run;

@@ -1,5 +1,6 @@
 //! The candlepower binary.
 
+mod bench;
 mod doctor;
 mod health;
 mod table;
@@ -11,6 +12,7 @@ use candlepower_server::config::Effective;
 use candlepower_server::{ServeConfig, init_logging, serve};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use bench::Bench;
 use doctor::Doctor;
 use health::HealthArgs;
 
@@ -53,6 +55,8 @@ enum Command {
     Doctor(Doctor),
     /// Ask a server whether it is healthy; exit status 0 if it is, else 1
     Health(HealthArgs),
+    /// Measure a server over HTTP, or the engine alone
+    Bench(Bench),
 }
 
 fn main() -> ExitCode {
@@ -61,6 +65,7 @@ fn main() -> ExitCode {
     let (name, flags) =
         matches.subcommand().expect("clap refuses a command line without a subcommand");
     match name {
+        "bench" => bench::run(flags),
         "config" => print_config(flags),
         "doctor" => match Doctor::from_arg_matches(flags) {
             Ok(doctor) => doctor.run(),

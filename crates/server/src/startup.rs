@@ -124,7 +124,7 @@ async fn bind(config: &ServeConfig) -> Result<(TcpListener, SocketAddr)> {
 }
 
 /// Loads in a thread of its own: the runtime goes on answering, and does not wait for it when the process ends.
-async fn load_in_thread(local: LocalModel, state: AppState) -> Result<LoadedModel> {
+pub(crate) async fn load_in_thread(local: LocalModel, state: AppState) -> Result<LoadedModel> {
     let (sender, receiver) = oneshot::channel();
     let work = move || {
         let loaded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| load(local, &state)));

@@ -27,7 +27,7 @@ const CRATES: &[Crate] = &[
     row("client", 2, &["api", "checkpoint", "hub", "machine"]),
     row("engine", 2, &["checkpoint", "comm", "kernels", "machine", "models", "scheduler"]),
     row("server", 3, &["api", "checkpoint", "engine", "hub", "machine", "tokenizer"]),
-    row("candlepower", 4, &["checkpoint", "client", "hub", "machine", "server"]),
+    row("candlepower", 4, &["checkpoint", "client", "engine", "hub", "machine", "server"]),
     row("python", 4, &["client"]),
     row("xtask", 5, &[]),
 ];

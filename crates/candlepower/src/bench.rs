@@ -1,0 +1,138 @@
+//! `candlepower bench`: how fast a server answers, over HTTP, and how fast the engine computes, without it.
+
+mod client;
+mod load;
+mod meter;
+mod output;
+mod prompts;
+mod run;
+mod serve;
+mod stats;
+
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use clap::error::ErrorKind;
+use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use run::RunArgs;
+use serve::ServeArgs;
+
+/// What the long help of `bench serve` says after the flags.
+const SERVE_AFTER_HELP: &str = "Examples:\n  \
+    candlepower bench serve\n  \
+    candlepower bench serve --url http://gpu-1:8000 --model my-model --concurrency 1,8,64 --requests 8,32,256\n  \
+    candlepower bench serve --rate 0.5,2 --requests 60 --input-tokens 64 --shared-prefix-tokens 1024 --json out.json\n  \
+    candlepower bench serve --workload chat --output-tokens 64 --json - | jq .levels\n\n\
+    Each request is streamed. Output tokens are what the server's usage says, never chunks that were counted. Times are \
+    taken from the moment a request is sent: to its first text, between chunks with text, per output token after the \
+    first ((last text - first text) / (tokens - 1)), and to its end. No prompt is sent twice.\n\n\
+    The exit status is 0 if all requests succeeded, 1 if one failed or the server cannot be used, 2 if the command line \
+    cannot be used.\n\n\
+    --json writes one object; times are seconds, and null where there was nothing to measure:\n  \
+    kind, version, started_at   serve, this program's version, seconds since 1970\n  \
+    server                      url, model\n  \
+    settings                    every parameter; prompts says whether token ids or text was sent\n  \
+    levels                      a list, one object for each concurrency or rate:\n    \
+    concurrency, rate_per_s     which of the two, the other null\n    \
+    requests, succeeded, failed, errors [{message, count}], short_answers\n    \
+    duration_s, requests_per_s, input_tokens_per_s, output_tokens_per_s\n    \
+    input_tokens, cached_tokens, output_tokens\n    \
+    time_to_first_token_s, inter_chunk_s, time_per_output_token_s, request_s\n                                \
+    each mean, p50, p90, p99, max";
+
+/// What the long help of `bench run` says after the flags.
+const RUN_AFTER_HELP: &str = "Examples:\n  \
+    candlepower bench run demo\n  \
+    candlepower bench run ./Qwen2.5-0.5B-Instruct --batch 1,8,64 --input-tokens 128,1024 --output-tokens 64\n  \
+    candlepower bench run ./config-only --load-format dummy --dtype bfloat16 --threads 2 --json out.json\n\n\
+    Model and engine are set up as `serve` does it, by the same flags, environment and config file. Each shape is measured \
+    twice: once to compute all prompts (prefill: prompt tokens / seconds to the last prompt's first token), then, with the \
+    prompts in the prefix cache, the steps in which all sequences decode together. Prompts are random token ids.\n\n\
+    The exit status is 0 if all shapes were measured, 1 if not, 2 if the command line cannot be used.\n\n\
+    --json writes one object; times are seconds:\n  \
+    kind, version, started_at   run, this program's version, seconds since 1970\n  \
+    machine                     as doctor shows it\n  \
+    model                       name, architecture, weights_dtype, weights_bytes, weights_bytes_per_step, max_model_len\n  \
+    engine                      device, threads, block_size, num_blocks, kv_cache_bytes\n  \
+    settings                    every setting in force, and seed, output_tokens; load_s is the time to load\n  \
+    shapes                      a list, one object for each batch and length: batch, input_tokens, output_tokens,\n    \
+    prefill                     tokens, duration_s, tokens_per_s, steps, forward_share\n    \
+    decode                      steps, tokens_per_s, step_s {mean, p50, p90, p99, max}, weights_bytes_per_s,\n                                \
+    forward_share, rest_of_step_share, between_steps_share";
+
+/// The two ways to measure.
+#[derive(Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct Bench {
+    #[command(subcommand)]
+    form: Form,
+}
+
+#[derive(Debug, Subcommand)]
+enum Form {
+    /// Load any OpenAI-compatible server over HTTP, and measure its answers
+    #[command(after_long_help = SERVE_AFTER_HELP)]
+    Serve(ServeArgs),
+    /// Measure the engine alone, without HTTP: prefill and decode, by batch and length
+    #[command(after_long_help = RUN_AFTER_HELP, mut_args(hide_what_serves))]
+    Run(Box<RunArgs>),
+}
+
+/// Measures as the command line says.
+pub(crate) fn run(flags: &ArgMatches) -> ExitCode {
+    let bench = match Bench::from_arg_matches(flags) {
+        Ok(bench) => bench,
+        Err(error) => error.exit(),
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: the runtime cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let measured = match bench.form {
+        Form::Serve(args) => runtime.block_on(args.run()),
+        Form::Run(mut args) => {
+            let flags = flags.subcommand_matches("run").expect("the form was read from it");
+            match crate::resolve(flags) {
+                Ok(effective) => args.settings = effective.config.clone(),
+                Err(code) => return code,
+            }
+            runtime.block_on(args.run())
+        }
+    };
+    // A connection or an engine that is still there is not waited for.
+    runtime.shutdown_background();
+    measured.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Settings of the HTTP server do nothing here, and are not shown.
+fn hide_what_serves(arg: Arg) -> Arg {
+    let serves = matches!(arg.get_help_heading(), Some("Server" | "Log and metrics"));
+    let hidden = serves && !matches!(arg.get_id().as_str(), "config" | "framework" | "log_level");
+    if hidden { arg.hide(true) } else { arg }
+}
+
+/// Ends the program for flags that do not go together, as clap does.
+fn usage_error(message: String) -> ! {
+    crate::Cli::command().error(ErrorKind::ValueValidation, message).exit()
+}
+
+/// Seconds since 1970.
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// A bar on standard error, where that is a terminal.
+fn progress_bar(length: usize, prefix: String) -> anyhow::Result<ProgressBar> {
+    let style = ProgressStyle::with_template("{prefix:.bold} {wide_bar} {pos}/{len} {eta} {msg}")
+        .context("the progress bar's template")?;
+    Ok(ProgressBar::new(length as u64).with_style(style).with_prefix(prefix))
+}

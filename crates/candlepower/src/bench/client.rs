@@ -1,0 +1,328 @@
+//! The HTTP side of `bench serve`: asks a server, and measures a streamed answer.
+
+use std::error::Error as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use reqwest::{Client, RequestBuilder, Response, Url};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// So much of what a server says of an error is shown.
+const ERROR_CHARS: usize = 200;
+const DONE: &str = "[DONE]";
+
+/// A server that is asked.
+pub(super) struct Api {
+    http: Client,
+    /// Without a slash or `/v1` at its end.
+    pub(super) base: String,
+    authorization: Option<HeaderValue>,
+}
+
+/// What a streamed answer came to; times are since the request was sent.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Answer {
+    /// To the first chunk with text; `None` if no chunk had any.
+    pub(super) first_text: Option<Duration>,
+    /// To the last chunk with text.
+    pub(super) last_text: Option<Duration>,
+    /// Between chunks with text.
+    pub(super) gaps: Vec<Duration>,
+    /// To the end of the answer.
+    pub(super) end: Duration,
+    pub(super) usage: Usage,
+}
+
+/// Tokens as the server counts them.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub(super) struct Usage {
+    #[serde(default)]
+    pub(super) prompt_tokens: usize,
+    #[serde(default)]
+    pub(super) completion_tokens: usize,
+    prompt_tokens_details: Option<PromptTokensDetails>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct PromptTokensDetails {
+    cached_tokens: Option<usize>,
+}
+
+impl Usage {
+    /// Prompt tokens that the server had computed before.
+    pub(super) fn cached_tokens(&self) -> usize {
+        self.prompt_tokens_details.and_then(|details| details.cached_tokens).unwrap_or(0)
+    }
+}
+
+impl Api {
+    /// # Errors
+    /// The address or the key cannot be used.
+    pub(super) fn new(url: &str, key: Option<&str>, timeout: Duration) -> Result<Self> {
+        let base = url.trim_end_matches('/').trim_end_matches("/v1").trim_end_matches('/');
+        let parsed = Url::parse(base).with_context(|| format!("`{url}` is not a URL"))?;
+        if !matches!(parsed.scheme(), "http" | "https") {
+            bail!("`{url}`: a URL that begins with http:// or https:// is needed");
+        }
+        let mut http = Client::builder().timeout(timeout).pool_max_idle_per_host(usize::MAX);
+        let host = parsed.host_str().unwrap_or_default();
+        if host == "localhost" || host.starts_with("127.") || host == "[::1]" {
+            // A proxy that the environment names would be measured, too.
+            http = http.no_proxy();
+        }
+        let authorization = key.map(|key| HeaderValue::try_from(format!("Bearer {key}")));
+        Ok(Self {
+            http: http.build().context("cannot start the HTTP client")?,
+            base: base.to_owned(),
+            authorization: authorization.transpose().context("the API key cannot be sent")?,
+        })
+    }
+
+    /// # Errors
+    /// The server cannot be reached, or answers with an error or with something that is not JSON.
+    pub(super) async fn get(&self, path: &str) -> Result<Value> {
+        let response = self.send(self.http.get(self.url(path))).await?;
+        self.json(response).await
+    }
+
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value> {
+        let request = self.http.post(self.url(path)).body(body.to_string());
+        let response = self.send(request.header(CONTENT_TYPE, "application/json")).await?;
+        self.json(response).await
+    }
+
+    /// Sends a request for a streamed answer, and reads it to its end.
+    ///
+    /// # Errors
+    /// The server cannot be reached, answers with an error, breaks off, or does not say how many tokens it has generated.
+    pub(super) async fn measure(&self, path: &str, body: Vec<u8>) -> Result<Answer> {
+        let request = self.http.post(self.url(path)).body(body);
+        let request = request.header(CONTENT_TYPE, "application/json");
+        let mut reader = AnswerReader::new(Instant::now());
+        let mut response = self.send(request).await?;
+        while let Some(bytes) = response.chunk().await.map_err(|error| self.failure(&error))? {
+            if reader.take(&bytes, Instant::now())? == Progress::Done {
+                break;
+            }
+        }
+        reader.finish()
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+
+    async fn send(&self, mut request: RequestBuilder) -> Result<Response> {
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        let response = request.send().await.map_err(|error| self.failure(&error))?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let body = response.text().await.unwrap_or_default();
+        let said = serde_json::from_str::<Value>(&body).map_or(body, |body| error_text(&body));
+        bail!("{}: HTTP {status}: {}", self.base, shortened(&said))
+    }
+
+    async fn json(&self, response: Response) -> Result<Value> {
+        let body = response.text().await.map_err(|error| self.failure(&error))?;
+        serde_json::from_str(&body)
+            .map_err(|_| anyhow!("{}: not JSON: {}", self.base, shortened(&body)))
+    }
+
+    /// What went wrong between here and the server, without the layers in between.
+    fn failure(&self, error: &reqwest::Error) -> anyhow::Error {
+        if error.is_timeout() {
+            return anyhow!("{}: no end of the answer in time; raise --timeout", self.base);
+        }
+        let mut cause = error.source();
+        while let Some(deeper) = cause.and_then(|cause| cause.source()) {
+            cause = Some(deeper);
+        }
+        let cause = cause.map_or_else(|| error.to_string(), ToString::to_string);
+        let what =
+            if error.is_connect() { "cannot be reached" } else { "the connection broke off" };
+        anyhow!("{}: {what}: {cause}", self.base)
+    }
+}
+
+/// What `{"error": ..}` says.
+fn error_text(body: &Value) -> String {
+    let error = body.get("error").unwrap_or(body);
+    let message = error.get("message").unwrap_or(error);
+    message.as_str().map_or_else(|| message.to_string(), str::to_owned)
+}
+
+fn shortened(text: &str) -> String {
+    text.trim().chars().take(ERROR_CHARS).collect()
+}
+
+/// Whether more of an answer is to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Going,
+    Done,
+}
+
+/// Reads server-sent events from bytes as they arrive.
+struct AnswerReader {
+    sent: Instant,
+    /// The beginning of a line whose end has not arrived.
+    line: Vec<u8>,
+    progress: Progress,
+    usage: Option<Usage>,
+    answer: Answer,
+}
+
+#[derive(Deserialize)]
+struct Chunk {
+    choices: Option<Vec<Choice>>,
+    usage: Option<Usage>,
+    error: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    text: Option<String>,
+    delta: Option<Delta>,
+}
+
+#[derive(Deserialize)]
+struct Delta {
+    content: Option<String>,
+    reasoning_content: Option<String>,
+}
+
+impl Choice {
+    fn has_text(&self) -> bool {
+        let delta = self.delta.as_ref();
+        let texts = [
+            self.text.as_ref(),
+            delta.and_then(|delta| delta.content.as_ref()),
+            delta.and_then(|delta| delta.reasoning_content.as_ref()),
+        ];
+        texts.into_iter().flatten().any(|text| !text.is_empty())
+    }
+}
+
+impl AnswerReader {
+    fn new(sent: Instant) -> Self {
+        Self {
+            sent,
+            line: Vec::new(),
+            progress: Progress::Going,
+            usage: None,
+            answer: Answer::default(),
+        }
+    }
+
+    /// Takes bytes that arrived `now`.
+    fn take(&mut self, bytes: &[u8], now: Instant) -> Result<Progress> {
+        for part in bytes.split_inclusive(|&byte| byte == b'\n') {
+            self.line.extend_from_slice(part);
+            if part.ends_with(b"\n") {
+                let line = std::mem::take(&mut self.line);
+                self.take_line(&line, now)?;
+            }
+        }
+        Ok(self.progress)
+    }
+
+    fn take_line(&mut self, line: &[u8], now: Instant) -> Result<()> {
+        let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else {
+            return Ok(());
+        };
+        if data == DONE.as_bytes() {
+            self.progress = Progress::Done;
+            self.answer.end = now - self.sent;
+            return Ok(());
+        }
+        let chunk: Chunk = serde_json::from_slice(data).map_err(|error| {
+            let data = String::from_utf8_lossy(data);
+            anyhow!("a chunk that cannot be read ({error}): {}", shortened(&data))
+        })?;
+        if let Some(error) = chunk.error.filter(|error| !error.is_null()) {
+            bail!("an error within the answer: {}", shortened(&error_text(&error)));
+        }
+        self.usage = chunk.usage.or(self.usage);
+        if chunk.choices.iter().flatten().any(Choice::has_text) {
+            self.take_text(now - self.sent);
+        }
+        Ok(())
+    }
+
+    fn take_text(&mut self, time: Duration) {
+        let answer = &mut self.answer;
+        match answer.last_text {
+            None => answer.first_text = Some(time),
+            Some(last) => answer.gaps.push(time - last),
+        }
+        answer.last_text = Some(time);
+    }
+
+    fn finish(self) -> Result<Answer> {
+        if self.progress == Progress::Going {
+            bail!("the answer ended without {DONE}");
+        }
+        let Some(usage) = self.usage else {
+            bail!(
+                "the server did not say how many tokens it generated (usage), though it was asked"
+            );
+        };
+        Ok(Answer { usage, ..self.answer })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STREAM: &str = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n\
+        data: {\"choices\":[{\"delta\":{\"content\":\"a b\"}}]}\r\n\r\n: a comment\n\
+        data:{\"choices\":[{\"text\":\"c\"}],\"usage\":null}\n\n\
+        data: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":7,\
+        \"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\ndata: [DONE]\n\n";
+
+    fn read(stream: &str, cut: usize) -> Result<Answer> {
+        let sent = Instant::now();
+        let mut reader = AnswerReader::new(sent);
+        for (i, bytes) in stream.as_bytes().chunks(cut).enumerate() {
+            reader.take(bytes, sent + Duration::from_millis(i as u64))?;
+        }
+        reader.finish()
+    }
+
+    #[test]
+    fn tokens_are_those_of_the_usage_however_the_bytes_are_cut() {
+        for cut in [1, 7, 4096] {
+            let answer = read(STREAM, cut).unwrap();
+            assert_eq!((answer.usage.prompt_tokens, answer.usage.completion_tokens), (5, 7));
+            assert_eq!((answer.usage.cached_tokens(), answer.gaps.len()), (4, 1));
+            assert!(answer.first_text <= answer.last_text && answer.first_text.is_some());
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_answer_is_told() {
+        let cut = |stream: &str| read(stream, 64).unwrap_err().to_string();
+        assert!(cut("data: {\"choices\":[]}\n\n").contains("without [DONE]"));
+        assert!(cut("data: {\"choices\":[]}\n\ndata: [DONE]\n\n").contains("usage"));
+        assert!(cut("data: {\"error\":{\"message\":\"oh\"}}\n\n").ends_with("answer: oh"));
+        assert!(cut("data: {nonsense\n\n").contains("nonsense"));
+    }
+
+    #[test]
+    fn addresses_are_taken_with_and_without_v1() {
+        let base = |url| Api::new(url, None, Duration::from_secs(1)).map(|api| api.base);
+        for url in ["http://a:1", "http://a:1/", "http://a:1/v1", "http://a:1/v1/"] {
+            assert_eq!(base(url).unwrap(), "http://a:1");
+        }
+        assert!(base("ftp://a").is_err() && base("a").is_err());
+    }
+}

@@ -1,0 +1,249 @@
+//! Prompts of a wanted number of tokens, each different, and the same for the same seed.
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use serde_json::{Value, json};
+
+use super::client::Api;
+
+/// Words that most vocabularies have whole.
+const WORDS: &str = "time year people way day man thing woman life child world school state family student group country \
+    problem hand part place case week company system program question work government number night point home water room \
+    mother area money story fact month lot right study book eye job word business issue side kind head house service \
+    friend father power hour game line end member law car city name president team minute idea body back parent face \
+    level office door health person art war history party result change morning reason research girl guy moment air \
+    teacher force education";
+/// Ids that every vocabulary has, and that are no special tokens, where the server has no tokenizer to ask.
+const COMMON_IDS: std::ops::Range<u32> = 300..1000;
+/// Fewer different tokens would make prompts too much alike.
+const LEAST_IDS: usize = 16;
+/// Token ids in the request that finds out whether the server takes them.
+const PROBE_IDS: usize = 12;
+
+/// Which route the requests take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum Workload {
+    /// POST /v1/completions.
+    #[default]
+    Completions,
+    /// POST /v1/chat/completions, one message of the user's each.
+    Chat,
+}
+
+impl Workload {
+    pub(super) fn path(self) -> &'static str {
+        match self {
+            Self::Completions => "/v1/completions",
+            Self::Chat => "/v1/chat/completions",
+        }
+    }
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Completions => "completions",
+            Self::Chat => "chat",
+        }
+    }
+}
+
+/// How prompts are sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum PromptForm {
+    /// As token ids where the server takes them, else as text.
+    #[default]
+    Auto,
+    /// As token ids: exactly so many tokens.
+    Ids,
+    /// As text of about so many tokens.
+    Text,
+}
+
+/// What the prompts are to be like.
+#[derive(Clone, Debug)]
+pub(super) struct PromptSettings {
+    pub(super) model: String,
+    pub(super) workload: Workload,
+    pub(super) form: PromptForm,
+    /// Tokens of each prompt that no other has.
+    pub(super) input_tokens: usize,
+    /// Tokens in front of them that all prompts have.
+    pub(super) shared_prefix_tokens: usize,
+    pub(super) seed: u64,
+}
+
+/// Makes prompts.
+pub(super) struct Prompts {
+    settings: PromptSettings,
+    material: Material,
+}
+
+/// What prompts are made of.
+enum Material {
+    /// Ids to draw from.
+    Ids(Vec<u32>),
+    /// Numbers of words that come to the wanted numbers of tokens.
+    Text { prefix_words: usize, words: usize },
+}
+
+impl Prompts {
+    /// Finds out how the server takes prompts.
+    ///
+    /// # Errors
+    /// It takes none, or not in the form that is asked for.
+    pub(super) async fn new(api: &Api, settings: PromptSettings) -> Result<Self> {
+        if settings.workload == Workload::Completions && settings.form != PromptForm::Text {
+            match ids_material(api, &settings).await {
+                Ok(material) => return Ok(Self { settings, material }),
+                Err(error) if settings.form == PromptForm::Ids => {
+                    return Err(error.context("the server does not take token ids"));
+                }
+                Err(_) => {}
+            }
+        }
+        let material = text_material(api, &settings).await?;
+        Ok(Self { settings, material })
+    }
+
+    /// How prompts are sent, in a word.
+    pub(super) fn form(&self) -> &'static str {
+        match self.material {
+            Material::Ids(_) => "token_ids",
+            Material::Text { .. } => "text",
+        }
+    }
+
+    /// The field of the request's body that holds prompt `number`, and its value.
+    pub(super) fn field(&self, number: u64) -> (&'static str, Value) {
+        let settings = &self.settings;
+        let mut shared = rng(settings.seed, 0);
+        let mut own = rng(settings.seed, number + 1);
+        match &self.material {
+            Material::Ids(ids) => {
+                let mut prompt = draw_ids(ids, settings.shared_prefix_tokens, &mut shared);
+                prompt.extend(draw_ids(ids, settings.input_tokens, &mut own));
+                ("prompt", json!(prompt))
+            }
+            &Material::Text { prefix_words, words } => {
+                let mut text = draw_words(prefix_words, &mut shared);
+                text += &draw_words(words, &mut own);
+                text_field(settings.workload, text)
+            }
+        }
+    }
+}
+
+fn text_field(workload: Workload, text: String) -> (&'static str, Value) {
+    match workload {
+        Workload::Completions => ("prompt", text.into()),
+        Workload::Chat => ("messages", json!([{"role": "user", "content": text}])),
+    }
+}
+
+/// A generator of its own for each prompt: neighbouring numbers give unrelated draws.
+fn rng(seed: u64, number: u64) -> fastrand::Rng {
+    let mut of_seed = fastrand::Rng::with_seed(seed);
+    fastrand::Rng::with_seed(of_seed.u64(..) ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+fn draw_ids(ids: &[u32], count: usize, rng: &mut fastrand::Rng) -> Vec<u32> {
+    (0..count).map(|_| ids[rng.usize(..ids.len())]).collect()
+}
+
+/// Words, each after a space.
+fn draw_words(count: usize, rng: &mut fastrand::Rng) -> String {
+    let words: Vec<&str> = WORDS.split_whitespace().collect();
+    (0..count).flat_map(|_| [" ", words[rng.usize(..words.len())]]).collect()
+}
+
+/// Token ids of words as the server's tokenizer has them, if a prompt of ids is counted as what it is.
+async fn ids_material(api: &Api, settings: &PromptSettings) -> Result<Material> {
+    let question = json!({"model": settings.model, "prompt": WORDS, "add_special_tokens": false});
+    let mut ids: Vec<u32> = match api.post("/tokenize", &question).await {
+        Ok(answer) => serde_json::from_value(answer["tokens"].clone()).unwrap_or_default(),
+        Err(_) => Vec::new(),
+    };
+    ids.sort_unstable();
+    ids.dedup();
+    if ids.len() < LEAST_IDS {
+        ids = COMMON_IDS.collect();
+    }
+    let probe = draw_ids(&ids, PROBE_IDS, &mut rng(settings.seed, u64::MAX));
+    let counted = prompt_tokens(api, settings, "prompt", json!(probe)).await?;
+    if counted != PROBE_IDS {
+        bail!("it counts {counted} tokens where {PROBE_IDS} were sent");
+    }
+    Ok(Material::Ids(ids))
+}
+
+/// Finds by two requests how many tokens a word is, and how many the template adds.
+async fn text_material(api: &Api, settings: &PromptSettings) -> Result<Material> {
+    let few = (settings.input_tokens / 16).max(8);
+    let many = few * 4;
+    let mut counted = [0.0; 2];
+    for (count, words) in counted.iter_mut().zip([few, many]) {
+        let text = draw_words(words, &mut rng(settings.seed, u64::MAX - words as u64));
+        let (name, value) = text_field(settings.workload, text);
+        *count = prompt_tokens(api, settings, name, value).await? as f64;
+    }
+    let per_word = (counted[1] - counted[0]) / (many - few) as f64;
+    if per_word <= 0.0 {
+        bail!(
+            "the server does not count the tokens of prompts: {counted:?} for {few} and {many} words"
+        );
+    }
+    let template = (counted[0] - per_word * few as f64).max(0.0);
+    let words = |tokens: f64| (tokens / per_word).round() as usize;
+    Ok(Material::Text {
+        prefix_words: words(settings.shared_prefix_tokens as f64),
+        words: words(settings.input_tokens as f64 - template).max(1),
+    })
+}
+
+/// How many tokens the server counts in a prompt.
+async fn prompt_tokens(
+    api: &Api,
+    settings: &PromptSettings,
+    name: &str,
+    prompt: Value,
+) -> Result<usize> {
+    let body = json!({"model": settings.model, name: prompt, "max_tokens": 1});
+    let answer = api.post(settings.workload.path(), &body).await?;
+    let counted = answer["usage"]["prompt_tokens"].as_u64();
+    Ok(counted.context("the server does not say how many tokens a prompt has (usage)")? as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompts(seed: u64, material: Material) -> Prompts {
+        let settings = PromptSettings {
+            model: "m".into(),
+            workload: Workload::Completions,
+            form: PromptForm::Auto,
+            input_tokens: 20,
+            shared_prefix_tokens: 5,
+            seed,
+        };
+        Prompts { settings, material }
+    }
+
+    #[test]
+    fn prompts_share_their_beginning_and_nothing_else() {
+        let ids = |seed, number| {
+            let (_, value) = prompts(seed, Material::Ids((0..1000).collect())).field(number);
+            serde_json::from_value::<Vec<u32>>(value).unwrap()
+        };
+        let (one, two) = (ids(1, 0), ids(1, 1));
+        assert_eq!((one.len(), one[..5] == two[..5]), (25, true));
+        assert!(one[5] != two[5] && one[5..] != two[5..]);
+        assert_eq!(ids(1, 0), one);
+        assert_ne!(ids(2, 0)[..5], one[..5]);
+    }
+
+    #[test]
+    fn text_has_the_words_that_come_to_the_tokens() {
+        let (name, value) = prompts(1, Material::Text { prefix_words: 3, words: 4 }).field(0);
+        assert_eq!((name, value.as_str().unwrap().split_whitespace().count()), ("prompt", 7));
+    }
+}

@@ -1,0 +1,156 @@
+//! `candlepower bench run`: the engine alone, shape by shape.
+
+mod report;
+mod shape;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use candlepower_engine::EngineInfo;
+use candlepower_machine::Machine;
+use candlepower_server::config::ByteSize;
+use candlepower_server::{ServeConfig, init_logging, start_engine};
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::meter::StepMeter;
+use super::output::{JsonTarget, Output};
+use super::{progress_bar, unix_seconds};
+use report::{Weights, to_json, to_table};
+use shape::{Shape, ShapeRunner};
+
+/// Tokens of the shape that is run and forgotten before anything is measured.
+const WARMUP_TOKENS: usize = 8;
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    #[command(flatten)]
+    pub(super) settings: ServeConfig,
+    /// Sequences at once; several batches are separated by commas
+    #[arg(long, help_heading = "Bench", value_name = "N,..", value_delimiter = ',', default_value = "1,8,64", value_parser = super::serve::positive)]
+    batch: Vec<usize>,
+    /// Tokens of each prompt; several lengths are separated by commas
+    #[arg(long, help_heading = "Bench", value_name = "N,..", value_delimiter = ',', default_value = "512", value_parser = super::serve::positive)]
+    input_tokens: Vec<usize>,
+    /// Tokens that each sequence generates
+    #[arg(long, help_heading = "Bench", value_name = "N", default_value = "128", value_parser = super::serve::positive)]
+    output_tokens: usize,
+    /// Write the results as JSON to a file, or with - to standard output, and the table to standard error
+    #[arg(long, help_heading = "Bench", value_name = "FILE|-")]
+    json: Option<JsonTarget>,
+}
+
+impl RunArgs {
+    /// # Errors
+    /// The model cannot be loaded, a shape does not fit it, or the results cannot be written.
+    pub(super) async fn run(self) -> Result<ExitCode> {
+        let output = Output::open(self.json.as_ref())?;
+        let started_at = unix_seconds();
+        let terminal = init_logging(&self.settings);
+        let meter = StepMeter::default();
+        let begin = Instant::now();
+        let started = start_engine(self.settings.clone(), &terminal, meter.metrics()).await?;
+        let load_s = begin.elapsed().as_secs_f64();
+        let info = started.engine.info().clone();
+        let weights = Weights::new(&info, &started.spec);
+        let shapes = self.shapes();
+        for shape in &shapes {
+            self.check(shape, &info)?;
+        }
+        let mut runner = ShapeRunner::new(started.engine, meter, self.settings.seed);
+        runner.run(self.warmup()).await.context("the warm-up failed")?;
+        let bar = progress_bar(shapes.len(), "shapes".to_owned())?;
+        let mut results = Vec::new();
+        for shape in shapes {
+            bar.set_message(shape.to_string());
+            bar.tick();
+            results.push(runner.run(shape).await.with_context(|| shape.to_string())?);
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        let name = self.settings.model.as_deref().unwrap_or_default();
+        let json = json!({
+            "kind": "run",
+            "version": env!("CARGO_PKG_VERSION"),
+            "started_at": started_at,
+            "machine": Machine::probe(),
+            "model": weights.to_json(name, &info),
+            "engine": engine_json(&info),
+            "settings": self.settings_json(load_s),
+            "shapes": results.iter().map(|result| to_json(result, &weights)).collect::<Vec<_>>(),
+        });
+        output.deliver(&to_table(name, &info, &weights, &results), &json)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn shapes(&self) -> Vec<Shape> {
+        let output_tokens = self.output_tokens;
+        let with_length = |&input_tokens: &usize| {
+            self.batch.iter().map(move |&batch| Shape { batch, input_tokens, output_tokens })
+        };
+        self.input_tokens.iter().flat_map(with_length).collect()
+    }
+
+    fn warmup(&self) -> Shape {
+        let input_tokens = self.input_tokens.iter().copied().min().unwrap_or(WARMUP_TOKENS);
+        Shape { batch: 1, input_tokens, output_tokens: self.output_tokens.min(WARMUP_TOKENS) }
+    }
+
+    /// Refuses what the engine could only run in parts, which would measure something else.
+    fn check(&self, shape: &Shape, info: &EngineInfo) -> Result<()> {
+        let settings = &self.settings;
+        let at_once = settings.max_num_seqs.min(settings.max_num_batched_tokens);
+        if shape.batch > at_once {
+            bail!(
+                "{shape}: at most {at_once} sequences are in a step; raise --max-num-seqs and --max-num-batched-tokens"
+            );
+        }
+        let length = shape.sequence_tokens();
+        if length > info.max_model_len {
+            bail!("{shape}: {length} tokens are more than the context of {}", info.max_model_len);
+        }
+        if !settings.prefix_caching() {
+            bail!("decoding is measured with the prompts in the prefix cache: leave it on");
+        }
+        let needed = shape.batch * length.div_ceil(info.block_size);
+        if needed > info.num_blocks {
+            let block_bytes = info.kv_cache_bytes / info.num_blocks as u64;
+            bail!(
+                "{shape}: {needed} KV blocks are needed, there are {}; give --kv-cache-memory {} ({})",
+                info.num_blocks,
+                needed as u64 * block_bytes,
+                ByteSize(needed as u64 * block_bytes)
+            );
+        }
+        Ok(())
+    }
+
+    fn settings_json(&self, load_s: f64) -> Value {
+        let s = &self.settings;
+        json!({
+            "framework": s.framework.as_str(),
+            "dtype": format!("{:?}", s.dtype).to_lowercase(),
+            "load_format": format!("{:?}", s.load_format).to_lowercase(),
+            "max_num_seqs": s.max_num_seqs,
+            "max_num_batched_tokens": s.max_num_batched_tokens,
+            "enforce_eager": s.enforce_eager,
+            "seed": s.seed,
+            "batch": self.batch,
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "load_s": load_s,
+        })
+    }
+}
+
+fn engine_json(info: &EngineInfo) -> Value {
+    json!({
+        "device": info.device,
+        "threads": info.num_threads,
+        "block_size": info.block_size,
+        "num_blocks": info.num_blocks,
+        "kv_cache_bytes": info.kv_cache_bytes,
+    })
+}

@@ -1,0 +1,118 @@
+//! The results of `bench run`, as text and as JSON.
+
+use candlepower_checkpoint::ModelSpec;
+use candlepower_engine::EngineInfo;
+use candlepower_server::config::ByteSize;
+use serde_json::{Value, json};
+
+use super::shape::ShapeResult;
+use crate::bench::stats::number;
+use crate::table::table;
+
+/// What a step has to read.
+pub(super) struct Weights {
+    bytes: u64,
+    /// Each step reads all weights once, but for an embedding table that is not the head, too: of that only some rows.
+    bytes_per_step: u64,
+}
+
+impl Weights {
+    pub(super) fn new(info: &EngineInfo, spec: &ModelSpec) -> Self {
+        let size = if info.weights_dtype == "f32" { 4 } else { 2 };
+        let embedding = (spec.vocab_size * spec.hidden_size * size) as u64;
+        let only_looked_up = if spec.head.tied { 0 } else { embedding };
+        Self {
+            bytes: info.weights_bytes,
+            bytes_per_step: info.weights_bytes.saturating_sub(only_looked_up),
+        }
+    }
+
+    pub(super) fn to_json(&self, name: &str, info: &EngineInfo) -> Value {
+        json!({
+            "name": name,
+            "architecture": info.architecture,
+            "weights_dtype": info.weights_dtype,
+            "weights_bytes": self.bytes,
+            "weights_bytes_per_step": self.bytes_per_step,
+            "max_model_len": info.max_model_len,
+        })
+    }
+
+    fn bytes_per_s(&self, result: &ShapeResult) -> f64 {
+        self.bytes_per_step as f64 / result.decode.step_s.mean
+    }
+}
+
+/// The keys that the help explains.
+pub(super) fn to_json(result: &ShapeResult, weights: &Weights) -> Value {
+    let ShapeResult { shape, prefill, decode } = result;
+    json!({
+        "batch": shape.batch,
+        "input_tokens": shape.input_tokens,
+        "output_tokens": shape.output_tokens,
+        "prefill": {
+            "tokens": prefill.tokens,
+            "duration_s": prefill.duration_s,
+            "tokens_per_s": prefill.tokens_per_s(),
+            "steps": prefill.steps,
+            "forward_share": prefill.forward_s / prefill.duration_s,
+        },
+        "decode": {
+            "steps": decode.steps,
+            "tokens_per_s": result.decode_tokens_per_s(),
+            "step_s": decode.step_s,
+            "weights_bytes_per_s": weights.bytes_per_s(result),
+            "forward_share": decode.forward_share,
+            "rest_of_step_share": decode.rest_of_step_share,
+            "between_steps_share": decode.between_steps_share,
+        },
+    })
+}
+
+/// The results for people.
+pub(super) fn to_table(
+    name: &str,
+    info: &EngineInfo,
+    weights: &Weights,
+    results: &[ShapeResult],
+) -> String {
+    let head = [
+        "batch",
+        "tokens in",
+        "prefill tokens/s",
+        "decode tokens/s",
+        "step ms mean",
+        "p50",
+        "p90",
+        "p99",
+        "weights GB/s",
+        "forward",
+        "rest of step",
+        "between steps",
+    ];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    lines.extend(results.iter().map(|result| cells(result, weights)));
+    format!(
+        "{name}: {}, {} of {} weights, {} read in each step, on {} threads of the {}\n\n{}",
+        info.architecture,
+        ByteSize(weights.bytes),
+        info.weights_dtype,
+        ByteSize(weights.bytes_per_step),
+        info.num_threads,
+        info.device,
+        table(&lines)
+    )
+}
+
+fn cells(result: &ShapeResult, weights: &Weights) -> Vec<String> {
+    let ShapeResult { shape, prefill, decode } = result;
+    let step = &decode.step_s;
+    let percent = |share: f64| format!("{:.1} %", share * 100.0);
+    let mut cells = vec![shape.batch.to_string(), shape.input_tokens.to_string()];
+    cells.extend([prefill.tokens_per_s(), result.decode_tokens_per_s()].map(number));
+    cells.extend([step.mean, step.p50, step.p90, step.p99].map(|s| number(s * 1e3)));
+    cells.push(number(weights.bytes_per_s(result) / 1e9));
+    let shares = [decode.forward_share, decode.rest_of_step_share, decode.between_steps_share];
+    cells.extend(shares.map(percent));
+    cells
+}

@@ -1,0 +1,250 @@
+//! `candlepower bench serve`: loads a server over HTTP, level by level.
+
+mod report;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::client::Api;
+use super::load::{Load, Requests};
+use super::output::{JsonTarget, Output};
+use super::prompts::{PromptForm, PromptSettings, Prompts, Workload};
+use super::{progress_bar, unix_seconds, usage_error};
+use report::Level;
+
+/// Requests of a level unless told, for each client; never fewer than the second number.
+const REQUESTS_PER_CLIENT: usize = 4;
+const LEAST_REQUESTS: usize = 8;
+/// Requests of a level with a rate, unless told.
+const REQUESTS_AT_A_RATE: usize = 32;
+/// Prompts of different levels, and of the warm-up, have numbers that are so far apart.
+const LEVEL_STRIDE: u64 = 1 << 32;
+
+/// What to measure.
+#[derive(Debug, Args)]
+pub(super) struct ServeArgs {
+    /// Address of the server, with or without /v1
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
+    url: String,
+    /// Name of the model [default: the first that the server lists]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Key for the server; prefer the environment, which other users cannot see
+    #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+    /// Route that is asked
+    #[arg(long, value_enum, default_value_t)]
+    workload: Workload,
+    /// Clients at once, each with one request at a time; several levels are separated by commas
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,4,16", value_parser = positive)]
+    concurrency: Vec<usize>,
+    /// Requests a second, at random times (a Poisson process), in place of a number of clients
+    #[arg(long, value_name = "R,..", value_delimiter = ',', conflicts_with = "concurrency", value_parser = rate)]
+    rate: Vec<f64>,
+    /// Requests of each level: one number, or one for each level [default: 4 for each client, at least 8; with --rate 32]
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = positive)]
+    requests: Vec<usize>,
+    /// Tokens of each prompt that no other prompt has
+    #[arg(long, value_name = "N", default_value = "512", value_parser = positive)]
+    input_tokens: usize,
+    /// Tokens to generate
+    #[arg(long, value_name = "N", default_value = "128", value_parser = positive)]
+    output_tokens: usize,
+    /// Tokens in front of the input tokens that all prompts share; they are sent once before anything is measured
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    shared_prefix_tokens: usize,
+    /// How prompts are sent
+    #[arg(long, value_enum, default_value_t)]
+    prompts: PromptForm,
+    /// Let the model end its answers early; without it ignore_eos is sent, which some servers refuse
+    #[arg(long)]
+    no_ignore_eos: bool,
+    /// Requests that are sent before anything is measured
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    warmup: usize,
+    /// Most seconds for one request
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: u64,
+    /// Seeds prompts and arrival times
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Write the results as JSON to a file, or with - to standard output, and the table to standard error
+    #[arg(long, value_name = "FILE|-")]
+    json: Option<JsonTarget>,
+}
+
+pub(super) fn positive(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|&number| number > 0);
+    number.ok_or_else(|| "a whole number of at least 1 is needed".to_owned())
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+    number.ok_or_else(|| "a number above 0 is needed".to_owned())
+}
+
+impl ServeArgs {
+    /// # Errors
+    /// The server cannot be used, or the results cannot be written.
+    pub(super) async fn run(self) -> Result<ExitCode> {
+        let loads = self.loads();
+        if self.workload == Workload::Chat && self.prompts == PromptForm::Ids {
+            usage_error("--prompts ids: chat takes text only".to_owned());
+        }
+        let output = Output::open(self.json.as_ref())?;
+        let started_at = unix_seconds();
+        let timeout = Duration::from_secs(self.timeout);
+        let api = Arc::new(Api::new(&self.url, self.api_key.as_deref(), timeout)?);
+        let target = self.prepare(&api).await?;
+        let mut levels = Vec::new();
+        for (number, &(load, count)) in loads.iter().enumerate() {
+            let bar = progress_bar(count, load.to_string())?;
+            let first = (number as u64 + 1) * LEVEL_STRIDE;
+            let requests = self.requests(&api, &target, first, count);
+            let measured = load.run(requests, self.seed.wrapping_add(first), &bar).await;
+            bar.finish_and_clear();
+            levels.push(Level::new(
+                load,
+                &measured,
+                (!self.no_ignore_eos).then_some(self.output_tokens),
+            ));
+        }
+        let json = json!({
+            "kind": "serve",
+            "version": env!("CARGO_PKG_VERSION"),
+            "started_at": started_at,
+            "server": {"url": api.base, "model": target.model},
+            "settings": self.settings(&target),
+            "levels": levels,
+        });
+        output.deliver(&report::to_table(&target.description(&self), &levels), &json)?;
+        let failed = levels.iter().any(Level::has_failures);
+        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+
+    /// Each level with its number of requests.
+    fn loads(&self) -> Vec<(Load, usize)> {
+        let loads: Vec<Load> = if self.rate.is_empty() {
+            let closed = |&concurrency: &usize| Load::Closed { concurrency };
+            self.concurrency.iter().map(closed).collect()
+        } else {
+            self.rate.iter().map(|&rate_per_s| Load::Open { rate_per_s }).collect()
+        };
+        let (given, needed) = (self.requests.len(), loads.len());
+        if given > 1 && given != needed {
+            usage_error(format!(
+                "--requests has {given} numbers for {needed} levels: give one, or one for each level"
+            ));
+        }
+        let counts = loads.iter().enumerate().map(|(i, load)| match (given, load) {
+            (0, Load::Closed { concurrency }) => {
+                LEAST_REQUESTS.max(concurrency * REQUESTS_PER_CLIENT)
+            }
+            (0, Load::Open { .. }) => REQUESTS_AT_A_RATE,
+            (1, _) => self.requests[0],
+            _ => self.requests[i],
+        });
+        loads.iter().copied().zip(counts).collect()
+    }
+
+    /// Finds the model and the form of prompts, and warms the server up.
+    async fn prepare(&self, api: &Arc<Api>) -> Result<Target> {
+        let model = match &self.model {
+            Some(model) => model.clone(),
+            None => first_model(api).await?,
+        };
+        let settings = PromptSettings {
+            model: model.clone(),
+            workload: self.workload,
+            form: self.prompts,
+            input_tokens: self.input_tokens,
+            shared_prefix_tokens: self.shared_prefix_tokens,
+            seed: self.seed,
+        };
+        let prompts = Prompts::new(api, settings).await?;
+        let target = Target { model, prompts };
+        // One at a time, so that the later ones find the shared prefix computed.
+        let warmup = self.warmup.max(usize::from(self.shared_prefix_tokens > 0));
+        let bar = progress_bar(warmup, "warm-up".to_owned())?;
+        for body in self.requests(api, &target, 0, warmup).bodies {
+            api.measure(self.workload.path(), body).await.context("the warm-up failed")?;
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        Ok(target)
+    }
+
+    /// Requests with the prompts from number `first` on.
+    fn requests(&self, api: &Arc<Api>, target: &Target, first: u64, count: usize) -> Requests {
+        let bodies = (0..count as u64)
+            .map(|i| self.body(target, first + i).to_string().into_bytes())
+            .collect();
+        Requests { api: Arc::clone(api), path: self.workload.path(), bodies }
+    }
+
+    fn body(&self, target: &Target, number: u64) -> Value {
+        let (name, prompt) = target.prompts.field(number);
+        let mut body = json!({
+            "model": target.model,
+            name: prompt,
+            "max_tokens": self.output_tokens,
+            "temperature": 0,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+        });
+        if !self.no_ignore_eos {
+            body["ignore_eos"] = true.into();
+        }
+        body
+    }
+
+    fn settings(&self, target: &Target) -> Value {
+        json!({
+            "workload": self.workload.as_str(),
+            "prompts": target.prompts.form(),
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "shared_prefix_tokens": self.shared_prefix_tokens,
+            "ignore_eos": !self.no_ignore_eos,
+            "temperature": 0,
+            "warmup": self.warmup,
+            "timeout_s": self.timeout,
+            "seed": self.seed,
+        })
+    }
+}
+
+/// A server that is ready to be measured.
+struct Target {
+    model: String,
+    prompts: Prompts,
+}
+
+impl Target {
+    /// What is measured, in a line.
+    fn description(&self, args: &ServeArgs) -> String {
+        let shared = match args.shared_prefix_tokens {
+            0 => String::new(),
+            shared => format!("{shared} shared and "),
+        };
+        let (input, output) = (args.input_tokens, args.output_tokens);
+        let form = self.prompts.form().replace('_', " ");
+        format!(
+            "{} at {}: {}, {shared}{input} tokens in as {form}, {output} out",
+            self.model,
+            args.url,
+            args.workload.as_str()
+        )
+    }
+}
+
+async fn first_model(api: &Api) -> Result<String> {
+    let models = api.get("/v1/models").await?;
+    let id = models["data"][0]["id"].as_str();
+    Ok(id.context("the server lists no model: name one with --model")?.to_owned())
+}

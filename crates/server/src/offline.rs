@@ -1,0 +1,44 @@
+//! The engine as `serve` would start it, without HTTP: for measurements.
+
+use candlepower_checkpoint::ModelSpec;
+use candlepower_engine::{EngineHandle, EngineMetrics};
+
+use crate::config::{DeviceKind, ServeConfig};
+use crate::error::{Error, Result};
+use crate::logging::Terminal;
+use crate::metrics::Metrics;
+use crate::pull::pull;
+use crate::source::ModelSource;
+use crate::startup::load_in_thread;
+use crate::state::AppState;
+
+/// An engine, and what its model is.
+#[derive(Debug)]
+pub struct StartedEngine {
+    /// The engine.
+    pub engine: EngineHandle,
+    /// The model's description.
+    pub spec: ModelSpec,
+}
+
+/// Finds, downloads and loads the model as `serve` does, and starts the engine, which counts into `metrics`.
+///
+/// # Errors
+/// Whatever is wrong with the model or the settings, in one line.
+pub async fn start_engine(
+    config: ServeConfig,
+    terminal: &Terminal,
+    metrics: EngineMetrics,
+) -> Result<StartedEngine> {
+    if config.device == DeviceKind::Cuda {
+        return Err(Error::NoCuda);
+    }
+    let source = ModelSource::find(&config)?;
+    let mut measured = Metrics::new(None, &source.names(&config)[0]);
+    measured.engine = metrics;
+    let state = AppState::new(config, measured);
+    let local = pull(&source, &state, terminal).await?;
+    let spec = local.checkpoint.spec().clone();
+    let model = load_in_thread(local, state).await?;
+    Ok(StartedEngine { engine: model.engine, spec })
+}
