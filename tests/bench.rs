@@ -62,6 +62,7 @@ fn the_engine_is_measured_by_batch_and_length() {
     assert!(model["weights_bytes"].as_u64().unwrap() > 2_000_000);
     assert_eq!(model["weights_bytes"], model["weights_bytes_per_step"]);
     assert!(json["machine"]["cpu"]["logical_cores"].as_u64().unwrap() > 0);
+    assert_eq!(json["engine"]["settings"]["kv_cache_memory"], "64Mi");
     let shapes = json["shapes"].as_array().unwrap();
     let of = |shape: &Value| (shape["batch"].as_u64(), shape["input_tokens"].as_u64());
     let expected = [(1, 17), (3, 17), (1, 40), (3, 40)].map(|(b, n)| (Some(b), Some(n)));

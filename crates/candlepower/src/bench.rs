@@ -47,7 +47,7 @@ const SERVE_AFTER_HELP: &str = "Examples:\n  \
 const RUN_AFTER_HELP: &str = "Examples:\n  \
     candlepower bench run demo\n  \
     candlepower bench run ./Qwen2.5-0.5B-Instruct --batch 1,8,64 --input-tokens 128,1024 --output-tokens 64\n  \
-    candlepower bench run ./config-only --load-format dummy --dtype bfloat16 --threads 2 --json out.json\n\n\
+    candlepower bench run ./Qwen2.5-0.5B-Instruct --load-format dummy --dtype bfloat16 --threads 2 --json out.json\n\n\
     Model and engine are set up as `serve` does it, by the same flags, environment and config file. Each shape is measured \
     twice: once to compute all prompts (prefill: prompt tokens / seconds to the last prompt's first token), then, with the \
     prompts in the prefix cache, the steps in which all sequences decode together. Prompts are random token ids.\n\n\
@@ -56,8 +56,9 @@ const RUN_AFTER_HELP: &str = "Examples:\n  \
     kind, version, started_at   run, this program's version, seconds since 1970\n  \
     machine                     as doctor shows it\n  \
     model                       name, architecture, weights_dtype, weights_bytes, weights_bytes_per_step, max_model_len\n  \
-    engine                      device, threads, block_size, num_blocks, kv_cache_bytes\n  \
-    settings                    every setting in force, and seed, output_tokens; load_s is the time to load\n  \
+    engine                      device, threads, block_size, num_blocks, kv_cache_bytes, load_s (time to load), and\n                              \
+    settings: those of serve in force, as text\n  \
+    settings                    batch, input_tokens, output_tokens, seed\n  \
     shapes                      a list, one object for each batch and length: batch, input_tokens, output_tokens,\n    \
     prefill                     tokens, duration_s, tokens_per_s, steps, forward_share\n    \
     decode                      steps, tokens_per_s, step_s {mean, p50, p90, p99, max}, weights_bytes_per_s,\n                                \
@@ -99,7 +100,7 @@ pub(crate) fn run(flags: &ArgMatches) -> ExitCode {
         Form::Run(mut args) => {
             let flags = flags.subcommand_matches("run").expect("the form was read from it");
             match crate::resolve(flags) {
-                Ok(effective) => args.settings = effective.config.clone(),
+                Ok(effective) => args.set_in_force(effective),
                 Err(code) => return code,
             }
             runtime.block_on(args.run())

@@ -109,6 +109,8 @@ impl Api {
                 break;
             }
         }
+        // What is left is the end of the body: read, it frees the connection for the next request.
+        while let Ok(Some(_)) = response.chunk().await {}
         reader.finish()
     }
 

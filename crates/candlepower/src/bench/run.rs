@@ -3,13 +3,14 @@
 mod report;
 mod shape;
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use candlepower_engine::EngineInfo;
 use candlepower_machine::Machine;
-use candlepower_server::config::ByteSize;
+use candlepower_server::config::{ByteSize, Effective, Setting};
 use candlepower_server::{ServeConfig, init_logging, start_engine};
 use clap::Args;
 use serde_json::{Value, json};
@@ -27,7 +28,10 @@ const WARMUP_TOKENS: usize = 8;
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
     #[command(flatten)]
-    pub(super) settings: ServeConfig,
+    settings: ServeConfig,
+    /// The same as text.
+    #[arg(skip)]
+    in_force: Vec<Setting>,
     /// Sequences at once; several batches are separated by commas
     #[arg(long, help_heading = "Bench", value_name = "N,..", value_delimiter = ',', default_value = "1,8,64", value_parser = super::serve::positive)]
     batch: Vec<usize>,
@@ -43,6 +47,12 @@ pub(super) struct RunArgs {
 }
 
 impl RunArgs {
+    /// Takes the settings in force, of which the command line is only a part.
+    pub(super) fn set_in_force(&mut self, effective: Effective) {
+        self.settings = effective.config;
+        self.in_force = effective.settings;
+    }
+
     /// # Errors
     /// The model cannot be loaded, a shape does not fit it, or the results cannot be written.
     pub(super) async fn run(self) -> Result<ExitCode> {
@@ -77,8 +87,8 @@ impl RunArgs {
             "started_at": started_at,
             "machine": Machine::probe(),
             "model": weights.to_json(name, &info),
-            "engine": engine_json(&info),
-            "settings": self.settings_json(load_s),
+            "engine": self.engine_json(&info, load_s),
+            "settings": self.settings_json(),
             "shapes": results.iter().map(|result| to_json(result, &weights)).collect::<Vec<_>>(),
         });
         output.deliver(&to_table(name, &info, &weights, &results), &json)?;
@@ -127,30 +137,30 @@ impl RunArgs {
         Ok(())
     }
 
-    fn settings_json(&self, load_s: f64) -> Value {
-        let s = &self.settings;
+    fn settings_json(&self) -> Value {
         json!({
-            "framework": s.framework.as_str(),
-            "dtype": format!("{:?}", s.dtype).to_lowercase(),
-            "load_format": format!("{:?}", s.load_format).to_lowercase(),
-            "max_num_seqs": s.max_num_seqs,
-            "max_num_batched_tokens": s.max_num_batched_tokens,
-            "enforce_eager": s.enforce_eager,
-            "seed": s.seed,
             "batch": self.batch,
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
-            "load_s": load_s,
+            "seed": self.settings.seed,
         })
     }
-}
 
-fn engine_json(info: &EngineInfo) -> Value {
-    json!({
-        "device": info.device,
-        "threads": info.num_threads,
-        "block_size": info.block_size,
-        "num_blocks": info.num_blocks,
-        "kv_cache_bytes": info.kv_cache_bytes,
-    })
+    /// The engine as it was started, with every setting of `serve` in force.
+    fn engine_json(&self, info: &EngineInfo, load_s: f64) -> Value {
+        let settings: BTreeMap<&str, &str> = self
+            .in_force
+            .iter()
+            .map(|setting| (setting.name.as_str(), setting.value.as_str()))
+            .collect();
+        json!({
+            "device": info.device,
+            "threads": info.num_threads,
+            "block_size": info.block_size,
+            "num_blocks": info.num_blocks,
+            "kv_cache_bytes": info.kv_cache_bytes,
+            "load_s": load_s,
+            "settings": settings,
+        })
+    }
 }

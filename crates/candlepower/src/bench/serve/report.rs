@@ -9,6 +9,9 @@ use crate::bench::load::{Load, Measured};
 use crate::bench::stats::{Summary, number};
 use crate::table::table;
 
+/// Different errors of a level that are shown to people.
+const SHOWN_ERRORS: usize = 5;
+
 /// What the requests of one level came to; the keys that the help explains.
 #[derive(Debug, Serialize)]
 pub(super) struct Level {
@@ -122,10 +125,10 @@ impl Level {
 
     fn notes(&self) -> impl Iterator<Item = String> {
         let load = self.load;
-        let errors = self
-            .errors
-            .iter()
-            .map(move |error| format!("{load}: failed {} times: {}\n", error.count, error.message));
+        let errors =
+            self.errors.iter().take(SHOWN_ERRORS).map(move |error| {
+                format!("{load}: failed {} times: {}\n", error.count, error.message)
+            });
         let short = (self.short_answers > 0).then(|| {
             format!("{load}: {} answers are shorter than was asked for\n", self.short_answers)
         });
