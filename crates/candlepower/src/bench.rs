@@ -76,7 +76,7 @@ pub(crate) struct Bench {
 enum Form {
     /// Load any OpenAI-compatible server over HTTP, and measure its answers
     #[command(after_long_help = SERVE_AFTER_HELP)]
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Measure the engine alone, without HTTP: prefill and decode, by batch and length
     #[command(after_long_help = RUN_AFTER_HELP, mut_args(hide_what_serves))]
     Run(Box<RunArgs>),
