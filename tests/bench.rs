@@ -2,6 +2,7 @@
 
 mod serve;
 
+use std::path::Path;
 use std::process::Output;
 
 use serde_json::Value;
@@ -79,6 +80,18 @@ fn the_engine_is_measured_by_batch_and_length() {
             share("forward_share") + share("rest_of_step_share") + share("between_steps_share");
         assert!((shares - 1.0).abs() < 1e-6, "{decode}");
     }
+}
+
+#[test]
+fn an_embedding_that_is_not_the_head_is_not_read_in_each_step() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (model, demo) = (tests.join("golden/llama"), tests.join("../crates/server/demo"));
+    let args = ["run", model.to_str().unwrap(), "--tokenizer", demo.to_str().unwrap()];
+    let shape = ["--batch", "2", "--input-tokens", "16", "--output-tokens", "8"];
+    let report = json(&[&args[..], &shape[..]].concat(), 0);
+    let bytes = |key: &str| report["model"][key].as_u64().unwrap();
+    // 320 rows of 64 numbers in single precision.
+    assert_eq!(bytes("weights_bytes") - bytes("weights_bytes_per_step"), 320 * 64 * 4);
 }
 
 #[test]
