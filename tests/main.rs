@@ -4,6 +4,7 @@
 
 mod bench;
 mod clients;
+mod cuda;
 mod doctor;
 mod first_run;
 mod health;

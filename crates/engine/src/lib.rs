@@ -6,6 +6,7 @@
 //! commit it to the scheduler, send each drawn token straight to its sequence's stream.
 //! Dropping a stream cancels its sequence: there is no other abort message.
 
+mod device;
 mod engine;
 mod error;
 mod handle;
@@ -19,6 +20,7 @@ mod start;
 pub use candle_core::Device;
 pub use candlepower_models::{LoadDtype, LoadFormat, LoadOptions};
 pub use candlepower_scheduler::SchedulingPolicy;
+pub use device::{ChosenDevice, DeviceChoice, NoGpu, choose_device};
 pub use error::{Error, Result};
 pub use handle::{
     EngineConfig, EngineHandle, EngineHealth, EngineInfo, StartProgress, SubmitError,

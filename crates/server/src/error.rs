@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use candlepower_engine::NoGpu;
+
 use crate::config::ConfigError;
 
 /// An error of the server as a whole; errors of requests are `ApiError`s.
@@ -21,9 +23,12 @@ pub enum Error {
     /// The model could not be had from the hub.
     #[error(transparent)]
     Hub(#[from] candlepower_hub::Error),
-    /// The device is not there.
+    /// The build has no CUDA.
     #[error("this build has no CUDA: leave --device out, or take a build with CUDA")]
     NoCuda,
+    /// There is no GPU that could be used.
+    #[error("{0}; leave --device out to compute on the CPU")]
+    NoGpu(NoGpu),
     /// More devices are asked for than one.
     #[error(
         "--tensor-parallel-size {asked} is not supported by this version, which computes on one device: leave the setting out"
@@ -86,6 +91,15 @@ pub enum Error {
     /// Signals cannot be received.
     #[error("cannot wait for signals: {0}")]
     Signals(std::io::Error),
+}
+
+impl From<NoGpu> for Error {
+    fn from(reason: NoGpu) -> Self {
+        match reason {
+            NoGpu::NotBuilt => Self::NoCuda,
+            reason => Self::NoGpu(reason),
+        }
+    }
 }
 
 /// A result of this crate.

@@ -23,11 +23,11 @@ const STUCK_AFTER: Duration = Duration::from_secs(300);
 ///
 /// # Errors
 /// Whatever is wrong with the model or the settings, in one line.
-pub(crate) fn load(local: LocalModel, state: &AppState) -> Result<LoadedModel> {
+pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Result<LoadedModel> {
     let config = state.config();
     state.set_initializing(None);
     let LocalModel { checkpoint, tokenizer, chat_template, names, root } = local;
-    let engine_config = engine_config(config, state);
+    let engine_config = engine_config(config, device, state);
     let engine = EngineHandle::start(&checkpoint, engine_config, &mut |progress| match progress {
         StartProgress::Loading { bytes_done, bytes_total } => {
             state.set_initializing(Some(LoadProgress { bytes_done, bytes_total }));
@@ -56,10 +56,10 @@ pub(crate) fn load(local: LocalModel, state: &AppState) -> Result<LoadedModel> {
     })
 }
 
-fn engine_config(config: &ServeConfig, state: &AppState) -> EngineConfig {
+fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> EngineConfig {
     EngineConfig {
         load: LoadOptions {
-            device: Device::Cpu,
+            device,
             dtype: match config.dtype {
                 Dtype::Auto => LoadDtype::Auto,
                 Dtype::Float32 => LoadDtype::F32,

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use candlepower_engine::{ChosenDevice, Device, DeviceChoice, choose_device};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -35,10 +36,11 @@ const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 pub async fn serve(effective: Effective, terminal: Terminal) -> Result<()> {
     let mut server =
         Server::start(&effective).await.inspect_err(|error| tracing::error!("{error}"))?;
-    let (source, state) = (server.source.clone(), server.state.clone());
+    let (source, device) = (server.source.clone(), server.device.clone());
+    let state = server.state.clone();
     let loading = async {
         let local = pull(&source, &state, &terminal).await?;
-        load_in_thread(local, state.clone()).await
+        load_in_thread(local, device, state.clone()).await
     };
     let loaded = tokio::select! {
         loaded = loading => loaded,
@@ -67,6 +69,7 @@ pub async fn serve(effective: Effective, terminal: Terminal) -> Result<()> {
 /// A server that answers, with or without a model.
 struct Server {
     source: ModelSource,
+    device: Device,
     state: AppState,
     signals: StopSignals,
     address: SocketAddr,
@@ -80,14 +83,16 @@ impl Server {
     async fn start(effective: &Effective) -> Result<Self> {
         let config = &effective.config;
         let signals = StopSignals::new().map_err(Error::Signals)?;
-        if config.device == DeviceKind::Cuda {
-            return Err(Error::NoCuda);
-        }
+        let chosen = choose_device(match config.device {
+            DeviceKind::Auto => DeviceChoice::Auto,
+            DeviceKind::Cpu => DeviceChoice::Cpu,
+            DeviceKind::Cuda => DeviceChoice::Cuda,
+        })?;
         let source = ModelSource::find(config)?;
         let metrics = Metrics::new(config.metrics_compat, &source.names(config)[0]);
         let state = AppState::new(config.clone(), metrics.clone());
         let (listener, address) = bind(config).await?;
-        announce(effective, &address);
+        announce(effective, &chosen, &address);
         let (stop, stopped) = watch::channel(false);
         let connections = tokio::spawn(listen::serve(listener, router(state.clone()), stopped));
         tokio::spawn(async move {
@@ -97,7 +102,8 @@ impl Server {
                 metrics.run_upkeep();
             }
         });
-        Ok(Self { source, state, signals, address, stop, connections })
+        let device = chosen.device;
+        Ok(Self { source, device, state, signals, address, stop, connections })
     }
 
     async fn run_until_stopped(mut self) {
@@ -124,10 +130,15 @@ async fn bind(config: &ServeConfig) -> Result<(TcpListener, SocketAddr)> {
 }
 
 /// Loads in a thread of its own: the runtime goes on answering, and does not wait for it when the process ends.
-pub(crate) async fn load_in_thread(local: LocalModel, state: AppState) -> Result<LoadedModel> {
+pub(crate) async fn load_in_thread(
+    local: LocalModel,
+    device: Device,
+    state: AppState,
+) -> Result<LoadedModel> {
     let (sender, receiver) = oneshot::channel();
     let work = move || {
-        let loaded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| load(local, &state)));
+        let loaded =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| load(local, device, &state)));
         let loaded =
             loaded.unwrap_or_else(|panic| Err(Error::LoadingPanicked(panic_message(&*panic))));
         let _ = sender.send(loaded); // nobody waits any more if the server was told to stop
@@ -157,7 +168,7 @@ async fn drain(state: &AppState) {
 }
 
 /// What can be said before the model is loaded.
-fn announce(effective: &Effective, address: &SocketAddr) {
+fn announce(effective: &Effective, chosen: &ChosenDevice, address: &SocketAddr) {
     let config = &effective.config;
     let settings: Vec<String> = effective
         .settings
@@ -170,8 +181,13 @@ fn announce(effective: &Effective, address: &SocketAddr) {
     tracing::info!("candlepower {VERSION}, framework {}", config.framework.as_str());
     tracing::info!("config: {}", settings.join(", "));
     tracing::info!("found: {}", candlepower_machine::describe());
-    for name in config.without_effect() {
-        tracing::info!("{name} has no effect on the CPU");
+    if let Some(note) = &chosen.note {
+        tracing::info!("{note}");
+    }
+    if chosen.device.is_cpu() {
+        for name in config.without_effect() {
+            tracing::info!("{name} has no effect on the CPU");
+        }
     }
     tracing::info!("listening on http://{address}, getting the model");
 }

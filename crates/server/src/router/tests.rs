@@ -2,6 +2,7 @@
 
 use axum::body::{Body, to_bytes};
 use axum::http::{Method, StatusCode};
+use candlepower_engine::Device;
 use clap::{Args, Command, FromArgMatches};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -26,7 +27,7 @@ fn starting(argv: &[&str]) -> AppState {
 fn ready(argv: &[&str]) -> AppState {
     let state = starting(argv);
     let local = LocalModel::here(state.config());
-    state.set_ready(load(local, &state).unwrap());
+    state.set_ready(load(local, Device::Cpu, &state).unwrap());
     state
 }
 

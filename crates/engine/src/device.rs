@@ -1,0 +1,226 @@
+//! Where the model computes: on the CPU, or on a GPU where this build can use one and the machine has one.
+
+use candle_core::Device;
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// A GPU where one can be used, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// A GPU, or an error.
+    Cuda,
+}
+
+/// What it became.
+#[derive(Clone, Debug)]
+pub struct ChosenDevice {
+    /// Where to compute.
+    pub device: Device,
+    /// Why it is not a GPU, in one line, where a build with CUDA was left the choice.
+    pub note: Option<String>,
+}
+
+/// Why no GPU is computed on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoGpu {
+    /// The build is without the feature `cuda`.
+    #[error("this build has no CUDA")]
+    NotBuilt,
+    /// CUDA does not start.
+    #[error("{0}")]
+    NoDriver(String),
+    /// The driver cannot run what this build was compiled to.
+    #[error(
+        "the NVIDIA driver {driver} is too old: it runs CUDA up to {}.{}, and this build needs {}.{}",
+        found.0, found.1, needed.0, needed.1
+    )]
+    DriverTooOld {
+        /// The driver's version, such as `570.86.10`.
+        driver: String,
+        /// The newest CUDA that it runs, major and minor.
+        found: (u32, u32),
+        /// The CUDA of this build.
+        needed: (u32, u32),
+    },
+    /// The decoder's operations are not there for GPUs.
+    #[error("this version computes on the CPU only")]
+    CpuOnly,
+    /// The GPU, or a library that it is used through, does not start.
+    #[error(
+        "the GPU cannot be used: {0}; libcublas and libcurand must lie where the system looks for libraries, or in LD_LIBRARY_PATH"
+    )]
+    Unusable(String),
+    /// The kernels are for other GPUs.
+    #[error(
+        "this build is for GPUs of compute capability {}.{}, and this one has {}.{}",
+        built.0, built.1, found.0, found.1
+    )]
+    OtherArchitecture {
+        /// What the kernels were compiled for, major and minor.
+        built: (u32, u32),
+        /// What the GPU has.
+        found: (u32, u32),
+    },
+}
+
+/// Finds the device to compute on.
+///
+/// # Errors
+/// A GPU was asked for, and there is none that this build can use.
+pub fn choose_device(choice: DeviceChoice) -> Result<ChosenDevice, NoGpu> {
+    match choice {
+        DeviceChoice::Auto => Ok(gpu_or_cpu(open_gpu())),
+        DeviceChoice::Cpu => Ok(ChosenDevice { device: Device::Cpu, note: None }),
+        DeviceChoice::Cuda => Ok(ChosenDevice { device: open_gpu()?, note: None }),
+    }
+}
+
+/// A build without CUDA has nothing to explain; one with it says why it does without.
+fn gpu_or_cpu(gpu: Result<Device, NoGpu>) -> ChosenDevice {
+    match gpu {
+        Ok(device) => ChosenDevice { device, note: None },
+        Err(NoGpu::NotBuilt) => ChosenDevice { device: Device::Cpu, note: None },
+        Err(reason) => {
+            ChosenDevice { device: Device::Cpu, note: Some(format!("no GPU is used: {reason}")) }
+        }
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_gpu() -> Result<Device, NoGpu> {
+    Err(NoGpu::NotBuilt)
+}
+
+#[cfg(feature = "cuda")]
+use gpu::open_gpu;
+
+/// What can be told of a GPU before a model is put on it.
+#[cfg(any(feature = "cuda", test))]
+mod gpu {
+    use candlepower_machine::Gpus;
+
+    use super::NoGpu;
+
+    /// Opens the first GPU that the process may see.
+    #[cfg(feature = "cuda")]
+    pub(super) fn open_gpu() -> Result<super::Device, NoGpu> {
+        use candle_core::cuda_backend::cudarc::driver::{result, sys};
+
+        let gpus = Gpus::probe();
+        if let Err(error) = result::init() {
+            return Err(no_driver(&gpus, &error.to_string()));
+        }
+        check_driver(&gpus, (sys::CUDA_VERSION / 1000, sys::CUDA_VERSION % 1000 / 10))?;
+        check_decoder()?;
+        let unusable = |error: candle_core::Error| NoGpu::Unusable(error.to_string());
+        // A stream of its own: the default one differs from thread to thread.
+        let device = super::Device::new_cuda_with_stream(0).map_err(unusable)?;
+        let context = device.as_cuda_device().map_err(unusable)?.cuda_stream().context().clone();
+        let found =
+            context.compute_capability().map_err(|error| NoGpu::Unusable(error.to_string()))?;
+        check_capability(built_for(), (found.0.unsigned_abs(), found.1.unsigned_abs()))?;
+        Ok(device)
+    }
+
+    /// Whether the decoder runs on GPUs. Its kernels are being written; until it does, this says so.
+    #[cfg(feature = "cuda")]
+    fn check_decoder() -> Result<(), NoGpu> {
+        Err(NoGpu::CpuOnly)
+    }
+
+    /// The compute capability that nvcc was told to compile for.
+    #[cfg(feature = "cuda")]
+    fn built_for() -> (u32, u32) {
+        let capability = option_env!("CUDA_COMPUTE_CAP").and_then(|text| text.parse().ok());
+        let capability: u32 = capability.unwrap_or(80);
+        (capability / 10, capability % 10)
+    }
+
+    /// The management library knows best why there is no GPU; where it sees one, CUDA's own words are all there is.
+    pub(super) fn no_driver(gpus: &Gpus, error: &str) -> NoGpu {
+        let reason = gpus.reason.clone();
+        NoGpu::NoDriver(reason.unwrap_or_else(|| format!("CUDA does not start: {error}")))
+    }
+
+    /// Machine code of kernels that the driver compiles itself is as new as the toolkit: the driver must not be older.
+    pub(super) fn check_driver(gpus: &Gpus, needed: (u32, u32)) -> Result<(), NoGpu> {
+        let Some(driver) = &gpus.driver else { return Ok(()) };
+        match version(&driver.cuda_version) {
+            Some(found) if found < needed => {
+                Err(NoGpu::DriverTooOld { driver: driver.version.clone(), found, needed })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// `13.0` gives 13 and 0.
+    fn version(text: &str) -> Option<(u32, u32)> {
+        let (major, minor) = text.split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    }
+
+    /// Machine code runs on GPUs of the same major number from its own minor number on.
+    pub(super) fn check_capability(built: (u32, u32), found: (u32, u32)) -> Result<(), NoGpu> {
+        match built.0 == found.0 && built.1 <= found.1 {
+            true => Ok(()),
+            false => Err(NoGpu::OtherArchitecture { built, found }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candlepower_machine::{Driver, Gpus};
+
+    use super::*;
+
+    fn driver(cuda_version: &str) -> Gpus {
+        let driver = Driver { version: "570.86".into(), cuda_version: cuda_version.into() };
+        Gpus { driver: Some(driver), ..Gpus::default() }
+    }
+
+    #[test]
+    fn the_cpu_is_taken_with_a_reason_where_a_cuda_build_finds_no_gpu() {
+        let chosen = gpu_or_cpu(Err(NoGpu::NoDriver("no NVIDIA driver".into())));
+        assert!(chosen.device.is_cpu());
+        assert_eq!(chosen.note.unwrap(), "no GPU is used: no NVIDIA driver");
+        assert_eq!(gpu_or_cpu(Err(NoGpu::NotBuilt)).note, None);
+        assert!(choose_device(DeviceChoice::Cpu).unwrap().note.is_none());
+    }
+
+    #[test]
+    fn a_driver_older_than_the_build_is_refused_with_both_versions() {
+        let error = gpu::check_driver(&driver("12.8"), (13, 0)).unwrap_err().to_string();
+        assert!(error.contains("570.86") && error.contains("12.8"), "{error}");
+        assert!(error.contains("13.0"), "{error}");
+        for newer in ["13.0", "13.2", "14.0"] {
+            assert_eq!(gpu::check_driver(&driver(newer), (13, 0)), Ok(()), "{newer}");
+        }
+        assert_eq!(gpu::check_driver(&Gpus::default(), (13, 0)), Ok(()));
+    }
+
+    #[test]
+    fn where_cuda_does_not_start_the_best_known_reason_is_given() {
+        let known = Gpus { reason: Some("no NVIDIA driver".into()), ..Gpus::default() };
+        assert_eq!(gpu::no_driver(&known, "error"), NoGpu::NoDriver("no NVIDIA driver".into()));
+        let unknown = gpu::no_driver(&Gpus::default(), "CUDA_ERROR_SYSTEM_NOT_READY");
+        assert!(unknown.to_string().contains("CUDA_ERROR_SYSTEM_NOT_READY"));
+    }
+
+    #[test]
+    fn kernels_run_on_gpus_of_their_own_generation() {
+        for (built, found) in
+            [((8, 0), (8, 0)), ((8, 0), (8, 9)), ((8, 9), (8, 9)), ((9, 0), (9, 0))]
+        {
+            assert_eq!(gpu::check_capability(built, found), Ok(()), "{built:?} on {found:?}");
+        }
+        for (built, found) in
+            [((8, 9), (8, 6)), ((9, 0), (8, 9)), ((8, 0), (9, 0)), ((9, 0), (10, 0))]
+        {
+            assert!(gpu::check_capability(built, found).is_err(), "{built:?} on {found:?}");
+        }
+    }
+}
