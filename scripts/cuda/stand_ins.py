@@ -1,8 +1,8 @@
 """Makes static stand-ins for CUDA's libraries: stand_ins.py CUDARC FOLDER.
 
 candle links CUDA's libraries dynamically, so that a program would not even start where one is missing. A stand-in has the same
-functions: the first call looks for the real library with dlopen, and from then on each call is one jump into it. Where there is no
-library, each function returns the library's own "not initialized", for the driver "no device".
+functions: the first call looks for the real library with dlopen, and from then on each call is one jump into it. Where there is
+no library, each function returns the library's own "not initialized", for the driver "no device".
 
 The functions are those that cudarc's bindings declare. x86-64 only.
 """
