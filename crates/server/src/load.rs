@@ -5,11 +5,13 @@ use std::time::Duration;
 use candlepower_api::LoadProgress;
 use candlepower_checkpoint::{Checkpoint, SamplingDefaults};
 use candlepower_engine::{
-    Device, EngineConfig, EngineHandle, LoadDtype, LoadFormat as LoadFrom, LoadOptions,
-    SchedulingPolicy, StartProgress,
+    ChosenDevice, Device, DeviceChoice, EngineConfig, EngineHandle, LoadDtype,
+    LoadFormat as LoadFrom, LoadOptions, SchedulingPolicy, StartProgress, choose_device,
 };
 
-use crate::config::{Dtype, Framework, GenerationConfigSource, LoadFormat, ServeConfig};
+use crate::config::{
+    DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat, ServeConfig,
+};
 use crate::error::Result;
 use crate::prompt::unix_seconds;
 use crate::pull::LocalModel;
@@ -18,6 +20,18 @@ use crate::state::{AppState, LoadedModel};
 /// A step that takes longer makes /health report the engine as stuck. The longest honest step is a full token budget of
 /// a large model on a small CPU.
 const STUCK_AFTER: Duration = Duration::from_secs(300);
+
+/// Where to compute, by the settings and by what there is.
+///
+/// # Errors
+/// A GPU is asked for, and none can be used.
+pub(crate) fn chosen_device(config: &ServeConfig) -> Result<ChosenDevice> {
+    Ok(choose_device(match config.device {
+        DeviceKind::Auto => DeviceChoice::Auto,
+        DeviceKind::Cpu => DeviceChoice::Cpu,
+        DeviceKind::Cuda => DeviceChoice::Cuda,
+    })?)
+}
 
 /// Loads the model and starts the engine, telling `state` how far it is. Takes its time: seconds to minutes.
 ///

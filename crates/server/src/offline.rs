@@ -3,8 +3,9 @@
 use candlepower_checkpoint::ModelSpec;
 use candlepower_engine::{EngineHandle, EngineMetrics};
 
-use crate::config::{DeviceKind, ServeConfig};
-use crate::error::{Error, Result};
+use crate::config::ServeConfig;
+use crate::error::Result;
+use crate::load::chosen_device;
 use crate::logging::Terminal;
 use crate::metrics::Metrics;
 use crate::pull::pull;
@@ -30,15 +31,13 @@ pub async fn start_engine(
     terminal: &Terminal,
     metrics: EngineMetrics,
 ) -> Result<StartedEngine> {
-    if config.device == DeviceKind::Cuda {
-        return Err(Error::NoCuda);
-    }
+    let device = chosen_device(&config)?.device;
     let source = ModelSource::find(&config)?;
     let mut measured = Metrics::new(None, &source.names(&config)[0]);
     measured.engine = metrics;
     let state = AppState::new(config, measured);
     let local = pull(&source, &state, terminal).await?;
     let spec = local.checkpoint.spec().clone();
-    let model = load_in_thread(local, state).await?;
+    let model = load_in_thread(local, device, state).await?;
     Ok(StartedEngine { engine: model.engine, spec })
 }

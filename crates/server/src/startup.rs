@@ -4,16 +4,16 @@ use std::any::Any;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use candlepower_engine::{ChosenDevice, Device, DeviceChoice, choose_device};
+use candlepower_engine::{ChosenDevice, Device};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::config::{ByteSize, DeviceKind, Effective, ServeConfig, Source};
+use crate::config::{ByteSize, Effective, ServeConfig, Source};
 use crate::error::{Error, Result};
 use crate::health::VERSION;
 use crate::listen;
-use crate::load::load;
+use crate::load::{chosen_device, load};
 use crate::logging::Terminal;
 use crate::metrics::Metrics;
 use crate::pull::{LocalModel, pull};
@@ -83,11 +83,7 @@ impl Server {
     async fn start(effective: &Effective) -> Result<Self> {
         let config = &effective.config;
         let signals = StopSignals::new().map_err(Error::Signals)?;
-        let chosen = choose_device(match config.device {
-            DeviceKind::Auto => DeviceChoice::Auto,
-            DeviceKind::Cpu => DeviceChoice::Cpu,
-            DeviceKind::Cuda => DeviceChoice::Cuda,
-        })?;
+        let chosen = chosen_device(config)?;
         let source = ModelSource::find(config)?;
         let metrics = Metrics::new(config.metrics_compat, &source.names(config)[0]);
         let state = AppState::new(config.clone(), metrics.clone());
