@@ -2,6 +2,7 @@
 
 mod chat;
 mod completions;
+mod constraints;
 mod documents;
 mod errors;
 mod sampling;

@@ -59,7 +59,7 @@ impl ChatCompletionRequest {
             reasoning_effort: fields.take("reasoning_effort")?,
         };
         refuse_tools(&mut fields)?;
-        refuse_formats(&mut fields)?;
+        refuse_modalities(&mut fields)?;
         fields.finish()?;
         Ok(request)
     }
@@ -90,20 +90,8 @@ fn refuse_tools(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     }
 }
 
-/// What constrains the output is refused for now, unless it asks for plain text.
-fn refuse_formats(fields: &mut Fields<'_>) -> Result<(), FieldError> {
-    #[derive(Deserialize)]
-    struct ResponseFormat {
-        #[serde(rename = "type")]
-        kind: String,
-    }
-    if let Some(format) = fields.take::<ResponseFormat>("response_format")?
-        && format.kind != "text"
-    {
-        let message =
-            format!("`response_format` of type `{}` is not supported yet.", excerpt(&format.kind));
-        return Err(FieldError::new("response_format", message));
-    }
+/// Other outputs than text are refused for now.
+fn refuse_modalities(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     if fields.take::<Vec<String>>("modalities")?.is_some_and(|modalities| modalities != ["text"]) {
         return Err(FieldError::new(
             "modalities",

@@ -49,20 +49,6 @@ impl CompletionRequest {
         if fields.take::<String>("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
             return Err(FieldError::new("suffix", "`suffix` is not supported yet: leave it out."));
         }
-        #[derive(Deserialize)]
-        struct ResponseFormat {
-            #[serde(rename = "type")]
-            kind: String,
-        }
-        if fields
-            .take::<ResponseFormat>("response_format")?
-            .is_some_and(|format| format.kind != "text")
-        {
-            return Err(FieldError::new(
-                "response_format",
-                "`response_format` is not supported yet: leave it out.",
-            ));
-        }
         fields.finish()?;
         Ok(request)
     }

@@ -7,6 +7,7 @@ use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::constraint::{OutputConstraint, ResponseFormat, StructuredOutputs};
 use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::scalar::TokenId;
@@ -75,6 +76,14 @@ pub struct GenerationFields {
     pub return_token_ids: Option<bool>,
     /// Report the log-probability of every prompt token, and so many alternatives.
     pub prompt_logprobs: Option<i64>,
+    /// The form of the answer.
+    pub response_format: Option<ResponseFormat>,
+    /// One of several ways to say what the output is to be.
+    pub structured_outputs: Option<StructuredOutputs>,
+    /// What `response_format`, `structured_outputs` or one of the older `guided_` fields says.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub constraint: Option<OutputConstraint>,
     /// Whether the answer comes as server-sent events.
     #[schema(default = false)]
     pub stream: Option<bool>,
@@ -85,6 +94,8 @@ pub struct GenerationFields {
 impl GenerationFields {
     /// Takes the shared fields out of `fields`.
     pub fn take(fields: &mut Fields<'_>) -> Result<Self, FieldError> {
+        let response_format = fields.take("response_format")?;
+        let structured_outputs = fields.take("structured_outputs")?;
         let generation = Self {
             temperature: fields.take("temperature")?,
             top_p: fields.take("top_p")?,
@@ -109,6 +120,13 @@ impl GenerationFields {
             cache_salt: fields.take("cache_salt")?,
             return_token_ids: fields.take("return_token_ids")?,
             prompt_logprobs: fields.take_integer("prompt_logprobs")?,
+            constraint: OutputConstraint::new(
+                response_format.as_ref(),
+                structured_outputs.as_ref(),
+                fields,
+            )?,
+            response_format,
+            structured_outputs,
             stream: fields.take("stream")?,
             stream_options: fields.take("stream_options")?,
         };

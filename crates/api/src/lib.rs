@@ -8,6 +8,7 @@ mod chat;
 mod chat_response;
 mod completion;
 mod completion_response;
+mod constraint;
 mod error;
 mod fields;
 mod generation;
@@ -23,6 +24,9 @@ pub use chat_response::{
 };
 pub use completion::{CompletionRequest, MAX_PROMPTS, Prompt};
 pub use completion_response::{Completion, CompletionChoice, CompletionLogprobs};
+pub use constraint::{
+    ConstraintKind, JsonSchemaFormat, OutputConstraint, ResponseFormat, StructuredOutputs,
+};
 pub use error::{ErrorBody, ErrorResponse, FieldError, clip, excerpt};
 pub use fields::Fields;
 pub use generation::{GenerationFields, MAX_STOP_STRINGS, StopStrings, StreamOptions};

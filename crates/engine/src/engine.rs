@@ -1,7 +1,7 @@
 //! The engine thread: one loop that schedules, runs, commits and reports.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -11,13 +11,14 @@ use std::{
 };
 
 use candlepower_scheduler::{NewSequence, Sampled, Scheduler, SeqId, Step};
+use rayon::prelude::*;
 
 use crate::{
     EngineMetrics, Error, Request, Result, TokenLogprobs,
     handle::Shared,
     ranks::Ranks,
     runner::{PromptRow, SamplingBatch, StepOutput},
-    sequence::{Sequence, StreamSender},
+    sequence::{ConstraintState, Sequence, StreamSender},
 };
 
 /// A request on its way into the engine thread.
@@ -154,6 +155,7 @@ impl Engine {
                 self.metrics.request_queue_time_seconds.record(seconds);
             }
         }
+        self.compute_masks(&step);
         let batch = sampling_batch(
             &step,
             &self.sequences,
@@ -170,6 +172,24 @@ impl Engine {
         self.commit(&step, output)?;
         self.metrics.step_duration_seconds.record(began.elapsed().as_secs_f64());
         Ok(())
+    }
+
+    /// Computes what the grammars of the step's sequences allow, each on a thread of its own.
+    fn compute_masks(&mut self, step: &Step) {
+        let mut constraints: Vec<&mut ConstraintState> = {
+            let drawn: HashSet<SeqId> =
+                step.rows.iter().flat_map(|row| row.samples.iter().copied()).collect();
+            let sequences = self.sequences.iter_mut().filter(|(id, _)| drawn.contains(id));
+            sequences.filter_map(|(_, sequence)| sequence.constraint_mut()).collect()
+        };
+        if constraints.is_empty() {
+            return;
+        }
+        let began = Instant::now();
+        self.ranks.pool().install(|| {
+            constraints.par_iter_mut().for_each(|constraint| constraint.compute_mask());
+        });
+        self.metrics.grammar_duration_seconds.record(began.elapsed().as_secs_f64());
     }
 
     fn keep_scores(&self, step: &Step, batch: &SamplingBatch<'_>, output: &StepOutput) {

@@ -34,6 +34,8 @@ pub struct EngineMetrics {
     pub step_duration_seconds: Histogram,
     /// Seconds of the model's forward within a step, logits included.
     pub forward_duration_seconds: Histogram,
+    /// Seconds in which a step computed what grammars allow; none for steps without any.
+    pub grammar_duration_seconds: Histogram,
 }
 
 impl EngineMetrics {
@@ -54,6 +56,7 @@ impl EngineMetrics {
             request_queue_time_seconds: Histogram::noop(),
             step_duration_seconds: Histogram::noop(),
             forward_duration_seconds: Histogram::noop(),
+            grammar_duration_seconds: Histogram::noop(),
         }
     }
 }

@@ -21,6 +21,11 @@ impl Ranks {
         Self { runner, pool, launched: None }
     }
 
+    /// The threads that compute, which are idle between two steps.
+    pub(crate) fn pool(&self) -> &ThreadPool {
+        &self.pool
+    }
+
     /// Starts a step. On the CPU it is done when this returns; a device goes on by itself.
     pub(crate) fn launch(&mut self, step: &Step, batch: &SamplingBatch<'_>) {
         let (runner, pool) = (&mut self.runner, &self.pool);

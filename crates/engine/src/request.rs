@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use candlepower_grammar::Grammar;
 use tokio::sync::mpsc;
 
 /// One generation request, immutable once submitted.
@@ -19,6 +20,8 @@ pub struct Request {
     pub cache_salt: Option<Arc<str>>,
     /// Report the log-probability of every prompt token, and so many alternatives.
     pub prompt_logprobs: Option<usize>,
+    /// What the output must be; each choice goes its own way from this state.
+    pub grammar: Option<Grammar>,
 }
 
 /// How the next token of one sequence is drawn. Every field is this sequence's own: a batch shares none.
@@ -82,6 +85,8 @@ pub enum FinishReason {
     EndOfSequence(u32),
     /// The model drew one of the request's `stop_token_ids`.
     StopToken(u32),
+    /// The request's grammar allows nothing more.
+    GrammarEnd,
     /// `max_tokens` or the model's context length is reached.
     Length,
 }

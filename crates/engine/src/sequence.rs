@@ -11,6 +11,7 @@ use std::{
     time::Instant,
 };
 
+use candlepower_grammar::{Grammar, Mask};
 use candlepower_kernels::sampling::{Penalties, SampledRow, SamplingRow};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -29,8 +30,38 @@ pub(crate) struct Sequence {
     output_limit: usize,
     prompt_sent: bool,
     scores: Option<Rc<RefCell<PromptScores>>>,
+    constraint: Option<ConstraintState>,
     /// When it was submitted; taken by the first step that computes it.
     submitted_at: Option<Instant>,
+}
+
+/// What a sequence's output must be, and what that allows next.
+pub(crate) struct ConstraintState {
+    grammar: Grammar,
+    /// Of the token that is drawn next; computed once per token.
+    mask: Option<Mask>,
+    /// Why the grammar cannot go on.
+    failure: Option<String>,
+}
+
+impl ConstraintState {
+    /// Computes what is allowed next, unless that is known. Takes its time: up to some milliseconds.
+    pub(crate) fn compute_mask(&mut self) {
+        if self.mask.is_some() || self.failure.is_some() {
+            return;
+        }
+        match self.grammar.allowed() {
+            Ok(mask) => self.mask = Some(mask),
+            Err(error) => self.failure = Some(error.to_string()),
+        }
+    }
+
+    /// Takes the token that was drawn. True if nothing may follow.
+    fn accept(&mut self, token_id: u32) -> Result<bool, String> {
+        self.mask = None;
+        self.grammar.accept(token_id).map_err(|error| error.to_string())?;
+        Ok(self.grammar.is_finished())
+    }
 }
 
 /// The log-probabilities of a prompt, as its chunks are computed; one for all choices of a request.
@@ -95,7 +126,13 @@ impl Sequence {
         let scores = request
             .prompt_logprobs
             .map(|top| Rc::new(RefCell::new(PromptScores { top, tokens: vec![None; prompt_len] })));
+        let grammar = request.grammar;
         streams.into_iter().enumerate().map(move |(choice, stream)| Self {
+            constraint: grammar.clone().map(|grammar| ConstraintState {
+                grammar,
+                mask: None,
+                failure: None,
+            }),
             stream,
             seed: seed.wrapping_add(choice as u64),
             prompt_len,
@@ -117,6 +154,11 @@ impl Sequence {
     /// Where the prompt's log-probabilities go, until the prompt is reported.
     pub(crate) fn scores(&self) -> Option<&Rc<RefCell<PromptScores>>> {
         self.scores.as_ref()
+    }
+
+    /// What its output must be.
+    pub(crate) fn constraint_mut(&mut self) -> Option<&mut ConstraintState> {
+        self.constraint.as_mut()
     }
 
     /// Seconds that it waited, the first time that it is asked.
@@ -151,7 +193,7 @@ impl Sequence {
             }),
             logit_bias: &params.logit_bias,
             banned,
-            mask: None,
+            mask: self.constraint.as_ref().and_then(|state| Some(state.mask.as_ref()?.words())),
             logprobs: params.logprobs,
         }
     }
@@ -169,6 +211,9 @@ impl Sequence {
 
     /// Takes the token that was drawn and reports it. True if the sequence goes on.
     pub(crate) fn push(&mut self, sampled: SampledRow, eos_token_ids: &[u32]) -> bool {
+        if let Some(message) = self.constraint.as_ref().and_then(|state| state.failure.clone()) {
+            return self.stream.send(TokenEvent::Failed { message });
+        }
         let Some(token_id) = sampled.token_id else {
             let message = "the model gave no finite probability to any allowed token".to_owned();
             return self.stream.send(TokenEvent::Failed { message });
@@ -177,7 +222,16 @@ impl Sequence {
         if let Some(seen) = &mut self.seen {
             *seen.entry(token_id).or_default() += 1;
         }
-        let finish = self.finish_reason(token_id, eos_token_ids);
+        let mut finish = self.finish_reason(token_id, eos_token_ids);
+        if let Some(constraint) = &mut self.constraint
+            && !matches!(finish, Some(FinishReason::EndOfSequence(_) | FinishReason::StopToken(_)))
+        {
+            match constraint.accept(token_id) {
+                Ok(true) => finish = Some(FinishReason::GrammarEnd),
+                Ok(false) => {}
+                Err(message) => return self.stream.send(TokenEvent::Failed { message }),
+            }
+        }
         let logprobs = sampled.logprobs.map(|row| TokenLogprobs {
             token_id,
             logprob: row.logprob,

@@ -43,7 +43,15 @@ fn start(config: EngineConfig) -> EngineHandle {
 }
 
 fn request(prompt: Vec<u32>, sampling: SamplingParams) -> Request {
-    Request { prompt, sampling, n: 1, priority: 0, cache_salt: None, prompt_logprobs: None }
+    Request {
+        prompt,
+        sampling,
+        n: 1,
+        priority: 0,
+        cache_salt: None,
+        prompt_logprobs: None,
+        grammar: None,
+    }
 }
 
 fn greedy(max_tokens: usize) -> SamplingParams {

@@ -18,6 +18,7 @@ use uuid::Uuid;
 use crate::api_error::{ApiError, ApiResult};
 use crate::body::JsonBytes;
 use crate::config::ServeConfig;
+use crate::constraint;
 use crate::generate::{UsageCounter, check_queue, limits, submit};
 use crate::logprobs::{chat_logprobs, prompt_logprobs};
 use crate::params::{Generation, Limits, num_logprobs};
@@ -47,7 +48,7 @@ pub(crate) async fn chat_completions(
     let arrived = Instant::now();
     let prepared = {
         let (state, model) = (state.clone(), Arc::clone(&model));
-        let len = body.len();
+        let len = constraint::preparation_cost(&body);
         prepare(&state.clone(), len, move || Prepared::new(&body, &model, state.config())).await?
     };
     let Prepared { model_name, generation, prompt } = prepared;
@@ -88,6 +89,7 @@ impl Prepared {
         let mut generation = Generation::new(&request.generation, &limits)?;
         generation.set_logprobs(logprobs(&request, &limits)?);
         check_queue(model, config, 1, generation.n)?;
+        generation.grammar = constraint::compile(model, request.generation.constraint.as_ref())?;
         let prompt = ChatPrompt {
             messages: &request.messages,
             add_generation_prompt: request.add_generation_prompt,

@@ -18,6 +18,7 @@ use uuid::Uuid;
 use crate::api_error::{ApiError, ApiResult};
 use crate::body::JsonBytes;
 use crate::config::ServeConfig;
+use crate::constraint;
 use crate::generate::{UsageCounter, check_queue, limits, submit};
 use crate::logprobs::{CompletionLogprobsBuilder, SpecialTokens, prompt_logprobs};
 use crate::params::{Generation, num_logprobs};
@@ -47,7 +48,7 @@ pub(crate) async fn completions(
     let arrived = Instant::now();
     let prepared = {
         let (state, model) = (state.clone(), Arc::clone(&model));
-        let len = body.len();
+        let len = constraint::preparation_cost(&body);
         prepare(&state.clone(), len, move || Prepared::new(&body, &model, state.config())).await?
     };
     let Prepared { model_name, generation, prompts, echo, echo_logprobs, num_prompt_logprobs } =
@@ -116,6 +117,7 @@ impl Prepared {
             Prompt::TokenIdLists(lists) => lists.len(),
         };
         check_queue(model, config, num_prompts, generation.n)?;
+        generation.grammar = constraint::compile(model, request.generation.constraint.as_ref())?;
         let prompts =
             encode_prompts(model, &request.prompt, request.add_special_tokens.unwrap_or(true))?;
         for prompt in &prompts {

@@ -10,6 +10,7 @@ mod body;
 mod chat;
 mod completions;
 pub mod config;
+mod constraint;
 mod demo;
 mod error;
 mod generate;

@@ -1,5 +1,6 @@
 //! From a model on this machine to one that can be asked.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use candlepower_api::LoadProgress;
@@ -67,6 +68,7 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
         root,
         created: unix_seconds(),
         max_token_bytes,
+        grammar_compiler: OnceLock::new(),
     })
 }
 

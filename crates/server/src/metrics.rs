@@ -194,6 +194,12 @@ const DESCRIPTIONS: &[Description] = &[
         "Seconds of the model's forward within a step, logits included.",
     ),
     describe(
+        "grammar_duration_seconds",
+        "vllm:grammar_duration_seconds",
+        Kind::Histogram(STEP_S),
+        "Seconds in which a step computed what grammars allow.",
+    ),
+    describe(
         "http_requests_total",
         "http_requests_total",
         Kind::Counter,
@@ -261,6 +267,7 @@ impl Metrics {
             request_queue_time_seconds: histogram("request_queue_time_seconds"),
             step_duration_seconds: histogram("step_duration_seconds"),
             forward_duration_seconds: histogram("forward_duration_seconds"),
+            grammar_duration_seconds: histogram("grammar_duration_seconds"),
         };
         Self {
             engine,

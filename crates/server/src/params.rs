@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candlepower_api::GenerationFields;
 use candlepower_checkpoint::SamplingDefaults;
 use candlepower_engine::SamplingParams;
+use candlepower_grammar::Grammar;
 
 use crate::api_error::{ApiError, ApiResult};
 use crate::config::DefaultMaxTokens;
@@ -42,6 +43,8 @@ pub(crate) struct Generation {
     pub(crate) priority: i32,
     pub(crate) cache_salt: Option<Arc<str>>,
     pub(crate) prompt_logprobs: Option<usize>,
+    /// What the output must be; the model compiles it.
+    pub(crate) grammar: Option<Grammar>,
     pub(crate) text: TextOptions,
     pub(crate) return_token_ids: bool,
     /// `Some` if the answer is a stream.
@@ -120,6 +123,7 @@ impl Generation {
             priority: priority(fields.priority.unwrap_or(0))?,
             cache_salt: cache_salt(fields.cache_salt.as_deref())?,
             prompt_logprobs: prompt_logprobs(fields, limits)?,
+            grammar: None,
             text: TextOptions {
                 stop: fields.stop.as_ref().map_or_else(Vec::new, |stop| stop.0.clone()),
                 include_stop_str_in_output: fields.include_stop_str_in_output.unwrap_or(false),

@@ -1,10 +1,11 @@
 //! What the handlers share: the settings, the phase the server is in, and the model once it is loaded.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candlepower_api::{HealthResponse, LoadProgress};
 use candlepower_checkpoint::SamplingDefaults;
 use candlepower_engine::{EngineHandle, EngineHealth};
+use candlepower_grammar::GrammarCompiler;
 use candlepower_hub::DownloadProgress;
 use candlepower_tokenizer::{ChatTemplate, Tokenizer};
 use tokio::sync::{Semaphore, watch};
@@ -61,6 +62,8 @@ pub(crate) struct LoadedModel {
     pub(crate) created: u64,
     /// Most bytes of text that one token stands for.
     pub(crate) max_token_bytes: usize,
+    /// Made when the first constraint comes.
+    pub(crate) grammar_compiler: OnceLock<candlepower_grammar::Result<GrammarCompiler>>,
 }
 
 impl LoadedModel {

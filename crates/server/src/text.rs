@@ -45,6 +45,7 @@ impl From<EngineFinish> for Finish {
             EngineFinish::StopToken(id) => {
                 Self { reason: FinishReason::Stop, stop_reason: Some(StopReason::Token(id)) }
             }
+            EngineFinish::GrammarEnd => Self::new(FinishReason::Stop),
             EngineFinish::Length => Self::new(FinishReason::Length),
         }
     }

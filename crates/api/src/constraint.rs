@@ -1,0 +1,276 @@
+//! What the output is to be: `response_format`, `structured_outputs` and the names that came before it.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::error::{FieldError, excerpt};
+use crate::fields::Fields;
+
+/// What the output is to be, and the field that says so.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutputConstraint {
+    /// Path of the field.
+    pub param: &'static str,
+    /// What it asks for.
+    pub kind: ConstraintKind,
+}
+
+/// What an output can be asked to be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ConstraintKind {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema describes.
+    JsonSchema(Value),
+    /// A text that a regular expression matches as a whole.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A text of a grammar in Lark's notation.
+    Grammar(String),
+}
+
+/// The form of the answer: plain text, any JSON object, or JSON that a schema describes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResponseFormat {
+    /// `text`, `json_object` or `json_schema`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// With `json_schema`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub json_schema: Option<JsonSchemaFormat>,
+}
+
+/// A schema and what it is called.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JsonSchemaFormat {
+    /// What the schema is called; it changes nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What it is for; it changes nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// The JSON schema.
+    #[schema(value_type = Object)]
+    pub schema: Option<Value>,
+    /// The schema is held in any case.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strict: Option<bool>,
+}
+
+/// One of several ways to say what the output is to be.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StructuredOutputs {
+    /// A JSON schema, as an object or as its text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub json: Option<Value>,
+    /// A regular expression that matches the whole text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub regex: Option<String>,
+    /// The texts of which one is to be the output.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub choice: Option<Vec<String>>,
+    /// A grammar in Lark's notation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grammar: Option<String>,
+    /// Whether the output is to be any JSON object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub json_object: Option<bool>,
+}
+
+impl OutputConstraint {
+    /// What a request says of its output, in one of its fields.
+    ///
+    /// # Errors
+    /// One of them is wrong, or two of them say something.
+    pub fn new(
+        response_format: Option<&ResponseFormat>,
+        structured_outputs: Option<&StructuredOutputs>,
+        fields: &mut Fields<'_>,
+    ) -> Result<Option<Self>, FieldError> {
+        let mut found = Vec::new();
+        if let Some(format) = response_format {
+            found.extend(of_format(format.clone())?);
+        }
+        if let Some(outputs) = structured_outputs {
+            let said = of_outputs(outputs.clone())?;
+            if said.is_empty() {
+                let message = "`structured_outputs` says nothing: give json, regex, choice, grammar or json_object.";
+                return Err(FieldError::new("structured_outputs", message));
+            }
+            found.extend(said);
+        }
+        found.extend(of_older_names(fields)?);
+        if let [first, second, ..] = &*found {
+            let message = format!(
+                "`{}` and `{}` both say what the output is to be: give one of them.",
+                first.param, second.param
+            );
+            return Err(FieldError::new(second.param, message));
+        }
+        Ok(found.pop())
+    }
+}
+
+fn of_format(format: ResponseFormat) -> Result<Option<OutputConstraint>, FieldError> {
+    const PARAM: &str = "response_format";
+    if format.kind != "json_schema" && format.json_schema.is_some() {
+        let message = "`json_schema` needs the type `json_schema`.";
+        return Err(FieldError::new("response_format.json_schema", message));
+    }
+    match format.kind.as_str() {
+        "text" => Ok(None),
+        "json_object" => {
+            Ok(Some(OutputConstraint { param: PARAM, kind: ConstraintKind::JsonObject }))
+        }
+        "json_schema" => match format.json_schema.and_then(|format| format.schema) {
+            Some(schema) => Ok(Some(OutputConstraint {
+                param: "response_format.json_schema.schema",
+                kind: ConstraintKind::JsonSchema(checked_schema(
+                    "response_format.json_schema.schema",
+                    schema,
+                )?),
+            })),
+            None => Err(FieldError::new(
+                "response_format.json_schema",
+                "The type `json_schema` needs `json_schema` with a `schema`.",
+            )),
+        },
+        other => Err(FieldError::new(
+            "response_format.type",
+            format!(
+                "`response_format` of type `{}` is not supported: text, json_object and json_schema are.",
+                excerpt(other)
+            ),
+        )),
+    }
+}
+
+fn of_outputs(outputs: StructuredOutputs) -> Result<Vec<OutputConstraint>, FieldError> {
+    let StructuredOutputs { json, regex, choice, grammar, json_object } = outputs;
+    let json = json.map(|schema| schema_of("structured_outputs.json", schema)).transpose()?;
+    let kinds = [
+        ("structured_outputs.json", json.map(ConstraintKind::JsonSchema)),
+        ("structured_outputs.regex", regex.map(ConstraintKind::Regex)),
+        ("structured_outputs.choice", choice.map(ConstraintKind::Choice)),
+        ("structured_outputs.grammar", grammar.map(ConstraintKind::Grammar)),
+        (
+            "structured_outputs.json_object",
+            json_object.and_then(|wanted| wanted.then_some(ConstraintKind::JsonObject)),
+        ),
+    ];
+    let said =
+        kinds.into_iter().filter_map(|(param, kind)| Some(OutputConstraint { param, kind: kind? }));
+    Ok(said.collect())
+}
+
+/// Source: the `guided_*` fields of vLLM's protocol before `structured_outputs`.
+fn of_older_names(fields: &mut Fields<'_>) -> Result<Vec<OutputConstraint>, FieldError> {
+    let json = fields.take::<Value>("guided_json")?;
+    let json = json.map(|schema| schema_of("guided_json", schema)).transpose()?;
+    let kinds = [
+        ("guided_json", json.map(ConstraintKind::JsonSchema)),
+        ("guided_regex", fields.take("guided_regex")?.map(ConstraintKind::Regex)),
+        ("guided_choice", fields.take("guided_choice")?.map(ConstraintKind::Choice)),
+        ("guided_grammar", fields.take("guided_grammar")?.map(ConstraintKind::Grammar)),
+    ];
+    let said =
+        kinds.into_iter().filter_map(|(param, kind)| Some(OutputConstraint { param, kind: kind? }));
+    Ok(said.collect())
+}
+
+/// A schema, which may be given as its text.
+fn schema_of(param: &'static str, schema: Value) -> Result<Value, FieldError> {
+    match schema {
+        Value::String(text) => match serde_json::from_str(&text) {
+            Ok(schema) => checked_schema(param, schema),
+            Err(_) => Err(FieldError::new(param, format!("`{param}` is a text, and no JSON."))),
+        },
+        schema => checked_schema(param, schema),
+    }
+}
+
+fn checked_schema(param: &'static str, schema: Value) -> Result<Value, FieldError> {
+    match schema {
+        Value::Object(_) | Value::Bool(_) => Ok(schema),
+        _ => Err(FieldError::new(param, format!("`{param}` must be a JSON schema: an object."))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn take(body: Value) -> Result<Option<OutputConstraint>, FieldError> {
+        let body = body.to_string();
+        let mut fields = Fields::parse(body.as_bytes()).unwrap();
+        let format = fields.take("response_format")?;
+        let outputs = fields.take("structured_outputs")?;
+        let found = OutputConstraint::new(format.as_ref(), outputs.as_ref(), &mut fields)?;
+        fields.finish().map(|()| found)
+    }
+
+    #[test]
+    fn each_way_of_saying_it_is_understood() {
+        let schema = json!({"type": "object"});
+        let said = |body| take(body).unwrap().map(|found| found.kind);
+        assert_eq!(said(json!({"response_format": {"type": "text"}})), None);
+        assert_eq!(said(json!({"structured_outputs": null, "guided_json": null})), None);
+        let as_schema = Some(ConstraintKind::JsonSchema(schema.clone()));
+        for body in [
+            json!({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": true, "schema": schema}}}),
+            json!({"structured_outputs": {"json": schema}}),
+            json!({"structured_outputs": {"json": schema.to_string()}}),
+            json!({"guided_json": schema}),
+        ] {
+            assert_eq!(said(body), as_schema);
+        }
+        for body in [
+            json!({"response_format": {"type": "json_object"}}),
+            json!({"structured_outputs": {"json_object": true}}),
+        ] {
+            assert_eq!(said(body), Some(ConstraintKind::JsonObject));
+        }
+        let choice = Some(ConstraintKind::Choice(vec!["a".into(), "b".into()]));
+        assert_eq!(said(json!({"structured_outputs": {"choice": ["a", "b"]}})), choice);
+        assert_eq!(said(json!({"guided_choice": ["a", "b"]})), choice);
+        let regex = Some(ConstraintKind::Regex("a+".into()));
+        assert_eq!(said(json!({"structured_outputs": {"regex": "a+"}})), regex);
+        let grammar = Some(ConstraintKind::Grammar("start: \"a\"".into()));
+        assert_eq!(said(json!({"guided_grammar": "start: \"a\""})), grammar);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (body, param) in [
+            (json!({"response_format": {"type": "xml"}}), "response_format.type"),
+            (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema"),
+            (
+                json!({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}),
+                "response_format.json_schema",
+            ),
+            (json!({"response_format": "json"}), "response_format"),
+            (json!({"structured_outputs": {}}), "structured_outputs"),
+            (json!({"structured_outputs": {"yaml": 1}}), "structured_outputs.yaml"),
+            (json!({"structured_outputs": {"json": 7}}), "structured_outputs.json"),
+            (json!({"structured_outputs": {"json": "{"}}), "structured_outputs.json"),
+            (
+                json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}),
+                "structured_outputs.choice",
+            ),
+            (
+                json!({"guided_regex": "a", "response_format": {"type": "json_object"}}),
+                "guided_regex",
+            ),
+        ] {
+            assert_eq!(take(body.clone()).unwrap_err().param.as_deref(), Some(param), "{body}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What an output may be asked to be.
+
+use serde_json::{Map, Value, json};
+
+use crate::{Error, Result};
+
+/// What an output must be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Constraint {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema describes.
+    JsonSchema(Value),
+    /// A text that a regular expression matches as a whole.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// A text of a context-free grammar in Lark's notation.
+    Lark(String),
+}
+
+/// White space between the tokens of JSON: at most a line break and an indentation. Unbounded, a model may write nothing
+/// else until its tokens run out.
+const WHITE_SPACE: &str = r"(\r?\n)?[ \t]{0,40}";
+
+impl Constraint {
+    /// The constraint in llguidance's notation, which also names it in the cache: its kind and its text.
+    pub(crate) fn notation(&self) -> Result<Notation> {
+        Ok(match self {
+            Self::JsonObject => Notation::Json(with_white_space(json!({"type": "object"}))),
+            Self::JsonSchema(schema) => Notation::Json(with_white_space(schema.clone())),
+            Self::Regex(regex) => Notation::Lark(format!("start: /{}/\n", escape_slashes(regex))),
+            Self::Choice(texts) if texts.is_empty() || texts.iter().any(String::is_empty) => {
+                return Err(Error::EmptyChoice);
+            }
+            Self::Choice(texts) => {
+                let literals: Vec<String> =
+                    texts.iter().map(|text| Value::from(text.as_str()).to_string()).collect();
+                Notation::Lark(format!("start: {}\n", literals.join(" | ")))
+            }
+            Self::Lark(grammar) => Notation::Lark(grammar.clone()),
+        })
+    }
+}
+
+/// A constraint as llguidance takes it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Notation {
+    Json(Value),
+    Lark(String),
+}
+
+impl Notation {
+    /// The same for the same constraint.
+    pub(crate) fn key(&self) -> String {
+        match self {
+            Self::Json(schema) => format!("json {schema}"),
+            Self::Lark(grammar) => format!("lark {grammar}"),
+        }
+    }
+}
+
+/// The schema with our white space; what the request says of llguidance's own options is dropped, because they are no
+/// part of JSON Schema.
+fn with_white_space(schema: Value) -> Value {
+    let mut schema = match schema {
+        Value::Object(schema) => schema,
+        // `true` allows all JSON, `false` none.
+        other => Map::from_iter([("allOf".to_owned(), Value::Array(vec![other]))]),
+    };
+    let options = json!({"whitespace_flexible": true, "whitespace_pattern": WHITE_SPACE});
+    schema.insert("x-guidance".to_owned(), options);
+    Value::Object(schema)
+}
+
+/// A regular expression between slashes.
+fn escape_slashes(regex: &str) -> String {
+    let mut escaped = String::with_capacity(regex.len());
+    let mut after_backslash = false;
+    for character in regex.chars() {
+        match character {
+            '/' if !after_backslash => escaped.push_str("\\/"),
+            '\n' => escaped.push_str(if after_backslash { "n" } else { "\\n" }),
+            other => escaped.push(other),
+        }
+        after_backslash = character == '\\' && !after_backslash;
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slashes_and_line_breaks_stay_within_the_expression() {
+        assert_eq!(escape_slashes(r"a/b\/c\\/d"), r"a\/b\/c\\\/d");
+        assert_eq!(escape_slashes("a\nb"), r"a\nb");
+    }
+
+    #[test]
+    fn a_choice_is_never_empty() {
+        assert_eq!(Constraint::Choice(vec![]).notation(), Err(Error::EmptyChoice));
+        assert_eq!(
+            Constraint::Choice(vec!["a".into(), String::new()]).notation(),
+            Err(Error::EmptyChoice)
+        );
+    }
+}

@@ -1,0 +1,21 @@
+//! Why a constraint cannot be held.
+
+/// Result with this crate's [`enum@Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A constraint that cannot be held.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The tokenizer's vocabulary cannot be used.
+    #[error("the tokenizer's vocabulary cannot be constrained: {0}")]
+    Vocabulary(String),
+    /// The constraint is wrong, asks for what is not supported, or is beyond the limits.
+    #[error("{0}")]
+    Constraint(String),
+    /// A choice without alternatives, or with an empty one.
+    #[error("a choice needs at least one alternative, and none that is empty")]
+    EmptyChoice,
+    /// The state became too complex, or a token came that it did not allow.
+    #[error("the grammar failed: {0}")]
+    State(String),
+}

@@ -1,0 +1,19 @@
+//! Which tokens a constraint allows next: a JSON schema, a regular expression, a choice or a grammar becomes, for each
+//! sequence, a set of tokens at every step.
+//!
+//! [`GrammarCompiler`] is made once per model. It compiles a [`Constraint`] into a [`Grammar`], the state of one sequence:
+//! [`Grammar::allowed`] gives the mask for the next token, [`Grammar::accept`] takes the token that was drawn. Nothing is
+//! dropped in silence: what a constraint asks for and cannot be had is an error that names it.
+
+mod compiler;
+mod constraint;
+mod error;
+mod grammar;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
+
+pub use compiler::GrammarCompiler;
+pub use constraint::Constraint;
+pub use error::{Error, Result};
+pub use grammar::{Grammar, Mask};

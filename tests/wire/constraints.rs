@@ -1,0 +1,206 @@
+//! What an output is asked to be, it is: on both endpoints, streaming or not, and nothing is dropped in silence.
+
+use serde_json::{Value, json};
+
+use crate::support::Server;
+
+/// A person, in the order that the schema names its properties.
+fn person() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 1, "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 3},
+        },
+        "required": ["name", "age", "tags"],
+        "additionalProperties": false,
+    })
+}
+
+/// The texts of all choices.
+fn texts(completion: &Value) -> Vec<&str> {
+    let choices = completion["choices"].as_array().unwrap();
+    choices.iter().map(|choice| choice["text"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn a_schema_is_held_by_every_choice_at_any_temperature() {
+    let server = Server::demo();
+    let mut finished = 0;
+    for seed in 0..4 {
+        let completion = server.complete(json!({
+            "prompt": "A person:", "max_tokens": 150, "temperature": 2.0, "n": 3, "seed": seed,
+            "presence_penalty": 1.0, "logprobs": 1,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "p", "strict": true, "schema": person()}},
+        }));
+        for choice in completion["choices"].as_array().unwrap() {
+            let text = choice["text"].as_str().unwrap();
+            if choice["finish_reason"] != "stop" {
+                assert_eq!(choice["finish_reason"], "length");
+                continue;
+            }
+            finished += 1;
+            let found: Value =
+                serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+            let keys: Vec<&String> = found.as_object().unwrap().keys().collect();
+            assert_eq!(keys, ["name", "age", "tags"], "{text}");
+            assert!((1..=12).contains(&found["name"].as_str().unwrap().chars().count()), "{text}");
+            assert!((0..=150).contains(&found["age"].as_i64().unwrap()), "{text}");
+            assert!(found["tags"].as_array().unwrap().len() <= 3, "{text}");
+        }
+    }
+    assert!(finished >= 6, "{finished} of 12 have come to their end");
+}
+
+#[test]
+fn choices_expressions_and_grammars_are_held() {
+    let server = Server::demo();
+    let outputs = |outputs: Value| {
+        let completion = server.complete(json!({
+            "prompt": "x", "max_tokens": 40, "temperature": 1.5, "seed": 7, "n": 4, "structured_outputs": outputs,
+        }));
+        texts(&completion).into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    for text in outputs(json!({"choice": ["yes", "no", "per/haps \"so\""]})) {
+        assert!(["yes", "no", "per/haps \"so\""].contains(&text.as_str()), "{text}");
+    }
+    for text in outputs(json!({"regex": "[0-9]{4}/[0-9]{2}"})) {
+        assert!(text.len() == 7 && text.as_bytes()[4] == b'/', "{text}");
+    }
+    for text in outputs(json!({"grammar": "start: \"a\" b \"c\"\nb: \"(\" b \")\" | \"x\""})) {
+        let inner = text.strip_prefix('a').and_then(|text| text.strip_suffix('c')).unwrap();
+        let depth = inner.matches('(').count();
+        assert_eq!(inner, format!("{}x{}", "(".repeat(depth), ")".repeat(depth)));
+    }
+    for text in outputs(json!({"json_object": true})) {
+        assert!(text.starts_with('{'), "{text}");
+    }
+    let older = server.complete(json!({"prompt": "x", "guided_choice": ["left", "right"]}));
+    assert!(["left", "right"].contains(&texts(&older)[0]), "{older}");
+    assert_eq!(older["choices"][0]["finish_reason"], "stop");
+}
+
+#[test]
+fn a_chat_answers_in_json_streaming_or_not_and_the_same() {
+    let server = Server::demo();
+    let body = json!({
+        "model": "demo", "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 200, "temperature": 0,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {
+            "type": "object", "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer", "maximum": 99, "minimum": 0}},
+            "required": ["ok", "n"], "additionalProperties": false,
+        }}},
+    });
+    let whole = server.chat(body.clone());
+    let text = whole["choices"][0]["message"]["content"].as_str().unwrap();
+    assert_eq!(whole["choices"][0]["finish_reason"], "stop", "{whole}");
+    let found: Value = serde_json::from_str(text).unwrap();
+    assert!(found["ok"].is_boolean() && found["n"].is_u64(), "{text}");
+    let mut streamed = body;
+    streamed["stream"] = true.into();
+    let mut stream = server.open("/v1/chat/completions", &streamed);
+    let mut text_of_stream = String::new();
+    while let Some(chunk) = stream.next_chunk() {
+        text_of_stream
+            .push_str(chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
+    }
+    assert_eq!(text_of_stream, text);
+}
+
+#[test]
+fn an_output_that_is_cut_off_is_a_beginning() {
+    let server = Server::demo();
+    let completion = server.complete(json!({
+        "prompt": "x", "max_tokens": 3, "temperature": 0, "structured_outputs": {"regex": "abcdefghijklmnopqrstuvwxyz"},
+    }));
+    assert_eq!(completion["choices"][0]["finish_reason"], "length");
+    let text = texts(&completion)[0];
+    assert!(!text.is_empty() && "abcdefghijklmnopqrstuvwxyz".starts_with(text), "{text}");
+}
+
+#[test]
+fn what_cannot_be_held_is_refused_by_name() {
+    let server = Server::demo();
+    let refused = |field: Value| {
+        let mut body = field;
+        body["prompt"] = "x".into();
+        server.complete_refused(body)
+    };
+    for (field, param, part) in [
+        (json!({"structured_outputs": {"regex": "(a"}}), "structured_outputs.regex", ""),
+        (
+            json!({"structured_outputs": {"grammar": "start: missing"}}),
+            "structured_outputs.grammar",
+            "missing",
+        ),
+        (
+            json!({"structured_outputs": {"choice": []}}),
+            "structured_outputs.choice",
+            "at least one",
+        ),
+        (
+            json!({"structured_outputs": {"json": {"type": "object", "dependentRequired": {"a": ["b"]}}}}),
+            "structured_outputs.json",
+            "dependentRequired",
+        ),
+        (
+            json!({"structured_outputs": {"json": {"type": "string", "minLength": 3, "maxLength": 2}}}),
+            "structured_outputs.json",
+            "",
+        ),
+        (json!({"structured_outputs": {"json": false}}), "structured_outputs.json", ""),
+        (json!({"guided_json": {"$ref": "https://example.com/schema"}}), "guided_json", ""),
+        (
+            json!({"structured_outputs": {"structural_tag": {}}}),
+            "structured_outputs.structural_tag",
+            "unknown field",
+        ),
+        (
+            json!({"response_format": {"type": "structural_tag"}}),
+            "response_format.type",
+            "not supported",
+        ),
+        (
+            json!({"guided_regex": "a", "response_format": {"type": "json_object"}}),
+            "guided_regex",
+            "both",
+        ),
+    ] {
+        let error = refused(field.clone());
+        assert_eq!(error["param"], param, "{field}: {error}");
+        assert!(error["message"].as_str().unwrap().contains(part), "{field}: {error}");
+    }
+    // A hostile schema meets a limit; the server goes on.
+    let deep = (0..200).fold(json!({"type": "integer"}), |inner, _| {
+        json!({"anyOf": [inner, {"type": "array", "items": {"type": "string", "pattern": "(a|b){1,200}c"}}]})
+    });
+    let response = server
+        .post("/v1/completions", &json!({"model": "demo", "prompt": "x", "guided_json": deep}));
+    assert!([200, 400].contains(&response.status), "{}", response.text());
+    assert_eq!(texts(&server.complete(json!({"prompt": "a"}))).len(), 1);
+}
+
+#[test]
+fn a_constrained_request_leaves_the_others_as_they_are() {
+    let server = Server::demo();
+    let plain = json!({"prompt": "The capital of France is", "temperature": 1.0, "seed": 3, "max_tokens": 24});
+    let alone = server.complete(plain.clone());
+    let together = std::thread::scope(|scope| {
+        let constrained: Vec<_> = (0..4)
+            .map(|seed| {
+                let server = &server;
+                scope.spawn(move || {
+                    server.complete(json!({
+                        "prompt": "x", "seed": seed, "max_tokens": 60, "structured_outputs": {"json": person()},
+                    }))
+                })
+            })
+            .collect();
+        let plain = server.complete(plain);
+        for thread in constrained {
+            thread.join().unwrap();
+        }
+        plain
+    });
+    assert_eq!(alone["choices"], together["choices"]);
+}
