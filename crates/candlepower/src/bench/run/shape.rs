@@ -138,6 +138,7 @@ impl ShapeRunner {
             priority: 0,
             cache_salt: None,
             prompt_logprobs: None,
+            grammar: None,
         };
         let requests: Vec<Request> = prompts.iter().map(request).collect();
         let mut streams: Vec<TokenStream> = Vec::new();
