@@ -54,7 +54,9 @@ pub struct ComputeCapability {
 }
 
 impl Gpus {
-    pub(crate) fn probe() -> Self {
+    /// Asks the driver.
+    #[must_use]
+    pub fn probe() -> Self {
         let nvml = match Nvml::init() {
             Ok(nvml) => nvml,
             Err(error) => return Self { reason: Some(reason(&error)), ..Self::default() },
