@@ -51,7 +51,11 @@ pub struct AttentionMetadata {
 impl AttentionMetadata {
     /// The queries and the cache of each sequence, after checking all of it against `tokens` queries
     /// and the cache's dimensions.
-    fn sequences(&self, tokens: usize, cache: &KvCacheConfig) -> Result<Vec<SequenceView<'_>>> {
+    pub(crate) fn sequences(
+        &self,
+        tokens: usize,
+        cache: &KvCacheConfig,
+    ) -> Result<Vec<SequenceView<'_>>> {
         let error = |message: String| Err(Error::Metadata(message));
         let seqs = self.context_len.len();
         if self.query_start.len() != seqs + 1 || self.query_start[0] != 0 {
@@ -108,11 +112,11 @@ impl AttentionMetadata {
 
 /// One sequence of a step.
 #[derive(Clone, Copy, Debug)]
-struct SequenceView<'a> {
+pub(crate) struct SequenceView<'a> {
     first_token: usize,
-    num_queries: usize,
+    pub(crate) num_queries: usize,
     first_position: usize,
-    block_table: &'a [u32],
+    pub(crate) block_table: &'a [u32],
 }
 
 /// Attention of this step's queries over their sequences' caches.

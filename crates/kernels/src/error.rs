@@ -50,6 +50,32 @@ pub enum Error {
         /// Where the operand is.
         device: DeviceLocation,
     },
+    /// An operand of a GPU kernel lives elsewhere.
+    #[error("{kernel}: {operand} is on {device:?}; move it to the GPU that computes")]
+    NotOnGpu {
+        /// The kernel that refused.
+        kernel: &'static str,
+        /// The operand's name in the kernel's signature.
+        operand: &'static str,
+        /// Where the operand is.
+        device: DeviceLocation,
+    },
+    /// An operand of a GPU kernel begins in the midst of a vector.
+    #[error("{kernel}: {operand} does not begin at a multiple of 16 bytes; copy the view first")]
+    Misaligned {
+        /// The kernel that refused.
+        kernel: &'static str,
+        /// The operand's name in the kernel's signature.
+        operand: &'static str,
+    },
+    /// CUDA could not start a kernel.
+    #[error("{kernel}: CUDA refused: {message}")]
+    Cuda {
+        /// The kernel.
+        kernel: &'static str,
+        /// What CUDA, or the library on top of it, says.
+        message: String,
+    },
     /// An index points outside what it indexes.
     #[error("{kernel}: {index} = {value} is out of range, it must be below {bound}")]
     OutOfRange {

@@ -27,7 +27,7 @@ pub struct KvCacheConfig {
 }
 
 impl KvCacheConfig {
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let rules = [
             ("num_kv_heads", self.num_kv_heads, 1, "at least 1"),
             ("head_dim", self.head_dim, 8, "a positive multiple of 8"),
@@ -48,7 +48,7 @@ impl KvCacheConfig {
         Ok(())
     }
 
-    fn block_elements(&self) -> usize {
+    pub(crate) fn block_elements(&self) -> usize {
         self.num_kv_heads * self.head_dim * self.block_size
     }
 }

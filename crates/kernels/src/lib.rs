@@ -1,10 +1,12 @@
-//! Every device operation: a readable CPU reference and a fast CPU path.
+//! Every device operation: a readable CPU reference, a fast CPU path, and kernels for NVIDIA GPUs.
 //!
 //! Each kernel is one function over [`candle_core::Tensor`] that checks dtype, shape, contiguity and
 //! device before it touches memory, and works on plain slices inside. Activations are `f32`; weights
 //! keep the checkpoint's dtype inside a packed [`Weight`]. Kernels use rayon's current pool.
 //!
-//! Two promises hold for all of them:
+//! The feature `cuda` adds the module `cuda`, whose kernels are bf16 or f16 and write into the caller's tensors.
+//!
+//! Two promises hold for all CPU kernels:
 //! - a row's result does not depend on the other rows of the batch, nor on the number of threads;
 //! - `*_reference` is the definition of a kernel, written to be read, and the fast path is tested
 //!   against it.
@@ -12,6 +14,8 @@
 mod activation;
 mod attention;
 mod cpu_features;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod embedding;
 mod error;
 mod gather;

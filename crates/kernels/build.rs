@@ -1,0 +1,170 @@
+//! Compiles the CUDA kernels, if the feature `cuda` is on, and links them.
+//!
+//! Reads `NVCC` or `CUDA_HOME`, `CUDA_COMPUTE_CAP` (80, 89 or 90) and `FLASHINFER_INCLUDE`;
+//! `scripts/cuda-toolkit.sh` assembles a toolkit and sets them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode};
+use std::{env, fs};
+
+/// Where the kernels are.
+const KERNELS: &str = "src/cuda/kernels";
+
+/// Sources that are compiled once.
+const SOURCES: [&str; 4] = ["rows", "qkv", "sampling", "gemv"];
+
+/// Sources that are compiled once per head dimension, so that the compilers run side by side.
+const SOURCES_PER_HEAD_DIM: [&str; 2] = ["attention_decode", "attention_prefill"];
+const HEAD_DIMS: [u32; 3] = [64, 128, 256];
+
+fn main() -> ExitCode {
+    println!("cargo::rerun-if-changed=build.rs");
+    if env::var_os("CARGO_FEATURE_CUDA").is_none() {
+        return ExitCode::SUCCESS;
+    }
+    match Toolkit::find().and_then(|toolkit| compile(&toolkit)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            println!("cargo::error={message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The compiler and what it compiles for.
+struct Toolkit {
+    nvcc: PathBuf,
+    flags: Vec<String>,
+}
+
+impl Toolkit {
+    fn find() -> Result<Self, String> {
+        let home = variable("CUDA_HOME").map(PathBuf::from);
+        let nvcc = match (variable("NVCC"), &home) {
+            (Some(nvcc), _) => PathBuf::from(nvcc),
+            (None, Some(home)) => home.join("bin/nvcc"),
+            (None, None) => {
+                return Err("the feature `cuda` needs nvcc: run scripts/cuda-toolkit.sh DIR and `. DIR/env.sh`, or set CUDA_HOME".into());
+            }
+        };
+        let Some(flashinfer) = variable("FLASHINFER_INCLUDE") else {
+            return Err("the feature `cuda` needs FlashInfer's headers: run scripts/cuda-toolkit.sh DIR and `. DIR/env.sh`, or set FLASHINFER_INCLUDE".into());
+        };
+        if !Path::new(&flashinfer).join("flashinfer/attention/prefill.cuh").exists() {
+            return Err(format!("FLASHINFER_INCLUDE={flashinfer} holds no flashinfer/attention"));
+        }
+        let mut flags: Vec<String> = [
+            "-std=c++17",
+            "-O3",
+            "--expt-relaxed-constexpr",
+            "-Xcompiler=-fPIC",
+            "-diag-suppress=177",
+        ]
+        .map(String::from)
+        .into();
+        flags.push(architecture(&variable("CUDA_COMPUTE_CAP").unwrap_or_else(|| "90".into()))?);
+        // The toolkit's own CCCL may be older than what FlashInfer needs; this folder holds a newer one.
+        if let Some(cccl) = home.map(|home| home.join("include/cccl")).filter(|dir| dir.is_dir()) {
+            flags.push(format!("-I{}", cccl.display()));
+        }
+        flags.extend(["-isystem".into(), flashinfer]);
+        Ok(Self { nvcc, flags })
+    }
+
+    /// Starts the compilation of `job`.
+    fn start(&self, job: &Job) -> Result<Child, String> {
+        Command::new(&self.nvcc)
+            .args(&self.flags)
+            .args(&job.defines)
+            .arg("-c")
+            .arg(&job.source)
+            .arg("-o")
+            .arg(&job.object)
+            .spawn()
+            .map_err(|error| format!("cannot start {}: {error}", self.nvcc.display()))
+    }
+}
+
+/// nvcc's architecture for a compute capability. Hopper's own instructions need the `a`.
+fn architecture(capability: &str) -> Result<String, String> {
+    let name = match capability.trim() {
+        "80" => "80",
+        "86" => "86",
+        "89" => "89",
+        "90" | "90a" => "90a",
+        other => return Err(format!("CUDA_COMPUTE_CAP={other}: it must be 80, 86, 89 or 90")),
+    };
+    Ok(format!("-gencode=arch=compute_{name},code=sm_{name}"))
+}
+
+/// One object file.
+struct Job {
+    source: PathBuf,
+    object: PathBuf,
+    defines: Vec<String>,
+}
+
+fn jobs(out: &Path) -> Vec<Job> {
+    let job = |name: &str, suffix: &str, defines: Vec<String>| Job {
+        source: Path::new(KERNELS).join(name).with_extension("cu"),
+        object: out.join(format!("{name}{suffix}.o")),
+        defines,
+    };
+    let per_head_dim = SOURCES_PER_HEAD_DIM.iter().flat_map(|name| {
+        HEAD_DIMS.iter().map(move |dim| {
+            job(name, &format!("_{dim}"), vec![format!("-DCANDLEPOWER_HEAD_DIM={dim}")])
+        })
+    });
+    // The longest first, so that no processor waits at the end.
+    per_head_dim.chain(SOURCES.iter().map(|name| job(name, "", Vec::new()))).collect()
+}
+
+fn compile(toolkit: &Toolkit) -> Result<(), String> {
+    println!("cargo::rerun-if-changed={KERNELS}");
+    let out = PathBuf::from(variable("OUT_DIR").ok_or("cargo sets OUT_DIR")?);
+    let parallel = variable("NUM_JOBS").and_then(|jobs| jobs.parse().ok()).unwrap_or(1usize);
+    let jobs = jobs(&out);
+    let mut running: Vec<(Child, &Job)> = Vec::new();
+    for job in &jobs {
+        if running.len() >= parallel.max(1) {
+            finish(running.remove(0))?;
+        }
+        running.push((toolkit.start(job)?, job));
+    }
+    running.into_iter().try_for_each(finish)?;
+    archive(&out, &jobs)?;
+    println!("cargo::rustc-link-search=native={}", out.display());
+    println!("cargo::rustc-link-lib=static=candlepower_cuda");
+    println!("cargo::rustc-link-lib=cudart");
+    println!("cargo::rustc-link-lib=stdc++");
+    Ok(())
+}
+
+fn finish((mut child, job): (Child, &Job)) -> Result<(), String> {
+    let status = child.wait().map_err(|error| format!("waiting for nvcc: {error}"))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(format!("nvcc could not compile {}; its messages are above", job.source.display()))
+}
+
+fn archive(out: &Path, jobs: &[Job]) -> Result<(), String> {
+    let library = out.join("libcandlepower_cuda.a");
+    // `ar` adds to an archive that is there.
+    let _ = fs::remove_file(&library);
+    let status = Command::new("ar")
+        .arg("crs")
+        .arg(&library)
+        .args(jobs.iter().map(|job| &job.object))
+        .status()
+        .map_err(|error| format!("cannot start ar: {error}; install binutils"))?;
+    if status.success() { Ok(()) } else { Err("ar could not make the archive of kernels".into()) }
+}
+
+/// An environment variable, if it is set and not empty; cargo runs this again when it changes.
+fn variable(name: &str) -> Option<String> {
+    if !name.starts_with("NUM_JOBS") && name != "OUT_DIR" {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    env::var(name).ok().filter(|value| !value.is_empty())
+}

@@ -1,0 +1,30 @@
+//! The kernels of NVIDIA GPUs, behind one checked wrapper each.
+//!
+//! Activations and weights are bf16 or f16, row-major and contiguous; sums are f32. Every kernel runs on
+//! candle's own stream of the device, allocates nothing, waits for nothing, and writes into a tensor that
+//! the caller keeps: a step can be captured as a CUDA graph. What changes from step to step lies in device
+//! tensors. Values in them cannot be checked on the host, so each kernel says what it makes of wrong ones.
+//!
+//! An operand named `out` is written although it is borrowed shared, as with any candle tensor: clones see
+//! the change. Use one stream per device (`Device::new_cuda_with_stream`).
+
+mod activation;
+mod attention;
+mod gather;
+mod gemv;
+mod launch;
+mod norm;
+mod paged_cache;
+mod qkv;
+mod sampling;
+
+pub use activation::gated_activation;
+pub use attention::{AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, PlanCapacity};
+pub use gather::{embedding, gather_rows};
+pub use gemv::{GEMV_MAX_ROWS, gemv};
+pub use norm::{NormWeight, RmsNorm, add_rms_norm, rms_norm};
+pub use paged_cache::{PagedCache, PagedLayer};
+pub use qkv::{NO_SLOT, QkNorm, QkvToCache, qkv_to_cache};
+pub use sampling::{
+    SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts, sample,
+};

@@ -1,0 +1,6 @@
+//! Causal attention over the paged cache on the GPU: FlashInfer's kernels and their planners.
+
+mod ffi;
+mod plan;
+
+pub use plan::{AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, PlanCapacity};

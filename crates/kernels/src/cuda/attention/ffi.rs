@@ -1,0 +1,116 @@
+//! The C side of attention: argument structs, and the functions by kernel and head dimension.
+
+use std::ffi::c_char;
+
+use super::super::launch::{Address, CUstream, Launcher};
+
+/// Numbers of a plan that FlashInfer keeps on the host.
+pub(super) const PLAN_WORDS: usize = 16;
+/// Room for a message of FlashInfer's.
+pub(super) const MESSAGE_BYTES: usize = 256;
+/// What a function answers when it wrote a message instead of an error number of CUDA's.
+pub(super) const REFUSED: i32 = -1;
+
+/// As `AttentionBuffers` in attention.cuh.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Buffers {
+    pub(super) partials: Address,
+    pub(super) schedule: Address,
+    pub(super) host: Address,
+    pub(super) partials_bytes: i64,
+    pub(super) schedule_bytes: i64,
+}
+
+/// As `AttentionShape` in attention.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct Shape {
+    pub(super) seqs: i32,
+    pub(super) tokens: i32,
+    pub(super) heads: i32,
+    pub(super) kv_heads: i32,
+    pub(super) block_size: i32,
+    pub(super) dtype: i32,
+    pub(super) window_left: i32,
+    pub(super) fixed_launch: i32,
+}
+
+/// As `PlanArgs` in attention.cuh.
+#[repr(C)]
+pub(super) struct PlanArgs {
+    pub(super) buffers: Buffers,
+    pub(super) shape: Shape,
+    pub(super) query_start: *mut u32,
+    pub(super) page_start: *mut u32,
+    pub(super) plan: *mut i64,
+    pub(super) message: *mut c_char,
+}
+const _: () = assert!(size_of::<PlanArgs>() == 104);
+
+/// As `RunArgs` in attention.cuh.
+#[repr(C)]
+pub(super) struct RunArgs {
+    pub(super) buffers: Buffers,
+    pub(super) shape: Shape,
+    pub(super) q: Address,
+    pub(super) keys: Address,
+    pub(super) values: Address,
+    pub(super) out: Address,
+    pub(super) query_start: Address,
+    pub(super) page_start: Address,
+    pub(super) page_indices: Address,
+    pub(super) last_page_len: Address,
+    pub(super) plan: *const i64,
+    pub(super) message: *mut c_char,
+    pub(super) scale: f32,
+    pub(super) softcap: f32,
+}
+const _: () = assert!(size_of::<RunArgs>() == 160);
+
+/// Which of FlashInfer's kernels computes a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernel {
+    /// One query per sequence, without a window: bound by memory.
+    Decode,
+    /// Any mixture, on the tensor cores.
+    Prefill,
+}
+
+/// The planner and the kernel of one head dimension.
+#[derive(Clone, Copy)]
+pub(super) struct Functions {
+    pub(super) plan: Launcher<PlanArgs>,
+    pub(super) run: Launcher<RunArgs>,
+}
+
+impl Functions {
+    /// The functions for heads of `head_dim` elements, if there are any.
+    pub(super) fn of(kernel: Kernel, head_dim: usize) -> Option<Self> {
+        let (plan, run): (Launcher<PlanArgs>, Launcher<RunArgs>) = match (kernel, head_dim) {
+            (Kernel::Decode, 64) => (candlepower_plan_decode_64, candlepower_run_decode_64),
+            (Kernel::Decode, 128) => (candlepower_plan_decode_128, candlepower_run_decode_128),
+            (Kernel::Decode, 256) => (candlepower_plan_decode_256, candlepower_run_decode_256),
+            (Kernel::Prefill, 64) => (candlepower_plan_prefill_64, candlepower_run_prefill_64),
+            (Kernel::Prefill, 128) => (candlepower_plan_prefill_128, candlepower_run_prefill_128),
+            (Kernel::Prefill, 256) => (candlepower_plan_prefill_256, candlepower_run_prefill_256),
+            _ => return None,
+        };
+        Some(Self { plan, run })
+    }
+}
+
+unsafe extern "C" {
+    fn candlepower_plan_decode_64(args: *const PlanArgs, stream: CUstream) -> i32;
+    fn candlepower_plan_decode_128(args: *const PlanArgs, stream: CUstream) -> i32;
+    fn candlepower_plan_decode_256(args: *const PlanArgs, stream: CUstream) -> i32;
+    fn candlepower_plan_prefill_64(args: *const PlanArgs, stream: CUstream) -> i32;
+    fn candlepower_plan_prefill_128(args: *const PlanArgs, stream: CUstream) -> i32;
+    fn candlepower_plan_prefill_256(args: *const PlanArgs, stream: CUstream) -> i32;
+    fn candlepower_run_decode_64(args: *const RunArgs, stream: CUstream) -> i32;
+    fn candlepower_run_decode_128(args: *const RunArgs, stream: CUstream) -> i32;
+    fn candlepower_run_decode_256(args: *const RunArgs, stream: CUstream) -> i32;
+    fn candlepower_run_prefill_64(args: *const RunArgs, stream: CUstream) -> i32;
+    fn candlepower_run_prefill_128(args: *const RunArgs, stream: CUstream) -> i32;
+    fn candlepower_run_prefill_256(args: *const RunArgs, stream: CUstream) -> i32;
+}

@@ -1,0 +1,468 @@
+//! The plan of a step's attention: who reads which part of the cache, made on the host, read on the device.
+
+use std::ffi::{CStr, c_char};
+
+use candle_core::cuda_backend::cudarc::driver::result::memcpy_htod_async;
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaEvent, CudaSlice, DevicePtr, DriverError, PinnedHostSlice,
+};
+use candle_core::{CudaDevice, DType, Device, Tensor};
+
+use super::super::launch::{Address, Launch, describe};
+use super::super::{PagedCache, PagedLayer};
+use super::ffi::{
+    Buffers, Functions, Kernel, MESSAGE_BYTES, PLAN_WORDS, PlanArgs, REFUSED, RunArgs, Shape,
+};
+use crate::{AttentionMetadata, Error, KvCacheConfig, PagedAttention, Result};
+
+const KERNEL: &str = "paged_attention";
+
+/// Groups of query heads that FlashInfer's decode kernel has; the prefill kernel takes any.
+const DECODE_GROUPS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
+
+/// Bytes of the device's schedule of one step, and of its pinned twin.
+const SCHEDULE_BYTES: usize = 8 << 20;
+
+/// Flags of pinned memory that the host reads as well: not write-combined, which is slow to read.
+const READ_BACK: u32 = 0;
+
+/// Room of an [`AttentionPlan`], reserved once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanCapacity {
+    /// Sequences of a step.
+    pub max_seqs: usize,
+    /// Blocks of all sequences of a step together, shared blocks counted each time.
+    pub max_pages: usize,
+    /// Bytes for partial results of sequences that are split. 64 MiB suffice for up to 132 multiprocessors
+    /// and 128 elements per head; a plan that needs more says so.
+    pub partials_bytes: usize,
+}
+
+/// The attention of a model's layers that one plan serves: those with the same heads and the same window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub heads: usize,
+    /// A query at position `p` sees the positions above `p - window` only.
+    pub window: Option<usize>,
+    /// Element type of q, cache and output: bf16 or f16.
+    pub dtype: DType,
+}
+
+/// Whether the launch may depend on the lengths of the sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaunchShape {
+    /// As many blocks as the step needs.
+    Fitted,
+    /// Depends on the number of sequences and tokens alone, so that a CUDA graph can be replayed after
+    /// another `prepare`. Every sequence has the same number of queries.
+    Fixed,
+}
+
+/// A step as the planner sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionStep<'a> {
+    /// Queries and cache of each sequence.
+    pub meta: &'a AttentionMetadata,
+    /// Rows of q.
+    pub tokens: usize,
+    /// How it is launched.
+    pub launch: LaunchShape,
+}
+
+/// Memory and schedule of the attention of one step: `prepare` once, then `attend` for each layer.
+///
+/// All of its memory is reserved in `new`, at addresses that stay. `prepare` runs on the host and queues one
+/// or two copies to the device; it waits only if its previous copies have not been made yet. `attend` only
+/// launches, so it can be captured, with [`LaunchShape::Fixed`], in a CUDA graph that later plans feed.
+#[derive(Debug)]
+pub struct AttentionPlan {
+    device: CudaDevice,
+    spec: AttentionSpec,
+    cache: KvCacheConfig,
+    capacity: PlanCapacity,
+    partials: CudaSlice<u8>,
+    schedule: CudaSlice<u8>,
+    /// `query_start`, `page_start`, `last_page_len` and page indices, one after the other.
+    tables: CudaSlice<u32>,
+    schedule_host: PinnedHostSlice<u8>,
+    tables_host: PinnedHostSlice<u32>,
+    /// Behind the last copy out of pinned memory.
+    copied: Option<CudaEvent>,
+    prepared: Option<Prepared>,
+}
+
+#[derive(Clone, Copy)]
+struct Prepared {
+    kernel: Kernel,
+    shape: Shape,
+    words: [i64; PLAN_WORDS],
+}
+
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prepared").field("kernel", &self.kernel).finish_non_exhaustive()
+    }
+}
+
+impl AttentionPlan {
+    /// Reserves the memory of plans for a cache of these dimensions.
+    ///
+    /// # Errors
+    /// The device is no GPU, `spec` does not fit the cache, `head_dim` is not 64, 128 or 256, or the memory
+    /// does not suffice.
+    pub fn new(
+        device: &Device,
+        spec: AttentionSpec,
+        cache: &KvCacheConfig,
+        capacity: PlanCapacity,
+    ) -> Result<Self> {
+        let Device::Cuda(device) = device else {
+            let device = device.location();
+            return Err(Error::NotOnGpu { kernel: KERNEL, operand: "device", device });
+        };
+        check(&spec, cache)?;
+        let stream = device.cuda_stream();
+        let context = stream.context().clone();
+        let tables = 3 * (capacity.max_seqs + 1) + capacity.max_pages;
+        // SAFETY: pinned memory begins undefined; `prepare` writes what is copied from it, and any bits are
+        // a valid number.
+        let (schedule_host, tables_host) = unsafe {
+            (
+                context.alloc_pinned_with_flags(SCHEDULE_BYTES, READ_BACK).map_err(driver)?,
+                context.alloc_pinned_with_flags(tables, READ_BACK).map_err(driver)?,
+            )
+        };
+        Ok(Self {
+            spec,
+            cache: *cache,
+            capacity,
+            partials: stream.alloc_zeros(capacity.partials_bytes).map_err(driver)?,
+            schedule: stream.alloc_zeros(SCHEDULE_BYTES).map_err(driver)?,
+            tables: stream.alloc_zeros(tables).map_err(driver)?,
+            schedule_host,
+            tables_host,
+            copied: None,
+            prepared: None,
+            device: device.clone(),
+        })
+    }
+
+    /// Plans a step and queues its schedule on the stream.
+    ///
+    /// # Errors
+    /// The metadata contradicts itself or the cache, the step is larger than the capacity, or CUDA or
+    /// FlashInfer refused.
+    pub fn prepare(&mut self, step: &AttentionStep<'_>) -> Result<()> {
+        self.prepared = None;
+        let sequences = step.meta.sequences(step.tokens, &self.cache)?;
+        let pages: usize = sequences.iter().map(|seq| seq.block_table.len()).sum();
+        let seqs = sequences.len();
+        for (parameter, value, bound) in [
+            ("sequences of a step", seqs, self.capacity.max_seqs),
+            ("blocks of a step", pages, self.capacity.max_pages),
+        ] {
+            if value > bound {
+                return Err(Error::OutOfRange {
+                    kernel: KERNEL,
+                    index: parameter,
+                    value,
+                    bound: bound + 1,
+                });
+            }
+        }
+        if seqs == 0 || step.tokens == 0 {
+            return Err(Error::Metadata("a step without queries has no plan".into()));
+        }
+        let uniform = sequences.iter().all(|seq| seq.num_queries == sequences[0].num_queries);
+        if step.launch == LaunchShape::Fixed && !uniform {
+            return Err(Error::Metadata(
+                "a fixed launch needs the same number of queries in every sequence".into(),
+            ));
+        }
+        let decode = uniform && sequences[0].num_queries == 1;
+        let kernel = self.kernel_for(decode);
+        self.wait_for_copies()?;
+        let layout = TableLayout { seqs };
+        let tables = self.tables_host.as_mut_slice().map_err(driver)?;
+        let block_tables = sequences.iter().map(|seq| seq.block_table);
+        layout.fill(tables, step.meta, block_tables, self.cache.block_size);
+        let used = layout.page_indices() + pages;
+        let stream = self.device.cuda_stream();
+        let prepared = self.plan(kernel, step, &layout)?;
+        let (address, _guard) = self.tables.device_ptr(&stream);
+        let tables = &self.tables_host.as_slice().map_err(driver)?[..used];
+        // SAFETY: both sides hold `used` numbers; the pinned side is not written again before the event
+        // recorded below has passed, and neither side is freed before that.
+        unsafe { memcpy_htod_async(address, tables, stream.cu_stream()) }.map_err(driver)?;
+        self.copied = Some(stream.record_event(None).map_err(driver)?);
+        self.prepared = Some(prepared);
+        Ok(())
+    }
+
+    /// Attention of the planned step in one layer: `out` = softmax(q k^T * scale) v over each query's
+    /// sequence, causal, with the plan's window and `params.softcap`.
+    ///
+    /// `q` and `out` are `[tokens, heads, head_dim]`; head `h` reads key-value head `h / (heads /
+    /// kv_heads)`. This step's keys and values must be in the cache. The CPU's definition is
+    /// [`crate::paged_attention_reference`].
+    ///
+    /// # Errors
+    /// Nothing was prepared; `params.window` is not the plan's; an operand has the wrong dtype, shape,
+    /// layout or device; or CUDA or FlashInfer refused.
+    ///
+    /// Source: Ye et al., "FlashInfer: Efficient and Customizable Attention Engine for LLM Inference
+    /// Serving", 2025.
+    pub fn attend(
+        &self,
+        q: &Tensor,
+        layer: &PagedLayer,
+        params: &PagedAttention,
+        out: &Tensor,
+    ) -> Result<()> {
+        let Some(prepared) = &self.prepared else {
+            return Err(Error::Metadata("prepare() comes before attend()".into()));
+        };
+        if params.window != self.spec.window {
+            return Err(Error::Metadata(format!(
+                "the plan is for window {:?}, the layer has {:?}",
+                self.spec.window, params.window
+            )));
+        }
+        let launch = Launch::new(KERNEL, "q", q)?;
+        let dims = [prepared.shape.tokens as usize, self.spec.heads, self.cache.head_dim];
+        let (axes, cache_axes) =
+            ("[tokens, heads, head_dim]", "[num_blocks, kv_heads, block_size, head_dim]");
+        let cache_dims = PagedCache::dims(&self.cache);
+        let layout = TableLayout { seqs: prepared.shape.seqs as usize };
+        let (tables, _guard) = self.tables.device_ptr(self.tables.stream());
+        let table = |first: usize| (tables + (first * size_of::<u32>()) as u64) as Address;
+        let mut message: [c_char; MESSAGE_BYTES] = [0; MESSAGE_BYTES];
+        let args = RunArgs {
+            // The kernels read the device's buffers only.
+            buffers: self.buffers(std::ptr::null_mut()),
+            shape: prepared.shape,
+            q: launch.elements(("q", q), axes, &dims)?,
+            keys: launch.elements(("keys", &layer.keys), cache_axes, &cache_dims)?,
+            values: launch.elements(("values", &layer.values), cache_axes, &cache_dims)?,
+            out: launch.elements(("out", out), axes, &dims)?,
+            query_start: table(layout.query_start()),
+            page_start: table(layout.page_start()),
+            page_indices: table(layout.page_indices()),
+            last_page_len: table(layout.last_page_len()),
+            plan: prepared.words.as_ptr(),
+            message: message.as_mut_ptr(),
+            scale: params.scale,
+            softcap: params.softcap.unwrap_or(0.0),
+        };
+        if launch.dtype_code() != prepared.shape.dtype {
+            return Err(Error::DType {
+                kernel: KERNEL,
+                operand: "q",
+                expected: "the plan's dtype",
+                found: q.dtype(),
+            });
+        }
+        let functions = self.functions(prepared.kernel);
+        // SAFETY: the operands were checked above; the tables were checked by `prepare` to name blocks of
+        // the cache, and the plan's memory lives as long as `self`, whose drop waits for the stream.
+        let result = unsafe { launch.run(functions.run, &args) };
+        result.map_err(|error| with_message(error, &message))
+    }
+
+    /// Decodes go to the kernel that is bound by memory; it knows no windows, and not every group.
+    fn kernel_for(&self, decode: bool) -> Kernel {
+        let group = self.spec.heads / self.cache.num_kv_heads;
+        let fits = self.spec.window.is_none() && DECODE_GROUPS.contains(&group);
+        if decode && fits { Kernel::Decode } else { Kernel::Prefill }
+    }
+
+    fn functions(&self, kernel: Kernel) -> Functions {
+        Functions::of(kernel, self.cache.head_dim).expect("new() checked the head dimension")
+    }
+
+    fn buffers(&self, host: Address) -> Buffers {
+        let stream = self.device.cuda_stream();
+        let address = |slice: &CudaSlice<u8>| slice.device_ptr(&stream).0 as Address;
+        Buffers {
+            partials: address(&self.partials),
+            schedule: address(&self.schedule),
+            host,
+            partials_bytes: self.partials.len() as i64,
+            schedule_bytes: self.schedule.len() as i64,
+        }
+    }
+
+    /// Calls FlashInfer's planner, which queues the copy of its schedule.
+    fn plan(
+        &mut self,
+        kernel: Kernel,
+        step: &AttentionStep<'_>,
+        layout: &TableLayout,
+    ) -> Result<Prepared> {
+        let shape = Shape {
+            seqs: layout.seqs as i32,
+            tokens: step.tokens as i32,
+            heads: self.spec.heads as i32,
+            kv_heads: self.cache.num_kv_heads as i32,
+            block_size: self.cache.block_size as i32,
+            dtype: if self.spec.dtype == DType::BF16 { 0 } else { 1 },
+            window_left: self.spec.window.map_or(-1, |window| window as i32 - 1),
+            fixed_launch: i32::from(step.launch == LaunchShape::Fixed),
+        };
+        let mut words = [0i64; PLAN_WORDS];
+        let mut message: [c_char; MESSAGE_BYTES] = [0; MESSAGE_BYTES];
+        let host = self.schedule_host.as_mut_ptr().map_err(driver)?.cast();
+        let tables = self.tables_host.as_mut_slice().map_err(driver)?;
+        let args = PlanArgs {
+            query_start: tables[layout.query_start()..].as_mut_ptr(),
+            page_start: tables[layout.page_start()..].as_mut_ptr(),
+            buffers: self.buffers(host),
+            shape,
+            plan: words.as_mut_ptr(),
+            message: message.as_mut_ptr(),
+        };
+        let stream = self.device.cuda_stream();
+        stream.context().bind_to_thread().map_err(driver)?;
+        let functions = self.functions(kernel);
+        // SAFETY: the tables hold `seqs + 1` numbers each from where they begin, `words` and `message` what
+        // the header says, and host and device schedules are equally long.
+        let code = unsafe { (functions.plan)(&args, stream.cu_stream()) };
+        if code != 0 {
+            let message = if code == REFUSED { text(&message) } else { describe(code) };
+            return Err(Error::Cuda { kernel: KERNEL, message });
+        }
+        Ok(Prepared { kernel, shape, words })
+    }
+
+    /// Pinned memory may be written when the copies out of it have been made.
+    fn wait_for_copies(&mut self) -> Result<()> {
+        match self.copied.take() {
+            // sync: waits for a copy of the step before, which has long been made unless the device lags.
+            Some(event) => event.synchronize().map_err(driver),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for AttentionPlan {
+    fn drop(&mut self) {
+        // Nothing can be done about an error here, and the pinned memory must not go before its copies.
+        let _ = self.wait_for_copies();
+    }
+}
+
+/// Where the tables of a step lie in one run of u32.
+struct TableLayout {
+    seqs: usize,
+}
+
+impl TableLayout {
+    fn query_start(&self) -> usize {
+        0
+    }
+
+    fn page_start(&self) -> usize {
+        self.seqs + 1
+    }
+
+    fn last_page_len(&self) -> usize {
+        2 * (self.seqs + 1)
+    }
+
+    fn page_indices(&self) -> usize {
+        3 * (self.seqs + 1)
+    }
+
+    /// Writes the tables; `tables` has room for all of them.
+    fn fill<'a>(
+        &self,
+        tables: &mut [u32],
+        meta: &AttentionMetadata,
+        block_tables: impl Iterator<Item = &'a [u32]>,
+        block_size: usize,
+    ) {
+        tables[..=self.seqs].copy_from_slice(&meta.query_start);
+        let mut page = 0;
+        tables[self.page_start()] = 0;
+        for (seq, block_table) in block_tables.enumerate() {
+            tables[self.page_indices() + page..][..block_table.len()].copy_from_slice(block_table);
+            page += block_table.len();
+            tables[self.page_start() + seq + 1] = page as u32;
+            tables[self.last_page_len() + seq] =
+                last_page_len(meta.context_len[seq] as usize, block_size) as u32;
+        }
+    }
+}
+
+/// Positions in the last block of a sequence: 1 to `block_size`, and 0 for an empty one.
+fn last_page_len(context_len: usize, block_size: usize) -> usize {
+    match context_len {
+        0 => 0,
+        len => (len - 1) % block_size + 1,
+    }
+}
+
+fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
+    cache.check()?;
+    let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
+    if spec.heads == 0 || !spec.heads.is_multiple_of(cache.num_kv_heads) {
+        return error("heads", spec.heads, "a positive multiple of the cache's kv_heads");
+    }
+    if spec.window == Some(0) {
+        return error("window", 0, "at least 1, or absent");
+    }
+    if !matches!(spec.dtype, DType::BF16 | DType::F16) {
+        let (kernel, operand, expected) = (KERNEL, "dtype", "bf16 or f16");
+        return Err(Error::DType { kernel, operand, expected, found: spec.dtype });
+    }
+    if Functions::of(Kernel::Prefill, cache.head_dim).is_none() {
+        return error("head_dim", cache.head_dim, "64, 128 or 256 on a GPU");
+    }
+    Ok(())
+}
+
+fn driver(error: DriverError) -> Error {
+    Error::Cuda { kernel: KERNEL, message: error.to_string() }
+}
+
+/// FlashInfer's own words where there are any.
+fn with_message(error: Error, message: &[c_char; MESSAGE_BYTES]) -> Error {
+    match error {
+        Error::Cuda { kernel, .. } if message[0] != 0 => {
+            Error::Cuda { kernel, message: text(message) }
+        }
+        error => error,
+    }
+}
+
+fn text(message: &[c_char; MESSAGE_BYTES]) -> String {
+    // SAFETY: the array was made of zeros, and the C side ends what it writes with one.
+    unsafe { CStr::from_ptr(message.as_ptr()) }.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_lie_one_after_the_other() {
+        let meta = AttentionMetadata {
+            query_start: vec![0, 1, 4],
+            context_len: vec![17, 16],
+            block_tables: vec![5, 3, 9, 0],
+            max_blocks: 2,
+        };
+        let layout = TableLayout { seqs: 2 };
+        let mut tables = [77; 13];
+        layout.fill(&mut tables, &meta, [&[5, 3][..], &[9]].into_iter(), 16);
+        assert_eq!(tables, [0, 1, 4, 0, 2, 3, 1, 16, 77, 5, 3, 9, 77]);
+    }
+
+    #[test]
+    fn the_last_page_is_never_empty() {
+        for (context_len, expected) in [(0, 0), (1, 1), (15, 15), (16, 16), (17, 1), (32, 16)] {
+            assert_eq!(last_page_len(context_len, 16), expected, "{context_len}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+// Attention of any mixture of decodes and prefill chunks over the paged cache, on the tensor cores.
+
+#include "attention.cuh"
+
+#include <flashinfer/attention/prefill.cuh>
+
+namespace candlepower {
+
+template <typename T>
+using PrefillParams = flashinfer::BatchPrefillPagedParams<T, T, T, int32_t>;
+
+cudaError_t plan_prefill(const PlanArgs& args, cudaStream_t stream) {
+  const AttentionShape& shape = args.shape;
+  flashinfer::PrefillPlanInfo plan;
+  // A fixed launch is a decode bucket: every sequence has as many queries.
+  const int64_t uniform_queries = shape.fixed_launch != 0 ? shape.tokens / shape.seqs : 0;
+  const cudaError_t status = flashinfer::PrefillPlan<int32_t>(
+      args.buffers.partials, args.buffers.partials_bytes, args.buffers.schedule, args.buffers.host,
+      args.buffers.schedule_bytes, plan, args.query_start, args.page_start, shape.tokens, shape.seqs,
+      shape.heads, shape.kv_heads, kHeadDim, kHeadDim, shape.block_size, shape.fixed_launch != 0,
+      /*sizeof_dtype_o=*/2, shape.window_left, /*fixed_split_size=*/-1, /*disable_split_kv=*/false,
+      /*num_colocated_ctas=*/0, uniform_queries, stream);
+  const std::vector<int64_t> words = plan.ToVector();
+  std::copy(words.begin(), words.end(), args.plan);
+  return status;
+}
+
+template <typename T>
+cudaError_t run_prefill(const RunArgs& args, cudaStream_t stream) {
+  constexpr size_t kWords = 15;
+  flashinfer::PrefillPlanInfo plan;
+  plan.FromVector(std::vector<int64_t>(args.plan, args.plan + kWords));
+  const AttentionShape& shape = args.shape;
+  PrefillParams<T> params(static_cast<T*>(const_cast<void*>(args.q)), paged_cache<T>(args),
+                          /*custom_mask=*/nullptr, const_cast<int32_t*>(args.query_start),
+                          /*mask_indptr=*/nullptr, /*q_rope_offset=*/nullptr,
+                          static_cast<T*>(args.out), /*lse=*/nullptr, /*alibi_slopes=*/nullptr,
+                          shape.heads, shape.heads * kHeadDim, kHeadDim, shape.window_left,
+                          args.softcap, args.scale, /*rope_scale=*/1.0f, /*rope_theta=*/1.0f);
+  void* schedule = args.buffers.schedule;
+  params.padded_batch_size = static_cast<uint32_t>(plan.padded_batch_size);
+  params.max_total_num_rows = static_cast<uint32_t>(plan.total_num_rows);
+  params.request_indices = at<int32_t>(schedule, plan.request_indices_offset);
+  params.qo_tile_indices = at<int32_t>(schedule, plan.qo_tile_indices_offset);
+  params.kv_tile_indices = at<int32_t>(schedule, plan.kv_tile_indices_offset);
+  params.o_indptr = at<int32_t>(schedule, plan.o_indptr_offset);
+  params.kv_chunk_size_ptr = at<int32_t>(schedule, plan.kv_chunk_size_ptr_offset);
+  T* partial_values = nullptr;
+  float* partial_sums = nullptr;
+  if (plan.split_kv) {
+    partial_values = at<T>(args.buffers.partials, plan.v_offset);
+    partial_sums = at<float>(args.buffers.partials, plan.s_offset);
+    params.merge_indptr = at<int32_t>(schedule, plan.merge_indptr_offset);
+  }
+  if (plan.enable_cuda_graph) {
+    params.block_valid_mask = at<bool>(schedule, plan.block_valid_mask_offset);
+    params.total_num_rows = at<uint32_t>(schedule, plan.total_num_rows_offset);
+  }
+  const auto run = [&](auto tile) {
+    return flashinfer::BatchPrefillWithPagedKVCacheDispatched<
+        /*SAME_KV_STRIDES=*/true, decltype(tile)::value, kHeadDim, kHeadDim,
+        flashinfer::PosEncodingMode::kNone, /*USE_FP16_QK_REDUCTION=*/false,
+        flashinfer::MaskMode::kCausal, PagedScores>(params, partial_values, partial_sums,
+                                                    /*enable_pdl=*/false, stream);
+  };
+  switch (plan.cta_tile_q) {
+    case 16: return run(std::integral_constant<uint32_t, 16>{});
+    case 64: return run(std::integral_constant<uint32_t, 64>{});
+    case 128:
+      // FlashInfer plans tiles of 128 queries for heads of less than 256 elements only.
+      if constexpr (kHeadDim < 256) return run(std::integral_constant<uint32_t, 128>{});
+    default: return cudaErrorInvalidConfiguration;
+  }
+}
+
+}  // namespace candlepower
+
+using namespace candlepower;
+
+extern "C" int32_t CANDLEPOWER_EXPORT(candlepower_plan_prefill_)(const PlanArgs* args,
+                                                                 cudaStream_t stream) {
+  return guarded(args->message,
+                 [&] { return static_cast<int32_t>(plan_prefill(*args, stream)); });
+}
+
+extern "C" int32_t CANDLEPOWER_EXPORT(candlepower_run_prefill_)(const RunArgs* args,
+                                                                cudaStream_t stream) {
+  return guarded(args->message, [&] {
+    int32_t status = cudaSuccess;
+    const int32_t launched = with_half_type(args->shape.dtype, [&](auto zero) {
+      status = run_prefill<decltype(zero)>(*args, stream);
+    });
+    return status != cudaSuccess ? status : launched;
+  });
+}

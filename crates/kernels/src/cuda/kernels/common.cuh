@@ -1,0 +1,105 @@
+// What all kernels share: element types, vector access, reductions over a block, the choice of a type.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "index.cuh"
+
+namespace candlepower {
+
+// The element types; the values are those of `launch::dtype_code` in Rust.
+enum class Dtype : int32_t { kBf16 = 0, kF16 = 1, kF32 = 2 };
+
+constexpr int32_t kWarp = 32;
+
+// Elements of one 16-byte access.
+template <typename T>
+constexpr int32_t kVectorWidth = 16 / static_cast<int32_t>(sizeof(T));
+
+// N elements that are loaded and stored as one.
+template <typename T, int32_t N>
+struct alignas(N * sizeof(T)) Vector {
+  T at[N];
+};
+
+template <int32_t N, typename T>
+__device__ __forceinline__ Vector<T, N> load(const T* from) {
+  return *reinterpret_cast<const Vector<T, N>*>(from);
+}
+
+template <int32_t N, typename T>
+__device__ __forceinline__ void store(T* to, const Vector<T, N>& vector) {
+  *reinterpret_cast<Vector<T, N>*>(to) = vector;
+}
+
+// The sum over the threads of a warp, in every thread; the order of additions is fixed.
+template <typename V>
+__device__ __forceinline__ V warp_sum(V value) {
+  for (int32_t offset = kWarp / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, offset);
+  }
+  return value;
+}
+
+__device__ __forceinline__ float warp_max(float value) {
+  for (int32_t offset = kWarp / 2; offset > 0; offset /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  }
+  return value;
+}
+
+// Reduces over a block of whole warps, at most 1024 threads; the result is in every thread.
+// Every thread of the block must call it.
+template <typename V, typename Reduce>
+__device__ __forceinline__ V block_reduce(V value, V neutral, Reduce reduce_warp) {
+  __shared__ V of_warp[kWarp];
+  const int32_t lane = threadIdx.x % kWarp;
+  const int32_t warp = threadIdx.x / kWarp;
+  value = reduce_warp(value);
+  if (lane == 0) of_warp[warp] = value;
+  __syncthreads();
+  value = reduce_warp(lane < static_cast<int32_t>(blockDim.x) / kWarp ? of_warp[lane] : neutral);
+  // The next reduction may overwrite `of_warp` only when all have read it.
+  __syncthreads();
+  return value;
+}
+
+template <typename V>
+__device__ __forceinline__ V block_sum(V value) {
+  return block_reduce(value, V(0), [](V v) { return warp_sum(v); });
+}
+
+__device__ __forceinline__ float block_max(float value) {
+  return block_reduce(value, -INFINITY, [](float v) { return warp_max(v); });
+}
+
+// Threads for `work` independent items of one row: whole warps, at most `most`.
+inline int32_t threads_for(int64_t work, int32_t most) {
+  const int64_t threads = (work + kWarp - 1) / kWarp * kWarp;
+  return static_cast<int32_t>(threads < most ? threads : most);
+}
+
+// Calls `launch` with a value of the 16-bit element type and answers the launch's error.
+template <typename Launch>
+int32_t with_half_type(int32_t dtype, Launch launch) {
+  switch (static_cast<Dtype>(dtype)) {
+    case Dtype::kBf16: launch(__nv_bfloat16{}); break;
+    case Dtype::kF16: launch(__half{}); break;
+    default: return cudaErrorInvalidValue;
+  }
+  return cudaGetLastError();
+}
+
+// As `with_half_type`, and f32.
+template <typename Launch>
+int32_t with_float_type(int32_t dtype, Launch launch) {
+  if (static_cast<Dtype>(dtype) != Dtype::kF32) return with_half_type(dtype, launch);
+  launch(float{});
+  return cudaGetLastError();
+}
+
+}  // namespace candlepower

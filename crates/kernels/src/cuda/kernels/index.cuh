@@ -1,0 +1,81 @@
+// Index arithmetic of the kernels, compiled for the device and for the host: tests/host_arithmetic runs
+// it on the CPU against the Rust references.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define CANDLEPOWER_HD __host__ __device__ __forceinline__
+#else
+#define CANDLEPOWER_HD inline
+#endif
+
+namespace candlepower {
+
+// ---- Rotary embedding ------------------------------------------------------------------------------
+
+// Which two elements of a head form a rotated pair; the values are RopeStyle's in Rust.
+enum class RopeStyle : int32_t { kNeox = 0, kInterleaved = 1 };
+
+struct RopePair {
+  int32_t first;
+  int32_t second;
+};
+
+// The elements of pair `i` of `half` pairs.
+CANDLEPOWER_HD RopePair rope_pair(int32_t i, int32_t half, RopeStyle style) {
+  return style == RopeStyle::kNeox ? RopePair{i, i + half} : RopePair{2 * i, 2 * i + 1};
+}
+
+// ---- The fused qkv row and the paged cache ---------------------------------------------------------
+
+enum class HeadKind : int32_t { kQuery = 0, kKey = 1, kValue = 2 };
+
+// A head of the fused row [q heads | k heads | v heads].
+struct Head {
+  HeadKind kind;
+  int32_t index;  // among the heads of its kind
+};
+
+CANDLEPOWER_HD Head fused_head(int32_t head, int32_t heads, int32_t kv_heads) {
+  if (head < heads) return {HeadKind::kQuery, head};
+  if (head < heads + kv_heads) return {HeadKind::kKey, head - heads};
+  return {HeadKind::kValue, head - heads - kv_heads};
+}
+
+// A slot that is no place in the cache: the padding tokens of a CUDA graph write nothing.
+constexpr uint32_t kNoSlot = 0xffffffffu;
+
+// Where the head of the token in `slot` begins, in elements, in keys or values
+// [num_blocks, kv_heads, block_size, head_dim] (FlashInfer's HND).
+CANDLEPOWER_HD uint64_t cache_offset(uint32_t slot, int32_t head, int32_t kv_heads,
+                                     int32_t block_size, int32_t head_dim) {
+  const uint64_t block = slot / block_size;
+  const uint64_t position = slot % block_size;
+  return ((block * kv_heads + head) * block_size + position) * head_dim;
+}
+
+// ---- Matrix times few rows -------------------------------------------------------------------------
+
+struct Range {
+  int32_t begin;
+  int32_t end;
+};
+
+// Part `part` of `parts` of 0..length, in steps of `step`; the parts are in order and cover it once.
+CANDLEPOWER_HD Range split_range(int32_t length, int32_t step, int32_t part, int32_t parts) {
+  const int32_t steps = (length + step - 1) / step;
+  const int32_t each = (steps + parts - 1) / parts;
+  const int32_t begin = part * each * step;
+  const int32_t end = begin + each * step;
+  return {begin < length ? begin : length, end < length ? end : length};
+}
+
+// Warps that share one output: as many as it takes to have `wanted` warps in all, at most `most`.
+CANDLEPOWER_HD int32_t warps_per_output(int32_t outputs, int32_t wanted, int32_t most) {
+  int32_t warps = 1;
+  while (warps < most && static_cast<int64_t>(outputs) * warps < wanted) warps *= 2;
+  return warps;
+}
+
+}  // namespace candlepower

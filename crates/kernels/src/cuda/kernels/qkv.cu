@@ -1,0 +1,149 @@
+// Norm of heads, rotary embedding and the write into the paged cache, in one pass over the fused qkv rows.
+
+#include "common.cuh"
+
+namespace candlepower {
+
+struct QkvArgs {
+  const void* qkv;            // [tokens, (heads + 2 kv_heads) * head_dim]
+  const void* q_norm;         // [head_dim], null: heads of q are not normed
+  const void* k_norm;         // [head_dim], null: heads of k are not normed
+  const float* cos;           // [max_len, rot_dim / 2]
+  const float* sin;           // [max_len, rot_dim / 2]
+  const uint32_t* positions;  // [tokens]
+  const uint32_t* slots;      // [tokens], kNoSlot: not written
+  void* q;                    // [tokens, heads, head_dim]
+  void* keys;                 // [num_blocks, kv_heads, block_size, head_dim]
+  void* values;               // as keys
+  int64_t tokens;
+  int32_t heads;
+  int32_t kv_heads;
+  int32_t head_dim;
+  int32_t rot_dim;
+  int32_t max_len;
+  int32_t block_size;
+  uint32_t num_slots;
+  int32_t rope_style;
+  int32_t dtype;
+  float eps;
+  float weight_offset;  // of both norms: 1 where the model multiplies by 1 + weight, else 0
+  int32_t padding;
+};
+static_assert(sizeof(QkvArgs) == 136, "as in src/cuda/qkv.rs");
+
+constexpr int32_t kWarpsPerBlock = 4;
+constexpr int32_t kMaxHeadDim = 512;
+
+// Normalises and rotates the head in `values` (shared memory of this warp alone), in f32.
+template <typename T>
+__device__ void norm_and_rotate(float* values, const T* norm, int32_t token, const QkvArgs& args) {
+  const int32_t lane = threadIdx.x % kWarp;
+  if (norm != nullptr) {
+    float squares = 0.0f;
+    for (int32_t i = lane; i < args.head_dim; i += kWarp) squares += values[i] * values[i];
+    const float scale = rsqrtf(warp_sum(squares) / args.head_dim + args.eps);
+    for (int32_t i = lane; i < args.head_dim; i += kWarp) {
+      values[i] *= scale * (static_cast<float>(norm[i]) + args.weight_offset);
+    }
+    __syncwarp();
+  }
+  const int32_t half = args.rot_dim / 2;
+  const uint32_t position = args.positions[token];
+  const bool in_table = position < static_cast<uint32_t>(args.max_len);
+  const int64_t row = in_table ? static_cast<int64_t>(position) * half : 0;
+  for (int32_t i = lane; i < half; i += kWarp) {
+    const RopePair pair = rope_pair(i, half, static_cast<RopeStyle>(args.rope_style));
+    const float a = values[pair.first];
+    const float b = values[pair.second];
+    // A position beyond the table becomes NaN, which sampling reports: a device cannot refuse.
+    const float cos = in_table ? args.cos[row + i] : NAN;
+    const float sin = in_table ? args.sin[row + i] : NAN;
+    values[pair.first] = a * cos - b * sin;
+    values[pair.second] = b * cos + a * sin;
+  }
+  __syncwarp();
+}
+
+// One warp per head of a token, two elements per lane and step: 128 bytes of a warp lie together.
+template <typename T>
+__global__ void qkv_kernel(QkvArgs args) {
+  __shared__ float of_warps[kWarpsPerBlock][kMaxHeadDim];
+  const int32_t warp = threadIdx.x / kWarp;
+  const int32_t lane = threadIdx.x % kWarp;
+  const int32_t all_heads = args.heads + 2 * args.kv_heads;
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + warp;
+  if (item >= args.tokens * all_heads) return;  // The whole warp leaves; no block-wide barrier follows.
+  const auto token = static_cast<int32_t>(item / all_heads);
+  const Head head = fused_head(static_cast<int32_t>(item % all_heads), args.heads, args.kv_heads);
+
+  T* out;
+  if (head.kind == HeadKind::kQuery) {
+    out = static_cast<T*>(args.q) +
+          (static_cast<int64_t>(token) * args.heads + head.index) * args.head_dim;
+  } else {
+    const uint32_t slot = args.slots[token];
+    if (slot >= args.num_slots) return;  // kNoSlot is such a slot.
+    void* cache = head.kind == HeadKind::kKey ? args.keys : args.values;
+    out = static_cast<T*>(cache) +
+          cache_offset(slot, head.index, args.kv_heads, args.block_size, args.head_dim);
+  }
+
+  const T* in = static_cast<const T*>(args.qkv) + item * args.head_dim;
+  if (head.kind == HeadKind::kValue) {
+    for (int32_t i = lane * 2; i < args.head_dim; i += kWarp * 2) store<2>(out + i, load<2>(in + i));
+    return;
+  }
+  float* values = of_warps[warp];
+  for (int32_t i = lane * 2; i < args.head_dim; i += kWarp * 2) {
+    const Vector<T, 2> pair = load<2>(in + i);
+    values[i] = static_cast<float>(pair.at[0]);
+    values[i + 1] = static_cast<float>(pair.at[1]);
+  }
+  __syncwarp();
+  const void* norm = head.kind == HeadKind::kQuery ? args.q_norm : args.k_norm;
+  norm_and_rotate(values, static_cast<const T*>(norm), token, args);
+  for (int32_t i = lane * 2; i < args.head_dim; i += kWarp * 2) {
+    store<2>(out + i, Vector<T, 2>{{T(values[i]), T(values[i + 1])}});
+  }
+}
+
+struct CopyBlocksArgs {
+  void* keys;              // [num_blocks, kv_heads, block_size, head_dim]
+  void* values;            // as keys
+  const uint32_t* copies;  // [count, 2]: source and destination block
+  int64_t count;
+  int64_t block_bytes;  // a multiple of 16
+  uint32_t num_blocks;
+  int32_t padding;
+};
+static_assert(sizeof(CopyBlocksArgs) == 48, "as in src/cuda/paged_cache.rs");
+
+// One block of threads per copied block and tensor. No block may be both a source and a destination.
+__global__ void copy_blocks_kernel(CopyBlocksArgs args) {
+  const uint32_t source = args.copies[2 * blockIdx.x];
+  const uint32_t destination = args.copies[2 * blockIdx.x + 1];
+  if (source >= args.num_blocks || destination >= args.num_blocks) return;
+  char* cache = static_cast<char*>(blockIdx.y == 0 ? args.keys : args.values);
+  const auto* from = reinterpret_cast<const uint4*>(cache + source * args.block_bytes);
+  auto* to = reinterpret_cast<uint4*>(cache + destination * args.block_bytes);
+  for (int64_t i = threadIdx.x; i < args.block_bytes / 16; i += blockDim.x) to[i] = from[i];
+}
+
+}  // namespace candlepower
+
+using namespace candlepower;
+
+extern "C" int32_t candlepower_qkv(const QkvArgs* args, cudaStream_t stream) {
+  if (args->head_dim > kMaxHeadDim) return cudaErrorInvalidValue;
+  const int64_t warps = args->tokens * (args->heads + 2 * args->kv_heads);
+  const auto blocks = static_cast<uint32_t>((warps + kWarpsPerBlock - 1) / kWarpsPerBlock);
+  return with_half_type(args->dtype, [&](auto zero) {
+    qkv_kernel<decltype(zero)><<<blocks, kWarpsPerBlock * kWarp, 0, stream>>>(*args);
+  });
+}
+
+extern "C" int32_t candlepower_copy_blocks(const CopyBlocksArgs* args, cudaStream_t stream) {
+  const dim3 grid(static_cast<uint32_t>(args->count), 2);
+  copy_blocks_kernel<<<grid, 256, 0, stream>>>(*args);
+  return cudaGetLastError();
+}

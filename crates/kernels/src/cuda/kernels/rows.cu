@@ -1,0 +1,204 @@
+// Row-wise kernels: RMS norm with the residual addition, gated activation, gathers. One pass over memory,
+// sixteen bytes at a time where rows allow it; arithmetic in f32, rounded once when it is stored.
+
+#include "common.cuh"
+
+namespace candlepower {
+
+// ---- RMS norm --------------------------------------------------------------------------------------
+
+struct RmsNormArgs {
+  const void* x;       // [rows, dim]
+  void* residual;      // [rows, dim], becomes residual + x; null where nothing is added
+  const void* weight;  // [dim]
+  void* out;           // [rows, dim], may be x
+  int64_t rows;
+  int32_t dim;
+  int32_t dtype;
+  float eps;
+  float weight_offset;  // 1 where the model multiplies by 1 + weight, else 0
+};
+static_assert(sizeof(RmsNormArgs) == 56, "as in src/cuda/norm.rs");
+
+// One block per row. What is normalised is the sum as it is stored, so that a layer sees the same residual
+// as the layers after it.
+template <typename T, int32_t N>
+__global__ void rms_norm_kernel(RmsNormArgs args) {
+  const int64_t start = static_cast<int64_t>(blockIdx.x) * args.dim;
+  const T* x = static_cast<const T*>(args.x) + start;
+  T* residual = args.residual == nullptr ? nullptr : static_cast<T*>(args.residual) + start;
+  const T* weight = static_cast<const T*>(args.weight);
+  T* out = static_cast<T*>(args.out) + start;
+  const int32_t first = threadIdx.x * N;
+  const int32_t step = blockDim.x * N;
+
+  float squares = 0.0f;
+  for (int32_t i = first; i < args.dim; i += step) {
+    Vector<T, N> values = load<N>(x + i);
+    if (residual != nullptr) {
+      const Vector<T, N> before = load<N>(residual + i);
+      for (int32_t j = 0; j < N; ++j) {
+        values.at[j] = T(static_cast<float>(before.at[j]) + static_cast<float>(values.at[j]));
+      }
+      store<N>(residual + i, values);
+    }
+    for (int32_t j = 0; j < N; ++j) {
+      const float value = static_cast<float>(values.at[j]);
+      squares += value * value;
+    }
+  }
+  const float scale = rsqrtf(block_sum(squares) / args.dim + args.eps);
+
+  const T* source = residual == nullptr ? x : residual;
+  for (int32_t i = first; i < args.dim; i += step) {
+    Vector<T, N> values = load<N>(source + i);
+    const Vector<T, N> weights = load<N>(weight + i);
+    for (int32_t j = 0; j < N; ++j) {
+      const float factor = static_cast<float>(weights.at[j]) + args.weight_offset;
+      values.at[j] = T(static_cast<float>(values.at[j]) * scale * factor);
+    }
+    store<N>(out + i, values);
+  }
+}
+
+// ---- Gated activation ------------------------------------------------------------------------------
+
+// The values are those of Activation in Rust.
+enum class Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2 };
+
+struct GatedActivationArgs {
+  const void* gate_up;  // [tokens, 2 * inner]
+  void* out;            // [tokens, inner]
+  int64_t tokens;
+  int32_t inner;
+  int32_t dtype;
+  int32_t activation;
+  int32_t padding;
+};
+static_assert(sizeof(GatedActivationArgs) == 40, "as in src/cuda/activation.rs");
+
+template <Activation kActivation>
+__device__ __forceinline__ float activate(float x) {
+  if constexpr (kActivation == Activation::kSilu) return x / (1.0f + expf(-x));
+  if constexpr (kActivation == Activation::kGelu) return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+  // sqrt(2 / pi) (x + 0.044715 x^3)
+  return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+}
+
+// Every thread has N neighbouring outputs and goes on a whole grid further.
+template <typename T, int32_t N, Activation kActivation>
+__global__ void gated_activation_kernel(GatedActivationArgs args) {
+  const int32_t per_row = args.inner / N;
+  const int64_t total = args.tokens * per_row;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += step) {
+    const int64_t token = i / per_row;
+    const int32_t column = static_cast<int32_t>(i % per_row) * N;
+    const T* row = static_cast<const T*>(args.gate_up) + token * 2 * args.inner;
+    Vector<T, N> gate = load<N>(row + column);
+    const Vector<T, N> up = load<N>(row + args.inner + column);
+    for (int32_t j = 0; j < N; ++j) {
+      const float activated = activate<kActivation>(static_cast<float>(gate.at[j]));
+      gate.at[j] = T(activated * static_cast<float>(up.at[j]));
+    }
+    store<N>(static_cast<T*>(args.out) + token * args.inner + column, gate);
+  }
+}
+
+template <typename T, int32_t N>
+void launch_gated_activation(const GatedActivationArgs& args, cudaStream_t stream) {
+  constexpr int32_t kThreads = 256;
+  constexpr int64_t kMostBlocks = 1 << 16;
+  const int64_t blocks = (args.tokens * (args.inner / N) + kThreads - 1) / kThreads;
+  const auto grid = static_cast<uint32_t>(blocks < kMostBlocks ? blocks : kMostBlocks);
+  switch (static_cast<Activation>(args.activation)) {
+    case Activation::kSilu:
+      gated_activation_kernel<T, N, Activation::kSilu><<<grid, kThreads, 0, stream>>>(args);
+      break;
+    case Activation::kGelu:
+      gated_activation_kernel<T, N, Activation::kGelu><<<grid, kThreads, 0, stream>>>(args);
+      break;
+    case Activation::kGeluTanh:
+      gated_activation_kernel<T, N, Activation::kGeluTanh><<<grid, kThreads, 0, stream>>>(args);
+      break;
+  }
+}
+
+// ---- Gathers ---------------------------------------------------------------------------------------
+
+struct GatherArgs {
+  const void* table;     // [table_rows, dim]
+  const uint32_t* rows;  // [count]
+  void* out;             // [count, dim]
+  int64_t count;
+  uint32_t table_rows;
+  int32_t dim;
+  int32_t dtype;
+  float scale;
+};
+static_assert(sizeof(GatherArgs) == 48, "as in src/cuda/gather.rs");
+
+// One block per row. A row that the table lacks becomes NaN, which sampling reports: a device cannot refuse.
+template <typename T, int32_t N>
+__global__ void gather_kernel(GatherArgs args) {
+  const uint32_t row = args.rows[blockIdx.x];
+  const T* source = static_cast<const T*>(args.table) + static_cast<int64_t>(row) * args.dim;
+  T* out = static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * args.dim;
+  for (int32_t i = threadIdx.x * N; i < args.dim; i += blockDim.x * N) {
+    Vector<T, N> values;
+    if (row < args.table_rows) {
+      values = load<N>(source + i);
+      for (int32_t j = 0; j < N; ++j) values.at[j] = T(static_cast<float>(values.at[j]) * args.scale);
+    } else {
+      for (int32_t j = 0; j < N; ++j) values.at[j] = T(NAN);
+    }
+    store<N>(out + i, values);
+  }
+}
+
+}  // namespace candlepower
+
+using namespace candlepower;
+
+extern "C" int32_t candlepower_rms_norm(const RmsNormArgs* args, cudaStream_t stream) {
+  return with_half_type(args->dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int32_t N = kVectorWidth<T>;
+    const auto rows = static_cast<uint32_t>(args->rows);
+    if (args->dim % N == 0) {
+      rms_norm_kernel<T, N><<<rows, threads_for(args->dim / N, 1024), 0, stream>>>(*args);
+    } else {
+      rms_norm_kernel<T, 1><<<rows, threads_for(args->dim, 1024), 0, stream>>>(*args);
+    }
+  });
+}
+
+extern "C" int32_t candlepower_gated_activation(const GatedActivationArgs* args, cudaStream_t stream) {
+  return with_half_type(args->dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int32_t N = kVectorWidth<T>;
+    if (args->inner % N == 0) {
+      launch_gated_activation<T, N>(*args, stream);
+    } else {
+      launch_gated_activation<T, 1>(*args, stream);
+    }
+  });
+}
+
+extern "C" int32_t candlepower_gather(const GatherArgs* args, cudaStream_t stream) {
+  return with_half_type(args->dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int32_t N = kVectorWidth<T>;
+    const auto count = static_cast<uint32_t>(args->count);
+    if (args->dim % N == 0) {
+      gather_kernel<T, N><<<count, threads_for(args->dim / N, 256), 0, stream>>>(*args);
+    } else {
+      gather_kernel<T, 1><<<count, threads_for(args->dim, 256), 0, stream>>>(*args);
+    }
+  });
+}
+
+// What a launcher's answer means, in CUDA's words.
+extern "C" const char* candlepower_cuda_error(int32_t code) {
+  return cudaGetErrorString(static_cast<cudaError_t>(code));
+}

@@ -1,0 +1,185 @@
+// The arithmetic of sampling, for device and host: tests/host_arithmetic draws with it on the CPU and
+// compares with the Rust reference.
+//
+// Weights are integers, in units of 2^-40 of the most likely token's. Sums of integers do not depend on the
+// order of addition, so a draw is one function of logits, parameters, seed and place, however many threads
+// share the work. Tokens are ordered by their distance below the largest logit, then by id.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "index.cuh"
+
+namespace candlepower {
+
+// No token, no row, no report.
+constexpr uint32_t kNone = 0xffffffffu;
+
+// How one token is drawn. As SamplerRow in src/cuda/sampling.rs, which says what the fields mean.
+struct SamplerRow {
+  uint32_t logits_row;
+  float temperature;
+  uint32_t top_k;  // 0: all
+  float top_p;
+  float min_p;
+  float repetition;
+  float presence;
+  float frequency;
+  uint32_t counts_slot;  // kNone: no penalties
+  uint32_t bias_begin;
+  uint32_t bias_end;
+  uint32_t mask_row;      // kNone: no mask
+  uint32_t top_logprobs;  // kNone: no log-probabilities
+  uint32_t place;
+  uint32_t seed_low;
+  uint32_t seed_high;
+};
+static_assert(sizeof(SamplerRow) == 64, "as in src/cuda/sampling.rs");
+
+// A token's count: how often it was generated, and whether it stands in the prompt.
+constexpr uint32_t kInPrompt = 0x80000000u;
+
+// The logit after penalties. Source of the repetition penalty: CTRL, arXiv 1909.05858.
+CANDLEPOWER_HD float penalized(float logit, uint32_t count, const SamplerRow& row) {
+  if (count == 0) return logit;
+  logit = logit > 0.0f ? logit / row.repetition : logit * row.repetition;
+  const uint32_t times = count & ~kInPrompt;
+  return times == 0 ? logit : logit - (row.presence + row.frequency * static_cast<float>(times));
+}
+
+// Whether the grammar allows the token; a shorter mask allows nothing beyond its end.
+CANDLEPOWER_HD bool allowed(const uint32_t* mask, int32_t words, int32_t id) {
+  return id / 32 < words && (mask[id / 32] >> (id % 32) & 1u) != 0;
+}
+
+CANDLEPOWER_HD uint32_t float_bits(float value) {
+#ifdef __CUDA_ARCH__
+  return __float_as_uint(value);
+#else
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+#endif
+}
+
+CANDLEPOWER_HD float bits_float(uint32_t bits) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(bits);
+#else
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+#endif
+}
+
+constexpr uint32_t kInfinityBits = 0x7f800000u;
+
+// The distance of a logit below the largest one as an integer of 31 bits in the same order; kNone for
+// tokens that cannot be drawn (minus infinity, NaN).
+CANDLEPOWER_HD uint32_t distance_key(float logit, float max) {
+  const float distance = max - logit;
+  return distance >= 0.0f && float_bits(distance) < kInfinityBits ? float_bits(distance) : kNone;
+}
+
+// e^x for x <= 0 within 2e-7, relative; 0 below -87. The same polynomial as the CPU's.
+CANDLEPOWER_HD float exp_nonpositive(float x) {
+  const float clamped = x > -87.0f ? x : -87.0f;
+  const float n = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;
+  const float r = (clamped - n * 0.6933594f) + n * 2.1219444e-4f;
+  float p = 1.9875691e-4f;
+  p = p * r + 1.3981999e-3f;
+  p = p * r + 8.333452e-3f;
+  p = p * r + 4.1665796e-2f;
+  p = p * r + 1.6666665e-1f;
+  p = p * r + 0.5f;
+  const float e = p * r * r + r + 1.0f;
+  const float power = bits_float(static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23);
+  return x > -87.0f ? e * power : 0.0f;
+}
+
+// The weight of a token at this distance, in units of 2^-40; `scale` is 1 / temperature.
+CANDLEPOWER_HD uint64_t weight_of(uint32_t key, float scale) {
+  if (key >= kInfinityBits) return 0;
+  return static_cast<uint64_t>(exp_nonpositive(-bits_float(key) * scale) * 1099511627776.0f);
+}
+
+// The largest distance that min_p keeps.
+CANDLEPOWER_HD uint32_t min_p_limit(float min_p, float scale) {
+  if (!(min_p > 0.0f)) return kInfinityBits - 1;
+  if (min_p >= 1.0f) return 0;
+  return float_bits(-logf(min_p) / scale);
+}
+
+// The tokens that are kept: all below `key`, and of those at `key` the `ties` lowest ids.
+struct Cut {
+  uint32_t key;
+  uint64_t ties;
+};
+constexpr uint64_t kAllTies = ~0ull;
+
+// The weight that top_p asks for, of a total that is not zero.
+CANDLEPOWER_HD uint64_t top_p_target(float top_p, uint64_t total) {
+  const double wanted = ceil(static_cast<double>(top_p) * static_cast<double>(total));
+  const uint64_t target = wanted > 0.0 ? static_cast<uint64_t>(wanted) : 0;
+  return target < 1 ? 1 : (target > total ? total : target);
+}
+
+// Tokens at the cut that top_p needs when those below weigh `before`.
+CANDLEPOWER_HD uint64_t top_p_ties(uint64_t target, uint64_t before, uint64_t weight) {
+  return weight == 0 ? kAllTies : (target - before + weight - 1) / weight;
+}
+
+// A number in [0, 1) of seed and place alone, the engine's. Source: SplitMix64, Steele et al., OOPSLA 2014.
+CANDLEPOWER_HD uint64_t splitmix(uint64_t z) {
+  z += 0x9e3779b97f4a7c15ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
+CANDLEPOWER_HD double uniform_of(const SamplerRow& row) {
+  const uint64_t seed = static_cast<uint64_t>(row.seed_high) << 32 | row.seed_low;
+  return static_cast<double>(splitmix(splitmix(seed) ^ row.place) >> 11) / 9007199254740992.0;
+}
+
+// The draw falls on the first token, by id, at which the cumulative weight exceeds this.
+CANDLEPOWER_HD uint64_t draw_target(double uniform, uint64_t total) {
+  const auto target = static_cast<uint64_t>(uniform * static_cast<double>(total));
+  return target < total ? target : total - 1;
+}
+
+// ---- Selection by radix: the 31 bits of a key, most significant digit first ------------------------
+
+constexpr int32_t kDigits = 3;
+constexpr int32_t kBins = 1 << 11;
+constexpr int32_t kKeyBits = 31;
+
+CANDLEPOWER_HD int32_t digit_width(int32_t digit) { return digit == 0 ? 11 : 10; }
+
+// Bits below this digit.
+CANDLEPOWER_HD int32_t digit_shift(int32_t digit) { return digit == 0 ? 20 : (digit == 1 ? 10 : 0); }
+
+// The bin of `key` at `digit`, if it begins with `prefix` (the digits before it); -1 if not.
+CANDLEPOWER_HD int32_t digit_bin(uint32_t key, int32_t digit, uint32_t prefix) {
+  const int32_t shift = digit_shift(digit);
+  const int32_t width = digit_width(digit);
+  if (key >> (shift + width) != prefix) return -1;
+  return static_cast<int32_t>(key >> shift & ((1u << width) - 1));
+}
+
+struct Bin {
+  int32_t index;    // `end` if the target lies beyond
+  uint64_t before;  // amount in all bins before it
+};
+
+// The first bin of begin..end at which the amount reaches `target`, where `before` lies before `begin`.
+CANDLEPOWER_HD Bin find_bin(const uint64_t* bins, int32_t begin, int32_t end, uint64_t before,
+                            uint64_t target) {
+  int32_t index = begin;
+  while (index < end && before + bins[index] < target) before += bins[index++];
+  return {index, before};
+}
+
+}  // namespace candlepower

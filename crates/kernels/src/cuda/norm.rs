@@ -1,0 +1,114 @@
+//! RMS normalisation, alone and fused with the residual addition before it.
+
+use candle_core::Tensor;
+
+use super::launch::{Address, CUstream, Launch};
+use crate::Result;
+use crate::tensor::Operand;
+
+/// How the weight of a norm enters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormWeight {
+    /// The normalised row is multiplied by `weight`.
+    Plain,
+    /// It is multiplied by `1 + weight`, as Gemma's checkpoints store it.
+    OnePlus,
+}
+
+impl NormWeight {
+    /// What is added to the weight.
+    pub(super) fn offset(self) -> f32 {
+        match self {
+            Self::Plain => 0.0,
+            Self::OnePlus => 1.0,
+        }
+    }
+}
+
+/// The parameters of one norm.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNorm<'a> {
+    /// `[dim]`, bf16 or f16.
+    pub weight: &'a Tensor,
+    /// How it enters.
+    pub form: NormWeight,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// `out = x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in f32 and rounded once.
+///
+/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. The CPU's definition is
+/// [`crate::rms_norm_reference`].
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+///
+/// Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+pub fn rms_norm(x: &Tensor, norm: &RmsNorm<'_>, out: &Tensor) -> Result<()> {
+    launch("rms_norm", None, x, norm, out)
+}
+
+/// `residual = residual + x`, then `out = rms_norm(residual)`. Shapes as in [`rms_norm`].
+///
+/// The norm is of the sum as it is stored, rounded to the element type. The CPU's definition is
+/// [`crate::add_rms_norm_reference`].
+///
+/// # Errors
+/// As [`rms_norm`].
+pub fn add_rms_norm(residual: &Tensor, x: &Tensor, norm: &RmsNorm<'_>, out: &Tensor) -> Result<()> {
+    launch("add_rms_norm", Some(residual), x, norm, out)
+}
+
+fn launch(
+    kernel: &'static str,
+    residual: Option<&Tensor>,
+    x: &Tensor,
+    norm: &RmsNorm<'_>,
+    out: &Tensor,
+) -> Result<()> {
+    let launch = Launch::new(kernel, "x", x)?;
+    let dims = x.dims();
+    let Some(&dim) = dims.last().filter(|dim| **dim > 0) else {
+        return Err(Operand::new(kernel, "x", x).shape_error("[.., dim] with dim > 0"));
+    };
+    let rows = x.elem_count() / dim;
+    let args = RmsNormArgs {
+        x: launch.elements(("x", x), "[.., dim]", dims)?,
+        residual: match residual {
+            Some(residual) => launch.elements(("residual", residual), "x's shape", dims)?,
+            None => std::ptr::null_mut(),
+        },
+        weight: launch.elements(("weight", norm.weight), "[dim]", &[dim])?,
+        out: launch.elements(("out", out), "x's shape", dims)?,
+        rows: rows as i64,
+        dim: dim as i32,
+        dtype: launch.dtype_code(),
+        eps: norm.eps,
+        weight_offset: norm.form.offset(),
+    };
+    if rows == 0 {
+        return Ok(());
+    }
+    // SAFETY: every address was checked above to hold the elements that the dimensions say.
+    unsafe { launch.run(candlepower_rms_norm, &args) }
+}
+
+/// As `RmsNormArgs` in rows.cu.
+#[repr(C)]
+struct RmsNormArgs {
+    x: Address,
+    residual: Address,
+    weight: Address,
+    out: Address,
+    rows: i64,
+    dim: i32,
+    dtype: i32,
+    eps: f32,
+    weight_offset: f32,
+}
+const _: () = assert!(size_of::<RmsNormArgs>() == 56);
+
+unsafe extern "C" {
+    fn candlepower_rms_norm(args: *const RmsNormArgs, stream: CUstream) -> i32;
+}

@@ -1,0 +1,163 @@
+//! What happens between the qkv product and attention, in one kernel.
+
+use candle_core::Tensor;
+
+use super::launch::{Address, CUstream, Launch};
+use super::{NormWeight, PagedCache};
+use crate::tensor::Operand;
+use crate::{Error, Result, RopeStyle, RopeTable};
+
+/// A slot that is no place in the cache: such a token's key and value are not written. The padding tokens
+/// of a CUDA graph have it.
+pub const NO_SLOT: u32 = u32::MAX;
+
+/// The largest head that the kernel holds in shared memory.
+const MAX_HEAD_DIM: usize = 512;
+
+/// The norms of heads.
+#[derive(Clone, Copy, Debug)]
+pub struct QkNorm<'a> {
+    /// Of each head of q, `[head_dim]`, bf16 or f16.
+    pub q_weight: &'a Tensor,
+    /// Of each head of k, `[head_dim]`, bf16 or f16.
+    pub k_weight: &'a Tensor,
+    /// How both enter.
+    pub form: NormWeight,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// The operands of [`qkv_to_cache`] beside the qkv rows.
+#[derive(Clone, Copy, Debug)]
+pub struct QkvToCache<'a> {
+    /// The norms of the heads of q and k, if the model has them.
+    pub qk_norm: Option<QkNorm<'a>>,
+    /// The table of positions, on the GPU ([`RopeTable::to_device`]).
+    pub rope: &'a RopeTable,
+    /// u32 `[tokens]`. A position beyond the table makes its token's q and k NaN.
+    pub positions: &'a Tensor,
+    /// u32 `[tokens]`, each `block * block_size + offset`, or [`NO_SLOT`].
+    pub slot_mapping: &'a Tensor,
+    /// Where keys and values go.
+    pub cache: &'a PagedCache,
+    /// In which layer.
+    pub layer: usize,
+}
+
+/// Splits `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]`: norms the heads of q and k if the model does,
+/// rotates them, writes k and v into the paged cache and q to `q_out` `[tokens, heads, head_dim]`.
+///
+/// All in f32 from load to store, rounded once. The CPU's definitions, one after the other:
+/// [`crate::rms_norm_reference`] per head, [`crate::rope_reference`] and
+/// [`crate::reshape_and_cache_reference`], whose place of values is that of keys and values here.
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device; `rot_dim > head_dim`; there is no such layer;
+/// or CUDA refused the launch.
+pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> Result<()> {
+    const KERNEL: &str = "qkv_to_cache";
+    let launch = Launch::new(KERNEL, "qkv", qkv)?;
+    let config = operands.cache.config();
+    let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
+    let q_operand = Operand::new(KERNEL, "q_out", q_out);
+    let (tokens, heads, _) = q_operand.dims3("[tokens, heads, head_dim]")?;
+    if head_dim > MAX_HEAD_DIM {
+        return Err(Error::Parameter {
+            parameter: "head_dim",
+            value: head_dim,
+            expected: "at most 512",
+        });
+    }
+    let (cos, sin, style) = operands.rope.parts();
+    let (max_len, rot_dim) = (operands.rope.max_len(), operands.rope.rot_dim());
+    if rot_dim > head_dim {
+        return Err(
+            q_operand.shape_error(format!("[tokens, heads, head_dim >= rot_dim = {rot_dim}]"))
+        );
+    }
+    let norm = |name, weight: Option<&Tensor>| match weight {
+        Some(weight) => launch.elements((name, weight), "[head_dim]", &[head_dim]),
+        None => Ok(std::ptr::null_mut()),
+    };
+    let qk_norm = operands.qk_norm;
+    let row = (heads + 2 * kv_heads) * head_dim;
+    let layer = operands.cache.layer(operands.layer)?;
+    let cache_dims = PagedCache::dims(config);
+    let cache_axes = "[num_blocks, kv_heads, block_size, head_dim]";
+    let half_axes = "[max_len, rot_dim / 2]";
+    let args = QkvArgs {
+        qkv: launch.elements(
+            ("qkv", qkv),
+            "[tokens, (heads + 2 kv_heads) * head_dim]",
+            &[tokens, row],
+        )?,
+        q_norm: norm("q_weight", qk_norm.map(|norm| norm.q_weight))?,
+        k_norm: norm("k_weight", qk_norm.map(|norm| norm.k_weight))?,
+        cos: launch.f32s(("cos", cos), half_axes, &[max_len, rot_dim / 2])?,
+        sin: launch.f32s(("sin", sin), half_axes, &[max_len, rot_dim / 2])?,
+        positions: launch.u32s(("positions", operands.positions), "[tokens]", &[tokens])?,
+        slots: launch.u32s(("slot_mapping", operands.slot_mapping), "[tokens]", &[tokens])?,
+        q: launch.elements(
+            ("q_out", q_out),
+            "[tokens, heads, head_dim]",
+            &[tokens, heads, head_dim],
+        )?,
+        keys: launch.elements(("keys", &layer.keys), cache_axes, &cache_dims)?,
+        values: launch.elements(("values", &layer.values), cache_axes, &cache_dims)?,
+        tokens: tokens as i64,
+        heads: heads as i32,
+        kv_heads: kv_heads as i32,
+        head_dim: head_dim as i32,
+        rot_dim: rot_dim as i32,
+        max_len: max_len as i32,
+        block_size: config.block_size as i32,
+        num_slots: (config.num_blocks * config.block_size) as u32,
+        rope_style: match style {
+            RopeStyle::Neox => 0,
+            RopeStyle::Interleaved => 1,
+        },
+        dtype: launch.dtype_code(),
+        eps: qk_norm.map_or(0.0, |norm| norm.eps),
+        weight_offset: qk_norm.map_or(0.0, |norm| norm.form.offset()),
+        padding: 0,
+    };
+    if tokens == 0 {
+        return Ok(());
+    }
+    // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel
+    // compares positions with `max_len` and slots with `num_slots` before it uses them.
+    unsafe { launch.run(candlepower_qkv, &args) }
+}
+
+/// As `QkvArgs` in qkv.cu.
+#[repr(C)]
+struct QkvArgs {
+    qkv: Address,
+    q_norm: Address,
+    k_norm: Address,
+    cos: *mut f32,
+    sin: *mut f32,
+    positions: *mut u32,
+    slots: *mut u32,
+    q: Address,
+    keys: Address,
+    values: Address,
+    tokens: i64,
+    heads: i32,
+    kv_heads: i32,
+    head_dim: i32,
+    rot_dim: i32,
+    max_len: i32,
+    block_size: i32,
+    num_slots: u32,
+    rope_style: i32,
+    dtype: i32,
+    eps: f32,
+    weight_offset: f32,
+    padding: i32,
+}
+const _: () = assert!(size_of::<QkvArgs>() == 136);
+
+unsafe extern "C" {
+    fn candlepower_qkv(args: *const QkvArgs, stream: CUstream) -> i32;
+}
