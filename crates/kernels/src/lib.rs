@@ -16,6 +16,8 @@ mod attention;
 mod cpu_features;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(test)]
+mod cuda_arithmetic;
 mod embedding;
 mod error;
 mod gather;

@@ -2,7 +2,8 @@
 // calls. FlashInfer's planners run on the host and divide a step's work among the device's blocks; its
 // kernels then read that division from device memory, so that a CUDA graph can be replayed with another one.
 //
-// Each attention_*.cu is compiled once per head dimension, which the build gives as CANDLEPOWER_HEAD_DIM.
+// Each attention_*.cu is compiled once per head dimension, which the build gives as CANDLEPOWER_HEAD_DIM. All
+// of it lies in a namespace of that dimension: functions of one name would be merged by the linker.
 #pragma once
 
 #include <cstdio>
@@ -16,7 +17,13 @@
 #include <flashinfer/attention/variants.cuh>
 #include <flashinfer/pos_enc.cuh>
 
+// A name with the head dimension at its end.
+#define CANDLEPOWER_JOIN(name, dim) name##dim
+#define CANDLEPOWER_NAME_OF(name, dim) CANDLEPOWER_JOIN(name, dim)
+#define CANDLEPOWER_PER_HEAD_DIM(name) CANDLEPOWER_NAME_OF(name, CANDLEPOWER_HEAD_DIM)
+
 namespace candlepower {
+inline namespace CANDLEPOWER_PER_HEAD_DIM(head_dim_) {
 
 constexpr uint32_t kHeadDim = CANDLEPOWER_HEAD_DIM;
 constexpr int32_t kPlanWords = 16;
@@ -134,9 +141,5 @@ int32_t guarded(char* message, Call call) {
   }
 }
 
-// The name of an exported function with the head dimension at its end.
-#define CANDLEPOWER_JOIN(name, dim) name##dim
-#define CANDLEPOWER_NAME_OF(name, dim) CANDLEPOWER_JOIN(name, dim)
-#define CANDLEPOWER_EXPORT(name) CANDLEPOWER_NAME_OF(name, CANDLEPOWER_HEAD_DIM)
-
+}  // inline namespace
 }  // namespace candlepower

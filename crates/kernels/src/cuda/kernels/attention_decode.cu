@@ -5,6 +5,7 @@
 #include <flashinfer/attention/decode.cuh>
 
 namespace candlepower {
+inline namespace CANDLEPOWER_PER_HEAD_DIM(head_dim_) {
 
 template <typename T>
 using DecodeParams = flashinfer::BatchDecodeParams<T, T, T, int32_t>;
@@ -59,11 +60,12 @@ cudaError_t run_decode(const RunArgs& args, cudaStream_t stream) {
       params, partial_values, partial_sums, /*enable_pdl=*/false, stream);
 }
 
+}  // inline namespace
 }  // namespace candlepower
 
 using namespace candlepower;
 
-extern "C" int32_t CANDLEPOWER_EXPORT(candlepower_plan_decode_)(const PlanArgs* args,
+extern "C" int32_t CANDLEPOWER_PER_HEAD_DIM(candlepower_plan_decode_)(const PlanArgs* args,
                                                                 cudaStream_t stream) {
   return guarded(args->message, [&] {
     int32_t status = cudaSuccess;
@@ -74,7 +76,7 @@ extern "C" int32_t CANDLEPOWER_EXPORT(candlepower_plan_decode_)(const PlanArgs* 
   });
 }
 
-extern "C" int32_t CANDLEPOWER_EXPORT(candlepower_run_decode_)(const RunArgs* args,
+extern "C" int32_t CANDLEPOWER_PER_HEAD_DIM(candlepower_run_decode_)(const RunArgs* args,
                                                                cudaStream_t stream) {
   return guarded(args->message, [&] {
     int32_t status = cudaSuccess;

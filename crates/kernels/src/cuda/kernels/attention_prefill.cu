@@ -5,6 +5,7 @@
 #include <flashinfer/attention/prefill.cuh>
 
 namespace candlepower {
+inline namespace CANDLEPOWER_PER_HEAD_DIM(head_dim_) {
 
 template <typename T>
 using PrefillParams = flashinfer::BatchPrefillPagedParams<T, T, T, int32_t>;
@@ -73,17 +74,18 @@ cudaError_t run_prefill(const RunArgs& args, cudaStream_t stream) {
   }
 }
 
+}  // inline namespace
 }  // namespace candlepower
 
 using namespace candlepower;
 
-extern "C" int32_t CANDLEPOWER_EXPORT(candlepower_plan_prefill_)(const PlanArgs* args,
+extern "C" int32_t CANDLEPOWER_PER_HEAD_DIM(candlepower_plan_prefill_)(const PlanArgs* args,
                                                                  cudaStream_t stream) {
   return guarded(args->message,
                  [&] { return static_cast<int32_t>(plan_prefill(*args, stream)); });
 }
 
-extern "C" int32_t CANDLEPOWER_EXPORT(candlepower_run_prefill_)(const RunArgs* args,
+extern "C" int32_t CANDLEPOWER_PER_HEAD_DIM(candlepower_run_prefill_)(const RunArgs* args,
                                                                 cudaStream_t stream) {
   return guarded(args->message, [&] {
     int32_t status = cudaSuccess;

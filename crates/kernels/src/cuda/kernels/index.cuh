@@ -1,5 +1,5 @@
-// Index arithmetic of the kernels, compiled for the device and for the host: tests/host_arithmetic runs
-// it on the CPU against the Rust references.
+// Index arithmetic of the kernels, compiled for the device and for the host: src/cuda_arithmetic.rs
+// runs it on the CPU against the Rust references.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The arithmetic of sampling, for device and host: tests/host_arithmetic draws with it on the CPU and
+// The arithmetic of sampling, for device and host: src/cuda_arithmetic.rs draws with it on the CPU and
 // compares with the Rust reference.
 //
 // Weights are integers, in units of 2^-40 of the most likely token's. Sums of integers do not depend on the

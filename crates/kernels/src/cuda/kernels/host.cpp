@@ -1,0 +1,147 @@
+// The kernels' index arithmetic and the draw, for the CPU: src/cuda_arithmetic.rs compiles this with the
+// host's compiler and compares it with the Rust references. The loops are those of sampling.cu, one thread's
+// worth; everything they decide is in the shared headers.
+
+#include <vector>
+
+#include "index.cuh"
+#include "sampling_math.cuh"
+
+using namespace candlepower;
+
+namespace {
+
+struct Scores {
+  const float* values;
+  int32_t vocab;
+  float max;
+
+  uint32_t key(int32_t id) const { return distance_key(values[id], max); }
+};
+
+struct Selected {
+  uint32_t key;
+  uint64_t before;
+};
+
+template <typename Amount>
+Selected select(const Scores& row, uint32_t limit, uint64_t target, Amount amount) {
+  uint32_t prefix = 0;
+  uint64_t before = 0;
+  for (int32_t digit = 0; digit < kDigits; ++digit) {
+    std::vector<uint64_t> bins(kBins, 0);
+    for (int32_t id = 0; id < row.vocab; ++id) {
+      const uint32_t key = row.key(id);
+      const int32_t bin = key > limit ? -1 : digit_bin(key, digit, prefix);
+      if (bin >= 0) bins[bin] += amount(key);
+    }
+    const int32_t end = 1 << digit_width(digit);
+    const Bin bin = find_bin(bins.data(), 0, end, before, target);
+    if (bin.index == end) return {kNone, bin.before};
+    prefix = prefix << digit_width(digit) | static_cast<uint32_t>(bin.index);
+    before = bin.before;
+  }
+  return {prefix, before};
+}
+
+Cut find_cut(const Scores& row, const SamplerRow& draw, float scale) {
+  Cut cut{min_p_limit(draw.min_p, scale), kAllTies};
+  if (draw.top_k > 0 && draw.top_k < static_cast<uint32_t>(row.vocab)) {
+    const Selected kth = select(row, cut.key, draw.top_k, [](uint32_t) { return uint64_t(1); });
+    if (kth.key != kNone) cut = {kth.key, draw.top_k - kth.before};
+  }
+  if (draw.top_p >= 1.0f) return cut;
+  uint64_t below = 0;
+  uint64_t ties = 0;
+  for (int32_t id = 0; id < row.vocab; ++id) {
+    if (row.key(id) < cut.key) below += weight_of(row.key(id), scale);
+    if (row.key(id) == cut.key) ++ties;
+  }
+  const uint64_t kept_ties = ties < cut.ties ? ties : cut.ties;
+  const uint64_t total = below + kept_ties * weight_of(cut.key, scale);
+  const uint64_t target = top_p_target(draw.top_p, total);
+  const Selected last =
+      select(row, cut.key, target, [scale](uint32_t key) { return weight_of(key, scale); });
+  if (last.key == kNone) return cut;
+  const uint64_t needed = top_p_ties(target, last.before, weight_of(last.key, scale));
+  return {last.key, last.key == cut.key && kept_ties < needed ? kept_ties : needed};
+}
+
+uint32_t draw_token(const Scores& row, const Cut& cut, float scale, double uniform) {
+  const auto weights = [&] {
+    uint64_t ties_left = cut.ties;
+    std::vector<uint64_t> weights(row.vocab);
+    for (int32_t id = 0; id < row.vocab; ++id) {
+      const uint32_t key = row.key(id);
+      const bool kept = key < cut.key || (key == cut.key && ties_left > 0);
+      if (key == cut.key && kept) --ties_left;
+      weights[id] = kept ? weight_of(key, scale) : 0;
+    }
+    return weights;
+  }();
+  uint64_t total = 0;
+  for (const uint64_t weight : weights) total += weight;
+  const uint64_t target = draw_target(uniform, total);
+  uint64_t cumulative = 0;
+  for (int32_t id = 0; id < row.vocab; ++id) {
+    cumulative += weights[id];
+    if (cumulative > target) return id;
+  }
+  return kNone;
+}
+
+}  // namespace
+
+extern "C" {
+
+void host_rope_pair(int32_t i, int32_t half, int32_t style, int32_t* pair) {
+  const RopePair found = rope_pair(i, half, static_cast<RopeStyle>(style));
+  pair[0] = found.first;
+  pair[1] = found.second;
+}
+
+// Kind and index of a head of the fused row.
+void host_fused_head(int32_t head, int32_t heads, int32_t kv_heads, int32_t* found) {
+  const Head at = fused_head(head, heads, kv_heads);
+  found[0] = static_cast<int32_t>(at.kind);
+  found[1] = at.index;
+}
+
+uint64_t host_cache_offset(uint32_t slot, int32_t head, int32_t kv_heads, int32_t block_size,
+                           int32_t head_dim) {
+  return cache_offset(slot, head, kv_heads, block_size, head_dim);
+}
+
+void host_split_range(int32_t length, int32_t step, int32_t part, int32_t parts, int32_t* range) {
+  const Range found = split_range(length, step, part, parts);
+  range[0] = found.begin;
+  range[1] = found.end;
+}
+
+int32_t host_warps_per_output(int32_t outputs, int32_t wanted, int32_t most) {
+  return warps_per_output(outputs, wanted, most);
+}
+
+double host_uniform(const SamplerRow* row) { return uniform_of(*row); }
+
+// A draw from logits that were adjusted in place: `counts`, `mask` may be null.
+uint32_t host_sample(float* logits, int32_t vocab, const SamplerRow* row, const uint32_t* counts,
+                     const uint32_t* mask, int32_t mask_words) {
+  float max = -INFINITY;
+  for (int32_t id = 0; id < vocab; ++id) {
+    if (counts != nullptr) logits[id] = penalized(logits[id], counts[id], *row);
+    if (mask != nullptr && !allowed(mask, mask_words, id)) logits[id] = -INFINITY;
+    max = fmaxf(max, logits[id]);
+  }
+  if (!std::isfinite(max)) return kNone;
+  const Scores scores{logits, vocab, max};
+  const float scale = 1.0f / row->temperature;
+  if (row->temperature == 0.0f || !(scale < INFINITY)) {
+    int32_t id = 0;
+    while (scores.key(id) != 0) ++id;
+    return id;
+  }
+  return draw_token(scores, find_cut(scores, *row, scale), scale, uniform_of(*row));
+}
+
+}  // extern "C"

@@ -1,0 +1,384 @@
+//! From the qkv rows through the paged cache to attention.
+
+use candle_core::cuda_backend::cudarc::driver::sys::{
+    CUgraphInstantiate_flags, CUstreamCaptureMode,
+};
+use candle_core::{DType, Device, Tensor};
+use candlepower_kernels::cuda::{
+    self, AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, NO_SLOT, NormWeight,
+    PagedCache, PagedLayer, PlanCapacity, QkNorm, QkvToCache,
+};
+use candlepower_kernels::{
+    AttentionMetadata, CacheView, KvCacheConfig, PagedAttention, RopeStyle, RopeTable,
+    paged_attention_reference, reshape_and_cache_reference, rms_norm_reference, rope_reference,
+};
+
+use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
+use crate::rows::effective;
+
+/// Heads of q and k, elements of a head and of its rotated part, tokens.
+const QKV_SHAPES: [(usize, usize, usize, usize, usize); 5] = [
+    (14, 2, 64, 64, 1),
+    (32, 8, 128, 128, 33),
+    (8, 4, 256, 64, 7),
+    (4, 4, 96, 96, 5),
+    (3, 1, 80, 20, 129),
+];
+
+pub(crate) fn qkv_to_cache(gpu: &Gpu) {
+    let mut random = Random(21);
+    for shape in QKV_SHAPES {
+        for dtype in HALVES {
+            for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
+                for form in [None, Some(NormWeight::Plain), Some(NormWeight::OnePlus)] {
+                    compare_qkv(gpu, &mut random, shape, (dtype, style, form));
+                }
+            }
+        }
+    }
+}
+
+fn compare_qkv(
+    gpu: &Gpu,
+    random: &mut Random,
+    (heads, kv_heads, head_dim, rot_dim, tokens): (usize, usize, usize, usize, usize),
+    (dtype, style, form): (DType, RopeStyle, Option<NormWeight>),
+) {
+    const EPS: f32 = 1e-6;
+    const MAX_LEN: usize = 50;
+    let config = config(tokens.div_ceil(16) + 2, kv_heads, head_dim);
+    let what =
+        format!("{heads} + {kv_heads} heads of {head_dim}, {tokens} tokens, {style:?}, {form:?}");
+    let width = (heads + 2 * kv_heads) * head_dim;
+    let qkv = random.floats(tokens * width, 2.0, dtype);
+    let norms = [random.floats(head_dim, 1.0, dtype), random.floats(head_dim, 1.0, dtype)];
+    let half = rot_dim / 2;
+    let angles = random.floats(MAX_LEN * half, 3.0, DType::F32);
+    let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
+    let cpu = |values: &[f32]| Tensor::from_slice(values, (MAX_LEN, half), &Device::Cpu).unwrap();
+    let table = RopeTable::new(cpu(&cos), cpu(&sin), style).unwrap();
+    let positions: Vec<u32> = (0..tokens).map(|_| random.below(MAX_LEN) as u32).collect();
+    let mut slots = random.permutation(config.num_blocks * config.block_size);
+    slots.truncate(tokens);
+    slots[tokens / 2] = NO_SLOT;
+
+    let cache = PagedCache::new(config, dtype, gpu.device()).unwrap();
+    let q_out = gpu.unwritten(&[tokens, heads, head_dim], dtype);
+    let weights = norms.each_ref().map(|norm| gpu.floats(norm, &[head_dim], dtype));
+    let [q_weight, k_weight] = &weights;
+    let operands = QkvToCache {
+        qk_norm: form.map(|form| QkNorm { q_weight, k_weight, form, eps: EPS }),
+        rope: &table.to_device(gpu.device()).unwrap(),
+        positions: &gpu.integers(&positions, &[tokens]),
+        slot_mapping: &gpu.integers(&slots, &[tokens]),
+        cache: &cache,
+        layer: 0,
+    };
+    cuda::qkv_to_cache(&gpu.floats(&qkv, &[tokens, width], dtype), &operands, &q_out).unwrap();
+
+    let layer = cache.layer(0).unwrap();
+    let elements = config.num_blocks * config.block_size * kv_heads * head_dim;
+    let (mut keys, mut values) = (vec![0.0; elements], vec![0.0; elements]);
+    let mut q = Vec::new();
+    for (token, row) in qkv.chunks(width).enumerate() {
+        let at = positions[token] as usize * half;
+        let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
+        let finish = |head: &[f32], norm: &[f32]| {
+            let head = match form {
+                Some(form) => rms_norm_reference(head, &effective(norm, form), EPS),
+                None => head.to_vec(),
+            };
+            rope_reference(&head, cos, sin, style)
+        };
+        for (index, head) in row.chunks(head_dim).enumerate() {
+            if index < heads {
+                q.extend(finish(head, &norms[0]));
+                continue;
+            }
+            if slots[token] == NO_SLOT {
+                continue;
+            }
+            let (target, kv_head, head) = if index < heads + kv_heads {
+                (&mut keys, index - heads, finish(head, &norms[1]))
+            } else {
+                (&mut values, index - heads - kv_heads, head.to_vec())
+            };
+            let (_, at) = reshape_and_cache_reference(&config, slots[token] as usize, kv_head, 0);
+            target[at..at + head_dim].copy_from_slice(&head);
+        }
+    }
+    // Rotation subtracts products, so an element may be smaller than what it was made of.
+    let rotated = Tolerance { own: 0.6, largest: 0.001 };
+    gpu.assert_close(&q_out, &q, rotated, &format!("q of {what}"));
+    gpu.assert_close(&layer.keys, &keys, rotated, &format!("k of {what}"));
+    gpu.assert_close(&layer.values, &values, ROUNDED_ONCE, &format!("v of {what}"));
+}
+
+pub(crate) fn copy_blocks(gpu: &Gpu) {
+    let mut random = Random(22);
+    for dtype in HALVES {
+        let config = KvCacheConfig { num_layers: 2, ..config(9, 3, 64) };
+        let cache = PagedCache::new(config, dtype, gpu.device()).unwrap();
+        let block = config.block_size * config.num_kv_heads * config.head_dim;
+        let copies = [(1u32, 4u32), (1, 5), (8, 0)];
+        let mut expected = Vec::new();
+        for layer in 0..2 {
+            let layer = cache.layer(layer).unwrap();
+            for tensor in [&layer.keys, &layer.values] {
+                let mut data = random.floats(9 * block, 1.0, dtype);
+                tensor.slice_set(&gpu.floats(&data, tensor.dims(), dtype), 0, 0).unwrap();
+                for (from, to) in copies.map(|(from, to)| (from as usize, to as usize)) {
+                    data.copy_within(from * block..(from + 1) * block, to * block);
+                }
+                expected.push((tensor.clone(), data));
+            }
+        }
+        let pairs: Vec<u32> = copies.iter().flat_map(|&(from, to)| [from, to]).collect();
+        cache.copy_blocks(&gpu.integers(&pairs, &[3, 2])).unwrap();
+        for (tensor, data) in expected {
+            gpu.assert_close(&tensor, &data, Tolerance { own: 0.0, largest: 0.0 }, "blocks");
+        }
+    }
+}
+
+/// A model's attention and a step's sequences as (queries, positions in the cache).
+struct Shape {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    window: Option<usize>,
+    softcap: Option<f32>,
+    seqs: &'static [(usize, usize)],
+}
+
+/// Decodes, chunks and mixtures, with lengths around the ends of blocks and long enough to be split.
+const STEPS: [&[(usize, usize)]; 4] = [
+    &[(1, 1), (1, 16), (1, 17), (1, 700)],
+    &[(1, 2000)],
+    &[(33, 33), (5, 130), (17, 17)],
+    &[(1, 250), (40, 111), (1, 5), (3, 64)],
+];
+
+fn shapes() -> Vec<Shape> {
+    let heads = [(14, 2, 64), (8, 8, 64), (8, 2, 128), (32, 4, 128), (8, 4, 256), (5, 1, 128)];
+    let scores = [(None, None), (Some(48), None), (None, Some(30.0)), (Some(100), Some(50.0))];
+    let mut shapes = Vec::new();
+    for (i, (heads, kv_heads, head_dim)) in heads.into_iter().enumerate() {
+        for (j, seqs) in STEPS.into_iter().enumerate() {
+            let (window, softcap) = scores[(i + j) % scores.len()];
+            shapes.push(Shape { heads, kv_heads, head_dim, window, softcap, seqs });
+        }
+        shapes.push(Shape {
+            heads,
+            kv_heads,
+            head_dim,
+            window: None,
+            softcap: None,
+            seqs: STEPS[0],
+        });
+    }
+    shapes
+}
+
+pub(crate) fn paged_attention(gpu: &Gpu) {
+    let mut random = Random(23);
+    for shape in shapes() {
+        for dtype in HALVES {
+            let step = Step::new(gpu, &mut random, &shape, (dtype, shape.seqs));
+            let mut plan = step.plan(gpu);
+            plan.prepare(&step.attention_step(LaunchShape::Fitted)).unwrap();
+            let out = gpu.unwritten(&step.q_dims(), dtype);
+            plan.attend(&step.q_on_gpu, &step.layer, &step.params, &out).unwrap();
+            step.compare(gpu, &out);
+        }
+    }
+}
+
+/// A captured graph computes other lengths after another `prepare`, the bucket being the same.
+pub(crate) fn fixed_launch(gpu: &Gpu) {
+    let mut random = Random(24);
+    let Device::Cuda(device) = gpu.device() else { unreachable!("the tests run on a GPU") };
+    let stream = device.cuda_stream();
+    // The second is for the tensor cores: FlashInfer's decode kernel has no groups of seven.
+    for (heads, kv_heads, head_dim) in [(8, 2, 128), (14, 2, 64)] {
+        let shape =
+            Shape { heads, kv_heads, head_dim, window: None, softcap: None, seqs: STEPS[0] };
+        let dtype = DType::BF16;
+        let first = Step::new(gpu, &mut random, &shape, (dtype, STEPS[0]));
+        let mut plan = first.plan(gpu);
+        plan.prepare(&first.attention_step(LaunchShape::Fixed)).unwrap();
+        let out = gpu.unwritten(&first.q_dims(), dtype);
+        let attend =
+            |plan: &AttentionPlan| plan.attend(&first.q_on_gpu, &first.layer, &first.params, &out);
+        // Once outside of the graph, so that everything is loaded.
+        attend(&plan).unwrap();
+        first.compare(gpu, &out);
+        stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+        attend(&plan).unwrap();
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        let graph = stream.end_capture(flags).unwrap().expect("a launch was captured");
+        for lengths in [[(1, 3), (1, 900), (1, 32), (1, 33)], [(1, 1), (1, 1), (1, 2), (1, 1200)]] {
+            let second = first.with_lengths(&mut random, &lengths);
+            plan.prepare(&second.attention_step(LaunchShape::Fixed)).unwrap();
+            graph.launch().unwrap();
+            second.compare(gpu, &out);
+        }
+    }
+}
+
+/// A step's operands on both sides.
+#[derive(Clone)]
+struct Step {
+    config: KvCacheConfig,
+    heads: usize,
+    params: PagedAttention,
+    meta: AttentionMetadata,
+    q: Vec<f32>,
+    /// As the CPU has them: `[num_blocks, kv_heads, head_dim, block_size]`.
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    q_on_gpu: Tensor,
+    layer: PagedLayer,
+}
+
+impl Step {
+    fn new(
+        gpu: &Gpu,
+        random: &mut Random,
+        shape: &Shape,
+        (dtype, seqs): (DType, &[(usize, usize)]),
+    ) -> Self {
+        let config = config(160, shape.kv_heads, shape.head_dim);
+        let dims = [config.num_blocks, config.num_kv_heads, config.block_size, config.head_dim];
+        let elements: usize = dims.iter().product();
+        let [on_gpu_keys, values] = [1.0, 1.0].map(|spread| random.floats(elements, spread, dtype));
+        let mut keys = vec![0.0; elements];
+        for slot in 0..config.num_blocks * config.block_size {
+            for head in 0..config.num_kv_heads {
+                for dim in 0..config.head_dim {
+                    let (key, value) = reshape_and_cache_reference(&config, slot, head, dim);
+                    keys[key] = on_gpu_keys[value];
+                }
+            }
+        }
+        let meta = metadata(random, &config, seqs);
+        let tokens = seqs.iter().map(|seq| seq.0).sum::<usize>();
+        let q = random.floats(tokens * shape.heads * shape.head_dim, 2.0, dtype);
+        Self {
+            heads: shape.heads,
+            params: PagedAttention {
+                scale: (shape.head_dim as f32).sqrt().recip(),
+                window: shape.window,
+                softcap: shape.softcap,
+            },
+            q_on_gpu: gpu.floats(&q, &[tokens, shape.heads, shape.head_dim], dtype),
+            layer: PagedLayer {
+                keys: gpu.floats(&on_gpu_keys, &dims, dtype),
+                values: gpu.floats(&values, &dims, dtype),
+            },
+            config,
+            meta,
+            q,
+            keys,
+            values,
+        }
+    }
+
+    /// The same q and cache with other sequences.
+    fn with_lengths(&self, random: &mut Random, seqs: &[(usize, usize)]) -> Self {
+        Self { meta: metadata(random, &self.config, seqs), ..self.clone() }
+    }
+
+    fn q_dims(&self) -> Vec<usize> {
+        self.q_on_gpu.dims().to_vec()
+    }
+
+    fn plan(&self, gpu: &Gpu) -> AttentionPlan {
+        let spec = AttentionSpec {
+            heads: self.heads,
+            window: self.params.window,
+            dtype: self.q_on_gpu.dtype(),
+        };
+        let capacity = PlanCapacity { max_seqs: 8, max_pages: 512, partials_bytes: 64 << 20 };
+        AttentionPlan::new(gpu.device(), spec, &self.config, capacity).unwrap()
+    }
+
+    fn attention_step(&self, launch: LaunchShape) -> AttentionStep<'_> {
+        AttentionStep { meta: &self.meta, tokens: self.q_on_gpu.dims()[0], launch }
+    }
+
+    fn compare(&self, gpu: &Gpu, out: &Tensor) {
+        let head_dim = self.config.head_dim;
+        let group = self.heads / self.config.num_kv_heads;
+        let mut want = Vec::with_capacity(self.q.len());
+        for seq in 0..self.meta.context_len.len() {
+            let (first, end) =
+                (self.meta.query_start[seq] as usize, self.meta.query_start[seq + 1] as usize);
+            let table =
+                &self.meta.block_tables[seq * self.meta.max_blocks..][..self.meta.max_blocks];
+            for token in first..end {
+                let position = self.meta.context_len[seq] as usize - (end - token);
+                for head in 0..self.heads {
+                    let q = &self.q[(token * self.heads + head) * head_dim..][..head_dim];
+                    let view = CacheView {
+                        keys: &self.keys,
+                        values: &self.values,
+                        config: &self.config,
+                        head: head / group,
+                    };
+                    want.extend(paged_attention_reference(q, &view, table, position, &self.params));
+                }
+            }
+        }
+        let what = format!(
+            "{} of {} heads of {head_dim}, {:?}, contexts {:?}",
+            self.heads, self.config.num_kv_heads, self.params, self.meta.context_len
+        );
+        gpu.assert_close(out, &want, self.tolerance(), &what);
+        assert!(to_vec(out).iter().all(|value| value.is_finite()), "{what}");
+    }
+
+    /// The tensor cores take the softmax's weights rounded to the element type: up to half a step of each
+    /// term. The soft cap's hyperbolic tangent is the hardware's, within 2^-11: an error of the score that
+    /// the exponential turns into a relative one of the weight.
+    fn tolerance(&self) -> Tolerance {
+        let step = if self.q_on_gpu.dtype() == DType::BF16 { 1.0 / 128.0 } else { 1.0 / 1024.0 };
+        let tanh = self.params.softcap.map_or(0.0, |cap| cap / 2048.0 / step);
+        Tolerance { own: 1.0, largest: 1.0 + tanh }
+    }
+}
+
+fn config(num_blocks: usize, num_kv_heads: usize, head_dim: usize) -> KvCacheConfig {
+    KvCacheConfig { num_layers: 1, num_blocks, block_size: 16, num_kv_heads, head_dim }
+}
+
+/// Sequences whose blocks lie anywhere in the cache.
+fn metadata(
+    random: &mut Random,
+    config: &KvCacheConfig,
+    seqs: &[(usize, usize)],
+) -> AttentionMetadata {
+    let max_blocks = seqs
+        .iter()
+        .map(|seq| seq.1.div_ceil(config.block_size))
+        .max()
+        .expect("a step has sequences");
+    let mut free = random.permutation(config.num_blocks);
+    let mut meta = AttentionMetadata {
+        query_start: vec![0],
+        context_len: Vec::new(),
+        block_tables: Vec::new(),
+        max_blocks,
+    };
+    let mut tokens = 0;
+    for &(queries, context_len) in seqs {
+        tokens += queries as u32;
+        meta.query_start.push(tokens);
+        meta.context_len.push(context_len as u32);
+        let blocks = context_len.div_ceil(config.block_size);
+        let taken = free.split_off(free.len() - blocks);
+        meta.block_tables.extend(taken);
+        meta.block_tables.extend(vec![0; max_blocks - blocks]);
+    }
+    meta
+}
