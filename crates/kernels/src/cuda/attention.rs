@@ -2,5 +2,6 @@
 
 mod ffi;
 mod plan;
+mod tables;
 
 pub use plan::{AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, PlanCapacity};

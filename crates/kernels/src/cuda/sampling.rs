@@ -344,7 +344,7 @@ struct SampleArgs {
 }
 const _: () = assert!(size_of::<SampleArgs>() == 112);
 
-/// As `CountArgs` in sampling.cu.
+/// As `CountArgs` in token_counts.cu.
 #[repr(C)]
 struct CountArgs {
     counts: *mut u32,

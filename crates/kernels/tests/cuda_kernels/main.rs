@@ -1,8 +1,10 @@
 //! Compares every CUDA kernel with its CPU reference over shapes, on the machine's first GPU.
 //!
 //! Without a GPU nothing can be compared: the program says so and fails, or passes if CANDLEPOWER_NO_GPU=1
-//! says that this is known. Words on the command line choose comparisons by name.
+//! says that this is known. Words on the command line choose comparisons by name; `--list` and `--exact` are
+//! those of Rust's own test programs.
 #![allow(clippy::print_stdout, reason = "the report is the purpose")]
+#![allow(clippy::unwrap_used, reason = "a panic is how a comparison fails")]
 
 mod attention;
 mod gpu;
@@ -32,11 +34,47 @@ const COMPARISONS: [(&str, Comparison); 12] = [
     ("sample_logprobs", sampling::logprobs),
 ];
 
+/// What the command line asks for, in the words of Rust's own test programs.
+#[derive(Default)]
+struct Options {
+    list: bool,
+    exact: bool,
+    words: Vec<String>,
+}
+
+impl Options {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Self {
+        let mut options = Self::default();
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--list" => options.list = true,
+                "--exact" => options.exact = true,
+                // Their values change nothing here.
+                "--format" | "--test-threads" => drop(arguments.next()),
+                _ if argument.starts_with('-') => {}
+                _ => options.words.push(argument),
+            }
+        }
+        options
+    }
+
+    fn choose(&self, name: &str) -> bool {
+        let matches =
+            |word: &String| if self.exact { word == name } else { name.contains(word.as_str()) };
+        self.words.is_empty() || self.words.iter().any(matches)
+    }
+}
+
 fn main() -> ExitCode {
-    let words: Vec<String> =
-        std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
-    let chosen = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
-    let comparisons: Vec<_> = COMPARISONS.iter().filter(|(name, _)| chosen(name)).collect();
+    let options = Options::parse(std::env::args().skip(1));
+    let comparisons: Vec<_> = COMPARISONS.iter().filter(|(name, _)| options.choose(name)).collect();
+    if options.list {
+        comparisons.iter().for_each(|(name, _)| println!("{name}: test"));
+        return ExitCode::SUCCESS;
+    }
+    if comparisons.is_empty() {
+        return ExitCode::SUCCESS;
+    }
     let gpu = match Gpu::first() {
         Ok(gpu) => gpu,
         Err(reason) => {

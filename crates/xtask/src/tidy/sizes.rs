@@ -7,7 +7,7 @@ use super::files::SourceFile;
 const MAX_LINES: usize = 700;
 
 /// Extensions of what people write by hand.
-const EXTENSIONS: [&str; 5] = ["rs", "py", "mjs", "cu", "sh"];
+const EXTENSIONS: [&str; 7] = ["rs", "py", "mjs", "cu", "cuh", "cpp", "sh"];
 
 pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
     files

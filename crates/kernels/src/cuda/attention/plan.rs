@@ -13,6 +13,7 @@ use super::super::{PagedCache, PagedLayer};
 use super::ffi::{
     Buffers, Functions, Kernel, MESSAGE_BYTES, PLAN_WORDS, PlanArgs, REFUSED, RunArgs, Shape,
 };
+use super::tables::TableLayout;
 use crate::{AttentionMetadata, Error, KvCacheConfig, PagedAttention, Result};
 
 const KERNEL: &str = "paged_attention";
@@ -352,57 +353,6 @@ impl Drop for AttentionPlan {
     }
 }
 
-/// Where the tables of a step lie in one run of u32.
-struct TableLayout {
-    seqs: usize,
-}
-
-impl TableLayout {
-    fn query_start(&self) -> usize {
-        0
-    }
-
-    fn page_start(&self) -> usize {
-        self.seqs + 1
-    }
-
-    fn last_page_len(&self) -> usize {
-        2 * (self.seqs + 1)
-    }
-
-    fn page_indices(&self) -> usize {
-        3 * (self.seqs + 1)
-    }
-
-    /// Writes the tables; `tables` has room for all of them.
-    fn fill<'a>(
-        &self,
-        tables: &mut [u32],
-        meta: &AttentionMetadata,
-        block_tables: impl Iterator<Item = &'a [u32]>,
-        block_size: usize,
-    ) {
-        tables[..=self.seqs].copy_from_slice(&meta.query_start);
-        let mut page = 0;
-        tables[self.page_start()] = 0;
-        for (seq, block_table) in block_tables.enumerate() {
-            tables[self.page_indices() + page..][..block_table.len()].copy_from_slice(block_table);
-            page += block_table.len();
-            tables[self.page_start() + seq + 1] = page as u32;
-            tables[self.last_page_len() + seq] =
-                last_page_len(meta.context_len[seq] as usize, block_size) as u32;
-        }
-    }
-}
-
-/// Positions in the last block of a sequence: 1 to `block_size`, and 0 for an empty one.
-fn last_page_len(context_len: usize, block_size: usize) -> usize {
-    match context_len {
-        0 => 0,
-        len => (len - 1) % block_size + 1,
-    }
-}
-
 fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
     cache.check()?;
     let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
@@ -439,30 +389,4 @@ fn with_message(error: Error, message: &[c_char; MESSAGE_BYTES]) -> Error {
 fn text(message: &[c_char; MESSAGE_BYTES]) -> String {
     // SAFETY: the array was made of zeros, and the C side ends what it writes with one.
     unsafe { CStr::from_ptr(message.as_ptr()) }.to_string_lossy().into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tables_lie_one_after_the_other() {
-        let meta = AttentionMetadata {
-            query_start: vec![0, 1, 4],
-            context_len: vec![17, 16],
-            block_tables: vec![5, 3, 9, 0],
-            max_blocks: 2,
-        };
-        let layout = TableLayout { seqs: 2 };
-        let mut tables = [77; 13];
-        layout.fill(&mut tables, &meta, [&[5, 3][..], &[9]].into_iter(), 16);
-        assert_eq!(tables, [0, 1, 4, 0, 2, 3, 1, 16, 77, 5, 3, 9, 77]);
-    }
-
-    #[test]
-    fn the_last_page_is_never_empty() {
-        for (context_len, expected) in [(0, 0), (1, 1), (15, 15), (16, 16), (17, 1), (32, 16)] {
-            assert_eq!(last_page_len(context_len, 16), expected, "{context_len}");
-        }
-    }
 }

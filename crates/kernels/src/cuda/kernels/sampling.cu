@@ -344,6 +344,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleArgs args) {
     const Cut cut = find_cut(row, draw, scale, shared);
     token = draw_token(row, cut, scale, uniform_of(draw), shared);
   }
+  if (token == kNone) return;
   if (threadIdx.x == 0) {
     args.token_ids[blockIdx.x] = token;
     report[0] = token;
@@ -355,43 +356,6 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleArgs args) {
   if (draw.top_logprobs != kNone) report_logprobs(args, draw, logits, token, report, shared);
 }
 
-// ---- Token counts ----------------------------------------------------------------------------------
-
-// What CountArgs::operation does with the tokens; the values are those of src/cuda/sampling.rs.
-enum class CountOperation : int32_t { kReset = 0, kPrompt = 1, kGenerated = 2 };
-
-struct CountArgs {
-  uint32_t* counts;           // [slots, vocab]
-  const uint32_t* slot;       // [count]
-  const uint32_t* token_ids;  // [count], null for kReset
-  int32_t count;
-  int32_t slots;
-  int32_t vocab;
-  int32_t operation;
-};
-static_assert(sizeof(CountArgs) == 40, "as in src/cuda/sampling.rs");
-
-__global__ void reset_counts_kernel(CountArgs args) {
-  const uint32_t slot = args.slot[blockIdx.x];
-  if (slot >= static_cast<uint32_t>(args.slots)) return;
-  uint32_t* counts = args.counts + int64_t(slot) * args.vocab;
-  for (int32_t id = threadIdx.x; id < args.vocab; id += blockDim.x) counts[id] = 0;
-}
-
-__global__ void count_tokens_kernel(CountArgs args) {
-  const int32_t i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= args.count) return;
-  const uint32_t slot = args.slot[i];
-  const uint32_t token = args.token_ids[i];
-  if (slot >= static_cast<uint32_t>(args.slots) || token >= static_cast<uint32_t>(args.vocab)) return;
-  uint32_t* count = args.counts + int64_t(slot) * args.vocab + token;
-  if (static_cast<CountOperation>(args.operation) == CountOperation::kPrompt) {
-    atomicOr(count, kInPrompt);
-  } else {
-    atomicAdd(count, 1u);
-  }
-}
-
 }  // namespace candlepower
 
 using namespace candlepower;
@@ -400,14 +364,4 @@ extern "C" int32_t candlepower_sample(const SampleArgs* args, cudaStream_t strea
   return with_float_type(args->dtype, [&](auto zero) {
     sample_kernel<decltype(zero)><<<args->num_draws, kThreads, 0, stream>>>(*args);
   });
-}
-
-extern "C" int32_t candlepower_count_tokens(const CountArgs* args, cudaStream_t stream) {
-  if (static_cast<CountOperation>(args->operation) == CountOperation::kReset) {
-    reset_counts_kernel<<<args->count, kThreads, 0, stream>>>(*args);
-  } else {
-    constexpr int32_t kBlock = 256;
-    count_tokens_kernel<<<(args->count + kBlock - 1) / kBlock, kBlock, 0, stream>>>(*args);
-  }
-  return cudaGetLastError();
 }
