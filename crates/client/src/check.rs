@@ -1,0 +1,362 @@
+//! Every parameter is checked here, before anything starts; what needs the model itself is in `model`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use candlepower_hub::ModelId;
+use candlepower_machine::{Gpu, Gpus};
+
+use crate::error::{Error, Result};
+use crate::params::Params;
+use crate::quantity::memory_bytes;
+use crate::secret::{Secrets, is_secret};
+use crate::spec::Spec;
+use crate::status::Framework;
+
+/// What the values of parameters with a fixed choice can be.
+const QUANTIZATIONS: [&str; 4] = ["awq", "gptq", "squeezellm", "fp8"];
+const DTYPES: [&str; 6] = ["auto", "float32", "float", "float16", "half", "bfloat16"];
+/// Longest name: a label of DNS.
+const MAX_NAME: usize = 63;
+/// The variable with the hub's token.
+pub(crate) const HUB_TOKEN: &str = "HF_TOKEN";
+
+/// A deployment whose parameters make sense.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) spec: Spec,
+    pub(crate) secrets: Secrets,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Plan {
+    /// Checks what can be checked without looking at the machine or the model.
+    ///
+    /// # Errors
+    /// The first parameter that cannot be used, by its name.
+    pub(crate) fn new(params: &Params) -> Result<Self> {
+        check_name(&params.name)?;
+        check_choice("quantization", params.quantization.as_deref(), &QUANTIZATIONS)?;
+        check_choice("dtype", params.dtype.as_deref(), &DTYPES)?;
+        check_choice("backend", params.backend.as_deref(), &["process"])?;
+        check_numbers(params)?;
+        let memory = memory_bytes(&params.memory).ok_or_else(|| {
+            Error::validation(
+                "memory",
+                &params.memory,
+                "a Kubernetes quantity such as 16Gi, 512Mi or 2G is needed",
+            )
+        })?;
+        let (env, mut secrets) = split_env(params)?;
+        let secret_names: BTreeSet<String> = secrets.0.keys().cloned().collect();
+        if !secrets.0.contains_key(HUB_TOKEN)
+            && let Ok(token) = std::env::var(HUB_TOKEN)
+        {
+            secrets.0.insert(HUB_TOKEN.into(), token);
+        }
+        let model = model_name(&params.model)?;
+        let mut warnings = Vec::new();
+        if params.gpu_memory_utilization.is_some() {
+            warnings.push("the part of a GPU's memory has no effect in this version".to_owned());
+        }
+        if params.image.is_some() {
+            warnings.push("image has no effect with the process backend".to_owned());
+        }
+        let spec = Spec {
+            name: params.name.clone(),
+            framework: params.framework,
+            argv: argv(params, &model),
+            model,
+            port: params.port,
+            env,
+            secret_names,
+            gpu_count: params.gpu_count,
+            gpu_models: params.gpu_models.clone(),
+            min_gpu_memory_gb: params.min_gpu_memory_gb,
+            memory_bytes: memory,
+            ttl_seconds: params.ttl_seconds,
+        };
+        Ok(Self { spec, secrets, warnings })
+    }
+}
+
+impl Spec {
+    /// GPUs that do, those with the most free memory first; none where the CPU computes, which is then said in
+    /// `warnings`.
+    ///
+    /// # Errors
+    /// GPUs were asked for that are not there.
+    pub(crate) fn choose_gpus(&self, found: &Gpus, warnings: &mut Vec<String>) -> Result<Vec<Gpu>> {
+        let asks = self.gpu_count.is_some_and(|count| count > 0)
+            || !self.gpu_models.is_empty()
+            || self.min_gpu_memory_gb.is_some();
+        if !asks {
+            if self.gpu_count.is_none() {
+                warnings.push("no GPU was asked for: computing on the CPU".to_owned());
+            }
+            return Ok(Vec::new());
+        }
+        let count = self.gpu_count.unwrap_or(1) as usize;
+        let is_named = |gpu: &Gpu| {
+            let is = |model: &String| gpu.name.to_lowercase().contains(&model.to_lowercase());
+            self.gpu_models.is_empty() || self.gpu_models.iter().any(is)
+        };
+        // Drivers keep some of a card's nominal memory for themselves.
+        let least = self.min_gpu_memory_gb.map_or(0, |gb| gb.saturating_mul(930_000_000));
+        let does = |gpu: &&Gpu| is_named(gpu) && gpu.memory_total_bytes >= least;
+        let mut gpus: Vec<Gpu> = found.devices.iter().filter(does).cloned().collect();
+        if gpus.len() < count.max(1) {
+            return Err(Error::ResourceUnavailable {
+                asked: self.asked_gpus(count),
+                available: describe_gpus(found),
+            });
+        }
+        gpus.sort_by_key(|gpu| std::cmp::Reverse(gpu.memory_free_bytes));
+        gpus.truncate(count);
+        Ok(gpus)
+    }
+
+    fn asked_gpus(&self, count: usize) -> String {
+        let mut asked = format!("{count} GPU{}", if count == 1 { "" } else { "s" });
+        if !self.gpu_models.is_empty() {
+            asked += &format!(" of model {}", self.gpu_models.join(" or "));
+        }
+        if let Some(gb) = self.min_gpu_memory_gb {
+            asked += &format!(" with at least {gb} GB");
+        }
+        asked + if count == 1 { " was" } else { " were" }
+    }
+}
+
+fn describe_gpus(found: &Gpus) -> String {
+    if found.devices.is_empty() {
+        let reason = found.reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
+        return format!("this machine has none{reason}: set gpu_count to 0 to compute on the CPU");
+    }
+    let names: Vec<String> = found.devices.iter().map(ToString::to_string).collect();
+    format!("this machine has {}", names.join("; "))
+}
+
+/// A label as RFC 1123 has it.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    let is_end = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let is_label = name.starts_with(is_end)
+        && name.ends_with(is_end)
+        && name.chars().all(|c| is_end(c) || c == '-')
+        && name.len() <= MAX_NAME;
+    if is_label {
+        return Ok(());
+    }
+    Err(Error::validation(
+        "name",
+        name,
+        "a name has at most 63 small letters, digits and hyphens, and no hyphen at its ends",
+    ))
+}
+
+fn check_choice(field: &'static str, value: Option<&str>, choices: &[&str]) -> Result<()> {
+    match value {
+        Some(value) if !choices.contains(&value) => {
+            Err(Error::validation(field, value, format!("possible are {}", choices.join(", "))))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_numbers(params: &Params) -> Result<()> {
+    let at_least_one = |field, value: Option<u64>| match value {
+        Some(0) => Err(Error::validation(field, 0, "at least 1 is needed")),
+        _ => Ok(()),
+    };
+    at_least_one("timeout", Some(params.timeout))?;
+    at_least_one("max_model_len", params.max_model_len)?;
+    at_least_one("tensor_parallel_size", params.tensor_parallel_size.map(u64::from))?;
+    at_least_one("min_gpu_memory_gb", params.min_gpu_memory_gb)?;
+    at_least_one("ttl_seconds", params.ttl_seconds)?;
+    if params.replicas != 1 {
+        return Err(Error::validation("replicas", params.replicas, "the process backend runs one"));
+    }
+    let part_field = match params.framework {
+        Framework::Blaze => "gpu_memory_utilization",
+        Framework::Prism => "mem_fraction_static",
+    };
+    if let Some(part) = params.gpu_memory_utilization
+        && !(part > 0.0 && part <= 1.0)
+    {
+        return Err(Error::validation(
+            part_field,
+            part,
+            "a number above 0 and at most 1 is needed",
+        ));
+    }
+    let gpus = params.gpu_count.unwrap_or(1).max(1);
+    match params.tensor_parallel_size {
+        Some(ranks) if ranks > gpus => Err(Error::validation(
+            "tensor_parallel_size",
+            ranks,
+            format!("it may not exceed gpu_count, which is {}", params.gpu_count.unwrap_or(1)),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The variables that may be seen, and those that may not.
+fn split_env(params: &Params) -> Result<(BTreeMap<String, String>, Secrets)> {
+    let mut secrets = Secrets::default();
+    let mut env = BTreeMap::new();
+    for (name, value) in &params.env {
+        let is_name = !name.is_empty() && !name.contains(['=', '\0']) && !value.contains('\0');
+        if !is_name {
+            return Err(Error::validation("env", name, "a variable has a name without `=`"));
+        }
+        match is_secret(name) {
+            true => secrets.0.insert(name.clone(), value.clone()),
+            false => env.insert(name.clone(), value.clone()),
+        };
+    }
+    if let Some(key) = &params.api_key {
+        if key.0.trim().is_empty() {
+            return Err(Error::validation("api_key", "", "it is empty; leave it out"));
+        }
+        let prefix = params.framework.as_str().to_ascii_uppercase();
+        secrets.0.insert(format!("{prefix}_API_KEY"), key.0.clone());
+    }
+    Ok((env, secrets))
+}
+
+/// The model as the server is to find it: a folder by its full path.
+fn model_name(model: &str) -> Result<String> {
+    let path = Path::new(model);
+    if model != "demo" && path.is_dir() {
+        let full = path
+            .canonicalize()
+            .map_err(|error| Error::validation("model", model, error.to_string()))?;
+        return Ok(full.to_string_lossy().into_owned());
+    }
+    if model == "demo" || model.parse::<ModelId>().is_ok() {
+        return Ok(model.to_owned());
+    }
+    Err(Error::validation(
+        "model",
+        model,
+        "there is no such folder; name a folder with config.json, a model on the hub as owner/name, or `demo`",
+    ))
+}
+
+/// The server's command line, from `serve` on.
+fn argv(params: &Params, model: &str) -> Vec<String> {
+    let ranks = params.tensor_parallel_size.unwrap_or(params.gpu_count.unwrap_or(1).max(1));
+    let flags = [
+        ("--framework", Some(params.framework.to_string())),
+        ("--max-model-len", params.max_model_len.map(|len| len.to_string())),
+        ("--quantization", params.quantization.clone()),
+        ("--dtype", params.dtype.clone()),
+        ("--served-model-name", params.served_model_name.clone()),
+        ("--tensor-parallel-size", (ranks > 1).then(|| ranks.to_string())),
+    ];
+    let mut argv = vec!["serve".to_owned(), model.to_owned()];
+    for (flag, value) in flags {
+        argv.extend(value.map(|value| format!("{flag}={value}")));
+    }
+    if params.enforce_eager {
+        argv.push("--enforce-eager".into());
+    }
+    argv
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{BlazeParams, PrismParams};
+
+    fn refused(params: impl Into<Params>) -> (String, String) {
+        match Plan::new(&params.into()) {
+            Err(Error::Validation { field, value, .. }) => (field.to_owned(), value),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn pair(field: &str, value: &str) -> (String, String) {
+        (field.to_owned(), value.to_owned())
+    }
+
+    #[test]
+    fn names_are_labels() {
+        for name in ["a", "chat-1", "0", &"a".repeat(63)] {
+            check_name(name).unwrap();
+        }
+        for name in ["", "A", "a_b", "-a", "a-", "a.b", "../x", &"a".repeat(64)] {
+            assert_eq!(refused(BlazeParams::new(name, "demo")), pair("name", name));
+        }
+    }
+
+    #[test]
+    fn values_that_cannot_be_used_are_named() {
+        let demo = || BlazeParams::new("a", "demo");
+        assert_eq!(refused(demo().quantization("int3")), pair("quantization", "int3"));
+        assert_eq!(refused(demo().memory("16GB")), pair("memory", "16GB"));
+        assert_eq!(refused(demo().dtype("int8")), pair("dtype", "int8"));
+        assert_eq!(refused(demo().backend("slurm")), pair("backend", "slurm"));
+        assert_eq!(refused(demo().timeout(0)), pair("timeout", "0"));
+        assert_eq!(refused(demo().replicas(2)), pair("replicas", "2"));
+        let ranks = demo().gpu_count(2).tensor_parallel_size(4);
+        assert_eq!(refused(ranks), pair("tensor_parallel_size", "4"));
+        assert_eq!(
+            refused(demo().gpu_memory_utilization(1.5)),
+            pair("gpu_memory_utilization", "1.5")
+        );
+        let part = PrismParams::new("a", "demo").mem_fraction_static(0.0);
+        assert_eq!(refused(part), pair("mem_fraction_static", "0"));
+        assert_eq!(refused(BlazeParams::new("a", "./nowhere")), pair("model", "./nowhere"));
+    }
+
+    #[test]
+    fn secrets_stay_out_of_what_is_written() {
+        let params = BlazeParams::new("a", "demo")
+            .api_key("canary-key")
+            .env(HUB_TOKEN, "canary-token")
+            .env("BLAZE_MAX_NUM_SEQS", "7");
+        let plan = Plan::new(&params.clone().into()).unwrap();
+        let written = serde_json::to_string(&plan.spec).unwrap();
+        for text in [written, format!("{plan:?}"), format!("{params:?}")] {
+            assert!(!text.contains("canary"), "{text}");
+        }
+        assert_eq!(plan.spec.env["BLAZE_MAX_NUM_SEQS"], "7");
+        assert_eq!(plan.secrets.0["BLAZE_API_KEY"], "canary-key");
+        assert!(plan.spec.secret_names.contains(HUB_TOKEN));
+    }
+
+    #[test]
+    fn the_command_line_says_what_was_said() {
+        let params = PrismParams::new("a", "demo").context_length(512).enforce_eager(true);
+        let plan = Plan::new(&params.into()).unwrap();
+        assert_eq!(
+            plan.spec.argv,
+            ["serve", "demo", "--framework=prism", "--max-model-len=512", "--enforce-eager"]
+        );
+    }
+
+    #[test]
+    fn gpus_that_are_not_there_are_told() {
+        let none = Gpus { reason: Some("no driver".into()), ..Gpus::default() };
+        let spec = |params: BlazeParams| Plan::new(&params.into()).unwrap().spec;
+        let demo = || BlazeParams::new("a", "demo");
+        let mut warnings = Vec::new();
+        assert!(spec(demo()).choose_gpus(&none, &mut warnings).unwrap().is_empty());
+        assert_eq!(warnings.len(), 1);
+        for (params, asked) in [
+            (demo().gpu_count(2), "2 GPUs were"),
+            (demo().gpu_models(["H100", "A100"]), "1 GPU of model H100 or A100 was"),
+            (demo().min_gpu_memory_gb(80), "1 GPU with at least 80 GB was"),
+        ] {
+            let error = spec(params).choose_gpus(&none, &mut warnings).unwrap_err();
+            assert_eq!(error.code(), "RESOURCE_UNAVAILABLE");
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    "{asked} asked for, but this machine has none (no driver): set gpu_count to 0 to compute on the CPU"
+                )
+            );
+        }
+    }
+}

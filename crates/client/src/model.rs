@@ -1,0 +1,134 @@
+//! What the model itself allows, from its `config.json` alone.
+
+use candlepower_checkpoint::{
+    Checkpoint, CheckpointFiles, Counted, DeviceKind, DeviceMemory, Dtype, MemoryPlan,
+    MemoryRequest,
+};
+use candlepower_hub::{Hub, HubConfig, HubSettings, ModelId};
+use candlepower_machine::Gpu;
+
+use crate::check::Plan;
+use crate::error::{Error, Result};
+use crate::params::Params;
+use crate::quantity::memory_bytes;
+
+/// The revision that is served unless the environment says otherwise.
+const REVISION: &str = "main";
+/// The server's own defaults, with which the arithmetic is done.
+const BLOCK_SIZE: usize = 16;
+const MAX_NUM_SEQS: usize = 256;
+const MAX_NUM_BATCHED_TOKENS: usize = 512;
+
+/// The description of the model that is part of the server.
+static DEMO: [(&str, &[u8]); 1] =
+    [("config.json", include_bytes!("../../server/demo/config.json"))];
+
+/// Checks a plan against the model: ranks, quantization, context, memory.
+///
+/// # Errors
+/// The model cannot be had, or does not allow what was asked for, or does not fit.
+pub(crate) async fn check(params: &Params, plan: &Plan, gpus: &[Gpu]) -> Result<()> {
+    let model = &plan.spec.model;
+    let wrong = |error| Error::from_checkpoint(model, error);
+    let checkpoint = Checkpoint::open(files(plan).await?).map_err(wrong)?;
+    let found = checkpoint.quantization().map(|quantization| quantization.method.as_str());
+    if let Some(asked) = &params.quantization
+        && found != Some(asked.as_str())
+    {
+        let found =
+            found.map_or("that they are not quantized".to_owned(), |found| format!("`{found}`"));
+        return Err(Error::QuantizationMismatch { asked: asked.clone(), found });
+    }
+    let spec = checkpoint.spec();
+    let ranks =
+        params.tensor_parallel_size.unwrap_or(params.gpu_count.unwrap_or(1).max(1)) as usize;
+    spec.check_tensor_parallel(ranks).map_err(wrong)?;
+    let asked = params.max_model_len.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
+    let max_model_len = spec.max_model_len(asked).map_err(wrong)?;
+    if found.is_some() {
+        // The arithmetic knows dtypes, not yet the bytes of each quantization: the server has the last word.
+        return Ok(());
+    }
+    let weights = checkpoint.weights_dtype(dtype(params.dtype.as_deref()));
+    let request = |memory: DeviceMemory| MemoryRequest {
+        weights,
+        kv: if memory.device == DeviceKind::Cpu { Dtype::F32 } else { weights },
+        max_model_len,
+        block_size: number(plan, "BLOCK_SIZE", BLOCK_SIZE),
+        max_num_seqs: number(plan, "MAX_NUM_SEQS", MAX_NUM_SEQS),
+        max_num_batched_tokens: number(plan, "MAX_NUM_BATCHED_TOKENS", MAX_NUM_BATCHED_TOKENS),
+        kv_cache_bytes: setting(plan, "KV_CACHE_MEMORY").and_then(memory_bytes),
+        tensor_parallel_size: ranks,
+        memory,
+    };
+    for memory in memories(plan, gpus) {
+        MemoryPlan::new(spec, request(memory)).check(spec).map_err(wrong)?;
+    }
+    Ok(())
+}
+
+/// What a rank may take: of the machine's free memory what `memory` allows, or a GPU's.
+fn memories(plan: &Plan, gpus: &[Gpu]) -> Vec<DeviceMemory> {
+    let memory = |device, bytes| DeviceMemory {
+        device,
+        available_bytes: Some(bytes),
+        counted: Counted::BeforeLoading,
+    };
+    if gpus.is_empty() {
+        let free = candlepower_machine::available_bytes().unwrap_or(u64::MAX);
+        return vec![memory(DeviceKind::Cpu, free.min(plan.spec.memory_bytes))];
+    }
+    gpus.iter().map(|gpu| memory(DeviceKind::Gpu, gpu.memory_free_bytes)).collect()
+}
+
+/// The files that describe the model; of a model on the hub `config.json` is fetched.
+async fn files(plan: &Plan) -> Result<CheckpointFiles> {
+    let model = plan.spec.model.as_str();
+    if model == "demo" {
+        return Ok(CheckpointFiles::Embedded(&DEMO));
+    }
+    let Ok(id) = model.parse::<ModelId>() else {
+        return Ok(CheckpointFiles::Folder(model.into()));
+    };
+    if std::path::Path::new(model).is_absolute() {
+        return Ok(CheckpointFiles::Folder(model.into()));
+    }
+    let wrong = |error| Error::from_hub(model, error);
+    let variable = |name: &str| {
+        let given = plan.secrets.0.get(name).or_else(|| plan.spec.env.get(name)).cloned();
+        given.or_else(|| std::env::var(name).ok()).filter(|value| !value.trim().is_empty())
+    };
+    let settings = HubSettings {
+        home: variable("HF_HOME").map(Into::into),
+        cache: variable("HF_HUB_CACHE")
+            .or_else(|| variable("HUGGINGFACE_HUB_CACHE"))
+            .map(Into::into),
+        endpoint: variable("HF_ENDPOINT"),
+        offline: variable("HF_HUB_OFFLINE").is_some_and(|value| {
+            ["1", "true", "yes", "on"].contains(&value.to_lowercase().as_str())
+        }),
+    };
+    let hub = HubConfig::new(settings, variable).and_then(Hub::new).map_err(wrong)?;
+    let revision = setting(plan, "REVISION").unwrap_or(REVISION);
+    let found = hub.open_configuration(&id, revision).await.map_err(wrong)?;
+    Ok(CheckpointFiles::Folder(found.folder()))
+}
+
+/// A setting that the deployment's environment gives the server.
+fn setting<'a>(plan: &'a Plan, name: &str) -> Option<&'a str> {
+    let prefix = plan.spec.framework.as_str().to_ascii_uppercase();
+    plan.spec.env.get(&format!("{prefix}_{name}")).map(String::as_str)
+}
+
+fn number(plan: &Plan, name: &str, default: usize) -> usize {
+    setting(plan, name).and_then(|text| text.parse().ok()).filter(|n| *n > 0).unwrap_or(default)
+}
+
+fn dtype(asked: Option<&str>) -> Option<Dtype> {
+    match asked? {
+        "float32" | "float" => Some(Dtype::F32),
+        "float16" | "half" => Some(Dtype::F16),
+        "bfloat16" => Some(Dtype::Bf16),
+        _ => None,
+    }
+}

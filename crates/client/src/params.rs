@@ -1,0 +1,199 @@
+//! What can be said of a deployment, with the defaults of everything that is not.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::secret::Secret;
+use crate::status::Framework;
+
+/// The parameters of a deployment; [`BlazeParams`] and [`PrismParams`] make them.
+#[derive(Clone)]
+pub struct Params {
+    pub(crate) framework: Framework,
+    pub(crate) name: String,
+    pub(crate) model: String,
+    pub(crate) gpu_count: Option<u32>,
+    pub(crate) tensor_parallel_size: Option<u32>,
+    pub(crate) max_model_len: Option<u64>,
+    pub(crate) quantization: Option<String>,
+    pub(crate) gpu_models: Vec<String>,
+    pub(crate) min_gpu_memory_gb: Option<u64>,
+    pub(crate) memory: String,
+    pub(crate) env: BTreeMap<String, String>,
+    pub(crate) timeout: u64,
+    pub(crate) dtype: Option<String>,
+    pub(crate) served_model_name: Option<String>,
+    pub(crate) api_key: Option<Secret>,
+    pub(crate) gpu_memory_utilization: Option<f64>,
+    pub(crate) enforce_eager: bool,
+    pub(crate) image: Option<String>,
+    pub(crate) replicas: u32,
+    pub(crate) ttl_seconds: Option<u64>,
+    pub(crate) port: Option<u16>,
+    pub(crate) backend: Option<String>,
+    pub(crate) keep_on_failure: bool,
+}
+
+impl Params {
+    fn new(framework: Framework, name: impl Into<String>, model: impl Into<String>) -> Self {
+        Self {
+            framework,
+            name: name.into(),
+            model: model.into(),
+            gpu_count: None,
+            tensor_parallel_size: None,
+            max_model_len: None,
+            quantization: None,
+            gpu_models: Vec::new(),
+            min_gpu_memory_gb: None,
+            memory: "16Gi".into(),
+            env: BTreeMap::new(),
+            timeout: 600,
+            dtype: None,
+            served_model_name: None,
+            api_key: None,
+            gpu_memory_utilization: None,
+            enforce_eager: false,
+            image: None,
+            replicas: 1,
+            ttl_seconds: None,
+            port: None,
+            backend: None,
+            keep_on_failure: false,
+        }
+    }
+}
+
+impl fmt::Debug for Params {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Params");
+        shown
+            .field("framework", &self.framework)
+            .field("name", &self.name)
+            .field("model", &self.model);
+        // Of the environment the names: a value may be a secret.
+        shown.field("env", &self.env.keys()).finish_non_exhaustive()
+    }
+}
+
+/// Makes the parameters of a framework.
+macro_rules! params {
+    ($(#[$doc:meta])* $name:ident, $framework:ident, $memory:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug)]
+        pub struct $name(Params);
+
+        impl $name {
+            /// A deployment called `name` (letters, digits and hyphens, at most 63) of `model`: a hub id `owner/name`, a
+            /// folder, or `demo`. All else has its default.
+            pub fn new(name: impl Into<String>, model: impl Into<String>) -> Self {
+                Self(Params::new(Framework::$framework, name, model))
+            }
+
+            params! { @set
+                /// GPUs to allocate; 0 computes on the CPU. Not said: one, or the CPU where there is none.
+                gpu_count: u32 => Some;
+                /// GPUs over which each layer is split [default: `gpu_count`].
+                tensor_parallel_size: u32 => Some;
+                /// Longest sequence, prompt and output together, in tokens [default: the model's own limit].
+                max_model_len: u64 => Some;
+                /// Least memory of a GPU, in units of 10^9 bytes.
+                min_gpu_memory_gb: u64 => Some;
+                /// Seconds until a deployment that is not ready counts as failed [default: 600].
+                timeout: u64 => std::convert::identity;
+                /// No CUDA graphs.
+                enforce_eager: bool => std::convert::identity;
+                /// Servers that answer side by side; more than one needs the kubernetes backend [default: 1].
+                replicas: u32 => std::convert::identity;
+                /// Seconds after which the deployment deletes itself [default: never].
+                ttl_seconds: u64 => Some;
+                /// Port of the server [default: a free one].
+                port: u16 => Some;
+                /// Leave a deployment that failed to be looked at, until it is deleted.
+                keep_on_failure: bool => std::convert::identity;
+            }
+            params! { @text
+                /// `awq`, `gptq`, `squeezellm` or `fp8`, which the weights must have [default: as config.json says].
+                quantization => Some;
+                /// Main memory, a Kubernetes quantity [default: 16Gi].
+                memory => std::convert::identity;
+                /// `auto`, `float32`, `float16` or `bfloat16` [default: auto, as stored].
+                dtype => Some;
+                /// Name under which requests ask for the model [default: the model's own].
+                served_model_name => Some;
+                /// Container image, for backends that run one.
+                image => Some;
+                /// Where to run; this version knows `process`.
+                backend => Some;
+            }
+
+            /// Part of a GPU's memory that the server may take, above 0 and at most 1.
+            #[must_use]
+            pub fn $memory(mut self, part: f64) -> Self {
+                self.0.gpu_memory_utilization = Some(part);
+                self
+            }
+
+            /// Key that clients must send. It is never written to a file: see [`Client::restart`](crate::Client::restart).
+            #[must_use]
+            pub fn api_key(mut self, key: impl Into<String>) -> Self {
+                self.0.api_key = Some(Secret(key.into()));
+                self
+            }
+
+            /// Names of GPUs that will do, or parts of them such as `H100`.
+            #[must_use]
+            pub fn gpu_models(mut self, models: impl IntoIterator<Item = impl Into<String>>) -> Self {
+                self.0.gpu_models = models.into_iter().map(Into::into).collect();
+                self
+            }
+
+            /// One more variable of the server's environment.
+            #[must_use]
+            pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+                self.0.env.insert(name.into(), value.into());
+                self
+            }
+        }
+
+        impl From<$name> for Params {
+            fn from(params: $name) -> Self {
+                params.0
+            }
+        }
+    };
+    (@set $($(#[$doc:meta])* $field:ident: $type:ty => $wrap:expr;)+) => {
+        $($(#[$doc])*
+        #[must_use]
+        pub fn $field(mut self, $field: $type) -> Self {
+            self.0.$field = $wrap($field);
+            self
+        })+
+    };
+    (@text $($(#[$doc:meta])* $field:ident => $wrap:expr;)+) => {
+        $($(#[$doc])*
+        #[must_use]
+        pub fn $field(mut self, $field: impl Into<String>) -> Self {
+            self.0.$field = $wrap($field.into());
+            self
+        })+
+    };
+}
+
+params! {
+    /// A deployment for requests and responses at the highest throughput.
+    BlazeParams, Blaze, gpu_memory_utilization
+}
+
+params! {
+    /// A deployment for conversations and branches that share prefixes.
+    PrismParams, Prism, mem_fraction_static
+}
+
+impl PrismParams {
+    /// Another name of [`max_model_len`](Self::max_model_len).
+    #[must_use]
+    pub fn context_length(self, tokens: u64) -> Self {
+        self.max_model_len(tokens)
+    }
+}

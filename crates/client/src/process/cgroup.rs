@@ -1,0 +1,72 @@
+//! A limit of the server's memory, by a control group of version 2, where this user may make one.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Where control groups of version 2 are, if they alone are used.
+const MOUNT: &str = "/sys/fs/cgroup";
+
+/// The control group of a server; removed with the deployment.
+#[derive(Debug)]
+pub(super) struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Makes a group beside that of this process, or below it.
+    ///
+    /// # Errors
+    /// There are no groups of version 2, or this user may not make one with a limit of memory.
+    pub(super) fn new(name: &str, memory_bytes: u64) -> io::Result<Self> {
+        let text = fs::read_to_string("/proc/self/cgroup")?;
+        let own = text.lines().find_map(|line| line.strip_prefix("0::/"));
+        let own = own.ok_or(io::ErrorKind::Unsupported)?;
+        let mount = Path::new(MOUNT);
+        if !mount.join("cgroup.controllers").exists() {
+            return Err(io::Error::other("there are no control groups of version 2"));
+        }
+        let below = mount.join(own);
+        let beside = below.parent().filter(|parent| parent.starts_with(mount));
+        let places = beside.into_iter().chain([below.as_path()]);
+        let mut last = io::ErrorKind::Unsupported.into();
+        for place in places {
+            match Self::make(place, name, memory_bytes) {
+                Ok(made) => return Ok(made),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn make(place: &Path, name: &str, memory_bytes: u64) -> io::Result<Self> {
+        let path = place.join(format!("candlepower-{name}"));
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let made = Self(path);
+        match fs::write(made.0.join("memory.max"), memory_bytes.to_string()) {
+            Ok(()) => Ok(made),
+            Err(error) => {
+                made.remove();
+                Err(error)
+            }
+        }
+    }
+
+    /// The file that takes the numbers of processes.
+    pub(super) fn processes(&self) -> PathBuf {
+        self.0.join("cgroup.procs")
+    }
+
+    /// Whether the kernel has killed a process of the group for want of memory.
+    pub(super) fn ran_out_of_memory(&self) -> bool {
+        let events = fs::read_to_string(self.0.join("memory.events")).unwrap_or_default();
+        events.lines().any(|line| line.strip_prefix("oom_kill ").is_some_and(|count| count != "0"))
+    }
+
+    /// Removes the group, which must be empty.
+    pub(super) fn remove(&self) {
+        // An empty group that stays does nothing.
+        let _ = fs::remove_dir(&self.0);
+    }
+}

@@ -1,0 +1,103 @@
+//! Which process is meant: a number alone may have passed to another one, or to another boot.
+
+use std::io;
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+
+/// How often it is looked whether a process has ended.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long a process that was killed may take to end.
+const KILL_PATIENCE: Duration = Duration::from_secs(10);
+
+/// One process of one boot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    pub(crate) pid: u32,
+    /// Clock ticks from boot to its start.
+    start_time: u64,
+    boot_id: String,
+}
+
+impl Identity {
+    /// The process that has this number now.
+    pub(crate) fn of(pid: u32) -> Option<Self> {
+        let (_, start_time) = stat(pid)?;
+        Some(Self { pid, start_time, boot_id: boot_id() })
+    }
+
+    /// Whether it still runs; one that has ended and is not yet fetched by its parent does not.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.boot_id == boot_id()
+            && stat(self.pid).is_some_and(|(state, start)| state != 'Z' && start == self.start_time)
+    }
+
+    /// Whether the machine was started again since.
+    pub(crate) fn is_of_another_boot(&self) -> bool {
+        self.boot_id != boot_id()
+    }
+
+    /// Sends a signal to this process, and to no other that may have its number.
+    pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
+        let pid = Pid::from_raw(self.pid.cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+        let fd = pidfd_open(pid, PidfdFlags::empty())?;
+        if !self.is_alive() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        Ok(pidfd_send_signal(fd, signal)?)
+    }
+
+    /// Kills it if it runs, and waits until it does not.
+    pub(crate) async fn end(&self) {
+        let begin = std::time::Instant::now();
+        while self.is_alive() && begin.elapsed() < KILL_PATIENCE {
+            // It may end by itself between the two.
+            let _ = self.signal(Signal::KILL);
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Waits until it has ended, for so long.
+    pub(crate) async fn wait(&self, patience: Duration) -> bool {
+        let begin = std::time::Instant::now();
+        while self.is_alive() {
+            if begin.elapsed() > patience {
+                return false;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        true
+    }
+}
+
+/// State and start time of a process.
+///
+/// Source: proc_pid_stat(5); the name, in parentheses, may hold anything.
+fn stat(pid: u32) -> Option<(char, u64)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+fn boot_id() -> String {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    text.unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_more_than_its_number() {
+        let own = Identity::of(std::process::id()).unwrap();
+        assert!(own.is_alive());
+        let reused = Identity { start_time: own.start_time + 1, ..own.clone() };
+        assert!(!reused.is_alive());
+        assert!(reused.signal(Signal::KILL).is_err());
+        let earlier = Identity { boot_id: "earlier".into(), ..own };
+        assert!(!earlier.is_alive() && earlier.is_of_another_boot());
+    }
+}

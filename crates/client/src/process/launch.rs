@@ -1,0 +1,82 @@
+//! Starts a supervisor that outlives this process.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use crate::check::HUB_TOKEN;
+use crate::error::{Error, Result};
+use crate::spec::Launch;
+
+/// The hidden command of the binary that supervises.
+pub(crate) const SUPERVISE: &str = "__supervise";
+/// Names the binary, where it is not beside the program.
+const BINARY_VARIABLE: &str = "CANDLEPOWER_BIN";
+const BINARY: &str = "candlepower";
+
+/// What a supervisor says when it has begun.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    /// It runs, and its folder says what.
+    Started,
+    /// Another supervisor has the name.
+    Taken,
+    /// It cannot.
+    Failed(String),
+}
+
+/// Starts a supervisor and waits for its first words.
+///
+/// # Errors
+/// There is no binary, or it cannot supervise.
+pub(crate) async fn launch(launch: Launch) -> Result<Answer> {
+    let binary = find_binary()?;
+    let doing = format!("the supervisor {} cannot be started", binary.display());
+    let started = tokio::task::spawn_blocking(move || start(&binary, &launch)).await;
+    let answer = started.map_err(io::Error::other).and_then(|answer| answer);
+    answer.map_err(|error| Error::backend(doing, error))
+}
+
+fn start(binary: &Path, launch: &Launch) -> io::Result<Answer> {
+    let mut child = Command::new(binary)
+        .arg(SUPERVISE)
+        // The secrets come through the pipe, which nobody else reads.
+        .env_remove(HUB_TOKEN)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let mut stdin = child.stdin.take().expect("it is piped");
+    let stdout = child.stdout.take().expect("it is piped");
+    let told = serde_json::to_vec(launch)
+        .map_err(io::Error::from)
+        .and_then(|bytes| stdin.write_all(&bytes));
+    drop(stdin);
+    let mut line = String::new();
+    let heard = BufReader::new(stdout).read_line(&mut line);
+    // Whenever it ends it is fetched, so that a client that lives long has no dead children.
+    std::thread::Builder::new().name("supervisor".into()).spawn(move || child.wait())?;
+    told?;
+    heard?;
+    serde_json::from_str(&line).map_err(|_| io::Error::other("it ended without a word"))
+}
+
+/// The binary: what `CANDLEPOWER_BIN` names, or beside this program, or in `PATH`.
+fn find_binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os(BINARY_VARIABLE).filter(|path| !path.is_empty()) {
+        return Ok(path.into());
+    }
+    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join(BINARY)));
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let mut places =
+        beside.into_iter().chain(std::env::split_paths(&paths).map(|path| path.join(BINARY)));
+    places.find(|path| path.is_file()).ok_or_else(|| {
+        Error::backend(
+            "there is no candlepower binary beside this program or in PATH",
+            format!("set {BINARY_VARIABLE} to its path"),
+        )
+    })
+}

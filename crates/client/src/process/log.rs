@@ -1,0 +1,117 @@
+//! Writes what a server says into files of bounded size.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, PipeReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::oneshot;
+
+use crate::secret::Secrets;
+
+/// Bytes of one file.
+const MAX_BYTES: u64 = 10 << 20;
+/// Files: the one that is written, and older ones.
+pub(super) const NUM_FILES: usize = 5;
+
+/// The file that is written, and its size.
+struct RotatingLog {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    max_bytes: u64,
+}
+
+/// What was said last, and whether it could be written.
+#[derive(Debug, Default)]
+pub(super) struct Last {
+    pub(super) line: String,
+    pub(super) trouble: Option<String>,
+}
+
+/// The name of an older file; 0 is the one that is written.
+pub(super) fn file_name(log: &Path, age: usize) -> PathBuf {
+    match age {
+        0 => log.to_owned(),
+        age => log.with_extension(age.to_string()),
+    }
+}
+
+/// Writes the lines of a pipe into `log` in a thread of its own, until nobody can write to the pipe any more. What
+/// cannot be written, for want of room on the disk, is dropped: the server does not wait for it.
+pub(super) fn capture(
+    pipe: PipeReader,
+    log: PathBuf,
+    secrets: Secrets,
+) -> io::Result<(Arc<Mutex<Last>>, oneshot::Receiver<()>)> {
+    let last = Arc::new(Mutex::new(Last::default()));
+    let (ended, end) = oneshot::channel();
+    let shared = Arc::clone(&last);
+    let work = move || {
+        let mut file = RotatingLog::open(log.clone(), MAX_BYTES);
+        for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
+            let line = secrets.redact(String::from_utf8_lossy(&line).into_owned());
+            if file.is_err() {
+                file = RotatingLog::open(log.clone(), MAX_BYTES);
+            }
+            let written = match &mut file {
+                Ok(file) => file.write(&line),
+                Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+            };
+            let mut last = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            last.trouble = written.err().map(|error| format!("the log cannot be written: {error}"));
+            if !line.trim().is_empty() {
+                last.line = line;
+            }
+        }
+        // The supervisor may have stopped waiting.
+        let _ = ended.send(());
+    };
+    std::thread::Builder::new().name("log".into()).spawn(work)?;
+    Ok((last, end))
+}
+
+impl RotatingLog {
+    fn open(path: PathBuf, max_bytes: u64) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path)?;
+        let bytes = file.metadata()?.len();
+        Ok(Self { path, file, bytes, max_bytes })
+    }
+
+    fn write(&mut self, line: &str) -> io::Result<()> {
+        if self.bytes > 0 && self.bytes + line.len() as u64 >= self.max_bytes {
+            for age in (0..NUM_FILES - 1).rev() {
+                // Not all of them are there at first.
+                let _ = std::fs::rename(file_name(&self.path, age), file_name(&self.path, age + 1));
+            }
+            *self = Self::open(self.path.clone(), self.max_bytes)?;
+        }
+        let line = format!("{line}\n");
+        self.file.write_all(line.as_bytes())?;
+        self.bytes += line.len() as u64;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::logs;
+    use super::*;
+
+    #[test]
+    fn a_log_is_bounded_and_its_end_is_read_across_files() {
+        let folder = std::env::temp_dir().join(format!("candlepower-log-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut log = RotatingLog::open(folder.join("log"), 40).unwrap();
+        for i in 0..100 {
+            log.write(&format!("line {i:04}")).unwrap();
+        }
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), NUM_FILES);
+        let expected: Vec<String> = (93..100).map(|i| format!("line {i:04}")).collect();
+        assert_eq!(logs::tail(&folder.join("log"), Some(7)), expected);
+        let all = logs::tail(&folder.join("log"), None);
+        assert!(all.len() > 7 && all.ends_with(&expected), "{all:?}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,178 @@
+//! A server as the child of its supervisor.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::cgroup::Cgroup;
+use super::folder::Folder;
+use super::identity::Identity;
+use super::log::{Last, capture};
+use super::report::{REPORT_VARIABLE, Report};
+use crate::check::HUB_TOKEN;
+use crate::spec::Launch;
+
+/// The hidden command of the binary that becomes a server which ends with its supervisor.
+const RUN_BOUND: &str = "__run";
+/// This binary, also after it was replaced by a newer one.
+const OWN_BINARY: &str = "/proc/self/exe";
+/// How long a server has to end by itself: longer than it gives its requests.
+const STOP_PATIENCE: Duration = Duration::from_secs(40);
+/// How long its last words may take.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Prefixes of the settings in the environment of whoever started the supervisor, which are none of the deployment's.
+const FOREIGN: [&str; 3] = ["BLAZE_", "PRISM_", "CANDLEPOWER_"];
+
+/// A server that was started and whose end has not been seen.
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) identity: Identity,
+    /// Whether it has been healthy.
+    pub(super) was_ready: bool,
+    exit: oneshot::Receiver<io::Result<ExitStatus>>,
+    /// What came through `exit`; within, `None` where nobody knows the status.
+    status: Option<Option<ExitStatus>>,
+    last: Arc<Mutex<Last>>,
+    log_end: oneshot::Receiver<()>,
+    report: PathBuf,
+}
+
+/// How a server ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) exit_code: Option<i32>,
+    /// In the server's own words, or else in those of the system.
+    pub(super) reason: String,
+}
+
+impl Server {
+    /// Starts it; to be called from the thread with whose end the server is to end.
+    pub(super) fn start(
+        launch: &Launch,
+        folder: &Folder,
+        port: u16,
+        cgroup: Option<&Cgroup>,
+    ) -> io::Result<Self> {
+        // What the server before has said is not said by this one.
+        let _ = std::fs::remove_file(folder.report());
+        let (reader, writer) = io::pipe()?;
+        let mut command = Command::new(OWN_BINARY);
+        command.arg0("candlepower").arg(RUN_BOUND).arg(std::process::id().to_string());
+        command.arg(cgroup.map(Cgroup::processes).unwrap_or_default());
+        command
+            .args(&launch.spec.argv)
+            .args(["--host=127.0.0.1".to_owned(), format!("--port={port}")]);
+        let is_foreign =
+            |name: &str| name == HUB_TOKEN || FOREIGN.iter().any(|prefix| name.starts_with(prefix));
+        for (name, _) in
+            std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_foreign))
+        {
+            command.env_remove(name);
+        }
+        command
+            .envs(&launch.spec.env)
+            .envs(&launch.secrets.0)
+            .env(REPORT_VARIABLE, folder.report());
+        if !launch.gpus.is_empty() {
+            command.env("CUDA_VISIBLE_DEVICES", launch.gpus.join(","));
+        }
+        command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
+        let mut child = command.spawn()?;
+        // It holds the ends of the pipe that are the server's.
+        drop(command);
+        let identity = Identity::of(child.id()).ok_or(io::ErrorKind::NotFound)?;
+        let (last, log_end) = capture(reader, folder.log(), launch.secrets.clone())?;
+        let (ended, exit) = oneshot::channel();
+        let wait = move || {
+            // The supervisor may have ended, and nobody waits.
+            let _ = ended.send(child.wait());
+        };
+        std::thread::Builder::new().name("server".into()).spawn(wait)?;
+        Ok(Self {
+            identity,
+            was_ready: false,
+            exit,
+            status: None,
+            last,
+            log_end,
+            report: folder.report(),
+        })
+    }
+
+    /// Waits until it has ended, and says why; may be cancelled.
+    pub(super) async fn ended(&mut self) -> Ended {
+        let status = self.exit_status().await;
+        let _ = timeout(LAST_WORDS, &mut self.log_end).await;
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).line.clone();
+        let reason = Report::read(&self.report).error.unwrap_or_else(|| describe(status, &last));
+        Ended { exit_code: status.and_then(|status| status.code()), reason }
+    }
+
+    /// Waits for its status, which is kept: the channel gives it once.
+    async fn exit_status(&mut self) -> Option<ExitStatus> {
+        if self.status.is_none() {
+            self.status = Some((&mut self.exit).await.ok().and_then(Result::ok));
+        }
+        self.status.flatten()
+    }
+
+    /// Asks it to end, and makes it where it does not.
+    pub(super) async fn stop(mut self) {
+        // It may have ended by itself.
+        let _ = self.identity.signal(Signal::TERM);
+        if timeout(STOP_PATIENCE, self.exit_status()).await.is_err() {
+            if let Some(group) = Pid::from_raw(self.identity.pid.cast_signed()) {
+                let _ = kill_process_group(group, Signal::KILL);
+            }
+            let _ = self.exit_status().await;
+        }
+        let _ = timeout(LAST_WORDS, &mut self.log_end).await;
+    }
+
+    /// Why its log is not whole, if it is not.
+    pub(super) fn log_trouble(&self) -> Option<String> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).trouble.clone()
+    }
+}
+
+fn describe(status: Option<ExitStatus>, last_line: &str) -> String {
+    let how = match status.map(|status| (status.signal(), status.code())) {
+        Some((Some(9), _)) => "the server was killed (SIGKILL)".to_owned(),
+        Some((Some(signal), _)) => format!("the server was ended by signal {signal}"),
+        Some((None, Some(code))) => format!("the server ended with status {code}"),
+        _ => "the server ended".to_owned(),
+    };
+    match (status.and_then(|status| status.code()), last_line) {
+        (Some(1..), line) if !line.is_empty() => format!("{how}: {line}"),
+        _ => how,
+    }
+}
+
+/// Becomes a server that the kernel kills when its supervisor ends: what follows the hidden command is the supervisor's
+/// number, the control group's file or nothing, and the server's command line.
+pub fn run_bound(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let mut args = args.into_iter();
+    let supervisor = args.next().and_then(|pid| pid.to_str()?.parse::<u32>().ok());
+    let cgroup = args.next().unwrap_or_default();
+    let bound = set_parent_process_death_signal(Some(Signal::KILL));
+    // It may have ended before the kernel was told.
+    if bound.is_err() || supervisor != Some(std::os::unix::process::parent_id()) {
+        return ExitCode::FAILURE;
+    }
+    if !cgroup.is_empty()
+        && let Err(error) = std::fs::write(&cgroup, std::process::id().to_string())
+    {
+        eprintln!("the memory is not limited: {error}");
+    }
+    let error = Command::new(OWN_BINARY).arg0("candlepower").args(args).exec();
+    eprintln!("the server cannot be started: {error}");
+    ExitCode::FAILURE
+}

@@ -1,0 +1,381 @@
+//! The supervisor of one deployment: runs its server, starts it again, keeps its folder true, does what clients ask.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{sleep, sleep_until};
+
+use super::budget::{MAX_RESTARTS, RestartBudget, WINDOW};
+use super::cgroup::Cgroup;
+use super::control::{self, Wish};
+use super::folder::{Folder, Record};
+use super::health::{Health, HealthClient};
+use super::identity::Identity;
+use super::launch::Answer;
+use super::report::Report;
+use super::server::{Ended, Server};
+use crate::spec::Launch;
+use crate::status::{Event, Phase, State, now};
+
+/// How often a server that starts is looked at.
+const LOOK_STARTING: Duration = Duration::from_millis(50);
+/// How often a server that is ready is looked at.
+const LOOK_READY: Duration = Duration::from_secs(2);
+
+/// Supervises the deployment that standard input describes, until it is deleted.
+pub fn supervise() -> ExitCode {
+    // It has a session of its own, so that no terminal's end is its end; one that leads a group already has one.
+    let _ = rustix::process::setsid();
+    let result = std::env::set_current_dir("/")
+        .and_then(|()| Ok(serde_json::from_reader::<_, Launch>(io::stdin().lock())?))
+        .and_then(|launch| {
+            // One thread: the server ends with the thread that started it.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(begin(launch))
+        });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&Answer::Failed(error.to_string()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Tells the client that waits, if there still is one.
+fn say(answer: &Answer) {
+    let mut line = serde_json::to_vec(answer).unwrap_or_default();
+    line.push(b'\n');
+    let _ = io::stdout().write_all(&line).and_then(|()| io::stdout().flush());
+}
+
+async fn begin(launch: Launch) -> io::Result<()> {
+    let folder = Folder::new(&launch.root, &launch.spec.name);
+    let Some(lock) = folder.claim()? else {
+        say(&Answer::Taken);
+        return Ok(());
+    };
+    if folder.spec().is_some_and(|spec| spec != launch.spec) {
+        say(&Answer::Taken);
+        return Ok(());
+    }
+    let mut supervisor = match Supervisor::new(launch, folder.clone(), lock).await {
+        Ok(supervisor) => supervisor,
+        Err(error) => {
+            // Nothing of it is of use to anybody.
+            let _ = folder.remove();
+            return Err(error);
+        }
+    };
+    say(&Answer::Started);
+    supervisor.run().await
+}
+
+struct Supervisor {
+    launch: Launch,
+    folder: Folder,
+    /// Held as long as this process lives: the kernel lets go of it.
+    _lock: File,
+    record: Record,
+    listener: UnixListener,
+    health: HealthClient,
+    server: Option<Server>,
+    /// When the server is to be started again.
+    restart_at: Option<Instant>,
+    budget: RestartBudget,
+    cgroup: Option<Cgroup>,
+}
+
+/// What there is to do.
+enum Task {
+    Ended(Ended),
+    Start,
+    Look,
+    Answer(UnixStream),
+    Terminate,
+    Expire,
+}
+
+/// Whether the supervisor goes on.
+#[derive(PartialEq, Eq)]
+enum Next {
+    GoOn,
+    End,
+}
+
+impl Supervisor {
+    async fn new(mut launch: Launch, folder: Folder, lock: File) -> io::Result<Self> {
+        if let Some(server) = folder.record().and_then(|record| record.server) {
+            server.end().await;
+        }
+        let health = HealthClient::new().map_err(io::Error::other)?;
+        let cgroup = match Cgroup::new(&launch.spec.name, launch.spec.memory_bytes) {
+            Ok(cgroup) => Some(cgroup),
+            Err(error) => {
+                launch.warnings.push(format!("the server's memory is not limited ({error})"));
+                None
+            }
+        };
+        let listener = control::listen(folder.path())?;
+        let supervisor = Identity::of(std::process::id()).ok_or(io::ErrorKind::NotFound)?;
+        let begin = now();
+        let record = Record {
+            state: State::Pending,
+            phase: Phase::Pending,
+            message: String::new(),
+            url: String::new(),
+            created_at: folder.record().map_or(begin, |record| record.created_at),
+            updated_at: begin,
+            started_at: begin,
+            bytes_done: 0,
+            bytes_total: 0,
+            restarts: 0,
+            exit_code: None,
+            num_gpus: launch.gpus.len() as u32,
+            supervisor,
+            server: None,
+        };
+        folder.write_record(&record)?;
+        folder.write_spec(&launch.spec)?;
+        let budget = RestartBudget::default();
+        let restart_at = Some(Instant::now());
+        Ok(Self {
+            launch,
+            folder,
+            _lock: lock,
+            record,
+            listener,
+            health,
+            server: None,
+            restart_at,
+            budget,
+            cgroup,
+        })
+    }
+
+    async fn run(&mut self) -> io::Result<()> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let expires =
+            self.launch.spec.ttl_seconds.map(|ttl| Instant::now() + Duration::from_secs(ttl));
+        loop {
+            let pace = if self.record.phase == Phase::Ready { LOOK_READY } else { LOOK_STARTING };
+            let runs = self.server.is_some();
+            let Self { server, restart_at, listener, .. } = self;
+            let task = tokio::select! {
+                ended = end_of(server) => Task::Ended(ended),
+                () = at(*restart_at) => Task::Start,
+                () = at(expires) => Task::Expire,
+                Ok((stream, _)) = listener.accept() => Task::Answer(stream),
+                _ = terminate.recv() => Task::Terminate,
+                () = sleep(pace), if runs => Task::Look,
+            };
+            if self.perform(task).await == Next::End {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn perform(&mut self, task: Task) -> Next {
+        match task {
+            Task::Ended(ended) => self.server_ended(ended),
+            Task::Start => self.start(),
+            Task::Look => self.look().await,
+            Task::Answer(stream) => return self.answer(stream).await,
+            Task::Expire => {
+                // Whoever asked for it has gone: there is nobody to tell.
+                let _ = self.delete().await;
+                return Next::End;
+            }
+            Task::Terminate => {
+                self.stop_server().await;
+                let message = format!(
+                    "its supervisor was asked to end; {}",
+                    restart_hint(&self.launch.spec.name)
+                );
+                self.set(State::Failed, Phase::Failed, message);
+                return Next::End;
+            }
+        }
+        Next::GoOn
+    }
+
+    fn start(&mut self) {
+        self.restart_at = None;
+        // A deployment that starts again keeps its address.
+        let port = port_of(&self.record.url).or(self.launch.spec.port).unwrap_or(0);
+        self.set(State::Provisioning, Phase::Scheduling, String::new());
+        match Server::start(&self.launch, &self.folder, port, self.cgroup.as_ref()) {
+            Ok(server) => {
+                self.record.server = Some(server.identity.clone());
+                self.server = Some(server);
+                self.save();
+            }
+            Err(error) => self.fail(format!("the server cannot be started: {error}")),
+        }
+    }
+
+    /// Asks the server how it is.
+    async fn look(&mut self) {
+        if self.record.url.is_empty() {
+            let Some(address) = Report::read(&self.folder.report()).address else { return };
+            self.record.url = format!("http://{address}");
+            self.save();
+        }
+        let health = self.health.ask(&self.record.url).await;
+        let Some(server) = &mut self.server else { return };
+        match health {
+            Some(health) if health.is_healthy() => {
+                server.was_ready = true;
+                let trouble = server.log_trouble();
+                let told: Vec<String> =
+                    self.launch.warnings.iter().cloned().chain(trouble).collect();
+                self.set(State::Running, Phase::Ready, told.join("; "));
+            }
+            Some(health) => self.see(health),
+            None if server.was_ready => {
+                self.set(State::Running, Phase::Degraded, "the server does not answer".into());
+            }
+            // It listens in a moment.
+            None => {}
+        }
+    }
+
+    /// Takes over what a server says that is not ready.
+    fn see(&mut self, health: Health) {
+        let was_ready = self.server.as_ref().is_some_and(|server| server.was_ready);
+        let named = health.phase.as_deref().and_then(Phase::named).unwrap_or(Phase::HealthCheck);
+        let phase = match named {
+            // Its end, which comes next, says more; its supervisor knows better what it is.
+            Phase::Failed | Phase::Pending => Phase::Initializing,
+            phase => phase,
+        };
+        if let Some(progress) = health.progress
+            && (self.record.bytes_done, self.record.bytes_total)
+                != (progress.bytes_done, progress.bytes_total)
+        {
+            (self.record.bytes_done, self.record.bytes_total) =
+                (progress.bytes_done, progress.bytes_total);
+            self.save();
+        }
+        let message = health.message.unwrap_or_default();
+        match was_ready {
+            true => self.set(State::Running, Phase::Degraded, message),
+            false => self.set(State::Provisioning, phase, message),
+        }
+    }
+
+    fn server_ended(&mut self, ended: Ended) {
+        let was_ready = self.server.take().is_some_and(|server| server.was_ready);
+        self.record.server = None;
+        self.record.exit_code = ended.exit_code;
+        let mut reason = ended.reason;
+        if self.cgroup.as_ref().is_some_and(Cgroup::ran_out_of_memory) {
+            reason += "; it ran out of the memory that it was given";
+        }
+        // What could never start will not start the next time either.
+        if !was_ready && self.record.restarts == 0 {
+            self.fail(reason);
+            return;
+        }
+        let Some(pause) = self.budget.next_pause(Instant::now()) else {
+            let minutes = WINDOW.as_secs() / 60;
+            self.fail(format!(
+                "{reason}; it was started again {MAX_RESTARTS} times within {minutes} min"
+            ));
+            return;
+        };
+        self.record.restarts += 1;
+        self.restart_at = Some(Instant::now() + pause);
+        let count = self.budget.spent();
+        let message = format!("{reason}; starting it again ({count} of {MAX_RESTARTS})");
+        self.set(State::Provisioning, Phase::Degraded, message);
+    }
+
+    async fn answer(&mut self, mut stream: UnixStream) -> Next {
+        match control::read(&mut stream).await {
+            None => Next::GoOn,
+            Some(Wish::Restart) => {
+                self.set(State::Provisioning, Phase::Scheduling, "asked to start again".into());
+                self.stop_server().await;
+                self.budget = RestartBudget::default();
+                self.record.restarts = 0;
+                self.start();
+                control::answer(stream, &Ok(())).await;
+                Next::GoOn
+            }
+            Some(Wish::Delete) => {
+                let result = self.delete().await;
+                control::answer(stream, &result).await;
+                if result.is_ok() { Next::End } else { Next::GoOn }
+            }
+        }
+    }
+
+    async fn delete(&mut self) -> io::Result<()> {
+        self.set(State::Terminating, Phase::Terminating, String::new());
+        self.stop_server().await;
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.remove();
+        }
+        self.folder.remove()
+    }
+
+    async fn stop_server(&mut self) {
+        self.restart_at = None;
+        if let Some(server) = self.server.take() {
+            server.stop().await;
+        }
+        self.record.server = None;
+    }
+
+    fn fail(&mut self, reason: String) {
+        self.set(State::Failed, Phase::Failed, reason);
+    }
+
+    /// Changes where the deployment is, and tells it, if there is a change.
+    fn set(&mut self, state: State, phase: Phase, message: String) {
+        let record = &mut self.record;
+        if (record.state, record.phase, &record.message) == (state, phase, &message) {
+            return;
+        }
+        if record.phase != phase {
+            (record.bytes_done, record.bytes_total) = (0, 0);
+        }
+        (record.state, record.phase, record.message) = (state, phase, message.clone());
+        // On a full disk the deployment goes on; what can be read is then older.
+        let _ = self.folder.add_event(Event { time: now() as u64, state, phase, message });
+        self.save();
+    }
+
+    fn save(&mut self) {
+        self.record.updated_at = now();
+        let _ = self.folder.write_record(&self.record);
+    }
+}
+
+/// What helps where a supervisor is gone.
+pub(crate) fn restart_hint(name: &str) -> String {
+    format!("`candlepower restart {name}` starts it again, `candlepower delete {name}` removes it")
+}
+
+async fn end_of(server: &mut Option<Server>) -> Ended {
+    match server {
+        Some(server) => server.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn port_of(url: &str) -> Option<u16> {
+    url.rsplit_once(':')?.1.parse().ok()
+}

@@ -1,0 +1,57 @@
+//! Quantities as Kubernetes writes them.
+
+/// Bytes of a memory quantity: `16Gi`, `512M`, `1.5G`, `1e9`, `1073741824`.
+///
+/// Source: "Quantity" in Kubernetes' API reference. Millibytes (`m`) are refused, since nobody means them.
+pub(crate) fn memory_bytes(text: &str) -> Option<u64> {
+    const UNITS: [(&str, f64); 12] = [
+        ("Ki", 1024.0),
+        ("Mi", 1_048_576.0),
+        ("Gi", 1_073_741_824.0),
+        ("Ti", 1_099_511_627_776.0),
+        ("Pi", 1_125_899_906_842_624.0),
+        ("Ei", 1_152_921_504_606_846_976.0),
+        ("k", 1e3),
+        ("M", 1e6),
+        ("G", 1e9),
+        ("T", 1e12),
+        ("P", 1e15),
+        ("E", 1e18),
+    ];
+    let unit = UNITS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
+    let (number, factor) = unit.unwrap_or((text, 1.0));
+    let begins = number.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    let exponent_and_unit = factor != 1.0 && number.contains(['e', 'E']);
+    if !begins
+        || exponent_and_unit
+        || !number.chars().all(|c| c.is_ascii_digit() || "+-.eE".contains(c))
+    {
+        return None;
+    }
+    let bytes = number.parse::<f64>().ok()? * factor;
+    (1.0..9e18).contains(&bytes).then_some(bytes.ceil() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_those_of_kubernetes() {
+        for (text, bytes) in [
+            ("16Gi", 16 << 30),
+            ("512M", 512_000_000),
+            ("1.5Gi", 3 << 29),
+            ("1e9", 1_000_000_000),
+            ("1073741824", 1 << 30),
+            ("2k", 2000),
+        ] {
+            assert_eq!(memory_bytes(text), Some(bytes), "{text}");
+        }
+        for text in
+            ["", "Gi", "16GB", "16GiB", "16 Gi", "-1Gi", "0", "100m", "1e3Gi", "lots", "inf"]
+        {
+            assert_eq!(memory_bytes(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Values that are never written anywhere: tokens and keys.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Environment variables with values that nobody may see; serialized for the pipe to the supervisor alone.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Secrets(pub(crate) BTreeMap<String, String>);
+
+impl Secrets {
+    /// A line of the log without the values; those too short to be secrets are left.
+    pub(crate) fn redact(&self, line: String) -> String {
+        const SHORTEST: usize = 6;
+        let values = self.0.values().filter(|value| value.len() >= SHORTEST);
+        values.fold(line, |line, value| {
+            if line.contains(value.as_str()) { line.replace(value.as_str(), "***") } else { line }
+        })
+    }
+}
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+/// One value that nobody may see.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Secret(pub(crate) String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(not shown)")
+    }
+}
+
+/// Whether the value of a variable with this name is to be kept from view.
+pub(crate) fn is_secret(name: &str) -> bool {
+    const PARTS: [&str; 6] = ["TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL"];
+    let name = name.to_ascii_uppercase();
+    // A number of tokens is none.
+    PARTS.iter().any(|part| name.contains(part)) && !name.contains("TOKENS")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_known_by_their_names() {
+        for name in ["HF_TOKEN", "BLAZE_API_KEY", "my_password", "AWS_SECRET_ACCESS_KEY"] {
+            assert!(is_secret(name), "{name}");
+        }
+        for name in ["BLAZE_MAX_NUM_SEQS", "BLAZE_MAX_NUM_BATCHED_TOKENS", "HF_HOME"] {
+            assert!(!is_secret(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let secrets = Secrets(BTreeMap::from([("HF_TOKEN".into(), "canary-1".into())]));
+        assert_eq!(format!("{secrets:?}"), r#"{"HF_TOKEN"}"#);
+        assert_eq!(secrets.redact("a canary-1 b".into()), "a *** b");
+        assert_eq!(format!("{:?}", Secret("canary-1".into())), "(not shown)");
+    }
+}

@@ -1,0 +1,45 @@
+//! What a supervisor is to run: everything of a deployment but its secrets.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::secret::Secrets;
+use crate::status::Framework;
+
+/// What is run. Two deployments with equal specs are the same one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Spec {
+    pub(crate) name: String,
+    pub(crate) framework: Framework,
+    /// As the user named it; a folder by its full path.
+    pub(crate) model: String,
+    /// The command line of the server, from `serve` on, without its address.
+    pub(crate) argv: Vec<String>,
+    /// The port that was asked for; `None` takes a free one.
+    pub(crate) port: Option<u16>,
+    /// Variables that may be seen.
+    pub(crate) env: BTreeMap<String, String>,
+    /// Names of the variables that were given and may not be seen.
+    pub(crate) secret_names: BTreeSet<String>,
+    /// GPUs that were asked for; `None` if nothing was said.
+    pub(crate) gpu_count: Option<u32>,
+    pub(crate) gpu_models: Vec<String>,
+    pub(crate) min_gpu_memory_gb: Option<u64>,
+    /// Bytes of main memory that the server may take.
+    pub(crate) memory_bytes: u64,
+    pub(crate) ttl_seconds: Option<u64>,
+}
+
+/// What a supervisor is told through its standard input.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Launch {
+    /// The folder of all deployments.
+    pub(crate) root: std::path::PathBuf,
+    pub(crate) spec: Spec,
+    pub(crate) secrets: Secrets,
+    /// The GPUs to use, by UUID.
+    pub(crate) gpus: Vec<String>,
+    /// What the user should know of the start.
+    pub(crate) warnings: Vec<String>,
+}
