@@ -5,6 +5,7 @@
 mod bench;
 mod clients;
 mod cuda;
+mod deploy;
 mod doctor;
 mod first_run;
 mod health;

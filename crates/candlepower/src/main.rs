@@ -1,18 +1,24 @@
 //! The candlepower binary.
 
 mod bench;
+mod deploy;
+mod deployments;
 mod doctor;
 mod health;
+mod report;
 mod table;
 
 use std::io::Write;
 use std::process::ExitCode;
 
+use candlepower_client::{run_bound, supervise};
 use candlepower_server::config::Effective;
 use candlepower_server::{ServeConfig, init_logging, serve};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use bench::Bench;
+use deploy::Deploy;
+use deployments::{Delete, Events, List, Logs, Restart, Status};
 use doctor::Doctor;
 use health::HealthArgs;
 
@@ -57,9 +63,49 @@ enum Command {
     Health(HealthArgs),
     /// Measure a server over HTTP, or the engine alone
     Bench(Bench),
+    /// Start a supervised server in the background and wait until it is ready
+    #[command(after_long_help = deploy::AFTER_HELP)]
+    Deploy(Box<Deploy>),
+    /// List the deployments
+    #[command(after_long_help = deployments::AFTER_HELP)]
+    Ls(List),
+    /// Show how a deployment is
+    #[command(after_long_help = deployments::AFTER_HELP)]
+    Status(Status),
+    /// Show what a deployment's server has said
+    #[command(after_long_help = deployments::AFTER_HELP)]
+    Logs(Logs),
+    /// End a deployment's server and start it again
+    #[command(after_long_help = deployments::AFTER_HELP)]
+    Restart(Restart),
+    /// End a deployment and remove all of it
+    #[command(after_long_help = deployments::AFTER_HELP)]
+    Delete(Delete),
+    /// Show what has happened to a deployment
+    #[command(after_long_help = deployments::AFTER_HELP)]
+    Events(Events),
+    /// Print a script that completes command lines in a shell
+    Completions {
+        /// Which shell
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+}
+
+/// What supervisors are started as; people have no use for it.
+fn hidden_command() -> Option<ExitCode> {
+    let mut args = std::env::args_os().skip(1);
+    match args.next()?.to_str()? {
+        "__supervise" => Some(supervise()),
+        "__run" => Some(run_bound(args)),
+        _ => None,
+    }
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = hidden_command() {
+        return code;
+    }
     let command = Cli::command();
     let matches = command.clone().get_matches();
     let (name, flags) =
@@ -67,15 +113,31 @@ fn main() -> ExitCode {
     match name {
         "bench" => bench::run(flags),
         "config" => print_config(flags),
-        "doctor" => match Doctor::from_arg_matches(flags) {
-            Ok(doctor) => doctor.run(),
-            Err(error) => error.exit(),
-        },
-        "health" => match HealthArgs::from_arg_matches(flags) {
-            Ok(health) => health::run(&health, &command),
-            Err(error) => error.exit(),
-        },
+        "doctor" => run(flags, Doctor::run),
+        "health" => run(flags, |args: &HealthArgs| health::run(args, &command)),
+        "deploy" => run(flags, Deploy::run),
+        "ls" => run(flags, List::run),
+        "status" => run(flags, Status::run),
+        "logs" => run(flags, Logs::run),
+        "restart" => run(flags, Restart::run),
+        "delete" => run(flags, Delete::run),
+        "events" => run(flags, Events::run),
+        "completions" => {
+            let shell = *flags.get_one::<clap_complete::Shell>("shell").expect("clap asks for it");
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut command.clone(), "candlepower", &mut script);
+            print(&String::from_utf8_lossy(&script));
+            ExitCode::SUCCESS
+        }
         _ => run_server(flags),
+    }
+}
+
+/// Runs a command that has these arguments.
+fn run<T: FromArgMatches>(flags: &ArgMatches, command: impl FnOnce(&T) -> ExitCode) -> ExitCode {
+    match T::from_arg_matches(flags) {
+        Ok(args) => command(&args),
+        Err(error) => error.exit(),
     }
 }
 
@@ -87,6 +149,7 @@ fn print(text: &str) {
 fn resolve(flags: &ArgMatches) -> Result<Effective, ExitCode> {
     ServeConfig::resolve(flags, std::env::vars_os()).map_err(|error| {
         eprintln!("error: {error}");
+        report::failed(&error);
         ExitCode::from(EXIT_USAGE)
     })
 }
@@ -114,12 +177,15 @@ fn run_server(flags: &ArgMatches) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let result = runtime.block_on(serve(effective, terminal));
+    let result = runtime.block_on(serve(effective, terminal, report::listening));
     // Work that is still being prepared for requests that are gone is not waited for.
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // The log has said why.
-        Err(_) => ExitCode::FAILURE,
+        Err(error) => {
+            // The log has said why to everybody else.
+            report::failed(&error);
+            ExitCode::FAILURE
+        }
     }
 }

@@ -29,15 +29,20 @@ const ABORT_GRACE: Duration = Duration::from_secs(2);
 /// How often histograms are folded, so that they do not grow while nobody asks for them.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 
-/// Serves until a signal asks it to stop.
+/// Serves until a signal asks it to stop; `on_listening` is told the address.
 ///
 /// # Errors
 /// If the server cannot listen, or the model cannot be loaded; the reason is in the log, too.
-pub async fn serve(effective: Effective, terminal: Terminal) -> Result<()> {
+pub async fn serve(
+    effective: Effective,
+    terminal: Terminal,
+    on_listening: impl FnOnce(SocketAddr),
+) -> Result<()> {
     let mut server =
         Server::start(&effective).await.inspect_err(|error| tracing::error!("{error}"))?;
     let (source, device) = (server.source.clone(), server.device.clone());
     let state = server.state.clone();
+    on_listening(server.address);
     let loading = async {
         let local = pull(&source, &state, &terminal).await?;
         load_in_thread(local, device, state.clone()).await

@@ -1,0 +1,254 @@
+//! What is done with deployments that are there: `ls`, `status`, `logs`, `restart`, `delete`, `events`.
+
+use std::process::ExitCode;
+
+use candlepower_client::{Client, Deployment, Error, Event, Result};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::print;
+use crate::table::table;
+
+/// What the long help says after the flags.
+pub(crate) const AFTER_HELP: &str = "Exit status: 0 done; 1 FAILED, the server ended; 2 VALIDATION_ERROR, or a command line that cannot be used; \
+    3 NOT_FOUND; 4 NAME_IN_USE; 5 TIMEOUT; 6 RESOURCE_UNAVAILABLE; 7 OUT_OF_MEMORY; 8 GATED_MODEL; 9 QUANTIZATION_MISMATCH; \
+    10 NETWORK_ERROR; 11 BACKEND_ERROR. With --json an error is {\"error\": {\"code\", \"message\", \"retryable\", ..}} on standard \
+    output.";
+
+/// How results are written.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Output {
+    /// Write JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `candlepower ls`.
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    #[command(flatten)]
+    output: Output,
+}
+
+/// `candlepower status`.
+#[derive(Debug, Args)]
+pub(crate) struct Status {
+    /// The deployment
+    name: String,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// `candlepower logs`.
+#[derive(Debug, Args)]
+pub(crate) struct Logs {
+    /// The deployment
+    name: String,
+    /// Newest lines to show [default: all]
+    #[arg(long, short = 'n', value_name = "N")]
+    tail: Option<usize>,
+    /// Go on with lines to come, until the deployment is deleted
+    #[arg(long, short)]
+    follow: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// `candlepower restart`.
+#[derive(Debug, Args)]
+pub(crate) struct Restart {
+    /// The deployment
+    name: String,
+    /// Seconds to wait until it is ready
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    timeout: u64,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// `candlepower delete`.
+#[derive(Debug, Args)]
+pub(crate) struct Delete {
+    /// The deployment
+    name: String,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// `candlepower events`.
+#[derive(Debug, Args)]
+pub(crate) struct Events {
+    /// The deployment
+    name: String,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl List {
+    pub(crate) fn run(&self) -> ExitCode {
+        self.output.finish(async {
+            let found = Client::new().list().await?;
+            let heads = ["NAME", "STATE", "PHASE", "FRAMEWORK", "MODEL", "URL"];
+            let mut lines = vec![heads.map(str::to_owned).to_vec()];
+            lines.extend(found.iter().map(|found| {
+                let words = [
+                    found.name.as_str(),
+                    found.state.as_str(),
+                    found.phase.as_str(),
+                    found.framework.as_str(),
+                ];
+                words
+                    .into_iter()
+                    .chain([found.model.as_str(), &found.url])
+                    .map(str::to_owned)
+                    .collect()
+            }));
+            let text = if found.is_empty() { "no deployments\n".to_owned() } else { table(&lines) };
+            Ok(Shown { text, json: json!(found) })
+        })
+    }
+}
+
+impl Status {
+    pub(crate) fn run(&self) -> ExitCode {
+        self.output.finish(async { shown(&Client::new().get(&self.name).await?).await })
+    }
+}
+
+impl Logs {
+    pub(crate) fn run(&self) -> ExitCode {
+        self.output.finish(async {
+            let client = Client::new();
+            if !self.follow {
+                let lines = client.logs(&self.name, self.tail).await?;
+                let text = lines.iter().map(|line| format!("{line}\n")).collect();
+                return Ok(Shown { text, json: json!(lines) });
+            }
+            let mut stream = client.follow(&self.name, self.tail).await?;
+            while let Some(line) = stream.next().await {
+                match self.output.json {
+                    true => print(&format!("{}\n", json!(line))),
+                    false => print(&format!("{line}\n")),
+                }
+            }
+            Ok(Shown { text: String::new(), json: Value::Null })
+        })
+    }
+}
+
+impl Restart {
+    pub(crate) fn run(&self) -> ExitCode {
+        self.output.finish(async {
+            let mut deployment = Client::new().restart(&self.name).await?;
+            let timeout = std::time::Duration::from_secs(self.timeout);
+            deployment.wait_until_ready(timeout, |_| {}).await?;
+            shown(&deployment).await
+        })
+    }
+}
+
+impl Delete {
+    pub(crate) fn run(&self) -> ExitCode {
+        self.output.finish(async {
+            Client::new().delete(&self.name).await?;
+            let json = json!({"name": self.name, "state": "Deleted"});
+            Ok(Shown { text: format!("{} is deleted\n", self.name), json })
+        })
+    }
+}
+
+impl Events {
+    pub(crate) fn run(&self) -> ExitCode {
+        self.output.finish(async {
+            let events = Client::new().events(&self.name).await?;
+            let line = |event: &Event| {
+                let words = [event.state.as_str(), event.phase.as_str(), &event.message];
+                format!("{}  {:<12}  {:<12}  {}", event.time, words[0], words[1], words[2])
+                    .trim_end()
+                    .to_owned()
+                    + "\n"
+            };
+            Ok(Shown { text: events.iter().map(line).collect(), json: json!(events) })
+        })
+    }
+}
+
+/// A result in both forms.
+pub(crate) struct Shown {
+    pub(crate) text: String,
+    pub(crate) json: Value,
+}
+
+/// A deployment with its status.
+pub(crate) async fn shown(deployment: &Deployment) -> Result<Shown> {
+    let status = deployment.status().await?;
+    let mut lines = vec![
+        ("name", deployment.name.clone()),
+        ("url", deployment.url.clone()),
+        ("state", status.state.to_string()),
+        ("phase", status.phase.to_string()),
+        ("ready", format!("{} of {}", status.replicas_ready, status.replicas_desired)),
+        ("framework", deployment.framework.to_string()),
+        ("model", deployment.model.clone()),
+        ("restarts", status.restarts.to_string()),
+        ("message", status.message.clone()),
+    ];
+    lines.retain(|(_, value)| !value.is_empty());
+    let text = lines.iter().map(|(name, value)| format!("{name:<9}  {value}\n")).collect();
+    let mut json = json!(deployment);
+    if let (Some(json), Value::Object(status)) = (json.as_object_mut(), json!(status)) {
+        json.extend(status);
+    }
+    Ok(Shown { text, json })
+}
+
+impl Output {
+    /// Does the work, and writes what came of it.
+    pub(crate) fn finish(self, work: impl Future<Output = Result<Shown>>) -> ExitCode {
+        let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => {
+                eprintln!("error: the runtime cannot start: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        match runtime.block_on(work) {
+            Ok(Shown { json: Value::Null, .. }) => ExitCode::SUCCESS,
+            Ok(shown) => {
+                print(&if self.json { format!("{:#}\n", shown.json) } else { shown.text });
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                self.show_error(&error);
+                ExitCode::from(exit_code(&error))
+            }
+        }
+    }
+
+    fn show_error(self, error: &Error) {
+        if self.json {
+            print(&format!("{:#}\n", json!({"error": error.to_json()})));
+            return;
+        }
+        for line in error.log() {
+            eprintln!("  {line}");
+        }
+        eprintln!("error: {error} ({})", error.code());
+    }
+}
+
+fn exit_code(error: &Error) -> u8 {
+    match error {
+        Error::Failed { .. } => 1,
+        Error::Validation { .. } => 2,
+        Error::NotFound { .. } => 3,
+        Error::NameInUse { .. } => 4,
+        Error::Timeout { .. } => 5,
+        Error::ResourceUnavailable { .. } => 6,
+        Error::OutOfMemory { .. } => 7,
+        Error::GatedModel(_) => 8,
+        Error::QuantizationMismatch { .. } => 9,
+        Error::Network(_) => 10,
+        Error::Backend { .. } => 11,
+    }
+}

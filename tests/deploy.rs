@@ -1,0 +1,133 @@
+//! Deployments: started, found again, restarted, deleted by the command line, with the process backend.
+
+mod faults;
+mod life;
+mod refusals;
+mod secrets;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::{Value, json};
+
+use crate::support::{Request, TempFolder, program, wait_for};
+
+/// A home for deployments; what is still there at the end of the test is deleted.
+struct Home {
+    state: TempFolder,
+    env: Vec<(String, String)>,
+}
+
+impl Home {
+    fn new() -> Self {
+        Self { state: TempFolder::new(), env: Vec::new() }
+    }
+
+    fn with_env(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// `candlepower ARGS`, about to run.
+    fn command(&self, args: &str) -> Command {
+        let mut command = program();
+        command.args(args.split_whitespace()).env("XDG_STATE_HOME", self.state.path());
+        command.envs(self.env.iter().cloned()).env_remove("CANDLEPOWER_API_KEY");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, args: &str) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// The JSON of a command that succeeds.
+    #[track_caller]
+    fn json(&self, args: &str) -> Value {
+        let output = self.run(&format!("{args} --json"));
+        assert_eq!(output.status.code(), Some(0), "{args}: {}", text(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// The error of a command that fails with this status.
+    #[track_caller]
+    fn error(&self, args: &str, status: i32) -> Value {
+        let output = self.run(&format!("{args} --json"));
+        assert_eq!(output.status.code(), Some(status), "{args}: {}", text(&output));
+        let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+        shown["error"].clone()
+    }
+
+    /// `deploy demo` with little memory.
+    #[track_caller]
+    fn deploy_demo(&self, name: &str, flags: &str) -> Value {
+        self.json(&demo(name, flags))
+    }
+
+    fn folder(&self, name: &str) -> PathBuf {
+        self.state.path().join("candlepower/deployments").join(name)
+    }
+
+    /// The number of a deployment's `supervisor` or `server`.
+    fn pid(&self, name: &str, who: &str) -> Option<u64> {
+        let state = std::fs::read(self.folder(name).join("state.json")).ok()?;
+        serde_json::from_slice::<Value>(&state).ok()?[who]["pid"].as_u64()
+    }
+
+    #[track_caller]
+    fn wait_for_status(&self, name: &str, is: impl Fn(&Value) -> bool) -> Value {
+        wait_for("a deployment's status", || {
+            Some(self.json(&format!("status {name}"))).filter(|status| is(status))
+        })
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let entries = std::fs::read_dir(self.state.path().join("candlepower/deployments"));
+        for entry in entries.into_iter().flatten().flatten() {
+            let name = entry.file_name().into_string().unwrap();
+            if std::thread::panicking() {
+                let log = std::fs::read_to_string(entry.path().join("log")).unwrap_or_default();
+                let state = std::fs::read_to_string(entry.path().join("state.json"));
+                eprintln!("--- {name}: {}\n{log}", state.unwrap_or_default());
+            }
+            self.run(&format!("delete {name}"));
+        }
+    }
+}
+
+fn demo(name: &str, flags: &str) -> String {
+    format!("deploy demo --name {name} --env BLAZE_KV_CACHE_MEMORY=64Mi {flags}")
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&[output.stdout.clone(), output.stderr.clone()].concat()).into_owned()
+}
+
+fn address(deployment: &Value) -> SocketAddr {
+    let url = deployment["url"].as_str().unwrap();
+    url.strip_prefix("http://").unwrap().parse().unwrap()
+}
+
+/// Checks that a deployment of the demo generates.
+#[track_caller]
+fn check_answers(deployment: &Value) {
+    let body =
+        json!({"model": "demo", "prompt": "The capital", "max_tokens": 4, "ignore_eos": true});
+    let response = Request::post("/v1/completions", &body).send(address(deployment)).unwrap();
+    assert_eq!(response.ok()["usage"]["completion_tokens"], 4);
+}
+
+/// Whether a process runs; one that has ended and was not fetched yet does not.
+fn is_alive(pid: u64) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
+}
+
+#[track_caller]
+fn kill(pid: u64) {
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+    wait_for("a killed process to end", || (!is_alive(pid)).then_some(()));
+}
