@@ -1,5 +1,6 @@
 //! The life of a deployment, from the first command to the last.
 
+use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 
 use serde_json::json;
@@ -72,6 +73,24 @@ fn the_same_deployment_is_found_again_and_another_one_is_refused() {
         "there is a deployment `chat` with other parameters: delete it first, or choose another name"
     );
     check_answers(&deployed);
+}
+
+#[test]
+fn a_log_can_be_followed_until_the_deployment_is_deleted() {
+    let home = Home::new();
+    let deployed = home.deploy_demo("chat", "");
+    let mut followed = home.command("logs chat --follow --tail 1").spawn().unwrap();
+    let mut output = BufReader::new(followed.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert!(line.contains("ready: http://"), "{line}");
+    check_answers(&deployed);
+    home.json("restart chat");
+    home.json("delete chat");
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("listening on http://"), "{rest}");
+    assert_eq!(followed.wait().unwrap().code(), Some(0));
 }
 
 #[test]

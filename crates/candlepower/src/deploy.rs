@@ -16,7 +16,7 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     The server outlives this command; `candlepower ls` lists what runs, `candlepower delete NAME` ends it. HF_TOKEN is taken \
     from the environment, the API key from BLAZE_API_KEY or PRISM_API_KEY given with --env or from CANDLEPOWER_API_KEY in the \
     environment, and both are kept in the memory of the supervisor alone. The same command again finds the deployment \
-    that is there.\n\nExit status and errors: as of `candlepower status --help`.";
+    that is there. Ctrl-C ends the waiting, not the deployment.\n\nExit status and errors: as of `candlepower status --help`.";
 
 /// What to deploy.
 #[derive(Debug, Args)]
@@ -75,6 +75,12 @@ pub(crate) struct Deploy {
     /// Port of the server [default: a free one]
     #[arg(long)]
     port: Option<u16>,
+    /// Container image, for backends that run one
+    #[arg(long)]
+    image: Option<String>,
+    /// Servers side by side; the process backend runs one
+    #[arg(long, value_name = "N")]
+    replicas: Option<u32>,
     /// Where to run; this version knows process
     #[arg(long)]
     backend: Option<String>,
@@ -122,7 +128,7 @@ impl Deploy {
                     .enforce_eager(self.enforce_eager)
                     .keep_on_failure(self.keep_on_failure);
                 build!(@some params, gpu_count tensor_parallel_size max_model_len quantization min_gpu_memory_gb);
-                build!(@some params, dtype served_model_name ttl_seconds port backend);
+                build!(@some params, dtype served_model_name ttl_seconds port image replicas backend);
                 if let Some(part) = self.gpu_memory_utilization {
                     params = params.$memory(part);
                 }

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::params::Params;
 use crate::quantity::memory_bytes;
 use crate::secret::{Secrets, is_secret};
-use crate::spec::Spec;
+use crate::spec::{Device, Spec};
 use crate::status::Framework;
 
 /// What the values of parameters with a fixed choice can be.
@@ -27,6 +27,19 @@ pub(crate) struct Plan {
     pub(crate) spec: Spec,
     pub(crate) secrets: Secrets,
     pub(crate) warnings: Vec<String>,
+}
+
+/// Where a server computes.
+#[derive(Clone, Debug)]
+pub(crate) struct Compute {
+    pub(crate) device: Device,
+    pub(crate) gpus: Vec<Gpu>,
+}
+
+impl Compute {
+    pub(crate) fn uuids(&self) -> Vec<String> {
+        self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()
+    }
 }
 
 impl Plan {
@@ -81,22 +94,24 @@ impl Plan {
 }
 
 impl Spec {
-    /// GPUs that do, those with the most free memory first; none where the CPU computes, which is then said in
-    /// `warnings`.
+    /// Where to compute. Of the GPUs that do, those with the most free memory are taken; what the user should know of it
+    /// is added to `warnings`.
     ///
     /// # Errors
     /// GPUs were asked for that are not there.
-    pub(crate) fn choose_gpus(&self, found: &Gpus, warnings: &mut Vec<String>) -> Result<Vec<Gpu>> {
-        let asks = self.gpu_count.is_some_and(|count| count > 0)
-            || !self.gpu_models.is_empty()
-            || self.min_gpu_memory_gb.is_some();
-        if !asks {
-            if self.gpu_count.is_none() {
-                warnings.push("no GPU was asked for: computing on the CPU".to_owned());
+    pub(crate) fn choose_gpus(&self, found: &Gpus, warnings: &mut Vec<String>) -> Result<Compute> {
+        let filters = !self.gpu_models.is_empty() || self.min_gpu_memory_gb.is_some();
+        match self.gpu_count {
+            Some(0) if !filters => return Ok(Compute { device: Device::Cpu, gpus: Vec::new() }),
+            None if !filters && found.devices.is_empty() => {
+                warnings.push("this machine has no GPU: computing on the CPU".to_owned());
+                return Ok(Compute { device: Device::Cpu, gpus: Vec::new() });
             }
-            return Ok(Vec::new());
+            _ => {}
         }
-        let count = self.gpu_count.unwrap_or(1) as usize;
+        // Where nothing was said a server that is not built for GPUs will do, too.
+        let device = if self.gpu_count.is_none() && !filters { Device::Auto } else { Device::Cuda };
+        let count = self.gpu_count.unwrap_or(1).max(1) as usize;
         let is_named = |gpu: &Gpu| {
             let is = |model: &String| gpu.name.to_lowercase().contains(&model.to_lowercase());
             self.gpu_models.is_empty() || self.gpu_models.iter().any(is)
@@ -105,7 +120,7 @@ impl Spec {
         let least = self.min_gpu_memory_gb.map_or(0, |gb| gb.saturating_mul(930_000_000));
         let does = |gpu: &&Gpu| is_named(gpu) && gpu.memory_total_bytes >= least;
         let mut gpus: Vec<Gpu> = found.devices.iter().filter(does).cloned().collect();
-        if gpus.len() < count.max(1) {
+        if gpus.len() < count {
             return Err(Error::ResourceUnavailable {
                 asked: self.asked_gpus(count),
                 available: describe_gpus(found),
@@ -113,7 +128,7 @@ impl Spec {
         }
         gpus.sort_by_key(|gpu| std::cmp::Reverse(gpu.memory_free_bytes));
         gpus.truncate(count);
-        Ok(gpus)
+        Ok(Compute { device, gpus })
     }
 
     fn asked_gpus(&self, count: usize) -> String {
@@ -266,6 +281,8 @@ fn argv(params: &Params, model: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use candlepower_machine::ComputeCapability;
+
     use super::*;
     use crate::{BlazeParams, PrismParams};
 
@@ -337,13 +354,39 @@ mod tests {
     }
 
     #[test]
+    fn the_gpus_with_the_most_free_memory_are_taken() {
+        let gpu = |name: &str, free_gb: u64| Gpu {
+            name: name.into(),
+            uuid: format!("GPU-{free_gb}"),
+            memory_total_bytes: 79 << 30,
+            memory_free_bytes: free_gb << 30,
+            compute_capability: ComputeCapability { major: 9, minor: 0 },
+        };
+        let devices = vec![gpu("NVIDIA H100", 10), gpu("NVIDIA H100", 70), gpu("NVIDIA T4", 78)];
+        let found = Gpus { devices, ..Gpus::default() };
+        let demo = || BlazeParams::new("a", "demo");
+        for (params, device, uuids) in [
+            (demo(), Device::Auto, vec!["GPU-78"]),
+            (demo().gpu_count(0), Device::Cpu, vec![]),
+            (demo().gpu_models(["h100"]), Device::Cuda, vec!["GPU-70"]),
+            (demo().gpu_count(2).min_gpu_memory_gb(80), Device::Cuda, vec!["GPU-78", "GPU-70"]),
+        ] {
+            let spec = Plan::new(&params.into()).unwrap().spec;
+            let chosen = spec.choose_gpus(&found, &mut Vec::new()).unwrap();
+            let found: Vec<_> = chosen.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
+            assert_eq!((chosen.device, found), (device, uuids));
+        }
+    }
+
+    #[test]
     fn gpus_that_are_not_there_are_told() {
         let none = Gpus { reason: Some("no driver".into()), ..Gpus::default() };
         let spec = |params: BlazeParams| Plan::new(&params.into()).unwrap().spec;
         let demo = || BlazeParams::new("a", "demo");
         let mut warnings = Vec::new();
-        assert!(spec(demo()).choose_gpus(&none, &mut warnings).unwrap().is_empty());
-        assert_eq!(warnings.len(), 1);
+        let chosen = spec(demo()).choose_gpus(&none, &mut warnings).unwrap();
+        assert!(chosen.gpus.is_empty() && chosen.device == Device::Cpu);
+        assert_eq!(warnings, ["this machine has no GPU: computing on the CPU"]);
         for (params, asked) in [
             (demo().gpu_count(2), "2 GPUs were"),
             (demo().gpu_models(["H100", "A100"]), "1 GPU of model H100 or A100 was"),

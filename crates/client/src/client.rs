@@ -83,15 +83,15 @@ impl Client {
                 Found::Going => tokio::time::sleep(LOOK).await,
                 Found::Free => {
                     let mut warnings = plan.warnings.clone();
-                    let gpus = plan.spec.choose_gpus(&Gpus::probe(), &mut warnings)?;
-                    model::check(&params, &plan, &gpus).await?;
-                    let gpus = gpus.into_iter().map(|gpu| gpu.uuid).collect();
+                    let compute = plan.spec.choose_gpus(&Gpus::probe(), &mut warnings)?;
+                    model::check(&params, &plan, &compute).await?;
                     let (spec, secrets) = (plan.spec.clone(), std::mem::take(&mut plan.secrets));
                     let told = Launch {
                         root: folder::root()?,
                         spec,
                         secrets: secrets.clone(),
-                        gpus,
+                        device: compute.device,
+                        gpus: compute.uuids(),
                         warnings,
                     };
                     if start(&folder, told).await? {
@@ -187,9 +187,10 @@ impl Client {
             let spec = folder.spec().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
             let secrets = secrets_again(&spec)?;
             let mut warnings = Vec::new();
-            let gpus = spec.choose_gpus(&Gpus::probe(), &mut warnings)?;
-            let gpus = gpus.into_iter().map(|gpu| gpu.uuid).collect();
-            start(&folder, Launch { root: folder::root()?, spec, secrets, gpus, warnings }).await?;
+            let compute = spec.choose_gpus(&Gpus::probe(), &mut warnings)?;
+            let (root, gpus) = (folder::root()?, compute.uuids());
+            let told = Launch { root, spec, secrets, device: compute.device, gpus, warnings };
+            start(&folder, told).await?;
         }
         Deployment::read(folder).or(Ok(deployment))
     }

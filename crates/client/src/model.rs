@@ -5,12 +5,12 @@ use candlepower_checkpoint::{
     MemoryRequest,
 };
 use candlepower_hub::{Hub, HubConfig, HubSettings, ModelId};
-use candlepower_machine::Gpu;
 
-use crate::check::Plan;
+use crate::check::{Compute, Plan};
 use crate::error::{Error, Result};
 use crate::params::Params;
 use crate::quantity::memory_bytes;
+use crate::spec::Device;
 
 /// The revision that is served unless the environment says otherwise.
 const REVISION: &str = "main";
@@ -27,7 +27,7 @@ static DEMO: [(&str, &[u8]); 1] =
 ///
 /// # Errors
 /// The model cannot be had, or does not allow what was asked for, or does not fit.
-pub(crate) async fn check(params: &Params, plan: &Plan, gpus: &[Gpu]) -> Result<()> {
+pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Result<()> {
     let model = &plan.spec.model;
     let wrong = |error| Error::from_checkpoint(model, error);
     let checkpoint = Checkpoint::open(files(plan).await?).map_err(wrong)?;
@@ -61,24 +61,30 @@ pub(crate) async fn check(params: &Params, plan: &Plan, gpus: &[Gpu]) -> Result<
         tensor_parallel_size: ranks,
         memory,
     };
-    for memory in memories(plan, gpus) {
+    for memory in memories(plan, compute) {
         MemoryPlan::new(spec, request(memory)).check(spec).map_err(wrong)?;
     }
     Ok(())
 }
 
-/// What a rank may take: of the machine's free memory what `memory` allows, or a GPU's.
-fn memories(plan: &Plan, gpus: &[Gpu]) -> Vec<DeviceMemory> {
+/// What a rank may take: of the machine's free memory what `memory` allows, or a GPU's. Nothing is said where the server
+/// itself decides between the two.
+fn memories(plan: &Plan, compute: &Compute) -> Vec<DeviceMemory> {
     let memory = |device, bytes| DeviceMemory {
         device,
         available_bytes: Some(bytes),
         counted: Counted::BeforeLoading,
     };
-    if gpus.is_empty() {
-        let free = candlepower_machine::available_bytes().unwrap_or(u64::MAX);
-        return vec![memory(DeviceKind::Cpu, free.min(plan.spec.memory_bytes))];
+    match compute.device {
+        Device::Auto => Vec::new(),
+        Device::Cpu => {
+            let free = candlepower_machine::available_bytes().unwrap_or(u64::MAX);
+            vec![memory(DeviceKind::Cpu, free.min(plan.spec.memory_bytes))]
+        }
+        Device::Cuda => {
+            compute.gpus.iter().map(|gpu| memory(DeviceKind::Gpu, gpu.memory_free_bytes)).collect()
+        }
     }
-    gpus.iter().map(|gpu| memory(DeviceKind::Gpu, gpu.memory_free_bytes)).collect()
 }
 
 /// The files that describe the model; of a model on the hub `config.json` is fetched.

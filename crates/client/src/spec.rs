@@ -31,6 +31,27 @@ pub(crate) struct Spec {
     pub(crate) ttl_seconds: Option<u64>,
 }
 
+/// On what the server computes: its flag `--device`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Device {
+    /// A GPU if the server is built for it, else the CPU.
+    Auto,
+    Cpu,
+    /// A GPU: whoever asked for one does not get the CPU instead.
+    Cuda,
+}
+
+impl Device {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
+}
+
 /// What a supervisor is told through its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Launch {
@@ -38,6 +59,7 @@ pub(crate) struct Launch {
     pub(crate) root: std::path::PathBuf,
     pub(crate) spec: Spec,
     pub(crate) secrets: Secrets,
+    pub(crate) device: Device,
     /// The GPUs to use, by UUID.
     pub(crate) gpus: Vec<String>,
     /// What the user should know of the start.

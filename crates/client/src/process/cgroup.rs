@@ -38,7 +38,7 @@ impl Cgroup {
     }
 
     fn make(place: &Path, name: &str, memory_bytes: u64) -> io::Result<Self> {
-        let path = place.join(format!("candlepower-{name}"));
+        let path = place.join(format!("candlepower-{name}-{}", std::process::id()));
         match fs::create_dir(&path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}

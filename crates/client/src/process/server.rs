@@ -69,6 +69,7 @@ impl Server {
         command.arg(cgroup.map(Cgroup::processes).unwrap_or_default());
         command
             .args(&launch.spec.argv)
+            .arg(format!("--device={}", launch.device.as_str()))
             .args(["--host=127.0.0.1".to_owned(), format!("--port={port}")]);
         let is_foreign =
             |name: &str| name == HUB_TOKEN || FOREIGN.iter().any(|prefix| name.starts_with(prefix));

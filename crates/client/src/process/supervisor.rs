@@ -192,6 +192,7 @@ impl Supervisor {
             }
             Task::Terminate => {
                 self.stop_server().await;
+                self.remove_cgroup();
                 let message = format!(
                     "its supervisor was asked to end; {}",
                     restart_hint(&self.launch.spec.name)
@@ -318,10 +319,14 @@ impl Supervisor {
     async fn delete(&mut self) -> io::Result<()> {
         self.set(State::Terminating, Phase::Terminating, String::new());
         self.stop_server().await;
+        self.remove_cgroup();
+        self.folder.remove()
+    }
+
+    fn remove_cgroup(&self) {
         if let Some(cgroup) = &self.cgroup {
             cgroup.remove();
         }
-        self.folder.remove()
     }
 
     async fn stop_server(&mut self) {
