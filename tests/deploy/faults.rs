@@ -1,5 +1,6 @@
 //! What happens to deployments whose processes are killed, or whose clients are in each other's way.
 
+use std::collections::BTreeSet;
 use std::net::TcpStream;
 
 use super::{Home, address, check_answers, demo, is_alive, kill, text};
@@ -102,6 +103,38 @@ fn a_deployment_that_is_not_ready_in_time_says_where_it_was_and_leaves_nothing()
     );
     assert!(error["log"].is_array());
     assert!(!home.folder("slow").exists());
+}
+
+#[test]
+fn a_full_disk_ends_the_log_and_not_the_server() {
+    let home = Home::new();
+    home.deploy_demo("chat", "");
+    let log = home.folder("chat").join("log");
+    std::fs::remove_file(&log).unwrap();
+    std::os::unix::fs::symlink("/dev/full", &log).unwrap();
+    let restarted = home.json("restart chat");
+    check_answers(&restarted);
+    let trouble = "the log cannot be written: No space left on device (os error 28)";
+    home.wait_for_status("chat", |status| status["message"].as_str().unwrap().contains(trouble));
+}
+
+#[test]
+fn many_deployments_at_once_each_have_a_server() {
+    let home = Home::new();
+    let start = |i| home.command(&demo(&format!("chat-{i}"), "--json")).spawn().unwrap();
+    let clients: Vec<_> = (0..20).map(start).collect();
+    let outputs = clients.into_iter().map(|client| client.wait_with_output().unwrap());
+    let urls: BTreeSet<String> = outputs
+        .map(|output| {
+            assert!(output.status.success(), "{}", text(&output));
+            let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            shown["url"].as_str().unwrap().to_owned()
+        })
+        .collect();
+    assert_eq!(urls.len(), 20);
+    let listed = home.json("ls");
+    assert!(listed.as_array().unwrap().iter().all(|found| found["state"] == "Running"), "{listed}");
+    assert_eq!(listed.as_array().unwrap().len(), 20);
 }
 
 #[test]

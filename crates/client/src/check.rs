@@ -104,7 +104,7 @@ impl Spec {
         match self.gpu_count {
             Some(0) if !filters => return Ok(Compute { device: Device::Cpu, gpus: Vec::new() }),
             None if !filters && found.devices.is_empty() => {
-                warnings.push("this machine has no GPU: computing on the CPU".to_owned());
+                warnings.push("this machine has no free GPU: computing on the CPU".to_owned());
                 return Ok(Compute { device: Device::Cpu, gpus: Vec::new() });
             }
             _ => {}
@@ -386,7 +386,7 @@ mod tests {
         let mut warnings = Vec::new();
         let chosen = spec(demo()).choose_gpus(&none, &mut warnings).unwrap();
         assert!(chosen.gpus.is_empty() && chosen.device == Device::Cpu);
-        assert_eq!(warnings, ["this machine has no GPU: computing on the CPU"]);
+        assert_eq!(warnings, ["this machine has no free GPU: computing on the CPU"]);
         for (params, asked) in [
             (demo().gpu_count(2), "2 GPUs were"),
             (demo().gpu_models(["H100", "A100"]), "1 GPU of model H100 or A100 was"),

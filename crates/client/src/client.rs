@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use candlepower_machine::Gpus;
-
 use crate::check::{HUB_TOKEN, Plan, check_name};
 use crate::deployment::Deployment;
 use crate::error::{Error, Leftover, Result};
@@ -13,6 +11,7 @@ use crate::process::LogStream;
 use crate::process::control::{self, Wish};
 use crate::process::folder::{self, Folder};
 use crate::process::launch::{Answer, launch};
+use crate::process::lease::free_gpus;
 use crate::secret::Secrets;
 use crate::spec::{Launch, Spec};
 use crate::status::{DeploymentStatus, Event, State};
@@ -83,7 +82,8 @@ impl Client {
                 Found::Going => tokio::time::sleep(LOOK).await,
                 Found::Free => {
                     let mut warnings = plan.warnings.clone();
-                    let compute = plan.spec.choose_gpus(&Gpus::probe(), &mut warnings)?;
+                    let compute =
+                        plan.spec.choose_gpus(&free_gpus(&folder::root()?), &mut warnings)?;
                     model::check(&params, &plan, &compute).await?;
                     let (spec, secrets) = (plan.spec.clone(), std::mem::take(&mut plan.secrets));
                     let told = Launch {
@@ -187,7 +187,7 @@ impl Client {
             let spec = folder.spec().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
             let secrets = secrets_again(&spec)?;
             let mut warnings = Vec::new();
-            let compute = spec.choose_gpus(&Gpus::probe(), &mut warnings)?;
+            let compute = spec.choose_gpus(&free_gpus(&folder::root()?), &mut warnings)?;
             let (root, gpus) = (folder::root()?, compute.uuids());
             let told = Launch { root, spec, secrets, device: compute.device, gpus, warnings };
             start(&folder, told).await?;
@@ -249,6 +249,10 @@ async fn start(folder: &Folder, told: Launch) -> Result<bool> {
     match launch(told).await? {
         Answer::Started => Ok(true),
         Answer::Failed(reason) => Err(Error::backend("the supervisor cannot begin", reason)),
+        Answer::NoGpu(uuid) => Err(Error::ResourceUnavailable {
+            asked: format!("{uuid} was"),
+            available: "another deployment has just taken it: ask again".into(),
+        }),
         Answer::Taken => {
             let begin = Instant::now();
             while folder.spec().is_none() && begin.elapsed() < CLAIM_PATIENCE {

@@ -10,6 +10,7 @@ pub(crate) mod folder;
 pub(crate) mod health;
 pub(crate) mod identity;
 pub(crate) mod launch;
+pub(crate) mod lease;
 mod log;
 pub(crate) mod logs;
 mod report;

@@ -24,6 +24,8 @@ pub(crate) enum Answer {
     Started,
     /// Another supervisor has the name.
     Taken,
+    /// Another deployment has just taken this GPU.
+    NoGpu(String),
     /// It cannot.
     Failed(String),
 }

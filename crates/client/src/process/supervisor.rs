@@ -16,6 +16,7 @@ use super::folder::{Folder, Record};
 use super::health::{Health, HealthClient};
 use super::identity::Identity;
 use super::launch::Answer;
+use super::lease;
 use super::report::Report;
 use super::server::{Ended, Server};
 use crate::spec::Launch;
@@ -63,7 +64,19 @@ async fn begin(launch: Launch) -> io::Result<()> {
         say(&Answer::Taken);
         return Ok(());
     }
-    let mut supervisor = match Supervisor::new(launch, folder.clone(), lock).await {
+    let mut leases = Vec::new();
+    for uuid in &launch.gpus {
+        match lease::take(&launch.root, uuid).await? {
+            Some(lease) => leases.push(lease),
+            None => {
+                say(&Answer::NoGpu(uuid.clone()));
+                // Of a deployment that was there before, its description stays.
+                return if folder.spec().is_none() { folder.remove() } else { Ok(()) };
+            }
+        }
+    }
+    let held = Held { _lock: lock, _gpus: leases };
+    let mut supervisor = match Supervisor::new(launch, folder.clone(), held).await {
         Ok(supervisor) => supervisor,
         Err(error) => {
             // Nothing of it is of use to anybody.
@@ -75,11 +88,18 @@ async fn begin(launch: Launch) -> io::Result<()> {
     supervisor.run().await
 }
 
+/// Locks, held as long as this process lives: the kernel lets go of them.
+struct Held {
+    /// Of the name.
+    _lock: File,
+    /// Of each GPU.
+    _gpus: Vec<File>,
+}
+
 struct Supervisor {
     launch: Launch,
     folder: Folder,
-    /// Held as long as this process lives: the kernel lets go of it.
-    _lock: File,
+    _held: Held,
     record: Record,
     listener: UnixListener,
     health: HealthClient,
@@ -108,7 +128,7 @@ enum Next {
 }
 
 impl Supervisor {
-    async fn new(mut launch: Launch, folder: Folder, lock: File) -> io::Result<Self> {
+    async fn new(mut launch: Launch, folder: Folder, held: Held) -> io::Result<Self> {
         if let Some(server) = folder.record().and_then(|record| record.server) {
             server.end().await;
         }
@@ -146,7 +166,7 @@ impl Supervisor {
         Ok(Self {
             launch,
             folder,
-            _lock: lock,
+            _held: held,
             record,
             listener,
             health,

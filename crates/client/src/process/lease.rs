@@ -1,0 +1,87 @@
+//! GPUs that deployments hold: a lock for each, which the kernel gives back when its supervisor ends.
+
+use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use candlepower_machine::Gpus;
+
+/// Pause between two attempts: a client that looks holds a lock for a moment.
+const AGAIN: Duration = Duration::from_millis(20);
+const ATTEMPTS: u32 = 25;
+
+/// The GPUs of this machine that no deployment holds; `root` is the folder of all deployments.
+pub(crate) fn free_gpus(root: &Path) -> Gpus {
+    without_held(Gpus::probe(), |uuid| matches!(try_take(root, uuid), Ok(None)))
+}
+
+fn without_held(mut found: Gpus, is_held: impl Fn(&str) -> bool) -> Gpus {
+    let before = found.devices.len();
+    found.devices.retain(|gpu| !is_held(&gpu.uuid));
+    let held = before - found.devices.len();
+    if held > 0 && found.devices.is_empty() {
+        found.reason = Some(format!("other deployments hold all {held}"));
+    }
+    found
+}
+
+/// Takes a GPU for as long as the file is open; `None` if another deployment has it.
+///
+/// # Errors
+/// The lock cannot be made.
+pub(super) async fn take(root: &Path, uuid: &str) -> io::Result<Option<File>> {
+    for _ in 0..ATTEMPTS {
+        if let Some(lease) = try_take(root, uuid)? {
+            return Ok(Some(lease));
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+    Ok(None)
+}
+
+fn try_take(root: &Path, uuid: &str) -> io::Result<Option<File>> {
+    let folder = root.with_file_name("gpus");
+    DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(folder.join(uuid))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candlepower_machine::{ComputeCapability, Gpu};
+
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_held_by_one_deployment() {
+        let root = std::env::temp_dir().join(format!("candlepower-lease-{}", std::process::id()));
+        let deployments = root.join("deployments");
+        let lease = try_take(&deployments, "GPU-1").unwrap().unwrap();
+        assert!(try_take(&deployments, "GPU-1").unwrap().is_none());
+        assert!(try_take(&deployments, "GPU-2").unwrap().is_some());
+        drop(lease);
+        assert!(try_take(&deployments, "GPU-1").unwrap().is_some());
+        std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn gpus_that_are_held_are_not_offered() {
+        let gpu = Gpu {
+            name: "GPU".into(),
+            uuid: "GPU-1".into(),
+            memory_total_bytes: 1,
+            memory_free_bytes: 1,
+            compute_capability: ComputeCapability { major: 9, minor: 0 },
+        };
+        let found = Gpus { devices: vec![gpu], ..Gpus::default() };
+        assert_eq!(without_held(found.clone(), |_| false), found);
+        let held = without_held(found, |uuid| uuid == "GPU-1");
+        assert_eq!(held.reason.as_deref(), Some("other deployments hold all 1"));
+    }
+}
