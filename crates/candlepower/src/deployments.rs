@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::print;
-use crate::table::table;
+use crate::table::table_of_words;
 
 /// What the long help says after the flags.
 pub(crate) const AFTER_HELP: &str = "Exit status: 0 done; 1 FAILED, the server ended; 2 VALIDATION_ERROR, or a command line that cannot be used; \
@@ -103,7 +103,11 @@ impl List {
                     .map(str::to_owned)
                     .collect()
             }));
-            let text = if found.is_empty() { "no deployments\n".to_owned() } else { table(&lines) };
+            let text = if found.is_empty() {
+                "no deployments\n".to_owned()
+            } else {
+                table_of_words(&lines)
+            };
             Ok(Shown { text, json: json!(found) })
         })
     }

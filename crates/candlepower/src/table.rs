@@ -3,7 +3,16 @@
 /// Lines of cells, each column as wide as its widest cell; the first two columns begin at the left, numbers end at the
 /// right.
 pub(crate) fn table(lines: &[Vec<String>]) -> String {
-    const LEFT: usize = 2;
+    aligned(lines, 2)
+}
+
+/// As [`table`], of words alone: all columns begin at the left.
+pub(crate) fn table_of_words(lines: &[Vec<String>]) -> String {
+    aligned(lines, usize::MAX)
+}
+
+/// The first `left` columns begin at the left.
+fn aligned(lines: &[Vec<String>], left: usize) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         lines.iter().filter_map(|line| Some(line.get(column)?.chars().count())).max().unwrap_or(0)
@@ -12,7 +21,7 @@ pub(crate) fn table(lines: &[Vec<String>]) -> String {
     let mut text = String::new();
     for line in lines {
         let cells = line.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
-            if column < LEFT { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            if column < left { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
         });
         text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
         text.push('\n');
@@ -29,5 +38,6 @@ mod tests {
         let line = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
         let lines = [line(["a", "on", "1"]), line(["bcd", "x", "100"])];
         assert_eq!(table(&lines), "a    on    1\nbcd  x   100\n");
+        assert_eq!(table_of_words(&lines), "a    on  1\nbcd  x   100\n");
     }
 }
