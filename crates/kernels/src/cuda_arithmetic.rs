@@ -207,10 +207,8 @@ fn draws_are_those_of_the_sampling_reference() {
             // Adding zero makes minus zero zero: the reference orders the two, the kernels do not.
             .map(|logit| if round { logit.round() + 0.0 } else { logit + 0.0 })
             .collect();
-        let seen = (0..vocab as u32)
-            .filter(|_| random.below(9) == 0)
-            .map(|id| (id, u32::from(id % 3)))
-            .collect();
+        let seen =
+            (0..vocab as u32).filter(|_| random.below(9) == 0).map(|id| (id, id % 3)).collect();
         let penalties = Penalties { repetition: 1.3, presence: 0.4, frequency: 0.2, seen: &seen };
         let mask: Vec<u32> =
             (0..(vocab as usize).div_ceil(32)).map(|_| random.next() as u32).collect();
