@@ -38,5 +38,5 @@ pub(crate) fn compile(
 pub(crate) fn preparation_cost(body: &[u8]) -> usize {
     const NAMES: [&[u8]; 3] = [b"response_format", b"structured_outputs", b"guided_"];
     let has = |name: &&[u8]| body.windows(name.len()).any(|window| window == *name);
-    if NAMES.iter().any(|name| has(name)) { usize::MAX } else { body.len() }
+    if NAMES.iter().any(has) { usize::MAX } else { body.len() }
 }
