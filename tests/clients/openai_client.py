@@ -239,9 +239,10 @@ def errors():
         error = refused(openai.BadRequestError, **{name: value})
         assert error.param == name, (name, error.body)
         assert error.type == "invalid_request_error"
-    for name in ("tools", "response_format"):
-        value = {"tools": [], "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}
-        assert refused(openai.BadRequestError, **{name: value[name]}).param == name
+    assert refused(openai.BadRequestError, tools=[]).param == "tools"
+    impossible = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer", "minimum": 2, "maximum": 1}}}
+    error = refused(openai.BadRequestError, response_format=impossible)
+    assert error.param == "response_format.json_schema.schema", error.body
     try:
         client().models.retrieve("nothing")
         raise AssertionError("an unknown model was found")

@@ -54,8 +54,8 @@ WRONG_PROMPTS = [None, 1, {}, True, [""], [], [[]], [[[1]]], [1, "x"], ["x", 1],
 WRONG_STOPS = [1, {}, True, [1], [""], "", ["x", None], ["x"] * 17, [["x"]]]
 WRONG_BIASES = [1, "x", [], {"x": 1}, {"-1": 1}, {"1": "x"}, {"1": 101}, {"1": None}, {"99999999": 1}, {"1.5": 1}]
 UNSUPPORTED = [{"best_of": 5}, {"use_beam_search": True}, {"no_such_field": 1}, {"functions": []},
-               {"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "(a+)+$"}},
-               {"guided_regex": "((a*)*)*"}, {"stream_options": {"include_usage": True}}, {"prompt_logprobs": 10**6}]
+               {"response_format": {"type": "xml"}}, {"structured_outputs": {"regex": "(a+"}},
+               {"guided_regex": "((a*)*"}, {"stream_options": {"include_usage": True}}, {"prompt_logprobs": 10**6}]
 WRONG_TYPES = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/xml",
                "", "json", "application/jsonp", "text/json", "image/png", "application/octet-stream"]
 
