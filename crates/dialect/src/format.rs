@@ -1,0 +1,167 @@
+//! The formats of tool calls and of reasoning, one file per format of calls.
+
+mod deepseek;
+mod hermes;
+mod llama3;
+mod mistral;
+mod object;
+mod pythonic;
+
+use crate::scan::{Scan, Stop};
+
+/// How calls are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolFormat {
+    /// `<tool_call>{"name": .., "arguments": ..}</tool_call>`: Hermes, Qwen, Granite and many more.
+    Hermes,
+    /// `{"name": .., "parameters": ..}` as the whole answer: Llama 3.1 and later.
+    Llama3Json,
+    /// `[TOOL_CALLS]name[ARGS]{..}`: Mistral from its tokenizer's version 11 on.
+    Mistral,
+    /// `[TOOL_CALLS][{"name": .., "arguments": ..}]`: Mistral before.
+    MistralList,
+    /// `[name(key='value')]` as the whole answer: Llama 3.2 and 4, ToolACE.
+    Pythonic,
+    /// DeepSeek V3 and R1, whose arguments stand in a fenced block.
+    DeepseekV3,
+    /// DeepSeek V3.1.
+    DeepseekV31,
+    /// Harmony: a call is a message to `functions.name`.
+    GptOss,
+}
+
+/// How reasoning is set apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReasoningFormat {
+    /// `<think>..</think>`, always there, also where neither prompt nor answer opens it.
+    DeepseekR1,
+    /// `<think>..</think>`, if the prompt or the answer opens it.
+    Qwen3,
+    /// `[THINK]..[/THINK]`, if the prompt or the answer opens it.
+    Mistral,
+    /// Harmony: the channel `analysis`.
+    GptOss,
+}
+
+/// Where an answer stands before its first character.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thinking {
+    /// The prompt has opened the reasoning, or it is never opened.
+    Open,
+    /// The answer may open it.
+    Possible,
+    /// The prompt has closed it.
+    Closed,
+}
+
+impl ReasoningFormat {
+    /// The marks around reasoning; none in harmony, where it is a message of its own.
+    pub(crate) fn marks(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::DeepseekR1 | Self::Qwen3 => Some(("<think>", "</think>")),
+            Self::Mistral => Some(("[THINK]", "[/THINK]")),
+            Self::GptOss => None,
+        }
+    }
+
+    /// Where an answer to this prompt, as the template wrote it, stands before its first character.
+    pub fn after_prompt(self, prompt: &str) -> Thinking {
+        let Some((open, close)) = self.marks() else { return Thinking::Possible };
+        let end = prompt.trim_end();
+        if end.ends_with(close) {
+            Thinking::Closed
+        } else if end.ends_with(open) || self == Self::DeepseekR1 {
+            Thinking::Open
+        } else {
+            Thinking::Possible
+        }
+    }
+}
+
+/// The beginning of a call, up to where its arguments begin.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) name: String,
+    /// Where the arguments, a JSON object, begin; behind them if they are known already.
+    pub(crate) at: usize,
+    /// The arguments, where they cannot be passed on as they come.
+    pub(crate) arguments: Option<String>,
+    /// Whether the arguments are a value of an object that is still open.
+    pub(crate) in_object: bool,
+}
+
+/// What follows the arguments of a call.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Tail {
+    /// The call has so many more bytes.
+    pub(crate) end: usize,
+    /// Behind so many bytes of a separator, another call may come.
+    pub(crate) separator: Option<usize>,
+}
+
+impl Tail {
+    fn end(end: usize) -> Self {
+        Self { end, separator: None }
+    }
+}
+
+/// Whether a call is looked for in content or right behind another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Position {
+    First,
+    Next,
+}
+
+impl ToolFormat {
+    /// What calls begin with, anywhere in the text.
+    pub(crate) fn openers(self) -> &'static [&'static str] {
+        match self {
+            Self::Hermes => &[hermes::OPEN],
+            Self::Llama3Json => &[llama3::OPEN],
+            Self::Mistral | Self::MistralList => &[mistral::OPEN],
+            Self::DeepseekV3 | Self::DeepseekV31 => &[deepseek::OPEN_ALL, deepseek::OPEN],
+            Self::Pythonic | Self::GptOss => &[],
+        }
+    }
+
+    /// Whether a call without any mark may be the beginning of the text.
+    pub(crate) fn opens_at_start(self) -> bool {
+        matches!(self, Self::Llama3Json | Self::Pythonic)
+    }
+
+    /// Texts that may be special tokens of the tokenizer and have to be seen.
+    pub(crate) fn marks(self) -> &'static [&'static str] {
+        match self {
+            Self::Hermes => &[hermes::OPEN, hermes::CLOSE],
+            Self::Llama3Json => &[llama3::OPEN],
+            Self::Mistral | Self::MistralList => &[mistral::OPEN, mistral::ARGS, mistral::CALL_ID],
+            Self::DeepseekV3 | Self::DeepseekV31 => &deepseek::MARKS,
+            Self::Pythonic => &[],
+            Self::GptOss => &crate::harmony::MARKS,
+        }
+    }
+
+    /// The beginning of a call, if the text is one. `names` are the functions that there are.
+    pub(crate) fn head(self, text: &str, position: Position, names: &[String]) -> Scan<Head> {
+        match self {
+            Self::Hermes => hermes::head(text),
+            Self::Llama3Json => llama3::head(text, names),
+            Self::Mistral | Self::MistralList => mistral::head(text, position),
+            Self::Pythonic => pythonic::head(text, position, names),
+            Self::DeepseekV3 | Self::DeepseekV31 => deepseek::head(text),
+            Self::GptOss => Err(Stop::No),
+        }
+    }
+
+    /// What follows the arguments of a call.
+    pub(crate) fn tail(self, text: &str, in_object: bool) -> Scan<Tail> {
+        match self {
+            Self::Hermes => hermes::tail(text),
+            Self::Llama3Json => llama3::tail(text),
+            Self::Mistral | Self::MistralList if in_object => mistral::tail(text),
+            Self::Pythonic => pythonic::tail(text),
+            Self::DeepseekV3 | Self::DeepseekV31 => deepseek::tail(text),
+            Self::Mistral | Self::MistralList | Self::GptOss => Err(Stop::No),
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! `{"name": .., "parameters": {..}}` as the whole answer, or behind `<|python_tag|>`; several with `;` between them.
+
+use super::{Head, Tail, object};
+use crate::scan::{Cursor, Scan, Stop};
+
+pub(super) const OPEN: &str = "<|python_tag|>";
+
+/// An object is a call only if its name is that of a function: the answer may be JSON of another kind.
+pub(super) fn head(text: &str, names: &[String]) -> Scan<Head> {
+    let mut cursor = Cursor::new(text);
+    if cursor.accept(OPEN)? {
+        cursor.white_space();
+    }
+    let head = object::head(&mut cursor)?;
+    if names.contains(&head.name) { Ok(head) } else { Err(Stop::No) }
+}
+
+pub(super) fn tail(text: &str) -> Scan<Tail> {
+    let mut cursor = Cursor::new(text);
+    object::tail(&mut cursor)?;
+    let end = cursor.at();
+    cursor.white_space();
+    if !cursor.accept(";")? {
+        return Ok(Tail::end(end));
+    }
+    Ok(Tail { end, separator: Some(cursor.at() - end) })
+}

@@ -1,0 +1,68 @@
+//! A call as a JSON object, `{"name": .., "arguments": {..}}`, which several formats have.
+
+use serde_json::Value;
+
+use crate::format::Head;
+use crate::scan::{Cursor, Scan, Stop};
+
+/// The object up to its arguments. Where these come first, or are no object, it is read as a whole.
+pub(super) fn head(cursor: &mut Cursor<'_>) -> Scan<Head> {
+    cursor.expect("{")?;
+    let (mut name, mut arguments) = (None, None);
+    loop {
+        cursor.white_space();
+        if cursor.peek()? == b'}' {
+            let arguments = Some(arguments.unwrap_or_else(|| "{}".to_owned()));
+            let name = name.ok_or(Stop::No)?;
+            return Ok(Head { name, at: cursor.at(), arguments, in_object: true });
+        }
+        match (key(cursor)?.as_str(), &name) {
+            ("name", _) => name = Some(cursor.json_string()?),
+            ("arguments" | "parameters", Some(known)) if cursor.peek()? == b'{' => {
+                let name = known.clone();
+                return Ok(Head { name, at: cursor.at(), arguments: None, in_object: true });
+            }
+            ("arguments" | "parameters", _) => arguments = Some(as_object(cursor.json_value()?)?),
+            _ => {
+                cursor.json_value()?;
+            }
+        }
+        cursor.white_space();
+        if !cursor.accept(",")? && cursor.peek()? != b'}' {
+            return Err(Stop::No);
+        }
+    }
+}
+
+/// The rest of the object behind its arguments.
+pub(super) fn tail(cursor: &mut Cursor<'_>) -> Scan<()> {
+    cursor.white_space();
+    while cursor.accept(",")? {
+        cursor.white_space();
+        key(cursor)?;
+        cursor.json_value()?;
+        cursor.white_space();
+    }
+    cursor.expect("}")
+}
+
+/// A key and its colon.
+fn key(cursor: &mut Cursor<'_>) -> Scan<String> {
+    let key = cursor.json_string()?;
+    cursor.white_space();
+    cursor.expect(":")?;
+    cursor.white_space();
+    Ok(key)
+}
+
+/// Arguments that may be given as their text, or not at all.
+fn as_object(value: &str) -> Scan<String> {
+    if value.starts_with('{') {
+        return Ok(value.to_owned());
+    }
+    match serde_json::from_str::<Option<Value>>(value) {
+        Ok(None) => Ok("{}".to_owned()),
+        Ok(Some(Value::String(text))) if text.trim_start().starts_with('{') => Ok(text),
+        _ => Err(Stop::No),
+    }
+}

@@ -1,0 +1,199 @@
+//! Harmony, the format of gpt-oss: an answer is a row of messages, each with a channel and perhaps a recipient.
+//!
+//! `<|channel|>analysis<|message|>..<|end|><|start|>assistant<|channel|>final<|message|>..`; the prompt ends with
+//! `<|start|>assistant`, and what ends the answer, `<|return|>` or `<|call|>`, is an end-of-sequence token.
+//! Source: the guide "OpenAI Harmony Response Format".
+
+use crate::event::Events;
+use crate::scan::ValueScanner;
+use crate::tool::len_of_beginning;
+
+const START: &str = "<|start|>";
+const CHANNEL: &str = "<|channel|>";
+const CONSTRAIN: &str = "<|constrain|>";
+const MESSAGE: &str = "<|message|>";
+const RECIPIENT: &str = "to=";
+/// What a body ends with.
+const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
+pub(crate) const MARKS: [&str; 7] =
+    [START, CHANNEL, CONSTRAIN, MESSAGE, "<|end|>", "<|call|>", "<|return|>"];
+
+/// Longest header; beyond, what looks like one is content.
+const MAX_HEADER_BYTES: usize = 4 << 10;
+
+/// Reads an answer in pieces.
+#[derive(Debug)]
+pub(crate) struct HarmonyParser {
+    state: State,
+    held: String,
+    /// Whether there are functions to call.
+    calls: bool,
+    num_calls: usize,
+    arguments: Arguments,
+}
+
+/// How far the arguments of the last call are.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Arguments {
+    /// None of them is there.
+    #[default]
+    Empty,
+    Open(ValueScanner),
+    Complete,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Before a message; white space says nothing.
+    Between,
+    /// In a header, which began like one.
+    Header,
+    Body(Body),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Body {
+    Content,
+    Reasoning,
+    Call,
+}
+
+impl Arguments {
+    fn with(self, text: &str) -> Self {
+        let mut scanner = match self {
+            Self::Empty if text.is_empty() => return Self::Empty,
+            Self::Empty => ValueScanner::default(),
+            Self::Open(scanner) => scanner,
+            Self::Complete => return Self::Complete,
+        };
+        match scanner.push(text) {
+            Some(_) => Self::Complete,
+            None => Self::Open(scanner),
+        }
+    }
+}
+
+impl HarmonyParser {
+    pub(crate) fn new(calls: bool) -> Self {
+        Self {
+            state: State::Between,
+            held: String::new(),
+            calls,
+            num_calls: 0,
+            arguments: Arguments::Empty,
+        }
+    }
+
+    /// Takes the next piece.
+    pub(crate) fn push(&mut self, text: &str, events: &mut Events) {
+        self.held.push_str(text);
+        while self.step(events) {}
+    }
+
+    /// Tells what is held when no more text comes. A header without a body is no text.
+    pub(crate) fn finish(&mut self, events: &mut Events) {
+        let rest = std::mem::take(&mut self.held);
+        match self.state {
+            State::Body(body) => self.tell(body, rest.trim_end(), events),
+            State::Between | State::Header => {}
+        }
+        // The token that ends a call may have ended the answer.
+        if self.state == State::Body(Body::Call) && self.arguments == Arguments::Complete {
+            events.call_end(self.num_calls);
+        }
+    }
+
+    /// Whether there is more to do with the text that is held.
+    fn step(&mut self, events: &mut Events) -> bool {
+        match self.state {
+            State::Between => {
+                let text = self.held.trim_start();
+                let begins = [START, CHANNEL, RECIPIENT, CONSTRAIN, MESSAGE];
+                if begins.iter().any(|mark| text.starts_with(mark)) {
+                    return self.go(0, State::Header);
+                }
+                let waits = begins.iter().any(|mark| mark.starts_with(text));
+                !waits && self.go(0, State::Body(Body::Content))
+            }
+            State::Header => self.header(events),
+            State::Body(body) => self.body(body, events),
+        }
+    }
+
+    fn header(&mut self, events: &mut Events) -> bool {
+        match self.held.find(MESSAGE) {
+            Some(end) if end <= MAX_HEADER_BYTES => {
+                let body = self.body_of(end, events);
+                self.go(end + MESSAGE.len(), State::Body(body))
+            }
+            None if self.held.len() < MAX_HEADER_BYTES + MESSAGE.len() => false,
+            _ => {
+                // The first mark is told too, so that it does not begin a header again.
+                let first = self.held.chars().next().map_or(0, char::len_utf8);
+                events.content(&self.held[..first]);
+                self.go(first, State::Body(Body::Content))
+            }
+        }
+    }
+
+    /// What the body is, by its header, which ends at `end`.
+    fn body_of(&mut self, end: usize, events: &mut Events) -> Body {
+        let header = &self.held[..end];
+        let word = |mark: &str| {
+            let rest = &header[header.find(mark)? + mark.len()..];
+            let end = rest.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(rest.len());
+            Some(&rest[..end])
+        };
+        let function = word(RECIPIENT).map(|recipient| recipient.strip_prefix("functions."));
+        match (function, word(CHANNEL)) {
+            (Some(Some(name)), _) if self.calls && !name.is_empty() => {
+                events.call_start(self.num_calls, name.to_owned());
+                self.arguments = Arguments::Empty;
+                Body::Call
+            }
+            // Tools of its own, which it was not offered, are thoughts.
+            (Some(None), _) | (None, Some("analysis")) => Body::Reasoning,
+            _ => Body::Content,
+        }
+    }
+
+    fn body(&mut self, body: Body, events: &mut Events) -> bool {
+        let found = ENDS.iter().filter_map(|mark| Some((self.held.find(mark)?, *mark))).min();
+        let Some((at, mark)) = found else {
+            let begun = ENDS.iter().map(|mark| len_of_beginning(&self.held, mark)).max();
+            let certain = self.held.len() - begun.unwrap_or(0);
+            let text: String = self.held.drain(..self.held[..certain].trim_end().len()).collect();
+            self.tell(body, &text, events);
+            return false;
+        };
+        let text = self.held[..at].trim_end().to_owned();
+        self.tell(body, &text, events);
+        if body == Body::Call {
+            if self.arguments == Arguments::Empty {
+                events.call_arguments(self.num_calls, "{}");
+            }
+            events.call_end(self.num_calls);
+            self.num_calls += 1;
+        }
+        let taken = if mark == START || mark == CHANNEL { at } else { at + mark.len() };
+        self.go(taken, State::Between)
+    }
+
+    fn tell(&mut self, body: Body, text: &str, events: &mut Events) {
+        match body {
+            Body::Content => events.content(text),
+            Body::Reasoning => events.reasoning(text),
+            Body::Call => {
+                events.call_arguments(self.num_calls, text);
+                self.arguments = std::mem::take(&mut self.arguments).with(text);
+            }
+        }
+    }
+
+    /// Takes so many bytes and is in another state.
+    fn go(&mut self, taken: usize, state: State) -> bool {
+        self.held.drain(..taken);
+        self.state = state;
+        true
+    }
+}

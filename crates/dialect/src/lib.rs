@@ -1,0 +1,17 @@
+//! How a model writes its reasoning and its tool calls: found in its chat template, read from its text, held by a grammar.
+//!
+//! A [`Dialect`] is found once per model. An [`OutputParser`] then takes the text of one answer in pieces and tells, as
+//! [`OutputEvent`]s, what of it is reasoning, what is content and what are calls, however the text is cut. Nothing here
+//! knows of HTTP or of JSON on the wire.
+
+mod event;
+mod format;
+mod harmony;
+mod parser;
+mod reasoning;
+mod scan;
+mod tool;
+
+pub use event::OutputEvent;
+pub use format::{ReasoningFormat, Thinking, ToolFormat};
+pub use parser::{Dialect, OutputParser};

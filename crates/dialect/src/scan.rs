@@ -1,0 +1,178 @@
+//! Reading of text that may not be complete yet.
+
+/// Why reading stops without a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// The text ends too early; more of it may lead to a result.
+    Wait,
+    /// No text that begins like this leads to a result.
+    No,
+}
+
+/// Result of reading text that may go on.
+pub(crate) type Scan<T> = Result<T, Stop>;
+
+/// A place in a text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cursor<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(crate) fn new(text: &'a str) -> Self {
+        Self { text, at: 0 }
+    }
+
+    /// Bytes read.
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// What was not read.
+    pub(crate) fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    pub(crate) fn advance(&mut self, num_bytes: usize) {
+        self.at += num_bytes;
+    }
+
+    /// The next byte, which is not taken.
+    pub(crate) fn peek(&self) -> Scan<u8> {
+        self.rest().bytes().next().ok_or(Stop::Wait)
+    }
+
+    pub(crate) fn white_space(&mut self) {
+        self.at += self.rest().len() - self.rest().trim_start().len();
+    }
+
+    pub(crate) fn expect(&mut self, literal: &str) -> Scan<()> {
+        let rest = self.rest();
+        if rest.starts_with(literal) {
+            self.at += literal.len();
+            return Ok(());
+        }
+        Err(if literal.starts_with(rest) { Stop::Wait } else { Stop::No })
+    }
+
+    /// Takes `literal` if it is there.
+    pub(crate) fn accept(&mut self, literal: &str) -> Scan<bool> {
+        match self.expect(literal) {
+            Ok(()) => Ok(true),
+            Err(Stop::No) => Ok(false),
+            Err(Stop::Wait) => Err(Stop::Wait),
+        }
+    }
+
+    /// The text up to `end`, which is taken too.
+    pub(crate) fn until(&mut self, end: &str) -> Scan<&'a str> {
+        let found = self.rest().find(end).ok_or(Stop::Wait)?;
+        let text = &self.rest()[..found];
+        self.at += found + end.len();
+        Ok(text)
+    }
+
+    /// The longest text of characters that are `allowed`; complete only where another one follows.
+    pub(crate) fn word(&mut self, allowed: impl Fn(char) -> bool) -> Scan<&'a str> {
+        let rest = self.rest();
+        let end = rest.find(|character| !allowed(character)).ok_or(Stop::Wait)?;
+        self.at += end;
+        Ok(&rest[..end])
+    }
+
+    /// A string of JSON.
+    pub(crate) fn json_string(&mut self) -> Scan<String> {
+        let raw = match self.peek()? {
+            b'"' => self.json_value()?,
+            _ => return Err(Stop::No),
+        };
+        serde_json::from_str(raw).map_err(|_| Stop::No)
+    }
+
+    /// The text of a value of JSON, whose inside is not checked.
+    pub(crate) fn json_value(&mut self) -> Scan<&'a str> {
+        let rest = self.rest();
+        let end = match self.peek()? {
+            b'{' | b'[' | b'"' => ValueScanner::default().push(rest).ok_or(Stop::Wait)?,
+            _ => rest
+                .find(|c: char| c.is_whitespace() || matches!(c, ',' | '}' | ']'))
+                .ok_or(Stop::Wait)?,
+        };
+        if end == 0 {
+            return Err(Stop::No);
+        }
+        self.at += end;
+        Ok(&rest[..end])
+    }
+}
+
+/// Finds the end of an object, a list or a string of JSON in text that comes in pieces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ValueScanner {
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+}
+
+impl ValueScanner {
+    /// The bytes of `text` up to the end of the value, if it ends there. The first text begins with the value.
+    pub(crate) fn push(&mut self, text: &str) -> Option<usize> {
+        for (at, byte) in text.bytes().enumerate() {
+            if self.in_string {
+                match byte {
+                    _ if self.escaped => self.escaped = false,
+                    b'\\' => self.escaped = true,
+                    b'"' => self.in_string = false,
+                    _ => {}
+                }
+            } else {
+                match byte {
+                    b'"' => self.in_string = true,
+                    b'{' | b'[' => self.depth += 1,
+                    b'}' | b']' => self.depth = self.depth.saturating_sub(1),
+                    _ => {}
+                }
+            }
+            if self.depth == 0 && !self.in_string {
+                return Some(at + 1);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_end_where_json_ends_them() {
+        for (text, value) in [
+            (r#"{"a": "}\"{", "b": [1, {}]} x"#, r#"{"a": "}\"{", "b": [1, {}]}"#),
+            (r#""a\\" x"#, r#""a\\""#),
+            ("[[], [1]],", "[[], [1]]"),
+            ("-1.5e3}", "-1.5e3"),
+            ("null ", "null"),
+        ] {
+            assert_eq!(Cursor::new(text).json_value(), Ok(value));
+            for end in 0..value.len() {
+                assert_eq!(Cursor::new(&text[..end]).json_value(), Err(Stop::Wait), "{text} {end}");
+            }
+        }
+        assert_eq!(Cursor::new("}").json_value(), Err(Stop::No));
+    }
+
+    #[test]
+    fn literals_are_waited_for_as_long_as_they_may_come() {
+        let expect = |text| Cursor::new(text).expect("<call>");
+        assert_eq!(expect("<call>x"), Ok(()));
+        assert_eq!(expect(""), Err(Stop::Wait));
+        assert_eq!(expect("<cal"), Err(Stop::Wait));
+        assert_eq!(expect("<cat"), Err(Stop::No));
+        assert_eq!(Cursor::new("a<").accept("b"), Ok(false));
+        assert_eq!(Cursor::new("\"\\u00e9\" ").json_string(), Ok("é".into()));
+        assert_eq!(Cursor::new("\"a\nb\" ").json_string(), Err(Stop::No));
+        assert_eq!(Cursor::new("f_1(").word(|c| c.is_alphanumeric() || c == '_'), Ok("f_1"));
+    }
+}

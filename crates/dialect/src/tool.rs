@@ -1,0 +1,210 @@
+//! Calls within content: what is no call after all is given back as the content it is.
+
+use crate::event::Events;
+use crate::format::{Position, Tail, ToolFormat};
+use crate::scan::{Stop, ValueScanner};
+
+/// A call's name stands within so many bytes. Beyond, what begins like a call is content: text is not held back forever.
+const MAX_HELD_BYTES: usize = 64 << 10;
+
+/// Reads content in pieces and finds calls in it.
+#[derive(Debug)]
+pub(crate) struct ToolParser {
+    format: ToolFormat,
+    /// Names of the functions that there are.
+    names: Vec<String>,
+    /// Text that is not told yet.
+    held: String,
+    state: State,
+    num_calls: usize,
+    has_content: bool,
+    /// Whether no more text comes.
+    ended: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    /// In content.
+    Content,
+    /// At the beginning of a call, behind so many bytes that are content if it is none.
+    Head { skipped: usize, position: Position },
+    /// In the arguments of a call.
+    Arguments { scanner: ValueScanner, in_object: bool },
+    /// Behind the arguments of a call.
+    Tail { in_object: bool },
+    /// Behind a call, where white space says nothing.
+    Space,
+}
+
+/// Whether there is more to do with the text that is held.
+#[derive(PartialEq, Eq)]
+enum Step {
+    Again,
+    Enough,
+}
+
+impl ToolParser {
+    pub(crate) fn new(format: ToolFormat, names: Vec<String>) -> Self {
+        Self {
+            format,
+            names,
+            held: String::new(),
+            state: State::Content,
+            num_calls: 0,
+            has_content: false,
+            ended: false,
+        }
+    }
+
+    /// Takes the next piece of content.
+    pub(crate) fn push(&mut self, text: &str, events: &mut Events) {
+        self.held.push_str(text);
+        while self.step(events) == Step::Again {}
+    }
+
+    /// Tells what is held when no more content comes.
+    pub(crate) fn finish(&mut self, events: &mut Events) {
+        self.ended = true;
+        while self.step(events) == Step::Again {}
+    }
+
+    fn step(&mut self, events: &mut Events) -> Step {
+        match self.state {
+            State::Content => self.content(events),
+            State::Head { skipped, position } => self.head(skipped, position, events),
+            State::Arguments { .. } => self.arguments(events),
+            State::Tail { in_object } => self.tail(in_object),
+            State::Space => {
+                let text = self.held.trim_start();
+                if text.is_empty() {
+                    self.held.clear();
+                    return Step::Enough;
+                }
+                self.held.drain(..self.held.len() - text.len());
+                self.state = State::Content;
+                Step::Again
+            }
+        }
+    }
+
+    fn content(&mut self, events: &mut Events) -> Step {
+        let (certain, opened) = self.find_opener();
+        self.tell_content(certain, events);
+        match opened {
+            None => Step::Enough,
+            Some(skipped) => {
+                self.state = State::Head { skipped, position: Position::First };
+                Step::Again
+            }
+        }
+    }
+
+    /// So many bytes are content for certain. Behind them, and behind so many more of white space, a call may begin.
+    fn find_opener(&self) -> (usize, Option<usize>) {
+        let text = self.held.as_str();
+        let length = text.len();
+        if self.format.opens_at_start() && !self.has_content {
+            let space = length - text.trim_start().len();
+            return match (space == length, self.ended) {
+                (true, true) => (length, None),
+                (true, false) => (0, None),
+                (false, _) => (0, Some(space)),
+            };
+        }
+        let openers = self.format.openers();
+        if let Some(at) = openers.iter().filter_map(|opener| text.find(opener)).min() {
+            let certain = text[..at].trim_end().len();
+            return (certain, Some(at - certain));
+        }
+        if self.ended {
+            return (length, None);
+        }
+        let begun = openers.iter().map(|opener| len_of_beginning(text, opener)).max().unwrap_or(0);
+        (text[..length - begun].trim_end().len(), None)
+    }
+
+    fn head(&mut self, skipped: usize, position: Position, events: &mut Events) -> Step {
+        let text = self.held[skipped..].trim_start();
+        let skipped = self.held.len() - text.len();
+        let text = &text[..text.floor_char_boundary(MAX_HELD_BYTES)];
+        let head = match self.format.head(text, position, &self.names) {
+            Ok(head) => head,
+            Err(Stop::Wait) if !self.ended && self.held.len() - skipped < MAX_HELD_BYTES => {
+                return Step::Enough;
+            }
+            Err(_) => {
+                let first = text.chars().next().map_or(0, char::len_utf8);
+                self.tell_content(skipped + first, events);
+                self.state = State::Content;
+                return Step::Again;
+            }
+        };
+        events.call_start(self.num_calls, head.name);
+        self.held.drain(..skipped + head.at);
+        self.state = match head.arguments {
+            Some(arguments) => {
+                events.call_arguments(self.num_calls, &arguments);
+                self.end_call(head.in_object, events)
+            }
+            None => {
+                State::Arguments { scanner: ValueScanner::default(), in_object: head.in_object }
+            }
+        };
+        Step::Again
+    }
+
+    fn arguments(&mut self, events: &mut Events) -> Step {
+        let State::Arguments { scanner, in_object } = &mut self.state else { return Step::Enough };
+        let (end, in_object) = (scanner.push(&self.held), *in_object);
+        let taken = end.unwrap_or(self.held.len());
+        events.call_arguments(self.num_calls, &self.held[..taken]);
+        self.held.drain(..taken);
+        if end.is_none() {
+            return Step::Enough;
+        }
+        self.state = self.end_call(in_object, events);
+        Step::Again
+    }
+
+    fn end_call(&mut self, in_object: bool, events: &mut Events) -> State {
+        events.call_end(self.num_calls);
+        self.num_calls += 1;
+        self.has_content = true;
+        State::Tail { in_object }
+    }
+
+    fn tail(&mut self, in_object: bool) -> Step {
+        let text = &self.held[..self.held.floor_char_boundary(MAX_HELD_BYTES)];
+        match self.format.tail(text, in_object) {
+            Ok(Tail { end, separator }) => {
+                self.held.drain(..end);
+                if let Some(skipped) = separator {
+                    self.state = State::Head { skipped, position: Position::Next };
+                    return Step::Again;
+                }
+            }
+            // The beginning of what ends a call is no content.
+            Err(Stop::Wait) if self.ended => self.held.clear(),
+            Err(Stop::Wait) if self.held.len() < MAX_HELD_BYTES => return Step::Enough,
+            Err(_) => {}
+        }
+        self.state = State::Space;
+        Step::Again
+    }
+
+    fn tell_content(&mut self, num_bytes: usize, events: &mut Events) {
+        events.content(&self.held[..num_bytes]);
+        self.held.drain(..num_bytes);
+        self.has_content |= num_bytes > 0;
+    }
+}
+
+/// Bytes at the end of `text` that `mark` may begin with, but not all of it.
+pub(crate) fn len_of_beginning(text: &str, mark: &str) -> usize {
+    let most = text.len().min(mark.len() - 1);
+    let begins = |length: &usize| {
+        let at = text.len() - length;
+        text.is_char_boundary(at) && mark.starts_with(&text[at..])
+    };
+    (1..=most).rev().find(begins).unwrap_or(0)
+}
