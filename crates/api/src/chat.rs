@@ -11,6 +11,13 @@ use crate::error::{FieldError, excerpt};
 use crate::fields::{Absent, Fields};
 use crate::generation::GenerationFields;
 
+mod tools;
+
+pub use tools::{
+    FunctionCall, FunctionCallDelta, MAX_TOOLS, PastToolCall, Tool, ToolCall, ToolCallDelta,
+    ToolChoice, ToolOptions,
+};
+
 /// A conversation that the model is to continue.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ChatCompletionRequest {
@@ -40,6 +47,10 @@ pub struct ChatCompletionRequest {
     pub add_special_tokens: Option<bool>,
     /// Handed to the chat template: how long to think.
     pub reasoning_effort: Option<String>,
+    /// What the model may call, and whether it must.
+    #[serde(flatten)]
+    #[schema(value_type = tools::WireToolOptions)]
+    pub tool_options: Option<ToolOptions>,
 }
 
 impl ChatCompletionRequest {
@@ -57,8 +68,8 @@ impl ChatCompletionRequest {
             continue_final_message: fields.take("continue_final_message")?,
             add_special_tokens: fields.take("add_special_tokens")?,
             reasoning_effort: fields.take("reasoning_effort")?,
+            tool_options: ToolOptions::take(&mut fields)?,
         };
-        refuse_tools(&mut fields)?;
         refuse_modalities(&mut fields)?;
         fields.finish()?;
         Ok(request)
@@ -71,23 +82,6 @@ pub(crate) fn take_messages(fields: &mut Fields<'_>) -> Result<Vec<ChatMessage>,
         return Err(FieldError::new("messages", "`messages` is empty: give at least one message."));
     }
     Ok(messages)
-}
-
-fn refuse_tools(fields: &mut Fields<'_>) -> Result<(), FieldError> {
-    if let Some(tools) = fields.take::<Vec<serde::de::IgnoredAny>>("tools")? {
-        let message = match tools.len() {
-            0 => "`tools` is empty: leave it out.",
-            _ => "`tools` is not supported yet: leave it out.",
-        };
-        return Err(FieldError::new("tools", message));
-    }
-    match fields.take::<Value>("tool_choice")? {
-        Some(choice) if choice != "none" => Err(FieldError::new(
-            "tool_choice",
-            "`tool_choice` needs `tools`, which are not supported yet.",
-        )),
-        _ => Ok(()),
-    }
 }
 
 /// Other outputs than text are refused for now.
@@ -113,8 +107,8 @@ pub struct ChatMessage {
     pub name: Option<String>,
     /// The calls that the assistant made in this turn, as it answered them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Vec<Object>>)]
-    pub tool_calls: Option<Vec<Map<String, Value>>>,
+    #[schema(value_type = Option<Vec<ToolCall>>)]
+    pub tool_calls: Option<Vec<PastToolCall>>,
     /// In a tool's turn: the call that it answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::chat::{ToolCall, ToolCallDelta};
 use crate::usage::{FinishReason, PromptLogprobs, StopReason, Usage};
 
 /// The whole answer.
@@ -54,10 +55,16 @@ pub struct ChatChoice {
 pub struct ResponseMessage {
     /// `assistant`.
     pub role: &'static str,
-    /// The text.
+    /// The text; null where there are only calls.
     pub content: Option<String>,
     /// Always null.
     pub refusal: Option<String>,
+    /// What the model wrote to itself before, of models that do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// The functions to call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Vec<ToolCall>>,
 }
 
 /// Log-probabilities of the tokens of a text.
@@ -142,4 +149,10 @@ pub struct ChatDelta {
     /// The text to append.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
+    /// The reasoning to append.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
+    /// A call that begins, or arguments to append.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Vec<ToolCallDelta>>,
 }

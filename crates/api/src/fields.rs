@@ -15,7 +15,7 @@ const MAX_FIELDS: usize = 256;
 /// cannot change the text that comes back.
 const IGNORED: &[&str] = &[
     "metadata",
-    "parallel_tool_calls", // Says something only where there are tools; those are refused for now.
+    "parallel_tool_calls", // Says something only where there are tools.
     "prediction",          // A hint for speed.
     "prompt_cache_key",
     "prompt_cache_retention",
@@ -31,8 +31,6 @@ const NOT_YET: &[&str] = &[
     "audio",
     "bad_words",
     "documents",
-    "function_call",
-    "functions",
     "grammar",
     "length_penalty",
     "truncate_prompt_tokens",

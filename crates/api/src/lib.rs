@@ -17,7 +17,10 @@ mod scalar;
 mod tokenize;
 mod usage;
 
-pub use chat::{ChatCompletionRequest, ChatMessage, Content, ContentPart, Role};
+pub use chat::{
+    ChatCompletionRequest, ChatMessage, Content, ContentPart, FunctionCall, FunctionCallDelta,
+    MAX_TOOLS, PastToolCall, Role, Tool, ToolCall, ToolCallDelta, ToolChoice, ToolOptions,
+};
 pub use chat_response::{
     ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk, ChatDelta, ChatLogprobs,
     ChatTokenLogprob, ChatTopLogprob, ResponseMessage,

@@ -11,6 +11,8 @@ use utoipa::ToSchema;
 pub enum FinishReason {
     /// The model ended it, or a stop string or stop token was met.
     Stop,
+    /// The model ended it with calls of functions.
+    ToolCalls,
     /// `max_tokens` or the model's context length is reached.
     Length,
     /// The server cancelled it while shutting down.
@@ -22,6 +24,7 @@ impl FinishReason {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
+            Self::ToolCalls => "tool_calls",
             Self::Length => "length",
             Self::Abort => "abort",
         }

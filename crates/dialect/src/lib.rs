@@ -2,8 +2,12 @@
 //!
 //! A [`Dialect`] is found once per model. An [`OutputParser`] then takes the text of one answer in pieces and tells, as
 //! [`OutputEvent`]s, what of it is reasoning, what is content and what are calls, however the text is cut. Nothing here
-//! knows of HTTP or of JSON on the wire.
+//! knows of HTTP or of JSON on the wire. An [`AnswerShape`] is the other way round: the grammar that makes the model write
+//! calls, or a text of a certain form behind its reasoning.
 
+mod answer;
+mod detect;
+mod error;
 mod event;
 mod format;
 mod harmony;
@@ -12,6 +16,9 @@ mod reasoning;
 mod scan;
 mod tool;
 
+pub use answer::{AnswerShape, Calls, Function};
+pub use detect::writes_tools;
+pub use error::{Error, Result};
 pub use event::OutputEvent;
 pub use format::{ReasoningFormat, Thinking, ToolFormat};
 pub use parser::{Dialect, OutputParser};

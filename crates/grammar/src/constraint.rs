@@ -24,6 +24,17 @@ pub enum Constraint {
 const WHITE_SPACE: &str = r"(\r?\n)?[ \t]{0,40}";
 
 impl Constraint {
+    /// The constraint as a value in Lark's notation, which may stand within a larger grammar.
+    ///
+    /// # Errors
+    /// [`Error::EmptyChoice`].
+    pub fn as_lark_value(&self) -> Result<String> {
+        Ok(match self.notation()? {
+            Notation::Json(schema) => format!("%json {schema}"),
+            Notation::Lark(grammar) => format!("%lark {{\n{grammar}\n}}"),
+        })
+    }
+
     /// The constraint in llguidance's notation, which also names it in the cache: its kind and its text.
     pub(crate) fn notation(&self) -> Result<Notation> {
         Ok(match self {

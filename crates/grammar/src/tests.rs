@@ -82,6 +82,25 @@ fn texts_are_taken_as_far_as_they_are_allowed() {
 }
 
 #[test]
+fn constraints_stand_within_larger_grammars() {
+    let compiler = compiler();
+    let schema = json!({"type": "object", "properties": {"a": {"enum": ["}"]}}, "additionalProperties": false});
+    for (constraint, text) in [
+        (Constraint::JsonSchema(schema), "{\"a\":\"}\"}"),
+        (Constraint::Regex("[{}]b|c".into()), "}b"),
+        (Constraint::Choice(vec!["yes".into(), "}".into()]), "}"),
+        (Constraint::Lark("start: \"(\" start \")\" | X // }\nX: \"x\"".into()), "((x))"),
+    ] {
+        let inner = constraint.as_lark_value().unwrap();
+        let outer = Constraint::Lark(format!("start: \"<\" inner \">\"\ninner: {inner}\n"));
+        let take = |text: &str| take(compiler.compile(&outer).unwrap(), text);
+        assert_eq!(take(&format!("<{text}>")), Some(true), "{inner}");
+        assert_eq!(take(&format!("<{text}")), Some(false), "{inner}");
+        assert_eq!(take("<>"), None, "{inner}");
+    }
+}
+
+#[test]
 fn a_special_token_is_never_a_text() {
     let compiler = compiler();
     let mut grammar = compiler.compile(&Constraint::Regex("</s>x".into())).unwrap();

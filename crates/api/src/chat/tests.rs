@@ -45,8 +45,20 @@ fn calls_of_tools_in_the_history_are_kept() {
            {"role": "tool", "content": "42", "tool_call_id": "call_1"}"#,
     )
     .unwrap();
-    assert_eq!(request.messages[0].tool_calls.as_ref().unwrap()[0]["id"], "call_1");
+    assert_eq!(request.messages[0].tool_calls.as_ref().unwrap()[0].0["id"], "call_1");
     assert_eq!(request.messages[1].tool_call_id.as_deref(), Some("call_1"));
+    let call = |call: &str| {
+        refused(message(&format!(
+            r#"{{"role": "assistant", "content": null, "tool_calls": [{call}]}}"#
+        )))
+    };
+    assert_eq!(call(r#"{"id": "call_1"}"#), "messages[0].tool_calls[0]");
+    assert_eq!(call(r#"{"function": {"arguments": "{}"}}"#), "messages[0].tool_calls[0]");
+    assert_eq!(call(r#"{"function": {"name": "f", "arguments": 7}}"#), "messages[0].tool_calls[0]");
+    assert_eq!(
+        call(r#"{"type": "custom", "function": {"name": "f", "arguments": "{}"}}"#),
+        "messages[0].tool_calls[0]"
+    );
 }
 
 #[test]
@@ -88,9 +100,7 @@ fn what_cannot_change_the_output_is_accepted() {
 fn what_would_change_the_output_is_refused_by_name() {
     for (name, value) in [
         ("tools", "[]"),
-        ("tools", r#"[{"type": "function"}]"#),
         ("tool_choice", r#""auto""#),
-        ("tool_choice", r#"{"type": "function"}"#),
         ("bad_words", r#"["a"]"#),
         ("functions", "[]"),
         ("modalities", r#"["text", "audio"]"#),

@@ -1,0 +1,299 @@
+//! The grammar of a whole answer: reasoning first, then calls in the model's own format, or text.
+//!
+//! Grammars are written in llguidance's Lark. A mark that is a special token of the tokenizer stands there by its id,
+//! another one as the text it is. Text is free up to the mark that begins a call.
+
+mod keywords;
+mod layout;
+
+use candlepower_grammar::Constraint;
+use candlepower_tokenizer::Tokenizer;
+use serde_json::{Map, Value, json};
+
+use crate::error::{Error, Result};
+use crate::format::{ReasoningFormat, Thinking, ToolFormat};
+use crate::parser::Dialect;
+use layout::Layout;
+
+/// What an answer may be.
+#[derive(Clone, Copy, Debug)]
+pub struct AnswerShape<'a> {
+    /// How the model writes.
+    pub dialect: Dialect,
+    /// Where the answer stands before its first character.
+    pub thinking: Thinking,
+    /// Whether functions are called.
+    pub calls: Calls,
+    /// Whether there may be more than one call.
+    pub parallel: bool,
+    /// The functions that may be called.
+    pub functions: &'a [Function<'a>],
+    /// What the text of the answer must be, where it is no call.
+    pub text: Option<&'a Constraint>,
+}
+
+/// Whether functions are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Calls {
+    /// Never.
+    None,
+    /// As the model decides.
+    Allowed,
+    /// Always.
+    Required,
+}
+
+/// A function that may be called.
+#[derive(Clone, Copy, Debug)]
+pub struct Function<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The JSON schema of its arguments; without it there are none.
+    pub parameters: Option<&'a Map<String, Value>>,
+    /// Whether its arguments are held to the schema also where a call is the model's decision.
+    pub strict: bool,
+}
+
+impl Function<'_> {
+    /// The schema of the arguments, always that of an object.
+    pub fn schema(&self) -> Value {
+        let Some(parameters) = self.parameters else {
+            return json!({"type": "object", "properties": {}, "additionalProperties": false});
+        };
+        let mut schema = parameters.clone();
+        schema.entry("type").or_insert_with(|| "object".into());
+        Value::Object(schema)
+    }
+}
+
+impl AnswerShape<'_> {
+    /// What the whole answer has to be; `None` if it may be any text.
+    ///
+    /// # Errors
+    /// Calls in a format that is not known, or arguments that this format cannot hold.
+    pub fn constraint(&self, tokenizer: &Tokenizer) -> Result<Option<Constraint>> {
+        let holds_calls = match self.calls {
+            Calls::None => false,
+            Calls::Allowed => {
+                !self.parallel || self.functions.iter().any(|function| function.strict)
+            }
+            Calls::Required => true,
+        };
+        if !holds_calls && self.text.is_none() {
+            return Ok(None);
+        }
+        let reasons = self.dialect.is_harmony() || self.dialect.reasoning.is_some();
+        if let (Calls::None, Some(text), false) = (self.calls, self.text, reasons) {
+            return Ok(Some(text.clone()));
+        }
+        let mut grammar = Lark { shape: self, tokenizer, rules: Vec::new() };
+        let start =
+            if self.dialect.is_harmony() { grammar.harmony()? } else { grammar.marked()? };
+        grammar.rule("start", &start);
+        Ok(Some(Constraint::Lark(grammar.rules.concat())))
+    }
+}
+
+/// Any text.
+const TEXT: &str = r"/(.|\n)+/";
+
+/// A grammar that is being written.
+struct Lark<'a> {
+    shape: &'a AnswerShape<'a>,
+    tokenizer: &'a Tokenizer,
+    rules: Vec<String>,
+}
+
+impl Lark<'_> {
+    fn rule(&mut self, name: &str, value: &str) {
+        self.rules.push(format!("{name}: {value}\n"));
+    }
+
+    /// The id of a mark that is a special token.
+    fn special(&self, mark: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(mark).filter(|id| self.tokenizer.is_special(*id))
+    }
+
+    /// A text, in which marks that are special tokens are these.
+    fn literal(&self, text: &str) -> String {
+        let marks = self.shape.dialect.marks();
+        let first = marks
+            .iter()
+            .filter_map(|mark| Some((text.find(mark)?, *mark, self.special(mark)?)))
+            .min_by_key(|(at, ..)| *at);
+        match first {
+            Some((at, mark, id)) => format!(
+                "{} <[{id}]> {}",
+                self.literal(&text[..at]),
+                self.literal(&text[at + mark.len()..])
+            ),
+            None => Value::from(text).to_string(),
+        }
+    }
+
+    /// Text up to a mark, and the mark. `before` is the terminal of the text, which may be empty.
+    fn until(&mut self, name: &str, mark: &str, before: &str) -> String {
+        match self.special(mark) {
+            Some(id) => self.rule(name, &format!("{TEXT}? <[{id}]>")),
+            None => self.rule(&format!("{name}[lazy]"), &format!("{before} {}", Value::from(mark))),
+        }
+        name.to_owned()
+    }
+
+    /// Reasoning between marks, then the answer.
+    fn marked(&mut self) -> Result<String> {
+        let marks = self.shape.dialect.reasoning.and_then(ReasoningFormat::marks);
+        let thinking = self.shape.thinking;
+        let Some((open, close)) = marks.filter(|_| thinking != Thinking::Closed) else {
+            return self.body();
+        };
+        let thought = self.until("thought", close, r"/(.|\n)*/");
+        let body = self.body()?;
+        self.rule("body", &body);
+        let space = r"/[ \r\n]{1,4}/?";
+        if thinking == Thinking::Open {
+            return Ok(format!("{thought} {space} body"));
+        }
+        let thoughtful = format!("{} {thought} {space} body", self.literal(open));
+        if !self.is_free() || self.special(open).is_some() {
+            return Ok(format!("{thoughtful} | body"));
+        }
+        // Free text could be the reasoning as well; it is not, if it does not begin with the mark.
+        self.rule("UNTHOUGHT", &format!(r"/(.|\n)*/ & ~/[ \t\r\n]*{open}(.|\n)*/"));
+        let thoughtless = self.free("first", "UNTHOUGHT", "UNTHOUGHT")?;
+        Ok(format!("{thoughtful} | {thoughtless}"))
+    }
+
+    /// Whether the answer may be any text.
+    fn is_free(&self) -> bool {
+        self.shape.calls == Calls::Allowed && self.shape.text.is_none()
+    }
+
+    /// The answer without its reasoning.
+    fn body(&mut self) -> Result<String> {
+        if self.shape.calls == Calls::None {
+            return self.text();
+        }
+        let calls = self.calls()?;
+        self.rule("calls", &calls);
+        match (self.shape.calls, self.shape.text) {
+            (Calls::Required, _) => Ok("calls".to_owned()),
+            (_, Some(_)) => Ok(format!("calls | {}", self.text()?)),
+            (_, None) => self.free("lead", r"/(.|\n)*/", TEXT),
+        }
+    }
+
+    /// What is no call.
+    fn text(&mut self) -> Result<String> {
+        let value = self.shape.text.map(Constraint::as_lark_value).transpose()?;
+        self.rule("text", value.as_deref().unwrap_or(TEXT));
+        Ok("text".to_owned())
+    }
+
+    /// Any text, in which calls are held to their format. `before` is the terminal of the text before the first call,
+    /// which with its mark is the rule `name`, and `plain` that of a text without calls. Later calls are behind `lead`.
+    fn free(&mut self, name: &str, before: &str, plain: &str) -> Result<String> {
+        let layout = self.layout()?;
+        let Some(trigger) = layout.trigger else {
+            let first = if layout.format == ToolFormat::Pythonic { '[' } else { '{' };
+            let other = format!(r"/[ \t\r\n]*[^\{first} \t\r\n](.|\n)*/");
+            let terminal = format!("{}_OTHER", name.to_uppercase());
+            let value = if plain == TEXT { other } else { format!("{other} & {plain}") };
+            self.rule(&terminal, &value);
+            return Ok(format!("calls | {terminal}?"));
+        };
+        let lead = self.until(name, trigger, before);
+        let rest = self.calls_behind(&layout, trigger)?;
+        if !self.repeats(&layout) {
+            return Ok(format!("{lead} {rest} | {plain}?"));
+        }
+        Ok(format!("{lead} {rest} (lead {rest})* {TEXT}? | {plain}?"))
+    }
+
+    fn layout(&self) -> Result<Layout> {
+        self.shape.dialect.tools.map(Layout::of).ok_or(Error::NoToolFormat)
+    }
+
+    fn repeats(&self, layout: &Layout) -> bool {
+        self.shape.parallel && layout.repeats
+    }
+
+    /// Calls and nothing else.
+    fn calls(&mut self) -> Result<String> {
+        let layout = self.layout()?;
+        let functions = self.functions(&layout)?;
+        self.rule("call", &format!("{} ({functions})", self.literal(layout.before_name)));
+        let (open, close) = (self.literal(layout.open), self.literal(layout.close));
+        let more = match self.repeats(&layout) {
+            true => format!("({} call)*", self.literal(layout.separator)),
+            false => String::new(),
+        };
+        Ok(format!("{open} call {more} {close}"))
+    }
+
+    /// Calls without the trigger that they begin with.
+    fn calls_behind(&mut self, layout: &Layout, trigger: &str) -> Result<String> {
+        let name = "triggered";
+        if self.rules.iter().any(|rule| rule.starts_with("triggered:")) {
+            return Ok(name.to_owned());
+        }
+        let all = [layout.open, layout.before_name].concat();
+        let begin = self.literal(all.strip_prefix(trigger).unwrap_or(&all));
+        let functions = (0..self.shape.functions.len()).map(|index| format!("f{index}"));
+        let functions = functions.collect::<Vec<_>>().join(" | ");
+        // Where every call has its own mark, the next one is found in the text behind it.
+        let more = match self.repeats(layout) && !layout.open.is_empty() {
+            true => format!("({} call)*", self.literal(layout.separator)),
+            false => String::new(),
+        };
+        let close = self.literal(layout.close);
+        self.rule(name, &format!("{begin} ({functions}) {more} {close}"));
+        Ok(name.to_owned())
+    }
+
+    /// A rule per function, from its name to the end of its arguments; the alternatives.
+    fn functions(&mut self, layout: &Layout) -> Result<String> {
+        let mut names = Vec::new();
+        for (index, function) in self.shape.functions.iter().enumerate() {
+            let held = function.strict || self.shape.calls == Calls::Required;
+            let head = self.literal(&[function.name, layout.before_arguments].concat());
+            let arguments = match layout.format {
+                ToolFormat::Pythonic => self.keywords(index, function)?,
+                _ => {
+                    let schema = if held { function.schema() } else { json!({"type": "object"}) };
+                    Constraint::JsonSchema(schema).as_lark_value()?
+                }
+            };
+            self.rule(&format!("a{index}"), &arguments);
+            let end = self.literal(layout.after_arguments);
+            self.rule(&format!("f{index}"), &format!("{head} a{index} {end}"));
+            names.push(format!("f{index}"));
+        }
+        Ok(names.join(" | "))
+    }
+
+    /// Messages: reasoning, then calls or the text.
+    fn harmony(&mut self) -> Result<String> {
+        let thought = self.until("thought", "<|end|>", r"/(.|\n)*/");
+        let open = self.literal("<|channel|>analysis<|message|>");
+        let next = self.literal("<|start|>assistant");
+        let analysis = format!("({open} {thought} {next})?");
+        let last = self.literal("<|channel|>final<|message|>");
+        let text = match self.shape.calls {
+            Calls::Required => String::new(),
+            _ => format!("{last} {}", self.text()?),
+        };
+        if self.shape.calls == Calls::None {
+            return Ok(format!("{analysis} {text}"));
+        }
+        let calls = self.calls()?;
+        self.rule("calls", &calls);
+        match self.shape.calls {
+            Calls::Required => Ok(format!("{analysis} calls")),
+            _ => Ok(format!("{analysis} (calls | {text})")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,361 @@
+//! What the grammars of answers allow, over the vocabulary of a small tokenizer, and how the parsers read it.
+
+use candlepower_grammar::{Grammar, GrammarCompiler};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{OutputEvent, OutputParser};
+
+const FORMATS: [ToolFormat; 8] = [
+    ToolFormat::Hermes,
+    ToolFormat::Llama3Json,
+    ToolFormat::Mistral,
+    ToolFormat::MistralList,
+    ToolFormat::Pythonic,
+    ToolFormat::DeepseekV3,
+    ToolFormat::DeepseekV31,
+    ToolFormat::GptOss,
+];
+
+const EOS: u32 = 256;
+
+/// A tokenizer whose tokens are the bytes, the end of a text, and special ones.
+fn tokenizer(special: &[&str]) -> Tokenizer {
+    let letters = (0..256_u32).scan(256, |next, byte| {
+        // The letters that byte-level tokenizers write the bytes as.
+        let prints = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+        let code = if prints { byte } else { *next };
+        *next += u32::from(!prints);
+        Some((char::from_u32(code)?.to_string(), Value::from(byte)))
+    });
+    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    let added = ["</s>"].iter().chain(special).enumerate().map(|(index, content)| {
+        json!({"id": EOS + index as u32, "content": content, "special": true, "normalized": false,
+               "single_word": false, "lstrip": false, "rstrip": false})
+    });
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": added.collect::<Vec<_>>(), "pre_tokenizer": byte_level, "decoder": byte_level,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+                  "vocab": letters.collect::<Map<_, _>>(), "merges": []},
+    });
+    Tokenizer::from_bytes(tokenizer.to_string().as_bytes(), None).unwrap()
+}
+
+fn schema() -> Map<String, Value> {
+    let schema = json!({
+        "type": "object",
+        "properties": {"city": {"enum": ["Bern", "Basel"]}, "days": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["city"],
+        "additionalProperties": false,
+    });
+    schema.as_object().unwrap().clone()
+}
+
+/// A model and what it is asked for.
+struct Case {
+    tokenizer: Tokenizer,
+    dialect: Dialect,
+    thinking: Thinking,
+    calls: Calls,
+    parallel: bool,
+    strict: bool,
+    text: Option<Constraint>,
+}
+
+impl Case {
+    fn new(tools: Option<ToolFormat>, calls: Calls) -> Self {
+        let dialect = Dialect { tools, reasoning: None };
+        let (thinking, text) = (Thinking::Possible, None);
+        Self {
+            tokenizer: tokenizer(&[]),
+            dialect,
+            thinking,
+            calls,
+            parallel: true,
+            strict: true,
+            text,
+        }
+    }
+
+    fn constraint(&self) -> Result<Option<Constraint>> {
+        let schema = schema();
+        let functions = [
+            Function { name: "get_weather", parameters: Some(&schema), strict: self.strict },
+            Function { name: "noop", parameters: None, strict: false },
+        ];
+        let shape = AnswerShape {
+            dialect: self.dialect,
+            thinking: self.thinking,
+            calls: self.calls,
+            parallel: self.parallel,
+            functions: &functions,
+            text: self.text.as_ref(),
+        };
+        shape.constraint(&self.tokenizer)
+    }
+
+    fn grammar(&self) -> Grammar {
+        let constraint = self.constraint().unwrap().unwrap();
+        let compiler = GrammarCompiler::new(&self.tokenizer, &[EOS], 320).unwrap();
+        compiler.compile(&constraint).unwrap_or_else(|error| panic!("{error}: {constraint:?}"))
+    }
+
+    /// How much of a text is allowed, and whether it may end there. Special tokens in the text are these.
+    fn take<'a>(&self, text: &'a str) -> (&'a str, bool) {
+        let mut grammar = self.grammar();
+        let ids = self.tokenizer.encode(text, candlepower_tokenizer::AddSpecialTokens::No).unwrap();
+        let mut taken = 0;
+        for id in ids {
+            if grammar.is_finished() || !grammar.allowed().unwrap().allows(id) {
+                return (&text[..taken], false);
+            }
+            grammar.accept(id).unwrap();
+            taken += self.tokenizer.token_bytes(id).len();
+        }
+        (text, grammar.is_finished() || grammar.allowed().unwrap().allows(EOS))
+    }
+
+    fn takes(&self, text: &str) {
+        assert_eq!(self.take(text), (text, true));
+    }
+
+    fn stops(&self, text: &str, at: &str) {
+        let (taken, _) = self.take(text);
+        assert_eq!(taken, at);
+    }
+
+    fn read(&self, text: &str) -> (String, String, Vec<(String, String)>) {
+        let names = vec!["get_weather".to_owned(), "noop".to_owned()];
+        let mut parser = OutputParser::new(self.dialect, self.thinking, Some(names));
+        let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+        for event in parser.push(text).into_iter().chain(parser.finish()) {
+            match event {
+                OutputEvent::Content(text) => content.push_str(&text),
+                OutputEvent::Reasoning(text) => reasoning.push_str(&text),
+                OutputEvent::CallStart { name, .. } => calls.push((name, String::new())),
+                OutputEvent::CallArguments { index, fragment } => {
+                    calls[index].1.push_str(&fragment)
+                }
+                OutputEvent::CallEnd { .. } => {}
+            }
+        }
+        (content, reasoning, calls)
+    }
+}
+
+/// A text of tokens that are drawn from those allowed; `None` if it has no end.
+fn draw(tokenizer: &Tokenizer, mut grammar: Grammar, random: &mut Random) -> Option<String> {
+    let mut ids = Vec::new();
+    for _ in 0..3000 {
+        if grammar.is_finished() {
+            break;
+        }
+        let mask = grammar.allowed().unwrap();
+        let allowed = (0..320).filter(|id| mask.allows(*id)).collect::<Vec<_>>();
+        let id = allowed[random.below(allowed.len())];
+        if id == EOS || (mask.allows(EOS) && random.below(3) == 0) {
+            break;
+        }
+        grammar.accept(id).unwrap();
+        ids.push(id);
+    }
+    let ended = ids.len() < 3000;
+    let bytes = ids.iter().flat_map(|id| tokenizer.token_bytes(*id)).copied();
+    ended.then(|| String::from_utf8(bytes.collect()).unwrap())
+}
+
+/// A small generator of numbers.
+///
+/// Source: the constants of Knuth's MMIX.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % limit
+    }
+}
+
+fn check_call((name, arguments): &(String, String)) {
+    let arguments: Value = serde_json::from_str(arguments).unwrap();
+    let arguments = arguments.as_object().unwrap();
+    if name == "noop" {
+        assert!(arguments.is_empty());
+        return;
+    }
+    assert_eq!(name, "get_weather");
+    assert!(matches!(arguments["city"].as_str(), Some("Bern" | "Basel")), "{arguments:?}");
+    let days = arguments.get("days").map_or(Some(0), Value::as_u64);
+    assert!(days.is_some_and(|days| days < 10) && arguments.len() <= 2, "{arguments:?}");
+}
+
+#[test]
+fn required_calls_are_written_and_read_in_every_format() {
+    for format in FORMATS {
+        let mut case = Case::new(Some(format), Calls::Required);
+        let marks = case.dialect.marks();
+        for (special, parallel) in [(&[][..], true), (&marks[..], true), (&marks[..], false)] {
+            case.tokenizer = tokenizer(special);
+            case.parallel = parallel;
+            let (grammar, mut random) = (case.grammar(), Random(format as u64));
+            let mut most = 0;
+            for _ in 0..24 {
+                // Reasoning need not end, as nothing but a token does that.
+                let Some(text) = draw(&case.tokenizer, grammar.clone(), &mut random) else {
+                    assert_eq!(format, ToolFormat::GptOss);
+                    continue;
+                };
+                let (content, _, calls) = case.read(&text);
+                assert!(content.is_empty() && !calls.is_empty(), "{format:?}: {text}");
+                calls.iter().for_each(check_call);
+                most = most.max(calls.len());
+            }
+            let repeats = !matches!(format, ToolFormat::Llama3Json | ToolFormat::GptOss);
+            assert_eq!(most > 1, parallel && repeats, "{format:?}");
+        }
+    }
+}
+
+#[test]
+fn calls_are_held_to_their_schemas_in_free_text() {
+    let good = r#"<tool_call>
+{"name": "get_weather", "arguments": {"city": "Bern"}}
+</tool_call>"#;
+    let noop = "<tool_call>\n{\"name\": \"noop\", \"arguments\": {\"any\": [1]}}\n</tool_call>";
+    for special in [&[][..], &["<tool_call>", "</tool_call>"]] {
+        let mut case = Case::new(Some(ToolFormat::Hermes), Calls::Allowed);
+        case.tokenizer = tokenizer(special);
+        for text in [
+            "",
+            "Just text. <tool_cal",
+            good,
+            &format!("Well\n{good}\n{noop} So."),
+            "{\"name\": 1}",
+        ] {
+            case.takes(text);
+        }
+        case.stops("<tool_call> x", "<tool_call>");
+        case.stops(&good.replace("Bern", "Rome"), &good[..good.find("ern").unwrap() - 1]);
+        case.stops(&good.replace("get_w", "get_p"), &good[..good.find("weather").unwrap()]);
+        case.parallel = false;
+        case.takes(&format!("Well\n{good}"));
+        case.stops(&format!("{good}\n{noop}"), good);
+    }
+    let llama = "{\"name\": \"get_weather\", \"parameters\": {\"city\": \"Bern\"}}";
+    let case = Case::new(Some(ToolFormat::Llama3Json), Calls::Allowed);
+    for text in ["", "Say {\"name\"", llama] {
+        case.takes(text);
+    }
+    case.stops("{\"nam\": 1}", "{\"nam");
+    let case = Case::new(Some(ToolFormat::Pythonic), Calls::Allowed);
+    for text in [
+        "",
+        "Say [get",
+        "[get_weather(city=\"Bern\", days=3), get_weather(city=\"Basel\"), noop()]",
+    ] {
+        case.takes(text);
+    }
+    case.stops("[get_weather(days=3)]", "[get_weather(");
+}
+
+#[test]
+fn without_a_strict_function_free_text_needs_no_grammar() {
+    let mut case = Case::new(Some(ToolFormat::Hermes), Calls::Allowed);
+    case.strict = false;
+    assert_eq!(case.constraint(), Ok(None));
+    case.parallel = false;
+    assert!(case.constraint().unwrap().is_some());
+    let mut plain = Case::new(None, Calls::None);
+    assert_eq!(plain.constraint(), Ok(None));
+    plain.text = Some(Constraint::Regex("a".into()));
+    assert_eq!(plain.constraint(), Ok(plain.text.clone()));
+    assert_eq!(Case::new(None, Calls::Required).constraint(), Err(Error::NoToolFormat));
+}
+
+#[test]
+fn a_text_of_a_certain_form_may_be_instead_of_calls() {
+    let mut case = Case::new(Some(ToolFormat::Hermes), Calls::Allowed);
+    case.text = Some(Constraint::JsonSchema(json!({"type": "boolean"})));
+    case.takes("true");
+    case.takes("<tool_call>\n{\"name\": \"noop\", \"arguments\": {}}\n</tool_call>");
+    case.stops("Well", "");
+}
+
+#[test]
+fn constraints_begin_behind_the_reasoning() {
+    let call = "<tool_call>\n{\"name\": \"noop\", \"arguments\": {}}\n</tool_call>";
+    for special in [&[][..], &["<think>", "</think>", "<tool_call>"]] {
+        let mut case = Case::new(Some(ToolFormat::Hermes), Calls::None);
+        case.tokenizer = tokenizer(special);
+        case.dialect.reasoning = Some(ReasoningFormat::Qwen3);
+        case.text = Some(Constraint::Choice(vec!["yes".into(), "no".into()]));
+        case.takes("<think>\nHm <b\n</think>\n\nyes");
+        case.takes("no");
+        case.stops("<think>a</think>maybe", "<think>a</think>");
+        case.thinking = Thinking::Open;
+        case.takes("Hm</think>yes");
+        assert_eq!(case.take("yes"), ("yes", false));
+        case.thinking = Thinking::Closed;
+        case.takes("yes");
+        case.stops("<think>", "");
+
+        case.text = None;
+        case.calls = Calls::Required;
+        case.thinking = Thinking::Possible;
+        case.takes(&format!("<think>Hm</think>\n{call}"));
+        case.takes(call);
+        case.calls = Calls::Allowed;
+        for text in [
+            "Hm",
+            &format!("<think>a\n</think>\n\nWell {call}"),
+            &format!("Well {call} and {call}"),
+            "<thin>",
+            "",
+        ] {
+            case.takes(text);
+            assert_eq!(case.read(text).2.len(), text.matches("noop").count(), "{text}");
+        }
+        case.stops("<tool_call>x", "<tool_call>");
+        case.stops("<think>a</think><tool_call>x", "<think>a</think><tool_call>");
+        if special.is_empty() {
+            case.takes("<think>a <tool_call>x</think>b");
+        }
+    }
+}
+
+#[test]
+fn harmony_has_its_own_messages() {
+    let marks = Dialect { tools: Some(ToolFormat::GptOss), reasoning: None }.marks();
+    let mut case = Case::new(Some(ToolFormat::GptOss), Calls::Allowed);
+    case.tokenizer = tokenizer(&marks);
+    let thought = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant";
+    let call = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\": \"Bern\"}";
+    case.takes(&format!("{thought}{call}"));
+    case.takes("<|channel|>final<|message|>Four.");
+    case.stops(&call.replace("Bern", "Rome"), &call[..call.find("ern").unwrap() - 1]);
+    case.text = Some(Constraint::Choice(vec!["yes".into()]));
+    case.calls = Calls::None;
+    case.takes(&format!("{thought}<|channel|>final<|message|>yes"));
+    case.stops("yes", "");
+}
+
+#[test]
+fn what_python_cannot_hold_is_refused() {
+    let refused = |schema: Value| {
+        let functions = [Function { name: "f", parameters: schema.as_object(), strict: true }];
+        let dialect = Dialect { tools: Some(ToolFormat::Pythonic), reasoning: None };
+        let shape = AnswerShape {
+            dialect,
+            thinking: Thinking::Possible,
+            calls: Calls::Required,
+            parallel: true,
+            functions: &functions,
+            text: None,
+        };
+        shape.constraint(&tokenizer(&[])).unwrap_err().to_string()
+    };
+    assert!(refused(json!({"oneOf": []})).contains("oneOf"));
+    assert!(refused(json!({"properties": {"a-b": {}}})).contains("a-b"));
+}

@@ -1,0 +1,258 @@
+//! The dialect of a model, found by what its chat template makes of a call and of reasoning.
+
+use candlepower_tokenizer::{ChatTemplate, LocalTime, PromptEnd, RenderInput};
+use serde_json::{Map, Value, json};
+
+use crate::format::{ReasoningFormat, ToolFormat};
+use crate::parser::Dialect;
+
+// Texts that no template has of its own.
+const QUESTION: &str = "probe_question";
+const FUNCTION: &str = "probe_function";
+const THOUGHT: &str = "probe_thought";
+const ANSWER: &str = "probe_answer";
+
+impl Dialect {
+    /// The dialect that a template writes.
+    pub fn detect(template: &ChatTemplate) -> Self {
+        Self { tools: tool_format(template), reasoning: reasoning_format(template) }
+    }
+}
+
+/// Whether the template tells the model what it may call.
+pub fn writes_tools(template: &ChatTemplate) -> bool {
+    let messages = json!([{"role": "user", "content": QUESTION}]);
+    render(template, &messages, Some(&tools()), PromptEnd::GenerationPrompt)
+        .is_some_and(|prompt| prompt.contains(FUNCTION))
+}
+
+fn tools() -> Value {
+    let parameters = json!({
+        "type": "object",
+        "properties": {"probe_key": {"type": "string", "description": "A key."}},
+        "required": ["probe_key"],
+    });
+    json!([{"type": "function", "function": {"name": FUNCTION, "description": "A function.", "parameters": parameters}}])
+}
+
+fn render(
+    template: &ChatTemplate,
+    messages: &Value,
+    tools: Option<&Value>,
+    end: PromptEnd,
+) -> Option<String> {
+    let input = RenderInput {
+        messages,
+        tools,
+        documents: None,
+        end,
+        chat_template_kwargs: &Map::new(),
+        now: LocalTime { unix_s: 0, utc_offset_s: 0 },
+    };
+    template.render(&input).ok()
+}
+
+fn tool_format(template: &ChatTemplate) -> Option<ToolFormat> {
+    let tools = tools();
+    let question = json!({"role": "user", "content": QUESTION});
+    let asked = render(template, &json!([question]), Some(&tools), PromptEnd::GenerationPrompt)?;
+    // Some templates want the arguments as the text of an object, some no content beside calls.
+    let object = json!({"probe_key": "probe_value"});
+    let text = Value::from(object.to_string());
+    let called = [(object.clone(), json!("")), (object, Value::Null), (text, json!(""))];
+    called.into_iter().find_map(|(arguments, content)| {
+        let call = json!({"id": "abcdefgh1", "type": "function", "function": {"name": FUNCTION, "arguments": arguments}});
+        let messages = json!([
+            question,
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+            {"role": "tool", "name": FUNCTION, "tool_call_id": "abcdefgh1", "content": ANSWER},
+        ]);
+        let rendered = render(template, &messages, Some(&tools), PromptEnd::LastMessage)?;
+        format_of(&asked, &rendered)
+    })
+}
+
+/// The format of the call in `rendered`; `asked` is the same conversation up to the call.
+fn format_of(asked: &str, rendered: &str) -> Option<ToolFormat> {
+    let turn = &rendered[rendered.find(QUESTION)? + QUESTION.len()..];
+    let (before, after) = turn.split_once(FUNCTION)?;
+    // Whether the call is all that the assistant says.
+    let is_bare = |before: &str| {
+        let opening = asked.rsplit(QUESTION).next().unwrap_or_default().trim_end();
+        before.trim_end().ends_with(opening)
+    };
+    if let Some(before) = before_object(before) {
+        return match before {
+            _ if before.ends_with("<tool_call>") => Some(ToolFormat::Hermes),
+            _ if before.ends_with("[TOOL_CALLS][") || before.ends_with("[TOOL_CALLS] [") => {
+                Some(ToolFormat::MistralList)
+            }
+            _ if is_bare(before) && after.contains("\"parameters\"") => {
+                Some(ToolFormat::Llama3Json)
+            }
+            _ => None,
+        };
+    }
+    match before {
+        _ if before.ends_with("[TOOL_CALLS]") => Some(ToolFormat::Mistral),
+        _ if before.ends_with("<｜tool▁call▁begin｜>function<｜tool▁sep｜>") => {
+            Some(ToolFormat::DeepseekV3)
+        }
+        _ if before.ends_with("<｜tool▁call▁begin｜>") => Some(ToolFormat::DeepseekV31),
+        _ if before.ends_with("to=functions.") && after.contains("<|message|>") => {
+            Some(ToolFormat::GptOss)
+        }
+        _ if before.strip_suffix('[').is_some_and(is_bare) && after.starts_with("(probe_key=") => {
+            Some(ToolFormat::Pythonic)
+        }
+        _ => None,
+    }
+}
+
+/// What stands before `{"name": "`.
+fn before_object(before: &str) -> Option<&str> {
+    let before = before.strip_suffix('"')?.trim_end().strip_suffix(':')?.trim_end();
+    Some(before.strip_suffix("\"name\"")?.trim_end().strip_suffix('{')?.trim_end())
+}
+
+fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
+    let question = json!({"role": "user", "content": QUESTION});
+    let turn = |messages: &Value, end| {
+        let rendered = render(template, messages, None, end)?;
+        let at = rendered.find(QUESTION)? + QUESTION.len();
+        Some(rendered[at..].to_owned())
+    };
+    // The prompt itself opens or closes the reasoning.
+    let opening = turn(&json!([question]), PromptEnd::GenerationPrompt).unwrap_or_default();
+    // Reasoning that is set apart in the conversation is written between marks.
+    let apart =
+        json!([question, {"role": "assistant", "reasoning_content": THOUGHT, "content": ANSWER}]);
+    let apart = turn(&apart, PromptEnd::LastMessage).unwrap_or_default();
+    let parts =
+        json!([{"type": "thinking", "thinking": THOUGHT}, {"type": "text", "text": ANSWER}]);
+    let parts =
+        turn(&json!([question, {"role": "assistant", "content": parts}]), PromptEnd::LastMessage);
+    let parts = parts.unwrap_or_default();
+    let before_thought =
+        |text: &str| text.split_once(THOUGHT).map(|(before, _)| before.trim_end().to_owned());
+    let opens = |mark: &str| {
+        [&apart, &parts]
+            .into_iter()
+            .filter_map(|text| before_thought(text))
+            .any(|before| before.ends_with(mark))
+    };
+    // Reasoning within an earlier answer is taken away.
+    let taken = |(open, close): (&str, &str)| {
+        let answer = format!("{open}\n{THOUGHT}\n{close}\n\n{ANSWER}");
+        let messages = json!([question, {"role": "assistant", "content": answer}, {"role": "user", "content": "More."}]);
+        let rendered = turn(&messages, PromptEnd::LastMessage).unwrap_or_default();
+        rendered.contains(ANSWER) && !rendered.contains(THOUGHT)
+    };
+    if opens("<|channel|>analysis<|message|>") {
+        return Some(ReasoningFormat::GptOss);
+    }
+    [ReasoningFormat::Qwen3, ReasoningFormat::Mistral].into_iter().find(|format| {
+        format.marks().is_some_and(|(open, close)| {
+            let marks = [open, close];
+            marks.iter().any(|mark| opening.contains(mark)) || opens(open) || taken((open, close))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use candlepower_tokenizer::TemplateSources;
+
+    use super::*;
+
+    fn detect(source: &str) -> Dialect {
+        let sources = TemplateSources { chosen: Some(source), ..TemplateSources::default() };
+        Dialect::detect(&ChatTemplate::from_sources(&sources).unwrap().unwrap())
+    }
+
+    /// A template whose assistant's turns are between `[A]` and `[/A]`, and whose calls are written as `call`.
+    fn calling(call: &str) -> String {
+        format!(
+            "{{% if tools %}}{{{{ tools | tojson }}}}{{% endif %}}{{% for m in messages %}}{{% if m.role == 'assistant' %}}<A>\n\
+             {{% for c in m.tool_calls %}}{{% set f = c.function %}}{call}{{% endfor %}}{{{{ m.content }}}}</A>\
+             {{% else %}}<U>{{{{ m.content }}}}</U>{{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}<A>\n{{% endif %}}"
+        )
+    }
+
+    #[test]
+    fn calls_are_recognized_by_what_is_written() {
+        for (call, format) in [
+            (
+                r#"<tool_call>{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}</tool_call>"#,
+                Some(ToolFormat::Hermes),
+            ),
+            (r#"<tool_call>{{ f | tojson }}</tool_call>"#, Some(ToolFormat::Hermes)),
+            (
+                r#"{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}"#,
+                Some(ToolFormat::Llama3Json),
+            ),
+            (
+                r#"[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"#,
+                Some(ToolFormat::Mistral),
+            ),
+            (
+                r#"[TOOL_CALLS] [{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}]"#,
+                Some(ToolFormat::MistralList),
+            ),
+            (
+                r#"[{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}='{{ v }}'{% endfor %})]"#,
+                Some(ToolFormat::Pythonic),
+            ),
+            (
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}",
+                Some(ToolFormat::DeepseekV3),
+            ),
+            (
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>",
+                Some(ToolFormat::DeepseekV31),
+            ),
+            (
+                "<|channel|>commentary to=functions.{{ f.name }}<|message|>{}",
+                Some(ToolFormat::GptOss),
+            ),
+            (r#"Say {"name": "{{ f.name }}", "parameters": {}}"#, None),
+            (r#"<tool_call><function={{ f.name }}></tool_call>"#, None),
+            ("", None),
+        ] {
+            assert_eq!(
+                detect(&calling(call)),
+                Dialect { tools: format, reasoning: None },
+                "{call}"
+            );
+        }
+    }
+
+    #[test]
+    fn reasoning_is_recognized_by_what_is_written() {
+        let turns = |assistant: &str, opening: &str| {
+            format!(
+                "{{% for m in messages %}}{{% if m.role == 'assistant' %}}{assistant}{{% else %}}{{{{ m.content }}}}{{% endif %}}\
+                 {{% endfor %}}{{% if add_generation_prompt %}}<A>{opening}{{% endif %}}"
+            )
+        };
+        let reasoning =
+            |assistant: &str, opening: &str| detect(&turns(assistant, opening)).reasoning;
+        let plain = "{{ m.content }}";
+        assert_eq!(reasoning(plain, ""), None);
+        assert_eq!(reasoning(plain, "<think>\n"), Some(ReasoningFormat::Qwen3));
+        assert_eq!(reasoning(plain, "<think></think>"), Some(ReasoningFormat::Qwen3));
+        assert_eq!(
+            reasoning("{{ m.content.split('</think>')[-1] }}", ""),
+            Some(ReasoningFormat::Qwen3)
+        );
+        let apart = "{{ open }}{{ m.reasoning_content }}{{ close }}{{ m.content }}";
+        let apart_in = |open: &str| apart.replace("{{ open }}", open);
+        assert_eq!(reasoning(&apart_in("<think>\n"), ""), Some(ReasoningFormat::Qwen3));
+        assert_eq!(reasoning(&apart_in("[THINK]"), ""), Some(ReasoningFormat::Mistral));
+        assert_eq!(
+            reasoning(&apart_in("<|channel|>analysis<|message|>"), ""),
+            Some(ReasoningFormat::GptOss)
+        );
+        assert_eq!(reasoning(&apart_in("<thoughts>"), ""), None);
+    }
+}
