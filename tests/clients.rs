@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
-use crate::support::{Server, ServerBuilder, node, python, run_to_end};
+use crate::support::{Server, ServerBuilder, framework_python, node, python, run_to_end};
 
 /// Runs one case of a script against a server of its own, and checks that it left nothing behind.
 fn check(script: fn(&str) -> Command, path: &str, case: &str, server: &Server) {
@@ -19,6 +19,14 @@ fn check_python(case: &str, server: &Server) {
 
 fn check_node(case: &str, server: &Server) {
     check(node, "node/openai_client.mjs", case, server);
+}
+
+fn check_structured(case: &str, server: &Server) {
+    check(python, "clients/structured_client.py", case, server);
+}
+
+fn check_framework(case: &str, server: &Server) {
+    check(framework_python, "clients/framework_client.py", case, server);
 }
 
 /// A test per case, so that each is counted and named.
@@ -52,13 +60,31 @@ mod python_client {
     cases! { check_python, server_of_two_places(), rate_limit }
 }
 
+mod structured_clients {
+    //! One test per case of `clients/structured_client.py`.
+
+    use super::*;
+
+    cases! { check_structured, Server::demo(),
+        parse_into_a_model parse_a_call calls_by_the_models_decision
+    }
+}
+
+mod frameworks {
+    //! One test per case of `clients/framework_client.py`.
+
+    use super::*;
+
+    cases! { check_framework, Server::demo(), instructor_models langchain_models }
+}
+
 mod node_client {
     //! One test per case of `node/openai_client.mjs`.
 
     use super::*;
 
     cases! { check_node, Server::demo(),
-        chat chat_stream completions models n_stop_logprobs errors cancel
+        chat chat_stream completions models n_stop_logprobs errors cancel parse_into_zod_models functions
     }
     cases! { check_node, ServerBuilder::new("demo").env("BLAZE_API_KEY", "secret").start(), authentication }
     cases! { check_node, server_of_two_places(), rate_limit }

@@ -2,6 +2,8 @@
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";
+import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
+import { z } from "zod";
 
 const [caseName, url] = process.argv.slice(2);
 const model = "demo";
@@ -84,6 +86,31 @@ const cases = {
     for (const token of scored.choices[0].logprobs.content) {
       assert.equal(token.top_logprobs.length, 2);
       assert.equal(token.top_logprobs[0].logprob, token.logprob);
+    }
+  },
+
+  async parse_into_zod_models() {
+    const Person = z.object({ name: z.string().max(20), age: z.number().int().min(0).max(150), city: z.string().max(20) });
+    const question = [{ role: "user", content: "Make up a person. Answer in JSON with name, age and city." }];
+    const request = { model, messages: question, temperature: 0, max_tokens: 160 };
+    const answer = await client().chat.completions.parse({ ...request, response_format: zodResponseFormat(Person, "person") });
+    Person.parse(answer.choices[0].message.parsed);
+  },
+
+  async functions() {
+    const GetWeather = z.object({ city: z.string().max(20) });
+    const tools = [zodFunction({ name: "get_weather", description: "Get the weather of a city.", parameters: GetWeather })];
+    const question = [{ role: "user", content: "What is the weather in Paris?" }];
+    const request = { model, messages: question, temperature: 0, max_tokens: 160, tools };
+    for (const tool_choice of ["auto", "required"]) {
+      const answer = await client().chat.completions.parse({ ...request, tool_choice, parallel_tool_calls: false });
+      const [call] = answer.choices[0].message.tool_calls;
+      assert.equal(call.function.name, "get_weather");
+      GetWeather.parse(call.function.parsed_arguments);
+      assert.equal(answer.choices[0].finish_reason, "tool_calls");
+      const streamed = client().chat.completions.stream({ ...request, tool_choice, parallel_tool_calls: false });
+      const final = (await streamed.finalChatCompletion()).choices[0].message.tool_calls[0];
+      assert.equal(final.function.arguments, call.function.arguments);
     }
   },
 

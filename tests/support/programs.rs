@@ -8,6 +8,11 @@ pub(crate) fn python(script: &str) -> Command {
     prepared("CANDLEPOWER_TEST_PYTHON", script)
 }
 
+/// A Python with `requirements-frameworks.txt` installed, about to run a script.
+pub(crate) fn framework_python(script: &str) -> Command {
+    prepared("CANDLEPOWER_TEST_FRAMEWORK_PYTHON", script)
+}
+
 /// A Node, about to run a script beside which the `openai` package is installed.
 pub(crate) fn node(script: &str) -> Command {
     prepared("CANDLEPOWER_TEST_NODE", script)

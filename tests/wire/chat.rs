@@ -125,7 +125,6 @@ fn fields_that_would_change_the_output_are_refused_by_name_and_others_ignored() 
     let server = Server::demo();
     for (name, value) in [
         ("tools", json!([])),
-        ("tools", json!([{"type": "function", "function": {"name": "f"}}])),
         ("tool_choice", json!("required")),
         ("bad_words", json!(["a"])),
         ("no_such_field", json!(1)),

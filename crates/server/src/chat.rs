@@ -9,12 +9,14 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{
     ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest,
-    ChatDelta, ChatLogprobs, ErrorResponse, ResponseMessage, Usage,
+    ChatDelta, ChatLogprobs, ErrorResponse, Usage,
 };
+use candlepower_dialect::Thinking;
 use candlepower_engine::TokenLogprobs;
-use candlepower_tokenizer::Tokenizer;
+use candlepower_tokenizer::{Prompt, Tokenizer};
 use uuid::Uuid;
 
+use crate::answer::{Answer, AnswerFormat};
 use crate::api_error::{ApiError, ApiResult};
 use crate::body::JsonBytes;
 use crate::config::ServeConfig;
@@ -26,6 +28,8 @@ use crate::prompt::{ChatPrompt, check_prompt, prepare, unix_seconds};
 use crate::sse::{self, ChunkFormat};
 use crate::state::{AppState, LoadedModel};
 use crate::stream::{Delta, FinishedChoice, finish_all};
+use crate::text::Finish;
+use crate::tools::ToolUse;
 
 /// Continues a conversation.
 #[utoipa::path(
@@ -51,7 +55,7 @@ pub(crate) async fn chat_completions(
         let len = constraint::preparation_cost(&body);
         prepare(&state.clone(), len, move || Prepared::new(&body, &model, state.config())).await?
     };
-    let Prepared { model_name, generation, prompt } = prepared;
+    let Prepared { model_name, generation, prompt, answers } = prepared;
     let prompts = [prompt];
     let choices = submit(&state, &model, &prompts, &generation, arrived)?;
     let usage = UsageCounter::new(&prompts, generation.n);
@@ -63,6 +67,7 @@ pub(crate) async fn chat_completions(
         tokenizer: model.tokenizer.clone(),
         logprobs: generation.logprobs().is_some(),
         token_ids: generation.return_token_ids,
+        answers: (0..generation.n).map(|_| ChoiceAnswer::new(answers.answer())).collect(),
         prompt_token_ids: generation.return_token_ids.then_some(prompt),
     };
     match generation.stream {
@@ -79,6 +84,7 @@ struct Prepared {
     model_name: String,
     generation: Generation,
     prompt: Vec<u32>,
+    answers: AnswerFormat,
 }
 
 impl Prepared {
@@ -89,19 +95,56 @@ impl Prepared {
         let mut generation = Generation::new(&request.generation, &limits)?;
         generation.set_logprobs(logprobs(&request, &limits)?);
         check_queue(model, config, 1, generation.n)?;
-        generation.grammar = constraint::compile(model, request.generation.constraint.as_ref())?;
-        let prompt = ChatPrompt {
+        let tools = ToolUse::new(request.tool_options.as_ref(), model)?;
+        let conversation = ChatPrompt {
             messages: &request.messages,
+            tools: tools.definitions(),
             add_generation_prompt: request.add_generation_prompt,
             continue_final_message: request.continue_final_message,
             chat_template_kwargs: request.chat_template_kwargs.as_ref(),
             reasoning_effort: request.reasoning_effort.as_deref(),
             add_special_tokens: request.add_special_tokens.unwrap_or(false),
-        }
-        .encode(model)?;
+        };
+        let rendered = conversation.render(model)?;
+        let prompt = conversation.tokenize(model, &rendered)?;
         check_prompt(model, "messages", &prompt, false)?;
-        Ok(Self { model_name: request.model, generation, prompt })
+        let answers = answer_format(&request, model, &rendered, &tools);
+        let stands = (answers.dialect, answers.thinking);
+        generation.grammar =
+            tools.grammar(model, stands, request.generation.constraint.as_ref())?;
+        generation.text.always_shown = shown_marks(&answers, model);
+        Ok(Self { model_name: request.model, generation, prompt, answers })
     }
+}
+
+/// How the answers to a request are read.
+fn answer_format(
+    request: &ChatCompletionRequest,
+    model: &LoadedModel,
+    prompt: &Prompt,
+    tools: &ToolUse<'_>,
+) -> AnswerFormat {
+    let mut dialect = model.dialect;
+    if request.continue_final_message == Some(true) {
+        // The message that goes on has left its reasoning behind.
+        dialect.reasoning = dialect.reasoning.filter(|_| dialect.is_harmony());
+    }
+    let thinking = dialect.reasoning.map(|format| format.after_prompt(prompt.text()));
+    AnswerFormat {
+        dialect,
+        thinking: thinking.unwrap_or(Thinking::Possible),
+        functions: tools.names(),
+    }
+}
+
+/// The special tokens that tell the parts of an answer apart.
+fn shown_marks(answers: &AnswerFormat, model: &LoadedModel) -> Arc<[u32]> {
+    let mut dialect = answers.dialect;
+    if answers.functions.is_none() && !dialect.is_harmony() {
+        dialect.tools = None;
+    }
+    let ids = dialect.marks().into_iter().filter_map(|mark| model.tokenizer.token_to_id(mark));
+    ids.filter(|id| model.tokenizer.is_special(*id)).collect()
 }
 
 fn logprobs(request: &ChatCompletionRequest, limits: &Limits<'_>) -> ApiResult<Option<usize>> {
@@ -124,8 +167,23 @@ struct ChatFormat {
     logprobs: bool,
     /// Whether token ids are reported.
     token_ids: bool,
+    /// One per choice.
+    answers: Vec<ChoiceAnswer>,
     /// To be reported once.
     prompt_token_ids: Option<Vec<u32>>,
+}
+
+/// A choice's message as it comes.
+struct ChoiceAnswer {
+    answer: Answer,
+    /// Tokens whose text is not told yet; its text is empty.
+    waiting: Delta,
+}
+
+impl ChoiceAnswer {
+    fn new(answer: Answer) -> Self {
+        Self { answer, waiting: Delta::default() }
+    }
 }
 
 impl ChatFormat {
@@ -160,18 +218,15 @@ impl ChatFormat {
         }
     }
 
-    fn choice(&self, FinishedChoice { index, delta, .. }: FinishedChoice) -> ChatChoice {
+    fn choice(&mut self, FinishedChoice { index, delta, .. }: FinishedChoice) -> ChatChoice {
         let logprobs = self.logprobs_of(&delta);
         let finish = delta.finish.expect("a finished choice says how it ended");
+        let answer = &mut self.answers[index].answer;
         ChatChoice {
             index,
-            message: ResponseMessage {
-                role: "assistant",
-                content: Some(delta.text),
-                refusal: None,
-            },
+            message: answer.message(&delta.text, finish.reason),
             logprobs,
-            finish_reason: finish.reason,
+            finish_reason: answer.finish_reason(finish.reason),
             stop_reason: finish.stop_reason,
             token_ids: self.token_ids.then_some(delta.token_ids),
         }
@@ -179,6 +234,28 @@ impl ChatFormat {
 
     fn logprobs_of(&self, delta: &Delta) -> Option<ChatLogprobs> {
         self.logprobs.then(|| chat_logprobs(&self.tokenizer, &delta.logprobs))
+    }
+
+    fn chunk_choice(
+        &self,
+        index: usize,
+        delta: ChatDelta,
+        tokens: Delta,
+        finish: Option<Finish>,
+    ) -> ChatChunkChoice {
+        let logprobs = if tokens.logprobs.is_empty() { None } else { self.logprobs_of(&tokens) };
+        let (finish_reason, stop_reason) = match finish {
+            Some(finish) => (Some(finish.reason), finish.stop_reason),
+            None => (None, None),
+        };
+        ChatChunkChoice {
+            index,
+            delta,
+            logprobs,
+            finish_reason,
+            stop_reason,
+            token_ids: self.token_ids.then_some(tokens.token_ids),
+        }
     }
 
     fn chunk(&mut self, choices: Vec<ChatChunkChoice>, usage: Option<Usage>) -> Bytes {
@@ -198,7 +275,11 @@ impl ChatFormat {
 
 impl ChunkFormat for ChatFormat {
     fn opening(&mut self, index: usize, usage: Option<Usage>) -> Option<Bytes> {
-        let delta = ChatDelta { role: Some("assistant"), content: Some(String::new()) };
+        let delta = ChatDelta {
+            role: Some("assistant"),
+            content: Some(String::new()),
+            ..ChatDelta::default()
+        };
         let choice = ChatChunkChoice {
             index,
             delta,
@@ -220,22 +301,30 @@ impl ChunkFormat for ChatFormat {
     }
 
     fn delta(&mut self, index: usize, delta: Delta, usage: Option<Usage>) -> Bytes {
-        let logprobs = if delta.logprobs.is_empty() { None } else { self.logprobs_of(&delta) };
-        let (finish_reason, stop_reason) = match delta.finish {
-            Some(finish) => (Some(finish.reason), finish.stop_reason),
-            None => (None, None),
-        };
-        // The last chunk may have nothing to add.
-        let content = (!delta.text.is_empty() || finish_reason.is_none()).then_some(delta.text);
-        let choice = ChatChunkChoice {
-            index,
-            delta: ChatDelta { role: None, content },
-            logprobs,
-            finish_reason,
-            stop_reason,
-            token_ids: self.token_ids.then_some(delta.token_ids),
-        };
-        self.chunk(vec![choice], usage)
+        let ChoiceAnswer { answer, waiting } = &mut self.answers[index];
+        waiting.token_ids.extend(delta.token_ids);
+        waiting.logprobs.extend(delta.logprobs);
+        let reason = delta.finish.as_ref().map(|finish| finish.reason);
+        let mut added = answer.push(&delta.text, reason);
+        let finish = delta.finish.map(|finish| Finish {
+            reason: answer.finish_reason(finish.reason),
+            stop_reason: finish.stop_reason,
+        });
+        // What ends a choice stands beside its last text, but behind its last call.
+        if finish.is_some() && added.last().is_none_or(|last| last.tool_calls.is_some()) {
+            added.push(ChatDelta::default());
+        }
+        let Some(last) = added.pop() else { return Bytes::new() };
+        // Tokens are told with the first text that they led to.
+        let mut tokens = std::mem::take(waiting);
+        let mut chunks = Vec::new();
+        for delta in added {
+            let choice = self.chunk_choice(index, delta, std::mem::take(&mut tokens), None);
+            chunks.extend_from_slice(&self.chunk(vec![choice], usage));
+        }
+        let choice = self.chunk_choice(index, last, tokens, finish);
+        chunks.extend_from_slice(&self.chunk(vec![choice], usage));
+        chunks.into()
     }
 
     fn usage(&mut self, usage: Usage) -> Bytes {

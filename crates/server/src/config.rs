@@ -16,7 +16,7 @@ use clap::{ArgAction, Args};
 pub use resolve::{ConfigError, Effective, Setting, Source};
 pub use values::{
     ByteSize, DefaultMaxTokens, DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat,
-    LogFormat, LogLevel, MetricsCompat, Quantization,
+    LogFormat, LogLevel, MetricsCompat, Quantization, ReasoningParser, ToolCallParser,
 };
 use values::{at_least_one, endpoint, gigabytes, not_empty, origin, switch};
 
@@ -38,6 +38,12 @@ pub struct ServeConfig {
     /// Jinja file with the chat template [default: the model's]
     #[arg(long, help_heading = "Model", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+    /// How the model writes its calls of functions; auto finds out from its chat template
+    #[arg(long, help_heading = "Model", value_enum, default_value_t)]
+    pub tool_call_parser: ToolCallParser,
+    /// How the model sets its reasoning apart; auto finds out from its chat template
+    #[arg(long, help_heading = "Model", value_enum, default_value_t)]
+    pub reasoning_parser: ReasoningParser,
     /// Type that the weights are kept in; auto keeps them as stored
     #[arg(long, help_heading = "Model", value_enum, default_value_t)]
     pub dtype: Dtype,

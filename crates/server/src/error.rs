@@ -12,6 +12,11 @@ pub enum Error {
     /// The settings cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// Harmony holds calls and reasoning in one format.
+    #[error(
+        "--tool-call-parser and --reasoning-parser do not go together: gpt_oss is for both or for neither"
+    )]
+    MixedParsers,
     /// No model was named.
     #[error("which model? Name one: `candlepower serve demo`, or the folder of a model")]
     NoModel,

@@ -4,6 +4,7 @@
 //! `completions` reads it, `params` checks its bounds, `prompt` turns it into tokens, `generate` submits it to the
 //! engine; `stream` turns tokens into text, which goes out whole or through `sse`.
 
+mod answer;
 mod api_error;
 mod auth;
 mod body;
@@ -36,6 +37,7 @@ mod state;
 mod stream;
 mod text;
 mod tokenize;
+mod tools;
 mod track;
 
 pub use config::ServeConfig;

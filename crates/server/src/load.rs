@@ -5,15 +5,18 @@ use std::time::Duration;
 
 use candlepower_api::LoadProgress;
 use candlepower_checkpoint::{Checkpoint, SamplingDefaults};
+use candlepower_dialect::{Dialect, ReasoningFormat, ToolFormat};
 use candlepower_engine::{
     ChosenDevice, Device, DeviceChoice, EngineConfig, EngineHandle, LoadDtype,
     LoadFormat as LoadFrom, LoadOptions, SchedulingPolicy, StartProgress, choose_device,
 };
+use candlepower_tokenizer::ChatTemplate;
 
 use crate::config::{
-    DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat, ServeConfig,
+    DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat, ReasoningParser, ServeConfig,
+    ToolCallParser,
 };
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::prompt::unix_seconds;
 use crate::pull::LocalModel;
 use crate::state::{AppState, LoadedModel};
@@ -53,6 +56,7 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
         .as_ref()
         .and_then(|template| template.source(None).ok())
         .is_some_and(|source| source.contains("developer"));
+    let dialect = dialect(config, chat_template.as_ref())?;
     let max_token_bytes = (0..tokenizer.vocab_size() as u32)
         .map(|id| tokenizer.token_bytes(id).len())
         .max()
@@ -61,8 +65,10 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
     Ok(LoadedModel {
         engine,
         tokenizer,
+        writes_tools: chat_template.as_ref().is_some_and(candlepower_dialect::writes_tools),
         chat_template,
         knows_developer,
+        dialect,
         sampling_defaults: sampling_defaults(config, &checkpoint),
         names,
         root,
@@ -70,6 +76,42 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
         max_token_bytes,
         grammar_compiler: OnceLock::new(),
     })
+}
+
+/// How the model writes calls and reasoning: as the settings say, else as its template does.
+///
+/// # Errors
+/// One of the settings is harmony, and the other one is not.
+fn dialect(config: &ServeConfig, template: Option<&ChatTemplate>) -> Result<Dialect> {
+    let found = template.map(Dialect::detect).unwrap_or_default();
+    let dialect = Dialect {
+        tools: match config.tool_call_parser {
+            ToolCallParser::Auto => found.tools,
+            ToolCallParser::None => None,
+            ToolCallParser::Hermes => Some(ToolFormat::Hermes),
+            ToolCallParser::Llama3Json => Some(ToolFormat::Llama3Json),
+            ToolCallParser::Mistral => Some(ToolFormat::Mistral),
+            ToolCallParser::MistralList => Some(ToolFormat::MistralList),
+            ToolCallParser::Pythonic => Some(ToolFormat::Pythonic),
+            ToolCallParser::DeepseekV3 => Some(ToolFormat::DeepseekV3),
+            ToolCallParser::DeepseekV31 => Some(ToolFormat::DeepseekV31),
+            ToolCallParser::GptOss => Some(ToolFormat::GptOss),
+        },
+        reasoning: match config.reasoning_parser {
+            ReasoningParser::Auto => found.reasoning,
+            ReasoningParser::None => None,
+            ReasoningParser::DeepseekR1 => Some(ReasoningFormat::DeepseekR1),
+            ReasoningParser::Qwen3 => Some(ReasoningFormat::Qwen3),
+            ReasoningParser::Mistral => Some(ReasoningFormat::Mistral),
+            ReasoningParser::GptOss => Some(ReasoningFormat::GptOss),
+        },
+    };
+    let mixed = dialect.tools.is_some_and(|tools| tools != ToolFormat::GptOss)
+        || dialect.reasoning.is_some_and(|reasoning| reasoning != ReasoningFormat::GptOss);
+    if dialect.is_harmony() && mixed {
+        return Err(Error::MixedParsers);
+    }
+    Ok(dialect)
 }
 
 fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> EngineConfig {

@@ -57,6 +57,8 @@ pub(crate) struct TextOptions {
     pub(crate) stop: Vec<String>,
     pub(crate) include_stop_str_in_output: bool,
     pub(crate) skip_special_tokens: bool,
+    /// Special tokens that are spelled out in any case, for whoever reads the text.
+    pub(crate) always_shown: Arc<[u32]>,
     /// No stop string ends the text before so many tokens are out.
     pub(crate) min_tokens: usize,
 }
@@ -128,6 +130,7 @@ impl Generation {
                 stop: fields.stop.as_ref().map_or_else(Vec::new, |stop| stop.0.clone()),
                 include_stop_str_in_output: fields.include_stop_str_in_output.unwrap_or(false),
                 skip_special_tokens: fields.skip_special_tokens.unwrap_or(true),
+                always_shown: Arc::default(),
                 min_tokens,
             },
             return_token_ids: fields.return_token_ids.unwrap_or(false),

@@ -2,8 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use candlepower_api::{ChatMessage, Role};
-use candlepower_tokenizer::{AddSpecialTokens, LocalTime, PromptEnd, RenderInput};
+use candlepower_api::{ChatMessage, PastToolCall, Role};
+use candlepower_tokenizer::{AddSpecialTokens, LocalTime, Prompt, PromptEnd, RenderInput};
 use serde_json::{Map, Value};
 
 use crate::api_error::{ApiError, ApiResult};
@@ -42,6 +42,8 @@ pub(crate) async fn prepare<T: Send + 'static>(
 /// How a conversation becomes a prompt.
 pub(crate) struct ChatPrompt<'a> {
     pub(crate) messages: &'a [ChatMessage],
+    /// What the model may call, a list in the form of the protocol.
+    pub(crate) tools: Option<&'a Value>,
     pub(crate) add_generation_prompt: Option<bool>,
     pub(crate) continue_final_message: Option<bool>,
     pub(crate) chat_template_kwargs: Option<&'a Map<String, Value>>,
@@ -52,6 +54,11 @@ pub(crate) struct ChatPrompt<'a> {
 impl ChatPrompt<'_> {
     /// The prompt's token ids.
     pub(crate) fn encode(&self, model: &LoadedModel) -> ApiResult<Vec<u32>> {
+        self.tokenize(model, &self.render(model)?)
+    }
+
+    /// The prompt as the template writes it.
+    pub(crate) fn render(&self, model: &LoadedModel) -> ApiResult<Prompt> {
         let template = model.chat_template.as_ref().ok_or_else(|| {
             ApiError::invalid(
                 "messages",
@@ -63,21 +70,23 @@ impl ChatPrompt<'_> {
             kwargs.entry("reasoning_effort").or_insert_with(|| effort.into());
         }
         let messages = template_messages(self.messages, model.knows_developer);
-        let invalid = |error: candlepower_tokenizer::Error| {
-            ApiError::invalid("messages", candlepower_api::clip(&error.to_string()))
-        };
         let input = RenderInput {
             messages: &messages,
-            tools: None,
+            tools: self.tools,
             documents: None,
             end: self.end()?,
             chat_template_kwargs: &kwargs,
             now: now(),
         };
-        let prompt = template.prompt(&input, &model.tokenizer).map_err(invalid)?;
+        let prompt = template.prompt(&input, &model.tokenizer).map_err(invalid_messages)?;
         check_text_length(model, "messages", prompt.text())?;
+        Ok(prompt)
+    }
+
+    /// The token ids of a rendered prompt.
+    pub(crate) fn tokenize(&self, model: &LoadedModel, prompt: &Prompt) -> ApiResult<Vec<u32>> {
         let add = add_special_tokens(self.add_special_tokens);
-        model.tokenizer.encode_prompt(&prompt, add).map_err(invalid)
+        model.tokenizer.encode_prompt(prompt, add).map_err(invalid_messages)
     }
 
     fn end(&self) -> ApiResult<PromptEnd> {
@@ -91,6 +100,10 @@ impl ChatPrompt<'_> {
             (None | Some(true), false) => Ok(PromptEnd::GenerationPrompt),
         }
     }
+}
+
+fn invalid_messages(error: candlepower_tokenizer::Error) -> ApiError {
+    ApiError::invalid("messages", candlepower_api::clip(&error.to_string()))
 }
 
 /// The token ids of a text. A text that cannot fit the context is refused without looking at all of it.
@@ -190,7 +203,7 @@ fn template_messages(messages: &[ChatMessage], knows_developer: bool) -> Value {
 }
 
 /// A call with its arguments as an object: the protocol has them as a string of JSON, templates expect the object.
-fn tool_call(call: &Map<String, Value>) -> Value {
+fn tool_call(PastToolCall(call): &PastToolCall) -> Value {
     let mut call = call.clone();
     if let Some(Value::Object(function)) = call.get_mut("function")
         && let Some(Value::String(text)) = function.get("arguments")
@@ -252,6 +265,7 @@ mod tests {
         let end = |add, go_on| {
             ChatPrompt {
                 messages: &[],
+                tools: None,
                 add_generation_prompt: add,
                 continue_final_message: go_on,
                 chat_template_kwargs: None,

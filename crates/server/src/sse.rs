@@ -28,7 +28,7 @@ pub(crate) trait ChunkFormat: Send + 'static {
         logprobs: Option<Vec<Option<TokenLogprobs>>>,
         usage: Option<Usage>,
     ) -> Option<Bytes>;
-    /// The chunk that adds `delta` to choice `index`.
+    /// The chunks that add `delta` to choice `index`; may be empty.
     fn delta(&mut self, index: usize, delta: Delta, usage: Option<Usage>) -> Bytes;
     /// The chunk without choices that says what the request cost.
     fn usage(&mut self, usage: Usage) -> Bytes;
@@ -131,7 +131,8 @@ impl<F: ChunkFormat> Sender<F> {
                 Some(self.format.delta(index, delta, usage))
             }
         };
-        self.ready.extend(chunk);
+        // There is nothing to send of text that is not told yet.
+        self.ready.extend(chunk.filter(|bytes| !bytes.is_empty()));
     }
 
     fn close(&mut self) {

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candlepower_api::{HealthResponse, LoadProgress};
 use candlepower_checkpoint::SamplingDefaults;
+use candlepower_dialect::Dialect;
 use candlepower_engine::{EngineHandle, EngineHealth};
 use candlepower_grammar::GrammarCompiler;
 use candlepower_hub::DownloadProgress;
@@ -52,6 +53,10 @@ pub(crate) struct LoadedModel {
     pub(crate) chat_template: Option<ChatTemplate>,
     /// Whether the chat template knows the role `developer`.
     pub(crate) knows_developer: bool,
+    /// How calls and reasoning are written.
+    pub(crate) dialect: Dialect,
+    /// Whether the chat template tells the model what it may call.
+    pub(crate) writes_tools: bool,
     /// Sampling of requests that do not say.
     pub(crate) sampling_defaults: SamplingDefaults,
     /// Names under which requests may ask for it.

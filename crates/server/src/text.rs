@@ -1,5 +1,7 @@
 //! One choice's tokens become text: detokenizer, then stop strings.
 
+use std::sync::Arc;
+
 use candlepower_api::{FinishReason, StopReason};
 use candlepower_engine::FinishReason as EngineFinish;
 use candlepower_tokenizer::{
@@ -68,7 +70,8 @@ impl TextAssembler {
             StopStringInOutput::Exclude
         };
         Ok(Self {
-            detokenizer: Detokenizer::new(tokenizer, prompt, skip)?,
+            detokenizer: Detokenizer::new(tokenizer, prompt, skip)?
+                .showing(Arc::clone(&options.always_shown)),
             matcher: StopMatcher::new(&options.stop, in_output)?,
             options,
             num_tokens: 0,

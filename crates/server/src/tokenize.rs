@@ -57,6 +57,7 @@ fn tokens(body: &[u8], model: &LoadedModel) -> ApiResult<TokenizeResponse> {
             chat_template_kwargs,
         } => ChatPrompt {
             messages,
+            tools: None,
             add_generation_prompt: *add_generation_prompt,
             continue_final_message: *continue_final_message,
             chat_template_kwargs: chat_template_kwargs.as_ref(),

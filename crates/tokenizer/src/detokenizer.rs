@@ -1,5 +1,7 @@
 //! Generated tokens to text, one at a time, without ever cutting a character.
 
+use std::sync::Arc;
+
 use crate::decoder::{DecoderKind, Leading, TokenClass};
 use crate::{Result, SkipSpecialTokens, Tokenizer};
 
@@ -36,7 +38,7 @@ impl Detokenizer {
         prompt: &[u32],
         skip_special_tokens: SkipSpecialTokens,
     ) -> Result<Self> {
-        let shown = Shown { tokenizer, skip_special_tokens };
+        let shown = Shown { tokenizer, skip_special_tokens, always: Arc::default() };
         let state = match shown.tokenizer.kind() {
             DecoderKind::ByteLevel => State::Bytes(
                 ByteState::new(Leading::Spaces(0), Damage::PerSequence)
@@ -48,6 +50,12 @@ impl Detokenizer {
             DecoderKind::Opaque => State::Window(Window::after_prompt(&shown, prompt)?),
         };
         Ok(Self { shown, state })
+    }
+
+    /// The same, with these special tokens spelled out even where others are left out.
+    pub fn showing(mut self, special_ids: Arc<[u32]>) -> Self {
+        self.shown.always = special_ids;
+        self
     }
 
     /// Takes the next generated token; the text that is now certain, if there is any.
@@ -83,11 +91,18 @@ impl Detokenizer {
 struct Shown {
     tokenizer: Tokenizer,
     skip_special_tokens: SkipSpecialTokens,
+    /// Special tokens that become text in any case.
+    always: Arc<[u32]>,
 }
 
 impl Shown {
     fn contains(&self, id: u32) -> bool {
-        self.tokenizer.is_shown(id, self.skip_special_tokens)
+        self.tokenizer.is_shown(id, self.skip_special_tokens) || self.always.contains(&id)
+    }
+
+    /// The text of tokens that are all shown.
+    fn decode(&self, ids: &[u32]) -> Result<String> {
+        self.tokenizer.decode(ids, SkipSpecialTokens::No)
     }
 
     /// The end of the prompt from the first token on after which `is_enough` of what follows is true.
@@ -243,14 +258,14 @@ impl Window {
             num_tokens == Self::PROMPT_TOKENS
         });
         let ids = tail.iter().copied().filter(|&id| shown.contains(id)).collect::<Vec<_>>();
-        let given = shown.tokenizer.decode(&ids, shown.skip_special_tokens)?;
+        let given = shown.decode(&ids)?;
         Ok(Self { num_given: ids.len(), ids, given })
     }
 
     fn push(&mut self, shown: &Shown, id: u32) -> Result<String> {
         self.ids.push(id);
         let num_held = self.ids.len() - self.num_given;
-        let text = shown.tokenizer.decode(&self.ids, shown.skip_special_tokens)?;
+        let text = shown.decode(&self.ids)?;
         if text.ends_with(char::REPLACEMENT_CHARACTER) && num_held < Self::MAX_HELD {
             return Ok(String::new());
         }
@@ -259,12 +274,12 @@ impl Window {
 
     /// Gives out what is held back; its tokens become the context of the next.
     fn emit(&mut self, shown: &Shown) -> Result<String> {
-        let text = shown.tokenizer.decode(&self.ids, shown.skip_special_tokens)?;
+        let text = shown.decode(&self.ids)?;
         let new = text.get(self.given.len()..).unwrap_or_default().to_owned();
         if self.ids.len() > self.num_given {
             self.ids.drain(..self.num_given);
             self.num_given = self.ids.len();
-            self.given = shown.tokenizer.decode(&self.ids, shown.skip_special_tokens)?;
+            self.given = shown.decode(&self.ids)?;
         }
         Ok(new)
     }

@@ -8,6 +8,9 @@ use crate::tools::{Node, Venv};
 /// Pins the Python clients and validators of the end-to-end tests.
 const REQUIREMENTS: &str = "tests/requirements.txt";
 
+/// Pins the frameworks on top of the Python client, which want an older one of it.
+const FRAMEWORK_REQUIREMENTS: &str = "tests/requirements-frameworks.txt";
+
 /// The npm package that pins the Node client of the end-to-end tests.
 const NODE_PACKAGE: &str = "tests/node";
 
@@ -25,11 +28,13 @@ fn build(shell: &Shell) -> Result<String> {
 
 fn test(shell: &Shell) -> Result<String> {
     let venv = Venv::new(shell, "test", REQUIREMENTS)?;
+    let frameworks = Venv::new(shell, "frameworks", FRAMEWORK_REQUIREMENTS)?;
     let node = Node::new(shell, &venv)?;
     node.npm_ci(shell, NODE_PACKAGE)?;
     let mut cargo = shell.cargo("test --workspace --no-fail-fast --locked");
     cargo
         .env("CANDLEPOWER_TEST_PYTHON", venv.program("python"))
+        .env("CANDLEPOWER_TEST_FRAMEWORK_PYTHON", frameworks.program("python"))
         .env("CANDLEPOWER_TEST_NODE", &node.program);
     let mut totals = Totals::default();
     let succeeded = run_lines(&mut cargo, |line| totals.add(line))?;

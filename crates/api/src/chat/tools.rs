@@ -154,6 +154,10 @@ pub(crate) struct WireFunction {
     /// Letters, digits, `_`, `-` and `.`; at most 64.
     name: String,
     /// What it does, for the model.
+    #[expect(
+        dead_code,
+        reason = "it is read for its type; the template gets the whole definition"
+    )]
     description: Option<String>,
     /// The JSON schema of its arguments, an object; without it there are none.
     #[schema(value_type = Option<Object>)]

@@ -101,6 +101,47 @@ pub enum GenerationConfigSource {
     Auto,
 }
 
+/// How calls of functions are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum ToolCallParser {
+    /// As the chat template writes them.
+    #[default]
+    Auto,
+    /// In no way: functions are refused.
+    None,
+    Hermes,
+    #[value(name = "llama3_json")]
+    Llama3Json,
+    Mistral,
+    MistralList,
+    Pythonic,
+    #[value(name = "deepseek_v3")]
+    DeepseekV3,
+    #[value(name = "deepseek_v31")]
+    DeepseekV31,
+    GptOss,
+}
+
+/// How reasoning is set apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum ReasoningParser {
+    /// As the chat template writes it.
+    #[default]
+    Auto,
+    /// Not at all: it is content.
+    None,
+    #[value(name = "deepseek_r1")]
+    DeepseekR1,
+    #[value(name = "qwen3")]
+    Qwen3,
+    Mistral,
+    GptOss,
+}
+
 /// Where to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DeviceKind {

@@ -1,0 +1,200 @@
+//! The text of one choice becomes the parts of a chat message: content, reasoning, calls.
+
+use candlepower_api::{
+    ChatDelta, FinishReason, FunctionCall, FunctionCallDelta, ResponseMessage, ToolCall,
+    ToolCallDelta,
+};
+use candlepower_dialect::{Dialect, OutputEvent, OutputParser, Thinking, ToolFormat};
+use uuid::Uuid;
+
+/// How the answers to one request are read.
+#[derive(Clone, Debug)]
+pub(crate) struct AnswerFormat {
+    pub(crate) dialect: Dialect,
+    /// Where an answer stands before its first character.
+    pub(crate) thinking: Thinking,
+    /// The functions that may be called.
+    pub(crate) functions: Option<Vec<String>>,
+}
+
+/// The answer of one choice, as it comes.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    parser: OutputParser,
+    ids: CallIds,
+    has_calls: bool,
+}
+
+/// What names of calls look like.
+#[derive(Clone, Copy, Debug)]
+enum CallIds {
+    Plain,
+    /// The templates of Mistral take nothing but nine letters and digits.
+    NineLetters,
+}
+
+impl AnswerFormat {
+    /// The answer of a choice, of which nothing came yet.
+    pub(crate) fn answer(&self) -> Answer {
+        let parser = OutputParser::new(self.dialect, self.thinking, self.functions.clone());
+        let ids = match self.dialect.tools {
+            Some(ToolFormat::Mistral | ToolFormat::MistralList) => CallIds::NineLetters,
+            _ => CallIds::Plain,
+        };
+        Answer { parser, ids, has_calls: false }
+    }
+}
+
+impl Answer {
+    /// What the next piece of text adds to the message; with the last piece, also what was held back.
+    pub(crate) fn push(&mut self, text: &str, finish: Option<FinishReason>) -> Vec<ChatDelta> {
+        let mut events = self.parser.push(text);
+        if finish.is_some() {
+            events.extend(self.parser.finish());
+        }
+        events.into_iter().filter_map(|event| self.delta(event)).collect()
+    }
+
+    /// The message of the whole text.
+    pub(crate) fn message(&mut self, text: &str, finish: FinishReason) -> ResponseMessage {
+        let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+        for delta in self.push(text, Some(finish)) {
+            content.extend(delta.content);
+            reasoning.extend(delta.reasoning_content);
+            for part in delta.tool_calls.into_iter().flatten() {
+                add(part, &mut calls);
+            }
+        }
+        let says_nothing = content.is_empty() && !(calls.is_empty() && reasoning.is_empty());
+        ResponseMessage {
+            role: "assistant",
+            content: (!says_nothing).then_some(content),
+            refusal: None,
+            reasoning_content: (!reasoning.is_empty()).then_some(reasoning),
+            tool_calls: (!calls.is_empty()).then_some(calls),
+        }
+    }
+
+    /// How the answer ended, if its text ended for this reason.
+    pub(crate) fn finish_reason(&self, reason: FinishReason) -> FinishReason {
+        match reason {
+            FinishReason::Stop if self.has_calls => FinishReason::ToolCalls,
+            other => other,
+        }
+    }
+
+    fn delta(&mut self, event: OutputEvent) -> Option<ChatDelta> {
+        let call = |delta: ToolCallDelta| ChatDelta {
+            tool_calls: Some(vec![delta]),
+            ..ChatDelta::default()
+        };
+        match event {
+            OutputEvent::Content(text) => {
+                Some(ChatDelta { content: Some(text), ..ChatDelta::default() })
+            }
+            OutputEvent::Reasoning(text) => {
+                Some(ChatDelta { reasoning_content: Some(text), ..ChatDelta::default() })
+            }
+            OutputEvent::CallStart { index, name } => {
+                self.has_calls = true;
+                let function =
+                    FunctionCallDelta { name: Some(name), arguments: Some(String::new()) };
+                Some(call(ToolCallDelta {
+                    index,
+                    id: Some(self.ids.new_id()),
+                    kind: Some("function"),
+                    function,
+                }))
+            }
+            OutputEvent::CallArguments { index, fragment } => {
+                let function = FunctionCallDelta { name: None, arguments: Some(fragment) };
+                Some(call(ToolCallDelta { index, id: None, kind: None, function }))
+            }
+            OutputEvent::CallEnd { .. } => None,
+        }
+    }
+}
+
+impl CallIds {
+    fn new_id(self) -> String {
+        let unique = Uuid::new_v4().simple().to_string();
+        match self {
+            Self::Plain => format!("call_{}", &unique[..24]),
+            Self::NineLetters => unique[..9].to_owned(),
+        }
+    }
+}
+
+/// Adds a part of a call to the calls so far: its beginning, or more of the arguments of the last one.
+fn add(ToolCallDelta { id, function, .. }: ToolCallDelta, calls: &mut Vec<ToolCall>) {
+    if let (Some(id), Some(name)) = (id, function.name) {
+        let function = FunctionCall { name, arguments: String::new() };
+        calls.push(ToolCall { id, kind: "function", function });
+    }
+    if let (Some(call), Some(arguments)) = (calls.last_mut(), function.arguments) {
+        call.function.arguments.push_str(&arguments);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(tools: ToolFormat) -> Answer {
+        let dialect = Dialect {
+            tools: Some(tools),
+            reasoning: Some(candlepower_dialect::ReasoningFormat::Qwen3),
+        };
+        let functions = Some(vec!["f".to_owned()]);
+        AnswerFormat { dialect, thinking: Thinking::Possible, functions }.answer()
+    }
+
+    const CALL: &str = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+
+    #[test]
+    fn a_message_has_what_the_text_has() {
+        let stop = FinishReason::Stop;
+        let mut plain = answer(ToolFormat::Hermes);
+        let message = plain.message("Four.", stop);
+        assert_eq!((message.content.as_deref(), message.tool_calls), (Some("Four."), None));
+        assert_eq!(plain.finish_reason(stop), stop);
+        assert_eq!(answer(ToolFormat::Hermes).message("", stop).content.as_deref(), Some(""));
+
+        let mut calling = answer(ToolFormat::Hermes);
+        let message = calling.message(&format!("<think>Hm</think>\n{CALL}\n{CALL}"), stop);
+        assert_eq!((message.content, message.reasoning_content.as_deref()), (None, Some("Hm")));
+        let calls = message.tool_calls.unwrap();
+        assert_eq!(calls.len(), 2);
+        assert!(calls.iter().all(|call| call.function.arguments == "{\"a\": 1}" && call.id.starts_with("call_")));
+        assert_ne!(calls[0].id, calls[1].id);
+        assert_eq!(calling.finish_reason(stop), FinishReason::ToolCalls);
+        assert_eq!(calling.finish_reason(FinishReason::Length), FinishReason::Length);
+
+        let message = answer(ToolFormat::Mistral).message("[TOOL_CALLS]f[ARGS]{}", stop);
+        assert_eq!(message.tool_calls.unwrap()[0].id.len(), 9);
+    }
+
+    #[test]
+    fn calls_come_in_the_chunks_of_the_protocol() {
+        let mut calling = answer(ToolFormat::Hermes);
+        let mut deltas = Vec::new();
+        for piece in CALL.split_inclusive(|_| true) {
+            deltas.extend(calling.push(piece, None));
+        }
+        deltas.extend(calling.push("", Some(FinishReason::Stop)));
+        let parts =
+            deltas.into_iter().flat_map(|delta| delta.tool_calls.unwrap()).collect::<Vec<_>>();
+        let (first, more) = parts.split_first().unwrap();
+        assert!(first.id.is_some() && first.kind == Some("function"));
+        assert_eq!(first.function.name.as_deref(), Some("f"));
+        assert_eq!(first.function.arguments.as_deref(), Some(""));
+        assert!(
+            more.iter().all(|part| part.id.is_none() && part.kind.is_none() && part.index == 0)
+        );
+        let fragments = more.iter().filter_map(|part| part.function.arguments.as_deref());
+        assert_eq!(
+            fragments.collect::<Vec<_>>(),
+            "{\"a\": 1}".split("").filter(|c| !c.is_empty()).collect::<Vec<_>>()
+        );
+    }
+}

@@ -1,0 +1,138 @@
+//! The functions of a chat request: what the model is told of them, and what its answer is held to.
+
+use candlepower_api::{OutputConstraint, Tool, ToolChoice, ToolOptions, clip};
+use candlepower_dialect::{AnswerShape, Calls, Dialect, Error, Function, Thinking};
+use candlepower_grammar::{Constraint, Grammar};
+use serde_json::Value;
+
+use crate::api_error::{ApiError, ApiResult};
+use crate::constraint;
+use crate::state::LoadedModel;
+
+/// What a request says of functions, checked against the model.
+pub(crate) struct ToolUse<'a> {
+    calls: Calls,
+    parallel: bool,
+    /// Those that may be called, with their places in the request.
+    callable: Vec<(usize, &'a Tool)>,
+    /// All of them, for the chat template.
+    definitions: Option<Value>,
+}
+
+impl<'a> ToolUse<'a> {
+    /// # Errors
+    /// Functions are to be called, and the model has no way to.
+    pub(crate) fn new(options: Option<&'a ToolOptions>, model: &LoadedModel) -> ApiResult<Self> {
+        let options = options.filter(|options| options.choice != ToolChoice::None);
+        let Some(ToolOptions { tools, choice, parallel }) = options else {
+            return Ok(Self {
+                calls: Calls::None,
+                parallel: true,
+                callable: Vec::new(),
+                definitions: None,
+            });
+        };
+        if model.chat_template.is_some() && !model.writes_tools {
+            let message = "The chat template of this model does not tell it of functions: leave `tools` out, or start \
+                           the server with another --chat-template.";
+            return Err(ApiError::invalid("tools", message));
+        }
+        if model.dialect.tools.is_none() && !model.dialect.is_harmony() {
+            let message = "It is not known how this model writes calls of functions: leave `tools` out, or start the \
+                           server with --tool-call-parser.";
+            return Err(ApiError::invalid("tools", message));
+        }
+        let is_callable = |tool: &Tool| match choice {
+            ToolChoice::Function(name) => tool.name == *name,
+            _ => true,
+        };
+        Ok(Self {
+            calls: if *choice == ToolChoice::Auto { Calls::Allowed } else { Calls::Required },
+            // A function that is named is called once.
+            parallel: *parallel && !matches!(choice, ToolChoice::Function(_)),
+            callable: tools.iter().enumerate().filter(|(_, tool)| is_callable(tool)).collect(),
+            definitions: Some(tools.iter().map(|tool| tool.definition.clone()).collect()),
+        })
+    }
+
+    /// What the chat template is told.
+    pub(crate) fn definitions(&self) -> Option<&Value> {
+        self.definitions.as_ref()
+    }
+
+    /// The names of the functions that may be called; `None` if there are none.
+    pub(crate) fn names(&self) -> Option<Vec<String>> {
+        let names = || self.callable.iter().map(|(_, tool)| tool.name.clone()).collect();
+        (self.calls != Calls::None).then(names)
+    }
+
+    /// What holds an answer that stands at `thinking`: its calls, and its text to `output`.
+    ///
+    /// # Errors
+    /// 400 with the field of the schema or the constraint that cannot be held.
+    pub(crate) fn grammar(
+        &self,
+        model: &LoadedModel,
+        (dialect, thinking): (Dialect, Thinking),
+        output: Option<&OutputConstraint>,
+    ) -> ApiResult<Option<Grammar>> {
+        // On its own first, so that what is wrong with it is named after its field.
+        let alone = constraint::compile(model, output)?;
+        let text = output.map(constraint::of_output);
+        let functions = self.callable.iter().map(|(_, tool)| Function {
+            name: &tool.name,
+            parameters: tool.parameters.as_ref(),
+            strict: tool.strict,
+        });
+        let functions = functions.collect::<Vec<_>>();
+        let shape = AnswerShape {
+            dialect,
+            thinking,
+            calls: self.calls,
+            parallel: self.parallel,
+            functions: &functions,
+            text: text.as_ref(),
+        };
+        let whole = shape.constraint(&model.tokenizer).map_err(|error| self.refused(&error))?;
+        match whole {
+            None => Ok(None),
+            Some(whole) if Some(&whole) == text.as_ref() => Ok(alone),
+            Some(whole) => {
+                self.check_schemas(model, &functions)?;
+                let field = if self.calls == Calls::None {
+                    output.map_or("tools", |output| output.param)
+                } else {
+                    "tools"
+                };
+                constraint::compile_as(model, field, &whole).map(Some)
+            }
+        }
+    }
+
+    /// Compiles each schema that is held on its own, so that what is wrong with it is named after its field.
+    fn check_schemas(&self, model: &LoadedModel, functions: &[Function<'_>]) -> ApiResult<()> {
+        for ((index, _), function) in self.callable.iter().zip(functions) {
+            if function.strict || self.calls == Calls::Required {
+                let schema = Constraint::JsonSchema(function.schema());
+                constraint::compile_as(model, &parameters(*index), &schema)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn refused(&self, error: &Error) -> ApiError {
+        let field = match error {
+            Error::Parameters { function, .. } => self
+                .callable
+                .get(*function)
+                .map_or_else(|| "tools".to_owned(), |(index, _)| parameters(*index)),
+            _ => "tools".to_owned(),
+        };
+        let message = format!("`{field}` cannot be held: {}.", clip(&error.to_string()));
+        ApiError::invalid(field, message)
+    }
+}
+
+fn parameters(index: usize) -> String {
+    format!("tools[{index}].function.parameters")
+}

@@ -1,0 +1,123 @@
+//! Reasoning: set apart from the content, whole and in chunks, switched by the template, and before what is constrained.
+
+use serde_json::{Value, json};
+
+use crate::support::{Server, ServerBuilder, TempFolder};
+
+/// A template that opens the reasoning of an answer, or closes it where it is switched off.
+const TEMPLATE: &str = "{{ reasoning_effort | default('') }}{% for m in messages %}<|im_start|>{{ m.role }}\n\
+    {% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}\
+    {% for c in m.tool_calls %}<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
+    {% if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\
+    {% if enable_thinking is defined and not enable_thinking %}\n</think>\n\n{% endif %}{% endif %}";
+
+fn question() -> Value {
+    json!({
+        "model": "demo", "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0, "max_tokens": 24,
+    })
+}
+
+fn with(mut body: Value, more: Value) -> Value {
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// A server whose model thinks.
+fn thinker(flags: &str) -> Server {
+    let folder = TempFolder::new();
+    let file = folder.write("think.jinja", TEMPLATE);
+    ServerBuilder::new("demo").flag("--chat-template", file).flags(flags).start()
+}
+
+#[test]
+fn reasoning_is_set_apart_where_the_prompt_opens_it() {
+    let server = thinker("");
+    let answer = server.chat(question());
+    let message = &answer["choices"][0]["message"];
+    let reasoning = message["reasoning_content"].as_str().unwrap();
+    assert!(!reasoning.is_empty() && message["content"].is_null(), "{answer}");
+    let chunks =
+        server.open("/v1/chat/completions", &with(question(), json!({"stream": true}))).chunks();
+    let text = |name: &str| {
+        let texts = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"][name].as_str());
+        texts.collect::<String>()
+    };
+    assert_eq!((text("reasoning_content").as_str(), text("content").as_str()), (reasoning, ""));
+
+    let closed = json!({"chat_template_kwargs": {"enable_thinking": false}});
+    let answer = server.chat(with(question(), closed));
+    let message = &answer["choices"][0]["message"];
+    assert!(!message["content"].as_str().unwrap().is_empty(), "{answer}");
+    assert!(message.get("reasoning_content").is_none(), "{answer}");
+
+    let answer = thinker("--reasoning-parser none").chat(question());
+    assert_eq!(answer["choices"][0]["message"]["content"].as_str().unwrap().trim(), reasoning);
+}
+
+#[test]
+fn the_template_gets_earlier_reasoning_and_the_effort() {
+    let server = thinker("");
+    let messages = json!([
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "reasoning_content": "It is two.", "content": "2"},
+        {"role": "user", "content": "And 2+2?"},
+    ]);
+    let more = json!({"messages": messages, "reasoning_effort": "high", "return_token_ids": true, "max_tokens": 1});
+    let ids = server.chat(with(question(), more))["prompt_token_ids"].clone();
+    let prompt = server.post("/detokenize", &json!({"tokens": ids})).ok();
+    let prompt = prompt["prompt"].as_str().unwrap();
+    assert!(prompt.starts_with("high<|im_start|>"), "{prompt}");
+    assert!(prompt.contains("<think>\nIt is two.\n</think>\n\n2"), "{prompt}");
+}
+
+/// The demo model with `<think>` and `</think>` as tokens, and the id of the second.
+fn thinking_folder() -> (TempFolder, u32) {
+    let folder = TempFolder::new();
+    let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/server/demo");
+    for entry in demo.read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        match name {
+            "tokenizer.json" => {
+                let text = String::from_utf8(bytes).unwrap();
+                bytes = text.replace("tool_response>", "think>").into();
+            }
+            "chat_template.jinja" => bytes = TEMPLATE.into(),
+            _ => {}
+        }
+        folder.write(name, bytes);
+    }
+    let tokenizer: Value =
+        serde_json::from_slice(&std::fs::read(folder.path().join("tokenizer.json")).unwrap())
+            .unwrap();
+    let tokens = tokenizer["added_tokens"].as_array().unwrap();
+    let close = tokens.iter().find(|token| token["content"] == "</think>").unwrap();
+    (folder, close["id"].as_u64().unwrap().try_into().unwrap())
+}
+
+#[test]
+fn constraints_hold_what_comes_behind_the_reasoning() {
+    let (folder, close) = thinking_folder();
+    let server = ServerBuilder::new(folder.path()).flags("--served-model-name demo").start();
+    // The bias closes the reasoning at once; behind it, only what is asked for is possible.
+    let close_at_once = json!({"logit_bias": {close.to_string(): 100}});
+    let choice = json!({"structured_outputs": {"choice": ["yes", "no"]}});
+    let answer = server.chat(with(question(), with(choice.clone(), close_at_once.clone())));
+    let message = &answer["choices"][0]["message"];
+    assert!(matches!(message["content"].as_str(), Some("yes" | "no")), "{answer}");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    // Nothing holds the reasoning itself.
+    let open = server.chat(with(question(), choice));
+    let reasoning = open["choices"][0]["message"]["reasoning_content"].as_str().unwrap();
+    assert!(reasoning.len() > 3, "{open}");
+
+    let tool = json!({"type": "function", "function": {"name": "noop"}});
+    let required = json!({"tools": [tool], "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 60});
+    let answer = server.chat(with(question(), with(required, close_at_once)));
+    let call = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
+    assert_eq!(call["name"], "noop", "{answer}");
+    let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+    assert_eq!(arguments, json!({}));
+}

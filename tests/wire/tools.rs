@@ -1,0 +1,323 @@
+//! Functions: what the model is told, when it must call, what its calls look like whole and in chunks, and what is refused.
+
+use serde_json::{Value, json};
+
+use crate::support::{Server, ServerBuilder, TempFolder};
+
+fn weather() -> Value {
+    json!({"type": "function", "function": {
+        "name": "get_weather", "description": "Get the weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    }})
+}
+
+/// A function whose arguments any model writes in a few tokens.
+fn lamp() -> Value {
+    json!({"type": "function", "function": {
+        "name": "set_lamp", "strict": true,
+        "parameters": {
+            "type": "object",
+            "properties": {"color": {"enum": ["red", "green"]}, "level": {"type": "integer", "minimum": 0, "maximum": 9}},
+            "required": ["color", "level"],
+            "additionalProperties": false,
+        },
+    }})
+}
+
+fn asked(question: &str, tools: Value) -> Value {
+    json!({
+        "model": "demo", "messages": [{"role": "user", "content": question}], "tools": tools,
+        "temperature": 0, "max_tokens": 120,
+    })
+}
+
+fn with(mut body: Value, more: Value) -> Value {
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+/// Names and arguments of the calls of an answer.
+fn calls(choice: &Value) -> Vec<(String, Value)> {
+    let calls = choice["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
+    let read = |call: &Value| {
+        assert_eq!(call["type"], "function", "{call}");
+        let arguments = call["function"]["arguments"].as_str().unwrap();
+        let name = call["function"]["name"].as_str().unwrap().to_owned();
+        (
+            name,
+            serde_json::from_str(arguments).unwrap_or_else(|error| panic!("{error}: {arguments}")),
+        )
+    };
+    calls.iter().map(read).collect()
+}
+
+fn check_lamp((name, arguments): &(String, Value)) {
+    assert_eq!(name, "set_lamp");
+    assert!(matches!(arguments["color"].as_str(), Some("red" | "green")), "{arguments}");
+    assert!(
+        arguments["level"].as_i64().is_some_and(|level| (0..10).contains(&level)),
+        "{arguments}"
+    );
+}
+
+#[test]
+fn the_model_calls_what_it_was_told_of_and_answers_with_the_result() {
+    let server = Server::demo();
+    let body = asked("What is the weather in Paris?", json!([weather()]));
+    let answer = server.chat(body.clone());
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+    assert_eq!(calls(choice), [("get_weather".to_owned(), json!({"city": "Paris"}))]);
+    assert!(choice["message"]["content"].is_null(), "{answer}");
+    let call = &choice["message"]["tool_calls"][0];
+    assert!(call["id"].as_str().unwrap().starts_with("call_"), "{call}");
+
+    let mut messages = body["messages"].as_array().unwrap().clone();
+    messages.push(choice["message"].clone());
+    messages.push(json!({
+        "role": "tool", "tool_call_id": call["id"], "content": "{\"temperature\": 21, \"condition\": \"sunny\"}",
+    }));
+    let answer = server.chat(with(body, json!({"messages": messages})));
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "stop");
+    let content = choice["message"]["content"].as_str().unwrap();
+    assert!(content.contains("21") && content.contains("sunny"), "{content}");
+    assert!(choice["message"].get("tool_calls").is_none(), "{answer}");
+}
+
+#[test]
+fn chunks_of_calls_add_up_to_the_whole_answer() {
+    let server = Server::demo();
+    let body = asked("What is the weather in Paris?", json!([weather()]));
+    let whole = server.chat(body.clone());
+    let tokens = json!({"stream": true, "return_token_ids": true, "logprobs": true, "stream_options": {"include_usage": true}});
+    let chunks = server.open("/v1/chat/completions", &with(body, tokens)).chunks();
+    assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    let (usage, chunks) = chunks[1..].split_last().unwrap();
+    let (last, parts) = chunks.split_last().unwrap();
+    assert_eq!(last["choices"][0]["delta"], json!({}));
+    assert_eq!(last["choices"][0]["finish_reason"], "tool_calls");
+    let parts = parts
+        .iter()
+        .map(|chunk| &chunk["choices"][0]["delta"]["tool_calls"][0])
+        .collect::<Vec<_>>();
+    let (first, more) = parts.split_first().unwrap();
+    assert_eq!((&first["index"], &first["type"]), (&json!(0), &json!("function")));
+    assert!(first["id"].as_str().unwrap().starts_with("call_"));
+    assert_eq!(first["function"], json!({"name": "get_weather", "arguments": ""}));
+    assert!(more.len() > 2, "the arguments came in one piece");
+    let mut arguments = String::new();
+    for part in more {
+        assert_eq!(
+            part.as_object().unwrap().keys().collect::<Vec<_>>(),
+            ["index", "function"],
+            "{part}"
+        );
+        arguments.push_str(part["function"]["arguments"].as_str().unwrap());
+    }
+    let call = &whole["choices"][0]["message"]["tool_calls"][0];
+    assert_eq!(call["function"]["arguments"], arguments);
+    // Every token is told, whatever its text became.
+    let count = |name: &str| {
+        let lists = chunks.iter().filter_map(|chunk| chunk["choices"][0].pointer(name)?.as_array());
+        lists.map(Vec::len).sum::<usize>()
+    };
+    assert_eq!(usage["usage"]["completion_tokens"], count("/token_ids"));
+    assert_eq!(usage["usage"]["completion_tokens"], count("/logprobs/content"));
+}
+
+#[test]
+fn required_and_named_calls_come_whatever_was_asked() {
+    let server = Server::demo();
+    let body = asked("What is the capital of France?", json!([weather(), lamp()]));
+    let named = json!({"tool_choice": {"type": "function", "function": {"name": "set_lamp"}}});
+    for seed in 0..3 {
+        let sampled = json!({"temperature": 1.5, "seed": seed, "n": 2});
+        let answer = server.chat(with(with(body.clone(), named.clone()), sampled));
+        for choice in answer["choices"].as_array().unwrap() {
+            assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+            let found = calls(choice);
+            assert_eq!(found.len(), 1, "{answer}");
+            check_lamp(&found[0]);
+        }
+    }
+    let required = json!({"tool_choice": "required", "parallel_tool_calls": false});
+    let answer = server.chat(with(body.clone(), required));
+    assert_eq!(calls(&answer["choices"][0]).len(), 1, "{answer}");
+    // Cut off within a call, the answer says so.
+    let cut = server.chat(with(body, with(named, json!({"max_tokens": 12}))));
+    assert_eq!(cut["choices"][0]["finish_reason"], "length", "{cut}");
+}
+
+#[test]
+fn the_model_decides_and_is_held_to_strict_schemas() {
+    let server = Server::demo();
+    let mut strict = weather();
+    strict["function"]["strict"] = json!(true);
+    strict["function"]["parameters"]["properties"]["city"] = json!({"enum": ["Bern", "Basel"]});
+    let answer = server.chat(asked("What is the weather in Paris?", json!([strict])));
+    let city = &calls(&answer["choices"][0])[0].1["city"];
+    assert!(matches!(city.as_str(), Some("Bern" | "Basel")), "{answer}");
+    let plain = server.chat(asked("What is the capital of France?", json!([strict])));
+    let choice = &plain["choices"][0];
+    assert!(choice["message"]["content"].as_str().unwrap().contains("Paris"), "{plain}");
+    assert_eq!(choice["finish_reason"], "stop");
+}
+
+#[test]
+fn none_means_that_the_model_does_not_hear_of_functions() {
+    let server = Server::demo();
+    let body = asked("What is the weather in Paris?", json!([weather()]));
+    let told = server.chat(body.clone());
+    let untold = server.chat(with(body.clone(), json!({"tool_choice": "none"})));
+    let without = server.chat(with(body, json!({"tools": null})));
+    let tokens = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(untold["choices"], without["choices"]);
+    assert!(tokens(&untold) == tokens(&without) && tokens(&told) > tokens(&untold));
+}
+
+/// A chat template that writes calls as `call` does, with `f` for the function.
+fn template(call: &str) -> String {
+    format!(
+        "{{% if tools %}}{{{{ tools | tojson }}}}{{% endif %}}{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}\
+         {{% for c in m.tool_calls %}}{{% set f = c.function %}}{call}{{% endfor %}}<|im_end|>\n{{% endfor %}}\
+         {{% if add_generation_prompt %}}<|im_start|>assistant\n{{% endif %}}"
+    )
+}
+
+#[test]
+fn each_format_is_found_in_the_template_and_held() {
+    let folder = TempFolder::new();
+    for (name, call, parallel) in [
+        (
+            "llama3_json",
+            r#"{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}"#,
+            false,
+        ),
+        ("mistral", "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}", true),
+        (
+            "mistral_list",
+            r#"[TOOL_CALLS][{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}]"#,
+            true,
+        ),
+        (
+            "pythonic",
+            "[{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}='{{ v }}'{% endfor %})]",
+            true,
+        ),
+        (
+            "deepseek_v3",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}",
+            true,
+        ),
+        (
+            "deepseek_v31",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>",
+            true,
+        ),
+        ("gpt_oss", "<|channel|>commentary to=functions.{{ f.name }}<|message|>", false),
+    ] {
+        let file = folder.write(&format!("{name}.jinja"), template(call));
+        let server = ServerBuilder::new("demo").flag("--chat-template", file).start();
+        let body = asked("Light, please.", json!([lamp()]));
+        let choose =
+            json!({"tool_choice": "required", "temperature": 1.0, "seed": 1, "max_tokens": 400});
+        let answer = server.chat(with(body.clone(), choose));
+        let choice = &answer["choices"][0];
+        let found = calls(choice);
+        assert!(!found.is_empty() && (parallel || found.len() == 1), "{name}: {answer}");
+        if choice["finish_reason"] == "tool_calls" {
+            found.iter().for_each(check_lamp);
+            assert!(choice["message"]["content"].is_null(), "{name}: {answer}");
+        }
+        // The template takes the call as it was answered.
+        let message = choice["message"].clone();
+        let messages = json!([body["messages"][0], message, {"role": "tool", "content": "ok"}]);
+        server.chat(with(body, json!({"messages": messages, "max_tokens": 2})));
+    }
+}
+
+#[test]
+fn mistakes_in_functions_are_named() {
+    let server = Server::demo();
+    let refused = |tools: Value, more: Value| {
+        let body = with(asked("Hello", tools), more);
+        let error = server.post("/v1/chat/completions", &body).error(400);
+        (error["param"].as_str().unwrap().to_owned(), error["message"].as_str().unwrap().to_owned())
+    };
+    let function = |function: Value| json!([{"type": "function", "function": function}]);
+    assert_eq!(refused(json!([]), json!({})).0, "tools");
+    assert_eq!(refused(json!([{"type": "web_search"}]), json!({})).0, "tools[0]");
+    assert_eq!(refused(function(json!({"name": "a b"})), json!({})).0, "tools[0]");
+    assert_eq!(refused(json!([lamp(), lamp()]), json!({})).0, "tools[1].function.name");
+    assert_eq!(refused(json!([lamp()]), json!({"tool_choice": "sometimes"})).0, "tool_choice");
+    let other = json!({"tool_choice": {"type": "function", "function": {"name": "other"}}});
+    assert_eq!(refused(json!([lamp()]), other).0, "tool_choice.function.name");
+    assert_eq!(refused(json!(null), json!({"tool_choice": "required"})).0, "tool_choice");
+    assert_eq!(refused(json!([lamp()]), json!({"functions": []})).0, "functions");
+
+    let unsupported =
+        json!({"name": "f", "parameters": {"type": "object", "dependentRequired": {"a": ["b"]}}});
+    let (param, message) =
+        refused(function(unsupported.clone()), json!({"tool_choice": "required"}));
+    assert_eq!(param, "tools[0].function.parameters");
+    assert!(message.contains("dependentRequired"), "{message}");
+    let strict = with(unsupported.clone(), json!({"strict": true}));
+    assert_eq!(refused(function(strict), json!({})).0, "tools[0].function.parameters");
+    // Nothing has to hold it here.
+    server.chat(asked("Hello", function(unsupported)));
+    let wrong = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer", "minimum": 2, "maximum": 1}}}});
+    assert_eq!(refused(json!([lamp()]), wrong).0, "response_format.json_schema.schema");
+}
+
+#[test]
+fn functions_that_the_model_cannot_call_are_refused() {
+    let folder = TempFolder::new();
+    let deaf = folder.write("deaf.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
+    let foreign = folder.write("foreign.jinja", template("<call>{{ f.name }}</call>"));
+    let refused = |server: &Server| {
+        let body = asked("Hello", json!([lamp()]));
+        let error = server.post("/v1/chat/completions", &body).error(400);
+        assert_eq!(error["param"], "tools");
+        server.chat(with(body, json!({"tool_choice": "none", "max_tokens": 2})));
+        error["message"].as_str().unwrap().to_owned()
+    };
+    let server = ServerBuilder::new("demo").flag("--chat-template", deaf).start();
+    assert!(refused(&server).contains("chat template"));
+    let server = ServerBuilder::new("demo").flag("--chat-template", &foreign).start();
+    assert!(refused(&server).contains("--tool-call-parser"));
+    let server = ServerBuilder::new("demo").flags("--tool-call-parser none").start();
+    refused(&server);
+    let server = ServerBuilder::new("demo")
+        .flag("--chat-template", &foreign)
+        .flags("--tool-call-parser llama3_json")
+        .start();
+    let answer =
+        server.chat(with(asked("Hello", json!([lamp()])), json!({"tool_choice": "required"})));
+    check_lamp(&calls(&answer["choices"][0])[0]);
+    let mixed = ServerBuilder::new("demo")
+        .flags("--tool-call-parser hermes --reasoning-parser gpt_oss")
+        .refused();
+    assert!(mixed.message.contains("gpt_oss"), "{}", mixed.message);
+}
+
+#[test]
+fn an_answer_may_be_a_call_or_a_text_of_the_form_asked_for() {
+    let server = Server::demo();
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false});
+    let format = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}});
+    let weather = server
+        .chat(with(asked("What is the weather in Paris?", json!([weather()])), format.clone()));
+    assert_eq!(calls(&weather["choices"][0]).len(), 1, "{weather}");
+    let answer = server.chat(with(asked("What is 2 + 3?", json!([lamp()])), format));
+    let choice = &answer["choices"][0];
+    match calls(choice).first() {
+        Some(call) => check_lamp(call),
+        None => {
+            let text = choice["message"]["content"].as_str().unwrap();
+            let found: Value =
+                serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+            assert!(found["n"].is_i64(), "{text}");
+        }
+    }
+}
