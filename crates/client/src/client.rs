@@ -1,5 +1,6 @@
 //! The client: deploys, finds, lists, ends.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::check::{HUB_TOKEN, Plan, check_name};
@@ -26,7 +27,10 @@ const CLAIM_PATIENCE: Duration = Duration::from_secs(5);
 /// All that is known of deployments is in the folder `candlepower/deployments` in `XDG_STATE_HOME` (`~/.local/state`): clients
 /// of one user see the same ones.
 #[derive(Clone, Debug, Default)]
-pub struct Client {}
+pub struct Client {
+    /// The program that supervises, where it is not looked for.
+    binary: Option<PathBuf>,
+}
 
 /// How a name stands to what is to be deployed.
 enum Found {
@@ -42,6 +46,11 @@ impl Client {
     /// A client; asks for nothing and looks at nothing yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A client that starts this `candlepower` program, wherever else there is one; so does its own [`restart`](Self::restart).
+    pub fn with_binary(path: impl Into<PathBuf>) -> Self {
+        Self { binary: Some(path.into()) }
     }
 
     /// Deploys for requests and responses at the highest throughput, and waits until it is ready.
@@ -94,7 +103,7 @@ impl Client {
                         gpus: compute.uuids(),
                         warnings,
                     };
-                    if start(&folder, told).await? {
+                    if start(&folder, told, self.binary.clone()).await? {
                         break true;
                     }
                     plan.secrets = secrets;
@@ -190,7 +199,7 @@ impl Client {
             let compute = spec.choose_gpus(&free_gpus(&folder::root()?), &mut warnings)?;
             let (root, gpus) = (folder::root()?, compute.uuids());
             let told = Launch { root, spec, secrets, device: compute.device, gpus, warnings };
-            start(&folder, told).await?;
+            start(&folder, told, self.binary.clone()).await?;
         }
         Deployment::read(folder).or(Ok(deployment))
     }
@@ -245,8 +254,8 @@ async fn find(folder: &Folder, asked: &Spec) -> Result<Found> {
 }
 
 /// Starts a supervisor; false if another one has the name.
-async fn start(folder: &Folder, told: Launch) -> Result<bool> {
-    match launch(told).await? {
+async fn start(folder: &Folder, told: Launch, binary: Option<PathBuf>) -> Result<bool> {
+    match launch(told, binary).await? {
         Answer::Started => Ok(true),
         Answer::Failed(reason) => Err(Error::backend("the supervisor cannot begin", reason)),
         Answer::NoGpu(uuid) => Err(Error::ResourceUnavailable {

@@ -295,10 +295,10 @@ impl HubModel {
         files: impl Iterator<Item = &RemoteFile>,
         progress: &DownloadProgress,
     ) -> Result<()> {
-        let missing: Vec<&RemoteFile> =
-            files.filter(|file| !self.cache.has(&self.commit, file)).collect();
-        stream::iter(missing)
-            .map(|file| self.fetch_one(file, progress))
+        let missing = files.filter(|file| !self.cache.has(&self.commit, file));
+        // Collected before they run: with a closure within the stream the whole would not be Send.
+        let downloads: Vec<_> = missing.map(|file| self.fetch_one(file, progress)).collect();
+        stream::iter(downloads)
             .buffer_unordered(FILES_AT_ONCE)
             .try_collect::<()>()
             .await?;

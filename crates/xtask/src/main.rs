@@ -8,6 +8,7 @@ mod steps;
 mod test;
 mod tidy;
 mod tools;
+mod wheel;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,6 +24,7 @@ cargo xtask <command>
   check   fmt, clippy, tidy, typos, doc, deny
   test    builds the binary and runs every test; needs only Rust and Python
   cuda    the CUDA build from nothing, and its tests that need no GPU; needs g++, x86-64
+  wheel   builds the Python wheel around the debug binary and tests it; part of test
   tidy    the project's own rules: layers, file sizes, where `unsafe` lives, forbidden words
 ";
 
@@ -50,6 +52,10 @@ fn run() -> Result<ExitCode> {
         "check" => check::run_steps(&mut steps),
         "test" => test::run_steps(&mut steps),
         "cuda" => cuda::run_steps(&mut steps),
+        "wheel" => {
+            steps.run("build", test::build);
+            steps.run("wheel", wheel::test);
+        }
         "tidy" => steps.run("tidy", |_| tidy::run(&root)),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 
 use crate::steps::{Shell, Steps, run, run_lines};
 use crate::tools::{Node, Venv};
+use crate::wheel;
 
 /// Pins the Python clients and validators of the end-to-end tests.
 const REQUIREMENTS: &str = "tests/requirements.txt";
@@ -17,11 +18,12 @@ const NODE_PACKAGE: &str = "tests/node";
 pub(crate) fn run_steps(steps: &mut Steps) {
     steps.run("build", build);
     steps.run("test", test);
+    steps.run("wheel", wheel::test);
 }
 
 /// Builds all that the tests need in one go, so that the binary and the tests share one set of
 /// features: `cargo build -p candlepower` alone would build many dependencies a second time.
-fn build(shell: &Shell) -> Result<String> {
+pub(crate) fn build(shell: &Shell) -> Result<String> {
     run(&mut shell.cargo("build --workspace --lib --bins --tests --locked"))?;
     Ok(String::new())
 }

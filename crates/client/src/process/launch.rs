@@ -30,12 +30,12 @@ pub(crate) enum Answer {
     Failed(String),
 }
 
-/// Starts a supervisor and waits for its first words.
+/// Starts a supervisor, of this `binary` or the one that is found, and waits for its first words.
 ///
 /// # Errors
 /// There is no binary, or it cannot supervise.
-pub(crate) async fn launch(launch: Launch) -> Result<Answer> {
-    let binary = find_binary()?;
+pub(crate) async fn launch(launch: Launch, binary: Option<PathBuf>) -> Result<Answer> {
+    let binary = binary.map_or_else(find_binary, Ok)?;
     let doing = format!("the supervisor {} cannot be started", binary.display());
     let started = tokio::task::spawn_blocking(move || start(&binary, &launch)).await;
     let answer = started.map_err(io::Error::other).and_then(|answer| answer);

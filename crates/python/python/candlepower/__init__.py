@@ -1,0 +1,58 @@
+"""Deploy self-hosted, OpenAI-compatible language model servers with one call.
+
+    from candlepower import Client
+
+    deployment = Client().deploy_blaze(name="chat", model="demo")
+    print(deployment.url + "/v1")
+    deployment.delete()
+
+`Client` returns when things are done; `AsyncClient` has the same operations as coroutines. Every error is an exception of
+`candlepower.errors`, with a `code` and whether it is `retryable`.
+"""
+
+from ._asynchronous import AsyncClient, AsyncDeployment
+from ._client import Client, Deployment
+from ._parameters import BlazeParameters, Parameters, PrismParameters
+from ._types import DeploymentFields, DeploymentStatus, Event, Phase, Progress, State
+from .errors import (
+    BackendError,
+    CandlepowerError,
+    DeploymentFailedError,
+    DeploymentTimeoutError,
+    GatedModelError,
+    NameInUseError,
+    NetworkError,
+    NotFoundError,
+    OutOfMemoryError,
+    QuantizationMismatchError,
+    ResourceUnavailableError,
+    ValidationError,
+)
+
+__all__ = [
+    "AsyncClient",
+    "AsyncDeployment",
+    "BackendError",
+    "BlazeParameters",
+    "CandlepowerError",
+    "Client",
+    "Deployment",
+    "DeploymentFailedError",
+    "DeploymentFields",
+    "DeploymentStatus",
+    "DeploymentTimeoutError",
+    "Event",
+    "GatedModelError",
+    "NameInUseError",
+    "NetworkError",
+    "NotFoundError",
+    "OutOfMemoryError",
+    "Parameters",
+    "Phase",
+    "PrismParameters",
+    "Progress",
+    "QuantizationMismatchError",
+    "ResourceUnavailableError",
+    "State",
+    "ValidationError",
+]

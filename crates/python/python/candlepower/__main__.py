@@ -1,0 +1,5 @@
+"""`python -m candlepower`: the command line."""
+
+from ._binary import main
+
+main()

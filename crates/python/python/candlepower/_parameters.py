@@ -1,0 +1,63 @@
+"""The keyword arguments of a deployment."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
+
+
+class Parameters(TypedDict, total=False):
+    """What both frameworks take. None, as leaving it out, gives the default."""
+
+    gpu_count: int | None
+    """GPUs to allocate; 0 computes on the CPU. Default: 1, or the CPU where there is none."""
+    tensor_parallel_size: int | None
+    """GPUs over which each layer is split. Default: gpu_count."""
+    max_model_len: int | None
+    """Longest sequence, prompt and output together, in tokens. Default: the model's own limit."""
+    quantization: Literal["awq", "gptq", "squeezellm", "fp8"] | None
+    """What the weights must have. Default: as the model's config.json says."""
+    gpu_models: Sequence[str] | None
+    """Names of GPUs that will do, or parts of them such as H100."""
+    min_gpu_memory_gb: int | None
+    """Least memory of a GPU."""
+    memory: str | None
+    """Main memory that the server may take, a Kubernetes quantity. Default: 16Gi."""
+    env: Mapping[str, str] | None
+    """More variables of the server's environment."""
+    timeout: int | None
+    """Seconds to wait until it is ready. Default: 600."""
+    dtype: Literal["auto", "float32", "float", "float16", "half", "bfloat16"] | None
+    """Type that the weights are kept in. Default: auto, as stored."""
+    served_model_name: str | None
+    """Name under which requests ask for the model. Default: the model's own."""
+    api_key: str | None
+    """Key that clients must send. It is never written to a file."""
+    enforce_eager: bool | None
+    """No CUDA graphs."""
+    image: str | None
+    """Container image, for backends that run one."""
+    replicas: int | None
+    """Servers side by side; more than one needs another backend than process. Default: 1."""
+    ttl_seconds: int | None
+    """Seconds after which the deployment deletes itself. Default: never."""
+    port: int | None
+    """Port of the server. Default: a free one."""
+    backend: Literal["process"] | None
+    """Where to run. Default: process."""
+    keep_on_failure: bool | None
+    """Leave a deployment that failed to be looked at, until it is deleted."""
+
+
+class BlazeParameters(Parameters, total=False):
+    """What `deploy_blaze` takes beside name, model and on_progress."""
+
+    gpu_memory_utilization: float | None
+    """Part of a GPU's memory that the server may take, above 0 and at most 1."""
+
+
+class PrismParameters(Parameters, total=False):
+    """What `deploy_prism` takes beside name, model and on_progress."""
+
+    context_length: int | None
+    """Another name of max_model_len."""
+    mem_fraction_static: float | None
+    """Part of a GPU's memory that the server may take, above 0 and at most 1."""

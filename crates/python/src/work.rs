@@ -1,0 +1,80 @@
+//! One operation, which is waited for or awaited.
+
+use std::pin::{Pin, pin};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use candlepower_client::Result;
+use pyo3::exceptions::{PyOSError, PyRuntimeError};
+use pyo3::prelude::*;
+use serde::Serialize;
+use tokio::runtime;
+
+use crate::errors::exception;
+
+/// How often it is looked whether a signal has come.
+const LOOK: Duration = Duration::from_millis(50);
+
+type Outcome = Pin<Box<dyn Future<Output = PyResult<String>> + Send>>;
+
+/// An operation that has not begun; its result is JSON.
+#[pyclass(frozen)]
+pub(crate) struct Work(Mutex<Option<Outcome>>);
+
+impl Work {
+    /// An operation whose result is JSON already.
+    pub(crate) fn new(work: impl Future<Output = PyResult<String>> + Send + 'static) -> Self {
+        Self(Mutex::new(Some(Box::pin(work))))
+    }
+
+    /// An operation of the client.
+    pub(crate) fn of<T: Serialize>(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
+        Self::new(async { to_result(work.await) })
+    }
+
+    fn take(&self) -> PyResult<Outcome> {
+        let mut work = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        work.take().ok_or_else(|| PyRuntimeError::new_err("it was waited for already"))
+    }
+}
+
+#[pymethods]
+impl Work {
+    /// Waits for it. Other threads run meanwhile, and a signal whose handler raises, as Ctrl-C does, ends the waiting.
+    fn wait(&self, py: Python<'_>) -> PyResult<String> {
+        let work = self.take()?;
+        py.detach(|| {
+            // One of its own, so that nothing of it is missing in a process that was forked.
+            let runtime = runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(|error| PyOSError::new_err(error.to_string()))?;
+            let outcome = runtime.block_on(heeding_signals(work));
+            runtime.shutdown_background();
+            outcome
+        })
+    }
+
+    /// Begins it, and returns an awaitable of its result for asyncio. Cancelling that ends the waiting.
+    fn start<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        pyo3_async_runtimes::tokio::future_into_py(py, self.take()?)
+    }
+}
+
+async fn heeding_signals(work: Outcome) -> PyResult<String> {
+    let mut work = pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            () = tokio::time::sleep(LOOK) => Python::attach(|py| py.check_signals())?,
+        }
+    }
+}
+
+/// The JSON of a result, or its exception.
+pub(crate) fn to_result<T: Serialize>(result: Result<T>) -> PyResult<String> {
+    to_json(&result.map_err(|error| exception(&error))?)
+}
+
+/// A value as JSON.
+pub(crate) fn to_json(value: &impl Serialize) -> PyResult<String> {
+    serde_json::to_string(value).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}

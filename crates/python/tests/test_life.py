@@ -1,0 +1,125 @@
+"""The life of a deployment, from the first call to the last."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import SMALL, Home, environment, is_alive
+from openai import OpenAI
+
+from candlepower import Client, DeploymentStatus, NotFoundError
+
+README = Path(__file__).parents[3] / "README.md"
+
+
+def answers(url: str, model: str = "demo", api_key: str = "unused") -> None:
+    """Checks that the official client gets an answer."""
+    openai = OpenAI(base_url=url + "/v1", api_key=api_key, max_retries=0)
+    question = "What is the capital of France?"
+    answer = openai.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": question}], temperature=0, max_tokens=64
+    )
+    assert answer.choices[0].message.content == "The capital of France is Paris."
+
+
+def test_a_deployment_answers_until_it_is_deleted_and_leaves_nothing(home: Home) -> None:
+    deployment = Client().deploy_blaze(name="chat", model="demo", env=SMALL)
+    assert (deployment.name, deployment.state, deployment.phase) == ("chat", "Running", "ready")
+    assert (deployment.framework, deployment.model, deployment.image) == ("blaze", "demo", None)
+    assert deployment.created_at <= deployment.updated_at
+    answers(deployment.url)
+
+    status = deployment.status()
+    assert status.is_ready and status.state == "Running" and status.phase == "ready"
+    assert (status.replicas_ready, status.replicas_desired, status.restarts) == (1, 1, 0)
+    assert status.progress.step == "ready" and status.progress.elapsed_s > 0
+
+    assert len(deployment.logs(tail=5)) == 5
+    lines = deployment.logs()
+    assert lines[-5:] == deployment.logs(5) and len(lines) > 5
+    assert sum("ready: http://" in line for line in lines) == 1
+    assert [event.phase for event in deployment.events()][-1] == "ready"
+    assert Client().logs("chat", 1) == lines[-1:] and Client().events("chat") == deployment.events()
+
+    before = home.pids("chat")["server"]
+    deployment.restart()
+    deployment.wait_until_ready(60)
+    assert home.pids("chat")["server"] != before and not is_alive(before)
+    answers(deployment.url)
+
+    pids = home.pids("chat").values()
+    deployment.delete()
+    assert (deployment.state, deployment.phase) == ("Deleted", "terminating")
+    assert not any(map(is_alive, pids)) and not home.folder("chat").exists()
+    host, port = deployment.url.removeprefix("http://").split(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)))
+    with pytest.raises(NotFoundError) as caught:
+        deployment.status()
+    assert caught.value.code == "NOT_FOUND" and not caught.value.retryable
+    assert Client().list() == []
+
+
+def test_prism_takes_its_own_names(home: Home) -> None:
+    deployment = Client().deploy_prism(name="tree", model="demo", context_length=512, env=SMALL)
+    assert deployment.framework == "prism"
+    assert any("context of 512 tokens" in line for line in deployment.logs())
+    answers(deployment.url)
+
+
+def test_parameters_reach_the_server(home: Home) -> None:
+    deployment = Client().deploy_blaze(
+        name="chat", model="demo", gpu_count=0, max_model_len=256, served_model_name="parrot", api_key="a key of mine", env=SMALL
+    )
+    answers(deployment.url, "parrot", "a key of mine")
+    models = OpenAI(base_url=deployment.url + "/v1", api_key="a key of mine").models.list().data
+    assert [(model.id, model.model_extra and model.model_extra["max_model_len"]) for model in models] == [("parrot", 256)]
+
+
+def test_other_clients_find_it_again(home: Home) -> None:
+    first = Client().deploy_blaze(name="chat", model="demo", env=SMALL)
+    again = Client().deploy_blaze(name="chat", model="demo", env=SMALL, timeout=500)
+    assert again.url == first.url
+    assert Client().get("chat") == first and Client().list() == [first]
+    script = "from candlepower import Client; print(Client().get('chat').url); Client().delete('chat')"
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment())
+    assert output.stdout.strip() == first.url
+    assert Client().list() == []
+
+
+def test_progress_is_told(home: Home) -> None:
+    seen: list[DeploymentStatus] = []
+    Client().deploy_blaze(name="chat", model="demo", env=SMALL, on_progress=seen.append)
+    assert seen[-1].is_ready and not seen[0].is_ready
+    steps = [(status.phase, status.message) for status in seen]
+    assert len(steps) == len(set(steps)), "what has not changed is not told again"
+
+
+def test_a_log_is_followed_until_the_deployment_is_deleted(home: Home) -> None:
+    deployment = Client().deploy_blaze(name="chat", model="demo", env=SMALL)
+    lines = deployment.follow(tail=1)
+    assert "ready: http://" in next(lines)
+    answers(deployment.url)
+    deployment.delete()
+    assert all(isinstance(line, str) for line in lines)
+
+
+def test_the_example_of_the_readme_runs(home: Home) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (example,) = [block for block in blocks if "deploy_blaze" in block]
+    output = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=120, env=environment())
+    assert output.returncode == 0, output.stderr
+    lines = output.stdout.splitlines()
+    assert "The capital of France is Paris." in lines and "True" in lines
+    assert Client().list() == []
+
+
+def test_the_wheel_carries_the_command_line(home: Home, tmp_path: Path) -> None:
+    program = Path(sys.executable).parent / "candlepower"
+    for command in ([str(program)], [sys.executable, "-m", "candlepower"]):
+        output = subprocess.run([*command, "ls", "--json"], capture_output=True, text=True, env=environment())
+        assert (output.returncode, json.loads(output.stdout)) == (0, [])
