@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 import pytest
-from conftest import SMALL, Home
+from support import SMALL, Home
 
 import candlepower
 from candlepower import (

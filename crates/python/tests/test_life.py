@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, Home, environment, is_alive
+from support import SMALL, Home, environment, is_alive
 from openai import OpenAI
 
 from candlepower import Client, DeploymentStatus, NotFoundError

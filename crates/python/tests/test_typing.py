@@ -47,8 +47,9 @@ def test_programs_are_checked_against_the_package(tmp_path: Path) -> None:
     (tmp_path / "right.py").write_text(PROGRAM)
     (tmp_path / "wrong.py").write_text(WRONG)
     options = ["mypy", "--strict", "--cache-dir", str(tmp_path / "cache")]
-    right = mypy(*options, str(tmp_path / "right.py"), "-p", "candlepower")
-    assert right.returncode == 0, right.stdout + right.stderr
+    for checked in ([str(tmp_path / "right.py")], ["-p", "candlepower"]):
+        right = mypy(*options, *checked)
+        assert right.returncode == 0, right.stdout + right.stderr
     wrong = mypy(*options, str(tmp_path / "wrong.py"))
     assert [f"wrong.py:{line}:" in wrong.stdout for line in (3, 4, 5, 6)] == [True] * 4, wrong.stdout
 

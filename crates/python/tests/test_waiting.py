@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from conftest import SMALL, Home, environment
+from support import SMALL, Home, environment
 
 from candlepower import AsyncClient, Client, Deployment, DeploymentTimeoutError, NotFoundError
 

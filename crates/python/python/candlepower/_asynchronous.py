@@ -30,10 +30,6 @@ class AsyncClient:
         """The deployment of this name."""
         return AsyncDeployment._from_json(await _native.get(name).start())
 
-    async def list(self) -> "list[AsyncDeployment]":
-        """All deployments, by their names."""
-        return AsyncDeployment._list_from_json(await _native.list().start())
-
     async def delete(self, name: str) -> None:
         """Ends a deployment and removes all of it; running requests have half a minute to finish."""
         await _native.delete(name).start()
@@ -42,13 +38,18 @@ class AsyncClient:
         """Ends a deployment's server and starts it again, with the same address; `wait_until_ready` waits for it."""
         return AsyncDeployment._from_json(await _native.restart(name, _binary.find()).start())
 
-    async def logs(self, name: str, tail: int | None = None) -> "list[str]":
+    async def logs(self, name: str, tail: int | None = None) -> list[str]:
         """The newest `tail` lines of a deployment's log, or all, the oldest first."""
         return await (await self.get(name)).logs(tail)
 
-    async def events(self, name: str) -> "list[Event]":
+    async def events(self, name: str) -> list[Event]:
         """What has happened to a deployment, the oldest first."""
         return await (await self.get(name)).events()
+
+    # The last, because from here on the name is no longer the type's.
+    async def list(self) -> "list[AsyncDeployment]":
+        """All deployments, by their names."""
+        return AsyncDeployment._list_from_json(await _native.list().start())
 
 
 class AsyncDeployment(DeploymentFields):

@@ -42,10 +42,6 @@ class Client:
         """The deployment of this name."""
         return Deployment._from_json(_native.get(name).wait())
 
-    def list(self) -> "list[Deployment]":
-        """All deployments, by their names."""
-        return Deployment._list_from_json(_native.list().wait())
-
     def delete(self, name: str) -> None:
         """Ends a deployment and removes all of it; running requests have half a minute to finish."""
         _native.delete(name).wait()
@@ -54,13 +50,18 @@ class Client:
         """Ends a deployment's server and starts it again, with the same address; `wait_until_ready` waits for it."""
         return Deployment._from_json(_native.restart(name, _binary.find()).wait())
 
-    def logs(self, name: str, tail: int | None = None) -> "list[str]":
+    def logs(self, name: str, tail: int | None = None) -> list[str]:
         """The newest `tail` lines of a deployment's log, or all, the oldest first."""
         return self.get(name).logs(tail)
 
-    def events(self, name: str) -> "list[Event]":
+    def events(self, name: str) -> list[Event]:
         """What has happened to a deployment, the oldest first."""
         return self.get(name).events()
+
+    # The last, because from here on the name is no longer the type's.
+    def list(self) -> "list[Deployment]":
+        """All deployments, by their names."""
+        return Deployment._list_from_json(_native.list().wait())
 
 
 class Deployment(DeploymentFields):

@@ -4,6 +4,20 @@ from asyncio import Future
 from collections.abc import Callable
 from typing import final
 
+__all__ = [
+    "Lines",
+    "Work",
+    "delete",
+    "deploy",
+    "events",
+    "get",
+    "list",
+    "logs",
+    "restart",
+    "status",
+    "wait_until_ready",
+]
+
 @final
 class Work:
     """An operation that has not begun."""
