@@ -1,7 +1,7 @@
 //! What the output is to be: `response_format`, `structured_outputs` and the names that came before it.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::error::{FieldError, excerpt};
@@ -27,20 +27,33 @@ pub enum ConstraintKind {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// A text of a grammar in Lark's notation.
+    /// A text of a grammar in Lark's notation or in GBNF.
     Grammar(String),
+    /// Text with constrained parts.
+    StructuralTag(Value),
 }
 
-/// The form of the answer: plain text, any JSON object, or JSON that a schema describes.
+/// The form of the answer: plain text, any JSON object, JSON that a schema describes, or text with constrained parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResponseFormat {
-    /// `text`, `json_object` or `json_schema`.
+    /// `text`, `json_object`, `json_schema` or `structural_tag`.
     #[serde(rename = "type")]
     pub kind: String,
     /// With `json_schema`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub json_schema: Option<JsonSchemaFormat>,
+    /// With `structural_tag`: what the text is, as an object with a `type` (`triggered_tags`, `tag`, `json_schema`, ..).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub format: Option<Value>,
+    /// With `structural_tag`, in its older form: `begin`, `schema` and `end` of each constrained part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<Object>>)]
+    pub structures: Option<Value>,
+    /// With `structures`: the strings after which one of them must come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub triggers: Option<Vec<String>>,
 }
 
 /// A schema and what it is called.
@@ -75,12 +88,16 @@ pub struct StructuredOutputs {
     /// The texts of which one is to be the output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice: Option<Vec<String>>,
-    /// A grammar in Lark's notation.
+    /// A grammar in Lark's notation or in GBNF, the EBNF of llama.cpp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grammar: Option<String>,
     /// Whether the output is to be any JSON object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub json_object: Option<bool>,
+    /// A structural tag, as an object or as its text; see `response_format`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub structural_tag: Option<Value>,
 }
 
 impl OutputConstraint {
@@ -100,7 +117,7 @@ impl OutputConstraint {
         if let Some(outputs) = structured_outputs {
             let said = of_outputs(outputs.clone())?;
             if said.is_empty() {
-                let message = "`structured_outputs` says nothing: give json, regex, choice, grammar or json_object.";
+                let message = "`structured_outputs` says nothing: give json, regex, choice, grammar, json_object or structural_tag.";
                 return Err(FieldError::new("structured_outputs", message));
             }
             found.extend(said);
@@ -123,7 +140,16 @@ fn of_format(format: ResponseFormat) -> Result<Option<OutputConstraint>, FieldEr
         let message = "`json_schema` needs the type `json_schema`.";
         return Err(FieldError::new("response_format.json_schema", message));
     }
+    if format.kind != "structural_tag"
+        && (format.format.is_some() || format.structures.is_some() || format.triggers.is_some())
+    {
+        let message = "`format`, `structures` and `triggers` need the type `structural_tag`.";
+        return Err(FieldError::new(PARAM, message));
+    }
     match format.kind.as_str() {
+        "structural_tag" => {
+            Ok(Some(OutputConstraint { param: PARAM, kind: structural_tag(format)? }))
+        }
         "text" => Ok(None),
         "json_object" => {
             Ok(Some(OutputConstraint { param: PARAM, kind: ConstraintKind::JsonObject }))
@@ -144,16 +170,41 @@ fn of_format(format: ResponseFormat) -> Result<Option<OutputConstraint>, FieldEr
         other => Err(FieldError::new(
             "response_format.type",
             format!(
-                "`response_format` of type `{}` is not supported: text, json_object and json_schema are.",
+                "`response_format` of type `{}` is not supported: text, json_object, json_schema and structural_tag are.",
                 excerpt(other)
             ),
         )),
     }
 }
 
+/// The tag in one of its two forms.
+fn structural_tag(format: ResponseFormat) -> Result<ConstraintKind, FieldError> {
+    let tag = match format {
+        ResponseFormat { format: Some(format), structures: None, triggers: None, .. } => {
+            json!({"format": format})
+        }
+        ResponseFormat {
+            format: None,
+            structures: Some(structures),
+            triggers: Some(triggers),
+            ..
+        } => {
+            json!({"structures": structures, "triggers": triggers})
+        }
+        _ => {
+            let message =
+                "The type `structural_tag` needs either `format`, or `structures` and `triggers`.";
+            return Err(FieldError::new("response_format", message));
+        }
+    };
+    Ok(ConstraintKind::StructuralTag(tag))
+}
+
 fn of_outputs(outputs: StructuredOutputs) -> Result<Vec<OutputConstraint>, FieldError> {
-    let StructuredOutputs { json, regex, choice, grammar, json_object } = outputs;
+    let StructuredOutputs { json, regex, choice, grammar, json_object, structural_tag } = outputs;
     let json = json.map(|schema| schema_of("structured_outputs.json", schema)).transpose()?;
+    let tag =
+        structural_tag.map(|tag| json_of("structured_outputs.structural_tag", tag)).transpose()?;
     let kinds = [
         ("structured_outputs.json", json.map(ConstraintKind::JsonSchema)),
         ("structured_outputs.regex", regex.map(ConstraintKind::Regex)),
@@ -163,6 +214,7 @@ fn of_outputs(outputs: StructuredOutputs) -> Result<Vec<OutputConstraint>, Field
             "structured_outputs.json_object",
             json_object.and_then(|wanted| wanted.then_some(ConstraintKind::JsonObject)),
         ),
+        ("structured_outputs.structural_tag", tag.map(ConstraintKind::StructuralTag)),
     ];
     let said =
         kinds.into_iter().filter_map(|(param, kind)| Some(OutputConstraint { param, kind: kind? }));
@@ -186,12 +238,15 @@ fn of_older_names(fields: &mut Fields<'_>) -> Result<Vec<OutputConstraint>, Fiel
 
 /// A schema, which may be given as its text.
 fn schema_of(param: &'static str, schema: Value) -> Result<Value, FieldError> {
-    match schema {
-        Value::String(text) => match serde_json::from_str(&text) {
-            Ok(schema) => checked_schema(param, schema),
-            Err(_) => Err(FieldError::new(param, format!("`{param}` is a text, and no JSON."))),
-        },
-        schema => checked_schema(param, schema),
+    checked_schema(param, json_of(param, schema)?)
+}
+
+/// A value, which may be given as its text.
+fn json_of(param: &'static str, value: Value) -> Result<Value, FieldError> {
+    match value {
+        Value::String(text) => serde_json::from_str(&text)
+            .map_err(|_| FieldError::new(param, format!("`{param}` is a text, and no JSON."))),
+        value => Ok(value),
     }
 }
 
@@ -204,8 +259,6 @@ fn checked_schema(param: &'static str, schema: Value) -> Result<Value, FieldErro
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn take(body: Value) -> Result<Option<OutputConstraint>, FieldError> {
@@ -245,6 +298,21 @@ mod tests {
         assert_eq!(said(json!({"structured_outputs": {"regex": "a+"}})), regex);
         let grammar = Some(ConstraintKind::Grammar("start: \"a\"".into()));
         assert_eq!(said(json!({"guided_grammar": "start: \"a\""})), grammar);
+        let format = json!({"type": "any_text"});
+        let tag = Some(ConstraintKind::StructuralTag(json!({"format": format})));
+        assert_eq!(
+            said(json!({"response_format": {"type": "structural_tag", "format": format}})),
+            tag
+        );
+        let outputs = |tag: Value| said(json!({"structured_outputs": {"structural_tag": tag}}));
+        assert_eq!(outputs(json!({"format": format})), tag);
+        assert_eq!(outputs(json!({"format": format}).to_string().into()), tag);
+        let older = json!({"structures": [], "triggers": ["<"]});
+        let format = json!({"type": "structural_tag", "structures": [], "triggers": ["<"]});
+        assert_eq!(
+            said(json!({"response_format": format})),
+            Some(ConstraintKind::StructuralTag(older))
+        );
     }
 
     #[test]
@@ -257,6 +325,16 @@ mod tests {
                 "response_format.json_schema",
             ),
             (json!({"response_format": "json"}), "response_format"),
+            (json!({"response_format": {"type": "structural_tag"}}), "response_format"),
+            (
+                json!({"response_format": {"type": "structural_tag", "structures": []}}),
+                "response_format",
+            ),
+            (json!({"response_format": {"type": "text", "triggers": ["<"]}}), "response_format"),
+            (
+                json!({"structured_outputs": {"structural_tag": "{"}}),
+                "structured_outputs.structural_tag",
+            ),
             (json!({"structured_outputs": {}}), "structured_outputs"),
             (json!({"structured_outputs": {"yaml": 1}}), "structured_outputs.yaml"),
             (json!({"structured_outputs": {"json": 7}}), "structured_outputs.json"),

@@ -185,7 +185,8 @@ impl Lark<'_> {
 
     /// What is no call.
     fn text(&mut self) -> Result<String> {
-        let value = self.shape.text.map(Constraint::as_lark_value).transpose()?;
+        let value = |text: &Constraint| text.as_lark_value(self.tokenizer);
+        let value = self.shape.text.map(value).transpose()?;
         self.rule("text", value.as_deref().unwrap_or(TEXT));
         Ok("text".to_owned())
     }
@@ -261,7 +262,7 @@ impl Lark<'_> {
                 ToolFormat::Pythonic => self.keywords(index, function)?,
                 _ => {
                     let schema = if held { function.schema() } else { json!({"type": "object"}) };
-                    Constraint::JsonSchema(schema).as_lark_value()?
+                    Constraint::JsonSchema(schema).as_lark_value(self.tokenizer)?
                 }
             };
             self.rule(&format!("a{index}"), &arguments);

@@ -10,6 +10,7 @@ use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Matcher, ParserFactory};
 
 use crate::constraint::Notation;
+use crate::vocabulary::SpecialToken;
 use crate::{Constraint, Error, Grammar, Result, vocabulary};
 
 /// Compiled constraints that are kept.
@@ -19,6 +20,7 @@ const CACHE_SIZE: usize = 128;
 pub struct GrammarCompiler {
     factory: ParserFactory,
     num_logits: usize,
+    special: Vec<SpecialToken>,
     /// The last ones first.
     cache: Mutex<Vec<(String, Grammar)>>,
 }
@@ -36,7 +38,8 @@ impl GrammarCompiler {
             .map_err(|error| Error::Vocabulary(format!("{error:#}")))?;
         factory.quiet();
         factory.limits_mut().verbose_errors = false;
-        Ok(Self { factory, num_logits, cache: Mutex::default() })
+        let special = vocabulary::special_tokens(tokenizer, num_logits);
+        Ok(Self { factory, num_logits, special, cache: Mutex::default() })
     }
 
     /// The first state of a constraint; the same constraint is compiled once.
@@ -44,7 +47,7 @@ impl GrammarCompiler {
     /// # Errors
     /// [`Error::Constraint`] with the keyword, the place or the limit; [`Error::EmptyChoice`].
     pub fn compile(&self, constraint: &Constraint) -> Result<Grammar> {
-        let notation = constraint.notation()?;
+        let notation = constraint.notation(&self.special)?;
         let key = notation.key();
         if let Some(grammar) = self.cached(&key) {
             return Ok(grammar);

@@ -1,8 +1,10 @@
 //! What an output may be asked to be.
 
+use candlepower_tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
-use crate::{Error, Result};
+use crate::vocabulary::{self, SpecialToken};
+use crate::{Error, Result, gbnf, structural_tag};
 
 /// What an output must be.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +19,10 @@ pub enum Constraint {
     Choice(Vec<String>),
     /// A text of a context-free grammar in Lark's notation.
     Lark(String),
+    /// A text of a context-free grammar in GBNF, the EBNF of llama.cpp and SGLang, of its rule `root`.
+    Gbnf(String),
+    /// Text with constrained parts, as a `structural_tag` of vLLM and SGLang describes it.
+    StructuralTag(Value),
 }
 
 /// White space between the tokens of JSON: at most a line break and an indentation. Unbounded, a model may write nothing
@@ -27,16 +33,22 @@ impl Constraint {
     /// The constraint as a value in Lark's notation, which may stand within a larger grammar.
     ///
     /// # Errors
-    /// [`Error::EmptyChoice`].
-    pub fn as_lark_value(&self) -> Result<String> {
-        Ok(match self.notation()? {
+    /// [`Error::EmptyChoice`], or [`Error::Constraint`] with what is wrong.
+    pub fn as_lark_value(&self, tokenizer: &Tokenizer) -> Result<String> {
+        let special = vocabulary::special_tokens(tokenizer, tokenizer.vocab_size());
+        Ok(match self.notation(&special)? {
             Notation::Json(schema) => format!("%json {schema}"),
             Notation::Lark(grammar) => format!("%lark {{\n{grammar}\n}}"),
         })
     }
 
+    /// A grammar in the notation that it is written in: GBNF, or else Lark's.
+    pub fn grammar(text: String) -> Self {
+        if gbnf::is_gbnf(&text) { Self::Gbnf(text) } else { Self::Lark(text) }
+    }
+
     /// The constraint in llguidance's notation, which also names it in the cache: its kind and its text.
-    pub(crate) fn notation(&self) -> Result<Notation> {
+    pub(crate) fn notation(&self, special: &[SpecialToken]) -> Result<Notation> {
         Ok(match self {
             Self::JsonObject => Notation::Json(with_white_space(json!({"type": "object"}))),
             Self::JsonSchema(schema) => Notation::Json(with_white_space(schema.clone())),
@@ -45,11 +57,12 @@ impl Constraint {
                 return Err(Error::EmptyChoice);
             }
             Self::Choice(texts) => {
-                let literals: Vec<String> =
-                    texts.iter().map(|text| Value::from(text.as_str()).to_string()).collect();
+                let literals: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
                 Notation::Lark(format!("start: {}\n", literals.join(" | ")))
             }
             Self::Lark(grammar) => Notation::Lark(grammar.clone()),
+            Self::StructuralTag(tag) => Notation::Lark(structural_tag::to_lark(tag, special)?),
+            Self::Gbnf(grammar) => Notation::Lark(gbnf::to_lark(grammar)?),
         })
     }
 }
@@ -73,7 +86,7 @@ impl Notation {
 
 /// The schema with our white space; what the request says of llguidance's own options is dropped, because they are no
 /// part of JSON Schema.
-fn with_white_space(schema: Value) -> Value {
+pub(crate) fn with_white_space(schema: Value) -> Value {
     let mut schema = match schema {
         Value::Object(schema) => schema,
         // `true` allows all JSON, `false` none.
@@ -84,8 +97,13 @@ fn with_white_space(schema: Value) -> Value {
     Value::Object(schema)
 }
 
+/// A text as a string of Lark's notation, which is JSON's but for one character.
+pub(crate) fn quoted(text: &str) -> String {
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
+
 /// A regular expression between slashes.
-fn escape_slashes(regex: &str) -> String {
+pub(crate) fn escape_slashes(regex: &str) -> String {
     let mut escaped = String::with_capacity(regex.len());
     let mut after_backslash = false;
     for character in regex.chars() {
@@ -111,9 +129,9 @@ mod tests {
 
     #[test]
     fn a_choice_is_never_empty() {
-        assert_eq!(Constraint::Choice(vec![]).notation(), Err(Error::EmptyChoice));
+        assert_eq!(Constraint::Choice(vec![]).notation(&[]), Err(Error::EmptyChoice));
         assert_eq!(
-            Constraint::Choice(vec!["a".into(), String::new()]).notation(),
+            Constraint::Choice(vec!["a".into(), String::new()]).notation(&[]),
             Err(Error::EmptyChoice)
         );
     }

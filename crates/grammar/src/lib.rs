@@ -8,7 +8,9 @@
 mod compiler;
 mod constraint;
 mod error;
+mod gbnf;
 mod grammar;
+mod structural_tag;
 #[cfg(test)]
 mod tests;
 mod vocabulary;

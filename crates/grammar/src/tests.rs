@@ -39,12 +39,12 @@ fn byte_letters() -> Vec<char> {
         .collect()
 }
 
-fn compiler() -> GrammarCompiler {
+pub(crate) fn compiler() -> GrammarCompiler {
     GrammarCompiler::new(&tokenizer(), &[EOS], 320).unwrap()
 }
 
 /// Takes a text byte by byte; `None` if it is not allowed, else whether it may end there.
-fn take(mut grammar: Grammar, text: &str) -> Option<bool> {
+pub(crate) fn take(mut grammar: Grammar, text: &str) -> Option<bool> {
     for byte in text.bytes() {
         if grammar.is_finished() || !grammar.allowed().unwrap().allows(byte.into()) {
             return None;
@@ -90,8 +90,9 @@ fn constraints_stand_within_larger_grammars() {
         (Constraint::Regex("[{}]b|c".into()), "}b"),
         (Constraint::Choice(vec!["yes".into(), "}".into()]), "}"),
         (Constraint::Lark("start: \"(\" start \")\" | X // }\nX: \"x\"".into()), "((x))"),
+        (Constraint::Gbnf("root ::= \"(\" root \")\" | \"x\"".into()), "((x))"),
     ] {
-        let inner = constraint.as_lark_value().unwrap();
+        let inner = constraint.as_lark_value(&tokenizer()).unwrap();
         let outer = Constraint::Lark(format!("start: \"<\" inner \">\"\ninner: {inner}\n"));
         let take = |text: &str| take(compiler.compile(&outer).unwrap(), text);
         assert_eq!(take(&format!("<{text}>")), Some(true), "{inner}");
@@ -153,5 +154,133 @@ fn a_constraint_is_compiled_once() {
     for round in 0..300 {
         let regex = Constraint::Regex(format!("a{{{}}}", round % 140 + 1));
         assert_eq!(take(compiler.compile(&regex).unwrap(), "a"), Some(round % 140 == 0));
+    }
+}
+
+/// A tag of a schema for a number, and what may come around it.
+fn call(begin: &str) -> Value {
+    let digit = json!({"type": "integer", "minimum": 0, "maximum": 9});
+    json!({"begin": begin, "content": {"type": "json_schema", "json_schema": digit}, "end": "</f>"})
+}
+
+#[test]
+fn tags_begin_where_their_triggers_come() {
+    let compiler = compiler();
+    let take =
+        |tag: Value, text| take(compiler.compile(&Constraint::StructuralTag(tag)).unwrap(), text);
+    let triggered = |more: Value| {
+        let mut format = json!({"type": "triggered_tags", "triggers": ["<f"], "tags": [call("<f=a>"), call("<f=b>")]});
+        format.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({"type": "structural_tag", "format": format})
+    };
+    let schema = json!({"type": "integer", "minimum": 0, "maximum": 9});
+    let older = json!({"triggers": ["<f"], "structures": [
+        {"begin": "<f=a>", "schema": schema, "end": "</f>"}, {"begin": "<f=b>", "schema": schema, "end": "</f>"},
+    ]});
+    for tag in [triggered(json!({})), older] {
+        for text in [
+            "",
+            "plain < text",
+            "x <f=a>1</f> y <f=b>2</f>",
+            "<f=a>1</f><f=a>3</f>",
+            "a\nb <f=b>0</f>",
+        ] {
+            assert_eq!(take(tag.clone(), text), Some(true), "{text:?}");
+        }
+        for text in ["<f", "x <f=a>1", "x <f=a>1</f> <f=b>2</"] {
+            assert_eq!(take(tag.clone(), text), Some(false), "{text:?}");
+        }
+        for text in ["<f ", "<f=c", "x <f=a>x", "<f=a>10", "<f=a>1</f> <fx"] {
+            assert_eq!(take(tag.clone(), text), None, "{text:?}");
+        }
+    }
+    let some = triggered(json!({"at_least_one": true}));
+    assert_eq!(take(some.clone(), "<f=a>1</f> done"), Some(true));
+    assert_eq!(take(some, "no"), None);
+    let first = triggered(json!({"stop_after_first": true}));
+    assert_eq!(take(first.clone(), "x <f=a>1</f>"), Some(true));
+    assert_eq!(take(first.clone(), "plain"), Some(true));
+    assert_eq!(take(first, "x <f=a>1</f>y"), None);
+    let only = triggered(json!({"at_least_one": true, "stop_after_first": true}));
+    assert_eq!(take(only.clone(), "<f=b>7</f>"), Some(true));
+    assert_eq!(take(only, "<f=b>7</f>x"), None);
+}
+
+#[test]
+fn formats_of_structural_tags_are_held() {
+    let compiler = compiler();
+    let take = |format: Value, text| {
+        take(compiler.compile(&Constraint::StructuralTag(json!({"format": format}))).unwrap(), text)
+    };
+    let any = json!({"type": "any_text"});
+    let constant = |value: &str| json!({"type": "const_string", "value": value});
+    assert_eq!(take(any.clone(), "what\never"), Some(true));
+    let thought = json!({"type": "tag", "begin": "<think>", "content": any, "end": "</think>"});
+    assert_eq!(take(thought.clone(), "<think>a < b</think>"), Some(true));
+    assert_eq!(take(thought.clone(), "<think>a</think>b"), None);
+    let answer = json!({"type": "sequence", "elements": [thought, {"type": "regex", "pattern": "[0-9]+/x"}, constant("!")]});
+    assert_eq!(take(answer.clone(), "<think></think>12/x!"), Some(true));
+    assert_eq!(take(answer, "<think></think>12/x"), Some(false));
+    let or = json!({"type": "or", "elements": [constant("yes"), constant("y\u{7f}"), {"type": "grammar", "grammar": "root ::= \"n\"+"}]});
+    for (text, allowed) in [
+        ("yes", Some(true)),
+        ("y\u{7f}", Some(true)),
+        ("nnn", Some(true)),
+        ("ye", Some(false)),
+        ("nx", None),
+    ] {
+        assert_eq!(take(or.clone(), text), allowed, "{text:?}");
+    }
+    let list = json!({"type": "tags_with_separator", "tags": [call("<f>")], "separator": ", ", "at_least_one": true});
+    assert_eq!(take(list.clone(), "<f>1</f>, <f>2</f>"), Some(true));
+    assert_eq!(take(list.clone(), "<f>1</f>,"), Some(false));
+    assert_eq!(take(list, ""), Some(false));
+    // A special token within a string is the token.
+    let mut special = compiler
+        .compile(&Constraint::StructuralTag(json!({"format": constant("a</s>b")})))
+        .unwrap();
+    special.accept(b'a'.into()).unwrap();
+    assert!(
+        special.allowed().unwrap().allows(EOS) && !special.allowed().unwrap().allows(b'<'.into())
+    );
+}
+
+#[test]
+fn structural_tags_that_cannot_be_held_are_refused() {
+    let compiler = compiler();
+    let any = json!({"type": "any_text"});
+    for (tag, part) in [
+        (json!({}), "format"),
+        (json!({"format": {"type": "xml"}}), "xml"),
+        (
+            json!({"format": {"type": "qwen_xml_parameter", "json_schema": {}}}),
+            "qwen_xml_parameter",
+        ),
+        (json!({"format": {"type": "any_text", "excludes": ["a"]}}), "excludes"),
+        (json!({"format": {"type": "sequence", "elements": [any, any]}}), "must be the last"),
+        (
+            json!({"format": {"type": "tag", "begin": "<", "content": any, "end": ""}}),
+            "must be the last",
+        ),
+        (json!({"format": {"type": "or", "elements": []}}), "no elements"),
+        (
+            json!({"format": {"type": "json_schema", "json_schema": {"dependentRequired": {"a": ["b"]}}}}),
+            "dependentRequired",
+        ),
+        (json!({"format": {"type": "grammar", "grammar": "root ::= x"}}), "no rule `x`"),
+        (
+            json!({"triggers": ["<g"], "structures": [{"begin": "<f>", "schema": {}, "end": ""}]}),
+            "<g",
+        ),
+        (
+            json!({"triggers": [""], "structures": [{"begin": "<f>", "schema": {}, "end": ""}]}),
+            "empty",
+        ),
+        (json!({"triggers": [], "structures": []}), "no triggers"),
+        (json!({"triggers": ["<"]}), "structures"),
+    ] {
+        let refused =
+            compiler.compile(&Constraint::StructuralTag(tag.clone())).unwrap_err().to_string();
+        assert!(refused.contains(part), "{refused}: {tag}");
     }
 }

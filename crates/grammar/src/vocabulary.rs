@@ -13,6 +13,23 @@ struct Vocabulary {
     trie: TokTrie,
 }
 
+/// A token that is no text, and what it is written as.
+#[derive(Clone, Debug)]
+pub(crate) struct SpecialToken {
+    pub(crate) text: String,
+    pub(crate) id: u32,
+}
+
+/// The special tokens of a model with `num_logits` logits.
+pub(crate) fn special_tokens(tokenizer: &Tokenizer, num_logits: usize) -> Vec<SpecialToken> {
+    let ids = tokenizer.special_ids().iter().copied().filter(|id| (*id as usize) < num_logits);
+    let special = ids.map(|id| SpecialToken {
+        text: String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned(),
+        id,
+    });
+    special.filter(|token| !token.text.is_empty()).collect()
+}
+
 /// The vocabulary of a model with `num_logits` logits, which ends texts with `eos_token_ids`.
 ///
 /// # Errors

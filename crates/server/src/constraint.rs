@@ -25,7 +25,8 @@ pub(crate) fn of_output(output: &OutputConstraint) -> Constraint {
         ConstraintKind::JsonSchema(schema) => Constraint::JsonSchema(schema),
         ConstraintKind::Regex(regex) => Constraint::Regex(regex),
         ConstraintKind::Choice(texts) => Constraint::Choice(texts),
-        ConstraintKind::Grammar(grammar) => Constraint::Lark(grammar),
+        ConstraintKind::Grammar(grammar) => Constraint::grammar(grammar),
+        ConstraintKind::StructuralTag(tag) => Constraint::StructuralTag(tag),
     }
 }
 

@@ -1,0 +1,79 @@
+//! How an instance is written: compactly, with its properties in the schema's order.
+
+use serde_json::{Map, Value};
+
+/// The instance as it came, and in the schema's order.
+pub(crate) fn spellings(schema: &Value, data: &Value) -> Vec<String> {
+    let mut spellings = vec![ordered(schema, schema, data, 0).to_string(), data.to_string()];
+    spellings.dedup();
+    spellings
+}
+
+/// The data with properties as the schema lists them, then the others.
+fn ordered(root: &Value, schema: &Value, data: &Value, depth: usize) -> Value {
+    const MAX_DEPTH: usize = 64;
+    if depth > MAX_DEPTH {
+        return data.clone();
+    }
+    match data {
+        Value::Object(object) => {
+            let mut names = Vec::new();
+            add_names(root, schema, &mut names, 0);
+            let listed =
+                names.iter().filter_map(|(name, schema)| Some((name, object.get(name)?, *schema)));
+            let mut sorted = Map::new();
+            for (name, value, schema) in listed {
+                if !sorted.contains_key(name) {
+                    sorted.insert(name.clone(), ordered(root, schema, value, depth + 1));
+                }
+            }
+            for (name, value) in object {
+                if !sorted.contains_key(name) {
+                    let schema = schema.get("additionalProperties").unwrap_or(&Value::Null);
+                    sorted.insert(name.clone(), ordered(root, schema, value, depth + 1));
+                }
+            }
+            Value::Object(sorted)
+        }
+        Value::Array(items) => {
+            let of_item = |index: usize| {
+                let first = schema.get("prefixItems").and_then(|schemas| schemas.get(index));
+                first.or_else(|| schema.get("items")).unwrap_or(&Value::Null)
+            };
+            Value::Array(
+                items
+                    .iter()
+                    .enumerate()
+                    .map(|(i, item)| ordered(root, of_item(i), item, depth + 1))
+                    .collect(),
+            )
+        }
+        other => other.clone(),
+    }
+}
+
+/// The properties that a schema lists, itself and through references and combinations.
+fn add_names<'a>(
+    root: &'a Value,
+    schema: &'a Value,
+    names: &mut Vec<(String, &'a Value)>,
+    depth: usize,
+) {
+    const MAX_DEPTH: usize = 16;
+    if depth > MAX_DEPTH {
+        return;
+    }
+    let properties = schema.get("properties").and_then(Value::as_object);
+    names.extend(properties.into_iter().flatten().map(|(name, schema)| (name.clone(), schema)));
+    if let Some(Value::String(reference)) = schema.get("$ref")
+        && let Some(pointer) = reference.strip_prefix('#')
+        && let Some(target) = root.pointer(pointer)
+    {
+        add_names(root, target, names, depth + 1);
+    }
+    for keyword in ["allOf", "anyOf", "oneOf"] {
+        for part in schema.get(keyword).and_then(Value::as_array).into_iter().flatten() {
+            add_names(root, part, names, depth + 1);
+        }
+    }
+}
