@@ -37,10 +37,10 @@ fn parameters_that_cannot_be_used_are_named_with_their_value() {
             "quantization `int3`: possible are awq, gptq, squeezellm, fp8",
         ),
         (
-            "deploy demo --name x --backend docker",
+            "deploy demo --name x --backend slurm",
             "backend",
-            "docker",
-            "backend `docker`: possible are process",
+            "slurm",
+            "backend `slurm`: possible are process, docker, kubernetes",
         ),
         (
             "deploy nowhere --name x",

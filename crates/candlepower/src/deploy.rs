@@ -2,20 +2,24 @@
 
 use std::process::ExitCode;
 
-use candlepower_client::{BlazeParams, Client, DeploymentStatus, Params, PrismParams};
+use candlepower_client::{BlazeParams, DeploymentStatus, Params, PrismParams};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
 
-use crate::deployments::{self, Output};
+use crate::deployments::{self, Output, Shown};
+use crate::place::Place;
 
 /// What the long help says after the flags.
 pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     candlepower deploy demo --name chat\n  \
     candlepower deploy Qwen/Qwen2.5-0.5B-Instruct --name qwen --max-model-len 8192 --env BLAZE_MAX_NUM_SEQS=32\n  \
-    candlepower deploy ./model --name tree --framework prism --ttl-seconds 3600\n\n\
+    candlepower deploy ./model --name tree --framework prism --ttl-seconds 3600\n  \
+    candlepower deploy demo --name boxed --backend docker\n  \
+    candlepower deploy demo --name chat --backend kubernetes --gpu-count 0 --dry-run | kubectl apply -f -\n\n\
     The server outlives this command; `candlepower ls` lists what runs, `candlepower delete NAME` ends it. HF_TOKEN is taken \
     from the environment, the API key from BLAZE_API_KEY or PRISM_API_KEY given with --env or from CANDLEPOWER_API_KEY in the \
-    environment, and both are kept in the memory of the supervisor alone. The same command again finds the deployment \
+    environment, and both are kept in the memory of the supervisor alone (within the container, in the cluster's Secret). The same command again finds the deployment \
     that is there. Ctrl-C ends the waiting, not the deployment.\n\nExit status and errors: as of `candlepower status --help`.";
 
 /// What to deploy.
@@ -75,15 +79,21 @@ pub(crate) struct Deploy {
     /// Port of the server [default: a free one]
     #[arg(long)]
     port: Option<u16>,
-    /// Container image, for backends that run one
+    /// Container image [default: CANDLEPOWER_IMAGE, or this version's for the CPU or the GPUs]
     #[arg(long)]
     image: Option<String>,
-    /// Servers side by side; the process backend runs one
+    /// Servers side by side; more than one takes the kubernetes backend
     #[arg(long, value_name = "N")]
     replicas: Option<u32>,
-    /// Where to run; this version knows process
+    /// Where containers keep downloads: a folder by its full path, or the name of a volume (docker) or of a persistent
+    /// volume claim (kubernetes)
+    #[arg(long, value_name = "PLACE")]
+    hub_cache: Option<String>,
+    /// Print the manifests of the kubernetes backend, and ask and change nothing; secrets are in the Secret
     #[arg(long)]
-    backend: Option<String>,
+    dry_run: bool,
+    #[command(flatten)]
+    place: Place,
     /// Leave a deployment that failed to be looked at
     #[arg(long)]
     keep_on_failure: bool,
@@ -104,9 +114,15 @@ const API_KEY: &str = "CANDLEPOWER_API_KEY";
 impl Deploy {
     pub(crate) fn run(&self) -> ExitCode {
         let params = self.params();
+        if self.dry_run {
+            return self.output.finish(async {
+                let text = self.place.client()?.manifests(params)?;
+                Ok(Shown { json: json!({ "manifests": text }), text })
+            });
+        }
         let line = Line::new();
         self.output.finish(async {
-            let deployed = Client::new().deploy(params, |status| line.show(status)).await;
+            let deployed = self.place.client()?.deploy(params, |status| line.show(status)).await;
             line.clear();
             deployments::shown(&deployed?).await
         })
@@ -128,7 +144,7 @@ impl Deploy {
                     .enforce_eager(self.enforce_eager)
                     .keep_on_failure(self.keep_on_failure);
                 build!(@some params, gpu_count tensor_parallel_size max_model_len quantization min_gpu_memory_gb);
-                build!(@some params, dtype served_model_name ttl_seconds port image replicas backend);
+                build!(@some params, dtype served_model_name ttl_seconds port image replicas hub_cache);
                 if let Some(part) = self.gpu_memory_utilization {
                     params = params.$memory(part);
                 }

@@ -2,10 +2,11 @@
 
 use std::process::ExitCode;
 
-use candlepower_client::{Client, Deployment, Error, Event, Result};
+use candlepower_client::{Deployment, Error, Event, Result};
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::place::Place;
 use crate::print;
 use crate::table::table_of_words;
 
@@ -27,6 +28,8 @@ pub(crate) struct Output {
 #[derive(Debug, Args)]
 pub(crate) struct List {
     #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
     output: Output,
 }
 
@@ -35,6 +38,8 @@ pub(crate) struct List {
 pub(crate) struct Status {
     /// The deployment
     name: String,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     output: Output,
 }
@@ -51,6 +56,8 @@ pub(crate) struct Logs {
     #[arg(long, short)]
     follow: bool,
     #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
     output: Output,
 }
 
@@ -63,6 +70,8 @@ pub(crate) struct Restart {
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
     #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
     output: Output,
 }
 
@@ -71,6 +80,8 @@ pub(crate) struct Restart {
 pub(crate) struct Delete {
     /// The deployment
     name: String,
+    #[command(flatten)]
+    place: Place,
     #[command(flatten)]
     output: Output,
 }
@@ -81,13 +92,15 @@ pub(crate) struct Events {
     /// The deployment
     name: String,
     #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
     output: Output,
 }
 
 impl List {
     pub(crate) fn run(&self) -> ExitCode {
         self.output.finish(async {
-            let found = Client::new().list().await?;
+            let found = self.place.client()?.list().await?;
             let heads = ["NAME", "STATE", "PHASE", "FRAMEWORK", "MODEL", "URL"];
             let mut lines = vec![heads.map(str::to_owned).to_vec()];
             lines.extend(found.iter().map(|found| {
@@ -115,14 +128,14 @@ impl List {
 
 impl Status {
     pub(crate) fn run(&self) -> ExitCode {
-        self.output.finish(async { shown(&Client::new().get(&self.name).await?).await })
+        self.output.finish(async { shown(&self.place.client()?.get(&self.name).await?).await })
     }
 }
 
 impl Logs {
     pub(crate) fn run(&self) -> ExitCode {
         self.output.finish(async {
-            let client = Client::new();
+            let client = self.place.client()?;
             if !self.follow {
                 let lines = client.logs(&self.name, self.tail).await?;
                 let text = lines.iter().map(|line| format!("{line}\n")).collect();
@@ -143,7 +156,7 @@ impl Logs {
 impl Restart {
     pub(crate) fn run(&self) -> ExitCode {
         self.output.finish(async {
-            let mut deployment = Client::new().restart(&self.name).await?;
+            let mut deployment = self.place.client()?.restart(&self.name).await?;
             let timeout = std::time::Duration::from_secs(self.timeout);
             deployment.wait_until_ready(timeout, |_| {}).await?;
             shown(&deployment).await
@@ -154,7 +167,7 @@ impl Restart {
 impl Delete {
     pub(crate) fn run(&self) -> ExitCode {
         self.output.finish(async {
-            Client::new().delete(&self.name).await?;
+            self.place.client()?.delete(&self.name).await?;
             let json = json!({"name": self.name, "state": "Deleted"});
             Ok(Shown { text: format!("{} is deleted\n", self.name), json })
         })
@@ -164,7 +177,7 @@ impl Delete {
 impl Events {
     pub(crate) fn run(&self) -> ExitCode {
         self.output.finish(async {
-            let events = Client::new().events(&self.name).await?;
+            let events = self.place.client()?.events(&self.name).await?;
             let line = |event: &Event| {
                 let words = [event.state.as_str(), event.phase.as_str(), &event.message];
                 format!("{}  {:<12}  {:<12}  {}", event.time, words[0], words[1], words[2])
@@ -194,6 +207,7 @@ pub(crate) async fn shown(deployment: &Deployment) -> Result<Shown> {
         ("ready", format!("{} of {}", status.replicas_ready, status.replicas_desired)),
         ("framework", deployment.framework.to_string()),
         ("model", deployment.model.clone()),
+        ("image", deployment.image.clone().unwrap_or_default()),
         ("restarts", status.restarts.to_string()),
         ("message", status.message.clone()),
     ];

@@ -4,14 +4,16 @@ mod bench;
 mod deploy;
 mod deployments;
 mod doctor;
+mod forward;
 mod health;
+mod place;
 mod report;
 mod table;
 
 use std::io::Write;
 use std::process::ExitCode;
 
-use candlepower_client::{run_bound, supervise};
+use candlepower_client::{run_bound, run_with_secrets, supervise};
 use candlepower_server::config::Effective;
 use candlepower_server::{ServeConfig, init_logging, serve};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -20,6 +22,7 @@ use bench::Bench;
 use deploy::Deploy;
 use deployments::{Delete, Events, List, Logs, Restart, Status};
 use doctor::Doctor;
+use forward::Forward;
 use health::HealthArgs;
 
 /// Exit status for a command line, an environment or a config file that cannot be used.
@@ -84,6 +87,9 @@ enum Command {
     /// Show what has happened to a deployment
     #[command(after_long_help = deployments::AFTER_HELP)]
     Events(Events),
+    /// Open a port of this machine that leads to a deployment in a cluster, until Ctrl-C
+    #[command(after_long_help = deployments::AFTER_HELP)]
+    Forward(Forward),
     /// Print a script that completes command lines in a shell
     Completions {
         /// Which shell
@@ -92,12 +98,13 @@ enum Command {
     },
 }
 
-/// What supervisors are started as; people have no use for it.
+/// What supervisors and containers start; people have no use for it.
 fn hidden_command() -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
     match args.next()?.to_str()? {
         "__supervise" => Some(supervise()),
         "__run" => Some(run_bound(args)),
+        "__secrets" => Some(run_with_secrets(args)),
         _ => None,
     }
 }
@@ -122,6 +129,7 @@ fn main() -> ExitCode {
         "restart" => run(flags, Restart::run),
         "delete" => run(flags, Delete::run),
         "events" => run(flags, Events::run),
+        "forward" => run(flags, Forward::run),
         "completions" => {
             let shell = *flags.get_one::<clap_complete::Shell>("shell").expect("clap asks for it");
             let mut script = Vec::new();

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::runtime::Runtime;
 
+use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::params::{BlazeParams, Params, PrismParams};
 use crate::status::{DeploymentStatus, Event};
@@ -33,6 +34,13 @@ impl Client {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Error::backend("the client cannot wait", error))?;
         Ok(Self { client: crate::Client::new(), runtime: Arc::new(runtime) })
+    }
+
+    /// As [`crate::Client::backend`].
+    #[must_use]
+    pub fn backend(mut self, backend: Backend) -> Self {
+        self.client = self.client.backend(backend);
+        self
     }
 
     /// As [`crate::Client::deploy_blaze`].
@@ -141,6 +149,22 @@ impl Deployment {
     /// As there.
     pub fn refresh(&mut self) -> Result<()> {
         self.runtime.block_on(self.deployment.refresh())
+    }
+
+    /// As [`crate::Deployment::logs`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn logs(&self, tail: Option<usize>) -> Result<Vec<String>> {
+        self.runtime.block_on(self.deployment.logs(tail))
+    }
+
+    /// As [`crate::Deployment::events`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn events(&self) -> Result<Vec<Event>> {
+        self.runtime.block_on(self.deployment.events())
     }
 
     /// As [`crate::Deployment::wait_until_ready`].

@@ -6,6 +6,7 @@ use std::path::Path;
 use candlepower_hub::ModelId;
 use candlepower_machine::{Gpu, Gpus};
 
+use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::params::Params;
 use crate::quantity::memory_bytes;
@@ -20,6 +21,10 @@ const DTYPES: [&str; 6] = ["auto", "float32", "float", "float16", "half", "bfloa
 const MAX_NAME: usize = 63;
 /// The variable with the hub's token.
 pub(crate) const HUB_TOKEN: &str = "HF_TOKEN";
+/// The variable with the hub's address.
+const HUB_ENDPOINT: &str = "HF_ENDPOINT";
+/// The variable with the image that is run unless another is asked for.
+const IMAGE_VARIABLE: &str = "CANDLEPOWER_IMAGE";
 
 /// A deployment whose parameters make sense.
 #[derive(Clone, Debug)]
@@ -33,10 +38,24 @@ pub(crate) struct Plan {
 #[derive(Clone, Debug)]
 pub(crate) struct Compute {
     pub(crate) device: Device,
+    /// Which GPUs, of those that are here.
     pub(crate) gpus: Vec<Gpu>,
+    pub(crate) place: Place,
+}
+
+/// Whether the memory of this machine is that of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Here,
+    #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "all servers run here"))]
+    Elsewhere,
 }
 
 impl Compute {
+    pub(crate) fn cpu(place: Place) -> Self {
+        Self { device: Device::Cpu, gpus: Vec::new(), place }
+    }
+
     pub(crate) fn uuids(&self) -> Vec<String> {
         self.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()
     }
@@ -47,12 +66,12 @@ impl Plan {
     ///
     /// # Errors
     /// The first parameter that cannot be used, by its name.
-    pub(crate) fn new(params: &Params) -> Result<Self> {
+    pub(crate) fn new(params: &Params, backend: &Backend) -> Result<Self> {
         check_name(&params.name)?;
         check_choice("quantization", params.quantization.as_deref(), &QUANTIZATIONS)?;
         check_choice("dtype", params.dtype.as_deref(), &DTYPES)?;
-        check_choice("backend", params.backend.as_deref(), &["process"])?;
         check_numbers(params)?;
+        check_backend(params, backend)?;
         let memory = memory_bytes(&params.memory).ok_or_else(|| {
             Error::validation(
                 "memory",
@@ -60,7 +79,7 @@ impl Plan {
                 "a Kubernetes quantity such as 16Gi, 512Mi or 2G is needed",
             )
         })?;
-        let (env, mut secrets) = split_env(params)?;
+        let (mut env, mut secrets) = split_env(params)?;
         let secret_names: BTreeSet<String> = secrets.0.keys().cloned().collect();
         if !secrets.0.contains_key(HUB_TOKEN)
             && let Ok(token) = std::env::var(HUB_TOKEN)
@@ -72,8 +91,18 @@ impl Plan {
         if params.gpu_memory_utilization.is_some() {
             warnings.push("the part of a GPU's memory has no effect in this version".to_owned());
         }
-        if params.image.is_some() {
-            warnings.push("image has no effect with the process backend".to_owned());
+        let mut image = params.image.clone();
+        if *backend == Backend::Process {
+            if image.take().is_some() {
+                warnings.push("image has no effect with the process backend".to_owned());
+            }
+        } else {
+            // What a process has from its parent a container is told: the same hub, the image of this machine's user.
+            let variable = |name| std::env::var(name).ok().filter(|text| !text.trim().is_empty());
+            image = image.or_else(|| variable(IMAGE_VARIABLE));
+            if let Some(endpoint) = variable(HUB_ENDPOINT) {
+                env.entry(HUB_ENDPOINT.into()).or_insert(endpoint);
+            }
         }
         let spec = Spec {
             name: params.name.clone(),
@@ -88,6 +117,9 @@ impl Plan {
             min_gpu_memory_gb: params.min_gpu_memory_gb,
             memory_bytes: memory,
             ttl_seconds: params.ttl_seconds,
+            image,
+            replicas: params.replicas,
+            hub_cache: params.hub_cache.clone(),
         };
         Ok(Self { spec, secrets, warnings })
     }
@@ -102,10 +134,10 @@ impl Spec {
     pub(crate) fn choose_gpus(&self, found: &Gpus, warnings: &mut Vec<String>) -> Result<Compute> {
         let filters = !self.gpu_models.is_empty() || self.min_gpu_memory_gb.is_some();
         match self.gpu_count {
-            Some(0) if !filters => return Ok(Compute { device: Device::Cpu, gpus: Vec::new() }),
+            Some(0) if !filters => return Ok(Compute::cpu(Place::Here)),
             None if !filters && found.devices.is_empty() => {
                 warnings.push("this machine has no free GPU: computing on the CPU".to_owned());
-                return Ok(Compute { device: Device::Cpu, gpus: Vec::new() });
+                return Ok(Compute::cpu(Place::Here));
             }
             _ => {}
         }
@@ -128,10 +160,10 @@ impl Spec {
         }
         gpus.sort_by_key(|gpu| std::cmp::Reverse(gpu.memory_free_bytes));
         gpus.truncate(count);
-        Ok(Compute { device, gpus })
+        Ok(Compute { device, gpus, place: Place::Here })
     }
 
-    fn asked_gpus(&self, count: usize) -> String {
+    pub(crate) fn asked_gpus(&self, count: usize) -> String {
         let mut asked = format!("{count} GPU{}", if count == 1 { "" } else { "s" });
         if !self.gpu_models.is_empty() {
             asked += &format!(" of model {}", self.gpu_models.join(" or "));
@@ -188,9 +220,7 @@ fn check_numbers(params: &Params) -> Result<()> {
     at_least_one("tensor_parallel_size", params.tensor_parallel_size.map(u64::from))?;
     at_least_one("min_gpu_memory_gb", params.min_gpu_memory_gb)?;
     at_least_one("ttl_seconds", params.ttl_seconds)?;
-    if params.replicas != 1 {
-        return Err(Error::validation("replicas", params.replicas, "the process backend runs one"));
-    }
+    at_least_one("replicas", Some(params.replicas.into()))?;
     let part_field = match params.framework {
         Framework::Blaze => "gpu_memory_utilization",
         Framework::Prism => "mem_fraction_static",
@@ -213,6 +243,65 @@ fn check_numbers(params: &Params) -> Result<()> {
         )),
         _ => Ok(()),
     }
+}
+
+/// What only some backends can do.
+fn check_backend(params: &Params, backend: &Backend) -> Result<()> {
+    backend.check_built()?;
+    let name = backend.as_str();
+    let refused =
+        |field, value: String, reason: String| Err(Error::validation(field, value, reason));
+    if params.replicas > 1 && !matches!(backend, Backend::Kubernetes { .. }) {
+        return refused(
+            "replicas",
+            params.replicas.to_string(),
+            format!("the {name} backend runs one"),
+        );
+    }
+    match backend {
+        Backend::Process => match &params.hub_cache {
+            Some(cache) => refused(
+                "hub_cache",
+                cache.clone(),
+                "a process uses the hub's own cache: set HF_HOME in its environment".into(),
+            ),
+            None => Ok(()),
+        },
+        Backend::Docker { .. } | Backend::Kubernetes { .. } => match params.ttl_seconds {
+            Some(seconds) => refused(
+                "ttl_seconds",
+                seconds.to_string(),
+                format!(
+                    "nothing would delete it: the {name} backend has no supervisor of ours; leave it out"
+                ),
+            ),
+            None => check_hub_cache(params.hub_cache.as_deref(), backend),
+        },
+    }
+}
+
+/// A folder by its full path, or the name of a volume.
+fn check_hub_cache(cache: Option<&str>, backend: &Backend) -> Result<()> {
+    let Some(cache) = cache else { return Ok(()) };
+    let is_volume = match backend {
+        Backend::Kubernetes { .. } => cache.split('.').all(|part| check_name(part).is_ok()),
+        // Source: the names of volumes that Docker's engine takes.
+        _ => {
+            let is_inner = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+            cache.len() > 1
+                && cache.starts_with(|c: char| c.is_ascii_alphanumeric())
+                && cache.chars().all(is_inner)
+        }
+    };
+    // A colon would end the path in the engine's notation.
+    if is_volume || (cache.starts_with('/') && !cache.contains(':')) {
+        return Ok(());
+    }
+    Err(Error::validation(
+        "hub_cache",
+        cache,
+        "a folder by its full path is needed, or the name of a volume (docker) or of a persistent volume claim (kubernetes)",
+    ))
 }
 
 /// The variables that may be seen, and those that may not.
@@ -286,8 +375,17 @@ mod tests {
     use super::*;
     use crate::{BlazeParams, PrismParams};
 
+    /// The plan of these parameters on this machine.
+    fn plan(params: impl Into<Params>) -> Plan {
+        Plan::new(&params.into(), &Backend::Process).unwrap()
+    }
+
     fn refused(params: impl Into<Params>) -> (String, String) {
-        match Plan::new(&params.into()) {
+        refused_by(&Backend::Process, params)
+    }
+
+    fn refused_by(backend: &Backend, params: impl Into<Params>) -> (String, String) {
+        match Plan::new(&params.into(), backend) {
             Err(Error::Validation { field, value, .. }) => (field.to_owned(), value),
             other => panic!("{other:?}"),
         }
@@ -313,7 +411,8 @@ mod tests {
         assert_eq!(refused(demo().quantization("int3")), pair("quantization", "int3"));
         assert_eq!(refused(demo().memory("16GB")), pair("memory", "16GB"));
         assert_eq!(refused(demo().dtype("int8")), pair("dtype", "int8"));
-        assert_eq!(refused(demo().backend("slurm")), pair("backend", "slurm"));
+        assert_eq!(refused(demo().replicas(0)), pair("replicas", "0"));
+        assert_eq!(refused(demo().hub_cache("models")), pair("hub_cache", "models"));
         assert_eq!(refused(demo().timeout(0)), pair("timeout", "0"));
         assert_eq!(refused(demo().replicas(2)), pair("replicas", "2"));
         let ranks = demo().gpu_count(2).tensor_parallel_size(4);
@@ -327,13 +426,43 @@ mod tests {
         assert_eq!(refused(BlazeParams::new("a", "./nowhere")), pair("model", "./nowhere"));
     }
 
+    #[cfg(feature = "full")]
+    #[test]
+    fn what_a_backend_cannot_do_is_refused() {
+        let docker: Backend = "docker".parse().unwrap();
+        let kubernetes: Backend = "kubernetes".parse().unwrap();
+        let demo = || BlazeParams::new("a", "demo");
+        assert_eq!(refused_by(&docker, demo().replicas(2)), pair("replicas", "2"));
+        for backend in [&docker, &kubernetes] {
+            assert_eq!(refused_by(backend, demo().ttl_seconds(9)), pair("ttl_seconds", "9"));
+            for cache in ["", "a/b", "/a:b", "-a", "a b"] {
+                assert_eq!(refused_by(backend, demo().hub_cache(cache)), pair("hub_cache", cache));
+            }
+            for cache in ["/srv/models", "models"] {
+                assert!(Plan::new(&demo().hub_cache(cache).into(), backend).is_ok());
+            }
+        }
+        let scaled = Plan::new(&demo().replicas(3).image("x:1").into(), &kubernetes).unwrap();
+        assert_eq!((scaled.spec.replicas, scaled.spec.image.as_deref()), (3, Some("x:1")));
+        assert!(scaled.warnings.is_empty());
+    }
+
+    #[cfg(not(feature = "docker"))]
+    #[test]
+    fn a_backend_that_is_not_built_says_which_build_has_it() {
+        let docker: Backend = "docker".parse().unwrap();
+        let params = BlazeParams::new("a", "demo");
+        let error = Plan::new(&params.into(), &docker).unwrap_err().to_string();
+        assert!(error.starts_with("backend `docker`: this build does not have it"), "{error}");
+    }
+
     #[test]
     fn secrets_stay_out_of_what_is_written() {
         let params = BlazeParams::new("a", "demo")
             .api_key("canary-key")
             .env(HUB_TOKEN, "canary-token")
             .env("BLAZE_MAX_NUM_SEQS", "7");
-        let plan = Plan::new(&params.clone().into()).unwrap();
+        let plan = plan(params.clone());
         let written = serde_json::to_string(&plan.spec).unwrap();
         for text in [written, format!("{plan:?}"), format!("{params:?}")] {
             assert!(!text.contains("canary"), "{text}");
@@ -346,7 +475,7 @@ mod tests {
     #[test]
     fn the_command_line_says_what_was_said() {
         let params = PrismParams::new("a", "demo").context_length(512).enforce_eager(true);
-        let plan = Plan::new(&params.into()).unwrap();
+        let plan = plan(params);
         assert_eq!(
             plan.spec.argv,
             ["serve", "demo", "--framework=prism", "--max-model-len=512", "--enforce-eager"]
@@ -371,7 +500,7 @@ mod tests {
             (demo().gpu_models(["h100"]), Device::Cuda, vec!["GPU-70"]),
             (demo().gpu_count(2).min_gpu_memory_gb(80), Device::Cuda, vec!["GPU-78", "GPU-70"]),
         ] {
-            let spec = Plan::new(&params.into()).unwrap().spec;
+            let spec = plan(params).spec;
             let chosen = spec.choose_gpus(&found, &mut Vec::new()).unwrap();
             let found: Vec<_> = chosen.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
             assert_eq!((chosen.device, found), (device, uuids));
@@ -381,7 +510,7 @@ mod tests {
     #[test]
     fn gpus_that_are_not_there_are_told() {
         let none = Gpus { reason: Some("no driver".into()), ..Gpus::default() };
-        let spec = |params: BlazeParams| Plan::new(&params.into()).unwrap().spec;
+        let spec = |params: BlazeParams| plan(params).spec;
         let demo = || BlazeParams::new("a", "demo");
         let mut warnings = Vec::new();
         let chosen = spec(demo()).choose_gpus(&none, &mut warnings).unwrap();

@@ -3,43 +3,32 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::check::{HUB_TOKEN, Plan, check_name};
+use crate::backend::{Backend, Begun, Handle};
+use crate::check::{Plan, check_name};
 use crate::deployment::Deployment;
 use crate::error::{Error, Leftover, Result};
-use crate::model;
+use crate::logs::LogStream;
 use crate::params::{BlazeParams, Params, PrismParams};
-use crate::process::LogStream;
-use crate::process::control::{self, Wish};
-use crate::process::folder::{self, Folder};
-use crate::process::launch::{Answer, launch};
-use crate::process::lease::free_gpus;
-use crate::secret::Secrets;
-use crate::spec::{Launch, Spec};
-use crate::status::{DeploymentStatus, Event, State};
+use crate::process;
+use crate::status::{DeploymentStatus, Event};
 
-/// How often it is looked whether another client's deployment has got on.
-const LOOK: Duration = Duration::from_millis(20);
-/// How long a supervisor may take from having the name to saying what it runs.
-const CLAIM_PATIENCE: Duration = Duration::from_secs(5);
+#[cfg(feature = "docker")]
+use crate::docker::{self, Engine};
+#[cfg(feature = "kubernetes")]
+use crate::kubernetes::{self, Cluster};
 
 /// Starts deployments and finds them again.
 ///
-/// All that is known of deployments is in the folder `candlepower/deployments` in `XDG_STATE_HOME` (`~/.local/state`): clients
-/// of one user see the same ones.
+/// Nothing is kept but where deployments run: of processes in the folder `candlepower/deployments` in `XDG_STATE_HOME`
+/// (`~/.local/state`), of containers in the engine, of pods in the cluster. Clients that look there see the same ones.
+///
+/// A client without a [`backend`](Self::backend) deploys processes, and looks for names among processes and then among the
+/// containers of an engine that answers on this machine. A cluster is asked only where it is named.
 #[derive(Clone, Debug, Default)]
 pub struct Client {
-    /// The program that supervises, where it is not looked for.
+    backend: Option<Backend>,
+    /// The program that supervises processes, where it is not looked for.
     binary: Option<PathBuf>,
-}
-
-/// How a name stands to what is to be deployed.
-enum Found {
-    /// Nothing runs under it.
-    Free,
-    /// A deployment that is the same.
-    Same,
-    /// A deployment that is being deleted.
-    Going,
 }
 
 impl Client {
@@ -48,9 +37,18 @@ impl Client {
         Self::default()
     }
 
-    /// A client that starts this `candlepower` program, wherever else there is one; so does its own [`restart`](Self::restart).
-    pub fn with_binary(path: impl Into<PathBuf>) -> Self {
-        Self { binary: Some(path.into()) }
+    /// Deploys and looks here alone.
+    #[must_use]
+    pub fn backend(mut self, backend: Backend) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// Starts this `candlepower` program where it deploys or restarts processes, wherever else there is one.
+    #[must_use]
+    pub fn binary(mut self, path: impl Into<PathBuf>) -> Self {
+        self.binary = Some(path.into());
+        self
     }
 
     /// Deploys for requests and responses at the highest throughput, and waits until it is ready.
@@ -83,34 +81,8 @@ impl Client {
     ) -> Result<Deployment> {
         let params = params.into();
         let begin = Instant::now();
-        let mut plan = Plan::new(&params)?;
-        let folder = self.folder(&plan.spec.name)?;
-        let is_own = loop {
-            match find(&folder, &plan.spec).await? {
-                Found::Same => break false,
-                Found::Going => tokio::time::sleep(LOOK).await,
-                Found::Free => {
-                    let mut warnings = plan.warnings.clone();
-                    let compute =
-                        plan.spec.choose_gpus(&free_gpus(&folder::root()?), &mut warnings)?;
-                    model::check(&params, &plan, &compute).await?;
-                    let (spec, secrets) = (plan.spec.clone(), std::mem::take(&mut plan.secrets));
-                    let told = Launch {
-                        root: folder::root()?,
-                        spec,
-                        secrets: secrets.clone(),
-                        device: compute.device,
-                        gpus: compute.uuids(),
-                        warnings,
-                    };
-                    if start(&folder, told, self.binary.clone()).await? {
-                        break true;
-                    }
-                    plan.secrets = secrets;
-                }
-            }
-        };
-        let mut deployment = Deployment::read(folder)?;
+        let Begun { handle, is_own } = self.begin(&params).await?;
+        let mut deployment = handle.read().await?;
         let timeout = Duration::from_secs(params.timeout);
         let left = timeout.saturating_sub(begin.elapsed());
         match deployment.wait(left, params.timeout, on_progress).await {
@@ -124,23 +96,62 @@ impl Client {
         }
     }
 
+    /// The manifests with which the kubernetes backend would deploy this, as YAML for `kubectl apply -f`. No cluster, hub
+    /// or model is asked. The values of secrets are in it, in the Secret.
+    ///
+    /// # Errors
+    /// A parameter cannot be used, or this build does not have the backend.
+    pub fn manifests(&self, params: impl Into<Params>) -> Result<String> {
+        let params = params.into();
+        let backend = self.backend_for(&params)?;
+        let plan = Plan::new(&params, &backend)?;
+        match backend {
+            #[cfg(feature = "kubernetes")]
+            Backend::Kubernetes { namespace, .. } => {
+                kubernetes::manifests(&params, &plan, namespace.as_deref())
+            }
+            other => {
+                let reason = "the kubernetes backend alone has manifests";
+                Err(Error::validation(
+                    "backend",
+                    other.as_str(),
+                    format!("{reason}: `{}` has none", plan.spec.name),
+                ))
+            }
+        }
+    }
+
     /// The deployment of this name.
     ///
     /// # Errors
-    /// There is none.
+    /// There is none, or where it would be cannot be asked.
     pub async fn get(&self, name: &str) -> Result<Deployment> {
-        Deployment::read(self.folder(name)?)
+        self.find(name).await?.read().await
     }
 
     /// All deployments, by their names.
     ///
     /// # Errors
-    /// There is no home to look in.
+    /// There is no home to look in, or a backend that was named cannot be asked.
     pub async fn list(&self) -> Result<Vec<Deployment>> {
-        let root = folder::root()?;
-        let folders = Folder::names(&root).into_iter().map(|name| Folder::new(&root, &name));
-        // One that is deleted meanwhile is left out.
-        Ok(folders.filter_map(|folder| Deployment::read(folder).ok()).collect())
+        let handles = match &self.backend {
+            Some(backend) => backend.list().await?,
+            None => {
+                let mut handles = Backend::Process.list().await?;
+                #[cfg(feature = "docker")]
+                if let Some(engine) = Engine::here().await {
+                    handles.extend(engine.list().await?.into_iter().map(Handle::Docker));
+                }
+                handles
+            }
+        };
+        let mut found = Vec::new();
+        for handle in handles {
+            // One that is deleted meanwhile is left out.
+            found.extend(handle.read().await.ok());
+        }
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
     }
 
     /// Ends a deployment and removes all of it; running requests have half a minute to finish.
@@ -148,68 +159,30 @@ impl Client {
     /// # Errors
     /// There is none of this name, or it cannot be ended.
     pub async fn delete(&self, name: &str) -> Result<()> {
-        let folder = self.folder(name)?;
-        let none = || Error::NotFound { name: name.to_owned() };
-        let record = folder.record();
-        if record.is_none() && !folder.path().exists() {
-            return Err(none());
-        }
-        let wrong = |error| Error::backend(format!("`{name}` cannot be deleted"), error);
-        if let Some(record) = &record
-            && record.supervisor.is_alive()
-        {
-            let asked = control::ask(folder.path(), Wish::Delete).await;
-            let ended = record.supervisor.wait(CLAIM_PATIENCE).await;
-            match asked {
-                // Another client was faster.
-                Err(_) if ended && !folder.path().exists() => return Ok(()),
-                Err(error) if !ended => return Err(wrong(error)),
-                _ if !folder.path().exists() => return Ok(()),
-                _ => {}
-            }
-        }
-        // Nobody supervises it: what is left is removed here.
-        let Some(_lock) = folder.claim().map_err(wrong)? else {
-            return Err(wrong(std::io::Error::other("it is just being started")));
-        };
-        if let Some(server) = folder.record().and_then(|record| record.server) {
-            server.end().await;
-        }
-        folder.remove().map_err(wrong)
+        self.find(name).await?.delete().await
     }
 
     /// Ends a deployment's server and starts it again, with the same address.
     ///
-    /// Its supervisor keeps the secrets (HF_TOKEN, the API key) in memory alone. Where the supervisor is gone, after a
-    /// reboot for example, variables with secrets are taken from the environment of this process, and a deployment
-    /// whose secrets are not there is not started.
+    /// The supervisor of a process keeps the secrets (HF_TOKEN, the API key) in memory alone. Where the supervisor is gone,
+    /// after a reboot for example, variables with secrets are taken from the environment of this process, and a
+    /// deployment whose secrets are not there is not started. Containers and pods keep theirs.
     ///
     /// # Errors
     /// There is none of this name, it cannot be started, or a secret is missing.
     pub async fn restart(&self, name: &str) -> Result<Deployment> {
-        let folder = self.folder(name)?;
-        let deployment = Deployment::read(folder.clone())?;
-        let wrong = |error| Error::backend(format!("`{name}` cannot be started again"), error);
-        if folder.record().is_some_and(|record| record.supervisor.is_alive()) {
-            control::ask(folder.path(), Wish::Restart).await.map_err(wrong)?;
-        } else {
-            let spec = folder.spec().ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
-            let secrets = secrets_again(&spec)?;
-            let mut warnings = Vec::new();
-            let compute = spec.choose_gpus(&free_gpus(&folder::root()?), &mut warnings)?;
-            let (root, gpus) = (folder::root()?, compute.uuids());
-            let told = Launch { root, spec, secrets, device: compute.device, gpus, warnings };
-            start(&folder, told, self.binary.clone()).await?;
-        }
-        Deployment::read(folder).or(Ok(deployment))
+        let handle = self.find(name).await?;
+        let before = handle.read().await?;
+        handle.restart().await?;
+        handle.read().await.or(Ok(before))
     }
 
     /// The newest `tail` lines of a deployment's log, or all, the oldest first.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// There is none of this name, or its log cannot be read.
     pub async fn logs(&self, name: &str, tail: Option<usize>) -> Result<Vec<String>> {
-        Ok(self.get(name).await?.logs(tail))
+        self.get(name).await?.logs(tail).await
     }
 
     /// The newest `tail` lines of a deployment's log, or all, and those to come.
@@ -217,7 +190,7 @@ impl Client {
     /// # Errors
     /// There is none of this name, or its log cannot be read.
     pub async fn follow(&self, name: &str, tail: Option<usize>) -> Result<LogStream> {
-        self.get(name).await?.follow(tail)
+        self.get(name).await?.follow(tail).await
     }
 
     /// What has happened to a deployment, the oldest first.
@@ -225,71 +198,54 @@ impl Client {
     /// # Errors
     /// There is none of this name.
     pub async fn events(&self, name: &str) -> Result<Vec<Event>> {
-        Ok(self.get(name).await?.events())
+        self.get(name).await?.events().await
     }
 
-    fn folder(&self, name: &str) -> Result<Folder> {
+    async fn begin(&self, params: &Params) -> Result<Begun> {
+        let backend = self.backend_for(params)?;
+        let plan = Plan::new(params, &backend)?;
+        match backend {
+            Backend::Process => process::deploy(params, plan, self.binary.clone()).await,
+            #[cfg(feature = "docker")]
+            Backend::Docker { host } => {
+                docker::deploy(&Engine::connect(host.as_deref()).await?, params, plan).await
+            }
+            #[cfg(feature = "kubernetes")]
+            Backend::Kubernetes { context, namespace } => {
+                let cluster = Cluster::connect(context.as_deref(), namespace.as_deref()).await?;
+                kubernetes::deploy(&cluster, params, plan).await
+            }
+            #[allow(unreachable_patterns, reason = "with all features there is no other")]
+            other => Err(other.not_built()),
+        }
+    }
+
+    /// Where this is to run: what the parameters name, with this client's settings if they are of the same kind.
+    fn backend_for(&self, params: &Params) -> Result<Backend> {
+        let own = self.backend.clone();
+        let named = params.backend.as_deref().map(str::parse::<Backend>).transpose()?;
+        Ok(match (named, own) {
+            (Some(named), Some(own)) if named.as_str() == own.as_str() => own,
+            (named, own) => named.or(own).unwrap_or_default(),
+        })
+    }
+
+    async fn find(&self, name: &str) -> Result<Handle> {
         check_name(name)?;
-        Ok(Folder::new(&folder::root()?, name))
+        Ok(self.look_for(name).await?.with_binary(self.binary.clone()))
     }
-}
 
-/// Looks whether a name is free; one that failed and is the same is started again.
-async fn find(folder: &Folder, asked: &Spec) -> Result<Found> {
-    let Some(record) = folder.record() else { return Ok(Found::Free) };
-    if record.state == State::Terminating && record.supervisor.is_alive() {
-        return Ok(Found::Going);
-    }
-    match folder.spec() {
-        Some(spec) if spec != *asked => Err(Error::NameInUse { name: asked.name.clone() }),
-        Some(_) if record.supervisor.is_alive() => {
-            if record.state == State::Failed {
-                // Another client may be faster, with the same wish or another.
-                let _ = control::ask(folder.path(), Wish::Restart).await;
-            }
-            Ok(Found::Same)
+    async fn look_for(&self, name: &str) -> Result<Handle> {
+        if let Some(backend) = &self.backend {
+            return backend.find(name).await;
         }
-        _ => Ok(Found::Free),
-    }
-}
-
-/// Starts a supervisor; false if another one has the name.
-async fn start(folder: &Folder, told: Launch, binary: Option<PathBuf>) -> Result<bool> {
-    match launch(told, binary).await? {
-        Answer::Started => Ok(true),
-        Answer::Failed(reason) => Err(Error::backend("the supervisor cannot begin", reason)),
-        Answer::NoGpu(uuid) => Err(Error::ResourceUnavailable {
-            asked: format!("{uuid} was"),
-            available: "another deployment has just taken it: ask again".into(),
-        }),
-        Answer::Taken => {
-            let begin = Instant::now();
-            while folder.spec().is_none() && begin.elapsed() < CLAIM_PATIENCE {
-                tokio::time::sleep(LOOK).await;
-            }
-            Ok(false)
+        let found = Backend::Process.find(name).await;
+        #[cfg(feature = "docker")]
+        if matches!(found, Err(Error::NotFound { .. }))
+            && let Some(engine) = Engine::here().await
+        {
+            return Ok(Handle::Docker(engine.find(name).await?));
         }
+        found
     }
-}
-
-/// The secrets of a deployment whose supervisor is gone, from this process's environment.
-fn secrets_again(spec: &Spec) -> Result<Secrets> {
-    let mut secrets = Secrets::default();
-    let names = spec.secret_names.iter().map(String::as_str);
-    for name in names.clone().chain([HUB_TOKEN]) {
-        match std::env::var(name) {
-            Ok(value) => {
-                secrets.0.insert(name.to_owned(), value);
-            }
-            Err(_) if spec.secret_names.contains(name) => {
-                return Err(Error::validation(
-                    "env",
-                    name,
-                    "the supervisor that knew its value is gone: set it in the environment, or delete and deploy again",
-                ));
-            }
-            Err(_) => {}
-        }
-    }
-    Ok(secrets)
 }

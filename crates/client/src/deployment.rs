@@ -4,13 +4,11 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::client::Client;
+use crate::backend::Handle;
 use crate::error::{Error, Leftover, Result};
-use crate::process::folder::{Folder, Record};
-use crate::process::health::HealthClient;
-use crate::process::logs::{self, LogStream};
-use crate::process::supervisor::restart_hint;
-use crate::status::{DeploymentStatus, Event, Framework, Phase, Progress, State, now};
+use crate::forward::Forward;
+use crate::logs::LogStream;
+use crate::status::{DeploymentStatus, Event, Framework, Phase, State};
 
 /// How often a deployment that starts is looked at.
 const LOOK: Duration = Duration::from_millis(50);
@@ -41,89 +39,49 @@ pub struct Deployment {
     /// When it last changed, in seconds since 1970.
     pub updated_at: f64,
     #[serde(skip)]
-    folder: Folder,
+    pub(crate) handle: Handle,
 }
 
 impl Deployment {
-    /// Looks at a folder.
-    pub(crate) fn read(folder: Folder) -> Result<Self> {
-        let name = folder.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let (Some(spec), Some(record)) = (folder.spec(), folder.record()) else {
-            return Err(Error::NotFound { name });
-        };
-        let (state, phase, message) = seen(&name, &record);
-        Ok(Self {
-            name,
-            url: record.url,
-            state,
-            phase,
-            message,
-            framework: spec.framework,
-            model: spec.model,
-            image: None,
-            created_at: record.created_at,
-            updated_at: record.updated_at,
-            folder,
-        })
-    }
-
     /// How it is just now; its server is asked.
     ///
     /// # Errors
-    /// It has been deleted.
+    /// It has been deleted, or where it runs cannot be asked.
     pub async fn status(&self) -> Result<DeploymentStatus> {
-        let record = self.folder.record().ok_or_else(|| self.not_found())?;
-        let (state, mut phase, mut message) = seen(&self.name, &record);
-        let is_ready = state == State::Running && is_healthy(&record.url).await;
-        if phase == Phase::Ready && !is_ready {
-            (phase, message) = (Phase::Degraded, "the server does not answer".into());
-        }
-        let now = now();
-        Ok(DeploymentStatus {
-            state,
-            phase,
-            is_ready,
-            message,
-            progress: Progress {
-                step: phase,
-                bytes_done: record.bytes_done,
-                bytes_total: record.bytes_total,
-                elapsed_s: now - record.created_at,
-            },
-            replicas_ready: u32::from(is_ready),
-            replicas_desired: 1,
-            restarts: record.restarts,
-            exit_code: record.exit_code,
-            gpu_seconds: f64::from(record.num_gpus) * (now - record.started_at),
-        })
+        self.handle.status().await
     }
 
     /// Looks again.
     ///
     /// # Errors
-    /// It has been deleted.
+    /// It has been deleted, or where it runs cannot be asked.
     pub async fn refresh(&mut self) -> Result<()> {
-        *self = Self::read(self.folder.clone())?;
+        *self = self.handle.read().await?;
         Ok(())
     }
 
     /// The newest `tail` lines of its log, or all, the oldest first.
-    pub fn logs(&self, tail: Option<usize>) -> Vec<String> {
-        logs::tail(&self.folder.log(), tail)
+    ///
+    /// # Errors
+    /// The log cannot be read.
+    pub async fn logs(&self, tail: Option<usize>) -> Result<Vec<String>> {
+        self.handle.logs(tail).await
     }
 
     /// The newest `tail` lines of its log, or all, and those to come.
     ///
     /// # Errors
     /// The log cannot be read.
-    pub fn follow(&self, tail: Option<usize>) -> Result<LogStream> {
-        LogStream::new(self.folder.log(), tail)
-            .map_err(|error| Error::backend("the log cannot be read", error))
+    pub async fn follow(&self, tail: Option<usize>) -> Result<LogStream> {
+        self.handle.follow(tail).await
     }
 
     /// What has happened to it, the oldest first.
-    pub fn events(&self) -> Vec<Event> {
-        self.folder.events()
+    ///
+    /// # Errors
+    /// Where it runs cannot be asked.
+    pub async fn events(&self) -> Result<Vec<Event>> {
+        self.handle.events().await
     }
 
     /// Waits until it is ready, telling `on_progress` how far it is.
@@ -149,44 +107,58 @@ impl Deployment {
         loop {
             let status = self.status().await?;
             on_progress(&status);
-            let name = self.name.clone();
-            let log = || self.logs(Some(ERROR_LINES));
             if status.is_ready {
                 return self.refresh().await;
             }
-            if status.state == State::Failed {
-                return Err(Error::Failed {
-                    name,
-                    reason: status.message,
-                    log: log(),
-                    left: Leftover::Kept,
-                });
-            }
-            if begin.elapsed() >= left {
-                let message = match status.message.is_empty() {
-                    true => String::new(),
-                    false => format!(": {}", status.message),
-                };
-                let phase = status.phase;
-                return Err(Error::Timeout {
-                    name,
-                    seconds,
-                    phase,
-                    message,
-                    log: log(),
-                    left: Leftover::Kept,
-                });
+            let is_late = begin.elapsed() >= left;
+            if status.state == State::Failed || is_late {
+                return Err(self.gave_up(status, seconds).await);
             }
             tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Why it is waited for no longer.
+    async fn gave_up(&self, status: DeploymentStatus, seconds: u64) -> Error {
+        // What the log would say is the less important part.
+        let log = self.logs(Some(ERROR_LINES)).await.unwrap_or_default();
+        let (name, left) = (self.name.clone(), Leftover::Kept);
+        if status.state == State::Failed {
+            return Error::Failed { name, reason: status.message, log, left };
+        }
+        let message = match status.message.is_empty() {
+            true => String::new(),
+            false => format!(": {}", status.message),
+        };
+        Error::Timeout { name, seconds, phase: status.phase, message, log, left }
+    }
+
+    /// Opens a port of this machine (a free one, unless it is named) that leads to a deployment in a cluster, for as long as
+    /// what is returned is kept.
+    ///
+    /// # Errors
+    /// The port cannot be opened, or the deployment is not in a cluster.
+    pub async fn forward(&self, port: Option<u16>) -> Result<Forward> {
+        match &self.handle {
+            #[cfg(feature = "kubernetes")]
+            Handle::Kubernetes(workload) => workload.forward(port.unwrap_or(0)).await,
+            _ => Err(Error::validation(
+                "name",
+                &self.name,
+                format!(
+                    "it is on this machine and needs no other port{}",
+                    port.map_or(String::new(), |port| format!(" such as {port}"))
+                ),
+            )),
         }
     }
 
     /// Ends it and removes all of it.
     ///
     /// # Errors
-    /// See [`Client::delete`].
+    /// See [`Client::delete`](crate::Client::delete).
     pub async fn delete(&mut self) -> Result<()> {
-        Client::new().delete(&self.name).await?;
+        self.handle.delete().await?;
         (self.state, self.phase) = (State::Deleted, Phase::Terminating);
         Ok(())
     }
@@ -194,32 +166,9 @@ impl Deployment {
     /// Ends its server and starts it again.
     ///
     /// # Errors
-    /// See [`Client::restart`].
+    /// See [`Client::restart`](crate::Client::restart).
     pub async fn restart(&mut self) -> Result<()> {
-        *self = Client::new().restart(&self.name).await?;
-        Ok(())
-    }
-
-    fn not_found(&self) -> Error {
-        Error::NotFound { name: self.name.clone() }
-    }
-}
-
-/// What a record says, seen in the light of whether its supervisor still lives.
-fn seen(name: &str, record: &Record) -> (State, Phase, String) {
-    if record.supervisor.is_alive() || record.state == State::Failed {
-        return (record.state, record.phase, record.message.clone());
-    }
-    let reason = match record.supervisor.is_of_another_boot() {
-        true => "the machine was started again since",
-        false => "its supervisor was killed, and its server with it",
-    };
-    (State::Failed, Phase::Failed, format!("{reason}; {}", restart_hint(name)))
-}
-
-async fn is_healthy(url: &str) -> bool {
-    match HealthClient::new() {
-        Ok(client) => client.ask(url).await.is_some_and(|health| health.is_healthy()),
-        Err(_) => false,
+        self.handle.restart().await?;
+        self.refresh().await
     }
 }

@@ -6,7 +6,7 @@ use candlepower_checkpoint::{
 };
 use candlepower_hub::{Hub, HubConfig, HubSettings, ModelId};
 
-use crate::check::{Compute, Plan};
+use crate::check::{Compute, Place, Plan};
 use crate::error::{Error, Result};
 use crate::params::Params;
 use crate::quantity::memory_bytes;
@@ -78,7 +78,10 @@ fn memories(plan: &Plan, compute: &Compute) -> Vec<DeviceMemory> {
     match compute.device {
         Device::Auto => Vec::new(),
         Device::Cpu => {
-            let free = candlepower_machine::available_bytes().unwrap_or(u64::MAX);
+            let free = match compute.place {
+                Place::Here => candlepower_machine::available_bytes().unwrap_or(u64::MAX),
+                Place::Elsewhere => u64::MAX,
+            };
             vec![memory(DeviceKind::Cpu, free.min(plan.spec.memory_bytes))]
         }
         Device::Cuda => {

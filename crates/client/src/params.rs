@@ -32,6 +32,7 @@ pub struct Params {
     pub(crate) port: Option<u16>,
     pub(crate) backend: Option<String>,
     pub(crate) keep_on_failure: bool,
+    pub(crate) hub_cache: Option<String>,
 }
 
 impl Params {
@@ -60,6 +61,7 @@ impl Params {
             port: None,
             backend: None,
             keep_on_failure: false,
+            hub_cache: None,
         }
     }
 }
@@ -121,10 +123,13 @@ macro_rules! params {
                 dtype => Some;
                 /// Name under which requests ask for the model [default: the model's own].
                 served_model_name => Some;
-                /// Container image, for backends that run one.
+                /// Container image, for backends that run one [default: as `CANDLEPOWER_IMAGE` says, or this version's].
                 image => Some;
-                /// Where to run; this version knows `process`.
+                /// Where to run: `process`, `docker` or `kubernetes` [default: the client's].
                 backend => Some;
+                /// Where containers keep what they download: a folder by its full path, or the name of a volume (docker,
+                /// by default `candlepower`) or of a persistent volume claim (kubernetes, by default nothing is kept).
+                hub_cache => Some;
             }
 
             /// Part of a GPU's memory that the server may take, above 0 and at most 1.

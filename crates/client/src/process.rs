@@ -1,23 +1,23 @@
 //! The process backend: a supervisor for each deployment, which outlives the client that started it.
 //!
 //! `launch` starts a supervisor and tells it what to run; `supervisor` runs the `server` and keeps `folder` true; `control`
-//! is how clients ask it for something; `logs` reads what `log` has written.
+//! is how clients ask it for something; `deployment` is what they see; `logs` reads what `log` has written.
 
 mod budget;
 mod cgroup;
-pub(crate) mod control;
-pub(crate) mod folder;
-pub(crate) mod health;
-pub(crate) mod identity;
-pub(crate) mod launch;
-pub(crate) mod lease;
+mod control;
+mod deployment;
+mod folder;
+mod identity;
+mod launch;
+mod lease;
 mod log;
-pub(crate) mod logs;
+mod logs;
 mod report;
 mod server;
-pub(crate) mod supervisor;
+mod supervisor;
 
-pub use logs::LogStream;
+pub(crate) use deployment::{Supervised, deploy, find, free_gpus, list};
 pub use report::{REPORT_VARIABLE, Report};
 pub use server::run_bound;
 pub use supervisor::supervise;

@@ -29,6 +29,48 @@ pub(crate) struct Spec {
     /// Bytes of main memory that the server may take.
     pub(crate) memory_bytes: u64,
     pub(crate) ttl_seconds: Option<u64>,
+    /// The container image that was asked for, where the backend runs one.
+    pub(crate) image: Option<String>,
+    /// Servers side by side.
+    pub(crate) replicas: u32,
+    /// Where containers keep what they download: a folder by its full path, or the name of a volume.
+    pub(crate) hub_cache: Option<String>,
+}
+
+impl Spec {
+    /// Bytes of shared memory, which ranks exchange tensors through. It counts as part of the main memory, and is taken only
+    /// as it is written.
+    #[cfg(any(feature = "docker", feature = "kubernetes"))]
+    pub(crate) fn shm_bytes(&self) -> u64 {
+        self.memory_bytes / 4
+    }
+
+    /// The image to run: what was asked for, or this version's for the CPU or for GPUs of a compute capability.
+    #[cfg(any(feature = "docker", feature = "kubernetes"))]
+    pub(crate) fn image_for(&self, gpus: Option<(u32, u32)>) -> String {
+        const VERSION: &str = env!("CARGO_PKG_VERSION");
+        let default = || match gpus {
+            Some((major, minor)) => format!("candlepower:{VERSION}-cuda-sm{major}{minor}"),
+            None => format!("candlepower:{VERSION}-cpu"),
+        };
+        self.image.clone().unwrap_or_else(default)
+    }
+
+    /// The model, if it is a folder of this machine.
+    #[cfg(any(feature = "docker", feature = "kubernetes"))]
+    pub(crate) fn model_folder(&self) -> Option<&std::path::Path> {
+        // Folders have their full path here.
+        Some(std::path::Path::new(&self.model)).filter(|path| path.is_absolute())
+    }
+
+    /// The port within a container.
+    #[cfg(any(feature = "docker", feature = "kubernetes"))]
+    pub(crate) fn container_port(&self) -> u16 {
+        match self.framework {
+            Framework::Blaze => 8000,
+            Framework::Prism => 30000,
+        }
+    }
 }
 
 /// On what the server computes: its flag `--device`.

@@ -298,10 +298,7 @@ impl HubModel {
         let missing = files.filter(|file| !self.cache.has(&self.commit, file));
         // Collected before they run: with a closure within the stream the whole would not be Send.
         let downloads: Vec<_> = missing.map(|file| self.fetch_one(file, progress)).collect();
-        stream::iter(downloads)
-            .buffer_unordered(FILES_AT_ONCE)
-            .try_collect::<()>()
-            .await?;
+        stream::iter(downloads).buffer_unordered(FILES_AT_ONCE).try_collect::<()>().await?;
         if self.cache.commit(&self.revision).is_none() {
             // An older commit stays what the revision is until the new one is whole.
             self.cache.set_commit(&self.revision, &self.commit)?;

@@ -35,7 +35,9 @@ pub enum EngineState {
 }
 
 impl ContainerEngine {
-    pub(crate) fn probe_all() -> Vec<Self> {
+    /// Docker and Podman, each found or not.
+    #[must_use]
+    pub fn probe_all() -> Vec<Self> {
         let docker = match env::var("DOCKER_HOST") {
             Ok(host) if !host.is_empty() => match host.strip_prefix("unix://") {
                 Some(path) => Self::probe("docker", vec![path.into()]),

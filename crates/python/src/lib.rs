@@ -37,7 +37,7 @@ mod _native {
     ) -> PyResult<Work> {
         let params = params::from_dict(framework, parameters)?;
         Ok(Work::new(with_progress(on_progress, move |on_progress| async move {
-            Client::with_binary(binary).deploy(params, on_progress).await
+            Client::new().binary(binary).deploy(params, on_progress).await
         })))
     }
 
@@ -86,7 +86,7 @@ mod _native {
     /// Ends a deployment's server and starts it again.
     #[pyfunction]
     fn restart(name: String, binary: PathBuf) -> Work {
-        Work::of(async move { Client::with_binary(binary).restart(&name).await })
+        Work::of(async move { Client::new().binary(binary).restart(&name).await })
     }
 
     /// The newest lines of a deployment's log, or all.

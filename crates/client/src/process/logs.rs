@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::log::{NUM_FILES, file_name};
+use crate::logs::Lines;
 
 /// How often it is looked for new lines.
 const LOOK: Duration = Duration::from_millis(100);
@@ -29,9 +30,9 @@ pub(crate) fn tail(log: &Path, tail: Option<usize>) -> Vec<String> {
     lines.into()
 }
 
-/// Lines as they are written, until the deployment is deleted.
+/// Lines of the file as they are written, until the deployment is deleted.
 #[derive(Debug)]
-pub struct LogStream {
+pub(crate) struct FileLines {
     log: PathBuf,
     file: Option<File>,
     lines: VecDeque<String>,
@@ -39,7 +40,7 @@ pub struct LogStream {
     partial: Vec<u8>,
 }
 
-impl LogStream {
+impl FileLines {
     /// The newest `tail` lines (all, where that is `None`), and all to come.
     pub(crate) fn new(log: PathBuf, wanted: Option<usize>) -> io::Result<Self> {
         let mut file = File::open(&log).ok();
@@ -47,21 +48,6 @@ impl LogStream {
         let end = file.as_mut().map(|file| file.seek(SeekFrom::End(0))).transpose()?;
         let lines = if end.is_some() { tail(&log, wanted).into() } else { VecDeque::new() };
         Ok(Self { log, file, lines, partial: Vec::new() })
-    }
-
-    /// The next line; `None` once the deployment is gone.
-    pub async fn next(&mut self) -> Option<String> {
-        loop {
-            if let Some(line) = self.lines.pop_front() {
-                return Some(line);
-            }
-            if !self.read_more() {
-                if !self.log.parent().is_some_and(Path::exists) {
-                    return None;
-                }
-                tokio::time::sleep(LOOK).await;
-            }
-        }
     }
 
     /// Reads what is new; whether there was something, or a new file.
@@ -88,5 +74,21 @@ impl LogStream {
             self.lines.push_back(String::from_utf8_lossy(&line[..end]).into_owned());
         }
         true
+    }
+}
+
+impl Lines for FileLines {
+    async fn next(&mut self) -> Option<String> {
+        loop {
+            if let Some(line) = self.lines.pop_front() {
+                return Some(line);
+            }
+            if !self.read_more() {
+                if !self.log.parent().is_some_and(Path::exists) {
+                    return None;
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        }
     }
 }

@@ -13,12 +13,12 @@ use super::budget::{MAX_RESTARTS, RestartBudget, WINDOW};
 use super::cgroup::Cgroup;
 use super::control::{self, Wish};
 use super::folder::{Folder, Record};
-use super::health::{Health, HealthClient};
 use super::identity::Identity;
 use super::launch::Answer;
 use super::lease;
 use super::report::Report;
 use super::server::{Ended, Server};
+use crate::health::{Health, HealthClient};
 use crate::spec::Launch;
 use crate::status::{Event, Phase, State, now};
 

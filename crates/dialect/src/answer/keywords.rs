@@ -41,7 +41,8 @@ impl Lark<'_> {
                 return Err(refuse(format!("the property `{name}` is no name in Python")));
             }
             let value = properties.get(*name).cloned().unwrap_or(json!(true));
-            let value = Constraint::JsonSchema(with_definitions(value, schema)).as_lark_value(self.tokenizer)?;
+            let value = Constraint::JsonSchema(with_definitions(value, schema))
+                .as_lark_value(self.tokenizer)?;
             self.rule(&format!("v{index}_{place}"), &value);
             self.rule(&format!("p{index}_{place}"), &format!("\"{name}=\" v{index}_{place}"));
         }

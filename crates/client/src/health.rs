@@ -7,7 +7,7 @@ use serde::Deserialize;
 /// Longest wait for the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Asks servers on this machine.
+/// Asks servers that this machine can reach.
 #[derive(Clone, Debug)]
 pub(crate) struct HealthClient(reqwest::Client);
 

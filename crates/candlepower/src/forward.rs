@@ -1,0 +1,48 @@
+//! `candlepower forward`: a port of this machine that leads to a deployment in a cluster.
+
+use std::process::ExitCode;
+
+use candlepower_client::{Error, Result};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::deployments::{Output, Shown};
+use crate::place::Place;
+use crate::print;
+
+/// `candlepower forward`.
+#[derive(Debug, Args)]
+pub(crate) struct Forward {
+    /// The deployment
+    name: String,
+    /// Port of this machine [default: a free one]
+    #[arg(long)]
+    port: Option<u16>,
+    #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Forward {
+    pub(crate) fn run(&self) -> ExitCode {
+        self.output.finish(async {
+            let deployment = self.place.client()?.get(&self.name).await?;
+            let forward = deployment.forward(self.port).await?;
+            match self.output.json {
+                true => print(&format!("{}\n", json!({ "name": self.name, "url": forward.url }))),
+                false => print(&format!("{} answers at {} until Ctrl-C\n", self.name, forward.url)),
+            }
+            interrupted().await?;
+            Ok(Shown { text: String::new(), json: Value::Null })
+        })
+    }
+}
+
+async fn interrupted() -> Result<()> {
+    let waited = tokio::signal::ctrl_c().await;
+    waited.map_err(|error| Error::Backend {
+        doing: "Ctrl-C cannot be waited for".into(),
+        cause: error.to_string(),
+    })
+}

@@ -1,0 +1,371 @@
+//! From a plan to a container that runs.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, TcpListener};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::container::{Container, STOP_SECONDS};
+use super::engine::{Engine, Kind, NAME_LABEL, PATIENCE, Refused};
+use crate::backend::{Begun, Handle};
+use crate::check::{Compute, Plan};
+use crate::error::{Error, Leftover, Result};
+use crate::model;
+use crate::params::Params;
+use crate::process;
+use crate::secret::Secrets;
+use crate::secret_file::{RUN_WITH_SECRETS, SECRETS_FILE, archive};
+use crate::spec::Spec;
+use crate::status::now;
+
+/// The label with all that is known of a deployment but its secrets.
+const DESCRIPTION_LABEL: &str = "candlepower.description";
+/// Where a model folder is within the container, and the hub's cache.
+const MODEL_FOLDER: &str = "/model";
+const CACHE_FOLDER: &str = "/data";
+/// The volume with the hub's cache unless another is asked for, which all deployments share.
+const CACHE_VOLUME: &str = "candlepower";
+/// How often the engine starts a server again that ended by itself.
+const MAX_RESTARTS: u32 = 5;
+/// How many free ports are tried: between choosing one and the engine's opening it another process may take it.
+const PORT_ATTEMPTS: u32 = 5;
+/// A container that was made so long ago and never started was left by a client that is gone.
+const START_PATIENCE_S: f64 = 30.0;
+
+/// What a container is, in a label of its own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Description {
+    pub(super) spec: Spec,
+    /// Seconds since 1970.
+    pub(super) created_at: f64,
+    /// The port of this machine on which it answers.
+    pub(super) port: u16,
+    /// The GPUs that it has, by UUID.
+    pub(super) gpus: Vec<String>,
+    /// What the user was told at the start.
+    pub(super) warnings: Vec<String>,
+}
+
+impl Description {
+    /// What the labels of a container say; `None` if it is none of ours.
+    pub(super) fn of(labels: &BTreeMap<String, String>) -> Option<Self> {
+        serde_json::from_str(labels.get(DESCRIPTION_LABEL)?).ok()
+    }
+}
+
+/// Why no container was made.
+enum NotMade {
+    NameTaken,
+    Refused(Refused),
+}
+
+/// Makes a container and starts it, or finds the deployment that is the same.
+pub(crate) async fn deploy(engine: &Engine, params: &Params, mut plan: Plan) -> Result<Begun> {
+    let name = plan.spec.name.clone();
+    if process::find(&name).is_ok() {
+        return Err(Error::NameInUse { name });
+    }
+    if let Some(begun) = same(engine, &plan.spec).await? {
+        return Ok(begun);
+    }
+    let compute = choose_gpus(engine, &mut plan).await?;
+    model::check(params, &plan, &compute).await?;
+    let image = Image::find(engine, &plan.spec, &compute).await?;
+    for attempt in 1.. {
+        let description = Description {
+            spec: plan.spec.clone(),
+            created_at: now(),
+            port: plan.spec.port.map_or_else(free_port, Ok)?,
+            gpus: compute.uuids(),
+            warnings: plan.warnings.clone(),
+        };
+        let creation = Creation {
+            engine,
+            description,
+            compute: &compute,
+            image: &image,
+            secrets: &plan.secrets,
+        };
+        let container = match creation.make().await {
+            Ok(container) => container,
+            // Another client was faster.
+            Err(NotMade::NameTaken) => match same(engine, &plan.spec).await? {
+                Some(begun) => return Ok(begun),
+                None => return Err(foreign(&name)),
+            },
+            Err(NotMade::Refused(refused)) => {
+                return Err(Error::backend(
+                    format!("the container of `{name}` cannot be made"),
+                    refused,
+                ));
+            }
+        };
+        let refused = match creation.start(&container).await {
+            Ok(()) => return Ok(Begun { handle: Handle::Docker(container), is_own: true }),
+            Err(refused) => refused,
+        };
+        let is_port_taken = is_port_taken(&refused);
+        if is_port_taken && plan.spec.port.is_none() && attempt < PORT_ATTEMPTS {
+            container.delete().await?;
+            continue;
+        }
+        let left = match params.keep_on_failure {
+            true => Leftover::Kept,
+            false => container.delete().await.map(|()| Leftover::Nothing)?,
+        };
+        let reason = match is_port_taken {
+            true => {
+                format!("port {} of this machine is taken: {refused}", container.description.port)
+            }
+            false => format!("the container cannot be started: {refused}"),
+        };
+        return Err(Error::Failed { name, reason, log: Vec::new(), left });
+    }
+    unreachable!("the loop ends by itself")
+}
+
+/// A deployment of this name: one that is the same, started again if it has ended.
+///
+/// # Errors
+/// It is another one.
+async fn same(engine: &Engine, spec: &Spec) -> Result<Option<Begun>> {
+    let container = match engine.find(&spec.name).await {
+        Err(Error::NotFound { .. }) => return Ok(None),
+        found => found?,
+    };
+    if container.description.spec != *spec {
+        return Err(Error::NameInUse { name: spec.name.clone() });
+    }
+    match container.inspect().await?.state.status.as_str() {
+        "created" | "configured" | "initialized" => {
+            if now() - container.description.created_at > START_PATIENCE_S {
+                container.delete().await?;
+                return Ok(None);
+            }
+        }
+        "exited" | "stopped" | "dead" => container.restart().await?,
+        _ => {}
+    }
+    Ok(Some(Begun { handle: Handle::Docker(container), is_own: false }))
+}
+
+/// The GPUs of this machine that neither a supervisor nor another container holds.
+async fn choose_gpus(engine: &Engine, plan: &mut Plan) -> Result<Compute> {
+    let mut free = process::free_gpus()?;
+    let others = if free.devices.is_empty() { Vec::new() } else { engine.list().await? };
+    for container in others {
+        if container.inspect().await.is_ok_and(|inspect| inspect.is_running()) {
+            free.devices.retain(|gpu| !container.description.gpus.contains(&gpu.uuid));
+        }
+    }
+    plan.spec.choose_gpus(&free, &mut plan.warnings)
+}
+
+/// The image to run.
+struct Image {
+    name: String,
+    /// The user that its program runs as, by number; `None` where the image has a name for it.
+    uid: Option<u64>,
+}
+
+impl Image {
+    async fn find(engine: &Engine, spec: &Spec, compute: &Compute) -> Result<Self> {
+        let capability = compute.gpus.first().map(|gpu| gpu.compute_capability);
+        let name = spec.image_for(capability.map(|found| (found.major, found.minor)));
+        let found: Value = match engine.get(&format!("images/{name}/json"), &[]).await {
+            Ok(found) => found,
+            Err(refused) if refused.is_not_found() => {
+                let program = format!("{:?}", engine.kind).to_lowercase();
+                return Err(Error::validation(
+                    "image",
+                    name.clone(),
+                    format!(
+                        "{engine} does not have it: get it with `{program} pull {name}`, or build it (README, \"Run in a \
+                         container\"), or name another one (image, CANDLEPOWER_IMAGE)"
+                    ),
+                ));
+            }
+            Err(refused) => {
+                return Err(Error::backend(
+                    format!("the image {name} cannot be looked at"),
+                    refused,
+                ));
+            }
+        };
+        let user = found["Config"]["User"].as_str().unwrap_or_default();
+        let user = user.split(':').next().unwrap_or_default();
+        let uid = if user.is_empty() { Some(0) } else { user.parse().ok() };
+        Ok(Self { name, uid })
+    }
+}
+
+/// A container to be.
+struct Creation<'a> {
+    engine: &'a Engine,
+    description: Description,
+    compute: &'a Compute,
+    image: &'a Image,
+    secrets: &'a Secrets,
+}
+
+impl Creation<'_> {
+    async fn make(&self) -> Result<Container, NotMade> {
+        let name = format!("candlepower-{}", self.description.spec.name);
+        let body = self.body();
+        let query = [("name", name.as_str())];
+        let made = self.engine.post("containers/create", &query, Some(&body), PATIENCE).await;
+        let answer = made.map_err(|refused| {
+            // Docker says 409, Podman 500.
+            let is_taken = refused.status == Some(409) || refused.words.contains("already in use");
+            if is_taken { NotMade::NameTaken } else { NotMade::Refused(refused) }
+        })?;
+        let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
+        // The name would do as well.
+        let id = answer["Id"].as_str().unwrap_or(&name).to_owned();
+        Ok(Container { engine: self.engine.clone(), id, description: self.description.clone() })
+    }
+
+    /// Gives it its secrets, sees that it has its GPUs, and starts it.
+    async fn start(&self, container: &Container) -> Result<(), Refused> {
+        if !self.compute.gpus.is_empty() && !self.engine.inspect(&container.id).await?.has_gpus() {
+            let engine = self.engine;
+            let words = format!(
+                "{engine} has dropped the wish for {} GPU(s) without a word: it takes Docker with the NVIDIA Container \
+                 Toolkit, or Podman 5 with a CDI specification; set gpu_count to 0 to compute on the CPU",
+                self.compute.gpus.len()
+            );
+            return Err(Refused { status: None, words });
+        }
+        if !self.secrets.0.is_empty() {
+            let archive = archive(self.secrets, self.image.uid)
+                .map_err(|error| Refused { status: None, words: error.to_string() })?;
+            self.engine.put_archive(&container.id, "/", archive).await?;
+        }
+        let path = format!("containers/{}/start", container.id);
+        self.engine.post(&path, &[], None, PATIENCE).await.map(|_| ())
+    }
+
+    /// The request for it. Source: Docker Engine API, `POST /containers/create`.
+    fn body(&self) -> Value {
+        let Description { spec, port, .. } = &self.description;
+        let inner = format!("{}/tcp", spec.container_port());
+        let env: Vec<String> =
+            spec.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        json!({
+            "Image": self.image.name,
+            "Entrypoint": ["candlepower"],
+            "Cmd": self.command(),
+            "Env": env,
+            "Labels": {
+                NAME_LABEL: spec.name,
+                DESCRIPTION_LABEL: serde_json::to_string(&self.description).unwrap_or_default(),
+            },
+            "ExposedPorts": { &inner: {} },
+            "StopTimeout": STOP_SECONDS,
+            "HostConfig": {
+                "Binds": self.binds(),
+                "PortBindings": { &inner: [{ "HostIp": "127.0.0.1", "HostPort": port.to_string() }] },
+                "Memory": spec.memory_bytes,
+                "ShmSize": spec.shm_bytes(),
+                "RestartPolicy": { "Name": "on-failure", "MaximumRetryCount": MAX_RESTARTS },
+                // Podman takes this name for its own form of such files.
+                "LogConfig": { "Type": "json-file", "Config": { "max-size": "10m", "max-file": "5" } },
+                "CapDrop": ["ALL"],
+                "SecurityOpt": ["no-new-privileges"],
+                "DeviceRequests": self.device_requests(),
+            },
+        })
+    }
+
+    fn command(&self) -> Vec<String> {
+        let spec = &self.description.spec;
+        let mut command = Vec::new();
+        if !self.secrets.0.is_empty() {
+            command.extend([RUN_WITH_SECRETS.to_owned(), SECRETS_FILE.to_owned()]);
+        }
+        command.extend(spec.argv.iter().cloned());
+        if let Some(folder) = spec.model_folder() {
+            let model = command.iter_mut().find(|word| **word == spec.model);
+            if let Some(model) = model {
+                *model = MODEL_FOLDER.into();
+            }
+            // Requests name the folder, as they would without a container.
+            let flag = "--served-model-name=";
+            if let Some(name) = folder.file_name()
+                && !spec.argv.iter().any(|word| word.starts_with(flag))
+            {
+                command.push(format!("{flag}{}", name.to_string_lossy()));
+            }
+        }
+        command.push(format!("--device={}", self.compute.device.as_str()));
+        command.extend(["--host=0.0.0.0".into(), format!("--port={}", spec.container_port())]);
+        command
+    }
+
+    fn binds(&self) -> Vec<String> {
+        let spec = &self.description.spec;
+        let cache = spec.hub_cache.as_deref().unwrap_or(CACHE_VOLUME);
+        let mut binds = vec![format!("{cache}:{CACHE_FOLDER}")];
+        binds.extend(
+            spec.model_folder().map(|folder| format!("{}:{MODEL_FOLDER}:ro", folder.display())),
+        );
+        binds
+    }
+
+    fn device_requests(&self) -> Vec<Value> {
+        let uuids = self.compute.uuids();
+        if uuids.is_empty() {
+            return Vec::new();
+        }
+        match self.engine.kind {
+            Kind::Docker => vec![json!({ "DeviceIDs": uuids, "Capabilities": [["gpu"]] })],
+            Kind::Podman => {
+                let devices: Vec<String> =
+                    uuids.iter().map(|uuid| format!("nvidia.com/gpu={uuid}")).collect();
+                vec![json!({ "Driver": "cdi", "DeviceIDs": devices })]
+            }
+        }
+    }
+}
+
+/// A port that nobody has just now; the container keeps it over restarts.
+fn free_port() -> Result<u16> {
+    let bound =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+    let address = bound.map_err(|error| Error::backend("there is no free port", error))?;
+    Ok(address.port())
+}
+
+fn is_port_taken(refused: &Refused) -> bool {
+    const WORDS: [&str; 2] = ["port is already allocated", "address already in use"];
+    let words = refused.words.to_lowercase();
+    WORDS.iter().any(|taken| words.contains(taken))
+}
+
+/// The name of the container is somebody else's.
+fn foreign(name: &str) -> Error {
+    Error::backend(
+        format!("`{name}` cannot be deployed"),
+        format!(
+            "there is a container `candlepower-{name}` that is no deployment: remove it, or choose another name"
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_taken_port_is_known_by_the_words_of_each_engine() {
+        let refused = |words: &str| Refused { status: Some(500), words: words.into() };
+        for words in [
+            "driver failed programming external connectivity: Bind for 127.0.0.1:8000 failed: port is already allocated",
+            "cannot listen on the TCP port: listen tcp4 127.0.0.1:8000: bind: address already in use",
+        ] {
+            assert!(is_port_taken(&refused(words)));
+        }
+        assert!(!is_port_taken(&refused("no such image")));
+    }
+}

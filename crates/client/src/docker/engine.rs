@@ -1,0 +1,295 @@
+//! A container engine: its calls over its socket, and its refusals in words.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use candlepower_machine::{ContainerEngine, EngineState};
+use reqwest::{Method, RequestBuilder, Response};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::container::Container;
+use super::create::Description;
+use super::seen::Inspect;
+use crate::error::{Error, Result};
+
+/// The label of all containers of this backend, with the deployment's name.
+pub(super) const NAME_LABEL: &str = "candlepower.deployment";
+/// How long a call may take that only looks or makes.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// More of a refusal is not shown.
+const MAX_WORDS: usize = 500;
+
+/// An engine that has answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Engine {
+    http: reqwest::Client,
+    pub(super) kind: Kind,
+    version: String,
+}
+
+/// The engines, which differ in how they are asked for GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Docker,
+    Podman,
+}
+
+/// Why an engine did not do what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refused {
+    /// The HTTP status; `None` where there was no answer.
+    pub(super) status: Option<u16>,
+    pub(super) words: String,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.words)
+    }
+}
+
+impl Refused {
+    pub(super) fn is_not_found(&self) -> bool {
+        self.status == Some(404)
+    }
+}
+
+/// `GET /version`, of which this is enough.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Version {
+    version: String,
+    #[serde(default)]
+    components: Vec<Component>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Component {
+    name: String,
+}
+
+/// One container of a list.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Listed {
+    id: String,
+    #[serde(default)]
+    labels: std::collections::BTreeMap<String, String>,
+}
+
+impl Engine {
+    /// The engine at `host` (`unix:///path`), or the first that answers where Docker and Podman have their sockets.
+    ///
+    /// # Errors
+    /// There is none, or it does not answer.
+    pub(crate) async fn connect(host: Option<&str>) -> Result<Self> {
+        let socket = match host {
+            Some(host) => socket_of(host)?,
+            None => find_socket()?,
+        };
+        let doing = || format!("the container engine at {} cannot be used", socket.display());
+        Self::at(socket.clone()).await.map_err(|refused| Error::backend(doing(), refused))
+    }
+
+    /// The engine of this machine, if one answers.
+    pub(crate) async fn here() -> Option<Self> {
+        Self::at(find_socket().ok()?).await.ok()
+    }
+
+    async fn at(socket: PathBuf) -> Result<Self, Refused> {
+        let http = reqwest::Client::builder()
+            .unix_socket(socket)
+            .no_proxy()
+            .tls_built_in_root_certs(false)
+            .build()
+            .map_err(|error| transport(&error))?;
+        let unknown = Self { http, kind: Kind::Docker, version: String::new() };
+        let version: Version = unknown.get("version", &[]).await?;
+        let is_podman = version.components.iter().any(|part| part.name.contains("Podman"));
+        let kind = if is_podman { Kind::Podman } else { Kind::Docker };
+        Ok(Self { kind, version: version.version, ..unknown })
+    }
+
+    /// A deployment of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) async fn find(&self, name: &str) -> Result<Container> {
+        let found = self.labelled(&format!("{NAME_LABEL}={name}")).await?;
+        found.into_iter().next().ok_or_else(|| Error::NotFound { name: name.to_owned() })
+    }
+
+    /// All deployments of this engine.
+    pub(crate) async fn list(&self) -> Result<Vec<Container>> {
+        self.labelled(NAME_LABEL).await
+    }
+
+    async fn labelled(&self, label: &str) -> Result<Vec<Container>> {
+        let filters = json!({ "label": [label] }).to_string();
+        let listed: Vec<Listed> = self
+            .get("containers/json", &[("all", "true"), ("filters", &filters)])
+            .await
+            .map_err(|refused| Error::backend("the containers cannot be listed", refused))?;
+        let ours = |listed: Listed| {
+            let description = Description::of(&listed.labels)?;
+            Some(Container { engine: self.clone(), id: listed.id, description })
+        };
+        Ok(listed.into_iter().filter_map(ours).collect())
+    }
+
+    pub(super) async fn inspect(&self, container: &str) -> Result<Inspect, Refused> {
+        self.get(&format!("containers/{container}/json"), &[]).await
+    }
+
+    pub(super) async fn get<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        query: &[(&str, &str)],
+    ) -> Result<T, Refused> {
+        let request = self.request(Method::GET, path).query(query).timeout(PATIENCE);
+        let bytes = answered(request).await?.bytes().await.map_err(|error| transport(&error))?;
+        serde_json::from_slice(&bytes).map_err(|error| Refused {
+            status: None,
+            words: format!("its answer to {path} is not understood: {error}"),
+        })
+    }
+
+    /// An answer whose body comes as it is written, for as long as that takes.
+    pub(super) async fn open(
+        &self,
+        path: &str,
+        query: &[(&str, &str)],
+    ) -> Result<Response, Refused> {
+        answered(self.request(Method::GET, path).query(query)).await
+    }
+
+    pub(super) async fn post(
+        &self,
+        path: &str,
+        query: &[(&str, &str)],
+        body: Option<&Value>,
+        patience: Duration,
+    ) -> Result<Vec<u8>, Refused> {
+        let mut request = self.request(Method::POST, path).query(query).timeout(patience);
+        if let Some(body) = body {
+            request = request.header("content-type", "application/json").body(body.to_string());
+        }
+        let bytes = answered(request).await?.bytes().await.map_err(|error| transport(&error))?;
+        Ok(bytes.to_vec())
+    }
+
+    /// Unpacks an archive in a container.
+    pub(super) async fn put_archive(
+        &self,
+        container: &str,
+        folder: &str,
+        archive: Vec<u8>,
+    ) -> Result<(), Refused> {
+        let request = self
+            .request(Method::PUT, &format!("containers/{container}/archive"))
+            .query(&[("path", folder)])
+            .header("content-type", "application/x-tar")
+            .timeout(PATIENCE)
+            .body(archive);
+        answered(request).await.map(|_| ())
+    }
+
+    pub(super) async fn delete(&self, path: &str, query: &[(&str, &str)]) -> Result<(), Refused> {
+        let request = self.request(Method::DELETE, path).query(query).timeout(PATIENCE);
+        answered(request).await.map(|_| ())
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        // The host is the socket; a name is needed all the same.
+        self.http.request(method, format!("http://engine/{path}"))
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {}", self.kind, self.version)
+    }
+}
+
+async fn answered(request: RequestBuilder) -> Result<Response, Refused> {
+    let response = request.send().await.map_err(|error| transport(&error))?;
+    let status = response.status();
+    // 304 says that there was nothing to do.
+    if status.is_success() || status.as_u16() == 304 {
+        return Ok(response);
+    }
+    let bytes = response.bytes().await.unwrap_or_default();
+    let told = serde_json::from_slice::<Value>(&bytes).ok();
+    let message = told.as_ref().and_then(|told| told["message"].as_str());
+    let words = match message {
+        Some(message) => message.trim().chars().take(MAX_WORDS).collect(),
+        None => format!("its answer was {status}"),
+    };
+    Err(Refused { status: Some(status.as_u16()), words })
+}
+
+/// What went wrong on the way, in the words of what is below HTTP.
+fn transport(error: &reqwest::Error) -> Refused {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    let words = match cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind) {
+        Some(std::io::ErrorKind::PermissionDenied) => {
+            "no permission: this user must be in the socket's group".to_owned()
+        }
+        Some(std::io::ErrorKind::ConnectionRefused) => "nothing listens there".to_owned(),
+        Some(std::io::ErrorKind::NotFound) => "there is no such socket".to_owned(),
+        _ if error.is_timeout() => "it did not answer in time".to_owned(),
+        _ => cause.to_string(),
+    };
+    Refused { status: None, words }
+}
+
+fn socket_of(host: &str) -> Result<PathBuf> {
+    let path = host.strip_prefix("unix://").unwrap_or(host);
+    match path.starts_with('/') {
+        true => Ok(path.into()),
+        false => Err(Error::validation(
+            "docker_host",
+            host,
+            "an engine of this machine is needed, as unix:///path: the deployment's port is opened there",
+        )),
+    }
+}
+
+fn find_socket() -> Result<PathBuf> {
+    let engines = ContainerEngine::probe_all();
+    let answers = |engine: &&ContainerEngine| engine.state == EngineState::Answers;
+    if let Some(socket) = engines.iter().find(answers).and_then(|engine| engine.socket.clone()) {
+        return Ok(socket);
+    }
+    let told: Vec<String> =
+        engines.iter().map(|engine| format!("{} {engine}", engine.name)).collect();
+    Err(Error::backend(
+        "no container engine can be used",
+        format!(
+            "{}; start one (`systemctl start docker`, `systemctl --user start podman.socket`), or name its socket in \
+             DOCKER_HOST as unix:///path",
+            told.join("; ")
+        ),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_engines_of_this_machine_are_asked() {
+        assert_eq!(socket_of("unix:///run/a.sock").unwrap(), PathBuf::from("/run/a.sock"));
+        assert_eq!(socket_of("/run/a.sock").unwrap(), PathBuf::from("/run/a.sock"));
+        for host in ["tcp://10.0.0.1:2375", "ssh://builder", ""] {
+            assert_eq!(socket_of(host).unwrap_err().code(), "VALIDATION_ERROR", "{host}");
+        }
+    }
+}

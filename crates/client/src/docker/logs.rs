@@ -1,0 +1,168 @@
+//! What a container has written, as the engine keeps it: frames of either output, taken apart into lines.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use reqwest::Response;
+
+use super::engine::{Engine, Refused};
+use crate::logs::Lines;
+use crate::status::now;
+
+/// How often it is looked whether a container that ended runs again.
+const LOOK: Duration = Duration::from_millis(500);
+/// Bytes before each frame: the output's number, three zeros, the length, highest byte first.
+const HEADER: usize = 8;
+
+/// Takes an engine's stream apart. Source: Docker Engine API, "Stream format".
+#[derive(Debug, Default)]
+pub(super) struct Demultiplexer {
+    bytes: Vec<u8>,
+    /// Of each output the line whose end is not there yet.
+    partial: [Vec<u8>; 3],
+    pub(super) lines: VecDeque<String>,
+}
+
+impl Demultiplexer {
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        while let Some(header) = self.bytes.first_chunk::<HEADER>() {
+            let [output, _, _, _, length @ ..] = *header;
+            let end = HEADER + u32::from_be_bytes(length) as usize;
+            if self.bytes.len() < end {
+                return;
+            }
+            let frame: Vec<u8> = self.bytes.drain(..end).skip(HEADER).collect();
+            let partial = &mut self.partial[usize::from(output).min(2)];
+            for byte in frame {
+                if byte == b'\n' {
+                    self.lines.push_back(line(std::mem::take(partial)));
+                } else {
+                    partial.push(byte);
+                }
+            }
+        }
+    }
+
+    /// There is nothing more: what is left is a line, too.
+    pub(super) fn end(&mut self) {
+        for partial in &mut self.partial {
+            if !partial.is_empty() {
+                self.lines.push_back(line(std::mem::take(partial)));
+            }
+        }
+        self.bytes.clear();
+    }
+}
+
+fn line(bytes: Vec<u8>) -> String {
+    String::from_utf8_lossy(&bytes).trim_end_matches('\r').to_owned()
+}
+
+/// The newest `tail` lines, or all, the oldest first.
+pub(super) async fn tail(
+    engine: &Engine,
+    container: &str,
+    tail: Option<usize>,
+) -> Result<Vec<String>, Refused> {
+    let count = tail.map_or("all".to_owned(), |count| count.to_string());
+    let query = [("stdout", "true"), ("stderr", "true"), ("tail", &count)];
+    let mut response = engine.open(&format!("containers/{container}/logs"), &query).await?;
+    let mut found = Demultiplexer::default();
+    let broken = |error: reqwest::Error| Refused { status: None, words: error.to_string() };
+    while let Some(bytes) = response.chunk().await.map_err(broken)? {
+        found.push(&bytes);
+    }
+    found.end();
+    Ok(found.lines.into())
+}
+
+/// Lines as they are written, over restarts, until the container is removed.
+#[derive(Debug)]
+pub(super) struct Followed {
+    engine: Engine,
+    container: String,
+    response: Option<Response>,
+    found: Demultiplexer,
+    /// When the last stream ended, in seconds since 1970.
+    ended_at: f64,
+}
+
+impl Followed {
+    pub(super) async fn new(
+        engine: Engine,
+        container: String,
+        tail: Option<usize>,
+    ) -> Result<Self, Refused> {
+        let count = tail.map_or("all".to_owned(), |count| count.to_string());
+        let response = open(&engine, &container, ("tail", &count)).await?;
+        let found = Demultiplexer::default();
+        Ok(Self { engine, container, response: Some(response), found, ended_at: 0.0 })
+    }
+
+    /// Waits for the container to run again; false if it is gone.
+    async fn reopen(&mut self) -> bool {
+        tokio::time::sleep(LOOK).await;
+        match self.engine.inspect(&self.container).await {
+            Ok(inspect) if inspect.is_running() => {
+                let since = format!("{:.3}", self.ended_at);
+                self.response = open(&self.engine, &self.container, ("since", &since)).await.ok();
+                true
+            }
+            Ok(_) => true,
+            Err(_) => false,
+        }
+    }
+}
+
+impl Lines for Followed {
+    async fn next(&mut self) -> Option<String> {
+        loop {
+            if let Some(line) = self.found.lines.pop_front() {
+                return Some(line);
+            }
+            let Some(response) = &mut self.response else {
+                if self.reopen().await {
+                    continue;
+                }
+                return None;
+            };
+            match response.chunk().await {
+                Ok(Some(bytes)) => self.found.push(&bytes),
+                Ok(None) | Err(_) => {
+                    self.found.end();
+                    self.response = None;
+                    self.ended_at = now();
+                }
+            }
+        }
+    }
+}
+
+async fn open(engine: &Engine, container: &str, from: (&str, &str)) -> Result<Response, Refused> {
+    let query = [("stdout", "true"), ("stderr", "true"), ("follow", "true"), from];
+    engine.open(&format!("containers/{container}/logs"), &query).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(output: u8, text: &str) -> Vec<u8> {
+        let length = u32::try_from(text.len()).unwrap().to_be_bytes();
+        [&[output, 0, 0, 0][..], &length, text.as_bytes()].concat()
+    }
+
+    #[test]
+    fn lines_are_whole_however_the_stream_is_cut() {
+        let stream =
+            [frame(2, "first\nsec"), frame(1, "printed\n"), frame(2, "ond\r\n"), frame(2, "last")]
+                .concat();
+        for size in [1, 3, 7, stream.len()] {
+            let mut found = Demultiplexer::default();
+            stream.chunks(size).for_each(|part| found.push(part));
+            found.end();
+            assert_eq!(found.lines, ["first", "printed", "second", "last"], "{size}");
+        }
+    }
+}

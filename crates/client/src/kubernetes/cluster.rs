@@ -1,0 +1,182 @@
+//! A cluster: the connection to its API server, and its refusals in words.
+
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Event, Node, Pod, Secret, Service};
+use kube::api::{Api, ListParams};
+use kube::config::KubeConfigOptions;
+use kube::{Client, Config};
+
+use super::manifest::{Description, selector};
+use super::workload::Workload;
+use crate::error::{Error, Result};
+use crate::health::Health;
+
+/// How long a connection to the API server may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Where clients of services are told that they are in a cluster.
+const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
+
+/// A namespace of a cluster.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    client: Client,
+    pub(super) namespace: String,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Cluster({})", self.namespace)
+    }
+}
+
+impl Cluster {
+    /// The cluster of a context, else of the current one, else the one that this process runs in. Nothing is asked yet.
+    ///
+    /// # Errors
+    /// None is configured, or what is configured cannot be used.
+    pub(crate) async fn connect(context: Option<&str>, namespace: Option<&str>) -> Result<Self> {
+        let wrong = |cause: &dyn std::fmt::Display| {
+            Error::backend(
+                "no cluster can be used",
+                format!("{cause}; name a kubeconfig in KUBECONFIG, or a context of it"),
+            )
+        };
+        let mut config = match context {
+            None => Config::infer().await.map_err(|error| wrong(&error))?,
+            Some(context) => {
+                let options =
+                    KubeConfigOptions { context: Some(context.into()), ..Default::default() };
+                Config::from_kubeconfig(&options).await.map_err(|error| wrong(&error))?
+            }
+        };
+        config.connect_timeout = Some(PATIENCE);
+        let namespace = namespace.unwrap_or(&config.default_namespace).to_owned();
+        let client = Client::try_from(config).map_err(|error| wrong(&error))?;
+        Ok(Self { client, namespace })
+    }
+
+    pub(super) fn deployments(&self) -> Api<Deployment> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub(super) fn services(&self) -> Api<Service> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub(super) fn secrets(&self) -> Api<Secret> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub(super) fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub(super) fn events(&self) -> Api<Event> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// A deployment of this name.
+    ///
+    /// # Errors
+    /// There is none of ours.
+    pub(crate) async fn find(&self, name: &str) -> Result<Workload> {
+        let found = self.deployments().get_opt(name).await;
+        let found = found.map_err(|error| self.wrong("be asked", error))?;
+        let description = found.as_ref().and_then(Description::of);
+        match description {
+            Some(description) => Ok(Workload { cluster: self.clone(), description }),
+            None => Err(Error::NotFound { name: name.to_owned() }),
+        }
+    }
+
+    /// All deployments of this namespace.
+    pub(crate) async fn list(&self) -> Result<Vec<Workload>> {
+        let ours = ListParams::default().labels(&selector(None));
+        let found = self.deployments().list(&ours).await;
+        let found = found.map_err(|error| self.wrong("be asked", error))?;
+        let descriptions = found.iter().filter_map(Description::of);
+        Ok(descriptions
+            .map(|description| Workload { cluster: self.clone(), description })
+            .collect())
+    }
+
+    /// The pods of a deployment, the oldest first.
+    pub(super) async fn pods_of(&self, name: &str) -> Result<Vec<Pod>> {
+        let theirs = ListParams::default().labels(&selector(Some(name)));
+        let found = self.pods().list(&theirs).await;
+        let mut pods = found.map_err(|error| self.wrong("list pods", error))?.items;
+        pods.sort_by(|a, b| a.metadata.creation_timestamp.cmp(&b.metadata.creation_timestamp));
+        Ok(pods)
+    }
+
+    /// The cluster's nodes; `None` where this user may not see them.
+    pub(super) async fn nodes(&self) -> Result<Option<Vec<Node>>> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        match nodes.list(&ListParams::default()).await {
+            Ok(found) => Ok(Some(found.items)),
+            Err(kube::Error::Api(status)) if status.code == 403 => Ok(None),
+            Err(error) => Err(self.wrong("be asked", error)),
+        }
+    }
+
+    /// What the server in a pod says of itself, through the API server; `None` where that cannot be asked.
+    pub(super) async fn health(&self, pod: &str, port: u16) -> Option<Health> {
+        let pods = format!("/api/v1/namespaces/{}/pods", self.namespace);
+        let request = kube::core::Request::new(pods);
+        let request = request.get_subresource("proxy/health", &format!("{pod}:{port}")).ok()?;
+        let answer = tokio::time::timeout(PATIENCE, async {
+            let response = self.client.send(request.map(Into::into)).await.ok()?;
+            response.into_body().collect_bytes().await.ok()
+        });
+        serde_json::from_slice(&answer.await.ok()??).ok()
+    }
+
+    /// The address of a service: a name that the cluster's pods know.
+    pub(super) fn url(&self, service: &str, port: u16) -> String {
+        format!("http://{service}.{}.svc:{port}", self.namespace)
+    }
+
+    /// What helps to reach that address from here; empty within the cluster.
+    pub(super) fn hint(&self, name: &str) -> String {
+        if std::env::var_os(IN_CLUSTER).is_some() {
+            return String::new();
+        }
+        let namespace = &self.namespace;
+        format!(
+            "the address is known within the cluster; `candlepower forward {name} --namespace {namespace}` opens it here"
+        )
+    }
+
+    /// The API server did not do what it was asked for.
+    pub(super) fn wrong(&self, what: &str, error: kube::Error) -> Error {
+        let doing = format!("the cluster cannot {what}, in the namespace {}", self.namespace);
+        match error {
+            kube::Error::Api(status) if status.message.contains("exceeded quota") => {
+                Error::ResourceUnavailable {
+                    asked: "more than the namespace's quota was".into(),
+                    available: status.message,
+                }
+            }
+            kube::Error::Api(status) => {
+                let hint = match status.code {
+                    401 => "; sign in to the cluster again",
+                    403 => "; ask the cluster's administrator for a role that allows it",
+                    _ => "",
+                };
+                Error::backend(doing, format!("{}{hint}", status.message))
+            }
+            error => Error::backend(doing, innermost(&error)),
+        }
+    }
+}
+
+/// The words of what is below all wrapping.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}

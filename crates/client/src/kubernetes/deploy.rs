@@ -1,0 +1,164 @@
+//! Applies a plan to a cluster.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Patch, PatchParams};
+
+use super::cluster::Cluster;
+use super::manifest::{Description, Manifests};
+use super::nodes::Placement;
+use super::workload::Workload;
+use crate::backend::{Begun, Handle};
+use crate::check::{Compute, Place, Plan};
+use crate::error::{Error, Result};
+use crate::model;
+use crate::params::Params;
+use crate::spec::{Device, Spec};
+
+/// How often it is looked whether a deployment that is being deleted is gone, and for how long.
+const LOOK: Duration = Duration::from_millis(500);
+const GOING_PATIENCE: Duration = Duration::from_secs(90);
+
+/// The objects of a plan as YAML. The cluster is not asked.
+pub(crate) fn manifests(params: &Params, plan: &Plan, namespace: Option<&str>) -> Result<String> {
+    refuse_folder(&plan.spec)?;
+    let mut warnings = plan.warnings.clone();
+    let placement = Placement::new(&plan.spec, None, &mut warnings)?;
+    let description = Description { spec: plan.spec.clone(), gpus: placement.gpus, warnings };
+    let manifests = Manifests {
+        description: &description,
+        placement: &placement,
+        secrets: &plan.secrets,
+        namespace,
+        timeout: params.timeout,
+    };
+    manifests.to_yaml()
+}
+
+/// Applies a plan, or finds the deployment that is the same.
+pub(crate) async fn deploy(cluster: &Cluster, params: &Params, mut plan: Plan) -> Result<Begun> {
+    refuse_folder(&plan.spec)?;
+    if let Some(begun) = same(cluster, &plan.spec).await? {
+        return Ok(begun);
+    }
+    let nodes = cluster.nodes().await?;
+    let placement = Placement::new(&plan.spec, nodes.as_deref(), &mut plan.warnings)?;
+    let compute = match placement.gpus {
+        0 => Compute::cpu(Place::Elsewhere),
+        _ => Compute { device: Device::Cuda, gpus: Vec::new(), place: Place::Elsewhere },
+    };
+    model::check(params, &plan, &compute).await?;
+    let warnings = plan.warnings.clone();
+    let description = Description { spec: plan.spec.clone(), gpus: placement.gpus, warnings };
+    let manifests = Manifests {
+        description: &description,
+        placement: &placement,
+        secrets: &plan.secrets,
+        namespace: Some(&cluster.namespace),
+        timeout: params.timeout,
+    };
+    let workload = Workload { cluster: cluster.clone(), description: description.clone() };
+    match apply(cluster, &manifests).await {
+        Ok(()) => Ok(Begun { handle: Handle::Kubernetes(workload), is_own: true }),
+        // Another client was faster, with the same or another spec.
+        Err(Trouble::Conflict(error)) => same(cluster, &plan.spec).await?.ok_or(error),
+        Err(Trouble::Halfway(error)) => {
+            // What went wrong first is what there is to tell.
+            let _ = workload.delete().await;
+            Err(error)
+        }
+        Err(Trouble::Nothing(error)) => Err(error),
+    }
+}
+
+/// How far applying came.
+enum Trouble {
+    /// The Deployment is another client's.
+    Conflict(Error),
+    /// The Deployment is there, the rest is not.
+    Halfway(Error),
+    /// Nothing is there.
+    Nothing(Error),
+}
+
+/// Applies the Deployment first: whoever has it has the name, and all else belongs to it. Values are never taken over
+/// from another manager, and each spec has a manager of its own, so of two clients one wins.
+async fn apply(cluster: &Cluster, manifests: &Manifests<'_>) -> Result<(), Trouble> {
+    let name = &manifests.description.spec.name;
+    let parameters = PatchParams::apply(&manager(&manifests.description.spec));
+    let deployment = manifests.deployment().map_err(Trouble::Nothing)?;
+    let applied = cluster.deployments().patch(name, &parameters, &Patch::Apply(&deployment)).await;
+    let applied = applied.map_err(|error| {
+        let is_conflict = matches!(&error, kube::Error::Api(status) if status.code == 409);
+        let error = cluster.wrong("make the Deployment", error);
+        if is_conflict { Trouble::Conflict(error) } else { Trouble::Nothing(error) }
+    })?;
+    let owner = OwnerReference {
+        api_version: "apps/v1".into(),
+        kind: "Deployment".into(),
+        name: name.clone(),
+        uid: applied.metadata.uid.unwrap_or_default(),
+        ..Default::default()
+    };
+    let wrong = |what: &str, error| Trouble::Halfway(cluster.wrong(what, error));
+    if let Some(secret) = manifests.secret(Some(owner.clone())) {
+        let applied = cluster.secrets().patch(name, &parameters, &Patch::Apply(&secret)).await;
+        applied.map_err(|error| wrong("make the Secret", error))?;
+    }
+    let service = manifests.service(Some(owner));
+    let applied = cluster.services().patch(name, &parameters, &Patch::Apply(&service)).await;
+    applied.map_err(|error| wrong("make the Service", error))?;
+    Ok(())
+}
+
+/// The manager of the fields of a spec.
+fn manager(spec: &Spec) -> String {
+    let mut hasher = DefaultHasher::new();
+    serde_json::to_string(spec).unwrap_or_default().hash(&mut hasher);
+    format!("candlepower-{:016x}", hasher.finish())
+}
+
+/// A deployment of this name that is the same; one that is being deleted is waited for.
+///
+/// # Errors
+/// It is another one, or not ours.
+async fn same(cluster: &Cluster, spec: &Spec) -> Result<Option<Begun>> {
+    let begin = Instant::now();
+    loop {
+        let found = cluster.deployments().get_opt(&spec.name).await;
+        let Some(found) = found.map_err(|error| cluster.wrong("be asked", error))? else {
+            return Ok(None);
+        };
+        if found.metadata.deletion_timestamp.is_some() && begin.elapsed() < GOING_PATIENCE {
+            tokio::time::sleep(LOOK).await;
+            continue;
+        }
+        let Some(description) = Description::of(&found) else {
+            return Err(Error::backend(
+                format!("`{}` cannot be deployed", spec.name),
+                format!(
+                    "the namespace {} has a Deployment of this name that candlepower has not made: choose another name",
+                    cluster.namespace
+                ),
+            ));
+        };
+        if description.spec != *spec {
+            return Err(Error::NameInUse { name: spec.name.clone() });
+        }
+        let workload = Workload { cluster: cluster.clone(), description };
+        return Ok(Some(Begun { handle: Handle::Kubernetes(workload), is_own: false }));
+    }
+}
+
+fn refuse_folder(spec: &Spec) -> Result<()> {
+    match spec.model_folder() {
+        Some(_) => Err(Error::validation(
+            "model",
+            &spec.model,
+            "a folder of this machine is not there in a cluster: name a model of the hub as owner/name",
+        )),
+        None => Ok(()),
+    }
+}

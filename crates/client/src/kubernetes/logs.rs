@@ -1,0 +1,143 @@
+//! What the pods of a deployment have written.
+
+use std::time::Duration;
+
+use futures::io::AsyncBufReadExt;
+use futures::stream::{BoxStream, StreamExt, select_all};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::LogParams;
+
+use super::cluster::Cluster;
+use crate::error::{Error, Result};
+use crate::logs::Lines;
+
+/// How often it is looked for new pods once those that were followed have ended.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The newest `tail` lines, or all, the oldest first; with several pods, each line after its pod's name. Of a server that
+/// waits to be started again it is what it said before it ended.
+pub(super) async fn tail(
+    cluster: &Cluster,
+    name: &str,
+    tail: Option<usize>,
+) -> Result<Vec<String>> {
+    let pods = cluster.pods_of(name).await?;
+    let mut lines = Vec::new();
+    for pod in &pods {
+        let Some(pod_name) = pod.metadata.name.as_deref().filter(|_| has_run(pod)) else {
+            continue;
+        };
+        let asked = LogParams {
+            tail_lines: tail.and_then(|tail| i64::try_from(tail).ok()),
+            previous: waits_again(pod),
+            ..LogParams::default()
+        };
+        let text = match cluster.pods().logs(pod_name, &asked).await {
+            Ok(text) => text,
+            // It is just being started, or is gone.
+            Err(kube::Error::Api(status)) if matches!(status.code, 400 | 404) => continue,
+            Err(error) => return Err(cluster.wrong("read the log", error)),
+        };
+        let prefix = prefix(&pods, pod_name);
+        lines.extend(text.lines().map(|line| format!("{prefix}{line}")));
+    }
+    let skip = tail.map_or(0, |tail| lines.len().saturating_sub(tail));
+    Ok(lines.split_off(skip))
+}
+
+fn prefix(pods: &[Pod], pod: &str) -> String {
+    if pods.len() > 1 { format!("{pod}: ") } else { String::new() }
+}
+
+fn statuses(pod: &Pod) -> impl Iterator<Item = &k8s_openapi::api::core::v1::ContainerStatus> {
+    pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten())
+}
+
+fn has_run(pod: &Pod) -> bool {
+    statuses(pod).any(|server| {
+        let state = server.state.as_ref();
+        server.restart_count > 0
+            || state.is_some_and(|state| state.running.is_some() || state.terminated.is_some())
+    })
+}
+
+/// Whether its server has ended and waits.
+fn waits_again(pod: &Pod) -> bool {
+    statuses(pod).any(|server| {
+        let waits = server.state.as_ref().is_some_and(|state| state.waiting.is_some());
+        waits && server.restart_count > 0
+    })
+}
+
+/// Lines as they are written, over restarts, until the deployment is deleted.
+pub(super) struct Followed {
+    cluster: Cluster,
+    name: String,
+    lines: BoxStream<'static, String>,
+    /// When the last stream ended.
+    ended_at: Option<Timestamp>,
+}
+
+impl Followed {
+    pub(super) async fn new(cluster: Cluster, name: String, tail: Option<usize>) -> Result<Self> {
+        let tail_lines = tail.and_then(|tail| i64::try_from(tail).ok());
+        let asked = LogParams { follow: true, tail_lines, ..LogParams::default() };
+        let lines = open(&cluster, &name, &asked).await?;
+        Ok(Self { cluster, name, lines, ended_at: None })
+    }
+
+    /// Waits for pods that run; false if the deployment is gone.
+    async fn reopen(&mut self) -> bool {
+        let since_time = *self.ended_at.get_or_insert_with(Timestamp::now);
+        tokio::time::sleep(LOOK).await;
+        match self.cluster.find(&self.name).await {
+            Err(Error::NotFound { .. }) => return false,
+            // It may answer the next time.
+            Err(_) => return true,
+            Ok(_) => {}
+        }
+        let asked =
+            LogParams { follow: true, since_time: Some(since_time), ..LogParams::default() };
+        if let Ok(lines) = open(&self.cluster, &self.name, &asked).await {
+            self.lines = lines;
+        }
+        true
+    }
+}
+
+impl Lines for Followed {
+    async fn next(&mut self) -> Option<String> {
+        loop {
+            if let Some(line) = self.lines.next().await {
+                self.ended_at = None;
+                return Some(line);
+            }
+            if !self.reopen().await {
+                return None;
+            }
+        }
+    }
+}
+
+async fn open(
+    cluster: &Cluster,
+    name: &str,
+    asked: &LogParams,
+) -> Result<BoxStream<'static, String>> {
+    let pods = cluster.pods_of(name).await?;
+    let mut streams: Vec<BoxStream<'static, String>> = Vec::new();
+    for pod in pods.iter().filter(|pod| has_run(pod)) {
+        let Some(pod_name) = &pod.metadata.name else { continue };
+        let reader = match cluster.pods().log_stream(pod_name, asked).await {
+            Ok(reader) => reader,
+            Err(kube::Error::Api(status)) if matches!(status.code, 400 | 404) => continue,
+            Err(error) => return Err(cluster.wrong("read the log", error)),
+        };
+        let prefix = prefix(&pods, pod_name);
+        let lines = reader.lines().take_while(|line| std::future::ready(line.is_ok()));
+        streams
+            .push(lines.map(move |line| format!("{prefix}{}", line.unwrap_or_default())).boxed());
+    }
+    Ok(select_all(streams).boxed())
+}

@@ -1,0 +1,297 @@
+//! The objects of a deployment: what is applied, and what `--dry-run` prints.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Secret, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::nodes::{GPU_RESOURCE, MEMORY_LABEL, PRODUCT_LABEL, Placement};
+use crate::error::{Error, Result};
+use crate::secret::Secrets;
+use crate::spec::{Device, Spec};
+
+/// Who manages our objects: the value of the label that Kubernetes recommends for that.
+const MANAGER: &str = "candlepower";
+const MANAGER_LABEL: &str = "app.kubernetes.io/managed-by";
+const NAME_LABEL: &str = "app.kubernetes.io/name";
+const INSTANCE_LABEL: &str = "app.kubernetes.io/instance";
+/// The annotation with all that is known of a deployment but its secrets.
+const DESCRIPTION_ANNOTATION: &str = "candlepower-description";
+/// The user and group of the image.
+const USER: i64 = 10001;
+/// Seconds that a server has to end by itself: more than it gives its requests.
+const STOP_SECONDS: i64 = 40;
+/// Seconds between two probes of a server that starts.
+const STARTUP_PERIOD: u64 = 5;
+
+/// What a deployment is, in an annotation of its own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Description {
+    pub(super) spec: Spec,
+    /// GPUs of each pod.
+    pub(super) gpus: u32,
+    /// What the user was told at the start.
+    pub(super) warnings: Vec<String>,
+}
+
+impl Description {
+    /// What a Deployment says; `None` if it is none of ours.
+    pub(super) fn of(deployment: &Deployment) -> Option<Self> {
+        let metadata = &deployment.metadata;
+        let is_ours = metadata.labels.as_ref()?.get(MANAGER_LABEL)? == MANAGER;
+        let text = metadata.annotations.as_ref()?.get(DESCRIPTION_ANNOTATION)?;
+        serde_json::from_str(text).ok().filter(|_| is_ours)
+    }
+
+    /// The port of the server and of the service.
+    pub(super) fn port(&self) -> u16 {
+        self.spec.port.unwrap_or_else(|| self.spec.container_port())
+    }
+}
+
+/// Selects our objects: all, or those of one deployment.
+pub(super) fn selector(name: Option<&str>) -> String {
+    let ours = format!("{MANAGER_LABEL}={MANAGER}");
+    name.map_or(ours.clone(), |name| format!("{ours},{INSTANCE_LABEL}={name}"))
+}
+
+/// What objects are made of.
+pub(super) struct Manifests<'a> {
+    pub(super) description: &'a Description,
+    pub(super) placement: &'a Placement,
+    pub(super) secrets: &'a Secrets,
+    pub(super) namespace: Option<&'a str>,
+    /// Seconds until a server that is not ready counts as failed.
+    pub(super) timeout: u64,
+}
+
+impl Manifests<'_> {
+    /// All of them as YAML, in the order in which `kubectl apply` is to make them.
+    ///
+    /// # Errors
+    /// See [`deployment`](Self::deployment).
+    pub(super) fn to_yaml(&self) -> Result<String> {
+        let wrong =
+            |error: serde_saphyr::ser::Error| Error::backend("no YAML can be written", error);
+        let mut documents = Vec::new();
+        if let Some(secret) = self.secret(None) {
+            documents.push(serde_saphyr::to_string(&secret).map_err(wrong)?);
+        }
+        documents.push(serde_saphyr::to_string(&self.service(None)).map_err(wrong)?);
+        documents.push(serde_saphyr::to_string(&self.deployment()?).map_err(wrong)?);
+        let documents: Vec<&str> = documents.iter().map(|text| text.trim_end()).collect();
+        Ok(documents.join("\n---\n") + "\n")
+    }
+
+    /// The values that nobody else may see; `None` where there are none.
+    pub(super) fn secret(&self, owner: Option<OwnerReference>) -> Option<Secret> {
+        if self.secrets.0.is_empty() {
+            return None;
+        }
+        let bytes = |value: &String| ByteString(value.clone().into_bytes());
+        let data = self.secrets.0.iter().map(|(name, value)| (name.clone(), bytes(value)));
+        Some(Secret {
+            metadata: self.metadata(owner),
+            type_: Some("Opaque".into()),
+            data: Some(data.collect()),
+            ..Default::default()
+        })
+    }
+
+    pub(super) fn service(&self, owner: Option<OwnerReference>) -> Service {
+        let port = self.description.port();
+        let spec = json!({
+            "type": "ClusterIP",
+            "selector": self.selector_labels(),
+            "ports": [{ "name": "http", "port": port, "targetPort": "http", "protocol": "TCP" }],
+        });
+        Service {
+            metadata: self.metadata(owner),
+            spec: Some(serde_json::from_value(spec).expect("it is a service's")),
+            ..Default::default()
+        }
+    }
+
+    /// # Errors
+    /// Which image to run is not known.
+    pub(super) fn deployment(&self) -> Result<Deployment> {
+        let spec = &self.description.spec;
+        let mut metadata = self.metadata(None);
+        let description = serde_json::to_string(self.description).unwrap_or_default();
+        metadata.annotations = Some(BTreeMap::from([(DESCRIPTION_ANNOTATION.into(), description)]));
+        let body = json!({
+            "replicas": spec.replicas,
+            // A new pod beside the old one would wait for the old one's GPUs.
+            "strategy": { "type": "Recreate" },
+            // The probes decide first.
+            "progressDeadlineSeconds": self.timeout + 60,
+            "revisionHistoryLimit": 1,
+            "selector": { "matchLabels": self.selector_labels() },
+            "template": { "metadata": { "labels": self.labels() }, "spec": self.pod()? },
+        });
+        Ok(Deployment {
+            metadata,
+            spec: Some(serde_json::from_value(body).expect("it is a deployment's")),
+            ..Default::default()
+        })
+    }
+
+    fn pod(&self) -> Result<Value> {
+        let mut pod = json!({
+            "automountServiceAccountToken": false,
+            // Variables of other services would be taken for settings.
+            "enableServiceLinks": false,
+            "terminationGracePeriodSeconds": STOP_SECONDS,
+            "securityContext": {
+                "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
+                "seccompProfile": { "type": "RuntimeDefault" },
+            },
+            "containers": [self.container()?],
+            "volumes": [
+                { "name": "hub-cache" },
+                // It counts as part of the memory that the container may take.
+                { "name": "shm", "emptyDir": {
+                    "medium": "Memory", "sizeLimit": quantity(self.description.spec.shm_bytes()),
+                } },
+            ],
+        });
+        let (kind, cache) = self.hub_cache();
+        pod["volumes"][0][kind] = cache;
+        if self.placement.gpus > 0 {
+            pod["tolerations"] =
+                json!([{ "key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule" }]);
+        }
+        let wishes = self.node_wishes();
+        if !wishes.is_empty() {
+            pod["affinity"] = json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{ "matchExpressions": wishes }],
+            } } });
+        }
+        Ok(pod)
+    }
+
+    fn container(&self) -> Result<Value> {
+        let spec = &self.description.spec;
+        let mut resources = BTreeMap::from([("memory", quantity(spec.memory_bytes))]);
+        if self.placement.gpus > 0 {
+            resources.insert(GPU_RESOURCE, self.placement.gpus.to_string());
+        }
+        let get = json!({ "path": "/health", "port": "http" });
+        Ok(json!({
+            "name": "server",
+            "image": self.image()?,
+            "command": ["candlepower"],
+            "args": self.args(),
+            "env": self.env(),
+            "ports": [{ "name": "http", "containerPort": self.description.port(), "protocol": "TCP" }],
+            "resources": { "limits": &resources, "requests": &resources },
+            "securityContext": {
+                "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
+                "capabilities": { "drop": ["ALL"] },
+            },
+            // The end of the log is the reason of a failure.
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "startupProbe": {
+                "httpGet": &get, "periodSeconds": STARTUP_PERIOD, "timeoutSeconds": 3,
+                "failureThreshold": self.timeout.div_ceil(STARTUP_PERIOD),
+            },
+            "readinessProbe": { "httpGet": &get, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 2 },
+            "livenessProbe": { "httpGet": &get, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6 },
+            "volumeMounts": [
+                { "name": "hub-cache", "mountPath": "/data" },
+                { "name": "shm", "mountPath": "/dev/shm" },
+            ],
+        }))
+    }
+
+    fn args(&self) -> Vec<String> {
+        let device = if self.placement.gpus > 0 { Device::Cuda } else { Device::Cpu };
+        let mut args = self.description.spec.argv.clone();
+        args.push(format!("--device={}", device.as_str()));
+        args.extend(["--host=0.0.0.0".into(), format!("--port={}", self.description.port())]);
+        args
+    }
+
+    fn env(&self) -> Vec<Value> {
+        let spec = &self.description.spec;
+        let plain = spec.env.iter().map(|(name, value)| json!({ "name": name, "value": value }));
+        let secret = self.secrets.0.keys().map(|name| {
+            let from = json!({ "name": spec.name, "key": name });
+            json!({ "name": name, "valueFrom": { "secretKeyRef": from } })
+        });
+        plain.chain(secret).collect()
+    }
+
+    fn image(&self) -> Result<String> {
+        let spec = &self.description.spec;
+        if self.placement.gpus > 0 && self.placement.capability.is_none() && spec.image.is_none() {
+            return Err(Error::validation(
+                "image",
+                "",
+                "which GPUs the cluster has is not known here: name the image that is built for them, or set gpu_count to 0",
+            ));
+        }
+        Ok(spec.image_for(self.placement.capability.filter(|_| self.placement.gpus > 0)))
+    }
+
+    /// Where downloads are kept: a folder of the node, a claim, or as long as the pod lives.
+    fn hub_cache(&self) -> (&'static str, Value) {
+        match self.description.spec.hub_cache.as_deref() {
+            None => ("emptyDir", json!({})),
+            Some(path) if path.starts_with('/') => {
+                ("hostPath", json!({ "path": path, "type": "DirectoryOrCreate" }))
+            }
+            Some(claim) => ("persistentVolumeClaim", json!({ "claimName": claim })),
+        }
+    }
+
+    fn node_wishes(&self) -> Vec<Value> {
+        let Placement { products, above_mib, .. } = self.placement;
+        let mut wishes = Vec::new();
+        if !products.is_empty() {
+            wishes.push(json!({ "key": PRODUCT_LABEL, "operator": "In", "values": products }));
+        }
+        if let Some(mib) = above_mib {
+            wishes.push(
+                json!({ "key": MEMORY_LABEL, "operator": "Gt", "values": [mib.to_string()] }),
+            );
+        }
+        wishes
+    }
+
+    fn metadata(&self, owner: Option<OwnerReference>) -> ObjectMeta {
+        ObjectMeta {
+            name: Some(self.description.spec.name.clone()),
+            namespace: self.namespace.map(str::to_owned),
+            labels: Some(self.labels()),
+            owner_references: owner.map(|owner| vec![owner]),
+            ..Default::default()
+        }
+    }
+
+    fn labels(&self) -> BTreeMap<String, String> {
+        let mut labels = self.selector_labels();
+        labels.insert(MANAGER_LABEL.into(), MANAGER.into());
+        labels
+    }
+
+    /// The labels that never change, since a Deployment's selector cannot.
+    fn selector_labels(&self) -> BTreeMap<String, String> {
+        let name = self.description.spec.name.clone();
+        BTreeMap::from([(NAME_LABEL.into(), "candlepower".into()), (INSTANCE_LABEL.into(), name)])
+    }
+}
+
+/// Bytes as Kubernetes writes them.
+fn quantity(bytes: u64) -> String {
+    const UNITS: [(&str, u32); 3] = [("Gi", 30), ("Mi", 20), ("Ki", 10)];
+    let unit = UNITS.iter().find(|(_, shift)| bytes.trailing_zeros() >= *shift);
+    unit.map_or(bytes.to_string(), |(unit, shift)| format!("{}{unit}", bytes >> shift))
+}
+
+#[cfg(test)]
+mod tests;

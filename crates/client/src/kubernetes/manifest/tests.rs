@@ -1,0 +1,145 @@
+//! The manifests in `configs/k8s` are held equal by the end-to-end tests, which also validate them.
+
+use super::*;
+use crate::BlazeParams;
+use crate::backend::Backend;
+use crate::check::Plan;
+use crate::params::Params;
+
+/// The plan of these parameters, where they are placed, and what describes that.
+struct Made {
+    plan: Plan,
+    placement: Placement,
+    description: Description,
+    timeout: u64,
+}
+
+fn made(params: impl Into<Params>) -> Made {
+    let params = params.into();
+    let kubernetes: Backend = "kubernetes".parse().unwrap();
+    let plan = Plan::new(&params, &kubernetes).unwrap();
+    let placement = Placement::new(&plan.spec, None, &mut Vec::new()).unwrap();
+    let description =
+        Description { spec: plan.spec.clone(), gpus: placement.gpus, warnings: Vec::new() };
+    Made { plan, placement, description, timeout: params.timeout }
+}
+
+impl Made {
+    fn manifests(&self) -> Manifests<'_> {
+        Manifests {
+            description: &self.description,
+            placement: &self.placement,
+            secrets: &self.plan.secrets,
+            namespace: Some("models"),
+            timeout: self.timeout,
+        }
+    }
+}
+
+/// A Deployment on GPUs with everything that there is.
+fn full() -> Made {
+    made(
+        BlazeParams::new("chat", "Qwen/Qwen3-8B")
+            .gpu_count(2)
+            .gpu_models(["NVIDIA-H100-80GB-HBM3"])
+            .min_gpu_memory_gb(80)
+            .image("registry.example/candlepower:1")
+            .hub_cache("models")
+            .replicas(3)
+            .timeout(601)
+            .env("BLAZE_MAX_NUM_SEQS", "32")
+            .env("MY_SECRET", "canary-1"),
+    )
+}
+
+#[test]
+fn no_field_is_lost_for_being_misspelt() {
+    let made = full();
+    let manifests = made.manifests();
+    let deployment = serde_json::to_value(manifests.deployment().unwrap()).unwrap();
+    // What the typed object knows is all that was said.
+    assert_eq!(deployment["spec"]["template"]["spec"], manifests.pod().unwrap());
+    let service = serde_json::to_value(manifests.service(None)).unwrap();
+    assert_eq!(service["spec"]["ports"][0]["protocol"], "TCP");
+}
+
+#[test]
+fn gpus_memory_probes_and_volumes_are_as_asked_for() {
+    let made = full();
+    let deployment = serde_json::to_value(made.manifests().deployment().unwrap()).unwrap();
+    let (spec, pod) = (&deployment["spec"], &deployment["spec"]["template"]["spec"]);
+    assert_eq!((&spec["replicas"], &spec["strategy"]["type"]), (&json!(3), &json!("Recreate")));
+    let server = &pod["containers"][0];
+    assert_eq!(server["resources"]["limits"], json!({"memory": "16Gi", "nvidia.com/gpu": "2"}));
+    assert_eq!(server["resources"]["limits"], server["resources"]["requests"]);
+    assert_eq!(server["startupProbe"]["failureThreshold"], 121);
+    assert!(spec["progressDeadlineSeconds"].as_u64().unwrap() > 601);
+    let wishes = &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    assert_eq!(
+        wishes["nodeSelectorTerms"][0]["matchExpressions"],
+        json!([
+            {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-H100-80GB-HBM3"]},
+            {"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": ["70953"]},
+        ])
+    );
+    assert_eq!(
+        pod["volumes"][0],
+        json!({"name": "hub-cache", "persistentVolumeClaim": {"claimName": "models"}})
+    );
+    assert_eq!(pod["volumes"][1]["emptyDir"], json!({"medium": "Memory", "sizeLimit": "4Gi"}));
+    let args: Vec<&str> =
+        server["args"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    assert!(
+        args.contains(&"--device=cuda") && args.contains(&"--tensor-parallel-size=2"),
+        "{args:?}"
+    );
+    assert_eq!(Description::of(&made.manifests().deployment().unwrap()), Some(made.description));
+}
+
+#[test]
+fn secrets_are_in_the_secret_alone() {
+    let made = full();
+    let manifests = made.manifests();
+    let rest = [
+        serde_json::to_string(&manifests.deployment().unwrap()).unwrap(),
+        serde_json::to_string(&manifests.service(None)).unwrap(),
+        format!("{:?}", made.description),
+    ];
+    // In base64, too: `Y2FuYXJ5LTE=`.
+    assert!(
+        rest.iter().all(|text| !text.contains("canary") && !text.contains("Y2FuYXJ5")),
+        "{rest:?}"
+    );
+    let secret = manifests.secret(None).unwrap();
+    assert_eq!(secret.data.unwrap()["MY_SECRET"].0, b"canary-1");
+    let env =
+        &serde_json::to_value(manifests.deployment().unwrap()).unwrap()["spec"]["template"]["spec"];
+    let from = json!({"secretKeyRef": {"name": "chat", "key": "MY_SECRET"}});
+    let env = env["containers"][0]["env"].as_array().unwrap();
+    assert!(env.iter().any(|variable| variable["valueFrom"] == from), "{env:?}");
+}
+
+#[test]
+fn the_image_is_asked_for_where_the_gpu_is_not_known() {
+    let image = |params| made(params).manifests().image().map_err(|error| error.to_string());
+    let demo = || BlazeParams::new("chat", "demo");
+    assert_eq!(
+        image(demo().gpu_count(0)).unwrap(),
+        concat!("candlepower:", env!("CARGO_PKG_VERSION"), "-cpu")
+    );
+    assert!(
+        image(demo())
+            .unwrap_err()
+            .starts_with("image ``: which GPUs the cluster has is not known here")
+    );
+    assert_eq!(image(demo().image("a:1")).unwrap(), "a:1");
+}
+
+#[test]
+fn quantities_are_as_short_as_they_can_be() {
+    for (bytes, text) in
+        [(16 << 30, "16Gi"), (512 << 20, "512Mi"), (3 << 10, "3Ki"), (1_000_000_001, "1000000001")]
+    {
+        assert_eq!(quantity(bytes), text);
+    }
+}

@@ -1,0 +1,59 @@
+//! Secrets of a server in a container: a file within it, which becomes the server's environment.
+//!
+//! An engine shows a container's environment to whoever may ask it, and a file of this machine would have to be readable
+//! by the container's user, who is nobody here. So the file is unpacked in the container before it starts; it goes with
+//! the container, and a restart finds it.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+/// The hidden command of the binary that runs with the secrets of a file.
+#[cfg(feature = "docker")]
+pub(crate) const RUN_WITH_SECRETS: &str = "__secrets";
+/// The file.
+#[cfg(feature = "docker")]
+pub(crate) const SECRETS_FILE: &str = "/candlepower.secrets";
+
+/// Becomes the command whose words follow the name of a file with variables, with these in its environment.
+pub fn run_with_secrets(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let mut args = args.into_iter();
+    let file = args.next().unwrap_or_default();
+    let read =
+        std::fs::read(Path::new(&file)).map_err(|error| error.to_string()).and_then(|bytes| {
+            // An error of the parser would show a part of the file.
+            let variables = serde_json::from_slice::<BTreeMap<String, String>>(&bytes);
+            variables.map_err(|_| "it is not what was written".to_owned())
+        });
+    match read {
+        Ok(variables) => {
+            let error = Command::new("/proc/self/exe")
+                .arg0("candlepower")
+                .args(args)
+                .envs(variables)
+                .exec();
+            eprintln!("error: the server cannot be started: {error}");
+        }
+        Err(error) => eprintln!("error: the secrets in {} cannot be read: {error}", file.display()),
+    }
+    ExitCode::FAILURE
+}
+
+/// An archive with the file, for the user of this number alone; for everybody in the container where that is not known.
+#[cfg(feature = "docker")]
+pub(crate) fn archive(
+    secrets: &crate::secret::Secrets,
+    uid: Option<u64>,
+) -> std::io::Result<Vec<u8>> {
+    let bytes = serde_json::to_vec(secrets)?;
+    let mut header = tar::Header::new_ustar();
+    header.set_size(bytes.len() as u64);
+    header.set_mode(if uid.is_some() { 0o400 } else { 0o444 });
+    header.set_uid(uid.unwrap_or(0));
+    header.set_gid(0);
+    let mut archive = tar::Builder::new(Vec::new());
+    archive.append_data(&mut header, SECRETS_FILE.trim_start_matches('/'), bytes.as_slice())?;
+    archive.into_inner()
+}
