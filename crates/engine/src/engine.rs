@@ -10,7 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use candlepower_scheduler::{NewSequence, Sampled, Scheduler, SeqId, Step};
+use candlepower_kernels::sampling::SampledRow;
+use candlepower_scheduler::{LogitsFor, NewSequence, PinId, Sampled, Scheduler, SeqId, Step};
 use rayon::prelude::*;
 
 use crate::{
@@ -20,6 +21,20 @@ use crate::{
     runner::{PromptRow, SamplingBatch, StepOutput},
     sequence::{ConstraintState, Sequence, StreamSender},
 };
+
+/// What the engine thread is told.
+pub(crate) enum Message {
+    Submit(Submission),
+    /// Keep what was computed of these tokens, until the pin with this id ends.
+    Pin {
+        id: u64,
+        token_ids: Vec<u32>,
+        cache_salt: Option<Arc<str>>,
+    },
+    Unpin {
+        id: u64,
+    },
+}
 
 /// A request on its way into the engine thread.
 pub(crate) struct Submission {
@@ -63,7 +78,10 @@ pub(crate) struct Engine {
     pub(crate) scheduler: Scheduler,
     pub(crate) ranks: Ranks,
     pub(crate) sequences: HashMap<SeqId, Sequence>,
-    pub(crate) submissions: Receiver<Submission>,
+    pub(crate) pins: HashMap<u64, PinId>,
+    pub(crate) messages: Receiver<Message>,
+    /// Whether tokens that a grammar leaves no choice about are appended without being drawn.
+    pub(crate) jump_forward: bool,
     pub(crate) metrics: EngineMetrics,
     pub(crate) counted: Counted,
     pub(crate) shared: Arc<Shared>,
@@ -78,7 +96,7 @@ pub(crate) struct Counted {
 }
 
 impl Engine {
-    /// Runs until every handle is gone and every sequence has ended.
+    /// Runs until every handle and every pin is gone and every sequence has ended.
     pub(crate) fn run(&mut self) -> Result<()> {
         self.publish();
         while self.receive() {
@@ -93,18 +111,32 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes in what was submitted; waits for it if there is nothing else to do. False at the end.
+    /// Takes in what it was told; waits for it if there is nothing else to do. False at the end.
     fn receive(&mut self) -> bool {
         if self.sequences.is_empty() {
-            match self.submissions.recv() {
-                Ok(submission) => self.admit(submission),
+            match self.messages.recv() {
+                Ok(message) => self.take(message),
                 Err(_) => return false,
             }
         }
         loop {
-            match self.submissions.try_recv() {
-                Ok(submission) => self.admit(submission),
+            match self.messages.try_recv() {
+                Ok(message) => self.take(message),
                 Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
+            }
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Submit(submission) => self.admit(submission),
+            Message::Pin { id, token_ids, cache_salt } => {
+                self.pins.insert(id, self.scheduler.pin(&token_ids, cache_salt));
+            }
+            Message::Unpin { id } => {
+                if let Some(pin) = self.pins.remove(&id) {
+                    self.scheduler.unpin(pin);
+                }
             }
         }
     }
@@ -117,8 +149,13 @@ impl Engine {
             n: streams.len(),
             priority: request.priority,
             cache_salt: request.cache_salt.take(),
-            prompt_logits: request.prompt_logprobs.is_some(),
+            // A token's logits are those of the position before it.
+            prompt_logits_from: request
+                .prompt_logprobs
+                .map(|_| request.prompt_logprobs_from.saturating_sub(1)),
             sample: request.sampling.max_tokens > 0,
+            // What may follow, and which tokens are appended, is known when the newest token is.
+            runs_ahead: request.grammar.is_none(),
         };
         let choices =
             Sequence::choices(request, streams, seed, self.shared.info.max_model_len, submitted_at);
@@ -169,6 +206,7 @@ impl Engine {
             .iteration_tokens
             .record(step.rows.iter().map(|row| row.tokens.len()).sum::<usize>() as f64);
         self.keep_scores(&step, &batch, &output);
+        self.advance_grammars(&step, &output);
         self.commit(&step, output)?;
         self.metrics.step_duration_seconds.record(began.elapsed().as_secs_f64());
         Ok(())
@@ -188,6 +226,36 @@ impl Engine {
         let began = Instant::now();
         self.ranks.pool().install(|| {
             constraints.par_iter_mut().for_each(|constraint| constraint.compute_mask());
+        });
+        self.metrics.grammar_duration_seconds.record(began.elapsed().as_secs_f64());
+    }
+
+    /// Lets the grammars take the tokens that were drawn, each on a thread of its own, and finds what must follow them.
+    fn advance_grammars(&mut self, step: &Step, output: &StepOutput) {
+        let drawn: HashMap<SeqId, u32> = step
+            .samples()
+            .zip(&output.samples)
+            .filter_map(|(id, row)| Some((id, row.token_id?)))
+            .collect();
+        let (eos_token_ids, jump_forward) = (&self.shared.info.eos_token_ids, self.jump_forward);
+        let mut constraints: Vec<(&mut ConstraintState, u32, usize)> = self
+            .sequences
+            .iter_mut()
+            .filter_map(|(id, sequence)| {
+                let token_id = *drawn.get(id)?;
+                let room = sequence.room_after(token_id, eos_token_ids)?;
+                let constraint = sequence.constraint_mut()?;
+                Some((constraint, token_id, if jump_forward { room } else { 0 }))
+            })
+            .collect();
+        if constraints.is_empty() {
+            return;
+        }
+        let began = Instant::now();
+        self.ranks.pool().install(|| {
+            constraints
+                .par_iter_mut()
+                .for_each(|(constraint, token_id, room)| constraint.take(*token_id, *room));
         });
         self.metrics.grammar_duration_seconds.record(began.elapsed().as_secs_f64());
     }
@@ -223,24 +291,32 @@ impl Engine {
             let only_scored =
                 row.samples.is_empty() && end >= self.sequences[&row.seq].prompt_len();
             if only_scored {
-                self.advance(row.seq, |sequence, _| sequence.send_prompt(cached));
+                self.advance(row.seq, cached, None)?;
             }
             for (&id, sampled) in row.samples.iter().zip(samples.by_ref()) {
-                self.advance(id, |sequence, eos| {
-                    sequence.send_prompt(cached) && sequence.push(sampled, eos)
-                });
+                self.advance(id, cached, Some(sampled))?;
             }
         }
         Ok(())
     }
 
-    /// Lets a sequence take a step; removes it if it does not go on.
-    fn advance(&mut self, id: SeqId, take: impl FnOnce(&mut Sequence, &[u32]) -> bool) {
-        let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        if !take(sequence, &self.shared.info.eos_token_ids) {
-            self.sequences.remove(&id);
-            self.scheduler.remove(id);
+    /// Lets a sequence report its prompt and take the token that was drawn, with those that must follow it; removes it
+    /// if it does not go on.
+    fn advance(&mut self, id: SeqId, cached: usize, sampled: Option<SampledRow>) -> Result<()> {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return Ok(()) };
+        let mut goes_on = sequence.send_prompt(cached);
+        let mut forced = Vec::new();
+        if let Some(sampled) = sampled.filter(|_| goes_on) {
+            (goes_on, forced) = sequence.push(sampled, &self.shared.info.eos_token_ids);
         }
+        self.metrics.generation_tokens.increment(forced.len() as u64);
+        self.metrics.jump_forward_tokens.increment(forced.len() as u64);
+        if goes_on {
+            return Ok(self.scheduler.append(id, &forced)?);
+        }
+        self.sequences.remove(&id);
+        self.scheduler.remove(id);
+        Ok(())
     }
 
     fn publish(&mut self) {
@@ -250,6 +326,7 @@ impl Engine {
         metrics.num_requests_waiting.set(stats.num_waiting as f64);
         metrics.kv_blocks_total.set(stats.num_blocks as f64);
         metrics.kv_blocks_free.set(stats.num_free_blocks as f64);
+        metrics.kv_blocks_pinned.set(stats.num_pinned_blocks as f64);
         let held = stats.num_blocks - stats.num_free_blocks;
         metrics.kv_cache_usage_ratio.set(held as f64 / stats.num_blocks as f64);
         metrics
@@ -278,7 +355,7 @@ fn sampling_batch<'a>(
             .samples
             .extend(row.samples.iter().map(|id| sequences[id].sampling_row(eos_token_ids)));
         let sequence = &sequences[&row.seq];
-        if let Some(scores) = sequence.scores() {
+        if let Some(scores) = sequence.scores().filter(|_| row.logits == LogitsFor::All) {
             let prompt = &scheduler.tokens(row.seq)[..sequence.prompt_len()];
             let next = row.first_position as usize + 1;
             let next_token_ids =

@@ -14,8 +14,9 @@ use candlepower_models::LoadOptions;
 use candlepower_scheduler::SchedulingPolicy;
 
 use crate::{
-    EngineMetrics, Request, Result, TokenStream,
-    engine::{StepClock, Submission},
+    EngineMetrics, Pin, Request, Result, TokenStream,
+    engine::{Message, StepClock, Submission},
+    pin::PinIds,
     sequence::{InFlight, StreamSender},
     start::start,
 };
@@ -41,6 +42,10 @@ pub struct EngineConfig {
     pub enable_prefix_caching: bool,
     /// Which waiting request runs next.
     pub scheduling_policy: SchedulingPolicy,
+    /// Whether tokens that a grammar leaves no choice about are appended without being drawn. Changes no output.
+    pub jump_forward: bool,
+    /// Most bytes of the KV cache that pins hold; `None` is half of it.
+    pub max_pinned_bytes: Option<u64>,
     /// Threads that compute; `None` takes one per physical core.
     pub num_threads: Option<usize>,
     /// Seeds the draws of requests that bring no seed of their own.
@@ -132,7 +137,8 @@ pub enum EngineHealth {
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
     shared: Arc<Shared>,
-    submissions: mpsc::Sender<Submission>,
+    messages: mpsc::Sender<Message>,
+    pin_ids: PinIds,
 }
 
 /// What the handles and the engine thread both see.
@@ -163,7 +169,7 @@ impl EngineHandle {
     ) -> Result<Self> {
         let (sender, receiver) = mpsc::channel();
         let shared = start(checkpoint, config, receiver, progress)?;
-        Ok(Self { shared, submissions: sender })
+        Ok(Self { shared, messages: sender, pin_ids: PinIds::default() })
     }
 
     /// What was found and chosen at start.
@@ -190,10 +196,19 @@ impl EngineHandle {
             })
             .unzip();
         let submission = Submission { request, streams, seed, submitted_at: Instant::now() };
-        match self.submissions.send(submission) {
+        match self.messages.send(Message::Submit(submission)) {
             Ok(()) => Ok(readers),
             Err(_) => Err(SubmitError::Dead(self.death())),
         }
+    }
+
+    /// Keeps in the cache what was computed of these tokens, for as long as the pin lives. It yields to running and
+    /// waiting sequences, and to newer pins where all of them would hold more than `max_pinned_bytes`.
+    pub fn pin(&self, token_ids: Vec<u32>, cache_salt: Option<Arc<str>>) -> Pin {
+        let (pin, message) = self.pin_ids.pin(token_ids, cache_salt, self.messages.clone());
+        // An engine that has ended keeps nothing; whoever asks it next learns why.
+        let _ = self.messages.send(message);
+        pin
     }
 
     /// How the engine is.
@@ -230,6 +245,8 @@ impl EngineHandle {
             "the prompt has no tokens".to_owned()
         } else if request.prompt.len() > longest {
             format!("the prompt has {} tokens; at most {longest} fit", request.prompt.len())
+        } else if request.prompt_logprobs_from >= request.prompt.len() {
+            format!("the prompt has {} tokens: none is left to score", request.prompt.len())
         } else if let Some(id) = request.prompt.iter().find(|&&id| id as usize >= info.vocab_size) {
             format!("token id {id} is outside the vocabulary of {}", info.vocab_size)
         } else {

@@ -4,13 +4,15 @@
 //! hands a [`Request`] over to it and returns a [`TokenStream`] per choice. The thread's loop is:
 //! schedule a [`Step`](candlepower_scheduler::Step), launch it on the ranks, wait for its output,
 //! commit it to the scheduler, send each drawn token straight to its sequence's stream.
-//! Dropping a stream cancels its sequence: there is no other abort message.
+//! Dropping a stream cancels its sequence: there is no other abort message. [`EngineHandle::pin`] keeps computed
+//! beginnings in the cache for as long as its [`Pin`] lives and no sequence needs the memory.
 
 mod device;
 mod engine;
 mod error;
 mod handle;
 mod metrics;
+mod pin;
 mod ranks;
 mod request;
 mod runner;
@@ -26,4 +28,5 @@ pub use handle::{
     EngineConfig, EngineHandle, EngineHealth, EngineInfo, StartProgress, SubmitError,
 };
 pub use metrics::EngineMetrics;
+pub use pin::Pin;
 pub use request::{FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs, TokenStream};

@@ -10,12 +10,14 @@ pub struct EngineMetrics {
     pub num_requests_running: Gauge,
     /// Sequences that wait for blocks or for a place in the batch.
     pub num_requests_waiting: Gauge,
-    /// Share of KV blocks that some sequence holds, 0 to 1; cached blocks that nobody holds count as free.
+    /// Share of KV blocks that some sequence or pin holds, 0 to 1; cached blocks that nobody holds count as free.
     pub kv_cache_usage_ratio: Gauge,
     /// All KV blocks.
     pub kv_blocks_total: Gauge,
-    /// KV blocks that nobody holds, cached ones included.
+    /// KV blocks that neither a sequence nor a pin holds, cached ones included.
     pub kv_blocks_free: Gauge,
+    /// KV blocks that pins hold.
+    pub kv_blocks_pinned: Gauge,
     /// Prompt tokens looked up in the prefix cache.
     pub prefix_cache_queries: Counter,
     /// Prompt tokens found in the prefix cache.
@@ -24,6 +26,8 @@ pub struct EngineMetrics {
     pub prompt_tokens: Counter,
     /// Tokens generated.
     pub generation_tokens: Counter,
+    /// Those of them that were not drawn, because a grammar allowed no other.
+    pub jump_forward_tokens: Counter,
     /// Sequences put back to be recomputed because blocks ran out.
     pub num_preemptions: Counter,
     /// Tokens computed in a step.
@@ -47,10 +51,12 @@ impl EngineMetrics {
             kv_cache_usage_ratio: Gauge::noop(),
             kv_blocks_total: Gauge::noop(),
             kv_blocks_free: Gauge::noop(),
+            kv_blocks_pinned: Gauge::noop(),
             prefix_cache_queries: Counter::noop(),
             prefix_cache_hits: Counter::noop(),
             prompt_tokens: Counter::noop(),
             generation_tokens: Counter::noop(),
+            jump_forward_tokens: Counter::noop(),
             num_preemptions: Counter::noop(),
             iteration_tokens: Histogram::noop(),
             request_queue_time_seconds: Histogram::noop(),

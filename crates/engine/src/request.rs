@@ -20,6 +20,9 @@ pub struct Request {
     pub cache_salt: Option<Arc<str>>,
     /// Report the log-probability of every prompt token, and so many alternatives.
     pub prompt_logprobs: Option<usize>,
+    /// The first prompt token whose log-probability is reported, if any is. What is before the token before it may come
+    /// from the cache.
+    pub prompt_logprobs_from: usize,
     /// What the output must be; each choice goes its own way from this state.
     pub grammar: Option<Grammar>,
 }
@@ -29,7 +32,8 @@ pub struct Request {
 pub struct SamplingParams {
     /// Most tokens to generate; 0 only scores the prompt.
     pub max_tokens: usize,
-    /// Until so many tokens are out, end-of-sequence and stop tokens cannot be drawn.
+    /// Until so many tokens are out, end-of-sequence and stop tokens cannot be drawn, unless the request's grammar leaves
+    /// nothing else.
     pub min_tokens: usize,
     /// 0 is greedy; above 0 divides the logits.
     pub temperature: f32,
@@ -109,7 +113,8 @@ pub enum TokenEvent {
     Prompt {
         /// Prompt tokens that came from the prefix cache.
         num_cached_tokens: usize,
-        /// One entry per prompt token if asked for; the first token has none.
+        /// One entry per prompt token if asked for; the first token has none, nor have those before
+        /// `prompt_logprobs_from`.
         logprobs: Option<Vec<Option<TokenLogprobs>>>,
         /// Set when nothing is to be generated (`max_tokens` 0).
         finish: Option<FinishReason>,

@@ -40,8 +40,19 @@ pub(crate) struct ConstraintState {
     grammar: Grammar,
     /// Of the token that is drawn next; computed once per token.
     mask: Option<Mask>,
+    /// What the token that was drawn last led to, until it is reported.
+    taken: Option<Taken>,
     /// Why the grammar cannot go on.
     failure: Option<String>,
+}
+
+/// What a token that was drawn led to.
+#[derive(Default)]
+struct Taken {
+    /// The tokens that must follow it.
+    forced: Vec<u32>,
+    /// Whether nothing may follow these.
+    is_finished: bool,
 }
 
 impl ConstraintState {
@@ -56,11 +67,26 @@ impl ConstraintState {
         }
     }
 
-    /// Takes the token that was drawn. True if nothing may follow.
-    fn accept(&mut self, token_id: u32) -> Result<bool, String> {
+    /// Takes the token that was drawn, and up to `room` tokens of those that must follow it. They are the ones that would
+    /// be drawn, as nothing else is allowed.
+    pub(crate) fn take(&mut self, token_id: u32, room: usize) {
         self.mask = None;
-        self.grammar.accept(token_id).map_err(|error| error.to_string())?;
-        Ok(self.grammar.is_finished())
+        match self.advance(token_id, room) {
+            Ok(taken) => self.taken = Some(taken),
+            Err(error) => self.failure = Some(error.to_string()),
+        }
+    }
+
+    fn advance(&mut self, token_id: u32, room: usize) -> candlepower_grammar::Result<Taken> {
+        self.grammar.accept(token_id)?;
+        let mut forced = Vec::new();
+        while forced.len() < room
+            && let Some(token_id) = self.grammar.forced_token()
+        {
+            self.grammar.accept(token_id)?;
+            forced.push(token_id);
+        }
+        Ok(Taken { forced, is_finished: self.grammar.is_finished() })
     }
 }
 
@@ -131,6 +157,7 @@ impl Sequence {
             constraint: grammar.clone().map(|grammar| ConstraintState {
                 grammar,
                 mask: None,
+                taken: None,
                 failure: None,
             }),
             stream,
@@ -174,10 +201,15 @@ impl Sequence {
     /// How this sequence's next token is to be drawn.
     pub(crate) fn sampling_row<'a>(&'a self, eos_token_ids: &[u32]) -> SamplingRow<'a> {
         let params = &*self.params;
+        let mask = self.constraint.as_ref().and_then(|state| state.mask.as_ref());
         let mut banned = Vec::new();
         if self.num_output_tokens < params.min_tokens {
             banned.extend_from_slice(eos_token_ids);
             banned.extend_from_slice(&params.stop_token_ids);
+        }
+        // A text that can only end does so, however short it is.
+        if mask.is_some_and(|mask| mask.allows_only(&banned)) {
+            banned.clear();
         }
         SamplingRow {
             temperature: params.temperature,
@@ -193,7 +225,7 @@ impl Sequence {
             }),
             logit_bias: &params.logit_bias,
             banned,
-            mask: self.constraint.as_ref().and_then(|state| Some(state.mask.as_ref()?.words())),
+            mask: mask.map(Mask::words),
             logprobs: params.logprobs,
         }
     }
@@ -209,44 +241,73 @@ impl Sequence {
         self.stream.send(TokenEvent::Prompt { num_cached_tokens, logprobs, finish })
     }
 
-    /// Takes the token that was drawn and reports it. True if the sequence goes on.
-    pub(crate) fn push(&mut self, sampled: SampledRow, eos_token_ids: &[u32]) -> bool {
+    /// How many tokens may follow this one when it is drawn, without their log-probabilities being known; `None` if it
+    /// ends the sequence, whatever its grammar says.
+    pub(crate) fn room_after(&self, token_id: u32, eos_token_ids: &[u32]) -> Option<usize> {
+        if self.ends_with(token_id, eos_token_ids).is_some() {
+            return None;
+        }
+        // The log-probability of a token that is not drawn is not computed.
+        let wants_logprobs = self.params.logprobs.is_some();
+        let room = self.output_limit.saturating_sub(self.num_output_tokens + 1);
+        Some(if wants_logprobs { 0 } else { room })
+    }
+
+    /// Takes the token that was drawn, with those that must follow it, and reports them. Returns whether the sequence
+    /// goes on, and those that followed.
+    pub(crate) fn push(&mut self, sampled: SampledRow, eos_token_ids: &[u32]) -> (bool, Vec<u32>) {
         if let Some(message) = self.constraint.as_ref().and_then(|state| state.failure.clone()) {
-            return self.stream.send(TokenEvent::Failed { message });
+            return (self.stream.send(TokenEvent::Failed { message }), Vec::new());
         }
         let Some(token_id) = sampled.token_id else {
             let message = "the model gave no finite probability to any allowed token".to_owned();
-            return self.stream.send(TokenEvent::Failed { message });
+            return (self.stream.send(TokenEvent::Failed { message }), Vec::new());
         };
-        self.num_output_tokens += 1;
-        if let Some(seen) = &mut self.seen {
-            *seen.entry(token_id).or_default() += 1;
-        }
-        let mut finish = self.finish_reason(token_id, eos_token_ids);
-        if let Some(constraint) = &mut self.constraint
-            && !matches!(finish, Some(FinishReason::EndOfSequence(_) | FinishReason::StopToken(_)))
-        {
-            match constraint.accept(token_id) {
-                Ok(true) => finish = Some(FinishReason::GrammarEnd),
-                Ok(false) => {}
-                Err(message) => return self.stream.send(TokenEvent::Failed { message }),
-            }
-        }
+        let taken = self.constraint.as_mut().and_then(|state| state.taken.take());
+        let Taken { mut forced, is_finished } = taken.unwrap_or_default();
         let logprobs = sampled.logprobs.map(|row| TokenLogprobs {
             token_id,
             logprob: row.logprob,
             top: row.top,
         });
-        self.stream.send(TokenEvent::Token { token_id, logprobs, finish })
+        let finish = self.count(token_id, eos_token_ids, is_finished && forced.is_empty());
+        let mut goes_on = self.stream.send(TokenEvent::Token { token_id, logprobs, finish });
+        for index in 0..forced.len() {
+            if !goes_on {
+                forced.truncate(index);
+                break;
+            }
+            let (token_id, is_last) = (forced[index], index + 1 == forced.len());
+            let finish = self.count(token_id, eos_token_ids, is_finished && is_last);
+            goes_on = self.stream.send(TokenEvent::Token { token_id, logprobs: None, finish });
+        }
+        (goes_on, forced)
     }
 
-    fn finish_reason(&self, token_id: u32, eos_token_ids: &[u32]) -> Option<FinishReason> {
+    /// Counts a token of the output; returns whether the sequence ends with it. `is_grammar_end` says that the grammar
+    /// allows nothing behind it.
+    fn count(
+        &mut self,
+        token_id: u32,
+        eos_token_ids: &[u32],
+        is_grammar_end: bool,
+    ) -> Option<FinishReason> {
+        self.num_output_tokens += 1;
+        if let Some(seen) = &mut self.seen {
+            *seen.entry(token_id).or_default() += 1;
+        }
+        let is_full = self.num_output_tokens >= self.output_limit;
+        self.ends_with(token_id, eos_token_ids)
+            .or(is_grammar_end.then_some(FinishReason::GrammarEnd))
+            .or(is_full.then_some(FinishReason::Length))
+    }
+
+    /// How a token ends the sequence by being what it is.
+    fn ends_with(&self, token_id: u32, eos_token_ids: &[u32]) -> Option<FinishReason> {
         if self.params.stop_token_ids.contains(&token_id) {
             Some(FinishReason::StopToken(token_id))
         } else if !self.params.ignore_eos && eos_token_ids.contains(&token_id) {
             Some(FinishReason::EndOfSequence(token_id))
-        } else if self.num_output_tokens >= self.output_limit {
-            Some(FinishReason::Length)
         } else {
             None
         }

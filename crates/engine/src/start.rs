@@ -20,7 +20,7 @@ use candlepower_scheduler::{
 
 use crate::{
     EngineConfig, EngineInfo, Error, Result, StartProgress,
-    engine::{Counted, Engine, StepClock, Submission},
+    engine::{Counted, Engine, Message, StepClock},
     handle::Shared,
     ranks::Ranks,
     runner::{ModelRunner, SamplingBatch},
@@ -30,7 +30,7 @@ use crate::{
 pub(crate) fn start(
     checkpoint: &Checkpoint,
     config: EngineConfig,
-    submissions: Receiver<Submission>,
+    messages: Receiver<Message>,
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<Arc<Shared>> {
     check(&config)?;
@@ -56,6 +56,7 @@ pub(crate) fn start(
         max_model_len: model.max_model_len(),
         enable_prefix_caching: config.enable_prefix_caching,
         policy: config.scheduling_policy,
+        max_pinned_blocks: max_pinned_blocks(&config, &plan),
     })?;
     let cache = model.new_kv_cache(plan.num_blocks, config.block_size)?;
     let mut ranks = Ranks::new(ModelRunner::new(model, cache, config.block_size), pool);
@@ -77,7 +78,9 @@ pub(crate) fn start(
             scheduler,
             ranks,
             sequences: HashMap::new(),
-            submissions,
+            pins: HashMap::new(),
+            messages,
+            jump_forward: config.jump_forward,
             metrics: config.metrics,
             counted: Counted::default(),
             shared,
@@ -131,6 +134,15 @@ fn memory_plan(config: &EngineConfig, model: &Decoder) -> MemoryPlan {
         },
     };
     MemoryPlan::new(model.spec(), request)
+}
+
+/// Blocks that pins may hold: by bytes, or half of all.
+fn max_pinned_blocks(config: &EngineConfig, plan: &MemoryPlan) -> usize {
+    let block_bytes = (plan.kv_cache_bytes / plan.num_blocks.max(1) as u64).max(1);
+    match config.max_pinned_bytes {
+        Some(bytes) => plan.num_blocks.min((bytes / block_bytes) as usize),
+        None => plan.num_blocks / 2,
+    }
 }
 
 fn weights_dtype(model: &Decoder) -> Dtype {

@@ -26,6 +26,16 @@ impl Mask {
         let word = self.0.get(token_id as usize / 32);
         word.is_some_and(|word| word >> (token_id % 32) & 1 == 1)
     }
+
+    /// Whether nothing but these tokens is allowed.
+    pub fn allows_only(&self, token_ids: &[u32]) -> bool {
+        let mut among = token_ids.to_vec();
+        among.sort_unstable();
+        among.dedup();
+        let num_among = among.into_iter().filter(|id| self.allows(*id)).count();
+        let num_allowed: u32 = self.0.iter().map(|word| word.count_ones()).sum();
+        num_among == num_allowed as usize
+    }
 }
 
 impl Grammar {
@@ -56,6 +66,16 @@ impl Grammar {
     pub fn allowed(&mut self) -> Result<Mask> {
         let mask = self.matcher.compute_mask_or_eos().map_err(|error| state_error(&error))?;
         Ok(Mask(self.words(&mask)))
+    }
+
+    /// The one token that is allowed next, where the text that must follow leaves no choice: the only one in
+    /// [`allowed`](Self::allowed) then, found without asking for the whole mask.
+    pub fn forced_token(&mut self) -> Option<u32> {
+        if self.is_finished() {
+            return None;
+        }
+        // Only the first one: with more text behind it, the others may be split differently.
+        self.matcher.compute_ff_tokens().first().copied()
     }
 
     /// Takes the token that was drawn.

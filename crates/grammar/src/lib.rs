@@ -2,8 +2,9 @@
 //! sequence, a set of tokens at every step.
 //!
 //! [`GrammarCompiler`] is made once per model. It compiles a [`Constraint`] into a [`Grammar`], the state of one sequence:
-//! [`Grammar::allowed`] gives the mask for the next token, [`Grammar::accept`] takes the token that was drawn. Nothing is
-//! dropped in silence: what a constraint asks for and cannot be had is an error that names it.
+//! [`Grammar::allowed`] gives the mask for the next token, [`Grammar::accept`] takes the token that was drawn, and
+//! [`Grammar::forced_token`] is the token that needs no drawing. Nothing is dropped in silence: what a constraint asks for
+//! and cannot be had is an error that names it.
 
 mod compiler;
 mod constraint;

@@ -135,6 +135,43 @@ fn clones_go_their_own_way() {
 }
 
 #[test]
+fn a_forced_token_is_the_only_one_allowed() {
+    let compiler = compiler();
+    let schema = json!({
+        "type": "object", "properties": {"name": {"enum": ["anna", "bert"]}, "grown": {"const": true}},
+        "required": ["name", "grown"], "additionalProperties": false,
+    });
+    let constraints = [
+        Constraint::JsonSchema(schema),
+        Constraint::Regex("ab(cd|ce)fg/*true".into()),
+        Constraint::Choice(vec!["yes".into(), "yes please".into(), "no".into()]),
+        Constraint::Lark("start: \"a\" b \"c\"\nb: \"(\" b \")\" | \"true\"".into()),
+    ];
+    let mut num_forced = 0;
+    for (seed, constraint) in (0..40).flat_map(|seed| constraints.iter().map(move |c| (seed, c))) {
+        let mut grammar = compiler.compile(constraint).unwrap();
+        let mut draws = (seed..).map(|draw: usize| draw.wrapping_mul(7919) >> 3);
+        while !grammar.is_finished() {
+            let mask = grammar.clone().allowed().unwrap();
+            let allowed: Vec<u32> = (0..320).filter(|id| mask.allows(*id)).collect();
+            let forced = grammar.forced_token();
+            if let Some(forced) = forced {
+                assert_eq!(allowed, [forced], "{constraint:?}");
+                assert!(mask.allows_only(&[1, forced, forced]) && !mask.allows_only(&[1]));
+                num_forced += 1;
+            }
+            let token = forced.unwrap_or_else(|| allowed[draws.next().unwrap() % allowed.len()]);
+            if token == EOS {
+                break;
+            }
+            grammar.accept(token).unwrap();
+        }
+        assert_eq!(grammar.is_finished().then(|| grammar.forced_token()).flatten(), None);
+    }
+    assert!(num_forced > 1000, "{num_forced}");
+}
+
+#[test]
 fn what_cannot_be_held_is_refused() {
     let compiler = compiler();
     let refused = |constraint: Constraint| compiler.compile(&constraint).unwrap_err().to_string();

@@ -3,9 +3,11 @@
 use std::cmp::Reverse;
 
 use crate::batch::Batch;
+use crate::block_manager::PrefixChain;
+use crate::prefix_cache::num_common;
 use crate::scheduler::Scheduler;
-use crate::sequence::{State, Turn};
-use crate::{SchedulingPolicy, SeqId};
+use crate::sequence::{Sequence, State, Turn};
+use crate::{BlockId, SchedulingPolicy, SeqId};
 
 /// Waiting sequences that `LongestPrefix` compares.
 const WINDOW: usize = 64;
@@ -16,24 +18,68 @@ impl Scheduler {
     /// Starts waiting sequences while budget, `max_num_seqs` and blocks allow. One that does not fit is waited for, not
     /// passed over: otherwise short prompts could starve a long one.
     pub(crate) fn admit_waiting(&mut self, batch: &mut Batch) {
-        while self.has_slot(batch) {
+        let mut computing = self.computing();
+        let mut was_admitted = true;
+        while was_admitted && self.has_slot(batch) {
+            was_admitted = false;
             let candidates = self.candidates();
-            if candidates.is_empty() {
-                return;
-            }
-            for (index, id) in candidates.iter().enumerate() {
-                if !self.has_slot(batch) || !self.admit(*id) {
+            for id in &candidates {
+                if self.is_prefix_coming(*id, &computing) {
+                    continue;
+                }
+                if !self.has_slot(batch) || !self.admit(*id, batch) {
                     return;
                 }
-                self.count_overtaken(*id, &candidates[index + 1..]);
+                self.count_overtaken(*id, &candidates);
                 self.run(*id, batch);
+                computing.push(*id);
+                was_admitted = true;
             }
         }
     }
 
+    /// The running sequences whose prompts are not in the cache yet; none where it does not matter.
+    fn computing(&self) -> Vec<SeqId> {
+        if self.config.policy == SchedulingPolicy::Fcfs || !self.config.enable_prefix_caching {
+            return Vec::new();
+        }
+        let ids = self.running.iter().map(|(_, id)| *id);
+        ids.filter(|id| self.is_computing(&self.sequences[id])).collect()
+    }
+
+    fn is_computing(&self, seq: &Sequence) -> bool {
+        seq.prefix_chain.num_blocks < seq.num_prompt_tokens / self.config.block_size
+    }
+
+    /// Whether another sequence is computing just now what the cache lacks of this one's beginning. It is worth waiting
+    /// for, but not for one that was overtaken too often.
+    fn is_prefix_coming(&self, id: SeqId, computing: &[SeqId]) -> bool {
+        let seq = &self.sequences[&id];
+        if self.config.policy == SchedulingPolicy::Fcfs || self.is_due(seq) {
+            return false;
+        }
+        let tokens = seq.cacheable_tokens();
+        let num_coming = |other: &Sequence| {
+            let num_blocks = num_common(tokens, &other.tokens) / self.config.block_size;
+            let is_coming =
+                other.cache_salt == seq.cache_salt && other.prefix_chain.num_blocks < num_blocks;
+            if is_coming { num_blocks } else { 0 }
+        };
+        let num_blocks = computing.iter().map(|other| num_coming(&self.sequences[other])).max();
+        num_blocks.is_some_and(|num_blocks| num_blocks > self.num_cached_blocks(id))
+    }
+
+    /// Whether a waiting sequence is next, whatever is cached.
+    fn is_due(&self, seq: &Sequence) -> bool {
+        seq.state == State::Waiting(Turn::Preempted) || seq.num_overtaken >= MAX_OVERTAKEN
+    }
+
     fn has_slot(&self, batch: &Batch) -> bool {
-        let has_blocks = self.running.is_empty() || self.blocks.num_free() > self.watermark();
-        batch.budget > 0 && self.running.len() < self.config.max_num_seqs && has_blocks
+        batch.budget > 0
+            && self.running.len() < self.config.max_num_seqs
+            && (self.running.is_empty()
+                || self.blocks.num_free() > self.watermark()
+                || self.num_free_without_pins() > self.watermark())
     }
 
     /// Blocks that admission leaves to the running sequences, so that a new one is not preempted at once.
@@ -51,8 +97,8 @@ impl Scheduler {
         let mut ranked: Vec<_> = window
             .map(|(_, turn, id)| {
                 let seq = &self.sequences[id];
-                let is_due = *turn == Turn::Preempted || seq.num_overtaken >= MAX_OVERTAKEN;
-                let num_cached = if is_due { usize::MAX } else { self.num_cached_blocks(*id) };
+                let num_cached =
+                    if self.is_due(seq) { usize::MAX } else { self.num_cached_blocks(*id) };
                 (*turn, Reverse(num_cached), *id)
             })
             .collect();
@@ -65,46 +111,96 @@ impl Scheduler {
         self.blocks.find_prefix(&mut seq.prefix_chain.clone(), seq.cacheable_tokens()).len()
     }
 
-    fn count_overtaken(&mut self, admitted: SeqId, others: &[SeqId]) {
-        for id in others.iter().filter(|id| **id < admitted) {
-            self.sequences.get_mut(id).expect("waiting sequences are known").num_overtaken += 1;
+    fn count_overtaken(&mut self, admitted: SeqId, candidates: &[SeqId]) {
+        for id in candidates.iter().filter(|id| **id < admitted) {
+            let seq = self.sequences.get_mut(id).expect("candidates are known");
+            seq.num_overtaken += u32::from(seq.state != State::Running);
         }
     }
 
     /// Gives a waiting sequence the blocks of all its tokens, from the prefix cache as far as they are there; returns
     /// false when they do not fit, or when its newest token is not known yet.
-    fn admit(&mut self, id: SeqId) -> bool {
-        let watermark = if self.running.is_empty() { 0 } else { self.watermark() };
-        let seq = self.sequences.get_mut(&id).expect("waiting sequences are known");
-        let State::Waiting(turn) = seq.state else { return false };
+    fn admit(&mut self, id: SeqId, batch: &mut Batch) -> bool {
+        let seq = &self.sequences[&id];
         if seq.num_pending > 0 {
             return false;
         }
-        let mut chain = seq.prefix_chain.clone();
-        let cached = self.blocks.find_prefix(&mut chain, seq.cacheable_tokens());
-        let num_new = self.blocks.blocks_for(seq.num_target_tokens()) - cached.len();
-        let num_revived = cached.iter().filter(|block| self.blocks.ref_count(**block) == 0).count();
-        if num_new + num_revived + watermark > self.blocks.num_free() {
-            return false;
-        }
+        let found = self.find_cached(seq);
+        let num_new = self.blocks.blocks_for(seq.num_target_tokens()) - found.blocks.len();
+        let Some(num_spare) = self.make_room_for(&found.blocks, num_new) else { return false };
         // Held before anything is allocated, so that they are not evicted for it.
-        cached.iter().for_each(|block| self.blocks.share(*block));
-        seq.num_computed_tokens = cached.len() * self.config.block_size;
-        seq.block_table = cached;
-        for _ in 0..num_new {
-            seq.block_table.push(self.blocks.allocate().expect("counted above"));
+        found.blocks.iter().for_each(|block| self.blocks.share(*block));
+        let beginning =
+            found.beginning.filter(|(src, _)| self.blocks.ref_count(*src) > 0 || num_spare > 0);
+        beginning.iter().for_each(|(src, _)| self.blocks.share(*src));
+        let mut block_table = found.blocks;
+        let mut num_computed_tokens = block_table.len() * self.config.block_size;
+        block_table
+            .extend((0..num_new).map(|_| self.blocks.allocate().expect("there is room for it")));
+        if let Some((src, num_common)) = beginning {
+            batch.copy(src, block_table[found.chain.num_blocks]);
+            num_computed_tokens += num_common;
         }
-        seq.prefix_chain = chain;
-        if seq.num_cached_tokens.is_none() {
-            seq.num_cached_tokens = Some(seq.num_computed_tokens);
-            if self.config.enable_prefix_caching && seq.num_prompt_logits.is_none() {
-                self.num_prefix_queries += seq.num_prompt_tokens as u64;
-                self.num_prefix_hits += seq.num_computed_tokens as u64;
-            }
-        }
-        seq.state = State::Running;
+        let seq = self.sequences.get_mut(&id).expect("waiting sequences are known");
+        let State::Waiting(turn) = seq.state else {
+            unreachable!("only waiting ones are admitted")
+        };
         self.waiting.remove(&seq.waiting_key(turn));
+        seq.num_computed_tokens = num_computed_tokens;
+        seq.block_table = block_table;
+        seq.prefix_chain = found.chain;
+        seq.state = State::Running;
         self.running.insert(seq.running_key());
+        self.count_cached(id);
         true
     }
+
+    /// What the cache has of a sequence that starts.
+    fn find_cached(&self, seq: &Sequence) -> Found {
+        let mut chain = seq.prefix_chain.clone();
+        let tokens = seq.cacheable_tokens();
+        let blocks = self.blocks.find_prefix(&mut chain, tokens);
+        let rest = &tokens[blocks.len() * self.config.block_size..];
+        Found { beginning: self.blocks.find_beginning(&chain, rest), chain, blocks }
+    }
+
+    /// Gives up pins until a new sequence can have `num_new` blocks beside those of the cache. Returns how many are free
+    /// beyond that; `None`, and no pin is given up, if that is not possible.
+    fn make_room_for(&mut self, cached: &[BlockId], num_new: usize) -> Option<usize> {
+        let least_free = num_new + if self.running.is_empty() { 0 } else { self.watermark() };
+        // What nobody holds is free now, and is not when the sequence holds it.
+        let num_unheld = |scheduler: &Self| {
+            cached.iter().filter(|block| scheduler.blocks.ref_count(**block) == 0).count()
+        };
+        while least_free + num_unheld(self) > self.blocks.num_free() {
+            let num_revived = cached.iter().filter(|block| self.is_reclaimable(**block)).count();
+            let is_possible = least_free + num_revived <= self.num_free_without_pins();
+            if !is_possible || !self.give_up_oldest_pin() {
+                return None;
+            }
+        }
+        Some(self.blocks.num_free() - least_free - num_unheld(self))
+    }
+
+    /// Counts what was found in the cache, the first time that a sequence is admitted.
+    fn count_cached(&mut self, id: SeqId) {
+        let seq = self.sequences.get_mut(&id).expect("running sequences are known");
+        if seq.num_cached_tokens.is_some() {
+            return;
+        }
+        seq.num_cached_tokens = Some(seq.num_computed_tokens);
+        if self.config.enable_prefix_caching && seq.next_prompt_logits.is_none() {
+            self.num_prefix_queries += seq.num_prompt_tokens as u64;
+            self.num_prefix_hits += seq.num_computed_tokens as u64;
+        }
+    }
+}
+
+/// What the cache has of a sequence.
+struct Found {
+    /// The blocks that it can share.
+    blocks: Vec<BlockId>,
+    chain: PrefixChain,
+    /// A block of which it can copy the beginning, and how many tokens that is.
+    beginning: Option<(BlockId, usize)>,
 }

@@ -14,6 +14,16 @@ pub(crate) struct Batch {
     /// Tokens that still fit.
     pub(crate) budget: usize,
     num_samples: u32,
+    /// Blocks that are copied from: held until the step is planned, so that none of them becomes a destination.
+    sources: Vec<BlockId>,
+}
+
+impl Batch {
+    /// Has a block copied before the step runs; the caller has counted a holder of `src`, and the step takes it over.
+    pub(crate) fn copy(&mut self, src: BlockId, dst: BlockId) {
+        self.step.copies.push(BlockCopy { src, dst });
+        self.sources.push(src);
+    }
 }
 
 impl Scheduler {
@@ -24,10 +34,12 @@ impl Scheduler {
         self.last_step += 1;
         let may_admit = self.make_room();
         let mut batch = Batch {
-            step: Step { id: self.last_step, copies: self.assign_blocks(), rows: Vec::new() },
+            step: Step { id: self.last_step, copies: Vec::new(), rows: Vec::new() },
             budget: self.config.max_num_batched_tokens,
             num_samples: 0,
+            sources: Vec::new(),
         };
+        self.assign_blocks(&mut batch);
         let (decodes, prefills) = self.runnable();
         let may_admit =
             may_admit && !self.waiting.is_empty() && self.running.len() < self.config.max_num_seqs;
@@ -43,6 +55,7 @@ impl Scheduler {
         for id in other_decodes {
             self.run(*id, &mut batch);
         }
+        self.blocks.release(batch.sources);
         batch.step
     }
 
@@ -100,8 +113,8 @@ impl Scheduler {
         }
     }
 
-    /// Preempts the last of the running sequences until each of the others can have the block that its next token
-    /// needs; returns whether none had to be.
+    /// Gives up pins, then preempts the last of the running sequences, until each of the others can have the blocks
+    /// that its next tokens need; returns whether none had to be preempted.
     fn make_room(&mut self) -> bool {
         let mut demand = Demand::default();
         for (_, id) in &self.running {
@@ -109,6 +122,9 @@ impl Scheduler {
         }
         let mut had_room = true;
         while demand.num_blocks(&self.blocks) > self.blocks.num_free() {
+            if self.give_up_oldest_pin() {
+                continue;
+            }
             had_room = false;
             let (_, victim) = *self.running.last().expect("without sequences nothing is demanded");
             demand.subtract(&self.sequences[&victim], &self.blocks);
@@ -126,25 +142,25 @@ impl Scheduler {
         self.num_preemptions += 1;
     }
 
-    /// Gives each running sequence a block of its own for its next token. The last holder of a shared block keeps it, so
-    /// that no source of a copy becomes free here and is taken as a destination.
-    fn assign_blocks(&mut self) -> Vec<BlockCopy> {
+    /// Gives each running sequence blocks of its own for its next tokens. The last holder of a shared block keeps it.
+    fn assign_blocks(&mut self, batch: &mut Batch) {
         let mut copies = Vec::new();
         for (_, id) in &self.running {
             let seq = self.sequences.get_mut(id).expect("running sequences are known");
-            match NextBlock::of(seq, &self.blocks) {
-                NextBlock::Ready => {}
-                NextBlock::New => {
-                    seq.block_table.push(self.blocks.allocate().expect("make_room left enough"))
-                }
-                NextBlock::Shared(src) => {
-                    let dst = self.blocks.copy_on_write(src).expect("make_room left enough");
-                    *seq.block_table.last_mut().expect("the shared block") = dst;
-                    copies.push(BlockCopy { src, dst });
-                }
+            let need = Need::of(seq, &self.blocks);
+            if let Some((index, src)) = need.shared {
+                let dst = self.blocks.copy_on_write(src).expect("make_room left enough");
+                seq.block_table[index] = dst;
+                copies.push((src, dst));
+            }
+            for _ in 0..need.num_new {
+                seq.block_table.push(self.blocks.allocate().expect("make_room left enough"));
             }
         }
-        copies
+        for (src, dst) in copies {
+            self.blocks.share(src);
+            batch.copy(src, dst);
+        }
     }
 
     /// The running sequences with something to compute: those with one token, the least recently run first where the
@@ -193,44 +209,43 @@ impl Demand {
     }
 
     fn add(&mut self, seq: &Sequence, blocks: &BlockManager) {
-        match NextBlock::of(seq, blocks) {
-            NextBlock::Ready => {}
-            NextBlock::New => self.num_new += 1,
-            NextBlock::Shared(block) => *self.num_writers.entry(block).or_default() += 1,
+        let need = Need::of(seq, blocks);
+        self.num_new += need.num_new;
+        if let Some((_, block)) = need.shared {
+            *self.num_writers.entry(block).or_default() += 1;
         }
     }
 
     /// Takes back what was added for a sequence. One that has become the last holder since counts no more anyway.
     fn subtract(&mut self, seq: &Sequence, blocks: &BlockManager) {
-        match NextBlock::of(seq, blocks) {
-            NextBlock::Ready => {}
-            NextBlock::New => self.num_new -= 1,
-            NextBlock::Shared(block) => *self.num_writers.entry(block).or_default() -= 1,
+        let need = Need::of(seq, blocks);
+        self.num_new -= need.num_new;
+        if let Some((_, block)) = need.shared {
+            *self.num_writers.entry(block).or_default() -= 1;
         }
     }
 }
 
-/// The block into which a sequence's next token goes. Only the last block of a table can be shared and written: blocks
-/// before it are full, and a prompt's blocks are its own until the prompt is complete.
-enum NextBlock {
-    /// It holds the block alone, or computes nothing.
-    Ready,
-    /// It needs one more.
-    New,
-    /// It holds the block together with others, and needs a copy.
-    Shared(BlockId),
+/// What a running sequence needs before its next tokens can be computed.
+struct Need {
+    /// Blocks that its table lacks.
+    num_new: usize,
+    /// The block into which it writes next, and its place in the table, where others hold it too: it needs a copy.
+    shared: Option<(usize, BlockId)>,
 }
 
-impl NextBlock {
+impl Need {
     fn of(seq: &Sequence, blocks: &BlockManager) -> Self {
         debug_assert_eq!(seq.state, State::Running);
         if seq.num_new_tokens() == 0 {
-            return Self::Ready;
+            return Self { num_new: 0, shared: None };
         }
-        match seq.block_table.get(blocks.blocks_for(seq.num_computed_tokens + 1) - 1) {
-            None => Self::New,
-            Some(block) if blocks.ref_count(*block) > 1 => Self::Shared(*block),
-            Some(_) => Self::Ready,
+        let num_blocks = blocks.blocks_for(seq.num_target_tokens());
+        let index = blocks.blocks_for(seq.num_computed_tokens + 1) - 1;
+        let next = seq.block_table.get(index).copied();
+        Self {
+            num_new: num_blocks.saturating_sub(seq.block_table.len()),
+            shared: next.filter(|block| blocks.ref_count(*block) > 1).map(|block| (index, block)),
         }
     }
 }

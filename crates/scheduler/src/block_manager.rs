@@ -127,6 +127,35 @@ impl BlockManager {
         }
     }
 
+    /// Where the blocks of `chain` end: a block that begins with the first of `rest`, the tokens after them, and how many
+    /// these are. It is another's: what it holds is to be copied.
+    pub(crate) fn find_beginning(
+        &self,
+        chain: &PrefixChain,
+        rest: &[u32],
+    ) -> Option<(BlockId, usize)> {
+        self.prefix_cache.as_ref()?.find_beginning(&chain.parent, rest)
+    }
+
+    /// Makes all blocks of `tokens` known, the last one too if it is not full. For a sequence that ends: nothing can
+    /// follow such a block.
+    pub(crate) fn register_all(
+        &mut self,
+        chain: &mut PrefixChain,
+        tokens: &[u32],
+        block_table: &[BlockId],
+    ) {
+        self.register(chain, tokens, block_table);
+        let rest = &tokens[tokens.len() / self.block_size * self.block_size..];
+        let Some(cache) = &mut self.prefix_cache else { return };
+        let is_known = cache
+            .find_beginning(&chain.parent, rest)
+            .is_some_and(|(_, num_common)| num_common == rest.len());
+        if !rest.is_empty() && !is_known {
+            cache.insert(&chain.parent, rest, block_table[chain.num_blocks]);
+        }
+    }
+
     /// Verifies that each block is in exactly one place; `num_holders[block]` counts the sequences that hold it.
     pub(crate) fn check(&self, num_holders: &[u32]) -> Result<(), String> {
         let mut is_free = vec![false; self.num_blocks()];

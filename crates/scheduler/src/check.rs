@@ -20,7 +20,11 @@ impl Scheduler {
                 num_holders[block.index()] += 1;
             }
         }
+        for block in self.pins.held() {
+            num_holders[block.index()] += 1;
+        }
         self.blocks.check(&num_holders)?;
+        self.pins.check(self.config.max_pinned_blocks)?;
         if self.running.len() + self.waiting.len() != self.sequences.len() {
             return Err("the queues name sequences which do not exist".into());
         }

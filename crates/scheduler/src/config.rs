@@ -19,6 +19,8 @@ pub struct SchedulerConfig {
     pub enable_prefix_caching: bool,
     /// Which waiting sequence starts first among those of equal priority.
     pub policy: SchedulingPolicy,
+    /// Most blocks that pins hold, each counted once however many hold it.
+    pub max_pinned_blocks: usize,
 }
 
 /// Which waiting sequence starts first among those of equal priority.
@@ -26,7 +28,8 @@ pub struct SchedulerConfig {
 pub enum SchedulingPolicy {
     /// First come, first served.
     Fcfs,
-    /// Of the first 64 in arrival order the one with the longest cached prefix; who was overtaken 32 times goes next.
+    /// Of the first 64 in arrival order the one with the longest cached prefix; one whose prefix is being computed just
+    /// now waits for it. Who was overtaken 32 times goes next.
     LongestPrefix,
 }
 
@@ -70,6 +73,7 @@ mod tests {
         max_model_len: 64,
         enable_prefix_caching: true,
         policy: SchedulingPolicy::Fcfs,
+        max_pinned_blocks: 2,
     };
 
     #[test]

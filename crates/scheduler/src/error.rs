@@ -51,6 +51,27 @@ pub enum Error {
         /// The number asked for.
         n: usize,
     },
+    /// Tokens were appended to a sequence that draws one in a step which is not committed yet.
+    #[error(
+        "sequence {seq:?} draws a token in an uncommitted step; append to sequences that do not run ahead, and after \
+         their commit"
+    )]
+    AppendBeforeCommit {
+        /// The sequence.
+        seq: SeqId,
+    },
+    /// More tokens were appended than the context holds.
+    #[error(
+        "sequence {seq:?} would have {num_tokens} tokens, but at most {max_model_len} fit the context"
+    )]
+    AppendTooLong {
+        /// The sequence.
+        seq: SeqId,
+        /// Its tokens with those appended.
+        num_tokens: usize,
+        /// The context length.
+        max_model_len: usize,
+    },
     /// Steps were committed out of their order, or twice.
     #[error(
         "step {step} is not the oldest uncommitted one ({expected:?}); commit each step once, in order"

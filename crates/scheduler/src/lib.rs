@@ -15,6 +15,7 @@
 //!     max_model_len: 256,
 //!     enable_prefix_caching: true,
 //!     policy: SchedulingPolicy::Fcfs,
+//!     max_pinned_blocks: 32,
 //! })?;
 //! let ids = scheduler.add(NewSequence::new(vec![1, 2, 3]))?;
 //! let step = scheduler.schedule();
@@ -32,6 +33,7 @@ mod check;
 mod config;
 mod error;
 mod lru;
+mod pins;
 mod prefix_cache;
 mod scheduler;
 mod sequence;
@@ -39,6 +41,7 @@ mod step;
 
 pub use config::{SchedulerConfig, SchedulingPolicy};
 pub use error::Error;
+pub use pins::PinId;
 pub use scheduler::{Scheduler, SchedulerStats};
 pub use sequence::NewSequence;
 pub use step::{BlockCopy, BlockId, LogitsFor, Sampled, SeqId, Step, StepRow, TokenSource};

@@ -1,6 +1,7 @@
 //! Finds blocks by content: the tokens in them and everything before them, compared exactly.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::BlockId;
@@ -10,9 +11,12 @@ use crate::BlockId;
 /// Each cached block is a node with a number that is never used again. A child names its parent's number, so equal
 /// keys mean equal token sequences from the start: nothing is compared by hash alone. When a parent is evicted before
 /// its child, the child can merely no longer be found.
+///
+/// The last block of a sequence may be there with fewer tokens than it has room for. Nothing follows such a block; like
+/// the beginning of any other one, what is in it can be copied.
 #[derive(Default)]
 pub(crate) struct PrefixCache {
-    children: HashMap<Parent, HashMap<Arc<[u32]>, Node>>,
+    children: HashMap<Parent, BTreeMap<Arc<[u32]>, Node>>,
     keys: HashMap<BlockId, NodeKey>,
     next_node: u64,
 }
@@ -42,6 +46,25 @@ impl PrefixCache {
     pub(crate) fn find(&self, parent: &Parent, tokens: &[u32]) -> Option<(BlockId, Parent)> {
         let node = self.children.get(parent)?.get(tokens)?;
         Some((node.block, Parent::Node(node.id)))
+    }
+
+    /// The block after `parent` that begins with the most of `tokens`, and how many these are: at least one.
+    pub(crate) fn find_beginning(
+        &self,
+        parent: &Parent,
+        tokens: &[u32],
+    ) -> Option<(BlockId, usize)> {
+        let siblings = self.children.get(parent)?;
+        // In the order of the alphabet, no other has more in common with `tokens` than those beside it.
+        let before =
+            siblings.range::<[u32], _>((Bound::Unbounded, Bound::Excluded(tokens))).next_back();
+        let after = siblings.range::<[u32], _>((Bound::Included(tokens), Bound::Unbounded)).next();
+        let neighbours = before.into_iter().chain(after);
+        let found = neighbours.map(|(key, node)| (num_common(key, tokens), node.block));
+        found
+            .max_by_key(|(common, _)| *common)
+            .filter(|(common, _)| *common > 0)
+            .map(|(common, block)| (block, common))
     }
 
     /// Records that `block` holds `tokens` after `parent`, unless another block is known to; returns the parent of its
@@ -81,7 +104,7 @@ impl PrefixCache {
 
     /// Verifies that the two maps describe the same nodes.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let num_nodes: usize = self.children.values().map(HashMap::len).sum();
+        let num_nodes: usize = self.children.values().map(BTreeMap::len).sum();
         if num_nodes != self.keys.len() {
             return Err(format!(
                 "the prefix cache has {num_nodes} nodes for {} blocks",
@@ -96,6 +119,11 @@ impl PrefixCache {
         }
         Ok(())
     }
+}
+
+/// Tokens that two sequences have in common at their beginnings.
+pub(crate) fn num_common(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]
@@ -131,6 +159,23 @@ mod tests {
         assert_eq!(cache.insert(&root(None), &[1, 2], BlockId(1)), first);
         assert!(cache.contains(BlockId(0)) && !cache.contains(BlockId(1)));
         assert_eq!(cache.len(), 1);
+    }
+
+    #[test]
+    fn the_block_with_the_most_in_common_is_found_among_its_siblings() {
+        let mut cache = PrefixCache::default();
+        let blocks = [&[1, 2, 3, 4][..], &[1, 2, 9], &[1, 3], &[7, 7, 7, 7]];
+        for (block, tokens) in (0..).map(BlockId).zip(blocks) {
+            cache.insert(&root(None), tokens, block);
+        }
+        let find = |tokens: &[u32]| cache.find_beginning(&root(None), tokens);
+        assert_eq!(find(&[1, 2, 3, 5]), Some((BlockId(0), 3)));
+        assert_eq!(find(&[1, 2, 9, 1]), Some((BlockId(1), 3)));
+        assert_eq!(find(&[1, 3]), Some((BlockId(2), 2)));
+        assert_eq!(find(&[7, 7]), Some((BlockId(3), 2)));
+        assert_eq!(find(&[8]), None);
+        assert_eq!(find(&[]), None);
+        assert_eq!(cache.find_beginning(&root(Some("tenant")), &[1]), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::block_manager::BlockManager;
+use crate::pins::Pins;
 use crate::prefix_cache::PrefixCache;
 use crate::sequence::{RunningKey, Sequence, State, Turn, WaitingKey};
 use crate::{Error, NewSequence, Sampled, SchedulerConfig, SeqId, Step};
@@ -18,6 +19,9 @@ use crate::{Error, NewSequence, Sampled, SchedulerConfig, SeqId, Step};
 /// number, and leave a quarter of it to pending prefills. Priorities are strict: lower values can keep higher ones
 /// waiting for as long as they keep coming.
 ///
+/// What a sequence computed stays in the prefix cache until its memory is needed; [`Scheduler::pin`] keeps it there while
+/// running and waiting sequences do without.
+///
 /// A sequence must be removed when it has `max_model_len` tokens, or when its prompt is computed and it does not
 /// sample; until then it rests and keeps its blocks.
 pub struct Scheduler {
@@ -28,6 +32,7 @@ pub struct Scheduler {
     pub(crate) reserved: HashMap<SeqId, SeqId>,
     pub(crate) running: BTreeSet<RunningKey>,
     pub(crate) waiting: BTreeSet<WaitingKey>,
+    pub(crate) pins: Pins,
     /// Ids of the uncommitted steps with rows, the oldest first; at most two.
     pub(crate) in_flight: VecDeque<u64>,
     pub(crate) num_prefix_queries: u64,
@@ -46,10 +51,12 @@ pub struct SchedulerStats {
     pub num_waiting: usize,
     /// Blocks of the cache.
     pub num_blocks: usize,
-    /// Blocks that no sequence holds, cached ones included.
+    /// Blocks that neither a sequence nor a pin holds, cached ones included.
     pub num_free_blocks: usize,
     /// Blocks that can be found by content, held or not.
     pub num_cached_blocks: usize,
+    /// Blocks that pins hold.
+    pub num_pinned_blocks: usize,
     /// Tokens looked up in the prefix cache when sequences were first admitted.
     pub num_prefix_queries: u64,
     /// Those of them that were found.
@@ -73,6 +80,7 @@ impl Scheduler {
             reserved: HashMap::new(),
             running: BTreeSet::new(),
             waiting: BTreeSet::new(),
+            pins: Pins::default(),
             in_flight: VecDeque::new(),
             num_prefix_queries: 0,
             num_prefix_hits: 0,
@@ -160,8 +168,27 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Removes a sequence that is finished or cancelled and frees its blocks. What an uncommitted step still draws for
-    /// it is ignored. Unknown ids are ignored too.
+    /// Adds tokens that need not be drawn, since only they can follow: they count as generated, and are computed like a
+    /// prompt. Unknown ids are ignored.
+    ///
+    /// # Errors
+    /// The sequence draws a token in an uncommitted step, or the context ends before. Nothing is changed then.
+    pub fn append(&mut self, id: SeqId, tokens: &[u32]) -> Result<(), Error> {
+        let max_model_len = self.config.max_model_len;
+        let Some(seq) = self.sequences.get_mut(&id) else { return Ok(()) };
+        if seq.num_pending > 0 || !seq.is_prompt_computed {
+            return Err(Error::AppendBeforeCommit { seq: id });
+        }
+        let num_tokens = seq.tokens.len() + tokens.len();
+        if num_tokens > max_model_len {
+            return Err(Error::AppendTooLong { seq: id, num_tokens, max_model_len });
+        }
+        seq.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    /// Removes a sequence that is finished or cancelled and frees its blocks; what they hold can be found until their
+    /// memory is needed. What an uncommitted step still draws for it is ignored. Unknown ids are ignored too.
     pub fn remove(&mut self, id: SeqId) {
         self.reserved.remove(&id);
         let Some(mut seq) = self.sequences.remove(&id) else { return };
@@ -169,6 +196,9 @@ impl Scheduler {
         let reserved = &self.reserved;
         seq.siblings.retain(|sibling| reserved.contains_key(sibling));
         if seq.siblings.is_empty() {
+            // Steps run in their order: who finds a block runs after whatever still computes it.
+            let computed = &seq.tokens[..seq.computed_tokens().len()];
+            self.blocks.register_all(&mut seq.prefix_chain, computed, &seq.block_table);
             self.blocks.release(seq.block_table);
         } else {
             self.hand_over(seq);
@@ -199,6 +229,7 @@ impl Scheduler {
             num_blocks: self.blocks.num_blocks(),
             num_free_blocks: self.blocks.num_free(),
             num_cached_blocks: self.blocks.num_cached(),
+            num_pinned_blocks: self.pins.num_blocks(),
             num_prefix_queries: self.num_prefix_queries,
             num_prefix_hits: self.num_prefix_hits,
             num_preemptions: self.num_preemptions,

@@ -17,16 +17,28 @@ pub struct NewSequence {
     pub priority: i32,
     /// Sequences share cached blocks only with sequences of the same salt.
     pub cache_salt: Option<Arc<str>>,
-    /// Whether the logits of every prompt position are wanted; each is asked for exactly once per request.
-    pub prompt_logits: bool,
+    /// The first prompt position from which on the logits of every prompt position are wanted; each is asked for exactly
+    /// once per request.
+    pub prompt_logits_from: Option<usize>,
     /// Whether tokens are drawn. Without, the sequence rests when its prompt is computed, until it is removed.
     pub sample: bool,
+    /// Whether a step may be scheduled for it before its newest token is known. Not for a sequence to which tokens are
+    /// [appended](crate::Scheduler::append), or whose next token depends on the newest one in other ways.
+    pub runs_ahead: bool,
 }
 
 impl NewSequence {
-    /// One sequence that continues `prompt`, with the default priority, no salt and no prompt logits.
+    /// One sequence that continues `prompt` and runs ahead, with the default priority, no salt and no prompt logits.
     pub fn new(prompt: Vec<u32>) -> Self {
-        Self { prompt, n: 1, priority: 0, cache_salt: None, prompt_logits: false, sample: true }
+        Self {
+            prompt,
+            n: 1,
+            priority: 0,
+            cache_salt: None,
+            prompt_logits_from: None,
+            sample: true,
+            runs_ahead: true,
+        }
     }
 }
 
@@ -53,8 +65,9 @@ pub(crate) struct Sequence {
     pub(crate) priority: i32,
     pub(crate) cache_salt: Option<Arc<str>>,
     pub(crate) sample: bool,
-    /// Prompt positions whose logits were asked for; `None` where none are wanted.
-    pub(crate) num_prompt_logits: Option<usize>,
+    pub(crate) runs_ahead: bool,
+    /// The first prompt position whose logits were not asked for and are wanted; `None` where none are wanted.
+    pub(crate) next_prompt_logits: Option<usize>,
     /// Whether a committed step completed the prompt.
     pub(crate) is_prompt_computed: bool,
     /// Sequences that start from this prompt when it is complete; removed ones may still be named here.
@@ -101,7 +114,8 @@ impl Sequence {
             priority: new.priority,
             cache_salt: new.cache_salt,
             sample: new.sample,
-            num_prompt_logits: new.prompt_logits.then_some(0),
+            runs_ahead: new.runs_ahead,
+            next_prompt_logits: new.prompt_logits_from,
             is_prompt_computed: false,
             siblings: Vec::new(),
             state: State::Waiting(Turn::New),
@@ -121,7 +135,8 @@ impl Sequence {
 
     /// Tokens that are computed when there is nothing left to compute now.
     pub(crate) fn num_target_tokens(&self) -> usize {
-        self.num_tokens().min(self.max_computed_tokens)
+        let num_tokens = if self.runs_ahead { self.num_tokens() } else { self.tokens.len() };
+        num_tokens.min(self.max_computed_tokens)
     }
 
     /// The part of the new tokens that one row may hold. Prompt positions whose logits were delivered before a
@@ -149,7 +164,7 @@ impl Sequence {
 
     /// First prompt position whose logits are wanted and were not asked for yet.
     fn due_prompt_logits(&self) -> Option<usize> {
-        self.num_prompt_logits.filter(|start| *start < self.num_prompt_tokens)
+        self.next_prompt_logits.filter(|start| *start < self.num_prompt_tokens)
     }
 
     /// Tokens whose blocks may be taken from the prefix cache. The last token is always computed, for its logits, and
@@ -167,13 +182,18 @@ impl Sequence {
         }
     }
 
+    /// The known tokens that are computed.
+    pub(crate) fn computed_tokens(&self) -> &[u32] {
+        &self.tokens[..self.num_computed_tokens.min(self.tokens.len())]
+    }
+
     /// Counts a row of `num_tokens` tokens as computed.
     pub(crate) fn advance(&mut self, num_tokens: usize, step: u64) {
         let start = self.num_computed_tokens;
         self.num_computed_tokens += num_tokens;
         self.last_step = step;
         if self.due_prompt_logits() == Some(start) {
-            self.num_prompt_logits = Some(self.num_computed_tokens);
+            self.next_prompt_logits = Some(self.num_computed_tokens);
         }
     }
 
@@ -225,7 +245,8 @@ mod tests {
 
     #[test]
     fn prompt_logits_are_asked_for_once() {
-        let mut seq = sequence(NewSequence { prompt_logits: true, ..NewSequence::new(vec![1; 6]) });
+        let mut seq =
+            sequence(NewSequence { prompt_logits_from: Some(0), ..NewSequence::new(vec![1; 6]) });
         assert!(seq.cacheable_tokens().is_empty());
         assert_eq!(seq.row_logits(&[]), LogitsFor::All);
         seq.advance(4, 1);

@@ -69,6 +69,7 @@ pub(crate) fn submit(
             priority: generation.priority,
             cache_salt: generation.cache_salt.clone(),
             prompt_logprobs: generation.prompt_logprobs,
+            prompt_logprobs_from: 0,
             grammar: generation.grammar.clone(),
         })?;
         state.metrics().prompt_tokens.record(prompt.len() as f64);

@@ -140,6 +140,8 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
             Framework::Blaze => SchedulingPolicy::Fcfs,
             Framework::Prism => SchedulingPolicy::LongestPrefix,
         },
+        jump_forward: config.framework == Framework::Prism,
+        max_pinned_bytes: None,
         num_threads: config.threads,
         seed: config.seed,
         stuck_after: STUCK_AFTER,

@@ -11,6 +11,7 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     max_model_len: 32,
     enable_prefix_caching: true,
     policy: SchedulingPolicy::Fcfs,
+    max_pinned_blocks: 8,
 };
 
 fn scheduler(config: SchedulerConfig) -> Scheduler {
@@ -149,10 +150,11 @@ fn a_common_beginning_is_computed_once() {
         .add(NewSequence { cache_salt: Some("tenant".into()), ..request(0..10) })
         .unwrap()[0];
     let step = run_step(&mut scheduler);
-    assert_eq!(rows(&step)[2..], [(2, 4, 4), (3, 0, 10)], "the last token is always computed");
-    assert_eq!((scheduler.num_cached_tokens(exact), scheduler.num_cached_tokens(salted)), (4, 0));
+    assert_eq!(rows(&step)[2..], [(2, 7, 1), (3, 0, 10)], "the last token is always computed");
+    assert_eq!((scheduler.num_cached_tokens(exact), scheduler.num_cached_tokens(salted)), (7, 0));
+    assert_eq!(step.copies, [BlockCopy { src: BlockId(1), dst: step.rows[2].block_table[1] }]);
     let stats = scheduler.stats();
-    assert_eq!((stats.num_prefix_queries, stats.num_prefix_hits), (10 + 10 + 8 + 10, 8 + 4));
+    assert_eq!((stats.num_prefix_queries, stats.num_prefix_hits), (10 + 10 + 8 + 10, 8 + 7));
 }
 
 #[test]
@@ -174,7 +176,7 @@ fn prompt_logits_are_computed_and_not_read_from_the_cache() {
     run_step(&mut scheduler);
     scheduler.remove(SeqId(0));
     let id = scheduler
-        .add(NewSequence { prompt_logits: true, sample: false, ..request(0..9) })
+        .add(NewSequence { prompt_logits_from: Some(0), sample: false, ..request(0..9) })
         .unwrap()[0];
     let first = run_step(&mut scheduler);
     assert_eq!((rows(&first), first.rows[0].logits), (vec![(1, 0, 8)], LogitsFor::All));
@@ -184,6 +186,19 @@ fn prompt_logits_are_computed_and_not_read_from_the_cache() {
     assert!(second.rows[0].samples.is_empty() && scheduler.is_prompt_computed(id));
     assert!(scheduler.schedule().rows.is_empty(), "it rests until it is removed");
     assert_eq!(scheduler.stats().num_prefix_queries, 8);
+}
+
+#[test]
+fn prompt_logits_from_a_position_on_leave_the_rest_to_the_cache() {
+    let mut scheduler = scheduler(SchedulerConfig { max_num_batched_tokens: 64, ..CONFIG });
+    scheduler.add(request(0..8)).unwrap();
+    run_step(&mut scheduler);
+    let scored = NewSequence { prompt_logits_from: Some(9), sample: false, ..request(0..12) };
+    scheduler.add(scored).unwrap();
+    let step = run_step(&mut scheduler);
+    assert_eq!((rows(&step)[1], step.rows[1].logits), ((1, 8, 1), LogitsFor::None));
+    let step = run_step(&mut scheduler);
+    assert_eq!((rows(&step)[1], step.rows[1].logits), ((1, 9, 3), LogitsFor::All));
 }
 
 #[test]
@@ -231,8 +246,8 @@ fn siblings_beyond_max_num_seqs_wait() {
     let step = run_step(&mut scheduler);
     assert_eq!(
         rows(&step),
-        [(1, 7, 1), (2, 4, 3)],
-        "the full block is found, the rest computed again"
+        [(1, 7, 1), (2, 6, 1)],
+        "the full block is found, and the beginning of the next one copied"
     );
     assert_eq!(scheduler.tokens(ids[2]), [0, 1, 2, 3, 4, 5, 102, 102]);
 }
@@ -305,7 +320,7 @@ fn a_waiting_sibling_starts_when_its_token_is_known() {
     scheduler.remove(ids[0]);
     assert!(scheduler.schedule().rows.is_empty(), "nobody passes it by");
     commit(&mut scheduler, &first);
-    assert_eq!(rows(&run_step(&mut scheduler)), [(1, 0, 4)]);
+    assert_eq!(rows(&run_step(&mut scheduler)), [(1, 3, 1)]);
 }
 
 #[test]
@@ -337,6 +352,139 @@ fn the_longest_cached_prefix_starts_first() {
         order.push(run_step(&mut scheduler).rows[0].seq.0);
     }
     assert_eq!(order, [4, 3, 2, 1], "by priority, then by cached blocks");
+}
+
+#[test]
+fn the_last_block_of_a_finished_sequence_is_copied_as_far_as_it_goes() {
+    let mut scheduler = scheduler(SchedulerConfig { max_num_batched_tokens: 16, ..CONFIG });
+    scheduler.add(request(0..7)).unwrap();
+    run_step(&mut scheduler);
+    scheduler.remove(SeqId(0));
+    assert_eq!(scheduler.stats().num_cached_blocks, 2, "one of them holds three tokens");
+    let id = scheduler.add(request((0..6).chain([50, 51]))).unwrap()[0];
+    let step = run_step(&mut scheduler);
+    assert_eq!(rows(&step), [(1, 6, 2)]);
+    assert_eq!(step.rows[0].block_table, [BlockId(0), BlockId(2)]);
+    assert_eq!(step.copies, [BlockCopy { src: BlockId(1), dst: BlockId(2) }]);
+    assert_eq!(scheduler.num_cached_tokens(id), 6);
+}
+
+#[test]
+fn nothing_is_copied_where_only_the_source_is_left_to_be_written() {
+    let config = SchedulerConfig { num_blocks: 2, max_model_len: 8, ..CONFIG };
+    let mut scheduler = scheduler(config);
+    scheduler.add(request(0..7)).unwrap();
+    run_step(&mut scheduler);
+    scheduler.remove(SeqId(0));
+    scheduler.add(request((0..6).chain([50]))).unwrap();
+    let step = run_step(&mut scheduler);
+    assert_eq!((rows(&step), step.copies.len()), (vec![(1, 4, 3)], 0));
+}
+
+#[test]
+fn appended_tokens_are_computed_together() {
+    let mut scheduler = scheduler(SchedulerConfig { max_num_batched_tokens: 16, ..CONFIG });
+    let id = scheduler.add(NewSequence { runs_ahead: false, ..request(0..3) }).unwrap()[0];
+    assert_eq!(scheduler.append(id, &[1]), Err(Error::AppendBeforeCommit { seq: id }));
+    let step = scheduler.schedule();
+    assert!(scheduler.schedule().rows.is_empty(), "it does not run ahead");
+    assert_eq!(scheduler.append(id, &[1]), Err(Error::AppendBeforeCommit { seq: id }));
+    commit(&mut scheduler, &step);
+    scheduler.append(id, &[7, 8, 9, 10, 11, 12]).unwrap();
+    assert_eq!(scheduler.tokens(id), [0, 1, 2, 100, 7, 8, 9, 10, 11, 12]);
+    let step = run_step(&mut scheduler);
+    assert_eq!(rows(&step), [(0, 3, 7)]);
+    assert_eq!((step.rows[0].block_table.len(), &*step.rows[0].samples), (3, &[id][..]));
+    let too_long = Error::AppendTooLong { seq: id, num_tokens: 33, max_model_len: 32 };
+    assert_eq!(scheduler.append(id, &[0; 22]), Err(too_long));
+    scheduler.append(id, &[0; 21]).unwrap();
+    assert_eq!(rows(&run_step(&mut scheduler)), [(0, 10, 16)]);
+    assert_eq!(rows(&run_step(&mut scheduler)), [(0, 26, 5)], "the last token has no successor");
+    assert!(run_step(&mut scheduler).rows.is_empty());
+}
+
+#[test]
+fn a_pin_keeps_blocks_until_a_sequence_needs_them() {
+    let config = SchedulerConfig { num_blocks: 4, max_model_len: 16, ..CONFIG };
+    let mut scheduler = scheduler(config);
+    scheduler.add(request(0..7)).unwrap();
+    run_step(&mut scheduler);
+    scheduler.remove(SeqId(0));
+    let pin = scheduler.pin(&[0, 1, 2, 3, 4, 5, 6], None);
+    let held = |scheduler: &Scheduler| {
+        let stats = scheduler.stats();
+        (stats.num_free_blocks, stats.num_pinned_blocks)
+    };
+    assert_eq!(held(&scheduler), (2, 2));
+    // Two others come and go in the two blocks that are left.
+    for start in [100, 200] {
+        let id = scheduler.add(request(start..start + 7)).unwrap()[0];
+        assert_eq!(run_step(&mut scheduler).rows[0].first_position, 0);
+        scheduler.remove(id);
+    }
+    let id = scheduler.add(request(0..7)).unwrap()[0];
+    assert_eq!(rows(&run_step(&mut scheduler)), [(3, 6, 1)]);
+    scheduler.remove(id);
+    assert_eq!(held(&scheduler), (2, 2));
+    let large = scheduler.add(request(300..313)).unwrap()[0];
+    run_step(&mut scheduler);
+    assert_eq!(held(&scheduler), (0, 0), "the request came first");
+    scheduler.unpin(pin);
+    scheduler.remove(large);
+    assert_eq!(held(&scheduler), (4, 0));
+}
+
+#[test]
+fn pins_share_blocks_and_the_oldest_yields_to_the_newest() {
+    let mut scheduler = scheduler(SchedulerConfig { max_pinned_blocks: 3, ..CONFIG });
+    let tokens: Vec<u32> = (0..8).collect();
+    for prompt in [0..8, 100..108] {
+        let id = scheduler.add(request(prompt)).unwrap()[0];
+        run_step(&mut scheduler);
+        scheduler.remove(id);
+    }
+    let pinned = |scheduler: &Scheduler| scheduler.stats().num_pinned_blocks;
+    let pins: Vec<_> = (0..4).map(|_| scheduler.pin(&tokens, None)).collect();
+    assert_eq!(pinned(&scheduler), 2, "a block counts once");
+    pins[1..].iter().for_each(|pin| scheduler.unpin(*pin));
+    assert_eq!(pinned(&scheduler), 2);
+    scheduler.pin(&(100..108).collect::<Vec<_>>(), None);
+    assert_eq!(pinned(&scheduler), 2, "the first one was given up");
+    scheduler.check().unwrap();
+    scheduler.unpin(pins[0]);
+    assert_eq!(pinned(&scheduler), 2);
+    assert_eq!(scheduler.stats().num_free_blocks, 14);
+}
+
+#[test]
+fn preemption_comes_after_all_pins() {
+    let config = SchedulerConfig { num_blocks: 5, max_model_len: 16, ..CONFIG };
+    let mut scheduler = scheduler(config);
+    scheduler.add(request(0..8)).unwrap();
+    run_step(&mut scheduler);
+    scheduler.remove(SeqId(0));
+    scheduler.pin(&(0..8).collect::<Vec<_>>(), None);
+    scheduler.add(request(100..103)).unwrap();
+    scheduler.add(request(200..203)).unwrap();
+    run_step(&mut scheduler);
+    run_step(&mut scheduler);
+    assert_eq!(scheduler.stats().num_pinned_blocks, 2);
+    run_step(&mut scheduler);
+    let stats = scheduler.stats();
+    assert_eq!((stats.num_pinned_blocks, stats.num_preemptions, stats.num_running), (0, 0, 2));
+}
+
+#[test]
+fn requests_that_share_a_prefix_wait_for_the_first_of_them() {
+    let policy = SchedulingPolicy::LongestPrefix;
+    let mut scheduler = scheduler(SchedulerConfig { policy, max_num_batched_tokens: 64, ..CONFIG });
+    for last in [50, 51, 52] {
+        scheduler.add(request((0..9).chain([last]))).unwrap();
+    }
+    scheduler.add(request(100..110)).unwrap();
+    assert_eq!(rows(&run_step(&mut scheduler)), [(0, 0, 10), (3, 0, 10)]);
+    let step = run_step(&mut scheduler);
+    assert_eq!(rows(&step)[2..], [(1, 8, 2), (2, 8, 2)], "the two blocks were computed once");
 }
 
 #[test]

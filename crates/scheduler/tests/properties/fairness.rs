@@ -14,6 +14,7 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     max_model_len: 400,
     enable_prefix_caching: true,
     policy: SchedulingPolicy::Fcfs,
+    max_pinned_blocks: 100,
 };
 
 /// Runs one step; returns the tokens that each sequence got.

@@ -15,6 +15,9 @@ enum Op {
     /// Removes the live sequence with this index, wrapped around.
     Cancel(usize),
     CancelAll,
+    /// Pins the tokens of the sequence with this index, wrapped around.
+    Pin(usize),
+    Unpin(usize),
     Schedule,
     Commit,
 }
@@ -28,6 +31,7 @@ struct Add {
     priority: i32,
     salt: u32,
     kind: u32,
+    runs_ahead: bool,
     max_tokens: usize,
 }
 
@@ -41,8 +45,9 @@ impl Add {
             n: if sample { self.n } else { 1 },
             priority: self.priority,
             cache_salt: salt(self.salt),
-            prompt_logits,
+            prompt_logits_from: prompt_logits.then(|| self.own.len().min(self.shared - 1) / 2),
             sample,
+            runs_ahead: self.runs_ahead,
         }
     }
 }
@@ -66,10 +71,13 @@ fn apply(workload: &mut Workload, op: &Op, max_uncommitted: usize) {
             ids.into_iter().for_each(|id| workload.remove(id));
             let stats = workload.scheduler.stats();
             assert_eq!(
-                stats.num_free_blocks, stats.num_blocks,
+                stats.num_free_blocks + stats.num_pinned_blocks,
+                stats.num_blocks,
                 "cancelling everything frees everything at once"
             );
         }
+        Op::Pin(index) => workload.pin(*index),
+        Op::Unpin(index) => workload.unpin(*index),
         Op::Schedule => {
             if workload.num_uncommitted() < max_uncommitted {
                 workload.step();
@@ -103,6 +111,7 @@ impl Random {
             max_model_len,
             enable_prefix_caching: self.below(5) > 0,
             policy: [SchedulingPolicy::Fcfs, SchedulingPolicy::LongestPrefix][self.below(2)],
+            max_pinned_blocks: [0, 1, least_blocks, 10 * least_blocks][self.below(4)],
         }
     }
 
@@ -118,12 +127,15 @@ impl Random {
                     priority: self.below(3) as i32 - 1,
                     salt: self.below(4).saturating_sub(1) as u32,
                     kind: self.below(36) as u32,
+                    runs_ahead: self.below(4) > 0,
                     max_tokens: 1 + self.below(20),
                 })
             }
             12..15 => Op::Cancel(self.below(MAX_LIVE)),
             15 if self.below(20) == 0 => Op::CancelAll,
-            15..58 => Op::Schedule,
+            16..19 => Op::Pin(self.below(2 * MAX_LIVE)),
+            19 => Op::Unpin(self.below(MAX_LIVE)),
+            15..60 => Op::Schedule,
             _ => Op::Commit,
         }
     }
@@ -152,12 +164,16 @@ fn two_hundred_thousand_random_operations() {
         total.mixed_steps += seen.mixed_steps;
         total.finished += seen.finished;
         total.cancelled += seen.cancelled;
+        total.appended += seen.appended;
+        total.pins += seen.pins;
+        total.beginnings += seen.beginnings;
         total.longest_stay = total.longest_stay.max(seen.longest_stay);
     }
     // The run is worth its time only if it meets everything often.
     assert!(total.steps > 40_000 && total.mixed_steps > 5_000, "{total:?}");
-    assert!(total.forks > 5_000 && total.copies > 800 && total.previous_rows > 10_000, "{total:?}");
+    assert!(total.forks > 5_000 && total.copies > 800 && total.previous_rows > 9_000, "{total:?}");
     assert!(total.finished > 10_000 && total.cancelled > 5_000, "{total:?}");
+    assert!(total.appended > 5_000 && total.pins > 4_000 && total.beginnings > 1_000, "{total:?}");
     assert!(
         num_preemptions > 1_000 && num_hits > 20_000,
         "{num_preemptions} preemptions, {num_hits} hits"
@@ -177,21 +193,24 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
             max_model_len,
             enable_prefix_caching,
             policy: if is_fcfs { SchedulingPolicy::Fcfs } else { SchedulingPolicy::LongestPrefix },
+            max_pinned_blocks: spare_blocks,
         }
     })
 }
 
 fn op() -> impl Strategy<Value = Op> {
     let prompt = (0..2_u32, 1..12_usize, prop::collection::vec(0..3_u32, 0..6));
-    let rest = (1..4_usize, -1..2_i32, 0..3_u32, 1..36_u32, 1..12_usize);
+    let rest = (1..4_usize, -1..2_i32, 0..3_u32, 1..36_u32, any::<bool>(), 1..12_usize);
     let add = (prompt, rest).prop_map(
-        |((family, shared, own), (n, priority, salt, kind, max_tokens))| {
-            Op::Add(Add { family, shared, own, n, priority, salt, kind, max_tokens })
+        |((family, shared, own), (n, priority, salt, kind, runs_ahead, max_tokens))| {
+            Op::Add(Add { family, shared, own, n, priority, salt, kind, runs_ahead, max_tokens })
         },
     );
     prop_oneof![
         3 => add,
         1 => (0..MAX_LIVE).prop_map(Op::Cancel),
+        1 => (0..2 * MAX_LIVE).prop_map(Op::Pin),
+        1 => (0..MAX_LIVE).prop_map(Op::Unpin),
         8 => Just(Op::Schedule),
         7 => Just(Op::Commit),
     ]

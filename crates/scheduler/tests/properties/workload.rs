@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use candlepower_scheduler::{
-    LogitsFor, NewSequence, Sampled, Scheduler, SchedulerConfig, SeqId, Step, StepRow, TokenSource,
+    LogitsFor, NewSequence, PinId, Sampled, Scheduler, SchedulerConfig, SeqId, Step, StepRow,
+    TokenSource,
 };
 
 use crate::memory::{Content, Memory, content};
@@ -21,6 +22,9 @@ pub(crate) struct Workload {
     memory: Memory,
     /// Prompt positions of each request whose logits were produced.
     prompt_logits: HashMap<SeqId, usize>,
+    /// Tokens and salts of sequences that ended lately.
+    ended: VecDeque<(Vec<u32>, Option<Arc<str>>)>,
+    pins: Vec<PinId>,
     last_step: u64,
 }
 
@@ -34,6 +38,10 @@ pub(crate) struct Seen {
     pub(crate) mixed_steps: usize,
     pub(crate) finished: usize,
     pub(crate) cancelled: usize,
+    pub(crate) appended: usize,
+    pub(crate) pins: usize,
+    /// Blocks of which a new sequence copied the beginning.
+    pub(crate) beginnings: usize,
     /// The longest time from a sequence's arrival to its end, in steps.
     pub(crate) longest_stay: usize,
 }
@@ -48,7 +56,9 @@ pub(crate) struct LiveSequence {
     stop_len: usize,
     /// The first sequence of the request.
     request: SeqId,
+    salt: Option<Arc<str>>,
     sample: bool,
+    runs_ahead: bool,
     prompt_logits: bool,
     /// Whether it has drawn a token yet.
     is_started: bool,
@@ -65,6 +75,8 @@ impl Workload {
             uncommitted: VecDeque::new(),
             previous: Vec::new(),
             prompt_logits: HashMap::new(),
+            ended: VecDeque::new(),
+            pins: Vec::new(),
             last_step: 0,
         }
     }
@@ -73,6 +85,7 @@ impl Workload {
     pub(crate) fn add(&mut self, new: NewSequence, max_tokens: usize) -> Vec<SeqId> {
         let ids = self.scheduler.add(new.clone()).expect("a valid request");
         assert_eq!(ids.len(), new.n);
+        self.prompt_logits.insert(ids[0], new.prompt_logits_from.unwrap_or(0));
         let salt = new.cache_salt.as_deref().map_or(0, |salt: &str| 1 + salt.len() as u64);
         for id in &ids {
             let mut seq = LiveSequence {
@@ -82,8 +95,10 @@ impl Workload {
                 num_prompt_tokens: new.prompt.len(),
                 stop_len: new.prompt.len() + max_tokens,
                 request: ids[0],
+                salt: new.cache_salt.clone(),
                 sample: new.sample,
-                prompt_logits: new.prompt_logits,
+                runs_ahead: new.runs_ahead,
+                prompt_logits: new.prompt_logits_from.is_some(),
                 is_started: false,
                 arrival: self.seen.steps,
             };
@@ -95,10 +110,41 @@ impl Workload {
     }
 
     pub(crate) fn remove(&mut self, id: SeqId) {
-        self.live.remove(&id);
         self.scheduler.remove(id);
         self.seen.cancelled += 1;
+        let seq = self.live.remove(&id).expect("only live sequences are removed");
+        self.remember(seq);
         self.check();
+    }
+
+    /// Pins what a live sequence or one that ended lately has computed.
+    pub(crate) fn pin(&mut self, index: usize) {
+        let live = self.live.values().map(|seq| (&seq.tokens[..seq.num_known], &seq.salt));
+        let ended = self.ended.iter().map(|(tokens, salt)| (&tokens[..], salt));
+        let known: Vec<_> = live.chain(ended).collect();
+        if known.is_empty() {
+            return;
+        }
+        let (tokens, salt) = known[index % known.len()];
+        self.pins.push(self.scheduler.pin(tokens, salt.clone()));
+        self.seen.pins += 1;
+        self.check();
+    }
+
+    /// Ends one of the pins; it may have been given up.
+    pub(crate) fn unpin(&mut self, index: usize) {
+        if !self.pins.is_empty() {
+            let pin = self.pins.swap_remove(index % self.pins.len());
+            self.scheduler.unpin(pin);
+            self.check();
+        }
+    }
+
+    fn remember(&mut self, seq: LiveSequence) {
+        self.ended.push_back((seq.tokens[..seq.num_known].to_vec(), seq.salt));
+        if self.ended.len() > 16 {
+            self.ended.pop_front();
+        }
     }
 
     pub(crate) fn num_uncommitted(&self) -> usize {
@@ -107,9 +153,16 @@ impl Workload {
 
     /// Schedules and executes one step.
     pub(crate) fn step(&mut self) -> Step {
+        let num_preemptions = self.scheduler.stats().num_preemptions;
         let step = self.scheduler.schedule();
         self.check();
         self.check_step(&step);
+        let stats = self.scheduler.stats();
+        assert!(
+            stats.num_preemptions == num_preemptions || stats.num_pinned_blocks == 0,
+            "a sequence was preempted for a pin"
+        );
+        self.seen.beginnings += self.num_beginnings(&step);
         if step.rows.is_empty() {
             assert_eq!(self.scheduler.commit(&step, &[]), Ok(()));
             return step;
@@ -128,9 +181,10 @@ impl Workload {
     pub(crate) fn commit(&mut self) -> Vec<SeqId> {
         let Some((step, sampled)) = self.uncommitted.pop_front() else { return Vec::new() };
         self.scheduler.commit(&step, &sampled).expect("the oldest step");
-        for Sampled { seq, .. } in sampled {
-            if let Some(seq) = self.live.get_mut(&seq) {
+        for Sampled { seq: id, .. } in sampled {
+            if let Some(seq) = self.live.get_mut(&id) {
                 seq.num_known += 1;
+                self.append(id);
             }
         }
         self.check();
@@ -156,6 +210,7 @@ impl Workload {
             }
             self.seen.finished += 1;
             self.seen.longest_stay = self.seen.longest_stay.max(self.seen.steps - seq.arrival);
+            self.remember(seq);
         }
         self.check();
         finished
@@ -180,7 +235,37 @@ impl Workload {
         );
         let stats = self.scheduler.stats();
         assert_eq!((stats.num_running, stats.num_waiting), (0, 0));
-        assert_eq!(stats.num_free_blocks, stats.num_blocks, "blocks leaked");
+        assert_eq!(stats.num_free_blocks + stats.num_pinned_blocks, stats.num_blocks);
+        self.pins.drain(..).for_each(|pin| self.scheduler.unpin(pin));
+        self.check();
+        assert_eq!(self.scheduler.stats().num_free_blocks, stats.num_blocks, "blocks leaked");
+    }
+
+    /// Appends up to four tokens to a sequence that just drew one and does not run ahead.
+    fn append(&mut self, id: SeqId) {
+        let max_model_len = self.scheduler.config().max_model_len;
+        let seq = self.live.get_mut(&id).expect("it just drew a token");
+        if seq.runs_ahead {
+            return;
+        }
+        let room = seq.stop_len.min(max_model_len).saturating_sub(seq.num_known);
+        let digest = content(*seq.contents.last().expect("it has tokens"), 77);
+        let count = (digest % 9).saturating_sub(4) as usize;
+        let tokens: Vec<u32> = (0..count.min(room) as u32).map(|token| token % 3).collect();
+        tokens.iter().for_each(|token| seq.push(*token, 0));
+        seq.num_known += tokens.len();
+        self.seen.appended += tokens.len();
+        self.scheduler.append(id, &tokens).expect("its newest token is known");
+    }
+
+    /// Rows of sequences that drew nothing yet and go on in a block that is copied for them.
+    fn num_beginnings(&self, step: &Step) -> usize {
+        let block_size = self.scheduler.config().block_size;
+        let is_beginning = |row: &&StepRow| {
+            let block = row.block_table[row.first_position as usize / block_size];
+            !self.live[&row.seq].is_started && step.copies.iter().any(|copy| copy.dst == block)
+        };
+        step.rows.iter().filter(is_beginning).count()
     }
 
     fn check(&self) {
@@ -213,7 +298,7 @@ impl Workload {
                     assert_eq!(*token, seq.tokens[position]);
                 }
                 TokenSource::PreviousRow(index) => {
-                    assert!(position >= seq.num_known);
+                    assert!(position >= seq.num_known && seq.runs_ahead);
                     assert_eq!(self.previous[*index as usize], seq.tokens[position]);
                     self.seen.previous_rows += 1;
                 }

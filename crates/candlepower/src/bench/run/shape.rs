@@ -138,6 +138,7 @@ impl ShapeRunner {
             priority: 0,
             cache_salt: None,
             prompt_logprobs: None,
+            prompt_logprobs_from: 0,
             grammar: None,
         };
         let requests: Vec<Request> = prompts.iter().map(request).collect();
