@@ -43,10 +43,7 @@ fn calls(choice: &Value) -> Vec<(String, Value)> {
         assert_eq!(call["type"], "function", "{call}");
         let arguments = call["function"]["arguments"].as_str().unwrap();
         let name = call["function"]["name"].as_str().unwrap().to_owned();
-        (
-            name,
-            serde_json::from_str(arguments).unwrap_or_else(|error| panic!("{error}: {arguments}")),
-        )
+        (name, serde_json::from_str(arguments).unwrap_or_else(|error| panic!("{error}: {choice}")))
     };
     calls.iter().map(read).collect()
 }
@@ -188,48 +185,37 @@ fn template(call: &str) -> String {
 #[test]
 fn each_format_is_found_in_the_template_and_held() {
     let folder = TempFolder::new();
-    for (name, call, parallel) in [
-        (
-            "llama3_json",
-            r#"{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}"#,
-            false,
-        ),
-        ("mistral", "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}", true),
+    for (name, call) in [
+        ("llama3_json", r#"{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}"#),
+        ("mistral", "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"),
         (
             "mistral_list",
             r#"[TOOL_CALLS][{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}]"#,
-            true,
         ),
         (
             "pythonic",
             "[{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}='{{ v }}'{% endfor %})]",
-            true,
         ),
         (
             "deepseek_v3",
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}",
-            true,
         ),
-        (
-            "deepseek_v31",
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>",
-            true,
-        ),
-        ("gpt_oss", "<|channel|>commentary to=functions.{{ f.name }}<|message|>", false),
+        ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>"),
+        ("gpt_oss", "<|channel|>commentary to=functions.{{ f.name }}<|message|>"),
     ] {
         let file = folder.write(&format!("{name}.jinja"), template(call));
         let server = ServerBuilder::new("demo").flag("--chat-template", file).start();
         let body = asked("Light, please.", json!([lamp()]));
-        let choose =
-            json!({"tool_choice": "required", "temperature": 1.0, "seed": 1, "max_tokens": 400});
+        let choose = json!({
+            "tool_choice": "required", "parallel_tool_calls": false, "temperature": 1.0, "seed": 1, "max_tokens": 400,
+        });
         let answer = server.chat(with(body.clone(), choose));
         let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{name}: {answer}");
         let found = calls(choice);
-        assert!(!found.is_empty() && (parallel || found.len() == 1), "{name}: {answer}");
-        if choice["finish_reason"] == "tool_calls" {
-            found.iter().for_each(check_lamp);
-            assert!(choice["message"]["content"].is_null(), "{name}: {answer}");
-        }
+        assert_eq!(found.len(), 1, "{name}: {answer}");
+        check_lamp(&found[0]);
+        assert!(choice["message"]["content"].is_null(), "{name}: {answer}");
         // The template takes the call as it was answered.
         let message = choice["message"].clone();
         let messages = json!([body["messages"][0], message, {"role": "tool", "content": "ok"}]);
