@@ -8,7 +8,7 @@ ARG BASE=docker.io/library/debian:bookworm-slim
 FROM ${BUILDER} AS builder
 WORKDIR /src
 COPY . .
-RUN cargo build --release --locked \
+RUN cargo build --release --locked --features full \
  && install -D target/release/candlepower /image/candlepower \
  && install -d /image/data
 

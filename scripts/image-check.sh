@@ -9,10 +9,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly SUITE=bookworm
-readonly IMAGE=localhost/candlepower:check
-readonly UID_IN_IMAGE=10001
-readonly START_SECONDS=60
 # The size without its base that the image may have.
 readonly MAX_BYTES=$((60 * 1000 * 1000))
 
@@ -20,6 +16,8 @@ keep=${1:+yes}
 work=${1:-$(mktemp -d)}
 mkdir -p "$work"
 work=$(realpath "$work")
+# shellcheck source=scripts/podman.sh
+. scripts/podman.sh
 
 main() {
     install_tools
@@ -32,33 +30,6 @@ main() {
     check_drain
     check_other_ports
     echo "The image is as it should be."
-}
-
-install_tools() {
-    if command -v podman buildah runc debootstrap curl > "$work/tools" 2>&1 && [ "$(wc -l < "$work/tools")" = 5 ]; then
-        return
-    fi
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
-        podman buildah runc conmon netavark aardvark-dns containernetworking-plugins slirp4netns fuse-overlayfs \
-        iptables uidmap catatonit debootstrap curl > "$work/apt.log"
-}
-
-# Its own storage, and settings that also hold where there is no systemd and no right to raise limits.
-configure_podman() {
-    cat > "$work/containers.conf" << END
-[containers]
-default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
-[engine]
-runtime = "runc"
-cgroup_manager = "cgroupfs"
-events_logger = "file"
-END
-    export CONTAINERS_CONF=$work/containers.conf
-}
-
-pod() {
-    command podman --root "$work/storage" --runroot "$work/run" "$@"
 }
 
 clean_up() {
@@ -173,21 +144,6 @@ start() {
 ask() {
     curl -sSN --max-time 120 "http://$1/v1/completions" -H 'content-type: application/json' \
         -d "{\"model\": \"demo\", $2}"
-}
-
-# wait_for WHAT COMMAND..
-wait_for() {
-    local what=$1 end=$((SECONDS + START_SECONDS))
-    shift
-    until "$@" > /dev/null 2>&1; do
-        [ $SECONDS -lt $end ] || fail "waited too long for $what"
-        sleep 0.1
-    done
-}
-
-fail() {
-    echo "error: $*" >&2
-    exit 1
 }
 
 main

@@ -1,6 +1,8 @@
 //! Deployments: started, found again, restarted, deleted by the command line, with the process backend.
 
+mod docker;
 mod faults;
+mod kubernetes;
 mod life;
 mod refusals;
 mod secrets;
@@ -33,7 +35,13 @@ impl Home {
     fn command(&self, args: &str) -> Command {
         let mut command = program();
         command.args(args.split_whitespace()).env("XDG_STATE_HOME", self.state.path());
-        command.envs(self.env.iter().cloned()).env_remove("CANDLEPOWER_API_KEY");
+        for name in
+            ["CANDLEPOWER_API_KEY", "CANDLEPOWER_BACKEND", "CANDLEPOWER_IMAGE", "KUBECONFIG"]
+        {
+            command.env_remove(name);
+        }
+        // A test that needs an engine brings its own.
+        command.env("DOCKER_HOST", "unix:///nowhere.sock").envs(self.env.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }

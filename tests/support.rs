@@ -1,5 +1,7 @@
 //! What the end-to-end tests have in common: servers of their own, an HTTP client, a model hub, Python and Node.
 
+mod cluster;
+mod engine;
 mod http;
 mod hub;
 mod metrics;
@@ -7,6 +9,8 @@ mod programs;
 mod random;
 mod server;
 
+pub(crate) use cluster::{Cluster, Story};
+pub(crate) use engine::{Engine, IMAGE, Manner};
 pub(crate) use http::{Request, Response, ResponseStream, read_response};
 pub(crate) use hub::{
     Access, Fault, Files, Hub, MEMBER_TOKEN, OUTSIDER_TOKEN, Seen, Side, Spot, Times,

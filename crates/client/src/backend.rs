@@ -5,6 +5,7 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::deployment::Deployment;
 use crate::error::{Error, Result};
@@ -160,6 +161,17 @@ impl Handle {
             #[cfg(any(feature = "docker", feature = "kubernetes"))]
             other => other,
         }
+    }
+
+    /// How often a deployment that starts is looked at: a cluster is asked over the network, for everybody in it.
+    pub(crate) fn pace(&self) -> Duration {
+        Duration::from_millis(match self {
+            Self::Process(_) => 50,
+            #[cfg(feature = "docker")]
+            Self::Docker(_) => 100,
+            #[cfg(feature = "kubernetes")]
+            Self::Kubernetes(_) => 1000,
+        })
     }
 
     /// Looks at it.

@@ -10,8 +10,6 @@ use crate::forward::Forward;
 use crate::logs::LogStream;
 use crate::status::{DeploymentStatus, Event, Framework, Phase, State};
 
-/// How often a deployment that starts is looked at.
-const LOOK: Duration = Duration::from_millis(50);
 /// Lines of the log that belong to an error.
 const ERROR_LINES: usize = 20;
 
@@ -114,7 +112,7 @@ impl Deployment {
             if status.state == State::Failed || is_late {
                 return Err(self.gave_up(status, seconds).await);
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(self.handle.pace()).await;
         }
     }
 

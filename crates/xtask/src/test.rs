@@ -15,6 +15,9 @@ const FRAMEWORK_REQUIREMENTS: &str = "tests/requirements-frameworks.txt";
 /// The npm package that pins the Node client of the end-to-end tests.
 const NODE_PACKAGE: &str = "tests/node";
 
+/// All backends of deployments: the tests deploy with each.
+const FEATURES: [&str; 2] = ["--features", "candlepower/full"];
+
 pub(crate) fn run_steps(steps: &mut Steps) {
     steps.run("build", build);
     steps.run("test", test);
@@ -24,7 +27,7 @@ pub(crate) fn run_steps(steps: &mut Steps) {
 /// Builds all that the tests need in one go, so that the binary and the tests share one set of
 /// features: `cargo build -p candlepower` alone would build many dependencies a second time.
 pub(crate) fn build(shell: &Shell) -> Result<String> {
-    run(&mut shell.cargo("build --workspace --lib --bins --tests --locked"))?;
+    run(shell.cargo("build --workspace --lib --bins --tests --locked").args(FEATURES))?;
     Ok(String::new())
 }
 
@@ -35,6 +38,7 @@ fn test(shell: &Shell) -> Result<String> {
     node.npm_ci(shell, NODE_PACKAGE)?;
     let mut cargo = shell.cargo("test --workspace --no-fail-fast --locked");
     cargo
+        .args(FEATURES)
         .env("CANDLEPOWER_TEST_PYTHON", venv.program("python"))
         .env("CANDLEPOWER_TEST_FRAMEWORK_PYTHON", frameworks.program("python"))
         .env("CANDLEPOWER_TEST_NODE", &node.program);

@@ -101,6 +101,16 @@ pub(crate) async fn deploy(engine: &Engine, params: &Params, mut plan: Plan) -> 
                 ));
             }
         };
+        if creation.has_lost_gpus(&container).await? {
+            container.delete().await?;
+            return Err(Error::ResourceUnavailable {
+                asked: plan.spec.asked_gpus(compute.gpus.len()),
+                available: format!(
+                    "{engine} drops the wish for GPUs: it takes Docker with the NVIDIA Container Toolkit, or Podman 5 with a \
+                     CDI specification; set gpu_count to 0 to compute on the CPU"
+                ),
+            });
+        }
         let refused = match creation.start(&container).await {
             Ok(()) => return Ok(Begun { handle: Handle::Docker(container), is_own: true }),
             Err(refused) => refused,
@@ -226,17 +236,13 @@ impl Creation<'_> {
         Ok(Container { engine: self.engine.clone(), id, description: self.description.clone() })
     }
 
-    /// Gives it its secrets, sees that it has its GPUs, and starts it.
+    /// Whether the engine has dropped the wish for GPUs, which old ones do without a word.
+    async fn has_lost_gpus(&self, container: &Container) -> Result<bool> {
+        Ok(!self.compute.gpus.is_empty() && !container.inspect().await?.has_gpus())
+    }
+
+    /// Gives it its secrets, and starts it.
     async fn start(&self, container: &Container) -> Result<(), Refused> {
-        if !self.compute.gpus.is_empty() && !self.engine.inspect(&container.id).await?.has_gpus() {
-            let engine = self.engine;
-            let words = format!(
-                "{engine} has dropped the wish for {} GPU(s) without a word: it takes Docker with the NVIDIA Container \
-                 Toolkit, or Podman 5 with a CDI specification; set gpu_count to 0 to compute on the CPU",
-                self.compute.gpus.len()
-            );
-            return Err(Refused { status: None, words });
-        }
         if !self.secrets.0.is_empty() {
             let archive = archive(self.secrets, self.image.uid)
                 .map_err(|error| Refused { status: None, words: error.to_string() })?;

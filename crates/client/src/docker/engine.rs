@@ -17,6 +17,8 @@ use crate::error::{Error, Result};
 
 /// The label of all containers of this backend, with the deployment's name.
 pub(super) const NAME_LABEL: &str = "candlepower.deployment";
+/// Names the engine's socket, as Docker's own tools have it.
+const HOST_VARIABLE: &str = "DOCKER_HOST";
 /// How long a call may take that only looks or makes.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// More of a refusal is not shown.
@@ -87,17 +89,14 @@ impl Engine {
     /// # Errors
     /// There is none, or it does not answer.
     pub(crate) async fn connect(host: Option<&str>) -> Result<Self> {
-        let socket = match host {
-            Some(host) => socket_of(host)?,
-            None => find_socket()?,
-        };
+        let socket = find_socket(host)?;
         let doing = || format!("the container engine at {} cannot be used", socket.display());
         Self::at(socket.clone()).await.map_err(|refused| Error::backend(doing(), refused))
     }
 
     /// The engine of this machine, if one answers.
     pub(crate) async fn here() -> Option<Self> {
-        Self::at(find_socket().ok()?).await.ok()
+        Self::at(find_socket(None).ok()?).await.ok()
     }
 
     async fn at(socket: PathBuf) -> Result<Self, Refused> {
@@ -262,7 +261,11 @@ fn socket_of(host: &str) -> Result<PathBuf> {
     }
 }
 
-fn find_socket() -> Result<PathBuf> {
+fn find_socket(host: Option<&str>) -> Result<PathBuf> {
+    let named = std::env::var(HOST_VARIABLE).ok().filter(|named| !named.is_empty());
+    if let Some(named) = host.or(named.as_deref()) {
+        return socket_of(named);
+    }
     let engines = ContainerEngine::probe_all();
     let answers = |engine: &&ContainerEngine| engine.state == EngineState::Answers;
     if let Some(socket) = engines.iter().find(answers).and_then(|engine| engine.socket.clone()) {

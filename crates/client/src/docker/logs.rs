@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use reqwest::Response;
 
 use super::engine::{Engine, Refused};
 use crate::logs::Lines;
-use crate::status::now;
 
 /// How often it is looked whether a container that ended runs again.
 const LOOK: Duration = Duration::from_millis(500);
@@ -84,8 +84,8 @@ pub(super) struct Followed {
     container: String,
     response: Option<Response>,
     found: Demultiplexer,
-    /// When the last stream ended, in seconds since 1970.
-    ended_at: f64,
+    /// The time of the last line that was told, or of the beginning; a stream that is opened again begins there.
+    told: Timestamp,
 }
 
 impl Followed {
@@ -97,7 +97,23 @@ impl Followed {
         let count = tail.map_or("all".to_owned(), |count| count.to_string());
         let response = open(&engine, &container, ("tail", &count)).await?;
         let found = Demultiplexer::default();
-        Ok(Self { engine, container, response: Some(response), found, ended_at: 0.0 })
+        Ok(Self { engine, container, response: Some(response), found, told: Timestamp::MIN })
+    }
+
+    /// The next line whose time is after the last one's: where a stream begins engines are not exact.
+    fn next_line(&mut self) -> Option<String> {
+        while let Some(line) = self.found.lines.pop_front() {
+            let (time, rest) = line.split_once(' ').unwrap_or((&line, ""));
+            match time.parse::<Timestamp>() {
+                Ok(time) if time <= self.told => {}
+                Ok(time) => {
+                    self.told = time;
+                    return Some(rest.to_owned());
+                }
+                Err(_) => return Some(line),
+            }
+        }
+        None
     }
 
     /// Waits for the container to run again; false if it is gone.
@@ -105,7 +121,8 @@ impl Followed {
         tokio::time::sleep(LOOK).await;
         match self.engine.inspect(&self.container).await {
             Ok(inspect) if inspect.is_running() => {
-                let since = format!("{:.3}", self.ended_at);
+                let told = self.told.max(Timestamp::UNIX_EPOCH);
+                let since = format!("{}.{:09}", told.as_second(), told.subsec_nanosecond());
                 self.response = open(&self.engine, &self.container, ("since", &since)).await.ok();
                 true
             }
@@ -118,7 +135,7 @@ impl Followed {
 impl Lines for Followed {
     async fn next(&mut self) -> Option<String> {
         loop {
-            if let Some(line) = self.found.lines.pop_front() {
+            if let Some(line) = self.next_line() {
                 return Some(line);
             }
             let Some(response) = &mut self.response else {
@@ -132,7 +149,6 @@ impl Lines for Followed {
                 Ok(None) | Err(_) => {
                     self.found.end();
                     self.response = None;
-                    self.ended_at = now();
                 }
             }
         }
@@ -140,7 +156,8 @@ impl Lines for Followed {
 }
 
 async fn open(engine: &Engine, container: &str, from: (&str, &str)) -> Result<Response, Refused> {
-    let query = [("stdout", "true"), ("stderr", "true"), ("follow", "true"), from];
+    let outputs = [("stdout", "true"), ("stderr", "true")];
+    let query = [outputs[0], outputs[1], ("follow", "true"), ("timestamps", "true"), from];
     engine.open(&format!("containers/{container}/logs"), &query).await
 }
 

@@ -22,6 +22,8 @@ const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
 #[derive(Clone)]
 pub(crate) struct Cluster {
     client: Client,
+    /// Takes each answer as it is: that of a server that starts is 503, which is no reason to ask again.
+    direct: Client,
     pub(super) namespace: String,
 }
 
@@ -53,8 +55,11 @@ impl Cluster {
         };
         config.connect_timeout = Some(PATIENCE);
         let namespace = namespace.unwrap_or(&config.default_namespace).to_owned();
+        let mut direct = config.clone();
+        direct.default_retry = false;
+        let direct = Client::try_from(direct).map_err(|error| wrong(&error))?;
         let client = Client::try_from(config).map_err(|error| wrong(&error))?;
-        Ok(Self { client, namespace })
+        Ok(Self { client, direct, namespace })
     }
 
     pub(super) fn deployments(&self) -> Api<Deployment> {
@@ -127,7 +132,7 @@ impl Cluster {
         let request = kube::core::Request::new(pods);
         let request = request.get_subresource("proxy/health", &format!("{pod}:{port}")).ok()?;
         let answer = tokio::time::timeout(PATIENCE, async {
-            let response = self.client.send(request.map(Into::into)).await.ok()?;
+            let response = self.direct.send(request.map(Into::into)).await.ok()?;
             response.into_body().collect_bytes().await.ok()
         });
         serde_json::from_slice(&answer.await.ok()??).ok()

@@ -1,0 +1,206 @@
+//! The kubernetes backend, with an API server on this machine that tells stories; and the manifests in `configs/k8s`.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::{Home, text};
+use crate::support::{Cluster, Story, python, run_to_end};
+
+fn home(cluster: &Cluster) -> Home {
+    Home::new().with_env("KUBECONFIG", &cluster.kubeconfig())
+}
+
+/// `deploy demo` to the cluster, on the CPU.
+fn demo(name: &str, flags: &str) -> String {
+    format!("deploy demo --name {name} --backend kubernetes --gpu-count 0 {flags}")
+}
+
+#[test]
+fn a_deployment_is_made_found_restarted_and_deleted_with_all_that_is_its_own() {
+    let cluster = Cluster::start(Story::Ready);
+    let home = home(&cluster);
+    let deployed = home.json(&demo("chat", "--env MY_SECRET=canary-1"));
+    assert_eq!((&deployed["state"], &deployed["is_ready"]), (&"Running".into(), &true.into()));
+    assert_eq!(deployed["url"], "http://chat.models.svc:8000");
+    let message = deployed["message"].as_str().unwrap();
+    assert!(message.contains("`candlepower forward chat --namespace models`"), "{message}");
+    let objects = cluster.objects();
+    let kinds: Vec<&str> = objects.keys().map(String::as_str).collect();
+    assert_eq!(kinds, ["Deployment", "Secret", "Service"]);
+    for kind in ["Secret", "Service"] {
+        let owner = &objects[kind]["metadata"]["ownerReferences"][0];
+        assert_eq!((&owner["kind"], &owner["name"]), (&"Deployment".into(), &"chat".into()));
+        assert_eq!(owner["uid"], objects["Deployment"]["metadata"]["uid"]);
+    }
+    // Only where it is asked for is a cluster looked at.
+    assert_eq!(home.json("ls"), json!([]));
+    assert_eq!(home.json("ls --namespace models")[0]["name"], "chat");
+    let place = "--backend kubernetes";
+    assert_eq!(home.json(&format!("logs chat --tail 2 {place}")), json!(["line 2", "line 3"]));
+    assert_eq!(
+        home.json(&format!("events chat {place}"))[0]["message"],
+        "Started: Started container server"
+    );
+    home.json(&format!("restart chat {place}"));
+    let template = &cluster.objects()["Deployment"]["spec"]["template"];
+    assert!(template["metadata"]["annotations"]["kubectl.kubernetes.io/restartedAt"].is_string());
+    home.json(&format!("delete chat {place}"));
+    assert!(cluster.objects().is_empty());
+    assert_eq!(home.error(&format!("status chat {place}"), 3)["code"], "NOT_FOUND");
+}
+
+#[test]
+fn a_name_belongs_to_one_spec() {
+    let cluster = Cluster::start(Story::Ready);
+    let home = home(&cluster);
+    home.json(&demo("chat", ""));
+    home.json(&demo("chat", "--timeout 500"));
+    let error = home.error(&demo("chat", "--max-model-len 512"), 4);
+    assert_eq!(error["code"], "NAME_IN_USE");
+    cluster.occupy("web");
+    let error = home.error(&demo("web", ""), 11);
+    assert!(
+        error["message"].as_str().unwrap().contains("that candlepower has not made"),
+        "{error}"
+    );
+    assert_eq!(home.error("delete web --backend kubernetes", 3)["code"], "NOT_FOUND");
+}
+
+#[test]
+fn what_fails_or_is_late_says_why_and_is_removed() {
+    let cluster = Cluster::start(Story::Recorded("crash_loop"));
+    let error = home(&cluster).error(&demo("chat", ""), 1);
+    let reason = error["reason"].as_str().unwrap();
+    assert!(
+        reason
+            .starts_with("the server ended with status 2: the environment variable BLAZE_NONSENSE"),
+        "{reason}"
+    );
+    // What it said before it ended, since it does not run.
+    assert_eq!(error["log"], json!(["line 1", "line 2", "line 3"]));
+    assert!(cluster.objects().is_empty());
+
+    let cluster = Cluster::start(Story::Recorded("starting"));
+    let error = home(&cluster).error(&demo("chat", "--timeout 1"), 5);
+    // The server's own phase, through the API server.
+    assert_eq!((&error["code"], &error["phase"]), (&"TIMEOUT".into(), &"pulling".into()));
+    assert!(cluster.objects().is_empty());
+
+    let cluster = Cluster::start(Story::Recorded("unschedulable"));
+    let home = home(&cluster);
+    home.error(&demo("chat", "--timeout 1 --keep-on-failure"), 5);
+    let status = home.json("status chat --backend kubernetes");
+    assert_eq!((&status["state"], &status["phase"]), (&"Pending".into(), &"scheduling".into()));
+    assert!(status["message"].as_str().unwrap().starts_with("no node can take it"), "{status}");
+}
+
+#[test]
+fn gpus_are_those_that_the_cluster_has() {
+    let cluster = Cluster::start(Story::Ready);
+    cluster.show_nodes(vec![
+        json!({"metadata": {"name": "a"}, "status": {"allocatable": {"memory": "64Gi"}}}),
+    ]);
+    let home = home(&cluster);
+    let deployed = home.json("deploy demo --name cpu --backend kubernetes");
+    let message = deployed["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("the cluster has no node with GPUs: computing on the CPU"),
+        "{message}"
+    );
+    assert_eq!(
+        home.error("deploy demo --name x --backend kubernetes --gpu-count 2", 6)["message"],
+        "2 GPUs were asked for, but the cluster has no node with GPUs: set gpu_count to 0 to compute on the CPU"
+    );
+    cluster.show_nodes(vec![json!({
+        "metadata": {"name": "a", "labels": {
+            "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559",
+            "nvidia.com/gpu.compute.major": "9", "nvidia.com/gpu.compute.minor": "0",
+        }},
+        "status": {"allocatable": {"nvidia.com/gpu": "8"}},
+    })]);
+    home.json("deploy demo --name gpu --backend kubernetes --gpu-models h100");
+    let objects = cluster.objects();
+    let pod = &objects["Deployment"]["spec"]["template"]["spec"];
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(pod["containers"][0]["image"], format!("candlepower:{version}-cuda-sm90"));
+    assert!(pod["affinity"].to_string().contains("NVIDIA-H100-80GB-HBM3"), "{pod}");
+    let error = home.error("deploy demo --name x --backend kubernetes --gpu-count 9", 6);
+    assert!(error["message"].as_str().unwrap().contains("8 x NVIDIA-H100-80GB-HBM3"), "{error}");
+}
+
+#[test]
+fn secrets_are_in_the_secret_alone() {
+    let cluster = Cluster::start(Story::Ready);
+    let home = home(&cluster);
+    let mut command =
+        home.command(&format!("{} --json", demo("chat", "--env MY_SECRET=canary-other")));
+    let output = command
+        .env("HF_TOKEN", "hf_canary_token")
+        .env("CANDLEPOWER_API_KEY", "canary-key")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let mut objects = cluster.objects();
+    let secret = objects.remove("Secret").unwrap();
+    let names: Vec<&String> = secret["data"].as_object().unwrap().keys().collect();
+    assert_eq!(names, ["BLAZE_API_KEY", "HF_TOKEN", "MY_SECRET"]);
+    let shown = [json!(objects).to_string(), text(&output), cluster.requests().concat()];
+    // As it is, and in the Secret's form: base64 of `hf_canary`, of `canary`.
+    for canary in ["canary", "aGZfY2FuYXJ5", "Y2FuYXJ5"] {
+        assert!(shown.iter().all(|text| !text.contains(canary)), "{canary}: {shown:?}");
+    }
+    for args in ["status chat", "ls", "events chat"] {
+        assert!(
+            !text(&home.run(&format!("{args} --backend kubernetes"))).contains("canary"),
+            "{args}"
+        );
+    }
+    home.json("delete chat --backend kubernetes");
+    assert!(cluster.objects().is_empty());
+}
+
+#[test]
+fn without_a_cluster_or_a_model_that_it_can_have_nothing_is_tried() {
+    let nowhere = Home::new().with_env("KUBECONFIG", "/nowhere/kubeconfig");
+    let error = nowhere.error(&demo("x", ""), 11);
+    assert!(error["message"].as_str().unwrap().starts_with("no cluster can be used: "), "{error}");
+    let folder = env!("CARGO_MANIFEST_DIR");
+    let args = format!(
+        "deploy {folder}/golden/llama --name x --backend kubernetes --gpu-count 0 --dry-run"
+    );
+    assert_eq!(nowhere.error(&args, 2)["field"], "model");
+    let error = nowhere.error("deploy demo --name x --backend kubernetes --dry-run", 2);
+    assert_eq!(error["field"], "image");
+    let error = nowhere.error("deploy demo --name x --backend process --namespace a", 2);
+    assert_eq!((&error["field"], &error["value"]), (&"namespace".into(), &"a".into()));
+    let error = nowhere.error("deploy demo --name x --dry-run", 2);
+    assert_eq!(error["field"], "backend");
+}
+
+fn manifests() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/k8s");
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn the_manifests_are_those_that_their_first_line_makes() {
+    let home = Home::new().with_env("KUBECONFIG", "/nowhere/kubeconfig");
+    assert!(manifests().len() >= 3);
+    for file in manifests() {
+        let kept = std::fs::read_to_string(&file).unwrap();
+        let (command, rest) = kept.split_once('\n').unwrap();
+        let args = command.strip_prefix("# candlepower ").unwrap();
+        let made = text(&home.run(args));
+        assert_eq!(rest, made, "{}: make it again with `{args}`", file.display());
+        assert!(!made.contains("kind: Secret"), "{}", file.display());
+    }
+}
+
+#[test]
+fn the_manifests_are_valid_for_two_versions_of_kubernetes() {
+    run_to_end(python("clients/kubernetes_manifests.py").args(["1.34", "1.37"]).args(manifests()));
+}
