@@ -73,6 +73,19 @@ fn choices_expressions_and_grammars_are_held() {
         let depth = inner.matches('(').count();
         assert_eq!(inner, format!("{}x{}", "(".repeat(depth), ")".repeat(depth)));
     }
+    for text in outputs(json!({"grammar": "root ::= \"a\" b \"c\"\nb ::= \"(\" b \")\" | [xy] # EBNF"})) {
+        let inner = text.strip_prefix('a').and_then(|text| text.strip_suffix('c')).unwrap();
+        let depth = inner.matches('(').count();
+        let letter = inner.trim_matches(['(', ')']);
+        assert!(["x", "y"].contains(&letter), "{text}");
+        assert_eq!(inner, format!("{}{letter}{}", "(".repeat(depth), ")".repeat(depth)));
+    }
+    let digit = json!({"type": "integer", "minimum": 0, "maximum": 9});
+    let tag = json!({"type": "tag", "begin": "<n>", "content": {"type": "json_schema", "json_schema": digit}, "end": "</n>"});
+    for text in outputs(json!({"structural_tag": {"format": tag}})) {
+        let digit = text.strip_prefix("<n>").and_then(|text| text.strip_suffix("</n>")).unwrap();
+        assert!(digit.len() == 1 && digit.as_bytes()[0].is_ascii_digit(), "{text}");
+    }
     for text in outputs(json!({"json_object": true})) {
         assert!(text.starts_with('{'), "{text}");
     }
@@ -139,9 +152,9 @@ fn what_cannot_be_held_is_refused_by_name() {
             "at least one",
         ),
         (
-            json!({"structured_outputs": {"json": {"type": "object", "dependentRequired": {"a": ["b"]}}}}),
+            json!({"structured_outputs": {"json": {"type": "array", "uniqueItems": true}}}),
             "structured_outputs.json",
-            "dependentRequired",
+            "uniqueItems",
         ),
         (
             json!({"structured_outputs": {"json": {"type": "string", "minLength": 3, "maxLength": 2}}}),
@@ -153,12 +166,17 @@ fn what_cannot_be_held_is_refused_by_name() {
         (
             json!({"structured_outputs": {"structural_tag": {}}}),
             "structured_outputs.structural_tag",
-            "unknown field",
+            "format",
         ),
         (
             json!({"response_format": {"type": "structural_tag"}}),
-            "response_format.type",
-            "not supported",
+            "response_format",
+            "either `format`",
+        ),
+        (
+            json!({"structured_outputs": {"grammar": "root ::= \"a\"\n  | missing"}}),
+            "structured_outputs.grammar",
+            "line 2, rule `root`: there is no rule `missing`",
         ),
         (
             json!({"guided_regex": "a", "response_format": {"type": "json_object"}}),

@@ -4,7 +4,7 @@ use candlepower_tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
 use crate::vocabulary::{self, SpecialToken};
-use crate::{Error, Result, gbnf, structural_tag};
+use crate::{Error, Result, gbnf, schema, structural_tag};
 
 /// What an output must be.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,7 +87,7 @@ impl Notation {
 /// The schema with our white space; what the request says of llguidance's own options is dropped, because they are no
 /// part of JSON Schema.
 pub(crate) fn with_white_space(schema: Value) -> Value {
-    let mut schema = match schema {
+    let mut schema = match schema::prepared(&schema) {
         Value::Object(schema) => schema,
         // `true` allows all JSON, `false` none.
         other => Map::from_iter([("allOf".to_owned(), Value::Array(vec![other]))]),

@@ -25,6 +25,7 @@ cargo xtask <command>
   test    builds the binary and runs every test; needs only Rust and Python
   cuda    the CUDA build from nothing, and its tests that need no GPU; needs g++, x86-64
   wheel   builds the Python wheel around the debug binary and tests it; part of test
+  schema-suite FOLDER..  holds JSON schemas against test suites: docs/schema-suite.md
   tidy    the project's own rules: layers, file sizes, where `unsafe` lives, forbidden words
 ";
 
@@ -40,7 +41,12 @@ fn main() -> ExitCode {
 
 fn run() -> Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [command] = arguments.as_slice() else { bail!("one command is expected\n\n{USAGE}") };
+    let (command, folders) = match arguments.split_first() {
+        Some((command, folders)) if folders.is_empty() || command == "schema-suite" => {
+            (command, folders)
+        }
+        _ => bail!("one command is expected\n\n{USAGE}"),
+    };
     let root = workspace_root();
     let mut steps = Steps::new(root.clone());
     match command.as_str() {
@@ -56,6 +62,7 @@ fn run() -> Result<ExitCode> {
             steps.run("build", test::build);
             steps.run("wheel", wheel::test);
         }
+        "schema-suite" => steps.run("suite", |shell| test::schema_suite(shell, folders)),
         "tidy" => steps.run("tidy", |_| tidy::run(&root)),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

@@ -50,6 +50,14 @@ fn test(shell: &Shell) -> Result<String> {
     Ok(totals.to_string())
 }
 
+/// Judges the instances of test suites; it fails if an invalid one is accepted.
+pub(crate) fn schema_suite(shell: &Shell, folders: &[String]) -> Result<String> {
+    let mut cargo =
+        shell.cargo("run --quiet --package candlepower-grammar --example schema_suite --locked --");
+    run(cargo.args(folders))?;
+    Ok(String::new())
+}
+
 /// Sums of the runner's result lines over all test binaries.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Totals {

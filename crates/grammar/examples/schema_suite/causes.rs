@@ -41,6 +41,13 @@ pub(crate) fn cause(schema: &Value, data: &Value) -> Cause {
     }
 }
 
+/// Whether a schema describes the content of strings, which newer drafts only annotate, and so do we.
+pub(crate) fn is_annotated(schema: &Value) -> bool {
+    has(schema, &|value| {
+        value.get("contentMediaType").or_else(|| value.get("contentEncoding")).is_some()
+    })
+}
+
 /// Whether a number that is no integer in JSON's eyes is one in mathematics, or needs an exponent.
 fn is_unusual(number: &Value) -> bool {
     let text = number.to_string();

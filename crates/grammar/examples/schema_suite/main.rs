@@ -138,6 +138,7 @@ fn judge(
         match (test.valid, is_accepted) {
             (true, true) => table.valid_accepted(file),
             (false, false) => table.invalid_refused(file),
+            (false, true) if causes::is_annotated(&group.schema) => table.annotated(file),
             (false, true) => table.invalid_accepted(file, wrong()),
             (true, false) => {
                 let cause: Cause = cause(&group.schema, &test.data);

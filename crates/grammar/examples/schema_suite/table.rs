@@ -22,6 +22,8 @@ pub(crate) struct Table {
     /// Reasons for refusing a schema, and how many were refused for them.
     refusals: BTreeMap<String, usize>,
     causes: BTreeMap<Cause, usize>,
+    /// Invalid by the content of a string, which is annotated only.
+    annotated: usize,
     unsound: Vec<Wrong>,
     incomplete: Vec<(Cause, Wrong)>,
 }
@@ -69,6 +71,11 @@ impl Table {
         self.unsound.push(wrong);
     }
 
+    pub(crate) fn annotated(&mut self, file: &str) {
+        self.of(file);
+        self.annotated += 1;
+    }
+
     /// Whether no invalid instance was accepted.
     pub(crate) fn is_sound(&self) -> bool {
         self.unsound.is_empty()
@@ -109,6 +116,13 @@ impl fmt::Display for Table {
         writeln!(f, "\n| valid instances refused | why |\n|--:|---|")?;
         for (cause, count) in &self.causes {
             writeln!(f, "| {count} | {} |", cause.as_str())?;
+        }
+        if self.annotated > 0 {
+            let count = self.annotated;
+            writeln!(
+                f,
+                "\n{count} instances are invalid only where `contentMediaType` and `contentEncoding` are held; they are annotations here."
+            )?;
         }
         if !self.is_sound() {
             writeln!(f, "\nInvalid instances accepted:\n")?;

@@ -1,0 +1,96 @@
+//! How long constraints take: to compile, and for the mask of each token.
+//!
+//! `cargo run --release -p candlepower-grammar --example measure -- [TOKENIZER_JSON END_TOKEN]` writes percentiles over a
+//! hundred schemas, each followed through outputs drawn at random; without a tokenizer the demo's is taken.
+
+#![expect(clippy::print_stdout, reason = "a command-line tool answers on its standard output")]
+
+#[path = "../tests/schemas/varied.rs"]
+mod varied;
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use candlepower_grammar::{Constraint, Grammar, GrammarCompiler};
+use candlepower_tokenizer::Tokenizer;
+
+const DEMO: &[u8] = include_bytes!("../../server/demo/tokenizer.json");
+const DEMO_END: &str = "<|im_end|>";
+const OUTPUTS_PER_SCHEMA: u64 = 5;
+const MAX_TOKENS: usize = 200;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (tokenizer, end) = match arguments.as_slice() {
+        [] => (DEMO.to_vec(), DEMO_END),
+        [path, end] => (std::fs::read(path)?, end.as_str()),
+        _ => return Err("usage: measure [TOKENIZER_JSON END_TOKEN]".into()),
+    };
+    let tokenizer = Tokenizer::from_bytes(&tokenizer, None)?;
+    let end = tokenizer.token_to_id(end).ok_or("the tokenizer has no such token")?;
+    let begin = Instant::now();
+    let compiler = GrammarCompiler::new(&tokenizer, &[end], tokenizer.vocab_size())?;
+    println!(
+        "vocabulary of {} tokens: {:?} once per model",
+        tokenizer.vocab_size(),
+        begin.elapsed()
+    );
+
+    let (mut compiled, mut masks, mut accepted) = (Vec::new(), Vec::new(), Vec::new());
+    for (number, schema) in varied::schemas().into_iter().enumerate() {
+        let constraint = Constraint::JsonSchema(schema);
+        let grammar = timed(&mut compiled, || compiler.compile(&constraint))?;
+        for output in 0..OUTPUTS_PER_SCHEMA {
+            walk(grammar.clone(), end, number as u64 * 100 + output, &mut masks, &mut accepted)?;
+        }
+    }
+    show("compile", &mut compiled);
+    show("mask", &mut masks);
+    show("accept", &mut accepted);
+    Ok(())
+}
+
+/// Follows one output, each token of which is the first allowed one from a random place on.
+fn walk(
+    mut grammar: Grammar,
+    end: u32,
+    mut random: u64,
+    masks: &mut Vec<Duration>,
+    accepted: &mut Vec<Duration>,
+) -> Result<(), Box<dyn Error>> {
+    for _ in 0..MAX_TOKENS {
+        let mask = timed(masks, || grammar.allowed())?;
+        // An LCG will do: nothing is asked of these numbers but to differ.
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let bits = u32::try_from(mask.words().len() * 32)?;
+        let from = u32::try_from(random >> 33)? % bits;
+        let next = (from..bits).chain(0..from).find(|id| mask.allows(*id));
+        let Some(id) = next.filter(|id| *id != end) else { return Ok(()) };
+        timed(accepted, || grammar.accept(id))?;
+        if grammar.is_finished() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn timed<T>(times: &mut Vec<Duration>, work: impl FnOnce() -> T) -> T {
+    let begin = Instant::now();
+    let result = work();
+    times.push(begin.elapsed());
+    result
+}
+
+fn show(what: &str, times: &mut [Duration]) {
+    times.sort_unstable();
+    let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+    println!(
+        "{what:<8} n {:>6}  p50 {:>10?}  p90 {:>10?}  p99 {:>10?}  max {:>10?}",
+        times.len(),
+        at(50),
+        at(90),
+        at(99),
+        at(100)
+    );
+}

@@ -1,0 +1,244 @@
+//! JSON schemas as the library takes them: what it would hold too loosely is said more strictly, and keywords that can be said
+//! by others are. What is left and not supported the library refuses by name.
+
+mod formats;
+mod unevaluated;
+
+use serde_json::{Map, Number, Value, json};
+
+/// Keywords whose values are named schemas.
+const NAMED: [&str; 5] =
+    ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
+/// Keywords whose values are no schemas.
+const LITERAL: [&str; 5] = ["const", "enum", "default", "examples", "x-guidance"];
+/// Keywords whose values are counts, which may be spelled `2.0`.
+const COUNTS: [&str; 6] =
+    ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
+/// Keywords that say something only together.
+const CONDITION: [&str; 3] = ["if", "then", "else"];
+
+/// The schema, prepared for the library.
+pub(crate) fn prepared(schema: &Value) -> Value {
+    let draft = schema.get("$schema").and_then(Value::as_str).unwrap_or_default();
+    let is_old =
+        ["draft-03", "draft-04", "draft-06", "draft-07"].iter().any(|old| draft.contains(old));
+    let is_2020 = draft.is_empty() || draft.contains("2020-12");
+    Preparation { root: schema, is_old, is_2020 }.schema(schema)
+}
+
+struct Preparation<'a> {
+    root: &'a Value,
+    /// Before 2019: what stands beside `$ref` says nothing.
+    is_old: bool,
+    is_2020: bool,
+}
+
+impl Preparation<'_> {
+    fn schema(&self, schema: &Value) -> Value {
+        match schema {
+            Value::Object(object) if self.is_old && object.contains_key("$ref") => schema.clone(),
+            Value::Object(object) => Value::Object(self.object(object)),
+            Value::Array(schemas) => schemas.iter().map(|schema| self.schema(schema)).collect(),
+            other => other.clone(),
+        }
+    }
+
+    fn object(&self, object: &Map<String, Value>) -> Map<String, Value> {
+        let mut prepared: Map<String, Value> = object
+            .iter()
+            .map(|(keyword, value)| (keyword.clone(), self.value(keyword, value)))
+            .collect();
+        let mut more = Vec::new();
+        if let Some(Value::String(format)) = object.get("format") {
+            more.extend(formats::stricter(format));
+        }
+        more.extend(dependencies(&mut prepared));
+        for (keyword, said) in
+            [("propertyNames", names as fn(&Value) -> Option<Value>), ("not", negated)]
+        {
+            if let Some(schema) = prepared.get(keyword).and_then(said) {
+                prepared.shift_remove(keyword);
+                more.extend((schema != json!(true)).then_some(schema));
+            }
+        }
+        if self.is_2020 {
+            more.extend(unevaluated::replaced(self.root, object, &mut prepared));
+        }
+        if !object.contains_key("if")
+            || CONDITION[1..].iter().all(|keyword| !object.contains_key(*keyword))
+        {
+            CONDITION.iter().for_each(|keyword| drop(prepared.shift_remove(*keyword)));
+        }
+        if !more.is_empty() {
+            let all = prepared.entry("allOf").or_insert_with(|| json!([]));
+            if let Value::Array(all) = all {
+                all.extend(more);
+            }
+        }
+        prepared
+    }
+
+    fn value(&self, keyword: &str, value: &Value) -> Value {
+        match value {
+            Value::Object(named) if NAMED.contains(&keyword) => {
+                let is_pattern = keyword == "patternProperties";
+                let name =
+                    |name: &String| if is_pattern { formats::ecma(name) } else { name.clone() };
+                Value::Object(
+                    named.iter().map(|(key, value)| (name(key), self.schema(value))).collect(),
+                )
+            }
+            Value::String(pattern) if keyword == "pattern" => formats::ecma(pattern).into(),
+            Value::Number(number) if COUNTS.contains(&keyword) => Value::Number(whole(number)),
+            Value::Object(_) | Value::Array(_) if !LITERAL.contains(&keyword) => self.schema(value),
+            other => other.clone(),
+        }
+    }
+}
+
+/// `2.0` as `2`.
+fn whole(number: &Number) -> Number {
+    const LARGEST: f64 = 9_007_199_254_740_992.0;
+    match number.as_f64() {
+        Some(value)
+            if number.is_f64() && value.fract() == 0.0 && (0.0..LARGEST).contains(&value) =>
+        {
+            Number::from(value as u64)
+        }
+        _ => number.clone(),
+    }
+}
+
+/// `dependentRequired`, `dependentSchemas` and the older `dependencies`, each as: the property is not there, or all is.
+fn dependencies(schema: &mut Map<String, Value>) -> Vec<Value> {
+    let mut found = Vec::new();
+    for keyword in ["dependentRequired", "dependentSchemas", "dependencies"] {
+        let Some(Value::Object(dependencies)) = schema.get(keyword) else { continue };
+        for (name, needed) in dependencies {
+            let needed = match needed {
+                Value::Array(names) => json!({"required": names}),
+                schema => schema.clone(),
+            };
+            let there = json!({"allOf": [{"required": [name]}, needed]});
+            found.push(json!({"anyOf": [{"properties": {name: false}}, there]}));
+        }
+        schema.shift_remove(keyword);
+    }
+    found
+}
+
+/// `propertyNames`, where it can be said by the properties; what it may be besides is refused.
+fn names(names: &Value) -> Option<Value> {
+    let only = |properties: Value, patterns: Value| json!({"properties": properties, "patternProperties": patterns, "additionalProperties": false});
+    let of_literals = |literals: &[Value]| {
+        let names = literals.iter().filter_map(Value::as_str);
+        only(
+            names.map(|name| (name.to_owned(), json!(true))).collect::<Map<_, _>>().into(),
+            json!({}),
+        )
+    };
+    let object = match names {
+        Value::Object(object) => object,
+        Value::Bool(all) => {
+            return Some(if *all { json!(true) } else { json!({"maxProperties": 0}) });
+        }
+        _ => return None,
+    };
+    let mut keywords: Vec<(&str, &Value)> =
+        object.iter().map(|(keyword, value)| (keyword.as_str(), value)).collect();
+    keywords.retain(|(keyword, value)| !(*keyword == "type" && **value == json!("string")));
+    match keywords.as_slice() {
+        [] => Some(json!(true)),
+        [("pattern", Value::String(pattern))] => Some(only(json!({}), json!({pattern: true}))),
+        [("maxLength", most)] => {
+            Some(only(json!({}), json!({format!("^[\\s\\S]{{0,{most}}}$"): true})))
+        }
+        [("minLength", least)] => {
+            Some(only(json!({}), json!({format!("^[\\s\\S]{{{least},}}$"): true})))
+        }
+        [("enum", Value::Array(literals))] => Some(of_literals(literals)),
+        [("const", literal)] => Some(of_literals(std::slice::from_ref(literal))),
+        _ => None,
+    }
+}
+
+/// What a schema is not, where that can be said.
+fn negated(schema: &Value) -> Option<Value> {
+    const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
+    let object = match schema {
+        Value::Bool(all) => return Some(json!(!all)),
+        Value::Object(object) => object,
+        _ => return None,
+    };
+    let mut keywords = object.iter();
+    let (Some((keyword, value)), None) = (keywords.next(), keywords.next()) else {
+        return object.is_empty().then(|| json!(false));
+    };
+    match (keyword.as_str(), value) {
+        ("type", types) => {
+            let types = match types {
+                Value::String(_) => std::slice::from_ref(types),
+                Value::Array(types) => types,
+                _ => return None,
+            };
+            // What is a number and no integer cannot be said.
+            let known = types.iter().all(|name| TYPES.iter().any(|known| name == known));
+            known.then(|| json!({"type": TYPES.iter().filter(|name| !types.contains(&json!(name))).collect::<Vec<_>>()}))
+        }
+        ("required", Value::Array(names)) => {
+            let missing = names
+                .iter()
+                .filter_map(Value::as_str)
+                .map(|name| json!({"type": "object", "properties": {name: false}}));
+            Some(json!({"anyOf": missing.collect::<Vec<_>>()}))
+        }
+        ("not", inner) => Some(inner.clone()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_schema_stays_as_it_is() {
+        let schema = json!({
+            "enum": [{"format": "time", "minItems": 2.0}], "properties": {"format": {"type": "string"}, "not": {}},
+            "const": {"if": 1}, "required": ["dependencies"],
+        });
+        assert_eq!(prepared(&schema), schema);
+        let old = json!({"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/a", "minItems": 2.0, "not": {}});
+        assert_eq!(prepared(&old), old);
+    }
+
+    #[test]
+    fn keywords_are_said_by_others() {
+        for (schema, said) in [
+            (json!({"maxItems": 2.0}), json!({"maxItems": 2})),
+            (json!({"then": {}, "else": {}}), json!({})),
+            (
+                json!({"dependentRequired": {"a": ["b"]}}),
+                json!({"allOf": [{"anyOf": [{"properties": {"a": false}}, {"allOf": [{"required": ["a"]}, {"required": ["b"]}]}]}]}),
+            ),
+            (json!({"not": {"not": {"type": "null"}}}), json!({"allOf": [{"type": ["null"]}]})),
+            (
+                json!({"allOf": [{"minItems": 1}], "not": {"type": ["number", "string", "null"]}}),
+                json!({"allOf": [{"minItems": 1}, {"type": ["boolean", "array", "object"]}]}),
+            ),
+            (
+                json!({"propertyNames": {"pattern": "^a"}}),
+                json!({"allOf": [{"properties": {}, "patternProperties": {"^a": true}, "additionalProperties": false}]}),
+            ),
+        ] {
+            assert_eq!(prepared(&schema), said, "{schema}");
+        }
+        for kept in [
+            json!({"not": {"type": "integer"}}),
+            json!({"propertyNames": {"format": "date"}}),
+            json!({"if": {}, "then": {}}),
+        ] {
+            assert_eq!(prepared(&kept), kept);
+        }
+    }
+}
