@@ -1,4 +1,4 @@
-//! The official `openai` clients for Python and Node, unmodified, against the built binary.
+//! The official `openai` clients for Python and Node and the `anthropic` one, unmodified, against the built binary.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -15,6 +15,18 @@ fn check(script: fn(&str) -> Command, path: &str, case: &str, server: &Server) {
 
 fn check_python(case: &str, server: &Server) {
     check(python, "clients/openai_client.py", case, server);
+}
+
+fn check_responses(case: &str, server: &Server) {
+    check(python, "clients/responses_client.py", case, server);
+}
+
+fn check_anthropic(case: &str, server: &Server) {
+    check(python, "clients/anthropic_client.py", case, server);
+}
+
+fn check_branching(case: &str, server: &Server) {
+    check(python, "clients/branching.py", case, server);
 }
 
 fn check_node(case: &str, server: &Server) {
@@ -76,6 +88,35 @@ mod frameworks {
     use super::*;
 
     cases! { check_framework, Server::demo(), instructor_models langchain_models }
+}
+
+mod responses_of_the_python_client {
+    //! One test per case of `clients/responses_client.py`.
+
+    use super::*;
+
+    cases! { check_responses, Server::demo(),
+        text_and_usage previous_response stored streaming structured errors
+    }
+}
+
+mod anthropic_client {
+    //! One test per case of `clients/anthropic_client.py`.
+
+    use super::*;
+
+    cases! { check_anthropic, Server::demo(),
+        message stop_and_continue streaming count_tokens errors
+    }
+    cases! { check_anthropic, ServerBuilder::new("demo").env("BLAZE_API_KEY", "secret").start(), authentication }
+}
+
+mod branching_example {
+    //! `examples/branching.py`, with nothing but Python's own library.
+
+    use super::*;
+
+    cases! { check_branching, ServerBuilder::new("demo").flags("--framework prism").start(), program errors }
 }
 
 mod node_client {

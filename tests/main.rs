@@ -11,6 +11,7 @@ mod first_run;
 mod health;
 mod hub;
 mod load;
+mod prism;
 mod pull;
 mod robustness;
 mod support;

@@ -25,7 +25,10 @@ fn prepared(variable: &str, script: &str) -> Command {
     let script: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
     let mut command = Command::new(program);
     // A proxy or another server that the machine's settings name is not what is tested.
-    command.env_remove("OPENAI_API_KEY").env_remove("OPENAI_BASE_URL").env("NO_PROXY", "*");
+    for name in ["OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"] {
+        command.env_remove(name);
+    }
+    command.env("NO_PROXY", "*");
     command.arg(script).stdin(Stdio::null());
     command
 }

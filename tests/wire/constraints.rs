@@ -73,7 +73,9 @@ fn choices_expressions_and_grammars_are_held() {
         let depth = inner.matches('(').count();
         assert_eq!(inner, format!("{}x{}", "(".repeat(depth), ")".repeat(depth)));
     }
-    for text in outputs(json!({"grammar": "root ::= \"a\" b \"c\"\nb ::= \"(\" b \")\" | [xy] # EBNF"})) {
+    for text in
+        outputs(json!({"grammar": "root ::= \"a\" b \"c\"\nb ::= \"(\" b \")\" | [xy] # EBNF"}))
+    {
         let inner = text.strip_prefix('a').and_then(|text| text.strip_suffix('c')).unwrap();
         let depth = inner.matches('(').count();
         let letter = inner.trim_matches(['(', ')']);

@@ -20,6 +20,12 @@ fn the_openapi_document_is_valid_and_complete() {
     for (path, method) in [
         ("/v1/chat/completions", "post"),
         ("/v1/completions", "post"),
+        ("/v1/responses", "post"),
+        ("/v1/responses/{id}", "get"),
+        ("/v1/responses/{id}", "delete"),
+        ("/v1/messages", "post"),
+        ("/v1/messages/count_tokens", "post"),
+        ("/generate", "post"),
         ("/v1/models", "get"),
         ("/health", "get"),
         ("/version", "get"),

@@ -11,8 +11,11 @@ mod completion_response;
 mod constraint;
 mod error;
 mod fields;
+mod generate;
 mod generation;
+mod messages;
 mod models;
+mod responses;
 mod scalar;
 mod tokenize;
 mod usage;
@@ -32,8 +35,14 @@ pub use constraint::{
 };
 pub use error::{ErrorBody, ErrorResponse, FieldError, clip, excerpt};
 pub use fields::Fields;
+pub use generate::{
+    GenerateChoice, GenerateRequest, GenerateResponse, MAX_SCORED_CHOICES, SessionRequest,
+    SessionState,
+};
 pub use generation::{GenerationFields, MAX_STOP_STRINGS, StopStrings, StreamOptions};
+pub use messages::MessagesRequest;
 pub use models::{HealthResponse, LoadProgress, Model, ModelList, VersionResponse};
+pub use responses::{ResponsesRequest, TextFormat, TextSettings};
 pub use tokenize::{
     DetokenizeRequest, DetokenizeResponse, TokenizeInput, TokenizeRequest, TokenizeResponse,
 };

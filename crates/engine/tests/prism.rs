@@ -270,9 +270,11 @@ fn the_end_of_a_prompt_is_scored_with_its_beginning_from_the_cache() {
 
 #[test]
 fn a_pin_keeps_a_beginning_while_others_come_and_go() {
-    let block = |config: EngineConfig| EngineConfig { kv_cache_bytes: Some(1 << 20), ..config };
-    let demo =
-        Demo::with(|config| EngineConfig { max_pinned_bytes: Some(1 << 19), ..block(config) });
+    let demo = Demo::with(|config| EngineConfig {
+        kv_cache_bytes: Some(4 << 20),
+        max_pinned_bytes: Some(2 << 20),
+        ..config
+    });
     let text = "A long story begins here. ".repeat(12);
     let prompt = || demo.request(&text, greedy(4));
     let first = demo.run(prompt()).remove(0);

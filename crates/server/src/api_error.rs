@@ -49,7 +49,7 @@ impl ApiError {
 
     /// 401.
     pub(crate) fn unauthorized() -> Self {
-        let message = "The API key is missing or wrong: send it as `Authorization: Bearer KEY`.";
+        let message = "The API key is missing or wrong: send it as `Authorization: Bearer KEY`, or as `x-api-key`.";
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
             .with_code("invalid_api_key")
     }
@@ -64,6 +64,18 @@ impl ApiError {
             param: Some("model".into()),
             ..Self::new(StatusCode::NOT_FOUND, INVALID_REQUEST, message)
                 .with_code("model_not_found")
+        }
+    }
+
+    /// 404: what `param` names, or the path, is not there.
+    pub(crate) fn not_found(
+        param: Option<&str>,
+        code: &'static str,
+        message: impl Into<String>,
+    ) -> Self {
+        Self {
+            param: param.map(str::to_owned),
+            ..Self::new(StatusCode::NOT_FOUND, INVALID_REQUEST, message).with_code(code)
         }
     }
 
@@ -128,6 +140,14 @@ impl ApiError {
     /// 503: not yet, or not any more.
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, message).with_code("unavailable")
+    }
+
+    /// The same, where another endpoint calls the field `param` by the name `name`.
+    pub(crate) fn about(mut self, param: &str, name: &str) -> Self {
+        if self.param.as_deref() == Some(param) {
+            self.param = Some(name.to_owned());
+        }
+        self
     }
 
     /// The body.

@@ -21,11 +21,16 @@ pub(crate) async fn authenticate(
 ) -> ApiResult<Response> {
     if let Some(key) = &state.config().api_key
         && !OPEN_PATHS.contains(&request.uri().path())
-        && !bearer(&request).is_some_and(|sent| is_same(sent, key.as_bytes()))
+        && !sent_key(&request).is_some_and(|sent| is_same(sent, key.as_bytes()))
     {
         return Err(ApiError::unauthorized());
     }
     Ok(next.run(request).await)
+}
+
+/// The key of a request: in the Authorization header, or where Anthropic's clients send it.
+fn sent_key(request: &Request) -> Option<&[u8]> {
+    bearer(request).or_else(|| Some(request.headers().get("x-api-key")?.as_bytes()))
 }
 
 /// What stands behind `Bearer` in the Authorization header.
@@ -69,5 +74,11 @@ mod tests {
         assert_eq!(header("bearer  k "), Some(b"k".to_vec()));
         assert_eq!(header("Basic k"), None);
         assert_eq!(header("Bearer"), None);
+    }
+
+    #[test]
+    fn the_key_may_stand_in_a_header_of_its_own() {
+        let request = Request::builder().header("x-api-key", "k").body(axum::body::Body::empty());
+        assert_eq!(sent_key(&request.unwrap()), Some(&b"k"[..]));
     }
 }

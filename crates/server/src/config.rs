@@ -18,7 +18,7 @@ pub use values::{
     ByteSize, DefaultMaxTokens, DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat,
     LogFormat, LogLevel, MetricsCompat, Quantization, ReasoningParser, ToolCallParser,
 };
-use values::{at_least_one, endpoint, gigabytes, not_empty, origin, switch};
+use values::{at_least_one, endpoint, gigabytes, not_empty, origin, session_seconds, switch};
 
 /// Everything that `candlepower serve` can be told.
 #[derive(Clone, Debug, PartialEq, Args)]
@@ -112,6 +112,12 @@ pub struct ServeConfig {
     /// Memory of the KV cache, such as 512M or 4Gi [default: a quarter of free memory, and no more than useful]
     #[arg(long, help_heading = "Engine", value_name = "SIZE")]
     pub kv_cache_memory: Option<ByteSize>,
+    /// Most memory of the KV cache that sessions keep, until a request needs it [default: half of the cache]
+    #[arg(long, help_heading = "Engine", value_name = "SIZE")]
+    pub session_memory: Option<ByteSize>,
+    /// Seconds without a request after which a session ends, where a request does not say
+    #[arg(long, help_heading = "Engine", value_name = "SECONDS", default_value = "600", value_parser = session_seconds)]
+    pub session_ttl: u64,
     /// Tokens in one KV block
     #[arg(long, help_heading = "Engine", value_name = "N", default_value = "16", value_parser = at_least_one)]
     pub block_size: usize,
@@ -178,6 +184,11 @@ impl ServeConfig {
     /// Choices that may run or wait.
     pub(crate) fn max_in_flight(&self) -> usize {
         self.max_num_seqs.saturating_add(self.max_queued_requests)
+    }
+
+    /// How long a session lives without a request, where none says otherwise.
+    pub(crate) fn session_ttl(&self) -> Duration {
+        Duration::from_secs(self.session_ttl)
     }
 
     /// How long running requests may take after the server was asked to stop.

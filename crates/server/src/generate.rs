@@ -69,7 +69,7 @@ pub(crate) fn submit(
             priority: generation.priority,
             cache_salt: generation.cache_salt.clone(),
             prompt_logprobs: generation.prompt_logprobs,
-            prompt_logprobs_from: 0,
+            prompt_logprobs_from: generation.prompt_logprobs_from,
             grammar: generation.grammar.clone(),
         })?;
         state.metrics().prompt_tokens.record(prompt.len() as f64);

@@ -19,6 +19,8 @@ use crate::config::{
 use crate::error::{Error, Result};
 use crate::prompt::unix_seconds;
 use crate::pull::LocalModel;
+use crate::responses::Responses;
+use crate::sessions::Sessions;
 use crate::state::{AppState, LoadedModel};
 
 /// A step that takes longer makes /health report the engine as stuck. The longest honest step is a full token budget of
@@ -62,6 +64,7 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
         .max()
         .unwrap_or(0)
         .max(1);
+    let sessions = Sessions::new(engine.clone(), config.session_ttl());
     Ok(LoadedModel {
         engine,
         tokenizer,
@@ -74,6 +77,8 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
         root,
         created: unix_seconds(),
         max_token_bytes,
+        sessions,
+        responses: Responses::default(),
         grammar_compiler: OnceLock::new(),
     })
 }
@@ -141,7 +146,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
             Framework::Prism => SchedulingPolicy::LongestPrefix,
         },
         jump_forward: config.framework == Framework::Prism,
-        max_pinned_bytes: None,
+        max_pinned_bytes: config.session_memory.map(|size| size.0),
         num_threads: config.threads,
         seed: config.seed,
         stuck_after: STUCK_AFTER,

@@ -43,6 +43,8 @@ pub(crate) struct Generation {
     pub(crate) priority: i32,
     pub(crate) cache_salt: Option<Arc<str>>,
     pub(crate) prompt_logprobs: Option<usize>,
+    /// The first prompt token whose log-probability is reported.
+    pub(crate) prompt_logprobs_from: usize,
     /// What the output must be; the model compiles it.
     pub(crate) grammar: Option<Grammar>,
     pub(crate) text: TextOptions,
@@ -125,6 +127,7 @@ impl Generation {
             priority: priority(fields.priority.unwrap_or(0))?,
             cache_salt: cache_salt(fields.cache_salt.as_deref())?,
             prompt_logprobs: prompt_logprobs(fields, limits)?,
+            prompt_logprobs_from: 0,
             grammar: None,
             text: TextOptions {
                 stop: fields.stop.as_ref().map_or_else(Vec::new, |stop| stop.0.clone()),
@@ -162,6 +165,14 @@ impl Generation {
             min_tokens: self.sampling.min_tokens.min(max_tokens),
             ..self.sampling.clone()
         }
+    }
+
+    /// Generates nothing, but reports the log-probabilities of the prompt's tokens from one on, with as many alternatives
+    /// as were asked for.
+    pub(crate) fn only_score(&mut self, from: usize) {
+        self.max_tokens = Some(0);
+        self.prompt_logprobs = Some(self.sampling.logprobs.take().unwrap_or(0));
+        self.prompt_logprobs_from = from;
     }
 
     /// Whether nothing is to be generated.

@@ -51,6 +51,20 @@ pub(crate) struct ChatPrompt<'a> {
     pub(crate) add_special_tokens: bool,
 }
 
+impl<'a> ChatPrompt<'a> {
+    /// The usual prompt of a conversation, which ends with the opening of the assistant's turn.
+    pub(crate) fn new(messages: &'a [ChatMessage]) -> Self {
+        Self {
+            messages,
+            add_generation_prompt: None,
+            continue_final_message: None,
+            chat_template_kwargs: None,
+            reasoning_effort: None,
+            add_special_tokens: false,
+        }
+    }
+}
+
 impl ChatPrompt<'_> {
     /// The prompt's token ids.
     pub(crate) fn encode(&self, model: &LoadedModel) -> ApiResult<Vec<u32>> {

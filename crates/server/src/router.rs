@@ -17,13 +17,18 @@ use crate::auth::{OPEN_PATHS, authenticate};
 use crate::openapi::{self, Rendered};
 use crate::state::AppState;
 use crate::track::track;
-use crate::{chat, completions, health, models, tokenize};
+use crate::{chat, completions, health, messages, models, prism, responses, tokenize};
 
 /// The whole application.
 pub(crate) fn router(state: AppState) -> Router {
     let (router, document) = OpenApiRouter::with_openapi(openapi::document())
         .routes(routes!(chat::chat_completions))
         .routes(routes!(completions::completions))
+        .routes(routes!(responses::create_response))
+        .routes(routes!(responses::retrieve_response, responses::delete_response))
+        .routes(routes!(messages::create_message))
+        .routes(routes!(messages::count_tokens))
+        .routes(routes!(prism::generate))
         .routes(routes!(models::list_models))
         .routes(routes!(models::retrieve_model))
         .routes(routes!(tokenize::tokenize))
@@ -84,7 +89,7 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
         return None;
     }
     let layer = CorsLayer::new()
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers(AnyOrigin)
         .expose_headers([HeaderName::from_static("x-request-id")]);
     if origins.iter().any(|origin| origin == "*") {

@@ -12,12 +12,12 @@ use candlepower_engine::TokenLogprobs;
 use futures::stream::{self, BoxStream, SelectAll, StreamExt};
 use serde::Serialize;
 
-use crate::api_error::ApiResult;
+use crate::api_error::{ApiError, ApiResult};
 use crate::generate::UsageCounter;
 use crate::params::StreamShape;
 use crate::stream::{Choice, ChoiceEvent, Delta};
 
-/// What differs between the chunks of chat and of text completion.
+/// What differs between the chunks of the endpoints.
 pub(crate) trait ChunkFormat: Send + 'static {
     /// Chunks of choice `index` before anything is computed.
     fn opening(&mut self, index: usize, usage: Option<Usage>) -> Option<Bytes>;
@@ -32,6 +32,14 @@ pub(crate) trait ChunkFormat: Send + 'static {
     fn delta(&mut self, index: usize, delta: Delta, usage: Option<Usage>) -> Bytes;
     /// The chunk without choices that says what the request cost.
     fn usage(&mut self, usage: Usage) -> Bytes;
+    /// The chunk that says what went wrong.
+    fn error(&mut self, error: &ApiError) -> Bytes {
+        event(&error.to_body())
+    }
+    /// What says that nothing follows.
+    fn close(&mut self) -> Option<Bytes> {
+        Some(Bytes::from_static(b"data: [DONE]\n\n"))
+    }
 }
 
 /// One event.
@@ -42,6 +50,11 @@ pub(crate) fn event(chunk: &impl Serialize) -> Bytes {
         .expect("chunks are plain data, and a Vec takes everything");
     line.extend_from_slice(b"\n\n");
     line.into()
+}
+
+/// One event with a name.
+pub(crate) fn named_event(name: &str, body: &impl Serialize) -> Bytes {
+    [b"event: ", name.as_bytes(), b"\n", &event(body)].concat().into()
 }
 
 /// The answer that streams `choices`. Nothing runs outside of it: when the client goes, it is dropped, and the
@@ -103,7 +116,8 @@ impl<F: ChunkFormat> Sender<F> {
                 Some((index, Ok(event))) => self.take(index, event),
                 Some((_, Err(error))) => {
                     // The status is out; the error comes as the last event, and the other choices end too.
-                    self.ready.push_back(event(&error.to_body()));
+                    let chunk = self.format.error(&error);
+                    self.ready.push_back(chunk);
                     self.events = Events::new();
                     self.close();
                 }
@@ -136,7 +150,7 @@ impl<F: ChunkFormat> Sender<F> {
     }
 
     fn close(&mut self) {
-        self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+        self.ready.extend(self.format.close());
         self.ended = true;
     }
 

@@ -14,6 +14,8 @@ use tokio::sync::{Semaphore, watch};
 use crate::api_error::{ApiError, ApiResult};
 use crate::config::ServeConfig;
 use crate::metrics::Metrics;
+use crate::responses::Responses;
+use crate::sessions::Sessions;
 
 /// Shared by all handlers; cheap to clone.
 #[derive(Clone)]
@@ -67,6 +69,10 @@ pub(crate) struct LoadedModel {
     pub(crate) created: u64,
     /// Most bytes of text that one token stands for.
     pub(crate) max_token_bytes: usize,
+    /// The conversations of /generate.
+    pub(crate) sessions: Sessions,
+    /// What /v1/responses holds.
+    pub(crate) responses: Responses,
     /// Made when the first constraint comes.
     pub(crate) grammar_compiler: OnceLock<candlepower_grammar::Result<GrammarCompiler>>,
 }
@@ -78,6 +84,11 @@ impl LoadedModel {
             return Ok(());
         }
         Err(ApiError::model_not_found(name))
+    }
+
+    /// The name that it goes by where a request names none.
+    pub(crate) fn name(&self) -> &str {
+        self.names.first().unwrap_or(&self.root)
     }
 
     pub(crate) fn max_model_len(&self) -> usize {

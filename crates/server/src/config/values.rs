@@ -270,6 +270,14 @@ pub(super) fn at_least_one(text: &str) -> Result<usize, String> {
         .map_err(|_| "a whole number of at least 1 is needed".into())
 }
 
+/// Seconds that a session may live: up to a day.
+pub(super) fn session_seconds(text: &str) -> Result<u64, String> {
+    match text.parse::<u64>() {
+        Ok(seconds) if (1..=24 * 60 * 60).contains(&seconds) => Ok(seconds),
+        _ => Err("a number of seconds from 1 to 86400 is needed".into()),
+    }
+}
+
 /// A number of gigabytes that is not negative.
 pub(super) fn gigabytes(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {

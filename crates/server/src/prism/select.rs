@@ -1,0 +1,127 @@
+//! Scores texts as continuations of one prompt, and selects the most likely one.
+
+use std::time::Instant;
+
+use axum::response::{IntoResponse, Response};
+use candlepower_api::{GenerateChoice, GenerateResponse, Usage};
+use candlepower_engine::TokenLogprobs;
+
+use super::{Header, Prepared};
+use crate::api_error::{ApiError, ApiResult};
+use crate::generate::submit;
+use crate::logprobs::chat_logprobs;
+use crate::params::Generation;
+use crate::prompt::{check_prompt, encode};
+use crate::sessions::Turn;
+use crate::state::{AppState, LoadedModel};
+use crate::stream::{FinishedChoice, finish_all};
+
+/// A prompt and the texts of which one is to be selected.
+pub(super) struct Selection {
+    header: Header,
+    generation: Generation,
+    turn: Option<Turn>,
+    /// Tokens of the prompt, with which each of `prompts` begins.
+    prompt_len: usize,
+    /// One per text: the prompt and the text.
+    prompts: Vec<Vec<u32>>,
+    texts: Vec<String>,
+    /// Whether log-probabilities are reported.
+    logprobs: bool,
+}
+
+impl Selection {
+    pub(super) fn new(
+        prepared: Prepared,
+        texts: Vec<String>,
+        model: &LoadedModel,
+    ) -> ApiResult<Self> {
+        let Prepared { header, mut generation, prompt, turn } = prepared;
+        let prompts = texts.iter().enumerate().map(|(index, text)| {
+            let whole = [&prompt[..], &encode(model, "choices", text, false)?].concat();
+            check_prompt(model, "choices", &whole, true)?;
+            if whole.len() == prompt.len() {
+                let message = format!("`choices[{index}]` has no tokens.");
+                return Err(ApiError::invalid("choices", message));
+            }
+            Ok(whole)
+        });
+        let prompts = prompts.collect::<ApiResult<Vec<_>>>()?;
+        let logprobs = generation.logprobs().is_some();
+        generation.only_score(prompt.len());
+        let prompt_len = prompt.len();
+        Ok(Self { header, generation, turn, prompt_len, prompts, texts, logprobs })
+    }
+}
+
+/// Scores the texts; the session goes on behind the selected one.
+pub(super) async fn respond(
+    selection: Selection,
+    state: &AppState,
+    model: &LoadedModel,
+    arrived: Instant,
+) -> ApiResult<Response> {
+    let Selection { header, generation, turn, prompt_len, mut prompts, texts, logprobs } =
+        selection;
+    let finished = finish_all(submit(state, model, &prompts, &generation, arrived)?).await?;
+    let num_cached_tokens = finished.first().map_or(0, |choice| choice.num_cached_tokens);
+    let mut choices = Vec::with_capacity(texts.len());
+    for (FinishedChoice { index, prompt_logprobs, .. }, text) in finished.into_iter().zip(texts) {
+        let scores = prompt_logprobs.unwrap_or_default();
+        let scores: Vec<TokenLogprobs> = scores.into_iter().skip(prompt_len).flatten().collect();
+        if scores.len() != prompts[index].len() - prompt_len {
+            return Err(ApiError::unavailable(
+                "The server stopped before all choices were scored.",
+            ));
+        }
+        choices.push(GenerateChoice {
+            index,
+            text,
+            token_ids: prompts[index][prompt_len..].to_vec(),
+            score: Some(mean(&scores)),
+            logprobs: logprobs.then(|| chat_logprobs(&model.tokenizer, &scores).content),
+            ..GenerateChoice::default()
+        });
+    }
+    let num_scored = choices.iter().map(|choice| choice.token_ids.len()).sum();
+    let selected = best(&choices);
+    let session = turn.map(|turn| turn.commit(prompts.swap_remove(selected)));
+    let usage = Usage::new(prompt_len, num_cached_tokens.min(prompt_len), num_scored);
+    let response = header.response("generation", choices, Some(usage));
+    let response = GenerateResponse { selected: Some(selected), session, ..response };
+    Ok(axum::Json(response).into_response())
+}
+
+/// The mean log-probability: long texts are not worse for being long.
+fn mean(scores: &[TokenLogprobs]) -> f32 {
+    let sum: f64 = scores.iter().map(|score| f64::from(score.logprob)).sum();
+    (sum / scores.len() as f64).max(f64::from(f32::MIN)) as f32
+}
+
+/// The index of the highest score, the first one among equals.
+fn best(choices: &[GenerateChoice]) -> usize {
+    let mut best = 0;
+    for (index, choice) in choices.iter().enumerate() {
+        if choice.score > choices[best].score {
+            best = index;
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_highest_mean_wins_and_nothing_is_infinite() {
+        let scores = |values: &[f32]| {
+            let score = |&logprob| TokenLogprobs { token_id: 0, logprob, top: Vec::new() };
+            mean(&values.iter().map(score).collect::<Vec<_>>())
+        };
+        assert_eq!(scores(&[-1.0, -3.0]), -2.0);
+        assert_eq!(scores(&[f32::NEG_INFINITY, 0.0]), f32::MIN);
+        let choice = |score| GenerateChoice { score: Some(score), ..GenerateChoice::default() };
+        assert_eq!(best(&[choice(-2.0), choice(-1.0), choice(-1.0)]), 1);
+    }
+}

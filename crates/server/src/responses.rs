@@ -1,0 +1,189 @@
+//! POST /v1/responses: conversations whose earlier turns the server may hold; GET and DELETE of what it holds.
+
+mod object;
+mod store;
+mod stream;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Extension;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use candlepower_api::{ChatMessage, ErrorResponse, ResponsesRequest, Role};
+use serde_json::{Value, json};
+
+use crate::api_error::{ApiError, ApiResult};
+use crate::body::JsonBytes;
+use crate::config::ServeConfig;
+use crate::constraint;
+use crate::generate::{UsageCounter, check_queue, limits, submit};
+use crate::params::{Generation, StreamShape};
+use crate::prompt::{ChatPrompt, check_prompt, prepare};
+use crate::sse;
+use crate::state::{AppState, LoadedModel};
+use crate::stream::finish_all;
+
+use object::ResponseObject;
+pub(crate) use store::Responses;
+use store::{Stored, with_known_beginning};
+use stream::ResponseStream;
+
+/// Answers the next turn of a conversation.
+#[utoipa::path(
+    post,
+    path = "/v1/responses",
+    tag = "Generation",
+    request_body = ResponsesRequest,
+    responses(
+        (status = 200, description = "The response; with `stream`, server-sent events", body = Object),
+        (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
+        (status = 404, description = "No such model or previous response", body = ErrorResponse),
+        (status = 429, description = "The queue is full", body = ErrorResponse),
+    )
+)]
+pub(crate) async fn create_response(
+    State(state): State<AppState>,
+    Extension(model): Extension<Arc<LoadedModel>>,
+    JsonBytes(body): JsonBytes,
+) -> ApiResult<Response> {
+    let arrived = Instant::now();
+    let prepared = {
+        let (state, model) = (state.clone(), Arc::clone(&model));
+        let len = constraint::preparation_cost(&body);
+        prepare(&state.clone(), len, move || Prepared::new(&body, &model, state.config())).await?
+    };
+    let Prepared { generation, prompt, object, messages } = prepared;
+    let prompts = [prompt];
+    let choices = submit(&state, &model, &prompts, &generation, arrived)?;
+    let mut usage = UsageCounter::new(&prompts, 1);
+    let [prompt] = prompts;
+    let turn = Turn { object, messages, token_ids: prompt, model: Arc::clone(&model) };
+    if generation.stream.is_some() {
+        // The usage is in the last event.
+        let shape = StreamShape { include_usage: true, continuous_usage: false };
+        return Ok(sse::respond(ResponseStream::new(turn), choices, usage, shape));
+    }
+    let finished = finish_all(choices).await?.remove(0);
+    usage.prompt(0, finished.num_cached_tokens);
+    usage.generated(finished.delta.token_ids.len());
+    let finish = finished.delta.finish.ok_or_else(|| ApiError::internal("It did not end."))?;
+    let (text, token_ids) = (finished.delta.text, finished.delta.token_ids);
+    Ok(axum::Json(turn.finish(text, &token_ids, finish.reason, usage.usage())).into_response())
+}
+
+/// A response that the server holds.
+#[utoipa::path(
+    get,
+    path = "/v1/responses/{id}",
+    tag = "Generation",
+    params(("id" = String, Path, description = "Id of the response")),
+    responses(
+        (status = 200, description = "The response", body = Object),
+        (status = 404, description = "No such response", body = ErrorResponse),
+    )
+)]
+pub(crate) async fn retrieve_response(
+    Extension(model): Extension<Arc<LoadedModel>>,
+    Path(id): Path<String>,
+) -> ApiResult<axum::Json<Value>> {
+    Ok(axum::Json(model.responses.get("id", &id)?.object.clone()))
+}
+
+/// Forgets a response.
+#[utoipa::path(
+    delete,
+    path = "/v1/responses/{id}",
+    tag = "Generation",
+    params(("id" = String, Path, description = "Id of the response")),
+    responses(
+        (status = 200, description = "It is forgotten", body = Object),
+        (status = 404, description = "No such response", body = ErrorResponse),
+    )
+)]
+pub(crate) async fn delete_response(
+    Extension(model): Extension<Arc<LoadedModel>>,
+    Path(id): Path<String>,
+) -> ApiResult<axum::Json<Value>> {
+    model.responses.remove(&id)?;
+    Ok(axum::Json(json!({"id": id, "object": "response", "deleted": true})))
+}
+
+/// A request that was checked and turned into tokens.
+struct Prepared {
+    generation: Generation,
+    prompt: Vec<u32>,
+    object: ResponseObject,
+    /// The conversation, without the instructions of this turn.
+    messages: Vec<ChatMessage>,
+}
+
+impl Prepared {
+    fn new(body: &[u8], model: &LoadedModel, config: &ServeConfig) -> ApiResult<Self> {
+        let mut request = ResponsesRequest::parse(body)?;
+        model.check_name(&request.model)?;
+        let limits = limits(model, config, 1);
+        if request.max_output_tokens.is_none() && request.generation.max_tokens.is_none() {
+            request.generation.max_tokens = Some(model.max_model_len() as i64);
+        }
+        let generation_fields = std::mem::take(&mut request.generation);
+        let mut generation = Generation::new(&generation_fields, &limits)?;
+        check_queue(model, config, 1, 1)?;
+        generation.grammar = constraint::compile(model, generation_fields.constraint.as_ref())?;
+        let previous = request.previous_response_id.as_deref();
+        let previous =
+            previous.map(|id| model.responses.get("previous_response_id", id)).transpose()?;
+        let mut messages =
+            previous.as_ref().map_or_else(Vec::new, |stored| stored.messages.clone());
+        messages.append(&mut request.input);
+        let instructions = request.instructions.iter();
+        let instructions = instructions.map(|text| ChatMessage::text(Role::System, text.clone()));
+        let conversation: Vec<_> = instructions.chain(messages.iter().cloned()).collect();
+        let prompt = ChatPrompt {
+            reasoning_effort: request.reasoning_effort.as_deref(),
+            ..ChatPrompt::new(&conversation)
+        };
+        let prompt = prompt.encode(model).map_err(|error| error.about("messages", "input"))?;
+        let known = previous.as_ref().map_or(&[][..], |stored| &stored.token_ids);
+        let prompt = with_known_beginning(&model.tokenizer, known, prompt);
+        check_prompt(model, "input", &prompt, false)?;
+        let object = ResponseObject::new(request, &generation_fields);
+        Ok(Self { generation, prompt, object, messages })
+    }
+}
+
+/// A turn that is being answered.
+struct Turn {
+    object: ResponseObject,
+    messages: Vec<ChatMessage>,
+    /// The prompt.
+    token_ids: Vec<u32>,
+    model: Arc<LoadedModel>,
+}
+
+impl Turn {
+    /// Ends the turn; holds the response if it is to be held.
+    fn finish(
+        mut self,
+        text: String,
+        output_ids: &[u32],
+        reason: candlepower_api::FinishReason,
+        usage: candlepower_api::Usage,
+    ) -> Value {
+        let object = self.object.finished(&text, reason, usage);
+        if self.object.store {
+            self.messages.push(ChatMessage::text(Role::Assistant, text));
+            let eos_token_ids = &self.model.engine.info().eos_token_ids;
+            // What ends a turn is the template's to write.
+            let output = output_ids.iter().filter(|id| !eos_token_ids.contains(id));
+            self.token_ids.extend(output);
+            let stored = Stored {
+                messages: self.messages,
+                token_ids: self.token_ids,
+                object: object.clone(),
+            };
+            self.model.responses.insert(self.object.id.clone(), stored);
+        }
+        object
+    }
+}

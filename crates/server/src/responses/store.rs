@@ -1,0 +1,151 @@
+//! The responses that the server holds, so that others can follow them.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use candlepower_api::{ChatMessage, excerpt};
+use candlepower_tokenizer::Tokenizer;
+use serde_json::Value;
+
+use crate::api_error::{ApiError, ApiResult};
+
+/// Most responses that are held, and most tokens in all of them; the oldest are forgotten first.
+const MAX_RESPONSES: usize = 1024;
+const MAX_TOKENS: usize = 4 << 20;
+
+/// A response and its conversation.
+#[derive(Debug)]
+pub(super) struct Stored {
+    /// The conversation up to and with the response, without instructions.
+    pub(super) messages: Vec<ChatMessage>,
+    /// The prompt and what was generated: what the cache holds.
+    pub(super) token_ids: Vec<u32>,
+    /// As it was answered.
+    pub(super) object: Value,
+}
+
+/// All responses of one model, in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Responses(Mutex<Held>);
+
+#[derive(Debug, Default)]
+struct Held {
+    by_id: HashMap<String, Arc<Stored>>,
+    /// The oldest first; forgotten ones may still be named.
+    order: VecDeque<String>,
+    num_tokens: usize,
+}
+
+impl Responses {
+    /// A response, or 404 in the name of `param`.
+    pub(super) fn get(&self, param: &str, id: &str) -> ApiResult<Arc<Stored>> {
+        self.lock().by_id.get(id).cloned().ok_or_else(|| not_found(param, id))
+    }
+
+    pub(super) fn remove(&self, id: &str) -> ApiResult<()> {
+        self.lock().remove(id).then_some(()).ok_or_else(|| not_found("id", id))
+    }
+
+    pub(super) fn insert(&self, id: String, stored: Stored) {
+        let mut held = self.lock();
+        held.num_tokens += stored.token_ids.len();
+        held.by_id.insert(id.clone(), Arc::new(stored));
+        held.order.push_back(id);
+        while held.order.len() > MAX_RESPONSES || held.num_tokens > MAX_TOKENS {
+            let Some(oldest) = held.order.pop_front() else { break };
+            held.remove(&oldest);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Held {
+    fn remove(&mut self, id: &str) -> bool {
+        let Some(stored) = self.by_id.remove(id) else { return false };
+        self.num_tokens -= stored.token_ids.len();
+        true
+    }
+}
+
+fn not_found(param: &str, id: &str) -> ApiError {
+    let message = format!(
+        "There is no response `{}`: it was never made, was not stored, or is forgotten. Send the whole conversation as `input`.",
+        excerpt(id)
+    );
+    ApiError::not_found(Some(param), "response_not_found", message)
+}
+
+/// The prompt with the tokens that are known, and cached, in place of others that read the same at its beginning: a model
+/// may have generated a text in other tokens than it is split into. Where the prompt begins otherwise, it stays.
+pub(super) fn with_known_beginning(
+    tokenizer: &Tokenizer,
+    known: &[u32],
+    prompt: Vec<u32>,
+) -> Vec<u32> {
+    let bytes = |ids: &[u32]| {
+        ids.iter().flat_map(|id| tokenizer.token_bytes(*id).to_vec()).collect::<Vec<u8>>()
+    };
+    let beginning = bytes(known);
+    let mut num_bytes = 0;
+    let end = prompt.iter().position(|id| {
+        num_bytes += tokenizer.token_bytes(*id).len();
+        num_bytes >= beginning.len()
+    });
+    let Some(end) = end.map(|index| index + 1) else { return prompt };
+    let special = |ids: &[u32]| -> Vec<u32> {
+        ids.iter().copied().filter(|id| tokenizer.is_special(*id)).collect()
+    };
+    let (same, rest) = prompt.split_at(end);
+    if known.is_empty() || bytes(same) != beginning || special(same) != special(known) {
+        return prompt;
+    }
+    [known, rest].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use candlepower_tokenizer::AddSpecialTokens;
+
+    use super::*;
+    use crate::demo;
+
+    fn stored(num_tokens: usize) -> Stored {
+        Stored { messages: Vec::new(), token_ids: vec![0; num_tokens], object: Value::Null }
+    }
+
+    #[test]
+    fn the_oldest_are_forgotten_by_number_and_by_size() {
+        let responses = Responses::default();
+        for index in 0..=MAX_RESPONSES {
+            responses.insert(index.to_string(), stored(1));
+        }
+        assert!(responses.get("id", "0").is_err() && responses.get("id", "1").is_ok());
+        responses.remove("2").unwrap();
+        assert!(responses.remove("2").is_err());
+        responses.insert("large".into(), stored(MAX_TOKENS - 1));
+        assert!(responses.get("id", "large").is_ok());
+        assert!(responses.get("id", "1000").is_err());
+    }
+
+    #[test]
+    fn known_tokens_take_the_place_of_others_that_read_the_same() {
+        let tokenizer = demo::tokenizer();
+        let encode = |text: &str| tokenizer.encode(text, AddSpecialTokens::No).unwrap();
+        let whole = encode("The capital of France is Paris.<|im_end|>\n");
+        let letters: Vec<u32> =
+            "The capital".chars().flat_map(|c| encode(&c.to_string())).collect();
+        let num_whole = encode("The capital").len();
+        assert!(letters.len() > num_whole);
+        let found = with_known_beginning(&tokenizer, &letters, whole.clone());
+        assert_eq!(found, [&letters[..], &whole[num_whole..]].concat());
+        for other in
+            ["The capitol", "Not it", "The capital of France is Paris.<|im_end|>\n and more"]
+        {
+            assert_eq!(with_known_beginning(&tokenizer, &encode(other), whole.clone()), whole);
+        }
+        assert_eq!(with_known_beginning(&tokenizer, &[], whole.clone()), whole);
+    }
+}

@@ -1,0 +1,229 @@
+//! Sessions of /generate: the tokens of conversations, and the pins that keep their beginnings in the cache.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use candlepower_api::{SessionState, excerpt};
+use candlepower_engine::{EngineHandle, Pin};
+use uuid::Uuid;
+
+use crate::api_error::{ApiError, ApiResult};
+
+/// Most sessions; beyond it the one that was used longest ago ends.
+const MAX_SESSIONS: usize = 1024;
+/// Longest time to live.
+const MAX_TTL_S: u64 = 24 * 60 * 60;
+/// How often sessions are looked through for those that have ended.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// All sessions of one model. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Sessions {
+    sessions: Arc<Mutex<HashMap<String, Session>>>,
+    engine: EngineHandle,
+    default_ttl: Duration,
+}
+
+#[derive(Debug)]
+struct Session {
+    token_ids: Arc<[u32]>,
+    cache_salt: Option<Arc<str>>,
+    /// Keeps the tokens' blocks, until a request needs them.
+    _pin: Pin,
+    ttl: Duration,
+    expires_at: Instant,
+    /// Whether a request goes on in it just now.
+    is_busy: bool,
+}
+
+/// A session that one request goes on in, or that it begins. If the request is given up, all stays as it was.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    sessions: Sessions,
+    id: String,
+    /// Whether the session was there before, so that it is to be released.
+    is_held: bool,
+    closes: bool,
+    ttl: Duration,
+    cache_salt: Option<Arc<str>>,
+    token_ids: Arc<[u32]>,
+}
+
+impl Sessions {
+    pub(crate) fn new(engine: EngineHandle, default_ttl: Duration) -> Self {
+        let sessions = Self { sessions: Arc::default(), engine, default_ttl };
+        sessions.sweep_in_background();
+        sessions
+    }
+
+    /// Begins a session that holds nothing yet.
+    pub(crate) fn open(&self, ttl: Option<u64>, salt: Option<Arc<str>>) -> ApiResult<Turn> {
+        let ttl = self.ttl(ttl)?.unwrap_or(self.default_ttl);
+        Ok(self.turn(new_id(), ttl, salt, Arc::default()))
+    }
+
+    /// Begins a session where another one is.
+    pub(crate) fn fork(&self, id: &str, ttl: Option<u64>) -> ApiResult<Turn> {
+        let ttl = self.ttl(ttl)?;
+        let mut sessions = self.lock();
+        let session = get("session.fork", &mut sessions, id)?;
+        session.expires_at = Instant::now() + session.ttl;
+        let salt = session.cache_salt.clone();
+        Ok(self.turn(new_id(), ttl.unwrap_or(session.ttl), salt, Arc::clone(&session.token_ids)))
+    }
+
+    /// Goes on in a session; only one request at a time may.
+    pub(crate) fn resume(&self, id: &str, ttl: Option<u64>, closes: bool) -> ApiResult<Turn> {
+        let ttl = self.ttl(ttl)?;
+        let mut sessions = self.lock();
+        let session = get("session.id", &mut sessions, id)?;
+        if session.is_busy {
+            let message = "Another request goes on in this session just now: wait for it, or fork the session.";
+            return Err(ApiError::invalid("session.id", message));
+        }
+        session.is_busy = true;
+        let salt = session.cache_salt.clone();
+        let token_ids = Arc::clone(&session.token_ids);
+        let mut turn = self.turn(id.to_owned(), ttl.unwrap_or(session.ttl), salt, token_ids);
+        (turn.is_held, turn.closes) = (true, closes);
+        Ok(turn)
+    }
+
+    /// Ends a session; returns where it was.
+    pub(crate) fn close(&self, id: &str) -> ApiResult<SessionState> {
+        let mut sessions = self.lock();
+        let num_tokens = get("session.id", &mut sessions, id)?.token_ids.len();
+        sessions.remove(id);
+        Ok(SessionState { id: id.to_owned(), num_tokens, ttl: 0 })
+    }
+
+    fn turn(&self, id: String, ttl: Duration, salt: Option<Arc<str>>, ids: Arc<[u32]>) -> Turn {
+        Turn {
+            sessions: self.clone(),
+            id,
+            is_held: false,
+            closes: false,
+            ttl,
+            cache_salt: salt,
+            token_ids: ids,
+        }
+    }
+
+    fn ttl(&self, seconds: Option<u64>) -> ApiResult<Option<Duration>> {
+        match seconds {
+            Some(ttl) if !(1..=MAX_TTL_S).contains(&ttl) => Err(ApiError::invalid(
+                "session.ttl",
+                format!("`session.ttl` is {ttl}; it must be 1 to {MAX_TTL_S} seconds."),
+            )),
+            ttl => Ok(ttl.map(Duration::from_secs)),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Session>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends sessions as their time comes, for as long as somebody holds them.
+    fn sweep_in_background(&self) {
+        let sessions = Arc::downgrade(&self.sessions);
+        // Tests of single parts run without a runtime, and end before any session does.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            loop {
+                tokio::time::sleep(SWEEP_INTERVAL).await;
+                let Some(sessions) = Weak::upgrade(&sessions) else { return };
+                remove_expired(&mut sessions.lock().unwrap_or_else(PoisonError::into_inner));
+            }
+        });
+    }
+}
+
+impl Turn {
+    /// What the session holds before this request.
+    pub(crate) fn token_ids(&self) -> &[u32] {
+        &self.token_ids
+    }
+
+    /// Under which salt its blocks are cached.
+    pub(crate) fn cache_salt(&self) -> Option<Arc<str>> {
+        self.cache_salt.clone()
+    }
+
+    /// A session of its own for another branch of this request.
+    pub(crate) fn branch(&self) -> Self {
+        let salt = self.cache_salt.clone();
+        self.sessions.turn(new_id(), self.ttl, salt, Arc::clone(&self.token_ids))
+    }
+
+    /// Ends the turn: the session now holds these tokens, or has ended.
+    pub(crate) fn commit(mut self, token_ids: Vec<u32>) -> SessionState {
+        let id = self.id.clone();
+        self.is_held = false;
+        let num_tokens = token_ids.len();
+        if self.closes {
+            self.sessions.lock().remove(&id);
+            return SessionState { id, num_tokens, ttl: 0 };
+        }
+        let session = Session {
+            // The new pin is made before the old one ends, so that what both hold stays.
+            _pin: self.sessions.engine.pin(token_ids.clone(), self.cache_salt.clone()),
+            token_ids: token_ids.into(),
+            cache_salt: self.cache_salt.clone(),
+            ttl: self.ttl,
+            expires_at: Instant::now() + self.ttl,
+            is_busy: false,
+        };
+        let mut sessions = self.sessions.lock();
+        sessions.insert(id.clone(), session);
+        remove_expired(&mut sessions);
+        remove_oldest(&mut sessions);
+        SessionState { id, num_tokens, ttl: self.ttl.as_secs() }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.is_held
+            && let Some(session) = self.sessions.lock().get_mut(&self.id)
+        {
+            session.is_busy = false;
+            session.expires_at = Instant::now() + session.ttl;
+        }
+    }
+}
+
+fn new_id() -> String {
+    format!("sess-{}", Uuid::new_v4().simple())
+}
+
+/// The session with this id, or 404.
+fn get<'a>(
+    param: &'static str,
+    sessions: &'a mut HashMap<String, Session>,
+    id: &str,
+) -> ApiResult<&'a mut Session> {
+    remove_expired(sessions);
+    sessions.get_mut(id).ok_or_else(|| {
+        let message = format!(
+            "There is no session `{}`: it was never opened, was closed, or has ended by itself. Open a new one.",
+            excerpt(id)
+        );
+        ApiError::not_found(Some(param), "session_not_found", message)
+    })
+}
+
+fn remove_expired(sessions: &mut HashMap<String, Session>) {
+    let now = Instant::now();
+    sessions.retain(|_, session| session.is_busy || session.expires_at > now);
+}
+
+fn remove_oldest(sessions: &mut HashMap<String, Session>) {
+    while sessions.len() > MAX_SESSIONS {
+        let idle = sessions.iter().filter(|(_, session)| !session.is_busy);
+        // By last use, not by the time that is left.
+        let oldest = idle.min_by_key(|(_, session)| session.expires_at - session.ttl);
+        let Some(id) = oldest.map(|(id, _)| id.clone()) else { return };
+        sessions.remove(&id);
+    }
+}
