@@ -8,8 +8,8 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use candlepower_checkpoint::{
-    Checkpoint, CheckpointFiles, Counted, DeviceKind, DeviceMemory, Dtype, HfConfig, MemoryPlan,
-    MemoryRequest,
+    Checkpoint, CheckpointFiles, Counted, DeviceKind, DeviceMemory, Dtype, GPU_MEMORY_UTILIZATION,
+    HfConfig, MemoryPlan, MemoryRequest,
 };
 use candlepower_hub::ModelId;
 use candlepower_machine::Machine;
@@ -207,7 +207,7 @@ impl Doctor {
             weights,
             kv: match memory.device {
                 DeviceKind::Cpu => Dtype::F32,
-                DeviceKind::Gpu => weights,
+                DeviceKind::Gpu { .. } => weights,
             },
             max_model_len,
             block_size: self.block_size.get(),
@@ -230,7 +230,8 @@ impl Doctor {
         let free = machine.memory.map(|memory| memory.available_bytes / ranks);
         let cpu = ("cpu".to_owned(), memory(DeviceKind::Cpu, free));
         let gpus = machine.gpus.devices.iter().enumerate().map(|(i, gpu)| {
-            (format!("gpu {i}"), memory(DeviceKind::Gpu, Some(gpu.memory_free_bytes)))
+            let device = DeviceKind::Gpu { utilization: GPU_MEMORY_UTILIZATION };
+            (format!("gpu {i}"), memory(device, Some(gpu.memory_free_bytes)))
         });
         std::iter::once(cpu).chain(gpus).collect()
     }

@@ -20,7 +20,10 @@ pub use config::HfConfig;
 pub use error::{Error, Result};
 pub use files::{CheckpointFiles, WeightFiles};
 pub use generation::{GenerationConfig, SamplingDefaults};
-pub use memory::{Counted, DeviceKind, DeviceMemory, MemoryPlan, MemoryRequest};
+pub use memory::{
+    Counted, DEVICE_HEAD_DIMS, DeviceKind, DeviceMemory, DeviceWidths, GPU_MEMORY_UTILIZATION,
+    MemoryPlan, MemoryRequest, device_head_dim, device_logits_rows,
+};
 pub use quantization::Quantization;
 pub use rope::{RopeScaling, RopeSpec};
 pub use spec::{
@@ -122,5 +125,13 @@ impl Checkpoint {
     /// configuration tells it.
     pub fn weights_dtype(&self, dtype: Option<Dtype>) -> Dtype {
         dtype.or(self.dtype).unwrap_or(Dtype::F32)
+    }
+
+    /// As [`Self::weights_dtype`], on a GPU, whose kernels compute with 16 bits: what is stored in 32 gets bfloat16.
+    pub fn device_dtype(&self, dtype: Option<Dtype>) -> Dtype {
+        dtype.unwrap_or(match self.weights_dtype(None) {
+            Dtype::F32 => Dtype::Bf16,
+            stored => stored,
+        })
     }
 }

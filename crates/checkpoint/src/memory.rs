@@ -1,17 +1,23 @@
 //! How much memory a model needs, and which context fits: the one place for this arithmetic, before and after loading.
 
+pub use device::{DEVICE_HEAD_DIMS, DeviceWidths, device_head_dim, device_logits_rows};
+
 use crate::{
     bytes::Bytes,
     error::{Error, Result},
     spec::{Dtype, ModelSpec},
 };
 
+mod device;
 mod sizes;
 #[cfg(test)]
 mod tests;
 
+/// The part of a GPU's free memory that is taken where nobody says.
+pub const GPU_MEMORY_UTILIZATION: f64 = 0.9;
+
 /// What a [`MemoryPlan`] is made from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryRequest {
     /// In which the matrices are kept.
     pub weights: Dtype,
@@ -34,7 +40,7 @@ pub struct MemoryRequest {
 }
 
 /// The memory of the device on which one rank computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceMemory {
     /// Which kind of device.
     pub device: DeviceKind,
@@ -45,12 +51,15 @@ pub struct DeviceMemory {
 }
 
 /// Where a rank computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DeviceKind {
     /// On the CPU, beside other programs.
     Cpu,
     /// On a GPU of its own.
-    Gpu,
+    Gpu {
+        /// The part of the free memory that it may take, above 0 and at most 1.
+        utilization: f64,
+    },
 }
 
 /// When free bytes were counted.
@@ -63,7 +72,7 @@ pub enum Counted {
 }
 
 /// What one rank of a model takes, and whether it fits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryPlan {
     /// What it was made from.
     pub request: MemoryRequest,
@@ -89,13 +98,22 @@ impl MemoryPlan {
     /// Divides the memory.
     ///
     /// The cache gets what was asked for. Otherwise it gets, on the CPU, a quarter of what the weights leave free, and
-    /// on a GPU what weights and activations leave of nine tenths; and never more than `max_num_seqs` sequences of
+    /// on a GPU what weights and activations leave of the part that it may take; and never more than `max_num_seqs` sequences of
     /// `max_model_len` fill. Where free memory is not known it gets one such sequence.
     pub fn new(spec: &ModelSpec, request: MemoryRequest) -> Self {
         let ranks = request.tensor_parallel_size;
-        let weights_bytes = spec.rank_weight_bytes(request.weights, ranks);
-        let kv_bytes_per_token = spec.rank_kv_bytes_per_token(request.kv, ranks);
-        let activation_bytes = spec.activation_bytes(&request);
+        let (weights_bytes, kv_bytes_per_token, activation_bytes) = match request.memory.device {
+            DeviceKind::Cpu => (
+                spec.rank_weight_bytes(request.weights, ranks),
+                spec.rank_kv_bytes_per_token(request.kv, ranks),
+                spec.activation_bytes(&request),
+            ),
+            DeviceKind::Gpu { .. } => (
+                spec.device_weight_bytes(request.weights, ranks),
+                spec.device_kv_bytes_per_token(request.kv, ranks),
+                spec.device_activation_bytes(&request),
+            ),
+        };
         let block_bytes = kv_bytes_per_token * request.block_size as u64;
         let per_sequence = request.max_model_len.div_ceil(request.block_size) as u64;
         let sequence_bytes = per_sequence * block_bytes;
@@ -112,9 +130,10 @@ impl MemoryPlan {
             (None, Some(left), DeviceKind::Cpu) => {
                 (left / 4).min(left.saturating_sub(activation_bytes))
             }
-            (None, Some(left), DeviceKind::Gpu) => {
-                let reserve = available_bytes.unwrap_or(0) / 10;
-                left.saturating_sub(reserve).saturating_sub(activation_bytes)
+            (None, Some(left), DeviceKind::Gpu { utilization }) => {
+                let free = left + weights_bytes;
+                let unused = (free as f64 * (1.0 - utilization)) as u64;
+                left.saturating_sub(unused).saturating_sub(activation_bytes)
             }
         };
         let affordable = budget / block_bytes;
@@ -236,7 +255,7 @@ impl MemoryPlan {
 
     /// The fewest GPUs of this size that would do, where it takes more than were asked for.
     pub fn ranks_that_fit(&self, spec: &ModelSpec) -> Option<usize> {
-        if self.request.memory.device != DeviceKind::Gpu {
+        if self.request.memory.device == DeviceKind::Cpu {
             return None;
         }
         let more = spec

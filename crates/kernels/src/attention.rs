@@ -113,9 +113,9 @@ impl AttentionMetadata {
 /// One sequence of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SequenceView<'a> {
-    first_token: usize,
+    pub(crate) first_token: usize,
     pub(crate) num_queries: usize,
-    first_position: usize,
+    pub(crate) first_position: usize,
     pub(crate) block_table: &'a [u32],
 }
 

@@ -10,21 +10,30 @@
 
 mod activation;
 mod attention;
+mod elements;
 mod gather;
 mod gemv;
+mod graph;
 mod launch;
+mod matmul;
 mod norm;
+mod open;
 mod paged_cache;
 mod qkv;
 mod sampling;
+mod staging;
 
 pub use activation::gated_activation;
-pub use attention::{AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, PlanCapacity};
+pub use attention::AttentionPlan;
+pub use elements::{resolve_tokens, softcap};
 pub use gather::{embedding, gather_rows};
 pub use gemv::{GEMV_MAX_ROWS, gemv};
-pub use norm::{NormWeight, RmsNorm, add_rms_norm, rms_norm};
-pub use paged_cache::{PagedCache, PagedLayer};
-pub use qkv::{NO_SLOT, QkNorm, QkvToCache, qkv_to_cache};
-pub use sampling::{
-    SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts, sample,
-};
+pub(crate) use graph::Graph;
+pub use matmul::Cublas;
+pub use norm::{add_rms_norm, rms_norm};
+pub use open::{memory, open};
+pub(crate) use paged_cache::copy_blocks;
+pub use qkv::qkv_to_cache;
+pub(crate) use sampling::count_tokens;
+pub use sampling::sample;
+pub(crate) use staging::{PinnedReadback, PinnedUploads};

@@ -4,7 +4,8 @@
 //! device before it touches memory, and works on plain slices inside. Activations are `f32`; weights
 //! keep the checkpoint's dtype inside a packed [`Weight`]. Kernels use rayon's current pool.
 //!
-//! The feature `cuda` adds the module `cuda`, whose kernels are bf16 or f16 and write into the caller's tensors.
+//! The module [`device`] has the operations of a decoder whose tensors stay on a device and are written in place:
+//! kernels of NVIDIA GPUs, which the feature `cuda` adds in the module `cuda`, and their definitions on the CPU.
 //!
 //! Two promises hold for all CPU kernels:
 //! - a row's result does not depend on the other rows of the batch, nor on the number of threads;
@@ -18,6 +19,7 @@ mod cpu_features;
 pub mod cuda;
 #[cfg(test)]
 mod cuda_arithmetic;
+pub mod device;
 mod embedding;
 mod error;
 mod gather;

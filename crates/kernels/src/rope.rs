@@ -84,14 +84,12 @@ impl RopeTable {
     ///
     /// # Errors
     /// candle could not copy it.
-    #[cfg(feature = "cuda")]
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         let (cos, sin) = (self.cos.to_device(device)?, self.sin.to_device(device)?);
         Ok(Self { cos, sin, style: self.style })
     }
 
     /// Cosines, sines and style.
-    #[cfg(feature = "cuda")]
     pub(crate) fn parts(&self) -> (&Tensor, &Tensor, RopeStyle) {
         (&self.cos, &self.sin, self.style)
     }

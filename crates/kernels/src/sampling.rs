@@ -110,6 +110,21 @@ pub fn logprobs_of(logits: &Tensor, token_ids: &[u32], top: usize) -> Result<Vec
     Ok(rows.map(|(row, &id)| row_logprobs(row, id, top)).collect())
 }
 
+/// The number in [0, 1) by which a token is drawn. It depends on the seed and the token's place in the output alone,
+/// so that neither the rest of the batch nor a recomputation changes it.
+///
+/// Source: SplitMix64, Steele et al., "Fast Splittable Pseudorandom Number Generators", 2014.
+#[must_use]
+pub fn uniform(seed: u64, place: u64) -> f64 {
+    let mix = |z: u64| {
+        let z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    (mix(mix(seed) ^ place) >> 11) as f64 / (1u64 << 53) as f64
+}
+
 /// The definition of [`sample`] for one row, by full sort and in f64: slow, written to be read.
 pub fn sample_row_reference(logits: &[f32], params: &SamplingRow<'_>) -> Option<u32> {
     let adjusted = adjust(logits, params);
@@ -307,7 +322,7 @@ fn descending(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
-fn row_logprobs(logits: &[f32], token_id: u32, top: usize) -> RowLogprobs {
+pub(crate) fn row_logprobs(logits: &[f32], token_id: u32, top: usize) -> RowLogprobs {
     let max = maximum(logits);
     let sum: f64 = logits.chunks(BLOCK).map(|block| sum_exp(block, max, 1.0)).sum();
     let normalizer = max + sum.ln() as f32;

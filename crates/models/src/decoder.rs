@@ -1,22 +1,17 @@
-//! The one decoder: a `ModelSpec` and its weights, run on the kernels.
-
-use std::sync::Arc;
+//! The decoder on the CPU: packed weights, f32 activations.
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_checkpoint::{LayerSpec, ModelSpec};
+use candlepower_checkpoint::ModelSpec;
 use candlepower_kernels::{
-    AttentionMetadata, KvCache, KvCacheConfig, RopeTable, Weight, embedding,
+    Activation, AttentionMetadata, KvCache, KvCacheConfig, Weight, add_rms_norm, embedding,
+    gated_activation, linear, paged_attention, reshape_and_cache, rms_norm, rope,
 };
 use half::{bf16, f16};
 
 use crate::{
-    attention::Attention,
     error::Result,
-    linear::Linear,
-    mlp::Mlp,
-    norm::Norm,
-    parts::{Part, Parts},
-    rope::rope_table,
+    layers::{Attention, Layers, Linear, Norm, Ops, Place},
+    parts::Parts,
 };
 
 /// What one step computes: some tokens of some sequences, one sequence after the other.
@@ -36,63 +31,17 @@ pub struct Decoder {
     spec: ModelSpec,
     max_model_len: usize,
     device: Device,
-    embed: Arc<Weight>,
     embed_scale: f32,
-    layers: Vec<DecoderLayer>,
-    final_norm: Norm,
-    head: Linear,
-}
-
-/// One layer. The norm before the attention belongs to the sum before it, so that the two are one
-/// kernel.
-struct DecoderLayer {
-    attn_norm: Norm,
-    attention: Attention,
-    attn_post_norm: Option<Norm>,
-    ffn_norm: Norm,
-    mlp: Mlp,
-    ffn_post_norm: Option<Norm>,
+    layers: Layers<Weight>,
 }
 
 impl Decoder {
     /// Builds the model from its parts, with rope tables for `max_model_len` positions.
-    pub(crate) fn new(
-        spec: ModelSpec,
-        mut parts: Parts,
-        max_model_len: usize,
-        device: Device,
-    ) -> Result<Self> {
-        let embed = Arc::new(parts.weight(None, Part::Embed));
-        let head = match spec.head.tied {
-            true => embed.clone(),
-            false => Arc::new(parts.weight(None, Part::Head)),
-        };
-        let final_norm = Norm::take(&mut parts, None, Part::FinalNorm, &spec.final_norm);
-        let mut tables: Vec<(usize, Arc<RopeTable>)> = Vec::new();
-        let mut layers = Vec::with_capacity(spec.layers.len());
-        for (i, layer) in spec.layers.iter().enumerate() {
-            let rope = &layer.attention.rope;
-            let same = |(j, _): &&(usize, _)| spec.layers[*j].attention.rope == *rope;
-            let table = match tables.iter().find(same) {
-                Some((_, table)) => table.clone(),
-                None => {
-                    let table = Arc::new(rope_table(rope, max_model_len)?);
-                    tables.push((i, table.clone()));
-                    table
-                }
-            };
-            layers.push(DecoderLayer::take(&mut parts, i, layer, table));
-        }
-        Ok(Self {
-            max_model_len,
-            device,
-            embed_scale: round_to(embed.dtype(), spec.embed.scale),
-            embed,
-            layers,
-            final_norm: final_norm.expect("the plan holds the final norm"),
-            head: Linear::new(head),
-            spec,
-        })
+    pub(crate) fn new(spec: ModelSpec, parts: Parts<Weight>, max_model_len: usize) -> Result<Self> {
+        let device = parts.layout().device.clone();
+        let layers = Layers::take(&spec, parts, max_model_len)?;
+        let embed_scale = round_to(layers.embed.dtype(), spec.embed.scale);
+        Ok(Self { spec, max_model_len, device, embed_scale, layers })
     }
 
     /// Runs the layers on a step's tokens and writes their keys and values to the cache. Returns
@@ -102,17 +51,7 @@ impl Decoder {
     /// The input's tensors do not fit together or to the cache, or a token id or position is beyond
     /// the model's.
     pub fn forward(&self, input: &ForwardInput, cache: &KvCache) -> Result<Tensor> {
-        let mut x = embedding(&input.token_ids, &self.embed, self.embed_scale)?;
-        let Some(first) = self.layers.first() else { return self.final_norm.forward(&x) };
-        let mut normed = first.attn_norm.forward(&x)?;
-        let next_norms = self.layers[1..].iter().map(|l| &l.attn_norm).chain([&self.final_norm]);
-        for (layer, next_norm) in self.layers.iter().zip(next_norms) {
-            let y = layer.attention.forward(&normed, input, cache)?;
-            (x, normed) = layer.ffn_norm.add_forward(&x, &optional(&layer.attn_post_norm, y)?)?;
-            let y = layer.mlp.forward(&normed)?;
-            (x, normed) = next_norm.add_forward(&x, &optional(&layer.ffn_post_norm, y)?)?;
-        }
-        Ok(normed)
+        self.layers.forward(&CpuOps { input, cache, embed_scale: self.embed_scale })
     }
 
     /// The logits `[rows, vocab]` f32 of some hidden states `[rows, hidden]`.
@@ -120,7 +59,7 @@ impl Decoder {
     /// # Errors
     /// `hidden` has another width.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        let logits = self.head.forward(hidden)?;
+        let logits = linear(hidden, &self.layers.head.weight, None)?;
         match self.spec.head.softcap {
             None => Ok(logits),
             Some(cap) => Ok(((logits / cap)?.tanh()? * cap)?),
@@ -145,14 +84,12 @@ impl Decoder {
     /// Bytes of the weights as loaded: matrices packed, in their dtype; norms and biases in f32. What
     /// `ModelSpec::weight_bytes` says beforehand.
     pub fn weight_bytes(&self) -> usize {
-        let layers = self.layers.iter().map(DecoderLayer::num_bytes);
-        let head = if self.spec.head.tied { 0 } else { self.head.num_bytes() };
-        self.embed.num_bytes() + head + self.final_norm.num_bytes() + layers.sum::<usize>()
+        self.layers.num_bytes()
     }
 
     /// The dtype of the embedding, which most matrices share.
     pub fn weight_dtype(&self) -> DType {
-        self.embed.dtype()
+        self.layers.embed.dtype()
     }
 
     /// An empty cache of `num_blocks` blocks of `block_size` tokens for this model.
@@ -162,7 +99,7 @@ impl Decoder {
     pub fn new_kv_cache(&self, num_blocks: usize, block_size: usize) -> Result<KvCache> {
         let attention = &self.spec.layers[0].attention;
         let config = KvCacheConfig {
-            num_layers: self.layers.len(),
+            num_layers: self.spec.layers.len(),
             num_blocks,
             block_size,
             num_kv_heads: attention.kv_heads,
@@ -174,7 +111,7 @@ impl Decoder {
 
 /// The embedding's factor in the embedding's dtype: transformers casts it so, and models trained in
 /// bfloat16 expect the rounded one. Source: transformers `Gemma2TextScaledWordEmbedding`.
-fn round_to(dtype: DType, factor: f64) -> f32 {
+pub(crate) fn round_to(dtype: DType, factor: f64) -> f32 {
     match dtype {
         DType::BF16 => bf16::from_f64(factor).to_f32(),
         DType::F16 => f16::from_f64(factor).to_f32(),
@@ -182,37 +119,57 @@ fn round_to(dtype: DType, factor: f64) -> f32 {
     }
 }
 
-/// Applies a norm that not every model has.
-fn optional(norm: &Option<Norm>, x: Tensor) -> Result<Tensor> {
-    match norm {
-        Some(norm) => norm.forward(&x),
-        None => Ok(x),
-    }
+/// The operations on the CPU, over one step; each makes its result.
+struct CpuOps<'a> {
+    input: &'a ForwardInput,
+    cache: &'a KvCache,
+    embed_scale: f32,
 }
 
-impl DecoderLayer {
-    fn take(parts: &mut Parts, i: usize, spec: &LayerSpec, rope: Arc<RopeTable>) -> Self {
-        let mut norm = |part| Norm::take(parts, Some(i), part, &spec.norm);
-        let attn_norm = norm(Part::AttnNorm).expect("the plan holds a norm before the attention");
-        let ffn_norm = norm(Part::FfnNorm).expect("the plan holds a norm before the feed-forward");
-        Self {
-            attn_norm,
-            attn_post_norm: norm(Part::AttnPostNorm),
-            ffn_norm,
-            ffn_post_norm: norm(Part::FfnPostNorm),
-            attention: Attention::take(parts, i, &spec.attention, rope),
-            mlp: Mlp::take(parts, i, &spec.mlp),
-        }
+impl Ops for CpuOps<'_> {
+    type Matrix = Weight;
+
+    fn embed(&self, table: &Weight) -> Result<Tensor> {
+        Ok(embedding(&self.input.token_ids, table, self.embed_scale)?)
     }
 
-    /// Bytes of the layer's weights.
-    fn num_bytes(&self) -> usize {
-        let norms = [Some(&self.attn_norm), Some(&self.ffn_norm)]
-            .into_iter()
-            .chain([self.attn_post_norm.as_ref(), self.ffn_post_norm.as_ref()])
-            .flatten()
-            .map(Norm::num_bytes);
-        self.attention.num_bytes() + self.mlp.num_bytes() + norms.sum::<usize>()
+    fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor> {
+        Ok(rms_norm(residual, &norm.weight, norm.eps)?)
+    }
+
+    fn post_norm(&self, x: Tensor, norm: &Norm) -> Result<Tensor> {
+        self.norm(&x, norm)
+    }
+
+    fn add_norm(&self, residual: Tensor, x: &Tensor, norm: &Norm) -> Result<(Tensor, Tensor)> {
+        Ok(add_rms_norm(&residual, x, &norm.weight, norm.eps)?)
+    }
+
+    fn linear(&self, x: &Tensor, layer: &Linear<Weight>, _place: Place) -> Result<Tensor> {
+        Ok(linear(x, &layer.weight, layer.bias.as_ref())?)
+    }
+
+    fn attend(&self, qkv: &Tensor, a: &Attention<Weight>) -> Result<Tensor> {
+        let tokens = qkv.dim(0)?;
+        let heads_of = |first: usize, heads: usize| {
+            let part = qkv.narrow(1, first * a.head_dim, heads * a.head_dim)?;
+            part.contiguous()?.reshape((tokens, heads, a.head_dim))
+        };
+        // Norms each head where the model does, and rotates it to its token's position.
+        let position = |x: Tensor, norm: &Option<Norm>| -> Result<Tensor> {
+            let x = norm.as_ref().map_or(Ok(x.clone()), |norm| self.norm(&x, norm))?;
+            Ok(rope(&x, &a.rope, &self.input.positions)?)
+        };
+        let q = position(heads_of(0, a.heads)?, &a.q_norm)?;
+        let k = position(heads_of(a.heads, a.kv_heads)?, &a.k_norm)?;
+        let v = heads_of(a.heads + a.kv_heads, a.kv_heads)?;
+        reshape_and_cache(&k, &v, self.cache, a.layer, &self.input.slot_mapping)?;
+        let out = paged_attention(&q, self.cache, a.layer, &self.input.attention, &a.params)?;
+        Ok(out.reshape((tokens, a.heads * a.head_dim))?)
+    }
+
+    fn activate(&self, gate_up: &Tensor, act: Activation) -> Result<Tensor> {
+        Ok(gated_activation(gate_up, act)?)
     }
 }
 

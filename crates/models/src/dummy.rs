@@ -6,7 +6,7 @@ use candlepower_kernels::WeightRows;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::{error::Result, load::LoadProgress, parts::PartsBuilder};
+use crate::{error::Result, load::LoadProgress, parts::{Matrix, PartsBuilder}};
 
 /// Rows are made in pieces of about so many numbers.
 const PIECE_NUMBERS: usize = 8 << 20;
@@ -14,11 +14,11 @@ const PIECE_NUMBERS: usize = 8 << 20;
 /// Fills every slot with numbers that depend only on the tensor and the place in it. Their spread
 /// keeps activations and logits near one: `columns^-0.5` for matrices, less for those that add to
 /// the residual stream; norms are one, and biases small.
-pub(crate) fn fill(
+pub(crate) fn fill<M: Matrix>(
     spec: &ModelSpec,
     plan: &[TensorPlan],
     dtype: DType,
-    parts: &mut PartsBuilder<'_>,
+    parts: &mut PartsBuilder<'_, M>,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<()> {
     let numbers = |tensor: &TensorPlan| tensor.shape.iter().product::<usize>();

@@ -31,6 +31,11 @@ pub enum Error {
         /// Where the model was asked to be.
         device: DeviceLocation,
     },
+    /// Single precision on a GPU.
+    #[error(
+        "the GPU's kernels compute with 16 bits: leave --dtype at auto, or take bfloat16 or float16"
+    )]
+    DeviceDtype,
     /// A weight file could not be opened or mapped.
     #[error("cannot read the weight file {file}: {source}")]
     Io {

@@ -3,20 +3,21 @@
 //! [`load()`] turns a [`Checkpoint`](candlepower_checkpoint::Checkpoint) into a [`Decoder`]: one
 //! decoder, driven by the checkpoint's `ModelSpec`, runs every architecture. It keeps no state of
 //! any sequence; keys and values live in the paged `KvCache` that the caller passes to
-//! [`Decoder::forward`].
+//! [`Decoder::forward`]. [`load_on_device()`] makes a [`DeviceDecoder`] of it, which walks through the same layers with
+//! the operations of a GPU.
 
-mod attention;
 mod decoder;
+mod device_decoder;
 mod dummy;
 mod error;
-mod linear;
+mod layers;
 mod load;
-mod mlp;
-mod norm;
 mod parts;
 mod rope;
+mod rows;
 mod shards;
 
 pub use decoder::{Decoder, ForwardInput};
+pub use device_decoder::{DeviceDecoder, DeviceInput, Workspace, WorkspaceSize};
 pub use error::{Error, Result};
-pub use load::{LoadDtype, LoadFormat, LoadOptions, LoadProgress, load};
+pub use load::{LoadDtype, LoadFormat, LoadOptions, LoadProgress, load, load_on_device};

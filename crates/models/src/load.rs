@@ -1,14 +1,16 @@
 //! A checkpoint's weights become a decoder.
 
 use candle_core::{DType, Device};
-use candlepower_checkpoint::{Checkpoint, Dtype, TensorPlan};
-use candlepower_kernels::WeightRows;
+use candlepower_checkpoint::{Checkpoint, DEVICE_HEAD_DIMS, Dtype, ModelSpec, TensorPlan};
+use candlepower_kernels::{Weight, WeightRows};
 
 use crate::{
     decoder::Decoder,
+    device_decoder::DeviceDecoder,
     dummy,
     error::{Error, Result},
-    parts::PartsBuilder,
+    parts::{Layout, Matrix, Parts, PartsBuilder, Shape},
+    rows::RowsBuilder,
     shards::Shards,
 };
 
@@ -25,7 +27,7 @@ pub struct LoadOptions {
     pub max_model_len: Option<usize>,
 }
 
-/// The dtype of the matrices; norms and biases are always f32.
+/// The dtype of the matrices; on the CPU norms and biases are always f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadDtype {
     /// As stored.
@@ -76,34 +78,93 @@ pub fn load(
     if !options.device.is_cpu() {
         return Err(Error::UnsupportedDevice { device: options.device.location() });
     }
+    let source = Source::open(checkpoint, options)?;
+    let dtype = |tensor: &TensorPlan| match (options.dtype.chosen(), &source) {
+        (Some(dtype), _) => Ok(dtype),
+        (None, Source::Files(shards)) => shards.dtype(&tensor.name),
+        (None, Source::Random(dtype)) => Ok(*dtype),
+    };
     let plan = checkpoint.tensor_plan();
-    let parts = match options.load_format {
-        LoadFormat::Auto => {
-            if let Some(quantization) = checkpoint.quantization() {
-                return Err(Error::Quantized { method: quantization.method.clone() });
-            }
-            let shards = Shards::open(checkpoint)?;
-            shards.check(checkpoint, &plan)?;
-            let mut parts =
-                PartsBuilder::new(spec, &plan, |tensor| match options.dtype.chosen() {
-                    Some(dtype) => Ok(dtype),
-                    None => shards.dtype(&tensor.name),
-                })?;
-            read_weights(&shards, plan, &mut parts, progress)?;
-            parts
-        }
-        LoadFormat::Dummy => {
-            let dtype = options.dtype.chosen().unwrap_or(match checkpoint.dtype() {
+    let reserve = |shape: Shape| Ok(Weight::builder(shape.rows, shape.columns, shape.dtype)?);
+    let parts = PartsBuilder::new(spec, &plan, Layout::cpu(), dtype, reserve)?;
+    let parts = source.fill(spec, plan, parts, progress)?;
+    Decoder::new(spec.clone(), parts, max_model_len)
+}
+
+/// Loads a checkpoint's weights to a device, where all of them are in one dtype: bfloat16 or float16 as stored or as
+/// asked for, and bfloat16 where float32 is stored. On the CPU, where the definitions of the device's kernels compute
+/// with it, it may be float32.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_on_device(
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<DeviceDecoder> {
+    let spec = checkpoint.spec();
+    let max_model_len = spec.max_model_len(options.max_model_len)?;
+    if options.dtype == LoadDtype::F32 && !options.device.is_cpu() {
+        return Err(Error::DeviceDtype);
+    }
+    let dtype = options.dtype.chosen().unwrap_or(match checkpoint.device_dtype(None) {
+        Dtype::F16 => DType::F16,
+        Dtype::Bf16 | Dtype::F32 => DType::BF16,
+    });
+    let device = &options.device;
+    let layout = Layout {
+        device: device.clone(),
+        vectors: dtype,
+        head_dims: DEVICE_HEAD_DIMS,
+        adds_one: false,
+    };
+    let source = Source::open(checkpoint, options)?;
+    let plan = checkpoint.tensor_plan();
+    let reserve = |shape: Shape| Ok(RowsBuilder::new(shape, device));
+    let parts = PartsBuilder::new(spec, &plan, layout, |_| Ok(dtype), reserve)?;
+    let parts = source.fill(spec, plan, parts, progress)?;
+    DeviceDecoder::new(spec.clone(), parts, max_model_len)
+}
+
+/// Where the numbers come from.
+enum Source {
+    /// The checkpoint's files, whose tensors are those of the plan.
+    Files(Shards),
+    /// Nowhere: random numbers of a dtype.
+    Random(DType),
+}
+
+impl Source {
+    fn open(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Self> {
+        if options.load_format == LoadFormat::Dummy {
+            let stored = match checkpoint.dtype() {
                 Some(Dtype::F16) => DType::F16,
                 Some(Dtype::Bf16) => DType::BF16,
                 Some(Dtype::F32) | None => DType::F32,
-            });
-            let mut parts = PartsBuilder::new(spec, &plan, |_| Ok(dtype))?;
-            dummy::fill(spec, &plan, dtype, &mut parts, progress)?;
-            parts
+            };
+            return Ok(Self::Random(options.dtype.chosen().unwrap_or(stored)));
         }
-    };
-    Decoder::new(spec.clone(), parts.finish()?, max_model_len, options.device.clone())
+        if let Some(quantization) = checkpoint.quantization() {
+            return Err(Error::Quantized { method: quantization.method.clone() });
+        }
+        let shards = Shards::open(checkpoint)?;
+        shards.check(checkpoint, &checkpoint.tensor_plan())?;
+        Ok(Self::Files(shards))
+    }
+
+    fn fill<M: Matrix>(
+        &self,
+        spec: &ModelSpec,
+        plan: Vec<TensorPlan>,
+        mut parts: PartsBuilder<'_, M>,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Parts<M>> {
+        match self {
+            Self::Files(shards) => read_weights(shards, plan, &mut parts, progress)?,
+            Self::Random(dtype) => dummy::fill(spec, &plan, *dtype, &mut parts, progress)?,
+        }
+        parts.finish()
+    }
 }
 
 impl LoadDtype {
@@ -121,10 +182,10 @@ impl LoadDtype {
 const PIECE_BYTES: usize = 64 << 20;
 
 /// Copies every planned tensor into its parts, from the beginning of the files to their end.
-fn read_weights(
+fn read_weights<M: Matrix>(
     shards: &Shards,
     mut plan: Vec<TensorPlan>,
-    parts: &mut PartsBuilder<'_>,
+    parts: &mut PartsBuilder<'_, M>,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<()> {
     plan.sort_by_key(|tensor| shards.position(&tensor.name));

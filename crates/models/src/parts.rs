@@ -1,14 +1,90 @@
 //! The tensors a model computes with, filled slot by slot: q, k and v become one weight, gate and
 //! up another.
 
-use std::collections::HashMap;
+use std::{borrow::Cow, collections::HashMap};
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_checkpoint::{LayerSpec, ModelSpec, NormKind, Slot, SlotRows, TensorPlan};
-use candlepower_kernels::{Weight, WeightBuilder, WeightRows};
+use candlepower_checkpoint::{
+    AttentionSpec, LayerSpec, ModelSpec, NormKind, NormSpec, Slot, SlotRows, TensorPlan,
+};
+use candlepower_kernels::{Weight, WeightBuilder, WeightRows, device::NormWeight};
 use half::{bf16, f16};
 
-use crate::error::Result;
+use crate::{error::Result, layers::Norm};
+
+/// How a device keeps matrices.
+pub(crate) trait Matrix: Clone {
+    /// A matrix that is being filled.
+    type Builder: MatrixBuilder<Matrix = Self>;
+    /// Bytes of memory held.
+    fn num_bytes(&self) -> usize;
+}
+
+/// A matrix that is being filled, by rows in any order.
+pub(crate) trait MatrixBuilder {
+    /// What it becomes.
+    type Matrix;
+    /// Writes rows from `first_row` on.
+    fn write_rows(&mut self, first_row: usize, rows: WeightRows<'_>) -> Result<()>;
+    /// The filled matrix.
+    fn finish(self) -> Result<Self::Matrix>;
+}
+
+impl Matrix for Weight {
+    type Builder = WeightBuilder;
+
+    fn num_bytes(&self) -> usize {
+        Weight::num_bytes(self)
+    }
+}
+
+impl MatrixBuilder for WeightBuilder {
+    type Matrix = Weight;
+
+    fn write_rows(&mut self, first_row: usize, rows: WeightRows<'_>) -> Result<()> {
+        Ok(WeightBuilder::write_rows(self, first_row, rows)?)
+    }
+
+    fn finish(self) -> Result<Weight> {
+        Ok(WeightBuilder::finish(self)?)
+    }
+}
+
+/// A matrix that is to be made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) dtype: DType,
+    /// Rows that will be written; the others, between padded heads, are zeros.
+    pub(crate) written_rows: usize,
+}
+
+/// How the parts lie in a device's memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    /// Where they are.
+    pub(crate) device: Device,
+    /// The dtype of norms and biases.
+    pub(crate) vectors: DType,
+    /// Heads are padded with zeros to one of these widths, in ascending order; to none on the CPU.
+    pub(crate) head_dims: &'static [usize],
+    /// Norms stored as differences from one have it added.
+    pub(crate) adds_one: bool,
+}
+
+impl Layout {
+    /// As the CPU's kernels want them.
+    pub(crate) fn cpu() -> Self {
+        let device = Device::Cpu;
+        Self { device, vectors: DType::F32, head_dims: &[], adds_one: true }
+    }
+
+    /// The width of a head of `head_dim` elements.
+    pub(crate) fn padded_head(&self, head_dim: usize) -> usize {
+        self.head_dims.iter().copied().find(|dim| *dim >= head_dim).unwrap_or(head_dim)
+    }
+}
 
 /// One tensor of the running model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,11 +118,29 @@ struct Place {
     rows: usize,
     /// The stored numbers are differences from one.
     plus_one: bool,
+    /// The rows are those of heads, of so many elements each, which the device may pad.
+    head_dim: Option<usize>,
+    /// The columns are.
+    head_columns: Option<usize>,
 }
 
 impl Place {
-    fn of(spec: &ModelSpec, layer: Option<usize>, slot: Slot, slot_rows: usize) -> Self {
-        let whole = |part| Self { part, first_row: 0, rows: slot_rows, plus_one: false };
+    fn of(
+        spec: &ModelSpec,
+        layout: &Layout,
+        layer: Option<usize>,
+        slot: Slot,
+        slot_rows: usize,
+    ) -> Self {
+        let (plus_one, head_dim, head_columns) = (false, None, None);
+        let whole = |part| Self {
+            part,
+            first_row: 0,
+            rows: slot_rows,
+            plus_one,
+            head_dim,
+            head_columns,
+        };
         let Some(layer) = layer else {
             return match slot {
                 Slot::Embed => whole(Part::Embed),
@@ -55,11 +149,13 @@ impl Place {
             };
         };
         let LayerSpec { norm, attention: a, mlp, .. } = &spec.layers[layer];
-        let (q, kv) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
-        let qkv = |part, first_row| Self { part, first_row, rows: q + 2 * kv, plus_one: false };
-        let gate_up =
-            |part, first_row| Self { part, first_row, rows: 2 * mlp.inner, plus_one: false };
-        let qk_norm = a.qk_norm.map_or(NormKind::Rms, |norm| norm.kind);
+        let padded = layout.padded_head(a.head_dim);
+        let (q, kv) = (a.heads * padded, a.kv_heads * padded);
+        let head_dim = (padded != a.head_dim).then_some(a.head_dim);
+        let qkv =
+            |part, first_row| Self { first_row, rows: q + 2 * kv, head_dim, ..whole(part) };
+        let gate_up = |part, first_row| Self { first_row, rows: 2 * mlp.inner, ..whole(part) };
+        let head = |part| Self { rows: padded, head_dim, ..whole(part) }.norm(qk_norm_kind(a));
         match slot {
             Slot::Embed | Slot::Head | Slot::FinalNorm => unreachable!("not in a layer"),
             Slot::AttnNorm => whole(Part::AttnNorm).norm(norm.kind),
@@ -72,9 +168,9 @@ impl Place {
             Slot::QBias => qkv(Part::QkvBias, 0),
             Slot::KBias => qkv(Part::QkvBias, q),
             Slot::VBias => qkv(Part::QkvBias, q + kv),
-            Slot::QNorm => whole(Part::QNorm).norm(qk_norm),
-            Slot::KNorm => whole(Part::KNorm).norm(qk_norm),
-            Slot::O => whole(Part::Out),
+            Slot::QNorm => head(Part::QNorm),
+            Slot::KNorm => head(Part::KNorm),
+            Slot::O => Self { head_columns: head_dim, ..whole(Part::Out) },
             Slot::OBias => whole(Part::OutBias),
             Slot::Gate => gate_up(Part::GateUp, 0),
             Slot::Up => gate_up(Part::GateUp, mlp.inner),
@@ -90,50 +186,54 @@ impl Place {
     }
 }
 
+fn qk_norm_kind(attention: &AttentionSpec) -> NormKind {
+    attention.qk_norm.map_or(NormKind::Rms, |norm| norm.kind)
+}
+
 type Key = (Option<usize>, Part);
 
 /// The parts of a model while they are being filled.
-pub(crate) struct PartsBuilder<'a> {
+pub(crate) struct PartsBuilder<'a, M: Matrix> {
     spec: &'a ModelSpec,
-    matrices: HashMap<Key, WeightBuilder>,
+    layout: Layout,
+    matrices: HashMap<Key, M::Builder>,
     vectors: HashMap<Key, Vec<f32>>,
 }
 
-impl<'a> PartsBuilder<'a> {
+impl<'a, M: Matrix> PartsBuilder<'a, M> {
     /// Reserves every part. `dtype` says in which dtype a planned tensor's numbers are to be kept;
-    /// a part made of several tensors that disagree is kept in f32.
+    /// a part made of several tensors that disagree is kept in f32. `reserve` begins a matrix.
     pub(crate) fn new(
         spec: &'a ModelSpec,
         plan: &[TensorPlan],
+        layout: Layout,
         dtype: impl Fn(&TensorPlan) -> Result<DType>,
+        reserve: impl Fn(Shape) -> Result<M::Builder>,
     ) -> Result<Self> {
-        let mut shapes: HashMap<Key, (usize, usize, DType)> = HashMap::new();
+        let mut shapes: HashMap<Key, Shape> = HashMap::new();
         let mut vectors = HashMap::new();
         for tensor in plan {
-            for rows in &tensor.slots {
-                let place = Place::of(spec, rows.layer, rows.slot, rows.rows.len());
-                let key = (rows.layer, place.part);
-                match tensor.shape.get(1) {
-                    None => {
-                        vectors.entry(key).or_insert_with(|| vec![0.0; place.rows]);
-                    }
-                    Some(&columns) => {
-                        let dtype = dtype(tensor)?;
-                        shapes
-                            .entry(key)
-                            .and_modify(|(_, _, kept)| {
-                                if *kept != dtype {
-                                    *kept = DType::F32;
-                                }
-                            })
-                            .or_insert((place.rows, columns, dtype));
-                    }
+            for slot in &tensor.slots {
+                let place = Place::of(spec, &layout, slot.layer, slot.slot, slot.rows.len());
+                let key = (slot.layer, place.part);
+                let Some(&columns) = tensor.shape.get(1) else {
+                    vectors.entry(key).or_insert_with(|| vec![0.0; place.rows]);
+                    continue;
+                };
+                let columns = place.head_columns.map_or(columns, |head_dim| {
+                    columns / head_dim * layout.padded_head(head_dim)
+                });
+                let dtype = dtype(tensor)?;
+                let shape = Shape { rows: place.rows, columns, dtype, written_rows: 0 };
+                let shape = shapes.entry(key).or_insert(shape);
+                shape.written_rows += slot.rows.len();
+                if shape.dtype != dtype {
+                    shape.dtype = DType::F32;
                 }
             }
         }
-        let builders =
-            shapes.into_iter().map(|(key, (n, k, dtype))| Ok((key, Weight::builder(n, k, dtype)?)));
-        Ok(Self { spec, matrices: builders.collect::<Result<_>>()?, vectors })
+        let builders = shapes.into_iter().map(|(key, shape)| Ok((key, reserve(shape)?)));
+        Ok(Self { spec, matrices: builders.collect::<Result<_>>()?, vectors, layout })
     }
 
     /// Writes rows of a slot, from its row `first` on.
@@ -143,33 +243,60 @@ impl<'a> PartsBuilder<'a> {
         first: usize,
         data: WeightRows<'_>,
     ) -> Result<()> {
-        let place = Place::of(self.spec, slot.layer, slot.slot, slot.rows.len());
-        let (key, first_row) = ((slot.layer, place.part), place.first_row + first);
-        if let Some(matrix) = self.matrices.get_mut(&key) {
-            return Ok(matrix.write_rows(first_row, data)?);
-        }
-        let vector = self.vectors.get_mut(&key).expect("every planned slot has a part");
-        let offset = if place.plus_one { 1.0 } else { 0.0 };
-        for (out, number) in vector[first_row..].iter_mut().zip(numbers(data)) {
-            *out = number + offset;
+        let place = Place::of(self.spec, &self.layout, slot.layer, slot.slot, slot.rows.len());
+        let key = (slot.layer, place.part);
+        let Some(matrix) = self.matrices.get_mut(&key) else {
+            let vector = self.vectors.get_mut(&key).expect("every planned slot has a part");
+            let offset = if place.plus_one && self.layout.adds_one { 1.0 } else { 0.0 };
+            for (row, number) in (first..).zip(numbers(data)) {
+                vector[place.row(&self.layout, row)] = number + offset;
+            }
+            return Ok(());
+        };
+        let Some(head_dim) = place.head_dim else {
+            let bytes = match place.head_columns {
+                Some(head_dim) => {
+                    Cow::Owned(pad_columns(data, head_dim, self.layout.padded_head(head_dim)))
+                }
+                None => Cow::Borrowed(data.bytes),
+            };
+            let rows = WeightRows { dtype: data.dtype, bytes: &bytes };
+            return matrix.write_rows(place.first_row + first, rows);
+        };
+        // Head by head: between two of them lie rows of zeros.
+        let row_bytes = self.spec.hidden_size * data.dtype.size_in_bytes();
+        let mut row = first;
+        let mut bytes = data.bytes;
+        while !bytes.is_empty() {
+            let rows = (head_dim - row % head_dim).min(bytes.len() / row_bytes);
+            let (head, rest) = bytes.split_at(rows * row_bytes);
+            let target = place.row(&self.layout, row);
+            matrix.write_rows(target, WeightRows { dtype: data.dtype, bytes: head })?;
+            (row, bytes) = (row + rows, rest);
         }
         Ok(())
     }
 
     /// The filled parts.
-    pub(crate) fn finish(self) -> Result<Parts> {
+    pub(crate) fn finish(self) -> Result<Parts<M>> {
         let matrices = self.matrices.into_iter().map(|(key, m)| Ok((key, m.finish()?)));
-        let vectors = self.vectors.into_iter().map(|(key, vector)| {
-            let len = vector.len();
-            Ok((key, Tensor::from_vec(vector, len, &Device::Cpu)?))
-        });
         Ok(Parts {
             matrices: matrices.collect::<Result<_>>()?,
-            vectors: vectors.collect::<Result<_>>()?,
+            vectors: self.vectors,
+            layout: self.layout,
         })
     }
 }
 
+impl Place {
+    /// Where a slot's row lies in the part.
+    fn row(&self, layout: &Layout, row: usize) -> usize {
+        let padded = self
+            .head_dim
+            .map_or(row, |dim| row / dim * layout.padded_head(dim) + row % dim);
+        self.first_row + padded
+    }
+}
 /// The numbers of a stored vector.
 fn numbers(data: WeightRows<'_>) -> Vec<f32> {
     let bytes = data.bytes;
@@ -184,20 +311,85 @@ fn numbers(data: WeightRows<'_>) -> Vec<f32> {
     }
 }
 
-/// The parts of a model, to be taken by its layers.
-pub(crate) struct Parts {
-    matrices: HashMap<Key, Weight>,
-    vectors: HashMap<Key, Tensor>,
+/// Rows whose columns are those of heads, with zeros after each head.
+fn pad_columns(data: WeightRows<'_>, head_dim: usize, padded: usize) -> Vec<u8> {
+    let size = data.dtype.size_in_bytes();
+    let mut bytes = Vec::with_capacity(data.bytes.len() / head_dim * padded);
+    for head in data.bytes.chunks(head_dim * size) {
+        bytes.extend_from_slice(head);
+        bytes.resize(bytes.len() + (padded - head_dim) * size, 0);
+    }
+    bytes
 }
 
-impl Parts {
-    /// A weight that the model's description promises.
-    pub(crate) fn weight(&mut self, layer: Option<usize>, part: Part) -> Weight {
+/// The parts of a model, to be taken by its layers.
+pub(crate) struct Parts<M> {
+    matrices: HashMap<Key, M>,
+    vectors: HashMap<Key, Vec<f32>>,
+    layout: Layout,
+}
+
+impl<M> Parts<M> {
+    /// How the parts lie in memory.
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// A matrix that the model's description promises.
+    pub(crate) fn matrix(&mut self, layer: Option<usize>, part: Part) -> M {
         self.matrices.remove(&(layer, part)).expect("the plan holds every weight of the spec")
     }
 
-    /// A vector `[n]` f32, where the model has it.
-    pub(crate) fn vector(&mut self, layer: Option<usize>, part: Part) -> Option<Tensor> {
-        self.vectors.remove(&(layer, part))
+    /// A vector, where the model has it.
+    pub(crate) fn vector(&mut self, layer: Option<usize>, part: Part) -> Result<Option<Tensor>> {
+        let vector = self.vectors.remove(&(layer, part));
+        vector.map(|vector| self.tensor(vector)).transpose()
+    }
+
+    /// A norm, where the model has it.
+    pub(crate) fn norm(
+        &mut self,
+        layer: Option<usize>,
+        part: Part,
+        spec: &NormSpec,
+    ) -> Result<Option<Norm>> {
+        let Some(weight) = self.vector(layer, part)? else { return Ok(None) };
+        let form = match spec.kind == NormKind::RmsPlusOne && !self.layout.adds_one {
+            true => NormWeight::OnePlus,
+            false => NormWeight::Plain,
+        };
+        Ok(Some(Norm { weight, form, eps: spec.eps as f32 }))
+    }
+
+    /// The norm of heads of `head_dim` elements, where the model has it.
+    ///
+    /// The zeros that pad a head add nothing to its squares, but count in their mean. With `p` the part of a head that
+    /// is not padding, the mean is `p` times too small, and so must be epsilon; the root of `p` then makes up for it in
+    /// the weight: `x / sqrt(mean + eps) = x * sqrt(p) / sqrt(p * mean + p * eps)`.
+    pub(crate) fn head_norm(
+        &mut self,
+        layer: usize,
+        part: Part,
+        spec: &NormSpec,
+        head_dim: usize,
+    ) -> Result<Option<Norm>> {
+        let padded = self.layout.padded_head(head_dim);
+        if padded == head_dim {
+            return self.norm(Some(layer), part, spec);
+        }
+        let Some(mut weight) = self.vectors.remove(&(Some(layer), part)) else { return Ok(None) };
+        let part = head_dim as f64 / padded as f64;
+        let offset = if spec.kind == NormKind::RmsPlusOne { 1.0 } else { 0.0 };
+        for weight in &mut weight[..head_dim] {
+            *weight = (*weight + offset) * part.sqrt() as f32;
+        }
+        let (weight, form) = (self.tensor(weight)?, NormWeight::Plain);
+        Ok(Some(Norm { weight, form, eps: (spec.eps * part) as f32 }))
+    }
+
+    fn tensor(&self, vector: Vec<f32>) -> Result<Tensor> {
+        let len = vector.len();
+        let tensor = Tensor::from_vec(vector, len, &Device::Cpu)?.to_dtype(self.layout.vectors)?;
+        Ok(tensor.to_device(&self.layout.device)?)
     }
 }

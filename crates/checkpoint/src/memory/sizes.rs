@@ -14,7 +14,7 @@ use crate::{
 const PANEL_ROWS: usize = 32;
 /// Most rows of logits that exist at once. Source: `ModelRunner` of the crate `engine`.
 const LOGITS_ROWS: usize = 128;
-/// Activations are single precision on every device that there is.
+/// Activations are single precision on the CPU.
 const ACTIVATION_BYTES: u64 = 4;
 /// Most ranks that are proposed.
 const MOST_RANKS: usize = 64;
@@ -32,8 +32,25 @@ impl ModelSpec {
 
     /// Bytes of the weights as one of `ranks` ranks loads them.
     pub fn rank_weight_bytes(&self, dtype: Dtype, ranks: usize) -> u64 {
+        let (matrices, vectors) = self.rank_shapes(ranks);
+        let packed = |(rows, columns): (usize, usize)| {
+            rows.next_multiple_of(PANEL_ROWS) * columns.next_multiple_of(2) * dtype.size()
+        };
+        let matrices = matrices.into_iter().map(packed).sum::<usize>();
+        (vectors * Dtype::F32.size() + matrices) as u64
+    }
+
+    /// Count of the weights that one of `ranks` ranks loads.
+    pub(super) fn rank_numbers(&self, ranks: usize) -> u64 {
+        let (matrices, vectors) = self.rank_shapes(ranks);
+        let numbers = matrices.into_iter().map(|(rows, columns)| rows * columns);
+        (vectors + numbers.sum::<usize>()) as u64
+    }
+
+    /// Rows and columns of the matrices that one of `ranks` ranks loads, and the count of its norms' and biases' numbers.
+    fn rank_shapes(&self, ranks: usize) -> (Vec<(usize, usize)>, usize) {
         let mut matrices: BTreeMap<(Option<usize>, Slot), (usize, usize)> = BTreeMap::new();
-        let mut bytes = 0;
+        let mut vectors = 0;
         for (layer, slot, shape) in self.slots() {
             let rows = |rows: usize| match slot {
                 Slot::K | Slot::V | Slot::KBias | Slot::VBias => {
@@ -44,7 +61,7 @@ impl ModelSpec {
                 _ => rows,
             };
             match *shape.as_slice() {
-                [n] => bytes += rows(n) * Dtype::F32.size(),
+                [n] => vectors += rows(n),
                 [n, k] => {
                     let columns = if splits_columns(slot) { k.div_ceil(ranks) } else { k };
                     matrices.entry((layer, fused(slot))).or_insert((0, columns)).0 += rows(n);
@@ -52,10 +69,7 @@ impl ModelSpec {
                 _ => unreachable!("slots are vectors and matrices"),
             }
         }
-        let packed = |(rows, columns): (usize, usize)| {
-            rows.next_multiple_of(PANEL_ROWS) * columns.next_multiple_of(2) * dtype.size()
-        };
-        (bytes + matrices.into_values().map(packed).sum::<usize>()) as u64
+        (matrices.into_values().collect(), vectors)
     }
 
     /// Bytes of keys and values that one token takes in all layers.
@@ -89,14 +103,19 @@ impl ModelSpec {
         let width = 4 * self.hidden_size + widest.max().unwrap_or(0);
         let tokens = request.max_num_batched_tokens;
         let logits = 2 * tokens.min(LOGITS_ROWS) as u64 * self.vocab_size.div_ceil(ranks) as u64;
+        let tables = self.rope_numbers(request.max_model_len);
+        ACTIVATION_BYTES * (tokens as u64 * width as u64 + logits + tables as u64)
+    }
+
+    /// Count of the numbers in the rope tables of `max_model_len` positions.
+    pub(super) fn rope_numbers(&self, max_model_len: usize) -> usize {
         let mut ropes = Vec::new();
         for layer in &self.layers {
             if !ropes.contains(&&layer.attention.rope) {
                 ropes.push(&layer.attention.rope);
             }
         }
-        let tables: usize = ropes.iter().map(|rope| rope.dim * request.max_model_len).sum();
-        ACTIVATION_BYTES * (tokens as u64 * width as u64 + logits + tables as u64)
+        ropes.iter().map(|rope| rope.dim * max_model_len).sum()
     }
 
     /// Whether each layer can be split over `ranks` ranks: heads, inner width and vocabulary into equal parts, and key

@@ -151,12 +151,26 @@ fn gpus_are_filled_and_more_of_them_proposed() {
         plan(move |r| {
             r.kv = Dtype::Bf16;
             r.tensor_parallel_size = ranks;
-            r.memory.device = DeviceKind::Gpu;
+            r.memory.device = DeviceKind::Gpu { utilization: 0.9 };
             r.memory.available_bytes = Some(gib * GIB);
         })
     };
     let one = gpu(24, 1);
-    assert!(one.fits && one.kv_cache_bytes <= 24 * GIB * 9 / 10 - WEIGHTS - one.activation_bytes);
+    // Rows as they are, and norms in 16 bits too.
+    assert_eq!(one.weights_bytes, 8_030_261_248 * 2);
+    let left = 24 * GIB * 9 / 10 - one.weights_bytes - one.activation_bytes;
+    // The cache is as large as four sequences need, where there is room.
+    assert!(one.fits && one.kv_cache_bytes == (4 * 4096 * TOKEN / 2).min(left), "{one:?}");
+    let part = |utilization| {
+        plan(move |r| {
+            r.max_num_seqs = 256;
+            r.kv = Dtype::Bf16;
+            r.memory.device = DeviceKind::Gpu { utilization };
+        })
+    };
+    let (half, most) = (part(0.85), part(0.95));
+    assert_eq!((most.kv_cache_bytes - half.kv_cache_bytes).div_ceil(GIB / 10), 24);
+    assert!(!part(0.5).fits);
     let small = gpu(12, 1);
     assert_eq!(small.ranks_that_fit(&llama()), Some(2));
     assert!(error(&small).contains("take 2 such GPUs with --tensor-parallel-size 2"));
@@ -179,4 +193,20 @@ fn a_rank_has_its_part() {
         "tensor_parallel_size 3 does not divide the model's 32 attention heads; possible are 1, 2, 4, 8, 16, 32"
     );
     assert!(spec.check_tensor_parallel(0).is_err());
+}
+
+/// Phi-3-mini has heads of 96 elements, which attention on a GPU has not.
+#[test]
+fn a_gpu_keeps_heads_padded() {
+    let mut spec = llama();
+    spec.each_attention(|_, a| a.head_dim = 96);
+    let padded = 2 * 32 * 8 * 128 * 2;
+    assert_eq!(spec.device_kv_bytes_per_token(Dtype::Bf16, 1), padded);
+    assert_eq!(spec.rank_kv_bytes_per_token(Dtype::Bf16, 1), padded * 96 / 128);
+    assert_eq!(spec.device_weight_bytes(Dtype::Bf16, 1), 8_030_261_248 * 2);
+    let widths = llama().device_widths(1);
+    let expected = DeviceWidths { wide: 2 * 14336, inner: 14336, attended: 4096 };
+    assert_eq!(widths, expected);
+    assert_eq!(llama().device_widths(2).wide, 14336);
+    assert_eq!([16, 64, 65, 128, 200].map(device_head_dim), [64, 64, 128, 128, 256]);
 }

@@ -4,4 +4,4 @@ mod ffi;
 mod plan;
 mod tables;
 
-pub use plan::{AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, PlanCapacity};
+pub use plan::AttentionPlan;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::cuda_backend::CudaDType;
 pub(super) use candle_core::cuda_backend::cudarc::driver::sys::CUstream;
-use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr};
+use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DriverError};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Storage, Tensor};
 use half::{bf16, f16};
 
@@ -161,7 +161,7 @@ impl Launch {
     pub(super) unsafe fn run<A>(&self, launcher: Launcher<A>, args: &A) -> Result<()> {
         let stream = self.device.cuda_stream();
         // The CUDA run time launches in the context that is current on this thread.
-        stream.context().bind_to_thread().map_err(|error| self.driver_error(&error))?;
+        stream.context().bind_to_thread().map_err(|error| driver(self.kernel, error))?;
         // SAFETY: the caller vouches for the arguments; the stream is the device's own and alive.
         let code = unsafe { launcher(args, stream.cu_stream()) };
         if code == 0 {
@@ -169,10 +169,11 @@ impl Launch {
         }
         Err(Error::Cuda { kernel: self.kernel, message: describe(code) })
     }
+}
 
-    fn driver_error(&self, error: &dyn std::fmt::Display) -> Error {
-        Error::Cuda { kernel: self.kernel, message: error.to_string() }
-    }
+/// What the driver refused.
+pub(super) fn driver(kernel: &'static str, error: DriverError) -> Error {
+    Error::Cuda { kernel, message: error.to_string() }
 }
 
 /// What CUDA calls an error number.

@@ -4,37 +4,8 @@ use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch};
 use crate::Result;
+use crate::device::RmsNorm;
 use crate::tensor::Operand;
-
-/// How the weight of a norm enters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormWeight {
-    /// The normalised row is multiplied by `weight`.
-    Plain,
-    /// It is multiplied by `1 + weight`, as Gemma's checkpoints store it.
-    OnePlus,
-}
-
-impl NormWeight {
-    /// What is added to the weight.
-    pub(super) fn offset(self) -> f32 {
-        match self {
-            Self::Plain => 0.0,
-            Self::OnePlus => 1.0,
-        }
-    }
-}
-
-/// The parameters of one norm.
-#[derive(Clone, Copy, Debug)]
-pub struct RmsNorm<'a> {
-    /// `[dim]`, bf16 or f16.
-    pub weight: &'a Tensor,
-    /// How it enters.
-    pub form: NormWeight,
-    /// Added to the mean square.
-    pub eps: f32,
-}
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in f32 and rounded once.
 ///

@@ -3,46 +3,12 @@
 use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch};
-use super::{NormWeight, PagedCache};
+use crate::device::{PagedCache, QkvToCache};
 use crate::tensor::Operand;
-use crate::{Error, Result, RopeStyle, RopeTable};
-
-/// A slot that is no place in the cache: such a token's key and value are not written. The padding tokens
-/// of a CUDA graph have it.
-pub const NO_SLOT: u32 = u32::MAX;
+use crate::{Error, Result, RopeStyle};
 
 /// The largest head that the kernel holds in shared memory.
 const MAX_HEAD_DIM: usize = 512;
-
-/// The norms of heads.
-#[derive(Clone, Copy, Debug)]
-pub struct QkNorm<'a> {
-    /// Of each head of q, `[head_dim]`, bf16 or f16.
-    pub q_weight: &'a Tensor,
-    /// Of each head of k, `[head_dim]`, bf16 or f16.
-    pub k_weight: &'a Tensor,
-    /// How both enter.
-    pub form: NormWeight,
-    /// Added to the mean square.
-    pub eps: f32,
-}
-
-/// The operands of [`qkv_to_cache`] beside the qkv rows.
-#[derive(Clone, Copy, Debug)]
-pub struct QkvToCache<'a> {
-    /// The norms of the heads of q and k, if the model has them.
-    pub qk_norm: Option<QkNorm<'a>>,
-    /// The table of positions, on the GPU ([`RopeTable::to_device`]).
-    pub rope: &'a RopeTable,
-    /// u32 `[tokens]`. A position beyond the table makes its token's q and k NaN.
-    pub positions: &'a Tensor,
-    /// u32 `[tokens]`, each `block * block_size + offset`, or [`NO_SLOT`].
-    pub slot_mapping: &'a Tensor,
-    /// Where keys and values go.
-    pub cache: &'a PagedCache,
-    /// In which layer.
-    pub layer: usize,
-}
 
 /// Splits `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]`: norms the heads of q and k if the model does,
 /// rotates them, writes k and v into the paged cache and q to `q_out` `[tokens, heads, head_dim]`.

@@ -1,130 +1,11 @@
 //! Draws a token per row of logits on the device, each row by its own parameters.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch};
+use crate::device::{SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch};
 use crate::tensor::Operand;
 use crate::{Error, Result};
-
-/// "No row", "no slot" and "no token" in tables and results.
-const NONE: u32 = u32::MAX;
-
-/// How one token is drawn: the device's form of [`crate::sampling::SamplingRow`], [`SamplerRow::WORDS`]
-/// numbers of a table on the device.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SamplerRow {
-    /// The row of logits; `None` is the padding of a CUDA graph and draws nothing.
-    pub logits_row: Option<u32>,
-    /// 0 is greedy: the most likely token, the lowest id among equals.
-    pub temperature: f32,
-    /// Keep the k most likely tokens.
-    pub top_k: Option<u32>,
-    /// Keep the most likely tokens whose probabilities sum to at least this.
-    pub top_p: f32,
-    /// Keep tokens at least this times as likely as the most likely one.
-    pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens of prompt and output.
-    pub repetition: f32,
-    /// Subtracted once from tokens that were generated.
-    pub presence: f32,
-    /// Subtracted per time that the token was generated.
-    pub frequency: f32,
-    /// The slot of [`TokenCounts`] that penalties look at, and that counts the drawn token. No two draws of
-    /// a call share one.
-    pub counts_slot: Option<u32>,
-    /// The range of the batch's biases that hold for this draw; a token is banned by a bias of minus
-    /// infinity.
-    pub biases: (u32, u32),
-    /// The row of the batch's masks.
-    pub mask_row: Option<u32>,
-    /// Report the drawn token's log-probability, and so many most likely tokens.
-    pub top_logprobs: Option<u32>,
-    /// Decides, with `place`, the draw.
-    pub seed: u64,
-    /// The token's place in the output.
-    pub place: u32,
-}
-
-impl SamplerRow {
-    /// Numbers of one row of the table.
-    pub const WORDS: usize = 16;
-
-    /// The row as it lies in the table.
-    #[must_use]
-    pub fn words(&self) -> [u32; Self::WORDS] {
-        [
-            self.logits_row.unwrap_or(NONE),
-            self.temperature.to_bits(),
-            self.top_k.unwrap_or(0),
-            self.top_p.to_bits(),
-            self.min_p.to_bits(),
-            self.repetition.to_bits(),
-            self.presence.to_bits(),
-            self.frequency.to_bits(),
-            self.counts_slot.unwrap_or(NONE),
-            self.biases.0,
-            self.biases.1,
-            self.mask_row.unwrap_or(NONE),
-            self.top_logprobs.unwrap_or(NONE),
-            self.place,
-            self.seed as u32,
-            (self.seed >> 32) as u32,
-        ]
-    }
-}
-
-/// The tables of a step's draws, all on the device. Each may be longer than what its rows use.
-#[derive(Clone, Copy, Debug)]
-pub struct SamplingBatch<'a> {
-    /// u32 `[draws, 16]`: [`SamplerRow::words`] of each draw.
-    pub rows: &'a Tensor,
-    /// The counts that penalties look at.
-    pub counts: Option<&'a TokenCounts>,
-    /// Token ids u32 `[n]` and what is added to their logits f32 `[n]`.
-    pub biases: Option<(&'a Tensor, &'a Tensor)>,
-    /// u32 `[mask_rows, words]`: bit `id % 32` of word `id / 32` allows the token; shorter masks allow
-    /// nothing beyond.
-    pub masks: Option<&'a Tensor>,
-}
-
-/// Memory that [`sample`] overwrites.
-#[derive(Clone, Debug)]
-pub struct SamplingScratch {
-    scores: Tensor,
-}
-
-impl SamplingScratch {
-    /// Memory for up to `max_draws` draws: four bytes per draw and token of the vocabulary.
-    ///
-    /// # Errors
-    /// The device's memory does not suffice.
-    pub fn new(max_draws: usize, vocab: usize, device: &Device) -> Result<Self> {
-        Ok(Self { scores: Tensor::zeros((max_draws, vocab), DType::F32, device)? })
-    }
-}
-
-/// What a step drew, on the device.
-#[derive(Clone, Debug)]
-pub struct SamplingOutput {
-    /// u32 `[draws]`: the tokens, for the next step's embedding; `u32::MAX` if none is allowed and finite.
-    pub token_ids: Tensor,
-    /// u32 `[draws, 2 + 2 * max_top]`, the one copy to the host: the token, the bits of its f32
-    /// log-probability, then the most likely tokens alike, most likely first; `u32::MAX` where there is none.
-    pub report: Tensor,
-}
-
-impl SamplingOutput {
-    /// Room for `draws` draws with up to `max_top` (at most 32) most likely tokens each.
-    ///
-    /// # Errors
-    /// The device's memory does not suffice.
-    pub fn new(draws: usize, max_top: usize, device: &Device) -> Result<Self> {
-        Ok(Self {
-            token_ids: Tensor::zeros(draws, DType::U32, device)?,
-            report: Tensor::zeros((draws, 2 + 2 * max_top), DType::U32, device)?,
-        })
-    }
-}
 
 /// Draws a token for each row of `batch.rows` from `logits` `[rows, vocab]`, bf16, f16 or f32.
 ///
@@ -148,7 +29,7 @@ pub fn sample(
     let dims2 = |name, tensor, axes: &str| Operand::new(KERNEL, name, tensor).dims2(axes);
     let (rows, vocab) = dims2("logits", logits, "[rows, vocab]")?;
     let (draws, _) = dims2("rows", batch.rows, "[draws, 16]")?;
-    let (max_draws, _) = dims2("scratch", &scratch.scores, "[max_draws, vocab]")?;
+    let (max_draws, _) = dims2("scratch", scratch.scores(), "[max_draws, vocab]")?;
     let (_, width) = dims2("report", &out.report, "[draws, 2 + 2 * max_top]")?;
     if draws > max_draws {
         return Err(Error::OutOfRange {
@@ -172,7 +53,7 @@ pub fn sample(
         biases: tables.biases,
         masks: tables.masks,
         scores: launch.f32s(
-            ("scratch", &scratch.scores),
+            ("scratch", scratch.scores()),
             "[max_draws, vocab]",
             &[max_draws, vocab],
         )?,
@@ -216,7 +97,8 @@ struct Tables {
 impl Tables {
     fn check(launch: &Launch, batch: &SamplingBatch<'_>, vocab: usize) -> Result<Self> {
         let (counts, slots) = match batch.counts {
-            Some(TokenCounts { counts }) => {
+            Some(counts) => {
+                let counts = counts.tensor();
                 let slots = counts.dims()[0];
                 (launch.u32s(("counts", counts), "[slots, vocab]", &[slots, vocab])?, slots)
             }
@@ -226,7 +108,7 @@ impl Tables {
             Some((ids, values)) => {
                 let n = ids.elem_count();
                 let ids = launch.u32s(("bias ids", ids), "[n]", &[n])?;
-                (ids, launch.f32s(("biases", values), "[n]", &[n])?, n)
+                (ids, launch.u32s(("biases", values), "[n]", &[n])?.cast(), n)
             }
             None => (std::ptr::null_mut(), std::ptr::null_mut(), 0),
         };
@@ -252,71 +134,34 @@ impl Tables {
     }
 }
 
-/// How often each token stands in the sequences that have penalties, kept on the device: a slot per
-/// sequence, four bytes per token of the vocabulary.
-#[derive(Clone, Debug)]
-pub struct TokenCounts {
-    /// u32 `[slots, vocab]`: times generated, and the highest bit for tokens of the prompt.
-    counts: Tensor,
-}
-
-impl TokenCounts {
-    /// Empty counts for `slots` sequences.
-    ///
-    /// # Errors
-    /// The device's memory does not suffice.
-    pub fn new(slots: usize, vocab: usize, device: &Device) -> Result<Self> {
-        Ok(Self { counts: Tensor::zeros((slots, vocab), DType::U32, device)? })
+/// Runs one of the operations on counts: 0 empties the slots, 1 notes tokens of a prompt, 2 counts generated ones.
+pub(crate) fn count_tokens(
+    counts: &Tensor,
+    operation: i32,
+    slots: &Tensor,
+    token_ids: Option<&Tensor>,
+) -> Result<()> {
+    let launch = Launch::integers("token_counts", "counts", counts)?;
+    let dims = counts.dims().to_vec();
+    let count = slots.elem_count();
+    let args = CountArgs {
+        counts: launch.u32s(("counts", counts), "[slots, vocab]", &dims)?,
+        slot: launch.u32s(("slots", slots), "[count]", &[count])?,
+        token_ids: match token_ids {
+            Some(ids) => launch.u32s(("token_ids", ids), "[count]", &[count])?,
+            None => std::ptr::null_mut(),
+        },
+        count: count as i32,
+        slots: dims[0] as i32,
+        vocab: dims[1] as i32,
+        operation,
+    };
+    if count == 0 {
+        return Ok(());
     }
-
-    /// Empties the slots in `slots`, u32 `[count]`.
-    ///
-    /// # Errors
-    /// The operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
-    pub fn reset(&self, slots: &Tensor) -> Result<()> {
-        self.run(0, slots, None)
-    }
-
-    /// Notes `token_ids[i]` as a token of the prompt in slot `slots[i]`; both are u32 `[count]`.
-    ///
-    /// # Errors
-    /// As [`TokenCounts::reset`].
-    pub fn add_prompt(&self, slots: &Tensor, token_ids: &Tensor) -> Result<()> {
-        self.run(1, slots, Some(token_ids))
-    }
-
-    /// Counts `token_ids[i]` as generated in slot `slots[i]`, for a sequence that comes back; both are u32
-    /// `[count]`. [`sample`] counts what it draws.
-    ///
-    /// # Errors
-    /// As [`TokenCounts::reset`].
-    pub fn add_generated(&self, slots: &Tensor, token_ids: &Tensor) -> Result<()> {
-        self.run(2, slots, Some(token_ids))
-    }
-
-    fn run(&self, operation: i32, slots: &Tensor, token_ids: Option<&Tensor>) -> Result<()> {
-        let launch = Launch::integers("token_counts", "counts", &self.counts)?;
-        let dims = self.counts.dims().to_vec();
-        let count = slots.elem_count();
-        let args = CountArgs {
-            counts: launch.u32s(("counts", &self.counts), "[slots, vocab]", &dims)?,
-            slot: launch.u32s(("slots", slots), "[count]", &[count])?,
-            token_ids: match token_ids {
-                Some(ids) => launch.u32s(("token_ids", ids), "[count]", &[count])?,
-                None => std::ptr::null_mut(),
-            },
-            count: count as i32,
-            slots: dims[0] as i32,
-            vocab: dims[1] as i32,
-            operation,
-        };
-        if count == 0 {
-            return Ok(());
-        }
-        // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel
-        // compares slots and ids with those dimensions before it uses them.
-        unsafe { launch.run(candlepower_count_tokens, &args) }
-    }
+    // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel
+    // compares slots and ids with those dimensions before it uses them.
+    unsafe { launch.run(candlepower_count_tokens, &args) }
 }
 
 /// As `SampleArgs` in sampling.cu.

@@ -4,9 +4,10 @@ use candle_core::cuda_backend::cudarc::driver::sys::{
     CUgraphInstantiate_flags, CUstreamCaptureMode,
 };
 use candle_core::{DType, Device, Tensor};
-use candlepower_kernels::cuda::{
-    self, AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, NO_SLOT, NormWeight,
-    PagedCache, PagedLayer, PlanCapacity, QkNorm, QkvToCache,
+use candlepower_kernels::cuda::{self, AttentionPlan};
+use candlepower_kernels::device::{
+    AttentionSpec, AttentionStep, LaunchShape, NO_SLOT, NormWeight, PagedCache, PagedLayer,
+    PlanCapacity, QkNorm, QkvToCache,
 };
 use candlepower_kernels::{
     AttentionMetadata, CacheView, KvCacheConfig, PagedAttention, RopeStyle, RopeTable,

@@ -1,7 +1,8 @@
 //! Norms, activations, gathers and the small matrix product.
 
 use candle_core::DType;
-use candlepower_kernels::cuda::{self, NormWeight, RmsNorm};
+use candlepower_kernels::cuda;
+use candlepower_kernels::device::{NormWeight, RmsNorm};
 use candlepower_kernels::{
     Activation, add_rms_norm_reference, embedding_reference, gated_activation_reference,
     gather_rows_reference, linear_reference, rms_norm_reference,

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_kernels::cuda::{
-    self, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts,
+use candlepower_kernels::cuda;
+use candlepower_kernels::device::{
+    SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts,
 };
 use candlepower_kernels::sampling::{
-    Penalties, RowLogprobs, SamplingRow, logprobs_of, sample_row_reference,
+    Penalties, RowLogprobs, SamplingRow, logprobs_of, sample_row_reference, uniform,
 };
 
 use crate::gpu::{Gpu, Random};
@@ -60,7 +61,7 @@ fn draw_batch(
     }
     // Empty tables would be no tensors.
     masks.extend(vec![0; words]);
-    biases.push((0, 0.0));
+    biases.push((0, 0.0f32));
 
     let counts = TokenCounts::new(draws, vocab, gpu.device()).unwrap();
     let all: Vec<(u32, u32, u32)> = cases
@@ -70,9 +71,9 @@ fn draw_batch(
         .collect();
     count(gpu, &counts, &all);
     let table: Vec<u32> = cases.iter().flat_map(|case| case.row.words()).collect();
-    let (ids, values): (Vec<u32>, Vec<f32>) = biases.into_iter().unzip();
-    let (ids, values) =
-        (gpu.integers(&ids, &[ids.len()]), gpu.floats(&values, &[values.len()], DType::F32));
+    let (ids, values): (Vec<u32>, Vec<u32>) =
+        biases.into_iter().map(|(id, bias)| (id, bias.to_bits())).unzip();
+    let (ids, values) = (gpu.integers(&ids, &[ids.len()]), gpu.integers(&values, &[values.len()]));
     let masks = gpu.integers(&masks, &[masks.len() / words, words]);
     let batch = SamplingBatch {
         rows: &gpu.integers(&table, &[draws, SamplerRow::WORDS]),
@@ -161,13 +162,6 @@ fn expected(case: &Case, logits: &[f32], vocab: usize) -> Option<u32> {
         logprobs: None,
     };
     sample_row_reference(&logits[start..start + vocab], &params)
-}
-
-/// The engine's number in [0, 1).
-fn uniform(seed: u64, place: u64) -> f64 {
-    // `next` adds the increment first and then mixes, as the engine's mixing does.
-    let mix = |z: u64| Random(z).next();
-    (mix(mix(seed) ^ place) >> 11) as f64 / (1u64 << 53) as f64
 }
 
 pub(crate) fn logprobs(gpu: &Gpu) {

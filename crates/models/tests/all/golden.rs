@@ -11,7 +11,7 @@ use candlepower_models::{
 };
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
-const GOLDENS: &[&str] = &[
+pub(crate) const GOLDENS: &[&str] = &[
     "llama",
     "llama-linear",
     "llama-yarn",
@@ -22,19 +22,19 @@ const GOLDENS: &[&str] = &[
     "phi3",
     "phi3-longrope",
 ];
-const TOLERANCE: f32 = 1e-4;
-const BLOCK_SIZE: usize = 16;
-const NUM_BLOCKS: usize = 24;
+pub(crate) const TOLERANCE: f32 = 1e-4;
+pub(crate) const BLOCK_SIZE: usize = 16;
+pub(crate) const NUM_BLOCKS: usize = 24;
 
 fn folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
 }
 
-fn checkpoint(name: &str) -> Checkpoint {
+pub(crate) fn checkpoint(name: &str) -> Checkpoint {
     Checkpoint::open(CheckpointFiles::Folder(folder(name))).unwrap()
 }
 
-fn options() -> LoadOptions {
+pub(crate) fn options() -> LoadOptions {
     LoadOptions {
         device: Device::Cpu,
         dtype: LoadDtype::Auto,
@@ -51,16 +51,16 @@ fn model(name: &str) -> Decoder {
 }
 
 /// What transformers computed.
-struct Golden {
-    prompt: Vec<u32>,
+pub(crate) struct Golden {
+    pub(crate) prompt: Vec<u32>,
     /// A row for each position.
-    logits: Vec<Vec<f32>>,
-    greedy: Vec<u32>,
+    pub(crate) logits: Vec<Vec<f32>>,
+    pub(crate) greedy: Vec<u32>,
     short_logits: Vec<Vec<f32>>,
 }
 
 impl Golden {
-    fn read(name: &str) -> Self {
+    pub(crate) fn read(name: &str) -> Self {
         let bytes = std::fs::read(folder(name).join("golden.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let words = |name: &str| -> Vec<[u8; 4]> {
@@ -157,12 +157,12 @@ fn greedy(model: &Decoder, prompt: &[u32], new_tokens: usize) -> Vec<u32> {
     generated
 }
 
-fn argmax(row: &[f32]) -> u32 {
+pub(crate) fn argmax(row: &[f32]) -> u32 {
     let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
     best.unwrap().0 as u32
 }
 
-fn max_difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
+pub(crate) fn max_difference(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     assert_eq!(a.len(), b.len());
     let pairs = a.iter().flatten().zip(b.iter().flatten());
     pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)

@@ -9,12 +9,15 @@ use candle_core::cuda_backend::cudarc::driver::{
 use candle_core::{CudaDevice, DType, Device, Tensor};
 
 use super::super::launch::{Address, Launch, describe};
-use super::super::{PagedCache, PagedLayer};
 use super::ffi::{
     Buffers, Functions, Kernel, MESSAGE_BYTES, PLAN_WORDS, PlanArgs, REFUSED, RunArgs, Shape,
 };
 use super::tables::TableLayout;
-use crate::{AttentionMetadata, Error, KvCacheConfig, PagedAttention, Result};
+use crate::device::{
+    AttentionSpec, AttentionStep, LaunchShape, PagedCache, PagedLayer, PlanCapacity, check_spec,
+    check_step, check_window,
+};
+use crate::{Error, KvCacheConfig, PagedAttention, Result};
 
 const KERNEL: &str = "paged_attention";
 
@@ -26,50 +29,6 @@ const SCHEDULE_BYTES: usize = 8 << 20;
 
 /// Flags of pinned memory that the host reads as well: not write-combined, which is slow to read.
 const READ_BACK: u32 = 0;
-
-/// Room of an [`AttentionPlan`], reserved once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlanCapacity {
-    /// Sequences of a step.
-    pub max_seqs: usize,
-    /// Blocks of all sequences of a step together, shared blocks counted each time.
-    pub max_pages: usize,
-    /// Bytes for partial results of sequences that are split. 64 MiB suffice for up to 132 multiprocessors
-    /// and 128 elements per head; a plan that needs more says so.
-    pub partials_bytes: usize,
-}
-
-/// The attention of a model's layers that one plan serves: those with the same heads and the same window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AttentionSpec {
-    /// Query heads.
-    pub heads: usize,
-    /// A query at position `p` sees the positions above `p - window` only.
-    pub window: Option<usize>,
-    /// Element type of q, cache and output: bf16 or f16.
-    pub dtype: DType,
-}
-
-/// Whether the launch may depend on the lengths of the sequences.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LaunchShape {
-    /// As many blocks as the step needs.
-    Fitted,
-    /// Depends on the number of sequences and tokens alone, so that a CUDA graph can be replayed after
-    /// another `prepare`. Every sequence has the same number of queries.
-    Fixed,
-}
-
-/// A step as the planner sees it.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionStep<'a> {
-    /// Queries and cache of each sequence.
-    pub meta: &'a AttentionMetadata,
-    /// Rows of q.
-    pub tokens: usize,
-    /// How it is launched.
-    pub launch: LaunchShape,
-}
 
 /// Memory and schedule of the attention of one step: `prepare` once, then `attend` for each layer.
 ///
@@ -156,31 +115,10 @@ impl AttentionPlan {
     /// FlashInfer refused.
     pub fn prepare(&mut self, step: &AttentionStep<'_>) -> Result<()> {
         self.prepared = None;
-        let sequences = step.meta.sequences(step.tokens, &self.cache)?;
+        let sequences = check_step(step, &self.cache, &self.capacity)?;
         let pages: usize = sequences.iter().map(|seq| seq.block_table.len()).sum();
         let seqs = sequences.len();
-        for (parameter, value, bound) in [
-            ("sequences of a step", seqs, self.capacity.max_seqs),
-            ("blocks of a step", pages, self.capacity.max_pages),
-        ] {
-            if value > bound {
-                return Err(Error::OutOfRange {
-                    kernel: KERNEL,
-                    index: parameter,
-                    value,
-                    bound: bound + 1,
-                });
-            }
-        }
-        if seqs == 0 || step.tokens == 0 {
-            return Err(Error::Metadata("a step without queries has no plan".into()));
-        }
         let uniform = sequences.iter().all(|seq| seq.num_queries == sequences[0].num_queries);
-        if step.launch == LaunchShape::Fixed && !uniform {
-            return Err(Error::Metadata(
-                "a fixed launch needs the same number of queries in every sequence".into(),
-            ));
-        }
         let decode = uniform && sequences[0].num_queries == 1;
         let kernel = self.kernel_for(decode);
         self.wait_for_copies()?;
@@ -224,12 +162,7 @@ impl AttentionPlan {
         let Some(prepared) = &self.prepared else {
             return Err(Error::Metadata("prepare() comes before attend()".into()));
         };
-        if params.window != self.spec.window {
-            return Err(Error::Metadata(format!(
-                "the plan is for window {:?}, the layer has {:?}",
-                self.spec.window, params.window
-            )));
-        }
+        check_window(params, &self.spec)?;
         let launch = Launch::new(KERNEL, "q", q)?;
         let dims = [prepared.shape.tokens as usize, self.spec.heads, self.cache.head_dim];
         let (axes, cache_axes) =
@@ -354,26 +287,20 @@ impl Drop for AttentionPlan {
 }
 
 fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
-    cache.check()?;
-    let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
-    if spec.heads == 0 || !spec.heads.is_multiple_of(cache.num_kv_heads) {
-        return error("heads", spec.heads, "a positive multiple of the cache's kv_heads");
-    }
-    if spec.window == Some(0) {
-        return error("window", 0, "at least 1, or absent");
-    }
+    check_spec(spec, cache)?;
     if !matches!(spec.dtype, DType::BF16 | DType::F16) {
         let (kernel, operand, expected) = (KERNEL, "dtype", "bf16 or f16");
         return Err(Error::DType { kernel, operand, expected, found: spec.dtype });
     }
     if Functions::of(Kernel::Prefill, cache.head_dim).is_none() {
-        return error("head_dim", cache.head_dim, "64, 128 or 256 on a GPU");
+        let (parameter, value) = ("head_dim", cache.head_dim);
+        return Err(Error::Parameter { parameter, value, expected: "64, 128 or 256 on a GPU" });
     }
     Ok(())
 }
 
 fn driver(error: DriverError) -> Error {
-    Error::Cuda { kernel: KERNEL, message: error.to_string() }
+    super::super::launch::driver(KERNEL, error)
 }
 
 /// FlashInfer's own words where there are any.

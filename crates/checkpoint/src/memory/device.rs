@@ -1,0 +1,102 @@
+//! Bytes on a GPU: row-major matrices in one dtype, buffers that are reserved once, heads padded to what attention has.
+
+use super::MemoryRequest;
+use crate::spec::{AttentionSpec, Dtype, ModelSpec};
+
+/// Widths of heads that attention on a GPU is compiled for; others are padded with zeros to the next of them.
+pub const DEVICE_HEAD_DIMS: &[usize] = &[64, 128, 256];
+/// Most rows of logits that exist at once on a GPU.
+const MOST_LOGITS_ROWS: usize = 256;
+/// Partial results of attention for heads of 128 elements, for each kind of window. Source: FlashInfer's planner, for
+/// 132 multiprocessors.
+const PARTIALS_BYTES: u64 = 64 << 20;
+/// The schedule of attention, for each kind of window. Source: `AttentionPlan` of the crate `kernels`.
+const SCHEDULE_BYTES: u64 = 8 << 20;
+/// cuBLAS's workspace, kernels that are loaded at their first call, CUDA graphs: an estimate from above.
+const FIXED_BYTES: u64 = 512 << 20;
+
+/// Numbers per token in the buffers that layers share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceWidths {
+    /// Of q, k and v, or of gate and up.
+    pub wide: usize,
+    /// Of q, or of the activated gate.
+    pub inner: usize,
+    /// Of all heads.
+    pub attended: usize,
+}
+
+/// The width of a head of `head_dim` elements in the memory of a GPU.
+pub fn device_head_dim(head_dim: usize) -> usize {
+    DEVICE_HEAD_DIMS.iter().copied().find(|dim| *dim >= head_dim).unwrap_or(head_dim)
+}
+
+/// Rows of logits that exist at once on a GPU.
+pub fn device_logits_rows(max_num_seqs: usize) -> usize {
+    max_num_seqs.clamp(1, MOST_LOGITS_ROWS)
+}
+
+impl ModelSpec {
+    /// Bytes of the weights as one of `ranks` ranks loads them to a GPU: all in `dtype`.
+    pub fn device_weight_bytes(&self, dtype: Dtype, ranks: usize) -> u64 {
+        self.with_padded_heads().rank_numbers(ranks) * dtype.size() as u64
+    }
+
+    /// Bytes of keys and values that one token takes on a GPU that is one of `ranks`.
+    pub fn device_kv_bytes_per_token(&self, dtype: Dtype, ranks: usize) -> u64 {
+        self.with_padded_heads().rank_kv_bytes_per_token(dtype, ranks)
+    }
+
+    /// Numbers per token in the buffers that layers share, on one of `ranks` ranks.
+    pub fn device_widths(&self, ranks: usize) -> DeviceWidths {
+        let widest = |width: &dyn Fn(&AttentionSpec, usize) -> usize| {
+            let layers = self.layers.iter();
+            let widths = layers.map(|l| width(&l.attention, l.mlp.inner.div_ceil(ranks)));
+            widths.max().unwrap_or(0)
+        };
+        let q = |a: &AttentionSpec| a.heads.div_ceil(ranks) * device_head_dim(a.head_dim);
+        let kv = |a: &AttentionSpec| a.kv_heads.div_ceil(ranks) * device_head_dim(a.head_dim);
+        DeviceWidths {
+            wide: widest(&|a, inner| (q(a) + 2 * kv(a)).max(2 * inner)),
+            inner: widest(&|a, inner| q(a).max(inner)),
+            attended: widest(&|a, _| q(a)),
+        }
+    }
+
+    /// Bytes of the partial results of attention, for each kind of window.
+    pub fn attention_partials_bytes(&self) -> usize {
+        let widest = self.layers.iter().map(|layer| device_head_dim(layer.attention.head_dim));
+        (PARTIALS_BYTES * widest.max().unwrap_or(0).div_ceil(128).max(1) as u64) as usize
+    }
+
+    /// Bytes that one rank needs on a GPU beside weights and cache: the buffers of a step, rope tables, schedules of
+    /// attention, tables for sampling, and what CUDA takes for itself.
+    pub(super) fn device_activation_bytes(&self, request: &MemoryRequest) -> u64 {
+        let ranks = request.tensor_parallel_size;
+        let element = request.kv.size() as u64;
+        let DeviceWidths { wide, inner, attended } = self.device_widths(ranks);
+        let tokens = request.max_num_batched_tokens as u64;
+        let rows = device_logits_rows(request.max_num_seqs) as u64;
+        let vocab = self.vocab_size as u64;
+        let buffers = tokens * (3 * self.hidden_size + wide + inner + attended) as u64
+            + rows * (self.hidden_size as u64 + vocab);
+        // Scores and counts of each draw are four bytes, a grammar's mask is a bit.
+        let sampling = rows * (8 * vocab + vocab.div_ceil(8));
+        let mut windows = Vec::new();
+        for layer in &self.layers {
+            if !windows.contains(&layer.attention.window) {
+                windows.push(layer.attention.window);
+            }
+        }
+        let plan = self.attention_partials_bytes() as u64 + SCHEDULE_BYTES;
+        let ropes = 4 * self.rope_numbers(request.max_model_len) as u64;
+        element * buffers + sampling + windows.len() as u64 * plan + ropes + FIXED_BYTES
+    }
+
+    /// The model with heads as wide as a GPU keeps them.
+    fn with_padded_heads(&self) -> Self {
+        let mut padded = self.clone();
+        padded.each_attention(|_, a| a.head_dim = device_head_dim(a.head_dim));
+        padded
+    }
+}

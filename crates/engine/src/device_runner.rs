@@ -1,0 +1,393 @@
+//! Runs steps on a device: tables are made on the host and uploaded, tokens are drawn there, and one copy comes back.
+
+use std::time::Instant;
+
+use candle_core::{DType, Device, Tensor};
+use candlepower_kernels::{
+    device::{
+        self, AttentionStep, LaunchShape, Readback, SamplerRow, SamplingOutput, SamplingScratch,
+        Staging, TokenCounts,
+    },
+    sampling::{RowLogprobs, SampledRow},
+};
+use candlepower_models::{DeviceDecoder, DeviceInput, Workspace, WorkspaceSize};
+use candlepower_scheduler::Step;
+
+use crate::{
+    Error, Result,
+    device_graphs::Graphs,
+    device_tables::{Chunk, DrawLimits, DrawTables, InputTables, Upload},
+    runner::{SamplingBatch, StepOutput},
+};
+
+/// "No token" in what the device reports.
+const NONE: u32 = u32::MAX;
+
+/// One rank's model on a device, with everything that its steps need there.
+pub(crate) struct DeviceRunner {
+    model: DeviceDecoder,
+    workspace: Workspace,
+    size: WorkspaceSize,
+    graphs: Graphs,
+    /// Tokens, positions and slots, then the rows whose logits a graph computes: at the same place in each step.
+    inputs: Staging,
+    /// What a step draws and copies; replaced by a larger one where a step needs it.
+    tables: Staging,
+    scratch: SamplingScratch,
+    /// u32: the tokens that the last step drew, in the order of its samples.
+    drawn: Tensor,
+    /// u32: what the last step's draws report.
+    report: Tensor,
+    /// Made when the first sequence with a penalty comes.
+    counts: Option<TokenCounts>,
+    readback: Readback,
+    launched: Option<Launched>,
+}
+
+/// A step on its way.
+struct Launched {
+    started: Instant,
+    /// Whether each sample's log-probabilities are asked for, and how many others.
+    samples: Vec<Option<usize>>,
+    /// Tokens that are scored, and how many others are reported with each.
+    prompts: Vec<(Vec<u32>, usize)>,
+    /// Numbers per draw.
+    width: usize,
+}
+
+impl DeviceRunner {
+    /// Reserves what steps of up to `size` need.
+    pub(crate) fn new(
+        model: DeviceDecoder,
+        size: WorkspaceSize,
+        graphs: Graphs,
+    ) -> Result<Self> {
+        let device = model.device().clone();
+        let draws = 2 * size.max_rows;
+        let vocab = model.spec().vocab_size;
+        Ok(Self {
+            workspace: model.workspace(size)?,
+            size,
+            graphs,
+            inputs: Staging::new(InputViews::capacity(&size), &device)?,
+            tables: Staging::new(64 * draws, &device)?,
+            scratch: SamplingScratch::new(size.max_rows, vocab, &device)?,
+            drawn: Tensor::zeros(draws, DType::U32, &device)?,
+            report: Tensor::zeros(8 * draws, DType::U32, &device)?,
+            counts: None,
+            readback: Readback::new(8 * draws, &device)?,
+            launched: None,
+            model,
+        })
+    }
+
+    /// Records a graph for each number of sequences that has one, telling how many are done.
+    pub(crate) fn capture_graphs(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<()> {
+        let buckets = self.graphs.buckets().to_vec();
+        for (done, &bucket) in buckets.iter().enumerate() {
+            progress(done, buckets.len());
+            let mut inputs = InputTables::default();
+            inputs.attention.query_start.push(0);
+            inputs.pad(bucket);
+            let views = self.prepare(&inputs, LaunchShape::Fixed)?;
+            let Self { model, workspace, graphs, .. } = self;
+            graphs.capture(model.device(), bucket, || {
+                let hidden = model.forward(&views.input(), workspace)?;
+                model.logits(&hidden, &views.rows, workspace)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Queues a step on the device; [`DeviceRunner::wait`] has its outcome.
+    pub(crate) fn launch(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<()> {
+        let started = Instant::now();
+        let mut inputs = InputTables::new(step, self.size.block_size as u32);
+        let decodes = inputs.num_tokens() == step.rows.len();
+        let bucket = self.graphs.bucket(step.rows.len()).filter(|_| decodes);
+        if let Some(bucket) = bucket {
+            inputs.pad(bucket);
+        }
+        let limits = DrawLimits {
+            rows: self.size.max_rows,
+            vocab: self.model.spec().vocab_size,
+            has_logits: bucket.is_some(),
+        };
+        let draws = DrawTables::new(step, batch, limits);
+        let launched = Launched {
+            started,
+            samples: batch.samples.iter().map(|sample| sample.logprobs).collect(),
+            prompts: batch.prompts.iter().map(|p| (p.next_token_ids.clone(), p.top)).collect(),
+            width: 2 + 2 * draws.max_top,
+        };
+        let views = self.upload_draws(step, &draws)?;
+        if !step.copies.is_empty() {
+            self.workspace.cache().copy_blocks(&views.copies)?;
+        }
+        let launch = if bucket.is_some() { LaunchShape::Fixed } else { LaunchShape::Fitted };
+        let inputs_on_device = self.prepare(&inputs, launch)?;
+        if inputs.has_drawn {
+            device::resolve_tokens(&inputs_on_device.token_ids, &self.drawn)?;
+        }
+        let computed = match bucket {
+            Some(bucket) => Computed::Logits(self.run_graph(bucket, &inputs_on_device)?),
+            None => {
+                Computed::Hidden(self.model.forward(&inputs_on_device.input(), &self.workspace)?)
+            }
+        };
+        self.draw(&computed, &draws, &views, launched.width)?;
+        let reported = draws.num_draws() * launched.width;
+        self.readback.start(&self.report.narrow(0, 0, reported)?)?;
+        self.launched = Some(launched);
+        Ok(())
+    }
+
+    /// Waits for the step that was launched.
+    pub(crate) fn wait(&mut self) -> Result<StepOutput> {
+        let report = self.readback.finish()?;
+        let launched = self.launched.take();
+        let launched = launched.ok_or_else(|| Error::Invariant("no step was launched".into()))?;
+        Ok(launched.read(&report))
+    }
+
+    /// Uploads the tables of the forward and plans its attention.
+    fn prepare(&mut self, inputs: &InputTables, launch: LaunchShape) -> Result<InputViews> {
+        let tokens = inputs.num_tokens();
+        let mut upload = Upload::default();
+        let token_ids = upload.push(inputs.token_ids.iter().copied());
+        let positions = upload.push(inputs.positions.iter().copied());
+        let slots = upload.push(inputs.slots.iter().copied());
+        let rows = upload.push(0..tokens.min(self.size.max_rows) as u32);
+        self.inputs.upload(&upload.numbers)?;
+        let view = |range: std::ops::Range<usize>| self.inputs.view(range.start, &[range.len()]);
+        let views = InputViews {
+            token_ids: view(token_ids)?,
+            positions: view(positions)?,
+            slots: view(slots)?,
+            rows: view(rows)?,
+        };
+        self.workspace.prepare(&AttentionStep { meta: &inputs.attention, tokens, launch })?;
+        Ok(views)
+    }
+
+    /// The logits of a decode, whose launches were recorded.
+    fn run_graph(&self, bucket: usize, inputs: &InputViews) -> Result<Tensor> {
+        match self.graphs.launch(bucket)? {
+            Some(logits) => Ok(logits),
+            None => {
+                let hidden = self.model.forward(&inputs.input(), &self.workspace)?;
+                Ok(self.model.logits(&hidden, &inputs.rows, &self.workspace)?)
+            }
+        }
+    }
+
+    /// Uploads what the step draws and copies, into larger tables where these do not do.
+    fn upload_draws(&mut self, step: &Step, draws: &DrawTables) -> Result<DrawViews> {
+        let mut upload = Upload::default();
+        let copies = upload.push(step.copies.iter().flat_map(|copy| [copy.src.0, copy.dst.0]));
+        let bias_ids = upload.push(draws.bias_ids.iter().copied());
+        let biases = upload.push(draws.biases.iter().copied());
+        let masks = upload.push(draws.masks.iter().copied());
+        let mut chunks = Vec::with_capacity(draws.chunks.len());
+        for chunk in &draws.chunks {
+            chunks.push([
+                upload.push(chunk.rows.iter().copied()),
+                upload.push(chunk.draws.iter().flat_map(SamplerRow::words)),
+                upload.push(0..chunk.counted),
+                upload.push(chunk.prompt.0.iter().copied()),
+                upload.push(chunk.prompt.1.iter().copied()),
+                upload.push(chunk.generated.0.iter().copied()),
+                upload.push(chunk.generated.1.iter().copied()),
+            ]);
+        }
+        self.make_room(upload.numbers.len(), draws)?;
+        self.tables.upload(&upload.numbers)?;
+        let view = |range: &std::ops::Range<usize>| self.tables.view(range.start, &[range.len()]);
+        let words = self.model.spec().vocab_size.div_ceil(32);
+        let chunks = chunks.iter().map(|[rows, words, reset, p0, p1, g0, g1]| {
+            Ok(ChunkViews {
+                rows: view(rows)?,
+                draws: view(words)?.reshape((words.len() / SamplerRow::WORDS, SamplerRow::WORDS))?,
+                reset: view(reset)?,
+                prompt: (view(p0)?, view(p1)?),
+                generated: (view(g0)?, view(g1)?),
+            })
+        });
+        Ok(DrawViews {
+            chunks: chunks.collect::<Result<_>>()?,
+            copies: view(&copies)?.reshape((copies.len() / 2, 2))?,
+            biases: (!bias_ids.is_empty())
+                .then(|| Ok::<_, Error>((view(&bias_ids)?, view(&biases)?)))
+                .transpose()?,
+            masks: (!masks.is_empty())
+                .then(|| view(&masks)?.reshape((masks.len() / words, words)))
+                .transpose()?,
+        })
+    }
+
+    /// Replaces what is too small for a step. No graph reads any of it.
+    fn make_room(&mut self, numbers: usize, draws: &DrawTables) -> Result<()> {
+        let device = self.model.device().clone();
+        let larger = |count: usize, tensor: &Tensor| -> Result<Option<Tensor>> {
+            match count > tensor.elem_count() {
+                true => Ok(Some(Tensor::zeros(count.next_power_of_two(), DType::U32, &device)?)),
+                false => Ok(None),
+            }
+        };
+        if numbers > self.tables.capacity() {
+            self.tables = Staging::new(numbers.next_power_of_two(), &device)?;
+        }
+        let count = draws.num_draws();
+        // Tokens that this step looks up are in the old tensor, so they go along.
+        if let Some(drawn) = larger(count, &self.drawn)? {
+            drawn.slice_set(&self.drawn, 0, 0)?;
+            self.drawn = drawn;
+        }
+        let reported = count * (2 + 2 * draws.max_top);
+        if let Some(report) = larger(reported, &self.report)? {
+            self.readback = Readback::new(report.elem_count(), &device)?;
+            self.report = report;
+        }
+        if self.counts.is_none() && draws.chunks.iter().any(|chunk| chunk.counted > 0) {
+            let vocab = self.model.spec().vocab_size;
+            self.counts = Some(TokenCounts::new(self.size.max_rows, vocab, &device)?);
+        }
+        Ok(())
+    }
+
+    /// Draws every chunk.
+    fn draw(
+        &self,
+        computed: &Computed,
+        tables: &DrawTables,
+        views: &DrawViews,
+        width: usize,
+    ) -> Result<()> {
+        let mut first = 0;
+        for (chunk, views_of) in tables.chunks.iter().zip(&views.chunks) {
+            let logits = match computed {
+                Computed::Logits(logits) => logits.clone(),
+                Computed::Hidden(hidden) => {
+                    self.model.logits(hidden, &views_of.rows, &self.workspace)?
+                }
+            };
+            self.count(chunk, views_of)?;
+            let draws = chunk.draws.len();
+            let batch = device::SamplingBatch {
+                rows: &views_of.draws,
+                counts: self.counts.as_ref().filter(|_| chunk.counted > 0),
+                biases: views.biases.as_ref().map(|(ids, biases)| (ids, biases)),
+                masks: views.masks.as_ref(),
+            };
+            let output = SamplingOutput {
+                token_ids: self.drawn.narrow(0, first, draws)?,
+                report: self
+                    .report
+                    .narrow(0, first * width, draws * width)?
+                    .reshape((draws, width))?,
+            };
+            device::sample(&logits, &batch, &self.scratch, &output)?;
+            first += draws;
+        }
+        Ok(())
+    }
+
+    /// Fills the counts that a chunk's penalties look at.
+    fn count(&self, chunk: &Chunk, views: &ChunkViews) -> Result<()> {
+        let Some(counts) = self.counts.as_ref().filter(|_| chunk.counted > 0) else { return Ok(()) };
+        counts.reset(&views.reset)?;
+        if !chunk.prompt.0.is_empty() {
+            counts.add_prompt(&views.prompt.0, &views.prompt.1)?;
+        }
+        if !chunk.generated.0.is_empty() {
+            counts.add_generated(&views.generated.0, &views.generated.1)?;
+        }
+        Ok(())
+    }
+}
+
+/// What there is of a step before its draws.
+enum Computed {
+    /// The hidden states of its tokens.
+    Hidden(Tensor),
+    /// The logits of its rows.
+    Logits(Tensor),
+}
+
+/// The tables of a forward on the device.
+struct InputViews {
+    token_ids: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    /// The numbers from 0 on: the rows of a decode whose logits are wanted, all of them.
+    rows: Tensor,
+}
+
+impl InputViews {
+    /// Numbers that the largest step needs, each table from a multiple of four on.
+    fn capacity(size: &WorkspaceSize) -> usize {
+        3 * size.max_tokens.next_multiple_of(4) + size.max_rows
+    }
+
+    fn input(&self) -> DeviceInput<'_> {
+        DeviceInput {
+            token_ids: &self.token_ids,
+            positions: &self.positions,
+            slot_mapping: &self.slots,
+        }
+    }
+}
+
+/// The tables of a step's draws on the device.
+struct DrawViews {
+    chunks: Vec<ChunkViews>,
+    copies: Tensor,
+    biases: Option<(Tensor, Tensor)>,
+    masks: Option<Tensor>,
+}
+
+struct ChunkViews {
+    rows: Tensor,
+    draws: Tensor,
+    reset: Tensor,
+    prompt: (Tensor, Tensor),
+    generated: (Tensor, Tensor),
+}
+
+impl Launched {
+    /// The step's outcome, from what its draws report.
+    fn read(self, report: &[u32]) -> StepOutput {
+        let mut rows = report.chunks(self.width);
+        let samples = self.samples.iter().zip(rows.by_ref()).map(|(top, row)| {
+            let token_id = (row[0] != NONE).then_some(row[0]);
+            let logprobs = top.filter(|_| token_id.is_some()).map(|top| logprobs(row, top));
+            SampledRow { token_id, logprobs }
+        });
+        let samples = samples.collect();
+        let scored = |(tokens, top): (Vec<u32>, usize)| {
+            let rows = tokens.iter().zip(rows.by_ref());
+            rows.map(|(&token, row)| match row[0] == token {
+                true => logprobs(row, top),
+                // Its logit was minus infinity, which no bias lifts.
+                false => RowLogprobs { logprob: f32::NEG_INFINITY, top: top_of(row, top) },
+            })
+            .collect()
+        };
+        let prompts = self.prompts.into_iter().map(scored).collect();
+        StepOutput { samples, prompts, forward_seconds: self.started.elapsed().as_secs_f64() }
+    }
+}
+
+fn logprobs(row: &[u32], top: usize) -> RowLogprobs {
+    RowLogprobs { logprob: f32::from_bits(row[1]), top: top_of(row, top) }
+}
+
+fn top_of(row: &[u32], top: usize) -> Vec<(u32, f32)> {
+    let pairs = row[2..].chunks(2).take(top).take_while(|pair| pair[0] != NONE);
+    pairs.map(|pair| (pair[0], f32::from_bits(pair[1]))).collect()
+}
+
+/// Whether a model on `device` computes with the device's operations.
+pub(crate) fn is_gpu(device: &Device) -> bool {
+    device.is_cuda()
+}

@@ -1,0 +1,340 @@
+//! The tables of a step on a device, made on the host: what every token is and where it goes, what is drawn and how.
+
+use std::ops::Range;
+
+use candlepower_kernels::{
+    AttentionMetadata,
+    device::{NO_SLOT, SamplerRow},
+    sampling::SamplingRow,
+};
+use candlepower_scheduler::{Step, TokenSource};
+
+use crate::runner::{Place, SamplingBatch};
+
+/// Marks a token that the previous step drew: see `resolve_tokens`.
+const DRAWN: u32 = 1 << 31;
+
+/// Added to the logit of a token that is to be scored, so that it is drawn, whatever the others.
+const FORCED: f32 = 1e30;
+
+/// What a step's forward reads.
+#[derive(Default)]
+pub(crate) struct InputTables {
+    pub(crate) token_ids: Vec<u32>,
+    pub(crate) positions: Vec<u32>,
+    pub(crate) slots: Vec<u32>,
+    pub(crate) attention: AttentionMetadata,
+    /// Whether the device has to look up tokens that it drew itself.
+    pub(crate) has_drawn: bool,
+}
+
+impl InputTables {
+    /// The tables of a step's rows.
+    pub(crate) fn new(step: &Step, block_size: u32) -> Self {
+        let max_blocks = step.rows.iter().map(|row| row.block_table.len()).max().unwrap_or(0);
+        let mut tables = Self::default();
+        tables.attention.max_blocks = max_blocks;
+        tables.attention.query_start.push(0);
+        for row in &step.rows {
+            for (position, source) in (row.first_position..).zip(&row.tokens) {
+                tables.token_ids.push(match *source {
+                    TokenSource::Id(id) => id,
+                    TokenSource::PreviousRow(sample) => DRAWN | sample,
+                });
+                tables.has_drawn |= matches!(source, TokenSource::PreviousRow(_));
+                tables.positions.push(position);
+                let block = row.block_table[(position / block_size) as usize];
+                tables.slots.push(block.0 * block_size + position % block_size);
+            }
+            let context_len = row.first_position + row.tokens.len() as u32;
+            tables.add_sequence(context_len, row.block_table.iter().map(|block| block.0));
+        }
+        tables
+    }
+
+    /// Adds sequences of one token that is written nowhere, until there are `seqs`.
+    pub(crate) fn pad(&mut self, seqs: usize) {
+        self.attention.max_blocks = self.attention.max_blocks.max(1);
+        while self.attention.context_len.len() < seqs {
+            self.token_ids.push(0);
+            self.positions.push(0);
+            self.slots.push(NO_SLOT);
+            self.add_sequence(1, [0].into_iter());
+        }
+    }
+
+    /// Numbers of tokens, padding included.
+    pub(crate) fn num_tokens(&self) -> usize {
+        self.token_ids.len()
+    }
+
+    fn add_sequence(&mut self, context_len: u32, blocks: impl Iterator<Item = u32>) {
+        let meta = &mut self.attention;
+        meta.query_start.push(self.token_ids.len() as u32);
+        meta.context_len.push(context_len);
+        meta.block_tables.extend(blocks);
+        meta.block_tables.resize(meta.context_len.len() * meta.max_blocks, 0);
+    }
+}
+
+/// Draws whose logits exist at the same time.
+#[derive(Default)]
+pub(crate) struct Chunk {
+    /// The tokens of the step whose logits are wanted; logits lie in this order.
+    pub(crate) rows: Vec<u32>,
+    pub(crate) draws: Vec<SamplerRow>,
+    /// Slots whose counts begin anew.
+    pub(crate) counted: u32,
+    /// Slots and tokens of prompts.
+    pub(crate) prompt: (Vec<u32>, Vec<u32>),
+    /// Slots and tokens that were generated, each as often as it was.
+    pub(crate) generated: (Vec<u32>, Vec<u32>),
+}
+
+/// What a step draws: its samples in the order of its rows, then the prompt tokens that it scores.
+#[derive(Default)]
+pub(crate) struct DrawTables {
+    pub(crate) chunks: Vec<Chunk>,
+    pub(crate) bias_ids: Vec<u32>,
+    /// The bits of f32.
+    pub(crate) biases: Vec<u32>,
+    pub(crate) masks: Vec<u32>,
+    /// Most likely tokens that any draw reports.
+    pub(crate) max_top: usize,
+}
+
+/// How much of a step fits together.
+#[derive(Clone, Copy)]
+pub(crate) struct DrawLimits {
+    /// Rows of logits, and draws, of a chunk.
+    pub(crate) rows: usize,
+    pub(crate) vocab: usize,
+    /// Logits are there for the last token of every row of the step already, in the order of the rows.
+    pub(crate) has_logits: bool,
+}
+
+impl DrawTables {
+    /// The tables of a step's draws.
+    pub(crate) fn new(step: &Step, batch: &SamplingBatch<'_>, limits: DrawLimits) -> Self {
+        let mut tables = Self::default();
+        let mut samples = batch.samples.iter().zip(&batch.places);
+        let mut end = 0;
+        for (index, row) in step.rows.iter().enumerate() {
+            end += row.tokens.len() as u32;
+            for (sample, place) in samples.by_ref().take(row.samples.len()) {
+                let chunk = tables.chunk_for((index, end - 1), limits);
+                let logits_row = chunk.logits_row((index, end - 1), limits);
+                tables.add(logits_row, sample, *place, limits.vocab);
+            }
+        }
+        for prompt in &batch.prompts {
+            let first: usize = step.rows[..prompt.row].iter().map(|row| row.tokens.len()).sum();
+            for (token, &next) in (first as u32..).zip(&prompt.next_token_ids) {
+                let chunk = tables.chunk_for((prompt.row, token), limits);
+                let logits_row = chunk.logits_row((prompt.row, token), limits);
+                tables.add_score(logits_row, next, prompt.top);
+            }
+        }
+        tables
+    }
+
+    /// Draws of all chunks.
+    pub(crate) fn num_draws(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.draws.len()).sum()
+    }
+
+    /// The last chunk, or a new one where it is full.
+    fn chunk_for(&mut self, (_, token): (usize, u32), limits: DrawLimits) -> &mut Chunk {
+        let full = self.chunks.last().is_none_or(|chunk| {
+            let new_row = !limits.has_logits && chunk.rows.last() != Some(&token);
+            chunk.draws.len() == limits.rows || (new_row && chunk.rows.len() == limits.rows)
+        });
+        if full {
+            self.chunks.push(Chunk::default());
+        }
+        self.chunks.last_mut().expect("there is one")
+    }
+
+    fn add(&mut self, logits_row: u32, row: &SamplingRow<'_>, place: Place, vocab: usize) {
+        let begin = self.bias_ids.len() as u32;
+        for &(id, bias) in row.logit_bias {
+            self.bias_ids.push(id);
+            self.biases.push(bias.to_bits());
+        }
+        for &id in &row.banned {
+            self.bias_ids.push(id);
+            self.biases.push(f32::NEG_INFINITY.to_bits());
+        }
+        let biases = (begin, self.bias_ids.len() as u32);
+        let mask_row = row.mask.map(|mask| self.add_mask(mask, vocab.div_ceil(32)));
+        self.max_top = self.max_top.max(row.logprobs.unwrap_or(0));
+        let chunk = self.chunks.last_mut().expect("a chunk was made for the row");
+        let counts_slot = row.penalties.as_ref().map(|penalties| {
+            let slot = chunk.counted;
+            chunk.counted += 1;
+            for (&id, &times) in penalties.seen {
+                let (slots, ids) =
+                    if times == 0 { &mut chunk.prompt } else { &mut chunk.generated };
+                slots.extend((0..times.max(1)).map(|_| slot));
+                ids.extend((0..times.max(1)).map(|_| id));
+            }
+            slot
+        });
+        chunk.draws.push(SamplerRow {
+            logits_row: Some(logits_row),
+            temperature: row.temperature,
+            top_k: row.top_k.map(|k| u32::try_from(k).unwrap_or(u32::MAX)),
+            top_p: row.top_p,
+            min_p: row.min_p,
+            repetition: row.penalties.map_or(1.0, |penalties| penalties.repetition),
+            presence: row.penalties.map_or(0.0, |penalties| penalties.presence),
+            frequency: row.penalties.map_or(0.0, |penalties| penalties.frequency),
+            counts_slot,
+            biases,
+            mask_row,
+            top_logprobs: row.logprobs.map(|top| top as u32),
+            seed: place.seed,
+            place: place.index,
+        });
+    }
+
+    /// A draw whose outcome is known, for its log-probability.
+    fn add_score(&mut self, logits_row: u32, token: u32, top: usize) {
+        let begin = self.bias_ids.len() as u32;
+        self.bias_ids.push(token);
+        self.biases.push(FORCED.to_bits());
+        self.max_top = self.max_top.max(top);
+        let chunk = self.chunks.last_mut().expect("a chunk was made for the row");
+        chunk.draws.push(SamplerRow {
+            logits_row: Some(logits_row),
+            temperature: 0.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition: 1.0,
+            presence: 0.0,
+            frequency: 0.0,
+            counts_slot: None,
+            biases: (begin, begin + 1),
+            mask_row: None,
+            top_logprobs: Some(top as u32),
+            seed: 0,
+            place: 0,
+        });
+    }
+
+    /// Adds a mask, which allows nothing beyond its own words.
+    fn add_mask(&mut self, mask: &[u32], words: usize) -> u32 {
+        let row = self.masks.len() / words;
+        self.masks.extend(mask.iter().take(words));
+        self.masks.resize((row + 1) * words, 0);
+        row as u32
+    }
+}
+
+impl Chunk {
+    /// Where the logits of a token are, which become the chunk's last unless they are there.
+    fn logits_row(&mut self, (row, token): (usize, u32), limits: DrawLimits) -> u32 {
+        if limits.has_logits {
+            return row as u32;
+        }
+        if self.rows.last() != Some(&token) {
+            self.rows.push(token);
+        }
+        self.rows.len() as u32 - 1
+    }
+}
+
+/// Numbers that are uploaded together, each table from a multiple of sixteen bytes on.
+#[derive(Default)]
+pub(crate) struct Upload {
+    pub(crate) numbers: Vec<u32>,
+}
+
+impl Upload {
+    /// Appends a table; returns where it lies.
+    pub(crate) fn push(&mut self, table: impl IntoIterator<Item = u32>) -> Range<usize> {
+        self.numbers.resize(self.numbers.len().next_multiple_of(4), 0);
+        let first = self.numbers.len();
+        self.numbers.extend(table);
+        first..self.numbers.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StepRow};
+
+    use super::*;
+
+    fn row(seq: u64, first_position: u32, tokens: &[TokenSource], samples: usize) -> StepRow {
+        StepRow {
+            seq: SeqId(seq),
+            tokens: tokens.to_vec(),
+            first_position,
+            block_table: vec![BlockId(7), BlockId(3)],
+            logits: LogitsFor::Last,
+            samples: vec![SeqId(seq); samples],
+        }
+    }
+
+    fn sampling(logit_bias: &[(u32, f32)]) -> SamplingRow<'_> {
+        SamplingRow {
+            temperature: 0.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            uniform: 0.0,
+            penalties: None,
+            logit_bias,
+            banned: vec![9],
+            mask: Some(&[5]),
+            logprobs: None,
+        }
+    }
+
+    #[test]
+    fn tokens_know_their_slots_and_who_drew_them() {
+        let tokens = [TokenSource::Id(4), TokenSource::PreviousRow(2)];
+        let step = Step { id: 1, copies: vec![], rows: vec![row(0, 15, &tokens, 1)] };
+        let mut tables = InputTables::new(&step, 16);
+        assert_eq!(tables.token_ids, [4, DRAWN | 2]);
+        assert_eq!((&tables.positions[..], &tables.slots[..]), (&[15, 16][..], &[127, 48][..]));
+        assert!(tables.has_drawn);
+        tables.pad(3);
+        assert_eq!(tables.attention.query_start, [0, 2, 3, 4]);
+        assert_eq!(tables.attention.context_len, [17, 1, 1]);
+        assert_eq!(tables.attention.block_tables, [7, 3, 0, 0, 0, 0]);
+        assert_eq!(tables.slots[2..], [NO_SLOT, NO_SLOT]);
+    }
+
+    #[test]
+    fn draws_of_one_row_share_its_logits_and_chunks_hold_what_fits() {
+        let rows = vec![
+            row(0, 0, &[TokenSource::Id(1); 2], 3),
+            row(1, 5, &[TokenSource::Id(1)], 0),
+            row(2, 5, &[TokenSource::Id(1)], 1),
+        ];
+        let step = Step { id: 1, copies: vec![], rows };
+        let batch = SamplingBatch {
+            samples: vec![sampling(&[(1, 2.0)]); 4],
+            places: vec![Place { seed: 1, index: 2 }; 4],
+            prompts: vec![],
+        };
+        let limits = DrawLimits { rows: 2, vocab: 64, has_logits: false };
+        let tables = DrawTables::new(&step, &batch, limits);
+        let rows: Vec<_> = tables.chunks.iter().map(|chunk| chunk.rows.clone()).collect();
+        assert_eq!(rows, [vec![1], vec![1, 3]]);
+        let of = |chunk: &Chunk| -> Vec<_> {
+            chunk.draws.iter().map(|draw| (draw.logits_row, draw.biases, draw.mask_row)).collect()
+        };
+        assert_eq!(of(&tables.chunks[0]), [(Some(0), (0, 2), Some(0)), (Some(0), (2, 4), Some(1))]);
+        assert_eq!(of(&tables.chunks[1])[1], (Some(1), (6, 8), Some(3)));
+        assert_eq!(tables.masks, [5, 0, 5, 0, 5, 0, 5, 0]);
+        assert_eq!(f32::from_bits(tables.biases[1]), f32::NEG_INFINITY);
+        let known = DrawTables::new(&step, &batch, DrawLimits { rows: 8, has_logits: true, ..limits });
+        let rows: Vec<_> = known.chunks[0].draws.iter().map(|draw| draw.logits_row).collect();
+        assert_eq!(rows, [Some(0), Some(0), Some(0), Some(2)]);
+        assert!(known.chunks[0].rows.is_empty());
+    }
+}

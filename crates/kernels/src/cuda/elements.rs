@@ -1,0 +1,71 @@
+//! Operations on single elements: the soft cap, and tokens that only the device knows.
+
+use candle_core::Tensor;
+
+use super::launch::{Address, CUstream, Launch};
+use crate::Result;
+
+/// See [`crate::device::softcap`].
+///
+/// # Errors
+/// `x` has another dtype or layout, or CUDA refused the launch.
+pub fn softcap(x: &Tensor, cap: f32) -> Result<()> {
+    let launch = Launch::new("softcap", "x", x)?;
+    let args = SoftcapArgs {
+        x: launch.elements(("x", x), "any shape", x.dims())?,
+        count: x.elem_count() as i64,
+        cap,
+        dtype: launch.dtype_code(),
+    };
+    if args.count == 0 {
+        return Ok(());
+    }
+    // SAFETY: the address was checked above to hold `count` elements.
+    unsafe { launch.run(candlepower_softcap, &args) }
+}
+
+/// See [`crate::device::resolve_tokens`].
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+pub fn resolve_tokens(tokens: &Tensor, drawn: &Tensor) -> Result<()> {
+    let launch = Launch::integers("resolve_tokens", "tokens", tokens)?;
+    let (count, known) = (tokens.elem_count(), drawn.elem_count());
+    let args = ResolveArgs {
+        tokens: launch.u32s(("tokens", tokens), "[count]", &[count])?,
+        drawn: launch.u32s(("drawn", drawn), "[samples]", &[known])?,
+        count: count as i32,
+        num_drawn: known as i32,
+    };
+    if count == 0 {
+        return Ok(());
+    }
+    // SAFETY: the addresses were checked above to hold so many numbers; the kernel compares each index with
+    // `num_drawn` before it reads.
+    unsafe { launch.run(candlepower_resolve_tokens, &args) }
+}
+
+/// As `SoftcapArgs` in elements.cu.
+#[repr(C)]
+struct SoftcapArgs {
+    x: Address,
+    count: i64,
+    cap: f32,
+    dtype: i32,
+}
+const _: () = assert!(size_of::<SoftcapArgs>() == 24);
+
+/// As `ResolveArgs` in elements.cu.
+#[repr(C)]
+struct ResolveArgs {
+    tokens: *mut u32,
+    drawn: *mut u32,
+    count: i32,
+    num_drawn: i32,
+}
+const _: () = assert!(size_of::<ResolveArgs>() == 24);
+
+unsafe extern "C" {
+    fn candlepower_softcap(args: *const SoftcapArgs, stream: CUstream) -> i32;
+    fn candlepower_resolve_tokens(args: *const ResolveArgs, stream: CUstream) -> i32;
+}

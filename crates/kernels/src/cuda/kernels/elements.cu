@@ -1,0 +1,60 @@
+// Operations on single elements: the soft cap, and tokens that only the device knows.
+
+#include "common.cuh"
+
+namespace candlepower {
+
+constexpr int32_t kThreads = 256;
+
+struct SoftcapArgs {
+  void* x;  // [count], in place
+  int64_t count;
+  float cap;
+  int32_t dtype;
+};
+static_assert(sizeof(SoftcapArgs) == 24, "as in src/cuda/elements.rs");
+
+template <typename T>
+__global__ void softcap_kernel(SoftcapArgs args) {
+  T* x = static_cast<T*>(args.x);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < args.count; i += step) {
+    x[i] = T(args.cap * tanhf(static_cast<float>(x[i]) / args.cap));
+  }
+}
+
+struct ResolveArgs {
+  uint32_t* tokens;       // [count], in place
+  const uint32_t* drawn;  // [num_drawn]
+  int32_t count;
+  int32_t num_drawn;
+};
+static_assert(sizeof(ResolveArgs) == 24, "as in src/cuda/elements.rs");
+
+// A number with the highest bit set names a token of the previous step; one that was not drawn becomes no token.
+__global__ void resolve_kernel(ResolveArgs args) {
+  const int32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= args.count) return;
+  const uint32_t token = args.tokens[i];
+  if (token >> 31 == 0) return;
+  const uint32_t index = token & 0x7fffffffu;
+  args.tokens[i] = index < static_cast<uint32_t>(args.num_drawn) ? args.drawn[index] : 0xffffffffu;
+}
+
+}  // namespace candlepower
+
+using namespace candlepower;
+
+extern "C" int32_t candlepower_softcap(const SoftcapArgs* args, cudaStream_t stream) {
+  constexpr int64_t kMostBlocks = 1 << 16;
+  const int64_t blocks = (args->count + kThreads - 1) / kThreads;
+  const auto grid = static_cast<uint32_t>(blocks < kMostBlocks ? blocks : kMostBlocks);
+  return with_half_type(args->dtype, [&](auto zero) {
+    softcap_kernel<decltype(zero)><<<grid, kThreads, 0, stream>>>(*args);
+  });
+}
+
+extern "C" int32_t candlepower_resolve_tokens(const ResolveArgs* args, cudaStream_t stream) {
+  resolve_kernel<<<(args->count + kThreads - 1) / kThreads, kThreads, 0, stream>>>(*args);
+  return cudaGetLastError();
+}

@@ -1,0 +1,52 @@
+//! The operations of a decoder whose tensors stay on a device: each writes into the caller's tensors.
+//!
+//! On a GPU they launch the kernels of the module `cuda`. On the CPU they run the kernels' definitions, element by
+//! element and slowly, with the same checks of dtypes, shapes and alignment: what is built of them, the order of
+//! operations, the buffers and the tables, is tested on any machine before it runs on a GPU.
+//!
+//! An operand named `out` is written although it is borrowed shared, as with any candle tensor: clones see the change.
+
+mod attention;
+mod graph;
+mod matmul;
+mod paged_cache;
+mod qkv;
+mod reference;
+mod rows;
+mod sampling;
+mod staging;
+#[cfg(test)]
+mod tests;
+
+pub use attention::{AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, PlanCapacity};
+#[cfg(feature = "cuda")]
+pub(crate) use attention::{check_spec, check_step, check_window};
+pub use graph::Graph;
+pub use matmul::Matmul;
+pub use paged_cache::{PagedCache, PagedLayer};
+pub use qkv::{NO_SLOT, QkNorm, QkvToCache, qkv_to_cache};
+pub use rows::{
+    NormWeight, RmsNorm, add_rms_norm, embedding, gated_activation, gather_rows, resolve_tokens,
+    rms_norm, softcap,
+};
+pub use sampling::{
+    MOST_LOGPROBS, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts, sample,
+};
+pub use staging::{Readback, Staging};
+
+/// Launches on a GPU, and goes on to the definition elsewhere.
+#[cfg(feature = "cuda")]
+macro_rules! launch_on_gpu {
+    ($first:expr, $launch:expr) => {
+        if $first.device().is_cuda() {
+            return $launch;
+        }
+    };
+}
+
+/// Without CUDA nothing lies on a GPU.
+#[cfg(not(feature = "cuda"))]
+macro_rules! launch_on_gpu {
+    ($first:expr, $launch:expr) => {};
+}
+use launch_on_gpu;

@@ -1,0 +1,282 @@
+//! Causal attention over the paged cache: planned once a step on the host, then run for each layer.
+
+use candle_core::{DType, Device, Tensor};
+
+use super::PagedLayer;
+use super::reference::Reference;
+use crate::attention::SequenceView;
+use crate::{
+    AttentionMetadata, CacheView, Error, KvCacheConfig, PagedAttention, Result,
+    paged_attention_reference, reshape_and_cache_reference,
+};
+
+const KERNEL: &str = "paged_attention";
+
+/// Room of an [`AttentionPlan`], reserved once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanCapacity {
+    /// Sequences of a step.
+    pub max_seqs: usize,
+    /// Blocks of all sequences of a step together, shared blocks counted each time.
+    pub max_pages: usize,
+    /// Bytes for partial results of sequences that are split. 64 MiB suffice for up to 132 multiprocessors
+    /// and 128 elements per head; a plan that needs more says so.
+    pub partials_bytes: usize,
+}
+
+/// The attention of a model's layers that one plan serves: those with the same heads and the same window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub heads: usize,
+    /// A query at position `p` sees the positions above `p - window` only.
+    pub window: Option<usize>,
+    /// Element type of q, cache and output: bf16 or f16.
+    pub dtype: DType,
+}
+
+/// Whether the launch may depend on the lengths of the sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaunchShape {
+    /// As many blocks as the step needs.
+    Fitted,
+    /// Depends on the number of sequences and tokens alone, so that a CUDA graph can be replayed after
+    /// another `prepare`. Every sequence has the same number of queries.
+    Fixed,
+}
+
+/// A step as the planner sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionStep<'a> {
+    /// Queries and cache of each sequence.
+    pub meta: &'a AttentionMetadata,
+    /// Rows of q.
+    pub tokens: usize,
+    /// How it is launched.
+    pub launch: LaunchShape,
+}
+
+/// Memory and schedule of the attention of one step: `prepare` once, then `attend` for each layer. All of its memory
+/// is reserved in `new`.
+#[derive(Debug)]
+pub enum AttentionPlan {
+    /// By the definition, on the CPU.
+    Reference(ReferencePlan),
+    /// By FlashInfer's kernels.
+    #[cfg(feature = "cuda")]
+    Cuda(Box<crate::cuda::AttentionPlan>),
+}
+
+impl AttentionPlan {
+    /// Reserves the memory of plans for a cache of these dimensions.
+    ///
+    /// # Errors
+    /// `spec` does not fit the cache, `head_dim` is none that the device's kernels have, or memory does not suffice.
+    pub fn new(
+        device: &Device,
+        spec: AttentionSpec,
+        cache: &KvCacheConfig,
+        capacity: PlanCapacity,
+    ) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        if device.is_cuda() {
+            let plan = crate::cuda::AttentionPlan::new(device, spec, cache, capacity)?;
+            return Ok(Self::Cuda(Box::new(plan)));
+        }
+        if !device.is_cpu() {
+            let device = device.location();
+            return Err(Error::UnsupportedDevice { kernel: KERNEL, operand: "device", device });
+        }
+        check_spec(&spec, cache)?;
+        Ok(Self::Reference(ReferencePlan { spec, cache: *cache, capacity, prepared: None }))
+    }
+
+    /// Plans a step and queues its schedule.
+    ///
+    /// # Errors
+    /// The metadata contradicts itself or the cache, the step is larger than the capacity, or CUDA refused.
+    pub fn prepare(&mut self, step: &AttentionStep<'_>) -> Result<()> {
+        match self {
+            Self::Reference(plan) => plan.prepare(step),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(plan) => plan.prepare(step),
+        }
+    }
+
+    /// Attention of the planned step in one layer: `out` = softmax(q k^T * scale) v over each query's
+    /// sequence, causal, with the plan's window and `params.softcap`.
+    ///
+    /// `q` and `out` are `[tokens, heads, head_dim]`; head `h` reads key-value head `h / (heads /
+    /// kv_heads)`. This step's keys and values must be in the cache. The definition is
+    /// [`crate::paged_attention_reference`].
+    ///
+    /// # Errors
+    /// Nothing was prepared; `params.window` is not the plan's; an operand has the wrong dtype, shape,
+    /// layout or device; or CUDA refused.
+    pub fn attend(
+        &self,
+        q: &Tensor,
+        layer: &PagedLayer,
+        params: &PagedAttention,
+        out: &Tensor,
+    ) -> Result<()> {
+        match self {
+            Self::Reference(plan) => plan.attend(q, layer, params, out),
+            #[cfg(feature = "cuda")]
+            Self::Cuda(plan) => plan.attend(q, layer, params, out),
+        }
+    }
+}
+
+/// A plan that remembers its step.
+#[derive(Debug)]
+pub struct ReferencePlan {
+    spec: AttentionSpec,
+    cache: KvCacheConfig,
+    capacity: PlanCapacity,
+    prepared: Option<(AttentionMetadata, usize)>,
+}
+
+impl ReferencePlan {
+    fn prepare(&mut self, step: &AttentionStep<'_>) -> Result<()> {
+        self.prepared = None;
+        check_step(step, &self.cache, &self.capacity)?;
+        self.prepared = Some((step.meta.clone(), step.tokens));
+        Ok(())
+    }
+
+    fn attend(
+        &self,
+        q: &Tensor,
+        layer: &PagedLayer,
+        params: &PagedAttention,
+        out: &Tensor,
+    ) -> Result<()> {
+        let Some((meta, tokens)) = &self.prepared else {
+            return Err(Error::Metadata("prepare() comes before attend()".into()));
+        };
+        check_window(params, &self.spec)?;
+        let reference = Reference::new(KERNEL, "q", q)?;
+        if q.dtype() != self.spec.dtype {
+            let (found, operand) = (q.dtype(), "q");
+            let expected = "the plan's dtype";
+            return Err(Error::DType { kernel: KERNEL, operand, expected, found });
+        }
+        let (heads, head_dim) = (self.spec.heads, self.cache.head_dim);
+        let dims = [*tokens, heads, head_dim];
+        let axes = "[tokens, heads, head_dim]";
+        let queries = reference.elements(("q", q), axes, &dims)?;
+        let cache_dims = super::PagedCache::dims(&self.cache);
+        let cache_axes = "[num_blocks, kv_heads, block_size, head_dim]";
+        let keys = reference.elements(("keys", &layer.keys), cache_axes, &cache_dims)?;
+        let values = reference.elements(("values", &layer.values), cache_axes, &cache_dims)?;
+        let mut attended = Vec::with_capacity(queries.len());
+        for seq in meta.sequences(*tokens, &self.cache)? {
+            let own = Blocks::gather(&self.cache, seq.block_table, &keys, &values);
+            for query in 0..seq.num_queries {
+                let row = &queries[(seq.first_token + query) * heads * head_dim..];
+                for (head, q) in row.chunks(head_dim).take(heads).enumerate() {
+                    let head = head / (heads / self.cache.num_kv_heads);
+                    let position = seq.first_position + query;
+                    attended.extend(own.attend(q, head, position, params));
+                }
+            }
+        }
+        reference.write(("out", out), axes, &dims, &attended)
+    }
+}
+
+/// The blocks of one sequence as the CPU's definition reads them: keys are `[head_dim, block_size]` in a block.
+struct Blocks {
+    config: KvCacheConfig,
+    block_table: Vec<u32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl Blocks {
+    fn gather(cache: &KvCacheConfig, blocks: &[u32], keys: &[f32], values: &[f32]) -> Self {
+        let len = cache.block_elements();
+        let config = KvCacheConfig { num_blocks: blocks.len(), num_layers: 1, ..*cache };
+        let of = |all: &[f32]| -> Vec<f32> {
+            let block = |block: &u32| all[*block as usize * len..][..len].to_vec();
+            blocks.iter().flat_map(block).collect()
+        };
+        let (by_position, values) = (of(keys), of(values));
+        let mut keys = vec![0.0; by_position.len()];
+        for slot in 0..config.num_blocks * config.block_size {
+            for head in 0..config.num_kv_heads {
+                for dim in 0..config.head_dim {
+                    let (key, value) = reshape_and_cache_reference(&config, slot, head, dim);
+                    keys[key] = by_position[value];
+                }
+            }
+        }
+        let block_table = (0..blocks.len() as u32).collect();
+        Self { config, block_table, keys, values }
+    }
+
+    fn attend(
+        &self,
+        q: &[f32],
+        head: usize,
+        position: usize,
+        params: &PagedAttention,
+    ) -> Vec<f32> {
+        let view =
+            CacheView { keys: &self.keys, values: &self.values, config: &self.config, head };
+        paged_attention_reference(q, &view, &self.block_table, position, params)
+    }
+}
+
+/// Refuses a step that a plan cannot take; returns its sequences.
+pub(crate) fn check_step<'a>(
+    step: &AttentionStep<'a>,
+    cache: &KvCacheConfig,
+    capacity: &PlanCapacity,
+) -> Result<Vec<SequenceView<'a>>> {
+    let sequences = step.meta.sequences(step.tokens, cache)?;
+    let pages: usize = sequences.iter().map(|seq| seq.block_table.len()).sum();
+    for (index, value, bound) in [
+        ("sequences of a step", sequences.len(), capacity.max_seqs),
+        ("blocks of a step", pages, capacity.max_pages),
+    ] {
+        if value > bound {
+            return Err(Error::OutOfRange { kernel: KERNEL, index, value, bound: bound + 1 });
+        }
+    }
+    if sequences.is_empty() || step.tokens == 0 {
+        return Err(Error::Metadata("a step without queries has no plan".into()));
+    }
+    let uniform = sequences.iter().all(|seq| seq.num_queries == sequences[0].num_queries);
+    if step.launch == LaunchShape::Fixed && !uniform {
+        return Err(Error::Metadata(
+            "a fixed launch needs the same number of queries in every sequence".into(),
+        ));
+    }
+    Ok(sequences)
+}
+
+/// Refuses a layer whose window is not the plan's.
+pub(crate) fn check_window(params: &PagedAttention, spec: &AttentionSpec) -> Result<()> {
+    match params.window == spec.window {
+        true => Ok(()),
+        false => Err(Error::Metadata(format!(
+            "the plan is for window {:?}, the layer has {:?}",
+            spec.window, params.window
+        ))),
+    }
+}
+
+/// Refuses an attention that no cache of these dimensions serves.
+pub(crate) fn check_spec(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
+    cache.check()?;
+    let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
+    if spec.heads == 0 || !spec.heads.is_multiple_of(cache.num_kv_heads) {
+        return error("heads", spec.heads, "a positive multiple of the cache's kv_heads");
+    }
+    match spec.window {
+        Some(0) => error("window", 0, "at least 1, or absent"),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,61 @@
+//! Matrix products over row-major weights: cuBLAS, or the small product of few rows.
+
+use candle_core::{Device, Tensor};
+
+use super::launch_on_gpu;
+use super::reference::Reference;
+use crate::tensor::Operand;
+use crate::{Result, linear_reference};
+
+/// What matrix products need beside their operands: reserved once, so that a product allocates nothing.
+#[derive(Debug)]
+pub struct Matmul {
+    #[cfg(feature = "cuda")]
+    cublas: Option<crate::cuda::Cublas>,
+}
+
+impl Matmul {
+    /// Reserves what products of up to `max_rows` rows on `device` need.
+    ///
+    /// # Errors
+    /// The device's memory does not suffice, or cuBLAS does not start.
+    #[cfg_attr(not(feature = "cuda"), allow(unused_variables, clippy::missing_const_for_fn))]
+    pub fn new(device: &Device, max_rows: usize) -> Result<Self> {
+        Ok(Self {
+            #[cfg(feature = "cuda")]
+            cublas: match device.is_cuda() {
+                true => Some(crate::cuda::Cublas::new(device, max_rows)?),
+                false => None,
+            },
+        })
+    }
+
+    /// `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16,
+    /// summed in f32. The definition of one output is [`crate::linear_reference`].
+    ///
+    /// # Errors
+    /// An operand has the wrong dtype, shape, layout or device, or CUDA refused.
+    pub fn run(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) -> Result<()> {
+        launch_on_gpu!(x, {
+            let cublas = self.cublas.as_ref().ok_or_else(|| crate::Error::NotOnGpu {
+                kernel: "matmul",
+                operand: "workspace",
+                device: Device::Cpu.location(),
+            })?;
+            cublas.matmul(x, w, bias, out)
+        });
+        let reference = Reference::new("matmul", "x", x)?;
+        let (rows, k) = Operand::new("matmul", "x", x).dims2("[rows, k]")?;
+        let (n, _) = Operand::new("matmul", "w", w).dims2("[n, k]")?;
+        let x = reference.elements(("x", x), "[rows, k]", &[rows, k])?;
+        let w = reference.elements(("w", w), "[n, k]", &[n, k])?;
+        let bias =
+            bias.map(|bias| reference.elements(("bias", bias), "[n]", &[n])).transpose()?;
+        let outputs: Vec<f32> = x
+            .chunks(k)
+            .flat_map(|x| w.chunks(k).enumerate().map(move |(column, w)| (x, w, column)))
+            .map(|(x, w, column)| linear_reference(x, w, bias.as_ref().map(|bias| bias[column])))
+            .collect();
+        reference.write(("out", out), "[rows, n]", &[rows, n], &outputs)
+    }
+}

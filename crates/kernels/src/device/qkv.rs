@@ -1,0 +1,150 @@
+//! What happens between the qkv product and attention, in one operation.
+
+use candle_core::Tensor;
+
+use super::launch_on_gpu;
+use super::reference::Reference;
+use super::{NormWeight, PagedCache};
+use crate::tensor::Operand;
+use crate::{
+    Result, RopeTable, reshape_and_cache_reference, rms_norm_reference, rope_reference,
+};
+
+/// A slot that is no place in the cache: such a token's key and value are not written. The padding tokens
+/// of a CUDA graph have it.
+pub const NO_SLOT: u32 = u32::MAX;
+
+/// The norms of heads.
+#[derive(Clone, Copy, Debug)]
+pub struct QkNorm<'a> {
+    /// Of each head of q, `[head_dim]`, bf16 or f16.
+    pub q_weight: &'a Tensor,
+    /// Of each head of k, `[head_dim]`, bf16 or f16.
+    pub k_weight: &'a Tensor,
+    /// How both enter.
+    pub form: NormWeight,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// The operands of [`qkv_to_cache`] beside the qkv rows.
+#[derive(Clone, Copy, Debug)]
+pub struct QkvToCache<'a> {
+    /// The norms of the heads of q and k, if the model has them.
+    pub qk_norm: Option<QkNorm<'a>>,
+    /// The table of positions, on the device ([`RopeTable::to_device`]).
+    pub rope: &'a RopeTable,
+    /// u32 `[tokens]`. A position beyond the table makes its token's q and k NaN.
+    pub positions: &'a Tensor,
+    /// u32 `[tokens]`, each `block * block_size + offset`, or [`NO_SLOT`].
+    pub slot_mapping: &'a Tensor,
+    /// Where keys and values go.
+    pub cache: &'a PagedCache,
+    /// In which layer.
+    pub layer: usize,
+}
+
+/// Splits `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]`: norms the heads of q and k if the model does,
+/// rotates them, writes k and v into the paged cache and q to `q_out` `[tokens, heads, head_dim]`.
+///
+/// All in f32 from load to store, rounded once. The definitions, one after the other:
+/// [`crate::rms_norm_reference`] per head, [`crate::rope_reference`] and
+/// [`crate::reshape_and_cache_reference`], whose place of values is that of keys and values here.
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device; `rot_dim > head_dim`; there is no such layer;
+/// or CUDA refused the launch.
+pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> Result<()> {
+    launch_on_gpu!(qkv, crate::cuda::qkv_to_cache(qkv, operands, q_out));
+    const KERNEL: &str = "qkv_to_cache";
+    let reference = Reference::new(KERNEL, "qkv", qkv)?;
+    let config = operands.cache.config();
+    let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
+    let (tokens, heads, _) = Operand::new(KERNEL, "q_out", q_out).dims3("[tokens, heads, head_dim]")?;
+    let width = (heads + 2 * kv_heads) * head_dim;
+    let axes = "[tokens, (heads + 2 kv_heads) * head_dim]";
+    let rows = reference.elements(("qkv", qkv), axes, &[tokens, width])?;
+    let positions = reference.u32s(("positions", operands.positions), "[tokens]", &[tokens])?;
+    let slots = reference.u32s(("slot_mapping", operands.slot_mapping), "[tokens]", &[tokens])?;
+    let turn = Rotation::read(&reference, operands, head_dim)?;
+    let layer = operands.cache.layer(operands.layer)?;
+    let dims = PagedCache::dims(config);
+    let axes = "[num_blocks, kv_heads, block_size, head_dim]";
+    let mut keys = reference.elements(("keys", &layer.keys), axes, &dims)?;
+    let mut values = reference.elements(("values", &layer.values), axes, &dims)?;
+    let mut q = Vec::with_capacity(tokens * heads * head_dim);
+    let num_slots = config.num_blocks * config.block_size;
+    for (token, row) in rows.chunks(width).enumerate() {
+        let position = positions[token] as usize;
+        let slot = slots[token] as usize;
+        for (index, head) in row.chunks(head_dim).enumerate() {
+            if index < heads {
+                q.extend(turn.apply(head, turn.q_norm.as_deref(), position));
+                continue;
+            }
+            if slot >= num_slots {
+                continue;
+            }
+            let kv_head = (index - heads) % kv_heads;
+            let (target, head) = match index < heads + kv_heads {
+                true => (&mut keys, turn.apply(head, turn.k_norm.as_deref(), position)),
+                false => (&mut values, head.to_vec()),
+            };
+            let (_, at) = reshape_and_cache_reference(config, slot, kv_head, 0);
+            target[at..at + head_dim].copy_from_slice(&head);
+        }
+    }
+    reference.write(("keys", &layer.keys), axes, &dims, &keys)?;
+    reference.write(("values", &layer.values), axes, &dims, &values)?;
+    reference.write(("q_out", q_out), "[tokens, heads, head_dim]", &[tokens, heads, head_dim], &q)
+}
+
+/// What is done to each head of q and k.
+struct Rotation<'a> {
+    table: &'a RopeTable,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    q_norm: Option<Vec<f32>>,
+    k_norm: Option<Vec<f32>>,
+    eps: f32,
+}
+
+impl<'a> Rotation<'a> {
+    fn read(reference: &Reference, operands: &QkvToCache<'a>, head_dim: usize) -> Result<Self> {
+        let table = operands.rope;
+        let (cos, sin, _) = table.parts();
+        let dims = [table.max_len(), table.rot_dim() / 2];
+        if table.rot_dim() > head_dim {
+            let expected = format!("[max_len, at most {}]", head_dim / 2);
+            return Err(Operand::new("qkv_to_cache", "cos", cos).shape_error(expected));
+        }
+        let norm = |name, weight: &Tensor, form: NormWeight| -> Result<Vec<f32>> {
+            let weight = reference.elements((name, weight), "[head_dim]", &[head_dim])?;
+            Ok(weight.iter().map(|weight| weight + form.offset()).collect())
+        };
+        let qk_norm = operands.qk_norm;
+        Ok(Self {
+            table,
+            cos: reference.f32s(("cos", cos), "[max_len, rot_dim / 2]", &dims)?,
+            sin: reference.f32s(("sin", sin), "[max_len, rot_dim / 2]", &dims)?,
+            q_norm: qk_norm.map(|n| norm("q_weight", n.q_weight, n.form)).transpose()?,
+            k_norm: qk_norm.map(|n| norm("k_weight", n.k_weight, n.form)).transpose()?,
+            eps: qk_norm.map_or(0.0, |norm| norm.eps),
+        })
+    }
+
+    fn apply(&self, head: &[f32], norm: Option<&[f32]>, position: usize) -> Vec<f32> {
+        let half = self.table.rot_dim() / 2;
+        let at = position * half..(position + 1) * half;
+        let (Some(cos), Some(sin)) = (self.cos.get(at.clone()), self.sin.get(at)) else {
+            return vec![f32::NAN; head.len()];
+        };
+        match norm {
+            Some(norm) => {
+                let normed = rms_norm_reference(head, norm, self.eps);
+                rope_reference(&normed, cos, sin, self.table.style())
+            }
+            None => rope_reference(head, cos, sin, self.table.style()),
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Operations on rows: norms, activations, gathers, the soft cap, and tokens that only the device knows.
+
+use candle_core::Tensor;
+
+use super::launch_on_gpu;
+use super::reference::Reference;
+use crate::tensor::Operand;
+use crate::{
+    Activation, Result, add_rms_norm_reference, gated_activation_reference, rms_norm_reference,
+};
+
+/// How the weight of a norm enters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormWeight {
+    /// The normalised row is multiplied by `weight`.
+    Plain,
+    /// It is multiplied by `1 + weight`, as Gemma's checkpoints store it.
+    OnePlus,
+}
+
+impl NormWeight {
+    /// What is added to the weight.
+    pub(crate) fn offset(self) -> f32 {
+        match self {
+            Self::Plain => 0.0,
+            Self::OnePlus => 1.0,
+        }
+    }
+}
+
+/// The parameters of one norm.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNorm<'a> {
+    /// `[dim]`, bf16 or f16.
+    pub weight: &'a Tensor,
+    /// How it enters.
+    pub form: NormWeight,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// `out = x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in f32 and rounded once.
+///
+/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. The definition is [`crate::rms_norm_reference`].
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+///
+/// Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+pub fn rms_norm(x: &Tensor, norm: &RmsNorm<'_>, out: &Tensor) -> Result<()> {
+    launch_on_gpu!(x, crate::cuda::rms_norm(x, norm, out));
+    let reference = Reference::new("rms_norm", "x", x)?;
+    let values = reference.elements(("x", x), "[.., dim]", x.dims())?;
+    let normed = rms_norm_reference(&values, &factors(&reference, x, norm)?, norm.eps);
+    reference.write(("out", out), "x's shape", x.dims(), &normed)
+}
+
+/// `residual = residual + x`, then `out = rms_norm(residual)`. Shapes as in [`rms_norm`].
+///
+/// The norm is of the sum as it is stored, rounded to the element type. The definition is
+/// [`crate::add_rms_norm_reference`].
+///
+/// # Errors
+/// As [`rms_norm`].
+pub fn add_rms_norm(residual: &Tensor, x: &Tensor, norm: &RmsNorm<'_>, out: &Tensor) -> Result<()> {
+    launch_on_gpu!(x, crate::cuda::add_rms_norm(residual, x, norm, out));
+    let reference = Reference::new("add_rms_norm", "x", x)?;
+    let dims = x.dims();
+    let added = reference.elements(("x", x), "[.., dim]", dims)?;
+    let before = reference.elements(("residual", residual), "x's shape", dims)?;
+    let (sum, _) =
+        add_rms_norm_reference(&before, &added, &factors(&reference, x, norm)?, norm.eps);
+    reference.write(("residual", residual), "x's shape", dims, &sum)?;
+    rms_norm(residual, norm, out)
+}
+
+/// What a norm's weight multiplies by.
+fn factors(reference: &Reference, x: &Tensor, norm: &RmsNorm<'_>) -> Result<Vec<f32>> {
+    let Some(&dim) = x.dims().last().filter(|dim| **dim > 0) else {
+        return Err(Operand::new("rms_norm", "x", x).shape_error("[.., dim] with dim > 0"));
+    };
+    let weight = reference.elements(("weight", norm.weight), "[dim]", &[dim])?;
+    Ok(weight.iter().map(|weight| weight + norm.form.offset()).collect())
+}
+
+/// `out = act(gate) * up` for `gate_up` `[tokens, 2 * inner]`, the gate in the first half of each row.
+///
+/// `out` is `[tokens, inner]`; both are bf16 or f16, computed in f32. The definition is
+/// [`crate::gated_activation_reference`].
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Result<()> {
+    launch_on_gpu!(gate_up, crate::cuda::gated_activation(gate_up, act, out));
+    let reference = Reference::new("gated_activation", "gate_up", gate_up)?;
+    let operand = Operand::new("gated_activation", "gate_up", gate_up);
+    let (tokens, width) = operand.dims2("[tokens, 2 * inner]")?;
+    let values =
+        reference.elements(("gate_up", gate_up), "[tokens, 2 * inner]", &[tokens, width])?;
+    let activated: Vec<f32> =
+        values.chunks(width).flat_map(|row| gated_activation_reference(row, act)).collect();
+    reference.write(("out", out), "[tokens, inner]", &[tokens, width / 2], &activated)
+}
+
+/// `out[t] = table[token_ids[t]] * scale`, rounded once.
+///
+/// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16; `token_ids` is u32 `[tokens]`. An id that
+/// is no row of the table gives a row of NaN. The definition is [`crate::embedding_reference`].
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+pub fn embedding(token_ids: &Tensor, table: &Tensor, scale: f32, out: &Tensor) -> Result<()> {
+    launch_on_gpu!(table, crate::cuda::embedding(token_ids, table, scale, out));
+    gather("embedding", ("token_ids", token_ids), ("table", table), scale, out)
+}
+
+/// `out[i] = x[rows[i]]`, for example the rows whose logits are wanted.
+///
+/// `x` is `[tokens, dim]` and `out` `[count, dim]`, bf16 or f16; `rows` is u32 `[count]`. A number that is no row of
+/// `x` gives a row of NaN. The definition is [`crate::gather_rows_reference`].
+///
+/// # Errors
+/// As [`embedding`].
+pub fn gather_rows(x: &Tensor, rows: &Tensor, out: &Tensor) -> Result<()> {
+    launch_on_gpu!(x, crate::cuda::gather_rows(x, rows, out));
+    gather("gather_rows", ("rows", rows), ("x", x), 1.0, out)
+}
+
+fn gather(
+    kernel: &'static str,
+    rows: (&'static str, &Tensor),
+    table: (&'static str, &Tensor),
+    scale: f32,
+    out: &Tensor,
+) -> Result<()> {
+    let reference = Reference::new(kernel, table.0, table.1)?;
+    let (table_rows, dim) = Operand::new(kernel, table.0, table.1).dims2("[rows, dim]")?;
+    let count = rows.1.elem_count();
+    let values = reference.elements(table, "[rows, dim]", &[table_rows, dim])?;
+    let gathered: Vec<f32> = reference
+        .u32s(rows, "[count]", &[count])?
+        .into_iter()
+        .flat_map(|row| match values.get(row as usize * dim..(row as usize + 1) * dim) {
+            Some(row) => row.iter().map(|value| value * scale).collect(),
+            None => vec![f32::NAN; dim],
+        })
+        .collect();
+    reference.write(("out", out), "[count, dim]", &[count, dim], &gathered)
+}
+
+/// `x = cap * tanh(x / cap)`, in f32 and rounded once; `x` is bf16 or f16 of any shape.
+///
+/// # Errors
+/// `x` has another dtype or layout, or CUDA refused the launch.
+///
+/// Source: Gemma Team, "Gemma 2: Improving Open Language Models at a Practical Size", 2024.
+pub fn softcap(x: &Tensor, cap: f32) -> Result<()> {
+    launch_on_gpu!(x, crate::cuda::softcap(x, cap));
+    let reference = Reference::new("softcap", "x", x)?;
+    let values = reference.elements(("x", x), "any shape", x.dims())?;
+    let capped: Vec<f32> = values.iter().map(|value| cap * (value / cap).tanh()).collect();
+    reference.write(("x", x), "any shape", x.dims(), &capped)
+}
+
+/// Replaces each number of `tokens` that has its highest bit set, `1 << 31 | i`, by `drawn[i]`: a token that the
+/// previous step drew and that the host need not know. Both are u32 vectors; an `i` beyond `drawn` becomes `u32::MAX`.
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+pub fn resolve_tokens(tokens: &Tensor, drawn: &Tensor) -> Result<()> {
+    launch_on_gpu!(tokens, crate::cuda::resolve_tokens(tokens, drawn));
+    let reference = Reference::integers("resolve_tokens");
+    let (count, known) = (tokens.elem_count(), drawn.elem_count());
+    let drawn = reference.u32s(("drawn", drawn), "[samples]", &[known])?;
+    let resolve = |token: u32| match token >> 31 {
+        0 => token,
+        _ => drawn.get((token & (u32::MAX >> 1)) as usize).copied().unwrap_or(u32::MAX),
+    };
+    let resolved: Vec<u32> = reference
+        .u32s(("tokens", tokens), "[count]", &[count])?
+        .into_iter()
+        .map(resolve)
+        .collect();
+    reference.write_u32s(("tokens", tokens), "[count]", &[count], &resolved)
+}

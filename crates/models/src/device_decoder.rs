@@ -1,0 +1,307 @@
+//! The decoder on a device: row-major weights, and buffers that are reserved once.
+
+use candle_core::{DType, Device, Tensor};
+use candlepower_checkpoint::ModelSpec;
+use candlepower_kernels::{
+    Activation, KvCacheConfig,
+    device::{
+        self, AttentionPlan, AttentionSpec, AttentionStep, Matmul, PagedCache, PlanCapacity, QkNorm,
+        QkvToCache, RmsNorm,
+    },
+};
+
+use crate::{
+    decoder::round_to,
+    error::Result,
+    layers::{Attention, Layers, Linear, Norm, Ops, Place},
+    parts::Parts,
+};
+
+/// A decoder-only language model whose weights are on a device.
+pub struct DeviceDecoder {
+    spec: ModelSpec,
+    max_model_len: usize,
+    device: Device,
+    dtype: DType,
+    head_dim: usize,
+    embed_scale: f32,
+    layers: Layers<Tensor>,
+}
+
+/// What one step computes, in tensors on the device. The schedules of its attention are those that the plans were
+/// prepared with.
+#[derive(Clone, Copy)]
+pub struct DeviceInput<'a> {
+    /// `[tokens]` u32.
+    pub token_ids: &'a Tensor,
+    /// `[tokens]` u32: each token's position in its sequence.
+    pub positions: &'a Tensor,
+    /// `[tokens]` u32: where each token's key and value go, or [`device::NO_SLOT`].
+    pub slot_mapping: &'a Tensor,
+}
+
+/// The memory of steps: intermediate results, schedules of attention, and the cache.
+pub struct Workspace {
+    cache: PagedCache,
+    plans: Vec<(Option<usize>, AttentionPlan)>,
+    matmul: Matmul,
+    /// `[max_tokens, hidden]`.
+    residual: Tensor,
+    /// `[max_tokens, hidden]`.
+    normed: Tensor,
+    /// `[max_tokens, hidden]`: what is added to the residual.
+    branch: Tensor,
+    /// `max_tokens` rows of q, k and v, or of gate and up.
+    wide: Tensor,
+    /// `max_tokens` rows of q, or of activated gates.
+    inner: Tensor,
+    /// `max_tokens` rows of heads.
+    attended: Tensor,
+    /// `[max_rows, hidden]`.
+    last: Tensor,
+    /// `[max_rows, vocab]`.
+    logits: Tensor,
+}
+
+/// How large steps are.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkspaceSize {
+    /// Tokens of a step.
+    pub max_tokens: usize,
+    /// Sequences of a step.
+    pub max_seqs: usize,
+    /// Rows of logits that exist at once.
+    pub max_rows: usize,
+    /// Blocks of the cache.
+    pub num_blocks: usize,
+    /// Tokens of a block.
+    pub block_size: usize,
+}
+
+impl DeviceDecoder {
+    /// Builds the model from its parts, with rope tables for `max_model_len` positions.
+    pub(crate) fn new(spec: ModelSpec, parts: Parts<Tensor>, max_model_len: usize) -> Result<Self> {
+        let device = parts.layout().device.clone();
+        let head_dim = parts.layout().padded_head(spec.layers[0].attention.head_dim);
+        let layers = Layers::take(&spec, parts, max_model_len)?;
+        let dtype = layers.embed.dtype();
+        let embed_scale = round_to(dtype, spec.embed.scale);
+        Ok(Self { spec, max_model_len, device, dtype, head_dim, embed_scale, layers })
+    }
+
+    /// Reserves what steps of up to this size need, with an empty cache.
+    ///
+    /// # Errors
+    /// Memory does not suffice, or the sizes are not what the kernels take.
+    pub fn workspace(&self, size: WorkspaceSize) -> Result<Workspace> {
+        let attention = &self.spec.layers[0].attention;
+        let config = KvCacheConfig {
+            num_layers: self.spec.layers.len(),
+            num_blocks: size.num_blocks,
+            block_size: size.block_size,
+            num_kv_heads: attention.kv_heads,
+            head_dim: self.head_dim,
+        };
+        let capacity = PlanCapacity {
+            max_seqs: size.max_seqs,
+            max_pages: size.max_seqs * self.max_model_len.div_ceil(size.block_size),
+            partials_bytes: self.spec.attention_partials_bytes(),
+        };
+        let mut plans: Vec<(Option<usize>, AttentionPlan)> = Vec::new();
+        for layer in &self.spec.layers {
+            let window = layer.attention.window;
+            if plans.iter().any(|plan| plan.0 == window) {
+                continue;
+            }
+            let spec = AttentionSpec { heads: layer.attention.heads, window, dtype: self.dtype };
+            plans.push((window, AttentionPlan::new(&self.device, spec, &config, capacity)?));
+        }
+        let buffer = |rows: usize, width: usize| {
+            Tensor::zeros(rows * width, self.dtype, &self.device)
+        };
+        let (tokens, hidden) = (size.max_tokens, self.spec.hidden_size);
+        let widths = self.spec.device_widths(1);
+        Ok(Workspace {
+            cache: PagedCache::new(config, self.dtype, &self.device)?,
+            plans,
+            matmul: Matmul::new(&self.device, tokens.max(size.max_rows))?,
+            residual: buffer(tokens, hidden)?,
+            normed: buffer(tokens, hidden)?,
+            branch: buffer(tokens, hidden)?,
+            wide: buffer(tokens, widths.wide)?,
+            inner: buffer(tokens, widths.inner)?,
+            attended: buffer(tokens, widths.attended)?,
+            last: buffer(size.max_rows, hidden)?,
+            logits: buffer(size.max_rows, self.spec.vocab_size)?,
+        })
+    }
+
+    /// Runs the layers on a step's tokens and writes their keys and values to the cache. Returns the hidden states
+    /// `[tokens, hidden]` after the final norm, which the next step overwrites.
+    ///
+    /// # Errors
+    /// The input's tensors do not fit together, to the plan or to the workspace; or CUDA refused.
+    pub fn forward(&self, input: &DeviceInput<'_>, workspace: &Workspace) -> Result<Tensor> {
+        self.layers.forward(&DeviceOps {
+            input,
+            workspace,
+            tokens: input.token_ids.elem_count(),
+            hidden: self.spec.hidden_size,
+            embed_scale: self.embed_scale,
+        })
+    }
+
+    /// The logits `[rows, vocab]` of the hidden states at `rows`, u32 `[rows]`, which the next call overwrites.
+    ///
+    /// # Errors
+    /// There are more rows than the workspace holds, or CUDA refused.
+    pub fn logits(&self, hidden: &Tensor, rows: &Tensor, workspace: &Workspace) -> Result<Tensor> {
+        let count = rows.elem_count();
+        let last = view(&workspace.last, &[count, self.spec.hidden_size])?;
+        let logits = view(&workspace.logits, &[count, self.spec.vocab_size])?;
+        device::gather_rows(hidden, rows, &last)?;
+        workspace.matmul.run(&last, &self.layers.head.weight, None, &logits)?;
+        if let Some(cap) = self.spec.head.softcap {
+            device::softcap(&logits, cap as f32)?;
+        }
+        Ok(logits)
+    }
+
+    /// The model's description.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// How many positions the model was loaded for, in tokens.
+    pub fn max_model_len(&self) -> usize {
+        self.max_model_len
+    }
+
+    /// Where the model is.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The dtype of weights, activations and cache.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Bytes of the weights as loaded. What `ModelSpec::device_weight_bytes` says beforehand.
+    pub fn weight_bytes(&self) -> usize {
+        self.layers.num_bytes()
+    }
+}
+
+impl Workspace {
+    /// Plans the attention of a step.
+    ///
+    /// # Errors
+    /// The metadata contradicts itself or the cache, the step is too large, or CUDA refused.
+    pub fn prepare(&mut self, step: &AttentionStep<'_>) -> Result<()> {
+        self.plans.iter_mut().try_for_each(|(_, plan)| Ok(plan.prepare(step)?))
+    }
+
+    /// Keys and values.
+    pub fn cache(&self) -> &PagedCache {
+        &self.cache
+    }
+
+    fn plan(&self, window: Option<usize>) -> &AttentionPlan {
+        let plan = self.plans.iter().find(|plan| plan.0 == window);
+        &plan.expect("the workspace has a plan for each window of the model").1
+    }
+}
+
+/// The beginning of a buffer in some shape: the same memory each time.
+fn view(buffer: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    Ok(buffer.narrow(0, 0, dims.iter().product())?.reshape(dims)?)
+}
+
+/// The operations on a device, over one step; each writes to its buffer.
+struct DeviceOps<'a> {
+    input: &'a DeviceInput<'a>,
+    workspace: &'a Workspace,
+    tokens: usize,
+    hidden: usize,
+    embed_scale: f32,
+}
+
+impl DeviceOps<'_> {
+    fn rows(&self, buffer: &Tensor, width: usize) -> Result<Tensor> {
+        view(buffer, &[self.tokens, width])
+    }
+}
+
+impl Norm {
+    fn on_device(&self) -> RmsNorm<'_> {
+        RmsNorm { weight: &self.weight, form: self.form, eps: self.eps }
+    }
+}
+
+impl Ops for DeviceOps<'_> {
+    type Matrix = Tensor;
+
+    fn embed(&self, table: &Tensor) -> Result<Tensor> {
+        let out = self.rows(&self.workspace.residual, self.hidden)?;
+        device::embedding(self.input.token_ids, table, self.embed_scale, &out)?;
+        Ok(out)
+    }
+
+    fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor> {
+        let out = self.rows(&self.workspace.normed, self.hidden)?;
+        device::rms_norm(residual, &norm.on_device(), &out)?;
+        Ok(out)
+    }
+
+    fn post_norm(&self, x: Tensor, norm: &Norm) -> Result<Tensor> {
+        device::rms_norm(&x, &norm.on_device(), &x)?;
+        Ok(x)
+    }
+
+    fn add_norm(&self, residual: Tensor, x: &Tensor, norm: &Norm) -> Result<(Tensor, Tensor)> {
+        let out = self.rows(&self.workspace.normed, self.hidden)?;
+        device::add_rms_norm(&residual, x, &norm.on_device(), &out)?;
+        Ok((residual, out))
+    }
+
+    fn linear(&self, x: &Tensor, linear: &Linear<Tensor>, place: Place) -> Result<Tensor> {
+        let buffer = match place {
+            Place::Wide => &self.workspace.wide,
+            Place::Branch => &self.workspace.branch,
+        };
+        let out = self.rows(buffer, linear.weight.dim(0)?)?;
+        self.workspace.matmul.run(x, &linear.weight, linear.bias.as_ref(), &out)?;
+        Ok(out)
+    }
+
+    fn attend(&self, qkv: &Tensor, a: &Attention<Tensor>) -> Result<Tensor> {
+        let dims = [self.tokens, a.heads, a.head_dim];
+        let q = view(&self.workspace.inner, &dims)?;
+        let out = view(&self.workspace.attended, &dims)?;
+        let qk_norm = a.q_norm.as_ref().zip(a.k_norm.as_ref()).map(|(q, k)| QkNorm {
+            q_weight: &q.weight,
+            k_weight: &k.weight,
+            form: q.form,
+            eps: q.eps,
+        });
+        let operands = QkvToCache {
+            qk_norm,
+            rope: &a.rope,
+            positions: self.input.positions,
+            slot_mapping: self.input.slot_mapping,
+            cache: &self.workspace.cache,
+            layer: a.layer,
+        };
+        device::qkv_to_cache(qkv, &operands, &q)?;
+        let layer = self.workspace.cache.layer(a.layer)?;
+        self.workspace.plan(a.params.window).attend(&q, layer, &a.params, &out)?;
+        Ok(out.reshape((self.tokens, a.heads * a.head_dim))?)
+    }
+
+    fn activate(&self, gate_up: &Tensor, act: Activation) -> Result<Tensor> {
+        let out = self.rows(&self.workspace.inner, gate_up.dim(1)? / 2)?;
+        device::gated_activation(gate_up, act, &out)?;
+        Ok(out)
+    }
+}

@@ -1,0 +1,292 @@
+//! The walk over a model's layers, once for all devices: what is computed in which order.
+
+use candle_core::Tensor;
+use candlepower_checkpoint::{Act, LayerSpec, MlpSpec, ModelSpec};
+use candlepower_kernels::{Activation, PagedAttention, RopeTable, device::NormWeight};
+
+use crate::{
+    error::Result,
+    parts::{Matrix, Part, Parts},
+    rope::rope_table,
+};
+
+/// The operations that the walk is made of. Each returns a tensor that holds its result until the same operation, or
+/// one that writes to the same place, is asked for again: a new tensor, or a buffer.
+pub(crate) trait Ops {
+    /// How this device keeps matrices.
+    type Matrix: Matrix;
+
+    /// The embeddings of the step's tokens, `[tokens, hidden]`: the first residual.
+    fn embed(&self, table: &Self::Matrix) -> Result<Tensor>;
+    /// The norm of the residual.
+    fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor>;
+    /// The norm of what is about to be added to the residual.
+    fn post_norm(&self, x: Tensor, norm: &Norm) -> Result<Tensor>;
+    /// `residual + x`, and its norm.
+    fn add_norm(&self, residual: Tensor, x: &Tensor, norm: &Norm) -> Result<(Tensor, Tensor)>;
+    /// `x W^T + b`.
+    fn linear(&self, x: &Tensor, linear: &Linear<Self::Matrix>, place: Place) -> Result<Tensor>;
+    /// From the rows of q, k and v to the attended rows `[tokens, heads * head_dim]`; writes keys and values to the
+    /// cache.
+    fn attend(&self, qkv: &Tensor, attention: &Attention<Self::Matrix>) -> Result<Tensor>;
+    /// `act(gate) * up`.
+    fn activate(&self, gate_up: &Tensor, act: Activation) -> Result<Tensor>;
+}
+
+/// Where a product goes, on a device with buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Rows wider than the model: q, k and v, or gate and up.
+    Wide,
+    /// Rows as wide as the model, to be added to the residual.
+    Branch,
+}
+
+/// A model's weights in the order of their use.
+pub(crate) struct Layers<M> {
+    pub(crate) embed: M,
+    layers: Vec<Layer<M>>,
+    final_norm: Norm,
+    pub(crate) head: Linear<M>,
+    tied: bool,
+}
+
+/// One layer. The norm before the attention belongs to the sum before it, so that the two are one
+/// kernel.
+struct Layer<M> {
+    attn_norm: Norm,
+    attention: Attention<M>,
+    attn_post_norm: Option<Norm>,
+    ffn_norm: Norm,
+    mlp: Mlp<M>,
+    ffn_post_norm: Option<Norm>,
+}
+
+/// One layer's attention.
+pub(crate) struct Attention<M> {
+    pub(crate) layer: usize,
+    qkv: Linear<M>,
+    pub(crate) q_norm: Option<Norm>,
+    pub(crate) k_norm: Option<Norm>,
+    pub(crate) rope: RopeTable,
+    pub(crate) params: PagedAttention,
+    out: Linear<M>,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    /// Elements of a head as the cache has them.
+    pub(crate) head_dim: usize,
+}
+
+/// `down(act(gate(x)) * up(x))`, with gate and up as one weight.
+struct Mlp<M> {
+    gate_up: Linear<M>,
+    activation: Activation,
+    down: Linear<M>,
+}
+
+/// `x W^T + b`.
+pub(crate) struct Linear<M> {
+    /// `[out, in]`; shared with the embedding where the head is tied to it.
+    pub(crate) weight: M,
+    /// `[out]`.
+    pub(crate) bias: Option<Tensor>,
+}
+
+/// RMSNorm over the last dimension.
+pub(crate) struct Norm {
+    /// `[dim]`.
+    pub(crate) weight: Tensor,
+    /// How it enters: always plainly on the CPU.
+    pub(crate) form: NormWeight,
+    pub(crate) eps: f32,
+}
+
+impl<M: Matrix> Layers<M> {
+    /// Takes the model's parts, with rope tables for `max_model_len` positions.
+    pub(crate) fn take(
+        spec: &ModelSpec,
+        mut parts: Parts<M>,
+        max_model_len: usize,
+    ) -> Result<Self> {
+        let embed = parts.matrix(None, Part::Embed);
+        let head = match spec.head.tied {
+            true => embed.clone(),
+            false => parts.matrix(None, Part::Head),
+        };
+        let final_norm = parts.norm(None, Part::FinalNorm, &spec.final_norm)?;
+        let mut tables: Vec<(usize, RopeTable)> = Vec::new();
+        let mut layers = Vec::with_capacity(spec.layers.len());
+        for (i, layer) in spec.layers.iter().enumerate() {
+            let rope = &layer.attention.rope;
+            let same = |(j, _): &&(usize, _)| spec.layers[*j].attention.rope == *rope;
+            let table = match tables.iter().find(same) {
+                Some((_, table)) => table.clone(),
+                None => {
+                    let table = rope_table(rope, max_model_len)?.to_device(&parts.layout().device)?;
+                    tables.push((i, table.clone()));
+                    table
+                }
+            };
+            layers.push(Layer::take(&mut parts, i, layer, table)?);
+        }
+        Ok(Self {
+            embed,
+            layers,
+            final_norm: final_norm.expect("the plan holds the final norm"),
+            head: Linear { weight: head, bias: None },
+            tied: spec.head.tied,
+        })
+    }
+
+    /// Runs the layers over a step's tokens. Returns the hidden states `[tokens, hidden]` after the final norm.
+    pub(crate) fn forward<O: Ops<Matrix = M>>(&self, ops: &O) -> Result<Tensor> {
+        let mut x = ops.embed(&self.embed)?;
+        let Some(first) = self.layers.first() else { return ops.norm(&x, &self.final_norm) };
+        let mut normed = ops.norm(&x, &first.attn_norm)?;
+        let next_norms = self.layers[1..].iter().map(|l| &l.attn_norm).chain([&self.final_norm]);
+        for (layer, next_norm) in self.layers.iter().zip(next_norms) {
+            let y = layer.attention.forward(ops, &normed)?;
+            let y = optional(ops, &layer.attn_post_norm, y)?;
+            (x, normed) = ops.add_norm(x, &y, &layer.ffn_norm)?;
+            let y = layer.mlp.forward(ops, &normed)?;
+            let y = optional(ops, &layer.ffn_post_norm, y)?;
+            (x, normed) = ops.add_norm(x, &y, next_norm)?;
+        }
+        Ok(normed)
+    }
+
+    /// Bytes of the weights as loaded.
+    pub(crate) fn num_bytes(&self) -> usize {
+        let layers = self.layers.iter().map(Layer::num_bytes);
+        let head = if self.tied { 0 } else { self.head.num_bytes() };
+        self.embed.num_bytes() + head + self.final_norm.num_bytes() + layers.sum::<usize>()
+    }
+}
+
+/// Applies a norm that not every model has.
+fn optional<O: Ops>(ops: &O, norm: &Option<Norm>, x: Tensor) -> Result<Tensor> {
+    match norm {
+        Some(norm) => ops.post_norm(x, norm),
+        None => Ok(x),
+    }
+}
+
+impl<M: Matrix> Layer<M> {
+    fn take(
+        parts: &mut Parts<M>,
+        i: usize,
+        spec: &LayerSpec,
+        rope: RopeTable,
+    ) -> Result<Self> {
+        let mut norm = |part| parts.norm(Some(i), part, &spec.norm);
+        let attn_norm = norm(Part::AttnNorm)?;
+        let ffn_norm = norm(Part::FfnNorm)?;
+        Ok(Self {
+            attn_norm: attn_norm.expect("the plan holds a norm before the attention"),
+            attn_post_norm: norm(Part::AttnPostNorm)?,
+            ffn_norm: ffn_norm.expect("the plan holds a norm before the feed-forward"),
+            ffn_post_norm: norm(Part::FfnPostNorm)?,
+            attention: Attention::take(parts, i, spec, rope)?,
+            mlp: Mlp::take(parts, i, &spec.mlp)?,
+        })
+    }
+
+    fn num_bytes(&self) -> usize {
+        let norms = [Some(&self.attn_norm), Some(&self.ffn_norm)]
+            .into_iter()
+            .chain([self.attn_post_norm.as_ref(), self.ffn_post_norm.as_ref()])
+            .flatten()
+            .map(Norm::num_bytes);
+        self.attention.num_bytes() + self.mlp.num_bytes() + norms.sum::<usize>()
+    }
+}
+
+impl<M: Matrix> Attention<M> {
+    fn take(
+        parts: &mut Parts<M>,
+        layer: usize,
+        spec: &LayerSpec,
+        rope: RopeTable,
+    ) -> Result<Self> {
+        let spec = &spec.attention;
+        let head_dim = parts.layout().padded_head(spec.head_dim);
+        let mut head_norm = |part| match &spec.qk_norm {
+            Some(norm) => parts.head_norm(layer, part, norm, spec.head_dim),
+            None => Ok(None),
+        };
+        Ok(Self {
+            layer,
+            q_norm: head_norm(Part::QNorm)?,
+            k_norm: head_norm(Part::KNorm)?,
+            qkv: Linear::take(parts, layer, Part::Qkv, Part::QkvBias)?,
+            rope,
+            params: PagedAttention {
+                scale: spec.scale as f32,
+                window: spec.window,
+                softcap: spec.softcap.map(|cap| cap as f32),
+            },
+            out: Linear::take(parts, layer, Part::Out, Part::OutBias)?,
+            heads: spec.heads,
+            kv_heads: spec.kv_heads,
+            head_dim,
+        })
+    }
+
+    /// `[tokens, hidden]` -> `[tokens, hidden]`.
+    fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
+        let qkv = ops.linear(x, &self.qkv, Place::Wide)?;
+        ops.linear(&ops.attend(&qkv, self)?, &self.out, Place::Branch)
+    }
+
+    fn num_bytes(&self) -> usize {
+        let norms = self.q_norm.iter().chain(&self.k_norm).map(Norm::num_bytes);
+        self.qkv.num_bytes() + self.out.num_bytes() + norms.sum::<usize>()
+    }
+}
+
+impl<M: Matrix> Mlp<M> {
+    fn take(parts: &mut Parts<M>, layer: usize, spec: &MlpSpec) -> Result<Self> {
+        Ok(Self {
+            gate_up: Linear::take(parts, layer, Part::GateUp, Part::GateUpBias)?,
+            activation: match spec.act {
+                Act::Silu => Activation::Silu,
+                Act::Gelu => Activation::Gelu,
+                Act::GeluTanh => Activation::GeluTanh,
+            },
+            down: Linear::take(parts, layer, Part::Down, Part::DownBias)?,
+        })
+    }
+
+    /// `[tokens, hidden]` -> `[tokens, hidden]`.
+    fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
+        let gate_up = ops.linear(x, &self.gate_up, Place::Wide)?;
+        ops.linear(&ops.activate(&gate_up, self.activation)?, &self.down, Place::Branch)
+    }
+
+    fn num_bytes(&self) -> usize {
+        self.gate_up.num_bytes() + self.down.num_bytes()
+    }
+}
+
+impl<M: Matrix> Linear<M> {
+    /// Takes a layer's weight, and its bias where the model has one.
+    fn take(parts: &mut Parts<M>, layer: usize, weight: Part, bias: Part) -> Result<Self> {
+        let layer = Some(layer);
+        Ok(Self { weight: parts.matrix(layer, weight), bias: parts.vector(layer, bias)? })
+    }
+
+    fn num_bytes(&self) -> usize {
+        self.weight.num_bytes() + self.bias.as_ref().map_or(0, tensor_bytes)
+    }
+}
+
+impl Norm {
+    fn num_bytes(&self) -> usize {
+        tensor_bytes(&self.weight)
+    }
+}
+
+/// Bytes of a tensor.
+pub(crate) fn tensor_bytes(tensor: &Tensor) -> usize {
+    tensor.elem_count() * tensor.dtype().size_in_bytes()
+}

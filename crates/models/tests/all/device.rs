@@ -1,0 +1,190 @@
+//! The device's decoder on the CPU, where its kernels' definitions compute: the same layers, buffers, tables and views
+//! as on a GPU, against what transformers computed.
+
+use candle_core::{DType, Device, Tensor};
+use candlepower_checkpoint::Dtype as Planned;
+use candlepower_kernels::{
+    AttentionMetadata,
+    device::{AttentionStep, LaunchShape, NO_SLOT},
+};
+use candlepower_models::{
+    DeviceDecoder, DeviceInput, LoadDtype, LoadOptions, Workspace, WorkspaceSize, load_on_device,
+};
+
+use crate::golden::{
+    BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, max_difference, options,
+};
+
+/// A model with the memory of its steps, on the device that `CANDLEPOWER_TEST_DEVICE` chooses.
+struct Runner {
+    model: DeviceDecoder,
+    workspace: Workspace,
+}
+
+/// Tokens of one sequence in a step: where it has come to, the new tokens, its blocks.
+type Work<'a> = (usize, &'a [u32], &'a [u32]);
+
+impl Runner {
+    fn new(name: &str, dtype: LoadDtype) -> Self {
+        let checkpoint = checkpoint(name);
+        let max_model_len = Some(checkpoint.spec().max_positions);
+        let options = LoadOptions { dtype, max_model_len, ..options() };
+        let model = load_on_device(&checkpoint, &options, &mut |_| {}).unwrap();
+        let size = WorkspaceSize {
+            max_tokens: 64,
+            max_seqs: 4,
+            max_rows: 64,
+            num_blocks: NUM_BLOCKS,
+            block_size: BLOCK_SIZE,
+        };
+        let workspace = model.workspace(size).unwrap();
+        Self { model, workspace }
+    }
+
+    /// Runs a step, padded with idle sequences of one token to `padded` sequences. A row of logits per token.
+    fn step(&mut self, work: &[Work<'_>], padded: usize, launch: LaunchShape) -> Vec<Vec<f32>> {
+        let max_blocks = work.iter().map(|work| work.2.len()).max().unwrap();
+        let (mut token_ids, mut positions, mut slots) = (vec![], vec![], vec![]);
+        let mut meta = AttentionMetadata {
+            query_start: vec![0],
+            context_len: vec![],
+            block_tables: vec![],
+            max_blocks,
+        };
+        for &(computed, tokens, blocks) in work {
+            for (position, &token) in (computed..).zip(tokens) {
+                token_ids.push(token);
+                positions.push(position as u32);
+                let block = blocks[position / BLOCK_SIZE] as usize;
+                slots.push((block * BLOCK_SIZE + position % BLOCK_SIZE) as u32);
+            }
+            meta.query_start.push(token_ids.len() as u32);
+            meta.context_len.push((computed + tokens.len()) as u32);
+            meta.block_tables.extend(blocks);
+            meta.block_tables.resize(meta.context_len.len() * max_blocks, 0);
+        }
+        let real = token_ids.len();
+        for _ in work.len()..padded {
+            token_ids.push(0);
+            positions.push(0);
+            slots.push(NO_SLOT);
+            meta.query_start.push(token_ids.len() as u32);
+            meta.context_len.push(1);
+            meta.block_tables.extend(vec![0; max_blocks]);
+        }
+        let tokens = token_ids.len();
+        self.workspace.prepare(&AttentionStep { meta: &meta, tokens, launch }).unwrap();
+        let tensor = |numbers: Vec<u32>| Tensor::new(numbers, self.model.device()).unwrap();
+        let input = DeviceInput {
+            token_ids: &tensor(token_ids),
+            positions: &tensor(positions),
+            slot_mapping: &tensor(slots),
+        };
+        let hidden = self.model.forward(&input, &self.workspace).unwrap();
+        let rows = tensor((0..real as u32).collect());
+        let logits = self.model.logits(&hidden, &rows, &self.workspace).unwrap();
+        let logits = logits.to_device(&Device::Cpu).unwrap().to_dtype(DType::F32).unwrap();
+        logits.to_vec2().unwrap()
+    }
+
+    fn prefill(&mut self, prompt: &[u32], chunk: usize, blocks: &[u32]) -> Vec<Vec<f32>> {
+        let mut logits = Vec::new();
+        for (i, tokens) in prompt.chunks(chunk).enumerate() {
+            logits.extend(self.step(&[(i * chunk, tokens, blocks)], 1, LaunchShape::Fitted));
+        }
+        logits
+    }
+
+    fn greedy(&mut self, prompt: &[u32], new_tokens: usize) -> Vec<u32> {
+        let blocks: Vec<u32> = (0..8).collect();
+        let mut next = argmax(self.prefill(prompt, prompt.len(), &blocks).last().unwrap());
+        let mut generated = vec![next];
+        while generated.len() < new_tokens {
+            let computed = prompt.len() + generated.len() - 1;
+            // A bucket of three: two of its sequences are padding.
+            let logits = self.step(&[(computed, &[next], &blocks)], 3, LaunchShape::Fixed);
+            next = argmax(&logits[0]);
+            generated.push(next);
+        }
+        generated
+    }
+}
+
+/// In single precision nothing is rounded, so the wiring alone decides.
+#[test]
+fn every_architecture_computes_what_transformers_does() {
+    for name in GOLDENS {
+        let (mut runner, golden) = (Runner::new(name, LoadDtype::F32), Golden::read(name));
+        let prompt = &golden.prompt;
+        let logits = runner.prefill(prompt, prompt.len(), &[0, 1, 2, 3]);
+        let difference = max_difference(&logits, &golden.logits);
+        assert!(difference < TOLERANCE, "{name}: logits differ by {difference}");
+        let cut = runner.prefill(prompt, 13, &[19, 2, 23, 7]);
+        let difference = max_difference(&cut, &golden.logits);
+        assert!(difference < TOLERANCE, "{name} in chunks: logits differ by {difference}");
+        assert_eq!(runner.greedy(prompt, 32), golden.greedy, "{name}: greedy tokens");
+    }
+}
+
+/// In 16 bits the device's own dtypes are seen: every buffer, weight and cache has the model's.
+#[test]
+fn sixteen_bits_move_the_logits_but_little() {
+    for name in GOLDENS {
+        let golden = Golden::read(name);
+        for (dtype, found, limit) in [
+            (LoadDtype::Bf16, DType::BF16, 0.12),
+            (LoadDtype::F16, DType::F16, 0.02),
+        ] {
+            let mut runner = Runner::new(name, dtype);
+            assert_eq!(runner.model.dtype(), found);
+            let logits = runner.prefill(&golden.prompt, golden.prompt.len(), &[3, 1, 2, 0]);
+            let largest = golden.logits.iter().flatten().fold(0f32, |max, l| max.max(l.abs()));
+            let error = max_difference(&logits, &golden.logits) / largest;
+            assert!(error < limit, "{name} as {dtype:?}: logits differ by {error} of the largest");
+            let same = logits.iter().zip(&golden.logits).filter(|(a, b)| argmax(a) == argmax(b));
+            let agreement = same.count() as f32 / logits.len() as f32;
+            assert!(agreement > 0.7, "{name} as {dtype:?}: {agreement} of the best tokens agree");
+        }
+    }
+}
+
+/// One sequence is being decoded while the other's prompt comes in chunks.
+#[test]
+fn sequences_of_a_batch_do_not_see_each_other() {
+    for name in ["qwen2", "gemma2"] {
+        let (mut runner, golden) = (Runner::new(name, LoadDtype::F32), Golden::read(name));
+        let (a, b) = (&golden.prompt[..], &golden.prompt[5..32]);
+        let alone = [
+            runner.prefill(a, a.len(), &[0, 1, 2, 3]),
+            runner.prefill(b, b.len(), &[4, 5]),
+        ];
+        let (of_a, of_b) = ([9, 1, 14], [3, 20]);
+        let mut together =
+            [runner.step(&[(0, &a[..20], &of_a)], 1, LaunchShape::Fitted), Vec::new()];
+        for (i, chunk) in b.chunks(9).enumerate() {
+            let work = [(20 + i, &a[20 + i..21 + i], &of_a[..]), (9 * i, chunk, &of_b[..])];
+            let mut logits = runner.step(&work, 2, LaunchShape::Fitted);
+            together[1].extend(logits.split_off(1));
+            together[0].extend(logits);
+        }
+        let decoded = together[0].len();
+        assert_eq!(max_difference(&alone[0][..decoded], &together[0]), 0.0, "{name}: decoding");
+        assert_eq!(max_difference(&alone[1], &together[1]), 0.0, "{name}: prompt");
+    }
+}
+
+/// What a GPU needs is known from the configuration alone, to the byte.
+#[test]
+fn memory_on_a_device_is_computed_before_loading() {
+    for name in GOLDENS {
+        let checkpoint = checkpoint(name);
+        let runner = Runner::new(name, LoadDtype::Auto);
+        let dtype = checkpoint.device_dtype(None);
+        assert_ne!(dtype, Planned::F32);
+        let planned = checkpoint.spec().device_weight_bytes(dtype, 1);
+        assert_eq!(runner.model.weight_bytes() as u64, planned, "{name}");
+        let planned = checkpoint.spec().device_kv_bytes_per_token(dtype, 1);
+        let tokens = (NUM_BLOCKS * BLOCK_SIZE) as u64;
+        assert_eq!(runner.workspace.cache().num_bytes() as u64, planned * tokens, "{name}");
+    }
+}
