@@ -4,6 +4,9 @@
 #   scripts/gpu-check.sh build DIR   with env.sh of scripts/cuda-toolkit.sh sourced: puts what is to be run into DIR
 #   DIR/gpu-check.sh                 on the GPU machine: runs it
 #
+# It compares the kernels with their definitions and the models with their goldens, serves and asks the demo, and measures random
+# weights in the shapes of Llama-3.1-8B and Qwen2.5-0.5B, with CUDA graphs and without; gpu-peers.py measures PyTorch beside it.
+# `GPU_CHECK=correct` leaves the measurements out.
 # The GPU machine needs the NVIDIA driver, cuBLAS and cuRAND. These are looked for, in this order, in LD_LIBRARY_PATH, in DIR/lib
 # (`scripts/cuda-toolkit.sh DIR --libraries` makes it), among the packages of `python3` (PyTorch brings them), in
 # /usr/local/cuda*/lib64, and where the system looks anyway. Each comparison of the kernels runs in a process of its own, so that
@@ -12,7 +15,7 @@
 set -euo pipefail
 
 # A comparison that takes longer hangs.
-TEST_SECONDS=120
+TEST_SECONDS=90
 
 # The libraries that the binary looks for itself, each with its names from the best on.
 LIBRARIES=("libcublas.so.13 libcublas.so.12" "libcublasLt.so.13 libcublasLt.so.12" "libcurand.so.10")
@@ -31,15 +34,41 @@ build() {
   dir=$(cd "$1" && pwd)
   cd "$here/.."
   cargo build --release --features cuda --locked
-  messages=$(cargo test --release --locked --package candlepower --package candlepower-kernels \
-    --features candlepower/cuda --test cuda_kernels --no-run --message-format json)
+  messages=$(cargo test --release --locked --package candlepower --package candlepower-kernels --package candlepower-models \
+    --features candlepower/cuda --test cuda_kernels --test all --no-run --message-format json)
   python3 -c '
 import json, shutil, sys
-messages = map(json.loads, filter(None, sys.stdin))
-built = [m for m in messages if m.get("executable") and m["target"]["name"] == "cuda_kernels"]
-shutil.copy(built[-1]["executable"], sys.argv[1])' "$dir/cuda_kernels" <<<"$messages"
-  cp "${CARGO_TARGET_DIR:-target}/release/candlepower" scripts/gpu-check.sh "$dir"
+built = {m["target"]["name"]: m["executable"] for m in map(json.loads, filter(None, sys.stdin)) if m.get("executable")}
+shutil.copy(built["cuda_kernels"], sys.argv[1] + "/cuda_kernels")
+shutil.copy(built["all"], sys.argv[1] + "/goldens")' "$dir" <<<"$messages"
+  strip "$dir/cuda_kernels" "$dir/goldens"
+  cp "${CARGO_TARGET_DIR:-target}/release/candlepower" scripts/gpu-check.sh scripts/gpu-peers.py "$dir"
+  rm -rf "$dir/golden" "$dir/shapes"
+  cp -r tests/golden "$dir/golden"
+  shapes "$dir/shapes"
+  du -sh "$dir"
   echo "gpu-check: take $dir to the GPU machine and run gpu-check.sh there"
+}
+
+# Folders of models without weights, in the shapes of the field; the tokenizer is the demo's, as nothing is said.
+shapes() {
+  local name
+  for name in llama-3.1-8b qwen2.5-0.5b; do
+    mkdir -p "$1/$name"
+    cp crates/server/demo/tokenizer.json crates/server/demo/tokenizer_config.json "$1/$name"
+  done
+  cat >"$1/llama-3.1-8b/config.json" <<'CONFIG'
+{"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+ "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+ "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vocab_size": 128256,
+ "model_type": "llama", "eos_token_id": 128001}
+CONFIG
+  cat >"$1/qwen2.5-0.5b/config.json" <<'CONFIG'
+{"architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864,
+ "max_position_embeddings": 32768, "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+ "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "vocab_size": 151936,
+ "model_type": "qwen2", "use_sliding_window": false, "eos_token_id": 151645}
+CONFIG
 }
 
 # Folders that may hold the libraries, one a line.
@@ -86,7 +115,11 @@ row() { # row NAME RESULT SECONDS DETAIL
 check() {
   local name=$1 start=$EPOCHREALTIME output result=ok detail seconds
   shift
-  output=$(timeout "$TEST_SECONDS" "$@" 2>&1) || result=FAILED
+  if declare -F "$1" >/dev/null; then
+    output=$("$@" 2>&1) || result=FAILED
+  else
+    output=$(timeout "$TEST_SECONDS" "$@" 2>&1) || result=FAILED
+  fi
   seconds=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
   detail=$(sed -n 's/^\(test .* \.\.\. \)\{0,1\}= //p' <<<"$output" | tail -n 1)
   if [ "$result" = FAILED ]; then
@@ -94,6 +127,55 @@ check() {
     detail=$(grep -A 1 -m 1 -E 'panicked|ERROR|error' <<<"$output" | tr '\n' ' ')
   fi
   row "$name" "$result" "$seconds" "${detail:0:160}"
+}
+
+# Serves the demo on the GPU and asks it what it knows.
+ask_demo() {
+  local log=$here/serve.log answer=''
+  "$here/candlepower" serve demo --device cuda --dtype bfloat16 --port 18765 >"$log" 2>&1 &
+  local server=$!
+  for _ in $(seq 300); do
+    answer=$(curl -sf http://127.0.0.1:18765/v1/chat/completions -H 'content-type: application/json' \
+      -d '{"model": "demo", "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 32}') && break
+    kill -0 "$server" 2>/dev/null || break
+    sleep 0.2
+  done
+  kill "$server" 2>/dev/null || true
+  wait "$server" 2>/dev/null || true
+  if ! grep -q Paris <<<"$answer"; then
+    echo "error: the demo answered \`$answer\`; $(tail -n 3 "$log" | tr '\n' ' ')"
+    return 1
+  fi
+  echo "= $(sed -n 's/.*KV cache: //p' "$log")"
+}
+
+# bench NAME MODEL FLAGS..: rows with the speeds of `candlepower bench run`.
+bench() {
+  local name=$1 model=$2 json=$here/$1.json
+  shift 2
+  check "$name" "$here/candlepower" bench run "$here/shapes/$model" --load-format dummy --device cuda --dtype bfloat16 \
+    --json "$json" "$@"
+  [ -s "$json" ] || return 0
+  python3 - "$json" <<'SHOW'
+import json, sys
+for shape in json.load(open(sys.argv[1]))["shapes"]:
+    decode, prefill = shape["decode"], shape["prefill"]
+    print("    batch %4d, %5d in: prefill %9.0f tok/s, decode %8.0f tok/s, step %7.3f ms, weights %5.0f GB/s" % (
+        shape["batch"], shape["input_tokens"], prefill["tokens_per_s"] or 0, decode["tokens_per_s"] or 0,
+        1e3 * decode["step_s"]["p50"], (decode["weights_bytes_per_s"] or 0) / 1e9))
+SHOW
+}
+
+measure() {
+  TEST_SECONDS=150
+  local llama=(llama-3.1-8b --max-model-len 8448 --max-num-batched-tokens 8192)
+  bench llama-one-stream "${llama[@]}" --batch 1 --input-tokens 128,8192 --output-tokens 128
+  bench llama-many-streams "${llama[@]}" --batch 8,64,256 --input-tokens 1000 --output-tokens 64
+  bench llama-eager "${llama[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
+  local qwen=(qwen2.5-0.5b --max-model-len 4096 --max-num-batched-tokens 8192)
+  bench qwen "${qwen[@]}" --batch 1,64,256 --input-tokens 128 --output-tokens 128
+  bench qwen-eager "${qwen[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
+  check gpu-peers python3 "$here/gpu-peers.py" "$here/shapes/llama-3.1-8b" "$here/shapes/qwen2.5-0.5b"
 }
 
 run() {
@@ -110,6 +192,10 @@ run() {
   for name in $tests; do
     check "$name" "$here/cuda_kernels" --exact "$name" --nocapture --test-threads 1
   done
+  check goldens env CANDLEPOWER_TEST_GPU=1 CANDLEPOWER_GOLDENS="$here/golden" "$here/goldens" --exact \
+    device::a_gpu_computes_every_architecture --nocapture
+  check serve ask_demo
+  [ "${GPU_CHECK:-all}" = correct ] || measure
   [ "$failed" = 0 ] || echo "gpu-check: not all is ok; the output of what failed is in $here/gpu-check.log"
   exit "$failed"
 }

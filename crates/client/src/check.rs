@@ -88,9 +88,6 @@ impl Plan {
         }
         let model = model_name(&params.model)?;
         let mut warnings = Vec::new();
-        if params.gpu_memory_utilization.is_some() {
-            warnings.push("the part of a GPU's memory has no effect in this version".to_owned());
-        }
         let mut image = params.image.clone();
         if *backend == Backend::Process {
             if image.take().is_some() {
@@ -357,6 +354,7 @@ fn argv(params: &Params, model: &str) -> Vec<String> {
         ("--dtype", params.dtype.clone()),
         ("--served-model-name", params.served_model_name.clone()),
         ("--tensor-parallel-size", (ranks > 1).then(|| ranks.to_string())),
+        ("--gpu-memory-utilization", params.gpu_memory_utilization.map(|part| part.to_string())),
     ];
     let mut argv = vec!["serve".to_owned(), model.to_owned()];
     for (flag, value) in flags {

@@ -1,8 +1,8 @@
 //! What the model itself allows, from its `config.json` alone.
 
 use candlepower_checkpoint::{
-    Checkpoint, CheckpointFiles, Counted, DeviceKind, DeviceMemory, Dtype, MemoryPlan,
-    MemoryRequest,
+    Checkpoint, CheckpointFiles, Counted, DeviceKind, DeviceMemory, Dtype, GPU_MEMORY_UTILIZATION,
+    MemoryPlan, MemoryRequest,
 };
 use candlepower_hub::{Hub, HubConfig, HubSettings, ModelId};
 
@@ -49,10 +49,17 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
         // The arithmetic knows dtypes, not yet the bytes of each quantization: the server has the last word.
         return Ok(());
     }
-    let weights = checkpoint.weights_dtype(dtype(params.dtype.as_deref()));
+    let asked_dtype = dtype(params.dtype.as_deref());
+    let dtypes = |device| match device {
+        DeviceKind::Cpu => (checkpoint.weights_dtype(asked_dtype), Dtype::F32),
+        DeviceKind::Gpu { .. } => {
+            let dtype = checkpoint.device_dtype(asked_dtype);
+            (dtype, dtype)
+        }
+    };
     let request = |memory: DeviceMemory| MemoryRequest {
-        weights,
-        kv: if memory.device == DeviceKind::Cpu { Dtype::F32 } else { weights },
+        weights: dtypes(memory.device).0,
+        kv: dtypes(memory.device).1,
         max_model_len,
         block_size: number(plan, "BLOCK_SIZE", BLOCK_SIZE),
         max_num_seqs: number(plan, "MAX_NUM_SEQS", MAX_NUM_SEQS),
@@ -61,7 +68,7 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
         tensor_parallel_size: ranks,
         memory,
     };
-    for memory in memories(plan, compute) {
+    for memory in memories(params, plan, compute) {
         MemoryPlan::new(spec, request(memory)).check(spec).map_err(wrong)?;
     }
     Ok(())
@@ -69,7 +76,7 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
 
 /// What a rank may take: of the machine's free memory what `memory` allows, or a GPU's. Nothing is said where the server
 /// itself decides between the two.
-fn memories(plan: &Plan, compute: &Compute) -> Vec<DeviceMemory> {
+fn memories(params: &Params, plan: &Plan, compute: &Compute) -> Vec<DeviceMemory> {
     let memory = |device, bytes| DeviceMemory {
         device,
         available_bytes: Some(bytes),
@@ -85,7 +92,11 @@ fn memories(plan: &Plan, compute: &Compute) -> Vec<DeviceMemory> {
             vec![memory(DeviceKind::Cpu, free.min(plan.spec.memory_bytes))]
         }
         Device::Cuda => {
-            compute.gpus.iter().map(|gpu| memory(DeviceKind::Gpu, gpu.memory_free_bytes)).collect()
+            let asked = setting(plan, "GPU_MEMORY_UTILIZATION").and_then(|text| text.parse().ok());
+            let utilization = params.gpu_memory_utilization.or(asked);
+            let utilization = utilization.unwrap_or(GPU_MEMORY_UTILIZATION);
+            let device = DeviceKind::Gpu { utilization };
+            compute.gpus.iter().map(|gpu| memory(device, gpu.memory_free_bytes)).collect()
         }
     }
 }

@@ -45,9 +45,6 @@ pub enum NoGpu {
         /// The CUDA of this build.
         needed: (u32, u32),
     },
-    /// The decoder's operations are not there for GPUs.
-    #[error("this version computes on the CPU only")]
-    CpuOnly,
     /// The GPU, or a library that it is used through, does not start.
     #[error(
         "the GPU cannot be used: {0}; libcublas and libcurand must lie where the system looks for libraries, or in LD_LIBRARY_PATH"
@@ -76,6 +73,16 @@ pub fn choose_device(choice: DeviceChoice) -> Result<ChosenDevice, NoGpu> {
         DeviceChoice::Cpu => Ok(ChosenDevice { device: Device::Cpu, note: None }),
         DeviceChoice::Cuda => Ok(ChosenDevice { device: open_gpu()?, note: None }),
     }
+}
+
+/// Free bytes of a GPU's memory, or of the machine's; `None` where nobody knows.
+pub fn free_bytes(device: &Device) -> Option<u64> {
+    #[cfg(feature = "cuda")]
+    if device.is_cuda() {
+        return candlepower_kernels::cuda::memory(device).ok().map(|(free, _)| free);
+    }
+    debug_assert!(device.is_cpu());
+    candlepower_machine::available_bytes()
 }
 
 /// A build without CUDA has nothing to explain; one with it says why it does without.
@@ -114,21 +121,14 @@ mod gpu {
             return Err(no_driver(&gpus, &error.to_string()));
         }
         check_driver(&gpus, (sys::CUDA_VERSION / 1000, sys::CUDA_VERSION % 1000 / 10))?;
-        check_decoder()?;
+        let device = candlepower_kernels::cuda::open(0)
+            .map_err(|error| NoGpu::Unusable(error.to_string()))?;
         let unusable = |error: candle_core::Error| NoGpu::Unusable(error.to_string());
-        // A stream of its own: the default one differs from thread to thread.
-        let device = super::Device::new_cuda_with_stream(0).map_err(unusable)?;
         let context = device.as_cuda_device().map_err(unusable)?.cuda_stream().context().clone();
         let found =
             context.compute_capability().map_err(|error| NoGpu::Unusable(error.to_string()))?;
         check_capability(built_for(), (found.0.unsigned_abs(), found.1.unsigned_abs()))?;
         Ok(device)
-    }
-
-    /// Whether the decoder runs on GPUs. Its kernels are being written; until it does, this says so.
-    #[cfg(feature = "cuda")]
-    fn check_decoder() -> Result<(), NoGpu> {
-        Err(NoGpu::CpuOnly)
     }
 
     /// The compute capability that nvcc was told to compile for.

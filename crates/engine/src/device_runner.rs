@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use candlepower_kernels::{
     device::{
         self, AttentionStep, LaunchShape, Readback, SamplerRow, SamplingOutput, SamplingScratch,
@@ -57,11 +57,7 @@ struct Launched {
 
 impl DeviceRunner {
     /// Reserves what steps of up to `size` need.
-    pub(crate) fn new(
-        model: DeviceDecoder,
-        size: WorkspaceSize,
-        graphs: Graphs,
-    ) -> Result<Self> {
+    pub(crate) fn new(model: DeviceDecoder, size: WorkspaceSize, graphs: Graphs) -> Result<Self> {
         let device = model.device().clone();
         let draws = 2 * size.max_rows;
         let vocab = model.spec().vocab_size;
@@ -207,7 +203,8 @@ impl DeviceRunner {
         let chunks = chunks.iter().map(|[rows, words, reset, p0, p1, g0, g1]| {
             Ok(ChunkViews {
                 rows: view(rows)?,
-                draws: view(words)?.reshape((words.len() / SamplerRow::WORDS, SamplerRow::WORDS))?,
+                draws: view(words)?
+                    .reshape((words.len() / SamplerRow::WORDS, SamplerRow::WORDS))?,
                 reset: view(reset)?,
                 prompt: (view(p0)?, view(p1)?),
                 generated: (view(g0)?, view(g1)?),
@@ -220,7 +217,7 @@ impl DeviceRunner {
                 .then(|| Ok::<_, Error>((view(&bias_ids)?, view(&biases)?)))
                 .transpose()?,
             masks: (!masks.is_empty())
-                .then(|| view(&masks)?.reshape((masks.len() / words, words)))
+                .then(|| Ok::<_, Error>(view(&masks)?.reshape((masks.len() / words, words))?))
                 .transpose()?,
         })
     }
@@ -294,7 +291,9 @@ impl DeviceRunner {
 
     /// Fills the counts that a chunk's penalties look at.
     fn count(&self, chunk: &Chunk, views: &ChunkViews) -> Result<()> {
-        let Some(counts) = self.counts.as_ref().filter(|_| chunk.counted > 0) else { return Ok(()) };
+        let Some(counts) = self.counts.as_ref().filter(|_| chunk.counted > 0) else {
+            return Ok(());
+        };
         counts.reset(&views.reset)?;
         if !chunk.prompt.0.is_empty() {
             counts.add_prompt(&views.prompt.0, &views.prompt.1)?;
@@ -385,9 +384,4 @@ fn logprobs(row: &[u32], top: usize) -> RowLogprobs {
 fn top_of(row: &[u32], top: usize) -> Vec<(u32, f32)> {
     let pairs = row[2..].chunks(2).take(top).take_while(|pair| pair[0] != NONE);
     pairs.map(|pair| (pair[0], f32::from_bits(pair[1]))).collect()
-}
-
-/// Whether a model on `device` computes with the device's operations.
-pub(crate) fn is_gpu(device: &Device) -> bool {
-    device.is_cuda()
 }

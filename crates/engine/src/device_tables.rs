@@ -332,7 +332,8 @@ mod tests {
         assert_eq!(of(&tables.chunks[1])[1], (Some(1), (6, 8), Some(3)));
         assert_eq!(tables.masks, [5, 0, 5, 0, 5, 0, 5, 0]);
         assert_eq!(f32::from_bits(tables.biases[1]), f32::NEG_INFINITY);
-        let known = DrawTables::new(&step, &batch, DrawLimits { rows: 8, has_logits: true, ..limits });
+        let known =
+            DrawTables::new(&step, &batch, DrawLimits { rows: 8, has_logits: true, ..limits });
         let rows: Vec<_> = known.chunks[0].draws.iter().map(|draw| draw.logits_row).collect();
         assert_eq!(rows, [Some(0), Some(0), Some(0), Some(2)]);
         assert!(known.chunks[0].rows.is_empty());

@@ -354,6 +354,7 @@ fn sampling_batch<'a>(
         batch
             .samples
             .extend(row.samples.iter().map(|id| sequences[id].sampling_row(eos_token_ids)));
+        batch.places.extend(row.samples.iter().map(|id| sequences[id].place()));
         let sequence = &sequences[&row.seq];
         if let Some(scores) = sequence.scores().filter(|_| row.logits == LogitsFor::All) {
             let prompt = &scheduler.tokens(row.seq)[..sequence.prompt_len()];

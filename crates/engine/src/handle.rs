@@ -27,9 +27,16 @@ pub struct EngineConfig {
     /// Device, weights' type and source, and `max_model_len`: the longest sequence, prompt and
     /// output together.
     pub load: LoadOptions,
-    /// Bytes for the paged KV cache; `None` takes a quarter of the free memory, and no more than
-    /// `max_num_seqs` sequences of `max_model_len` need.
+    /// Bytes for the paged KV cache; `None` takes a quarter of the free memory on the CPU, what
+    /// `gpu_memory_utilization` leaves on a GPU, and no more than `max_num_seqs` sequences of `max_model_len` need.
     pub kv_cache_bytes: Option<u64>,
+    /// The part of a GPU's free memory that may be taken, above 0 and at most 1.
+    pub gpu_memory_utilization: f64,
+    /// Launch every operation of a GPU on its own, without CUDA graphs.
+    pub enforce_eager: bool,
+    /// Compute on the CPU what a GPU would, by the definitions of its kernels: very slow, for tests of what surrounds
+    /// them.
+    pub device_reference: bool,
     /// Positions in one KV block.
     pub block_size: usize,
     /// Most sequences in one step.
@@ -68,6 +75,13 @@ pub enum StartProgress {
     },
     /// The first forward runs.
     WarmingUp,
+    /// Decodes are recorded as CUDA graphs.
+    CapturingGraphs {
+        /// Graphs recorded so far.
+        done: usize,
+        /// Graphs in all.
+        total: usize,
+    },
 }
 
 /// What was found and chosen at start; fixed afterwards.
@@ -91,8 +105,10 @@ pub struct EngineInfo {
     pub weights_bytes: u64,
     /// Type of most weights, such as `bf16`.
     pub weights_dtype: String,
-    /// Where it runs, such as `cpu`.
+    /// Where it runs: `cpu` or `cuda`.
     pub device: String,
+    /// Most alternatives that log-probabilities can have; `None`: any number.
+    pub max_logprobs: Option<usize>,
     /// Threads that compute.
     pub num_threads: usize,
 }
@@ -247,6 +263,11 @@ impl EngineHandle {
             format!("the prompt has {} tokens; at most {longest} fit", request.prompt.len())
         } else if request.prompt_logprobs_from >= request.prompt.len() {
             format!("the prompt has {} tokens: none is left to score", request.prompt.len())
+        } else if let Some(most) = info.max_logprobs.filter(|most| {
+            let asked = request.sampling.logprobs.max(request.prompt_logprobs);
+            asked.is_some_and(|asked| asked > *most)
+        }) {
+            format!("at most {most} alternatives can have log-probabilities on a GPU")
         } else if let Some(id) = request.prompt.iter().find(|&&id| id as usize >= info.vocab_size) {
             format!("token id {id} is outside the vocabulary of {}", info.vocab_size)
         } else {

@@ -8,6 +8,9 @@
 //! beginnings in the cache for as long as its [`Pin`] lives and no sequence needs the memory.
 
 mod device;
+mod device_graphs;
+mod device_runner;
+mod device_tables;
 mod engine;
 mod error;
 mod handle;
@@ -22,7 +25,7 @@ mod start;
 pub use candle_core::Device;
 pub use candlepower_models::{LoadDtype, LoadFormat, LoadOptions};
 pub use candlepower_scheduler::SchedulingPolicy;
-pub use device::{ChosenDevice, DeviceChoice, NoGpu, choose_device};
+pub use device::{ChosenDevice, DeviceChoice, NoGpu, choose_device, free_bytes};
 pub use error::{Error, Result};
 pub use handle::{
     EngineConfig, EngineHandle, EngineHealth, EngineInfo, StartProgress, SubmitError,

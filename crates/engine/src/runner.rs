@@ -28,8 +28,18 @@ pub(crate) struct ModelRunner {
 pub(crate) struct SamplingBatch<'a> {
     /// One entry per sample of the step, in the order of its rows.
     pub(crate) samples: Vec<SamplingRow<'a>>,
+    /// From what each sample's number in [0, 1) is made, where a device makes it.
+    pub(crate) places: Vec<Place>,
     /// Rows of the step whose prompt tokens are to be scored.
     pub(crate) prompts: Vec<PromptRow>,
+}
+
+/// A place in an output, which decides with its sequence's seed what is drawn there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) seed: u64,
+    /// Tokens before it.
+    pub(crate) index: u32,
 }
 
 /// A row whose prompt tokens are to be scored.

@@ -12,10 +12,10 @@ use std::{
 };
 
 use candlepower_grammar::{Grammar, Mask};
-use candlepower_kernels::sampling::{Penalties, SampledRow, SamplingRow};
+use candlepower_kernels::sampling::{Penalties, SampledRow, SamplingRow, uniform};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::{FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs};
+use crate::{FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs, runner::Place};
 
 /// One choice of a request while it waits or runs.
 pub(crate) struct Sequence {
@@ -198,6 +198,11 @@ impl Sequence {
         self.stream.send(TokenEvent::Failed { message });
     }
 
+    /// The place of this sequence's next token.
+    pub(crate) fn place(&self) -> Place {
+        Place { seed: self.seed, index: self.num_output_tokens as u32 }
+    }
+
     /// How this sequence's next token is to be drawn.
     pub(crate) fn sampling_row<'a>(&'a self, eos_token_ids: &[u32]) -> SamplingRow<'a> {
         let params = &*self.params;
@@ -315,32 +320,5 @@ impl Sequence {
 
     pub(crate) fn prompt_len(&self) -> usize {
         self.prompt_len
-    }
-}
-
-/// A number in [0, 1) that depends on the seed and the token's place alone, so that neither the rest of
-/// the batch nor a recomputation changes it. Source: SplitMix64, Steele et al., OOPSLA 2014.
-fn uniform(seed: u64, index: u64) -> f64 {
-    let mix = |z: u64| {
-        let z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    };
-    (mix(mix(seed) ^ index) >> 11) as f64 / (1u64 << 53) as f64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn draws_are_uniform_and_differ_by_seed_and_place() {
-        let draws: Vec<f64> = (0..10_000).map(|i| uniform(i % 100, i / 100)).collect();
-        let mean = draws.iter().sum::<f64>() / draws.len() as f64;
-        assert!((mean - 0.5).abs() < 0.01, "{mean}");
-        assert!(draws.iter().all(|draw| (0.0..1.0).contains(draw)));
-        assert_ne!(uniform(1, 2), uniform(2, 1));
-        assert_eq!(uniform(5, 6), uniform(5, 6));
     }
 }

@@ -10,19 +10,23 @@ use std::{
 use candle_core::DType;
 use candlepower_checkpoint::{
     Checkpoint, Counted as MemoryCounted, DeviceKind, DeviceMemory, Dtype, MemoryPlan,
-    MemoryRequest,
+    MemoryRequest, device_logits_rows,
 };
-use candlepower_machine::available_bytes;
-use candlepower_models::{Decoder, LoadProgress, load};
+use candlepower_kernels::device::MOST_LOGPROBS;
+use candlepower_models::{LoadProgress, WorkspaceSize, load, load_on_device};
 use candlepower_scheduler::{
     BlockId, LogitsFor, Scheduler, SchedulerConfig, SeqId, Step, StepRow, TokenSource,
 };
+use rayon::ThreadPool;
 
 use crate::{
     EngineConfig, EngineInfo, Error, Result, StartProgress,
+    device::free_bytes,
+    device_graphs::Graphs,
+    device_runner::DeviceRunner,
     engine::{Counted, Engine, Message, StepClock},
     handle::Shared,
-    ranks::Ranks,
+    ranks::{Ranks, Runner},
     runner::{ModelRunner, SamplingBatch},
 };
 
@@ -40,26 +44,22 @@ pub(crate) fn start(
         .thread_name(|index| format!("compute-{index}"))
         .build()
         .map_err(|error| Error::Thread(error.to_string()))?;
-    let model = pool.install(|| {
-        load(checkpoint, &config.load, &mut |LoadProgress { bytes_done, bytes_total }| {
-            progress(StartProgress::Loading { bytes_done, bytes_total });
-        })
-    })?;
-    let plan = memory_plan(&config, &model);
-    plan.check(model.spec())?;
-    let info = info(checkpoint, &config, &model, &plan, num_threads);
+    let on_device = !config.load.device.is_cpu() || config.device_reference;
+    let (info, runner) = match on_device {
+        true => device_runner(checkpoint, &config, num_threads, &pool, progress)?,
+        false => cpu_runner(checkpoint, &config, num_threads, &pool, progress)?,
+    };
     let scheduler = Scheduler::new(SchedulerConfig {
         block_size: config.block_size,
-        num_blocks: plan.num_blocks,
+        num_blocks: info.num_blocks,
         max_num_seqs: config.max_num_seqs,
         max_num_batched_tokens: config.max_num_batched_tokens,
-        max_model_len: model.max_model_len(),
+        max_model_len: info.max_model_len,
         enable_prefix_caching: config.enable_prefix_caching,
         policy: config.scheduling_policy,
-        max_pinned_blocks: max_pinned_blocks(&config, &plan),
+        max_pinned_blocks: max_pinned_blocks(&config, &info),
     })?;
-    let cache = model.new_kv_cache(plan.num_blocks, config.block_size)?;
-    let mut ranks = Ranks::new(ModelRunner::new(model, cache, config.block_size), pool);
+    let mut ranks = Ranks::new(runner, pool);
     progress(StartProgress::WarmingUp);
     warm_up(&mut ranks)?;
     let shared = Arc::new(Shared {
@@ -112,66 +112,161 @@ fn check(config: &EngineConfig) -> Result<()> {
         Some((name, value)) => {
             Err(Error::Config { name, value: value.to_string(), reason: "it must be at least 1" })
         }
+        None if !(config.gpu_memory_utilization > 0.0 && config.gpu_memory_utilization <= 1.0) => {
+            Err(Error::Config {
+                name: "gpu_memory_utilization",
+                value: config.gpu_memory_utilization.to_string(),
+                reason: "it must be above 0 and at most 1",
+            })
+        }
         None => Ok(()),
     }
 }
 
-/// What the cache gets of the memory that the weights have left.
-fn memory_plan(config: &EngineConfig, model: &Decoder) -> MemoryPlan {
-    let request = MemoryRequest {
-        weights: weights_dtype(model),
-        kv: Dtype::F32,
-        max_model_len: model.max_model_len(),
+/// The model on the CPU.
+fn cpu_runner(
+    checkpoint: &Checkpoint,
+    config: &EngineConfig,
+    num_threads: usize,
+    pool: &ThreadPool,
+    progress: &mut (dyn FnMut(StartProgress) + Send),
+) -> Result<(EngineInfo, Runner)> {
+    let model =
+        pool.install(|| load(checkpoint, &config.load, &mut |bytes| progress(bytes.into())))?;
+    let weights = dtype(model.weight_dtype());
+    let memory = DeviceMemory {
+        device: DeviceKind::Cpu,
+        available_bytes: free_bytes(model.device()),
+        counted: MemoryCounted::AfterLoading,
+    };
+    let request = memory_request(config, model.max_model_len(), (weights, Dtype::F32), memory);
+    let plan = MemoryPlan::new(model.spec(), request);
+    plan.check(model.spec())?;
+    let info = EngineInfo {
+        weights_bytes: model.weight_bytes() as u64,
+        device: "cpu".into(),
+        max_logprobs: None,
+        ..info(checkpoint, &plan, num_threads)
+    };
+    let cache = model.new_kv_cache(plan.num_blocks, config.block_size)?;
+    Ok((info, Runner::Cpu(Box::new(ModelRunner::new(model, cache, config.block_size)))))
+}
+
+/// The model on a GPU, or what takes its place in tests.
+fn device_runner(
+    checkpoint: &Checkpoint,
+    config: &EngineConfig,
+    num_threads: usize,
+    pool: &ThreadPool,
+    progress: &mut (dyn FnMut(StartProgress) + Send),
+) -> Result<(EngineInfo, Runner)> {
+    let model = pool.install(|| {
+        load_on_device(checkpoint, &config.load, &mut |bytes| progress(bytes.into()))
+    })?;
+    let weights = dtype(model.dtype());
+    let memory = DeviceMemory {
+        device: DeviceKind::Gpu { utilization: config.gpu_memory_utilization },
+        available_bytes: free_bytes(model.device()),
+        counted: MemoryCounted::AfterLoading,
+    };
+    let request = memory_request(config, model.max_model_len(), (weights, weights), memory);
+    let plan = MemoryPlan::new(model.spec(), request);
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    tracing::info!(
+        "memory of the device: {:.2} GiB of weights, {:.2} GiB free beside them, of which {:.2} GiB for steps and CUDA graphs and {:.2} GiB for the KV cache",
+        gib(model.weight_bytes() as u64),
+        gib(plan.request.memory.available_bytes.unwrap_or(0)),
+        gib(plan.activation_bytes),
+        gib(plan.kv_cache_bytes)
+    );
+    plan.check(model.spec())?;
+    let max_rows = device_logits_rows(config.max_num_seqs);
+    let size = WorkspaceSize {
+        max_tokens: config.max_num_batched_tokens.max(max_rows),
+        max_seqs: config.max_num_seqs,
+        max_rows,
+        num_blocks: plan.num_blocks,
+        block_size: config.block_size,
+    };
+    let info = EngineInfo {
+        weights_bytes: model.weight_bytes() as u64,
+        device: if model.device().is_cuda() { "cuda" } else { "cpu" }.into(),
+        max_logprobs: Some(MOST_LOGPROBS),
+        ..info(checkpoint, &plan, num_threads)
+    };
+    let graphs = match config.enforce_eager {
+        true => Graphs::none(),
+        false => Graphs::up_to(max_rows.min(config.max_num_seqs)),
+    };
+    let mut runner = DeviceRunner::new(model, size, graphs)?;
+    runner.capture_graphs(&mut |done, total| {
+        progress(StartProgress::CapturingGraphs { done, total });
+    })?;
+    Ok((info, Runner::Device(Box::new(runner))))
+}
+
+fn memory_request(
+    config: &EngineConfig,
+    max_model_len: usize,
+    (weights, kv): (Dtype, Dtype),
+    memory: DeviceMemory,
+) -> MemoryRequest {
+    MemoryRequest {
+        weights,
+        kv,
+        max_model_len,
         block_size: config.block_size,
         max_num_seqs: config.max_num_seqs,
         max_num_batched_tokens: config.max_num_batched_tokens,
         kv_cache_bytes: config.kv_cache_bytes,
         tensor_parallel_size: 1,
-        memory: DeviceMemory {
-            device: DeviceKind::Cpu,
-            available_bytes: available_bytes(),
-            counted: MemoryCounted::AfterLoading,
-        },
-    };
-    MemoryPlan::new(model.spec(), request)
-}
-
-/// Blocks that pins may hold: by bytes, or half of all.
-fn max_pinned_blocks(config: &EngineConfig, plan: &MemoryPlan) -> usize {
-    let block_bytes = (plan.kv_cache_bytes / plan.num_blocks.max(1) as u64).max(1);
-    match config.max_pinned_bytes {
-        Some(bytes) => plan.num_blocks.min((bytes / block_bytes) as usize),
-        None => plan.num_blocks / 2,
+        memory,
     }
 }
 
-fn weights_dtype(model: &Decoder) -> Dtype {
-    match model.weight_dtype() {
+/// Blocks that pins may hold: by bytes, or half of all.
+fn max_pinned_blocks(config: &EngineConfig, info: &EngineInfo) -> usize {
+    let block_bytes = (info.kv_cache_bytes / info.num_blocks.max(1) as u64).max(1);
+    match config.max_pinned_bytes {
+        Some(bytes) => info.num_blocks.min((bytes / block_bytes) as usize),
+        None => info.num_blocks / 2,
+    }
+}
+
+fn dtype(dtype: DType) -> Dtype {
+    match dtype {
         DType::F16 => Dtype::F16,
         DType::BF16 => Dtype::Bf16,
         _ => Dtype::F32,
     }
 }
 
-fn info(
-    checkpoint: &Checkpoint,
-    config: &EngineConfig,
-    model: &Decoder,
-    plan: &MemoryPlan,
-    num_threads: usize,
-) -> EngineInfo {
+/// What the plan and the checkpoint say.
+fn info(checkpoint: &Checkpoint, plan: &MemoryPlan, num_threads: usize) -> EngineInfo {
     EngineInfo {
         architecture: checkpoint.architecture().to_owned(),
-        max_model_len: model.max_model_len(),
-        vocab_size: model.spec().vocab_size,
+        max_model_len: plan.request.max_model_len,
+        vocab_size: checkpoint.spec().vocab_size,
         eos_token_ids: checkpoint.generation().eos_token_ids.clone(),
         num_blocks: plan.num_blocks,
-        block_size: config.block_size,
+        block_size: plan.request.block_size,
         kv_cache_bytes: plan.kv_cache_bytes,
-        weights_bytes: model.weight_bytes() as u64,
-        weights_dtype: model.weight_dtype().as_str().to_owned(),
-        device: "cpu".into(),
+        weights_bytes: plan.weights_bytes,
+        weights_dtype: match plan.request.weights {
+            Dtype::F32 => "f32",
+            Dtype::F16 => "f16",
+            Dtype::Bf16 => "bf16",
+        }
+        .to_owned(),
+        device: String::new(),
+        max_logprobs: None,
         num_threads,
+    }
+}
+
+impl From<LoadProgress> for StartProgress {
+    fn from(LoadProgress { bytes_done, bytes_total }: LoadProgress) -> Self {
+        Self::Loading { bytes_done, bytes_total }
     }
 }
 

@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "engine/device.rs"]
+mod device;
+
 use std::{path::PathBuf, time::Duration};
 
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
@@ -25,6 +28,9 @@ fn config() -> EngineConfig {
             max_model_len: Some(128),
         },
         kv_cache_bytes: None,
+        gpu_memory_utilization: 0.9,
+        enforce_eager: false,
+        device_reference: false,
         block_size: 16,
         max_num_seqs: 16,
         max_num_batched_tokens: 64,

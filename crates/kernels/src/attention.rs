@@ -35,7 +35,7 @@ impl PagedAttention {
 }
 
 /// Which queries belong to which sequence, and where its cache is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AttentionMetadata {
     /// `[seqs + 1]`: the queries of sequence `i` are the tokens `query_start[i]..query_start[i + 1]`.
     pub query_start: Vec<u32>,

@@ -437,6 +437,16 @@ mod tests {
     }
 
     #[test]
+    fn draws_are_uniform_and_differ_by_seed_and_place() {
+        let draws: Vec<f64> = (0..10_000).map(|i| super::uniform(i % 100, i / 100)).collect();
+        let mean = draws.iter().sum::<f64>() / draws.len() as f64;
+        assert!((mean - 0.5).abs() < 0.01, "{mean}");
+        assert!(draws.iter().all(|draw| (0.0..1.0).contains(draw)));
+        assert_ne!(super::uniform(1, 2), super::uniform(2, 1));
+        assert_eq!(super::uniform(5, 6), super::uniform(5, 6));
+    }
+
+    #[test]
     fn exponential_is_close() {
         for i in 0..87_000 {
             let x = -(i as f32) / 1000.0;

@@ -5,8 +5,8 @@ use candlepower_checkpoint::ModelSpec;
 use candlepower_kernels::{
     Activation, KvCacheConfig,
     device::{
-        self, AttentionPlan, AttentionSpec, AttentionStep, Matmul, PagedCache, PlanCapacity, QkNorm,
-        QkvToCache, RmsNorm,
+        self, AttentionPlan, AttentionSpec, AttentionStep, Matmul, PagedCache, PlanCapacity,
+        QkNorm, QkvToCache, RmsNorm,
     },
 };
 
@@ -116,9 +116,8 @@ impl DeviceDecoder {
             let spec = AttentionSpec { heads: layer.attention.heads, window, dtype: self.dtype };
             plans.push((window, AttentionPlan::new(&self.device, spec, &config, capacity)?));
         }
-        let buffer = |rows: usize, width: usize| {
-            Tensor::zeros(rows * width, self.dtype, &self.device)
-        };
+        let buffer =
+            |rows: usize, width: usize| Tensor::zeros(rows * width, self.dtype, &self.device);
         let (tokens, hidden) = (size.max_tokens, self.spec.hidden_size);
         let widths = self.spec.device_widths(1);
         Ok(Workspace {

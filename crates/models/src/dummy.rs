@@ -6,7 +6,11 @@ use candlepower_kernels::WeightRows;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::{error::Result, load::LoadProgress, parts::{Matrix, PartsBuilder}};
+use crate::{
+    error::Result,
+    load::LoadProgress,
+    parts::{Matrix, PartsBuilder},
+};
 
 /// Rows are made in pieces of about so many numbers.
 const PIECE_NUMBERS: usize = 8 << 20;

@@ -122,7 +122,8 @@ impl<M: Matrix> Layers<M> {
             let table = match tables.iter().find(same) {
                 Some((_, table)) => table.clone(),
                 None => {
-                    let table = rope_table(rope, max_model_len)?.to_device(&parts.layout().device)?;
+                    let table =
+                        rope_table(rope, max_model_len)?.to_device(&parts.layout().device)?;
                     tables.push((i, table.clone()));
                     table
                 }
@@ -172,12 +173,7 @@ fn optional<O: Ops>(ops: &O, norm: &Option<Norm>, x: Tensor) -> Result<Tensor> {
 }
 
 impl<M: Matrix> Layer<M> {
-    fn take(
-        parts: &mut Parts<M>,
-        i: usize,
-        spec: &LayerSpec,
-        rope: RopeTable,
-    ) -> Result<Self> {
+    fn take(parts: &mut Parts<M>, i: usize, spec: &LayerSpec, rope: RopeTable) -> Result<Self> {
         let mut norm = |part| parts.norm(Some(i), part, &spec.norm);
         let attn_norm = norm(Part::AttnNorm)?;
         let ffn_norm = norm(Part::FfnNorm)?;
@@ -202,12 +198,7 @@ impl<M: Matrix> Layer<M> {
 }
 
 impl<M: Matrix> Attention<M> {
-    fn take(
-        parts: &mut Parts<M>,
-        layer: usize,
-        spec: &LayerSpec,
-        rope: RopeTable,
-    ) -> Result<Self> {
+    fn take(parts: &mut Parts<M>, layer: usize, spec: &LayerSpec, rope: RopeTable) -> Result<Self> {
         let spec = &spec.attention;
         let head_dim = parts.layout().padded_head(spec.head_dim);
         let mut head_norm = |part| match &spec.qk_norm {

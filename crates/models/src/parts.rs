@@ -133,14 +133,8 @@ impl Place {
         slot_rows: usize,
     ) -> Self {
         let (plus_one, head_dim, head_columns) = (false, None, None);
-        let whole = |part| Self {
-            part,
-            first_row: 0,
-            rows: slot_rows,
-            plus_one,
-            head_dim,
-            head_columns,
-        };
+        let whole =
+            |part| Self { part, first_row: 0, rows: slot_rows, plus_one, head_dim, head_columns };
         let Some(layer) = layer else {
             return match slot {
                 Slot::Embed => whole(Part::Embed),
@@ -152,8 +146,7 @@ impl Place {
         let padded = layout.padded_head(a.head_dim);
         let (q, kv) = (a.heads * padded, a.kv_heads * padded);
         let head_dim = (padded != a.head_dim).then_some(a.head_dim);
-        let qkv =
-            |part, first_row| Self { first_row, rows: q + 2 * kv, head_dim, ..whole(part) };
+        let qkv = |part, first_row| Self { first_row, rows: q + 2 * kv, head_dim, ..whole(part) };
         let gate_up = |part, first_row| Self { first_row, rows: 2 * mlp.inner, ..whole(part) };
         let head = |part| Self { rows: padded, head_dim, ..whole(part) }.norm(qk_norm_kind(a));
         match slot {
@@ -220,9 +213,9 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
                     vectors.entry(key).or_insert_with(|| vec![0.0; place.rows]);
                     continue;
                 };
-                let columns = place.head_columns.map_or(columns, |head_dim| {
-                    columns / head_dim * layout.padded_head(head_dim)
-                });
+                let columns = place
+                    .head_columns
+                    .map_or(columns, |head_dim| columns / head_dim * layout.padded_head(head_dim));
                 let dtype = dtype(tensor)?;
                 let shape = Shape { rows: place.rows, columns, dtype, written_rows: 0 };
                 let shape = shapes.entry(key).or_insert(shape);
@@ -291,9 +284,8 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
 impl Place {
     /// Where a slot's row lies in the part.
     fn row(&self, layout: &Layout, row: usize) -> usize {
-        let padded = self
-            .head_dim
-            .map_or(row, |dim| row / dim * layout.padded_head(dim) + row % dim);
+        let padded =
+            self.head_dim.map_or(row, |dim| row / dim * layout.padded_head(dim) + row % dim);
         self.first_row + padded
     }
 }

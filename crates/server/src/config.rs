@@ -18,7 +18,7 @@ pub use values::{
     ByteSize, DefaultMaxTokens, DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat,
     LogFormat, LogLevel, MetricsCompat, Quantization, ReasoningParser, ToolCallParser,
 };
-use values::{at_least_one, endpoint, gigabytes, not_empty, origin, session_seconds, switch};
+use values::{at_least_one, endpoint, gigabytes, not_empty, origin, part, session_seconds, switch};
 
 /// Everything that `candlepower serve` can be told.
 #[derive(Clone, Debug, PartialEq, Args)]
@@ -109,7 +109,7 @@ pub struct ServeConfig {
     /// Token budget of one step
     #[arg(long, help_heading = "Engine", value_name = "N", default_value = "512", value_parser = at_least_one)]
     pub max_num_batched_tokens: usize,
-    /// Memory of the KV cache, such as 512M or 4Gi [default: a quarter of free memory, and no more than useful]
+    /// Memory of the KV cache, such as 512M or 4Gi [default: a quarter of free memory, on a GPU what its part leaves, and no more than useful]
     #[arg(long, help_heading = "Engine", value_name = "SIZE")]
     pub kv_cache_memory: Option<ByteSize>,
     /// Most memory of the KV cache that sessions keep, until a request needs it [default: half of the cache]
@@ -130,13 +130,19 @@ pub struct ServeConfig {
     /// Forget computed prefixes
     #[arg(long, help_heading = "Engine", conflicts_with = "enable_prefix_caching")]
     no_enable_prefix_caching: bool,
+    /// Part of a GPU's free memory that may be taken (no effect on the CPU)
+    #[arg(
+        long, help_heading = "Engine", value_name = "PART", default_value = "0.9",
+        alias = "mem-fraction-static", value_parser = part,
+    )]
+    pub gpu_memory_utilization: f64,
     /// No CUDA graphs (no effect on the CPU)
     #[arg(
         long, help_heading = "Engine", value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", default_value = "false", action = ArgAction::Set,
     )]
     pub enforce_eager: bool,
-    /// GB of CPU memory for swapped-out KV blocks (no effect on the CPU)
+    /// GB of CPU memory for swapped-out KV blocks (no effect in this version)
     #[arg(long, help_heading = "Engine", value_name = "GB", default_value = "0", value_parser = gigabytes)]
     pub swap_space: f64,
 

@@ -53,6 +53,10 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
             state.set_initializing(Some(LoadProgress { bytes_done, bytes_total }));
         }
         StartProgress::WarmingUp => state.set_starting(),
+        StartProgress::CapturingGraphs { done, total } => {
+            state.set_starting();
+            tracing::info!("recording CUDA graphs: {done} of {total}");
+        }
     })?;
     let knows_developer = chat_template
         .as_ref()
@@ -136,6 +140,9 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
             max_model_len: config.max_model_len,
         },
         kv_cache_bytes: config.kv_cache_memory.map(|size| size.0),
+        gpu_memory_utilization: config.gpu_memory_utilization,
+        enforce_eager: config.enforce_eager,
+        device_reference: false,
         block_size: config.block_size,
         max_num_seqs: config.max_num_seqs,
         max_num_batched_tokens: config.max_num_batched_tokens,

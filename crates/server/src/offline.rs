@@ -36,7 +36,7 @@ pub async fn start_engine(
     let mut measured = Metrics::new(None, &source.names(&config)[0]);
     measured.engine = metrics;
     let state = AppState::new(config, measured);
-    let local = pull(&source, &state, terminal).await?;
+    let local = pull(&source, &state, &device, terminal).await?;
     let spec = local.checkpoint.spec().clone();
     let model = load_in_thread(local, device, state).await?;
     Ok(StartedEngine { engine: model.engine, spec })

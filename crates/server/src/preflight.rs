@@ -3,16 +3,16 @@
 use candlepower_checkpoint::{
     Checkpoint, Counted, DeviceKind, DeviceMemory, Dtype, MemoryPlan, MemoryRequest,
 };
-use candlepower_machine::available_bytes;
+use candlepower_engine::{Device, free_bytes};
 
 use crate::config::{Dtype as DtypeSetting, LoadFormat, ServeConfig};
 use crate::error::{Error, Result};
 
-/// Checks a model's configuration against the settings and this machine.
+/// Checks a model's configuration against the settings and the device it is to run on.
 ///
 /// # Errors
 /// What does not fit together, and what would.
-pub(crate) fn check(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {
+pub(crate) fn check(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device) -> Result<()> {
     check_quantization(config, checkpoint)?;
     let spec = checkpoint.spec();
     spec.check_tensor_parallel(config.tensor_parallel_size)?;
@@ -21,7 +21,7 @@ pub(crate) fn check(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()>
         return Err(Error::TensorParallel { asked: config.tensor_parallel_size });
     }
     let max_model_len = spec.max_model_len(config.max_model_len)?;
-    let plan = MemoryPlan::new(spec, memory_request(config, checkpoint, max_model_len));
+    let plan = MemoryPlan::new(spec, memory_request(config, checkpoint, device, max_model_len));
     plan.check(spec)?;
     Ok(())
 }
@@ -30,6 +30,7 @@ pub(crate) fn check(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()>
 fn memory_request(
     config: &ServeConfig,
     checkpoint: &Checkpoint,
+    device: &Device,
     max_model_len: usize,
 ) -> MemoryRequest {
     let dtype = match config.dtype {
@@ -38,9 +39,17 @@ fn memory_request(
         DtypeSetting::Float16 => Some(Dtype::F16),
         DtypeSetting::Bfloat16 => Some(Dtype::Bf16),
     };
+    let (weights, kv, kind) = match device.is_cpu() {
+        true => (checkpoint.weights_dtype(dtype), Dtype::F32, DeviceKind::Cpu),
+        false => {
+            let weights = checkpoint.device_dtype(dtype);
+            let utilization = config.gpu_memory_utilization;
+            (weights, weights, DeviceKind::Gpu { utilization })
+        }
+    };
     MemoryRequest {
-        weights: checkpoint.weights_dtype(dtype),
-        kv: Dtype::F32,
+        weights,
+        kv,
         max_model_len,
         block_size: config.block_size,
         max_num_seqs: config.max_num_seqs,
@@ -48,8 +57,8 @@ fn memory_request(
         kv_cache_bytes: config.kv_cache_memory.map(|size| size.0),
         tensor_parallel_size: config.tensor_parallel_size,
         memory: DeviceMemory {
-            device: DeviceKind::Cpu,
-            available_bytes: available_bytes(),
+            device: kind,
+            available_bytes: free_bytes(device),
             counted: Counted::BeforeLoading,
         },
     }

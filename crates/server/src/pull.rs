@@ -7,6 +7,7 @@ mod text;
 use std::sync::Arc;
 
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
+use candlepower_engine::Device;
 use candlepower_hub::{DownloadProgress, HubModel};
 use candlepower_tokenizer::{ChatTemplate, Tokenizer};
 
@@ -31,13 +32,14 @@ pub(crate) struct LocalModel {
     pub(crate) root: String,
 }
 
-/// Gets a model here, telling `state` and `terminal` how far it is.
+/// Gets a model here that can run on `device`, telling `state` and `terminal` how far it is.
 ///
 /// # Errors
 /// Whatever is wrong with the model, the settings or the hub, in one line.
 pub(crate) async fn pull(
     source: &ModelSource,
     state: &AppState,
+    device: &Device,
     terminal: &Terminal,
 ) -> Result<LocalModel> {
     let progress = Arc::new(DownloadProgress::default());
@@ -52,8 +54,8 @@ pub(crate) async fn pull(
                 CheckpointFiles::Folder(model.folder())
             }
         };
-        let (source, config) = (source.clone(), config.clone());
-        let local = move || LocalModel::open(&source, &config, files, &text_files);
+        let (source, config, device) = (source.clone(), config.clone(), device.clone());
+        let local = move || LocalModel::open(&source, (&config, &device), files, &text_files);
         let local = tokio::task::spawn_blocking(local)
             .await
             .map_err(|error| Error::LoadingPanicked(error.to_string()))??;
@@ -92,12 +94,12 @@ impl LocalModel {
     /// Reads what describes a model and checks that it can run here.
     fn open(
         source: &ModelSource,
-        config: &ServeConfig,
+        (config, device): (&ServeConfig, &Device),
         files: CheckpointFiles,
         text_files: &CheckpointFiles,
     ) -> Result<Self> {
         let checkpoint = Checkpoint::open(files)?;
-        preflight::check(config, &checkpoint)?;
+        preflight::check(config, &checkpoint, device)?;
         let (tokenizer, chat_template) = text::load(config, text_files)?;
         Ok(Self {
             checkpoint,
@@ -113,6 +115,6 @@ impl LocalModel {
     pub(crate) fn here(config: &ServeConfig) -> Self {
         let source = ModelSource::find(config).unwrap();
         let Place::Here(files) = source.place.clone() else { panic!("{source:?} is not here") };
-        Self::open(&source, config, files.clone(), &files).unwrap()
+        Self::open(&source, (config, &Device::Cpu), files.clone(), &files).unwrap()
     }
 }

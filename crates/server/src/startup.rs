@@ -44,7 +44,7 @@ pub async fn serve(
     let state = server.state.clone();
     on_listening(server.address);
     let loading = async {
-        let local = pull(&source, &state, &terminal).await?;
+        let local = pull(&source, &state, &device, &terminal).await?;
         load_in_thread(local, device, state.clone()).await
     };
     let loaded = tokio::select! {
@@ -185,10 +185,18 @@ fn announce(effective: &Effective, chosen: &ChosenDevice, address: &SocketAddr) 
     if let Some(note) = &chosen.note {
         tracing::info!("{note}");
     }
-    if chosen.device.is_cpu() {
-        for name in config.without_effect() {
-            tracing::info!("{name} has no effect on the CPU");
+    match chosen.device.is_cpu() {
+        true => {
+            for name in config.without_effect() {
+                tracing::info!("{name} has no effect on the CPU");
+            }
         }
+        false if config.swap_space > 0.0 => {
+            tracing::warn!(
+                "swap_space has no effect in this version: preempted blocks are recomputed"
+            );
+        }
+        false => {}
     }
     tracing::info!("listening on http://{address}, getting the model");
 }
@@ -205,14 +213,16 @@ fn announce_model(config: &ServeConfig, model: &LoadedModel, address: &SocketAdd
         info.max_model_len
     );
     tracing::info!(
-        "KV cache: {} blocks of {} tokens, {}; at most {} sequences and {} tokens a step, on {} threads of the {}",
+        "KV cache: {} blocks of {} tokens, {}; at most {} sequences and {} tokens a step, on {}",
         info.num_blocks,
         info.block_size,
         ByteSize(info.kv_cache_bytes),
         config.max_num_seqs,
         config.max_num_batched_tokens,
-        info.num_threads,
-        info.device
+        match info.device.as_str() {
+            "cpu" => format!("{} threads of the cpu", info.num_threads),
+            device => device.to_owned(),
+        }
     );
     if model.chat_template.is_none() {
         tracing::warn!(

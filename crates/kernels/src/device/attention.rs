@@ -216,15 +216,8 @@ impl Blocks {
         Self { config, block_table, keys, values }
     }
 
-    fn attend(
-        &self,
-        q: &[f32],
-        head: usize,
-        position: usize,
-        params: &PagedAttention,
-    ) -> Vec<f32> {
-        let view =
-            CacheView { keys: &self.keys, values: &self.values, config: &self.config, head };
+    fn attend(&self, q: &[f32], head: usize, position: usize, params: &PagedAttention) -> Vec<f32> {
+        let view = CacheView { keys: &self.keys, values: &self.values, config: &self.config, head };
         paged_attention_reference(q, &view, &self.block_table, position, params)
     }
 }

@@ -49,8 +49,7 @@ impl Matmul {
         let (n, _) = Operand::new("matmul", "w", w).dims2("[n, k]")?;
         let x = reference.elements(("x", x), "[rows, k]", &[rows, k])?;
         let w = reference.elements(("w", w), "[n, k]", &[n, k])?;
-        let bias =
-            bias.map(|bias| reference.elements(("bias", bias), "[n]", &[n])).transpose()?;
+        let bias = bias.map(|bias| reference.elements(("bias", bias), "[n]", &[n])).transpose()?;
         let outputs: Vec<f32> = x
             .chunks(k)
             .flat_map(|x| w.chunks(k).enumerate().map(move |(column, w)| (x, w, column)))

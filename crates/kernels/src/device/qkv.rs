@@ -6,9 +6,7 @@ use super::launch_on_gpu;
 use super::reference::Reference;
 use super::{NormWeight, PagedCache};
 use crate::tensor::Operand;
-use crate::{
-    Result, RopeTable, reshape_and_cache_reference, rms_norm_reference, rope_reference,
-};
+use crate::{Result, RopeTable, reshape_and_cache_reference, rms_norm_reference, rope_reference};
 
 /// A slot that is no place in the cache: such a token's key and value are not written. The padding tokens
 /// of a CUDA graph have it.
@@ -60,7 +58,8 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
     let reference = Reference::new(KERNEL, "qkv", qkv)?;
     let config = operands.cache.config();
     let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
-    let (tokens, heads, _) = Operand::new(KERNEL, "q_out", q_out).dims3("[tokens, heads, head_dim]")?;
+    let (tokens, heads, _) =
+        Operand::new(KERNEL, "q_out", q_out).dims3("[tokens, heads, head_dim]")?;
     let width = (heads + 2 * kv_heads) * head_dim;
     let axes = "[tokens, (heads + 2 kv_heads) * head_dim]";
     let rows = reference.elements(("qkv", qkv), axes, &[tokens, width])?;

@@ -105,10 +105,8 @@ impl Reference {
             let device = tensor.device().location();
             return Err(Error::UnsupportedDevice { kernel, operand, device });
         }
-        let (first, _) = tensor
-            .layout()
-            .contiguous_offsets()
-            .ok_or(Error::NotContiguous { kernel, operand })?;
+        let (first, _) =
+            tensor.layout().contiguous_offsets().ok_or(Error::NotContiguous { kernel, operand })?;
         if dtype == self.dtype && dtype != DType::U32 && !first.is_multiple_of(ALIGNMENT) {
             return Err(Error::Misaligned { kernel, operand });
         }

@@ -176,10 +176,7 @@ pub fn resolve_tokens(tokens: &Tensor, drawn: &Tensor) -> Result<()> {
         0 => token,
         _ => drawn.get((token & (u32::MAX >> 1)) as usize).copied().unwrap_or(u32::MAX),
     };
-    let resolved: Vec<u32> = reference
-        .u32s(("tokens", tokens), "[count]", &[count])?
-        .into_iter()
-        .map(resolve)
-        .collect();
+    let resolved: Vec<u32> =
+        reference.u32s(("tokens", tokens), "[count]", &[count])?.into_iter().map(resolve).collect();
     reference.write_u32s(("tokens", tokens), "[count]", &[count], &resolved)
 }

@@ -192,7 +192,8 @@ pub fn sample(
     let reference = Reference::new(KERNEL, "logits", logits)?;
     let (rows, vocab) = Operand::new(KERNEL, "logits", logits).dims2("[rows, vocab]")?;
     let (draws, _) = Operand::new(KERNEL, "rows", batch.rows).dims2("[draws, 16]")?;
-    let (max_draws, _) = Operand::new(KERNEL, "scratch", &scratch.scores).dims2("[draws, vocab]")?;
+    let (max_draws, _) =
+        Operand::new(KERNEL, "scratch", &scratch.scores).dims2("[draws, vocab]")?;
     let (_, width) = Operand::new(KERNEL, "report", &out.report).dims2("[draws, width]")?;
     if draws > max_draws {
         let (index, value, bound) = ("draws", draws, max_draws + 1);
@@ -370,7 +371,9 @@ impl TokenCounts {
         let slots = reference.u32s(("slots", slots), "[count]", &n)?;
         let ids = token_ids.map(|ids| reference.u32s(("token_ids", ids), "[count]", &n));
         let ids = ids.transpose()?;
-        for (i, slot) in slots.into_iter().enumerate().filter(|(_, slot)| (*slot as usize) < dims[0]) {
+        for (i, slot) in
+            slots.into_iter().enumerate().filter(|(_, slot)| (*slot as usize) < dims[0])
+        {
             let row = &mut counts[slot as usize * vocab..][..vocab];
             match &ids {
                 None => row.iter_mut().for_each(|count| *count = edit(*count)),

@@ -16,7 +16,7 @@ pub(crate) struct Gpu {
 impl Gpu {
     /// The first GPU, with a stream of its own as the engine has it; or why there is none.
     pub(crate) fn first() -> Result<Self, String> {
-        let device = Device::new_cuda_with_stream(0).map_err(|error| {
+        let device = candlepower_kernels::cuda::open(0).map_err(|error| {
             // candle appends a backtrace.
             error.to_string().lines().next().unwrap_or_default().to_owned()
         })?;

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a comparison fails")]
 
 mod attention;
+mod elements;
 mod gpu;
 mod rows;
 mod sampling;
@@ -19,13 +20,18 @@ use gpu::Gpu;
 /// A comparison over many shapes: panics where kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 12] = [
+const COMPARISONS: [(&str, Comparison); 17] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("gated_activation", rows::gated_activation),
     ("embedding", rows::embedding),
     ("gather_rows", rows::gather_rows),
     ("gemv", rows::gemv),
+    ("matmul", elements::matmul),
+    ("softcap", elements::softcap),
+    ("resolve_tokens", elements::resolve_tokens),
+    ("staging", elements::staging),
+    ("graph", elements::graph),
     ("qkv_to_cache", attention::qkv_to_cache),
     ("copy_blocks", attention::copy_blocks),
     ("paged_attention", attention::paged_attention),
@@ -89,7 +95,7 @@ fn main() -> ExitCode {
         let outcome = catch_unwind(AssertUnwindSafe(|| compare(&gpu)));
         let shapes = gpu.compared() - before;
         match outcome {
-            Ok(()) => println!("ok      {name}: {shapes} tensors compared"),
+            Ok(()) => println!("= {shapes} tensors compared: ok {name}"),
             Err(_) => {
                 failed += 1;
                 println!("FAILED  {name}: after {shapes} tensors; the message is above");

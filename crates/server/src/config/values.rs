@@ -278,6 +278,14 @@ pub(super) fn session_seconds(text: &str) -> Result<u64, String> {
     }
 }
 
+/// A part of a whole.
+pub(super) fn part(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(part) if part > 0.0 && part <= 1.0 => Ok(part),
+        _ => Err("a number above 0 and at most 1 is needed".into()),
+    }
+}
+
 /// A number of gigabytes that is not negative.
 pub(super) fn gigabytes(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {

@@ -1,0 +1,105 @@
+//! The engine on a device, whose kernels' definitions compute on the CPU: requests of every kind, each compared with
+//! what the CPU's own kernels give.
+
+use super::*;
+
+fn on_device() -> EngineConfig {
+    let load = LoadOptions { dtype: LoadDtype::F32, ..config().load };
+    EngineConfig { load, device_reference: true, ..config() }
+}
+
+fn sampled(seed: u64) -> SamplingParams {
+    SamplingParams { seed: Some(seed), temperature: 1.2, ..greedy(12) }
+}
+
+/// Requests that differ in everything that a draw depends on.
+fn requests() -> Vec<Request> {
+    let kinds = [
+        greedy(20),
+        sampled(1),
+        SamplingParams { top_k: Some(5), ..sampled(2) },
+        SamplingParams { top_p: 0.7, min_p: 0.02, ..sampled(3) },
+        SamplingParams { repetition_penalty: 1.3, presence_penalty: 0.5, ..greedy(20) },
+        SamplingParams { frequency_penalty: 1.5, ..sampled(4) },
+        SamplingParams { logit_bias: vec![(77, 3.0), (78, 3.0), (5, -100.0)], ..sampled(5) },
+        SamplingParams { min_tokens: 6, stop_token_ids: (0..200).collect(), ..sampled(6) },
+        SamplingParams { logprobs: Some(4), ..greedy(9) },
+    ];
+    let lengths = (0..).map(|i| 3 + 7 * i);
+    let mut requests: Vec<_> = kinds
+        .into_iter()
+        .zip(lengths)
+        .map(|(params, len)| request(prompt(len as u32, len), params))
+        .collect();
+    requests.push(Request { n: 3, ..request(prompt(1, 20), sampled(8)) });
+    requests.push(Request { prompt_logprobs: Some(2), ..request(prompt(2, 33), greedy(4)) });
+    requests
+}
+
+fn run_together(engine: &EngineHandle) -> Vec<Collected> {
+    let streams: Vec<_> =
+        requests().into_iter().flat_map(|request| engine.submit(request).unwrap()).collect();
+    streams.into_iter().map(collect).collect()
+}
+
+fn assert_close(a: &TokenLogprobs, b: &TokenLogprobs) {
+    assert_eq!(a.token_id, b.token_id);
+    assert!((a.logprob - b.logprob).abs() < 1e-3, "{a:?} {b:?}");
+    let ids = |row: &TokenLogprobs| row.top.iter().map(|top| top.0).collect::<Vec<_>>();
+    assert_eq!(ids(a), ids(b));
+    assert!(a.top.iter().zip(&b.top).all(|(a, b)| (a.1 - b.1).abs() < 1e-3));
+}
+
+fn assert_same(got: &[Collected], want: &[Collected], what: &str) {
+    assert_eq!(got.len(), want.len());
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        assert_eq!(got.tokens, want.tokens, "{what}: stream {i}");
+        assert_eq!(got.finish, want.finish, "{what}: stream {i}");
+        assert_eq!(got.logprobs.len(), want.logprobs.len());
+        got.logprobs.iter().zip(&want.logprobs).for_each(|(got, want)| assert_close(got, want));
+        let prompts = got.prompt.iter().flatten().zip(want.prompt.iter().flatten());
+        for (got, want) in prompts {
+            assert_eq!(got.is_some(), want.is_some());
+            got.iter().zip(want).for_each(|(got, want)| assert_close(got, want));
+        }
+    }
+}
+
+#[test]
+fn a_device_gives_what_the_cpu_gives_whatever_is_asked() {
+    let want = run_together(&start(config()));
+    assert!(want[10].logprobs.is_empty() && want[12].prompt.as_ref().unwrap()[1].is_some());
+    let padded = start(on_device());
+    assert_eq!(padded.info().max_logprobs, Some(32));
+    assert_same(&run_together(&padded), &want, "in buckets");
+    let eager = start(EngineConfig { enforce_eager: true, ..on_device() });
+    assert_same(&run_together(&eager), &want, "eager");
+}
+
+/// Three sequences at a time: draws come in several chunks, prompts in pieces, and blocks are taken back.
+#[test]
+fn a_small_device_gives_the_same() {
+    let want = run_together(&start(config()));
+    let block_bytes = {
+        let engine = start(on_device());
+        engine.info().kv_cache_bytes / engine.info().num_blocks as u64
+    };
+    let small = EngineConfig {
+        max_num_seqs: 3,
+        max_num_batched_tokens: 11,
+        kv_cache_bytes: Some(9 * block_bytes),
+        ..on_device()
+    };
+    assert_same(&run_together(&start(small)), &want, "small");
+}
+
+#[test]
+fn a_device_says_what_it_cannot_report() {
+    let engine = start(on_device());
+    let params = SamplingParams { logprobs: Some(33), ..greedy(1) };
+    let error = engine.submit(request(prompt(0, 4), params)).unwrap_err().to_string();
+    assert!(error.contains("at most 32 alternatives"), "{error}");
+    let wrong = EngineConfig { gpu_memory_utilization: 1.5, ..on_device() };
+    let error = EngineHandle::start(&checkpoint("llama"), wrong, &mut |_| ()).unwrap_err();
+    assert!(error.to_string().contains("gpu_memory_utilization is 1.5"), "{error}");
+}

@@ -1,0 +1,152 @@
+"""The speed of PyTorch at the shapes of gpu-check.sh: gpu-peers.py FOLDER.., each with a config.json.
+
+A decode step of the whole model with random bf16 weights and a static cache, compiled by torch.compile (max-autotune without its
+own graphs) and recorded as a CUDA graph; the product of large matrices and a copy, which are the ceilings; and, where transformers
+is there, its greedy generation at one stream. Prints a line per measurement; what is last, behind `= `, sums it up.
+"""
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+BATCHES = (1, 64)
+CONTEXT = 1024
+STEPS = 50
+
+
+class Layer(torch.nn.Module):
+    """Attention over a static cache, and a gated feed-forward, with fused products."""
+
+    def __init__(self, c, batch):
+        super().__init__()
+        self.heads, self.kv = c["num_attention_heads"], c["num_key_value_heads"]
+        self.dim = c.get("head_dim") or c["hidden_size"] // self.heads
+        hidden, inner = c["hidden_size"], c["intermediate_size"]
+        weight = lambda n, k: torch.nn.Parameter(torch.randn(n, k) * k**-0.5, requires_grad=False)
+        self.qkv = weight((self.heads + 2 * self.kv) * self.dim, hidden)
+        self.out = weight(hidden, self.heads * self.dim)
+        self.gate_up, self.down = weight(2 * inner, hidden), weight(hidden, inner)
+        self.norms = torch.nn.Parameter(torch.ones(2, hidden), requires_grad=False)
+        self.register_buffer("k", torch.randn(batch, self.kv, CONTEXT, self.dim) * 0.1)
+        self.register_buffer("v", torch.randn(batch, self.kv, CONTEXT, self.dim) * 0.1)
+
+    def forward(self, x, position, cos, sin, mask):
+        batch = x.shape[0]
+        qkv = F.rms_norm(x, (x.shape[-1],), self.norms[0]) @ self.qkv.T
+        q, k, v = qkv.view(batch, -1, self.dim).split([self.heads, self.kv, self.kv], 1)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        self.k.index_copy_(2, position, k.unsqueeze(2))
+        self.v.index_copy_(2, position, v.unsqueeze(2))
+        y = F.scaled_dot_product_attention(q.unsqueeze(2), self.k, self.v, attn_mask=mask, enable_gqa=True)
+        x = x + y.reshape(batch, -1) @ self.out.T
+        gate, up = (F.rms_norm(x, (x.shape[-1],), self.norms[1]) @ self.gate_up.T).chunk(2, -1)
+        return x + (F.silu(gate) * up) @ self.down.T
+
+
+def rotate(x, cos, sin):
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class Model(torch.nn.Module):
+    def __init__(self, c, batch):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Layer(c, batch) for _ in range(c["num_hidden_layers"]))
+        self.embed = torch.nn.Parameter(torch.randn(c["vocab_size"], c["hidden_size"]), requires_grad=False)
+        self.norm = torch.nn.Parameter(torch.ones(c["hidden_size"]), requires_grad=False)
+
+    def forward(self, ids, position, cos, sin, mask):
+        x = self.embed[ids]
+        for layer in self.layers:
+            x = layer(x, position, cos, sin, mask)
+        return (F.rms_norm(x, (x.shape[-1],), self.norm) @ self.embed.T).argmax(-1)
+
+
+def milliseconds(run, repeat=STEPS):
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repeat):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def decode(name, c, batch):
+    """Median milliseconds of a recorded decode step."""
+    with torch.device("cuda"):
+        model = Model(c, batch)
+        dim = model.layers[0].dim
+        ids = torch.zeros(batch, dtype=torch.long)
+        position = torch.tensor([CONTEXT - 1])
+        angles = (CONTEXT - 1) * c["rope_theta"] ** (-torch.arange(0, dim // 2) * 2.0 / dim)
+        cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+        mask = torch.ones(1, 1, 1, CONTEXT, dtype=torch.bool)
+    step = torch.compile(model, mode="max-autotune-no-cudagraphs")
+    run = lambda: step(ids, position, cos, sin, mask)
+    with torch.no_grad():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        ms = milliseconds(graph.replay)
+    print(f"{name}, batch {batch}: {ms:.3f} ms a step, {1000 * batch / ms:.0f} tok/s")
+    return 1000 * batch / ms
+
+
+def ceilings():
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    flops = 2 * 8192**3 / milliseconds(lambda: a @ a, 10) * 1e3
+    x = torch.empty(1 << 30, device="cuda", dtype=torch.bfloat16)
+    y = torch.empty_like(x)
+    bandwidth = 2 * x.numel() * 2 / milliseconds(lambda: y.copy_(x), 10) * 1e3
+    print(f"8192^3 bf16 product {flops / 1e12:.0f} TFLOP/s, copy {bandwidth / 1e12:.2f} TB/s")
+    return f"{flops / 1e12:.0f} TFLOP/s, {bandwidth / 1e12:.2f} TB/s"
+
+
+def transformers_tokens_per_s(c):
+    """Greedy generation at one stream with transformers' own static cache, or why there is none."""
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError:
+        return "no transformers"
+    config = AutoConfig.for_model(**c)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).cuda().eval()
+    ids = torch.ones(1, 128, dtype=torch.long, device="cuda")
+    generate = lambda n: model.generate(ids, max_new_tokens=n, min_new_tokens=n, do_sample=False, cache_implementation="static")
+    generate(8)
+    begin = time.perf_counter()
+    generate(64)
+    torch.cuda.synchronize()
+    return f"{64 / (time.perf_counter() - begin):.0f} tok/s"
+
+
+def main(folders):
+    torch.set_default_dtype(torch.bfloat16)
+    found = [ceilings()]
+    for folder in map(Path, folders):
+        c = json.loads((folder / "config.json").read_text())
+        for batch in BATCHES:
+            found.append(f"{folder.name} x{batch} {decode(folder.name, c, batch):.0f} tok/s")
+            torch.cuda.empty_cache()
+        if c["hidden_size"] < 2048:
+            # The large one would take its minute of start for the same lesson.
+            found.append(f"transformers {transformers_tokens_per_s(c)}")
+    print("= " + ", ".join(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
