@@ -56,6 +56,21 @@ WRONG_BIASES = [1, "x", [], {"x": 1}, {"-1": 1}, {"1": "x"}, {"1": 101}, {"1": N
 UNSUPPORTED = [{"best_of": 5}, {"use_beam_search": True}, {"no_such_field": 1}, {"functions": []},
                {"response_format": {"type": "xml"}}, {"structured_outputs": {"regex": "(a+"}},
                {"guided_regex": "((a*)*"}, {"stream_options": {"include_usage": True}}, {"prompt_logprobs": 10**6}]
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+WRONG_TOOLS = [
+    {"tools": []}, {"tools": {}}, {"tools": [None]}, {"tools": [{"type": "function"}]},
+    {"tools": [{"type": "retrieval"}]}, {"tools": [{"type": "function", "function": {}}]}, {"tools": [FUNCTION, FUNCTION]},
+    {"tools": [{"type": "function", "function": {"name": ""}}]}, {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+    {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+    {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+    {"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]},
+    {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/no"}}}], "tool_choice": "required"},
+    {"tool_choice": "required"}, {"tools": [FUNCTION], "tool_choice": "any"},
+    {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+    {"tools": [FUNCTION], "parallel_tool_calls": 1}, {"functions": [{"name": "f"}]},
+    {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+    {"messages": [{"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": 1}}]}]},
+]
 WRONG_TYPES = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/xml",
                "", "json", "application/jsonp", "text/json", "image/png", "application/octet-stream"]
 
@@ -131,6 +146,8 @@ class Corpus:
             self.add_changed(path, {"model": "x" * 100_000}, 404)
         for value in WRONG_MESSAGES:
             self.add_changed("/v1/chat/completions", {"messages": value})
+        for change in WRONG_TOOLS:
+            self.add_changed("/v1/chat/completions", change)
         for value in WRONG_PROMPTS:
             self.add_changed("/v1/completions", {"prompt": value})
         for value in [None, 1, "x", {}, [None], [-1], [1.5], ["1"], [[1]], [10**12], [10**6]]:

@@ -305,6 +305,18 @@ impl TempFolder {
         Self(path)
     }
 
+    /// The files of the demo model, each as `change` makes it.
+    pub(crate) fn of_demo(change: impl Fn(&str, Vec<u8>) -> Vec<u8>) -> Self {
+        let folder = Self::new();
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/server/demo");
+        for entry in demo.read_dir().unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            folder.write(name, change(name, std::fs::read(&path).unwrap()));
+        }
+        folder
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }

@@ -73,22 +73,13 @@ fn the_template_gets_earlier_reasoning_and_the_effort() {
 
 /// The demo model with `<think>` and `</think>` as tokens, and the id of the second.
 fn thinking_folder() -> (TempFolder, u32) {
-    let folder = TempFolder::new();
-    let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/server/demo");
-    for entry in demo.read_dir().unwrap() {
-        let path = entry.unwrap().path();
-        let mut bytes = std::fs::read(&path).unwrap();
-        let name = path.file_name().unwrap().to_str().unwrap();
-        match name {
-            "tokenizer.json" => {
-                let text = String::from_utf8(bytes).unwrap();
-                bytes = text.replace("tool_response>", "think>").into();
-            }
-            "chat_template.jinja" => bytes = TEMPLATE.into(),
-            _ => {}
+    let folder = TempFolder::of_demo(|name, bytes| match name {
+        "tokenizer.json" => {
+            String::from_utf8(bytes).unwrap().replace("tool_response>", "think>").into()
         }
-        folder.write(name, bytes);
-    }
+        "chat_template.jinja" => TEMPLATE.into(),
+        _ => bytes,
+    });
     let tokenizer: Value =
         serde_json::from_slice(&std::fs::read(folder.path().join("tokenizer.json")).unwrap())
             .unwrap();

@@ -224,6 +224,36 @@ fn each_format_is_found_in_the_template_and_held() {
 }
 
 #[test]
+fn marks_that_are_special_tokens_are_seen_and_written() {
+    let folder = TempFolder::of_demo(|name, bytes| {
+        if name != "tokenizer.json" {
+            return bytes;
+        }
+        let mut tokenizer: Value = serde_json::from_slice(&bytes).unwrap();
+        for token in tokenizer["added_tokens"].as_array_mut().unwrap() {
+            if token["content"].as_str().unwrap().contains("tool_call") {
+                token["special"] = json!(true);
+            }
+        }
+        tokenizer.to_string().into()
+    });
+    let server = ServerBuilder::new(folder.path()).flags("--served-model-name demo").start();
+    let body = asked("What is the weather in Paris?", json!([weather()]));
+    for choice in ["auto", "required"] {
+        let more = json!({"tool_choice": choice, "parallel_tool_calls": false});
+        let answer = server.chat(with(body.clone(), more));
+        assert_eq!(calls(&answer["choices"][0])[0].0, "get_weather", "{answer}");
+        assert!(answer["choices"][0]["message"]["content"].is_null(), "{answer}");
+    }
+    // Nobody reads the marks where there are no functions: they are left out as all special tokens are.
+    let plain = server.chat(with(body, json!({"tool_choice": "none"})));
+    assert!(
+        !plain["choices"][0]["message"]["content"].as_str().unwrap().contains("tool_call"),
+        "{plain}"
+    );
+}
+
+#[test]
 fn mistakes_in_functions_are_named() {
     let server = Server::demo();
     let refused = |tools: Value, more: Value| {

@@ -248,7 +248,7 @@ fn calls_are_held_to_their_schemas_in_free_text() {
     for text in ["", "Say {\"name\"", llama] {
         case.takes(text);
     }
-    case.stops("{\"nam\": 1}", "{\"nam");
+    case.stops("{\"note\": 1}", "{\"n");
     let case = Case::new(Some(ToolFormat::Pythonic), Calls::Allowed);
     for text in [
         "",

@@ -226,7 +226,7 @@ fn reasoning_is_set_apart() {
     }
     assert_eq!(read_both(qwen, Thinking::Open, "Hm</think>Four"), seen("Four", "Hm", 0));
     assert_eq!(read_both(qwen, Thinking::Possible, "Four<think>"), seen("Four<think>", "", 0));
-    assert_eq!(read_both(qwen, Thinking::Possible, " <thi"), seen(" <thi", "", 0));
+    assert_eq!(read_both(qwen, Thinking::Possible, " <th"), seen(" <th", "", 0));
     assert_eq!(
         read_both(qwen, Thinking::Closed, "\n\nFour </think>"),
         seen("Four </think>", "", 0)
