@@ -4,6 +4,7 @@ They pin an older `openai` than the other clients, hence requirements of their o
 them say max_tokens, because the server's default is 16.
 """
 
+import os
 import sys
 
 import instructor
@@ -14,6 +15,8 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 URL = ""
+# Nothing but the server is talked to.
+os.environ["LANGSMITH_TRACING"] = "false"
 
 
 class Person(BaseModel):

@@ -37,7 +37,7 @@ impl<'a> ToolUse<'a> {
                            the server with another --chat-template.";
             return Err(ApiError::invalid("tools", message));
         }
-        if model.dialect.tools.is_none() && !model.dialect.is_harmony() {
+        if model.dialect.tools.is_none() {
             let message = "It is not known how this model writes calls of functions: leave `tools` out, or start the \
                            server with --tool-call-parser.";
             return Err(ApiError::invalid("tools", message));

@@ -10,7 +10,7 @@ pub(super) fn head(text: &str) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     cursor.expect(OPEN)?;
     cursor.white_space();
-    object::head(&mut cursor)
+    object::head(&mut cursor, None)
 }
 
 /// Models forget the object's brace, or the mark behind it.

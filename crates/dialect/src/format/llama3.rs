@@ -1,18 +1,16 @@
 //! `{"name": .., "parameters": {..}}` as the whole answer, or behind `<|python_tag|>`; several with `;` between them.
 
 use super::{Head, Tail, object};
-use crate::scan::{Cursor, Scan, Stop};
+use crate::scan::{Cursor, Scan};
 
 pub(super) const OPEN: &str = "<|python_tag|>";
 
-/// An object is a call only if its name is that of a function: the answer may be JSON of another kind.
 pub(super) fn head(text: &str, names: &[String]) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if cursor.accept(OPEN)? {
         cursor.white_space();
     }
-    let head = object::head(&mut cursor)?;
-    if names.contains(&head.name) { Ok(head) } else { Err(Stop::No) }
+    object::head(&mut cursor, Some(names))
 }
 
 pub(super) fn tail(text: &str) -> Scan<Tail> {

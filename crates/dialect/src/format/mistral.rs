@@ -11,13 +11,13 @@ pub(super) const CALL_ID: &str = "[CALL_ID]";
 pub(super) fn head(text: &str, position: Position) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if position == Position::Next {
-        return object::head(&mut cursor);
+        return object::head(&mut cursor, None);
     }
     cursor.expect(OPEN)?;
     cursor.white_space();
     if cursor.accept("[")? {
         cursor.white_space();
-        return object::head(&mut cursor);
+        return object::head(&mut cursor, None);
     }
     let name = cursor.word(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'))?.to_owned();
     if name.is_empty() {

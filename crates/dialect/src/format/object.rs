@@ -6,7 +6,10 @@ use crate::format::Head;
 use crate::scan::{Cursor, Scan, Stop};
 
 /// The object up to its arguments. Where these come first, or are no object, it is read as a whole.
-pub(super) fn head(cursor: &mut Cursor<'_>) -> Scan<Head> {
+///
+/// An object without a mark before it may be an answer in JSON: it is a call only if its name is one of `names`, and that is
+/// decided at its first other key, so that such an answer is not held back.
+pub(super) fn head(cursor: &mut Cursor<'_>, names: Option<&[String]>) -> Scan<Head> {
     cursor.expect("{")?;
     let (mut name, mut arguments) = (None, None);
     loop {
@@ -17,12 +20,21 @@ pub(super) fn head(cursor: &mut Cursor<'_>) -> Scan<Head> {
             return Ok(Head { name, at: cursor.at(), arguments, in_object: true });
         }
         match (key(cursor)?.as_str(), &name) {
-            ("name", _) => name = Some(cursor.json_string()?),
+            ("name", _) => {
+                let found = cursor.json_string()?;
+                if names.is_some_and(|names| !names.contains(&found)) {
+                    return Err(Stop::No);
+                }
+                name = Some(found);
+            }
             ("arguments" | "parameters", Some(known)) if cursor.peek()? == b'{' => {
                 let name = known.clone();
                 return Ok(Head { name, at: cursor.at(), arguments: None, in_object: true });
             }
             ("arguments" | "parameters", _) => arguments = Some(as_object(cursor.json_value()?)?),
+            (other, _) if names.is_some() && !matches!(other, "type" | "id") => {
+                return Err(Stop::No);
+            }
             _ => {
                 cursor.json_value()?;
             }

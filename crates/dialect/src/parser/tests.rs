@@ -138,6 +138,14 @@ fn llama() {
     assert_eq!(called(r#"{"name": "f", "parameters": {"a": 1}}"#), is("", &["f {\"a\": 1}."]));
     let two = r#" {"type": "function", "name": "f", "parameters": {}}; {"name": "get_weather", "arguments": {"b": "c"}}"#;
     assert_eq!(called(two), is("", &["f {}.", "get_weather {\"b\": \"c\"}."]));
+    // An answer in JSON is not held back until its end.
+    let mut parser = calls(ToolFormat::Llama3Json);
+    assert_eq!(parser.push("{\"total\": 4"), [OutputEvent::Content("{\"total\": 4".into())]);
+    let mut parser = calls(ToolFormat::Llama3Json);
+    assert_eq!(
+        parser.push("{\"name\": \"Bob\","),
+        [OutputEvent::Content("{\"name\": \"Bob\",".into())]
+    );
     assert_eq!(called("<|python_tag|>{\"name\": \"f\", \"parameters\": {}}"), is("", &["f {}."]));
     assert_eq!(called("{\"name\": \"f\", \"parameters\": {}} And?"), is("And?", &["f {}."]));
     assert_eq!(called("{\"name\": \"f\", \"parameters\": {}}; And?"), is("; And?", &["f {}."]));
