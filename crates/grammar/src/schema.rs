@@ -2,6 +2,7 @@
 //! by others are. What is left and not supported the library refuses by name.
 
 mod formats;
+mod references;
 mod unevaluated;
 
 use serde_json::{Map, Number, Value, json};
@@ -23,7 +24,8 @@ pub(crate) fn prepared(schema: &Value) -> Value {
     let is_old =
         ["draft-03", "draft-04", "draft-06", "draft-07"].iter().any(|old| draft.contains(old));
     let is_2020 = draft.is_empty() || draft.contains("2020-12");
-    Preparation { root: schema, is_old, is_2020 }.schema(schema)
+    let root = references::plain(schema, is_old);
+    Preparation { root: &root, is_old, is_2020 }.schema(&root)
 }
 
 struct Preparation<'a> {
@@ -50,9 +52,26 @@ impl Preparation<'_> {
             .collect();
         let mut more = Vec::new();
         if let Some(Value::String(format)) = object.get("format") {
-            more.extend(formats::stricter(format));
+            let known = formats::narrower(format).unwrap_or(format);
+            prepared.insert("format".to_owned(), known.into());
+            more.extend(formats::stricter(known));
+            if let Some(pattern) = formats::pattern(format) {
+                prepared.shift_remove("format");
+                more.push(json!({"pattern": pattern}));
+            }
         }
         more.extend(dependencies(&mut prepared));
+        if prepared.get("uniqueItems") == Some(&json!(false)) {
+            prepared.shift_remove("uniqueItems");
+        }
+        let contains_all =
+            prepared.get("minContains") == Some(&json!(0)) && !prepared.contains_key("maxContains");
+        if !prepared.contains_key("contains") || contains_all {
+            ["contains", "minContains", "maxContains"]
+                .iter()
+                .for_each(|keyword| drop(prepared.shift_remove(*keyword)));
+        }
+        more.extend(condition(&mut prepared));
         for (keyword, said) in
             [("propertyNames", names as fn(&Value) -> Option<Value>), ("not", negated)]
         {
@@ -162,6 +181,22 @@ fn names(names: &Value) -> Option<Value> {
     }
 }
 
+/// `if`, `then` and `else` as: the condition and what follows, or not the condition and what follows then.
+fn condition(schema: &mut Map<String, Value>) -> Option<Value> {
+    let said = match (schema.get("if"), schema.get("then"), schema.get("else")) {
+        (None, ..) | (Some(_), None, None) => None,
+        (Some(condition), then, otherwise) => {
+            let or_true = |schema: Option<&Value>| schema.cloned().unwrap_or(json!(true));
+            let not = negated(condition)?;
+            Some(json!({"anyOf": [
+                {"allOf": [condition, or_true(then)]}, {"allOf": [not, or_true(otherwise)]},
+            ]}))
+        }
+    };
+    CONDITION.iter().for_each(|keyword| drop(schema.shift_remove(*keyword)));
+    said
+}
+
 /// What a schema is not, where that can be said.
 fn negated(schema: &Value) -> Option<Value> {
     const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
@@ -193,6 +228,10 @@ fn negated(schema: &Value) -> Option<Value> {
             Some(json!({"anyOf": missing.collect::<Vec<_>>()}))
         }
         ("not", inner) => Some(inner.clone()),
+        ("minimum", bound) => Some(json!({"type": "number", "exclusiveMaximum": bound})),
+        ("exclusiveMinimum", bound) => Some(json!({"type": "number", "maximum": bound})),
+        ("maximum", bound) => Some(json!({"type": "number", "exclusiveMinimum": bound})),
+        ("exclusiveMaximum", bound) => Some(json!({"type": "number", "minimum": bound})),
         _ => None,
     }
 }
@@ -221,7 +260,10 @@ mod tests {
                 json!({"dependentRequired": {"a": ["b"]}}),
                 json!({"allOf": [{"anyOf": [{"properties": {"a": false}}, {"allOf": [{"required": ["a"]}, {"required": ["b"]}]}]}]}),
             ),
-            (json!({"not": {"not": {"type": "null"}}}), json!({"allOf": [{"type": ["null"]}]})),
+            (
+                json!({"not": {"not": {"uniqueItems": true}}}),
+                json!({"allOf": [{"uniqueItems": true}]}),
+            ),
             (
                 json!({"allOf": [{"minItems": 1}], "not": {"type": ["number", "string", "null"]}}),
                 json!({"allOf": [{"minItems": 1}, {"type": ["boolean", "array", "object"]}]}),
@@ -235,7 +277,7 @@ mod tests {
         }
         for kept in [
             json!({"not": {"type": "integer"}}),
-            json!({"propertyNames": {"format": "date"}}),
+            json!({"propertyNames": {"minLength": 1, "maxLength": 2}}),
             json!({"if": {}, "then": {}}),
         ] {
             assert_eq!(prepared(&kept), kept);

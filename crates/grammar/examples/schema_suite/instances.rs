@@ -2,9 +2,23 @@
 
 use serde_json::{Map, Value};
 
-/// The instance as it came, and in the schema's order.
+/// The instance in the schema's order, as it came, and the other way round: where a schema lists no properties, what it makes
+/// of their names has an order, too.
 pub(crate) fn spellings(schema: &Value, data: &Value) -> Vec<String> {
     let mut spellings = vec![ordered(schema, schema, data, 0).to_string(), data.to_string()];
+    if let Value::Object(object) = data {
+        let names: Vec<&String> = object.keys().collect();
+        for shift in 0..names.len() {
+            let rotated = names[shift..]
+                .iter()
+                .chain(&names[..shift])
+                .map(|name| ((*name).clone(), object[*name].clone()));
+            let rotated: Vec<(String, Value)> = rotated.collect();
+            let reversed = rotated.iter().rev().cloned();
+            spellings.push(Value::Object(reversed.collect()).to_string());
+            spellings.push(Value::Object(rotated.into_iter().collect()).to_string());
+        }
+    }
     spellings.dedup();
     spellings
 }

@@ -75,12 +75,26 @@ fn run(folders: &[PathBuf]) -> Result<Table, String> {
         }
         for file in files {
             let name = file.strip_prefix(folder).unwrap_or(&file).with_extension("");
-            for group in groups(&file)? {
+            for mut group in groups(&file)? {
+                set_draft(folder, &mut group.schema);
                 judge(&tokenizer, &compiler, &name.to_string_lossy(), &group, &mut table)?;
             }
         }
     }
     Ok(table)
+}
+
+/// A suite's folder says which draft its schemas are of, where they do not.
+fn set_draft(folder: &Path, schema: &mut Value) {
+    let draft = match folder.file_name().and_then(|name| name.to_str()) {
+        Some("draft4") => "http://json-schema.org/draft-04/schema#",
+        Some("draft6") => "http://json-schema.org/draft-06/schema#",
+        Some("draft7") => "http://json-schema.org/draft-07/schema#",
+        _ => return,
+    };
+    if let Value::Object(schema) = schema {
+        schema.entry("$schema").or_insert_with(|| draft.into());
+    }
 }
 
 /// The JSON files below a folder.

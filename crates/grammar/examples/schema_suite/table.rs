@@ -99,13 +99,16 @@ impl fmt::Display for Table {
             all.add(counts);
         }
         row(f, "**all**", &all)?;
+        let by_format = self.causes.get(&Cause::Format).copied().unwrap_or_default();
         let percent = |part: usize, rest: usize| 100.0 * part as f64 / (part + rest).max(1) as f64;
         writeln!(
             f,
-            "\nCompiled: {:.1} % of the schemas ({} of the refused ones have no valid instance). Valid instances refused: {:.1} %.",
+            "\nCompiled: {:.1} % of the schemas; {} of the refused ones have no valid instance, and are rightly refused. Valid instances \
+            refused: {:.1} %; without those for which `format` is held: {:.1} %.",
             percent(all.compiled, all.refused),
             all.unsatisfiable,
             percent(all.valid_refused, all.valid_accepted),
+            percent(all.valid_refused - by_format, all.valid_accepted),
         )?;
         writeln!(f, "\n| schemas refused | why |\n|--:|---|")?;
         let mut refusals: Vec<_> = self.refusals.iter().collect();

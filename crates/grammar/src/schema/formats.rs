@@ -16,6 +16,28 @@ const HOSTNAME: &str =
 /// The longest name of a host.
 const MAX_HOSTNAME: usize = 253;
 
+/// A pointer within JSON.
+const POINTER: &str = "(/([^/~]|~[01])*)*";
+
+/// A format that the library knows, each string of which is of the one that it does not.
+pub(super) fn narrower(format: &str) -> Option<&'static str> {
+    Some(match format {
+        "idn-email" => "email",
+        "idn-hostname" => "hostname",
+        "iri" | "uri-reference" | "iri-reference" => "uri",
+        _ => return None,
+    })
+}
+
+/// A format that the library does not know, as a pattern.
+pub(super) fn pattern(format: &str) -> Option<String> {
+    Some(match format {
+        "json-pointer" => format!("^{POINTER}$"),
+        "relative-json-pointer" => format!("^(0|[1-9][0-9]*)(#|{POINTER})$"),
+        _ => return None,
+    })
+}
+
 /// What a string of a format must be besides what the library asks of it.
 pub(super) fn stricter(format: &str) -> Option<Value> {
     Some(match format {

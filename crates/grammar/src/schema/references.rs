@@ -1,0 +1,238 @@
+//! References by identifiers, anchors and escaped pointers, as plain pointers into `$defs`. What is not within the schema stays.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+use super::{LITERAL, NAMED};
+
+/// Where a schema without an identifier is.
+const NOWHERE: &str = "schema:///";
+/// The beginning of the names of targets in `$defs`.
+const PREFIX: &str = "referenced-";
+
+/// The schema with plain references.
+pub(super) fn plain(root: &Value, is_old: bool) -> Value {
+    let mut index = Index {
+        is_old,
+        places: HashMap::new(),
+        resources: HashMap::new(),
+        anchors: HashMap::new(),
+    };
+    index.add(root, NOWHERE);
+    let mut writer = Writer { index: &index, root, names: HashMap::new(), waiting: Vec::new() };
+    let mut plain = writer.schema(root);
+    let mut targets = Map::new();
+    while let Some((name, target)) = writer.waiting.pop() {
+        targets.insert(name, writer.schema(target));
+    }
+    if let (false, Value::Object(plain)) = (targets.is_empty(), &mut plain) {
+        let defs = plain.entry("$defs").or_insert_with(|| Value::Object(Map::new()));
+        if let Value::Object(defs) = defs {
+            defs.extend(targets);
+        }
+    }
+    plain
+}
+
+/// All schemas within one, by their places.
+struct Index<'a> {
+    is_old: bool,
+    /// The base of each schema, by its address.
+    places: HashMap<usize, String>,
+    resources: HashMap<String, &'a Value>,
+    anchors: HashMap<String, &'a Value>,
+}
+
+fn address(value: &Value) -> usize {
+    std::ptr::from_ref(value).addr()
+}
+
+impl<'a> Index<'a> {
+    fn add(&mut self, schema: &'a Value, base: &str) {
+        let object = match schema {
+            Value::Object(object) => object,
+            Value::Array(schemas) => {
+                return schemas.iter().for_each(|schema| self.add(schema, base));
+            }
+            _ => return,
+        };
+        let mut base = base.to_owned();
+        // In older drafts nothing beside a reference counts.
+        let counts = !(self.is_old && object.contains_key("$ref"));
+        if let Some(Value::String(id)) = object.get("$id").filter(|_| counts) {
+            match id.strip_prefix('#') {
+                Some(anchor) => drop(self.anchors.insert(format!("{base}#{anchor}"), schema)),
+                None => {
+                    // A base that is not known is one that nothing refers to.
+                    base = joined(&base, id)
+                        .unwrap_or_else(|| format!("{NOWHERE}{}", self.places.len()));
+                    self.resources.insert(base.clone(), schema);
+                }
+            }
+        }
+        if self.places.is_empty() {
+            self.resources.insert(base.clone(), schema);
+        }
+        for keyword in ["$anchor", "$dynamicAnchor"] {
+            if let Some(Value::String(anchor)) = object.get(keyword) {
+                self.anchors.insert(format!("{base}#{anchor}"), schema);
+            }
+        }
+        self.places.insert(address(schema), base.clone());
+        for (keyword, value) in
+            object.iter().filter(|(keyword, _)| !LITERAL.contains(&keyword.as_str()))
+        {
+            match value {
+                Value::Object(named) if NAMED.contains(&keyword.as_str()) => {
+                    named.values().for_each(|schema| self.add(schema, &base));
+                }
+                other => self.add(other, &base),
+            }
+        }
+    }
+
+    /// The schema that a reference of another one is to.
+    fn target(&self, reference: &str, base: &str) -> Option<&'a Value> {
+        let url = joined(base, reference)?;
+        let fragment = reference.split_once('#').map_or("", |(_, fragment)| fragment);
+        if !fragment.is_empty() && !fragment.starts_with('/') {
+            return self.anchors.get(&format!("{url}#{fragment}")).copied();
+        }
+        let pointer = decoded(fragment)?;
+        let target = self.resources.get(&url)?.pointer(&pointer)?;
+        // Where no schema is looked for, none is found.
+        (target.is_boolean() || self.places.contains_key(&address(target))).then_some(target)
+    }
+}
+
+/// What a reference is to, without its fragment. `None` where a path would have to be normalised.
+///
+/// Source: RFC 3986, section 5.2.
+fn joined(base: &str, reference: &str) -> Option<String> {
+    let path = reference.split('#').next().unwrap_or_default();
+    let scheme = path.split(':').next().unwrap_or_default();
+    let is_absolute = path.contains(':')
+        && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    if path.is_empty() || is_absolute {
+        return Some(if path.is_empty() { base.to_owned() } else { path.to_owned() });
+    }
+    if path.contains("./") || path.starts_with("//") || path.starts_with('?') {
+        return None;
+    }
+    let authority = base.find("://")? + "://".len();
+    let begin = authority + base[authority..].find('/')?;
+    let end = if path.starts_with('/') { begin } else { base.rfind('/')? + 1 };
+    Some(format!("{}{path}", &base[..end]))
+}
+
+/// `%25` as `%`.
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        rest = after;
+        if byte == b'%' {
+            let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
+            bytes.push(u8::from_str_radix(digits, 16).ok()?);
+            rest = &rest[2..];
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+struct Writer<'a, 'i> {
+    index: &'i Index<'a>,
+    root: &'a Value,
+    names: HashMap<usize, String>,
+    waiting: Vec<(String, &'a Value)>,
+}
+
+impl<'a> Writer<'a, '_> {
+    fn schema(&mut self, schema: &'a Value) -> Value {
+        match schema {
+            Value::Object(object) => {
+                let base = self.index.places.get(&address(schema));
+                let entries = object
+                    .iter()
+                    .map(|(keyword, value)| (keyword.clone(), self.value(keyword, value, base)));
+                Value::Object(entries.collect())
+            }
+            Value::Array(schemas) => schemas.iter().map(|schema| self.schema(schema)).collect(),
+            other => other.clone(),
+        }
+    }
+
+    fn value(&mut self, keyword: &str, value: &'a Value, base: Option<&String>) -> Value {
+        match value {
+            Value::String(reference) if keyword == "$ref" => base
+                .and_then(|base| self.reference(reference, base))
+                .unwrap_or_else(|| reference.clone())
+                .into(),
+            Value::Object(named) if NAMED.contains(&keyword) => {
+                named.iter().map(|(name, schema)| (name.clone(), self.schema(schema))).collect()
+            }
+            Value::Object(_) | Value::Array(_) if !LITERAL.contains(&keyword) => self.schema(value),
+            other => other.clone(),
+        }
+    }
+
+    /// The plain form of a reference; `None` if it has one already, or leads out of the schema.
+    fn reference(&mut self, reference: &str, base: &str) -> Option<String> {
+        let is_plain =
+            reference.starts_with('#') && !reference.contains(['%', '~']) && reference != "#";
+        let is_of_root =
+            self.index.places.get(&address(self.root)).is_some_and(|root| root == base);
+        if is_plain && is_of_root && self.root.pointer(&reference[1..]).is_some() {
+            return None;
+        }
+        let target = self.index.target(reference, base)?;
+        if address(target) == address(self.root) {
+            return Some("#".to_owned());
+        }
+        let next = format!("{PREFIX}{}", self.names.len());
+        let name = self.names.entry(address(target)).or_insert_with(|| {
+            self.waiting.push((next.clone(), target));
+            next
+        });
+        Some(format!("#/$defs/{name}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn identifiers_anchors_and_escapes_become_pointers() {
+        let schema = json!({
+            "$id": "https://example.com/root.json", "$defs": {
+                "a~b%": {"type": "null"}, "named": {"$anchor": "here", "type": "string"},
+                "inner": {"$id": "inner.json", "$defs": {"x": {"const": 1}}, "$ref": "#/$defs/x"},
+            },
+            "allOf": [{"$ref": "#/$defs/a~0b%25"}, {"$ref": "#here"}, {"$ref": "inner.json"}, {"$ref": "/root.json#"}],
+        });
+        let found = plain(&schema, false);
+        // The first one is that of `inner`.
+        let to = |number: usize| json!({"$ref": format!("#/$defs/referenced-{number}")});
+        assert_eq!(found["$defs"]["inner"]["$ref"], to(0)["$ref"]);
+        assert_eq!(found["allOf"], json!([to(1), to(2), to(3), {"$ref": "#"}]));
+        assert_eq!(found["$defs"]["referenced-1"], json!({"type": "null"}));
+        assert_eq!(found["$defs"]["referenced-0"], json!({"const": 1}));
+    }
+
+    #[test]
+    fn plain_references_and_those_that_lead_elsewhere_stay() {
+        for schema in [
+            json!({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
+            json!({"$ref": "https://example.com/other.json"}),
+            json!({"properties": {"$ref": {"$ref": "#missing"}}, "enum": [{"$ref": "#/%24defs"}]}),
+        ] {
+            assert_eq!(plain(&schema, false), schema);
+        }
+    }
+}
