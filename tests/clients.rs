@@ -106,7 +106,7 @@ mod anthropic_client {
     use super::*;
 
     cases! { check_anthropic, Server::demo(),
-        message stop_and_continue streaming count_tokens errors
+        message stop_and_continue streaming structured count_tokens errors
     }
     cases! { check_anthropic, ServerBuilder::new("demo").env("BLAZE_API_KEY", "secret").start(), authentication }
 }

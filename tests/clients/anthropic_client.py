@@ -4,18 +4,26 @@ import sys
 
 import anthropic
 from anthropic import Anthropic
+from pydantic import BaseModel
 
 MODEL = "demo"
 URL = ""
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
+# The client has no name for it any more, the wire has.
+GREEDY = {"temperature": 0}
 
 
 def client(**kwargs):
     return Anthropic(base_url=URL, **{"api_key": "unused", "max_retries": 0, **kwargs})
 
 
+def create(**request):
+    """One message, greedily."""
+    return client().messages.create(**{"model": MODEL, "max_tokens": 64, "messages": CAPITAL, "extra_body": GREEDY, **request})
+
+
 def message():
-    answer = client().messages.create(model=MODEL, max_tokens=64, messages=CAPITAL, temperature=0)
+    answer = create()
     assert answer.id.startswith("msg_") and (answer.type, answer.role) == ("message", "assistant")
     assert answer.model == MODEL
     (block,) = answer.content
@@ -23,36 +31,31 @@ def message():
     assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
     usage = answer.usage
     assert usage.input_tokens > 0 and usage.output_tokens > 0 and usage.cache_read_input_tokens == 0
-    again = client().messages.create(model=MODEL, max_tokens=1, messages=CAPITAL, temperature=0)
+    again = create(max_tokens=1)
     assert again.stop_reason == "max_tokens"
     assert again.usage.cache_read_input_tokens == usage.input_tokens - 1 and again.usage.input_tokens == 1
     system = [{"type": "text", "text": "You are helpful.", "cache_control": {"type": "ephemeral"}}]
-    told = client().messages.create(model=MODEL, max_tokens=64, messages=CAPITAL, system=system, temperature=0)
+    told = create(system=system)
     whole = told.usage.input_tokens + told.usage.cache_read_input_tokens
     assert whole > usage.input_tokens, (whole, usage)
 
 
 def stop_and_continue():
-    answer = client().messages.create(model=MODEL, max_tokens=64, messages=CAPITAL, temperature=0)
+    answer = create()
     text = answer.content[0].text
-    stopped = client().messages.create(
-        model=MODEL, max_tokens=64, messages=CAPITAL, temperature=0, stop_sequences=["Par", "never there"]
-    )
+    stopped = create(stop_sequences=["Par", "never there"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "Par"), stopped
     beginning = text.split("Par")[0]
     assert stopped.content[0].text == beginning
     # Where the last message is the assistant's, the model goes on with it.
     prefix = (beginning + "Paris").strip()
-    going_on = client().messages.create(
-        model=MODEL, max_tokens=64, temperature=0, messages=[*CAPITAL, {"role": "assistant", "content": prefix}]
-    )
+    going_on = create(messages=[*CAPITAL, {"role": "assistant", "content": prefix}])
     assert prefix + going_on.content[0].text == text.strip(), (prefix, going_on, text)
 
 
 def streaming():
-    request = {"model": MODEL, "max_tokens": 64, "messages": CAPITAL, "temperature": 0}
-    whole = client().messages.create(**request)
-    events = list(client().messages.create(**request, stream=True))
+    whole = create()
+    events = list(create(stream=True))
     kinds = [event.type for event in events]
     assert kinds[:2] == ["message_start", "content_block_start"], kinds
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"], kinds
@@ -60,10 +63,19 @@ def streaming():
     start = events[0].message.usage
     assert start.input_tokens + start.cache_read_input_tokens == whole.usage.input_tokens
     assert events[-2].usage.output_tokens == whole.usage.output_tokens
-    with client().messages.stream(**request) as stream:
+    with client().messages.stream(model=MODEL, max_tokens=64, messages=CAPITAL, extra_body=GREEDY) as stream:
         assert "".join(stream.text_stream) == whole.content[0].text
         final = stream.get_final_message()
     assert (final.stop_reason, final.content[0].text) == ("end_turn", whole.content[0].text)
+
+
+def structured():
+    class Answer(BaseModel):
+        ok: bool
+        number: int
+
+    parsed = client().messages.parse(model=MODEL, max_tokens=200, messages=CAPITAL, output_format=Answer)
+    assert isinstance(parsed.parsed_output, Answer), parsed
 
 
 def count_tokens():
@@ -88,7 +100,7 @@ def errors():
     assert refused(400, messages=[])["param"] == "messages"
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
     assert refused(400, messages=[{"role": "user", "content": [image]}])["param"] == "messages[0].content[0].type"
-    assert refused(400, max_tokens=1_000_000)["param"] == "max_tokens"
+    assert refused(400, max_tokens=5000)["param"] == "max_tokens"
     assert refused(404, model="other")["code"] == "model_not_found"
 
 

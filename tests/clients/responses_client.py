@@ -106,9 +106,9 @@ def streaming():
     follow = client().responses.create(model=MODEL, input="Thanks!", previous_response_id=completed.id, max_output_tokens=4)
     assert follow.usage.input_tokens_details.cached_tokens > 0
     with client().responses.stream(**request, max_output_tokens=3) as stream:
-        last = [event.type for event in stream][-1]
-        assert last == "response.incomplete", last
-        assert stream.get_final_response().incomplete_details.reason == "max_output_tokens"
+        last = list(stream)[-1]
+        assert last.type == "response.incomplete", last
+        assert last.response.incomplete_details.reason == "max_output_tokens"
 
 
 def structured():

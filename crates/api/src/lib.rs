@@ -40,7 +40,7 @@ pub use generate::{
     SessionState,
 };
 pub use generation::{GenerationFields, MAX_STOP_STRINGS, StopStrings, StreamOptions};
-pub use messages::MessagesRequest;
+pub use messages::{MessagesRequest, OutputConfig, OutputFormat};
 pub use models::{HealthResponse, LoadProgress, Model, ModelList, VersionResponse};
 pub use responses::{ResponsesRequest, TextFormat, TextSettings};
 pub use tokenize::{

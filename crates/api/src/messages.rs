@@ -1,10 +1,11 @@
 //! The requests of POST /v1/messages and /v1/messages/count_tokens, in the shape of Anthropic's clients.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::chat::{ChatMessage, Role};
+use crate::constraint::{ConstraintKind, OutputConstraint};
 use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::generation::{GenerationFields, StopStrings};
@@ -23,6 +24,32 @@ pub struct MessagesRequest {
     /// /v1/chat/completions.
     #[serde(flatten)]
     pub generation: GenerationFields,
+    /// The form of the text, and how long to think, which is handed to the chat template.
+    pub output_config: Option<OutputConfig>,
+}
+
+/// What the text is to be like.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OutputConfig {
+    /// Handed to the chat template as `reasoning_effort`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effort: Option<String>,
+    /// JSON that a schema describes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub format: Option<OutputFormat>,
+}
+
+/// JSON that a schema describes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OutputFormat {
+    /// `json_schema`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The JSON schema.
+    #[schema(value_type = Object)]
+    pub schema: Value,
 }
 
 impl MessagesRequest {
@@ -31,10 +58,13 @@ impl MessagesRequest {
         let mut fields = Fields::parse(body)?;
         let (model, messages) = conversation(&mut fields)?;
         let max_tokens = fields.take_integer("max_tokens")?;
+        let output_config: Option<OutputConfig> = fields.take("output_config")?;
+        let format = output_config.as_ref().and_then(|config| config.format.as_ref());
         let request = Self {
             model,
             messages,
             generation: GenerationFields {
+                constraint: format.map(of_format).transpose()?,
                 max_tokens: Some(
                     max_tokens
                         .ok_or_else(|| FieldError::new("max_tokens", "`max_tokens` is missing."))?,
@@ -46,6 +76,7 @@ impl MessagesRequest {
                 stream: fields.take("stream")?,
                 ..GenerationFields::default()
             },
+            output_config,
         };
         fields.finish()?;
         Ok(request)
@@ -58,6 +89,16 @@ impl MessagesRequest {
         fields.finish()?;
         Ok(conversation)
     }
+}
+
+fn of_format(format: &OutputFormat) -> Result<OutputConstraint, FieldError> {
+    if format.kind != "json_schema" || !format.schema.is_object() {
+        let message =
+            "`output_config.format` must have the type `json_schema` and a `schema`, an object.";
+        return Err(FieldError::new("output_config.format", message));
+    }
+    let kind = ConstraintKind::JsonSchema(format.schema.clone());
+    Ok(OutputConstraint { param: "output_config.format.schema", kind })
 }
 
 fn conversation(fields: &mut Fields<'_>) -> Result<(String, Vec<ChatMessage>), FieldError> {
@@ -85,6 +126,10 @@ fn conversation(fields: &mut Fields<'_>) -> Result<(String, Vec<ChatMessage>), F
         messages.push(ChatMessage::text(role, text));
     }
     refuse_unsupported(fields)?;
+    // They say what to cache and how fast to be, and cannot change the text.
+    for hint in ["cache_control", "speed"] {
+        fields.take::<Value>(hint)?;
+    }
     Ok((model, messages))
 }
 
@@ -135,6 +180,15 @@ mod tests {
     }
 
     #[test]
+    fn a_format_is_a_constraint() {
+        let schema = json!({"type": "object"});
+        let format =
+            json!({"output_config": {"format": {"type": "json_schema", "schema": schema}}});
+        let constraint = parse(format).unwrap().generation.constraint.unwrap();
+        assert_eq!(constraint.kind, ConstraintKind::JsonSchema(schema));
+    }
+
+    #[test]
     fn what_is_not_there_is_refused_by_name() {
         for (more, param) in [
             (json!({"max_tokens": null}), "max_tokens"),
@@ -145,6 +199,10 @@ mod tests {
                 "messages[0].content[0].type",
             ),
             (json!({"tools": [{"name": "f"}]}), "tools"),
+            (
+                json!({"output_config": {"format": {"type": "xml", "schema": {}}}}),
+                "output_config.format",
+            ),
             (json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}), "thinking"),
             (json!({"stop_sequences": [""]}), "stop_sequences"),
             (json!({"frequency_penalty": 1}), "frequency_penalty"),

@@ -53,7 +53,8 @@ pub(crate) fn compile_as(
 
 /// What a body costs to prepare, in bytes of a plain one: compiling a grammar takes longer than its text.
 pub(crate) fn preparation_cost(body: &[u8]) -> usize {
-    const NAMES: [&[u8]; 4] = [b"response_format", b"structured_outputs", b"guided_", b"\"tools\""];
+    const NAMES: [&[u8]; 5] =
+        [b"response_format", b"structured_outputs", b"guided_", b"json_schema", b"\"tools\""];
     let has = |name: &&[u8]| body.windows(name.len()).any(|window| window == *name);
     if NAMES.iter().any(has) { usize::MAX } else { body.len() }
 }

@@ -17,6 +17,7 @@ use uuid::Uuid;
 use crate::api_error::{ApiError, ApiResult};
 use crate::body::JsonBytes;
 use crate::config::ServeConfig;
+use crate::constraint;
 use crate::generate::{UsageCounter, check_queue, limits, submit};
 use crate::params::{Generation, StreamShape};
 use crate::prompt::{ChatPrompt, check_prompt, prepare};
@@ -46,8 +47,8 @@ pub(crate) async fn create_message(
     let arrived = Instant::now();
     let prepared = {
         let (state, model) = (state.clone(), Arc::clone(&model));
-        prepare(&state.clone(), body.len(), move || Prepared::new(&body, &model, state.config()))
-            .await?
+        let len = constraint::preparation_cost(&body);
+        prepare(&state.clone(), len, move || Prepared::new(&body, &model, state.config())).await?
     };
     let Prepared { model_name, generation, prompt } = prepared;
     let prompts = [prompt];
@@ -84,12 +85,13 @@ pub(crate) async fn count_tokens(
     Extension(model): Extension<Arc<LoadedModel>>,
     JsonBytes(body): JsonBytes,
 ) -> ApiResult<axum::Json<Value>> {
+    let len = body.len();
     let count = move || {
         let (name, messages) = MessagesRequest::parse_count(&body)?;
         model.check_name(&name)?;
-        Ok((body.len(), encode(&messages, &model)?.len()))
+        Ok(encode(&messages, None, &model)?.len())
     };
-    let (_, input_tokens) = prepare(&state, usize::MAX, count).await?;
+    let input_tokens = prepare(&state, len, count).await?;
     Ok(axum::Json(json!({"input_tokens": input_tokens})))
 }
 
@@ -105,19 +107,29 @@ impl Prepared {
         let request = MessagesRequest::parse(body)?;
         model.check_name(&request.model)?;
         let limits = limits(model, config, 1);
-        let generation = Generation::new(&request.generation, &limits)
+        let mut generation = Generation::new(&request.generation, &limits)
             .map_err(|error| error.about("stop", "stop_sequences"))?;
         check_queue(model, config, 1, 1)?;
-        let prompt = encode(&request.messages, model)?;
+        generation.grammar = constraint::compile(model, request.generation.constraint.as_ref())?;
+        let effort = request.output_config.as_ref().and_then(|config| config.effort.as_deref());
+        let prompt = encode(&request.messages, effort, model)?;
         check_prompt(model, "messages", &prompt, false)?;
         Ok(Self { model_name: request.model, generation, prompt })
     }
 }
 
 /// The tokens of a conversation; the assistant's last message is left open.
-fn encode(messages: &[ChatMessage], model: &LoadedModel) -> ApiResult<Vec<u32>> {
+fn encode(
+    messages: &[ChatMessage],
+    reasoning_effort: Option<&str>,
+    model: &LoadedModel,
+) -> ApiResult<Vec<u32>> {
     let is_open = messages.last().is_some_and(|message| message.role == Role::Assistant);
-    let prompt = ChatPrompt { continue_final_message: Some(is_open), ..ChatPrompt::new(messages) };
+    let prompt = ChatPrompt {
+        continue_final_message: Some(is_open),
+        reasoning_effort,
+        ..ChatPrompt::new(messages)
+    };
     prompt.encode(model)
 }
 

@@ -52,9 +52,19 @@ pub(crate) struct Turn {
 
 impl Sessions {
     pub(crate) fn new(engine: EngineHandle, default_ttl: Duration) -> Self {
-        let sessions = Self { sessions: Arc::default(), engine, default_ttl };
-        sessions.sweep_in_background();
-        sessions
+        Self { sessions: Arc::default(), engine, default_ttl }
+    }
+
+    /// Ends sessions as their time comes, for as long as somebody holds them; to be called once, within the runtime.
+    pub(crate) fn sweep_in_background(&self) {
+        let sessions = Arc::downgrade(&self.sessions);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(SWEEP_INTERVAL).await;
+                let Some(sessions) = Weak::upgrade(&sessions) else { return };
+                remove_expired(&mut sessions.lock().unwrap_or_else(PoisonError::into_inner));
+            }
+        });
     }
 
     /// Begins a session that holds nothing yet.
@@ -122,20 +132,6 @@ impl Sessions {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Session>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends sessions as their time comes, for as long as somebody holds them.
-    fn sweep_in_background(&self) {
-        let sessions = Arc::downgrade(&self.sessions);
-        // Tests of single parts run without a runtime, and end before any session does.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        runtime.spawn(async move {
-            loop {
-                tokio::time::sleep(SWEEP_INTERVAL).await;
-                let Some(sessions) = Weak::upgrade(&sessions) else { return };
-                remove_expired(&mut sessions.lock().unwrap_or_else(PoisonError::into_inner));
-            }
-        });
     }
 }
 

@@ -146,7 +146,11 @@ pub(crate) async fn load_in_thread(
     };
     let thread = std::thread::Builder::new().name("load".into()).spawn(work);
     thread.map_err(|error| Error::LoadingPanicked(error.to_string()))?;
-    receiver.await.unwrap_or_else(|_| Err(Error::LoadingPanicked("its thread ended".into())))
+    let loaded = receiver
+        .await
+        .unwrap_or_else(|_| Err(Error::LoadingPanicked("its thread ended".into())))?;
+    loaded.sessions.sweep_in_background();
+    Ok(loaded)
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {
