@@ -438,12 +438,12 @@ mod tests {
 
     #[test]
     fn draws_are_uniform_and_differ_by_seed_and_place() {
-        let draws: Vec<f64> = (0..10_000).map(|i| super::uniform(i % 100, i / 100)).collect();
+        let draws: Vec<f64> = (0..10_000).map(|i| uniform(i % 100, i / 100)).collect();
         let mean = draws.iter().sum::<f64>() / draws.len() as f64;
         assert!((mean - 0.5).abs() < 0.01, "{mean}");
         assert!(draws.iter().all(|draw| (0.0..1.0).contains(draw)));
-        assert_ne!(super::uniform(1, 2), super::uniform(2, 1));
-        assert_eq!(super::uniform(5, 6), super::uniform(5, 6));
+        assert_ne!(uniform(1, 2), uniform(2, 1));
+        assert_eq!(uniform(5, 6), uniform(5, 6));
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub fn memory(device: &Device) -> Result<(u64, u64)> {
 }
 
 /// Lets the pool keep what is freed: by default each wait gives it back to the driver, to be asked for again.
-fn keep_freed_memory(device: sys::CUdevice) -> Result<(), DriverError> {
+fn keep_freed_memory(device: sys::CUdevice) -> std::result::Result<(), DriverError> {
     let mut most = u64::MAX;
     // SAFETY: the device is open, its default pool lives as long as it, and the attribute is a u64.
     unsafe {

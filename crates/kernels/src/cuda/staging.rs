@@ -23,7 +23,7 @@ pub(crate) struct PinnedUploads {
 
 impl PinnedUploads {
     pub(crate) fn new(capacity: usize, device: &CudaDevice) -> Result<Self> {
-        let turn = || Ok((pinned(capacity, device)?, None));
+        let turn = || Ok::<_, crate::Error>((pinned(capacity, device)?, None));
         Ok(Self { device: device.clone(), turns: [turn()?, turn()?], next: 0 })
     }
 

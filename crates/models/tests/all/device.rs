@@ -1,6 +1,8 @@
 //! The device's decoder on the CPU, where its kernels' definitions compute: the same layers, buffers, tables and views
 //! as on a GPU, against what transformers computed.
 
+#![expect(clippy::print_stdout, reason = "on a GPU machine the agreement is a result")]
+
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::Dtype as Planned;
 use candlepower_kernels::{
