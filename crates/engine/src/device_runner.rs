@@ -1,6 +1,6 @@
 //! Runs steps on a device: tables are made on the host and uploaded, tokens are drawn there, and one copy comes back.
 
-use std::time::Instant;
+use std::{collections::VecDeque, time::Instant};
 
 use candle_core::{DType, Tensor};
 use candlepower_kernels::{
@@ -40,8 +40,10 @@ pub(crate) struct DeviceRunner {
     report: Tensor,
     /// Made when the first sequence with a penalty comes.
     counts: Option<TokenCounts>,
-    readback: Readback,
-    launched: Option<Launched>,
+    /// Steps on their way, the oldest first.
+    launched: VecDeque<Launched>,
+    /// Room for the reports of others.
+    readbacks: Vec<Readback>,
 }
 
 /// A step on its way.
@@ -53,6 +55,8 @@ struct Launched {
     prompts: Vec<(Vec<u32>, usize)>,
     /// Numbers per draw.
     width: usize,
+    /// Its report, on its way to the host.
+    readback: Readback,
 }
 
 impl DeviceRunner {
@@ -71,8 +75,8 @@ impl DeviceRunner {
             drawn: Tensor::zeros(draws, DType::U32, &device)?,
             report: Tensor::zeros(8 * draws, DType::U32, &device)?,
             counts: None,
-            readback: Readback::new(8 * draws, &device)?,
-            launched: None,
+            launched: VecDeque::new(),
+            readbacks: Vec::new(),
             model,
         })
     }
@@ -110,12 +114,7 @@ impl DeviceRunner {
             has_logits: bucket.is_some(),
         };
         let draws = DrawTables::new(step, batch, limits);
-        let launched = Launched {
-            started,
-            samples: batch.samples.iter().map(|sample| sample.logprobs).collect(),
-            prompts: batch.prompts.iter().map(|p| (p.next_token_ids.clone(), p.top)).collect(),
-            width: 2 + 2 * draws.max_top,
-        };
+        let width = 2 + 2 * draws.max_top;
         let views = self.upload_draws(step, &draws)?;
         if !step.copies.is_empty() {
             self.workspace.cache().copy_blocks(&views.copies)?;
@@ -131,19 +130,39 @@ impl DeviceRunner {
                 Computed::Hidden(self.model.forward(&inputs_on_device.input(), &self.workspace)?)
             }
         };
-        self.draw(&computed, &draws, &views, launched.width)?;
-        let reported = draws.num_draws() * launched.width;
-        self.readback.start(&self.report.narrow(0, 0, reported)?)?;
-        self.launched = Some(launched);
+        self.draw(&computed, &draws, &views, width)?;
+        let report = self.report.narrow(0, 0, draws.num_draws() * width)?;
+        let readback = self.read_back(&report)?;
+        self.launched.push_back(Launched {
+            started,
+            samples: batch.samples.iter().map(|sample| sample.logprobs).collect(),
+            prompts: batch.prompts.iter().map(|p| (p.next_token_ids.clone(), p.top)).collect(),
+            width,
+            readback,
+        });
         Ok(())
     }
 
-    /// Waits for the step that was launched.
+    /// Waits for the oldest step that was launched.
     pub(crate) fn wait(&mut self) -> Result<StepOutput> {
-        let report = self.readback.finish()?;
-        let launched = self.launched.take();
-        let launched = launched.ok_or_else(|| Error::Invariant("no step was launched".into()))?;
-        Ok(launched.read(&report))
+        let launched = self.launched.pop_front();
+        let mut launched =
+            launched.ok_or_else(|| Error::Invariant("no step was launched".into()))?;
+        let report = launched.readback.finish()?;
+        let (output, readback) = launched.read(&report);
+        self.readbacks.push(readback);
+        Ok(output)
+    }
+
+    /// Queues the copy of a report.
+    fn read_back(&mut self, report: &Tensor) -> Result<Readback> {
+        let count = report.elem_count();
+        let mut readback = match self.readbacks.pop().filter(|room| room.capacity() >= count) {
+            Some(readback) => readback,
+            None => Readback::new(self.report.elem_count(), self.model.device())?,
+        };
+        readback.start(report)?;
+        Ok(readback)
     }
 
     /// Uploads the tables of the forward and plans its attention.
@@ -242,7 +261,6 @@ impl DeviceRunner {
         }
         let reported = count * (2 + 2 * draws.max_top);
         if let Some(report) = larger(reported, &self.report)? {
-            self.readback = Readback::new(report.elem_count(), &device)?;
             self.report = report;
         }
         if self.counts.is_none() && draws.chunks.iter().any(|chunk| chunk.counted > 0) {
@@ -354,8 +372,8 @@ struct ChunkViews {
 }
 
 impl Launched {
-    /// The step's outcome, from what its draws report.
-    fn read(self, report: &[u32]) -> StepOutput {
+    /// The step's outcome, from what its draws report, and the room that it needs no more.
+    fn read(self, report: &[u32]) -> (StepOutput, Readback) {
         let mut rows = report.chunks(self.width);
         let samples = self.samples.iter().zip(rows.by_ref()).map(|(top, row)| {
             let token_id = (row[0] != NONE).then_some(row[0]);
@@ -373,7 +391,8 @@ impl Launched {
             .collect()
         };
         let prompts = self.prompts.into_iter().map(scored).collect();
-        StepOutput { samples, prompts, forward_seconds: self.started.elapsed().as_secs_f64() }
+        let forward_seconds = self.started.elapsed().as_secs_f64();
+        (StepOutput { samples, prompts, forward_seconds }, self.readback)
     }
 }
 

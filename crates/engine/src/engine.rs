@@ -77,6 +77,8 @@ impl StepClock {
 pub(crate) struct Engine {
     pub(crate) scheduler: Scheduler,
     pub(crate) ranks: Ranks,
+    /// The step that a device runs while the next one is scheduled.
+    pub(crate) in_flight: Option<InFlightStep>,
     pub(crate) sequences: HashMap<SeqId, Sequence>,
     pub(crate) pins: HashMap<u64, PinId>,
     pub(crate) messages: Receiver<Message>,
@@ -85,6 +87,14 @@ pub(crate) struct Engine {
     pub(crate) metrics: EngineMetrics,
     pub(crate) counted: Counted,
     pub(crate) shared: Arc<Shared>,
+}
+
+/// A step that was launched and whose outcome is yet to come.
+pub(crate) struct InFlightStep {
+    step: Step,
+    /// Its rows whose prompt tokens are scored.
+    prompts: Vec<PromptRow>,
+    began: Instant,
 }
 
 /// What of the scheduler's running totals has been passed on to the counters.
@@ -101,7 +111,7 @@ impl Engine {
         self.publish();
         while self.receive() {
             self.remove_cancelled();
-            if !self.sequences.is_empty() {
+            if !self.is_idle() {
                 self.shared.clock.begin();
                 self.step()?;
                 self.shared.clock.end();
@@ -113,7 +123,7 @@ impl Engine {
 
     /// Takes in what it was told; waits for it if there is nothing else to do. False at the end.
     fn receive(&mut self) -> bool {
-        if self.sequences.is_empty() {
+        if self.is_idle() {
             match self.messages.recv() {
                 Ok(message) => self.take(message),
                 Err(_) => return false,
@@ -154,8 +164,9 @@ impl Engine {
                 .prompt_logprobs
                 .map(|_| request.prompt_logprobs_from.saturating_sub(1)),
             sample: request.sampling.max_tokens > 0,
-            // What may follow, and which tokens are appended, is known when the newest token is.
-            runs_ahead: request.grammar.is_none(),
+            // What may follow, and which tokens are appended, is known when the newest token is; so is what a penalty
+            // falls on.
+            runs_ahead: request.grammar.is_none() && !request.sampling.has_penalties(),
         };
         let choices =
             Sequence::choices(request, streams, seed, self.shared.info.max_model_len, submitted_at);
@@ -163,6 +174,11 @@ impl Engine {
             Ok(ids) => self.sequences.extend(ids.into_iter().zip(choices)),
             Err(error) => choices.for_each(|choice| choice.fail(error.to_string())),
         }
+    }
+
+    /// Whether there is nothing to run and nothing to wait for.
+    fn is_idle(&self) -> bool {
+        self.sequences.is_empty() && self.in_flight.is_none()
     }
 
     fn remove_cancelled(&mut self) {
@@ -176,14 +192,34 @@ impl Engine {
         });
     }
 
+    /// Launches the next step, and finishes the one before it, where the ranks run ahead; else the same one.
     fn step(&mut self) -> Result<()> {
-        let began = Instant::now();
-        let step = self.scheduler.schedule();
-        if step.rows.is_empty() {
+        let previous = self.in_flight.take();
+        let launched = self.launch()?;
+        if launched.is_none() && previous.is_none() {
             return Err(Error::Invariant(format!(
                 "nothing can run, yet {} sequences wait",
                 self.sequences.len()
             )));
+        }
+        if let Some(previous) = previous {
+            self.finish(previous)?;
+        }
+        match launched {
+            Some(launched) if !self.ranks.run_ahead() => self.finish(launched),
+            launched => {
+                self.in_flight = launched;
+                Ok(())
+            }
+        }
+    }
+
+    /// Schedules a step and launches it; none if nothing can run before the step in flight is known.
+    fn launch(&mut self) -> Result<Option<InFlightStep>> {
+        let began = Instant::now();
+        let step = self.scheduler.schedule();
+        if step.rows.is_empty() {
+            return Ok(None);
         }
         for row in &step.rows {
             if let Some(seconds) =
@@ -200,12 +236,22 @@ impl Engine {
             &self.shared.info.eos_token_ids,
         );
         self.ranks.launch(&step, &batch);
+        let prompts = batch.prompts;
+        for id in step.samples() {
+            self.sequences.get_mut(&id).into_iter().for_each(Sequence::expect_token);
+        }
+        Ok(Some(InFlightStep { step, prompts, began }))
+    }
+
+    /// Waits for a step and hands out what it computed.
+    fn finish(&mut self, launched: InFlightStep) -> Result<()> {
+        let InFlightStep { step, prompts, began } = launched;
         let output = self.ranks.wait()?;
         self.metrics.forward_duration_seconds.record(output.forward_seconds);
         self.metrics
             .iteration_tokens
             .record(step.rows.iter().map(|row| row.tokens.len()).sum::<usize>() as f64);
-        self.keep_scores(&step, &batch, &output);
+        self.keep_scores(&step, &prompts, &output);
         self.advance_grammars(&step, &output);
         self.commit(&step, output)?;
         self.metrics.step_duration_seconds.record(began.elapsed().as_secs_f64());
@@ -260,10 +306,12 @@ impl Engine {
         self.metrics.grammar_duration_seconds.record(began.elapsed().as_secs_f64());
     }
 
-    fn keep_scores(&self, step: &Step, batch: &SamplingBatch<'_>, output: &StepOutput) {
-        for (prompt, rows) in batch.prompts.iter().zip(&output.prompts) {
+    fn keep_scores(&self, step: &Step, prompts: &[PromptRow], output: &StepOutput) {
+        for (prompt, rows) in prompts.iter().zip(&output.prompts) {
             let row = &step.rows[prompt.row];
-            let Some(scores) = self.sequences[&row.seq].scores() else { continue };
+            // One that was cancelled while the step ran has no use for them.
+            let sequence = self.sequences.get(&row.seq);
+            let Some(scores) = sequence.and_then(Sequence::scores) else { continue };
             let places = &mut scores.borrow_mut().tokens[row.first_position as usize + 1..];
             for ((place, &token_id), row) in places.iter_mut().zip(&prompt.next_token_ids).zip(rows)
             {
@@ -283,13 +331,16 @@ impl Engine {
         self.scheduler.commit(step, &sampled)?;
         #[cfg(debug_assertions)]
         self.scheduler.check().map_err(Error::Invariant)?;
-        self.metrics.generation_tokens.increment(sampled.len() as u64);
+        // What was drawn for a sequence that has ended since goes nowhere.
+        let wanted = sampled.iter().filter(|sampled| self.sequences.contains_key(&sampled.seq));
+        self.metrics.generation_tokens.increment(wanted.count() as u64);
         let mut samples = output.samples.into_iter();
         for row in &step.rows {
             let cached = self.scheduler.num_cached_tokens(row.seq);
             let end = row.first_position as usize + row.tokens.len();
-            let only_scored =
-                row.samples.is_empty() && end >= self.sequences[&row.seq].prompt_len();
+            let sequence = self.sequences.get(&row.seq);
+            let only_scored = row.samples.is_empty()
+                && sequence.is_some_and(|sequence| end >= sequence.prompt_len());
             if only_scored {
                 self.advance(row.seq, cached, None)?;
             }
@@ -311,6 +362,9 @@ impl Engine {
         }
         self.metrics.generation_tokens.increment(forced.len() as u64);
         self.metrics.jump_forward_tokens.increment(forced.len() as u64);
+        if goes_on && forced.is_empty() {
+            return Ok(());
+        }
         if goes_on {
             return Ok(self.scheduler.append(id, &forced)?);
         }

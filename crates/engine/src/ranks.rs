@@ -1,5 +1,7 @@
 //! The ranks that run a step: launched, then waited for, so that the engine can work in between.
 
+use std::collections::VecDeque;
+
 use candlepower_scheduler::Step;
 use rayon::ThreadPool;
 
@@ -14,8 +16,16 @@ pub(crate) struct Ranks {
     runner: Runner,
     /// The threads that compute; on the CPU a whole step runs inside them.
     pool: ThreadPool,
-    /// What was launched, where that is done when it returns, or failed at once.
-    launched: Option<Result<StepOutput>>,
+    /// Steps that were launched, the oldest first; at most two.
+    launched: VecDeque<Launched>,
+}
+
+/// A step that was launched.
+enum Launched {
+    /// It is done, or failed at once.
+    Done(Result<StepOutput>),
+    /// A device runs it.
+    OnDevice,
 }
 
 /// What a rank computes with.
@@ -28,7 +38,7 @@ pub(crate) enum Runner {
 
 impl Ranks {
     pub(crate) fn new(runner: Runner, pool: ThreadPool) -> Self {
-        Self { runner, pool, launched: None }
+        Self { runner, pool, launched: VecDeque::new() }
     }
 
     /// The threads that compute, which are idle between two steps.
@@ -36,20 +46,30 @@ impl Ranks {
         &self.pool
     }
 
-    /// Starts a step. On the CPU it is done when this returns; a device goes on by itself.
-    pub(crate) fn launch(&mut self, step: &Step, batch: &SamplingBatch<'_>) {
-        self.launched = match &mut self.runner {
-            Runner::Cpu(runner) => Some(self.pool.install(|| runner.execute(step, batch))),
-            Runner::Device(runner) => runner.launch(step, batch).err().map(Err),
-        };
+    /// Whether a step may be launched before the one before it is done: a device goes on by itself.
+    pub(crate) fn run_ahead(&self) -> bool {
+        matches!(self.runner, Runner::Device(_))
     }
 
-    /// The output of the step launched last.
+    /// Starts a step. On the CPU it is done when this returns.
+    pub(crate) fn launch(&mut self, step: &Step, batch: &SamplingBatch<'_>) {
+        self.launched.push_back(match &mut self.runner {
+            Runner::Cpu(runner) => {
+                Launched::Done(self.pool.install(|| runner.execute(step, batch)))
+            }
+            Runner::Device(runner) => match runner.launch(step, batch) {
+                Ok(()) => Launched::OnDevice,
+                Err(error) => Launched::Done(Err(error)),
+            },
+        });
+    }
+
+    /// The output of the oldest step that was launched and not waited for.
     pub(crate) fn wait(&mut self) -> Result<StepOutput> {
-        match (&mut self.runner, self.launched.take()) {
-            (_, Some(done)) => done,
-            (Runner::Device(runner), None) => runner.wait(),
-            (Runner::Cpu(_), None) => unreachable!("every wait follows a launch"),
+        match (&mut self.runner, self.launched.pop_front()) {
+            (_, Some(Launched::Done(done))) => done,
+            (Runner::Device(runner), Some(Launched::OnDevice)) => runner.wait(),
+            _ => unreachable!("every wait follows a launch"),
         }
     }
 }

@@ -61,6 +61,15 @@ pub struct SamplingParams {
     pub logprobs: Option<usize>,
 }
 
+impl SamplingParams {
+    /// Whether a draw depends on the tokens before it.
+    pub(crate) fn has_penalties(&self) -> bool {
+        self.repetition_penalty != 1.0
+            || self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
+    }
+}
+
 impl Default for SamplingParams {
     fn default() -> Self {
         Self {

@@ -24,6 +24,8 @@ pub(crate) struct Sequence {
     seed: u64,
     prompt_len: usize,
     num_output_tokens: usize,
+    /// Tokens that steps draw which are not finished yet.
+    num_expected_tokens: usize,
     /// How often each token of prompt and output was generated; kept only where a penalty needs it.
     seen: Option<HashMap<u32, u32>>,
     /// Most output tokens, by `max_tokens` and by the context's length.
@@ -143,10 +145,8 @@ impl Sequence {
         submitted_at: Instant,
     ) -> impl Iterator<Item = Self> {
         let params = Rc::new(request.sampling);
-        let penalised = params.repetition_penalty != 1.0
-            || params.presence_penalty != 0.0
-            || params.frequency_penalty != 0.0;
-        let seen = penalised
+        let seen = params
+            .has_penalties()
             .then(|| request.prompt.iter().map(|&id| (id, 0)).collect::<HashMap<u32, u32>>());
         let prompt_len = request.prompt.len();
         let scores = request
@@ -164,6 +164,7 @@ impl Sequence {
             seed: seed.wrapping_add(choice as u64),
             prompt_len,
             num_output_tokens: 0,
+            num_expected_tokens: 0,
             seen: seen.clone(),
             output_limit: params.max_tokens.min(max_model_len - prompt_len),
             prompt_sent: false,
@@ -200,7 +201,17 @@ impl Sequence {
 
     /// The place of this sequence's next token.
     pub(crate) fn place(&self) -> Place {
-        Place { seed: self.seed, index: self.num_output_tokens as u32 }
+        Place { seed: self.seed, index: self.next_place() as u32 }
+    }
+
+    /// Tokens before the one that is drawn next, known or not.
+    fn next_place(&self) -> usize {
+        self.num_output_tokens + self.num_expected_tokens
+    }
+
+    /// A step that draws this sequence's next token was launched.
+    pub(crate) fn expect_token(&mut self) {
+        self.num_expected_tokens += 1;
     }
 
     /// How this sequence's next token is to be drawn.
@@ -208,7 +219,7 @@ impl Sequence {
         let params = &*self.params;
         let mask = self.constraint.as_ref().and_then(|state| state.mask.as_ref());
         let mut banned = Vec::new();
-        if self.num_output_tokens < params.min_tokens {
+        if self.next_place() < params.min_tokens {
             banned.extend_from_slice(eos_token_ids);
             banned.extend_from_slice(&params.stop_token_ids);
         }
@@ -221,7 +232,7 @@ impl Sequence {
             top_k: params.top_k,
             top_p: params.top_p,
             min_p: params.min_p,
-            uniform: uniform(self.seed, self.num_output_tokens as u64),
+            uniform: uniform(self.seed, self.next_place() as u64),
             penalties: self.seen.as_ref().map(|seen| Penalties {
                 repetition: params.repetition_penalty,
                 presence: params.presence_penalty,
@@ -261,6 +272,7 @@ impl Sequence {
     /// Takes the token that was drawn, with those that must follow it, and reports them. Returns whether the sequence
     /// goes on, and those that followed.
     pub(crate) fn push(&mut self, sampled: SampledRow, eos_token_ids: &[u32]) -> (bool, Vec<u32>) {
+        self.num_expected_tokens -= 1;
         if let Some(message) = self.constraint.as_ref().and_then(|state| state.failure.clone()) {
             return (self.stream.send(TokenEvent::Failed { message }), Vec::new());
         }

@@ -77,6 +77,7 @@ pub(crate) fn start(
         let mut engine = Engine {
             scheduler,
             ranks,
+            in_flight: None,
             sequences: HashMap::new(),
             pins: HashMap::new(),
             messages,

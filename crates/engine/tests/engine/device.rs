@@ -76,6 +76,35 @@ fn a_device_gives_what_the_cpu_gives_whatever_is_asked() {
     assert_same(&run_together(&eager), &want, "eager");
 }
 
+/// A device draws the token after the last while the last is not known yet; nobody sees that one.
+#[test]
+fn what_runs_ahead_of_an_end_is_dropped() {
+    let engine = start(on_device());
+    let free = run(&engine, request(prompt(3, 12), greedy(16))).remove(0);
+    assert_eq!((free.tokens.len(), free.finish), (16, Some(FinishReason::Length)));
+    let stop = free.tokens[4];
+    let first = free.tokens.iter().position(|&token| token == stop).unwrap();
+    let params = SamplingParams { stop_token_ids: vec![stop], ..greedy(16) };
+    let stopped = || request(prompt(3, 12), params.clone());
+    let among: Vec<_> = (0..6)
+        .map(|i| engine.submit(request(prompt(i, 30), greedy(30))).unwrap().remove(0))
+        .collect();
+    let got = run(&engine, Request { n: 2, ..stopped() });
+    for choice in got {
+        assert_eq!(choice.tokens, free.tokens[..=first]);
+        assert_eq!(choice.finish, Some(FinishReason::StopToken(stop)));
+    }
+    drop(among);
+    let to_the_end = run(&engine, request(prompt(3, 100), greedy(1000))).remove(0);
+    assert_eq!((to_the_end.tokens.len(), to_the_end.finish), (28, Some(FinishReason::Length)));
+    let scored = Request { prompt_logprobs: Some(1), ..request(prompt(3, 12), greedy(0)) };
+    assert_eq!(run(&engine, scored).remove(0).prompt.unwrap().len(), 12);
+    assert_eq!(engine.health(), EngineHealth::Healthy);
+    while engine.num_in_flight() > 0 {
+        std::thread::yield_now();
+    }
+}
+
 /// Three sequences at a time: draws come in several chunks, prompts in pieces, and blocks are taken back.
 #[test]
 fn a_small_device_gives_the_same() {

@@ -72,6 +72,7 @@ impl Staging {
 pub struct Readback {
     #[cfg(feature = "cuda")]
     pinned: Option<crate::cuda::PinnedReadback>,
+    capacity: usize,
     /// What was read on the CPU, where nothing has to be waited for.
     read: Option<Vec<u32>>,
 }
@@ -84,6 +85,7 @@ impl Readback {
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
     pub fn new(capacity: usize, device: &Device) -> Result<Self> {
         Ok(Self {
+            capacity,
             read: None,
             #[cfg(feature = "cuda")]
             pinned: match device {
@@ -91,6 +93,12 @@ impl Readback {
                 _ => None,
             },
         })
+    }
+
+    /// Numbers that there is room for.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.capacity
     }
 
     /// Queues the copy of a u32 tensor, which may be overwritten by what is queued later.
