@@ -1,5 +1,5 @@
-//! Says which dialect each chat template of a folder writes: `detect_templates FOLDER`, with files NAME.jinja as those that
-//! scripts/compare_templates.py downloads.
+//! Says which dialect each chat template of a folder writes: `detect_templates FOLDER`, with files NAME.jinja as
+//! `scripts/compare_templates.py --templates` takes them.
 
 use std::io::Write;
 
