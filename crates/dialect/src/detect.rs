@@ -216,6 +216,7 @@ mod tests {
                 Some(ToolFormat::GptOss),
             ),
             (r#"Say {"name": "{{ f.name }}", "parameters": {}}"#, None),
+            (r#"{"name": "{{ f.name }}", "arguments": {}}"#, None),
             (r#"<tool_call><function={{ f.name }}></tool_call>"#, None),
             ("", None),
         ] {

@@ -201,7 +201,7 @@ fn required_calls_are_written_and_read_in_every_format() {
             case.parallel = parallel;
             let (grammar, mut random) = (case.grammar(), Random(format as u64));
             let mut most = 0;
-            for _ in 0..24 {
+            for _ in 0..12 {
                 // Reasoning need not end, as nothing but a token does that.
                 let Some(text) = draw(&case.tokenizer, grammar.clone(), &mut random) else {
                     assert_eq!(format, ToolFormat::GptOss);

@@ -317,7 +317,7 @@ fn cut<'a>(text: &'a str, ends: &[prop::sample::Index]) -> Vec<&'a str> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3000))]
+    #![proptest_config(ProptestConfig::with_cases(1500))]
     #[test]
     fn events_do_not_depend_on_where_the_text_is_cut(
         text in texts(),
