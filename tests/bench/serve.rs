@@ -42,7 +42,9 @@ fn tokens_and_requests_are_counted_right() {
         assert_eq!((&level["failed"], &level["errors"]), (&0.into(), &json!([])));
         assert_eq!(level["input_tokens"], requests * 32);
         assert_eq!(level["output_tokens"], requests * 24);
-        assert_eq!((&level["cached_tokens"], &level["short_answers"]), (&0.into(), &0.into()));
+        assert_eq!(level["short_answers"], 0);
+        // Prompts that are drawn may begin with the same token.
+        assert!(level["cached_tokens"].as_u64().unwrap() <= requests, "{level}");
         assert!(level["output_tokens_per_s"].as_f64().unwrap() > 0.0);
         LATENCIES.iter().for_each(|name| assert_summary(&level[name]));
     }

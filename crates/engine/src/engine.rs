@@ -24,7 +24,7 @@ use crate::{
 
 /// What the engine thread is told.
 pub(crate) enum Message {
-    Submit(Submission),
+    Submit(Box<Submission>),
     /// Keep what was computed of these tokens, until the pin with this id ends.
     Pin {
         id: u64,
@@ -139,7 +139,7 @@ impl Engine {
 
     fn take(&mut self, message: Message) {
         match message {
-            Message::Submit(submission) => self.admit(submission),
+            Message::Submit(submission) => self.admit(*submission),
             Message::Pin { id, token_ids, cache_salt } => {
                 self.pins.insert(id, self.scheduler.pin(&token_ids, cache_salt));
             }

@@ -212,7 +212,7 @@ impl EngineHandle {
             })
             .unzip();
         let submission = Submission { request, streams, seed, submitted_at: Instant::now() };
-        match self.messages.send(Message::Submit(submission)) {
+        match self.messages.send(Message::Submit(Box::new(submission))) {
             Ok(()) => Ok(readers),
             Err(_) => Err(SubmitError::Dead(self.death())),
         }

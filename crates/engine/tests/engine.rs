@@ -4,6 +4,8 @@
 
 #[path = "engine/device.rs"]
 mod device;
+#[path = "engine/prism.rs"]
+mod prism;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -68,7 +70,7 @@ fn greedy(max_tokens: usize) -> SamplingParams {
 }
 
 /// What a stream yielded.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 struct Collected {
     cached: usize,
     prompt: Option<Vec<Option<TokenLogprobs>>>,

@@ -17,6 +17,7 @@ mod structural_tag;
 mod tests;
 mod vocabulary;
 
+pub use candlepower_tokenizer::Tokenizer;
 pub use compiler::GrammarCompiler;
 pub use constraint::Constraint;
 pub use error::{Error, Result};

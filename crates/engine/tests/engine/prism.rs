@@ -1,25 +1,23 @@
 //! What prism adds, on the demo model: tokens appended without being drawn, pins, and scores of the end of a prompt.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
 use std::{
     path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
 use candlepower_engine::{
-    Device, EngineConfig, EngineHandle, EngineMetrics, FinishReason, LoadDtype, LoadFormat,
-    LoadOptions, Request, SamplingParams, SchedulingPolicy, TokenEvent, TokenLogprobs, TokenStream,
+    EngineConfig, EngineHandle, EngineMetrics, FinishReason, LoadOptions, Request, SamplingParams,
+    SchedulingPolicy,
 };
-use candlepower_grammar::{Constraint, GrammarCompiler};
-use candlepower_tokenizer::{AddSpecialTokens, SkipSpecialTokens, Tokenizer};
+use candlepower_grammar::{Constraint, GrammarCompiler, Tokenizer};
 use metrics::Counter;
 use serde_json::json;
+
+use super::{Collected, collect, config, prompt, request};
 
 /// The demo model with its tokenizer, and what it counts.
 struct Demo {
@@ -37,33 +35,20 @@ impl Demo {
     fn with(change: impl FnOnce(EngineConfig) -> EngineConfig) -> Self {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../server/demo");
         let read = |name| std::fs::read(folder.join(name)).unwrap();
-        let config = read("tokenizer_config.json");
-        let tokenizer = Tokenizer::from_bytes(&read("tokenizer.json"), Some(&config)).unwrap();
+        let tokenizer_config = read("tokenizer_config.json");
+        let tokenizer =
+            Tokenizer::from_bytes(&read("tokenizer.json"), Some(&tokenizer_config)).unwrap();
         let jump_forward_tokens = Arc::new(AtomicU64::new(0));
         let metrics = EngineMetrics {
             jump_forward_tokens: Counter::from_arc(Arc::clone(&jump_forward_tokens)),
             ..EngineMetrics::noop()
         };
+        let base = config();
         let config = EngineConfig {
-            load: LoadOptions {
-                device: Device::Cpu,
-                dtype: LoadDtype::Auto,
-                load_format: LoadFormat::Auto,
-                max_model_len: Some(512),
-            },
-            kv_cache_bytes: None,
-            block_size: 16,
-            max_num_seqs: 16,
-            max_num_batched_tokens: 64,
-            max_queued_seqs: 1000,
-            enable_prefix_caching: true,
+            load: LoadOptions { max_model_len: Some(512), ..base.load.clone() },
             scheduling_policy: SchedulingPolicy::LongestPrefix,
-            jump_forward: true,
-            max_pinned_bytes: None,
-            num_threads: Some(2),
-            seed: 0,
-            stuck_after: Duration::from_secs(60),
             metrics,
+            ..base
         };
         let checkpoint = Checkpoint::open(CheckpointFiles::Folder(folder)).unwrap();
         let engine = EngineHandle::start(&checkpoint, change(config), &mut |_| ()).unwrap();
@@ -73,26 +58,15 @@ impl Demo {
         Self { engine, tokenizer, compiler, jump_forward_tokens }
     }
 
-    fn encode(&self, text: &str) -> Vec<u32> {
-        self.tokenizer.encode(text, AddSpecialTokens::No).unwrap()
-    }
-
-    fn request(&self, prompt: &str, sampling: SamplingParams) -> Request {
-        Request {
-            prompt: self.encode(prompt),
-            sampling,
-            n: 1,
-            priority: 0,
-            cache_salt: None,
-            prompt_logprobs: None,
-            prompt_logprobs_from: 0,
-            grammar: None,
-        }
+    /// The token that stands for a text.
+    fn token(&self, text: &str) -> u32 {
+        let mut ids = 0..self.tokenizer.vocab_size() as u32;
+        ids.find(|id| self.tokenizer.token_bytes(*id) == text.as_bytes()).unwrap()
     }
 
     fn constrained(&self, constraint: &Constraint, sampling: SamplingParams) -> Request {
         let grammar = Some(self.compiler.compile(constraint).unwrap());
-        Request { grammar, ..self.request("A person:", sampling) }
+        Request { grammar, ..request(prompt(1, 9), sampling) }
     }
 
     fn run(&self, request: Request) -> Vec<Collected> {
@@ -100,39 +74,9 @@ impl Demo {
     }
 
     fn text(&self, output: &Collected) -> String {
-        self.tokenizer.decode(&output.tokens, SkipSpecialTokens::Yes).unwrap()
+        let bytes = output.tokens.iter().flat_map(|id| self.tokenizer.token_bytes(*id).to_vec());
+        String::from_utf8(bytes.collect()).unwrap()
     }
-}
-
-/// What a stream yielded.
-#[derive(Debug, Default, PartialEq)]
-struct Collected {
-    cached: usize,
-    prompt: Option<Vec<Option<TokenLogprobs>>>,
-    tokens: Vec<u32>,
-    logprobs: Vec<TokenLogprobs>,
-    finish: Option<FinishReason>,
-}
-
-fn collect(mut stream: TokenStream) -> Collected {
-    let mut out = Collected::default();
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    while let Some(event) = runtime.block_on(stream.next()) {
-        assert_eq!(out.finish, None, "an event after the last");
-        match event {
-            TokenEvent::Prompt { num_cached_tokens, logprobs, finish } => {
-                (out.cached, out.prompt, out.finish) = (num_cached_tokens, logprobs, finish);
-            }
-            TokenEvent::Token { token_id, logprobs, finish } => {
-                out.tokens.push(token_id);
-                out.logprobs.extend(logprobs);
-                out.finish = finish;
-            }
-            TokenEvent::Failed { message } => panic!("{message}"),
-        }
-    }
-    assert!(out.finish.is_some(), "the stream ended without a reason");
-    out
 }
 
 fn greedy(max_tokens: usize) -> SamplingParams {
@@ -168,15 +112,11 @@ fn tokens_that_need_no_drawing_change_nothing() {
         repetition_penalty: 1.2,
         ..greedy(120)
     };
-    let space = with.encode(" ");
     let samplings = [
         greedy(120),
         greedy(7),
         SamplingParams { min_tokens: 90, ..greedy(120) },
-        SamplingParams {
-            stop_token_ids: [&with.encode(" of")[..], &space].concat(),
-            ..greedy(120)
-        },
+        SamplingParams { stop_token_ids: vec![with.token("of"), with.token(" ")], ..greedy(120) },
         seeded,
     ];
     for constraint in &constraints {
@@ -237,30 +177,30 @@ fn a_text_that_can_only_end_does_so_whatever_min_tokens_says() {
     let got = demo.run(demo.constrained(&choice, sampling.clone())).remove(0);
     assert_eq!(demo.text(&got), "yes, please", "the one that is longer");
     assert_eq!(got.finish, Some(FinishReason::GrammarEnd));
-    // Here only the end of the text may follow the first word.
-    let optional = Constraint::Lark("start: \"no\" SPACE*\nSPACE: /[0-9]{40}/".into());
-    let biased = SamplingParams { logit_bias: Vec::new(), ..sampling };
-    let got = demo.run(demo.constrained(&optional, biased)).remove(0);
-    assert!(got.tokens.len() >= 30, "{got:?}");
+    // A token that may not be drawn yet, where no other one is allowed.
+    let stop = demo.token("n");
+    let sampling = SamplingParams { stop_token_ids: vec![stop], ..sampling };
+    let got = demo.run(demo.constrained(&Constraint::Choice(vec!["n".into()]), sampling)).remove(0);
+    assert_eq!((got.tokens, got.finish), (vec![stop], Some(FinishReason::StopToken(stop))));
 }
 
 #[test]
 fn the_end_of_a_prompt_is_scored_with_its_beginning_from_the_cache() {
     let demo = Demo::new(true);
-    let beginning = "The capital of France is a city that many people like to visit. It is called";
-    let whole = |text: &str, from: usize| Request {
+    let beginning = prompt(5, 75);
+    let whole = |ids: Vec<u32>, from: usize| Request {
         prompt_logprobs: Some(2),
         prompt_logprobs_from: from,
-        ..demo.request(text, greedy(0))
+        ..request(ids, greedy(0))
     };
     let scores = |output: &Collected| output.prompt.clone().unwrap();
-    let from = demo.encode(beginning).len();
-    demo.run(demo.request(beginning, greedy(1)));
-    for end in [" Paris", " London, of course."] {
-        let text = format!("{beginning}{end}");
-        let part = demo.run(whole(&text, from)).remove(0);
+    let from = beginning.len();
+    demo.run(request(beginning.clone(), greedy(1)));
+    for end in [prompt(6, 1), prompt(7, 5)] {
+        let ids = [&beginning[..], &end].concat();
+        let part = demo.run(whole(ids.clone(), from)).remove(0);
         assert!(part.cached + 2 >= from, "{} of {from} are cached", part.cached);
-        let all = demo.run(whole(&text, 0)).remove(0);
+        let all = demo.run(whole(ids, 0)).remove(0);
         assert_eq!(all.cached, 0);
         assert_eq!(scores(&part)[..from], vec![None; from]);
         assert_eq!(scores(&part)[from..], scores(&all)[from..]);
@@ -275,21 +215,20 @@ fn a_pin_keeps_a_beginning_while_others_come_and_go() {
         max_pinned_bytes: Some(2 << 20),
         ..config
     });
-    let text = "A long story begins here. ".repeat(12);
-    let prompt = || demo.request(&text, greedy(4));
-    let first = demo.run(prompt()).remove(0);
-    let pin = demo.engine.pin(prompt().prompt, None);
-    let num_others = 2 * demo.engine.info().num_blocks;
-    let others = || {
+    let story = || request(prompt(1, 200), greedy(4));
+    let first = demo.run(story()).remove(0);
+    let pin = demo.engine.pin(story().prompt, None);
+    let num_others = 2 * demo.engine.info().num_blocks as u32;
+    let others = |round: u32| {
         for index in 0..num_others {
-            demo.run(demo.request(&format!("{index} is a number like others"), greedy(12)));
+            demo.run(request(prompt(2 + round * num_others + index, 12), greedy(12)));
         }
     };
-    others();
-    let again = demo.run(prompt()).remove(0);
-    assert_eq!(again.cached, prompt().prompt.len() - 1);
+    others(0);
+    let again = demo.run(story()).remove(0);
+    assert_eq!(again.cached, story().prompt.len() - 1);
     assert_eq!(again.tokens, first.tokens);
     drop(pin);
-    others();
-    assert!(demo.run(prompt()).remove(0).cached < 16, "without a pin it is forgotten");
+    others(1);
+    assert!(demo.run(story()).remove(0).cached < 16, "without a pin it is forgotten");
 }
