@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn texts_and_messages_are_read() {
         let hello = ChatMessage::text(Role::User, "Hello".into());
-        assert_eq!(parse(json!({})).unwrap().input, [hello.clone()]);
+        assert_eq!(parse(json!({})).unwrap().input, std::slice::from_ref(&hello));
         let input = json!([
             {"role": "user", "content": "Hello"},
             {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant",
