@@ -170,14 +170,13 @@ fn the_two_notations_are_told_apart() {
 
 /// Where a node can end that begins at `at`, by trying everything; `ends` has what is known of rules so far.
 fn ends(
-    grammar: &Grammar,
     node: &Node,
     text: &[char],
     at: usize,
     known: &HashMap<(usize, usize), BTreeSet<usize>>,
 ) -> BTreeSet<usize> {
     let after = |from: BTreeSet<usize>, node: &Node| -> BTreeSet<usize> {
-        from.into_iter().flat_map(|at| ends(grammar, node, text, at, known)).collect()
+        from.into_iter().flat_map(|at| ends(node, text, at, known)).collect()
     };
     match node {
         Node::Chars(chars) => text
@@ -188,9 +187,7 @@ fn ends(
             .collect(),
         Node::Rule(rule) => known.get(&(*rule, at)).cloned().unwrap_or_default(),
         Node::Sequence(nodes) => nodes.iter().fold(BTreeSet::from([at]), after),
-        Node::Choice(nodes) => {
-            nodes.iter().flat_map(|node| ends(grammar, node, text, at, known)).collect()
-        }
+        Node::Choice(nodes) => nodes.iter().flat_map(|node| ends(node, text, at, known)).collect(),
         Node::Repeat(node, least, most) => {
             let (mut reached, mut all) = (BTreeSet::from([at]), BTreeSet::new());
             for count in 0..=most.unwrap_or(least + text.len() as u32 + 1) {
@@ -212,7 +209,7 @@ fn is_text_of(grammar: &Grammar, text: &str) -> bool {
         let mut grew = false;
         for (number, rule) in grammar.rules.iter().enumerate() {
             for at in 0..=text.len() {
-                let found = ends(grammar, &rule.body, &text, at, &known);
+                let found = ends(&rule.body, &text, at, &known);
                 grew |=
                     known.insert((number, at), found.clone()).is_none_or(|before| before != found);
             }
