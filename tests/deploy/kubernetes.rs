@@ -1,6 +1,7 @@
 //! The kubernetes backend, with an API server on this machine that tells stories; and the manifests in `configs/k8s`.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::json;
 
@@ -203,4 +204,19 @@ fn the_manifests_are_those_that_their_first_line_makes() {
 #[test]
 fn the_manifests_are_valid_for_two_versions_of_kubernetes() {
     run_to_end(python("clients/kubernetes_manifests.py").args(["1.34", "1.37"]).args(manifests()));
+}
+
+/// Whoever builds without features does not build a cluster's client.
+#[test]
+fn the_usual_build_has_nothing_of_it() {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut tree = Command::new(cargo);
+    tree.args(
+        "tree --package candlepower --edges normal --prefix none --offline --locked".split(' '),
+    );
+    let tree = text(&tree.current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap());
+    assert!(tree.contains("candlepower-client "), "{tree}");
+    for name in ["kube", "k8s-openapi", "tar", "tokio-tungstenite"] {
+        assert!(tree.lines().all(|line| !line.starts_with(&format!("{name} "))), "{name}");
+    }
 }

@@ -364,12 +364,12 @@ async fn logs(
         Ok(log) => log,
         Err(refused) => return refused,
     };
-    let lines = lines_of(&log, 0, false).len();
+    let lines = lines_of(&log, 0).len();
     let tail = query.get("tail").and_then(|tail| tail.parse().ok()).unwrap_or(lines);
-    let from = query.get("since").map_or(lines.saturating_sub(tail), |since| number_at(since));
-    let has_times = query.get("timestamps").is_some_and(|timestamps| timestamps == "true");
+    // With `since`, which is not long ago, it is all: a client knows what it has seen.
+    let from = if query.contains_key("since") { 0 } else { lines.saturating_sub(tail) };
     if query.get("follow").is_none_or(|follow| follow != "true") {
-        return frames(&lines_of(&log, from, has_times)).into_response();
+        return frames(&lines_of(&log, from)).into_response();
     }
     let next = move |from: usize| {
         let (log, shared, id) = (log.clone(), shared.clone(), id.clone());
@@ -377,7 +377,7 @@ async fn logs(
             loop {
                 // A stream ends with the process, as the engines' do.
                 let is_running = shared.with(&id, |found| found.child.is_some()).unwrap_or(false);
-                let lines = lines_of(&log, from, has_times);
+                let lines = lines_of(&log, from);
                 if !lines.is_empty() {
                     return Some((Ok::<_, std::io::Error>(frames(&lines)), from + lines.len()));
                 }
@@ -391,26 +391,11 @@ async fn logs(
     axum::body::Body::from_stream(unfold(from, next).boxed()).into_response()
 }
 
-/// When line 0 was written, in seconds since 1970; each line is a nanosecond after the one before.
-const FIRST_LINE: (&str, &str) = ("2026-11-21T20:00:00", "1795291200");
-
 /// The whole lines of a log from one of them on.
-fn lines_of(log: &std::path::Path, from: usize, has_times: bool) -> Vec<String> {
+fn lines_of(log: &std::path::Path, from: usize) -> Vec<String> {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
-    let lines = whole.lines().enumerate().skip(from);
-    let shown = |(number, line): (usize, &str)| match has_times {
-        true => format!("{}.{number:09}Z {line}\n", FIRST_LINE.0),
-        false => format!("{line}\n"),
-    };
-    lines.map(shown).collect()
-}
-
-/// The line that was written at this time: `SECONDS.NANOSECONDS`.
-fn number_at(since: &str) -> usize {
-    let (seconds, nanoseconds) = since.split_once('.').unwrap();
-    assert_eq!(seconds, FIRST_LINE.1, "the time is that of a line");
-    nanoseconds.parse().unwrap()
+    whole.lines().skip(from).map(|line| format!("{line}\n")).collect()
 }
 
 /// Frames of standard error, cut at no particular place.

@@ -3,14 +3,16 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use reqwest::Response;
 
 use super::engine::{Engine, Refused};
 use crate::logs::Lines;
+use crate::status::now;
 
 /// How often it is looked whether a container that ended runs again.
 const LOOK: Duration = Duration::from_millis(500);
+/// How far before the last line a stream begins that goes on after it.
+const OVERLAP_S: f64 = 2.0;
 /// Bytes before each frame: the output's number, three zeros, the length, highest byte first.
 const HEADER: usize = 8;
 
@@ -66,7 +68,15 @@ pub(super) async fn tail(
     tail: Option<usize>,
 ) -> Result<Vec<String>, Refused> {
     let count = tail.map_or("all".to_owned(), |count| count.to_string());
-    let query = [("stdout", "true"), ("stderr", "true"), ("tail", &count)];
+    read(engine, container, ("tail", &count)).await
+}
+
+async fn read(
+    engine: &Engine,
+    container: &str,
+    from: (&str, &str),
+) -> Result<Vec<String>, Refused> {
+    let query = [("stdout", "true"), ("stderr", "true"), from];
     let mut response = engine.open(&format!("containers/{container}/logs"), &query).await?;
     let mut found = Demultiplexer::default();
     let broken = |error: reqwest::Error| Refused { status: None, words: error.to_string() };
@@ -77,6 +87,11 @@ pub(super) async fn tail(
     Ok(found.lines.into())
 }
 
+async fn follow(engine: &Engine, container: &str, from: (&str, &str)) -> Result<Response, Refused> {
+    let query = [("stdout", "true"), ("stderr", "true"), ("follow", "true"), from];
+    engine.open(&format!("containers/{container}/logs"), &query).await
+}
+
 /// Lines as they are written, over restarts, until the container is removed.
 #[derive(Debug)]
 pub(super) struct Followed {
@@ -84,8 +99,10 @@ pub(super) struct Followed {
     container: String,
     response: Option<Response>,
     found: Demultiplexer,
-    /// The time of the last line that was told, or of the beginning; a stream that is opened again begins there.
-    told: Timestamp,
+    /// The last line that was told, and when, in seconds since 1970.
+    told: (String, f64),
+    /// Lines of the stream that were told already.
+    skip: usize,
 }
 
 impl Followed {
@@ -95,25 +112,18 @@ impl Followed {
         tail: Option<usize>,
     ) -> Result<Self, Refused> {
         let count = tail.map_or("all".to_owned(), |count| count.to_string());
-        let response = open(&engine, &container, ("tail", &count)).await?;
+        let response = Some(follow(&engine, &container, ("tail", &count)).await?);
         let found = Demultiplexer::default();
-        Ok(Self { engine, container, response: Some(response), found, told: Timestamp::MIN })
+        Ok(Self { engine, container, response, found, told: (String::new(), now()), skip: 0 })
     }
 
-    /// The next line whose time is after the last one's: where a stream begins engines are not exact.
     fn next_line(&mut self) -> Option<String> {
-        while let Some(line) = self.found.lines.pop_front() {
-            let (time, rest) = line.split_once(' ').unwrap_or((&line, ""));
-            match time.parse::<Timestamp>() {
-                Ok(time) if time <= self.told => {}
-                Ok(time) => {
-                    self.told = time;
-                    return Some(rest.to_owned());
-                }
-                Err(_) => return Some(line),
-            }
-        }
-        None
+        let skipped = self.skip.min(self.found.lines.len());
+        self.found.lines.drain(..skipped);
+        self.skip -= skipped;
+        let line = self.found.lines.pop_front()?;
+        self.told = (line.clone(), now());
+        Some(line)
     }
 
     /// Waits for the container to run again; false if it is gone.
@@ -121,14 +131,23 @@ impl Followed {
         tokio::time::sleep(LOOK).await;
         match self.engine.inspect(&self.container).await {
             Ok(inspect) if inspect.is_running() => {
-                let told = self.told.max(Timestamp::UNIX_EPOCH);
-                let since = format!("{}.{:09}", told.as_second(), told.subsec_nanosecond());
-                self.response = open(&self.engine, &self.container, ("since", &since)).await.ok();
+                // A stream that fails is opened the next time.
+                let _ = self.go_on().await;
                 true
             }
             Ok(_) => true,
             Err(_) => false,
         }
+    }
+
+    /// Opens a stream from a little before the last line that was told, which ends what is skipped. The times that engines
+    /// give with lines would not do: Podman's are whole seconds.
+    async fn go_on(&mut self) -> Result<(), Refused> {
+        let since = format!("{:.0}", (self.told.1 - OVERLAP_S).floor());
+        let before = read(&self.engine, &self.container, ("since", &since)).await?;
+        self.skip = before.iter().rposition(|line| *line == self.told.0).map_or(0, |at| at + 1);
+        self.response = Some(follow(&self.engine, &self.container, ("since", &since)).await?);
+        Ok(())
     }
 }
 
@@ -155,12 +174,6 @@ impl Lines for Followed {
     }
 }
 
-async fn open(engine: &Engine, container: &str, from: (&str, &str)) -> Result<Response, Refused> {
-    let outputs = [("stdout", "true"), ("stderr", "true")];
-    let query = [outputs[0], outputs[1], ("follow", "true"), ("timestamps", "true"), from];
-    engine.open(&format!("containers/{container}/logs"), &query).await
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,14 +185,18 @@ mod tests {
 
     #[test]
     fn lines_are_whole_however_the_stream_is_cut() {
-        let stream =
-            [frame(2, "first\nsec"), frame(1, "printed\n"), frame(2, "ond\r\n"), frame(2, "last")]
-                .concat();
+        let stream = [
+            frame(2, "first\nhalf"),
+            frame(1, "printed\n"),
+            frame(2, " and half\r\n"),
+            frame(2, "last"),
+        ]
+        .concat();
         for size in [1, 3, 7, stream.len()] {
             let mut found = Demultiplexer::default();
             stream.chunks(size).for_each(|part| found.push(part));
             found.end();
-            assert_eq!(found.lines, ["first", "printed", "second", "last"], "{size}");
+            assert_eq!(found.lines, ["first", "printed", "half and half", "last"], "{size}");
         }
     }
 }
