@@ -37,6 +37,7 @@ clean_up() {
     if [ $status != 0 ]; then
         pod ps --all || true
         pod logs candlepower-boxed 2> /dev/null | tail -n 30 || true
+        candle events boxed || true
     fi
     pod pod rm --force --all > /dev/null 2>&1 || true
     pod rm --force --all --volumes > /dev/null 2>&1 || true
@@ -85,7 +86,7 @@ check_life() {
 }
 
 check_restarts() {
-    local url pid before
+    local url pid before follower
     url=$(url boxed)
     before=$(pid)
     candle restart boxed > /dev/null
@@ -93,12 +94,14 @@ check_restarts() {
     pid=$(pid)
     [ "$pid" != "$before" ] || fail "it was not started again"
     candle logs boxed --follow --tail 1 > "$work/followed" &
+    follower=$!
+    wait_for "the log" grep -q 'ready: http://' "$work/followed"
     kill -KILL "$pid"
     wait_for "the engine to start it again" is_ready_after boxed 1
-    candle events boxed | grep -q 'ended with status 137' || fail "the kill is not among the events"
+    wait_for "the kill among the events" tells_of_kill
     ask "$url" | grep -q '"completion_tokens":4' || fail "not a completion"
     candle delete boxed
-    wait $! || fail "the log was not followed to its end"
+    wait "$follower" || fail "the log was not followed to its end"
     grep -q 'listening on' "$work/followed" || fail "the log was not followed over the restart"
     rm "$work/followed"
     [ -z "$(pod ps --all --quiet)" ] || fail "a container is left"
@@ -168,6 +171,10 @@ pid() {
 is_ready_after() {
     candle status "$1" | awk -v restarts="$2" \
         '$1 == "phase" { phase = $2 } $1 == "restarts" { count = $2 } END { exit !(phase == "ready" && count == restarts) }'
+}
+
+tells_of_kill() {
+    candle events boxed | grep 'ended with status 137'
 }
 
 # ask URL

@@ -140,15 +140,13 @@ impl Shared {
         id
     }
 
-    /// Does something with a container, which is named by its number or its name.
-    fn with<T>(&self, id: &str, act: impl FnOnce(&mut Container) -> T) -> Result<T, Response> {
+    /// Does something with a container, which is named by its number or its name, if there is one.
+    fn with<T>(&self, id: &str, act: impl FnOnce(&mut Container) -> T) -> Option<T> {
         let mut containers = self.lock();
         let found = containers.iter_mut().find(|(key, found)| *key == id || found.name == id);
-        let Some((_, container)) = found else {
-            return Err(refusal(StatusCode::NOT_FOUND, format!("No such container: {id}")));
-        };
+        let (_, container) = found?;
         container.look();
-        Ok(act(container))
+        Some(act(container))
     }
 }
 
@@ -293,20 +291,24 @@ async fn create(State(shared): State<Shared>, Query(query): Query2, body: Bytes)
 
 async fn inspect(State(shared): State<Shared>, Path(id): Path<String>) -> Response {
     let found = shared.with(&id, |container| container.inspect(shared.manner));
-    found.map_or_else(|refused| refused, |found| axum::Json(found).into_response())
+    found.map_or_else(no_such, |found| axum::Json(found).into_response())
+}
+
+fn no_such() -> Response {
+    refusal(StatusCode::NOT_FOUND, "No such container")
 }
 
 async fn start(State(shared): State<Shared>, Path(id): Path<String>) -> Response {
     match shared.with(&id, Container::start) {
-        Ok(Ok(())) => StatusCode::NO_CONTENT.into_response(),
-        Ok(Err(words)) => refusal(StatusCode::INTERNAL_SERVER_ERROR, words),
-        Err(refused) => refused,
+        Some(Ok(())) => StatusCode::NO_CONTENT.into_response(),
+        Some(Err(words)) => refusal(StatusCode::INTERNAL_SERVER_ERROR, words),
+        None => no_such(),
     }
 }
 
 async fn stop(State(shared): State<Shared>, Path(id): Path<String>) -> Response {
     let stopped = shared.with(&id, Container::stop);
-    stopped.map_or_else(|refused| refused, |()| StatusCode::NO_CONTENT.into_response())
+    stopped.map_or_else(no_such, |()| StatusCode::NO_CONTENT.into_response())
 }
 
 async fn restart(State(shared): State<Shared>, Path(id): Path<String>) -> Response {
@@ -314,12 +316,12 @@ async fn restart(State(shared): State<Shared>, Path(id): Path<String>) -> Respon
         container.stop();
         container.start().unwrap();
     });
-    restarted.map_or_else(|refused| refused, |()| StatusCode::NO_CONTENT.into_response())
+    restarted.map_or_else(no_such, |()| StatusCode::NO_CONTENT.into_response())
 }
 
 async fn remove(State(shared): State<Shared>, Path(id): Path<String>) -> Response {
-    if let Err(refused) = shared.with(&id, Container::stop) {
-        return refused;
+    if shared.with(&id, Container::stop).is_none() {
+        return no_such();
     }
     shared.lock().retain(|key, container| *key != id && container.name != id);
     StatusCode::NO_CONTENT.into_response()
@@ -335,7 +337,7 @@ async fn unpack(State(shared): State<Shared>, Path(id): Path<String>, body: Byte
     assert!(tar.status().unwrap().success(), "it is no archive");
     let files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     let done = shared.with(&id, |container| container.unpacked = files);
-    done.map_or_else(|refused| refused, |()| StatusCode::OK.into_response())
+    done.map_or_else(no_such, |()| StatusCode::OK.into_response())
 }
 
 /// Events of a container's life; the engine remembers only that.
@@ -351,7 +353,7 @@ async fn events(State(shared): State<Shared>, Query(query): Query2) -> Response 
             )
         })
     });
-    told.map_or_else(|refused| refused, |lines| lines.concat().into_response())
+    told.map_or_else(no_such, |lines| lines.concat().into_response())
 }
 
 /// The log in frames, each with a part of it, as the engine's own are.
@@ -360,10 +362,7 @@ async fn logs(
     Path(id): Path<String>,
     Query(query): Query2,
 ) -> Response {
-    let log = match shared.with(&id, |container| container.log.clone()) {
-        Ok(log) => log,
-        Err(refused) => return refused,
-    };
+    let Some(log) = shared.with(&id, |container| container.log.clone()) else { return no_such() };
     let lines = lines_of(&log, 0).len();
     let tail = query.get("tail").and_then(|tail| tail.parse().ok()).unwrap_or(lines);
     // With `since`, which is not long ago, it is all: a client knows what it has seen.

@@ -147,12 +147,11 @@ async fn same(engine: &Engine, spec: &Spec) -> Result<Option<Begun>> {
     if container.description.spec != *spec {
         return Err(Error::NameInUse { name: spec.name.clone() });
     }
+    let is_left = now() - container.description.created_at > START_PATIENCE_S;
     match container.inspect().await?.state.status.as_str() {
-        "created" | "configured" | "initialized" => {
-            if now() - container.description.created_at > START_PATIENCE_S {
-                container.delete().await?;
-                return Ok(None);
-            }
+        "created" | "configured" | "initialized" if is_left => {
+            container.delete().await?;
+            return Ok(None);
         }
         "exited" | "stopped" | "dead" => container.restart().await?,
         _ => {}
