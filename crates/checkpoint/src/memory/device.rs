@@ -7,9 +7,9 @@ use crate::spec::{AttentionSpec, Dtype, ModelSpec};
 pub const DEVICE_HEAD_DIMS: &[usize] = &[64, 128, 256];
 /// Most rows of logits that exist at once on a GPU.
 const MOST_LOGITS_ROWS: usize = 256;
-/// Partial results of attention for heads of 128 elements, for each kind of window. Source: FlashInfer's planner, for
-/// 132 multiprocessors.
-const PARTIALS_BYTES: u64 = 64 << 20;
+/// Partial results of attention for heads of 128 elements, for each kind of window. Source: FlashInfer, whose own callers give
+/// it as much.
+const PARTIALS_BYTES: u64 = 128 << 20;
 /// The schedule of attention, for each kind of window. Source: `AttentionPlan` of the crate `kernels`.
 const SCHEDULE_BYTES: u64 = 8 << 20;
 /// cuBLAS's workspace, kernels that are loaded at their first call, CUDA graphs: an estimate from above.

@@ -25,8 +25,8 @@ impl Graph {
     ) -> Result<Self> {
         let stream = device.cuda_stream();
         let error = |error| driver(KERNEL, error);
-        // Other threads may use the device meanwhile, as candle's loader does.
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // Kernels may be loaded at their first call, which the stricter modes forbid while launches are recorded.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         stream.begin_capture(mode).map_err(error)?;
         let launched = launch();
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
