@@ -107,7 +107,7 @@ impl Backend {
         Error::validation(
             "backend",
             self.as_str(),
-            "this build does not have it: the Python package and the container image do, and what is built with \
+            "this build does not have it: the container image does, and what is built with \
              `cargo build --release --features full`",
         )
     }
