@@ -83,16 +83,14 @@ impl Preparation<'_> {
         if self.is_2020 {
             more.extend(unevaluated::replaced(self.root, object, &mut prepared));
         }
-        if !object.contains_key("if")
-            || CONDITION[1..].iter().all(|keyword| !object.contains_key(*keyword))
-        {
-            CONDITION.iter().for_each(|keyword| drop(prepared.shift_remove(*keyword)));
-        }
         if !more.is_empty() {
-            let all = prepared.entry("allOf").or_insert_with(|| json!([]));
-            if let Value::Array(all) = all {
-                all.extend(more);
-            }
+            let mut all = match prepared.shift_remove("allOf") {
+                Some(Value::Array(all)) => all,
+                // What is no list is no schema either, and will be refused.
+                other => other.into_iter().collect(),
+            };
+            all.append(&mut more);
+            prepared.insert("allOf".to_owned(), Value::Array(all));
         }
         prepared
     }
@@ -278,7 +276,7 @@ mod tests {
         for kept in [
             json!({"not": {"type": "integer"}}),
             json!({"propertyNames": {"minLength": 1, "maxLength": 2}}),
-            json!({"if": {}, "then": {}}),
+            json!({"if": {"const": 1}, "then": {}}),
         ] {
             assert_eq!(prepared(&kept), kept);
         }
