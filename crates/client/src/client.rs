@@ -137,11 +137,9 @@ impl Client {
         let handles = match &self.backend {
             Some(backend) => backend.list().await?,
             None => {
-                let mut handles = Backend::Process.list().await?;
+                let handles = Backend::Process.list().await?;
                 #[cfg(feature = "docker")]
-                if let Some(engine) = Engine::here().await {
-                    handles.extend(engine.list().await?.into_iter().map(Handle::Docker));
-                }
+                let handles = with_containers(handles).await?;
                 handles
             }
         };
@@ -248,4 +246,13 @@ impl Client {
         }
         found
     }
+}
+
+/// Adds the containers of the engine of this machine, if one answers.
+#[cfg(feature = "docker")]
+async fn with_containers(mut handles: Vec<Handle>) -> Result<Vec<Handle>> {
+    if let Some(engine) = Engine::here().await {
+        handles.extend(engine.list().await?.into_iter().map(Handle::Docker));
+    }
+    Ok(handles)
 }

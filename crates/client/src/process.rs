@@ -17,7 +17,9 @@ mod report;
 mod server;
 mod supervisor;
 
-pub(crate) use deployment::{Supervised, deploy, find, free_gpus, list};
+#[cfg(feature = "docker")]
+pub(crate) use deployment::free_gpus;
+pub(crate) use deployment::{Supervised, deploy, find, list};
 pub use report::{REPORT_VARIABLE, Report};
 pub use server::run_bound;
 pub use supervisor::supervise;
