@@ -60,6 +60,14 @@ enum NotMade {
     Refused(Refused),
 }
 
+/// Why a container that was made does not run.
+enum NotStarted {
+    /// The engine has dropped the wish for GPUs, which old ones do without a word.
+    GpusLost,
+    PortTaken(Refused),
+    Refused(Refused),
+}
+
 /// Makes a container and starts it, or finds the deployment that is the same.
 pub(crate) async fn deploy(engine: &Engine, params: &Params, mut plan: Plan) -> Result<Begun> {
     let name = plan.spec.name.clone();
@@ -72,7 +80,9 @@ pub(crate) async fn deploy(engine: &Engine, params: &Params, mut plan: Plan) -> 
     let compute = choose_gpus(engine, &mut plan).await?;
     model::check(params, &plan, &compute).await?;
     let image = Image::find(engine, &plan.spec, &compute).await?;
-    for attempt in 1.. {
+    let mut attempts_left = if plan.spec.port.is_some() { 1 } else { PORT_ATTEMPTS };
+    loop {
+        attempts_left -= 1;
         let description = Description {
             spec: plan.spec.clone(),
             created_at: now(),
@@ -80,59 +90,55 @@ pub(crate) async fn deploy(engine: &Engine, params: &Params, mut plan: Plan) -> 
             gpus: compute.uuids(),
             warnings: plan.warnings.clone(),
         };
-        let creation = Creation {
-            engine,
-            description,
-            compute: &compute,
-            image: &image,
-            secrets: &plan.secrets,
-        };
+        let secrets = &plan.secrets;
+        let creation = Creation { engine, description, compute: &compute, image: &image, secrets };
         let container = match creation.make().await {
             Ok(container) => container,
             // Another client was faster.
-            Err(NotMade::NameTaken) => match same(engine, &plan.spec).await? {
-                Some(begun) => return Ok(begun),
-                None => return Err(foreign(&name)),
-            },
+            Err(NotMade::NameTaken) => {
+                return same(engine, &plan.spec).await?.ok_or_else(|| foreign(&name));
+            }
             Err(NotMade::Refused(refused)) => {
-                return Err(Error::backend(
-                    format!("the container of `{name}` cannot be made"),
-                    refused,
-                ));
+                let doing = format!("the container of `{name}` cannot be made");
+                return Err(Error::backend(doing, refused));
             }
         };
-        if creation.has_lost_gpus(&container).await? {
+        match creation.start(&container).await {
+            Ok(()) => return Ok(Begun { handle: Handle::Docker(container), is_own: true }),
+            Err(NotStarted::PortTaken(_)) if attempts_left > 0 => container.delete().await?,
+            Err(why) => return Err(given_up(container, why, params).await?),
+        }
+    }
+}
+
+/// Why a container was not started; it is removed, unless it is to be kept.
+///
+/// # Errors
+/// It cannot be removed.
+async fn given_up(container: Container, why: NotStarted, params: &Params) -> Result<Error> {
+    let Description { spec, port, gpus, .. } = &container.description;
+    let reason = match why {
+        NotStarted::GpusLost => {
             container.delete().await?;
-            return Err(Error::ResourceUnavailable {
-                asked: plan.spec.asked_gpus(compute.gpus.len()),
+            return Ok(Error::ResourceUnavailable {
+                asked: spec.asked_gpus(gpus.len()),
                 available: format!(
-                    "{engine} drops the wish for GPUs: it takes Docker with the NVIDIA Container Toolkit, or Podman 5 with a \
-                     CDI specification; set gpu_count to 0 to compute on the CPU"
+                    "{} drops the wish for GPUs: it takes Docker with the NVIDIA Container Toolkit, or Podman 5 with a CDI \
+                     specification; set gpu_count to 0 to compute on the CPU",
+                    container.engine
                 ),
             });
         }
-        let refused = match creation.start(&container).await {
-            Ok(()) => return Ok(Begun { handle: Handle::Docker(container), is_own: true }),
-            Err(refused) => refused,
-        };
-        let is_port_taken = is_port_taken(&refused);
-        if is_port_taken && plan.spec.port.is_none() && attempt < PORT_ATTEMPTS {
-            container.delete().await?;
-            continue;
+        NotStarted::PortTaken(refused) => {
+            format!("port {port} of this machine is taken: {refused}")
         }
-        let left = match params.keep_on_failure {
-            true => Leftover::Kept,
-            false => container.delete().await.map(|()| Leftover::Nothing)?,
-        };
-        let reason = match is_port_taken {
-            true => {
-                format!("port {} of this machine is taken: {refused}", container.description.port)
-            }
-            false => format!("the container cannot be started: {refused}"),
-        };
-        return Err(Error::Failed { name, reason, log: Vec::new(), left });
-    }
-    unreachable!("the loop ends by itself")
+        NotStarted::Refused(refused) => format!("the container cannot be started: {refused}"),
+    };
+    let left = match params.keep_on_failure {
+        true => Leftover::Kept,
+        false => container.delete().await.map(|()| Leftover::Nothing)?,
+    };
+    Ok(Error::Failed { name: spec.name.clone(), reason, log: Vec::new(), left })
 }
 
 /// A deployment of this name: one that is the same, started again if it has ended.
@@ -235,20 +241,28 @@ impl Creation<'_> {
         Ok(Container { engine: self.engine.clone(), id, description: self.description.clone() })
     }
 
-    /// Whether the engine has dropped the wish for GPUs, which old ones do without a word.
-    async fn has_lost_gpus(&self, container: &Container) -> Result<bool> {
-        Ok(!self.compute.gpus.is_empty() && !container.inspect().await?.has_gpus())
+    /// Sees that it has its GPUs, gives it its secrets, and starts it.
+    async fn start(&self, container: &Container) -> Result<(), NotStarted> {
+        self.try_start(container).await.map_err(|refused| match refused {
+            None => NotStarted::GpusLost,
+            Some(refused) if is_port_taken(&refused) => NotStarted::PortTaken(refused),
+            Some(refused) => NotStarted::Refused(refused),
+        })
     }
 
-    /// Gives it its secrets, and starts it.
-    async fn start(&self, container: &Container) -> Result<(), Refused> {
+    /// As [`start`](Self::start); `None` says that the GPUs are lost.
+    async fn try_start(&self, container: &Container) -> Result<(), Option<Refused>> {
+        let (engine, id) = (self.engine, &container.id);
+        if !self.compute.gpus.is_empty() && !engine.inspect(id).await?.has_gpus() {
+            return Err(None);
+        }
         if !self.secrets.0.is_empty() {
             let archive = archive(self.secrets, self.image.uid)
                 .map_err(|error| Refused { status: None, words: error.to_string() })?;
-            self.engine.put_archive(&container.id, "/", archive).await?;
+            engine.put_archive(id, "/", archive).await?;
         }
-        let path = format!("containers/{}/start", container.id);
-        self.engine.post(&path, &[], None, PATIENCE).await.map(|_| ())
+        engine.post(&format!("containers/{id}/start"), &[], None, PATIENCE).await?;
+        Ok(())
     }
 
     /// The request for it. Source: Docker Engine API, `POST /containers/create`.
