@@ -54,7 +54,9 @@ start_engine() {
     pod create --name candlepower-program $IMAGE > /dev/null
     pod cp candlepower-program:/usr/local/bin/candlepower "$work/candlepower"
     pod rm candlepower-program > /dev/null
-    pod system service --time=0 "unix://$work/engine.sock" > "$work/engine.log" 2>&1 &
+    # Not through the function, whose number would be that of a shell.
+    podman --root "$work/storage" --runroot "$work/run" system service --time=0 "unix://$work/engine.sock" \
+        > "$work/engine.log" 2>&1 &
     engine=$!
     export DOCKER_HOST=unix://$work/engine.sock XDG_STATE_HOME=$work/state
     unset HF_TOKEN HF_ENDPOINT CANDLEPOWER_API_KEY CANDLEPOWER_BACKEND CANDLEPOWER_IMAGE
