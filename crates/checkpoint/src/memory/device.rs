@@ -7,8 +7,7 @@ use crate::spec::{AttentionSpec, Dtype, ModelSpec};
 pub const DEVICE_HEAD_DIMS: &[usize] = &[64, 128, 256];
 /// Most rows of logits that exist at once on a GPU.
 const MOST_LOGITS_ROWS: usize = 256;
-/// Partial results of attention for heads of 128 elements, for each kind of window. Source: FlashInfer, whose own callers give
-/// it as much.
+/// Partial results of attention for heads of 128 elements, for each kind of window. Source: FlashInfer's own callers.
 const PARTIALS_BYTES: u64 = 128 << 20;
 /// The schedule of attention, for each kind of window. Source: `AttentionPlan` of the crate `kernels`.
 const SCHEDULE_BYTES: u64 = 8 << 20;
