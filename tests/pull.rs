@@ -82,10 +82,10 @@ impl Place {
 
 /// Whether a line is the expected one, in which `<any>` stands for some text.
 fn matches_line(line: &str, expected: &str) -> bool {
-    let mut parts = expected.split("<any>");
-    let Some(mut rest) = line.strip_prefix(parts.next().unwrap_or_default()) else { return false };
-    let Some(end) = parts.next_back() else { return rest.is_empty() };
-    for part in parts {
+    let parts: Vec<&str> = expected.split("<any>").collect();
+    let [first, middle @ .., end] = &parts[..] else { return line == expected };
+    let Some(mut rest) = line.strip_prefix(first) else { return false };
+    for part in middle {
         let Some((_, after)) = rest.split_once(part) else { return false };
         rest = after;
     }

@@ -56,6 +56,7 @@ impl<'a> ChatPrompt<'a> {
     pub(crate) fn new(messages: &'a [ChatMessage]) -> Self {
         Self {
             messages,
+            tools: None,
             add_generation_prompt: None,
             continue_final_message: None,
             chat_template_kwargs: None,
