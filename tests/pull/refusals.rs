@@ -149,7 +149,7 @@ fn what_does_not_fit_this_machine_is_refused_before_its_weights_are_asked_for() 
     place.hub.publish(ID, &with_config("llama", huge));
     place.check_refused(
         place.serve(ID),
-        "out of memory: 76814.3 GiB are needed (weights 76810.3 GiB, keys and values 6.2 MiB, activations 4.0 GiB) and <any>iB are free; take a smaller or a quantized model, or more memory",
+        "out of memory: 76814.3 GiB are needed (weights 76810.3 GiB, keys and values 64.0 MiB, activations 4.0 GiB) and <any>iB are free; take a smaller or a quantized model, or more memory",
     );
 
     place.hub.publish(ID, &Files::golden("llama"));

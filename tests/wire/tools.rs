@@ -272,12 +272,13 @@ fn mistakes_in_functions_are_named() {
     assert_eq!(refused(json!(null), json!({"tool_choice": "required"})).0, "tool_choice");
     assert_eq!(refused(json!([lamp()]), json!({"functions": []})).0, "functions");
 
-    let unsupported =
-        json!({"name": "f", "parameters": {"type": "object", "dependentRequired": {"a": ["b"]}}});
+    let unsupported = json!({"name": "f", "parameters": {
+        "type": "object", "properties": {"names": {"type": "array", "uniqueItems": true}},
+    }});
     let (param, message) =
         refused(function(unsupported.clone()), json!({"tool_choice": "required"}));
     assert_eq!(param, "tools[0].function.parameters");
-    assert!(message.contains("dependentRequired"), "{message}");
+    assert!(message.contains("uniqueItems"), "{message}");
     let strict = with(unsupported.clone(), json!({"strict": true}));
     assert_eq!(refused(function(strict), json!({})).0, "tools[0].function.parameters");
     // Nothing has to hold it here.
