@@ -1,4 +1,4 @@
-//! What the Python package `candlepower` asks of the deploy client: each function returns a [`Work`], which is waited for
+//! What the Python package `candlepower` asks of the deploy client: each function returns a `Work`, which is waited for
 //! or awaited. Results are JSON, of which the package makes its classes.
 
 mod errors;
