@@ -27,7 +27,7 @@ fi
 
 if [ -z "$program" ]; then
     profile=release
-    cargo build --release --locked --package candlepower
+    cargo build --release --locked --package candlepower --features full
     program=$target/release/candlepower
 fi
 mkdir -p "$(dirname $CARRIED)"

@@ -101,13 +101,14 @@ impl List {
     pub(crate) fn run(&self) -> ExitCode {
         self.output.finish(async {
             let found = self.place.client()?.list().await?;
-            let heads = ["NAME", "STATE", "PHASE", "FRAMEWORK", "MODEL", "URL"];
+            let heads = ["NAME", "STATE", "PHASE", "BACKEND", "FRAMEWORK", "MODEL", "URL"];
             let mut lines = vec![heads.map(str::to_owned).to_vec()];
             lines.extend(found.iter().map(|found| {
                 let words = [
                     found.name.as_str(),
                     found.state.as_str(),
                     found.phase.as_str(),
+                    found.backend,
                     found.framework.as_str(),
                 ];
                 words

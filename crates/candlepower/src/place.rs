@@ -1,6 +1,6 @@
 //! Where the deployment commands look: a backend, and where in a cluster.
 
-use candlepower_client::{Backend, Client, Error, Result};
+use candlepower_client::{Backend, Client, Result};
 use clap::Args;
 
 /// Where deployments are made and looked for.
@@ -24,20 +24,9 @@ impl Place {
     /// # Errors
     /// There is no such backend, or it has no namespaces.
     pub(crate) fn client(&self) -> Result<Client> {
-        let cluster = [("namespace", &self.namespace), ("context", &self.context)];
-        let cluster = cluster.into_iter().find_map(|(field, value)| Some((field, value.clone()?)));
-        let backend = match (self.backend.as_deref().map(str::parse).transpose()?, cluster) {
-            (None | Some(Backend::Kubernetes { .. }), Some(_)) => Some(Backend::Kubernetes {
-                context: self.context.clone(),
-                namespace: self.namespace.clone(),
-            }),
-            (Some(other), Some((field, value))) => {
-                let reason = format!("the {} backend knows none", other.as_str());
-                return Err(Error::Validation { field, value, reason });
-            }
-            (backend, None) => backend,
-        };
-        Ok(match backend {
+        let [backend, namespace, context] =
+            [&self.backend, &self.namespace, &self.context].map(Option::as_deref);
+        Ok(match Backend::from_words(backend, namespace, context)? {
             Some(backend) => Client::new().backend(backend),
             None => Client::new(),
         })

@@ -39,15 +39,43 @@ pub enum Backend {
 }
 
 /// The names of all backends.
-pub(crate) const BACKENDS: [&str; 3] = ["process", "docker", "kubernetes"];
+pub(crate) const BACKENDS: [&str; 3] = [PROCESS, DOCKER, KUBERNETES];
+pub(crate) const PROCESS: &str = "process";
+pub(crate) const DOCKER: &str = "docker";
+pub(crate) const KUBERNETES: &str = "kubernetes";
 
 impl Backend {
     /// Its name.
     pub fn as_str(&self) -> &'static str {
         match self {
-            Self::Process => BACKENDS[0],
-            Self::Docker { .. } => BACKENDS[1],
-            Self::Kubernetes { .. } => BACKENDS[2],
+            Self::Process => PROCESS,
+            Self::Docker { .. } => DOCKER,
+            Self::Kubernetes { .. } => KUBERNETES,
+        }
+    }
+
+    /// The backend that words name; none where they name none. A namespace or a context is a cluster's.
+    ///
+    /// # Errors
+    /// There is no such backend, or it has no namespaces and contexts.
+    pub fn from_words(
+        name: Option<&str>,
+        namespace: Option<&str>,
+        context: Option<&str>,
+    ) -> Result<Option<Self>> {
+        let of_cluster = namespace.map(|value| ("namespace", value));
+        let of_cluster = of_cluster.or(context.map(|value| ("context", value)));
+        match (name.map(str::parse).transpose()?, of_cluster) {
+            (None | Some(Self::Kubernetes { .. }), Some(_)) => Ok(Some(Self::Kubernetes {
+                context: context.map(str::to_owned),
+                namespace: namespace.map(str::to_owned),
+            })),
+            (Some(other), Some((field, value))) => Err(Error::validation(
+                field,
+                value,
+                format!("the {} backend knows none", other.as_str()),
+            )),
+            (backend, None) => Ok(backend),
         }
     }
 
@@ -118,9 +146,9 @@ impl FromStr for Backend {
 
     fn from_str(name: &str) -> Result<Self> {
         match name {
-            "process" => Ok(Self::Process),
-            "docker" => Ok(Self::Docker { host: None }),
-            "kubernetes" => Ok(Self::Kubernetes { context: None, namespace: None }),
+            PROCESS => Ok(Self::Process),
+            DOCKER => Ok(Self::Docker { host: None }),
+            KUBERNETES => Ok(Self::Kubernetes { context: None, namespace: None }),
             _ => Err(Error::validation(
                 "backend",
                 name,
@@ -229,5 +257,19 @@ mod tests {
         }
         let error = "slurm".parse::<Backend>().unwrap_err();
         assert_eq!(error.to_string(), "backend `slurm`: possible are process, docker, kubernetes");
+    }
+
+    #[test]
+    fn namespaces_and_contexts_are_a_clusters() {
+        let of = |name, namespace, context| Backend::from_words(name, namespace, context);
+        assert_eq!(of(None, None, None).unwrap(), None);
+        assert_eq!(of(Some("process"), None, None).unwrap(), Some(Backend::Process));
+        for name in [None, Some("kubernetes")] {
+            let context = Some("home".to_owned());
+            let expected = Backend::Kubernetes { context, namespace: Some("models".to_owned()) };
+            assert_eq!(of(name, Some("models"), Some("home")).unwrap(), Some(expected));
+        }
+        let error = of(Some("docker"), None, Some("home")).unwrap_err();
+        assert_eq!(error.to_string(), "context `home`: the docker backend knows none");
     }
 }

@@ -26,6 +26,8 @@ pub struct Deployment {
     pub phase: Phase,
     /// What there is to say.
     pub message: String,
+    /// Where it runs: process, docker or kubernetes.
+    pub backend: &'static str,
     /// For what it is set up.
     pub framework: Framework,
     /// The model that it serves.

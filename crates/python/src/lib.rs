@@ -1,4 +1,4 @@
-//! What the Python package `candlepower` asks of the deploy client: each function returns a `Work`, which is waited for
+//! What the Python package `candlepower` asks of the deploy client: each operation returns a `Work`, which is waited for
 //! or awaited. Results are JSON, of which the package makes its classes.
 
 mod errors;
@@ -8,119 +8,175 @@ mod work;
 
 use pyo3::prelude::*;
 
-/// The functions and classes of `candlepower._native`.
+/// The classes of `candlepower._native`.
 #[pymodule]
 mod _native {
     use std::path::PathBuf;
     use std::sync::Arc;
     use std::time::Duration;
 
-    use candlepower_client::{Client, LogStream};
+    use candlepower_client::{self as client, Backend, LogStream};
     use pyo3::prelude::*;
-    use pyo3::types::PyDict;
+    use pyo3::types::{PyDict, PyType};
     use tokio::sync::Mutex;
 
-    use crate::errors::validation;
+    use crate::errors::{exception, validation};
     use crate::params;
     use crate::progress::with_progress;
     #[pymodule_export]
     use crate::work::Work;
 
-    /// Deploys, and waits until it is ready.
-    #[pyfunction]
-    #[pyo3(signature = (framework, parameters, binary, on_progress))]
-    fn deploy(
-        framework: &str,
-        parameters: &Bound<'_, PyDict>,
-        binary: PathBuf,
-        on_progress: Option<Py<PyAny>>,
-    ) -> PyResult<Work> {
-        let params = params::from_dict(framework, parameters)?;
-        Ok(Work::new(with_progress(on_progress, move |on_progress| async move {
-            Client::new().binary(binary).deploy(params, on_progress).await
-        })))
+    /// What a client is made of: backend, namespace, context.
+    type Words = (Option<String>, Option<String>, Option<String>);
+
+    /// Where deployments are made and looked for.
+    #[pyclass(frozen, module = "candlepower._native")]
+    struct Client {
+        client: client::Client,
+        words: Words,
     }
 
-    /// The deployment of this name.
-    #[pyfunction]
-    fn get(name: String) -> Work {
-        Work::of(async move { Client::new().get(&name).await })
+    #[pymethods]
+    impl Client {
+        #[new]
+        #[pyo3(signature = (backend, namespace, context))]
+        fn new(
+            backend: Option<String>,
+            namespace: Option<String>,
+            context: Option<String>,
+        ) -> PyResult<Self> {
+            let of = Backend::from_words(
+                backend.as_deref(),
+                namespace.as_deref(),
+                context.as_deref(),
+            );
+            let client = client::Client::new();
+            let client = match of.map_err(|error| exception(&error))? {
+                Some(backend) => client.backend(backend),
+                None => client,
+            };
+            Ok(Self { client, words: (backend, namespace, context) })
+        }
+
+        /// This client if it looks at this backend alone, or one that does.
+        fn at(slf: Bound<'_, Self>, backend: String) -> PyResult<Bound<'_, Self>> {
+            let (own, namespace, context) = &slf.get().words;
+            let in_cluster = namespace.is_some() || context.is_some();
+            if own.as_ref() == Some(&backend) || (in_cluster && backend == "kubernetes") {
+                return Ok(slf);
+            }
+            Bound::new(slf.py(), Self::new(Some(backend), None, None)?)
+        }
+
+        /// What pickle and copy make another one of.
+        fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyType>, Words) {
+            (slf.get_type(), slf.get().words.clone())
+        }
+
+        /// Deploys, and waits until it is ready.
+        #[pyo3(signature = (framework, parameters, binary, on_progress))]
+        fn deploy(
+            &self,
+            framework: &str,
+            parameters: &Bound<'_, PyDict>,
+            binary: PathBuf,
+            on_progress: Option<Py<PyAny>>,
+        ) -> PyResult<Work> {
+            let params = params::from_dict(framework, parameters)?;
+            let client = self.client.clone().binary(binary);
+            Ok(Work::new(with_progress(on_progress, move |on_progress| async move {
+                client.deploy(params, on_progress).await
+            })))
+        }
+
+        /// The deployment of this name.
+        fn get(&self, name: String) -> Work {
+            let client = self.client.clone();
+            Work::of(async move { client.get(&name).await })
+        }
+
+        /// All deployments.
+        fn list(&self) -> Work {
+            let client = self.client.clone();
+            Work::of(async move { client.list().await })
+        }
+
+        /// How a deployment is just now.
+        fn status(&self, name: String) -> Work {
+            let client = self.client.clone();
+            Work::of(async move { client.get(&name).await?.status().await })
+        }
+
+        /// Waits until a deployment is ready, and looks at it again.
+        #[pyo3(signature = (name, timeout, on_progress))]
+        fn wait_until_ready(
+            &self,
+            name: String,
+            timeout: f64,
+            on_progress: Option<Py<PyAny>>,
+        ) -> PyResult<Work> {
+            let timeout = Duration::try_from_secs_f64(timeout).map_err(|error| {
+                validation("timeout", timeout, &format!("seconds are needed: {error}"))
+            })?;
+            let client = self.client.clone();
+            Ok(Work::new(with_progress(on_progress, move |on_progress| async move {
+                let mut deployment = client.get(&name).await?;
+                deployment.wait_until_ready(timeout, on_progress).await?;
+                Ok(deployment)
+            })))
+        }
+
+        /// Ends a deployment and removes all of it.
+        fn delete(&self, name: String) -> Work {
+            let client = self.client.clone();
+            Work::of(async move { client.delete(&name).await })
+        }
+
+        /// Ends a deployment's server and starts it again.
+        fn restart(&self, name: String, binary: PathBuf) -> Work {
+            let client = self.client.clone().binary(binary);
+            Work::of(async move { client.restart(&name).await })
+        }
+
+        /// The newest lines of a deployment's log, or all.
+        #[pyo3(signature = (name, tail))]
+        fn logs(&self, name: String, tail: Option<usize>) -> Work {
+            let client = self.client.clone();
+            Work::of(async move { client.logs(&name, tail).await })
+        }
+
+        /// The newest lines of a deployment's log, or all, and those to come.
+        #[pyo3(signature = (name, tail))]
+        fn follow(&self, name: String, tail: Option<usize>) -> Lines {
+            Lines { stream: Arc::default(), client: self.client.clone(), name, tail }
+        }
+
+        /// What has happened to a deployment.
+        fn events(&self, name: String) -> Work {
+            let client = self.client.clone();
+            Work::of(async move { client.events(&name).await })
+        }
     }
 
-    /// All deployments.
-    #[pyfunction]
-    fn list() -> Work {
-        Work::of(async { Client::new().list().await })
-    }
-
-    /// How a deployment is just now.
-    #[pyfunction]
-    fn status(name: String) -> Work {
-        Work::of(async move { Client::new().get(&name).await?.status().await })
-    }
-
-    /// Waits until a deployment is ready, and looks at it again.
-    #[pyfunction]
-    #[pyo3(signature = (name, timeout, on_progress))]
-    fn wait_until_ready(
-        name: String,
-        timeout: f64,
-        on_progress: Option<Py<PyAny>>,
-    ) -> PyResult<Work> {
-        let timeout = Duration::try_from_secs_f64(timeout).map_err(|error| {
-            validation("timeout", timeout, &format!("seconds are needed: {error}"))
-        })?;
-        Ok(Work::new(with_progress(on_progress, move |on_progress| async move {
-            let mut deployment = Client::new().get(&name).await?;
-            deployment.wait_until_ready(timeout, on_progress).await?;
-            Ok(deployment)
-        })))
-    }
-
-    /// Ends a deployment and removes all of it.
-    #[pyfunction]
-    fn delete(name: String) -> Work {
-        Work::of(async move { Client::new().delete(&name).await })
-    }
-
-    /// Ends a deployment's server and starts it again.
-    #[pyfunction]
-    fn restart(name: String, binary: PathBuf) -> Work {
-        Work::of(async move { Client::new().binary(binary).restart(&name).await })
-    }
-
-    /// The newest lines of a deployment's log, or all.
-    #[pyfunction]
-    #[pyo3(signature = (name, tail))]
-    fn logs(name: String, tail: Option<usize>) -> Work {
-        Work::of(async move { Client::new().logs(&name, tail).await })
-    }
-
-    /// What has happened to a deployment.
-    #[pyfunction]
-    fn events(name: String) -> Work {
-        Work::of(async move { Client::new().events(&name).await })
-    }
-
-    /// The newest lines of a deployment's log, or all, and those to come.
+    /// A log, line by line; it is opened by the first one asked for.
     #[pyclass(frozen)]
-    struct Lines(Arc<Mutex<Option<LogStream>>>, String, Option<usize>);
+    struct Lines {
+        stream: Arc<Mutex<Option<LogStream>>>,
+        client: client::Client,
+        name: String,
+        tail: Option<usize>,
+    }
 
     #[pymethods]
     impl Lines {
-        #[new]
-        #[pyo3(signature = (name, tail))]
-        fn new(name: String, tail: Option<usize>) -> Self {
-            Self(Arc::default(), name, tail)
-        }
-
         /// The next line; null once the deployment is gone.
         fn next(&self) -> Work {
-            let (stream, name, tail) = (Arc::clone(&self.0), self.1.clone(), self.2);
+            let stream = Arc::clone(&self.stream);
+            let (client, name, tail) = (self.client.clone(), self.name.clone(), self.tail);
             Work::of(async move {
                 let mut stream = stream.lock().await;
                 if stream.is_none() {
-                    *stream = Some(Client::new().follow(&name, tail).await?);
+                    *stream = Some(client.follow(&name, tail).await?);
                 }
                 Ok(stream.as_mut().expect("it was just opened").next().await)
             })

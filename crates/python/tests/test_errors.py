@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from support import SMALL, Home
 
 import candlepower
 from candlepower import (
+    BackendError,
     CandlepowerError,
     Client,
     DeploymentFailedError,
@@ -43,6 +45,8 @@ from candlepower import (
         ({"enforce_eager": 1}, "enforce_eager", "1", "a bool is needed"),
         ({"timeout": 0}, "timeout", "0", "at least 1 is needed"),
         ({"replicas": 2}, "replicas", "2", "the process backend runs one"),
+        ({"backend": "slurm"}, "backend", "slurm", "possible are process, docker, kubernetes"),
+        ({"hub_cache": "models"}, "hub_cache", "models", "HF_HOME"),
     ],
 )
 def test_a_parameter_that_cannot_be_used_is_named(
@@ -54,6 +58,31 @@ def test_a_parameter_that_cannot_be_used_is_named(
     assert (error.code, error.field, error.value, error.retryable) == ("VALIDATION_ERROR", field, value, False)
     assert reason in error.message and str(error) == error.message
     assert not home.folder("x").exists()
+
+
+def test_places_that_do_not_exist_are_named(home: Home) -> None:
+    place: Any
+    for place, field, reason in [
+        ({"backend": "slurm"}, "backend", "possible are process, docker, kubernetes"),
+        ({"backend": "docker", "namespace": "models"}, "namespace", "the docker backend knows none"),
+        ({"backend": "process", "context": "home"}, "context", "the process backend knows none"),
+    ]:
+        with pytest.raises(ValidationError, match=reason) as caught:
+            Client(**place)
+        assert caught.value.field == field
+
+
+def test_the_wheel_has_all_backends(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine.sock")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-config"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(BackendError, match="no-engine.sock"):
+        Client(backend="docker").list()
+    with pytest.raises(BackendError, match="no-config"):
+        Client(namespace="models").get("chat")
+    for backend in ("docker", "kubernetes"):
+        with pytest.raises(BackendError):
+            Client().deploy_blaze(name="chat", model="demo", gpu_count=0, image="candlepower", backend=backend)
 
 
 def test_two_names_of_one_parameter_are_not_both_taken(home: Home) -> None:

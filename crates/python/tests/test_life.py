@@ -1,6 +1,8 @@
 """The life of a deployment, from the first call to the last."""
 
+import copy
 import json
+import pickle
 import re
 import socket
 import subprocess
@@ -30,6 +32,7 @@ def test_a_deployment_answers_until_it_is_deleted_and_leaves_nothing(home: Home)
     deployment = Client().deploy_blaze(name="chat", model="demo", env=SMALL)
     assert (deployment.name, deployment.state, deployment.phase) == ("chat", "Running", "ready")
     assert (deployment.framework, deployment.model, deployment.image) == ("blaze", "demo", None)
+    assert deployment.backend == "process"
     assert deployment.created_at <= deployment.updated_at
     answers(deployment.url)
 
@@ -84,7 +87,9 @@ def test_other_clients_find_it_again(home: Home) -> None:
     first = Client().deploy_blaze(name="chat", model="demo", env=SMALL)
     again = Client().deploy_blaze(name="chat", model="demo", env=SMALL, timeout=500)
     assert again.url == first.url
-    assert Client().get("chat") == first and Client().list() == [first]
+    assert Client().get("chat") == first and Client(backend="process").list() == [first]
+    for copied in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert copied == first and copied.status().is_ready
     script = "from candlepower import Client; print(Client().get('chat').url); Client().delete('chat')"
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment())
     assert output.stdout.strip() == first.url

@@ -16,14 +16,14 @@ try:
     url: str = deployment.url + "/v1"
     lines: list[str] = deployment.logs(tail=5)
     ready: bool = deployment.status().is_ready
-    names: list[str] = [found.name for found in Client().list()]
+    names: list[str] = [found.name + found.backend for found in Client(backend="docker").list()]
 except ValidationError as error:
     print(error.code, error.field, error.retryable)
 except OutOfMemoryError as error:
     print(error.needed - error.free)
 
 async def main() -> None:
-    tree = await AsyncClient().deploy_prism(name="tree", model="demo", context_length=512)
+    tree = await AsyncClient(namespace="models").deploy_prism(name="tree", model="demo", context_length=512)
     async for line in tree.follow():
         print(line.upper())
 
@@ -36,6 +36,7 @@ Client().deploy_blaze(name="chat", model="demo", gpu_count="two")
 Client().deploy_blaze(name="chat", model="demo", context_length=512)
 Client().deploy_prism(name="tree", model="demo", quantization="int3")
 Client().deploy_blaze(name="chat")
+Client(backend="slurm")
 """
 
 
@@ -51,7 +52,7 @@ def test_programs_are_checked_against_the_package(tmp_path: Path) -> None:
         right = mypy(*options, *checked)
         assert right.returncode == 0, right.stdout + right.stderr
     wrong = mypy(*options, str(tmp_path / "wrong.py"))
-    assert [f"wrong.py:{line}:" in wrong.stdout for line in (3, 4, 5, 6)] == [True] * 4, wrong.stdout
+    assert [f"wrong.py:{line}:" in wrong.stdout for line in (3, 4, 5, 6, 7)] == [True] * 5, wrong.stdout
 
 
 def test_the_stub_says_what_the_native_part_has(tmp_path: Path) -> None:

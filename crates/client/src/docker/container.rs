@@ -6,7 +6,7 @@ use super::create::Description;
 use super::engine::{Engine, Refused};
 use super::logs::{self, Followed};
 use super::seen::{Inspect, Told};
-use crate::backend::Handle;
+use crate::backend::{DOCKER, Handle};
 use crate::deployment::Deployment;
 use crate::error::{Error, Result};
 use crate::health::HealthClient;
@@ -47,6 +47,7 @@ impl Container {
             state,
             phase,
             message,
+            backend: DOCKER,
             framework: spec.framework,
             model: spec.model.clone(),
             updated_at: inspect.changed_at().unwrap_or(*created_at),

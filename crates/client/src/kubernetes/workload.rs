@@ -14,7 +14,7 @@ use super::cluster::Cluster;
 use super::logs::{self, Followed};
 use super::manifest::Description;
 use super::seen::{Seen, seen};
-use crate::backend::Handle;
+use crate::backend::{Handle, KUBERNETES};
 use crate::deployment::Deployment;
 use crate::error::{Error, Result};
 use crate::forward::Forward;
@@ -58,6 +58,7 @@ impl Workload {
             state: seen.state,
             phase: seen.phase,
             message: seen.message,
+            backend: KUBERNETES,
             framework: spec.framework,
             model: spec.model.clone(),
             image: template.and_then(|pod| pod.containers.into_iter().next()?.image),

@@ -11,7 +11,7 @@ use super::launch::{Answer, launch};
 use super::lease;
 use super::logs::{self, FileLines};
 use super::supervisor::restart_hint;
-use crate::backend::{Begun, Handle};
+use crate::backend::{Begun, Handle, PROCESS};
 use crate::check::{HUB_TOKEN, Plan};
 use crate::deployment::Deployment;
 use crate::error::{Error, Result};
@@ -120,6 +120,7 @@ impl Supervised {
             state,
             phase,
             message,
+            backend: PROCESS,
             framework: spec.framework,
             model: spec.model,
             image: None,

@@ -13,7 +13,7 @@
 from ._asynchronous import AsyncClient, AsyncDeployment
 from ._client import Client, Deployment
 from ._parameters import BlazeParameters, Parameters, PrismParameters
-from ._types import DeploymentFields, DeploymentStatus, Event, Phase, Progress, State
+from ._types import Backend, DeploymentFields, DeploymentStatus, Event, Phase, Progress, State
 from .errors import (
     BackendError,
     CandlepowerError,
@@ -32,6 +32,7 @@ from .errors import (
 __all__ = [
     "AsyncClient",
     "AsyncDeployment",
+    "Backend",
     "BackendError",
     "BlazeParameters",
     "CandlepowerError",

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
+from ._types import Backend
+
 
 class Parameters(TypedDict, total=False):
     """What both frameworks take. None, as leaving it out, gives the default."""
@@ -34,15 +36,18 @@ class Parameters(TypedDict, total=False):
     enforce_eager: bool | None
     """No CUDA graphs."""
     image: str | None
-    """Container image, for backends that run one."""
+    """Container image, for backends that run one. Default: CANDLEPOWER_IMAGE, or this version's for the CPU or the GPUs."""
     replicas: int | None
-    """Servers side by side; more than one needs another backend than process. Default: 1."""
+    """Servers side by side; more than one needs the backend kubernetes. Default: 1."""
     ttl_seconds: int | None
-    """Seconds after which the deployment deletes itself. Default: never."""
+    """Seconds after which the deployment deletes itself, with the backend process. Default: never."""
     port: int | None
     """Port of the server. Default: a free one."""
-    backend: Literal["process"] | None
-    """Where to run. Default: process."""
+    backend: Backend | None
+    """Where to run. Default: the client's, or process."""
+    hub_cache: str | None
+    """Where containers keep downloads: a folder by its full path, or the name of a volume (docker) or of a persistent volume
+    claim (kubernetes). Default: the volume candlepower (docker), a folder that goes with the pod (kubernetes)."""
     keep_on_failure: bool | None
     """Leave a deployment that failed to be looked at, until it is deleted."""
 

@@ -4,6 +4,9 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
+from . import _native
+
+Backend = Literal["process", "docker", "kubernetes"]
 State = Literal["Pending", "Provisioning", "Running", "Failed", "Terminating", "Deleted", "Unknown"]
 Phase = Literal[
     "pending",
@@ -96,6 +99,8 @@ class DeploymentFields:
     """What is being done."""
     message: str
     """What there is to say."""
+    backend: Backend
+    """Where it runs."""
     framework: Literal["blaze", "prism"]
     """For what it is set up."""
     model: str
@@ -108,12 +113,22 @@ class DeploymentFields:
     """When it last changed, in seconds since 1970."""
 
     @classmethod
-    def _from_json(cls, text: str) -> Self:
-        return cls(**_known(cls, json.loads(text)))
+    def _from_json(cls, text: str, client: _native.Client) -> Self:
+        return cls._from_values(json.loads(text), client)
 
     @classmethod
-    def _list_from_json(cls, text: str) -> list[Self]:
-        return [cls(**_known(cls, values)) for values in json.loads(text)]
+    def _list_from_json(cls, text: str, client: _native.Client) -> list[Self]:
+        return [cls._from_values(values, client) for values in json.loads(text)]
+
+    @classmethod
+    def _from_values(cls, values: dict[str, Any], client: _native.Client) -> Self:
+        deployment = cls(**_known(cls, values))
+        deployment._look_with(client)
+        return deployment
+
+    def _look_with(self, client: _native.Client) -> None:
+        # The same name may be in use elsewhere, too.
+        self._client = client.at(self.backend)
 
     def _update(self, text: str) -> None:
         self.__dict__.update(_known(type(self), json.loads(text)))
