@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 PROMPT_LEN = 48
 NEW_TOKENS = 32
 
-# Small enough that all folders together stay below 6 MB; heads and kv heads divide by two.
+# Small enough that all folders together stay below 10 MB; heads and kv heads divide by two.
 COMMON = dict(
     vocab_size=320,
     hidden_size=64,
@@ -151,6 +151,71 @@ MODELS = {
         dtype=torch.float16,
         short_prompt=24,
     ),
+    # transformers 4's spelling: a pattern, a base for windowed layers, scaling for the others.
+    "gemma3": dict(
+        cls="Gemma3",
+        text=True,
+        config=dict(
+            num_hidden_layers=4,
+            head_dim=32,
+            query_pre_attn_scalar=24,
+            sliding_window=10,
+            sliding_window_pattern=3,
+            final_logit_softcapping=0.9,
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                full_attention=dict(rope_type="linear", rope_theta=50000.0, factor=4.0),
+                sliding_attention=dict(rope_type="default", rope_theta=500.0),
+            ),
+        ),
+        rewrite=lambda c: (
+            c.update(
+                rope_theta=50000.0,
+                rope_local_base_freq=500.0,
+                rope_scaling=dict(rope_type="linear", factor=4.0),
+                sliding_window_pattern=3,
+            ),
+            c.pop("rope_parameters"),
+            c.pop("layer_types"),
+            c.pop("_sliding_window_pattern"),
+        ),
+    ),
+    # The spelling of transformers 5, with a list of layers that no pattern gives.
+    "gemma3-nested": dict(
+        cls="Gemma3",
+        text=True,
+        config=dict(
+            head_dim=16,
+            query_pre_attn_scalar=16,
+            sliding_window=9,
+            layer_types=ALTERNATING[::-1][1:] + ["full_attention"],
+            tie_word_embeddings=False,
+            rope_parameters=dict(
+                full_attention=dict(rope_type="default", rope_theta=20000.0),
+                sliding_attention=dict(rope_type="default", rope_theta=300.0),
+            ),
+        ),
+        dtype=torch.bfloat16,
+    ),
+    # Without the rotated part of a head, which is a half where nothing else is said.
+    "glm4": dict(
+        cls="Glm4",
+        config=dict(head_dim=24, attention_bias=True),
+        rewrite=lambda c: (
+            c["rope_parameters"].pop("partial_rotary_factor"),
+            c.pop("partial_rotary_factor", None),
+        ),
+    ),
+    "granite": dict(
+        cls="Granite",
+        config=dict(
+            attention_bias=True,
+            embedding_multiplier=12.0,
+            attention_multiplier=0.0625,
+            residual_multiplier=0.22,
+            logits_scaling=6.0,
+        ),
+    ),
 }
 
 
@@ -170,6 +235,12 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         parameter.data.copy_(value)
 
 
+def inv_freq(model: torch.nn.Module) -> torch.Tensor:
+    """Of all layers, or of those without a window."""
+    rope = model.model.rotary_emb
+    return rope.inv_freq if hasattr(rope, "inv_freq") else rope.full_attention_inv_freq
+
+
 def rewrite_json(path: Path, edit) -> None:
     content = json.loads(path.read_text())
     edit(content)
@@ -177,7 +248,8 @@ def rewrite_json(path: Path, edit) -> None:
 
 
 def make(name: str, recipe: dict, out: Path, seed: int) -> None:
-    config_class = getattr(transformers, recipe["cls"] + "Config")
+    kind = "TextConfig" if recipe.get("text") else "Config"
+    config_class = getattr(transformers, recipe["cls"] + kind)
     model_class = getattr(transformers, recipe["cls"] + "ForCausalLM")
     config = config_class(**{**COMMON, **recipe["config"]})
     config._attn_implementation = "eager"
@@ -211,12 +283,12 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
         "prompt": prompt.to(torch.int32),
         "logits": logits.to(torch.float32).contiguous(),
         "greedy": ids[PROMPT_LEN:].to(torch.int32).contiguous(),
-        "inv_freq": model.model.rotary_emb.inv_freq.clone(),
+        "inv_freq": inv_freq(model).clone(),
     }
     if short_prompt := recipe.get("short_prompt"):
         with torch.no_grad():
             golden["short_logits"] = model(prompt[None, :short_prompt]).logits[0].contiguous()
-        golden["short_inv_freq"] = model.model.rotary_emb.inv_freq.clone()
+        golden["short_inv_freq"] = inv_freq(model).clone()
     save_file(golden, folder / "golden.safetensors")
     top = logits.topk(2).values
     size = sum(f.stat().st_size for f in folder.iterdir())

@@ -187,6 +187,38 @@ impl HfConfig {
         Ok(rope)
     }
 
+    /// This configuration with a key set where it is absent.
+    #[must_use]
+    pub(crate) fn with_default(&self, key: &str, value: impl Into<Value>) -> Self {
+        let mut config = self.clone();
+        if config.raw(key).is_none() {
+            config.entries.insert(key.into(), value.into());
+        }
+        config
+    }
+
+    /// This configuration with some keys taken out.
+    #[must_use]
+    pub(crate) fn without(&self, keys: &[&str]) -> Self {
+        let mut config = self.clone();
+        config.entries.retain(|key, _| !keys.contains(&key.as_str()));
+        config
+    }
+
+    /// This configuration with the rope settings of one type of layers in place of those of all types; `None` where all
+    /// layers have the same.
+    pub(crate) fn with_rope_of(&self, layer_type: &str) -> Result<Option<Self>> {
+        let Some(all) = self.section("rope_parameters")? else { return Ok(None) };
+        if all.entries.values().all(|settings| !settings.is_object()) {
+            return Ok(None);
+        }
+        let settings = all.section(layer_type)?;
+        let settings = settings.ok_or_else(|| all.missing(layer_type, "an object"))?;
+        let mut config = self.clone();
+        config.entries.insert("rope_parameters".into(), Value::Object(settings.entries));
+        Ok(Some(config))
+    }
+
     /// Refuses a key by name unless it is absent, `null`, `false` or an empty list.
     pub fn refuse(&self, key: &str) -> Result<()> {
         match self.raw(key) {

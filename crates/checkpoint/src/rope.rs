@@ -2,11 +2,13 @@
 
 use crate::{config::HfConfig, error::Result};
 
-/// A rotary embedding in the rotate-half style.
+/// A rotary embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
     /// How many leading dimensions of a head are rotated; even.
     pub dim: usize,
+    /// A pair is two neighbours, not one element of each half.
+    pub interleaved: bool,
     /// The base.
     pub theta: f64,
     /// How the frequencies are stretched for longer contexts.
@@ -78,7 +80,7 @@ impl RopeSpec {
         let scaling = RopeScaling::read(c, &rope, dim)?;
         // Llama checkpoints from before transformers 4.31 have no rope_theta.
         let theta = rope.float_opt("rope_theta")?.unwrap_or(10_000.0);
-        Ok(Self { dim, theta, scaling })
+        Ok(Self { dim, interleaved: false, theta, scaling })
     }
 
     /// The longest context, given the configuration's `max_position_embeddings`: YaRN is commonly

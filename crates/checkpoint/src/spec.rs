@@ -32,6 +32,8 @@ pub struct ModelSpec {
 pub struct EmbedSpec {
     /// Factor on each row.
     pub scale: f64,
+    /// The factor is rounded to the embedding's dtype first.
+    pub rounded: bool,
 }
 
 /// The projection to logits.
@@ -39,6 +41,8 @@ pub struct EmbedSpec {
 pub struct HeadSpec {
     /// The embedding's weight is used.
     pub tied: bool,
+    /// Factor on the logits, before the soft cap.
+    pub scale: f64,
     /// `softcap * tanh(logits / softcap)`.
     pub softcap: Option<f64>,
 }
@@ -196,10 +200,14 @@ impl ModelSpec {
                 _ => max_positions,
             },
             max_positions,
-            embed: EmbedSpec { scale: 1.0 },
+            embed: EmbedSpec { scale: 1.0, rounded: false },
             layers: vec![layer; c.count("num_hidden_layers")?],
             final_norm: norm,
-            head: HeadSpec { tied: c.flag_or("tie_word_embeddings", false)?, softcap: None },
+            head: HeadSpec {
+                tied: c.flag_or("tie_word_embeddings", false)?,
+                scale: 1.0,
+                softcap: None,
+            },
         })
     }
 

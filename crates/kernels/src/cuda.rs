@@ -25,7 +25,7 @@ mod staging;
 
 pub use activation::gated_activation;
 pub use attention::AttentionPlan;
-pub use elements::{resolve_tokens, softcap};
+pub use elements::{resolve_tokens, scale_and_cap};
 pub use gather::{embedding, gather_rows};
 pub use gemv::{GEMV_MAX_ROWS, gemv};
 pub(crate) use graph::Graph;

@@ -27,7 +27,7 @@ pub use paged_cache::{PagedCache, PagedLayer};
 pub use qkv::{NO_SLOT, QkNorm, QkvToCache, qkv_to_cache};
 pub use rows::{
     NormWeight, RmsNorm, add_rms_norm, embedding, gated_activation, gather_rows, resolve_tokens,
-    rms_norm, softcap,
+    rms_norm, scale_and_cap,
 };
 pub use sampling::{
     MOST_LOGPROBS, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts, sample,

@@ -1,7 +1,7 @@
 //! The decoder on the CPU: packed weights, f32 activations.
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_checkpoint::ModelSpec;
+use candlepower_checkpoint::{EmbedSpec, ModelSpec};
 use candlepower_kernels::{
     Activation, AttentionMetadata, KvCache, KvCacheConfig, Weight, add_rms_norm, embedding,
     gated_activation, linear, paged_attention, reshape_and_cache, rms_norm, rope,
@@ -40,7 +40,7 @@ impl Decoder {
     pub(crate) fn new(spec: ModelSpec, parts: Parts<Weight>, max_model_len: usize) -> Result<Self> {
         let device = parts.layout().device.clone();
         let layers = Layers::take(&spec, parts, max_model_len)?;
-        let embed_scale = round_to(layers.embed.dtype(), spec.embed.scale);
+        let embed_scale = embed_scale(&spec.embed, layers.embed.dtype());
         Ok(Self { spec, max_model_len, device, embed_scale, layers })
     }
 
@@ -59,8 +59,12 @@ impl Decoder {
     /// # Errors
     /// `hidden` has another width.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        let logits = linear(hidden, &self.layers.head.weight, None)?;
-        match self.spec.head.softcap {
+        let mut logits = linear(hidden, &self.layers.head.weight, None)?;
+        let head = &self.spec.head;
+        if head.scale != 1.0 {
+            logits = (logits * head.scale)?;
+        }
+        match head.softcap {
             None => Ok(logits),
             Some(cap) => Ok(((logits / cap)?.tanh()? * cap)?),
         }
@@ -109,13 +113,13 @@ impl Decoder {
     }
 }
 
-/// The embedding's factor in the embedding's dtype: transformers casts it so, and models trained in
-/// bfloat16 expect the rounded one. Source: transformers `Gemma2TextScaledWordEmbedding`.
-pub(crate) fn round_to(dtype: DType, factor: f64) -> f32 {
+/// The embedding's factor; Gemma's is in the embedding's dtype: transformers casts it so, and models trained in bfloat16
+/// expect the rounded one. Source: transformers `Gemma2TextScaledWordEmbedding`.
+pub(crate) fn embed_scale(spec: &EmbedSpec, dtype: DType) -> f32 {
     match dtype {
-        DType::BF16 => bf16::from_f64(factor).to_f32(),
-        DType::F16 => f16::from_f64(factor).to_f32(),
-        _ => factor as f32,
+        DType::BF16 if spec.rounded => bf16::from_f64(spec.scale).to_f32(),
+        DType::F16 if spec.rounded => f16::from_f64(spec.scale).to_f32(),
+        _ => spec.scale as f32,
     }
 }
 
@@ -180,9 +184,11 @@ mod tests {
     /// Gemma 2 9B's factor, sqrt(3584).
     #[test]
     fn the_embedding_factor_is_rounded_as_the_weights_are() {
-        let factor = 3584f64.sqrt();
-        assert_eq!(round_to(DType::BF16, factor), 59.75);
-        assert_eq!(round_to(DType::F16, factor), 59.875);
-        assert_eq!(round_to(DType::F32, factor), factor as f32);
+        let scale = 3584f64.sqrt();
+        let of = |rounded, dtype| embed_scale(&EmbedSpec { scale, rounded }, dtype);
+        assert_eq!(of(true, DType::BF16), 59.75);
+        assert_eq!(of(true, DType::F16), 59.875);
+        assert_eq!(of(true, DType::F32), scale as f32);
+        assert_eq!(of(false, DType::BF16), scale as f32);
     }
 }

@@ -11,7 +11,7 @@ use candlepower_kernels::{
 };
 
 use crate::{
-    decoder::round_to,
+    decoder::embed_scale,
     error::Result,
     layers::{Attention, Layers, Linear, Norm, Ops, Place},
     parts::Parts,
@@ -85,7 +85,7 @@ impl DeviceDecoder {
         let head_dim = parts.layout().padded_head(spec.layers[0].attention.head_dim);
         let layers = Layers::take(&spec, parts, max_model_len)?;
         let dtype = layers.embed.dtype();
-        let embed_scale = round_to(dtype, spec.embed.scale);
+        let embed_scale = embed_scale(&spec.embed, dtype);
         Ok(Self { spec, max_model_len, device, dtype, head_dim, embed_scale, layers })
     }
 
@@ -160,8 +160,9 @@ impl DeviceDecoder {
         let logits = view(&workspace.logits, &[count, self.spec.vocab_size])?;
         device::gather_rows(hidden, rows, &last)?;
         workspace.matmul.run(&last, &self.layers.head.weight, None, &logits)?;
-        if let Some(cap) = self.spec.head.softcap {
-            device::softcap(&logits, cap as f32)?;
+        let head = &self.spec.head;
+        if head.scale != 1.0 || head.softcap.is_some() {
+            device::scale_and_cap(&logits, head.scale as f32, head.softcap.map(|cap| cap as f32))?;
         }
         Ok(logits)
     }

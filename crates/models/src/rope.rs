@@ -12,7 +12,8 @@ use crate::error::Result;
 /// The table of a rope for positions below `max_len`.
 pub(crate) fn rope_table(spec: &RopeSpec, max_len: usize) -> Result<RopeTable> {
     let (inv_freq, magnitude) = inverse_frequencies(spec, max_len);
-    Ok(RopeTable::from_inv_freq(&inv_freq, max_len, magnitude as f32, RopeStyle::Neox)?)
+    let style = if spec.interleaved { RopeStyle::Interleaved } else { RopeStyle::Neox };
+    Ok(RopeTable::from_inv_freq(&inv_freq, max_len, magnitude as f32, style)?)
 }
 
 /// The `dim / 2` inverse frequencies, and the factor on cos and sin.

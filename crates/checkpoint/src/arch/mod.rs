@@ -8,6 +8,9 @@ use crate::{
 };
 
 mod gemma2;
+mod gemma3;
+mod glm4;
+mod granite;
 mod llama;
 mod phi3;
 mod qwen2;
@@ -27,8 +30,17 @@ pub struct Arch {
     pub(crate) weights: &'static [WeightRule],
 }
 
-const ALL: &[Arch] =
-    &[llama::ARCH, llama::MISTRAL, qwen2::ARCH, qwen3::ARCH, gemma2::ARCH, phi3::ARCH];
+const ALL: &[Arch] = &[
+    llama::ARCH,
+    llama::MISTRAL,
+    qwen2::ARCH,
+    qwen3::ARCH,
+    gemma2::ARCH,
+    gemma3::ARCH,
+    phi3::ARCH,
+    glm4::ARCH,
+    granite::ARCH,
+];
 
 /// Keys that change the computation. One that is set, and that the architecture does not read, is
 /// refused: ignoring it would give wrong text.
@@ -38,6 +50,7 @@ const MATH_KEYS: &[&str] = &[
     "sliding_window",
     "use_sliding_window",
     "layer_types",
+    "sliding_window_pattern",
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "query_pre_attn_scalar",

@@ -298,6 +298,82 @@ fn phi4_mini_longrope() {
     assert!(error(&yarn).contains("`rope_scaling.rope_type` = \"yarn\" is not supported by Phi-3"));
 }
 
+/// google/gemma-3-1b-it, as transformers 4 wrote it and as 5 writes it.
+#[test]
+fn gemma3() {
+    let four = with(
+        GEMMA_2_2B,
+        r#"{"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 256, "hidden_size": 1152,
+            "num_attention_heads": 4, "num_key_value_heads": 1, "attn_logit_softcapping": null,
+            "final_logit_softcapping": null, "rope_local_base_freq": 10000, "rope_scaling": null,
+            "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
+            "max_position_embeddings": 32768}"#,
+    );
+    let m = spec(&four);
+    let windows: Vec<_> = m.layers.iter().map(|l| l.attention.window).collect();
+    assert_eq!(windows[..6], [[Some(512); 5].as_slice(), &[None]].concat());
+    let thetas: Vec<_> = m.layers[4..7].iter().map(|l| l.attention.rope.theta).collect();
+    assert_eq!(thetas, [1e4, 1e6, 1e4]);
+    assert!(m.layers[0].attention.qk_norm.is_some() && m.embed.rounded);
+    assert_eq!((m.head.softcap, m.layers[0].attention.softcap), (None, None));
+
+    // As for the larger ones, global layers alone are stretched; bases that are not written have defaults.
+    let edit = r#"{"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_theta": null,
+        "rope_local_base_freq": null}"#;
+    let stretched = spec(&with(&four, edit));
+    let scaling = |i: usize| stretched.layers[i].attention.rope.scaling.clone();
+    assert_eq!(
+        (scaling(0), scaling(5)),
+        (RopeScaling::None, RopeScaling::Linear { factor: 8.0 })
+    );
+    assert_eq!(stretched.layers[5].attention.rope.theta, 1e6);
+
+    let nested = r#"{"rope_theta": null, "rope_local_base_freq": null, "sliding_window_pattern": null,
+        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}"#;
+    assert_eq!(spec(&with(&four, nested)), stretched);
+    let half = r#"{"rope_parameters": {"full_attention": {"rope_type": "default"}}}"#;
+    assert!(error(&with(&four, half)).contains("`rope_parameters.sliding_attention` is missing"));
+    let both = with(&four, r#"{"use_bidirectional_attention": true}"#);
+    assert!(error(&both).contains("`use_bidirectional_attention` = true is not supported"));
+}
+
+/// zai-org/GLM-4-9B-0414.
+#[test]
+fn glm4() {
+    let text = with(
+        LLAMA_3_1_8B,
+        r#"{"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "attention_bias": true, "head_dim": 128,
+            "num_key_value_heads": 2, "partial_rotary_factor": 0.5, "rope_scaling": null, "mlp_bias": null}"#,
+    );
+    let m = spec(&text);
+    let a = &m.layers[31].attention;
+    assert_eq!((a.rope.dim, a.rope.interleaved), (64, true));
+    assert!(a.qkv_bias && !a.out_bias);
+    assert_eq!(spec(&with(&text, r#"{"partial_rotary_factor": null, "attention_bias": null}"#)), m);
+    let plan = plan(&m, find(&config(&text)).unwrap().weights);
+    let name = |slot| &plan.iter().find(|t| t.slots[0].slot == slot).unwrap().name;
+    assert_eq!(name(Slot::AttnPostNorm), "model.layers.0.post_self_attn_layernorm.weight");
+    assert_eq!(name(Slot::FfnNorm), "model.layers.0.post_attention_layernorm.weight");
+}
+
+/// ibm-granite/granite-3.3-2b-instruct.
+#[test]
+fn granite() {
+    let text = with(
+        LLAMA_3_1_8B,
+        r#"{"architectures": ["GraniteForCausalLM"], "model_type": "granite", "attention_multiplier": 0.015625,
+            "embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.25,
+            "rope_scaling": null}"#,
+    );
+    let m = spec(&text);
+    assert_eq!((m.embed.scale, m.embed.rounded, m.head.scale), (48.0, false, 0.125));
+    assert_eq!(m.layers[0].attention.scale, 1.0 / 64.0);
+    assert_eq!((m.final_norm.eps, m.layers[0].norm.eps), (1.6e-4, 1.6e-4));
+    let none = with(&text, r#"{"residual_multiplier": 0.0}"#);
+    assert!(error(&none).contains("`residual_multiplier` is 0.0"));
+}
+
 #[test]
 fn what_is_not_known_is_refused_by_name() {
     let cases = [
@@ -339,7 +415,8 @@ fn an_unknown_architecture_gets_the_list_and_the_nearest() {
     assert_eq!(
         error(&typo),
         "architecture `Qwen3MoeForCausalLM` is not supported (the nearest is `Qwen3ForCausalLM`); supported: \
-         LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma2ForCausalLM, Phi3ForCausalLM"
+         LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, \
+         Phi3ForCausalLM, Glm4ForCausalLM, GraniteForCausalLM"
     );
     let far = with(LLAMA_3_1_8B, r#"{"architectures": ["BertModel"]}"#);
     assert!(error(&far).starts_with("architecture `BertModel` is not supported; supported: Llama"));

@@ -1,27 +1,28 @@
-//! Operations on single elements: the soft cap, and tokens that only the device knows.
+//! Operations on single elements: what is done to logits, and tokens that only the device knows.
 
 use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch};
 use crate::Result;
 
-/// See [`crate::device::softcap`].
+/// See [`crate::device::scale_and_cap`].
 ///
 /// # Errors
 /// `x` has another dtype or layout, or CUDA refused the launch.
-pub fn softcap(x: &Tensor, cap: f32) -> Result<()> {
-    let launch = Launch::new("softcap", "x", x)?;
-    let args = SoftcapArgs {
+pub fn scale_and_cap(x: &Tensor, scale: f32, cap: Option<f32>) -> Result<()> {
+    let launch = Launch::new("scale_and_cap", "x", x)?;
+    let args = ScaleArgs {
         x: launch.elements(("x", x), "any shape", x.dims())?,
         count: x.elem_count() as i64,
-        cap,
+        scale,
+        cap: cap.unwrap_or(0.0),
         dtype: launch.dtype_code(),
     };
     if args.count == 0 {
         return Ok(());
     }
     // SAFETY: the address was checked above to hold `count` elements.
-    unsafe { launch.run(candlepower_softcap, &args) }
+    unsafe { launch.run(candlepower_scale_and_cap, &args) }
 }
 
 /// See [`crate::device::resolve_tokens`].
@@ -45,15 +46,17 @@ pub fn resolve_tokens(tokens: &Tensor, drawn: &Tensor) -> Result<()> {
     unsafe { launch.run(candlepower_resolve_tokens, &args) }
 }
 
-/// As `SoftcapArgs` in elements.cu.
+/// As `ScaleArgs` in elements.cu.
 #[repr(C)]
-struct SoftcapArgs {
+struct ScaleArgs {
     x: Address,
     count: i64,
+    scale: f32,
+    /// 0 for none.
     cap: f32,
     dtype: i32,
 }
-const _: () = assert!(size_of::<SoftcapArgs>() == 24);
+const _: () = assert!(size_of::<ScaleArgs>() == 32);
 
 /// As `ResolveArgs` in elements.cu.
 #[repr(C)]
@@ -66,6 +69,6 @@ struct ResolveArgs {
 const _: () = assert!(size_of::<ResolveArgs>() == 24);
 
 unsafe extern "C" {
-    fn candlepower_softcap(args: *const SoftcapArgs, stream: CUstream) -> i32;
+    fn candlepower_scale_and_cap(args: *const ScaleArgs, stream: CUstream) -> i32;
     fn candlepower_resolve_tokens(args: *const ResolveArgs, stream: CUstream) -> i32;
 }

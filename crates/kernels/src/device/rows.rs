@@ -148,18 +148,20 @@ fn gather(
     reference.write(("out", out), "[count, dim]", &[count, dim], &gathered)
 }
 
-/// `x = cap * tanh(x / cap)`, in f32 and rounded once; `x` is bf16 or f16 of any shape.
+/// `x = scale * x`, and then, with a cap, `x = cap * tanh(x / cap)`, in f32 and rounded once; `x` is bf16 or f16 of any
+/// shape.
 ///
 /// # Errors
 /// `x` has another dtype or layout, or CUDA refused the launch.
 ///
 /// Source: Gemma Team, "Gemma 2: Improving Open Language Models at a Practical Size", 2024.
-pub fn softcap(x: &Tensor, cap: f32) -> Result<()> {
-    launch_on_gpu!(x, crate::cuda::softcap(x, cap));
-    let reference = Reference::new("softcap", "x", x)?;
+pub fn scale_and_cap(x: &Tensor, scale: f32, cap: Option<f32>) -> Result<()> {
+    launch_on_gpu!(x, crate::cuda::scale_and_cap(x, scale, cap));
+    let reference = Reference::new("scale_and_cap", "x", x)?;
     let values = reference.elements(("x", x), "any shape", x.dims())?;
-    let capped: Vec<f32> = values.iter().map(|value| cap * (value / cap).tanh()).collect();
-    reference.write(("x", x), "any shape", x.dims(), &capped)
+    let capped = |value: f32| cap.map_or(value, |cap| cap * (value / cap).tanh());
+    let values: Vec<f32> = values.iter().map(|value| capped(scale * value)).collect();
+    reference.write(("x", x), "any shape", x.dims(), &values)
 }
 
 /// Replaces each number of `tokens` that has its highest bit set, `1 << 31 | i`, by `drawn[i]`: a token that the

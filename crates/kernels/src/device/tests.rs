@@ -138,8 +138,8 @@ fn blocks_are_copied_in_every_layer() {
 #[test]
 fn views_in_the_midst_of_a_vector_are_refused() {
     let x = Tensor::zeros(64, DType::BF16, &Device::Cpu).unwrap();
-    assert!(softcap(&x.narrow(0, 8, 8).unwrap(), 5.0).is_ok());
-    let error = softcap(&x.narrow(0, 4, 8).unwrap(), 5.0).unwrap_err();
+    assert!(scale_and_cap(&x.narrow(0, 8, 8).unwrap(), 1.0, Some(5.0)).is_ok());
+    let error = scale_and_cap(&x.narrow(0, 4, 8).unwrap(), 1.0, None).unwrap_err();
     assert!(matches!(error, Error::Misaligned { operand: "x", .. }));
     let halves = Tensor::zeros((2, 8), DType::F16, &Device::Cpu).unwrap();
     let norm = RmsNorm {

@@ -40,16 +40,19 @@ pub(crate) fn matmul(gpu: &Gpu) {
     }
 }
 
-pub(crate) fn softcap(gpu: &Gpu) {
+pub(crate) fn scale_and_cap(gpu: &Gpu) {
     let mut random = Random(32);
-    for (count, cap) in [(1, 30.0f32), (1000, 5.0), (70_000, 0.7)] {
+    let cases =
+        [(1, 1.0f32, Some(30.0f32)), (1000, 0.0625, None), (1000, 0.3, Some(5.0)), (70_000, 1.0, Some(0.7))];
+    for (count, scale, cap) in cases {
         for dtype in HALVES {
             let values = random.floats(count, 40.0, dtype);
             let x = gpu.floats(&values, &[count], dtype);
-            device::softcap(&x, cap).unwrap();
-            let want: Vec<f32> = values.iter().map(|value| cap * (value / cap).tanh()).collect();
+            device::scale_and_cap(&x, scale, cap).unwrap();
+            let capped = |value: f32| cap.map_or(value, |cap| cap * (value / cap).tanh());
+            let want: Vec<f32> = values.iter().map(|value| capped(scale * value)).collect();
             let tolerance = Tolerance { own: 0.6, largest: 0.001 };
-            gpu.assert_close(&x, &want, tolerance, &format!("{count} capped at {cap}"));
+            gpu.assert_close(&x, &want, tolerance, &format!("{count} times {scale}, capped at {cap:?}"));
         }
     }
 }
@@ -102,7 +105,7 @@ pub(crate) fn graph(gpu: &Gpu) {
     let out = gpu.unwritten(&[rows, n], dtype);
     let run = || {
         cublas.gemm(&x, &on_w, Some(&on_bias), &out)?;
-        device::softcap(&out, 20.0)
+        device::scale_and_cap(&out, 1.0, Some(20.0))
     };
     run().unwrap();
     let graph = Graph::capture(gpu.device(), run).unwrap();

@@ -28,7 +28,7 @@ const COMPARISONS: [(&str, Comparison); 17] = [
     ("gather_rows", rows::gather_rows),
     ("gemv", rows::gemv),
     ("matmul", elements::matmul),
-    ("softcap", elements::softcap),
+    ("scale_and_cap", elements::scale_and_cap),
     ("resolve_tokens", elements::resolve_tokens),
     ("staging", elements::staging),
     ("graph", elements::graph),

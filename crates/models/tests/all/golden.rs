@@ -21,6 +21,10 @@ pub(crate) const GOLDENS: &[&str] = &[
     "gemma2",
     "phi3",
     "phi3-longrope",
+    "gemma3",
+    "gemma3-nested",
+    "glm4",
+    "granite",
 ];
 pub(crate) const TOLERANCE: f32 = 1e-4;
 pub(crate) const BLOCK_SIZE: usize = 16;
@@ -206,6 +210,18 @@ fn every_flag_is_seen_in_the_logits() {
         ("gemma2", "\"gelu_pytorch_tanh\"", "\"silu\""),
         ("phi3", "\"sliding_window\": 15", "\"sliding_window\": 16"),
         ("phi3", "_factor\": 0.5", "_factor\": 0.75"),
+        ("gemma3", "\"sliding_window\": 10", "\"sliding_window\": 11"),
+        ("gemma3", "\"sliding_window_pattern\": 3", "\"sliding_window_pattern\": 4"),
+        ("gemma3", "\"rope_theta\": 50000.0", "\"rope_theta\": 40000.0"),
+        ("gemma3", "_freq\": 500.0", "_freq\": 510.0"),
+        ("gemma3", "\"factor\": 4.0", "\"factor\": 3.9"),
+        ("gemma3-nested", "\"rope_theta\": 20000.0", "\"rope_theta\": 15000.0"),
+        ("gemma3-nested", "\"rope_theta\": 300.0", "\"rope_theta\": 310.0"),
+        ("glm4", "\"rope_theta\"", "\"partial_rotary_factor\": 0.25, \"rope_theta\""),
+        ("granite", "\"embedding_multiplier\": 12.0", "\"embedding_multiplier\": 11.0"),
+        ("granite", "\"attention_multiplier\": 0.0625", "\"attention_multiplier\": 0.07"),
+        ("granite", "\"residual_multiplier\": 0.22", "\"residual_multiplier\": 0.23"),
+        ("granite", "\"logits_scaling\": 6.0", "\"logits_scaling\": 5.9"),
     ];
     for (name, from, to) in edits {
         let config = std::fs::read_to_string(folder(name).join("config.json")).unwrap();

@@ -1,4 +1,4 @@
-// Operations on single elements: the soft cap, and tokens that only the device knows.
+// Operations on single elements: what is done to logits, and tokens that only the device knows.
 
 #include "common.cuh"
 
@@ -6,20 +6,22 @@ namespace candlepower {
 
 constexpr int32_t kThreads = 256;
 
-struct SoftcapArgs {
+struct ScaleArgs {
   void* x;  // [count], in place
   int64_t count;
-  float cap;
+  float scale;
+  float cap;  // 0 for none
   int32_t dtype;
 };
-static_assert(sizeof(SoftcapArgs) == 24, "as in src/cuda/elements.rs");
+static_assert(sizeof(ScaleArgs) == 32, "as in src/cuda/elements.rs");
 
 template <typename T>
-__global__ void softcap_kernel(SoftcapArgs args) {
+__global__ void scale_and_cap_kernel(ScaleArgs args) {
   T* x = static_cast<T*>(args.x);
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < args.count; i += step) {
-    x[i] = T(args.cap * tanhf(static_cast<float>(x[i]) / args.cap));
+    const float scaled = args.scale * static_cast<float>(x[i]);
+    x[i] = T(args.cap == 0.0f ? scaled : args.cap * tanhf(scaled / args.cap));
   }
 }
 
@@ -45,12 +47,12 @@ __global__ void resolve_kernel(ResolveArgs args) {
 
 using namespace candlepower;
 
-extern "C" int32_t candlepower_softcap(const SoftcapArgs* args, cudaStream_t stream) {
+extern "C" int32_t candlepower_scale_and_cap(const ScaleArgs* args, cudaStream_t stream) {
   constexpr int64_t kMostBlocks = 1 << 16;
   const int64_t blocks = (args->count + kThreads - 1) / kThreads;
   const auto grid = static_cast<uint32_t>(blocks < kMostBlocks ? blocks : kMostBlocks);
   return with_half_type(args->dtype, [&](auto zero) {
-    softcap_kernel<decltype(zero)><<<grid, kThreads, 0, stream>>>(*args);
+    scale_and_cap_kernel<decltype(zero)><<<grid, kThreads, 0, stream>>>(*args);
   });
 }
 

@@ -1,0 +1,57 @@
+//! Gemma 3 (text): Gemma 2 with norms of each head of q and k in place of soft caps, and five windowed layers, with a rope of their
+//! own, to each global one. Source: transformers `models/gemma3`.
+
+use super::{Arch, gemma2};
+use crate::{config::HfConfig, error::Result, rope::RopeSpec, spec::ModelSpec};
+
+pub(super) const ARCH: Arch = Arch {
+    name: "Gemma3ForCausalLM",
+    model_type: "gemma3_text",
+    reads: &[
+        "attention_bias",
+        "sliding_window",
+        "sliding_window_pattern",
+        "layer_types",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "query_pre_attn_scalar",
+        "rope_local_base_freq",
+    ],
+    spec,
+    weights: gemma2::WEIGHTS,
+};
+
+fn spec(c: &HfConfig) -> Result<ModelSpec> {
+    // Absent, they are none; Gemma 2's would be numbers.
+    let c = &c.with_default("attn_logit_softcapping", ()).with_default("final_logit_softcapping", ());
+    let mut m = gemma2::base(&rope_of(c, "full_attention")?)?;
+    let norm = m.final_norm;
+    m.each_attention(|_, a| a.qk_norm = Some(norm));
+    let pattern = c.count_opt("sliding_window_pattern")?.unwrap_or(6);
+    m.set_windows(c, c.count("sliding_window")?, |i| (i + 1) % pattern != 0)?;
+    let head_dim = m.layers[0].attention.head_dim;
+    let local = RopeSpec::read(&rope_of(c, "sliding_attention")?, head_dim)?;
+    m.each_attention(|_, a| {
+        if a.window.is_some() {
+            a.rope = local.clone();
+        }
+    });
+    Ok(m)
+}
+
+/// The configuration with the rope settings of one type of layers, which transformers 4 writes as `rope_theta` and
+/// `rope_scaling` for global layers, and as `rope_local_base_freq` for windowed ones.
+fn rope_of(c: &HfConfig, layer_type: &str) -> Result<HfConfig> {
+    let own = c.with_rope_of(layer_type)?;
+    let (config, theta) = match layer_type {
+        "full_attention" => (own.unwrap_or_else(|| c.clone()), 1e6),
+        _ => match own {
+            Some(own) => (own, 1e4),
+            None => {
+                let theta = c.float_opt("rope_local_base_freq")?.unwrap_or(1e4);
+                (c.without(&["rope_theta", "rope_scaling", "rope_parameters"]), theta)
+            }
+        },
+    };
+    Ok(config.with_default("rope_theta", theta))
+}

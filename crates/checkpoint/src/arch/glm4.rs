@@ -1,0 +1,38 @@
+//! GLM-4-0414: Llama with norms before and after each block, half of each head rotated, pair by pair of neighbours, biases on q, k
+//! and v, and gate and up stored as one tensor. Source: transformers `models/glm4`.
+
+use super::Arch;
+use crate::{
+    config::HfConfig,
+    error::Result,
+    spec::{ModelSpec, Residual},
+    weights::{Slot, WeightRule, rows, whole},
+};
+
+pub(super) const ARCH: Arch = Arch {
+    name: "Glm4ForCausalLM",
+    model_type: "glm4",
+    reads: &["attention_bias"],
+    spec,
+    weights: WEIGHTS,
+};
+
+const WEIGHTS: &[WeightRule] = &[
+    whole(Slot::AttnPostNorm, "model.layers.{i}.post_self_attn_layernorm.weight"),
+    whole(Slot::FfnPostNorm, "model.layers.{i}.post_mlp_layernorm.weight"),
+    rows(Slot::Gate, "model.layers.{i}.mlp.gate_up_proj.weight"),
+    rows(Slot::Up, "model.layers.{i}.mlp.gate_up_proj.weight"),
+];
+
+fn spec(c: &HfConfig) -> Result<ModelSpec> {
+    // Absent, it would be 128, not hidden_size / num_attention_heads.
+    c.count("head_dim")?;
+    let c = c.with_default("partial_rotary_factor", 0.5).with_default("attention_bias", true);
+    let mut m = ModelSpec::llama(&c)?;
+    m.layers.iter_mut().for_each(|l| l.residual = Residual::Sandwich);
+    m.each_attention(|_, a| {
+        a.out_bias = false;
+        a.rope.interleaved = true;
+    });
+    Ok(m)
+}
