@@ -64,10 +64,11 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
         }
         Slot::QBias | Slot::KBias | Slot::VBias | Slot::OBias => (0.0, width(0.1)),
         Slot::GateBias | Slot::UpBias | Slot::DownBias => (0.0, width(0.1)),
-        Slot::Embed if spec.head.tied => (0.0, width(fan_in)),
+        Slot::Embed if spec.head.tied => (0.0, width(fan_in / spec.head.scale)),
         Slot::Embed => (0.0, width(1.0 / spec.embed.scale)),
         Slot::O | Slot::Down => (0.0, width(fan_in * (2.0 * spec.layers.len() as f64).powf(-0.5))),
-        Slot::Head | Slot::Q | Slot::K | Slot::V | Slot::Gate | Slot::Up => (0.0, width(fan_in)),
+        Slot::Head => (0.0, width(fan_in / spec.head.scale)),
+        Slot::Q | Slot::K | Slot::V | Slot::Gate | Slot::Up => (0.0, width(fan_in)),
     }
 }
 

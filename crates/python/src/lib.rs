@@ -45,11 +45,8 @@ mod _native {
             namespace: Option<String>,
             context: Option<String>,
         ) -> PyResult<Self> {
-            let of = Backend::from_words(
-                backend.as_deref(),
-                namespace.as_deref(),
-                context.as_deref(),
-            );
+            let of =
+                Backend::from_words(backend.as_deref(), namespace.as_deref(), context.as_deref());
             let client = client::Client::new();
             let client = match of.map_err(|error| exception(&error))? {
                 Some(backend) => client.backend(backend),

@@ -23,7 +23,8 @@ pub(super) const ARCH: Arch = Arch {
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     // Absent, they are none; Gemma 2's would be numbers.
-    let c = &c.with_default("attn_logit_softcapping", ()).with_default("final_logit_softcapping", ());
+    let c =
+        &c.with_default("attn_logit_softcapping", ()).with_default("final_logit_softcapping", ());
     let mut m = gemma2::base(&rope_of(c, "full_attention")?)?;
     let norm = m.final_norm;
     m.each_attention(|_, a| a.qk_norm = Some(norm));

@@ -322,10 +322,7 @@ fn gemma3() {
         "rope_local_base_freq": null}"#;
     let stretched = spec(&with(&four, edit));
     let scaling = |i: usize| stretched.layers[i].attention.rope.scaling.clone();
-    assert_eq!(
-        (scaling(0), scaling(5)),
-        (RopeScaling::None, RopeScaling::Linear { factor: 8.0 })
-    );
+    assert_eq!((scaling(0), scaling(5)), (RopeScaling::None, RopeScaling::Linear { factor: 8.0 }));
     assert_eq!(stretched.layers[5].attention.rope.theta, 1e6);
 
     let nested = r#"{"rope_theta": null, "rope_local_base_freq": null, "sliding_window_pattern": null,

@@ -42,8 +42,12 @@ pub(crate) fn matmul(gpu: &Gpu) {
 
 pub(crate) fn scale_and_cap(gpu: &Gpu) {
     let mut random = Random(32);
-    let cases =
-        [(1, 1.0f32, Some(30.0f32)), (1000, 0.0625, None), (1000, 0.3, Some(5.0)), (70_000, 1.0, Some(0.7))];
+    let cases = [
+        (1, 1.0f32, Some(30.0f32)),
+        (1000, 0.0625, None),
+        (1000, 0.3, Some(5.0)),
+        (70_000, 1.0, Some(0.7)),
+    ];
     for (count, scale, cap) in cases {
         for dtype in HALVES {
             let values = random.floats(count, 40.0, dtype);
@@ -52,7 +56,12 @@ pub(crate) fn scale_and_cap(gpu: &Gpu) {
             let capped = |value: f32| cap.map_or(value, |cap| cap * (value / cap).tanh());
             let want: Vec<f32> = values.iter().map(|value| capped(scale * value)).collect();
             let tolerance = Tolerance { own: 0.6, largest: 0.001 };
-            gpu.assert_close(&x, &want, tolerance, &format!("{count} times {scale}, capped at {cap:?}"));
+            gpu.assert_close(
+                &x,
+                &want,
+                tolerance,
+                &format!("{count} times {scale}, capped at {cap:?}"),
+            );
         }
     }
 }
