@@ -5,6 +5,7 @@ mod engine;
 mod http;
 mod hub;
 mod metrics;
+mod port_forward;
 mod programs;
 mod random;
 mod server;

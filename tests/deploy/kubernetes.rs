@@ -1,12 +1,13 @@
 //! The kubernetes backend, with an API server on this machine that tells stories; and the manifests in `configs/k8s`.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::json;
 
-use super::{Home, text};
-use crate::support::{Cluster, Story, python, run_to_end};
+use super::{Home, address, check_answers, text};
+use crate::support::{Cluster, Request, Server, Story, python, run_to_end};
 
 fn home(cluster: &Cluster) -> Home {
     Home::new().with_env("KUBECONFIG", &cluster.kubeconfig())
@@ -49,6 +50,29 @@ fn a_deployment_is_made_found_restarted_and_deleted_with_all_that_is_its_own() {
     home.json(&format!("delete chat {place}"));
     assert!(cluster.objects().is_empty());
     assert_eq!(home.error(&format!("status chat {place}"), 3)["code"], "NOT_FOUND");
+}
+
+#[test]
+fn a_port_here_leads_to_a_pod_until_ctrl_c() {
+    let (server, cluster) = (Server::demo(), Cluster::start(Story::Ready));
+    cluster.lead_to(server.address);
+    let home = home(&cluster);
+    home.json(&demo("chat", ""));
+    let mut forward = home.command("forward chat --namespace models --json").spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(forward.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let opened: serde_json::Value = serde_json::from_str(&line).unwrap();
+    // Each has a connection of its own.
+    check_answers(&opened);
+    check_answers(&opened);
+    let body = json!({"model": "demo", "prompt": "The capital", "max_tokens": 300, "ignore_eos": true, "stream": true});
+    let chunks = Request::post("/v1/completions", &body).open(address(&opened)).unwrap().chunks();
+    assert_eq!(chunks.len(), 300);
+    assert!(
+        Command::new("kill").args(["-INT", &forward.id().to_string()]).status().unwrap().success()
+    );
+    assert_eq!(forward.wait().unwrap().code(), Some(0));
+    std::net::TcpStream::connect(address(&opened)).unwrap_err();
 }
 
 #[test]

@@ -2,17 +2,19 @@
 //! test's story of what becomes of them.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Query, State};
+use axum::extract::{Query, Request, State};
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use super::TempFolder;
+use super::{TempFolder, port_forward};
 
 /// What becomes of a Deployment's pods.
 #[derive(Clone, Debug)]
@@ -44,6 +46,8 @@ struct Kept {
     /// Who has applied each.
     managers: BTreeMap<String, String>,
     nodes: Option<Vec<Value>>,
+    /// What answers in the pods.
+    server: Option<SocketAddr>,
     requests: Vec<String>,
 }
 
@@ -71,7 +75,10 @@ impl Cluster {
         });
         folder.write("kubeconfig", kubeconfig.to_string());
         let shared = Shared { story, kept: Arc::default() };
-        let routes = Router::new().fallback(answer).with_state(shared.clone());
+        let routes = Router::new()
+            .route("/api/v1/namespaces/{namespace}/pods/{pod}/portforward", get(forward))
+            .fallback(answer)
+            .with_state(shared.clone());
         runtime.spawn(async move { axum::serve(listener, routes).await });
         Self { _runtime: runtime, shared, folder }
     }
@@ -84,6 +91,11 @@ impl Cluster {
     /// Lets everybody see these nodes.
     pub(crate) fn show_nodes(&self, nodes: Vec<Value>) {
         self.shared.kept().nodes = Some(nodes);
+    }
+
+    /// Lets this server answer in the pods.
+    pub(crate) fn lead_to(&self, server: SocketAddr) {
+        self.shared.kept().server = Some(server);
     }
 
     /// All objects by kind, without what the server itself adds.
@@ -184,6 +196,11 @@ async fn answer(
         }
         _ => refusal(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", path),
     }
+}
+
+async fn forward(State(shared): State<Shared>, request: Request) -> Response {
+    let server = shared.kept().server;
+    port_forward::answer(request, server.expect("nothing answers in the pods"))
 }
 
 fn nodes(shared: &Shared) -> Response {
