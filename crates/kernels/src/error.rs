@@ -113,6 +113,15 @@ pub enum Error {
         /// Elements of one row.
         k: usize,
     },
+    /// Rows of codes that contradict themselves or the weight.
+    #[error("quantized weight rows: {0}")]
+    QuantizedRows(&'static str),
+    /// Rows that become one weight, whose inputs are in different orders.
+    #[error(
+        "matrices that are computed as one (q, k and v, or gate and up) have their inputs in different orders; \
+         use weights quantized without act-order (desc_act)"
+    )]
+    InputOrder,
     /// A weight was finished before all of its rows were written.
     #[error("weight: row {row} of {n} was never written; write every row before finish()")]
     MissingRow {

@@ -2,7 +2,7 @@
 //!
 //! Each kernel is one function over [`candle_core::Tensor`] that checks dtype, shape, contiguity and
 //! device before it touches memory, and works on plain slices inside. Activations are `f32`; weights
-//! keep the checkpoint's dtype inside a packed [`Weight`]. Kernels use rayon's current pool.
+//! keep the checkpoint's dtype, or the codes of its quantization, inside a packed [`Weight`]. Kernels use rayon's current pool.
 //!
 //! The module [`device`] has the operations of a decoder whose tensors stay on a device and are written in place:
 //! kernels of NVIDIA GPUs, which the feature `cuda` adds in the module `cuda`, and their definitions on the CPU.
@@ -49,4 +49,4 @@ pub use kv_cache::{
 pub use linear::{linear, linear_reference};
 pub use norm::{add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference};
 pub use rope::{RopeStyle, RopeTable, rope, rope_reference};
-pub use weight::{Weight, WeightBuilder, WeightRows};
+pub use weight::{Codes, QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows};

@@ -1,7 +1,9 @@
 //! `x @ w^T + bias` over packed weights.
 //!
 //! Every output is one chain of fused multiply-adds over increasing `k`, on every path: a result does
-//! not depend on the number of rows, the number of threads or the instruction set.
+//! not depend on the number of rows, the number of threads or the instruction set. Codes are widened to the
+//! numbers that they mean, in registers or a block at a time; a weight that keeps its inputs in another order
+//! (act-order) gets the activations in that order, and the chain follows it. What a weight's sparse part adds comes last.
 
 mod format;
 mod gemv;
@@ -9,6 +11,8 @@ mod gemv;
 mod tests;
 mod tile;
 mod tiled;
+
+use std::borrow::Cow;
 
 use candle_core::Tensor;
 
@@ -35,12 +39,22 @@ pub fn linear(x: &Tensor, w: &Weight, bias: Option<&Tensor>) -> Result<Tensor> {
         bias.f32s()
     });
     let bias = bias.transpose()?;
-    let out = multiply(Isa::detect(), &data, w, bias.as_deref());
+    let mut out = multiply(Isa::detect(), &in_order(&data, w), w, bias.as_deref());
+    if let Some(sparse) = w.sparse() {
+        sparse.add_products(&data, k, &mut out);
+    }
     from_vec(out, &[tokens, n])
 }
 
+/// The activations in the order in which `w` keeps its inputs.
+fn in_order<'a>(x: &'a [f32], w: &Weight) -> Cow<'a, [f32]> {
+    let Some(inputs) = w.inputs() else { return Cow::Borrowed(x) };
+    let row = |x: &'a [f32]| inputs.iter().map(|&input| x[input as usize]);
+    Cow::Owned(x.chunks_exact(w.k()).flat_map(row).collect())
+}
+
 /// The definition of one output of [`linear`]: products summed with fused multiply-adds in one chain
-/// of increasing `k`, then the bias. `x` and `w` are one row of each matrix. Every path of
+/// of increasing `k`, then the bias. `x` and `w` are one row of each matrix, in the order of the weight's inputs. Every path of
 /// [`linear`] gives exactly these bits.
 #[must_use]
 pub fn linear_reference(x: &[f32], w: &[f32], bias: Option<f32>) -> f32 {

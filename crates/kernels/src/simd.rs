@@ -86,6 +86,23 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `source` points to sixteen readable f16.
     unsafe fn load_f16(self, source: *const u8) -> Self::F32;
+    /// Sixteen bytes as numbers.
+    /// # Safety
+    /// `source` points to sixteen readable bytes.
+    unsafe fn load_u8(self, source: *const u8) -> Self::F32;
+    /// The four bits from `SHIFT` (0 or 4) on of sixteen bytes, as numbers.
+    /// # Safety
+    /// `source` points to sixteen readable bytes.
+    unsafe fn load_u4<const SHIFT: u32>(self, source: *const u8) -> Self::F32;
+    /// [`e4m3_part`](crate::weight::e4m3_part) of sixteen bytes.
+    /// # Safety
+    /// `source` points to sixteen readable bytes.
+    unsafe fn load_e4m3_part(self, source: *const u8) -> Self::F32;
+    /// Of each lane's table, `[16 lanes][16]`, the number that the four bits from `SHIFT` (0 or 4) on of its byte name.
+    /// # Safety
+    /// `tables` points to 256 readable f32, `source` to sixteen readable bytes.
+    unsafe fn lookup_u4<const SHIFT: u32>(self, tables: *const f32, source: *const u8)
+    -> Self::F32;
     /// Asks for the cache line at `address`, which need not be mapped.
     fn prefetch(self, address: *const u8);
     /// Runs `op` compiled for this instruction set.

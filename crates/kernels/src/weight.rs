@@ -1,22 +1,31 @@
 //! A weight matrix packed for the matmul, in the checkpoint's own dtype.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::DType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+pub use self::layout::Codes;
+pub(crate) use self::layout::{ElementOrder, Layout, PANEL, TABLE};
 use self::memory::WeightMemory;
+pub use self::quantized::QuantizedRows;
+pub(crate) use self::quantized::e4m3_part;
+pub(crate) use self::sparse::Sparse;
+pub use self::sparse::SparseRows;
 use crate::{Error, Result};
 
+mod layout;
 mod memory;
+mod quantized;
+mod sparse;
 #[cfg(test)]
 mod tests;
 
-/// Output columns of one panel: two vectors of sixteen f32.
-pub(crate) const PANEL: usize = 32;
-
-/// A matrix `[n, k]` (`n` outputs, `k` inputs) packed in panels of 32 rows, `[ceil(n / 32)][k][32]`.
+/// A matrix `[n, k]` (`n` outputs, `k` inputs) packed in panels of 32 rows, `[ceil(n / 32)][k][32]`, in a dtype of the
+/// checkpoint or as codes of a quantization.
 ///
 /// Inside a panel two steps of `k` lie together, so that a linear over bf16 can use one cache line for
 /// two steps of sixteen outputs. Missing outputs of the last panel, and the odd
@@ -24,9 +33,12 @@ pub(crate) const PANEL: usize = 32;
 #[derive(Clone, Debug)]
 pub struct Weight {
     n: usize,
-    k: usize,
-    dtype: DType,
+    layout: Layout,
     memory: Arc<WeightMemory>,
+    /// Which input each step of `k` is, where they are not in order.
+    inputs: Option<Arc<[u32]>>,
+    /// What is added to the numbers of the panels.
+    sparse: Option<Arc<Sparse>>,
 }
 
 impl Weight {
@@ -35,18 +47,28 @@ impl Weight {
     /// # Errors
     /// `dtype` is another one, `n` or `k` is zero, or the memory cannot be reserved.
     pub fn builder(n: usize, k: usize, dtype: DType) -> Result<WeightBuilder> {
-        let order = ElementOrder::of(dtype)?;
-        for (parameter, value) in [("weight rows n", n), ("weight columns k", k)] {
-            if value == 0 {
-                return Err(Error::Parameter { parameter, value, expected: "at least 1" });
-            }
+        WeightBuilder::new(n, Layout { order: ElementOrder::of(dtype)?, k, group: k.max(1) })
+    }
+
+    /// Starts a weight of `n` rows of `k` codes, of which `group` share a scale and a minimum.
+    ///
+    /// # Errors
+    /// `group` is odd and not `k`, or there are several groups of [`Codes::Table`]; else as [`Self::builder`].
+    pub fn quantized_builder(
+        n: usize,
+        k: usize,
+        codes: Codes,
+        group: usize,
+    ) -> Result<WeightBuilder> {
+        let group = group.min(k);
+        if k > 0 && group < k && (group == 0 || group % 2 == 1 || codes == Codes::Table) {
+            return Err(Error::Parameter {
+                parameter: "weight group",
+                value: group,
+                expected: "an even number, or all inputs (which it must be for tables)",
+            });
         }
-        let bytes = n
-            .div_ceil(PANEL)
-            .checked_mul(order.panel_bytes(k))
-            .ok_or(Error::OutOfMemory { bytes: usize::MAX })?;
-        let memory = WeightMemory::zeroed(bytes)?;
-        Ok(WeightBuilder { n, k, dtype, order, memory, written: vec![false; n] })
+        WeightBuilder::new(n, Layout { order: ElementOrder::Coded(codes), k, group: group.max(1) })
     }
 
     /// Number of outputs (rows of the checkpoint's matrix).
@@ -58,24 +80,39 @@ impl Weight {
     /// Number of inputs (columns of the checkpoint's matrix).
     #[must_use]
     pub fn k(&self) -> usize {
-        self.k
+        self.layout.k
     }
 
-    /// The stored dtype.
+    /// The stored dtype; f32 where it is quantized, which its numbers are widened to.
     #[must_use]
     pub fn dtype(&self) -> DType {
-        self.dtype
+        match self.layout.order {
+            ElementOrder::F32 | ElementOrder::Coded(_) => DType::F32,
+            ElementOrder::F16 => DType::F16,
+            ElementOrder::Bf16 => DType::BF16,
+        }
     }
 
     /// Bytes of memory held, padding included.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
-        self.memory.len()
+        let inputs = self.inputs.as_deref().map_or(0, size_of_val);
+        self.memory.len() + inputs + self.sparse.as_deref().map_or(0, Sparse::num_bytes)
     }
 
-    /// How elements lie inside a panel.
-    pub(crate) fn order(&self) -> ElementOrder {
-        ElementOrder::of(self.dtype).expect("the builder accepted the dtype")
+    /// How the panels lie.
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Which input each step of `k` is, where they are not in order.
+    pub(crate) fn inputs(&self) -> Option<&[u32]> {
+        self.inputs.as_deref()
+    }
+
+    /// What is added to the numbers of the panels.
+    pub(crate) fn sparse(&self) -> Option<&Sparse> {
+        self.sparse.as_deref()
     }
 
     /// All panels, back to back; 64-byte aligned.
@@ -85,75 +122,39 @@ impl Weight {
 
     /// Widens row `row` into `out` (`k` elements).
     pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) {
-        assert!(
-            row < self.n && out.len() == self.k,
-            "row {row} of a [{}, {}] weight",
-            self.n,
-            self.k
-        );
-        let order = self.order();
-        let panel_bytes = order.panel_bytes(self.k);
+        let k = self.k();
+        assert!(row < self.n && out.len() == k, "row {row} of a [{}, {k}] weight", self.n);
+        let panel_bytes = self.layout.panel_bytes();
         let panel = &self.bytes()[row / PANEL * panel_bytes..][..panel_bytes];
-        for (k, value) in out.iter_mut().enumerate() {
-            let at = order.index(k, row % PANEL);
-            *value = match order {
-                ElementOrder::F32 => f32::get(panel, at),
-                ElementOrder::F16 => f16::get(panel, at).to_f32(),
-                ElementOrder::Bf16 => bf16::get(panel, at).to_f32(),
-            };
-        }
-    }
-}
-
-/// The stored dtypes and their orders inside a panel.
-///
-/// - f32 and f16: `[k][32 columns]`.
-/// - bf16: `[k / 2][2 halves][16 columns][2 steps of k]`. Sixteen 32-bit words then hold two steps of
-///   sixteen columns: a shift or a mask widens one step to f32, and the bf16 dot products and AMX tiles
-///   of later paths read the same words as they are.
-///
-/// `k` is rounded up to even in all of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ElementOrder {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl ElementOrder {
-    fn of(dtype: DType) -> Result<Self> {
-        match dtype {
-            DType::F32 => Ok(Self::F32),
-            DType::F16 => Ok(Self::F16),
-            DType::BF16 => Ok(Self::Bf16),
-            found => Err(Error::DType {
-                kernel: "weight",
-                operand: "dtype",
-                expected: "f32, f16 or bf16",
-                found,
-            }),
-        }
-    }
-
-    /// Bytes of two steps of `k` of one panel.
-    pub(crate) fn pair_bytes(self) -> usize {
-        let element_bytes = match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
+        let mut set = |step: usize, value: f32| match &self.inputs {
+            Some(inputs) => out[inputs[step] as usize] = value,
+            None => out[step] = value,
         };
-        2 * PANEL * element_bytes
+        for step in 0..k {
+            set(step, self.layout.read(panel, step, row % PANEL));
+        }
+        for (input, number) in self.sparse.iter().flat_map(|sparse| sparse.row(row)) {
+            out[*input as usize] += number;
+        }
+    }
+}
+
+impl Layout {
+    /// The number of a panel at step `k` and `column`.
+    fn read(self, panel: &[u8], k: usize, column: usize) -> f32 {
+        match self.order {
+            ElementOrder::F32 => f32::get(panel, self.index(k, column)),
+            ElementOrder::F16 => f16::get(panel, self.index(k, column)).to_f32(),
+            ElementOrder::Bf16 => bf16::get(panel, self.index(k, column)).to_f32(),
+            ElementOrder::Coded(codes) => self.read_coded(codes, panel, k, column),
+        }
     }
 
-    /// Bytes of a whole panel.
-    pub(crate) fn panel_bytes(self, k: usize) -> usize {
-        k.div_ceil(2) * self.pair_bytes()
-    }
-
-    /// Element index inside a panel of step `k`, column `column`.
+    /// Element index inside a panel of a dtype of step `k`, column `column`.
     fn index(self, k: usize, column: usize) -> usize {
-        match self {
-            Self::F32 | Self::F16 => k * PANEL + column,
-            Self::Bf16 => k / 2 * (2 * PANEL) + column * 2 + k % 2,
+        match self.order {
+            ElementOrder::Bf16 => k / 2 * (2 * PANEL) + column * 2 + k % 2,
+            _ => k * PANEL + column,
         }
     }
 }
@@ -172,39 +173,47 @@ pub struct WeightRows<'a> {
 #[derive(Debug)]
 pub struct WeightBuilder {
     n: usize,
-    k: usize,
-    dtype: DType,
-    order: ElementOrder,
+    layout: Layout,
     memory: WeightMemory,
     written: Vec<bool>,
+    inputs: Option<Arc<[u32]>>,
+    sparse: BTreeMap<usize, Vec<(u32, f32)>>,
 }
 
 impl WeightBuilder {
+    fn new(n: usize, layout: Layout) -> Result<Self> {
+        for (parameter, value) in [("weight rows n", n), ("weight columns k", layout.k)] {
+            if value == 0 {
+                return Err(Error::Parameter { parameter, value, expected: "at least 1" });
+            }
+        }
+        let bytes = n
+            .div_ceil(PANEL)
+            .checked_mul(layout.panel_bytes())
+            .ok_or(Error::OutOfMemory { bytes: usize::MAX })?;
+        let memory = WeightMemory::zeroed(bytes)?;
+        let (written, sparse) = (vec![false; n], BTreeMap::new());
+        Ok(Self { n, layout, memory, written, inputs: None, sparse })
+    }
+
     /// Writes `rows` as rows `first_row..`, converting them to the weight's dtype where they differ.
     ///
     /// # Errors
-    /// The rows' dtype is not f32, bf16 or f16; the bytes are not whole rows; or the rows reach past `n`.
+    /// The rows' dtype is not f32, bf16 or f16; the bytes are not whole rows; the rows reach past `n`; or the weight is
+    /// quantized.
     pub fn write_rows(&mut self, first_row: usize, rows: WeightRows<'_>) -> Result<()> {
         let source = ElementOrder::of(rows.dtype)?;
-        let row_bytes = self.k * source.pair_bytes() / (2 * PANEL);
+        let k = self.layout.k;
+        let row_bytes = k * source.pair_bytes() / (2 * PANEL);
         if !rows.bytes.len().is_multiple_of(row_bytes) {
-            return Err(Error::RowBytes { found: rows.bytes.len(), dtype: rows.dtype, k: self.k });
+            return Err(Error::RowBytes { found: rows.bytes.len(), dtype: rows.dtype, k });
         }
-        let end = first_row + rows.bytes.len() / row_bytes;
-        if end > self.n {
-            return Err(Error::OutOfRange {
-                kernel: "weight",
-                index: "end of rows",
-                value: end,
-                bound: self.n + 1,
-            });
-        }
-        if end == first_row {
+        let range = self.range(first_row, rows.bytes.len() / row_bytes)?;
+        if range.is_empty() {
             return Ok(());
         }
-        use ElementOrder::{Bf16, F16, F32};
-        let range = first_row..end;
-        match (source, self.order) {
+        use ElementOrder::{Bf16, Coded, F16, F32};
+        match (source, self.layout.order) {
             (F32, F32) => self.scatter(range, rows.bytes, |v: f32| v),
             (F16, F16) => self.scatter(range, rows.bytes, |v: f16| v),
             (Bf16, Bf16) => self.scatter(range, rows.bytes, |v: bf16| v),
@@ -214,8 +223,10 @@ impl WeightBuilder {
             (F32, Bf16) => self.scatter(range, rows.bytes, bf16::from_f32),
             (Bf16, F16) => self.scatter(range, rows.bytes, |v: bf16| f16::from_f32(v.to_f32())),
             (F16, Bf16) => self.scatter(range, rows.bytes, |v: f16| bf16::from_f32(v.to_f32())),
+            (_, Coded(_)) | (Coded(_), _) => {
+                return Err(Error::QuantizedRows("numbers do not become codes"));
+            }
         }
-        self.written[first_row..end].fill(true);
         Ok(())
     }
 
@@ -227,20 +238,30 @@ impl WeightBuilder {
         if let Some(row) = self.written.iter().position(|written| !written) {
             return Err(Error::MissingRow { row, n: self.n });
         }
-        Ok(Weight { n: self.n, k: self.k, dtype: self.dtype, memory: Arc::new(self.memory) })
+        let (n, layout, inputs) = (self.n, self.layout, self.inputs);
+        let sparse = Sparse::collect(self.sparse, n).map(Arc::new);
+        Ok(Weight { n, layout, memory: Arc::new(self.memory), inputs, sparse })
     }
 
-    /// Copies row-major `source` to its places, one task per panel.
-    fn scatter<S: Element, D: Element>(
-        &mut self,
-        rows: std::ops::Range<usize>,
-        source: &[u8],
-        convert: impl Fn(S) -> D + Sync,
-    ) {
-        let (k, order) = (self.k, self.order);
+    /// The rows from `first_row` on, noted as written.
+    fn range(&mut self, first_row: usize, rows: usize) -> Result<Range<usize>> {
+        let end = first_row.saturating_add(rows);
+        if end > self.n {
+            return Err(Error::OutOfRange {
+                kernel: "weight",
+                index: "end of rows",
+                value: end,
+                bound: self.n + 1,
+            });
+        }
+        self.written[first_row..end].fill(true);
+        Ok(first_row..end)
+    }
+
+    /// Calls `write(panel, row of the panel, row)` for each of some rows, one task per panel.
+    fn each_panel(&mut self, rows: Range<usize>, write: impl Fn(&mut [u8], usize, usize) + Sync) {
         let first_panel = rows.start / PANEL;
-        let panel_bytes = order.panel_bytes(k);
-        let row_bytes = k * size_of::<S>();
+        let panel_bytes = self.layout.panel_bytes();
         self.memory.bytes_mut()[first_panel * panel_bytes..]
             .par_chunks_exact_mut(panel_bytes)
             .take(rows.end.div_ceil(PANEL) - first_panel)
@@ -248,13 +269,25 @@ impl WeightBuilder {
             .for_each(|(i, panel)| {
                 let panel_row = (first_panel + i) * PANEL;
                 let (start, end) = (rows.start.max(panel_row), rows.end.min(panel_row + PANEL));
-                for row in start..end {
-                    let source = &source[(row - rows.start) * row_bytes..][..row_bytes];
-                    for k in 0..k {
-                        convert(S::get(source, k)).put(panel, order.index(k, row - panel_row));
-                    }
-                }
+                (start..end).for_each(|row| write(panel, row - panel_row, row));
             });
+    }
+
+    /// Copies row-major `source` to its places.
+    fn scatter<S: Element, D: Element>(
+        &mut self,
+        rows: Range<usize>,
+        source: &[u8],
+        convert: impl Fn(S) -> D + Sync,
+    ) {
+        let (layout, first_row) = (self.layout, rows.start);
+        let row_bytes = layout.k * size_of::<S>();
+        self.each_panel(rows, |panel, column, row| {
+            let source = &source[(row - first_row) * row_bytes..][..row_bytes];
+            for k in 0..layout.k {
+                convert(S::get(source, k)).put(panel, layout.index(k, column));
+            }
+        });
     }
 }
 

@@ -6,10 +6,10 @@
 use std::ops::Range;
 
 use super::Product;
-use super::format::{Bf16, F16, F32, Format};
+use super::format::{Bf16, E4m3, F16, F32, Format, Pair, Table, U4, U8};
 use crate::parallel;
 use crate::simd::{LANES, Simd, WithSimd};
-use crate::weight::{ElementOrder, PANEL};
+use crate::weight::{Codes, ElementOrder, PANEL};
 
 /// How far ahead of their use the weights of a stream are fetched.
 const PREFETCH_BYTES: usize = 3072;
@@ -20,10 +20,14 @@ const INLINE_PRODUCTS: usize = 64 * 1024;
 /// Computes `p` for 1 to `S::GEMV_ROWS` rows.
 #[inline(always)]
 pub(super) fn multiply<S: Simd>(s: S, p: &Product<'_>) {
-    match p.w.order() {
+    match p.w.layout().order {
         ElementOrder::F32 => by_rows::<S, F32>(s, p),
         ElementOrder::F16 => by_rows::<S, F16>(s, p),
         ElementOrder::Bf16 => by_rows::<S, Bf16>(s, p),
+        ElementOrder::Coded(Codes::U4) => by_rows::<S, U4>(s, p),
+        ElementOrder::Coded(Codes::U8) => by_rows::<S, U8>(s, p),
+        ElementOrder::Coded(Codes::E4m3) => by_rows::<S, E4m3>(s, p),
+        ElementOrder::Coded(Codes::Table) => by_rows::<S, Table>(s, p),
     }
 }
 
@@ -96,39 +100,25 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     first: usize,
     distance: usize,
 ) {
-    let k = p.w.k();
-    let panel_bytes = W::ORDER.panel_bytes(k);
+    let (k, layout) = (p.w.k(), p.w.layout());
+    let panel_bytes = layout.panel_bytes();
     let weights = p.w.bytes();
     assert!((first + (STREAMS - 1) * distance + 1) * panel_bytes <= weights.len(), "panels exist");
     assert!(p.x.len() >= ROWS * k, "rows exist");
-    let (x, w) = (p.x.as_ptr(), weights[first * panel_bytes..].as_ptr());
     let stride = distance * panel_bytes;
     let mut sums = [[[s.splat(0.0); 2]; STREAMS]; ROWS];
-    for pair in 0..k / 2 {
-        // SAFETY: `2 * pair + 1 < k` steps lie in each of the panels and rows, as asserted above.
-        unsafe {
-            let w = w.add(pair * W::ORDER.pair_bytes());
-            for stream in 0..STREAMS {
-                for line in 0..W::ORDER.pair_bytes() / 64 {
-                    s.prefetch(w.wrapping_add(stream * stride + PREFETCH_BYTES + line * 64));
-                }
-            }
-            step::<S, W, ROWS, STREAMS>(s, [x.add(2 * pair), w.cast()], [k, stride], 0, &mut sums);
-            step::<S, W, ROWS, STREAMS>(
-                s,
-                [x.add(2 * pair + 1), w.cast()],
-                [k, stride],
-                1,
-                &mut sums,
-            );
-        }
-    }
-    if k % 2 == 1 {
-        // SAFETY: the last step of each row and panel; the panel is padded to a pair.
-        unsafe {
-            let w = w.add(k / 2 * W::ORDER.pair_bytes());
-            step::<S, W, ROWS, STREAMS>(s, [x.add(k - 1), w.cast()], [k, stride], 0, &mut sums);
-        }
+    let mut header = weights[first * panel_bytes..].as_ptr();
+    for start in (0..k).step_by(layout.group) {
+        let group = Group {
+            x: p.x[start..].as_ptr(),
+            x_stride: k,
+            header,
+            stride,
+            steps: layout.group.min(k - start),
+        };
+        // SAFETY: the group's steps lie in each of the panels and rows, as asserted above.
+        unsafe { add_group::<S, W, ROWS, STREAMS>(s, &group, &mut sums) };
+        header = header.wrapping_add(layout.group_bytes());
     }
     for (row, sums) in sums.iter().enumerate() {
         for (stream, sums) in sums.iter().enumerate() {
@@ -142,29 +132,82 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     }
 }
 
-/// One step of `k` in every row and stream. `at` are the first row's activation and the first stream's
-/// pair of steps, `strides` the elements from row to row and the bytes from stream to stream.
+/// Steps of `k` with one header, in every row and stream.
+struct Group {
+    /// The first row's activations.
+    x: *const f32,
+    /// Elements from row to row.
+    x_stride: usize,
+    /// The first stream's header.
+    header: *const u8,
+    /// Bytes from stream to stream.
+    stride: usize,
+    steps: usize,
+}
+
+/// Adds a group to the sums.
+///
+/// # Safety
+/// What `group` describes exists; its last pair may have one step and padding.
+#[inline(always)]
+unsafe fn add_group<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
+    s: S,
+    group: &Group,
+    sums: &mut [[[S::F32; 2]; STREAMS]; ROWS],
+) {
+    let fetch = |from: *const u8, bytes: usize| {
+        for stream in 0..STREAMS {
+            for line in 0..bytes.div_ceil(64) {
+                s.prefetch(from.wrapping_add(stream * group.stride + line * 64));
+            }
+        }
+    };
+    let mut pair = group.header.wrapping_add(W::ORDER.header_bytes());
+    let pair_bytes = W::ORDER.pair_bytes();
+    fetch(group.header.wrapping_add(PREFETCH_BYTES), W::ORDER.header_bytes());
+    let at = |pair: *const u8| Pair { header: group.header, steps: pair };
+    for two in 0..group.steps / 2 {
+        // SAFETY: the caller's promise: two more steps are there.
+        unsafe {
+            fetch(pair.wrapping_add(PREFETCH_BYTES), pair_bytes);
+            let x = group.x.add(2 * two);
+            step::<S, W, ROWS, STREAMS>(s, group, (x, at(pair)), 0, sums);
+            step::<S, W, ROWS, STREAMS>(s, group, (x.add(1), at(pair)), 1, sums);
+            pair = pair.add(pair_bytes);
+        }
+    }
+    if group.steps % 2 == 1 {
+        // SAFETY: the last step of each row and panel; the panel is padded to a pair.
+        unsafe {
+            let x = group.x.add(group.steps - 1);
+            step::<S, W, ROWS, STREAMS>(s, group, (x, at(pair)), 0, sums);
+        }
+    }
+}
+
+/// One step of `k` in every row and stream: `at` are the first row's activation and the first stream's pair of steps.
 ///
 /// # Safety
 /// All of them exist.
 #[inline(always)]
 unsafe fn step<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     s: S,
-    at: [*const f32; 2],
-    strides: [usize; 2],
+    group: &Group,
+    at: (*const f32, Pair),
     step: usize,
     sums: &mut [[[S::F32; 2]; STREAMS]; ROWS],
 ) {
     let mut x = [s.splat(0.0); ROWS];
     for (row, x) in x.iter_mut().enumerate() {
         // SAFETY: the caller's promise.
-        *x = s.splat(unsafe { *at[0].add(row * strides[0]) });
+        *x = s.splat(unsafe { *at.0.add(row * group.x_stride) });
     }
     for stream in 0..STREAMS {
         // SAFETY: the caller's promise.
         let w: [S::F32; 2] = unsafe {
-            let pair = at[1].cast::<u8>().add(stream * strides[1]);
-            [W::load(s, pair, step, 0), W::load(s, pair, step, 1)]
+            let offset = stream * group.stride;
+            let at = Pair { header: at.1.header.add(offset), steps: at.1.steps.add(offset) };
+            [W::load(s, at, step, 0), W::load(s, at, step, 1)]
         };
         for (x, sums) in x.iter().zip(sums.iter_mut()) {
             for (sum, w) in sums[stream].iter_mut().zip(w) {

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device};
 
 use super::*;
-use crate::{Error, WeightRows};
+use crate::{Codes, Error, QuantizedRows, SparseRows, WeightRows};
 
 /// Numbers that need rounding, of both signs.
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -24,11 +24,27 @@ fn weight(rows: &[f32], n: usize, k: usize, dtype: DType) -> Weight {
     builder.finish().unwrap()
 }
 
+/// A weight of codes, in groups of so many inputs, whose inputs are backwards if so asked.
+fn quantized(n: usize, k: usize, codes: Codes, group: usize, backwards: bool) -> Weight {
+    let most = if matches!(codes, Codes::U4 | Codes::Table) { 16.0 } else { 127.0 };
+    let bytes: Vec<u8> = numbers(n * k, 11).iter().map(|v| (v.abs() * most) as u8).collect();
+    let groups = if codes == Codes::Table { 16 } else { k.div_ceil(group) };
+    let scales = numbers(n * groups, 12);
+    let mins = if codes == Codes::Table { vec![] } else { numbers(n * groups, 13) };
+    let inputs: Vec<u32> = (0..k as u32).rev().collect();
+    let inputs = backwards.then_some(&inputs[..]);
+    let mut builder = Weight::quantized_builder(n, k, codes, group).unwrap();
+    let rows = QuantizedRows { codes, group, bytes: &bytes, scales: &scales, mins: &mins, inputs };
+    builder.write_quantized(0, rows).unwrap();
+    builder.finish().unwrap()
+}
+
 /// The definition for all outputs.
 fn expected(x: &[f32], w: &Weight, bias: Option<&[f32]>) -> Vec<u32> {
     let (n, k) = (w.n(), w.k());
     let mut rows = vec![0.0; n * k];
     rows.chunks_exact_mut(k).enumerate().for_each(|(i, row)| w.read_row(i, row));
+    let (x, rows) = (in_order(x, w), in_order(&rows, w));
     x.chunks_exact(k)
         .flat_map(|x| {
             rows.chunks_exact(k)
@@ -68,6 +84,79 @@ fn all_paths_give_the_definitions_bits() {
             }
         }
     }
+}
+
+#[test]
+fn codes_give_the_definitions_bits_on_all_paths() {
+    use Codes::{E4m3, Table, U4, U8};
+    let shapes = [
+        (33, 70, U4, 32, false),
+        (96, 384, U4, 128, true),
+        (40, 9, U4, 9, false),
+        (290, 192, U8, 32, true),
+        (32, 300, U8, 2, false),
+        (65, 193, E4m3, 193, false),
+        (40, 256, E4m3, 64, false),
+        (70, 131, Table, 131, true),
+    ];
+    for (n, k, codes, group, backwards) in shapes {
+        let w = quantized(n, k, codes, group, backwards);
+        let (x, bias) = (numbers(40 * k, 5), numbers(n, 3));
+        let want = expected(&x, &w, Some(&bias));
+        for isa in Isa::all() {
+            for m in 1..=40 {
+                let got = multiply(isa, &in_order(&x[..m * k], &w), &w, Some(&bias));
+                assert_eq!(bits(&got), want[..m * n], "{isa:?} {codes:?} m={m} n={n} k={k}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sparse_part_is_added() {
+    let (n, k) = (600, 48);
+    let mut builder = Weight::quantized_builder(n, k, Codes::Table, k).unwrap();
+    let (bytes, tables) = (vec![3; n * k], numbers(n * 16, 1));
+    let rows = QuantizedRows {
+        codes: Codes::Table,
+        group: k,
+        bytes: &bytes,
+        scales: &tables,
+        mins: &[],
+        inputs: None,
+    };
+    builder.write_quantized(0, rows).unwrap();
+    // Outputs 500 to 503, of which the second has nothing.
+    let part = SparseRows {
+        starts: &[0, 2, 2, 3, 4],
+        inputs: &[47, 0, 5, 5],
+        numbers: &[0.5, -2.0, 3.0, 0.25],
+    };
+    builder.write_sparse(500, part).unwrap();
+    let w = builder.finish().unwrap();
+    let x = Tensor::new(numbers(3 * k, 2), &Device::Cpu).unwrap().reshape((3, k)).unwrap();
+    let y = linear(&x, &w, None).unwrap().to_vec2::<f32>().unwrap();
+    let x = x.to_vec2::<f32>().unwrap();
+    let mut row = vec![0.0; k];
+    for output in 0..n {
+        w.read_row(output, &mut row);
+        assert_eq!(row[5] != row[6], matches!(output, 502 | 503), "output {output}");
+        for (x, y) in x.iter().zip(&y) {
+            let error = (linear_reference(x, &row, None) - y[output]).abs();
+            assert!(error < 1e-5, "output {output} is off by {error}");
+        }
+    }
+    let builder = || Weight::quantized_builder(4, k, Codes::Table, k).unwrap();
+    for wrong in [
+        SparseRows { inputs: &[48, 0, 5, 5], ..part },
+        SparseRows { starts: &[0, 2, 1, 3, 4], ..part },
+        SparseRows { starts: &[0, 5], ..part },
+        SparseRows { numbers: &[1.0], ..part },
+        SparseRows { starts: &[], ..part },
+    ] {
+        assert!(builder().write_sparse(0, wrong).is_err(), "{wrong:?}");
+    }
+    assert!(matches!(builder().write_sparse(1, part), Err(Error::OutOfRange { .. })));
 }
 
 #[test]

@@ -8,11 +8,11 @@
 use std::ops::Range;
 
 use super::Product;
-use super::format::{Bf16, F16, F32, Format};
+use super::format::{Bf16, E4m3, F16, F32, Format, Pair, Table, U4, U8};
 use super::tile::{Start, Tile};
 use crate::parallel::{self, SharedMut};
 use crate::simd::{LANES, Simd, WithSimd};
-use crate::weight::{ElementOrder, PANEL};
+use crate::weight::{Codes, ElementOrder, Layout, PANEL};
 
 /// Steps of `k` in one block: with 32 outputs in f32 they take a third of a 48 KiB first-level cache.
 const BLOCK_STEPS: usize = 128;
@@ -39,10 +39,14 @@ pub(super) fn multiply<S: Simd>(s: S, p: &Product<'_>) {
         let tiles = RowTiles::new(first_row..p.rows.min(first_row + most_rows), S::TILE_ROWS);
         pack(&mut packed, p.x, k, &tiles);
         let group = Group { p, tiles: &tiles, packed: &packed };
-        let work = |panels: Range<usize>| match p.w.order() {
+        let work = |panels: Range<usize>| match p.w.layout().order {
             ElementOrder::F32 => s.run(Panels { group, panels, format: F32 }),
             ElementOrder::F16 => s.run(Panels { group, panels, format: F16 }),
             ElementOrder::Bf16 => s.run(Panels { group, panels, format: Bf16 }),
+            ElementOrder::Coded(Codes::U4) => s.run(Panels { group, panels, format: U4 }),
+            ElementOrder::Coded(Codes::U8) => s.run(Panels { group, panels, format: U8 }),
+            ElementOrder::Coded(Codes::E4m3) => s.run(Panels { group, panels, format: E4m3 }),
+            ElementOrder::Coded(Codes::Table) => s.run(Panels { group, panels, format: Table }),
         };
         let panels = p.w.n().div_ceil(PANEL);
         if tiles.rows.len() * k * p.w.n() <= INLINE_PRODUCTS {
@@ -203,19 +207,20 @@ fn block_of_panel<S: Simd, W: Format>(
     widened: &mut [Line; BLOCK_STEPS * PANEL / LANES],
 ) {
     let Group { p, tiles, packed } = *group;
-    let pair_bytes = W::ORDER.pair_bytes();
-    let at = panel * W::ORDER.panel_bytes(p.w.k()) + block.start / 2 * pair_bytes;
-    let bytes = block.len().div_ceil(2) * pair_bytes;
-    let stored = &p.w.bytes()[at..at + bytes];
+    let layout = p.w.layout();
+    let panel_bytes = layout.panel_bytes();
+    let stored = &p.w.bytes()[panel * panel_bytes..][..panel_bytes];
+    let pairs = block.start / 2..block.end.div_ceil(2);
+    let (start, end) = (layout.pair(pairs.start), layout.pair(pairs.end));
     let w = match W::ORDER {
-        ElementOrder::F32 => stored.as_ptr().cast(),
-        ElementOrder::F16 | ElementOrder::Bf16 => {
-            widen_block::<S, W>(s, stored, widened);
+        ElementOrder::F32 => stored[start..].as_ptr().cast(),
+        ElementOrder::F16 | ElementOrder::Bf16 | ElementOrder::Coded(_) => {
+            widen_block::<S, W>(s, stored, layout, pairs, widened);
             widened.as_ptr().cast()
         }
     };
     // The tiles share the fetching of the block that follows: there is arithmetic to hide it.
-    let ahead_step = bytes.div_ceil(block.len() * tiles.count);
+    let ahead_step = (end - start).div_ceil(block.len() * tiles.count);
     for tile in 0..tiles.count {
         let rows = tiles.tile(tile);
         let x = &packed[block.start * tiles.rows.len() + rows.start * block.len()..]
@@ -228,7 +233,7 @@ fn block_of_panel<S: Simd, W: Format>(
             y: outputs.start.wrapping_add(rows.start * outputs.stride),
             y_stride: outputs.stride,
             start: if block.start == 0 { Start::Zero } else { Start::Continue },
-            ahead: stored.as_ptr().wrapping_add(bytes + tile * block.len() * ahead_step),
+            ahead: stored.as_ptr().wrapping_add(end + tile * block.len() * ahead_step),
             ahead_step,
         };
         // SAFETY: `x` holds `[steps][rows]`, `w` the block's weights, `outputs` the rows' outputs,
@@ -237,18 +242,29 @@ fn block_of_panel<S: Simd, W: Format>(
     }
 }
 
-/// Widens a block of one panel to f32, `[steps][32]`.
+/// Widens some pairs of steps of one panel, `stored`, to f32, `[steps][32]`.
 #[inline(always)]
 fn widen_block<S: Simd, W: Format>(
     s: S,
     stored: &[u8],
+    layout: Layout,
+    mut pairs: Range<usize>,
     widened: &mut [Line; BLOCK_STEPS * PANEL / LANES],
 ) {
-    for (pair, lines) in stored.chunks_exact(W::ORDER.pair_bytes()).zip(widened.chunks_exact_mut(4))
-    {
-        for (i, line) in lines.iter_mut().enumerate() {
-            // SAFETY: `pair` holds two steps, `line` sixteen f32.
-            unsafe { s.store(line.0.as_mut_ptr(), W::load(s, pair.as_ptr(), i / 2, i % 2)) };
+    let mut lines = widened.chunks_exact_mut(4);
+    while !pairs.is_empty() {
+        let count = layout.pairs_left_in_group(pairs.start).min(pairs.len());
+        let header = stored[layout.header(pairs.start)..].as_ptr();
+        let first = layout.pair(pairs.start);
+        let steps = stored[first..first + count * W::ORDER.pair_bytes()]
+            .chunks_exact(W::ORDER.pair_bytes());
+        for (steps, lines) in steps.zip(&mut lines) {
+            let at = Pair { header, steps: steps.as_ptr() };
+            for (i, line) in lines.iter_mut().enumerate() {
+                // SAFETY: `steps` holds two steps, whose header is `header`; `line` holds sixteen f32.
+                unsafe { s.store(line.0.as_mut_ptr(), W::load(s, at, i / 2, i % 2)) };
+            }
         }
+        pairs.start += count;
     }
 }

@@ -19,6 +19,30 @@ fn run_avx2<O: WithSimd>(s: Avx2, op: O) -> O::Output {
     op.with(s)
 }
 
+/// Eight bytes as integers.
+///
+/// # Safety
+/// The CPU has AVX2, and `source` points to eight readable bytes.
+#[inline(always)]
+unsafe fn bytes(source: *const u8) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_cvtepu8_epi32(_mm_loadl_epi64(source.cast())) }
+}
+
+/// The four bits from `SHIFT` on of eight bytes.
+///
+/// # Safety
+/// As of [`bytes`].
+#[inline(always)]
+unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m256i {
+    // SAFETY: the caller's promise. An intrinsic's shift is an `i32`, which no expression of `SHIFT` can be.
+    unsafe {
+        let all = bytes(source);
+        let shifted = if SHIFT == 0 { all } else { _mm256_srli_epi32::<4>(all) };
+        _mm256_and_si256(shifted, _mm256_set1_epi32(15))
+    }
+}
+
 /// Lanes 0 to 7 and lanes 8 to 15.
 type Pair = [__m256; 2];
 
@@ -181,6 +205,38 @@ impl Simd for Avx2 {
                 _mm256_cvtph_ps(_mm_loadu_si128(source.add(1))),
             ]
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(self, source: *const u8) -> Pair {
+        let half = |source: *const u8| unsafe { _mm256_cvtepi32_ps(bytes(source)) };
+        [half(source), half(source.wrapping_add(8))]
+    }
+
+    #[inline(always)]
+    unsafe fn load_u4<const SHIFT: u32>(self, source: *const u8) -> Pair {
+        let half = |source: *const u8| unsafe { _mm256_cvtepi32_ps(nibbles::<SHIFT>(source)) };
+        [half(source), half(source.wrapping_add(8))]
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3_part(self, source: *const u8) -> Pair {
+        let half = |source: *const u8| unsafe {
+            let code = _mm_cvtepu8_epi16(_mm_loadl_epi64(source.cast()));
+            let sign = _mm_and_si128(_mm_slli_epi16::<8>(code), _mm_set1_epi16(i16::MIN));
+            let rest = _mm_and_si128(_mm_slli_epi16::<7>(code), _mm_set1_epi16(0x3f80));
+            _mm256_cvtph_ps(_mm_or_si128(sign, rest))
+        };
+        [half(source), half(source.wrapping_add(8))]
+    }
+
+    #[inline(always)]
+    unsafe fn lookup_u4<const SHIFT: u32>(self, tables: *const f32, source: *const u8) -> Pair {
+        let half = |tables: *const f32, source: *const u8| unsafe {
+            let lanes = _mm256_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112);
+            _mm256_i32gather_ps::<4>(tables, _mm256_or_si256(nibbles::<SHIFT>(source), lanes))
+        };
+        [half(tables, source), half(tables.wrapping_add(128), source.wrapping_add(8))]
     }
 
     #[inline(always)]

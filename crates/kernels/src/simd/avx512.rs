@@ -19,6 +19,19 @@ fn run_avx512<O: WithSimd>(s: Avx512, op: O) -> O::Output {
     op.with(s)
 }
 
+/// The four bits from `SHIFT` on of sixteen bytes.
+///
+/// # Safety
+/// The CPU has AVX-512 F, and `source` points to sixteen readable bytes.
+#[inline(always)]
+unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(source.cast()));
+        _mm512_and_si512(_mm512_srli_epi32::<SHIFT>(bytes), _mm512_set1_epi32(15))
+    }
+}
+
 // SAFETY of every block below: `self` proves that the CPU has the instructions; pointers are the
 // caller's promise where the function is unsafe.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all, stated above")]
@@ -135,6 +148,36 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn load_f16(self, source: *const u8) -> __m512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(source.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(self, source: *const u8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(source.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u4<const SHIFT: u32>(self, source: *const u8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(nibbles::<SHIFT>(source)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3_part(self, source: *const u8) -> __m512 {
+        unsafe {
+            let code = _mm256_cvtepu8_epi16(_mm_loadu_si128(source.cast()));
+            let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(code), _mm256_set1_epi16(i16::MIN));
+            let rest = _mm256_and_si256(_mm256_slli_epi16::<7>(code), _mm256_set1_epi16(0x3f80));
+            _mm512_cvtph_ps(_mm256_or_si256(sign, rest))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn lookup_u4<const SHIFT: u32>(self, tables: *const f32, source: *const u8) -> __m512 {
+        unsafe {
+            let lanes = _mm512_setr_epi32(
+                0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240,
+            );
+            _mm512_i32gather_ps::<4>(_mm512_or_si512(nibbles::<SHIFT>(source), lanes), tables)
+        }
     }
 
     #[inline(always)]

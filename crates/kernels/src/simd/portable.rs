@@ -6,6 +6,7 @@
 use half::f16;
 
 use super::{LANES, Simd, WithSimd};
+use crate::weight::e4m3_part;
 
 /// Needs nothing of the CPU.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +17,16 @@ type Lanes = [f32; LANES];
 #[inline(always)]
 fn zip(a: Lanes, b: Lanes, op: impl Fn(f32, f32) -> f32) -> Lanes {
     std::array::from_fn(|lane| op(a[lane], b[lane]))
+}
+
+/// Sixteen bytes.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn bytes(source: *const u8) -> [u8; LANES] {
+    // SAFETY: the caller's promise.
+    unsafe { source.cast::<[u8; LANES]>().read_unaligned() }
 }
 
 impl Simd for Portable {
@@ -135,6 +146,32 @@ impl Simd for Portable {
         // SAFETY: the caller promises sixteen readable f16.
         let halves = unsafe { source.cast::<[[u8; 2]; LANES]>().read_unaligned() };
         halves.map(|half| f16::from_le_bytes(half).to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(self, source: *const u8) -> Lanes {
+        // SAFETY: the caller promises sixteen readable bytes.
+        unsafe { bytes(source) }.map(f32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn load_u4<const SHIFT: u32>(self, source: *const u8) -> Lanes {
+        // SAFETY: as above.
+        unsafe { bytes(source) }.map(|byte| f32::from(byte >> SHIFT & 15))
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3_part(self, source: *const u8) -> Lanes {
+        // SAFETY: as above.
+        unsafe { bytes(source) }.map(e4m3_part)
+    }
+
+    #[inline(always)]
+    unsafe fn lookup_u4<const SHIFT: u32>(self, tables: *const f32, source: *const u8) -> Lanes {
+        // SAFETY: as above, and sixteen tables of sixteen f32.
+        let (tables, bytes) =
+            unsafe { (tables.cast::<[Lanes; LANES]>().read_unaligned(), bytes(source)) };
+        std::array::from_fn(|lane| tables[lane][usize::from(bytes[lane] >> SHIFT & 15)])
     }
 
     #[inline(always)]

@@ -133,6 +133,17 @@ impl WithSimd for Shuffle<'_> {
             push(s.load_bf16_even(self.0.as_ptr().cast()));
             push(s.load_bf16_odd(self.0.as_ptr().cast()));
             push(s.load_f16(self.0.as_ptr().cast()));
+            let bytes = self.0.as_ptr().cast();
+            push(s.load_u8(bytes));
+            push(s.load_u4::<0>(bytes));
+            push(s.load_u4::<4>(bytes));
+            let tables: [f32; 256] = std::array::from_fn(|i| i as f32 + 0.5);
+            push(s.lookup_u4::<0>(tables.as_ptr(), bytes));
+            push(s.lookup_u4::<4>(tables.as_ptr(), bytes));
+            for first in (0..=255u8).step_by(LANES) {
+                let codes: [u8; LANES] = std::array::from_fn(|lane| first + lane as u8);
+                push(s.load_e4m3_part(codes.as_ptr()));
+            }
             push(s.round(x));
             let mut half = [7.0; LANES];
             s.store_half(half.as_mut_ptr(), x);

@@ -110,3 +110,129 @@ fn refusals_say_what_is_wrong() {
     builder.write_rows(3, rows(16)).unwrap();
     assert!(matches!(builder.finish(), Err(Error::MissingRow { row: 2, n: 4 })));
 }
+
+/// Codes, scales and minima of `n` rows.
+fn coded(n: usize, k: usize, group: usize, most: usize) -> (Vec<u8>, Vec<f32>, Vec<f32>) {
+    let groups = n * k.div_ceil(group);
+    let codes = (0..n * k).map(|i| (i * 7919 % (most + 1)) as u8).collect();
+    let scales = (0..groups).map(|i| i as f32 / 64.0 - 1.0).collect();
+    (codes, scales, (0..groups).map(|i| 3.0 - i as f32 / 16.0).collect())
+}
+
+fn row(weight: &Weight, row: usize) -> Vec<f32> {
+    let mut numbers = vec![0.0; weight.k()];
+    weight.read_row(row, &mut numbers);
+    numbers
+}
+
+#[test]
+fn codes_read_back_as_the_numbers_they_mean() {
+    let (n, k, group) = (70, 52, 8);
+    let inputs: Vec<u32> = (0..k as u32).map(|i| i * 5 % k as u32).collect();
+    for (codes, most) in [(Codes::U4, 15), (Codes::U8, 255)] {
+        let (bytes, scales, mins) = coded(n, k, group, most);
+        let (scales, mins) = (&scales[..], &mins[..]);
+        for inputs in [None, Some(&inputs[..])] {
+            let rows = QuantizedRows { codes, group, bytes: &bytes, scales, mins, inputs };
+            // As it is, with eight bits and smaller groups, and as numbers.
+            let mut builders = [
+                Weight::quantized_builder(n, k, codes, group).unwrap(),
+                Weight::quantized_builder(n, k, Codes::U8, 4).unwrap(),
+                Weight::builder(n, k, DType::F32).unwrap(),
+            ];
+            for builder in &mut builders {
+                builder.write_quantized(0, rows).unwrap();
+            }
+            for weight in builders.map(|builder| builder.finish().unwrap()) {
+                for i in 0..n {
+                    let found = row(&weight, i);
+                    for column in 0..k {
+                        let at = i * k.div_ceil(group) + column / group;
+                        let want = f32::from(bytes[i * k + column]) * scales[at] + mins[at];
+                        let input = inputs.map_or(column, |inputs| inputs[column] as usize);
+                        assert_eq!(found[input], want, "{codes:?} [{i}, {column}]");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Source: the table of values in "FP8 Formats for Deep Learning".
+#[test]
+fn e4m3_codes_are_the_numbers_of_the_format() {
+    let bytes: Vec<u8> = (0..=255u8).filter(|code| code & 0x7f != 0x7f).collect();
+    let k = bytes.len();
+    let (codes, group) = (Codes::E4m3, k);
+    let mut builder = Weight::quantized_builder(1, k, codes, group).unwrap();
+    let rows =
+        QuantizedRows { codes, group, bytes: &bytes, scales: &[1.0], mins: &[], inputs: None };
+    builder.write_quantized(0, rows).unwrap();
+    let found = row(&builder.finish().unwrap(), 0);
+    for (code, found) in bytes.iter().zip(found) {
+        let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+        let size = match exponent {
+            0 => mantissa / 8.0 * 2f32.powi(-6),
+            _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+        };
+        assert_eq!(found, if code & 0x80 == 0 { size } else { -size }, "code {code}");
+    }
+}
+
+#[test]
+fn each_output_has_its_table() {
+    let (n, k) = (33, 17);
+    let bytes: Vec<u8> = (0..n * k).map(|i| (i * 11 % 16) as u8).collect();
+    let scales: Vec<f32> = (0..n * 16).map(|i| (i * 37 % 101) as f32).collect();
+    let (codes, group) = (Codes::Table, k);
+    let mut builder = Weight::quantized_builder(n, k, codes, group).unwrap();
+    let rows =
+        QuantizedRows { codes, group, bytes: &bytes, scales: &scales, mins: &[], inputs: None };
+    builder.write_quantized(0, rows).unwrap();
+    let weight = builder.finish().unwrap();
+    for i in 0..n {
+        let want: Vec<f32> =
+            bytes[i * k..][..k].iter().map(|c| scales[i * 16 + usize::from(*c)]).collect();
+        assert_eq!(row(&weight, i), want, "row {i}");
+    }
+}
+
+#[test]
+fn codes_that_do_not_fit_are_refused() {
+    let odd = Weight::quantized_builder(2, 8, Codes::U4, 3);
+    assert!(matches!(odd, Err(Error::Parameter { parameter: "weight group", value: 3, .. })));
+    assert!(Weight::quantized_builder(2, 8, Codes::Table, 4).is_err());
+    let good = QuantizedRows {
+        codes: Codes::U4,
+        group: 4,
+        bytes: &[1; 16],
+        scales: &[1.0; 4],
+        mins: &[],
+        inputs: None,
+    };
+    let builder = || Weight::quantized_builder(2, 8, Codes::U4, 4).unwrap();
+    builder().write_quantized(0, good).unwrap();
+    let wrong = [
+        QuantizedRows { bytes: &[16; 16], ..good },
+        QuantizedRows { bytes: &[1; 15], ..good },
+        QuantizedRows { scales: &[1.0; 3], ..good },
+        QuantizedRows { mins: &[1.0; 3], ..good },
+        QuantizedRows { codes: Codes::U8, ..good },
+        QuantizedRows { group: 2, scales: &[1.0; 8], ..good },
+        QuantizedRows { group: 0, ..good },
+        QuantizedRows { inputs: Some(&[0, 1, 2, 3, 4, 5, 6, 6]), ..good },
+        QuantizedRows { inputs: Some(&[0, 1, 2, 3, 4, 5, 6, 8]), ..good },
+    ];
+    for rows in wrong {
+        let refused = builder().write_quantized(0, rows);
+        assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{rows:?}");
+    }
+    assert!(matches!(builder().write_quantized(1, good), Err(Error::OutOfRange { .. })));
+    let dense = WeightRows { dtype: DType::F32, bytes: &[0; 64] };
+    assert!(matches!(builder().write_rows(0, dense), Err(Error::QuantizedRows(_))));
+
+    let mut mixed = Weight::quantized_builder(4, 8, Codes::U4, 4).unwrap();
+    mixed.write_quantized(0, good).unwrap();
+    let backwards = QuantizedRows { inputs: Some(&[7, 6, 5, 4, 3, 2, 1, 0]), ..good };
+    assert!(matches!(mixed.write_quantized(2, backwards), Err(Error::InputOrder)));
+}

@@ -1,0 +1,122 @@
+//! Where an element of a weight lies in its panel.
+
+use candle_core::DType;
+
+use crate::{Error, Result};
+
+/// Output columns of one panel: two vectors of sixteen f32.
+pub(crate) const PANEL: usize = 32;
+
+/// Numbers in the table of an output whose codes are [`Codes::Table`].
+pub(crate) const TABLE: usize = 16;
+
+/// What the codes of a quantized weight mean.
+///
+/// Each group of inputs has a scale and a minimum per output: a number is `code * scale + min`, rounded once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codes {
+    /// Four bits: 0 to 15.
+    U4,
+    /// Eight bits: 0 to 255.
+    U8,
+    /// Eight bits: a sign, four bits of exponent, three of mantissa, neither infinities nor NaN.
+    /// Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
+    E4m3,
+    /// Four bits: which of the output's sixteen numbers.
+    Table,
+}
+
+/// How elements are stored, and in which order inside a panel. `k` is rounded up to even in all of them.
+///
+/// - f32 and f16: `[k][32 columns]`.
+/// - bf16: `[k / 2][2 halves][16 columns][2 steps of k]`. Sixteen 32-bit words then hold two steps of
+///   sixteen columns: a shift or a mask widens one step to f32, and the bf16 dot products and AMX tiles
+///   of later paths read the same words as they are.
+/// - codes of eight bits: `[k][32 columns]`; of four bits: `[k / 2][32 columns]`, the even step in the low
+///   bits. Before the codes of each group lies its header: `[32]` f32 scales and `[32]` f32 minima, or
+///   `[32][16]` f32 of tables. The codes of a group and its header are one run of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ElementOrder {
+    F32,
+    F16,
+    Bf16,
+    Coded(Codes),
+}
+
+impl ElementOrder {
+    /// The order of a dtype.
+    pub(crate) fn of(dtype: DType) -> Result<Self> {
+        match dtype {
+            DType::F32 => Ok(Self::F32),
+            DType::F16 => Ok(Self::F16),
+            DType::BF16 => Ok(Self::Bf16),
+            found => Err(Error::DType {
+                kernel: "weight",
+                operand: "dtype",
+                expected: "f32, f16 or bf16",
+                found,
+            }),
+        }
+    }
+
+    /// Bytes of two steps of `k` of one panel.
+    pub(crate) const fn pair_bytes(self) -> usize {
+        match self {
+            Self::F32 => 2 * PANEL * 4,
+            Self::F16 | Self::Bf16 => 2 * PANEL * 2,
+            Self::Coded(Codes::U8 | Codes::E4m3) => 2 * PANEL,
+            Self::Coded(Codes::U4 | Codes::Table) => PANEL,
+        }
+    }
+
+    /// Bytes before the codes of a group.
+    pub(crate) const fn header_bytes(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => 0,
+            Self::Coded(Codes::U4 | Codes::U8 | Codes::E4m3) => 2 * PANEL * 4,
+            Self::Coded(Codes::Table) => PANEL * TABLE * 4,
+        }
+    }
+}
+
+/// How the panels of one weight lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) order: ElementOrder,
+    pub(crate) k: usize,
+    /// Steps of `k` that share a header: an even number, or all of them.
+    pub(crate) group: usize,
+}
+
+impl Layout {
+    fn pairs_per_group(self) -> usize {
+        self.group.div_ceil(2)
+    }
+
+    /// Bytes of a whole panel.
+    pub(crate) fn panel_bytes(self) -> usize {
+        let groups = self.k.div_ceil(self.group);
+        groups * self.order.header_bytes() + self.k.div_ceil(2) * self.order.pair_bytes()
+    }
+
+    /// Bytes of a group that is not the last.
+    pub(crate) fn group_bytes(self) -> usize {
+        self.order.header_bytes() + self.pairs_per_group() * self.order.pair_bytes()
+    }
+
+    /// Where in the panel the header lies that two steps of `k`, the `pair`-th, share.
+    pub(crate) fn header(self, pair: usize) -> usize {
+        pair / self.pairs_per_group() * self.group_bytes()
+    }
+
+    /// Where in the panel these steps lie.
+    pub(crate) fn pair(self, pair: usize) -> usize {
+        let within = pair % self.pairs_per_group();
+        self.header(pair) + self.order.header_bytes() + within * self.order.pair_bytes()
+    }
+
+    /// How many pairs from this one on lie one after the other.
+    pub(crate) fn pairs_left_in_group(self, pair: usize) -> usize {
+        self.pairs_per_group() - pair % self.pairs_per_group()
+    }
+}

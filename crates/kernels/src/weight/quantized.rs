@@ -1,0 +1,214 @@
+//! Rows of codes, and how they are packed and read back.
+
+use std::sync::Arc;
+
+use half::f16;
+
+use super::layout::{Codes, ElementOrder, Layout, PANEL, TABLE};
+use super::{Element, WeightBuilder, WeightRows};
+use crate::{Error, Result};
+
+/// Some consecutive rows of a quantized matrix of `k` columns, row-major.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizedRows<'a> {
+    /// What the codes mean.
+    pub codes: Codes,
+    /// Columns that share a scale and a minimum: the first `group`, the next, and so on; `k` where all do.
+    pub group: usize,
+    /// `[rows][k]`, one code in each byte.
+    pub bytes: &'a [u8],
+    /// `[rows][ceil(k / group)]`; of [`Codes::Table`] the tables, `[rows][16]`.
+    pub scales: &'a [f32],
+    /// `[rows][ceil(k / group)]`; empty where there are none, which is as if all were -0.0.
+    pub mins: &'a [f32],
+    /// Which input each column is, where they are not in order: a permutation of `0..k`. The groups are those of the
+    /// columns.
+    pub inputs: Option<&'a [u32]>,
+}
+
+impl QuantizedRows<'_> {
+    /// The number in row `row` and column `column`: the definition of what codes mean.
+    fn number(&self, k: usize, row: usize, column: usize) -> f32 {
+        let code = self.bytes[row * k + column];
+        let at = row * k.div_ceil(self.group) + column / self.group;
+        let min = || self.mins.get(at).copied().unwrap_or(-0.0);
+        match self.codes {
+            Codes::U4 | Codes::U8 => f32::from(code).mul_add(self.scales[at], min()),
+            Codes::E4m3 => (e4m3_part(code) * E4M3_FACTOR).mul_add(self.scales[at], min()),
+            Codes::Table => self.scales[row * TABLE + usize::from(code)],
+        }
+    }
+
+    /// The numbers of all rows, `[rows][k]` in the order of the inputs.
+    fn widened(&self, k: usize) -> Vec<f32> {
+        let mut numbers = vec![0.0; self.bytes.len()];
+        for (row, numbers) in numbers.chunks_exact_mut(k).enumerate() {
+            for column in 0..k {
+                let input = self.inputs.map_or(column, |inputs| inputs[column] as usize);
+                numbers[input] = self.number(k, row, column);
+            }
+        }
+        numbers
+    }
+
+    fn check(&self, k: usize) -> Result<usize> {
+        if !self.bytes.len().is_multiple_of(k) {
+            return Err(Error::QuantizedRows("the codes are not whole rows"));
+        }
+        let rows = self.bytes.len() / k;
+        if self.group == 0 {
+            return Err(Error::QuantizedRows("a group has no columns"));
+        }
+        let (scales, mins) = match self.codes {
+            Codes::Table => (TABLE, 0),
+            _ => (k.div_ceil(self.group), k.div_ceil(self.group)),
+        };
+        if self.scales.len() != rows * scales
+            || !(self.mins.is_empty() || self.mins.len() == rows * mins)
+        {
+            return Err(Error::QuantizedRows(
+                "scales or minima are not as many as there are groups",
+            ));
+        }
+        let most = match self.codes {
+            Codes::U4 | Codes::Table => 15,
+            Codes::U8 | Codes::E4m3 => u8::MAX,
+        };
+        if self.bytes.iter().any(|code| *code > most) {
+            return Err(Error::QuantizedRows("a code has more than four bits"));
+        }
+        if self.inputs.is_some_and(|inputs| !is_permutation(inputs, k)) {
+            return Err(Error::QuantizedRows("the order of the inputs does not name each once"));
+        }
+        Ok(rows)
+    }
+}
+
+fn is_permutation(inputs: &[u32], k: usize) -> bool {
+    let mut seen = vec![false; k];
+    inputs.len() == k
+        && inputs.iter().all(|&input| {
+            seen.get_mut(input as usize).is_some_and(|seen| !std::mem::replace(seen, true))
+        })
+}
+
+impl WeightBuilder {
+    /// Writes quantized rows as rows `first_row..`. A quantized weight takes the codes as they are, so they must be of
+    /// its kind, or of four bits where it has eight, in groups of as many columns as its own or of a multiple; a weight
+    /// of a dtype takes their numbers.
+    ///
+    /// # Errors
+    /// The rows contradict themselves, are of another kind or reach past `n`, or their inputs are in another order than
+    /// those of rows before.
+    pub fn write_quantized(&mut self, first_row: usize, rows: QuantizedRows<'_>) -> Result<()> {
+        let Layout { order, k, group } = self.layout;
+        let count = rows.check(k)?;
+        let ElementOrder::Coded(codes) = order else {
+            let bytes: Vec<u8> = rows.widened(k).iter().flat_map(|v| v.to_le_bytes()).collect();
+            let dtype = candle_core::DType::F32;
+            return self.write_rows(first_row, WeightRows { dtype, bytes: &bytes });
+        };
+        if codes != rows.codes && (codes, rows.codes) != (Codes::U8, Codes::U4) {
+            return Err(Error::QuantizedRows("the codes are of another kind than the weight's"));
+        }
+        if rows.group.min(k) != k && !rows.group.is_multiple_of(group) {
+            return Err(Error::QuantizedRows("the groups are smaller than the weight's"));
+        }
+        let nothing_written = !self.written.contains(&true);
+        if nothing_written {
+            self.inputs = rows.inputs.map(Arc::from);
+        } else if self.inputs.as_deref() != rows.inputs {
+            return Err(Error::InputOrder);
+        }
+        let range = self.range(first_row, count)?;
+        let layout = self.layout;
+        self.each_panel(range, |panel, column, row| {
+            layout.write_row(codes, panel, column, &rows.row(k, row - first_row));
+        });
+        Ok(())
+    }
+}
+
+impl<'a> QuantizedRows<'a> {
+    fn row(&self, k: usize, row: usize) -> Self {
+        let part = |all: &'a [f32], each: usize| {
+            if all.is_empty() { all } else { &all[row * each..][..each] }
+        };
+        let each = match self.codes {
+            Codes::Table => TABLE,
+            _ => k.div_ceil(self.group),
+        };
+        Self {
+            bytes: &self.bytes[row * k..][..k],
+            scales: part(self.scales, each),
+            mins: part(self.mins, each),
+            ..*self
+        }
+    }
+}
+
+impl Layout {
+    /// Packs one row as a panel's column.
+    fn write_row(self, codes: Codes, panel: &mut [u8], column: usize, row: &QuantizedRows<'_>) {
+        for first in (0..self.k).step_by(self.group) {
+            let header = &mut panel[self.header(first / 2)..];
+            let at = first / row.group;
+            let min = row.mins.get(at).copied().unwrap_or(-0.0);
+            match codes {
+                Codes::Table => {
+                    for (entry, number) in row.scales.iter().enumerate() {
+                        number.put(header, column * TABLE + entry);
+                    }
+                }
+                Codes::U4 | Codes::U8 => {
+                    row.scales[at].put(header, column);
+                    min.put(header, PANEL + column);
+                }
+                Codes::E4m3 => {
+                    (row.scales[at] * E4M3_FACTOR).put(header, column);
+                    min.put(header, PANEL + column);
+                }
+            }
+            let steps = first..self.k.min(first + self.group);
+            let mut pair = self.pair(first / 2);
+            match codes {
+                Codes::U8 | Codes::E4m3 => {
+                    for (i, code) in row.bytes[steps].iter().enumerate() {
+                        panel[pair + i * PANEL + column] = *code;
+                    }
+                }
+                Codes::U4 | Codes::Table => {
+                    for two in row.bytes[steps].chunks(2) {
+                        panel[pair + column] = two[0] | two.get(1).copied().unwrap_or(0) << 4;
+                        pair += PANEL;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The number of a panel of codes at step `k` and `column`.
+    pub(super) fn read_coded(self, codes: Codes, panel: &[u8], k: usize, column: usize) -> f32 {
+        let header = &panel[self.header(k / 2)..];
+        let pair = &panel[self.pair(k / 2)..];
+        let code = match codes {
+            Codes::U8 | Codes::E4m3 => pair[k % 2 * PANEL + column],
+            Codes::U4 | Codes::Table => pair[column] >> (k % 2 * 4) & 15,
+        };
+        let (scale, min) = (f32::get(header, column), f32::get(header, PANEL + column));
+        match codes {
+            Codes::U4 | Codes::U8 => f32::from(code).mul_add(scale, min),
+            Codes::E4m3 => e4m3_part(code).mul_add(scale, min),
+            Codes::Table => f32::get(header, column * TABLE + usize::from(code)),
+        }
+    }
+}
+
+/// What [`e4m3_part`] leaves out: the biases of the exponents, 15 and 7, differ by 8. Headers have it in their scales.
+const E4M3_FACTOR: f32 = 256.0;
+
+/// An [`Codes::E4m3`] divided by 256: as a half, whose exponent has a bit more.
+pub(crate) fn e4m3_part(code: u8) -> f32 {
+    let code = u16::from(code);
+    f16::from_bits((code & 0x80) << 8 | (code & 0x7f) << 7).to_f32()
+}

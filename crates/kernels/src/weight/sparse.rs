@@ -1,0 +1,116 @@
+//! The sparse part of a weight: a few numbers that are added to those of its panels.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::WeightBuilder;
+use crate::{Error, Result};
+
+/// Numbers of some consecutive rows of a matrix whose others are zeros, in compressed rows.
+#[derive(Clone, Copy, Debug)]
+pub struct SparseRows<'a> {
+    /// `[rows + 1]`: where in the other lists each row begins, and where the last ends.
+    pub starts: &'a [u32],
+    /// The column of each number.
+    pub inputs: &'a [u32],
+    /// The numbers.
+    pub numbers: &'a [f32],
+}
+
+impl<'a> SparseRows<'a> {
+    /// Some of the rows.
+    #[must_use]
+    pub fn rows(self, rows: Range<usize>) -> Self {
+        Self { starts: &self.starts[rows.start..=rows.end], ..self }
+    }
+
+    fn check(&self, k: usize) -> Result<()> {
+        let ascends = self.starts.is_sorted();
+        let ends = self.starts.last().is_some_and(|end| *end as usize <= self.inputs.len());
+        let fits = self.inputs.len() == self.numbers.len();
+        match ascends && ends && fits && self.inputs.iter().all(|input| (*input as usize) < k) {
+            true => Ok(()),
+            false => Err(Error::QuantizedRows("the sparse part contradicts itself")),
+        }
+    }
+}
+
+/// The sparse part of a whole weight.
+#[derive(Debug)]
+pub(crate) struct Sparse {
+    /// `[n + 1]`.
+    starts: Vec<u32>,
+    entries: Vec<Entry>,
+}
+
+/// An input and the number that belongs to it.
+type Entry = (u32, f32);
+
+/// Outputs that one task adds to.
+const TASK_OUTPUTS: usize = 512;
+
+impl Sparse {
+    /// The part of `n` outputs, of which some have entries; `None` where none has.
+    pub(super) fn collect(rows: BTreeMap<usize, Vec<Entry>>, n: usize) -> Option<Self> {
+        let mut sparse = Self { starts: vec![0; n + 1], entries: Vec::new() };
+        let mut rows = rows.into_iter().peekable();
+        rows.peek()?;
+        for row in 0..n {
+            if let Some((_, entries)) = rows.next_if(|(of, _)| *of == row) {
+                sparse.entries.extend(entries);
+            }
+            sparse.starts[row + 1] = sparse.entries.len() as u32;
+        }
+        Some(sparse)
+    }
+
+    pub(super) fn num_bytes(&self) -> usize {
+        size_of_val(&self.starts[..]) + size_of_val(&self.entries[..])
+    }
+
+    /// The entries of an output.
+    pub(super) fn row(&self, row: usize) -> &[Entry] {
+        &self.entries[self.starts[row] as usize..self.starts[row + 1] as usize]
+    }
+
+    /// Adds the products with activations `x` `[rows, k]` to the outputs `y` `[rows, n]`, one after the other.
+    pub(crate) fn add_products(&self, x: &[f32], k: usize, y: &mut [f32]) {
+        let n = self.starts.len() - 1;
+        for (x, y) in x.chunks_exact(k).zip(y.chunks_exact_mut(n)) {
+            y.par_chunks_mut(TASK_OUTPUTS).enumerate().for_each(|(task, y)| {
+                for (i, y) in y.iter_mut().enumerate() {
+                    for (input, number) in self.row(task * TASK_OUTPUTS + i) {
+                        *y += x[*input as usize] * number;
+                    }
+                }
+            });
+        }
+    }
+}
+
+impl WeightBuilder {
+    /// Adds the sparse part of the rows `first_row..`, whose other numbers are written as ever.
+    ///
+    /// # Errors
+    /// The part contradicts itself, or its rows reach past `n`.
+    pub fn write_sparse(&mut self, first_row: usize, part: SparseRows<'_>) -> Result<()> {
+        part.check(self.layout.k)?;
+        let rows = part.starts.len() - 1;
+        if first_row + rows > self.n {
+            let (value, bound) = (first_row + rows, self.n + 1);
+            return Err(Error::OutOfRange { kernel: "weight", index: "end of rows", value, bound });
+        }
+        for (row, bounds) in part.starts.windows(2).enumerate() {
+            let range = bounds[0] as usize..bounds[1] as usize;
+            if range.is_empty() {
+                continue;
+            }
+            let numbers = part.numbers[range.clone()].iter().copied();
+            let entries = part.inputs[range].iter().copied().zip(numbers);
+            self.sparse.entry(first_row + row).or_default().extend(entries);
+        }
+        Ok(())
+    }
+}
