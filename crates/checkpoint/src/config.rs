@@ -65,6 +65,22 @@ impl HfConfig {
         })
     }
 
+    /// A count of at least one, and at most `most`: what is computed from it stays far from overflowing.
+    pub fn bounded(&self, key: &str, most: usize) -> Result<usize> {
+        self.bounded_opt(key, most)?.ok_or_else(|| self.missing(key, COUNT))
+    }
+
+    /// As [`Self::bounded`], if given.
+    pub fn bounded_opt(&self, key: &str, most: usize) -> Result<Option<usize>> {
+        match self.count_opt(key)? {
+            Some(count) if count > most => {
+                let found = self.raw(key).cloned().unwrap_or_default();
+                Err(self.unsupported(key, &found, &format!("; at most {most} is")))
+            }
+            count => Ok(count),
+        }
+    }
+
     /// A whole number, zero included.
     pub fn index(&self, key: &str) -> Result<usize> {
         const INDEX: &str = "a whole number";

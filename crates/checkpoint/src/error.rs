@@ -78,6 +78,20 @@ pub enum Error {
         /// All supported names.
         supported: String,
     },
+    /// A matrix that cannot be packed as its quantization says.
+    #[error(
+        "config.json: {module} has {count} {what}, which the quantization packs in units of {unit}; list it in modules_to_not_convert if it is stored unquantized"
+    )]
+    QuantizedShape {
+        /// The module.
+        module: String,
+        /// Inputs or outputs.
+        what: &'static str,
+        /// How many there are.
+        count: usize,
+        /// How many are packed together.
+        unit: usize,
+    },
     /// No weight file was found.
     #[error(
         "no weights in {place}: neither model.safetensors nor model.safetensors.index.json is there{others}"

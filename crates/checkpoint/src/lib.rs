@@ -24,7 +24,10 @@ pub use memory::{
     Counted, DEVICE_HEAD_DIMS, DeviceKind, DeviceMemory, DeviceWidths, GPU_MEMORY_UTILIZATION,
     MemoryPlan, MemoryRequest, device_head_dim, device_logits_rows,
 };
-pub use quantization::Quantization;
+pub use quantization::{
+    Awq, Codes, Fp8, Gptq, MatrixForm, Packed, Quantization, Scheme, SqueezeLlm, StoredKind,
+    StoredTensor,
+};
 pub use rope::{RopeScaling, RopeSpec};
 pub use spec::{
     Act, AttentionSpec, Dtype, EmbedSpec, HeadSpec, LayerSpec, MlpSpec, ModelSpec, NormKind,
@@ -47,23 +50,31 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads `config.json` and, where there is one, `generation_config.json`.
+    /// Reads `config.json` and, where they are there, `generation_config.json` and `quantize_config.json`.
     ///
     /// # Errors
     /// `config.json` missing or damaged, a key missing or ill-typed, an unknown architecture, rope
-    /// type or activation, or a key that changes the computation and is not supported: each named.
+    /// type or activation, a key that changes the computation and is not supported, or a matrix that cannot be
+    /// quantized as it says: each named.
     pub fn open(files: CheckpointFiles) -> Result<Self> {
         let config = HfConfig::read(&files, "config.json")?
             .ok_or_else(|| Error::FileMissing { file: "config.json", place: files.to_string() })?;
         let arch = arch::find(&config)?;
-        Ok(Self {
+        let mut checkpoint = Self {
             spec: arch.describe(&config)?,
             arch,
             dtype: Dtype::read(&config)?,
-            quantization: Quantization::read(&config)?,
+            quantization: Quantization::read(&files, &config)?,
             generation: GenerationConfig::read(&files, &config)?,
             files,
-        })
+        };
+        for tensor in checkpoint.tensor_plan() {
+            let MatrixForm::Quantized(packed) = tensor.form() else { continue };
+            tensor.stored()?;
+            let slots = tensor.slots.iter().map(|slot| ((slot.layer, slot.slot), packed));
+            checkpoint.spec.quantized.extend(slots);
+        }
+        Ok(checkpoint)
     }
 
     /// Where the checkpoint's files are.
@@ -86,7 +97,7 @@ impl Checkpoint {
         self.dtype
     }
 
-    /// The quantization found in `config.json`.
+    /// The quantization found in `config.json` or `quantize_config.json`.
     pub fn quantization(&self) -> Option<&Quantization> {
         self.quantization.as_ref()
     }
@@ -96,15 +107,22 @@ impl Checkpoint {
         &self.generation
     }
 
-    /// Every tensor the weight files must hold, with its shape and the slots that it fills.
+    /// Every tensor of the model, with its shape, the slots that it fills, and how it is stored where it is quantized.
     pub fn tensor_plan(&self) -> Vec<TensorPlan> {
-        weights::plan(&self.spec, self.arch.weights)
+        let mut plan = weights::plan(&self.spec, self.arch.weights);
+        if let Some(quantization) = &self.quantization {
+            for tensor in &mut plan {
+                tensor.scheme = quantization.scheme_of(tensor);
+            }
+        }
+        plan
     }
 
     /// Whether a tensor outside [`Self::tensor_plan`] may be there: a buffer that follows from the
-    /// configuration, or a copy of a tied weight.
+    /// configuration, a copy of a tied weight, or a scale of activations.
     pub fn may_skip_tensor(&self, name: &str) -> bool {
         weights::may_skip(&self.spec, name)
+            || self.quantization.as_ref().is_some_and(|quantization| quantization.may_skip(name))
     }
 
     /// The safetensors files: `model.safetensors`, or the shards its index names.

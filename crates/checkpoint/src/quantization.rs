@@ -1,26 +1,209 @@
-//! Which quantization a checkpoint's weights have, as its configuration says.
+//! Which quantization a checkpoint's weights have, as its configuration says: the method, the matrices that it leaves
+//! alone, and how the others are stored and kept.
 
-use crate::{config::HfConfig, error::Result};
+use crate::{
+    config::HfConfig,
+    error::{Error, Result},
+    files::CheckpointFiles,
+    weights::{Slot, TensorPlan},
+};
+
+mod awq;
+mod fp8;
+mod gptq;
+mod modules;
+mod packed;
+mod squeezellm;
+
+pub use awq::Awq;
+pub use fp8::Fp8;
+pub use gptq::Gptq;
+use modules::Modules;
+pub use packed::{Codes, MatrixForm, Packed};
+pub use squeezellm::SqueezeLlm;
+
+/// A file that older checkpoints of GPTQ have beside a `config.json` that says nothing.
+const OWN_FILE: &str = "quantize_config.json";
 
 /// The `quantization_config` of `config.json`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Quantization {
-    /// The method's name in lower case: `awq`, `gptq`, `fp8`, `bitsandbytes` ..
+    /// The method's name in lower case, as `--quantization` takes it: `awq`, `gptq`, `fp8`, `bitsandbytes` ..
     pub method: String,
-    /// Bits of a weight, where the configuration says.
-    pub bits: Option<usize>,
+    /// How it stores matrices; `None` where that is not computed with.
+    pub scheme: Option<Scheme>,
+    /// Whether the head is quantized too.
+    head: bool,
+    skipped: Modules,
+}
+
+/// How a quantized matrix `[n, k]` is stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scheme {
+    /// Activation-aware weight quantization.
+    Awq(Awq),
+    /// GPTQ.
+    Gptq(Gptq),
+    /// Eight-bit floating point.
+    Fp8(Fp8),
+    /// Tables of sixteen numbers.
+    SqueezeLlm(SqueezeLlm),
+}
+
+/// A tensor in the weight files.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredTensor {
+    /// Its name.
+    pub name: String,
+    /// The shapes that it may have; any of one dimension where there is none.
+    pub shapes: Vec<Vec<usize>>,
+    /// What it holds.
+    pub kind: StoredKind,
+    /// Whether it must be there.
+    pub required: bool,
+}
+
+/// What a stored tensor holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredKind {
+    /// Numbers: F32, F16 or BF16.
+    Numbers,
+    /// 32-bit integers.
+    Integers,
+    /// Eight-bit floating-point numbers with three bits of mantissa.
+    E4m3,
 }
 
 impl Quantization {
-    pub(crate) fn read(c: &HfConfig) -> Result<Option<Self>> {
-        let Some(q) = c.section("quantization_config")? else { return Ok(None) };
-        let method = q
-            .text_opt("quant_method")?
-            .ok_or_else(|| q.missing("quant_method", "the name of the quantization"))?;
-        let bits = match q.count_opt("bits")? {
-            Some(bits) => Some(bits),
-            None => q.count_opt("w_bit")?,
+    pub(crate) fn read(files: &CheckpointFiles, config: &HfConfig) -> Result<Option<Self>> {
+        let (section, default) = match config.section("quantization_config")? {
+            Some(section) => (section, None),
+            None => match HfConfig::read(files, OWN_FILE)? {
+                Some(own) => (own, Some("gptq")),
+                None => return Ok(None),
+            },
         };
-        Ok(Some(Self { method: method.to_lowercase(), bits }))
+        Self::parse(&section, default).map(Some)
+    }
+
+    fn parse(c: &HfConfig, default: Option<&str>) -> Result<Self> {
+        let method = match c.text_opt("quant_method")? {
+            Some(method) => method.to_lowercase(),
+            None => default
+                .ok_or_else(|| c.missing("quant_method", "the name of the quantization"))?
+                .to_owned(),
+        };
+        let mut skipped = Modules::read(c, "modules_to_not_convert")?;
+        let mut head = false;
+        let scheme = match method.as_str() {
+            "awq" => Some(Scheme::Awq(Awq::read(c)?)),
+            "gptq" => {
+                head = c.flag_or("lm_head", false)?;
+                Some(Scheme::Gptq(Gptq::read(c)?))
+            }
+            "squeezellm" => Some(Scheme::SqueezeLlm(SqueezeLlm::read(c)?)),
+            "fp8" => {
+                skipped.extend(Modules::read(c, "ignored_layers")?);
+                Some(Scheme::Fp8(Fp8::read(c)?))
+            }
+            "compressed-tensors" => {
+                let format = c.text_opt("format")?.unwrap_or("unnamed");
+                if format != "float-quantized" {
+                    let method = format!("compressed-tensors ({format})");
+                    return Ok(Self { method, scheme: None, head, skipped });
+                }
+                skipped.extend(Modules::read(c, "ignore")?);
+                let scheme = Some(Scheme::Fp8(Fp8::read_compressed_tensors(c)?));
+                return Ok(Self { method: "fp8".to_owned(), scheme, head: true, skipped });
+            }
+            _ => None,
+        };
+        Ok(Self { method, scheme, head, skipped })
+    }
+
+    /// How the matrix of a planned tensor is stored; `None` where as plain numbers.
+    pub(crate) fn scheme_of(&self, tensor: &TensorPlan) -> Option<Scheme> {
+        let quantized = match tensor.slots.first().map(|slot| slot.slot) {
+            Some(Slot::Embed) | None => false,
+            Some(Slot::Head) => self.head,
+            Some(_) => tensor.shape.len() == 2,
+        };
+        let module = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
+        self.scheme.filter(|_| quantized && !self.skipped.contain(module))
+    }
+
+    /// Whether a tensor that belongs to no matrix's numbers may be there: what a running engine would round
+    /// activations, keys and values with, which are not rounded here, or how it would divide work.
+    pub(crate) fn may_skip(&self, name: &str) -> bool {
+        let ends: &[&str] = match self.scheme {
+            Some(Scheme::Fp8(_)) => {
+                &[".input_scale", ".activation_scale", ".q_scale", ".k_scale", ".v_scale"]
+            }
+            Some(Scheme::SqueezeLlm(_)) => &[".startrows"],
+            _ => &[],
+        };
+        ends.iter().any(|end| name.ends_with(end))
     }
 }
+
+impl Scheme {
+    /// The tensors in which the matrix `[n, k]` called `name` is stored.
+    ///
+    /// # Errors
+    /// The matrix cannot be stored so.
+    pub fn tensors(&self, name: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        match self {
+            Self::Awq(awq) => awq.tensors(module, n, k),
+            Self::Gptq(gptq) => gptq.tensors(module, n, k),
+            Self::Fp8(fp8) => Ok(fp8.tensors(module, n, k)),
+            Self::SqueezeLlm(squeezellm) => squeezellm.tensors(module, n, k),
+        }
+    }
+
+    /// How a matrix with `k` columns is kept in memory.
+    pub fn packed(&self, k: usize) -> Packed {
+        match self {
+            Self::Awq(awq) => Packed { codes: Codes::U4, group: awq.group(k), reordered: false },
+            Self::Gptq(gptq) => gptq.packed(k),
+            Self::Fp8(fp8) => Packed { codes: Codes::E4m3, group: fp8.group(k), reordered: false },
+            Self::SqueezeLlm(_) => Packed { codes: Codes::Table, group: k, reordered: false },
+        }
+    }
+}
+
+impl StoredTensor {
+    fn new(name: String, shape: &[usize], kind: StoredKind) -> Self {
+        Self { name, shapes: vec![shape.to_vec()], kind, required: true }
+    }
+
+    /// A tensor of plain numbers.
+    pub(crate) fn numbers(name: &str, shape: &[usize]) -> Self {
+        Self::new(name.to_owned(), shape, StoredKind::Numbers)
+    }
+}
+
+/// The count of weights that share a scale: `key`, of which -1 means all of a row, which is `None`.
+fn group_size(c: &HfConfig, key: &str) -> Result<Option<usize>> {
+    const EXPECTED: &str = "-1 or an even number of weights";
+    let value = c.raw(key).ok_or_else(|| c.missing(key, EXPECTED))?;
+    if value.as_i64() == Some(-1) {
+        return Ok(None);
+    }
+    let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
+    match size.filter(|size| *size > 0 && size % 2 == 0) {
+        Some(size) => Ok(Some(size)),
+        None => Err(c.ill_typed(key, value, EXPECTED)),
+    }
+}
+
+/// Checks that `count` of a matrix can be packed in whole words of `unit`.
+fn check_multiple(module: &str, what: &'static str, count: usize, unit: usize) -> Result<()> {
+    match count.is_multiple_of(unit) {
+        true => Ok(()),
+        false => Err(Error::QuantizedShape { module: module.to_owned(), what, count, unit }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -88,7 +88,8 @@ impl RopeSpec {
     pub(crate) fn max_positions(&self, max_position_embeddings: usize) -> usize {
         match self.scaling {
             RopeScaling::Yarn { factor, original, .. } => {
-                max_position_embeddings.max((original as f64 * factor) as usize)
+                let stretched = (original as f64 * factor).min(f64::from(u32::MAX));
+                max_position_embeddings.max(stretched as usize)
             }
             _ => max_position_embeddings,
         }

@@ -1,9 +1,13 @@
 //! The vocabulary in which every decoder is described.
 
+use std::collections::BTreeMap;
+
 use crate::{
     config::HfConfig,
     error::{Error, Result},
+    quantization::Packed,
     rope::{RopeScaling, RopeSpec},
+    weights::Slot,
 };
 
 /// A decoder-only language model, as data.
@@ -25,6 +29,8 @@ pub struct ModelSpec {
     pub final_norm: NormSpec,
     /// The projection to logits.
     pub head: HeadSpec,
+    /// How the matrices are kept that are quantized, by layer and slot; the others are plain numbers.
+    pub quantized: BTreeMap<(Option<usize>, Slot), Packed>,
 }
 
 /// The token embedding.
@@ -145,12 +151,19 @@ pub enum Dtype {
     Bf16,
 }
 
+/// Bounds that no model comes near to, so that no arithmetic on their products overflows.
+const MOST_WIDTH: usize = 1 << 20;
+const MOST_HEADS: usize = 1 << 12;
+const MOST_HEAD_DIM: usize = 1 << 12;
+const MOST_LAYERS: usize = 1 << 12;
+const MOST_TOKENS: usize = 1 << 24;
+
 impl ModelSpec {
     /// Llama as in `LlamaForCausalLM`: the base from which the other architectures state their
     /// differences.
     pub fn llama(c: &HfConfig) -> Result<Self> {
-        let hidden_size = c.count("hidden_size")?;
-        let heads = c.count("num_attention_heads")?;
+        let hidden_size = c.bounded("hidden_size", MOST_WIDTH)?;
+        let heads = c.bounded("num_attention_heads", MOST_HEADS)?;
         let kv_heads = c.count_opt("num_key_value_heads")?.unwrap_or(heads);
         if !heads.is_multiple_of(kv_heads) {
             let found = c.raw("num_key_value_heads").cloned().unwrap_or_default();
@@ -160,7 +173,7 @@ impl ModelSpec {
                 "a divisor of num_attention_heads",
             ));
         }
-        let head_dim = match c.count_opt("head_dim")? {
+        let head_dim = match c.bounded_opt("head_dim", MOST_HEAD_DIM)? {
             Some(head_dim) => head_dim,
             None if hidden_size.is_multiple_of(heads) => hidden_size / heads,
             None => {
@@ -187,13 +200,13 @@ impl ModelSpec {
                 softcap: None,
             },
             mlp: MlpSpec {
-                inner: c.count("intermediate_size")?,
+                inner: c.bounded("intermediate_size", MOST_WIDTH)?,
                 act: Act::read(c)?,
                 bias: c.flag_or("mlp_bias", false)?,
             },
         };
         Ok(Self {
-            vocab_size: c.count("vocab_size")?,
+            vocab_size: c.bounded("vocab_size", MOST_TOKENS)?,
             hidden_size,
             max_model_len: match &layer.attention.rope.scaling {
                 RopeScaling::LongRope { original, .. } => max_positions.min(*original),
@@ -201,13 +214,14 @@ impl ModelSpec {
             },
             max_positions,
             embed: EmbedSpec { scale: 1.0, rounded: false },
-            layers: vec![layer; c.count("num_hidden_layers")?],
+            layers: vec![layer; c.bounded("num_hidden_layers", MOST_LAYERS)?],
             final_norm: norm,
             head: HeadSpec {
                 tied: c.flag_or("tie_word_embeddings", false)?,
                 scale: 1.0,
                 softcap: None,
             },
+            quantized: BTreeMap::new(),
         })
     }
 

@@ -2,7 +2,11 @@
 
 use std::{collections::HashMap, ops::Range};
 
-use crate::spec::{LayerSpec, ModelSpec, Residual};
+use crate::{
+    error::Result,
+    quantization::{MatrixForm, Scheme, StoredTensor},
+    spec::{LayerSpec, ModelSpec, Residual},
+};
 
 /// One of our tensors: a matrix `[out, in]` or a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -108,15 +112,38 @@ const LLAMA: &[WeightRule] = &[
     whole(Slot::DownBias, "model.layers.{i}.mlp.down_proj.bias"),
 ];
 
-/// A tensor that the weight files must hold.
+/// A tensor of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorPlan {
-    /// The checkpoint's name.
+    /// The checkpoint's name; of a quantized matrix the one that it would have as plain numbers.
     pub name: String,
     /// `[rows, columns]`, or `[rows]` of a vector.
     pub shape: Vec<usize>,
     /// What it fills, from its first row to its last.
     pub slots: Vec<SlotRows>,
+    /// How it is stored, where it is quantized.
+    pub scheme: Option<Scheme>,
+}
+
+impl TensorPlan {
+    /// The tensors that hold it in the weight files.
+    ///
+    /// # Errors
+    /// The matrix cannot be stored as its quantization says.
+    pub fn stored(&self) -> Result<Vec<StoredTensor>> {
+        match (&self.scheme, self.shape.as_slice()) {
+            (Some(scheme), &[n, k]) => scheme.tensors(&self.name, n, k),
+            _ => Ok(vec![StoredTensor::numbers(&self.name, &self.shape)]),
+        }
+    }
+
+    /// How it is kept in memory.
+    pub fn form(&self) -> MatrixForm {
+        match (&self.scheme, self.shape.as_slice()) {
+            (Some(scheme), &[_, k]) => MatrixForm::Quantized(scheme.packed(k)),
+            _ => MatrixForm::Plain,
+        }
+    }
 }
 
 /// The part of a tensor that fills one slot.
@@ -130,7 +157,7 @@ pub struct SlotRows {
     pub rows: Range<usize>,
 }
 
-/// Every tensor that the weight files must hold, first those outside the layers.
+/// Every tensor of the model as plain numbers, first those outside the layers.
 pub(crate) fn plan(spec: &ModelSpec, own_rules: &[WeightRule]) -> Vec<TensorPlan> {
     let rule = |slot: Slot| {
         let rule = own_rules.iter().chain(LLAMA).find(|r| r.slot == slot);
@@ -154,7 +181,7 @@ pub(crate) fn plan(spec: &ModelSpec, own_rules: &[WeightRule]) -> Vec<TensorPlan
             _ => {
                 by_name.insert(name.clone(), tensors.len());
                 let slots = vec![SlotRows { slot, layer, rows: 0..shape[0] }];
-                tensors.push(TensorPlan { name, shape, slots });
+                tensors.push(TensorPlan { name, shape, slots, scheme: None });
             }
         }
     }

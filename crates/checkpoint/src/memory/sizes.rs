@@ -5,13 +5,11 @@ use std::collections::BTreeMap;
 use super::MemoryRequest;
 use crate::{
     error::{Error, Result},
+    quantization::MatrixForm,
     spec::{Dtype, ModelSpec},
     weights::Slot,
 };
 
-/// Rows of a matrix are packed in panels of so many, and columns in pairs; what is missing is padding.
-/// Source: `Weight` of the crate `kernels`.
-const PANEL_ROWS: usize = 32;
 /// Most rows of logits that exist at once. Source: `ModelRunner` of the crate `engine`.
 const LOGITS_ROWS: usize = 128;
 /// Activations are single precision on the CPU.
@@ -19,13 +17,20 @@ const ACTIVATION_BYTES: u64 = 4;
 /// Most ranks that are proposed.
 const MOST_RANKS: usize = 64;
 
+/// A matrix as it is loaded.
+struct Matrix {
+    rows: usize,
+    columns: usize,
+    form: MatrixForm,
+}
+
 impl ModelSpec {
     /// Count of all weights.
     pub fn num_parameters(&self) -> u64 {
         self.slots().map(|(_, _, shape)| shape.iter().product::<usize>() as u64).sum()
     }
 
-    /// Bytes of the weights as loaded, with the matrices in `dtype`; norms and biases are always F32.
+    /// Bytes of the weights as loaded, with the matrices that are not quantized in `dtype`; norms and biases are always F32.
     pub fn weight_bytes(&self, dtype: Dtype) -> u64 {
         self.rank_weight_bytes(dtype, 1)
     }
@@ -33,23 +38,21 @@ impl ModelSpec {
     /// Bytes of the weights as one of `ranks` ranks loads them.
     pub fn rank_weight_bytes(&self, dtype: Dtype, ranks: usize) -> u64 {
         let (matrices, vectors) = self.rank_shapes(ranks);
-        let packed = |(rows, columns): (usize, usize)| {
-            rows.next_multiple_of(PANEL_ROWS) * columns.next_multiple_of(2) * dtype.size()
-        };
-        let matrices = matrices.into_iter().map(packed).sum::<usize>();
+        let bytes = |m: Matrix| m.form.bytes(m.rows, m.columns, dtype);
+        let matrices = matrices.into_iter().map(bytes).sum::<usize>();
         (vectors * Dtype::F32.size() + matrices) as u64
     }
 
     /// Count of the weights that one of `ranks` ranks loads.
     pub(super) fn rank_numbers(&self, ranks: usize) -> u64 {
         let (matrices, vectors) = self.rank_shapes(ranks);
-        let numbers = matrices.into_iter().map(|(rows, columns)| rows * columns);
+        let numbers = matrices.into_iter().map(|m| m.rows * m.columns);
         (vectors + numbers.sum::<usize>()) as u64
     }
 
-    /// Rows and columns of the matrices that one of `ranks` ranks loads, and the count of its norms' and biases' numbers.
-    fn rank_shapes(&self, ranks: usize) -> (Vec<(usize, usize)>, usize) {
-        let mut matrices: BTreeMap<(Option<usize>, Slot), (usize, usize)> = BTreeMap::new();
+    /// The matrices that one of `ranks` ranks loads, and the count of its norms' and biases' numbers.
+    fn rank_shapes(&self, ranks: usize) -> (Vec<Matrix>, usize) {
+        let mut matrices: BTreeMap<(Option<usize>, Slot), Matrix> = BTreeMap::new();
         let mut vectors = 0;
         for (layer, slot, shape) in self.slots() {
             let rows = |rows: usize| match slot {
@@ -64,7 +67,15 @@ impl ModelSpec {
                 [n] => vectors += rows(n),
                 [n, k] => {
                     let columns = if splits_columns(slot) { k.div_ceil(ranks) } else { k };
-                    matrices.entry((layer, fused(slot))).or_insert((0, columns)).0 += rows(n);
+                    let quantized = self.quantized.get(&(layer, slot));
+                    let form = quantized.map_or(MatrixForm::Plain, |p| MatrixForm::Quantized(*p));
+                    let matrix = matrices.entry((layer, fused(slot))).or_insert(Matrix {
+                        rows: 0,
+                        columns,
+                        form,
+                    });
+                    matrix.rows += rows(n);
+                    matrix.form = matrix.form.join(form, columns);
                 }
                 _ => unreachable!("slots are vectors and matrices"),
             }

@@ -1,0 +1,52 @@
+//! AWQ: codes of four bits with a scale and a zero point per group of inputs, packed along the outputs.
+//! Source: AutoAWQ's `WQLinear_GEMM`; transformers `AwqConfig`.
+
+use super::{StoredKind, StoredTensor, check_multiple, group_size};
+use crate::{config::HfConfig, error::Result};
+
+/// How AWQ stores matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Awq {
+    group: Option<usize>,
+}
+
+/// Codes in a word of 32 bits.
+const CODES: usize = 8;
+
+impl Awq {
+    pub(super) fn read(c: &HfConfig) -> Result<Self> {
+        let bits = if c.raw("bits").is_some() { "bits" } else { "w_bit" };
+        if c.count(bits)? != 4 {
+            let found = c.raw(bits).cloned().unwrap_or_default();
+            return Err(c.unsupported(bits, &found, "; awq has 4"));
+        }
+        if let Some(version) = c.text_opt("version")?
+            && version.to_lowercase() != "gemm"
+        {
+            return Err(c.unsupported("version", &version.into(), "; gemm is"));
+        }
+        if !c.flag_or("zero_point", true)? {
+            return Err(c.unsupported("zero_point", &false.into(), "; true is"));
+        }
+        let group = if c.raw("group_size").is_some() { "group_size" } else { "q_group_size" };
+        Ok(Self { group: group_size(c, group)? })
+    }
+
+    /// Columns that share a scale, of `k`.
+    pub fn group(&self, k: usize) -> usize {
+        self.group.unwrap_or(k).min(k)
+    }
+
+    pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
+        check_multiple(module, "outputs", n, CODES)?;
+        let groups = k.div_ceil(self.group(k));
+        let tensor = |part, shape: [usize; 2], kind| {
+            StoredTensor::new(format!("{module}.{part}"), &shape, kind)
+        };
+        Ok(vec![
+            tensor("qweight", [k, n / CODES], StoredKind::Integers),
+            tensor("qzeros", [groups, n / CODES], StoredKind::Integers),
+            tensor("scales", [groups, n], StoredKind::Numbers),
+        ])
+    }
+}

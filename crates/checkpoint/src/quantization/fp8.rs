@@ -1,0 +1,94 @@
+//! FP8: weights of eight bits, of which four are the exponent and three the mantissa, with a scale per tensor, per output
+//! or per block. Source: transformers `FineGrainedFP8Config`; compressed-tensors' format `float-quantized`.
+
+use super::{StoredKind, StoredTensor};
+use crate::{config::HfConfig, error::Result};
+
+/// How FP8 stores matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fp8 {
+    /// Outputs and inputs that share a scale; `None` where a tensor or an output has one.
+    pub block: Option<[usize; 2]>,
+    /// The last part of the name of the scales.
+    scale: &'static str,
+}
+
+impl Fp8 {
+    pub(super) fn read(c: &HfConfig) -> Result<Self> {
+        if let Some(format) = c.text_opt("fmt")?
+            && format != "e4m3"
+        {
+            return Err(c.unsupported("fmt", &format.into(), "; e4m3 is"));
+        }
+        let block = block(c, "weight_block_size")?;
+        let scale = if block.is_some() { "weight_scale_inv" } else { "weight_scale" };
+        Ok(Self { block, scale })
+    }
+
+    pub(super) fn read_compressed_tensors(c: &HfConfig) -> Result<Self> {
+        const GROUPS: &str = "an object with the quantization of all linear layers";
+        let groups =
+            c.section("config_groups")?.ok_or_else(|| c.missing("config_groups", GROUPS))?;
+        let mut names = groups.entries().map(|(name, _)| name.to_owned());
+        let (Some(name), None) = (names.next(), names.next()) else {
+            let found = c.raw("config_groups").cloned().unwrap_or_default();
+            return Err(c.unsupported("config_groups", &found, "; one group of all Linear is"));
+        };
+        let group = groups.section(&name)?.ok_or_else(|| groups.missing(&name, GROUPS))?;
+        if group.texts_opt("targets")?.as_deref() != Some(&["Linear"]) {
+            let found = group.raw("targets").cloned().unwrap_or_default();
+            return Err(group.unsupported("targets", &found, "; [\"Linear\"] is"));
+        }
+        let w = group.section("weights")?.ok_or_else(|| group.missing("weights", "an object"))?;
+        let wanted = [
+            ("num_bits", &[8.into()][..]),
+            ("type", &["float".into()]),
+            ("strategy", &["tensor".into(), "channel".into(), "block".into()]),
+        ];
+        for (key, allowed) in wanted {
+            let found = w.raw(key).ok_or_else(|| w.missing(key, "a description of the weights"))?;
+            if !allowed.contains(found) {
+                return Err(w.unsupported(
+                    key,
+                    found,
+                    ", but 8 bits of float per tensor, channel or block",
+                ));
+            }
+        }
+        let block = match w.text_opt("strategy")? {
+            Some("block") => block(&w, "block_structure")?,
+            _ => None,
+        };
+        Ok(Self { block, scale: "weight_scale" })
+    }
+
+    /// Columns that share a scale, of `k`.
+    pub fn group(&self, k: usize) -> usize {
+        self.block.map_or(k, |[_, columns]| columns.min(k))
+    }
+
+    pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Vec<StoredTensor> {
+        let shapes = match self.block {
+            Some([rows, columns]) => vec![vec![n.div_ceil(rows), k.div_ceil(columns)]],
+            None => vec![vec![], vec![1], vec![n], vec![n, 1]],
+        };
+        let scale = StoredTensor::new(format!("{module}.{}", self.scale), &[], StoredKind::Numbers);
+        vec![
+            StoredTensor::new(format!("{module}.weight"), &[n, k], StoredKind::E4m3),
+            StoredTensor { shapes, ..scale },
+        ]
+    }
+}
+
+/// Outputs and inputs of a block, if it is given.
+fn block(c: &HfConfig, key: &str) -> Result<Option<[usize; 2]>> {
+    let Some(value) = c.raw(key) else { return Ok(None) };
+    let size = |i: usize| {
+        let size = value.get(i)?.as_u64().and_then(|size| usize::try_from(size).ok())?;
+        (size > 0).then_some(size)
+    };
+    match (value.as_array().map(Vec::len), size(0), size(1)) {
+        (Some(2), Some(rows), Some(columns)) if columns % 2 == 0 => Ok(Some([rows, columns])),
+        _ => Err(c.ill_typed(key, value, "a list of two numbers, the second of them even")),
+    }
+}

@@ -1,0 +1,83 @@
+//! GPTQ: codes of four or eight bits with a scale and a zero point per group of inputs, packed along the inputs, which
+//! act-order assigns to groups one by one. Source: AutoGPTQ's `QuantLinear`; transformers `GPTQConfig`.
+
+use super::{Codes, Packed, StoredKind, StoredTensor, check_multiple, group_size};
+use crate::{config::HfConfig, error::Result};
+
+/// How GPTQ stores matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gptq {
+    /// Bits of a code: 4 or 8.
+    pub bits: usize,
+    /// What is to be added to stored zero points: 1 in the first version of the format, 0 in the second.
+    pub zero_offset: u8,
+    group: Option<usize>,
+    act_order: bool,
+}
+
+impl Gptq {
+    pub(super) fn read(c: &HfConfig) -> Result<Self> {
+        let bits = c.count("bits")?;
+        if bits != 4 && bits != 8 {
+            return Err(c.unsupported("bits", &bits.into(), " by gptq; 4 and 8 are"));
+        }
+        c.refuse("is_marlin_format")?;
+        if let Some(dynamic) = c.section("dynamic")?
+            && dynamic.entries().next().is_some()
+        {
+            let rules = c.raw("dynamic").cloned().unwrap_or_default();
+            return Err(c.unsupported("dynamic", &rules, "; the same bits for all layers are"));
+        }
+        let zero_offset = match c.text_opt("checkpoint_format")? {
+            None | Some("gptq") => 1,
+            Some("gptq_v2") => 0,
+            Some(other) => {
+                let hint = "; gptq and gptq_v2 are";
+                return Err(c.unsupported("checkpoint_format", &other.into(), hint));
+            }
+        };
+        Ok(Self {
+            bits,
+            zero_offset,
+            group: group_size(c, "group_size")?,
+            act_order: c.flag_or("desc_act", false)?,
+        })
+    }
+
+    /// Columns that share a scale, of `k`.
+    pub fn group(&self, k: usize) -> usize {
+        self.group.unwrap_or(k).min(k)
+    }
+
+    /// Codes in a word of 32 bits.
+    pub fn codes_per_word(&self) -> usize {
+        32 / self.bits
+    }
+
+    /// Whether the inputs of a group are spread over all `k`.
+    pub fn reorders(&self, k: usize) -> bool {
+        self.act_order && self.group(k) < k
+    }
+
+    pub(super) fn packed(&self, k: usize) -> Packed {
+        let codes = if self.bits == 4 { Codes::U4 } else { Codes::U8 };
+        Packed { codes, group: self.group(k), reordered: self.reorders(k) }
+    }
+
+    pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
+        let codes = self.codes_per_word();
+        check_multiple(module, "outputs", n, codes)?;
+        check_multiple(module, "inputs", k, codes)?;
+        let groups = k.div_ceil(self.group(k));
+        let tensor = |part, shape: &[usize], kind| {
+            StoredTensor::new(format!("{module}.{part}"), shape, kind)
+        };
+        let order = tensor("g_idx", &[k], StoredKind::Integers);
+        Ok(vec![
+            tensor("qweight", &[k / codes, n], StoredKind::Integers),
+            tensor("qzeros", &[groups, n / codes], StoredKind::Integers),
+            tensor("scales", &[groups, n], StoredKind::Numbers),
+            StoredTensor { required: self.act_order, ..order },
+        ])
+    }
+}

@@ -1,0 +1,45 @@
+//! Lists of modules that a quantization leaves alone.
+
+use regex::Regex;
+
+use crate::{config::HfConfig, error::Result};
+
+/// Names and patterns of modules.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Modules {
+    names: Vec<String>,
+    patterns: Vec<Regex>,
+}
+
+impl Modules {
+    /// Reads a list of names; `re:` begins a regular expression.
+    pub(super) fn read(c: &HfConfig, key: &str) -> Result<Self> {
+        let mut modules = Self::default();
+        for entry in c.texts_opt(key)?.unwrap_or_default() {
+            match entry.strip_prefix("re:") {
+                None => modules.names.push(entry.to_owned()),
+                Some(pattern) => match Regex::new(&format!("^(?:{pattern})")) {
+                    Ok(pattern) => modules.patterns.push(pattern),
+                    Err(_) => {
+                        let hint = "; a list of names and regular expressions is";
+                        return Err(c.unsupported(key, &entry.into(), hint));
+                    }
+                },
+            }
+        }
+        Ok(modules)
+    }
+
+    pub(super) fn extend(&mut self, others: Self) {
+        self.names.extend(others.names);
+        self.patterns.extend(others.patterns);
+    }
+
+    /// Whether a module is one of them, or lies in one of them. A name may be the end of a module's name, or stand in its
+    /// middle: `lm_head`, `mlp.down_proj`, `model.layers.0`.
+    pub(super) fn contain(&self, module: &str) -> bool {
+        let dotted = format!(".{module}.");
+        self.names.iter().any(|name| dotted.contains(&format!(".{name}.")))
+            || self.patterns.iter().any(|pattern| pattern.is_match(module))
+    }
+}

@@ -1,0 +1,100 @@
+//! How a matrix is kept in memory, and what becomes of matrices that are computed as one.
+
+use crate::spec::Dtype;
+
+/// Rows of a matrix are packed in panels of so many, and columns in pairs; what is missing is padding.
+/// Source: `Weight` of the crate `kernels`, likewise below.
+const PANEL_ROWS: usize = 32;
+/// Numbers in an output's table.
+const TABLE: usize = 16;
+
+/// What the codes of a quantized matrix mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codes {
+    /// Four bits, with a scale and a minimum.
+    U4,
+    /// Eight bits, with a scale and a minimum.
+    U8,
+    /// Eight-bit floating point, with a scale.
+    E4m3,
+    /// Four bits, which name one of sixteen numbers.
+    Table,
+}
+
+/// How a quantized matrix is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packed {
+    /// What the codes mean.
+    pub codes: Codes,
+    /// Columns that share a scale.
+    pub group: usize,
+    /// The columns are in the order of their groups, not of the inputs.
+    pub reordered: bool,
+}
+
+/// How a matrix is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixForm {
+    /// As numbers of its dtype.
+    Plain,
+    /// As codes.
+    Quantized(Packed),
+    /// As numbers in single precision, as it is made of matrices that have nothing narrower in common.
+    Widened,
+}
+
+impl MatrixForm {
+    /// How two matrices with `k` columns are kept as one.
+    pub fn join(self, other: Self, k: usize) -> Self {
+        match (self, other) {
+            (Self::Plain, Self::Plain) => Self::Plain,
+            (Self::Quantized(a), Self::Quantized(b)) => {
+                a.join(b, k).map_or(Self::Widened, Self::Quantized)
+            }
+            _ => Self::Widened,
+        }
+    }
+
+    /// Bytes of a matrix of so many rows and columns, whose numbers would be of `dtype`.
+    pub(crate) fn bytes(self, rows: usize, columns: usize, dtype: Dtype) -> usize {
+        let dtype = match self {
+            Self::Quantized(packed) => return packed.bytes(rows, columns),
+            Self::Plain => dtype,
+            Self::Widened => Dtype::F32,
+        };
+        rows.next_multiple_of(PANEL_ROWS) * columns.next_multiple_of(2) * dtype.size()
+    }
+}
+
+impl Packed {
+    /// Codes of four bits fit into eight, and scales of a group are those of its parts.
+    fn join(self, other: Self, k: usize) -> Option<Self> {
+        let codes = match (self.codes, other.codes) {
+            (a, b) if a == b => a,
+            (Codes::U4, Codes::U8) | (Codes::U8, Codes::U4) => Codes::U8,
+            _ => return None,
+        };
+        let group = match (self.group.min(k), other.group.min(k)) {
+            (a, b) if a == b => a,
+            (a, b) if a == k => b,
+            (a, b) if b == k => a,
+            (a, b) => greatest_common_divisor(a, b),
+        };
+        Some(Self { codes, group, reordered: self.reordered || other.reordered })
+    }
+
+    fn bytes(self, rows: usize, columns: usize) -> usize {
+        let (header, pair) = match self.codes {
+            Codes::U4 => (2 * PANEL_ROWS * 4, PANEL_ROWS),
+            Codes::U8 | Codes::E4m3 => (2 * PANEL_ROWS * 4, 2 * PANEL_ROWS),
+            Codes::Table => (PANEL_ROWS * TABLE * 4, PANEL_ROWS),
+        };
+        let panel = columns.div_ceil(self.group) * header + columns.div_ceil(2) * pair;
+        let order = if self.reordered { columns * 4 } else { 0 };
+        rows.div_ceil(PANEL_ROWS) * panel + order
+    }
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}

@@ -1,0 +1,204 @@
+//! Configurations as the hub has them, what each means, and what is refused.
+
+use super::*;
+
+fn parse(text: &str) -> Result<Quantization> {
+    let config = HfConfig::parse("config.json", format!("{{\"q\": {text}}}").as_bytes()).unwrap();
+    Quantization::parse(&config.section("q").unwrap().unwrap(), None)
+}
+
+fn scheme(text: &str) -> Scheme {
+    parse(text).unwrap().scheme.unwrap()
+}
+
+fn error(text: &str) -> String {
+    parse(text).unwrap_err().to_string()
+}
+
+fn names_and_shapes(scheme: Scheme, n: usize, k: usize) -> Vec<(String, Vec<Vec<usize>>)> {
+    let tensors = scheme.tensors("a.b.weight", n, k).unwrap();
+    tensors.into_iter().map(|tensor| (tensor.name, tensor.shapes)).collect()
+}
+
+const AWQ: &str = r#"{"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm",
+    "zero_point": true, "modules_to_not_convert": null}"#;
+const GPTQ: &str = r#"{"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": true,
+    "sym": true, "damp_percent": 0.01, "true_sequential": true}"#;
+const COMPRESSED: &str = r#"{"quant_method": "compressed-tensors", "format": "float-quantized",
+    "quantization_status": "compressed", "ignore": ["lm_head", "re:.*\\.o_proj$"], "config_groups": {"group_0": {
+        "targets": ["Linear"], "input_activations": {"dynamic": true, "num_bits": 8},
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": true}}}}"#;
+
+#[test]
+fn awq_packs_outputs() {
+    let awq = scheme(AWQ);
+    let expected = [
+        ("a.b.qweight".to_owned(), vec![vec![256, 8]]),
+        ("a.b.qzeros".to_owned(), vec![vec![2, 8]]),
+        ("a.b.scales".to_owned(), vec![vec![2, 64]]),
+    ];
+    assert_eq!(names_and_shapes(awq, 64, 256), expected);
+    let packed = Packed { codes: Codes::U4, group: 128, reordered: false };
+    assert_eq!(awq.packed(256), packed);
+    // AutoAWQ's older spelling.
+    let old = r#"{"quant_method": "awq", "w_bit": 4, "q_group_size": 128, "version": "GEMM"}"#;
+    assert_eq!(scheme(old), awq);
+    assert_eq!(
+        awq.tensors("a.b.weight", 60, 256).unwrap_err().to_string(),
+        "config.json: a.b has 60 outputs, which the quantization packs in units of 8; \
+         list it in modules_to_not_convert if it is stored unquantized"
+    );
+}
+
+#[test]
+fn gptq_packs_inputs_and_orders_them() {
+    let gptq = scheme(GPTQ);
+    let expected = [
+        ("a.b.qweight".to_owned(), vec![vec![32, 64]]),
+        ("a.b.qzeros".to_owned(), vec![vec![2, 8]]),
+        ("a.b.scales".to_owned(), vec![vec![2, 64]]),
+        ("a.b.g_idx".to_owned(), vec![vec![256]]),
+    ];
+    assert_eq!(names_and_shapes(gptq, 64, 256), expected);
+    assert_eq!(gptq.packed(256), Packed { codes: Codes::U4, group: 128, reordered: true });
+    // One group has no order.
+    assert_eq!(gptq.packed(64), Packed { codes: Codes::U4, group: 64, reordered: false });
+    let whole = scheme(
+        &GPTQ
+            .replace("128", "-1")
+            .replace("\"bits\": 4", "\"bits\": 8, \"checkpoint_format\": \"gptq_v2\""),
+    );
+    assert_eq!(whole.packed(256), Packed { codes: Codes::U8, group: 256, reordered: false });
+    let Scheme::Gptq(whole) = whole else { panic!("{whole:?}") };
+    assert_eq!(whole.zero_offset, 0);
+}
+
+#[test]
+fn fp8_has_scales_per_tensor_output_or_block() {
+    let any = scheme(r#"{"quant_method": "fp8", "activation_scheme": "static"}"#);
+    let shapes = vec![vec![], vec![1], vec![64], vec![64, 1]];
+    assert_eq!(names_and_shapes(any, 64, 96)[1], ("a.b.weight_scale".to_owned(), shapes));
+    let block = scheme(
+        r#"{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}"#,
+    );
+    let expected = ("a.b.weight_scale_inv".to_owned(), vec![vec![2, 3]]);
+    assert_eq!(names_and_shapes(block, 200, 300)[1], expected);
+    assert_eq!(block.packed(300).group, 128);
+    let compressed = parse(COMPRESSED).unwrap();
+    assert_eq!((compressed.method.as_str(), compressed.scheme), ("fp8", Some(any)));
+}
+
+#[test]
+fn what_is_left_alone_is_found_by_name_and_pattern() {
+    let plan = |name: &str, slot| TensorPlan {
+        name: name.to_owned(),
+        shape: vec![64, 64],
+        slots: vec![crate::SlotRows { slot, layer: Some(0), rows: 0..64 }],
+        scheme: None,
+    };
+    let quantized = |quantization: &Quantization, name: &str, slot| {
+        quantization.scheme_of(&plan(name, slot)).is_some()
+    };
+    let down = "model.layers.10.mlp.down_proj.weight";
+    for (skipped, is_quantized) in [
+        ("mlp.down_proj", false),
+        ("model.layers.10", false),
+        ("down_proj", false),
+        ("model.layers.1", true),
+        ("own_proj", true),
+        ("re:.*down.*", false),
+        ("re:down.*", true),
+    ] {
+        let text = AWQ.replace("null", &format!("[{skipped:?}]"));
+        let found = parse(&text).unwrap();
+        assert_eq!(quantized(&found, down, Slot::Down), is_quantized, "{skipped}");
+    }
+    let compressed = parse(COMPRESSED).unwrap();
+    assert!(!quantized(&compressed, "model.layers.0.self_attn.o_proj.weight", Slot::O));
+    assert!(!quantized(&compressed, "lm_head.weight", Slot::Head));
+    assert!(quantized(&compressed, down, Slot::Down));
+    assert!(!quantized(&compressed, "model.embed_tokens.weight", Slot::Embed));
+    let gptq = |text: &str| quantized(&parse(text).unwrap(), "lm_head.weight", Slot::Head);
+    assert!(!gptq(GPTQ) && gptq(&GPTQ.replace("\"bits\"", "\"lm_head\": true, \"bits\"")));
+    assert!(
+        compressed.may_skip("a.b.input_scale") && !parse(AWQ).unwrap().may_skip("a.input_scale")
+    );
+}
+
+#[test]
+fn what_is_not_computed_with_has_no_scheme() {
+    for (text, method) in [
+        (r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#, "bitsandbytes"),
+        (
+            r#"{"quant_method": "compressed-tensors", "format": "pack-quantized"}"#,
+            "compressed-tensors (pack-quantized)",
+        ),
+    ] {
+        let found = parse(text).unwrap();
+        assert_eq!((found.method.as_str(), found.scheme), (method, None));
+    }
+}
+
+#[test]
+fn refusals_name_the_key() {
+    for (text, message) in [
+        ("{}".to_owned(), "`q.quant_method` is missing; the name of the quantization is needed"),
+        (AWQ.replace("\"gemm\"", "\"gemv\""), "`q.version` = \"gemv\" is not supported; gemm is"),
+        (AWQ.replace("4", "3"), "`q.bits` = 3 is not supported; awq has 4"),
+        (
+            AWQ.replace("t\": true", "t\": false"),
+            "`q.zero_point` = false is not supported; true is",
+        ),
+        (
+            AWQ.replace("128", "0"),
+            "`q.group_size` is 0, but -1 or an even number of weights is needed",
+        ),
+        (
+            AWQ.replace("128", "1e30"),
+            "`q.group_size` is 1e+30, but -1 or an even number of weights is needed",
+        ),
+        (GPTQ.replace("4", "2"), "`q.bits` = 2 is not supported by gptq; 4 and 8 are"),
+        (
+            GPTQ.replace("\"group_size\": 128,", ""),
+            "`q.group_size` is missing; -1 or an even number of weights is needed",
+        ),
+        (
+            GPTQ.replace("\"sym\"", "\"dynamic\": {\"-:x\": {}}, \"sym\""),
+            "`q.dynamic` = {\"-:x\":{}} is not supported; the same bits for all layers are",
+        ),
+        (
+            GPTQ.replace("\"sym\"", "\"checkpoint_format\": \"marlin\", \"sym\""),
+            "`q.checkpoint_format` = \"marlin\" is not supported; gptq and gptq_v2 are",
+        ),
+        (
+            COMPRESSED.replace("\"float\"", "\"int\""),
+            "`q.config_groups.group_0.weights.type` = \"int\" is not supported, but 8 bits of float per tensor, channel or block",
+        ),
+        (
+            COMPRESSED.replace("re:.*", "re:("),
+            "`q.ignore` = \"re:(\\\\.o_proj$\" is not supported; a list of names and regular expressions is",
+        ),
+        (
+            r#"{"quant_method": "fp8", "weight_block_size": [128]}"#.to_owned(),
+            "`q.weight_block_size` is [128], but a list of two numbers, the second of them even is needed",
+        ),
+        (
+            r#"{"quant_method": "squeezellm", "wbits": 3}"#.to_owned(),
+            "`q.wbits` = 3 is not supported by squeezellm; 4 is",
+        ),
+    ] {
+        assert_eq!(error(&text), format!("config.json: {message}"), "{text}");
+    }
+}
+
+#[test]
+fn matrices_that_are_one_are_kept_in_what_they_have_in_common() {
+    let packed = |codes, group| MatrixForm::Quantized(Packed { codes, group, reordered: false });
+    let (u4, u8) = (packed(Codes::U4, 32), packed(Codes::U8, 48));
+    assert_eq!(u4.join(u4, 96), u4);
+    assert_eq!(u4.join(u8, 96), packed(Codes::U8, 16));
+    assert_eq!(u4.join(packed(Codes::U4, 96), 96), u4);
+    assert_eq!(u4.join(MatrixForm::Plain, 96), MatrixForm::Widened);
+    assert_eq!(u4.join(packed(Codes::E4m3, 32), 96), MatrixForm::Widened);
+    assert_eq!(MatrixForm::Plain.join(MatrixForm::Plain, 96), MatrixForm::Plain);
+}
