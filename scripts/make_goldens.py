@@ -264,16 +264,30 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     model.to(stored).save_pretrained(folder, max_shard_size=recipe.get("shard_size", "1GB"))
     if "rewrite" in recipe:
         rewrite_json(folder / "config.json", recipe["rewrite"])
-    # The version is in the requirements; the file should not change with it.
-    for file in ("config.json", "generation_config.json"):
-        rewrite_json(folder / file, lambda c: c.pop("transformers_version", None))
+    forget_version(folder)
 
     # Read back what was written: the golden values are those of the files.
     model = model_class.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    generator = torch.Generator().manual_seed(seed + 1)
-    prompt = torch.randint(4, config.vocab_size, (PROMPT_LEN,), generator=generator)
+    golden, summary = golden_values(model, seed + 1, recipe.get("short_prompt"))
+    save_file(golden, folder / "golden.safetensors")
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    print(f"{name}: {size / 1e3:.0f} kB, {summary}")
+
+
+def forget_version(folder: Path) -> None:
+    """The version is in the requirements; the files should not change with it."""
+    for file in ("config.json", "generation_config.json"):
+        rewrite_json(folder / file, lambda c: c.pop("transformers_version", None))
+
+
+def golden_values(
+    model: torch.nn.Module, seed: int, short_prompt: int | None = None
+) -> tuple[dict[str, torch.Tensor], str]:
+    """What the model computes from a random prompt, and what is to be known of it at a glance."""
+    generator = torch.Generator().manual_seed(seed)
+    prompt = torch.randint(4, model.config.vocab_size, (PROMPT_LEN,), generator=generator)
     with torch.no_grad():
         logits = model(prompt[None]).logits[0]
         ids = prompt
@@ -285,18 +299,17 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
         "greedy": ids[PROMPT_LEN:].to(torch.int32).contiguous(),
         "inv_freq": inv_freq(model).clone(),
     }
-    if short_prompt := recipe.get("short_prompt"):
+    if short_prompt:
         with torch.no_grad():
             golden["short_logits"] = model(prompt[None, :short_prompt]).logits[0].contiguous()
         golden["short_inv_freq"] = inv_freq(model).clone()
-    save_file(golden, folder / "golden.safetensors")
     top = logits.topk(2).values
-    size = sum(f.stat().st_size for f in folder.iterdir())
-    print(
-        f"{name}: {size / 1e3:.0f} kB, logits {logits.min():.2f} to {logits.max():.2f}, "
+    summary = (
+        f"logits {logits.min():.2f} to {logits.max():.2f}, "
         f"smallest lead {(top[:, 0] - top[:, 1]).min():.4f}, "
         f"{len(set(ids[PROMPT_LEN:].tolist()))} different greedy tokens"
     )
+    return golden, summary
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 //! Random weights in the shapes of a configuration, for measuring without weight files.
 
 use candle_core::DType;
-use candlepower_checkpoint::{ModelSpec, NormKind, Slot, TensorPlan};
-use candlepower_kernels::WeightRows;
+use candlepower_checkpoint::{MatrixForm, ModelSpec, NormKind, Packed, Slot, TensorPlan};
+use candlepower_kernels::{Codes, QuantizedRows, WeightRows};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -10,6 +10,7 @@ use crate::{
     error::Result,
     load::LoadProgress,
     parts::{Matrix, PartsBuilder},
+    quantized,
 };
 
 /// Rows are made in pieces of about so many numbers.
@@ -17,7 +18,7 @@ const PIECE_NUMBERS: usize = 8 << 20;
 
 /// Fills every slot with numbers that depend only on the tensor and the place in it. Their spread
 /// keeps activations and logits near one: `columns^-0.5` for matrices, less for those that add to
-/// the residual stream; norms are one, and biases small.
+/// the residual stream; norms are one, and biases small. Quantized matrices get random codes.
 pub(crate) fn fill<M: Matrix>(
     spec: &ModelSpec,
     plan: &[TensorPlan],
@@ -37,10 +38,17 @@ pub(crate) fn fill<M: Matrix>(
             for first in slot.rows.clone().step_by(piece_rows) {
                 let rows = piece_rows.min(slot.rows.end - first);
                 let start = first * columns;
+                done.bytes_done += (rows * columns * dtype.size_in_bytes()) as u64;
+                if let MatrixForm::Quantized(packed) = tensor.form() {
+                    let piece = Piece { seed: seed as u64, start, rows, columns };
+                    let rows = CodedRows::random(packed, &piece, spread);
+                    parts.write_quantized(slot, first - slot.rows.start, rows.view())?;
+                    progress(done);
+                    continue;
+                }
                 let value = |i: usize| mean + spread * uniform(seed as u64, (start + i) as u64);
                 let data = encode(rows * columns, dtype, value);
                 parts.write(slot, first - slot.rows.start, WeightRows { dtype, bytes: &data })?;
-                done.bytes_done += data.len() as u64;
                 progress(done);
             }
         }
@@ -72,13 +80,78 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
     }
 }
 
-/// A number in [-1, 1) from a seed and an index. Source: SplitMix64 (Steele, Lea, Flood, 2014).
+/// Where in a tensor some rows are.
+struct Piece {
+    seed: u64,
+    /// The index of their first number.
+    start: usize,
+    rows: usize,
+    columns: usize,
+}
+
+/// Rows of a quantized matrix.
+struct CodedRows {
+    codes: Codes,
+    group: usize,
+    bytes: Vec<u8>,
+    scales: Vec<f32>,
+    mins: Vec<f32>,
+    inputs: Option<Vec<u32>>,
+}
+
+impl CodedRows {
+    /// Random codes, whose numbers spread as those of other tensors do.
+    fn random(packed: Packed, piece: &Piece, spread: f32) -> Self {
+        let codes = quantized::codes(packed);
+        // Codes, and the scale and the minimum with which their numbers reach from -1 to 1. Those of E4M3 lie
+        // closer to zero than uniform ones: 116 gives them the same deviation. Bit 3 keeps NaN away.
+        let (mask, scale, min) = match codes {
+            Codes::U4 => (15, 1.0 / 7.5, Some(-1.0)),
+            Codes::U8 => (255, 1.0 / 127.5, Some(-1.0)),
+            Codes::E4m3 => (0xf7, 1.0 / 116.0, None),
+            Codes::Table => (15, 0.0, None),
+        };
+        let groups = piece.rows * piece.columns.div_ceil(packed.group);
+        let scales = match codes {
+            Codes::Table => {
+                let table = (0..16).map(|i| spread * (i as f32 / 7.5 - 1.0));
+                table.cycle().take(piece.rows * 16).collect()
+            }
+            _ => vec![spread * scale; groups],
+        };
+        let mut bytes = vec![0; piece.rows * piece.columns];
+        bytes.par_iter_mut().enumerate().for_each(|(i, byte)| {
+            *byte = (random(piece.seed, (piece.start + i) as u64) >> 56) as u8 & mask;
+        });
+        let inputs = packed.reordered.then(|| (0..piece.columns as u32).rev().collect());
+        let mins = min.map_or_else(Vec::new, |min| vec![spread * min; groups]);
+        Self { codes, group: packed.group, bytes, scales, mins, inputs }
+    }
+
+    fn view(&self) -> QuantizedRows<'_> {
+        QuantizedRows {
+            codes: self.codes,
+            group: self.group,
+            bytes: &self.bytes,
+            scales: &self.scales,
+            mins: &self.mins,
+            inputs: self.inputs.as_deref(),
+        }
+    }
+}
+
+/// A number in [-1, 1) from a seed and an index.
 fn uniform(seed: u64, index: u64) -> f32 {
+    (random(seed, index) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+}
+
+/// 64 bits from a seed and an index. Source: SplitMix64 (Steele, Lea, Flood, 2014).
+fn random(seed: u64, index: u64) -> u64 {
     let mut z =
         (seed << 40).wrapping_add(index).wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    z ^ (z >> 31)
 }
 
 /// The little-endian bytes in a dtype of the numbers `value(0)` to `value(len - 1)`.

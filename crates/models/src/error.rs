@@ -19,11 +19,24 @@ pub enum Error {
     Candle(#[from] candle_core::Error),
     /// The weights are quantized.
     #[error(
-        "the checkpoint is quantized with {method}, which is not supported yet; use its float16 or bfloat16 original"
+        "the checkpoint is quantized with {method}, which is not supported; awq, gptq, squeezellm and fp8 are: use such a version of it, or its float16 or bfloat16 original"
     )]
     Quantized {
         /// The method's name.
         method: String,
+    },
+    /// The weights are quantized, and the model is to run on a GPU.
+    #[error(
+        "quantized weights do not run on a GPU yet; use --device cpu, or the float16 or bfloat16 original of the model"
+    )]
+    QuantizedOnDevice,
+    /// A quantized matrix holds what cannot be right.
+    #[error("tensor {name} is damaged: {reason}; download the checkpoint again")]
+    DamagedTensor {
+        /// The tensor's name.
+        name: String,
+        /// What was found, in words.
+        reason: &'static str,
     },
     /// A device without kernels.
     #[error("no kernels for the device {device:?} in this build; use the CPU")]
@@ -99,15 +112,17 @@ pub enum Error {
         name: String,
         /// Its shape in the file.
         found: Vec<usize>,
-        /// Its shape by the configuration.
+        /// Its shape by the configuration, or the one with most dimensions of several.
         expected: Vec<usize>,
     },
     /// A tensor's numbers are of a kind that is not computed with.
-    #[error("tensor {name} is stored as {found}, which is not supported; F32, F16 and BF16 are")]
+    #[error("tensor {name} is stored as {found}, which is not supported; {expected}")]
     TensorDtype {
         /// The tensor's name.
         name: String,
         /// Its dtype as safetensors calls it.
         found: String,
+        /// What it may be, in words.
+        expected: &'static str,
     },
 }

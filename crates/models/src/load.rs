@@ -1,7 +1,9 @@
 //! A checkpoint's weights become a decoder.
 
 use candle_core::{DType, Device};
-use candlepower_checkpoint::{Checkpoint, DEVICE_HEAD_DIMS, Dtype, ModelSpec, TensorPlan};
+use candlepower_checkpoint::{
+    Checkpoint, DEVICE_HEAD_DIMS, Dtype, MatrixForm, ModelSpec, StoredTensor, TensorPlan,
+};
 use candlepower_kernels::{Weight, WeightRows};
 
 use crate::{
@@ -10,6 +12,7 @@ use crate::{
     dummy,
     error::{Error, Result},
     parts::{Layout, Matrix, Parts, PartsBuilder, Shape},
+    quantized,
     rows::RowsBuilder,
     shards::Shards,
 };
@@ -19,7 +22,7 @@ use crate::{
 pub struct LoadOptions {
     /// Where to.
     pub device: Device,
-    /// The dtype of the matrices.
+    /// The dtype of the matrices that are not quantized.
     pub dtype: LoadDtype,
     /// Where the weights come from.
     pub load_format: LoadFormat,
@@ -66,7 +69,7 @@ pub struct LoadProgress {
 /// there must be explained; both are checked before the first byte of weights is read.
 ///
 /// # Errors
-/// Missing, unknown, misshapen or quantized tensors, damaged or missing files, a context beyond the
+/// Missing, unknown or misshapen tensors, a quantization that is not supported, damaged or missing files, a context beyond the
 /// model's, or memory that cannot be had: each in one line that names it.
 pub fn load(
     checkpoint: &Checkpoint,
@@ -81,11 +84,23 @@ pub fn load(
     let source = Source::open(checkpoint, options)?;
     let dtype = |tensor: &TensorPlan| match (options.dtype.chosen(), &source) {
         (Some(dtype), _) => Ok(dtype),
+        // It would be widened.
+        (None, _) if tensor.scheme.is_some() => Ok(DType::F32),
         (None, Source::Files(shards)) => shards.dtype(&tensor.name),
         (None, Source::Random(dtype)) => Ok(*dtype),
     };
     let plan = checkpoint.tensor_plan();
-    let reserve = |shape: Shape| Ok(Weight::builder(shape.rows, shape.columns, shape.dtype)?);
+    let reserve = |shape: Shape| {
+        let Shape { rows, columns, .. } = shape;
+        let builder = match shape.form {
+            MatrixForm::Plain => Weight::builder(rows, columns, shape.dtype),
+            MatrixForm::Widened => Weight::builder(rows, columns, DType::F32),
+            MatrixForm::Quantized(packed) => {
+                Weight::quantized_builder(rows, columns, quantized::codes(packed), packed.group)
+            }
+        };
+        Ok(builder?)
+    };
     let parts = PartsBuilder::new(spec, &plan, Layout::cpu(), dtype, reserve)?;
     let parts = source.fill(spec, plan, parts, progress)?;
     Decoder::new(spec.clone(), parts, max_model_len)
@@ -96,7 +111,7 @@ pub fn load(
 /// with it, it may be float32.
 ///
 /// # Errors
-/// As [`load`].
+/// As [`load`]; and quantized weights do not run there.
 pub fn load_on_device(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
@@ -104,6 +119,9 @@ pub fn load_on_device(
 ) -> Result<DeviceDecoder> {
     let spec = checkpoint.spec();
     let max_model_len = spec.max_model_len(options.max_model_len)?;
+    if checkpoint.quantization().is_some_and(|quantization| quantization.scheme.is_some()) {
+        return Err(Error::QuantizedOnDevice);
+    }
     if options.dtype == LoadDtype::F32 && !options.device.is_cpu() {
         return Err(Error::DeviceDtype);
     }
@@ -144,7 +162,9 @@ impl Source {
             };
             return Ok(Self::Random(options.dtype.chosen().unwrap_or(stored)));
         }
-        if let Some(quantization) = checkpoint.quantization() {
+        if let Some(quantization) = checkpoint.quantization()
+            && quantization.scheme.is_none()
+        {
             return Err(Error::Quantized { method: quantization.method.clone() });
         }
         let shards = Shards::open(checkpoint)?;
@@ -181,34 +201,61 @@ impl LoadDtype {
 /// Most bytes of a weight file that are mapped at once.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// Copies every planned tensor into its parts, from the beginning of the files to their end.
+/// Copies every planned tensor into its parts, from the beginning of the files to their end. Of a quantized matrix the
+/// first of its tensors says where it lies.
 fn read_weights<M: Matrix>(
     shards: &Shards,
-    mut plan: Vec<TensorPlan>,
+    plan: Vec<TensorPlan>,
     parts: &mut PartsBuilder<'_, M>,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<()> {
-    plan.sort_by_key(|tensor| shards.position(&tensor.name));
-    let row_bytes = |tensor: &TensorPlan| -> Result<usize> {
-        let columns = tensor.shape.get(1).copied().unwrap_or(1);
-        Ok(columns * shards.dtype(&tensor.name)?.size_in_bytes())
-    };
-    let mut done = LoadProgress { bytes_done: 0, bytes_total: 0 };
-    for tensor in &plan {
-        done.bytes_total += (tensor.shape[0] * row_bytes(tensor)?) as u64;
+    let mut stored = Vec::new();
+    for tensor in plan {
+        stored.push((tensor.stored()?, tensor));
     }
+    stored.sort_by_key(|(stored, _)| shards.position(&stored[0].name));
+    let num_bytes = |stored: &[StoredTensor]| -> u64 {
+        stored.iter().map(|tensor| shards.num_bytes(&tensor.name) as u64).sum()
+    };
+    let bytes_total = stored.iter().map(|(stored, _)| num_bytes(stored)).sum();
+    let mut done = LoadProgress { bytes_done: 0, bytes_total };
     progress(done);
-    for tensor in &plan {
-        let (dtype, row_bytes) = (shards.dtype(&tensor.name)?, row_bytes(tensor)?);
-        let piece_rows = (PIECE_BYTES / row_bytes).max(1);
-        for slot in &tensor.slots {
-            for first in slot.rows.clone().step_by(piece_rows) {
-                let rows = piece_rows.min(slot.rows.end - first);
-                let bytes = shards.bytes(&tensor.name, first * row_bytes, rows * row_bytes)?;
-                parts.write(slot, first - slot.rows.start, WeightRows { dtype, bytes: &bytes })?;
-                done.bytes_done += (rows * row_bytes) as u64;
-                progress(done);
+    for (stored, tensor) in &stored {
+        let end = done.bytes_done + num_bytes(stored);
+        match &tensor.scheme {
+            Some(scheme) => {
+                quantized::open(shards, tensor, *scheme)?.write(tensor, parts)?;
             }
+            None => read_numbers(shards, tensor, parts, &mut |bytes| {
+                done.bytes_done += bytes;
+                progress(done);
+            })?,
+        }
+        if done.bytes_done != end {
+            done.bytes_done = end;
+            progress(done);
+        }
+    }
+    Ok(())
+}
+
+/// Copies a tensor of plain numbers, and tells how many bytes it has copied each time.
+fn read_numbers<M: Matrix>(
+    shards: &Shards,
+    tensor: &TensorPlan,
+    parts: &mut PartsBuilder<'_, M>,
+    copied: &mut dyn FnMut(u64),
+) -> Result<()> {
+    let dtype = shards.dtype(&tensor.name)?;
+    let columns = tensor.shape.get(1).copied().unwrap_or(1);
+    let row_bytes = columns * dtype.size_in_bytes();
+    let piece_rows = (PIECE_BYTES / row_bytes).max(1);
+    for slot in &tensor.slots {
+        for first in slot.rows.clone().step_by(piece_rows) {
+            let rows = piece_rows.min(slot.rows.end - first);
+            let bytes = shards.bytes(&tensor.name, first * row_bytes, rows * row_bytes)?;
+            parts.write(slot, first - slot.rows.start, WeightRows { dtype, bytes: &bytes })?;
+            copied((rows * row_bytes) as u64);
         }
     }
     Ok(())

@@ -5,9 +5,11 @@ use std::{borrow::Cow, collections::HashMap};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{
-    AttentionSpec, LayerSpec, ModelSpec, NormKind, NormSpec, Slot, SlotRows, TensorPlan,
+    AttentionSpec, LayerSpec, MatrixForm, ModelSpec, NormKind, NormSpec, Slot, SlotRows, TensorPlan,
 };
-use candlepower_kernels::{Weight, WeightBuilder, WeightRows, device::NormWeight};
+use candlepower_kernels::{
+    QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows, device::NormWeight,
+};
 use half::{bf16, f16};
 
 use crate::{error::Result, layers::Norm};
@@ -26,6 +28,10 @@ pub(crate) trait MatrixBuilder {
     type Matrix;
     /// Writes rows from `first_row` on.
     fn write_rows(&mut self, first_row: usize, rows: WeightRows<'_>) -> Result<()>;
+    /// Writes quantized rows from `first_row` on.
+    fn write_quantized(&mut self, first_row: usize, rows: QuantizedRows<'_>) -> Result<()>;
+    /// Adds the sparse part of rows from `first_row` on.
+    fn write_sparse(&mut self, first_row: usize, part: SparseRows<'_>) -> Result<()>;
     /// The filled matrix.
     fn finish(self) -> Result<Self::Matrix>;
 }
@@ -45,6 +51,14 @@ impl MatrixBuilder for WeightBuilder {
         Ok(WeightBuilder::write_rows(self, first_row, rows)?)
     }
 
+    fn write_quantized(&mut self, first_row: usize, rows: QuantizedRows<'_>) -> Result<()> {
+        Ok(WeightBuilder::write_quantized(self, first_row, rows)?)
+    }
+
+    fn write_sparse(&mut self, first_row: usize, part: SparseRows<'_>) -> Result<()> {
+        Ok(WeightBuilder::write_sparse(self, first_row, part)?)
+    }
+
     fn finish(self) -> Result<Weight> {
         Ok(WeightBuilder::finish(self)?)
     }
@@ -56,6 +70,7 @@ pub(crate) struct Shape {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) dtype: DType,
+    pub(crate) form: MatrixForm,
     /// Rows that will be written; the others, between padded heads, are zeros.
     pub(crate) written_rows: usize,
 }
@@ -194,8 +209,8 @@ pub(crate) struct PartsBuilder<'a, M: Matrix> {
 }
 
 impl<'a, M: Matrix> PartsBuilder<'a, M> {
-    /// Reserves every part. `dtype` says in which dtype a planned tensor's numbers are to be kept;
-    /// a part made of several tensors that disagree is kept in f32. `reserve` begins a matrix.
+    /// Reserves every part. `dtype` says in which dtype a planned tensor's numbers are to be kept, where it is not
+    /// quantized; a part made of several tensors that disagree is kept in f32. `reserve` begins a matrix.
     pub(crate) fn new(
         spec: &'a ModelSpec,
         plan: &[TensorPlan],
@@ -217,9 +232,11 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
                     .head_columns
                     .map_or(columns, |head_dim| columns / head_dim * layout.padded_head(head_dim));
                 let dtype = dtype(tensor)?;
-                let shape = Shape { rows: place.rows, columns, dtype, written_rows: 0 };
+                let form = tensor.form();
+                let shape = Shape { rows: place.rows, columns, dtype, form, written_rows: 0 };
                 let shape = shapes.entry(key).or_insert(shape);
                 shape.written_rows += slot.rows.len();
+                shape.form = shape.form.join(form, columns);
                 if shape.dtype != dtype {
                     shape.dtype = DType::F32;
                 }
@@ -270,6 +287,30 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         Ok(())
     }
 
+    /// Writes quantized rows of a matrix's slot, from its row `first` on.
+    pub(crate) fn write_quantized(
+        &mut self,
+        slot: &SlotRows,
+        first: usize,
+        rows: QuantizedRows<'_>,
+    ) -> Result<()> {
+        let (matrix, first_row) = self.quantized(slot);
+        matrix.write_quantized(first_row + first, rows)
+    }
+
+    /// Adds the sparse part of a matrix's slot.
+    pub(crate) fn write_sparse(&mut self, slot: &SlotRows, part: SparseRows<'_>) -> Result<()> {
+        let (matrix, first_row) = self.quantized(slot);
+        matrix.write_sparse(first_row, part)
+    }
+
+    /// The matrix of which a quantized slot is a part, and the first of its rows there.
+    fn quantized(&mut self, slot: &SlotRows) -> (&mut M::Builder, usize) {
+        let place = Place::of(self.spec, &self.layout, slot.layer, slot.slot, slot.rows.len());
+        let matrix = self.matrices.get_mut(&(slot.layer, place.part));
+        (matrix.expect("vectors are not quantized"), place.first_row)
+    }
+
     /// The filled parts.
     pub(crate) fn finish(self) -> Result<Parts<M>> {
         let matrices = self.matrices.into_iter().map(|(key, m)| Ok((key, m.finish()?)));
@@ -290,7 +331,7 @@ impl Place {
     }
 }
 /// The numbers of a stored vector.
-fn numbers(data: WeightRows<'_>) -> Vec<f32> {
+pub(crate) fn numbers(data: WeightRows<'_>) -> Vec<f32> {
     let bytes = data.bytes;
     match data.dtype {
         DType::F16 => {

@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_kernels::WeightRows;
+use candlepower_kernels::{QuantizedRows, SparseRows, WeightRows};
 use half::{bf16, f16};
 
 use crate::{
-    error::Result,
+    error::{Error, Result},
     layers::tensor_bytes,
     parts::{Matrix, MatrixBuilder, Shape},
 };
@@ -57,6 +57,14 @@ impl MatrixBuilder for RowsBuilder {
             self.uploaded = Some(tensor);
         }
         Ok(())
+    }
+
+    fn write_quantized(&mut self, _first_row: usize, _rows: QuantizedRows<'_>) -> Result<()> {
+        Err(Error::QuantizedOnDevice)
+    }
+
+    fn write_sparse(&mut self, _first_row: usize, _part: SparseRows<'_>) -> Result<()> {
+        Err(Error::QuantizedOnDevice)
     }
 
     fn finish(self) -> Result<Tensor> {

@@ -3,10 +3,16 @@
 //! Only a piece is mapped at a time, and unmapped after use: the resident set never holds the file
 //! and the packed weights together.
 
-use std::{collections::HashMap, fs::File, ops::Deref};
+use std::{
+    collections::{HashMap, HashSet},
+    fs::File,
+    ops::Deref,
+};
 
 use candle_core::DType;
-use candlepower_checkpoint::{Checkpoint, CheckpointFiles, TensorPlan, WeightFiles};
+use candlepower_checkpoint::{
+    Checkpoint, CheckpointFiles, StoredKind, StoredTensor, TensorPlan, WeightFiles,
+};
 use memmap2::{Mmap, MmapOptions};
 use safetensors::SafeTensors;
 
@@ -15,12 +21,12 @@ use crate::error::{Error, Result};
 /// The weight files, opened, their headers read and checked against the model.
 pub(crate) struct Shards {
     files: Vec<Shard>,
-    tensors: HashMap<String, StoredTensor>,
+    tensors: HashMap<String, InFile>,
 }
 
 /// A tensor in one of the files.
 #[derive(Clone, Debug)]
-pub(crate) struct StoredTensor {
+pub(crate) struct InFile {
     file: usize,
     /// Where its bytes begin in the file.
     offset: u64,
@@ -33,7 +39,7 @@ impl Shards {
     pub(crate) fn open(checkpoint: &Checkpoint) -> Result<Self> {
         let names = checkpoint.weight_files()?;
         let mut files = Vec::new();
-        let mut tensors: HashMap<String, StoredTensor> = HashMap::new();
+        let mut tensors: HashMap<String, InFile> = HashMap::new();
         for name in names.names() {
             let shard = Shard::open(checkpoint.files(), name, &names)?;
             for (tensor, stored) in shard.header(files.len())? {
@@ -50,21 +56,24 @@ impl Shards {
     /// Checks that the files hold exactly the planned tensors, each in its shape and in a dtype
     /// that can be computed with.
     pub(crate) fn check(&self, checkpoint: &Checkpoint, plan: &[TensorPlan]) -> Result<()> {
-        let missing: Vec<&str> = plan
+        let mut stored = Vec::new();
+        for tensor in plan {
+            stored.extend(tensor.stored()?);
+        }
+        let missing: Vec<&str> = stored
             .iter()
+            .filter(|t| t.required && !self.contains(&t.name))
             .map(|t| t.name.as_str())
-            .filter(|name| !self.tensors.contains_key(*name))
             .collect();
         if !missing.is_empty() {
             return Err(Error::TensorsMissing { count: missing.len(), names: first_of(missing) });
         }
-        let planned: HashMap<&str, &TensorPlan> =
-            plan.iter().map(|t| (t.name.as_str(), t)).collect();
+        let planned: HashSet<&str> = stored.iter().map(|t| t.name.as_str()).collect();
         let mut unknown: Vec<&str> = self
             .tensors
             .keys()
             .map(String::as_str)
-            .filter(|name| !planned.contains_key(name) && !checkpoint.may_skip_tensor(name))
+            .filter(|name| !planned.contains(name) && !checkpoint.may_skip_tensor(name))
             .collect();
         if !unknown.is_empty() {
             unknown.sort_unstable();
@@ -74,18 +83,47 @@ impl Shards {
                 architecture: checkpoint.architecture(),
             });
         }
-        for tensor in plan {
-            let stored = &self.tensors[&tensor.name];
-            if stored.shape != tensor.shape {
-                return Err(Error::TensorShape {
-                    name: tensor.name.clone(),
-                    found: stored.shape.clone(),
-                    expected: tensor.shape.clone(),
-                });
-            }
-            self.dtype(&tensor.name)?;
+        stored.iter().try_for_each(|tensor| self.check_tensor(tensor))
+    }
+
+    fn check_tensor(&self, expected: &StoredTensor) -> Result<()> {
+        let Some(found) = self.tensors.get(&expected.name) else { return Ok(()) };
+        let name = &expected.name;
+        let any = expected.shapes.is_empty() && found.shape.len() == 1;
+        if !any && !expected.shapes.contains(&found.shape) {
+            return Err(Error::TensorShape {
+                name: name.clone(),
+                found: found.shape.clone(),
+                expected: expected.shapes.last().cloned().unwrap_or_default(),
+            });
         }
-        Ok(())
+        use safetensors::Dtype::{F8_E4M3, I32, U32};
+        let wrong = |expected| {
+            let found = format!("{:?}", found.dtype);
+            Err(Error::TensorDtype { name: name.clone(), found, expected })
+        };
+        match (expected.kind, found.dtype) {
+            (StoredKind::Numbers, _) => self.dtype(name).map(|_| ()),
+            (StoredKind::Integers, I32 | U32) | (StoredKind::E4m3, F8_E4M3) => Ok(()),
+            (StoredKind::Integers, _) => wrong("I32 is"),
+            (StoredKind::E4m3, _) => wrong("F8_E4M3 is"),
+        }
+    }
+
+    /// Whether the files hold a tensor.
+    pub(crate) fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// The whole of a tensor that [`Self::check`] has seen.
+    pub(crate) fn whole(&self, name: &str) -> Result<MappedBytes> {
+        self.bytes(name, 0, self.num_bytes(name))
+    }
+
+    /// Bytes of a tensor; none where it is not there.
+    pub(crate) fn num_bytes(&self, name: &str) -> usize {
+        let bytes = |t: &InFile| t.shape.iter().product::<usize>() * t.dtype.bitsize() / 8;
+        self.tensors.get(name).map_or(0, bytes)
     }
 
     /// The dtype of a tensor that [`Self::check`] has seen.
@@ -94,7 +132,11 @@ impl Shards {
             safetensors::Dtype::F32 => Ok(DType::F32),
             safetensors::Dtype::F16 => Ok(DType::F16),
             safetensors::Dtype::BF16 => Ok(DType::BF16),
-            other => Err(Error::TensorDtype { name: name.to_owned(), found: format!("{other:?}") }),
+            other => Err(Error::TensorDtype {
+                name: name.to_owned(),
+                found: format!("{other:?}"),
+                expected: "F32, F16 and BF16 are",
+            }),
         }
     }
 
@@ -171,7 +213,7 @@ impl Shard {
     }
 
     /// The tensors of the file, which is the checkpoint's `index`-th.
-    fn header(&self, index: usize) -> Result<Vec<(String, StoredTensor)>> {
+    fn header(&self, index: usize) -> Result<Vec<(String, InFile)>> {
         if self.len < 8 {
             return Err(self.damaged("shorter than any header".to_owned()));
         }
@@ -186,7 +228,7 @@ impl Shard {
             })
         })?;
         let tensors = metadata.tensors().into_iter().map(|(name, info)| {
-            let stored = StoredTensor {
+            let stored = InFile {
                 file: index,
                 offset: (8 + header_len + info.data_offsets.0) as u64,
                 shape: info.shape.clone(),

@@ -30,7 +30,7 @@ pub(crate) const TOLERANCE: f32 = 1e-4;
 pub(crate) const BLOCK_SIZE: usize = 16;
 pub(crate) const NUM_BLOCKS: usize = 24;
 
-fn folder(name: &str) -> PathBuf {
+pub(crate) fn folder(name: &str) -> PathBuf {
     // A GPU machine has the goldens elsewhere.
     let goldens = std::env::var_os("CANDLEPOWER_GOLDENS").map(PathBuf::from);
     let here = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
@@ -51,7 +51,7 @@ pub(crate) fn options() -> LoadOptions {
 }
 
 /// The model at the context its golden values were made for: beyond LongRoPE's original one.
-fn model(name: &str) -> Decoder {
+pub(crate) fn model(name: &str) -> Decoder {
     let checkpoint = checkpoint(name);
     let max_model_len = Some(checkpoint.spec().max_positions);
     load(&checkpoint, &LoadOptions { max_model_len, ..options() }, &mut |_| {}).unwrap()
@@ -142,7 +142,7 @@ fn cache(model: &Decoder) -> KvCache {
 }
 
 /// Logits of a whole prompt, computed in chunks of so many tokens, in the given blocks.
-fn prefill(
+pub(crate) fn prefill(
     model: &Decoder,
     prompt: &[u32],
     chunk: usize,
@@ -153,7 +153,7 @@ fn prefill(
     chunks.flat_map(|tokens| step(model, &cache, &mut [(&mut sequence, tokens)])).collect()
 }
 
-fn greedy(model: &Decoder, prompt: &[u32], new_tokens: usize) -> Vec<u32> {
+pub(crate) fn greedy(model: &Decoder, prompt: &[u32], new_tokens: usize) -> Vec<u32> {
     let (cache, mut sequence) = (cache(model), Sequence::new(0..NUM_BLOCKS as u32));
     let mut next = argmax(step(model, &cache, &mut [(&mut sequence, prompt)]).last().unwrap());
     let mut generated = vec![next];

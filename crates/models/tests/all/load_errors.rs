@@ -41,6 +41,25 @@ impl Copy {
         safetensors::serialize_to_file(edited, None, &self.path("model.safetensors")).unwrap();
     }
 
+    /// Edits the bytes of the tensors of `model.safetensors`.
+    fn edit_data(&self, mut edit: impl FnMut(&str, &mut [u8])) {
+        let bytes = fs::read(self.path("model.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let tensors: Vec<_> = file
+            .tensors()
+            .into_iter()
+            .map(|(name, view)| {
+                let mut data = view.data().to_vec();
+                edit(&name, &mut data);
+                (name, view.dtype(), view.shape().to_vec(), data)
+            })
+            .collect();
+        let views = tensors.iter().map(|(name, dtype, shape, data)| {
+            (name, TensorView::new(*dtype, shape.clone(), data).unwrap())
+        });
+        safetensors::serialize_to_file(views, None, &self.path("model.safetensors")).unwrap();
+    }
+
     fn config(&self, from: &str, to: &str) {
         let path = self.path("config.json");
         let text = fs::read_to_string(&path).unwrap();
@@ -236,14 +255,84 @@ fn no_weights_at_all() {
 #[test]
 fn quantized_weights() {
     let copy = Copy::of("llama", "quantized");
-    copy.config(
-        "\"vocab_size\"",
-        "\"quantization_config\": {\"quant_method\": \"gptq\"}, \"vocab_size\"",
-    );
+    let quantized = |config: &str| format!("\"quantization_config\": {config}, \"vocab_size\"");
+    copy.config("\"vocab_size\"", &quantized("{\"quant_method\": \"quip\"}"));
     assert!(
         copy.error()
-            .starts_with("the checkpoint is quantized with gptq, which is not supported yet")
+            .starts_with("the checkpoint is quantized with quip, which is not supported; awq, gptq, squeezellm and fp8 are")
     );
+    copy.config("\"quip\"", "\"gptq\"");
+    assert_eq!(
+        copy.error(),
+        "config.json: `quantization_config.bits` is missing; a whole number of at least 1 is needed"
+    );
+    copy.config("\"gptq\"", "\"gptq\", \"bits\": 4, \"group_size\": 32");
+    let e = copy.error();
+    assert!(e.starts_with("63 tensors of the model are not in the weight files: "), "{e}");
+}
+
+/// What a flipped bit, or a mistaken script, leaves in tensors whose shapes are right.
+#[test]
+fn damaged_quantized_tensors() {
+    let whole = |name: &str, value: &[u8]| {
+        let (name, value) = (name.to_owned(), value.to_vec());
+        move |tensor: &str, data: &mut [u8]| {
+            if tensor == name {
+                data[..value.len()].copy_from_slice(&value);
+            }
+        }
+    };
+    let cases = [
+        ("awq", "model.layers.0.mlp.up_proj.scales", &[0, 0x7c][..], "it holds infinity or NaN"),
+        ("fp8", "model.layers.0.mlp.up_proj.weight", &[0xff], "it holds NaN"),
+        (
+            "squeezellm",
+            "model.layers.0.mlp.up_proj.lookup_table",
+            &[1, 0x7e],
+            "it holds infinity or NaN",
+        ),
+        (
+            "gptq",
+            "model.layers.0.mlp.up_proj.g_idx",
+            &[0xff; 4],
+            "it does not assign inputs to groups of the size that config.json says",
+        ),
+    ];
+    for (golden, tensor, bytes, reason) in cases {
+        let copy = Copy::of(golden, &format!("damaged-{golden}"));
+        copy.edit_data(whole(tensor, bytes));
+        let expected =
+            format!("tensor {tensor} is damaged: {reason}; download the checkpoint again");
+        assert_eq!(copy.error(), expected);
+    }
+    let copy = Copy::of("awq", "codes-dtype");
+    copy.edit(|name, dtype, _| {
+        if name == "model.layers.0.mlp.up_proj.qweight" {
+            *dtype = Dtype::F32;
+        }
+    });
+    assert_eq!(
+        copy.error(),
+        "tensor model.layers.0.mlp.up_proj.qweight is stored as F32, which is not supported; I32 is"
+    );
+    copy.config("\"group_size\": 32", "\"group_size\": 64");
+    assert!(copy.error().contains("has shape [2, "), "{}", copy.error());
+}
+
+/// q and k of one layer are to be one matrix, whose inputs can have one order only.
+#[test]
+fn different_orders_of_inputs() {
+    let copy = Copy::of("gptq", "orders");
+    copy.edit_data(|name, data| {
+        if name == "model.layers.1.self_attn.k_proj.g_idx" {
+            // The last input trades its group with the first that is in another one.
+            let last = data.len() - 4;
+            let other = (0..last).step_by(4).find(|at| data[*at] != data[last]).unwrap();
+            data.swap(other, last);
+        }
+    });
+    let e = copy.error();
+    assert!(e.contains("have their inputs in different orders"), "{e}");
 }
 
 #[test]

@@ -4,4 +4,6 @@
 
 mod device;
 mod golden;
+mod hostile;
 mod load_errors;
+mod quantized;

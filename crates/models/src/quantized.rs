@@ -1,0 +1,245 @@
+//! Quantized matrices as they are stored: where each code lies, and how rows of codes come into the packed weights.
+
+use std::ops::Range;
+
+use candlepower_checkpoint::{Checkpoint, Codes as Planned, Packed, Scheme, TensorPlan};
+use candlepower_kernels::{Codes, QuantizedRows, SparseRows};
+use rayon::prelude::*;
+
+use self::{awq::AwqMatrix, fp8::Fp8Matrix, gptq::GptqMatrix, squeezellm::SqueezeLlmMatrix};
+use crate::{
+    error::{Error, Result},
+    parts::{Matrix, PartsBuilder, numbers},
+    shards::{MappedBytes, Shards},
+};
+
+mod awq;
+mod fp8;
+mod gptq;
+mod squeezellm;
+#[cfg(test)]
+mod tests;
+
+/// A quantized matrix `[n, k]` in the weight files.
+pub(crate) trait Stored: Sync {
+    /// What its codes mean to the kernels.
+    fn codes(&self) -> Codes;
+    /// Columns that share a scale.
+    fn group(&self) -> usize;
+    /// Which input each column is, where the groups' columns do not lie together: then the columns are those of the first
+    /// group, of the second, and so on.
+    fn inputs(&self) -> Option<&[u32]> {
+        None
+    }
+    /// The code of an output and an input.
+    fn code(&self, row: usize, input: usize) -> u8;
+    /// Appends the scales and the minima of an output's groups, or its table.
+    fn scales(&self, row: usize, scales: &mut Vec<f32>, mins: &mut Vec<f32>);
+    /// What is added to the numbers that the codes mean.
+    fn sparse(&self) -> Option<SparseRows<'_>> {
+        None
+    }
+    /// The number of an output and an input, as the format defines it.
+    fn number(&self, row: usize, input: usize) -> f32;
+}
+
+/// An opened quantized matrix.
+pub(crate) enum AnyStored {
+    Awq(AwqMatrix),
+    Gptq(GptqMatrix),
+    Fp8(Fp8Matrix),
+    SqueezeLlm(SqueezeLlmMatrix),
+}
+
+/// Opens a matrix that [`Shards::check`] has seen.
+pub(crate) fn open(shards: &Shards, tensor: &TensorPlan, scheme: Scheme) -> Result<AnyStored> {
+    let files = Tensors::of(shards, tensor)?;
+    Ok(match scheme {
+        Scheme::Awq(scheme) => AnyStored::Awq(AwqMatrix::open(&files, scheme)?),
+        Scheme::Gptq(scheme) => AnyStored::Gptq(GptqMatrix::open(&files, scheme)?),
+        Scheme::Fp8(scheme) => AnyStored::Fp8(Fp8Matrix::open(&files, scheme)?),
+        Scheme::SqueezeLlm(_) => AnyStored::SqueezeLlm(SqueezeLlmMatrix::open(&files)?),
+    })
+}
+
+impl AnyStored {
+    /// Writes all rows to the parts that they belong to.
+    pub(crate) fn write<M: Matrix>(
+        &self,
+        tensor: &TensorPlan,
+        parts: &mut PartsBuilder<'_, M>,
+    ) -> Result<()> {
+        for slot in &tensor.slots {
+            let first_row = slot.rows.start;
+            self.each_piece(slot.rows.clone(), tensor.shape[1], &mut |first, rows| {
+                parts.write_quantized(slot, first - first_row, rows)
+            })?;
+            if let Some(sparse) = self.stored().sparse() {
+                parts.write_sparse(slot, sparse.rows(slot.rows.clone()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `take` with some of the rows `rows`, which have `k` columns, and the index of the first of them, until it had
+    /// all.
+    fn each_piece(
+        &self,
+        rows: Range<usize>,
+        k: usize,
+        take: &mut dyn FnMut(usize, QuantizedRows<'_>) -> Result<()>,
+    ) -> Result<()> {
+        match self {
+            Self::Awq(matrix) => each_piece(matrix, rows, k, take),
+            Self::Gptq(matrix) => each_piece(matrix, rows, k, take),
+            Self::Fp8(matrix) => each_piece(matrix, rows, k, take),
+            Self::SqueezeLlm(matrix) => each_piece(matrix, rows, k, take),
+        }
+    }
+
+    fn stored(&self) -> &dyn Stored {
+        match self {
+            Self::Awq(matrix) => matrix,
+            Self::Gptq(matrix) => matrix,
+            Self::Fp8(matrix) => matrix,
+            Self::SqueezeLlm(matrix) => matrix,
+        }
+    }
+}
+
+/// The numbers `[n, k]` of a checkpoint's quantized matrix, one by one as its format defines them; `None` where no matrix
+/// that is quantized would have this name as plain numbers. What runs has them packed; this is what they are tested with.
+///
+/// # Errors
+/// The weight files are damaged, or do not hold what the configuration says.
+pub fn dequantize_reference(checkpoint: &Checkpoint, name: &str) -> Result<Option<Vec<f32>>> {
+    let plan = checkpoint.tensor_plan();
+    let Some(tensor) = plan.iter().find(|tensor| tensor.name == name) else { return Ok(None) };
+    let (Some(scheme), &[n, k]) = (tensor.scheme, tensor.shape.as_slice()) else { return Ok(None) };
+    let shards = Shards::open(checkpoint)?;
+    shards.check(checkpoint, &plan)?;
+    let matrix = open(&shards, tensor, scheme)?;
+    let matrix = matrix.stored();
+    let numbers = (0..n).flat_map(|row| (0..k).map(move |input| matrix.number(row, input)));
+    Ok(Some(numbers.collect()))
+}
+
+/// The kernels' name for what codes mean.
+pub(crate) fn codes(packed: Packed) -> Codes {
+    match packed.codes {
+        Planned::U4 => Codes::U4,
+        Planned::U8 => Codes::U8,
+        Planned::E4m3 => Codes::E4m3,
+        Planned::Table => Codes::Table,
+    }
+}
+
+/// Codes that are unpacked at once: a byte each.
+const PIECE_CODES: usize = 32 << 20;
+/// Rows that one task unpacks: of codes that are packed along the rows, a cache line has as many.
+const TASK_ROWS: usize = 128;
+/// Columns that a task unpacks of each of its rows, before those that follow.
+const TASK_COLUMNS: usize = 64;
+
+fn each_piece<S: Stored>(
+    matrix: &S,
+    rows: Range<usize>,
+    k: usize,
+    take: &mut dyn FnMut(usize, QuantizedRows<'_>) -> Result<()>,
+) -> Result<()> {
+    let piece_rows = (PIECE_CODES / k).next_multiple_of(TASK_ROWS).max(TASK_ROWS);
+    for first in rows.clone().step_by(piece_rows) {
+        let piece = first..rows.end.min(first + piece_rows);
+        let (mut scales, mut mins) = (Vec::new(), Vec::new());
+        piece.clone().for_each(|row| matrix.scales(row, &mut scales, &mut mins));
+        let rows = QuantizedRows {
+            codes: matrix.codes(),
+            group: matrix.group(),
+            bytes: &unpacked(matrix, piece, k),
+            scales: &scales,
+            mins: &mins,
+            inputs: matrix.inputs(),
+        };
+        take(first, rows)?;
+    }
+    Ok(())
+}
+
+/// The codes `[rows][k]`, one in each byte, in the order of the columns.
+fn unpacked<S: Stored>(matrix: &S, rows: Range<usize>, k: usize) -> Vec<u8> {
+    let mut codes = vec![0; rows.len() * k];
+    let inputs = matrix.inputs();
+    codes.par_chunks_mut(TASK_ROWS * k).enumerate().for_each(|(task, codes)| {
+        let first_row = rows.start + task * TASK_ROWS;
+        for first in (0..k).step_by(TASK_COLUMNS) {
+            let columns = first..k.min(first + TASK_COLUMNS);
+            for (i, codes) in codes.chunks_exact_mut(k).enumerate() {
+                for (column, code) in columns.clone().zip(&mut codes[columns.clone()]) {
+                    let input = inputs.map_or(column, |inputs| inputs[column] as usize);
+                    *code = matrix.code(first_row + i, input);
+                }
+            }
+        }
+    });
+    codes
+}
+
+/// The tensors that hold one matrix.
+struct Tensors<'a> {
+    shards: &'a Shards,
+    /// By the last parts of their names, in the order of the plan.
+    names: Vec<String>,
+    n: usize,
+    k: usize,
+}
+
+impl<'a> Tensors<'a> {
+    fn of(shards: &'a Shards, tensor: &TensorPlan) -> Result<Self> {
+        let names = tensor.stored()?.into_iter().map(|stored| stored.name).collect();
+        Ok(Self { shards, names, n: tensor.shape[0], k: tensor.shape[1] })
+    }
+
+    /// The name of the `index`-th tensor.
+    fn name(&self, index: usize) -> &str {
+        &self.names[index]
+    }
+
+    /// The `index`-th tensor, as 32-bit words.
+    fn words(&self, index: usize) -> Result<Words> {
+        Ok(Words(self.shards.whole(&self.names[index])?))
+    }
+
+    /// The `index`-th tensor, as finite numbers.
+    fn numbers(&self, index: usize) -> Result<Vec<f32>> {
+        let name = &self.names[index];
+        let (dtype, bytes) = (self.shards.dtype(name)?, self.shards.whole(name)?);
+        let numbers = numbers(candlepower_kernels::WeightRows { dtype, bytes: &bytes });
+        match numbers.iter().all(|number| number.is_finite()) {
+            true => Ok(numbers),
+            false => Err(self.damaged(index, "it holds infinity or NaN")),
+        }
+    }
+
+    fn damaged(&self, index: usize, reason: &'static str) -> Error {
+        Error::DamagedTensor { name: self.names[index].clone(), reason }
+    }
+}
+
+/// Words of 32 bits, little-endian.
+struct Words(MappedBytes);
+
+impl Words {
+    fn len(&self) -> usize {
+        self.0.len() / 4
+    }
+
+    fn get(&self, index: usize) -> u32 {
+        let bytes = &self.0[index * 4..][..4];
+        u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+    }
+
+    /// Bits `shift..shift + bits` of a word; `bits` is at most 8.
+    fn field(&self, index: usize, shift: usize, bits: usize) -> u8 {
+        (self.get(index) >> shift & ((1 << bits) - 1)) as u8
+    }
+}

@@ -1,0 +1,129 @@
+//! Quantized checkpoints against the numbers that NumPy unpacks and what transformers computes from them.
+
+use candle_core::Device;
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
+use candlepower_models::{
+    LoadDtype, LoadFormat, LoadOptions, dequantize_reference, load, load_on_device,
+};
+use safetensors::SafeTensors;
+
+use crate::golden::{Golden, checkpoint, folder, greedy, max_difference, model, options, prefill};
+
+/// Golden folders, and the method of each.
+const QUANTIZED: &[(&str, &str)] = &[
+    ("awq", "awq"),
+    ("gptq", "gptq"),
+    ("gptq-8bit", "gptq"),
+    ("gptq-sym", "gptq"),
+    ("fp8", "fp8"),
+    ("fp8-channel", "fp8"),
+    ("fp8-block", "fp8"),
+    ("squeezellm", "squeezellm"),
+    (SPARSE, "squeezellm"),
+];
+/// How much is sparse, only its weights know.
+const SPARSE: &str = "squeezellm-sparse";
+
+#[test]
+fn numbers_are_those_that_numpy_unpacks_to_the_bit() {
+    for (name, method) in QUANTIZED {
+        let checkpoint = checkpoint(name);
+        assert_eq!(checkpoint.quantization().unwrap().method, *method, "{name}");
+        let bytes = std::fs::read(folder(name).join("golden.safetensors")).unwrap();
+        let golden = SafeTensors::deserialize(&bytes).unwrap();
+        let mut matrices = 0;
+        for (key, view) in golden.tensors() {
+            let Some(tensor) = key.strip_prefix("dequantized.") else { continue };
+            let found = dequantize_reference(&checkpoint, tensor).unwrap();
+            let found = found.unwrap_or_else(|| panic!("{name}: {tensor} is not quantized"));
+            let expected = view.data().chunks_exact(4);
+            assert_eq!(found.len(), expected.len(), "{name}: {tensor}");
+            for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+                assert_eq!(found.to_le_bytes(), expected, "{name}: number {i} of {tensor}");
+            }
+            matrices += 1;
+        }
+        assert!(matrices >= 4, "{name} has {matrices} unpacked matrices");
+    }
+}
+
+#[test]
+fn logits_and_greedy_tokens_are_those_of_the_unpacked_model() {
+    for (name, _) in QUANTIZED {
+        let (model, golden) = (model(name), Golden::read(name));
+        let logits = prefill(&model, &golden.prompt, golden.prompt.len(), 0..8);
+        let difference = max_difference(&logits, &golden.logits);
+        assert!(difference < 1e-4, "{name}: logits differ by {difference}");
+        assert_eq!(greedy(&model, &golden.prompt, 32), golden.greedy, "{name}: greedy tokens");
+        for chunk in [7, 1] {
+            let cut = prefill(&model, &golden.prompt, chunk, 0..8);
+            assert_eq!(max_difference(&logits, &cut), 0.0, "{name} in chunks of {chunk}");
+        }
+    }
+}
+
+/// What a quantized model needs is known from its configuration alone, to the byte.
+#[test]
+fn memory_is_computed_before_loading() {
+    for (name, _) in QUANTIZED {
+        for load_format in [LoadFormat::Auto, LoadFormat::Dummy] {
+            let options = LoadOptions { load_format, ..options() };
+            let checkpoint = checkpoint(name);
+            let model = load(&checkpoint, &options, &mut |_| {}).unwrap();
+            let planned = checkpoint.weight_bytes(None);
+            let found = model.weight_bytes() as u64;
+            match *name == SPARSE && load_format == LoadFormat::Auto {
+                true => assert!(planned < found && found < planned * 11 / 10, "{found}, {planned}"),
+                false => assert_eq!(found, planned, "{name} {load_format:?}"),
+            }
+        }
+    }
+}
+
+/// Random codes, in the shapes of the configuration, give logits of about one.
+#[test]
+fn dummy_codes_run_every_format() {
+    for (name, _) in QUANTIZED {
+        let options = LoadOptions { load_format: LoadFormat::Dummy, ..options() };
+        let model = load(&checkpoint(name), &options, &mut |_| {}).unwrap();
+        let prompt: Vec<u32> = (10..34).collect();
+        let logits = prefill(&model, &prompt, prompt.len(), 0..8);
+        let all: Vec<f32> = logits.into_iter().flatten().collect();
+        let deviation = (all.iter().map(|v| v * v).sum::<f32>() / all.len() as f32).sqrt();
+        assert!((0.2..5.0).contains(&deviation), "{name}: logits spread by {deviation}");
+    }
+}
+
+/// `--dtype` is about what is not quantized.
+#[test]
+fn codes_stay_when_another_dtype_is_asked_for() {
+    let golden = Golden::read("awq");
+    let options = LoadOptions { dtype: LoadDtype::F32, ..options() };
+    let wide = load(&checkpoint("awq"), &options, &mut |_| {}).unwrap();
+    let logits = prefill(&wide, &golden.prompt, golden.prompt.len(), 0..8);
+    assert!(max_difference(&logits, &golden.logits) < 1e-4);
+    assert!(wide.weight_bytes() > model("awq").weight_bytes());
+}
+
+#[test]
+fn a_device_refuses_quantized_weights() {
+    let options = LoadOptions { device: Device::Cpu, ..options() };
+    let refused = load_on_device(&checkpoint("awq"), &options, &mut |_| {});
+    assert_eq!(
+        refused.err().unwrap().to_string(),
+        "quantized weights do not run on a GPU yet; use --device cpu, or the float16 or bfloat16 original of the model"
+    );
+}
+
+#[test]
+fn embedded_quantized_files_load_like_a_folder() {
+    let names = ["config.json", "quantize_config.json", "model.safetensors"];
+    let files = names.map(|name| {
+        let bytes: &'static [u8] = std::fs::read(folder("gptq-8bit").join(name)).unwrap().leak();
+        (name, bytes)
+    });
+    let embedded = Checkpoint::open(CheckpointFiles::Embedded(Box::leak(Box::new(files)))).unwrap();
+    let golden = Golden::read("gptq-8bit");
+    let model = load(&embedded, &options(), &mut |_| {}).unwrap();
+    assert_eq!(greedy(&model, &golden.prompt, 32), golden.greedy);
+}

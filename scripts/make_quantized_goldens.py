@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""Make the golden checkpoints of tests/golden whose weights are quantized.
+
+    python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt
+    .venv/bin/python scripts/make_quantized_goldens.py
+
+Each folder holds a tiny random model, packed by `quantized_formats.py` as the format says, and golden.safetensors: what
+make_goldens.py writes for the other models, computed by transformers in f32 from the numbers that the packed tensors hold,
+and these numbers themselves for one layer, as `dequantized.NAME`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from pathlib import Path
+
+import make_goldens
+import numpy as np
+import torch
+import transformers
+from quantized_formats import Awq, Fp8, Gptq, SqueezeLlm
+from safetensors.torch import save_file
+
+COMMON = {**make_goldens.COMMON, "num_hidden_layers": 2}
+
+def in_layer(layer: int, *modules: str) -> list[str]:
+    return [f"model.layers.{layer}.{module}" for module in modules]
+
+
+ATTENTION = [f"self_attn.{part}_proj" for part in "qkvo"]
+MLP = [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
+
+# folder: class, format, dtype of what is not quantized, and what differs from COMMON. `skipped` are modules that are
+# stored as plain numbers, `skip` what the configuration says of them; `head` says that the head is quantized too.
+MODELS = {
+    # One of q, k and v is not quantized, which the one matrix of all three has to bear.
+    "awq": dict(
+        cls="Qwen2",
+        format=Awq(group=32),
+        dtype=torch.float16,
+        skip=["layers.1.self_attn.v_proj", "model.layers.0.mlp.down_proj"],
+        skipped=in_layer(1, "self_attn.v_proj") + in_layer(0, "mlp.down_proj"),
+        skip_key="modules_to_not_convert",
+    ),
+    "gptq": dict(
+        cls="Llama",
+        format=Gptq(bits=4, group=16, act_order=True, symmetric=False, version=1, lm_head=True),
+        dtype=torch.float16,
+        head=True,
+    ),
+    # Fused q, k and v, fused gate and up; its quantization is described in a file of its own.
+    "gptq-8bit": dict(
+        cls="Phi3",
+        format=Gptq(bits=8, group=-1, act_order=False, symmetric=False, version=2),
+        dtype=torch.bfloat16,
+        own_file=True,
+        config=dict(original_max_position_embeddings=256),
+    ),
+    "gptq-sym": dict(
+        cls="Qwen3",
+        format=Gptq(bits=4, group=32, act_order=False, symmetric=True, version=1),
+        dtype=torch.float16,
+        config=dict(head_dim=32),
+    ),
+    "fp8": dict(
+        cls="Llama",
+        format=Fp8("tensor", activation_scheme="static"),
+        dtype=torch.bfloat16,
+        skip=["model.layers.1"],
+        skipped=in_layer(1, *ATTENTION, *MLP),
+        skip_key="ignored_layers",
+    ),
+    "fp8-channel": dict(
+        cls="Qwen2",
+        format=Fp8("channel", compressed_tensors=True),
+        dtype=torch.bfloat16,
+        skip=["lm_head", r"re:.*layers\.1\.mlp\..*_proj$"],
+        skipped=in_layer(1, *MLP),
+        skip_key="ignore",
+    ),
+    "fp8-block": dict(
+        cls="Qwen3",
+        format=Fp8("block", block=(48, 32)),
+        dtype=torch.bfloat16,
+        config=dict(head_dim=32),
+    ),
+    "squeezellm": dict(cls="Mistral", format=SqueezeLlm(), dtype=torch.float16),
+    "squeezellm-sparse": dict(cls="Llama", format=SqueezeLlm(outliers=0.02), dtype=torch.float16),
+}
+
+
+def is_skipped(module: str, recipe: dict) -> bool:
+    """Whether a module is stored as plain numbers."""
+    return module in recipe.get("skipped", ()) or (module == "lm_head" and not recipe.get("head"))
+
+
+def to_torch(name: str, array: np.ndarray) -> torch.Tensor:
+    tensor = torch.from_numpy(np.array(array))
+    return tensor.view(torch.float8_e4m3fn) if array.dtype == np.uint8 else tensor
+
+
+def make(name: str, recipe: dict, out: Path, seed: int) -> None:
+    config_class = getattr(transformers, recipe["cls"] + "Config")
+    model_class = getattr(transformers, recipe["cls"] + "ForCausalLM")
+    config = config_class(**{**COMMON, **recipe.get("config", {})})
+    config._attn_implementation = "eager"
+    model = model_class(config).to(torch.float32).eval()
+    make_goldens.randomise(model, seed)
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    # Configurations as transformers writes them; the weights are replaced.
+    copy.deepcopy(model).to(recipe["dtype"]).save_pretrained(folder)
+    # Not the whole model: the rope's frequencies stay as they are.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(recipe["dtype"]).to(torch.float32)
+
+    rng = np.random.default_rng(seed)
+    scheme, stored, dequantized = recipe["format"], {}, {}
+    linears = {n for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    for parameter_name, parameter in sorted(model.named_parameters()):
+        module = parameter_name.removesuffix(".weight")
+        if module not in linears or is_skipped(module, recipe):
+            stored[parameter_name] = parameter.detach().to(recipe["dtype"]).contiguous()
+            continue
+        packed = scheme.pack(parameter.detach().numpy(), rng)
+        stored |= {f"{module}.{part}": to_torch(part, array) for part, array in packed.items()}
+        numbers = torch.from_numpy(np.ascontiguousarray(scheme.unpack(packed)))
+        parameter.data.copy_(numbers)
+        if ".layers.0." in parameter_name or module == "lm_head":
+            dequantized[f"dequantized.{parameter_name}"] = numbers
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+
+    quantization = dict(scheme.config)
+    if "skip" in recipe:
+        quantization[recipe["skip_key"]] = recipe["skip"]
+    if recipe.get("own_file"):
+        del quantization["quant_method"]
+        (folder / "quantize_config.json").write_text(json.dumps(quantization, indent=2) + "\n")
+    else:
+        make_goldens.rewrite_json(
+            folder / "config.json", lambda c: c.update(quantization_config=quantization)
+        )
+    make_goldens.forget_version(folder)
+    golden, summary = make_goldens.golden_values(model, seed + 1)
+    save_file(golden | dequantized, folder / "golden.safetensors")
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    print(f"{name}: {size / 1e3:.0f} kB, {summary}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default = Path(__file__).resolve().parent.parent / "tests" / "golden"
+    parser.add_argument("--out", type=Path, default=default)
+    parser.add_argument("--only", help="one folder's name")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    for seed, (name, recipe) in enumerate(MODELS.items()):
+        if args.only in (None, name):
+            make(name, recipe, args.out, recipe.get("seed", 5000 + seed * 100))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The formats of quantized weights, by their own definitions: how a matrix is packed, and which numbers it then holds.
+
+Each class has the `quantization_config` that names it, `pack`, which rounds a matrix to it, and `unpack`, which reads the
+numbers back from the packed tensors alone. Matrices are [outputs, inputs] float32; everything is NumPy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+Tensors = dict[str, np.ndarray]
+
+
+def by_group(w: np.ndarray, group_of_input: np.ndarray, groups: int) -> list[np.ndarray]:
+    """The columns of each group."""
+    return [w[:, group_of_input == group] for group in range(groups)]
+
+
+def scales_and_zeros(parts: list[np.ndarray], bits: int, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
+    """A float16 scale and a zero point per group and output, [groups, outputs], for codes of 0 to 2**bits - 1."""
+    most = 2**bits - 1
+    scales, zeros = [], []
+    for part in parts:
+        low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
+        if symmetric:
+            scale = (2 * np.maximum(high, -low) / most).astype(np.float16)
+            zero = np.full(len(scale), 2 ** (bits - 1))
+        else:
+            scale = ((high - low) / most).astype(np.float16)
+            zero = np.clip(np.rint(-low / scale.astype(np.float32)), 0, most)
+        scales.append(scale)
+        zeros.append(zero.astype(np.int64))
+    return np.stack(scales), np.stack(zeros)
+
+
+def rounded(w: np.ndarray, scales: np.ndarray, zeros: np.ndarray, groups: np.ndarray, bits: int) -> np.ndarray:
+    """The codes [outputs, inputs] nearest to `w`."""
+    codes = np.rint(w / scales[groups].T.astype(np.float32)) + zeros[groups].T
+    return np.clip(codes, 0, 2**bits - 1).astype(np.int64)
+
+
+def pack_words(codes: np.ndarray, bits: int, order: list[int]) -> np.ndarray:
+    """[.., count] -> int32 [.., count / codes per word]: code `order[i]` of each word lies in bits i * bits and up."""
+    words = np.zeros((*codes.shape[:-1], codes.shape[-1] // len(order)), np.uint32)
+    for i, place in enumerate(order):
+        words |= codes[..., place :: len(order)].astype(np.uint32) << np.uint32(i * bits)
+    return words.view(np.int32)
+
+
+def unpack_words(words: np.ndarray, bits: int, order: list[int]) -> np.ndarray:
+    """The inverse of `pack_words`."""
+    codes = np.zeros((*words.shape[:-1], words.shape[-1] * len(order)), np.int64)
+    for i, place in enumerate(order):
+        codes[..., place :: len(order)] = words.view(np.uint32) >> np.uint32(i * bits) & np.uint32(2**bits - 1)
+    return codes
+
+
+class Awq:
+    """AutoAWQ's GEMM layout: [inputs, outputs / 8] words, whose codes are of outputs 0, 2, 4, 6, 1, 3, 5, 7."""
+
+    ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+    def __init__(self, group: int):
+        self.group = group
+        self.config = {
+            "quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True,
+        }
+
+    def pack(self, w: np.ndarray, rng: np.random.Generator) -> Tensors:
+        groups = np.arange(w.shape[1]) // self.group
+        scales, zeros = scales_and_zeros(by_group(w, groups, groups[-1] + 1), 4, False)
+        codes = rounded(w, scales, zeros, groups, 4)
+        return {
+            "qweight": pack_words(np.ascontiguousarray(codes.T), 4, self.ORDER),
+            "qzeros": pack_words(zeros, 4, self.ORDER),
+            "scales": scales,
+        }
+
+    def unpack(self, t: Tensors) -> np.ndarray:
+        codes = unpack_words(t["qweight"], 4, self.ORDER)
+        groups = np.arange(len(codes)) // self.group
+        zeros = unpack_words(t["qzeros"], 4, self.ORDER)[groups]
+        return ((codes - zeros).astype(np.float32) * t["scales"][groups].astype(np.float32)).T
+
+
+class Gptq:
+    """AutoGPTQ's layout: [inputs / codes per word, outputs] words, zero points packed along the outputs."""
+
+    def __init__(self, bits: int, group: int, act_order: bool, symmetric: bool, version: int, **config):
+        self.bits, self.group, self.act_order = bits, group, act_order
+        self.symmetric, self.version = symmetric, version
+        self.config = {
+            "quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": act_order, "sym": symmetric,
+            **({"checkpoint_format": "gptq_v2"} if version == 2 else {}), **config,
+        }
+
+    @property
+    def order(self) -> list[int]:
+        return list(range(32 // self.bits))
+
+    def pack(self, w: np.ndarray, rng: np.random.Generator) -> Tensors:
+        inputs = w.shape[1]
+        groups = np.arange(inputs) // (inputs if self.group == -1 else self.group)
+        if self.act_order:
+            # Matrices with the same inputs get the same order, as their inputs matter alike.
+            groups = groups[np.random.default_rng(inputs).permutation(inputs)]
+        scales, zeros = scales_and_zeros(by_group(w, groups, groups.max() + 1), self.bits, self.symmetric)
+        codes = rounded(w, scales, zeros, groups, self.bits)
+        stored = zeros if self.version == 2 else (zeros - 1) % 2**self.bits
+        return {
+            "qweight": np.ascontiguousarray(pack_words(codes, self.bits, self.order).T),
+            "qzeros": pack_words(stored, self.bits, self.order),
+            "scales": scales,
+            "g_idx": groups.astype(np.int32),
+        }
+
+    def unpack(self, t: Tensors) -> np.ndarray:
+        codes = unpack_words(np.ascontiguousarray(t["qweight"].T), self.bits, self.order)
+        zeros = unpack_words(t["qzeros"], self.bits, self.order)
+        if self.version == 1:
+            zeros = (zeros + 1) % 2**self.bits
+        zeros, scales = zeros[t["g_idx"]].T, t["scales"][t["g_idx"]].T
+        return (codes - zeros).astype(np.float32) * scales.astype(np.float32)
+
+
+def e4m3_numbers() -> np.ndarray:
+    """The numbers of the codes 0 to 126; code 127 is NaN, and the highest bit is the sign."""
+    code = np.arange(127)
+    exponent, mantissa = code >> 3, code & 7
+    size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
+    return size.astype(np.float32)
+
+
+class Fp8:
+    """A byte per number; scales per "tensor", "channel" (an output) or "block" of outputs and inputs."""
+
+    def __init__(self, scales: str, block: tuple[int, int] = (1, 1), compressed_tensors: bool = False, **config):
+        self.scales, self.block = scales, block
+        self.scale_name = "weight_scale_inv" if scales == "block" else "weight_scale"
+        if compressed_tensors:
+            weights = {"num_bits": 8, "type": "float", "strategy": scales, "symmetric": True, "dynamic": False}
+            self.config = {
+                "quant_method": "compressed-tensors", "format": "float-quantized",
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}, **config,
+            }
+        else:
+            self.config = {"quant_method": "fp8", "activation_scheme": "dynamic", **config}
+            if scales == "block":
+                self.config["weight_block_size"] = list(block)
+
+    def spread(self, scales: np.ndarray, n: int, k: int) -> np.ndarray:
+        """The scale of each number."""
+        if self.scales == "block":
+            return np.repeat(np.repeat(scales, self.block[0], 0), self.block[1], 1)[:n, :k]
+        return np.broadcast_to(scales, (n, k))
+
+    def pack(self, w: np.ndarray, rng: np.random.Generator) -> Tensors:
+        n, k = w.shape
+        if self.scales == "tensor":
+            scales = np.abs(w).max() / 448
+        elif self.scales == "channel":
+            scales = np.abs(w).max(1, keepdims=True) / 448
+        else:
+            rows, columns = self.block
+            scales = np.array([
+                [np.abs(w[i : i + rows, j : j + columns]).max() / 448 for j in range(0, k, columns)]
+                for i in range(0, n, rows)
+            ])
+        scales = np.asarray(scales, np.float32)
+        numbers = e4m3_numbers()
+        scaled = w / self.spread(scales, n, k)
+        codes = np.searchsorted((numbers[1:] + numbers[:-1]) / 2, np.abs(scaled)).astype(np.uint8)
+        tensors = {"weight": codes | np.where(scaled < 0, 0x80, 0).astype(np.uint8), self.scale_name: scales}
+        if self.config.get("activation_scheme") == "static":
+            tensors["input_scale"] = np.array(0.5, np.float32)
+        return tensors
+
+    def unpack(self, t: Tensors) -> np.ndarray:
+        codes = t["weight"]
+        numbers = e4m3_numbers()[codes & 0x7F]
+        numbers = np.where(codes & 0x80, -numbers, numbers)
+        return numbers * self.spread(t[self.scale_name], *codes.shape)
+
+
+class SqueezeLlm:
+    """SqueezeLLM's layout: [inputs / 8, outputs] words, whose codes name one of the output's sixteen numbers.
+
+    The part `outliers` of all numbers, the largest, is in a sparse matrix that is added: compressed rows.
+    """
+
+    def __init__(self, outliers: float = 0.0):
+        self.outliers = outliers
+        self.config = {"quant_method": "squeezellm", "wbits": 4}
+
+    def pack(self, w: np.ndarray, rng: np.random.Generator) -> Tensors:
+        table = np.quantile(w, (np.arange(16) + 0.5) / 16, axis=1).T.astype(np.float16)
+        table = np.ascontiguousarray(rng.permuted(table, axis=1))
+        codes = np.abs(w[:, :, None] - table[:, None, :].astype(np.float32)).argmin(2)
+        order = list(range(8))
+        tensors = {"qweight": np.ascontiguousarray(pack_words(codes, 4, order).T), "lookup_table": table}
+        if self.outliers:
+            outlier = np.abs(w) > np.quantile(np.abs(w), 1 - self.outliers)
+            rows, columns = np.nonzero(outlier)
+            dense = np.take_along_axis(table.astype(np.float32), codes, 1)
+            tensors["rows"] = np.concatenate([[0], outlier.sum(1).cumsum()]).astype(np.int32)
+            tensors["cols"] = columns.astype(np.int32)
+            tensors["vals"] = (w - dense)[rows, columns].astype(np.float32)
+        return tensors
+
+    def unpack(self, t: Tensors) -> np.ndarray:
+        codes = unpack_words(np.ascontiguousarray(t["qweight"].T), 4, list(range(8)))
+        numbers = np.take_along_axis(t["lookup_table"].astype(np.float32), codes, 1)
+        if "rows" in t:
+            outputs = np.repeat(np.arange(len(numbers)), np.diff(t["rows"]))
+            numbers[outputs, t["cols"]] += t["vals"]
+        return numbers
