@@ -92,6 +92,23 @@ fn a_configuration_alone_is_enough_to_see_what_fits() {
     assert!(tight["message"].as_str().unwrap().contains("lower --max-model-len to 256"));
 }
 
+/// 4 bits a weight, and of each 128 of them a scale and a minimum of 32 bits; the rest as it is stored.
+#[test]
+fn codes_are_counted_as_they_are_kept() {
+    let mut config = llama(1);
+    config["quantization_config"] =
+        json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"});
+    let folder = folder(&config);
+    let model = folder.path().to_str().unwrap().to_owned();
+    let json = doctor_json(&model, &["--max-model-len", "64"], 0);
+    let linears: u64 = (8 + 2 * 8 + 8) * 64 * 512 + 3 * 2048 * 512;
+    let expected = 2 * 1024 * 512 * 2 + linears / 2 + linears / 128 * 8 + 3 * 512 * 4;
+    assert_eq!(json["weights_bytes"], expected);
+    assert_eq!((&json["quantization"], &json["dtype"]), (&"awq".into(), &"bfloat16".into()));
+    let shown = text(&run(&["doctor", &model]).stdout);
+    assert!(shown.contains("quantized with awq, the rest stored in bfloat16"), "{shown}");
+}
+
 #[test]
 fn what_does_not_fit_is_said_after_the_table() {
     let huge = folder(&llama(2048));

@@ -118,15 +118,20 @@ fn what_cannot_run_here_is_refused_before_its_weights_are_asked_for() {
     );
 
     publish(|config| {
-        config["quantization_config"] = serde_json::json!({"quant_method": "awq", "bits": 4});
+        config["quantization_config"] = serde_json::json!({"quant_method": "quip", "bits": 4});
     });
     place.check_refused(
         place.serve(ID),
-        "the weights are quantized with awq, which is not supported yet; use the float16 or bfloat16 original of the model",
+        "the weights are quantized with quip, which is not supported; awq, gptq, squeezellm and fp8 are: use such a version of the model, or its float16 or bfloat16 original",
     );
     place.check_refused(
         place.serve(ID).flags("--quantization gptq"),
-        "--quantization gptq does not match the weights: config.json says `awq`; leave the flag out",
+        "--quantization gptq does not match the weights: config.json says `quip`; leave the flag out",
+    );
+    place.hub.publish(ID, &Files::golden("fp8-channel"));
+    place.check_refused(
+        place.serve(ID).flags("--quantization awq"),
+        "--quantization awq does not match the weights: config.json says `fp8`; leave the flag out",
     );
     assert_eq!(place.requests_for_large_files(), []);
     place.hub.publish(ID, &Files::golden("llama"));

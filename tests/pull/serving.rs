@@ -26,6 +26,26 @@ fn all_families_answer_the_official_client_single_and_sharded() {
 }
 
 #[test]
+fn quantized_models_answer_the_official_client() {
+    let place = Place::empty();
+    let methods = [
+        ("awq", "awq"),
+        ("gptq", "gptq"),
+        ("gptq-8bit", "gptq"),
+        ("squeezellm-sparse", "squeezellm"),
+        ("fp8", "fp8"),
+        ("fp8-channel", "fp8"),
+        ("fp8-block", "fp8"),
+    ];
+    for (golden, method) in methods {
+        let id = format!("acme/{golden}");
+        place.hub.publish(&id, &Files::golden(golden));
+        let server = place.serve(&id).flags(&format!("--quantization {method}")).start();
+        run_to_end(python("clients/ask.py").args([&server.url(), &id]));
+    }
+}
+
+#[test]
 fn a_model_in_the_cache_costs_one_request_or_none() {
     let place = Place::empty();
     let commit = place.hub.publish(ID, &Files::golden("llama-linear"));

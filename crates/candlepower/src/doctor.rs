@@ -36,7 +36,7 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     supported                whether this version can serve it\n  \
     quantization             its method in config.json, or null\n  \
     message                  why it is not supported or does not fit; null if all is well\n  \
-    dtype                    of the weights: float32, float16, bfloat16\n  \
+    dtype                    of the weights that are not quantized: float32, float16, bfloat16\n  \
     num_parameters           count of weights\n  \
     max_model_len            the context asked for, or the model's own\n  \
     tensor_parallel_size     ranks\n  \
@@ -170,9 +170,11 @@ impl Doctor {
     /// Does the arithmetic for every dtype on every device.
     fn look_at(&self, model: &str, machine: &Machine) -> Result<ModelReport> {
         let checkpoint = Checkpoint::open(checkpoint_files(model, &self.revision)?)?;
-        if let Some(quantization) = checkpoint.quantization() {
+        if let Some(quantization) = checkpoint.quantization()
+            && quantization.scheme.is_none()
+        {
             bail!(
-                "the weights are quantized ({}), which this version does not support: take the model that is not",
+                "the weights are quantized with {}, which this version does not support: take a version with awq, gptq, squeezellm or fp8, or the model that is not quantized",
                 quantization.method
             );
         }
@@ -192,7 +194,11 @@ impl Doctor {
                 dtypes.push(dtype);
             }
         }
-        let memories = self.memories(machine);
+        let mut memories = self.memories(machine);
+        if checkpoint.quantization().is_some() {
+            // Quantized weights do not run on a GPU yet.
+            memories.retain(|(_, memory)| memory.device == DeviceKind::Cpu);
+        }
         let plan = |dtype, memory: &DeviceMemory| {
             MemoryPlan::new(spec, self.request(max_model_len, dtype, *memory))
         };

@@ -45,8 +45,9 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
     spec.check_tensor_parallel(ranks).map_err(wrong)?;
     let asked = params.max_model_len.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
     let max_model_len = spec.max_model_len(asked).map_err(wrong)?;
-    if found.is_some() {
-        // The arithmetic knows dtypes, not yet the bytes of each quantization: the server has the last word.
+    let packed = checkpoint.quantization().is_some_and(|found| found.scheme.is_some());
+    if found.is_some() && (!packed || compute.device == Device::Cuda) {
+        // What is not computed with has no arithmetic: the server has the last word.
         return Ok(());
     }
     let asked_dtype = dtype(params.dtype.as_deref());

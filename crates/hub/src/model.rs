@@ -18,9 +18,10 @@ use crate::transfer::{Download, Transfer};
 use crate::{Error, HubConfig, ModelId, Result};
 
 /// Files that describe a model, apart from its weights and its code.
-const DESCRIPTION: [&str; 11] = [
+const DESCRIPTION: [&str; 12] = [
     CONFIG,
     "generation_config.json",
+    "quantize_config.json",
     TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",

@@ -54,9 +54,14 @@ pub enum Error {
     },
     /// The weights are quantized in a way that is not computed with.
     #[error(
-        "the weights are quantized with {0}, which is not supported yet; use the float16 or bfloat16 original of the model"
+        "the weights are quantized with {0}, which is not supported; awq, gptq, squeezellm and fp8 are: use such a version of the model, or its float16 or bfloat16 original"
     )]
     QuantizationUnsupported(String),
+    /// The weights are quantized, and the model is to run on a GPU.
+    #[error(
+        "quantized weights do not run on a GPU yet; use --device cpu, or the float16 or bfloat16 original of the model"
+    )]
+    QuantizedOnGpu,
     /// The address cannot be listened on.
     #[error("cannot listen on {address}: {source}")]
     Listen {

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// # Errors
 /// What does not fit together, and what would.
 pub(crate) fn check(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device) -> Result<()> {
-    check_quantization(config, checkpoint)?;
+    check_quantization(config, checkpoint, device)?;
     let spec = checkpoint.spec();
     spec.check_tensor_parallel(config.tensor_parallel_size)?;
     // What the model says of the number comes first: it holds for any version.
@@ -64,7 +64,11 @@ fn memory_request(
     }
 }
 
-fn check_quantization(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {
+fn check_quantization(
+    config: &ServeConfig,
+    checkpoint: &Checkpoint,
+    device: &Device,
+) -> Result<()> {
     let found = checkpoint.quantization().map(|quantization| quantization.method.as_str());
     if let Some(asked) = config.quantization.map(|asked| asked.as_str())
         && found != Some(asked)
@@ -75,10 +79,11 @@ fn check_quantization(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<(
         );
         return Err(Error::QuantizationMismatch { asked, found });
     }
-    match found {
-        Some(method) if config.load_format != LoadFormat::Dummy => {
-            Err(Error::QuantizationUnsupported(method.to_owned()))
+    match checkpoint.quantization() {
+        Some(found) if found.scheme.is_none() && config.load_format != LoadFormat::Dummy => {
+            Err(Error::QuantizationUnsupported(found.method.clone()))
         }
+        Some(found) if found.scheme.is_some() && !device.is_cpu() => Err(Error::QuantizedOnGpu),
         _ => Ok(()),
     }
 }

@@ -12,6 +12,7 @@ use crate::table::table;
 pub(super) struct ModelReport {
     model: String,
     architecture: &'static str,
+    quantization: Option<String>,
     num_parameters: u64,
     own_context: usize,
     stored: Option<Dtype>,
@@ -46,6 +47,7 @@ impl ModelReport {
         Self {
             model: model.to_owned(),
             architecture: checkpoint.architecture(),
+            quantization: checkpoint.quantization().map(|found| found.method.clone()),
             num_parameters: spec.num_parameters(),
             own_context: spec.max_model_len,
             stored: checkpoint.dtype(),
@@ -66,7 +68,7 @@ impl ModelReport {
             "model": self.model,
             "architecture": self.architecture,
             "supported": true,
-            "quantization": null,
+            "quantization": self.quantization,
             "message": self.problem.as_ref().map(Error::to_string),
             "num_parameters": self.num_parameters,
             "plans": self.placements.iter().map(Placement::to_json).collect::<Vec<_>>(),
@@ -85,6 +87,10 @@ impl fmt::Display for ModelReport {
         let stored = match self.stored {
             Some(dtype) => format!("stored in {}", dtype.as_str()),
             None => "config.json does not say its dtype".to_owned(),
+        };
+        let stored = match &self.quantization {
+            Some(method) => format!("quantized with {method}, the rest {stored}"),
+            None => stored,
         };
         writeln!(f, "Model")?;
         writeln!(
