@@ -4,7 +4,7 @@ use candlepower_tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
 use crate::vocabulary::{self, SpecialToken};
-use crate::{Error, Result, gbnf, schema, structural_tag};
+use crate::{Error, Result, gbnf, lark, schema, structural_tag};
 
 /// What an output must be.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +60,10 @@ impl Constraint {
                 let literals: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
                 Notation::Lark(format!("start: {}\n", literals.join(" | ")))
             }
-            Self::Lark(grammar) => Notation::Lark(grammar.clone()),
+            Self::Lark(grammar) => {
+                lark::check_depth(grammar)?;
+                Notation::Lark(grammar.clone())
+            }
             Self::StructuralTag(tag) => Notation::Lark(structural_tag::to_lark(tag, special)?),
             Self::Gbnf(grammar) => Notation::Lark(gbnf::to_lark(grammar)?),
         })

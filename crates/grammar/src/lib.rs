@@ -11,6 +11,7 @@ mod constraint;
 mod error;
 mod gbnf;
 mod grammar;
+mod lark;
 mod schema;
 mod structural_tag;
 #[cfg(test)]

@@ -1,0 +1,131 @@
+//! How deep the rules of a grammar from outside lead: the library follows them by recursion, whose stack is finite.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::{Error, Result};
+
+/// The rule that everything is reached from.
+const START: &str = "start";
+/// Rules within rules, each counted with the brackets around it.
+const MAX_DEPTH: usize = 400;
+
+/// Names that a definition refers to, each with the number of brackets around it.
+type References<'a> = Vec<(&'a str, usize)>;
+
+/// Refuses a grammar in Lark's notation whose rules lead too deep.
+///
+/// # Errors
+/// [`Error::Constraint`] with the rule.
+pub(crate) fn check_depth(grammar: &str) -> Result<()> {
+    let definitions = definitions(grammar);
+    // In the order of the text, as the library does: what was seen is not entered again.
+    let mut seen = HashSet::from([START]);
+    // Names on the way, how deep each is, and how many of its references were followed.
+    let mut way = vec![(START, 0, 0)];
+    while let Some((name, depth, next)) = way.last_mut() {
+        let Some(&(reference, brackets)) = definitions.get(*name).and_then(|all| all.get(*next))
+        else {
+            way.pop();
+            continue;
+        };
+        *next += 1;
+        let deeper = *depth + 1 + brackets;
+        if deeper > MAX_DEPTH {
+            return Err(Error::Constraint(format!(
+                "rule `{name}` is within more than {MAX_DEPTH} others"
+            )));
+        }
+        if definitions.contains_key(reference) && seen.insert(reference) {
+            way.push((reference, deeper, 0));
+        }
+    }
+    Ok(())
+}
+
+/// Rules and terminals with what they refer to. Those of grammars within the grammar count as its own.
+fn definitions(grammar: &str) -> HashMap<&str, References<'_>> {
+    let mut definitions: HashMap<&str, References<'_>> = HashMap::new();
+    let mut current = START;
+    let mut brackets = Vec::new();
+    let mut is_line_start = true;
+    let mut rest = grammar;
+    while let Some(first) = rest.chars().next() {
+        let len = match first {
+            '"' => quoted_len(rest, '"'),
+            '#' => rest.find('\n').unwrap_or(rest.len()),
+            '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
+            '/' => quoted_len(rest, '/'),
+            _ if is_name(first) => rest.find(|other| !is_name(other)).unwrap_or(rest.len()),
+            _ => first.len_utf8(),
+        };
+        let (token, after) = rest.split_at(len);
+        rest = after;
+        match first {
+            '(' | '[' | '{' => brackets.push(first),
+            ')' | ']' | '}' => drop(brackets.pop()),
+            // Only within parentheses does a definition go on with a name in another line.
+            _ if is_name(first) && is_line_start && !matches!(brackets.last(), Some('(' | '[')) => {
+                current = token;
+                definitions.entry(current).or_default();
+            }
+            _ if is_name(first) => {
+                definitions.entry(current).or_default().push((token, brackets.len()));
+            }
+            _ => {}
+        }
+        // What may stand before the name of a rule says how its tree is written.
+        is_line_start =
+            first == '\n' || (is_line_start && matches!(first, ' ' | '\t' | '\r' | '!' | '?'));
+    }
+    definitions
+}
+
+fn is_name(character: char) -> bool {
+    character.is_ascii_alphanumeric() || matches!(character, '_' | '-')
+}
+
+/// The length of a text up to the mark that it begins with, or of all of it.
+fn quoted_len(text: &str, mark: char) -> usize {
+    let mut is_escaped = true;
+    for (at, character) in text.char_indices() {
+        if character == mark && !is_escaped {
+            return at + 1;
+        }
+        is_escaped = at > 0 && character == '\\' && !is_escaped;
+    }
+    text.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// So many rules, each of which is the next one in brackets.
+    fn chain(len: usize, open: &str, close: &str) -> String {
+        let rule = |index: usize| format!("r{index}: {open}r{}{close} \"x\"\n", index + 1);
+        format!("start: r0\n{}r{len}: \"y\"\n", (0..len).map(rule).collect::<String>())
+    }
+
+    #[test]
+    fn rules_lead_only_so_deep() {
+        assert_eq!(check_depth(&chain(MAX_DEPTH - 1, "", "")), Ok(()));
+        let error = check_depth(&chain(MAX_DEPTH, "", "")).unwrap_err();
+        assert!(error.to_string().contains("within more than"), "{error}");
+        assert!(check_depth(&chain(150, "((", "))")).is_err());
+        check_depth(&chain(100, "((", "))")).unwrap();
+    }
+
+    #[test]
+    fn texts_comments_and_cycles_lead_nowhere() {
+        let grammar = "?start: item+ // start: (((\nitem.1: \"r0 (\" | /[(\\/]r/ | (item\n  item)\n# x: y\nOTHER: item\n";
+        let found = definitions(grammar);
+        assert_eq!(found["start"], [("item", 0)]);
+        assert_eq!(found["item"], [("1", 0), ("item", 1), ("item", 1)]);
+        assert_eq!(found["OTHER"], [("item", 0)]);
+        assert_eq!(check_depth(grammar), Ok(()));
+        // Many rules beside each other are not deep.
+        let wide: String = (0..5_000).map(|index| format!("w{index}: \"x\"\n")).collect();
+        let all: Vec<String> = (0..5_000).map(|index| format!("w{index}")).collect();
+        assert_eq!(check_depth(&format!("start: {}\n{wide}", all.join(" | "))), Ok(()));
+    }
+}
