@@ -2,8 +2,12 @@
 //! by others are. What is left and not supported the library refuses by name.
 
 mod formats;
+mod negation;
+mod one_of;
 mod references;
 mod unevaluated;
+
+use std::cell::Cell;
 
 use serde_json::{Map, Number, Value, json};
 
@@ -18,6 +22,10 @@ const COUNTS: [&str; 6] =
 /// Keywords that say something only together.
 const CONDITION: [&str; 3] = ["if", "then", "else"];
 
+/// Schemas and literals that are looked at to say what a schema is not and which ones are disjoint; beyond that, schemas are
+/// left as they are.
+const BUDGET: usize = 20_000;
+
 /// The schema, prepared for the library.
 pub(crate) fn prepared(schema: &Value) -> Value {
     let draft = schema.get("$schema").and_then(Value::as_str).unwrap_or_default();
@@ -25,11 +33,13 @@ pub(crate) fn prepared(schema: &Value) -> Value {
         ["draft-03", "draft-04", "draft-06", "draft-07"].iter().any(|old| draft.contains(old));
     let is_2020 = draft.is_empty() || draft.contains("2020-12");
     let root = references::plain(schema, is_old);
-    Preparation { root: &root, is_old, is_2020 }.schema(&root)
+    Preparation { root: &root, is_old, is_2020, budget: Cell::new(BUDGET) }.schema(&root)
 }
 
 struct Preparation<'a> {
     root: &'a Value,
+    /// Schemas that may still be looked at.
+    budget: Cell<usize>,
     /// Before 2019: what stands beside `$ref` says nothing.
     is_old: bool,
     is_2020: bool,
@@ -45,54 +55,69 @@ impl Preparation<'_> {
         }
     }
 
+    /// Whether so many more schemas may be looked at.
+    fn spend(&self, num: usize) -> bool {
+        let left = self.budget.get().checked_sub(num);
+        self.budget.set(left.unwrap_or(0));
+        left.is_some()
+    }
+
     fn object(&self, object: &Map<String, Value>) -> Map<String, Value> {
-        let mut prepared: Map<String, Value> = object
+        let mut said = object.clone();
+        let more = self.by_other_keywords(&mut said);
+        add_to_all_of(&mut said, more);
+        let mut prepared: Map<String, Value> = said
             .iter()
             .map(|(keyword, value)| (keyword.clone(), self.value(keyword, value)))
             .collect();
         let mut more = Vec::new();
         if let Some(Value::String(format)) = object.get("format") {
-            let known = formats::narrower(format).unwrap_or(format);
-            prepared.insert("format".to_owned(), known.into());
-            more.extend(formats::stricter(known));
-            if let Some(pattern) = formats::pattern(format) {
-                prepared.shift_remove("format");
-                more.push(json!({"pattern": pattern}));
-            }
-        }
-        more.extend(dependencies(&mut prepared));
-        if prepared.get("uniqueItems") == Some(&json!(false)) {
-            prepared.shift_remove("uniqueItems");
-        }
-        let contains_all =
-            prepared.get("minContains") == Some(&json!(0)) && !prepared.contains_key("maxContains");
-        if !prepared.contains_key("contains") || contains_all {
-            ["contains", "minContains", "maxContains"]
-                .iter()
-                .for_each(|keyword| drop(prepared.shift_remove(*keyword)));
-        }
-        more.extend(condition(&mut prepared));
-        for (keyword, said) in
-            [("propertyNames", names as fn(&Value) -> Option<Value>), ("not", negated)]
-        {
-            if let Some(schema) = prepared.get(keyword).and_then(said) {
-                prepared.shift_remove(keyword);
-                more.extend((schema != json!(true)).then_some(schema));
-            }
+            prepared.shift_remove("format");
+            let (known, schemas) = formats::held(format);
+            prepared.extend(known.map(|known| ("format".to_owned(), known.into())));
+            more.extend(schemas);
         }
         if self.is_2020 {
             more.extend(unevaluated::replaced(self.root, object, &mut prepared));
         }
-        if !more.is_empty() {
-            let mut all = match prepared.shift_remove("allOf") {
-                Some(Value::Array(all)) => all,
-                // What is no list is no schema either, and will be refused.
-                other => other.into_iter().collect(),
-            };
-            all.append(&mut more);
-            prepared.insert("allOf".to_owned(), Value::Array(all));
-        }
+        add_to_all_of(&mut prepared, more);
         prepared
+    }
+
+    /// Takes keywords out of a schema; what others say instead.
+    fn by_other_keywords(&self, schema: &mut Map<String, Value>) -> Vec<Value> {
+        let mut more = dependencies(schema);
+        if schema.get("uniqueItems") == Some(&json!(false)) {
+            schema.shift_remove("uniqueItems");
+        }
+        more.extend(contains(schema));
+        more.extend(self.condition(schema));
+        let mut replace = |keyword: &str, by: &dyn Fn(&Value) -> Option<Value>| {
+            if let Some(said) = schema.get(keyword).and_then(by) {
+                schema.shift_remove(keyword);
+                more.extend((said != json!(true)).then_some(said));
+            }
+        };
+        replace("propertyNames", &names);
+        replace("not", &|schema| self.negated(schema, 0));
+        replace("oneOf", &|arms| self.one_of(arms));
+        more
+    }
+
+    /// `if`, `then` and `else` as: the condition and what follows, or not the condition and what follows then.
+    fn condition(&self, schema: &mut Map<String, Value>) -> Option<Value> {
+        let said = match (schema.get("if"), schema.get("then"), schema.get("else")) {
+            (None, ..) | (Some(_), None, None) => None,
+            (Some(condition), then, otherwise) => {
+                let or_true = |schema: Option<&Value>| schema.cloned().unwrap_or(json!(true));
+                let not = self.negated(condition, 0)?;
+                Some(json!({"anyOf": [
+                    {"allOf": [condition, or_true(then)]}, {"allOf": [not, or_true(otherwise)]},
+                ]}))
+            }
+        };
+        CONDITION.iter().for_each(|keyword| drop(schema.shift_remove(*keyword)));
+        said
     }
 
     fn value(&self, keyword: &str, value: &Value) -> Value {
@@ -124,6 +149,43 @@ fn whole(number: &Number) -> Number {
         }
         _ => number.clone(),
     }
+}
+
+/// Adds schemas that have to be satisfied, too.
+fn add_to_all_of(schema: &mut Map<String, Value>, mut more: Vec<Value>) {
+    if more.is_empty() {
+        return;
+    }
+    let mut all = match schema.shift_remove("allOf") {
+        Some(Value::Array(all)) => all,
+        // What is no list is no schema either, and will be refused.
+        other => other.into_iter().collect(),
+    };
+    all.append(&mut more);
+    schema.insert("allOf".to_owned(), Value::Array(all));
+}
+
+/// `contains`, where every item or none is meant; otherwise it stays.
+fn contains(schema: &mut Map<String, Value>) -> Option<Value> {
+    const KEYWORDS: [&str; 3] = ["contains", "minContains", "maxContains"];
+    let (least, most) = (schema.get("minContains"), schema.get("maxContains"));
+    let is_idle = least.and_then(Value::as_f64) == Some(0.0) && most.is_none();
+    let said = match schema.get("contains") {
+        None => None,
+        Some(_) if is_idle => None,
+        Some(Value::Bool(true)) => {
+            let mut count = Map::from_iter([("minItems".to_owned(), json!(1))]);
+            count.extend(least.map(|least| ("minItems".to_owned(), least.clone())));
+            count.extend(most.map(|most| ("maxItems".to_owned(), most.clone())));
+            Some(Value::Object(count))
+        }
+        Some(Value::Bool(false)) if least.is_none() => {
+            Some(json!({"type": ["null", "boolean", "number", "string", "object"]}))
+        }
+        Some(_) => return None,
+    };
+    KEYWORDS.iter().for_each(|keyword| drop(schema.shift_remove(*keyword)));
+    said
 }
 
 /// `dependentRequired`, `dependentSchemas` and the older `dependencies`, each as: the property is not there, or all is.
@@ -179,61 +241,6 @@ fn names(names: &Value) -> Option<Value> {
     }
 }
 
-/// `if`, `then` and `else` as: the condition and what follows, or not the condition and what follows then.
-fn condition(schema: &mut Map<String, Value>) -> Option<Value> {
-    let said = match (schema.get("if"), schema.get("then"), schema.get("else")) {
-        (None, ..) | (Some(_), None, None) => None,
-        (Some(condition), then, otherwise) => {
-            let or_true = |schema: Option<&Value>| schema.cloned().unwrap_or(json!(true));
-            let not = negated(condition)?;
-            Some(json!({"anyOf": [
-                {"allOf": [condition, or_true(then)]}, {"allOf": [not, or_true(otherwise)]},
-            ]}))
-        }
-    };
-    CONDITION.iter().for_each(|keyword| drop(schema.shift_remove(*keyword)));
-    said
-}
-
-/// What a schema is not, where that can be said.
-fn negated(schema: &Value) -> Option<Value> {
-    const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
-    let object = match schema {
-        Value::Bool(all) => return Some(json!(!all)),
-        Value::Object(object) => object,
-        _ => return None,
-    };
-    let mut keywords = object.iter();
-    let (Some((keyword, value)), None) = (keywords.next(), keywords.next()) else {
-        return object.is_empty().then(|| json!(false));
-    };
-    match (keyword.as_str(), value) {
-        ("type", types) => {
-            let types = match types {
-                Value::String(_) => std::slice::from_ref(types),
-                Value::Array(types) => types,
-                _ => return None,
-            };
-            // What is a number and no integer cannot be said.
-            let known = types.iter().all(|name| TYPES.iter().any(|known| name == known));
-            known.then(|| json!({"type": TYPES.iter().filter(|name| !types.contains(&json!(name))).collect::<Vec<_>>()}))
-        }
-        ("required", Value::Array(names)) => {
-            let missing = names
-                .iter()
-                .filter_map(Value::as_str)
-                .map(|name| json!({"type": "object", "properties": {name: false}}));
-            Some(json!({"anyOf": missing.collect::<Vec<_>>()}))
-        }
-        ("not", inner) => Some(inner.clone()),
-        ("minimum", bound) => Some(json!({"type": "number", "exclusiveMaximum": bound})),
-        ("exclusiveMinimum", bound) => Some(json!({"type": "number", "maximum": bound})),
-        ("maximum", bound) => Some(json!({"type": "number", "exclusiveMinimum": bound})),
-        ("exclusiveMaximum", bound) => Some(json!({"type": "number", "minimum": bound})),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,6 +261,11 @@ mod tests {
         for (schema, said) in [
             (json!({"maxItems": 2.0}), json!({"maxItems": 2})),
             (json!({"then": {}, "else": {}}), json!({})),
+            (
+                json!({"contains": true, "maxContains": 2}),
+                json!({"allOf": [{"minItems": 1, "maxItems": 2}]}),
+            ),
+            (json!({"contains": {"const": 1}, "minContains": 0.0}), json!({})),
             (
                 json!({"dependentRequired": {"a": ["b"]}}),
                 json!({"allOf": [{"anyOf": [{"properties": {"a": false}}, {"allOf": [{"required": ["a"]}, {"required": ["b"]}]}]}]}),
@@ -276,7 +288,8 @@ mod tests {
         for kept in [
             json!({"not": {"type": "integer"}}),
             json!({"propertyNames": {"minLength": 1, "maxLength": 2}}),
-            json!({"if": {"const": 1}, "then": {}}),
+            json!({"if": {"pattern": "a"}, "then": {"minLength": 2}}),
+            json!({"contains": {"const": 1}, "maxContains": 2}),
         ] {
             assert_eq!(prepared(&kept), kept);
         }

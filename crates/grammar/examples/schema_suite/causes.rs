@@ -41,10 +41,12 @@ pub(crate) fn cause(schema: &Value, data: &Value) -> Cause {
     }
 }
 
-/// Whether a schema describes the content of strings, which newer drafts only annotate, and so do we.
+/// Whether a schema describes strings in a way that newer drafts only annotate, and so do we: their content, and that they are
+/// regular expressions.
 pub(crate) fn is_annotated(schema: &Value) -> bool {
     has(schema, &|value| {
         value.get("contentMediaType").or_else(|| value.get("contentEncoding")).is_some()
+            || value.get("format").is_some_and(|format| format == "regex")
     })
 }
 

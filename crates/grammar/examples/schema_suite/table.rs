@@ -124,7 +124,7 @@ impl fmt::Display for Table {
             let count = self.annotated;
             writeln!(
                 f,
-                "\n{count} instances are invalid only where `contentMediaType` and `contentEncoding` are held; they are annotations here."
+                "\n{count} instances are invalid only where `contentMediaType`, `contentEncoding` or the format `regex` is held; they are annotations here."
             )?;
         }
         if !self.is_sound() {

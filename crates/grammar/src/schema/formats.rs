@@ -19,34 +19,146 @@ const MAX_HOSTNAME: usize = 253;
 /// A pointer within JSON.
 const POINTER: &str = "(/([^/~]|~[01])*)*";
 
-/// A format that the library knows, each string of which is of the one that it does not.
-pub(super) fn narrower(format: &str) -> Option<&'static str> {
-    Some(match format {
-        "idn-email" => "email",
-        "idn-hostname" => "hostname",
-        "iri" | "uri-reference" | "iri-reference" => "uri",
-        _ => return None,
-    })
-}
-
-/// A format that the library does not know, as a pattern.
-pub(super) fn pattern(format: &str) -> Option<String> {
-    Some(match format {
-        "json-pointer" => format!("^{POINTER}$"),
-        "relative-json-pointer" => format!("^(0|[1-9][0-9]*)(#|{POINTER})$"),
-        _ => return None,
-    })
+/// How a format is held: by the library under this name, if at all, and by these schemas.
+pub(super) fn held(format: &str) -> (Option<&str>, Vec<Value>) {
+    let by_pattern = |pattern: String| (None, vec![json!({"pattern": format!("^({pattern})$")})]);
+    match format {
+        // Which texts are regular expressions, no regular expression says: this one annotates.
+        "regex" => (None, Vec::new()),
+        "json-pointer" => by_pattern(POINTER.to_owned()),
+        "relative-json-pointer" => by_pattern(format!("(0|[1-9][0-9]*)(#|{POINTER})")),
+        "ipv6" => by_pattern(ipv6()),
+        "email" => by_pattern(mailbox(Alphabet::Ascii)),
+        "idn-email" => by_pattern(mailbox(Alphabet::Unicode)),
+        "iri" => by_pattern(uri(Alphabet::Unicode)),
+        "uri-reference" => by_pattern(reference(Alphabet::Ascii)),
+        "iri-reference" => by_pattern(reference(Alphabet::Unicode)),
+        "uri-template" => by_pattern(uri_template()),
+        // Each of these is one of those.
+        "idn-hostname" => (Some("hostname"), stricter("hostname")),
+        known => (Some(known), stricter(known)),
+    }
 }
 
 /// What a string of a format must be besides what the library asks of it.
-pub(super) fn stricter(format: &str) -> Option<Value> {
-    Some(match format {
+fn stricter(format: &str) -> Vec<Value> {
+    let stricter = match format {
         "time" => json!({"pattern": format!("^{TIME}$")}),
         "date" => json!({"pattern": format!("^{DATE}$")}),
         "date-time" => json!({"pattern": format!("^{DATE}[tT]{TIME}$")}),
         "hostname" => json!({"pattern": HOSTNAME, "maxLength": MAX_HOSTNAME}),
-        _ => return None,
-    })
+        _ => return Vec::new(),
+    };
+    vec![stricter]
+}
+
+/// Which characters an identifier or a mailbox may have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Alphabet {
+    Ascii,
+    Unicode,
+}
+
+/// `ucschar` of RFC 3987, within a class.
+const UCS: &str = concat!(
+    r"\x{a0}-\x{d7ff}\x{f900}-\x{fdcf}\x{fdf0}-\x{ffef}\x{10000}-\x{1fffd}\x{20000}-\x{2fffd}\x{30000}-\x{3fffd}",
+    r"\x{40000}-\x{4fffd}\x{50000}-\x{5fffd}\x{60000}-\x{6fffd}\x{70000}-\x{7fffd}\x{80000}-\x{8fffd}\x{90000}-\x{9fffd}",
+    r"\x{a0000}-\x{afffd}\x{b0000}-\x{bfffd}\x{c0000}-\x{cfffd}\x{d0000}-\x{dfffd}\x{e1000}-\x{efffd}",
+);
+/// `iprivate` of RFC 3987, within a class.
+const PRIVATE: &str = r"\x{e000}-\x{f8ff}\x{f0000}-\x{ffffd}\x{100000}-\x{10fffd}";
+/// A byte that is written as its digits.
+const ENCODED: &str = "%[0-9a-fA-F]{2}";
+const OCTET: &str = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
+
+/// Source: RFC 3986, section 3.2.2, which is RFC 4291's text form.
+fn ipv6() -> String {
+    let h16 = "[0-9a-fA-F]{1,4}";
+    let ls32 = format!(r"({h16}:{h16}|({OCTET}\.){{3}}{OCTET})");
+    let full = format!("({h16}:){{6}}{ls32}");
+    let short = (0..=5).map(|after: usize| {
+        // So many groups at most before the two colons, this many and the last two behind them.
+        let before = match 5 - after {
+            0 => String::new(),
+            1 => format!("({h16})?"),
+            most => format!("(({h16}:){{0,{}}}{h16})?", most - 1),
+        };
+        format!("{before}::({h16}:){{{after}}}{ls32}")
+    });
+    let ends = [format!("(({h16}:){{0,5}}{h16})?::{h16}"), format!("(({h16}:){{0,6}}{h16})?::")];
+    let all: Vec<String> = std::iter::once(full).chain(short).chain(ends).collect();
+    all.join("|")
+}
+
+/// The parts of RFC 3986, with the characters of RFC 3987.
+struct Parts {
+    /// `"//" authority path-abempty / path-absolute / path-empty`
+    rooted: String,
+    /// `path-rootless`
+    rootless: String,
+    /// `path-noscheme`
+    no_scheme: String,
+    /// `[ "?" query ] [ "#" fragment ]`
+    end: String,
+}
+
+fn parts(alphabet: Alphabet) -> Parts {
+    let (more, private) = if alphabet == Alphabet::Unicode { (UCS, PRIVATE) } else { ("", "") };
+    let plain = format!(r"A-Za-z0-9._~!$&'()*+,;=\-{more}");
+    let pchar = format!("([{plain}:@]|{ENCODED})");
+    let user = format!("(([{plain}:]|{ENCODED})*@)?");
+    let future = r"v[0-9a-fA-F]+\.[A-Za-z0-9._~!$&'()*+,;=:\-]+";
+    let host = format!(r"(\[({}|{future})\]|([{plain}]|{ENCODED})*)", ipv6());
+    let abempty = format!("(/{pchar}*)*");
+    let query = format!("([{plain}:@/?{private}]|{ENCODED})*");
+    let fragment = format!("([{plain}:@/?]|{ENCODED})*");
+    Parts {
+        rooted: format!("//{user}{host}(:[0-9]*)?{abempty}|/({pchar}+{abempty})?|"),
+        rootless: format!("{pchar}+{abempty}"),
+        no_scheme: format!("([{plain}@]|{ENCODED})+{abempty}"),
+        end: format!(r"(\?{query})?(#{fragment})?"),
+    }
+}
+
+/// Source: RFC 3986 and RFC 3987, `URI` and `IRI`.
+fn uri(alphabet: Alphabet) -> String {
+    let Parts { rooted, rootless, end, .. } = parts(alphabet);
+    format!(r"[A-Za-z][A-Za-z0-9+.\-]*:({rootless}|{rooted}){end}")
+}
+
+/// Source: RFC 3986 and RFC 3987, `URI-reference` and `IRI-reference`.
+fn reference(alphabet: Alphabet) -> String {
+    let Parts { rooted, no_scheme, end, .. } = parts(alphabet);
+    format!("{}|({no_scheme}|{rooted}){end}", uri(alphabet))
+}
+
+/// Source: RFC 6570, `URI-Template`.
+fn uri_template() -> String {
+    let literal = format!(r"[!#$&(-;=?-\[\]_a-z~{UCS}{PRIVATE}]");
+    let character = format!("([A-Za-z0-9_]|{ENCODED})");
+    let variable = format!(r"{character}(\.?{character})*(:[1-9][0-9]{{0,3}}|\*)?");
+    format!(r"({literal}|{ENCODED}|\{{[+#./;?&=,!@|]?{variable}(,{variable})*\}})*")
+}
+
+/// Source: RFC 5321, `Mailbox`, with the local parts of RFC 6531. Of other domains than ASCII's those are taken whose labels are
+/// short and of letters that RFC 5892 allows anywhere: Latin, Greek, Cyrillic, Kana, Han and Hangul.
+fn mailbox(alphabet: Alphabet) -> String {
+    let (more, label) = match alphabet {
+        Alphabet::Ascii => ("", ""),
+        Alphabet::Unicode => (
+            r"\x{80}-\x{d7ff}\x{e000}-\x{10ffff}",
+            r"|[a-z0-9\x{df}-\x{f6}\x{f8}-\x{ff}\x{3ac}-\x{3ce}\x{430}-\x{44f}\x{3041}-\x{3096}\x{30a1}-\x{30fa}\x{4e00}-\x{9fa5}\x{ac00}-\x{d7a3}]{1,12}",
+        ),
+    };
+    let atom = format!(r"[A-Za-z0-9!#$%&'*+/=?\^_`{{|}}~{more}\-]+");
+    let quoted = format!(r#""([ !#-\[\]-~{more}]|\\[ -~])*""#);
+    let label = format!("([a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?{label})");
+    let h16 = "[0-9a-fA-F]{1,4}";
+    // At most six groups beside the two colons.
+    let some = format!("({h16}(:{h16}){{0,2}})?");
+    let address =
+        format!(r"\[(({OCTET}\.){{3}}{OCTET}|IPv6:(({h16}:){{7}}{h16}|{some}::{some}))\]");
+    format!(r"({atom}(\.{atom})*|{quoted})@({label}(\.{label})*|{address})")
 }
 
 /// A regular expression of ECMA-262, whose white space is one character more than Unicode's.
@@ -75,6 +187,17 @@ pub(super) fn ecma(pattern: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_format_is_held_by_a_name_or_by_a_pattern() {
+        assert_eq!(held("regex"), (None, vec![]));
+        assert_eq!(held("uuid"), (Some("uuid"), vec![]));
+        assert_eq!(held("nothing known"), (Some("nothing known"), vec![]));
+        assert_eq!(held("idn-hostname"), held("hostname"));
+        let (name, schemas) = held("relative-json-pointer");
+        let pattern = "^((0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*))$";
+        assert_eq!((name, schemas), (None, vec![json!({"pattern": pattern})]));
+    }
 
     #[test]
     fn white_space_is_that_of_ecma() {

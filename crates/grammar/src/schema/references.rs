@@ -18,6 +18,7 @@ pub(super) fn plain(root: &Value, is_old: bool) -> Value {
         places: HashMap::new(),
         resources: HashMap::new(),
         anchors: HashMap::new(),
+        dynamic: HashMap::new(),
     };
     index.add(root, NOWHERE);
     let mut writer = Writer { index: &index, root, names: HashMap::new(), waiting: Vec::new() };
@@ -42,6 +43,8 @@ struct Index<'a> {
     places: HashMap<usize, String>,
     resources: HashMap<String, &'a Value>,
     anchors: HashMap<String, &'a Value>,
+    /// Those that dynamic references may be to, by their names: where they are, and the schemas.
+    dynamic: HashMap<String, Vec<(String, &'a Value)>>,
 }
 
 fn address(value: &Value) -> usize {
@@ -79,6 +82,9 @@ impl<'a> Index<'a> {
                 self.anchors.insert(format!("{base}#{anchor}"), schema);
             }
         }
+        if let Some(Value::String(anchor)) = object.get("$dynamicAnchor") {
+            self.dynamic.entry(anchor.clone()).or_default().push((base.clone(), schema));
+        }
         self.places.insert(address(schema), base.clone());
         for (keyword, value) in
             object.iter().filter(|(keyword, _)| !LITERAL.contains(&keyword.as_str()))
@@ -103,6 +109,25 @@ impl<'a> Index<'a> {
         let target = self.resources.get(&url)?.pointer(&pointer)?;
         // Where no schema is looked for, none is found.
         (target.is_boolean() || self.places.contains_key(&address(target))).then_some(target)
+    }
+
+    /// The schema that a dynamic reference of another one is to, if that does not depend on the way to it: what is evaluated
+    /// first is the root, whose anchor precedes all others.
+    ///
+    /// Source: JSON Schema Core 2020-12, section 8.2.3.2.
+    fn dynamic_target(&self, reference: &str, base: &str, root: &Value) -> Option<&'a Value> {
+        let target = self.target(reference, base)?;
+        let name = reference.split_once('#').map_or("", |(_, fragment)| fragment);
+        let anchors = self.dynamic.get(name).map_or(&[][..], Vec::as_slice);
+        if !anchors.iter().any(|(_, anchor)| address(anchor) == address(target)) {
+            return Some(target);
+        }
+        let root = self.places.get(&address(root))?;
+        let first = anchors.iter().find(|(place, _)| place == root);
+        match (first, anchors) {
+            (Some((_, anchor)), _) | (None, [(_, anchor)]) => Some(*anchor),
+            (None, _) => None,
+        }
     }
 }
 
@@ -155,10 +180,17 @@ impl<'a> Writer<'a, '_> {
         match schema {
             Value::Object(object) => {
                 let base = self.index.places.get(&address(schema));
-                let entries = object
+                let mut entries: Map<String, Value> = object
                     .iter()
-                    .map(|(keyword, value)| (keyword.clone(), self.value(keyword, value, base)));
-                Value::Object(entries.collect())
+                    // Nothing refers to them by their names any more.
+                    .filter(|(keyword, _)| *keyword != "$dynamicAnchor")
+                    .map(|(keyword, value)| (keyword.clone(), self.value(keyword, value, base)))
+                    .collect();
+                if let Some(target) = base.and_then(|base| self.dynamic_target(object, base)) {
+                    entries.shift_remove("$dynamicRef");
+                    entries.insert("$ref".to_owned(), self.pointer_to(target).into());
+                }
+                Value::Object(entries)
             }
             Value::Array(schemas) => schemas.iter().map(|schema| self.schema(schema)).collect(),
             other => other.clone(),
@@ -189,15 +221,27 @@ impl<'a> Writer<'a, '_> {
             return None;
         }
         let target = self.index.target(reference, base)?;
+        Some(self.pointer_to(target))
+    }
+
+    /// What a schema's dynamic reference is to; `None` without one, where it depends, and beside another reference.
+    fn dynamic_target(&self, schema: &Map<String, Value>, base: &str) -> Option<&'a Value> {
+        let reference =
+            schema.get("$dynamicRef")?.as_str().filter(|_| !schema.contains_key("$ref"))?;
+        self.index.dynamic_target(reference, base, self.root)
+    }
+
+    /// The plain reference to a schema, which is given a name for it.
+    fn pointer_to(&mut self, target: &'a Value) -> String {
         if address(target) == address(self.root) {
-            return Some("#".to_owned());
+            return "#".to_owned();
         }
         let next = format!("{PREFIX}{}", self.names.len());
         let name = self.names.entry(address(target)).or_insert_with(|| {
             self.waiting.push((next.clone(), target));
             next
         });
-        Some(format!("#/$defs/{name}"))
+        format!("#/$defs/{name}")
     }
 }
 
@@ -223,6 +267,24 @@ mod tests {
         assert_eq!(found["allOf"], json!([to(1), to(2), to(3), {"$ref": "#"}]));
         assert_eq!(found["$defs"]["referenced-1"], json!({"type": "null"}));
         assert_eq!(found["$defs"]["referenced-0"], json!({"const": 1}));
+    }
+
+    #[test]
+    fn dynamic_references_are_plain_where_the_way_to_them_says_nothing() {
+        let list = json!({"$id": "list", "items": {"$dynamicRef": "#item"}, "$defs": {"any": {"$dynamicAnchor": "item"}}});
+        let of_root = json!({
+            "$id": "https://example.com/root", "$ref": "list",
+            "$defs": {"list": list, "text": {"$dynamicAnchor": "item", "type": "string"}},
+        });
+        let found = plain(&of_root, false);
+        let name = found["$defs"]["list"]["items"]["$ref"].as_str().unwrap();
+        assert_eq!(found.pointer(&name[1..]), Some(&json!({"type": "string"})));
+        // Two others may be first, each on a way of its own.
+        let other = json!({"$id": "other", "$ref": "list", "$defs": {"x": {"$dynamicAnchor": "item", "type": "null"}}});
+        let depends =
+            json!({"$id": "https://example.com/root", "$defs": {"list": list, "other": other}});
+        let found = plain(&depends, false);
+        assert_eq!(found["$defs"]["list"]["items"], json!({"$dynamicRef": "#item"}));
     }
 
     #[test]

@@ -1,0 +1,204 @@
+//! `oneOf` as `anyOf`, of arms that no instance can satisfy two of.
+
+use serde_json::{Map, Value, json};
+
+use super::Preparation;
+
+/// References and combinations that are followed to see that two arms are disjoint.
+const MAX_DEPTH: usize = 16;
+
+/// The types of JSON as bits; an integer is a number.
+fn type_bit(name: &str) -> u8 {
+    match name {
+        "null" => 1,
+        "boolean" => 2,
+        "number" | "integer" => 4,
+        "string" => 8,
+        "array" => 16,
+        "object" => 32,
+        _ => 0xff,
+    }
+}
+const OBJECT: u8 = 32;
+
+impl Preparation<'_> {
+    /// What `oneOf` says; `None` where arms may overlap and what one of them refuses cannot be said.
+    pub(super) fn one_of(&self, arms: &Value) -> Option<Value> {
+        let arms = arms.as_array()?;
+        let exclusive = arms.iter().enumerate().map(|(index, arm)| {
+            let others = arms.iter().enumerate().filter(|(other, _)| *other != index);
+            let overlapping = others.filter(|(_, other)| !self.are_disjoint(arm, other, 0));
+            let nots = overlapping.map(|(_, other)| self.negated(other, 0));
+            let mut all = nots.collect::<Option<Vec<Value>>>()?;
+            all.insert(0, arm.clone());
+            Some(if all.len() == 1 { all.remove(0) } else { json!({"allOf": all}) })
+        });
+        Some(json!({"anyOf": exclusive.collect::<Option<Vec<Value>>>()?}))
+    }
+
+    /// Whether no instance satisfies both; `false` where that is not seen.
+    fn are_disjoint(&self, one: &Value, other: &Value, depth: usize) -> bool {
+        if depth > MAX_DEPTH {
+            return false;
+        }
+        let pair = match (one, other) {
+            (Value::Bool(false), _) | (_, Value::Bool(false)) => return true,
+            (Value::Object(one), Value::Object(other)) => (one, other),
+            _ => return false,
+        };
+        let num_literals = |schema: &Map<String, Value>| literals(schema).map_or(1, <[Value]>::len);
+        if !self.spend(num_literals(pair.0).saturating_mul(num_literals(pair.1))) {
+            return false;
+        }
+        let is_reference = |schema: &Map<String, Value>| self.is_reference(schema);
+        self.has_disjoint_part(pair.0, other, depth)
+            || self.has_disjoint_part(pair.1, one, depth)
+            || (!is_reference(pair.0)
+                && !is_reference(pair.1)
+                && (excludes(pair.0, pair.1) || self.has_disjoint_property(pair, depth)))
+    }
+
+    /// Before 2019, what stands beside `$ref` says nothing.
+    fn is_reference(&self, schema: &Map<String, Value>) -> bool {
+        self.is_old && schema.contains_key("$ref")
+    }
+
+    /// Whether what `one` refers to, or a part that all its instances satisfy, is disjoint from `other`.
+    fn has_disjoint_part(&self, one: &Map<String, Value>, other: &Value, depth: usize) -> bool {
+        let is_apart = |part: &Value| self.are_disjoint(part, other, depth + 1);
+        if one.get("$ref").and_then(|reference| self.target(reference)).is_some_and(is_apart) {
+            return true;
+        }
+        let parts = |keyword: &str| one.get(keyword).and_then(Value::as_array);
+        !self.is_reference(one)
+            && (parts("allOf").is_some_and(|parts| parts.iter().any(is_apart))
+                || parts("anyOf").is_some_and(|parts| parts.iter().all(is_apart))
+                || parts("oneOf").is_some_and(|parts| parts.iter().all(is_apart)))
+    }
+
+    /// Whether both describe objects, which would need a property that cannot be as both say.
+    fn has_disjoint_property(
+        &self,
+        (one, other): (&Map<String, Value>, &Map<String, Value>),
+        depth: usize,
+    ) -> bool {
+        if types(one) != OBJECT && types(other) != OBJECT {
+            return false;
+        }
+        let names = |schema: &Map<String, Value>| -> Vec<String> {
+            let names = schema.get("required").and_then(Value::as_array).into_iter().flatten();
+            names.filter_map(|name| Some(name.as_str()?.to_owned())).collect()
+        };
+        names(one)
+            .iter()
+            .chain(&names(other))
+            .any(|name| self.are_disjoint(property(one, name), property(other, name), depth + 1))
+    }
+}
+
+/// Whether the types or the literals of two schemas have none in common.
+fn excludes(one: &Map<String, Value>, other: &Map<String, Value>) -> bool {
+    if types(one) & types(other) == 0 {
+        return true;
+    }
+    let (Some(one), Some(other)) = (literals(one), literals(other)) else { return false };
+    one.iter().all(|one| other.iter().all(|other| are_different(one, other)))
+}
+
+/// The types that a schema's instances may have, as far as it says.
+fn types(schema: &Map<String, Value>) -> u8 {
+    let said = match schema.get("type") {
+        Some(Value::String(name)) => type_bit(name),
+        Some(Value::Array(names)) => names
+            .iter()
+            .map(|name| name.as_str().map_or(0xff, type_bit))
+            .fold(0, |all, one| all | one),
+        _ => 0xff,
+    };
+    let of_literal = |literal: &Value| match literal {
+        Value::Null => type_bit("null"),
+        Value::Bool(_) => type_bit("boolean"),
+        Value::Number(_) => type_bit("number"),
+        Value::String(_) => type_bit("string"),
+        Value::Array(_) => type_bit("array"),
+        Value::Object(_) => OBJECT,
+    };
+    let literal = literals(schema)
+        .map_or(0xff, |literals| literals.iter().map(of_literal).fold(0, |all, one| all | one));
+    said & literal
+}
+
+/// The only instances that there are, if a schema lists them.
+fn literals(schema: &Map<String, Value>) -> Option<&[Value]> {
+    let one = schema.get("const").map(std::slice::from_ref);
+    one.or_else(|| Some(schema.get("enum")?.as_array()?.as_slice()))
+}
+
+/// Whether two literals cannot be the same instance; what has parts is not looked into.
+fn are_different(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Number(one), Value::Number(other)) => one.as_f64() != other.as_f64(),
+        (Value::Array(_), Value::Array(_)) | (Value::Object(_), Value::Object(_)) => false,
+        _ => one != other,
+    }
+}
+
+/// What a property has to be, as far as the schema says it by its name.
+fn property<'a>(schema: &'a Map<String, Value>, name: &str) -> &'a Value {
+    const ANY: &Value = &Value::Bool(true);
+    let listed = schema.get("properties").and_then(|properties| properties.get(name));
+    match listed {
+        Some(listed) => listed,
+        None if schema.contains_key("patternProperties") => ANY,
+        None => schema.get("additionalProperties").unwrap_or(ANY),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::prepared;
+    use super::*;
+
+    #[test]
+    fn arms_that_are_disjoint_are_any_of() {
+        let tagged = |tag: &str| json!({"type": "object", "properties": {"kind": {"const": tag}}, "required": ["kind"]});
+        let closed = |name: &str| json!({"type": "object", "properties": {name: {}}, "required": [name], "additionalProperties": false});
+        for arms in [
+            [json!({"type": "string"}), json!({"type": ["null", "integer"]})],
+            [json!({"enum": [1, "a"]}), json!({"enum": [2, "b", null]})],
+            [tagged("a"), tagged("b")],
+            [closed("a"), closed("b")],
+            [
+                json!({"allOf": [{"type": "string"}]}),
+                json!({"anyOf": [{"type": "null"}, {"const": 1}]}),
+            ],
+        ] {
+            assert_eq!(prepared(&json!({"oneOf": arms})), json!({"allOf": [{"anyOf": arms}]}));
+        }
+        let refs = json!([{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]);
+        let defs = json!({"a": tagged("a"), "b": tagged("b")});
+        let found = prepared(&json!({"oneOf": refs, "$defs": defs}));
+        assert_eq!(found["allOf"], json!([{"anyOf": refs}]));
+    }
+
+    #[test]
+    fn arms_that_overlap_refuse_each_other() {
+        let found = prepared(&json!({"oneOf": [{"minLength": 2}, {"maxLength": 4}]}));
+        let (short, long) =
+            (json!({"type": "string", "maxLength": 1}), json!({"type": "string", "minLength": 5}));
+        let arms = json!([
+            {"allOf": [{"minLength": 2}, long]}, {"allOf": [{"maxLength": 4}, short]},
+        ]);
+        assert_eq!(found, json!({"allOf": [{"anyOf": arms}]}));
+        // Both take what is no object, and the second one cannot be negated.
+        let kept = json!({"oneOf": [{"properties": {"a": {"const": 1}}, "required": ["a"]}, {"pattern": "x"}]});
+        assert_eq!(prepared(&kept), kept);
+    }
+
+    #[test]
+    fn what_refers_to_itself_ends() {
+        let defs = json!({"a": {"oneOf": [{"$ref": "#/$defs/a"}, {"not": {"$ref": "#/$defs/a"}}]}});
+        let schema = json!({"$ref": "#/$defs/a", "$defs": defs});
+        assert_eq!(prepared(&schema), schema);
+    }
+}
