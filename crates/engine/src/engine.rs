@@ -95,6 +95,8 @@ pub(crate) struct InFlightStep {
     /// Its rows whose prompt tokens are scored.
     prompts: Vec<PromptRow>,
     began: Instant,
+    /// Seconds in which its masks were computed; `None` where nothing was constrained.
+    mask_seconds: Option<f64>,
 }
 
 /// What of the scheduler's running totals has been passed on to the counters.
@@ -228,7 +230,7 @@ impl Engine {
                 self.metrics.request_queue_time_seconds.record(seconds);
             }
         }
-        self.compute_masks(&step);
+        let mask_seconds = self.compute_masks(&step);
         let batch = sampling_batch(
             &step,
             &self.sequences,
@@ -240,26 +242,30 @@ impl Engine {
         for id in step.samples() {
             self.sequences.get_mut(&id).into_iter().for_each(Sequence::expect_token);
         }
-        Ok(Some(InFlightStep { step, prompts, began }))
+        Ok(Some(InFlightStep { step, prompts, began, mask_seconds }))
     }
 
     /// Waits for a step and hands out what it computed.
     fn finish(&mut self, launched: InFlightStep) -> Result<()> {
-        let InFlightStep { step, prompts, began } = launched;
+        let InFlightStep { step, prompts, began, mask_seconds } = launched;
         let output = self.ranks.wait()?;
         self.metrics.forward_duration_seconds.record(output.forward_seconds);
         self.metrics
             .iteration_tokens
             .record(step.rows.iter().map(|row| row.tokens.len()).sum::<usize>() as f64);
         self.keep_scores(&step, &prompts, &output);
-        self.advance_grammars(&step, &output);
+        let advance_seconds = self.advance_grammars(&step, &output);
+        if mask_seconds.is_some() || advance_seconds.is_some() {
+            let seconds = mask_seconds.unwrap_or(0.0) + advance_seconds.unwrap_or(0.0);
+            self.metrics.grammar_duration_seconds.record(seconds);
+        }
         self.commit(&step, output)?;
         self.metrics.step_duration_seconds.record(began.elapsed().as_secs_f64());
         Ok(())
     }
 
-    /// Computes what the grammars of the step's sequences allow, each on a thread of its own.
-    fn compute_masks(&mut self, step: &Step) {
+    /// Computes what the grammars of the step's sequences allow, each on a thread of its own; in so many seconds.
+    fn compute_masks(&mut self, step: &Step) -> Option<f64> {
         let mut constraints: Vec<&mut ConstraintState> = {
             let drawn: HashSet<SeqId> =
                 step.rows.iter().flat_map(|row| row.samples.iter().copied()).collect();
@@ -267,17 +273,18 @@ impl Engine {
             sequences.filter_map(|(_, sequence)| sequence.constraint_mut()).collect()
         };
         if constraints.is_empty() {
-            return;
+            return None;
         }
         let began = Instant::now();
         self.ranks.pool().install(|| {
             constraints.par_iter_mut().for_each(|constraint| constraint.compute_mask());
         });
-        self.metrics.grammar_duration_seconds.record(began.elapsed().as_secs_f64());
+        Some(began.elapsed().as_secs_f64())
     }
 
-    /// Lets the grammars take the tokens that were drawn, each on a thread of its own, and finds what must follow them.
-    fn advance_grammars(&mut self, step: &Step, output: &StepOutput) {
+    /// Lets the grammars take the tokens that were drawn, each on a thread of its own, and finds what must follow them; in
+    /// so many seconds.
+    fn advance_grammars(&mut self, step: &Step, output: &StepOutput) -> Option<f64> {
         let drawn: HashMap<SeqId, u32> = step
             .samples()
             .zip(&output.samples)
@@ -295,7 +302,7 @@ impl Engine {
             })
             .collect();
         if constraints.is_empty() {
-            return;
+            return None;
         }
         let began = Instant::now();
         self.ranks.pool().install(|| {
@@ -303,7 +310,7 @@ impl Engine {
                 .par_iter_mut()
                 .for_each(|(constraint, token_id, room)| constraint.take(*token_id, *room));
         });
-        self.metrics.grammar_duration_seconds.record(began.elapsed().as_secs_f64());
+        Some(began.elapsed().as_secs_f64())
     }
 
     fn keep_scores(&self, step: &Step, prompts: &[PromptRow], output: &StepOutput) {

@@ -38,7 +38,7 @@ pub struct EngineMetrics {
     pub step_duration_seconds: Histogram,
     /// Seconds of the model's forward within a step, logits included.
     pub forward_duration_seconds: Histogram,
-    /// Seconds in which a step computed what grammars allow; none for steps without any.
+    /// Seconds of a step in which grammars said what they allow and took what was drawn; none for steps without any.
     pub grammar_duration_seconds: Histogram,
 }
 
