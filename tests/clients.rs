@@ -96,7 +96,7 @@ mod responses_of_the_python_client {
     use super::*;
 
     cases! { check_responses, Server::demo(),
-        text_and_usage previous_response stored streaming structured errors
+        text_and_usage previous_response stored streaming structured tools tool_choices tools_streaming errors
     }
 }
 
@@ -106,7 +106,7 @@ mod anthropic_client {
     use super::*;
 
     cases! { check_anthropic, Server::demo(),
-        message stop_and_continue streaming structured count_tokens errors
+        message stop_and_continue streaming structured tools tool_choices tools_streaming count_tokens errors
     }
     cases! { check_anthropic, ServerBuilder::new("demo").env("BLAZE_API_KEY", "secret").start(), authentication }
 }

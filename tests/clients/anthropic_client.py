@@ -1,5 +1,6 @@
 """Cases for /v1/messages with the official `anthropic` Python client: `anthropic_client.py CASE URL`."""
 
+import json
 import sys
 
 import anthropic
@@ -78,6 +79,81 @@ def structured():
     assert isinstance(parsed.parsed_output, Answer), parsed
 
 
+WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
+GET_WEATHER = {
+    "name": "get_weather",
+    "description": "Get the weather of a city.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+# Arguments that any model writes in a few tokens, where it is held to them.
+SET_LAMP = {
+    "name": "set_lamp",
+    "strict": True,
+    "input_schema": {
+        "type": "object",
+        "properties": {"color": {"enum": ["red", "green"]}, "level": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["color", "level"],
+        "additionalProperties": False,
+    },
+}
+
+
+def check_lamp(block):
+    assert (block.type, block.name) == ("tool_use", "set_lamp"), block
+    assert block.input["color"] in ("red", "green") and block.input["level"] in range(10), block
+
+
+def tools():
+    asked = create(messages=WEATHER, tools=[GET_WEATHER], max_tokens=120)
+    (call,) = asked.content
+    assert (call.type, call.name, call.input) == ("tool_use", "get_weather", {"city": "Paris"}), asked
+    assert asked.stop_reason == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": '{"temperature": 21, "condition": "sunny"}'}
+    conversation = [*WEATHER, {"role": "assistant", "content": asked.content}, {"role": "user", "content": [result]}]
+    answer = create(messages=conversation, tools=[GET_WEATHER], max_tokens=120)
+    assert answer.stop_reason == "end_turn" and "21" in answer.content[0].text, answer
+    # The turn that was generated is not computed again.
+    before = asked.usage.input_tokens + asked.usage.cache_read_input_tokens
+    assert answer.usage.cache_read_input_tokens >= before, (asked.usage, answer.usage)
+    counted = client().messages.count_tokens(model=MODEL, messages=conversation, tools=[GET_WEATHER])
+    assert counted.input_tokens == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
+    plain = create(tools=[GET_WEATHER])
+    assert plain.content[0].type == "text" and "Paris" in plain.content[0].text, plain
+    # It is told of no function where none may be called.
+    none = create(messages=WEATHER, tools=[GET_WEATHER], tool_choice={"type": "none"})
+    assert {block.type for block in none.content} == {"text"}, none
+    assert none.usage.input_tokens + none.usage.cache_read_input_tokens < before
+
+
+def tool_choices():
+    both = [GET_WEATHER, SET_LAMP]
+    for choice in ({"type": "tool", "name": "set_lamp"}, {"type": "any", "disable_parallel_tool_use": True}):
+        offered = both if choice["type"] == "tool" else [SET_LAMP]
+        answer = create(tools=offered, tool_choice=choice, max_tokens=120)
+        (call,) = answer.content
+        check_lamp(call)
+        assert answer.stop_reason == "tool_use", answer
+    cut = create(tools=both, tool_choice={"type": "tool", "name": "set_lamp"}, max_tokens=24)
+    assert cut.stop_reason == "max_tokens" and "INVALID_JSON" in cut.content[0].input, cut
+
+
+def tools_streaming():
+    request = {"messages": WEATHER, "tools": [GET_WEATHER], "max_tokens": 120}
+    whole = create(**request)
+    events = list(create(**request, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"], kinds
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"], kinds
+    assert events[1].content_block.type == "tool_use" and events[1].content_block.input == {}
+    fragments = [event.delta.partial_json for event in events if event.type == "content_block_delta"]
+    assert len(fragments) > 1 and json.loads("".join(fragments)) == {"city": "Paris"}, fragments
+    assert events[-2].delta.stop_reason == "tool_use"
+    with client().messages.stream(model=MODEL, extra_body=GREEDY, **request) as stream:
+        final = stream.get_final_message()
+    assert (final.content[0].name, final.content[0].input) == (whole.content[0].name, whole.content[0].input)
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+
 def count_tokens():
     counted = client().messages.count_tokens(model=MODEL, messages=CAPITAL, system="You are helpful.")
     answer = client().messages.create(model=MODEL, max_tokens=1, messages=CAPITAL, system="You are helpful.")
@@ -94,9 +170,14 @@ def errors():
             return error.body["error"]
         raise AssertionError(f"{request} was taken")
 
-    tools = [{"name": "f", "input_schema": {"type": "object"}}]
-    assert refused(400, tools=tools)["param"] == "tools"
-    assert refused(400, thinking={"type": "enabled", "budget_tokens": 1024})["param"] == "thinking"
+    assert refused(400, tools=[{"type": "bash_20250124", "name": "bash"}])["param"] == "tools[0]"
+    unknown = {"name": "f", "strict": True, "input_schema": {"type": "object", "$ref": "#/no"}}
+    assert refused(400, tools=[unknown])["param"] == "tools[0].input_schema"
+    assert refused(400, tools=[GET_WEATHER], tool_choice={"type": "tool", "name": "g"})["param"] == "tool_choice.name"
+    calling = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
+    assert refused(400, tools=[GET_WEATHER], messages=[*WEATHER, calling])["param"] == "messages"
+    budget = refused(400, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert budget["param"] == "thinking.budget_tokens"
     assert refused(400, messages=[])["param"] == "messages"
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
     assert refused(400, messages=[{"role": "user", "content": [image]}])["param"] == "messages[0].content[0].type"

@@ -5,7 +5,7 @@ import sys
 
 import openai
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 MODEL = "demo"
 URL = ""
@@ -125,6 +125,108 @@ def structured():
     assert response.text.format.type == "json_schema"
 
 
+WEATHER = "What is the weather in Paris?"
+GET_WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": False,
+}
+# Arguments that any model writes in a few tokens, where it is held to them.
+SET_LAMP = {
+    "type": "function",
+    "name": "set_lamp",
+    "parameters": {
+        "type": "object",
+        "properties": {"color": {"enum": ["red", "green"]}, "level": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["color", "level"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+NAMED = {"type": "function", "name": "set_lamp"}
+
+
+def check_lamp(item):
+    assert (item.type, item.name, item.status) == ("function_call", "set_lamp", "completed"), item
+    arguments = json.loads(item.arguments)
+    assert arguments["color"] in ("red", "green") and arguments["level"] in range(10), item
+
+
+def tools():
+    openai_client = client()
+    request = {"model": MODEL, "temperature": 0, "max_output_tokens": 120, "tools": [GET_WEATHER]}
+    asked = openai_client.responses.create(**request, input=WEATHER)
+    (call,) = asked.output
+    assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed"), asked
+    assert json.loads(call.arguments) == {"city": "Paris"} and call.call_id.startswith("call_") and call.id.startswith("fc_")
+    assert (asked.status, asked.output_text, asked.tool_choice) == ("completed", "", "auto")
+    assert asked.tools[0].to_dict() == GET_WEATHER, asked.tools
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature": 21, "condition": "sunny"}'}
+    following = openai_client.responses.create(**request, input=[result], previous_response_id=asked.id)
+    assert "21" in following.output_text, following
+    before = asked.usage.input_tokens + asked.usage.output_tokens
+    assert following.usage.input_tokens_details.cached_tokens >= before - 2, (asked.usage, following.usage)
+    # The same as the whole conversation at once.
+    conversation = [{"role": "user", "content": WEATHER}, *[item.to_dict() for item in asked.output], result]
+    whole = openai_client.responses.create(**request, input=conversation)
+    assert whole.output_text == following.output_text
+    plain = openai_client.responses.create(**request, input="What is the capital of France?")
+    assert [item.type for item in plain.output] == ["message"] and "Paris" in plain.output_text, plain
+    none = openai_client.responses.create(**request, input=WEATHER, tool_choice="none")
+    assert {item.type for item in none.output} == {"message"}, none
+
+
+def tool_choices():
+    request = {"model": MODEL, "temperature": 0, "max_output_tokens": 120, "input": "What is the capital of France?"}
+    both = [GET_WEATHER, SET_LAMP]
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [NAMED]}
+    for choice in (NAMED, allowed):
+        answer = client().responses.create(**request, tools=both, tool_choice=choice, parallel_tool_calls=False)
+        (call,) = answer.output
+        check_lamp(call)
+        assert answer.parallel_tool_calls is False
+        assert (answer.tool_choice if isinstance(answer.tool_choice, dict) else answer.tool_choice.to_dict()) == choice
+    required = client().responses.create(**request, tools=[SET_LAMP], tool_choice="required", parallel_tool_calls=False)
+    check_lamp(required.output[0])
+    # A function that is not allowed is known to the model and not called.
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}
+    answer = client().responses.create(**{**request, "input": WEATHER}, tools=both, tool_choice=allowed)
+    assert all(item.type == "message" or item.name == "set_lamp" for item in answer.output), answer
+
+    class SetLamp(BaseModel):
+        level: int = Field(ge=0, le=9)
+
+    function = openai.pydantic_function_tool(SetLamp)["function"]
+    tool = {"type": "function", **function}
+    parsed = client().responses.parse(**request, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    assert parsed.output[0].parsed_arguments["level"] in range(10), parsed
+
+
+def tools_streaming():
+    request = {"model": MODEL, "input": WEATHER, "temperature": 0, "max_output_tokens": 120, "tools": [GET_WEATHER]}
+    (call,) = client().responses.create(**request).output
+    events = list(client().responses.create(**request, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"], kinds
+    assert kinds[-3:] == [
+        "response.function_call_arguments.done", "response.output_item.done", "response.completed",
+    ], kinds
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    begun, done = events[2].item, events[-2].item
+    assert (begun.type, begun.name, begun.arguments, begun.status) == ("function_call", "get_weather", "", "in_progress")
+    fragments = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert len(fragments) > 1 and "".join(fragments) == call.arguments == events[-3].arguments == done.arguments
+    assert done.call_id == begun.call_id == events[-1].response.output[0].call_id
+    assert {event.item_id for event in events[3:-2]} == {begun.id} == {done.id}
+    with client().responses.stream(**request) as stream:
+        final = stream.get_final_response()
+    assert final.output[0].arguments == call.arguments
+    cut = client().responses.create(**{**request, "max_output_tokens": 20}, tool_choice="required")
+    assert (cut.status, cut.output[0].status) == ("incomplete", "incomplete"), cut
+
+
 def errors():
     def refused(param, **request):
         try:
@@ -134,7 +236,11 @@ def errors():
         else:
             raise AssertionError(f"{request} was taken")
 
-    refused("tools", tools=[{"type": "function", "name": "f", "parameters": {"type": "object"}}])
+    refused("tools[0]", tools=[{"type": "web_search"}])
+    refused("tools[0].parameters", tools=[{"type": "function", "name": "f", "parameters": {"$ref": "#/no"}}])
+    refused("tool_choice.name", tools=[GET_WEATHER], tool_choice={"type": "function", "name": "g"})
+    refused("tool_choice.tools", tools=[GET_WEATHER], tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [NAMED]})
+    refused("input[0].call_id", input=[{"type": "function_call_output", "output": "x"}])
     refused("truncation", truncation="auto")
     refused("input", input=[])
     refused("text.format.schema", text={"format": {"type": "json_schema", "name": "x", "schema": {"type": "no"}}})

@@ -1,4 +1,4 @@
-"""Writes corpus.jsonl: 1,000 request bodies that are all wrong, and the status that each deserves.
+"""Writes corpus.jsonl: 1,300 request bodies that are all wrong, and the status that each deserves.
 
 A line is `{"path", "type", "status", "body"}`. The body is a list of pieces; a piece is text whose
 characters are bytes (so that invalid UTF-8 fits into JSON), or `[text, times]` for a repeated one.
@@ -10,7 +10,7 @@ import random
 import re
 from pathlib import Path
 
-COUNT = 1000
+COUNT = 1300
 JSON = "application/json"
 CHAT = {
     "model": "demo",
@@ -23,7 +23,12 @@ CHAT = {
 COMPLETION = {"model": "demo", "prompt": "The capital of", "max_tokens": 3, "logit_bias": {"7": -1.5}, "seed": 42}
 TOKENIZE = {"model": "demo", "prompt": "one two"}
 DETOKENIZE = {"model": "demo", "tokens": [1, 2, 3]}
-VALID = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/tokenize": TOKENIZE, "/detokenize": DETOKENIZE}
+RESPONSES = {"model": "demo", "input": [{"role": "user", "content": "Go on."}], "max_output_tokens": 3, "store": False}
+MESSAGES = {"model": "demo", "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 3, "system": "Be brief."}
+VALID = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/v1/responses": RESPONSES, "/v1/messages": MESSAGES,
+         "/tokenize": TOKENIZE, "/detokenize": DETOKENIZE}
+# What cannot be left out, beside the model of those that generate.
+NEEDED = ("messages", "prompt", "tokens", "input")
 GENERATION = ("/v1/chat/completions", "/v1/completions")
 
 # Values of no right type for any of the fields below.
@@ -70,6 +75,42 @@ WRONG_TOOLS = [
     {"tools": [FUNCTION], "parallel_tool_calls": 1}, {"functions": [{"name": "f"}]},
     {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
     {"messages": [{"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": 1}}]}]},
+]
+ITEM = {"type": "function", "name": "f"}
+WRONG_RESPONSES = [
+    {"input": value} for value in [
+        None, 1, {}, True, [], [1], [None], [{}], [{"role": "tool", "content": "x"}], [{"role": "user"}],
+        [{"role": "user", "content": [{"type": "input_image"}]}], [{"role": "user", "content": "x", "no_such_key": 1}],
+        [{"type": "item_reference", "id": "x"}], [{"type": 1}], [{"type": "function_call"}],
+        [{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}], [{"type": "function_call_output", "call_id": "c"}],
+        [{"type": "function_call_output", "call_id": 1, "output": "x"}], [{"type": "reasoning", "summary": [1]}],
+        [{"type": "reasoning", "encrypted_content": "x"}],
+    ]
+] + [
+    {"tools": {}}, {"tools": [None]}, {"tools": [{"type": "function"}]}, {"tools": [{"type": "web_search"}]}, {"tools": [ITEM, ITEM]},
+    {"tools": [{**ITEM, "parameters": []}]}, {"tools": [{**ITEM, "parameters": {"$ref": "#/no"}}]}, {"tools": [{**ITEM, "strict": 1}]},
+    {"tools": [ITEM], "tool_choice": "any"}, {"tools": [ITEM], "tool_choice": {"type": "function", "name": "g"}},
+    {"tools": [ITEM], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, {"tool_choice": "required"},
+    {"text": {"format": {"type": "xml"}}}, {"reasoning": {"summary": "auto"}}, {"truncation": "auto"}, {"previous_response_id": 1},
+    {"max_output_tokens": 0}, {"max_output_tokens": "1"}, {"temperature": 3}, {"n": 2}, {"metadata": 1}, {"background": True},
+]
+BLOCK_CASES = [
+    ("user", {"type": "tool_use", "id": "c", "name": "f", "input": {}}), ("user", {"type": "image"}), ("user", {}), ("user", 1),
+    ("user", {"type": "tool_result"}), ("user", {"type": "tool_result", "tool_use_id": "c", "content": 1}),
+    ("user", {"type": "tool_result", "tool_use_id": "c", "is_error": "yes"}), ("assistant", {"type": "tool_result", "tool_use_id": "c"}),
+    ("assistant", {"type": "tool_use", "id": "c", "name": "f"}), ("assistant", {"type": "thinking"}),
+    ("assistant", {"type": "tool_use", "id": "c", "name": "f", "input": {}}),
+]
+CUSTOM = {"name": "f", "input_schema": {"type": "object"}}
+WRONG_ANTHROPIC = [
+    {"messages": value} for value in [None, "x", 1, {}, [], [1], [{}], [{"role": "system", "content": "x"}], [{"role": "user"}]]
+] + [{"messages": [{"role": role, "content": [block]}]} for role, block in BLOCK_CASES] + [
+    {"tools": {}}, {"tools": [None]}, {"tools": [{"name": "f"}]}, {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+    {"tools": [CUSTOM, CUSTOM]}, {"tools": [{**CUSTOM, "name": "a b"}]}, {"tools": [{**CUSTOM, "input_schema": {"type": "string"}}]},
+    {"tools": [CUSTOM], "tool_choice": "any"}, {"tools": [CUSTOM], "tool_choice": {"type": "tool"}},
+    {"tools": [CUSTOM], "tool_choice": {"type": "tool", "name": "g"}}, {"tool_choice": {"type": "any"}},
+    {"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"thinking": {"type": "long"}}, {"thinking": 1}, {"system": 1},
+    {"max_tokens": None}, {"max_tokens": 0}, {"stop_sequences": [""]}, {"top_k": 0}, {"output_config": {"format": {"type": "xml"}}},
 ]
 WRONG_TYPES = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/xml",
                "", "json", "application/jsonp", "text/json", "image/png", "application/octet-stream"]
@@ -148,6 +189,10 @@ class Corpus:
             self.add_changed("/v1/chat/completions", {"messages": value})
         for change in WRONG_TOOLS:
             self.add_changed("/v1/chat/completions", change)
+        for change in WRONG_RESPONSES:
+            self.add_changed("/v1/responses", change)
+        for change in WRONG_ANTHROPIC:
+            self.add_changed("/v1/messages", change)
         for value in WRONG_PROMPTS:
             self.add_changed("/v1/completions", {"prompt": value})
         for value in [None, 1, "x", {}, [None], [-1], [1.5], ["1"], [[1]], [10**12], [10**6]]:
@@ -156,7 +201,7 @@ class Corpus:
             self.add_changed("/tokenize", {"prompt": value})
         for path, valid in VALID.items():
             for name in valid:
-                if name in ("messages", "prompt", "tokens") or (name == "model" and path in GENERATION):
+                if name in NEEDED or (name == "model" and not path.endswith("tokenize")):
                     self.add(path, [as_bytes(dumps({key: value for key, value in valid.items() if key != name}))])
             for body in ["", " ", "null", "[]", "1", "\"x\"", "true", "{}", "{]", "{\"a\"}", "[" + dumps({}) + "]"]:
                 self.add(path, [body])

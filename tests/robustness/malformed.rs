@@ -1,4 +1,4 @@
-//! The fuzz corpus: 1,000 bodies that are all wrong, each answered with its status and none with a 5xx.
+//! The fuzz corpus: 1,300 bodies that are all wrong, each answered with its status and none with a 5xx.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -80,7 +80,7 @@ fn malformed_bodies_get_their_status_and_harm_nothing() {
     let greedy = json!({"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0});
     let expected = server.complete(greedy.clone())["choices"].clone();
     let cases = corpus();
-    assert_eq!(cases.len(), 1000);
+    assert_eq!(cases.len(), 1300);
 
     let next = AtomicUsize::new(0);
     let mut complaints: Vec<String> = std::thread::scope(|scope| {

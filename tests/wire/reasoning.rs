@@ -112,3 +112,70 @@ fn constraints_hold_what_comes_behind_the_reasoning() {
     let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
     assert_eq!(arguments, json!({}));
 }
+
+/// The bodies of the events that a request is answered with.
+fn events(server: &Server, path: &str, body: Value) -> Vec<Value> {
+    let text = server.post(path, &with(body, json!({"stream": true}))).text();
+    let bodies = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    bodies.map(|body| serde_json::from_str(body).unwrap()).collect()
+}
+
+#[test]
+fn responses_and_messages_tell_reasoning_apart() {
+    let (folder, close) = thinking_folder();
+    let server = ServerBuilder::new(folder.path()).flags("--served-model-name demo").start();
+    let bias = json!({close.to_string(): 100});
+    let format = json!({"type": "json_schema", "name": "n", "schema": {"enum": ["yes", "no"]}});
+    let body = json!({
+        "model": "demo", "input": "What is the capital of France?", "temperature": 0,
+        "text": {"format": format}, "max_output_tokens": 10,
+    });
+    // Nothing closes the reasoning here; where the bias does at once, there is none.
+    let open = server.post("/v1/responses", &body).ok();
+    let (item, rest) = open["output"].as_array().unwrap().split_first().unwrap();
+    assert_eq!((item["type"].as_str(), rest.len()), (Some("reasoning"), 0), "{open}");
+    let thought = item["content"][0]["text"].as_str().unwrap();
+    assert!(thought.len() > 3 && item["status"] == "incomplete", "{open}");
+    let details = &open["usage"]["output_tokens_details"];
+    assert!(details["reasoning_tokens"].as_u64().is_some_and(|num| num > 1), "{open}");
+    let closed = server
+        .post(
+            "/v1/responses",
+            &with(body.clone(), json!({"logit_bias": bias, "max_output_tokens": 24})),
+        )
+        .ok();
+    let text = closed["output"][0]["content"][0]["text"].as_str().unwrap();
+    assert!(matches!(text, "\"yes\"" | "\"no\""), "{closed}");
+
+    let events = events(&server, "/v1/responses", body);
+    let kind = |event: &Value| event["type"].as_str().unwrap().to_owned();
+    let kinds: Vec<String> = events.iter().map(kind).collect();
+    assert_eq!(kinds[2..4], ["response.output_item.added", "response.content_part.added"]);
+    let deltas = events.iter().filter(|event| event["type"] == "response.reasoning_text.delta");
+    let streamed: String = deltas.map(|event| event["delta"].as_str().unwrap()).collect();
+    assert_eq!(streamed, thought);
+    let last = ["reasoning_text.done", "content_part.done", "output_item.done", "incomplete"];
+    assert_eq!(kinds[kinds.len() - 4..], last.map(|name| format!("response.{name}")));
+
+    let body = json!({
+        "model": "demo", "max_tokens": 10, "temperature": 0,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    });
+    let open = server.post("/v1/messages", &body).ok();
+    let block = &open["content"][0];
+    assert_eq!(
+        (block["type"].as_str(), &open["stop_reason"]),
+        (Some("thinking"), &json!("max_tokens"))
+    );
+    let closed = with(body.clone(), json!({"thinking": {"type": "disabled"}}));
+    let closed = server.post("/v1/messages", &closed).ok();
+    assert_eq!(closed["content"][0]["type"], "text", "{closed}");
+    let events = self::events(&server, "/v1/messages", body);
+    assert_eq!(
+        events[1]["content_block"],
+        json!({"type": "thinking", "thinking": "", "signature": ""})
+    );
+    let thought: String =
+        events.iter().filter_map(|event| event["delta"]["thinking"].as_str()).collect();
+    assert_eq!(Some(thought.as_str()), block["thinking"].as_str());
+}

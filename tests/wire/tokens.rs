@@ -41,6 +41,14 @@ fn conversations_are_tokenized_as_chat_does() {
     let without = tokens(&server, &json!({"messages": messages, "add_generation_prompt": false}));
     let (ids, without) = (ids.as_array().unwrap(), without.as_array().unwrap());
     assert!(without.len() < ids.len() && ids[..without.len()] == without[..]);
+
+    let tool = json!({"type": "function", "function": {"name": "f", "description": "Does it."}});
+    let told = json!({"messages": messages, "tools": [tool], "tool_choice": "auto"});
+    let with_tools = tokens(&server, &told).as_array().unwrap().len();
+    let answer = server
+        .chat(json!({"messages": messages, "tools": [tool], "max_tokens": 1, "model": "demo"}));
+    assert_eq!(answer["usage"]["prompt_tokens"], with_tools);
+    assert!(with_tools > ids.len());
 }
 
 #[test]

@@ -162,6 +162,30 @@ fn the_model_decides_and_is_held_to_strict_schemas() {
 }
 
 #[test]
+fn only_those_that_are_allowed_are_called_though_the_model_hears_of_all() {
+    let server = Server::demo();
+    let body = asked("What is the weather in Paris?", json!([weather(), lamp()]));
+    let allowed = |mode: &str| {
+        let lamp = json!({"type": "function", "function": {"name": "set_lamp"}});
+        let allowed = json!({"mode": mode, "tools": [lamp]});
+        json!({"tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}})
+    };
+    let free = server.chat(body.clone());
+    assert_eq!(calls(&free["choices"][0])[0].0, "get_weather", "{free}");
+    let required = json!({"parallel_tool_calls": false});
+    let answer = server.chat(with(with(body.clone(), allowed("required")), required));
+    let found = calls(&answer["choices"][0]);
+    assert_eq!(found.len(), 1, "{answer}");
+    check_lamp(&found[0]);
+    let tokens = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(tokens(&answer), tokens(&free));
+    let answer = server.chat(with(body, allowed("auto")));
+    let choice = &answer["choices"][0];
+    let length = choice["finish_reason"] == "length";
+    assert!(length || calls(choice).iter().all(|(name, _)| name == "set_lamp"), "{answer}");
+}
+
+#[test]
 fn none_means_that_the_model_does_not_hear_of_functions() {
     let server = Server::demo();
     let body = asked("What is the weather in Paris?", json!([weather()]));

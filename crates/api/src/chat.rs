@@ -11,11 +11,11 @@ use crate::error::{FieldError, excerpt};
 use crate::fields::{Absent, Fields};
 use crate::generation::GenerationFields;
 
-mod tools;
+pub(crate) mod tools;
 
 pub use tools::{
-    FunctionCall, FunctionCallDelta, MAX_TOOLS, PastToolCall, Tool, ToolCall, ToolCallDelta,
-    ToolChoice, ToolOptions,
+    AllowedMode, AllowedTools, FunctionCall, FunctionCallDelta, MAX_TOOLS, PastToolCall, Tool,
+    ToolCall, ToolCallDelta, ToolChoice, ToolOptions,
 };
 
 /// A conversation that the model is to continue.

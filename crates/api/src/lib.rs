@@ -21,8 +21,9 @@ mod tokenize;
 mod usage;
 
 pub use chat::{
-    ChatCompletionRequest, ChatMessage, Content, ContentPart, FunctionCall, FunctionCallDelta,
-    MAX_TOOLS, PastToolCall, Role, Tool, ToolCall, ToolCallDelta, ToolChoice, ToolOptions,
+    AllowedMode, AllowedTools, ChatCompletionRequest, ChatMessage, Content, ContentPart,
+    FunctionCall, FunctionCallDelta, MAX_TOOLS, PastToolCall, Role, Tool, ToolCall, ToolCallDelta,
+    ToolChoice, ToolOptions,
 };
 pub use chat_response::{
     ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk, ChatDelta, ChatLogprobs,
@@ -40,7 +41,7 @@ pub use generate::{
     SessionState,
 };
 pub use generation::{GenerationFields, MAX_STOP_STRINGS, StopStrings, StreamOptions};
-pub use messages::{MessagesRequest, OutputConfig, OutputFormat};
+pub use messages::{MessagesPrompt, MessagesRequest, OutputConfig, OutputFormat};
 pub use models::{HealthResponse, LoadProgress, Model, ModelList, VersionResponse};
 pub use responses::{ResponsesRequest, TextFormat, TextSettings};
 pub use tokenize::{

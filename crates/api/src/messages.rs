@@ -4,26 +4,44 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::chat::{ChatMessage, Role};
+use crate::chat::{ChatMessage, ToolOptions};
 use crate::constraint::{ConstraintKind, OutputConstraint};
-use crate::error::FieldError;
+use crate::error::{FieldError, excerpt};
 use crate::fields::Fields;
 use crate::generation::{GenerationFields, StopStrings};
-use crate::responses::texts_of;
+
+mod conversation;
+mod tools;
 
 /// A conversation that the model is to continue.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct MessagesRequest {
+    /// What the prompt is made of.
+    #[serde(flatten)]
+    pub prompt: MessagesPrompt,
+    /// `max_tokens`, which must be given, `temperature`, `top_p`, `top_k` and `stop_sequences`, under the names of
+    /// /v1/chat/completions.
+    #[serde(flatten)]
+    pub generation: GenerationFields,
+}
+
+/// What the prompt is made of; all that a request to count its tokens has.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct MessagesPrompt {
     /// Name of the model, as GET /v1/models lists it.
     pub model: String,
     /// The conversation, with `system` as its first message; never empty. Where the last message is the assistant's, the
     /// model goes on with it.
     #[schema(value_type = Vec<Object>, min_items = 1)]
     pub messages: Vec<ChatMessage>,
-    /// `max_tokens`, which must be given, `temperature`, `top_p`, `top_k` and `stop_sequences`, under the names of
-    /// /v1/chat/completions.
+    /// What the model may call, and whether it must.
     #[serde(flatten)]
-    pub generation: GenerationFields,
+    #[schema(value_type = tools::WireToolOptions)]
+    pub tool_options: Option<ToolOptions>,
+    /// Whether the model is to think before it answers, which is handed to the chat template: `enabled` or `adaptive`, or
+    /// `disabled`.
+    #[schema(value_type = Option<Object>)]
+    pub thinking: Option<bool>,
     /// The form of the text, and how long to think, which is handed to the chat template.
     pub output_config: Option<OutputConfig>,
 }
@@ -56,13 +74,10 @@ impl MessagesRequest {
     /// Reads a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
-        let (model, messages) = conversation(&mut fields)?;
+        let prompt = MessagesPrompt::take(&mut fields)?;
         let max_tokens = fields.take_integer("max_tokens")?;
-        let output_config: Option<OutputConfig> = fields.take("output_config")?;
-        let format = output_config.as_ref().and_then(|config| config.format.as_ref());
+        let format = prompt.output_config.as_ref().and_then(|config| config.format.as_ref());
         let request = Self {
-            model,
-            messages,
             generation: GenerationFields {
                 constraint: format.map(of_format).transpose()?,
                 max_tokens: Some(
@@ -76,18 +91,58 @@ impl MessagesRequest {
                 stream: fields.take("stream")?,
                 ..GenerationFields::default()
             },
-            output_config,
+            prompt,
         };
         fields.finish()?;
         Ok(request)
     }
+}
 
-    /// Reads the body of a request that only asks for the number of tokens: its model and messages.
-    pub fn parse_count(body: &[u8]) -> Result<(String, Vec<ChatMessage>), FieldError> {
+impl MessagesPrompt {
+    /// Reads the body of a request that only asks for the number of tokens.
+    pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
-        let conversation = conversation(&mut fields)?;
+        let prompt = Self::take(&mut fields)?;
         fields.finish()?;
-        Ok(conversation)
+        Ok(prompt)
+    }
+
+    fn take(fields: &mut Fields<'_>) -> Result<Self, FieldError> {
+        // They say what to cache and how fast to be, and cannot change the text.
+        for hint in ["cache_control", "speed"] {
+            fields.take::<Value>(hint)?;
+        }
+        Ok(Self {
+            model: fields.require("model")?,
+            messages: conversation::take(fields)?,
+            tool_options: tools::take(fields)?,
+            thinking: fields.take("thinking")?.map(is_to_think).transpose()?,
+            output_config: fields.take("output_config")?,
+        })
+    }
+}
+
+/// How the model is to think.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ThinkingConfig {
+    #[serde(rename = "type")]
+    kind: String,
+    budget_tokens: Option<Value>,
+}
+
+fn is_to_think(config: ThinkingConfig) -> Result<bool, FieldError> {
+    if config.budget_tokens.is_some() {
+        let message = "How long the model thinks cannot be held to a number of tokens: leave `budget_tokens` out.";
+        return Err(FieldError::new("thinking.budget_tokens", message));
+    }
+    match config.kind.as_str() {
+        "enabled" | "adaptive" => Ok(true),
+        "disabled" => Ok(false),
+        other => Err(FieldError::new(
+            "thinking.type",
+            format!("`{}` is not supported: enabled, adaptive and disabled are.", excerpt(other)),
+        )),
     }
 }
 
@@ -101,64 +156,12 @@ fn of_format(format: &OutputFormat) -> Result<OutputConstraint, FieldError> {
     Ok(OutputConstraint { param: "output_config.format.schema", kind })
 }
 
-fn conversation(fields: &mut Fields<'_>) -> Result<(String, Vec<ChatMessage>), FieldError> {
-    let model = fields.require("model")?;
-    let mut messages = Vec::new();
-    if let Some(system) = fields.take::<Value>("system")? {
-        messages
-            .push(ChatMessage::text(Role::System, texts_of("system", Some(&system), &["text"])?));
-    }
-    let given: Vec<Value> = fields.require("messages")?;
-    if given.is_empty() {
-        return Err(FieldError::new("messages", "`messages` is empty: give at least one message."));
-    }
-    for (index, message) in given.iter().enumerate() {
-        let path = format!("messages[{index}]");
-        let role = match message.get("role").and_then(Value::as_str) {
-            Some("user") => Role::User,
-            Some("assistant") => Role::Assistant,
-            _ => {
-                let message = "`role` must be user or assistant; instructions are in `system`.";
-                return Err(FieldError::new(format!("{path}.role"), message));
-            }
-        };
-        let text = texts_of(&format!("{path}.content"), message.get("content"), &["text"])?;
-        messages.push(ChatMessage::text(role, text));
-    }
-    refuse_unsupported(fields)?;
-    // They say what to cache and how fast to be, and cannot change the text.
-    for hint in ["cache_control", "speed"] {
-        fields.take::<Value>(hint)?;
-    }
-    Ok((model, messages))
-}
-
-/// What would change the output and is not there.
-fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
-    if fields.take::<Vec<serde::de::IgnoredAny>>("tools")?.is_some_and(|tools| !tools.is_empty()) {
-        let message = "Tools are not supported by /v1/messages yet: leave `tools` out.";
-        return Err(FieldError::new("tools", message));
-    }
-    let is_none = |choice: &Value| choice.get("type").is_some_and(|kind| kind == "none");
-    if fields.take::<Value>("tool_choice")?.is_some_and(|choice| !is_none(&choice)) {
-        let message = "Tools are not supported by /v1/messages yet: leave `tool_choice` out.";
-        return Err(FieldError::new("tool_choice", message));
-    }
-    let is_disabled =
-        |thinking: &Value| thinking.get("type").is_some_and(|kind| kind == "disabled");
-    if fields.take::<Value>("thinking")?.is_some_and(|thinking| !is_disabled(&thinking)) {
-        let message =
-            "Thinking is not told from the text yet: leave `thinking` out, or disable it.";
-        return Err(FieldError::new("thinking", message));
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::chat::{Role, ToolChoice};
 
     fn parse(more: Value) -> Result<MessagesRequest, FieldError> {
         let mut body = json!({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hello"}]});
@@ -174,7 +177,7 @@ mod tests {
         .unwrap();
         let texts = [(Role::System, "Be brief."), (Role::User, "Hello")];
         let expected = texts.map(|(role, text)| ChatMessage::text(role, text.into()));
-        assert_eq!(request.messages, expected);
+        assert_eq!(request.prompt.messages, expected);
         assert_eq!(request.generation.stop, Some(StopStrings(vec!["x".into()])));
         assert_eq!(request.generation.max_tokens, Some(5));
     }
@@ -188,6 +191,73 @@ mod tests {
         assert_eq!(constraint.kind, ConstraintKind::JsonSchema(schema));
     }
 
+    fn tool(name: &str) -> Value {
+        json!({"name": name, "description": "d", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}})
+    }
+
+    #[test]
+    fn functions_are_those_of_chat() {
+        for (choice, expected, parallel) in [
+            (json!(null), ToolChoice::Auto, true),
+            (json!({"type": "auto", "disable_parallel_tool_use": true}), ToolChoice::Auto, false),
+            (json!({"type": "any"}), ToolChoice::Required, true),
+            (json!({"type": "tool", "name": "f"}), ToolChoice::Function("f".into()), true),
+            (json!({"type": "none"}), ToolChoice::None, true),
+        ] {
+            let request = parse(json!({"tools": [tool("f")], "tool_choice": choice})).unwrap();
+            let options = request.prompt.tool_options.unwrap();
+            assert_eq!((options.choice, options.parallel), (expected, parallel));
+            assert!(!options.tools[0].strict && options.schema_field == "input_schema");
+            let schema = json!({"type": "object"});
+            let function = json!({"name": "f", "description": "d", "parameters": schema});
+            let definition = json!({"type": "function", "function": function});
+            assert_eq!(options.tools[0].definition, definition);
+        }
+        assert_eq!(parse(json!({"tools": []})).unwrap().prompt.tool_options, None);
+    }
+
+    #[test]
+    fn blocks_become_the_messages_of_chat() {
+        let messages = json!([
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}},
+                {"type": "tool_use", "id": "b", "name": "g", "input": {}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "12"}]},
+                {"type": "tool_result", "tool_use_id": "b", "content": "none", "is_error": true},
+                {"type": "text", "text": "And?"},
+            ]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c"}]},
+        ]);
+        let messages = parse(json!({"messages": messages})).unwrap().prompt.messages;
+        let said: Vec<(Role, Option<String>)> = messages
+            .iter()
+            .map(|message| (message.role, message.content.as_ref().map(|text| text.to_text())))
+            .collect();
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(
+            said,
+            [
+                (Role::User, text("Weather?")),
+                (Role::Assistant, text("I look.")),
+                (Role::Tool, text("12")),
+                (Role::Tool, text("Error: none")),
+                (Role::User, text("And?")),
+                (Role::Assistant, None),
+                (Role::Tool, text("")),
+            ]
+        );
+        assert_eq!(messages[1].reasoning_content.as_deref(), Some("Hm."));
+        let calls = messages[1].tool_calls.as_ref().unwrap();
+        assert_eq!(calls[0].0["function"], json!({"name": "f", "arguments": {"x": 1}}));
+        assert_eq!(messages[3].tool_call_id.as_deref(), Some("b"));
+    }
+
     #[test]
     fn what_is_not_there_is_refused_by_name() {
         for (more, param) in [
@@ -198,17 +268,39 @@ mod tests {
                 json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
                 "messages[0].content[0].type",
             ),
-            (json!({"tools": [{"name": "f"}]}), "tools"),
+            (json!({"tools": [{"name": "f"}]}), "tools[0]"),
+            (json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0]"),
+            (json!({"tools": [tool("f"), tool("f")]}), "tools[1].name"),
+            (json!({"tool_choice": {"type": "any"}}), "tool_choice"),
+            (json!({"tools": [tool("f")], "tool_choice": {"type": "tool"}}), "tool_choice"),
+            (
+                json!({"tools": [tool("f")], "tool_choice": {"type": "tool", "name": "g"}}),
+                "tool_choice.name",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}),
+                "messages[0].content[0].type",
+            ),
+            (
+                json!({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f"}]}]}),
+                "messages[0].content[0].input",
+            ),
             (
                 json!({"output_config": {"format": {"type": "xml", "schema": {}}}}),
                 "output_config.format",
             ),
-            (json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}), "thinking"),
+            (
+                json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+                "thinking.budget_tokens",
+            ),
+            (json!({"thinking": {"type": "long"}}), "thinking.type"),
             (json!({"stop_sequences": [""]}), "stop_sequences"),
             (json!({"frequency_penalty": 1}), "frequency_penalty"),
         ] {
             assert_eq!(parse(more.clone()).unwrap_err().param.as_deref(), Some(param), "{more}");
         }
-        parse(json!({"thinking": {"type": "disabled"}, "metadata": {"user_id": "u"}})).unwrap();
+        let request =
+            parse(json!({"thinking": {"type": "disabled"}, "metadata": {"user_id": "u"}}));
+        assert_eq!(request.unwrap().prompt.thinking, Some(false));
     }
 }

@@ -4,18 +4,24 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::chat::{ChatMessage, Content, Role};
+use crate::chat::{ChatMessage, ToolOptions};
 use crate::constraint::{ConstraintKind, OutputConstraint};
 use crate::error::{FieldError, excerpt};
 use crate::fields::Fields;
 use crate::generation::GenerationFields;
+
+mod input;
+mod tools;
+
+pub(crate) use input::{text_of, texts_of};
 
 /// The next turn of a conversation, of which the server may hold the earlier ones.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ResponsesRequest {
     /// Name of the model, as GET /v1/models lists it.
     pub model: String,
-    /// What is new: a text, or messages with the roles user, assistant, system and developer.
+    /// What is new: a text, or items: messages with the roles user, assistant, system and developer, calls of functions,
+    /// what these answered, and reasoning.
     #[schema(value_type = Object)]
     pub input: Vec<ChatMessage>,
     /// What the model is told before everything else; it holds for this turn only.
@@ -33,6 +39,10 @@ pub struct ResponsesRequest {
     pub metadata: Option<Map<String, Value>>,
     /// The form of the text, as it was given.
     pub text: Option<TextSettings>,
+    /// What the model may call, and whether it must.
+    #[serde(flatten)]
+    #[schema(value_type = tools::WireToolOptions)]
+    pub tool_options: Option<ToolOptions>,
     /// How to draw tokens; one answer is generated.
     #[serde(flatten)]
     pub generation: GenerationFields,
@@ -82,7 +92,8 @@ impl ResponsesRequest {
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let model = fields.require("model")?;
-        let input = input_messages(fields.require("input")?)?;
+        let input = input::messages(fields.require("input")?)?;
+        let tool_options = tools::take(&mut fields)?;
         let text: Option<TextSettings> = fields.take("text")?;
         refuse_unsupported(&mut fields)?;
         let reasoning: Option<Reasoning> = fields.take("reasoning")?;
@@ -117,6 +128,7 @@ impl ResponsesRequest {
             reasoning_effort: reasoning.and_then(|reasoning| reasoning.effort),
             metadata: fields.take("metadata")?,
             text,
+            tool_options,
             generation,
         };
         fields.finish()?;
@@ -128,15 +140,6 @@ impl ResponsesRequest {
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     let refuse =
         |name: &str, what: &str| Err(FieldError::new(name, format!("{what}: leave `{name}` out.")));
-    if fields.take::<Vec<serde::de::IgnoredAny>>("tools")?.is_some_and(|tools| !tools.is_empty()) {
-        return refuse("tools", "Tools are not supported by /v1/responses yet");
-    }
-    if fields
-        .take::<Value>("tool_choice")?
-        .is_some_and(|choice| choice != "auto" && choice != "none")
-    {
-        return refuse("tool_choice", "Tools are not supported by /v1/responses yet");
-    }
     if fields.take::<Vec<String>>("include")?.is_some_and(|include| !include.is_empty()) {
         return refuse("include", "Nothing can be included beyond the text");
     }
@@ -187,104 +190,12 @@ fn of_format(format: &TextFormat) -> Result<Option<OutputConstraint>, FieldError
     Ok(Some(OutputConstraint { param: PARAM, kind }))
 }
 
-/// The messages of an `input`.
-fn input_messages(input: Value) -> Result<Vec<ChatMessage>, FieldError> {
-    let items = match input {
-        Value::String(text) => return Ok(vec![ChatMessage::text(Role::User, text)]),
-        Value::Array(items) => items,
-        _ => return Err(FieldError::new("input", "`input` must be a text or a list of messages.")),
-    };
-    if items.is_empty() {
-        return Err(FieldError::new("input", "`input` is empty: give at least one message."));
-    }
-    let messages = items.into_iter().enumerate();
-    messages.map(|(index, item)| input_message(&format!("input[{index}]"), item)).collect()
-}
-
-fn input_message(path: &str, item: Value) -> Result<ChatMessage, FieldError> {
-    let Value::Object(item) = item else {
-        return Err(FieldError::new(path, format!("`{path}` must be a message: an object.")));
-    };
-    let kind = item.get("type").and_then(Value::as_str).unwrap_or("message");
-    if kind != "message" {
-        return Err(FieldError::new(
-            format!("{path}.type"),
-            format!("Items of type `{}` are not supported yet, only messages.", excerpt(kind)),
-        ));
-    }
-    for key in item.keys() {
-        if !["type", "role", "content", "id", "status"].contains(&key.as_str()) {
-            let message = format!("`{}` is not a field of a message.", excerpt(key));
-            return Err(FieldError::new(format!("{path}.{}", excerpt(key)), message));
-        }
-    }
-    let role = match item.get("role").and_then(Value::as_str) {
-        Some("user") => Role::User,
-        Some("assistant") => Role::Assistant,
-        Some("system") => Role::System,
-        Some("developer") => Role::Developer,
-        _ => {
-            let message = "`role` must be user, assistant, system or developer.";
-            return Err(FieldError::new(format!("{path}.role"), message));
-        }
-    };
-    let path = format!("{path}.content");
-    let text = texts_of(&path, item.get("content"), &["input_text", "output_text"])?;
-    Ok(ChatMessage::text(role, text))
-}
-
-/// A text, or the texts of parts of these types, joined by line ends.
-pub(crate) fn texts_of(
-    path: &str,
-    content: Option<&Value>,
-    kinds: &[&str],
-) -> Result<String, FieldError> {
-    let parts = match content {
-        Some(Value::String(text)) => return Ok(text.clone()),
-        Some(Value::Array(parts)) => parts,
-        _ => {
-            return Err(FieldError::new(
-                path,
-                format!("`{path}` must be a text or a list of parts."),
-            ));
-        }
-    };
-    let texts = parts.iter().enumerate().map(|(index, part)| {
-        let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
-        if !kinds.contains(&kind) {
-            let message = format!(
-                "Parts of type `{}` are not supported: {} is.",
-                excerpt(kind),
-                kinds.join(", ")
-            );
-            return Err(FieldError::new(format!("{path}[{index}].type"), message));
-        }
-        let missing =
-            || FieldError::new(format!("{path}[{index}].text"), "The part has no `text`.");
-        part.get("text").and_then(Value::as_str).ok_or_else(missing)
-    });
-    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
-}
-
-impl ChatMessage {
-    /// A turn that is one text.
-    pub fn text(role: Role, text: String) -> Self {
-        Self {
-            role,
-            content: Some(Content::Text(text)),
-            name: None,
-            tool_calls: None,
-            tool_call_id: None,
-            reasoning_content: None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::chat::{AllowedMode, AllowedTools, Role, ToolChoice};
 
     fn parse(more: Value) -> Result<ResponsesRequest, FieldError> {
         let mut body = json!({"model": "m", "input": "Hello"});
@@ -322,17 +233,90 @@ mod tests {
     }
 
     #[test]
+    fn a_turn_of_the_assistant_is_one_message() {
+        let input = json!([
+            {"role": "user", "content": "Weather?"},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+            {"type": "function_call", "id": "fc_1", "call_id": "a", "name": "f", "arguments": "{}", "status": "completed"},
+            {"type": "function_call", "call_id": "b", "name": "g", "arguments": "{\"x\": 1}"},
+            {"type": "function_call_output", "call_id": "a", "output": "12"},
+            {"type": "function_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "13"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        ]);
+        let messages = parse(json!({"input": input})).unwrap().input;
+        let roles: Vec<Role> = messages.iter().map(|message| message.role).collect();
+        assert_eq!(roles, [Role::User, Role::Assistant, Role::Tool, Role::Tool, Role::Assistant]);
+        let turn = &messages[1];
+        assert_eq!(turn.reasoning_content.as_deref(), Some("Hm."));
+        assert_eq!(turn.content.as_ref().unwrap().to_text(), "I look.");
+        let calls = turn.tool_calls.as_ref().unwrap();
+        assert_eq!(calls[0].0["id"], "a");
+        assert_eq!(calls[1].0["function"], json!({"name": "g", "arguments": "{\"x\": 1}"}));
+        assert_eq!(messages[3].tool_call_id.as_deref(), Some("b"));
+        assert_eq!(messages[3].content.as_ref().unwrap().to_text(), "13");
+        assert_eq!(messages[4].content, None);
+    }
+
+    const F: &str = "f";
+
+    fn function(name: &str) -> Value {
+        json!({"type": "function", "name": name, "description": "d", "parameters": {"type": "object"}})
+    }
+
+    #[test]
+    fn functions_are_those_of_chat() {
+        let options = |more: Value| {
+            let mut body = json!({"tools": [function(F)]});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            parse(body).unwrap().tool_options.unwrap()
+        };
+        let plain = options(json!({}));
+        assert_eq!((&plain.choice, plain.parallel), (&ToolChoice::Auto, true));
+        assert_eq!((plain.tools[0].strict, plain.schema_field), (true, "parameters"));
+        let described = json!({"name": "f", "description": "d", "parameters": {"type": "object"}});
+        assert_eq!(plain.tools[0].definition, json!({"type": "function", "function": described}));
+        let allowed = AllowedTools { mode: AllowedMode::Auto, names: vec![F.to_owned()] };
+        for (choice, expected) in [
+            (json!("required"), ToolChoice::Required),
+            (json!({"type": "function", "name": "f"}), ToolChoice::Function(F.to_owned())),
+            (
+                json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}),
+                ToolChoice::Allowed(allowed),
+            ),
+        ] {
+            let found = options(json!({"tool_choice": choice, "parallel_tool_calls": false}));
+            assert_eq!((found.choice, found.parallel), (expected, false));
+        }
+    }
+
+    #[test]
     fn what_is_not_there_is_refused_by_name() {
         for (more, param) in [
             (json!({"input": []}), "input"),
             (json!({"input": 1}), "input"),
             (json!({"input": [{"role": "tool", "content": "x"}]}), "input[0].role"),
-            (json!({"input": [{"type": "function_call_output"}]}), "input[0].type"),
+            (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
+            (json!({"input": [{"type": "function_call_output"}]}), "input[0].call_id"),
+            (
+                json!({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}),
+                "input[0].arguments",
+            ),
+            (json!({"input": [{"role": "user", "content": "x", "name": "y"}]}), "input[0].name"),
             (
                 json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
                 "input[0].content[0].type",
             ),
-            (json!({"tools": [{"type": "function"}]}), "tools"),
+            (json!({"tools": [{"type": "function"}]}), "tools[0]"),
+            (json!({"tools": [{"type": "web_search", "x": 1}]}), "tools[0]"),
+            (json!({"tools": [{"type": "function", "name": "f", "function": {}}]}), "tools[0]"),
+            (json!({"tools": [F, F].map(function)}), "tools[1].name"),
+            (json!({"tool_choice": "required"}), "tool_choice"),
+            (json!({"tools": [function(F)], "tool_choice": "any"}), "tool_choice"),
+            (
+                json!({"tools": [function(F)], "tool_choice": {"type": "function", "name": "g"}}),
+                "tool_choice.name",
+            ),
             (json!({"truncation": "auto"}), "truncation"),
             (json!({"background": true}), "background"),
             (json!({"n": 2}), "n"),

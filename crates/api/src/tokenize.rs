@@ -4,7 +4,8 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::chat::{ChatMessage, take_messages};
+use crate::chat::tools::WireToolOptions;
+use crate::chat::{ChatMessage, ToolOptions, take_messages};
 use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::scalar::TokenId;
@@ -43,6 +44,10 @@ pub enum TokenizeInput {
         continue_final_message: Option<bool>,
         /// Handed to the chat template as they are.
         chat_template_kwargs: Option<Map<String, Value>>,
+        /// What the model may call, and whether it must.
+        #[serde(flatten)]
+        #[schema(value_type = WireToolOptions)]
+        tool_options: Option<ToolOptions>,
     },
 }
 
@@ -62,6 +67,7 @@ impl TokenizeRequest {
                 add_generation_prompt: fields.take("add_generation_prompt")?,
                 continue_final_message: fields.take("continue_final_message")?,
                 chat_template_kwargs: fields.take("chat_template_kwargs")?,
+                tool_options: ToolOptions::take(&mut fields)?,
             },
         };
         let request = Self {
@@ -133,6 +139,7 @@ mod tests {
         assert_eq!(refused(b"{}"), "prompt");
         assert_eq!(refused(br#"{"prompt": "a", "messages": []}"#), "messages");
         assert_eq!(refused(br#"{"prompt": ["a"]}"#), "prompt");
+        assert_eq!(refused(br#"{"prompt": "a", "tools": []}"#), "tools");
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub struct AnswerShape<'a> {
     pub parallel: bool,
     /// The functions that may be called.
     pub functions: &'a [Function<'a>],
+    /// Whether the model knows of others, which may not be called.
+    pub has_others: bool,
     /// What the text of the answer must be, where it is no call.
     pub text: Option<&'a Constraint>,
 }
@@ -75,7 +77,9 @@ impl AnswerShape<'_> {
         let holds_calls = match self.calls {
             Calls::None => false,
             Calls::Allowed => {
-                !self.parallel || self.functions.iter().any(|function| function.strict)
+                !self.parallel
+                    || self.has_others
+                    || self.functions.iter().any(|function| function.strict)
             }
             Calls::Required => true,
         };

@@ -1,4 +1,4 @@
-//! The text of one choice becomes the parts of a chat message: content, reasoning, calls.
+//! The text of one choice becomes the parts of an answer: text, reasoning, calls.
 
 use candlepower_api::{
     ChatDelta, FinishReason, FunctionCall, FunctionCallDelta, ResponseMessage, ToolCall,
@@ -25,6 +25,24 @@ pub(crate) struct Answer {
     has_calls: bool,
 }
 
+/// What is added to an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AnswerPart {
+    Text(String),
+    Reasoning(String),
+    /// A call begins; calls are numbered from 0.
+    CallStart {
+        index: usize,
+        id: String,
+        name: String,
+    },
+    /// More of the arguments of the last call.
+    CallArguments {
+        index: usize,
+        fragment: String,
+    },
+}
+
 /// What names of calls look like.
 #[derive(Clone, Copy, Debug)]
 enum CallIds {
@@ -46,23 +64,29 @@ impl AnswerFormat {
 }
 
 impl Answer {
-    /// What the next piece of text adds to the message; with the last piece, also what was held back.
-    pub(crate) fn push(&mut self, text: &str, finish: Option<FinishReason>) -> Vec<ChatDelta> {
+    /// What the next piece of text adds; with the last piece, also what was held back.
+    pub(crate) fn push(&mut self, text: &str, finish: Option<FinishReason>) -> Vec<AnswerPart> {
         let mut events = self.parser.push(text);
         if finish.is_some() {
             events.extend(self.parser.finish());
         }
-        events.into_iter().filter_map(|event| self.delta(event)).collect()
+        events.into_iter().filter_map(|event| self.part(event)).collect()
     }
 
-    /// The message of the whole text.
+    /// The chat message of the whole text.
     pub(crate) fn message(&mut self, text: &str, finish: FinishReason) -> ResponseMessage {
         let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
-        for delta in self.push(text, Some(finish)) {
-            content.extend(delta.content);
-            reasoning.extend(delta.reasoning_content);
-            for part in delta.tool_calls.into_iter().flatten() {
-                add(part, &mut calls);
+        for part in self.push(text, Some(finish)) {
+            match part {
+                AnswerPart::Text(text) => content.push_str(&text),
+                AnswerPart::Reasoning(text) => reasoning.push_str(&text),
+                AnswerPart::CallStart { id, name, .. } => {
+                    let function = FunctionCall { name, arguments: String::new() };
+                    calls.push(ToolCall { id, kind: "function", function });
+                }
+                AnswerPart::CallArguments { index, fragment } => {
+                    calls[index].function.arguments.push_str(&fragment);
+                }
             }
         }
         let says_nothing = content.is_empty() && !(calls.is_empty() && reasoning.is_empty());
@@ -83,34 +107,39 @@ impl Answer {
         }
     }
 
-    fn delta(&mut self, event: OutputEvent) -> Option<ChatDelta> {
-        let call = |delta: ToolCallDelta| ChatDelta {
-            tool_calls: Some(vec![delta]),
-            ..ChatDelta::default()
-        };
+    fn part(&mut self, event: OutputEvent) -> Option<AnswerPart> {
         match event {
-            OutputEvent::Content(text) => {
-                Some(ChatDelta { content: Some(text), ..ChatDelta::default() })
-            }
-            OutputEvent::Reasoning(text) => {
-                Some(ChatDelta { reasoning_content: Some(text), ..ChatDelta::default() })
-            }
+            OutputEvent::Content(text) => Some(AnswerPart::Text(text)),
+            OutputEvent::Reasoning(text) => Some(AnswerPart::Reasoning(text)),
             OutputEvent::CallStart { index, name } => {
                 self.has_calls = true;
-                let function =
-                    FunctionCallDelta { name: Some(name), arguments: Some(String::new()) };
-                Some(call(ToolCallDelta {
-                    index,
-                    id: Some(self.ids.new_id()),
-                    kind: Some("function"),
-                    function,
-                }))
+                Some(AnswerPart::CallStart { index, id: self.ids.new_id(), name })
             }
             OutputEvent::CallArguments { index, fragment } => {
-                let function = FunctionCallDelta { name: None, arguments: Some(fragment) };
-                Some(call(ToolCallDelta { index, id: None, kind: None, function }))
+                Some(AnswerPart::CallArguments { index, fragment })
             }
             OutputEvent::CallEnd { .. } => None,
+        }
+    }
+}
+
+impl From<AnswerPart> for ChatDelta {
+    fn from(part: AnswerPart) -> Self {
+        let call = |delta| Self { tool_calls: Some(vec![delta]), ..Self::default() };
+        match part {
+            AnswerPart::Text(text) => Self { content: Some(text), ..Self::default() },
+            AnswerPart::Reasoning(text) => {
+                Self { reasoning_content: Some(text), ..Self::default() }
+            }
+            AnswerPart::CallStart { index, id, name } => {
+                let function =
+                    FunctionCallDelta { name: Some(name), arguments: Some(String::new()) };
+                call(ToolCallDelta { index, id: Some(id), kind: Some("function"), function })
+            }
+            AnswerPart::CallArguments { index, fragment } => {
+                let function = FunctionCallDelta { name: None, arguments: Some(fragment) };
+                call(ToolCallDelta { index, id: None, kind: None, function })
+            }
         }
     }
 }
@@ -122,17 +151,6 @@ impl CallIds {
             Self::Plain => format!("call_{}", &unique[..24]),
             Self::NineLetters => unique[..9].to_owned(),
         }
-    }
-}
-
-/// Adds a part of a call to the calls so far: its beginning, or more of the arguments of the last one.
-fn add(ToolCallDelta { id, function, .. }: ToolCallDelta, calls: &mut Vec<ToolCall>) {
-    if let (Some(id), Some(name)) = (id, function.name) {
-        let function = FunctionCall { name, arguments: String::new() };
-        calls.push(ToolCall { id, kind: "function", function });
-    }
-    if let (Some(call), Some(arguments)) = (calls.last_mut(), function.arguments) {
-        call.function.arguments.push_str(&arguments);
     }
 }
 
@@ -182,8 +200,10 @@ mod tests {
             deltas.extend(calling.push(piece, None));
         }
         deltas.extend(calling.push("", Some(FinishReason::Stop)));
-        let parts =
-            deltas.into_iter().flat_map(|delta| delta.tool_calls.unwrap()).collect::<Vec<_>>();
+        let parts = deltas
+            .into_iter()
+            .flat_map(|part| ChatDelta::from(part).tool_calls.unwrap())
+            .collect::<Vec<_>>();
         let (first, more) = parts.split_first().unwrap();
         assert!(first.id.is_some() && first.kind == Some("function"));
         assert_eq!(first.function.name.as_deref(), Some("f"));

@@ -1,35 +1,28 @@
 //! POST /v1/chat/completions.
 
-use std::sync::Arc;
-use std::time::Instant;
-
-use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{
     ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest,
     ChatDelta, ChatLogprobs, ErrorResponse, Usage,
 };
-use candlepower_dialect::Thinking;
 use candlepower_engine::TokenLogprobs;
-use candlepower_tokenizer::{Prompt, Tokenizer};
+use candlepower_tokenizer::Tokenizer;
 use uuid::Uuid;
 
 use crate::answer::{Answer, AnswerFormat};
 use crate::api_error::{ApiError, ApiResult};
-use crate::body::JsonBytes;
 use crate::config::ServeConfig;
-use crate::constraint;
+use crate::conversation::Conversation;
 use crate::generate::{UsageCounter, check_queue, limits, submit};
+use crate::incoming::Incoming;
 use crate::logprobs::{chat_logprobs, prompt_logprobs};
 use crate::params::{Generation, Limits, num_logprobs};
-use crate::prompt::{ChatPrompt, check_prompt, prepare, unix_seconds};
+use crate::prompt::{ChatPrompt, check_prompt, unix_seconds};
 use crate::sse::{self, ChunkFormat};
-use crate::state::{AppState, LoadedModel};
+use crate::state::LoadedModel;
 use crate::stream::{Delta, FinishedChoice, finish_all};
 use crate::text::Finish;
-use crate::tools::ToolUse;
 
 /// Continues a conversation.
 #[utoipa::path(
@@ -44,27 +37,18 @@ use crate::tools::ToolUse;
         (status = 429, description = "The queue is full", body = ErrorResponse),
     )
 )]
-pub(crate) async fn chat_completions(
-    State(state): State<AppState>,
-    Extension(model): Extension<Arc<LoadedModel>>,
-    JsonBytes(body): JsonBytes,
-) -> ApiResult<Response> {
-    let arrived = Instant::now();
-    let prepared = {
-        let (state, model) = (state.clone(), Arc::clone(&model));
-        let len = constraint::preparation_cost(&body);
-        prepare(&state.clone(), len, move || Prepared::new(&body, &model, state.config())).await?
-    };
-    let Prepared { model_name, generation, prompt, answers } = prepared;
+pub(crate) async fn chat_completions(request: Incoming) -> ApiResult<Response> {
+    let Prepared { model_name, generation, prompt, answers } =
+        request.prepare(Prepared::new).await?;
     let prompts = [prompt];
-    let choices = submit(&state, &model, &prompts, &generation, arrived)?;
+    let choices = submit(&request, &prompts, &generation)?;
     let usage = UsageCounter::new(&prompts, generation.n);
     let [prompt] = prompts;
     let format = ChatFormat {
         id: format!("chatcmpl-{}", Uuid::new_v4().simple()),
         created: unix_seconds(),
         model_name,
-        tokenizer: model.tokenizer.clone(),
+        tokenizer: request.model.tokenizer.clone(),
         logprobs: generation.logprobs().is_some(),
         token_ids: generation.return_token_ids,
         answers: (0..generation.n).map(|_| ChoiceAnswer::new(answers.answer())).collect(),
@@ -95,56 +79,22 @@ impl Prepared {
         let mut generation = Generation::new(&request.generation, &limits)?;
         generation.set_logprobs(logprobs(&request, &limits)?);
         check_queue(model, config, 1, generation.n)?;
-        let tools = ToolUse::new(request.tool_options.as_ref(), model)?;
-        let conversation = ChatPrompt {
-            messages: &request.messages,
-            tools: tools.definitions(),
-            add_generation_prompt: request.add_generation_prompt,
-            continue_final_message: request.continue_final_message,
-            chat_template_kwargs: request.chat_template_kwargs.as_ref(),
-            reasoning_effort: request.reasoning_effort.as_deref(),
-            add_special_tokens: request.add_special_tokens.unwrap_or(false),
+        let conversation = Conversation {
+            prompt: ChatPrompt {
+                add_generation_prompt: request.add_generation_prompt,
+                continue_final_message: request.continue_final_message,
+                chat_template_kwargs: request.chat_template_kwargs.as_ref(),
+                reasoning_effort: request.reasoning_effort.as_deref(),
+                add_special_tokens: request.add_special_tokens.unwrap_or(false),
+                ..ChatPrompt::new(&request.messages)
+            },
+            tools: request.tool_options.as_ref(),
+            output: request.generation.constraint.as_ref(),
         };
-        let rendered = conversation.render(model)?;
-        let prompt = conversation.tokenize(model, &rendered)?;
+        let (prompt, answers) = conversation.prepare(model, &mut generation)?;
         check_prompt(model, "messages", &prompt, false)?;
-        let answers = answer_format(&request, model, &rendered, &tools);
-        let stands = (answers.dialect, answers.thinking);
-        generation.grammar =
-            tools.grammar(model, stands, request.generation.constraint.as_ref())?;
-        generation.text.always_shown = shown_marks(&answers, model);
         Ok(Self { model_name: request.model, generation, prompt, answers })
     }
-}
-
-/// How the answers to a request are read.
-fn answer_format(
-    request: &ChatCompletionRequest,
-    model: &LoadedModel,
-    prompt: &Prompt,
-    tools: &ToolUse<'_>,
-) -> AnswerFormat {
-    let mut dialect = model.dialect;
-    if request.continue_final_message == Some(true) {
-        // The message that goes on has left its reasoning behind.
-        dialect.reasoning = dialect.reasoning.filter(|_| dialect.is_harmony());
-    }
-    let thinking = dialect.reasoning.map(|format| format.after_prompt(prompt.text()));
-    AnswerFormat {
-        dialect,
-        thinking: thinking.unwrap_or(Thinking::Possible),
-        functions: tools.names(),
-    }
-}
-
-/// The special tokens that tell the parts of an answer apart.
-fn shown_marks(answers: &AnswerFormat, model: &LoadedModel) -> Arc<[u32]> {
-    let mut dialect = answers.dialect;
-    if answers.functions.is_none() && !dialect.is_harmony() {
-        dialect.tools = None;
-    }
-    let ids = dialect.marks().into_iter().filter_map(|mark| model.tokenizer.token_to_id(mark));
-    ids.filter(|id| model.tokenizer.is_special(*id)).collect()
 }
 
 fn logprobs(request: &ChatCompletionRequest, limits: &Limits<'_>) -> ApiResult<Option<usize>> {
@@ -305,7 +255,8 @@ impl ChunkFormat for ChatFormat {
         waiting.token_ids.extend(delta.token_ids);
         waiting.logprobs.extend(delta.logprobs);
         let reason = delta.finish.as_ref().map(|finish| finish.reason);
-        let mut added = answer.push(&delta.text, reason);
+        let mut added: Vec<ChatDelta> =
+            answer.push(&delta.text, reason).into_iter().map(ChatDelta::from).collect();
         let finish = delta.finish.map(|finish| Finish {
             reason: answer.finish_reason(finish.reason),
             stop_reason: finish.stop_reason,

@@ -1,11 +1,6 @@
 //! POST /v1/completions.
 
-use std::sync::Arc;
-use std::time::Instant;
-
-use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{
     Completion, CompletionChoice, CompletionLogprobs, CompletionRequest, ErrorResponse, Prompt,
@@ -16,15 +11,15 @@ use candlepower_tokenizer::{SkipSpecialTokens, Tokenizer};
 use uuid::Uuid;
 
 use crate::api_error::{ApiError, ApiResult};
-use crate::body::JsonBytes;
 use crate::config::ServeConfig;
 use crate::constraint;
 use crate::generate::{UsageCounter, check_queue, limits, submit};
+use crate::incoming::Incoming;
 use crate::logprobs::{CompletionLogprobsBuilder, SpecialTokens, prompt_logprobs};
 use crate::params::{Generation, num_logprobs};
-use crate::prompt::{check_prompt, encode, prepare, unix_seconds};
+use crate::prompt::{check_prompt, encode, unix_seconds};
 use crate::sse::{self, ChunkFormat};
-use crate::state::{AppState, LoadedModel};
+use crate::state::LoadedModel;
 use crate::stream::{Delta, FinishedChoice, finish_all};
 
 /// Continues texts.
@@ -40,26 +35,16 @@ use crate::stream::{Delta, FinishedChoice, finish_all};
         (status = 429, description = "The queue is full", body = ErrorResponse),
     )
 )]
-pub(crate) async fn completions(
-    State(state): State<AppState>,
-    Extension(model): Extension<Arc<LoadedModel>>,
-    JsonBytes(body): JsonBytes,
-) -> ApiResult<Response> {
-    let arrived = Instant::now();
-    let prepared = {
-        let (state, model) = (state.clone(), Arc::clone(&model));
-        let len = constraint::preparation_cost(&body);
-        prepare(&state.clone(), len, move || Prepared::new(&body, &model, state.config())).await?
-    };
+pub(crate) async fn completions(request: Incoming) -> ApiResult<Response> {
     let Prepared { model_name, generation, prompts, echo, echo_logprobs, num_prompt_logprobs } =
-        prepared;
-    let choices = submit(&state, &model, &prompts, &generation, arrived)?;
+        request.prepare(Prepared::new).await?;
+    let choices = submit(&request, &prompts, &generation)?;
     let usage = UsageCounter::new(&prompts, generation.n);
     let format = CompletionFormat {
         id: format!("cmpl-{}", Uuid::new_v4().simple()),
         created: unix_seconds(),
         model_name,
-        tokenizer: model.tokenizer.clone(),
+        tokenizer: request.model.tokenizer.clone(),
         n: generation.n,
         prompts,
         echo,

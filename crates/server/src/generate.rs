@@ -1,14 +1,13 @@
-//! Prompts go into the engine and come back as choices; used by chat and by text completion.
-
-use std::time::Instant;
+//! Prompts go into the engine and come back as choices; used by all endpoints that generate.
 
 use candlepower_api::Usage;
 use candlepower_engine::Request;
 
 use crate::api_error::{ApiError, ApiResult};
 use crate::config::ServeConfig;
+use crate::incoming::Incoming;
 use crate::params::{Generation, Limits};
-use crate::state::{AppState, LoadedModel};
+use crate::state::LoadedModel;
 use crate::stream::{Choice, TokenClock};
 use crate::text::TextAssembler;
 
@@ -54,12 +53,11 @@ pub(crate) fn check_queue(
 /// # Errors
 /// If the queue is full. What was submitted before is then cancelled.
 pub(crate) fn submit(
-    state: &AppState,
-    model: &LoadedModel,
+    request: &Incoming,
     prompts: &[Vec<u32>],
     generation: &Generation,
-    arrived: Instant,
 ) -> ApiResult<Vec<Choice>> {
+    let (state, model) = (&request.state, &request.model);
     let mut choices = Vec::with_capacity(prompts.len() * generation.n);
     for prompt in prompts {
         let streams = model.engine.submit(Request {
@@ -77,7 +75,7 @@ pub(crate) fn submit(
             let assembler =
                 TextAssembler::new(model.tokenizer.clone(), prompt, generation.text.clone())
                     .map_err(|error| ApiError::internal(error.to_string()))?;
-            let clock = TokenClock::new(state.metrics().clone(), arrived);
+            let clock = TokenClock::new(state.metrics().clone(), request.arrived);
             choices.push(Choice::new(
                 choices.len(),
                 tokens,

@@ -1,21 +1,25 @@
 //! The HTTP server: configuration, routes, streaming, metrics.
 //!
-//! The path of a request: `track` names and measures it, `auth` and the gate in `router` let it through, `chat` or
-//! `completions` reads it, `params` checks its bounds, `prompt` turns it into tokens, `generate` submits it to the
-//! engine; `stream` turns tokens into text, which goes out whole or through `sse`.
+//! The path of a request: `track` names and measures it, `auth` and the gate in `router` let it through, `incoming` takes
+//! it, `chat`, `completions`, `messages`, `responses` or `prism` reads it, `params` checks its bounds, `conversation` and
+//! `prompt` turn it into tokens, `generate` submits it to the engine; `stream` turns tokens into text and `answer` text into
+//! its parts, which go out whole or through `sse`.
 
 mod answer;
 mod api_error;
 mod auth;
+mod blocks;
 mod body;
 mod chat;
 mod completions;
 pub mod config;
 mod constraint;
+mod conversation;
 mod demo;
 mod error;
 mod generate;
 mod health;
+mod incoming;
 mod listen;
 mod load;
 mod logging;

@@ -1,30 +1,28 @@
 //! POST /v1/messages and /v1/messages/count_tokens, in the shape of Anthropic's clients.
 
-use std::sync::Arc;
-use std::time::Instant;
-
-use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{
-    ChatMessage, ErrorResponse, FinishReason, MessagesRequest, Role, StopReason, Usage,
+    ErrorResponse, FinishReason, MessagesPrompt, MessagesRequest, Role, StopReason, Usage,
 };
 use candlepower_engine::TokenLogprobs;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
+use crate::answer::AnswerFormat;
 use crate::api_error::{ApiError, ApiResult};
-use crate::body::JsonBytes;
+use crate::blocks::{Block, BlockEvent, Blocks};
 use crate::config::ServeConfig;
-use crate::constraint;
+use crate::conversation::Conversation;
 use crate::generate::{UsageCounter, check_queue, limits, submit};
+use crate::incoming::Incoming;
 use crate::params::{Generation, StreamShape};
-use crate::prompt::{ChatPrompt, check_prompt, prepare};
+use crate::prompt::{ChatPrompt, check_prompt};
 use crate::sse::{self, ChunkFormat, named_event};
-use crate::state::{AppState, LoadedModel};
+use crate::state::LoadedModel;
 use crate::stream::{Delta, finish_all};
 use crate::text::Finish;
+use crate::tools::ToolUse;
 
 /// Continues a conversation.
 #[utoipa::path(
@@ -39,23 +37,18 @@ use crate::text::Finish;
         (status = 429, description = "The queue is full", body = ErrorResponse),
     )
 )]
-pub(crate) async fn create_message(
-    State(state): State<AppState>,
-    Extension(model): Extension<Arc<LoadedModel>>,
-    JsonBytes(body): JsonBytes,
-) -> ApiResult<Response> {
-    let arrived = Instant::now();
-    let prepared = {
-        let (state, model) = (state.clone(), Arc::clone(&model));
-        let len = constraint::preparation_cost(&body);
-        prepare(&state.clone(), len, move || Prepared::new(&body, &model, state.config())).await?
-    };
-    let Prepared { model_name, generation, prompt } = prepared;
+pub(crate) async fn create_message(request: Incoming) -> ApiResult<Response> {
+    let Prepared { model_name, generation, prompt, answers } =
+        request.prepare(Prepared::new).await?;
     let prompts = [prompt];
-    let choices = submit(&state, &model, &prompts, &generation, arrived)?;
+    let choices = submit(&request, &prompts, &generation)?;
     let mut usage = UsageCounter::new(&prompts, 1);
-    let format =
-        MessageFormat { id: format!("msg_{}", Uuid::new_v4().simple()), model_name, finish: None };
+    let mut format = MessageFormat {
+        id: format!("msg_{}", Uuid::new_v4().simple()),
+        model_name,
+        blocks: Blocks::new(answers.answer()),
+        finish: None,
+    };
     if generation.stream.is_some() {
         // The first event says what the prompt cost, the last one what the answer did.
         let shape = StreamShape { include_usage: true, continuous_usage: true };
@@ -64,9 +57,8 @@ pub(crate) async fn create_message(
     let finished = finish_all(choices).await?.remove(0);
     usage.prompt(0, finished.num_cached_tokens);
     usage.generated(finished.delta.token_ids.len());
-    let content = json!([{"type": "text", "text": finished.delta.text}]);
-    let message = format.message(content, finished.delta.finish.as_ref(), usage.usage());
-    Ok(axum::Json(message).into_response())
+    format.take(finished.delta);
+    Ok(axum::Json(format.message(usage.usage())).into_response())
 }
 
 /// Says how many tokens a conversation has.
@@ -74,25 +66,24 @@ pub(crate) async fn create_message(
     post,
     path = "/v1/messages/count_tokens",
     tag = "Tokens",
-    request_body = Object,
+    request_body = MessagesPrompt,
     responses(
         (status = 200, description = "`input_tokens`", body = Object),
         (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
     )
 )]
-pub(crate) async fn count_tokens(
-    State(state): State<AppState>,
-    Extension(model): Extension<Arc<LoadedModel>>,
-    JsonBytes(body): JsonBytes,
-) -> ApiResult<axum::Json<Value>> {
-    let len = body.len();
-    let count = move || {
-        let (name, messages) = MessagesRequest::parse_count(&body)?;
-        model.check_name(&name)?;
-        Ok(encode(&messages, None, &model)?.len())
-    };
-    let input_tokens = prepare(&state, len, count).await?;
+pub(crate) async fn count_tokens(request: Incoming) -> ApiResult<axum::Json<Value>> {
+    let input_tokens = request.prepare(num_tokens).await?;
     Ok(axum::Json(json!({"input_tokens": input_tokens})))
+}
+
+fn num_tokens(body: &[u8], model: &LoadedModel, _: &ServeConfig) -> ApiResult<usize> {
+    let request = MessagesPrompt::parse(body)?;
+    model.check_name(&request.model)?;
+    let tools = ToolUse::new(request.tool_options.as_ref(), model)?;
+    let kwargs = template_kwargs(&request);
+    let prompt = chat_prompt(&request, &kwargs)?;
+    Ok(ChatPrompt { tools: tools.definitions(), ..prompt }.encode(model)?.len())
 }
 
 /// A request that was checked and turned into tokens.
@@ -100,53 +91,124 @@ struct Prepared {
     model_name: String,
     generation: Generation,
     prompt: Vec<u32>,
+    answers: AnswerFormat,
 }
 
 impl Prepared {
     fn new(body: &[u8], model: &LoadedModel, config: &ServeConfig) -> ApiResult<Self> {
-        let request = MessagesRequest::parse(body)?;
+        let MessagesRequest { prompt: request, generation } = MessagesRequest::parse(body)?;
         model.check_name(&request.model)?;
         let limits = limits(model, config, 1);
-        let mut generation = Generation::new(&request.generation, &limits)
+        let output = generation.constraint.as_ref();
+        let mut generation = Generation::new(&generation, &limits)
             .map_err(|error| error.about("stop", "stop_sequences"))?;
         check_queue(model, config, 1, 1)?;
-        generation.grammar = constraint::compile(model, request.generation.constraint.as_ref())?;
-        let effort = request.output_config.as_ref().and_then(|config| config.effort.as_deref());
-        let prompt = encode(&request.messages, effort, model)?;
+        let kwargs = template_kwargs(&request);
+        let conversation = Conversation {
+            prompt: chat_prompt(&request, &kwargs)?,
+            tools: request.tool_options.as_ref(),
+            output,
+        };
+        let (prompt, answers) = conversation.prepare(model, &mut generation)?;
         check_prompt(model, "messages", &prompt, false)?;
-        Ok(Self { model_name: request.model, generation, prompt })
+        Ok(Self { model_name: request.model, generation, prompt, answers })
     }
 }
 
-/// The tokens of a conversation; the assistant's last message is left open.
-fn encode(
-    messages: &[ChatMessage],
-    reasoning_effort: Option<&str>,
-    model: &LoadedModel,
-) -> ApiResult<Vec<u32>> {
-    let is_open = messages.last().is_some_and(|message| message.role == Role::Assistant);
-    let prompt = ChatPrompt {
-        continue_final_message: Some(is_open),
-        reasoning_effort,
-        ..ChatPrompt::new(messages)
-    };
-    prompt.encode(model)
+/// What the chat template is told besides the messages: templates of models that may think know it by this name.
+fn template_kwargs(request: &MessagesPrompt) -> Map<String, Value> {
+    let thinks = request.thinking.map(|thinks| ("enable_thinking".to_owned(), thinks.into()));
+    thinks.into_iter().collect()
 }
 
-/// How answers are written.
+/// The prompt of a conversation, without functions; the assistant's last message is left open.
+fn chat_prompt<'a>(
+    request: &'a MessagesPrompt,
+    kwargs: &'a Map<String, Value>,
+) -> ApiResult<ChatPrompt<'a>> {
+    let last = request.messages.last().filter(|message| message.role == Role::Assistant);
+    if last.is_some_and(|message| message.tool_calls.is_some()) {
+        let message = "The last message calls functions: give their results in another one.";
+        return Err(ApiError::invalid("messages", message));
+    }
+    let config = request.output_config.as_ref();
+    Ok(ChatPrompt {
+        continue_final_message: Some(last.is_some()),
+        chat_template_kwargs: Some(kwargs),
+        reasoning_effort: config.and_then(|config| config.effort.as_deref()),
+        ..ChatPrompt::new(&request.messages)
+    })
+}
+
+/// An answer as it comes.
 struct MessageFormat {
     id: String,
     model_name: String,
+    blocks: Blocks,
     finish: Option<Finish>,
 }
 
 impl MessageFormat {
-    fn message(&self, content: Value, finish: Option<&Finish>, usage: Usage) -> Value {
-        let (stop_reason, stop_sequence) = stop(finish);
+    fn take(&mut self, delta: Delta) -> Vec<BlockEvent> {
+        let reason = delta.finish.as_ref().map(|finish| finish.reason);
+        let events = self.blocks.push(&delta.text, reason);
+        self.finish = delta
+            .finish
+            .or(self.finish.take())
+            .map(|finish| Finish { reason: self.blocks.finish_reason(finish.reason), ..finish });
+        events
+    }
+
+    /// The message as far as it is written.
+    fn message(&self, usage: Usage) -> Value {
+        let (stop_reason, stop_sequence) = stop(self.finish.as_ref());
+        let content: Vec<Value> = self.blocks.list().iter().map(content_block).collect();
         json!({
             "id": self.id, "type": "message", "role": "assistant", "model": self.model_name, "content": content,
             "stop_reason": stop_reason, "stop_sequence": stop_sequence, "usage": usage_of(usage),
         })
+    }
+
+    fn event(&self, event: BlockEvent) -> Bytes {
+        match event {
+            BlockEvent::Start(index) => {
+                let block = content_block(&self.blocks.begun(index));
+                typed_event("content_block_start", json!({"index": index, "content_block": block}))
+            }
+            BlockEvent::Delta(index, text) => {
+                let delta = match self.blocks.list()[index] {
+                    Block::Reasoning(_) => json!({"type": "thinking_delta", "thinking": text}),
+                    Block::Text(_) => json!({"type": "text_delta", "text": text}),
+                    Block::Call { .. } => {
+                        json!({"type": "input_json_delta", "partial_json": text})
+                    }
+                };
+                typed_event("content_block_delta", json!({"index": index, "delta": delta}))
+            }
+            BlockEvent::End(index) => typed_event("content_block_stop", json!({"index": index})),
+        }
+    }
+}
+
+/// A block of the message. Nothing is signed, as nothing is hidden.
+fn content_block(block: &Block) -> Value {
+    match block {
+        Block::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
+        Block::Text(text) => json!({"type": "text", "text": text}),
+        Block::Call { id, name, arguments } => {
+            json!({"type": "tool_use", "id": id, "name": name, "input": input(arguments)})
+        }
+    }
+}
+
+/// The arguments of a call as the object that they have to be here.
+///
+/// Source: Anthropic's documentation of streamed tool use, for what is no object because it was cut short.
+fn input(arguments: &str) -> Value {
+    match serde_json::from_str(arguments) {
+        Ok(input @ Value::Object(_)) => input,
+        _ if arguments.is_empty() => json!({}),
+        _ => json!({"INVALID_JSON": arguments}),
     }
 }
 
@@ -158,6 +220,7 @@ fn stop(finish: Option<&Finish>) -> (Value, Value) {
             ("stop_sequence".into(), text.as_str().into())
         }
         Some(Finish { reason: FinishReason::Length, .. }) => ("max_tokens".into(), Value::Null),
+        Some(Finish { reason: FinishReason::ToolCalls, .. }) => ("tool_use".into(), Value::Null),
         // What the server cut short when it stopped is not complete.
         Some(Finish { reason: FinishReason::Abort, .. }) => ("pause_turn".into(), Value::Null),
         Some(_) => ("end_turn".into(), Value::Null),
@@ -189,29 +252,19 @@ impl ChunkFormat for MessageFormat {
         _: Option<Vec<Option<TokenLogprobs>>>,
         usage: Option<Usage>,
     ) -> Option<Bytes> {
-        let message = self.message(json!([]), None, usage.unwrap_or_default());
-        let block = json!({"index": 0, "content_block": {"type": "text", "text": ""}});
-        let events = [
-            typed_event("message_start", json!({"message": message})),
-            typed_event("content_block_start", block),
-        ];
-        Some(events.concat().into())
+        let message = self.message(usage.unwrap_or_default());
+        Some(typed_event("message_start", json!({"message": message})))
     }
 
     fn delta(&mut self, _: usize, delta: Delta, _: Option<Usage>) -> Bytes {
-        self.finish = delta.finish.or(self.finish.take());
-        if delta.text.is_empty() {
-            return Bytes::new();
-        }
-        let text = json!({"type": "text_delta", "text": delta.text});
-        typed_event("content_block_delta", json!({"index": 0, "delta": text}))
+        let events = self.take(delta);
+        events.into_iter().map(|event| self.event(event)).collect::<Vec<_>>().concat().into()
     }
 
     fn usage(&mut self, usage: Usage) -> Bytes {
         let (stop_reason, stop_sequence) = stop(self.finish.as_ref());
         let delta = json!({"stop_reason": stop_reason, "stop_sequence": stop_sequence});
         let events = [
-            typed_event("content_block_stop", json!({"index": 0})),
             typed_event("message_delta", json!({"delta": delta, "usage": usage_of(usage)})),
             typed_event("message_stop", json!({})),
         ];

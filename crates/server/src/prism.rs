@@ -2,12 +2,7 @@
 
 mod select;
 
-use std::sync::Arc;
-use std::time::Instant;
-
-use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{
     ErrorResponse, GenerateChoice, GenerateRequest, GenerateResponse, SessionRequest, SessionState,
@@ -18,16 +13,16 @@ use candlepower_tokenizer::Tokenizer;
 use uuid::Uuid;
 
 use crate::api_error::{ApiError, ApiResult};
-use crate::body::JsonBytes;
 use crate::config::{Framework, ServeConfig};
 use crate::constraint;
 use crate::generate::{UsageCounter, check_queue, limits, submit};
+use crate::incoming::Incoming;
 use crate::logprobs::chat_logprobs;
 use crate::params::{Generation, num_logprobs};
-use crate::prompt::{check_prompt, encode, prepare, unix_seconds};
+use crate::prompt::{check_prompt, encode, unix_seconds};
 use crate::sessions::Turn;
 use crate::sse::{self, ChunkFormat};
-use crate::state::{AppState, LoadedModel};
+use crate::state::LoadedModel;
 use crate::stream::{Delta, FinishedChoice, finish_all};
 
 /// Generates in branches, selects, and goes on in sessions. Only with `--framework prism`.
@@ -43,33 +38,23 @@ use crate::stream::{Delta, FinishedChoice, finish_all};
         (status = 429, description = "The queue is full", body = ErrorResponse),
     )
 )]
-pub(crate) async fn generate(
-    State(state): State<AppState>,
-    Extension(model): Extension<Arc<LoadedModel>>,
-    JsonBytes(body): JsonBytes,
-) -> ApiResult<Response> {
-    let arrived = Instant::now();
-    if state.config().framework != Framework::Prism {
+pub(crate) async fn generate(request: Incoming) -> ApiResult<Response> {
+    if request.state.config().framework != Framework::Prism {
         return Err(ApiError::not_found(
             None,
             "not_found",
             "POST /generate needs `--framework prism`; /v1/completions is there with any framework.",
         ));
     }
-    let work = {
-        let (state, model) = (state.clone(), Arc::clone(&model));
-        let len = constraint::preparation_cost(&body);
-        prepare(&state.clone(), len, move || Work::new(&body, &model, state.config())).await?
-    };
-    match work {
+    match request.prepare(Work::new).await? {
         Work::Close { header, id } => {
-            let session = model.sessions.close(&id)?;
+            let session = request.model.sessions.close(&id)?;
             let usage = Some(Usage::default());
             let response = header.response("generation", Vec::new(), usage);
             Ok(axum::Json(GenerateResponse { session: Some(session), ..response }).into_response())
         }
-        Work::Select(selection) => select::respond(selection, &state, &model, arrived).await,
-        Work::Generate(prepared) => respond(prepared, &state, &model, arrived).await,
+        Work::Select(selection) => select::respond(selection, &request).await,
+        Work::Generate(prepared) => respond(prepared, &request).await,
     }
 }
 
@@ -177,20 +162,15 @@ fn prompt(
     Ok((param, [before, &new].concat()))
 }
 
-async fn respond(
-    prepared: Prepared,
-    state: &AppState,
-    model: &LoadedModel,
-    arrived: Instant,
-) -> ApiResult<Response> {
+async fn respond(prepared: Prepared, request: &Incoming) -> ApiResult<Response> {
     let Prepared { header, generation, prompt, turn } = prepared;
     let prompts = [prompt];
-    let choices = submit(state, model, &prompts, &generation, arrived)?;
+    let choices = submit(request, &prompts, &generation)?;
     let usage = UsageCounter::new(&prompts, generation.n);
     let [prompt] = prompts;
     let format = GenerateFormat {
         header,
-        tokenizer: model.tokenizer.clone(),
+        tokenizer: request.model.tokenizer.clone(),
         logprobs: generation.logprobs().is_some(),
         branches: Branch::of(turn, &prompt, generation.n),
     };

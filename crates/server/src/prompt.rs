@@ -7,37 +7,7 @@ use candlepower_tokenizer::{AddSpecialTokens, LocalTime, Prompt, PromptEnd, Rend
 use serde_json::{Map, Value};
 
 use crate::api_error::{ApiError, ApiResult};
-use crate::state::{AppState, LoadedModel};
-
-/// Bodies up to this size are prepared where they arrive; longer ones would hold up other requests there.
-const SHORT_BODY_BYTES: usize = 8 << 10;
-
-/// Runs `work`, which takes a time that grows with `body_len`, where it does not hold up other requests.
-pub(crate) async fn prepare<T: Send + 'static>(
-    state: &AppState,
-    body_len: usize,
-    work: impl FnOnce() -> ApiResult<T> + Send + 'static,
-) -> ApiResult<T> {
-    if body_len <= SHORT_BODY_BYTES {
-        return work();
-    }
-    let permit = state
-        .preparation()
-        .acquire_owned()
-        .await
-        .map_err(|error| ApiError::internal(error.to_string()))?;
-    let work = move || {
-        // Kept until the work is done, even if its request is gone by then.
-        let _permit = permit;
-        work()
-    };
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => {
-            Err(ApiError::internal(format!("The request could not be prepared: {error}")))
-        }
-    }
-}
+use crate::state::LoadedModel;
 
 /// How a conversation becomes a prompt.
 pub(crate) struct ChatPrompt<'a> {

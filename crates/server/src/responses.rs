@@ -5,23 +5,25 @@ mod store;
 mod stream;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::Extension;
-use axum::extract::{Path, State};
+use axum::extract::Path;
 use axum::response::{IntoResponse, Response};
-use candlepower_api::{ChatMessage, ErrorResponse, ResponsesRequest, Role};
+use candlepower_api::{ChatMessage, ErrorResponse, FinishReason, ResponsesRequest, Role, Usage};
+use candlepower_tokenizer::AddSpecialTokens;
 use serde_json::{Value, json};
 
+use crate::answer::AnswerFormat;
 use crate::api_error::{ApiError, ApiResult};
-use crate::body::JsonBytes;
+use crate::blocks::{self, Block, Blocks};
 use crate::config::ServeConfig;
-use crate::constraint;
+use crate::conversation::Conversation;
 use crate::generate::{UsageCounter, check_queue, limits, submit};
+use crate::incoming::Incoming;
 use crate::params::{Generation, StreamShape};
-use crate::prompt::{ChatPrompt, check_prompt, prepare};
+use crate::prompt::{ChatPrompt, check_prompt};
 use crate::sse;
-use crate::state::{AppState, LoadedModel};
+use crate::state::LoadedModel;
 use crate::stream::finish_all;
 
 use object::ResponseObject;
@@ -42,34 +44,28 @@ use stream::ResponseStream;
         (status = 429, description = "The queue is full", body = ErrorResponse),
     )
 )]
-pub(crate) async fn create_response(
-    State(state): State<AppState>,
-    Extension(model): Extension<Arc<LoadedModel>>,
-    JsonBytes(body): JsonBytes,
-) -> ApiResult<Response> {
-    let arrived = Instant::now();
-    let prepared = {
-        let (state, model) = (state.clone(), Arc::clone(&model));
-        let len = constraint::preparation_cost(&body);
-        prepare(&state.clone(), len, move || Prepared::new(&body, &model, state.config())).await?
-    };
-    let Prepared { generation, prompt, object, messages } = prepared;
+pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
+    let Prepared { generation, prompt, answers, object, messages } =
+        request.prepare(Prepared::new).await?;
     let prompts = [prompt];
-    let choices = submit(&state, &model, &prompts, &generation, arrived)?;
+    let choices = submit(&request, &prompts, &generation)?;
     let mut usage = UsageCounter::new(&prompts, 1);
     let [prompt] = prompts;
-    let turn = Turn { object, messages, token_ids: prompt, model: Arc::clone(&model) };
+    let mut blocks = Blocks::new(answers.answer());
+    let turn = Turn { object, messages, token_ids: prompt, model: request.model };
     if generation.stream.is_some() {
         // The usage is in the last event.
         let shape = StreamShape { include_usage: true, continuous_usage: false };
-        return Ok(sse::respond(ResponseStream::new(turn), choices, usage, shape));
+        return Ok(sse::respond(ResponseStream::new(turn, blocks), choices, usage, shape));
     }
     let finished = finish_all(choices).await?.remove(0);
     usage.prompt(0, finished.num_cached_tokens);
     usage.generated(finished.delta.token_ids.len());
-    let finish = finished.delta.finish.ok_or_else(|| ApiError::internal("It did not end."))?;
     let (text, token_ids) = (finished.delta.text, finished.delta.token_ids);
-    Ok(axum::Json(turn.finish(text, &token_ids, finish.reason, usage.usage())).into_response())
+    let finish = finished.delta.finish.ok_or_else(|| ApiError::internal("It did not end."))?;
+    blocks.push(&text, Some(finish.reason));
+    let response = turn.finish(blocks.list(), &token_ids, finish.reason, usage.usage());
+    Ok(axum::Json(response).into_response())
 }
 
 /// A response that the server holds.
@@ -113,6 +109,7 @@ pub(crate) async fn delete_response(
 struct Prepared {
     generation: Generation,
     prompt: Vec<u32>,
+    answers: AnswerFormat,
     object: ResponseObject,
     /// The conversation, without the instructions of this turn.
     messages: Vec<ChatMessage>,
@@ -129,7 +126,6 @@ impl Prepared {
         let generation_fields = std::mem::take(&mut request.generation);
         let mut generation = Generation::new(&generation_fields, &limits)?;
         check_queue(model, config, 1, 1)?;
-        generation.grammar = constraint::compile(model, generation_fields.constraint.as_ref())?;
         let previous = request.previous_response_id.as_deref();
         let previous =
             previous.map(|id| model.responses.get("previous_response_id", id)).transpose()?;
@@ -139,16 +135,22 @@ impl Prepared {
         let instructions = request.instructions.iter();
         let instructions = instructions.map(|text| ChatMessage::text(Role::System, text.clone()));
         let conversation: Vec<_> = instructions.chain(messages.iter().cloned()).collect();
-        let prompt = ChatPrompt {
-            reasoning_effort: request.reasoning_effort.as_deref(),
-            ..ChatPrompt::new(&conversation)
+        let conversation = Conversation {
+            prompt: ChatPrompt {
+                reasoning_effort: request.reasoning_effort.as_deref(),
+                ..ChatPrompt::new(&conversation)
+            },
+            tools: request.tool_options.as_ref(),
+            output: generation_fields.constraint.as_ref(),
         };
-        let prompt = prompt.encode(model).map_err(|error| error.about("messages", "input"))?;
+        let (prompt, answers) = conversation
+            .prepare(model, &mut generation)
+            .map_err(|error| error.about("messages", "input"))?;
         let known = previous.as_ref().map_or(&[][..], |stored| &stored.token_ids);
         let prompt = with_known_beginning(&model.tokenizer, known, prompt);
         check_prompt(model, "input", &prompt, false)?;
         let object = ResponseObject::new(request, &generation_fields);
-        Ok(Self { generation, prompt, object, messages })
+        Ok(Self { generation, prompt, answers, object, messages })
     }
 }
 
@@ -165,14 +167,15 @@ impl Turn {
     /// Ends the turn; holds the response if it is to be held.
     fn finish(
         mut self,
-        text: String,
+        blocks: &[Block],
         output_ids: &[u32],
-        reason: candlepower_api::FinishReason,
-        usage: candlepower_api::Usage,
+        reason: FinishReason,
+        usage: Usage,
     ) -> Value {
-        let object = self.object.finished(&text, reason, usage);
+        let num_thought = self.num_thought(blocks);
+        let object = self.object.finished(blocks, reason, usage, num_thought);
         if self.object.store {
-            self.messages.push(ChatMessage::text(Role::Assistant, text));
+            self.messages.push(blocks::turn(blocks));
             let eos_token_ids = &self.model.engine.info().eos_token_ids;
             // What ends a turn is the template's to write.
             let output = output_ids.iter().filter(|id| !eos_token_ids.contains(id));
@@ -185,5 +188,17 @@ impl Turn {
             self.model.responses.insert(self.object.id.clone(), stored);
         }
         object
+    }
+
+    /// How many tokens the reasoning has; it is split again for that, which may differ by a token or two.
+    fn num_thought(&self, blocks: &[Block]) -> usize {
+        let num_tokens = |text: &str| {
+            self.model.tokenizer.encode(text, AddSpecialTokens::No).map_or(0, |ids| ids.len())
+        };
+        let thoughts = blocks.iter().map(|block| match block {
+            Block::Reasoning(text) => num_tokens(text),
+            Block::Text(_) | Block::Call { .. } => 0,
+        });
+        thoughts.sum()
     }
 }

@@ -1,9 +1,6 @@
 //! POST /tokenize and /detokenize.
 
-use std::sync::Arc;
-
-use axum::extract::State;
-use axum::{Extension, Json};
+use axum::Json;
 use candlepower_api::{
     DetokenizeRequest, DetokenizeResponse, ErrorResponse, TokenizeInput, TokenizeRequest,
     TokenizeResponse,
@@ -11,9 +8,11 @@ use candlepower_api::{
 use candlepower_tokenizer::{AddSpecialTokens, SkipSpecialTokens};
 
 use crate::api_error::{ApiError, ApiResult};
-use crate::body::JsonBytes;
-use crate::prompt::{ChatPrompt, prepare};
-use crate::state::{AppState, LoadedModel};
+use crate::config::ServeConfig;
+use crate::incoming::Incoming;
+use crate::prompt::ChatPrompt;
+use crate::state::LoadedModel;
+use crate::tools::ToolUse;
 
 /// Splits a text or a conversation into tokens.
 #[utoipa::path(
@@ -26,15 +25,11 @@ use crate::state::{AppState, LoadedModel};
         (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
     )
 )]
-pub(crate) async fn tokenize(
-    State(state): State<AppState>,
-    Extension(model): Extension<Arc<LoadedModel>>,
-    JsonBytes(body): JsonBytes,
-) -> ApiResult<Json<TokenizeResponse>> {
-    prepare(&state, body.len(), move || tokens(&body, &model)).await.map(Json)
+pub(crate) async fn tokenize(request: Incoming) -> ApiResult<Json<TokenizeResponse>> {
+    request.prepare(tokens).await.map(Json)
 }
 
-fn tokens(body: &[u8], model: &LoadedModel) -> ApiResult<TokenizeResponse> {
+fn tokens(body: &[u8], model: &LoadedModel, _: &ServeConfig) -> ApiResult<TokenizeResponse> {
     let request = TokenizeRequest::parse(body)?;
     if let Some(name) = &request.model {
         model.check_name(name)?;
@@ -55,16 +50,19 @@ fn tokens(body: &[u8], model: &LoadedModel) -> ApiResult<TokenizeResponse> {
             add_generation_prompt,
             continue_final_message,
             chat_template_kwargs,
-        } => ChatPrompt {
-            messages,
-            tools: None,
-            add_generation_prompt: *add_generation_prompt,
-            continue_final_message: *continue_final_message,
-            chat_template_kwargs: chat_template_kwargs.as_ref(),
-            reasoning_effort: None,
-            add_special_tokens: request.add_special_tokens.unwrap_or(false),
+            tool_options,
+        } => {
+            let tools = ToolUse::new(tool_options.as_ref(), model)?;
+            let prompt = ChatPrompt {
+                tools: tools.definitions(),
+                add_generation_prompt: *add_generation_prompt,
+                continue_final_message: *continue_final_message,
+                chat_template_kwargs: chat_template_kwargs.as_ref(),
+                add_special_tokens: request.add_special_tokens.unwrap_or(false),
+                ..ChatPrompt::new(messages)
+            };
+            prompt.encode(model)?
         }
-        .encode(model)?,
     };
     let token_strs = request.return_token_strs.unwrap_or(false);
     Ok(TokenizeResponse {
@@ -87,15 +85,11 @@ fn tokens(body: &[u8], model: &LoadedModel) -> ApiResult<TokenizeResponse> {
         (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
     )
 )]
-pub(crate) async fn detokenize(
-    State(state): State<AppState>,
-    Extension(model): Extension<Arc<LoadedModel>>,
-    JsonBytes(body): JsonBytes,
-) -> ApiResult<Json<DetokenizeResponse>> {
-    prepare(&state, body.len(), move || text(&body, &model)).await.map(Json)
+pub(crate) async fn detokenize(request: Incoming) -> ApiResult<Json<DetokenizeResponse>> {
+    request.prepare(text).await.map(Json)
 }
 
-fn text(body: &[u8], model: &LoadedModel) -> ApiResult<DetokenizeResponse> {
+fn text(body: &[u8], model: &LoadedModel, _: &ServeConfig) -> ApiResult<DetokenizeResponse> {
     let request = DetokenizeRequest::parse(body)?;
     if let Some(name) = &request.model {
         model.check_name(name)?;

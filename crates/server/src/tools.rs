@@ -1,6 +1,6 @@
-//! The functions of a chat request: what the model is told of them, and what its answer is held to.
+//! The functions of a request: what the model is told of them, and what its answer is held to.
 
-use candlepower_api::{OutputConstraint, Tool, ToolChoice, ToolOptions, clip};
+use candlepower_api::{AllowedMode, OutputConstraint, Tool, ToolChoice, ToolOptions, clip};
 use candlepower_dialect::{AnswerShape, Calls, Dialect, Error, Function, Thinking};
 use candlepower_grammar::{Constraint, Grammar};
 use serde_json::Value;
@@ -15,6 +15,8 @@ pub(crate) struct ToolUse<'a> {
     parallel: bool,
     /// Those that may be called, with their places in the request.
     callable: Vec<(usize, &'a Tool)>,
+    /// Where a tool has the schema of its arguments.
+    schema_field: &'static str,
     /// All of them, for the chat template.
     definitions: Option<Value>,
 }
@@ -24,11 +26,12 @@ impl<'a> ToolUse<'a> {
     /// Functions are to be called, and the model has no way to.
     pub(crate) fn new(options: Option<&'a ToolOptions>, model: &LoadedModel) -> ApiResult<Self> {
         let options = options.filter(|options| options.choice != ToolChoice::None);
-        let Some(ToolOptions { tools, choice, parallel }) = options else {
+        let Some(ToolOptions { tools, choice, parallel, schema_field }) = options else {
             return Ok(Self {
                 calls: Calls::None,
                 parallel: true,
                 callable: Vec::new(),
+                schema_field: "",
                 definitions: None,
             });
         };
@@ -44,13 +47,20 @@ impl<'a> ToolUse<'a> {
         }
         let is_callable = |tool: &Tool| match choice {
             ToolChoice::Function(name) => tool.name == *name,
+            ToolChoice::Allowed(allowed) => allowed.names.contains(&tool.name),
             _ => true,
         };
+        let calls = match choice {
+            ToolChoice::Auto => Calls::Allowed,
+            ToolChoice::Allowed(allowed) if allowed.mode == AllowedMode::Auto => Calls::Allowed,
+            _ => Calls::Required,
+        };
         Ok(Self {
-            calls: if *choice == ToolChoice::Auto { Calls::Allowed } else { Calls::Required },
+            calls,
             // A function that is named is called once.
             parallel: *parallel && !matches!(choice, ToolChoice::Function(_)),
             callable: tools.iter().enumerate().filter(|(_, tool)| is_callable(tool)).collect(),
+            schema_field,
             definitions: Some(tools.iter().map(|tool| tool.definition.clone()).collect()),
         })
     }
@@ -91,6 +101,7 @@ impl<'a> ToolUse<'a> {
             calls: self.calls,
             parallel: self.parallel,
             functions: &functions,
+            has_others: self.callable.len() < self.num_known(),
             text: text.as_ref(),
         };
         let whole = shape.constraint(&model.tokenizer).map_err(|error| self.refused(&error))?;
@@ -114,7 +125,7 @@ impl<'a> ToolUse<'a> {
         for ((index, _), function) in self.callable.iter().zip(functions) {
             if function.strict || self.calls == Calls::Required {
                 let schema = Constraint::JsonSchema(function.schema());
-                constraint::compile_as(model, &parameters(*index), &schema)?;
+                constraint::compile_as(model, &self.schema_path(*index), &schema)?;
             }
         }
         Ok(())
@@ -125,14 +136,19 @@ impl<'a> ToolUse<'a> {
             Error::Parameters { function, .. } => self
                 .callable
                 .get(*function)
-                .map_or_else(|| "tools".to_owned(), |(index, _)| parameters(*index)),
+                .map_or_else(|| "tools".to_owned(), |(index, _)| self.schema_path(*index)),
             _ => "tools".to_owned(),
         };
         let message = format!("`{field}` cannot be held: {}.", clip(&error.to_string()));
         ApiError::invalid(field, message)
     }
-}
 
-fn parameters(index: usize) -> String {
-    format!("tools[{index}].function.parameters")
+    /// How many functions the model is told of.
+    fn num_known(&self) -> usize {
+        self.definitions.as_ref().and_then(Value::as_array).map_or(0, Vec::len)
+    }
+
+    fn schema_path(&self, index: usize) -> String {
+        format!("tools[{index}].{}", self.schema_field)
+    }
 }

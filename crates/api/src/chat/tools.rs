@@ -2,7 +2,7 @@
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::error::{FieldError, excerpt};
@@ -13,7 +13,7 @@ pub const MAX_TOOLS: usize = 512;
 /// Longest name of a function, in bytes.
 const MAX_NAME_BYTES: usize = 64;
 
-/// What `tools`, `tool_choice` and `parallel_tool_calls` say.
+/// What a request says of functions, whichever API it comes by.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ToolOptions {
     /// Never empty; names differ.
@@ -24,7 +24,30 @@ pub struct ToolOptions {
     /// Whether one answer may hold several calls.
     #[serde(rename = "parallel_tool_calls")]
     pub parallel: bool,
+    /// Where a tool of this API has the schema of its arguments.
+    #[serde(skip)]
+    pub schema_field: &'static str,
 }
+
+/// Where an API has what can be wrong with functions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ToolPaths {
+    /// A tool's name, within the tool.
+    pub(crate) name: &'static str,
+    /// The schema of its arguments, within the tool.
+    pub(crate) schema: &'static str,
+    /// The one function that is chosen.
+    pub(crate) chosen: &'static str,
+    /// Those that are allowed.
+    pub(crate) allowed: &'static str,
+}
+
+const PATHS: ToolPaths = ToolPaths {
+    name: "function.name",
+    schema: "function.parameters",
+    chosen: "tool_choice.function.name",
+    allowed: "tool_choice.allowed_tools.tools",
+};
 
 /// The fields as they stand on the wire.
 #[derive(ToSchema)]
@@ -34,7 +57,7 @@ pub(crate) struct WireToolOptions {
     /// The functions that the model may call.
     #[schema(min_items = 1)]
     tools: Option<Vec<WireTool>>,
-    /// `none`, `auto`, `required`, or the function to call; `auto` where there are tools.
+    /// `none`, `auto`, `required`, the function to call, or those that are allowed; `auto` where there are tools.
     tool_choice: Option<WireToolChoice>,
     /// Whether one answer may hold several calls.
     #[schema(default = true)]
@@ -56,6 +79,35 @@ pub(crate) enum WireToolChoice {
         /// The function.
         function: WireFunctionName,
     },
+    /// One of these functions.
+    Allowed {
+        /// `allowed_tools`.
+        #[serde(rename = "type")]
+        kind: &'static str,
+        /// The functions.
+        allowed_tools: WireAllowedTools,
+    },
+}
+
+/// Some of the functions.
+#[derive(Serialize, ToSchema)]
+#[schema(as = AllowedTools)]
+pub(crate) struct WireAllowedTools {
+    /// `auto`, or `required` where one of them has to be called.
+    mode: &'static str,
+    /// The functions.
+    tools: Vec<WireAllowedTool>,
+}
+
+/// One of the functions that are allowed.
+#[derive(Serialize, ToSchema)]
+#[schema(as = AllowedTool)]
+pub(crate) struct WireAllowedTool {
+    /// `function`.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// The function.
+    function: WireFunctionName,
 }
 
 /// The name of a function.
@@ -82,16 +134,37 @@ impl ToolOptions {
                 Some(_) => Err(FieldError::new("tool_choice", "`tool_choice` needs `tools`.")),
             };
         };
-        check_tools(&tools)?;
+        if tools.is_empty() {
+            return Err(FieldError::new("tools", "`tools` is empty: leave it out."));
+        }
         let choice = choice.unwrap_or(ToolChoice::Auto);
-        if let ToolChoice::Function(name) = &choice
-            && !tools.iter().any(|tool| tool.name == *name)
+        Self::checked(tools, choice, parallel, PATHS).map(Some)
+    }
+
+    /// Checks functions, of which there is at least one, and the choice among them.
+    ///
+    /// # Errors
+    /// There are too many, two have one name, or the choice names one that is not there.
+    pub(crate) fn checked(
+        tools: Vec<Tool>,
+        choice: ToolChoice,
+        parallel: Option<bool>,
+        paths: ToolPaths,
+    ) -> Result<Self, FieldError> {
+        check_tools(&tools, paths)?;
+        let (param, names) = match &choice {
+            ToolChoice::Function(name) => (paths.chosen, std::slice::from_ref(name)),
+            ToolChoice::Allowed(allowed) => (paths.allowed, &*allowed.names),
+            ToolChoice::None | ToolChoice::Auto | ToolChoice::Required => ("", &[][..]),
+        };
+        if let Some(name) = names.iter().find(|name| !tools.iter().any(|tool| tool.name == **name))
         {
             let message =
                 format!("`tool_choice` names `{}`, which is none of `tools`.", excerpt(name));
-            return Err(FieldError::new("tool_choice.function.name", message));
+            return Err(FieldError::new(param, message));
         }
-        Ok(Some(Self { tools, choice, parallel: parallel.unwrap_or(true) }))
+        let parallel = parallel.unwrap_or(true);
+        Ok(Self { tools, choice, parallel, schema_field: paths.schema })
     }
 }
 
@@ -106,10 +179,7 @@ fn refuse_older_names(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     Ok(())
 }
 
-fn check_tools(tools: &[Tool]) -> Result<(), FieldError> {
-    if tools.is_empty() {
-        return Err(FieldError::new("tools", "`tools` is empty: leave it out."));
-    }
+fn check_tools(tools: &[Tool], paths: ToolPaths) -> Result<(), FieldError> {
     if tools.len() > MAX_TOOLS {
         let message = format!("`tools` has {} functions; {MAX_TOOLS} are the most.", tools.len());
         return Err(FieldError::new("tools", message));
@@ -117,7 +187,7 @@ fn check_tools(tools: &[Tool]) -> Result<(), FieldError> {
     for (index, tool) in tools.iter().enumerate() {
         if tools[..index].iter().any(|other| other.name == tool.name) {
             let message = format!("`{}` is the name of two of `tools`.", tool.name);
-            return Err(FieldError::new(format!("tools[{index}].function.name"), message));
+            return Err(FieldError::new(format!("tools[{index}].{}", paths.name), message));
         }
     }
     Ok(())
@@ -132,8 +202,38 @@ pub struct Tool {
     pub parameters: Option<Map<String, Value>>,
     /// Whether its arguments are held to the schema whenever it is called.
     pub strict: bool,
-    /// All that the request says of it, for the chat template.
+    /// All that the request says of it, for the chat template: `type` and `function`, as /v1/chat/completions has them.
     pub definition: Value,
+}
+
+impl Tool {
+    /// A function of an API that says of it no more than this.
+    ///
+    /// # Errors
+    /// What is wrong with its name or its schema.
+    pub(crate) fn described(
+        name: String,
+        description: Option<String>,
+        parameters: Option<Map<String, Value>>,
+        strict: bool,
+    ) -> Result<Self, String> {
+        let mut function = Map::from_iter([("name".to_owned(), Value::from(name.as_str()))]);
+        function.extend(description.map(|text| ("description".to_owned(), text.into())));
+        function.extend(parameters.clone().map(|schema| ("parameters".to_owned(), schema.into())));
+        let definition = json!({"type": "function", "function": function});
+        Self { name, parameters, strict, definition }.checked()
+    }
+
+    fn checked(self) -> Result<Self, String> {
+        let name = &self.name;
+        check_name(name)?;
+        match self.parameters.as_ref().and_then(|schema| schema.get("type")) {
+            Some(kind) if kind != "object" => {
+                Err(format!("the arguments of `{name}` must have the schema of an object"))
+            }
+            _ => Ok(self),
+        }
+    }
 }
 
 /// A tool as it stands on the wire.
@@ -180,15 +280,8 @@ impl<'de> Deserialize<'de> for Tool {
         }
         let function = function.ok_or_else(|| D::Error::custom("the tool has no `function`"))?;
         let WireFunction { name, parameters, strict, .. } = function;
-        check_name(&name).map_err(D::Error::custom)?;
-        if let Some(kind) = parameters.as_ref().and_then(|schema| schema.get("type"))
-            && kind != "object"
-        {
-            return Err(D::Error::custom(format_args!(
-                "the `parameters` of `{name}` must be the schema of an object"
-            )));
-        }
-        Ok(Self { name, parameters, strict: strict.unwrap_or(false), definition })
+        let strict = strict.unwrap_or(false);
+        Self { name, parameters, strict, definition }.checked().map_err(D::Error::custom)
     }
 }
 
@@ -220,6 +313,64 @@ pub enum ToolChoice {
     Required,
     /// This one.
     Function(String),
+    /// Only these, though the model knows of the others.
+    Allowed(AllowedTools),
+}
+
+/// Some of the functions that the model knows of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllowedTools {
+    /// Whether one of them has to be called.
+    pub mode: AllowedMode,
+    /// Their names; never empty.
+    pub names: Vec<String>,
+}
+
+/// Whether one of the allowed functions has to be called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AllowedMode {
+    /// As the model decides.
+    Auto,
+    /// At least one.
+    Required,
+}
+
+impl AllowedMode {
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Required => "required",
+        }
+    }
+}
+
+impl AllowedTools {
+    /// Reads `mode` and `tools` of an object; `name_of` finds the name in one of the tools.
+    ///
+    /// # Errors
+    /// What it must be instead.
+    pub(crate) fn read(
+        allowed: &Value,
+        name_of: fn(&Value) -> Option<&str>,
+    ) -> Result<Self, String> {
+        let mode = match allowed["mode"].as_str() {
+            Some("auto") => AllowedMode::Auto,
+            Some("required") => AllowedMode::Required,
+            _ => return Err("`mode` of `allowed_tools` must be auto or required".to_owned()),
+        };
+        let tools = allowed["tools"].as_array().map_or(&[][..], Vec::as_slice);
+        let names = tools.iter().map(|tool| {
+            let name = name_of(tool).filter(|_| tool["type"] == "function");
+            let wrong = "`tools` of `allowed_tools` must be functions, each with its name";
+            name.map(str::to_owned).ok_or_else(|| wrong.to_owned())
+        });
+        let names = names.collect::<Result<Vec<_>, _>>()?;
+        if names.is_empty() {
+            return Err("`tools` of `allowed_tools` is empty: say none instead".to_owned());
+        }
+        Ok(Self { mode, names })
+    }
 }
 
 impl Serialize for ToolChoice {
@@ -232,6 +383,17 @@ impl Serialize for ToolChoice {
                 kind: "function",
                 function: WireFunctionName { name: name.clone() },
             },
+            Self::Allowed(AllowedTools { mode, names }) => {
+                let tool = |name: &String| WireAllowedTool {
+                    kind: "function",
+                    function: WireFunctionName { name: name.clone() },
+                };
+                let tools = names.iter().map(tool).collect();
+                WireToolChoice::Allowed {
+                    kind: "allowed_tools",
+                    allowed_tools: WireAllowedTools { mode: mode.as_str(), tools },
+                }
+            }
         };
         choice.serialize(serializer)
     }
@@ -246,31 +408,53 @@ impl<'de> Deserialize<'de> for ToolChoice {
             )
         };
         if let Some(word) = value.as_str() {
-            return match word {
-                "none" => Ok(Self::None),
-                "auto" => Ok(Self::Auto),
-                "required" => Ok(Self::Required),
-                _ => Err(wrong()),
-            };
+            return Self::of_word(word).ok_or_else(wrong);
         }
-        let kind = value["type"].as_str().ok_or_else(wrong)?;
-        if kind != "function" {
-            return Err(D::Error::custom(format_args!(
-                "the type `{}` is not supported, only `function`",
-                excerpt(kind)
-            )));
+        match value["type"].as_str().ok_or_else(wrong)? {
+            "function" => {
+                let name = value["function"]["name"].as_str().ok_or_else(wrong)?;
+                Ok(Self::Function(name.to_owned()))
+            }
+            "allowed_tools" => AllowedTools::read(&value["allowed_tools"], |tool| {
+                tool["function"]["name"].as_str()
+            })
+            .map(Self::Allowed)
+            .map_err(D::Error::custom),
+            other => Err(D::Error::custom(unknown_choice(other))),
         }
-        value["function"]["name"]
-            .as_str()
-            .map(|name| Self::Function(name.to_owned()))
-            .ok_or_else(wrong)
     }
+}
+
+impl ToolChoice {
+    /// The choice that is one word.
+    pub(crate) fn of_word(word: &str) -> Option<Self> {
+        match word {
+            "none" => Some(Self::None),
+            "auto" => Some(Self::Auto),
+            "required" => Some(Self::Required),
+            _ => None,
+        }
+    }
+}
+
+/// What is wrong with a choice of a type that is not known.
+pub(crate) fn unknown_choice(kind: &str) -> String {
+    format!("the type `{}` is not supported, only `function` and `allowed_tools`", excerpt(kind))
 }
 
 /// A call that the assistant made in an earlier turn, as the request brings it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct PastToolCall(pub Map<String, Value>);
+
+impl PastToolCall {
+    /// A call of a function. `arguments` are a JSON object, or its text.
+    pub fn new(id: &str, name: &str, arguments: Value) -> Self {
+        let function = json!({"name": name, "arguments": arguments});
+        let entries = [("id", id.into()), ("type", "function".into()), ("function", function)];
+        Self(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+    }
+}
 
 impl<'de> Deserialize<'de> for PastToolCall {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -371,11 +555,21 @@ mod tests {
                 r#"{"type": "function", "function": {"name": "weather"}}"#,
                 ToolChoice::Function("weather".into()),
             ),
+            (
+                r#"{"type": "allowed_tools", "allowed_tools": {"mode": "required",
+                    "tools": [{"type": "function", "function": {"name": "weather"}}]}}"#,
+                ToolChoice::Allowed(AllowedTools {
+                    mode: AllowedMode::Required,
+                    names: vec!["weather".into()],
+                }),
+            ),
         ] {
             let body = format!(
                 r#"{{"tools": [{WEATHER}], "tool_choice": {choice}, "parallel_tool_calls": false}}"#
             );
             let options = take(&body).unwrap().unwrap();
+            let written = serde_json::to_value(&options.choice).unwrap();
+            assert_eq!(written, serde_json::from_str::<Value>(choice).unwrap());
             assert_eq!((options.choice, options.parallel), (expected, false));
         }
         assert_eq!(take(r#"{"tool_choice": "none", "parallel_tool_calls": true}"#).unwrap(), None);
@@ -405,6 +599,17 @@ mod tests {
         };
         assert_eq!(chosen(r#""any""#), "tool_choice");
         assert_eq!(chosen(r#"{"type": "allowed_tools"}"#), "tool_choice");
+        let allowed = |tools: &str| {
+            chosen(&format!(
+                r#"{{"type": "allowed_tools", "allowed_tools": {{"mode": "auto", "tools": [{tools}]}}}}"#
+            ))
+        };
+        assert_eq!(allowed(""), "tool_choice");
+        assert_eq!(allowed(r#"{"type": "web_search"}"#), "tool_choice");
+        assert_eq!(
+            allowed(r#"{"type": "function", "function": {"name": "g"}}"#),
+            "tool_choice.allowed_tools.tools"
+        );
         assert_eq!(
             chosen(r#"{"type": "function", "function": {"name": "g"}}"#),
             "tool_choice.function.name"

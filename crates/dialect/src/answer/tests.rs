@@ -61,6 +61,7 @@ struct Case {
     calls: Calls,
     parallel: bool,
     strict: bool,
+    has_others: bool,
     text: Option<Constraint>,
 }
 
@@ -75,6 +76,7 @@ impl Case {
             calls,
             parallel: true,
             strict: true,
+            has_others: false,
             text,
         }
     }
@@ -91,6 +93,7 @@ impl Case {
             calls: self.calls,
             parallel: self.parallel,
             functions: &functions,
+            has_others: self.has_others,
             text: self.text.as_ref(),
         };
         shape.constraint(&self.tokenizer)
@@ -342,6 +345,20 @@ fn harmony_has_its_own_messages() {
 }
 
 #[test]
+fn other_functions_that_the_model_knows_of_are_not_called() {
+    let mut case = Case::new(Some(ToolFormat::Hermes), Calls::Allowed);
+    case.strict = false;
+    assert_eq!(case.constraint(), Ok(None));
+    case.has_others = true;
+    case.takes("Just text.");
+    case.takes(
+        "Well\n<tool_call>\n{\"name\": \"noop\", \"arguments\": {\"any\": 1}}\n</tool_call>",
+    );
+    let head = "<tool_call>\n{\"name\": \"";
+    case.stops(&format!("{head}other\""), head);
+}
+
+#[test]
 fn what_python_cannot_hold_is_refused() {
     let refused = |schema: Value| {
         let functions = [Function { name: "f", parameters: schema.as_object(), strict: true }];
@@ -352,6 +369,7 @@ fn what_python_cannot_hold_is_refused() {
             calls: Calls::Required,
             parallel: true,
             functions: &functions,
+            has_others: false,
             text: None,
         };
         shape.constraint(&tokenizer(&[])).unwrap_err().to_string()

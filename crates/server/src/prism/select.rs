@@ -1,7 +1,5 @@
 //! Scores texts as continuations of one prompt, and selects the most likely one.
 
-use std::time::Instant;
-
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{GenerateChoice, GenerateResponse, Usage};
 use candlepower_engine::TokenLogprobs;
@@ -9,11 +7,12 @@ use candlepower_engine::TokenLogprobs;
 use super::{Header, Prepared};
 use crate::api_error::{ApiError, ApiResult};
 use crate::generate::submit;
+use crate::incoming::Incoming;
 use crate::logprobs::chat_logprobs;
 use crate::params::Generation;
 use crate::prompt::{check_prompt, encode};
 use crate::sessions::Turn;
-use crate::state::{AppState, LoadedModel};
+use crate::state::LoadedModel;
 use crate::stream::{FinishedChoice, finish_all};
 
 /// A prompt and the texts of which one is to be selected.
@@ -55,15 +54,10 @@ impl Selection {
 }
 
 /// Scores the texts; the session goes on behind the selected one.
-pub(super) async fn respond(
-    selection: Selection,
-    state: &AppState,
-    model: &LoadedModel,
-    arrived: Instant,
-) -> ApiResult<Response> {
+pub(super) async fn respond(selection: Selection, request: &Incoming) -> ApiResult<Response> {
     let Selection { header, generation, turn, prompt_len, mut prompts, texts, logprobs } =
         selection;
-    let finished = finish_all(submit(state, model, &prompts, &generation, arrived)?).await?;
+    let finished = finish_all(submit(request, &prompts, &generation)?).await?;
     let num_cached_tokens = finished.first().map_or(0, |choice| choice.num_cached_tokens);
     let mut choices = Vec::with_capacity(texts.len());
     for (FinishedChoice { index, prompt_logprobs, .. }, text) in finished.into_iter().zip(texts) {
@@ -79,7 +73,7 @@ pub(super) async fn respond(
             text,
             token_ids: prompts[index][prompt_len..].to_vec(),
             score: Some(mean(&scores)),
-            logprobs: logprobs.then(|| chat_logprobs(&model.tokenizer, &scores).content),
+            logprobs: logprobs.then(|| chat_logprobs(&request.model.tokenizer, &scores).content),
             ..GenerateChoice::default()
         });
     }

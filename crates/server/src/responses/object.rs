@@ -1,15 +1,19 @@
 //! The response as JSON, while it is generated and when it is done.
 
-use candlepower_api::{FinishReason, GenerationFields, ResponsesRequest, Usage};
+use candlepower_api::{
+    FinishReason, GenerationFields, ResponsesRequest, Tool, ToolChoice, ToolOptions, Usage,
+};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::blocks::Block;
 use crate::prompt::unix_seconds;
 
 /// What is known of a response from its request.
 pub(super) struct ResponseObject {
     pub(super) id: String,
-    pub(super) item_id: String,
+    /// One per item that was begun.
+    item_ids: Vec<String>,
     /// Whether the server is to hold it.
     pub(super) store: bool,
     request: ResponsesRequest,
@@ -22,7 +26,7 @@ impl ResponseObject {
     pub(super) fn new(request: ResponsesRequest, generation: &GenerationFields) -> Self {
         Self {
             id: format!("resp_{}", Uuid::new_v4().simple()),
-            item_id: format!("msg_{}", Uuid::new_v4().simple()),
+            item_ids: Vec::new(),
             store: request.store.unwrap_or(true),
             created_at: unix_seconds(),
             temperature: generation.temperature.unwrap_or(1.0),
@@ -36,35 +40,71 @@ impl ResponseObject {
         self.with("in_progress", Value::Null, json!([]), Value::Null)
     }
 
-    /// When all is generated.
-    pub(super) fn finished(&self, text: &str, reason: FinishReason, usage: Usage) -> Value {
+    /// When all is generated; `num_thought` of the tokens are reasoning.
+    pub(super) fn finished(
+        &mut self,
+        blocks: &[Block],
+        reason: FinishReason,
+        usage: Usage,
+        num_thought: usize,
+    ) -> Value {
         let (status, details) = match reason {
             FinishReason::Length => ("incomplete", json!({"reason": "max_output_tokens"})),
             FinishReason::Abort => ("cancelled", Value::Null),
-            _ => ("completed", Value::Null),
+            FinishReason::Stop | FinishReason::ToolCalls => ("completed", Value::Null),
         };
-        let item_status = if status == "completed" { status } else { "incomplete" };
         let usage = json!({
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": num_thought},
             "total_tokens": usage.total_tokens,
         });
-        self.with(status, details, json!([self.item(item_status, Some(text))]), usage)
+        let items = blocks.iter().enumerate().map(|(index, block)| {
+            let is_cut = status != "completed" && index + 1 == blocks.len();
+            self.item(index, block, if is_cut { Status::Incomplete } else { Status::Completed })
+        });
+        let items: Vec<Value> = items.collect();
+        self.with(status, details, json!(items), usage)
     }
 
-    /// The message, with its text if that is complete.
-    pub(super) fn item(&self, status: &str, text: Option<&str>) -> Value {
-        let content: Vec<Value> = text.into_iter().map(part).collect();
-        json!({
-            "id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content,
-        })
+    /// The item of a block. While it is in progress it has no content.
+    pub(super) fn item(&mut self, index: usize, block: &Block, status: Status) -> Value {
+        let id = self.item_id(index, block);
+        let is_begun = status == Status::InProgress;
+        let content = || if is_begun { json!([]) } else { json!([part(block)]) };
+        match block {
+            Block::Reasoning(_) => json!({
+                "id": id, "type": "reasoning", "status": status.as_str(), "summary": [], "content": content(),
+                "encrypted_content": null,
+            }),
+            Block::Text(_) => json!({
+                "id": id, "type": "message", "role": "assistant", "status": status.as_str(), "content": content(),
+            }),
+            Block::Call { id: call_id, name, arguments } => json!({
+                "id": id, "type": "function_call", "status": status.as_str(), "call_id": call_id, "name": name,
+                "arguments": if is_begun { "" } else { arguments },
+            }),
+        }
+    }
+
+    /// The name of the item of a block; items are begun in order.
+    pub(super) fn item_id(&mut self, index: usize, block: &Block) -> String {
+        let kind = match block {
+            Block::Reasoning(_) => "rs",
+            Block::Text(_) => "msg",
+            Block::Call { .. } => "fc",
+        };
+        if index == self.item_ids.len() {
+            self.item_ids.push(format!("{kind}_{}", Uuid::new_v4().simple()));
+        }
+        self.item_ids[index].clone()
     }
 
     fn with(&self, status: &str, incomplete_details: Value, output: Value, usage: Value) -> Value {
         let request = &self.request;
         let format = request.text.as_ref().and_then(|text| text.format.as_ref());
+        let tools = request.tool_options.as_ref();
         json!({
             "id": self.id,
             "object": "response",
@@ -77,14 +117,14 @@ impl ResponseObject {
             "metadata": request.metadata.clone().unwrap_or_default(),
             "model": request.model,
             "output": output,
-            "parallel_tool_calls": true,
+            "parallel_tool_calls": tools.is_none_or(|options| options.parallel),
             "previous_response_id": request.previous_response_id,
             "reasoning": {"effort": request.reasoning_effort, "summary": null},
             "store": self.store,
             "temperature": self.temperature,
             "text": {"format": format.map_or(json!({"type": "text"}), |format| json!(format))},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": tools.map_or(json!("auto"), chosen),
+            "tools": tools.map_or(Vec::new(), |options| options.tools.iter().map(described).collect()),
             "top_p": self.top_p,
             "truncation": "disabled",
             "usage": usage,
@@ -92,7 +132,53 @@ impl ResponseObject {
     }
 }
 
-/// A part of a message.
-pub(super) fn part(text: &str) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+/// How far an item is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    InProgress,
+    Completed,
+    Incomplete,
+}
+
+impl Status {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::InProgress => "in_progress",
+            Self::Completed => "completed",
+            Self::Incomplete => "incomplete",
+        }
+    }
+}
+
+/// The part that a message or a reasoning consists of.
+pub(super) fn part(block: &Block) -> Value {
+    match block {
+        Block::Reasoning(text) => json!({"type": "reasoning_text", "text": text}),
+        Block::Text(text) | Block::Call { arguments: text, .. } => {
+            json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+        }
+    }
+}
+
+/// A function as this API has it.
+fn described(tool: &Tool) -> Value {
+    let mut described = tool.definition["function"].clone();
+    described["type"] = "function".into();
+    described["strict"] = tool.strict.into();
+    described
+}
+
+/// A choice as this API has it.
+fn chosen(options: &ToolOptions) -> Value {
+    let named = |name: &String| json!({"type": "function", "name": name});
+    match &options.choice {
+        ToolChoice::None => "none".into(),
+        ToolChoice::Auto => "auto".into(),
+        ToolChoice::Required => "required".into(),
+        ToolChoice::Function(name) => named(name),
+        ToolChoice::Allowed(allowed) => json!({
+            "type": "allowed_tools", "mode": allowed.mode.as_str(),
+            "tools": allowed.names.iter().map(named).collect::<Vec<_>>(),
+        }),
+    }
 }

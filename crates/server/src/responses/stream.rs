@@ -6,8 +6,9 @@ use candlepower_engine::TokenLogprobs;
 use serde_json::{Value, json};
 
 use super::Turn;
-use super::object::part;
+use super::object::{Status, part};
 use crate::api_error::ApiError;
+use crate::blocks::{Block, BlockEvent, Blocks};
 use crate::sse::{ChunkFormat, named_event};
 use crate::stream::Delta;
 
@@ -15,21 +16,15 @@ use crate::stream::Delta;
 pub(super) struct ResponseStream {
     /// `None` when the last event is written.
     turn: Option<Turn>,
+    blocks: Blocks,
     num_events: u64,
-    text: String,
     token_ids: Vec<u32>,
     finish: Option<FinishReason>,
 }
 
 impl ResponseStream {
-    pub(super) fn new(turn: Turn) -> Self {
-        Self {
-            turn: Some(turn),
-            num_events: 0,
-            text: String::new(),
-            token_ids: Vec::new(),
-            finish: None,
-        }
+    pub(super) fn new(turn: Turn, blocks: Blocks) -> Self {
+        Self { turn: Some(turn), blocks, num_events: 0, token_ids: Vec::new(), finish: None }
     }
 
     /// One event, numbered.
@@ -40,29 +35,85 @@ impl ResponseStream {
         named_event(kind, &body)
     }
 
-    /// One event about the text, which is the only part of the only item.
-    fn text_event(&mut self, kind: &str, mut body: Value) -> Bytes {
-        body["item_id"] = self.turn.as_ref().map(|turn| turn.object.item_id.clone()).into();
-        body["output_index"] = 0.into();
-        body["content_index"] = 0.into();
+    /// One event about what is in the item of a block. Calls have no parts.
+    fn item_event(&mut self, kind: &str, index: usize, mut body: Value) -> Bytes {
+        let block = &self.blocks.list()[index];
+        body["item_id"] = self.turn.as_mut().map(|turn| turn.object.item_id(index, block)).into();
+        body["output_index"] = index.into();
+        if !matches!(block, Block::Call { .. }) {
+            body["content_index"] = 0.into();
+        }
         self.event(kind, body)
     }
 
-    fn item(&self, status: &str, text: Option<&str>) -> Value {
-        let item = self.turn.as_ref().map(|turn| turn.object.item(status, text));
-        json!({"output_index": 0, "item": item})
+    fn output_item(&mut self, kind: &str, index: usize, status: Status) -> Bytes {
+        let block = &self.blocks.list()[index];
+        let item = self.turn.as_mut().map(|turn| turn.object.item(index, block, status));
+        self.event(kind, json!({"output_index": index, "item": item}))
+    }
+
+    fn block_event(&mut self, event: BlockEvent) -> Bytes {
+        match event {
+            BlockEvent::Start(index) => self.start(index),
+            BlockEvent::Delta(index, text) => {
+                let (kind, body) = match self.blocks.list()[index] {
+                    Block::Reasoning(_) => {
+                        ("response.reasoning_text.delta", json!({"delta": text}))
+                    }
+                    Block::Text(_) => {
+                        ("response.output_text.delta", json!({"delta": text, "logprobs": []}))
+                    }
+                    Block::Call { .. } => {
+                        ("response.function_call_arguments.delta", json!({"delta": text}))
+                    }
+                };
+                self.item_event(kind, index, body)
+            }
+            BlockEvent::End(index) => self.end(index),
+        }
+    }
+
+    fn start(&mut self, index: usize) -> Bytes {
+        let added = self.output_item("response.output_item.added", index, Status::InProgress);
+        let begun = self.blocks.begun(index);
+        if matches!(begun, Block::Call { .. }) {
+            return added;
+        }
+        let part = json!({"part": part(&begun)});
+        [added, self.item_event("response.content_part.added", index, part)].concat().into()
+    }
+
+    fn end(&mut self, index: usize) -> Bytes {
+        let block = self.blocks.list()[index].clone();
+        let (kind, body) = match &block {
+            Block::Reasoning(text) => ("response.reasoning_text.done", json!({"text": text})),
+            Block::Text(text) => {
+                ("response.output_text.done", json!({"text": text, "logprobs": []}))
+            }
+            Block::Call { name, arguments, .. } => (
+                "response.function_call_arguments.done",
+                json!({"name": name, "arguments": arguments}),
+            ),
+        };
+        let mut events = vec![self.item_event(kind, index, body)];
+        if !matches!(block, Block::Call { .. }) {
+            let part = json!({"part": part(&block)});
+            events.push(self.item_event("response.content_part.done", index, part));
+        }
+        let is_last = index + 1 == self.blocks.list().len();
+        let is_cut = is_last && self.finish.is_some_and(|reason| reason != FinishReason::Stop);
+        let status = if is_cut { Status::Incomplete } else { Status::Completed };
+        events.push(self.output_item("response.output_item.done", index, status));
+        events.concat().into()
     }
 }
 
 impl ChunkFormat for ResponseStream {
     fn opening(&mut self, _: usize, _: Option<Usage>) -> Option<Bytes> {
         let response = self.turn.as_ref()?.object.in_progress();
-        let item = self.item("in_progress", None);
         let events = [
             self.event("response.created", json!({"response": response})),
             self.event("response.in_progress", json!({"response": response})),
-            self.event("response.output_item.added", item),
-            self.text_event("response.content_part.added", json!({"part": part("")})),
         ];
         Some(events.concat().into())
     }
@@ -78,24 +129,9 @@ impl ChunkFormat for ResponseStream {
 
     fn delta(&mut self, _: usize, delta: Delta, _: Option<Usage>) -> Bytes {
         self.token_ids.extend(&delta.token_ids);
-        self.text.push_str(&delta.text);
-        let mut events = Vec::new();
-        if !delta.text.is_empty() {
-            let body = json!({"delta": delta.text, "logprobs": []});
-            events.push(self.text_event("response.output_text.delta", body));
-        }
-        if let Some(finish) = delta.finish {
-            self.finish = Some(finish.reason);
-            let text = self.text.clone();
-            let status =
-                if finish.reason == FinishReason::Stop { "completed" } else { "incomplete" };
-            let done = json!({"text": text, "logprobs": []});
-            events.push(self.text_event("response.output_text.done", done));
-            events
-                .push(self.text_event("response.content_part.done", json!({"part": part(&text)})));
-            let item = self.item(status, Some(&text));
-            events.push(self.event("response.output_item.done", item));
-        }
+        self.finish = delta.finish.map(|finish| finish.reason);
+        let events = self.blocks.push(&delta.text, self.finish);
+        let events: Vec<Bytes> = events.into_iter().map(|event| self.block_event(event)).collect();
         events.concat().into()
     }
 
@@ -103,7 +139,7 @@ impl ChunkFormat for ResponseStream {
         let (Some(turn), Some(reason)) = (self.turn.take(), self.finish) else {
             return Bytes::new();
         };
-        let response = turn.finish(std::mem::take(&mut self.text), &self.token_ids, reason, usage);
+        let response = turn.finish(self.blocks.list(), &self.token_ids, reason, usage);
         let kind = match reason {
             FinishReason::Stop => "response.completed",
             _ => "response.incomplete",

@@ -1,0 +1,153 @@
+//! The messages of a request to POST /v1/messages, as those of a conversation.
+
+use serde_json::{Map, Value};
+
+use crate::chat::{ChatMessage, Content, PastToolCall, Role};
+use crate::error::{FieldError, excerpt};
+use crate::fields::Fields;
+use crate::responses::{text_of, texts_of};
+
+/// Takes `system` and `messages` out of `fields`.
+pub(super) fn take(fields: &mut Fields<'_>) -> Result<Vec<ChatMessage>, FieldError> {
+    let mut messages = Vec::new();
+    if let Some(system) = fields.take::<Value>("system")? {
+        let text = texts_of("system", Some(&system), &["text"])?;
+        messages.push(ChatMessage::text(Role::System, text));
+    }
+    let given: Vec<Value> = fields.require("messages")?;
+    if given.is_empty() {
+        return Err(FieldError::new("messages", "`messages` is empty: give at least one message."));
+    }
+    for (index, message) in given.iter().enumerate() {
+        add(&format!("messages[{index}]"), message, &mut messages)?;
+    }
+    Ok(messages)
+}
+
+/// Adds a message; what functions answered are messages of their own.
+fn add(path: &str, message: &Value, messages: &mut Vec<ChatMessage>) -> Result<(), FieldError> {
+    let role = match message["role"].as_str() {
+        Some("user") => Role::User,
+        Some("assistant") => Role::Assistant,
+        _ => {
+            let message = "`role` must be user or assistant; instructions are in `system`.";
+            return Err(FieldError::new(format!("{path}.role"), message));
+        }
+    };
+    let path = format!("{path}.content");
+    let blocks = match &message["content"] {
+        Value::String(text) => {
+            messages.push(ChatMessage::text(role, text.clone()));
+            return Ok(());
+        }
+        Value::Array(blocks) => blocks,
+        _ => {
+            let message = format!("`{path}` must be a text or a list of blocks.");
+            return Err(FieldError::new(path, message));
+        }
+    };
+    let mut turn = Turn::default();
+    for (index, block) in blocks.iter().enumerate() {
+        let block = Block { path: format!("{path}[{index}]"), block };
+        if let Some(answer) = turn.add(role, &block)? {
+            messages.extend(std::mem::take(&mut turn).message(role));
+            messages.push(answer);
+        }
+    }
+    let answers_only = role == Role::User
+        && turn.texts.is_empty()
+        && messages.last().is_some_and(|message| message.role == Role::Tool)
+        && !blocks.is_empty();
+    if !answers_only {
+        messages.push(turn.message(role).unwrap_or_else(|| ChatMessage::text(role, String::new())));
+    }
+    Ok(())
+}
+
+/// What one message says.
+#[derive(Default)]
+struct Turn<'a> {
+    texts: Vec<&'a str>,
+    thoughts: Vec<&'a str>,
+    calls: Vec<PastToolCall>,
+}
+
+impl<'a> Turn<'a> {
+    /// Adds a block of a message of `role`; what a function answered is given back as a message of its own.
+    fn add(&mut self, role: Role, block: &Block<'a>) -> Result<Option<ChatMessage>, FieldError> {
+        let kind = block.block["type"].as_str().unwrap_or_default();
+        match (kind, role) {
+            ("text", _) => self.texts.push(text_of(&block.path, block.block)?),
+            // What the server signs it with is empty.
+            ("thinking", Role::Assistant) => self.thoughts.push(block.text("thinking")?),
+            ("tool_use", Role::Assistant) => self.calls.push(block.call()?),
+            ("tool_result", Role::User) => return block.answer().map(Some),
+            _ => {
+                let known = match role {
+                    Role::Assistant => "text, thinking and tool_use",
+                    _ => "text and tool_result",
+                };
+                let message = format!(
+                    "Blocks of type `{}` are not supported here: {known} are.",
+                    excerpt(kind)
+                );
+                return Err(FieldError::new(format!("{}.type", block.path), message));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The message; `None` if nothing was said.
+    fn message(self, role: Role) -> Option<ChatMessage> {
+        let join = |texts: Vec<&str>| (!texts.is_empty()).then(|| texts.join("\n"));
+        let is_empty = self.texts.is_empty() && self.thoughts.is_empty() && self.calls.is_empty();
+        let calls = (!self.calls.is_empty()).then_some(self.calls);
+        let text = join(self.texts).or(calls.is_none().then(String::new));
+        let message = ChatMessage {
+            content: text.map(Content::Text),
+            reasoning_content: join(self.thoughts),
+            tool_calls: calls,
+            ..ChatMessage::text(role, String::new())
+        };
+        (!is_empty).then_some(message)
+    }
+}
+
+/// A block and its place in the request.
+struct Block<'a> {
+    path: String,
+    block: &'a Value,
+}
+
+impl<'a> Block<'a> {
+    fn text(&self, key: &str) -> Result<&'a str, FieldError> {
+        self.block[key].as_str().ok_or_else(|| self.wrong(key, "a text"))
+    }
+
+    fn wrong(&self, key: &str, must_be: &str) -> FieldError {
+        let path = format!("{}.{key}", self.path);
+        let message = format!("`{path}` must be {must_be}.");
+        FieldError::new(path, message)
+    }
+
+    fn call(&self) -> Result<PastToolCall, FieldError> {
+        let input: &Map<String, Value> =
+            self.block["input"].as_object().ok_or_else(|| self.wrong("input", "an object"))?;
+        Ok(PastToolCall::new(self.text("id")?, self.text("name")?, input.clone().into()))
+    }
+
+    /// What a function answered; that it failed is said in front of it, as templates have no other place for it.
+    fn answer(&self) -> Result<ChatMessage, FieldError> {
+        let call_id = self.text("tool_use_id")?.to_owned();
+        let mut text = match &self.block["content"] {
+            Value::Null => String::new(),
+            content => texts_of(&format!("{}.content", self.path), Some(content), &["text"])?,
+        };
+        match &self.block["is_error"] {
+            Value::Bool(true) => text.insert_str(0, "Error: "),
+            Value::Null | Value::Bool(false) => {}
+            _ => return Err(self.wrong("is_error", "true or false")),
+        }
+        Ok(ChatMessage { tool_call_id: Some(call_id), ..ChatMessage::text(Role::Tool, text) })
+    }
+}

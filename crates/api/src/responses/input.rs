@@ -1,0 +1,217 @@
+//! The items of a request to POST /v1/responses, as the messages of a conversation.
+
+use serde_json::{Map, Value};
+
+use crate::chat::{ChatMessage, Content, PastToolCall, Role};
+use crate::error::{FieldError, excerpt};
+
+/// The messages of an `input`. What the assistant thought, said and called in one turn is one message.
+pub(super) fn messages(input: Value) -> Result<Vec<ChatMessage>, FieldError> {
+    let items = match input {
+        Value::String(text) => return Ok(vec![ChatMessage::text(Role::User, text)]),
+        Value::Array(items) => items,
+        _ => return Err(FieldError::new("input", "`input` must be a text or a list of items.")),
+    };
+    if items.is_empty() {
+        return Err(FieldError::new("input", "`input` is empty: give at least one message."));
+    }
+    let mut messages = Vec::new();
+    for (index, item) in items.iter().enumerate() {
+        add(&format!("input[{index}]"), item, &mut messages)?;
+    }
+    // Thoughts that nothing followed.
+    for message in messages.iter_mut().filter(|message| message.tool_calls.is_none()) {
+        message.content.get_or_insert_with(|| Content::Text(String::new()));
+    }
+    Ok(messages)
+}
+
+fn add(path: &str, item: &Value, messages: &mut Vec<ChatMessage>) -> Result<(), FieldError> {
+    let Value::Object(item) = item else {
+        return Err(FieldError::new(path, format!("`{path}` must be an item: an object.")));
+    };
+    let item = Item { path, item };
+    match item.item.get("type").map_or(Some("message"), Value::as_str) {
+        Some("message") => add_message(&item, messages),
+        Some("function_call") => add_call(&item, messages),
+        Some("function_call_output") => {
+            messages.push(item.output()?);
+            Ok(())
+        }
+        Some("reasoning") => {
+            let thought = item.reasoning()?;
+            if !thought.is_empty() {
+                let message = ChatMessage { reasoning_content: Some(thought), ..assistant() };
+                messages.push(message);
+            }
+            Ok(())
+        }
+        other => Err(FieldError::new(
+            format!("{path}.type"),
+            format!(
+                "Items of type `{}` are not supported: message, function_call, function_call_output and reasoning are.",
+                excerpt(other.unwrap_or_default())
+            ),
+        )),
+    }
+}
+
+/// An assistant's turn of which nothing is there yet.
+fn assistant() -> ChatMessage {
+    ChatMessage { content: None, ..ChatMessage::text(Role::Assistant, String::new()) }
+}
+
+fn add_message(item: &Item<'_>, messages: &mut Vec<ChatMessage>) -> Result<(), FieldError> {
+    let message = item.message()?;
+    match messages.last_mut() {
+        // What was thought before it.
+        Some(last)
+            if message.role == Role::Assistant
+                && last.role == Role::Assistant
+                && last.content.is_none()
+                && last.tool_calls.is_none() =>
+        {
+            last.content = message.content;
+        }
+        _ => messages.push(message),
+    }
+    Ok(())
+}
+
+fn add_call(item: &Item<'_>, messages: &mut Vec<ChatMessage>) -> Result<(), FieldError> {
+    let call = item.call()?;
+    if messages.last().is_none_or(|last| last.role != Role::Assistant) {
+        messages.push(assistant());
+    }
+    let last = messages.last_mut().expect("one was added if there was none");
+    last.tool_calls.get_or_insert_default().push(call);
+    Ok(())
+}
+
+/// An item and its place in the request.
+struct Item<'a> {
+    path: &'a str,
+    item: &'a Map<String, Value>,
+}
+
+impl Item<'_> {
+    fn message(&self) -> Result<ChatMessage, FieldError> {
+        self.check_fields(&["role", "content"])?;
+        let role = match self.item.get("role").and_then(Value::as_str) {
+            Some("user") => Role::User,
+            Some("assistant") => Role::Assistant,
+            Some("system") => Role::System,
+            Some("developer") => Role::Developer,
+            _ => {
+                let message = "`role` must be user, assistant, system or developer.";
+                return Err(FieldError::new(format!("{}.role", self.path), message));
+            }
+        };
+        let text = self.texts("content", &["input_text", "output_text"])?;
+        Ok(ChatMessage::text(role, text))
+    }
+
+    fn call(&self) -> Result<PastToolCall, FieldError> {
+        self.check_fields(&["call_id", "name", "arguments"])?;
+        let (id, name) = (self.text("call_id")?, self.text("name")?);
+        Ok(PastToolCall::new(id, name, self.text("arguments")?.into()))
+    }
+
+    /// What a function answered.
+    fn output(&self) -> Result<ChatMessage, FieldError> {
+        self.check_fields(&["call_id", "output"])?;
+        let call_id = self.text("call_id")?.to_owned();
+        let text = self.texts("output", &["input_text"])?;
+        Ok(ChatMessage { tool_call_id: Some(call_id), ..ChatMessage::text(Role::Tool, text) })
+    }
+
+    /// What was thought, where the text itself is there.
+    fn reasoning(&self) -> Result<String, FieldError> {
+        self.check_fields(&["content", "summary"])?;
+        let summary = self.item.get("summary").and_then(Value::as_array);
+        if summary.is_some_and(|parts| !parts.is_empty()) {
+            let message = "A summary of reasoning cannot stand for it: leave the item out.";
+            return Err(FieldError::new(format!("{}.summary", self.path), message));
+        }
+        match self.item.get("content") {
+            None | Some(Value::Null) => Ok(String::new()),
+            Some(_) => self.texts("content", &["reasoning_text"]),
+        }
+    }
+
+    /// Refuses other fields than these and those that all items have; null is no field.
+    fn check_fields(&self, known: &[&str]) -> Result<(), FieldError> {
+        let is_known = |key: &str| known.contains(&key) || ["type", "id", "status"].contains(&key);
+        match self.item.iter().find(|(key, value)| !value.is_null() && !is_known(key)) {
+            None => Ok(()),
+            Some((key, _)) => {
+                let key = excerpt(key);
+                let message = format!("`{key}` is not a field of this item: leave it out.");
+                Err(FieldError::new(format!("{}.{key}", self.path), message))
+            }
+        }
+    }
+
+    fn text(&self, key: &str) -> Result<&str, FieldError> {
+        self.item.get(key).and_then(Value::as_str).ok_or_else(|| {
+            let path = format!("{}.{key}", self.path);
+            let message = format!("`{path}` must be a text.");
+            FieldError::new(path, message)
+        })
+    }
+
+    fn texts(&self, key: &str, kinds: &[&str]) -> Result<String, FieldError> {
+        texts_of(&format!("{}.{key}", self.path), self.item.get(key), kinds)
+    }
+}
+
+/// A text, or the texts of parts of these types, joined by line ends.
+pub(crate) fn texts_of(
+    path: &str,
+    content: Option<&Value>,
+    kinds: &[&str],
+) -> Result<String, FieldError> {
+    let parts = match content {
+        Some(Value::String(text)) => return Ok(text.clone()),
+        Some(Value::Array(parts)) => parts,
+        _ => {
+            return Err(FieldError::new(
+                path,
+                format!("`{path}` must be a text or a list of parts."),
+            ));
+        }
+    };
+    let texts = parts.iter().enumerate().map(|(index, part)| {
+        let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
+        if !kinds.contains(&kind) {
+            let message = format!(
+                "Parts of type `{}` are not supported: {} is.",
+                excerpt(kind),
+                kinds.join(", ")
+            );
+            return Err(FieldError::new(format!("{path}[{index}].type"), message));
+        }
+        text_of(&format!("{path}[{index}]"), part)
+    });
+    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
+/// The text of a part.
+pub(crate) fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, FieldError> {
+    let missing = || FieldError::new(format!("{path}.text"), "The part has no `text`.");
+    part.get("text").and_then(Value::as_str).ok_or_else(missing)
+}
+
+impl ChatMessage {
+    /// A turn that is one text.
+    pub fn text(role: Role, text: String) -> Self {
+        Self {
+            role,
+            content: Some(Content::Text(text)),
+            name: None,
+            tool_calls: None,
+            tool_call_id: None,
+            reasoning_content: None,
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! An answer as a row of blocks: reasoning, texts and calls, in the order in which they were written.
+
+use candlepower_api::{ChatMessage, Content, FinishReason, PastToolCall, Role};
+
+use crate::answer::{Answer, AnswerPart};
+
+/// A part of an answer that is of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Block {
+    /// What the model wrote to itself.
+    Reasoning(String),
+    /// What it says.
+    Text(String),
+    /// A function that it calls.
+    Call {
+        /// Names the call; the function's answer says it again.
+        id: String,
+        /// The function.
+        name: String,
+        /// JSON as the model wrote it.
+        arguments: String,
+    },
+}
+
+/// What happens to a block. Blocks are numbered from 0, and one ends before the next one begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum BlockEvent {
+    Start(usize),
+    /// Text or arguments to append.
+    Delta(usize, String),
+    End(usize),
+}
+
+/// The blocks of one answer, as they come.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    answer: Answer,
+    blocks: Vec<Block>,
+}
+
+impl Block {
+    /// A block of this kind of which nothing is there yet.
+    fn begun(&self) -> Self {
+        match self {
+            Self::Reasoning(_) => Self::Reasoning(String::new()),
+            Self::Text(_) => Self::Text(String::new()),
+            Self::Call { id, name, .. } => {
+                Self::Call { id: id.clone(), name: name.clone(), arguments: String::new() }
+            }
+        }
+    }
+
+    fn body_mut(&mut self) -> &mut String {
+        match self {
+            Self::Reasoning(text) | Self::Text(text) | Self::Call { arguments: text, .. } => text,
+        }
+    }
+}
+
+impl Blocks {
+    pub(crate) fn new(answer: Answer) -> Self {
+        Self { answer, blocks: Vec::new() }
+    }
+
+    /// All blocks so far; after the last piece there is at least one.
+    pub(crate) fn list(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// A block as it was when it began.
+    pub(crate) fn begun(&self, index: usize) -> Block {
+        self.blocks[index].begun()
+    }
+
+    /// What the next piece of text adds; `finish` comes with the last one.
+    pub(crate) fn push(&mut self, text: &str, finish: Option<FinishReason>) -> Vec<BlockEvent> {
+        let mut events = Vec::new();
+        for part in self.answer.push(text, finish) {
+            match part {
+                AnswerPart::CallStart { id, name, .. } => {
+                    self.begin(Block::Call { id, name, arguments: String::new() }, &mut events);
+                }
+                AnswerPart::CallArguments { fragment, .. } => self.append(fragment, &mut events),
+                AnswerPart::Text(text) => {
+                    self.extend(Block::Text(String::new()), text, &mut events);
+                }
+                AnswerPart::Reasoning(text) => {
+                    self.extend(Block::Reasoning(String::new()), text, &mut events);
+                }
+            }
+        }
+        if finish.is_some() {
+            if self.blocks.is_empty() {
+                self.begin(Block::Text(String::new()), &mut events);
+            }
+            events.push(BlockEvent::End(self.blocks.len() - 1));
+        }
+        events
+    }
+
+    /// How the answer ended, if its text ended for this reason.
+    pub(crate) fn finish_reason(&self, reason: FinishReason) -> FinishReason {
+        self.answer.finish_reason(reason)
+    }
+
+    fn begin(&mut self, block: Block, events: &mut Vec<BlockEvent>) {
+        let index = self.blocks.len();
+        if index > 0 {
+            events.push(BlockEvent::End(index - 1));
+        }
+        self.blocks.push(block);
+        events.push(BlockEvent::Start(index));
+    }
+
+    /// Appends to the last block if it is of the kind of `begun`, or else to that.
+    fn extend(&mut self, begun: Block, text: String, events: &mut Vec<BlockEvent>) {
+        let kind = std::mem::discriminant(&begun);
+        if self.blocks.last().map(std::mem::discriminant) != Some(kind) {
+            self.begin(begun, events);
+        }
+        self.append(text, events);
+    }
+
+    fn append(&mut self, text: String, events: &mut Vec<BlockEvent>) {
+        if let Some(last) = self.blocks.last_mut() {
+            last.body_mut().push_str(&text);
+            events.push(BlockEvent::Delta(self.blocks.len() - 1, text));
+        }
+    }
+}
+
+/// The assistant's turn that these blocks are.
+pub(crate) fn turn(blocks: &[Block]) -> ChatMessage {
+    let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+    for block in blocks {
+        match block {
+            Block::Reasoning(text) => reasoning.push_str(text),
+            Block::Text(text) => content.push_str(text),
+            Block::Call { id, name, arguments } => {
+                calls.push(PastToolCall::new(id, name, arguments.as_str().into()));
+            }
+        }
+    }
+    let says_nothing = content.is_empty() && !calls.is_empty();
+    ChatMessage {
+        content: (!says_nothing).then_some(Content::Text(content)),
+        reasoning_content: (!reasoning.is_empty()).then_some(reasoning),
+        tool_calls: (!calls.is_empty()).then_some(calls),
+        ..ChatMessage::text(Role::Assistant, String::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candlepower_dialect::{Dialect, ReasoningFormat, Thinking, ToolFormat};
+
+    use super::*;
+    use crate::answer::AnswerFormat;
+
+    fn blocks() -> Blocks {
+        let dialect =
+            Dialect { tools: Some(ToolFormat::Hermes), reasoning: Some(ReasoningFormat::Qwen3) };
+        let functions = Some(vec!["f".to_owned()]);
+        Blocks::new(AnswerFormat { dialect, thinking: Thinking::Possible, functions }.answer())
+    }
+
+    const ANSWER: &str = "<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n\
+        <tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+
+    #[test]
+    fn blocks_come_one_after_another_however_the_text_is_cut() {
+        for pieces in [vec![ANSWER], ANSWER.split_inclusive(|_| true).collect()] {
+            let mut blocks = blocks();
+            let mut events = Vec::new();
+            for piece in pieces {
+                events.extend(blocks.push(piece, None));
+            }
+            events.extend(blocks.push("", Some(FinishReason::Stop)));
+            let mut bodies = Vec::new();
+            let mut open = None;
+            for event in events {
+                match event {
+                    BlockEvent::Start(index) => {
+                        assert_eq!((open, index), (None, bodies.len()));
+                        bodies.push(String::new());
+                        open = Some(index);
+                    }
+                    BlockEvent::Delta(index, text) => {
+                        assert_eq!(open, Some(index));
+                        bodies[index].push_str(&text);
+                    }
+                    BlockEvent::End(index) => assert_eq!(open.take(), Some(index)),
+                }
+            }
+            assert_eq!(open, None);
+            assert_eq!(bodies, ["Hm.", "I look.", "{\"a\": 1}", "{}"]);
+            assert_eq!(blocks.finish_reason(FinishReason::Stop), FinishReason::ToolCalls);
+            let turn = turn(blocks.list());
+            assert_eq!(turn.reasoning_content.as_deref(), Some("Hm."));
+            assert_eq!(turn.content, Some(Content::Text("I look.".to_owned())));
+            let calls = turn.tool_calls.unwrap();
+            assert_eq!(calls.len(), 2);
+            assert_eq!(calls[0].0["function"]["arguments"], "{\"a\": 1}");
+        }
+    }
+
+    #[test]
+    fn an_empty_answer_is_an_empty_text() {
+        let mut blocks = blocks();
+        let events = blocks.push("", Some(FinishReason::Length));
+        assert_eq!(events, [BlockEvent::Start(0), BlockEvent::End(0)]);
+        assert_eq!(blocks.list(), [Block::Text(String::new())]);
+        assert_eq!(turn(blocks.list()).content, Some(Content::Text(String::new())));
+    }
+}

@@ -1,0 +1,74 @@
+//! A conversation becomes a prompt, and it is settled what its answers are held to and how they are read.
+
+use std::sync::Arc;
+
+use candlepower_api::{OutputConstraint, ToolOptions};
+use candlepower_dialect::Thinking;
+use candlepower_tokenizer::Prompt;
+
+use crate::answer::AnswerFormat;
+use crate::api_error::ApiResult;
+use crate::params::Generation;
+use crate::prompt::ChatPrompt;
+use crate::state::LoadedModel;
+use crate::tools::ToolUse;
+
+/// What a request says of a conversation and of the answer to it.
+pub(crate) struct Conversation<'a> {
+    /// Without functions, which are told to the template as far as the model may know of them.
+    pub(crate) prompt: ChatPrompt<'a>,
+    pub(crate) tools: Option<&'a ToolOptions>,
+    pub(crate) output: Option<&'a OutputConstraint>,
+}
+
+impl Conversation<'_> {
+    /// The prompt's token ids, and how answers are read; `generation` is told what holds them.
+    ///
+    /// # Errors
+    /// 400 with the field that cannot be taken as it is.
+    pub(crate) fn prepare(
+        self,
+        model: &LoadedModel,
+        generation: &mut Generation,
+    ) -> ApiResult<(Vec<u32>, AnswerFormat)> {
+        let tools = ToolUse::new(self.tools, model)?;
+        let prompt = ChatPrompt { tools: tools.definitions(), ..self.prompt };
+        let rendered = prompt.render(model)?;
+        let token_ids = prompt.tokenize(model, &rendered)?;
+        let answers = answer_format(&prompt, model, &rendered, &tools);
+        let stands = (answers.dialect, answers.thinking);
+        generation.grammar = tools.grammar(model, stands, self.output)?;
+        generation.text.always_shown = shown_marks(&answers, model);
+        Ok((token_ids, answers))
+    }
+}
+
+/// How the answers to a prompt are read.
+fn answer_format(
+    prompt: &ChatPrompt<'_>,
+    model: &LoadedModel,
+    rendered: &Prompt,
+    tools: &ToolUse<'_>,
+) -> AnswerFormat {
+    let mut dialect = model.dialect;
+    if prompt.continue_final_message == Some(true) {
+        // The message that goes on has left its reasoning behind.
+        dialect.reasoning = dialect.reasoning.filter(|_| dialect.is_harmony());
+    }
+    let thinking = dialect.reasoning.map(|format| format.after_prompt(rendered.text()));
+    AnswerFormat {
+        dialect,
+        thinking: thinking.unwrap_or(Thinking::Possible),
+        functions: tools.names(),
+    }
+}
+
+/// The special tokens that tell the parts of an answer apart.
+fn shown_marks(answers: &AnswerFormat, model: &LoadedModel) -> Arc<[u32]> {
+    let mut dialect = answers.dialect;
+    if answers.functions.is_none() && !dialect.is_harmony() {
+        dialect.tools = None;
+    }
+    let ids = dialect.marks().into_iter().filter_map(|mark| model.tokenizer.token_to_id(mark));
+    ids.filter(|id| model.tokenizer.is_special(*id)).collect()
+}

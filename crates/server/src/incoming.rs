@@ -1,0 +1,65 @@
+//! A request that asks the model for something: what all such endpoints begin with.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request};
+
+use crate::api_error::{ApiError, ApiResult};
+use crate::body::JsonBytes;
+use crate::config::ServeConfig;
+use crate::constraint;
+use crate::state::{AppState, LoadedModel};
+
+/// Bodies up to this size are prepared where they arrive; longer ones would hold up other requests there.
+const SHORT_BODY_BYTES: usize = 8 << 10;
+
+/// A request with a body of JSON, and the model that is asked.
+pub(crate) struct Incoming {
+    pub(crate) state: AppState,
+    pub(crate) model: Arc<LoadedModel>,
+    pub(crate) arrived: Instant,
+    body: Bytes,
+}
+
+/// How a body becomes what is asked for: all that is refused with a 400 is refused here.
+type Prepare<T> = fn(&[u8], &LoadedModel, &ServeConfig) -> ApiResult<T>;
+
+impl FromRequest<AppState> for Incoming {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &AppState) -> ApiResult<Self> {
+        let model = request.extensions().get::<Arc<LoadedModel>>().cloned();
+        let model = model.ok_or_else(|| ApiError::internal("No model was handed on."))?;
+        let JsonBytes(body) = JsonBytes::from_request(request, state).await?;
+        Ok(Self { state: state.clone(), model, arrived: Instant::now(), body })
+    }
+}
+
+impl Incoming {
+    /// Prepares the body where that does not hold up other requests.
+    pub(crate) async fn prepare<T: Send + 'static>(&self, prepare: Prepare<T>) -> ApiResult<T> {
+        if constraint::preparation_cost(&self.body) <= SHORT_BODY_BYTES {
+            return prepare(&self.body, &self.model, self.state.config());
+        }
+        let permit = self
+            .state
+            .preparation()
+            .acquire_owned()
+            .await
+            .map_err(|error| ApiError::internal(error.to_string()))?;
+        let (body, model, state) = (self.body.clone(), Arc::clone(&self.model), self.state.clone());
+        let work = move || {
+            // Kept until the work is done, even if its request is gone by then.
+            let _permit = permit;
+            prepare(&body, &model, state.config())
+        };
+        match tokio::task::spawn_blocking(work).await {
+            Ok(result) => result,
+            Err(error) => {
+                Err(ApiError::internal(format!("The request could not be prepared: {error}")))
+            }
+        }
+    }
+}
