@@ -111,7 +111,7 @@ fn codes_are_counted_as_they_are_kept() {
 
 #[test]
 fn what_does_not_fit_is_said_after_the_table() {
-    let huge = folder(&llama(2048));
+    let huge = folder(&llama(256));
     let output = run(&["doctor", huge.path().to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     let shown = text(&output.stdout);

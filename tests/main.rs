@@ -7,6 +7,7 @@ mod clients;
 mod cuda;
 mod deploy;
 mod doctor;
+mod embeddings;
 mod first_run;
 mod health;
 mod hub;

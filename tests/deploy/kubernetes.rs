@@ -65,9 +65,12 @@ fn a_port_here_leads_to_a_pod_until_ctrl_c() {
     // Each has a connection of its own.
     check_answers(&opened);
     check_answers(&opened);
-    let body = json!({"model": "demo", "prompt": "The capital", "max_tokens": 300, "ignore_eos": true, "stream": true});
-    let chunks = Request::post("/v1/completions", &body).open(address(&opened)).unwrap().chunks();
-    assert_eq!(chunks.len(), 300);
+    let body = json!({
+        "model": "demo", "prompt": "The capital", "max_tokens": 300, "ignore_eos": true, "stream": true,
+        "stream_options": {"include_usage": true},
+    });
+    let stream = Request::post("/v1/completions", &body).open(address(&opened)).unwrap();
+    assert_eq!(stream.chunks().last().unwrap()["usage"]["completion_tokens"], 300);
     assert!(
         Command::new("kill").args(["-INT", &forward.id().to_string()]).status().unwrap().success()
     );

@@ -22,7 +22,8 @@ const ERRORS: u8 = 1;
 /// Leads the one port that a request asks for to a server on this machine.
 pub(super) fn answer(mut request: Request, server: SocketAddr) -> Response {
     let query = request.uri().query().unwrap_or_default();
-    let port: u16 = query.strip_prefix("ports=").unwrap().trim_end_matches('&').parse().unwrap();
+    let port = query.split('&').find_map(|field| field.strip_prefix("ports="));
+    let port: u16 = port.unwrap_or_else(|| panic!("{query} names no port")).parse().unwrap();
     let offered = text(request.headers(), "sec-websocket-protocol");
     assert!(offered.split(", ").any(|protocol| protocol == PROTOCOL), "{offered}");
     let accept = derive_accept_key(text(request.headers(), "sec-websocket-key").as_bytes());

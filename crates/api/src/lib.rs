@@ -9,12 +9,14 @@ mod chat_response;
 mod completion;
 mod completion_response;
 mod constraint;
+mod embeddings;
 mod error;
 mod fields;
 mod generate;
 mod generation;
 mod messages;
 mod models;
+mod rerank;
 mod responses;
 mod scalar;
 mod tokenize;
@@ -34,6 +36,9 @@ pub use completion_response::{Completion, CompletionChoice, CompletionLogprobs};
 pub use constraint::{
     ConstraintKind, JsonSchemaFormat, OutputConstraint, ResponseFormat, StructuredOutputs,
 };
+pub use embeddings::{
+    Embedding, EmbeddingsRequest, EmbeddingsResponse, EncodingFormat, PoolingUsage, Vector,
+};
 pub use error::{ErrorBody, ErrorResponse, FieldError, clip, excerpt};
 pub use fields::Fields;
 pub use generate::{
@@ -43,6 +48,10 @@ pub use generate::{
 pub use generation::{GenerationFields, MAX_STOP_STRINGS, StopStrings, StreamOptions};
 pub use messages::{MessagesPrompt, MessagesRequest, OutputConfig, OutputFormat};
 pub use models::{HealthResponse, LoadProgress, Model, ModelList, VersionResponse};
+pub use rerank::{
+    Document, RerankRequest, RerankResponse, RerankResult, ResultDocument, Score, ScoreRequest,
+    ScoreResponse, Texts,
+};
 pub use responses::{ResponsesRequest, TextFormat, TextSettings};
 pub use tokenize::{
     DetokenizeRequest, DetokenizeResponse, TokenizeInput, TokenizeRequest, TokenizeResponse,

@@ -310,7 +310,7 @@ mod tests {
             (json!({"tools": [{"type": "function"}]}), "tools[0]"),
             (json!({"tools": [{"type": "web_search", "x": 1}]}), "tools[0]"),
             (json!({"tools": [{"type": "function", "name": "f", "function": {}}]}), "tools[0]"),
-            (json!({"tools": [F, F].map(function)}), "tools[1].name"),
+            (json!({"tools": [function(F), function(F)]}), "tools[1].name"),
             (json!({"tool_choice": "required"}), "tool_choice"),
             (json!({"tools": [function(F)], "tool_choice": "any"}), "tool_choice"),
             (

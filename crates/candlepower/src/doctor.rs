@@ -1,15 +1,18 @@
 //! `candlepower doctor`: what this machine has, and whether a model fits it, before anything is loaded.
 
+mod encoder;
 mod report;
 
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use candlepower_checkpoint::{
-    Checkpoint, CheckpointFiles, Counted, DeviceKind, DeviceMemory, Dtype, GPU_MEMORY_UTILIZATION,
-    HfConfig, MemoryPlan, MemoryRequest,
+    Checkpoint, CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory, Dtype,
+    EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig, MemoryPlan,
+    MemoryRequest,
 };
 use candlepower_hub::ModelId;
 use candlepower_machine::Machine;
@@ -19,6 +22,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::print;
+use encoder::EncoderReport;
 use report::ModelReport;
 
 /// What the long help says after the flags.
@@ -115,6 +119,37 @@ fn checkpoint_files(model: &str, revision: &str) -> Result<CheckpointFiles> {
     Ok(CheckpointFiles::Folder(model.folder()))
 }
 
+/// What there is to say of a model.
+enum Report {
+    Decoder(ModelReport),
+    Encoder(EncoderReport),
+}
+
+impl Report {
+    fn fits(&self) -> bool {
+        match self {
+            Self::Decoder(report) => report.fits(),
+            Self::Encoder(report) => report.fits(),
+        }
+    }
+
+    fn to_json(&self, machine: &Machine) -> serde_json::Value {
+        match self {
+            Self::Decoder(report) => report.to_json(machine),
+            Self::Encoder(report) => report.to_json(machine),
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Decoder(report) => report.fmt(f),
+            Self::Encoder(report) => report.fmt(f),
+        }
+    }
+}
+
 impl Doctor {
     /// Looks and says what it sees.
     pub(crate) fn run(&self) -> ExitCode {
@@ -168,8 +203,45 @@ impl Doctor {
     }
 
     /// Does the arithmetic for every dtype on every device.
-    fn look_at(&self, model: &str, machine: &Machine) -> Result<ModelReport> {
-        let checkpoint = Checkpoint::open(checkpoint_files(model, &self.revision)?)?;
+    fn look_at(&self, model: &str, machine: &Machine) -> Result<Report> {
+        match Description::open(checkpoint_files(model, &self.revision)?)? {
+            Description::Decoder(checkpoint) => {
+                self.look_at_decoder(model, &checkpoint, machine).map(Report::Decoder)
+            }
+            Description::Encoder(checkpoint) => {
+                self.look_at_encoder(model, &checkpoint, machine).map(Report::Encoder)
+            }
+        }
+    }
+
+    fn look_at_encoder(
+        &self,
+        model: &str,
+        checkpoint: &EncoderCheckpoint,
+        machine: &Machine,
+    ) -> Result<EncoderReport> {
+        if let Some(quantization) = checkpoint.quantization() {
+            bail!(
+                "the weights are quantized with {}, which is not supported for models that give vectors or scores: take the model that is not quantized",
+                quantization.method
+            );
+        }
+        let asked = self.max_model_len.map(NonZeroUsize::get);
+        let request = EncoderMemoryRequest {
+            max_model_len: checkpoint.max_model_len(asked)?,
+            max_num_batched_tokens: self.max_num_batched_tokens.get(),
+            num_threads: machine.cpu.physical_cores,
+            available_bytes: machine.memory.map(|memory| memory.available_bytes),
+        };
+        Ok(EncoderReport::new(model, checkpoint, request))
+    }
+
+    fn look_at_decoder(
+        &self,
+        model: &str,
+        checkpoint: &Checkpoint,
+        machine: &Machine,
+    ) -> Result<ModelReport> {
         if let Some(quantization) = checkpoint.quantization()
             && quantization.scheme.is_none()
         {
@@ -205,7 +277,7 @@ impl Doctor {
         let plans = dtypes.iter().flat_map(|dtype| {
             memories.iter().map(|(name, memory)| (name.clone(), plan(*dtype, memory)))
         });
-        Ok(ModelReport::new(model, &checkpoint, plans))
+        Ok(ModelReport::new(model, checkpoint, plans))
     }
 
     fn request(&self, max_model_len: usize, weights: Dtype, memory: DeviceMemory) -> MemoryRequest {

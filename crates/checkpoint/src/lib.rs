@@ -1,10 +1,11 @@
 //! What a checkpoint says of itself, without a tensor: its files, its architecture as a
-//! [`ModelSpec`], where each weight is found, its quantization, its end-of-sequence ids, and how
+//! [`ModelSpec`] or an [`EncoderSpec`], where each weight is found, its quantization, its end-of-sequence ids, and how
 //! much memory it needs.
 
 mod arch;
 mod bytes;
 mod config;
+mod encoder;
 mod error;
 mod files;
 mod generation;
@@ -17,6 +18,10 @@ mod weights;
 pub use arch::{Arch, supported_architectures};
 pub use bytes::Bytes;
 pub use config::HfConfig;
+pub use encoder::{
+    EncoderCheckpoint, EncoderKind, EncoderMemory, EncoderMemoryRequest, EncoderSpec,
+    EncoderTensor, HeadAct, Pooling, ScoreHead, SentenceSettings, supported_encoders,
+};
 pub use error::{Error, Result};
 pub use files::{CheckpointFiles, WeightFiles};
 pub use generation::{GenerationConfig, SamplingDefaults};
@@ -34,6 +39,34 @@ pub use spec::{
     NormSpec, Residual,
 };
 pub use weights::{Slot, SlotRows, Take, TensorPlan, WeightRule};
+
+/// What a model folder describes.
+#[derive(Debug)]
+pub enum Description {
+    /// A model that continues texts.
+    Decoder(Checkpoint),
+    /// A model that gives vectors or scores.
+    Encoder(EncoderCheckpoint),
+}
+
+impl Description {
+    /// Reads what describes the model, whichever it is.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open(files: CheckpointFiles) -> Result<Self> {
+        let config = read_config(&files)?;
+        match EncoderCheckpoint::open(&files, &config)? {
+            Some(encoder) => Ok(Self::Encoder(encoder)),
+            None => Checkpoint::from_config(files, &config).map(Self::Decoder),
+        }
+    }
+}
+
+fn read_config(files: &CheckpointFiles) -> Result<HfConfig> {
+    HfConfig::read(files, "config.json")?
+        .ok_or_else(|| Error::FileMissing { file: "config.json", place: files.to_string() })
+}
 
 /// A model folder (or an embedded one) whose configuration was read and understood.
 ///
@@ -57,15 +90,18 @@ impl Checkpoint {
     /// type or activation, a key that changes the computation and is not supported, or a matrix that cannot be
     /// quantized as it says: each named.
     pub fn open(files: CheckpointFiles) -> Result<Self> {
-        let config = HfConfig::read(&files, "config.json")?
-            .ok_or_else(|| Error::FileMissing { file: "config.json", place: files.to_string() })?;
-        let arch = arch::find(&config)?;
+        let config = read_config(&files)?;
+        Self::from_config(files, &config)
+    }
+
+    fn from_config(files: CheckpointFiles, config: &HfConfig) -> Result<Self> {
+        let arch = arch::find(config)?;
         let mut checkpoint = Self {
-            spec: arch.describe(&config)?,
+            spec: arch.describe(config)?,
             arch,
-            dtype: Dtype::read(&config)?,
-            quantization: Quantization::read(&files, &config)?,
-            generation: GenerationConfig::read(&files, &config)?,
+            dtype: Dtype::read(config)?,
+            quantization: Quantization::read(&files, config)?,
+            generation: GenerationConfig::read(&files, config)?,
             files,
         };
         for tensor in checkpoint.tensor_plan() {

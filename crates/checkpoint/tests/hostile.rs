@@ -118,7 +118,9 @@ fn changed_configurations_are_described_or_refused_in_one_line() {
     let mut random = Random(7);
     let (mut opened, mut refused) = (0, 0);
     for golden in std::fs::read_dir(goldens).unwrap() {
-        let text = std::fs::read_to_string(golden.unwrap().path().join("config.json")).unwrap();
+        // Those of encoders lie in a folder of their own.
+        let config = golden.unwrap().path().join("config.json");
+        let Ok(text) = std::fs::read_to_string(config) else { continue };
         let original: Value = serde_json::from_str(&text).unwrap();
         for _ in 0..ROUNDS {
             let mut config = original.clone();

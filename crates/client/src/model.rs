@@ -1,8 +1,8 @@
 //! What the model itself allows, from its `config.json` alone.
 
 use candlepower_checkpoint::{
-    Checkpoint, CheckpointFiles, Counted, DeviceKind, DeviceMemory, Dtype, GPU_MEMORY_UTILIZATION,
-    MemoryPlan, MemoryRequest,
+    CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory, Dtype, EncoderCheckpoint,
+    EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, MemoryPlan, MemoryRequest,
 };
 use candlepower_hub::{Hub, HubConfig, HubSettings, ModelId};
 
@@ -30,8 +30,12 @@ static DEMO: [(&str, &[u8]); 1] =
 pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Result<()> {
     let model = &plan.spec.model;
     let wrong = |error| Error::from_checkpoint(model, error);
-    let checkpoint = Checkpoint::open(files(plan).await?).map_err(wrong)?;
-    let found = checkpoint.quantization().map(|quantization| quantization.method.as_str());
+    let description = Description::open(files(plan).await?).map_err(wrong)?;
+    let quantization = match &description {
+        Description::Decoder(checkpoint) => checkpoint.quantization(),
+        Description::Encoder(checkpoint) => checkpoint.quantization(),
+    };
+    let found = quantization.map(|quantization| quantization.method.as_str());
     if let Some(asked) = &params.quantization
         && found != Some(asked.as_str())
     {
@@ -39,6 +43,12 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
             found.map_or("that they are not quantized".to_owned(), |found| format!("`{found}`"));
         return Err(Error::QuantizationMismatch { asked: asked.clone(), found });
     }
+    let checkpoint = match &description {
+        Description::Decoder(checkpoint) => checkpoint,
+        Description::Encoder(checkpoint) => {
+            return check_encoder(params, plan, compute, checkpoint).map_err(wrong);
+        }
+    };
     let spec = checkpoint.spec();
     let ranks =
         params.tensor_parallel_size.unwrap_or(params.gpu_count.unwrap_or(1).max(1)) as usize;
@@ -71,6 +81,27 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
     };
     for memory in memories(params, plan, compute) {
         MemoryPlan::new(spec, request(memory)).check(spec).map_err(wrong)?;
+    }
+    Ok(())
+}
+
+/// An encoder is computed on the CPU: weights and activations must fit what the deployment may take.
+fn check_encoder(
+    params: &Params,
+    plan: &Plan,
+    compute: &Compute,
+    checkpoint: &EncoderCheckpoint,
+) -> candlepower_checkpoint::Result<()> {
+    let asked = params.max_model_len.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
+    let max_model_len = checkpoint.max_model_len(asked)?;
+    for memory in memories(params, plan, compute) {
+        let request = EncoderMemoryRequest {
+            max_model_len,
+            max_num_batched_tokens: number(plan, "MAX_NUM_BATCHED_TOKENS", MAX_NUM_BATCHED_TOKENS),
+            num_threads: number(plan, "THREADS", 1),
+            available_bytes: memory.available_bytes,
+        };
+        checkpoint.memory(request).check()?;
     }
     Ok(())
 }

@@ -64,11 +64,11 @@ impl StepClock {
         (began_ms > 0).then(|| self.epoch.elapsed().saturating_sub(Duration::from_millis(began_ms)))
     }
 
-    fn begin(&self) {
+    pub(crate) fn begin(&self) {
         self.began_ms.store((self.epoch.elapsed().as_millis() as u64).max(1), Ordering::Relaxed);
     }
 
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         self.began_ms.store(0, Ordering::Relaxed);
     }
 }

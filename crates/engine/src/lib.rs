@@ -6,11 +6,14 @@
 //! commit it to the scheduler, send each drawn token straight to its sequence's stream.
 //! Dropping a stream cancels its sequence: there is no other abort message. [`EngineHandle::pin`] keeps computed
 //! beginnings in the cache for as long as its [`Pin`] lives and no sequence needs the memory.
+//!
+//! Models that give vectors have an engine of their own, [`Embedder`]: it has no cache and no sequences.
 
 mod device;
 mod device_graphs;
 mod device_runner;
 mod device_tables;
+mod embedder;
 mod engine;
 mod error;
 mod handle;
@@ -23,9 +26,11 @@ mod sequence;
 mod start;
 
 pub use candle_core::Device;
+pub use candlepower_encoder::EncoderInput;
 pub use candlepower_models::{LoadDtype, LoadFormat, LoadOptions};
 pub use candlepower_scheduler::SchedulingPolicy;
 pub use device::{ChosenDevice, DeviceChoice, NoGpu, choose_device, free_bytes};
+pub use embedder::{Embedder, EmbedderConfig, EmbedderInfo, Vectors};
 pub use error::{Error, Result};
 pub use handle::{
     EngineConfig, EngineHandle, EngineHealth, EngineInfo, StartProgress, SubmitError,

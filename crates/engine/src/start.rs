@@ -285,7 +285,7 @@ fn warm_up(ranks: &mut Ranks) -> Result<()> {
     ranks.wait().map(drop)
 }
 
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     format!("the engine thread panicked: {}", text.unwrap_or("without a message"))

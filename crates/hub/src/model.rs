@@ -18,7 +18,7 @@ use crate::transfer::{Download, Transfer};
 use crate::{Error, HubConfig, ModelId, Result};
 
 /// Files that describe a model, apart from its weights and its code.
-const DESCRIPTION: [&str; 12] = [
+const DESCRIPTION: [&str; 15] = [
     CONFIG,
     "generation_config.json",
     "quantize_config.json",
@@ -30,6 +30,9 @@ const DESCRIPTION: [&str; 12] = [
     INDEX,
     "modules.json",
     "sentence_bert_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_xlm-roberta_config.json",
     "config_sentence_transformers.json",
 ];
 const CONFIG: &str = "config.json";

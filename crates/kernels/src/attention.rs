@@ -1,9 +1,12 @@
-//! Causal attention over the paged cache, decodes and prefill chunks in one call.
+//! Causal attention over the paged cache, decodes and prefill chunks in one call; and the attention of encoders.
 
+mod full;
 mod group;
 mod paged;
 #[cfg(test)]
 mod tests;
+
+pub use full::{full_attention, full_attention_reference};
 
 use std::ops::Range;
 

@@ -24,6 +24,7 @@ mod embedding;
 mod error;
 mod gather;
 mod kv_cache;
+mod layer_norm;
 mod linear;
 mod norm;
 mod parallel;
@@ -37,7 +38,8 @@ pub use activation::{
     Activation, activation, activation_reference, gated_activation, gated_activation_reference,
 };
 pub use attention::{
-    AttentionMetadata, CacheView, PagedAttention, paged_attention, paged_attention_reference,
+    AttentionMetadata, CacheView, PagedAttention, full_attention, full_attention_reference,
+    paged_attention, paged_attention_reference,
 };
 pub use cpu_features::{CpuFeatures, cpu_features};
 pub use embedding::{embedding, embedding_reference};
@@ -46,6 +48,7 @@ pub use gather::{gather_rows, gather_rows_reference};
 pub use kv_cache::{
     KvCache, KvCacheConfig, KvLayer, copy_blocks, reshape_and_cache, reshape_and_cache_reference,
 };
+pub use layer_norm::{add_layer_norm, layer_norm, layer_norm_reference};
 pub use linear::{linear, linear_reference};
 pub use norm::{add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference};
 pub use rope::{RopeStyle, RopeTable, rope, rope_reference};

@@ -43,7 +43,7 @@ impl ApiError {
     }
 
     /// 400: the prompt does not fit the context.
-    pub(crate) fn context_length(param: &'static str, message: String) -> Self {
+    pub(crate) fn context_length(param: impl Into<String>, message: String) -> Self {
         Self::invalid(param, message).with_code("context_length_exceeded")
     }
 

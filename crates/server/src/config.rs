@@ -16,7 +16,7 @@ use clap::{ArgAction, Args};
 pub use resolve::{ConfigError, Effective, Setting, Source};
 pub use values::{
     ByteSize, DefaultMaxTokens, DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat,
-    LogFormat, LogLevel, MetricsCompat, Quantization, ReasoningParser, ToolCallParser,
+    LogFormat, LogLevel, MetricsCompat, Pooling, Quantization, ReasoningParser, ToolCallParser,
 };
 use values::{at_least_one, endpoint, gigabytes, not_empty, origin, part, session_seconds, switch};
 
@@ -53,6 +53,9 @@ pub struct ServeConfig {
     /// Where weights come from; dummy makes random ones, to try sizes and speeds
     #[arg(long, help_heading = "Model", value_enum, default_value_t)]
     pub load_format: LoadFormat,
+    /// How an encoder's hidden states become one vector [default: what the model's files say]
+    #[arg(long, help_heading = "Model", value_enum)]
+    pub pooling: Option<Pooling>,
     /// Longest sequence, prompt and output together, in tokens [default: the model's own limit]
     #[arg(long, help_heading = "Model", value_name = "TOKENS", value_parser = at_least_one)]
     pub max_model_len: Option<usize>,

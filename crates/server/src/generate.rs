@@ -18,9 +18,9 @@ pub(crate) fn limits<'a>(
     least_max_tokens: i64,
 ) -> Limits<'a> {
     Limits {
-        max_model_len: model.max_model_len(),
-        vocab_size: model.vocab_size(),
-        max_logprobs: config.max_logprobs.min(model.vocab_size()),
+        max_model_len: model.max_model_len,
+        vocab_size: model.vocab_size,
+        max_logprobs: config.max_logprobs.min(model.vocab_size),
         default_max_tokens: config.default_max_tokens,
         sampling_defaults: &model.sampling_defaults,
         least_max_tokens,
@@ -62,7 +62,7 @@ pub(crate) fn submit(
     for prompt in prompts {
         let streams = model.engine.submit(Request {
             prompt: prompt.clone(),
-            sampling: generation.sampling_for(prompt.len(), model.max_model_len()),
+            sampling: generation.sampling_for(prompt.len(), model.max_model_len),
             n: generation.n,
             priority: generation.priority,
             cache_salt: generation.cache_salt.clone(),

@@ -10,36 +10,36 @@ use crate::api_error::{ApiError, ApiResult};
 use crate::body::JsonBytes;
 use crate::config::ServeConfig;
 use crate::constraint;
+use crate::served::{Asked, served};
 use crate::state::{AppState, LoadedModel};
 
 /// Bodies up to this size are prepared where they arrive; longer ones would hold up other requests there.
 const SHORT_BODY_BYTES: usize = 8 << 10;
 
-/// A request with a body of JSON, and the model that is asked.
-pub(crate) struct Incoming {
+/// A request with a body of JSON, and the model that is asked: one that generates text, unless the endpoint says otherwise.
+pub(crate) struct Incoming<M = LoadedModel> {
     pub(crate) state: AppState,
-    pub(crate) model: Arc<LoadedModel>,
+    pub(crate) model: Arc<M>,
     pub(crate) arrived: Instant,
     body: Bytes,
 }
 
 /// How a body becomes what is asked for: all that is refused with a 400 is refused here.
-type Prepare<T> = fn(&[u8], &LoadedModel, &ServeConfig) -> ApiResult<T>;
+type Prepare<M, T> = fn(&[u8], &M, &ServeConfig) -> ApiResult<T>;
 
-impl FromRequest<AppState> for Incoming {
+impl<M: Asked> FromRequest<AppState> for Incoming<M> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> ApiResult<Self> {
-        let model = request.extensions().get::<Arc<LoadedModel>>().cloned();
-        let model = model.ok_or_else(|| ApiError::internal("No model was handed on."))?;
+        let model = M::of(served(request.extensions())?)?;
         let JsonBytes(body) = JsonBytes::from_request(request, state).await?;
         Ok(Self { state: state.clone(), model, arrived: Instant::now(), body })
     }
 }
 
-impl Incoming {
+impl<M: Asked> Incoming<M> {
     /// Prepares the body where that does not hold up other requests.
-    pub(crate) async fn prepare<T: Send + 'static>(&self, prepare: Prepare<T>) -> ApiResult<T> {
+    pub(crate) async fn prepare<T: Send + 'static>(&self, prepare: Prepare<M, T>) -> ApiResult<T> {
         if constraint::preparation_cost(&self.body) <= SHORT_BODY_BYTES {
             return prepare(&self.body, &self.model, self.state.config());
         }

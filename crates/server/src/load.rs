@@ -1,25 +1,26 @@
 //! From a model on this machine to one that can be asked.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use candlepower_api::LoadProgress;
-use candlepower_checkpoint::{Checkpoint, SamplingDefaults};
+use candlepower_checkpoint::{Checkpoint, Description, Pooling, SamplingDefaults};
 use candlepower_dialect::{Dialect, ReasoningFormat, ToolFormat};
 use candlepower_engine::{
-    ChosenDevice, Device, DeviceChoice, EngineConfig, EngineHandle, LoadDtype,
-    LoadFormat as LoadFrom, LoadOptions, SchedulingPolicy, StartProgress, choose_device,
+    ChosenDevice, Device, DeviceChoice, Embedder, EmbedderConfig, EngineConfig, EngineHandle,
+    LoadDtype, LoadFormat as LoadFrom, LoadOptions, SchedulingPolicy, StartProgress, choose_device,
 };
 use candlepower_tokenizer::ChatTemplate;
 
 use crate::config::{
-    DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat, ReasoningParser, ServeConfig,
-    ToolCallParser,
+    DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat, Pooling as PoolingSetting,
+    ReasoningParser, ServeConfig, ToolCallParser,
 };
 use crate::error::{Error, Result};
 use crate::prompt::unix_seconds;
 use crate::pull::LocalModel;
 use crate::responses::Responses;
+use crate::served::{ModelCard, PoolingModel, Served};
 use crate::sessions::Sessions;
 use crate::state::{AppState, LoadedModel};
 
@@ -43,12 +44,9 @@ pub(crate) fn chosen_device(config: &ServeConfig) -> Result<ChosenDevice> {
 ///
 /// # Errors
 /// Whatever is wrong with the model or the settings, in one line.
-pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Result<LoadedModel> {
-    let config = state.config();
+pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Result<Served> {
     state.set_initializing(None);
-    let LocalModel { checkpoint, tokenizer, chat_template, names, root } = local;
-    let engine_config = engine_config(config, device, state);
-    let engine = EngineHandle::start(&checkpoint, engine_config, &mut |progress| match progress {
+    let mut report = |progress| match progress {
         StartProgress::Loading { bytes_done, bytes_total } => {
             state.set_initializing(Some(LoadProgress { bytes_done, bytes_total }));
         }
@@ -57,30 +55,61 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
             state.set_starting();
             tracing::info!("recording CUDA graphs: {done} of {total}");
         }
-    })?;
-    let knows_developer = chat_template
-        .as_ref()
-        .and_then(|template| template.source(None).ok())
-        .is_some_and(|source| source.contains("developer"));
-    let dialect = dialect(config, chat_template.as_ref())?;
+    };
+    let LocalModel { description, tokenizer, chat_template, names, root } = local;
     let max_token_bytes = (0..tokenizer.vocab_size() as u32)
         .map(|id| tokenizer.token_bytes(id).len())
         .max()
         .unwrap_or(0)
         .max(1);
-    let sessions = Sessions::new(engine.clone(), config.session_ttl());
-    Ok(LoadedModel {
-        engine,
+    let card = |max_model_len, vocab_size| ModelCard {
         tokenizer,
-        writes_tools: chat_template.as_ref().is_some_and(candlepower_dialect::writes_tools),
-        chat_template,
-        knows_developer,
-        dialect,
-        sampling_defaults: sampling_defaults(config, &checkpoint),
         names,
         root,
         created: unix_seconds(),
         max_token_bytes,
+        max_model_len,
+        vocab_size,
+    };
+    match description {
+        Description::Decoder(checkpoint) => {
+            let config = engine_config(state.config(), device, state);
+            let engine = EngineHandle::start(&checkpoint, config, &mut report)?;
+            let card = card(engine.info().max_model_len, engine.info().vocab_size);
+            let model = generating(state.config(), &checkpoint, engine, chat_template, card)?;
+            Ok(Served::Generating(Arc::new(model)))
+        }
+        Description::Encoder(checkpoint) => {
+            let embedder = Embedder::start(&checkpoint, embedder_config(state), &mut report)?;
+            let card = card(embedder.info().max_model_len, embedder.info().vocab_size);
+            let sentence = checkpoint.sentence().clone();
+            Ok(Served::Pooling(Arc::new(PoolingModel { card, embedder, sentence })))
+        }
+    }
+}
+
+/// A model that generates text, with what turns conversations into prompts and answers into messages.
+fn generating(
+    config: &ServeConfig,
+    checkpoint: &Checkpoint,
+    engine: EngineHandle,
+    chat_template: Option<ChatTemplate>,
+    card: ModelCard,
+) -> Result<LoadedModel> {
+    let knows_developer = chat_template
+        .as_ref()
+        .and_then(|template| template.source(None).ok())
+        .is_some_and(|source| source.contains("developer"));
+    let dialect = dialect(config, chat_template.as_ref())?;
+    let sessions = Sessions::new(engine.clone(), config.session_ttl());
+    Ok(LoadedModel {
+        card,
+        engine,
+        writes_tools: chat_template.as_ref().is_some_and(candlepower_dialect::writes_tools),
+        chat_template,
+        knows_developer,
+        dialect,
+        sampling_defaults: sampling_defaults(config, checkpoint),
         sessions,
         responses: Responses::default(),
         grammar_compiler: OnceLock::new(),
@@ -121,6 +150,23 @@ fn dialect(config: &ServeConfig, template: Option<&ChatTemplate>) -> Result<Dial
         return Err(Error::MixedParsers);
     }
     Ok(dialect)
+}
+
+fn embedder_config(state: &AppState) -> EmbedderConfig {
+    let config = state.config();
+    EmbedderConfig {
+        max_model_len: config.max_model_len,
+        pooling: config.pooling.map(|pooling| match pooling {
+            PoolingSetting::Cls => Pooling::Cls,
+            PoolingSetting::Last => Pooling::Last,
+            PoolingSetting::Mean => Pooling::Mean,
+        }),
+        max_num_batched_tokens: config.max_num_batched_tokens,
+        max_in_flight: config.max_in_flight(),
+        num_threads: config.threads,
+        stuck_after: STUCK_AFTER,
+        metrics: state.metrics().engine.clone(),
+    }
 }
 
 fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> EngineConfig {

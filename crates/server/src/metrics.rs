@@ -209,7 +209,7 @@ const DESCRIPTIONS: &[Description] = &[
         "grammar_duration_seconds",
         "vllm:grammar_duration_seconds",
         Kind::Histogram(STEP_S),
-        "Seconds in which a step computed what grammars allow.",
+        "Seconds of a step in which grammars said what they allow and took what was drawn.",
     ),
     describe(
         "http_requests_total",

@@ -1,18 +1,16 @@
 //! GET /v1/models and /v1/models/{id}.
 
-use std::sync::Arc;
-
 use axum::extract::Path;
 use axum::extract::rejection::PathRejection;
 use axum::{Extension, Json};
 use candlepower_api::{ErrorResponse, Model, ModelList};
 
 use crate::api_error::{ApiError, ApiResult};
-use crate::state::LoadedModel;
+use crate::served::{ModelCard, Served};
 
 /// Lists the names under which the model can be asked for.
 #[utoipa::path(get, path = "/v1/models", tag = "Models", responses((status = 200, description = "The names", body = ModelList)))]
-pub(crate) async fn list_models(Extension(model): Extension<Arc<LoadedModel>>) -> Json<ModelList> {
+pub(crate) async fn list_models(Extension(model): Extension<Served>) -> Json<ModelList> {
     let data = model.names.iter().map(|name| describe(&model, name)).collect();
     Json(ModelList { object: "list", data })
 }
@@ -26,7 +24,7 @@ pub(crate) async fn list_models(Extension(model): Extension<Arc<LoadedModel>>) -
     responses((status = 200, description = "The model", body = Model), (status = 404, description = "No such model", body = ErrorResponse))
 )]
 pub(crate) async fn retrieve_model(
-    Extension(model): Extension<Arc<LoadedModel>>,
+    Extension(model): Extension<Served>,
     id: Result<Path<String>, PathRejection>,
 ) -> ApiResult<Json<Model>> {
     // What is not UTF-8 names no model.
@@ -37,13 +35,13 @@ pub(crate) async fn retrieve_model(
     }
 }
 
-fn describe(model: &LoadedModel, name: &str) -> Model {
+fn describe(model: &ModelCard, name: &str) -> Model {
     Model {
         id: name.to_owned(),
         object: "model",
         created: model.created,
         owned_by: "candlepower",
         root: model.root.clone(),
-        max_model_len: model.max_model_len(),
+        max_model_len: model.max_model_len,
     }
 }

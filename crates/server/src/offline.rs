@@ -1,14 +1,15 @@
 //! The engine as `serve` would start it, without HTTP: for measurements.
 
-use candlepower_checkpoint::ModelSpec;
+use candlepower_checkpoint::{Description, ModelSpec};
 use candlepower_engine::{EngineHandle, EngineMetrics};
 
 use crate::config::ServeConfig;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::load::chosen_device;
 use crate::logging::Terminal;
 use crate::metrics::Metrics;
 use crate::pull::pull;
+use crate::served::Served;
 use crate::source::ModelSource;
 use crate::startup::load_in_thread;
 use crate::state::AppState;
@@ -37,7 +38,12 @@ pub async fn start_engine(
     measured.engine = metrics;
     let state = AppState::new(config, measured);
     let local = pull(&source, &state, &device, terminal).await?;
-    let spec = local.checkpoint.spec().clone();
-    let model = load_in_thread(local, device, state).await?;
-    Ok(StartedEngine { engine: model.engine, spec })
+    let Description::Decoder(checkpoint) = &local.description else {
+        return Err(Error::NotGenerating);
+    };
+    let spec = checkpoint.spec().clone();
+    match load_in_thread(local, device, state).await? {
+        Served::Generating(model) => Ok(StartedEngine { engine: model.engine.clone(), spec }),
+        Served::Pooling(_) => Err(Error::NotGenerating),
+    }
 }

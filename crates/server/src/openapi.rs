@@ -15,6 +15,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
     components(schemas(candlepower_api::ChatCompletionChunk<'static>)),
     tags(
         (name = "Generation", description = "Text from the model"),
+        (name = "Embeddings", description = "Vectors of texts, and scores of pairs"),
         (name = "Models", description = "What is served"),
         (name = "Tokens", description = "Text to tokens and back"),
         (name = "Server", description = "How the server is"),

@@ -1,19 +1,37 @@
 //! What can be known of a model before its weights are there: whether it can run here, as asked.
 
 use candlepower_checkpoint::{
-    Checkpoint, Counted, DeviceKind, DeviceMemory, Dtype, MemoryPlan, MemoryRequest,
+    Checkpoint, Counted, Description, DeviceKind, DeviceMemory, Dtype, EncoderCheckpoint,
+    EncoderMemoryRequest, MemoryPlan, MemoryRequest, Quantization,
 };
 use candlepower_engine::{Device, free_bytes};
 
-use crate::config::{Dtype as DtypeSetting, LoadFormat, ServeConfig};
+use crate::config::{DeviceKind as DeviceSetting, Dtype as DtypeSetting, LoadFormat, ServeConfig};
 use crate::error::{Error, Result};
 
 /// Checks a model's configuration against the settings and the device it is to run on.
 ///
 /// # Errors
 /// What does not fit together, and what would.
-pub(crate) fn check(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device) -> Result<()> {
-    check_quantization(config, checkpoint, device)?;
+pub(crate) fn check(
+    config: &ServeConfig,
+    description: &Description,
+    device: &Device,
+) -> Result<()> {
+    match description {
+        Description::Decoder(checkpoint) => check_decoder(config, checkpoint, device),
+        Description::Encoder(checkpoint) => check_encoder(config, checkpoint),
+    }
+}
+
+fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device) -> Result<()> {
+    check_quantization(config, checkpoint.quantization(), device)?;
+    if let Some(pooling) = config.pooling {
+        return Err(Error::OnlyPooling {
+            setting: format!("--pooling {}", pooling.as_str()),
+            architecture: checkpoint.architecture(),
+        });
+    }
     let spec = checkpoint.spec();
     spec.check_tensor_parallel(config.tensor_parallel_size)?;
     // What the model says of the number comes first: it holds for any version.
@@ -24,6 +42,42 @@ pub(crate) fn check(config: &ServeConfig, checkpoint: &Checkpoint, device: &Devi
     let plan = MemoryPlan::new(spec, memory_request(config, checkpoint, device, max_model_len));
     plan.check(spec)?;
     Ok(())
+}
+
+/// An encoder is computed on the CPU, in f32, without a cache.
+fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result<()> {
+    check_method(config, checkpoint.quantization())?;
+    if let Some(found) = checkpoint.quantization() {
+        return Err(Error::QuantizedEncoder(found.method.clone()));
+    }
+    let architecture = checkpoint.architecture();
+    let setting = if config.tensor_parallel_size > 1 {
+        Some(format!("--tensor-parallel-size {}", config.tensor_parallel_size))
+    } else if config.load_format == LoadFormat::Dummy {
+        Some("--load-format dummy".to_owned())
+    } else if config.device == DeviceSetting::Cuda {
+        Some("--device cuda".to_owned())
+    } else {
+        match config.dtype {
+            DtypeSetting::Auto | DtypeSetting::Float32 => None,
+            DtypeSetting::Float16 => Some("--dtype float16".to_owned()),
+            DtypeSetting::Bfloat16 => Some("--dtype bfloat16".to_owned()),
+        }
+    };
+    if let Some(setting) = setting {
+        return Err(Error::OnlyGenerating { setting, architecture });
+    }
+    if let Some(pooling) = config.pooling.filter(|_| checkpoint.spec().head.is_some()) {
+        let setting = format!("--pooling {}", pooling.as_str());
+        return Err(Error::OnlyPooling { setting, architecture });
+    }
+    let memory = checkpoint.memory(EncoderMemoryRequest {
+        max_model_len: checkpoint.max_model_len(config.max_model_len)?,
+        max_num_batched_tokens: config.max_num_batched_tokens,
+        num_threads: config.threads.unwrap_or_else(num_cpus::get_physical),
+        available_bytes: free_bytes(&Device::Cpu),
+    });
+    Ok(memory.check()?)
 }
 
 /// What the engine will ask for, before the weights are there.
@@ -66,24 +120,27 @@ fn memory_request(
 
 fn check_quantization(
     config: &ServeConfig,
-    checkpoint: &Checkpoint,
+    found: Option<&Quantization>,
     device: &Device,
 ) -> Result<()> {
-    let found = checkpoint.quantization().map(|quantization| quantization.method.as_str());
-    if let Some(asked) = config.quantization.map(|asked| asked.as_str())
-        && found != Some(asked)
-    {
-        let found = found.map_or_else(
-            || "that they are not quantized".to_owned(),
-            |method| format!("`{method}`"),
-        );
-        return Err(Error::QuantizationMismatch { asked, found });
-    }
-    match checkpoint.quantization() {
+    check_method(config, found)?;
+    match found {
         Some(found) if found.scheme.is_none() && config.load_format != LoadFormat::Dummy => {
             Err(Error::QuantizationUnsupported(found.method.clone()))
         }
         Some(found) if found.scheme.is_some() && !device.is_cpu() => Err(Error::QuantizedOnGpu),
         _ => Ok(()),
     }
+}
+
+/// The method that is asked for is the weights'.
+fn check_method(config: &ServeConfig, found: Option<&Quantization>) -> Result<()> {
+    let found = found.map(|quantization| quantization.method.as_str());
+    let Some(asked) = config.quantization.map(|asked| asked.as_str()) else { return Ok(()) };
+    if found == Some(asked) {
+        return Ok(());
+    }
+    let found = found
+        .map_or_else(|| "that they are not quantized".to_owned(), |method| format!("`{method}`"));
+    Err(Error::QuantizationMismatch { asked, found })
 }

@@ -7,6 +7,7 @@ use candlepower_tokenizer::{AddSpecialTokens, LocalTime, Prompt, PromptEnd, Rend
 use serde_json::{Map, Value};
 
 use crate::api_error::{ApiError, ApiResult};
+use crate::served::ModelCard;
 use crate::state::LoadedModel;
 
 /// How a conversation becomes a prompt.
@@ -110,10 +111,14 @@ fn add_special_tokens(add: bool) -> AddSpecialTokens {
 }
 
 /// Refuses a text that cannot fit the context, without tokenizing it.
-fn check_text_length(model: &LoadedModel, param: &'static str, text: &str) -> ApiResult<()> {
+pub(crate) fn check_text_length(
+    model: &ModelCard,
+    param: &'static str,
+    text: &str,
+) -> ApiResult<()> {
     // Normalisation may shorten a text, but not to a quarter.
     let least_tokens = text.len() / model.max_token_bytes / 4;
-    let context = model.max_model_len();
+    let context = model.max_model_len;
     if least_tokens <= context {
         return Ok(());
     }
@@ -133,7 +138,7 @@ pub(crate) fn check_prompt(
     if token_ids.is_empty() {
         return Err(ApiError::invalid(param, "The prompt is empty: it needs at least one token."));
     }
-    let (context, len) = (model.max_model_len(), token_ids.len());
+    let (context, len) = (model.max_model_len, token_ids.len());
     let message = format!(
         "This model's maximum context length is {context} tokens, but the prompt has {len}."
     );
@@ -144,7 +149,7 @@ pub(crate) fn check_prompt(
         let message = format!("{message} At least one token must be left for the answer.");
         return Err(ApiError::context_length(param, message));
     }
-    let vocab_size = model.vocab_size();
+    let vocab_size = model.vocab_size;
     match token_ids.iter().find(|id| **id as usize >= vocab_size) {
         Some(id) => Err(ApiError::invalid(
             param,

@@ -6,7 +6,7 @@ mod text;
 
 use std::sync::Arc;
 
-use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
+use candlepower_checkpoint::{CheckpointFiles, Description};
 use candlepower_engine::Device;
 use candlepower_hub::{DownloadProgress, HubModel};
 use candlepower_tokenizer::{ChatTemplate, Tokenizer};
@@ -23,7 +23,7 @@ const TOKENIZER_REVISION: &str = "main";
 
 /// A model that is on this machine and understood; of its weights nothing is loaded.
 pub(crate) struct LocalModel {
-    pub(crate) checkpoint: Checkpoint,
+    pub(crate) description: Description,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) chat_template: Option<ChatTemplate>,
     /// Names under which requests may ask for it.
@@ -98,11 +98,11 @@ impl LocalModel {
         files: CheckpointFiles,
         text_files: &CheckpointFiles,
     ) -> Result<Self> {
-        let checkpoint = Checkpoint::open(files)?;
-        preflight::check(config, &checkpoint, device)?;
+        let description = Description::open(files)?;
+        preflight::check(config, &description, device)?;
         let (tokenizer, chat_template) = text::load(config, text_files)?;
         Ok(Self {
-            checkpoint,
+            description,
             tokenizer,
             chat_template,
             names: source.names(config),

@@ -6,7 +6,6 @@ mod stream;
 
 use std::sync::Arc;
 
-use axum::Extension;
 use axum::extract::Path;
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{ChatMessage, ErrorResponse, FinishReason, ResponsesRequest, Role, Usage};
@@ -22,6 +21,7 @@ use crate::generate::{UsageCounter, check_queue, limits, submit};
 use crate::incoming::Incoming;
 use crate::params::{Generation, StreamShape};
 use crate::prompt::{ChatPrompt, check_prompt};
+use crate::served::Generating;
 use crate::sse;
 use crate::state::LoadedModel;
 use crate::stream::finish_all;
@@ -80,7 +80,7 @@ pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
     )
 )]
 pub(crate) async fn retrieve_response(
-    Extension(model): Extension<Arc<LoadedModel>>,
+    Generating(model): Generating,
     Path(id): Path<String>,
 ) -> ApiResult<axum::Json<Value>> {
     Ok(axum::Json(model.responses.get("id", &id)?.object.clone()))
@@ -98,7 +98,7 @@ pub(crate) async fn retrieve_response(
     )
 )]
 pub(crate) async fn delete_response(
-    Extension(model): Extension<Arc<LoadedModel>>,
+    Generating(model): Generating,
     Path(id): Path<String>,
 ) -> ApiResult<axum::Json<Value>> {
     model.responses.remove(&id)?;
@@ -121,7 +121,7 @@ impl Prepared {
         model.check_name(&request.model)?;
         let limits = limits(model, config, 1);
         if request.max_output_tokens.is_none() && request.generation.max_tokens.is_none() {
-            request.generation.max_tokens = Some(model.max_model_len() as i64);
+            request.generation.max_tokens = Some(model.max_model_len as i64);
         }
         let generation_fields = std::mem::take(&mut request.generation);
         let mut generation = Generation::new(&generation_fields, &limits)?;

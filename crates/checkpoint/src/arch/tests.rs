@@ -413,10 +413,17 @@ fn an_unknown_architecture_gets_the_list_and_the_nearest() {
         error(&typo),
         "architecture `Qwen3MoeForCausalLM` is not supported (the nearest is `Qwen3ForCausalLM`); supported: \
          LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, \
-         Phi3ForCausalLM, Glm4ForCausalLM, GraniteForCausalLM"
+         Phi3ForCausalLM, Glm4ForCausalLM, GraniteForCausalLM, \
+         BertModel, BertForSequenceClassification, RobertaModel, RobertaForSequenceClassification, XLMRobertaModel, \
+         XLMRobertaForSequenceClassification, DistilBertModel, DistilBertForSequenceClassification, ModernBertModel, \
+         ModernBertForSequenceClassification, NomicBertModel"
     );
-    let far = with(LLAMA_3_1_8B, r#"{"architectures": ["BertModel"]}"#);
-    assert!(error(&far).starts_with("architecture `BertModel` is not supported; supported: Llama"));
+    let far = with(LLAMA_3_1_8B, r#"{"architectures": ["T5EncoderModel"]}"#);
+    assert!(
+        error(&far).starts_with("architecture `T5EncoderModel` is not supported; supported: Llama")
+    );
+    let encoder = with(LLAMA_3_1_8B, r#"{"architectures": ["BertModels"]}"#);
+    assert!(error(&encoder).contains("(the nearest is `BertModel`)"));
 }
 
 #[test]

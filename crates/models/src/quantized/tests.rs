@@ -27,8 +27,10 @@ fn packed_numbers(matrix: &AnyStored, tensor: &TensorPlan) -> Vec<f32> {
 fn packed_numbers_are_those_of_the_format_to_the_bit() {
     let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     let mut seen = 0;
-    for folder in std::fs::read_dir(goldens).unwrap() {
-        let checkpoint = Checkpoint::open(CheckpointFiles::Folder(folder.unwrap().path())).unwrap();
+    let folders = std::fs::read_dir(goldens).unwrap().map(|folder| folder.unwrap().path());
+    // Those of encoders lie in a folder of their own.
+    for folder in folders.filter(|folder| folder.join("config.json").exists()) {
+        let checkpoint = Checkpoint::open(CheckpointFiles::Folder(folder)).unwrap();
         let plan = checkpoint.tensor_plan();
         let shards = Shards::open(&checkpoint).unwrap();
         shards.check(&checkpoint, &plan).unwrap();

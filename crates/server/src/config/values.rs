@@ -81,6 +81,28 @@ impl Quantization {
     }
 }
 
+/// How the hidden states of a text's tokens become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Pooling {
+    /// The first token's.
+    Cls,
+    /// The last token's.
+    Last,
+    /// The mean of all tokens.
+    Mean,
+}
+
+impl Pooling {
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cls => "cls",
+            Self::Last => "last",
+            Self::Mean => "mean",
+        }
+    }
+}
+
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LoadFormat {

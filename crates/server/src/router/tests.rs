@@ -1,5 +1,7 @@
 //! The whole application over the demo model: status, shape and content of every kind of answer.
 
+use std::sync::Arc;
+
 use axum::body::{Body, to_bytes};
 use axum::http::{Method, StatusCode};
 use candlepower_engine::Device;
@@ -16,6 +18,8 @@ use crate::listen;
 use crate::load::load;
 use crate::metrics::Metrics;
 use crate::pull::LocalModel;
+use crate::served::Served;
+use crate::state::LoadedModel;
 
 fn starting(argv: &[&str]) -> AppState {
     let command = ServeConfig::augment_args(Command::new("serve").no_binary_name(true));
@@ -29,6 +33,14 @@ fn ready(argv: &[&str]) -> AppState {
     let local = LocalModel::here(state.config());
     state.set_ready(load(local, Device::Cpu, &state).unwrap());
     state
+}
+
+/// The model, which generates text.
+fn demo(state: &AppState) -> Arc<LoadedModel> {
+    match state.ready_model().unwrap() {
+        Served::Generating(model) => model,
+        Served::Pooling(_) => panic!("the demo generates text"),
+    }
 }
 
 async fn call(state: &AppState, request: Request) -> Response {
@@ -444,7 +456,7 @@ async fn the_queue_has_an_end() {
 
 /// Waits until the engine works on nothing. Ends only if it gets there.
 async fn wait_until_unused(state: &AppState) {
-    let model = state.ready_model().unwrap();
+    let model = demo(state);
     while model.engine.num_in_flight() > 0 {
         tokio::task::yield_now().await;
     }
@@ -467,7 +479,7 @@ async fn a_client_that_goes_cancels_its_request() {
         if stream {
             client.read_exact(&mut [0; 512]).await.unwrap();
         }
-        let model = state.ready_model().unwrap();
+        let model = demo(&state);
         while model.engine.num_in_flight() < 4 {
             tokio::task::yield_now().await;
         }

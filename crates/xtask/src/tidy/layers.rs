@@ -23,6 +23,7 @@ const CRATES: &[Crate] = &[
     row("machine", 0, &[]),
     row("comm", 0, &[]),
     row("models", 1, &["checkpoint", "kernels", "comm"]),
+    row("encoder", 1, &["checkpoint", "kernels"]),
     row("grammar", 1, &["tokenizer"]),
     row("hub", 1, &["checkpoint"]),
     row("dialect", 2, &["grammar", "tokenizer"]),
@@ -30,7 +31,7 @@ const CRATES: &[Crate] = &[
     row(
         "engine",
         2,
-        &["checkpoint", "comm", "grammar", "kernels", "machine", "models", "scheduler"],
+        &["checkpoint", "comm", "encoder", "grammar", "kernels", "machine", "models", "scheduler"],
     ),
     row(
         "server",

@@ -1,0 +1,276 @@
+//! POST /v1/rerank and /v1/score: how well texts answer a query.
+
+use std::fmt;
+
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::completion::MAX_PROMPTS;
+use crate::embeddings::PoolingUsage;
+use crate::error::FieldError;
+use crate::fields::Fields;
+
+/// Documents that are to be sorted by how well they answer a query.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct RerankRequest {
+    /// Name of the model, as GET /v1/models lists it.
+    pub model: String,
+    /// The query.
+    pub query: String,
+    /// The documents: strings, or objects with a `text`.
+    pub documents: Vec<Document>,
+    /// Only so many best documents are in the answer.
+    pub top_n: Option<i64>,
+    /// Whether the answer holds the documents' texts.
+    #[schema(default = true)]
+    pub return_documents: Option<bool>,
+    /// Cut query and document together to so many tokens; -1 to as many as the model takes. Without it a pair that is too
+    /// long is refused.
+    pub truncate_prompt_tokens: Option<i64>,
+}
+
+impl RerankRequest {
+    /// Reads a request body.
+    pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
+        let mut fields = Fields::parse(body)?;
+        let request = Self {
+            model: fields.require("model")?,
+            query: fields.require("query")?,
+            documents: fields.require("documents")?,
+            top_n: fields.take_integer("top_n")?,
+            return_documents: fields.take("return_documents")?,
+            truncate_prompt_tokens: fields.take_integer("truncate_prompt_tokens")?,
+        };
+        fields.finish()?;
+        check_count("documents", request.documents.len())?;
+        Ok(request)
+    }
+}
+
+/// A document, which may be written as a string.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Document {
+    /// Its text.
+    pub text: String,
+}
+
+impl<'de> Deserialize<'de> for Document {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct DocumentVisitor;
+
+        impl<'de> Visitor<'de> for DocumentVisitor {
+            type Value = Document;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or an object with a `text`")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Document, E> {
+                Ok(Document { text: text.to_owned() })
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Document, A::Error> {
+                #[derive(Deserialize)]
+                #[serde(deny_unknown_fields)]
+                struct Object {
+                    text: String,
+                }
+                let object =
+                    Object::deserialize(serde::de::value::MapAccessDeserializer::new(map))?;
+                Ok(Document { text: object.text })
+            }
+        }
+
+        deserializer.deserialize_any(DocumentVisitor)
+    }
+}
+
+/// Documents, the best first.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct RerankResponse {
+    /// Names this answer.
+    pub id: String,
+    /// The model's name in the request.
+    pub model: String,
+    /// Tokens that were computed.
+    pub usage: PoolingUsage,
+    /// The documents with their scores, the best first.
+    pub results: Vec<RerankResult>,
+}
+
+/// One document with its score.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct RerankResult {
+    /// Which of the request's documents.
+    pub index: usize,
+    /// The document, unless the request does not want it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub document: Option<ResultDocument>,
+    /// How well it answers the query: 0 to 1, unless the model's configuration takes its scores as they are.
+    pub relevance_score: f32,
+}
+
+/// A document of the answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct ResultDocument {
+    /// Its text.
+    pub text: String,
+}
+
+/// Pairs of texts of which scores are wanted.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct ScoreRequest {
+    /// Name of the model, as GET /v1/models lists it.
+    pub model: String,
+    /// The first texts: one for all of `text_2`, or as many.
+    pub text_1: Texts,
+    /// The second texts.
+    pub text_2: Texts,
+    /// Cut pairs to so many tokens; -1 to as many as the model takes. Without it a pair that is too long is refused.
+    pub truncate_prompt_tokens: Option<i64>,
+}
+
+impl ScoreRequest {
+    /// Reads a request body.
+    pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
+        let mut fields = Fields::parse(body)?;
+        let request = Self {
+            model: fields.require("model")?,
+            text_1: fields.require("text_1")?,
+            text_2: fields.require("text_2")?,
+            truncate_prompt_tokens: fields.take_integer("truncate_prompt_tokens")?,
+        };
+        fields.finish()?;
+        let (ones, twos) = (request.text_1.0.len(), request.text_2.0.len());
+        check_count("text_1", ones)?;
+        check_count("text_2", twos)?;
+        if ones != 1 && ones != twos {
+            let message = format!(
+                "`text_1` has {ones} texts and `text_2` has {twos}: give one text or as many of each."
+            );
+            return Err(FieldError::new("text_1", message));
+        }
+        Ok(request)
+    }
+}
+
+/// A text or a list of texts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Texts(pub Vec<String>);
+
+impl<'de> Deserialize<'de> for Texts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextsVisitor;
+
+        impl<'de> Visitor<'de> for TextsVisitor {
+            type Value = Texts;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string or strings")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Texts, E> {
+                Ok(Texts(vec![text.to_owned()]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Texts, A::Error> {
+                let mut texts = Vec::new();
+                while let Some(text) = seq.next_element()? {
+                    texts.push(text);
+                }
+                Ok(Texts(texts))
+            }
+        }
+
+        deserializer.deserialize_any(TextsVisitor)
+    }
+}
+
+/// Scores of pairs.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct ScoreResponse {
+    /// Names this answer.
+    pub id: String,
+    /// Always `list`.
+    pub object: &'static str,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The model's name in the request.
+    pub model: String,
+    /// One for each pair, in its order.
+    pub data: Vec<Score>,
+    /// Tokens that were computed.
+    pub usage: PoolingUsage,
+}
+
+/// The score of one pair.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct Score {
+    /// Which pair.
+    pub index: usize,
+    /// Always `score`.
+    pub object: &'static str,
+    /// How well the texts go together: 0 to 1, unless the model's configuration takes its scores as they are.
+    pub score: f32,
+}
+
+fn check_count(name: &str, count: usize) -> Result<(), FieldError> {
+    match count {
+        0 => Err(FieldError::new(name, format!("`{name}`: the list is empty."))),
+        1..=MAX_PROMPTS => Ok(()),
+        _ => Err(FieldError::new(name, format!("`{name}`: more than {MAX_PROMPTS} texts."))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rerank(more: &str) -> Result<RerankRequest, FieldError> {
+        RerankRequest::parse(format!(r#"{{"model": "m", "query": "q", {more}}}"#).as_bytes())
+    }
+
+    fn score(more: &str) -> Result<ScoreRequest, FieldError> {
+        ScoreRequest::parse(format!(r#"{{"model": "m", {more}}}"#).as_bytes())
+    }
+
+    #[test]
+    fn documents_are_strings_or_objects() {
+        let request = rerank(r#""documents": ["a", {"text": "b"}], "top_n": 1"#).unwrap();
+        let texts: Vec<&str> = request.documents.iter().map(|d| d.text.as_str()).collect();
+        assert_eq!((texts, request.top_n), (vec!["a", "b"], Some(1)));
+        for (more, param) in [
+            (r#""documents": []"#, "documents"),
+            (r#""documents": "a""#, "documents"),
+            (r#""documents": ["a", 1]"#, "documents[1]"),
+            (r#""documents": [{"text": "a", "title": "b"}]"#, "documents[0].title"),
+            (r#""documents": ["a"], "top_n": "1""#, "top_n"),
+            (r#""documents": ["a"], "rank_fields": ["x"]"#, "rank_fields"),
+        ] {
+            let found = rerank(more).unwrap_err().param.unwrap();
+            assert!(param.starts_with(&found), "{more}: {found}");
+        }
+    }
+
+    #[test]
+    fn pairs_are_one_to_many_or_many_to_many() {
+        assert_eq!(score(r#""text_1": "a", "text_2": ["b", "c"]"#).unwrap().text_2.0.len(), 2);
+        assert!(score(r#""text_1": ["a", "b"], "text_2": ["b", "c"]"#).is_ok());
+        for (more, param) in [
+            (r#""text_1": ["a", "b"], "text_2": "c""#, "text_1"),
+            (r#""text_1": "a", "text_2": []"#, "text_2"),
+            (r#""text_1": 1, "text_2": "b""#, "text_1"),
+            (r#""text_2": "b""#, "text_1"),
+        ] {
+            assert_eq!(score(more).unwrap_err().param.as_deref(), Some(param), "{more}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_texts_is_bounded() {
+        let many = serde_json::to_string(&vec!["a"; MAX_PROMPTS + 1]).unwrap();
+        let error = rerank(&format!(r#""documents": {many}"#)).unwrap_err();
+        assert_eq!(error.message, "`documents`: more than 2048 texts.");
+    }
+}

@@ -1,0 +1,117 @@
+//! What `doctor` has found of an encoder: weights and activations on the CPU, and no KV cache.
+
+use std::fmt;
+
+use candlepower_checkpoint::{
+    Bytes, EncoderCheckpoint, EncoderMemory, EncoderMemoryRequest, Error,
+};
+use candlepower_machine::Machine;
+use serde_json::{Value, json};
+
+use super::report::millions;
+use crate::table::table;
+
+/// An encoder on this machine's CPU.
+pub(super) struct EncoderReport {
+    model: String,
+    architecture: &'static str,
+    num_parameters: u64,
+    own_context: usize,
+    request: EncoderMemoryRequest,
+    memory: EncoderMemory,
+    problem: Option<Error>,
+}
+
+impl EncoderReport {
+    pub(super) fn new(
+        model: &str,
+        checkpoint: &EncoderCheckpoint,
+        request: EncoderMemoryRequest,
+    ) -> Self {
+        let memory = checkpoint.memory(request);
+        Self {
+            model: model.to_owned(),
+            architecture: checkpoint.architecture(),
+            num_parameters: checkpoint.num_parameters(),
+            own_context: checkpoint.spec().max_positions,
+            request,
+            memory,
+            problem: memory.check().err(),
+        }
+    }
+
+    /// Whether `serve` would start.
+    pub(super) fn fits(&self) -> bool {
+        self.problem.is_none()
+    }
+
+    /// The keys that the help explains; those of keys and values are 0.
+    pub(super) fn to_json(&self, machine: &Machine) -> Value {
+        let memory = &self.memory;
+        let plan = json!({
+            "device": "cpu",
+            "dtype": "float32",
+            "max_model_len": self.request.max_model_len,
+            "tensor_parallel_size": 1,
+            "weights_bytes": memory.weights_bytes,
+            "kv_bytes_per_token": 0,
+            "kv_bytes_per_sequence": 0,
+            "activation_bytes": memory.activation_bytes,
+            "needed_bytes": memory.needed_bytes,
+            "available_bytes": memory.available_bytes,
+            "kv_cache_bytes": 0,
+            "fits": memory.fits,
+        });
+        let mut report = json!({
+            "machine": machine,
+            "model": self.model,
+            "architecture": self.architecture,
+            "supported": true,
+            "quantization": null,
+            "message": self.problem.as_ref().map(Error::to_string),
+            "num_parameters": self.num_parameters,
+            "plans": [plan],
+        });
+        if let (Some(report), Value::Object(plan)) = (report.as_object_mut(), plan) {
+            report.extend(plan);
+        }
+        report
+    }
+}
+
+impl fmt::Display for EncoderReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = |bytes| Bytes(bytes).to_string();
+        writeln!(f, "Model")?;
+        writeln!(
+            f,
+            "  {}: {}, {} weights, up to {} tokens",
+            self.model,
+            self.architecture,
+            millions(self.num_parameters),
+            self.own_context
+        )?;
+        writeln!(
+            f,
+            "  for inputs of {} tokens, in batches of {} tokens on {} threads, without a KV cache",
+            self.request.max_model_len,
+            self.request.max_num_batched_tokens,
+            self.request.num_threads
+        )?;
+        let memory = &self.memory;
+        let head = ["dtype", "on", "weights", "activations", "free", "fits"];
+        let cells = [
+            "float32".to_owned(),
+            "cpu".to_owned(),
+            size(memory.weights_bytes),
+            size(memory.activation_bytes),
+            memory.available_bytes.map_or_else(|| "unknown".to_owned(), size),
+            if memory.fits { "yes" } else { "no" }.to_owned(),
+        ];
+        write!(f, "\n{}\n", table(&[head.map(str::to_owned).to_vec(), cells.to_vec()]))?;
+        match &self.problem {
+            None => writeln!(f, "{} fits this machine.", self.model),
+            Some(problem) => writeln!(f, "{} does not fit this machine: {problem}", self.model),
+        }
+    }
+}

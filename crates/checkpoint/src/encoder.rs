@@ -1,0 +1,430 @@
+//! Encoders: models that give a text one vector, or a pair of texts one score.
+
+mod bert;
+mod modern_bert;
+mod nomic_bert;
+mod sentence;
+#[cfg(test)]
+mod tests;
+
+pub use sentence::{Pooling, SentenceSettings};
+
+use crate::{
+    bytes::Bytes,
+    config::HfConfig,
+    error::{Error, Result},
+    files::{CheckpointFiles, WeightFiles},
+    quantization::Quantization,
+    spec::Act,
+};
+
+/// A text encoder, as data.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderSpec {
+    /// What is special about its layers.
+    pub kind: EncoderKind,
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// Width of the hidden states.
+    pub hidden_size: usize,
+    /// Number of layers.
+    pub num_layers: usize,
+    /// Attention heads, each of `hidden_size / heads` elements.
+    pub heads: usize,
+    /// Width inside the feed-forward.
+    pub intermediate_size: usize,
+    /// Longest input, in tokens.
+    pub max_positions: usize,
+    /// Rows of the table of token types; 0 where there is no such table.
+    pub token_types: usize,
+    /// Added to the variance in every norm.
+    pub norm_eps: f64,
+    /// The feed-forward's activation.
+    pub act: Act,
+    /// What makes a score of the hidden states; `None` for a model that gives vectors.
+    pub head: Option<ScoreHead>,
+}
+
+/// What is special about an encoder's layers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum EncoderKind {
+    /// Learned positions, norms after attention and feed-forward: BERT, RoBERTa, XLM-RoBERTa, DistilBERT.
+    Bert {
+        /// The row of the table of positions that the first token gets.
+        first_position: usize,
+    },
+    /// Rotary positions, norms before, a gated feed-forward, windows in most layers.
+    ModernBert {
+        /// Every so many layers one attends to the whole text, the first included.
+        global_every: usize,
+        /// Width of the window of the other layers: half of it to each side.
+        window: usize,
+        /// Base of the rope of the layers without a window.
+        global_theta: f64,
+        /// Base of the rope of the others.
+        local_theta: f64,
+    },
+    /// Rotary positions, norms after, a gated feed-forward.
+    NomicBert {
+        /// Base of the rope.
+        theta: f64,
+        /// Pairs of the rope are neighbours instead of halves.
+        interleaved: bool,
+        /// Projections of the attention have biases.
+        qkv_bias: bool,
+        /// The gate and what is gated have biases.
+        fc1_bias: bool,
+        /// The feed-forward's output has a bias.
+        fc2_bias: bool,
+    },
+}
+
+/// What makes one score of the last hidden states: a pooled state, a dense layer, its activation, perhaps a norm, and a
+/// projection to one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScoreHead {
+    /// Which hidden state it looks at: the first, or the mean.
+    pub pooling: Pooling,
+    /// The activation behind the dense layer.
+    pub act: HeadAct,
+    /// The dense layer has a bias.
+    pub dense_bias: bool,
+    /// A norm without a bias follows the activation.
+    pub norm: bool,
+    /// Scores go through a sigmoid, so that they lie between 0 and 1.
+    pub sigmoid: bool,
+}
+
+/// The activation of a [`ScoreHead`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadAct {
+    /// tanh.
+    Tanh,
+    /// max(x, 0).
+    Relu,
+    /// GELU with the exact normal distribution function.
+    Gelu,
+}
+
+/// A tensor of an encoder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncoderTensor {
+    /// What it is, by the name that BERT, ModernBERT or NomicBERT has for it; those of the head begin with `score.`.
+    pub slot: String,
+    /// The names under which it may be stored; exactly one of them is there.
+    pub names: Vec<String>,
+    /// Its shape.
+    pub shape: Vec<usize>,
+}
+
+/// A supported encoder.
+#[derive(Debug)]
+struct EncoderArch {
+    /// Hugging Face's class name.
+    name: &'static str,
+    /// What stands before the names of the encoder's own tensors, where anything does.
+    prefix: &'static str,
+    spec: fn(&HfConfig) -> Result<EncoderSpec>,
+    /// The head of a class for sequence classification.
+    head: Option<fn(&HfConfig) -> Result<ScoreHead>>,
+    tensors: fn(&EncoderSpec, &mut TensorList),
+}
+
+const ALL: &[EncoderArch] = &[
+    bert::BERT,
+    bert::BERT_SCORE,
+    bert::ROBERTA,
+    bert::ROBERTA_SCORE,
+    bert::XLM_ROBERTA,
+    bert::XLM_ROBERTA_SCORE,
+    bert::DISTIL_BERT,
+    bert::DISTIL_BERT_SCORE,
+    modern_bert::ARCH,
+    modern_bert::SCORE,
+    nomic_bert::ARCH,
+];
+
+/// The class names of all supported encoders.
+pub fn supported_encoders() -> impl Iterator<Item = &'static str> {
+    ALL.iter().map(|arch| arch.name)
+}
+
+/// An encoder's folder whose description was read and understood. Nothing of the weights is read.
+#[derive(Debug)]
+pub struct EncoderCheckpoint {
+    files: CheckpointFiles,
+    arch: &'static EncoderArch,
+    spec: EncoderSpec,
+    sentence: SentenceSettings,
+    quantization: Option<Quantization>,
+}
+
+impl EncoderCheckpoint {
+    /// Reads the description of an encoder; `None` where `config.json` names no class of [`supported_encoders`].
+    ///
+    /// # Errors
+    /// A key is missing, ill-typed or changes the computation in a way that is not supported.
+    pub(crate) fn open(files: &CheckpointFiles, config: &HfConfig) -> Result<Option<Self>> {
+        let name = config.texts_opt("architectures")?.and_then(|list| list.first().copied());
+        let Some(arch) = ALL.iter().find(|arch| Some(arch.name) == name) else { return Ok(None) };
+        let mut spec = (arch.spec)(config)?;
+        if !spec.hidden_size.is_multiple_of(spec.heads) {
+            return Err(config.unsupported(
+                "num_attention_heads",
+                &spec.heads.into(),
+                &format!("; a number that divides the hidden size of {} is", spec.hidden_size),
+            ));
+        }
+        if let Some(head) = arch.head {
+            check_one_label(config)?;
+            spec.head = Some(ScoreHead { sigmoid: sigmoid(config)?, ..head(config)? });
+        }
+        Ok(Some(Self {
+            sentence: SentenceSettings::read(files)?,
+            quantization: Quantization::read(files, config)?,
+            files: files.clone(),
+            arch,
+            spec,
+        }))
+    }
+
+    /// Where the checkpoint's files are.
+    pub fn files(&self) -> &CheckpointFiles {
+        &self.files
+    }
+
+    /// The Hugging Face class name, for example `BertModel`.
+    pub fn architecture(&self) -> &'static str {
+        self.arch.name
+    }
+
+    /// The architecture as data.
+    pub fn spec(&self) -> &EncoderSpec {
+        &self.spec
+    }
+
+    /// What the sentence-transformers files say.
+    pub fn sentence(&self) -> &SentenceSettings {
+        &self.sentence
+    }
+
+    /// The quantization found in `config.json`.
+    pub fn quantization(&self) -> Option<&Quantization> {
+        self.quantization.as_ref()
+    }
+
+    /// The longest input in tokens: what is asked for, else what the sentence-transformers files say, else all positions.
+    ///
+    /// # Errors
+    /// More is asked for than the model has positions.
+    pub fn max_model_len(&self, asked: Option<usize>) -> Result<usize> {
+        let limit = self.spec.max_positions;
+        match asked {
+            Some(asked) if asked > limit => Err(Error::MaxModelLen { asked, limit }),
+            Some(asked) => Ok(asked),
+            None => Ok(self.sentence.max_seq_length.map_or(limit, |own| own.min(limit))),
+        }
+    }
+
+    /// Every tensor that the weight files must hold.
+    pub fn tensors(&self) -> Vec<EncoderTensor> {
+        let mut list = TensorList { prefix: self.arch.prefix, tensors: Vec::new() };
+        (self.arch.tensors)(&self.spec, &mut list);
+        list.tensors
+    }
+
+    /// Whether a tensor outside [`Self::tensors`] may be there: the heads with which encoders are trained and stored, and
+    /// buffers that follow from the configuration.
+    pub fn may_skip_tensor(&self, name: &str) -> bool {
+        let name = name.strip_prefix(self.arch.prefix).unwrap_or(name);
+        const HEADS: [&str; 9] = [
+            "cls.",
+            "decoder.",
+            "embeddings.position_ids",
+            "head.",
+            "lm_head.",
+            "pooler.",
+            "vocab_layer_norm.",
+            "vocab_projector.",
+            "vocab_transform.",
+        ];
+        HEADS.iter().any(|head| name.starts_with(head)) || name.ends_with("rotary_emb.inv_freq")
+    }
+
+    /// The safetensors files: `model.safetensors`, or the shards its index names.
+    ///
+    /// # Errors
+    /// Neither is there, or the index is damaged.
+    pub fn weight_files(&self) -> Result<WeightFiles> {
+        WeightFiles::find(&self.files)
+    }
+
+    /// Count of weights.
+    pub fn num_parameters(&self) -> u64 {
+        let count =
+            |tensor: &EncoderTensor| tensor.shape.iter().map(|n| *n as u64).product::<u64>();
+        self.tensors().iter().map(count).sum()
+    }
+
+    /// Divides the memory for batches of `max_num_batched_tokens` tokens and texts of `max_model_len`.
+    pub fn memory(&self, request: EncoderMemoryRequest) -> EncoderMemory {
+        let spec = &self.spec;
+        let tokens = request.max_num_batched_tokens.max(request.max_model_len) as u64;
+        // Hidden states, the residual, q, k, v and their transposes; the feed-forward before and after its activation.
+        let width = 10 * spec.hidden_size + 4 * spec.intermediate_size;
+        let scores = 3 * (spec.heads * request.max_model_len) as u64;
+        let weights_bytes = self.num_parameters() * F32_BYTES;
+        let activation_bytes =
+            request.num_threads as u64 * tokens * (width as u64 + scores) * F32_BYTES;
+        let needed_bytes = weights_bytes + activation_bytes;
+        EncoderMemory {
+            weights_bytes,
+            activation_bytes,
+            needed_bytes,
+            available_bytes: request.available_bytes,
+            fits: request.available_bytes.is_none_or(|free| needed_bytes <= free),
+        }
+    }
+}
+
+/// Encoders compute in f32.
+const F32_BYTES: u64 = 4;
+
+/// What an [`EncoderMemory`] is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncoderMemoryRequest {
+    /// Longest input, in tokens.
+    pub max_model_len: usize,
+    /// Most tokens in one batch.
+    pub max_num_batched_tokens: usize,
+    /// Batches that are computed at the same time.
+    pub num_threads: usize,
+    /// Free bytes; `None` where nobody knows.
+    pub available_bytes: Option<u64>,
+}
+
+/// What an encoder takes, and whether it fits. There is no KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncoderMemory {
+    /// Bytes of the weights, in f32.
+    pub weights_bytes: u64,
+    /// Bytes of a batch's intermediate results: an estimate from above.
+    pub activation_bytes: u64,
+    /// Both together.
+    pub needed_bytes: u64,
+    /// Free bytes; `None` where nobody knows.
+    pub available_bytes: Option<u64>,
+    /// Whether the server would start so.
+    pub fits: bool,
+}
+
+impl EncoderMemory {
+    /// Refuses what does not fit.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], with what the memory is needed for.
+    pub fn check(&self) -> Result<()> {
+        match self.available_bytes {
+            Some(free) if !self.fits => Err(Error::OutOfMemory {
+                needed: self.needed_bytes,
+                free,
+                max_model_len: 0,
+                parts: format!(
+                    "weights {}, activations {}",
+                    Bytes(self.weights_bytes),
+                    Bytes(self.activation_bytes)
+                ),
+                ways_out:
+                    "lower --max-model-len or --max-num-batched-tokens, or take a smaller model"
+                        .to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Collects the tensors of an encoder.
+struct TensorList {
+    prefix: &'static str,
+    tensors: Vec<EncoderTensor>,
+}
+
+impl TensorList {
+    /// A tensor of the encoder itself: stored as `name`, with or without the class's prefix.
+    fn own(&mut self, slot: &str, name: &str, shape: &[usize]) {
+        let mut names = vec![name.to_owned()];
+        // As the first BERT checkpoints have it.
+        if let Some(base) = name.strip_suffix("LayerNorm.weight") {
+            names.push(format!("{base}LayerNorm.gamma"));
+        } else if let Some(base) = name.strip_suffix("LayerNorm.bias") {
+            names.push(format!("{base}LayerNorm.beta"));
+        }
+        names.extend(names.clone().iter().map(|name| format!("{}{name}", self.prefix)));
+        self.tensors.push(EncoderTensor { slot: slot.to_owned(), names, shape: shape.to_vec() });
+    }
+
+    /// A matrix `[rows, columns]` and a vector `[rows]`.
+    fn affine(&mut self, slot: &str, name: &str, shape: [usize; 2]) {
+        self.own(&format!("{slot}.weight"), &format!("{name}.weight"), &shape);
+        self.own(&format!("{slot}.bias"), &format!("{name}.bias"), &shape[..1]);
+    }
+
+    /// Weight and bias of a norm.
+    fn norm(&mut self, slot: &str, name: &str, width: usize) {
+        self.own(&format!("{slot}.weight"), &format!("{name}.weight"), &[width]);
+        self.own(&format!("{slot}.bias"), &format!("{name}.bias"), &[width]);
+    }
+
+    /// A tensor of the head, whose name has no prefix.
+    fn head(&mut self, slot: &str, name: &str, shape: &[usize]) {
+        let names = vec![name.to_owned()];
+        self.tensors.push(EncoderTensor { slot: slot.to_owned(), names, shape: shape.to_vec() });
+    }
+}
+
+/// A cross-encoder gives one score; other classifiers give none.
+fn check_one_label(config: &HfConfig) -> Result<()> {
+    let by_name = config.section("id2label")?.map(|labels| labels.entries().count());
+    // transformers makes two where nothing is said.
+    let (key, found) = match by_name {
+        Some(found) => ("id2label", found),
+        None => ("num_labels", config.count_opt("num_labels")?.unwrap_or(2)),
+    };
+    if found == 1 {
+        return Ok(());
+    }
+    let hint = "; a classifier with one label (a cross-encoder) is";
+    Err(config.unsupported(key, &format!("{found} labels").into(), hint))
+}
+
+/// Whether scores go through a sigmoid, as sentence-transformers does unless the configuration names another function.
+fn sigmoid(config: &HfConfig) -> Result<bool> {
+    let section = config.section("sentence_transformers")?;
+    let newer = match &section {
+        Some(section) => section.text_opt("activation_fn")?,
+        None => None,
+    };
+    let key = "sbert_ce_default_activation_function";
+    let Some(function) = newer.or(config.text_opt(key)?) else { return Ok(true) };
+    match function.rsplit('.').next().unwrap_or(function) {
+        "Sigmoid" => Ok(true),
+        "Identity" => Ok(false),
+        _ => {
+            let (config, key) = match (&section, newer) {
+                (Some(section), Some(_)) => (section, "activation_fn"),
+                _ => (config, key),
+            };
+            Err(config.unsupported(key, &function.into(), "; Sigmoid and Identity are"))
+        }
+    }
+}
+
+/// Refuses a key unless it has the value with which the layers are computed.
+fn expect(config: &HfConfig, key: &str, value: serde_json::Value) -> Result<()> {
+    match config.raw(key) {
+        Some(found) if *found != value => {
+            Err(config.unsupported(key, found, &format!("; {value} is")))
+        }
+        _ => Ok(()),
+    }
+}

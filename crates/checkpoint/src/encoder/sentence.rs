@@ -1,0 +1,184 @@
+//! What the sentence-transformers files beside a checkpoint say: pooling, normalisation, prompts, the longest input.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::{
+    config::HfConfig,
+    error::{Error, Result},
+    files::CheckpointFiles,
+};
+
+const MODULES: &str = "modules.json";
+/// The transformer's settings; which name it is does not depend on the model alone.
+const TRANSFORMER: [&str; 4] = [
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_xlm-roberta_config.json",
+];
+const PROMPTS: &str = "config_sentence_transformers.json";
+
+/// How the hidden states of a text's tokens become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// The first token's.
+    Cls,
+    /// The last token's.
+    Last,
+    /// The mean over all tokens.
+    Mean,
+    /// The greatest of each element.
+    Max,
+}
+
+/// What the sentence-transformers files say; without such files nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SentenceSettings {
+    /// How hidden states become one vector.
+    pub pooling: Option<Pooling>,
+    /// Vectors are divided by their length.
+    pub normalize: bool,
+    /// Longest input, in tokens.
+    pub max_seq_length: Option<usize>,
+    /// Texts are turned into lower case before they are tokenized.
+    pub lower_case: bool,
+    /// Texts that stand before an input, by name.
+    pub prompts: BTreeMap<String, String>,
+    /// The name of the prompt that inputs get where nobody names one.
+    pub default_prompt: Option<String>,
+}
+
+impl SentenceSettings {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// One is damaged, or asks for something that is not supported.
+    pub fn read(files: &CheckpointFiles) -> Result<Self> {
+        let mut settings = Self::default();
+        if let Some(bytes) = files.read(MODULES)? {
+            settings.read_modules(files, &bytes)?;
+        }
+        if let Some(name) = TRANSFORMER.into_iter().find(|name| files.contains(name))
+            && let Some(config) = HfConfig::read(files, name)?
+        {
+            settings.max_seq_length = config.count_opt("max_seq_length")?;
+            settings.lower_case = config.flag_or("do_lower_case", false)?;
+        }
+        if let Some(config) = HfConfig::read(files, PROMPTS)? {
+            settings.read_prompts(&config)?;
+        }
+        Ok(settings)
+    }
+
+    fn read_modules(&mut self, files: &CheckpointFiles, bytes: &[u8]) -> Result<()> {
+        let damaged = |reason: String| Error::Json { file: MODULES.to_owned(), reason };
+        let modules: Vec<Value> =
+            serde_json::from_slice(bytes).map_err(|error| damaged(error.to_string()))?;
+        for (i, module) in modules.iter().enumerate() {
+            let text = |key: &str| module.get(key).and_then(Value::as_str);
+            let kind = text("type").ok_or_else(|| damaged(format!("module {i} has no type")))?;
+            // The class: where it lives changes from version to version.
+            match kind.rsplit('.').next().unwrap_or(kind) {
+                "Transformer" if i == 0 => {}
+                "Pooling" => {
+                    let folder = text("path").unwrap_or_default();
+                    self.pooling = Some(Pooling::read(files, folder)?);
+                }
+                "Normalize" => self.normalize = true,
+                other => {
+                    return Err(Error::Unsupported {
+                        file: MODULES.to_owned(),
+                        key: format!("[{i}].type"),
+                        value: other.to_owned(),
+                        hint: "; Transformer, Pooling and Normalize are".to_owned(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_prompts(&mut self, config: &HfConfig) -> Result<()> {
+        if let Some(prompts) = config.section("prompts")? {
+            for (name, prompt) in prompts.entries() {
+                let prompt =
+                    prompt.as_str().ok_or_else(|| prompts.ill_typed(name, prompt, "a text"))?;
+                self.prompts.insert(name.to_owned(), prompt.to_owned());
+            }
+        }
+        self.default_prompt = match config.text_opt("default_prompt_name")? {
+            Some(name) if !self.prompts.contains_key(name) => {
+                let hint = "; a name among the `prompts` is";
+                return Err(config.unsupported("default_prompt_name", &name.into(), hint));
+            }
+            name => name.map(str::to_owned),
+        };
+        Ok(())
+    }
+}
+
+/// The switches of a pooling's configuration, and what they stand for.
+const MODES: [(&str, Option<Pooling>); 6] = [
+    ("pooling_mode_cls_token", Some(Pooling::Cls)),
+    ("pooling_mode_mean_tokens", Some(Pooling::Mean)),
+    ("pooling_mode_max_tokens", Some(Pooling::Max)),
+    ("pooling_mode_lasttoken", Some(Pooling::Last)),
+    ("pooling_mode_mean_sqrt_len_tokens", None),
+    ("pooling_mode_weightedmean_tokens", None),
+];
+
+impl Pooling {
+    /// Reads a pooling module's `config.json`.
+    fn read(files: &CheckpointFiles, folder: &str) -> Result<Self> {
+        // A path with more in it could leave the checkpoint.
+        let is_plain = !folder.is_empty() && !folder.contains(['/', '\\']) && folder != "..";
+        let name = format!("{folder}/config.json");
+        let config = match is_plain {
+            true => HfConfig::read(files, &name)?,
+            false => None,
+        };
+        let config = config.ok_or_else(|| Error::FileMissing {
+            file: "1_Pooling/config.json",
+            place: files.to_string(),
+        })?;
+        if !config.flag_or("include_prompt", true)? {
+            return Err(config.unsupported("include_prompt", &false.into(), "; true is"));
+        }
+        let mut chosen = None;
+        let mut modes = MODES.iter().filter(|(key, _)| config.raw(key) == Some(&true.into()));
+        if let Some((key, mode)) = modes.next() {
+            let mode = mode.ok_or_else(|| config.unsupported(key, &true.into(), ONE_MODE))?;
+            chosen = Some(mode);
+        }
+        if let Some((key, _)) = modes.next() {
+            return Err(config.unsupported(key, &true.into(), "; one mode alone is"));
+        }
+        // Newer versions write the mode's name.
+        match (chosen, config.raw("pooling_mode")) {
+            (Some(mode), _) => Ok(mode),
+            (None, Some(Value::String(name))) => match name.as_str() {
+                "cls" => Ok(Self::Cls),
+                "mean" => Ok(Self::Mean),
+                "max" => Ok(Self::Max),
+                "lasttoken" => Ok(Self::Last),
+                other => Err(config.unsupported("pooling_mode", &other.into(), ONE_MODE)),
+            },
+            (None, Some(other)) => Err(config.unsupported("pooling_mode", other, ONE_MODE)),
+            (None, None) => Err(config.missing("pooling_mode", "the name of a pooling mode")),
+        }
+    }
+
+    /// Its name, as in the setting.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cls => "cls",
+            Self::Last => "last",
+            Self::Mean => "mean",
+            Self::Max => "max",
+        }
+    }
+}
+
+const ONE_MODE: &str = "; cls, mean, max or lasttoken is";

@@ -1,0 +1,240 @@
+//! Configurations as they are on the hub, cut to what is read, and what is refused.
+
+use super::*;
+use crate::Description;
+
+fn files(list: &[(&str, &str)]) -> CheckpointFiles {
+    let list: Vec<(&'static str, &'static [u8])> = list
+        .iter()
+        .map(|(name, text)| {
+            let name: &'static str = Box::leak((*name).to_owned().into_boxed_str());
+            let text: &'static str = Box::leak((*text).to_owned().into_boxed_str());
+            (name, text.as_bytes())
+        })
+        .collect();
+    CheckpointFiles::Embedded(Box::leak(list.into_boxed_slice()))
+}
+
+fn open(list: &[(&str, &str)]) -> Result<EncoderCheckpoint> {
+    match Description::open(files(list))? {
+        Description::Encoder(checkpoint) => Ok(checkpoint),
+        Description::Decoder(_) => panic!("not an encoder"),
+    }
+}
+
+fn error(list: &[(&str, &str)]) -> String {
+    open(list).unwrap_err().to_string()
+}
+
+/// sentence-transformers/all-MiniLM-L6-v2.
+const MINI_LM: &str = r#"{
+    "architectures": ["BertModel"], "hidden_act": "gelu", "hidden_size": 384,
+    "intermediate_size": 1536, "layer_norm_eps": 1e-12, "max_position_embeddings": 512,
+    "model_type": "bert", "num_attention_heads": 12, "num_hidden_layers": 6, "pad_token_id": 0,
+    "position_embedding_type": "absolute", "type_vocab_size": 2, "vocab_size": 30522}"#;
+const MODULES: &str = r#"[
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]"#;
+const MEAN: &str = r#"{"word_embedding_dimension": 384, "pooling_mode_cls_token": false,
+    "pooling_mode_mean_tokens": true, "pooling_mode_max_tokens": false}"#;
+
+/// BAAI/bge-reranker-base.
+const RERANKER: &str = r#"{
+    "architectures": ["XLMRobertaForSequenceClassification"], "hidden_act": "gelu",
+    "hidden_size": 768, "id2label": {"0": "LABEL_0"}, "intermediate_size": 3072,
+    "layer_norm_eps": 1e-05, "max_position_embeddings": 514, "num_attention_heads": 12,
+    "num_hidden_layers": 12, "pad_token_id": 1, "position_embedding_type": "absolute",
+    "type_vocab_size": 1, "vocab_size": 250002}"#;
+
+/// answerdotai/ModernBERT-base, as transformers 4 writes it.
+const MODERN: &str = r#"{
+    "architectures": ["ModernBertModel"], "attention_bias": false, "classifier_activation": "gelu",
+    "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0, "hidden_activation": "gelu",
+    "hidden_size": 768, "intermediate_size": 1152, "local_attention": 128,
+    "local_rope_theta": 10000.0, "max_position_embeddings": 8192, "mlp_bias": false,
+    "norm_bias": false, "norm_eps": 1e-05, "num_attention_heads": 12, "num_hidden_layers": 22,
+    "vocab_size": 50368}"#;
+
+/// nomic-ai/nomic-embed-text-v1.5.
+const NOMIC: &str = r#"{
+    "activation_function": "swiglu", "architectures": ["NomicBertModel"], "causal": false,
+    "layer_norm_epsilon": 1e-12, "max_trained_positions": 2048, "mlp_fc1_bias": false,
+    "mlp_fc2_bias": false, "n_embd": 768, "n_head": 12, "n_inner": 3072, "n_layer": 12,
+    "n_positions": 8192, "parallel_block": false, "prenorm": false, "qkv_proj_bias": false,
+    "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": false,
+    "rotary_emb_scale_base": null, "rotary_scaling_factor": null, "type_vocab_size": 2,
+    "use_rms_norm": false, "vocab_size": 30528}"#;
+
+#[test]
+fn all_mini_lm_is_described_with_its_pooling() {
+    let checkpoint = open(&[
+        ("config.json", MINI_LM),
+        ("modules.json", MODULES),
+        ("1_Pooling/config.json", MEAN),
+        ("sentence_bert_config.json", r#"{"max_seq_length": 256, "do_lower_case": false}"#),
+    ])
+    .unwrap();
+    assert_eq!(checkpoint.architecture(), "BertModel");
+    let sentence = checkpoint.sentence();
+    assert_eq!((sentence.pooling, sentence.normalize), (Some(Pooling::Mean), true));
+    assert_eq!(checkpoint.max_model_len(None).unwrap(), 256);
+    assert_eq!(checkpoint.max_model_len(Some(512)).unwrap(), 512);
+    assert!(matches!(
+        checkpoint.max_model_len(Some(513)),
+        Err(Error::MaxModelLen { asked: 513, limit: 512 })
+    ));
+    // Without the pooler, which no vector depends on.
+    assert_eq!(checkpoint.num_parameters(), 22_713_216 - 384 * 384 - 384);
+    assert!(checkpoint.may_skip_tensor("pooler.dense.weight"));
+    assert!(checkpoint.may_skip_tensor("embeddings.position_ids"));
+    assert!(!checkpoint.may_skip_tensor("encoder.layer.6.output.dense.bias"));
+}
+
+#[test]
+fn positions_of_roberta_begin_behind_the_padding() {
+    let checkpoint = open(&[("config.json", RERANKER)]).unwrap();
+    let spec = checkpoint.spec();
+    assert_eq!(spec.kind, EncoderKind::Bert { first_position: 2 });
+    assert_eq!(spec.max_positions, 512);
+    assert_eq!(spec.head.unwrap().act, HeadAct::Tanh);
+    let tensors = checkpoint.tensors();
+    let positions = tensors.iter().find(|t| t.slot == "embeddings.position_embeddings.weight");
+    assert_eq!(positions.unwrap().shape, [514, 768]);
+    assert_eq!(
+        positions.unwrap().names,
+        ["embeddings.position_embeddings.weight", "roberta.embeddings.position_embeddings.weight"]
+    );
+    assert!(spec.head.unwrap().sigmoid);
+    let raw = RERANKER.replacen(
+        '{',
+        r#"{"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"},"#,
+        1,
+    );
+    assert!(!open(&[("config.json", &raw)]).unwrap().spec().head.unwrap().sigmoid);
+    let other = raw.replace("linear.Identity", "activation.Tanh");
+    assert!(error(&[("config.json", &other)]).contains("`sentence_transformers.activation_fn`"));
+    let out = tensors.iter().find(|t| t.slot == "score.out.weight").unwrap();
+    assert_eq!(out.names, ["classifier.out_proj.weight"]);
+}
+
+#[test]
+fn a_classifier_with_many_labels_is_refused() {
+    let many = RERANKER.replace(r#"{"0": "LABEL_0"}"#, r#"{"0": "A", "1": "B", "2": "C"}"#);
+    assert_eq!(
+        error(&[("config.json", &many)]),
+        "config.json: `id2label` = \"3 labels\" is not supported; a classifier with one label (a cross-encoder) is"
+    );
+}
+
+#[test]
+fn modern_bert_reads_both_spellings() {
+    let four = open(&[("config.json", MODERN)]).unwrap();
+    let expected = EncoderKind::ModernBert {
+        global_every: 3,
+        window: 128,
+        global_theta: 160_000.0,
+        local_theta: 10_000.0,
+    };
+    assert_eq!(four.spec().kind, expected);
+    let types: Vec<&str> =
+        (0..22).map(|i| if i % 3 == 0 { "full_attention" } else { "sliding_attention" }).collect();
+    let five = MODERN
+        .replace(
+            r#""global_attn_every_n_layers": 3, "global_rope_theta": 160000.0,"#,
+            &format!(
+                r#""layer_types": {}, "rope_parameters": {{
+                "full_attention": {{"rope_type": "default", "rope_theta": 160000.0}},
+                "sliding_attention": {{"rope_type": "default", "rope_theta": 10000.0}}}},"#,
+                serde_json::to_string(&types).unwrap()
+            ),
+        )
+        .replace(r#""local_rope_theta": 10000.0,"#, "");
+    assert_eq!(open(&[("config.json", &five)]).unwrap().spec().kind, expected);
+    let uneven = five.replacen("sliding_attention", "full_attention", 1);
+    assert!(error(&[("config.json", &uneven)]).contains("layer_types"));
+}
+
+#[test]
+fn what_would_change_the_vectors_is_refused_by_name() {
+    for (text, key) in [
+        (MODERN.replace(r#""norm_bias": false"#, r#""norm_bias": true"#), "norm_bias"),
+        (NOMIC.replace("swiglu", "gelu"), "activation_function"),
+        (NOMIC.replace(r#""prenorm": false"#, r#""prenorm": true"#), "prenorm"),
+        (NOMIC.replace(r#"fraction": 1.0"#, r#"fraction": 0.5"#), "rotary_emb_fraction"),
+        (MINI_LM.replace("absolute", "relative_key"), "position_embedding_type"),
+        (MINI_LM.replace(r#"heads": 12"#, r#"heads": 7"#), "num_attention_heads"),
+        (MINI_LM.replace(r#""gelu""#, r#""mish""#), "hidden_act"),
+        (MINI_LM.replace(r#""type_vocab_size": 2,"#, ""), "type_vocab_size"),
+    ] {
+        let error = error(&[("config.json", &text)]);
+        assert!(error.contains(&format!("`{key}`")), "{error}");
+    }
+}
+
+#[test]
+fn nomic_bert_with_a_scaled_rope_stops_where_it_was_trained() {
+    let plain = open(&[("config.json", NOMIC)]).unwrap();
+    assert_eq!(plain.spec().max_positions, 8192);
+    assert!(plain.tensors().iter().all(|t| !t.slot.ends_with("Wqkv.bias")));
+    let scaled = NOMIC.replace(r#"factor": null"#, r#"factor": 2"#);
+    assert_eq!(open(&[("config.json", &scaled)]).unwrap().spec().max_positions, 2048);
+}
+
+#[test]
+fn sentence_files_that_are_not_supported_are_named() {
+    let with = |modules: &str, pooling: &str| {
+        let list = [
+            ("config.json", MINI_LM),
+            ("modules.json", modules),
+            ("1_Pooling/config.json", pooling),
+        ];
+        open(&list).map(|c| c.sentence().clone())
+    };
+    let dense = MODULES.replace("models.Normalize", "models.Dense");
+    assert_eq!(
+        with(&dense, MEAN).unwrap_err().to_string(),
+        "modules.json: `[2].type` = Dense is not supported; Transformer, Pooling and Normalize are"
+    );
+    let two = MEAN.replace(r#"cls_token": false"#, r#"cls_token": true"#);
+    assert!(with(MODULES, &two).unwrap_err().to_string().contains("one mode alone is"));
+    let sqrt = r#"{"pooling_mode_mean_sqrt_len_tokens": true}"#;
+    assert!(with(MODULES, sqrt).unwrap_err().to_string().contains("lasttoken is"));
+    let named = with(MODULES, r#"{"pooling_mode": "lasttoken"}"#).unwrap();
+    assert_eq!(named.pooling, Some(Pooling::Last));
+    let away = MODULES.replace("1_Pooling\"", "../1_Pooling\"");
+    assert!(
+        with(&away, MEAN).unwrap_err().to_string().contains("1_Pooling/config.json is missing")
+    );
+    assert!(with("{}", MEAN).unwrap_err().to_string().contains("modules.json is damaged"));
+}
+
+#[test]
+fn prompts_have_names() {
+    let with = |prompts: &str| {
+        let list = [("config.json", MINI_LM), ("config_sentence_transformers.json", prompts)];
+        open(&list).map(|c| c.sentence().clone())
+    };
+    let settings =
+        with(r#"{"prompts": {"query": "query: "}, "default_prompt_name": "query"}"#).unwrap();
+    assert_eq!(settings.prompts["query"], "query: ");
+    assert_eq!(settings.default_prompt.as_deref(), Some("query"));
+    let error = with(r#"{"prompts": {}, "default_prompt_name": "query"}"#).unwrap_err();
+    assert!(error.to_string().contains("default_prompt_name"), "{error}");
+}
+
+#[test]
+fn memory_is_weights_and_activations() {
+    let checkpoint = open(&[("config.json", MINI_LM)]).unwrap();
+    let request = |available_bytes| EncoderMemoryRequest {
+        max_model_len: 256,
+        max_num_batched_tokens: 512,
+        num_threads: 2,
+        available_bytes,
+    };
+    let memory = checkpoint.memory(request(Some(8 << 30)));
+    assert_eq!(memory.weights_bytes, checkpoint.num_parameters() * 4);
+    assert!(memory.fits && memory.check().is_ok());
+    let error = checkpoint.memory(request(Some(1 << 20))).check().unwrap_err();
+    assert!(error.to_string().starts_with("out of memory: "), "{error}");
+}

@@ -1,0 +1,188 @@
+//! BERT and what is built like it, over our own kernels.
+//!
+//! The tokens of all texts of a batch lie one after the other, without padding, and every kernel gives a row the same bits
+//! whatever the other rows are: so does this, a text's states are the same in any batch.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Tensor};
+use candlepower_checkpoint::{Act, EncoderKind, EncoderSpec};
+use candlepower_kernels::{
+    Activation, Weight, WeightRows, activation, add_layer_norm, full_attention, layer_norm, linear,
+};
+
+use crate::{EncoderInput, error::Result};
+
+/// Embedding and layers.
+pub(crate) struct Bert {
+    /// `[vocab, hidden]`.
+    words: Vec<f32>,
+    /// `[positions, hidden]`.
+    positions: Vec<f32>,
+    /// `[types, hidden]`; empty where the model has none.
+    types: Vec<f32>,
+    norm: Norm,
+    layers: Vec<Layer>,
+    hidden: usize,
+    heads: usize,
+    act: Activation,
+}
+
+struct Layer {
+    qkv: Affine,
+    attention_out: Affine,
+    attention_norm: Norm,
+    up: Affine,
+    down: Affine,
+    output_norm: Norm,
+}
+
+struct Affine {
+    weight: Weight,
+    bias: Tensor,
+}
+
+struct Norm {
+    weight: Tensor,
+    bias: Tensor,
+    eps: f32,
+}
+
+impl Bert {
+    /// Takes the tensors of the layers, by their slots.
+    pub(crate) fn new(spec: &EncoderSpec, tensors: &mut HashMap<String, Tensor>) -> Result<Self> {
+        let EncoderKind::Bert { first_position } = spec.kind else {
+            unreachable!("only BERT is asked for its layers here")
+        };
+        let mut take = Take { tensors, eps: spec.norm_eps as f32 };
+        let positions = take.table("embeddings.position_embeddings")?;
+        let layers = (0..spec.num_layers).map(|i| {
+            let name = |name: &str| format!("encoder.layer.{i}.{name}");
+            let part = |which: &str| name(&format!("attention.self.{which}"));
+            Ok(Layer {
+                qkv: take.affine(&[part("query"), part("key"), part("value")])?,
+                attention_out: take.affine(&[name("attention.output.dense")])?,
+                attention_norm: take.norm(&name("attention.output.LayerNorm")),
+                up: take.affine(&[name("intermediate.dense")])?,
+                down: take.affine(&[name("output.dense")])?,
+                output_norm: take.norm(&name("output.LayerNorm")),
+            })
+        });
+        Ok(Self {
+            layers: layers.collect::<Result<_>>()?,
+            words: take.table("embeddings.word_embeddings")?,
+            positions: positions[first_position * spec.hidden_size..].to_vec(),
+            types: match spec.token_types {
+                0 => Vec::new(),
+                _ => take.table("embeddings.token_type_embeddings")?,
+            },
+            norm: take.norm("embeddings.LayerNorm"),
+            hidden: spec.hidden_size,
+            heads: spec.heads,
+            act: match spec.act {
+                Act::Gelu => Activation::Gelu,
+                Act::GeluTanh => Activation::GeluTanh,
+                Act::Silu => Activation::Silu,
+            },
+        })
+    }
+
+    /// The last hidden states of all texts, one after the other: `[tokens, hidden]`.
+    pub(crate) fn forward(&self, inputs: &[EncoderInput]) -> Result<Tensor> {
+        let mut starts = vec![0u32];
+        for input in inputs {
+            starts.push(starts[starts.len() - 1] + input.token_ids.len() as u32);
+        }
+        let mut x = self.norm.forward(&self.embed(inputs)?)?;
+        for layer in &self.layers {
+            let attended = full_attention(&layer.qkv.forward(&x)?, self.heads, &starts)?;
+            x = layer.attention_norm.add(&x, &layer.attention_out.forward(&attended)?)?;
+            let up = activation(&layer.up.forward(&x)?, self.act)?;
+            x = layer.output_norm.add(&x, &layer.down.forward(&up)?)?;
+        }
+        Ok(x)
+    }
+
+    /// Words, positions and token types added up: `[tokens, hidden]`.
+    fn embed(&self, inputs: &[EncoderInput]) -> Result<Tensor> {
+        let row =
+            |table: &[f32], index: usize| table[index * self.hidden..][..self.hidden].to_vec();
+        let mut sums = Vec::new();
+        for input in inputs {
+            for (position, id) in input.token_ids.iter().enumerate() {
+                let mut sum = row(&self.words, *id as usize);
+                add(&mut sum, &row(&self.positions, position));
+                if !self.types.is_empty() {
+                    let kind = input.type_ids.get(position).copied().unwrap_or(0);
+                    add(&mut sum, &row(&self.types, kind as usize));
+                }
+                sums.extend(sum);
+            }
+        }
+        let tokens = sums.len() / self.hidden;
+        Ok(Tensor::from_vec(sums, (tokens, self.hidden), &Device::Cpu)?)
+    }
+}
+
+fn add(sum: &mut [f32], row: &[f32]) {
+    sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+}
+
+impl Affine {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(linear(x, &self.weight, Some(&self.bias))?)
+    }
+}
+
+impl Norm {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(layer_norm(x, &self.weight, &self.bias, self.eps)?)
+    }
+
+    /// The norm of `residual + x`.
+    fn add(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
+        Ok(add_layer_norm(residual, x, &self.weight, &self.bias, self.eps)?)
+    }
+}
+
+/// Takes tensors that are known to be there.
+struct Take<'a> {
+    tensors: &'a mut HashMap<String, Tensor>,
+    eps: f32,
+}
+
+impl Take<'_> {
+    fn tensor(&mut self, name: &str) -> Tensor {
+        self.tensors.remove(name).expect("every planned tensor was found")
+    }
+
+    fn table(&mut self, name: &str) -> Result<Vec<f32>> {
+        Ok(self.tensor(&format!("{name}.weight")).flatten_all()?.to_vec1()?)
+    }
+
+    fn norm(&mut self, name: &str) -> Norm {
+        Norm {
+            weight: self.tensor(&format!("{name}.weight")),
+            bias: self.tensor(&format!("{name}.bias")),
+            eps: self.eps,
+        }
+    }
+
+    /// Matrices with as many columns, one below the other.
+    fn affine(&mut self, names: &[String]) -> Result<Affine> {
+        let tensors: Vec<Tensor> =
+            names.iter().map(|name| self.tensor(&format!("{name}.weight"))).collect();
+        let biases: Vec<Tensor> =
+            names.iter().map(|name| self.tensor(&format!("{name}.bias"))).collect();
+        let rows = tensors.iter().map(|tensor| tensor.dims()[0]).sum();
+        let mut weight = Weight::builder(rows, tensors[0].dims()[1], DType::F32)?;
+        let mut first_row = 0;
+        for tensor in tensors {
+            let values: Vec<f32> = tensor.flatten_all()?.to_vec1()?;
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            weight.write_rows(first_row, WeightRows { dtype: DType::F32, bytes: &bytes })?;
+            first_row += tensor.dims()[0];
+        }
+        Ok(Affine { weight: weight.finish()?, bias: Tensor::cat(&biases, 0)? })
+    }
+}

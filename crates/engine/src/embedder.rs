@@ -1,0 +1,467 @@
+//! The engine of models that give vectors or scores: requests' texts become batches, batches are computed at the same time.
+//!
+//! There is no cache and no step that a text shares with a later one, so the scheduler is a round: of all requests in turn
+//! it takes texts up to a number of tokens, sorts them by length, cuts them into batches of at most
+//! `max_num_batched_tokens`, and computes the batches on all threads. A small request waits for one round, not for a large
+//! request before it. Dropping [`Vectors`] cancels a request: what of it is not computed is skipped.
+
+use std::{
+    cmp::Reverse,
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use candlepower_checkpoint::{EncoderCheckpoint, Pooling};
+use candlepower_encoder::{Encoder, EncoderInput};
+use rayon::{ThreadPool, prelude::*};
+use tokio::sync::oneshot;
+
+use crate::{
+    EngineHealth, EngineMetrics, Error, Result, StartProgress, SubmitError, engine::StepClock,
+    sequence::InFlight, start::panic_message,
+};
+
+/// Batches of each thread in one round: enough for the threads to even out, few enough that a round is short.
+const BATCHES_PER_THREAD: usize = 4;
+
+/// What the engine is started with.
+#[derive(Clone, Debug)]
+pub struct EmbedderConfig {
+    /// Longest input, in tokens; the checkpoint's own where `None`.
+    pub max_model_len: Option<usize>,
+    /// How hidden states become one vector; as the checkpoint says where `None`.
+    pub pooling: Option<Pooling>,
+    /// Most tokens in one batch, padding included; one text may have more.
+    pub max_num_batched_tokens: usize,
+    /// Requests that may be computed or wait.
+    pub max_in_flight: usize,
+    /// Threads that compute; `None` takes one per physical core.
+    pub num_threads: Option<usize>,
+    /// A round that takes longer than this makes [`Embedder::health`] report `Stuck`.
+    pub stuck_after: Duration,
+    /// Where the engine counts what it does.
+    pub metrics: EngineMetrics,
+}
+
+/// What was found and chosen at start; fixed afterwards.
+#[derive(Clone, Debug)]
+pub struct EmbedderInfo {
+    /// Architecture name, as in `config.json`.
+    pub architecture: String,
+    /// Longest input, in tokens.
+    pub max_model_len: usize,
+    /// Every token id is below it.
+    pub vocab_size: usize,
+    /// Elements of a vector; `None` where the model gives scores of pairs.
+    pub dimensions: Option<usize>,
+    /// How hidden states become one.
+    pub pooling: Pooling,
+    /// Whether vectors have length one.
+    pub normalizes: bool,
+    /// Bytes of the weights as they lie in memory.
+    pub weights_bytes: u64,
+    /// Threads that compute.
+    pub num_threads: usize,
+}
+
+/// A running engine. Cheap to clone; the engine ends when the last handle is dropped.
+#[derive(Clone)]
+pub struct Embedder {
+    shared: Arc<Shared>,
+    messages: mpsc::Sender<Job>,
+}
+
+/// What the handles and the engine's thread both see.
+struct Shared {
+    info: EmbedderInfo,
+    clock: StepClock,
+    stuck_after: Duration,
+    /// Requests that are computed or wait.
+    in_flight: Arc<AtomicUsize>,
+    in_flight_limit: usize,
+    /// Why the engine's thread has ended.
+    death: OnceLock<String>,
+}
+
+/// What becomes of a request: for each input its vector, or its score alone. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct Vectors(oneshot::Receiver<Result<Vec<Vec<f32>>, String>>);
+
+impl Vectors {
+    /// Waits for them.
+    ///
+    /// # Errors
+    /// The request could not be computed, in words; or nothing where the engine has ended (see [`Embedder::health`]).
+    pub async fn wait(self) -> Result<Vec<Vec<f32>>, Option<String>> {
+        self.0.await.map_err(|_| None)?.map_err(Some)
+    }
+}
+
+impl Embedder {
+    /// Loads the model, runs it once, and starts the engine's thread. Blocks until all of that is done.
+    ///
+    /// # Errors
+    /// If the checkpoint cannot be loaded or a setting is out of range.
+    pub fn start(
+        checkpoint: &EncoderCheckpoint,
+        config: EmbedderConfig,
+        progress: &mut (dyn FnMut(StartProgress) + Send),
+    ) -> Result<Self> {
+        for (name, value) in [
+            ("max_num_batched_tokens", config.max_num_batched_tokens),
+            ("max_num_seqs", config.max_in_flight),
+            ("threads", config.num_threads.unwrap_or(1)),
+        ] {
+            if value == 0 {
+                let reason = "it must be at least 1";
+                return Err(Error::Config { name, value: value.to_string(), reason });
+            }
+        }
+        let num_threads = config.num_threads.unwrap_or_else(num_cpus::get_physical);
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(num_threads)
+            .thread_name(|index| format!("compute-{index}"))
+            .build()
+            .map_err(|error| Error::Thread(error.to_string()))?;
+        let encoder = Encoder::load(checkpoint, config.pooling, &mut |done| {
+            progress(StartProgress::Loading {
+                bytes_done: done.bytes_done,
+                bytes_total: done.bytes_total,
+            });
+        })?;
+        progress(StartProgress::WarmingUp);
+        pool.install(|| encoder.run(&[EncoderInput { token_ids: vec![0], type_ids: Vec::new() }]))?;
+        let info = EmbedderInfo {
+            architecture: checkpoint.architecture().to_owned(),
+            max_model_len: checkpoint.max_model_len(config.max_model_len)?,
+            vocab_size: checkpoint.spec().vocab_size,
+            dimensions: encoder.dimensions(),
+            pooling: encoder.pooling(),
+            normalizes: encoder.normalizes(),
+            weights_bytes: encoder.weights_bytes(),
+            num_threads,
+        };
+        let shared = Arc::new(Shared {
+            info,
+            clock: StepClock::new(),
+            stuck_after: config.stuck_after,
+            in_flight: Arc::default(),
+            in_flight_limit: config.max_in_flight,
+            death: OnceLock::new(),
+        });
+        let (messages, receiver) = mpsc::channel();
+        let rounds = Rounds {
+            encoder,
+            pool,
+            batch_tokens: config.max_num_batched_tokens,
+            messages: receiver,
+            jobs: Vec::new(),
+            metrics: config.metrics,
+            shared: Arc::clone(&shared),
+        };
+        rounds.spawn()?;
+        Ok(Self { shared, messages })
+    }
+
+    /// What was found and chosen at start.
+    pub fn info(&self) -> &EmbedderInfo {
+        &self.shared.info
+    }
+
+    /// Hands a request to the engine.
+    ///
+    /// # Errors
+    /// If the queue is full, an input cannot be computed by this model, or the engine has ended.
+    pub fn submit(&self, inputs: Vec<EncoderInput>) -> Result<Vectors, SubmitError> {
+        self.check(&inputs)?;
+        let (in_flight, limit) = (&self.shared.in_flight, self.shared.in_flight_limit);
+        let place = in_flight
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |current| {
+                (current < limit).then_some(current + 1)
+            })
+            .map(|_| InFlight(Arc::clone(in_flight)))
+            .map_err(|in_flight| SubmitError::QueueFull { in_flight, limit })?;
+        let (reply, vectors) = oneshot::channel();
+        let results = vec![None; inputs.len()];
+        let submitted_at = Instant::now();
+        let job = Job { inputs, next: 0, results, reply, submitted_at, _place: place };
+        match self.messages.send(job) {
+            Ok(()) => Ok(Vectors(vectors)),
+            Err(_) => Err(SubmitError::Dead(self.death())),
+        }
+    }
+
+    /// How the engine is.
+    pub fn health(&self) -> EngineHealth {
+        if let Some(reason) = self.shared.death.get() {
+            return EngineHealth::Dead(reason.clone());
+        }
+        match self.shared.clock.step_seconds() {
+            Some(time) if time > self.shared.stuck_after => {
+                EngineHealth::Stuck { seconds: time.as_secs() }
+            }
+            _ => EngineHealth::Healthy,
+        }
+    }
+
+    /// Requests that are computed or wait.
+    pub fn num_in_flight(&self) -> usize {
+        self.shared.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Requests that may be computed or wait.
+    pub fn in_flight_limit(&self) -> usize {
+        self.shared.in_flight_limit
+    }
+
+    fn death(&self) -> String {
+        self.shared.death.get().cloned().unwrap_or_else(|| "it is stopping".into())
+    }
+
+    fn check(&self, inputs: &[EncoderInput]) -> Result<(), SubmitError> {
+        let EmbedderInfo { max_model_len, vocab_size, .. } = &self.shared.info;
+        if inputs.is_empty() {
+            return Err(SubmitError::Invalid("the request has no inputs".to_owned()));
+        }
+        for input in inputs {
+            let len = input.token_ids.len();
+            let problem = if len == 0 {
+                "an input has no tokens".to_owned()
+            } else if len > *max_model_len {
+                format!("an input has {len} tokens; at most {max_model_len} fit")
+            } else if let Some(id) = input.token_ids.iter().find(|id| **id as usize >= *vocab_size)
+            {
+                format!("token id {id} is outside the vocabulary of {vocab_size}")
+            } else {
+                continue;
+            };
+            return Err(SubmitError::Invalid(problem));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Embedder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Embedder").field("info", &self.shared.info).finish_non_exhaustive()
+    }
+}
+
+/// A request on the engine's side.
+struct Job {
+    inputs: Vec<EncoderInput>,
+    /// The first input that no round has taken.
+    next: usize,
+    results: Vec<Option<Vec<f32>>>,
+    reply: oneshot::Sender<Result<Vec<Vec<f32>>, String>>,
+    submitted_at: Instant,
+    _place: InFlight,
+}
+
+/// One input of one job.
+#[derive(Clone, Copy)]
+struct Taken {
+    job: usize,
+    input: usize,
+    tokens: usize,
+}
+
+/// Everything that the engine's thread owns.
+struct Rounds {
+    encoder: Encoder,
+    pool: ThreadPool,
+    batch_tokens: usize,
+    messages: mpsc::Receiver<Job>,
+    /// Requests that are not answered, in the order in which they came.
+    jobs: Vec<Job>,
+    metrics: EngineMetrics,
+    shared: Arc<Shared>,
+}
+
+impl Rounds {
+    fn spawn(mut self) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let run = move || {
+            // The reason is recorded before the replies close, so that whoever finds one closed can tell why.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.run())) {
+                let reason = panic_message(&*panic);
+                tracing::error!(%reason, "the engine has stopped");
+                let _ = shared.death.set(reason); // only this thread sets it, once
+            }
+        };
+        let thread = thread::Builder::new().name("engine".into()).spawn(run);
+        thread.map_err(|error| Error::Thread(error.to_string())).map(drop)
+    }
+
+    /// Works until the last handle is dropped.
+    fn run(&mut self) {
+        loop {
+            if self.jobs.is_empty() {
+                match self.messages.recv() {
+                    Ok(job) => self.admit(job),
+                    Err(_) => return,
+                }
+            }
+            while let Ok(job) = self.messages.try_recv() {
+                self.admit(job);
+            }
+            self.jobs.retain(|job| !job.reply.is_closed());
+            self.round();
+            self.count_waiting(0);
+        }
+    }
+
+    fn admit(&mut self, job: Job) {
+        let tokens: usize = job.inputs.iter().map(|input| input.token_ids.len()).sum();
+        self.metrics.prompt_tokens.increment(tokens as u64);
+        self.jobs.push(job);
+    }
+
+    /// Computes one round and answers the requests that it completes.
+    fn round(&mut self) {
+        let taken = self.take();
+        if taken.is_empty() {
+            return;
+        }
+        let began = Instant::now();
+        self.shared.clock.begin();
+        self.count_waiting(taken.len());
+        let tokens: usize = taken.iter().map(|taken| taken.tokens).sum();
+        self.metrics.iteration_tokens.record(tokens as f64);
+        let batches = batches(taken, self.batch_tokens, self.pool.current_num_threads());
+        let (encoder, jobs) = (&self.encoder, &self.jobs);
+        let computed: Vec<_> = self.pool.install(|| {
+            let compute = |batch: &Vec<Taken>| {
+                let inputs: Vec<EncoderInput> =
+                    batch.iter().map(|t| jobs[t.job].inputs[t.input].clone()).collect();
+                encoder.run(&inputs)
+            };
+            batches.par_iter().with_max_len(1).map(compute).collect()
+        });
+        self.metrics.forward_duration_seconds.record(began.elapsed().as_secs_f64());
+        let mut failures: Vec<Option<String>> = vec![None; self.jobs.len()];
+        for (batch, outcome) in batches.into_iter().zip(computed) {
+            match outcome {
+                Ok(vectors) => {
+                    for (taken, vector) in batch.into_iter().zip(vectors) {
+                        self.jobs[taken.job].results[taken.input] = Some(vector);
+                    }
+                }
+                Err(error) => {
+                    let message = error.to_string();
+                    tracing::error!(%message, "a batch could not be computed");
+                    batch.iter().for_each(|taken| failures[taken.job] = Some(message.clone()));
+                }
+            }
+        }
+        self.answer(failures);
+        self.shared.clock.end();
+        self.metrics.step_duration_seconds.record(began.elapsed().as_secs_f64());
+    }
+
+    /// Takes inputs of all requests in turn, up to the tokens of a round, and at least one.
+    fn take(&mut self) -> Vec<Taken> {
+        let limit = self.batch_tokens * self.pool.current_num_threads() * BATCHES_PER_THREAD;
+        let mut taken = Vec::new();
+        let mut tokens = 0;
+        let mut before = usize::MAX;
+        while taken.len() != before && tokens < limit {
+            before = taken.len();
+            for (i, job) in self.jobs.iter_mut().enumerate() {
+                let Some(input) = job.inputs.get(job.next).filter(|_| tokens < limit) else {
+                    continue;
+                };
+                if job.next == 0 {
+                    let waited = job.submitted_at.elapsed().as_secs_f64();
+                    self.metrics.request_queue_time_seconds.record(waited);
+                }
+                let one = Taken { job: i, input: job.next, tokens: input.token_ids.len() };
+                tokens += one.tokens;
+                taken.push(one);
+                job.next += 1;
+            }
+        }
+        taken
+    }
+
+    /// Answers the requests that have all their results, and those that failed.
+    fn answer(&mut self, failures: Vec<Option<String>>) {
+        let jobs = std::mem::take(&mut self.jobs);
+        for (mut job, failure) in jobs.into_iter().zip(failures) {
+            let outcome = match failure {
+                Some(message) => Err(message),
+                None if job.results.iter().all(Option::is_some) => {
+                    Ok(std::mem::take(&mut job.results).into_iter().flatten().collect())
+                }
+                None => {
+                    self.jobs.push(job);
+                    continue;
+                }
+            };
+            let _ = job.reply.send(outcome); // whoever asked may be gone
+        }
+    }
+
+    fn count_waiting(&self, running: usize) {
+        let waiting: usize = self.jobs.iter().map(|job| job.inputs.len() - job.next).sum();
+        self.metrics.num_requests_running.set(running as f64);
+        self.metrics.num_requests_waiting.set(waiting as f64);
+    }
+}
+
+/// Cuts a round into batches of inputs of about the same length, the longest first. A batch has at most `limit` tokens,
+/// padding included, unless one input alone has more; and no more than one thread's share of the round.
+fn batches(mut taken: Vec<Taken>, limit: usize, num_threads: usize) -> Vec<Vec<Taken>> {
+    taken.sort_by_key(|taken| Reverse(taken.tokens));
+    let tokens: usize = taken.iter().map(|taken| taken.tokens).sum();
+    let limit = limit.min(tokens.div_ceil(num_threads));
+    let mut batches: Vec<Vec<Taken>> = Vec::new();
+    for one in taken {
+        match batches.last_mut() {
+            Some(batch) if (batch.len() + 1) * batch[0].tokens <= limit => batch.push(one),
+            _ => batches.push(vec![one]),
+        }
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(lengths: &[usize]) -> Vec<Taken> {
+        let one = |(input, tokens): (usize, &usize)| Taken { job: 0, input, tokens: *tokens };
+        lengths.iter().enumerate().map(one).collect()
+    }
+
+    fn lengths(batches: &[Vec<Taken>]) -> Vec<Vec<usize>> {
+        batches.iter().map(|batch| batch.iter().map(|taken| taken.tokens).collect()).collect()
+    }
+
+    #[test]
+    fn batches_hold_texts_of_about_the_same_length() {
+        let found = batches(taken(&[2, 9, 3, 10, 2, 4, 3, 3, 9]), 20, 1);
+        assert_eq!(lengths(&found), [vec![10, 9], vec![9, 4], vec![3, 3, 3, 2, 2]]);
+    }
+
+    #[test]
+    fn padding_counts_and_one_text_may_be_longer() {
+        let found = batches(taken(&[50, 6, 5, 1]), 12, 1);
+        assert_eq!(lengths(&found), [vec![50], vec![6, 5], vec![1]]);
+    }
+
+    #[test]
+    fn every_thread_gets_a_share() {
+        assert_eq!(batches(taken(&[8; 8]), 1000, 2).len(), 2);
+        assert_eq!(batches(taken(&[8; 8]), 1000, 3).len(), 4);
+        assert_eq!(batches(taken(&[8]), 1000, 4).len(), 1);
+        assert!(batches(Vec::new(), 1000, 4).is_empty());
+    }
+}

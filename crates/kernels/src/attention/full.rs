@@ -1,0 +1,326 @@
+//! Attention of encoders: every token of a text sees all of its text, and nothing is kept.
+
+use candle_core::Tensor;
+
+use crate::parallel::{SharedMut, for_ranges};
+use crate::simd::{Isa, LANES, Simd, WithSimd, math};
+use crate::tensor::{Operand, from_vec};
+use crate::{Error, Result};
+
+/// Queries that are computed together, so that a key or value is loaded once for all of them.
+const QUERIES: usize = 4;
+/// Keys, and elements of a head, are padded to two vectors.
+const STEP: usize = 2 * LANES;
+/// Heads of texts that one thread takes at least.
+const LEAST_TASKS: usize = 4;
+
+/// `softmax(q k^T / sqrt(head_dim)) v` for each head of each text.
+///
+/// `qkv` is f32 `[tokens, 3 * heads * head_dim]`: queries, keys and values of all heads. `starts` has where each text begins
+/// and, at last, the number of tokens. The result is f32 `[tokens, heads * head_dim]`. A text's result does not depend on the
+/// others.
+///
+/// # Errors
+/// `qkv` is not a contiguous f32 CPU matrix of such a width, or `starts` does not go up from 0 to its rows.
+///
+/// Source: Vaswani et al., "Attention Is All You Need", 2017.
+pub fn full_attention(qkv: &Tensor, heads: usize, starts: &[u32]) -> Result<Tensor> {
+    let qkv = Operand::new("full_attention", "qkv", qkv);
+    let (tokens, width) = qkv.dims2("[tokens, 3 * heads * head_dim]")?;
+    if heads == 0 || width == 0 || !width.is_multiple_of(3 * heads) {
+        return Err(qkv.shape_error(format!("[tokens, 3 * {heads} * head_dim]")));
+    }
+    let goes_up = starts.windows(2).all(|pair| pair[0] <= pair[1]);
+    if starts.first() != Some(&0)
+        || starts.last().map(|end| *end as usize) != Some(tokens)
+        || !goes_up
+    {
+        return Err(Error::Metadata(format!("starts must go up from 0 to {tokens}")));
+    }
+    let data = qkv.f32s()?;
+    let data: &[f32] = &data;
+    let hidden = width / 3;
+    let mut out = Vec::with_capacity(tokens * hidden);
+    let shared = SharedMut::new(&mut out.spare_capacity_mut()[..tokens * hidden]);
+    let isa = Isa::detect();
+    for_ranges((starts.len() - 1) * heads, LEAST_TASKS, |tasks| {
+        for task in tasks {
+            let (text, head) = (task / heads, task % heads);
+            let (first, end) = (starts[text] as usize, starts[text + 1] as usize);
+            let head_dim = hidden / heads;
+            isa.run(Head {
+                qkv: data,
+                first,
+                len: end - first,
+                hidden,
+                head_dim,
+                head,
+                out: shared,
+            });
+        }
+    });
+    // SAFETY: the tasks have written every head of every token.
+    unsafe { out.set_len(tokens * hidden) };
+    from_vec(out, &[tokens, hidden])
+}
+
+/// The definition of [`full_attention`] for one head of one text, computed in f64: `q`, `k` and `v` are `[len, head_dim]`.
+#[must_use]
+pub fn full_attention_reference(q: &[f32], k: &[f32], v: &[f32], head_dim: usize) -> Vec<f32> {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    };
+    let mut out = Vec::with_capacity(q.len());
+    for q in q.chunks_exact(head_dim) {
+        let scores = k.chunks_exact(head_dim).map(|k| dot(q, k) / (head_dim as f64).sqrt());
+        let scores: Vec<f64> = scores.collect();
+        let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        for element in 0..head_dim {
+            let values = v.iter().skip(element).step_by(head_dim);
+            let mixed: f64 = weights.iter().zip(values).map(|(w, v)| w * f64::from(*v)).sum();
+            out.push((mixed / sum) as f32);
+        }
+    }
+    out
+}
+
+/// One head of one text.
+struct Head<'a> {
+    qkv: &'a [f32],
+    /// The text's first token.
+    first: usize,
+    /// Its tokens.
+    len: usize,
+    /// Elements of all heads.
+    hidden: usize,
+    head_dim: usize,
+    head: usize,
+    out: SharedMut<'a>,
+}
+
+impl WithSimd for Head<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) {
+        let (len, dim) = (self.len, self.head_dim);
+        let (keys, elements) = (len.next_multiple_of(STEP), dim.next_multiple_of(STEP));
+        // Keys transposed and values as they are, padded with zeros.
+        let mut k = vec![0f32; dim * keys];
+        let mut v = vec![0f32; len * elements];
+        for token in 0..len {
+            for (element, value) in self.part(1, token).iter().enumerate() {
+                k[element * keys + token] = *value;
+            }
+            v[token * elements..][..dim].copy_from_slice(self.part(2, token));
+        }
+        let scale = 1.0 / (dim as f32).sqrt();
+        let mut q = vec![0f32; QUERIES * dim];
+        let mut weights = vec![0f32; QUERIES * keys];
+        let mut mixed = vec![0f32; QUERIES * elements];
+        for tile in (0..len).step_by(QUERIES) {
+            let queries = QUERIES.min(len - tile);
+            for (query, q) in q.chunks_exact_mut(dim).take(queries).enumerate() {
+                for (q, value) in q.iter_mut().zip(self.part(0, tile + query)) {
+                    *q = value * scale;
+                }
+            }
+            dots(s, &q, &k, keys, &mut weights);
+            let mut factors = [0f32; QUERIES];
+            for (factor, row) in factors.iter_mut().zip(weights.chunks_exact_mut(keys)) {
+                *factor = 1.0 / softmax(s, row, len);
+            }
+            mix(s, &weights, keys, &v, elements, len, &mut mixed);
+            for (query, row) in mixed.chunks_exact(elements).take(queries).enumerate() {
+                let index = (self.first + tile + query) * self.hidden + self.head * dim;
+                // SAFETY: this task alone writes this head of this text, and nobody reads it before all is written.
+                let out = unsafe { self.out.at(index, dim) };
+                for (element, value) in row[..dim].iter().enumerate() {
+                    // SAFETY: `at` has given `dim` elements.
+                    unsafe { out.add(element).write(value * factors[query]) };
+                }
+            }
+        }
+    }
+}
+
+impl<'a> Head<'a> {
+    /// Query (0), key (1) or value (2) of a token of the text.
+    #[inline(always)]
+    fn part(&self, which: usize, token: usize) -> &'a [f32] {
+        let row = (self.first + token) * 3 * self.hidden;
+        &self.qkv[row + which * self.hidden + self.head * self.head_dim..][..self.head_dim]
+    }
+}
+
+/// `out[query][key] = q[query] . k[key]`: `q` `[QUERIES, dim]`, `k` `[dim, keys]`, `out` `[QUERIES, keys]`.
+#[inline(always)]
+fn dots<S: Simd>(s: S, q: &[f32], k: &[f32], keys: usize, out: &mut [f32]) {
+    let dim = q.len() / QUERIES;
+    assert!(keys.is_multiple_of(STEP) && k.len() == dim * keys && out.len() == QUERIES * keys);
+    for first in (0..keys).step_by(STEP) {
+        let mut sums = [[s.splat(0.0); 2]; QUERIES];
+        for element in 0..dim {
+            // SAFETY: two vectors lie within row `element` of `k`, whose length is a multiple of that.
+            let key = unsafe {
+                let key = k.as_ptr().add(element * keys + first);
+                [s.load(key), s.load(key.add(LANES))]
+            };
+            for (query, sums) in sums.iter_mut().enumerate() {
+                let value = s.splat(q[query * dim + element]);
+                sums[0] = s.fma(value, key[0], sums[0]);
+                sums[1] = s.fma(value, key[1], sums[1]);
+            }
+        }
+        for (query, sums) in sums.into_iter().enumerate() {
+            // SAFETY: as above, for row `query` of `out`.
+            unsafe {
+                let out = out.as_mut_ptr().add(query * keys + first);
+                s.store(out, sums[0]);
+                s.store(out.add(LANES), sums[1]);
+            }
+        }
+    }
+}
+
+/// Turns the first `len` scores of a row into `e^(score - most)`, the others into zeros; returns the sum.
+#[inline(always)]
+fn softmax<S: Simd>(s: S, row: &mut [f32], len: usize) -> f32 {
+    let lowest = s.splat(f32::NEG_INFINITY);
+    let mut most = lowest;
+    for (i, chunk) in row.chunks_exact(LANES).enumerate() {
+        // SAFETY: a chunk has sixteen elements.
+        let scores = unsafe { s.load(chunk.as_ptr()) };
+        most = s.max(most, s.keep(scores, 0, len.saturating_sub(i * LANES).min(LANES), lowest));
+    }
+    let most = s.splat(s.reduce_max(most));
+    let zero = s.splat(0.0);
+    let mut sum = zero;
+    for (i, chunk) in row.chunks_exact_mut(LANES).enumerate() {
+        // SAFETY: a chunk has sixteen elements.
+        unsafe {
+            let weights = math::exp(s, s.sub(s.load(chunk.as_ptr()), most));
+            let kept = s.keep(weights, 0, len.saturating_sub(i * LANES).min(LANES), zero);
+            sum = s.add(sum, kept);
+            s.store(chunk.as_mut_ptr(), kept);
+        }
+    }
+    let mut lanes = [0f32; LANES];
+    // SAFETY: the array has sixteen elements.
+    unsafe { s.store(lanes.as_mut_ptr(), sum) };
+    lanes.iter().sum()
+}
+
+/// `out[query] = sum over keys of weights[query][key] * v[key]`: `weights` `[QUERIES, keys]`, `v` `[len, elements]`, `out`
+/// `[QUERIES, elements]`.
+#[inline(always)]
+fn mix<S: Simd>(
+    s: S,
+    weights: &[f32],
+    keys: usize,
+    v: &[f32],
+    elements: usize,
+    len: usize,
+    out: &mut [f32],
+) {
+    assert!(elements.is_multiple_of(STEP) && v.len() == len * elements);
+    assert!(weights.len() == QUERIES * keys && out.len() == QUERIES * elements && len <= keys);
+    for first in (0..elements).step_by(STEP) {
+        let mut sums = [[s.splat(0.0); 2]; QUERIES];
+        for key in 0..len {
+            // SAFETY: two vectors lie within row `key` of `v`, whose length is a multiple of that.
+            let value = unsafe {
+                let value = v.as_ptr().add(key * elements + first);
+                [s.load(value), s.load(value.add(LANES))]
+            };
+            for (query, sums) in sums.iter_mut().enumerate() {
+                let weight = s.splat(weights[query * keys + key]);
+                sums[0] = s.fma(weight, value[0], sums[0]);
+                sums[1] = s.fma(weight, value[1], sums[1]);
+            }
+        }
+        for (query, sums) in sums.into_iter().enumerate() {
+            // SAFETY: as above, for row `query` of `out`.
+            unsafe {
+                let out = out.as_mut_ptr().add(query * elements + first);
+                s.store(out, sums[0]);
+                s.store(out.add(LANES), sums[1]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    fn numbers(count: usize) -> Vec<f32> {
+        (0..count).map(|i| ((i * 7919 + 13) % 10_007) as f32 / 2500.0 - 2.0).collect()
+    }
+
+    fn flat(tensor: &Tensor) -> Vec<f32> {
+        tensor.flatten_all().unwrap().to_vec1().unwrap()
+    }
+
+    #[test]
+    fn matches_the_definition_for_texts_and_heads_of_any_size() {
+        for (heads, dim, lengths) in [
+            (1, 8, vec![1]),
+            (12, 32, vec![3, 1, 40, 16]),
+            (2, 64, vec![33, 70]),
+            (3, 20, vec![5, 0, 9]),
+        ] {
+            let hidden = heads * dim;
+            let tokens: usize = lengths.iter().sum();
+            let data = numbers(tokens * 3 * hidden);
+            let mut starts = vec![0u32];
+            starts.extend(lengths.iter().scan(0, |end, len| {
+                *end += *len as u32;
+                Some(*end)
+            }));
+            let qkv = Tensor::from_slice(&data, (tokens, 3 * hidden), &Device::Cpu).unwrap();
+            let out = flat(&full_attention(&qkv, heads, &starts).unwrap());
+            for (text, len) in lengths.iter().enumerate() {
+                let first = starts[text] as usize;
+                for head in 0..heads {
+                    let part = |which: usize| -> Vec<f32> {
+                        (first..first + len)
+                            .flat_map(|t| {
+                                &data[t * 3 * hidden + which * hidden + head * dim..][..dim]
+                            })
+                            .copied()
+                            .collect()
+                    };
+                    let want = full_attention_reference(&part(0), &part(1), &part(2), dim);
+                    for (i, want) in want.iter().enumerate() {
+                        let got = out[(first + i / dim) * hidden + head * dim + i % dim];
+                        assert!((got - want).abs() <= 2e-5, "{got} is not {want}");
+                    }
+                }
+                if *len > 0 {
+                    let alone = qkv.narrow(0, first, *len).unwrap();
+                    let alone = flat(&full_attention(&alone, heads, &[0, *len as u32]).unwrap());
+                    assert_eq!(alone, out[first * hidden..][..len * hidden], "a text alone");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn refuses_bad_operands() {
+        let qkv = Tensor::zeros((4, 24), candle_core::DType::F32, &Device::Cpu).unwrap();
+        for (heads, starts) in [(5, vec![0, 4]), (0, vec![0, 4])] {
+            assert!(matches!(full_attention(&qkv, heads, &starts), Err(Error::Shape { .. })));
+        }
+        for starts in [vec![], vec![0], vec![0, 3], vec![1, 4], vec![0, 3, 2, 4]] {
+            assert!(
+                matches!(full_attention(&qkv, 2, &starts), Err(Error::Metadata(_))),
+                "{starts:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! POST /v1/embeddings, and what it has in common with the endpoints of scores.
+
+use axum::Json;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use candlepower_api::{
+    Embedding, EmbeddingsRequest, EmbeddingsResponse, EncodingFormat, ErrorResponse, PoolingUsage,
+    Prompt, Vector, excerpt,
+};
+use candlepower_engine::{EncoderInput, EngineHealth};
+use uuid::Uuid;
+
+use crate::api_error::{ApiError, ApiResult};
+use crate::config::ServeConfig;
+use crate::incoming::Incoming;
+use crate::prompt::unix_seconds;
+use crate::served::PoolingModel;
+
+/// Gives texts vectors.
+#[utoipa::path(
+    post,
+    path = "/v1/embeddings",
+    tag = "Embeddings",
+    request_body = EmbeddingsRequest,
+    responses(
+        (status = 200, description = "The vectors", body = EmbeddingsResponse),
+        (status = 400, description = "A field cannot be taken as it is, or the model gives no vectors; `param` names it", body = ErrorResponse),
+        (status = 404, description = "No such model", body = ErrorResponse),
+        (status = 429, description = "The queue is full", body = ErrorResponse),
+    )
+)]
+pub(crate) async fn embeddings(
+    request: Incoming<PoolingModel>,
+) -> ApiResult<Json<EmbeddingsResponse>> {
+    check_queue(&request.model)?;
+    let prepared = request.prepare(Prepared::new).await?;
+    let usage = usage(&prepared.inputs);
+    let vectors = compute(&request, prepared.inputs).await?;
+    let model = &request.model;
+    let vector = |mut vector: Vec<f32>| {
+        if prepared.dimensions < vector.len() {
+            vector.truncate(prepared.dimensions);
+            if model.embedder.info().normalizes {
+                normalize(&mut vector);
+            }
+        }
+        match prepared.format {
+            EncodingFormat::Float => Vector::Float(vector),
+            EncodingFormat::Base64 => Vector::Base64(base64(&vector)),
+        }
+    };
+    let data = vectors.into_iter().map(vector).enumerate();
+    let data = data
+        .map(|(index, embedding)| Embedding { object: "embedding", index, embedding })
+        .collect();
+    Ok(Json(EmbeddingsResponse {
+        id: format!("embd-{}", Uuid::new_v4().simple()),
+        object: "list",
+        created: unix_seconds(),
+        model: prepared.model_name,
+        data,
+        usage,
+    }))
+}
+
+/// A request that was checked and turned into tokens.
+struct Prepared {
+    model_name: String,
+    inputs: Vec<EncoderInput>,
+    format: EncodingFormat,
+    dimensions: usize,
+}
+
+impl Prepared {
+    fn new(body: &[u8], model: &PoolingModel, _: &ServeConfig) -> ApiResult<Self> {
+        let request = EmbeddingsRequest::parse(body)?;
+        model.check_name(&request.model)?;
+        let Some(own) = model.embedder.info().dimensions else {
+            let message = "This model scores pairs of texts and gives no vectors: ask POST /v1/rerank or /v1/score.";
+            return Err(ApiError::invalid("model", message));
+        };
+        let dimensions = match request.dimensions {
+            None => own,
+            Some(asked) => usize::try_from(asked)
+                .ok()
+                .filter(|asked| (1..=own).contains(asked))
+                .ok_or_else(|| {
+                    let message = format!(
+                        "`dimensions` is {asked}, but the model's vectors have {own} elements: give 1 to {own}."
+                    );
+                    ApiError::invalid("dimensions", message)
+                })?,
+        };
+        let limit = truncation(model, request.truncate_prompt_tokens)?;
+        let prefix = prompt(model, request.prompt_name.as_deref(), &request.input)?;
+        Ok(Self {
+            model_name: request.model,
+            inputs: inputs(model, &request.input, prefix, limit)?,
+            format: request.encoding_format,
+            dimensions,
+        })
+    }
+}
+
+/// The text that stands before each input.
+fn prompt<'a>(
+    model: &'a PoolingModel,
+    asked: Option<&str>,
+    input: &Prompt,
+) -> ApiResult<Option<&'a str>> {
+    let prompts = &model.sentence.prompts;
+    let is_text = matches!(input, Prompt::Text(_) | Prompt::Texts(_));
+    match asked {
+        None => {
+            let default = model.sentence.default_prompt.as_ref().filter(|_| is_text);
+            Ok(default.map(|name| prompts[name].as_str()))
+        }
+        Some(_) if !is_text => {
+            let message = "`prompt_name` is for texts, and the input is token ids: leave it out.";
+            Err(ApiError::invalid("prompt_name", message))
+        }
+        Some(name) => prompts.get(name).map(|prompt| Some(prompt.as_str())).ok_or_else(|| {
+            let known: Vec<&str> = prompts.keys().map(String::as_str).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            let message = format!("The model has no prompt `{}`; it has {known}.", excerpt(name));
+            ApiError::invalid("prompt_name", message)
+        }),
+    }
+}
+
+fn inputs(
+    model: &PoolingModel,
+    input: &Prompt,
+    prefix: Option<&str>,
+    limit: Option<usize>,
+) -> ApiResult<Vec<EncoderInput>> {
+    let text = |param: String, text: &str| match prefix {
+        None => encode(model, param, (text, None), limit),
+        Some(prefix) => encode(model, param, (&format!("{prefix}{text}"), None), limit),
+    };
+    let ids = |param: String, ids: &[u32]| {
+        let kept = limit.map_or(ids.len(), |limit| limit.min(ids.len()));
+        let input = EncoderInput { token_ids: ids[..kept].to_vec(), type_ids: Vec::new() };
+        check(model, param, input)
+    };
+    let each = |i: usize| format!("input[{i}]");
+    match input {
+        Prompt::Text(one) => Ok(vec![text("input".to_owned(), one)?]),
+        Prompt::TokenIds(one) => Ok(vec![ids("input".to_owned(), one)?]),
+        Prompt::Texts(texts) => {
+            texts.iter().enumerate().map(|(i, one)| text(each(i), one)).collect()
+        }
+        Prompt::TokenIdLists(lists) => {
+            lists.iter().enumerate().map(|(i, one)| ids(each(i), one)).collect()
+        }
+    }
+}
+
+/// The input of a text or a pair, cut to `limit` tokens where there is one.
+pub(crate) fn encode(
+    model: &PoolingModel,
+    param: String,
+    (text, pair): (&str, Option<&str>),
+    limit: Option<usize>,
+) -> ApiResult<EncoderInput> {
+    let lower = |text: &str| text.to_lowercase();
+    let encoded = match model.sentence.lower_case {
+        true => model.tokenizer.encode_input(&lower(text), pair.map(lower).as_deref(), limit),
+        false => model.tokenizer.encode_input(text, pair, limit),
+    };
+    let encoded = encoded.map_err(|error| {
+        ApiError::invalid(param.clone(), candlepower_api::clip(&error.to_string()))
+    })?;
+    let input = EncoderInput { token_ids: encoded.token_ids, type_ids: encoded.type_ids };
+    check(model, param, input)
+}
+
+/// Refuses an input that the model cannot take.
+fn check(model: &PoolingModel, param: String, input: EncoderInput) -> ApiResult<EncoderInput> {
+    let (len, limit, vocab_size) = (input.token_ids.len(), model.max_model_len, model.vocab_size);
+    if len == 0 {
+        return Err(ApiError::invalid(param, "The input is empty: it needs at least one token."));
+    }
+    if len > limit {
+        let message = format!(
+            "This model's maximum context length is {limit} tokens, but the input has {len}: shorten it, or give \
+             `truncate_prompt_tokens`."
+        );
+        return Err(ApiError::context_length(param, message));
+    }
+    match input.token_ids.iter().find(|id| **id as usize >= vocab_size) {
+        Some(id) => {
+            let message =
+                format!("Token id {id} is outside the model's vocabulary of {vocab_size}.");
+            Err(ApiError::invalid(param, message))
+        }
+        None => Ok(input),
+    }
+}
+
+/// To how many tokens inputs are cut, if they are.
+pub(crate) fn truncation(model: &PoolingModel, asked: Option<i64>) -> ApiResult<Option<usize>> {
+    let limit = model.max_model_len;
+    match asked {
+        None => Ok(None),
+        Some(-1) => Ok(Some(limit)),
+        Some(asked) => match usize::try_from(asked) {
+            Ok(asked) if (1..=limit).contains(&asked) => Ok(Some(asked)),
+            _ => {
+                let message = format!(
+                    "`truncate_prompt_tokens` is {asked}: give 1 to {limit}, or -1 for {limit}."
+                );
+                Err(ApiError::invalid("truncate_prompt_tokens", message))
+            }
+        },
+    }
+}
+
+/// Turns a request away before the costly part if there is no place for it.
+pub(crate) fn check_queue(model: &PoolingModel) -> ApiResult<()> {
+    let (in_flight, limit) = (model.embedder.num_in_flight(), model.embedder.in_flight_limit());
+    if in_flight < limit { Ok(()) } else { Err(ApiError::queue_full(in_flight, limit)) }
+}
+
+/// The vectors, or scores, of all inputs. Dropping this cancels the request.
+pub(crate) async fn compute(
+    request: &Incoming<PoolingModel>,
+    inputs: Vec<EncoderInput>,
+) -> ApiResult<Vec<Vec<f32>>> {
+    let Incoming { state, model, arrived, .. } = request;
+    let metrics = state.metrics();
+    for input in &inputs {
+        metrics.prompt_tokens.record(input.token_ids.len() as f64);
+    }
+    let vectors = model.embedder.submit(inputs)?;
+    let mut aborted = state.aborted();
+    let vectors = tokio::select! {
+        vectors = vectors.wait() => vectors,
+        _ = aborted.wait_for(|aborted| *aborted) => {
+            metrics.count_success("abort");
+            return Err(ApiError::unavailable("The server is stopping: the request was cut short."));
+        }
+    };
+    let vectors = vectors.map_err(|reason| match (reason, model.embedder.health()) {
+        (Some(message), _) => ApiError::internal(message),
+        (None, EngineHealth::Dead(reason)) => {
+            ApiError::unavailable(format!("The engine is not running: {reason}"))
+        }
+        (None, _) => ApiError::internal("The engine has dropped the request."),
+    })?;
+    metrics.e2e_latency.record(arrived.elapsed().as_secs_f64());
+    metrics.count_success("stop");
+    Ok(vectors)
+}
+
+/// What inputs cost.
+pub(crate) fn usage(inputs: &[EncoderInput]) -> PoolingUsage {
+    PoolingUsage::new(inputs.iter().map(|input| input.token_ids.len()).sum())
+}
+
+/// Divides a vector by its length; zeros stay.
+fn normalize(vector: &mut [f32]) {
+    let length = vector.iter().map(|value| value * value).sum::<f32>().sqrt();
+    if length > 0.0 {
+        vector.iter_mut().for_each(|value| *value /= length);
+    }
+}
+
+/// The bytes of the numbers, little-endian, in base64.
+fn base64(vector: &[f32]) -> String {
+    let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+    STANDARD.encode(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_holds_little_endian_singles() {
+        assert_eq!(base64(&[1.0, -2.0]), "AACAPwAAAMA=");
+    }
+
+    #[test]
+    fn a_cut_vector_has_length_one_again() {
+        let mut vector = [3.0, 4.0];
+        normalize(&mut vector);
+        assert_eq!(vector, [0.6, 0.8]);
+        let mut zeros = [0.0, 0.0];
+        normalize(&mut zeros);
+        assert_eq!(zeros, [0.0, 0.0]);
+    }
+}

