@@ -9,6 +9,7 @@ import urllib.request
 
 import openai
 from openai import AsyncOpenAI, OpenAI
+from streams import in_pieces
 
 MODEL = "demo"
 URL = ""
@@ -64,7 +65,8 @@ def chat():
 def chat_stream():
     request = {"model": MODEL, "messages": CAPITAL, "temperature": 0, "max_tokens": 64}
     whole = client().chat.completions.create(**request)
-    chunks = list(client().chat.completions.create(**request, stream=True))
+    create = client().chat.completions.create
+    chunks = in_pieces(lambda: create(**request, stream=True), lambda chunk: chunk.choices[0].delta.content)
     assert all(chunk.object == "chat.completion.chunk" for chunk in chunks)
     assert len({chunk.id for chunk in chunks}) == 1
     first, last = chunks[0].choices[0], chunks[-1].choices[0]
@@ -74,7 +76,6 @@ def chat_stream():
     assert all(chunk.usage is None for chunk in chunks)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert text == whole.choices[0].message.content
-    assert len(chunks) > 3, "the text came in one piece"
 
 
 def chat_usage_in_stream():

@@ -6,6 +6,7 @@ import sys
 import openai
 from openai import OpenAI
 from pydantic import BaseModel, Field
+from streams import in_pieces
 
 MODEL = "demo"
 URL = ""
@@ -89,7 +90,8 @@ def stored():
 def streaming():
     request = {"model": MODEL, "input": "What is the capital of France?", "temperature": 0}
     whole = client().responses.create(**request)
-    events = list(client().responses.create(**request, stream=True))
+    is_delta = lambda event: event.type == "response.output_text.delta"
+    events = in_pieces(lambda: client().responses.create(**request, stream=True), is_delta)
     kinds = [event.type for event in events]
     assert kinds[:4] == [
         "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
@@ -98,8 +100,8 @@ def streaming():
         "response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed",
     ], kinds
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert len(deltas) > 1 and "".join(deltas) == whole.output_text
+    deltas = [event.delta for event in events if is_delta(event)]
+    assert "".join(deltas) == whole.output_text
     completed = events[-1].response
     assert completed.output_text == whole.output_text
     assert completed.usage.output_tokens == whole.usage.output_tokens
@@ -207,7 +209,8 @@ def tool_choices():
 def tools_streaming():
     request = {"model": MODEL, "input": WEATHER, "temperature": 0, "max_output_tokens": 120, "tools": [GET_WEATHER]}
     (call,) = client().responses.create(**request).output
-    events = list(client().responses.create(**request, stream=True))
+    is_delta = lambda event: event.type == "response.function_call_arguments.delta"
+    events = in_pieces(lambda: client().responses.create(**request, stream=True), is_delta)
     kinds = [event.type for event in events]
     assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"], kinds
     assert kinds[-3:] == [
@@ -216,8 +219,8 @@ def tools_streaming():
     assert [event.sequence_number for event in events] == list(range(len(events)))
     begun, done = events[2].item, events[-2].item
     assert (begun.type, begun.name, begun.arguments, begun.status) == ("function_call", "get_weather", "", "in_progress")
-    fragments = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
-    assert len(fragments) > 1 and "".join(fragments) == call.arguments == events[-3].arguments == done.arguments
+    fragments = [event.delta for event in events if is_delta(event)]
+    assert "".join(fragments) == call.arguments == events[-3].arguments == done.arguments
     assert done.call_id == begun.call_id == events[-1].response.output[0].call_id
     assert {event.item_id for event in events[3:-2]} == {begun.id} == {done.id}
     with client().responses.stream(**request) as stream:

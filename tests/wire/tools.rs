@@ -88,7 +88,12 @@ fn chunks_of_calls_add_up_to_the_whole_answer() {
     let body = asked("What is the weather in Paris?", json!([weather()]));
     let whole = server.chat(body.clone());
     let tokens = json!({"stream": true, "return_token_ids": true, "logprobs": true, "stream_options": {"include_usage": true}});
-    let chunks = server.open("/v1/chat/completions", &with(body, tokens)).chunks();
+    let body = with(body, tokens);
+    // What is ready before it can be sent goes out as one piece, so on a busy machine a short answer may be one.
+    let chunks = (0..50)
+        .map(|_| server.open("/v1/chat/completions", &body).chunks())
+        .find(|chunks| chunks.len() > 6)
+        .expect("the arguments came in one piece each time");
     assert_eq!(chunks[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
     let (usage, chunks) = chunks[1..].split_last().unwrap();
     let (last, parts) = chunks.split_last().unwrap();
@@ -102,7 +107,6 @@ fn chunks_of_calls_add_up_to_the_whole_answer() {
     assert_eq!((&first["index"], &first["type"]), (&json!(0), &json!("function")));
     assert!(first["id"].as_str().unwrap().starts_with("call_"));
     assert_eq!(first["function"], json!({"name": "get_weather", "arguments": ""}));
-    assert!(more.len() > 2, "the arguments came in one piece");
     let mut arguments = String::new();
     for part in more {
         assert_eq!(
