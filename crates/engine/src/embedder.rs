@@ -361,9 +361,11 @@ impl Rounds {
                 }
             }
         }
-        self.answer(failures);
+        // Before the answers, so that whoever has one finds the round in the metrics, and ended.
         self.shared.clock.end();
         self.metrics.step_duration_seconds.record(began.elapsed().as_secs_f64());
+        self.count_waiting(0);
+        self.answer(failures);
     }
 
     /// Takes inputs of all requests in turn, up to the tokens of a round, and at least one.

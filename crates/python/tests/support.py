@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import time
 from pathlib import Path
 
 # The least that the demo needs, so that tests fit beside each other.
@@ -26,10 +28,23 @@ class Home:
 def is_alive(pid: int) -> bool:
     """Whether a process runs; one that has ended and was not fetched yet does not."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return state(Path(f"/proc/{pid}/stat")) != "Z"
     except FileNotFoundError:
         return False
-    return not stat.rpartition(")")[2].lstrip().startswith("Z")
+
+
+def state(stat: Path) -> str:
+    """The letter that says what a process or a thread is about."""
+    return stat.read_text().rpartition(")")[2].lstrip()[0]
+
+
+def stop(pid: int) -> None:
+    """Stops a process, and returns when each of its threads has stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 30
+    while any(state(stat) != "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")):
+        assert time.monotonic() < deadline, "the process goes on"
+        time.sleep(0.01)
 
 
 def environment() -> dict[str, str]:

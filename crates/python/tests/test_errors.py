@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SMALL, Home
+from support import SMALL, Home, stop
 
 import candlepower
 from candlepower import (
@@ -140,7 +140,7 @@ def test_a_server_that_cannot_start_gives_its_reason_and_leaves_nothing(home: Ho
 def test_a_wait_that_is_too_long_says_where_it_was(home: Home) -> None:
     deployment = Client().deploy_blaze(name="chat", model="demo", env=SMALL)
     server = home.pids("chat")["server"]
-    os.kill(server, signal.SIGSTOP)
+    stop(server)
     try:
         with pytest.raises(DeploymentTimeoutError) as caught:
             deployment.wait_until_ready(timeout=0.5)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from support import SMALL, Home, environment
+from support import SMALL, Home, environment, stop
 
 from candlepower import AsyncClient, Client, Deployment, DeploymentTimeoutError, NotFoundError
 
@@ -19,7 +19,7 @@ def stopped(home: Home) -> Iterator[Deployment]:
     """A deployment that does not become ready, because its server is stopped."""
     deployment = Client().deploy_blaze(name="chat", model="demo", env=SMALL)
     server = home.pids("chat")["server"]
-    os.kill(server, signal.SIGSTOP)
+    stop(server)
     yield deployment
     os.kill(server, signal.SIGCONT)
 
@@ -42,8 +42,11 @@ def test_other_threads_run_during_a_wait(home: Home, stopped: Deployment) -> Non
 
 
 def test_ctrl_c_ends_a_wait_and_not_the_deployment(home: Home, stopped: Deployment) -> None:
+    # Where the tests run in the background, Ctrl-C is ignored unless a program wants it.
     script = """
+import signal
 from candlepower import Client
+signal.signal(signal.SIGINT, signal.default_int_handler)
 deployment = Client().get("chat")
 try:
     deployment.wait_until_ready(600, on_progress=lambda status: print("waiting", flush=True))
@@ -54,7 +57,10 @@ except KeyboardInterrupt:
         assert process.stdout is not None and process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)
         # Without hearing the signal it would wait for ten minutes.
-        output, _ = process.communicate(timeout=30)
+        try:
+            output, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert "interrupted" in output and process.returncode == 0
     os.kill(home.pids("chat")["server"], signal.SIGCONT)
     stopped.wait_until_ready(60)

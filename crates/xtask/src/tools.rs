@@ -138,6 +138,7 @@ pub(crate) fn cargo_deny(shell: &Shell) -> Result<PathBuf> {
     }
     let mut install = shell.cargo("install cargo-deny --locked --debug --quiet");
     install.args(["--version", CARGO_DENY]).arg("--root").arg(&root);
+    install.env("CARGO_PROFILE_DEV_DEBUG", "0");
     // Without this, what it is built from would stay beside the project's own build.
     install.env_remove("CARGO_TARGET_DIR");
     run(&mut install)?;
