@@ -43,12 +43,35 @@ impl HealthClient {
     /// What the server at this address says; `None` if it says nothing that can be understood.
     pub(crate) async fn ask(&self, url: &str) -> Option<Health> {
         let response = self.0.get(format!("{url}/health")).send().await.ok()?;
-        serde_json::from_slice(&response.bytes().await.ok()?).ok()
+        Health::read(&response.bytes().await.ok()?)
     }
 }
 
 impl Health {
+    /// An answer of `/health`; `None` for that of another server, or of a proxy that did not reach it. Whoever is not healthy
+    /// names a phase.
+    pub(crate) fn read(answer: &[u8]) -> Option<Self> {
+        let health: Self = serde_json::from_slice(answer).ok()?;
+        (health.is_healthy() || health.phase.is_some()).then_some(health)
+    }
+
     pub(crate) fn is_healthy(&self) -> bool {
         self.status == "healthy"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_answers_of_a_server_of_ours_count() {
+        let loading = r#"{"status": "starting", "phase": "initializing"}"#;
+        assert!(Health::read(loading.as_bytes()).is_some());
+        assert!(Health::read(br#"{"status": "healthy"}"#).is_some());
+        // What the API server of a cluster says when it cannot reach the pod.
+        let proxy = r#"{"kind": "Status", "status": "Failure", "message": "address not allowed", "code": 403}"#;
+        assert!(Health::read(proxy.as_bytes()).is_none());
+        assert!(Health::read(b"<html>").is_none());
     }
 }

@@ -135,7 +135,7 @@ impl Cluster {
             let response = self.direct.send(request.map(Into::into)).await.ok()?;
             response.into_body().collect_bytes().await.ok()
         });
-        serde_json::from_slice(&answer.await.ok()??).ok()
+        Health::read(&answer.await.ok()??)
     }
 
     /// The address of a service: a name that the cluster's pods know.
