@@ -276,14 +276,7 @@ impl EncoderCheckpoint {
         let weights_bytes = self.num_parameters() * F32_BYTES;
         let activation_bytes =
             request.num_threads as u64 * tokens * (width as u64 + scores) * F32_BYTES;
-        let needed_bytes = weights_bytes + activation_bytes;
-        EncoderMemory {
-            weights_bytes,
-            activation_bytes,
-            needed_bytes,
-            available_bytes: request.available_bytes,
-            fits: request.available_bytes.is_none_or(|free| needed_bytes <= free),
-        }
+        EncoderMemory::new(weights_bytes, activation_bytes, request.available_bytes)
     }
 }
 
@@ -303,10 +296,10 @@ pub struct EncoderMemoryRequest {
     pub available_bytes: Option<u64>,
 }
 
-/// What an encoder takes, and whether it fits. There is no KV cache.
+/// What a model takes that gives vectors or scores, and whether it fits. There is no KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncoderMemory {
-    /// Bytes of the weights, in f32.
+    /// Bytes of the weights; an encoder's are in f32.
     pub weights_bytes: u64,
     /// Bytes of a batch's intermediate results: an estimate from above.
     pub activation_bytes: u64,
@@ -319,6 +312,16 @@ pub struct EncoderMemory {
 }
 
 impl EncoderMemory {
+    pub(crate) fn new(
+        weights_bytes: u64,
+        activation_bytes: u64,
+        available_bytes: Option<u64>,
+    ) -> Self {
+        let needed_bytes = weights_bytes + activation_bytes;
+        let fits = available_bytes.is_none_or(|free| needed_bytes <= free);
+        Self { weights_bytes, activation_bytes, needed_bytes, available_bytes, fits }
+    }
+
     /// Refuses what does not fit.
     ///
     /// # Errors

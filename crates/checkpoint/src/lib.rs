@@ -80,10 +80,12 @@ pub struct Checkpoint {
     dtype: Option<Dtype>,
     quantization: Option<Quantization>,
     generation: GenerationConfig,
+    sentence: SentenceSettings,
 }
 
 impl Checkpoint {
-    /// Reads `config.json` and, where they are there, `generation_config.json` and `quantize_config.json`.
+    /// Reads `config.json` and, where they are there, `generation_config.json`, `quantize_config.json` and the files of
+    /// sentence-transformers.
     ///
     /// # Errors
     /// `config.json` missing or damaged, a key missing or ill-typed, an unknown architecture, rope
@@ -102,6 +104,7 @@ impl Checkpoint {
             dtype: Dtype::read(config)?,
             quantization: Quantization::read(&files, config)?,
             generation: GenerationConfig::read(&files, config)?,
+            sentence: SentenceSettings::read(&files)?,
             files,
         };
         for tensor in checkpoint.tensor_plan() {
@@ -141,6 +144,31 @@ impl Checkpoint {
     /// End-of-sequence ids and the model's own sampling values.
     pub fn generation(&self) -> &GenerationConfig {
         &self.generation
+    }
+
+    /// What the sentence-transformers files say; nothing where there are none.
+    pub fn sentence(&self) -> &SentenceSettings {
+        &self.sentence
+    }
+
+    /// The longest text that becomes a vector, in tokens: what is asked for, else what the sentence-transformers files say,
+    /// else the model's context.
+    ///
+    /// # Errors
+    /// More is asked for than the model's context.
+    pub fn max_input_len(&self, asked: Option<usize>) -> Result<usize> {
+        let limit = self.spec.max_model_len(asked)?;
+        let own = self.sentence.max_seq_length.filter(|_| asked.is_none());
+        Ok(own.map_or(limit, |own| own.min(limit)))
+    }
+
+    /// What the model takes where texts become vectors, with matrices in `dtype`: weights, and a batch's intermediate results,
+    /// among them the keys and values of one layer.
+    pub fn pooling_memory(&self, dtype: Dtype, request: EncoderMemoryRequest) -> EncoderMemory {
+        let tokens = request.max_num_batched_tokens.max(request.max_model_len);
+        let batch = self.spec.batch_bytes(tokens, request.max_model_len);
+        let activation_bytes = request.num_threads as u64 * batch;
+        EncoderMemory::new(self.spec.weight_bytes(dtype), activation_bytes, request.available_bytes)
     }
 
     /// Every tensor of the model, with its shape, the slots that it fills, and how it is stored where it is quantized.

@@ -14,3 +14,4 @@ mod weights;
 
 pub use encoder::{Encoder, EncoderInput, LoadProgress};
 pub use error::{Error, Result};
+pub use pooling::{normalize, pool};

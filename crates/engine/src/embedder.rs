@@ -18,18 +18,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use candlepower_checkpoint::{EncoderCheckpoint, Pooling};
-use candlepower_encoder::{Encoder, EncoderInput};
-use rayon::{ThreadPool, prelude::*};
+use candlepower_checkpoint::Pooling;
+use candlepower_encoder::EncoderInput;
+use candlepower_models::{LoadDtype, LoadFormat};
+use rayon::ThreadPool;
 use tokio::sync::oneshot;
 
 use crate::{
-    EngineHealth, EngineMetrics, Error, Result, StartProgress, SubmitError, engine::StepClock,
-    sequence::InFlight, start::panic_message,
+    EngineHealth, EngineMetrics, Error, PoolingSource, Result, StartProgress, SubmitError,
+    engine::StepClock, pooled::PoolingRunner, sequence::InFlight, start::panic_message,
 };
 
-/// Batches of each thread in one round: enough for the threads to even out, few enough that a round is short.
-const BATCHES_PER_THREAD: usize = 4;
+/// Batches of a round for each that is computed at the same time: enough for the threads to even out, few enough that a
+/// round is short.
+const BATCHES_IN_TURN: usize = 4;
 
 /// What the engine is started with.
 #[derive(Clone, Debug)]
@@ -38,6 +40,10 @@ pub struct EmbedderConfig {
     pub max_model_len: Option<usize>,
     /// How hidden states become one vector; as the checkpoint says where `None`.
     pub pooling: Option<Pooling>,
+    /// In which a decoder's matrices are kept; an encoder's are in f32.
+    pub dtype: LoadDtype,
+    /// Where a decoder's weights come from; an encoder's come from its files.
+    pub load_format: LoadFormat,
     /// Most tokens in one batch, padding included; one text may have more.
     pub max_num_batched_tokens: usize,
     /// Requests that may be computed or wait.
@@ -67,6 +73,8 @@ pub struct EmbedderInfo {
     pub normalizes: bool,
     /// Bytes of the weights as they lie in memory.
     pub weights_bytes: u64,
+    /// The dtype that most matrices are kept in: `f32`, `f16` or `bf16`.
+    pub weights_dtype: &'static str,
     /// Threads that compute.
     pub num_threads: usize,
 }
@@ -110,7 +118,7 @@ impl Embedder {
     /// # Errors
     /// If the checkpoint cannot be loaded or a setting is out of range.
     pub fn start(
-        checkpoint: &EncoderCheckpoint,
+        source: PoolingSource<'_>,
         config: EmbedderConfig,
         progress: &mut (dyn FnMut(StartProgress) + Send),
     ) -> Result<Self> {
@@ -130,22 +138,19 @@ impl Embedder {
             .thread_name(|index| format!("compute-{index}"))
             .build()
             .map_err(|error| Error::Thread(error.to_string()))?;
-        let encoder = Encoder::load(checkpoint, config.pooling, &mut |done| {
-            progress(StartProgress::Loading {
-                bytes_done: done.bytes_done,
-                bytes_total: done.bytes_total,
-            });
-        })?;
+        let runner = PoolingRunner::load(source, &config, &pool, progress)?;
         progress(StartProgress::WarmingUp);
-        pool.install(|| encoder.run(&[EncoderInput { token_ids: vec![0], type_ids: Vec::new() }]))?;
+        let one = EncoderInput { token_ids: vec![0], type_ids: Vec::new() };
+        runner.run(&[vec![one]], &pool).into_iter().try_for_each(|batch| batch.map(drop))?;
         let info = EmbedderInfo {
-            architecture: checkpoint.architecture().to_owned(),
-            max_model_len: checkpoint.max_model_len(config.max_model_len)?,
-            vocab_size: checkpoint.spec().vocab_size,
-            dimensions: encoder.dimensions(),
-            pooling: encoder.pooling(),
-            normalizes: encoder.normalizes(),
-            weights_bytes: encoder.weights_bytes(),
+            architecture: source.architecture().to_owned(),
+            max_model_len: source.max_model_len(config.max_model_len)?,
+            vocab_size: source.vocab_size(),
+            dimensions: runner.dimensions(),
+            pooling: runner.pooling(),
+            normalizes: runner.normalizes(),
+            weights_bytes: runner.weights_bytes(),
+            weights_dtype: runner.weights_dtype().as_str(),
             num_threads,
         };
         let shared = Arc::new(Shared {
@@ -158,7 +163,8 @@ impl Embedder {
         });
         let (messages, receiver) = mpsc::channel();
         let rounds = Rounds {
-            encoder,
+            at_once: runner.batches_at_once(num_threads),
+            runner,
             pool,
             batch_tokens: config.max_num_batched_tokens,
             messages: receiver,
@@ -275,8 +281,10 @@ struct Taken {
 
 /// Everything that the engine's thread owns.
 struct Rounds {
-    encoder: Encoder,
+    runner: PoolingRunner,
     pool: ThreadPool,
+    /// Batches that are computed at the same time.
+    at_once: usize,
     batch_tokens: usize,
     messages: mpsc::Receiver<Job>,
     /// Requests that are not answered, in the order in which they came.
@@ -335,16 +343,12 @@ impl Rounds {
         self.count_waiting(taken.len());
         let tokens: usize = taken.iter().map(|taken| taken.tokens).sum();
         self.metrics.iteration_tokens.record(tokens as f64);
-        let batches = batches(taken, self.batch_tokens, self.pool.current_num_threads());
-        let (encoder, jobs) = (&self.encoder, &self.jobs);
-        let computed: Vec<_> = self.pool.install(|| {
-            let compute = |batch: &Vec<Taken>| {
-                let inputs: Vec<EncoderInput> =
-                    batch.iter().map(|t| jobs[t.job].inputs[t.input].clone()).collect();
-                encoder.run(&inputs)
-            };
-            batches.par_iter().with_max_len(1).map(compute).collect()
-        });
+        let batches = batches(taken, self.batch_tokens, self.at_once);
+        let inputs = |batch: &Vec<Taken>| {
+            batch.iter().map(|t| self.jobs[t.job].inputs[t.input].clone()).collect()
+        };
+        let inputs: Vec<Vec<EncoderInput>> = batches.iter().map(inputs).collect();
+        let computed = self.runner.run(&inputs, &self.pool);
         self.metrics.forward_duration_seconds.record(began.elapsed().as_secs_f64());
         let mut failures: Vec<Option<String>> = vec![None; self.jobs.len()];
         for (batch, outcome) in batches.into_iter().zip(computed) {
@@ -370,7 +374,7 @@ impl Rounds {
 
     /// Takes inputs of all requests in turn, up to the tokens of a round, and at least one.
     fn take(&mut self) -> Vec<Taken> {
-        let limit = self.batch_tokens * self.pool.current_num_threads() * BATCHES_PER_THREAD;
+        let limit = self.batch_tokens * self.at_once * BATCHES_IN_TURN;
         let mut taken = Vec::new();
         let mut tokens = 0;
         let mut before = usize::MAX;
@@ -419,11 +423,12 @@ impl Rounds {
 }
 
 /// Cuts a round into batches of inputs of about the same length, the longest first. A batch has at most `limit` tokens,
-/// padding included, unless one input alone has more; and no more than one thread's share of the round.
-fn batches(mut taken: Vec<Taken>, limit: usize, num_threads: usize) -> Vec<Vec<Taken>> {
+/// padding included, unless one input alone has more; and no more than its share of the round where `at_once` are computed at
+/// the same time.
+fn batches(mut taken: Vec<Taken>, limit: usize, at_once: usize) -> Vec<Vec<Taken>> {
     taken.sort_by_key(|taken| Reverse(taken.tokens));
     let tokens: usize = taken.iter().map(|taken| taken.tokens).sum();
-    let limit = limit.min(tokens.div_ceil(num_threads));
+    let limit = limit.min(tokens.div_ceil(at_once));
     let mut batches: Vec<Vec<Taken>> = Vec::new();
     for one in taken {
         match batches.last_mut() {

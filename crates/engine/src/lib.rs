@@ -19,6 +19,7 @@ mod error;
 mod handle;
 mod metrics;
 mod pin;
+mod pooled;
 mod ranks;
 mod request;
 mod runner;
@@ -37,4 +38,5 @@ pub use handle::{
 };
 pub use metrics::EngineMetrics;
 pub use pin::Pin;
+pub use pooled::PoolingSource;
 pub use request::{FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs, TokenStream};

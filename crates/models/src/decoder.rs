@@ -26,6 +26,48 @@ pub struct ForwardInput {
     pub attention: AttentionMetadata,
 }
 
+/// Tokens of a block where a text's keys and values are not kept.
+const TEXT_BLOCK: usize = 16;
+
+impl ForwardInput {
+    /// All tokens of some texts, and how many blocks of [`TEXT_BLOCK`] tokens their keys and values take.
+    fn of_texts(texts: &[&[u32]]) -> Result<(Self, usize)> {
+        let blocks = |text: &&[u32]| text.len().div_ceil(TEXT_BLOCK);
+        let max_blocks = texts.iter().map(blocks).max().unwrap_or(0);
+        let mut positions: Vec<u32> = Vec::new();
+        let mut slots: Vec<u32> = Vec::new();
+        let mut attention = AttentionMetadata {
+            query_start: vec![0],
+            context_len: Vec::new(),
+            block_tables: Vec::new(),
+            max_blocks,
+        };
+        let mut first_block = 0;
+        for text in texts {
+            let (len, end) = (text.len() as u32, first_block + blocks(text) as u32);
+            let first_slot = first_block * TEXT_BLOCK as u32;
+            positions.extend(0..len);
+            slots.extend(first_slot..first_slot + len);
+            attention.query_start.push(positions.len() as u32);
+            attention.context_len.push(len);
+            attention.block_tables.extend(first_block..end);
+            attention.block_tables.resize(attention.context_len.len() * max_blocks, 0);
+            first_block = end;
+        }
+        let tensor = |values: Vec<u32>| {
+            let len = values.len();
+            Tensor::from_vec(values, len, &Device::Cpu)
+        };
+        let input = Self {
+            token_ids: tensor(texts.concat())?,
+            positions: tensor(positions)?,
+            slot_mapping: tensor(slots)?,
+            attention,
+        };
+        Ok((input, first_block as usize))
+    }
+}
+
 /// A decoder-only language model with its weights.
 pub struct Decoder {
     spec: ModelSpec,
@@ -51,7 +93,25 @@ impl Decoder {
     /// The input's tensors do not fit together or to the cache, or a token id or position is beyond
     /// the model's.
     pub fn forward(&self, input: &ForwardInput, cache: &KvCache) -> Result<Tensor> {
-        self.layers.forward(&CpuOps { input, cache, embed_scale: self.embed_scale })
+        let embed_scale = self.embed_scale;
+        self.layers.forward(&CpuOps { input, cache, keeps_layers: true, embed_scale })
+    }
+
+    /// The hidden states `[tokens, hidden]` f32 after the final norm of whole texts, one after the other. Nothing is kept:
+    /// while a layer is computed there are the keys and values of that layer alone.
+    ///
+    /// # Errors
+    /// There is no text or an empty one, one is longer than [`Self::max_model_len`], or a token id is beyond the model's.
+    pub fn encode(&self, texts: &[&[u32]]) -> Result<Tensor> {
+        let (input, num_blocks) = ForwardInput::of_texts(texts)?;
+        let cache = self.kv_cache_of(1, num_blocks, TEXT_BLOCK)?;
+        let embed_scale = self.embed_scale;
+        self.layers.forward(&CpuOps {
+            input: &input,
+            cache: &cache,
+            keeps_layers: false,
+            embed_scale,
+        })
     }
 
     /// The logits `[rows, vocab]` f32 of some hidden states `[rows, hidden]`.
@@ -101,9 +161,18 @@ impl Decoder {
     /// # Errors
     /// The memory cannot be had, or the sizes are not what the kernels take.
     pub fn new_kv_cache(&self, num_blocks: usize, block_size: usize) -> Result<KvCache> {
+        self.kv_cache_of(self.spec.layers.len(), num_blocks, block_size)
+    }
+
+    fn kv_cache_of(
+        &self,
+        num_layers: usize,
+        num_blocks: usize,
+        block_size: usize,
+    ) -> Result<KvCache> {
         let attention = &self.spec.layers[0].attention;
         let config = KvCacheConfig {
-            num_layers: self.spec.layers.len(),
+            num_layers,
             num_blocks,
             block_size,
             num_kv_heads: attention.kv_heads,
@@ -127,6 +196,8 @@ pub(crate) fn embed_scale(spec: &EmbedSpec, dtype: DType) -> f32 {
 struct CpuOps<'a> {
     input: &'a ForwardInput,
     cache: &'a KvCache,
+    /// The cache has a place for each layer, and not one for all of them.
+    keeps_layers: bool,
     embed_scale: f32,
 }
 
@@ -167,8 +238,9 @@ impl Ops for CpuOps<'_> {
         let q = position(heads_of(0, a.heads)?, &a.q_norm)?;
         let k = position(heads_of(a.heads, a.kv_heads)?, &a.k_norm)?;
         let v = heads_of(a.heads + a.kv_heads, a.kv_heads)?;
-        reshape_and_cache(&k, &v, self.cache, a.layer, &self.input.slot_mapping)?;
-        let out = paged_attention(&q, self.cache, a.layer, &self.input.attention, &a.params)?;
+        let layer = if self.keeps_layers { a.layer } else { 0 };
+        reshape_and_cache(&k, &v, self.cache, layer, &self.input.slot_mapping)?;
+        let out = paged_attention(&q, self.cache, layer, &self.input.attention, &a.params)?;
         Ok(out.reshape((tokens, a.heads * a.head_dim))?)
     }
 

@@ -77,6 +77,16 @@ pub enum Error {
         /// The model's class name.
         architecture: &'static str,
     },
+    /// A setting that a model cannot have which is served for its vectors.
+    #[error(
+        "{setting} is for models that generate text, and {architecture} is served for its vectors (--pooling, or the model's modules.json, says so), which are computed on the CPU: leave it out"
+    )]
+    NotForVectors {
+        /// The setting, with its value.
+        setting: String,
+        /// The model's class name.
+        architecture: &'static str,
+    },
     /// A setting that is for models that give vectors.
     #[error("{setting} is for models that give vectors, and {architecture} does not: leave it out")]
     OnlyPooling {

@@ -4,11 +4,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use candlepower_api::LoadProgress;
-use candlepower_checkpoint::{Checkpoint, Description, Pooling, SamplingDefaults};
+use candlepower_checkpoint::{
+    Checkpoint, Description, Pooling, SamplingDefaults, SentenceSettings,
+};
 use candlepower_dialect::{Dialect, ReasoningFormat, ToolFormat};
 use candlepower_engine::{
     ChosenDevice, Device, DeviceChoice, Embedder, EmbedderConfig, EngineConfig, EngineHandle,
-    LoadDtype, LoadFormat as LoadFrom, LoadOptions, SchedulingPolicy, StartProgress, choose_device,
+    LoadDtype, LoadFormat as LoadFrom, LoadOptions, PoolingSource, SchedulingPolicy, StartProgress,
+    choose_device,
 };
 use candlepower_tokenizer::ChatTemplate;
 
@@ -72,6 +75,10 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
         vocab_size,
     };
     match description {
+        Description::Decoder(checkpoint) if gives_vectors(state.config(), &checkpoint) => {
+            let source = PoolingSource::Decoder(&checkpoint);
+            pooling(source, checkpoint.sentence(), card, state, &mut report)
+        }
         Description::Decoder(checkpoint) => {
             let config = engine_config(state.config(), device, state);
             let engine = EngineHandle::start(&checkpoint, config, &mut report)?;
@@ -80,12 +87,28 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
             Ok(Served::Generating(Arc::new(model)))
         }
         Description::Encoder(checkpoint) => {
-            let embedder = Embedder::start(&checkpoint, embedder_config(state), &mut report)?;
-            let card = card(embedder.info().max_model_len, embedder.info().vocab_size);
-            let sentence = checkpoint.sentence().clone();
-            Ok(Served::Pooling(Arc::new(PoolingModel { card, embedder, sentence })))
+            let source = PoolingSource::Encoder(&checkpoint);
+            pooling(source, checkpoint.sentence(), card, state, &mut report)
         }
     }
+}
+
+/// Whether a decoder is served for its vectors: where the settings name a pooling, or sentence-transformers' files do.
+pub(crate) fn gives_vectors(config: &ServeConfig, checkpoint: &Checkpoint) -> bool {
+    config.pooling.is_some() || checkpoint.sentence().pooling.is_some()
+}
+
+/// A model that gives vectors or scores.
+fn pooling(
+    source: PoolingSource<'_>,
+    sentence: &SentenceSettings,
+    card: impl FnOnce(usize, usize) -> ModelCard,
+    state: &AppState,
+    report: &mut (dyn FnMut(StartProgress) + Send),
+) -> Result<Served> {
+    let embedder = Embedder::start(source, embedder_config(state), report)?;
+    let card = card(embedder.info().max_model_len, embedder.info().vocab_size);
+    Ok(Served::Pooling(Arc::new(PoolingModel { card, embedder, sentence: sentence.clone() })))
 }
 
 /// A model that generates text, with what turns conversations into prompts and answers into messages.
@@ -161,6 +184,8 @@ fn embedder_config(state: &AppState) -> EmbedderConfig {
             PoolingSetting::Last => Pooling::Last,
             PoolingSetting::Mean => Pooling::Mean,
         }),
+        dtype: load_dtype(config.dtype),
+        load_format: load_format(config.load_format),
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_in_flight: config.max_in_flight(),
         num_threads: config.threads,
@@ -169,20 +194,28 @@ fn embedder_config(state: &AppState) -> EmbedderConfig {
     }
 }
 
+fn load_dtype(dtype: Dtype) -> LoadDtype {
+    match dtype {
+        Dtype::Auto => LoadDtype::Auto,
+        Dtype::Float32 => LoadDtype::F32,
+        Dtype::Float16 => LoadDtype::F16,
+        Dtype::Bfloat16 => LoadDtype::Bf16,
+    }
+}
+
+fn load_format(format: LoadFormat) -> LoadFrom {
+    match format {
+        LoadFormat::Auto => LoadFrom::Auto,
+        LoadFormat::Dummy => LoadFrom::Dummy,
+    }
+}
+
 fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> EngineConfig {
     EngineConfig {
         load: LoadOptions {
             device,
-            dtype: match config.dtype {
-                Dtype::Auto => LoadDtype::Auto,
-                Dtype::Float32 => LoadDtype::F32,
-                Dtype::Float16 => LoadDtype::F16,
-                Dtype::Bfloat16 => LoadDtype::Bf16,
-            },
-            load_format: match config.load_format {
-                LoadFormat::Auto => LoadFrom::Auto,
-                LoadFormat::Dummy => LoadFrom::Dummy,
-            },
+            dtype: load_dtype(config.dtype),
+            load_format: load_format(config.load_format),
             max_model_len: config.max_model_len,
         },
         kv_cache_bytes: config.kv_cache_memory.map(|size| size.0),

@@ -8,6 +8,7 @@ use candlepower_engine::{Device, free_bytes};
 
 use crate::config::{DeviceKind as DeviceSetting, Dtype as DtypeSetting, LoadFormat, ServeConfig};
 use crate::error::{Error, Result};
+use crate::load::gives_vectors;
 
 /// Checks a model's configuration against the settings and the device it is to run on.
 ///
@@ -19,6 +20,9 @@ pub(crate) fn check(
     device: &Device,
 ) -> Result<()> {
     match description {
+        Description::Decoder(checkpoint) if gives_vectors(config, checkpoint) => {
+            check_pooled_decoder(config, checkpoint)
+        }
         Description::Decoder(checkpoint) => check_decoder(config, checkpoint, device),
         Description::Encoder(checkpoint) => check_encoder(config, checkpoint),
     }
@@ -26,12 +30,6 @@ pub(crate) fn check(
 
 fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device) -> Result<()> {
     check_quantization(config, checkpoint.quantization(), device)?;
-    if let Some(pooling) = config.pooling {
-        return Err(Error::OnlyPooling {
-            setting: format!("--pooling {}", pooling.as_str()),
-            architecture: checkpoint.architecture(),
-        });
-    }
     let spec = checkpoint.spec();
     spec.check_tensor_parallel(config.tensor_parallel_size)?;
     // What the model says of the number comes first: it holds for any version.
@@ -44,6 +42,46 @@ fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device)
     Ok(())
 }
 
+/// A decoder that gives vectors is computed on the CPU, without a cache.
+fn check_pooled_decoder(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {
+    check_quantization(config, checkpoint.quantization(), &Device::Cpu)?;
+    if let Some(setting) = ranks_or_gpu(config) {
+        let architecture = checkpoint.architecture();
+        return Err(Error::NotForVectors { setting, architecture });
+    }
+    let memory = checkpoint.pooling_memory(
+        checkpoint.weights_dtype(dtype(config.dtype)),
+        EncoderMemoryRequest {
+            max_model_len: checkpoint.max_input_len(config.max_model_len)?,
+            max_num_batched_tokens: config.max_num_batched_tokens,
+            num_threads: 1,
+            available_bytes: free_bytes(&Device::Cpu),
+        },
+    );
+    Ok(memory.check()?)
+}
+
+/// A setting that a model which gives vectors or scores cannot have.
+fn ranks_or_gpu(config: &ServeConfig) -> Option<String> {
+    if config.tensor_parallel_size > 1 {
+        Some(format!("--tensor-parallel-size {}", config.tensor_parallel_size))
+    } else if config.device == DeviceSetting::Cuda {
+        Some("--device cuda".to_owned())
+    } else {
+        None
+    }
+}
+
+/// The dtype that is asked for.
+fn dtype(setting: DtypeSetting) -> Option<Dtype> {
+    match setting {
+        DtypeSetting::Auto => None,
+        DtypeSetting::Float32 => Some(Dtype::F32),
+        DtypeSetting::Float16 => Some(Dtype::F16),
+        DtypeSetting::Bfloat16 => Some(Dtype::Bf16),
+    }
+}
+
 /// An encoder is computed on the CPU, in f32, without a cache.
 fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result<()> {
     check_method(config, checkpoint.quantization())?;
@@ -51,19 +89,12 @@ fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result
         return Err(Error::QuantizedEncoder(found.method.clone()));
     }
     let architecture = checkpoint.architecture();
-    let setting = if config.tensor_parallel_size > 1 {
-        Some(format!("--tensor-parallel-size {}", config.tensor_parallel_size))
-    } else if config.load_format == LoadFormat::Dummy {
-        Some("--load-format dummy".to_owned())
-    } else if config.device == DeviceSetting::Cuda {
-        Some("--device cuda".to_owned())
-    } else {
-        match config.dtype {
-            DtypeSetting::Auto | DtypeSetting::Float32 => None,
-            DtypeSetting::Float16 => Some("--dtype float16".to_owned()),
-            DtypeSetting::Bfloat16 => Some("--dtype bfloat16".to_owned()),
-        }
-    };
+    let setting = ranks_or_gpu(config).or_else(|| match (config.load_format, config.dtype) {
+        (LoadFormat::Dummy, _) => Some("--load-format dummy".to_owned()),
+        (_, DtypeSetting::Auto | DtypeSetting::Float32) => None,
+        (_, DtypeSetting::Float16) => Some("--dtype float16".to_owned()),
+        (_, DtypeSetting::Bfloat16) => Some("--dtype bfloat16".to_owned()),
+    });
     if let Some(setting) = setting {
         return Err(Error::OnlyGenerating { setting, architecture });
     }
@@ -87,12 +118,7 @@ fn memory_request(
     device: &Device,
     max_model_len: usize,
 ) -> MemoryRequest {
-    let dtype = match config.dtype {
-        DtypeSetting::Auto => None,
-        DtypeSetting::Float32 => Some(Dtype::F32),
-        DtypeSetting::Float16 => Some(Dtype::F16),
-        DtypeSetting::Bfloat16 => Some(Dtype::Bf16),
-    };
+    let dtype = dtype(config.dtype);
     let (weights, kv, kind) = match device.is_cpu() {
         true => (checkpoint.weights_dtype(dtype), Dtype::F32, DeviceKind::Cpu),
         false => {

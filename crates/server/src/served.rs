@@ -127,7 +127,7 @@ impl Asked for PoolingModel {
             Served::Pooling(model) => Ok(model),
             Served::Generating(_) => {
                 let message = "This model generates text and gives neither vectors nor scores: serve an embedding model \
-                    or a cross-encoder for this endpoint.";
+                    or a cross-encoder for this endpoint, or start this one with --pooling.";
                 Err(ApiError::invalid("model", message))
             }
         }

@@ -233,10 +233,11 @@ fn announce_pooling(config: &ServeConfig, model: &PoolingModel) {
         None => "scores of pairs".to_owned(),
     };
     tracing::info!(
-        "model {}: {}, {} of f32 weights, {gives}, inputs of up to {} tokens",
+        "model {}: {}, {} of {} weights, {gives}, inputs of up to {} tokens",
         model.names.join(", "),
         info.architecture,
         ByteSize(info.weights_bytes),
+        info.weights_dtype,
         info.max_model_len
     );
     if info.dimensions.is_some() && config.pooling.is_none() && model.sentence.pooling.is_none() {

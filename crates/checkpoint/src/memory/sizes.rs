@@ -105,17 +105,30 @@ impl ModelSpec {
     /// as many rows as the engine takes at once, and a copy for sampling.
     pub(super) fn activation_bytes(&self, request: &MemoryRequest) -> u64 {
         let ranks = request.tensor_parallel_size;
+        let tokens = request.max_num_batched_tokens;
+        let logits = 2 * tokens.min(LOGITS_ROWS) as u64 * self.vocab_size.div_ceil(ranks) as u64;
+        let tables = self.rope_numbers(request.max_model_len);
+        let width = self.step_width(ranks);
+        ACTIVATION_BYTES * (tokens as u64 * width as u64 + logits + tables as u64)
+    }
+
+    /// As [`Self::activation_bytes`], of a batch of `tokens` tokens without logits, with the keys and values of one layer.
+    pub(crate) fn batch_bytes(&self, tokens: usize, max_model_len: usize) -> u64 {
+        let keys =
+            self.layers.iter().map(|layer| 2 * layer.attention.kv_heads * layer.attention.head_dim);
+        let width = self.step_width(1) + keys.max().unwrap_or(0);
+        ACTIVATION_BYTES * (tokens as u64 * width as u64 + self.rope_numbers(max_model_len) as u64)
+    }
+
+    /// Numbers that a step holds at once for each token, on one of `ranks` ranks.
+    fn step_width(&self, ranks: usize) -> usize {
         let widest = self.layers.iter().map(|layer| {
             let a = &layer.attention;
             let q = a.heads.div_ceil(ranks) * a.head_dim;
             let kv = a.kv_heads.div_ceil(ranks) * a.head_dim;
             (4 * q + 5 * kv).max(3 * layer.mlp.inner.div_ceil(ranks))
         });
-        let width = 4 * self.hidden_size + widest.max().unwrap_or(0);
-        let tokens = request.max_num_batched_tokens;
-        let logits = 2 * tokens.min(LOGITS_ROWS) as u64 * self.vocab_size.div_ceil(ranks) as u64;
-        let tables = self.rope_numbers(request.max_model_len);
-        ACTIVATION_BYTES * (tokens as u64 * width as u64 + logits + tables as u64)
+        4 * self.hidden_size + widest.max().unwrap_or(0)
     }
 
     /// Count of the numbers in the rope tables of `max_model_len` positions.

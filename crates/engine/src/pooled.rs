@@ -1,0 +1,178 @@
+//! What makes vectors or scores of texts: an encoder, or a decoder whose hidden states are pooled.
+
+use candle_core::DType;
+use candlepower_checkpoint::{Checkpoint, EncoderCheckpoint, Pooling, SentenceSettings};
+use candlepower_encoder::{Encoder, EncoderInput, normalize, pool};
+use candlepower_models::{Decoder, LoadOptions, load};
+use rayon::{ThreadPool, prelude::*};
+
+use crate::{EmbedderConfig, Result, StartProgress};
+
+/// The pooling of a decoder for which nobody names one: the token that has seen all others.
+const DEFAULT_POOLING: Pooling = Pooling::Last;
+
+/// The model of an [`Embedder`](crate::Embedder).
+#[derive(Clone, Copy, Debug)]
+pub enum PoolingSource<'a> {
+    /// An encoder, which is computed in f32.
+    Encoder(&'a EncoderCheckpoint),
+    /// A decoder, which keeps the dtype of its weights or gets that of [`EmbedderConfig::dtype`].
+    Decoder(&'a Checkpoint),
+}
+
+impl PoolingSource<'_> {
+    /// Architecture name, as in `config.json`.
+    pub(crate) fn architecture(&self) -> &'static str {
+        match self {
+            Self::Encoder(checkpoint) => checkpoint.architecture(),
+            Self::Decoder(checkpoint) => checkpoint.architecture(),
+        }
+    }
+
+    /// Every token id is below it.
+    pub(crate) fn vocab_size(&self) -> usize {
+        match self {
+            Self::Encoder(checkpoint) => checkpoint.spec().vocab_size,
+            Self::Decoder(checkpoint) => checkpoint.spec().vocab_size,
+        }
+    }
+
+    /// The longest input in tokens, where `asked` is what the settings say.
+    pub(crate) fn max_model_len(&self, asked: Option<usize>) -> Result<usize> {
+        Ok(match self {
+            Self::Encoder(checkpoint) => checkpoint.max_model_len(asked)?,
+            Self::Decoder(checkpoint) => checkpoint.max_input_len(asked)?,
+        })
+    }
+}
+
+/// A model that was loaded.
+pub(crate) enum PoolingRunner {
+    Encoder(Encoder),
+    Decoder { model: Box<Decoder>, pooling: Pooling, normalizes: bool },
+}
+
+impl PoolingRunner {
+    pub(crate) fn load(
+        source: PoolingSource<'_>,
+        config: &EmbedderConfig,
+        pool: &ThreadPool,
+        progress: &mut (dyn FnMut(StartProgress) + Send),
+    ) -> Result<Self> {
+        match source {
+            PoolingSource::Encoder(checkpoint) => {
+                let encoder = Encoder::load(checkpoint, config.pooling, &mut |done| {
+                    progress(StartProgress::Loading {
+                        bytes_done: done.bytes_done,
+                        bytes_total: done.bytes_total,
+                    });
+                })?;
+                Ok(Self::Encoder(encoder))
+            }
+            PoolingSource::Decoder(checkpoint) => {
+                let options = LoadOptions {
+                    device: candle_core::Device::Cpu,
+                    dtype: config.dtype,
+                    load_format: config.load_format,
+                    max_model_len: Some(source.max_model_len(config.max_model_len)?),
+                };
+                let model =
+                    pool.install(|| load(checkpoint, &options, &mut |done| progress(done.into())))?;
+                let SentenceSettings { pooling, normalize, .. } = *checkpoint.sentence();
+                Ok(Self::Decoder {
+                    model: Box::new(model),
+                    pooling: config.pooling.or(pooling).unwrap_or(DEFAULT_POOLING),
+                    normalizes: normalize,
+                })
+            }
+        }
+    }
+
+    /// Elements of a vector; `None` where the model gives scores.
+    pub(crate) fn dimensions(&self) -> Option<usize> {
+        match self {
+            Self::Encoder(encoder) => encoder.dimensions(),
+            Self::Decoder { model, .. } => Some(model.spec().hidden_size),
+        }
+    }
+
+    pub(crate) fn pooling(&self) -> Pooling {
+        match self {
+            Self::Encoder(encoder) => encoder.pooling(),
+            Self::Decoder { pooling, .. } => *pooling,
+        }
+    }
+
+    pub(crate) fn normalizes(&self) -> bool {
+        match self {
+            Self::Encoder(encoder) => encoder.normalizes(),
+            Self::Decoder { normalizes, .. } => *normalizes,
+        }
+    }
+
+    pub(crate) fn weights_bytes(&self) -> u64 {
+        match self {
+            Self::Encoder(encoder) => encoder.weights_bytes(),
+            Self::Decoder { model, .. } => model.weight_bytes() as u64,
+        }
+    }
+
+    pub(crate) fn weights_dtype(&self) -> DType {
+        match self {
+            Self::Encoder(_) => DType::F32,
+            Self::Decoder { model, .. } => model.weight_dtype(),
+        }
+    }
+
+    /// How many batches are computed at the same time on `num_threads` threads: an encoder's one on each, a decoder's one
+    /// on all.
+    pub(crate) fn batches_at_once(&self, num_threads: usize) -> usize {
+        match self {
+            Self::Encoder(_) => num_threads,
+            Self::Decoder { .. } => 1,
+        }
+    }
+
+    /// Computes some batches: of each a vector, or a score alone, for each of its inputs.
+    pub(crate) fn run(
+        &self,
+        batches: &[Vec<EncoderInput>],
+        pool: &ThreadPool,
+    ) -> Vec<Result<Vec<Vec<f32>>>> {
+        pool.install(|| match self {
+            Self::Encoder(encoder) => {
+                let compute = |batch: &Vec<EncoderInput>| Ok(encoder.run(batch)?);
+                batches.par_iter().with_max_len(1).map(compute).collect()
+            }
+            Self::Decoder { model, pooling, normalizes } => {
+                let compute = |batch: &Vec<EncoderInput>| {
+                    let texts: Vec<&[u32]> =
+                        batch.iter().map(|input| input.token_ids.as_slice()).collect();
+                    let states = model.encode(&texts)?.flatten_all()?.to_vec1::<f32>()?;
+                    Ok(pooled(&states, &texts, model.spec().hidden_size, *pooling, *normalizes))
+                };
+                batches.iter().map(compute).collect()
+            }
+        })
+    }
+}
+
+/// One vector of each text, whose hidden states `[tokens, width]` lie one after the other.
+fn pooled(
+    mut states: &[f32],
+    texts: &[&[u32]],
+    width: usize,
+    pooling: Pooling,
+    normalizes: bool,
+) -> Vec<Vec<f32>> {
+    let vector = |text: &&[u32]| {
+        let (own, rest) = states.split_at(text.len() * width);
+        states = rest;
+        let mut vector = pool(own, width, pooling);
+        if normalizes {
+            normalize(&mut vector);
+        }
+        vector
+    };
+    texts.iter().map(vector).collect()
+}
