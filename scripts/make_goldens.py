@@ -25,12 +25,12 @@ from pathlib import Path
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 PROMPT_LEN = 48
 NEW_TOKENS = 32
 
-# Small enough that all folders together stay below 10 MB; heads and kv heads divide by two.
+# Small enough that all folders together stay below 15 MB; heads and kv heads divide by two.
 COMMON = dict(
     vocab_size=320,
     hidden_size=64,
@@ -216,7 +216,114 @@ MODELS = {
             logits_scaling=6.0,
         ),
     ),
+    "olmo2": dict(cls="Olmo2", config=dict(attention_bias=True)),
+    "starcoder2": dict(
+        cls="Starcoder2",
+        config=dict(
+            hidden_act="gelu_pytorch_tanh",
+            norm_epsilon=1e-4,
+            sliding_window=12,
+            tie_word_embeddings=True,
+        ),
+        # As the hub has it.
+        rewrite=lambda c: (c.pop("rms_norm_eps", None), c.pop("tie_word_embeddings")),
+    ),
+    # Names without the outer one, and a mask, as the first checkpoints have them.
+    "gpt2": dict(
+        cls="GPT2",
+        head="LMHeadModel",
+        config=dict(
+            max_position_embeddings=96,
+            n_inner=160,
+            scale_attn_by_inverse_layer_idx=True,
+            tie_word_embeddings=True,
+        ),
+        rewrite=lambda c: [c.pop(key, None) for key in LLAMA_KEYS],
+        rename=lambda tensors: {
+            **{name.removeprefix("transformer."): t for name, t in tensors.items()},
+            "h.0.attn.bias": torch.ones(1, 1, 96, 96).tril(),
+        },
+    ),
+    "gpt2-outer": dict(
+        cls="GPT2",
+        head="LMHeadModel",
+        config=dict(
+            max_position_embeddings=96, activation_function="gelu", scale_attn_weights=False
+        ),
+        rewrite=lambda c: [c.pop(key, None) for key in LLAMA_KEYS],
+        dtype=torch.float16,
+    ),
+    "cohere": dict(
+        cls="Cohere",
+        config=dict(
+            attention_bias=True,
+            layer_norm_eps=1e-4,
+            logit_scale=0.25,
+            use_qk_norm=True,
+            tie_word_embeddings=True,
+        ),
+        rewrite=lambda c: (c.pop("rms_norm_eps", None), c.pop("tie_word_embeddings")),
+    ),
+    "cohere2": dict(
+        cls="Cohere2",
+        config=dict(
+            num_hidden_layers=4,
+            logit_scale=0.25,
+            sliding_window=10,
+            sliding_window_pattern=3,
+            tie_word_embeddings=True,
+        ),
+        rewrite=lambda c: (
+            c.pop("rms_norm_eps", None),
+            c.pop("layer_types"),
+            c.update(sliding_window_pattern=3),
+        ),
+    ),
+    "mixtral": dict(
+        cls="Mixtral",
+        config=dict(
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            intermediate_size=48,
+            sliding_window=14,
+            rope_parameters=dict(rope_type="default", rope_theta=5000.0),
+        ),
+    ),
+    "qwen3-moe": dict(
+        cls="Qwen3Moe",
+        config=dict(
+            num_hidden_layers=4,
+            head_dim=16,
+            num_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=32,
+            norm_topk_prob=False,
+            mlp_only_layers=[1],
+            attention_bias=True,
+        ),
+        dtype=torch.bfloat16,
+    ),
+    "qwen3-moe-renormalized": dict(
+        cls="Qwen3Moe",
+        config=dict(
+            head_dim=16,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=40,
+            norm_topk_prob=True,
+            decoder_sparse_step=2,
+            use_sliding_window=True,
+            sliding_window=11,
+        ),
+        # transformers 4's name.
+        rewrite=lambda c: c.update(num_experts=c.pop("num_local_experts")),
+    ),
 }
+# What COMMON says in other words than GPT-2.
+LLAMA_KEYS = ["intermediate_size", "num_key_value_heads", "rms_norm_eps"]
+
+
+NORMS = ("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
@@ -224,19 +331,24 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
         noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.dim() == 1:
-            centre = 1.0 if "norm" in name and "Gemma" not in type(model).__name__ else 0.0
+        if parameter.dim() == 1 or "_norm." in name:
+            centre = 1.0 if name.endswith(NORMS) and "Gemma" not in type(model).__name__ else 0.0
             value = centre + 0.2 * noise
         elif "embed" in name:
             # Gemma multiplies it by sqrt(hidden_size), and its tied logits should not saturate.
             value = noise * (0.03 if "Gemma" in type(model).__name__ else 0.5)
-        else:
-            value = noise * 1.5 * parameter.shape[1] ** -0.5
+        elif "wpe" in name or "wte" in name:
+            value = noise * 0.2
+        else:  # of experts as of one matrix; GPT-2's are stored the other way round
+            inputs = 0 if "GPT2" in type(model).__name__ else -1
+            value = noise * 1.5 * parameter.shape[inputs] ** -0.5
         parameter.data.copy_(value)
 
 
 def inv_freq(model: torch.nn.Module) -> torch.Tensor:
-    """Of all layers, or of those without a window."""
+    """Of all layers, or of those without a window; nothing where there is no rope."""
+    if not hasattr(model, "model"):
+        return torch.zeros(0)
     rope = model.model.rotary_emb
     return rope.inv_freq if hasattr(rope, "inv_freq") else rope.full_attention_inv_freq
 
@@ -250,7 +362,7 @@ def rewrite_json(path: Path, edit) -> None:
 def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     kind = "TextConfig" if recipe.get("text") else "Config"
     config_class = getattr(transformers, recipe["cls"] + kind)
-    model_class = getattr(transformers, recipe["cls"] + "ForCausalLM")
+    model_class = getattr(transformers, recipe["cls"] + recipe.get("head", "ForCausalLM"))
     config = config_class(**{**COMMON, **recipe["config"]})
     config._attn_implementation = "eager"
     model = model_class(config).to(torch.float32).eval()
@@ -264,6 +376,9 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     model.to(stored).save_pretrained(folder, max_shard_size=recipe.get("shard_size", "1GB"))
     if "rewrite" in recipe:
         rewrite_json(folder / "config.json", recipe["rewrite"])
+    if "rename" in recipe:
+        weights = folder / "model.safetensors"
+        save_file(recipe["rename"](load_file(weights)), weights, metadata={"format": "pt"})
     forget_version(folder)
 
     # Read back what was written: the golden values are those of the files.

@@ -88,12 +88,41 @@ MODELS = {
     ),
     "squeezellm": dict(cls="Mistral", format=SqueezeLlm(), dtype=torch.float16),
     "squeezellm-sparse": dict(cls="Llama", format=SqueezeLlm(outliers=0.02), dtype=torch.float16),
+    "awq-experts": dict(
+        cls="Qwen3Moe",
+        format=Awq(group=32),
+        dtype=torch.float16,
+        skip=["gate"],
+        skip_key="modules_to_not_convert",
+        config=dict(
+            head_dim=16,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            norm_topk_prob=True,
+        ),
+    ),
 }
 
 
 def is_skipped(module: str, recipe: dict) -> bool:
     """Whether a module is stored as plain numbers."""
     return module in recipe.get("skipped", ()) or (module == "lm_head" and not recipe.get("head"))
+
+
+def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters by their names in the hub, where experts, which transformers keeps in one tensor, are apart."""
+    named = {}
+    for name, parameter in model.named_parameters():
+        experts, _, part = name.rpartition(".")
+        if part not in ("gate_up_proj", "down_proj"):
+            named[name] = parameter.data
+            continue
+        for i, expert in enumerate(parameter.data):
+            parts = dict(zip(("gate_proj", "up_proj"), expert.chunk(2), strict=True))
+            for part_name, matrix in parts.items() if part == "gate_up_proj" else [(part, expert)]:
+                named[f"{experts}.{i}.{part_name}.weight"] = matrix
+    return dict(sorted(named.items()))
 
 
 def to_torch(name: str, array: np.ndarray) -> torch.Tensor:
@@ -121,15 +150,16 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     scheme, stored, dequantized = recipe["format"], {}, {}
     linears = {n for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    for parameter_name, parameter in sorted(model.named_parameters()):
+    for parameter_name, parameter in parameters(model).items():
         module = parameter_name.removesuffix(".weight")
-        if module not in linears or is_skipped(module, recipe):
-            stored[parameter_name] = parameter.detach().to(recipe["dtype"]).contiguous()
+        is_matrix = module in linears or ".experts." in module
+        if not is_matrix or is_skipped(module, recipe):
+            stored[parameter_name] = parameter.to(recipe["dtype"]).contiguous()
             continue
-        packed = scheme.pack(parameter.detach().numpy(), rng)
+        packed = scheme.pack(parameter.numpy(), rng)
         stored |= {f"{module}.{part}": to_torch(part, array) for part, array in packed.items()}
         numbers = torch.from_numpy(np.ascontiguousarray(scheme.unpack(packed)))
-        parameter.data.copy_(numbers)
+        parameter.copy_(numbers)
         if ".layers.0." in parameter_name or module == "lm_head":
             dequantized[f"dequantized.{parameter_name}"] = numbers
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})

@@ -141,12 +141,21 @@ impl HfConfig {
 
     /// Token ids, written as one number or as a list; empty where absent.
     pub fn token_ids(&self, key: &str) -> Result<Vec<u32>> {
-        let id = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
-        let ids = self.typed(key, "a token id or a list of them", |v| match v {
-            Value::Array(list) => list.iter().map(id).collect(),
-            one => id(one).map(|n| vec![n]),
+        self.numbers(key, "a token id or a list of them")
+    }
+
+    /// Places in a list, written as one number or as a list; empty where absent.
+    pub fn indices(&self, key: &str) -> Result<Vec<u32>> {
+        self.numbers(key, "a list of whole numbers")
+    }
+
+    fn numbers(&self, key: &str, expected: &'static str) -> Result<Vec<u32>> {
+        let number = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+        let numbers = self.typed(key, expected, |v| match v {
+            Value::Array(list) => list.iter().map(number).collect(),
+            one => number(one).map(|n| vec![n]),
         })?;
-        Ok(ids.unwrap_or_default())
+        Ok(numbers.unwrap_or_default())
     }
 
     /// An object inside this one, if given.

@@ -35,8 +35,8 @@ pub use quantization::{
 };
 pub use rope::{RopeScaling, RopeSpec};
 pub use spec::{
-    Act, AttentionSpec, Dtype, EmbedSpec, HeadSpec, LayerSpec, MlpSpec, ModelSpec, NormKind,
-    NormSpec, Residual,
+    Act, AttentionSpec, Dtype, EmbedSpec, ExpertsSpec, FfnSpec, HeadSpec, LayerSpec, MlpSpec,
+    ModelSpec, NormKind, NormSpec, QkNormSpan, QkNormSpec, Residual,
 };
 pub use weights::{Slot, SlotRows, Take, TensorPlan, WeightRule};
 
@@ -180,6 +180,12 @@ impl Checkpoint {
             }
         }
         plan
+    }
+
+    /// The name of a stored tensor without the name of the whole model, which some checkpoints of the architecture
+    /// write before every tensor's.
+    pub fn inner_name<'a>(&self, stored: &'a str) -> &'a str {
+        self.arch.outer.and_then(|outer| stored.strip_prefix(outer)).unwrap_or(stored)
     }
 
     /// Whether a tensor outside [`Self::tensor_plan`] may be there: a buffer that follows from the

@@ -40,6 +40,8 @@ pub struct EmbedSpec {
     pub scale: f64,
     /// The factor is rounded to the embedding's dtype first.
     pub rounded: bool,
+    /// How many positions have a learned row that is added, where the model has such.
+    pub positions: Option<usize>,
 }
 
 /// The projection to logits.
@@ -63,7 +65,7 @@ pub struct LayerSpec {
     /// The attention.
     pub attention: AttentionSpec,
     /// The feed-forward.
-    pub mlp: MlpSpec,
+    pub ffn: FfnSpec,
 }
 
 /// Where the norms stand around attention and feed-forward `f`.
@@ -73,6 +75,10 @@ pub enum Residual {
     PreNorm,
     /// `x + norm(f(norm(x)))`
     Sandwich,
+    /// `x + norm(f(x))`
+    PostNorm,
+    /// `x + attention(norm(x)) + feed_forward(norm(x))`, with one norm for both.
+    Parallel,
 }
 
 /// A norm over the last dimension.
@@ -80,7 +86,7 @@ pub enum Residual {
 pub struct NormSpec {
     /// Which one.
     pub kind: NormKind,
-    /// Added to the mean square.
+    /// Added to the mean square, or to the variance.
     pub eps: f64,
 }
 
@@ -91,6 +97,11 @@ pub enum NormKind {
     Rms,
     /// RMSNorm whose stored weight is the difference from one (Gemma).
     RmsPlusOne,
+    /// LayerNorm: `(x - mean) / deviation * weight`.
+    Layer {
+        /// A bias is added. Norms after a block and norms of q and k have none.
+        bias: bool,
+    },
 }
 
 /// Causal self-attention with grouped key and value heads.
@@ -108,25 +119,69 @@ pub struct AttentionSpec {
     pub qkv_bias: bool,
     /// The output projection has a bias.
     pub out_bias: bool,
-    /// Norm of each head of q and k, before rope.
-    pub qk_norm: Option<NormSpec>,
-    /// The rotary embedding.
-    pub rope: RopeSpec,
+    /// Norm of q and k, before rope.
+    pub qk_norm: Option<QkNormSpec>,
+    /// The rotary embedding, where there is one.
+    pub rope: Option<RopeSpec>,
     /// A token sees itself and this many less one before it.
     pub window: Option<usize>,
     /// `softcap * tanh(scores / softcap)`.
     pub softcap: Option<f64>,
 }
 
-/// A gated feed-forward: `down(act(gate(x)) * up(x))`.
+/// The norm of q and k.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QkNormSpec {
+    /// Which one.
+    pub norm: NormSpec,
+    /// What is normalised together.
+    pub span: QkNormSpan,
+}
+
+/// What the norm of q and k normalises together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNormSpan {
+    /// Each head, with one weight for all of them.
+    Head,
+    /// All heads of q, and all heads of k.
+    AllHeads,
+    /// Each head, with a weight of its own.
+    EachHead,
+}
+
+/// What follows the attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum FfnSpec {
+    /// One feed-forward for all tokens.
+    Dense(MlpSpec),
+    /// Several, of which each token goes to some.
+    Experts(ExpertsSpec),
+}
+
+/// A feed-forward: `down(act(gate(x)) * up(x))`, or without a gate `down(act(up(x)))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MlpSpec {
     /// Width between.
     pub inner: usize,
-    /// The activation of the gate.
+    /// The activation.
     pub act: Act,
-    /// All three projections have biases.
+    /// There is a gate.
+    pub gated: bool,
+    /// All projections have biases.
     pub bias: bool,
+}
+
+/// Feed-forwards of which each token goes to the ones with the highest softmax of the router's scores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertsSpec {
+    /// How many there are.
+    pub count: usize,
+    /// How many a token goes to; at least 1 and at most `count`.
+    pub top_k: usize,
+    /// What the chosen ones count for sums to one.
+    pub renormalize: bool,
+    /// Each of them: gated, without biases.
+    pub expert: MlpSpec,
 }
 
 /// An activation.
@@ -152,11 +207,13 @@ pub enum Dtype {
 }
 
 /// Bounds that no model comes near to, so that no arithmetic on their products overflows.
-const MOST_WIDTH: usize = 1 << 20;
-const MOST_HEADS: usize = 1 << 12;
+pub(crate) const MOST_WIDTH: usize = 1 << 20;
+pub(crate) const MOST_HEADS: usize = 1 << 12;
 const MOST_HEAD_DIM: usize = 1 << 12;
-const MOST_LAYERS: usize = 1 << 12;
-const MOST_TOKENS: usize = 1 << 24;
+pub(crate) const MOST_LAYERS: usize = 1 << 12;
+/// Of all layers together.
+const MOST_EXPERTS: usize = 1 << 16;
+pub(crate) const MOST_TOKENS: usize = 1 << 24;
 
 impl ModelSpec {
     /// Llama as in `LlamaForCausalLM`: the base from which the other architectures state their
@@ -184,6 +241,10 @@ impl ModelSpec {
         let bias = c.flag_or("attention_bias", false)?;
         let rope = RopeSpec::read(c, head_dim)?;
         let max_positions = rope.max_positions(c.count("max_position_embeddings")?);
+        let max_model_len = match &rope.scaling {
+            RopeScaling::LongRope { original, .. } => max_positions.min(*original),
+            _ => max_positions,
+        };
         let layer = LayerSpec {
             residual: Residual::PreNorm,
             norm,
@@ -195,25 +256,23 @@ impl ModelSpec {
                 qkv_bias: bias,
                 out_bias: bias,
                 qk_norm: None,
-                rope,
+                rope: Some(rope),
                 window: None,
                 softcap: None,
             },
-            mlp: MlpSpec {
+            ffn: FfnSpec::Dense(MlpSpec {
                 inner: c.bounded("intermediate_size", MOST_WIDTH)?,
                 act: Act::read(c)?,
+                gated: true,
                 bias: c.flag_or("mlp_bias", false)?,
-            },
+            }),
         };
         Ok(Self {
             vocab_size: c.bounded("vocab_size", MOST_TOKENS)?,
             hidden_size,
-            max_model_len: match &layer.attention.rope.scaling {
-                RopeScaling::LongRope { original, .. } => max_positions.min(*original),
-                _ => max_positions,
-            },
+            max_model_len,
             max_positions,
-            embed: EmbedSpec { scale: 1.0, rounded: false },
+            embed: EmbedSpec { scale: 1.0, rounded: false, positions: None },
             layers: vec![layer; c.bounded("num_hidden_layers", MOST_LAYERS)?],
             final_norm: norm,
             head: HeadSpec {
@@ -243,6 +302,75 @@ impl ModelSpec {
         for (i, layer) in self.layers.iter_mut().enumerate() {
             edit(i, &mut layer.attention);
         }
+    }
+
+    /// Edits every layer's feed-forward, as long as there are no experts.
+    pub fn each_mlp(&mut self, mut edit: impl FnMut(&mut MlpSpec)) {
+        for layer in &mut self.layers {
+            if let FfnSpec::Dense(mlp) = &mut layer.ffn {
+                edit(mlp);
+            }
+        }
+    }
+
+    /// Makes neighbours the pairs that are turned.
+    pub fn interleave_ropes(&mut self) {
+        self.each_attention(|_, a| a.rope.iter_mut().for_each(|rope| rope.interleaved = true));
+    }
+
+    /// Norms q and k of every layer.
+    pub fn set_qk_norm(&mut self, norm: NormSpec, span: QkNormSpan) {
+        self.each_attention(|_, a| a.qk_norm = Some(QkNormSpec { norm, span }));
+    }
+
+    /// Gives experts to the layers for which `has` says so. Their number is `counted_by` of the configuration, their
+    /// inner width `width_by`.
+    pub(crate) fn set_experts(
+        &mut self,
+        c: &HfConfig,
+        (counted_by, width_by): (&str, &str),
+        renormalize: bool,
+        has: impl Fn(usize) -> bool,
+    ) -> Result<()> {
+        let count = c.bounded(counted_by, MOST_EXPERTS / self.layers.len())?;
+        let top_k = c.count("num_experts_per_tok")?;
+        if top_k > count {
+            let found = top_k.into();
+            return Err(c.ill_typed(
+                "num_experts_per_tok",
+                &found,
+                "at most the number of experts",
+            ));
+        }
+        let inner = c.bounded(width_by, MOST_WIDTH)?;
+        for (i, layer) in self.layers.iter_mut().enumerate() {
+            if has(i) {
+                let expert = MlpSpec { inner, bias: false, ..*layer.ffn.mlp() };
+                layer.ffn = FfnSpec::Experts(ExpertsSpec { count, top_k, renormalize, expert });
+            }
+        }
+        Ok(())
+    }
+
+    /// What of the model the kernels of GPUs have not, in words; `None` where they have all.
+    pub fn only_on_cpu(&self) -> Option<&'static str> {
+        let lacks = |layer: &LayerSpec| {
+            if matches!(layer.ffn, FfnSpec::Experts(_)) {
+                Some("layers of experts")
+            } else if matches!(layer.norm.kind, NormKind::Layer { .. }) {
+                Some("LayerNorm")
+            } else if layer.attention.qk_norm.is_some_and(|norm| norm.span != QkNormSpan::Head) {
+                Some("norms over all heads")
+            } else if matches!(layer.residual, Residual::PostNorm | Residual::Parallel) {
+                Some("such a residual")
+            } else if !layer.ffn.mlp().gated {
+                Some("feed-forwards without a gate")
+            } else {
+                None
+            }
+        };
+        let positions = self.embed.positions.map(|_| "learned positions");
+        self.layers.iter().find_map(lacks).or(positions)
     }
 
     /// Gives a window to the layers that `layer_types` calls `sliding_attention`, or, where the
@@ -282,11 +410,26 @@ impl ModelSpec {
     }
 }
 
+impl FfnSpec {
+    /// The feed-forward, or each of the experts.
+    pub fn mlp(&self) -> &MlpSpec {
+        match self {
+            Self::Dense(mlp) => mlp,
+            Self::Experts(experts) => &experts.expert,
+        }
+    }
+}
+
 impl Act {
     /// Reads `hidden_activation` (Gemma) or `hidden_act`; the first of them wins, as in
     /// transformers.
     pub(crate) fn read(c: &HfConfig) -> Result<Self> {
         let key = if c.contains("hidden_activation") { "hidden_activation" } else { "hidden_act" };
+        Self::read_key(c, key)
+    }
+
+    /// Reads the activation that `key` names.
+    pub(crate) fn read_key(c: &HfConfig, key: &str) -> Result<Self> {
         let name = c.text_opt(key)?.ok_or_else(|| c.missing(key, "the name of an activation"))?;
         match name {
             "silu" | "swish" => Ok(Self::Silu),

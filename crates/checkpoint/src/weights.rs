@@ -5,7 +5,7 @@ use std::{collections::HashMap, ops::Range};
 use crate::{
     error::Result,
     quantization::{MatrixForm, Scheme, StoredTensor},
-    spec::{LayerSpec, ModelSpec, Residual},
+    spec::{FfnSpec, LayerSpec, MlpSpec, ModelSpec, NormKind, QkNormSpan, Residual},
 };
 
 /// One of our tensors: a matrix `[out, in]` or a vector.
@@ -13,17 +13,25 @@ use crate::{
 pub enum Slot {
     /// Token embedding `[vocab, hidden]`.
     Embed,
+    /// Position embedding `[positions, hidden]`.
+    Positions,
     /// Norm before the head.
     FinalNorm,
+    /// Its bias.
+    FinalNormBias,
     /// Projection to logits `[vocab, hidden]`, where it is not tied.
     Head,
     /// Norm before the attention.
     AttnNorm,
-    /// Norm after the attention (sandwich).
+    /// Its bias.
+    AttnNormBias,
+    /// Norm after the attention.
     AttnPostNorm,
     /// Norm before the feed-forward.
     FfnNorm,
-    /// Norm after the feed-forward (sandwich).
+    /// Its bias.
+    FfnNormBias,
+    /// Norm after the feed-forward.
     FfnPostNorm,
     /// Queries `[heads * head_dim, hidden]`.
     Q,
@@ -41,9 +49,9 @@ pub enum Slot {
     VBias,
     /// Bias of the attention's output.
     OBias,
-    /// Norm of each head of q `[head_dim]`.
+    /// Norm of q `[head_dim]`, or with a weight for each head `[heads * head_dim]`.
     QNorm,
-    /// Norm of each head of k `[head_dim]`.
+    /// Norm of k.
     KNorm,
     /// The gate `[inner, hidden]`.
     Gate,
@@ -57,6 +65,36 @@ pub enum Slot {
     UpBias,
     /// Bias of the feed-forward's output.
     DownBias,
+    /// Scores of the experts `[experts, hidden]`.
+    Router,
+    /// An expert's gate `[inner, hidden]`.
+    ExpertGate(usize),
+    /// What an expert's gate gates `[inner, hidden]`.
+    ExpertUp(usize),
+    /// An expert's output `[hidden, inner]`.
+    ExpertDown(usize),
+}
+
+impl Slot {
+    /// The expert that it belongs to.
+    fn expert(self) -> Option<usize> {
+        match self {
+            Self::ExpertGate(expert) | Self::ExpertUp(expert) | Self::ExpertDown(expert) => {
+                Some(expert)
+            }
+            _ => None,
+        }
+    }
+
+    /// The slot as rules name it, which are the same for all experts.
+    fn of_any_expert(self) -> Self {
+        match self {
+            Self::ExpertGate(_) => Self::ExpertGate(0),
+            Self::ExpertUp(_) => Self::ExpertUp(0),
+            Self::ExpertDown(_) => Self::ExpertDown(0),
+            other => other,
+        }
+    }
 }
 
 /// How a slot's numbers lie in the checkpoint's tensor.
@@ -66,14 +104,18 @@ pub enum Take {
     Whole,
     /// Slots with the same name lie in one tensor, rows after rows, in the order of [`Slot`].
     Rows,
+    /// As [`Self::Rows`], in a tensor that is stored transposed, `[in, out]`.
+    Transposed,
+    /// The vector is stored as a matrix with a row for each head.
+    Heads,
 }
 
-/// A rule: our slot <- the checkpoint's name, where `{i}` is the layer, and how to take it.
+/// A rule: our slot <- the checkpoint's name, where `{i}` is the layer and `{e}` the expert, and how to take it.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightRule {
     /// What it fills.
     pub slot: Slot,
-    /// The name, with `{i}` for the layer.
+    /// The name, with `{i}` for the layer and `{e}` for the expert.
     pub name: &'static str,
     /// How to take it.
     pub take: Take,
@@ -87,13 +129,25 @@ pub(crate) const fn rows(slot: Slot, name: &'static str) -> WeightRule {
     WeightRule { slot, name, take: Take::Rows }
 }
 
+pub(crate) const fn transposed(slot: Slot, name: &'static str) -> WeightRule {
+    WeightRule { slot, name, take: Take::Transposed }
+}
+
+pub(crate) const fn heads(slot: Slot, name: &'static str) -> WeightRule {
+    WeightRule { slot, name, take: Take::Heads }
+}
+
 /// The layout most checkpoints share; an architecture's own rules are looked up first.
 const LLAMA: &[WeightRule] = &[
     whole(Slot::Embed, "model.embed_tokens.weight"),
+    whole(Slot::Positions, "model.embed_positions.weight"),
     whole(Slot::FinalNorm, "model.norm.weight"),
+    whole(Slot::FinalNormBias, "model.norm.bias"),
     whole(Slot::Head, "lm_head.weight"),
     whole(Slot::AttnNorm, "model.layers.{i}.input_layernorm.weight"),
+    whole(Slot::AttnNormBias, "model.layers.{i}.input_layernorm.bias"),
     whole(Slot::FfnNorm, "model.layers.{i}.post_attention_layernorm.weight"),
+    whole(Slot::FfnNormBias, "model.layers.{i}.post_attention_layernorm.bias"),
     whole(Slot::Q, "model.layers.{i}.self_attn.q_proj.weight"),
     whole(Slot::K, "model.layers.{i}.self_attn.k_proj.weight"),
     whole(Slot::V, "model.layers.{i}.self_attn.v_proj.weight"),
@@ -110,6 +164,10 @@ const LLAMA: &[WeightRule] = &[
     whole(Slot::GateBias, "model.layers.{i}.mlp.gate_proj.bias"),
     whole(Slot::UpBias, "model.layers.{i}.mlp.up_proj.bias"),
     whole(Slot::DownBias, "model.layers.{i}.mlp.down_proj.bias"),
+    whole(Slot::Router, "model.layers.{i}.mlp.gate.weight"),
+    whole(Slot::ExpertGate(0), "model.layers.{i}.mlp.experts.{e}.gate_proj.weight"),
+    whole(Slot::ExpertUp(0), "model.layers.{i}.mlp.experts.{e}.up_proj.weight"),
+    whole(Slot::ExpertDown(0), "model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
 ];
 
 /// A tensor of the model.
@@ -119,6 +177,10 @@ pub struct TensorPlan {
     pub name: String,
     /// `[rows, columns]`, or `[rows]` of a vector.
     pub shape: Vec<usize>,
+    /// Its shape in the weight files, where it is not quantized: `[columns, rows]` of a transposed one.
+    pub stored_shape: Vec<usize>,
+    /// How its slots are taken from it.
+    pub take: Take,
     /// What it fills, from its first row to its last.
     pub slots: Vec<SlotRows>,
     /// How it is stored, where it is quantized.
@@ -133,7 +195,7 @@ impl TensorPlan {
     pub fn stored(&self) -> Result<Vec<StoredTensor>> {
         match (&self.scheme, self.shape.as_slice()) {
             (Some(scheme), &[n, k]) => scheme.tensors(&self.name, n, k),
-            _ => Ok(vec![StoredTensor::numbers(&self.name, &self.shape)]),
+            _ => Ok(vec![StoredTensor::numbers(&self.name, &self.stored_shape)]),
         }
     }
 
@@ -160,19 +222,24 @@ pub struct SlotRows {
 /// Every tensor of the model as plain numbers, first those outside the layers.
 pub(crate) fn plan(spec: &ModelSpec, own_rules: &[WeightRule]) -> Vec<TensorPlan> {
     let rule = |slot: Slot| {
-        let rule = own_rules.iter().chain(LLAMA).find(|r| r.slot == slot);
+        let any = slot.of_any_expert();
+        let rule = own_rules.iter().chain(LLAMA).find(|r| r.slot == any);
         rule.expect("LLAMA has a rule for every slot")
     };
     let mut tensors: Vec<TensorPlan> = Vec::new();
     let mut by_name: HashMap<String, usize> = HashMap::new();
     for (layer, slot, shape) in spec.slots() {
         let rule = rule(slot);
-        let name = match layer {
+        let take = rule.take;
+        let mut name = match layer {
             Some(i) => rule.name.replace("{i}", &i.to_string()),
             None => rule.name.to_owned(),
         };
+        if let Some(expert) = slot.expert() {
+            name = name.replace("{e}", &expert.to_string());
+        }
         match by_name.get(&name) {
-            Some(&at) if rule.take == Take::Rows => {
+            Some(&at) if matches!(take, Take::Rows | Take::Transposed) => {
                 let tensor = &mut tensors[at];
                 let rows = tensor.shape[0]..tensor.shape[0] + shape[0];
                 tensor.shape[0] = rows.end;
@@ -181,17 +248,32 @@ pub(crate) fn plan(spec: &ModelSpec, own_rules: &[WeightRule]) -> Vec<TensorPlan
             _ => {
                 by_name.insert(name.clone(), tensors.len());
                 let slots = vec![SlotRows { slot, layer, rows: 0..shape[0] }];
-                tensors.push(TensorPlan { name, shape, slots, scheme: None });
+                let stored_shape = Vec::new();
+                tensors.push(TensorPlan { name, shape, stored_shape, take, slots, scheme: None });
             }
         }
+    }
+    for tensor in &mut tensors {
+        tensor.stored_shape = match (tensor.take, tensor.shape.as_slice()) {
+            (Take::Transposed, &[n, k]) => vec![k, n],
+            (Take::Heads, &[n]) => {
+                let layer = tensor.slots[0].layer.expect("norms of heads are a layer's");
+                let head_dim = spec.layers[layer].attention.head_dim;
+                vec![n / head_dim, head_dim]
+            }
+            (_, shape) => shape.to_vec(),
+        };
     }
     tensors
 }
 
-/// Whether a tensor that no rule names may be left out: rope's frequencies, which old checkpoints
-/// stored, and a copy of the embedding as the head of a tied model.
+/// Whether a tensor that no rule names may be left out: rope's frequencies and GPT-2's causal masks, which old
+/// checkpoints stored, and a copy of the embedding as the head of a tied model.
 pub(crate) fn may_skip(spec: &ModelSpec, name: &str) -> bool {
-    name.ends_with(".rotary_emb.inv_freq") || (spec.head.tied && name == "lm_head.weight")
+    let is_mask = || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+    name.ends_with(".rotary_emb.inv_freq")
+        || (spec.head.tied && name == "lm_head.weight")
+        || (spec.embed.positions.is_some() && is_mask())
 }
 
 impl ModelSpec {
@@ -199,6 +281,12 @@ impl ModelSpec {
     pub fn slots(&self) -> impl Iterator<Item = (Option<usize>, Slot, Vec<usize>)> + '_ {
         let (vocab, hidden) = (self.vocab_size, self.hidden_size);
         let mut outside = vec![(Slot::Embed, vec![vocab, hidden]), (Slot::FinalNorm, vec![hidden])];
+        if self.final_norm.kind == (NormKind::Layer { bias: true }) {
+            outside.push((Slot::FinalNormBias, vec![hidden]));
+        }
+        if let Some(positions) = self.embed.positions {
+            outside.push((Slot::Positions, vec![positions, hidden]));
+        }
         if !self.head.tied {
             outside.push((Slot::Head, vec![vocab, hidden]));
         }
@@ -210,11 +298,21 @@ impl ModelSpec {
 }
 
 fn layer_slots(layer: &LayerSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
-    let (a, inner) = (&layer.attention, layer.mlp.inner);
+    let a = &layer.attention;
     let (q, kv) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
-    let mut slots = vec![(Slot::AttnNorm, vec![hidden]), (Slot::FfnNorm, vec![hidden])];
-    if layer.residual == Residual::Sandwich {
-        slots.extend([(Slot::AttnPostNorm, vec![hidden]), (Slot::FfnPostNorm, vec![hidden])]);
+    let norms: &[Slot] = match layer.residual {
+        Residual::PreNorm => &[Slot::AttnNorm, Slot::FfnNorm],
+        Residual::Sandwich => {
+            &[Slot::AttnNorm, Slot::FfnNorm, Slot::AttnPostNorm, Slot::FfnPostNorm]
+        }
+        Residual::PostNorm => &[Slot::AttnPostNorm, Slot::FfnPostNorm],
+        Residual::Parallel => &[Slot::AttnNorm],
+    };
+    let mut slots: Vec<_> = norms.iter().map(|norm| (*norm, vec![hidden])).collect();
+    if layer.norm.kind == (NormKind::Layer { bias: true }) {
+        let biases = [(Slot::AttnNorm, Slot::AttnNormBias), (Slot::FfnNorm, Slot::FfnNormBias)];
+        let biases = biases.into_iter().filter(|(norm, _)| norms.contains(norm));
+        slots.extend(biases.map(|(_, bias)| (bias, vec![hidden])));
     }
     slots.extend([
         (Slot::Q, vec![q, hidden]),
@@ -228,20 +326,43 @@ fn layer_slots(layer: &LayerSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
     if a.out_bias {
         slots.push((Slot::OBias, vec![hidden]));
     }
-    if a.qk_norm.is_some() {
-        slots.extend([(Slot::QNorm, vec![a.head_dim]), (Slot::KNorm, vec![a.head_dim])]);
+    match a.qk_norm.map(|norm| norm.span) {
+        None => {}
+        Some(QkNormSpan::Head) => {
+            slots.extend([(Slot::QNorm, vec![a.head_dim]), (Slot::KNorm, vec![a.head_dim])]);
+        }
+        Some(QkNormSpan::AllHeads | QkNormSpan::EachHead) => {
+            slots.extend([(Slot::QNorm, vec![q]), (Slot::KNorm, vec![kv])]);
+        }
     }
-    slots.extend([
-        (Slot::Gate, vec![inner, hidden]),
-        (Slot::Up, vec![inner, hidden]),
-        (Slot::Down, vec![hidden, inner]),
-    ]);
-    if layer.mlp.bias {
-        slots.extend([
-            (Slot::GateBias, vec![inner]),
-            (Slot::UpBias, vec![inner]),
-            (Slot::DownBias, vec![hidden]),
-        ]);
+    match &layer.ffn {
+        FfnSpec::Dense(mlp) => slots.extend(mlp_slots(mlp, hidden)),
+        FfnSpec::Experts(experts) => {
+            let inner = experts.expert.inner;
+            slots.push((Slot::Router, vec![experts.count, hidden]));
+            slots.extend((0..experts.count).flat_map(|expert| {
+                [
+                    (Slot::ExpertGate(expert), vec![inner, hidden]),
+                    (Slot::ExpertUp(expert), vec![inner, hidden]),
+                    (Slot::ExpertDown(expert), vec![hidden, inner]),
+                ]
+            }));
+        }
+    }
+    slots
+}
+
+fn mlp_slots(mlp: &MlpSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
+    let inner = mlp.inner;
+    let mut slots = vec![(Slot::Up, vec![inner, hidden]), (Slot::Down, vec![hidden, inner])];
+    if mlp.gated {
+        slots.insert(0, (Slot::Gate, vec![inner, hidden]));
+    }
+    if mlp.bias {
+        if mlp.gated {
+            slots.push((Slot::GateBias, vec![inner]));
+        }
+        slots.extend([(Slot::UpBias, vec![inner]), (Slot::DownBias, vec![hidden])]);
     }
     slots
 }

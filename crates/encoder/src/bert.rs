@@ -136,12 +136,12 @@ impl Affine {
 
 impl Norm {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(layer_norm(x, &self.weight, &self.bias, self.eps)?)
+        Ok(layer_norm(x, &self.weight, Some(&self.bias), self.eps)?)
     }
 
     /// The norm of `residual + x`.
     fn add(&self, residual: &Tensor, x: &Tensor) -> Result<Tensor> {
-        Ok(add_layer_norm(residual, x, &self.weight, &self.bias, self.eps)?)
+        Ok(add_layer_norm(residual, x, &self.weight, Some(&self.bias), self.eps)?)
     }
 }
 

@@ -7,6 +7,7 @@
 //! An operand named `out` is written although it is borrowed shared, as with any candle tensor: clones see the change.
 
 mod attention;
+mod experts;
 mod graph;
 mod matmul;
 mod paged_cache;
@@ -21,13 +22,14 @@ mod tests;
 pub use attention::{AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, PlanCapacity};
 #[cfg(feature = "cuda")]
 pub(crate) use attention::{check_spec, check_step, check_window};
+pub use experts::experts;
 pub use graph::Graph;
 pub use matmul::Matmul;
 pub use paged_cache::{PagedCache, PagedLayer};
-pub use qkv::{NO_SLOT, QkNorm, QkvToCache, qkv_to_cache};
+pub use qkv::{NO_SLOT, QkNorm, QkNormSpan, QkvToCache, qkv_to_cache};
 pub use rows::{
-    NormWeight, RmsNorm, add_rms_norm, embedding, gated_activation, gather_rows, resolve_tokens,
-    rms_norm, scale_and_cap,
+    LayerNorm, NormWeight, RmsNorm, activation, add, add_rms_norm, embedding, gated_activation,
+    gather_rows, layer_norm, resolve_tokens, rms_norm, scale_and_cap,
 };
 pub use sampling::{
     MOST_LOGPROBS, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts, sample,

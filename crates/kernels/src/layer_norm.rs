@@ -2,18 +2,20 @@
 
 use candle_core::Tensor;
 
+use crate::norm::{last_dim, sum};
 use crate::tensor::{Operand, from_vec};
 use crate::{Result, parallel};
 
 /// `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, where the variance is that of all elements.
 ///
-/// `x` is f32 of any rank with last dimension `dim`, `weight` and `bias` are f32 `[dim]`.
+/// `x` is f32 of any rank with last dimension `dim`, `weight` and `bias` are f32 `[dim]`; where `x` is `[.., heads, dim]`,
+/// `weight` may have a row for each head, `[heads, dim]`.
 ///
 /// # Errors
-/// An operand is not a contiguous f32 CPU tensor, or `weight` or `bias` is not `[dim]`.
+/// An operand is not a contiguous f32 CPU tensor, or `weight` or `bias` has another shape.
 ///
 /// Source: "Layer Normalization", 2016, arXiv 1607.06450.
-pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
+pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Result<Tensor> {
     let x = Operand::new("layer_norm", "x", x);
     let data = x.f32s()?;
     let data: &[f32] = &data;
@@ -28,7 +30,7 @@ pub fn add_layer_norm(
     residual: &Tensor,
     x: &Tensor,
     weight: &Tensor,
-    bias: &Tensor,
+    bias: Option<&Tensor>,
     eps: f32,
 ) -> Result<Tensor> {
     let residual = Operand::new("add_layer_norm", "residual", residual);
@@ -45,15 +47,16 @@ pub fn add_layer_norm(
 
 /// The definition of [`layer_norm`] for rows of `weight.len()` elements, computed in f64.
 #[must_use]
-pub fn layer_norm_reference(x: &[f32], weight: &[f32], bias: &[f32], eps: f32) -> Vec<f32> {
+pub fn layer_norm_reference(x: &[f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) -> Vec<f32> {
     let dim = weight.len() as f64;
     let mut out = Vec::with_capacity(x.len());
     for row in x.chunks_exact(weight.len()) {
         let mean = row.iter().map(|v| f64::from(*v)).sum::<f64>() / dim;
         let variance = row.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / dim;
         let scale = 1.0 / (variance + f64::from(eps)).sqrt();
-        out.extend(row.iter().zip(weight).zip(bias).map(|((v, w), b)| {
-            ((f64::from(*v) - mean) * scale * f64::from(*w) + f64::from(*b)) as f32
+        out.extend(row.iter().zip(weight).enumerate().map(|(i, (v, w))| {
+            let bias = bias.map_or(0.0, |bias| f64::from(bias[i]));
+            ((f64::from(*v) - mean) * scale * f64::from(*w) + bias) as f32
         }));
     }
     out
@@ -63,56 +66,52 @@ pub fn layer_norm_reference(x: &[f32], weight: &[f32], bias: &[f32], eps: f32) -
 fn norm_rows(
     shape: &Operand<'_>,
     weight: &Tensor,
-    bias: &Tensor,
+    bias: Option<&Tensor>,
     eps: f32,
     fill: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync,
 ) -> Result<Tensor> {
     let dims = shape.tensor.dims();
-    let dim = match dims.last() {
-        Some(&dim) if dim > 0 => dim,
-        _ => return Err(shape.shape_error("[.., dim] with dim > 0")),
-    };
+    let dim = last_dim(shape)?;
     let weight = Operand::new(shape.kernel, "weight", weight);
-    let bias = Operand::new(shape.kernel, "bias", bias);
-    weight.expect_dims("[dim]", &[dim])?;
-    bias.expect_dims("[dim]", &[dim])?;
-    let (weight, bias) = (weight.f32s()?, bias.f32s()?);
-    let (weight, bias): (&[f32], &[f32]) = (&weight, &bias);
+    let heads = match (weight.tensor.dims(), dims) {
+        ([_, _], [.., heads, _]) => {
+            weight.expect_dims("[heads, dim]", &[*heads, dim])?;
+            *heads
+        }
+        _ => {
+            weight.expect_dims("[dim]", &[dim])?;
+            1
+        }
+    };
+    let weight = weight.f32s()?;
+    let weight: &[f32] = &weight;
+    let bias = bias.map(|bias| {
+        let bias = Operand::new(shape.kernel, "bias", bias);
+        bias.expect_dims("[dim]", &[dim])?;
+        bias.f32s()
+    });
+    let bias = bias.transpose()?;
+    let bias = bias.as_deref();
     let rows = shape.tensor.elem_count() / dim;
     let out = parallel::build_rows(rows, dim, |row, out| {
         fill(row * dim..(row + 1) * dim, out);
-        normalize(out, weight, bias, eps);
+        normalize(out, &weight[row % heads * dim..][..dim], bias, eps);
     });
     from_vec(out, dims)
 }
 
-/// Number of interleaved partial sums: enough independent additions for the compiler to vectorise.
-const LANES: usize = 32;
-
 /// One row of [`layer_norm`], in place.
-fn normalize(x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+fn normalize(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) {
     let mean = sum(x, |v| v) / x.len() as f32;
     let variance = sum(x, |v| (v - mean) * (v - mean)) / x.len() as f32;
     let scale = 1.0 / (variance + eps).sqrt();
+    let Some(bias) = bias else {
+        x.iter_mut().zip(weight).for_each(|(v, w)| *v = (*v - mean) * scale * w);
+        return;
+    };
     for ((v, w), b) in x.iter_mut().zip(weight).zip(bias) {
         *v = (*v - mean) * scale * w + b;
     }
-}
-
-#[inline(always)]
-fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
-    let mut lanes = [0f32; LANES];
-    let chunks = x.chunks_exact(LANES);
-    let tail = chunks.remainder();
-    for chunk in chunks {
-        for (lane, v) in lanes.iter_mut().zip(chunk) {
-            *lane += term(*v);
-        }
-    }
-    for (lane, v) in lanes.iter_mut().zip(tail) {
-        *lane += term(*v);
-    }
-    lanes.iter().sum()
 }
 
 #[cfg(test)]
@@ -142,27 +141,45 @@ mod tests {
             let (weight, bias) = (numbers(dim), numbers(dim + 7).split_off(7));
             let (tx, tr) = (tensor(x, &[rows, dim]), tensor(residual, &[rows, dim]));
             let (tw, tb) = (tensor(&weight, &[dim]), tensor(&bias, &[dim]));
-            let normed = flat(&layer_norm(&tx, &tw, &tb, 1e-5).unwrap());
-            let want = layer_norm_reference(x, &weight, &bias, 1e-5);
+            let normed = flat(&layer_norm(&tx, &tw, Some(&tb), 1e-5).unwrap());
+            let want = layer_norm_reference(x, &weight, Some(&bias), 1e-5);
             let sum: Vec<f32> = x.iter().zip(residual).map(|(a, b)| a + b).collect();
-            let fused = flat(&add_layer_norm(&tr, &tx, &tw, &tb, 1e-5).unwrap());
-            let want_fused = layer_norm_reference(&sum, &weight, &bias, 1e-5);
+            let fused = flat(&add_layer_norm(&tr, &tx, &tw, Some(&tb), 1e-5).unwrap());
+            let want_fused = layer_norm_reference(&sum, &weight, Some(&bias), 1e-5);
             for (got, want) in normed.iter().chain(&fused).zip(want.iter().chain(&want_fused)) {
                 assert!((got - want).abs() <= 1e-4 * want.abs().max(1.0), "{got} is not {want}");
             }
             let last = tensor(&x[(rows - 1) * dim..], &[1, dim]);
-            let alone = flat(&layer_norm(&last, &tw, &tb, 1e-5).unwrap());
+            let alone = flat(&layer_norm(&last, &tw, Some(&tb), 1e-5).unwrap());
             assert_eq!(alone, normed[(rows - 1) * dim..], "a row alone");
         }
+    }
+
+    #[test]
+    fn normalises_each_head_by_its_own_weight() {
+        let (tokens, heads, dim) = (3, 4, 20);
+        let (x, weight) = (numbers(tokens * heads * dim), numbers(heads * dim));
+        let (tx, tw) = (tensor(&x, &[tokens, heads, dim]), tensor(&weight, &[heads, dim]));
+        let normed = layer_norm(&tx, &tw, None, 1e-5).unwrap();
+        assert_eq!(normed.dims(), [tokens, heads, dim]);
+        for (row, got) in flat(&normed).chunks(dim).enumerate() {
+            let weight = &weight[row % heads * dim..][..dim];
+            let want = layer_norm_reference(&x[row * dim..][..dim], weight, None, 1e-5);
+            for (got, want) in got.iter().zip(&want) {
+                assert!((got - want).abs() <= 1e-4 * want.abs().max(1.0), "{got} is not {want}");
+            }
+        }
+        let other = tensor(&weight, &[2 * heads, dim / 2]);
+        assert!(matches!(layer_norm(&tx, &other, None, 1e-5), Err(Error::Shape { .. })));
     }
 
     #[test]
     fn refuses_bad_operands() {
         let (x, weight) = (tensor(&numbers(6), &[2, 3]), tensor(&numbers(3), &[3]));
         let short = tensor(&[1.0, 2.0], &[2]);
-        assert!(matches!(layer_norm(&x, &weight, &short, 1e-6), Err(Error::Shape { .. })));
-        assert!(matches!(layer_norm(&x, &short, &weight, 1e-6), Err(Error::Shape { .. })));
-        let error = add_layer_norm(&x, &weight, &weight, &weight, 1e-6).unwrap_err();
+        assert!(matches!(layer_norm(&x, &weight, Some(&short), 1e-6), Err(Error::Shape { .. })));
+        assert!(matches!(layer_norm(&x, &short, None, 1e-6), Err(Error::Shape { .. })));
+        let error = add_layer_norm(&x, &weight, &weight, None, 1e-6).unwrap_err();
         assert!(matches!(error, Error::Shape { operand: "x", .. }));
     }
 }

@@ -22,6 +22,7 @@ mod cuda_arithmetic;
 pub mod device;
 mod embedding;
 mod error;
+mod experts;
 mod gather;
 mod kv_cache;
 mod layer_norm;
@@ -44,12 +45,13 @@ pub use attention::{
 pub use cpu_features::{CpuFeatures, cpu_features};
 pub use embedding::{embedding, embedding_reference};
 pub use error::{Error, Result};
+pub use experts::{Expert, Experts, experts, experts_reference};
 pub use gather::{gather_rows, gather_rows_reference};
 pub use kv_cache::{
     KvCache, KvCacheConfig, KvLayer, copy_blocks, reshape_and_cache, reshape_and_cache_reference,
 };
 pub use layer_norm::{add_layer_norm, layer_norm, layer_norm_reference};
 pub use linear::{linear, linear_reference};
-pub use norm::{add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference};
+pub use norm::{add, add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference};
 pub use rope::{RopeStyle, RopeTable, rope, rope_reference};
 pub use weight::{Codes, QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows};

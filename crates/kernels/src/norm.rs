@@ -1,9 +1,22 @@
-//! RMS normalisation, alone and fused with the residual addition before it.
+//! The residual addition, and RMS normalisation alone and fused with it.
 
 use candle_core::Tensor;
 
 use crate::tensor::{Operand, from_vec};
 use crate::{Result, parallel};
+
+/// `residual + x`, two f32 tensors of one shape.
+///
+/// # Errors
+/// An operand is not a contiguous f32 CPU tensor, or the shapes differ.
+pub fn add(residual: &Tensor, x: &Tensor) -> Result<Tensor> {
+    let residual = Operand::new("add", "residual", residual);
+    let x = Operand::new("add", "x", x);
+    let dim = last_dim(&residual)?;
+    x.expect_dims("the residual's shape", residual.tensor.dims())?;
+    let (a, b) = (residual.f32s()?, x.f32s()?);
+    from_vec(sum_rows(&a, &b, dim), residual.tensor.dims())
+}
 
 /// `x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
 ///
@@ -48,12 +61,7 @@ pub fn add_rms_norm(
     let (a, b, weight) = (residual.f32s()?, x.f32s()?, weight.f32s()?);
     let (a, b, weight): (&[f32], &[f32], &[f32]) = (&a, &b, &weight);
     let rows = a.len() / dim;
-    let sum = parallel::build_rows(rows, dim, |row, out| {
-        let range = row * dim..(row + 1) * dim;
-        for ((out, a), b) in out.iter_mut().zip(&a[range.clone()]).zip(&b[range]) {
-            *out = a + b;
-        }
-    });
+    let sum = sum_rows(a, b, dim);
     let normed = parallel::build_rows(rows, dim, |row, out| {
         normalize(&sum[row * dim..(row + 1) * dim], weight, eps, out);
     });
@@ -86,7 +94,18 @@ pub fn add_rms_norm_reference(
     (sum, normed)
 }
 
-fn last_dim(x: &Operand<'_>) -> Result<usize> {
+/// `a + b`, both rows of `dim` elements.
+fn sum_rows(a: &[f32], b: &[f32], dim: usize) -> Vec<f32> {
+    parallel::build_rows(a.len() / dim, dim, |row, out| {
+        let range = row * dim..(row + 1) * dim;
+        for ((out, a), b) in out.iter_mut().zip(&a[range.clone()]).zip(&b[range]) {
+            *out = a + b;
+        }
+    })
+}
+
+/// The last dimension of an operand that is normalised.
+pub(crate) fn last_dim(x: &Operand<'_>) -> Result<usize> {
     match x.tensor.dims().last() {
         Some(&dim) if dim > 0 => Ok(dim),
         _ => Err(x.shape_error("[.., dim] with dim > 0")),
@@ -98,23 +117,25 @@ const LANES: usize = 32;
 
 /// One row of [`rms_norm`].
 fn normalize(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    let scale = 1.0 / (sum_of_squares(x) / x.len() as f32 + eps).sqrt();
+    let scale = 1.0 / (sum(x, |v| v * v) / x.len() as f32 + eps).sqrt();
     for ((out, v), w) in out.iter_mut().zip(x).zip(weight) {
         *out = v * scale * w;
     }
 }
 
-fn sum_of_squares(x: &[f32]) -> f32 {
+/// The sum of `term(v)` over a row, in one fixed order.
+#[inline(always)]
+pub(crate) fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0f32; LANES];
     let chunks = x.chunks_exact(LANES);
     let tail = chunks.remainder();
     for chunk in chunks {
         for (lane, v) in lanes.iter_mut().zip(chunk) {
-            *lane += v * v;
+            *lane += term(*v);
         }
     }
     for (lane, v) in lanes.iter_mut().zip(tail) {
-        *lane += v * v;
+        *lane += term(*v);
     }
     lanes.iter().sum()
 }
@@ -161,6 +182,7 @@ mod tests {
             let (sum, fused) = add_rms_norm(&tr, &tx, &tw, 1e-5).unwrap();
             let (want_sum, want) = add_rms_norm_reference(&residual, &x, &weight, 1e-5);
             assert_eq!(flat(&sum), want_sum);
+            assert_eq!(flat(&add(&tr, &tx).unwrap()), want_sum);
             assert_close(&flat(&fused), &want);
             assert_eq!(
                 flat(&fused),
@@ -198,5 +220,6 @@ mod tests {
         let other = tensor(&numbers(3), &[1, 3]);
         let error = add_rms_norm(&x, &other, &weight, 1e-6).unwrap_err();
         assert!(matches!(error, Error::Shape { operand: "x", .. }));
+        assert!(matches!(add(&x, &other), Err(Error::Shape { operand: "x", .. })));
     }
 }

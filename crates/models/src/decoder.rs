@@ -1,16 +1,17 @@
 //! The decoder on the CPU: packed weights, f32 activations.
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_checkpoint::{EmbedSpec, ModelSpec};
+use candlepower_checkpoint::{EmbedSpec, ModelSpec, QkNormSpan};
 use candlepower_kernels::{
-    Activation, AttentionMetadata, KvCache, KvCacheConfig, Weight, add_rms_norm, embedding,
-    gated_activation, linear, paged_attention, reshape_and_cache, rms_norm, rope,
+    Activation, AttentionMetadata, Experts, KvCache, KvCacheConfig, Weight, activation, add,
+    add_rms_norm, embedding, experts, gated_activation, layer_norm, linear, paged_attention,
+    reshape_and_cache, rms_norm, rope,
 };
 use half::{bf16, f16};
 
 use crate::{
     error::Result,
-    layers::{Attention, Layers, Linear, Norm, Ops, Place},
+    layers::{Attention, Layers, Linear, Norm, NormForm, Ops, Place},
     parts::Parts,
 };
 
@@ -204,20 +205,38 @@ struct CpuOps<'a> {
 impl Ops for CpuOps<'_> {
     type Matrix = Weight;
 
-    fn embed(&self, table: &Weight) -> Result<Tensor> {
-        Ok(embedding(&self.input.token_ids, table, self.embed_scale)?)
+    fn embed(&self, table: &Weight, positions: Option<&Weight>) -> Result<Tensor> {
+        let words = embedding(&self.input.token_ids, table, self.embed_scale)?;
+        match positions {
+            None => Ok(words),
+            Some(table) => Ok(add(&words, &embedding(&self.input.positions, table, 1.0)?)?),
+        }
     }
 
     fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor> {
-        Ok(rms_norm(residual, &norm.weight, norm.eps)?)
+        Ok(match &norm.form {
+            NormForm::Rms(_) => rms_norm(residual, &norm.weight, norm.eps)?,
+            NormForm::Layer(bias) => layer_norm(residual, &norm.weight, bias.as_ref(), norm.eps)?,
+        })
     }
 
     fn post_norm(&self, x: Tensor, norm: &Norm) -> Result<Tensor> {
         self.norm(&x, norm)
     }
 
+    fn add(&self, residual: Tensor, x: &Tensor) -> Result<Tensor> {
+        Ok(add(&residual, x)?)
+    }
+
     fn add_norm(&self, residual: Tensor, x: &Tensor, norm: &Norm) -> Result<(Tensor, Tensor)> {
-        Ok(add_rms_norm(&residual, x, &norm.weight, norm.eps)?)
+        match norm.form {
+            NormForm::Rms(_) => Ok(add_rms_norm(&residual, x, &norm.weight, norm.eps)?),
+            NormForm::Layer(_) => {
+                let sum = add(&residual, x)?;
+                let normed = self.norm(&sum, norm)?;
+                Ok((sum, normed))
+            }
+        }
     }
 
     fn linear(&self, x: &Tensor, layer: &Linear<Weight>, _place: Place) -> Result<Tensor> {
@@ -230,9 +249,15 @@ impl Ops for CpuOps<'_> {
             let part = qkv.narrow(1, first * a.head_dim, heads * a.head_dim)?;
             part.contiguous()?.reshape((tokens, heads, a.head_dim))
         };
-        // Norms each head where the model does, and rotates it to its token's position.
+        // Norms heads where the model does, and rotates each to its token's position.
         let position = |x: Tensor, norm: &Option<Norm>| -> Result<Tensor> {
-            let x = norm.as_ref().map_or(Ok(x.clone()), |norm| self.norm(&x, norm))?;
+            let x = match norm {
+                None => x,
+                Some(norm) if a.norm_span == QkNormSpan::AllHeads => {
+                    self.norm(&x.flatten_from(1)?, norm)?.reshape(x.shape())?
+                }
+                Some(norm) => self.norm(&x, norm)?,
+            };
             Ok(rope(&x, &a.rope, &self.input.positions)?)
         };
         let q = position(heads_of(0, a.heads)?, &a.q_norm)?;
@@ -244,8 +269,16 @@ impl Ops for CpuOps<'_> {
         Ok(out.reshape((tokens, a.heads * a.head_dim))?)
     }
 
-    fn activate(&self, gate_up: &Tensor, act: Activation) -> Result<Tensor> {
+    fn gate(&self, gate_up: &Tensor, act: Activation) -> Result<Tensor> {
         Ok(gated_activation(gate_up, act)?)
+    }
+
+    fn activate(&self, x: &Tensor, act: Activation) -> Result<Tensor> {
+        Ok(activation(x, act)?)
+    }
+
+    fn experts(&self, x: &Tensor, layer: &Experts<Weight>) -> Result<Tensor> {
+        Ok(experts(x, layer)?)
     }
 }
 
@@ -257,7 +290,8 @@ mod tests {
     #[test]
     fn the_embedding_factor_is_rounded_as_the_weights_are() {
         let scale = 3584f64.sqrt();
-        let of = |rounded, dtype| embed_scale(&EmbedSpec { scale, rounded }, dtype);
+        let of =
+            |rounded, dtype| embed_scale(&EmbedSpec { scale, rounded, positions: None }, dtype);
         assert_eq!(of(true, DType::BF16), 59.75);
         assert_eq!(of(true, DType::F16), 59.875);
         assert_eq!(of(true, DType::F32), scale as f32);

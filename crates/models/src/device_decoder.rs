@@ -1,19 +1,19 @@
 //! The decoder on a device: row-major weights, and buffers that are reserved once.
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_checkpoint::ModelSpec;
+use candlepower_checkpoint::{ModelSpec, QkNormSpan};
 use candlepower_kernels::{
-    Activation, KvCacheConfig,
+    Activation, Experts, KvCacheConfig,
     device::{
-        self, AttentionPlan, AttentionSpec, AttentionStep, Matmul, PagedCache, PlanCapacity,
-        QkNorm, QkvToCache, RmsNorm,
+        self, AttentionPlan, AttentionSpec, AttentionStep, LayerNorm, Matmul, NormWeight,
+        PagedCache, PlanCapacity, QkNorm, QkvToCache, RmsNorm,
     },
 };
 
 use crate::{
     decoder::embed_scale,
     error::Result,
-    layers::{Attention, Layers, Linear, Norm, Ops, Place},
+    layers::{Attention, Layers, Linear, Norm, NormForm, Ops, Place},
     parts::Parts,
 };
 
@@ -234,34 +234,61 @@ impl DeviceOps<'_> {
 }
 
 impl Norm {
-    fn on_device(&self) -> RmsNorm<'_> {
-        RmsNorm { weight: &self.weight, form: self.form, eps: self.eps }
+    /// `out = norm(x)`.
+    fn run(&self, x: &Tensor, out: &Tensor) -> Result<()> {
+        let Norm { weight, eps, .. } = self;
+        match &self.form {
+            NormForm::Rms(form) => {
+                device::rms_norm(x, &RmsNorm { weight, form: *form, eps: *eps }, out)?;
+            }
+            NormForm::Layer(bias) => {
+                let norm = LayerNorm { weight, bias: bias.as_ref(), eps: *eps };
+                device::layer_norm(x, &norm, out)?;
+            }
+        }
+        Ok(())
     }
 }
 
 impl Ops for DeviceOps<'_> {
     type Matrix = Tensor;
 
-    fn embed(&self, table: &Tensor) -> Result<Tensor> {
+    fn embed(&self, table: &Tensor, positions: Option<&Tensor>) -> Result<Tensor> {
         let out = self.rows(&self.workspace.residual, self.hidden)?;
         device::embedding(self.input.token_ids, table, self.embed_scale, &out)?;
+        if let Some(table) = positions {
+            let rows = self.rows(&self.workspace.branch, self.hidden)?;
+            device::gather_rows(table, self.input.positions, &rows)?;
+            device::add(&out, &rows)?;
+        }
         Ok(out)
     }
 
     fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor> {
         let out = self.rows(&self.workspace.normed, self.hidden)?;
-        device::rms_norm(residual, &norm.on_device(), &out)?;
+        norm.run(residual, &out)?;
         Ok(out)
     }
 
     fn post_norm(&self, x: Tensor, norm: &Norm) -> Result<Tensor> {
-        device::rms_norm(&x, &norm.on_device(), &x)?;
+        norm.run(&x, &x)?;
         Ok(x)
     }
 
+    fn add(&self, residual: Tensor, x: &Tensor) -> Result<Tensor> {
+        device::add(&residual, x)?;
+        Ok(residual)
+    }
+
     fn add_norm(&self, residual: Tensor, x: &Tensor, norm: &Norm) -> Result<(Tensor, Tensor)> {
+        let NormForm::Rms(form) = norm.form else {
+            let residual = self.add(residual, x)?;
+            let normed = self.norm(&residual, norm)?;
+            return Ok((residual, normed));
+        };
         let out = self.rows(&self.workspace.normed, self.hidden)?;
-        device::add_rms_norm(&residual, x, &norm.on_device(), &out)?;
+        let norm = RmsNorm { weight: &norm.weight, form, eps: norm.eps };
+        device::add_rms_norm(&residual, x, &norm, &out)?;
         Ok((residual, out))
     }
 
@@ -282,7 +309,15 @@ impl Ops for DeviceOps<'_> {
         let qk_norm = a.q_norm.as_ref().zip(a.k_norm.as_ref()).map(|(q, k)| QkNorm {
             q_weight: &q.weight,
             k_weight: &k.weight,
-            form: q.form,
+            span: match a.norm_span {
+                QkNormSpan::Head => device::QkNormSpan::Head,
+                QkNormSpan::AllHeads => device::QkNormSpan::AllHeads,
+                QkNormSpan::EachHead => device::QkNormSpan::EachHead { len: a.head_len },
+            },
+            form: match q.form {
+                NormForm::Rms(form) => form,
+                NormForm::Layer(_) => NormWeight::Plain,
+            },
             eps: q.eps,
         });
         let operands = QkvToCache {
@@ -299,9 +334,21 @@ impl Ops for DeviceOps<'_> {
         Ok(out.reshape((self.tokens, a.heads * a.head_dim))?)
     }
 
-    fn activate(&self, gate_up: &Tensor, act: Activation) -> Result<Tensor> {
+    fn gate(&self, gate_up: &Tensor, act: Activation) -> Result<Tensor> {
         let out = self.rows(&self.workspace.inner, gate_up.dim(1)? / 2)?;
         device::gated_activation(gate_up, act, &out)?;
+        Ok(out)
+    }
+
+    fn activate(&self, x: &Tensor, act: Activation) -> Result<Tensor> {
+        let out = self.rows(&self.workspace.inner, x.dim(1)?)?;
+        device::activation(x, act, &out)?;
+        Ok(out)
+    }
+
+    fn experts(&self, x: &Tensor, experts: &Experts<Tensor>) -> Result<Tensor> {
+        let out = self.rows(&self.workspace.branch, self.hidden)?;
+        device::experts(x, experts, &out)?;
         Ok(out)
     }
 }

@@ -65,18 +65,23 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
     let fan_in = (columns as f64).powf(-0.5);
     match slot {
         Slot::FinalNorm | Slot::AttnNorm | Slot::FfnNorm => (norm_mean(norm.kind), 0.0),
+        Slot::FinalNormBias | Slot::AttnNormBias | Slot::FfnNormBias => (0.0, width(0.1)),
         Slot::AttnPostNorm | Slot::FfnPostNorm => (norm_mean(norm.kind), 0.0),
         Slot::QNorm | Slot::KNorm => {
-            let qk_norm = layer.and_then(|i| spec.layers[i].attention.qk_norm).unwrap_or(norm);
-            (norm_mean(qk_norm.kind), 0.0)
+            let qk_norm = layer.and_then(|i| spec.layers[i].attention.qk_norm);
+            (norm_mean(qk_norm.map_or(norm, |norm| norm.norm).kind), 0.0)
         }
         Slot::QBias | Slot::KBias | Slot::VBias | Slot::OBias => (0.0, width(0.1)),
         Slot::GateBias | Slot::UpBias | Slot::DownBias => (0.0, width(0.1)),
         Slot::Embed if spec.head.tied => (0.0, width(fan_in / spec.head.scale)),
         Slot::Embed => (0.0, width(1.0 / spec.embed.scale)),
-        Slot::O | Slot::Down => (0.0, width(fan_in * (2.0 * spec.layers.len() as f64).powf(-0.5))),
+        Slot::Positions => (0.0, width(0.1)),
+        Slot::O | Slot::Down | Slot::ExpertDown(_) => {
+            (0.0, width(fan_in * (2.0 * spec.layers.len() as f64).powf(-0.5)))
+        }
         Slot::Head => (0.0, width(fan_in / spec.head.scale)),
         Slot::Q | Slot::K | Slot::V | Slot::Gate | Slot::Up => (0.0, width(fan_in)),
+        Slot::Router | Slot::ExpertGate(_) | Slot::ExpertUp(_) => (0.0, width(fan_in)),
     }
 }
 

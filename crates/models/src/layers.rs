@@ -1,8 +1,12 @@
 //! The walk over a model's layers, once for all devices: what is computed in which order.
 
 use candle_core::Tensor;
-use candlepower_checkpoint::{Act, LayerSpec, MlpSpec, ModelSpec};
-use candlepower_kernels::{Activation, PagedAttention, RopeTable, device::NormWeight};
+use candlepower_checkpoint::{
+    Act, ExpertsSpec, FfnSpec, LayerSpec, MlpSpec, ModelSpec, QkNormSpan, Residual,
+};
+use candlepower_kernels::{
+    Activation, Expert, Experts, PagedAttention, RopeTable, device::NormWeight,
+};
 
 use crate::{
     error::Result,
@@ -16,12 +20,15 @@ pub(crate) trait Ops {
     /// How this device keeps matrices.
     type Matrix: Matrix;
 
-    /// The embeddings of the step's tokens, `[tokens, hidden]`: the first residual.
-    fn embed(&self, table: &Self::Matrix) -> Result<Tensor>;
+    /// The embeddings of the step's tokens, `[tokens, hidden]`, with those of their positions where the model has such:
+    /// the first residual.
+    fn embed(&self, table: &Self::Matrix, positions: Option<&Self::Matrix>) -> Result<Tensor>;
     /// The norm of the residual.
     fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor>;
     /// The norm of what is about to be added to the residual.
     fn post_norm(&self, x: Tensor, norm: &Norm) -> Result<Tensor>;
+    /// `residual + x`.
+    fn add(&self, residual: Tensor, x: &Tensor) -> Result<Tensor>;
     /// `residual + x`, and its norm.
     fn add_norm(&self, residual: Tensor, x: &Tensor, norm: &Norm) -> Result<(Tensor, Tensor)>;
     /// `x W^T + b`.
@@ -30,7 +37,11 @@ pub(crate) trait Ops {
     /// cache.
     fn attend(&self, qkv: &Tensor, attention: &Attention<Self::Matrix>) -> Result<Tensor>;
     /// `act(gate) * up`.
-    fn activate(&self, gate_up: &Tensor, act: Activation) -> Result<Tensor>;
+    fn gate(&self, gate_up: &Tensor, act: Activation) -> Result<Tensor>;
+    /// `act(x)`.
+    fn activate(&self, x: &Tensor, act: Activation) -> Result<Tensor>;
+    /// What the experts make of the rows that they get, to be added to the residual.
+    fn experts(&self, x: &Tensor, experts: &Experts<Self::Matrix>) -> Result<Tensor>;
 }
 
 /// Where a product goes, on a device with buffers.
@@ -45,6 +56,7 @@ pub(crate) enum Place {
 /// A model's weights in the order of their use.
 pub(crate) struct Layers<M> {
     pub(crate) embed: M,
+    positions: Option<M>,
     layers: Vec<Layer<M>>,
     final_norm: Norm,
     pub(crate) head: Linear<M>,
@@ -54,12 +66,14 @@ pub(crate) struct Layers<M> {
 /// One layer. The norm before the attention belongs to the sum before it, so that the two are one
 /// kernel.
 struct Layer<M> {
-    attn_norm: Norm,
+    attn_norm: Option<Norm>,
     attention: Attention<M>,
     attn_post_norm: Option<Norm>,
-    ffn_norm: Norm,
-    mlp: Mlp<M>,
+    ffn_norm: Option<Norm>,
+    ffn: Ffn<M>,
     ffn_post_norm: Option<Norm>,
+    /// The feed-forward reads what the attention read.
+    parallel: bool,
 }
 
 /// One layer's attention.
@@ -68,6 +82,8 @@ pub(crate) struct Attention<M> {
     qkv: Linear<M>,
     pub(crate) q_norm: Option<Norm>,
     pub(crate) k_norm: Option<Norm>,
+    /// What the two norm together.
+    pub(crate) norm_span: QkNormSpan,
     pub(crate) rope: RopeTable,
     pub(crate) params: PagedAttention,
     out: Linear<M>,
@@ -75,11 +91,20 @@ pub(crate) struct Attention<M> {
     pub(crate) kv_heads: usize,
     /// Elements of a head as the cache has them.
     pub(crate) head_dim: usize,
+    /// Elements of a head that are not padding.
+    pub(crate) head_len: usize,
 }
 
-/// `down(act(gate(x)) * up(x))`, with gate and up as one weight.
+/// What follows the attention.
+enum Ffn<M> {
+    Dense(Mlp<M>),
+    Experts(Experts<M>),
+}
+
+/// `down(act(gate(x)) * up(x))`, with gate and up as one weight, or `down(act(up(x)))`.
 struct Mlp<M> {
-    gate_up: Linear<M>,
+    up: Linear<M>,
+    gated: bool,
     activation: Activation,
     down: Linear<M>,
 }
@@ -92,13 +117,20 @@ pub(crate) struct Linear<M> {
     pub(crate) bias: Option<Tensor>,
 }
 
-/// RMSNorm over the last dimension.
+/// A norm over the last dimension.
 pub(crate) struct Norm {
-    /// `[dim]`.
+    /// `[dim]`, or `[heads, dim]` of norms of heads.
     pub(crate) weight: Tensor,
-    /// How it enters: always plainly on the CPU.
-    pub(crate) form: NormWeight,
+    pub(crate) form: NormForm,
     pub(crate) eps: f32,
+}
+
+/// Which norm.
+pub(crate) enum NormForm {
+    /// RMSNorm, and how the weight enters: always plainly on the CPU.
+    Rms(NormWeight),
+    /// LayerNorm, with the bias `[dim]` where there is one.
+    Layer(Option<Tensor>),
 }
 
 impl<M: Matrix> Layers<M> {
@@ -113,6 +145,7 @@ impl<M: Matrix> Layers<M> {
             true => embed.clone(),
             false => parts.matrix(None, Part::Head),
         };
+        let positions = spec.embed.positions.map(|_| parts.matrix(None, Part::Positions));
         let final_norm = parts.norm(None, Part::FinalNorm, &spec.final_norm)?;
         let mut tables: Vec<(usize, RopeTable)> = Vec::new();
         let mut layers = Vec::with_capacity(spec.layers.len());
@@ -122,8 +155,8 @@ impl<M: Matrix> Layers<M> {
             let table = match tables.iter().find(same) {
                 Some((_, table)) => table.clone(),
                 None => {
-                    let table =
-                        rope_table(rope, max_model_len)?.to_device(&parts.layout().device)?;
+                    let table = rope_table(rope.as_ref(), max_model_len)?;
+                    let table = table.to_device(&parts.layout().device)?;
                     tables.push((i, table.clone()));
                     table
                 }
@@ -132,6 +165,7 @@ impl<M: Matrix> Layers<M> {
         }
         Ok(Self {
             embed,
+            positions,
             layers,
             final_norm: final_norm.expect("the plan holds the final norm"),
             head: Linear { weight: head, bias: None },
@@ -141,26 +175,39 @@ impl<M: Matrix> Layers<M> {
 
     /// Runs the layers over a step's tokens. Returns the hidden states `[tokens, hidden]` after the final norm.
     pub(crate) fn forward<O: Ops<Matrix = M>>(&self, ops: &O) -> Result<Tensor> {
-        let mut x = ops.embed(&self.embed)?;
+        let mut x = ops.embed(&self.embed, self.positions.as_ref())?;
         let Some(first) = self.layers.first() else { return ops.norm(&x, &self.final_norm) };
-        let mut normed = ops.norm(&x, &first.attn_norm)?;
-        let next_norms = self.layers[1..].iter().map(|l| &l.attn_norm).chain([&self.final_norm]);
-        for (layer, next_norm) in self.layers.iter().zip(next_norms) {
-            let y = layer.attention.forward(ops, &normed)?;
+        let mut input = match &first.attn_norm {
+            Some(norm) => ops.norm(&x, norm)?,
+            None => x.clone(),
+        };
+        let next_norms = self.layers[1..].iter().map(|l| l.attn_norm.as_ref());
+        for (layer, next_norm) in self.layers.iter().zip(next_norms.chain([Some(&self.final_norm)]))
+        {
+            let y = layer.attention.forward(ops, &input)?;
             let y = optional(ops, &layer.attn_post_norm, y)?;
-            (x, normed) = ops.add_norm(x, &y, &layer.ffn_norm)?;
-            let y = layer.mlp.forward(ops, &normed)?;
+            if layer.parallel {
+                x = ops.add(x, &y)?;
+            } else {
+                (x, input) = add_norm(ops, x, &y, layer.ffn_norm.as_ref())?;
+            }
+            let y = layer.ffn.forward(ops, &input)?;
             let y = optional(ops, &layer.ffn_post_norm, y)?;
-            (x, normed) = ops.add_norm(x, &y, next_norm)?;
+            (x, input) = add_norm(ops, x, &y, next_norm)?;
         }
-        Ok(normed)
+        Ok(input)
     }
 
     /// Bytes of the weights as loaded.
     pub(crate) fn num_bytes(&self) -> usize {
         let layers = self.layers.iter().map(Layer::num_bytes);
         let head = if self.tied { 0 } else { self.head.num_bytes() };
-        self.embed.num_bytes() + head + self.final_norm.num_bytes() + layers.sum::<usize>()
+        let positions = self.positions.as_ref().map_or(0, M::num_bytes);
+        self.embed.num_bytes()
+            + positions
+            + head
+            + self.final_norm.num_bytes()
+            + layers.sum::<usize>()
     }
 }
 
@@ -172,28 +219,41 @@ fn optional<O: Ops>(ops: &O, norm: &Option<Norm>, x: Tensor) -> Result<Tensor> {
     }
 }
 
+/// `residual + x`, and what the next block reads: its norm, or, where that has none before it, the sum itself.
+fn add_norm<O: Ops>(
+    ops: &O,
+    residual: Tensor,
+    x: &Tensor,
+    norm: Option<&Norm>,
+) -> Result<(Tensor, Tensor)> {
+    match norm {
+        Some(norm) => ops.add_norm(residual, x, norm),
+        None => {
+            let sum = ops.add(residual, x)?;
+            Ok((sum.clone(), sum))
+        }
+    }
+}
+
 impl<M: Matrix> Layer<M> {
     fn take(parts: &mut Parts<M>, i: usize, spec: &LayerSpec, rope: RopeTable) -> Result<Self> {
         let mut norm = |part| parts.norm(Some(i), part, &spec.norm);
-        let attn_norm = norm(Part::AttnNorm)?;
-        let ffn_norm = norm(Part::FfnNorm)?;
         Ok(Self {
-            attn_norm: attn_norm.expect("the plan holds a norm before the attention"),
+            attn_norm: norm(Part::AttnNorm)?,
             attn_post_norm: norm(Part::AttnPostNorm)?,
-            ffn_norm: ffn_norm.expect("the plan holds a norm before the feed-forward"),
+            ffn_norm: norm(Part::FfnNorm)?,
             ffn_post_norm: norm(Part::FfnPostNorm)?,
+            parallel: spec.residual == Residual::Parallel,
             attention: Attention::take(parts, i, spec, rope)?,
-            mlp: Mlp::take(parts, i, &spec.mlp)?,
+            ffn: Ffn::take(parts, i, &spec.ffn)?,
         })
     }
 
     fn num_bytes(&self) -> usize {
-        let norms = [Some(&self.attn_norm), Some(&self.ffn_norm)]
-            .into_iter()
-            .chain([self.attn_post_norm.as_ref(), self.ffn_post_norm.as_ref()])
-            .flatten()
-            .map(Norm::num_bytes);
-        self.attention.num_bytes() + self.mlp.num_bytes() + norms.sum::<usize>()
+        let before = self.attn_norm.iter().chain(&self.ffn_norm);
+        let norms = before.chain(&self.attn_post_norm).chain(&self.ffn_post_norm);
+        let norms = norms.map(Norm::num_bytes);
+        self.attention.num_bytes() + self.ffn.num_bytes() + norms.sum::<usize>()
     }
 }
 
@@ -209,6 +269,7 @@ impl<M: Matrix> Attention<M> {
             layer,
             q_norm: head_norm(Part::QNorm)?,
             k_norm: head_norm(Part::KNorm)?,
+            norm_span: spec.qk_norm.map_or(QkNormSpan::Head, |norm| norm.span),
             qkv: Linear::take(parts, layer, Part::Qkv, Part::QkvBias)?,
             rope,
             params: PagedAttention {
@@ -220,6 +281,7 @@ impl<M: Matrix> Attention<M> {
             heads: spec.heads,
             kv_heads: spec.kv_heads,
             head_dim,
+            head_len: spec.head_dim,
         })
     }
 
@@ -235,27 +297,74 @@ impl<M: Matrix> Attention<M> {
     }
 }
 
-impl<M: Matrix> Mlp<M> {
-    fn take(parts: &mut Parts<M>, layer: usize, spec: &MlpSpec) -> Result<Self> {
-        Ok(Self {
-            gate_up: Linear::take(parts, layer, Part::GateUp, Part::GateUpBias)?,
-            activation: match spec.act {
-                Act::Silu => Activation::Silu,
-                Act::Gelu => Activation::Gelu,
-                Act::GeluTanh => Activation::GeluTanh,
-            },
-            down: Linear::take(parts, layer, Part::Down, Part::DownBias)?,
+impl<M: Matrix> Ffn<M> {
+    fn take(parts: &mut Parts<M>, layer: usize, spec: &FfnSpec) -> Result<Self> {
+        Ok(match spec {
+            FfnSpec::Dense(mlp) => Self::Dense(Mlp::take(parts, layer, mlp)?),
+            FfnSpec::Experts(experts) => Self::Experts(take_experts(parts, layer, experts)),
         })
     }
 
     /// `[tokens, hidden]` -> `[tokens, hidden]`.
     fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
-        let gate_up = ops.linear(x, &self.gate_up, Place::Wide)?;
-        ops.linear(&ops.activate(&gate_up, self.activation)?, &self.down, Place::Branch)
+        match self {
+            Self::Dense(mlp) => mlp.forward(ops, x),
+            Self::Experts(experts) => ops.experts(x, experts),
+        }
     }
 
     fn num_bytes(&self) -> usize {
-        self.gate_up.num_bytes() + self.down.num_bytes()
+        match self {
+            Self::Dense(mlp) => mlp.up.num_bytes() + mlp.down.num_bytes(),
+            Self::Experts(experts) => {
+                let bytes = |e: &Expert<M>| e.gate_up.num_bytes() + e.down.num_bytes();
+                experts.router.num_bytes() + experts.experts.iter().map(bytes).sum::<usize>()
+            }
+        }
+    }
+}
+
+fn take_experts<M: Matrix>(parts: &mut Parts<M>, layer: usize, spec: &ExpertsSpec) -> Experts<M> {
+    let mut matrix = |part| parts.matrix(Some(layer), part);
+    let expert = |expert: usize| Expert {
+        gate_up: matrix(Part::ExpertGateUp(expert)),
+        down: matrix(Part::ExpertDown(expert)),
+    };
+    let experts = (0..spec.count).map(expert).collect();
+    Experts {
+        experts,
+        router: matrix(Part::Router),
+        top_k: spec.top_k,
+        renormalize: spec.renormalize,
+        activation: activation(spec.expert.act),
+    }
+}
+
+fn activation(act: Act) -> Activation {
+    match act {
+        Act::Silu => Activation::Silu,
+        Act::Gelu => Activation::Gelu,
+        Act::GeluTanh => Activation::GeluTanh,
+    }
+}
+
+impl<M: Matrix> Mlp<M> {
+    fn take(parts: &mut Parts<M>, layer: usize, spec: &MlpSpec) -> Result<Self> {
+        Ok(Self {
+            up: Linear::take(parts, layer, Part::GateUp, Part::GateUpBias)?,
+            gated: spec.gated,
+            activation: activation(spec.act),
+            down: Linear::take(parts, layer, Part::Down, Part::DownBias)?,
+        })
+    }
+
+    fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
+        let up = ops.linear(x, &self.up, Place::Wide)?;
+        let inner = match self.gated {
+            true => ops.gate(&up, self.activation)?,
+            false => ops.activate(&up, self.activation)?,
+        };
+        ops.linear(&inner, &self.down, Place::Branch)
     }
 }
 
@@ -273,7 +382,11 @@ impl<M: Matrix> Linear<M> {
 
 impl Norm {
     fn num_bytes(&self) -> usize {
-        tensor_bytes(&self.weight)
+        let bias = match &self.form {
+            NormForm::Layer(Some(bias)) => tensor_bytes(bias),
+            _ => 0,
+        };
+        tensor_bytes(&self.weight) + bias
     }
 }
 

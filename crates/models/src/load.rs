@@ -1,8 +1,10 @@
 //! A checkpoint's weights become a decoder.
 
+use std::ops::Range;
+
 use candle_core::{DType, Device};
 use candlepower_checkpoint::{
-    Checkpoint, DEVICE_HEAD_DIMS, Dtype, MatrixForm, ModelSpec, StoredTensor, TensorPlan,
+    Checkpoint, DEVICE_HEAD_DIMS, Dtype, MatrixForm, ModelSpec, StoredTensor, Take, TensorPlan,
 };
 use candlepower_kernels::{Weight, WeightRows};
 
@@ -124,6 +126,9 @@ pub fn load_on_device(
     }
     if options.dtype == LoadDtype::F32 && !options.device.is_cpu() {
         return Err(Error::DeviceDtype);
+    }
+    if let Some(what) = spec.only_on_cpu().filter(|_| !options.device.is_cpu()) {
+        return Err(Error::OnlyOnCpu { what });
     }
     let dtype = options.dtype.chosen().unwrap_or(match checkpoint.device_dtype(None) {
         Dtype::F16 => DType::F16,
@@ -253,10 +258,51 @@ fn read_numbers<M: Matrix>(
     for slot in &tensor.slots {
         for first in slot.rows.clone().step_by(piece_rows) {
             let rows = piece_rows.min(slot.rows.end - first);
-            let bytes = shards.bytes(&tensor.name, first * row_bytes, rows * row_bytes)?;
-            parts.write(slot, first - slot.rows.start, WeightRows { dtype, bytes: &bytes })?;
+            let mut write = |bytes: &[u8]| {
+                parts.write(slot, first - slot.rows.start, WeightRows { dtype, bytes })
+            };
+            match (tensor.take, tensor.shape.as_slice()) {
+                (Take::Transposed, &[stored_columns, _]) => {
+                    let stored =
+                        Transposed { columns: stored_columns, size: dtype.size_in_bytes() };
+                    write(&stored.rows(shards, tensor, first..first + rows)?)?;
+                }
+                _ => {
+                    let bytes = shards.bytes(&tensor.name, first * row_bytes, rows * row_bytes)?;
+                    write(&bytes)?;
+                }
+            }
             copied((rows * row_bytes) as u64);
         }
     }
     Ok(())
+}
+
+/// A matrix that is stored with a row for each of our columns.
+struct Transposed {
+    /// Numbers of a stored row.
+    columns: usize,
+    /// Bytes of a number.
+    size: usize,
+}
+
+impl Transposed {
+    /// Our rows `rows`, gathered from all stored ones.
+    fn rows(&self, shards: &Shards, tensor: &TensorPlan, rows: Range<usize>) -> Result<Vec<u8>> {
+        let (size, stored_bytes) = (self.size, self.columns * self.size);
+        let columns = tensor.shape[1];
+        let mut gathered = vec![0; rows.len() * columns * size];
+        let piece_columns = (PIECE_BYTES / stored_bytes).max(1);
+        for first in (0..columns).step_by(piece_columns) {
+            let count = piece_columns.min(columns - first);
+            let bytes = shards.bytes(&tensor.name, first * stored_bytes, count * stored_bytes)?;
+            for (column, stored) in (first..).zip(bytes.chunks_exact(stored_bytes)) {
+                let numbers = stored[rows.start * size..rows.end * size].chunks_exact(size);
+                for (row, number) in numbers.enumerate() {
+                    gathered[(row * columns + column) * size..][..size].copy_from_slice(number);
+                }
+            }
+        }
+        Ok(gathered)
+    }
 }

@@ -5,14 +5,18 @@ use std::{borrow::Cow, collections::HashMap};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{
-    AttentionSpec, LayerSpec, MatrixForm, ModelSpec, NormKind, NormSpec, Slot, SlotRows, TensorPlan,
+    LayerSpec, MatrixForm, ModelSpec, NormKind, NormSpec, QkNormSpan, QkNormSpec, Slot, SlotRows,
+    TensorPlan,
 };
 use candlepower_kernels::{
     QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows, device::NormWeight,
 };
 use half::{bf16, f16};
 
-use crate::{error::Result, layers::Norm};
+use crate::{
+    error::Result,
+    layers::{Norm, NormForm},
+};
 
 /// How a device keeps matrices.
 pub(crate) trait Matrix: Clone {
@@ -105,11 +109,15 @@ impl Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Part {
     Embed,
+    Positions,
     FinalNorm,
+    FinalNormBias,
     Head,
     AttnNorm,
+    AttnNormBias,
     AttnPostNorm,
     FfnNorm,
+    FfnNormBias,
     FfnPostNorm,
     Qkv,
     QkvBias,
@@ -121,6 +129,21 @@ pub(crate) enum Part {
     GateUpBias,
     Down,
     DownBias,
+    Router,
+    ExpertGateUp(usize),
+    ExpertDown(usize),
+}
+
+impl Part {
+    /// The part with a norm's bias.
+    fn bias(self) -> Self {
+        match self {
+            Self::AttnNorm => Self::AttnNormBias,
+            Self::FfnNorm => Self::FfnNormBias,
+            Self::FinalNorm => Self::FinalNormBias,
+            other => unreachable!("{other:?} has no bias"),
+        }
+    }
 }
 
 /// Where a slot's rows go.
@@ -154,19 +177,32 @@ impl Place {
             return match slot {
                 Slot::Embed => whole(Part::Embed),
                 Slot::Head => whole(Part::Head),
+                Slot::Positions => whole(Part::Positions),
+                Slot::FinalNormBias => whole(Part::FinalNormBias),
                 _ => whole(Part::FinalNorm).norm(spec.final_norm.kind),
             };
         };
-        let LayerSpec { norm, attention: a, mlp, .. } = &spec.layers[layer];
+        let LayerSpec { norm, attention: a, ffn, .. } = &spec.layers[layer];
+        let mlp = ffn.mlp();
         let padded = layout.padded_head(a.head_dim);
         let (q, kv) = (a.heads * padded, a.kv_heads * padded);
         let head_dim = (padded != a.head_dim).then_some(a.head_dim);
         let qkv = |part, first_row| Self { first_row, rows: q + 2 * kv, head_dim, ..whole(part) };
-        let gate_up = |part, first_row| Self { first_row, rows: 2 * mlp.inner, ..whole(part) };
-        let head = |part| Self { rows: padded, head_dim, ..whole(part) }.norm(qk_norm_kind(a));
+        // Where a gate is stored, what it gates follows it.
+        let up_row = if mlp.gated { mlp.inner } else { 0 };
+        let gate_up = |part, first_row| Self { first_row, rows: up_row + mlp.inner, ..whole(part) };
+        let heads = |part, heads: usize| {
+            let norm = a.qk_norm.expect("the plan has norms of q and k only where they are");
+            let weights = if norm.span == QkNormSpan::Head { 1 } else { heads };
+            Self { rows: weights * padded, head_dim, ..whole(part) }.norm(norm.norm.kind)
+        };
         match slot {
-            Slot::Embed | Slot::Head | Slot::FinalNorm => unreachable!("not in a layer"),
+            Slot::Embed | Slot::Positions | Slot::Head | Slot::FinalNorm | Slot::FinalNormBias => {
+                unreachable!("not in a layer")
+            }
             Slot::AttnNorm => whole(Part::AttnNorm).norm(norm.kind),
+            Slot::AttnNormBias => whole(Part::AttnNormBias),
+            Slot::FfnNormBias => whole(Part::FfnNormBias),
             Slot::AttnPostNorm => whole(Part::AttnPostNorm).norm(norm.kind),
             Slot::FfnNorm => whole(Part::FfnNorm).norm(norm.kind),
             Slot::FfnPostNorm => whole(Part::FfnPostNorm).norm(norm.kind),
@@ -176,26 +212,26 @@ impl Place {
             Slot::QBias => qkv(Part::QkvBias, 0),
             Slot::KBias => qkv(Part::QkvBias, q),
             Slot::VBias => qkv(Part::QkvBias, q + kv),
-            Slot::QNorm => head(Part::QNorm),
-            Slot::KNorm => head(Part::KNorm),
+            Slot::QNorm => heads(Part::QNorm, a.heads),
+            Slot::KNorm => heads(Part::KNorm, a.kv_heads),
             Slot::O => Self { head_columns: head_dim, ..whole(Part::Out) },
             Slot::OBias => whole(Part::OutBias),
             Slot::Gate => gate_up(Part::GateUp, 0),
-            Slot::Up => gate_up(Part::GateUp, mlp.inner),
+            Slot::Up => gate_up(Part::GateUp, up_row),
             Slot::GateBias => gate_up(Part::GateUpBias, 0),
-            Slot::UpBias => gate_up(Part::GateUpBias, mlp.inner),
+            Slot::UpBias => gate_up(Part::GateUpBias, up_row),
             Slot::Down => whole(Part::Down),
             Slot::DownBias => whole(Part::DownBias),
+            Slot::Router => whole(Part::Router),
+            Slot::ExpertGate(expert) => gate_up(Part::ExpertGateUp(expert), 0),
+            Slot::ExpertUp(expert) => gate_up(Part::ExpertGateUp(expert), up_row),
+            Slot::ExpertDown(expert) => whole(Part::ExpertDown(expert)),
         }
     }
 
     fn norm(self, kind: NormKind) -> Self {
         Self { plus_one: kind == NormKind::RmsPlusOne, ..self }
     }
-}
-
-fn qk_norm_kind(attention: &AttentionSpec) -> NormKind {
-    attention.qk_norm.map_or(NormKind::Rms, |norm| norm.kind)
 }
 
 type Key = (Option<usize>, Part);
@@ -387,15 +423,18 @@ impl<M> Parts<M> {
         spec: &NormSpec,
     ) -> Result<Option<Norm>> {
         let Some(weight) = self.vector(layer, part)? else { return Ok(None) };
-        let form = match spec.kind == NormKind::RmsPlusOne && !self.layout.adds_one {
-            true => NormWeight::OnePlus,
-            false => NormWeight::Plain,
+        let form = match spec.kind {
+            NormKind::RmsPlusOne if !self.layout.adds_one => NormForm::Rms(NormWeight::OnePlus),
+            NormKind::Rms | NormKind::RmsPlusOne => NormForm::Rms(NormWeight::Plain),
+            NormKind::Layer { bias: false } => NormForm::Layer(None),
+            NormKind::Layer { bias: true } => NormForm::Layer(self.vector(layer, part.bias())?),
         };
         Ok(Some(Norm { weight, form, eps: spec.eps as f32 }))
     }
 
-    /// The norm of heads of `head_dim` elements, where the model has it.
+    /// The norm of q or k, with heads of `head_dim` elements, where the model has it.
     ///
+    /// LayerNorm is told how many elements count. With RMSNorm they need not be known:
     /// The zeros that pad a head add nothing to its squares, but count in their mean. With `p` the part of a head that
     /// is not padding, the mean is `p` times too small, and so must be epsilon; the root of `p` then makes up for it in
     /// the weight: `x / sqrt(mean + eps) = x * sqrt(p) / sqrt(p * mean + p * eps)`.
@@ -403,20 +442,29 @@ impl<M> Parts<M> {
         &mut self,
         layer: usize,
         part: Part,
-        spec: &NormSpec,
+        QkNormSpec { norm: spec, span }: &QkNormSpec,
         head_dim: usize,
     ) -> Result<Option<Norm>> {
         let padded = self.layout.padded_head(head_dim);
+        if *span == QkNormSpan::EachHead {
+            let Some(mut norm) = self.norm(Some(layer), part, spec)? else { return Ok(None) };
+            if self.layout.head_dims.is_empty() {
+                norm.weight = norm.weight.reshape(((), head_dim))?;
+            }
+            return Ok(Some(norm));
+        }
         if padded == head_dim {
             return self.norm(Some(layer), part, spec);
         }
         let Some(mut weight) = self.vectors.remove(&(Some(layer), part)) else { return Ok(None) };
         let part = head_dim as f64 / padded as f64;
         let offset = if spec.kind == NormKind::RmsPlusOne { 1.0 } else { 0.0 };
-        for weight in &mut weight[..head_dim] {
-            *weight = (*weight + offset) * part.sqrt() as f32;
+        for head in weight.chunks_mut(padded) {
+            for weight in &mut head[..head_dim] {
+                *weight = (*weight + offset) * part.sqrt() as f32;
+            }
         }
-        let (weight, form) = (self.tensor(weight)?, NormWeight::Plain);
+        let (weight, form) = (self.tensor(weight)?, NormForm::Rms(NormWeight::Plain));
         Ok(Some(Norm { weight, form, eps: (spec.eps * part) as f32 }))
     }
 

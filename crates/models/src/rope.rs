@@ -9,8 +9,12 @@ use candlepower_kernels::{RopeStyle, RopeTable};
 
 use crate::error::Result;
 
-/// The table of a rope for positions below `max_len`.
-pub(crate) fn rope_table(spec: &RopeSpec, max_len: usize) -> Result<RopeTable> {
+/// The table of a rope for positions below `max_len`. Without a rope it turns the first two dimensions by nothing, which
+/// is exact.
+pub(crate) fn rope_table(spec: Option<&RopeSpec>, max_len: usize) -> Result<RopeTable> {
+    let Some(spec) = spec else {
+        return Ok(RopeTable::from_inv_freq(&[0.0], max_len, 1.0, RopeStyle::Neox)?);
+    };
     let (inv_freq, magnitude) = inverse_frequencies(spec, max_len);
     let style = if spec.interleaved { RopeStyle::Interleaved } else { RopeStyle::Neox };
     Ok(RopeTable::from_inv_freq(&inv_freq, max_len, magnitude as f32, style)?)
@@ -112,7 +116,7 @@ mod tests {
         let expected: Vec<f32> =
             data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
         let checkpoint = Checkpoint::open(CheckpointFiles::Folder(folder)).unwrap();
-        let spec = &checkpoint.spec().layers[0].attention.rope;
+        let spec = checkpoint.spec().layers[0].attention.rope.as_ref().unwrap();
         let (found, _) = inverse_frequencies(spec, max_len);
         assert_eq!(found.len(), expected.len(), "{golden}");
         for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {

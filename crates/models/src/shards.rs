@@ -43,6 +43,7 @@ impl Shards {
         for name in names.names() {
             let shard = Shard::open(checkpoint.files(), name, &names)?;
             for (tensor, stored) in shard.header(files.len())? {
+                let tensor = checkpoint.inner_name(&tensor).to_owned();
                 if let Some(other) = tensors.insert(tensor.clone(), stored) {
                     let first = files.get(other.file).map_or(name, |f: &Shard| &f.name).clone();
                     return Err(Error::TensorTwice { name: tensor, first, second: name.clone() });

@@ -67,6 +67,9 @@ pub enum Error {
         "quantized weights do not run on a GPU yet; use --device cpu, or the float16 or bfloat16 original of the model"
     )]
     QuantizedOnGpu,
+    /// The model is to run on a GPU, whose kernels lack something of it.
+    #[error("models with {0} do not run on a GPU yet; use --device cpu")]
+    OnlyOnCpu(&'static str),
     /// A setting that is for models that generate text.
     #[error(
         "{setting} is for models that generate text, and {architecture} does not: leave it out"

@@ -31,6 +31,9 @@ pub(crate) fn check(
 fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device) -> Result<()> {
     check_quantization(config, checkpoint.quantization(), device)?;
     let spec = checkpoint.spec();
+    if let Some(what) = spec.only_on_cpu().filter(|_| !device.is_cpu()) {
+        return Err(Error::OnlyOnCpu(what));
+    }
     spec.check_tensor_parallel(config.tensor_parallel_size)?;
     // What the model says of the number comes first: it holds for any version.
     if config.tensor_parallel_size > 1 {

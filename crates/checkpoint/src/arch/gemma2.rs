@@ -22,6 +22,7 @@ pub(super) const ARCH: Arch = Arch {
     ],
     spec,
     weights: WEIGHTS,
+    outer: None,
 };
 
 pub(super) const WEIGHTS: &[WeightRule] = &[
@@ -43,7 +44,7 @@ pub(super) fn base(c: &HfConfig) -> Result<ModelSpec> {
     // Absent, it would be 256, not hidden_size / num_attention_heads.
     c.count("head_dim")?;
     let mut m = ModelSpec::llama(c)?;
-    m.embed = EmbedSpec { scale: (m.hidden_size as f64).sqrt(), rounded: true };
+    m.embed = EmbedSpec { scale: (m.hidden_size as f64).sqrt(), rounded: true, positions: None };
     m.head.tied = c.flag_or("tie_word_embeddings", true)?;
     m.head.softcap = c.float_or_null("final_logit_softcapping")?;
     m.set_norm(NormSpec { kind: NormKind::RmsPlusOne, ..m.final_norm });

@@ -2,7 +2,12 @@
 //! own, to each global one. Source: transformers `models/gemma3`.
 
 use super::{Arch, gemma2};
-use crate::{config::HfConfig, error::Result, rope::RopeSpec, spec::ModelSpec};
+use crate::{
+    config::HfConfig,
+    error::Result,
+    rope::RopeSpec,
+    spec::{ModelSpec, QkNormSpan},
+};
 
 pub(super) const ARCH: Arch = Arch {
     name: "Gemma3ForCausalLM",
@@ -19,6 +24,7 @@ pub(super) const ARCH: Arch = Arch {
     ],
     spec,
     weights: gemma2::WEIGHTS,
+    outer: None,
 };
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
@@ -27,14 +33,14 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
         &c.with_default("attn_logit_softcapping", ()).with_default("final_logit_softcapping", ());
     let mut m = gemma2::base(&rope_of(c, "full_attention")?)?;
     let norm = m.final_norm;
-    m.each_attention(|_, a| a.qk_norm = Some(norm));
+    m.set_qk_norm(norm, QkNormSpan::Head);
     let pattern = c.count_opt("sliding_window_pattern")?.unwrap_or(6);
     m.set_windows(c, c.count("sliding_window")?, |i| (i + 1) % pattern != 0)?;
     let head_dim = m.layers[0].attention.head_dim;
     let local = RopeSpec::read(&rope_of(c, "sliding_attention")?, head_dim)?;
     m.each_attention(|_, a| {
         if a.window.is_some() {
-            a.rope = local.clone();
+            a.rope = Some(local.clone());
         }
     });
     Ok(m)

@@ -15,6 +15,7 @@ pub(super) const ARCH: Arch = Arch {
     reads: &["attention_bias"],
     spec,
     weights: WEIGHTS,
+    outer: None,
 };
 
 const WEIGHTS: &[WeightRule] = &[
@@ -30,9 +31,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let c = c.with_default("partial_rotary_factor", 0.5).with_default("attention_bias", true);
     let mut m = ModelSpec::llama(&c)?;
     m.layers.iter_mut().for_each(|l| l.residual = Residual::Sandwich);
-    m.each_attention(|_, a| {
-        a.out_bias = false;
-        a.rope.interleaved = true;
-    });
+    m.each_attention(|_, a| a.out_bias = false);
+    m.interleave_ropes();
     Ok(m)
 }

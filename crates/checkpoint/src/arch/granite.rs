@@ -16,6 +16,7 @@ pub(super) const ARCH: Arch = Arch {
     ],
     spec,
     weights: &[],
+    outer: None,
 };
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {

@@ -10,6 +10,7 @@ pub(super) const ARCH: Arch = Arch {
     reads: &["attention_bias", "mlp_bias"],
     spec: ModelSpec::llama,
     weights: &[],
+    outer: None,
 };
 
 pub(super) const MISTRAL: Arch = Arch {
@@ -18,6 +19,7 @@ pub(super) const MISTRAL: Arch = Arch {
     reads: &["sliding_window"],
     spec: mistral,
     weights: &[],
+    outer: None,
 };
 
 fn mistral(c: &HfConfig) -> Result<ModelSpec> {

@@ -8,14 +8,20 @@ use crate::{
     weights::WeightRule,
 };
 
+mod cohere;
 mod gemma2;
 mod gemma3;
 mod glm4;
+mod gpt2;
 mod granite;
 mod llama;
+mod mixtral;
+mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
+mod starcoder2;
 
 /// A supported architecture.
 #[derive(Debug)]
@@ -29,6 +35,8 @@ pub struct Arch {
     spec: fn(&HfConfig) -> Result<ModelSpec>,
     /// Where its weights differ from Llama's names.
     pub(crate) weights: &'static [WeightRule],
+    /// What some of its checkpoints write before the name of each tensor, and others do not.
+    pub(crate) outer: Option<&'static str>,
 }
 
 const ALL: &[Arch] = &[
@@ -41,6 +49,13 @@ const ALL: &[Arch] = &[
     phi3::ARCH,
     glm4::ARCH,
     granite::ARCH,
+    olmo2::ARCH,
+    starcoder2::ARCH,
+    gpt2::ARCH,
+    cohere::ARCH,
+    cohere::COHERE2,
+    mixtral::ARCH,
+    qwen3_moe::ARCH,
 ];
 
 /// Keys that change the computation. One that is set, and that the architecture does not read, is
@@ -70,6 +85,8 @@ const MATH_KEYS: &[&str] = &[
     "rope_local_base_freq",
     "rope_interleaved",
     "no_rope_layers",
+    "add_cross_attention",
+    "scale_attn_by_inverse_layer_idx",
 ];
 
 impl Arch {

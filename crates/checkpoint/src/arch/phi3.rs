@@ -15,6 +15,7 @@ pub(super) const ARCH: Arch = Arch {
     reads: &["sliding_window"],
     spec,
     weights: WEIGHTS,
+    outer: None,
 };
 
 const WEIGHTS: &[WeightRule] = &[

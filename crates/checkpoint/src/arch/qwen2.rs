@@ -10,6 +10,7 @@ pub(super) const ARCH: Arch = Arch {
     reads: &["use_sliding_window", "sliding_window", "layer_types"],
     spec,
     weights: &[],
+    outer: None,
 };
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {

@@ -2,7 +2,11 @@
 //! Source: transformers `models/qwen3`.
 
 use super::{Arch, qwen2};
-use crate::{config::HfConfig, error::Result, spec::ModelSpec};
+use crate::{
+    config::HfConfig,
+    error::Result,
+    spec::{ModelSpec, QkNormSpan},
+};
 
 pub(super) const ARCH: Arch = Arch {
     name: "Qwen3ForCausalLM",
@@ -10,14 +14,20 @@ pub(super) const ARCH: Arch = Arch {
     reads: &["attention_bias", "use_sliding_window", "sliding_window", "layer_types"],
     spec,
     weights: &[],
+    outer: None,
 };
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
+    let mut m = base(c)?;
+    qwen2::windows(&mut m, c)?;
+    Ok(m)
+}
+
+/// Qwen3 without windows.
+pub(super) fn base(c: &HfConfig) -> Result<ModelSpec> {
     // Absent, it would be 128, not hidden_size / num_attention_heads.
     c.count("head_dim")?;
     let mut m = ModelSpec::llama(c)?;
-    let norm = m.final_norm;
-    m.each_attention(|_, a| a.qk_norm = Some(norm));
-    qwen2::windows(&mut m, c)?;
+    m.set_qk_norm(m.final_norm, QkNormSpan::Head);
     Ok(m)
 }

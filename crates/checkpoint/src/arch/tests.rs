@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    Checkpoint, CheckpointFiles, Dtype, RopeScaling,
-    spec::{Act, NormKind, Residual},
+    Checkpoint, CheckpointFiles, Dtype, RopeScaling, RopeSpec,
+    spec::{Act, FfnSpec, NormKind, QkNormSpan, QkNormSpec, Residual},
     weights::{Slot, plan},
 };
 
@@ -18,6 +18,10 @@ fn describe(text: &str) -> Result<ModelSpec> {
 
 fn spec(text: &str) -> ModelSpec {
     describe(text).unwrap()
+}
+
+fn rope(spec: &ModelSpec, layer: usize) -> &RopeSpec {
+    spec.layers[layer].attention.rope.as_ref().unwrap()
 }
 
 fn error(text: &str) -> String {
@@ -110,16 +114,17 @@ fn llama_3_1() {
     assert_eq!((m.vocab_size, m.hidden_size, m.layers.len()), (128_256, 4096, 32));
     assert_eq!((a.heads, a.kv_heads, a.head_dim, a.window), (32, 8, 128, None));
     assert!((a.scale - 1.0 / 128f64.sqrt()).abs() < 1e-15);
-    assert!(!a.qkv_bias && !a.out_bias && !m.layers[0].mlp.bias && !m.head.tied);
+    assert!(!a.qkv_bias && !a.out_bias && !m.layers[0].ffn.mlp().bias && !m.head.tied);
     assert_eq!(m.max_model_len, 131_072);
-    assert_eq!(a.rope.theta, 500_000.0);
+    let rope = rope(&m, 31);
+    assert_eq!(rope.theta, 500_000.0);
     let scaling = RopeScaling::Llama3 {
         factor: 8.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
         original: 8192,
     };
-    assert_eq!(a.rope.scaling, scaling);
+    assert_eq!(rope.scaling, scaling);
 }
 
 /// The same model as transformers 5 writes it.
@@ -148,7 +153,8 @@ fn an_old_llama() {
     );
     let m = spec(&old);
     let a = &m.layers[0].attention;
-    assert_eq!((a.kv_heads, a.rope.theta, &a.rope.scaling), (32, 10_000.0, &RopeScaling::None));
+    let rope = a.rope.as_ref().unwrap();
+    assert_eq!((a.kv_heads, rope.theta, &rope.scaling), (32, 10_000.0, &RopeScaling::None));
 }
 
 #[test]
@@ -197,8 +203,7 @@ fn qwen2_yarn_extends_the_context() {
     for text in [four, five] {
         let m = spec(&with(QWEN2_5, &text));
         assert_eq!((m.max_model_len, m.max_positions), (131_072, 131_072));
-        let RopeScaling::Yarn { attention_factor, beta_fast, truncate, .. } =
-            m.layers[0].attention.rope.scaling
+        let RopeScaling::Yarn { attention_factor, beta_fast, truncate, .. } = rope(&m, 0).scaling
         else {
             panic!("not yarn")
         };
@@ -212,7 +217,7 @@ fn qwen3() {
     let m = spec(QWEN3);
     let a = &m.layers[0].attention;
     assert_eq!((a.heads * a.head_dim, m.hidden_size), (2048, 1024));
-    assert_eq!(a.qk_norm, Some(m.final_norm));
+    assert_eq!(a.qk_norm, Some(QkNormSpec { norm: m.final_norm, span: QkNormSpan::Head }));
     let norm = plan(&m, &[]).into_iter().find(|t| t.slots[0].slot == Slot::KNorm).unwrap();
     assert_eq!(
         (norm.name.as_str(), norm.shape),
@@ -230,7 +235,7 @@ fn gemma2() {
     assert_eq!((m.head.tied, m.head.softcap), (true, Some(30.0)));
     let l = &m.layers[25];
     assert_eq!((l.residual, l.norm.kind), (Residual::Sandwich, NormKind::RmsPlusOne));
-    assert_eq!((l.mlp.act, l.attention.softcap), (Act::GeluTanh, Some(50.0)));
+    assert_eq!((l.ffn.mlp().act, l.attention.softcap), (Act::GeluTanh, Some(50.0)));
     assert_eq!(l.attention.scale, 1.0 / 16.0);
 
     // transformers 5 spells the layers out; they win over the pattern.
@@ -280,7 +285,7 @@ fn phi4_mini_longrope() {
         "rope_scaling": {"type": "longrope", "long_factor": factors, "short_factor": factors},
     });
     let m = spec(&with(PHI_3_MINI, &edits.to_string()));
-    let rope = &m.layers[0].attention.rope;
+    let rope = rope(&m, 0);
     assert_eq!(rope.dim, 96);
     assert_eq!((m.max_model_len, m.max_positions), (4096, 131_072));
     let RopeScaling::LongRope { original, attention_factor, .. } = rope.scaling else {
@@ -312,7 +317,7 @@ fn gemma3() {
     let m = spec(&four);
     let windows: Vec<_> = m.layers.iter().map(|l| l.attention.window).collect();
     assert_eq!(windows[..6], [[Some(512); 5].as_slice(), &[None]].concat());
-    let thetas: Vec<_> = m.layers[4..7].iter().map(|l| l.attention.rope.theta).collect();
+    let thetas: Vec<_> = (4..7).map(|i| rope(&m, i).theta).collect();
     assert_eq!(thetas, [1e4, 1e6, 1e4]);
     assert!(m.layers[0].attention.qk_norm.is_some() && m.embed.rounded);
     assert_eq!((m.head.softcap, m.layers[0].attention.softcap), (None, None));
@@ -321,9 +326,9 @@ fn gemma3() {
     let edit = r#"{"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_theta": null,
         "rope_local_base_freq": null}"#;
     let stretched = spec(&with(&four, edit));
-    let scaling = |i: usize| stretched.layers[i].attention.rope.scaling.clone();
+    let scaling = |i: usize| rope(&stretched, i).scaling.clone();
     assert_eq!((scaling(0), scaling(5)), (RopeScaling::None, RopeScaling::Linear { factor: 8.0 }));
-    assert_eq!(stretched.layers[5].attention.rope.theta, 1e6);
+    assert_eq!(rope(&stretched, 5).theta, 1e6);
 
     let nested = r#"{"rope_theta": null, "rope_local_base_freq": null, "sliding_window_pattern": null,
         "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
@@ -345,7 +350,8 @@ fn glm4() {
     );
     let m = spec(&text);
     let a = &m.layers[31].attention;
-    assert_eq!((a.rope.dim, a.rope.interleaved), (64, true));
+    let rope = rope(&m, 31);
+    assert_eq!((rope.dim, rope.interleaved), (64, true));
     assert!(a.qkv_bias && !a.out_bias);
     assert_eq!(spec(&with(&text, r#"{"partial_rotary_factor": null, "attention_bias": null}"#)), m);
     let plan = plan(&m, find(&config(&text)).unwrap().weights);
@@ -369,6 +375,179 @@ fn granite() {
     assert_eq!((m.final_norm.eps, m.layers[0].norm.eps), (1.6e-4, 1.6e-4));
     let none = with(&text, r#"{"residual_multiplier": 0.0}"#);
     assert!(error(&none).contains("`residual_multiplier` is 0.0"));
+}
+
+/// allenai/OLMo-2-1124-7B.
+#[test]
+fn olmo2() {
+    let text = with(
+        LLAMA_3_1_8B,
+        r#"{"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "num_key_value_heads": 32,
+            "rope_scaling": null, "mlp_bias": null}"#,
+    );
+    let m = spec(&text);
+    assert_eq!(m.layers[0].residual, Residual::PostNorm);
+    let plan = plan(&m, find(&config(&text)).unwrap().weights);
+    let shape = |name: &str| plan.iter().find(|t| t.name == name).map(|t| t.shape.clone());
+    assert_eq!(shape("model.layers.0.self_attn.k_norm.weight"), Some(vec![4096]));
+    assert_eq!(shape("model.layers.0.input_layernorm.weight"), None);
+    assert!(shape("model.layers.0.post_feedforward_layernorm.weight").is_some());
+    assert_eq!(m.tensor_parallel_sizes(), [1]);
+    assert_eq!(m.only_on_cpu(), Some("norms over all heads"));
+    assert_eq!(spec(LLAMA_3_1_8B).only_on_cpu(), None);
+}
+
+/// bigcode/starcoder2-3b.
+const STARCODER2: &str = r#"{
+    "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.1, "bos_token_id": 0,
+    "embedding_dropout": 0.1, "eos_token_id": 0, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072,
+    "intermediate_size": 12288, "layer_norm_epsilon": 1e-05, "max_position_embeddings": 16384,
+    "mlp_type": "default", "model_type": "starcoder2", "norm_epsilon": 1e-05, "norm_type": "layer_norm",
+    "num_attention_heads": 24, "num_hidden_layers": 30, "num_key_value_heads": 2,
+    "rope_theta": 999999.4420358813, "sliding_window": 4096, "use_bias": true, "vocab_size": 49152}"#;
+
+#[test]
+fn starcoder2() {
+    let m = spec(STARCODER2);
+    let l = &m.layers[29];
+    assert_eq!(l.norm.kind, NormKind::Layer { bias: true });
+    assert_eq!((l.attention.window, l.attention.out_bias, m.head.tied), (Some(4096), true, true));
+    assert_eq!((l.ffn.mlp().gated, l.ffn.mlp().bias), (false, true));
+    // The count of the published checkpoint.
+    assert_eq!(m.num_parameters(), 3_030_371_328);
+    let unbiased = spec(&with(STARCODER2, r#"{"use_bias": false}"#));
+    assert!(!unbiased.layers[0].attention.qkv_bias && !unbiased.layers[0].ffn.mlp().bias);
+}
+
+/// openai-community/gpt2.
+const GPT2: &str = r#"{
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+    "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,
+    "n_positions": 1024, "resid_pdrop": 0.1, "vocab_size": 50257}"#;
+
+#[test]
+fn gpt2() {
+    let m = spec(GPT2);
+    assert_eq!((m.max_model_len, m.embed.positions, m.head.tied), (1024, Some(1024), true));
+    assert_eq!((m.layers[0].ffn.mlp().inner, m.layers[0].ffn.mlp().act), (3072, Act::GeluTanh));
+    assert_eq!(m.num_parameters(), 124_439_808);
+    let plan = plan(&m, find(&config(GPT2)).unwrap().weights);
+    let qkv = plan.iter().find(|t| t.name == "h.11.attn.c_attn.weight").unwrap();
+    assert_eq!((&qkv.shape[..], &qkv.stored_shape[..]), (&[2304, 768][..], &[768, 2304][..]));
+    assert_eq!(qkv.slots[2].rows, 1536..2304);
+    let scaled = spec(&with(GPT2, r#"{"scale_attn_by_inverse_layer_idx": true}"#));
+    assert_eq!(scaled.layers[3].attention.scale, 1.0 / 8.0 / 4.0);
+    for (edit, message) in [
+        (r#"{"n_head": 7}"#, "`n_head` is 7, but a divisor of n_embd is needed"),
+        (r#"{"n_positions": 4294967295}"#, "`n_positions` = 4294967295 is not supported"),
+        (r#"{"add_cross_attention": true}"#, "`add_cross_attention` = true"),
+        (r#"{"activation_function": "relu"}"#, "`activation_function` = \"relu\""),
+    ] {
+        assert!(error(&with(GPT2, edit)).contains(message), "{edit}");
+    }
+}
+
+/// CohereForAI/c4ai-command-r-plus, and c4ai-command-r7b-12-2024.
+#[test]
+fn cohere() {
+    let text = with(
+        LLAMA_3_1_8B,
+        r#"{"architectures": ["CohereForCausalLM"], "model_type": "cohere", "hidden_size": 12288, "rms_norm_eps": null,
+            "num_attention_heads": 96, "layer_norm_eps": 1e-05, "logit_scale": 0.8333333333333334, "use_qk_norm": true,
+            "rope_theta": 75000000.0, "rope_scaling": null, "tie_word_embeddings": null, "mlp_bias": null}"#,
+    );
+    let m = spec(&text);
+    let l = &m.layers[0];
+    assert_eq!((l.residual, l.norm.kind), (Residual::Parallel, NormKind::Layer { bias: false }));
+    assert!(rope(&m, 0).interleaved && m.head.tied);
+    let norm = |m: &ModelSpec| m.layers[0].attention.qk_norm;
+    assert_eq!(norm(&m).unwrap().span, QkNormSpan::EachHead);
+    let plan = plan(&m, find(&config(&text)).unwrap().weights);
+    let norm_plan = plan.iter().find(|t| t.slots[0].slot == Slot::KNorm).unwrap();
+    assert_eq!((&norm_plan.shape[..], &norm_plan.stored_shape[..]), (&[1024][..], &[8, 128][..]));
+    assert_eq!(norm(&spec(&with(&text, r#"{"use_qk_norm": false}"#))), None);
+    assert!(error(&with(&text, r#"{"logit_scale": 0}"#)).contains("a number above 0"));
+
+    let second = with(
+        &text,
+        r#"{"architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "use_qk_norm": null,
+            "sliding_window": 4096, "sliding_window_pattern": 4, "logit_scale": 0.25}"#,
+    );
+    let m = spec(&second);
+    let layers: Vec<_> =
+        m.layers[2..5].iter().map(|l| (l.attention.window, l.attention.rope.is_some())).collect();
+    assert_eq!(layers, [(Some(4096), true), (None, false), (Some(4096), true)]);
+}
+
+/// mistralai/Mixtral-8x7B-Instruct-v0.1.
+#[test]
+fn mixtral() {
+    let text = with(
+        MISTRAL_7B,
+        r#"{"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_experts_per_tok": 2,
+            "num_local_experts": 8, "rope_theta": 1000000.0, "sliding_window": null}"#,
+    );
+    let m = spec(&text);
+    let FfnSpec::Experts(experts) = &m.layers[31].ffn else { panic!("no experts") };
+    assert_eq!((experts.count, experts.top_k, experts.renormalize), (8, 2, true));
+    // The count of the published checkpoint; norms are kept in f32, and the 8 rows of a router in a panel of 32.
+    assert_eq!(m.num_parameters(), 46_702_792_704);
+    let routers = 32 * (32 - 8) * 4096 * 2;
+    assert_eq!(m.weight_bytes(Dtype::Bf16), 46_702_792_704 * 2 + 65 * 4096 * 2 + routers);
+    let plan = plan(&m, find(&config(&text)).unwrap().weights);
+    let up = plan.iter().find(|t| t.slots[0].slot == Slot::ExpertUp(7)).unwrap();
+    assert_eq!(up.name, "model.layers.0.block_sparse_moe.experts.7.w3.weight");
+    for (edit, message) in [
+        (
+            r#"{"num_local_experts": 0}"#,
+            "`num_local_experts` is 0, but a whole number of at least 1",
+        ),
+        (
+            r#"{"num_local_experts": 1e9}"#,
+            "`num_local_experts` = 1000000000.0 is not supported; at most 2048",
+        ),
+        (
+            r#"{"num_experts_per_tok": 0}"#,
+            "`num_experts_per_tok` is 0, but a whole number of at least 1",
+        ),
+        (
+            r#"{"num_experts_per_tok": 9}"#,
+            "`num_experts_per_tok` is 9, but at most the number of experts",
+        ),
+        (r#"{"num_experts_per_tok": null}"#, "`num_experts_per_tok` is missing"),
+    ] {
+        let e = error(&with(&text, edit));
+        assert!(e.contains(message), "{edit}: {e}");
+    }
+}
+
+/// Qwen/Qwen3-30B-A3B.
+#[test]
+fn qwen3_moe() {
+    let text = with(
+        QWEN3,
+        r#"{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
+            "num_attention_heads": 32, "num_key_value_heads": 4, "num_hidden_layers": 48, "head_dim": 128,
+            "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+            "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 151936,
+            "tie_word_embeddings": false}"#,
+    );
+    let m = spec(&text);
+    assert_eq!(m.num_parameters(), 30_532_122_624);
+    assert_eq!(m.only_on_cpu(), Some("layers of experts"));
+    let five = r#"{"num_experts": null, "num_local_experts": 128}"#;
+    assert_eq!(spec(&with(&text, five)), m);
+    let neither = error(&with(&text, r#"{"num_experts": null}"#));
+    assert!(neither.contains("`num_experts` is missing"), "{neither}");
+    let mixed = spec(&with(&text, r#"{"decoder_sparse_step": 2, "mlp_only_layers": [3]}"#));
+    let experts: Vec<_> =
+        mixed.layers[..6].iter().map(|l| matches!(l.ffn, FfnSpec::Experts(_))).collect();
+    assert_eq!(experts, [false, true, false, false, false, true]);
+    assert_eq!((mixed.layers[0].ffn.mlp().inner, mixed.layers[1].ffn.mlp().inner), (6144, 768));
+    assert!(error(&with(&text, r#"{"mlp_only_layers": "none"}"#)).contains("`mlp_only_layers`"));
+    let none = with(QWEN3, r#"{"num_experts": 8}"#);
+    assert!(error(&none).contains("`num_experts` = 8 is not supported by this architecture"));
 }
 
 #[test]
@@ -408,12 +587,13 @@ fn what_is_not_known_is_refused_by_name() {
 
 #[test]
 fn an_unknown_architecture_gets_the_list_and_the_nearest() {
-    let typo = with(LLAMA_3_1_8B, r#"{"architectures": ["Qwen3MoeForCausalLM"]}"#);
+    let typo = with(LLAMA_3_1_8B, r#"{"architectures": ["Qwen3NextForCausalLM"]}"#);
     assert_eq!(
         error(&typo),
-        "architecture `Qwen3MoeForCausalLM` is not supported (the nearest is `Qwen3ForCausalLM`); supported: \
+        "architecture `Qwen3NextForCausalLM` is not supported (the nearest is `Qwen3ForCausalLM`); supported: \
          LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, \
-         Phi3ForCausalLM, Glm4ForCausalLM, GraniteForCausalLM, \
+         Phi3ForCausalLM, Glm4ForCausalLM, GraniteForCausalLM, Olmo2ForCausalLM, Starcoder2ForCausalLM, GPT2LMHeadModel, \
+         CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM, \
          BertModel, BertForSequenceClassification, RobertaModel, RobertaForSequenceClassification, XLMRobertaModel, \
          XLMRobertaForSequenceClassification, DistilBertModel, DistilBertForSequenceClassification, ModernBertModel, \
          ModernBertForSequenceClassification, NomicBertModel"

@@ -50,7 +50,7 @@ impl ModelSpec {
     pub fn device_widths(&self, ranks: usize) -> DeviceWidths {
         let widest = |width: &dyn Fn(&AttentionSpec, usize) -> usize| {
             let layers = self.layers.iter();
-            let widths = layers.map(|l| width(&l.attention, l.mlp.inner.div_ceil(ranks)));
+            let widths = layers.map(|l| width(&l.attention, l.ffn.mlp().inner.div_ceil(ranks)));
             widths.max().unwrap_or(0)
         };
         let q = |a: &AttentionSpec| a.heads.div_ceil(ranks) * device_head_dim(a.head_dim);

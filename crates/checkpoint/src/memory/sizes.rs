@@ -6,7 +6,8 @@ use super::MemoryRequest;
 use crate::{
     error::{Error, Result},
     quantization::MatrixForm,
-    spec::{Dtype, ModelSpec},
+    rope::RopeSpec,
+    spec::{Dtype, FfnSpec, ModelSpec, QkNormSpan},
     weights::Slot,
 };
 
@@ -14,6 +15,8 @@ use crate::{
 const LOGITS_ROWS: usize = 128;
 /// Activations are single precision on the CPU.
 const ACTIVATION_BYTES: u64 = 4;
+/// Dimensions in the table of a model without rope, which turns two of them by nothing.
+const UNTURNED: usize = 2;
 /// Most ranks that are proposed.
 const MOST_RANKS: usize = 64;
 
@@ -100,7 +103,8 @@ impl ModelSpec {
     ///
     /// `4 * (T * (4 * hidden + max(4 * q + 5 * kv, 3 * inner)) + 2 * min(T, 128) * vocab + L * rotary)` bytes, where
     /// `T` is the token budget of a step, `q`, `kv`, `inner` and `vocab` are the widths on one rank, and `L` is
-    /// max_model_len, once for each different rope. It counts: the residual, its norm and their successors; q, k and v
+    /// max_model_len, once for each different rope; beside `3 * inner`, layers of experts have `2 * hidden + experts`, for one
+    /// expert's tokens and results, and scores. It counts: the residual, its norm and their successors; q, k and v
     /// as one tensor, apart, and rotated, with the attention's output; gate and up with their product; the logits of
     /// as many rows as the engine takes at once, and a copy for sampling.
     pub(super) fn activation_bytes(&self, request: &MemoryRequest) -> u64 {
@@ -126,7 +130,11 @@ impl ModelSpec {
             let a = &layer.attention;
             let q = a.heads.div_ceil(ranks) * a.head_dim;
             let kv = a.kv_heads.div_ceil(ranks) * a.head_dim;
-            (4 * q + 5 * kv).max(3 * layer.mlp.inner.div_ceil(ranks))
+            let gathered = match &layer.ffn {
+                FfnSpec::Dense(_) => 0,
+                FfnSpec::Experts(experts) => 2 * self.hidden_size + experts.count,
+            };
+            (4 * q + 5 * kv).max(3 * layer.ffn.mlp().inner.div_ceil(ranks) + gathered)
         });
         4 * self.hidden_size + widest.max().unwrap_or(0)
     }
@@ -139,7 +147,8 @@ impl ModelSpec {
                 ropes.push(&layer.attention.rope);
             }
         }
-        ropes.iter().map(|rope| rope.dim * max_model_len).sum()
+        let dim = |rope: &Option<RopeSpec>| rope.as_ref().map_or(UNTURNED, |rope| rope.dim);
+        ropes.iter().map(|rope| dim(rope) * max_model_len).sum()
     }
 
     /// Whether each layer can be split over `ranks` ranks: heads, inner width and vocabulary into equal parts, and key
@@ -166,10 +175,16 @@ impl ModelSpec {
         let (mut heads, mut kv_heads, mut inner) = (None, None, None);
         for layer in &self.layers {
             let a = &layer.attention;
+            if ranks != 1 && matches!(layer.ffn, FfnSpec::Experts(_)) {
+                return Some(("router of experts", 1));
+            }
+            if ranks != 1 && a.qk_norm.is_some_and(|norm| norm.span != QkNormSpan::Head) {
+                return Some(("norm over all heads", 1));
+            }
             heads = heads.or((!splits(a.heads)).then_some(("attention heads", a.heads)));
             kv_heads =
                 kv_heads.or((!shared(a.kv_heads)).then_some(("key and value heads", a.kv_heads)));
-            let width = layer.mlp.inner;
+            let width = layer.ffn.mlp().inner;
             inner = inner.or((!splits(width)).then_some(("columns of the feed-forward", width)));
         }
         let vocab =
@@ -183,6 +198,7 @@ fn fused(slot: Slot) -> Slot {
     match slot {
         Slot::K | Slot::V => Slot::Q,
         Slot::Up => Slot::Gate,
+        Slot::ExpertUp(expert) => Slot::ExpertGate(expert),
         other => other,
     }
 }
@@ -199,10 +215,12 @@ fn splits_rows(slot: Slot) -> bool {
             | Slot::GateBias
             | Slot::Up
             | Slot::UpBias
+            | Slot::ExpertGate(_)
+            | Slot::ExpertUp(_)
     )
 }
 
 /// Whether each rank has some of the inputs.
 fn splits_columns(slot: Slot) -> bool {
-    matches!(slot, Slot::O | Slot::Down)
+    matches!(slot, Slot::O | Slot::Down | Slot::ExpertDown(_))
 }

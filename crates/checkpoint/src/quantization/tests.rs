@@ -93,12 +93,17 @@ fn what_is_left_alone_is_found_by_name_and_pattern() {
     let plan = |name: &str, slot| TensorPlan {
         name: name.to_owned(),
         shape: vec![64, 64],
+        stored_shape: vec![64, 64],
+        take: crate::Take::Whole,
         slots: vec![crate::SlotRows { slot, layer: Some(0), rows: 0..64 }],
         scheme: None,
     };
     let quantized = |quantization: &Quantization, name: &str, slot| {
         quantization.scheme_of(&plan(name, slot)).is_some()
     };
+    let awq = parse(AWQ).unwrap();
+    assert!(quantized(&awq, "experts.1.w1.weight", Slot::ExpertGate(1)));
+    assert!(!quantized(&awq, "gate.weight", Slot::Router));
     let down = "model.layers.10.mlp.down_proj.weight";
     for (skipped, is_quantized) in [
         ("mlp.down_proj", false),

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch};
-use crate::device::{PagedCache, QkvToCache};
+use crate::device::{PagedCache, QkNormSpan, QkvToCache};
 use crate::tensor::Operand;
 use crate::{Error, Result, RopeStyle};
 
@@ -46,6 +46,10 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
         None => Ok(std::ptr::null_mut()),
     };
     let qk_norm = operands.qk_norm;
+    if let Some(norm) = qk_norm.filter(|norm| norm.span != QkNormSpan::Head) {
+        let (operand, device) = ("q_weight", norm.q_weight.device().location());
+        return Err(Error::UnsupportedDevice { kernel: KERNEL, operand, device });
+    }
     let row = (heads + 2 * kv_heads) * head_dim;
     let layer = operands.cache.layer(operands.layer)?;
     let cache_dims = PagedCache::dims(config);

@@ -6,23 +6,43 @@ use super::launch_on_gpu;
 use super::reference::Reference;
 use super::{NormWeight, PagedCache};
 use crate::tensor::Operand;
-use crate::{Result, RopeTable, reshape_and_cache_reference, rms_norm_reference, rope_reference};
+use crate::{
+    KvCacheConfig, Result, RopeTable, layer_norm_reference, reshape_and_cache_reference,
+    rms_norm_reference, rope_reference,
+};
 
 /// A slot that is no place in the cache: such a token's key and value are not written. The padding tokens
 /// of a CUDA graph have it.
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// The norms of heads.
+/// The norms of q and k.
 #[derive(Clone, Copy, Debug)]
 pub struct QkNorm<'a> {
-    /// Of each head of q, `[head_dim]`, bf16 or f16.
+    /// Of q, bf16 or f16: `[head_dim]`, or what `span` says.
     pub q_weight: &'a Tensor,
-    /// Of each head of k, `[head_dim]`, bf16 or f16.
+    /// Of k.
     pub k_weight: &'a Tensor,
-    /// How both enter.
+    /// What is normalised together.
+    pub span: QkNormSpan,
+    /// How both weights enter.
     pub form: NormWeight,
-    /// Added to the mean square.
+    /// Added to the mean square, or to the variance.
     pub eps: f32,
+}
+
+/// What the norms of q and k normalise together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNormSpan {
+    /// Each head: RMSNorm with one weight for all of them.
+    Head,
+    /// All heads of a token: RMSNorm with a weight `[heads * head_dim]`. No GPU kernel has it yet.
+    AllHeads,
+    /// The first `len` elements of each head, of which the others are zeros: LayerNorm with a weight for each,
+    /// `[heads * head_dim]`. No GPU kernel has it yet.
+    EachHead {
+        /// Elements of a head that are not padding.
+        len: usize,
+    },
 }
 
 /// The operands of [`qkv_to_cache`] beside the qkv rows.
@@ -46,7 +66,7 @@ pub struct QkvToCache<'a> {
 /// rotates them, writes k and v into the paged cache and q to `q_out` `[tokens, heads, head_dim]`.
 ///
 /// All in f32 from load to store, rounded once. The definitions, one after the other:
-/// [`crate::rms_norm_reference`] per head, [`crate::rope_reference`] and
+/// [`crate::rms_norm_reference`] (per head where nothing else is asked for), [`crate::rope_reference`] and
 /// [`crate::reshape_and_cache_reference`], whose place of values is that of keys and values here.
 ///
 /// # Errors
@@ -65,7 +85,7 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
     let rows = reference.elements(("qkv", qkv), axes, &[tokens, width])?;
     let positions = reference.u32s(("positions", operands.positions), "[tokens]", &[tokens])?;
     let slots = reference.u32s(("slot_mapping", operands.slot_mapping), "[tokens]", &[tokens])?;
-    let turn = Rotation::read(&reference, operands, head_dim)?;
+    let turn = Rotation::read(&reference, operands, heads, config)?;
     let layer = operands.cache.layer(operands.layer)?;
     let dims = PagedCache::dims(config);
     let axes = "[num_blocks, kv_heads, block_size, head_dim]";
@@ -76,21 +96,18 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
     for (token, row) in rows.chunks(width).enumerate() {
         let position = positions[token] as usize;
         let slot = slots[token] as usize;
-        for (index, head) in row.chunks(head_dim).enumerate() {
-            if index < heads {
-                q.extend(turn.apply(head, turn.q_norm.as_deref(), position));
-                continue;
+        let (q_row, kv_row) = row.split_at(heads * head_dim);
+        let (k_row, v_row) = kv_row.split_at(kv_heads * head_dim);
+        q.extend(turn.apply(q_row, turn.q_norm.as_deref(), position));
+        if slot >= num_slots {
+            continue;
+        }
+        let k_row = turn.apply(k_row, turn.k_norm.as_deref(), position);
+        for (target, row) in [(&mut keys, &k_row[..]), (&mut values, v_row)] {
+            for (kv_head, head) in row.chunks(head_dim).enumerate() {
+                let (_, at) = reshape_and_cache_reference(config, slot, kv_head, 0);
+                target[at..at + head_dim].copy_from_slice(head);
             }
-            if slot >= num_slots {
-                continue;
-            }
-            let kv_head = (index - heads) % kv_heads;
-            let (target, head) = match index < heads + kv_heads {
-                true => (&mut keys, turn.apply(head, turn.k_norm.as_deref(), position)),
-                false => (&mut values, head.to_vec()),
-            };
-            let (_, at) = reshape_and_cache_reference(config, slot, kv_head, 0);
-            target[at..at + head_dim].copy_from_slice(&head);
         }
     }
     reference.write(("keys", &layer.keys), axes, &dims, &keys)?;
@@ -98,18 +115,26 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
     reference.write(("q_out", q_out), "[tokens, heads, head_dim]", &[tokens, heads, head_dim], &q)
 }
 
-/// What is done to each head of q and k.
+/// What is done to the heads of q and k.
 struct Rotation<'a> {
     table: &'a RopeTable,
+    head_dim: usize,
     cos: Vec<f32>,
     sin: Vec<f32>,
     q_norm: Option<Vec<f32>>,
     k_norm: Option<Vec<f32>>,
+    span: QkNormSpan,
     eps: f32,
 }
 
 impl<'a> Rotation<'a> {
-    fn read(reference: &Reference, operands: &QkvToCache<'a>, head_dim: usize) -> Result<Self> {
+    fn read(
+        reference: &Reference,
+        operands: &QkvToCache<'a>,
+        heads: usize,
+        config: &KvCacheConfig,
+    ) -> Result<Self> {
+        let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
         let table = operands.rope;
         let (cos, sin, _) = table.parts();
         let dims = [table.max_len(), table.rot_dim() / 2];
@@ -117,33 +142,49 @@ impl<'a> Rotation<'a> {
             let expected = format!("[max_len, at most {}]", head_dim / 2);
             return Err(Operand::new("qkv_to_cache", "cos", cos).shape_error(expected));
         }
-        let norm = |name, weight: &Tensor, form: NormWeight| -> Result<Vec<f32>> {
-            let weight = reference.elements((name, weight), "[head_dim]", &[head_dim])?;
-            Ok(weight.iter().map(|weight| weight + form.offset()).collect())
-        };
         let qk_norm = operands.qk_norm;
+        let norm = |name, heads: usize, norm: QkNorm<'_>, weight: &Tensor| -> Result<Vec<f32>> {
+            let (axes, width) = match norm.span {
+                QkNormSpan::Head => ("[head_dim]", head_dim),
+                _ => ("[heads * head_dim]", heads * head_dim),
+            };
+            let weight = reference.elements((name, weight), axes, &[width])?;
+            Ok(weight.iter().map(|weight| weight + norm.form.offset()).collect())
+        };
         Ok(Self {
             table,
             cos: reference.f32s(("cos", cos), "[max_len, rot_dim / 2]", &dims)?,
             sin: reference.f32s(("sin", sin), "[max_len, rot_dim / 2]", &dims)?,
-            q_norm: qk_norm.map(|n| norm("q_weight", n.q_weight, n.form)).transpose()?,
-            k_norm: qk_norm.map(|n| norm("k_weight", n.k_weight, n.form)).transpose()?,
+            head_dim,
+            q_norm: qk_norm.map(|n| norm("q_weight", heads, n, n.q_weight)).transpose()?,
+            k_norm: qk_norm.map(|n| norm("k_weight", kv_heads, n, n.k_weight)).transpose()?,
+            span: qk_norm.map_or(QkNormSpan::Head, |norm| norm.span),
             eps: qk_norm.map_or(0.0, |norm| norm.eps),
         })
     }
 
-    fn apply(&self, head: &[f32], norm: Option<&[f32]>, position: usize) -> Vec<f32> {
+    /// The heads of one token, normalised where the model does, and rotated.
+    fn apply(&self, row: &[f32], norm: Option<&[f32]>, position: usize) -> Vec<f32> {
         let half = self.table.rot_dim() / 2;
         let at = position * half..(position + 1) * half;
         let (Some(cos), Some(sin)) = (self.cos.get(at.clone()), self.sin.get(at)) else {
-            return vec![f32::NAN; head.len()];
+            return vec![f32::NAN; row.len()];
         };
-        match norm {
-            Some(norm) => {
-                let normed = rms_norm_reference(head, norm, self.eps);
-                rope_reference(&normed, cos, sin, self.table.style())
-            }
-            None => rope_reference(head, cos, sin, self.table.style()),
-        }
+        let normed = norm.map_or_else(|| row.to_vec(), |weight| self.normalize(row, weight));
+        let rotate = |head| rope_reference(head, cos, sin, self.table.style());
+        normed.chunks(self.head_dim).flat_map(rotate).collect()
+    }
+
+    fn normalize(&self, row: &[f32], weight: &[f32]) -> Vec<f32> {
+        let QkNormSpan::EachHead { len } = self.span else {
+            return rms_norm_reference(row, weight, self.eps);
+        };
+        let heads = row.chunks(self.head_dim).zip(weight.chunks(self.head_dim));
+        let normalize = |(head, weight): (&[f32], &[f32])| {
+            let mut normed = layer_norm_reference(&head[..len], &weight[..len], None, self.eps);
+            normed.resize(head.len(), 0.0);
+            normed
+        };
+        heads.flat_map(normalize).collect()
     }
 }

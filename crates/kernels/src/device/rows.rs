@@ -1,4 +1,4 @@
-//! Operations on rows: norms, activations, gathers, the soft cap, and tokens that only the device knows.
+//! Operations on rows: sums, norms, activations, gathers, the soft cap, and tokens that only the device knows.
 
 use candle_core::Tensor;
 
@@ -6,7 +6,8 @@ use super::launch_on_gpu;
 use super::reference::Reference;
 use crate::tensor::Operand;
 use crate::{
-    Activation, Result, add_rms_norm_reference, gated_activation_reference, rms_norm_reference,
+    Activation, Result, activation_reference, add_rms_norm_reference, gated_activation_reference,
+    layer_norm_reference, rms_norm_reference,
 };
 
 /// How the weight of a norm enters.
@@ -74,13 +75,69 @@ pub fn add_rms_norm(residual: &Tensor, x: &Tensor, norm: &RmsNorm<'_>, out: &Ten
     rms_norm(residual, norm, out)
 }
 
+/// `residual = residual + x`, rounded once; both are bf16 or f16 of one shape. No GPU kernel has it yet.
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device.
+pub fn add(residual: &Tensor, x: &Tensor) -> Result<()> {
+    let reference = Reference::new("add", "x", x)?;
+    let added = reference.elements(("x", x), "any shape", x.dims())?;
+    let mut sum = reference.elements(("residual", residual), "x's shape", x.dims())?;
+    sum.iter_mut().zip(added).for_each(|(sum, added)| *sum += added);
+    reference.write(("residual", residual), "x's shape", x.dims(), &sum)
+}
+
+/// The parameters of one layer norm.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerNorm<'a> {
+    /// `[dim]`, bf16 or f16.
+    pub weight: &'a Tensor,
+    /// `[dim]`, bf16 or f16, if the model has it.
+    pub bias: Option<&'a Tensor>,
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+/// `out = (x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, rounded once. No GPU kernel has it
+/// yet.
+///
+/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. The definition is [`crate::layer_norm_reference`].
+///
+/// # Errors
+/// As [`add`].
+pub fn layer_norm(x: &Tensor, norm: &LayerNorm<'_>, out: &Tensor) -> Result<()> {
+    let reference = Reference::new("layer_norm", "x", x)?;
+    let dim = last_dim("layer_norm", x)?;
+    let values = reference.elements(("x", x), "[.., dim]", x.dims())?;
+    let weight = reference.elements(("weight", norm.weight), "[dim]", &[dim])?;
+    let bias =
+        norm.bias.map(|bias| reference.elements(("bias", bias), "[dim]", &[dim])).transpose()?;
+    let normed = layer_norm_reference(&values, &weight, bias.as_deref(), norm.eps);
+    reference.write(("out", out), "x's shape", x.dims(), &normed)
+}
+
 /// What a norm's weight multiplies by.
 fn factors(reference: &Reference, x: &Tensor, norm: &RmsNorm<'_>) -> Result<Vec<f32>> {
-    let Some(&dim) = x.dims().last().filter(|dim| **dim > 0) else {
-        return Err(Operand::new("rms_norm", "x", x).shape_error("[.., dim] with dim > 0"));
-    };
+    let dim = last_dim("rms_norm", x)?;
     let weight = reference.elements(("weight", norm.weight), "[dim]", &[dim])?;
     Ok(weight.iter().map(|weight| weight + norm.form.offset()).collect())
+}
+
+fn last_dim(kernel: &'static str, x: &Tensor) -> Result<usize> {
+    crate::norm::last_dim(&Operand::new(kernel, "x", x))
+}
+
+/// `out = act(x)`, in f32 and rounded once; both are bf16 or f16 of one shape. The definition is
+/// [`crate::activation_reference`]. No GPU kernel has it yet.
+///
+/// # Errors
+/// As [`add`].
+pub fn activation(x: &Tensor, act: Activation, out: &Tensor) -> Result<()> {
+    let reference = Reference::new("activation", "x", x)?;
+    let values = reference.elements(("x", x), "any shape", x.dims())?;
+    let activated: Vec<f32> =
+        values.into_iter().map(|value| activation_reference(value, act)).collect();
+    reference.write(("out", out), "x's shape", x.dims(), &activated)
 }
 
 /// `out = act(gate) * up` for `gate_up` `[tokens, 2 * inner]`, the gate in the first half of each row.

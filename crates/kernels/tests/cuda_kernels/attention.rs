@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::cuda::{self, AttentionPlan};
 use candlepower_kernels::device::{
     AttentionSpec, AttentionStep, LaunchShape, NO_SLOT, NormWeight, PagedCache, PagedLayer,
-    PlanCapacity, QkNorm, QkvToCache,
+    PlanCapacity, QkNorm, QkNormSpan, QkvToCache,
 };
 use candlepower_kernels::{
     AttentionMetadata, CacheView, KvCacheConfig, PagedAttention, RopeStyle, RopeTable,
@@ -68,7 +68,10 @@ fn compare_qkv(
     let weights = norms.each_ref().map(|norm| gpu.floats(norm, &[head_dim], dtype));
     let [q_weight, k_weight] = &weights;
     let operands = QkvToCache {
-        qk_norm: form.map(|form| QkNorm { q_weight, k_weight, form, eps: EPS }),
+        qk_norm: form.map(|form| {
+            let span = QkNormSpan::Head;
+            QkNorm { q_weight, k_weight, span, form, eps: EPS }
+        }),
         rope: &table.to_device(gpu.device()).unwrap(),
         positions: &gpu.integers(&positions, &[tokens]),
         slot_mapping: &gpu.integers(&slots, &[tokens]),

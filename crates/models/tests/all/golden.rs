@@ -25,6 +25,15 @@ pub(crate) const GOLDENS: &[&str] = &[
     "gemma3-nested",
     "glm4",
     "granite",
+    "olmo2",
+    "starcoder2",
+    "gpt2",
+    "gpt2-outer",
+    "cohere",
+    "cohere2",
+    "mixtral",
+    "qwen3-moe",
+    "qwen3-moe-renormalized",
 ];
 pub(crate) const TOLERANCE: f32 = 1e-4;
 pub(crate) const BLOCK_SIZE: usize = 16;
@@ -222,6 +231,22 @@ fn every_flag_is_seen_in_the_logits() {
         ("granite", "\"attention_multiplier\": 0.0625", "\"attention_multiplier\": 0.07"),
         ("granite", "\"residual_multiplier\": 0.22", "\"residual_multiplier\": 0.23"),
         ("granite", "\"logits_scaling\": 6.0", "\"logits_scaling\": 5.9"),
+        ("starcoder2", "\"norm_epsilon\": 0.0001", "\"norm_epsilon\": 0.01"),
+        ("starcoder2", "\"sliding_window\": 12", "\"sliding_window\": 13"),
+        ("starcoder2", "\"gelu_pytorch_tanh\"", "\"silu\""),
+        ("gpt2", "\"scale_attn_by_inverse_layer_idx\": true", "\"use_cache\": true"),
+        ("gpt2-outer", "\"scale_attn_weights\": false", "\"scale_attn_weights\": true"),
+        ("gpt2-outer", "\"gelu\"", "\"silu\""),
+        ("cohere", "\"layer_norm_eps\": 0.0001", "\"layer_norm_eps\": 0.01"),
+        ("cohere", "\"logit_scale\": 0.25", "\"logit_scale\": 0.26"),
+        ("cohere2", "\"sliding_window\": 10", "\"sliding_window\": 11"),
+        ("cohere2", "\"sliding_window_pattern\": 3", "\"sliding_window_pattern\": 4"),
+        ("mixtral", "\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 3"),
+        ("mixtral", "\"sliding_window\": 14", "\"sliding_window\": 15"),
+        ("qwen3-moe", "\"num_experts_per_tok\": 3", "\"num_experts_per_tok\": 2"),
+        ("qwen3-moe", "\"norm_topk_prob\": false", "\"norm_topk_prob\": true"),
+        ("qwen3-moe-renormalized", "\"norm_topk_prob\": true", "\"norm_topk_prob\": false"),
+        ("qwen3-moe-renormalized", "\"sliding_window\": 11", "\"sliding_window\": 12"),
     ];
     for (name, from, to) in edits {
         let config = std::fs::read_to_string(folder(name).join("config.json")).unwrap();

@@ -20,6 +20,7 @@ const QUANTIZED: &[(&str, &str)] = &[
     ("fp8-block", "fp8"),
     ("squeezellm", "squeezellm"),
     (SPARSE, "squeezellm"),
+    ("awq-experts", "awq"),
 ];
 /// How much is sparse, only its weights know.
 const SPARSE: &str = "squeezellm-sparse";
