@@ -96,11 +96,16 @@ impl Decoder {
         self.layers.embed.dtype()
     }
 
-    /// An empty cache of `num_blocks` blocks of `block_size` tokens for this model.
+    /// An empty cache of `num_blocks` blocks of `block_size` tokens for this model, in f32 or f8e4m3.
     ///
     /// # Errors
     /// The memory cannot be had, or the sizes are not what the kernels take.
-    pub fn new_kv_cache(&self, num_blocks: usize, block_size: usize) -> Result<KvCache> {
+    pub fn new_kv_cache(
+        &self,
+        num_blocks: usize,
+        block_size: usize,
+        dtype: DType,
+    ) -> Result<KvCache> {
         let attention = &self.spec.layers[0].attention;
         let config = KvCacheConfig {
             num_layers: self.spec.layers.len(),
@@ -109,7 +114,7 @@ impl Decoder {
             num_kv_heads: attention.kv_heads,
             head_dim: attention.head_dim,
         };
-        Ok(KvCache::new(config, &self.device)?)
+        Ok(KvCache::new(config, dtype, &self.device)?)
     }
 }
 

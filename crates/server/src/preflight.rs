@@ -2,11 +2,13 @@
 
 use candlepower_checkpoint::{
     Checkpoint, Counted, Description, DeviceKind, DeviceMemory, Dtype, EncoderCheckpoint,
-    EncoderMemoryRequest, MemoryPlan, MemoryRequest, Quantization,
+    EncoderMemoryRequest, KvDtype, MemoryPlan, MemoryRequest, Quantization,
 };
 use candlepower_engine::{Device, free_bytes};
 
-use crate::config::{DeviceKind as DeviceSetting, Dtype as DtypeSetting, LoadFormat, ServeConfig};
+use crate::config::{
+    DeviceKind as DeviceSetting, Dtype as DtypeSetting, KvCacheDtype, LoadFormat, ServeConfig,
+};
 use crate::error::{Error, Result};
 
 /// Checks a model's configuration against the settings and the device it is to run on.
@@ -93,7 +95,7 @@ fn memory_request(
         DtypeSetting::Float16 => Some(Dtype::F16),
         DtypeSetting::Bfloat16 => Some(Dtype::Bf16),
     };
-    let (weights, kv, kind) = match device.is_cpu() {
+    let (weights, plain, kind) = match device.is_cpu() {
         true => (checkpoint.weights_dtype(dtype), Dtype::F32, DeviceKind::Cpu),
         false => {
             let weights = checkpoint.device_dtype(dtype);
@@ -103,7 +105,10 @@ fn memory_request(
     };
     MemoryRequest {
         weights,
-        kv,
+        kv: match config.kv_cache_dtype {
+            KvCacheDtype::Auto => plain.into(),
+            KvCacheDtype::Fp8 => KvDtype::Fp8,
+        },
         max_model_len,
         block_size: config.block_size,
         max_num_seqs: config.max_num_seqs,

@@ -198,11 +198,6 @@ fn announce(effective: &Effective, chosen: &ChosenDevice, address: &SocketAddr) 
                 tracing::info!("{name} has no effect on the CPU");
             }
         }
-        false if config.swap_space > 0.0 => {
-            tracing::warn!(
-                "swap_space has no effect in this version: preempted blocks are recomputed"
-            );
-        }
         false => {}
     }
     tracing::info!("listening on http://{address}, getting the model");
