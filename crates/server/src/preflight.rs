@@ -59,6 +59,8 @@ fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result
         Some("--load-format dummy".to_owned())
     } else if config.device == DeviceSetting::Cuda {
         Some("--device cuda".to_owned())
+    } else if config.kv_cache_dtype == KvCacheDtype::Fp8 {
+        Some("--kv-cache-dtype fp8".to_owned())
     } else {
         match config.dtype {
             DtypeSetting::Auto | DtypeSetting::Float32 => None,

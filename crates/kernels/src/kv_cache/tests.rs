@@ -78,7 +78,7 @@ fn sizes_are_counted() {
 #[test]
 fn a_cache_in_fp8_rounds_what_is_written() {
     let cache = KvCache::new(CONFIG, DType::F8E4M3, &Device::Cpu).unwrap();
-    let written = [0.0, -1.0, 1.06, 1.0625, 1.1875, 447.0, 1e6, -1e-9];
+    let written = [0.0f32, -1.0, 1.06, 1.0625, 1.1875, 447.0, 1e6, -1e-9];
     let rounded = [0.0, -1.0, 1.0, 1.0, 1.25, 448.0, 448.0, -0.0];
     let k = Tensor::from_slice(&written.repeat(3), (1, 3, 8), &Device::Cpu).unwrap();
     let slot = Tensor::new(&[37u32], &Device::Cpu).unwrap();

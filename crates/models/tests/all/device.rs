@@ -216,7 +216,7 @@ fn a_cache_in_fp8_moves_the_logits_but_little() {
         assert_eq!(max_difference(&on_cpu, &cut), 0.0, "{name} in chunks");
         let moved = max_difference(&on_cpu, &golden.logits);
         let error = moved / largest(&golden.logits);
-        assert!(moved > TOLERANCE && error < 0.2, "{name}: logits moved by {moved}, {error}");
+        assert!(moved > TOLERANCE && error < 0.4, "{name}: logits moved by {moved}, {error}");
         let mut runner = Runner::with_cache(&Device::Cpu, name, LoadDtype::F32, true);
         let planned = checkpoint(name).spec().device_kv_bytes_per_token(KvDtype::Fp8, 1);
         let bytes = runner.workspace.cache().num_bytes() as u64;

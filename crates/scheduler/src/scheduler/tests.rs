@@ -311,7 +311,7 @@ fn a_preempted_sequence_goes_on_with_the_blocks_that_were_brought_out() {
         let slots = [SwapSlot(1), SwapSlot(0)];
         let brought_out = |block, slot| Swap::Out { block: BlockId(block), slot };
         let expected = match num_swap_blocks {
-            2 => vec![brought_out(2, slots[1]), brought_out(3, slots[0])],
+            2 => vec![brought_out(2, slots[0]), brought_out(3, slots[1])],
             _ => vec![],
         };
         assert_eq!(step.swaps, expected);
@@ -322,7 +322,7 @@ fn a_preempted_sequence_goes_on_with_the_blocks_that_were_brought_out() {
         let back = |slot, block: &BlockId| Swap::In { slot, block: *block };
         let table = &step.rows[0].block_table;
         let expected = match num_swap_blocks {
-            2 => vec![back(slots[1], &table[0]), back(slots[0], &table[1])],
+            2 => vec![back(slots[0], &table[0]), back(slots[1], &table[1])],
             _ => vec![],
         };
         assert_eq!(step.swaps, expected);
