@@ -124,7 +124,8 @@ check() {
   detail=$(sed -n 's/^\(test .* \.\.\. \)\{0,1\}= //p' <<<"$output" | tail -n 1)
   if [ "$result" = FAILED ]; then
     echo "$output" >>"$here/gpu-check.log"
-    detail=$(grep -A 1 -m 1 -E 'panicked|ERROR|error' <<<"$output" | tr '\n' ' ')
+    # What was ended for its time may have said nothing.
+    detail=$(grep -A 1 -m 1 -E 'panicked|ERROR|error' <<<"$output" | tr '\n' ' ') || detail="no word; it may take ${TEST_SECONDS} s"
   fi
   row "$name" "$result" "$seconds" "${detail:0:160}"
 }
@@ -153,6 +154,7 @@ ask_demo() {
 bench() {
   local name=$1 model=$2 json=$here/$1.json
   shift 2
+  rm -f "$json"
   check "$name" "$here/candlepower" bench run "$here/shapes/$model" --load-format dummy --device cuda --dtype bfloat16 \
     --json "$json" "$@"
   [ -s "$json" ] || return 0
@@ -171,6 +173,7 @@ measure() {
   local llama=(llama-3.1-8b --max-model-len 8448 --max-num-batched-tokens 8192)
   bench llama-one-stream "${llama[@]}" --batch 1 --input-tokens 128,8192 --output-tokens 128
   bench llama-many-streams "${llama[@]}" --batch 8,64,256 --input-tokens 1000 --output-tokens 64
+  bench llama-fp8-cache "${llama[@]}" --batch 256 --input-tokens 1000 --output-tokens 32 --kv-cache-dtype fp8
   bench llama-eager "${llama[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
   local qwen=(qwen2.5-0.5b --max-model-len 4096 --max-num-batched-tokens 8192)
   bench qwen "${qwen[@]}" --batch 1,64,256 --input-tokens 128 --output-tokens 128

@@ -76,11 +76,12 @@ fn a_driver_that_is_too_old_is_named_with_what_is_needed() {
 }
 
 #[test]
-fn a_driver_that_is_new_enough_does_not_make_this_version_compute_on_a_gpu() {
+fn a_driver_that_is_new_enough_and_opens_no_gpu_is_refused_with_its_words() {
     let driver = driver(99000);
     let line = refusal(driver.path());
-    let reason = if built_with_cuda() { "computes on the CPU only" } else { "has no CUDA" };
+    let reason = if built_with_cuda() { "the GPU cannot be used: " } else { "has no CUDA" };
     assert!(line.contains(reason), "{line}");
+    assert_eq!(line.contains("CUDA_ERROR_NO_DEVICE"), built_with_cuda(), "{line}");
     let server = ServerBuilder::new("demo");
     server.env("LD_LIBRARY_PATH", driver.path().to_str().unwrap()).start();
 }

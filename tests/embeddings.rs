@@ -250,6 +250,7 @@ fn settings_that_are_for_other_models_stop_the_start() {
             "--dtype bfloat16 is for models that generate text, and BertModel does not: leave it out",
         ),
         ("--load-format dummy", "--load-format dummy is for models that generate text"),
+        ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8 is for models that generate text"),
         ("--max-model-len 513", "max_model_len 513 is beyond the model's 512 positions"),
     ] {
         let refused = ServerBuilder::new(&folder).flags(flags).refused();

@@ -1,7 +1,9 @@
-"""Writes an nvcc that compiles candle's large GGUF matmuls to nothing: fast_nvcc.py CANDLE_KERNELS NVCC FOLDER.
+"""Writes an nvcc that compiles some of candle's kernels to nothing: fast_nvcc.py CANDLE_KERNELS NVCC FOLDER.
 
-The ten files `mmq_instance_*.cu` take ptxas minutes each, and nothing but quantized GGUF weights on a GPU calls them. Each
-becomes a file of empty launchers; every other file goes to the real nvcc as it is.
+The ten files `mmq_instance_*.cu` take ptxas minutes each, and nothing but quantized GGUF weights on a GPU calls them. FOLDER/nvcc
+makes of each a file of empty launchers; every other file goes to the real nvcc as it is. FOLDER/link/nvcc is for a program that is
+linked and started where there is no GPU, and is never to compute on one: it makes all of candle's files empty, and compiles ours
+as far as PTX, attention in one type.
 """
 
 import re
@@ -14,26 +16,40 @@ WRAPPER = """\
 last=${{!#}}
 empty={folder}/$(basename "$last")
 [ -f "$empty" ] && set -- "${{@:1:$#-1}}" "$empty"
-exec {nvcc} "$@"
+exec {nvcc} {arguments}
 """
+
+# The arguments as they are; and without machine code.
+AS_GIVEN = '"$@"'
+LINK_ONLY = '-DCANDLEPOWER_LINK_ONLY "${@/code=sm_/code=compute_}"'
+
+
+def write_nvcc(folder: Path, nvcc: Path, arguments: str, empty: dict[str, list[str]]) -> None:
+    """An nvcc that takes, instead of some files, ones that define launchers which do nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, launchers in empty.items():
+        (folder / name).write_text("".join(f'extern "C" void {launcher}() {{}}\n' for launcher in launchers))
+    wrapper = folder / "nvcc"
+    wrapper.write_text(WRAPPER.format(folder=f"'{folder}'", nvcc=f"'{nvcc}'", arguments=arguments))
+    wrapper.chmod(0o755)
 
 
 def main(candle_kernels: Path, nvcc: Path, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     declared = (candle_kernels / "src/ffi.rs").read_text()
     sources = sorted((candle_kernels / "src/mmq_gguf").glob("mmq_instance_*.cu"))
+    large = {}
     for source in sources:
         kind = source.stem.removeprefix("mmq_instance_")
         launchers = sorted(set(re.findall(rf"\blaunch_mmq_gguf_{kind}[a-z0-9_]*", declared)))
         if not launchers:
             sys.exit(f"cuda-toolkit: ffi.rs of candle-kernels declares no launcher of {source.name}")
-        text = "".join(f'extern "C" void {name}() {{}}\n' for name in launchers)
-        (folder / source.name).write_text(text)
+        large[source.name] = launchers
     if not sources:
         sys.exit("cuda-toolkit: candle-kernels has no mmq_instance_*.cu any more")
-    wrapper = folder / "nvcc"
-    wrapper.write_text(WRAPPER.format(folder=f"'{folder}'", nvcc=f"'{nvcc}'"))
-    wrapper.chmod(0o755)
+    write_nvcc(folder, nvcc, AS_GIVEN, large)
+    everything = {source.name: [] for source in (candle_kernels / "src").rglob("*.cu")}
+    everything[sources[0].name] = re.findall(r"pub fn (\w+)\(", declared)
+    write_nvcc(folder / "link", nvcc, LINK_ONLY, everything)
 
 
 if __name__ == "__main__":

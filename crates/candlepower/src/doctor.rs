@@ -11,13 +11,13 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use candlepower_checkpoint::{
     Checkpoint, CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory, Dtype,
-    EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig, MemoryPlan,
+    EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig, KvDtype, MemoryPlan,
     MemoryRequest,
 };
 use candlepower_hub::ModelId;
 use candlepower_machine::Machine;
 use candlepower_server::ServeConfig;
-use candlepower_server::config::{ByteSize, Dtype as DtypeSetting};
+use candlepower_server::config::{ByteSize, Dtype as DtypeSetting, KvCacheDtype};
 use clap::Args;
 use serde_json::json;
 
@@ -78,6 +78,9 @@ pub(crate) struct Doctor {
     /// Memory of the KV cache, such as 512M or 4Gi [default: a quarter of free memory, and no more than useful]
     #[arg(long, value_name = "SIZE")]
     kv_cache_memory: Option<ByteSize>,
+    /// Type of keys and values in the cache; auto takes the weights' on a GPU and float32 on the CPU
+    #[arg(long, value_enum, default_value_t)]
+    kv_cache_dtype: KvCacheDtype,
     /// Most sequences running at once
     #[arg(long, value_name = "N", default_value = "256")]
     max_num_seqs: NonZeroUsize,
@@ -283,9 +286,10 @@ impl Doctor {
     fn request(&self, max_model_len: usize, weights: Dtype, memory: DeviceMemory) -> MemoryRequest {
         MemoryRequest {
             weights,
-            kv: match memory.device {
-                DeviceKind::Cpu => Dtype::F32,
-                DeviceKind::Gpu { .. } => weights,
+            kv: match (self.kv_cache_dtype, memory.device) {
+                (KvCacheDtype::Fp8, _) => KvDtype::Fp8,
+                (KvCacheDtype::Auto, DeviceKind::Cpu) => Dtype::F32.into(),
+                (KvCacheDtype::Auto, DeviceKind::Gpu { .. }) => weights.into(),
             },
             max_model_len,
             block_size: self.block_size.get(),

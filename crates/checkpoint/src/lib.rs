@@ -27,7 +27,7 @@ pub use files::{CheckpointFiles, WeightFiles};
 pub use generation::{GenerationConfig, SamplingDefaults};
 pub use memory::{
     Counted, DEVICE_HEAD_DIMS, DeviceKind, DeviceMemory, DeviceWidths, GPU_MEMORY_UTILIZATION,
-    MemoryPlan, MemoryRequest, device_head_dim, device_logits_rows,
+    KvDtype, MemoryPlan, MemoryRequest, device_head_dim, device_logits_rows,
 };
 pub use quantization::{
     Awq, Codes, Fp8, Gptq, MatrixForm, Packed, Quantization, Scheme, SqueezeLlm, StoredKind,

@@ -22,7 +22,7 @@ pub struct MemoryRequest {
     /// In which the matrices are kept.
     pub weights: Dtype,
     /// In which keys and values are kept.
-    pub kv: Dtype,
+    pub kv: KvDtype,
     /// Longest sequence, in tokens.
     pub max_model_len: usize,
     /// Tokens in one KV block.
@@ -37,6 +37,30 @@ pub struct MemoryRequest {
     pub tensor_parallel_size: usize,
     /// What one rank may take.
     pub memory: DeviceMemory,
+}
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvDtype {
+    /// As numbers of the model.
+    Plain(Dtype),
+    /// A byte each (e4m3).
+    Fp8,
+}
+
+impl KvDtype {
+    fn size(self) -> usize {
+        match self {
+            Self::Plain(dtype) => dtype.size(),
+            Self::Fp8 => 1,
+        }
+    }
+}
+
+impl From<Dtype> for KvDtype {
+    fn from(dtype: Dtype) -> Self {
+        Self::Plain(dtype)
+    }
 }
 
 /// The memory of the device on which one rank computes.
@@ -240,6 +264,9 @@ impl MemoryPlan {
         match self.max_model_len_that_fits(spec) {
             0 => {}
             len => ways.push(format!("lower --max-model-len to {len}")),
+        }
+        if self.request.kv != KvDtype::Fp8 && self.with(spec, |r| r.kv = KvDtype::Fp8).fits {
+            ways.push("keep keys and values in 8 bits with --kv-cache-dtype fp8".to_owned());
         }
         if self.request.weights == Dtype::F32 && self.with(spec, |r| r.weights = Dtype::Bf16).fits {
             ways.push("keep the weights in 16 bits with --dtype bfloat16".to_owned());

@@ -94,7 +94,7 @@ fn open(test: &str, config: String) -> Result<(), String> {
     for device in [DeviceKind::Cpu, DeviceKind::Gpu { utilization: 0.9 }] {
         let request = MemoryRequest {
             weights: checkpoint.weights_dtype(None),
-            kv: checkpoint.weights_dtype(None),
+            kv: checkpoint.weights_dtype(None).into(),
             max_model_len: spec.max_model_len(None).map_err(one_line)?,
             block_size: 16,
             max_num_seqs: 256,

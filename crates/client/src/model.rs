@@ -2,7 +2,7 @@
 
 use candlepower_checkpoint::{
     CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory, Dtype, EncoderCheckpoint,
-    EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, MemoryPlan, MemoryRequest,
+    EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan, MemoryRequest,
 };
 use candlepower_hub::{Hub, HubConfig, HubSettings, ModelId};
 
@@ -70,7 +70,10 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
     };
     let request = |memory: DeviceMemory| MemoryRequest {
         weights: dtypes(memory.device).0,
-        kv: dtypes(memory.device).1,
+        kv: match setting(plan, "KV_CACHE_DTYPE") {
+            Some("fp8" | "fp8_e4m3") => KvDtype::Fp8,
+            _ => dtypes(memory.device).1.into(),
+        },
         max_model_len,
         block_size: number(plan, "BLOCK_SIZE", BLOCK_SIZE),
         max_num_seqs: number(plan, "MAX_NUM_SEQS", MAX_NUM_SEQS),

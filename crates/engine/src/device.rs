@@ -121,12 +121,14 @@ mod gpu {
             return Err(no_driver(&gpus, &error.to_string()));
         }
         check_driver(&gpus, (sys::CUDA_VERSION / 1000, sys::CUDA_VERSION % 1000 / 10))?;
-        let device = candlepower_kernels::cuda::open(0)
-            .map_err(|error| NoGpu::Unusable(error.to_string()))?;
-        let unusable = |error: candle_core::Error| NoGpu::Unusable(error.to_string());
-        let context = device.as_cuda_device().map_err(unusable)?.cuda_stream().context().clone();
-        let found =
-            context.compute_capability().map_err(|error| NoGpu::Unusable(error.to_string()))?;
+        // candle's errors may bring a backtrace along.
+        let unusable = |error: &dyn std::fmt::Display| {
+            NoGpu::Unusable(error.to_string().lines().next().unwrap_or_default().to_owned())
+        };
+        let device = candlepower_kernels::cuda::open(0).map_err(|error| unusable(&error))?;
+        let cuda = device.as_cuda_device().map_err(|error| unusable(&error))?;
+        let context = cuda.cuda_stream().context().clone();
+        let found = context.compute_capability().map_err(|error| unusable(&error))?;
         check_capability(built_for(), (found.0.unsigned_abs(), found.1.unsigned_abs()))?;
         Ok(device)
     }

@@ -5,8 +5,8 @@ use std::{collections::VecDeque, time::Instant};
 use candle_core::{DType, Tensor};
 use candlepower_kernels::{
     device::{
-        self, AttentionStep, LaunchShape, Readback, SamplerRow, SamplingOutput, SamplingScratch,
-        Staging, TokenCounts,
+        self, AttentionStep, HostBlocks, LaunchShape, Readback, SamplerRow, SamplingOutput,
+        SamplingScratch, Staging, TokenCounts,
     },
     sampling::{RowLogprobs, SampledRow},
 };
@@ -16,7 +16,7 @@ use candlepower_scheduler::Step;
 use crate::{
     Error, Result,
     device_graphs::Graphs,
-    device_tables::{Chunk, DrawLimits, DrawTables, InputTables, Upload},
+    device_tables::{Chunk, DrawLimits, DrawTables, InputTables, SwapTo, Upload, swap_pairs},
     runner::{SamplingBatch, StepOutput},
 };
 
@@ -44,6 +44,9 @@ pub(crate) struct DeviceRunner {
     launched: VecDeque<Launched>,
     /// Room for the reports of others.
     readbacks: Vec<Readback>,
+    /// Blocks of preempted sequences, where there is room for any.
+    host: Option<HostBlocks>,
+    num_swap_blocks: usize,
 }
 
 /// A step on its way.
@@ -60,13 +63,25 @@ struct Launched {
 }
 
 impl DeviceRunner {
-    /// Reserves what steps of up to `size` need.
-    pub(crate) fn new(model: DeviceDecoder, size: WorkspaceSize, graphs: Graphs) -> Result<Self> {
+    /// Reserves what steps of up to `size` need, and room for so many blocks in the memory of the host.
+    pub(crate) fn new(
+        model: DeviceDecoder,
+        size: WorkspaceSize,
+        graphs: Graphs,
+        num_swap_blocks: usize,
+    ) -> Result<Self> {
         let device = model.device().clone();
+        let workspace = model.workspace(size)?;
+        let host = match num_swap_blocks {
+            0 => None,
+            count => Some(HostBlocks::new(workspace.cache(), count)?),
+        };
         let draws = 2 * size.max_rows;
         let vocab = model.spec().vocab_size;
         Ok(Self {
-            workspace: model.workspace(size)?,
+            workspace,
+            host,
+            num_swap_blocks,
             size,
             graphs,
             inputs: Staging::new(InputViews::capacity(&size), &device)?,
@@ -79,6 +94,11 @@ impl DeviceRunner {
             readbacks: Vec::new(),
             model,
         })
+    }
+
+    /// Blocks of preempted sequences that fit the memory of the host.
+    pub(crate) fn num_swap_blocks(&self) -> usize {
+        self.num_swap_blocks
     }
 
     /// Records a graph for each number of sequences that has one, telling how many are done.
@@ -116,6 +136,7 @@ impl DeviceRunner {
         let draws = DrawTables::new(step, batch, limits);
         let width = 2 + 2 * draws.max_top;
         let views = self.upload_draws(step, &draws)?;
+        self.swap(&views.swaps)?;
         if !step.copies.is_empty() {
             self.workspace.cache().copy_blocks(&views.copies)?;
         }
@@ -152,6 +173,21 @@ impl DeviceRunner {
         let (output, readback) = launched.read(&report);
         self.readbacks.push(readback);
         Ok(output)
+    }
+
+    /// Queues a step's swaps.
+    fn swap(&self, swaps: &[(SwapTo, Tensor)]) -> Result<()> {
+        let cache = self.workspace.cache();
+        for (to, pairs) in swaps {
+            let host = self.host.as_ref().ok_or_else(|| {
+                Error::Invariant("a step swaps blocks, and there is no room for any".into())
+            })?;
+            match to {
+                SwapTo::Host => cache.bring_out(host, pairs)?,
+                SwapTo::Cache => cache.bring_back(host, pairs)?,
+            }
+        }
+        Ok(())
     }
 
     /// Queues the copy of a report.
@@ -200,6 +236,10 @@ impl DeviceRunner {
     fn upload_draws(&mut self, step: &Step, draws: &DrawTables) -> Result<DrawViews> {
         let mut upload = Upload::default();
         let copies = upload.push(step.copies.iter().flat_map(|copy| [copy.src.0, copy.dst.0]));
+        let swaps: Vec<_> = swap_pairs(&step.swaps)
+            .into_iter()
+            .map(|(to, pairs)| (to, upload.push(pairs)))
+            .collect();
         let bias_ids = upload.push(draws.bias_ids.iter().copied());
         let biases = upload.push(draws.biases.iter().copied());
         let masks = upload.push(draws.masks.iter().copied());
@@ -218,6 +258,9 @@ impl DeviceRunner {
         self.make_room(upload.numbers.len(), draws)?;
         self.tables.upload(&upload.numbers)?;
         let view = |range: &std::ops::Range<usize>| self.tables.view(range.start, &[range.len()]);
+        let pairs = |range: &std::ops::Range<usize>| -> Result<Tensor> {
+            Ok(view(range)?.reshape((range.len() / 2, 2))?)
+        };
         let words = self.model.spec().vocab_size.div_ceil(32);
         let chunks = chunks.iter().map(|[rows, words, reset, p0, p1, g0, g1]| {
             Ok(ChunkViews {
@@ -231,7 +274,11 @@ impl DeviceRunner {
         });
         Ok(DrawViews {
             chunks: chunks.collect::<Result<_>>()?,
-            copies: view(&copies)?.reshape((copies.len() / 2, 2))?,
+            copies: pairs(&copies)?,
+            swaps: swaps
+                .iter()
+                .map(|(to, range)| Ok((*to, pairs(range)?)))
+                .collect::<Result<_>>()?,
             biases: (!bias_ids.is_empty())
                 .then(|| Ok::<_, Error>((view(&bias_ids)?, view(&biases)?)))
                 .transpose()?,
@@ -359,6 +406,8 @@ impl InputViews {
 struct DrawViews {
     chunks: Vec<ChunkViews>,
     copies: Tensor,
+    /// In the order in which they are made.
+    swaps: Vec<(SwapTo, Tensor)>,
     biases: Option<(Tensor, Tensor)>,
     masks: Option<Tensor>,
 }

@@ -7,7 +7,7 @@ use candlepower_kernels::{
     device::{NO_SLOT, SamplerRow},
     sampling::SamplingRow,
 };
-use candlepower_scheduler::{Step, TokenSource};
+use candlepower_scheduler::{Step, Swap, TokenSource};
 
 use crate::runner::{Place, SamplingBatch};
 
@@ -245,6 +245,29 @@ impl Chunk {
     }
 }
 
+/// Where blocks go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SwapTo {
+    Host,
+    Cache,
+}
+
+/// A step's swaps as sources and destinations, those of one direction that follow each other together.
+pub(crate) fn swap_pairs(swaps: &[Swap]) -> Vec<(SwapTo, Vec<u32>)> {
+    let mut runs: Vec<(SwapTo, Vec<u32>)> = Vec::new();
+    for swap in swaps {
+        let (to, pair) = match *swap {
+            Swap::Out { block, slot } => (SwapTo::Host, [block.0, slot.0]),
+            Swap::In { slot, block } => (SwapTo::Cache, [slot.0, block.0]),
+        };
+        match runs.last_mut() {
+            Some((last, pairs)) if *last == to => pairs.extend(pair),
+            _ => runs.push((to, pair.into())),
+        }
+    }
+    runs
+}
+
 /// Numbers that are uploaded together, each table from a multiple of sixteen bytes on.
 #[derive(Default)]
 pub(crate) struct Upload {
@@ -263,7 +286,7 @@ impl Upload {
 
 #[cfg(test)]
 mod tests {
-    use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StepRow};
+    use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StepRow, SwapSlot};
 
     use super::*;
 
@@ -296,7 +319,7 @@ mod tests {
     #[test]
     fn tokens_know_their_slots_and_who_drew_them() {
         let tokens = [TokenSource::Id(4), TokenSource::PreviousRow(2)];
-        let step = Step { id: 1, copies: vec![], rows: vec![row(0, 15, &tokens, 1)] };
+        let step = Step { rows: vec![row(0, 15, &tokens, 1)], ..Step::default() };
         let mut tables = InputTables::new(&step, 16);
         assert_eq!(tables.token_ids, [4, DRAWN | 2]);
         assert_eq!((&tables.positions[..], &tables.slots[..]), (&[15, 16][..], &[127, 48][..]));
@@ -308,6 +331,23 @@ mod tests {
         assert_eq!(tables.slots[2..], [NO_SLOT, NO_SLOT]);
     }
 
+    /// A place that is given back may be taken again in the same step: the order stays.
+    #[test]
+    fn swaps_keep_their_order() {
+        let (out, back) = (
+            |block, slot| Swap::Out { block: BlockId(block), slot: SwapSlot(slot) },
+            |slot, block| Swap::In { slot: SwapSlot(slot), block: BlockId(block) },
+        );
+        let swaps = [out(7, 0), out(3, 1), back(0, 5), out(5, 0)];
+        let runs = swap_pairs(&swaps);
+        let expected = [
+            (SwapTo::Host, vec![7, 0, 3, 1]),
+            (SwapTo::Cache, vec![0, 5]),
+            (SwapTo::Host, vec![5, 0]),
+        ];
+        assert_eq!(runs, expected);
+    }
+
     #[test]
     fn draws_of_one_row_share_its_logits_and_chunks_hold_what_fits() {
         let rows = vec![
@@ -315,7 +355,7 @@ mod tests {
             row(1, 5, &[TokenSource::Id(1)], 0),
             row(2, 5, &[TokenSource::Id(1)], 1),
         ];
-        let step = Step { id: 1, copies: vec![], rows };
+        let step = Step { rows, ..Step::default() };
         let batch = SamplingBatch {
             samples: vec![sampling(&[(1, 2.0)]); 4],
             places: vec![Place { seed: 1, index: 2 }; 4],

@@ -105,6 +105,8 @@ pub(crate) struct Counted {
     prefix_queries: u64,
     prefix_hits: u64,
     preemptions: u64,
+    swapped_out: u64,
+    swapped_in: u64,
 }
 
 impl Engine {
@@ -395,10 +397,15 @@ impl Engine {
             .increment(stats.num_prefix_queries - self.counted.prefix_queries);
         metrics.prefix_cache_hits.increment(stats.num_prefix_hits - self.counted.prefix_hits);
         metrics.num_preemptions.increment(stats.num_preemptions - self.counted.preemptions);
+        metrics.kv_blocks_swapped.set(stats.num_swapped_blocks as f64);
+        metrics.swapped_out_blocks.increment(stats.num_swapped_out - self.counted.swapped_out);
+        metrics.swapped_in_blocks.increment(stats.num_swapped_in - self.counted.swapped_in);
         self.counted = Counted {
             prefix_queries: stats.num_prefix_queries,
             prefix_hits: stats.num_prefix_hits,
             preemptions: stats.num_preemptions,
+            swapped_out: stats.num_swapped_out,
+            swapped_in: stats.num_swapped_in,
         };
     }
 }

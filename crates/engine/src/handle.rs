@@ -30,6 +30,11 @@ pub struct EngineConfig {
     /// Bytes for the paged KV cache; `None` takes a quarter of the free memory on the CPU, what
     /// `gpu_memory_utilization` leaves on a GPU, and no more than `max_num_seqs` sequences of `max_model_len` need.
     pub kv_cache_bytes: Option<u64>,
+    /// Keep keys and values in FP8 (e4m3, without a scale) instead of the model's dtype, or of f32 on the CPU.
+    pub fp8_kv_cache: bool,
+    /// Bytes of the host's memory for the blocks of preempted sequences, which are recomputed without; not on the CPU,
+    /// whose cache lies in that memory itself.
+    pub swap_bytes: u64,
     /// The part of a GPU's free memory that may be taken, above 0 and at most 1.
     pub gpu_memory_utilization: f64,
     /// Launch every operation of a GPU on its own, without CUDA graphs.

@@ -28,8 +28,14 @@ pub struct EngineMetrics {
     pub generation_tokens: Counter,
     /// Those of them that were not drawn, because a grammar allowed no other.
     pub jump_forward_tokens: Counter,
-    /// Sequences put back to be recomputed because blocks ran out.
+    /// Sequences whose blocks were taken because blocks ran out: recomputed later, or brought out and back.
     pub num_preemptions: Counter,
+    /// Blocks that preempted sequences have in the memory of the host.
+    pub kv_blocks_swapped: Gauge,
+    /// Blocks brought to the memory of the host.
+    pub swapped_out_blocks: Counter,
+    /// Blocks brought back from there.
+    pub swapped_in_blocks: Counter,
     /// Tokens computed in a step.
     pub iteration_tokens: Histogram,
     /// Seconds from submission to the first step that computes the request.
@@ -58,6 +64,9 @@ impl EngineMetrics {
             generation_tokens: Counter::noop(),
             jump_forward_tokens: Counter::noop(),
             num_preemptions: Counter::noop(),
+            kv_blocks_swapped: Gauge::noop(),
+            swapped_out_blocks: Counter::noop(),
+            swapped_in_blocks: Counter::noop(),
             iteration_tokens: Histogram::noop(),
             request_queue_time_seconds: Histogram::noop(),
             step_duration_seconds: Histogram::noop(),

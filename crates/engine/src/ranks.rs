@@ -36,6 +36,16 @@ pub(crate) enum Runner {
     Device(Box<DeviceRunner>),
 }
 
+impl Runner {
+    /// Blocks of preempted sequences that fit the memory of the host.
+    pub(crate) fn num_swap_blocks(&self) -> usize {
+        match self {
+            Self::Cpu(_) => 0,
+            Self::Device(runner) => runner.num_swap_blocks(),
+        }
+    }
+}
+
 impl Ranks {
     pub(crate) fn new(runner: Runner, pool: ThreadPool) -> Self {
         Self { runner, pool, launched: VecDeque::new() }

@@ -9,7 +9,7 @@ use std::{
 
 use candle_core::DType;
 use candlepower_checkpoint::{
-    Checkpoint, Counted as MemoryCounted, DeviceKind, DeviceMemory, Dtype, MemoryPlan,
+    Checkpoint, Counted as MemoryCounted, DeviceKind, DeviceMemory, Dtype, KvDtype, MemoryPlan,
     MemoryRequest, device_logits_rows,
 };
 use candlepower_kernels::device::MOST_LOGPROBS;
@@ -58,6 +58,7 @@ pub(crate) fn start(
         enable_prefix_caching: config.enable_prefix_caching,
         policy: config.scheduling_policy,
         max_pinned_blocks: max_pinned_blocks(&config, &info),
+        num_swap_blocks: runner.num_swap_blocks(),
     })?;
     let mut ranks = Ranks::new(runner, pool);
     progress(StartProgress::WarmingUp);
@@ -140,7 +141,8 @@ fn cpu_runner(
         available_bytes: free_bytes(model.device()),
         counted: MemoryCounted::AfterLoading,
     };
-    let request = memory_request(config, model.max_model_len(), (weights, Dtype::F32), memory);
+    let kv = if config.fp8_kv_cache { KvDtype::Fp8 } else { Dtype::F32.into() };
+    let request = memory_request(config, model.max_model_len(), (weights, kv), memory);
     let plan = MemoryPlan::new(model.spec(), request);
     plan.check(model.spec())?;
     let info = EngineInfo {
@@ -149,7 +151,8 @@ fn cpu_runner(
         max_logprobs: None,
         ..info(checkpoint, &plan, num_threads)
     };
-    let cache = model.new_kv_cache(plan.num_blocks, config.block_size)?;
+    let cache_dtype = if config.fp8_kv_cache { DType::F8E4M3 } else { DType::F32 };
+    let cache = model.new_kv_cache(plan.num_blocks, config.block_size, cache_dtype)?;
     Ok((info, Runner::Cpu(Box::new(ModelRunner::new(model, cache, config.block_size)))))
 }
 
@@ -170,7 +173,8 @@ fn device_runner(
         available_bytes: free_bytes(model.device()),
         counted: MemoryCounted::AfterLoading,
     };
-    let request = memory_request(config, model.max_model_len(), (weights, weights), memory);
+    let kv = if config.fp8_kv_cache { KvDtype::Fp8 } else { weights.into() };
+    let request = memory_request(config, model.max_model_len(), (weights, kv), memory);
     let plan = MemoryPlan::new(model.spec(), request);
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     tracing::info!(
@@ -188,6 +192,7 @@ fn device_runner(
         max_rows,
         num_blocks: plan.num_blocks,
         block_size: config.block_size,
+        fp8_cache: config.fp8_kv_cache,
     };
     let info = EngineInfo {
         weights_bytes: model.weight_bytes() as u64,
@@ -199,7 +204,8 @@ fn device_runner(
         true => Graphs::none(),
         false => Graphs::up_to(max_rows.min(config.max_num_seqs)),
     };
-    let mut runner = DeviceRunner::new(model, size, graphs)?;
+    let num_swap_blocks = num_swap_blocks(config, &info)?;
+    let mut runner = DeviceRunner::new(model, size, graphs, num_swap_blocks)?;
     runner.capture_graphs(&mut |done, total| {
         progress(StartProgress::CapturingGraphs { done, total });
     })?;
@@ -209,7 +215,7 @@ fn device_runner(
 fn memory_request(
     config: &EngineConfig,
     max_model_len: usize,
-    (weights, kv): (Dtype, Dtype),
+    (weights, kv): (Dtype, KvDtype),
     memory: DeviceMemory,
 ) -> MemoryRequest {
     MemoryRequest {
@@ -225,11 +231,28 @@ fn memory_request(
     }
 }
 
+/// Blocks that fit the memory of the host that preempted sequences may take.
+fn num_swap_blocks(config: &EngineConfig, info: &EngineInfo) -> Result<usize> {
+    let free = candlepower_machine::available_bytes();
+    if free.is_some_and(|free| config.swap_bytes > free) {
+        return Err(Error::Config {
+            name: "swap_space",
+            value: format!("{:.1} GiB", config.swap_bytes as f64 / f64::from(1 << 30)),
+            reason: "it must fit the free memory of this machine beside all else",
+        });
+    }
+    let blocks = config.swap_bytes / block_bytes(info);
+    Ok(blocks.min(u64::from(u32::MAX)) as usize)
+}
+
+fn block_bytes(info: &EngineInfo) -> u64 {
+    (info.kv_cache_bytes / info.num_blocks.max(1) as u64).max(1)
+}
+
 /// Blocks that pins may hold: by bytes, or half of all.
 fn max_pinned_blocks(config: &EngineConfig, info: &EngineInfo) -> usize {
-    let block_bytes = (info.kv_cache_bytes / info.num_blocks.max(1) as u64).max(1);
     match config.max_pinned_bytes {
-        Some(bytes) => info.num_blocks.min((bytes / block_bytes) as usize),
+        Some(bytes) => info.num_blocks.min((bytes / block_bytes(info)) as usize),
         None => info.num_blocks / 2,
     }
 }
@@ -281,7 +304,7 @@ fn warm_up(ranks: &mut Ranks) -> Result<()> {
         logits: LogitsFor::None,
         samples: Vec::new(),
     };
-    ranks.launch(&Step { id: 0, copies: Vec::new(), rows: vec![row] }, &SamplingBatch::default());
+    ranks.launch(&Step { rows: vec![row], ..Step::default() }, &SamplingBatch::default());
     ranks.wait().map(drop)
 }
 

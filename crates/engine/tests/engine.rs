@@ -30,6 +30,8 @@ fn config() -> EngineConfig {
             max_model_len: Some(128),
         },
         kv_cache_bytes: None,
+        fp8_kv_cache: false,
+        swap_bytes: 0,
         gpu_memory_utilization: 0.9,
         enforce_eager: false,
         device_reference: false,

@@ -198,7 +198,7 @@ fn attentions() {
             num_kv_heads,
             head_dim,
         };
-        let cache = KvCache::new(config, &Device::Cpu).expect("a cache");
+        let cache = KvCache::new(config, DType::F32, &Device::Cpu).expect("a cache");
         // Every position is written: pages that were never written are one and the same page of zeros.
         let slots = (seqs * context) as u32;
         let kv = Tensor::full(0.2f32, (slots as usize, num_kv_heads, head_dim), &Device::Cpu)

@@ -10,7 +10,7 @@ pub use full::{full_attention, full_attention_reference};
 
 use std::ops::Range;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 use crate::kv_cache::reshape_and_cache_reference;
 use crate::parallel::SharedMut;
@@ -157,20 +157,26 @@ pub fn paged_attention(
     let sequences = meta.sequences(tokens, &config)?;
     let layer = cache.layer(layer)?;
     let queries = q.f32s()?;
-    let keys = Operand::new("paged_attention", "keys", &layer.keys).f32s()?;
-    let values = Operand::new("paged_attention", "values", &layer.values).f32s()?;
+    let keys = Operand::new("paged_attention", "keys", &layer.keys);
+    let values = Operand::new("paged_attention", "values", &layer.values);
     let elements = tokens * heads * head_dim;
     let mut out = Vec::with_capacity(elements);
-    let operands = paged::Operands {
-        q: &queries,
-        keys: &keys,
-        values: &values,
-        config,
-        heads,
-        params: *params,
-        out: SharedMut::new(&mut out.spare_capacity_mut()[..elements]),
+    let shared = SharedMut::new(&mut out.spare_capacity_mut()[..elements]);
+    let attend = |cache: paged::Cached<'_>| {
+        let params = *params;
+        let operands = paged::Operands { q: &queries, cache, config, heads, params, out: shared };
+        paged::attend(Isa::detect(), &operands, &sequences);
     };
-    paged::attend(Isa::detect(), &operands, &sequences);
+    match cache.dtype() {
+        DType::F8E4M3 => {
+            let (keys, values) = (keys.fp8s()?, values.fp8s()?);
+            attend(paged::Cached::Fp8 { keys: &keys, values: &values });
+        }
+        _ => {
+            let (keys, values) = (keys.f32s()?, values.f32s()?);
+            attend(paged::Cached::F32 { keys: &keys, values: &values });
+        }
+    }
     // SAFETY: the sequences hold all `tokens` queries, and `attend` writes every head of each.
     unsafe { out.set_len(elements) };
     from_vec(out, &[tokens, heads, head_dim])

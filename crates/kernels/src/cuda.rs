@@ -32,7 +32,7 @@ pub(crate) use graph::Graph;
 pub use matmul::Cublas;
 pub use norm::{add_rms_norm, rms_norm};
 pub use open::{memory, open};
-pub(crate) use paged_cache::copy_blocks;
+pub(crate) use paged_cache::{PinnedBlocks, copy_blocks};
 pub use qkv::qkv_to_cache;
 pub(crate) use sampling::count_tokens;
 pub use sampling::sample;

@@ -21,11 +21,11 @@ mod tests;
 
 pub use attention::{AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, PlanCapacity};
 #[cfg(feature = "cuda")]
-pub(crate) use attention::{check_spec, check_step, check_window};
+pub(crate) use attention::{check_cache, check_spec, check_step, check_window};
 pub use experts::experts;
 pub use graph::Graph;
 pub use matmul::Matmul;
-pub use paged_cache::{PagedCache, PagedLayer};
+pub use paged_cache::{HostBlocks, PagedCache, PagedLayer};
 pub use qkv::{NO_SLOT, QkNorm, QkNormSpan, QkvToCache, qkv_to_cache};
 pub use rows::{
     LayerNorm, NormWeight, RmsNorm, activation, add, add_rms_norm, embedding, gated_activation,

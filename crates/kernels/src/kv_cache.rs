@@ -1,6 +1,7 @@
 //! The paged cache of keys and values.
 
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor, WithDType};
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor};
+use float8::F8E4M3;
 
 use crate::tensor::Operand;
 use crate::{Error, Result};
@@ -53,7 +54,8 @@ impl KvCacheConfig {
     }
 }
 
-/// Keys and values of every layer, in blocks of `block_size` positions, f32.
+/// Keys and values of every layer, in blocks of `block_size` positions: f32, or FP8 (e4m3, without a scale: numbers are
+/// rounded to the nearest of its 256, and those beyond 448 become 448).
 ///
 /// Keys `[num_blocks, kv_heads, head_dim, block_size]` are transposed inside a block, so sixteen
 /// positions of one head dimension are one vector; values `[num_blocks, kv_heads, block_size, head_dim]`.
@@ -62,26 +64,35 @@ impl KvCacheConfig {
 #[derive(Debug)]
 pub struct KvCache {
     config: KvCacheConfig,
+    dtype: DType,
     layers: Vec<KvLayer>,
 }
 
 /// The keys and values of one layer.
 #[derive(Clone, Debug)]
 pub struct KvLayer {
-    /// `[num_blocks, kv_heads, head_dim, block_size]` f32.
+    /// `[num_blocks, kv_heads, head_dim, block_size]`.
     pub keys: Tensor,
-    /// `[num_blocks, kv_heads, block_size, head_dim]` f32.
+    /// `[num_blocks, kv_heads, block_size, head_dim]`.
     pub values: Tensor,
 }
 
 impl KvCache {
-    /// An empty cache on `device`.
+    /// An empty cache of f32 or f8e4m3 on `device`.
     ///
     /// # Errors
-    /// A dimension is zero or not the required multiple, the device is not the CPU, or candle could not
-    /// allocate.
-    pub fn new(config: KvCacheConfig, device: &Device) -> Result<Self> {
+    /// A dimension is zero or not the required multiple, the dtype is another one, the device is not the CPU, or
+    /// candle could not allocate.
+    pub fn new(config: KvCacheConfig, dtype: DType, device: &Device) -> Result<Self> {
         config.check()?;
+        if !matches!(dtype, DType::F32 | DType::F8E4M3) {
+            return Err(Error::DType {
+                kernel: "kv_cache",
+                operand: "dtype",
+                expected: "f32 or f8e4m3",
+                found: dtype,
+            });
+        }
         if !matches!(device, Device::Cpu) {
             return Err(Error::UnsupportedDevice {
                 kernel: "kv_cache",
@@ -91,33 +102,34 @@ impl KvCache {
         }
         let KvCacheConfig { num_layers, num_blocks, block_size, num_kv_heads, head_dim } = config;
         let layer = || -> Result<KvLayer> {
-            let keys = Tensor::zeros(
-                (num_blocks, num_kv_heads, head_dim, block_size),
-                DType::F32,
-                device,
-            )?;
-            let values = Tensor::zeros(
-                (num_blocks, num_kv_heads, block_size, head_dim),
-                DType::F32,
-                device,
-            )?;
-            Ok(KvLayer { keys, values })
+            let keys = (num_blocks, num_kv_heads, head_dim, block_size);
+            let values = (num_blocks, num_kv_heads, block_size, head_dim);
+            Ok(KvLayer {
+                keys: Tensor::zeros(keys, dtype, device)?,
+                values: Tensor::zeros(values, dtype, device)?,
+            })
         };
         let layers = (0..num_layers).map(|_| layer()).collect::<Result<_>>()?;
-        Ok(Self { config, layers })
+        Ok(Self { config, dtype, layers })
     }
 
     /// Bytes of one block over all layers, keys and values together. `num_blocks` of `config` is not
     /// looked at, so this answers how many blocks fit some memory.
     #[must_use]
-    pub fn bytes_per_block(config: &KvCacheConfig) -> usize {
-        2 * config.num_layers * config.block_elements() * size_of::<f32>()
+    pub fn bytes_per_block(config: &KvCacheConfig, dtype: DType) -> usize {
+        2 * config.num_layers * config.block_elements() * dtype.size_in_bytes()
     }
 
     /// The dimensions it was made with.
     #[must_use]
     pub fn config(&self) -> &KvCacheConfig {
         &self.config
+    }
+
+    /// f32 or f8e4m3.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// Number of blocks of every layer.
@@ -135,7 +147,7 @@ impl KvCache {
     /// Bytes reserved, all layers together.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
-        Self::bytes_per_block(&self.config) * self.config.num_blocks
+        Self::bytes_per_block(&self.config, self.dtype) * self.config.num_blocks
     }
 
     /// The tensors of layer `layer`.
@@ -243,20 +255,23 @@ impl InplaceOp1 for Update<'_> {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        let CpuStorage::F32(data) = storage else {
-            return Err(candle_core::Error::UnexpectedDType {
-                msg: "the KV cache is f32",
-                expected: f32::DTYPE,
-                got: storage_dtype(storage),
-            });
-        };
         let (start, end) = layout
             .contiguous_offsets()
             .ok_or(candle_core::Error::RequiresContiguous { op: "kv_cache_update" })?;
-        let data = &mut data[start..end];
+        match storage {
+            CpuStorage::F32(data) => self.apply(&mut data[start..end], |value| value),
+            CpuStorage::F8E4M3(data) => self.apply(&mut data[start..end], F8E4M3::from_f32),
+            _ => unreachable!("KvCache::new makes tensors of no other dtype"),
+        }
+        Ok(())
+    }
+}
+
+impl Update<'_> {
+    fn apply<T: Copy>(&self, data: &mut [T], round: impl Fn(f32) -> T) {
         match self.edit {
-            Edit::Keys { rows, slots } => write_keys(data, rows, slots, self.config),
-            Edit::Values { rows, slots } => write_values(data, rows, slots, self.config),
+            Edit::Keys { rows, slots } => write_keys(data, (rows, round), slots, self.config),
+            Edit::Values { rows, slots } => write_values(data, (rows, round), slots, self.config),
             Edit::Copy(copies) => {
                 let len = self.config.block_elements();
                 for &(source, destination) in copies {
@@ -265,30 +280,34 @@ impl InplaceOp1 for Update<'_> {
                 }
             }
         }
-        Ok(())
     }
 }
 
-fn storage_dtype(storage: &CpuStorage) -> DType {
-    use candle_core::backend::BackendStorage;
-    storage.dtype()
-}
-
-/// Scatters token rows `[kv_heads, head_dim]` into transposed key blocks.
-fn write_keys(keys: &mut [f32], rows: &[f32], slots: &[u32], config: &KvCacheConfig) {
+/// Scatters token rows `[kv_heads, head_dim]`, each number rounded, into transposed key blocks.
+fn write_keys<T>(
+    keys: &mut [T],
+    (rows, round): (&[f32], impl Fn(f32) -> T),
+    slots: &[u32],
+    config: &KvCacheConfig,
+) {
     let KvCacheConfig { block_size, num_kv_heads, head_dim, .. } = *config;
     for (row, &slot) in rows.chunks_exact(num_kv_heads * head_dim).zip(slots) {
         let (block, offset) = (slot as usize / block_size, slot as usize % block_size);
         let block = &mut keys[block * config.block_elements()..][..config.block_elements()];
         // Head and dimension together index `[kv_heads * head_dim]` lines of `block_size` positions.
         for (line, value) in block.chunks_exact_mut(block_size).zip(row) {
-            line[offset] = *value;
+            line[offset] = round(*value);
         }
     }
 }
 
-/// Copies token rows `[kv_heads, head_dim]` into value blocks.
-fn write_values(values: &mut [f32], rows: &[f32], slots: &[u32], config: &KvCacheConfig) {
+/// Copies token rows `[kv_heads, head_dim]`, each number rounded, into value blocks.
+fn write_values<T>(
+    values: &mut [T],
+    (rows, round): (&[f32], impl Fn(f32) -> T),
+    slots: &[u32],
+    config: &KvCacheConfig,
+) {
     let KvCacheConfig { block_size, num_kv_heads, head_dim, .. } = *config;
     for (row, &slot) in rows.chunks_exact(num_kv_heads * head_dim).zip(slots) {
         let (block, offset) = (slot as usize / block_size, slot as usize % block_size);
@@ -296,7 +315,8 @@ fn write_values(values: &mut [f32], rows: &[f32], slots: &[u32], config: &KvCach
         for (head, row) in
             block.chunks_exact_mut(block_size * head_dim).zip(row.chunks_exact(head_dim))
         {
-            head[offset * head_dim..][..head_dim].copy_from_slice(row);
+            let place = head[offset * head_dim..][..head_dim].iter_mut();
+            place.zip(row).for_each(|(place, value)| *place = round(*value));
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::ops::Deref;
 
 use candle_core::{DType, Device, Storage, StorageRef, Tensor, WithDType};
+use float8::F8E4M3;
 
 use crate::{Error, Result};
 
@@ -55,6 +56,11 @@ impl<'a> Operand<'a> {
     /// The operand's elements, if it is a contiguous f32 tensor on the CPU.
     pub(crate) fn f32s(&self) -> Result<CpuSlice<'a, f32>> {
         self.read(DType::F32, "f32")
+    }
+
+    /// The operand's elements, if it is a contiguous FP8 (e4m3) tensor on the CPU.
+    pub(crate) fn fp8s(&self) -> Result<CpuSlice<'a, F8E4M3>> {
+        self.read(DType::F8E4M3, "f8e4m3")
     }
 
     /// The operand's elements, if it is a contiguous u32 tensor on the CPU.

@@ -105,7 +105,7 @@ impl Decoder {
     /// There is no text or an empty one, one is longer than [`Self::max_model_len`], or a token id is beyond the model's.
     pub fn encode(&self, texts: &[&[u32]]) -> Result<Tensor> {
         let (input, num_blocks) = ForwardInput::of_texts(texts)?;
-        let cache = self.kv_cache_of(1, num_blocks, TEXT_BLOCK)?;
+        let cache = self.kv_cache_of(1, num_blocks, TEXT_BLOCK, DType::F32)?;
         let embed_scale = self.embed_scale;
         self.layers.forward(&CpuOps {
             input: &input,
@@ -157,12 +157,17 @@ impl Decoder {
         self.layers.embed.dtype()
     }
 
-    /// An empty cache of `num_blocks` blocks of `block_size` tokens for this model.
+    /// An empty cache of `num_blocks` blocks of `block_size` tokens for this model, in f32 or f8e4m3.
     ///
     /// # Errors
     /// The memory cannot be had, or the sizes are not what the kernels take.
-    pub fn new_kv_cache(&self, num_blocks: usize, block_size: usize) -> Result<KvCache> {
-        self.kv_cache_of(self.spec.layers.len(), num_blocks, block_size)
+    pub fn new_kv_cache(
+        &self,
+        num_blocks: usize,
+        block_size: usize,
+        dtype: DType,
+    ) -> Result<KvCache> {
+        self.kv_cache_of(self.spec.layers.len(), num_blocks, block_size, dtype)
     }
 
     fn kv_cache_of(
@@ -170,6 +175,7 @@ impl Decoder {
         num_layers: usize,
         num_blocks: usize,
         block_size: usize,
+        dtype: DType,
     ) -> Result<KvCache> {
         let attention = &self.spec.layers[0].attention;
         let config = KvCacheConfig {
@@ -179,7 +185,7 @@ impl Decoder {
             num_kv_heads: attention.kv_heads,
             head_dim: attention.head_dim,
         };
-        Ok(KvCache::new(config, &self.device)?)
+        Ok(KvCache::new(config, dtype, &self.device)?)
     }
 }
 

@@ -76,6 +76,8 @@ pub struct WorkspaceSize {
     pub num_blocks: usize,
     /// Tokens of a block.
     pub block_size: usize,
+    /// Whether keys and values are kept in FP8 (e4m3), or in the model's dtype.
+    pub fp8_cache: bool,
 }
 
 impl DeviceDecoder {
@@ -107,13 +109,19 @@ impl DeviceDecoder {
             max_pages: size.max_seqs * self.max_model_len.div_ceil(size.block_size),
             partials_bytes: self.spec.attention_partials_bytes(),
         };
+        let cache_dtype = if size.fp8_cache { DType::F8E4M3 } else { self.dtype };
         let mut plans: Vec<(Option<usize>, AttentionPlan)> = Vec::new();
         for layer in &self.spec.layers {
             let window = layer.attention.window;
             if plans.iter().any(|plan| plan.0 == window) {
                 continue;
             }
-            let spec = AttentionSpec { heads: layer.attention.heads, window, dtype: self.dtype };
+            let spec = AttentionSpec {
+                heads: layer.attention.heads,
+                window,
+                dtype: self.dtype,
+                cache_dtype,
+            };
             plans.push((window, AttentionPlan::new(&self.device, spec, &config, capacity)?));
         }
         let buffer =
@@ -121,7 +129,7 @@ impl DeviceDecoder {
         let (tokens, hidden) = (size.max_tokens, self.spec.hidden_size);
         let widths = self.spec.device_widths(1);
         Ok(Workspace {
-            cache: PagedCache::new(config, self.dtype, &self.device)?,
+            cache: PagedCache::new(config, cache_dtype, &self.device)?,
             plans,
             matmul: Matmul::new(&self.device, tokens.max(size.max_rows))?,
             residual: buffer(tokens, hidden)?,
@@ -182,7 +190,7 @@ impl DeviceDecoder {
         &self.device
     }
 
-    /// The dtype of weights, activations and cache.
+    /// The dtype of weights and activations.
     pub fn dtype(&self) -> DType {
         self.dtype
     }

@@ -125,7 +125,12 @@ impl Scheduler {
         if seq.num_pending > 0 {
             return false;
         }
-        let found = self.find_cached(seq);
+        let mut found = self.find_cached(seq);
+        let num_found = found.blocks.len();
+        if seq.swapped.slots.len() > num_found {
+            // The next block comes from the host, with more tokens or as many.
+            found.beginning = None;
+        }
         let num_new = self.blocks.blocks_for(seq.num_target_tokens()) - found.blocks.len();
         let Some(num_spare) = self.make_room_for(&found.blocks, num_new) else { return false };
         // Held before anything is allocated, so that they are not evicted for it.
@@ -146,7 +151,9 @@ impl Scheduler {
             unreachable!("only waiting ones are admitted")
         };
         self.waiting.remove(&seq.waiting_key(turn));
-        seq.num_computed_tokens = num_computed_tokens;
+        let swapped = std::mem::take(&mut seq.swapped);
+        seq.num_computed_tokens = num_computed_tokens.max(swapped.num_tokens);
+        self.swap_space.bring_back(swapped, &block_table, num_found);
         seq.block_table = block_table;
         seq.prefix_chain = found.chain;
         seq.state = State::Running;

@@ -34,7 +34,7 @@ impl Scheduler {
         self.last_step += 1;
         let may_admit = self.make_room();
         let mut batch = Batch {
-            step: Step { id: self.last_step, copies: Vec::new(), rows: Vec::new() },
+            step: Step { id: self.last_step, ..Step::default() },
             budget: self.config.max_num_batched_tokens,
             num_samples: 0,
             sources: Vec::new(),
@@ -56,6 +56,9 @@ impl Scheduler {
             self.run(*id, &mut batch);
         }
         self.blocks.release(batch.sources);
+        if !batch.step.rows.is_empty() {
+            batch.step.swaps = self.swap_space.take_pending();
+        }
         batch.step
     }
 
@@ -133,10 +136,14 @@ impl Scheduler {
         had_room
     }
 
-    /// Takes the blocks of a running sequence, which then waits to compute everything again.
+    /// Takes the blocks of a running sequence, which then waits to have them back from the host, or to compute everything
+    /// again.
     fn preempt(&mut self, id: SeqId) {
         let seq = self.sequences.get_mut(&id).expect("running sequences are known");
         self.running.remove(&seq.running_key());
+        let num_tokens = seq.num_computed_tokens;
+        let computed = &seq.block_table[..self.blocks.blocks_for(num_tokens)];
+        seq.swapped = self.swap_space.bring_out(computed, num_tokens);
         self.blocks.release(seq.reset());
         self.waiting.insert(seq.waiting_key(Turn::Preempted));
         self.num_preemptions += 1;

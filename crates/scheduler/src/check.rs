@@ -25,6 +25,7 @@ impl Scheduler {
         }
         self.blocks.check(&num_holders)?;
         self.pins.check(self.config.max_pinned_blocks)?;
+        self.swap_space.check(self.sequences.values().map(|seq| &seq.swapped))?;
         if self.running.len() + self.waiting.len() != self.sequences.len() {
             return Err("the queues name sequences which do not exist".into());
         }
@@ -51,8 +52,17 @@ impl Scheduler {
             State::Running => num_held >= self.blocks.blocks_for(seq.num_computed_tokens),
             State::Waiting(_) => num_held == 0 && seq.num_computed_tokens == 0,
         };
+        let is_swapped_fit = match seq.state {
+            State::Running => seq.swapped.slots.is_empty(),
+            State::Waiting(_) => {
+                seq.swapped.slots.len() == self.blocks.blocks_for(seq.swapped.num_tokens)
+            }
+        };
         if !is_queued || seq.id != id {
             return Err(format!("is not queued as {:?}", seq.state));
+        }
+        if !is_swapped_fit {
+            return Err(format!("is {:?} with {:?}", seq.state, seq.swapped));
         }
         if !is_table_fit {
             return Err(format!(

@@ -21,6 +21,9 @@ pub struct SchedulerConfig {
     pub policy: SchedulingPolicy,
     /// Most blocks that pins hold, each counted once however many hold it.
     pub max_pinned_blocks: usize,
+    /// Blocks in the memory of the host for what preempted sequences have computed; without room there they compute it
+    /// again.
+    pub num_swap_blocks: usize,
 }
 
 /// Which waiting sequence starts first among those of equal priority.
@@ -74,6 +77,7 @@ mod tests {
         enable_prefix_caching: true,
         policy: SchedulingPolicy::Fcfs,
         max_pinned_blocks: 2,
+        num_swap_blocks: 0,
     };
 
     #[test]

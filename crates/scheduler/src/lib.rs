@@ -16,6 +16,7 @@
 //!     enable_prefix_caching: true,
 //!     policy: SchedulingPolicy::Fcfs,
 //!     max_pinned_blocks: 32,
+//!     num_swap_blocks: 0,
 //! })?;
 //! let ids = scheduler.add(NewSequence::new(vec![1, 2, 3]))?;
 //! let step = scheduler.schedule();
@@ -38,10 +39,13 @@ mod prefix_cache;
 mod scheduler;
 mod sequence;
 mod step;
+mod swap_space;
 
 pub use config::{SchedulerConfig, SchedulingPolicy};
 pub use error::Error;
 pub use pins::PinId;
 pub use scheduler::{Scheduler, SchedulerStats};
 pub use sequence::NewSequence;
-pub use step::{BlockCopy, BlockId, LogitsFor, Sampled, SeqId, Step, StepRow, TokenSource};
+pub use step::{
+    BlockCopy, BlockId, LogitsFor, Sampled, SeqId, Step, StepRow, Swap, SwapSlot, TokenSource,
+};

@@ -6,6 +6,7 @@ use crate::block_manager::BlockManager;
 use crate::pins::Pins;
 use crate::prefix_cache::PrefixCache;
 use crate::sequence::{RunningKey, Sequence, State, Turn, WaitingKey};
+use crate::swap_space::SwapSpace;
 use crate::{Error, NewSequence, Sampled, SchedulerConfig, SeqId, Step};
 
 /// Decides which tokens run in each step and in which KV blocks.
@@ -15,7 +16,7 @@ use crate::{Error, NewSequence, Sampled, SchedulerConfig, SeqId, Step};
 /// not known yet is then named by where the previous step drew it.
 ///
 /// Who goes first: prefills and waiting sequences by priority, then arrival; the last in this order loses its blocks
-/// when they run out, and computes them again later. Decodes take turns where the token budget is smaller than their
+/// when they run out. They are brought to the memory of the host and back, where there is room, or computed again. Decodes take turns where the token budget is smaller than their
 /// number, and leave a quarter of it to pending prefills. Priorities are strict: lower values can keep higher ones
 /// waiting for as long as they keep coming.
 ///
@@ -33,6 +34,7 @@ pub struct Scheduler {
     pub(crate) running: BTreeSet<RunningKey>,
     pub(crate) waiting: BTreeSet<WaitingKey>,
     pub(crate) pins: Pins,
+    pub(crate) swap_space: SwapSpace,
     /// Ids of the uncommitted steps with rows, the oldest first; at most two.
     pub(crate) in_flight: VecDeque<u64>,
     pub(crate) num_prefix_queries: u64,
@@ -63,6 +65,12 @@ pub struct SchedulerStats {
     pub num_prefix_hits: u64,
     /// How often a running sequence lost its blocks.
     pub num_preemptions: u64,
+    /// Blocks that preempted sequences have in the memory of the host.
+    pub num_swapped_blocks: usize,
+    /// Blocks that were brought there.
+    pub num_swapped_out: u64,
+    /// Blocks that were brought back.
+    pub num_swapped_in: u64,
 }
 
 impl Scheduler {
@@ -75,6 +83,7 @@ impl Scheduler {
         let prefix_cache = config.enable_prefix_caching.then(PrefixCache::default);
         Ok(Self {
             blocks: BlockManager::new(config.num_blocks as u32, config.block_size, prefix_cache),
+            swap_space: SwapSpace::new(config.num_swap_blocks as u32),
             config,
             sequences: HashMap::new(),
             reserved: HashMap::new(),
@@ -196,6 +205,7 @@ impl Scheduler {
         let reserved = &self.reserved;
         seq.siblings.retain(|sibling| reserved.contains_key(sibling));
         if seq.siblings.is_empty() {
+            self.swap_space.give_up(std::mem::take(&mut seq.swapped));
             // Steps run in their order: who finds a block runs after whatever still computes it.
             let computed = &seq.tokens[..seq.computed_tokens().len()];
             self.blocks.register_all(&mut seq.prefix_chain, computed, &seq.block_table);
@@ -233,6 +243,9 @@ impl Scheduler {
             num_prefix_queries: self.num_prefix_queries,
             num_prefix_hits: self.num_prefix_hits,
             num_preemptions: self.num_preemptions,
+            num_swapped_blocks: self.swap_space.num_used(),
+            num_swapped_out: self.swap_space.num_out,
+            num_swapped_in: self.swap_space.num_in,
         }
     }
 

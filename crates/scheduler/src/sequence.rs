@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::block_manager::PrefixChain;
 use crate::step::{LogitsFor, TokenSource};
+use crate::swap_space::Swapped;
 use crate::{BlockId, SeqId};
 
 /// A request for `n` sequences that continue one prompt.
@@ -58,6 +59,8 @@ pub(crate) struct Sequence {
     /// Tokens whose keys and values are in `block_table`, those of uncommitted steps included.
     pub(crate) num_computed_tokens: usize,
     pub(crate) block_table: Vec<BlockId>,
+    /// What it has in the memory of the host while it waits; nothing while it runs.
+    pub(crate) swapped: Swapped,
     /// The committed full blocks of `block_table`.
     pub(crate) prefix_chain: PrefixChain,
     /// Prompt tokens found in the cache when it was first admitted; `None` before.
@@ -109,6 +112,7 @@ impl Sequence {
             max_computed_tokens: max_model_len - usize::from(new.sample),
             num_computed_tokens: 0,
             block_table: Vec::new(),
+            swapped: Swapped::default(),
             prefix_chain: PrefixChain::new(new.cache_salt.clone()),
             num_cached_tokens: None,
             priority: new.priority,
@@ -197,7 +201,7 @@ impl Sequence {
         }
     }
 
-    /// Forgets what is computed, to start again; returns the blocks that held it.
+    /// Forgets its blocks, to start again; returns them.
     pub(crate) fn reset(&mut self) -> Vec<BlockId> {
         self.num_computed_tokens = 0;
         self.prefix_chain = PrefixChain::new(self.cache_salt.clone());

@@ -2,13 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One forward pass: the block copies to make first, then the rows to run.
+/// One forward pass: the swaps and block copies to make first, then the rows to run.
 ///
 /// Steps are executed in the order of their ids.
-#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct Step {
     /// Increases with every call of `schedule`.
     pub id: u64,
+    /// What goes to the memory of the host and comes back from there, in this order, before the copies.
+    pub swaps: Vec<Swap>,
     /// Copies to make before any row writes. No destination is also a source or named twice, so they may run in any
     /// order.
     pub copies: Vec<BlockCopy>,
@@ -76,6 +78,25 @@ pub struct BlockCopy {
     pub dst: BlockId,
 }
 
+/// A copy of one block's contents, in all layers, between the cache and the memory of the host.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Swap {
+    /// To the host.
+    Out {
+        /// Block to read.
+        block: BlockId,
+        /// Place to write.
+        slot: SwapSlot,
+    },
+    /// Back from the host, from where it was once brought.
+    In {
+        /// Place to read.
+        slot: SwapSlot,
+        /// Block to write.
+        block: BlockId,
+    },
+}
+
 /// A token drawn for a sequence.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampled {
@@ -88,6 +109,10 @@ pub struct Sampled {
 /// Names a sequence; never reused. Ids grow in the order of arrival.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SeqId(pub u64);
+
+/// Names a place for one block in the memory of the host: an index below `num_swap_blocks`.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SwapSlot(pub u32);
 
 /// Names a block of the KV cache: an index below `num_blocks`.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

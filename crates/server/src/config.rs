@@ -15,8 +15,9 @@ use clap::{ArgAction, Args};
 
 pub use resolve::{ConfigError, Effective, Setting, Source};
 pub use values::{
-    ByteSize, DefaultMaxTokens, DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat,
-    LogFormat, LogLevel, MetricsCompat, Pooling, Quantization, ReasoningParser, ToolCallParser,
+    ByteSize, DefaultMaxTokens, DeviceKind, Dtype, Framework, GenerationConfigSource, KvCacheDtype,
+    LoadFormat, LogFormat, LogLevel, MetricsCompat, Pooling, Quantization, ReasoningParser,
+    ToolCallParser,
 };
 use values::{at_least_one, endpoint, gigabytes, not_empty, origin, part, session_seconds, switch};
 
@@ -115,6 +116,9 @@ pub struct ServeConfig {
     /// Memory of the KV cache, such as 512M or 4Gi [default: a quarter of free memory, on a GPU what its part leaves, and no more than useful]
     #[arg(long, help_heading = "Engine", value_name = "SIZE")]
     pub kv_cache_memory: Option<ByteSize>,
+    /// Type of keys and values in the cache; auto takes the model's, on the CPU float32, and fp8 is e4m3 without a scale
+    #[arg(long, help_heading = "Engine", value_enum, default_value_t)]
+    pub kv_cache_dtype: KvCacheDtype,
     /// Most memory of the KV cache that sessions keep, until a request needs it [default: half of the cache]
     #[arg(long, help_heading = "Engine", value_name = "SIZE")]
     pub session_memory: Option<ByteSize>,
@@ -145,7 +149,7 @@ pub struct ServeConfig {
         default_missing_value = "true", default_value = "false", action = ArgAction::Set,
     )]
     pub enforce_eager: bool,
-    /// GB of CPU memory for swapped-out KV blocks (no effect in this version)
+    /// GB of CPU memory for the KV blocks of preempted sequences, which are recomputed without (no effect on the CPU)
     #[arg(long, help_heading = "Engine", value_name = "GB", default_value = "0", value_parser = gigabytes)]
     pub swap_space: f64,
 

@@ -2,11 +2,13 @@
 
 use candlepower_checkpoint::{
     Checkpoint, Counted, Description, DeviceKind, DeviceMemory, Dtype, EncoderCheckpoint,
-    EncoderMemoryRequest, MemoryPlan, MemoryRequest, Quantization,
+    EncoderMemoryRequest, KvDtype, MemoryPlan, MemoryRequest, Quantization,
 };
 use candlepower_engine::{Device, free_bytes};
 
-use crate::config::{DeviceKind as DeviceSetting, Dtype as DtypeSetting, LoadFormat, ServeConfig};
+use crate::config::{
+    DeviceKind as DeviceSetting, Dtype as DtypeSetting, KvCacheDtype, LoadFormat, ServeConfig,
+};
 use crate::error::{Error, Result};
 use crate::load::gives_vectors;
 
@@ -48,7 +50,7 @@ fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device)
 /// A decoder that gives vectors is computed on the CPU, without a cache.
 fn check_pooled_decoder(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {
     check_quantization(config, checkpoint.quantization(), &Device::Cpu)?;
-    if let Some(setting) = ranks_or_gpu(config) {
+    if let Some(setting) = not_for_vectors(config) {
         let architecture = checkpoint.architecture();
         return Err(Error::NotForVectors { setting, architecture });
     }
@@ -65,11 +67,13 @@ fn check_pooled_decoder(config: &ServeConfig, checkpoint: &Checkpoint) -> Result
 }
 
 /// A setting that a model which gives vectors or scores cannot have.
-fn ranks_or_gpu(config: &ServeConfig) -> Option<String> {
+fn not_for_vectors(config: &ServeConfig) -> Option<String> {
     if config.tensor_parallel_size > 1 {
         Some(format!("--tensor-parallel-size {}", config.tensor_parallel_size))
     } else if config.device == DeviceSetting::Cuda {
         Some("--device cuda".to_owned())
+    } else if config.kv_cache_dtype == KvCacheDtype::Fp8 {
+        Some("--kv-cache-dtype fp8".to_owned())
     } else {
         None
     }
@@ -92,7 +96,7 @@ fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result
         return Err(Error::QuantizedEncoder(found.method.clone()));
     }
     let architecture = checkpoint.architecture();
-    let setting = ranks_or_gpu(config).or_else(|| match (config.load_format, config.dtype) {
+    let setting = not_for_vectors(config).or_else(|| match (config.load_format, config.dtype) {
         (LoadFormat::Dummy, _) => Some("--load-format dummy".to_owned()),
         (_, DtypeSetting::Auto | DtypeSetting::Float32) => None,
         (_, DtypeSetting::Float16) => Some("--dtype float16".to_owned()),
@@ -122,7 +126,7 @@ fn memory_request(
     max_model_len: usize,
 ) -> MemoryRequest {
     let dtype = dtype(config.dtype);
-    let (weights, kv, kind) = match device.is_cpu() {
+    let (weights, plain, kind) = match device.is_cpu() {
         true => (checkpoint.weights_dtype(dtype), Dtype::F32, DeviceKind::Cpu),
         false => {
             let weights = checkpoint.device_dtype(dtype);
@@ -132,7 +136,10 @@ fn memory_request(
     };
     MemoryRequest {
         weights,
-        kv,
+        kv: match config.kv_cache_dtype {
+            KvCacheDtype::Auto => plain.into(),
+            KvCacheDtype::Fp8 => KvDtype::Fp8,
+        },
         max_model_len,
         block_size: config.block_size,
         max_num_seqs: config.max_num_seqs,

@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::config::{ByteSize, Effective, ServeConfig, Source};
+use crate::config::{ByteSize, Effective, KvCacheDtype, ServeConfig, Source};
 use crate::error::{Error, Result};
 use crate::health::VERSION;
 use crate::listen;
@@ -192,18 +192,10 @@ fn announce(effective: &Effective, chosen: &ChosenDevice, address: &SocketAddr) 
     if let Some(note) = &chosen.note {
         tracing::info!("{note}");
     }
-    match chosen.device.is_cpu() {
-        true => {
-            for name in config.without_effect() {
-                tracing::info!("{name} has no effect on the CPU");
-            }
+    if chosen.device.is_cpu() {
+        for name in config.without_effect() {
+            tracing::info!("{name} has no effect on the CPU");
         }
-        false if config.swap_space > 0.0 => {
-            tracing::warn!(
-                "swap_space has no effect in this version: preempted blocks are recomputed"
-            );
-        }
-        false => {}
     }
     tracing::info!("listening on http://{address}, getting the model");
 }
@@ -264,10 +256,11 @@ fn announce_generating(config: &ServeConfig, model: &LoadedModel) {
         info.max_model_len
     );
     tracing::info!(
-        "KV cache: {} blocks of {} tokens, {}; at most {} sequences and {} tokens a step, on {}",
+        "KV cache: {} blocks of {} tokens, {}{}; at most {} sequences and {} tokens a step, on {}",
         info.num_blocks,
         info.block_size,
         ByteSize(info.kv_cache_bytes),
+        if config.kv_cache_dtype == KvCacheDtype::Fp8 { " in fp8" } else { "" },
         config.max_num_seqs,
         config.max_num_batched_tokens,
         match info.device.as_str() {

@@ -23,7 +23,7 @@ cargo xtask <command>
   ci      everything below: check, test, cuda
   check   fmt, clippy, tidy, typos, doc, deny
   test    builds the binary and runs every test; needs only Rust and Python
-  cuda    the CUDA build from nothing, and its tests that need no GPU; needs g++, x86-64
+  cuda    a CUDA build for no GPU, and its tests; shares what test has built; needs g++, x86-64
   wheel   builds the Python wheel around the debug binary and tests it; part of test
   schema-suite FOLDER..  holds JSON schemas against test suites: docs/schema-suite.md
   tidy    the project's own rules: layers, file sizes, where `unsafe` lives, forbidden words

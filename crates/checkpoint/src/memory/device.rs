@@ -1,6 +1,6 @@
 //! Bytes on a GPU: row-major matrices in one dtype, buffers that are reserved once, heads padded to what attention has.
 
-use super::MemoryRequest;
+use super::{KvDtype, MemoryRequest};
 use crate::spec::{AttentionSpec, Dtype, ModelSpec};
 
 /// Widths of heads that attention on a GPU is compiled for; others are padded with zeros to the next of them.
@@ -42,7 +42,7 @@ impl ModelSpec {
     }
 
     /// Bytes of keys and values that one token takes on a GPU that is one of `ranks`.
-    pub fn device_kv_bytes_per_token(&self, dtype: Dtype, ranks: usize) -> u64 {
+    pub fn device_kv_bytes_per_token(&self, dtype: impl Into<KvDtype>, ranks: usize) -> u64 {
         self.with_padded_heads().rank_kv_bytes_per_token(dtype, ranks)
     }
 
@@ -72,7 +72,7 @@ impl ModelSpec {
     /// attention, tables for sampling, and what CUDA takes for itself.
     pub(super) fn device_activation_bytes(&self, request: &MemoryRequest) -> u64 {
         let ranks = request.tensor_parallel_size;
-        let element = request.kv.size() as u64;
+        let element = request.weights.size() as u64;
         let DeviceWidths { wide, inner, attended } = self.device_widths(ranks);
         let tokens = request.max_num_batched_tokens as u64;
         let rows = device_logits_rows(request.max_num_seqs) as u64;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::MemoryRequest;
+use super::{KvDtype, MemoryRequest};
 use crate::{
     error::{Error, Result},
     quantization::MatrixForm,
@@ -87,15 +87,15 @@ impl ModelSpec {
     }
 
     /// Bytes of keys and values that one token takes in all layers.
-    pub fn kv_bytes_per_token(&self, dtype: Dtype) -> u64 {
+    pub fn kv_bytes_per_token(&self, dtype: impl Into<KvDtype>) -> u64 {
         self.rank_kv_bytes_per_token(dtype, 1)
     }
 
     /// Bytes of keys and values that one token takes on one of `ranks` ranks.
-    pub fn rank_kv_bytes_per_token(&self, dtype: Dtype, ranks: usize) -> u64 {
+    pub fn rank_kv_bytes_per_token(&self, dtype: impl Into<KvDtype>, ranks: usize) -> u64 {
         let of_layer = |a: &crate::AttentionSpec| 2 * a.kv_heads.div_ceil(ranks) * a.head_dim;
         let numbers: usize = self.layers.iter().map(|layer| of_layer(&layer.attention)).sum();
-        (numbers * dtype.size()) as u64
+        (numbers * dtype.into().size()) as u64
     }
 
     /// Bytes that one rank needs beside weights and cache: an estimate from above of what a full step holds at once,

@@ -23,7 +23,7 @@ fn llama() -> ModelSpec {
 fn request(available_bytes: u64) -> MemoryRequest {
     MemoryRequest {
         weights: Dtype::Bf16,
-        kv: Dtype::F32,
+        kv: KvDtype::Plain(Dtype::F32),
         max_model_len: 4096,
         block_size: 16,
         max_num_seqs: 4,
@@ -149,7 +149,7 @@ fn what_does_not_fit_is_said_with_what_would() {
 fn gpus_are_filled_and_more_of_them_proposed() {
     let gpu = |gib: u64, ranks| {
         plan(move |r| {
-            r.kv = Dtype::Bf16;
+            r.kv = Dtype::Bf16.into();
             r.tensor_parallel_size = ranks;
             r.memory.device = DeviceKind::Gpu { utilization: 0.9 };
             r.memory.available_bytes = Some(gib * GIB);
@@ -164,7 +164,7 @@ fn gpus_are_filled_and_more_of_them_proposed() {
     let part = |utilization| {
         plan(move |r| {
             r.max_num_seqs = 256;
-            r.kv = Dtype::Bf16;
+            r.kv = Dtype::Bf16.into();
             r.memory.device = DeviceKind::Gpu { utilization };
         })
     };
@@ -175,6 +175,30 @@ fn gpus_are_filled_and_more_of_them_proposed() {
     assert_eq!(small.ranks_that_fit(&llama()), Some(2));
     assert!(error(&small).contains("take 2 such GPUs with --tensor-parallel-size 2"));
     assert!(gpu(12, 2).fits);
+}
+
+#[test]
+fn keys_and_values_in_fp8_take_a_byte_each() {
+    let fp8 = plan(|r| r.kv = KvDtype::Fp8);
+    assert_eq!(fp8.kv_bytes_per_token, TOKEN / 4);
+    assert_eq!((fp8.weights_bytes, fp8.sequence_bytes), (WEIGHTS, 1024 * TOKEN));
+    // What the steps need is as before.
+    let gpu = |kv| {
+        plan(move |r| {
+            r.kv = kv;
+            r.max_num_seqs = 256;
+            r.memory.device = DeviceKind::Gpu { utilization: 0.9 };
+        })
+    };
+    let (full, half) = (gpu(Dtype::Bf16.into()), gpu(KvDtype::Fp8));
+    assert_eq!(full.activation_bytes, half.activation_bytes);
+    assert_eq!(half.num_blocks / 2, full.num_blocks);
+    let long = plan(|r| {
+        r.max_model_len = 131_072;
+        r.memory.available_bytes = Some(50 * GIB);
+    });
+    let line = error(&long);
+    assert!(line.contains("with --kv-cache-dtype fp8"), "{line}");
 }
 
 #[test]

@@ -1,6 +1,13 @@
 //! The engine on a device, whose kernels' definitions compute on the CPU: requests of every kind, each compared with
 //! what the CPU's own kernels give.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use metrics::Counter;
+
 use super::*;
 
 fn on_device() -> EngineConfig {
@@ -120,6 +127,63 @@ fn a_small_device_gives_the_same() {
         ..on_device()
     };
     assert_same(&run_together(&start(small)), &want, "small");
+}
+
+/// Two sequences fit at once, and more run: those that lose their blocks go on with the same ones, or compute them again
+/// where the host has no room, and nobody can tell.
+#[test]
+fn what_is_brought_out_and_back_is_the_same() {
+    let want = run_together(&start(config()));
+    let block_bytes = {
+        let engine = start(on_device());
+        engine.info().kv_cache_bytes / engine.info().num_blocks as u64
+    };
+    for swap_blocks in [0, 6, 100] {
+        let counts: [Arc<AtomicU64>; 3] = Default::default();
+        let [preemptions, out, back] = &counts;
+        let engine = start(EngineConfig {
+            kv_cache_bytes: Some(9 * block_bytes),
+            swap_bytes: swap_blocks * block_bytes + 1,
+            enable_prefix_caching: false,
+            metrics: EngineMetrics {
+                num_preemptions: Counter::from_arc(Arc::clone(preemptions)),
+                swapped_out_blocks: Counter::from_arc(Arc::clone(out)),
+                swapped_in_blocks: Counter::from_arc(Arc::clone(back)),
+                ..EngineMetrics::noop()
+            },
+            ..on_device()
+        });
+        assert_same(&run_together(&engine), &want, &format!("{swap_blocks} blocks on the host"));
+        let [preemptions, out, back] = counts.map(|count| count.load(Ordering::Relaxed));
+        assert!(preemptions > 0, "the cache was large enough");
+        let swapped = (out > 0, back > 0, back <= out);
+        let expected = (swap_blocks > 0, swap_blocks > 0, true);
+        assert_eq!(swapped, expected, "{out} out, {back} back");
+    }
+    let too_much = EngineConfig { swap_bytes: u64::MAX, ..on_device() };
+    let error = EngineHandle::start(&checkpoint("llama"), too_much, &mut |_| ()).unwrap_err();
+    assert!(error.to_string().contains("swap_space is "), "{error}");
+}
+
+/// The cache of the CPU and that of a device are rounded alike; four times as many tokens fit the memory of the CPU.
+#[test]
+fn keys_and_values_in_fp8_are_served_on_the_cpu_and_on_a_device() {
+    let bytes = Some(1 << 20);
+    let fp8 = |config: EngineConfig| EngineConfig { fp8_kv_cache: true, ..config };
+    let sized = |config: EngineConfig| EngineConfig { kv_cache_bytes: bytes, ..config };
+    let (plain, on_cpu) = (start(sized(config())), start(sized(fp8(config()))));
+    assert_eq!(on_cpu.info().num_blocks / 4, plain.info().num_blocks);
+    let device = start(fp8(on_device()));
+    let params = SamplingParams { logprobs: Some(0), ..greedy(1) };
+    for length in [5, 40, 100] {
+        let one = |engine: &EngineHandle| {
+            let got = run(engine, request(prompt(3, length), params.clone())).remove(0);
+            got.logprobs[0].logprob
+        };
+        let (cpu, device, exact) = (one(&on_cpu), one(&device), one(&plain));
+        assert!((cpu - device).abs() < 0.05, "{cpu} and {device}");
+        assert!(cpu != exact && (cpu - exact).abs() < 0.5, "{cpu} and {exact}");
+    }
 }
 
 #[test]

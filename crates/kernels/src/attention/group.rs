@@ -1,9 +1,13 @@
 //! A few rows of queries against one tile of the cache, in registers.
 
 use std::ops::Range;
+use std::sync::LazyLock;
+
+use float8::F8E4M3;
 
 use super::PagedAttention;
-use super::paged::{Operands, Partial};
+use super::paged::Partial;
+use crate::KvCacheConfig;
 use crate::simd::{LANES, Simd, math};
 
 /// Positions of one tile.
@@ -15,50 +19,93 @@ const VECTORS: usize = TILE / LANES;
 /// Most rows of one group.
 const MOST_ROWS: usize = 8;
 
-/// Keys and values of up to [`TILE`] positions of one key-value head. Sixteen positions always lie in
-/// one block, because blocks hold a multiple of sixteen.
+/// Keys and values of up to [`TILE`] positions of one key-value head.
 pub(super) struct KvTile<'a> {
     first_position: usize,
-    /// From the keys of each sixteen positions to the end of the cache: `[head_dim]` lines, `block_size`
-    /// apart. Vectors beyond the last position repeat the first.
+    /// From the keys of each sixteen positions on: `[head_dim]` lines, `line` apart. Vectors beyond the last position
+    /// repeat the first.
     keys: [&'a [f32]; VECTORS],
-    /// From the values of each sixteen positions to the end of the cache: `[16, head_dim]`.
+    /// From the values of each sixteen positions on: `[16, head_dim]`.
     values: [&'a [f32]; VECTORS],
     head_dim: usize,
-    block_size: usize,
+    line: usize,
+}
+
+/// Where the keys and values of a tile lie. Sixteen positions always lie in one block, because blocks hold a multiple
+/// of sixteen.
+pub(super) struct TilePlace<'a> {
+    pub(super) config: &'a KvCacheConfig,
+    pub(super) block_table: &'a [u32],
+    pub(super) kv_head: usize,
+    /// From a multiple of [`TILE`] on, to the end of the sequence.
+    pub(super) positions: Range<usize>,
+}
+
+impl TilePlace<'_> {
+    /// Where the head begins in the block of a vector of positions, and the first of them in that block.
+    fn vector(&self, vector: usize) -> (usize, usize) {
+        let KvCacheConfig { block_size, head_dim, num_kv_heads, .. } = *self.config;
+        let position = self.positions.start + vector * LANES;
+        let position = if position < self.positions.end { position } else { self.positions.start };
+        let block = self.block_table[position / block_size] as usize;
+        ((block * num_kv_heads + self.kv_head) * block_size * head_dim, position % block_size)
+    }
 }
 
 impl<'a> KvTile<'a> {
-    /// The tile that starts at `positions.start`, a multiple of [`TILE`].
-    pub(super) fn new(
-        operands: &Operands<'a>,
-        block_table: &[u32],
-        kv_head: usize,
-        positions: Range<usize>,
-    ) -> Self {
-        let config = &operands.config;
-        let (block_size, head_dim) = (config.block_size, config.head_dim);
-        let head_elements = block_size * head_dim;
-        let place = |vector: usize| {
-            let position = positions.start + vector * LANES;
-            let position = if position < positions.end { position } else { positions.start };
-            let block = block_table[position / block_size] as usize;
-            ((block * config.num_kv_heads + kv_head) * head_elements, position % block_size)
-        };
+    /// A tile as it lies in the cache.
+    pub(super) fn new(place: &TilePlace<'_>, keys: &'a [f32], values: &'a [f32]) -> Self {
+        let KvCacheConfig { block_size, head_dim, .. } = *place.config;
         let keys = std::array::from_fn(|vector| {
-            let (head, offset) = place(vector);
-            let keys = &operands.keys[head + offset..];
+            let (head, offset) = place.vector(vector);
+            let keys = &keys[head + offset..];
             assert!(keys.len() >= (head_dim - 1) * block_size + LANES, "the keys lie in the cache");
             keys
         });
         let values = std::array::from_fn(|vector| {
-            let (head, offset) = place(vector);
-            let values = &operands.values[head + offset * head_dim..];
+            let (head, offset) = place.vector(vector);
+            let values = &values[head + offset * head_dim..];
             assert!(values.len() >= LANES * head_dim, "the values lie in the cache");
             values
         });
-        Self { first_position: positions.start, keys, values, head_dim, block_size }
+        Self { first_position: place.positions.start, keys, values, head_dim, line: block_size }
     }
+
+    /// A tile of a cache in FP8, widened to f32, which is exact, into `room`.
+    pub(super) fn widen(
+        place: &TilePlace<'_>,
+        keys: &[F8E4M3],
+        values: &[F8E4M3],
+        room: &'a mut Vec<f32>,
+    ) -> Self {
+        let KvCacheConfig { block_size, head_dim, .. } = *place.config;
+        let len = LANES * head_dim;
+        room.clear();
+        for vector in 0..VECTORS {
+            let (head, offset) = place.vector(vector);
+            let lines = keys[head..][..head_dim * block_size].chunks_exact(block_size);
+            room.extend(lines.flat_map(|line| &line[offset..offset + LANES]).map(widened));
+        }
+        for vector in 0..VECTORS {
+            let (head, offset) = place.vector(vector);
+            room.extend(values[head + offset * head_dim..][..len].iter().map(widened));
+        }
+        let (keys, values) = room.split_at(VECTORS * len);
+        Self {
+            first_position: place.positions.start,
+            keys: std::array::from_fn(|vector| &keys[vector * len..]),
+            values: std::array::from_fn(|vector| &values[vector * len..]),
+            head_dim,
+            line: LANES,
+        }
+    }
+}
+
+/// The number that a code is.
+fn widened(code: &F8E4M3) -> f32 {
+    static NUMBERS: LazyLock<[f32; 256]> =
+        LazyLock::new(|| std::array::from_fn(|code| F8E4M3::from_bits(code as u8).to_f32()));
+    NUMBERS[usize::from(code.to_bits())]
 }
 
 /// Up to [`MOST_ROWS`] rows in increasing order of position, and their state over the tiles so far.
@@ -184,7 +231,7 @@ impl Group {
             let mut keys = [s.splat(0.0); VECS];
             for (v, key) in keys.iter_mut().enumerate() {
                 // SAFETY: `KvTile::new` checked that `head_dim` lines lie in each slice.
-                *key = unsafe { s.load(tile.keys[first + v].as_ptr().add(dim * tile.block_size)) };
+                *key = unsafe { s.load(tile.keys[first + v].as_ptr().add(dim * tile.line)) };
             }
             for (row, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: `q` is `[head_dim][ROWS]`, asserted above.

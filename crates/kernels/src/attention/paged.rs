@@ -10,9 +10,10 @@
 
 use std::ops::Range;
 
+use float8::F8E4M3;
 use rayon::prelude::*;
 
-use super::group::{Group, KvTile, TILE};
+use super::group::{Group, KvTile, TILE, TilePlace};
 use super::{PagedAttention, SequenceView};
 use crate::KvCacheConfig;
 use crate::parallel::SharedMut;
@@ -27,12 +28,19 @@ const UNIT_ROWS: usize = 64;
 /// Calls of fewer multiplications than this run on the calling thread.
 const INLINE_PRODUCTS: usize = 64 * 1024;
 
+/// One layer of the cache: keys `[num_blocks, kv_heads, head_dim, block_size]`, values `[num_blocks, kv_heads,
+/// block_size, head_dim]`.
+#[derive(Clone, Copy)]
+pub(super) enum Cached<'a> {
+    F32 { keys: &'a [f32], values: &'a [f32] },
+    Fp8 { keys: &'a [F8E4M3], values: &'a [F8E4M3] },
+}
+
 /// Checked operands: `q` and `out` are `[tokens, heads, head_dim]`.
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
     pub(super) q: &'a [f32],
-    pub(super) keys: &'a [f32],
-    pub(super) values: &'a [f32],
+    pub(super) cache: Cached<'a>,
     pub(super) config: KvCacheConfig,
     pub(super) heads: usize,
     pub(super) params: PagedAttention,
@@ -205,9 +213,18 @@ impl WithSimd for Attend<'_> {
         let visible = unit.visible(&operands.params);
         let positions =
             visible.start.max(partition * PARTITION)..visible.end.min((partition + 1) * PARTITION);
+        let mut widened = Vec::new();
         for first in (positions.start / TILE * TILE..positions.end).step_by(TILE) {
-            let tile =
-                KvTile::new(operands, unit.seq.block_table, unit.kv_head, first..positions.end);
+            let place = TilePlace {
+                config: &operands.config,
+                block_table: unit.seq.block_table,
+                kv_head: unit.kv_head,
+                positions: first..positions.end,
+            };
+            let tile = match operands.cache {
+                Cached::F32 { keys, values } => KvTile::new(&place, keys, values),
+                Cached::Fp8 { keys, values } => KvTile::widen(&place, keys, values, &mut widened),
+            };
             for group in &mut groups {
                 group.attend(s, &tile, &operands.params);
             }

@@ -46,6 +46,10 @@ struct Fixture {
 
 impl Fixture {
     fn new(shape: Shape, lengths: &[usize]) -> Self {
+        Self::of(DType::F32, shape, lengths)
+    }
+
+    fn of(dtype: DType, shape: Shape, lengths: &[usize]) -> Self {
         let Shape { group, kv_heads, head_dim, block_size } = shape;
         let device = &Device::Cpu;
         let mut numbers = Numbers(0x2545_f491_4f6c_dd1d);
@@ -58,7 +62,7 @@ impl Fixture {
             num_kv_heads: kv_heads,
             head_dim,
         };
-        let cache = KvCache::new(config, device).unwrap();
+        let cache = KvCache::new(config, dtype, device).unwrap();
         let write = |slots: &[u32], values: Vec<f32>, values_2: Vec<f32>| {
             let dims = [slots.len(), kv_heads, head_dim];
             let k = Tensor::from_vec(values, &dims, device).unwrap();
@@ -115,19 +119,31 @@ impl Fixture {
         }
         let tokens = q.len() / width;
         let layer = self.cache.layer(1).unwrap();
-        let keys = Operand::new("test", "keys", &layer.keys).f32s().unwrap();
-        let values = Operand::new("test", "values", &layer.values).f32s().unwrap();
+        let keys = Operand::new("test", "keys", &layer.keys);
+        let values = Operand::new("test", "values", &layer.values);
         let mut out = vec![std::mem::MaybeUninit::new(f32::NAN); q.len()];
-        let operands = paged::Operands {
-            q: &q,
-            keys: &keys,
-            values: &values,
-            config: *self.cache.config(),
-            heads: self.shape.group * self.shape.kv_heads,
-            params: *params,
-            out: SharedMut::new(&mut out),
+        let shared = SharedMut::new(&mut out);
+        let attend = |cache: paged::Cached<'_>| {
+            let operands = paged::Operands {
+                q: &q,
+                cache,
+                config: *self.cache.config(),
+                heads: self.shape.group * self.shape.kv_heads,
+                params: *params,
+                out: shared,
+            };
+            paged::attend(isa, &operands, &meta.sequences(tokens, self.cache.config()).unwrap());
         };
-        paged::attend(isa, &operands, &meta.sequences(tokens, self.cache.config()).unwrap());
+        match self.cache.dtype() {
+            DType::F8E4M3 => {
+                let (keys, values) = (keys.fp8s().unwrap(), values.fp8s().unwrap());
+                attend(paged::Cached::Fp8 { keys: &keys, values: &values });
+            }
+            _ => {
+                let (keys, values) = (keys.f32s().unwrap(), values.f32s().unwrap());
+                attend(paged::Cached::F32 { keys: &keys, values: &values });
+            }
+        }
         // SAFETY: all elements were initialised with NaN.
         let out: Vec<f32> = out.into_iter().map(|v| unsafe { v.assume_init() }).collect();
         let bounds = meta.query_start.windows(2);
@@ -137,8 +153,10 @@ impl Fixture {
     /// The definition at one position: `[heads, head_dim]`.
     fn reference(&self, seq: usize, position: usize, params: &PagedAttention) -> Vec<f32> {
         let layer = self.cache.layer(1).unwrap();
-        let keys = Operand::new("test", "keys", &layer.keys).f32s().unwrap();
-        let values = Operand::new("test", "values", &layer.values).f32s().unwrap();
+        let numbers = |tensor: &Tensor| -> Vec<f32> {
+            tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+        };
+        let (keys, values) = (numbers(&layer.keys), numbers(&layer.values));
         let width = self.row_elements();
         let q = &self.queries[seq][position * width..(position + 1) * width];
         let heads = q.chunks_exact(self.shape.head_dim).enumerate();
@@ -176,9 +194,18 @@ const PARAMS: [(Option<usize>, Option<f32>); 5] =
 
 #[test]
 fn every_shape_matches_the_definition() {
+    compare_shapes(DType::F32, &[1, 15, 16, 17, 64, 65, 150]);
+}
+
+/// What a cache in FP8 holds is widened without an error.
+#[test]
+fn every_shape_of_a_cache_in_fp8_matches_the_definition() {
+    compare_shapes(DType::F8E4M3, &[17, 80]);
+}
+
+fn compare_shapes(dtype: DType, lengths: &[usize]) {
     for shape in SHAPES {
-        let lengths = [1, 15, 16, 17, 64, 65, 150];
-        let fixture = Fixture::new(shape, &lengths);
+        let fixture = Fixture::of(dtype, shape, lengths);
         for (window, softcap) in PARAMS {
             let params = params(window, softcap);
             let rows: Vec<_> =

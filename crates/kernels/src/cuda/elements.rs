@@ -30,7 +30,7 @@ pub fn scale_and_cap(x: &Tensor, scale: f32, cap: Option<f32>) -> Result<()> {
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
 pub fn resolve_tokens(tokens: &Tensor, drawn: &Tensor) -> Result<()> {
-    let launch = Launch::integers("resolve_tokens", "tokens", tokens)?;
+    let launch = Launch::of_any("resolve_tokens", "tokens", tokens)?;
     let (count, known) = (tokens.elem_count(), drawn.elem_count());
     let args = ResolveArgs {
         tokens: launch.u32s(("tokens", tokens), "[count]", &[count])?,

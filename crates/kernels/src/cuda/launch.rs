@@ -7,6 +7,7 @@ use candle_core::cuda_backend::CudaDType;
 pub(super) use candle_core::cuda_backend::cudarc::driver::sys::CUstream;
 use candle_core::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DriverError};
 use candle_core::{CudaDevice, CudaStorage, DType, Device, Storage, Tensor};
+use float8::F8E4M3;
 use half::{bf16, f16};
 
 use crate::tensor::Operand;
@@ -55,12 +56,8 @@ impl Launch {
         }
     }
 
-    /// A launch of a kernel over u32 tables.
-    pub(super) fn integers(
-        kernel: &'static str,
-        name: &'static str,
-        first: &Tensor,
-    ) -> Result<Self> {
+    /// A launch of a kernel that takes the elements of `first` as they are, whatever they are.
+    pub(super) fn of_any(kernel: &'static str, name: &'static str, first: &Tensor) -> Result<Self> {
         Self::with_dtype(kernel, name, first)
     }
 
@@ -95,6 +92,27 @@ impl Launch {
         dims: &[usize],
     ) -> Result<Address> {
         self.address(operand, self.dtype, (axes, dims))
+    }
+
+    /// An operand in the cache, of the launch's own element type or FP8, with exactly these dimensions.
+    pub(super) fn cached(
+        &self,
+        operand: (&'static str, &Tensor),
+        axes: &str,
+        dims: &[usize],
+    ) -> Result<Address> {
+        let dtype = if is_fp8(operand.1) { DType::F8E4M3 } else { self.dtype };
+        self.address(operand, dtype, (axes, dims))
+    }
+
+    /// An operand of whatever element type it has, with exactly these dimensions.
+    pub(super) fn own(
+        &self,
+        operand: (&'static str, &Tensor),
+        axes: &str,
+        dims: &[usize],
+    ) -> Result<Address> {
+        self.address(operand, operand.1.dtype(), (axes, dims))
     }
 
     /// An f32 operand with exactly these dimensions.
@@ -143,11 +161,13 @@ impl Launch {
             DType::BF16 => base::<bf16>(storage, &stream)?,
             DType::F16 => base::<f16>(storage, &stream)?,
             DType::F32 => base::<f32>(storage, &stream)?,
+            DType::F8E4M3 => base::<F8E4M3>(storage, &stream)?,
             DType::U32 => base::<u32>(storage, &stream)?,
             other => unreachable!("no kernel has operands of {other:?}"),
         };
         let address = base + (first * dtype.size_in_bytes()) as u64;
-        if matches!(dtype, DType::BF16 | DType::F16) && !address.is_multiple_of(ALIGNMENT) {
+        let is_vector = matches!(dtype, DType::BF16 | DType::F16 | DType::F8E4M3);
+        if is_vector && !address.is_multiple_of(ALIGNMENT) {
             return Err(Error::Misaligned { kernel, operand });
         }
         Ok(address as Address)
@@ -169,6 +189,11 @@ impl Launch {
         }
         Err(Error::Cuda { kernel: self.kernel, message: describe(code) })
     }
+}
+
+/// Whether a tensor of the cache is FP8.
+pub(super) fn is_fp8(cache: &Tensor) -> bool {
+    cache.dtype() == DType::F8E4M3
 }
 
 /// What the driver refused.

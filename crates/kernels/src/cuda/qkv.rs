@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use super::launch::{Address, CUstream, Launch};
+use super::launch::{Address, CUstream, Launch, is_fp8};
 use crate::device::{PagedCache, QkNormSpan, QkvToCache};
 use crate::tensor::Operand;
 use crate::{Error, Result, RopeStyle};
@@ -13,7 +13,7 @@ const MAX_HEAD_DIM: usize = 512;
 /// Splits `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]`: norms the heads of q and k if the model does,
 /// rotates them, writes k and v into the paged cache and q to `q_out` `[tokens, heads, head_dim]`.
 ///
-/// All in f32 from load to store, rounded once. The CPU's definitions, one after the other:
+/// All in f32 from load to store, rounded once, in the cache to its own dtype. The CPU's definitions, one after the other:
 /// [`crate::rms_norm_reference`] per head, [`crate::rope_reference`] and
 /// [`crate::reshape_and_cache_reference`], whose place of values is that of keys and values here.
 ///
@@ -72,8 +72,8 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
             "[tokens, heads, head_dim]",
             &[tokens, heads, head_dim],
         )?,
-        keys: launch.elements(("keys", &layer.keys), cache_axes, &cache_dims)?,
-        values: launch.elements(("values", &layer.values), cache_axes, &cache_dims)?,
+        keys: launch.cached(("keys", &layer.keys), cache_axes, &cache_dims)?,
+        values: launch.cached(("values", &layer.values), cache_axes, &cache_dims)?,
         tokens: tokens as i64,
         heads: heads as i32,
         kv_heads: kv_heads as i32,
@@ -89,8 +89,12 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
         dtype: launch.dtype_code(),
         eps: qk_norm.map_or(0.0, |norm| norm.eps),
         weight_offset: qk_norm.map_or(0.0, |norm| norm.form.offset()),
-        padding: 0,
+        fp8_cache: i32::from(is_fp8(&layer.keys)),
     };
+    if is_fp8(&layer.keys) != is_fp8(&layer.values) {
+        let (operand, found) = ("values", layer.values.dtype());
+        return Err(Error::DType { kernel: KERNEL, operand, expected: "as the keys", found });
+    }
     if tokens == 0 {
         return Ok(());
     }
@@ -124,7 +128,7 @@ struct QkvArgs {
     dtype: i32,
     eps: f32,
     weight_offset: f32,
-    padding: i32,
+    fp8_cache: i32,
 }
 const _: () = assert!(size_of::<QkvArgs>() == 136);
 

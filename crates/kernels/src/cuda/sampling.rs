@@ -141,7 +141,7 @@ pub(crate) fn count_tokens(
     slots: &Tensor,
     token_ids: Option<&Tensor>,
 ) -> Result<()> {
-    let launch = Launch::integers("token_counts", "counts", counts)?;
+    let launch = Launch::of_any("token_counts", "counts", counts)?;
     let dims = counts.dims().to_vec();
     let count = slots.elem_count();
     let args = CountArgs {

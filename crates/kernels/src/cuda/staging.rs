@@ -28,7 +28,7 @@ impl PinnedUploads {
     }
 
     pub(crate) fn upload(&mut self, numbers: &[u32], table: &Tensor) -> Result<()> {
-        let launch = Launch::integers("upload", "table", table)?;
+        let launch = Launch::of_any("upload", "table", table)?;
         let address = launch.u32s(("table", table), "[capacity]", table.dims())?;
         let (host, copied) = &mut self.turns[self.next];
         self.next = (self.next + 1) % IN_FLIGHT;
@@ -80,7 +80,7 @@ impl PinnedReadback {
             let (kernel, index, value) = ("readback", "numbers", count);
             return Err(crate::Error::OutOfRange { kernel, index, value, bound });
         }
-        let launch = Launch::integers("readback", "tensor", tensor)?;
+        let launch = Launch::of_any("readback", "tensor", tensor)?;
         let address = launch.u32s(("tensor", tensor), "any shape", tensor.dims())?;
         let stream = self.device.cuda_stream();
         stream.context().bind_to_thread().map_err(error)?;

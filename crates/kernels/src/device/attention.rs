@@ -31,8 +31,10 @@ pub struct AttentionSpec {
     pub heads: usize,
     /// A query at position `p` sees the positions above `p - window` only.
     pub window: Option<usize>,
-    /// Element type of q, cache and output: bf16 or f16.
+    /// Element type of q and output: bf16 or f16.
     pub dtype: DType,
+    /// Element type of the cache: the same, or FP8 (e4m3).
+    pub cache_dtype: DType,
 }
 
 /// Whether the launch may depend on the lengths of the sequences.
@@ -168,8 +170,9 @@ impl ReferencePlan {
         let queries = reference.elements(("q", q), axes, &dims)?;
         let cache_dims = super::PagedCache::dims(&self.cache);
         let cache_axes = "[num_blocks, kv_heads, block_size, head_dim]";
-        let keys = reference.elements(("keys", &layer.keys), cache_axes, &cache_dims)?;
-        let values = reference.elements(("values", &layer.values), cache_axes, &cache_dims)?;
+        check_cache(layer, &self.spec)?;
+        let keys = reference.cached(("keys", &layer.keys), cache_axes, &cache_dims)?;
+        let values = reference.cached(("values", &layer.values), cache_axes, &cache_dims)?;
         let mut attended = Vec::with_capacity(queries.len());
         for seq in meta.sequences(*tokens, &self.cache)? {
             let own = Blocks::gather(&self.cache, seq.block_table, &keys, &values);
@@ -261,12 +264,27 @@ pub(crate) fn check_window(params: &PagedAttention, spec: &AttentionSpec) -> Res
     }
 }
 
+/// Refuses a layer whose elements are not the plan's.
+pub(crate) fn check_cache(layer: &PagedLayer, spec: &AttentionSpec) -> Result<()> {
+    for (operand, tensor) in [("keys", &layer.keys), ("values", &layer.values)] {
+        if tensor.dtype() != spec.cache_dtype {
+            let (expected, found) = ("the plan's cache_dtype", tensor.dtype());
+            return Err(Error::DType { kernel: KERNEL, operand, expected, found });
+        }
+    }
+    Ok(())
+}
+
 /// Refuses an attention that no cache of these dimensions serves.
 pub(crate) fn check_spec(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
     cache.check()?;
     let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
     if spec.heads == 0 || !spec.heads.is_multiple_of(cache.num_kv_heads) {
         return error("heads", spec.heads, "a positive multiple of the cache's kv_heads");
+    }
+    if spec.cache_dtype != spec.dtype && spec.cache_dtype != DType::F8E4M3 {
+        let (operand, expected) = ("cache_dtype", "the dtype of q, or f8e4m3");
+        return Err(Error::DType { kernel: KERNEL, operand, expected, found: spec.cache_dtype });
     }
     match spec.window {
         Some(0) => error("window", 0, "at least 1, or absent"),

@@ -65,7 +65,7 @@ pub struct QkvToCache<'a> {
 /// Splits `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]`: norms the heads of q and k if the model does,
 /// rotates them, writes k and v into the paged cache and q to `q_out` `[tokens, heads, head_dim]`.
 ///
-/// All in f32 from load to store, rounded once. The definitions, one after the other:
+/// All in f32 from load to store, rounded once, in the cache to its own dtype. The definitions, one after the other:
 /// [`crate::rms_norm_reference`] (per head where nothing else is asked for), [`crate::rope_reference`] and
 /// [`crate::reshape_and_cache_reference`], whose place of values is that of keys and values here.
 ///
@@ -89,8 +89,8 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
     let layer = operands.cache.layer(operands.layer)?;
     let dims = PagedCache::dims(config);
     let axes = "[num_blocks, kv_heads, block_size, head_dim]";
-    let mut keys = reference.elements(("keys", &layer.keys), axes, &dims)?;
-    let mut values = reference.elements(("values", &layer.values), axes, &dims)?;
+    let mut keys = reference.cached(("keys", &layer.keys), axes, &dims)?;
+    let mut values = reference.cached(("values", &layer.values), axes, &dims)?;
     let mut q = Vec::with_capacity(tokens * heads * head_dim);
     let num_slots = config.num_blocks * config.block_size;
     for (token, row) in rows.chunks(width).enumerate() {
@@ -110,8 +110,8 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
             }
         }
     }
-    reference.write(("keys", &layer.keys), axes, &dims, &keys)?;
-    reference.write(("values", &layer.values), axes, &dims, &values)?;
+    reference.write_cached(("keys", &layer.keys), axes, &dims, &keys)?;
+    reference.write_cached(("values", &layer.values), axes, &dims, &values)?;
     reference.write(("q_out", q_out), "[tokens, heads, head_dim]", &[tokens, heads, head_dim], &q)
 }
 

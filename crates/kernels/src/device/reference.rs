@@ -1,13 +1,14 @@
 //! Operands of the definitions: read whole and widened, written whole and rounded once.
 
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Tensor};
+use float8::F8E4M3;
 use half::{bf16, f16};
 
 use crate::tensor::Operand;
 use crate::{Error, Result};
 
-/// Operands begin at a multiple of so many elements: the kernels' vectors are 16 bytes of 16-bit elements.
-const ALIGNMENT: usize = 8;
+/// Operands of numbers begin at a multiple of so many bytes of what a GPU has there: 16 bits each, or 8 in a cache of FP8.
+const ALIGNMENT: usize = 16;
 
 /// A definition that is about to run: its name in errors, and its element type.
 pub(super) struct Reference {
@@ -26,6 +27,11 @@ impl Reference {
         Ok(Self { kernel, dtype: found })
     }
 
+    /// For a kernel over the elements of a cache, whatever they are.
+    pub(super) fn of_cache(kernel: &'static str, cache: &Tensor) -> Self {
+        Self { kernel, dtype: cache.dtype() }
+    }
+
     /// For a kernel over u32 tables.
     pub(super) fn integers(kernel: &'static str) -> Self {
         Self { kernel, dtype: DType::U32 }
@@ -39,6 +45,17 @@ impl Reference {
         dims: &[usize],
     ) -> Result<Vec<f32>> {
         self.check(operand, self.dtype, axes, dims)?;
+        Ok(operand.1.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
+    }
+
+    /// The elements of an operand in the cache, of the kernel's own type or FP8.
+    pub(super) fn cached(
+        &self,
+        operand: (&'static str, &Tensor),
+        axes: &str,
+        dims: &[usize],
+    ) -> Result<Vec<f32>> {
+        self.check(operand, self.cached_dtype(operand.1), axes, dims)?;
         Ok(operand.1.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
     }
 
@@ -76,6 +93,25 @@ impl Reference {
         Ok(operand.1.inplace_op1(&Write(Values::Floats(values)))?)
     }
 
+    /// Writes an operand in the cache.
+    pub(super) fn write_cached(
+        &self,
+        operand: (&'static str, &Tensor),
+        axes: &str,
+        dims: &[usize],
+        values: &[f32],
+    ) -> Result<()> {
+        self.check(operand, self.cached_dtype(operand.1), axes, dims)?;
+        Ok(operand.1.inplace_op1(&Write(Values::Floats(values)))?)
+    }
+
+    fn cached_dtype(&self, cache: &Tensor) -> DType {
+        match cache.dtype() {
+            DType::F8E4M3 => DType::F8E4M3,
+            _ => self.dtype,
+        }
+    }
+
     /// Writes a u32 operand.
     pub(super) fn write_u32s(
         &self,
@@ -107,7 +143,12 @@ impl Reference {
         }
         let (first, _) =
             tensor.layout().contiguous_offsets().ok_or(Error::NotContiguous { kernel, operand })?;
-        if dtype == self.dtype && dtype != DType::U32 && !first.is_multiple_of(ALIGNMENT) {
+        let bytes = match dtype {
+            DType::F8E4M3 => 1,
+            DType::U32 => return Ok(()),
+            _ => 2,
+        };
+        if (dtype == self.dtype || bytes == 1) && !(first * bytes).is_multiple_of(ALIGNMENT) {
             return Err(Error::Misaligned { kernel, operand });
         }
         Ok(())
@@ -141,6 +182,10 @@ impl InplaceOp1 for Write<'_> {
             }
             (CpuStorage::F16(out), Values::Floats(values)) => {
                 let rounded = values.iter().map(|value| f16::from_f32(*value));
+                out[first..end].iter_mut().zip(rounded).for_each(|(out, value)| *out = value);
+            }
+            (CpuStorage::F8E4M3(out), Values::Floats(values)) => {
+                let rounded = values.iter().map(|value| F8E4M3::from_f32(*value));
                 out[first..end].iter_mut().zip(rounded).for_each(|(out, value)| *out = value);
             }
             (CpuStorage::U32(out), Values::Integers(values)) => {

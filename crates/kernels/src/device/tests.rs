@@ -134,6 +134,27 @@ fn blocks_are_copied_in_every_layer() {
     assert_eq!(sums, [128.0, 0.0, 128.0]);
 }
 
+/// Out to the host and back to other blocks, in a cache of eight bits; pairs with one that is not there are left out.
+#[test]
+fn blocks_are_brought_out_and_back_in_every_layer() {
+    let (num_layers, num_blocks, block_size) = (2, 3, 16);
+    let config = KvCacheConfig { num_layers, num_blocks, block_size, num_kv_heads: 1, head_dim: 8 };
+    let cache = PagedCache::new(config, DType::F8E4M3, &Device::Cpu).unwrap();
+    let host = HostBlocks::new(&cache, 2).unwrap();
+    let values = &cache.layer(1).unwrap().values;
+    let numbers: Vec<f32> = (0..3 * 128).map(|i| (1 + i / 128) as f32).collect();
+    let numbers = Tensor::from_slice(&numbers, (3, 1, 16, 8), &Device::Cpu).unwrap();
+    values.slice_set(&numbers.to_dtype(DType::F8E4M3).unwrap(), 0, 0).unwrap();
+    cache.bring_out(&host, &integers(&[2, 1, 0, 0, 3, 0, 0, 2], &[4, 2])).unwrap();
+    cache.bring_back(&host, &integers(&[1, 0, 0, 2], &[2, 2])).unwrap();
+    let blocks: Vec<Vec<f32>> =
+        values.to_dtype(DType::F32).unwrap().reshape((3, 128)).unwrap().to_vec2().unwrap();
+    let want = [3.0, 2.0, 1.0];
+    assert!(blocks.iter().zip(want).all(|(block, want)| block.iter().all(|x| *x == want)));
+    let keys = &cache.layer(0).unwrap().keys.to_dtype(DType::F32).unwrap();
+    assert_eq!(keys.sum_all().unwrap().to_scalar::<f32>().unwrap(), 0.0);
+}
+
 /// What a GPU refuses is refused here too, so that a test finds it.
 #[test]
 fn views_in_the_midst_of_a_vector_are_refused() {

@@ -11,7 +11,7 @@ fn flat(tensor: &Tensor) -> Vec<f32> {
 
 /// A cache whose layer 1 holds distinct numbers in two slots, with those numbers.
 fn filled(slots: &[u32; 2]) -> (KvCache, Vec<f32>, Vec<f32>) {
-    let cache = KvCache::new(CONFIG, &Device::Cpu).unwrap();
+    let cache = KvCache::new(CONFIG, DType::F32, &Device::Cpu).unwrap();
     let k = Tensor::arange(1f32, 49., &Device::Cpu).unwrap().reshape((2, 3, 8)).unwrap();
     let v = (&k + 100.).unwrap();
     reshape_and_cache(&k, &v, &cache, 1, &Tensor::new(slots, &Device::Cpu).unwrap()).unwrap();
@@ -65,16 +65,41 @@ fn blocks_are_copied_in_order_in_all_layers() {
 
 #[test]
 fn sizes_are_counted() {
-    let cache = KvCache::new(CONFIG, &Device::Cpu).unwrap();
-    assert_eq!(KvCache::bytes_per_block(&CONFIG), 2 * 2 * 3 * 8 * 32 * 4);
-    assert_eq!(cache.num_bytes(), 5 * KvCache::bytes_per_block(&CONFIG));
+    let cache = KvCache::new(CONFIG, DType::F32, &Device::Cpu).unwrap();
+    assert_eq!(KvCache::bytes_per_block(&CONFIG, DType::F32), 2 * 2 * 3 * 8 * 32 * 4);
+    assert_eq!(KvCache::bytes_per_block(&CONFIG, DType::F8E4M3), 2 * 2 * 3 * 8 * 32);
+    assert_eq!(cache.num_bytes(), 5 * KvCache::bytes_per_block(&CONFIG, DType::F32));
     assert_eq!((cache.num_blocks(), cache.block_size()), (5, 32));
     assert_eq!(cache.config(), &CONFIG);
 }
 
+/// The nearest number of e4m3, to even between two, and its largest for what is beyond. Source: Micikevicius et al.,
+/// "FP8 Formats for Deep Learning", 2022.
+#[test]
+fn a_cache_in_fp8_rounds_what_is_written() {
+    let cache = KvCache::new(CONFIG, DType::F8E4M3, &Device::Cpu).unwrap();
+    let written = [0.0f32, -1.0, 1.06, 1.0625, 1.1875, 447.0, 1e6, -1e-9];
+    let rounded = [0.0, -1.0, 1.0, 1.0, 1.25, 448.0, 448.0, -0.0];
+    let k = Tensor::from_slice(&written.repeat(3), (1, 3, 8), &Device::Cpu).unwrap();
+    let slot = Tensor::new(&[37u32], &Device::Cpu).unwrap();
+    reshape_and_cache(&k, &k, &cache, 0, &slot).unwrap();
+    copy_blocks(&cache, &[(1, 4)]).unwrap();
+    let layer = cache.layer(0).unwrap();
+    let [keys, values] =
+        [&layer.keys, &layer.values].map(|t| flat(&t.to_dtype(DType::F32).unwrap()));
+    for slot in [37, 4 * 32 + 5] {
+        for (dim, want) in rounded.into_iter().enumerate() {
+            let (key, value) = reshape_and_cache_reference(&CONFIG, slot, 2, dim);
+            assert_eq!((keys[key], values[value]), (want, want), "{}", written[dim]);
+        }
+    }
+    let refused = KvCache::new(CONFIG, DType::F16, &Device::Cpu);
+    assert!(matches!(refused, Err(Error::DType { operand: "dtype", .. })));
+}
+
 #[test]
 fn bad_operands_are_refused() {
-    let refused = |config: KvCacheConfig| match KvCache::new(config, &Device::Cpu) {
+    let refused = |config: KvCacheConfig| match KvCache::new(config, DType::F32, &Device::Cpu) {
         Err(Error::Parameter { parameter, .. }) => parameter,
         other => panic!("{other:?}"),
     };
@@ -84,7 +109,7 @@ fn bad_operands_are_refused() {
     assert_eq!(refused(KvCacheConfig { num_kv_heads: 0, ..CONFIG }), "num_kv_heads");
     assert_eq!(refused(KvCacheConfig { num_blocks: 1 << 28, ..CONFIG }), "num_blocks");
 
-    let cache = KvCache::new(CONFIG, &Device::Cpu).unwrap();
+    let cache = KvCache::new(CONFIG, DType::F32, &Device::Cpu).unwrap();
     let rows = Tensor::zeros((2, 3, 8), DType::F32, &Device::Cpu).unwrap();
     let slots = |slots: &[u32]| Tensor::new(slots, &Device::Cpu).unwrap();
     let write =

@@ -6,8 +6,8 @@ use candle_core::cuda_backend::cudarc::driver::sys::{
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::cuda::{self, AttentionPlan};
 use candlepower_kernels::device::{
-    AttentionSpec, AttentionStep, LaunchShape, NO_SLOT, NormWeight, PagedCache, PagedLayer,
-    PlanCapacity, QkNorm, QkNormSpan, QkvToCache,
+    AttentionSpec, AttentionStep, HostBlocks, LaunchShape, NO_SLOT, NormWeight, PagedCache,
+    PagedLayer, PlanCapacity, QkNorm, QkNormSpan, QkvToCache,
 };
 use candlepower_kernels::{
     AttentionMetadata, CacheView, KvCacheConfig, PagedAttention, RopeStyle, RopeTable,
@@ -26,13 +26,18 @@ const QKV_SHAPES: [(usize, usize, usize, usize, usize); 5] = [
     (3, 1, 80, 20, 129),
 ];
 
+/// Element types of queries and of the cache.
+fn types() -> impl Iterator<Item = (DType, DType)> {
+    HALVES.into_iter().flat_map(|dtype| [(dtype, dtype), (dtype, DType::F8E4M3)])
+}
+
 pub(crate) fn qkv_to_cache(gpu: &Gpu) {
     let mut random = Random(21);
     for shape in QKV_SHAPES {
-        for dtype in HALVES {
+        for types in types() {
             for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
                 for form in [None, Some(NormWeight::Plain), Some(NormWeight::OnePlus)] {
-                    compare_qkv(gpu, &mut random, shape, (dtype, style, form));
+                    compare_qkv(gpu, &mut random, shape, (types, style, form));
                 }
             }
         }
@@ -43,7 +48,7 @@ fn compare_qkv(
     gpu: &Gpu,
     random: &mut Random,
     (heads, kv_heads, head_dim, rot_dim, tokens): (usize, usize, usize, usize, usize),
-    (dtype, style, form): (DType, RopeStyle, Option<NormWeight>),
+    ((dtype, cache_dtype), style, form): ((DType, DType), RopeStyle, Option<NormWeight>),
 ) {
     const EPS: f32 = 1e-6;
     const MAX_LEN: usize = 50;
@@ -63,7 +68,7 @@ fn compare_qkv(
     slots.truncate(tokens);
     slots[tokens / 2] = NO_SLOT;
 
-    let cache = PagedCache::new(config, dtype, gpu.device()).unwrap();
+    let cache = PagedCache::new(config, cache_dtype, gpu.device()).unwrap();
     let q_out = gpu.unwritten(&[tokens, heads, head_dim], dtype);
     let weights = norms.each_ref().map(|norm| gpu.floats(norm, &[head_dim], dtype));
     let [q_weight, k_weight] = &weights;
@@ -145,6 +150,34 @@ pub(crate) fn copy_blocks(gpu: &Gpu) {
     }
 }
 
+/// Out to pinned memory, and back to other blocks.
+pub(crate) fn swap_blocks(gpu: &Gpu) {
+    let mut random = Random(25);
+    for dtype in [DType::BF16, DType::F8E4M3] {
+        let config = KvCacheConfig { num_layers: 3, ..config(9, 3, 64) };
+        let cache = PagedCache::new(config, dtype, gpu.device()).unwrap();
+        let host = HostBlocks::new(&cache, 5).unwrap();
+        let block = config.block_size * config.num_kv_heads * config.head_dim;
+        let mut expected = Vec::new();
+        for layer in 0..3 {
+            let layer = cache.layer(layer).unwrap();
+            for tensor in [&layer.keys, &layer.values] {
+                let mut data = random.floats(9 * block, 1.0, dtype);
+                tensor.slice_set(&gpu.floats(&data, tensor.dims(), dtype), 0, 0).unwrap();
+                data.copy_within(2 * block..3 * block, 0);
+                data.copy_within(8 * block..9 * block, 5 * block);
+                expected.push((tensor.clone(), data));
+            }
+        }
+        // Pairs with a block or a place that is not there are left out.
+        cache.bring_out(&host, &gpu.integers(&[2, 4, 8, 1, 9, 0, 1, 5], &[4, 2])).unwrap();
+        cache.bring_back(&host, &gpu.integers(&[4, 0, 1, 5], &[2, 2])).unwrap();
+        for (tensor, data) in expected {
+            gpu.assert_close(&tensor, &data, Tolerance { own: 0.0, largest: 0.0 }, "blocks");
+        }
+    }
+}
+
 /// A model's attention and a step's sequences as (queries, positions in the cache).
 struct Shape {
     heads: usize,
@@ -187,8 +220,8 @@ fn shapes() -> Vec<Shape> {
 pub(crate) fn paged_attention(gpu: &Gpu) {
     let mut random = Random(23);
     for shape in shapes() {
-        for dtype in HALVES {
-            let step = Step::new(gpu, &mut random, &shape, (dtype, shape.seqs));
+        for (dtype, cache_dtype) in types() {
+            let step = Step::new(gpu, &mut random, &shape, ((dtype, cache_dtype), shape.seqs));
             let mut plan = step.plan(gpu);
             plan.prepare(&step.attention_step(LaunchShape::Fitted)).unwrap();
             let out = gpu.unwritten(&step.q_dims(), dtype);
@@ -208,7 +241,7 @@ pub(crate) fn fixed_launch(gpu: &Gpu) {
         let shape =
             Shape { heads, kv_heads, head_dim, window: None, softcap: None, seqs: STEPS[0] };
         let dtype = DType::BF16;
-        let first = Step::new(gpu, &mut random, &shape, (dtype, STEPS[0]));
+        let first = Step::new(gpu, &mut random, &shape, ((dtype, dtype), STEPS[0]));
         let mut plan = first.plan(gpu);
         plan.prepare(&first.attention_step(LaunchShape::Fixed)).unwrap();
         let out = gpu.unwritten(&first.q_dims(), dtype);
@@ -250,12 +283,13 @@ impl Step {
         gpu: &Gpu,
         random: &mut Random,
         shape: &Shape,
-        (dtype, seqs): (DType, &[(usize, usize)]),
+        ((dtype, cache_dtype), seqs): ((DType, DType), &[(usize, usize)]),
     ) -> Self {
         let config = config(160, shape.kv_heads, shape.head_dim);
         let dims = [config.num_blocks, config.num_kv_heads, config.block_size, config.head_dim];
         let elements: usize = dims.iter().product();
-        let [on_gpu_keys, values] = [1.0, 1.0].map(|spread| random.floats(elements, spread, dtype));
+        let [on_gpu_keys, values] =
+            [1.0, 1.0].map(|spread| random.floats(elements, spread, cache_dtype));
         let mut keys = vec![0.0; elements];
         for slot in 0..config.num_blocks * config.block_size {
             for head in 0..config.num_kv_heads {
@@ -277,8 +311,8 @@ impl Step {
             },
             q_on_gpu: gpu.floats(&q, &[tokens, shape.heads, shape.head_dim], dtype),
             layer: PagedLayer {
-                keys: gpu.floats(&on_gpu_keys, &dims, dtype),
-                values: gpu.floats(&values, &dims, dtype),
+                keys: gpu.floats(&on_gpu_keys, &dims, cache_dtype),
+                values: gpu.floats(&values, &dims, cache_dtype),
             },
             config,
             meta,
@@ -302,6 +336,7 @@ impl Step {
             heads: self.heads,
             window: self.params.window,
             dtype: self.q_on_gpu.dtype(),
+            cache_dtype: self.layer.keys.dtype(),
         };
         let capacity = PlanCapacity { max_seqs: 8, max_pages: 512, partials_bytes: 64 << 20 };
         AttentionPlan::new(gpu.device(), spec, &self.config, capacity).unwrap()
@@ -335,8 +370,12 @@ impl Step {
             }
         }
         let what = format!(
-            "{} of {} heads of {head_dim}, {:?}, contexts {:?}",
-            self.heads, self.config.num_kv_heads, self.params, self.meta.context_len
+            "{} of {} heads of {head_dim}, cache of {:?}, {:?}, contexts {:?}",
+            self.heads,
+            self.config.num_kv_heads,
+            self.layer.keys.dtype(),
+            self.params,
+            self.meta.context_len
         );
         gpu.assert_close(out, &want, self.tolerance(), &what);
         assert!(to_vec(out).iter().all(|value| value.is_finite()), "{what}");

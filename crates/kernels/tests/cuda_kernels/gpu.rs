@@ -61,9 +61,11 @@ impl Gpu {
         assert_eq!(got.len(), want.len(), "{what}");
         let largest = want.iter().fold(0f32, |max, value| max.max(value.abs()));
         let step = step(dtype);
+        // Numbers of FP8 below 2^-6 are multiples of 2^-9.
+        let smallest = if dtype == DType::F8E4M3 { 0.6 / 512.0 } else { 1e-7 };
         for (i, (got, want)) in got.iter().zip(want).enumerate() {
             let allowed =
-                tolerance.own * step * want.abs() + tolerance.largest * step * largest + 1e-7;
+                tolerance.own * step * want.abs() + tolerance.largest * step * largest + smallest;
             assert!(
                 (got - want).abs() <= allowed,
                 "{what}, {dtype:?}: element {i} is {got}, the reference has {want} (allowed {allowed})"
@@ -95,6 +97,7 @@ fn step(dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => 1.0 / 128.0,
         DType::F16 => 1.0 / 1024.0,
+        DType::F8E4M3 => 1.0 / 8.0,
         _ => f32::EPSILON,
     }
 }

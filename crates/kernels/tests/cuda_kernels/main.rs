@@ -20,7 +20,7 @@ use gpu::Gpu;
 /// A comparison over many shapes: panics where kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 17] = [
+const COMPARISONS: [(&str, Comparison); 18] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("gated_activation", rows::gated_activation),
@@ -34,6 +34,7 @@ const COMPARISONS: [(&str, Comparison); 17] = [
     ("graph", elements::graph),
     ("qkv_to_cache", attention::qkv_to_cache),
     ("copy_blocks", attention::copy_blocks),
+    ("swap_blocks", attention::swap_blocks),
     ("paged_attention", attention::paged_attention),
     ("fixed_launch", attention::fixed_launch),
     ("sample", sampling::sample),

@@ -4,17 +4,19 @@
 #![expect(clippy::print_stdout, reason = "on a GPU machine the agreement is a result")]
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_checkpoint::{Dtype as Planned, FfnSpec, LayerSpec};
+use candlepower_checkpoint::{Dtype as Planned, FfnSpec, KvDtype, LayerSpec};
 use candlepower_kernels::{
     AttentionMetadata,
     device::{AttentionStep, LaunchShape, NO_SLOT},
 };
 use candlepower_models::{
-    DeviceDecoder, DeviceInput, LoadDtype, LoadOptions, Workspace, WorkspaceSize, load_on_device,
+    DeviceDecoder, DeviceInput, LoadDtype, LoadOptions, Workspace, WorkspaceSize, load,
+    load_on_device,
 };
 
 use crate::golden::{
-    BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, max_difference, options,
+    BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, max_difference,
+    options, prefill_in,
 };
 
 /// A model with the memory of its steps.
@@ -33,6 +35,10 @@ impl Runner {
     }
 
     fn on(device: &Device, name: &str, dtype: LoadDtype) -> Self {
+        Self::with_cache(device, name, dtype, false)
+    }
+
+    fn with_cache(device: &Device, name: &str, dtype: LoadDtype, fp8_cache: bool) -> Self {
         let checkpoint = checkpoint(name);
         let max_model_len = Some(checkpoint.spec().max_positions);
         let options = LoadOptions { device: device.clone(), dtype, max_model_len, ..options() };
@@ -43,6 +49,7 @@ impl Runner {
             max_rows: 64,
             num_blocks: NUM_BLOCKS,
             block_size: BLOCK_SIZE,
+            fp8_cache,
         };
         let workspace = model.workspace(size).unwrap();
         Self { model, workspace }
@@ -204,6 +211,36 @@ fn compare_sixteen_bits(device: &Device) {
 
 fn largest(logits: &[Vec<f32>]) -> f32 {
     logits.iter().flatten().fold(0f32, |max, logit| max.max(logit.abs()))
+}
+
+/// What is kept in eight bits is rounded, alike on the CPU and by the device's definitions, and nothing else is.
+#[test]
+fn a_cache_in_fp8_moves_the_logits_but_little() {
+    let mut worst = 0f32;
+    for name in GOLDENS {
+        let golden = Golden::read(name);
+        let (prompt, blocks) = (&golden.prompt[..], [3, 1, 2, 0]);
+        let model = load(&checkpoint(name), &options(), &mut |_| {}).unwrap();
+        let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::F8E4M3).unwrap();
+        let planned = checkpoint(name).spec().kv_bytes_per_token(KvDtype::Fp8);
+        assert_eq!(cache.num_bytes() as u64, planned * (NUM_BLOCKS * BLOCK_SIZE) as u64, "{name}");
+        let on_cpu = prefill_in(&model, &cache, prompt, prompt.len(), blocks);
+        let cut = prefill_in(&model, &cache, prompt, 7, [9, 4, 20, 11]);
+        assert_eq!(max_difference(&on_cpu, &cut), 0.0, "{name} in chunks");
+        let moved = max_difference(&on_cpu, &golden.logits);
+        let error = moved / largest(&golden.logits);
+        assert!(moved > TOLERANCE && error < 0.4, "{name}: logits moved by {moved}, {error}");
+        let mut runner = Runner::with_cache(&Device::Cpu, name, LoadDtype::F32, true);
+        let planned = checkpoint(name).spec().device_kv_bytes_per_token(KvDtype::Fp8, 1);
+        let bytes = runner.workspace.cache().num_bytes() as u64;
+        assert_eq!(bytes, planned * (NUM_BLOCKS * BLOCK_SIZE) as u64, "{name}");
+        let on_device = runner.prefill(prompt, prompt.len(), &blocks);
+        // A number between two codes may go to either.
+        let apart = max_difference(&on_device, &on_cpu) / largest(&on_cpu);
+        assert!(apart < 0.02, "{name}: CPU and device differ by {apart}");
+        worst = worst.max(error);
+    }
+    println!("= logits with a cache in FP8 within {worst:.3} of the largest");
 }
 
 /// One sequence is being decoded while the other's prompt comes in chunks.

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype as Planned};
 use candlepower_kernels::{AttentionMetadata, KvCache};
 use candlepower_models::{
@@ -147,7 +147,7 @@ fn step(model: &Decoder, cache: &KvCache, work: &mut [(&mut Sequence, &[u32])]) 
 }
 
 fn cache(model: &Decoder) -> KvCache {
-    model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE).unwrap()
+    model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::F32).unwrap()
 }
 
 /// Logits of a whole prompt, computed in chunks of so many tokens, in the given blocks.
@@ -157,9 +157,20 @@ pub(crate) fn prefill(
     chunk: usize,
     blocks: impl IntoIterator<Item = u32>,
 ) -> Vec<Vec<f32>> {
-    let (cache, mut sequence) = (cache(model), Sequence::new(blocks));
+    prefill_in(model, &cache(model), prompt, chunk, blocks)
+}
+
+/// As [`prefill`], in a cache that is there.
+pub(crate) fn prefill_in(
+    model: &Decoder,
+    cache: &KvCache,
+    prompt: &[u32],
+    chunk: usize,
+    blocks: impl IntoIterator<Item = u32>,
+) -> Vec<Vec<f32>> {
+    let mut sequence = Sequence::new(blocks);
     let chunks = prompt.chunks(chunk);
-    chunks.flat_map(|tokens| step(model, &cache, &mut [(&mut sequence, tokens)])).collect()
+    chunks.flat_map(|tokens| step(model, cache, &mut [(&mut sequence, tokens)])).collect()
 }
 
 pub(crate) fn greedy(model: &Decoder, prompt: &[u32], new_tokens: usize) -> Vec<u32> {
@@ -376,7 +387,7 @@ fn memory_is_computed_before_loading() {
                 load(&checkpoint, &LoadOptions { dtype, ..options() }, &mut |_| {}).unwrap();
             let planned = checkpoint.weight_bytes(planned);
             assert_eq!(model.weight_bytes() as u64, planned, "{name} as {dtype:?}");
-            let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE).unwrap();
+            let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::F32).unwrap();
             let planned = checkpoint.spec().kv_bytes_per_token(Planned::F32);
             let tokens = (NUM_BLOCKS * BLOCK_SIZE) as u64;
             assert_eq!(cache.num_bytes() as u64, planned * tokens, "{name}");

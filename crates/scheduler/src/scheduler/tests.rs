@@ -1,7 +1,7 @@
 //! The scheduler's behaviour in small cases, each step written out.
 
 use super::*;
-use crate::{BlockCopy, BlockId, LogitsFor, SchedulingPolicy, TokenSource};
+use crate::{BlockCopy, BlockId, LogitsFor, SchedulingPolicy, Swap, SwapSlot, TokenSource};
 
 const CONFIG: SchedulerConfig = SchedulerConfig {
     block_size: 4,
@@ -12,6 +12,7 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     enable_prefix_caching: true,
     policy: SchedulingPolicy::Fcfs,
     max_pinned_blocks: 8,
+    num_swap_blocks: 0,
 };
 
 fn scheduler(config: SchedulerConfig) -> Scheduler {
@@ -285,6 +286,70 @@ fn the_latest_of_the_lowest_priority_is_preempted_and_returns_first() {
     let step = run_step(&mut scheduler);
     assert_eq!(rows(&step)[1], (2, 8, 1), "its own blocks were still cached");
     assert_eq!(step.rows[1].tokens, [TokenSource::Id(102)]);
+}
+
+/// Its blocks go to the host with the step that takes them, and come back with the step that goes on; without room there
+/// everything is computed again.
+#[test]
+fn a_preempted_sequence_goes_on_with_the_blocks_that_were_brought_out() {
+    let small = SchedulerConfig {
+        num_blocks: 5,
+        max_num_seqs: 2,
+        max_model_len: 16,
+        enable_prefix_caching: false,
+        max_num_batched_tokens: 64,
+        ..CONFIG
+    };
+    for (num_swap_blocks, first_position) in [(0, 0), (1, 0), (2, 8)] {
+        let mut scheduler = scheduler(SchedulerConfig { num_swap_blocks, ..small.clone() });
+        scheduler.add(request(0..7)).unwrap();
+        scheduler.add(request(10..17)).unwrap();
+        assert_eq!(rows(&run_step(&mut scheduler)), [(0, 0, 7), (1, 0, 7)]);
+        assert_eq!(rows(&run_step(&mut scheduler)), [(0, 7, 1), (1, 7, 1)]);
+        let step = run_step(&mut scheduler);
+        assert_eq!(rows(&step), [(0, 8, 1)]);
+        let slots = [SwapSlot(1), SwapSlot(0)];
+        let brought_out = |block, slot| Swap::Out { block: BlockId(block), slot };
+        let expected = match num_swap_blocks {
+            2 => vec![brought_out(2, slots[0]), brought_out(3, slots[1])],
+            _ => vec![],
+        };
+        assert_eq!(step.swaps, expected);
+        assert_eq!(scheduler.stats().num_swapped_blocks, expected.len());
+        scheduler.remove(SeqId(0));
+        let step = run_step(&mut scheduler);
+        assert_eq!(rows(&step), [(1, first_position, 9 - first_position as usize)]);
+        let back = |slot, block: &BlockId| Swap::In { slot, block: *block };
+        let table = &step.rows[0].block_table;
+        let expected = match num_swap_blocks {
+            2 => vec![back(slots[0], &table[0]), back(slots[1], &table[1])],
+            _ => vec![],
+        };
+        assert_eq!(step.swaps, expected);
+        let stats = scheduler.stats();
+        assert_eq!((stats.num_swapped_blocks, stats.num_preemptions), (0, 1));
+    }
+}
+
+/// What waits on the host is forgotten with its sequence.
+#[test]
+fn a_sequence_that_is_removed_leaves_nothing_on_the_host() {
+    let config = SchedulerConfig {
+        num_blocks: 5,
+        max_num_seqs: 2,
+        max_model_len: 16,
+        num_swap_blocks: 2,
+        max_num_batched_tokens: 64,
+        ..CONFIG
+    };
+    let mut scheduler = scheduler(config);
+    scheduler.add(request(0..7)).unwrap();
+    scheduler.add(request(10..17)).unwrap();
+    (0..3).for_each(|_| drop(run_step(&mut scheduler)));
+    assert_eq!(scheduler.stats().num_swapped_blocks, 2);
+    scheduler.remove(SeqId(1));
+    scheduler.check().unwrap();
+    assert_eq!(scheduler.stats().num_swapped_blocks, 0);
 }
 
 #[test]

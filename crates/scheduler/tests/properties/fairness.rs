@@ -15,6 +15,7 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     enable_prefix_caching: true,
     policy: SchedulingPolicy::Fcfs,
     max_pinned_blocks: 100,
+    num_swap_blocks: 0,
 };
 
 /// Runs one step; returns the tokens that each sequence got.

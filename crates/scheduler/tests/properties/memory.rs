@@ -1,8 +1,8 @@
 //! A naive KV cache: what each slot holds, after executing steps to the letter.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use candlepower_scheduler::{BlockId, Step, StepRow};
+use candlepower_scheduler::{BlockId, Step, StepRow, Swap, SwapSlot};
 
 /// What a slot holds: a digest of the salt and all tokens up to and including its position. Keys and values depend on
 /// just these, so equal digests mean that the slot may be shared.
@@ -12,14 +12,17 @@ pub(crate) type Content = u64;
 pub(crate) struct Memory {
     slots: Vec<Vec<Option<Content>>>,
     block_size: usize,
+    /// Blocks in the memory of the host.
+    host: HashMap<SwapSlot, Vec<Option<Content>>>,
 }
 
 impl Memory {
     pub(crate) fn new(num_blocks: usize, block_size: usize) -> Self {
-        Self { slots: vec![vec![None; block_size]; num_blocks], block_size }
+        let slots = vec![vec![None; block_size]; num_blocks];
+        Self { slots, block_size, host: HashMap::new() }
     }
 
-    /// Makes the copies of a step and writes its rows; `contents(row)` are those of all positions up to the row's end.
+    /// Makes the swaps and copies of a step and writes its rows; `contents(row)` are those of all positions up to the row's end.
     /// Everything a row reads must be right both before and after all rows have written, so that no order among them
     /// can matter.
     pub(crate) fn execute<'a>(
@@ -27,6 +30,7 @@ impl Memory {
         step: &Step,
         contents: impl Fn(&StepRow) -> &'a [Content],
     ) {
+        self.swap(step);
         self.copy(step);
         for row in &step.rows {
             self.assert_holds(row, &contents(row)[..row.first_position as usize]);
@@ -51,6 +55,20 @@ impl Memory {
         }
         for row in &step.rows {
             self.assert_holds(row, contents(row));
+        }
+    }
+
+    fn swap(&mut self, step: &Step) {
+        for swap in &step.swaps {
+            match *swap {
+                Swap::Out { block, slot } => {
+                    self.host.insert(slot, self.slots[block.index()].clone());
+                }
+                Swap::In { slot, block } => {
+                    let brought_out = self.host.get(&slot).expect("it was brought out before");
+                    self.slots[block.index()].clone_from(brought_out);
+                }
+            }
         }
     }
 

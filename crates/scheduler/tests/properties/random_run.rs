@@ -112,6 +112,7 @@ impl Random {
             enable_prefix_caching: self.below(5) > 0,
             policy: [SchedulingPolicy::Fcfs, SchedulingPolicy::LongestPrefix][self.below(2)],
             max_pinned_blocks: [0, 1, least_blocks, 10 * least_blocks][self.below(4)],
+            num_swap_blocks: [0, 1, least_blocks, 10 * least_blocks][self.below(4)],
         }
     }
 
@@ -145,7 +146,7 @@ impl Random {
 fn two_hundred_thousand_random_operations() {
     let mut random = Random(2);
     let mut total = Seen::default();
-    let (mut num_preemptions, mut num_hits) = (0, 0);
+    let (mut num_preemptions, mut num_hits, mut num_swaps) = (0, 0, (0, 0));
     for run in 0..100 {
         let mut workload = Workload::new(random.config());
         for _ in 0..2000 {
@@ -156,6 +157,9 @@ fn two_hundred_thousand_random_operations() {
         assert!(stats.num_prefix_hits <= stats.num_prefix_queries);
         num_preemptions += stats.num_preemptions;
         num_hits += stats.num_prefix_hits;
+        num_swaps.0 += stats.num_swapped_out;
+        num_swaps.1 += stats.num_swapped_in;
+        assert_eq!(stats.num_swapped_blocks, 0, "what is gone has nothing on the host");
         let seen = workload.seen;
         total.steps += seen.steps;
         total.copies += seen.copies;
@@ -178,6 +182,7 @@ fn two_hundred_thousand_random_operations() {
         num_preemptions > 1_000 && num_hits > 20_000,
         "{num_preemptions} preemptions, {num_hits} hits"
     );
+    assert!(num_swaps.0 > 1_000 && num_swaps.1 > 300, "{num_swaps:?}");
     assert!(total.longest_stay < 2_000, "{total:?}");
 }
 
@@ -194,6 +199,7 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
             enable_prefix_caching,
             policy: if is_fcfs { SchedulingPolicy::Fcfs } else { SchedulingPolicy::LongestPrefix },
             max_pinned_blocks: spare_blocks,
+            num_swap_blocks: 2 * spare_blocks,
         }
     })
 }

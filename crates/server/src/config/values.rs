@@ -58,6 +58,17 @@ pub enum Dtype {
     Bfloat16,
 }
 
+/// The type that keys and values are kept in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheDtype {
+    /// The model's; float32 on the CPU.
+    #[default]
+    Auto,
+    /// e4m3, a byte per number, without a scale.
+    #[value(alias = "fp8_e4m3")]
+    Fp8,
+}
+
 /// A way to store weights in fewer bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "lower")]

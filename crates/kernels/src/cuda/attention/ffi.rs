@@ -34,6 +34,8 @@ pub(super) struct Shape {
     pub(super) dtype: i32,
     pub(super) window_left: i32,
     pub(super) fixed_launch: i32,
+    pub(super) fp8_cache: i32,
+    pub(super) padding: i32,
 }
 
 /// As `PlanArgs` in attention.cuh.
@@ -46,7 +48,7 @@ pub(super) struct PlanArgs {
     pub(super) plan: *mut i64,
     pub(super) message: *mut c_char,
 }
-const _: () = assert!(size_of::<PlanArgs>() == 104);
+const _: () = assert!(size_of::<PlanArgs>() == 112);
 
 /// As `RunArgs` in attention.cuh.
 #[repr(C)]
@@ -66,7 +68,7 @@ pub(super) struct RunArgs {
     pub(super) scale: f32,
     pub(super) softcap: f32,
 }
-const _: () = assert!(size_of::<RunArgs>() == 160);
+const _: () = assert!(size_of::<RunArgs>() == 168);
 
 /// Which of FlashInfer's kernels computes a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,8 +14,8 @@ use super::ffi::{
 };
 use super::tables::TableLayout;
 use crate::device::{
-    AttentionSpec, AttentionStep, LaunchShape, PagedCache, PagedLayer, PlanCapacity, check_spec,
-    check_step, check_window,
+    AttentionSpec, AttentionStep, LaunchShape, PagedCache, PagedLayer, PlanCapacity, check_cache,
+    check_spec, check_step, check_window,
 };
 use crate::{Error, KvCacheConfig, PagedAttention, Result};
 
@@ -163,6 +163,7 @@ impl AttentionPlan {
             return Err(Error::Metadata("prepare() comes before attend()".into()));
         };
         check_window(params, &self.spec)?;
+        check_cache(layer, &self.spec)?;
         let launch = Launch::new(KERNEL, "q", q)?;
         let dims = [prepared.shape.tokens as usize, self.spec.heads, self.cache.head_dim];
         let (axes, cache_axes) =
@@ -177,8 +178,8 @@ impl AttentionPlan {
             buffers: self.buffers(std::ptr::null_mut()),
             shape: prepared.shape,
             q: launch.elements(("q", q), axes, &dims)?,
-            keys: launch.elements(("keys", &layer.keys), cache_axes, &cache_dims)?,
-            values: launch.elements(("values", &layer.values), cache_axes, &cache_dims)?,
+            keys: launch.cached(("keys", &layer.keys), cache_axes, &cache_dims)?,
+            values: launch.cached(("values", &layer.values), cache_axes, &cache_dims)?,
             out: launch.elements(("out", out), axes, &dims)?,
             query_start: table(layout.query_start()),
             page_start: table(layout.page_start()),
@@ -243,6 +244,8 @@ impl AttentionPlan {
             dtype: if self.spec.dtype == DType::BF16 { 0 } else { 1 },
             window_left: self.spec.window.map_or(-1, |window| window as i32 - 1),
             fixed_launch: i32::from(step.launch == LaunchShape::Fixed),
+            fp8_cache: i32::from(self.spec.cache_dtype == DType::F8E4M3),
+            padding: 0,
         };
         let mut words = [0i64; PLAN_WORDS];
         let mut message: [c_char; MESSAGE_BYTES] = [0; MESSAGE_BYTES];

@@ -11,6 +11,8 @@
 
 #include "common.cuh"
 
+#include <cuda_fp8.h>
+
 #include <flashinfer/attention/default_decode_params.cuh>
 #include <flashinfer/attention/default_prefill_params.cuh>
 #include <flashinfer/attention/scheduler.cuh>
@@ -47,6 +49,8 @@ struct AttentionShape {
   int32_t dtype;
   int32_t window_left;  // positions before a query's own that it sees; -1: all
   int32_t fixed_launch;  // 1: launch parameters depend on `seqs` and `tokens` alone, for CUDA graphs
+  int32_t fp8_cache;     // 1: keys and values are e4m3, without a scale
+  int32_t padding;
 };
 
 struct PlanArgs {
@@ -57,7 +61,7 @@ struct PlanArgs {
   int64_t* plan;         // host [kPlanWords], written
   char* message;         // host [kMessageBytes], written on an error
 };
-static_assert(sizeof(PlanArgs) == 104, "as in src/cuda/attention/ffi.rs");
+static_assert(sizeof(PlanArgs) == 112, "as in src/cuda/attention/ffi.rs");
 
 struct RunArgs {
   AttentionBuffers buffers;
@@ -75,7 +79,7 @@ struct RunArgs {
   float scale;
   float softcap;  // 0: none
 };
-static_assert(sizeof(RunArgs) == 160, "as in src/cuda/attention/ffi.rs");
+static_assert(sizeof(RunArgs) == 168, "as in src/cuda/attention/ffi.rs");
 
 // Scores with window and soft cap chosen at run time: one instance serves all models.
 struct PagedScores : flashinfer::AttentionVariantBase {
@@ -107,16 +111,34 @@ struct PagedScores : flashinfer::AttentionVariantBase {
   })
 };
 
-template <typename T>
-flashinfer::paged_kv_t<T, int32_t> paged_cache(const RunArgs& args) {
+// Calls `run` with a value of the element type of q and one of the cache's.
+template <typename Run>
+int32_t with_types(const AttentionShape& shape, Run run) {
+#ifdef CANDLEPOWER_LINK_ONLY
+  // A program that is linked and never computes (scripts/cuda/fast_nvcc.py): one instance shows that all of this compiles.
+  run(__nv_bfloat16{}, __nv_bfloat16{});
+  return cudaErrorNotSupported;
+#else
+  return with_half_type(shape.dtype, [&](auto zero) {
+    if (shape.fp8_cache != 0) {
+      run(zero, __nv_fp8_e4m3{});
+    } else {
+      run(zero, zero);
+    }
+  });
+#endif
+}
+
+template <typename C>
+flashinfer::paged_kv_t<C, int32_t> paged_cache(const RunArgs& args) {
   const auto pointer = [](const int32_t* p) { return const_cast<int32_t*>(p); };
   return {static_cast<uint32_t>(args.shape.kv_heads),
           static_cast<uint32_t>(args.shape.block_size),
           kHeadDim,
           static_cast<uint32_t>(args.shape.seqs),
           flashinfer::QKVLayout::kHND,
-          static_cast<T*>(const_cast<void*>(args.keys)),
-          static_cast<T*>(const_cast<void*>(args.values)),
+          static_cast<C*>(const_cast<void*>(args.keys)),
+          static_cast<C*>(const_cast<void*>(args.values)),
           pointer(args.page_indices),
           pointer(args.page_start),
           pointer(args.last_page_len)};

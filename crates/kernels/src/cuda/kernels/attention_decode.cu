@@ -7,37 +7,38 @@
 namespace candlepower {
 inline namespace CANDLEPOWER_PER_HEAD_DIM(head_dim_) {
 
-template <typename T>
-using DecodeParams = flashinfer::BatchDecodeParams<T, T, T, int32_t>;
+// Of queries and outputs T over a cache of C.
+template <typename T, typename C>
+using DecodeParams = flashinfer::BatchDecodeParams<T, C, T, int32_t>;
 constexpr auto kNoRope = flashinfer::PosEncodingMode::kNone;
 
-template <typename T>
+template <typename T, typename C>
 cudaError_t plan_decode(const PlanArgs& args, cudaStream_t stream) {
   const AttentionShape& shape = args.shape;
   const auto group = static_cast<uint32_t>(shape.heads / shape.kv_heads);
   flashinfer::DecodePlanInfo plan;
   cudaError_t status = cudaErrorInvalidValue;
   DISPATCH_GQA_GROUP_SIZE(group, GROUP_SIZE, {
-    status = flashinfer::DecodePlan<kHeadDim, kNoRope, PagedScores, DecodeParams<T>>(
+    status = flashinfer::DecodePlan<kHeadDim, kNoRope, PagedScores, DecodeParams<T, C>>(
         args.buffers.partials, args.buffers.partials_bytes, args.buffers.schedule, args.buffers.host,
         args.buffers.schedule_bytes, plan, args.page_start, shape.seqs, shape.heads, shape.block_size,
         shape.fixed_launch != 0, stream,
         flashinfer::BatchDecodeWithPagedKVCacheWorkEstimationDispatched<GROUP_SIZE, kHeadDim, kNoRope,
-                                                                        PagedScores, DecodeParams<T>>);
+                                                                        PagedScores, DecodeParams<T, C>>);
   });
   const std::vector<int64_t> words = plan.ToVector();
   std::copy(words.begin(), words.end(), args.plan);
   return status;
 }
 
-template <typename T>
+template <typename T, typename C>
 cudaError_t run_decode(const RunArgs& args, cudaStream_t stream) {
   constexpr size_t kWords = 10;
   flashinfer::DecodePlanInfo plan;
   plan.FromVector(std::vector<int64_t>(args.plan, args.plan + kWords));
   const AttentionShape& shape = args.shape;
-  DecodeParams<T> params(static_cast<T*>(const_cast<void*>(args.q)), /*q_rope_offset=*/nullptr,
-                         paged_cache<T>(args), static_cast<T*>(args.out), /*lse=*/nullptr,
+  DecodeParams<T, C> params(static_cast<T*>(const_cast<void*>(args.q)), /*q_rope_offset=*/nullptr,
+                         paged_cache<C>(args), static_cast<T*>(args.out), /*lse=*/nullptr,
                          /*alibi_slopes=*/nullptr, shape.heads, shape.heads * kHeadDim, kHeadDim,
                          shape.window_left, args.softcap, args.scale, /*rope_scale=*/1.0f,
                          /*rope_theta=*/1.0f);
@@ -69,8 +70,8 @@ extern "C" int32_t CANDLEPOWER_PER_HEAD_DIM(candlepower_plan_decode_)(const Plan
                                                                 cudaStream_t stream) {
   return guarded(args->message, [&] {
     int32_t status = cudaSuccess;
-    const int32_t launched = with_half_type(args->shape.dtype, [&](auto zero) {
-      status = plan_decode<decltype(zero)>(*args, stream);
+    const int32_t launched = with_types(args->shape, [&](auto zero, auto cached) {
+      status = plan_decode<decltype(zero), decltype(cached)>(*args, stream);
     });
     return status != cudaSuccess ? status : launched;
   });
@@ -80,8 +81,8 @@ extern "C" int32_t CANDLEPOWER_PER_HEAD_DIM(candlepower_run_decode_)(const RunAr
                                                                cudaStream_t stream) {
   return guarded(args->message, [&] {
     int32_t status = cudaSuccess;
-    const int32_t launched = with_half_type(args->shape.dtype, [&](auto zero) {
-      status = run_decode<decltype(zero)>(*args, stream);
+    const int32_t launched = with_types(args->shape, [&](auto zero, auto cached) {
+      status = run_decode<decltype(zero), decltype(cached)>(*args, stream);
     });
     return status != cudaSuccess ? status : launched;
   });

@@ -7,8 +7,9 @@
 namespace candlepower {
 inline namespace CANDLEPOWER_PER_HEAD_DIM(head_dim_) {
 
-template <typename T>
-using PrefillParams = flashinfer::BatchPrefillPagedParams<T, T, T, int32_t>;
+// Of queries and outputs T over a cache of C.
+template <typename T, typename C>
+using PrefillParams = flashinfer::BatchPrefillPagedParams<T, C, T, int32_t>;
 
 cudaError_t plan_prefill(const PlanArgs& args, cudaStream_t stream) {
   const AttentionShape& shape = args.shape;
@@ -20,19 +21,20 @@ cudaError_t plan_prefill(const PlanArgs& args, cudaStream_t stream) {
       args.buffers.schedule_bytes, plan, args.query_start, args.page_start, shape.tokens, shape.seqs,
       shape.heads, shape.kv_heads, kHeadDim, kHeadDim, shape.block_size, shape.fixed_launch != 0,
       /*sizeof_dtype_o=*/2, shape.window_left, /*fixed_split_size=*/-1, /*disable_split_kv=*/false,
-      /*num_colocated_ctas=*/0, uniform_queries, stream);
+      /*num_colocated_ctas=*/0, uniform_queries, stream,
+      /*kv_dtype_bytes=*/shape.fp8_cache != 0 ? 1 : 2);
   const std::vector<int64_t> words = plan.ToVector();
   std::copy(words.begin(), words.end(), args.plan);
   return status;
 }
 
-template <typename T>
+template <typename T, typename C>
 cudaError_t run_prefill(const RunArgs& args, cudaStream_t stream) {
   constexpr size_t kWords = 15;
   flashinfer::PrefillPlanInfo plan;
   plan.FromVector(std::vector<int64_t>(args.plan, args.plan + kWords));
   const AttentionShape& shape = args.shape;
-  PrefillParams<T> params(static_cast<T*>(const_cast<void*>(args.q)), paged_cache<T>(args),
+  PrefillParams<T, C> params(static_cast<T*>(const_cast<void*>(args.q)), paged_cache<C>(args),
                           /*custom_mask=*/nullptr, const_cast<int32_t*>(args.query_start),
                           /*mask_indptr=*/nullptr, /*q_rope_offset=*/nullptr,
                           static_cast<T*>(args.out), /*lse=*/nullptr, /*alibi_slopes=*/nullptr,
@@ -89,8 +91,8 @@ extern "C" int32_t CANDLEPOWER_PER_HEAD_DIM(candlepower_run_prefill_)(const RunA
                                                                 cudaStream_t stream) {
   return guarded(args->message, [&] {
     int32_t status = cudaSuccess;
-    const int32_t launched = with_half_type(args->shape.dtype, [&](auto zero) {
-      status = run_prefill<decltype(zero)>(*args, stream);
+    const int32_t launched = with_types(args->shape, [&](auto zero, auto cached) {
+      status = run_prefill<decltype(zero), decltype(cached)>(*args, stream);
     });
     return status != cudaSuccess ? status : launched;
   });

@@ -2,6 +2,8 @@
 
 #include "common.cuh"
 
+#include <cuda_fp8.h>
+
 namespace candlepower {
 
 struct QkvArgs {
@@ -27,7 +29,7 @@ struct QkvArgs {
   int32_t dtype;
   float eps;
   float weight_offset;  // of both norms: 1 where the model multiplies by 1 + weight, else 0
-  int32_t padding;
+  int32_t fp8_cache;    // 1: keys and values are e4m3, without a scale; 0: of the rows' own type
 };
 static_assert(sizeof(QkvArgs) == 136, "as in src/cuda/qkv.rs");
 
@@ -64,8 +66,17 @@ __device__ void norm_and_rotate(float* values, const T* norm, int32_t token, con
   __syncwarp();
 }
 
-// One warp per head of a token, two elements per lane and step: 128 bytes of a warp lie together.
-template <typename T>
+template <typename To>
+__device__ void store_head(To* out, const float* values, const QkvArgs& args) {
+  const int32_t lane = threadIdx.x % kWarp;
+  for (int32_t i = lane * 2; i < args.head_dim; i += kWarp * 2) {
+    store<2>(out + i, Vector<To, 2>{{To(values[i]), To(values[i + 1])}});
+  }
+}
+
+// One warp per head of a token, two elements per lane and step: 128 bytes of a warp lie together. T is the type of the
+// rows, C that of the cache; what e4m3 cannot hold becomes its largest number.
+template <typename T, typename C>
 __global__ void qkv_kernel(QkvArgs args) {
   __shared__ float of_warps[kWarpsPerBlock][kMaxHeadDim];
   const int32_t warp = threadIdx.x / kWarp;
@@ -75,24 +86,10 @@ __global__ void qkv_kernel(QkvArgs args) {
   if (item >= args.tokens * all_heads) return;  // The whole warp leaves; no block-wide barrier follows.
   const auto token = static_cast<int32_t>(item / all_heads);
   const Head head = fused_head(static_cast<int32_t>(item % all_heads), args.heads, args.kv_heads);
-
-  T* out;
-  if (head.kind == HeadKind::kQuery) {
-    out = static_cast<T*>(args.q) +
-          (static_cast<int64_t>(token) * args.heads + head.index) * args.head_dim;
-  } else {
-    const uint32_t slot = args.slots[token];
-    if (slot >= args.num_slots) return;  // kNoSlot is such a slot.
-    void* cache = head.kind == HeadKind::kKey ? args.keys : args.values;
-    out = static_cast<T*>(cache) +
-          cache_offset(slot, head.index, args.kv_heads, args.block_size, args.head_dim);
-  }
+  const uint32_t slot = args.slots[token];
+  if (head.kind != HeadKind::kQuery && slot >= args.num_slots) return;  // kNoSlot is such a slot.
 
   const T* in = static_cast<const T*>(args.qkv) + item * args.head_dim;
-  if (head.kind == HeadKind::kValue) {
-    for (int32_t i = lane * 2; i < args.head_dim; i += kWarp * 2) store<2>(out + i, load<2>(in + i));
-    return;
-  }
   float* values = of_warps[warp];
   for (int32_t i = lane * 2; i < args.head_dim; i += kWarp * 2) {
     const Vector<T, 2> pair = load<2>(in + i);
@@ -100,32 +97,41 @@ __global__ void qkv_kernel(QkvArgs args) {
     values[i + 1] = static_cast<float>(pair.at[1]);
   }
   __syncwarp();
-  const void* norm = head.kind == HeadKind::kQuery ? args.q_norm : args.k_norm;
-  norm_and_rotate(values, static_cast<const T*>(norm), token, args);
-  for (int32_t i = lane * 2; i < args.head_dim; i += kWarp * 2) {
-    store<2>(out + i, Vector<T, 2>{{T(values[i]), T(values[i + 1])}});
+  if (head.kind != HeadKind::kValue) {
+    const void* norm = head.kind == HeadKind::kQuery ? args.q_norm : args.k_norm;
+    norm_and_rotate(values, static_cast<const T*>(norm), token, args);
+  }
+  if (head.kind == HeadKind::kQuery) {
+    const int64_t first = (static_cast<int64_t>(token) * args.heads + head.index) * args.head_dim;
+    store_head(static_cast<T*>(args.q) + first, values, args);
+  } else {
+    void* cache = head.kind == HeadKind::kKey ? args.keys : args.values;
+    const uint64_t first =
+        cache_offset(slot, head.index, args.kv_heads, args.block_size, args.head_dim);
+    store_head(static_cast<C*>(cache) + first, values, args);
   }
 }
 
 struct CopyBlocksArgs {
-  void* keys;              // [num_blocks, kv_heads, block_size, head_dim]
-  void* values;            // as keys
+  const void* from[2];     // keys and values [from_blocks][block_bytes], in device memory or pinned
+  void* to[2];             // keys and values [to_blocks][block_bytes], as well
   const uint32_t* copies;  // [count, 2]: source and destination block
   int64_t count;
   int64_t block_bytes;  // a multiple of 16
-  uint32_t num_blocks;
-  int32_t padding;
+  uint32_t from_blocks;
+  uint32_t to_blocks;
 };
-static_assert(sizeof(CopyBlocksArgs) == 48, "as in src/cuda/paged_cache.rs");
+static_assert(sizeof(CopyBlocksArgs) == 64, "as in src/cuda/paged_cache.rs");
 
 // One block of threads per copied block and tensor. No block may be both a source and a destination.
 __global__ void copy_blocks_kernel(CopyBlocksArgs args) {
   const uint32_t source = args.copies[2 * blockIdx.x];
   const uint32_t destination = args.copies[2 * blockIdx.x + 1];
-  if (source >= args.num_blocks || destination >= args.num_blocks) return;
-  char* cache = static_cast<char*>(blockIdx.y == 0 ? args.keys : args.values);
-  const auto* from = reinterpret_cast<const uint4*>(cache + source * args.block_bytes);
-  auto* to = reinterpret_cast<uint4*>(cache + destination * args.block_bytes);
+  if (source >= args.from_blocks || destination >= args.to_blocks) return;
+  const auto* from_all = static_cast<const char*>(args.from[blockIdx.y]);
+  const auto* from = reinterpret_cast<const uint4*>(from_all + source * args.block_bytes);
+  auto* to_all = static_cast<char*>(args.to[blockIdx.y]);
+  auto* to = reinterpret_cast<uint4*>(to_all + destination * args.block_bytes);
   for (int64_t i = threadIdx.x; i < args.block_bytes / 16; i += blockDim.x) to[i] = from[i];
 }
 
@@ -138,7 +144,13 @@ extern "C" int32_t candlepower_qkv(const QkvArgs* args, cudaStream_t stream) {
   const int64_t warps = args->tokens * (args->heads + 2 * args->kv_heads);
   const auto blocks = static_cast<uint32_t>((warps + kWarpsPerBlock - 1) / kWarpsPerBlock);
   return with_half_type(args->dtype, [&](auto zero) {
-    qkv_kernel<decltype(zero)><<<blocks, kWarpsPerBlock * kWarp, 0, stream>>>(*args);
+    using T = decltype(zero);
+    constexpr int32_t kThreads = kWarpsPerBlock * kWarp;
+    if (args->fp8_cache != 0) {
+      qkv_kernel<T, __nv_fp8_e4m3><<<blocks, kThreads, 0, stream>>>(*args);
+    } else {
+      qkv_kernel<T, T><<<blocks, kThreads, 0, stream>>>(*args);
+    }
   });
 }
 
