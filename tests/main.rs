@@ -9,6 +9,7 @@ mod deploy;
 mod doctor;
 mod embeddings;
 mod first_run;
+mod gguf;
 mod health;
 mod hub;
 mod load;

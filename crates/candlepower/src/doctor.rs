@@ -5,7 +5,7 @@ mod report;
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
@@ -59,7 +59,7 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
 /// What to look at.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// Model folder, of which config.json is enough, or a hub id, of which config.json is fetched, or `demo`; without one
+    /// Model folder, of which config.json is enough, a GGUF file, or a hub id, of which config.json is fetched, or `demo`; without one
     /// only the machine is shown
     #[arg(value_name = "MODEL")]
     model: Option<String>,
@@ -95,7 +95,7 @@ pub(crate) struct Doctor {
     json: bool,
 }
 
-/// The files of a model, of which `config.json` is enough: a folder, `demo`, or an id on the hub, from which nothing but
+/// The files of a model, of which `config.json` is enough: a folder, a GGUF file, `demo`, or an id on the hub, from which nothing but
 /// `config.json` is fetched.
 ///
 /// # Errors
@@ -104,13 +104,12 @@ fn checkpoint_files(model: &str, revision: &str) -> Result<CheckpointFiles> {
     if model == "demo" {
         return Ok(candlepower_server::demo_files());
     }
-    let folder = PathBuf::from(model);
-    if folder.is_dir() {
-        return Ok(CheckpointFiles::Folder(folder));
+    if let Some(files) = CheckpointFiles::find(Path::new(model))? {
+        return Ok(files);
     }
     let Ok(id) = model.parse::<ModelId>() else {
         bail!(
-            "there is no model folder `{model}`; name a folder with config.json, a model on the hub as owner/name, or `demo`"
+            "there is no model folder or GGUF file `{model}`; name a folder with config.json, a GGUF file, a model on the hub as owner/name, or `demo`"
         );
     };
     let flags =

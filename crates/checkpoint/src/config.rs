@@ -23,7 +23,8 @@ impl HfConfig {
     /// # Errors
     /// The file cannot be read or is not a JSON object.
     pub fn read(files: &CheckpointFiles, name: &str) -> Result<Option<Self>> {
-        files.read(name)?.map(|bytes| Self::parse(name, &bytes)).transpose()
+        let shown = files.shown_name(name);
+        files.read(name)?.map(|bytes| Self::parse(shown, &bytes)).transpose()
     }
 
     /// Parses the contents of the file `name`.
@@ -34,6 +35,11 @@ impl HfConfig {
         let entries = serde_json::from_slice(bytes)
             .map_err(|e| Error::Json { file: name.to_owned(), reason: e.to_string() })?;
         Ok(Self { file: name.to_owned(), path: String::new(), entries })
+    }
+
+    /// The object with these entries, of the file `file`.
+    pub(crate) fn from_entries(file: &str, entries: Map<String, Value>) -> Self {
+        Self { file: file.to_owned(), path: String::new(), entries }
     }
 
     /// The value of a key, unless absent or `null`.
@@ -86,6 +92,11 @@ impl HfConfig {
         const INDEX: &str = "a whole number";
         self.typed(key, INDEX, |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))?
             .ok_or_else(|| self.missing(key, INDEX))
+    }
+
+    /// A whole number, zero included; `default` where absent.
+    pub fn index_or(&self, key: &str, default: usize) -> Result<usize> {
+        if self.raw(key).is_none() { Ok(default) } else { self.index(key) }
     }
 
     /// A finite number.

@@ -92,9 +92,39 @@ pub enum Error {
         /// How many are packed together.
         unit: usize,
     },
+    /// A GGUF file is not what it should be.
+    #[error("{file} is damaged, or no GGUF file: {reason}; download it again")]
+    Gguf {
+        /// The file's name.
+        file: String,
+        /// What was found, in words.
+        reason: String,
+    },
+    /// A tensor of a GGUF file is of a type that is not computed with.
+    #[error(
+        "{file}: tensor {tensor} is stored as {found}, which is not supported; {served} are: take a version of the model in one of these"
+    )]
+    GgufTensorType {
+        /// The file's name.
+        file: String,
+        /// The tensor's name.
+        tensor: String,
+        /// The type's name.
+        found: String,
+        /// The names of the types that are computed with.
+        served: String,
+    },
+    /// Several models in a folder.
+    #[error("{place} holds several models, {names}; name one of the files")]
+    SeveralModels {
+        /// The folder.
+        place: String,
+        /// The files.
+        names: String,
+    },
     /// No weight file was found.
     #[error(
-        "no weights in {place}: neither model.safetensors nor model.safetensors.index.json is there{others}"
+        "no weights in {place}: neither model.safetensors nor model.safetensors.index.json nor a GGUF file is there{others}"
     )]
     NoWeights {
         /// The folder, in words.

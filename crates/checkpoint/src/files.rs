@@ -5,6 +5,7 @@ use std::{
     collections::BTreeSet,
     fmt, io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use serde_json::Value;
@@ -12,6 +13,7 @@ use serde_json::Value;
 use crate::{
     config::HfConfig,
     error::{Error, Result},
+    gguf::{Gguf, is_gguf},
 };
 
 const SINGLE: &str = "model.safetensors";
@@ -24,9 +26,31 @@ pub enum CheckpointFiles {
     Folder(PathBuf),
     /// Names and contents, embedded in the program.
     Embedded(&'static [(&'static str, &'static [u8])]),
+    /// GGUF files, whose metadata is read as what a folder would hold.
+    Gguf(Arc<Gguf>),
 }
 
 impl CheckpointFiles {
+    /// The model at a path: a folder, a GGUF file, or a folder with one and without safetensors; `None` where there is
+    /// neither.
+    ///
+    /// # Errors
+    /// A GGUF file that cannot be read, or several where none is named.
+    pub fn find(path: &Path) -> Result<Option<Self>> {
+        if is_gguf(path) {
+            return Ok(Some(Self::Gguf(Arc::new(Gguf::open(path)?))));
+        }
+        if !path.is_dir() {
+            return Ok(None);
+        }
+        let folder = Self::Folder(path.to_owned());
+        if folder.contains(SINGLE) || folder.contains(INDEX) {
+            return Ok(Some(folder));
+        }
+        let gguf = Gguf::in_folder(path)?;
+        Ok(Some(gguf.map_or(folder, |gguf| Self::Gguf(Arc::new(gguf)))))
+    }
+
     /// The contents of a file, or `None` where there is no such file.
     ///
     /// # Errors
@@ -34,6 +58,7 @@ impl CheckpointFiles {
     pub fn read(&self, name: &str) -> Result<Option<Cow<'static, [u8]>>> {
         match self {
             Self::Embedded(_) => Ok(self.embedded(name).map(Cow::Borrowed)),
+            Self::Gguf(gguf) => Ok(gguf.folder_file(name)?.map(Cow::Owned)),
             Self::Folder(folder) => {
                 let path = folder.join(name);
                 match std::fs::read(&path) {
@@ -50,6 +75,7 @@ impl CheckpointFiles {
         match self {
             Self::Folder(folder) => folder.join(name).is_file(),
             Self::Embedded(_) => self.embedded(name).is_some(),
+            Self::Gguf(gguf) => gguf.files().iter().any(|file| file == name),
         }
     }
 
@@ -57,14 +83,36 @@ impl CheckpointFiles {
     pub fn folder(&self) -> Option<&Path> {
         match self {
             Self::Folder(folder) => Some(folder),
+            Self::Embedded(_) | Self::Gguf(_) => None,
+        }
+    }
+
+    /// Where a weight file lies, unless it is embedded.
+    pub fn path(&self, name: &str) -> Option<PathBuf> {
+        match self {
+            Self::Folder(folder) => Some(folder.join(name)),
+            Self::Gguf(gguf) => Some(gguf.folder().join(name)),
             Self::Embedded(_) => None,
         }
+    }
+
+    /// The GGUF files, where it is they.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match self {
+            Self::Gguf(gguf) => Some(gguf),
+            Self::Folder(_) | Self::Embedded(_) => None,
+        }
+    }
+
+    /// In which file people find what the file `name` says.
+    pub(crate) fn shown_name<'a>(&'a self, name: &'a str) -> &'a str {
+        self.gguf().map_or(name, |gguf| &gguf.files()[0])
     }
 
     /// The contents of an embedded file.
     pub fn embedded(&self, name: &str) -> Option<&'static [u8]> {
         match self {
-            Self::Folder(_) => None,
+            Self::Folder(_) | Self::Gguf(_) => None,
             Self::Embedded(files) => {
                 files.iter().find(|(n, _)| *n == name).map(|(_, bytes)| *bytes)
             }
@@ -74,6 +122,7 @@ impl CheckpointFiles {
     fn names(&self) -> Vec<String> {
         match self {
             Self::Embedded(files) => files.iter().map(|(n, _)| n.to_string()).collect(),
+            Self::Gguf(gguf) => gguf.files().to_vec(),
             Self::Folder(folder) => std::fs::read_dir(folder)
                 .into_iter()
                 .flatten()
@@ -94,11 +143,12 @@ impl fmt::Display for CheckpointFiles {
         match self {
             Self::Folder(folder) => write!(f, "{}", folder.display()),
             Self::Embedded(_) => write!(f, "the embedded model"),
+            Self::Gguf(gguf) => write!(f, "{}", gguf.folder().join(&gguf.files()[0]).display()),
         }
     }
 }
 
-/// The safetensors files that hold the weights.
+/// The files that hold the weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WeightFiles {
     /// One file.
@@ -121,6 +171,12 @@ impl WeightFiles {
     /// # Errors
     /// Neither is there, or the index is damaged.
     pub fn find(files: &CheckpointFiles) -> Result<Self> {
+        if let Some(gguf) = files.gguf() {
+            return Ok(match gguf.files() {
+                [single] => Self::Single(single.clone()),
+                several => Self::Sharded(several.to_vec()),
+            });
+        }
         if files.contains(SINGLE) {
             return Ok(Self::Single(SINGLE.to_owned()));
         }
@@ -150,7 +206,7 @@ fn no_weights(files: &CheckpointFiles) -> Error {
     let mut others: Vec<String> = files
         .names()
         .into_iter()
-        .filter(|n| [".bin", ".pt", ".pth", ".gguf", ".h5"].iter().any(|end| n.ends_with(end)))
+        .filter(|n| [".bin", ".pt", ".pth", ".h5"].iter().any(|end| n.ends_with(end)))
         .collect();
     others.sort();
     others.truncate(3);

@@ -9,11 +9,14 @@ mod encoder;
 mod error;
 mod files;
 mod generation;
+mod gguf;
 mod memory;
 mod quantization;
 mod rope;
 mod spec;
 mod weights;
+
+use std::borrow::Cow;
 
 pub use arch::{Arch, supported_architectures};
 pub use bytes::Bytes;
@@ -25,6 +28,7 @@ pub use encoder::{
 pub use error::{Error, Result};
 pub use files::{CheckpointFiles, WeightFiles};
 pub use generation::{GenerationConfig, SamplingDefaults};
+pub use gguf::{Gguf, GgufTensor, GgufType};
 pub use memory::{
     Counted, DEVICE_HEAD_DIMS, DeviceKind, DeviceMemory, DeviceWidths, GPU_MEMORY_UTILIZATION,
     KvDtype, MemoryPlan, MemoryRequest, device_head_dim, device_logits_rows,
@@ -102,11 +106,17 @@ impl Checkpoint {
             spec: arch.describe(config)?,
             arch,
             dtype: Dtype::read(config)?,
-            quantization: Quantization::read(&files, config)?,
+            quantization: match files.gguf() {
+                Some(gguf) => Quantization::gguf(gguf),
+                None => Quantization::read(&files, config)?,
+            },
             generation: GenerationConfig::read(&files, config)?,
             sentence: SentenceSettings::read(&files)?,
             files,
         };
+        if let Some(gguf) = checkpoint.files.gguf() {
+            gguf.adjust(&mut checkpoint.spec);
+        }
         for tensor in checkpoint.tensor_plan() {
             let MatrixForm::Quantized(packed) = tensor.form() else { continue };
             tensor.stored()?;
@@ -173,6 +183,12 @@ impl Checkpoint {
 
     /// Every tensor of the model, with its shape, the slots that it fills, and how it is stored where it is quantized.
     pub fn tensor_plan(&self) -> Vec<TensorPlan> {
+        if let Some(gguf) = self.files.gguf() {
+            let mut plan =
+                weights::plan_named(&self.spec, gguf.weight_rules(), Gguf::common_rules());
+            plan.iter_mut().for_each(|tensor| tensor.scheme = gguf.scheme_of(&tensor.name));
+            return plan;
+        }
         let mut plan = weights::plan(&self.spec, self.arch.weights);
         if let Some(quantization) = &self.quantization {
             for tensor in &mut plan {
@@ -182,20 +198,25 @@ impl Checkpoint {
         plan
     }
 
-    /// The name of a stored tensor without the name of the whole model, which some checkpoints of the architecture
-    /// write before every tensor's.
-    pub fn inner_name<'a>(&self, stored: &'a str) -> &'a str {
-        self.arch.outer.and_then(|outer| stored.strip_prefix(outer)).unwrap_or(stored)
+    /// The name that a stored tensor has in [`Self::tensor_plan`]: some checkpoints of an architecture write the name of the whole
+    /// model before every tensor's, and embedders, which are stored without a head, leave out `model.`.
+    pub fn planned_name<'a>(&self, stored: &'a str) -> Cow<'a, str> {
+        const INNER: [&str; 3] = ["embed_tokens.", "layers.", "norm."];
+        if self.arch.outer.is_none() && INNER.iter().any(|inner| stored.starts_with(inner)) {
+            return format!("model.{stored}").into();
+        }
+        self.arch.outer.and_then(|outer| stored.strip_prefix(outer)).unwrap_or(stored).into()
     }
 
     /// Whether a tensor outside [`Self::tensor_plan`] may be there: a buffer that follows from the
     /// configuration, a copy of a tied weight, or a scale of activations.
     pub fn may_skip_tensor(&self, name: &str) -> bool {
         weights::may_skip(&self.spec, name)
+            || (self.files.gguf().is_some() && Gguf::is_configuration(name))
             || self.quantization.as_ref().is_some_and(|quantization| quantization.may_skip(name))
     }
 
-    /// The safetensors files: `model.safetensors`, or the shards its index names.
+    /// The weight files: `model.safetensors`, or the shards its index names, or those in GGUF.
     ///
     /// # Errors
     /// Neither is there, or the index is damaged.

@@ -5,6 +5,7 @@ use crate::{
     config::HfConfig,
     error::{Error, Result},
     files::CheckpointFiles,
+    gguf::{Gguf, GgufType},
     weights::{Slot, TensorPlan},
 };
 
@@ -48,6 +49,8 @@ pub enum Scheme {
     Fp8(Fp8),
     /// Tables of sixteen numbers.
     SqueezeLlm(SqueezeLlm),
+    /// A type of GGUF's.
+    Gguf(GgufType),
 }
 
 /// A tensor in the weight files.
@@ -72,6 +75,8 @@ pub enum StoredKind {
     Integers,
     /// Eight-bit floating-point numbers with three bits of mantissa.
     E4m3,
+    /// Blocks of a type of GGUF's.
+    Blocks(GgufType),
 }
 
 impl Quantization {
@@ -84,6 +89,13 @@ impl Quantization {
             },
         };
         Self::parse(&section, default).map(Some)
+    }
+
+    /// What GGUF files say: each tensor of its type.
+    pub(crate) fn gguf(gguf: &Gguf) -> Option<Self> {
+        let scheme = gguf.scheme()?;
+        let skipped = Modules::default();
+        Some(Self { method: "gguf".to_owned(), scheme: Some(scheme), head: true, skipped })
     }
 
     fn parse(c: &HfConfig, default: Option<&str>) -> Result<Self> {
@@ -158,6 +170,10 @@ impl Scheme {
             Self::Gptq(gptq) => gptq.tensors(module, n, k),
             Self::Fp8(fp8) => Ok(fp8.tensors(module, n, k)),
             Self::SqueezeLlm(squeezellm) => squeezellm.tensors(module, n, k),
+            Self::Gguf(kind) => {
+                let kind = StoredKind::Blocks(*kind);
+                Ok(vec![StoredTensor::new(name.to_owned(), &[n, k], kind)])
+            }
         }
     }
 
@@ -168,6 +184,7 @@ impl Scheme {
             Self::Gptq(gptq) => gptq.packed(k),
             Self::Fp8(fp8) => Packed { codes: Codes::E4m3, group: fp8.group(k), reordered: false },
             Self::SqueezeLlm(_) => Packed { codes: Codes::Table, group: k, reordered: false },
+            Self::Gguf(kind) => kind.packed().expect("plain types are no scheme"),
         }
     }
 }

@@ -221,10 +221,19 @@ pub struct SlotRows {
 
 /// Every tensor of the model as plain numbers, first those outside the layers.
 pub(crate) fn plan(spec: &ModelSpec, own_rules: &[WeightRule]) -> Vec<TensorPlan> {
+    plan_named(spec, own_rules, LLAMA)
+}
+
+/// As [`plan`], where what has no rule of its own is called as `common` says.
+pub(crate) fn plan_named(
+    spec: &ModelSpec,
+    own_rules: &[WeightRule],
+    common: &[WeightRule],
+) -> Vec<TensorPlan> {
     let rule = |slot: Slot| {
         let any = slot.of_any_expert();
-        let rule = own_rules.iter().chain(LLAMA).find(|r| r.slot == any);
-        rule.expect("LLAMA has a rule for every slot")
+        let rule = own_rules.iter().chain(common).find(|r| r.slot == any);
+        rule.expect("the common rules have every slot")
     };
     let mut tensors: Vec<TensorPlan> = Vec::new();
     let mut by_name: HashMap<String, usize> = HashMap::new();

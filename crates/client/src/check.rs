@@ -325,10 +325,12 @@ fn split_env(params: &Params) -> Result<(BTreeMap<String, String>, Secrets)> {
     Ok((env, secrets))
 }
 
-/// The model as the server is to find it: a folder by its full path.
+/// The model as the server is to find it: a folder or a GGUF file by its full path.
 fn model_name(model: &str) -> Result<String> {
     let path = Path::new(model);
-    if model != "demo" && path.is_dir() {
+    if model != "demo"
+        && (path.is_dir() || path.extension().is_some_and(|end| end == "gguf") && path.is_file())
+    {
         let full = path
             .canonicalize()
             .map_err(|error| Error::validation("model", model, error.to_string()))?;
@@ -340,7 +342,7 @@ fn model_name(model: &str) -> Result<String> {
     Err(Error::validation(
         "model",
         model,
-        "there is no such folder; name a folder with config.json, a model on the hub as owner/name, or `demo`",
+        "there is no such folder or file; name a folder with config.json, a GGUF file, a model on the hub as owner/name, or `demo`",
     ))
 }
 

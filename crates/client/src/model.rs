@@ -142,12 +142,15 @@ async fn files(plan: &Plan) -> Result<CheckpointFiles> {
     if model == "demo" {
         return Ok(CheckpointFiles::Embedded(&DEMO));
     }
-    let Ok(id) = model.parse::<ModelId>() else {
-        return Ok(CheckpointFiles::Folder(model.into()));
+    let path = std::path::Path::new(model);
+    let id = match model.parse::<ModelId>() {
+        Ok(id) if !path.is_absolute() => id,
+        _ => {
+            let found = CheckpointFiles::find(path);
+            let found = found.map_err(|error| Error::from_checkpoint(model, error))?;
+            return Ok(found.unwrap_or_else(|| CheckpointFiles::Folder(model.into())));
+        }
     };
-    if std::path::Path::new(model).is_absolute() {
-        return Ok(CheckpointFiles::Folder(model.into()));
-    }
     let wrong = |error| Error::from_hub(model, error);
     let variable = |name: &str| {
         let given = plan.secrets.0.get(name).or_else(|| plan.spec.env.get(name)).cloned();

@@ -56,10 +56,10 @@ impl Spec {
         self.image.clone().unwrap_or_else(default)
     }
 
-    /// The model, if it is a folder of this machine.
+    /// The model, if it is a folder or a file of this machine.
     #[cfg(any(feature = "docker", feature = "kubernetes"))]
-    pub(crate) fn model_folder(&self) -> Option<&std::path::Path> {
-        // Folders have their full path here.
+    pub(crate) fn model_path(&self) -> Option<&std::path::Path> {
+        // They have their full path here.
         Some(std::path::Path::new(&self.model)).filter(|path| path.is_absolute())
     }
 

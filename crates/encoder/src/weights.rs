@@ -130,9 +130,9 @@ impl StoredTensor {
 impl WeightFile {
     fn open(files: &CheckpointFiles, name: &str) -> Result<Self> {
         let io = |source| Error::Io { file: name.to_owned(), source };
-        let (len, content) = match files.folder() {
-            Some(folder) => {
-                let file = File::open(folder.join(name)).map_err(io)?;
+        let (len, content) = match files.path(name) {
+            Some(path) => {
+                let file = File::open(path).map_err(io)?;
                 (file.metadata().map_err(io)?.len(), Content::File(file))
             }
             None => {

@@ -108,8 +108,10 @@ pub struct EngineInfo {
     pub kv_cache_bytes: u64,
     /// Bytes of the weights as they lie in memory.
     pub weights_bytes: u64,
-    /// Type of most weights, such as `bf16`.
+    /// How most weights are kept: their type, such as `bf16`, or the method of their quantization, such as `awq`.
     pub weights_dtype: String,
+    /// Bytes of the embedding table as it lies in memory.
+    pub embedding_bytes: u64,
     /// Where it runs: `cpu` or `cuda`.
     pub device: String,
     /// Most alternatives that log-probabilities can have; `None`: any number.

@@ -276,12 +276,13 @@ fn info(checkpoint: &Checkpoint, plan: &MemoryPlan, num_threads: usize) -> Engin
         block_size: plan.request.block_size,
         kv_cache_bytes: plan.kv_cache_bytes,
         weights_bytes: plan.weights_bytes,
-        weights_dtype: match plan.request.weights {
-            Dtype::F32 => "f32",
-            Dtype::F16 => "f16",
-            Dtype::Bf16 => "bf16",
-        }
-        .to_owned(),
+        weights_dtype: match (checkpoint.quantization(), plan.request.weights) {
+            (Some(quantization), _) => quantization.method.clone(),
+            (None, Dtype::F32) => "f32".to_owned(),
+            (None, Dtype::F16) => "f16".to_owned(),
+            (None, Dtype::Bf16) => "bf16".to_owned(),
+        },
+        embedding_bytes: checkpoint.spec().embedding_bytes(plan.request.weights),
         device: String::new(),
         max_logprobs: None,
         num_threads,

@@ -21,7 +21,7 @@ use crate::{Error, HubConfig, ModelId, Result};
 const DESCRIPTION: [&str; 15] = [
     CONFIG,
     "generation_config.json",
-    "quantize_config.json",
+    QUANTIZATION,
     TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -36,6 +36,8 @@ const DESCRIPTION: [&str; 15] = [
     "config_sentence_transformers.json",
 ];
 const CONFIG: &str = "config.json";
+/// What older checkpoints of GPTQ say beside it.
+const QUANTIZATION: &str = "quantize_config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -120,12 +122,12 @@ impl Hub {
         Ok(model)
     }
 
-    /// As [`open`](Self::open), for the configuration alone.
+    /// As [`open`](Self::open), for the configuration alone, with that of the quantization where it has a file of its own.
     ///
     /// # Errors
     /// As of `open`.
     pub async fn open_configuration(&self, id: &ModelId, revision: &str) -> Result<HubModel> {
-        self.open_one(id, revision, &[CONFIG]).await
+        self.open_one(id, revision, &[CONFIG, QUANTIZATION]).await
     }
 
     /// As [`open`](Self::open), for the tokenizer alone.

@@ -49,7 +49,7 @@ pub enum LoadDtype {
 /// Where the weights come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadFormat {
-    /// The checkpoint's safetensors files.
+    /// The checkpoint's weight files.
     #[default]
     Auto,
     /// Nowhere: random numbers from a fixed seed, in the shapes that `config.json` gives.

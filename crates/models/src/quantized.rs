@@ -6,7 +6,10 @@ use candlepower_checkpoint::{Checkpoint, Codes as Planned, Packed, Scheme, Tenso
 use candlepower_kernels::{Codes, QuantizedRows, SparseRows};
 use rayon::prelude::*;
 
-use self::{awq::AwqMatrix, fp8::Fp8Matrix, gptq::GptqMatrix, squeezellm::SqueezeLlmMatrix};
+use self::{
+    awq::AwqMatrix, fp8::Fp8Matrix, gguf::GgufMatrix, gptq::GptqMatrix,
+    squeezellm::SqueezeLlmMatrix,
+};
 use crate::{
     error::{Error, Result},
     parts::{Matrix, PartsBuilder, numbers},
@@ -15,6 +18,7 @@ use crate::{
 
 mod awq;
 mod fp8;
+mod gguf;
 mod gptq;
 mod squeezellm;
 #[cfg(test)]
@@ -49,6 +53,7 @@ pub(crate) enum AnyStored {
     Gptq(GptqMatrix),
     Fp8(Fp8Matrix),
     SqueezeLlm(SqueezeLlmMatrix),
+    Gguf(GgufMatrix),
 }
 
 /// Opens a matrix that [`Shards::check`] has seen.
@@ -59,6 +64,10 @@ pub(crate) fn open(shards: &Shards, tensor: &TensorPlan, scheme: Scheme) -> Resu
         Scheme::Gptq(scheme) => AnyStored::Gptq(GptqMatrix::open(&files, scheme)?),
         Scheme::Fp8(scheme) => AnyStored::Fp8(Fp8Matrix::open(&files, scheme)?),
         Scheme::SqueezeLlm(_) => AnyStored::SqueezeLlm(SqueezeLlmMatrix::open(&files)?),
+        Scheme::Gguf(kind) => {
+            let group = scheme.packed(files.k).group;
+            AnyStored::Gguf(GgufMatrix::open(&files, kind, group)?)
+        }
     })
 }
 
@@ -94,6 +103,7 @@ impl AnyStored {
             Self::Gptq(matrix) => each_piece(matrix, rows, k, take),
             Self::Fp8(matrix) => each_piece(matrix, rows, k, take),
             Self::SqueezeLlm(matrix) => each_piece(matrix, rows, k, take),
+            Self::Gguf(matrix) => each_piece(matrix, rows, k, take),
         }
     }
 
@@ -103,6 +113,7 @@ impl AnyStored {
             Self::Gptq(matrix) => matrix,
             Self::Fp8(matrix) => matrix,
             Self::SqueezeLlm(matrix) => matrix,
+            Self::Gguf(matrix) => matrix,
         }
     }
 }

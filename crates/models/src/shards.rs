@@ -1,4 +1,4 @@
-//! The safetensors files of a checkpoint, mapped piece by piece.
+//! The weight files of a checkpoint, safetensors or GGUF, mapped piece by piece.
 //!
 //! Only a piece is mapped at a time, and unmapped after use: the resident set never holds the file
 //! and the packed weights together.
@@ -11,7 +11,7 @@ use std::{
 
 use candle_core::DType;
 use candlepower_checkpoint::{
-    Checkpoint, CheckpointFiles, StoredKind, StoredTensor, TensorPlan, WeightFiles,
+    Checkpoint, CheckpointFiles, Gguf, GgufType, StoredKind, StoredTensor, TensorPlan, WeightFiles,
 };
 use memmap2::{Mmap, MmapOptions};
 use safetensors::SafeTensors;
@@ -31,25 +31,76 @@ pub(crate) struct InFile {
     /// Where its bytes begin in the file.
     offset: u64,
     shape: Vec<usize>,
-    dtype: safetensors::Dtype,
+    dtype: StoredDtype,
+}
+
+/// How a tensor's numbers are stored, as its file says.
+#[derive(Clone, Copy, Debug)]
+enum StoredDtype {
+    Safetensors(safetensors::Dtype),
+    Gguf(GgufType),
+}
+
+impl StoredDtype {
+    /// Its name in such files.
+    fn name(self) -> String {
+        match self {
+            Self::Safetensors(dtype) => format!("{dtype:?}"),
+            Self::Gguf(kind) => kind.as_str().to_owned(),
+        }
+    }
+
+    /// Bytes of so many numbers.
+    fn num_bytes(self, numbers: usize) -> usize {
+        match self {
+            Self::Safetensors(dtype) => numbers * dtype.bitsize() / 8,
+            Self::Gguf(kind) => numbers / kind.block() * kind.block_bytes(),
+        }
+    }
 }
 
 impl Shards {
     /// Opens the checkpoint's weight files and reads their headers.
     pub(crate) fn open(checkpoint: &Checkpoint) -> Result<Self> {
         let names = checkpoint.weight_files()?;
+        if let Some(gguf) = checkpoint.files().gguf() {
+            return Self::open_gguf(checkpoint.files(), gguf, &names);
+        }
         let mut files = Vec::new();
         let mut tensors: HashMap<String, InFile> = HashMap::new();
         for name in names.names() {
             let shard = Shard::open(checkpoint.files(), name, &names)?;
             for (tensor, stored) in shard.header(files.len())? {
-                let tensor = checkpoint.inner_name(&tensor).to_owned();
+                let tensor = checkpoint.planned_name(&tensor).into_owned();
                 if let Some(other) = tensors.insert(tensor.clone(), stored) {
                     let first = files.get(other.file).map_or(name, |f: &Shard| &f.name).clone();
                     return Err(Error::TensorTwice { name: tensor, first, second: name.clone() });
                 }
             }
             files.push(shard);
+        }
+        Ok(Self { files, tensors })
+    }
+
+    /// Opens GGUF files, whose headers are read already.
+    fn open_gguf(files: &CheckpointFiles, gguf: &Gguf, names: &WeightFiles) -> Result<Self> {
+        let open = |name: &String| Shard::open(files, name, names);
+        let files = names.names().iter().map(open).collect::<Result<Vec<_>>>()?;
+        let mut tensors = HashMap::new();
+        for (name, tensor) in gguf.tensors() {
+            let stored = InFile {
+                file: tensor.file,
+                offset: tensor.offset,
+                shape: tensor.shape.clone(),
+                dtype: StoredDtype::Gguf(tensor.kind),
+            };
+            // A file that was shortened since its header was read.
+            let shard = &files[stored.file];
+            let bytes = stored.dtype.num_bytes(stored.shape.iter().product());
+            if stored.offset + bytes as u64 > shard.len {
+                return Err(shard.damaged(format!("tensor {name} lies beyond its end")));
+            }
+            tensors.insert(name.clone(), stored);
         }
         Ok(Self { files, tensors })
     }
@@ -98,16 +149,20 @@ impl Shards {
                 expected: expected.shapes.last().cloned().unwrap_or_default(),
             });
         }
+        use StoredDtype::{Gguf, Safetensors};
         use safetensors::Dtype::{F8_E4M3, I32, U32};
         let wrong = |expected| {
-            let found = format!("{:?}", found.dtype);
+            let found = found.dtype.name();
             Err(Error::TensorDtype { name: name.clone(), found, expected })
         };
         match (expected.kind, found.dtype) {
             (StoredKind::Numbers, _) => self.dtype(name).map(|_| ()),
-            (StoredKind::Integers, I32 | U32) | (StoredKind::E4m3, F8_E4M3) => Ok(()),
+            (StoredKind::Integers, Safetensors(I32 | U32))
+            | (StoredKind::E4m3, Safetensors(F8_E4M3)) => Ok(()),
+            (StoredKind::Blocks(planned), Gguf(found)) if planned == found => Ok(()),
             (StoredKind::Integers, _) => wrong("I32 is"),
             (StoredKind::E4m3, _) => wrong("F8_E4M3 is"),
+            (StoredKind::Blocks(planned), _) => wrong(planned.as_str()),
         }
     }
 
@@ -123,19 +178,20 @@ impl Shards {
 
     /// Bytes of a tensor; none where it is not there.
     pub(crate) fn num_bytes(&self, name: &str) -> usize {
-        let bytes = |t: &InFile| t.shape.iter().product::<usize>() * t.dtype.bitsize() / 8;
+        let bytes = |t: &InFile| t.dtype.num_bytes(t.shape.iter().product());
         self.tensors.get(name).map_or(0, bytes)
     }
 
     /// The dtype of a tensor that [`Self::check`] has seen.
     pub(crate) fn dtype(&self, name: &str) -> Result<DType> {
+        use StoredDtype::{Gguf, Safetensors};
         match self.tensors[name].dtype {
-            safetensors::Dtype::F32 => Ok(DType::F32),
-            safetensors::Dtype::F16 => Ok(DType::F16),
-            safetensors::Dtype::BF16 => Ok(DType::BF16),
+            Safetensors(safetensors::Dtype::F32) | Gguf(GgufType::F32) => Ok(DType::F32),
+            Safetensors(safetensors::Dtype::F16) | Gguf(GgufType::F16) => Ok(DType::F16),
+            Safetensors(safetensors::Dtype::BF16) | Gguf(GgufType::Bf16) => Ok(DType::BF16),
             other => Err(Error::TensorDtype {
                 name: name.to_owned(),
-                found: format!("{other:?}"),
+                found: other.name(),
                 expected: "F32, F16 and BF16 are",
             }),
         }
@@ -198,12 +254,12 @@ impl Shard {
             }
             _ => Error::Io { file: name.to_owned(), source },
         };
-        let (len, content) = match files {
-            CheckpointFiles::Folder(folder) => {
-                let file = File::open(folder.join(name)).map_err(io_error)?;
+        let (len, content) = match files.path(name) {
+            Some(path) => {
+                let file = File::open(path).map_err(io_error)?;
                 (file.metadata().map_err(io_error)?.len(), Content::File(file))
             }
-            CheckpointFiles::Embedded(_) => {
+            None => {
                 let bytes = files
                     .embedded(name)
                     .ok_or_else(|| Error::ShardMissing { file: name.to_owned() })?;
@@ -233,7 +289,7 @@ impl Shard {
                 file: index,
                 offset: (8 + header_len + info.data_offsets.0) as u64,
                 shape: info.shape.clone(),
-                dtype: info.dtype,
+                dtype: StoredDtype::Safetensors(info.dtype),
             };
             (name, stored)
         });

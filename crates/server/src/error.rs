@@ -22,7 +22,7 @@ pub enum Error {
     NoModel,
     /// The model is neither `demo` nor a folder nor an id.
     #[error(
-        "there is no model folder `{0}`; name a folder with config.json, a model on the hub as owner/name, or `demo`"
+        "there is no model folder or GGUF file `{0}`; name a folder with config.json, a GGUF file, a model on the hub as owner/name, or `demo`"
     )]
     NoSuchModel(String),
     /// The model could not be had from the hub.

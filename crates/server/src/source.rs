@@ -9,7 +9,7 @@ use crate::config::ServeConfig;
 use crate::demo;
 use crate::error::{Error, Result};
 
-/// A model by its name: the demo, a folder, or an id on the hub.
+/// A model by its name: the demo, a folder, a GGUF file, or an id on the hub.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelSource {
     pub(crate) place: Place,
@@ -29,13 +29,13 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// A folder, or else an id on the hub: what is here comes first.
+    /// A folder or a GGUF file, or else an id on the hub: what is here comes first.
     ///
     /// # Errors
-    /// It is neither.
+    /// It is neither, or a GGUF file that cannot be read.
     pub(crate) fn find(name: &str) -> Result<Self> {
-        if Path::new(name).is_dir() {
-            return Ok(Self::Here(CheckpointFiles::Folder(name.into())));
+        if let Some(files) = CheckpointFiles::find(Path::new(name))? {
+            return Ok(Self::Here(files));
         }
         match name.parse() {
             // A path that was mistyped is no id.
@@ -49,7 +49,7 @@ impl ModelSource {
     /// Finds what the settings name.
     ///
     /// # Errors
-    /// If nothing is named, or it is neither `demo` nor a folder nor an id.
+    /// If nothing is named, it is neither `demo` nor a folder nor a file nor an id, or the file cannot be read.
     pub(crate) fn find(config: &ServeConfig) -> Result<Self> {
         let root = config.model.clone().ok_or(Error::NoModel)?;
         if root == "demo" {
@@ -57,7 +57,7 @@ impl ModelSource {
         }
         let place = Place::find(&root)?;
         let name = match &place {
-            Place::Here(_) => folder_name(&root).unwrap_or_else(|| root.clone()),
+            Place::Here(_) => path_name(&root).unwrap_or_else(|| root.clone()),
             Place::Hub(_) => root.clone(),
         };
         Ok(Self { place, name, root })
@@ -87,9 +87,11 @@ pub fn hub(config: &ServeConfig) -> Result<Hub> {
     Ok(Hub::new(HubConfig::new(settings, |name| std::env::var(name).ok())?)?)
 }
 
-fn folder_name(folder: &str) -> Option<String> {
-    let folder = PathBuf::from(folder).canonicalize().ok()?;
-    Some(folder.file_name()?.to_string_lossy().into_owned())
+/// The name of a folder, or of a file without its ending.
+fn path_name(path: &str) -> Option<String> {
+    let path = PathBuf::from(path).canonicalize().ok()?;
+    let name = if path.is_file() { path.file_stem() } else { path.file_name() };
+    Some(name?.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]
@@ -109,6 +111,11 @@ mod tests {
         assert_eq!(find(&["demo"]).unwrap().name, "demo");
         let folder = find(&[env!("CARGO_MANIFEST_DIR")]).unwrap();
         assert_eq!(folder.name, "server");
+        let file = find(&[concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../tests/golden/gguf-phi3/model.gguf"
+        )]);
+        assert_eq!(file.unwrap().name, "model");
         assert!(matches!(find(&[]), Err(Error::NoModel)));
         let id = find(&["owner/name-7B.1"]).unwrap();
         assert_eq!(id.name, "owner/name-7B.1");

@@ -25,7 +25,9 @@ cargo xtask <command>
   test    builds the binary and runs every test; needs only Rust and Python
   cuda    a CUDA build for no GPU, and its tests; shares what test has built; needs g++, x86-64
   wheel   builds the Python wheel around the debug binary and tests it; part of test
+  fuzz SECONDS [TARGET..]  changed files and texts for every parser, or for some
   schema-suite FOLDER..  holds JSON schemas against test suites: docs/schema-suite.md
+  models-table  writes the README's tables of models, which tidy holds to the goldens
   tidy    the project's own rules: layers, file sizes, where `unsafe` lives, forbidden words
 ";
 
@@ -41,9 +43,11 @@ fn main() -> ExitCode {
 
 fn run() -> Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let (command, folders) = match arguments.split_first() {
-        Some((command, folders)) if folders.is_empty() || command == "schema-suite" => {
-            (command, folders)
+    let (command, more) = match arguments.split_first() {
+        Some((command, more))
+            if more.is_empty() || ["schema-suite", "fuzz"].contains(&command.as_str()) =>
+        {
+            (command, more)
         }
         _ => bail!("one command is expected\n\n{USAGE}"),
     };
@@ -62,7 +66,9 @@ fn run() -> Result<ExitCode> {
             steps.run("build", test::build);
             steps.run("wheel", wheel::test);
         }
-        "schema-suite" => steps.run("suite", |shell| test::schema_suite(shell, folders)),
+        "fuzz" => steps.run("fuzz", |shell| test::fuzz(shell, more)),
+        "schema-suite" => steps.run("suite", |shell| test::schema_suite(shell, more)),
+        "models-table" => steps.run("table", |_| tidy::write_models_table(&root)),
         "tidy" => steps.run("tidy", |_| tidy::run(&root)),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

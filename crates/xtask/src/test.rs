@@ -59,6 +59,13 @@ pub(crate) fn schema_suite(shell: &Shell, folders: &[String]) -> Result<String> 
     Ok(String::new())
 }
 
+/// Changed files and texts for the parsers, for so many seconds.
+pub(crate) fn fuzz(shell: &Shell, arguments: &[String]) -> Result<String> {
+    let mut cargo = shell.cargo("run --quiet --package candlepower-fuzz --locked --");
+    run(cargo.args(arguments))?;
+    Ok(String::new())
+}
+
 /// Sums of the runner's result lines over all test binaries.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Totals {

@@ -3,6 +3,7 @@
 mod code;
 mod files;
 mod layers;
+mod models_table;
 mod paths;
 mod sizes;
 mod targets;
@@ -40,14 +41,25 @@ impl fmt::Display for Finding {
 /// A rule: from every file of the project to what breaks it.
 type Rule = fn(&[SourceFile]) -> Vec<Finding>;
 
-const RULES: [Rule; 6] = [
+const RULES: [Rule; 7] = [
     layers::findings,
     sizes::findings,
     unsafe_code::findings,
     words::findings,
     paths::findings,
     targets::findings,
+    models_table::findings,
 ];
+
+/// Writes the README's tables of models.
+pub(crate) fn write_models_table(root: &Path) -> Result<String> {
+    let files = files::read(root)?;
+    let readme = root.join("README.md");
+    let text = std::fs::read_to_string(&readme)?;
+    let text = models_table::written(&files, &text).map_err(anyhow::Error::msg)?;
+    std::fs::write(readme, text)?;
+    Ok(String::new())
+}
 
 /// Checks every file that git tracks or would track; an error lists what is broken.
 pub(crate) fn run(root: &Path) -> Result<String> {

@@ -127,7 +127,7 @@ fn unknown(name: &str) -> Error {
         .filter(|(distance, _)| *distance <= name.chars().count() / 3)
         .map(|(_, near)| format!(" (the nearest is `{near}`)"));
     Error::UnknownArchitecture {
-        name: name.to_owned(),
+        name: name.chars().take(80).collect(),
         nearest: near.unwrap_or_default(),
         supported: supported_architectures()
             .chain(supported_encoders())

@@ -46,6 +46,13 @@ impl ModelSpec {
         (vectors * Dtype::F32.size() + matrices) as u64
     }
 
+    /// Bytes of the embedding as loaded, in `dtype` where it is not quantized.
+    pub fn embedding_bytes(&self, dtype: Dtype) -> u64 {
+        let quantized = self.quantized.get(&(None, Slot::Embed));
+        let form = quantized.map_or(MatrixForm::Plain, |packed| MatrixForm::Quantized(*packed));
+        form.bytes(self.vocab_size, self.hidden_size, dtype) as u64
+    }
+
     /// Count of the weights that one of `ranks` ranks loads.
     pub(super) fn rank_numbers(&self, ranks: usize) -> u64 {
         let (matrices, vectors) = self.rank_shapes(ranks);

@@ -304,14 +304,19 @@ impl Creation<'_> {
             command.extend([RUN_WITH_SECRETS.to_owned(), SECRETS_FILE.to_owned()]);
         }
         command.extend(spec.argv.iter().cloned());
-        if let Some(folder) = spec.model_folder() {
+        if let Some(path) = spec.model_path() {
             let model = command.iter_mut().find(|word| **word == spec.model);
             if let Some(model) = model {
-                *model = MODEL_FOLDER.into();
+                *model = match path.file_name() {
+                    Some(file) if path.is_file() => {
+                        format!("{MODEL_FOLDER}/{}", file.to_string_lossy())
+                    }
+                    _ => MODEL_FOLDER.into(),
+                };
             }
-            // Requests name the folder, as they would without a container.
+            // Requests name the model as they would without a container.
             let flag = "--served-model-name=";
-            if let Some(name) = folder.file_name()
+            if let Some(name) = if path.is_file() { path.file_stem() } else { path.file_name() }
                 && !spec.argv.iter().any(|word| word.starts_with(flag))
             {
                 command.push(format!("{flag}{}", name.to_string_lossy()));
@@ -326,9 +331,11 @@ impl Creation<'_> {
         let spec = &self.description.spec;
         let cache = spec.hub_cache.as_deref().unwrap_or(CACHE_VOLUME);
         let mut binds = vec![format!("{cache}:{CACHE_FOLDER}")];
-        binds.extend(
-            spec.model_folder().map(|folder| format!("{}:{MODEL_FOLDER}:ro", folder.display())),
-        );
+        // A file comes with its folder, in which the others of a split model are.
+        if let Some(path) = spec.model_path() {
+            let folder = path.parent().filter(|_| path.is_file()).unwrap_or(path);
+            binds.push(format!("{}:{MODEL_FOLDER}:ro", folder.display()));
+        }
         binds
     }
 

@@ -153,11 +153,11 @@ async fn same(cluster: &Cluster, spec: &Spec) -> Result<Option<Begun>> {
 }
 
 fn refuse_folder(spec: &Spec) -> Result<()> {
-    match spec.model_folder() {
+    match spec.model_path() {
         Some(_) => Err(Error::validation(
             "model",
             &spec.model,
-            "a folder of this machine is not there in a cluster: name a model of the hub as owner/name",
+            "a folder or a file of this machine is not there in a cluster: name a model of the hub as owner/name",
         )),
         None => Ok(()),
     }

@@ -103,6 +103,8 @@ pub(super) fn parse(text: &str) -> Result<Grammar> {
 }
 
 fn wrong(line: usize, rule: &str, what: &str) -> Error {
+    // It may hold a piece of the grammar, which may hold the end of a line.
+    let what = what.replace('\n', "\\n").replace('\r', "\\r");
     match rule {
         "" => Error::Constraint(format!("line {line}: {what}")),
         rule => Error::Constraint(format!("line {line}, rule `{rule}`: {what}")),

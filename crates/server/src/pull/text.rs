@@ -56,3 +56,56 @@ fn read_text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path)
         .map_err(|source| Error::ReadFile { path: path.to_owned(), source })
 }
+
+#[cfg(test)]
+mod tests {
+    use candlepower_tokenizer::{AddSpecialTokens, SkipSpecialTokens};
+    use clap::{Args, Command, FromArgMatches};
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Golden models, and how the vocabulary of each is cut.
+    const MODELS: [(&str, &str); 8] = [
+        ("gguf-llama", "llama"),
+        ("gguf-gemma2", "llama without a leading space"),
+        ("gguf-phi3", "llama with tokens that strip"),
+        ("gguf-yarn", "gpt-4o"),
+        ("gguf-qwen2", "qwen2"),
+        ("gguf-qwen3", "llama-bpe"),
+        ("gguf-gemma3", "tekken"),
+        ("gguf-granite", "refact"),
+    ];
+
+    /// A vocabulary in a GGUF file cuts a thousand texts as the tokenizer.json does from which it was written.
+    #[test]
+    fn vocabularies_of_gguf_files_cut_texts_as_their_originals() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let fixtures = root.join("crates/tokenizer/tests/data/tokenization.json");
+        let fixtures: Value = serde_json::from_slice(&std::fs::read(fixtures).unwrap()).unwrap();
+        let texts: Vec<String> = serde_json::from_value(fixtures["strings"].clone()).unwrap();
+        let command = ServeConfig::augment_args(Command::new("serve").no_binary_name(true));
+        let config = command.try_get_matches_from(["demo"]).unwrap();
+        let config = ServeConfig::from_arg_matches(&config).unwrap();
+        for (model, kind) in MODELS {
+            let folder = root.join("tests/golden").join(model);
+            let original = std::fs::read(folder.join("tokenizer.json")).unwrap();
+            let original = Tokenizer::from_bytes(&original, None).unwrap();
+            let files = CheckpointFiles::find(&folder).unwrap().unwrap();
+            assert!(files.gguf().is_some());
+            let (tokenizer, template) = load(&config, &files).unwrap();
+            assert_eq!(template.is_some(), !kind.starts_with("llama ") && kind != "llama");
+            assert_eq!(tokenizer.vocab_size(), original.vocab_size());
+            for text in &texts {
+                for add in [AddSpecialTokens::Yes, AddSpecialTokens::No] {
+                    let ids = tokenizer.encode(text, add).unwrap();
+                    assert_eq!(ids, original.encode(text, add).unwrap(), "{kind}: {text:?}");
+                    for skip in [SkipSpecialTokens::Yes, SkipSpecialTokens::No] {
+                        let back = tokenizer.decode(&ids, skip).unwrap();
+                        assert_eq!(back, original.decode(&ids, skip).unwrap(), "{kind}: {text:?}");
+                    }
+                }
+            }
+        }
+    }
+}

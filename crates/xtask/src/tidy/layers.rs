@@ -40,6 +40,7 @@ const CRATES: &[Crate] = &[
     ),
     row("candlepower", 4, &["checkpoint", "client", "engine", "hub", "machine", "server"]),
     row("python", 4, &["client"]),
+    row("fuzz", 4, &["api", "checkpoint", "grammar", "models", "tokenizer"]),
     row("xtask", 5, &[]),
 ];
 

@@ -18,9 +18,7 @@ pub(super) struct Weights {
 
 impl Weights {
     pub(super) fn new(info: &EngineInfo, spec: &ModelSpec) -> Self {
-        let size = if info.weights_dtype == "f32" { 4 } else { 2 };
-        let embedding = (spec.vocab_size * spec.hidden_size * size) as u64;
-        let only_looked_up = if spec.head.tied { 0 } else { embedding };
+        let only_looked_up = if spec.head.tied { 0 } else { info.embedding_bytes };
         Self {
             bytes: info.weights_bytes,
             bytes_per_step: info.weights_bytes.saturating_sub(only_looked_up),

@@ -1,0 +1,272 @@
+//! GGUF files: a whole model in one file or in several, which is read as if it were a model folder. What a folder says in
+//! `config.json`, `tokenizer.json` and `tokenizer_config.json` is told from the metadata.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    ffi::OsStr,
+    fs::File,
+    io::{BufReader, Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use crate::{
+    config::HfConfig,
+    error::{Error, Result},
+    quantization::Scheme,
+    spec::{ModelSpec, NormKind},
+    weights::WeightRule,
+};
+
+mod config;
+mod header;
+mod names;
+mod tensor_type;
+mod tokenizer;
+
+use config::GgufArch;
+use header::{Header, Place};
+pub use tensor_type::GgufType;
+
+/// Most numbers of a tensor that is read with the configuration: the divisors of the rope's frequencies.
+const MOST_DIVISORS: u64 = 1 << 12;
+
+/// A model in GGUF files, whose headers are read.
+#[derive(Debug)]
+pub struct Gguf {
+    folder: PathBuf,
+    /// The files' names, in order.
+    files: Vec<String>,
+    /// Of the first file.
+    metadata: HfConfig,
+    arch: &'static GgufArch,
+    tensors: HashMap<String, GgufTensor>,
+}
+
+/// A tensor in a GGUF file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GgufTensor {
+    /// Which of the files it is in.
+    pub file: usize,
+    /// Where its bytes begin in the file.
+    pub offset: u64,
+    /// `[rows, columns]`, or `[rows]` of a vector.
+    pub shape: Vec<usize>,
+    /// How its numbers are stored.
+    pub kind: GgufType,
+}
+
+impl Gguf {
+    /// Opens a file, and those that belong to it where its name ends in `-00001-of-00003.gguf`.
+    ///
+    /// # Errors
+    /// A file is missing, damaged, or of an architecture or with tensors of a type that is not supported.
+    pub fn open(path: &Path) -> Result<Self> {
+        let folder = path.parent().unwrap_or_else(|| Path::new("")).to_owned();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let files = match Split::of(&name) {
+            Some(split) => split.all(),
+            None => vec![name],
+        };
+        let mut headers = Vec::new();
+        for name in &files {
+            let path = folder.join(name);
+            let io = |source| Error::Io { path: path.clone(), source };
+            let file = File::open(&path).map_err(io)?;
+            let len = file.metadata().map_err(io)?.len();
+            headers.push(Header::read(name, BufReader::with_capacity(1 << 16, file), len)?);
+        }
+        Self::of_headers(folder, files, headers)
+    }
+
+    fn of_headers(folder: PathBuf, files: Vec<String>, headers: Vec<Header>) -> Result<Self> {
+        let mut metadata = None;
+        let mut tensors = HashMap::new();
+        for (file, header) in headers.into_iter().enumerate() {
+            let keys = HfConfig::from_entries(&files[file], header.metadata);
+            let (part, parts) = (keys.index_or("split.no", 0)?, keys.index_or("split.count", 0)?);
+            if part != file || parts.max(1) != files.len() {
+                let reason = format!(
+                    "it is part {part} of {parts}, counted from 0, and its name says otherwise"
+                );
+                return Err(Error::Gguf { file: files[file].clone(), reason });
+            }
+            metadata.get_or_insert(keys);
+            for (name, Place { kind, shape, offset, .. }) in header.tensors {
+                let tensor = GgufTensor { file, offset, shape, kind };
+                if tensors.insert(name.clone(), tensor).is_some() {
+                    let reason = format!("the tensor {name:.80} is there twice");
+                    return Err(Error::Gguf { file: files[file].clone(), reason });
+                }
+            }
+        }
+        let metadata = metadata.expect("there is at least one file");
+        let arch = config::find(&metadata)?;
+        Ok(Self { folder, files, metadata, arch, tensors })
+    }
+
+    /// The only model in GGUF files of a folder; `None` where there is none.
+    ///
+    /// # Errors
+    /// There are several, or as [`Self::open`].
+    pub(crate) fn in_folder(folder: &Path) -> Result<Option<Self>> {
+        let mut models: Vec<PathBuf> = std::fs::read_dir(folder)
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .filter(|path| is_gguf(path))
+            .filter(|path| {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                // Of a split model the first, and no projector of images.
+                Split::of(&name).is_none_or(|split| split.part == 1) && !name.starts_with("mmproj")
+            })
+            .collect();
+        models.sort();
+        match models.as_slice() {
+            [] => Ok(None),
+            [model] => Self::open(model).map(Some),
+            several => Err(Error::SeveralModels {
+                place: folder.display().to_string(),
+                names: several
+                    .iter()
+                    .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            }),
+        }
+    }
+
+    /// The folder of the files.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The files' names.
+    pub(crate) fn files(&self) -> &[String] {
+        &self.files
+    }
+
+    /// All tensors and their names.
+    pub fn tensors(&self) -> &HashMap<String, GgufTensor> {
+        &self.tensors
+    }
+
+    /// What a file of a model folder would hold, where the metadata has it.
+    pub(crate) fn folder_file(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let value: Option<Value> = match name {
+            "config.json" => Some(self.config()?),
+            "tokenizer.json" => Some(self.tokenizer()?),
+            "tokenizer_config.json" => Some(self.tokenizer_config()?),
+            _ => None,
+        };
+        Ok(value.map(|value| value.to_string().into_bytes()))
+    }
+
+    /// Where the tensors of the architecture are found.
+    pub(crate) fn weight_rules(&self) -> &'static [WeightRule] {
+        self.arch.rules
+    }
+
+    /// The names that all architectures have in common.
+    pub(crate) fn common_rules() -> &'static [WeightRule] {
+        names::COMMON
+    }
+
+    /// How a matrix is stored; `None` where as plain numbers.
+    pub(crate) fn scheme_of(&self, tensor: &str) -> Option<Scheme> {
+        let tensor = self.tensors.get(tensor).filter(|tensor| tensor.shape.len() == 2)?;
+        tensor.kind.packed().map(|_| Scheme::Gguf(tensor.kind))
+    }
+
+    /// The scheme of most matrices, where any is quantized.
+    pub(crate) fn scheme(&self) -> Option<Scheme> {
+        let mut counts: BTreeMap<GgufType, usize> = BTreeMap::new();
+        for (name, tensor) in &self.tensors {
+            if self.scheme_of(name).is_some() {
+                *counts.entry(tensor.kind).or_default() += 1;
+            }
+        }
+        counts
+            .into_iter()
+            .max_by_key(|(kind, count)| (*count, *kind))
+            .map(|(kind, _)| Scheme::Gguf(kind))
+    }
+
+    /// Whether a tensor is a part of the configuration.
+    pub(crate) fn is_configuration(name: &str) -> bool {
+        config::DIVISORS.contains(&name)
+    }
+
+    /// What the files hold otherwise than the architecture's own checkpoints: rows of q and k in the order of pairs of
+    /// neighbours, and norms with the one already added that others add while they run.
+    pub(crate) fn adjust(&self, spec: &mut ModelSpec) {
+        let plain = |kind: &mut NormKind| {
+            if *kind == NormKind::RmsPlusOne {
+                *kind = NormKind::Rms;
+            }
+        };
+        plain(&mut spec.final_norm.kind);
+        for layer in &mut spec.layers {
+            plain(&mut layer.norm.kind);
+            layer.attention.qk_norm.iter_mut().for_each(|own| plain(&mut own.norm.kind));
+            let rope = layer.attention.rope.iter_mut();
+            rope.for_each(|rope| rope.interleaved |= self.arch.pairs);
+        }
+    }
+
+    /// The numbers of a small tensor in single precision; `None` where it is not there.
+    fn divisors(&self, name: &str) -> Result<Option<Vec<f64>>> {
+        let Some(tensor) = self.tensors.get(name) else { return Ok(None) };
+        let file = &self.files[tensor.file];
+        let count = tensor.shape.iter().product::<usize>() as u64;
+        if tensor.kind != GgufType::F32 || count > MOST_DIVISORS {
+            let reason = format!("{name} is not a few numbers in F32");
+            return Err(Error::Gguf { file: file.clone(), reason });
+        }
+        let path = self.folder.join(file);
+        let mut bytes = vec![0; count as usize * 4];
+        let mut read = || {
+            let mut file = File::open(&path)?;
+            file.seek(SeekFrom::Start(tensor.offset))?;
+            file.read_exact(&mut bytes)
+        };
+        read().map_err(|source| Error::Io { path: path.clone(), source })?;
+        let number = |b: &[u8]| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        Ok(Some(bytes.chunks_exact(4).map(number).collect()))
+    }
+}
+
+/// Whether a path names a GGUF file.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    path.extension() == Some(OsStr::new("gguf")) && path.is_file()
+}
+
+/// The parts of a name `base-00002-of-00003.gguf`.
+struct Split<'a> {
+    base: &'a str,
+    part: usize,
+    parts: usize,
+}
+
+impl<'a> Split<'a> {
+    fn of(name: &'a str) -> Option<Self> {
+        let digits = |text: &str| {
+            let all = text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+            all.then(|| text.parse().ok()).flatten()
+        };
+        let (rest, parts) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+        let (base, part) = rest.rsplit_once('-')?;
+        let split = Self { base, part: digits(part)?, parts: digits(parts)? };
+        (1..=split.parts).contains(&split.part).then_some(split)
+    }
+
+    /// The names of all parts.
+    fn all(&self) -> Vec<String> {
+        let name = |part| format!("{}-{part:05}-of-{:05}.gguf", self.base, self.parts);
+        (1..=self.parts).map(name).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

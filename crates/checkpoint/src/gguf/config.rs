@@ -1,0 +1,357 @@
+//! The metadata of a GGUF file as the `config.json` of the same model.
+//! Source: `convert_hf_to_gguf.py` of llama.cpp, which goes the other way, and `src/llama-model.cpp` for what is not written.
+
+use serde_json::{Map, Value, json};
+
+use super::{Gguf, names};
+use crate::{
+    config::HfConfig,
+    error::{Error, Result},
+    weights::WeightRule,
+};
+
+/// Tensors that are a part of the configuration: what the rope's frequencies are divided by.
+pub(super) const DIVISORS: [&str; 3] =
+    ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
+
+/// An architecture that GGUF files have.
+#[derive(Debug)]
+pub(super) struct GgufArch {
+    /// As `general.architecture` has it.
+    name: &'static str,
+    /// The Hugging Face class name.
+    class: &'static str,
+    /// Where its tensors have other names than most.
+    pub(super) rules: &'static [WeightRule],
+    /// The rows of q and k are in the order of pairs of neighbours.
+    pub(super) pairs: bool,
+    /// Adds what is the architecture's own.
+    own: fn(&Keys<'_>, &mut Map<String, Value>) -> Result<()>,
+}
+
+impl GgufArch {
+    /// Whether it is the one of this name.
+    pub(super) fn is(&self, name: &str) -> bool {
+        self.name == name
+    }
+}
+
+const fn arch(
+    name: &'static str,
+    class: &'static str,
+    own: fn(&Keys<'_>, &mut Map<String, Value>) -> Result<()>,
+) -> GgufArch {
+    GgufArch { name, class, rules: &[], pairs: false, own }
+}
+
+const ALL: &[GgufArch] = &[
+    GgufArch { pairs: true, ..arch("llama", "LlamaForCausalLM", biases) },
+    arch("qwen2", "Qwen2ForCausalLM", |_, _| Ok(())),
+    arch("qwen3", "Qwen3ForCausalLM", biases),
+    arch("gemma2", "Gemma2ForCausalLM", gemma2),
+    arch("gemma3", "Gemma3ForCausalLM", gemma3),
+    GgufArch { rules: names::PHI3, ..arch("phi3", "Phi3ForCausalLM", window) },
+    GgufArch { pairs: true, ..arch("granite", "GraniteForCausalLM", granite) },
+];
+
+/// Keys of an architecture that are read here, or that say nothing of the computation. Any other that is set is refused.
+const KNOWN: &[&str] = &[
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "block_count",
+    "vocab_size",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor",
+    "rope.scaling.finetuned",
+];
+
+/// The architecture of a file.
+pub(super) fn find(metadata: &HfConfig) -> Result<&'static GgufArch> {
+    const KEY: &str = "general.architecture";
+    let name = metadata.text_opt(KEY)?;
+    let name = name.ok_or_else(|| metadata.missing(KEY, "the name of an architecture"))?;
+    ALL.iter().find(|arch| arch.name == name).ok_or_else(|| {
+        let names: Vec<&str> = ALL.iter().map(|arch| arch.name).collect();
+        metadata.unsupported(KEY, &name.into(), &format!("; {} are", names.join(", ")))
+    })
+}
+
+/// The keys that belong to the architecture.
+struct Keys<'a> {
+    gguf: &'a Gguf,
+    metadata: &'a HfConfig,
+    arch: &'static str,
+}
+
+impl Keys<'_> {
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.arch)
+    }
+
+    fn count(&self, key: &str) -> Result<usize> {
+        self.metadata.count(&self.key(key))
+    }
+
+    /// A count; zero is none.
+    fn count_opt(&self, key: &str) -> Result<Option<usize>> {
+        let key = self.key(key);
+        match self.metadata.raw(&key).is_some_and(|value| *value == json!(0)) {
+            true => Ok(None),
+            false => self.metadata.count_opt(&key),
+        }
+    }
+
+    fn float(&self, key: &str) -> Result<f64> {
+        self.metadata.float(&self.key(key))
+    }
+
+    fn float_opt(&self, key: &str) -> Result<Option<f64>> {
+        self.metadata.float_opt(&self.key(key))
+    }
+
+    fn unsupported(&self, key: &str, hint: &str) -> Error {
+        let key = self.key(key);
+        let value = self.metadata.raw(&key).cloned().unwrap_or_default();
+        self.metadata.unsupported(&key, &value, hint)
+    }
+
+    fn has_tensor(&self, name: &str) -> bool {
+        self.gguf.tensors.contains_key(name)
+    }
+
+    fn head_dim(&self) -> Result<usize> {
+        let (hidden, heads) =
+            (self.count("embedding_length")?, self.count("attention.head_count")?);
+        match self.count_opt("attention.key_length")? {
+            Some(head_dim) => Ok(head_dim),
+            None if hidden.is_multiple_of(heads) => Ok(hidden / heads),
+            None => {
+                let key = self.key("attention.key_length");
+                Err(self.metadata.missing(&key, "as the heads do not divide embedding_length, it"))
+            }
+        }
+    }
+}
+
+impl Gguf {
+    /// The model's `config.json`.
+    pub(super) fn config(&self) -> Result<Value> {
+        let keys = Keys { gguf: self, metadata: &self.metadata, arch: self.arch.name };
+        let head_dim = keys.head_dim()?;
+        if keys.count_opt("attention.value_length")?.is_some_and(|found| found != head_dim) {
+            return Err(keys.unsupported("attention.value_length", "; the width of keys is"));
+        }
+        let embedding = "token_embd.weight";
+        let Some(embedding) = self.tensors.get(embedding).filter(|t| t.shape.len() == 2) else {
+            let reason = format!("there is no matrix {embedding} in it");
+            return Err(Error::Gguf { file: self.files[0].clone(), reason });
+        };
+        let config = json!({
+            "architectures": [self.arch.class],
+            "vocab_size": embedding.shape[0],
+            "hidden_size": keys.count("embedding_length")?,
+            "intermediate_size": keys.count("feed_forward_length")?,
+            "num_hidden_layers": keys.count("block_count")?,
+            "num_attention_heads": keys.count("attention.head_count")?,
+            "num_key_value_heads": keys.count_opt("attention.head_count_kv")?,
+            "head_dim": head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon")?,
+            "max_position_embeddings": keys.count("context_length")?,
+            "tie_word_embeddings": !keys.has_tensor("output.weight"),
+            "rope_parameters": rope(&keys, head_dim)?,
+            "eos_token_id": self.end_ids()?,
+            "dtype": self.plain_dtype(),
+        });
+        let Value::Object(mut config) = config else { unreachable!("it is written as an object") };
+        (self.arch.own)(&keys, &mut config)?;
+        refuse_others(&keys)?;
+        Ok(config.into())
+    }
+
+    /// The dtype of the matrices that are plain numbers: of most of their bytes.
+    fn plain_dtype(&self) -> &'static str {
+        let bytes = |kind| {
+            let tensors = self.tensors.values().filter(|t| t.shape.len() == 2 && t.kind == kind);
+            tensors.map(|t| t.shape.iter().product::<usize>() * kind.block_bytes()).sum::<usize>()
+        };
+        use super::GgufType::{Bf16, F16, F32};
+        let dtypes = [(F32, "float32"), (F16, "float16"), (Bf16, "bfloat16")];
+        dtypes.into_iter().rev().max_by_key(|(kind, _)| bytes(*kind)).expect("there are three").1
+    }
+}
+
+/// Refuses keys that may change the computation and that nobody has read.
+fn refuse_others(keys: &Keys<'_>) -> Result<()> {
+    let own: &[&str] = match keys.arch {
+        "gemma2" => &[
+            "attention.sliding_window",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "attention.scale",
+        ],
+        "gemma3" => &[
+            "attention.sliding_window",
+            "attention.sliding_window_pattern",
+            "rope.freq_base_swa",
+            "final_logit_softcapping",
+            "attention.scale",
+        ],
+        "phi3" => &["attention.sliding_window"],
+        "granite" => &["embedding_scale", "residual_scale", "logit_scale", "attention.scale"],
+        _ => &[],
+    };
+    let prefix = format!("{}.", keys.arch);
+    for (key, value) in keys.metadata.entries() {
+        let Some(key) = key.strip_prefix(&prefix) else { continue };
+        let says_nothing =
+            [json!(0), json!(false), json!(0.0)].contains(value) || value.is_string();
+        if !KNOWN.contains(&key) && !own.contains(&key) && !says_nothing {
+            return Err(keys.unsupported(key, " by this architecture in GGUF files"));
+        }
+    }
+    Ok(())
+}
+
+fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Value> {
+    let rotated = keys.count_opt("rope.dimension_count")?.unwrap_or(head_dim);
+    let mut rope = json!({
+        "rope_theta": keys.float_opt("rope.freq_base")?.unwrap_or(10_000.0),
+        "rope_type": "default",
+    });
+    if rotated != head_dim {
+        // Half an element more: the product with the width is cut to a whole number.
+        rope["partial_rotary_factor"] = ((rotated as f64 + 0.5) / head_dim as f64).into();
+    }
+    let original = keys.count_opt("rope.scaling.original_context_length")?;
+    let attn_factor = keys.float_opt("rope.scaling.attn_factor")?;
+    let kind = keys.metadata.text_opt(&keys.key("rope.scaling.type"))?.unwrap_or("none");
+    let divisors = |name| keys.gguf.divisors(name);
+    if let Some(all) = divisors("rope_freqs.weight")? {
+        if kind != "none" || attn_factor.is_some() {
+            return Err(keys.unsupported("rope.scaling.type", " beside rope_freqs.weight"));
+        }
+        // Llama 3.1's, which are the same for every length of a context.
+        rope["rope_type"] = "longrope".into();
+        rope["short_factor"] = all.clone().into();
+        rope["long_factor"] = all.into();
+        rope["original_max_position_embeddings"] = keys.count("context_length")?.into();
+        rope["attention_factor"] = 1.0.into();
+    } else if let Some(long) = divisors("rope_factors_long.weight")? {
+        let short = divisors("rope_factors_short.weight")?.unwrap_or_default();
+        rope["rope_type"] = "longrope".into();
+        rope["short_factor"] = short.into();
+        rope["long_factor"] = long.into();
+        rope["original_max_position_embeddings"] =
+            keys.count("rope.scaling.original_context_length")?.into();
+        rope["attention_factor"] = attn_factor.into();
+    } else {
+        match kind {
+            "none" => {}
+            "linear" => rope["factor"] = keys.float("rope.scaling.factor")?.into(),
+            "yarn" => {
+                rope["factor"] = keys.float("rope.scaling.factor")?.into();
+                rope["original_max_position_embeddings"] = original.into();
+            }
+            _ => return Err(keys.unsupported("rope.scaling.type", "; none, linear and yarn are")),
+        }
+        if kind != "none" {
+            rope["rope_type"] = kind.into();
+        }
+        if attn_factor.is_some_and(|factor| factor != 1.0) {
+            return Err(keys.unsupported("rope.scaling.attn_factor", "; 1 is"));
+        }
+    }
+    Ok(rope)
+}
+
+fn biases(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    config.insert("attention_bias".into(), keys.has_tensor("blk.0.attn_q.bias").into());
+    if keys.arch != "qwen3" {
+        config.insert("mlp_bias".into(), keys.has_tensor("blk.0.ffn_gate.bias").into());
+    }
+    Ok(())
+}
+
+fn window(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    config.insert("sliding_window".into(), keys.count_opt("attention.sliding_window")?.into());
+    Ok(())
+}
+
+fn granite(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    biases(keys, config)?;
+    for (key, name) in [
+        ("embedding_scale", "embedding_multiplier"),
+        ("attention.scale", "attention_multiplier"),
+        ("residual_scale", "residual_multiplier"),
+        ("logit_scale", "logits_scaling"),
+    ] {
+        config.insert(name.into(), keys.float(key)?.into());
+    }
+    Ok(())
+}
+
+/// What Gemma 2 and 3 have in common. The factor on the scores is not written: it is that of the heads' width, but for
+/// the 27B models, where `by_heads` layers tell them.
+fn gemma(keys: &Keys<'_>, config: &mut Map<String, Value>, by_heads: usize) -> Result<()> {
+    config.remove("hidden_act");
+    config.insert("hidden_activation".into(), "gelu_pytorch_tanh".into());
+    let scalar = match keys.float_opt("attention.scale")? {
+        Some(scale) => scale.powi(-2),
+        None if keys.count("block_count")? == by_heads => {
+            keys.count("embedding_length")? as f64 / keys.count("attention.head_count")? as f64
+        }
+        None => keys.head_dim()? as f64,
+    };
+    config.insert("query_pre_attn_scalar".into(), scalar.into());
+    config.insert("sliding_window".into(), keys.count("attention.sliding_window")?.into());
+    let bias = keys.has_tensor("blk.0.attn_q.bias");
+    config.insert("attention_bias".into(), bias.into());
+    let cap = keys.float_opt("final_logit_softcapping")?;
+    config.insert("final_logit_softcapping".into(), cap.into());
+    Ok(())
+}
+
+fn gemma2(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    gemma(keys, config, 46)?;
+    keys.float("final_logit_softcapping")?;
+    let cap = keys.float("attn_logit_softcapping")?;
+    config.insert("attn_logit_softcapping".into(), cap.into());
+    Ok(())
+}
+
+fn gemma3(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    gemma(keys, config, 62)?;
+    let global = config.remove("rope_parameters").unwrap_or_default();
+    let theta = keys.float_opt("rope.freq_base_swa")?.unwrap_or(1e4);
+    let local = json!({"rope_type": "default", "rope_theta": theta});
+    let ropes = json!({"full_attention": global, "sliding_attention": local});
+    config.insert("rope_parameters".into(), ropes);
+    let key = keys.key("attention.sliding_window_pattern");
+    match keys.metadata.raw(&key) {
+        Some(Value::Array(layers)) => {
+            let kind = |layer: &Value| match layer.as_bool() {
+                Some(true) => Ok("sliding_attention"),
+                Some(false) => Ok("full_attention"),
+                None => Err(keys.metadata.ill_typed(&key, layer, "a list of true and false")),
+            };
+            let kinds = layers.iter().map(kind).collect::<Result<Vec<_>>>()?;
+            config.insert("layer_types".into(), kinds.into());
+        }
+        _ => {
+            let every = keys.metadata.count_opt(&key)?.unwrap_or(6);
+            config.insert("sliding_window_pattern".into(), every.into());
+        }
+    }
+    Ok(())
+}

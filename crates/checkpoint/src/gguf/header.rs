@@ -1,0 +1,260 @@
+//! The header of a GGUF file: its metadata and where its tensors lie. No count in it is believed beyond the bytes that
+//! are there. Source: ggml's `docs/gguf.md`, versions 2 and 3.
+
+use std::io::{self, Read};
+
+use serde_json::{Map, Value};
+
+use super::GgufType;
+use crate::error::{Error, Result};
+
+const MAGIC: [u8; 4] = *b"GGUF";
+/// Where no other alignment is written.
+const ALIGNMENT: u64 = 32;
+/// Beyond any model: bytes of a header, entries of all its lists together, tensors, dimensions of one.
+const MOST_BYTES: u64 = 256 << 20;
+const MOST_ENTRIES: u64 = 4 << 20;
+const MOST_TENSORS: u64 = 1 << 20;
+const MOST_DIMENSIONS: u32 = 4;
+/// Lists of lists of lists.
+const MOST_DEPTH: usize = 3;
+
+/// What a file says of itself.
+#[derive(Debug)]
+pub(super) struct Header {
+    /// Keys and values; numbers that are not finite are text.
+    pub(super) metadata: Map<String, Value>,
+    /// Names and places, in the file's order.
+    pub(super) tensors: Vec<(String, Place)>,
+}
+
+/// A tensor in a file.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// How its numbers are stored.
+    pub(super) kind: GgufType,
+    /// `[rows, columns]`, or `[rows]` of a vector.
+    pub(super) shape: Vec<usize>,
+    /// Where its bytes begin in the file.
+    pub(super) offset: u64,
+    /// How many there are.
+    pub(super) num_bytes: u64,
+}
+
+impl Header {
+    /// Reads the header of the file called `name`, of `len` bytes.
+    pub(super) fn read(name: &str, input: impl Read, len: u64) -> Result<Self> {
+        let mut reader = Reader { file: name, input, position: 0, len, entries: 0 };
+        let header = reader.header();
+        header.map_err(|fault| match fault {
+            Fault::Read(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                damaged(name, "it ends within its header")
+            }
+            Fault::Read(source) => Error::Io { path: name.into(), source },
+            Fault::Damaged(reason) => damaged(name, &reason),
+            Fault::Other(error) => error,
+        })
+    }
+}
+
+fn damaged(file: &str, reason: &str) -> Error {
+    Error::Gguf { file: file.to_owned(), reason: reason.to_owned() }
+}
+
+/// Why a header cannot be read.
+enum Fault {
+    Read(io::Error),
+    Damaged(String),
+    Other(Error),
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        Self::Read(error)
+    }
+}
+
+type Parsed<T> = std::result::Result<T, Fault>;
+
+fn fault<T>(reason: impl Into<String>) -> Parsed<T> {
+    Err(Fault::Damaged(reason.into()))
+}
+
+struct Reader<'a, R> {
+    file: &'a str,
+    input: R,
+    position: u64,
+    /// Bytes of the file.
+    len: u64,
+    /// Entries of all lists so far.
+    entries: u64,
+}
+
+impl<R: Read> Reader<'_, R> {
+    fn header(&mut self) -> Parsed<Header> {
+        if self.bytes::<4>()? != MAGIC {
+            return fault("it does not begin with GGUF");
+        }
+        match self.u32()? {
+            2 | 3 => {}
+            version if version.swap_bytes() < 256 => {
+                return fault("it is written for machines of the other byte order");
+            }
+            version => return fault(format!("its version is {version}, not 2 or 3")),
+        }
+        let num_tensors = self.u64()?;
+        let num_values = self.u64()?;
+        if num_tensors > MOST_TENSORS.min(self.left() / 24) || num_values > self.left() / 12 {
+            return fault(format!("it promises {num_tensors} tensors and {num_values} values"));
+        }
+        let mut metadata = Map::new();
+        for _ in 0..num_values {
+            let key = self.string("a key")?;
+            let kind = self.u32()?;
+            let value = self.value(&key, kind, 0)?;
+            if metadata.insert(key.clone(), value).is_some() {
+                return fault(format!("`{key:.80}` is written twice"));
+            }
+        }
+        let alignment = match metadata.get("general.alignment") {
+            None => ALIGNMENT,
+            Some(value) => match value.as_u64() {
+                Some(value) if value.is_power_of_two() && value <= 1 << 20 => value,
+                _ => return fault(format!("`general.alignment` is {:.40}", value.to_string())),
+            },
+        };
+        let mut tensors = Vec::new();
+        for _ in 0..num_tensors {
+            tensors.push(self.tensor()?);
+        }
+        let data = self.position.next_multiple_of(alignment);
+        for (name, place) in &mut tensors {
+            let end = data.checked_add(place.offset).and_then(|at| at.checked_add(place.num_bytes));
+            if !place.offset.is_multiple_of(alignment) || end.is_none_or(|end| end > self.len) {
+                return fault(format!("tensor {name:.80} lies beyond its {} bytes", self.len));
+            }
+            place.offset += data;
+        }
+        Ok(Header { metadata, tensors })
+    }
+
+    fn tensor(&mut self) -> Parsed<(String, Place)> {
+        let name = self.string("a tensor's name")?;
+        let dimensions = self.u32()?;
+        if dimensions == 0 || dimensions > MOST_DIMENSIONS {
+            return fault(format!("tensor {name:.80} has {dimensions} dimensions"));
+        }
+        // The innermost dimension comes first.
+        let mut shape = Vec::new();
+        for _ in 0..dimensions {
+            shape.push(usize::try_from(self.u64()?).unwrap_or(usize::MAX));
+        }
+        let kind = self.u32()?;
+        let offset = self.u64()?;
+        let kind = GgufType::of(kind).map_err(|found| {
+            Fault::Other(Error::GgufTensorType {
+                file: self.file.to_owned(),
+                tensor: name.chars().take(80).collect(),
+                found,
+                served: GgufType::names(),
+            })
+        })?;
+        let blocks = shape[0].is_multiple_of(kind.block()).then_some(shape[0] / kind.block());
+        let bytes = blocks.and_then(|blocks| {
+            let rows = shape[1..].iter().try_fold(blocks, |all, n| all.checked_mul(*n))?;
+            rows.checked_mul(kind.block_bytes()).filter(|bytes| *bytes > 0)
+        });
+        let Some(num_bytes) = bytes else {
+            let kind = kind.as_str();
+            return fault(format!("tensor {name:.80} of {kind} has the dimensions {shape:?}"));
+        };
+        shape.reverse();
+        Ok((name, Place { kind, shape, offset, num_bytes: num_bytes as u64 }))
+    }
+
+    /// A value of the type `kind`, within `depth` lists.
+    fn value(&mut self, key: &str, kind: u32, depth: usize) -> Parsed<Value> {
+        Ok(match kind {
+            0 => self.bytes::<1>()?[0].into(),
+            1 => i8::from_le_bytes(self.bytes()?).into(),
+            2 => u16::from_le_bytes(self.bytes()?).into(),
+            3 => i16::from_le_bytes(self.bytes()?).into(),
+            4 => self.u32()?.into(),
+            5 => i32::from_le_bytes(self.bytes()?).into(),
+            6 => float(f32::from_le_bytes(self.bytes()?).to_string()),
+            7 => match self.bytes::<1>()?[0] {
+                0 => false.into(),
+                1 => true.into(),
+                other => return fault(format!("`{key:.80}` is {other}, not true or false")),
+            },
+            8 => self.string(key)?.into(),
+            9 => self.list(key, depth)?,
+            10 => self.u64()?.into(),
+            11 => i64::from_le_bytes(self.bytes()?).into(),
+            12 => float(f64::from_le_bytes(self.bytes()?).to_string()),
+            other => return fault(format!("`{key:.80}` has a value of type {other}")),
+        })
+    }
+
+    fn list(&mut self, key: &str, depth: usize) -> Parsed<Value> {
+        let kind = self.u32()?;
+        let count = self.u64()?;
+        // Of each type the fewest bytes of a value.
+        let least = match kind {
+            0 | 1 | 7 => 1,
+            2 | 3 => 2,
+            4..=6 => 4,
+            9 => 12,
+            _ => 8,
+        };
+        self.entries = self.entries.saturating_add(count);
+        if count > self.left() / least || self.entries > MOST_ENTRIES || depth == MOST_DEPTH {
+            return fault(format!("`{key:.80}` promises {count} entries"));
+        }
+        let mut values = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            values.push(self.value(key, kind, depth + 1)?);
+        }
+        Ok(values.into())
+    }
+
+    fn string(&mut self, what: &str) -> Parsed<String> {
+        let len = self.u64()?;
+        if len > self.left() {
+            return fault(format!("the text of {what:.80} promises {len} bytes"));
+        }
+        let mut bytes = vec![0; len as usize];
+        self.input.read_exact(&mut bytes)?;
+        self.position += len;
+        match String::from_utf8(bytes) {
+            Ok(text) => Ok(text),
+            Err(_) => fault(format!("the text of {what:.80} is not UTF-8")),
+        }
+    }
+
+    /// Bytes that a header may still have.
+    fn left(&self) -> u64 {
+        self.len.min(MOST_BYTES).saturating_sub(self.position)
+    }
+
+    fn bytes<const N: usize>(&mut self) -> Parsed<[u8; N]> {
+        let mut bytes = [0; N];
+        self.input.read_exact(&mut bytes)?;
+        self.position += N as u64;
+        Ok(bytes)
+    }
+
+    fn u32(&mut self) -> Parsed<u32> {
+        Ok(u32::from_le_bytes(self.bytes()?))
+    }
+
+    fn u64(&mut self) -> Parsed<u64> {
+        Ok(u64::from_le_bytes(self.bytes()?))
+    }
+}
+
+/// A number by its shortest decimal digits: 1e-5 in single precision is the 1e-5 of the model's own configuration.
+fn float(digits: String) -> Value {
+    let number: Option<f64> = digits.parse().ok().filter(|number: &f64| number.is_finite());
+    number.map_or(Value::String(digits), Value::from)
+}

@@ -1,0 +1,39 @@
+//! What ggml calls the tensors of a model. Source: `gguf-py/gguf/constants.py` of llama.cpp.
+
+use crate::weights::{Slot, WeightRule, rows, whole};
+
+/// The names that all architectures have in common; an architecture's own rules are looked up first.
+pub(super) const COMMON: &[WeightRule] = &[
+    whole(Slot::Embed, "token_embd.weight"),
+    whole(Slot::FinalNorm, "output_norm.weight"),
+    whole(Slot::Head, "output.weight"),
+    whole(Slot::AttnNorm, "blk.{i}.attn_norm.weight"),
+    whole(Slot::AttnPostNorm, "blk.{i}.post_attention_norm.weight"),
+    whole(Slot::FfnNorm, "blk.{i}.ffn_norm.weight"),
+    whole(Slot::FfnPostNorm, "blk.{i}.post_ffw_norm.weight"),
+    whole(Slot::Q, "blk.{i}.attn_q.weight"),
+    whole(Slot::K, "blk.{i}.attn_k.weight"),
+    whole(Slot::V, "blk.{i}.attn_v.weight"),
+    whole(Slot::O, "blk.{i}.attn_output.weight"),
+    whole(Slot::QBias, "blk.{i}.attn_q.bias"),
+    whole(Slot::KBias, "blk.{i}.attn_k.bias"),
+    whole(Slot::VBias, "blk.{i}.attn_v.bias"),
+    whole(Slot::OBias, "blk.{i}.attn_output.bias"),
+    whole(Slot::QNorm, "blk.{i}.attn_q_norm.weight"),
+    whole(Slot::KNorm, "blk.{i}.attn_k_norm.weight"),
+    whole(Slot::Gate, "blk.{i}.ffn_gate.weight"),
+    whole(Slot::Up, "blk.{i}.ffn_up.weight"),
+    whole(Slot::Down, "blk.{i}.ffn_down.weight"),
+    whole(Slot::GateBias, "blk.{i}.ffn_gate.bias"),
+    whole(Slot::UpBias, "blk.{i}.ffn_up.bias"),
+    whole(Slot::DownBias, "blk.{i}.ffn_down.bias"),
+];
+
+/// Phi-3's fused tensors.
+pub(super) const PHI3: &[WeightRule] = &[
+    rows(Slot::Q, "blk.{i}.attn_qkv.weight"),
+    rows(Slot::K, "blk.{i}.attn_qkv.weight"),
+    rows(Slot::V, "blk.{i}.attn_qkv.weight"),
+    rows(Slot::Gate, "blk.{i}.ffn_up.weight"),
+    rows(Slot::Up, "blk.{i}.ffn_up.weight"),
+];

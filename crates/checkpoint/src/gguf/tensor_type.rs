@@ -1,0 +1,128 @@
+//! How GGUF stores numbers: blocks of so many, in so many bytes.
+//! Source: ggml's `ggml-common.h`, from which the names and the layouts are.
+
+use crate::quantization::{Codes, Packed};
+
+/// A type of tensors that is computed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum GgufType {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// 32 codes of four bits, a scale.
+    Q4_0,
+    /// 32 codes of four bits, a scale and a minimum.
+    Q4_1,
+    /// 32 codes of five bits, a scale.
+    Q5_0,
+    /// 32 codes of five bits, a scale and a minimum.
+    Q5_1,
+    /// 32 codes of eight bits, a scale.
+    Q8_0,
+    /// 256 codes of two bits; scales and minima of 16 each, of four bits, with a scale and a scale of minima.
+    Q2K,
+    /// 256 codes of three bits; scales of 16 each, of six bits, with a scale.
+    Q3K,
+    /// 256 codes of four bits; scales and minima of 32 each, of six bits, with a scale and a scale of minima.
+    Q4K,
+    /// As `Q4K`, with codes of five bits.
+    Q5K,
+    /// 256 codes of six bits; scales of 16 each, of eight bits, with a scale.
+    Q6K,
+}
+
+/// A type, its number in files, its name, the numbers of a block, and the block's bytes.
+const SERVED: [(GgufType, u32, &str, usize, usize); 13] = [
+    (GgufType::F32, 0, "F32", 1, 4),
+    (GgufType::F16, 1, "F16", 1, 2),
+    (GgufType::Bf16, 30, "BF16", 1, 2),
+    (GgufType::Q4_0, 2, "Q4_0", 32, 18),
+    (GgufType::Q4_1, 3, "Q4_1", 32, 20),
+    (GgufType::Q5_0, 6, "Q5_0", 32, 22),
+    (GgufType::Q5_1, 7, "Q5_1", 32, 24),
+    (GgufType::Q8_0, 8, "Q8_0", 32, 34),
+    (GgufType::Q2K, 10, "Q2_K", 256, 84),
+    (GgufType::Q3K, 11, "Q3_K", 256, 110),
+    (GgufType::Q4K, 12, "Q4_K", 256, 144),
+    (GgufType::Q5K, 13, "Q5_K", 256, 176),
+    (GgufType::Q6K, 14, "Q6_K", 256, 210),
+];
+
+/// Names of types that are not computed with, by their numbers in files.
+const OTHERS: [(u32, &str); 22] = [
+    (9, "Q8_1"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (20, "IQ4_NL"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (23, "IQ4_XS"),
+    (24, "I8"),
+    (25, "I16"),
+    (26, "I32"),
+    (27, "I64"),
+    (28, "F64"),
+    (29, "IQ1_M"),
+    (34, "TQ1_0"),
+    (35, "TQ2_0"),
+    (39, "MXFP4"),
+    (40, "NVFP4"),
+    (4, "Q4_2"),
+    (5, "Q4_3"),
+];
+
+impl GgufType {
+    /// The type of a number in a file, or what people call it.
+    pub(super) fn of(number: u32) -> Result<Self, String> {
+        if let Some(row) = SERVED.iter().find(|row| row.1 == number) {
+            return Ok(row.0);
+        }
+        let other = OTHERS.iter().find(|(other, _)| *other == number);
+        Err(other.map_or_else(|| format!("type {number}"), |(_, name)| (*name).to_owned()))
+    }
+
+    fn row(self) -> &'static (Self, u32, &'static str, usize, usize) {
+        SERVED.iter().find(|row| row.0 == self).expect("the table has every type")
+    }
+
+    /// Its name, as ggml writes it.
+    pub fn as_str(self) -> &'static str {
+        self.row().2
+    }
+
+    /// Numbers of a block.
+    pub fn block(self) -> usize {
+        self.row().3
+    }
+
+    /// Bytes of a block.
+    pub fn block_bytes(self) -> usize {
+        self.row().4
+    }
+
+    /// The names of all that are computed with, in words.
+    pub(super) fn names() -> String {
+        SERVED.map(|row| row.2).join(", ")
+    }
+
+    /// How a matrix is kept in memory; `None` where as plain numbers.
+    ///
+    /// Each number is `code * scale + min` with single-precision scales and minima, rounded once, which is exact: half
+    /// scales of at most 11 bits times sub-scales of at most 7 and codes of at most 5 (or 8 without sub-scales) fit into 24.
+    pub(crate) fn packed(self) -> Option<Packed> {
+        let (codes, group) = match self {
+            Self::F32 | Self::F16 | Self::Bf16 => return None,
+            Self::Q4_0 | Self::Q4_1 | Self::Q4K => (Codes::U4, 32),
+            Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Q5K => (Codes::U8, 32),
+            Self::Q2K | Self::Q3K => (Codes::U4, 16),
+            Self::Q6K => (Codes::U8, 16),
+        };
+        Some(Packed { codes, group, reordered: false })
+    }
+}

@@ -1,0 +1,172 @@
+//! Names and splits, and what the metadata becomes; whole files are tested with the goldens.
+
+use serde_json::json;
+
+use super::*;
+use crate::{Checkpoint, CheckpointFiles, FfnSpec};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
+}
+
+fn checkpoint(name: &str) -> Checkpoint {
+    Checkpoint::open(CheckpointFiles::find(&golden(name)).unwrap().unwrap()).unwrap()
+}
+
+#[test]
+fn parts_of_a_split_model_are_found_from_any_of_them() {
+    let split = Split::of("a-b-00002-of-00003.gguf").unwrap();
+    assert_eq!(
+        split.all(),
+        ["a-b-00001-of-00003.gguf", "a-b-00002-of-00003.gguf", "a-b-00003-of-00003.gguf"]
+    );
+    for name in ["a.gguf", "a-2-of-3.gguf", "a-00004-of-00003.gguf", "a-00001-of-00003.bin"] {
+        assert!(Split::of(name).is_none(), "{name}");
+    }
+    let last = golden("gguf-llama").join("model-00003-of-00003.gguf");
+    let gguf = Gguf::open(&last).unwrap();
+    assert_eq!((gguf.files().len(), gguf.files()[0].as_str()), (3, "model-00001-of-00003.gguf"));
+    assert!(gguf.tensors().values().any(|tensor| tensor.file == 2));
+}
+
+#[test]
+fn the_metadata_is_the_configuration() {
+    let llama = checkpoint("gguf-llama");
+    assert_eq!(llama.architecture(), "LlamaForCausalLM");
+    let layer = &llama.spec().layers[0];
+    let attention = &layer.attention;
+    assert!(attention.qkv_bias && attention.out_bias && matches!(&layer.ffn, FfnSpec::Dense(mlp) if mlp.bias));
+    assert!(attention.rope.as_ref().unwrap().interleaved && !llama.spec().head.tied);
+    assert_eq!(llama.quantization().unwrap().method, "gguf");
+    assert_eq!(llama.generation().eos_token_ids, [2]);
+    assert_eq!((layer.norm.eps, llama.spec().max_model_len), (1e-5, 256));
+
+    let phi3 = checkpoint("gguf-phi3");
+    assert_eq!(phi3.spec().layers[0].attention.rope.as_ref().unwrap().dim, 12);
+    assert!(phi3.quantization().is_none());
+    assert_eq!((phi3.spec().max_model_len, phi3.spec().max_positions), (32, 256));
+
+    let gemma3 = checkpoint("gguf-gemma3");
+    let windows = gemma3.spec().layers.iter().map(|layer| layer.attention.window);
+    assert_eq!(windows.collect::<Vec<_>>(), [Some(10), None, Some(10)]);
+    assert_eq!(gemma3.spec().final_norm.kind, NormKind::Rms);
+    // It ends with a token that the file does not name as an end.
+    let end = gemma3.generation().eos_token_ids.last().copied().unwrap();
+    let metadata = &gemma3.files().gguf().unwrap().metadata;
+    let tokens = metadata.texts_opt("tokenizer.ggml.tokens").unwrap().unwrap();
+    assert_eq!(tokens[end as usize], "<|end|>");
+}
+
+/// A file with these values and no tensors.
+fn file(values: &[(&str, u32, Vec<u8>)]) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let mut bytes = b"GGUF".to_vec();
+    bytes.extend(3_u32.to_le_bytes());
+    bytes.extend(0_u64.to_le_bytes());
+    bytes.extend((values.len() as u64).to_le_bytes());
+    for (key, kind, value) in values {
+        bytes.extend(text(key));
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend(value);
+    }
+    bytes
+}
+
+fn read(bytes: &[u8]) -> Result<Header> {
+    Header::read("a.gguf", bytes, bytes.len() as u64)
+}
+
+#[test]
+fn values_of_every_type_are_read() {
+    let header = read(&file(&[
+        ("a", 1, vec![255]),
+        ("b", 6, 1e-5_f32.to_le_bytes().to_vec()),
+        ("c", 7, vec![1]),
+        ("d", 8, [&2_u64.to_le_bytes()[..], b"hi"].concat()),
+        ("e", 9, [&0_u32.to_le_bytes()[..], &2_u64.to_le_bytes(), &[3, 4]].concat()),
+        ("f", 12, f64::NAN.to_le_bytes().to_vec()),
+        ("g", 10, u64::MAX.to_le_bytes().to_vec()),
+    ]));
+    let expected =
+        json!({"a": -1, "b": 1e-5, "c": true, "d": "hi", "e": [3, 4], "f": "NaN", "g": u64::MAX});
+    assert_eq!(Value::Object(header.unwrap().metadata), expected);
+}
+
+#[test]
+fn counts_are_held_against_the_bytes_that_are_there() {
+    let list = |kind: u32, count: u64| [&kind.to_le_bytes()[..], &count.to_le_bytes()].concat();
+    let nested = |depth: usize| (0..depth).flat_map(|_| list(9, 1)).chain(list(0, 0)).collect();
+    let huge = |at: usize| {
+        let mut bytes = file(&[]);
+        bytes[at..at + 8].copy_from_slice(&(1_u64 << 60).to_le_bytes());
+        bytes
+    };
+    let cases = [
+        (Vec::new(), "it ends within its header"),
+        (b"GGML".repeat(9), "it does not begin with GGUF"),
+        (huge(8), "it promises 1152921504606846976 tensors and 0 values"),
+        (huge(16), "it promises 0 tensors and 1152921504606846976 values"),
+        (file(&[("a", 9, list(0, u64::MAX))]), "`a` promises 18446744073709551615 entries"),
+        (file(&[("a", 9, nested(9))]), "`a` promises 1 entries"),
+        (
+            file(&[("a", 8, u64::MAX.to_le_bytes().to_vec())]),
+            "the text of a promises 18446744073709551615 bytes",
+        ),
+        (file(&[("a", 99, vec![0])]), "`a` has a value of type 99"),
+        (file(&[("a", 0, vec![0]), ("a", 0, vec![0])]), "`a` is written twice"),
+        (file(&[("general.alignment", 4, vec![3, 0, 0, 0])]), "`general.alignment` is 3"),
+    ];
+    for (bytes, reason) in cases {
+        let line = read(&bytes).unwrap_err().to_string();
+        let expected = format!("a.gguf is damaged, or no GGUF file: {reason}; download it again");
+        assert_eq!(line, expected);
+    }
+}
+
+#[test]
+fn what_is_not_supported_is_named() {
+    assert_eq!(GgufType::of(20).unwrap_err(), "IQ4_NL");
+    assert_eq!(GgufType::of(77).unwrap_err(), "type 77");
+    let refused = |edit: &dyn Fn(&mut serde_json::Map<String, Value>)| {
+        let gguf = Gguf::open(&golden("gguf-yarn").join("model.gguf")).unwrap();
+        let mut entries: serde_json::Map<String, Value> =
+            gguf.metadata.entries().map(|(key, value)| (key.to_owned(), value.clone())).collect();
+        edit(&mut entries);
+        let metadata = HfConfig::from_entries("model.gguf", entries);
+        let arch = config::find(&metadata).map_err(|error| error.to_string())?;
+        let gguf = Gguf { metadata, arch, ..gguf };
+        let both = gguf.config().and_then(|_| gguf.tokenizer());
+        both.map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(refused(&|_| {}), Ok(()));
+    let set = |key: &'static str, value: Value| {
+        refused(&move |m| drop(m.insert(key.to_owned(), value.clone()))).unwrap_err()
+    };
+    let line = set("general.architecture", "mamba".into());
+    let expected =
+        "model.gguf: `general.architecture` = \"mamba\" is not supported; llama, qwen2, ";
+    assert!(line.starts_with(expected), "{line}");
+    let line = set("llama.expert_count", 8.into());
+    assert_eq!(
+        line,
+        "model.gguf: `llama.expert_count` = 8 is not supported by this architecture in GGUF files"
+    );
+    let line = set("llama.block_count", "two".into());
+    assert_eq!(
+        line,
+        "model.gguf: `llama.block_count` is \"two\", but a whole number of at least 1 is needed"
+    );
+    let line = set("tokenizer.ggml.pre", "unheard-of".into());
+    assert!(
+        line.starts_with(
+            "model.gguf: `tokenizer.ggml.pre` = \"unheard-of\" is not supported; gpt-2, "
+        ),
+        "{line}"
+    );
+    assert!(
+        line.ends_with(", or name a folder with the model's own tokenizer.json by --tokenizer"),
+        "{line}"
+    );
+    let line = set("tokenizer.ggml.token_type", json!([1, 2]));
+    assert!(line.contains("`tokenizer.ggml.token_type` has 2 entries for 608 tokens"), "{line}");
+}

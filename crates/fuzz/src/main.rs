@@ -1,0 +1,48 @@
+//! `candlepower-fuzz SECONDS [TARGET..]`: rounds that no test has run, for so long per target, all targets at once.
+
+#![expect(clippy::print_stdout, reason = "a command-line tool answers on its standard output")]
+
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use candlepower_fuzz::{Budget, TARGETS, Target};
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
+    let usage =
+        format!("usage: candlepower-fuzz SECONDS [TARGET..]; targets are {}", names.join(", "));
+    let Some(seconds) = arguments.next().and_then(|text| text.parse().ok()) else {
+        eprintln!("{usage}");
+        return ExitCode::FAILURE;
+    };
+    let asked: Vec<String> = arguments.collect();
+    if let Some(unknown) = asked.iter().find(|name| !names.contains(&name.as_str())) {
+        eprintln!("there is no target {unknown}\n{usage}");
+        return ExitCode::FAILURE;
+    }
+    let chosen =
+        |target: &&Target| asked.is_empty() || asked.iter().any(|name| name == target.name);
+    // Of each second other rounds; the seed of one that fails is printed.
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let (seed, budget) = (since.as_secs() << 24, Budget::Time(Duration::from_secs(seconds)));
+    let failed = std::thread::scope(|scope| {
+        let run = |target: &'static Target| scope.spawn(move || target.run(seed, budget));
+        let running: Vec<_> =
+            TARGETS.iter().filter(chosen).map(|target| (target, run(target))).collect();
+        let mut failed = false;
+        for (target, thread) in running {
+            match thread.join() {
+                Ok(report) => {
+                    println!(
+                        "{}: {} accepted, {} refused",
+                        target.name, report.accepted, report.refused
+                    );
+                }
+                Err(_) => failed = true,
+            }
+        }
+        failed
+    });
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}

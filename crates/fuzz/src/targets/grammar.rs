@@ -1,0 +1,102 @@
+//! Schemas, regular expressions and grammars changed somewhere. What compiles allows a first token.
+
+use candlepower_grammar::{Constraint, GrammarCompiler};
+use candlepower_tokenizer::Tokenizer;
+use serde_json::{Value, json};
+
+use super::repository;
+use crate::random::Random;
+use crate::{Round, Verdict, change};
+
+/// What stands in the vocabulary of the demo for the end of a text, and the width of its logits.
+const EOS: u32 = 1275;
+const NUM_LOGITS: usize = 1280;
+
+const REGEXES: [&str; 4] = [
+    r"(\+|-)?\d{1,3}(\.\d+)?",
+    r"[^a-y]{0,6}|\w+@\w+\.(com|org)",
+    r"(?i:yes|no)\s*$",
+    r"^([01]\d|2[0-3]):[0-5]\d$",
+];
+const LARK: [&str; 2] = [
+    "start: a | b\na: \"x\" b?\nb: /[0-9]+/\n",
+    "start: \"{\" pair (\",\" pair)* \"}\"\npair: NAME \":\" NAME\nNAME: /[a-z]{1,5}/\n%ignore \" \"\n",
+];
+const GBNF: [&str; 2] = [
+    "root ::= \"x\" item{2,3} | [a-z]+ \"!\"\nitem ::= [0-9] (\"-\" item)?\n",
+    "root ::= object\nobject ::= \"{\" (string \":\" value)* \"}\"\nstring ::= \"\\\"\" [^\"]* \"\\\"\"\nvalue ::= object | string\n",
+];
+const PIECES: [&str; 18] = [
+    "(", ")", "[", "]", "{", "}", "|", "*", "+", "?", "{9999}", "\\", "\"", "::=", "\n", "(?=a)",
+    "\\p{L}", "é",
+];
+
+pub(super) fn open() -> Round {
+    let tokenizer = std::fs::read(repository("crates/server/demo/tokenizer.json")).unwrap();
+    let tokenizer = Tokenizer::from_bytes(&tokenizer, None).unwrap();
+    let compiler = GrammarCompiler::new(&tokenizer, &[EOS], NUM_LOGITS).unwrap();
+    let (schemas, strange) = (schemas(), strange());
+    Box::new(move |random| {
+        let constraint = match random.below(6) {
+            0 => Constraint::Regex(changed(&REGEXES, random)),
+            1 => Constraint::Lark(changed(&LARK, random)),
+            2 => Constraint::Gbnf(changed(&GBNF, random)),
+            3 => {
+                let mut tag = json!({"structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}],
+                    "triggers": ["<f"]});
+                change::json(&mut tag, &strange, random);
+                Constraint::StructuralTag(tag)
+            }
+            _ => {
+                let mut schema = random.one_of(&schemas).clone();
+                (0..=random.below(2)).for_each(|_| change::json(&mut schema, &strange, random));
+                Constraint::JsonSchema(schema)
+            }
+        };
+        Verdict::of(compiler.compile(&constraint).and_then(|mut grammar| grammar.allowed()))
+    })
+}
+
+fn changed(texts: &[&str], random: &mut Random) -> String {
+    let text = *random.one_of(texts);
+    change::text(text, &PIECES, random)
+}
+
+fn schemas() -> Vec<Value> {
+    vec![
+        json!({"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9},
+            "b": {"type": "string", "pattern": "^[a-z]{2,5}$", "minLength": 2}}, "required": ["a"],
+            "additionalProperties": false}),
+        json!({"type": "array", "prefixItems": [{"type": "boolean"}, {"const": "x"}], "items": {"type": "number"},
+            "minItems": 1, "maxItems": 4}),
+        json!({"anyOf": [{"type": "null"}, {"oneOf": [{"enum": ["a", 1]}, {"type": "string", "format": "date"}]}]}),
+        json!({"$defs": {"t": {"type": "object", "properties": {"next": {"$ref": "#/$defs/t"}}}}, "$ref": "#/$defs/t"}),
+        json!({"type": "object", "patternProperties": {"^k[0-9]$": {"type": "integer", "multipleOf": 5}},
+            "not": {"required": ["z"]}, "if": {"required": ["k1"]}, "then": {"required": ["k2"]}}),
+    ]
+}
+
+fn strange() -> Vec<Value> {
+    vec![
+        json!(null),
+        json!(true),
+        json!(false),
+        json!(0),
+        json!(-1),
+        json!(100_000),
+        json!(1e300),
+        json!(0.1),
+        json!(""),
+        json!("string"),
+        json!("#/$defs/t"),
+        json!("#"),
+        json!("("),
+        json!("x".repeat(500)),
+        json!([]),
+        json!(["a", "a"]),
+        json!([{"type": "string"}, false]),
+        json!({}),
+        json!({"$ref": "#"}),
+        json!({"not": {}}),
+    ]
+}

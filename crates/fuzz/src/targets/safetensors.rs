@@ -1,0 +1,22 @@
+//! Weight files of a golden checkpoint, plain and quantized, changed somewhere.
+
+use super::{Folder, load_model};
+use crate::{Round, change};
+
+pub(super) fn open() -> Round {
+    const GOLDENS: [&str; 5] = ["llama-yarn", "awq", "gptq", "fp8-block", "squeezellm"];
+    const FILE: &str = "model.safetensors";
+    let copies = GOLDENS.map(|golden| {
+        let folder = Folder::copy_of(golden);
+        let original = std::fs::read(folder.0.join(FILE)).unwrap();
+        (folder, original)
+    });
+    Box::new(move |random| {
+        let (folder, original) = random.one_of(&copies);
+        let mut file = original.clone();
+        let header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        change::file(&mut file, 0..8 + header, random);
+        folder.write(FILE, &file);
+        load_model(&folder.0)
+    })
+}

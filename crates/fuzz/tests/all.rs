@@ -1,0 +1,42 @@
+//! Some rounds of each target, the same ones in every run.
+
+use candlepower_fuzz::{Budget, TARGETS};
+
+/// Runs a target and checks that its changes are neither all harmless nor all fatal.
+fn check(name: &str, rounds: u64) {
+    let target = TARGETS.iter().find(|target| target.name == name);
+    let target = target.unwrap_or_else(|| panic!("there is no target {name}"));
+    let report = target.run(0, Budget::Rounds(rounds));
+    assert_eq!(report.accepted + report.refused, rounds);
+    assert!(report.accepted > rounds / 50 && report.refused > rounds / 10, "{name}: {report:?}");
+}
+
+#[test]
+fn config() {
+    check("config", 5_000);
+}
+
+#[test]
+fn safetensors() {
+    check("safetensors", 400);
+}
+
+#[test]
+fn gguf() {
+    check("gguf", 150);
+}
+
+#[test]
+fn tokenizer() {
+    check("tokenizer", 500);
+}
+
+#[test]
+fn request() {
+    check("request", 20_000);
+}
+
+#[test]
+fn grammar() {
+    check("grammar", 600);
+}

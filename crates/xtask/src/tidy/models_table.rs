@@ -1,0 +1,312 @@
+//! The README's tables of architectures and formats: written from the rows here and the goldens that the tests run, so
+//! that they claim nothing else.
+
+use super::Finding;
+use super::files::SourceFile;
+
+const README: &str = "README.md";
+const BEGIN: &str = "<!-- models: written by `cargo xtask models-table` -->\n";
+const END: &str = "<!-- models: end -->\n";
+
+/// The tests that name the goldens that they run.
+const TESTS: [&str; 2] =
+    ["crates/models/tests/all/golden.rs", "crates/models/tests/all/quantized.rs"];
+const GOLDENS: &str = "tests/golden/";
+
+/// A column of what has not run everywhere.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ran {
+    No,
+    NotYet,
+}
+
+impl Ran {
+    fn text(self) -> &'static str {
+        match self {
+            Self::No => "no",
+            Self::NotYet => "not yet run",
+        }
+    }
+}
+
+/// One architecture.
+struct Architecture {
+    class: &'static str,
+    models: &'static str,
+    /// What its goldens have switched on.
+    checked: &'static str,
+    /// As GGUF files call it, where they are read.
+    gguf: &'static str,
+    tensor_parallel: Ran,
+    on_gpu: Ran,
+}
+
+const fn row(
+    class: &'static str,
+    models: &'static str,
+    checked: &'static str,
+    gguf: &'static str,
+) -> Architecture {
+    Architecture { class, models, checked, gguf, tensor_parallel: Ran::No, on_gpu: Ran::NotYet }
+}
+
+/// As [`row`], of an architecture that is refused on a GPU.
+const fn cpu_row(class: &'static str, models: &'static str, checked: &'static str) -> Architecture {
+    Architecture { on_gpu: Ran::No, ..row(class, models, checked, "") }
+}
+
+/// In the order of the table.
+const ARCHITECTURES: &[Architecture] = &[
+    row(
+        "LlamaForCausalLM",
+        "Llama 2, 3, 3.1, 3.2, 3.3 and what is built like them",
+        "llama3, linear and yarn rope scaling, biases",
+        "llama",
+    ),
+    row("MistralForCausalLM", "Mistral 7B and what is built like it", "sliding window", ""),
+    row("Qwen2ForCausalLM", "Qwen2, Qwen2.5", "qkv biases, windows in some layers", "qwen2"),
+    row("Qwen3ForCausalLM", "Qwen3 (dense)", "norms on heads of q and k", "qwen3"),
+    row(
+        "Gemma2ForCausalLM",
+        "Gemma 2",
+        "soft caps, alternating windows, norms before and after",
+        "gemma2",
+    ),
+    row(
+        "Gemma3ForCausalLM",
+        "Gemma 3 (text: 270M, 1B)",
+        "windowed layers with a rope of their own, norms on heads of q and k",
+        "gemma3",
+    ),
+    row(
+        "Phi3ForCausalLM",
+        "Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
+        "fused tensors, partial rotary, longrope",
+        "phi3",
+    ),
+    row("Glm4ForCausalLM", "GLM-4-0414", "interleaved rope, norms before and after", ""),
+    row(
+        "GraniteForCausalLM",
+        "Granite 3",
+        "factors on embeddings, scores, residuals and logits",
+        "granite",
+    ),
+    cpu_row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, norms over all heads"),
+    cpu_row(
+        "Starcoder2ForCausalLM",
+        "StarCoder2",
+        "LayerNorm, biases, a feed-forward without a gate, sliding window",
+    ),
+    cpu_row(
+        "GPT2LMHeadModel",
+        "GPT-2 and what is built like it",
+        "learned positions, transposed tensors, old and new names",
+    ),
+    cpu_row(
+        "CohereForCausalLM",
+        "Command R, Command R+, Aya",
+        "attention and feed-forward side by side, norms of each head, scaled logits",
+    ),
+    cpu_row(
+        "Cohere2ForCausalLM",
+        "Command R7B, Command A",
+        "windowed layers with rope, others without",
+    ),
+    cpu_row("MixtralForCausalLM", "Mixtral", "experts, sliding window"),
+    cpu_row(
+        "Qwen3MoeForCausalLM",
+        "Qwen3-30B-A3B, Qwen3-235B-A22B and their like",
+        "experts in some layers, shares renormalised or not",
+    ),
+];
+
+/// A format of weights: its name, the beginning of its goldens' names, the checkpoints that have it, and what is in memory.
+const FORMATS: [(&str, &str, &str, &str); 6] = [
+    ("safetensors", "", "F32, F16, BF16; single and sharded", "as stored"),
+    ("`awq`", "awq", "AutoAWQ: 4 bits, GEMM layout, zero points", "4-bit codes"),
+    (
+        "`gptq`",
+        "gptq",
+        "AutoGPTQ, GPTQModel: 4 and 8 bits, any even group size or -1, with and without act-order, symmetric or not, formats v1 and v2",
+        "codes of 4 or 8 bits",
+    ),
+    (
+        "`fp8`",
+        "fp8",
+        "`quant_method` fp8 (scales per tensor, output or block) and compressed-tensors' `float-quantized`: e4m3 weights; activations are not rounded",
+        "8-bit codes",
+    ),
+    (
+        "`squeezellm`",
+        "squeezellm",
+        "4 bits, with and without the sparse part",
+        "4-bit codes and tables, sparse numbers apart",
+    ),
+    (
+        "GGUF",
+        "gguf",
+        "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K; single and split files",
+        "codes of 4 bits (Q4_0, Q4_1, Q2_K to Q4_K) or 8, with scales and minima in single precision",
+    ),
+];
+
+/// What is wrong with the README, the rows or the goldens.
+pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
+    let Some(readme) = files.iter().find(|file| file.path == README) else { return Vec::new() };
+    let at_readme = |message: String| vec![Finding::new(readme, 0, message)];
+    let unlisted =
+        classes(files).into_iter().find(|class| !ARCHITECTURES.iter().any(|a| a.class == class));
+    if let Some(class) = unlisted {
+        return at_readme(format!("{class} has no row in crates/xtask/src/tidy/models_table.rs"));
+    }
+    match written(files, &readme.text) {
+        Ok(text) if text == readme.text => Vec::new(),
+        Ok(_) => {
+            at_readme("its tables of models are not those of `cargo xtask models-table`".to_owned())
+        }
+        Err(message) => at_readme(message),
+    }
+}
+
+/// The README with the tables as they should be.
+pub(super) fn written(files: &[SourceFile], readme: &str) -> Result<String, String> {
+    let parts =
+        readme.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+    let Some((before, behind)) = parts else {
+        return Err(format!("it has no tables between `{}` and `{}`", BEGIN.trim(), END.trim()));
+    };
+    Ok(format!("{before}{BEGIN}{}{END}{behind}", tables(files)?))
+}
+
+/// Class names of the decoders that are described.
+fn classes(files: &[SourceFile]) -> Vec<String> {
+    let described = files.iter().filter(|file| {
+        file.path.starts_with("crates/checkpoint/src/arch/") && !file.path.ends_with("tests.rs")
+    });
+    let name =
+        |line: &str| Some(line.trim().strip_prefix("name: \"")?.strip_suffix("\",")?.to_owned());
+    described.flat_map(|file| file.text.lines().filter_map(name)).collect()
+}
+
+/// A folder of tests/golden that a test runs: its name and its architecture.
+struct Golden {
+    name: String,
+    class: &'static str,
+}
+
+fn goldens(files: &[SourceFile]) -> Vec<Golden> {
+    let runs = |name: &str| {
+        let tests = files.iter().filter(|file| TESTS.contains(&file.path.as_str()));
+        tests.into_iter().any(|file| file.text.contains(&format!("\"{name}\"")))
+    };
+    let mut goldens = Vec::new();
+    for file in files {
+        let Some(path) = file.path.strip_prefix(GOLDENS) else { continue };
+        let architecture = match path.split_once('/') {
+            Some((name, "config.json")) => {
+                let holds = |a: &&Architecture| file.text.contains(&format!("\"{}\"", a.class));
+                ARCHITECTURES.iter().find(holds).map(|a| (name, a))
+            }
+            // The file itself is no text; the script says which architecture it has.
+            Some((name, "tokenizer.json")) => {
+                let arch = gguf_architecture(files, name);
+                ARCHITECTURES
+                    .iter()
+                    .find(|a| arch.is_some_and(|arch| a.gguf == arch))
+                    .map(|a| (name, a))
+            }
+            _ => None,
+        };
+        if let Some((name, architecture)) = architecture.filter(|(name, _)| runs(name)) {
+            goldens.push(Golden { name: name.to_owned(), class: architecture.class });
+        }
+    }
+    goldens
+}
+
+/// The `arch=".."` of a golden's recipe.
+fn gguf_architecture<'a>(files: &'a [SourceFile], golden: &str) -> Option<&'a str> {
+    let script = files.iter().find(|file| file.path == "scripts/make_gguf_goldens.py")?;
+    let recipe = script.text.split_once(&format!("\"{golden}\": dict("))?.1;
+    recipe.split_once("arch=\"")?.1.split('"').next()
+}
+
+/// Whether a golden is of the format whose goldens begin with `prefix`; of plain safetensors where that is empty.
+fn is_of(name: &str, prefix: &str) -> bool {
+    let begins = |prefix: &str| name == prefix || name.starts_with(&format!("{prefix}-"));
+    match prefix {
+        "" => FORMATS.iter().all(|format| format.1.is_empty() || !begins(format.1)),
+        prefix => begins(prefix),
+    }
+}
+
+fn tables(files: &[SourceFile]) -> Result<String, String> {
+    let goldens = goldens(files);
+    let mut text = String::from(
+        "| architecture | models | checked against transformers | quantized goldens | GGUF | tensor-parallel | on a GPU |\n\
+         |---|---|---|---|---|---|---|\n",
+    );
+    for row in ARCHITECTURES {
+        let own: Vec<&Golden> = goldens.iter().filter(|golden| golden.class == row.class).collect();
+        if !own.iter().any(|golden| is_of(&golden.name, "")) {
+            return Err(format!("{} has no golden in {GOLDENS} that a test runs", row.class));
+        }
+        let quantized: Vec<&str> = FORMATS[1..5]
+            .iter()
+            .filter(|format| own.iter().any(|golden| is_of(&golden.name, format.1)))
+            .map(|format| format.1)
+            .collect();
+        let gguf = own.iter().any(|golden| is_of(&golden.name, "gguf"));
+        if gguf == row.gguf.is_empty() {
+            return Err(format!("{} has no golden in a GGUF file that a test runs", row.class));
+        }
+        let gguf = if gguf { format!("`{}`", row.gguf) } else { "no".to_owned() };
+        let quantized = if quantized.is_empty() { "none".to_owned() } else { quantized.join(", ") };
+        text += &format!(
+            "| `{}` | {} | {} | {quantized} | {gguf} | {} | {} |\n",
+            row.class,
+            row.models,
+            row.checked,
+            row.tensor_parallel.text(),
+            row.on_gpu.text()
+        );
+    }
+    text += "\n| format | checkpoints | in memory | goldens | on a GPU |\n|---|---|---|---|---|\n";
+    for (format, prefix, checkpoints, memory) in FORMATS {
+        let count = goldens.iter().filter(|golden| is_of(&golden.name, prefix)).count();
+        if count == 0 {
+            return Err(format!("{format} has no golden in {GOLDENS} that a test runs"));
+        }
+        let on_gpu = if prefix.is_empty() { Ran::NotYet } else { Ran::No }.text();
+        text += &format!("| {format} | {checkpoints} | {memory} | {count} | {on_gpu} |\n");
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::files::sample;
+    use super::*;
+
+    #[test]
+    fn a_table_that_differs_and_an_architecture_without_a_row_are_found() {
+        let readme = format!("a\n{BEGIN}| old |\n{END}b\n");
+        let mut files = sample(README, &readme);
+        let message = |files: &[SourceFile]| {
+            findings(files).iter().map(Finding::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            message(&files),
+            ["README.md:0: LlamaForCausalLM has no golden in tests/golden/ that a test runs"]
+        );
+        files.extend(sample("crates/checkpoint/src/arch/x.rs", "    name: \"NewForCausalLM\",\n"));
+        let found = message(&files);
+        assert!(found[0].contains("NewForCausalLM has no row"), "{found:?}");
+    }
+
+    #[test]
+    fn goldens_belong_to_the_format_that_their_name_begins_with() {
+        assert!(is_of("gptq-8bit", "gptq") && is_of("gptq", "gptq") && !is_of("gptq", "gguf"));
+        assert!(is_of("llama-yarn", "") && !is_of("fp8-block", ""));
+    }
+}

@@ -1,0 +1,366 @@
+#!/usr/bin/env python3
+"""Make the golden checkpoints of tests/golden that are GGUF files.
+
+    python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt
+    .venv/bin/python scripts/make_gguf_goldens.py
+
+Each folder holds a tiny random model as the converter of llama.cpp writes such models; golden.safetensors with what
+make_goldens.py writes for the other models, computed by transformers in f32 from the numbers that the file's tensors hold,
+and the first rows of some, as `dequantized.NAME`; and tokenizer.json, the tokenizer that the file's vocabulary was taken from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import gguf
+import gguf_formats
+import make_goldens
+import numpy as np
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Type
+from gguf import TokenType
+from make_tokenizer_fixtures import LLAMA3_SPLIT
+from safetensors.torch import save_file
+from transformers.convert_slow_tokenizer import generate_merges
+
+ROOT = Path(__file__).resolve().parent.parent
+FIXTURES = ROOT / "crates" / "tokenizer" / "tests" / "data"
+COMMON = {**make_goldens.COMMON, "num_hidden_layers": 2}
+DEQUANTIZED_ROWS = 8
+
+TEMPLATE = (
+    "{% for message in messages %}<|role|>{{ message.role }}\n{{ message.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|role|>assistant\n{% endif %}"
+)
+
+# The splitting rules of tokenizer.json files on the hub: Mistral NeMo's and GPT-4o's.
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+WORDS = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*%s"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+TEKKEN_SPLIT = WORDS % ("", "") + r"|\p{N}" + REST
+GPT_4O_SPLIT = WORDS % (SUFFIX, SUFFIX) + r"|\p{N}{1,3}" + REST
+
+LEGACY = [Type.Q5_0, Type.Q4_1, Type.Q4_0, Type.Q5_1, Type.F16, Type.Q8_0, Type.Q4_0]
+K_QUANTS = [Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K]
+
+# folder: class, ggml's architecture, types of the matrices in turn, tokenizer, and what differs from COMMON.
+MODELS = {
+    # In two files, with biases, and Llama 3.1's rope as a tensor of divisors.
+    "gguf-llama": dict(
+        cls="Llama",
+        arch="llama",
+        types=LEGACY,
+        tokenizer="spm",
+        config=dict(
+            attention_bias=True,
+            mlp_bias=True,
+            rope_parameters=dict(
+                rope_type="llama3",
+                rope_theta=10000.0,
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            ),
+        ),
+        split=True,
+    ),
+    "gguf-yarn": dict(
+        cls="Llama",
+        arch="llama",
+        types=[Type.F16],
+        tokenizer="gpt-4o",
+        config=dict(
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64
+            ),
+        ),
+    ),
+    # The K-quants have blocks of 256 numbers.
+    "gguf-qwen2": dict(
+        cls="Qwen2",
+        arch="qwen2",
+        types=K_QUANTS,
+        tokenizer="qwen2",
+        config=dict(hidden_size=256, intermediate_size=256, tie_word_embeddings=True),
+    ),
+    "gguf-qwen3": dict(
+        cls="Qwen3", arch="qwen3", types=[Type.BF16], tokenizer="llama-bpe", config=dict(head_dim=32)
+    ),
+    "gguf-gemma2": dict(
+        cls="Gemma2",
+        arch="gemma2",
+        types=[Type.Q8_0],
+        tokenizer="spm-no-space",
+        config=dict(
+            head_dim=32,
+            query_pre_attn_scalar=32,
+            sliding_window=10,
+            attn_logit_softcapping=5.0,
+            final_logit_softcapping=0.7,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "gguf-gemma3": dict(
+        cls="Gemma3",
+        text=True,
+        arch="gemma3",
+        types=[Type.Q4_0, Type.Q8_0],
+        tokenizer="tekken",
+        config=dict(
+            num_hidden_layers=3,
+            head_dim=32,
+            query_pre_attn_scalar=32,
+            sliding_window=10,
+            layer_types=make_goldens.ALTERNATING,
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                full_attention=dict(rope_type="linear", rope_theta=50000.0, factor=4.0),
+                sliding_attention=dict(rope_type="default", rope_theta=500.0),
+            ),
+        ),
+    ),
+    "gguf-phi3": dict(
+        cls="Phi3",
+        arch="phi3",
+        types=[Type.F32],
+        tokenizer="spm-phi3",
+        config=dict(
+            sliding_window=15,
+            original_max_position_embeddings=32,
+            rope_parameters=dict(
+                rope_type="longrope",
+                rope_theta=10000.0,
+                partial_rotary_factor=0.75,
+                short_factor=[1.0, 1.05, 1.1, 1.2, 1.3, 1.4],
+                long_factor=[1.1, 1.5, 2.0, 3.0, 5.0, 8.0],
+            ),
+        ),
+        short_prompt=24,
+    ),
+    "gguf-granite": dict(
+        cls="Granite",
+        arch="granite",
+        types=[Type.Q8_0, Type.Q5_1],
+        tokenizer="refact",
+        config=dict(
+            embedding_multiplier=12.0,
+            attention_multiplier=0.0625,
+            residual_multiplier=0.22,
+            logits_scaling=6.0,
+        ),
+    ),
+}
+
+
+def byte_level(name: str) -> dict:
+    """The tokenizer.json of byte-level BPE with the splitting of a family."""
+    original = json.loads((FIXTURES / "byte_level.tokenizer.json").read_text())
+    model, steps = original["model"], original["pre_tokenizer"]["pretokenizers"]
+    rules = {
+        "llama-bpe": LLAMA3_SPLIT, "qwen2": LLAMA3_SPLIT.replace("{1,3}", ""),
+        "tekken": TEKKEN_SPLIT, "gpt-4o": GPT_4O_SPLIT,
+    }
+    if name in rules:
+        steps[0]["pattern"]["Regex"] = rules[name]
+    else:
+        steps[0] = {"type": "Digits", "individual_digits": True}
+        steps[1]["use_regex"] = True
+    model["ignore_merges"] = name in ("llama-bpe", "tekken")
+    if name == "qwen2":
+        original["normalizer"] = {"type": "NFC"}
+    if name not in ("llama-bpe", "tekken"):
+        original["post_processor"] = None
+    # Of the GGUF file all tokens are in one vocabulary.
+    model["vocab"] |= {token["content"]: token["id"] for token in original["added_tokens"]}
+    return original
+
+
+def sentence_piece(name: str) -> dict:
+    """The tokenizer.json that transformers makes of a SentencePiece vocabulary."""
+    original = json.loads((FIXTURES / "byte_fallback.tokenizer.json").read_text())
+    model = original["model"]
+    if name == "spm-no-space":
+        original["normalizer"] = original["normalizer"]["normalizers"][1]
+        original["decoder"]["decoders"].pop()
+    if name == "spm-phi3":
+        for content in ["<|user|>", "<|end|>"]:
+            token = {**original["added_tokens"][0], "id": len(model["vocab"]), "content": content}
+            original["added_tokens"].append(token)
+            model["vocab"][content] = token["id"]
+        for token in original["added_tokens"]:
+            token["rstrip"] = token["content"] not in ("<unk>", "<s>")
+    vocab = model["vocab"]
+    scores = {token: -float(id) for token, id in vocab.items()}
+    skipped = [t["content"] for t in original["added_tokens"]] + [t for t in vocab if t.startswith("<0x")]
+    model["merges"] = generate_merges(vocab, scores, skip_tokens=skipped)
+    return original
+
+
+def write_tokenizer(writer: gguf.GGUFWriter, original: dict, name: str) -> None:
+    added = {token["content"]: token["special"] for token in original["added_tokens"]}
+    vocab = sorted(original["model"]["vocab"].items(), key=lambda entry: entry[1])
+    tokens = [token for token, _ in vocab]
+
+    def kind(token: str) -> TokenType:
+        if token == "<unk>":
+            return TokenType.UNKNOWN
+        if token in added:
+            return TokenType.CONTROL if added[token] else TokenType.USER_DEFINED
+        spm_byte = name.startswith("spm") and token.startswith("<0x")
+        return TokenType.BYTE if spm_byte else TokenType.NORMAL
+
+    writer.add_token_list(tokens)
+    writer.add_token_types([kind(token) for token in tokens])
+    if name.startswith("spm"):
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_scores([-float(id) for _, id in vocab])
+        writer.add_add_space_prefix(name != "spm-no-space")
+        writer.add_bos_token_id(tokens.index("<s>"))
+        writer.add_eos_token_id(tokens.index("</s>"))
+        writer.add_unk_token_id(tokens.index("<unk>"))
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(name)
+        writer.add_token_merges([" ".join(merge) for merge in original["model"]["merges"]])
+        writer.add_bos_token_id(tokens.index("<|begin|>"))
+        # Its end is told by its name alone.
+        writer.add_eos_token_id(tokens.index("<|begin|>"))
+        writer.add_chat_template(TEMPLATE)
+
+
+def write_config(writer: gguf.GGUFWriter, config, recipe: dict) -> None:
+    arch, rope = recipe["arch"], config.rope_parameters
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if arch != "phi3":
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if arch in ("gemma2", "gemma3", "phi3"):
+        writer.add_sliding_window(config.sliding_window)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if arch == "gemma3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        rope = rope["full_attention"]
+    if arch == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "longrope":
+        original = config.original_max_position_embeddings
+        scale = config.max_position_embeddings / original
+        writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(scale) / np.log(original))))
+        writer.add_rope_scaling_orig_ctx_len(original)
+        for length in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
+    elif rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+        if rope["rope_type"] == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def pairs(rows: np.ndarray, heads: int) -> np.ndarray:
+    """The rows of q or k in the order in which neighbours are rotated together."""
+    return rows.reshape(heads, 2, len(rows) // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+def make(name: str, recipe: dict, out: Path, seed: int) -> None:
+    kind = "TextConfig" if recipe.get("text") else "Config"
+    config_class = getattr(transformers, recipe["cls"] + kind)
+    model_class = getattr(transformers, recipe["cls"] + "ForCausalLM")
+    spm = recipe["tokenizer"].startswith("spm")
+    original = (sentence_piece if spm else byte_level)(recipe["tokenizer"])
+    vocab_size = len(original["model"]["vocab"])
+    config = config_class(**{**COMMON, **recipe["config"], "vocab_size": vocab_size})
+    config._attn_implementation = "eager"
+    model = model_class(config).to(torch.float32).eval()
+    make_goldens.randomise(model, seed)
+
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    (folder / "tokenizer.json").write_text(json.dumps(original, ensure_ascii=False, separators=(",", ":")) + "\n")
+    arch = recipe["arch"]
+    writer = gguf.GGUFWriter(folder / "model.gguf", arch, split_max_tensors=16 if recipe.get("split") else 0)
+    writer.add_name(name)
+    write_config(writer, config, recipe)
+    write_tokenizer(writer, original, recipe["tokenizer"])
+    if config.rope_parameters.get("rope_type") == "llama3":
+        head_dim = config.hidden_size // config.num_attention_heads
+        plain = 1 / 10000.0 ** (torch.arange(0, head_dim, 2) / head_dim)
+        writer.add_tensor("rope_freqs.weight", (plain / make_goldens.inv_freq(model)).numpy())
+
+    rng = np.random.default_rng(seed)
+    names = gguf.get_tensor_name_map(
+        next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == arch), config.num_hidden_layers
+    )
+    types, dequantized, turn = recipe["types"], {}, 0
+    for parameter_name, parameter in model.named_parameters():
+        stored_name = names.get_name(parameter_name, (".weight", ".bias"))
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
+            parameter_name.split(".")[-2]
+        )
+        permuted = heads if arch in ("llama", "granite") else None
+        data = parameter.detach().numpy().copy()
+        if data.ndim == 1:
+            # Norms that are differences from one are stored with the one.
+            data = data + 1 if arch.startswith("gemma") and "norm" in parameter_name else data
+            writer.add_tensor(stored_name, pairs(data, permuted) if permuted else data)
+            continue
+        stored_type = types[turn % len(types)]
+        turn += 1
+        packed = gguf_formats.pack(stored_type, data, rng)
+        numbers = gguf_formats.unpack(stored_type, packed)
+        parameter.data.copy_(torch.from_numpy(numbers))
+        if permuted:
+            packed, numbers = pairs(packed, permuted), pairs(numbers, permuted)
+        writer.add_tensor(stored_name, packed, raw_dtype=stored_type)
+        if stored_type.name.startswith("Q") and turn <= 2 * len(types):
+            rows = torch.from_numpy(numbers[:DEQUANTIZED_ROWS].copy())
+            dequantized[f"dequantized.{stored_name}"] = rows
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    golden, summary = make_goldens.golden_values(model, seed + 1, recipe.get("short_prompt"))
+    save_file(golden | dequantized, folder / "golden.safetensors")
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    print(f"{name}: {size / 1e3:.0f} kB, {summary}, {len(dequantized)} unpacked")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "tests" / "golden")
+    parser.add_argument("--only", help="one folder's name")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    for seed, (name, recipe) in enumerate(MODELS.items()):
+        if args.only in (None, name):
+            make(name, recipe, args.out, recipe.get("seed", 9000 + seed * 100))
+
+
+if __name__ == "__main__":
+    main()
