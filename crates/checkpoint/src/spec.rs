@@ -361,8 +361,10 @@ impl ModelSpec {
                 Some("LayerNorm")
             } else if layer.attention.qk_norm.is_some_and(|norm| norm.span != QkNormSpan::Head) {
                 Some("norms over all heads")
-            } else if matches!(layer.residual, Residual::PostNorm | Residual::Parallel) {
-                Some("such a residual")
+            } else if layer.residual == Residual::PostNorm {
+                Some("norms after blocks only")
+            } else if layer.residual == Residual::Parallel {
+                Some("attention and feed-forward side by side")
             } else if !layer.ffn.mlp().gated {
                 Some("feed-forwards without a gate")
             } else {
