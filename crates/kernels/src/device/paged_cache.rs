@@ -65,12 +65,6 @@ impl PagedCache {
         &self.config
     }
 
-    /// The tensors of all layers.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn layers(&self) -> &[PagedLayer] {
-        &self.layers
-    }
-
     /// The tensors of layer `layer`.
     ///
     /// # Errors

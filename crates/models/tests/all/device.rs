@@ -10,8 +10,7 @@ use candlepower_kernels::{
     device::{AttentionStep, LaunchShape, NO_SLOT},
 };
 use candlepower_models::{
-    DeviceDecoder, DeviceInput, LoadDtype, LoadOptions, Workspace, WorkspaceSize, load,
-    load_on_device,
+    DeviceDecoder, DeviceInput, LoadDtype, LoadOptions, Workspace, WorkspaceSize, load_on_device,
 };
 
 use crate::golden::{
@@ -220,7 +219,7 @@ fn a_cache_in_fp8_moves_the_logits_but_little() {
     for name in GOLDENS {
         let golden = Golden::read(name);
         let (prompt, blocks) = (&golden.prompt[..], [3, 1, 2, 0]);
-        let model = load(&checkpoint(name), &options(), &mut |_| {}).unwrap();
+        let model = crate::golden::model(name);
         let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::F8E4M3).unwrap();
         let planned = checkpoint(name).spec().kv_bytes_per_token(KvDtype::Fp8);
         assert_eq!(cache.num_bytes() as u64, planned * (NUM_BLOCKS * BLOCK_SIZE) as u64, "{name}");
