@@ -256,8 +256,8 @@ fn settings_that_are_for_other_models_stop_the_start() {
         let refused = ServerBuilder::new(&folder).flags(flags).refused();
         assert!(refused.message.contains(message), "{flags}: {}", refused.message);
     }
-    let refused = ServerBuilder::new("demo").flags("--pooling last --device cuda").refused();
-    let message = "--device cuda is for models that generate text, and LlamaForCausalLM is served for its vectors";
+    let refused = ServerBuilder::new("demo").flags("--pooling last --kv-cache-dtype fp8").refused();
+    let message = "--kv-cache-dtype fp8 is for models that generate text, and LlamaForCausalLM is served for its vectors";
     assert!(refused.message.contains(message), "{}", refused.message);
     let refused =
         ServerBuilder::new(golden("bert-score")).flags("--pooling mean").refused().message;

@@ -195,7 +195,9 @@ fn keys_and_values_in_fp8_take_a_byte_each() {
     assert_eq!(half.num_blocks / 2, full.num_blocks);
     let long = plan(|r| {
         r.max_model_len = 131_072;
-        r.memory.available_bytes = Some(50 * GIB);
+        r.kv = Dtype::Bf16.into();
+        r.memory.device = DeviceKind::Gpu { utilization: 0.9 };
+        r.memory.available_bytes = Some(30 * GIB);
     });
     let line = error(&long);
     assert!(line.contains("with --kv-cache-dtype fp8"), "{line}");

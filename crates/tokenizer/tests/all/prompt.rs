@@ -214,6 +214,7 @@ proptest! {
 
     #[test]
     fn without_spelled_tokens_a_prompt_is_encoded_as_it_is(content in text(&["x"])) {
+        prop_assume!(!content.contains("<|end|>"));
         let source = "<|user|> {{ messages[0].content }} <|end|><s>{{ messages[0].content }}";
         for kind in ["byte_level", "metaspace_first", "byte_fallback", "metaspace", "word_piece"] {
             let tokenizer = fixture(kind);
@@ -231,6 +232,8 @@ proptest! {
     /// over a spelling) shows when the spelled-out token is called something else: then it is text by itself.
     #[test]
     fn seams_are_the_library_s(content in text(&["<s>", "<s><s>", " <s> "])) {
+        // Its pieces may spell another token out, which is not called something else.
+        prop_assume!(!content.contains("<|end|>"));
         for kind in ["metaspace_first", "byte_fallback"] {
             let mut json: Value = serde_json::from_slice(&fixture_bytes(kind)).unwrap();
             for token in json["added_tokens"].as_array_mut().unwrap() {
