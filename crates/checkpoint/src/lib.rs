@@ -12,6 +12,7 @@ mod generation;
 mod memory;
 mod quantization;
 mod rope;
+mod shard;
 mod spec;
 mod weights;
 
@@ -34,6 +35,7 @@ pub use quantization::{
     StoredTensor,
 };
 pub use rope::{RopeScaling, RopeSpec};
+pub use shard::Shard;
 pub use spec::{
     Act, AttentionSpec, Dtype, EmbedSpec, HeadSpec, LayerSpec, MlpSpec, ModelSpec, NormKind,
     NormSpec, Residual,

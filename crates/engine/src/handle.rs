@@ -27,7 +27,7 @@ pub struct EngineConfig {
     /// Device, weights' type and source, and `max_model_len`: the longest sequence, prompt and
     /// output together.
     pub load: LoadOptions,
-    /// Bytes for the paged KV cache; `None` takes a quarter of the free memory on the CPU, what
+    /// Bytes for the paged KV cache of each rank; `None` takes a quarter of the free memory on the CPU, what
     /// `gpu_memory_utilization` leaves on a GPU, and no more than `max_num_seqs` sequences of `max_model_len` need.
     pub kv_cache_bytes: Option<u64>,
     /// The part of a GPU's free memory that may be taken, above 0 and at most 1.
@@ -53,11 +53,14 @@ pub struct EngineConfig {
     pub jump_forward: bool,
     /// Most bytes of the KV cache that pins hold; `None` is half of it.
     pub max_pinned_bytes: Option<u64>,
-    /// Threads that compute; `None` takes one per physical core.
+    /// Threads that compute; `None` takes one per physical core. Ranks share them, with at least one each.
     pub num_threads: Option<usize>,
+    /// Ranks over which each layer is split. Beyond one they are threads of this process, on the CPU.
+    pub tensor_parallel_size: usize,
     /// Seeds the draws of requests that bring no seed of their own.
     pub seed: u64,
-    /// A step that takes longer than this makes [`EngineHandle::health`] report `Stuck`.
+    /// A step that takes longer than this makes [`EngineHandle::health`] report `Stuck`; a rank that does not answer another
+    /// for so long ends the engine.
     pub stuck_after: Duration,
     /// Where the engine counts what it does.
     pub metrics: EngineMetrics,
@@ -99,9 +102,9 @@ pub struct EngineInfo {
     pub num_blocks: usize,
     /// Positions in a block.
     pub block_size: usize,
-    /// Bytes of the KV cache.
+    /// Bytes of the KV cache, on all ranks.
     pub kv_cache_bytes: u64,
-    /// Bytes of the weights as they lie in memory.
+    /// Bytes of the weights as they lie in memory, on all ranks.
     pub weights_bytes: u64,
     /// Type of most weights, such as `bf16`.
     pub weights_dtype: String,

@@ -16,6 +16,7 @@ mod device_tables;
 mod embedder;
 mod engine;
 mod error;
+mod follower;
 mod handle;
 mod metrics;
 mod pin;

@@ -6,6 +6,8 @@
 mod device;
 #[path = "engine/prism.rs"]
 mod prism;
+#[path = "engine/ranks.rs"]
+mod ranks;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -42,6 +44,7 @@ fn config() -> EngineConfig {
         jump_forward: true,
         max_pinned_bytes: None,
         num_threads: Some(2),
+        tensor_parallel_size: 1,
         seed: 0,
         stuck_after: Duration::from_secs(60),
         metrics: EngineMetrics::noop(),

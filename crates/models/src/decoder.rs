@@ -1,14 +1,18 @@
 //! The decoder on the CPU: packed weights, f32 activations.
 
+use std::sync::Arc;
+
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{EmbedSpec, ModelSpec};
+use candlepower_comm::Comm;
 use candlepower_kernels::{
-    Activation, AttentionMetadata, KvCache, KvCacheConfig, Weight, add_rms_norm, embedding,
-    gated_activation, linear, paged_attention, reshape_and_cache, rms_norm, rope,
+    Activation, AttentionMetadata, KvCache, KvCacheConfig, VocabPart, Weight, add_rms_norm,
+    embedding_part, gated_activation, linear, paged_attention, reshape_and_cache, rms_norm, rope,
 };
 use half::{bf16, f16};
 
 use crate::{
+    collectives::{all_gather_columns, all_reduce},
     error::Result,
     layers::{Attention, Layers, Linear, Norm, Ops, Place},
     parts::Parts,
@@ -28,7 +32,9 @@ pub struct ForwardInput {
 
 /// A decoder-only language model with its weights.
 pub struct Decoder {
+    /// What this rank computes.
     spec: ModelSpec,
+    comm: Arc<Comm>,
     max_model_len: usize,
     device: Device,
     embed_scale: f32,
@@ -37,11 +43,16 @@ pub struct Decoder {
 
 impl Decoder {
     /// Builds the model from its parts, with rope tables for `max_model_len` positions.
-    pub(crate) fn new(spec: ModelSpec, parts: Parts<Weight>, max_model_len: usize) -> Result<Self> {
+    pub(crate) fn new(
+        spec: ModelSpec,
+        parts: Parts<Weight>,
+        max_model_len: usize,
+        comm: Arc<Comm>,
+    ) -> Result<Self> {
         let device = parts.layout().device.clone();
         let layers = Layers::take(&spec, parts, max_model_len)?;
         let embed_scale = embed_scale(&spec.embed, layers.embed.dtype());
-        Ok(Self { spec, max_model_len, device, embed_scale, layers })
+        Ok(Self { spec, comm, max_model_len, device, embed_scale, layers })
     }
 
     /// Runs the layers on a step's tokens and writes their keys and values to the cache. Returns
@@ -51,7 +62,12 @@ impl Decoder {
     /// The input's tensors do not fit together or to the cache, or a token id or position is beyond
     /// the model's.
     pub fn forward(&self, input: &ForwardInput, cache: &KvCache) -> Result<Tensor> {
-        self.layers.forward(&CpuOps { input, cache, embed_scale: self.embed_scale })
+        self.layers.forward(&CpuOps {
+            input,
+            cache,
+            embed_scale: self.embed_scale,
+            comm: &self.comm,
+        })
     }
 
     /// The logits `[rows, vocab]` f32 of some hidden states `[rows, hidden]`.
@@ -64,15 +80,20 @@ impl Decoder {
         if head.scale != 1.0 {
             logits = (logits * head.scale)?;
         }
-        match head.softcap {
-            None => Ok(logits),
-            Some(cap) => Ok(((logits / cap)?.tanh()? * cap)?),
+        if let Some(cap) = head.softcap {
+            logits = ((logits / cap)?.tanh()? * cap)?;
         }
+        all_gather_columns(&self.comm, logits)
     }
 
-    /// The model's description.
+    /// The description of what this rank computes: the whole model, where there is one rank.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// The ranks of the model.
+    pub fn comm(&self) -> &Arc<Comm> {
+        &self.comm
     }
 
     /// How many positions the model was loaded for, in tokens.
@@ -86,7 +107,7 @@ impl Decoder {
     }
 
     /// Bytes of the weights as loaded: matrices packed, in their dtype; norms and biases in f32. What
-    /// `ModelSpec::weight_bytes` says beforehand.
+    /// `ModelSpec::rank_weight_bytes` says beforehand, but for the few biases that only rank 0 has.
     pub fn weight_bytes(&self) -> usize {
         self.layers.num_bytes()
     }
@@ -128,13 +149,19 @@ struct CpuOps<'a> {
     input: &'a ForwardInput,
     cache: &'a KvCache,
     embed_scale: f32,
+    comm: &'a Comm,
 }
 
 impl Ops for CpuOps<'_> {
     type Matrix = Weight;
 
     fn embed(&self, table: &Weight) -> Result<Tensor> {
-        Ok(embedding(&self.input.token_ids, table, self.embed_scale)?)
+        let part = VocabPart {
+            first: self.comm.rank() * table.n(),
+            vocab_size: self.comm.size() * table.n(),
+        };
+        let found = embedding_part(&self.input.token_ids, table, self.embed_scale, part)?;
+        all_reduce(self.comm, found)
     }
 
     fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor> {
@@ -149,8 +176,14 @@ impl Ops for CpuOps<'_> {
         Ok(add_rms_norm(&residual, x, &norm.weight, norm.eps)?)
     }
 
-    fn linear(&self, x: &Tensor, layer: &Linear<Weight>, _place: Place) -> Result<Tensor> {
-        Ok(linear(x, &layer.weight, layer.bias.as_ref())?)
+    fn linear(&self, x: &Tensor, layer: &Linear<Weight>, place: Place) -> Result<Tensor> {
+        let product = linear(x, &layer.weight, layer.bias.as_ref())?;
+        match place {
+            // Each rank has outputs of its own.
+            Place::Wide => Ok(product),
+            // Each rank has some of the inputs.
+            Place::Branch => all_reduce(self.comm, product),
+        }
     }
 
     fn attend(&self, qkv: &Tensor, a: &Attention<Weight>) -> Result<Tensor> {

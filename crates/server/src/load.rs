@@ -201,6 +201,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
         jump_forward: config.framework == Framework::Prism,
         max_pinned_bytes: config.session_memory.map(|size| size.0),
         num_threads: config.threads,
+        tensor_parallel_size: config.tensor_parallel_size,
         seed: config.seed,
         stuck_after: STUCK_AFTER,
         metrics: state.metrics().engine.clone(),
