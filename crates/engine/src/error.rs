@@ -24,6 +24,17 @@ pub enum Error {
     /// The ranks of the model do not come together.
     #[error(transparent)]
     Comm(#[from] candlepower_comm::Error),
+    /// A rank's process has ended.
+    #[error("{0}")]
+    RankEnded(String),
+    /// A rank's process could not be started.
+    #[error("rank {rank} cannot be started: {source}")]
+    RankStart {
+        /// Which.
+        rank: usize,
+        /// The system's own error.
+        source: std::io::Error,
+    },
     /// A rank does not understand another.
     #[error("internal fault: a message between ranks is damaged: {0}")]
     Message(String),

@@ -2,19 +2,22 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
     sync::Arc,
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use candle_core::Device;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
 use candlepower_comm::Comm;
-use candlepower_models::{LoadOptions, load_shard};
+use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, load_shard};
 use candlepower_scheduler::Step;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Result,
+    rank_process::{Death, RankProcess},
     runner::{ModelRunner, Scored},
     start::{compute_pool, panic_message},
 };
@@ -37,40 +40,149 @@ pub(crate) struct Loaded {
 /// What a rank is started with.
 #[derive(Clone, Debug)]
 pub(crate) struct FollowerConfig {
-    pub(crate) files: CheckpointFiles,
-    pub(crate) load: LoadOptions,
-    pub(crate) block_size: usize,
-    pub(crate) num_threads: usize,
+    files: CheckpointFiles,
+    load: LoadOptions,
+    block_size: usize,
+    num_threads: usize,
 }
 
-/// The other ranks of a model, as threads of this process. Dropping waits for them: they end when rank 0's end of the
-/// collectives is gone.
+/// What all ranks that are processes are started with: the first message to them.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub(crate) struct Setup {
+    files: Files,
+    dtype: LoadDtype,
+    load_format: LoadFormat,
+    max_model_len: Option<usize>,
+    block_size: usize,
+    /// By rank.
+    num_threads: Vec<usize>,
+}
+
+/// A checkpoint's files.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+enum Files {
+    Folder(PathBuf),
+    Embedded(Vec<(String, Vec<u8>)>),
+}
+
+impl Setup {
+    pub(crate) fn new(
+        files: &CheckpointFiles,
+        load: &LoadOptions,
+        block_size: usize,
+        num_threads: Vec<usize>,
+    ) -> Self {
+        let files = match files {
+            CheckpointFiles::Folder(folder) => Files::Folder(folder.clone()),
+            CheckpointFiles::Embedded(files) => {
+                let owned = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec()));
+                Files::Embedded(owned.collect())
+            }
+        };
+        let LoadOptions { dtype, load_format, max_model_len, device: _ } = load.clone();
+        Self { files, dtype, load_format, max_model_len, block_size, num_threads }
+    }
+
+    /// What one of the ranks is started with.
+    pub(crate) fn config(self, rank: usize) -> FollowerConfig {
+        let files = match self.files {
+            Files::Folder(folder) => CheckpointFiles::Folder(folder),
+            // They are needed as long as the rank is there.
+            Files::Embedded(files) => {
+                let leak = |(name, bytes): (String, Vec<u8>)| -> (&'static str, &'static [u8]) {
+                    (name.leak(), bytes.leak())
+                };
+                CheckpointFiles::Embedded(files.into_iter().map(leak).collect::<Vec<_>>().leak())
+            }
+        };
+        let Self { dtype, load_format, max_model_len, block_size, num_threads, .. } = self;
+        let load = LoadOptions { device: Device::Cpu, dtype, load_format, max_model_len };
+        let num_threads = num_threads.get(rank).copied().unwrap_or(1);
+        FollowerConfig { files, load, block_size, num_threads }
+    }
+}
+
+/// What the ranks beside rank 0 are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankKind {
+    /// Threads of this process.
+    Threads,
+    /// Processes of this binary, which has to give [`run_rank`](crate::run_rank) what follows
+    /// [`RANK_COMMAND`](crate::RANK_COMMAND).
+    Processes,
+}
+
+/// The other ranks of a model. Dropping waits for them: they end when rank 0's end of the collectives is gone.
 #[derive(Default)]
-pub(crate) struct Followers(Vec<JoinHandle<()>>);
+pub(crate) struct Followers {
+    threads: Vec<JoinHandle<()>>,
+    processes: Vec<RankProcess>,
+    /// Why processes are gone.
+    death: Death,
+}
+
+/// How long after its socket the end of a process may be seen.
+const END_SEEN: Duration = Duration::from_secs(2);
 
 impl Followers {
-    /// Starts the ranks from 1 on, each with what `config` says for it, and returns rank 0's end of the collectives.
+    /// Starts the ranks from 1 on, and returns rank 0's end of the collectives.
     pub(crate) fn start(
-        config: impl Fn(usize) -> FollowerConfig,
-        ranks: usize,
+        kind: RankKind,
+        setup: &Setup,
         deadline: Duration,
+        death: Death,
     ) -> Result<(Self, Arc<Comm>)> {
-        let mut followers = Self::default();
-        let mut comms = Comm::local(ranks, deadline)?.into_iter();
-        let root = comms.next().expect("there is a rank 0");
-        for comm in comms {
-            let config = config(comm.rank());
-            let rank = thread::Builder::new().name(format!("rank-{}", comm.rank()));
-            let thread = rank.spawn(move || run(Arc::new(comm), &config));
-            followers.0.push(thread.map_err(|error| Error::Thread(error.to_string()))?);
+        let ranks = setup.num_threads.len();
+        let mut followers = Self { threads: Vec::new(), processes: Vec::new(), death };
+        if kind == RankKind::Threads || ranks == 1 {
+            let mut comms = Comm::local(ranks, deadline)?.into_iter();
+            let root = comms.next().expect("there is a rank 0");
+            for comm in comms {
+                let config = setup.clone().config(comm.rank());
+                let rank = thread::Builder::new().name(format!("rank-{}", comm.rank()));
+                // What goes wrong was told to rank 0.
+                let thread = rank.spawn(move || drop(run(Arc::new(comm), config)));
+                followers.threads.push(thread.map_err(|error| Error::Thread(error.to_string()))?);
+            }
+            return Ok((followers, Arc::new(root)));
         }
+        let mut links = Vec::new();
+        for rank in 1..ranks {
+            let death = Arc::clone(&followers.death);
+            let (process, link) = RankProcess::start((rank, ranks), deadline, death)?;
+            followers.processes.push(process);
+            links.push(link);
+        }
+        let root = Comm::root(links, deadline);
+        root.send_message(&encode(setup)?)?;
         Ok((followers, Arc::new(root)))
+    }
+
+    /// The error, or, where it is that a rank is gone, why it is.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        use candlepower_comm::Error::Gone;
+        let gone = matches!(
+            error,
+            Error::Comm(Gone { .. }) | Error::Model(candlepower_models::Error::Comm(Gone { .. }))
+        );
+        if !gone || self.processes.is_empty() {
+            return error;
+        }
+        let began = Instant::now();
+        while began.elapsed() < END_SEEN {
+            if let Some(reason) = self.death.get() {
+                return Error::RankEnded(reason.clone());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        error
     }
 }
 
 impl Drop for Followers {
     fn drop(&mut self) {
-        for thread in self.0.drain(..) {
+        self.processes.iter().for_each(RankProcess::close);
+        for thread in self.threads.drain(..) {
             // It has caught what went wrong, and told rank 0.
             let _ = thread.join();
         }
@@ -78,13 +190,10 @@ impl Drop for Followers {
 }
 
 /// Runs a rank until rank 0 ends. What goes wrong is told to rank 0.
-fn run(comm: Arc<Comm>, config: &FollowerConfig) {
-    let failed = match catch_unwind(AssertUnwindSafe(|| follow(&comm, config))) {
-        Ok(Ok(())) => return,
-        Ok(Err(error)) => error.to_string(),
-        Err(panic) => panic_message(&*panic),
-    };
-    comm.fail(&failed);
+pub(crate) fn run(comm: Arc<Comm>, config: FollowerConfig) -> Result<()> {
+    let done = catch_unwind(AssertUnwindSafe(|| follow(&comm, &config)));
+    let done = done.unwrap_or_else(|panic| Err(Error::Invariant(panic_message(&*panic))));
+    done.inspect_err(|error| comm.fail(&error.to_string()))
 }
 
 fn follow(comm: &Arc<Comm>, config: &FollowerConfig) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
         mpsc,
     },
@@ -14,9 +14,10 @@ use candlepower_models::LoadOptions;
 use candlepower_scheduler::SchedulingPolicy;
 
 use crate::{
-    EngineMetrics, Pin, Request, Result, TokenStream,
+    EngineMetrics, Pin, RankKind, Request, Result, TokenStream,
     engine::{Message, StepClock, Submission},
     pin::PinIds,
+    rank_process::Death,
     sequence::{InFlight, StreamSender},
     start::start,
 };
@@ -55,8 +56,10 @@ pub struct EngineConfig {
     pub max_pinned_bytes: Option<u64>,
     /// Threads that compute; `None` takes one per physical core. Ranks share them, with at least one each.
     pub num_threads: Option<usize>,
-    /// Ranks over which each layer is split. Beyond one they are threads of this process, on the CPU.
+    /// Ranks over which each layer is split, on the CPU.
     pub tensor_parallel_size: usize,
+    /// What they are, but for the first.
+    pub rank_kind: RankKind,
     /// Seeds the draws of requests that bring no seed of their own.
     pub seed: u64,
     /// A step that takes longer than this makes [`EngineHandle::health`] report `Stuck`; a rank that does not answer another
@@ -171,8 +174,8 @@ pub(crate) struct Shared {
     pub(crate) in_flight_limit: usize,
     /// Gives requests without a seed one of their own.
     pub(crate) next_seed: AtomicU64,
-    /// Why the engine thread has ended.
-    pub(crate) death: OnceLock<String>,
+    /// Why the engine thread, or another rank, has ended.
+    pub(crate) death: Death,
 }
 
 impl EngineHandle {

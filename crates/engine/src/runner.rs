@@ -26,7 +26,7 @@ pub(crate) struct ModelRunner {
     block_size: usize,
     previous_samples: Vec<u32>,
     /// Of rank 0. They are waited for when the model is gone, and with it rank 0's end of the collectives.
-    _followers: Followers,
+    followers: Followers,
 }
 
 /// What is to be drawn from a step's logits. Only rank 0 sees it.
@@ -112,11 +112,15 @@ impl ModelRunner {
         block_size: usize,
         followers: Followers,
     ) -> Self {
-        Self { model, cache, block_size, previous_samples: Vec::new(), _followers: followers }
+        Self { model, cache, block_size, previous_samples: Vec::new(), followers }
     }
 
     /// Runs one step, beside the other ranks where there are some.
     pub(crate) fn execute(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<StepOutput> {
+        self.run(step, batch).map_err(|error| self.followers.explain(error))
+    }
+
+    fn run(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<StepOutput> {
         let started = Instant::now();
         self.tell_others(step, batch)?;
         let hidden = self.forward(step)?;

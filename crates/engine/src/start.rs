@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, OnceLock, atomic::AtomicU64, mpsc::Receiver},
+    sync::{Arc, atomic::AtomicU64, mpsc::Receiver},
     thread,
     time::Instant,
 };
@@ -26,8 +26,9 @@ use crate::{
     device_graphs::Graphs,
     device_runner::DeviceRunner,
     engine::{Counted, Engine, Message, StepClock},
-    follower::{FollowerConfig, Followers, Loaded, Order, decode, encode},
+    follower::{Followers, Loaded, Order, Setup, decode, encode},
     handle::Shared,
+    rank_process::Death,
     ranks::{Ranks, Runner},
     runner::{ModelRunner, SamplingBatch},
 };
@@ -42,10 +43,11 @@ pub(crate) fn start(
     check(&config)?;
     let num_threads = config.num_threads.unwrap_or_else(num_cpus::get_physical);
     let pool = compute_pool(threads_of_rank(num_threads, 0, config.tensor_parallel_size))?;
+    let death = Death::default();
     let on_device = !config.load.device.is_cpu() || config.device_reference;
     let (info, runner) = match on_device {
         true => device_runner(checkpoint, &config, num_threads, &pool, progress)?,
-        false => cpu_runner(checkpoint, &config, num_threads, &pool, progress)?,
+        false => cpu_runner(checkpoint, &config, num_threads, (&pool, &death), progress)?,
     };
     let scheduler = Scheduler::new(SchedulerConfig {
         block_size: config.block_size,
@@ -67,7 +69,7 @@ pub(crate) fn start(
         in_flight: Arc::default(),
         in_flight_limit: config.max_num_seqs + config.max_queued_seqs,
         next_seed: AtomicU64::new(config.seed),
-        death: OnceLock::new(),
+        death,
     });
     let for_thread = Arc::clone(&shared);
     let run = move || {
@@ -91,7 +93,7 @@ pub(crate) fn start(
             Err(panic) => panic_message(&*panic),
         };
         tracing::error!(%reason, "the engine has stopped");
-        let _ = for_thread.death.set(reason); // only this thread sets it, once
+        let _ = for_thread.death.set(reason); // a rank that has ended may have said why before
     };
     thread::Builder::new()
         .name("engine".into())
@@ -145,19 +147,16 @@ fn cpu_runner(
     checkpoint: &Checkpoint,
     config: &EngineConfig,
     num_threads: usize,
-    pool: &ThreadPool,
+    (pool, death): (&ThreadPool, &Death),
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<(EngineInfo, Runner)> {
     let (spec, ranks) = (checkpoint.spec(), config.tensor_parallel_size);
     spec.check_tensor_parallel(ranks)?;
-    let others = |rank| FollowerConfig {
-        files: checkpoint.files().clone(),
-        load: config.load.clone(),
-        block_size: config.block_size,
-        num_threads: threads_of_rank(num_threads, rank, ranks),
-    };
+    let threads = (0..ranks).map(|rank| threads_of_rank(num_threads, rank, ranks)).collect();
+    let setup = Setup::new(checkpoint.files(), &config.load, config.block_size, threads);
     // Where this fails, rank 0's end goes first, and the others end.
-    let (followers, comm) = Followers::start(others, ranks, config.stuck_after)?;
+    let (followers, comm) =
+        Followers::start(config.rank_kind, &setup, config.stuck_after, Arc::clone(death))?;
     let began = Instant::now();
     let load = || {
         load_shard(checkpoint, &config.load, Arc::clone(&comm), &mut |bytes| progress(bytes.into()))
@@ -165,7 +164,7 @@ fn cpu_runner(
     let model = pool.install(load)?;
     // The others' parts are as large, and may lie on a slower disk.
     let patience = config.stuck_after + 4 * began.elapsed();
-    let loaded = comm.answers(patience)?;
+    let loaded = comm.answers(patience).map_err(|error| followers.explain(error.into()))?;
     let loaded: Vec<Loaded> = loaded.iter().map(|bytes| decode(bytes)).collect::<Result<_>>()?;
     // All ranks have their weights now, and share what is left.
     let memory = DeviceMemory {

@@ -8,6 +8,7 @@ use candlepower_checkpoint::{
 };
 use candlepower_comm::Comm;
 use candlepower_kernels::{Weight, WeightRows};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     decoder::Decoder,
@@ -34,7 +35,7 @@ pub struct LoadOptions {
 }
 
 /// The dtype of the matrices; on the CPU norms and biases are always f32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadDtype {
     /// As stored.
     #[default]
@@ -48,7 +49,7 @@ pub enum LoadDtype {
 }
 
 /// Where the weights come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadFormat {
     /// The checkpoint's safetensors files.
     #[default]

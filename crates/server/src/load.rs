@@ -8,7 +8,8 @@ use candlepower_checkpoint::{Checkpoint, Description, Pooling, SamplingDefaults}
 use candlepower_dialect::{Dialect, ReasoningFormat, ToolFormat};
 use candlepower_engine::{
     ChosenDevice, Device, DeviceChoice, Embedder, EmbedderConfig, EngineConfig, EngineHandle,
-    LoadDtype, LoadFormat as LoadFrom, LoadOptions, SchedulingPolicy, StartProgress, choose_device,
+    LoadDtype, LoadFormat as LoadFrom, LoadOptions, RankKind, SchedulingPolicy, StartProgress,
+    choose_device,
 };
 use candlepower_tokenizer::ChatTemplate;
 
@@ -202,6 +203,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
         max_pinned_bytes: config.session_memory.map(|size| size.0),
         num_threads: config.threads,
         tensor_parallel_size: config.tensor_parallel_size,
+        rank_kind: RankKind::Processes,
         seed: config.seed,
         stuck_after: STUCK_AFTER,
         metrics: state.metrics().engine.clone(),
