@@ -64,14 +64,10 @@ impl RankProcess {
         let (end, ended) = channel::<()>();
         let deadline_ms = deadline.as_millis().to_string();
         // A process dies with the thread that started it: this one stays until the end.
-        let watch = move || {
-            let child = spawn(theirs, [rank.to_string(), ranks.to_string(), deadline_ms]);
-            let child = child.map(|child| {
-                let _ = told.send(Ok(child.id())); // it is waited for
-                child
-            });
-            match child {
+        let stay = move || {
+            match spawn(theirs, [rank.to_string(), ranks.to_string(), deadline_ms]) {
                 Ok(child) => {
+                    let _ = told.send(Ok(child.id())); // it is waited for
                     // A rank ends without a failure when rank 0 has ended.
                     let failure = watch(child, rank);
                     if let Some(how) = failure.filter(|_| !is_closing.load(Ordering::SeqCst)) {
@@ -82,7 +78,7 @@ impl RankProcess {
             }
             drop(end);
         };
-        let watcher = thread::Builder::new().name(format!("rank-{rank}")).spawn(watch);
+        let watcher = thread::Builder::new().name(format!("rank-{rank}")).spawn(stay);
         let watcher = watcher.map_err(|error| Error::Thread(error.to_string()))?;
         let pid = started.recv().map_err(io::Error::other).and_then(|pid| pid).map_err(failed)?;
         Ok((Self { pid, watcher: Some(watcher), ended, closing }, ours))

@@ -182,7 +182,8 @@ fn scales<S: Stored>(
     let (mut all_scales, mut all_mins) = (Vec::new(), Vec::new());
     let (mut scales, mut mins) = (Vec::new(), Vec::new());
     for row in rows {
-        (all_scales.clear(), all_mins.clear());
+        all_scales.clear();
+        all_mins.clear();
         matrix.scales(row, &mut all_scales, &mut all_mins);
         if matrix.codes() == Codes::Table {
             scales.extend_from_slice(&all_scales);
