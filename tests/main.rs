@@ -15,6 +15,7 @@ mod hub;
 mod load;
 mod prism;
 mod pull;
+mod ranks;
 mod robustness;
 mod support;
 mod wire;

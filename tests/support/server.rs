@@ -42,10 +42,17 @@ pub(crate) struct ServerBuilder {
 }
 
 impl ServerBuilder {
-    /// `serve MODEL`, with little memory, since several tests run at once.
+    /// `serve MODEL`, with little memory, since several tests run at once; over as many ranks as CANDLEPOWER_TEST_RANKS says.
     pub(crate) fn new(model: impl AsRef<Path>) -> Self {
         let builder = Self { args: vec!["serve".into(), model.as_ref().into()], env: Vec::new() };
-        builder.env("BLAZE_KV_CACHE_MEMORY", "64Mi").env("PRISM_KV_CACHE_MEMORY", "64Mi")
+        let builder =
+            builder.env("BLAZE_KV_CACHE_MEMORY", "64Mi").env("PRISM_KV_CACHE_MEMORY", "64Mi");
+        match std::env::var("CANDLEPOWER_TEST_RANKS") {
+            Ok(ranks) => builder
+                .env("BLAZE_TENSOR_PARALLEL_SIZE", &ranks)
+                .env("PRISM_TENSOR_PARALLEL_SIZE", &ranks),
+            Err(_) => builder,
+        }
     }
 
     /// Adds flags, separated by spaces.
@@ -257,6 +264,11 @@ impl Server {
             (idle && gauge("kv_blocks_free") == gauge("kv_blocks_total")).then_some(())
         });
         assert!(self.metrics().value("kv_blocks_total") > 0.0);
+    }
+
+    /// The number of its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Asks the server to stop, as a supervisor does.

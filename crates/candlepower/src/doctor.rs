@@ -72,7 +72,7 @@ pub(crate) struct Doctor {
     /// Type that the weights are kept in; auto keeps them as stored
     #[arg(long, value_enum, default_value_t)]
     dtype: DtypeSetting,
-    /// Devices over which each layer is split
+    /// Ranks over which each layer is split
     #[arg(long, value_name = "N", default_value = "1")]
     tensor_parallel_size: NonZeroUsize,
     /// Memory of the KV cache, such as 512M or 4Gi [default: a quarter of free memory, and no more than useful]

@@ -14,6 +14,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use candlepower_client::{run_bound, run_with_secrets, supervise};
+use candlepower_engine::{RANK_COMMAND, run_rank};
 use candlepower_server::config::Effective;
 use candlepower_server::{ServeConfig, init_logging, serve};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -98,13 +99,14 @@ enum Command {
     },
 }
 
-/// What supervisors and containers start; people have no use for it.
+/// What supervisors, containers and servers start; people have no use for it.
 fn hidden_command() -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
     match args.next()?.to_str()? {
         "__supervise" => Some(supervise()),
         "__run" => Some(run_bound(args)),
         "__secrets" => Some(run_with_secrets(args)),
+        RANK_COMMAND => Some(run_rank(args)),
         _ => None,
     }
 }

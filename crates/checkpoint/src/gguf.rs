@@ -142,6 +142,11 @@ impl Gguf {
         &self.folder
     }
 
+    /// The first of the files: what [`Self::open`] finds them all by.
+    pub fn path(&self) -> PathBuf {
+        self.folder.join(&self.files[0])
+    }
+
     /// The files' names.
     pub(crate) fn files(&self) -> &[String] {
         &self.files

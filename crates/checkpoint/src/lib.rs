@@ -13,6 +13,7 @@ mod gguf;
 mod memory;
 mod quantization;
 mod rope;
+mod shard;
 mod spec;
 mod weights;
 
@@ -38,6 +39,7 @@ pub use quantization::{
     StoredTensor,
 };
 pub use rope::{RopeScaling, RopeSpec};
+pub use shard::Shard;
 pub use spec::{
     Act, AttentionSpec, Dtype, EmbedSpec, ExpertsSpec, FfnSpec, HeadSpec, LayerSpec, MlpSpec,
     ModelSpec, NormKind, NormSpec, QkNormSpan, QkNormSpec, Residual,

@@ -420,6 +420,14 @@ impl FfnSpec {
             Self::Experts(experts) => &experts.expert,
         }
     }
+
+    /// As [`Self::mlp`], to be changed.
+    pub(crate) fn mlp_mut(&mut self) -> &mut MlpSpec {
+        match self {
+            Self::Dense(mlp) => mlp,
+            Self::Experts(experts) => &mut experts.expert,
+        }
+    }
 }
 
 impl Act {

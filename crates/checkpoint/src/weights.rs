@@ -183,6 +183,8 @@ pub struct TensorPlan {
     pub take: Take,
     /// What it fills, from its first row to its last.
     pub slots: Vec<SlotRows>,
+    /// The columns that are taken; all of them where `None`.
+    pub columns: Option<Range<usize>>,
     /// How it is stored, where it is quantized.
     pub scheme: Option<Scheme>,
 }
@@ -201,10 +203,16 @@ impl TensorPlan {
 
     /// How it is kept in memory.
     pub fn form(&self) -> MatrixForm {
-        match (&self.scheme, self.shape.as_slice()) {
-            (Some(scheme), &[_, k]) => MatrixForm::Quantized(scheme.packed(k)),
+        match (&self.scheme, self.columns()) {
+            (Some(scheme), Some(columns)) => MatrixForm::Quantized(scheme.packed(columns.len())),
             _ => MatrixForm::Plain,
         }
+    }
+
+    /// The columns that are taken of a matrix.
+    pub fn columns(&self) -> Option<Range<usize>> {
+        let &[_, columns] = self.shape.as_slice() else { return None };
+        Some(self.columns.clone().unwrap_or(0..columns))
     }
 }
 
@@ -257,8 +265,15 @@ pub(crate) fn plan_named(
             _ => {
                 by_name.insert(name.clone(), tensors.len());
                 let slots = vec![SlotRows { slot, layer, rows: 0..shape[0] }];
-                let stored_shape = Vec::new();
-                tensors.push(TensorPlan { name, shape, stored_shape, take, slots, scheme: None });
+                tensors.push(TensorPlan {
+                    name,
+                    shape,
+                    stored_shape: Vec::new(),
+                    take,
+                    slots,
+                    columns: None,
+                    scheme: None,
+                });
             }
         }
     }

@@ -21,6 +21,23 @@ pub enum Error {
     /// The scheduler refused its configuration or a step.
     #[error(transparent)]
     Scheduler(#[from] candlepower_scheduler::Error),
+    /// The ranks of the model do not come together.
+    #[error(transparent)]
+    Comm(#[from] candlepower_comm::Error),
+    /// A rank's process has ended.
+    #[error("{0}")]
+    RankEnded(String),
+    /// A rank's process could not be started.
+    #[error("rank {rank} cannot be started: {source}")]
+    RankStart {
+        /// Which.
+        rank: usize,
+        /// The system's own error.
+        source: std::io::Error,
+    },
+    /// A rank does not understand another.
+    #[error("internal fault: a message between ranks is damaged: {0}")]
+    Message(String),
     /// The engine has lost track of its sequences or blocks: a fault in candlepower.
     #[error("internal fault: {0}")]
     Invariant(String),

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
         mpsc,
     },
@@ -14,9 +14,10 @@ use candlepower_models::LoadOptions;
 use candlepower_scheduler::SchedulingPolicy;
 
 use crate::{
-    EngineMetrics, Pin, Request, Result, TokenStream,
+    EngineMetrics, Pin, RankKind, Request, Result, TokenStream,
     engine::{Message, StepClock, Submission},
     pin::PinIds,
+    rank_process::Death,
     sequence::{InFlight, StreamSender},
     start::start,
 };
@@ -27,7 +28,7 @@ pub struct EngineConfig {
     /// Device, weights' type and source, and `max_model_len`: the longest sequence, prompt and
     /// output together.
     pub load: LoadOptions,
-    /// Bytes for the paged KV cache; `None` takes a quarter of the free memory on the CPU, what
+    /// Bytes for the paged KV cache of each rank; `None` takes a quarter of the free memory on the CPU, what
     /// `gpu_memory_utilization` leaves on a GPU, and no more than `max_num_seqs` sequences of `max_model_len` need.
     pub kv_cache_bytes: Option<u64>,
     /// Keep keys and values in FP8 (e4m3, without a scale) instead of the model's dtype, or of f32 on the CPU.
@@ -58,11 +59,16 @@ pub struct EngineConfig {
     pub jump_forward: bool,
     /// Most bytes of the KV cache that pins hold; `None` is half of it.
     pub max_pinned_bytes: Option<u64>,
-    /// Threads that compute; `None` takes one per physical core.
+    /// Threads that compute; `None` takes one per physical core. Ranks share them, with at least one each.
     pub num_threads: Option<usize>,
+    /// Ranks over which each layer is split, on the CPU.
+    pub tensor_parallel_size: usize,
+    /// What they are, but for the first.
+    pub rank_kind: RankKind,
     /// Seeds the draws of requests that bring no seed of their own.
     pub seed: u64,
-    /// A step that takes longer than this makes [`EngineHandle::health`] report `Stuck`.
+    /// A step that takes longer than this makes [`EngineHandle::health`] report `Stuck`; a rank that does not answer another
+    /// for so long ends the engine.
     pub stuck_after: Duration,
     /// Where the engine counts what it does.
     pub metrics: EngineMetrics,
@@ -104,9 +110,9 @@ pub struct EngineInfo {
     pub num_blocks: usize,
     /// Positions in a block.
     pub block_size: usize,
-    /// Bytes of the KV cache.
+    /// Bytes of the KV cache, on all ranks.
     pub kv_cache_bytes: u64,
-    /// Bytes of the weights as they lie in memory.
+    /// Bytes of the weights as they lie in memory, on all ranks.
     pub weights_bytes: u64,
     /// How most weights are kept: their type, such as `bf16`, or the method of their quantization, such as `awq`.
     pub weights_dtype: String,
@@ -175,8 +181,8 @@ pub(crate) struct Shared {
     pub(crate) in_flight_limit: usize,
     /// Gives requests without a seed one of their own.
     pub(crate) next_seed: AtomicU64,
-    /// Why the engine thread has ended.
-    pub(crate) death: OnceLock<String>,
+    /// Why the engine thread, or another rank, has ended.
+    pub(crate) death: Death,
 }
 
 impl EngineHandle {

@@ -16,10 +16,12 @@ mod device_tables;
 mod embedder;
 mod engine;
 mod error;
+mod follower;
 mod handle;
 mod metrics;
 mod pin;
 mod pooled;
+mod rank_process;
 mod ranks;
 mod request;
 mod runner;
@@ -33,10 +35,12 @@ pub use candlepower_scheduler::SchedulingPolicy;
 pub use device::{ChosenDevice, DeviceChoice, NoGpu, choose_device, free_bytes};
 pub use embedder::{Embedder, EmbedderConfig, EmbedderInfo, Vectors};
 pub use error::{Error, Result};
+pub use follower::RankKind;
 pub use handle::{
     EngineConfig, EngineHandle, EngineHealth, EngineInfo, StartProgress, SubmitError,
 };
 pub use metrics::EngineMetrics;
 pub use pin::Pin;
 pub use pooled::PoolingSource;
+pub use rank_process::{RANK_COMMAND, run_rank};
 pub use request::{FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs, TokenStream};

@@ -11,7 +11,7 @@ use crate::{
     runner::{ModelRunner, SamplingBatch, StepOutput},
 };
 
-/// All ranks of the model. There is one today, and it runs inline.
+/// All ranks of the model: rank 0, which runs inline and has the others follow it.
 pub(crate) struct Ranks {
     runner: Runner,
     /// The threads that compute; on the CPU a whole step runs inside them.

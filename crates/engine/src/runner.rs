@@ -9,8 +9,12 @@ use candlepower_kernels::{
 };
 use candlepower_models::{Decoder, ForwardInput};
 use candlepower_scheduler::{Step, TokenSource};
+use serde::{Deserialize, Serialize};
 
-use crate::Result;
+use crate::{
+    Result,
+    follower::{Followers, Order, encode},
+};
 
 /// Rows of logits that exist at once: bounds their memory (rows * vocabulary * 4 bytes).
 const LOGITS_ROWS: usize = 128;
@@ -21,6 +25,8 @@ pub(crate) struct ModelRunner {
     cache: KvCache,
     block_size: usize,
     previous_samples: Vec<u32>,
+    /// Of rank 0. They are waited for when the model is gone, and with it rank 0's end of the collectives.
+    followers: Followers,
 }
 
 /// What is to be drawn from a step's logits. Only rank 0 sees it.
@@ -52,6 +58,42 @@ pub(crate) struct PromptRow {
     pub(crate) top: usize,
 }
 
+/// A row of whose positions the logits are wanted, from its first on.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Scored {
+    /// Index of the row in the step.
+    row: usize,
+    /// How many.
+    num_positions: usize,
+}
+
+impl PromptRow {
+    fn scored(&self) -> Scored {
+        Scored { row: self.row, num_positions: self.next_token_ids.len() }
+    }
+}
+
+impl Scored {
+    /// The positions among all tokens of the step.
+    fn positions(self, step: &Step) -> Vec<u32> {
+        let first: usize = step.rows[..self.row].iter().map(|row| row.tokens.len()).sum();
+        (first as u32..).take(self.num_positions).collect()
+    }
+}
+
+/// The last positions of the rows that draw, among all tokens of the step.
+fn last_positions(step: &Step) -> Vec<u32> {
+    let mut end = 0;
+    let mut positions = Vec::new();
+    for row in &step.rows {
+        end += row.tokens.len() as u32;
+        if !row.samples.is_empty() {
+            positions.push(end - 1);
+        }
+    }
+    positions
+}
+
 /// What a step yields.
 #[derive(Default)]
 pub(crate) struct StepOutput {
@@ -64,30 +106,79 @@ pub(crate) struct StepOutput {
 }
 
 impl ModelRunner {
-    pub(crate) fn new(model: Decoder, cache: KvCache, block_size: usize) -> Self {
-        Self { model, cache, block_size, previous_samples: Vec::new() }
+    pub(crate) fn new(
+        model: Decoder,
+        cache: KvCache,
+        block_size: usize,
+        followers: Followers,
+    ) -> Self {
+        Self { model, cache, block_size, previous_samples: Vec::new(), followers }
     }
 
-    /// Runs one step.
+    /// Runs one step, beside the other ranks where there are some.
     pub(crate) fn execute(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<StepOutput> {
+        self.run(step, batch).map_err(|error| self.followers.explain(error))
+    }
+
+    fn run(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<StepOutput> {
         let started = Instant::now();
-        let copies: Vec<(u32, u32)> =
-            step.copies.iter().map(|copy| (copy.src.0, copy.dst.0)).collect();
-        copy_blocks(&self.cache, &copies)?;
-        let hidden = self.model.forward(&self.prepare(step)?, &self.cache)?;
+        self.tell_others(step, batch)?;
+        let hidden = self.forward(step)?;
         let mut output = StepOutput {
             forward_seconds: started.elapsed().as_secs_f64(),
             ..StepOutput::default()
         };
         self.draw(step, batch, &hidden, &mut output)?;
         for prompt in &batch.prompts {
-            let first = step.rows[..prompt.row].iter().map(|row| row.tokens.len()).sum();
-            let scored = self.score(prompt, first, &hidden, &mut output.forward_seconds)?;
+            let positions = prompt.scored().positions(step);
+            let scored = self.score(prompt, &positions, &hidden, &mut output.forward_seconds)?;
             output.prompts.push(scored);
         }
         self.previous_samples =
             output.samples.iter().map(|row| row.token_id.unwrap_or(0)).collect();
         Ok(output)
+    }
+
+    /// Runs a step of rank 0's, which draws: all that is computed here goes to it.
+    pub(crate) fn follow(&mut self, step: &Step, scored: &[Scored]) -> Result<()> {
+        let hidden = self.forward(step)?;
+        let drawn = last_positions(step);
+        let scored = scored.iter().map(|scored| scored.positions(step));
+        for positions in [drawn].into_iter().chain(scored) {
+            for positions in positions.chunks(LOGITS_ROWS) {
+                self.model.logits(&gather_rows(&hidden, positions)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a step to the other ranks, which know of no tokens that were drawn.
+    fn tell_others(&self, step: &Step, batch: &SamplingBatch<'_>) -> Result<()> {
+        let comm = self.model.comm();
+        if comm.size() == 1 {
+            return Ok(());
+        }
+        let mut step = step.clone();
+        for source in step.rows.iter_mut().flat_map(|row| &mut row.tokens) {
+            *source = TokenSource::Id(self.token_id(*source));
+        }
+        let scored = batch.prompts.iter().map(PromptRow::scored).collect();
+        Ok(comm.send_message(&encode(&Order::Step { step, scored })?)?)
+    }
+
+    fn token_id(&self, source: TokenSource) -> u32 {
+        match source {
+            TokenSource::Id(id) => id,
+            TokenSource::PreviousRow(sample) => self.previous_samples[sample as usize],
+        }
+    }
+
+    /// Makes the step's copies and runs the layers over its tokens.
+    fn forward(&self, step: &Step) -> Result<Tensor> {
+        let copies: Vec<(u32, u32)> =
+            step.copies.iter().map(|copy| (copy.src.0, copy.dst.0)).collect();
+        copy_blocks(&self.cache, &copies)?;
+        Ok(self.model.forward(&self.prepare(step)?, &self.cache)?)
     }
 
     /// The step's tokens, positions, slots and block tables as the model takes them.
@@ -106,10 +197,7 @@ impl ModelRunner {
         let block_size = self.block_size as u32;
         for row in &step.rows {
             for (position, source) in (row.first_position..).zip(&row.tokens) {
-                token_ids.push(match *source {
-                    TokenSource::Id(id) => id,
-                    TokenSource::PreviousRow(sample) => self.previous_samples[sample as usize],
-                });
+                token_ids.push(self.token_id(*source));
                 positions.push(position);
                 let block = row.block_table[(position / block_size) as usize];
                 slots.push(block.0 * block_size + position % block_size);
@@ -136,18 +224,13 @@ impl ModelRunner {
         hidden: &Tensor,
         output: &mut StepOutput,
     ) -> Result<()> {
-        let mut last_positions = Vec::new();
         let mut row_of_sample = Vec::with_capacity(batch.samples.len());
-        let mut end = 0;
-        for row in &step.rows {
-            end += row.tokens.len() as u32;
-            if !row.samples.is_empty() {
-                row_of_sample.resize(row_of_sample.len() + row.samples.len(), last_positions.len());
-                last_positions.push(end - 1);
-            }
+        let drawn = step.rows.iter().filter(|row| !row.samples.is_empty());
+        for (index, row) in drawn.enumerate() {
+            row_of_sample.resize(row_of_sample.len() + row.samples.len(), index);
         }
         let mut sample_range = 0..0;
-        for (chunk, positions) in last_positions.chunks(LOGITS_ROWS).enumerate() {
+        for (chunk, positions) in last_positions(step).chunks(LOGITS_ROWS).enumerate() {
             let first_row = chunk * LOGITS_ROWS;
             let started = Instant::now();
             let logits = self.model.logits(&gather_rows(hidden, positions)?)?;
@@ -163,15 +246,14 @@ impl ModelRunner {
         Ok(())
     }
 
-    /// Scores the prompt tokens that follow a row's positions; the row's tokens begin at `first`.
+    /// Scores the prompt tokens that follow a row's positions.
     fn score(
         &self,
         prompt: &PromptRow,
-        first: usize,
+        positions: &[u32],
         hidden: &Tensor,
         forward_seconds: &mut f64,
     ) -> Result<Vec<RowLogprobs>> {
-        let positions: Vec<u32> = (first as u32..).take(prompt.next_token_ids.len()).collect();
         let mut scored = Vec::with_capacity(positions.len());
         for (positions, next) in
             positions.chunks(LOGITS_ROWS).zip(prompt.next_token_ids.chunks(LOGITS_ROWS))

@@ -3,8 +3,9 @@
 use std::{
     collections::HashMap,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, OnceLock, atomic::AtomicU64, mpsc::Receiver},
+    sync::{Arc, atomic::AtomicU64, mpsc::Receiver},
     thread,
+    time::Instant,
 };
 
 use candle_core::DType;
@@ -13,7 +14,7 @@ use candlepower_checkpoint::{
     MemoryRequest, device_logits_rows,
 };
 use candlepower_kernels::device::MOST_LOGPROBS;
-use candlepower_models::{LoadProgress, WorkspaceSize, load, load_on_device};
+use candlepower_models::{LoadProgress, WorkspaceSize, load_on_device, load_shard};
 use candlepower_scheduler::{
     BlockId, LogitsFor, Scheduler, SchedulerConfig, SeqId, Step, StepRow, TokenSource,
 };
@@ -25,7 +26,9 @@ use crate::{
     device_graphs::Graphs,
     device_runner::DeviceRunner,
     engine::{Counted, Engine, Message, StepClock},
+    follower::{Followers, Loaded, Order, Setup, decode, encode},
     handle::Shared,
+    rank_process::Death,
     ranks::{Ranks, Runner},
     runner::{ModelRunner, SamplingBatch},
 };
@@ -39,15 +42,12 @@ pub(crate) fn start(
 ) -> Result<Arc<Shared>> {
     check(&config)?;
     let num_threads = config.num_threads.unwrap_or_else(num_cpus::get_physical);
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(num_threads)
-        .thread_name(|index| format!("compute-{index}"))
-        .build()
-        .map_err(|error| Error::Thread(error.to_string()))?;
+    let pool = compute_pool(threads_of_rank(num_threads, 0, config.tensor_parallel_size))?;
+    let death = Death::default();
     let on_device = !config.load.device.is_cpu() || config.device_reference;
     let (info, runner) = match on_device {
         true => device_runner(checkpoint, &config, num_threads, &pool, progress)?,
-        false => cpu_runner(checkpoint, &config, num_threads, &pool, progress)?,
+        false => cpu_runner(checkpoint, &config, num_threads, (&pool, &death), progress)?,
     };
     let scheduler = Scheduler::new(SchedulerConfig {
         block_size: config.block_size,
@@ -70,7 +70,7 @@ pub(crate) fn start(
         in_flight: Arc::default(),
         in_flight_limit: config.max_num_seqs + config.max_queued_seqs,
         next_seed: AtomicU64::new(config.seed),
-        death: OnceLock::new(),
+        death,
     });
     let for_thread = Arc::clone(&shared);
     let run = move || {
@@ -94,7 +94,7 @@ pub(crate) fn start(
             Err(panic) => panic_message(&*panic),
         };
         tracing::error!(%reason, "the engine has stopped");
-        let _ = for_thread.death.set(reason); // only this thread sets it, once
+        let _ = for_thread.death.set(reason); // a rank that has ended may have said why before
     };
     thread::Builder::new()
         .name("engine".into())
@@ -109,6 +109,7 @@ fn check(config: &EngineConfig) -> Result<()> {
         ("max_num_batched_tokens", config.max_num_batched_tokens),
         ("block_size", config.block_size),
         ("threads", config.num_threads.unwrap_or(1)),
+        ("tensor_parallel_size", config.tensor_parallel_size),
     ];
     match at_least_one.into_iter().find(|&(_, value)| value == 0) {
         Some((name, value)) => {
@@ -125,35 +126,72 @@ fn check(config: &EngineConfig) -> Result<()> {
     }
 }
 
-/// The model on the CPU.
+/// The threads on which a rank computes.
+///
+/// # Errors
+/// The system has none left.
+pub(crate) fn compute_pool(num_threads: usize) -> Result<ThreadPool> {
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(num_threads)
+        .thread_name(|index| format!("compute-{index}"))
+        .build()
+        .map_err(|error| Error::Thread(error.to_string()))
+}
+
+/// A rank's share of the threads; at least one.
+fn threads_of_rank(num_threads: usize, rank: usize, ranks: usize) -> usize {
+    (num_threads / ranks + usize::from(rank < num_threads % ranks)).max(1)
+}
+
+/// The model on the CPU, on one rank or several.
 fn cpu_runner(
     checkpoint: &Checkpoint,
     config: &EngineConfig,
     num_threads: usize,
-    pool: &ThreadPool,
+    (pool, death): (&ThreadPool, &Death),
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<(EngineInfo, Runner)> {
-    let model =
-        pool.install(|| load(checkpoint, &config.load, &mut |bytes| progress(bytes.into())))?;
-    let weights = dtype(model.weight_dtype());
+    let (spec, ranks) = (checkpoint.spec(), config.tensor_parallel_size);
+    spec.check_tensor_parallel(ranks)?;
+    let threads = (0..ranks).map(|rank| threads_of_rank(num_threads, rank, ranks)).collect();
+    let setup = Setup::new(checkpoint.files(), &config.load, config.block_size, threads);
+    // Where this fails, rank 0's end goes first, and the others end.
+    let (followers, comm) =
+        Followers::start(config.rank_kind, &setup, config.stuck_after, Arc::clone(death))?;
+    let began = Instant::now();
+    let load = || {
+        load_shard(checkpoint, &config.load, Arc::clone(&comm), &mut |bytes| progress(bytes.into()))
+    };
+    let model = pool.install(load)?;
+    // The others' parts are as large, and may lie on a slower disk.
+    let patience = config.stuck_after + 4 * began.elapsed();
+    let loaded = comm.answers(patience).map_err(|error| followers.explain(error.into()))?;
+    let loaded: Vec<Loaded> = loaded.iter().map(|bytes| decode(bytes)).collect::<Result<_>>()?;
+    // All ranks have their weights now, and share what is left.
     let memory = DeviceMemory {
         device: DeviceKind::Cpu,
-        available_bytes: free_bytes(model.device()),
+        available_bytes: free_bytes(model.device()).map(|bytes| bytes / ranks as u64),
         counted: MemoryCounted::AfterLoading,
     };
+    let weights = dtype(model.weight_dtype());
     let kv = if config.fp8_kv_cache { KvDtype::Fp8 } else { Dtype::F32.into() };
     let request = memory_request(config, model.max_model_len(), (weights, kv), memory);
-    let plan = MemoryPlan::new(model.spec(), request);
-    plan.check(model.spec())?;
+    let plan = MemoryPlan::new(spec, request);
+    plan.check(spec)?;
+    let others_bytes = loaded.iter().map(|loaded| loaded.weights_bytes);
     let info = EngineInfo {
-        weights_bytes: model.weight_bytes() as u64,
+        weights_bytes: model.weight_bytes() as u64 + others_bytes.sum::<u64>(),
+        kv_cache_bytes: plan.kv_cache_bytes * ranks as u64,
         device: "cpu".into(),
         max_logprobs: None,
         ..info(checkpoint, &plan, num_threads)
     };
-    let cache_dtype = if config.fp8_kv_cache { DType::F8E4M3 } else { DType::F32 };
-    let cache = model.new_kv_cache(plan.num_blocks, config.block_size, cache_dtype)?;
-    Ok((info, Runner::Cpu(Box::new(ModelRunner::new(model, cache, config.block_size)))))
+    let dtype = cache_dtype(config.fp8_kv_cache);
+    let cache = model.new_kv_cache(plan.num_blocks, config.block_size, dtype)?;
+    let (num_blocks, fp8_kv_cache) = (plan.num_blocks, config.fp8_kv_cache);
+    comm.send_message(&encode(&Order::Begin { num_blocks, fp8_kv_cache })?)?;
+    let runner = ModelRunner::new(model, cache, config.block_size, followers);
+    Ok((info, Runner::Cpu(Box::new(runner))))
 }
 
 /// The model on a GPU, or what takes its place in tests.
@@ -164,6 +202,13 @@ fn device_runner(
     pool: &ThreadPool,
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<(EngineInfo, Runner)> {
+    if config.tensor_parallel_size > 1 {
+        return Err(Error::Config {
+            name: "tensor_parallel_size",
+            value: config.tensor_parallel_size.to_string(),
+            reason: "this version splits models over ranks of the CPU only",
+        });
+    }
     let model = pool.install(|| {
         load_on_device(checkpoint, &config.load, &mut |bytes| progress(bytes.into()))
     })?;
@@ -226,7 +271,7 @@ fn memory_request(
         max_num_seqs: config.max_num_seqs,
         max_num_batched_tokens: config.max_num_batched_tokens,
         kv_cache_bytes: config.kv_cache_bytes,
-        tensor_parallel_size: 1,
+        tensor_parallel_size: config.tensor_parallel_size,
         memory,
     }
 }
@@ -263,6 +308,11 @@ fn dtype(dtype: DType) -> Dtype {
         DType::BF16 => Dtype::Bf16,
         _ => Dtype::F32,
     }
+}
+
+/// In which keys and values are kept on the CPU.
+pub(crate) fn cache_dtype(fp8: bool) -> DType {
+    if fp8 { DType::F8E4M3 } else { DType::F32 }
 }
 
 /// What the plan and the checkpoint say.

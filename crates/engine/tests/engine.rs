@@ -6,14 +6,16 @@
 mod device;
 #[path = "engine/prism.rs"]
 mod prism;
+#[path = "engine/ranks.rs"]
+mod ranks;
 
 use std::{path::PathBuf, time::Duration};
 
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
 use candlepower_engine::{
     Device, EngineConfig, EngineHandle, EngineHealth, EngineMetrics, FinishReason, LoadDtype,
-    LoadFormat, LoadOptions, Request, SamplingParams, SchedulingPolicy, SubmitError, TokenEvent,
-    TokenLogprobs, TokenStream,
+    LoadFormat, LoadOptions, RankKind, Request, SamplingParams, SchedulingPolicy, SubmitError,
+    TokenEvent, TokenLogprobs, TokenStream,
 };
 
 fn checkpoint(name: &str) -> Checkpoint {
@@ -44,6 +46,8 @@ fn config() -> EngineConfig {
         jump_forward: true,
         max_pinned_bytes: None,
         num_threads: Some(2),
+        tensor_parallel_size: 1,
+        rank_kind: RankKind::Threads,
         seed: 0,
         stuck_after: Duration::from_secs(60),
         metrics: EngineMetrics::noop(),

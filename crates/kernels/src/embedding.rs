@@ -11,13 +11,35 @@ use crate::{Error, Result, Weight, parallel};
 /// # Errors
 /// `token_ids` is not a contiguous u32 CPU vector, or holds an id that is not a row of `w`.
 pub fn embedding(token_ids: &Tensor, w: &Weight, scale: f32) -> Result<Tensor> {
+    embedding_part(token_ids, w, scale, VocabPart { first: 0, vocab_size: w.n() })
+}
+
+/// Which tokens a part of an embedding has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VocabPart {
+    /// The token of its first row.
+    pub first: usize,
+    /// Tokens of the whole embedding.
+    pub vocab_size: usize,
+}
+
+/// As [`embedding`], of a weight that has the rows of some tokens: the others' are zeros in the result.
+///
+/// # Errors
+/// As [`embedding`], where the bound of an id is the vocabulary's.
+pub fn embedding_part(
+    token_ids: &Tensor,
+    w: &Weight,
+    scale: f32,
+    part: VocabPart,
+) -> Result<Tensor> {
     let token_ids = Operand::new("embedding", "token_ids", token_ids);
     let [tokens] = *token_ids.tensor.dims() else {
         return Err(token_ids.shape_error("[tokens]"));
     };
     let ids = token_ids.u32s()?;
     let ids: &[u32] = &ids;
-    let bound = w.n();
+    let bound = part.vocab_size;
     if let Some(&id) = ids.iter().find(|&&id| id as usize >= bound) {
         return Err(Error::OutOfRange {
             kernel: "embedding",
@@ -27,7 +49,9 @@ pub fn embedding(token_ids: &Tensor, w: &Weight, scale: f32) -> Result<Tensor> {
         });
     }
     let out = parallel::build_rows(tokens, w.k(), |token, out| {
-        w.read_row(ids[token] as usize, out);
+        let row = (ids[token] as usize).checked_sub(part.first);
+        let Some(row) = row.filter(|row| *row < w.n()) else { return };
+        w.read_row(row, out);
         for value in out {
             *value *= scale;
         }
@@ -80,6 +104,12 @@ mod tests {
                 error,
                 Error::OutOfRange { index: "token id", value: 70, bound: 70, .. }
             ));
+            let part = VocabPart { first: 30, vocab_size: 100 };
+            let got = embedding_part(&at(&[99, 30, 29, 62]), &w, 0.5, part).unwrap();
+            let got: Vec<f32> = got.flatten_all().unwrap().to_vec1().unwrap();
+            let mut want = embedding_reference(&[69, 0, 0, 32], &table, hidden, 0.5);
+            want[2 * hidden..3 * hidden].fill(0.0);
+            assert_eq!(got, want, "token 29 is another part's");
             let signed = at(&ids).to_dtype(DType::I64).unwrap();
             assert!(matches!(embedding(&signed, &w, 1.0), Err(Error::DType { .. })));
         }

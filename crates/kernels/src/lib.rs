@@ -43,7 +43,7 @@ pub use attention::{
     paged_attention, paged_attention_reference,
 };
 pub use cpu_features::{CpuFeatures, cpu_features};
-pub use embedding::{embedding, embedding_reference};
+pub use embedding::{VocabPart, embedding, embedding_part, embedding_reference};
 pub use error::{Error, Result};
 pub use experts::{Expert, Experts, experts, experts_reference};
 pub use gather::{gather_rows, gather_rows_reference};

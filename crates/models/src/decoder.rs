@@ -1,15 +1,19 @@
 //! The decoder on the CPU: packed weights, f32 activations.
 
+use std::sync::Arc;
+
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{EmbedSpec, ModelSpec, QkNormSpan};
+use candlepower_comm::Comm;
 use candlepower_kernels::{
-    Activation, AttentionMetadata, Experts, KvCache, KvCacheConfig, Weight, activation, add,
-    add_rms_norm, embedding, experts, gated_activation, layer_norm, linear, paged_attention,
-    reshape_and_cache, rms_norm, rope,
+    Activation, AttentionMetadata, Experts, KvCache, KvCacheConfig, VocabPart, Weight, activation,
+    add, add_rms_norm, embedding, embedding_part, experts, gated_activation, layer_norm, linear,
+    paged_attention, reshape_and_cache, rms_norm, rope,
 };
 use half::{bf16, f16};
 
 use crate::{
+    collectives::{all_gather_columns, all_reduce},
     error::Result,
     layers::{Attention, Layers, Linear, Norm, NormForm, Ops, Place},
     parts::Parts,
@@ -71,7 +75,9 @@ impl ForwardInput {
 
 /// A decoder-only language model with its weights.
 pub struct Decoder {
+    /// What this rank computes.
     spec: ModelSpec,
+    comm: Arc<Comm>,
     max_model_len: usize,
     device: Device,
     embed_scale: f32,
@@ -80,11 +86,16 @@ pub struct Decoder {
 
 impl Decoder {
     /// Builds the model from its parts, with rope tables for `max_model_len` positions.
-    pub(crate) fn new(spec: ModelSpec, parts: Parts<Weight>, max_model_len: usize) -> Result<Self> {
+    pub(crate) fn new(
+        spec: ModelSpec,
+        parts: Parts<Weight>,
+        max_model_len: usize,
+        comm: Arc<Comm>,
+    ) -> Result<Self> {
         let device = parts.layout().device.clone();
         let layers = Layers::take(&spec, parts, max_model_len)?;
         let embed_scale = embed_scale(&spec.embed, layers.embed.dtype());
-        Ok(Self { spec, max_model_len, device, embed_scale, layers })
+        Ok(Self { spec, comm, max_model_len, device, embed_scale, layers })
     }
 
     /// Runs the layers on a step's tokens and writes their keys and values to the cache. Returns
@@ -94,8 +105,7 @@ impl Decoder {
     /// The input's tensors do not fit together or to the cache, or a token id or position is beyond
     /// the model's.
     pub fn forward(&self, input: &ForwardInput, cache: &KvCache) -> Result<Tensor> {
-        let embed_scale = self.embed_scale;
-        self.layers.forward(&CpuOps { input, cache, keeps_layers: true, embed_scale })
+        self.run(input, cache, true)
     }
 
     /// The hidden states `[tokens, hidden]` f32 after the final norm of whole texts, one after the other. Nothing is kept:
@@ -106,12 +116,16 @@ impl Decoder {
     pub fn encode(&self, texts: &[&[u32]]) -> Result<Tensor> {
         let (input, num_blocks) = ForwardInput::of_texts(texts)?;
         let cache = self.kv_cache_of(1, num_blocks, TEXT_BLOCK, DType::F32)?;
-        let embed_scale = self.embed_scale;
+        self.run(&input, &cache, false)
+    }
+
+    fn run(&self, input: &ForwardInput, cache: &KvCache, keeps_layers: bool) -> Result<Tensor> {
         self.layers.forward(&CpuOps {
-            input: &input,
-            cache: &cache,
-            keeps_layers: false,
-            embed_scale,
+            input,
+            cache,
+            keeps_layers,
+            embed_scale: self.embed_scale,
+            comm: &self.comm,
         })
     }
 
@@ -125,15 +139,20 @@ impl Decoder {
         if head.scale != 1.0 {
             logits = (logits * head.scale)?;
         }
-        match head.softcap {
-            None => Ok(logits),
-            Some(cap) => Ok(((logits / cap)?.tanh()? * cap)?),
+        if let Some(cap) = head.softcap {
+            logits = ((logits / cap)?.tanh()? * cap)?;
         }
+        all_gather_columns(&self.comm, logits)
     }
 
-    /// The model's description.
+    /// The description of what this rank computes: the whole model, where there is one rank.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// The ranks of the model.
+    pub fn comm(&self) -> &Arc<Comm> {
+        &self.comm
     }
 
     /// How many positions the model was loaded for, in tokens.
@@ -147,7 +166,7 @@ impl Decoder {
     }
 
     /// Bytes of the weights as loaded: matrices packed, in their dtype; norms and biases in f32. What
-    /// `ModelSpec::weight_bytes` says beforehand.
+    /// `ModelSpec::rank_weight_bytes` says beforehand, but for the few biases that only rank 0 has.
     pub fn weight_bytes(&self) -> usize {
         self.layers.num_bytes()
     }
@@ -206,13 +225,19 @@ struct CpuOps<'a> {
     /// The cache has a place for each layer, and not one for all of them.
     keeps_layers: bool,
     embed_scale: f32,
+    comm: &'a Comm,
 }
 
 impl Ops for CpuOps<'_> {
     type Matrix = Weight;
 
     fn embed(&self, table: &Weight, positions: Option<&Weight>) -> Result<Tensor> {
-        let words = embedding(&self.input.token_ids, table, self.embed_scale)?;
+        let part = VocabPart {
+            first: self.comm.rank() * table.n(),
+            vocab_size: self.comm.size() * table.n(),
+        };
+        let found = embedding_part(&self.input.token_ids, table, self.embed_scale, part)?;
+        let words = all_reduce(self.comm, found)?;
         match positions {
             None => Ok(words),
             Some(table) => Ok(add(&words, &embedding(&self.input.positions, table, 1.0)?)?),
@@ -245,8 +270,14 @@ impl Ops for CpuOps<'_> {
         }
     }
 
-    fn linear(&self, x: &Tensor, layer: &Linear<Weight>, _place: Place) -> Result<Tensor> {
-        Ok(linear(x, &layer.weight, layer.bias.as_ref())?)
+    fn linear(&self, x: &Tensor, layer: &Linear<Weight>, place: Place) -> Result<Tensor> {
+        let product = linear(x, &layer.weight, layer.bias.as_ref())?;
+        match place {
+            // Each rank has outputs of its own.
+            Place::Wide => Ok(product),
+            // Each rank has some of the inputs.
+            Place::Branch => all_reduce(self.comm, product),
+        }
     }
 
     fn attend(&self, qkv: &Tensor, a: &Attention<Weight>) -> Result<Tensor> {

@@ -1,5 +1,7 @@
 //! Random weights in the shapes of a configuration, for measuring without weight files.
 
+use std::ops::Range;
+
 use candle_core::DType;
 use candlepower_checkpoint::{MatrixForm, ModelSpec, NormKind, Packed, Slot, TensorPlan};
 use candlepower_kernels::{Codes, QuantizedRows, WeightRows};
@@ -8,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::{
     error::Result,
-    load::LoadProgress,
+    load::{LoadProgress, taken},
     parts::{Matrix, PartsBuilder},
     quantized,
 };
@@ -26,28 +28,27 @@ pub(crate) fn fill<M: Matrix>(
     parts: &mut PartsBuilder<'_, M>,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<()> {
-    let numbers = |tensor: &TensorPlan| tensor.shape.iter().product::<usize>();
-    let bytes_total = (plan.iter().map(numbers).sum::<usize>() * dtype.size_in_bytes()) as u64;
+    let bytes_total = (plan.iter().map(taken).sum::<usize>() * dtype.size_in_bytes()) as u64;
     let mut done = LoadProgress { bytes_done: 0, bytes_total };
     progress(done);
     for (seed, tensor) in plan.iter().enumerate() {
-        let columns = tensor.shape.get(1).copied().unwrap_or(1);
-        let piece_rows = (PIECE_NUMBERS / columns).max(1);
+        let width = tensor.shape.get(1).copied().unwrap_or(1);
+        let columns = tensor.columns().unwrap_or(0..1);
+        let piece_rows = (PIECE_NUMBERS / columns.len()).max(1);
         for slot in &tensor.slots {
-            let (mean, spread) = distribution(spec, slot.layer, slot.slot, columns);
+            let (mean, spread) = distribution(spec, slot.layer, slot.slot, width);
             for first in slot.rows.clone().step_by(piece_rows) {
-                let rows = piece_rows.min(slot.rows.end - first);
-                let start = first * columns;
-                done.bytes_done += (rows * columns * dtype.size_in_bytes()) as u64;
+                let rows = first..slot.rows.end.min(first + piece_rows);
+                let piece = Piece { seed: seed as u64, rows, columns: columns.clone(), width };
+                done.bytes_done += (piece.len() * dtype.size_in_bytes()) as u64;
                 if let MatrixForm::Quantized(packed) = tensor.form() {
-                    let piece = Piece { seed: seed as u64, start, rows, columns };
                     let rows = CodedRows::random(packed, &piece, spread);
                     parts.write_quantized(slot, first - slot.rows.start, rows.view())?;
                     progress(done);
                     continue;
                 }
-                let value = |i: usize| mean + spread * uniform(seed as u64, (start + i) as u64);
-                let data = encode(rows * columns, dtype, value);
+                let value = |i: usize| mean + spread * uniform(piece.random(i));
+                let data = encode(piece.len(), dtype, value);
                 parts.write(slot, first - slot.rows.start, WeightRows { dtype, bytes: &data })?;
                 progress(done);
             }
@@ -85,13 +86,27 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
     }
 }
 
-/// Where in a tensor some rows are.
+/// Some rows and columns of a tensor, whose numbers depend on where in it they are.
 struct Piece {
     seed: u64,
-    /// The index of their first number.
-    start: usize,
-    rows: usize,
-    columns: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    /// Columns of the tensor.
+    width: usize,
+}
+
+impl Piece {
+    /// Count of its numbers.
+    fn len(&self) -> usize {
+        self.rows.len() * self.columns.len()
+    }
+
+    /// 64 bits for its `i`-th number.
+    fn random(&self, i: usize) -> u64 {
+        let (row, column) = (i / self.columns.len(), i % self.columns.len());
+        let place = (self.rows.start + row) * self.width + self.columns.start + column;
+        random(self.seed, place as u64)
+    }
 }
 
 /// Rows of a quantized matrix.
@@ -116,19 +131,20 @@ impl CodedRows {
             Codes::E4m3 => (0xf7, 1.0 / 116.0, None),
             Codes::Table => (15, 0.0, None),
         };
-        let groups = piece.rows * piece.columns.div_ceil(packed.group);
+        let columns = piece.columns.len();
+        let groups = piece.rows.len() * columns.div_ceil(packed.group);
         let scales = match codes {
             Codes::Table => {
                 let table = (0..16).map(|i| spread * (i as f32 / 7.5 - 1.0));
-                table.cycle().take(piece.rows * 16).collect()
+                table.cycle().take(piece.rows.len() * 16).collect()
             }
             _ => vec![spread * scale; groups],
         };
-        let mut bytes = vec![0; piece.rows * piece.columns];
+        let mut bytes = vec![0; piece.len()];
         bytes.par_iter_mut().enumerate().for_each(|(i, byte)| {
-            *byte = (random(piece.seed, (piece.start + i) as u64) >> 56) as u8 & mask;
+            *byte = (piece.random(i) >> 56) as u8 & mask;
         });
-        let inputs = packed.reordered.then(|| (0..piece.columns as u32).rev().collect());
+        let inputs = packed.reordered.then(|| (0..columns as u32).rev().collect());
         let mins = min.map_or_else(Vec::new, |min| vec![spread * min; groups]);
         Self { codes, group: packed.group, bytes, scales, mins, inputs }
     }
@@ -145,9 +161,9 @@ impl CodedRows {
     }
 }
 
-/// A number in [-1, 1) from a seed and an index.
-fn uniform(seed: u64, index: u64) -> f32 {
-    (random(seed, index) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+/// A number in [-1, 1) from 64 random bits.
+fn uniform(random: u64) -> f32 {
+    (random >> 40) as f32 / (1u64 << 23) as f32 - 1.0
 }
 
 /// 64 bits from a seed and an index. Source: SplitMix64 (Steele, Lea, Flood, 2014).

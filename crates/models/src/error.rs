@@ -44,6 +44,17 @@ pub enum Error {
         /// What was found, in words.
         reason: &'static str,
     },
+    /// A quantized matrix whose inputs cannot be split.
+    #[error(
+        "tensor {name} has its inputs in the order of their groups (act-order), which ranks cannot share; leave --tensor-parallel-size out"
+    )]
+    OrderedColumns {
+        /// The tensor's name.
+        name: String,
+    },
+    /// The ranks of the model do not come together.
+    #[error(transparent)]
+    Comm(#[from] candlepower_comm::Error),
     /// A device without kernels.
     #[error("no kernels for the device {device:?} in this build; use the CPU")]
     UnsupportedDevice {

@@ -44,7 +44,7 @@ pub(crate) trait Ops {
     fn experts(&self, x: &Tensor, experts: &Experts<Self::Matrix>) -> Result<Tensor>;
 }
 
-/// Where a product goes, on a device with buffers.
+/// Where a product goes: on a device with buffers to one of them, and among ranks to this one alone or to a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Rows wider than the model: q, k and v, or gate and up.

@@ -4,8 +4,9 @@
 //! decoder, driven by the checkpoint's `ModelSpec`, runs every architecture. It keeps no state of
 //! any sequence; keys and values live in the paged `KvCache` that the caller passes to
 //! [`Decoder::forward`]. [`load_on_device()`] makes a [`DeviceDecoder`] of it, which walks through the same layers with
-//! the operations of a GPU.
+//! the operations of a GPU. [`load_shard()`] loads what one of several ranks computes.
 
+mod collectives;
 mod decoder;
 mod device_decoder;
 mod dummy;
@@ -21,5 +22,7 @@ mod shards;
 pub use decoder::{Decoder, ForwardInput};
 pub use device_decoder::{DeviceDecoder, DeviceInput, Workspace, WorkspaceSize};
 pub use error::{Error, Result};
-pub use load::{LoadDtype, LoadFormat, LoadOptions, LoadProgress, load, load_on_device};
+pub use load::{
+    LoadDtype, LoadFormat, LoadOptions, LoadProgress, load, load_on_device, load_shard,
+};
 pub use quantized::dequantize_reference;

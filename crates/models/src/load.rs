@@ -1,12 +1,15 @@
 //! A checkpoint's weights become a decoder.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use candle_core::{DType, Device};
 use candlepower_checkpoint::{
-    Checkpoint, DEVICE_HEAD_DIMS, Dtype, MatrixForm, ModelSpec, StoredTensor, Take, TensorPlan,
+    Checkpoint, DEVICE_HEAD_DIMS, Dtype, MatrixForm, ModelSpec, Shard, StoredTensor, Take,
+    TensorPlan,
 };
+use candlepower_comm::Comm;
 use candlepower_kernels::{Weight, WeightRows};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     decoder::Decoder,
@@ -33,7 +36,7 @@ pub struct LoadOptions {
 }
 
 /// The dtype of the matrices; on the CPU norms and biases are always f32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadDtype {
     /// As stored.
     #[default]
@@ -47,7 +50,7 @@ pub enum LoadDtype {
 }
 
 /// Where the weights come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadFormat {
     /// The checkpoint's weight files.
     #[default]
@@ -78,7 +81,23 @@ pub fn load(
     options: &LoadOptions,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Decoder> {
-    let spec = checkpoint.spec();
+    load_shard(checkpoint, options, Arc::new(Comm::solo()), progress)
+}
+
+/// Loads the part of a checkpoint's weights that belongs to the rank of `comm`. Of each matrix only the rank's rows and
+/// columns are read.
+///
+/// # Errors
+/// As [`load`]; and the layers cannot be split over so many ranks.
+pub fn load_shard(
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+    comm: Arc<Comm>,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Decoder> {
+    let shard = Shard { rank: comm.rank(), ranks: comm.size() };
+    checkpoint.spec().check_tensor_parallel(shard.ranks)?;
+    let spec = &checkpoint.spec().shard(shard.ranks);
     let max_model_len = spec.max_model_len(options.max_model_len)?;
     if !options.device.is_cpu() {
         return Err(Error::UnsupportedDevice { device: options.device.location() });
@@ -91,7 +110,7 @@ pub fn load(
         (None, Source::Files(shards)) => shards.dtype(&tensor.name),
         (None, Source::Random(dtype)) => Ok(*dtype),
     };
-    let plan = checkpoint.tensor_plan();
+    let plan = checkpoint.shard_plan(shard);
     let reserve = |shape: Shape| {
         let Shape { rows, columns, .. } = shape;
         let builder = match shape.form {
@@ -105,7 +124,7 @@ pub fn load(
     };
     let parts = PartsBuilder::new(spec, &plan, Layout::cpu(), dtype, reserve)?;
     let parts = source.fill(spec, plan, parts, progress)?;
-    Decoder::new(spec.clone(), parts, max_model_len)
+    Decoder::new(spec.clone(), parts, max_model_len, comm)
 }
 
 /// Loads a checkpoint's weights to a device, where all of them are in one dtype: bfloat16 or float16 as stored or as
@@ -219,14 +238,16 @@ fn read_weights<M: Matrix>(
         stored.push((tensor.stored()?, tensor));
     }
     stored.sort_by_key(|(stored, _)| shards.position(&stored[0].name));
-    let num_bytes = |stored: &[StoredTensor]| -> u64 {
-        stored.iter().map(|tensor| shards.num_bytes(&tensor.name) as u64).sum()
+    let num_bytes = |stored: &[StoredTensor], tensor: &TensorPlan| -> u64 {
+        let bytes: u64 = stored.iter().map(|tensor| shards.num_bytes(&tensor.name) as u64).sum();
+        (u128::from(bytes) * taken(tensor) as u128 / tensor.shape.iter().product::<usize>() as u128)
+            as u64
     };
-    let bytes_total = stored.iter().map(|(stored, _)| num_bytes(stored)).sum();
+    let bytes_total = stored.iter().map(|(stored, tensor)| num_bytes(stored, tensor)).sum();
     let mut done = LoadProgress { bytes_done: 0, bytes_total };
     progress(done);
     for (stored, tensor) in &stored {
-        let end = done.bytes_done + num_bytes(stored);
+        let end = done.bytes_done + num_bytes(stored, tensor);
         match &tensor.scheme {
             Some(scheme) => {
                 quantized::open(shards, tensor, *scheme)?.write(tensor, parts)?;
@@ -244,6 +265,12 @@ fn read_weights<M: Matrix>(
     Ok(())
 }
 
+/// How many of a tensor's numbers are wanted.
+pub(crate) fn taken(tensor: &TensorPlan) -> usize {
+    let rows: usize = tensor.slots.iter().map(|slot| slot.rows.len()).sum();
+    rows * tensor.columns().map_or(1, |columns| columns.len())
+}
+
 /// Copies a tensor of plain numbers, and tells how many bytes it has copied each time.
 fn read_numbers<M: Matrix>(
     shards: &Shards,
@@ -252,27 +279,34 @@ fn read_numbers<M: Matrix>(
     copied: &mut dyn FnMut(u64),
 ) -> Result<()> {
     let dtype = shards.dtype(&tensor.name)?;
-    let columns = tensor.shape.get(1).copied().unwrap_or(1);
-    let row_bytes = columns * dtype.size_in_bytes();
+    let size = dtype.size_in_bytes();
+    let row_bytes = tensor.shape.get(1).copied().unwrap_or(1) * size;
     let piece_rows = (PIECE_BYTES / row_bytes).max(1);
     for slot in &tensor.slots {
         for first in slot.rows.clone().step_by(piece_rows) {
             let rows = piece_rows.min(slot.rows.end - first);
-            let mut write = |bytes: &[u8]| {
-                parts.write(slot, first - slot.rows.start, WeightRows { dtype, bytes })
-            };
-            match (tensor.take, tensor.shape.as_slice()) {
+            let (gathered, mapped);
+            let whole: &[u8] = match (tensor.take, tensor.shape.as_slice()) {
                 (Take::Transposed, &[stored_columns, _]) => {
-                    let stored =
-                        Transposed { columns: stored_columns, size: dtype.size_in_bytes() };
-                    write(&stored.rows(shards, tensor, first..first + rows)?)?;
+                    let stored = Transposed { columns: stored_columns, size };
+                    gathered = stored.rows(shards, tensor, first..first + rows)?;
+                    &gathered
                 }
                 _ => {
-                    let bytes = shards.bytes(&tensor.name, first * row_bytes, rows * row_bytes)?;
-                    write(&bytes)?;
+                    mapped = shards.bytes(&tensor.name, first * row_bytes, rows * row_bytes)?;
+                    &mapped
                 }
-            }
-            copied((rows * row_bytes) as u64);
+            };
+            let bytes = match &tensor.columns {
+                None => Cow::Borrowed(whole),
+                Some(columns) => {
+                    let columns = columns.start * size..columns.end * size;
+                    let rows = whole.chunks_exact(row_bytes);
+                    Cow::Owned(rows.flat_map(|row| &row[columns.clone()]).copied().collect())
+                }
+            };
+            parts.write(slot, first - slot.rows.start, WeightRows { dtype, bytes: &bytes })?;
+            copied(bytes.len() as u64);
         }
     }
     Ok(())

@@ -260,7 +260,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
             for slot in &tensor.slots {
                 let place = Place::of(spec, &layout, slot.layer, slot.slot, slot.rows.len());
                 let key = (slot.layer, place.part);
-                let Some(&columns) = tensor.shape.get(1) else {
+                let Some(columns) = tensor.columns().map(|columns| columns.len()) else {
                     vectors.entry(key).or_insert_with(|| vec![0.0; place.rows]);
                     continue;
                 };

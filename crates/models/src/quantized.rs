@@ -72,38 +72,45 @@ pub(crate) fn open(shards: &Shards, tensor: &TensorPlan, scheme: Scheme) -> Resu
 }
 
 impl AnyStored {
-    /// Writes all rows to the parts that they belong to.
+    /// Writes the planned rows and columns to the parts that they belong to.
     pub(crate) fn write<M: Matrix>(
         &self,
         tensor: &TensorPlan,
         parts: &mut PartsBuilder<'_, M>,
     ) -> Result<()> {
+        let columns = tensor.columns().expect("quantized tensors are matrices");
+        if tensor.columns.is_some() && self.stored().inputs().is_some() {
+            return Err(Error::OrderedColumns { name: tensor.name.clone() });
+        }
         for slot in &tensor.slots {
             let first_row = slot.rows.start;
-            self.each_piece(slot.rows.clone(), tensor.shape[1], &mut |first, rows| {
+            self.each_piece(slot.rows.clone(), columns.clone(), &mut |first, rows| {
                 parts.write_quantized(slot, first - first_row, rows)
             })?;
             if let Some(sparse) = self.stored().sparse() {
-                parts.write_sparse(slot, sparse.rows(slot.rows.clone()))?;
+                let (starts, inputs, numbers) =
+                    columns_of(sparse.rows(slot.rows.clone()), &columns);
+                let sparse = SparseRows { starts: &starts, inputs: &inputs, numbers: &numbers };
+                parts.write_sparse(slot, sparse)?;
             }
         }
         Ok(())
     }
 
-    /// Calls `take` with some of the rows `rows`, which have `k` columns, and the index of the first of them, until it had
+    /// Calls `take` with the columns `columns` of some of the rows `rows`, and the index of the first of these, until it had
     /// all.
     fn each_piece(
         &self,
         rows: Range<usize>,
-        k: usize,
+        columns: Range<usize>,
         take: &mut dyn FnMut(usize, QuantizedRows<'_>) -> Result<()>,
     ) -> Result<()> {
         match self {
-            Self::Awq(matrix) => each_piece(matrix, rows, k, take),
-            Self::Gptq(matrix) => each_piece(matrix, rows, k, take),
-            Self::Fp8(matrix) => each_piece(matrix, rows, k, take),
-            Self::SqueezeLlm(matrix) => each_piece(matrix, rows, k, take),
-            Self::Gguf(matrix) => each_piece(matrix, rows, k, take),
+            Self::Awq(matrix) => each_piece(matrix, rows, columns, take),
+            Self::Gptq(matrix) => each_piece(matrix, rows, columns, take),
+            Self::Fp8(matrix) => each_piece(matrix, rows, columns, take),
+            Self::SqueezeLlm(matrix) => each_piece(matrix, rows, columns, take),
+            Self::Gguf(matrix) => each_piece(matrix, rows, columns, take),
         }
     }
 
@@ -155,18 +162,18 @@ const TASK_COLUMNS: usize = 64;
 fn each_piece<S: Stored>(
     matrix: &S,
     rows: Range<usize>,
-    k: usize,
+    columns: Range<usize>,
     take: &mut dyn FnMut(usize, QuantizedRows<'_>) -> Result<()>,
 ) -> Result<()> {
+    let k = columns.len();
     let piece_rows = (PIECE_CODES / k).next_multiple_of(TASK_ROWS).max(TASK_ROWS);
     for first in rows.clone().step_by(piece_rows) {
         let piece = first..rows.end.min(first + piece_rows);
-        let (mut scales, mut mins) = (Vec::new(), Vec::new());
-        piece.clone().for_each(|row| matrix.scales(row, &mut scales, &mut mins));
+        let (scales, mins) = scales(matrix, piece.clone(), &columns);
         let rows = QuantizedRows {
             codes: matrix.codes(),
-            group: matrix.group(),
-            bytes: &unpacked(matrix, piece, k),
+            group: matrix.group().min(k),
+            bytes: &unpacked(matrix, piece, columns.clone()),
             scales: &scales,
             mins: &mins,
             inputs: matrix.inputs(),
@@ -176,8 +183,48 @@ fn each_piece<S: Stored>(
     Ok(())
 }
 
-/// The codes `[rows][k]`, one in each byte, in the order of the columns.
-fn unpacked<S: Stored>(matrix: &S, rows: Range<usize>, k: usize) -> Vec<u8> {
+/// The scales and the minima of the rows' groups that begin within the columns, or the rows' tables.
+fn scales<S: Stored>(
+    matrix: &S,
+    rows: Range<usize>,
+    columns: &Range<usize>,
+) -> (Vec<f32>, Vec<f32>) {
+    let groups = columns.start / matrix.group()..columns.end.div_ceil(matrix.group());
+    let (mut all_scales, mut all_mins) = (Vec::new(), Vec::new());
+    let (mut scales, mut mins) = (Vec::new(), Vec::new());
+    for row in rows {
+        all_scales.clear();
+        all_mins.clear();
+        matrix.scales(row, &mut all_scales, &mut all_mins);
+        if matrix.codes() == Codes::Table {
+            scales.extend_from_slice(&all_scales);
+            continue;
+        }
+        scales.extend_from_slice(&all_scales[groups.clone()]);
+        mins.extend_from_slice(all_mins.get(groups.clone()).unwrap_or_default());
+    }
+    (scales, mins)
+}
+
+/// What lies in some of the columns, of which the first gets the number 0: where each row begins, the columns, the numbers.
+fn columns_of(rows: SparseRows<'_>, columns: &Range<usize>) -> (Vec<u32>, Vec<u32>, Vec<f32>) {
+    let (mut starts, mut inputs, mut numbers) = (vec![0], Vec::new(), Vec::new());
+    for row in rows.starts.windows(2) {
+        for entry in row[0] as usize..row[1] as usize {
+            let input = rows.inputs[entry] as usize;
+            if columns.contains(&input) {
+                inputs.push((input - columns.start) as u32);
+                numbers.push(rows.numbers[entry]);
+            }
+        }
+        starts.push(inputs.len() as u32);
+    }
+    (starts, inputs, numbers)
+}
+
+/// The codes `[rows][columns]`, one in each byte, in the order of the columns.
+fn unpacked<S: Stored>(matrix: &S, rows: Range<usize>, taken: Range<usize>) -> Vec<u8> {
+    let k = taken.len();
     let mut codes = vec![0; rows.len() * k];
     let inputs = matrix.inputs();
     codes.par_chunks_mut(TASK_ROWS * k).enumerate().for_each(|(task, codes)| {
@@ -186,7 +233,8 @@ fn unpacked<S: Stored>(matrix: &S, rows: Range<usize>, k: usize) -> Vec<u8> {
             let columns = first..k.min(first + TASK_COLUMNS);
             for (i, codes) in codes.chunks_exact_mut(k).enumerate() {
                 for (column, code) in columns.clone().zip(&mut codes[columns.clone()]) {
-                    let input = inputs.map_or(column, |inputs| inputs[column] as usize);
+                    let input =
+                        inputs.map_or(taken.start + column, |inputs| inputs[column] as usize);
                     *code = matrix.code(first_row + i, input);
                 }
             }

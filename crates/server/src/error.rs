@@ -34,14 +34,17 @@ pub enum Error {
     /// There is no GPU that could be used.
     #[error("{0}; leave --device out to compute on the CPU")]
     NoGpu(NoGpu),
-    /// More devices are asked for than one.
+    /// More GPUs are asked for than one.
     #[error(
-        "--tensor-parallel-size {asked} is not supported by this version, which computes on one device: leave the setting out"
+        "--tensor-parallel-size {asked} is not supported on GPUs by this version: leave the setting out, or take --device cpu"
     )]
     TensorParallel {
         /// How many.
         asked: usize,
     },
+    /// The engine has ended while the server ran.
+    #[error("the engine has stopped: {0}")]
+    EngineDied(String),
     /// The weights are quantized in another way than was asked for.
     #[error(
         "--quantization {asked} does not match the weights: config.json says {found}; leave the flag out"

@@ -10,8 +10,8 @@ use candlepower_checkpoint::{
 use candlepower_dialect::{Dialect, ReasoningFormat, ToolFormat};
 use candlepower_engine::{
     ChosenDevice, Device, DeviceChoice, Embedder, EmbedderConfig, EngineConfig, EngineHandle,
-    LoadDtype, LoadFormat as LoadFrom, LoadOptions, PoolingSource, SchedulingPolicy, StartProgress,
-    choose_device,
+    LoadDtype, LoadFormat as LoadFrom, LoadOptions, PoolingSource, RankKind, SchedulingPolicy,
+    StartProgress, choose_device,
 };
 use candlepower_tokenizer::ChatTemplate;
 
@@ -236,6 +236,8 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
         jump_forward: config.framework == Framework::Prism,
         max_pinned_bytes: config.session_memory.map(|size| size.0),
         num_threads: config.threads,
+        tensor_parallel_size: config.tensor_parallel_size,
+        rank_kind: RankKind::Processes,
         seed: config.seed,
         stuck_after: STUCK_AFTER,
         metrics: state.metrics().engine.clone(),

@@ -38,7 +38,7 @@ fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device)
     }
     spec.check_tensor_parallel(config.tensor_parallel_size)?;
     // What the model says of the number comes first: it holds for any version.
-    if config.tensor_parallel_size > 1 {
+    if config.tensor_parallel_size > 1 && !device.is_cpu() {
         return Err(Error::TensorParallel { asked: config.tensor_parallel_size });
     }
     let max_model_len = spec.max_model_len(config.max_model_len)?;
@@ -148,7 +148,9 @@ fn memory_request(
         tensor_parallel_size: config.tensor_parallel_size,
         memory: DeviceMemory {
             device: kind,
-            available_bytes: free_bytes(device),
+            // The ranks of the CPU share its memory.
+            available_bytes: free_bytes(device)
+                .map(|bytes| bytes / config.tensor_parallel_size as u64),
             counted: Counted::BeforeLoading,
         },
     }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use candlepower_engine::{ChosenDevice, Device};
+use candlepower_engine::{ChosenDevice, Device, EngineHealth};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
@@ -23,8 +23,10 @@ use crate::signals::StopSignals;
 use crate::source::ModelSource;
 use crate::state::{AppState, LoadedModel};
 
-/// How long /health says why loading failed before the process ends.
+/// How long /health says why loading failed, or the engine ended, before the process ends.
 const FAILURE_SHOWN: Duration = Duration::from_secs(2);
+/// How often it is seen whether the engine is alive.
+const ENGINE_WATCHED: Duration = Duration::from_millis(200);
 /// How long requests that were cut short have to send their last words.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 /// How often histograms are folded, so that they do not grow while nobody asks for them.
@@ -58,16 +60,29 @@ pub async fn serve(
     match loaded {
         Ok(model) => {
             announce_model(&effective.config, &model, &server.address);
+            let engine = model.clone();
             server.state.set_ready(model);
-            server.run_until_stopped().await;
+            tokio::select! {
+                () = server.signals.next() => {}
+                reason = death(&engine) => return server.failed(Error::EngineDied(reason)).await,
+            }
+            server.stop().await;
             Ok(())
         }
         Err(error) => {
-            tracing::error!("{error}");
             server.state.set_failed(error.to_string());
-            // Shown for whoever polls /health, unless told to stop.
-            let _ = tokio::time::timeout(FAILURE_SHOWN, server.signals.next()).await;
-            Err(error)
+            server.failed(error).await
+        }
+    }
+}
+
+/// Waits until the engine has ended, which it does not as long as the server runs; why it did.
+async fn death(model: &Served) -> String {
+    let mut interval = tokio::time::interval(ENGINE_WATCHED);
+    loop {
+        interval.tick().await;
+        if let EngineHealth::Dead(reason) = model.health() {
+            return reason;
         }
     }
 }
@@ -108,8 +123,15 @@ impl Server {
         Ok(Self { source, device, state, signals, address, stop, connections })
     }
 
-    async fn run_until_stopped(mut self) {
-        self.signals.next().await;
+    /// Says why the server cannot go on, in the log and, unless told to stop, to whoever polls /health.
+    async fn failed(mut self, error: Error) -> Result<()> {
+        tracing::error!("{error}");
+        let _ = tokio::time::timeout(FAILURE_SHOWN, self.signals.next()).await;
+        Err(error)
+    }
+
+    /// Lets running requests end, and then the connections.
+    async fn stop(mut self) {
         tokio::select! {
             () = drain(&self.state) => {}
             () = self.signals.next() => {

@@ -130,7 +130,7 @@ impl fmt::Display for ModelReport {
         match &self.problem {
             None if request.tensor_parallel_size > 1 => writeln!(
                 f,
-                "{} fits so, but this version computes on one device: leave --tensor-parallel-size out.",
+                "{} fits so. This version splits models over ranks of the CPU, and takes one GPU.",
                 self.model
             ),
             None => writeln!(f, "{} fits this machine.", self.model),

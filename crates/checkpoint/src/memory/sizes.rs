@@ -7,7 +7,7 @@ use crate::{
     error::{Error, Result},
     quantization::MatrixForm,
     rope::RopeSpec,
-    spec::{Dtype, FfnSpec, ModelSpec, QkNormSpan},
+    spec::{Dtype, FfnSpec, LayerSpec, ModelSpec, QkNormSpan},
     weights::Slot,
 };
 
@@ -64,27 +64,15 @@ impl ModelSpec {
     fn rank_shapes(&self, ranks: usize) -> (Vec<Matrix>, usize) {
         let mut matrices: BTreeMap<(Option<usize>, Slot), Matrix> = BTreeMap::new();
         let mut vectors = 0;
-        for (layer, slot, shape) in self.slots() {
-            let rows = |rows: usize| match slot {
-                Slot::K | Slot::V | Slot::KBias | Slot::VBias => {
-                    let head_dim = layer.map_or(1, |i| self.layers[i].attention.head_dim);
-                    (rows / head_dim).div_ceil(ranks) * head_dim
-                }
-                _ if splits_rows(slot) => rows.div_ceil(ranks),
-                _ => rows,
-            };
+        for (layer, slot, shape) in self.shard(ranks).slots() {
             match *shape.as_slice() {
-                [n] => vectors += rows(n),
-                [n, k] => {
-                    let columns = if splits_columns(slot) { k.div_ceil(ranks) } else { k };
+                [n] => vectors += n,
+                [rows, columns] => {
                     let quantized = self.quantized.get(&(layer, slot));
                     let form = quantized.map_or(MatrixForm::Plain, |p| MatrixForm::Quantized(*p));
-                    let matrix = matrices.entry((layer, fused(slot))).or_insert(Matrix {
-                        rows: 0,
-                        columns,
-                        form,
-                    });
-                    matrix.rows += rows(n);
+                    let fused = (layer, fused(slot));
+                    let matrix = matrices.entry(fused).or_insert(Matrix { rows: 0, columns, form });
+                    matrix.rows += rows;
                     matrix.form = matrix.form.join(form, columns);
                 }
                 _ => unreachable!("slots are vectors and matrices"),
@@ -158,8 +146,8 @@ impl ModelSpec {
         ropes.iter().map(|rope| dim(rope) * max_model_len).sum()
     }
 
-    /// Whether each layer can be split over `ranks` ranks: heads, inner width and vocabulary into equal parts, and key
-    /// and value heads into equal parts or with several ranks to each.
+    /// Whether each layer can be split over `ranks` ranks: heads, inner width and vocabulary into equal parts, key
+    /// and value heads into equal parts or with several ranks to each, and quantized inputs between two groups.
     ///
     /// # Errors
     /// [`Error::TensorParallel`], with what does not divide and the numbers that do.
@@ -196,7 +184,30 @@ impl ModelSpec {
         }
         let vocab =
             (!splits(self.vocab_size)).then_some(("tokens of the vocabulary", self.vocab_size));
-        heads.or(kv_heads).or(inner).or(vocab)
+        heads.or(kv_heads).or(inner).or(vocab).or_else(|| self.indivisible_groups(ranks))
+    }
+
+    /// Which quantized inputs cannot be split: a group that shares a scale has to be on one rank, and so have all inputs whose
+    /// groups are spread over them.
+    fn indivisible_groups(&self, ranks: usize) -> Option<(&'static str, usize)> {
+        if ranks == 1 {
+            return None;
+        }
+        self.quantized.iter().find_map(|(&(layer, slot), packed)| {
+            let LayerSpec { attention, ffn, .. } = &self.layers[layer?];
+            let columns = match slot {
+                Slot::O => attention.heads * attention.head_dim,
+                Slot::Down => ffn.mlp().inner,
+                _ => return None,
+            };
+            let whole = packed.group >= columns || (columns / ranks).is_multiple_of(packed.group);
+            match packed.reordered {
+                true => Some(("set of inputs in act-order (desc_act)", 1)),
+                false => {
+                    (!whole).then(|| ("groups of quantized inputs", columns.div_ceil(packed.group)))
+                }
+            }
+        })
     }
 }
 
@@ -208,26 +219,4 @@ fn fused(slot: Slot) -> Slot {
         Slot::ExpertUp(expert) => Slot::ExpertGate(expert),
         other => other,
     }
-}
-
-/// Whether each rank has some of the outputs. Keys and values are split by whole heads.
-fn splits_rows(slot: Slot) -> bool {
-    matches!(
-        slot,
-        Slot::Embed
-            | Slot::Head
-            | Slot::Q
-            | Slot::QBias
-            | Slot::Gate
-            | Slot::GateBias
-            | Slot::Up
-            | Slot::UpBias
-            | Slot::ExpertGate(_)
-            | Slot::ExpertUp(_)
-    )
-}
-
-/// Whether each rank has some of the inputs.
-fn splits_columns(slot: Slot) -> bool {
-    matches!(slot, Slot::O | Slot::Down | Slot::ExpertDown(_))
 }

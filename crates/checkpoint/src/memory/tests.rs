@@ -236,3 +236,38 @@ fn a_gpu_keeps_heads_padded() {
     assert_eq!(llama().device_widths(2).wide, 14336);
     assert_eq!([16, 64, 65, 128, 200].map(device_head_dim), [64, 64, 128, 128, 256]);
 }
+
+/// meta-llama/Llama-3.1-70B-Instruct over H200s of 140 GiB. What is written in docs/tensor-parallelism.md.
+#[test]
+fn seventy_billion_weights_over_large_gpus() {
+    let mut spec = llama();
+    (spec.hidden_size, spec.layers) = (8192, vec![spec.layers[0].clone(); 80]);
+    for layer in &mut spec.layers {
+        (layer.attention.heads, layer.mlp.inner) = (64, 28_672);
+    }
+    assert_eq!(spec.num_parameters(), 70_553_706_496);
+    let row = |ranks| {
+        let plan = MemoryPlan::new(
+            &spec,
+            MemoryRequest {
+                kv: Dtype::Bf16,
+                max_model_len: 131_072,
+                max_num_seqs: 256,
+                tensor_parallel_size: ranks,
+                memory: DeviceMemory {
+                    device: DeviceKind::Gpu { utilization: 0.9 },
+                    available_bytes: Some(140 * GIB),
+                    counted: Counted::BeforeLoading,
+                },
+                ..request(0)
+            },
+        );
+        let tokens = plan.num_blocks * plan.request.block_size;
+        let weights = format!("{:.1}", plan.weights_bytes as f64 / GIB as f64);
+        (weights, plan.kv_bytes_per_token, tokens, plan.fits)
+    };
+    assert_eq!(row(1), ("131.4".to_owned(), 327_680, 0, false));
+    assert_eq!(row(2), ("65.7".to_owned(), 163_840, 388_048, true));
+    assert_eq!(row(4), ("32.9".to_owned(), 81_920, 1_207_024, true));
+    assert_eq!(row(8), ("16.4".to_owned(), 40_960, 2_844_976, true));
+}

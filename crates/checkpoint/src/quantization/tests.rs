@@ -96,6 +96,7 @@ fn what_is_left_alone_is_found_by_name_and_pattern() {
         stored_shape: vec![64, 64],
         take: crate::Take::Whole,
         slots: vec![crate::SlotRows { slot, layer: Some(0), rows: 0..64 }],
+        columns: None,
         scheme: None,
     };
     let quantized = |quantization: &Quantization, name: &str, slot| {

@@ -43,7 +43,7 @@ fn requests() -> Vec<Request> {
     requests
 }
 
-fn run_together(engine: &EngineHandle) -> Vec<Collected> {
+pub(super) fn run_together(engine: &EngineHandle) -> Vec<Collected> {
     let streams: Vec<_> =
         requests().into_iter().flat_map(|request| engine.submit(request).unwrap()).collect();
     streams.into_iter().map(collect).collect()
@@ -57,7 +57,7 @@ fn assert_close(a: &TokenLogprobs, b: &TokenLogprobs) {
     assert!(a.top.iter().zip(&b.top).all(|(a, b)| (a.1 - b.1).abs() < 1e-3));
 }
 
-fn assert_same(got: &[Collected], want: &[Collected], what: &str) {
+pub(super) fn assert_same(got: &[Collected], want: &[Collected], what: &str) {
     assert_eq!(got.len(), want.len());
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         assert_eq!(got.tokens, want.tokens, "{what}: stream {i}");

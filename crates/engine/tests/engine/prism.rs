@@ -97,6 +97,20 @@ fn person() -> Constraint {
 }
 
 #[test]
+fn ranks_hold_to_constraints() {
+    let one = Demo::new(true);
+    let two = Demo::with(|config| EngineConfig { tensor_parallel_size: 2, ..config });
+    for constraint in [person(), Constraint::Regex("[a-c]{3} and so on [0-9]{2}".into())] {
+        let run = |demo: &Demo| demo.run(demo.constrained(&constraint, greedy(120)));
+        let (got, want) = (run(&two), run(&one));
+        assert_eq!(got, want, "{constraint:?}");
+    }
+    let count = |demo: &Demo| demo.jump_forward_tokens.load(Ordering::Relaxed);
+    assert_eq!(count(&two), count(&one));
+    assert!(count(&two) > 20, "{} tokens were not drawn", count(&two));
+}
+
+#[test]
 fn tokens_that_need_no_drawing_change_nothing() {
     let (with, without) = (Demo::new(true), Demo::new(false));
     let constraints = [

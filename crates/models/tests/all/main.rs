@@ -7,3 +7,4 @@ mod golden;
 mod hostile;
 mod load_errors;
 mod quantized;
+mod ranks;

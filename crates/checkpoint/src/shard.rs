@@ -1,0 +1,139 @@
+//! One rank's part of a model: which heads, which columns of the feed-forward, which tokens of the vocabulary it has.
+//!
+//! Matrices whose outputs are heads, columns of the feed-forward or tokens are split by rows; those whose inputs are, by
+//! columns. Every rank has all norms. A bias that is added to a sum over the ranks is rank 0's alone.
+
+use std::ops::Range;
+
+use crate::{
+    Checkpoint,
+    spec::ModelSpec,
+    weights::{Slot, SlotRows, TensorPlan},
+};
+
+/// One of the ranks over which a model is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Which one, from 0 on.
+    pub rank: usize,
+    /// How many there are; [`ModelSpec::check_tensor_parallel`] says which numbers there can be.
+    pub ranks: usize,
+}
+
+impl Shard {
+    /// The whole model.
+    pub const WHOLE: Self = Self { rank: 0, ranks: 1 };
+
+    /// This rank's part of `count` things, which the ranks divide.
+    fn part(self, count: usize) -> Range<usize> {
+        let part = count / self.ranks;
+        self.rank * part..(self.rank + 1) * part
+    }
+
+    /// This rank's part of `count` heads of keys and values; where there are more ranks than heads, several ranks have the same.
+    fn kv_heads(self, count: usize) -> Range<usize> {
+        let first = self.rank * count / self.ranks;
+        first..first + count.div_ceil(self.ranks)
+    }
+}
+
+impl ModelSpec {
+    /// The model as one of `ranks` ranks computes it, with its heads, its width of the feed-forward and its vocabulary.
+    pub fn shard(&self, ranks: usize) -> Self {
+        let mut part = self.clone();
+        part.vocab_size = part.vocab_size.div_ceil(ranks);
+        for layer in &mut part.layers {
+            let attention = &mut layer.attention;
+            attention.heads = attention.heads.div_ceil(ranks);
+            attention.kv_heads = attention.kv_heads.div_ceil(ranks);
+            let mlp = layer.ffn.mlp_mut();
+            mlp.inner = mlp.inner.div_ceil(ranks);
+        }
+        part
+    }
+}
+
+impl Checkpoint {
+    /// What one rank takes of [`Checkpoint::tensor_plan`]: the same tensors, of which some may fill nothing.
+    pub fn shard_plan(&self, shard: Shard) -> Vec<TensorPlan> {
+        let mut plan = self.tensor_plan();
+        if shard == Shard::WHOLE {
+            return plan;
+        }
+        for tensor in &mut plan {
+            tensor.slots.retain(|slot| shard.rank == 0 || !is_added_once(slot.slot));
+            for slot in &mut tensor.slots {
+                slot.rows = rows(self.spec(), shard, slot);
+            }
+            let splits_columns =
+                tensor.slots.iter().any(|slot| matches!(slot.slot, Slot::O | Slot::Down));
+            if let (true, &[_, columns]) = (splits_columns, tensor.shape.as_slice()) {
+                tensor.columns = Some(shard.part(columns));
+            }
+        }
+        plan
+    }
+}
+
+/// Whether a bias is added to a sum to which every rank gives its part.
+fn is_added_once(slot: Slot) -> bool {
+    matches!(slot, Slot::OBias | Slot::DownBias)
+}
+
+/// The tensor's rows that a rank takes for a slot.
+fn rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows) -> Range<usize> {
+    let all = &slot.rows;
+    let part = match slot.slot {
+        Slot::Embed
+        | Slot::Head
+        | Slot::Q
+        | Slot::QBias
+        | Slot::Gate
+        | Slot::GateBias
+        | Slot::Up
+        | Slot::UpBias => shard.part(all.len()),
+        Slot::K | Slot::KBias | Slot::V | Slot::VBias => {
+            let attention = &spec.layers[slot.layer.expect("heads are in layers")].attention;
+            let heads = shard.kv_heads(attention.kv_heads);
+            heads.start * attention.head_dim..heads.end * attention.head_dim
+        }
+        // What experts have is not split: a model with experts runs on one rank.
+        Slot::Positions
+        | Slot::FinalNorm
+        | Slot::FinalNormBias
+        | Slot::AttnNorm
+        | Slot::AttnNormBias
+        | Slot::AttnPostNorm
+        | Slot::FfnNorm
+        | Slot::FfnNormBias
+        | Slot::FfnPostNorm
+        | Slot::QNorm
+        | Slot::KNorm
+        | Slot::O
+        | Slot::OBias
+        | Slot::Down
+        | Slot::DownBias
+        | Slot::Router
+        | Slot::ExpertGate(_)
+        | Slot::ExpertUp(_)
+        | Slot::ExpertDown(_) => 0..all.len(),
+    };
+    all.start + part.start..all.start + part.end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_follow_each_other_and_few_heads_are_shared() {
+        let shard = |rank, ranks| Shard { rank, ranks };
+        assert_eq!([0, 1, 2, 3].map(|rank| shard(rank, 4).part(12)), [0..3, 3..6, 6..9, 9..12]);
+        assert_eq!([0, 1].map(|rank| shard(rank, 2).kv_heads(8)), [0..4, 4..8]);
+        assert_eq!(
+            [0, 1, 2, 3].map(|rank| shard(rank, 4).kv_heads(2)),
+            [0..1, 0..1, 1..2, 1..2],
+            "ranks 0 and 1 have the queries of the first head"
+        );
+    }
+}

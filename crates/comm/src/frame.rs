@@ -1,0 +1,203 @@
+//! What goes over a socket: a header that says what follows, and the bytes.
+//!
+//! The header has 16 bytes: which operation, which type, and as a little-endian u64 from byte 8 on how many bytes follow.
+//! Numbers are in the machine's own order: ranks share a machine.
+
+use std::{
+    fmt,
+    io::{self, ErrorKind, Read, Write},
+    os::unix::net::UnixStream,
+    time::Duration,
+};
+
+use bytemuck::Pod;
+
+use crate::error::{Error, Result};
+
+const HEADER: usize = 16;
+/// The longest message. A step of thousands of sequences has a few megabytes.
+const MOST_BYTES: usize = 1 << 30;
+/// How much of a reason is told.
+const MOST_REASON: usize = 16 << 10;
+
+/// A type of numbers that ranks exchange.
+pub trait Element: Pod {
+    /// Its name.
+    const NAME: &'static str;
+    /// Its number in headers.
+    #[doc(hidden)]
+    const CODE: u8;
+}
+
+impl Element for u8 {
+    const NAME: &'static str = "u8";
+    const CODE: u8 = 0;
+}
+
+impl Element for u32 {
+    const NAME: &'static str = "u32";
+    const CODE: u8 = 1;
+}
+
+impl Element for f32 {
+    const NAME: &'static str = "f32";
+    const CODE: u8 = 2;
+}
+
+/// What a rank calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Op {
+    AllReduce = 1,
+    AllGather,
+    Broadcast,
+    Barrier,
+    Message,
+    Failed,
+}
+
+impl Op {
+    const ALL: [(Self, &'static str); 6] = [
+        (Self::AllReduce, "all_reduce"),
+        (Self::AllGather, "all_gather"),
+        (Self::Broadcast, "broadcast"),
+        (Self::Barrier, "barrier"),
+        (Self::Message, "message"),
+        (Self::Failed, "failure"),
+    ];
+}
+
+/// A header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    op: u8,
+    dtype: u8,
+    bytes: usize,
+}
+
+impl fmt::Display for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let op = Op::ALL.iter().find(|(op, _)| *op as u8 == self.op);
+        let dtype = [u8::NAME, u32::NAME, f32::NAME].get(usize::from(self.dtype)).copied();
+        let (op, dtype) = (op.map_or("nonsense", |op| op.1), dtype.unwrap_or("unknown"));
+        write!(f, "{op} of {} bytes of {dtype}", self.bytes)
+    }
+}
+
+impl Frame {
+    pub(crate) fn of<T: Element>(op: Op, numbers: usize) -> Self {
+        Self { op: op as u8, dtype: T::CODE, bytes: numbers * size_of::<T>() }
+    }
+
+    fn is(&self, op: Op) -> bool {
+        self.op == op as u8
+    }
+
+    /// Sends it with its bytes to every rank from 1 on.
+    pub(crate) fn write_all(
+        &self,
+        links: &mut [UnixStream],
+        deadline: Duration,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let mut ranks = links.iter_mut().zip(1..);
+        ranks.try_for_each(|(link, rank)| self.write(link, rank, deadline, bytes))
+    }
+
+    pub(crate) fn write(
+        &self,
+        link: &mut UnixStream,
+        rank: usize,
+        deadline: Duration,
+        bytes: &[u8],
+    ) -> Result<()> {
+        let mut header = [0; HEADER];
+        (header[0], header[1]) = (self.op, self.dtype);
+        header[8..].copy_from_slice(&(self.bytes as u64).to_le_bytes());
+        link.set_write_timeout(limit(deadline))
+            .and_then(|()| link.write_all(&header))
+            .and_then(|()| link.write_all(bytes))
+            .map_err(|error| {
+                // Whoever failed has said why before it closed its end.
+                let said = Self::read_header(link, rank, Some(deadline));
+                match said.and_then(|said| said.checked(link, rank, deadline)) {
+                    Err(failed @ Error::Failed { .. }) => failed,
+                    _ => explained(error, rank, deadline),
+                }
+            })
+    }
+
+    /// Receives what is expected to be this frame, with its bytes.
+    pub(crate) fn read(
+        &self,
+        link: &mut UnixStream,
+        rank: usize,
+        deadline: Duration,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let found = Self::read_header(link, rank, Some(deadline))?.checked(link, rank, deadline)?;
+        if found != *self {
+            let (found, expected) = (found.to_string(), self.to_string());
+            return Err(Error::OutOfStep { rank, found, expected });
+        }
+        link.read_exact(bytes).map_err(|error| explained(error, rank, deadline))
+    }
+
+    /// Receives a message, waiting for its beginning up to `patience`, or for ever. `None` where the other rank has ended
+    /// before it.
+    pub(crate) fn read_message(
+        link: &mut UnixStream,
+        rank: usize,
+        patience: Option<Duration>,
+    ) -> Result<Option<Vec<u8>>> {
+        let deadline = patience.unwrap_or(Duration::MAX);
+        let found = match Self::read_header(link, rank, patience) {
+            Err(Error::Gone { .. }) => return Ok(None),
+            found => found?.checked(link, rank, deadline)?,
+        };
+        if !found.is(Op::Message) || found.bytes > MOST_BYTES {
+            let expected = format!("a message of at most {MOST_BYTES} bytes");
+            return Err(Error::OutOfStep { rank, found: found.to_string(), expected });
+        }
+        let mut message = vec![0; found.bytes];
+        link.read_exact(&mut message).map_err(|error| explained(error, rank, deadline))?;
+        Ok(Some(message))
+    }
+
+    fn read_header(link: &mut UnixStream, rank: usize, patience: Option<Duration>) -> Result<Self> {
+        let mut header = [0; HEADER];
+        let deadline = patience.unwrap_or(Duration::MAX);
+        link.set_read_timeout(limit(deadline))
+            .and_then(|()| link.read_exact(&mut header))
+            .map_err(|error| explained(error, rank, deadline))?;
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&header[8..]);
+        let bytes = usize::try_from(u64::from_le_bytes(bytes)).unwrap_or(usize::MAX);
+        Ok(Self { op: header[0], dtype: header[1], bytes })
+    }
+
+    /// The frame, unless it is a failure: then its reason is read.
+    fn checked(self, link: &mut UnixStream, rank: usize, deadline: Duration) -> Result<Self> {
+        if !self.is(Op::Failed) {
+            return Ok(self);
+        }
+        let mut reason = vec![0; self.bytes.min(MOST_REASON)];
+        link.read_exact(&mut reason).map_err(|error| explained(error, rank, deadline))?;
+        Err(Error::Failed { rank, reason: String::from_utf8_lossy(&reason).into_owned() })
+    }
+}
+
+/// As sockets have it, which wait for ever where there is none.
+fn limit(deadline: Duration) -> Option<Duration> {
+    (deadline < Duration::MAX).then_some(deadline.max(Duration::from_millis(1)))
+}
+
+fn explained(error: io::Error, rank: usize, after: Duration) -> Error {
+    match error.kind() {
+        ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+            Error::Gone { rank }
+        }
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::Deadline { rank, after },
+        _ => Error::Io { rank, source: error },
+    }
+}

@@ -1,0 +1,266 @@
+//! Collectives among the ranks of one model: `all_reduce`, `all_gather`, `broadcast`, `barrier`, and messages.
+//!
+//! A [`Comm`] belongs to one rank. Every rank calls the same operations in the same order; each call is checked against
+//! what the others call: the operation, the type of its numbers and how many there are. Ranks are threads
+//! ([`Comm::local`]) or processes ([`Comm::root`], [`Comm::leaf`]); either way rank 0 has a socket to each other rank, sums what
+//! arrives in the order of the ranks and sends the sum back. So a result has the same bits on all ranks and in every run, a
+//! rank that is gone is seen at once, and one that does not answer when its deadline has passed.
+
+mod error;
+mod frame;
+mod traffic;
+
+use std::{
+    os::unix::net::UnixStream,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+pub use self::{
+    error::{Error, Result},
+    frame::Element,
+    traffic::Traffic,
+};
+use self::{
+    frame::{Frame, Op},
+    traffic::Counters,
+};
+
+/// One rank's end of the collectives.
+#[derive(Debug)]
+pub struct Comm {
+    rank: usize,
+    size: usize,
+    links: Mutex<Links>,
+    /// How long another rank may take to answer.
+    deadline: Duration,
+    counters: Counters,
+}
+
+/// To whom a rank talks.
+#[derive(Debug)]
+enum Links {
+    /// To nobody: it is the only one.
+    Solo,
+    /// Rank 0 to each other rank, in their order.
+    Root(Vec<UnixStream>),
+    /// Another rank to rank 0.
+    Leaf(UnixStream),
+}
+
+impl Comm {
+    /// The only rank.
+    pub fn solo() -> Self {
+        Self::new(0, 1, Links::Solo, Duration::MAX)
+    }
+
+    /// The ranks of one process, each to be given to a thread of its own.
+    ///
+    /// # Errors
+    /// The system has no sockets left.
+    pub fn local(size: usize, deadline: Duration) -> Result<Vec<Self>> {
+        let mut leaves = Vec::new();
+        let mut ends = Vec::new();
+        for rank in 1..size {
+            let (root, leaf) = UnixStream::pair().map_err(Error::Connect)?;
+            ends.push(root);
+            leaves.push(Self::leaf(rank, size, leaf, deadline));
+        }
+        let root = if size > 1 { Self::root(ends, deadline) } else { Self::solo() };
+        Ok([root].into_iter().chain(leaves).collect())
+    }
+
+    /// Rank 0, whose `links` lead to the ranks 1, 2 and so on.
+    pub fn root(links: Vec<UnixStream>, deadline: Duration) -> Self {
+        Self::new(0, links.len() + 1, Links::Root(links), deadline)
+    }
+
+    /// Rank `rank`, at least 1, of `size` ranks, whose `link` leads to rank 0.
+    pub fn leaf(rank: usize, size: usize, link: UnixStream, deadline: Duration) -> Self {
+        Self::new(rank, size, Links::Leaf(link), deadline)
+    }
+
+    fn new(rank: usize, size: usize, links: Links, deadline: Duration) -> Self {
+        Self { rank, size, links: Mutex::new(links), deadline, counters: Counters::default() }
+    }
+
+    /// Which rank this is, from 0 on.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// What this rank has given to collectives so far.
+    pub fn traffic(&self) -> Traffic {
+        self.counters.read()
+    }
+
+    /// Adds up the numbers of all ranks, place by place, in the order of the ranks.
+    ///
+    /// # Errors
+    /// A rank is gone, does not answer, has failed, or calls something else.
+    pub fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
+        self.counters.all_reduce(size_of_val(values));
+        let frame = Frame::of::<f32>(Op::AllReduce, values.len());
+        match &mut *self.links() {
+            Links::Solo => Ok(()),
+            Links::Root(links) => {
+                let mut part = vec![0f32; values.len()];
+                for (link, rank) in links.iter_mut().zip(1..) {
+                    frame.read(link, rank, self.deadline, bytemuck::cast_slice_mut(&mut part))?;
+                    values.iter_mut().zip(&part).for_each(|(sum, part)| *sum += part);
+                }
+                frame.write_all(links, self.deadline, bytemuck::cast_slice(values))
+            }
+            Links::Leaf(link) => {
+                frame.write(link, 0, self.deadline, bytemuck::cast_slice(values))?;
+                frame.read(link, 0, self.deadline, bytemuck::cast_slice_mut(values))
+            }
+        }
+    }
+
+    /// The parts of all ranks, equally long, one after the other.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    pub fn all_gather<T: Element>(&self, part: &[T]) -> Result<Vec<T>> {
+        self.counters.all_gather(size_of_val(part));
+        let mut all = part.to_vec();
+        if self.size == 1 {
+            return Ok(all);
+        }
+        all.resize(self.size * part.len(), T::zeroed());
+        let frame = Frame::of::<T>(Op::AllGather, part.len());
+        match &mut *self.links() {
+            Links::Solo => {}
+            Links::Root(links) => {
+                let parts = all.chunks_exact_mut(part.len().max(1)).skip(1);
+                for ((link, rank), part) in links.iter_mut().zip(1..).zip(parts) {
+                    frame.read(link, rank, self.deadline, bytemuck::cast_slice_mut(part))?;
+                }
+                let frame = Frame::of::<T>(Op::AllGather, all.len());
+                frame.write_all(links, self.deadline, bytemuck::cast_slice(&all))?;
+            }
+            Links::Leaf(link) => {
+                frame.write(link, 0, self.deadline, bytemuck::cast_slice(part))?;
+                let frame = Frame::of::<T>(Op::AllGather, all.len());
+                frame.read(link, 0, self.deadline, bytemuck::cast_slice_mut(&mut all))?;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Gives every rank the values of rank 0.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    pub fn broadcast<T: Element>(&self, values: &mut [T]) -> Result<()> {
+        self.counters.broadcast(size_of_val(values));
+        let frame = Frame::of::<T>(Op::Broadcast, values.len());
+        match &mut *self.links() {
+            Links::Solo => Ok(()),
+            Links::Root(links) => {
+                frame.write_all(links, self.deadline, bytemuck::cast_slice(values))
+            }
+            Links::Leaf(link) => {
+                frame.read(link, 0, self.deadline, bytemuck::cast_slice_mut(values))
+            }
+        }
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    pub fn barrier(&self) -> Result<()> {
+        let (come, go) = (Frame::of::<u8>(Op::Barrier, 0), Frame::of::<u8>(Op::Barrier, 0));
+        match &mut *self.links() {
+            Links::Solo => Ok(()),
+            Links::Root(links) => {
+                for (link, rank) in links.iter_mut().zip(1..) {
+                    come.read(link, rank, self.deadline, &mut [])?;
+                }
+                go.write_all(links, self.deadline, &[])
+            }
+            Links::Leaf(link) => {
+                come.write(link, 0, self.deadline, &[])?;
+                go.read(link, 0, self.deadline, &mut [])
+            }
+        }
+    }
+
+    /// Sends a message from rank 0 to all others, which [`Self::next_message`] gives them.
+    ///
+    /// # Errors
+    /// A rank is gone or does not take it.
+    pub fn send_message(&self, message: &[u8]) -> Result<()> {
+        self.counters.message(message.len());
+        let frame = Frame::of::<u8>(Op::Message, message.len());
+        match &mut *self.links() {
+            Links::Solo => Ok(()),
+            Links::Root(links) => frame.write_all(links, self.deadline, message),
+            Links::Leaf(_) => Err(Error::NotRoot { rank: self.rank }),
+        }
+    }
+
+    /// Waits for rank 0's next message, however long that takes; `None` when rank 0 has ended.
+    ///
+    /// # Errors
+    /// Something else arrives, or half a message.
+    pub fn next_message(&self) -> Result<Option<Vec<u8>>> {
+        match &mut *self.links() {
+            Links::Leaf(link) => Frame::read_message(link, 0, None),
+            Links::Solo | Links::Root(_) => Ok(None),
+        }
+    }
+
+    /// Sends a message to rank 0, which [`Self::answers`] gives it.
+    ///
+    /// # Errors
+    /// Rank 0 is gone or does not take it.
+    pub fn answer(&self, message: &[u8]) -> Result<()> {
+        match &mut *self.links() {
+            Links::Leaf(link) => {
+                Frame::of::<u8>(Op::Message, message.len()).write(link, 0, self.deadline, message)
+            }
+            Links::Solo | Links::Root(_) => Ok(()),
+        }
+    }
+
+    /// Waits at rank 0 for a message of each other rank, up to `patience` each; they come in the order of the ranks.
+    ///
+    /// # Errors
+    /// A rank is gone, has failed, or does not answer.
+    pub fn answers(&self, patience: Duration) -> Result<Vec<Vec<u8>>> {
+        let mut answers = Vec::new();
+        if let Links::Root(links) = &mut *self.links() {
+            for (link, rank) in links.iter_mut().zip(1..) {
+                let answer = Frame::read_message(link, rank, Some(patience))?;
+                answers.push(answer.ok_or(Error::Gone { rank })?);
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Tells the others why this rank cannot go on: whatever they call next fails with it.
+    pub fn fail(&self, reason: &str) {
+        let frame = Frame::of::<u8>(Op::Failed, reason.len());
+        // Whoever is gone learns nothing, and needs not.
+        let _ = match &mut *self.links() {
+            Links::Solo => Ok(()),
+            Links::Root(links) => frame.write_all(links, self.deadline, reason.as_bytes()),
+            Links::Leaf(link) => frame.write(link, 0, self.deadline, reason.as_bytes()),
+        };
+    }
+
+    fn links(&self) -> std::sync::MutexGuard<'_, Links> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+//! Threads as ranks: sums, gathers and messages, and whatever a rank can do wrong.
+
+use std::{thread, time::Instant};
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Runs `work` on each rank in a thread of its own; the results in the order of the ranks.
+fn on_ranks<T: Send>(size: usize, work: impl Fn(&Comm) -> T + Sync) -> Vec<T> {
+    let comms = Comm::local(size, LONG).unwrap();
+    thread::scope(|scope| {
+        let work = &work;
+        let ranks: Vec<_> =
+            comms.into_iter().map(|comm| scope.spawn(move || work(&comm))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Numbers whose sum depends on the order in which they are added.
+fn numbers(rank: usize, len: usize) -> Vec<f32> {
+    let number = |i: usize| ((i * 31 + rank * 17) % 97) as f32 * 10f32.powi((i + rank) as i32 % 7);
+    (0..len).map(|i| number(i) - 40.0).collect()
+}
+
+#[test]
+fn sums_are_those_in_the_order_of_the_ranks_to_the_bit() {
+    for (size, len) in [(1, 5), (2, 4096), (3, 1), (4, 300_000), (8, 0)] {
+        let mut want = numbers(0, len);
+        for rank in 1..size {
+            want.iter_mut().zip(numbers(rank, len)).for_each(|(sum, part)| *sum += part);
+        }
+        let found = on_ranks(size, |comm| {
+            let mut values = numbers(comm.rank(), len);
+            comm.all_reduce(&mut values).unwrap();
+            assert_eq!(comm.traffic().all_reduces, 1);
+            assert_eq!(comm.traffic().all_reduce_bytes, 4 * len as u64);
+            values
+        });
+        assert_eq!(found, vec![want; size], "{size} ranks, {len} numbers");
+    }
+}
+
+#[test]
+fn parts_are_gathered_values_broadcast_and_messages_passed() {
+    for size in [1, 2, 4] {
+        let found = on_ranks(size, |comm| {
+            let rank = comm.rank() as u32;
+            let all = comm.all_gather(&[rank, 10 * rank]).unwrap();
+            let mut values = [1.5 * rank as f32 + 7.0; 3];
+            comm.broadcast(&mut values).unwrap();
+            comm.barrier().unwrap();
+            if rank == 0 {
+                comm.send_message(b"one").unwrap();
+                comm.send_message(b"").unwrap();
+            } else {
+                assert_eq!(comm.next_message().unwrap().unwrap(), b"one");
+                assert_eq!(comm.next_message().unwrap().unwrap(), b"");
+                comm.answer(&[rank as u8]).unwrap();
+            }
+            let answers = comm.answers(LONG).unwrap();
+            (all, values, answers, comm.traffic())
+        });
+        let all: Vec<u32> = (0..size as u32).flat_map(|rank| [rank, 10 * rank]).collect();
+        for (rank, (gathered, values, answers, traffic)) in found.into_iter().enumerate() {
+            assert_eq!((gathered, values), (all.clone(), [7.0; 3]));
+            let others = (1..size as u8).map(|rank| vec![rank]).collect::<Vec<_>>();
+            assert_eq!(answers, if rank == 0 { others } else { Vec::new() });
+            assert_eq!((traffic.all_gathers, traffic.all_gather_bytes), (1, 8));
+            assert_eq!((traffic.broadcasts, traffic.broadcast_bytes), (1, 12));
+            let messages = (traffic.messages, traffic.message_bytes);
+            assert_eq!(messages, if rank == 0 { (2, 3) } else { (0, 0) });
+        }
+    }
+}
+
+/// What rank 0 finds when rank 1 does something.
+fn found_by_root(deadline: Duration, other: impl FnOnce(Comm) + Send) -> Error {
+    let [root, leaf] = <[Comm; 2]>::try_from(Comm::local(2, deadline).unwrap()).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || other(leaf));
+        let error = root.all_reduce(&mut [0.0; 4]).unwrap_err();
+        // Rank 0 ends when it has given up.
+        drop(root);
+        error
+    })
+}
+
+#[test]
+fn a_rank_that_is_gone_or_has_failed_is_named() {
+    assert_eq!(found_by_root(LONG, drop).to_string(), "rank 1 has ended");
+    let told = found_by_root(LONG, |leaf| leaf.fail("no memory"));
+    assert_eq!(told.to_string(), "rank 1 failed: no memory");
+    let orphan = Comm::local(2, LONG).unwrap().pop().unwrap();
+    assert!(orphan.next_message().unwrap().is_none());
+    assert_eq!(orphan.barrier().unwrap_err().to_string(), "rank 0 has ended");
+    let [root, leaf] = <[Comm; 2]>::try_from(Comm::local(2, LONG).unwrap()).unwrap();
+    root.fail("cancelled");
+    assert_eq!(leaf.next_message().unwrap_err().to_string(), "rank 0 failed: cancelled");
+    leaf.fail("broken");
+    drop(leaf);
+    let told = root.send_message(b"step").and_then(|()| root.barrier()).unwrap_err();
+    assert_eq!(told.to_string(), "rank 1 failed: broken");
+}
+
+#[test]
+fn a_rank_that_does_not_answer_is_waited_for_as_long_as_was_said() {
+    let began = Instant::now();
+    let deadline = Duration::from_millis(50);
+    let error = found_by_root(deadline, move |leaf| {
+        // Alive and silent until rank 0 has given up.
+        assert!(leaf.next_message().unwrap().is_none());
+    });
+    assert_eq!(error.to_string(), "rank 1 has not answered for 0.05 s");
+    assert!(began.elapsed() >= deadline);
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused() {
+    let found = found_by_root(LONG, |leaf| drop(leaf.all_reduce(&mut [0.0; 3])));
+    assert_eq!(
+        found.to_string(),
+        "rank 1 is out of step: it sent all_reduce of 12 bytes of f32 where all_reduce of 16 bytes of f32 was due"
+    );
+    let found = found_by_root(LONG, |leaf| drop(leaf.all_gather(&[1u32; 4])));
+    assert_eq!(
+        found.to_string(),
+        "rank 1 is out of step: it sent all_gather of 16 bytes of u32 where all_reduce of 16 bytes of f32 was due"
+    );
+    let found = found_by_root(LONG, |leaf| drop(leaf.answer(b"hello")));
+    assert!(found.to_string().contains("it sent message of 5 bytes of u8"), "{found}");
+    let leaf = Comm::local(2, LONG).unwrap().pop().unwrap();
+    let refused = leaf.send_message(b"").unwrap_err().to_string();
+    assert_eq!(refused, "rank 1 cannot send to all: only rank 0 does");
+}

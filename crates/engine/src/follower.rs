@@ -1,0 +1,268 @@
+//! What a rank other than 0 does: it loads its part of the model and follows rank 0, step by step.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use candle_core::Device;
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Gguf};
+use candlepower_comm::Comm;
+use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, load_shard};
+use candlepower_scheduler::Step;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Error, Result,
+    rank_process::{Death, RankProcess},
+    runner::{ModelRunner, Scored},
+    start::{cache_dtype, compute_pool, panic_message},
+};
+
+/// What rank 0 sends to the others. After [`Order::Begin`] come steps, until it ends.
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) enum Order {
+    /// All ranks have loaded their parts: the cache is to have so many blocks, in FP8 or in f32.
+    Begin { num_blocks: usize, fp8_kv_cache: bool },
+    /// A step, in which every token is known, and the rows whose prompt tokens are scored.
+    Step { step: Step, scored: Vec<Scored> },
+}
+
+/// What a rank answers when it has loaded its part.
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct Loaded {
+    pub(crate) weights_bytes: u64,
+}
+
+/// What a rank is started with.
+#[derive(Clone, Debug)]
+pub(crate) struct FollowerConfig {
+    files: CheckpointFiles,
+    load: LoadOptions,
+    block_size: usize,
+    num_threads: usize,
+}
+
+/// What all ranks that are processes are started with: the first message to them.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub(crate) struct Setup {
+    files: Files,
+    dtype: LoadDtype,
+    load_format: LoadFormat,
+    max_model_len: Option<usize>,
+    block_size: usize,
+    /// By rank.
+    num_threads: Vec<usize>,
+}
+
+/// A checkpoint's files.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+enum Files {
+    Folder(PathBuf),
+    Gguf(PathBuf),
+    Embedded(Vec<(String, Vec<u8>)>),
+}
+
+impl Setup {
+    pub(crate) fn new(
+        files: &CheckpointFiles,
+        load: &LoadOptions,
+        block_size: usize,
+        num_threads: Vec<usize>,
+    ) -> Self {
+        let files = match files {
+            CheckpointFiles::Folder(folder) => Files::Folder(folder.clone()),
+            CheckpointFiles::Gguf(gguf) => Files::Gguf(gguf.path()),
+            CheckpointFiles::Embedded(files) => {
+                let owned = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.to_vec()));
+                Files::Embedded(owned.collect())
+            }
+        };
+        let LoadOptions { dtype, load_format, max_model_len, device: _ } = load.clone();
+        Self { files, dtype, load_format, max_model_len, block_size, num_threads }
+    }
+
+    /// What one of the ranks is started with.
+    ///
+    /// # Errors
+    /// A GGUF file cannot be read any more.
+    pub(crate) fn config(self, rank: usize) -> Result<FollowerConfig> {
+        let files = match self.files {
+            Files::Folder(folder) => CheckpointFiles::Folder(folder),
+            Files::Gguf(path) => CheckpointFiles::Gguf(Arc::new(Gguf::open(&path)?)),
+            // They are needed as long as the rank is there.
+            Files::Embedded(files) => {
+                let leak = |(name, bytes): (String, Vec<u8>)| -> (&'static str, &'static [u8]) {
+                    (name.leak(), bytes.leak())
+                };
+                CheckpointFiles::Embedded(files.into_iter().map(leak).collect::<Vec<_>>().leak())
+            }
+        };
+        let Self { dtype, load_format, max_model_len, block_size, num_threads, .. } = self;
+        let load = LoadOptions { device: Device::Cpu, dtype, load_format, max_model_len };
+        let num_threads = num_threads.get(rank).copied().unwrap_or(1);
+        Ok(FollowerConfig { files, load, block_size, num_threads })
+    }
+}
+
+/// What the ranks beside rank 0 are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankKind {
+    /// Threads of this process.
+    Threads,
+    /// Processes of this binary, which has to give [`run_rank`](crate::run_rank) what follows
+    /// [`RANK_COMMAND`](crate::RANK_COMMAND).
+    Processes,
+}
+
+/// The other ranks of a model. Dropping waits for them: they end when rank 0's end of the collectives is gone.
+#[derive(Default)]
+pub(crate) struct Followers {
+    threads: Vec<JoinHandle<()>>,
+    processes: Vec<RankProcess>,
+    /// Why processes are gone.
+    death: Death,
+}
+
+/// How long after its socket the end of a process may be seen.
+const END_SEEN: Duration = Duration::from_secs(2);
+
+impl Followers {
+    /// Starts the ranks from 1 on, and returns rank 0's end of the collectives.
+    pub(crate) fn start(
+        kind: RankKind,
+        setup: &Setup,
+        deadline: Duration,
+        death: Death,
+    ) -> Result<(Self, Arc<Comm>)> {
+        let ranks = setup.num_threads.len();
+        let mut followers = Self { threads: Vec::new(), processes: Vec::new(), death };
+        if kind == RankKind::Threads || ranks == 1 {
+            let mut comms = Comm::local(ranks, deadline)?.into_iter();
+            let root = comms.next().expect("there is a rank 0");
+            for comm in comms {
+                let config = setup.clone().config(comm.rank())?;
+                let rank = thread::Builder::new().name(format!("rank-{}", comm.rank()));
+                // What goes wrong was told to rank 0.
+                let thread = rank.spawn(move || drop(run(Arc::new(comm), config)));
+                followers.threads.push(thread.map_err(|error| Error::Thread(error.to_string()))?);
+            }
+            return Ok((followers, Arc::new(root)));
+        }
+        let mut links = Vec::new();
+        for rank in 1..ranks {
+            let death = Arc::clone(&followers.death);
+            let (process, link) = RankProcess::start((rank, ranks), deadline, death)?;
+            followers.processes.push(process);
+            links.push(link);
+        }
+        let root = Comm::root(links, deadline);
+        root.send_message(&encode(setup)?)?;
+        Ok((followers, Arc::new(root)))
+    }
+
+    /// The error, or, where it is that a rank is gone, why it is.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        use candlepower_comm::Error::Gone;
+        let gone = matches!(
+            error,
+            Error::Comm(Gone { .. }) | Error::Model(candlepower_models::Error::Comm(Gone { .. }))
+        );
+        if !gone || self.processes.is_empty() {
+            return error;
+        }
+        let began = Instant::now();
+        while began.elapsed() < END_SEEN {
+            if let Some(reason) = self.death.get() {
+                return Error::RankEnded(reason.clone());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        error
+    }
+}
+
+impl Drop for Followers {
+    fn drop(&mut self) {
+        self.processes.iter().for_each(RankProcess::close);
+        for thread in self.threads.drain(..) {
+            // It has caught what went wrong, and told rank 0.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Runs a rank until rank 0 ends. What goes wrong is told to rank 0.
+pub(crate) fn run(comm: Arc<Comm>, config: FollowerConfig) -> Result<()> {
+    let done = catch_unwind(AssertUnwindSafe(|| follow(&comm, &config)));
+    let done = done.unwrap_or_else(|panic| Err(Error::Invariant(panic_message(&*panic))));
+    done.inspect_err(|error| comm.fail(&error.to_string()))
+}
+
+fn follow(comm: &Arc<Comm>, config: &FollowerConfig) -> Result<()> {
+    let pool = compute_pool(config.num_threads)?;
+    let checkpoint = Checkpoint::open(config.files.clone())?;
+    let load = || load_shard(&checkpoint, &config.load, Arc::clone(comm), &mut |_| {});
+    let model = pool.install(load)?;
+    let loaded = Loaded { weights_bytes: model.weight_bytes() as u64 };
+    comm.answer(&encode(&loaded)?)?;
+    let Some(Order::Begin { num_blocks, fp8_kv_cache }) = next_order(comm)? else { return Ok(()) };
+    let cache = model.new_kv_cache(num_blocks, config.block_size, cache_dtype(fp8_kv_cache))?;
+    let mut runner = ModelRunner::new(model, cache, config.block_size, Followers::default());
+    while let Some(order) = next_order(comm)? {
+        let Order::Step { step, scored } = order else {
+            return Err(Error::Invariant("rank 0 began twice".to_owned()));
+        };
+        pool.install(|| runner.follow(&step, &scored))?;
+    }
+    Ok(())
+}
+
+fn next_order(comm: &Comm) -> Result<Option<Order>> {
+    comm.next_message()?.map(|message| decode(&message)).transpose()
+}
+
+/// A message's bytes.
+pub(crate) fn encode(message: &impl Serialize) -> Result<Vec<u8>> {
+    postcard::to_stdvec(message).map_err(|error| Error::Message(error.to_string()))
+}
+
+/// The message of some bytes.
+pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
+    postcard::from_bytes(bytes).map_err(|error| Error::Message(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StepRow, TokenSource};
+
+    use super::*;
+
+    /// Decodes of 256 sequences of 4096 tokens, 256 blocks each: most ids of blocks take three bytes. What is written in docs/tensor-parallelism.md.
+    #[test]
+    fn a_step_of_256_sequences_has_so_many_bytes() {
+        let row = |seq: u32| StepRow {
+            seq: SeqId(u64::from(100_000 + seq)),
+            tokens: vec![TokenSource::Id(100_000 + seq)],
+            first_position: 4095,
+            block_table: (0..256).map(|block| BlockId(block * 256 + seq)).collect(),
+            logits: LogitsFor::Last,
+            samples: vec![SeqId(u64::from(100_000 + seq))],
+        };
+        let rows = (0..256).map(row).collect();
+        let step = Step { id: 1_000_000, rows, ..Step::default() };
+        let order = Order::Step { step, scored: Vec::new() };
+        let bytes = encode(&order).unwrap();
+        assert_eq!(bytes.len(), 184_456);
+        let (Order::Step { step: sent, .. }, Order::Step { step, .. }) =
+            (decode(&bytes).unwrap(), order)
+        else {
+            panic!("another order came out");
+        };
+        assert_eq!(sent, step);
+        assert!(decode::<Order>(&bytes[..bytes.len() / 2]).is_err());
+    }
+}

@@ -1,0 +1,152 @@
+//! Models split over ranks, which are threads: the same logits and tokens as whole ones, and the traffic that arithmetic says.
+
+use std::{sync::Arc, thread, time::Duration};
+
+use candle_core::DType;
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype};
+use candlepower_comm::{Comm, Traffic};
+use candlepower_models::{Decoder, LoadFormat, LoadOptions, load, load_shard};
+
+use crate::golden::{
+    BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, TOLERANCE, checkpoint, folder, greedy, max_difference,
+    options, prefill,
+};
+
+/// Tokens that are compared.
+const NEW_TOKENS: usize = 64;
+
+/// Loads a checkpoint on so many ranks and runs `work` on each of them; the results in the order of the ranks.
+fn on_ranks<T: Send>(
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+    ranks: usize,
+    work: impl Fn(&Decoder) -> T + Sync,
+) -> Vec<T> {
+    let comms = Comm::local(ranks, Duration::from_secs(120)).unwrap();
+    let rank = |comm| work(&load_shard(checkpoint, options, Arc::new(comm), &mut |_| {}).unwrap());
+    thread::scope(|scope| {
+        let rank = &rank;
+        let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| rank(comm))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// At the context for which golden values were made.
+fn at_full_length(checkpoint: &Checkpoint) -> LoadOptions {
+    LoadOptions { max_model_len: Some(checkpoint.spec().max_positions), ..options() }
+}
+
+#[test]
+fn two_ranks_and_four_give_what_one_gives() {
+    let quantized = ["gptq-8bit", "fp8", "fp8-channel", "squeezellm", "squeezellm-sparse"];
+    for name in GOLDENS.iter().copied().chain(quantized) {
+        let (checkpoint, golden) = (checkpoint(name), Golden::read(name));
+        let options = at_full_length(&checkpoint);
+        let answer = |model: &Decoder| {
+            let logits = prefill(model, &golden.prompt, golden.prompt.len(), 0..8);
+            (logits, greedy(model, &golden.prompt, NEW_TOKENS))
+        };
+        let (logits, tokens) = answer(&load(&checkpoint, &options, &mut |_| {}).unwrap());
+        assert!(max_difference(&logits, &golden.logits) < TOLERANCE, "{name}: one rank");
+        for ranks in numbers_of_ranks(&checkpoint) {
+            for (rank, found) in
+                on_ranks(&checkpoint, &options, ranks, answer).into_iter().enumerate()
+            {
+                let difference = max_difference(&found.0, &logits);
+                assert!(difference < TOLERANCE, "{name} rank {rank} of {ranks}: {difference}");
+                assert_eq!(found.1, tokens, "{name}, rank {rank} of {ranks}");
+            }
+        }
+    }
+}
+
+/// Over how many ranks a model is split here; over none where it cannot be.
+fn numbers_of_ranks(checkpoint: &Checkpoint) -> Vec<usize> {
+    let sizes = checkpoint.spec().tensor_parallel_sizes();
+    [2, 4].into_iter().filter(|ranks| sizes.contains(ranks)).collect()
+}
+
+/// What a rank holds is known from the configuration alone, to the byte, and so is what it says to the others: two sums of
+/// hidden states in each layer, one for the embedding, and its part of the logits.
+#[test]
+fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
+    for name in GOLDENS {
+        let checkpoint = checkpoint(name);
+        let spec = checkpoint.spec();
+        let (layers, hidden) = (spec.layers.len() as u64, spec.hidden_size as u64);
+        for ranks in numbers_of_ranks(&checkpoint) {
+            let part = spec.vocab_size as u64 / ranks as u64;
+            let prompt: Vec<u32> = (10..23).collect();
+            let found = on_ranks(&checkpoint, &options(), ranks, |model| {
+                let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::F32).unwrap();
+                prefill(model, &prompt, 13, 0..8);
+                (model.weight_bytes() as u64, cache.num_bytes() as u64, model.comm().traffic())
+            });
+            for (rank, (weights, cache, traffic)) in found.into_iter().enumerate() {
+                let planned = spec.rank_weight_bytes(checkpoint.weights_dtype(None), ranks);
+                let of_rank_0: usize = spec
+                    .layers
+                    .iter()
+                    .map(|l| usize::from(l.attention.out_bias) + usize::from(l.ffn.mlp().bias))
+                    .sum();
+                let biases = if rank == 0 { 0 } else { 4 * hidden * of_rank_0 as u64 };
+                assert_eq!(weights + biases, planned, "{name}, rank {rank} of {ranks}");
+                let tokens = (NUM_BLOCKS * BLOCK_SIZE) as u64;
+                assert_eq!(cache, tokens * spec.rank_kv_bytes_per_token(Dtype::F32, ranks));
+                let expected = Traffic {
+                    all_reduces: 2 * layers + 1,
+                    all_reduce_bytes: 13 * (2 * layers + 1) * hidden * 4,
+                    all_gathers: 1,
+                    all_gather_bytes: 13 * part * 4,
+                    ..Traffic::default()
+                };
+                assert_eq!(traffic, expected, "{name}, rank {rank} of {ranks}");
+            }
+        }
+    }
+}
+
+/// Dummy numbers depend on the tensor and the place in it, not on the rank that has them.
+#[test]
+fn ranks_make_the_dummy_weights_of_the_whole() {
+    // Groups of 32 inputs, of which each rank has a whole number.
+    let awq = std::fs::read_to_string(folder("awq").join("config.json")).unwrap();
+    let awq = awq.replace("\"intermediate_size\": 96", "\"intermediate_size\": 128");
+    let llama = std::fs::read_to_string(folder("llama").join("config.json")).unwrap();
+    for config in [llama, awq] {
+        let config: &'static [u8] = config.into_bytes().leak();
+        let files = CheckpointFiles::Embedded(Box::leak(Box::new([("config.json", config)])));
+        let checkpoint = Checkpoint::open(files).unwrap();
+        let options = LoadOptions { load_format: LoadFormat::Dummy, ..options() };
+        let prompt: Vec<u32> = (10..34).collect();
+        let answer = |model: &Decoder| prefill(model, &prompt, 24, 0..8);
+        let whole = answer(&load(&checkpoint, &options, &mut |_| {}).unwrap());
+        for part in on_ranks(&checkpoint, &options, 2, answer) {
+            let difference = max_difference(&part, &whole);
+            assert!(difference < TOLERANCE, "{}: {difference}", checkpoint.architecture());
+        }
+    }
+}
+
+#[test]
+fn sizes_that_do_not_divide_are_refused_with_those_that_would() {
+    let refused = |name: &str, ranks| {
+        let found = checkpoint(name).spec().check_tensor_parallel(ranks).map_err(|e| e.to_string());
+        found.unwrap_err()
+    };
+    assert_eq!(
+        refused("llama", 3),
+        "tensor_parallel_size 3 does not divide the model's 4 attention heads; possible are 1, 2, 4"
+    );
+    assert_eq!(
+        refused("awq", 2),
+        "tensor_parallel_size 2 does not divide the model's 3 groups of quantized inputs; possible are 1"
+    );
+    assert_eq!(
+        refused("gptq", 2),
+        "tensor_parallel_size 2 does not divide the model's 1 set of inputs in act-order (desc_act); possible are 1"
+    );
+    let comm = Comm::local(3, Duration::from_secs(1)).unwrap().remove(0);
+    let loaded = load_shard(&checkpoint("llama"), &options(), Arc::new(comm), &mut |_| {});
+    assert_eq!(loaded.err().unwrap().to_string(), refused("llama", 3));
+}
