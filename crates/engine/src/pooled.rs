@@ -48,7 +48,7 @@ impl PoolingSource<'_> {
 
 /// A model that was loaded.
 pub(crate) enum PoolingRunner {
-    Encoder(Encoder),
+    Encoder(Box<Encoder>),
     Decoder { model: Box<Decoder>, pooling: Pooling, normalizes: bool },
 }
 
@@ -67,7 +67,7 @@ impl PoolingRunner {
                         bytes_total: done.bytes_total,
                     });
                 })?;
-                Ok(Self::Encoder(encoder))
+                Ok(Self::Encoder(Box::new(encoder)))
             }
             PoolingSource::Decoder(checkpoint) => {
                 let options = LoadOptions {
