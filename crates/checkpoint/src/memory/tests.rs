@@ -243,14 +243,14 @@ fn seventy_billion_weights_over_large_gpus() {
     let mut spec = llama();
     (spec.hidden_size, spec.layers) = (8192, vec![spec.layers[0].clone(); 80]);
     for layer in &mut spec.layers {
-        (layer.attention.heads, layer.mlp.inner) = (64, 28_672);
+        (layer.attention.heads, layer.ffn.mlp_mut().inner) = (64, 28_672);
     }
     assert_eq!(spec.num_parameters(), 70_553_706_496);
     let row = |ranks| {
         let plan = MemoryPlan::new(
             &spec,
             MemoryRequest {
-                kv: Dtype::Bf16,
+                kv: Dtype::Bf16.into(),
                 max_model_len: 131_072,
                 max_num_seqs: 256,
                 tensor_parallel_size: ranks,
