@@ -18,6 +18,7 @@ const GOLDENS: &str = "tests/golden/";
 enum Ran {
     No,
     NotYet,
+    OnCpu,
 }
 
 impl Ran {
@@ -25,6 +26,7 @@ impl Ran {
         match self {
             Self::No => "no",
             Self::NotYet => "not yet run",
+            Self::OnCpu => "on the CPU",
         }
     }
 }
@@ -47,12 +49,21 @@ const fn row(
     checked: &'static str,
     gguf: &'static str,
 ) -> Architecture {
-    Architecture { class, models, checked, gguf, tensor_parallel: Ran::No, on_gpu: Ran::NotYet }
+    Architecture { class, models, checked, gguf, tensor_parallel: Ran::OnCpu, on_gpu: Ran::NotYet }
 }
 
 /// As [`row`], of an architecture that is refused on a GPU.
 const fn cpu_row(class: &'static str, models: &'static str, checked: &'static str) -> Architecture {
     Architecture { on_gpu: Ran::No, ..row(class, models, checked, "") }
+}
+
+/// As [`cpu_row`], of an architecture that is not split over ranks.
+const fn whole_row(
+    class: &'static str,
+    models: &'static str,
+    checked: &'static str,
+) -> Architecture {
+    Architecture { tensor_parallel: Ran::No, ..cpu_row(class, models, checked) }
 }
 
 /// In the order of the table.
@@ -91,7 +102,7 @@ const ARCHITECTURES: &[Architecture] = &[
         "factors on embeddings, scores, residuals and logits",
         "granite",
     ),
-    cpu_row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, norms over all heads"),
+    whole_row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, norms over all heads"),
     cpu_row(
         "Starcoder2ForCausalLM",
         "StarCoder2",
@@ -112,8 +123,8 @@ const ARCHITECTURES: &[Architecture] = &[
         "Command R7B, Command A",
         "windowed layers with rope, others without",
     ),
-    cpu_row("MixtralForCausalLM", "Mixtral", "experts, sliding window"),
-    cpu_row(
+    whole_row("MixtralForCausalLM", "Mixtral", "experts, sliding window"),
+    whole_row(
         "Qwen3MoeForCausalLM",
         "Qwen3-30B-A3B, Qwen3-235B-A22B and their like",
         "experts in some layers, shares renormalised or not",
