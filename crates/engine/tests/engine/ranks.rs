@@ -5,7 +5,7 @@ use super::{
     *,
 };
 
-/// Every plain golden checkpoint.
+/// Every plain golden checkpoint that can be split and has the positions.
 const GOLDENS: &[&str] = &[
     "llama",
     "llama-linear",
@@ -21,8 +21,6 @@ const GOLDENS: &[&str] = &[
     "glm4",
     "granite",
     "starcoder2",
-    "gpt2",
-    "cohere",
     "cohere2",
 ];
 

@@ -42,9 +42,10 @@ fn two_ranks_and_four_give_what_one_gives() {
     for name in GOLDENS.iter().copied().chain(quantized) {
         let (checkpoint, golden) = (checkpoint(name), Golden::read(name));
         let options = at_full_length(&checkpoint);
+        let room = checkpoint.spec().max_positions - golden.prompt.len();
         let answer = |model: &Decoder| {
             let logits = prefill(model, &golden.prompt, golden.prompt.len(), 0..8);
-            (logits, greedy(model, &golden.prompt, NEW_TOKENS))
+            (logits, greedy(model, &golden.prompt, NEW_TOKENS.min(room)))
         };
         let (logits, tokens) = answer(&load(&checkpoint, &options, &mut |_| {}).unwrap());
         assert!(max_difference(&logits, &golden.logits) < TOLERANCE, "{name}: one rank");

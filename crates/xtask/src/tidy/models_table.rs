@@ -113,7 +113,7 @@ const ARCHITECTURES: &[Architecture] = &[
         "GPT-2 and what is built like it",
         "learned positions, transposed tensors, old and new names",
     ),
-    cpu_row(
+    whole_row(
         "CohereForCausalLM",
         "Command R, Command R+, Aya",
         "attention and feed-forward side by side, norms of each head, scaled logits",
