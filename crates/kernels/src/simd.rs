@@ -32,6 +32,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
     const TILE_VECTORS: usize;
     /// Most rows of the matrix-vector path, whose accumulators are two vectors per row: 8 or 2.
     const GEMV_ROWS: usize;
+    /// Whether [`Self::dot_bf16`] is one instruction. It takes numbers below 2^-126 for zero then.
+    const BF16_DOT: bool = false;
 
     fn splat(self, value: f32) -> Self::F32;
     fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
@@ -40,6 +42,16 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn div(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
+    /// Of sixteen words of two bf16 each, those in the high halves.
+    fn bf16_high(self, words: Self::F32) -> Self::F32;
+    /// Of sixteen words of two bf16 each, those in the low halves.
+    fn bf16_low(self, words: Self::F32) -> Self::F32;
+    /// `c + a.high * b.high`, rounded once, and to that `a.low * b.low`, rounded once, of words of two bf16 each.
+    #[inline(always)]
+    fn dot_bf16(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
+        let sum = self.fma(self.bf16_high(a), self.bf16_high(b), c);
+        self.fma(self.bf16_low(a), self.bf16_low(b), sum)
+    }
     /// The larger of each pair, and `b` where either is NaN.
     fn max(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// The smaller of each pair, and `b` where either is NaN.
@@ -74,14 +86,6 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `target` points to eight writable f32.
     unsafe fn store_half(self, target: *mut f32, value: Self::F32);
-    /// Widens the even one of each pair of bf16.
-    /// # Safety
-    /// `source` points to 32 readable bf16.
-    unsafe fn load_bf16_even(self, source: *const u8) -> Self::F32;
-    /// Widens the odd one of each pair of bf16.
-    /// # Safety
-    /// `source` points to 32 readable bf16.
-    unsafe fn load_bf16_odd(self, source: *const u8) -> Self::F32;
     /// Widens sixteen f16.
     /// # Safety
     /// `source` points to sixteen readable f16.
@@ -122,7 +126,9 @@ pub(crate) trait WithSimd {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Isa {
     #[cfg(target_arch = "x86_64")]
-    Avx512(Avx512),
+    Avx512Bf16(Avx512<true>),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512<false>),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     Portable(Portable),
@@ -133,7 +139,10 @@ impl Isa {
     pub(crate) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            if let Some(avx512) = Avx512::detect() {
+            if let Some(avx512) = Avx512::<true>::detect() {
+                return Self::Avx512Bf16(avx512);
+            }
+            if let Some(avx512) = Avx512::<false>::detect() {
                 return Self::Avx512(avx512);
             }
             if let Some(avx2) = Avx2::detect() {
@@ -147,21 +156,37 @@ impl Isa {
     #[cfg(test)]
     pub(crate) fn all() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
-        let wide = [Avx2::detect().map(Self::Avx2), Avx512::detect().map(Self::Avx512)];
+        let wide = [
+            Avx2::detect().map(Self::Avx2),
+            Avx512::<false>::detect().map(Self::Avx512),
+            Avx512::<true>::detect().map(Self::Avx512Bf16),
+        ];
         #[cfg(not(target_arch = "x86_64"))]
         let wide = [];
         std::iter::once(Self::Portable(Portable)).chain(wide.into_iter().flatten()).collect()
     }
 
-    /// Runs `op` compiled for this instruction set.
+    /// Runs `op` compiled for this instruction set, without its dot products.
     #[inline]
     pub(crate) fn run<O: WithSimd>(self, op: O) -> O::Output {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16(s) => s.without_dot().run(op),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(s) => s.run(op),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(s) => s.run(op),
             Self::Portable(s) => s.run(op),
+        }
+    }
+
+    /// Runs `op` compiled for all of this instruction set.
+    #[inline]
+    pub(crate) fn run_with_dot<O: WithSimd>(self, op: O) -> O::Output {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16(s) => s.run(op),
+            _ => self.run(op),
         }
     }
 }

@@ -153,7 +153,7 @@ impl Layout {
     /// Element index inside a panel of a dtype of step `k`, column `column`.
     fn index(self, k: usize, column: usize) -> usize {
         match self.order {
-            ElementOrder::Bf16 => k / 2 * (2 * PANEL) + column * 2 + k % 2,
+            ElementOrder::Bf16 => k / 2 * (2 * PANEL) + column * 2 + (1 - k % 2),
             _ => k * PANEL + column,
         }
     }

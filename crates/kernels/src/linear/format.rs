@@ -1,18 +1,81 @@
-//! How each stored dtype, and each kind of codes, is widened to f32 in registers.
+//! How each stored dtype, and each kind of codes, meets the activations in registers.
 
+use std::borrow::Cow;
+
+use super::Product;
 use crate::simd::{LANES, Simd};
 use crate::weight::{Codes, ElementOrder, PANEL, TABLE};
 
-/// A stored dtype or kind of codes, read sixteen outputs of one step of `k` at a time.
+/// A stored dtype or kind of codes, read sixteen outputs at a time. Weights and activations are words of 32 bits: an
+/// f32, or two bf16 that belong to two steps of `k`.
 pub(super) trait Format: Copy + Send + Sync {
     /// The order inside a panel.
     const ORDER: ElementOrder;
+    /// Steps of `k` in a word: 1 or 2.
+    const STEPS: usize = 1;
+    /// Whether a panel lies in memory as [`Self::load`] gives it, `[words][32]`.
+    const AS_STORED: bool = false;
 
-    /// Outputs `16 * half..` of step `step` (0 or 1) of the pair of steps `at`.
+    /// The word of the next [`Self::STEPS`] activations, or of the last one.
+    #[inline(always)]
+    fn word(x: &[f32]) -> f32 {
+        x[0]
+    }
+
+    /// Outputs `16 * half..` of word `word` of the pair of steps `at`.
     ///
     /// # Safety
     /// `at` points to a header and a pair of steps of a panel in this order.
-    unsafe fn load<S: Simd>(s: S, at: Pair, step: usize, half: usize) -> S::F32;
+    unsafe fn load<S: Simd>(s: S, at: Pair, word: usize, half: usize) -> S::F32;
+
+    /// `sum` and the products of a word of activations with one of weights, step after step.
+    #[inline(always)]
+    fn add<S: Simd>(s: S, x: S::F32, w: S::F32, sum: S::F32) -> S::F32 {
+        s.fma(x, w, sum)
+    }
+
+    /// The words of all rows of `x` `[rows, k]`.
+    #[inline(always)]
+    fn words(x: &[f32], k: usize) -> Cow<'_, [f32]> {
+        if Self::ORDER == ElementOrder::Bf16 {
+            let rows = x.chunks_exact(k);
+            Cow::Owned(rows.flat_map(|row| row.chunks(Self::STEPS).map(Self::word)).collect())
+        } else {
+            Cow::Borrowed(x)
+        }
+    }
+}
+
+/// A product in the format of its weight.
+pub(super) trait WithFormat<S: Simd> {
+    /// The work. Implementations are `#[inline(always)]`.
+    fn with<W: Format>(self, s: S, p: &Product<'_>);
+}
+
+/// Calls `work` with the format of the weight of `p`.
+#[inline(always)]
+pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>) {
+    match p.w.layout().order {
+        ElementOrder::F32 => work.with::<F32>(s, p),
+        ElementOrder::F16 => work.with::<F16>(s, p),
+        ElementOrder::Bf16 if const { S::BF16_DOT } => work.with::<Bf16Pairs>(s, p),
+        ElementOrder::Bf16 => work.with::<Bf16>(s, p),
+        ElementOrder::Coded(Codes::U4) => work.with::<U4>(s, p),
+        ElementOrder::Coded(Codes::U8) => work.with::<U8>(s, p),
+        ElementOrder::Coded(Codes::E4m3) => work.with::<E4m3>(s, p),
+        ElementOrder::Coded(Codes::Table) => work.with::<Table>(s, p),
+    }
+}
+
+/// The bits of the nearest bf16, ties to even, in the high half; the other is zero.
+/// Source: IEEE 754-2019, 4.3.1, on the upper half of binary32.
+#[inline(always)]
+fn rounded(value: f32) -> u32 {
+    let bits = value.to_bits();
+    let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    // A NaN stays one, whatever its low bits were.
+    let chosen = if value.is_nan() { bits | 0x40_0000 } else { nearest };
+    chosen & 0xffff_0000
 }
 
 /// Two steps of `k` of one panel.
@@ -25,22 +88,27 @@ pub(super) struct Pair {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct F32;
+struct F32;
 #[derive(Clone, Copy)]
-pub(super) struct F16;
+struct F16;
+/// Widened to f32.
 #[derive(Clone, Copy)]
-pub(super) struct Bf16;
+struct Bf16;
+/// For dot products.
 #[derive(Clone, Copy)]
-pub(super) struct U4;
+struct Bf16Pairs;
 #[derive(Clone, Copy)]
-pub(super) struct U8;
+struct U4;
 #[derive(Clone, Copy)]
-pub(super) struct E4m3;
+struct U8;
 #[derive(Clone, Copy)]
-pub(super) struct Table;
+struct E4m3;
+#[derive(Clone, Copy)]
+struct Table;
 
 impl Format for F32 {
     const ORDER: ElementOrder = ElementOrder::F32;
+    const AS_STORED: bool = true;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, at: Pair, step: usize, half: usize) -> S::F32 {
@@ -63,12 +131,38 @@ impl Format for Bf16 {
     const ORDER: ElementOrder = ElementOrder::Bf16;
 
     #[inline(always)]
+    fn word(x: &[f32]) -> f32 {
+        f32::from_bits(rounded(x[0]))
+    }
+
+    #[inline(always)]
     unsafe fn load<S: Simd>(s: S, at: Pair, step: usize, half: usize) -> S::F32 {
+        // SAFETY: as the caller promises.
+        let words = unsafe { Bf16Pairs::load(s, at, 0, half) };
+        if step == 0 { s.bf16_high(words) } else { s.bf16_low(words) }
+    }
+}
+
+impl Format for Bf16Pairs {
+    const ORDER: ElementOrder = ElementOrder::Bf16;
+    const STEPS: usize = 2;
+    const AS_STORED: bool = true;
+
+    #[inline(always)]
+    fn word(x: &[f32]) -> f32 {
+        let low = x.get(1).map_or(0, |low| rounded(*low) >> 16);
+        f32::from_bits(rounded(x[0]) | low)
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, at: Pair, _: usize, half: usize) -> S::F32 {
         // SAFETY: each half has 16 words of two steps: 64 bytes.
-        unsafe {
-            let words = at.steps.add(half * LANES * 4);
-            if step == 0 { s.load_bf16_even(words) } else { s.load_bf16_odd(words) }
-        }
+        unsafe { s.load(at.steps.cast::<f32>().add(half * LANES)) }
+    }
+
+    #[inline(always)]
+    fn add<S: Simd>(s: S, x: S::F32, w: S::F32, sum: S::F32) -> S::F32 {
+        s.dot_bf16(x, w, sum)
     }
 }
 

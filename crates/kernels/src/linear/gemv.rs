@@ -6,10 +6,10 @@
 use std::ops::Range;
 
 use super::Product;
-use super::format::{Bf16, E4m3, F16, F32, Format, Pair, Table, U4, U8};
+use super::format::{Format, Pair, WithFormat};
 use crate::parallel;
 use crate::simd::{LANES, Simd, WithSimd};
-use crate::weight::{Codes, ElementOrder, PANEL};
+use crate::weight::PANEL;
 
 /// How far ahead of their use the weights of a stream are fetched.
 const PREFETCH_BYTES: usize = 3072;
@@ -17,20 +17,18 @@ const PREFETCH_BYTES: usize = 3072;
 /// Products of fewer multiplications than this run on the calling thread.
 const INLINE_PRODUCTS: usize = 64 * 1024;
 
-/// Computes `p` for 1 to `S::GEMV_ROWS` rows.
-#[inline(always)]
-pub(super) fn multiply<S: Simd>(s: S, p: &Product<'_>) {
-    match p.w.layout().order {
-        ElementOrder::F32 => by_rows::<S, F32>(s, p),
-        ElementOrder::F16 => by_rows::<S, F16>(s, p),
-        ElementOrder::Bf16 => by_rows::<S, Bf16>(s, p),
-        ElementOrder::Coded(Codes::U4) => by_rows::<S, U4>(s, p),
-        ElementOrder::Coded(Codes::U8) => by_rows::<S, U8>(s, p),
-        ElementOrder::Coded(Codes::E4m3) => by_rows::<S, E4m3>(s, p),
-        ElementOrder::Coded(Codes::Table) => by_rows::<S, Table>(s, p),
+/// Computes a product of 1 to `S::GEMV_ROWS` rows.
+pub(super) struct Gemv;
+
+impl<S: Simd> WithFormat<S> for Gemv {
+    #[inline(always)]
+    fn with<W: Format>(self, s: S, p: &Product<'_>) {
+        let x = W::words(p.x, p.w.k());
+        by_rows::<S, W>(s, &Product { x: &x, ..*p });
     }
 }
 
+/// The activations of `p` are words.
 #[inline(always)]
 fn by_rows<S: Simd, W: Format>(s: S, p: &Product<'_>) {
     // Streams are as many as the accumulators allow, two vectors per row and stream; fewer rows need
@@ -101,20 +99,21 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     distance: usize,
 ) {
     let (k, layout) = (p.w.k(), p.w.layout());
+    let row_words = k.div_ceil(W::STEPS);
     let panel_bytes = layout.panel_bytes();
     let weights = p.w.bytes();
     assert!((first + (STREAMS - 1) * distance + 1) * panel_bytes <= weights.len(), "panels exist");
-    assert!(p.x.len() >= ROWS * k, "rows exist");
+    assert!(p.x.len() >= ROWS * row_words, "rows exist");
     let stride = distance * panel_bytes;
     let mut sums = [[[s.splat(0.0); 2]; STREAMS]; ROWS];
     let mut header = weights[first * panel_bytes..].as_ptr();
     for start in (0..k).step_by(layout.group) {
         let group = Group {
-            x: p.x[start..].as_ptr(),
-            x_stride: k,
+            x: p.x[start / W::STEPS..].as_ptr(),
+            x_stride: row_words,
             header,
             stride,
-            steps: layout.group.min(k - start),
+            words: layout.group.min(k - start).div_ceil(W::STEPS),
         };
         // SAFETY: the group's steps lie in each of the panels and rows, as asserted above.
         unsafe { add_group::<S, W, ROWS, STREAMS>(s, &group, &mut sums) };
@@ -134,15 +133,15 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
 
 /// Steps of `k` with one header, in every row and stream.
 struct Group {
-    /// The first row's activations.
+    /// The first row's activations, in words.
     x: *const f32,
-    /// Elements from row to row.
+    /// Words from row to row.
     x_stride: usize,
     /// The first stream's header.
     header: *const u8,
     /// Bytes from stream to stream.
     stride: usize,
-    steps: usize,
+    words: usize,
 }
 
 /// Adds a group to the sums.
@@ -166,35 +165,37 @@ unsafe fn add_group<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>
     let pair_bytes = W::ORDER.pair_bytes();
     fetch(group.header.wrapping_add(PREFETCH_BYTES), W::ORDER.header_bytes());
     let at = |pair: *const u8| Pair { header: group.header, steps: pair };
-    for two in 0..group.steps / 2 {
-        // SAFETY: the caller's promise: two more steps are there.
+    let pair_words = 2 / W::STEPS;
+    for first in (0..group.words - group.words % pair_words).step_by(pair_words) {
+        // SAFETY: the caller's promise: a pair of steps more is there.
         unsafe {
             fetch(pair.wrapping_add(PREFETCH_BYTES), pair_bytes);
-            let x = group.x.add(2 * two);
-            step::<S, W, ROWS, STREAMS>(s, group, (x, at(pair)), 0, sums);
-            step::<S, W, ROWS, STREAMS>(s, group, (x.add(1), at(pair)), 1, sums);
+            for i in 0..pair_words {
+                let x = group.x.add(first + i);
+                word::<S, W, ROWS, STREAMS>(s, group, (x, at(pair)), i, sums);
+            }
             pair = pair.add(pair_bytes);
         }
     }
-    if group.steps % 2 == 1 {
+    if group.words % pair_words == 1 {
         // SAFETY: the last step of each row and panel; the panel is padded to a pair.
         unsafe {
-            let x = group.x.add(group.steps - 1);
-            step::<S, W, ROWS, STREAMS>(s, group, (x, at(pair)), 0, sums);
+            let x = group.x.add(group.words - 1);
+            word::<S, W, ROWS, STREAMS>(s, group, (x, at(pair)), 0, sums);
         }
     }
 }
 
-/// One step of `k` in every row and stream: `at` are the first row's activation and the first stream's pair of steps.
+/// One word in every row and stream: `at` are the first row's, and the first stream's pair of steps, of which it is word `i`.
 ///
 /// # Safety
 /// All of them exist.
 #[inline(always)]
-unsafe fn step<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
+unsafe fn word<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     s: S,
     group: &Group,
     at: (*const f32, Pair),
-    step: usize,
+    i: usize,
     sums: &mut [[[S::F32; 2]; STREAMS]; ROWS],
 ) {
     let mut x = [s.splat(0.0); ROWS];
@@ -207,11 +208,11 @@ unsafe fn step<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
         let w: [S::F32; 2] = unsafe {
             let offset = stream * group.stride;
             let at = Pair { header: at.1.header.add(offset), steps: at.1.steps.add(offset) };
-            [W::load(s, at, step, 0), W::load(s, at, step, 1)]
+            [W::load(s, at, i, 0), W::load(s, at, i, 1)]
         };
         for (x, sums) in x.iter().zip(sums.iter_mut()) {
             for (sum, w) in sums[stream].iter_mut().zip(w) {
-                *sum = s.fma(*x, w, *sum);
+                *sum = W::add(s, *x, w, *sum);
             }
         }
     }

@@ -44,7 +44,10 @@ fn expected(x: &[f32], w: &Weight, bias: Option<&[f32]>) -> Vec<u32> {
     let (n, k) = (w.n(), w.k());
     let mut rows = vec![0.0; n * k];
     rows.chunks_exact_mut(k).enumerate().for_each(|(i, row)| w.read_row(i, row));
-    let (x, rows) = (in_order(x, w), in_order(&rows, w));
+    let (mut x, rows) = (in_order(x, w).into_owned(), in_order(&rows, w));
+    if w.dtype() == DType::BF16 {
+        x.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
+    }
     x.chunks_exact(k)
         .flat_map(|x| {
             rows.chunks_exact(k)

@@ -1,24 +1,25 @@
 //! The innermost loop of the tiled matmul: a tile of outputs kept in registers over a block of `k`.
 
+use super::format::Format;
 use crate::simd::{LANES, Simd, WithSimd};
 use crate::weight::PANEL;
 
-/// A tile of `rows x 32` outputs over `steps` steps of `k`, as work for an instruction set.
+/// A tile of `rows x 32` outputs over some words of `k`, as work for an instruction set.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     /// `1..=S::TILE_ROWS`.
     pub(super) rows: usize,
-    /// Activations `[steps][rows]`.
+    /// Activations `[words][rows]`.
     pub(super) x: *const f32,
-    /// Weights `[steps][32]`.
+    /// Weights `[words][32]`.
     pub(super) w: *const f32,
-    pub(super) steps: usize,
+    pub(super) words: usize,
     /// Outputs, `y_stride` elements from row to row.
     pub(super) y: *mut f32,
     pub(super) y_stride: usize,
     /// Where the chain of additions begins.
     pub(super) start: Start,
-    /// Memory to fetch meanwhile: `ahead_step` bytes (at most two cache lines) per step of `k`.
+    /// Memory to fetch meanwhile: `ahead_step` bytes (at most two cache lines) per word.
     pub(super) ahead: *const u8,
     pub(super) ahead_step: usize,
 }
@@ -39,15 +40,15 @@ impl Tile {
     /// The pointers cover what their descriptions say, the outputs are this thread's alone, and they
     /// are initialised where the chain continues.
     #[inline(always)]
-    pub(super) unsafe fn compute<S: Simd>(self, s: S) {
-        s.run(Checked(self));
+    pub(super) unsafe fn compute<S: Simd, W: Format>(self, s: S) {
+        s.run(Checked::<W>(self, std::marker::PhantomData));
     }
 }
 
 /// A tile whose pointers are good: only [`Tile::compute`] makes one.
-struct Checked(Tile);
+struct Checked<W>(Tile, std::marker::PhantomData<W>);
 
-impl WithSimd for Checked {
+impl<W: Format> WithSimd for Checked<W> {
     type Output = ();
 
     #[inline(always)]
@@ -57,7 +58,7 @@ impl WithSimd for Checked {
             ($vectors:literal, $half:expr, $($rows:literal)*) => {
                 match tile.rows {
                     // SAFETY: `Tile::compute` was promised good pointers.
-                    $($rows => unsafe { accumulate::<S, $rows, $vectors>(s, tile, $half) },)*
+                    $($rows => unsafe { accumulate::<S, W, $rows, $vectors>(s, tile, $half) },)*
                     rows => unreachable!("a tile of {rows} rows"),
                 }
             };
@@ -77,7 +78,7 @@ impl WithSimd for Checked {
 /// # Safety
 /// As [`Tile::compute`].
 #[inline(always)]
-unsafe fn accumulate<S: Simd, const ROWS: usize, const VECTORS: usize>(
+unsafe fn accumulate<S: Simd, W: Format, const ROWS: usize, const VECTORS: usize>(
     s: S,
     tile: &Tile,
     first_half: usize,
@@ -92,20 +93,20 @@ unsafe fn accumulate<S: Simd, const ROWS: usize, const VECTORS: usize>(
             }
         }
     }
-    for step in 0..tile.steps {
-        let ahead = tile.ahead.wrapping_add(step * tile.ahead_step);
+    for word in 0..tile.words {
+        let ahead = tile.ahead.wrapping_add(word * tile.ahead_step);
         s.prefetch(ahead);
         s.prefetch(ahead.wrapping_add(tile.ahead_step / 2));
         let mut weights = [s.splat(0.0); VECTORS];
         for (v, weight) in weights.iter_mut().enumerate() {
-            // SAFETY: one of the `steps` rows of 32 weights.
-            *weight = unsafe { s.load(w.add(step * PANEL + v * LANES)) };
+            // SAFETY: one of the rows of 32 words of weights.
+            *weight = unsafe { s.load(w.add(word * PANEL + v * LANES)) };
         }
         for (r, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: one of the `steps` rows of `ROWS` activations.
-            let x = s.splat(unsafe { *tile.x.add(step * ROWS + r) });
+            // SAFETY: one of the rows of `ROWS` words of activations.
+            let x = s.splat(unsafe { *tile.x.add(word * ROWS + r) });
             for (sum, weight) in sums.iter_mut().zip(weights) {
-                *sum = s.fma(x, weight, *sum);
+                *sum = W::add(s, x, weight, *sum);
             }
         }
     }

@@ -1,24 +1,24 @@
 //! The product for many rows: blocks that stay in the caches, tiles that stay in registers.
 //!
-//! Activations are packed once, `[k blocks][row tiles][steps][tile rows]`, so a tile reads them in
+//! Activations are packed once, `[blocks of k][row tiles][words][tile rows]`, so a tile reads them in
 //! order. A task owns some panels: for each block of `k` and each of its panels it runs all row tiles
-//! over the same weights, widened once to f32, which come from memory once and then from the first cache.
+//! over the same weights, widened once where they must be, which come from memory once and then from the first cache.
 //! The outputs carry the chain of additions from one block of `k` to the next.
 
 use std::ops::Range;
 
 use super::Product;
-use super::format::{Bf16, E4m3, F16, F32, Format, Pair, Table, U4, U8};
+use super::format::{Format, Pair, WithFormat};
 use super::tile::{Start, Tile};
 use crate::parallel::{self, SharedMut};
 use crate::simd::{LANES, Simd, WithSimd};
-use crate::weight::{Codes, ElementOrder, Layout, PANEL};
+use crate::weight::{Layout, PANEL};
 
-/// Steps of `k` in one block: with 32 outputs in f32 they take a third of a 48 KiB first-level cache.
-const BLOCK_STEPS: usize = 128;
+/// Words of `k` in one block: with 32 outputs they take half of a first-level cache of 32 KiB, a third of one of 48.
+const BLOCK_WORDS: usize = 128;
 
-/// Rows are taken in groups whose packed activations have at most this many elements (4 MiB).
-const GROUP_ELEMENTS: usize = 1 << 20;
+/// Rows are taken in groups whose packed activations have at most this many words (4 MiB).
+const GROUP_WORDS: usize = 1 << 20;
 
 /// Panels of one task that share each block of packed activations.
 const PANELS_TOGETHER: usize = 4;
@@ -29,30 +29,26 @@ const INLINE_PRODUCTS: usize = 64 * 1024;
 /// Packing fewer activations than this is not worth another thread.
 const INLINE_PACK: usize = 16 * 1024;
 
-/// Computes `p` for any number of rows.
-#[inline(always)]
-pub(super) fn multiply<S: Simd>(s: S, p: &Product<'_>) {
-    let k = p.w.k();
-    let most_rows = (GROUP_ELEMENTS / k / S::TILE_ROWS).max(1) * S::TILE_ROWS;
-    let mut packed = Vec::new();
-    for first_row in (0..p.rows).step_by(most_rows) {
-        let tiles = RowTiles::new(first_row..p.rows.min(first_row + most_rows), S::TILE_ROWS);
-        pack(&mut packed, p.x, k, &tiles);
-        let group = Group { p, tiles: &tiles, packed: &packed };
-        let work = |panels: Range<usize>| match p.w.layout().order {
-            ElementOrder::F32 => s.run(Panels { group, panels, format: F32 }),
-            ElementOrder::F16 => s.run(Panels { group, panels, format: F16 }),
-            ElementOrder::Bf16 => s.run(Panels { group, panels, format: Bf16 }),
-            ElementOrder::Coded(Codes::U4) => s.run(Panels { group, panels, format: U4 }),
-            ElementOrder::Coded(Codes::U8) => s.run(Panels { group, panels, format: U8 }),
-            ElementOrder::Coded(Codes::E4m3) => s.run(Panels { group, panels, format: E4m3 }),
-            ElementOrder::Coded(Codes::Table) => s.run(Panels { group, panels, format: Table }),
-        };
-        let panels = p.w.n().div_ceil(PANEL);
-        if tiles.rows.len() * k * p.w.n() <= INLINE_PRODUCTS {
-            work(0..panels);
-        } else {
-            parallel::for_ranges(panels, 1, work);
+/// Computes a product of any number of rows.
+pub(super) struct Tiled;
+
+impl<S: Simd> WithFormat<S> for Tiled {
+    #[inline(always)]
+    fn with<W: Format>(self, s: S, p: &Product<'_>) {
+        let (k, panels) = (p.w.k(), p.w.n().div_ceil(PANEL));
+        let most_rows = (GROUP_WORDS / k.div_ceil(W::STEPS) / S::TILE_ROWS).max(1) * S::TILE_ROWS;
+        let mut packed = Vec::new();
+        for first_row in (0..p.rows).step_by(most_rows) {
+            let tiles = RowTiles::new(first_row..p.rows.min(first_row + most_rows), S::TILE_ROWS);
+            pack::<W>(&mut packed, p.x, k, &tiles);
+            let group = Group { p, tiles: &tiles, packed: &packed };
+            let format = std::marker::PhantomData::<W>;
+            let work = |panels: Range<usize>| s.run(Panels { group, panels, format });
+            if tiles.rows.len() * k * p.w.n() <= INLINE_PRODUCTS {
+                work(0..panels);
+            } else {
+                parallel::for_ranges(panels, 1, work);
+            }
         }
     }
 }
@@ -76,29 +72,31 @@ impl RowTiles {
     }
 }
 
-/// The first step and the number of steps of each block of `k`.
-fn blocks(k: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..k).step_by(BLOCK_STEPS).map(move |start| start..k.min(start + BLOCK_STEPS))
+/// The blocks of a row of so many words.
+fn blocks(words: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..words).step_by(BLOCK_WORDS).map(move |start| start..words.min(start + BLOCK_WORDS))
 }
 
-/// Packs the rows of `tiles` of `x` `[.., k]` as `[k blocks][row tiles][steps][tile rows]`.
-fn pack(packed: &mut Vec<f32>, x: &[f32], k: usize, tiles: &RowTiles) {
+/// Packs the rows of `tiles` of `x` `[.., k]` as words, `[blocks][row tiles][words][tile rows]`.
+fn pack<W: Format>(packed: &mut Vec<f32>, x: &[f32], k: usize, tiles: &RowTiles) {
     let rows = tiles.rows.len();
+    let row_words = k.div_ceil(W::STEPS);
     packed.clear();
-    packed.reserve(rows * k);
-    let target = SharedMut::new(&mut packed.spare_capacity_mut()[..rows * k]);
+    packed.reserve(rows * row_words);
+    let target = SharedMut::new(&mut packed.spare_capacity_mut()[..rows * row_words]);
     let work = |range: Range<usize>| {
         for tile in range {
             let tile_rows = tiles.tile(tile);
-            for block in blocks(k) {
+            for block in blocks(row_words) {
                 let at = block.start * rows + tile_rows.start * block.len();
                 // SAFETY: the parts of different tiles and blocks do not overlap.
                 let target = unsafe { target.at(at, tile_rows.len() * block.len()) };
                 for (r, row) in tile_rows.clone().enumerate() {
-                    let row = &x[(tiles.rows.start + row) * k..][block.clone()];
-                    for (step, value) in row.iter().enumerate() {
-                        // SAFETY: `step < block.len()` and `r < tile_rows.len()`.
-                        unsafe { target.add(step * tile_rows.len() + r).write(*value) };
+                    let row = &x[(tiles.rows.start + row) * k..][..k];
+                    let steps = block.start * W::STEPS..k.min(block.end * W::STEPS);
+                    for (word, steps) in row[steps].chunks(W::STEPS).enumerate() {
+                        // SAFETY: `word < block.len()` and `r < tile_rows.len()`.
+                        unsafe { target.add(word * tile_rows.len() + r).write(W::word(steps)) };
                     }
                 }
             }
@@ -109,8 +107,8 @@ fn pack(packed: &mut Vec<f32>, x: &[f32], k: usize, tiles: &RowTiles) {
     } else {
         parallel::for_ranges(tiles.count, 1, work);
     }
-    // SAFETY: the tiles and blocks cover all `rows * k` elements.
-    unsafe { packed.set_len(rows * k) };
+    // SAFETY: the tiles and blocks cover all words of the rows.
+    unsafe { packed.set_len(rows * row_words) };
 }
 
 /// A group of rows, packed.
@@ -125,7 +123,7 @@ struct Group<'a> {
 struct Panels<'a, W> {
     group: Group<'a>,
     panels: Range<usize>,
-    format: W,
+    format: std::marker::PhantomData<W>,
 }
 
 impl<W: Format> WithSimd for Panels<'_, W> {
@@ -136,7 +134,7 @@ impl<W: Format> WithSimd for Panels<'_, W> {
         let mut panels = self.panels;
         while !panels.is_empty() {
             let end = panels.end.min(panels.start + PANELS_TOGETHER);
-            some_panels(s, self.format, &self.group, panels.start..end);
+            some_panels::<S, W>(s, &self.group, panels.start..end);
             panels.start = end;
         }
     }
@@ -144,14 +142,14 @@ impl<W: Format> WithSimd for Panels<'_, W> {
 
 /// Computes a few panels of all rows of the group.
 #[inline(always)]
-fn some_panels<S: Simd, W: Format>(s: S, format: W, group: &Group<'_>, panels: Range<usize>) {
+fn some_panels<S: Simd, W: Format>(s: S, group: &Group<'_>, panels: Range<usize>) {
     let Group { p, tiles, .. } = *group;
     let n = p.w.n();
     let rows = tiles.rows.len();
     // The last panel may reach past `n`: then its outputs go through a buffer of whole panels.
     let mut padded = vec![0f32; if panels.end * PANEL > n { rows * PANEL } else { 0 }];
-    let mut widened = [Line([0f32; LANES]); BLOCK_STEPS * PANEL / LANES];
-    for block in blocks(p.w.k()) {
+    let mut widened = [Line([0f32; LANES]); BLOCK_WORDS * PANEL / LANES];
+    for block in blocks(p.w.k().div_ceil(W::STEPS)) {
         for panel in panels.clone() {
             let columns = PANEL.min(n - panel * PANEL);
             let outputs = if columns < PANEL {
@@ -161,7 +159,7 @@ fn some_panels<S: Simd, W: Format>(s: S, format: W, group: &Group<'_>, panels: R
                 // SAFETY: each panel of the group is computed once, by one thread.
                 Outputs { start: unsafe { p.y.at(at, (rows - 1) * n + PANEL) }, stride: n }
             };
-            block_of_panel(s, format, group, &block, panel, outputs, &mut widened);
+            block_of_panel::<S, W>(s, group, &block, panel, outputs, &mut widened);
         }
     }
     for panel in panels {
@@ -195,29 +193,27 @@ struct Outputs {
     stride: usize,
 }
 
-/// Adds the steps `block` to the outputs of one panel, for all rows of the group.
+/// Adds the words `block` to the outputs of one panel, for all rows of the group.
 #[inline(always)]
 fn block_of_panel<S: Simd, W: Format>(
     s: S,
-    _format: W,
     group: &Group<'_>,
     block: &Range<usize>,
     panel: usize,
     outputs: Outputs,
-    widened: &mut [Line; BLOCK_STEPS * PANEL / LANES],
+    widened: &mut [Line; BLOCK_WORDS * PANEL / LANES],
 ) {
     let Group { p, tiles, packed } = *group;
     let layout = p.w.layout();
     let panel_bytes = layout.panel_bytes();
     let stored = &p.w.bytes()[panel * panel_bytes..][..panel_bytes];
-    let pairs = block.start / 2..block.end.div_ceil(2);
+    let pairs = block.start * W::STEPS / 2..(block.end * W::STEPS).div_ceil(2);
     let (start, end) = (layout.pair(pairs.start), layout.pair(pairs.end));
-    let w = match W::ORDER {
-        ElementOrder::F32 => stored[start..].as_ptr().cast(),
-        ElementOrder::F16 | ElementOrder::Bf16 | ElementOrder::Coded(_) => {
-            widen_block::<S, W>(s, stored, layout, pairs, widened);
-            widened.as_ptr().cast()
-        }
+    let w = if W::AS_STORED {
+        stored[start..].as_ptr().cast()
+    } else {
+        widen_block::<S, W>(s, stored, layout, pairs, widened);
+        widened.as_ptr().cast()
     };
     // The tiles share the fetching of the block that follows: there is arithmetic to hide it.
     let ahead_step = (end - start).div_ceil(block.len() * tiles.count);
@@ -229,16 +225,16 @@ fn block_of_panel<S: Simd, W: Format>(
             rows: rows.len(),
             x: x.as_ptr(),
             w,
-            steps: block.len(),
+            words: block.len(),
             y: outputs.start.wrapping_add(rows.start * outputs.stride),
             y_stride: outputs.stride,
             start: if block.start == 0 { Start::Zero } else { Start::Continue },
             ahead: stored.as_ptr().wrapping_add(end + tile * block.len() * ahead_step),
             ahead_step,
         };
-        // SAFETY: `x` holds `[steps][rows]`, `w` the block's weights, `outputs` the rows' outputs,
+        // SAFETY: `x` holds `[words][rows]`, `w` the block's weights, `outputs` the rows' outputs,
         // which the first block writes before any other continues them.
-        unsafe { tile.compute(s) };
+        unsafe { tile.compute::<S, W>(s) };
     }
 }
 
@@ -249,7 +245,7 @@ fn widen_block<S: Simd, W: Format>(
     stored: &[u8],
     layout: Layout,
     mut pairs: Range<usize>,
-    widened: &mut [Line; BLOCK_STEPS * PANEL / LANES],
+    widened: &mut [Line; BLOCK_WORDS * PANEL / LANES],
 ) {
     let mut lines = widened.chunks_exact_mut(4);
     while !pairs.is_empty() {

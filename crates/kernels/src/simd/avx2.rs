@@ -95,6 +95,21 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn bf16_high(self, words: Pair) -> Pair {
+        words.map(|words| unsafe {
+            let high = _mm256_and_si256(_mm256_castps_si256(words), _mm256_set1_epi32(-0x1_0000));
+            _mm256_castsi256_ps(high)
+        })
+    }
+
+    #[inline(always)]
+    fn bf16_low(self, words: Pair) -> Pair {
+        words.map(|words| unsafe {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(words)))
+        })
+    }
+
+    #[inline(always)]
     fn max(self, a: Pair, b: Pair) -> Pair {
         lanewise!(_mm256_max_ps, a, b)
     }
@@ -176,24 +191,6 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn store_half(self, target: *mut f32, value: Pair) {
         unsafe { _mm256_storeu_ps(target, value[0]) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16_even(self, source: *const u8) -> Pair {
-        let half = |source: *const u8| unsafe {
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(source.cast())))
-        };
-        [half(source), half(source.wrapping_add(32))]
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16_odd(self, source: *const u8) -> Pair {
-        let half = |source: *const u8| unsafe {
-            let odd =
-                _mm256_and_si256(_mm256_loadu_si256(source.cast()), _mm256_set1_epi32(-0x1_0000));
-            _mm256_castsi256_ps(odd)
-        };
-        [half(source), half(source.wrapping_add(32))]
     }
 
     #[inline(always)]

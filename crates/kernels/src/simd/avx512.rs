@@ -4,18 +4,28 @@ use std::arch::x86_64::*;
 
 use super::{Simd, WithSimd};
 
-/// The proof that this CPU has AVX-512 F, BW, DQ and VL.
+/// The proof that this CPU has AVX-512 F, BW, DQ and VL, and its bf16 dot products where `BF16` says so.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512<const BF16: bool>(());
 
-impl Avx512 {
+impl<const BF16: bool> Avx512<BF16> {
     pub(super) fn detect() -> Option<Self> {
-        crate::cpu_features::has_avx512().then_some(Self(()))
+        let dot = !BF16 || crate::cpu_features::has_avx512_bf16();
+        (dot && crate::cpu_features::has_avx512()).then_some(Self(()))
+    }
+
+    pub(super) fn without_dot(self) -> Avx512<false> {
+        Avx512(())
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-fn run_avx512<O: WithSimd>(s: Avx512, op: O) -> O::Output {
+fn run_avx512<O: WithSimd, const BF16: bool>(s: Avx512<BF16>, op: O) -> O::Output {
+    op.with(s)
+}
+
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+fn run_avx512_bf16<O: WithSimd, const BF16: bool>(s: Avx512<BF16>, op: O) -> O::Output {
     op.with(s)
 }
 
@@ -32,15 +42,23 @@ unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m512i {
     }
 }
 
+/// The words of a register as pairs of bf16.
+#[inline(always)]
+fn bf16s(words: __m512) -> __m512bh {
+    // SAFETY: both are 64 bytes, of which any are good.
+    unsafe { std::mem::transmute(words) }
+}
+
 // SAFETY of every block below: `self` proves that the CPU has the instructions; pointers are the
 // caller's promise where the function is unsafe.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all, stated above")]
-impl Simd for Avx512 {
+impl<const BF16: bool> Simd for Avx512<BF16> {
     type F32 = __m512;
 
     const TILE_ROWS: usize = 14;
     const TILE_VECTORS: usize = 2;
     const GEMV_ROWS: usize = 8;
+    const BF16_DOT: bool = BF16;
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {
@@ -70,6 +88,29 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
         unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn bf16_high(self, words: __m512) -> __m512 {
+        unsafe {
+            let high = _mm512_and_si512(_mm512_castps_si512(words), _mm512_set1_epi32(-0x1_0000));
+            _mm512_castsi512_ps(high)
+        }
+    }
+
+    #[inline(always)]
+    fn bf16_low(self, words: __m512) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(words))) }
+    }
+
+    #[inline(always)]
+    fn dot_bf16(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        if const { BF16 } {
+            unsafe { _mm512_dpbf16_ps(c, bf16s(a), bf16s(b)) }
+        } else {
+            let sum = self.fma(self.bf16_high(a), self.bf16_high(b), c);
+            self.fma(self.bf16_low(a), self.bf16_low(b), sum)
+        }
     }
 
     #[inline(always)]
@@ -132,20 +173,6 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn load_bf16_even(self, source: *const u8) -> __m512 {
-        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(source.cast()))) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16_odd(self, source: *const u8) -> __m512 {
-        unsafe {
-            let odd =
-                _mm512_and_si512(_mm512_loadu_si512(source.cast()), _mm512_set1_epi32(-0x1_0000));
-            _mm512_castsi512_ps(odd)
-        }
-    }
-
-    #[inline(always)]
     unsafe fn load_f16(self, source: *const u8) -> __m512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(source.cast())) }
     }
@@ -187,6 +214,10 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn run<O: WithSimd>(self, op: O) -> O::Output {
-        unsafe { run_avx512(self, op) }
+        if const { BF16 } {
+            unsafe { run_avx512_bf16(self, op) }
+        } else {
+            unsafe { run_avx512(self, op) }
+        }
     }
 }

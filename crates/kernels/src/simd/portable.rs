@@ -67,6 +67,16 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn bf16_high(self, words: Lanes) -> Lanes {
+        words.map(|word| f32::from_bits(word.to_bits() & 0xffff_0000))
+    }
+
+    #[inline(always)]
+    fn bf16_low(self, words: Lanes) -> Lanes {
+        words.map(|word| f32::from_bits(word.to_bits() << 16))
+    }
+
+    #[inline(always)]
     fn max(self, a: Lanes, b: Lanes) -> Lanes {
         zip(a, b, |a, b| if a > b { a } else { b })
     }
@@ -125,20 +135,6 @@ impl Simd for Portable {
         let [a, b, c, d, e, f, g, h, ..] = value;
         // SAFETY: the caller promises eight writable f32.
         unsafe { target.cast::<[f32; 8]>().write_unaligned([a, b, c, d, e, f, g, h]) }
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16_even(self, source: *const u8) -> Lanes {
-        // SAFETY: the caller promises 32 readable bf16, which are these 64 bytes.
-        let words = unsafe { source.cast::<[[u8; 4]; LANES]>().read_unaligned() };
-        words.map(|word| f32::from_bits(u32::from_le_bytes(word) << 16))
-    }
-
-    #[inline(always)]
-    unsafe fn load_bf16_odd(self, source: *const u8) -> Lanes {
-        // SAFETY: as in `load_bf16_even`.
-        let words = unsafe { source.cast::<[[u8; 4]; LANES]>().read_unaligned() };
-        words.map(|word| f32::from_bits(u32::from_le_bytes(word) & 0xffff_0000))
     }
 
     #[inline(always)]

@@ -130,8 +130,8 @@ impl WithSimd for Shuffle<'_> {
                 }
             }
             push(s.load_half(self.0.as_ptr()));
-            push(s.load_bf16_even(self.0.as_ptr().cast()));
-            push(s.load_bf16_odd(self.0.as_ptr().cast()));
+            push(s.bf16_high(x));
+            push(s.bf16_low(x));
             push(s.load_f16(self.0.as_ptr().cast()));
             let bytes = self.0.as_ptr().cast();
             push(s.load_u8(bytes));
@@ -149,6 +149,52 @@ impl WithSimd for Shuffle<'_> {
             s.store_half(half.as_mut_ptr(), x);
             outputs.push(half);
             (s.reduce_max(x), outputs)
+        }
+    }
+}
+
+/// A dot product of sixteen words.
+struct Dot<'a>([&'a [f32; LANES]; 3]);
+
+impl WithSimd for Dot<'_> {
+    type Output = [f32; LANES];
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) -> Self::Output {
+        let mut out = [7.0; LANES];
+        // SAFETY: the arrays hold sixteen f32.
+        unsafe {
+            let [a, b, c] = self.0.map(|numbers| s.load(numbers.as_ptr()));
+            s.store(out.as_mut_ptr(), s.dot_bf16(a, b, c));
+        }
+        out
+    }
+}
+
+#[test]
+fn all_instruction_sets_round_dot_products_twice() {
+    let mut state = 1u32;
+    let mut number = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / 8_388_608.0 - 1.0
+    };
+    for _ in 0..1000 {
+        let mut halves = || std::array::from_fn::<_, LANES, _>(|_| half::bf16::from_f32(number()));
+        let (high, low) = ([halves(), halves()], [halves(), halves()]);
+        let words = |i: usize| {
+            std::array::from_fn(|lane| {
+                let bits = |half: half::bf16| u32::from(half.to_bits());
+                f32::from_bits(bits(high[i][lane]) << 16 | bits(low[i][lane]))
+            })
+        };
+        let c = std::array::from_fn(|_| number() * 4.0);
+        let product = |halves: &[[half::bf16; LANES]; 2], lane: usize, sum: f32| {
+            halves[0][lane].to_f32().mul_add(halves[1][lane].to_f32(), sum)
+        };
+        let want: [f32; LANES] =
+            std::array::from_fn(|lane| product(&low, lane, product(&high, lane, c[lane])));
+        for isa in Isa::all() {
+            assert_eq!(isa.run_with_dot(Dot([&words(0), &words(1), &c])), want, "{isa:?}");
         }
     }
 }

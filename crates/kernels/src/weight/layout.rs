@@ -29,9 +29,9 @@ pub enum Codes {
 /// How elements are stored, and in which order inside a panel. `k` is rounded up to even in all of them.
 ///
 /// - f32 and f16: `[k][32 columns]`.
-/// - bf16: `[k / 2][2 halves][16 columns][2 steps of k]`. Sixteen 32-bit words then hold two steps of
-///   sixteen columns: a shift or a mask widens one step to f32, and the bf16 dot products and AMX tiles
-///   of later paths read the same words as they are.
+/// - bf16: `[k / 2][2 halves][16 columns]` of 32-bit words, each of two steps of `k`, the even one in the high
+///   bits. A mask or a shift widens one step to f32, and dot products take the words as they are: they add
+///   the high bits' product first.
 /// - codes of eight bits: `[k][32 columns]`; of four bits: `[k / 2][32 columns]`, the even step in the low
 ///   bits. Before the codes of each group lies its header: `[32]` f32 scales and `[32]` f32 minima, or
 ///   `[32][16]` f32 of tables. The codes of a group and its header are one run of memory.

@@ -4,7 +4,7 @@
 #![expect(clippy::print_stdout, reason = "on a GPU machine the agreement is a result")]
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_checkpoint::{Dtype as Planned, FfnSpec, KvDtype, LayerSpec};
+use candlepower_checkpoint::{Dtype as Planned, KvDtype};
 use candlepower_kernels::{
     AttentionMetadata,
     device::{AttentionStep, LaunchShape, NO_SLOT},
@@ -14,8 +14,8 @@ use candlepower_models::{
 };
 
 use crate::golden::{
-    BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, max_difference,
-    options, prefill_in,
+    BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, has_experts, largest,
+    max_difference, options, prefill_in,
 };
 
 /// A model with the memory of its steps.
@@ -204,16 +204,6 @@ fn compare_sixteen_bits(device: &Device) {
     println!(
         "= best token as in float32 at {same} of {all} positions, logits within {worst:.3} of the largest"
     );
-}
-
-fn largest(logits: &[Vec<f32>]) -> f32 {
-    logits.iter().flatten().fold(0f32, |max, logit| max.max(logit.abs()))
-}
-
-/// Whether a model has experts: a little rounding sends a token to others, and its logits are other ones.
-fn has_experts(name: &str) -> bool {
-    let routed = |layer: &LayerSpec| matches!(layer.ffn, FfnSpec::Experts(_));
-    checkpoint(name).spec().layers.iter().any(routed)
 }
 
 /// What is kept in eight bits is rounded, alike on the CPU and by the device's definitions, and nothing else is.

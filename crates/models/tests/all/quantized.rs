@@ -78,7 +78,7 @@ fn logits_and_greedy_tokens_are_those_of_the_unpacked_model() {
 fn memory_is_computed_before_loading() {
     for (name, _) in QUANTIZED {
         for load_format in [LoadFormat::Auto, LoadFormat::Dummy] {
-            let options = LoadOptions { load_format, ..options() };
+            let options = LoadOptions { load_format, dtype: LoadDtype::Auto, ..options() };
             let checkpoint = checkpoint(name);
             let model = load(&checkpoint, &options, &mut |_| {}).unwrap();
             let planned = checkpoint.weight_bytes(None);
@@ -109,11 +109,14 @@ fn dummy_codes_run_every_format() {
 #[test]
 fn codes_stay_when_another_dtype_is_asked_for() {
     let golden = Golden::read("awq");
-    let options = LoadOptions { dtype: LoadDtype::F32, ..options() };
-    let wide = load(&checkpoint("awq"), &options, &mut |_| {}).unwrap();
+    let load_as = |dtype| {
+        let options = LoadOptions { dtype, ..options() };
+        load(&checkpoint("awq"), &options, &mut |_| {}).unwrap()
+    };
+    let (wide, stored) = (load_as(LoadDtype::F32), load_as(LoadDtype::Auto));
     let logits = prefill(&wide, &golden.prompt, golden.prompt.len(), 0..8);
     assert!(max_difference(&logits, &golden.logits) < 1e-4);
-    assert!(wide.weight_bytes() > model("awq").weight_bytes());
+    assert!(wide.weight_bytes() > stored.weight_bytes());
 }
 
 #[test]

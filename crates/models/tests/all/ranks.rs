@@ -5,7 +5,7 @@ use std::{sync::Arc, thread, time::Duration};
 use candle_core::DType;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype};
 use candlepower_comm::{Comm, Traffic};
-use candlepower_models::{Decoder, LoadFormat, LoadOptions, load, load_shard};
+use candlepower_models::{Decoder, LoadDtype, LoadFormat, LoadOptions, load, load_shard};
 
 use crate::golden::{
     BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, TOLERANCE, checkpoint, folder, greedy, max_difference,
@@ -78,7 +78,8 @@ fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
         for ranks in numbers_of_ranks(&checkpoint) {
             let part = spec.vocab_size as u64 / ranks as u64;
             let prompt: Vec<u32> = (10..23).collect();
-            let found = on_ranks(&checkpoint, &options(), ranks, |model| {
+            let as_stored = LoadOptions { dtype: LoadDtype::Auto, ..options() };
+            let found = on_ranks(&checkpoint, &as_stored, ranks, |model| {
                 let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::F32).unwrap();
                 prefill(model, &prompt, 13, 0..8);
                 (model.weight_bytes() as u64, cache.num_bytes() as u64, model.comm().traffic())
