@@ -19,7 +19,7 @@ use crate::{
     Error, Result,
     rank_process::{Death, RankProcess},
     runner::{ModelRunner, Scored},
-    start::{cache_dtype, compute_pool, panic_message},
+    start::{cache_dtype, compute_pool, panic_message, step_threads},
 };
 
 /// What rank 0 sends to the others. After [`Order::Begin`] come steps, until it ends.
@@ -212,11 +212,12 @@ fn follow(comm: &Arc<Comm>, config: &FollowerConfig) -> Result<()> {
     let Some(Order::Begin { num_blocks, fp8_kv_cache }) = next_order(comm)? else { return Ok(()) };
     let cache = model.new_kv_cache(num_blocks, config.block_size, cache_dtype(fp8_kv_cache))?;
     let mut runner = ModelRunner::new(model, cache, config.block_size, Followers::default());
+    let mut threads = step_threads(&pool)?;
     while let Some(order) = next_order(comm)? {
         let Order::Step { step, scored } = order else {
             return Err(Error::Invariant("rank 0 began twice".to_owned()));
         };
-        pool.install(|| runner.follow(&step, &scored))?;
+        threads.run(|| runner.follow(&step, &scored))?;
     }
     Ok(())
 }

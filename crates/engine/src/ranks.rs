@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use candlepower_kernels::Threads;
 use candlepower_scheduler::Step;
 use rayon::ThreadPool;
 
@@ -14,7 +15,7 @@ use crate::{
 /// All ranks of the model: rank 0, which runs inline and has the others follow it.
 pub(crate) struct Ranks {
     runner: Runner,
-    /// The threads that compute; on the CPU a whole step runs inside them.
+    /// The threads that compute what is no step.
     pool: ThreadPool,
     /// Steps that were launched, the oldest first; at most two.
     launched: VecDeque<Launched>,
@@ -30,8 +31,8 @@ enum Launched {
 
 /// What a rank computes with.
 pub(crate) enum Runner {
-    /// The CPU's kernels.
-    Cpu(Box<ModelRunner>),
+    /// The CPU's kernels, on their threads.
+    Cpu(Box<ModelRunner>, Threads),
     /// A device's, which go on by themselves.
     Device(Box<DeviceRunner>),
 }
@@ -40,7 +41,7 @@ impl Runner {
     /// Blocks of preempted sequences that fit the memory of the host.
     pub(crate) fn num_swap_blocks(&self) -> usize {
         match self {
-            Self::Cpu(_) => 0,
+            Self::Cpu(..) => 0,
             Self::Device(runner) => runner.num_swap_blocks(),
         }
     }
@@ -64,8 +65,8 @@ impl Ranks {
     /// Starts a step. On the CPU it is done when this returns.
     pub(crate) fn launch(&mut self, step: &Step, batch: &SamplingBatch<'_>) {
         self.launched.push_back(match &mut self.runner {
-            Runner::Cpu(runner) => {
-                Launched::Done(self.pool.install(|| runner.execute(step, batch)))
+            Runner::Cpu(runner, threads) => {
+                Launched::Done(threads.run(|| runner.execute(step, batch)))
             }
             Runner::Device(runner) => match runner.launch(step, batch) {
                 Ok(()) => Launched::OnDevice,

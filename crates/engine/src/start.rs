@@ -13,7 +13,7 @@ use candlepower_checkpoint::{
     Checkpoint, Counted as MemoryCounted, DeviceKind, DeviceMemory, Dtype, KvDtype, MemoryPlan,
     MemoryRequest, device_logits_rows,
 };
-use candlepower_kernels::device::MOST_LOGPROBS;
+use candlepower_kernels::{Threads, device::MOST_LOGPROBS};
 use candlepower_models::{LoadProgress, WorkspaceSize, load_on_device, load_shard};
 use candlepower_scheduler::{
     BlockId, LogitsFor, Scheduler, SchedulerConfig, SeqId, Step, StepRow, TokenSource,
@@ -126,7 +126,7 @@ fn check(config: &EngineConfig) -> Result<()> {
     }
 }
 
-/// The threads on which a rank computes.
+/// The threads on which a rank loads its part, and computes what is no step.
 ///
 /// # Errors
 /// The system has none left.
@@ -136,6 +136,11 @@ pub(crate) fn compute_pool(num_threads: usize) -> Result<ThreadPool> {
         .thread_name(|index| format!("compute-{index}"))
         .build()
         .map_err(|error| Error::Thread(error.to_string()))
+}
+
+/// The threads of a rank's steps on the CPU, as many as its pool has.
+pub(crate) fn step_threads(pool: &ThreadPool) -> Result<Threads> {
+    Threads::new(pool.current_num_threads()).map_err(|error| Error::Thread(error.to_string()))
 }
 
 /// A rank's share of the threads; at least one.
@@ -191,7 +196,7 @@ fn cpu_runner(
     let (num_blocks, fp8_kv_cache) = (plan.num_blocks, config.fp8_kv_cache);
     comm.send_message(&encode(&Order::Begin { num_blocks, fp8_kv_cache })?)?;
     let runner = ModelRunner::new(model, cache, config.block_size, followers);
-    Ok((info, Runner::Cpu(Box::new(runner))))
+    Ok((info, Runner::Cpu(Box::new(runner), step_threads(pool)?)))
 }
 
 /// The model on a GPU, or what takes its place in tests.

@@ -1,11 +1,12 @@
-//! How kernels split their work over rayon's current pool.
+//! How kernels split their work over the threads that they may use.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rayon::prelude::*;
+use crate::threads::{available, share};
 
 /// Below this many elements a row-wise kernel runs on the calling thread: waking another one costs
 /// more than it saves.
@@ -22,37 +23,35 @@ pub(crate) fn build_rows(
     fill: impl Fn(usize, &mut [f32]) + Sync,
 ) -> Vec<f32> {
     let mut out = Vec::with_capacity(rows * width);
-    let spare = &mut out.spare_capacity_mut()[..rows * width];
-    if width > 0 {
-        let each = |(row, uninit): (usize, &mut [MaybeUninit<f32>])| fill(row, zeroed(uninit));
-        if rows * width <= INLINE_ELEMENTS {
-            spare.chunks_exact_mut(width).enumerate().for_each(each);
-        } else {
-            let min_rows = (INLINE_ELEMENTS / 4 / width).max(1);
-            spare.par_chunks_exact_mut(width).with_min_len(min_rows).enumerate().for_each(each);
+    let target = SharedMut::new(&mut out.spare_capacity_mut()[..rows * width]);
+    let work = |rows: Range<usize>| {
+        for row in rows {
+            // SAFETY: each row is filled once, by one thread, after it was zeroed here.
+            let row_out = unsafe {
+                let start = target.at(row * width, width);
+                start.write_bytes(0, width);
+                std::slice::from_raw_parts_mut(start, width)
+            };
+            fill(row, row_out);
         }
+    };
+    if rows * width <= INLINE_ELEMENTS {
+        work(0..rows);
+    } else {
+        for_ranges(rows, (INLINE_ELEMENTS / 4 / width).max(1), work);
     }
-    // SAFETY: the chunks cover all `rows * width` elements, and `zeroed` initialised each of them.
+    // SAFETY: the ranges cover all rows, each of which is zeroed before it is filled.
     unsafe { out.set_len(rows * width) };
     out
 }
 
-/// Initialises `uninit` with zeros and returns it as a plain slice.
-fn zeroed(uninit: &mut [MaybeUninit<f32>]) -> &mut [f32] {
-    for value in uninit.iter_mut() {
-        value.write(0.0);
-    }
-    // SAFETY: every element was written above, and the layouts of both slice types are the same.
-    unsafe { &mut *(std::ptr::from_mut(uninit) as *mut [f32]) }
-}
-
-/// Calls `work` on disjoint ranges that cover `0..count`, from all threads of the pool at once.
+/// Calls `work` on disjoint ranges that cover `0..count`, from all threads at once.
 ///
 /// Each claim takes a share of what is left, at least `min` (and a multiple of it where it can), so
 /// ranges are long at first and short at the end: a thread that the system delays does not hold up the
 /// others for long.
 pub(crate) fn for_ranges(count: usize, min: usize, work: impl Fn(Range<usize>) + Sync) {
-    let threads = rayon::current_num_threads().min(count.div_ceil(min));
+    let threads = available().min(count.div_ceil(min));
     if threads <= 1 {
         if count > 0 {
             work(0..count);
@@ -60,22 +59,26 @@ pub(crate) fn for_ranges(count: usize, min: usize, work: impl Fn(Range<usize>) +
         return;
     }
     let next = AtomicUsize::new(0);
-    let share = |start: usize| ((count - start) / (2 * threads)).next_multiple_of(min).max(min);
+    let part = |start: usize| ((count - start) / (2 * threads)).next_multiple_of(min).max(min);
     let claims = || {
-        let claim = |start: usize| (start < count).then(|| (start + share(start)).min(count));
+        let claim = |start: usize| (start < count).then(|| (start + part(start)).min(count));
         while let Ok(start) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim) {
-            work(start..(start + share(start)).min(count));
+            work(start..(start + part(start)).min(count));
         }
     };
-    on_threads(threads, &claims);
+    share(threads, &claims);
 }
 
-/// Runs `work` up to `threads` times at once; a call that starts late finds nothing left to do.
-fn on_threads(threads: usize, work: &(dyn Fn() + Sync)) {
-    if threads <= 1 {
-        return work();
-    }
-    rayon::join(|| on_threads(threads / 2, work), || on_threads(threads - threads / 2, work));
+/// `work(0)`, `work(1)` .. `work(count - 1)`, computed by all threads at once, one item at a time.
+pub(crate) fn map<T: Send + Sync>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let done: Vec<OnceLock<T>> = (0..count).map(|_| OnceLock::new()).collect();
+    for_ranges(count, 1, |range| {
+        for index in range {
+            let set = done[index].set(work(index));
+            assert!(set.is_ok(), "ranges are disjoint");
+        }
+    });
+    done.into_iter().map(|item| item.into_inner().expect("ranges cover all items")).collect()
 }
 
 /// A buffer that several threads write at disjoint places.
@@ -94,6 +97,11 @@ unsafe impl Sync for SharedMut<'_> {}
 impl<'a> SharedMut<'a> {
     pub(crate) fn new(buffer: &'a mut [MaybeUninit<f32>]) -> Self {
         Self { start: buffer.as_mut_ptr().cast(), len: buffer.len(), buffer: PhantomData }
+    }
+
+    /// A buffer that is written already.
+    pub(crate) fn of(buffer: &'a mut [f32]) -> Self {
+        Self { start: buffer.as_mut_ptr(), len: buffer.len(), buffer: PhantomData }
     }
 
     /// A pointer to `len` elements at `index`.

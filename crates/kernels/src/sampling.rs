@@ -7,10 +7,9 @@
 use std::{borrow::Cow, cmp::Ordering, collections::HashMap};
 
 use candle_core::Tensor;
-use rayon::prelude::*;
 
 use crate::tensor::Operand;
-use crate::{Error, Result};
+use crate::{Error, Result, parallel};
 
 /// How one row's token is drawn.
 #[derive(Clone, Debug)]
@@ -81,11 +80,10 @@ pub fn sample(logits: &Tensor, draws: &[(usize, SamplingRow<'_>)]) -> Result<Vec
     if let Some(&(row, _)) = draws.iter().find(|(row, _)| *row >= rows) {
         return Err(Error::OutOfRange { kernel: "sample", index: "row", value: row, bound: rows });
     }
-    Ok(draws
-        .par_iter()
-        .with_max_len(1)
-        .map(|(row, params)| sample_row(&values[row * vocab..][..vocab], params))
-        .collect())
+    Ok(parallel::map(draws.len(), |draw| {
+        let (row, params) = &draws[draw];
+        sample_row(&values[row * vocab..][..vocab], params)
+    }))
 }
 
 /// Log-probabilities of given tokens, one per row of `logits` (`[rows, vocab]` f32), with the `top` most
@@ -106,8 +104,9 @@ pub fn logprobs_of(logits: &Tensor, token_ids: &[u32], top: usize) -> Result<Vec
             bound: vocab,
         });
     }
-    let rows = values.par_chunks(vocab).zip(token_ids);
-    Ok(rows.map(|(row, &id)| row_logprobs(row, id, top)).collect())
+    Ok(parallel::map(token_ids.len(), |row| {
+        row_logprobs(&values[row * vocab..][..vocab], token_ids[row], top)
+    }))
 }
 
 /// The number in [0, 1) by which a token is drawn. It depends on the seed and the token's place in the output alone,

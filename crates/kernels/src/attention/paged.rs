@@ -11,13 +11,13 @@
 use std::ops::Range;
 
 use float8::F8E4M3;
-use rayon::prelude::*;
 
 use super::group::{Group, KvTile, TILE, TilePlace};
 use super::{PagedAttention, SequenceView};
 use crate::KvCacheConfig;
-use crate::parallel::SharedMut;
+use crate::parallel::{self, SharedMut};
 use crate::simd::{Isa, Simd, WithSimd};
+use crate::threads;
 
 /// Positions whose partial result is computed on its own, so that the threads can share a long context.
 const PARTITION: usize = 16 * TILE;
@@ -106,13 +106,15 @@ pub(super) fn attend(isa: Isa, operands: &Operands<'_>, sequences: &[SequenceVie
             }
         }
     }
-    let threads = rayon::current_num_threads();
+    let threads = threads::available();
     if threads == 1 || products <= INLINE_PRODUCTS {
         units.iter().for_each(|unit| attend_unit(isa, operands, unit));
     } else if units.len() >= 2 * threads {
-        units.par_iter().for_each(|unit| attend_unit(isa, operands, unit));
+        parallel::for_ranges(units.len(), 1, |range| {
+            units[range].iter().for_each(|unit| attend_unit(isa, operands, unit));
+        });
     } else {
-        units.par_iter().for_each(|unit| attend_split_unit(isa, operands, unit));
+        attend_split_units(isa, operands, &units);
     }
 }
 
@@ -127,16 +129,25 @@ fn attend_unit(isa: Isa, operands: &Operands<'_>, unit: &Unit<'_>) {
     total.write(operands, unit);
 }
 
-/// One unit with its partitions shared among the threads; combined in order, so it gives the same bits
+/// Some units with their partitions shared among the threads; combined in order, so it gives the same bits
 /// as [`attend_unit`].
-fn attend_split_unit(isa: Isa, operands: &Operands<'_>, unit: &Unit<'_>) {
-    let partitions = unit.partitions(&operands.params).into_par_iter();
-    let partials: Vec<Partial> =
-        partitions.map(|partition| isa.run(Attend { operands, unit, partition })).collect();
+fn attend_split_units(isa: Isa, operands: &Operands<'_>, units: &[Unit<'_>]) {
+    let partitions = |unit: &Unit<'_>| unit.partitions(&operands.params);
+    let tasks: Vec<_> = units
+        .iter()
+        .flat_map(|unit| partitions(unit).map(move |partition| (unit, partition)))
+        .collect();
+    let partials = parallel::map(tasks.len(), |task| {
+        let (unit, partition) = tasks[task];
+        isa.run(Attend { operands, unit, partition })
+    });
     let mut partials = partials.into_iter();
-    let mut total = partials.next().expect("a query sees itself");
-    partials.for_each(|partial| total.combine(&partial));
-    total.write(operands, unit);
+    for unit in units {
+        let mut own = partials.by_ref().take(partitions(unit).len());
+        let mut total = own.next().expect("a query sees itself");
+        own.for_each(|partial| total.combine(&partial));
+        total.write(operands, unit);
+    }
 }
 
 /// The softmax-weighted values of each row over some of the positions, not yet divided by the sum of

@@ -16,10 +16,10 @@ pub(super) trait Format: Copy + Send + Sync {
     /// Whether a panel lies in memory as [`Self::load`] gives it, `[words][32]`.
     const AS_STORED: bool = false;
 
-    /// The word of the next [`Self::STEPS`] activations, or of the last one.
+    /// Writes the words of some steps of a row of activations to the first places of `words`.
     #[inline(always)]
-    fn word(x: &[f32]) -> f32 {
-        x[0]
+    fn put_words(x: &[f32], words: &mut [f32]) {
+        words[..x.len()].copy_from_slice(x);
     }
 
     /// Outputs `16 * half..` of word `word` of the pair of steps `at`.
@@ -37,12 +37,15 @@ pub(super) trait Format: Copy + Send + Sync {
     /// The words of all rows of `x` `[rows, k]`.
     #[inline(always)]
     fn words(x: &[f32], k: usize) -> Cow<'_, [f32]> {
-        if Self::ORDER == ElementOrder::Bf16 {
-            let rows = x.chunks_exact(k);
-            Cow::Owned(rows.flat_map(|row| row.chunks(Self::STEPS).map(Self::word)).collect())
-        } else {
-            Cow::Borrowed(x)
+        if Self::ORDER != ElementOrder::Bf16 {
+            return Cow::Borrowed(x);
         }
+        let row_words = k.div_ceil(Self::STEPS);
+        let mut words = vec![0.0; x.len() / k * row_words];
+        for (x, words) in x.chunks_exact(k).zip(words.chunks_exact_mut(row_words)) {
+            Self::put_words(x, words);
+        }
+        Cow::Owned(words)
     }
 }
 
@@ -131,8 +134,8 @@ impl Format for Bf16 {
     const ORDER: ElementOrder = ElementOrder::Bf16;
 
     #[inline(always)]
-    fn word(x: &[f32]) -> f32 {
-        f32::from_bits(rounded(x[0]))
+    fn put_words(x: &[f32], words: &mut [f32]) {
+        words.iter_mut().zip(x).for_each(|(word, x)| *word = f32::from_bits(rounded(*x)));
     }
 
     #[inline(always)]
@@ -149,9 +152,14 @@ impl Format for Bf16Pairs {
     const AS_STORED: bool = true;
 
     #[inline(always)]
-    fn word(x: &[f32]) -> f32 {
-        let low = x.get(1).map_or(0, |low| rounded(*low) >> 16);
-        f32::from_bits(rounded(x[0]) | low)
+    fn put_words(x: &[f32], words: &mut [f32]) {
+        let (pairs, last) = x.as_chunks::<2>();
+        for (word, [high, low]) in words.iter_mut().zip(pairs) {
+            *word = f32::from_bits(rounded(*high) | rounded(*low) >> 16);
+        }
+        if let [last] = last {
+            words[pairs.len()] = f32::from_bits(rounded(*last));
+        }
     }
 
     #[inline(always)]

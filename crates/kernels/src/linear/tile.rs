@@ -9,7 +9,7 @@ use crate::weight::PANEL;
 pub(super) struct Tile {
     /// `1..=S::TILE_ROWS`.
     pub(super) rows: usize,
-    /// Activations `[words][rows]`.
+    /// Activations `[words / LINE][rows][LINE]`.
     pub(super) x: *const f32,
     /// Weights `[words][32]`.
     pub(super) w: *const f32,
@@ -23,6 +23,9 @@ pub(super) struct Tile {
     pub(super) ahead: *const u8,
     pub(super) ahead_step: usize,
 }
+
+/// Words of a row of activations that lie together: a cache line's.
+pub(super) const LINE: usize = 16;
 
 /// Where a chain of additions begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -93,20 +96,23 @@ unsafe fn accumulate<S: Simd, W: Format, const ROWS: usize, const VECTORS: usize
             }
         }
     }
-    for word in 0..tile.words {
-        let ahead = tile.ahead.wrapping_add(word * tile.ahead_step);
-        s.prefetch(ahead);
-        s.prefetch(ahead.wrapping_add(tile.ahead_step / 2));
-        let mut weights = [s.splat(0.0); VECTORS];
-        for (v, weight) in weights.iter_mut().enumerate() {
-            // SAFETY: one of the rows of 32 words of weights.
-            *weight = unsafe { s.load(w.add(word * PANEL + v * LANES)) };
-        }
-        for (r, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: one of the rows of `ROWS` words of activations.
-            let x = s.splat(unsafe { *tile.x.add(word * ROWS + r) });
-            for (sum, weight) in sums.iter_mut().zip(weights) {
-                *sum = W::add(s, x, weight, *sum);
+    for first in (0..tile.words).step_by(LINE) {
+        let x = tile.x.wrapping_add(first * ROWS);
+        for word in first..tile.words.min(first + LINE) {
+            let ahead = tile.ahead.wrapping_add(word * tile.ahead_step);
+            s.prefetch(ahead);
+            s.prefetch(ahead.wrapping_add(tile.ahead_step / 2));
+            let mut weights = [s.splat(0.0); VECTORS];
+            for (v, weight) in weights.iter_mut().enumerate() {
+                // SAFETY: one of the rows of 32 words of weights.
+                *weight = unsafe { s.load(w.add(word * PANEL + v * LANES)) };
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: one of the words of a row of activations.
+                let x = s.splat(unsafe { *x.add(r * LINE + word - first) });
+                for (sum, weight) in sums.iter_mut().zip(weights) {
+                    *sum = W::add(s, x, weight, *sum);
+                }
             }
         }
     }

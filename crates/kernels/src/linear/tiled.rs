@@ -1,6 +1,6 @@
 //! The product for many rows: blocks that stay in the caches, tiles that stay in registers.
 //!
-//! Activations are packed once, `[blocks of k][row tiles][words][tile rows]`, so a tile reads them in
+//! Activations are packed once, `[blocks of k][row tiles][lines of words][tile rows]`, so a tile reads them in
 //! order. A task owns some panels: for each block of `k` and each of its panels it runs all row tiles
 //! over the same weights, widened once where they must be, which come from memory once and then from the first cache.
 //! The outputs carry the chain of additions from one block of `k` to the next.
@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::Product;
 use super::format::{Format, Pair, WithFormat};
-use super::tile::{Start, Tile};
+use super::tile::{LINE, Start, Tile};
 use crate::parallel::{self, SharedMut};
 use crate::simd::{LANES, Simd, WithSimd};
 use crate::weight::{Layout, PANEL};
@@ -40,7 +40,7 @@ impl<S: Simd> WithFormat<S> for Tiled {
         let mut packed = Vec::new();
         for first_row in (0..p.rows).step_by(most_rows) {
             let tiles = RowTiles::new(first_row..p.rows.min(first_row + most_rows), S::TILE_ROWS);
-            pack::<W>(&mut packed, p.x, k, &tiles);
+            pack::<S, W>(s, &mut packed, p.x, k, &tiles);
             let group = Group { p, tiles: &tiles, packed: &packed };
             let format = std::marker::PhantomData::<W>;
             let work = |panels: Range<usize>| s.run(Panels { group, panels, format });
@@ -77,38 +77,57 @@ fn blocks(words: usize) -> impl Iterator<Item = Range<usize>> {
     (0..words).step_by(BLOCK_WORDS).map(move |start| start..words.min(start + BLOCK_WORDS))
 }
 
-/// Packs the rows of `tiles` of `x` `[.., k]` as words, `[blocks][row tiles][words][tile rows]`.
-fn pack<W: Format>(packed: &mut Vec<f32>, x: &[f32], k: usize, tiles: &RowTiles) {
+/// Packs the rows of `tiles` of `x` `[.., k]` as words, `[blocks][row tiles][lines][tile rows][LINE]`.
+fn pack<S: Simd, W: Format>(s: S, packed: &mut Vec<f32>, x: &[f32], k: usize, tiles: &RowTiles) {
     let rows = tiles.rows.len();
-    let row_words = k.div_ceil(W::STEPS);
     packed.clear();
-    packed.reserve(rows * row_words);
-    let target = SharedMut::new(&mut packed.spare_capacity_mut()[..rows * row_words]);
-    let work = |range: Range<usize>| {
-        for tile in range {
-            let tile_rows = tiles.tile(tile);
-            for block in blocks(row_words) {
-                let at = block.start * rows + tile_rows.start * block.len();
-                // SAFETY: the parts of different tiles and blocks do not overlap.
-                let target = unsafe { target.at(at, tile_rows.len() * block.len()) };
-                for (r, row) in tile_rows.clone().enumerate() {
-                    let row = &x[(tiles.rows.start + row) * k..][..k];
-                    let steps = block.start * W::STEPS..k.min(block.end * W::STEPS);
-                    for (word, steps) in row[steps].chunks(W::STEPS).enumerate() {
-                        // SAFETY: `word < block.len()` and `r < tile_rows.len()`.
-                        unsafe { target.add(word * tile_rows.len() + r).write(W::word(steps)) };
-                    }
-                }
-            }
-        }
-    };
+    packed.resize(rows * k.div_ceil(W::STEPS).next_multiple_of(LINE), 0.0);
+    let (packed, format) = (SharedMut::of(packed), std::marker::PhantomData::<W>);
+    let work = |range| s.run(Pack { packed, x, k, tiles, range, format });
     if rows * k <= INLINE_PACK {
         work(0..tiles.count);
     } else {
         parallel::for_ranges(tiles.count, 1, work);
     }
-    // SAFETY: the tiles and blocks cover all words of the rows.
-    unsafe { packed.set_len(rows * row_words) };
+}
+
+/// Packing of some tiles as work for an instruction set.
+struct Pack<'a, W> {
+    packed: SharedMut<'a>,
+    x: &'a [f32],
+    k: usize,
+    tiles: &'a RowTiles,
+    range: Range<usize>,
+    format: std::marker::PhantomData<W>,
+}
+
+impl<W: Format> WithSimd for Pack<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Simd>(self, _: S) {
+        for rows in self.range.map(|tile| self.tiles.tile(tile)) {
+            for (r, row) in rows.clone().enumerate() {
+                let x = &self.x[(self.tiles.rows.start + row) * self.k..][..self.k];
+                for (line, x) in x.chunks(LINE * W::STEPS).enumerate() {
+                    let block = line * LINE / BLOCK_WORDS * BLOCK_WORDS;
+                    let at = place(self.tiles, &rows, block, self.k.div_ceil(W::STEPS))
+                        + (line * LINE - block) * rows.len()
+                        + r * LINE;
+                    // SAFETY: each line is one thread's, and was written before.
+                    let words =
+                        unsafe { std::slice::from_raw_parts_mut(self.packed.at(at, LINE), LINE) };
+                    W::put_words(x, words);
+                }
+            }
+        }
+    }
+}
+
+/// Where the activations of a tile of these rows begin, of the block that begins with word `block` of `row_words`.
+fn place(tiles: &RowTiles, rows: &Range<usize>, block: usize, row_words: usize) -> usize {
+    let block_words = BLOCK_WORDS.min(row_words - block).next_multiple_of(LINE);
+    block * tiles.rows.len() + rows.start * block_words
 }
 
 /// A group of rows, packed.
@@ -219,8 +238,8 @@ fn block_of_panel<S: Simd, W: Format>(
     let ahead_step = (end - start).div_ceil(block.len() * tiles.count);
     for tile in 0..tiles.count {
         let rows = tiles.tile(tile);
-        let x = &packed[block.start * tiles.rows.len() + rows.start * block.len()..]
-            [..rows.len() * block.len()];
+        let x = &packed[place(tiles, &rows, block.start, p.w.k().div_ceil(W::STEPS))..]
+            [..rows.len() * block.len().next_multiple_of(LINE)];
         let tile = Tile {
             rows: rows.len(),
             x: x.as_ptr(),
@@ -232,7 +251,7 @@ fn block_of_panel<S: Simd, W: Format>(
             ahead: stored.as_ptr().wrapping_add(end + tile * block.len() * ahead_step),
             ahead_step,
         };
-        // SAFETY: `x` holds `[words][rows]`, `w` the block's weights, `outputs` the rows' outputs,
+        // SAFETY: `x` holds whole lines of each row, `w` the block's weights, `outputs` the rows' outputs,
         // which the first block writes before any other continues them.
         unsafe { tile.compute::<S, W>(s) };
     }

@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::WeightBuilder;
+use crate::parallel::{self, SharedMut};
 use crate::{Error, Result};
 
 /// Numbers of some consecutive rows of a matrix whose others are zeros, in compressed rows.
@@ -79,10 +78,12 @@ impl Sparse {
     pub(crate) fn add_products(&self, x: &[f32], k: usize, y: &mut [f32]) {
         let n = self.starts.len() - 1;
         for (x, y) in x.chunks_exact(k).zip(y.chunks_exact_mut(n)) {
-            y.par_chunks_mut(TASK_OUTPUTS).enumerate().for_each(|(task, y)| {
-                for (i, y) in y.iter_mut().enumerate() {
-                    for (input, number) in self.row(task * TASK_OUTPUTS + i) {
-                        *y += x[*input as usize] * number;
+            let y = SharedMut::of(y);
+            parallel::for_ranges(n, TASK_OUTPUTS, |outputs| {
+                for output in outputs {
+                    for (input, number) in self.row(output) {
+                        // SAFETY: each output is one thread's.
+                        unsafe { *y.at(output, 1) += x[*input as usize] * number };
                     }
                 }
             });

@@ -1,0 +1,311 @@
+//! Threads that stay awake between the kernels of a step.
+//!
+//! A step has some hundred kernels, microseconds apart. A thread that sleeps in between wakes too late, and one that yields
+//! its core may not get it back for milliseconds where other programs want it. So these spin for a while after each
+//! kernel, and sleep only when none follows: between steps of an idle server they cost nothing.
+
+use std::cell::{RefCell, UnsafeCell};
+use std::hint::spin_loop;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// How often a thread looks for work before it sleeps: some tens of microseconds.
+const SPINS: usize = 2000;
+
+/// Threads that kernels called inside [`Threads::run`] share their work with.
+#[derive(Debug)]
+pub struct Threads {
+    team: Arc<Team>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Threads {
+    /// `count` threads, the calling one among them.
+    ///
+    /// # Errors
+    /// The system has none left.
+    pub fn new(count: usize) -> io::Result<Self> {
+        let team = Arc::new(Team::new(count.max(1)));
+        // Dropped where a thread cannot be had, which ends those that could.
+        let mut threads = Self { team, workers: Vec::new() };
+        for index in 1..threads.team.count {
+            let team = Arc::clone(&threads.team);
+            let named = std::thread::Builder::new().name(format!("kernel-{index}"));
+            threads.workers.push(named.spawn(move || team.work())?);
+        }
+        Ok(threads)
+    }
+
+    /// Calls `work`, whose kernels run on these threads.
+    pub fn run<R>(&mut self, work: impl FnOnce() -> R) -> R {
+        let outer = CURRENT.replace(Some(Arc::clone(&self.team)));
+        let _restore = OnDrop(|| drop(CURRENT.replace(outer.clone())));
+        work()
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.team.ended.store(true, Ordering::SeqCst);
+        self.team.wake();
+        for worker in self.workers.drain(..) {
+            // It has caught the panics of its jobs.
+            let _ = worker.join();
+        }
+    }
+}
+
+thread_local! {
+    /// The threads that kernels called on this one share their work with.
+    static CURRENT: RefCell<Option<Arc<Team>>> = const { RefCell::new(None) };
+}
+
+/// Calls its function when it is dropped.
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// Threads that work may be shared with: those of [`Threads::run`], else rayon's current pool.
+pub(crate) fn available() -> usize {
+    let team = CURRENT.with_borrow(|team| team.as_ref().map(|team| team.count));
+    team.unwrap_or_else(rayon::current_num_threads)
+}
+
+/// Calls `work` on this thread and at the same time on up to `threads - 1` others. One that comes late is not waited for.
+pub(crate) fn share(threads: usize, work: &(dyn Fn() + Sync)) {
+    // Taken away for as long as it works, so that kernels inside `work` stay on their thread.
+    match CURRENT.take() {
+        Some(team) => {
+            let _restore = OnDrop(|| drop(CURRENT.replace(Some(Arc::clone(&team)))));
+            team.share(work);
+        }
+        None => share_with_rayon(threads, work),
+    }
+}
+
+fn share_with_rayon(threads: usize, work: &(dyn Fn() + Sync)) {
+    if threads <= 1 {
+        return work();
+    }
+    let parts = [threads / 2, threads - threads / 2];
+    rayon::join(|| share_with_rayon(parts[0], work), || share_with_rayon(parts[1], work));
+}
+
+/// What the threads share: one job at a time.
+#[derive(Debug)]
+struct Team {
+    count: usize,
+    /// The job's number in the high half; whether it takes more threads, [`OPEN`]; and below that how many are at it.
+    state: AtomicU64,
+    job: UnsafeCell<Option<Job>>,
+    panicked: AtomicBool,
+    ended: AtomicBool,
+    sleepers: AtomicUsize,
+    bed: Mutex<()>,
+    alarm: Condvar,
+}
+
+/// A job without its lifetime: [`Team::share`] does not return while anyone is at it.
+#[derive(Clone, Copy)]
+struct Job(&'static (dyn Fn() + Sync));
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Job")
+    }
+}
+
+// SAFETY: `job` is written only while the job before it is closed and nobody is at it, by the one thread that
+// `Threads::run` has lent the team to, and read by those who have joined the open job.
+unsafe impl Sync for Team {}
+
+const OPEN: u64 = 1 << 31;
+const AT_IT: u64 = OPEN - 1;
+
+fn number(state: u64) -> u64 {
+    state >> 32
+}
+
+impl Team {
+    fn new(count: usize) -> Self {
+        Self {
+            count,
+            state: AtomicU64::new(0),
+            job: UnsafeCell::new(None),
+            panicked: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            sleepers: AtomicUsize::new(0),
+            bed: Mutex::new(()),
+            alarm: Condvar::new(),
+        }
+    }
+
+    /// Calls `work` here and on the threads that come while it runs.
+    fn share(&self, work: &(dyn Fn() + Sync)) {
+        // SAFETY: nobody uses the reference after this function, which waits for those who do.
+        let job = Job(unsafe {
+            std::mem::transmute::<&(dyn Fn() + Sync), &'static (dyn Fn() + Sync)>(work)
+        });
+        // SAFETY: the last job is closed and nobody is at it.
+        unsafe { *self.job.get() = Some(job) };
+        let next = (number(self.state.load(Ordering::Relaxed)) + 1) << 32;
+        self.state.store(next | OPEN, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.wake();
+        }
+        let close = OnDrop(|| {
+            let mut state = self.state.fetch_and(!OPEN, Ordering::AcqRel) & !OPEN;
+            let mut spins = 0;
+            while state & AT_IT > 0 {
+                // Who is at it may have lost its core.
+                if spins < SPINS {
+                    spin_loop()
+                } else {
+                    std::thread::yield_now()
+                }
+                spins += 1;
+                state = self.state.load(Ordering::Acquire);
+            }
+        });
+        work();
+        drop(close);
+        assert!(!self.panicked.swap(false, Ordering::Relaxed), "a thread of a kernel panicked");
+    }
+
+    fn wake(&self) {
+        drop(self.bed.lock().unwrap_or_else(PoisonError::into_inner));
+        self.alarm.notify_all();
+    }
+
+    /// What a thread does: takes part once in every job that it comes to in time, until the team ends.
+    fn work(&self) {
+        let mut last = 0;
+        while let Some(mut state) = self.next(last) {
+            last = number(state);
+            while state & OPEN > 0 && number(state) == last {
+                let joined = state + 1;
+                let order = (Ordering::AcqRel, Ordering::Acquire);
+                match self.state.compare_exchange_weak(state, joined, order.0, order.1) {
+                    Ok(_) => {
+                        self.take_part();
+                        break;
+                    }
+                    Err(found) => state = found,
+                }
+            }
+        }
+    }
+
+    fn take_part(&self) {
+        // SAFETY: the job is open, so it was written before, and is not written again while this thread is at it.
+        let job = unsafe { *self.job.get() };
+        let work = || job.into_iter().for_each(|job| (job.0)());
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            self.panicked.store(true, Ordering::Relaxed);
+        }
+        self.state.fetch_sub(1, Ordering::Release);
+    }
+
+    /// The state with an open job after the one with number `last`, which is waited for; `None` once the team ends.
+    fn next(&self, last: u64) -> Option<u64> {
+        let found = || {
+            let state = self.state.load(Ordering::SeqCst);
+            (state & OPEN > 0 && number(state) != last).then_some(state)
+        };
+        for _ in 0..SPINS {
+            if let Some(state) = found() {
+                return Some(state);
+            }
+            spin_loop();
+        }
+        let mut bed = self.bed.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let state = loop {
+            if self.ended.load(Ordering::SeqCst) {
+                break None;
+            }
+            if let Some(state) = found() {
+                break Some(state);
+            }
+            bed = self.alarm.wait(bed).unwrap_or_else(PoisonError::into_inner);
+        };
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::parallel::for_ranges;
+
+    #[test]
+    fn every_item_is_worked_on_once_job_after_job() {
+        for count in [1, 2, 3, 8] {
+            let mut threads = Threads::new(count).unwrap();
+            threads.run(|| {
+                assert_eq!(available(), count);
+                for round in 0..20_000 {
+                    let items: Vec<_> = (0..round % 40).map(|_| AtomicUsize::new(0)).collect();
+                    for_ranges(items.len(), 1, |range| {
+                        items[range].iter().for_each(|item| {
+                            item.fetch_add(1, Ordering::Relaxed);
+                        });
+                    });
+                    assert!(items.iter().all(|item| item.load(Ordering::Relaxed) == 1));
+                    if round % 5000 == 0 {
+                        // Long enough for the others to fall asleep.
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn all_threads_take_part_and_do_not_share_further() {
+        let mut threads = Threads::new(3).unwrap();
+        let seen = Mutex::new(std::collections::HashSet::new());
+        threads.run(|| {
+            share(3, &|| {
+                assert_eq!(CURRENT.with_borrow(Option::is_none), true);
+                seen.lock().unwrap().insert(std::thread::current().id());
+                while seen.lock().unwrap().len() < 3 {
+                    std::thread::yield_now();
+                }
+            });
+            assert_eq!(available(), 3);
+        });
+        assert!(CURRENT.with_borrow(Option::is_none));
+    }
+
+    #[test]
+    fn a_panic_ends_the_job_and_not_the_threads() {
+        let mut threads = Threads::new(2).unwrap();
+        let both = AtomicUsize::new(0);
+        let job = |panics: bool| {
+            both.store(0, Ordering::SeqCst);
+            let caller = std::thread::current().id();
+            share(2, &|| {
+                both.fetch_add(1, Ordering::SeqCst);
+                while both.load(Ordering::SeqCst) < 2 {
+                    std::thread::yield_now();
+                }
+                assert!(!panics || std::thread::current().id() == caller, "on purpose");
+            });
+        };
+        threads.run(|| {
+            assert!(catch_unwind(AssertUnwindSafe(|| job(true))).is_err());
+            job(false);
+        });
+    }
+}
