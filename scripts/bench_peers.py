@@ -48,7 +48,10 @@ def tensors() -> dict[str, tuple[int, ...]]:
 def make_model(folder: Path) -> None:
     """Random weights in the shape of Qwen2.5-0.5B, in bf16, with the demo's tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokens = len(json.loads((TOKENIZER / "tokenizer.json").read_text())["model"]["vocab"])
+    vocabulary = json.loads((TOKENIZER / "tokenizer.json").read_text())["model"]["vocab"]
+    # In a byte-level vocabulary these are whole characters; other rows are zeros, which are never the likeliest.
+    texts = np.array([id for text, id in vocabulary.items() if text.isascii() and text.isalnum()])
+    silent = np.setdiff1d(np.arange(VOCABULARY), texts)
     config = {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu", "hidden_size": HIDDEN,
         "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
@@ -72,7 +75,7 @@ def make_model(folder: Path) -> None:
             values = random.standard_normal(shape, dtype=np.float32)
             values = 1 + values * 0 if name.endswith("norm.weight") else values * 0.02
             if name == "model.embed_tokens.weight":
-                values[tokens:] = 0  # rows without a text are never the likeliest
+                values[silent] = 0
             file.write((values.view(np.uint32) >> 16).astype(np.uint16).tobytes())
 
 
