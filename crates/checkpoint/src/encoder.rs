@@ -7,7 +7,7 @@ mod sentence;
 #[cfg(test)]
 mod tests;
 
-pub use sentence::{Pooling, SentenceSettings};
+pub use sentence::{DenseSpec, Pooling, SentenceSettings};
 
 use crate::{
     bytes::Bytes,

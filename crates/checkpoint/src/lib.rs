@@ -23,7 +23,7 @@ pub use arch::{Arch, supported_architectures};
 pub use bytes::Bytes;
 pub use config::HfConfig;
 pub use encoder::{
-    EncoderCheckpoint, EncoderKind, EncoderMemory, EncoderMemoryRequest, EncoderSpec,
+    DenseSpec, EncoderCheckpoint, EncoderKind, EncoderMemory, EncoderMemoryRequest, EncoderSpec,
     EncoderTensor, HeadAct, Pooling, ScoreHead, SentenceSettings, supported_encoders,
 };
 pub use error::{Error, Result};
