@@ -74,7 +74,8 @@ impl Encoder {
             }
         };
         let layers = Layers::new(&spec, tensors)?;
-        let weights_bytes = checkpoint.num_parameters() * size_of::<f32>() as u64;
+        let dense_bytes = checkpoint.sentence().dense_bytes();
+        let weights_bytes = checkpoint.num_parameters() * size_of::<f32>() as u64 + dense_bytes;
         Ok(Self { spec, layers, output, weights_bytes })
     }
 

@@ -92,6 +92,11 @@ impl SentenceSettings {
         Ok(settings)
     }
 
+    /// Bytes of the dense layers' weights.
+    pub fn dense_bytes(&self) -> u64 {
+        self.dense.iter().map(DenseSpec::num_bytes).sum()
+    }
+
     fn read_modules(&mut self, files: &CheckpointFiles, bytes: &[u8]) -> Result<()> {
         let damaged = |reason: String| Error::Json { file: MODULES.to_owned(), reason };
         let modules: Vec<Value> =
