@@ -54,7 +54,8 @@ impl Cublas {
         unpacked_bytes: usize,
     ) -> Result<Self> {
         // Finite from the beginning: what no column writes is multiplied by zeros.
-        let unpacked = Tensor::zeros(unpacked_bytes / dtype.size_in_bytes(), dtype, device)?;
+        let numbers = (unpacked_bytes / dtype.size_in_bytes()).max(1);
+        let unpacked = Tensor::zeros(numbers, dtype, device)?;
         let zeros = Tensor::zeros(max_rows.max(1), DType::U32, device)?;
         let Device::Cuda(device) = device else {
             let device = device.location();
