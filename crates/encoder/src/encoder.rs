@@ -6,7 +6,8 @@ use candlepower_checkpoint::{EncoderCheckpoint, EncoderSpec, Pooling};
 use crate::{
     error::{Error, Result},
     layers::Layers,
-    pooling::{normalize, pool},
+    pooler::Pooler,
+    pooling::pool,
     score::Head,
     weights,
 };
@@ -43,7 +44,7 @@ pub struct Encoder {
 /// What becomes of the last hidden states.
 enum Output {
     /// A vector.
-    Vector { pooling: Pooling, normalize: bool },
+    Vector(Pooler),
     /// A score.
     Score(Head),
 }
@@ -68,18 +69,20 @@ impl Encoder {
             None => {
                 let sentence = checkpoint.sentence();
                 let pooling = pooling.or(sentence.pooling).unwrap_or(DEFAULT_POOLING);
-                Output::Vector { pooling, normalize: sentence.normalize }
+                let files = checkpoint.files();
+                Output::Vector(Pooler::load(files, sentence, pooling, spec.hidden_size)?)
             }
         };
         let layers = Layers::new(&spec, tensors)?;
-        let weights_bytes = checkpoint.num_parameters() * size_of::<f32>() as u64;
+        let dense_bytes = checkpoint.sentence().dense_bytes();
+        let weights_bytes = checkpoint.num_parameters() * size_of::<f32>() as u64 + dense_bytes;
         Ok(Self { spec, layers, output, weights_bytes })
     }
 
     /// Elements of a vector; `None` where the model gives scores.
     pub fn dimensions(&self) -> Option<usize> {
-        match self.output {
-            Output::Vector { .. } => Some(self.spec.hidden_size),
+        match &self.output {
+            Output::Vector(pooler) => Some(pooler.dimensions()),
             Output::Score(_) => None,
         }
     }
@@ -87,14 +90,14 @@ impl Encoder {
     /// How hidden states become one.
     pub fn pooling(&self) -> Pooling {
         match &self.output {
-            Output::Vector { pooling, .. } => *pooling,
+            Output::Vector(pooler) => pooler.pooling(),
             Output::Score(head) => head.spec().pooling,
         }
     }
 
     /// Whether vectors have length one.
     pub fn normalizes(&self) -> bool {
-        matches!(self.output, Output::Vector { normalize: true, .. })
+        matches!(&self.output, Output::Vector(pooler) if pooler.normalizes())
     }
 
     /// Bytes of the weights in memory.
@@ -114,18 +117,13 @@ impl Encoder {
         }
         let inputs = inputs.iter().map(|input| self.checked(input)).collect::<Result<Vec<_>>>()?;
         let width = self.spec.hidden_size;
-        let pooling = self.pooling();
         let states = self.layers.forward(&inputs)?;
-        let pooled = states.iter().map(|states| pool(states, width, pooling));
         match &self.output {
-            Output::Vector { normalize: false, .. } => Ok(pooled.collect()),
-            Output::Vector { normalize: true, .. } => {
-                let mut vectors: Vec<Vec<f32>> = pooled.collect();
-                vectors.iter_mut().for_each(|vector| normalize(vector));
-                Ok(vectors)
-            }
+            Output::Vector(pooler) => states.iter().map(|states| pooler.vector(states)).collect(),
             Output::Score(head) => {
-                let pooled: Vec<f32> = pooled.flatten().collect();
+                let pooling = head.spec().pooling;
+                let pooled = states.iter().flat_map(|states| pool(states, width, pooling));
+                let pooled: Vec<f32> = pooled.collect();
                 let pooled = Tensor::from_vec(pooled, (inputs.len(), width), &Device::Cpu)?;
                 Ok(head.forward(&pooled)?.into_iter().map(|score| vec![score]).collect())
             }

@@ -8,10 +8,11 @@ mod bert;
 mod encoder;
 mod error;
 mod layers;
+mod pooler;
 mod pooling;
 mod score;
 mod weights;
 
 pub use encoder::{Encoder, EncoderInput, LoadProgress};
 pub use error::{Error, Result};
-pub use pooling::{normalize, pool};
+pub use pooler::Pooler;

@@ -5,7 +5,7 @@
 use candlepower_checkpoint::Pooling;
 
 /// One vector `[width]` of the hidden states `[tokens, width]` of one text, padding left out.
-pub fn pool(states: &[f32], width: usize, pooling: Pooling) -> Vec<f32> {
+pub(crate) fn pool(states: &[f32], width: usize, pooling: Pooling) -> Vec<f32> {
     let mut rows = states.chunks_exact(width);
     let first = rows.next().unwrap_or_default().to_vec();
     match pooling {
@@ -31,7 +31,7 @@ pub fn pool(states: &[f32], width: usize, pooling: Pooling) -> Vec<f32> {
 const LEAST_LENGTH: f32 = 1e-12;
 
 /// Divides a vector by its Euclidean length.
-pub fn normalize(vector: &mut [f32]) {
+pub(crate) fn normalize(vector: &mut [f32]) {
     let length = vector.iter().map(|value| value * value).sum::<f32>().sqrt().max(LEAST_LENGTH);
     vector.iter_mut().for_each(|value| *value /= length);
 }

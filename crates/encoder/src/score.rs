@@ -16,6 +16,15 @@ pub(crate) struct Head {
     out: Linear,
 }
 
+/// `act(x)`.
+pub(crate) fn activate(x: &Tensor, act: HeadAct) -> Result<Tensor> {
+    Ok(match act {
+        HeadAct::Tanh => x.tanh()?,
+        HeadAct::Relu => x.relu()?,
+        HeadAct::Gelu => x.gelu_erf()?,
+    })
+}
+
 impl Head {
     /// Takes the head's tensors, by their slots.
     pub(crate) fn new(
@@ -45,11 +54,7 @@ impl Head {
     /// The scores of pooled states `[texts, hidden]`.
     pub(crate) fn forward(&self, pooled: &Tensor) -> Result<Vec<f32>> {
         let x = self.dense.forward(pooled)?;
-        let x = match self.spec.act {
-            HeadAct::Tanh => x.tanh()?,
-            HeadAct::Relu => x.relu()?,
-            HeadAct::Gelu => x.gelu_erf()?,
-        };
+        let x = activate(&x, self.spec.act)?;
         let x = match &self.norm {
             Some(norm) => norm.forward(&x)?,
             None => x,

@@ -20,6 +20,15 @@ const LENGTH_BYTES: u64 = 8;
 /// A longer header is none; the safetensors library has the same limit.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
+/// The tensors that weight files must hold.
+struct Planned<'a> {
+    tensors: &'a [EncoderTensor],
+    /// Whether one that is not among them may be there.
+    may_skip: &'a dyn Fn(&str) -> bool,
+    /// What they belong to, in words.
+    of: &'static str,
+}
+
 /// Reads all tensors of the checkpoint, by their slots.
 ///
 /// # Errors
@@ -29,7 +38,34 @@ pub(crate) fn read(
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<HashMap<String, Tensor>> {
     let files = checkpoint.weight_files()?;
-    let files = files.names().iter().map(|name| WeightFile::open(checkpoint.files(), name));
+    let planned = Planned {
+        tensors: &checkpoint.tensors(),
+        may_skip: &|name| checkpoint.may_skip_tensor(name),
+        of: checkpoint.architecture(),
+    };
+    read_planned(checkpoint.files(), files.names(), &planned, progress)
+}
+
+/// Reads a file that holds exactly the tensors of a dense layer, by their slots.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_file(
+    files: &CheckpointFiles,
+    name: &str,
+    tensors: &[EncoderTensor],
+) -> Result<HashMap<String, Tensor>> {
+    let planned = Planned { tensors, may_skip: &|_| false, of: "a dense layer" };
+    read_planned(files, &[name.to_owned()], &planned, &mut |_| {})
+}
+
+fn read_planned(
+    files: &CheckpointFiles,
+    names: &[String],
+    planned: &Planned<'_>,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<HashMap<String, Tensor>> {
+    let files = names.iter().map(|name| WeightFile::open(files, name));
     let files = files.collect::<Result<Vec<_>>>()?;
     let mut stored = HashMap::new();
     for file in &files {
@@ -39,8 +75,7 @@ pub(crate) fn read(
             }
         }
     }
-    let planned = checkpoint.tensors();
-    let found = find(checkpoint, &planned, &stored)?;
+    let found = find(planned, &stored)?;
     let bytes_total = found.iter().map(|(name, _)| stored[name].1.len() as u64).sum();
     let mut bytes_done = 0;
     let mut tensors = HashMap::new();
@@ -54,15 +89,14 @@ pub(crate) fn read(
     Ok(tensors)
 }
 
-/// The stored name of each planned tensor. Nothing else may be stored but what the checkpoint knows to skip.
+/// The stored name of each planned tensor. Nothing else may be stored but what may be skipped.
 fn find<'a, 'b>(
-    checkpoint: &EncoderCheckpoint,
-    planned: &'b [EncoderTensor],
+    planned: &Planned<'b>,
     stored: &HashMap<&'a str, (&WeightFile, &StoredTensor)>,
 ) -> Result<Vec<(&'a str, &'b EncoderTensor)>> {
     let mut found = Vec::new();
     let mut missing = Vec::new();
-    for tensor in planned {
+    for tensor in planned.tensors {
         let mut names = tensor.names.iter().filter_map(|name| stored.get_key_value(name.as_str()));
         let Some((name, (_, is))) = names.next() else {
             missing.push(tensor.names[0].as_str());
@@ -81,7 +115,7 @@ fn find<'a, 'b>(
         return Err(Error::TensorsMissing { count: missing.len(), names: first_of(missing) });
     }
     let used: HashSet<&str> = found.iter().map(|(name, _)| *name).collect();
-    let is_unknown = |name: &&str| !used.contains(name) && !checkpoint.may_skip_tensor(name);
+    let is_unknown = |name: &&str| !used.contains(name) && !(planned.may_skip)(name);
     let mut unknown: Vec<&str> = stored.keys().copied().filter(is_unknown).collect();
     if unknown.is_empty() {
         return Ok(found);
@@ -90,7 +124,7 @@ fn find<'a, 'b>(
     Err(Error::TensorsUnknown {
         count: unknown.len(),
         names: first_of(unknown),
-        architecture: checkpoint.architecture(),
+        architecture: planned.of,
     })
 }
 

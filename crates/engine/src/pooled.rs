@@ -1,8 +1,8 @@
 //! What makes vectors or scores of texts: an encoder, or a decoder whose hidden states are pooled.
 
 use candle_core::DType;
-use candlepower_checkpoint::{Checkpoint, EncoderCheckpoint, Pooling, SentenceSettings};
-use candlepower_encoder::{Encoder, EncoderInput, normalize, pool};
+use candlepower_checkpoint::{Checkpoint, EncoderCheckpoint, Pooling};
+use candlepower_encoder::{Encoder, EncoderInput, Pooler};
 use candlepower_models::{Decoder, LoadOptions, load};
 use rayon::{ThreadPool, prelude::*};
 
@@ -49,7 +49,7 @@ impl PoolingSource<'_> {
 /// A model that was loaded.
 pub(crate) enum PoolingRunner {
     Encoder(Box<Encoder>),
-    Decoder { model: Box<Decoder>, pooling: Pooling, normalizes: bool },
+    Decoder { model: Box<Decoder>, pooler: Pooler },
 }
 
 impl PoolingRunner {
@@ -78,12 +78,11 @@ impl PoolingRunner {
                 };
                 let model =
                     pool.install(|| load(checkpoint, &options, &mut |done| progress(done.into())))?;
-                let SentenceSettings { pooling, normalize, .. } = *checkpoint.sentence();
-                Ok(Self::Decoder {
-                    model: Box::new(model),
-                    pooling: config.pooling.or(pooling).unwrap_or(DEFAULT_POOLING),
-                    normalizes: normalize,
-                })
+                let sentence = checkpoint.sentence();
+                let pooling = config.pooling.or(sentence.pooling).unwrap_or(DEFAULT_POOLING);
+                let width = model.spec().hidden_size;
+                let pooler = Pooler::load(checkpoint.files(), sentence, pooling, width)?;
+                Ok(Self::Decoder { model: Box::new(model), pooler })
             }
         }
     }
@@ -92,21 +91,21 @@ impl PoolingRunner {
     pub(crate) fn dimensions(&self) -> Option<usize> {
         match self {
             Self::Encoder(encoder) => encoder.dimensions(),
-            Self::Decoder { model, .. } => Some(model.spec().hidden_size),
+            Self::Decoder { pooler, .. } => Some(pooler.dimensions()),
         }
     }
 
     pub(crate) fn pooling(&self) -> Pooling {
         match self {
             Self::Encoder(encoder) => encoder.pooling(),
-            Self::Decoder { pooling, .. } => *pooling,
+            Self::Decoder { pooler, .. } => pooler.pooling(),
         }
     }
 
     pub(crate) fn normalizes(&self) -> bool {
         match self {
             Self::Encoder(encoder) => encoder.normalizes(),
-            Self::Decoder { normalizes, .. } => *normalizes,
+            Self::Decoder { pooler, .. } => pooler.normalizes(),
         }
     }
 
@@ -144,12 +143,12 @@ impl PoolingRunner {
                 let compute = |batch: &Vec<EncoderInput>| Ok(encoder.run(batch)?);
                 batches.par_iter().with_max_len(1).map(compute).collect()
             }
-            Self::Decoder { model, pooling, normalizes } => {
+            Self::Decoder { model, pooler } => {
                 let compute = |batch: &Vec<EncoderInput>| {
                     let texts: Vec<&[u32]> =
                         batch.iter().map(|input| input.token_ids.as_slice()).collect();
                     let states = model.encode(&texts)?.flatten_all()?.to_vec1::<f32>()?;
-                    Ok(pooled(&states, &texts, model.spec().hidden_size, *pooling, *normalizes))
+                    pooled(&states, &texts, model.spec().hidden_size, pooler)
                 };
                 batches.iter().map(compute).collect()
             }
@@ -162,17 +161,12 @@ fn pooled(
     mut states: &[f32],
     texts: &[&[u32]],
     width: usize,
-    pooling: Pooling,
-    normalizes: bool,
-) -> Vec<Vec<f32>> {
+    pooler: &Pooler,
+) -> Result<Vec<Vec<f32>>> {
     let vector = |text: &&[u32]| {
         let (own, rest) = states.split_at(text.len() * width);
         states = rest;
-        let mut vector = pool(own, width, pooling);
-        if normalizes {
-            normalize(&mut vector);
-        }
-        vector
+        Ok(pooler.vector(own)?)
     };
     texts.iter().map(vector).collect()
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use candlepower_checkpoint::{CheckpointFiles, WeightFiles};
+use candlepower_checkpoint::{CheckpointFiles, SentenceSettings, WeightFiles};
 use futures::{StreamExt, TryStreamExt, stream};
 use hf_hub::Cache;
 use hf_hub::api::tokio::{Api, ApiBuilder};
@@ -28,7 +28,7 @@ const DESCRIPTION: [&str; 15] = [
     "added_tokens.json",
     "chat_template.jinja",
     INDEX,
-    "modules.json",
+    MODULES,
     "sentence_bert_config.json",
     "sentence_distilbert_config.json",
     "sentence_roberta_config.json",
@@ -38,6 +38,7 @@ const DESCRIPTION: [&str; 15] = [
 const CONFIG: &str = "config.json";
 /// What older checkpoints of GPTQ say beside it.
 const QUANTIZATION: &str = "quantize_config.json";
+const MODULES: &str = "modules.json";
 const TOKENIZER: &str = "tokenizer.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -122,12 +123,16 @@ impl Hub {
         Ok(model)
     }
 
-    /// As [`open`](Self::open), for the configuration alone, with that of the quantization where it has a file of its own.
+    /// As [`open`](Self::open), for the configuration alone, with what says how the model is quantized and whether it is for
+    /// vectors where that has files of its own.
     ///
     /// # Errors
     /// As of `open`.
     pub async fn open_configuration(&self, id: &ModelId, revision: &str) -> Result<HubModel> {
-        self.open_one(id, revision, &[CONFIG, QUANTIZATION]).await
+        let wanted = |name: &str| {
+            [QUANTIZATION, MODULES, "1_Pooling/config.json"].contains(&name) || is_dense(name)
+        };
+        self.open_one(id, revision, CONFIG, wanted).await
     }
 
     /// As [`open`](Self::open), for the tokenizer alone.
@@ -136,18 +141,25 @@ impl Hub {
     /// As of `open`.
     pub async fn open_tokenizer(&self, id: &ModelId, revision: &str) -> Result<HubModel> {
         let others = ["tokenizer_config.json", "chat_template.jinja"];
-        self.open_one(id, revision, &[TOKENIZER, others[0], others[1]]).await
+        self.open_one(id, revision, TOKENIZER, |name| others.contains(&name)).await
     }
 
-    /// Fetches the named files, of which the first must be there.
-    async fn open_one(&self, id: &ModelId, revision: &str, names: &[&str]) -> Result<HubModel> {
-        let is_there = |model: &HubModel| model.folder().join(names[0]).is_file();
+    /// Fetches the file `first`, which must be there, and those that are wanted beside it.
+    async fn open_one(
+        &self,
+        id: &ModelId,
+        revision: &str,
+        first: &str,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<HubModel> {
+        let is_there = |model: &HubModel| model.folder().join(first).is_file();
         let model = self.find(id, revision, is_there).await?;
         if let Some(listing) = &model.listing {
-            if !listing.files.contains_key(names[0]) {
-                return Err(self.no_file(id, names[0]));
+            if !listing.files.contains_key(first) {
+                return Err(self.no_file(id, first));
             }
-            let files = names.iter().filter_map(|name| listing.files.get(*name));
+            let files =
+                listing.files.values().filter(|file| file.name == first || wanted(&file.name));
             model.fetch(files, &DownloadProgress::default()).await?;
         }
         Ok(model)
@@ -242,23 +254,29 @@ impl HubModel {
         if !folder.join(CONFIG).is_file() {
             return Some(CONFIG.to_owned());
         }
-        match WeightFiles::find(&CheckpointFiles::Folder(folder.clone())) {
-            Ok(files) => {
-                files.names().iter().find(|name| !folder.join(name.as_str()).is_file()).cloned()
-            }
-            Err(_) => Some("the weights".to_owned()),
+        let files = CheckpointFiles::Folder(folder.clone());
+        match (WeightFiles::find(&files), dense_files(&files)) {
+            (Ok(files), Ok(dense)) => files
+                .names()
+                .iter()
+                .chain(&dense)
+                .find(|name| !folder.join(name.as_str()).is_file())
+                .cloned(),
+            _ => Some("the weights".to_owned()),
         }
     }
 
     fn weights<'a>(&self, listing: &'a Listing) -> Result<Vec<&'a RemoteFile>> {
         self.check_weights(listing)?;
-        if let Some(file) = listing.files.get(SINGLE) {
-            return Ok(vec![file]);
-        }
-        let names = WeightFiles::find(&CheckpointFiles::Folder(self.folder()))?;
+        let folder = CheckpointFiles::Folder(self.folder());
+        let mut names = match listing.files.contains_key(SINGLE) {
+            true => vec![SINGLE.to_owned()],
+            false => WeightFiles::find(&folder)?.names().to_vec(),
+        };
+        names.extend(dense_files(&folder)?);
         let file =
             |name: &String| listing.files.get(name).ok_or_else(|| self.hub.no_file(&self.id, name));
-        names.names().iter().map(file).collect()
+        names.iter().map(file).collect()
     }
 
     fn check_weights(&self, listing: &Listing) -> Result<()> {
@@ -353,9 +371,21 @@ impl HubModel {
     }
 }
 
+/// The weights of the dense layers that sentence-transformers' files name.
+fn dense_files(files: &CheckpointFiles) -> Result<Vec<String>> {
+    let sentence = SentenceSettings::read(files)?;
+    Ok(sentence.dense.into_iter().map(|dense| dense.file).collect())
+}
+
+/// Whether a file describes a dense layer of sentence-transformers.
+fn is_dense(name: &str) -> bool {
+    name.strip_suffix("_Dense/config.json").is_some_and(|index| index.parse::<u8>().is_ok())
+}
+
 /// Whether a file describes a model.
 fn describes(name: &str) -> bool {
     DESCRIPTION.contains(&name)
+        || is_dense(name)
         || DESCRIPTION_FOLDERS.iter().any(|(folder, end)| {
             name.strip_prefix(folder).is_some_and(|rest| rest.ends_with(end) && !rest.contains('/'))
         })
@@ -375,8 +405,12 @@ mod tests {
 
     #[test]
     fn descriptions_are_small_files_of_known_names() {
-        for name in ["config.json", "additional_chat_templates/rag.jinja", "1_Pooling/config.json"]
-        {
+        for name in [
+            "config.json",
+            "additional_chat_templates/rag.jinja",
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
+        ] {
             assert!(describes(name), "{name}");
         }
         for name in [

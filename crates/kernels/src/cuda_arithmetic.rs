@@ -5,6 +5,7 @@ use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::device::code_place;
 use crate::sampling::{Penalties, SamplingRow, sample_row_reference};
 use crate::{KvCacheConfig, RopeStyle, reshape_and_cache_reference, rope_reference};
 
@@ -156,6 +157,34 @@ fn parts_cover_a_length_once_and_in_order() {
         }
     }
     assert_eq!([896, 2048, 4096, 151_936].map(|n| warps(n, 4224, 8)), [8, 4, 2, 1]);
+}
+
+#[test]
+fn codes_lie_where_the_packed_matrix_has_them() {
+    let host = Host::load("codes");
+    type CodePlace = extern "C" fn(i32, i32, i32, i32, *mut i32) -> u64;
+    // SAFETY: the type is that of host.cpp.
+    let place: CodePlace = unsafe { host.function("host_code_place") };
+    for (outputs, columns) in [(1usize, 1usize), (16, 64), (33, 200), (48, 129)] {
+        for bits in [4, 8] {
+            let codes = outputs.next_multiple_of(16) * columns.next_multiple_of(64);
+            let mut taken = vec![0u32; codes * bits / 32];
+            for output in 0..outputs {
+                for column in 0..columns {
+                    let mut shift = 0;
+                    let ints = [output, column, columns, bits].map(|number| number as i32);
+                    let word = place(ints[0], ints[1], ints[2], ints[3], &mut shift);
+                    let found = (word as usize, shift as usize);
+                    assert_eq!(found, code_place(output, column, columns, bits));
+                    let mask = ((1 << bits) - 1) << shift;
+                    assert_eq!(taken[found.0] & mask, 0, "two codes in one place");
+                    taken[found.0] |= mask;
+                }
+            }
+            let bits_taken: u32 = taken.iter().map(|word| word.count_ones()).sum();
+            assert_eq!(bits_taken as usize, outputs * columns * bits);
+        }
+    }
 }
 
 /// A row of the sampler's table, in the order of `SamplerRow::words`.

@@ -10,6 +10,7 @@ mod attention;
 mod experts;
 mod graph;
 mod matmul;
+mod packed;
 mod paged_cache;
 mod qkv;
 mod reference;
@@ -25,6 +26,9 @@ pub(crate) use attention::{check_cache, check_spec, check_step, check_window};
 pub use experts::experts;
 pub use graph::Graph;
 pub use matmul::Matmul;
+#[cfg(test)]
+pub(crate) use packed::code_place;
+pub use packed::{HeadPadding, Matrix, PackedMatrix};
 pub use paged_cache::{HostBlocks, PagedCache, PagedLayer};
 pub use qkv::{NO_SLOT, QkNorm, QkNormSpan, QkvToCache, qkv_to_cache};
 pub use rows::{

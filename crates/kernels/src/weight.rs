@@ -238,9 +238,15 @@ impl WeightBuilder {
         if let Some(row) = self.written.iter().position(|written| !written) {
             return Err(Error::MissingRow { row, n: self.n });
         }
+        Ok(self.finish_with_zeros())
+    }
+
+    /// The finished weight, whose rows are zeros where none was written.
+    #[must_use]
+    pub fn finish_with_zeros(self) -> Weight {
         let (n, layout, inputs) = (self.n, self.layout, self.inputs);
         let sparse = Sparse::collect(self.sparse, n).map(Arc::new);
-        Ok(Weight { n, layout, memory: Arc::new(self.memory), inputs, sparse })
+        Weight { n, layout, memory: Arc::new(self.memory), inputs, sparse }
     }
 
     /// The rows from `first_row` on, noted as written.

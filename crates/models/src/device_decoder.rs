@@ -1,11 +1,11 @@
-//! The decoder on a device: row-major weights, and buffers that are reserved once.
+//! The decoder on a device: row-major weights or codes, and buffers that are reserved once.
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{ModelSpec, QkNormSpan};
 use candlepower_kernels::{
     Activation, Experts, KvCacheConfig,
     device::{
-        self, AttentionPlan, AttentionSpec, AttentionStep, LayerNorm, Matmul, NormWeight,
+        self, AttentionPlan, AttentionSpec, AttentionStep, LayerNorm, Matmul, Matrix, NormWeight,
         PagedCache, PlanCapacity, QkNorm, QkvToCache, RmsNorm,
     },
 };
@@ -25,7 +25,7 @@ pub struct DeviceDecoder {
     dtype: DType,
     head_dim: usize,
     embed_scale: f32,
-    layers: Layers<Tensor>,
+    layers: Layers<Matrix>,
 }
 
 /// What one step computes, in tensors on the device. The schedules of its attention are those that the plans were
@@ -82,11 +82,11 @@ pub struct WorkspaceSize {
 
 impl DeviceDecoder {
     /// Builds the model from its parts, with rope tables for `max_model_len` positions.
-    pub(crate) fn new(spec: ModelSpec, parts: Parts<Tensor>, max_model_len: usize) -> Result<Self> {
+    pub(crate) fn new(spec: ModelSpec, parts: Parts<Matrix>, max_model_len: usize) -> Result<Self> {
         let device = parts.layout().device.clone();
         let head_dim = parts.layout().padded_head(spec.layers[0].attention.head_dim);
+        let dtype = parts.layout().vectors;
         let layers = Layers::take(&spec, parts, max_model_len)?;
-        let dtype = layers.embed.dtype();
         let embed_scale = embed_scale(&spec.embed, dtype);
         Ok(Self { spec, max_model_len, device, dtype, head_dim, embed_scale, layers })
     }
@@ -131,7 +131,12 @@ impl DeviceDecoder {
         Ok(Workspace {
             cache: PagedCache::new(config, cache_dtype, &self.device)?,
             plans,
-            matmul: Matmul::new(&self.device, tokens.max(size.max_rows))?,
+            matmul: Matmul::new(
+                &self.device,
+                tokens.max(size.max_rows),
+                self.dtype,
+                self.spec.device_unpacked_bytes(),
+            )?,
             residual: buffer(tokens, hidden)?,
             normed: buffer(tokens, hidden)?,
             branch: buffer(tokens, hidden)?,
@@ -259,14 +264,14 @@ impl Norm {
 }
 
 impl Ops for DeviceOps<'_> {
-    type Matrix = Tensor;
+    type Matrix = Matrix;
 
-    fn embed(&self, table: &Tensor, positions: Option<&Tensor>) -> Result<Tensor> {
+    fn embed(&self, table: &Matrix, positions: Option<&Matrix>) -> Result<Tensor> {
         let out = self.rows(&self.workspace.residual, self.hidden)?;
         device::embedding(self.input.token_ids, table, self.embed_scale, &out)?;
         if let Some(table) = positions {
             let rows = self.rows(&self.workspace.branch, self.hidden)?;
-            device::gather_rows(table, self.input.positions, &rows)?;
+            device::embedding(self.input.positions, table, 1.0, &rows)?;
             device::add(&out, &rows)?;
         }
         Ok(out)
@@ -300,17 +305,17 @@ impl Ops for DeviceOps<'_> {
         Ok((residual, out))
     }
 
-    fn linear(&self, x: &Tensor, linear: &Linear<Tensor>, place: Place) -> Result<Tensor> {
+    fn linear(&self, x: &Tensor, linear: &Linear<Matrix>, place: Place) -> Result<Tensor> {
         let buffer = match place {
             Place::Wide => &self.workspace.wide,
             Place::Branch => &self.workspace.branch,
         };
-        let out = self.rows(buffer, linear.weight.dim(0)?)?;
+        let out = self.rows(buffer, linear.weight.n())?;
         self.workspace.matmul.run(x, &linear.weight, linear.bias.as_ref(), &out)?;
         Ok(out)
     }
 
-    fn attend(&self, qkv: &Tensor, a: &Attention<Tensor>) -> Result<Tensor> {
+    fn attend(&self, qkv: &Tensor, a: &Attention<Matrix>) -> Result<Tensor> {
         let dims = [self.tokens, a.heads, a.head_dim];
         let q = view(&self.workspace.inner, &dims)?;
         let out = view(&self.workspace.attended, &dims)?;
@@ -354,7 +359,7 @@ impl Ops for DeviceOps<'_> {
         Ok(out)
     }
 
-    fn experts(&self, x: &Tensor, experts: &Experts<Tensor>) -> Result<Tensor> {
+    fn experts(&self, x: &Tensor, experts: &Experts<Matrix>) -> Result<Tensor> {
         let out = self.rows(&self.workspace.branch, self.hidden)?;
         device::experts(x, experts, &out)?;
         Ok(out)

@@ -43,7 +43,12 @@ pub(crate) fn fill<M: Matrix>(
                 done.bytes_done += (piece.len() * dtype.size_in_bytes()) as u64;
                 if let MatrixForm::Quantized(packed) = tensor.form() {
                     let rows = CodedRows::random(packed, &piece, spread);
-                    parts.write_quantized(slot, first - slot.rows.start, rows.view())?;
+                    parts.write_quantized(
+                        slot,
+                        first - slot.rows.start,
+                        columns.len(),
+                        rows.view(),
+                    )?;
                     progress(done);
                     continue;
                 }

@@ -25,11 +25,6 @@ pub enum Error {
         /// The method's name.
         method: String,
     },
-    /// The weights are quantized, and the model is to run on a GPU.
-    #[error(
-        "quantized weights do not run on a GPU yet; use --device cpu, or the float16 or bfloat16 original of the model"
-    )]
-    QuantizedOnDevice,
     /// The model is to run on a GPU, whose kernels lack something of it.
     #[error("models with {what} do not run on a GPU yet; use --device cpu")]
     OnlyOnCpu {

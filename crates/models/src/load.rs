@@ -127,12 +127,12 @@ pub fn load_shard(
     Decoder::new(spec.clone(), parts, max_model_len, comm)
 }
 
-/// Loads a checkpoint's weights to a device, where all of them are in one dtype: bfloat16 or float16 as stored or as
+/// Loads a checkpoint's weights to a device, where all of them but codes are in one dtype: bfloat16 or float16 as stored or as
 /// asked for, and bfloat16 where float32 is stored. On the CPU, where the definitions of the device's kernels compute
 /// with it, it may be float32.
 ///
 /// # Errors
-/// As [`load`]; and quantized weights do not run there.
+/// As [`load`]; and the device's kernels lack something of the model.
 pub fn load_on_device(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
@@ -140,9 +140,6 @@ pub fn load_on_device(
 ) -> Result<DeviceDecoder> {
     let spec = checkpoint.spec();
     let max_model_len = spec.max_model_len(options.max_model_len)?;
-    if checkpoint.quantization().is_some_and(|quantization| quantization.scheme.is_some()) {
-        return Err(Error::QuantizedOnDevice);
-    }
     if options.dtype == LoadDtype::F32 && !options.device.is_cpu() {
         return Err(Error::DeviceDtype);
     }
@@ -249,9 +246,7 @@ fn read_weights<M: Matrix>(
     for (stored, tensor) in &stored {
         let end = done.bytes_done + num_bytes(stored, tensor);
         match &tensor.scheme {
-            Some(scheme) => {
-                quantized::open(shards, tensor, *scheme)?.write(tensor, parts)?;
-            }
+            Some(scheme) => quantized::read(shards, tensor, *scheme, parts)?,
             None => read_numbers(shards, tensor, parts, &mut |bytes| {
                 done.bytes_done += bytes;
                 progress(done);

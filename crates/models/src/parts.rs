@@ -1,7 +1,7 @@
 //! The tensors a model computes with, filled slot by slot: q, k and v become one weight, gate and
 //! up another.
 
-use std::{borrow::Cow, collections::HashMap};
+use std::{borrow::Cow, collections::HashMap, ops::Range};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{
@@ -9,7 +9,8 @@ use candlepower_checkpoint::{
     TensorPlan,
 };
 use candlepower_kernels::{
-    QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows, device::NormWeight,
+    QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows,
+    device::{HeadPadding, NormWeight},
 };
 use half::{bf16, f16};
 
@@ -75,8 +76,17 @@ pub(crate) struct Shape {
     pub(crate) columns: usize,
     pub(crate) dtype: DType,
     pub(crate) form: MatrixForm,
+    /// The columns are those of heads, which the device pads.
+    pub(crate) heads: Option<HeadPadding>,
     /// Rows that will be written; the others, between padded heads, are zeros.
     pub(crate) written_rows: usize,
+}
+
+impl Shape {
+    /// The columns without what pads heads.
+    pub(crate) fn stored_columns(&self) -> usize {
+        self.heads.map_or(self.columns, |heads| self.columns / heads.padded * heads.len)
+    }
 }
 
 /// How the parts lie in a device's memory.
@@ -264,13 +274,19 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
                     vectors.entry(key).or_insert_with(|| vec![0.0; place.rows]);
                     continue;
                 };
-                let columns = place
+                let heads = place
                     .head_columns
-                    .map_or(columns, |head_dim| columns / head_dim * layout.padded_head(head_dim));
+                    .map(|len| HeadPadding { len, padded: layout.padded_head(len) });
                 let dtype = dtype(tensor)?;
                 let form = tensor.form();
-                let shape = Shape { rows: place.rows, columns, dtype, form, written_rows: 0 };
-                let shape = shapes.entry(key).or_insert(shape);
+                let shape = shapes.entry(key).or_insert(Shape {
+                    rows: place.rows,
+                    columns: heads.map_or(columns, |heads| columns / heads.len * heads.padded),
+                    dtype,
+                    form,
+                    heads,
+                    written_rows: 0,
+                });
                 shape.written_rows += slot.rows.len();
                 shape.form = shape.form.join(form, columns);
                 if shape.dtype != dtype {
@@ -302,49 +318,60 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         let Some(head_dim) = place.head_dim else {
             let bytes = match place.head_columns {
                 Some(head_dim) => {
-                    Cow::Owned(pad_columns(data, head_dim, self.layout.padded_head(head_dim)))
+                    let padded = self.layout.padded_head(head_dim);
+                    Cow::Owned(pad_columns(data, HeadPadding { len: head_dim, padded }))
                 }
                 None => Cow::Borrowed(data.bytes),
             };
             let rows = WeightRows { dtype: data.dtype, bytes: &bytes };
             return matrix.write_rows(place.first_row + first, rows);
         };
-        // Head by head: between two of them lie rows of zeros.
         let row_bytes = self.spec.hidden_size * data.dtype.size_in_bytes();
-        let mut row = first;
-        let mut bytes = data.bytes;
-        while !bytes.is_empty() {
-            let rows = (head_dim - row % head_dim).min(bytes.len() / row_bytes);
-            let (head, rest) = bytes.split_at(rows * row_bytes);
-            let target = place.row(&self.layout, row);
-            matrix.write_rows(target, WeightRows { dtype: data.dtype, bytes: head })?;
-            (row, bytes) = (row + rows, rest);
+        for head in heads(first..first + data.bytes.len() / row_bytes, head_dim) {
+            let bytes =
+                &data.bytes[(head.start - first) * row_bytes..(head.end - first) * row_bytes];
+            let target = place.row(&self.layout, head.start);
+            matrix.write_rows(target, WeightRows { dtype: data.dtype, bytes })?;
         }
         Ok(())
     }
 
-    /// Writes quantized rows of a matrix's slot, from its row `first` on.
+    /// Writes quantized rows of a matrix's slot, each of `k` columns, from its row `first` on.
     pub(crate) fn write_quantized(
         &mut self,
         slot: &SlotRows,
         first: usize,
+        k: usize,
         rows: QuantizedRows<'_>,
     ) -> Result<()> {
-        let (matrix, first_row) = self.quantized(slot);
-        matrix.write_quantized(first_row + first, rows)
+        self.each_run(slot, first..first + rows.bytes.len() / k, |matrix, target, run| {
+            matrix.write_quantized(target, rows.rows(k, run.start - first..run.end - first))
+        })
     }
 
     /// Adds the sparse part of a matrix's slot.
     pub(crate) fn write_sparse(&mut self, slot: &SlotRows, part: SparseRows<'_>) -> Result<()> {
-        let (matrix, first_row) = self.quantized(slot);
-        matrix.write_sparse(first_row, part)
+        self.each_run(slot, 0..part.starts.len() - 1, |matrix, target, run| {
+            matrix.write_sparse(target, part.rows(run))
+        })
     }
 
-    /// The matrix of which a quantized slot is a part, and the first of its rows there.
-    fn quantized(&mut self, slot: &SlotRows) -> (&mut M::Builder, usize) {
+    /// Calls `write` with the matrix of which a quantized slot is a part, and those of the slot's rows `rows` that lie
+    /// together in it, with the matrix's row of their first.
+    fn each_run(
+        &mut self,
+        slot: &SlotRows,
+        rows: Range<usize>,
+        mut write: impl FnMut(&mut M::Builder, usize, Range<usize>) -> Result<()>,
+    ) -> Result<()> {
         let place = Place::of(self.spec, &self.layout, slot.layer, slot.slot, slot.rows.len());
         let matrix = self.matrices.get_mut(&(slot.layer, place.part));
-        (matrix.expect("vectors are not quantized"), place.first_row)
+        let matrix = matrix.expect("vectors are not quantized");
+        let Some(head_dim) = place.head_dim else {
+            return write(matrix, place.first_row + rows.start, rows);
+        };
+        heads(rows, head_dim)
+            .try_for_each(|head| write(matrix, place.row(&self.layout, head.start), head))
     }
 
     /// The filled parts.
@@ -366,6 +393,13 @@ impl Place {
         self.first_row + padded
     }
 }
+
+/// Rows of heads of `head_dim` rows, head by head: between two of them a device has rows of zeros.
+fn heads(rows: Range<usize>, head_dim: usize) -> impl Iterator<Item = Range<usize>> {
+    (rows.start / head_dim..rows.end.div_ceil(head_dim))
+        .map(move |head| rows.start.max(head * head_dim)..rows.end.min((head + 1) * head_dim))
+}
+
 /// The numbers of a stored vector.
 pub(crate) fn numbers(data: WeightRows<'_>) -> Vec<f32> {
     let bytes = data.bytes;
@@ -381,12 +415,13 @@ pub(crate) fn numbers(data: WeightRows<'_>) -> Vec<f32> {
 }
 
 /// Rows whose columns are those of heads, with zeros after each head.
-fn pad_columns(data: WeightRows<'_>, head_dim: usize, padded: usize) -> Vec<u8> {
+pub(crate) fn pad_columns(data: WeightRows<'_>, heads: HeadPadding) -> Vec<u8> {
+    let HeadPadding { len, padded } = heads;
     let size = data.dtype.size_in_bytes();
-    let mut bytes = Vec::with_capacity(data.bytes.len() / head_dim * padded);
-    for head in data.bytes.chunks(head_dim * size) {
+    let mut bytes = Vec::with_capacity(data.bytes.len() / len * padded);
+    for head in data.bytes.chunks(len * size) {
         bytes.extend_from_slice(head);
-        bytes.resize(bytes.len() + (padded - head_dim) * size, 0);
+        bytes.resize(bytes.len() + (padded - len) * size, 0);
     }
     bytes
 }

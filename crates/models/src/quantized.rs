@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use candlepower_checkpoint::{Checkpoint, Codes as Planned, Packed, Scheme, TensorPlan};
+use candlepower_checkpoint::{Checkpoint, Codes as Planned, Packed, Scheme, SlotRows, TensorPlan};
 use candlepower_kernels::{Codes, QuantizedRows, SparseRows};
 use rayon::prelude::*;
 
@@ -64,37 +64,66 @@ pub(crate) fn open(shards: &Shards, tensor: &TensorPlan, scheme: Scheme) -> Resu
         Scheme::Gptq(scheme) => AnyStored::Gptq(GptqMatrix::open(&files, scheme)?),
         Scheme::Fp8(scheme) => AnyStored::Fp8(Fp8Matrix::open(&files, scheme)?),
         Scheme::SqueezeLlm(_) => AnyStored::SqueezeLlm(SqueezeLlmMatrix::open(&files)?),
-        Scheme::Gguf(kind) => {
-            let group = scheme.packed(files.k).group;
-            AnyStored::Gguf(GgufMatrix::open(&files, kind, group)?)
-        }
+        Scheme::Gguf(kind) => AnyStored::Gguf(GgufMatrix::open(&files, kind, 0..files.n)?),
     })
+}
+
+/// Writes the planned rows and columns of a matrix that [`Shards::check`] has seen to the parts that they belong to. Of a
+/// format whose rows lie one after the other only some are mapped at a time.
+pub(crate) fn read<M: Matrix>(
+    shards: &Shards,
+    tensor: &TensorPlan,
+    scheme: Scheme,
+    parts: &mut PartsBuilder<'_, M>,
+) -> Result<()> {
+    let Scheme::Gguf(kind) = scheme else {
+        return open(shards, tensor, scheme)?.write(tensor, parts);
+    };
+    let files = Tensors::of(shards, tensor)?;
+    let piece_rows = piece_rows(files.k);
+    for slot in &tensor.slots {
+        for first in slot.rows.clone().step_by(piece_rows) {
+            let rows = first..slot.rows.end.min(first + piece_rows);
+            let matrix = AnyStored::Gguf(GgufMatrix::open(&files, kind, rows.clone())?);
+            matrix.write_rows(tensor, slot, rows, parts)?;
+        }
+    }
+    Ok(())
 }
 
 impl AnyStored {
     /// Writes the planned rows and columns to the parts that they belong to.
-    pub(crate) fn write<M: Matrix>(
-        &self,
-        tensor: &TensorPlan,
-        parts: &mut PartsBuilder<'_, M>,
-    ) -> Result<()> {
-        let columns = tensor.columns().expect("quantized tensors are matrices");
+    fn write<M: Matrix>(&self, tensor: &TensorPlan, parts: &mut PartsBuilder<'_, M>) -> Result<()> {
         if tensor.columns.is_some() && self.stored().inputs().is_some() {
             return Err(Error::OrderedColumns { name: tensor.name.clone() });
         }
         for slot in &tensor.slots {
-            let first_row = slot.rows.start;
-            self.each_piece(slot.rows.clone(), columns.clone(), &mut |first, rows| {
-                parts.write_quantized(slot, first - first_row, rows)
-            })?;
+            // Before the codes: a matrix is finished with the last of them.
             if let Some(sparse) = self.stored().sparse() {
-                let (starts, inputs, numbers) =
-                    columns_of(sparse.rows(slot.rows.clone()), &columns);
+                let columns = tensor.columns().expect("quantized tensors are matrices");
+                let sparse = sparse.rows(slot.rows.clone());
+                let (starts, inputs, numbers) = columns_of(sparse, &columns);
                 let sparse = SparseRows { starts: &starts, inputs: &inputs, numbers: &numbers };
                 parts.write_sparse(slot, sparse)?;
             }
+            self.write_rows(tensor, slot, slot.rows.clone(), parts)?;
         }
         Ok(())
+    }
+
+    /// Writes the planned columns of some of a slot's rows.
+    fn write_rows<M: Matrix>(
+        &self,
+        tensor: &TensorPlan,
+        slot: &SlotRows,
+        rows: Range<usize>,
+        parts: &mut PartsBuilder<'_, M>,
+    ) -> Result<()> {
+        let columns = tensor.columns().expect("quantized tensors are matrices");
+        let first_row = slot.rows.start;
+        self.each_piece(rows, columns.clone(), &mut |first, rows| {
+            parts.write_quantized(slot, first - first_row, columns.len(), rows)
+        })
     }
 
     /// Calls `take` with the columns `columns` of some of the rows `rows`, and the index of the first of these, until it had
@@ -159,6 +188,11 @@ const TASK_ROWS: usize = 128;
 /// Columns that a task unpacks of each of its rows, before those that follow.
 const TASK_COLUMNS: usize = 64;
 
+/// Rows of `k` columns that are unpacked at once.
+fn piece_rows(k: usize) -> usize {
+    (PIECE_CODES / k).next_multiple_of(TASK_ROWS).max(TASK_ROWS)
+}
+
 fn each_piece<S: Stored>(
     matrix: &S,
     rows: Range<usize>,
@@ -166,7 +200,7 @@ fn each_piece<S: Stored>(
     take: &mut dyn FnMut(usize, QuantizedRows<'_>) -> Result<()>,
 ) -> Result<()> {
     let k = columns.len();
-    let piece_rows = (PIECE_CODES / k).next_multiple_of(TASK_ROWS).max(TASK_ROWS);
+    let piece_rows = piece_rows(k);
     for first in rows.clone().step_by(piece_rows) {
         let piece = first..rows.end.min(first + piece_rows);
         let (scales, mins) = scales(matrix, piece.clone(), &columns);

@@ -1,22 +1,26 @@
-//! Matrices as a GPU has them: row-major, in one dtype, uploaded as soon as they are whole.
+//! Matrices as a GPU has them: row-major in one dtype, or codes, uploaded as soon as they are whole.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::HashMap};
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_kernels::{QuantizedRows, SparseRows, WeightRows};
+use candlepower_checkpoint::MatrixForm;
+use candlepower_kernels::{
+    QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows,
+    device::{Matrix, PackedMatrix},
+};
 use half::{bf16, f16};
 
 use crate::{
-    error::{Error, Result},
-    layers::tensor_bytes,
-    parts::{Matrix, MatrixBuilder, Shape},
+    error::Result,
+    parts::{self, MatrixBuilder, Shape, pad_columns},
+    quantized,
 };
 
-impl Matrix for Tensor {
+impl parts::Matrix for Matrix {
     type Builder = RowsBuilder;
 
     fn num_bytes(&self) -> usize {
-        tensor_bytes(self)
+        Matrix::num_bytes(self)
     }
 }
 
@@ -24,52 +28,126 @@ impl Matrix for Tensor {
 pub(crate) struct RowsBuilder {
     shape: Shape,
     device: Device,
-    /// Row-major; empty before the first row and after the last.
-    bytes: Vec<u8>,
+    /// What has been written: nothing before the first row and after the last.
+    written: Option<Written>,
     missing_rows: usize,
-    uploaded: Option<Tensor>,
+    /// By row, of matrices that are kept as numbers: what is to be added to them.
+    sparse: HashMap<usize, Vec<(u32, f32)>>,
+    uploaded: Option<Matrix>,
+}
+
+enum Written {
+    /// Row-major numbers.
+    Rows(Vec<u8>),
+    /// Codes, packed as on the CPU.
+    Codes(WeightBuilder),
 }
 
 impl RowsBuilder {
     /// Begins a matrix of `shape`, whose padding is zero.
     pub(crate) fn new(shape: Shape, device: &Device) -> Self {
         let (device, missing_rows) = (device.clone(), shape.written_rows);
-        Self { shape, device, bytes: Vec::new(), missing_rows, uploaded: None }
+        let form = shape.form.on_device(shape.stored_columns());
+        let shape = Shape { form, ..shape };
+        Self { shape, device, written: None, missing_rows, sparse: HashMap::new(), uploaded: None }
+    }
+
+    /// The codes, where they are kept.
+    fn codes(&mut self) -> Result<Option<&mut WeightBuilder>> {
+        let MatrixForm::Quantized(packed) = self.shape.form else { return Ok(None) };
+        if self.written.is_none() {
+            let (n, k) = (self.shape.rows, self.shape.stored_columns());
+            let codes = quantized::codes(packed);
+            let builder = Weight::quantized_builder(n, k, codes, packed.group)?;
+            self.written = Some(Written::Codes(builder));
+        }
+        match &mut self.written {
+            Some(Written::Codes(builder)) => Ok(Some(builder)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Uploads the matrix when `count` more rows make it whole.
+    fn note(&mut self, count: usize) -> Result<()> {
+        self.missing_rows -= count;
+        if self.missing_rows > 0 {
+            return Ok(());
+        }
+        let Shape { rows: n, columns, dtype, heads, .. } = self.shape;
+        self.uploaded = match self.written.take() {
+            Some(Written::Rows(bytes)) => {
+                let tensor = Tensor::from_raw_buffer(&bytes, dtype, &[n, columns], &self.device)?;
+                Some(Matrix::Rows(tensor))
+            }
+            Some(Written::Codes(builder)) => {
+                // Between padded heads nothing was written.
+                let weight = builder.finish_with_zeros();
+                Some(Matrix::Packed(PackedMatrix::new(&weight, heads, &self.device)?))
+            }
+            None => None,
+        };
+        Ok(())
     }
 }
 
 impl MatrixBuilder for RowsBuilder {
-    type Matrix = Tensor;
+    type Matrix = Matrix;
 
     fn write_rows(&mut self, first_row: usize, rows: WeightRows<'_>) -> Result<()> {
         let Shape { rows: n, columns, dtype, .. } = self.shape;
         let row_bytes = columns * dtype.size_in_bytes();
         let count = rows.bytes.len() / (columns * rows.dtype.size_in_bytes());
-        if self.bytes.is_empty() {
-            self.bytes = vec![0; n * row_bytes];
+        let written = self.written.get_or_insert_with(|| Written::Rows(vec![0; n * row_bytes]));
+        match written {
+            Written::Rows(bytes) => {
+                let target = &mut bytes[first_row * row_bytes..][..count * row_bytes];
+                target.copy_from_slice(&converted(rows, dtype));
+            }
+            Written::Codes(builder) => builder.write_rows(first_row, rows)?,
         }
-        let target = &mut self.bytes[first_row * row_bytes..][..count * row_bytes];
-        target.copy_from_slice(&converted(rows, dtype));
-        self.missing_rows -= count;
-        if self.missing_rows == 0 {
-            let tensor = Tensor::from_raw_buffer(&self.bytes, dtype, &[n, columns], &self.device)?;
-            self.bytes = Vec::new();
-            self.uploaded = Some(tensor);
+        self.note(count)
+    }
+
+    fn write_quantized(&mut self, first_row: usize, rows: QuantizedRows<'_>) -> Result<()> {
+        let k = self.shape.stored_columns();
+        let count = rows.bytes.len() / k;
+        if let Some(codes) = self.codes()? {
+            codes.write_quantized(first_row, rows)?;
+            return self.note(count);
+        }
+        let mut numbers = rows.numbers(k)?;
+        for (row, numbers) in numbers.chunks_exact_mut(k).enumerate() {
+            for (input, number) in self.sparse.remove(&(first_row + row)).unwrap_or_default() {
+                numbers[input as usize] += number;
+            }
+        }
+        let bytes: Vec<u8> = numbers.into_iter().flat_map(f32::to_le_bytes).collect();
+        let rows = WeightRows { dtype: DType::F32, bytes: &bytes };
+        match self.shape.heads {
+            Some(heads) => {
+                let bytes = pad_columns(rows, heads);
+                self.write_rows(first_row, WeightRows { bytes: &bytes, ..rows })
+            }
+            None => self.write_rows(first_row, rows),
+        }
+    }
+
+    fn write_sparse(&mut self, first_row: usize, part: SparseRows<'_>) -> Result<()> {
+        if let Some(codes) = self.codes()? {
+            return Ok(codes.write_sparse(first_row, part)?);
+        }
+        for (row, bounds) in part.starts.windows(2).enumerate() {
+            let range = bounds[0] as usize..bounds[1] as usize;
+            let entries = part.inputs[range.clone()].iter().zip(&part.numbers[range]);
+            let entries = entries.map(|(input, number)| (*input, *number));
+            self.sparse.entry(first_row + row).or_default().extend(entries);
         }
         Ok(())
     }
 
-    fn write_quantized(&mut self, _first_row: usize, _rows: QuantizedRows<'_>) -> Result<()> {
-        Err(Error::QuantizedOnDevice)
-    }
-
-    fn write_sparse(&mut self, _first_row: usize, _part: SparseRows<'_>) -> Result<()> {
-        Err(Error::QuantizedOnDevice)
-    }
-
-    fn finish(self) -> Result<Tensor> {
+    fn finish(self) -> Result<Matrix> {
         match self.uploaded {
-            Some(tensor) => Ok(tensor),
+            Some(matrix) => Ok(matrix),
             None => Err(candlepower_kernels::Error::MissingRow {
                 row: self.shape.rows - self.missing_rows,
                 n: self.shape.rows,

@@ -65,11 +65,6 @@ pub enum Error {
         "the weights are quantized with {0}, which is not supported for models that give vectors or scores; use the float32, float16 or bfloat16 original of the model"
     )]
     QuantizedEncoder(String),
-    /// The weights are quantized, and the model is to run on a GPU.
-    #[error(
-        "quantized weights do not run on a GPU yet; use --device cpu, or the float16 or bfloat16 original of the model"
-    )]
-    QuantizedOnGpu,
     /// The model is to run on a GPU, whose kernels lack something of it.
     #[error("models with {0} do not run on a GPU yet; use --device cpu")]
     OnlyOnCpu(&'static str),

@@ -31,7 +31,7 @@ pub(crate) fn check(
 }
 
 fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device) -> Result<()> {
-    check_quantization(config, checkpoint.quantization(), device)?;
+    check_quantization(config, checkpoint.quantization())?;
     let spec = checkpoint.spec();
     if let Some(what) = spec.only_on_cpu().filter(|_| !device.is_cpu()) {
         return Err(Error::OnlyOnCpu(what));
@@ -49,7 +49,7 @@ fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device)
 
 /// A decoder that gives vectors is computed on the CPU, without a cache.
 fn check_pooled_decoder(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {
-    check_quantization(config, checkpoint.quantization(), &Device::Cpu)?;
+    check_quantization(config, checkpoint.quantization())?;
     if let Some(setting) = not_for_vectors(config) {
         let architecture = checkpoint.architecture();
         return Err(Error::NotForVectors { setting, architecture });
@@ -156,17 +156,12 @@ fn memory_request(
     }
 }
 
-fn check_quantization(
-    config: &ServeConfig,
-    found: Option<&Quantization>,
-    device: &Device,
-) -> Result<()> {
+fn check_quantization(config: &ServeConfig, found: Option<&Quantization>) -> Result<()> {
     check_method(config, found)?;
     match found {
         Some(found) if found.scheme.is_none() && config.load_format != LoadFormat::Dummy => {
             Err(Error::QuantizationUnsupported(found.method.clone()))
         }
-        Some(found) if found.scheme.is_some() && !device.is_cpu() => Err(Error::QuantizedOnGpu),
         _ => Ok(()),
     }
 }

@@ -84,7 +84,7 @@ impl Tokenizer {
         };
 
         let kind = DecoderKind::from_json(&json.decoder);
-        let table = token_table(&tokenizer, &kind);
+        let table = token_table(&tokenizer, &kind)?;
         let ids = 0..u32::try_from(table.len()).expect("token ids are u32");
         let special_ids = ids.filter(|&id| table.class(id) == TokenClass::Special).collect();
         let spellings = SpellingFinder::new(&special_spellings(&tokenizer))?;
@@ -348,17 +348,24 @@ fn special_spellings(tokenizer: &tokenizers::Tokenizer) -> Vec<String> {
     special.map(|token| token.content.clone()).collect()
 }
 
-fn token_table(tokenizer: &tokenizers::Tokenizer, kind: &DecoderKind) -> TokenTable {
+/// Ids are below this: a table has a row for each up to the greatest. The largest vocabularies have some 300,000.
+const MOST_TOKENS: usize = 1 << 24;
+
+fn token_table(tokenizer: &tokenizers::Tokenizer, kind: &DecoderKind) -> Result<TokenTable> {
     let mut tokens = Vec::new();
     for (token, id) in tokenizer.get_vocab(true) {
         let id = id as usize;
+        if id >= MOST_TOKENS {
+            let reason = format!("a token has the id {id}, and {MOST_TOKENS} is too great for one");
+            return Err(Error::BadTokenizer(reason));
+        }
         if tokens.len() <= id {
             tokens.resize(id + 1, None);
         }
         let is_special = tokenizer.get_added_vocabulary().is_special_token(&token);
         tokens[id] = Some((token, is_special));
     }
-    TokenTable::new(kind, tokens.into_iter())
+    Ok(TokenTable::new(kind, tokens.into_iter()))
 }
 
 #[cfg(test)]

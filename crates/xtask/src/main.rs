@@ -20,7 +20,7 @@ use steps::Steps;
 const USAGE: &str = "\
 cargo xtask <command>
 
-  ci      everything below: check, test, cuda
+  ci      check, test, a minute of fuzz, cuda
   check   fmt, clippy, tidy, typos, doc, deny
   test    builds the binary and runs every test; needs only Rust and Python
   cuda    a CUDA build for no GPU, and its tests; shares what test has built; needs g++, x86-64
@@ -57,6 +57,7 @@ fn run() -> Result<ExitCode> {
         "ci" => {
             check::run_steps(&mut steps);
             test::run_steps(&mut steps);
+            steps.run("fuzz", |shell| test::fuzz(shell, &["60".to_owned()]));
             cuda::run_steps(&mut steps);
         }
         "check" => check::run_steps(&mut steps),

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 
 use crate::steps::{Shell, Steps, run, run_lines};
-use crate::tools::{Node, Venv};
+use crate::tools::{Node, Venv, target_folder};
 use crate::wheel;
 
 /// Pins the Python clients and validators of the end-to-end tests.
@@ -59,10 +59,12 @@ pub(crate) fn schema_suite(shell: &Shell, folders: &[String]) -> Result<String> 
     Ok(String::new())
 }
 
-/// Changed files and texts for the parsers, for so many seconds.
+/// Changed files and texts for the parsers, for so many seconds. The program is one of those that the tests are built
+/// with: alone it would be built with fewer features of its dependencies, and most of them a second time.
 pub(crate) fn fuzz(shell: &Shell, arguments: &[String]) -> Result<String> {
-    let mut cargo = shell.cargo("run --quiet --package candlepower-fuzz --locked --");
-    run(cargo.args(arguments))?;
+    build(shell)?;
+    let program = target_folder(shell).join("debug/candlepower-fuzz");
+    run(shell.command(program).args(arguments))?;
     Ok(String::new())
 }
 

@@ -1,13 +1,16 @@
-//! What the sentence-transformers files beside a checkpoint say: pooling, normalisation, prompts, the longest input.
+//! What the sentence-transformers files beside a checkpoint say: pooling, dense layers, normalisation, prompts, the longest
+//! input.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::HeadAct;
 use crate::{
     config::HfConfig,
     error::{Error, Result},
     files::CheckpointFiles,
+    spec::MOST_WIDTH,
 };
 
 const MODULES: &str = "modules.json";
@@ -33,11 +36,28 @@ pub enum Pooling {
     Max,
 }
 
+/// A dense layer behind the pooling: `act(x W^T + b)`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DenseSpec {
+    /// Where its weights are, `linear.weight` and `linear.bias`: a safetensors file.
+    pub file: String,
+    /// Elements of a vector before it.
+    pub inputs: usize,
+    /// Elements of a vector behind it.
+    pub outputs: usize,
+    /// It has a bias.
+    pub bias: bool,
+    /// Its activation; `None` where it is linear.
+    pub act: Option<HeadAct>,
+}
+
 /// What the sentence-transformers files say; without such files nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SentenceSettings {
     /// How hidden states become one vector.
     pub pooling: Option<Pooling>,
+    /// What vectors go through, in this order, before they are normalised.
+    pub dense: Vec<DenseSpec>,
     /// Vectors are divided by their length.
     pub normalize: bool,
     /// Longest input, in tokens.
@@ -72,6 +92,11 @@ impl SentenceSettings {
         Ok(settings)
     }
 
+    /// Bytes of the dense layers' weights.
+    pub fn dense_bytes(&self) -> u64 {
+        self.dense.iter().map(DenseSpec::num_bytes).sum()
+    }
+
     fn read_modules(&mut self, files: &CheckpointFiles, bytes: &[u8]) -> Result<()> {
         let damaged = |reason: String| Error::Json { file: MODULES.to_owned(), reason };
         let modules: Vec<Value> =
@@ -86,13 +111,18 @@ impl SentenceSettings {
                     let folder = text("path").unwrap_or_default();
                     self.pooling = Some(Pooling::read(files, folder)?);
                 }
+                "Dense" if self.pooling.is_some() && !self.normalize => {
+                    let folder = text("path").unwrap_or_default();
+                    let dense = DenseSpec::read(files, folder, self.dense.last())?;
+                    self.dense.push(dense);
+                }
                 "Normalize" => self.normalize = true,
                 other => {
                     return Err(Error::Unsupported {
                         file: MODULES.to_owned(),
                         key: format!("[{i}].type"),
                         value: other.to_owned(),
-                        hint: "; Transformer, Pooling and Normalize are".to_owned(),
+                        hint: "; Transformer, Pooling, then Dense, then Normalize are".to_owned(),
                     });
                 }
             }
@@ -119,6 +149,68 @@ impl SentenceSettings {
     }
 }
 
+/// A module's `config.json`, which is called `usual` where it is not there.
+fn module_config(files: &CheckpointFiles, folder: &str, usual: &'static str) -> Result<HfConfig> {
+    // A path with more in it could leave the checkpoint.
+    let is_plain = !folder.is_empty() && !folder.contains(['/', '\\']) && folder != "..";
+    let config = match is_plain {
+        true => HfConfig::read(files, &format!("{folder}/config.json"))?,
+        false => None,
+    };
+    config.ok_or_else(|| Error::FileMissing { file: usual, place: files.to_string() })
+}
+
+/// What a dense layer reads and writes, as far as it is supported.
+const FEATURES: [&str; 2] = ["module_input_name", "module_output_name"];
+
+impl DenseSpec {
+    /// Reads a dense module's `config.json`; `before` is the module whose vectors it gets.
+    fn read(files: &CheckpointFiles, folder: &str, before: Option<&Self>) -> Result<Self> {
+        let config = module_config(files, folder, "2_Dense/config.json")?;
+        for key in FEATURES {
+            match config.raw(key) {
+                None | Some(Value::Null) => {}
+                Some(name) if name == "sentence_embedding" => {}
+                Some(other) => {
+                    return Err(config.unsupported(key, other, "; sentence_embedding is"));
+                }
+            }
+        }
+        if config.flag_or("use_residual", false)? {
+            return Err(config.unsupported("use_residual", &true.into(), "; false is"));
+        }
+        let function = config.text_opt("activation_function")?;
+        let function = function.unwrap_or("torch.nn.modules.activation.Tanh");
+        let act = match function.rsplit('.').next().unwrap_or(function) {
+            "Identity" => None,
+            "Tanh" => Some(HeadAct::Tanh),
+            "ReLU" => Some(HeadAct::Relu),
+            "GELU" => Some(HeadAct::Gelu),
+            _ => {
+                let hint = "; Identity, Tanh, ReLU and GELU are";
+                return Err(config.unsupported("activation_function", &function.into(), hint));
+            }
+        };
+        let inputs = config.bounded("in_features", MOST_WIDTH)?;
+        if let Some(before) = before.filter(|before| before.outputs != inputs) {
+            let hint = format!("; what the layer before it gives, {}, is", before.outputs);
+            return Err(config.unsupported("in_features", &inputs.into(), &hint));
+        }
+        Ok(Self {
+            file: format!("{folder}/model.safetensors"),
+            inputs,
+            outputs: config.bounded("out_features", MOST_WIDTH)?,
+            bias: config.flag_or("bias", true)?,
+            act,
+        })
+    }
+
+    /// Bytes of its weights in f32.
+    pub fn num_bytes(&self) -> u64 {
+        (self.outputs * (self.inputs + usize::from(self.bias)) * size_of::<f32>()) as u64
+    }
+}
+
 /// The switches of a pooling's configuration, and what they stand for.
 const MODES: [(&str, Option<Pooling>); 6] = [
     ("pooling_mode_cls_token", Some(Pooling::Cls)),
@@ -132,17 +224,7 @@ const MODES: [(&str, Option<Pooling>); 6] = [
 impl Pooling {
     /// Reads a pooling module's `config.json`.
     fn read(files: &CheckpointFiles, folder: &str) -> Result<Self> {
-        // A path with more in it could leave the checkpoint.
-        let is_plain = !folder.is_empty() && !folder.contains(['/', '\\']) && folder != "..";
-        let name = format!("{folder}/config.json");
-        let config = match is_plain {
-            true => HfConfig::read(files, &name)?,
-            false => None,
-        };
-        let config = config.ok_or_else(|| Error::FileMissing {
-            file: "1_Pooling/config.json",
-            place: files.to_string(),
-        })?;
+        let config = module_config(files, folder, "1_Pooling/config.json")?;
         if !config.flag_or("include_prompt", true)? {
             return Err(config.unsupported("include_prompt", &false.into(), "; true is"));
         }

@@ -191,10 +191,10 @@ fn sentence_files_that_are_not_supported_are_named() {
         ];
         open(&list).map(|c| c.sentence().clone())
     };
-    let dense = MODULES.replace("models.Normalize", "models.Dense");
+    let other = MODULES.replace("models.Normalize", "models.LSTM");
     assert_eq!(
-        with(&dense, MEAN).unwrap_err().to_string(),
-        "modules.json: `[2].type` = Dense is not supported; Transformer, Pooling and Normalize are"
+        with(&other, MEAN).unwrap_err().to_string(),
+        "modules.json: `[2].type` = LSTM is not supported; Transformer, Pooling, then Dense, then Normalize are"
     );
     let two = MEAN.replace(r#"cls_token": false"#, r#"cls_token": true"#);
     assert!(with(MODULES, &two).unwrap_err().to_string().contains("one mode alone is"));
@@ -207,6 +207,39 @@ fn sentence_files_that_are_not_supported_are_named() {
         with(&away, MEAN).unwrap_err().to_string().contains("1_Pooling/config.json is missing")
     );
     assert!(with("{}", MEAN).unwrap_err().to_string().contains("modules.json is damaged"));
+}
+
+#[test]
+fn dense_layers_are_described_and_what_they_cannot_be_is_named() {
+    let with = |dense: &str| {
+        let modules = MODULES.replace("2_Normalize\"", "2_Dense\"").replace("Normalize", "Dense");
+        let list = [
+            ("config.json", MINI_LM),
+            ("modules.json", modules.as_str()),
+            ("1_Pooling/config.json", MEAN),
+            ("2_Dense/config.json", dense),
+        ];
+        open(&list).map(|c| c.sentence().dense.clone())
+    };
+    let found = with(
+        r#"{"in_features": 384, "out_features": 64, "bias": false, "activation_function": "torch.nn.modules.linear.Identity"}"#,
+    );
+    let file = "2_Dense/model.safetensors".to_owned();
+    let linear = DenseSpec { file, inputs: 384, outputs: 64, bias: false, act: None };
+    assert_eq!(linear.num_bytes(), 384 * 64 * 4);
+    assert_eq!(found.unwrap(), [linear]);
+    let sizes = r#""in_features": 384, "out_features": 64"#;
+    let usual = with(&format!("{{{sizes}}}")).unwrap();
+    assert_eq!((usual[0].bias, usual[0].act), (true, Some(HeadAct::Tanh)));
+    for (more, words) in [
+        (r#""activation_function": "torch.nn.SiLU""#, "Identity, Tanh, ReLU and GELU are"),
+        (r#""use_residual": true"#, "`use_residual` = true is not supported"),
+        (r#""module_input_name": "token_embeddings""#, "sentence_embedding is"),
+    ] {
+        let error = with(&format!("{{{sizes}, {more}}}")).unwrap_err().to_string();
+        assert!(error.starts_with("2_Dense/config.json") && error.contains(words), "{error}");
+    }
+    assert!(with(r#"{"in_features": 384}"#).unwrap_err().to_string().contains("out_features"));
 }
 
 #[test]

@@ -1,6 +1,7 @@
-//! Bytes on a GPU: row-major matrices in one dtype, buffers that are reserved once, heads padded to what attention has.
+//! Bytes on a GPU: row-major matrices in one dtype or codes, buffers that are reserved once, heads padded to what attention has.
 
 use super::{KvDtype, MemoryRequest};
+use crate::quantization::MatrixForm;
 use crate::spec::{AttentionSpec, Dtype, ModelSpec};
 
 /// Widths of heads that attention on a GPU is compiled for; others are padded with zeros to the next of them.
@@ -9,6 +10,8 @@ pub const DEVICE_HEAD_DIMS: &[usize] = &[64, 128, 256];
 const MOST_LOGITS_ROWS: usize = 256;
 /// Partial results of attention for heads of 128 elements, for each kind of window. Source: FlashInfer's own callers.
 const PARTIALS_BYTES: u64 = 128 << 20;
+/// Numbers that are computed from codes at once: enough to keep a product of many rows busy.
+const UNPACKED_BYTES: usize = 64 << 20;
 /// The schedule of attention, for each kind of window. Source: `AttentionPlan` of the crate `kernels`.
 const SCHEDULE_BYTES: u64 = 8 << 20;
 /// cuBLAS's workspace, kernels that are loaded at their first call, CUDA graphs: an estimate from above.
@@ -36,9 +39,27 @@ pub fn device_logits_rows(max_num_seqs: usize) -> usize {
 }
 
 impl ModelSpec {
-    /// Bytes of the weights as one of `ranks` ranks loads them to a GPU: all in `dtype`.
+    /// Bytes of the weights as one of `ranks` ranks loads them to a GPU: all but codes in `dtype`.
     pub fn device_weight_bytes(&self, dtype: Dtype, ranks: usize) -> u64 {
-        self.with_padded_heads().rank_numbers(ranks) * dtype.size() as u64
+        let (stored, _) = self.rank_shapes(ranks);
+        let (padded, vectors) = self.with_padded_heads().rank_shapes(ranks);
+        let matrices = stored.into_iter().zip(padded).map(|(stored, padded)| {
+            match stored.form.on_device(stored.columns) {
+                MatrixForm::Quantized(packed) => {
+                    let between_heads = padded.columns != stored.columns;
+                    packed.device_bytes(padded.rows, stored.columns, between_heads)
+                }
+                MatrixForm::Plain | MatrixForm::Widened => {
+                    padded.rows * padded.columns * dtype.size()
+                }
+            }
+        });
+        (matrices.sum::<usize>() + vectors * dtype.size()) as u64
+    }
+
+    /// Bytes on a GPU for the numbers that the codes of a part of a matrix mean.
+    pub fn device_unpacked_bytes(&self) -> usize {
+        if self.quantized.is_empty() { 0 } else { UNPACKED_BYTES }
     }
 
     /// Bytes of keys and values that one token takes on a GPU that is one of `ranks`.
@@ -69,7 +90,7 @@ impl ModelSpec {
     }
 
     /// Bytes that one rank needs on a GPU beside weights and cache: the buffers of a step, rope tables, schedules of
-    /// attention, tables for sampling, and what CUDA takes for itself.
+    /// attention, tables for sampling, the numbers of codes, and what CUDA takes for itself.
     pub(super) fn device_activation_bytes(&self, request: &MemoryRequest) -> u64 {
         let ranks = request.tensor_parallel_size;
         let element = request.weights.size() as u64;
@@ -88,8 +109,9 @@ impl ModelSpec {
             }
         }
         let plan = self.attention_partials_bytes() as u64 + SCHEDULE_BYTES;
+        let unpacked = self.device_unpacked_bytes() as u64;
         let ropes = 4 * self.rope_numbers(request.max_model_len) as u64;
-        element * buffers + sampling + windows.len() as u64 * plan + ropes + FIXED_BYTES
+        element * buffers + sampling + windows.len() as u64 * plan + ropes + unpacked + FIXED_BYTES
     }
 
     /// The model with heads as wide as a GPU keeps them.

@@ -21,10 +21,10 @@ const UNTURNED: usize = 2;
 const MOST_RANKS: usize = 64;
 
 /// A matrix as it is loaded.
-struct Matrix {
-    rows: usize,
-    columns: usize,
-    form: MatrixForm,
+pub(super) struct Matrix {
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) form: MatrixForm,
 }
 
 impl ModelSpec {
@@ -53,15 +53,8 @@ impl ModelSpec {
         form.bytes(self.vocab_size, self.hidden_size, dtype) as u64
     }
 
-    /// Count of the weights that one of `ranks` ranks loads.
-    pub(super) fn rank_numbers(&self, ranks: usize) -> u64 {
-        let (matrices, vectors) = self.rank_shapes(ranks);
-        let numbers = matrices.into_iter().map(|m| m.rows * m.columns);
-        (vectors + numbers.sum::<usize>()) as u64
-    }
-
     /// The matrices that one of `ranks` ranks loads, and the count of its norms' and biases' numbers.
-    fn rank_shapes(&self, ranks: usize) -> (Vec<Matrix>, usize) {
+    pub(super) fn rank_shapes(&self, ranks: usize) -> (Vec<Matrix>, usize) {
         let mut matrices: BTreeMap<(Option<usize>, Slot), Matrix> = BTreeMap::new();
         let mut vectors = 0;
         for (layer, slot, shape) in self.shard(ranks).slots() {

@@ -7,6 +7,10 @@ use crate::spec::Dtype;
 const PANEL_ROWS: usize = 32;
 /// Numbers in an output's table.
 const TABLE: usize = 16;
+/// Outputs and inputs of a tile of codes on a GPU; a group of codes is a multiple of a step of inputs.
+/// Source: `PackedMatrix` of the crate `kernels`.
+const TILE: [usize; 2] = [16, 64];
+const STEP_INPUTS: usize = 16;
 
 /// What the codes of a quantized matrix mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +59,14 @@ impl MatrixForm {
         }
     }
 
+    /// How a GPU keeps a matrix with `k` columns: as numbers of the model's dtype where it has no form for its codes.
+    pub fn on_device(self, k: usize) -> Self {
+        match self {
+            Self::Quantized(packed) if packed.group >= k || packed.group % STEP_INPUTS == 0 => self,
+            _ => Self::Plain,
+        }
+    }
+
     /// Bytes of a matrix of so many rows and columns, whose numbers would be of `dtype`.
     pub(crate) fn bytes(self, rows: usize, columns: usize, dtype: Dtype) -> usize {
         let dtype = match self {
@@ -81,6 +93,19 @@ impl Packed {
             (a, b) => greatest_common_divisor(a, b),
         };
         Some(Self { codes, group, reordered: self.reordered || other.reordered })
+    }
+
+    /// Bytes on a GPU; `padded` says that activations have zeros between the matrix's inputs.
+    pub(crate) fn device_bytes(self, rows: usize, columns: usize, padded: bool) -> usize {
+        let outputs = rows.next_multiple_of(TILE[0]);
+        let codes = outputs * columns.next_multiple_of(TILE[1]);
+        let (codes, scales) = match self.codes {
+            Codes::U4 => (codes / 2, columns.div_ceil(self.group) * 2),
+            Codes::U8 | Codes::E4m3 => (codes, columns.div_ceil(self.group) * 2),
+            Codes::Table => (codes / 2, TABLE),
+        };
+        let inputs = if self.reordered || padded { columns } else { 0 };
+        codes + 4 * (outputs * scales + inputs)
     }
 
     fn bytes(self, rows: usize, columns: usize) -> usize {

@@ -94,6 +94,16 @@ fn vectors_are_those_of_transformers() {
 }
 
 #[test]
+fn dense_layers_are_those_of_sentence_transformers() {
+    let (golden, encoder) = (Golden::read("bert-dense"), encoder("bert-dense", None));
+    assert_eq!((encoder.dimensions(), encoder.normalizes()), (Some(16), true));
+    let together = encoder.run(&golden.inputs).unwrap();
+    assert_close(&together, &golden.rows("vector"), "bert-dense");
+    let alone = encoder.run(&golden.inputs[3..4]).unwrap();
+    assert_eq!(alone[0], together[3]);
+}
+
+#[test]
 fn vectors_of_bert_have_the_same_bits_in_any_batch() {
     for name in ["bert", "xlm-roberta", "distilbert"] {
         let (golden, encoder) = (Golden::read(name), encoder(name, None));

@@ -10,6 +10,8 @@ use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candle_core::{CudaDevice, DType, Device, Tensor};
 
 use super::launch::{Address, Launch, driver};
+use super::packed::PACKED_MAX_ROWS;
+use crate::device::PackedMatrix;
 use crate::tensor::Operand;
 use crate::{Error, Result};
 
@@ -22,6 +24,9 @@ pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
 /// memory.
 const MOST_GEMV_ROWS: usize = 4;
 
+/// Outputs of a slice of a quantized matrix are a multiple of this, so that each begins at a multiple of 16 bytes.
+const SLICE_OUTPUTS: usize = 16;
+
 /// Elements of one vector access of the small product.
 const K_MULTIPLE: usize = 8;
 
@@ -33,14 +38,24 @@ pub struct Cublas {
     _workspace: CudaSlice<u8>,
     /// u32 zeros `[max_rows]`: the rows of a bias that lies under each row of a product.
     zeros: Tensor,
+    /// Numbers that codes mean, some rows at a time; empty where no matrix has codes.
+    unpacked: Tensor,
 }
 
 impl Cublas {
-    /// Gives candle's handle of `device` a workspace.
+    /// Gives candle's handle of `device` a workspace, and reserves `unpacked_bytes` bytes for numbers of `dtype`.
     ///
     /// # Errors
     /// The device is no GPU, or memory does not suffice.
-    pub fn new(device: &Device, max_rows: usize) -> Result<Self> {
+    pub fn new(
+        device: &Device,
+        max_rows: usize,
+        dtype: DType,
+        unpacked_bytes: usize,
+    ) -> Result<Self> {
+        // Finite from the beginning: what no column writes is multiplied by zeros.
+        let numbers = (unpacked_bytes / dtype.size_in_bytes()).max(1);
+        let unpacked = Tensor::zeros(numbers, dtype, device)?;
         let zeros = Tensor::zeros(max_rows.max(1), DType::U32, device)?;
         let Device::Cuda(device) = device else {
             let device = device.location();
@@ -62,7 +77,7 @@ impl Cublas {
             kernel: KERNEL,
             message: format!("cuBLAS takes no workspace: {error:?}"),
         })?;
-        Ok(Self { device: device.clone(), _workspace: workspace, zeros })
+        Ok(Self { device: device.clone(), _workspace: workspace, zeros, unpacked })
     }
 
     /// `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16,
@@ -84,6 +99,54 @@ impl Cublas {
         self.gemm(x, w, bias, out)
     }
 
+    /// As [`Cublas::matmul`], of a quantized matrix: the product with codes where there are few rows, else cuBLAS over
+    /// the numbers that codes mean, rounded, of as many outputs at a time as there is memory for.
+    ///
+    /// # Errors
+    /// As [`Cublas::matmul`]; or the memory for numbers holds no 16 outputs.
+    pub fn packed(
+        &self,
+        x: &Tensor,
+        w: &PackedMatrix,
+        bias: Option<&Tensor>,
+        out: &Tensor,
+    ) -> Result<()> {
+        let (rows, _) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
+        if (1..=PACKED_MAX_ROWS).contains(&rows) {
+            return super::packed_product(x, w, bias, out);
+        }
+        let launch = Launch::new(KERNEL, "x", x)?;
+        let (n, k) = (w.n, w.width);
+        let slice = self.unpacked.elem_count() / k / SLICE_OUTPUTS * SLICE_OUTPUTS;
+        if slice == 0 {
+            let expected = "enough for 16 outputs of every matrix";
+            let value = self.unpacked.elem_count();
+            return Err(Error::Parameter { parameter: "room for numbers", value, expected });
+        }
+        let x_address = launch.elements(("x", x), "[rows, k]", &[rows, k])?;
+        let out_address = launch.elements(("out", out), "[rows, n]", &[rows, n])?;
+        let beta = self.lay_bias(bias, rows, n, out)?;
+        for first in (0..n).step_by(slice) {
+            let count = slice.min(n - first);
+            let numbers = self.unpacked.narrow(0, 0, count * k)?.reshape((count, k))?;
+            super::packed::unpack_rows(w, first..first + count, &numbers)?;
+            let product = Product {
+                x: x_address,
+                w: launch.elements(("w", &numbers), "[n, k]", &[count, k])?,
+                out: out_address.wrapping_byte_add(first * x.dtype().size_in_bytes()),
+                rows,
+                n: count,
+                k,
+                out_stride: n,
+                element: element(x.dtype()),
+            };
+            if rows > 0 {
+                product.run(&self.device, beta)?;
+            }
+        }
+        Ok(())
+    }
+
     /// As [`Cublas::matmul`], whatever the number of rows.
     ///
     /// # Errors
@@ -99,20 +162,31 @@ impl Cublas {
             rows,
             n,
             k,
-            element: match x.dtype() {
-                DType::F16 => cudaDataType::CUDA_R_16F,
-                _ => cudaDataType::CUDA_R_16BF,
-            },
+            out_stride: n,
+            element: element(x.dtype()),
         };
         if rows * n * k == 0 {
             return Ok(());
         }
-        let Some(bias) = bias else { return product.run(&self.device, 0.0) };
-        // The bias lies in `out` before the product is added to it: one rounding, and no kernel of its own.
+        product.run(&self.device, self.lay_bias(bias, rows, n, out)?)
+    }
+
+    /// Lays a bias into `out`, for the product to be added to it: one rounding, and no kernel of its own. What `out` is
+    /// multiplied by then.
+    fn lay_bias(&self, bias: Option<&Tensor>, rows: usize, n: usize, out: &Tensor) -> Result<f32> {
+        let Some(bias) = bias else { return Ok(0.0) };
         Operand::new(KERNEL, "bias", bias).expect_dims("[n]", &[n])?;
         let under = self.zeros.narrow(0, 0, rows)?;
         super::gather_rows(&bias.reshape((1, n))?, &under, out)?;
-        product.run(&self.device, 1.0)
+        Ok(1.0)
+    }
+}
+
+/// What cuBLAS calls an element type.
+fn element(dtype: DType) -> cudaDataType {
+    match dtype {
+        DType::F16 => cudaDataType::CUDA_R_16F,
+        _ => cudaDataType::CUDA_R_16BF,
     }
 }
 
@@ -124,6 +198,8 @@ struct Product {
     rows: usize,
     n: usize,
     k: usize,
+    /// Elements from row to row of `out`.
+    out_stride: usize,
     element: cudaDataType,
 }
 
@@ -134,7 +210,7 @@ impl Product {
         let alpha = 1f32;
         let (n, rows, k) = (self.n as i32, self.rows as i32, self.k as i32);
         device.cuda_stream().context().bind_to_thread().map_err(|error| driver(KERNEL, error))?;
-        // SAFETY: the addresses hold n * k, rows * k and rows * n elements, as their checks said; the factors live
+        // SAFETY: the addresses hold n * k, rows * k and rows of n elements, as their checks said; the factors live
         // until the call returns, and cuBLAS reads them in it.
         unsafe {
             gemm_ex(
@@ -154,7 +230,7 @@ impl Product {
                 (&raw const beta).cast(),
                 self.out,
                 self.element,
-                n,
+                self.out_stride as i32,
                 cublasComputeType_t::CUBLAS_COMPUTE_32F,
                 cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP,
             )

@@ -1,9 +1,9 @@
-//! Matrix products over row-major weights: cuBLAS, or the small product of few rows.
+//! Matrix products: cuBLAS, the small product of few rows, and the product with codes.
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 
-use super::launch_on_gpu;
 use super::reference::Reference;
+use super::{Matrix, launch_on_gpu};
 use crate::tensor::Operand;
 use crate::{Result, linear_reference};
 
@@ -15,40 +15,55 @@ pub struct Matmul {
 }
 
 impl Matmul {
-    /// Reserves what products of up to `max_rows` rows on `device` need.
+    /// Reserves what products of up to `max_rows` rows on `device` need, and, to multiply more rows with codes than their own
+    /// product takes, `unpacked_bytes` bytes for their numbers.
     ///
     /// # Errors
     /// The device's memory does not suffice, or cuBLAS does not start.
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables, clippy::missing_const_for_fn))]
-    pub fn new(device: &Device, max_rows: usize) -> Result<Self> {
+    pub fn new(
+        device: &Device,
+        max_rows: usize,
+        dtype: DType,
+        unpacked_bytes: usize,
+    ) -> Result<Self> {
         Ok(Self {
             #[cfg(feature = "cuda")]
             cublas: match device.is_cuda() {
-                true => Some(crate::cuda::Cublas::new(device, max_rows)?),
+                true => Some(crate::cuda::Cublas::new(device, max_rows, dtype, unpacked_bytes)?),
                 false => None,
             },
         })
     }
 
-    /// `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16,
-    /// summed in f32. The definition of one output is [`crate::linear_reference`].
+    /// `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16 but the
+    /// codes of `w`, summed in f32. The definition of one output is [`crate::linear_reference`], over the numbers that
+    /// codes mean; a GPU rounds these to the element type where there are more rows than the product with codes takes.
     ///
     /// # Errors
     /// An operand has the wrong dtype, shape, layout or device, or CUDA refused.
-    pub fn run(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) -> Result<()> {
+    pub fn run(&self, x: &Tensor, w: &Matrix, bias: Option<&Tensor>, out: &Tensor) -> Result<()> {
         launch_on_gpu!(x, {
             let cublas = self.cublas.as_ref().ok_or_else(|| crate::Error::NotOnGpu {
                 kernel: "matmul",
                 operand: "workspace",
                 device: Device::Cpu.location(),
             })?;
-            cublas.matmul(x, w, bias, out)
+            match w {
+                Matrix::Rows(w) => cublas.matmul(x, w, bias, out),
+                Matrix::Packed(w) => cublas.packed(x, w, bias, out),
+            }
         });
         let reference = Reference::new("matmul", "x", x)?;
         let (rows, k) = Operand::new("matmul", "x", x).dims2("[rows, k]")?;
-        let (n, _) = Operand::new("matmul", "w", w).dims2("[n, k]")?;
+        let n = w.n();
+        let (w, found_k) = w.elements(&reference, "w")?;
+        if found_k != k {
+            return Err(
+                Operand::new("matmul", "x", x).shape_error(format!("[rows, k = {found_k}]"))
+            );
+        }
         let x = reference.elements(("x", x), "[rows, k]", &[rows, k])?;
-        let w = reference.elements(("w", w), "[n, k]", &[n, k])?;
         let bias = bias.map(|bias| reference.elements(("bias", bias), "[n]", &[n])).transpose()?;
         let outputs: Vec<f32> = x
             .chunks(k)

@@ -37,6 +37,16 @@ impl Reference {
         Self { kernel, dtype: DType::U32 }
     }
 
+    /// The element type.
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// An operand, by its name in errors.
+    pub(super) fn operand<'a>(&self, name: &'static str, tensor: &'a Tensor) -> Operand<'a> {
+        Operand::new(self.kernel, name, tensor)
+    }
+
     /// The elements of an operand of the kernel's own type, of exactly these dimensions.
     pub(super) fn elements(
         &self,

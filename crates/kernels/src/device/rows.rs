@@ -2,8 +2,9 @@
 
 use candle_core::Tensor;
 
-use super::launch_on_gpu;
+use super::packed::rounded;
 use super::reference::Reference;
+use super::{Matrix, launch_on_gpu};
 use crate::tensor::Operand;
 use crate::{
     Activation, Result, activation_reference, add_rms_norm_reference, gated_activation_reference,
@@ -159,16 +160,27 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
     reference.write(("out", out), "[tokens, inner]", &[tokens, width / 2], &activated)
 }
 
-/// `out[t] = table[token_ids[t]] * scale`, rounded once.
+/// `out[t] = table[token_ids[t]] * scale`, rounded once; the numbers that codes mean are rounded before.
 ///
-/// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16; `token_ids` is u32 `[tokens]`. An id that
-/// is no row of the table gives a row of NaN. The definition is [`crate::embedding_reference`].
+/// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16 but the codes of `table`; `token_ids` is u32 `[tokens]`.
+/// An id that is no row of the table gives a row of NaN. The definition is [`crate::embedding_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
-pub fn embedding(token_ids: &Tensor, table: &Tensor, scale: f32, out: &Tensor) -> Result<()> {
-    launch_on_gpu!(table, crate::cuda::embedding(token_ids, table, scale, out));
-    gather("embedding", ("token_ids", token_ids), ("table", table), scale, out)
+pub fn embedding(token_ids: &Tensor, table: &Matrix, scale: f32, out: &Tensor) -> Result<()> {
+    launch_on_gpu!(
+        out,
+        match table {
+            Matrix::Rows(table) => crate::cuda::embedding(token_ids, table, scale, out),
+            Matrix::Packed(table) => crate::cuda::packed_embedding(token_ids, table, scale, out),
+        }
+    );
+    let reference = Reference::new("embedding", "out", out)?;
+    let (mut numbers, hidden) = table.elements(&reference, "table")?;
+    if matches!(table, Matrix::Packed(_)) {
+        numbers.iter_mut().for_each(|number| *number = rounded(*number, reference.dtype()));
+    }
+    gather(&reference, ("token_ids", token_ids), (&numbers, hidden), scale, out)
 }
 
 /// `out[i] = x[rows[i]]`, for example the rows whose logits are wanted.
@@ -180,20 +192,20 @@ pub fn embedding(token_ids: &Tensor, table: &Tensor, scale: f32, out: &Tensor) -
 /// As [`embedding`].
 pub fn gather_rows(x: &Tensor, rows: &Tensor, out: &Tensor) -> Result<()> {
     launch_on_gpu!(x, crate::cuda::gather_rows(x, rows, out));
-    gather("gather_rows", ("rows", rows), ("x", x), 1.0, out)
+    let reference = Reference::new("gather_rows", "x", x)?;
+    let (count, dim) = Operand::new("gather_rows", "x", x).dims2("[rows, dim]")?;
+    let values = reference.elements(("x", x), "[rows, dim]", &[count, dim])?;
+    gather(&reference, ("rows", rows), (&values, dim), 1.0, out)
 }
 
 fn gather(
-    kernel: &'static str,
+    reference: &Reference,
     rows: (&'static str, &Tensor),
-    table: (&'static str, &Tensor),
+    (values, dim): (&[f32], usize),
     scale: f32,
     out: &Tensor,
 ) -> Result<()> {
-    let reference = Reference::new(kernel, table.0, table.1)?;
-    let (table_rows, dim) = Operand::new(kernel, table.0, table.1).dims2("[rows, dim]")?;
     let count = rows.1.elem_count();
-    let values = reference.elements(table, "[rows, dim]", &[table_rows, dim])?;
     let gathered: Vec<f32> = reference
         .u32s(rows, "[count]", &[count])?
         .into_iter()

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor};
 
 use super::*;
 use crate::sampling::{Penalties, SamplingRow, logprobs_of, sample_row_reference, uniform};
-use crate::{Error, KvCacheConfig};
+use crate::{Codes, Error, KvCacheConfig, QuantizedRows, SparseRows, Weight, WeightRows};
 
 fn integers(values: &[u32], dims: &[usize]) -> Tensor {
     Tensor::from_slice(values, dims, &Device::Cpu).unwrap()
@@ -153,6 +153,62 @@ fn blocks_are_brought_out_and_back_in_every_layer() {
     assert!(blocks.iter().zip(want).all(|(block, want)| block.iter().all(|x| *x == want)));
     let keys = &cache.layer(0).unwrap().keys.to_dtype(DType::F32).unwrap();
     assert_eq!(keys.sum_all().unwrap().to_scalar::<f32>().unwrap(), 0.0);
+}
+
+/// What a device has of a quantized weight means the same numbers to the bit, wherever activations have their inputs.
+#[test]
+fn packed_codes_mean_the_numbers_of_the_weight() {
+    for codes in [Codes::U4, Codes::U8, Codes::E4m3, Codes::Table] {
+        for (n, k, group) in [(1usize, 6usize, 6), (40, 96, 16), (33, 150, 48), (16, 64, 64)] {
+            let group = if codes == Codes::Table { k } else { group };
+            let most = if matches!(codes, Codes::U4 | Codes::Table) { 15 } else { 0x77 };
+            let bytes: Vec<u8> = (0..n * k).map(|i| (i * 37 % 251) as u8 & most).collect();
+            let count = if codes == Codes::Table { n * 16 } else { n * k.div_ceil(group) };
+            let scales: Vec<f32> = (0..count).map(|i| (i % 13) as f32 / 7.0 - 0.9).collect();
+            let mins: Vec<f32> = match codes {
+                Codes::Table => Vec::new(),
+                _ => (0..count).map(|i| (i % 5) as f32 / 3.0).collect(),
+            };
+            let order: Vec<u32> = (0..k as u32).rev().collect();
+            let inputs = Some(&order[..]);
+            let rows =
+                QuantizedRows { codes, group, bytes: &bytes, scales: &scales, mins: &mins, inputs };
+            let mut builder = Weight::quantized_builder(n, k, codes, group).unwrap();
+            builder.write_quantized(0, rows).unwrap();
+            let starts: Vec<u32> = (0..=n as u32).collect();
+            let (inputs, numbers) = (vec![3; n], vec![0.5; n]);
+            let sparse = SparseRows { starts: &starts, inputs: &inputs, numbers: &numbers };
+            builder.write_sparse(0, sparse).unwrap();
+            let weight = builder.finish().unwrap();
+            for heads in [None, Some(HeadPadding { len: 2, padded: 5 })] {
+                let packed = PackedMatrix::new(&weight, heads, &Device::Cpu).unwrap();
+                let found = packed.numbers().unwrap();
+                let mut want = vec![0.0; k];
+                for (row, found) in found.chunks_exact(found.len() / n).enumerate() {
+                    weight.read_row(row, &mut want);
+                    let padded = |(input, number): (usize, &f32)| match heads {
+                        Some(heads) => {
+                            (input / heads.len * heads.padded + input % heads.len, *number)
+                        }
+                        None => (input, *number),
+                    };
+                    let mut left = found.to_vec();
+                    for (input, number) in want.iter().enumerate().map(padded) {
+                        assert_eq!(left[input], number, "{codes:?} [{n}, {k}] row {row}");
+                        left[input] = 0.0;
+                    }
+                    assert!(left.iter().all(|number| *number == 0.0), "between heads");
+                }
+            }
+        }
+    }
+    let mut numbers = Weight::builder(2, 2, DType::F32).unwrap();
+    numbers.write_rows(0, WeightRows { dtype: DType::F32, bytes: &[0; 16] }).unwrap();
+    let numbers = numbers.finish().unwrap();
+    assert!(PackedMatrix::new(&numbers, None, &Device::Cpu).is_err());
+    let odd = Weight::quantized_builder(2, 24, Codes::U4, 6).unwrap().finish_with_zeros();
+    let error = PackedMatrix::new(&odd, None, &Device::Cpu).unwrap_err();
+    assert!(matches!(error, Error::Parameter { parameter: "weight group", value: 6, .. }));
 }
 
 /// What a GPU refuses is refused here too, so that a test finds it.

@@ -1,11 +1,12 @@
 //! Rows of codes, and how they are packed and read back.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::f16;
 
 use super::layout::{Codes, ElementOrder, Layout, PANEL, TABLE};
-use super::{Element, WeightBuilder, WeightRows};
+use super::{Element, Weight, WeightBuilder, WeightRows};
 use crate::{Error, Result};
 
 /// Some consecutive rows of a quantized matrix of `k` columns, row-major.
@@ -39,7 +40,15 @@ impl QuantizedRows<'_> {
         }
     }
 
-    /// The numbers of all rows, `[rows][k]` in the order of the inputs.
+    /// The numbers of all rows of `k` columns, `[rows][k]` in the order of the inputs.
+    ///
+    /// # Errors
+    /// The rows contradict themselves.
+    pub fn numbers(&self, k: usize) -> Result<Vec<f32>> {
+        self.check(k)?;
+        Ok(self.widened(k))
+    }
+
     fn widened(&self, k: usize) -> Vec<f32> {
         let mut numbers = vec![0.0; self.bytes.len()];
         for (row, numbers) in numbers.chunks_exact_mut(k).enumerate() {
@@ -123,27 +132,63 @@ impl WeightBuilder {
         let range = self.range(first_row, count)?;
         let layout = self.layout;
         self.each_panel(range, |panel, column, row| {
-            layout.write_row(codes, panel, column, &rows.row(k, row - first_row));
+            let at = row - first_row;
+            layout.write_row(codes, panel, column, &rows.rows(k, at..at + 1));
         });
         Ok(())
     }
 }
 
 impl<'a> QuantizedRows<'a> {
-    fn row(&self, k: usize, row: usize) -> Self {
+    /// Some of the rows, of `k` columns.
+    #[must_use]
+    pub fn rows(&self, k: usize, rows: Range<usize>) -> Self {
         let part = |all: &'a [f32], each: usize| {
-            if all.is_empty() { all } else { &all[row * each..][..each] }
+            if all.is_empty() { all } else { &all[rows.start * each..rows.end * each] }
         };
         let each = match self.codes {
             Codes::Table => TABLE,
             _ => k.div_ceil(self.group),
         };
         Self {
-            bytes: &self.bytes[row * k..][..k],
+            bytes: &self.bytes[rows.start * k..rows.end * k],
             scales: part(self.scales, each),
             mins: part(self.mins, each),
             ..*self
         }
+    }
+}
+
+/// A quantized weight, part by part.
+impl Weight {
+    /// What its codes mean and how many columns share a scale; `None` where it has no codes.
+    pub(crate) fn codes(&self) -> Option<(Codes, usize)> {
+        match self.layout.order {
+            ElementOrder::Coded(codes) => Some((codes, self.layout.group)),
+            _ => None,
+        }
+    }
+
+    /// The code in row `row` and column `column`.
+    pub(crate) fn code(&self, row: usize, column: usize) -> u8 {
+        let (codes, _) = self.codes().expect("the weight is quantized");
+        self.layout.code(codes, self.panel(row), column, row % PANEL)
+    }
+
+    /// The scale and the minimum of a group of columns in row `row`. What [`e4m3_part`] leaves out is in the scale.
+    pub(crate) fn scale(&self, row: usize, group: usize) -> [f32; 2] {
+        let header = &self.panel(row)[self.layout.header(group * self.layout.group / 2)..];
+        [0, PANEL].map(|first| f32::get(header, first + row % PANEL))
+    }
+
+    /// The table of row `row`.
+    pub(crate) fn table(&self, row: usize) -> [f32; TABLE] {
+        std::array::from_fn(|entry| f32::get(self.panel(row), row % PANEL * TABLE + entry))
+    }
+
+    fn panel(&self, row: usize) -> &[u8] {
+        let bytes = self.layout.panel_bytes();
+        &self.bytes()[row / PANEL * bytes..][..bytes]
     }
 }
 
@@ -187,14 +232,19 @@ impl Layout {
         }
     }
 
+    /// The code of a panel at step `k` and `column`.
+    fn code(self, codes: Codes, panel: &[u8], k: usize, column: usize) -> u8 {
+        let pair = &panel[self.pair(k / 2)..];
+        match codes {
+            Codes::U8 | Codes::E4m3 => pair[k % 2 * PANEL + column],
+            Codes::U4 | Codes::Table => pair[column] >> (k % 2 * 4) & 15,
+        }
+    }
+
     /// The number of a panel of codes at step `k` and `column`.
     pub(super) fn read_coded(self, codes: Codes, panel: &[u8], k: usize, column: usize) -> f32 {
         let header = &panel[self.header(k / 2)..];
-        let pair = &panel[self.pair(k / 2)..];
-        let code = match codes {
-            Codes::U8 | Codes::E4m3 => pair[k % 2 * PANEL + column],
-            Codes::U4 | Codes::Table => pair[column] >> (k % 2 * 4) & 15,
-        };
+        let code = self.code(codes, panel, k, column);
         let (scale, min) = (f32::get(header, column), f32::get(header, PANEL + column));
         match codes {
             Codes::U4 | Codes::U8 => f32::from(code).mul_add(scale, min),

@@ -70,7 +70,7 @@ impl Sparse {
     }
 
     /// The entries of an output.
-    pub(super) fn row(&self, row: usize) -> &[Entry] {
+    pub(crate) fn row(&self, row: usize) -> &[Entry] {
         &self.entries[self.starts[row] as usize..self.starts[row + 1] as usize]
     }
 

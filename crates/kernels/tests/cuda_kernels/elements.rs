@@ -9,7 +9,7 @@ use crate::gpu::{Gpu, HALVES, Random, Tolerance};
 
 pub(crate) fn matmul(gpu: &Gpu) {
     let mut random = Random(31);
-    let cublas = Cublas::new(gpu.device(), 300).unwrap();
+    let cublas = Cublas::new(gpu.device(), 300, DType::BF16, 0).unwrap();
     for (rows, k, n) in [(1, 64, 7), (5, 896, 128), (33, 96, 64), (300, 264, 31), (16, 4096, 512)] {
         for dtype in HALVES {
             for with_bias in [false, true] {
@@ -105,7 +105,7 @@ pub(crate) fn graph(gpu: &Gpu) {
     let mut random = Random(34);
     let dtype = DType::BF16;
     let (rows, k, n) = (16, 128, 64);
-    let cublas = Cublas::new(gpu.device(), rows).unwrap();
+    let cublas = Cublas::new(gpu.device(), rows, dtype, 0).unwrap();
     let w = random.floats(n * k, 1.0, dtype);
     let on_w = gpu.floats(&w, &[n, k], dtype);
     let bias = random.floats(n, 1.0, dtype);

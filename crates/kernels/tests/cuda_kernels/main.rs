@@ -9,6 +9,7 @@
 mod attention;
 mod elements;
 mod gpu;
+mod packed;
 mod rows;
 mod sampling;
 
@@ -20,7 +21,7 @@ use gpu::Gpu;
 /// A comparison over many shapes: panics where kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 18] = [
+const COMPARISONS: [(&str, Comparison); 21] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("gated_activation", rows::gated_activation),
@@ -28,6 +29,9 @@ const COMPARISONS: [(&str, Comparison); 18] = [
     ("gather_rows", rows::gather_rows),
     ("gemv", rows::gemv),
     ("matmul", elements::matmul),
+    ("packed_product", packed::packed_product),
+    ("packed_matmul", packed::packed_matmul),
+    ("packed_embedding", packed::packed_embedding),
     ("scale_and_cap", elements::scale_and_cap),
     ("resolve_tokens", elements::resolve_tokens),
     ("staging", elements::staging),

@@ -1,7 +1,9 @@
 //! GGUF: blocks of 32 or 256 codes of one output, each with its scales. Source: `dequantize_row_*` of ggml's
 //! `ggml-quants.c`.
 
-use candlepower_checkpoint::GgufType;
+use std::ops::Range;
+
+use candlepower_checkpoint::{GgufType, Scheme};
 use candlepower_kernels::Codes;
 use half::f16;
 
@@ -14,25 +16,32 @@ pub(crate) struct GgufMatrix {
     /// Codes that share a scale.
     group: usize,
     k: usize,
+    /// The first of the rows that are mapped.
+    first_row: usize,
     bytes: MappedBytes,
 }
 
 impl GgufMatrix {
-    pub(super) fn open(tensors: &Tensors<'_>, kind: GgufType, group: usize) -> Result<Self> {
-        let bytes = tensors.shards.whole(tensors.name(0))?;
+    /// Maps the rows `rows`, of which alone codes and scales may be asked for.
+    pub(super) fn open(tensors: &Tensors<'_>, kind: GgufType, rows: Range<usize>) -> Result<Self> {
+        let (k, first_row) = (tensors.k, rows.start);
+        let row_bytes = k / kind.block() * kind.block_bytes();
+        let (start, len) = (first_row * row_bytes, rows.len() * row_bytes);
+        let bytes = tensors.shards.bytes(tensors.name(0), start, len)?;
         for block in bytes.chunks_exact(kind.block_bytes()) {
             let (scale, min) = factors(kind, block);
             if !scale.is_finite() || !min.is_finite() {
                 return Err(tensors.damaged(0, "it has a scale that is infinity or NaN"));
             }
         }
-        Ok(Self { kind, group, k: tensors.k, bytes })
+        let group = Scheme::Gguf(kind).packed(k).group;
+        Ok(Self { kind, group, k, first_row, bytes })
     }
 
     /// The block of an output and an input, and the input's place in it.
     fn block(&self, row: usize, input: usize) -> (&[u8], usize) {
         let per_block = self.kind.block();
-        let block = row * (self.k / per_block) + input / per_block;
+        let block = (row - self.first_row) * (self.k / per_block) + input / per_block;
         let len = self.kind.block_bytes();
         (&self.bytes[block * len..][..len], input % per_block)
     }

@@ -1,16 +1,13 @@
 //! Quantized checkpoints against the numbers that NumPy unpacks and what transformers computes from them.
 
-use candle_core::Device;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
-use candlepower_models::{
-    LoadDtype, LoadFormat, LoadOptions, dequantize_reference, load, load_on_device,
-};
+use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, dequantize_reference, load};
 use safetensors::SafeTensors;
 
 use crate::golden::{Golden, checkpoint, folder, greedy, max_difference, model, options, prefill};
 
 /// Golden folders, and the method of each.
-const QUANTIZED: &[(&str, &str)] = &[
+pub(crate) const QUANTIZED: &[(&str, &str)] = &[
     ("awq", "awq"),
     ("gptq", "gptq"),
     ("gptq-8bit", "gptq"),
@@ -28,7 +25,7 @@ const QUANTIZED: &[(&str, &str)] = &[
     ("gguf-granite", "gguf"),
 ];
 /// How much is sparse, only its weights know.
-const SPARSE: &str = "squeezellm-sparse";
+pub(crate) const SPARSE: &str = "squeezellm-sparse";
 
 #[test]
 fn numbers_are_those_that_numpy_unpacks_to_the_bit() {
@@ -117,16 +114,6 @@ fn codes_stay_when_another_dtype_is_asked_for() {
     let logits = prefill(&wide, &golden.prompt, golden.prompt.len(), 0..8);
     assert!(max_difference(&logits, &golden.logits) < 1e-4);
     assert!(wide.weight_bytes() > stored.weight_bytes());
-}
-
-#[test]
-fn a_device_refuses_quantized_weights() {
-    let options = LoadOptions { device: Device::Cpu, ..options() };
-    let refused = load_on_device(&checkpoint("awq"), &options, &mut |_| {});
-    assert_eq!(
-        refused.err().unwrap().to_string(),
-        "quantized weights do not run on a GPU yet; use --device cpu, or the float16 or bfloat16 original of the model"
-    );
 }
 
 #[test]

@@ -108,6 +108,15 @@ fn damaged_files_are_refused() {
     assert!(matches!(error, Error::BadTokenizerConfig(_)));
 }
 
+/// A table of all ids up to this one would take 137 GB.
+#[test]
+fn an_absurd_id_is_refused() {
+    let mut json: Value = serde_json::from_slice(&fixture_bytes("byte_level")).unwrap();
+    json["model"]["vocab"]["absurd"] = u32::MAX.into();
+    let error = Tokenizer::from_bytes(json.to_string().as_bytes(), None).unwrap_err();
+    assert!(error.to_string().contains("a token has the id 4294967295"), "{error}");
+}
+
 #[test]
 fn no_text_breaks_the_tokenizer() {
     const MIB: usize = 1 << 20;

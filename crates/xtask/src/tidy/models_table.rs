@@ -288,7 +288,7 @@ fn tables(files: &[SourceFile]) -> Result<String, String> {
         if count == 0 {
             return Err(format!("{format} has no golden in {GOLDENS} that a test runs"));
         }
-        let on_gpu = if prefix.is_empty() { Ran::NotYet } else { Ran::No }.text();
+        let on_gpu = Ran::NotYet.text();
         text += &format!("| {format} | {checkpoints} | {memory} | {count} | {on_gpu} |\n");
     }
     Ok(text)

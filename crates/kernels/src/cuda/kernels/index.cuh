@@ -78,4 +78,33 @@ CANDLEPOWER_HD int32_t warps_per_output(int32_t outputs, int32_t wanted, int32_t
   return warps;
 }
 
+// ---- Packed codes ----------------------------------------------------------------------------------
+
+// A quantized matrix lies in tiles of 16 outputs and 64 inputs, in four steps of 16 inputs. A lane of the warp that
+// multiplies a tile has 16 bytes of it, or twice 16 of codes of eight bits, and loads them as one.
+constexpr int32_t kTileOutputs = 16;
+constexpr int32_t kTileInputs = 64;
+constexpr int32_t kStepInputs = 16;
+// Numbers of an output whose codes name one of them.
+constexpr int32_t kTableNumbers = 16;
+
+struct CodePlace {
+  uint64_t word;
+  int32_t shift;
+};
+
+// Where the code of an output and a column lies in a matrix of `columns` columns, in codes of `bits` bits, 4 or 8.
+// Lane `4 * (output % 8) + t` has four columns of each step, those from `4 * t` on, of two outputs, 8 apart.
+CANDLEPOWER_HD CodePlace code_place(int32_t output, int32_t column, int32_t columns, int32_t bits) {
+  const int32_t tiles = (columns + kTileInputs - 1) / kTileInputs;
+  const uint64_t tile = static_cast<uint64_t>(output / kTileOutputs) * tiles + column / kTileInputs;
+  const int32_t lane = output % 8 * 4 + column % kStepInputs / 4;
+  const int32_t step = column % kTileInputs / kStepInputs;
+  // The register of tensor cores that has the code in its low or its high half.
+  const int32_t part = output % kTileOutputs / 8 + column % 4 / 2 * 2;
+  const int32_t word = bits == 4 ? step : 2 * step + part / 2;
+  const int32_t shift = column % 2 * 16 + (bits == 4 ? 4 * part : 8 * (part % 2));
+  return {tile * 32 * bits + (word / 4 * 32 + lane) * 4 + word % 4, shift};
+}
+
 }  // namespace candlepower

@@ -1,0 +1,185 @@
+//! Quantized matrices: their product with few rows, and their numbers.
+
+use std::ops::Range;
+
+use candle_core::Tensor;
+
+use super::launch::{Address, CUstream, Launch};
+use crate::device::PackedMatrix;
+use crate::tensor::Operand;
+use crate::{Codes, Error, Result};
+
+/// The most rows of x that [`packed_product`] takes.
+pub const PACKED_MAX_ROWS: usize = 32;
+
+/// `out = x @ w^T + bias`: `x` `[rows, k]` with 1 to 32 rows, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16, summed
+/// in f32; `w` is `[n, k]`.
+///
+/// A row's result depends on its own values and the shape of `w` alone. The definition of one output is
+/// [`crate::linear_reference`] over the numbers that codes mean, whose order of additions is another; tables are
+/// rounded to the element type.
+///
+/// # Errors
+/// `x` has more than 32 rows; an operand has the wrong dtype, shape, layout or device; or CUDA refused the launch.
+pub fn packed_product(
+    x: &Tensor,
+    w: &PackedMatrix,
+    bias: Option<&Tensor>,
+    out: &Tensor,
+) -> Result<()> {
+    const KERNEL: &str = "packed product";
+    let launch = Launch::new(KERNEL, "x", x)?;
+    let (rows, _) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
+    if !(1..=PACKED_MAX_ROWS).contains(&rows) {
+        let expected = "1 to 32; use a matmul for more";
+        return Err(Error::Parameter { parameter: "rows", value: rows, expected });
+    }
+    let args = PackedProductArgs {
+        w: PackedAddresses::of(w, &launch)?,
+        x: launch.elements(("x", x), "[rows, k]", &[rows, w.width])?,
+        bias: match bias {
+            Some(bias) => launch.elements(("bias", bias), "[n]", &[w.n])?,
+            None => std::ptr::null_mut(),
+        },
+        out: launch.elements(("out", out), "[rows, n]", &[rows, w.n])?,
+        rows: rows as i32,
+        dtype: launch.dtype_code(),
+    };
+    // SAFETY: every address was checked above to hold the elements that the dimensions say; those of `w` hold what its
+    // maker computed from the same dimensions, and name no input beyond `width`.
+    unsafe { launch.run(candlepower_packed_product, &args) }
+}
+
+/// `out[t] = w[ids[t]] * scale`, where the numbers that codes mean are rounded, multiplied, and rounded again.
+///
+/// `out` is `[tokens, k]`, bf16 or f16; `ids` is u32 `[tokens]`. An id that is no row of `w` gives a row of NaN.
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+pub fn packed_embedding(ids: &Tensor, w: &PackedMatrix, scale: f32, out: &Tensor) -> Result<()> {
+    let launch = Launch::new("packed embedding", "out", out)?;
+    let count = ids.elem_count();
+    let rows = launch.u32s(("ids", ids), "[tokens]", &[count])?;
+    unpack(&launch, w, Rows { ids: rows, first: 0, count }, scale, out)
+}
+
+/// The rows `rows` of `w`, rounded: `out` is `[rows, k]`, bf16 or f16. Inputs that no column of `w` has keep their numbers.
+pub(super) fn unpack_rows(w: &PackedMatrix, rows: Range<usize>, out: &Tensor) -> Result<()> {
+    let launch = Launch::new("unpack", "out", out)?;
+    let rows = Rows { ids: std::ptr::null_mut(), first: rows.start, count: rows.len() };
+    unpack(&launch, w, rows, 1.0, out)
+}
+
+/// Which rows of a matrix.
+struct Rows {
+    /// Their numbers on the device; null where they are those from `first` on.
+    ids: *mut u32,
+    first: usize,
+    count: usize,
+}
+
+fn unpack(launch: &Launch, w: &PackedMatrix, rows: Rows, scale: f32, out: &Tensor) -> Result<()> {
+    let args = UnpackArgs {
+        w: PackedAddresses::of(w, launch)?,
+        rows: rows.ids,
+        out: launch.elements(("out", out), "[rows, k]", &[rows.count, w.width])?,
+        first: rows.first as i32,
+        count: rows.count as i32,
+        dtype: launch.dtype_code(),
+        scale,
+    };
+    if rows.count == 0 {
+        return Ok(());
+    }
+    // SAFETY: as in `packed_product`; the kernel compares each row number with `n` before it reads.
+    unsafe { launch.run(candlepower_unpack, &args) }
+}
+
+/// What codes mean, as `Codes` in packed.cu.
+fn code_kind(codes: Codes) -> i32 {
+    match codes {
+        Codes::U4 => 0,
+        Codes::U8 => 1,
+        Codes::E4m3 => 2,
+        Codes::Table => 3,
+    }
+}
+
+/// As `PackedMatrix` in packed.cu.
+#[repr(C)]
+struct PackedAddresses {
+    codes: *mut u32,
+    scales: *mut f32,
+    inputs: *mut u32,
+    sparse_starts: *mut u32,
+    sparse_inputs: *mut u32,
+    sparse_numbers: *mut f32,
+    n: i32,
+    k: i32,
+    width: i32,
+    group: i32,
+    kind: i32,
+    padding: i32,
+}
+const _: () = assert!(size_of::<PackedAddresses>() == 72);
+
+impl PackedAddresses {
+    fn of(w: &PackedMatrix, launch: &Launch) -> Result<Self> {
+        let integers =
+            |name, tensor: &Tensor| launch.u32s((name, tensor), "[length]", &[tensor.elem_count()]);
+        let floats =
+            |name, tensor: &Tensor| launch.f32s((name, tensor), "[length]", &[tensor.elem_count()]);
+        let null = std::ptr::null_mut();
+        let sparse = w.sparse.as_ref();
+        let optional = |name, tensor: Option<&Tensor>| {
+            tensor.map_or(Ok(null), |tensor| integers(name, tensor))
+        };
+        Ok(Self {
+            codes: integers("codes", &w.words)?,
+            scales: floats("scales", &w.scales)?,
+            inputs: optional("inputs", w.inputs.as_ref())?,
+            sparse_starts: optional("starts", sparse.map(|sparse| &sparse.starts))?,
+            sparse_inputs: optional("sparse inputs", sparse.map(|sparse| &sparse.inputs))?,
+            sparse_numbers: match sparse {
+                Some(sparse) => floats("sparse numbers", &sparse.numbers)?,
+                None => std::ptr::null_mut(),
+            },
+            n: w.n as i32,
+            k: w.k as i32,
+            width: w.width as i32,
+            group: w.group as i32,
+            kind: code_kind(w.codes),
+            padding: 0,
+        })
+    }
+}
+
+/// As `PackedProductArgs` in packed.cu.
+#[repr(C)]
+struct PackedProductArgs {
+    w: PackedAddresses,
+    x: Address,
+    bias: Address,
+    out: Address,
+    rows: i32,
+    dtype: i32,
+}
+const _: () = assert!(size_of::<PackedProductArgs>() == 104);
+
+/// As `UnpackArgs` in packed.cu.
+#[repr(C)]
+struct UnpackArgs {
+    w: PackedAddresses,
+    rows: *mut u32,
+    out: Address,
+    first: i32,
+    count: i32,
+    dtype: i32,
+    scale: f32,
+}
+const _: () = assert!(size_of::<UnpackArgs>() == 104);
+
+unsafe extern "C" {
+    fn candlepower_packed_product(args: *const PackedProductArgs, stream: CUstream) -> i32;
+    fn candlepower_unpack(args: *const UnpackArgs, stream: CUstream) -> i32;
+}

@@ -1,0 +1,282 @@
+//! Quantized matrices on a device: codes in the order in which the lanes of a warp multiply them.
+
+use candle_core::{DType, Device, Tensor};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::reference::Reference;
+use crate::weight::{Codes, TABLE, e4m3_part};
+use crate::{Error, Result, Weight};
+
+/// Outputs and inputs of one tile of codes, as in index.cuh.
+const TILE: [usize; 2] = [16, 64];
+/// Inputs that are multiplied at once: a group is whole steps. As in index.cuh.
+const STEP_INPUTS: usize = 16;
+
+/// A matrix `[n, k]` on a device.
+#[derive(Clone, Debug)]
+pub enum Matrix {
+    /// Numbers row by row, bf16 or f16.
+    Rows(Tensor),
+    /// Codes of a quantization.
+    Packed(PackedMatrix),
+}
+
+impl Matrix {
+    /// Number of outputs (rows of the checkpoint's matrix).
+    #[must_use]
+    pub fn n(&self) -> usize {
+        match self {
+            Self::Rows(rows) => rows.dims().first().copied().unwrap_or(0),
+            Self::Packed(packed) => packed.n,
+        }
+    }
+
+    /// Bytes of memory held, padding included.
+    #[must_use]
+    pub fn num_bytes(&self) -> usize {
+        match self {
+            Self::Rows(rows) => tensor_bytes(rows),
+            Self::Packed(packed) => packed.num_bytes(),
+        }
+    }
+
+    /// Its numbers `[n, k]` for a definition, and `k`.
+    pub(super) fn elements(
+        &self,
+        reference: &Reference,
+        name: &'static str,
+    ) -> Result<(Vec<f32>, usize)> {
+        match self {
+            Self::Rows(rows) => {
+                let (n, k) = reference.operand(name, rows).dims2("[n, k]")?;
+                Ok((reference.elements((name, rows), "[n, k]", &[n, k])?, k))
+            }
+            Self::Packed(packed) => Ok((packed.numbers()?, packed.width)),
+        }
+    }
+}
+
+/// Activations whose inputs are those of heads, each padded with zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadPadding {
+    /// Elements of a head.
+    pub len: usize,
+    /// Elements of a head as activations have it.
+    pub padded: usize,
+}
+
+/// The codes of a matrix and what they count for, in tensors on a device.
+///
+/// Codes lie in tiles of 16 outputs and 64 columns, and within a tile as `code_place` in index.cuh says; outputs and
+/// columns that are missing there are zeros. A number is that of [`crate::QuantizedRows`]: `code * scale + min`, rounded once.
+#[derive(Clone, Debug)]
+pub struct PackedMatrix {
+    pub(crate) n: usize,
+    /// Columns.
+    pub(crate) k: usize,
+    /// Inputs of a row of activations, of which columns may leave some out.
+    pub(crate) width: usize,
+    pub(crate) group: usize,
+    pub(crate) codes: Codes,
+    /// u32, `[n / 16][k / 64][32 lanes]`, four or eight words for each lane.
+    pub(crate) words: Tensor,
+    /// f32, `[groups][n in whole tiles][scale, minimum]`; of tables `[n in whole tiles][16]`.
+    pub(crate) scales: Tensor,
+    /// u32 `[k]`: the input of each column, where they are not in order.
+    pub(crate) inputs: Option<Tensor>,
+    pub(crate) sparse: Option<PackedSparse>,
+}
+
+/// What is added to the numbers that codes mean, in compressed rows.
+#[derive(Clone, Debug)]
+pub(crate) struct PackedSparse {
+    /// u32 `[n + 1]`.
+    pub(crate) starts: Tensor,
+    /// u32.
+    pub(crate) inputs: Tensor,
+    /// f32.
+    pub(crate) numbers: Tensor,
+}
+
+impl PackedMatrix {
+    /// Brings a quantized weight to `device`. With `padding` it takes activations of padded heads.
+    ///
+    /// # Errors
+    /// The weight is not quantized, its groups are neither whole steps of 16 columns nor one, or memory does not suffice.
+    pub fn new(weight: &Weight, padding: Option<HeadPadding>, device: &Device) -> Result<Self> {
+        let (n, k) = (weight.n(), weight.k());
+        let Some((codes, group)) = weight.codes() else {
+            return Err(Error::QuantizedRows("the weight has no codes"));
+        };
+        if group < k && !group.is_multiple_of(STEP_INPUTS) {
+            return Err(Error::Parameter {
+                parameter: "weight group",
+                value: group,
+                expected: "a multiple of 16, or all inputs",
+            });
+        }
+        let bits = bits(codes);
+        let outputs = n.next_multiple_of(TILE[0]);
+        let tile_row_words = TILE[0] * k.next_multiple_of(TILE[1]) * bits / 32;
+        let mut words = vec![0u32; outputs / TILE[0] * tile_row_words];
+        words.par_chunks_exact_mut(tile_row_words).enumerate().for_each(|(tile_row, words)| {
+            let first = tile_row * TILE[0];
+            for row in first..n.min(first + TILE[0]) {
+                for column in 0..k {
+                    let (word, shift) = code_place(row - first, column, k, bits);
+                    words[word] |= u32::from(weight.code(row, column)) << shift;
+                }
+            }
+        });
+        let groups = k.div_ceil(group);
+        let scales = match codes {
+            Codes::Table => {
+                let mut tables = vec![0f32; outputs * TABLE];
+                for (row, table) in tables.chunks_exact_mut(TABLE).enumerate().take(n) {
+                    table.copy_from_slice(&weight.table(row));
+                }
+                tables
+            }
+            _ => {
+                let mut scales = vec![0f32; groups * outputs * 2];
+                for (at, scale) in scales.chunks_exact_mut(2).enumerate() {
+                    let (in_group, row) = (at / outputs, at % outputs);
+                    if row < n {
+                        scale.copy_from_slice(&weight.scale(row, in_group));
+                    }
+                }
+                scales
+            }
+        };
+        let padded = |input: u32| match padding {
+            Some(HeadPadding { len, padded }) => {
+                let input = input as usize;
+                (input / len * padded + input % len) as u32
+            }
+            None => input,
+        };
+        let inputs: Option<Vec<u32>> = match (weight.inputs(), padding) {
+            (None, None) => None,
+            (Some(inputs), _) => Some(inputs.iter().map(|input| padded(*input)).collect()),
+            (None, Some(_)) => Some((0..k as u32).map(padded).collect()),
+        };
+        let on_device = |numbers: Vec<u32>| {
+            let len = numbers.len();
+            Tensor::from_vec(numbers, len, device)
+        };
+        let sparse = weight.sparse().map(|sparse| -> Result<_> {
+            let (mut starts, mut inputs, mut numbers) = (vec![0u32], Vec::new(), Vec::new());
+            for row in 0..n {
+                inputs.extend(sparse.row(row).iter().map(|(input, _)| padded(*input)));
+                numbers.extend(sparse.row(row).iter().map(|(_, number)| *number));
+                starts.push(inputs.len() as u32);
+            }
+            let count = numbers.len();
+            Ok(PackedSparse {
+                starts: on_device(starts)?,
+                inputs: on_device(inputs)?,
+                numbers: Tensor::from_vec(numbers, count, device)?,
+            })
+        });
+        let count = scales.len();
+        Ok(Self {
+            n,
+            k,
+            width: padding.map_or(k, |heads| k / heads.len * heads.padded),
+            group,
+            codes,
+            words: on_device(words)?,
+            scales: Tensor::from_vec(scales, count, device)?,
+            inputs: inputs.map(on_device).transpose()?,
+            sparse: sparse.transpose()?,
+        })
+    }
+
+    fn num_bytes(&self) -> usize {
+        let sparse = self.sparse.iter().flat_map(|s| [&s.starts, &s.inputs, &s.numbers]);
+        let all = [&self.words, &self.scales].into_iter().chain(&self.inputs).chain(sparse);
+        all.map(tensor_bytes).sum()
+    }
+
+    /// Its numbers `[n, width]`, where it is on the CPU: the definition of the kernels.
+    ///
+    /// # Errors
+    /// It is on another device.
+    pub fn numbers(&self) -> Result<Vec<f32>> {
+        const KERNEL: &str = "packed";
+        let reference = Reference::integers(KERNEL);
+        let integers = |name, tensor: &Tensor| {
+            reference.u32s((name, tensor), "any length", &[tensor.elem_count()])
+        };
+        let floats = |name, tensor: &Tensor| {
+            reference.f32s((name, tensor), "any length", &[tensor.elem_count()])
+        };
+        let (words, scales) = (integers("codes", &self.words)?, floats("scales", &self.scales)?);
+        let inputs = self.inputs.as_ref().map(|inputs| integers("inputs", inputs)).transpose()?;
+        let (bits, outputs) = (bits(self.codes), self.n.next_multiple_of(TILE[0]));
+        let mut numbers = vec![0f32; self.n * self.width];
+        for (row, numbers) in numbers.chunks_exact_mut(self.width).enumerate() {
+            for column in 0..self.k {
+                let (word, shift) = code_place(row, column, self.k, bits);
+                let code = (words[word] >> shift & ((1 << bits) - 1)) as u8;
+                let at = (column / self.group * outputs + row) * 2;
+                let input = inputs.as_ref().map_or(column, |inputs| inputs[column] as usize);
+                numbers[input] = match self.codes {
+                    Codes::U4 | Codes::U8 => f32::from(code).mul_add(scales[at], scales[at + 1]),
+                    Codes::E4m3 => e4m3_part(code).mul_add(scales[at], scales[at + 1]),
+                    Codes::Table => scales[row * TABLE + usize::from(code)],
+                };
+            }
+        }
+        let Some(sparse) = &self.sparse else { return Ok(numbers) };
+        let starts = integers("starts", &sparse.starts)?;
+        let inputs = integers("sparse inputs", &sparse.inputs)?;
+        let added = floats("sparse numbers", &sparse.numbers)?;
+        for (row, bounds) in starts.windows(2).enumerate() {
+            for at in bounds[0] as usize..bounds[1] as usize {
+                numbers[row * self.width + inputs[at] as usize] += added[at];
+            }
+        }
+        Ok(numbers)
+    }
+}
+
+/// Bits of a code.
+fn bits(codes: Codes) -> usize {
+    match codes {
+        Codes::U4 | Codes::Table => 4,
+        Codes::U8 | Codes::E4m3 => 8,
+    }
+}
+
+/// The word and the shift of the code of an output and a column. As `code_place` in index.cuh.
+pub(crate) fn code_place(
+    output: usize,
+    column: usize,
+    columns: usize,
+    bits: usize,
+) -> (usize, usize) {
+    let tile = output / TILE[0] * columns.div_ceil(TILE[1]) + column / TILE[1];
+    let lane = output % 8 * 4 + column % STEP_INPUTS / 4;
+    let step = column % TILE[1] / STEP_INPUTS;
+    let part = output % TILE[0] / 8 + column % 4 / 2 * 2;
+    let (word, shift) = match bits {
+        4 => (step, 4 * part),
+        _ => (2 * step + part / 2, 8 * (part % 2)),
+    };
+    (tile * 32 * bits + (word / 4 * 32 + lane) * 4 + word % 4, column % 2 * 16 + shift)
+}
+
+/// What a number becomes as an element of `dtype`.
+pub(super) fn rounded(number: f32, dtype: DType) -> f32 {
+    match dtype {
+        DType::BF16 => bf16::from_f32(number).to_f32(),
+        DType::F16 => f16::from_f32(number).to_f32(),
+        _ => number,
+    }
+}
+
+fn tensor_bytes(tensor: &Tensor) -> usize {
+    tensor.elem_count() * tensor.dtype().size_in_bytes()
+}

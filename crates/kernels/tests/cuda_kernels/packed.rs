@@ -1,0 +1,155 @@
+//! Quantized matrices: the product with codes, the numbers that they mean, and both ways through cuBLAS.
+
+use candle_core::{DType, Tensor};
+use candlepower_kernels::cuda::{self, Cublas};
+use candlepower_kernels::device::{HeadPadding, PackedMatrix};
+use candlepower_kernels::{Codes, QuantizedRows, SparseRows, Weight, linear_reference};
+
+use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
+
+/// Kinds of codes, with the largest code of each. Bit 3 of the largest E4M3 keeps NaN away.
+const KINDS: [(Codes, u64); 4] =
+    [(Codes::U4, 15), (Codes::U8, 255), (Codes::E4m3, 0xf7), (Codes::Table, 15)];
+
+/// A matrix on the GPU, and its numbers `[n, width]`.
+struct Case {
+    packed: PackedMatrix,
+    numbers: Vec<f32>,
+    width: usize,
+    what: String,
+}
+
+/// Matrices of all kinds: whole tiles and parts of them, groups of one step and of all columns, columns in any order, padded
+/// heads, and a sparse part.
+fn cases(gpu: &Gpu) -> Vec<Case> {
+    let mut random = Random(41);
+    let mut cases = Vec::new();
+    let shapes = [(16, 64, 64), (7, 32, 16), (40, 200, 48), (130, 1000, 1000), (64, 4096, 128)];
+    for (codes, most) in KINDS {
+        for (n, k, group) in shapes {
+            let group = if codes == Codes::Table { k } else { group };
+            for special in [false, true] {
+                let groups = n * k.div_ceil(group);
+                let bytes: Vec<u8> = (0..n * k).map(|_| (random.next() & most) as u8).collect();
+                let count = if codes == Codes::Table { n * 16 } else { groups };
+                let scales = random.floats(count, 0.1, DType::F32);
+                let mins = match codes {
+                    Codes::Table | Codes::E4m3 => Vec::new(),
+                    _ => random.floats(groups, 1.0, DType::F32),
+                };
+                let order = random.permutation(k);
+                let rows = QuantizedRows {
+                    codes,
+                    group,
+                    bytes: &bytes,
+                    scales: &scales,
+                    mins: &mins,
+                    inputs: special.then_some(&order[..]),
+                };
+                let mut builder = Weight::quantized_builder(n, k, codes, group).unwrap();
+                if special {
+                    let starts: Vec<u32> = (0..=n as u32).map(|row| row / 3 * 2).collect();
+                    let entries = starts[n] as usize;
+                    let inputs: Vec<u32> = (0..entries).map(|i| (i % k) as u32).collect();
+                    let numbers = random.floats(entries, 2.0, DType::F32);
+                    let sparse = SparseRows { starts: &starts, inputs: &inputs, numbers: &numbers };
+                    builder.write_sparse(0, sparse).unwrap();
+                }
+                builder.write_quantized(0, rows).unwrap();
+                let weight = builder.finish().unwrap();
+                let padding = special.then_some(HeadPadding { len: 8, padded: 12 });
+                let on = |device| PackedMatrix::new(&weight, padding, device).unwrap();
+                let numbers = on(&candle_core::Device::Cpu).numbers().unwrap();
+                let what = format!("{codes:?} {n} x {k}, groups of {group}, special {special}");
+                let width = numbers.len() / n;
+                cases.push(Case { packed: on(gpu.device()), numbers, width, what });
+            }
+        }
+    }
+    cases
+}
+
+/// Activations, zero where heads are padded.
+fn activations(random: &mut Random, rows: usize, case: &Case, dtype: DType) -> Vec<f32> {
+    let used: Vec<bool> = (0..case.width)
+        .map(|input| case.numbers.iter().skip(input).step_by(case.width).any(|w| *w != 0.0))
+        .collect();
+    let mut x = random.floats(rows * case.width, 1.0, dtype);
+    x.iter_mut().zip(used.iter().cycle()).filter(|(_, used)| !**used).for_each(|(x, _)| *x = 0.0);
+    x
+}
+
+/// `[rows, n]`.
+fn product(x: &[f32], w: &[f32], width: usize, bias: &[f32]) -> Vec<f32> {
+    let outputs = |x: &[f32]| -> Vec<f32> {
+        let rows = w.chunks(width).zip(bias);
+        rows.map(|(w, bias)| linear_reference(x, w, Some(*bias))).collect()
+    };
+    x.chunks(width).flat_map(outputs).collect()
+}
+
+pub(crate) fn packed_product(gpu: &Gpu) {
+    let mut random = Random(42);
+    for case in cases(gpu) {
+        let (n, width) = (case.numbers.len() / case.width, case.width);
+        for rows in [1, 3, 8, 9, 16, 31, 32] {
+            for dtype in HALVES {
+                let x = activations(&mut random, rows, &case, dtype);
+                let bias = random.floats(n, 1.0, dtype);
+                // Tables are rounded to the element type, codes are not.
+                let w = match case.what.starts_with("Table") {
+                    true => rounded(&case.numbers, dtype),
+                    false => case.numbers.clone(),
+                };
+                let want = product(&x, &w, width, &bias);
+                let out = gpu.unwritten(&[rows, n], dtype);
+                let (x, bias) =
+                    (gpu.floats(&x, &[rows, width], dtype), gpu.floats(&bias, &[n], dtype));
+                cuda::packed_product(&x, &case.packed, Some(&bias), &out).unwrap();
+                // Sums in f32 in another order; a table's number with a sparse one beside it is rounded alone.
+                let tolerance = Tolerance { own: 0.6, largest: 0.1 };
+                gpu.assert_close(&out, &want, tolerance, &format!("{rows} rows of {}", case.what));
+            }
+        }
+    }
+}
+
+/// More rows than the product with codes takes, with room for a few outputs at a time.
+pub(crate) fn packed_matmul(gpu: &Gpu) {
+    let mut random = Random(43);
+    for case in cases(gpu) {
+        let (n, width) = (case.numbers.len() / case.width, case.width);
+        for dtype in HALVES {
+            let cublas = Cublas::new(gpu.device(), 100, dtype, 2 * 48 * width).unwrap();
+            let rows = 70;
+            let x = activations(&mut random, rows, &case, dtype);
+            let bias = random.floats(n, 1.0, dtype);
+            let want = product(&x, &rounded(&case.numbers, dtype), width, &bias);
+            let out = gpu.unwritten(&[rows, n], dtype);
+            let (x, bias) = (gpu.floats(&x, &[rows, width], dtype), gpu.floats(&bias, &[n], dtype));
+            cublas.packed(&x, &case.packed, Some(&bias), &out).unwrap();
+            let tolerance = Tolerance { own: 0.6, largest: 0.1 };
+            gpu.assert_close(&out, &want, tolerance, &case.what);
+        }
+    }
+}
+
+pub(crate) fn packed_embedding(gpu: &Gpu) {
+    for case in cases(gpu) {
+        let (n, width) = (case.numbers.len() / case.width, case.width);
+        // Inputs between padded heads are not written.
+        if activations(&mut Random(44), 1, &case, DType::F32).contains(&0.0) {
+            continue;
+        }
+        for dtype in HALVES {
+            let ids: Vec<u32> = (0..20).map(|i| (i * 7 % n) as u32).collect();
+            let on_gpu: Tensor = gpu.integers(&ids, &[20]);
+            let out = gpu.unwritten(&[20, width], dtype);
+            cuda::packed_embedding(&on_gpu, &case.packed, 0.5, &out).unwrap();
+            let numbers = rounded(&case.numbers, dtype);
+            let row = |id: &u32| numbers[*id as usize * width..][..width].iter();
+            let want: Vec<f32> = ids.iter().flat_map(row).map(|number| number * 0.5).collect();
+            gpu.assert_close(&out, &want, ROUNDED_ONCE, &case.what);
+        }
+    }
+}
