@@ -17,9 +17,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Result,
+    cores::Threads,
     rank_process::{Death, RankProcess},
     runner::{ModelRunner, Scored},
-    start::{cache_dtype, compute_pool, panic_message},
+    start::{cache_dtype, panic_message},
 };
 
 /// What rank 0 sends to the others. After [`Order::Begin`] come steps, until it ends.
@@ -43,7 +44,7 @@ pub(crate) struct FollowerConfig {
     files: CheckpointFiles,
     load: LoadOptions,
     block_size: usize,
-    num_threads: usize,
+    threads: Threads,
 }
 
 /// What all ranks that are processes are started with: the first message to them.
@@ -55,7 +56,7 @@ pub(crate) struct Setup {
     max_model_len: Option<usize>,
     block_size: usize,
     /// By rank.
-    num_threads: Vec<usize>,
+    threads: Vec<Threads>,
 }
 
 /// A checkpoint's files.
@@ -71,7 +72,7 @@ impl Setup {
         files: &CheckpointFiles,
         load: &LoadOptions,
         block_size: usize,
-        num_threads: Vec<usize>,
+        threads: Vec<Threads>,
     ) -> Self {
         let files = match files {
             CheckpointFiles::Folder(folder) => Files::Folder(folder.clone()),
@@ -82,7 +83,7 @@ impl Setup {
             }
         };
         let LoadOptions { dtype, load_format, max_model_len, device: _ } = load.clone();
-        Self { files, dtype, load_format, max_model_len, block_size, num_threads }
+        Self { files, dtype, load_format, max_model_len, block_size, threads }
     }
 
     /// What one of the ranks is started with.
@@ -101,10 +102,11 @@ impl Setup {
                 CheckpointFiles::Embedded(files.into_iter().map(leak).collect::<Vec<_>>().leak())
             }
         };
-        let Self { dtype, load_format, max_model_len, block_size, num_threads, .. } = self;
+        let Self { dtype, load_format, max_model_len, block_size, threads, .. } = self;
         let load = LoadOptions { device: Device::Cpu, dtype, load_format, max_model_len };
-        let num_threads = num_threads.get(rank).copied().unwrap_or(1);
-        Ok(FollowerConfig { files, load, block_size, num_threads })
+        let threads = threads.get(rank).cloned();
+        let threads = threads.ok_or_else(|| Error::Invariant(format!("there is no rank {rank}")))?;
+        Ok(FollowerConfig { files, load, block_size, threads })
     }
 }
 
@@ -138,7 +140,7 @@ impl Followers {
         deadline: Duration,
         death: Death,
     ) -> Result<(Self, Arc<Comm>)> {
-        let ranks = setup.num_threads.len();
+        let ranks = setup.threads.len();
         let mut followers = Self { threads: Vec::new(), processes: Vec::new(), death };
         if kind == RankKind::Threads || ranks == 1 {
             let mut comms = Comm::local(ranks, deadline)?.into_iter();
@@ -203,7 +205,7 @@ pub(crate) fn run(comm: Arc<Comm>, config: FollowerConfig) -> Result<()> {
 }
 
 fn follow(comm: &Arc<Comm>, config: &FollowerConfig) -> Result<()> {
-    let pool = compute_pool(config.num_threads)?;
+    let pool = config.threads.start()?;
     let checkpoint = Checkpoint::open(config.files.clone())?;
     let load = || load_shard(&checkpoint, &config.load, Arc::clone(comm), &mut |_| {});
     let model = pool.install(load)?;

@@ -22,6 +22,7 @@ use rayon::ThreadPool;
 
 use crate::{
     EngineConfig, EngineInfo, Error, Result, StartProgress,
+    cores::Threads,
     device::free_bytes,
     device_graphs::Graphs,
     device_runner::DeviceRunner,
@@ -42,12 +43,13 @@ pub(crate) fn start(
 ) -> Result<Arc<Shared>> {
     check(&config)?;
     let num_threads = config.num_threads.unwrap_or_else(num_cpus::get_physical);
-    let pool = compute_pool(threads_of_rank(num_threads, 0, config.tensor_parallel_size))?;
+    let threads = Threads::of_ranks(num_threads, config.tensor_parallel_size);
+    let pool = threads[0].start()?;
     let death = Death::default();
     let on_device = !config.load.device.is_cpu() || config.device_reference;
     let (info, runner) = match on_device {
         true => device_runner(checkpoint, &config, num_threads, &pool, progress)?,
-        false => cpu_runner(checkpoint, &config, num_threads, (&pool, &death), progress)?,
+        false => cpu_runner(checkpoint, &config, threads, (&pool, &death), progress)?,
     };
     let scheduler = Scheduler::new(SchedulerConfig {
         block_size: config.block_size,
@@ -126,34 +128,17 @@ fn check(config: &EngineConfig) -> Result<()> {
     }
 }
 
-/// The threads on which a rank computes.
-///
-/// # Errors
-/// The system has none left.
-pub(crate) fn compute_pool(num_threads: usize) -> Result<ThreadPool> {
-    rayon::ThreadPoolBuilder::new()
-        .num_threads(num_threads)
-        .thread_name(|index| format!("compute-{index}"))
-        .build()
-        .map_err(|error| Error::Thread(error.to_string()))
-}
-
-/// A rank's share of the threads; at least one.
-fn threads_of_rank(num_threads: usize, rank: usize, ranks: usize) -> usize {
-    (num_threads / ranks + usize::from(rank < num_threads % ranks)).max(1)
-}
-
 /// The model on the CPU, on one rank or several.
 fn cpu_runner(
     checkpoint: &Checkpoint,
     config: &EngineConfig,
-    num_threads: usize,
+    threads: Vec<Threads>,
     (pool, death): (&ThreadPool, &Death),
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<(EngineInfo, Runner)> {
     let (spec, ranks) = (checkpoint.spec(), config.tensor_parallel_size);
     spec.check_tensor_parallel(ranks)?;
-    let threads = (0..ranks).map(|rank| threads_of_rank(num_threads, rank, ranks)).collect();
+    let num_threads = threads.iter().map(|threads| threads.count).sum();
     let setup = Setup::new(checkpoint.files(), &config.load, config.block_size, threads);
     // Where this fails, rank 0's end goes first, and the others end.
     let (followers, comm) =
@@ -162,7 +147,7 @@ fn cpu_runner(
     let load = || {
         load_shard(checkpoint, &config.load, Arc::clone(&comm), &mut |bytes| progress(bytes.into()))
     };
-    let model = pool.install(load)?;
+    let model = pool.install(load).map_err(|error| followers.explain(error.into()))?;
     // The others' parts are as large, and may lie on a slower disk.
     let patience = config.stuck_after + 4 * began.elapsed();
     let loaded = comm.answers(patience).map_err(|error| followers.explain(error.into()))?;

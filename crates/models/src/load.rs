@@ -123,7 +123,11 @@ pub fn load_shard(
         Ok(builder?)
     };
     let parts = PartsBuilder::new(spec, &plan, Layout::cpu(), dtype, reserve)?;
-    let parts = source.fill(spec, plan, parts, progress)?;
+    let parts = source.fill(spec, plan, parts, &mut |done| {
+        progress(done);
+        // What another rank cannot load need not be loaded here.
+        Ok(comm.look_around()?)
+    })?;
     Decoder::new(spec.clone(), parts, max_model_len, comm)
 }
 
@@ -164,9 +168,15 @@ pub fn load_on_device(
     let plan = checkpoint.tensor_plan();
     let reserve = |shape: Shape| Ok(RowsBuilder::new(shape, device));
     let parts = PartsBuilder::new(spec, &plan, layout, |_| Ok(dtype), reserve)?;
-    let parts = source.fill(spec, plan, parts, progress)?;
+    let parts = source.fill(spec, plan, parts, &mut |done| {
+        progress(done);
+        Ok(())
+    })?;
     DeviceDecoder::new(spec.clone(), parts, max_model_len)
 }
+
+/// Who is told how far loading has come, and may end it.
+pub(crate) type Progress<'a> = &'a mut dyn FnMut(LoadProgress) -> Result<()>;
 
 /// Where the numbers come from.
 enum Source {
@@ -201,7 +211,7 @@ impl Source {
         spec: &ModelSpec,
         plan: Vec<TensorPlan>,
         mut parts: PartsBuilder<'_, M>,
-        progress: &mut dyn FnMut(LoadProgress),
+        progress: Progress<'_>,
     ) -> Result<Parts<M>> {
         match self {
             Self::Files(shards) => read_weights(shards, plan, &mut parts, progress)?,
@@ -231,7 +241,7 @@ fn read_weights<M: Matrix>(
     shards: &Shards,
     plan: Vec<TensorPlan>,
     parts: &mut PartsBuilder<'_, M>,
-    progress: &mut dyn FnMut(LoadProgress),
+    progress: Progress<'_>,
 ) -> Result<()> {
     let mut stored = Vec::new();
     for tensor in plan {
@@ -245,7 +255,7 @@ fn read_weights<M: Matrix>(
     };
     let bytes_total = stored.iter().map(|(stored, tensor)| num_bytes(stored, tensor)).sum();
     let mut done = LoadProgress { bytes_done: 0, bytes_total };
-    progress(done);
+    progress(done)?;
     for (stored, tensor) in &stored {
         let end = done.bytes_done + num_bytes(stored, tensor);
         match &tensor.scheme {
@@ -254,12 +264,12 @@ fn read_weights<M: Matrix>(
             }
             None => read_numbers(shards, tensor, parts, &mut |bytes| {
                 done.bytes_done += bytes;
-                progress(done);
+                progress(done)
             })?,
         }
         if done.bytes_done != end {
             done.bytes_done = end;
-            progress(done);
+            progress(done)?;
         }
     }
     Ok(())
@@ -276,7 +286,7 @@ fn read_numbers<M: Matrix>(
     shards: &Shards,
     tensor: &TensorPlan,
     parts: &mut PartsBuilder<'_, M>,
-    copied: &mut dyn FnMut(u64),
+    copied: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<()> {
     let dtype = shards.dtype(&tensor.name)?;
     let size = dtype.size_in_bytes();
@@ -306,7 +316,7 @@ fn read_numbers<M: Matrix>(
                 }
             };
             parts.write(slot, first - slot.rows.start, WeightRows { dtype, bytes: &bytes })?;
-            copied(bytes.len() as u64);
+            copied(bytes.len() as u64)?;
         }
     }
     Ok(())
