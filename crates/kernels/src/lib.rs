@@ -52,6 +52,9 @@ pub use kv_cache::{
 };
 pub use layer_norm::{add_layer_norm, layer_norm, layer_norm_reference};
 pub use linear::{linear, linear_reference};
-pub use norm::{add, add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference};
+pub use norm::{
+    add, add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_part, rms_norm_reference,
+    square_sums,
+};
 pub use rope::{RopeStyle, RopeTable, rope, rope_reference};
 pub use weight::{Codes, QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows};
