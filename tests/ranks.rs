@@ -113,10 +113,9 @@ fn a_rank_that_cannot_load_its_part_ends_the_start() {
     let flags = "--tensor-parallel-size 2";
     let mut server = ServerBuilder::new(model.path()).flags(flags).input(&moved).listen();
     assert!(!server.wait_for_exit().success());
-    let why = "cannot read the weight file model.safetensors: No such device or address";
     let log = server.log();
-    assert!(log.contains(&format!("rank 1 failed: {why}")), "{log}");
-    assert!(log.contains(&format!("rank 1: {why}")), "what it said itself is missing: {log}");
+    assert!(log.contains("rank 1 failed: no weights in"), "{log}");
+    assert!(log.contains("rank 1: no weights in"), "what it said itself is missing: {log}");
     assert_eq!(ranks(&server), [0; 0]);
 }
 

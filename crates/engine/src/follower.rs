@@ -11,15 +11,22 @@ use std::{
 use candle_core::Device;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Gguf};
 use candlepower_comm::Comm;
-use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, load_shard};
-use candlepower_scheduler::Step;
+use candlepower_models::{
+    Decoder, DeviceDecoder, LoadDtype, LoadFormat, LoadOptions, LoadProgress, WorkspaceSize,
+    load_shard, load_shard_on_device,
+};
+use candlepower_scheduler::{Step, TokenSource};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Result,
     cores::Threads,
+    device::{free_bytes, open_gpu},
+    device_graphs::Graphs,
+    device_runner::DeviceRunner,
     rank_process::{Death, RankProcess},
-    runner::{ModelRunner, Scored},
+    ranks::Runner,
+    runner::{ModelRunner, PromptRow, SamplingBatch, Scored},
     start::{cache_dtype, panic_message},
 };
 
@@ -28,6 +35,8 @@ use crate::{
 pub(crate) enum Order {
     /// All ranks have loaded their parts: the cache is to have so many blocks, in FP8 or in f32.
     Begin { num_blocks: usize, fp8_kv_cache: bool },
+    /// As `Begin`, on devices: what steps need, and whether decodes are recorded as graphs.
+    BeginOnDevice { size: WorkspaceSize, graphs: bool, num_swap_blocks: usize },
     /// A step, in which every token is known, and the rows whose prompt tokens are scored.
     Step { step: Step, scored: Vec<Scored> },
 }
@@ -36,6 +45,19 @@ pub(crate) enum Order {
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) struct Loaded {
     pub(crate) weights_bytes: u64,
+    /// What its device has left.
+    pub(crate) free_bytes: Option<u64>,
+}
+
+/// On what ranks compute.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RankDevice {
+    /// The CPU, with its own kernels.
+    Cpu,
+    /// The CPU, by the definitions of the GPUs' kernels.
+    Reference,
+    /// A GPU each: the one with the rank's number.
+    Gpu,
 }
 
 /// What a rank is started with.
@@ -43,6 +65,7 @@ pub(crate) struct Loaded {
 pub(crate) struct FollowerConfig {
     files: CheckpointFiles,
     load: LoadOptions,
+    device: RankDevice,
     block_size: usize,
     threads: Threads,
 }
@@ -51,6 +74,7 @@ pub(crate) struct FollowerConfig {
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub(crate) struct Setup {
     files: Files,
+    device: RankDevice,
     dtype: LoadDtype,
     load_format: LoadFormat,
     max_model_len: Option<usize>,
@@ -70,7 +94,7 @@ enum Files {
 impl Setup {
     pub(crate) fn new(
         files: &CheckpointFiles,
-        load: &LoadOptions,
+        (load, device): (&LoadOptions, RankDevice),
         block_size: usize,
         threads: Vec<Threads>,
     ) -> Self {
@@ -83,13 +107,13 @@ impl Setup {
             }
         };
         let LoadOptions { dtype, load_format, max_model_len, device: _ } = load.clone();
-        Self { files, dtype, load_format, max_model_len, block_size, threads }
+        Self { files, device, dtype, load_format, max_model_len, block_size, threads }
     }
 
     /// What one of the ranks is started with.
     ///
     /// # Errors
-    /// A GGUF file cannot be read any more.
+    /// A GGUF file cannot be read any more, or the rank's GPU cannot be used.
     pub(crate) fn config(self, rank: usize) -> Result<FollowerConfig> {
         let files = match self.files {
             Files::Folder(folder) => CheckpointFiles::Folder(folder),
@@ -102,11 +126,13 @@ impl Setup {
                 CheckpointFiles::Embedded(files.into_iter().map(leak).collect::<Vec<_>>().leak())
             }
         };
-        let Self { dtype, load_format, max_model_len, block_size, threads, .. } = self;
-        let load = LoadOptions { device: Device::Cpu, dtype, load_format, max_model_len };
+        let Self { device, dtype, load_format, max_model_len, block_size, threads, .. } = self;
+        let opened = if device == RankDevice::Gpu { open_gpu(rank)? } else { Device::Cpu };
+        let load = LoadOptions { device: opened, dtype, load_format, max_model_len };
         let threads = threads.get(rank).cloned();
-        let threads = threads.ok_or_else(|| Error::Invariant(format!("there is no rank {rank}")))?;
-        Ok(FollowerConfig { files, load, block_size, threads })
+        let threads =
+            threads.ok_or_else(|| Error::Invariant(format!("there is no rank {rank}")))?;
+        Ok(FollowerConfig { files, load, device, block_size, threads })
     }
 }
 
@@ -166,6 +192,12 @@ impl Followers {
         Ok((followers, Arc::new(root)))
     }
 
+    /// Waits for what the others say when they have loaded their parts: these are as large as rank 0's, and may lie on a slower disk.
+    pub(crate) fn loaded(&self, comm: &Comm, patience: Duration) -> Result<Vec<Loaded>> {
+        let loaded = comm.answers(patience).map_err(|error| self.explain(error.into()))?;
+        loaded.iter().map(|bytes| decode(bytes)).collect()
+    }
+
     /// The error, or, where it is that a rank is gone, why it is.
     pub(crate) fn explain(&self, error: Error) -> Error {
         use candlepower_comm::Error::Gone;
@@ -207,20 +239,87 @@ pub(crate) fn run(comm: Arc<Comm>, config: FollowerConfig) -> Result<()> {
 fn follow(comm: &Arc<Comm>, config: &FollowerConfig) -> Result<()> {
     let pool = config.threads.start()?;
     let checkpoint = Checkpoint::open(config.files.clone())?;
-    let load = || load_shard(&checkpoint, &config.load, Arc::clone(comm), &mut |_| {});
-    let model = pool.install(load)?;
-    let loaded = Loaded { weights_bytes: model.weight_bytes() as u64 };
-    comm.answer(&encode(&loaded)?)?;
-    let Some(Order::Begin { num_blocks, fp8_kv_cache }) = next_order(comm)? else { return Ok(()) };
-    let cache = model.new_kv_cache(num_blocks, config.block_size, cache_dtype(fp8_kv_cache))?;
-    let mut runner = ModelRunner::new(model, cache, config.block_size, Followers::default());
+    let model = pool.install(|| Part::load(&checkpoint, config, Arc::clone(comm)))?;
+    comm.answer(&encode(&model.loaded())?)?;
+    let Some(order) = next_order(comm)? else { return Ok(()) };
+    let mut runner = model.begin(order, config.block_size)?;
     while let Some(order) = next_order(comm)? {
-        let Order::Step { step, scored } = order else {
-            return Err(Error::Invariant("rank 0 began twice".to_owned()));
-        };
+        let Order::Step { step, scored } = order else { return Err(unexpected()) };
         pool.install(|| runner.follow(&step, &scored))?;
     }
     Ok(())
+}
+
+/// A rank's part of the model.
+enum Part {
+    Cpu(Decoder),
+    Device(DeviceDecoder),
+}
+
+impl Part {
+    fn load(checkpoint: &Checkpoint, config: &FollowerConfig, comm: Arc<Comm>) -> Result<Self> {
+        let (load, progress) = (&config.load, &mut |_: LoadProgress| {});
+        Ok(match config.device {
+            RankDevice::Cpu => Self::Cpu(load_shard(checkpoint, load, comm, progress)?),
+            RankDevice::Reference | RankDevice::Gpu => {
+                Self::Device(load_shard_on_device(checkpoint, load, comm, progress)?)
+            }
+        })
+    }
+
+    fn loaded(&self) -> Loaded {
+        let (weights, device) = match self {
+            Self::Cpu(model) => (model.weight_bytes(), model.device()),
+            Self::Device(model) => (model.weight_bytes(), model.device()),
+        };
+        Loaded { weights_bytes: weights as u64, free_bytes: free_bytes(device) }
+    }
+
+    /// Reserves what rank 0 says.
+    fn begin(self, order: Order, block_size: usize) -> Result<Runner> {
+        match (self, order) {
+            (Self::Cpu(model), Order::Begin { num_blocks, fp8_kv_cache }) => {
+                let dtype = cache_dtype(fp8_kv_cache);
+                let cache = model.new_kv_cache(num_blocks, block_size, dtype)?;
+                let runner = ModelRunner::new(model, cache, block_size, Followers::default());
+                Ok(Runner::Cpu(Box::new(runner)))
+            }
+            (Self::Device(model), Order::BeginOnDevice { size, graphs, num_swap_blocks }) => {
+                let graphs = Graphs::of(&size, graphs);
+                let mut runner = DeviceRunner::new(model, size, graphs, num_swap_blocks)?;
+                runner.capture_graphs(&mut |_, _| {})?;
+                Ok(Runner::Device(Box::new(runner)))
+            }
+            _ => Err(unexpected()),
+        }
+    }
+}
+
+fn unexpected() -> Error {
+    Error::Invariant("rank 0 gave an order that was not due".to_owned())
+}
+
+/// Sends a step to the other ranks, which know of no tokens that were drawn: those that the step before it drew are in
+/// `previous_samples`. Returns the step as they get it.
+pub(crate) fn tell_others(
+    comm: &Comm,
+    step: &Step,
+    previous_samples: &[u32],
+    batch: &SamplingBatch<'_>,
+) -> Result<Step> {
+    let mut step = step.clone();
+    for source in step.rows.iter_mut().flat_map(|row| &mut row.tokens) {
+        if let TokenSource::PreviousRow(sample) = *source {
+            *source = TokenSource::Id(previous_samples[sample as usize]);
+        }
+    }
+    let scored = batch.prompts.iter().map(PromptRow::scored).collect();
+    let order = Order::Step { step, scored };
+    comm.send_message(&encode(&order)?)?;
+    match order {
+        Order::Step { step, .. } => Ok(step),
+        _ => Err(unexpected()),
+    }
 }
 
 fn next_order(comm: &Comm) -> Result<Option<Order>> {
@@ -239,7 +338,7 @@ pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
 
 #[cfg(test)]
 mod tests {
-    use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StepRow, TokenSource};
+    use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StepRow};
 
     use super::*;
 

@@ -111,10 +111,7 @@ impl Drop for RankProcess {
     }
 }
 
-fn spawn(
-    (link, beats): (UnixStream, UnixStream),
-    numbers: [String; 3],
-) -> io::Result<Child> {
+fn spawn((link, beats): (UnixStream, UnixStream), numbers: [String; 3]) -> io::Result<Child> {
     Command::new(OWN_BINARY)
         .arg0("candlepower")
         .arg(RANK_COMMAND)
@@ -186,7 +183,9 @@ fn falls_silent(mut pulse: &UnixStream) -> bool {
             Ok(_) => {}
             // This process was stopped itself: what was sent meanwhile lies there.
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+            Err(error) => {
+                return matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+            }
         }
     }
 }

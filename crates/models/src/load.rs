@@ -12,6 +12,7 @@ use candlepower_kernels::{Weight, WeightRows};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    collectives::DeviceRanks,
     decoder::Decoder,
     device_decoder::DeviceDecoder,
     dummy,
@@ -142,7 +143,33 @@ pub fn load_on_device(
     options: &LoadOptions,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<DeviceDecoder> {
-    let spec = checkpoint.spec();
+    load_device_part(checkpoint, options, None, progress)
+}
+
+/// As [`load_on_device`], of the part of the weights that belongs to the rank of `comm`: on GPUs the ranks join by NCCL, even where
+/// there is only one.
+///
+/// # Errors
+/// As [`load_on_device`]; and the layers cannot be split over so many ranks, or NCCL is not there.
+pub fn load_shard_on_device(
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+    comm: Arc<Comm>,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<DeviceDecoder> {
+    load_device_part(checkpoint, options, Some(comm), progress)
+}
+
+fn load_device_part(
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+    comm: Option<Arc<Comm>>,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<DeviceDecoder> {
+    let of_rank = |comm: &Arc<Comm>| Shard { rank: comm.rank(), ranks: comm.size() };
+    let shard = comm.as_ref().map_or(Shard::WHOLE, of_rank);
+    checkpoint.spec().check_tensor_parallel(shard.ranks)?;
+    let spec = &checkpoint.spec().shard(shard.ranks);
     let max_model_len = spec.max_model_len(options.max_model_len)?;
     if checkpoint.quantization().is_some_and(|quantization| quantization.scheme.is_some()) {
         return Err(Error::QuantizedOnDevice);
@@ -152,6 +179,10 @@ pub fn load_on_device(
     }
     if let Some(what) = spec.only_on_cpu().filter(|_| !options.device.is_cpu()) {
         return Err(Error::OnlyOnCpu { what });
+    }
+    // The kernel that norms them does not stop for a sum in between.
+    if shard.ranks > 1 && spec.layers.iter().any(|layer| layer.attention.norms_all_heads()) {
+        return Err(Error::OnlyOnCpu { what: "norms over all heads, split over ranks," });
     }
     let dtype = options.dtype.chosen().unwrap_or(match checkpoint.device_dtype(None) {
         Dtype::F16 => DType::F16,
@@ -165,14 +196,15 @@ pub fn load_on_device(
         adds_one: false,
     };
     let source = Source::open(checkpoint, options)?;
-    let plan = checkpoint.tensor_plan();
+    let ranks = comm.map(|comm| DeviceRanks::join(comm, device)).transpose()?;
+    let plan = checkpoint.shard_plan(shard);
     let reserve = |shape: Shape| Ok(RowsBuilder::new(shape, device));
     let parts = PartsBuilder::new(spec, &plan, layout, |_| Ok(dtype), reserve)?;
     let parts = source.fill(spec, plan, parts, &mut |done| {
         progress(done);
-        Ok(())
+        ranks.as_ref().map_or(Ok(()), |ranks| Ok(ranks.comm().look_around()?))
     })?;
-    DeviceDecoder::new(spec.clone(), parts, max_model_len)
+    DeviceDecoder::new(spec.clone(), parts, max_model_len, ranks)
 }
 
 /// Who is told how far loading has come, and may end it.

@@ -6,8 +6,8 @@ use super::launch_on_gpu;
 use super::reference::Reference;
 use crate::tensor::Operand;
 use crate::{
-    Activation, Result, activation_reference, add_rms_norm_reference, gated_activation_reference,
-    layer_norm_reference, rms_norm_reference,
+    Activation, Result, VocabPart, activation_reference, add_rms_norm_reference,
+    gated_activation_reference, layer_norm_reference, rms_norm_reference,
 };
 
 /// How the weight of a norm enters.
@@ -161,14 +161,21 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
 
 /// `out[t] = table[token_ids[t]] * scale`, rounded once.
 ///
-/// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16; `token_ids` is u32 `[tokens]`. An id that
-/// is no row of the table gives a row of NaN. The definition is [`crate::embedding_reference`].
+/// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16; `token_ids` is u32 `[tokens]`. Where `table` has a `part` of
+/// the vocabulary, the rows of the other tokens are zeros. An id beyond the vocabulary gives a row of NaN. The definition is
+/// [`crate::embedding_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
-pub fn embedding(token_ids: &Tensor, table: &Tensor, scale: f32, out: &Tensor) -> Result<()> {
-    launch_on_gpu!(table, crate::cuda::embedding(token_ids, table, scale, out));
-    gather("embedding", ("token_ids", token_ids), ("table", table), scale, out)
+pub fn embedding(
+    token_ids: &Tensor,
+    table: &Tensor,
+    scale: f32,
+    part: VocabPart,
+    out: &Tensor,
+) -> Result<()> {
+    launch_on_gpu!(table, crate::cuda::embedding(token_ids, table, scale, part, out));
+    gather("embedding", ("token_ids", token_ids), ("table", table), (scale, part), out)
 }
 
 /// `out[i] = x[rows[i]]`, for example the rows whose logits are wanted.
@@ -180,14 +187,14 @@ pub fn embedding(token_ids: &Tensor, table: &Tensor, scale: f32, out: &Tensor) -
 /// As [`embedding`].
 pub fn gather_rows(x: &Tensor, rows: &Tensor, out: &Tensor) -> Result<()> {
     launch_on_gpu!(x, crate::cuda::gather_rows(x, rows, out));
-    gather("gather_rows", ("rows", rows), ("x", x), 1.0, out)
+    gather("gather_rows", ("rows", rows), ("x", x), (1.0, VocabPart::all_rows(x)), out)
 }
 
 fn gather(
     kernel: &'static str,
     rows: (&'static str, &Tensor),
     table: (&'static str, &Tensor),
-    scale: f32,
+    (scale, part): (f32, VocabPart),
     out: &Tensor,
 ) -> Result<()> {
     let reference = Reference::new(kernel, table.0, table.1)?;
@@ -197,9 +204,12 @@ fn gather(
     let gathered: Vec<f32> = reference
         .u32s(rows, "[count]", &[count])?
         .into_iter()
-        .flat_map(|row| match values.get(row as usize * dim..(row as usize + 1) * dim) {
-            Some(row) => row.iter().map(|value| value * scale).collect(),
-            None => vec![f32::NAN; dim],
+        .flat_map(|row| match (row as usize) < part.vocab_size {
+            true => match part.row(row as usize, table_rows) {
+                Some(row) => values[row * dim..][..dim].iter().map(|v| v * scale).collect(),
+                None => vec![0.0; dim],
+            },
+            false => vec![f32::NAN; dim],
         })
         .collect();
     reference.write(("out", out), "[count, dim]", &[count, dim], &gathered)
