@@ -3,6 +3,7 @@
 #
 #   scripts/gpu-check.sh build DIR   with env.sh of scripts/cuda-toolkit.sh sourced: puts what is to be run into DIR
 #   DIR/gpu-check.sh                 on the GPU machine: runs it
+#   DIR/gpu-check.sh --tp N          on a machine with N GPUs: runs what N ranks do, by NCCL; with one GPU a group of one
 #
 # It compares the kernels with their definitions and the models with their goldens, serves and asks the demo, and measures random
 # weights in the shapes of Llama-3.1-8B and Qwen2.5-0.5B, with CUDA graphs and without; gpu-peers.py measures PyTorch beside it.
@@ -130,10 +131,10 @@ check() {
   row "$name" "$result" "$seconds" "${detail:0:160}"
 }
 
-# Serves the demo on the GPU and asks it what it knows.
+# ask_demo FLAGS..: serves the demo on the GPU and asks it what it knows.
 ask_demo() {
   local log=$here/serve.log answer=''
-  "$here/candlepower" serve demo --device cuda --dtype bfloat16 --port 18765 >"$log" 2>&1 &
+  "$here/candlepower" serve demo --device cuda --dtype bfloat16 --port 18765 "$@" >"$log" 2>&1 &
   local server=$!
   for _ in $(seq 300); do
     answer=$(curl -sf http://127.0.0.1:18765/v1/chat/completions -H 'content-type: application/json' \
@@ -181,7 +182,8 @@ measure() {
   check gpu-peers python3 "$here/gpu-peers.py" "$here/shapes/llama-3.1-8b" "$here/shapes/qwen2.5-0.5b"
 }
 
-run() {
+# The head of the table, and what it stands on.
+begin() {
   [ -x "$here/candlepower" ] && [ -x "$here/cuda_kernels" ] ||
     stop "candlepower and cuda_kernels are not beside this script: \`scripts/gpu-check.sh build DIR\` puts them there"
   : >"$here/gpu-check.log"
@@ -189,22 +191,52 @@ run() {
   failed=0
   find_libraries
   "$here/candlepower" doctor | sed -n 's/^ *\(driver\|gpu\)/\1/p'
+}
+
+end() {
+  [ "$failed" = 0 ] || echo "gpu-check: not all is ok; the output of what failed is in $here/gpu-check.log"
+  exit "$failed"
+}
+
+compare() { # compare NAME: a row with a comparison of the kernels
+  check "$1" "$here/cuda_kernels" --exact "$1" --nocapture --test-threads 1
+}
+
+# goldens GPUS TEST: a row with a test of the models.
+goldens() {
+  check goldens env CANDLEPOWER_TEST_GPU="$1" CANDLEPOWER_GOLDENS="$here/golden" "$here/goldens" --exact "device::$2" --nocapture
+}
+
+run() {
+  begin
   local tests name
   tests=$("$here/cuda_kernels" --list --format terse | sed -n 's/: test$//p')
   [ -n "$tests" ] || row cuda_kernels MISSING - "the binary has no comparisons"
   for name in $tests; do
-    check "$name" "$here/cuda_kernels" --exact "$name" --nocapture --test-threads 1
+    # One GPU does without NCCL.
+    [ "$name" = nccl ] || compare "$name"
   done
-  check goldens env CANDLEPOWER_TEST_GPU=1 CANDLEPOWER_GOLDENS="$here/golden" "$here/goldens" --exact \
-    device::a_gpu_computes_every_architecture --nocapture
+  goldens 1 a_gpu_computes_every_architecture
   check serve ask_demo
   [ "${GPU_CHECK:-all}" = correct ] || measure
-  [ "$failed" = 0 ] || echo "gpu-check: not all is ok; the output of what failed is in $here/gpu-check.log"
-  exit "$failed"
+  end
+}
+
+# run_ranks N: what N GPUs do together.
+run_ranks() {
+  LIBRARIES+=("libnccl.so.2")
+  begin
+  compare embedding
+  compare nccl
+  goldens "$1" gpus_compute_what_one_does
+  check serve ask_demo --tensor-parallel-size "$1"
+  check serve-eager ask_demo --tensor-parallel-size "$1" --enforce-eager
+  end
 }
 
 case ${1:-run} in
   build) build "${2:?usage: scripts/gpu-check.sh build DIR}" ;;
   run) run ;;
-  *) stop "usage: gpu-check.sh [build DIR]" ;;
+  --tp) run_ranks "${2:?usage: gpu-check.sh --tp N}" ;;
+  *) stop "usage: gpu-check.sh [build DIR | --tp N]" ;;
 esac

@@ -4,37 +4,34 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::support::{Request, Server, ServerBuilder, wait_for};
+use crate::support::{Request, Server, ServerBuilder, TempFolder, wait_for};
 
 fn over_two_ranks() -> Server {
     ServerBuilder::new("demo").flags("--tensor-parallel-size 2 --framework prism").start()
 }
 
-/// The processes that a server has started, by number.
+/// The ranks that run for a server, by the numbers of the processes.
 fn ranks(server: &Server) -> Vec<u32> {
     let processes = std::fs::read_dir("/proc")
         .unwrap()
         .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse::<u32>().ok());
-    processes.filter(|pid| parent(*pid) == Some(server.pid())).collect()
+    processes.filter(|pid| served_by(*pid).as_deref() == Some(&server.pid().to_string())).collect()
 }
 
-/// The parent of a process that runs.
-fn parent(pid: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; the state and the parent follow it.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?;
-    fields.next()?.parse().ok().filter(|_| state != "Z")
+/// The process whose rank this is, if it is one and runs.
+fn served_by(pid: u32) -> Option<String> {
+    let args = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+    let mut args = args.split('\0').skip_while(|arg| *arg != "__rank");
+    args.nth(1).map(str::to_owned)
 }
 
-fn kill(pid: u32) {
-    assert!(
-        Command::new("sh").args(["-c", &format!("kill -KILL {pid}")]).status().unwrap().success()
-    );
+fn signal(name: &str, pid: u32) {
+    let command = format!("kill -{name} {pid}");
+    assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success());
 }
 
 fn wait_until_gone(pid: u32) {
-    wait_for("the rank to be gone", || parent(pid).is_none().then_some(()));
+    wait_for("the rank to be gone", || served_by(pid).is_none().then_some(()));
 }
 
 #[test]
@@ -74,30 +71,59 @@ fn answers_are_those_of_one_process_and_the_end_is_orderly() {
     assert!(!two.log().contains("rank 1"), "{}", two.log());
 }
 
-#[test]
-fn a_rank_that_is_killed_ends_the_server() {
+/// Sends a signal to a rank in the middle of an answer: the server says why it ends, and nothing is left.
+fn ends_the_server(name: &str, reason: &str) {
     let mut server = over_two_ranks();
     let body = json!({"model": "demo", "prompt": "Once", "max_tokens": 1900, "ignore_eos": true, "stream": true});
     let mut stream = server.open("/v1/completions", &body);
     assert!(stream.next_event().unwrap().is_some());
-    kill(ranks(&server)[0]);
+    let rank = ranks(&server)[0];
+    signal(name, rank);
     let failed = wait_for("the server to say why", || {
         let health = server.get("/health");
         (health.status == 503).then(|| health.text())
     });
-    assert!(failed.contains("rank 1 was killed (SIGKILL)"), "{failed}");
+    assert!(failed.contains(reason), "{failed}");
     let rest: Vec<String> = std::iter::from_fn(|| stream.next_event().ok().flatten()).collect();
     let error = rest.iter().find(|event| event.contains("\"error\""));
-    assert!(error.is_some_and(|error| error.contains("rank 1 was killed")), "{rest:?}");
+    assert!(error.is_some_and(|error| error.contains(reason)), "{rest:?}");
     assert!(!server.wait_for_exit().success());
-    assert!(server.log().contains("the engine has stopped: rank 1 was killed (SIGKILL)"));
+    assert!(server.log().contains(&format!("the engine has stopped: {reason}")));
+    wait_until_gone(rank);
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_the_server() {
+    ends_the_server("KILL", "rank 1 was killed (SIGKILL)");
+}
+
+/// It is still there and says nothing, for much less than a step may take.
+#[test]
+fn a_rank_that_never_answers_ends_the_server() {
+    ends_the_server("STOP", "rank 1 is stopped or stuck: nothing was heard of it for 6 s");
+}
+
+/// The weights lie behind a link to the server's own standard input, which a rank does not have.
+#[test]
+fn a_rank_that_cannot_load_its_part_ends_the_start() {
+    let (model, apart) = (TempFolder::of_demo(|_, bytes| bytes), TempFolder::new());
+    let (weights, moved) = (model.path().join("model.safetensors"), apart.path().join("weights"));
+    std::fs::rename(&weights, &moved).unwrap();
+    std::os::unix::fs::symlink("/dev/stdin", &weights).unwrap();
+    let flags = "--tensor-parallel-size 2";
+    let mut server = ServerBuilder::new(model.path()).flags(flags).input(&moved).listen();
+    assert!(!server.wait_for_exit().success());
+    let log = server.log();
+    assert!(log.contains("rank 1 failed: no weights in"), "{log}");
+    assert!(log.contains("rank 1: no weights in"), "what it said itself is missing: {log}");
+    assert_eq!(ranks(&server), [0; 0]);
 }
 
 /// Nobody asks anything: it is seen all the same.
 #[test]
 fn a_rank_of_an_idle_server_is_missed() {
     let mut server = over_two_ranks();
-    kill(ranks(&server)[0]);
+    signal("KILL", ranks(&server)[0]);
     assert!(!server.wait_for_exit().success());
     assert!(server.log().contains("rank 1 was killed (SIGKILL)"), "{}", server.log());
 }
@@ -106,7 +132,7 @@ fn a_rank_of_an_idle_server_is_missed() {
 fn ranks_end_with_a_server_that_is_killed() {
     let mut server = over_two_ranks();
     let rank = ranks(&server)[0];
-    kill(server.pid());
+    signal("KILL", server.pid());
     assert!(!server.wait_for_exit().success());
     wait_until_gone(rank);
     assert!(Request::get("/health").send(server.address).is_err());

@@ -39,12 +39,14 @@ pub(crate) fn program() -> Command {
 pub(crate) struct ServerBuilder {
     args: Vec<OsString>,
     env: Vec<(String, String)>,
+    input: Option<PathBuf>,
 }
 
 impl ServerBuilder {
     /// `serve MODEL`, with little memory, since several tests run at once; over as many ranks as CANDLEPOWER_TEST_RANKS says.
     pub(crate) fn new(model: impl AsRef<Path>) -> Self {
-        let builder = Self { args: vec!["serve".into(), model.as_ref().into()], env: Vec::new() };
+        let args = vec!["serve".into(), model.as_ref().into()];
+        let builder = Self { args, env: Vec::new(), input: None };
         let builder =
             builder.env("BLAZE_KV_CACHE_MEMORY", "64Mi").env("PRISM_KV_CACHE_MEMORY", "64Mi");
         match std::env::var("CANDLEPOWER_TEST_RANKS") {
@@ -71,9 +73,17 @@ impl ServerBuilder {
         self
     }
 
+    /// Gives the server a file as its standard input, in place of none.
+    pub(crate) fn input(mut self, file: impl Into<PathBuf>) -> Self {
+        self.input = Some(file.into());
+        self
+    }
+
     fn command(&self) -> Command {
         let mut command = program();
-        command.args(&self.args).envs(self.env.iter().cloned()).stdin(Stdio::null());
+        let input = self.input.as_ref().map(|file| std::fs::File::open(file).unwrap());
+        command.args(&self.args).envs(self.env.iter().cloned());
+        command.stdin(input.map_or_else(Stdio::null, Stdio::from));
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }

@@ -1,13 +1,14 @@
 //! One rank's part of a model: which heads, which columns of the feed-forward, which tokens of the vocabulary it has.
 //!
 //! Matrices whose outputs are heads, columns of the feed-forward or tokens are split by rows; those whose inputs are, by
-//! columns. Every rank has all norms. A bias that is added to a sum over the ranks is rank 0's alone.
+//! columns. Every rank has a part of each expert, and all routers. Norms are on every rank, but for weights that heads have of their
+//! own. A bias that is added to a sum over the ranks is rank 0's alone.
 
 use std::ops::Range;
 
 use crate::{
     Checkpoint,
-    spec::ModelSpec,
+    spec::{ModelSpec, QkNormSpan},
     weights::{Slot, SlotRows, TensorPlan},
 };
 
@@ -65,14 +66,18 @@ impl Checkpoint {
             for slot in &mut tensor.slots {
                 slot.rows = rows(self.spec(), shard, slot);
             }
-            let splits_columns =
-                tensor.slots.iter().any(|slot| matches!(slot.slot, Slot::O | Slot::Down));
+            let splits_columns = tensor.slots.iter().any(|slot| is_split_by_columns(slot.slot));
             if let (true, &[_, columns]) = (splits_columns, tensor.shape.as_slice()) {
                 tensor.columns = Some(shard.part(columns));
             }
         }
         plan
     }
+}
+
+/// Whether the inputs are what the ranks have parts of.
+pub(crate) fn is_split_by_columns(slot: Slot) -> bool {
+    matches!(slot, Slot::O | Slot::Down | Slot::ExpertDown(_))
 }
 
 /// Whether a bias is added to a sum to which every rank gives its part.
@@ -83,7 +88,11 @@ fn is_added_once(slot: Slot) -> bool {
 /// The tensor's rows that a rank takes for a slot.
 fn rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows) -> Range<usize> {
     let all = &slot.rows;
+    // What norms of q and k have in common for all heads is not split.
+    let attention = slot.layer.map(|layer| &spec.layers[layer].attention);
+    let norm_span = attention.and_then(|a| a.qk_norm).map(|norm| norm.span);
     let part = match slot.slot {
+        Slot::QNorm | Slot::KNorm if norm_span == Some(QkNormSpan::Head) => 0..all.len(),
         Slot::Embed
         | Slot::Head
         | Slot::Q
@@ -91,13 +100,15 @@ fn rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows) -> Range<usize> {
         | Slot::Gate
         | Slot::GateBias
         | Slot::Up
-        | Slot::UpBias => shard.part(all.len()),
-        Slot::K | Slot::KBias | Slot::V | Slot::VBias => {
-            let attention = &spec.layers[slot.layer.expect("heads are in layers")].attention;
+        | Slot::UpBias
+        | Slot::QNorm
+        | Slot::ExpertGate(_)
+        | Slot::ExpertUp(_) => shard.part(all.len()),
+        Slot::K | Slot::KBias | Slot::V | Slot::VBias | Slot::KNorm => {
+            let attention = attention.expect("heads are in layers");
             let heads = shard.kv_heads(attention.kv_heads);
             heads.start * attention.head_dim..heads.end * attention.head_dim
         }
-        // What experts have is not split: a model with experts runs on one rank.
         Slot::Positions
         | Slot::FinalNorm
         | Slot::FinalNormBias
@@ -107,15 +118,11 @@ fn rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows) -> Range<usize> {
         | Slot::FfnNorm
         | Slot::FfnNormBias
         | Slot::FfnPostNorm
-        | Slot::QNorm
-        | Slot::KNorm
         | Slot::O
         | Slot::OBias
         | Slot::Down
         | Slot::DownBias
         | Slot::Router
-        | Slot::ExpertGate(_)
-        | Slot::ExpertUp(_)
         | Slot::ExpertDown(_) => 0..all.len(),
     };
     all.start + part.start..all.start + part.end

@@ -129,6 +129,13 @@ pub struct AttentionSpec {
     pub softcap: Option<f64>,
 }
 
+impl AttentionSpec {
+    /// Whether all heads of q, and all of k, are normalised together.
+    pub fn norms_all_heads(&self) -> bool {
+        self.qk_norm.is_some_and(|norm| norm.span == QkNormSpan::AllHeads)
+    }
+}
+
 /// The norm of q and k.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QkNormSpec {

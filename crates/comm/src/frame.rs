@@ -11,6 +11,11 @@ use std::{
 };
 
 use bytemuck::Pod;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{RecvFlags, recv},
+};
 
 use crate::error::{Error, Result};
 
@@ -164,6 +169,20 @@ impl Frame {
         Ok(Some(message))
     }
 
+    /// Fails where the other rank has ended, or where what lies there is why it failed.
+    pub(crate) fn look(link: &mut UnixStream, rank: usize, deadline: Duration) -> Result<()> {
+        let mut header = [0; HEADER];
+        match recv(&*link, &mut header, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok((0, _)) => Err(Error::Gone { rank }),
+            Ok(_) if header[0] == Op::Failed as u8 => {
+                Self::read_header(link, rank, Some(deadline))?.checked(link, rank, deadline)?;
+                Ok(())
+            }
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(error) => Err(explained(error.into(), rank, deadline)),
+        }
+    }
+
     fn read_header(link: &mut UnixStream, rank: usize, patience: Option<Duration>) -> Result<Self> {
         let mut header = [0; HEADER];
         let deadline = patience.unwrap_or(Duration::MAX);
@@ -185,6 +204,24 @@ impl Frame {
         link.read_exact(&mut reason).map_err(|error| explained(error, rank, deadline))?;
         Err(Error::Failed { rank, reason: String::from_utf8_lossy(&reason).into_owned() })
     }
+}
+
+/// Waits until one of the links of which `is_asked` has sent something or has ended, up to `patience`, and returns which those are.
+pub(crate) fn wait_for_any(
+    links: &[UnixStream],
+    is_asked: impl Fn(usize) -> bool,
+    patience: Duration,
+) -> io::Result<Vec<usize>> {
+    let asked: Vec<usize> = (0..links.len()).filter(|link| is_asked(*link)).collect();
+    let mut fds: Vec<PollFd<'_>> =
+        asked.iter().map(|link| PollFd::new(&links[*link], PollFlags::IN)).collect();
+    let patience = Timespec::try_from(patience).ok(); // longer than can be said: for ever
+    match poll(&mut fds, patience.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let sent = asked.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty());
+    Ok(sent.map(|(link, _)| *link).collect())
 }
 
 /// As sockets have it, which wait for ever where there is none.

@@ -13,7 +13,7 @@ mod traffic;
 use std::{
     os::unix::net::UnixStream,
     sync::{Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 pub use self::{
@@ -231,19 +231,44 @@ impl Comm {
         }
     }
 
-    /// Waits at rank 0 for a message of each other rank, up to `patience` each; they come in the order of the ranks.
+    /// Waits at rank 0 for a message of each other rank, up to `patience` for all of them; they come in the order of the ranks.
     ///
     /// # Errors
-    /// A rank is gone, has failed, or does not answer.
+    /// A rank is gone, has failed, or does not answer: seen at once, whichever the others are.
     pub fn answers(&self, patience: Duration) -> Result<Vec<Vec<u8>>> {
-        let mut answers = Vec::new();
-        if let Links::Root(links) = &mut *self.links() {
-            for (link, rank) in links.iter_mut().zip(1..) {
-                let answer = Frame::read_message(link, rank, Some(patience))?;
-                answers.push(answer.ok_or(Error::Gone { rank })?);
+        let Links::Root(links) = &mut *self.links() else { return Ok(Vec::new()) };
+        let began = Instant::now();
+        let mut answers = vec![None; links.len()];
+        while let Some(missing) = answers.iter().position(Option::is_none) {
+            let left = patience.saturating_sub(began.elapsed());
+            let has_sent = frame::wait_for_any(links, |link| answers[link].is_none(), left)
+                .map_err(|source| Error::Io { rank: missing + 1, source })?;
+            if has_sent.is_empty() && left.is_zero() {
+                return Err(Error::Deadline { rank: missing + 1, after: patience });
+            }
+            for link in has_sent {
+                let rank = link + 1;
+                let answer = Frame::read_message(&mut links[link], rank, Some(patience))?;
+                answers[link] = Some(answer.ok_or(Error::Gone { rank })?);
             }
         }
-        Ok(answers)
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// Fails where another rank has ended or has said why it cannot go on, and waits for nobody: what lets a rank give up long
+    /// work of its own.
+    ///
+    /// # Errors
+    /// A rank is gone or has failed.
+    pub fn look_around(&self) -> Result<()> {
+        match &mut *self.links() {
+            Links::Solo => Ok(()),
+            Links::Root(links) => {
+                let mut ranks = links.iter_mut().zip(1..);
+                ranks.try_for_each(|(link, rank)| Frame::look(link, rank, self.deadline))
+            }
+            Links::Leaf(link) => Frame::look(link, 0, self.deadline),
+        }
     }
 
     /// Tells the others why this rank cannot go on: whatever they call next fails with it.

@@ -103,6 +103,32 @@ fn a_rank_that_is_gone_or_has_failed_is_named() {
     assert_eq!(told.to_string(), "rank 1 failed: broken");
 }
 
+/// Rank 1 is still at work when rank 2 fails: neither rank 0's own work nor its waiting for answers goes on.
+#[test]
+fn a_failure_is_seen_while_others_are_still_at_work() {
+    let [root, busy, failing] = <[Comm; 3]>::try_from(Comm::local(3, LONG).unwrap()).unwrap();
+    root.look_around().unwrap();
+    busy.look_around().unwrap();
+    failing.fail("its file is gone");
+    let told = root.look_around().unwrap_err().to_string();
+    assert_eq!(told, "rank 2 failed: its file is gone");
+    drop(failing);
+    assert_eq!(root.answers(LONG).unwrap_err().to_string(), "rank 2 has ended");
+    assert_eq!(root.look_around().unwrap_err().to_string(), "rank 2 has ended");
+    let deadline = Duration::from_millis(20);
+    drop(root);
+    assert_eq!(busy.look_around().unwrap_err().to_string(), "rank 0 has ended");
+    let [root, silent] = <[Comm; 2]>::try_from(Comm::local(2, LONG).unwrap()).unwrap();
+    let late = root.answers(deadline).unwrap_err().to_string();
+    assert_eq!(late, "rank 1 has not answered for 0.02 s");
+    // An answer that nobody has asked for yet is no failure.
+    silent.answer(b"here").unwrap();
+    root.look_around().unwrap();
+    assert_eq!(root.answers(LONG).unwrap(), [b"here"]);
+    drop(root);
+    assert_eq!(silent.look_around().unwrap_err().to_string(), "rank 0 has ended");
+}
+
 #[test]
 fn a_rank_that_does_not_answer_is_waited_for_as_long_as_was_said() {
     let began = Instant::now();

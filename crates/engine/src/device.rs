@@ -2,6 +2,8 @@
 
 use candle_core::Device;
 
+use crate::{Error, Result};
+
 /// What was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
@@ -69,9 +71,9 @@ pub enum NoGpu {
 /// A GPU was asked for, and there is none that this build can use.
 pub fn choose_device(choice: DeviceChoice) -> Result<ChosenDevice, NoGpu> {
     match choice {
-        DeviceChoice::Auto => Ok(gpu_or_cpu(open_gpu())),
+        DeviceChoice::Auto => Ok(gpu_or_cpu(open_gpu(0))),
         DeviceChoice::Cpu => Ok(ChosenDevice { device: Device::Cpu, note: None }),
-        DeviceChoice::Cuda => Ok(ChosenDevice { device: open_gpu()?, note: None }),
+        DeviceChoice::Cuda => Ok(ChosenDevice { device: open_gpu(0)?, note: None }),
     }
 }
 
@@ -96,13 +98,33 @@ fn gpu_or_cpu(gpu: Result<Device, NoGpu>) -> ChosenDevice {
     }
 }
 
+/// Fails where there are fewer GPUs than ranks: each has one of its own. Ranks of the CPU can be as many as there may be.
+///
+/// # Errors
+/// [`Error::TooFewGpus`]
+pub fn check_gpus(device: &Device, ranks: usize) -> Result<()> {
+    match device.is_cuda() {
+        true => enough(ranks, num_gpus()),
+        false => Ok(()),
+    }
+}
+
+fn enough(ranks: usize, gpus: usize) -> Result<()> {
+    if ranks > gpus { Err(Error::TooFewGpus { ranks, gpus }) } else { Ok(()) }
+}
+
 #[cfg(not(feature = "cuda"))]
-fn open_gpu() -> Result<Device, NoGpu> {
+pub(crate) fn open_gpu(_ordinal: usize) -> Result<Device, NoGpu> {
     Err(NoGpu::NotBuilt)
 }
 
+#[cfg(not(feature = "cuda"))]
+fn num_gpus() -> usize {
+    0
+}
+
 #[cfg(feature = "cuda")]
-use gpu::open_gpu;
+pub(crate) use gpu::{num_gpus, open_gpu};
 
 /// What can be told of a GPU before a model is put on it.
 #[cfg(any(feature = "cuda", test))]
@@ -111,9 +133,17 @@ mod gpu {
 
     use super::NoGpu;
 
-    /// Opens the first GPU that the process may see.
+    /// GPUs that the process may see.
     #[cfg(feature = "cuda")]
-    pub(super) fn open_gpu() -> Result<super::Device, NoGpu> {
+    pub(crate) fn num_gpus() -> usize {
+        use candle_core::cuda_backend::cudarc::driver::result::device::get_count;
+
+        get_count().ok().and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
+    }
+
+    /// Opens one of the GPUs that the process may see, from 0 on.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn open_gpu(ordinal: usize) -> Result<super::Device, NoGpu> {
         use candle_core::cuda_backend::cudarc::driver::{result, sys};
 
         let gpus = Gpus::probe();
@@ -125,7 +155,7 @@ mod gpu {
         let unusable = |error: &dyn std::fmt::Display| {
             NoGpu::Unusable(error.to_string().lines().next().unwrap_or_default().to_owned())
         };
-        let device = candlepower_kernels::cuda::open(0).map_err(|error| unusable(&error))?;
+        let device = candlepower_kernels::cuda::open(ordinal).map_err(|error| unusable(&error))?;
         let cuda = device.as_cuda_device().map_err(|error| unusable(&error))?;
         let context = cuda.cuda_stream().context().clone();
         let found = context.compute_capability().map_err(|error| unusable(&error))?;
@@ -191,6 +221,16 @@ mod tests {
         assert_eq!(chosen.note.unwrap(), "no GPU is used: no NVIDIA driver");
         assert_eq!(gpu_or_cpu(Err(NoGpu::NotBuilt)).note, None);
         assert!(choose_device(DeviceChoice::Cpu).unwrap().note.is_none());
+    }
+
+    #[test]
+    fn each_rank_needs_a_gpu() {
+        assert!(enough(2, 2).is_ok());
+        assert_eq!(
+            enough(4, 2).unwrap_err().to_string(),
+            "tensor_parallel_size 4 takes as many GPUs, and this process sees 2; lower it, look at CUDA_VISIBLE_DEVICES, or take --device cpu"
+        );
+        assert!(check_gpus(&Device::Cpu, 64).is_ok());
     }
 
     #[test]

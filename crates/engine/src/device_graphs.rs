@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use candle_core::{Device, Tensor};
 use candlepower_kernels::device::Graph;
+use candlepower_models::WorkspaceSize;
 
 use crate::Result;
 
@@ -15,13 +16,18 @@ pub(crate) struct Graphs {
 
 impl Graphs {
     /// None: every step is launched as it is.
-    pub(crate) fn none() -> Self {
+    fn none() -> Self {
         Self { buckets: Vec::new(), captured: HashMap::new() }
+    }
+
+    /// Graphs for all decodes of steps of up to `size`, or none.
+    pub(crate) fn of(size: &WorkspaceSize, wanted: bool) -> Self {
+        if wanted { Self::up_to(size.max_rows.min(size.max_seqs)) } else { Self::none() }
     }
 
     /// Graphs for up to `max_seqs` sequences. The fewer, the more padding; the more, the longer the start: a quarter is
     /// padded at most.
-    pub(crate) fn up_to(max_seqs: usize) -> Self {
+    fn up_to(max_seqs: usize) -> Self {
         let steps = [1, 2, 4]
             .into_iter()
             .chain((8..64).step_by(8))

@@ -17,7 +17,8 @@ use crate::{
     Error, Result,
     device_graphs::Graphs,
     device_tables::{Chunk, DrawLimits, DrawTables, InputTables, SwapTo, Upload, swap_pairs},
-    runner::{SamplingBatch, StepOutput},
+    follower::{Followers, tell_others},
+    runner::{SamplingBatch, Scored, StepOutput},
 };
 
 /// "No token" in what the device reports.
@@ -47,6 +48,10 @@ pub(crate) struct DeviceRunner {
     /// Blocks of preempted sequences, where there is room for any.
     host: Option<HostBlocks>,
     num_swap_blocks: usize,
+    /// The tokens that the last step drew, as far as the host knows them.
+    previous_samples: Vec<u32>,
+    /// Of rank 0. They are waited for when the model is gone, and with it rank 0's end of the collectives.
+    followers: Followers,
 }
 
 /// A step on its way.
@@ -77,7 +82,7 @@ impl DeviceRunner {
             count => Some(HostBlocks::new(workspace.cache(), count)?),
         };
         let draws = 2 * size.max_rows;
-        let vocab = model.spec().vocab_size;
+        let vocab = model.vocab_size();
         Ok(Self {
             workspace,
             host,
@@ -92,8 +97,20 @@ impl DeviceRunner {
             counts: None,
             launched: VecDeque::new(),
             readbacks: Vec::new(),
+            previous_samples: Vec::new(),
+            followers: Followers::default(),
             model,
         })
+    }
+
+    /// As rank 0, which these follow.
+    pub(crate) fn leading(self, followers: Followers) -> Self {
+        Self { followers, ..self }
+    }
+
+    /// Whether other ranks follow this one, or are followed by it.
+    pub(crate) fn has_followers(&self) -> bool {
+        self.model.comm().is_some()
     }
 
     /// Blocks of preempted sequences that fit the memory of the host.
@@ -121,7 +138,45 @@ impl DeviceRunner {
 
     /// Queues a step on the device; [`DeviceRunner::wait`] has its outcome.
     pub(crate) fn launch(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<()> {
+        self.lead(step, batch).map_err(|error| self.followers.explain(error))
+    }
+
+    fn lead(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<()> {
         let started = Instant::now();
+        let told = match self.model.comm() {
+            Some(comm) => Some(tell_others(comm, step, &self.previous_samples, batch)?),
+            None => None,
+        };
+        let Queued { computed, draws, views } = self.queue(told.as_ref().unwrap_or(step), batch)?;
+        let width = draws.width();
+        self.draw(&computed, &draws, &views, width)?;
+        let report = self.report.narrow(0, 0, draws.num_draws() * width)?;
+        let readback = self.read_back(&report)?;
+        self.launched.push_back(Launched {
+            started,
+            samples: batch.samples.iter().map(|sample| sample.logprobs).collect(),
+            prompts: batch.prompts.iter().map(|p| (p.next_token_ids.clone(), p.top)).collect(),
+            width,
+            readback,
+        });
+        Ok(())
+    }
+
+    /// Runs a step of rank 0's, which draws: all that is computed here goes to it.
+    pub(crate) fn follow(&mut self, step: &Step, scored: &[Scored]) -> Result<()> {
+        let batch = SamplingBatch::like_rank_0(step, scored);
+        let Queued { computed, views, .. } = self.queue(step, &batch)?;
+        if let Computed::Hidden(hidden) = &computed {
+            for chunk in &views.chunks {
+                self.model.logits(hidden, &chunk.rows, &self.workspace)?;
+            }
+        }
+        // sync: the next step's tables are written where this one's are read.
+        Ok(self.model.device().synchronize()?)
+    }
+
+    /// Queues what comes before a step's draws.
+    fn queue(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<Queued> {
         let mut inputs = InputTables::new(step, self.size.block_size as u32);
         let decodes = inputs.num_tokens() == step.rows.len();
         let bucket = self.graphs.bucket(step.rows.len()).filter(|_| decodes);
@@ -130,11 +185,10 @@ impl DeviceRunner {
         }
         let limits = DrawLimits {
             rows: self.size.max_rows,
-            vocab: self.model.spec().vocab_size,
+            vocab: self.model.vocab_size(),
             has_logits: bucket.is_some(),
         };
         let draws = DrawTables::new(step, batch, limits);
-        let width = 2 + 2 * draws.max_top;
         let views = self.upload_draws(step, &draws)?;
         self.swap(&views.swaps)?;
         if !step.copies.is_empty() {
@@ -151,17 +205,7 @@ impl DeviceRunner {
                 Computed::Hidden(self.model.forward(&inputs_on_device.input(), &self.workspace)?)
             }
         };
-        self.draw(&computed, &draws, &views, width)?;
-        let report = self.report.narrow(0, 0, draws.num_draws() * width)?;
-        let readback = self.read_back(&report)?;
-        self.launched.push_back(Launched {
-            started,
-            samples: batch.samples.iter().map(|sample| sample.logprobs).collect(),
-            prompts: batch.prompts.iter().map(|p| (p.next_token_ids.clone(), p.top)).collect(),
-            width,
-            readback,
-        });
-        Ok(())
+        Ok(Queued { computed, draws, views })
     }
 
     /// Waits for the oldest step that was launched.
@@ -172,6 +216,7 @@ impl DeviceRunner {
         let report = launched.readback.finish()?;
         let (output, readback) = launched.read(&report);
         self.readbacks.push(readback);
+        self.previous_samples = output.token_ids();
         Ok(output)
     }
 
@@ -261,7 +306,7 @@ impl DeviceRunner {
         let pairs = |range: &std::ops::Range<usize>| -> Result<Tensor> {
             Ok(view(range)?.reshape((range.len() / 2, 2))?)
         };
-        let words = self.model.spec().vocab_size.div_ceil(32);
+        let words = self.model.vocab_size().div_ceil(32);
         let chunks = chunks.iter().map(|[rows, words, reset, p0, p1, g0, g1]| {
             Ok(ChunkViews {
                 rows: view(rows)?,
@@ -306,12 +351,12 @@ impl DeviceRunner {
             drawn.slice_set(&self.drawn, 0, 0)?;
             self.drawn = drawn;
         }
-        let reported = count * (2 + 2 * draws.max_top);
+        let reported = count * draws.width();
         if let Some(report) = larger(reported, &self.report)? {
             self.report = report;
         }
         if self.counts.is_none() && draws.chunks.iter().any(|chunk| chunk.counted > 0) {
-            let vocab = self.model.spec().vocab_size;
+            let vocab = self.model.vocab_size();
             self.counts = Some(TokenCounts::new(self.size.max_rows, vocab, &device)?);
         }
         Ok(())
@@ -368,6 +413,13 @@ impl DeviceRunner {
         }
         Ok(())
     }
+}
+
+/// A step that is on its way but for its draws.
+struct Queued {
+    computed: Computed,
+    draws: DrawTables,
+    views: DrawViews,
 }
 
 /// What there is of a step before its draws.

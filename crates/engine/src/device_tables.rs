@@ -143,6 +143,11 @@ impl DrawTables {
         self.chunks.iter().map(|chunk| chunk.draws.len()).sum()
     }
 
+    /// Numbers that each draw reports: the token, its log-probability, and these of the most likely ones.
+    pub(crate) fn width(&self) -> usize {
+        2 + 2 * self.max_top
+    }
+
     /// The last chunk, or a new one where it is full.
     fn chunk_for(&mut self, (_, token): (usize, u32), limits: DrawLimits) -> &mut Chunk {
         let full = self.chunks.last().is_none_or(|chunk| {

@@ -35,6 +35,19 @@ pub enum Error {
         /// The system's own error.
         source: std::io::Error,
     },
+    /// More ranks than GPUs.
+    #[error(
+        "tensor_parallel_size {ranks} takes as many GPUs, and this process sees {gpus}; lower it, look at CUDA_VISIBLE_DEVICES, or take --device cpu"
+    )]
+    TooFewGpus {
+        /// Ranks asked for.
+        ranks: usize,
+        /// GPUs that there are.
+        gpus: usize,
+    },
+    /// A rank's GPU cannot be used.
+    #[error(transparent)]
+    NoGpu(#[from] crate::NoGpu),
     /// A rank does not understand another.
     #[error("internal fault: a message between ranks is damaged: {0}")]
     Message(String),

@@ -11,15 +11,23 @@ use std::{
 use candle_core::Device;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Gguf};
 use candlepower_comm::Comm;
-use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, load_shard};
-use candlepower_scheduler::Step;
+use candlepower_models::{
+    Decoder, DeviceDecoder, LoadDtype, LoadFormat, LoadOptions, LoadProgress, WorkspaceSize,
+    load_shard, load_shard_on_device,
+};
+use candlepower_scheduler::{Step, TokenSource};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Result,
+    cores::Threads,
+    device::{free_bytes, open_gpu},
+    device_graphs::Graphs,
+    device_runner::DeviceRunner,
     rank_process::{Death, RankProcess},
-    runner::{ModelRunner, Scored},
-    start::{cache_dtype, compute_pool, panic_message, step_threads},
+    ranks::Runner,
+    runner::{ModelRunner, PromptRow, SamplingBatch, Scored},
+    start::{cache_dtype, panic_message},
 };
 
 /// What rank 0 sends to the others. After [`Order::Begin`] come steps, until it ends.
@@ -27,6 +35,8 @@ use crate::{
 pub(crate) enum Order {
     /// All ranks have loaded their parts: the cache is to have so many blocks, in FP8 or in f32.
     Begin { num_blocks: usize, fp8_kv_cache: bool },
+    /// As `Begin`, on devices: what steps need, and whether decodes are recorded as graphs.
+    BeginOnDevice { size: WorkspaceSize, graphs: bool, num_swap_blocks: usize },
     /// A step, in which every token is known, and the rows whose prompt tokens are scored.
     Step { step: Step, scored: Vec<Scored> },
 }
@@ -35,6 +45,19 @@ pub(crate) enum Order {
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) struct Loaded {
     pub(crate) weights_bytes: u64,
+    /// What its device has left.
+    pub(crate) free_bytes: Option<u64>,
+}
+
+/// On what ranks compute.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RankDevice {
+    /// The CPU, with its own kernels.
+    Cpu,
+    /// The CPU, by the definitions of the GPUs' kernels.
+    Reference,
+    /// A GPU each: the one with the rank's number.
+    Gpu,
 }
 
 /// What a rank is started with.
@@ -42,20 +65,22 @@ pub(crate) struct Loaded {
 pub(crate) struct FollowerConfig {
     files: CheckpointFiles,
     load: LoadOptions,
+    device: RankDevice,
     block_size: usize,
-    num_threads: usize,
+    threads: Threads,
 }
 
 /// What all ranks that are processes are started with: the first message to them.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub(crate) struct Setup {
     files: Files,
+    device: RankDevice,
     dtype: LoadDtype,
     load_format: LoadFormat,
     max_model_len: Option<usize>,
     block_size: usize,
     /// By rank.
-    num_threads: Vec<usize>,
+    threads: Vec<Threads>,
 }
 
 /// A checkpoint's files.
@@ -69,9 +94,9 @@ enum Files {
 impl Setup {
     pub(crate) fn new(
         files: &CheckpointFiles,
-        load: &LoadOptions,
+        (load, device): (&LoadOptions, RankDevice),
         block_size: usize,
-        num_threads: Vec<usize>,
+        threads: Vec<Threads>,
     ) -> Self {
         let files = match files {
             CheckpointFiles::Folder(folder) => Files::Folder(folder.clone()),
@@ -82,13 +107,13 @@ impl Setup {
             }
         };
         let LoadOptions { dtype, load_format, max_model_len, device: _ } = load.clone();
-        Self { files, dtype, load_format, max_model_len, block_size, num_threads }
+        Self { files, device, dtype, load_format, max_model_len, block_size, threads }
     }
 
     /// What one of the ranks is started with.
     ///
     /// # Errors
-    /// A GGUF file cannot be read any more.
+    /// A GGUF file cannot be read any more, or the rank's GPU cannot be used.
     pub(crate) fn config(self, rank: usize) -> Result<FollowerConfig> {
         let files = match self.files {
             Files::Folder(folder) => CheckpointFiles::Folder(folder),
@@ -101,10 +126,13 @@ impl Setup {
                 CheckpointFiles::Embedded(files.into_iter().map(leak).collect::<Vec<_>>().leak())
             }
         };
-        let Self { dtype, load_format, max_model_len, block_size, num_threads, .. } = self;
-        let load = LoadOptions { device: Device::Cpu, dtype, load_format, max_model_len };
-        let num_threads = num_threads.get(rank).copied().unwrap_or(1);
-        Ok(FollowerConfig { files, load, block_size, num_threads })
+        let Self { device, dtype, load_format, max_model_len, block_size, threads, .. } = self;
+        let opened = if device == RankDevice::Gpu { open_gpu(rank)? } else { Device::Cpu };
+        let load = LoadOptions { device: opened, dtype, load_format, max_model_len };
+        let threads = threads.get(rank).cloned();
+        let threads =
+            threads.ok_or_else(|| Error::Invariant(format!("there is no rank {rank}")))?;
+        Ok(FollowerConfig { files, load, device, block_size, threads })
     }
 }
 
@@ -138,7 +166,7 @@ impl Followers {
         deadline: Duration,
         death: Death,
     ) -> Result<(Self, Arc<Comm>)> {
-        let ranks = setup.num_threads.len();
+        let ranks = setup.threads.len();
         let mut followers = Self { threads: Vec::new(), processes: Vec::new(), death };
         if kind == RankKind::Threads || ranks == 1 {
             let mut comms = Comm::local(ranks, deadline)?.into_iter();
@@ -162,6 +190,12 @@ impl Followers {
         let root = Comm::root(links, deadline);
         root.send_message(&encode(setup)?)?;
         Ok((followers, Arc::new(root)))
+    }
+
+    /// Waits for what the others say when they have loaded their parts: these are as large as rank 0's, and may lie on a slower disk.
+    pub(crate) fn loaded(&self, comm: &Comm, patience: Duration) -> Result<Vec<Loaded>> {
+        let loaded = comm.answers(patience).map_err(|error| self.explain(error.into()))?;
+        loaded.iter().map(|bytes| decode(bytes)).collect()
     }
 
     /// The error, or, where it is that a rank is gone, why it is.
@@ -203,23 +237,90 @@ pub(crate) fn run(comm: Arc<Comm>, config: FollowerConfig) -> Result<()> {
 }
 
 fn follow(comm: &Arc<Comm>, config: &FollowerConfig) -> Result<()> {
-    let pool = compute_pool(config.num_threads)?;
+    let pool = config.threads.start()?;
     let checkpoint = Checkpoint::open(config.files.clone())?;
-    let load = || load_shard(&checkpoint, &config.load, Arc::clone(comm), &mut |_| {});
-    let model = pool.install(load)?;
-    let loaded = Loaded { weights_bytes: model.weight_bytes() as u64 };
-    comm.answer(&encode(&loaded)?)?;
-    let Some(Order::Begin { num_blocks, fp8_kv_cache }) = next_order(comm)? else { return Ok(()) };
-    let cache = model.new_kv_cache(num_blocks, config.block_size, cache_dtype(fp8_kv_cache))?;
-    let mut runner = ModelRunner::new(model, cache, config.block_size, Followers::default());
-    let mut threads = step_threads(&pool)?;
+    let model = pool.install(|| Part::load(&checkpoint, config, Arc::clone(comm)))?;
+    comm.answer(&encode(&model.loaded())?)?;
+    let Some(order) = next_order(comm)? else { return Ok(()) };
+    config.threads.bind();
+    let mut runner = model.begin(order, config.block_size, config.threads.warm()?)?;
     while let Some(order) = next_order(comm)? {
-        let Order::Step { step, scored } = order else {
-            return Err(Error::Invariant("rank 0 began twice".to_owned()));
-        };
-        threads.run(|| runner.follow(&step, &scored))?;
+        let Order::Step { step, scored } = order else { return Err(unexpected()) };
+        runner.follow(&step, &scored)?;
     }
     Ok(())
+}
+
+/// A rank's part of the model.
+enum Part {
+    Cpu(Decoder),
+    Device(DeviceDecoder),
+}
+
+impl Part {
+    fn load(checkpoint: &Checkpoint, config: &FollowerConfig, comm: Arc<Comm>) -> Result<Self> {
+        let (load, progress) = (&config.load, &mut |_: LoadProgress| {});
+        Ok(match config.device {
+            RankDevice::Cpu => Self::Cpu(load_shard(checkpoint, load, comm, progress)?),
+            RankDevice::Reference | RankDevice::Gpu => {
+                Self::Device(load_shard_on_device(checkpoint, load, comm, progress)?)
+            }
+        })
+    }
+
+    fn loaded(&self) -> Loaded {
+        let (weights, device) = match self {
+            Self::Cpu(model) => (model.weight_bytes(), model.device()),
+            Self::Device(model) => (model.weight_bytes(), model.device()),
+        };
+        Loaded { weights_bytes: weights as u64, free_bytes: free_bytes(device) }
+    }
+
+    /// Reserves what rank 0 says.
+    fn begin(self, order: Order, block_size: usize, threads: WarmThreads) -> Result<Runner> {
+        match (self, order) {
+            (Self::Cpu(model), Order::Begin { num_blocks, fp8_kv_cache }) => {
+                let dtype = cache_dtype(fp8_kv_cache);
+                let cache = model.new_kv_cache(num_blocks, block_size, dtype)?;
+                let runner = ModelRunner::new(model, cache, block_size, Followers::default());
+                Ok(Runner::Cpu(Box::new(runner), threads))
+            }
+            (Self::Device(model), Order::BeginOnDevice { size, graphs, num_swap_blocks }) => {
+                let graphs = Graphs::of(&size, graphs);
+                let mut runner = DeviceRunner::new(model, size, graphs, num_swap_blocks)?;
+                runner.capture_graphs(&mut |_, _| {})?;
+                Ok(Runner::Device(Box::new(runner)))
+            }
+            _ => Err(unexpected()),
+        }
+    }
+}
+
+fn unexpected() -> Error {
+    Error::Invariant("rank 0 gave an order that was not due".to_owned())
+}
+
+/// Sends a step to the other ranks, which know of no tokens that were drawn: those that the step before it drew are in
+/// `previous_samples`. Returns the step as they get it.
+pub(crate) fn tell_others(
+    comm: &Comm,
+    step: &Step,
+    previous_samples: &[u32],
+    batch: &SamplingBatch<'_>,
+) -> Result<Step> {
+    let mut step = step.clone();
+    for source in step.rows.iter_mut().flat_map(|row| &mut row.tokens) {
+        if let TokenSource::PreviousRow(sample) = *source {
+            *source = TokenSource::Id(previous_samples[sample as usize]);
+        }
+    }
+    let scored = batch.prompts.iter().map(PromptRow::scored).collect();
+    let order = Order::Step { step, scored };
+    comm.send_message(&encode(&order)?)?;
+    match order {
+        Order::Step { step, .. } => Ok(step),
+        _ => Err(unexpected()),
+    }
 }
 
 fn next_order(comm: &Comm) -> Result<Option<Order>> {
@@ -238,7 +339,7 @@ pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
 
 #[cfg(test)]
 mod tests {
-    use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StepRow, TokenSource};
+    use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StepRow};
 
     use super::*;
 

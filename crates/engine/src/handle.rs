@@ -61,7 +61,7 @@ pub struct EngineConfig {
     pub max_pinned_bytes: Option<u64>,
     /// Threads that compute; `None` takes one per physical core. Ranks share them, with at least one each.
     pub num_threads: Option<usize>,
-    /// Ranks over which each layer is split, on the CPU.
+    /// Ranks over which each layer is split: on GPUs each has one.
     pub tensor_parallel_size: usize,
     /// What they are, but for the first.
     pub rank_kind: RankKind,

@@ -9,6 +9,7 @@
 //!
 //! Models that give vectors have an engine of their own, [`Embedder`]: it has no cache and no sequences.
 
+mod cores;
 mod device;
 mod device_graphs;
 mod device_runner;
@@ -32,7 +33,7 @@ pub use candle_core::Device;
 pub use candlepower_encoder::EncoderInput;
 pub use candlepower_models::{LoadDtype, LoadFormat, LoadOptions};
 pub use candlepower_scheduler::SchedulingPolicy;
-pub use device::{ChosenDevice, DeviceChoice, NoGpu, choose_device, free_bytes};
+pub use device::{ChosenDevice, DeviceChoice, NoGpu, check_gpus, choose_device, free_bytes};
 pub use embedder::{Embedder, EmbedderConfig, EmbedderInfo, Vectors};
 pub use error::{Error, Result};
 pub use follower::RankKind;

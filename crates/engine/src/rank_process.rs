@@ -1,9 +1,10 @@
-//! A rank as a process: this binary started again, which has the socket to rank 0 as its standard input.
+//! A rank as a process: this binary started again, which has the socket to rank 0 as its standard input. On its standard output it
+//! lets itself be heard, so that one that is stopped is missed however long a step may take.
 
 use std::{
     collections::VecDeque,
     ffi::OsString,
-    io::{self, BufRead, BufReader},
+    io::{self, BufRead, BufReader, ErrorKind, Read, Write},
     os::{
         fd::{AsFd, OwnedFd},
         unix::{
@@ -11,7 +12,7 @@ use std::{
             process::{CommandExt, ExitStatusExt, parent_id},
         },
     },
-    process::{Child, Command, ExitCode, ExitStatus, Stdio},
+    process::{Child, ChildStderr, Command, ExitCode, ExitStatus, Stdio},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -35,6 +36,10 @@ pub const RANK_COMMAND: &str = "__rank";
 const OWN_BINARY: &str = "/proc/self/exe";
 /// How long a rank has to end by itself when rank 0 has.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
+/// How often a rank lets itself be heard.
+const PULSE: Duration = Duration::from_millis(500);
+/// After how long a rank of which nothing is heard is taken for stopped. The server exits two seconds later.
+const SILENCE: Duration = Duration::from_secs(6);
 /// Lines that are told of a rank that has died.
 const LAST_LINES: usize = 3;
 
@@ -58,6 +63,7 @@ impl RankProcess {
     ) -> Result<(Self, UnixStream)> {
         let failed = |source| Error::RankStart { rank, source };
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let (pulse, beats) = UnixStream::pair().map_err(failed)?;
         let closing = Arc::new(AtomicBool::new(false));
         let is_closing = Arc::clone(&closing);
         let (told, started) = channel();
@@ -65,11 +71,11 @@ impl RankProcess {
         let deadline_ms = deadline.as_millis().to_string();
         // A process dies with the thread that started it: this one stays until the end.
         let stay = move || {
-            match spawn(theirs, [rank.to_string(), ranks.to_string(), deadline_ms]) {
+            match spawn((theirs, beats), [rank.to_string(), ranks.to_string(), deadline_ms]) {
                 Ok(child) => {
                     let _ = told.send(Ok(child.id())); // it is waited for
                     // A rank ends without a failure when rank 0 has ended.
-                    let failure = watch(child, rank);
+                    let failure = watch(child, rank, &pulse);
                     if let Some(how) = failure.filter(|_| !is_closing.load(Ordering::SeqCst)) {
                         let _ = death.set(how); // the first is the cause
                     }
@@ -105,24 +111,55 @@ impl Drop for RankProcess {
     }
 }
 
-fn spawn(link: UnixStream, numbers: [String; 3]) -> io::Result<Child> {
+fn spawn((link, beats): (UnixStream, UnixStream), numbers: [String; 3]) -> io::Result<Child> {
     Command::new(OWN_BINARY)
         .arg0("candlepower")
         .arg(RANK_COMMAND)
         .arg(std::process::id().to_string())
         .args(numbers)
         .stdin(OwnedFd::from(link))
-        .stdout(Stdio::null())
+        .stdout(OwnedFd::from(beats))
         .stderr(Stdio::piped())
         // A terminal's Ctrl-C is for rank 0, which lets running requests end first.
         .process_group(0)
         .spawn()
 }
 
-/// Passes on what a rank says until it has ended, and tells how it failed, if it did.
-fn watch(mut child: Child, rank: usize) -> Option<String> {
-    let mut last: VecDeque<String> = VecDeque::new();
+/// Passes on what a rank says until it has ended, and tells how it failed, if it did. One that falls silent is ended.
+fn watch(mut child: Child, rank: usize, pulse: &UnixStream) -> Option<String> {
     let said = child.stderr.take().expect("it is piped");
+    let (ended, last) = thread::scope(|scope| {
+        let listener = thread::Builder::new().name(format!("rank-{rank}-log"));
+        let last = listener.spawn_scoped(scope, move || pass_on(said, rank));
+        let ended = match &last {
+            Err(error) => Some(format!("cannot be watched: {error}")),
+            Ok(_) => falls_silent(pulse).then(|| {
+                let after = SILENCE.as_secs();
+                format!("is stopped or stuck: nothing was heard of it for {after} s")
+            }),
+        };
+        if ended.is_some() {
+            let _ = child.kill(); // it may have ended just now
+        }
+        let last = last.map(|last| last.join().unwrap_or_default()); // it does not panic
+        (ended, last.unwrap_or_default())
+    });
+    let how = match (ended, child.wait()) {
+        (Some(ended), _) => ended,
+        (None, Ok(status)) if status.success() => return None,
+        (None, Ok(status)) => describe(status),
+        (None, Err(error)) => format!("has ended, nobody knows how ({error})"),
+    };
+    let said: Vec<String> = last.into();
+    Some(match said.is_empty() {
+        true => format!("rank {rank} {how}"),
+        false => format!("rank {rank} {how}: {}", said.join(" / ")),
+    })
+}
+
+/// Passes on the lines of a rank, and returns the last of them.
+fn pass_on(said: ChildStderr, rank: usize) -> VecDeque<String> {
+    let mut last: VecDeque<String> = VecDeque::new();
     for line in BufReader::new(said).split(b'\n').map_while(io::Result::ok) {
         let line = String::from_utf8_lossy(&line).into_owned();
         tracing::warn!("rank {rank}: {line}");
@@ -131,16 +168,37 @@ fn watch(mut child: Child, rank: usize) -> Option<String> {
             last.pop_front();
         }
     }
-    let how = match child.wait() {
-        Ok(status) if status.success() => return None,
-        Ok(status) => describe(status),
-        Err(error) => format!("has ended, nobody knows how ({error})"),
+    last
+}
+
+/// Listens to a rank's pulse until the rank has ended; or until nothing was heard of it for too long, which is true.
+fn falls_silent(mut pulse: &UnixStream) -> bool {
+    if pulse.set_read_timeout(Some(SILENCE)).is_err() {
+        return false;
+    }
+    let mut beats = [0; 64];
+    loop {
+        match pulse.read(&mut beats) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            // This process was stopped itself: what was sent meanwhile lies there.
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => {
+                return matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+            }
+        }
+    }
+}
+
+/// Lets this rank be heard as long as it runs and rank 0 listens.
+fn let_be_heard() -> io::Result<()> {
+    let mut pulse = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let beat = move || {
+        while pulse.write_all(&[1]).is_ok() {
+            thread::sleep(PULSE);
+        }
     };
-    let said: Vec<String> = last.into();
-    Some(match said.is_empty() {
-        true => format!("rank {rank} {how}"),
-        false => format!("rank {rank} {how}: {}", said.join(" / ")),
-    })
+    thread::Builder::new().name("pulse".into()).spawn(beat).map(drop)
 }
 
 fn describe(status: ExitStatus) -> String {
@@ -165,10 +223,10 @@ pub fn run_rank(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     if bound.is_err() || parent != u64::from(parent_id()) {
         return ExitCode::FAILURE;
     }
-    let link = match io::stdin().as_fd().try_clone_to_owned() {
+    let link = match let_be_heard().and_then(|()| io::stdin().as_fd().try_clone_to_owned()) {
         Ok(link) => UnixStream::from(link),
         Err(error) => {
-            eprintln!("there is no socket to rank 0: {error}");
+            eprintln!("there are no sockets to rank 0: {error}");
             return ExitCode::FAILURE;
         }
     };

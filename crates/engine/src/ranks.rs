@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 
-use candlepower_kernels::Threads;
+use candlepower_kernels::WarmThreads;
 use candlepower_scheduler::Step;
 use rayon::ThreadPool;
 
 use crate::{
     Result,
     device_runner::DeviceRunner,
-    runner::{ModelRunner, SamplingBatch, StepOutput},
+    runner::{ModelRunner, SamplingBatch, Scored, StepOutput},
 };
 
 /// All ranks of the model: rank 0, which runs inline and has the others follow it.
@@ -32,12 +32,20 @@ enum Launched {
 /// What a rank computes with.
 pub(crate) enum Runner {
     /// The CPU's kernels, on their threads.
-    Cpu(Box<ModelRunner>, Threads),
+    Cpu(Box<ModelRunner>, WarmThreads),
     /// A device's, which go on by themselves.
     Device(Box<DeviceRunner>),
 }
 
 impl Runner {
+    /// Runs a step of rank 0's on another rank, whose part of the logits goes there.
+    pub(crate) fn follow(&mut self, step: &Step, scored: &[Scored]) -> Result<()> {
+        match self {
+            Self::Cpu(runner, threads) => threads.run(|| runner.follow(step, scored)),
+            Self::Device(runner) => runner.follow(step, scored),
+        }
+    }
+
     /// Blocks of preempted sequences that fit the memory of the host.
     pub(crate) fn num_swap_blocks(&self) -> usize {
         match self {
@@ -57,9 +65,10 @@ impl Ranks {
         &self.pool
     }
 
-    /// Whether a step may be launched before the one before it is done: a device goes on by itself.
+    /// Whether a step may be launched before the one before it is done: a device goes on by itself, unless other ranks have to be
+    /// told its tokens.
     pub(crate) fn run_ahead(&self) -> bool {
-        matches!(self.runner, Runner::Device(_))
+        matches!(&self.runner, Runner::Device(runner) if !runner.has_followers())
     }
 
     /// Starts a step. On the CPU it is done when this returns.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Result,
-    follower::{Followers, Order, encode},
+    follower::{Followers, tell_others},
 };
 
 /// Rows of logits that exist at once: bounds their memory (rows * vocabulary * 4 bytes).
@@ -38,6 +38,35 @@ pub(crate) struct SamplingBatch<'a> {
     pub(crate) places: Vec<Place>,
     /// Rows of the step whose prompt tokens are to be scored.
     pub(crate) prompts: Vec<PromptRow>,
+}
+
+impl SamplingBatch<'_> {
+    /// As many draws and scores as rank 0 makes of a step, of whatever: the same logits are computed for them.
+    pub(crate) fn like_rank_0(step: &Step, scored: &[Scored]) -> Self {
+        let count = step.rows.iter().map(|row| row.samples.len()).sum();
+        let row = SamplingRow {
+            temperature: 0.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            uniform: 0.0,
+            penalties: None,
+            logit_bias: &[],
+            banned: Vec::new(),
+            mask: None,
+            logprobs: None,
+        };
+        let prompt = |scored: &Scored| PromptRow {
+            row: scored.row,
+            next_token_ids: vec![0; scored.num_positions],
+            top: 0,
+        };
+        Self {
+            samples: vec![row; count],
+            places: vec![Place { seed: 0, index: 0 }; count],
+            prompts: scored.iter().map(prompt).collect(),
+        }
+    }
 }
 
 /// A place in an output, which decides with its sequence's seed what is drawn there.
@@ -68,7 +97,7 @@ pub(crate) struct Scored {
 }
 
 impl PromptRow {
-    fn scored(&self) -> Scored {
+    pub(crate) fn scored(&self) -> Scored {
         Scored { row: self.row, num_positions: self.next_token_ids.len() }
     }
 }
@@ -105,6 +134,13 @@ pub(crate) struct StepOutput {
     pub(crate) forward_seconds: f64,
 }
 
+impl StepOutput {
+    /// The tokens that were drawn, in the order of the samples; 0 where none was.
+    pub(crate) fn token_ids(&self) -> Vec<u32> {
+        self.samples.iter().map(|row| row.token_id.unwrap_or(0)).collect()
+    }
+}
+
 impl ModelRunner {
     pub(crate) fn new(
         model: Decoder,
@@ -122,7 +158,9 @@ impl ModelRunner {
 
     fn run(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<StepOutput> {
         let started = Instant::now();
-        self.tell_others(step, batch)?;
+        if self.model.comm().size() > 1 {
+            tell_others(self.model.comm(), step, &self.previous_samples, batch)?;
+        }
         let hidden = self.forward(step)?;
         let mut output = StepOutput {
             forward_seconds: started.elapsed().as_secs_f64(),
@@ -134,8 +172,7 @@ impl ModelRunner {
             let scored = self.score(prompt, &positions, &hidden, &mut output.forward_seconds)?;
             output.prompts.push(scored);
         }
-        self.previous_samples =
-            output.samples.iter().map(|row| row.token_id.unwrap_or(0)).collect();
+        self.previous_samples = output.token_ids();
         Ok(output)
     }
 
@@ -150,20 +187,6 @@ impl ModelRunner {
             }
         }
         Ok(())
-    }
-
-    /// Sends a step to the other ranks, which know of no tokens that were drawn.
-    fn tell_others(&self, step: &Step, batch: &SamplingBatch<'_>) -> Result<()> {
-        let comm = self.model.comm();
-        if comm.size() == 1 {
-            return Ok(());
-        }
-        let mut step = step.clone();
-        for source in step.rows.iter_mut().flat_map(|row| &mut row.tokens) {
-            *source = TokenSource::Id(self.token_id(*source));
-        }
-        let scored = batch.prompts.iter().map(PromptRow::scored).collect();
-        Ok(comm.send_message(&encode(&Order::Step { step, scored })?)?)
     }
 
     fn token_id(&self, source: TokenSource) -> u32 {

@@ -13,8 +13,10 @@ use candlepower_checkpoint::{
     Checkpoint, Counted as MemoryCounted, DeviceKind, DeviceMemory, Dtype, KvDtype, MemoryPlan,
     MemoryRequest, device_logits_rows,
 };
-use candlepower_kernels::{Threads, device::MOST_LOGPROBS};
-use candlepower_models::{LoadProgress, WorkspaceSize, load_on_device, load_shard};
+use candlepower_kernels::device::MOST_LOGPROBS;
+use candlepower_models::{
+    LoadProgress, WorkspaceSize, load_on_device, load_shard, load_shard_on_device,
+};
 use candlepower_scheduler::{
     BlockId, LogitsFor, Scheduler, SchedulerConfig, SeqId, Step, StepRow, TokenSource,
 };
@@ -22,11 +24,12 @@ use rayon::ThreadPool;
 
 use crate::{
     EngineConfig, EngineInfo, Error, Result, StartProgress,
-    device::free_bytes,
+    cores::Threads,
+    device::{check_gpus, free_bytes},
     device_graphs::Graphs,
     device_runner::DeviceRunner,
     engine::{Counted, Engine, Message, StepClock},
-    follower::{Followers, Loaded, Order, Setup, decode, encode},
+    follower::{Followers, Order, RankDevice, Setup, encode},
     handle::Shared,
     rank_process::Death,
     ranks::{Ranks, Runner},
@@ -42,12 +45,14 @@ pub(crate) fn start(
 ) -> Result<Arc<Shared>> {
     check(&config)?;
     let num_threads = config.num_threads.unwrap_or_else(num_cpus::get_physical);
-    let pool = compute_pool(threads_of_rank(num_threads, 0, config.tensor_parallel_size))?;
+    let threads = Threads::of_ranks(num_threads, config.tensor_parallel_size);
+    let own_threads = threads[0].clone();
+    let pool = own_threads.start()?;
     let death = Death::default();
     let on_device = !config.load.device.is_cpu() || config.device_reference;
     let (info, runner) = match on_device {
-        true => device_runner(checkpoint, &config, num_threads, &pool, progress)?,
-        false => cpu_runner(checkpoint, &config, num_threads, (&pool, &death), progress)?,
+        true => device_runner(checkpoint, &config, threads, (&pool, &death), progress)?,
+        false => cpu_runner(checkpoint, &config, threads, (&pool, &death), progress)?,
     };
     let scheduler = Scheduler::new(SchedulerConfig {
         block_size: config.block_size,
@@ -74,6 +79,7 @@ pub(crate) fn start(
     });
     let for_thread = Arc::clone(&shared);
     let run = move || {
+        own_threads.bind();
         let shared = Arc::clone(&for_thread);
         let mut engine = Engine {
             scheduler,
@@ -126,40 +132,20 @@ fn check(config: &EngineConfig) -> Result<()> {
     }
 }
 
-/// The threads on which a rank loads its part, and computes what is no step.
-///
-/// # Errors
-/// The system has none left.
-pub(crate) fn compute_pool(num_threads: usize) -> Result<ThreadPool> {
-    rayon::ThreadPoolBuilder::new()
-        .num_threads(num_threads)
-        .thread_name(|index| format!("compute-{index}"))
-        .build()
-        .map_err(|error| Error::Thread(error.to_string()))
-}
-
-/// The threads of a rank's steps on the CPU, as many as its pool has.
-pub(crate) fn step_threads(pool: &ThreadPool) -> Result<Threads> {
-    Threads::new(pool.current_num_threads()).map_err(|error| Error::Thread(error.to_string()))
-}
-
-/// A rank's share of the threads; at least one.
-fn threads_of_rank(num_threads: usize, rank: usize, ranks: usize) -> usize {
-    (num_threads / ranks + usize::from(rank < num_threads % ranks)).max(1)
-}
-
 /// The model on the CPU, on one rank or several.
 fn cpu_runner(
     checkpoint: &Checkpoint,
     config: &EngineConfig,
-    num_threads: usize,
+    threads: Vec<Threads>,
     (pool, death): (&ThreadPool, &Death),
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<(EngineInfo, Runner)> {
     let (spec, ranks) = (checkpoint.spec(), config.tensor_parallel_size);
     spec.check_tensor_parallel(ranks)?;
-    let threads = (0..ranks).map(|rank| threads_of_rank(num_threads, rank, ranks)).collect();
-    let setup = Setup::new(checkpoint.files(), &config.load, config.block_size, threads);
+    let num_threads = threads.iter().map(|threads| threads.count).sum();
+    let own_threads = threads[0].clone();
+    let load = (&config.load, RankDevice::Cpu);
+    let setup = Setup::new(checkpoint.files(), load, config.block_size, threads);
     // Where this fails, rank 0's end goes first, and the others end.
     let (followers, comm) =
         Followers::start(config.rank_kind, &setup, config.stuck_after, Arc::clone(death))?;
@@ -167,11 +153,8 @@ fn cpu_runner(
     let load = || {
         load_shard(checkpoint, &config.load, Arc::clone(&comm), &mut |bytes| progress(bytes.into()))
     };
-    let model = pool.install(load)?;
-    // The others' parts are as large, and may lie on a slower disk.
-    let patience = config.stuck_after + 4 * began.elapsed();
-    let loaded = comm.answers(patience).map_err(|error| followers.explain(error.into()))?;
-    let loaded: Vec<Loaded> = loaded.iter().map(|bytes| decode(bytes)).collect::<Result<_>>()?;
+    let model = pool.install(load).map_err(|error| followers.explain(error.into()))?;
+    let loaded = followers.loaded(&comm, config.stuck_after + 4 * began.elapsed())?;
     // All ranks have their weights now, and share what is left.
     let memory = DeviceMemory {
         device: DeviceKind::Cpu,
@@ -196,36 +179,53 @@ fn cpu_runner(
     let (num_blocks, fp8_kv_cache) = (plan.num_blocks, config.fp8_kv_cache);
     comm.send_message(&encode(&Order::Begin { num_blocks, fp8_kv_cache })?)?;
     let runner = ModelRunner::new(model, cache, config.block_size, followers);
-    Ok((info, Runner::Cpu(Box::new(runner), step_threads(pool)?)))
+    Ok((info, Runner::Cpu(Box::new(runner), own_threads.warm()?)))
 }
 
-/// The model on a GPU, or what takes its place in tests.
+/// The model on a GPU, or what takes its place in tests, on one rank or several.
 fn device_runner(
     checkpoint: &Checkpoint,
     config: &EngineConfig,
-    num_threads: usize,
-    pool: &ThreadPool,
+    threads: Vec<Threads>,
+    (pool, death): (&ThreadPool, &Death),
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<(EngineInfo, Runner)> {
-    if config.tensor_parallel_size > 1 {
-        return Err(Error::Config {
-            name: "tensor_parallel_size",
-            value: config.tensor_parallel_size.to_string(),
-            reason: "this version splits models over ranks of the CPU only",
+    let ranks = config.tensor_parallel_size;
+    checkpoint.spec().check_tensor_parallel(ranks)?;
+    check_gpus(&config.load.device, ranks)?;
+    let num_threads = threads.iter().map(|threads| threads.count).sum();
+    let on = if config.load.device.is_cuda() { RankDevice::Gpu } else { RankDevice::Reference };
+    let setup = Setup::new(checkpoint.files(), (&config.load, on), config.block_size, threads);
+    let (followers, comm) =
+        Followers::start(config.rank_kind, &setup, config.stuck_after, Arc::clone(death))?;
+    let began = Instant::now();
+    let load = || {
+        let progress = &mut |bytes: LoadProgress| progress(bytes.into());
+        match ranks {
+            1 => load_on_device(checkpoint, &config.load, progress),
+            _ => load_shard_on_device(checkpoint, &config.load, Arc::clone(&comm), progress),
+        }
+    };
+    let model = pool.install(load).map_err(|error| followers.explain(error.into()))?;
+    let loaded = followers.loaded(&comm, config.stuck_after + 4 * began.elapsed())?;
+    // Ranks of the CPU share what is left, and the GPU with the least decides.
+    let free = loaded
+        .iter()
+        .map(|loaded| loaded.free_bytes)
+        .fold(free_bytes(model.device()), |least, free| {
+            least.zip(free).map(|(least, free)| least.min(free))
         });
-    }
-    let model = pool.install(|| {
-        load_on_device(checkpoint, &config.load, &mut |bytes| progress(bytes.into()))
-    })?;
+    let sharers = if model.device().is_cpu() { ranks as u64 } else { 1 };
     let weights = dtype(model.dtype());
     let memory = DeviceMemory {
         device: DeviceKind::Gpu { utilization: config.gpu_memory_utilization },
-        available_bytes: free_bytes(model.device()),
+        available_bytes: free.map(|bytes| bytes / sharers),
         counted: MemoryCounted::AfterLoading,
     };
     let kv = if config.fp8_kv_cache { KvDtype::Fp8 } else { weights.into() };
     let request = memory_request(config, model.max_model_len(), (weights, kv), memory);
-    let plan = MemoryPlan::new(model.spec(), request);
+    let spec = checkpoint.spec();
+    let plan = MemoryPlan::new(spec, request);
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     tracing::info!(
         "memory of the device: {:.2} GiB of weights, {:.2} GiB free beside them, of which {:.2} GiB for steps and CUDA graphs and {:.2} GiB for the KV cache",
@@ -234,7 +234,7 @@ fn device_runner(
         gib(plan.activation_bytes),
         gib(plan.kv_cache_bytes)
     );
-    plan.check(model.spec())?;
+    plan.check(spec)?;
     let max_rows = device_logits_rows(config.max_num_seqs);
     let size = WorkspaceSize {
         max_tokens: config.max_num_batched_tokens.max(max_rows),
@@ -244,18 +244,19 @@ fn device_runner(
         block_size: config.block_size,
         fp8_cache: config.fp8_kv_cache,
     };
+    let others_bytes = loaded.iter().map(|loaded| loaded.weights_bytes);
     let info = EngineInfo {
-        weights_bytes: model.weight_bytes() as u64,
+        weights_bytes: model.weight_bytes() as u64 + others_bytes.sum::<u64>(),
+        kv_cache_bytes: plan.kv_cache_bytes * ranks as u64,
         device: if model.device().is_cuda() { "cuda" } else { "cpu" }.into(),
         max_logprobs: Some(MOST_LOGPROBS),
         ..info(checkpoint, &plan, num_threads)
     };
-    let graphs = match config.enforce_eager {
-        true => Graphs::none(),
-        false => Graphs::up_to(max_rows.min(config.max_num_seqs)),
-    };
     let num_swap_blocks = num_swap_blocks(config, &info)?;
-    let mut runner = DeviceRunner::new(model, size, graphs, num_swap_blocks)?;
+    let graphs = !config.enforce_eager;
+    comm.send_message(&encode(&Order::BeginOnDevice { size, graphs, num_swap_blocks })?)?;
+    let runner = DeviceRunner::new(model, size, Graphs::of(&size, graphs), num_swap_blocks)?;
+    let mut runner = runner.leading(followers);
     runner.capture_graphs(&mut |done, total| {
         progress(StartProgress::CapturingGraphs { done, total });
     })?;

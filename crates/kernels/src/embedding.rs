@@ -23,6 +23,18 @@ pub struct VocabPart {
     pub vocab_size: usize,
 }
 
+impl VocabPart {
+    /// All rows of a table, which has one for each token.
+    pub(crate) fn all_rows(rows: usize) -> Self {
+        Self { first: 0, vocab_size: rows }
+    }
+
+    /// The row of a token in a table of `rows` rows; none where another part has it.
+    pub(crate) fn row(self, token: usize, rows: usize) -> Option<usize> {
+        token.checked_sub(self.first).filter(|row| *row < rows)
+    }
+}
+
 /// As [`embedding`], of a weight that has the rows of some tokens: the others' are zeros in the result.
 ///
 /// # Errors
@@ -49,8 +61,7 @@ pub fn embedding_part(
         });
     }
     let out = parallel::build_rows(tokens, w.k(), |token, out| {
-        let row = (ids[token] as usize).checked_sub(part.first);
-        let Some(row) = row.filter(|row| *row < w.n()) else { return };
+        let Some(row) = part.row(ids[token] as usize, w.n()) else { return };
         w.read_row(row, out);
         for value in out {
             *value *= scale;

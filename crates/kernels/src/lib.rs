@@ -3,7 +3,7 @@
 //! Each kernel is one function over [`candle_core::Tensor`] that checks dtype, shape, contiguity and
 //! device before it touches memory, and works on plain slices inside. Activations are `f32`; weights
 //! keep the checkpoint's dtype, or the codes of its quantization, inside a packed [`Weight`]. Kernels use the threads of
-//! [`Threads::run`], and outside of it rayon's current pool.
+//! [`WarmThreads::run`], and outside of it rayon's current pool.
 //!
 //! The module [`device`] has the operations of a decoder whose tensors stay on a device and are written in place:
 //! kernels of NVIDIA GPUs, which the feature `cuda` adds in the module `cuda`, and their definitions on the CPU.
@@ -54,7 +54,10 @@ pub use kv_cache::{
 };
 pub use layer_norm::{add_layer_norm, layer_norm, layer_norm_reference};
 pub use linear::{linear, linear_reference};
-pub use norm::{add, add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference};
+pub use norm::{
+    add, add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_part, rms_norm_reference,
+    square_sums,
+};
 pub use rope::{RopeStyle, RopeTable, rope, rope_reference};
-pub use threads::Threads;
+pub use threads::WarmThreads;
 pub use weight::{Codes, QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows};

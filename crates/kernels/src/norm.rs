@@ -40,6 +40,43 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
     from_vec(out, x.tensor.dims())
 }
 
+/// `sum(x^2)` of each row of `x`, f32 `[rows, dim]`: `[rows]`. Ranks that have parts of a row add these up.
+///
+/// # Errors
+/// `x` is not a contiguous f32 CPU tensor of two dimensions.
+pub fn square_sums(x: &Tensor) -> Result<Tensor> {
+    let x = Operand::new("square_sums", "x", x);
+    let (rows, dim) = x.dims2("[rows, dim]")?;
+    let data = x.f32s()?;
+    from_vec(data.chunks_exact(dim.max(1)).map(squares).collect(), &[rows])
+}
+
+/// [`rms_norm`] of a part `[rows, dim]` of longer rows: `sums` `[rows]` are the [`square_sums`] of the whole rows, which have `width`
+/// numbers each; `weight` `[dim]` belongs to the part.
+///
+/// # Errors
+/// As [`rms_norm`], and when `sums` is not `[rows]`.
+pub fn rms_norm_part(
+    x: &Tensor,
+    weight: &Tensor,
+    eps: f32,
+    (sums, width): (&Tensor, usize),
+) -> Result<Tensor> {
+    let x = Operand::new("rms_norm_part", "x", x);
+    let weight = Operand::new("rms_norm_part", "weight", weight);
+    let sums = Operand::new("rms_norm_part", "sums", sums);
+    let (rows, dim) = x.dims2("[rows, dim]")?;
+    weight.expect_dims("[dim]", &[dim])?;
+    sums.expect_dims("[rows]", &[rows])?;
+    let (data, weight, sums) = (x.f32s()?, weight.f32s()?, sums.f32s()?);
+    let (data, weight, sums): (&[f32], &[f32], &[f32]) = (&data, &weight, &sums);
+    let out = parallel::build_rows(rows, dim, |row, out| {
+        let scale = 1.0 / (sums[row] / width as f32 + eps).sqrt();
+        scaled(&data[row * dim..(row + 1) * dim], scale, weight, out);
+    });
+    from_vec(out, x.tensor.dims())
+}
+
 /// `(sum, normed)`: `sum = residual + x`, `normed = rms_norm(sum)`. Shapes as in [`rms_norm`];
 /// `residual` and `x` have the same shape.
 ///
@@ -117,7 +154,15 @@ const LANES: usize = 32;
 
 /// One row of [`rms_norm`].
 fn normalize(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
-    let scale = 1.0 / (sum(x, |v| v * v) / x.len() as f32 + eps).sqrt();
+    scaled(x, 1.0 / (squares(x) / x.len() as f32 + eps).sqrt(), weight, out);
+}
+
+/// The sum of a row's squares.
+fn squares(x: &[f32]) -> f32 {
+    sum(x, |v| v * v)
+}
+
+fn scaled(x: &[f32], scale: f32, weight: &[f32], out: &mut [f32]) {
     for ((out, v), w) in out.iter_mut().zip(x).zip(weight) {
         *out = v * scale * w;
     }
@@ -221,5 +266,28 @@ mod tests {
         let error = add_rms_norm(&x, &other, &weight, 1e-6).unwrap_err();
         assert!(matches!(error, Error::Shape { operand: "x", .. }));
         assert!(matches!(add(&x, &other), Err(Error::Shape { operand: "x", .. })));
+    }
+
+    /// Rows of which two have a half each.
+    #[test]
+    fn parts_of_rows_are_normed_as_the_whole() {
+        let (rows, dim) = (3, 70);
+        let (x, weight) = (numbers(rows * dim), numbers(dim));
+        let half = |values: &[f32], first: usize| -> Vec<f32> {
+            values.chunks(dim).flat_map(|row| row[first..first + dim / 2].to_vec()).collect()
+        };
+        let parts = [0, dim / 2].map(|first| {
+            let dims = [rows, dim / 2];
+            (tensor(&half(&x, first), &dims), tensor(&half(&weight, first), &dims[1..]), first)
+        });
+        let [left, right] = [0, 1].map(|i| square_sums(&parts[i].0).unwrap());
+        let sums = (left + right).unwrap();
+        let want = rms_norm_reference(&x, &weight, 1e-5);
+        for (part, weight, first) in &parts {
+            let found = rms_norm_part(part, weight, 1e-5, (&sums, dim)).unwrap();
+            assert_close(&flat(&found), &half(&want, *first));
+        }
+        let (part, weight, _) = &parts[0];
+        assert!(rms_norm_part(part, weight, 1e-5, (&tensor(&[1.0], &[1]), dim)).is_err());
     }
 }

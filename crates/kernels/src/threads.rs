@@ -15,26 +15,30 @@ use std::thread::JoinHandle;
 /// How often a thread looks for work before it sleeps: some tens of microseconds.
 const SPINS: usize = 2000;
 
-/// Threads that kernels called inside [`Threads::run`] share their work with.
+/// Threads that kernels called inside [`WarmThreads::run`] share their work with.
 #[derive(Debug)]
-pub struct Threads {
+pub struct WarmThreads {
     team: Arc<Team>,
     workers: Vec<JoinHandle<()>>,
 }
 
-impl Threads {
-    /// `count` threads, the calling one among them.
+impl WarmThreads {
+    /// `count` threads, the calling one among them; each of the others calls `begin` first.
     ///
     /// # Errors
     /// The system has none left.
-    pub fn new(count: usize) -> io::Result<Self> {
+    pub fn new(count: usize, begin: impl Fn() + Send + Sync + 'static) -> io::Result<Self> {
+        let begin = Arc::new(begin);
         let team = Arc::new(Team::new(count.max(1)));
         // Dropped where a thread cannot be had, which ends those that could.
         let mut threads = Self { team, workers: Vec::new() };
         for index in 1..threads.team.count {
-            let team = Arc::clone(&threads.team);
+            let (team, begin) = (Arc::clone(&threads.team), Arc::clone(&begin));
             let named = std::thread::Builder::new().name(format!("kernel-{index}"));
-            threads.workers.push(named.spawn(move || team.work())?);
+            threads.workers.push(named.spawn(move || {
+                begin();
+                team.work();
+            })?);
         }
         Ok(threads)
     }
@@ -47,7 +51,7 @@ impl Threads {
     }
 }
 
-impl Drop for Threads {
+impl Drop for WarmThreads {
     fn drop(&mut self) {
         self.team.ended.store(true, Ordering::SeqCst);
         self.team.wake();
@@ -72,7 +76,7 @@ impl<F: FnMut()> Drop for OnDrop<F> {
     }
 }
 
-/// Threads that work may be shared with: those of [`Threads::run`], else rayon's current pool.
+/// Threads that work may be shared with: those of [`WarmThreads::run`], else rayon's current pool.
 pub(crate) fn available() -> usize {
     let team = CURRENT.with_borrow(|team| team.as_ref().map(|team| team.count));
     team.unwrap_or_else(rayon::current_num_threads)
@@ -123,7 +127,7 @@ impl std::fmt::Debug for Job {
 }
 
 // SAFETY: `job` is written only while the job before it is closed and nobody is at it, by the one thread that
-// `Threads::run` has lent the team to, and read by those who have joined the open job.
+// `WarmThreads::run` has lent the team to, and read by those who have joined the open job.
 unsafe impl Sync for Team {}
 
 const OPEN: u64 = 1 << 31;
@@ -251,7 +255,7 @@ mod tests {
     #[test]
     fn every_item_is_worked_on_once_job_after_job() {
         for count in [1, 2, 3, 8] {
-            let mut threads = Threads::new(count).unwrap();
+            let mut threads = WarmThreads::new(count, || ()).unwrap();
             threads.run(|| {
                 assert_eq!(available(), count);
                 for round in 0..20_000 {
@@ -273,7 +277,7 @@ mod tests {
 
     #[test]
     fn all_threads_take_part_and_do_not_share_further() {
-        let mut threads = Threads::new(3).unwrap();
+        let mut threads = WarmThreads::new(3, || ()).unwrap();
         let seen = Mutex::new(std::collections::HashSet::new());
         threads.run(|| {
             share(3, &|| {
@@ -290,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_panic_ends_the_job_and_not_the_threads() {
-        let mut threads = Threads::new(2).unwrap();
+        let mut threads = WarmThreads::new(2, || ()).unwrap();
         let both = AtomicUsize::new(0);
         let job = |panics: bool| {
             both.store(0, Ordering::SeqCst);

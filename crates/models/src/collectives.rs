@@ -1,7 +1,11 @@
 //! Tensors that ranks put together: sums of partial products, parts of the logits.
 
-use candle_core::{Device, Tensor};
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
 use candlepower_comm::Comm;
+#[cfg(feature = "cuda")]
+use candlepower_kernels::cuda::{Nccl, NcclId};
 
 use crate::error::Result;
 
@@ -24,4 +28,82 @@ pub(crate) fn all_gather_columns(comm: &Comm, part: Tensor) -> Result<Tensor> {
     let all = comm.all_gather(&part.flatten_all()?.to_vec1::<f32>()?)?;
     let all = Tensor::from_vec(all, (comm.size(), rows, columns), &Device::Cpu)?;
     Ok(all.transpose(0, 1)?.reshape((rows, comm.size() * columns))?)
+}
+
+/// The ranks of a model on devices. They write into the tensors that they are given, by NCCL on GPUs, and elsewhere, where the kernels'
+/// definitions compute, by `comm`.
+pub(crate) struct DeviceRanks {
+    comm: Arc<Comm>,
+    #[cfg(feature = "cuda")]
+    nccl: Option<Nccl>,
+}
+
+impl DeviceRanks {
+    /// Joins the ranks of `comm`, of which this one has `device`. Returns when all have.
+    #[cfg_attr(not(feature = "cuda"), allow(clippy::unnecessary_wraps, unused_variables))]
+    pub(crate) fn join(comm: Arc<Comm>, device: &Device) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        let nccl = match device.is_cuda() {
+            true => {
+                let mut id: NcclId = [0; 128];
+                if comm.rank() == 0 {
+                    id = Nccl::new_id()?;
+                }
+                comm.broadcast(&mut id)?;
+                // NCCL waits for ever for a rank that has failed.
+                comm.barrier()?;
+                Some(Nccl::join(device, &id, comm.rank(), comm.size())?)
+            }
+            false => None,
+        };
+        Ok(Self {
+            comm,
+            #[cfg(feature = "cuda")]
+            nccl,
+        })
+    }
+
+    /// What the ranks talk through beside their tensors.
+    pub(crate) fn comm(&self) -> &Arc<Comm> {
+        &self.comm
+    }
+
+    /// Which rank this is.
+    pub(crate) fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// How many ranks there are.
+    pub(crate) fn size(&self) -> usize {
+        self.comm.size()
+    }
+
+    /// Replaces `x` by the sum of all ranks' `x`.
+    pub(crate) fn all_reduce(&self, x: &Tensor) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Some(nccl) = &self.nccl {
+            return Ok(nccl.all_reduce(x)?);
+        }
+        let mut values = numbers(x)?;
+        self.comm.all_reduce(&mut values)?;
+        write(values, x)
+    }
+
+    /// Fills `all`, `[ranks, ..]`, with every rank's `part`, `[..]`.
+    pub(crate) fn all_gather(&self, part: &Tensor, all: &Tensor) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Some(nccl) = &self.nccl {
+            return Ok(nccl.all_gather(part, all)?);
+        }
+        write(self.comm.all_gather(&numbers(part)?)?, all)
+    }
+}
+
+fn numbers(x: &Tensor) -> Result<Vec<f32>> {
+    Ok(x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
+}
+
+fn write(values: Vec<f32>, x: &Tensor) -> Result<()> {
+    let values = Tensor::from_vec(values, x.shape(), &Device::Cpu)?.to_dtype(x.dtype())?;
+    Ok(x.slice_set(&values, 0, 0)?)
 }

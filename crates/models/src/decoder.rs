@@ -8,7 +8,7 @@ use candlepower_comm::Comm;
 use candlepower_kernels::{
     Activation, AttentionMetadata, Experts, KvCache, KvCacheConfig, VocabPart, Weight, activation,
     add, add_rms_norm, embedding, embedding_part, experts, gated_activation, layer_norm, linear,
-    paged_attention, reshape_and_cache, rms_norm, rope,
+    paged_attention, reshape_and_cache, rms_norm, rms_norm_part, rope, square_sums,
 };
 use half::{bf16, f16};
 
@@ -286,19 +286,11 @@ impl Ops for CpuOps<'_> {
             let part = qkv.narrow(1, first * a.head_dim, heads * a.head_dim)?;
             part.contiguous()?.reshape((tokens, heads, a.head_dim))
         };
-        // Norms heads where the model does, and rotates each to its token's position.
-        let position = |x: Tensor, norm: &Option<Norm>| -> Result<Tensor> {
-            let x = match norm {
-                None => x,
-                Some(norm) if a.norm_span == QkNormSpan::AllHeads => {
-                    self.norm(&x.flatten_from(1)?, norm)?.reshape(x.shape())?
-                }
-                Some(norm) => self.norm(&x, norm)?,
-            };
-            Ok(rope(&x, &a.rope, &self.input.positions)?)
-        };
-        let q = position(heads_of(0, a.heads)?, &a.q_norm)?;
-        let k = position(heads_of(a.heads, a.kv_heads)?, &a.k_norm)?;
+        let q = heads_of(0, a.heads)?;
+        let k = heads_of(a.heads, a.kv_heads)?;
+        let (q, k) = self.norm_heads(q, k, a)?;
+        let q = rope(&q, &a.rope, &self.input.positions)?;
+        let k = rope(&k, &a.rope, &self.input.positions)?;
         let v = heads_of(a.heads + a.kv_heads, a.kv_heads)?;
         let layer = if self.keeps_layers { a.layer } else { 0 };
         reshape_and_cache(&k, &v, self.cache, layer, &self.input.slot_mapping)?;
@@ -315,7 +307,34 @@ impl Ops for CpuOps<'_> {
     }
 
     fn experts(&self, x: &Tensor, layer: &Experts<Weight>) -> Result<Tensor> {
-        Ok(experts(x, layer)?)
+        // Each rank has some of the columns of every expert.
+        all_reduce(self.comm, experts(x, layer)?)
+    }
+}
+
+impl CpuOps<'_> {
+    /// Norms q and k, `[tokens, heads, head_dim]`, where the model does.
+    fn norm_heads(&self, q: Tensor, k: Tensor, a: &Attention<Weight>) -> Result<(Tensor, Tensor)> {
+        let (Some(q_norm), Some(k_norm)) = (&a.q_norm, &a.k_norm) else { return Ok((q, k)) };
+        if a.norm_span != QkNormSpan::AllHeads {
+            return Ok((self.norm(&q, q_norm)?, self.norm(&k, k_norm)?));
+        }
+        let (q_rows, k_rows) = (q.flatten_from(1)?, k.flatten_from(1)?);
+        let (q_rows, k_rows) = match self.comm.size() {
+            1 => (self.norm(&q_rows, q_norm)?, self.norm(&k_rows, k_norm)?),
+            ranks => {
+                let tokens = q.dim(0)?;
+                let sums = Tensor::cat(&[square_sums(&q_rows)?, square_sums(&k_rows)?], 0)?;
+                let sums = all_reduce(self.comm, sums)?;
+                // Keys that several ranks have are as often in the sum as in the width.
+                let normed = |x: &Tensor, norm: &Norm, first| -> Result<Tensor> {
+                    let whole = (&sums.narrow(0, first, tokens)?, ranks * x.dim(1)?);
+                    Ok(rms_norm_part(x, &norm.weight, norm.eps, whole)?)
+                };
+                (normed(&q_rows, q_norm, 0)?, normed(&k_rows, k_norm, tokens)?)
+            }
+        };
+        Ok((q_rows.reshape(q.shape())?, k_rows.reshape(k.shape())?))
     }
 }
 

@@ -1,16 +1,22 @@
 //! The decoder on a device: row-major weights or codes, and buffers that are reserved once.
 
+use std::sync::Arc;
+
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{ModelSpec, QkNormSpan};
+use candlepower_comm::Comm;
 use candlepower_kernels::{
-    Activation, Experts, KvCacheConfig,
+    Activation, Experts, KvCacheConfig, VocabPart,
     device::{
         self, AttentionPlan, AttentionSpec, AttentionStep, LayerNorm, Matmul, Matrix, NormWeight,
         PagedCache, PlanCapacity, QkNorm, QkvToCache, RmsNorm,
     },
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
+    collectives::DeviceRanks,
     decoder::embed_scale,
     error::Result,
     layers::{Attention, Layers, Linear, Norm, NormForm, Ops, Place},
@@ -19,7 +25,10 @@ use crate::{
 
 /// A decoder-only language model whose weights are on a device.
 pub struct DeviceDecoder {
+    /// What this rank computes.
     spec: ModelSpec,
+    /// Where the model is split.
+    ranks: Option<DeviceRanks>,
     max_model_len: usize,
     device: Device,
     dtype: DType,
@@ -61,10 +70,20 @@ pub struct Workspace {
     last: Tensor,
     /// `[max_rows, vocab]`.
     logits: Tensor,
+    /// Where there are ranks.
+    gathered: Option<Gathered>,
+}
+
+/// Logits on their way from the ranks that computed them.
+struct Gathered {
+    /// This rank's, `[max_rows, tokens]`.
+    own: Tensor,
+    /// Those of each rank, one after the other.
+    all: Tensor,
 }
 
 /// How large steps are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug)]
 pub struct WorkspaceSize {
     /// Tokens of a step.
     pub max_tokens: usize,
@@ -82,13 +101,18 @@ pub struct WorkspaceSize {
 
 impl DeviceDecoder {
     /// Builds the model from its parts, with rope tables for `max_model_len` positions.
-    pub(crate) fn new(spec: ModelSpec, parts: Parts<Matrix>, max_model_len: usize) -> Result<Self> {
+    pub(crate) fn new(
+        spec: ModelSpec,
+        parts: Parts<Matrix>,
+        max_model_len: usize,
+        ranks: Option<DeviceRanks>,
+    ) -> Result<Self> {
         let device = parts.layout().device.clone();
         let head_dim = parts.layout().padded_head(spec.layers[0].attention.head_dim);
         let dtype = parts.layout().vectors;
         let layers = Layers::take(&spec, parts, max_model_len)?;
         let embed_scale = embed_scale(&spec.embed, dtype);
-        Ok(Self { spec, max_model_len, device, dtype, head_dim, embed_scale, layers })
+        Ok(Self { spec, ranks, max_model_len, device, dtype, head_dim, embed_scale, layers })
     }
 
     /// Reserves what steps of up to this size need, with an empty cache.
@@ -126,6 +150,13 @@ impl DeviceDecoder {
         }
         let buffer =
             |rows: usize, width: usize| Tensor::zeros(rows * width, self.dtype, &self.device);
+        let gathered = match self.ranks {
+            Some(_) => Some(Gathered {
+                own: buffer(size.max_rows, self.spec.vocab_size)?,
+                all: buffer(size.max_rows, self.vocab_size())?,
+            }),
+            None => None,
+        };
         let (tokens, hidden) = (size.max_tokens, self.spec.hidden_size);
         let widths = self.spec.device_widths(1);
         Ok(Workspace {
@@ -144,7 +175,8 @@ impl DeviceDecoder {
             inner: buffer(tokens, widths.inner)?,
             attended: buffer(tokens, widths.attended)?,
             last: buffer(size.max_rows, hidden)?,
-            logits: buffer(size.max_rows, self.spec.vocab_size)?,
+            logits: buffer(size.max_rows, self.vocab_size())?,
+            gathered,
         })
     }
 
@@ -160,6 +192,7 @@ impl DeviceDecoder {
             tokens: input.token_ids.elem_count(),
             hidden: self.spec.hidden_size,
             embed_scale: self.embed_scale,
+            ranks: self.ranks.as_ref(),
         })
     }
 
@@ -170,17 +203,44 @@ impl DeviceDecoder {
     pub fn logits(&self, hidden: &Tensor, rows: &Tensor, workspace: &Workspace) -> Result<Tensor> {
         let count = rows.elem_count();
         let last = view(&workspace.last, &[count, self.spec.hidden_size])?;
-        let logits = view(&workspace.logits, &[count, self.spec.vocab_size])?;
+        let logits = view(&workspace.logits, &[count, self.vocab_size()])?;
         device::gather_rows(hidden, rows, &last)?;
-        workspace.matmul.run(&last, &self.layers.head.weight, None, &logits)?;
-        let head = &self.spec.head;
-        if head.scale != 1.0 || head.softcap.is_some() {
-            device::scale_and_cap(&logits, head.scale as f32, head.softcap.map(|cap| cap as f32))?;
+        let Some((ranks, gathered)) = self.ranks.as_ref().zip(workspace.gathered.as_ref()) else {
+            self.part_of_logits(&last, &logits, workspace)?;
+            return Ok(logits);
+        };
+        let width = self.spec.vocab_size;
+        let own = view(&gathered.own, &[count, width])?;
+        let all = view(&gathered.all, &[ranks.size(), count, width])?;
+        self.part_of_logits(&last, &own, workspace)?;
+        ranks.all_gather(&own, &all)?;
+        for rank in 0..ranks.size() {
+            logits.slice_set(&all.narrow(0, rank, 1)?.squeeze(0)?, 1, rank * width)?;
         }
         Ok(logits)
     }
 
-    /// The model's description.
+    /// The logits of this rank's tokens, `[rows, tokens]`.
+    fn part_of_logits(&self, last: &Tensor, out: &Tensor, workspace: &Workspace) -> Result<()> {
+        workspace.matmul.run(last, &self.layers.head.weight, None, out)?;
+        let head = &self.spec.head;
+        if head.scale != 1.0 || head.softcap.is_some() {
+            device::scale_and_cap(out, head.scale as f32, head.softcap.map(|cap| cap as f32))?;
+        }
+        Ok(())
+    }
+
+    /// The ranks of the model, where it is split.
+    pub fn comm(&self) -> Option<&Arc<Comm>> {
+        self.ranks.as_ref().map(DeviceRanks::comm)
+    }
+
+    /// Tokens of the whole vocabulary.
+    pub fn vocab_size(&self) -> usize {
+        self.ranks.as_ref().map_or(1, DeviceRanks::size) * self.spec.vocab_size
+    }
+
+    /// The description of what this rank computes: the whole model, where there is one rank.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
@@ -238,9 +298,15 @@ struct DeviceOps<'a> {
     tokens: usize,
     hidden: usize,
     embed_scale: f32,
+    ranks: Option<&'a DeviceRanks>,
 }
 
 impl DeviceOps<'_> {
+    /// What each rank has a part of becomes the sum.
+    fn sum(&self, x: &Tensor) -> Result<()> {
+        self.ranks.map_or(Ok(()), |ranks| ranks.all_reduce(x))
+    }
+
     fn rows(&self, buffer: &Tensor, width: usize) -> Result<Tensor> {
         view(buffer, &[self.tokens, width])
     }
@@ -268,7 +334,11 @@ impl Ops for DeviceOps<'_> {
 
     fn embed(&self, table: &Matrix, positions: Option<&Matrix>) -> Result<Tensor> {
         let out = self.rows(&self.workspace.residual, self.hidden)?;
-        device::embedding(self.input.token_ids, table, self.embed_scale, &out)?;
+        let (rank, ranks) = self.ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
+        let rows = table.dim(0)?;
+        let part = VocabPart { first: rank * rows, vocab_size: ranks * rows };
+        device::embedding(self.input.token_ids, table, self.embed_scale, part, &out)?;
+        self.sum(&out)?;
         if let Some(table) = positions {
             let rows = self.rows(&self.workspace.branch, self.hidden)?;
             device::embedding(self.input.positions, table, 1.0, &rows)?;
@@ -312,6 +382,9 @@ impl Ops for DeviceOps<'_> {
         };
         let out = self.rows(buffer, linear.weight.n())?;
         self.workspace.matmul.run(x, &linear.weight, linear.bias.as_ref(), &out)?;
+        if place == Place::Branch {
+            self.sum(&out)?;
+        }
         Ok(out)
     }
 
@@ -362,6 +435,7 @@ impl Ops for DeviceOps<'_> {
     fn experts(&self, x: &Tensor, experts: &Experts<Matrix>) -> Result<Tensor> {
         let out = self.rows(&self.workspace.branch, self.hidden)?;
         device::experts(x, experts, &out)?;
+        self.sum(&out)?;
         Ok(out)
     }
 }

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::{
     error::Result,
-    load::{LoadProgress, taken},
+    load::{LoadProgress, Progress, taken},
     parts::{Matrix, PartsBuilder},
     quantized,
 };
@@ -26,11 +26,11 @@ pub(crate) fn fill<M: Matrix>(
     plan: &[TensorPlan],
     dtype: DType,
     parts: &mut PartsBuilder<'_, M>,
-    progress: &mut dyn FnMut(LoadProgress),
+    progress: Progress<'_>,
 ) -> Result<()> {
     let bytes_total = (plan.iter().map(taken).sum::<usize>() * dtype.size_in_bytes()) as u64;
     let mut done = LoadProgress { bytes_done: 0, bytes_total };
-    progress(done);
+    progress(done)?;
     for (seed, tensor) in plan.iter().enumerate() {
         let width = tensor.shape.get(1).copied().unwrap_or(1);
         let columns = tensor.columns().unwrap_or(0..1);
@@ -49,13 +49,13 @@ pub(crate) fn fill<M: Matrix>(
                         columns.len(),
                         rows.view(),
                     )?;
-                    progress(done);
+                    progress(done)?;
                     continue;
                 }
                 let value = |i: usize| mean + spread * uniform(piece.random(i));
                 let data = encode(piece.len(), dtype, value);
                 parts.write(slot, first - slot.rows.start, WeightRows { dtype, bytes: &data })?;
-                progress(done);
+                progress(done)?;
             }
         }
     }

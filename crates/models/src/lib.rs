@@ -4,7 +4,7 @@
 //! decoder, driven by the checkpoint's `ModelSpec`, runs every architecture. It keeps no state of
 //! any sequence; keys and values live in the paged `KvCache` that the caller passes to
 //! [`Decoder::forward`]. [`load_on_device()`] makes a [`DeviceDecoder`] of it, which walks through the same layers with
-//! the operations of a GPU. [`load_shard()`] loads what one of several ranks computes.
+//! the operations of a GPU. [`load_shard()`] and [`load_shard_on_device()`] load what one of several ranks computes.
 
 mod collectives;
 mod decoder;
@@ -24,5 +24,6 @@ pub use device_decoder::{DeviceDecoder, DeviceInput, Workspace, WorkspaceSize};
 pub use error::{Error, Result};
 pub use load::{
     LoadDtype, LoadFormat, LoadOptions, LoadProgress, load, load_on_device, load_shard,
+    load_shard_on_device,
 };
 pub use quantized::dequantize_reference;

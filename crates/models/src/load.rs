@@ -12,6 +12,7 @@ use candlepower_kernels::{Weight, WeightRows};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    collectives::DeviceRanks,
     decoder::Decoder,
     device_decoder::DeviceDecoder,
     dummy,
@@ -123,7 +124,11 @@ pub fn load_shard(
         Ok(builder?)
     };
     let parts = PartsBuilder::new(spec, &plan, Layout::cpu(), dtype, reserve)?;
-    let parts = source.fill(spec, plan, parts, progress)?;
+    let parts = source.fill(spec, plan, parts, &mut |done| {
+        progress(done);
+        // What another rank cannot load need not be loaded here.
+        Ok(comm.look_around()?)
+    })?;
     Decoder::new(spec.clone(), parts, max_model_len, comm)
 }
 
@@ -138,13 +143,43 @@ pub fn load_on_device(
     options: &LoadOptions,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<DeviceDecoder> {
-    let spec = checkpoint.spec();
+    load_device_part(checkpoint, options, None, progress)
+}
+
+/// As [`load_on_device`], of the part of the weights that belongs to the rank of `comm`: on GPUs the ranks join by NCCL, even where
+/// there is only one.
+///
+/// # Errors
+/// As [`load_on_device`]; and the layers cannot be split over so many ranks, or NCCL is not there.
+pub fn load_shard_on_device(
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+    comm: Arc<Comm>,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<DeviceDecoder> {
+    load_device_part(checkpoint, options, Some(comm), progress)
+}
+
+fn load_device_part(
+    checkpoint: &Checkpoint,
+    options: &LoadOptions,
+    comm: Option<Arc<Comm>>,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<DeviceDecoder> {
+    let of_rank = |comm: &Arc<Comm>| Shard { rank: comm.rank(), ranks: comm.size() };
+    let shard = comm.as_ref().map_or(Shard::WHOLE, of_rank);
+    checkpoint.spec().check_tensor_parallel(shard.ranks)?;
+    let spec = &checkpoint.spec().shard(shard.ranks);
     let max_model_len = spec.max_model_len(options.max_model_len)?;
     if options.dtype == LoadDtype::F32 && !options.device.is_cpu() {
         return Err(Error::DeviceDtype);
     }
     if let Some(what) = spec.only_on_cpu().filter(|_| !options.device.is_cpu()) {
         return Err(Error::OnlyOnCpu { what });
+    }
+    // The kernel that norms them does not stop for a sum in between.
+    if shard.ranks > 1 && spec.layers.iter().any(|layer| layer.attention.norms_all_heads()) {
+        return Err(Error::OnlyOnCpu { what: "norms over all heads, split over ranks," });
     }
     let dtype = options.dtype.chosen().unwrap_or(match checkpoint.device_dtype(None) {
         Dtype::F16 => DType::F16,
@@ -158,12 +193,22 @@ pub fn load_on_device(
         adds_one: false,
     };
     let source = Source::open(checkpoint, options)?;
-    let plan = checkpoint.tensor_plan();
+    let ranks = comm.map(|comm| DeviceRanks::join(comm, device)).transpose()?;
+    let plan = checkpoint.shard_plan(shard);
+    if shard.ranks > 1 && plan.iter().any(|tensor| tensor.scheme.is_some()) {
+        return Err(Error::OnlyOnCpu { what: "quantized weights, split over ranks," });
+    }
     let reserve = |shape: Shape| Ok(RowsBuilder::new(shape, device));
     let parts = PartsBuilder::new(spec, &plan, layout, |_| Ok(dtype), reserve)?;
-    let parts = source.fill(spec, plan, parts, progress)?;
-    DeviceDecoder::new(spec.clone(), parts, max_model_len)
+    let parts = source.fill(spec, plan, parts, &mut |done| {
+        progress(done);
+        ranks.as_ref().map_or(Ok(()), |ranks| Ok(ranks.comm().look_around()?))
+    })?;
+    DeviceDecoder::new(spec.clone(), parts, max_model_len, ranks)
 }
+
+/// Who is told how far loading has come, and may end it.
+pub(crate) type Progress<'a> = &'a mut dyn FnMut(LoadProgress) -> Result<()>;
 
 /// Where the numbers come from.
 enum Source {
@@ -198,7 +243,7 @@ impl Source {
         spec: &ModelSpec,
         plan: Vec<TensorPlan>,
         mut parts: PartsBuilder<'_, M>,
-        progress: &mut dyn FnMut(LoadProgress),
+        progress: Progress<'_>,
     ) -> Result<Parts<M>> {
         match self {
             Self::Files(shards) => read_weights(shards, plan, &mut parts, progress)?,
@@ -228,7 +273,7 @@ fn read_weights<M: Matrix>(
     shards: &Shards,
     plan: Vec<TensorPlan>,
     parts: &mut PartsBuilder<'_, M>,
-    progress: &mut dyn FnMut(LoadProgress),
+    progress: Progress<'_>,
 ) -> Result<()> {
     let mut stored = Vec::new();
     for tensor in plan {
@@ -242,19 +287,19 @@ fn read_weights<M: Matrix>(
     };
     let bytes_total = stored.iter().map(|(stored, tensor)| num_bytes(stored, tensor)).sum();
     let mut done = LoadProgress { bytes_done: 0, bytes_total };
-    progress(done);
+    progress(done)?;
     for (stored, tensor) in &stored {
         let end = done.bytes_done + num_bytes(stored, tensor);
         match &tensor.scheme {
             Some(scheme) => quantized::read(shards, tensor, *scheme, parts)?,
             None => read_numbers(shards, tensor, parts, &mut |bytes| {
                 done.bytes_done += bytes;
-                progress(done);
+                progress(done)
             })?,
         }
         if done.bytes_done != end {
             done.bytes_done = end;
-            progress(done);
+            progress(done)?;
         }
     }
     Ok(())
@@ -271,7 +316,7 @@ fn read_numbers<M: Matrix>(
     shards: &Shards,
     tensor: &TensorPlan,
     parts: &mut PartsBuilder<'_, M>,
-    copied: &mut dyn FnMut(u64),
+    copied: &mut dyn FnMut(u64) -> Result<()>,
 ) -> Result<()> {
     let dtype = shards.dtype(&tensor.name)?;
     let size = dtype.size_in_bytes();
@@ -301,7 +346,7 @@ fn read_numbers<M: Matrix>(
                 }
             };
             parts.write(slot, first - slot.rows.start, WeightRows { dtype, bytes: &bytes })?;
-            copied(bytes.len() as u64);
+            copied(bytes.len() as u64)?;
         }
     }
     Ok(())

@@ -101,7 +101,7 @@ pub struct ServeConfig {
     /// Where to compute
     #[arg(long, help_heading = "Engine", value_enum, default_value_t)]
     pub device: DeviceKind,
-    /// Ranks over which each layer is split: processes, on the CPU; this version takes one GPU
+    /// Ranks over which each layer is split: processes, each with cores or a GPU of its own
     #[arg(long, help_heading = "Engine", value_name = "N", default_value = "1", value_parser = at_least_one)]
     pub tensor_parallel_size: usize,
     /// Threads that compute [default: one per physical core]

@@ -34,14 +34,6 @@ pub enum Error {
     /// There is no GPU that could be used.
     #[error("{0}; leave --device out to compute on the CPU")]
     NoGpu(NoGpu),
-    /// More GPUs are asked for than one.
-    #[error(
-        "--tensor-parallel-size {asked} is not supported on GPUs by this version: leave the setting out, or take --device cpu"
-    )]
-    TensorParallel {
-        /// How many.
-        asked: usize,
-    },
     /// The engine has ended while the server ran.
     #[error("the engine has stopped: {0}")]
     EngineDied(String),

@@ -4,7 +4,7 @@ use candlepower_checkpoint::{
     Checkpoint, Counted, Description, DeviceKind, DeviceMemory, Dtype, EncoderCheckpoint,
     EncoderMemoryRequest, KvDtype, MemoryPlan, MemoryRequest, Quantization,
 };
-use candlepower_engine::{Device, free_bytes};
+use candlepower_engine::{Device, check_gpus, free_bytes};
 
 use crate::config::{
     DeviceKind as DeviceSetting, Dtype as DtypeSetting, KvCacheDtype, LoadFormat, ServeConfig,
@@ -37,10 +37,8 @@ fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device)
         return Err(Error::OnlyOnCpu(what));
     }
     spec.check_tensor_parallel(config.tensor_parallel_size)?;
-    // What the model says of the number comes first: it holds for any version.
-    if config.tensor_parallel_size > 1 && !device.is_cpu() {
-        return Err(Error::TensorParallel { asked: config.tensor_parallel_size });
-    }
+    // What the model says of the number comes first: it holds on any machine.
+    check_gpus(device, config.tensor_parallel_size)?;
     let max_model_len = spec.max_model_len(config.max_model_len)?;
     let plan = MemoryPlan::new(spec, memory_request(config, checkpoint, device, max_model_len));
     plan.check(spec)?;
@@ -149,8 +147,10 @@ fn memory_request(
         memory: DeviceMemory {
             device: kind,
             // The ranks of the CPU share its memory.
-            available_bytes: free_bytes(device)
-                .map(|bytes| bytes / config.tensor_parallel_size as u64),
+            available_bytes: free_bytes(device).map(|bytes| match device.is_cpu() {
+                true => bytes / config.tensor_parallel_size as u64,
+                false => bytes,
+            }),
             counted: Counted::BeforeLoading,
         },
     }

@@ -98,8 +98,11 @@ impl ModelSpec {
         let tokens = request.max_num_batched_tokens as u64;
         let rows = device_logits_rows(request.max_num_seqs) as u64;
         let vocab = self.vocab_size as u64;
+        // What ranks gather their logits in.
+        let gathered = if ranks > 1 { rows * (vocab + vocab.div_ceil(ranks as u64)) } else { 0 };
         let buffers = tokens * (3 * self.hidden_size + wide + inner + attended) as u64
-            + rows * (self.hidden_size as u64 + vocab);
+            + rows * (self.hidden_size as u64 + vocab)
+            + gathered;
         // Scores and counts of each draw are four bytes, a grammar's mask is a bit.
         let sampling = rows * (8 * vocab + vocab.div_ceil(8));
         let mut windows = Vec::new();

@@ -7,7 +7,8 @@ use crate::{
     error::{Error, Result},
     quantization::MatrixForm,
     rope::RopeSpec,
-    spec::{Dtype, FfnSpec, LayerSpec, ModelSpec, QkNormSpan},
+    shard::is_split_by_columns,
+    spec::{Dtype, FfnSpec, LayerSpec, ModelSpec},
     weights::Slot,
 };
 
@@ -163,12 +164,6 @@ impl ModelSpec {
         let (mut heads, mut kv_heads, mut inner) = (None, None, None);
         for layer in &self.layers {
             let a = &layer.attention;
-            if ranks != 1 && matches!(layer.ffn, FfnSpec::Experts(_)) {
-                return Some(("router of experts", 1));
-            }
-            if ranks != 1 && a.qk_norm.is_some_and(|norm| norm.span != QkNormSpan::Head) {
-                return Some(("norm over all heads", 1));
-            }
             heads = heads.or((!splits(a.heads)).then_some(("attention heads", a.heads)));
             kv_heads =
                 kv_heads.or((!shared(a.kv_heads)).then_some(("key and value heads", a.kv_heads)));
@@ -189,9 +184,9 @@ impl ModelSpec {
         self.quantized.iter().find_map(|(&(layer, slot), packed)| {
             let LayerSpec { attention, ffn, .. } = &self.layers[layer?];
             let columns = match slot {
+                _ if !is_split_by_columns(slot) => return None,
                 Slot::O => attention.heads * attention.head_dim,
-                Slot::Down => ffn.mlp().inner,
-                _ => return None,
+                _ => ffn.mlp().inner,
             };
             let whole = packed.group >= columns || (columns / ranks).is_multiple_of(packed.group);
             match packed.reordered {

@@ -10,7 +10,7 @@ use metrics::Counter;
 
 use super::*;
 
-fn on_device() -> EngineConfig {
+pub(super) fn on_device() -> EngineConfig {
     let load = LoadOptions { dtype: LoadDtype::F32, ..config().load };
     EngineConfig { load, device_reference: true, ..config() }
 }

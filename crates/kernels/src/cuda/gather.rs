@@ -3,19 +3,25 @@
 use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch};
-use crate::Result;
 use crate::tensor::Operand;
+use crate::{Result, VocabPart};
 
 /// `out[t] = table[token_ids[t]] * scale`, rounded once.
 ///
-/// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16; `token_ids` is u32 `[tokens]`.
-/// An id that is no row of the table gives a row of NaN. The CPU's definition is
-/// [`crate::embedding_reference`].
+/// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16; `token_ids` is u32 `[tokens]`. Where `table` has a
+/// `part` of the vocabulary, the rows of the other tokens are zeros. An id beyond the vocabulary gives a row of NaN. The CPU's
+/// definition is [`crate::embedding_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
-pub fn embedding(token_ids: &Tensor, table: &Tensor, scale: f32, out: &Tensor) -> Result<()> {
-    gather("embedding", ("token_ids", token_ids), ("table", table), scale, out)
+pub fn embedding(
+    token_ids: &Tensor,
+    table: &Tensor,
+    scale: f32,
+    part: VocabPart,
+    out: &Tensor,
+) -> Result<()> {
+    gather("embedding", ("token_ids", token_ids), ("table", table), (scale, part), out)
 }
 
 /// `out[i] = x[rows[i]]`, for example the rows whose logits are wanted.
@@ -26,14 +32,14 @@ pub fn embedding(token_ids: &Tensor, table: &Tensor, scale: f32, out: &Tensor) -
 /// # Errors
 /// As [`embedding`].
 pub fn gather_rows(x: &Tensor, rows: &Tensor, out: &Tensor) -> Result<()> {
-    gather("gather_rows", ("rows", rows), ("x", x), 1.0, out)
+    gather("gather_rows", ("rows", rows), ("x", x), (1.0, VocabPart::all_rows(x)), out)
 }
 
 fn gather(
     kernel: &'static str,
     rows: (&'static str, &Tensor),
     table: (&'static str, &Tensor),
-    scale: f32,
+    (scale, part): (f32, VocabPart),
     out: &Tensor,
 ) -> Result<()> {
     let launch = Launch::new(kernel, table.0, table.1)?;
@@ -44,7 +50,9 @@ fn gather(
         rows: launch.u32s(rows, "[count]", &[count])?,
         out: launch.elements(("out", out), "[count, dim]", &[count, dim])?,
         count: count as i64,
+        first_row: part.first as u32,
         table_rows: table_rows as u32,
+        all_rows: part.vocab_size as u32,
         dim: dim as i32,
         dtype: launch.dtype_code(),
         scale,
@@ -53,7 +61,7 @@ fn gather(
         return Ok(());
     }
     // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel
-    // compares each row number with `table_rows` before it reads.
+    // compares each row's number less `first_row` with `table_rows` before it reads.
     unsafe { launch.run(candlepower_gather, &args) }
 }
 
@@ -64,12 +72,14 @@ struct GatherArgs {
     rows: *mut u32,
     out: Address,
     count: i64,
+    first_row: u32,
     table_rows: u32,
+    all_rows: u32,
     dim: i32,
     dtype: i32,
     scale: f32,
 }
-const _: () = assert!(size_of::<GatherArgs>() == 48);
+const _: () = assert!(size_of::<GatherArgs>() == 56);
 
 unsafe extern "C" {
     fn candlepower_gather(args: *const GatherArgs, stream: CUstream) -> i32;

@@ -173,17 +173,23 @@ impl Launch {
         Ok(address as Address)
     }
 
+    /// The device's own stream, which lives as long as this launch; its context is current on this thread from here on.
+    pub(super) fn stream(&self) -> Result<CUstream> {
+        let stream = self.device.cuda_stream();
+        // The CUDA run time launches in the context that is current.
+        stream.context().bind_to_thread().map_err(|error| driver(self.kernel, error))?;
+        Ok(stream.cu_stream())
+    }
+
     /// Starts the kernel. It reads and writes what `args` points to, later and in the stream's order.
     ///
     /// # Safety
     /// The addresses in `args` come from this launch's checks, or from memory that outlives the stream's
     /// work, and `args` is what `launcher` expects.
     pub(super) unsafe fn run<A>(&self, launcher: Launcher<A>, args: &A) -> Result<()> {
-        let stream = self.device.cuda_stream();
-        // The CUDA run time launches in the context that is current on this thread.
-        stream.context().bind_to_thread().map_err(|error| driver(self.kernel, error))?;
+        let stream = self.stream()?;
         // SAFETY: the caller vouches for the arguments; the stream is the device's own and alive.
-        let code = unsafe { launcher(args, stream.cu_stream()) };
+        let code = unsafe { launcher(args, stream) };
         if code == 0 {
             return Ok(());
         }

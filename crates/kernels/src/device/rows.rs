@@ -7,8 +7,8 @@ use super::reference::Reference;
 use super::{Matrix, launch_on_gpu};
 use crate::tensor::Operand;
 use crate::{
-    Activation, Result, activation_reference, add_rms_norm_reference, gated_activation_reference,
-    layer_norm_reference, rms_norm_reference,
+    Activation, Result, VocabPart, activation_reference, add_rms_norm_reference,
+    gated_activation_reference, layer_norm_reference, rms_norm_reference,
 };
 
 /// How the weight of a norm enters.
@@ -162,16 +162,28 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
 
 /// `out[t] = table[token_ids[t]] * scale`, rounded once; the numbers that codes mean are rounded before.
 ///
-/// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16 but the codes of `table`; `token_ids` is u32 `[tokens]`.
-/// An id that is no row of the table gives a row of NaN. The definition is [`crate::embedding_reference`].
+/// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16 but the codes of `table`; `token_ids` is u32 `[tokens]`. Where
+/// `table` has a `part` of the vocabulary, the rows of the other tokens are zeros; codes are of the whole. An id beyond the vocabulary gives
+/// a row of NaN. The definition is [`crate::embedding_reference`].
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
-pub fn embedding(token_ids: &Tensor, table: &Matrix, scale: f32, out: &Tensor) -> Result<()> {
+/// An operand has the wrong dtype, shape, layout or device, codes are of a part, or CUDA refused the launch.
+pub fn embedding(
+    token_ids: &Tensor,
+    table: &Matrix,
+    scale: f32,
+    part: VocabPart,
+    out: &Tensor,
+) -> Result<()> {
+    if matches!(table, Matrix::Packed(_)) && part != VocabPart::all_rows(table.n()) {
+        let expected = "the whole vocabulary's where the table has codes";
+        let value = part.vocab_size;
+        return Err(Error::Parameter { parameter: "rows of the table", value, expected });
+    }
     launch_on_gpu!(
         out,
         match table {
-            Matrix::Rows(table) => crate::cuda::embedding(token_ids, table, scale, out),
+            Matrix::Rows(table) => crate::cuda::embedding(token_ids, table, scale, part, out),
             Matrix::Packed(table) => crate::cuda::packed_embedding(token_ids, table, scale, out),
         }
     );
@@ -180,7 +192,7 @@ pub fn embedding(token_ids: &Tensor, table: &Matrix, scale: f32, out: &Tensor) -
     if matches!(table, Matrix::Packed(_)) {
         numbers.iter_mut().for_each(|number| *number = rounded(*number, reference.dtype()));
     }
-    gather(&reference, ("token_ids", token_ids), (&numbers, hidden), scale, out)
+    gather(&reference, ("token_ids", token_ids), (&numbers, hidden), (scale, part), out)
 }
 
 /// `out[i] = x[rows[i]]`, for example the rows whose logits are wanted.
@@ -195,23 +207,26 @@ pub fn gather_rows(x: &Tensor, rows: &Tensor, out: &Tensor) -> Result<()> {
     let reference = Reference::new("gather_rows", "x", x)?;
     let (count, dim) = Operand::new("gather_rows", "x", x).dims2("[rows, dim]")?;
     let values = reference.elements(("x", x), "[rows, dim]", &[count, dim])?;
-    gather(&reference, ("rows", rows), (&values, dim), 1.0, out)
+    gather(&reference, ("rows", rows), (&values, dim), (1.0, VocabPart::all_rows(count)), out)
 }
 
 fn gather(
     reference: &Reference,
     rows: (&'static str, &Tensor),
     (values, dim): (&[f32], usize),
-    scale: f32,
+    (scale, part): (f32, VocabPart),
     out: &Tensor,
 ) -> Result<()> {
     let count = rows.1.elem_count();
     let gathered: Vec<f32> = reference
         .u32s(rows, "[count]", &[count])?
         .into_iter()
-        .flat_map(|row| match values.get(row as usize * dim..(row as usize + 1) * dim) {
-            Some(row) => row.iter().map(|value| value * scale).collect(),
-            None => vec![f32::NAN; dim],
+        .flat_map(|row| match (row as usize) < part.vocab_size {
+            true => match part.row(row as usize, values.len() / dim) {
+                Some(row) => values[row * dim..][..dim].iter().map(|v| v * scale).collect(),
+                None => vec![0.0; dim],
+            },
+            false => vec![f32::NAN; dim],
         })
         .collect();
     reference.write(("out", out), "[count, dim]", &[count, dim], &gathered)

@@ -1,11 +1,11 @@
 //! Products of matrices, single elements, and what goes between host and device.
 
 use candle_core::DType;
-use candlepower_kernels::cuda::Cublas;
+use candlepower_kernels::cuda::{Cublas, Nccl};
 use candlepower_kernels::device::{self, Graph, Readback, Staging};
 use candlepower_kernels::linear_reference;
 
-use crate::gpu::{Gpu, HALVES, Random, Tolerance};
+use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
 
 pub(crate) fn matmul(gpu: &Gpu) {
     let mut random = Random(31);
@@ -130,5 +130,25 @@ pub(crate) fn graph(gpu: &Gpu) {
         // Rounded twice: the product, and its capped value.
         let tolerance = Tolerance { own: 1.2, largest: 0.02 };
         gpu.assert_close(&out, &want, tolerance, "a replayed product");
+    }
+}
+
+/// A group of one GPU: its sum and its gather are what it gave, in a graph too.
+pub(crate) fn nccl(gpu: &Gpu) {
+    let group = Nccl::join(gpu.device(), &Nccl::new_id().unwrap(), 0, 1).unwrap();
+    let mut random = Random(35);
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        let x = gpu.floats(&random.floats(3 * 40, 1.0, dtype), &[3, 40], dtype);
+        let all = gpu.unwritten(&[1, 3, 40], dtype);
+        let run = || {
+            group.all_reduce(&x)?;
+            group.all_gather(&x, &all)
+        };
+        run().unwrap();
+        let graph = Graph::capture(gpu.device(), run).unwrap();
+        let values = random.floats(3 * 40, 1.0, dtype);
+        x.slice_set(&gpu.floats(&values, &[3, 40], dtype), 0, 0).unwrap();
+        graph.launch().unwrap();
+        gpu.assert_close(&all, &rounded(&values, dtype), ROUNDED_ONCE, "what one rank gathers");
     }
 }

@@ -21,7 +21,7 @@ use gpu::Gpu;
 /// A comparison over many shapes: panics where kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 21] = [
+const COMPARISONS: [(&str, Comparison); 22] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("gated_activation", rows::gated_activation),
@@ -36,6 +36,7 @@ const COMPARISONS: [(&str, Comparison); 21] = [
     ("resolve_tokens", elements::resolve_tokens),
     ("staging", elements::staging),
     ("graph", elements::graph),
+    ("nccl", elements::nccl),
     ("qkv_to_cache", attention::qkv_to_cache),
     ("copy_blocks", attention::copy_blocks),
     ("swap_blocks", attention::swap_blocks),

@@ -4,7 +4,7 @@ use candle_core::DType;
 use candlepower_kernels::cuda;
 use candlepower_kernels::device::{NormWeight, RmsNorm};
 use candlepower_kernels::{
-    Activation, add_rms_norm_reference, embedding_reference, gated_activation_reference,
+    Activation, VocabPart, add_rms_norm_reference, embedding_reference, gated_activation_reference,
     gather_rows_reference, linear_reference, rms_norm_reference,
 };
 
@@ -94,15 +94,27 @@ pub(crate) fn embedding(gpu: &Gpu) {
                 let out = gpu.unwritten(&[tokens, hidden], dtype);
                 let on_gpu = gpu.floats(&table, &[vocab, hidden], dtype);
                 let ids_on_gpu = gpu.integers(&ids, &[tokens]);
-                cuda::embedding(&ids_on_gpu, &on_gpu, scale, &out).unwrap();
-                let want = embedding_reference(&ids, &table, hidden, scale);
+                let whole = VocabPart { first: 0, vocab_size: vocab };
+                cuda::embedding(&ids_on_gpu, &on_gpu, scale, whole, &out).unwrap();
+                let mut want = embedding_reference(&ids, &table, hidden, scale);
                 gpu.assert_close(&out, &want, ROUNDED_ONCE, &format!("{tokens} of {vocab}"));
+                // The second half of the vocabulary.
+                let part = VocabPart { first: vocab / 2, vocab_size: vocab };
+                let half =
+                    gpu.floats(&table[vocab / 2 * hidden..], &[vocab - vocab / 2, hidden], dtype);
+                cuda::embedding(&ids_on_gpu, &half, scale, part, &out).unwrap();
+                let others = ids.iter().zip(want.chunks_mut(hidden));
+                others
+                    .filter(|(id, _)| (**id as usize) < vocab / 2)
+                    .for_each(|(_, row)| row.fill(0.0));
+                gpu.assert_close(&out, &want, ROUNDED_ONCE, &format!("{tokens} of half {vocab}"));
             }
         }
     }
     let out = gpu.unwritten(&[1, 8], DType::BF16);
     let table = gpu.floats(&[1.0; 16], &[2, 8], DType::BF16);
-    cuda::embedding(&gpu.integers(&[2], &[1]), &table, 1.0, &out).unwrap();
+    let whole = VocabPart { first: 0, vocab_size: 2 };
+    cuda::embedding(&gpu.integers(&[2], &[1]), &table, 1.0, whole, &out).unwrap();
     assert!(crate::gpu::to_vec(&out).iter().all(|value| value.is_nan()), "an unknown id");
 }
 

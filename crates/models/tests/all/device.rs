@@ -3,19 +3,26 @@
 
 #![expect(clippy::print_stdout, reason = "on a GPU machine the agreement is a result")]
 
+use std::sync::Arc;
+
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{Dtype as Planned, KvDtype};
+use candlepower_comm::Comm;
 use candlepower_kernels::{
     AttentionMetadata,
     device::{AttentionStep, LaunchShape, NO_SLOT},
 };
 use candlepower_models::{
     DeviceDecoder, DeviceInput, LoadDtype, LoadOptions, Workspace, WorkspaceSize, load_on_device,
+    load_shard_on_device,
 };
 
-use crate::golden::{
-    BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, has_experts, largest,
-    max_difference, options, prefill_in,
+use crate::{
+    golden::{
+        BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, has_experts,
+        largest, max_difference, options, prefill_in,
+    },
+    ranks::{numbers_of_ranks, on_ranks},
 };
 use crate::quantized::{QUANTIZED, SPARSE};
 
@@ -39,10 +46,17 @@ impl Runner {
     }
 
     fn with_cache(device: &Device, name: &str, dtype: LoadDtype, fp8_cache: bool) -> Self {
-        let checkpoint = checkpoint(name);
-        let max_model_len = Some(checkpoint.spec().max_positions);
-        let options = LoadOptions { device: device.clone(), dtype, max_model_len, ..options() };
-        let model = load_on_device(&checkpoint, &options, &mut |_| {}).unwrap();
+        let (checkpoint, options) = (checkpoint(name), options_for(name, device, dtype));
+        Self::of(load_on_device(&checkpoint, &options, &mut |_| {}).unwrap(), fp8_cache)
+    }
+
+    /// A rank's part of a model.
+    fn of_rank(device: &Device, name: &str, dtype: LoadDtype, comm: Arc<Comm>) -> Self {
+        let (checkpoint, options) = (checkpoint(name), options_for(name, device, dtype));
+        Self::of(load_shard_on_device(&checkpoint, &options, comm, &mut |_| {}).unwrap(), false)
+    }
+
+    fn of(model: DeviceDecoder, fp8_cache: bool) -> Self {
         let size = WorkspaceSize {
             max_tokens: 64,
             max_seqs: 4,
@@ -124,6 +138,12 @@ impl Runner {
     }
 }
 
+/// At the context for which golden values were made.
+fn options_for(name: &str, device: &Device, dtype: LoadDtype) -> LoadOptions {
+    let max_model_len = Some(checkpoint(name).spec().max_positions);
+    LoadOptions { device: device.clone(), dtype, max_model_len, ..options() }
+}
+
 /// In single precision nothing is rounded, so the wiring alone decides.
 #[test]
 fn every_architecture_and_format_computes_what_transformers_does() {
@@ -146,6 +166,76 @@ fn every_architecture_and_format_computes_what_transformers_does() {
 /// All goldens, of numbers and of codes.
 fn goldens() -> impl Iterator<Item = &'static str> {
     GOLDENS.iter().copied().chain(QUANTIZED.iter().map(|(name, _)| *name))
+}
+
+/// Parts of matrices and of the vocabulary, sums and gathers; graphs of a GPU record the same walk.
+#[test]
+fn two_ranks_compute_what_transformers_does() {
+    let all_heads = |name: &str| {
+        checkpoint(name).spec().layers.iter().any(|layer| layer.attention.norms_all_heads())
+    };
+    let split = GOLDENS.iter().filter(|name| numbers_of_ranks(&checkpoint(name)).contains(&2));
+    for name in split {
+        let golden = Golden::read(name);
+        if all_heads(name) {
+            let options = options_for(name, &Device::Cpu, LoadDtype::F32);
+            let refused = on_ranks(2, |comm| {
+                load_shard_on_device(&checkpoint(name), &options, comm, &mut |_| {}).err().unwrap()
+            });
+            assert_eq!(
+                refused[0].to_string(),
+                "models with norms over all heads, split over ranks, do not run on a GPU yet; use --device cpu"
+            );
+            continue;
+        }
+        let found = on_ranks(2, |comm| {
+            let mut runner = Runner::of_rank(&Device::Cpu, name, LoadDtype::F32, comm);
+            let logits = runner.prefill(&golden.prompt, 13, &[19, 2, 23, 7]);
+            (logits, runner.greedy(&golden.prompt, 8))
+        });
+        for (rank, (logits, greedy)) in found.into_iter().enumerate() {
+            let difference = max_difference(&logits, &golden.logits);
+            assert!(difference < TOLERANCE, "{name}, rank {rank}: logits differ by {difference}");
+            assert_eq!(greedy, golden.greedy[..8], "{name}, rank {rank}: greedy tokens");
+        }
+    }
+}
+
+/// As many GPUs as CANDLEPOWER_TEST_GPU says, a thread for each: they give what one gives without NCCL. With one, NCCL has a group of one.
+#[cfg(feature = "cuda")]
+#[test]
+fn gpus_compute_what_one_does() {
+    let gpus = std::env::var("CANDLEPOWER_TEST_GPU").ok().and_then(|gpus| gpus.parse().ok());
+    let Some(gpus) = gpus else {
+        println!("= no GPU: CANDLEPOWER_TEST_GPU is not set");
+        return;
+    };
+    let first = candlepower_kernels::cuda::open(0).unwrap();
+    let (mut worst, mut models) = (0f32, 0);
+    let splits = |name: &&str| checkpoint(name).spec().check_tensor_parallel(gpus).is_ok();
+    for name in runnable(&first).filter(splits) {
+        let golden = Golden::read(name);
+        let answer = |mut runner: Runner| {
+            let logits = runner.prefill(&golden.prompt, golden.prompt.len(), &[3, 1, 2, 0]);
+            (logits, runner.greedy(&golden.prompt, 32))
+        };
+        let one = answer(Runner::on(&first, name, LoadDtype::Bf16));
+        let found = on_ranks(gpus, |comm| {
+            let gpu = candlepower_kernels::cuda::open(comm.rank()).unwrap();
+            answer(Runner::of_rank(&gpu, name, LoadDtype::Bf16, comm))
+        });
+        for (rank, found) in found.into_iter().enumerate() {
+            let error = max_difference(&found.0, &one.0) / largest(&one.0);
+            // One rank adds nothing up, so nothing is rounded differently.
+            assert!(error < if gpus == 1 { f32::MIN_POSITIVE } else { 0.05 }, "{name}: {error}");
+            if gpus == 1 {
+                assert_eq!(found.1, one.1, "{name}, rank {rank}: greedy tokens");
+            }
+            worst = worst.max(error);
+        }
+        models += 1;
+    }
+    println!("= {models} models over {gpus} GPUs, logits within {worst:.3} of one GPU's");
 }
 
 /// In 16 bits the device's own dtypes are seen: every buffer, weight and cache has the model's.

@@ -15,20 +15,25 @@ use crate::golden::{
 /// Tokens that are compared.
 const NEW_TOKENS: usize = 64;
 
-/// Loads a checkpoint on so many ranks and runs `work` on each of them; the results in the order of the ranks.
-fn on_ranks<T: Send>(
+/// Runs `work` on each of so many ranks, in threads of their own; the results in the order of the ranks.
+pub(crate) fn on_ranks<T: Send>(ranks: usize, work: impl Fn(Arc<Comm>) -> T + Sync) -> Vec<T> {
+    let comms = Comm::local(ranks, Duration::from_secs(120)).unwrap();
+    thread::scope(|scope| {
+        let work = &work;
+        let rank = |comm| scope.spawn(move || work(Arc::new(comm)));
+        let ranks: Vec<_> = comms.into_iter().map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Loads a checkpoint on so many ranks and runs `work` on each of them.
+fn on_shards<T: Send>(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
     ranks: usize,
     work: impl Fn(&Decoder) -> T + Sync,
 ) -> Vec<T> {
-    let comms = Comm::local(ranks, Duration::from_secs(120)).unwrap();
-    let rank = |comm| work(&load_shard(checkpoint, options, Arc::new(comm), &mut |_| {}).unwrap());
-    thread::scope(|scope| {
-        let rank = &rank;
-        let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(|| rank(comm))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    on_ranks(ranks, |comm| work(&load_shard(checkpoint, options, comm, &mut |_| {}).unwrap()))
 }
 
 /// At the context for which golden values were made.
@@ -38,7 +43,8 @@ fn at_full_length(checkpoint: &Checkpoint) -> LoadOptions {
 
 #[test]
 fn two_ranks_and_four_give_what_one_gives() {
-    let quantized = ["gptq-8bit", "fp8", "fp8-channel", "squeezellm", "squeezellm-sparse"];
+    let quantized =
+        ["gptq-8bit", "fp8", "fp8-channel", "squeezellm", "squeezellm-sparse", "awq-experts"];
     for name in GOLDENS.iter().copied().chain(quantized) {
         let (checkpoint, golden) = (checkpoint(name), Golden::read(name));
         let options = at_full_length(&checkpoint);
@@ -51,7 +57,7 @@ fn two_ranks_and_four_give_what_one_gives() {
         assert!(max_difference(&logits, &golden.logits) < TOLERANCE, "{name}: one rank");
         for ranks in numbers_of_ranks(&checkpoint) {
             for (rank, found) in
-                on_ranks(&checkpoint, &options, ranks, answer).into_iter().enumerate()
+                on_shards(&checkpoint, &options, ranks, answer).into_iter().enumerate()
             {
                 let difference = max_difference(&found.0, &logits);
                 assert!(difference < TOLERANCE, "{name} rank {rank} of {ranks}: {difference}");
@@ -61,14 +67,25 @@ fn two_ranks_and_four_give_what_one_gives() {
     }
 }
 
+/// What takes minutes to load is not loaded where another rank has said that it cannot.
+#[test]
+fn loading_ends_when_another_rank_fails() {
+    let mut comms = Comm::local(2, Duration::from_secs(120)).unwrap();
+    comms.pop().unwrap().fail("its disk is gone");
+    let root = Arc::new(comms.pop().unwrap());
+    let loaded = load_shard(&checkpoint("llama"), &options(), root, &mut |_| {});
+    assert_eq!(loaded.err().unwrap().to_string(), "rank 1 failed: its disk is gone");
+}
+
 /// Over how many ranks a model is split here; over none where it cannot be.
-fn numbers_of_ranks(checkpoint: &Checkpoint) -> Vec<usize> {
+pub(crate) fn numbers_of_ranks(checkpoint: &Checkpoint) -> Vec<usize> {
     let sizes = checkpoint.spec().tensor_parallel_sizes();
     [2, 4].into_iter().filter(|ranks| sizes.contains(ranks)).collect()
 }
 
 /// What a rank holds is known from the configuration alone, to the byte, and so is what it says to the others: two sums of
-/// hidden states in each layer, one for the embedding, and its part of the logits.
+/// hidden states in each layer, one for the embedding, its part of the logits, and two sums of squares for each token where a norm goes
+/// over all heads.
 #[test]
 fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
     for name in GOLDENS {
@@ -79,7 +96,7 @@ fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
             let part = spec.vocab_size as u64 / ranks as u64;
             let prompt: Vec<u32> = (10..23).collect();
             let as_stored = LoadOptions { dtype: LoadDtype::Auto, ..options() };
-            let found = on_ranks(&checkpoint, &as_stored, ranks, |model| {
+            let found = on_shards(&checkpoint, &as_stored, ranks, |model| {
                 let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::F32).unwrap();
                 prefill(model, &prompt, 13, 0..8);
                 (model.weight_bytes() as u64, cache.num_bytes() as u64, model.comm().traffic())
@@ -95,9 +112,11 @@ fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
                 assert_eq!(weights + biases, planned, "{name}, rank {rank} of {ranks}");
                 let tokens = (NUM_BLOCKS * BLOCK_SIZE) as u64;
                 assert_eq!(cache, tokens * spec.rank_kv_bytes_per_token(Dtype::F32, ranks));
+                let norms = spec.layers.iter().filter(|l| l.attention.norms_all_heads());
+                let norms = norms.count() as u64;
                 let expected = Traffic {
-                    all_reduces: 2 * layers + 1,
-                    all_reduce_bytes: 13 * (2 * layers + 1) * hidden * 4,
+                    all_reduces: 2 * layers + 1 + norms,
+                    all_reduce_bytes: 13 * ((2 * layers + 1) * hidden + 2 * norms) * 4,
                     all_gathers: 1,
                     all_gather_bytes: 13 * part * 4,
                     ..Traffic::default()
@@ -123,7 +142,7 @@ fn ranks_make_the_dummy_weights_of_the_whole() {
         let prompt: Vec<u32> = (10..34).collect();
         let answer = |model: &Decoder| prefill(model, &prompt, 24, 0..8);
         let whole = answer(&load(&checkpoint, &options, &mut |_| {}).unwrap());
-        for part in on_ranks(&checkpoint, &options, 2, answer) {
+        for part in on_shards(&checkpoint, &options, 2, answer) {
             let difference = max_difference(&part, &whole);
             assert!(difference < TOLERANCE, "{}: {difference}", checkpoint.architecture());
         }

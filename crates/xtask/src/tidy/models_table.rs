@@ -13,12 +13,11 @@ const TESTS: [&str; 2] =
     ["crates/models/tests/all/golden.rs", "crates/models/tests/all/quantized.rs"];
 const GOLDENS: &str = "tests/golden/";
 
-/// A column of what has not run everywhere.
+/// Whether it runs on a GPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ran {
     No,
     NotYet,
-    OnCpu,
 }
 
 impl Ran {
@@ -26,7 +25,6 @@ impl Ran {
         match self {
             Self::No => "no",
             Self::NotYet => "not yet run",
-            Self::OnCpu => "on the CPU",
         }
     }
 }
@@ -39,7 +37,6 @@ struct Architecture {
     checked: &'static str,
     /// As GGUF files call it, where they are read.
     gguf: &'static str,
-    tensor_parallel: Ran,
     on_gpu: Ran,
 }
 
@@ -49,21 +46,12 @@ const fn row(
     checked: &'static str,
     gguf: &'static str,
 ) -> Architecture {
-    Architecture { class, models, checked, gguf, tensor_parallel: Ran::OnCpu, on_gpu: Ran::NotYet }
+    Architecture { class, models, checked, gguf, on_gpu: Ran::NotYet }
 }
 
 /// As [`row`], of an architecture that is refused on a GPU.
 const fn cpu_row(class: &'static str, models: &'static str, checked: &'static str) -> Architecture {
     Architecture { on_gpu: Ran::No, ..row(class, models, checked, "") }
-}
-
-/// As [`cpu_row`], of an architecture that is not split over ranks.
-const fn whole_row(
-    class: &'static str,
-    models: &'static str,
-    checked: &'static str,
-) -> Architecture {
-    Architecture { tensor_parallel: Ran::No, ..cpu_row(class, models, checked) }
 }
 
 /// In the order of the table.
@@ -102,7 +90,7 @@ const ARCHITECTURES: &[Architecture] = &[
         "factors on embeddings, scores, residuals and logits",
         "granite",
     ),
-    whole_row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, norms over all heads"),
+    cpu_row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, norms over all heads"),
     cpu_row(
         "Starcoder2ForCausalLM",
         "StarCoder2",
@@ -113,7 +101,7 @@ const ARCHITECTURES: &[Architecture] = &[
         "GPT-2 and what is built like it",
         "learned positions, transposed tensors, old and new names",
     ),
-    whole_row(
+    cpu_row(
         "CohereForCausalLM",
         "Command R, Command R+, Aya",
         "attention and feed-forward side by side, norms of each head, scaled logits",
@@ -123,8 +111,8 @@ const ARCHITECTURES: &[Architecture] = &[
         "Command R7B, Command A",
         "windowed layers with rope, others without",
     ),
-    whole_row("MixtralForCausalLM", "Mixtral", "experts, sliding window"),
-    whole_row(
+    cpu_row("MixtralForCausalLM", "Mixtral", "experts, sliding window"),
+    cpu_row(
         "Qwen3MoeForCausalLM",
         "Qwen3-30B-A3B, Qwen3-235B-A22B and their like",
         "experts in some layers, shares renormalised or not",
@@ -274,11 +262,10 @@ fn tables(files: &[SourceFile]) -> Result<String, String> {
         let gguf = if gguf { format!("`{}`", row.gguf) } else { "no".to_owned() };
         let quantized = if quantized.is_empty() { "none".to_owned() } else { quantized.join(", ") };
         text += &format!(
-            "| `{}` | {} | {} | {quantized} | {gguf} | {} | {} |\n",
+            "| `{}` | {} | {} | {quantized} | {gguf} | on the CPU | {} |\n",
             row.class,
             row.models,
             row.checked,
-            row.tensor_parallel.text(),
             row.on_gpu.text()
         );
     }

@@ -127,30 +127,35 @@ void launch_gated_activation(const GatedActivationArgs& args, cudaStream_t strea
 // ---- Gathers ---------------------------------------------------------------------------------------
 
 struct GatherArgs {
-  const void* table;     // [table_rows, dim]
+  const void* table;     // [table_rows, dim]: the rows from first_row on, of all_rows
   const uint32_t* rows;  // [count]
   void* out;             // [count, dim]
   int64_t count;
+  uint32_t first_row;
   uint32_t table_rows;
+  uint32_t all_rows;
   int32_t dim;
   int32_t dtype;
   float scale;
 };
-static_assert(sizeof(GatherArgs) == 48, "as in src/cuda/gather.rs");
+static_assert(sizeof(GatherArgs) == 56, "as in src/cuda/gather.rs");
 
-// One block per row. A row that the table lacks becomes NaN, which sampling reports: a device cannot refuse.
+// One block per row. A row that no part of the table has becomes NaN, which sampling reports: a device cannot refuse. One that
+// another part has becomes zeros, to which that part's is added.
 template <typename T, int32_t N>
 __global__ void gather_kernel(GatherArgs args) {
   const uint32_t row = args.rows[blockIdx.x];
-  const T* source = static_cast<const T*>(args.table) + static_cast<int64_t>(row) * args.dim;
+  // Below first_row it wraps around, beyond every table.
+  const uint32_t own = row - args.first_row;
+  const T* source = static_cast<const T*>(args.table) + static_cast<int64_t>(own) * args.dim;
   T* out = static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * args.dim;
   for (int32_t i = threadIdx.x * N; i < args.dim; i += blockDim.x * N) {
     Vector<T, N> values;
-    if (row < args.table_rows) {
+    if (own < args.table_rows) {
       values = load<N>(source + i);
       for (int32_t j = 0; j < N; ++j) values.at[j] = T(static_cast<float>(values.at[j]) * args.scale);
     } else {
-      for (int32_t j = 0; j < N; ++j) values.at[j] = T(NAN);
+      for (int32_t j = 0; j < N; ++j) values.at[j] = T(row < args.all_rows ? 0.0f : NAN);
     }
     store<N>(out + i, values);
   }
