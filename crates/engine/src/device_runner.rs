@@ -47,6 +47,8 @@ pub(crate) struct DeviceRunner {
     /// Blocks of preempted sequences, where there is room for any.
     host: Option<HostBlocks>,
     num_swap_blocks: usize,
+    /// How often steps took memory for more than what was reserved: all that they ever take is taken where this is counted.
+    grown: usize,
 }
 
 /// A step on its way.
@@ -92,6 +94,7 @@ impl DeviceRunner {
             counts: None,
             launched: VecDeque::new(),
             readbacks: Vec::new(),
+            grown: 0,
             model,
         })
     }
@@ -195,7 +198,10 @@ impl DeviceRunner {
         let count = report.elem_count();
         let mut readback = match self.readbacks.pop().filter(|room| room.capacity() >= count) {
             Some(readback) => readback,
-            None => Readback::new(self.report.elem_count(), self.model.device())?,
+            None => {
+                self.grown += 1;
+                Readback::new(self.report.elem_count(), self.model.device())?
+            }
         };
         readback.start(report)?;
         Ok(readback)
@@ -298,6 +304,7 @@ impl DeviceRunner {
             }
         };
         if numbers > self.tables.capacity() {
+            self.grown += 1;
             self.tables = Staging::new(numbers.next_power_of_two(), &device)?;
         }
         let count = draws.num_draws();
@@ -305,13 +312,16 @@ impl DeviceRunner {
         if let Some(drawn) = larger(count, &self.drawn)? {
             drawn.slice_set(&self.drawn, 0, 0)?;
             self.drawn = drawn;
+            self.grown += 1;
         }
         let reported = count * (2 + 2 * draws.max_top);
         if let Some(report) = larger(reported, &self.report)? {
             self.report = report;
+            self.grown += 1;
         }
         if self.counts.is_none() && draws.chunks.iter().any(|chunk| chunk.counted > 0) {
             let vocab = self.model.spec().vocab_size;
+            self.grown += 1;
             self.counts = Some(TokenCounts::new(self.size.max_rows, vocab, &device)?);
         }
         Ok(())
@@ -453,3 +463,6 @@ fn top_of(row: &[u32], top: usize) -> Vec<(u32, f32)> {
     let pairs = row[2..].chunks(2).take(top).take_while(|pair| pair[0] != NONE);
     pairs.map(|pair| (pair[0], f32::from_bits(pair[1]))).collect()
 }
+
+#[cfg(test)]
+mod tests;
