@@ -5,7 +5,7 @@ use candlepower_kernels::cuda::Cublas;
 use candlepower_kernels::device::{self, Graph, Readback, Staging};
 use candlepower_kernels::linear_reference;
 
-use crate::gpu::{Gpu, HALVES, Random, Tolerance};
+use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance};
 
 pub(crate) fn matmul(gpu: &Gpu) {
     let mut random = Random(31);
@@ -36,6 +36,19 @@ pub(crate) fn matmul(gpu: &Gpu) {
                 cublas.gemm(&on_x, &on_w, on_bias.as_ref(), &out).unwrap();
                 gpu.assert_close(&out, &want, tolerance, &format!("{what}, cuBLAS"));
             }
+        }
+    }
+}
+
+pub(crate) fn add(gpu: &Gpu) {
+    let mut random = Random(35);
+    for count in [1, 33, 4096, 70_000, 20_000_000] {
+        for dtype in HALVES {
+            let (before, x) = (random.floats(count, 2.0, dtype), random.floats(count, 2.0, dtype));
+            let residual = gpu.floats(&before, &[count], dtype);
+            device::add(&residual, &gpu.floats(&x, &[count], dtype)).unwrap();
+            let want: Vec<f32> = before.iter().zip(&x).map(|(a, b)| a + b).collect();
+            gpu.assert_close(&residual, &want, ROUNDED_ONCE, &format!("{count} sums"));
         }
     }
 }

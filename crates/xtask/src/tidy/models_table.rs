@@ -52,18 +52,22 @@ const fn row(
     Architecture { class, models, checked, gguf, tensor_parallel: Ran::OnCpu, on_gpu: Ran::NotYet }
 }
 
-/// As [`row`], of an architecture that is refused on a GPU.
-const fn cpu_row(class: &'static str, models: &'static str, checked: &'static str) -> Architecture {
-    Architecture { on_gpu: Ran::No, ..row(class, models, checked, "") }
-}
-
-/// As [`cpu_row`], of an architecture that is not split over ranks.
+/// As [`row`], of an architecture that is not split over ranks.
 const fn whole_row(
     class: &'static str,
     models: &'static str,
     checked: &'static str,
 ) -> Architecture {
-    Architecture { tensor_parallel: Ran::No, ..cpu_row(class, models, checked) }
+    Architecture { tensor_parallel: Ran::No, ..row(class, models, checked, "") }
+}
+
+/// As [`whole_row`], of an architecture with experts, which a GPU has no kernel for.
+const fn experts_row(
+    class: &'static str,
+    models: &'static str,
+    checked: &'static str,
+) -> Architecture {
+    Architecture { on_gpu: Ran::No, ..whole_row(class, models, checked) }
 }
 
 /// In the order of the table.
@@ -103,28 +107,31 @@ const ARCHITECTURES: &[Architecture] = &[
         "granite",
     ),
     whole_row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, norms over all heads"),
-    cpu_row(
+    row(
         "Starcoder2ForCausalLM",
         "StarCoder2",
         "LayerNorm, biases, a feed-forward without a gate, sliding window",
+        "",
     ),
-    cpu_row(
+    row(
         "GPT2LMHeadModel",
         "GPT-2 and what is built like it",
         "learned positions, transposed tensors, old and new names",
+        "",
     ),
     whole_row(
         "CohereForCausalLM",
         "Command R, Command R+, Aya",
         "attention and feed-forward side by side, norms of each head, scaled logits",
     ),
-    cpu_row(
+    row(
         "Cohere2ForCausalLM",
         "Command R7B, Command A",
         "windowed layers with rope, others without",
+        "",
     ),
-    whole_row("MixtralForCausalLM", "Mixtral", "experts, sliding window"),
-    whole_row(
+    experts_row("MixtralForCausalLM", "Mixtral", "experts, sliding window"),
+    experts_row(
         "Qwen3MoeForCausalLM",
         "Qwen3-30B-A3B, Qwen3-235B-A22B and their like",
         "experts in some layers, shares renormalised or not",
