@@ -29,8 +29,9 @@ fn clippy(shell: &Shell) -> Result<String> {
 
 fn doc(shell: &Shell) -> Result<String> {
     // With the examples, dependencies have the features of tests, for which clippy has checked them.
-    let what = "--workspace --features candlepower/full --lib --bins --examples --no-deps";
-    let mut doc = shell.cargo(&format!("doc --quiet {what} --locked"));
+    let what = "--workspace --features candlepower/full --no-deps --locked";
+    let targets = "--lib --examples --bin candlepower --bin candlepower-xtask";
+    let mut doc = shell.cargo(&format!("doc --quiet {what} {targets}"));
     quiet(run(doc.env("RUSTDOCFLAGS", "-D warnings")))
 }
 
