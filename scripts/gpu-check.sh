@@ -36,13 +36,15 @@ build() {
   cd "$here/.."
   cargo build --release --features cuda --locked
   messages=$(cargo test --release --locked --package candlepower --package candlepower-kernels --package candlepower-models \
-    --features candlepower/cuda --test cuda_kernels --test all --no-run --message-format json)
+    --package candlepower-engine --features candlepower/cuda --lib --test cuda_kernels --test all --no-run \
+    --message-format json)
   python3 -c '
 import json, shutil, sys
 built = {m["target"]["name"]: m["executable"] for m in map(json.loads, filter(None, sys.stdin)) if m.get("executable")}
 shutil.copy(built["cuda_kernels"], sys.argv[1] + "/cuda_kernels")
-shutil.copy(built["all"], sys.argv[1] + "/goldens")' "$dir" <<<"$messages"
-  strip "$dir/cuda_kernels" "$dir/goldens"
+shutil.copy(built["all"], sys.argv[1] + "/goldens")
+shutil.copy(built["candlepower_engine"], sys.argv[1] + "/engine")' "$dir" <<<"$messages"
+  strip "$dir/cuda_kernels" "$dir/goldens" "$dir/engine"
   cp "${CARGO_TARGET_DIR:-target}/release/candlepower" scripts/gpu-check.sh scripts/gpu-peers.py "$dir"
   rm -rf "$dir/golden" "$dir/shapes"
   cp -r tests/golden "$dir/golden"
@@ -217,6 +219,8 @@ run() {
     [ "$name" = nccl ] || compare "$name"
   done
   goldens 1 a_gpu_computes_every_architecture
+  check decode-memory env CANDLEPOWER_TEST_GPU=1 CANDLEPOWER_GOLDENS="$here/golden" "$here/engine" --exact \
+    device_runner::tests::a_gpu_takes_no_memory_in_decodes --nocapture
   check serve ask_demo
   [ "${GPU_CHECK:-all}" = correct ] || measure
   end

@@ -2,7 +2,8 @@
 
 A decode step of the whole model with random bf16 weights and a static cache, compiled by torch.compile (max-autotune without its
 own graphs) and recorded as a CUDA graph; the product of large matrices and a copy, which are the ceilings; and, where transformers
-is there, its greedy generation at one stream. Prints a line per measurement; what is last, behind `= `, sums it up.
+is there, its greedy generation at one stream with a static cache, and at many with continuous batching. Prints a line per
+measurement; what is last, behind `= `, sums it up.
 """
 
 import json
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 BATCHES = (1, 64)
 CONTEXT = 1024
 STEPS = 50
+PROMPT = 128
 
 
 class Layer(torch.nn.Module):
@@ -117,21 +119,41 @@ def ceilings():
     return f"{flops / 1e12:.0f} TFLOP/s, {bandwidth / 1e12:.2f} TB/s"
 
 
-def transformers_tokens_per_s(c):
-    """Greedy generation at one stream with transformers' own static cache, or why there is none."""
+def transformers_tokens_per_s(c, device="cuda"):
+    """Greedy generation with transformers: at one stream and its static cache, and at many; or why there is none."""
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
         return "no transformers"
     config = AutoConfig.for_model(**c)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).cuda().eval()
-    ids = torch.ones(1, 128, dtype=torch.long, device="cuda")
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to(device).eval()
+    ids = torch.ones(1, PROMPT, dtype=torch.long, device=device)
     generate = lambda n: model.generate(ids, max_new_tokens=n, min_new_tokens=n, do_sample=False, cache_implementation="static")
     generate(8)
     begin = time.perf_counter()
-    generate(64)
-    torch.cuda.synchronize()
-    return f"{64 / (time.perf_counter() - begin):.0f} tok/s"
+    generate(STEPS).tolist()  # waits for the device
+    one = STEPS / (time.perf_counter() - begin)
+    found = [f"transformers {one:.0f} tok/s"]
+    for batch in BATCHES:
+        found.append(f"continuous batching x{batch} {continuous_batching(model, c, batch):.0f} tok/s")
+    print(*found, sep="\n")
+    return ", ".join(found)
+
+
+def continuous_batching(model, c, batch):
+    """Tokens per second of transformers' continuous batching, while all of `batch` requests decode."""
+    from transformers import GenerationConfig
+
+    # No token ends a request; prompts differ, so that no prefix is shared.
+    generation = GenerationConfig(max_new_tokens=STEPS, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    prompts = [[(7 * i + j) % c["vocab_size"] for j in range(PROMPT)] for i in range(batch)]
+    outputs = model.generate_batch(prompts, generation_config=generation, record_timestamps=True)
+    times = [output.timestamps for output in outputs.values()]
+    if len(times) != batch or any(len(of) != STEPS for of in times):
+        sys.exit(f"continuous batching generated {sorted({len(of) for of in times})} tokens, {STEPS} were asked for")
+    begin, end = max(of[0] for of in times), min(of[-1] for of in times)
+    decoded = sum(begin < when <= end for of in times for when in of)
+    return decoded / (end - begin)
 
 
 def main(folders):
@@ -144,7 +166,7 @@ def main(folders):
             torch.cuda.empty_cache()
         if c["hidden_size"] < 2048:
             # The large one would take its minute of start for the same lesson.
-            found.append(f"transformers {transformers_tokens_per_s(c)}")
+            found.append(transformers_tokens_per_s(c))
     print("= " + ", ".join(found))
 
 

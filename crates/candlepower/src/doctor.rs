@@ -10,9 +10,9 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use candlepower_checkpoint::{
-    Checkpoint, CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory, Dtype,
-    EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig, KvDtype, MemoryPlan,
-    MemoryRequest,
+    BATCHED_TOKENS, Checkpoint, CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory,
+    Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig, KvDtype,
+    MemoryPlan, MemoryRequest,
 };
 use candlepower_hub::ModelId;
 use candlepower_machine::Machine;
@@ -43,6 +43,7 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     dtype                    of the weights that are not quantized: float32, float16, bfloat16\n  \
     num_parameters           count of weights\n  \
     max_model_len            the context asked for, or the model's own\n  \
+    max_num_batched_tokens   tokens of a step: what was asked for, or the default\n  \
     tensor_parallel_size     ranks\n  \
     weights_bytes            of the weights as loaded\n  \
     kv_bytes_per_token       of keys and values of one token\n  \
@@ -84,9 +85,9 @@ pub(crate) struct Doctor {
     /// Most sequences running at once
     #[arg(long, value_name = "N", default_value = "256")]
     max_num_seqs: NonZeroUsize,
-    /// Token budget of one step
-    #[arg(long, value_name = "N", default_value = "512")]
-    max_num_batched_tokens: NonZeroUsize,
+    /// Token budget of one step [default: 512, on a GPU 8192, or what its memory has room for]
+    #[arg(long, value_name = "N")]
+    max_num_batched_tokens: Option<NonZeroUsize>,
     /// Tokens in one KV block
     #[arg(long, value_name = "N", default_value = "16")]
     block_size: NonZeroUsize,
@@ -231,7 +232,9 @@ impl Doctor {
         let asked = self.max_model_len.map(NonZeroUsize::get);
         let request = EncoderMemoryRequest {
             max_model_len: checkpoint.max_model_len(asked)?,
-            max_num_batched_tokens: self.max_num_batched_tokens.get(),
+            max_num_batched_tokens: self
+                .max_num_batched_tokens
+                .map_or(BATCHED_TOKENS, NonZeroUsize::get),
             num_threads: machine.cpu.physical_cores,
             available_bytes: machine.memory.map(|memory| memory.available_bytes),
         };
@@ -293,7 +296,7 @@ impl Doctor {
             max_model_len,
             block_size: self.block_size.get(),
             max_num_seqs: self.max_num_seqs.get(),
-            max_num_batched_tokens: self.max_num_batched_tokens.get(),
+            max_num_batched_tokens: self.max_num_batched_tokens.map(NonZeroUsize::get),
             kv_cache_bytes: self.kv_cache_memory.map(|size| size.0),
             tensor_parallel_size: self.tensor_parallel_size.get(),
             memory,

@@ -31,8 +31,9 @@ pub use files::{CheckpointFiles, WeightFiles};
 pub use generation::{GenerationConfig, SamplingDefaults};
 pub use gguf::{Gguf, GgufTensor, GgufType};
 pub use memory::{
-    Counted, DEVICE_HEAD_DIMS, DeviceKind, DeviceMemory, DeviceWidths, GPU_MEMORY_UTILIZATION,
-    KvDtype, MemoryPlan, MemoryRequest, device_head_dim, device_logits_rows,
+    BATCHED_TOKENS, Counted, DEVICE_HEAD_DIMS, DeviceKind, DeviceMemory, DeviceWidths,
+    GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan, MemoryRequest, device_head_dim,
+    device_logits_rows,
 };
 pub use quantization::{
     Awq, Codes, Fp8, Gptq, MatrixForm, Packed, Quantization, Scheme, SqueezeLlm, StoredKind,

@@ -16,6 +16,13 @@ mod tests;
 /// The part of a GPU's free memory that is taken where nobody says.
 pub const GPU_MEMORY_UTILIZATION: f64 = 0.9;
 
+/// Tokens of a step where nobody says: on the CPU, and on a GPU without room for more.
+pub const BATCHED_TOKENS: usize = 512;
+/// The same on a GPU, the first that its memory has room for: the more, the longer the matrices' products.
+const GPU_BATCHED_TOKENS: [usize; 4] = [8192, 4096, 2048, 1024];
+/// What steps of so many tokens may take of the memory that the weights leave free: one part in so many.
+const STEP_SHARE: u64 = 4;
+
 /// What a [`MemoryPlan`] is made from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryRequest {
@@ -29,8 +36,8 @@ pub struct MemoryRequest {
     pub block_size: usize,
     /// Most sequences at once.
     pub max_num_seqs: usize,
-    /// Most tokens in one step.
-    pub max_num_batched_tokens: usize,
+    /// Most tokens in one step; `None` takes the default of the device, see [`MemoryPlan::max_num_batched_tokens`].
+    pub max_num_batched_tokens: Option<usize>,
     /// Bytes of the KV cache of one rank, where the user set them.
     pub kv_cache_bytes: Option<u64>,
     /// Ranks over which each layer is split; [`ModelSpec::check_tensor_parallel`] says which numbers there can be.
@@ -74,6 +81,17 @@ pub struct DeviceMemory {
     pub counted: Counted,
 }
 
+impl DeviceMemory {
+    /// What the weights leave free.
+    fn left_bytes(&self, weights_bytes: u64) -> Option<u64> {
+        let to_load = match self.counted {
+            Counted::BeforeLoading => weights_bytes,
+            Counted::AfterLoading => 0,
+        };
+        self.available_bytes.map(|bytes| bytes.saturating_sub(to_load))
+    }
+}
+
 /// Where a rank computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DeviceKind {
@@ -100,6 +118,9 @@ pub enum Counted {
 pub struct MemoryPlan {
     /// What it was made from.
     pub request: MemoryRequest,
+    /// Most tokens in one step: what was asked for, or [`BATCHED_TOKENS`], or on a GPU up to 8192, if steps then take at most
+    /// a quarter of what the weights leave free, and the model still fits.
+    pub max_num_batched_tokens: usize,
     /// Bytes of the weights.
     pub weights_bytes: u64,
     /// Bytes of keys and values for one token.
@@ -125,30 +146,45 @@ impl MemoryPlan {
     /// on a GPU what weights and activations leave of the part that it may take; and never more than `max_num_seqs` sequences of
     /// `max_model_len` fill. Where free memory is not known it gets one such sequence.
     pub fn new(spec: &ModelSpec, request: MemoryRequest) -> Self {
+        let of = |tokens| Self::of_steps(spec, request, tokens);
+        match (request.max_num_batched_tokens, request.memory.device) {
+            (Some(asked), _) => of(asked),
+            (None, DeviceKind::Cpu) => of(BATCHED_TOKENS),
+            (None, DeviceKind::Gpu { .. }) => {
+                let plans = GPU_BATCHED_TOKENS.map(of).into_iter();
+                let roomy = |plan: &Self| plan.fits && plan.steps_are_small();
+                plans.into_iter().find(roomy).unwrap_or_else(|| of(BATCHED_TOKENS))
+            }
+        }
+    }
+
+    /// Whether steps leave most of what is free to the cache.
+    fn steps_are_small(&self) -> bool {
+        let left = self.request.memory.left_bytes(self.weights_bytes);
+        left.is_none_or(|left| self.activation_bytes <= left / STEP_SHARE)
+    }
+
+    /// Divides the memory for steps of up to so many tokens.
+    fn of_steps(spec: &ModelSpec, request: MemoryRequest, tokens: usize) -> Self {
         let ranks = request.tensor_parallel_size;
         let (weights_bytes, kv_bytes_per_token, activation_bytes) = match request.memory.device {
             DeviceKind::Cpu => (
                 spec.rank_weight_bytes(request.weights, ranks),
                 spec.rank_kv_bytes_per_token(request.kv, ranks),
-                spec.activation_bytes(&request),
+                spec.activation_bytes(&request, tokens),
             ),
             DeviceKind::Gpu { .. } => (
                 spec.device_weight_bytes(request.weights, ranks),
                 spec.device_kv_bytes_per_token(request.kv, ranks),
-                spec.device_activation_bytes(&request),
+                spec.device_activation_bytes(&request, tokens),
             ),
         };
         let block_bytes = kv_bytes_per_token * request.block_size as u64;
         let per_sequence = request.max_model_len.div_ceil(request.block_size) as u64;
         let sequence_bytes = per_sequence * block_bytes;
         let needed_bytes = weights_bytes + activation_bytes + sequence_bytes;
-        let DeviceMemory { device, available_bytes, counted } = request.memory;
-        let to_load = match counted {
-            Counted::BeforeLoading => weights_bytes,
-            Counted::AfterLoading => 0,
-        };
-        let left = available_bytes.map(|bytes| bytes.saturating_sub(to_load));
-        let budget = match (request.kv_cache_bytes, left, device) {
+        let left = request.memory.left_bytes(weights_bytes);
+        let budget = match (request.kv_cache_bytes, left, request.memory.device) {
             (Some(asked), _, _) => asked,
             (None, None, _) => sequence_bytes,
             (None, Some(left), DeviceKind::Cpu) => {
@@ -168,10 +204,11 @@ impl MemoryPlan {
         // Block ids are u32 and slots (block * block_size + offset) too.
         let num_blocks = useful.min(u64::from(u32::MAX) / request.block_size as u64);
         let kv_cache_bytes = num_blocks * block_bytes;
-        let overflows = counted == Counted::BeforeLoading
+        let overflows = request.memory.counted == Counted::BeforeLoading
             && left.is_some_and(|left| activation_bytes + kv_cache_bytes > left);
         Self {
             request,
+            max_num_batched_tokens: tokens,
             weights_bytes,
             kv_bytes_per_token,
             activation_bytes,

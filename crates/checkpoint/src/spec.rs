@@ -361,25 +361,8 @@ impl ModelSpec {
 
     /// What of the model the kernels of GPUs have not, in words; `None` where they have all.
     pub fn only_on_cpu(&self) -> Option<&'static str> {
-        let lacks = |layer: &LayerSpec| {
-            if matches!(layer.ffn, FfnSpec::Experts(_)) {
-                Some("layers of experts")
-            } else if matches!(layer.norm.kind, NormKind::Layer { .. }) {
-                Some("LayerNorm")
-            } else if layer.attention.qk_norm.is_some_and(|norm| norm.span != QkNormSpan::Head) {
-                Some("norms over all heads")
-            } else if layer.residual == Residual::PostNorm {
-                Some("norms after blocks only")
-            } else if layer.residual == Residual::Parallel {
-                Some("attention and feed-forward side by side")
-            } else if !layer.ffn.mlp().gated {
-                Some("feed-forwards without a gate")
-            } else {
-                None
-            }
-        };
-        let positions = self.embed.positions.map(|_| "learned positions");
-        self.layers.iter().find_map(lacks).or(positions)
+        let routed = |layer: &LayerSpec| matches!(layer.ffn, FfnSpec::Experts(_));
+        self.layers.iter().any(routed).then_some("layers of experts")
     }
 
     /// Gives a window to the layers that `layer_types` calls `sliding_attention`, or, where the

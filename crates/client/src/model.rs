@@ -1,8 +1,8 @@
 //! What the model itself allows, from its `config.json` alone.
 
 use candlepower_checkpoint::{
-    Checkpoint, CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory, Dtype,
-    EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan,
+    BATCHED_TOKENS, Checkpoint, CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory,
+    Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan,
     MemoryRequest,
 };
 use candlepower_hub::{Hub, HubConfig, HubSettings, ModelId};
@@ -18,7 +18,6 @@ const REVISION: &str = "main";
 /// The server's own defaults, with which the arithmetic is done.
 const BLOCK_SIZE: usize = 16;
 const MAX_NUM_SEQS: usize = 256;
-const MAX_NUM_BATCHED_TOKENS: usize = 512;
 
 /// The description of the model that is part of the server.
 static DEMO: [(&str, &[u8]); 1] =
@@ -81,7 +80,7 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
         max_model_len,
         block_size: number(plan, "BLOCK_SIZE", BLOCK_SIZE),
         max_num_seqs: number(plan, "MAX_NUM_SEQS", MAX_NUM_SEQS),
-        max_num_batched_tokens: number(plan, "MAX_NUM_BATCHED_TOKENS", MAX_NUM_BATCHED_TOKENS),
+        max_num_batched_tokens: count(plan, "MAX_NUM_BATCHED_TOKENS"),
         kv_cache_bytes: setting(plan, "KV_CACHE_MEMORY").and_then(memory_bytes),
         tensor_parallel_size: ranks,
         memory,
@@ -134,7 +133,7 @@ fn without_cache(
 ) -> EncoderMemoryRequest {
     EncoderMemoryRequest {
         max_model_len,
-        max_num_batched_tokens: number(plan, "MAX_NUM_BATCHED_TOKENS", MAX_NUM_BATCHED_TOKENS),
+        max_num_batched_tokens: number(plan, "MAX_NUM_BATCHED_TOKENS", BATCHED_TOKENS),
         num_threads,
         available_bytes: memory.available_bytes,
     }
@@ -210,7 +209,11 @@ fn setting<'a>(plan: &'a Plan, name: &str) -> Option<&'a str> {
 }
 
 fn number(plan: &Plan, name: &str, default: usize) -> usize {
-    setting(plan, name).and_then(|text| text.parse().ok()).filter(|n| *n > 0).unwrap_or(default)
+    count(plan, name).unwrap_or(default)
+}
+
+fn count(plan: &Plan, name: &str) -> Option<usize> {
+    setting(plan, name).and_then(|text| text.parse().ok()).filter(|n| *n > 0)
 }
 
 fn dtype(asked: Option<&str>) -> Option<Dtype> {

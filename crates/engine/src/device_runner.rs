@@ -52,6 +52,8 @@ pub(crate) struct DeviceRunner {
     previous_samples: Vec<u32>,
     /// Of rank 0. They are waited for when the model is gone, and with it rank 0's end of the collectives.
     followers: Followers,
+    /// How often steps took memory for more than what was reserved: all that they ever take is taken where this is counted.
+    grown: usize,
 }
 
 /// A step on its way.
@@ -99,6 +101,7 @@ impl DeviceRunner {
             readbacks: Vec::new(),
             previous_samples: Vec::new(),
             followers: Followers::default(),
+            grown: 0,
             model,
         })
     }
@@ -240,7 +243,10 @@ impl DeviceRunner {
         let count = report.elem_count();
         let mut readback = match self.readbacks.pop().filter(|room| room.capacity() >= count) {
             Some(readback) => readback,
-            None => Readback::new(self.report.elem_count(), self.model.device())?,
+            None => {
+                self.grown += 1;
+                Readback::new(self.report.elem_count(), self.model.device())?
+            }
         };
         readback.start(report)?;
         Ok(readback)
@@ -343,6 +349,7 @@ impl DeviceRunner {
             }
         };
         if numbers > self.tables.capacity() {
+            self.grown += 1;
             self.tables = Staging::new(numbers.next_power_of_two(), &device)?;
         }
         let count = draws.num_draws();
@@ -350,13 +357,16 @@ impl DeviceRunner {
         if let Some(drawn) = larger(count, &self.drawn)? {
             drawn.slice_set(&self.drawn, 0, 0)?;
             self.drawn = drawn;
+            self.grown += 1;
         }
         let reported = count * draws.width();
         if let Some(report) = larger(reported, &self.report)? {
             self.report = report;
+            self.grown += 1;
         }
         if self.counts.is_none() && draws.chunks.iter().any(|chunk| chunk.counted > 0) {
             let vocab = self.model.vocab_size();
+            self.grown += 1;
             self.counts = Some(TokenCounts::new(self.size.max_rows, vocab, &device)?);
         }
         Ok(())
@@ -505,3 +515,6 @@ fn top_of(row: &[u32], top: usize) -> Vec<(u32, f32)> {
     let pairs = row[2..].chunks(2).take(top).take_while(|pair| pair[0] != NONE);
     pairs.map(|pair| (pair[0], f32::from_bits(pair[1]))).collect()
 }
+
+#[cfg(test)]
+mod tests;

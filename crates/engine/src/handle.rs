@@ -47,8 +47,8 @@ pub struct EngineConfig {
     pub block_size: usize,
     /// Most sequences in one step.
     pub max_num_seqs: usize,
-    /// Most tokens in one step.
-    pub max_num_batched_tokens: usize,
+    /// Most tokens in one step; `None` takes the default of the device: [`EngineInfo::max_num_batched_tokens`].
+    pub max_num_batched_tokens: Option<usize>,
     /// Sequences that may wait beyond `max_num_seqs`; more are refused with [`SubmitError::QueueFull`].
     pub max_queued_seqs: usize,
     /// Whether computed blocks are kept for later requests with the same prefix.
@@ -106,6 +106,8 @@ pub struct EngineInfo {
     pub vocab_size: usize,
     /// Tokens that end a sequence.
     pub eos_token_ids: Vec<u32>,
+    /// Most tokens in one step.
+    pub max_num_batched_tokens: usize,
     /// KV blocks.
     pub num_blocks: usize,
     /// Positions in a block.

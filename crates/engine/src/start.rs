@@ -58,7 +58,7 @@ pub(crate) fn start(
         block_size: config.block_size,
         num_blocks: info.num_blocks,
         max_num_seqs: config.max_num_seqs,
-        max_num_batched_tokens: config.max_num_batched_tokens,
+        max_num_batched_tokens: info.max_num_batched_tokens,
         max_model_len: info.max_model_len,
         enable_prefix_caching: config.enable_prefix_caching,
         policy: config.scheduling_policy,
@@ -112,7 +112,7 @@ pub(crate) fn start(
 fn check(config: &EngineConfig) -> Result<()> {
     let at_least_one = [
         ("max_num_seqs", config.max_num_seqs),
-        ("max_num_batched_tokens", config.max_num_batched_tokens),
+        ("max_num_batched_tokens", config.max_num_batched_tokens.unwrap_or(1)),
         ("block_size", config.block_size),
         ("threads", config.num_threads.unwrap_or(1)),
         ("tensor_parallel_size", config.tensor_parallel_size),
@@ -237,7 +237,7 @@ fn device_runner(
     plan.check(spec)?;
     let max_rows = device_logits_rows(config.max_num_seqs);
     let size = WorkspaceSize {
-        max_tokens: config.max_num_batched_tokens.max(max_rows),
+        max_tokens: plan.max_num_batched_tokens.max(max_rows),
         max_seqs: config.max_num_seqs,
         max_rows,
         num_blocks: plan.num_blocks,
@@ -328,6 +328,7 @@ fn info(checkpoint: &Checkpoint, plan: &MemoryPlan, num_threads: usize) -> Engin
         max_model_len: plan.request.max_model_len,
         vocab_size: checkpoint.spec().vocab_size,
         eos_token_ids: checkpoint.generation().eos_token_ids.clone(),
+        max_num_batched_tokens: plan.max_num_batched_tokens,
         num_blocks: plan.num_blocks,
         block_size: plan.request.block_size,
         kv_cache_bytes: plan.kv_cache_bytes,

@@ -39,7 +39,7 @@ fn config() -> EngineConfig {
         device_reference: false,
         block_size: 16,
         max_num_seqs: 16,
-        max_num_batched_tokens: 64,
+        max_num_batched_tokens: Some(64),
         max_queued_seqs: 1000,
         enable_prefix_caching: true,
         scheduling_policy: SchedulingPolicy::Fcfs,
@@ -124,7 +124,7 @@ fn same_tokens_alone_in_a_batch_and_under_preemption() {
     let want: Vec<_> = requests().map(|request| run(&alone, request).remove(0).tokens).collect();
     let block_bytes = alone.info().kv_cache_bytes / alone.info().num_blocks as u64;
     let tiny = EngineConfig { kv_cache_bytes: Some(block_bytes * 9), ..config() };
-    for config in [config(), tiny, EngineConfig { max_num_batched_tokens: 7, ..config() }] {
+    for config in [config(), tiny, EngineConfig { max_num_batched_tokens: Some(7), ..config() }] {
         let engine = start(config);
         let streams: Vec<_> =
             requests().map(|request| engine.submit(request).unwrap().remove(0)).collect();
@@ -208,7 +208,7 @@ fn a_full_queue_and_an_impossible_request_are_refused() {
 
 #[test]
 fn prompts_are_scored_as_their_tokens_would_have_been_drawn() {
-    let engine = start(EngineConfig { max_num_batched_tokens: 7, ..config() });
+    let engine = start(EngineConfig { max_num_batched_tokens: Some(7), ..config() });
     let drawn = SamplingParams { logprobs: Some(3), ..greedy(12) };
     let first = run(&engine, request(prompt(4, 20), drawn)).remove(0);
     let whole = [prompt(4, 20), first.tokens.clone()].concat();

@@ -7,7 +7,10 @@ use std::process::Command;
 
 use crate::device::code_place;
 use crate::sampling::{Penalties, SamplingRow, sample_row_reference};
-use crate::{KvCacheConfig, RopeStyle, reshape_and_cache_reference, rope_reference};
+use crate::{
+    KvCacheConfig, RopeStyle, layer_norm_reference, reshape_and_cache_reference,
+    rms_norm_reference, rope_reference,
+};
 
 /// host.cpp as a loaded library.
 struct Host {
@@ -132,6 +135,48 @@ fn heads_and_slots_are_where_the_references_have_them() {
         .collect();
     let expected = [[0, 0], [0, 1], [0, 2], [0, 3], [0, 4], [1, 0], [1, 1], [2, 0], [2, 1]];
     assert_eq!(heads, expected);
+}
+
+/// The norm of each head by the elements that the header names, against the definitions over whole rows.
+#[test]
+fn norms_of_q_and_k_are_over_the_elements_of_the_references() {
+    let host = Host::load("norms");
+    // SAFETY: the type is that of host.cpp.
+    let range: extern "C" fn(i32, i32, i32, i32, i32, *mut i32) =
+        unsafe { host.function("host_norm_range") };
+    let (heads, head_dim, len, eps) = (3, 8, 6, 1e-5);
+    let row: Vec<f32> = (0..heads * head_dim).map(|i| ((i * 7) % 11) as f32 - 4.0).collect();
+    let weight: Vec<f32> = (0..heads * head_dim).map(|i| 0.5 + i as f32 / 8.0).collect();
+    let of_heads = || row.chunks(head_dim).zip(weight.chunks(head_dim));
+    let each_head = of_heads().flat_map(|(x, weight)| {
+        let normed = layer_norm_reference(&x[..len], &weight[..len], None, eps);
+        [normed, vec![0.0; head_dim - len]].concat()
+    });
+    let wanted: [Vec<f32>; 3] = [
+        of_heads().flat_map(|(x, _)| rms_norm_reference(x, &weight[..head_dim], eps)).collect(),
+        rms_norm_reference(&row, &weight, eps),
+        each_head.collect(),
+    ];
+    for (span, want) in wanted.iter().enumerate() {
+        let (is_layer_norm, head_len) = if span == 2 { (true, len) } else { (false, head_dim) };
+        for head in 0..heads {
+            let mut at = [0; 3];
+            let dims = [heads, head_dim, head_len].map(|n| n as i32);
+            range(span as i32, head as i32, dims[0], dims[1], dims[2], at.as_mut_ptr());
+            let [first, count, weights] = at.map(|at| at as usize);
+            let of = &row[first..first + count];
+            let mean = of.iter().sum::<f32>() / count as f32;
+            let mean = if is_layer_norm { mean } else { 0.0 };
+            let squares: f32 = of.iter().map(|x| (x - mean).powi(2)).sum();
+            let scale = 1.0 / (squares / count as f32 + eps).sqrt();
+            for i in 0..head_dim {
+                let value = (row[head * head_dim + i] - mean) * scale * weight[weights + i];
+                let value = if i < head_len { value } else { 0.0 };
+                let want = want[head * head_dim + i];
+                assert!((value - want).abs() < 1e-5, "span {span}, head {head}: {value}, {want}");
+            }
+        }
+    }
 }
 
 #[test]

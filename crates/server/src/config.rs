@@ -110,9 +110,9 @@ pub struct ServeConfig {
     /// Most sequences running at once
     #[arg(long, help_heading = "Engine", value_name = "N", default_value = "256", value_parser = at_least_one)]
     pub max_num_seqs: usize,
-    /// Token budget of one step
-    #[arg(long, help_heading = "Engine", value_name = "N", default_value = "512", value_parser = at_least_one)]
-    pub max_num_batched_tokens: usize,
+    /// Token budget of one step [default: 512, on a GPU 8192, or what its memory has room for]
+    #[arg(long, help_heading = "Engine", value_name = "N", value_parser = at_least_one)]
+    pub max_num_batched_tokens: Option<usize>,
     /// Memory of the KV cache, such as 512M or 4Gi [default: a quarter of free memory, on a GPU what its part leaves, and no more than useful]
     #[arg(long, help_heading = "Engine", value_name = "SIZE")]
     pub kv_cache_memory: Option<ByteSize>,

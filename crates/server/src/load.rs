@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use candlepower_api::LoadProgress;
 use candlepower_checkpoint::{
-    Checkpoint, Description, Pooling, SamplingDefaults, SentenceSettings,
+    BATCHED_TOKENS, Checkpoint, Description, Pooling, SamplingDefaults, SentenceSettings,
 };
 use candlepower_dialect::{Dialect, ReasoningFormat, ToolFormat};
 use candlepower_engine::{
@@ -186,7 +186,7 @@ fn embedder_config(state: &AppState) -> EmbedderConfig {
         }),
         dtype: load_dtype(config.dtype),
         load_format: load_format(config.load_format),
-        max_num_batched_tokens: config.max_num_batched_tokens,
+        max_num_batched_tokens: config.max_num_batched_tokens.unwrap_or(BATCHED_TOKENS),
         max_in_flight: config.max_in_flight(),
         num_threads: config.threads,
         stuck_after: STUCK_AFTER,

@@ -1,8 +1,8 @@
 //! What can be known of a model before its weights are there: whether it can run here, as asked.
 
 use candlepower_checkpoint::{
-    Checkpoint, Counted, Description, DeviceKind, DeviceMemory, Dtype, EncoderCheckpoint,
-    EncoderMemoryRequest, KvDtype, MemoryPlan, MemoryRequest, Quantization,
+    BATCHED_TOKENS, Checkpoint, Counted, Description, DeviceKind, DeviceMemory, Dtype,
+    EncoderCheckpoint, EncoderMemoryRequest, KvDtype, MemoryPlan, MemoryRequest, Quantization,
 };
 use candlepower_engine::{Device, check_gpus, free_bytes};
 
@@ -56,7 +56,7 @@ fn check_pooled_decoder(config: &ServeConfig, checkpoint: &Checkpoint) -> Result
         checkpoint.weights_dtype(dtype(config.dtype)),
         EncoderMemoryRequest {
             max_model_len: checkpoint.max_input_len(config.max_model_len)?,
-            max_num_batched_tokens: config.max_num_batched_tokens,
+            max_num_batched_tokens: config.max_num_batched_tokens.unwrap_or(BATCHED_TOKENS),
             num_threads: 1,
             available_bytes: free_bytes(&Device::Cpu),
         },
@@ -109,7 +109,7 @@ fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result
     }
     let memory = checkpoint.memory(EncoderMemoryRequest {
         max_model_len: checkpoint.max_model_len(config.max_model_len)?,
-        max_num_batched_tokens: config.max_num_batched_tokens,
+        max_num_batched_tokens: config.max_num_batched_tokens.unwrap_or(BATCHED_TOKENS),
         num_threads: config.threads.unwrap_or_else(num_cpus::get_physical),
         available_bytes: free_bytes(&Device::Cpu),
     });

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use candlepower_checkpoint::BATCHED_TOKENS;
 use candlepower_engine::{ChosenDevice, Device, EngineHealth};
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
@@ -262,7 +263,7 @@ fn announce_pooling(config: &ServeConfig, model: &PoolingModel) {
     }
     tracing::info!(
         "no KV cache; at most {} tokens a batch, on {} threads of the cpu",
-        config.max_num_batched_tokens,
+        config.max_num_batched_tokens.unwrap_or(BATCHED_TOKENS),
         info.num_threads
     );
 }
@@ -284,7 +285,7 @@ fn announce_generating(config: &ServeConfig, model: &LoadedModel) {
         ByteSize(info.kv_cache_bytes),
         if config.kv_cache_dtype == KvCacheDtype::Fp8 { " in fp8" } else { "" },
         config.max_num_seqs,
-        config.max_num_batched_tokens,
+        info.max_num_batched_tokens,
         match info.device.as_str() {
             "cpu" => format!("{} threads of the cpu", info.num_threads),
             device => device.to_owned(),

@@ -111,7 +111,7 @@ impl RunArgs {
     /// Refuses what the engine could only run in parts, which would measure something else.
     fn check(&self, shape: &Shape, info: &EngineInfo) -> Result<()> {
         let settings = &self.settings;
-        let at_once = settings.max_num_seqs.min(settings.max_num_batched_tokens);
+        let at_once = settings.max_num_seqs.min(info.max_num_batched_tokens);
         if shape.batch > at_once {
             bail!(
                 "{shape}: at most {at_once} sequences are in a step; raise --max-num-seqs and --max-num-batched-tokens"
@@ -156,6 +156,7 @@ impl RunArgs {
         json!({
             "device": info.device,
             "threads": info.num_threads,
+            "max_num_batched_tokens": info.max_num_batched_tokens,
             "block_size": info.block_size,
             "num_blocks": info.num_blocks,
             "kv_cache_bytes": info.kv_cache_bytes,

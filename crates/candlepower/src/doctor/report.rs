@@ -105,8 +105,8 @@ impl fmt::Display for ModelReport {
         let request = &first.plan.request;
         writeln!(
             f,
-            "  for contexts of {} tokens, at most {} at once, in steps of {} tokens",
-            request.max_model_len, request.max_num_seqs, request.max_num_batched_tokens
+            "  for contexts of {} tokens, at most {} at once",
+            request.max_model_len, request.max_num_seqs
         )?;
         if request.tensor_parallel_size > 1 {
             writeln!(f, "  each of {} ranks takes:", request.tensor_parallel_size)?;
@@ -117,6 +117,7 @@ impl fmt::Display for ModelReport {
             "weights",
             "KV of a token",
             "KV of a context",
+            "tokens a step",
             "activations",
             "KV cache",
             "free",
@@ -170,6 +171,7 @@ impl Placement {
             size(plan.weights_bytes),
             size(plan.kv_bytes_per_token),
             size(plan.sequence_bytes),
+            plan.max_num_batched_tokens.to_string(),
             size(plan.activation_bytes),
             size(plan.kv_cache_bytes),
             free.map_or_else(|| "unknown".to_owned(), size),
@@ -186,6 +188,7 @@ impl Placement {
             "dtype": self.dtype(),
             "stored": self.is_stored,
             "max_model_len": plan.request.max_model_len,
+            "max_num_batched_tokens": plan.max_num_batched_tokens,
             "tensor_parallel_size": plan.request.tensor_parallel_size,
             "weights_bytes": plan.weights_bytes,
             "kv_bytes_per_token": plan.kv_bytes_per_token,

@@ -393,8 +393,7 @@ fn olmo2() {
     assert_eq!(shape("model.layers.0.input_layernorm.weight"), None);
     assert!(shape("model.layers.0.post_feedforward_layernorm.weight").is_some());
     assert_eq!(m.tensor_parallel_sizes(), [1, 2, 4, 8, 16, 32]);
-    assert_eq!(m.only_on_cpu(), Some("norms over all heads"));
-    assert_eq!(spec(LLAMA_3_1_8B).only_on_cpu(), None);
+    assert_eq!(m.only_on_cpu(), None);
 }
 
 /// bigcode/starcoder2-3b.

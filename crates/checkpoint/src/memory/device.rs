@@ -91,11 +91,11 @@ impl ModelSpec {
 
     /// Bytes that one rank needs on a GPU beside weights and cache: the buffers of a step, rope tables, schedules of
     /// attention, tables for sampling, the numbers of codes, and what CUDA takes for itself.
-    pub(super) fn device_activation_bytes(&self, request: &MemoryRequest) -> u64 {
+    pub(super) fn device_activation_bytes(&self, request: &MemoryRequest, tokens: usize) -> u64 {
         let ranks = request.tensor_parallel_size;
         let element = request.weights.size() as u64;
         let DeviceWidths { wide, inner, attended } = self.device_widths(ranks);
-        let tokens = request.max_num_batched_tokens as u64;
+        let tokens = tokens as u64;
         let rows = device_logits_rows(request.max_num_seqs) as u64;
         let vocab = self.vocab_size as u64;
         // What ranks gather their logits in.

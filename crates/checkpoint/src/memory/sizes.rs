@@ -96,9 +96,8 @@ impl ModelSpec {
     /// expert's tokens and results, and scores. It counts: the residual, its norm and their successors; q, k and v
     /// as one tensor, apart, and rotated, with the attention's output; gate and up with their product; the logits of
     /// as many rows as the engine takes at once, and a copy for sampling.
-    pub(super) fn activation_bytes(&self, request: &MemoryRequest) -> u64 {
+    pub(super) fn activation_bytes(&self, request: &MemoryRequest, tokens: usize) -> u64 {
         let ranks = request.tensor_parallel_size;
-        let tokens = request.max_num_batched_tokens;
         let logits = 2 * tokens.min(LOGITS_ROWS) as u64 * self.vocab_size.div_ceil(ranks) as u64;
         let tables = self.rope_numbers(request.max_model_len);
         let width = self.step_width(ranks);

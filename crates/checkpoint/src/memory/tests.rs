@@ -27,7 +27,7 @@ fn request(available_bytes: u64) -> MemoryRequest {
         max_model_len: 4096,
         block_size: 16,
         max_num_seqs: 4,
-        max_num_batched_tokens: 512,
+        max_num_batched_tokens: Some(512),
         kv_cache_bytes: None,
         tensor_parallel_size: 1,
         memory: DeviceMemory {
@@ -270,4 +270,36 @@ fn seventy_billion_weights_over_large_gpus() {
     assert_eq!(row(2), ("65.7".to_owned(), 163_840, 387_456, true));
     assert_eq!(row(4), ("32.9".to_owned(), 81_920, 1_206_016, true));
     assert_eq!(row(8), ("16.4".to_owned(), 40_960, 2_843_168, true));
+}
+
+#[test]
+fn steps_have_as_many_tokens_as_a_gpu_has_room_for_and_512_on_the_cpu() {
+    let on_gpu = |gib: u64, counted, asked| {
+        plan(|request| {
+            request.kv = Dtype::Bf16.into();
+            request.max_num_seqs = 256;
+            request.max_num_batched_tokens = asked;
+            let device = DeviceKind::Gpu { utilization: GPU_MEMORY_UTILIZATION };
+            request.memory = DeviceMemory { device, available_bytes: Some(gib * GIB), counted };
+        })
+    };
+    let before = |gib| on_gpu(gib, Counted::BeforeLoading, None);
+    assert_eq!([80, 20, 18].map(|gib| before(gib).max_num_batched_tokens), [8192, 2048, 512]);
+    for gib in [80, 20] {
+        let found = before(gib);
+        assert!(found.fits && found.activation_bytes <= (gib * GIB - WEIGHTS) / 4);
+    }
+    // Doctor, which counts before the weights are there, and the engine say the same.
+    let after = MemoryPlan::new(&llama(), {
+        let mut request = before(20).request;
+        request.memory.available_bytes = Some(20 * GIB - WEIGHTS);
+        request.memory.counted = Counted::AfterLoading;
+        request
+    });
+    assert_eq!(after.max_num_batched_tokens, 2048);
+    let asked = on_gpu(80, Counted::BeforeLoading, Some(64));
+    assert_eq!(asked.max_num_batched_tokens, 64);
+    assert!(asked.activation_bytes < before(80).activation_bytes);
+    assert_eq!(plan(|r| r.max_num_batched_tokens = None).max_num_batched_tokens, BATCHED_TOKENS);
+    assert_eq!(plan(|r| r.max_num_batched_tokens = Some(9)).max_num_batched_tokens, 9);
 }

@@ -122,7 +122,7 @@ fn a_small_device_gives_the_same() {
     };
     let small = EngineConfig {
         max_num_seqs: 3,
-        max_num_batched_tokens: 11,
+        max_num_batched_tokens: Some(11),
         kv_cache_bytes: Some(9 * block_bytes),
         ..on_device()
     };

@@ -161,7 +161,7 @@ fn many_constrained_sequences_are_the_same_under_preemption() {
     let block_bytes = alone.engine.info().kv_cache_bytes / alone.engine.info().num_blocks as u64;
     let tight = Demo::with(|config| EngineConfig {
         kv_cache_bytes: Some(block_bytes * 40),
-        max_num_batched_tokens: 9,
+        max_num_batched_tokens: Some(9),
         ..config
     });
     let streams: Vec<_> = (0..12)

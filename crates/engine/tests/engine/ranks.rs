@@ -65,7 +65,7 @@ fn requests_of_every_kind_give_what_one_rank_gives() {
     assert_eq!((again.cached, again.tokens), (49, cached.tokens));
     let small = EngineConfig {
         max_num_seqs: 3,
-        max_num_batched_tokens: 11,
+        max_num_batched_tokens: Some(11),
         // Of each of the ranks.
         kv_cache_bytes: Some(9 * block_bytes / 2),
         ..over(2)

@@ -40,7 +40,7 @@ fn arithmetic(files: CheckpointFiles) -> Result<()> {
             max_model_len: spec.max_model_len(None)?,
             block_size: 16,
             max_num_seqs: 256,
-            max_num_batched_tokens: 512,
+            max_num_batched_tokens: None,
             kv_cache_bytes: None,
             tensor_parallel_size: 1,
             memory: DeviceMemory {

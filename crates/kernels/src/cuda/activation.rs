@@ -1,4 +1,4 @@
-//! Gated activations of the feed-forward layers.
+//! Activations of the feed-forward layers, alone and gated.
 
 use candle_core::Tensor;
 
@@ -28,11 +28,7 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
         tokens: tokens as i64,
         inner: inner as i32,
         dtype: launch.dtype_code(),
-        activation: match act {
-            Activation::Silu => 0,
-            Activation::Gelu => 1,
-            Activation::GeluTanh => 2,
-        },
+        activation: code(act),
         padding: 0,
     };
     if tokens * inner == 0 {
@@ -40,6 +36,36 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
     }
     // SAFETY: every address was checked above to hold the elements that the dimensions say.
     unsafe { launch.run(candlepower_gated_activation, &args) }
+}
+
+/// `out = act(x)`, in f32 and rounded once; both are bf16 or f16 of one shape. The CPU's definition is
+/// [`crate::activation_reference`].
+///
+/// # Errors
+/// As [`gated_activation`].
+pub fn activation(x: &Tensor, act: Activation, out: &Tensor) -> Result<()> {
+    let launch = Launch::new("activation", "x", x)?;
+    let args = ActivationArgs {
+        x: launch.elements(("x", x), "any shape", x.dims())?,
+        out: launch.elements(("out", out), "x's shape", x.dims())?,
+        count: x.elem_count() as i64,
+        dtype: launch.dtype_code(),
+        activation: code(act),
+    };
+    if args.count == 0 {
+        return Ok(());
+    }
+    // SAFETY: both addresses were checked above to hold `count` elements.
+    unsafe { launch.run(candlepower_activation, &args) }
+}
+
+/// As `Activation` in rows.cu.
+fn code(act: Activation) -> i32 {
+    match act {
+        Activation::Silu => 0,
+        Activation::Gelu => 1,
+        Activation::GeluTanh => 2,
+    }
 }
 
 /// As `GatedActivationArgs` in rows.cu.
@@ -55,6 +81,18 @@ struct GatedActivationArgs {
 }
 const _: () = assert!(size_of::<GatedActivationArgs>() == 40);
 
+/// As `ActivationArgs` in rows.cu.
+#[repr(C)]
+struct ActivationArgs {
+    x: Address,
+    out: Address,
+    count: i64,
+    dtype: i32,
+    activation: i32,
+}
+const _: () = assert!(size_of::<ActivationArgs>() == 32);
+
 unsafe extern "C" {
+    fn candlepower_activation(args: *const ActivationArgs, stream: CUstream) -> i32;
     fn candlepower_gated_activation(args: *const GatedActivationArgs, stream: CUstream) -> i32;
 }

@@ -1,9 +1,29 @@
-//! Operations on single elements: what is done to logits, and tokens that only the device knows.
+//! Operations on single elements: sums, what is done to logits, and tokens that only the device knows.
 
 use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch};
 use crate::Result;
+
+/// See [`crate::device::add`].
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+pub fn add(residual: &Tensor, x: &Tensor) -> Result<()> {
+    let launch = Launch::new("add", "x", x)?;
+    let args = AddArgs {
+        residual: launch.elements(("residual", residual), "x's shape", x.dims())?,
+        x: launch.elements(("x", x), "any shape", x.dims())?,
+        count: x.elem_count() as i64,
+        dtype: launch.dtype_code(),
+        padding: 0,
+    };
+    if args.count == 0 {
+        return Ok(());
+    }
+    // SAFETY: both addresses were checked above to hold `count` elements.
+    unsafe { launch.run(candlepower_add, &args) }
+}
 
 /// See [`crate::device::scale_and_cap`].
 ///
@@ -46,6 +66,17 @@ pub fn resolve_tokens(tokens: &Tensor, drawn: &Tensor) -> Result<()> {
     unsafe { launch.run(candlepower_resolve_tokens, &args) }
 }
 
+/// As `AddArgs` in elements.cu.
+#[repr(C)]
+struct AddArgs {
+    residual: Address,
+    x: Address,
+    count: i64,
+    dtype: i32,
+    padding: i32,
+}
+const _: () = assert!(size_of::<AddArgs>() == 32);
+
 /// As `ScaleArgs` in elements.cu.
 #[repr(C)]
 struct ScaleArgs {
@@ -69,6 +100,7 @@ struct ResolveArgs {
 const _: () = assert!(size_of::<ResolveArgs>() == 24);
 
 unsafe extern "C" {
+    fn candlepower_add(args: *const AddArgs, stream: CUstream) -> i32;
     fn candlepower_scale_and_cap(args: *const ScaleArgs, stream: CUstream) -> i32;
     fn candlepower_resolve_tokens(args: *const ResolveArgs, stream: CUstream) -> i32;
 }

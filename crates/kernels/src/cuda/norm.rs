@@ -1,10 +1,10 @@
-//! RMS normalisation, alone and fused with the residual addition before it.
+//! Norms of rows: RMS normalisation, alone and fused with the residual addition before it, and layer normalisation.
 
 use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch};
 use crate::Result;
-use crate::device::RmsNorm;
+use crate::device::{LayerNorm, RmsNorm};
 use crate::tensor::Operand;
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in f32 and rounded once.
@@ -40,9 +40,7 @@ fn launch(
 ) -> Result<()> {
     let launch = Launch::new(kernel, "x", x)?;
     let dims = x.dims();
-    let Some(&dim) = dims.last().filter(|dim| **dim > 0) else {
-        return Err(Operand::new(kernel, "x", x).shape_error("[.., dim] with dim > 0"));
-    };
+    let dim = crate::norm::last_dim(&Operand::new(kernel, "x", x))?;
     let rows = x.elem_count() / dim;
     let args = RmsNormArgs {
         x: launch.elements(("x", x), "[.., dim]", dims)?,
@@ -65,6 +63,41 @@ fn launch(
     unsafe { launch.run(candlepower_rms_norm, &args) }
 }
 
+/// `out = (x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, in f32 and rounded once.
+///
+/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. The CPU's definition is
+/// [`crate::layer_norm_reference`].
+///
+/// # Errors
+/// As [`rms_norm`].
+///
+/// Source: "Layer Normalization", 2016, arXiv 1607.06450.
+pub fn layer_norm(x: &Tensor, norm: &LayerNorm<'_>, out: &Tensor) -> Result<()> {
+    let launch = Launch::new("layer_norm", "x", x)?;
+    let dims = x.dims();
+    let dim = crate::norm::last_dim(&Operand::new("layer_norm", "x", x))?;
+    let rows = x.elem_count() / dim;
+    let args = LayerNormArgs {
+        x: launch.elements(("x", x), "[.., dim]", dims)?,
+        weight: launch.elements(("weight", norm.weight), "[dim]", &[dim])?,
+        bias: match norm.bias {
+            Some(bias) => launch.elements(("bias", bias), "[dim]", &[dim])?,
+            None => std::ptr::null_mut(),
+        },
+        out: launch.elements(("out", out), "x's shape", dims)?,
+        rows: rows as i64,
+        dim: dim as i32,
+        dtype: launch.dtype_code(),
+        eps: norm.eps,
+        padding: 0,
+    };
+    if rows == 0 {
+        return Ok(());
+    }
+    // SAFETY: every address was checked above to hold the elements that the dimensions say.
+    unsafe { launch.run(candlepower_layer_norm, &args) }
+}
+
 /// As `RmsNormArgs` in rows.cu.
 #[repr(C)]
 struct RmsNormArgs {
@@ -80,6 +113,22 @@ struct RmsNormArgs {
 }
 const _: () = assert!(size_of::<RmsNormArgs>() == 56);
 
+/// As `LayerNormArgs` in rows.cu.
+#[repr(C)]
+struct LayerNormArgs {
+    x: Address,
+    weight: Address,
+    bias: Address,
+    out: Address,
+    rows: i64,
+    dim: i32,
+    dtype: i32,
+    eps: f32,
+    padding: i32,
+}
+const _: () = assert!(size_of::<LayerNormArgs>() == 56);
+
 unsafe extern "C" {
     fn candlepower_rms_norm(args: *const RmsNormArgs, stream: CUstream) -> i32;
+    fn candlepower_layer_norm(args: *const LayerNormArgs, stream: CUstream) -> i32;
 }

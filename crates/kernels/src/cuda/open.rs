@@ -31,6 +31,54 @@ pub fn memory(device: &Device) -> Result<(u64, u64)> {
     Ok((free as u64, total as u64))
 }
 
+/// Bytes that tensors on a device take, as its pool counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolUse {
+    /// Now.
+    pub now: u64,
+    /// At most, since the pool was there or [`watch_pool`] was called.
+    pub most: u64,
+}
+
+/// What tensors take, of which not even one that is freed at once is missed.
+///
+/// # Errors
+/// The device is no GPU, or CUDA refused.
+pub fn pool_use(device: &Device) -> Result<PoolUse> {
+    let pool = pool_of(device)?;
+    let read = |attribute| {
+        let mut bytes = 0u64;
+        // SAFETY: the pool lives as long as its device, which is open, and these attributes are a u64.
+        unsafe { result::mem_pool::get_attribute(pool, attribute, (&raw mut bytes).cast()) }
+            .map_err(|error| driver("pool_use", error))?;
+        Ok::<_, crate::Error>(bytes)
+    };
+    Ok(PoolUse {
+        now: read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+        most: read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
+    })
+}
+
+/// Begins [`PoolUse::most`] anew, at what is taken now.
+///
+/// # Errors
+/// As [`pool_use`].
+pub fn watch_pool(device: &Device) -> Result<()> {
+    let mut zero = 0u64;
+    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+    // SAFETY: as in `pool_use`; zero is the one value that this attribute can be set to.
+    unsafe { result::mem_pool::set_attribute(pool_of(device)?, attribute, (&raw mut zero).cast()) }
+        .map_err(|error| driver("watch_pool", error))
+}
+
+/// The pool of which a device's tensors are.
+fn pool_of(device: &Device) -> Result<sys::CUmemoryPool> {
+    let context = device.as_cuda_device()?.cuda_stream().context().clone();
+    // SAFETY: the device is open.
+    unsafe { result::device::get_default_mem_pool(context.cu_device()) }
+        .map_err(|error| driver("pool", error))
+}
+
 /// Lets the pool keep what is freed: by default each wait gives it back to the driver, to be asked for again.
 fn keep_freed_memory(device: sys::CUdevice) -> std::result::Result<(), DriverError> {
     let mut most = u64::MAX;

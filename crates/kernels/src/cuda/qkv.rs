@@ -14,7 +14,7 @@ const MAX_HEAD_DIM: usize = 512;
 /// rotates them, writes k and v into the paged cache and q to `q_out` `[tokens, heads, head_dim]`.
 ///
 /// All in f32 from load to store, rounded once, in the cache to its own dtype. The CPU's definitions, one after the other:
-/// [`crate::rms_norm_reference`] per head, [`crate::rope_reference`] and
+/// [`crate::rms_norm_reference`] per head (or what [`QkNormSpan`] says), [`crate::rope_reference`] and
 /// [`crate::reshape_and_cache_reference`], whose place of values is that of keys and values here.
 ///
 /// # Errors
@@ -41,15 +41,26 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
             q_operand.shape_error(format!("[tokens, heads, head_dim >= rot_dim = {rot_dim}]"))
         );
     }
-    let norm = |name, weight: Option<&Tensor>| match weight {
-        Some(weight) => launch.elements((name, weight), "[head_dim]", &[head_dim]),
-        None => Ok(std::ptr::null_mut()),
-    };
     let qk_norm = operands.qk_norm;
-    if let Some(norm) = qk_norm.filter(|norm| norm.span != QkNormSpan::Head) {
-        let (operand, device) = ("q_weight", norm.q_weight.device().location());
-        return Err(Error::UnsupportedDevice { kernel: KERNEL, operand, device });
+    let span = qk_norm.map_or(QkNormSpan::Head, |norm| norm.span);
+    let (norm_span, head_len) = match span {
+        QkNormSpan::Head => (0, head_dim),
+        QkNormSpan::AllHeads => (1, head_dim),
+        QkNormSpan::EachHead { len } => (2, len),
+    };
+    if head_len == 0 || head_len > head_dim {
+        let expected = "at least one, and at most head_dim";
+        return Err(Error::Parameter { parameter: "len", value: head_len, expected });
     }
+    let norm = |name, heads: usize, weight: Option<&Tensor>| match (weight, span) {
+        (None, _) => Ok(std::ptr::null_mut()),
+        (Some(weight), QkNormSpan::Head) => {
+            launch.elements((name, weight), "[head_dim]", &[head_dim])
+        }
+        (Some(weight), _) => {
+            launch.elements((name, weight), "[heads * head_dim]", &[heads * head_dim])
+        }
+    };
     let row = (heads + 2 * kv_heads) * head_dim;
     let layer = operands.cache.layer(operands.layer)?;
     let cache_dims = PagedCache::dims(config);
@@ -61,8 +72,8 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
             "[tokens, (heads + 2 kv_heads) * head_dim]",
             &[tokens, row],
         )?,
-        q_norm: norm("q_weight", qk_norm.map(|norm| norm.q_weight))?,
-        k_norm: norm("k_weight", qk_norm.map(|norm| norm.k_weight))?,
+        q_norm: norm("q_weight", heads, qk_norm.map(|norm| norm.q_weight))?,
+        k_norm: norm("k_weight", kv_heads, qk_norm.map(|norm| norm.k_weight))?,
         cos: launch.f32s(("cos", cos), half_axes, &[max_len, rot_dim / 2])?,
         sin: launch.f32s(("sin", sin), half_axes, &[max_len, rot_dim / 2])?,
         positions: launch.u32s(("positions", operands.positions), "[tokens]", &[tokens])?,
@@ -90,6 +101,8 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
         eps: qk_norm.map_or(0.0, |norm| norm.eps),
         weight_offset: qk_norm.map_or(0.0, |norm| norm.form.offset()),
         fp8_cache: i32::from(is_fp8(&layer.keys)),
+        norm_span,
+        head_len: head_len as i32,
     };
     if is_fp8(&layer.keys) != is_fp8(&layer.values) {
         let (operand, found) = ("values", layer.values.dtype());
@@ -129,8 +142,10 @@ struct QkvArgs {
     eps: f32,
     weight_offset: f32,
     fp8_cache: i32,
+    norm_span: i32,
+    head_len: i32,
 }
-const _: () = assert!(size_of::<QkvArgs>() == 136);
+const _: () = assert!(size_of::<QkvArgs>() == 144);
 
 unsafe extern "C" {
     fn candlepower_qkv(args: *const QkvArgs, stream: CUstream) -> i32;

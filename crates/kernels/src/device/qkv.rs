@@ -35,10 +35,10 @@ pub struct QkNorm<'a> {
 pub enum QkNormSpan {
     /// Each head: RMSNorm with one weight for all of them.
     Head,
-    /// All heads of a token: RMSNorm with a weight `[heads * head_dim]`. No GPU kernel has it yet.
+    /// All heads of a token: RMSNorm with a weight `[heads * head_dim]`.
     AllHeads,
     /// The first `len` elements of each head, of which the others are zeros: LayerNorm with a weight for each,
-    /// `[heads * head_dim]`. No GPU kernel has it yet.
+    /// `[heads * head_dim]`.
     EachHead {
         /// Elements of a head that are not padding.
         len: usize,

@@ -76,11 +76,12 @@ pub fn add_rms_norm(residual: &Tensor, x: &Tensor, norm: &RmsNorm<'_>, out: &Ten
     rms_norm(residual, norm, out)
 }
 
-/// `residual = residual + x`, rounded once; both are bf16 or f16 of one shape. No GPU kernel has it yet.
+/// `residual = residual + x`, rounded once; both are bf16 or f16 of one shape.
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device.
+/// As [`rms_norm`].
 pub fn add(residual: &Tensor, x: &Tensor) -> Result<()> {
+    launch_on_gpu!(x, crate::cuda::add(residual, x));
     let reference = Reference::new("add", "x", x)?;
     let added = reference.elements(("x", x), "any shape", x.dims())?;
     let mut sum = reference.elements(("residual", residual), "x's shape", x.dims())?;
@@ -99,14 +100,16 @@ pub struct LayerNorm<'a> {
     pub eps: f32,
 }
 
-/// `out = (x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, rounded once. No GPU kernel has it
-/// yet.
+/// `out = (x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, rounded once.
 ///
 /// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. The definition is [`crate::layer_norm_reference`].
 ///
 /// # Errors
-/// As [`add`].
+/// As [`rms_norm`].
+///
+/// Source: "Layer Normalization", 2016, arXiv 1607.06450.
 pub fn layer_norm(x: &Tensor, norm: &LayerNorm<'_>, out: &Tensor) -> Result<()> {
+    launch_on_gpu!(x, crate::cuda::layer_norm(x, norm, out));
     let reference = Reference::new("layer_norm", "x", x)?;
     let dim = last_dim("layer_norm", x)?;
     let values = reference.elements(("x", x), "[.., dim]", x.dims())?;
@@ -129,11 +132,12 @@ fn last_dim(kernel: &'static str, x: &Tensor) -> Result<usize> {
 }
 
 /// `out = act(x)`, in f32 and rounded once; both are bf16 or f16 of one shape. The definition is
-/// [`crate::activation_reference`]. No GPU kernel has it yet.
+/// [`crate::activation_reference`].
 ///
 /// # Errors
-/// As [`add`].
+/// As [`rms_norm`].
 pub fn activation(x: &Tensor, act: Activation, out: &Tensor) -> Result<()> {
+    launch_on_gpu!(x, crate::cuda::activation(x, act, out));
     let reference = Reference::new("activation", "x", x)?;
     let values = reference.elements(("x", x), "any shape", x.dims())?;
     let activated: Vec<f32> =

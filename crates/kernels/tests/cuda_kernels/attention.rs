@@ -123,6 +123,64 @@ fn compare_qkv(
     gpu.assert_close(&layer.values, &values, ROUNDED_ONCE, &format!("v of {what}"));
 }
 
+/// Norms of q and k over more than a head, or with a weight for each; against the operation's definition on the CPU.
+pub(crate) fn wide_qk_norms(gpu: &Gpu) {
+    let mut random = Random(26);
+    for (heads, kv_heads, head_dim, rot_dim, tokens) in QKV_SHAPES {
+        let spans = [QkNormSpan::AllHeads, QkNormSpan::EachHead { len: head_dim - head_dim / 4 }];
+        for (dtype, span) in HALVES.into_iter().flat_map(|dtype| spans.map(|span| (dtype, span))) {
+            let config = config(tokens.div_ceil(16) + 1, kv_heads, head_dim);
+            let width = (heads + 2 * kv_heads) * head_dim;
+            let mut floats = |count, spread| random.floats(count, spread, dtype);
+            let mut qkv = floats(tokens * width, 2.0);
+            if let QkNormSpan::EachHead { len } = span {
+                qkv.chunks_mut(head_dim).for_each(|head| head[len..].fill(0.0));
+            }
+            let weights = [floats(heads * head_dim, 1.0), floats(kv_heads * head_dim, 1.0)];
+            let angles = random.floats(tokens * rot_dim / 2, 3.0, DType::F32);
+            let run = |device: &Device| {
+                let float = |values: &[f32], dims: &[usize], dtype| {
+                    let tensor = Tensor::from_slice(values, dims, &Device::Cpu).unwrap();
+                    tensor.to_dtype(dtype).unwrap().to_device(device).unwrap()
+                };
+                let half = |f: fn(f32) -> f32| {
+                    let values: Vec<f32> = angles.iter().map(|angle| f(*angle)).collect();
+                    Tensor::from_slice(&values, (tokens, rot_dim / 2), &Device::Cpu).unwrap()
+                };
+                let table = RopeTable::new(half(f32::cos), half(f32::sin), RopeStyle::Neox);
+                let numbers = Tensor::arange(0u32, tokens as u32, device).unwrap();
+                let cache = PagedCache::new(config, dtype, device).unwrap();
+                let q_out = Tensor::zeros((tokens, heads, head_dim), dtype, device).unwrap();
+                let [q_weight, k_weight] =
+                    weights.each_ref().map(|weight| float(weight, &[weight.len()], dtype));
+                let operands = QkvToCache {
+                    qk_norm: Some(QkNorm {
+                        q_weight: &q_weight,
+                        k_weight: &k_weight,
+                        span,
+                        form: NormWeight::Plain,
+                        eps: 1e-6,
+                    }),
+                    rope: &table.unwrap().to_device(device).unwrap(),
+                    positions: &numbers,
+                    slot_mapping: &numbers,
+                    cache: &cache,
+                    layer: 0,
+                };
+                let qkv = float(&qkv, &[tokens, width], dtype);
+                candlepower_kernels::device::qkv_to_cache(&qkv, &operands, &q_out).unwrap();
+                (q_out, cache.layer(0).unwrap().keys.clone())
+            };
+            let ((q, keys), (want_q, want_keys)) = (run(gpu.device()), run(&Device::Cpu));
+            // Both are rounded, and rotation subtracts products.
+            let tolerance = Tolerance { own: 1.2, largest: 0.002 };
+            let what = format!("{heads} + {kv_heads} heads of {head_dim}, {span:?}");
+            gpu.assert_close(&q, &to_vec(&want_q), tolerance, &format!("q of {what}"));
+            gpu.assert_close(&keys, &to_vec(&want_keys), tolerance, &format!("k of {what}"));
+        }
+    }
+}
+
 pub(crate) fn copy_blocks(gpu: &Gpu) {
     let mut random = Random(22);
     for dtype in HALVES {

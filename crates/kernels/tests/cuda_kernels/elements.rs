@@ -40,6 +40,19 @@ pub(crate) fn matmul(gpu: &Gpu) {
     }
 }
 
+pub(crate) fn add(gpu: &Gpu) {
+    let mut random = Random(35);
+    for count in [1, 33, 4096, 70_000, 20_000_000] {
+        for dtype in HALVES {
+            let (before, x) = (random.floats(count, 2.0, dtype), random.floats(count, 2.0, dtype));
+            let residual = gpu.floats(&before, &[count], dtype);
+            device::add(&residual, &gpu.floats(&x, &[count], dtype)).unwrap();
+            let want: Vec<f32> = before.iter().zip(&x).map(|(a, b)| a + b).collect();
+            gpu.assert_close(&residual, &want, ROUNDED_ONCE, &format!("{count} sums"));
+        }
+    }
+}
+
 pub(crate) fn scale_and_cap(gpu: &Gpu) {
     let mut random = Random(32);
     let cases = [

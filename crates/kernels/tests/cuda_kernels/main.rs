@@ -21,9 +21,11 @@ use gpu::Gpu;
 /// A comparison over many shapes: panics where kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 22] = [
+const COMPARISONS: [(&str, Comparison); 26] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
+    ("layer_norm", rows::layer_norm),
+    ("activation", rows::activation),
     ("gated_activation", rows::gated_activation),
     ("embedding", rows::embedding),
     ("gather_rows", rows::gather_rows),
@@ -32,12 +34,14 @@ const COMPARISONS: [(&str, Comparison); 22] = [
     ("packed_product", packed::packed_product),
     ("packed_matmul", packed::packed_matmul),
     ("packed_embedding", packed::packed_embedding),
+    ("add", elements::add),
     ("scale_and_cap", elements::scale_and_cap),
     ("resolve_tokens", elements::resolve_tokens),
     ("staging", elements::staging),
     ("graph", elements::graph),
     ("nccl", elements::nccl),
     ("qkv_to_cache", attention::qkv_to_cache),
+    ("wide_qk_norms", attention::wide_qk_norms),
     ("copy_blocks", attention::copy_blocks),
     ("swap_blocks", attention::swap_blocks),
     ("paged_attention", attention::paged_attention),

@@ -2,10 +2,11 @@
 
 use candle_core::DType;
 use candlepower_kernels::cuda;
-use candlepower_kernels::device::{NormWeight, RmsNorm};
+use candlepower_kernels::device::{LayerNorm, NormWeight, RmsNorm};
 use candlepower_kernels::{
-    Activation, VocabPart, add_rms_norm_reference, embedding_reference, gated_activation_reference,
-    gather_rows_reference, linear_reference, rms_norm_reference,
+    Activation, VocabPart, activation_reference, add_rms_norm_reference, embedding_reference,
+    gated_activation_reference, gather_rows_reference, layer_norm_reference, linear_reference,
+    rms_norm_reference,
 };
 
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
@@ -54,6 +55,35 @@ fn for_norms(mut compare: impl FnMut(usize, usize, DType, NormWeight, &mut Rando
     }
 }
 
+/// Rows far from zero, whose mean must not swallow what is left of them; and in place, as after a block.
+pub(crate) fn layer_norm(gpu: &Gpu) {
+    let mut random = Random(6);
+    for (rows, dim) in SHAPES {
+        for dtype in HALVES {
+            for with_bias in [false, true] {
+                let x = random.floats(rows * dim, 3.0, dtype);
+                let x = rounded(&x.iter().map(|x| x + 8.0).collect::<Vec<_>>(), dtype);
+                let weight = random.floats(dim, 1.0, dtype);
+                let bias = with_bias.then(|| random.floats(dim, 1.0, dtype));
+                let on_gpu = gpu.floats(&x, &[rows, dim], dtype);
+                let on_bias = bias.as_ref().map(|bias| gpu.floats(bias, &[dim], dtype));
+                let norm = LayerNorm {
+                    weight: &gpu.floats(&weight, &[dim], dtype),
+                    bias: on_bias.as_ref(),
+                    eps: 1e-5,
+                };
+                let out = gpu.unwritten(&[rows, dim], dtype);
+                cuda::layer_norm(&on_gpu, &norm, &out).unwrap();
+                cuda::layer_norm(&on_gpu, &norm, &on_gpu).unwrap();
+                let want = layer_norm_reference(&x, &weight, bias.as_deref(), 1e-5);
+                let what = format!("{rows} x {dim}, bias {with_bias}");
+                gpu.assert_close(&out, &want, ROUNDED_ONCE, &what);
+                gpu.assert_close(&on_gpu, &want, ROUNDED_ONCE, &format!("{what}, in place"));
+            }
+        }
+    }
+}
+
 /// The factor that a weight stands for.
 pub(crate) fn effective(weight: &[f32], form: NormWeight) -> Vec<f32> {
     let offset = if form == NormWeight::OnePlus { 1.0 } else { 0.0 };
@@ -79,6 +109,22 @@ pub(crate) fn gated_activation(gpu: &Gpu) {
                     ROUNDED_ONCE,
                     &format!("{tokens} x {inner}, {act:?}"),
                 );
+            }
+        }
+    }
+}
+
+pub(crate) fn activation(gpu: &Gpu) {
+    let mut random = Random(7);
+    for (tokens, inner) in [(1, 12288), (129, 256), (5, 33), (2, 1)] {
+        for dtype in HALVES {
+            for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+                let x = random.floats(tokens * inner, 4.0, dtype);
+                let out = gpu.unwritten(&[tokens, inner], dtype);
+                cuda::activation(&gpu.floats(&x, &[tokens, inner], dtype), act, &out).unwrap();
+                let want: Vec<f32> = x.iter().map(|x| activation_reference(*x, act)).collect();
+                let what = format!("{tokens} x {inner}, {act:?}");
+                gpu.assert_close(&out, &want, ROUNDED_ONCE, &what);
             }
         }
     }

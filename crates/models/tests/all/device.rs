@@ -17,6 +17,7 @@ use candlepower_models::{
     load_shard_on_device,
 };
 
+use crate::quantized::{QUANTIZED, SPARSE};
 use crate::{
     golden::{
         BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, has_experts,
@@ -24,7 +25,6 @@ use crate::{
     },
     ranks::{numbers_of_ranks, on_ranks},
 };
-use crate::quantized::{QUANTIZED, SPARSE};
 
 /// A model with the memory of its steps.
 struct Runner {

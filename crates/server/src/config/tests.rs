@@ -49,7 +49,7 @@ fn defaults_are_the_contracts() {
     assert_eq!((config.host.as_str(), config.port()), ("127.0.0.1", 8000));
     assert_eq!(
         (config.max_num_seqs, config.max_num_batched_tokens, config.block_size),
-        (256, 512, 16)
+        (256, None, 16)
     );
     assert_eq!(config.default_max_tokens.to_string(), "16");
     assert_eq!(config.max_logprobs, 20);
@@ -100,7 +100,10 @@ fn the_contracts_variables_are_read() {
             ("BLAZE_SERVED_MODEL_NAME", "a,b"),
         ],
     );
-    assert_eq!((config.max_num_batched_tokens, config.max_num_seqs, config.port()), (64, 4, 9000));
+    assert_eq!(
+        (config.max_num_batched_tokens, config.max_num_seqs, config.port()),
+        (Some(64), 4, 9000)
+    );
     assert!(config.enforce_eager);
     assert_eq!(config.swap_space, 4.0);
     assert_eq!(config.api_key.as_deref(), Some("secret"));

@@ -49,8 +49,12 @@ const fn row(
     Architecture { class, models, checked, gguf, on_gpu: Ran::NotYet }
 }
 
-/// As [`row`], of an architecture that is refused on a GPU.
-const fn cpu_row(class: &'static str, models: &'static str, checked: &'static str) -> Architecture {
+/// As [`row`], of an architecture with experts, which a GPU has no kernel for.
+const fn experts_row(
+    class: &'static str,
+    models: &'static str,
+    checked: &'static str,
+) -> Architecture {
     Architecture { on_gpu: Ran::No, ..row(class, models, checked, "") }
 }
 
@@ -90,29 +94,33 @@ const ARCHITECTURES: &[Architecture] = &[
         "factors on embeddings, scores, residuals and logits",
         "granite",
     ),
-    cpu_row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, norms over all heads"),
-    cpu_row(
+    row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, norms over all heads", ""),
+    row(
         "Starcoder2ForCausalLM",
         "StarCoder2",
         "LayerNorm, biases, a feed-forward without a gate, sliding window",
+        "",
     ),
-    cpu_row(
+    row(
         "GPT2LMHeadModel",
         "GPT-2 and what is built like it",
         "learned positions, transposed tensors, old and new names",
+        "",
     ),
-    cpu_row(
+    row(
         "CohereForCausalLM",
         "Command R, Command R+, Aya",
         "attention and feed-forward side by side, norms of each head, scaled logits",
+        "",
     ),
-    cpu_row(
+    row(
         "Cohere2ForCausalLM",
         "Command R7B, Command A",
         "windowed layers with rope, others without",
+        "",
     ),
-    cpu_row("MixtralForCausalLM", "Mixtral", "experts, sliding window"),
-    cpu_row(
+    experts_row("MixtralForCausalLM", "Mixtral", "experts, sliding window"),
+    experts_row(
         "Qwen3MoeForCausalLM",
         "Qwen3-30B-A3B, Qwen3-235B-A22B and their like",
         "experts in some layers, shares renormalised or not",

@@ -83,6 +83,13 @@ inline int32_t threads_for(int64_t work, int32_t most) {
   return static_cast<int32_t>(threads < most ? threads : most);
 }
 
+// Blocks of `threads` for `items`; a kernel whose threads go on a whole grid further needs no more.
+inline uint32_t grid_for(int64_t items, int32_t threads) {
+  constexpr int64_t kMostBlocks = 1 << 16;
+  const int64_t blocks = (items + threads - 1) / threads;
+  return static_cast<uint32_t>(blocks < kMostBlocks ? blocks : kMostBlocks);
+}
+
 // Calls `launch` with a value of the 16-bit element type and answers the launch's error.
 template <typename Launch>
 int32_t with_half_type(int32_t dtype, Launch launch) {

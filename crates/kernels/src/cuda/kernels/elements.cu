@@ -1,10 +1,36 @@
-// Operations on single elements: what is done to logits, and tokens that only the device knows.
+// Operations on single elements: sums, what is done to logits, and tokens that only the device knows.
 
 #include "common.cuh"
 
 namespace candlepower {
 
 constexpr int32_t kThreads = 256;
+
+struct AddArgs {
+  void* residual;  // [count], becomes residual + x
+  const void* x;   // [count]
+  int64_t count;
+  int32_t dtype;
+  int32_t padding;
+};
+static_assert(sizeof(AddArgs) == 32, "as in src/cuda/elements.rs");
+
+// Every thread has N neighbouring elements and goes on a whole grid further.
+template <typename T, int32_t N>
+__global__ void add_kernel(AddArgs args) {
+  T* residual = static_cast<T*>(args.residual);
+  const T* x = static_cast<const T*>(args.x);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * N;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  for (int64_t i = first; i < args.count; i += step) {
+    Vector<T, N> sum = load<N>(residual + i);
+    const Vector<T, N> added = load<N>(x + i);
+    for (int32_t j = 0; j < N; ++j) {
+      sum.at[j] = T(static_cast<float>(sum.at[j]) + static_cast<float>(added.at[j]));
+    }
+    store<N>(residual + i, sum);
+  }
+}
 
 struct ScaleArgs {
   void* x;  // [count], in place
@@ -47,10 +73,20 @@ __global__ void resolve_kernel(ResolveArgs args) {
 
 using namespace candlepower;
 
+extern "C" int32_t candlepower_add(const AddArgs* args, cudaStream_t stream) {
+  return with_half_type(args->dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int32_t N = kVectorWidth<T>;
+    if (args->count % N == 0) {
+      add_kernel<T, N><<<grid_for(args->count / N, kThreads), kThreads, 0, stream>>>(*args);
+    } else {
+      add_kernel<T, 1><<<grid_for(args->count, kThreads), kThreads, 0, stream>>>(*args);
+    }
+  });
+}
+
 extern "C" int32_t candlepower_scale_and_cap(const ScaleArgs* args, cudaStream_t stream) {
-  constexpr int64_t kMostBlocks = 1 << 16;
-  const int64_t blocks = (args->count + kThreads - 1) / kThreads;
-  const auto grid = static_cast<uint32_t>(blocks < kMostBlocks ? blocks : kMostBlocks);
+  const uint32_t grid = grid_for(args->count, kThreads);
   return with_half_type(args->dtype, [&](auto zero) {
     scale_and_cap_kernel<decltype(zero)><<<grid, kThreads, 0, stream>>>(*args);
   });

@@ -112,6 +112,14 @@ uint64_t host_cache_offset(uint32_t slot, int32_t head, int32_t kv_heads, int32_
   return cache_offset(slot, head, kv_heads, block_size, head_dim);
 }
 
+void host_norm_range(int32_t span, int32_t index, int32_t heads, int32_t head_dim, int32_t head_len,
+                     int32_t* range) {
+  const NormRange found = norm_range(static_cast<NormSpan>(span), index, heads, head_dim, head_len);
+  range[0] = found.first;
+  range[1] = found.count;
+  range[2] = found.weight;
+}
+
 void host_split_range(int32_t length, int32_t step, int32_t part, int32_t parts, int32_t* range) {
   const Range found = split_range(length, step, part, parts);
   range[0] = found.begin;

@@ -8,8 +8,8 @@ namespace candlepower {
 
 struct QkvArgs {
   const void* qkv;            // [tokens, (heads + 2 kv_heads) * head_dim]
-  const void* q_norm;         // [head_dim], null: heads of q are not normed
-  const void* k_norm;         // [head_dim], null: heads of k are not normed
+  const void* q_norm;         // [head_dim], or for other spans [heads * head_dim]; null: heads of q are not normed
+  const void* k_norm;         // as for the heads of k
   const float* cos;           // [max_len, rot_dim / 2]
   const float* sin;           // [max_len, rot_dim / 2]
   const uint32_t* positions;  // [tokens]
@@ -30,25 +30,46 @@ struct QkvArgs {
   float eps;
   float weight_offset;  // of both norms: 1 where the model multiplies by 1 + weight, else 0
   int32_t fp8_cache;    // 1: keys and values are e4m3, without a scale; 0: of the rows' own type
+  int32_t norm_span;    // NormSpan
+  int32_t head_len;     // elements of a head that are not padding
 };
-static_assert(sizeof(QkvArgs) == 136, "as in src/cuda/qkv.rs");
+static_assert(sizeof(QkvArgs) == 144, "as in src/cuda/qkv.rs");
 
 constexpr int32_t kWarpsPerBlock = 4;
 constexpr int32_t kMaxHeadDim = 512;
 
-// Normalises and rotates the head in `values` (shared memory of this warp alone), in f32.
+// Normalises the head in `values` (shared memory of this warp alone), in f32. `heads` are all heads of its kind of the
+// token; where one mean is for all of them, the warp of each head sums it anew.
 template <typename T>
-__device__ void norm_and_rotate(float* values, const T* norm, int32_t token, const QkvArgs& args) {
+__device__ void normalize(float* values, const T* heads, const T* norm, Head head, const QkvArgs& args) {
   const int32_t lane = threadIdx.x % kWarp;
-  if (norm != nullptr) {
-    float squares = 0.0f;
-    for (int32_t i = lane; i < args.head_dim; i += kWarp) squares += values[i] * values[i];
-    const float scale = rsqrtf(warp_sum(squares) / args.head_dim + args.eps);
-    for (int32_t i = lane; i < args.head_dim; i += kWarp) {
-      values[i] *= scale * (static_cast<float>(norm[i]) + args.weight_offset);
-    }
-    __syncwarp();
+  const auto span = static_cast<NormSpan>(args.norm_span);
+  const int32_t num_heads = head.kind == HeadKind::kQuery ? args.heads : args.kv_heads;
+  const NormRange range = norm_range(span, head.index, num_heads, args.head_dim, args.head_len);
+  const T* of = heads + range.first;
+  float mean = 0.0f;
+  if (span == NormSpan::kEachHead) {  // LayerNorm; the others are RMSNorm.
+    float sum = 0.0f;
+    for (int32_t i = lane; i < range.count; i += kWarp) sum += static_cast<float>(of[i]);
+    mean = warp_sum(sum) / range.count;
   }
+  float squares = 0.0f;
+  for (int32_t i = lane; i < range.count; i += kWarp) {
+    const float distance = static_cast<float>(of[i]) - mean;
+    squares += distance * distance;
+  }
+  const float scale = rsqrtf(warp_sum(squares) / range.count + args.eps);
+  const T* weight = norm + range.weight;
+  for (int32_t i = lane; i < args.head_dim; i += kWarp) {
+    const float factor = scale * (static_cast<float>(weight[i]) + args.weight_offset);
+    values[i] = i < args.head_len ? (values[i] - mean) * factor : 0.0f;
+  }
+  __syncwarp();
+}
+
+// Rotates the head in `values`.
+__device__ inline void rotate(float* values, int32_t token, const QkvArgs& args) {
+  const int32_t lane = threadIdx.x % kWarp;
   const int32_t half = args.rot_dim / 2;
   const uint32_t position = args.positions[token];
   const bool in_table = position < static_cast<uint32_t>(args.max_len);
@@ -98,8 +119,9 @@ __global__ void qkv_kernel(QkvArgs args) {
   }
   __syncwarp();
   if (head.kind != HeadKind::kValue) {
-    const void* norm = head.kind == HeadKind::kQuery ? args.q_norm : args.k_norm;
-    norm_and_rotate(values, static_cast<const T*>(norm), token, args);
+    const auto* norm = static_cast<const T*>(head.kind == HeadKind::kQuery ? args.q_norm : args.k_norm);
+    if (norm != nullptr) normalize(values, in - head.index * args.head_dim, norm, head, args);
+    rotate(values, token, args);
   }
   if (head.kind == HeadKind::kQuery) {
     const int64_t first = (static_cast<int64_t>(token) * args.heads + head.index) * args.head_dim;

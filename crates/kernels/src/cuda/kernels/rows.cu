@@ -1,5 +1,7 @@
-// Row-wise kernels: RMS norm with the residual addition, gated activation, gathers. One pass over memory,
+// Row-wise kernels: norms, RMS norm with the residual addition, activations, gathers. One pass over memory,
 // sixteen bytes at a time where rows allow it; arithmetic in f32, rounded once when it is stored.
+
+#include <type_traits>
 
 #include "common.cuh"
 
@@ -61,7 +63,62 @@ __global__ void rms_norm_kernel(RmsNormArgs args) {
   }
 }
 
-// ---- Gated activation ------------------------------------------------------------------------------
+// ---- Layer norm ------------------------------------------------------------------------------------
+
+struct LayerNormArgs {
+  const void* x;       // [rows, dim]
+  const void* weight;  // [dim]
+  const void* bias;    // [dim]; null where the model has none
+  void* out;           // [rows, dim], may be x
+  int64_t rows;
+  int32_t dim;
+  int32_t dtype;
+  float eps;
+  int32_t padding;
+};
+static_assert(sizeof(LayerNormArgs) == 56, "as in src/cuda/norm.rs");
+
+// One block per row, which is read three times: the squares are of distances from the mean, so that nothing cancels.
+template <typename T, int32_t N>
+__global__ void layer_norm_kernel(LayerNormArgs args) {
+  const int64_t start = static_cast<int64_t>(blockIdx.x) * args.dim;
+  const T* x = static_cast<const T*>(args.x) + start;
+  const T* weight = static_cast<const T*>(args.weight);
+  const T* bias = static_cast<const T*>(args.bias);
+  T* out = static_cast<T*>(args.out) + start;
+  const int32_t first = threadIdx.x * N;
+  const int32_t step = blockDim.x * N;
+
+  float sum = 0.0f;
+  for (int32_t i = first; i < args.dim; i += step) {
+    const Vector<T, N> values = load<N>(x + i);
+    for (int32_t j = 0; j < N; ++j) sum += static_cast<float>(values.at[j]);
+  }
+  const float mean = block_sum(sum) / args.dim;
+  float squares = 0.0f;
+  for (int32_t i = first; i < args.dim; i += step) {
+    const Vector<T, N> values = load<N>(x + i);
+    for (int32_t j = 0; j < N; ++j) {
+      const float distance = static_cast<float>(values.at[j]) - mean;
+      squares += distance * distance;
+    }
+  }
+  const float scale = rsqrtf(block_sum(squares) / args.dim + args.eps);
+
+  for (int32_t i = first; i < args.dim; i += step) {
+    Vector<T, N> values = load<N>(x + i);
+    const Vector<T, N> weights = load<N>(weight + i);
+    Vector<T, N> added{};
+    if (bias != nullptr) added = load<N>(bias + i);
+    for (int32_t j = 0; j < N; ++j) {
+      const float scaled = (static_cast<float>(values.at[j]) - mean) * scale * static_cast<float>(weights.at[j]);
+      values.at[j] = T(bias == nullptr ? scaled : scaled + static_cast<float>(added.at[j]));
+    }
+    store<N>(out + i, values);
+  }
+}
+
+// ---- Activations -----------------------------------------------------------------------------------
 
 // The values are those of Activation in Rust.
 enum class Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2 };
@@ -76,6 +133,15 @@ struct GatedActivationArgs {
   int32_t padding;
 };
 static_assert(sizeof(GatedActivationArgs) == 40, "as in src/cuda/activation.rs");
+
+struct ActivationArgs {
+  const void* x;  // [count]
+  void* out;      // [count], may be x
+  int64_t count;
+  int32_t dtype;
+  int32_t activation;
+};
+static_assert(sizeof(ActivationArgs) == 32, "as in src/cuda/activation.rs");
 
 template <Activation kActivation>
 __device__ __forceinline__ float activate(float x) {
@@ -105,23 +171,50 @@ __global__ void gated_activation_kernel(GatedActivationArgs args) {
   }
 }
 
-template <typename T, int32_t N>
-void launch_gated_activation(const GatedActivationArgs& args, cudaStream_t stream) {
-  constexpr int32_t kThreads = 256;
-  constexpr int64_t kMostBlocks = 1 << 16;
-  const int64_t blocks = (args.tokens * (args.inner / N) + kThreads - 1) / kThreads;
-  const auto grid = static_cast<uint32_t>(blocks < kMostBlocks ? blocks : kMostBlocks);
-  switch (static_cast<Activation>(args.activation)) {
-    case Activation::kSilu:
-      gated_activation_kernel<T, N, Activation::kSilu><<<grid, kThreads, 0, stream>>>(args);
-      break;
-    case Activation::kGelu:
-      gated_activation_kernel<T, N, Activation::kGelu><<<grid, kThreads, 0, stream>>>(args);
-      break;
+// The same without a gate.
+template <typename T, int32_t N, Activation kActivation>
+__global__ void activation_kernel(ActivationArgs args) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * N;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  for (int64_t i = first; i < args.count; i += step) {
+    Vector<T, N> values = load<N>(static_cast<const T*>(args.x) + i);
+    for (int32_t j = 0; j < N; ++j) {
+      values.at[j] = T(activate<kActivation>(static_cast<float>(values.at[j])));
+    }
+    store<N>(static_cast<T*>(args.out) + i, values);
+  }
+}
+
+// Calls `launch` with the activation as a constant.
+template <typename Launch>
+void with_activation(int32_t activation, Launch launch) {
+  switch (static_cast<Activation>(activation)) {
+    case Activation::kSilu: launch(std::integral_constant<Activation, Activation::kSilu>{}); break;
+    case Activation::kGelu: launch(std::integral_constant<Activation, Activation::kGelu>{}); break;
     case Activation::kGeluTanh:
-      gated_activation_kernel<T, N, Activation::kGeluTanh><<<grid, kThreads, 0, stream>>>(args);
+      launch(std::integral_constant<Activation, Activation::kGeluTanh>{});
       break;
   }
+}
+
+constexpr int32_t kActivationThreads = 256;
+
+template <typename T, int32_t N>
+void launch_gated_activation(const GatedActivationArgs& args, cudaStream_t stream) {
+  const uint32_t grid = grid_for(args.tokens * (args.inner / N), kActivationThreads);
+  with_activation(args.activation, [&](auto act) {
+    constexpr Activation kAct = decltype(act)::value;
+    gated_activation_kernel<T, N, kAct><<<grid, kActivationThreads, 0, stream>>>(args);
+  });
+}
+
+template <typename T, int32_t N>
+void launch_activation(const ActivationArgs& args, cudaStream_t stream) {
+  const uint32_t grid = grid_for(args.count / N, kActivationThreads);
+  with_activation(args.activation, [&](auto act) {
+    constexpr Activation kAct = decltype(act)::value;
+    activation_kernel<T, N, kAct><<<grid, kActivationThreads, 0, stream>>>(args);
+  });
 }
 
 // ---- Gathers ---------------------------------------------------------------------------------------
@@ -174,6 +267,31 @@ extern "C" int32_t candlepower_rms_norm(const RmsNormArgs* args, cudaStream_t st
       rms_norm_kernel<T, N><<<rows, threads_for(args->dim / N, 1024), 0, stream>>>(*args);
     } else {
       rms_norm_kernel<T, 1><<<rows, threads_for(args->dim, 1024), 0, stream>>>(*args);
+    }
+  });
+}
+
+extern "C" int32_t candlepower_layer_norm(const LayerNormArgs* args, cudaStream_t stream) {
+  return with_half_type(args->dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int32_t N = kVectorWidth<T>;
+    const auto rows = static_cast<uint32_t>(args->rows);
+    if (args->dim % N == 0) {
+      layer_norm_kernel<T, N><<<rows, threads_for(args->dim / N, 1024), 0, stream>>>(*args);
+    } else {
+      layer_norm_kernel<T, 1><<<rows, threads_for(args->dim, 1024), 0, stream>>>(*args);
+    }
+  });
+}
+
+extern "C" int32_t candlepower_activation(const ActivationArgs* args, cudaStream_t stream) {
+  return with_half_type(args->dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int32_t N = kVectorWidth<T>;
+    if (args->count % N == 0) {
+      launch_activation<T, N>(*args, stream);
+    } else {
+      launch_activation<T, 1>(*args, stream);
     }
   });
 }

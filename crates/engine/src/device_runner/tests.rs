@@ -1,0 +1,131 @@
+//! What the runner of steps takes of the device's memory.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::Device;
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
+use candlepower_kernels::sampling::{Penalties, SamplingRow};
+use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, load_on_device};
+use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StepRow, TokenSource};
+
+use super::*;
+use crate::runner::Place;
+
+const SEQS: u32 = 3;
+const PROMPT: u32 = 5;
+
+fn runner(device: &Device, dtype: LoadDtype) -> DeviceRunner {
+    // A GPU machine has the goldens elsewhere.
+    let goldens = std::env::var_os("CANDLEPOWER_GOLDENS").map(PathBuf::from);
+    let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let folder = goldens.unwrap_or_else(here).join("llama");
+    let checkpoint = Checkpoint::open(CheckpointFiles::Folder(folder)).unwrap();
+    let load_format = LoadFormat::Auto;
+    let options =
+        LoadOptions { device: device.clone(), dtype, load_format, max_model_len: Some(128) };
+    let model = load_on_device(&checkpoint, &options, &mut |_| {}).unwrap();
+    let size = WorkspaceSize {
+        max_tokens: 16,
+        max_seqs: 4,
+        max_rows: 4,
+        num_blocks: 8,
+        block_size: 16,
+        fp8_cache: false,
+    };
+    let mut runner = DeviceRunner::new(model, size, Graphs::up_to(4), 0).unwrap();
+    runner.capture_graphs(&mut |_, _| {}).unwrap();
+    runner
+}
+
+/// A step of all sequences from `first_position` on, each of which draws in the way `kind`.
+fn step(runner: &mut DeviceRunner, first_position: u32, tokens: u32, kind: u32) {
+    let source = |token| match first_position {
+        0 => TokenSource::Id(7 + token),
+        _ => TokenSource::PreviousRow(token % SEQS),
+    };
+    let row = |seq: u32| StepRow {
+        seq: SeqId(u64::from(seq)),
+        tokens: (0..tokens).map(|token| source(token + seq)).collect(),
+        first_position,
+        block_table: vec![BlockId(2 * seq), BlockId(2 * seq + 1)],
+        logits: LogitsFor::Last,
+        samples: vec![SeqId(u64::from(seq))],
+    };
+    let seen = HashMap::from([(5, 1), (9, 2)]);
+    let mask = vec![u32::MAX; runner.model.spec().vocab_size.div_ceil(32)];
+    let draw = SamplingRow {
+        temperature: if kind == 0 { 0.0 } else { 0.9 },
+        top_k: (kind == 1).then_some(20),
+        top_p: if kind == 1 { 0.9 } else { 1.0 },
+        min_p: 0.0,
+        uniform: 0.0,
+        penalties: (kind == 2).then_some(Penalties {
+            repetition: 1.2,
+            presence: 0.1,
+            frequency: 0.1,
+            seen: &seen,
+        }),
+        logit_bias: if kind == 2 { &[(3, 1.0), (4, -1.0)] } else { &[] },
+        banned: Vec::new(),
+        mask: (kind == 3).then_some(&mask),
+        logprobs: (kind == 1).then_some(5),
+    };
+    let places = (0..SEQS).map(|seq| Place { seed: u64::from(seq), index: first_position });
+    let batch = SamplingBatch {
+        samples: vec![draw; SEQS as usize],
+        places: places.collect(),
+        prompts: Vec::new(),
+    };
+    let step = Step { rows: (0..SEQS).map(row).collect(), ..Step::default() };
+    runner.launch(&step, &batch).unwrap();
+    let output = runner.wait().unwrap();
+    assert!(output.samples.iter().all(|sample| sample.token_id.is_some()), "kind {kind}");
+}
+
+/// Four kinds of draws in turn, after one round of them; what was taken before and after.
+fn decode<T>(runner: &mut DeviceRunner, taken: impl Fn(&DeviceRunner) -> T) -> (T, T) {
+    step(runner, 0, PROMPT, 0);
+    let mut position = PROMPT;
+    let mut rounds = |runner: &mut DeviceRunner, count: u32| {
+        for kind in 0..4 * count {
+            step(runner, position, 1, kind % 4);
+            position += 1;
+        }
+    };
+    rounds(runner, 1);
+    let before = taken(runner);
+    rounds(runner, 4);
+    (before, taken(runner))
+}
+
+/// As far as the CPU shows it: what the runner itself takes. What operations take, a GPU's pool shows.
+#[test]
+fn decodes_take_no_memory_once_each_kind_of_draw_was_there() {
+    let mut runner = runner(&Device::Cpu, LoadDtype::F32);
+    let (before, after) = decode(&mut runner, |runner| runner.grown);
+    assert_eq!(before, after);
+    // The first readback and the first counts; all else was reserved.
+    assert_eq!(before, 2);
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn a_gpu_takes_no_memory_in_decodes() {
+    use candlepower_kernels::cuda::{open, pool_use, watch_pool};
+
+    if std::env::var_os("CANDLEPOWER_TEST_GPU").is_none() {
+        println!("= no GPU: CANDLEPOWER_TEST_GPU is not set");
+        return;
+    }
+    let gpu = open(0).unwrap();
+    let mut runner = runner(&gpu, LoadDtype::Bf16);
+    let (before, after) = decode(&mut runner, |_| {
+        let taken = pool_use(&gpu).unwrap();
+        watch_pool(&gpu).unwrap();
+        taken
+    });
+    let most = after.most - before.now;
+    println!("= {most} bytes taken in 16 decode steps beside {} reserved ones", before.now);
+    assert_eq!((most, after.now), (0, before.now));
+}
