@@ -11,6 +11,7 @@ use std::{
 use candle_core::Device;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Gguf};
 use candlepower_comm::Comm;
+use candlepower_kernels::WarmThreads;
 use candlepower_models::{
     Decoder, DeviceDecoder, LoadDtype, LoadFormat, LoadOptions, LoadProgress, WorkspaceSize,
     load_shard, load_shard_on_device,

@@ -335,13 +335,14 @@ impl Ops for DeviceOps<'_> {
     fn embed(&self, table: &Matrix, positions: Option<&Matrix>) -> Result<Tensor> {
         let out = self.rows(&self.workspace.residual, self.hidden)?;
         let (rank, ranks) = self.ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
-        let rows = table.dim(0)?;
+        let rows = table.n();
         let part = VocabPart { first: rank * rows, vocab_size: ranks * rows };
         device::embedding(self.input.token_ids, table, self.embed_scale, part, &out)?;
         self.sum(&out)?;
         if let Some(table) = positions {
             let rows = self.rows(&self.workspace.branch, self.hidden)?;
-            device::embedding(self.input.positions, table, 1.0, &rows)?;
+            let whole = VocabPart { first: 0, vocab_size: table.n() };
+            device::embedding(self.input.positions, table, 1.0, whole, &rows)?;
             device::add(&out, &rows)?;
         }
         Ok(out)

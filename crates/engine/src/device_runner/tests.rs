@@ -33,7 +33,7 @@ fn runner(device: &Device, dtype: LoadDtype) -> DeviceRunner {
         block_size: 16,
         fp8_cache: false,
     };
-    let mut runner = DeviceRunner::new(model, size, Graphs::up_to(4), 0).unwrap();
+    let mut runner = DeviceRunner::new(model, size, Graphs::of(&size, true), 0).unwrap();
     runner.capture_graphs(&mut |_, _| {}).unwrap();
     runner
 }

@@ -85,7 +85,7 @@ fn ranks_on_devices_give_what_one_rank_gives() {
     let (block_bytes, small) = (two.info().kv_cache_bytes / two.info().num_blocks as u64, 9);
     let eager = start(EngineConfig {
         max_num_seqs: 3,
-        max_num_batched_tokens: 11,
+        max_num_batched_tokens: Some(11),
         kv_cache_bytes: Some(small * block_bytes / 2),
         enforce_eager: true,
         tensor_parallel_size: 2,

@@ -32,7 +32,8 @@ pub fn embedding(
 /// # Errors
 /// As [`embedding`].
 pub fn gather_rows(x: &Tensor, rows: &Tensor, out: &Tensor) -> Result<()> {
-    gather("gather_rows", ("rows", rows), ("x", x), (1.0, VocabPart::all_rows(x)), out)
+    let (count, _) = Operand::new("gather_rows", "x", x).dims2("[tokens, dim]")?;
+    gather("gather_rows", ("rows", rows), ("x", x), (1.0, VocabPart::all_rows(count)), out)
 }
 
 fn gather(

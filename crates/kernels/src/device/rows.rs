@@ -7,7 +7,7 @@ use super::reference::Reference;
 use super::{Matrix, launch_on_gpu};
 use crate::tensor::Operand;
 use crate::{
-    Activation, Result, VocabPart, activation_reference, add_rms_norm_reference,
+    Activation, Error, Result, VocabPart, activation_reference, add_rms_norm_reference,
     gated_activation_reference, layer_norm_reference, rms_norm_reference,
 };
 
