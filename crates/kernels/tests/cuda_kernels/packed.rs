@@ -24,7 +24,8 @@ struct Case {
 fn cases(gpu: &Gpu) -> Vec<Case> {
     let mut random = Random(41);
     let mut cases = Vec::new();
-    let shapes = [(16, 64usize, 64), (7, 32, 16), (40, 200, 48), (130, 1000, 1000), (64, 4096, 128)];
+    let shapes =
+        [(16, 64usize, 64), (7, 32, 16), (40, 200, 48), (130, 1000, 1000), (64, 4096, 128)];
     for (codes, most) in KINDS {
         for (n, k, group) in shapes {
             let group = if codes == Codes::Table { k } else { group };
