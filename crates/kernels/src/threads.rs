@@ -45,8 +45,8 @@ impl WarmThreads {
 
     /// Calls `work`, whose kernels run on these threads.
     pub fn run<R>(&mut self, work: impl FnOnce() -> R) -> R {
-        let outer = CURRENT.replace(Some(Arc::clone(&self.team)));
-        let _restore = OnDrop(|| drop(CURRENT.replace(outer.clone())));
+        let outer = LENT.replace(Lent::Team(Arc::clone(&self.team)));
+        let _restore = OnDrop(|| drop(LENT.replace(outer.clone())));
         work()
     }
 }
@@ -63,8 +63,18 @@ impl Drop for WarmThreads {
 }
 
 thread_local! {
-    /// The threads that kernels called on this one share their work with.
-    static CURRENT: RefCell<Option<Arc<Team>>> = const { RefCell::new(None) };
+    /// Whom kernels called on this thread share their work with.
+    static LENT: RefCell<Lent> = const { RefCell::new(Lent::Nobody) };
+}
+
+/// The threads that help one.
+#[derive(Clone, Debug)]
+enum Lent {
+    /// None of ours: rayon's current pool.
+    Nobody,
+    Team(Arc<Team>),
+    /// This thread is at a part of a kernel, and kernels inside it stay here.
+    Working,
 }
 
 /// Calls its function when it is dropped.
@@ -78,19 +88,24 @@ impl<F: FnMut()> Drop for OnDrop<F> {
 
 /// Threads that work may be shared with: those of [`WarmThreads::run`], else rayon's current pool.
 pub(crate) fn available() -> usize {
-    let team = CURRENT.with_borrow(|team| team.as_ref().map(|team| team.count));
-    team.unwrap_or_else(rayon::current_num_threads)
+    LENT.with_borrow(|lent| match lent {
+        Lent::Nobody => rayon::current_num_threads(),
+        Lent::Team(team) => team.count,
+        Lent::Working => 1,
+    })
 }
 
 /// Calls `work` on this thread and at the same time on up to `threads - 1` others. One that comes late is not waited for.
 pub(crate) fn share(threads: usize, work: &(dyn Fn() + Sync)) {
-    // Taken away for as long as it works, so that kernels inside `work` stay on their thread.
-    match CURRENT.take() {
-        Some(team) => {
-            let _restore = OnDrop(|| drop(CURRENT.replace(Some(Arc::clone(&team)))));
+    let lent = LENT.with_borrow(Lent::clone);
+    match &lent {
+        Lent::Nobody => share_with_rayon(threads, work),
+        Lent::Team(team) => {
+            LENT.set(Lent::Working);
+            let _restore = OnDrop(|| LENT.set(lent.clone()));
             team.share(work);
         }
-        None => share_with_rayon(threads, work),
+        Lent::Working => work(),
     }
 }
 
@@ -190,6 +205,7 @@ impl Team {
 
     /// What a thread does: takes part once in every job that it comes to in time, until the team ends.
     fn work(&self) {
+        LENT.set(Lent::Working);
         let mut last = 0;
         while let Some(mut state) = self.next(last) {
             last = number(state);
@@ -281,7 +297,8 @@ mod tests {
         let seen = Mutex::new(std::collections::HashSet::new());
         threads.run(|| {
             share(3, &|| {
-                assert_eq!(CURRENT.with_borrow(Option::is_none), true);
+                assert_eq!(available(), 1);
+                share(8, &|| _ = seen.lock().unwrap().insert(std::thread::current().id()));
                 seen.lock().unwrap().insert(std::thread::current().id());
                 while seen.lock().unwrap().len() < 3 {
                     std::thread::yield_now();
@@ -289,7 +306,7 @@ mod tests {
             });
             assert_eq!(available(), 3);
         });
-        assert!(CURRENT.with_borrow(Option::is_none));
+        assert!(LENT.with_borrow(|lent| matches!(lent, Lent::Nobody)));
     }
 
     #[test]
