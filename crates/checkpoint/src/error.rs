@@ -93,7 +93,7 @@ pub enum Error {
         unit: usize,
     },
     /// A GGUF file is not what it should be.
-    #[error("{file} is damaged, or no GGUF file: {reason}; download it again")]
+    #[error("{file} is damaged, or no GGUF file: {}; download it again", one_line(reason))]
     Gguf {
         /// The file's name.
         file: String,
@@ -192,4 +192,10 @@ pub enum Error {
 /// The other way out of a cache that is too small, where there is one.
 fn shorter(fits: usize) -> String {
     if fits == 0 { String::new() } else { format!(", or lower --max-model-len to {fits}") }
+}
+
+/// A text of which a file wrote a part, without characters that would break the line.
+fn one_line(text: &str) -> String {
+    let escaped = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.into() };
+    text.chars().map(escaped).collect()
 }

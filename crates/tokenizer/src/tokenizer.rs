@@ -69,8 +69,7 @@ impl Tokenizer {
         let bad = |error: &dyn std::fmt::Display| Error::BadTokenizer(error.to_string());
         let json: DecoderField =
             serde_json::from_slice(tokenizer_json).map_err(|error| bad(&error))?;
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(linear_splits(tokenizer_json))
-            .map_err(|error| bad(&error))?;
+        let mut tokenizer = read(&linear_splits(tokenizer_json)).map_err(|error| bad(&error))?;
         tokenizer.with_truncation(None).map_err(|error| bad(&error))?.with_padding(None);
 
         let config = tokenizer_config_json.map(special_tokens).transpose()?.unwrap_or_default();
@@ -226,6 +225,18 @@ impl std::fmt::Debug for Tokenizer {
             .field("named_special_tokens", named)
             .finish_non_exhaustive()
     }
+}
+
+/// The library's tokenizer. It trusts some parts of a file to fit together and panics where they do not: on reading, or
+/// when tokens are put around the first text.
+fn read(tokenizer_json: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
+    let read = || {
+        let tokenizer = tokenizers::Tokenizer::from_bytes(tokenizer_json)?;
+        // That it has no token for a text is another matter.
+        let _ = tokenizer.encode_fast("", true);
+        Ok(tokenizer)
+    };
+    catch_unwind(read).unwrap_or_else(|_| Err("its parts do not fit together".into()))
 }
 
 /// What `encode` finds, and an error instead of a panic.

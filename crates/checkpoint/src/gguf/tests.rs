@@ -117,6 +117,7 @@ fn counts_are_held_against_the_bytes_that_are_there() {
             "the text of a promises 18446744073709551615 bytes",
         ),
         (file(&[("a", 99, vec![0])]), "`a` has a value of type 99"),
+        (file(&[("a\nb", 99, vec![0])]), "`a\\nb` has a value of type 99"),
         (file(&[("a", 0, vec![0]), ("a", 0, vec![0])]), "`a` is written twice"),
         (file(&[("general.alignment", 4, vec![3, 0, 0, 0])]), "`general.alignment` is 3"),
     ];

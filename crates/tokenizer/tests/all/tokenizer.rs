@@ -117,6 +117,25 @@ fn an_absurd_id_is_refused() {
     assert!(error.to_string().contains("a token has the id 4294967295"), "{error}");
 }
 
+/// The library would panic: on a token that the post-processor puts around texts and does not define, on a merge that is
+/// shorter than the prefix of words that it must have.
+#[test]
+fn parts_that_do_not_fit_together_are_refused() {
+    let json: Value = serde_json::from_slice(&fixture_bytes("byte_level")).unwrap();
+    let mut template = json.clone();
+    template["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<nobody>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [], "special_tokens": {},
+    });
+    let mut prefix = json;
+    prefix["model"]["continuing_subword_prefix"] = "a prefix longer than all".into();
+    for bad in [template, prefix] {
+        let error = Tokenizer::from_bytes(bad.to_string().as_bytes(), None).unwrap_err();
+        assert!(error.to_string().contains("its parts do not fit together"), "{error}");
+    }
+}
+
 #[test]
 fn no_text_breaks_the_tokenizer() {
     const MIB: usize = 1 << 20;
