@@ -1,4 +1,4 @@
-//! `candlepower-fuzz SECONDS [TARGET..]`: rounds that no test has run, for so long per target, all targets at once.
+//! `candlepower-fuzz SECONDS [--seed N] [TARGET..]`: rounds of changed inputs, for so long per target, all targets at once.
 
 #![expect(clippy::print_stdout, reason = "a command-line tool answers on its standard output")]
 
@@ -10,22 +10,33 @@ use candlepower_fuzz::{Budget, TARGETS, Target};
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
-    let usage =
-        format!("usage: candlepower-fuzz SECONDS [TARGET..]; targets are {}", names.join(", "));
+    let usage = format!(
+        "usage: candlepower-fuzz SECONDS [--seed N] [TARGET..]; targets are {}",
+        names.join(", ")
+    );
     let Some(seconds) = arguments.next().and_then(|text| text.parse().ok()) else {
         eprintln!("{usage}");
         return ExitCode::FAILURE;
     };
-    let asked: Vec<String> = arguments.collect();
+    let mut asked: Vec<String> = arguments.collect();
+    // Of each second other rounds; the seed of one that fails is printed. With a seed the same rounds each time.
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let mut seed = since.as_secs() << 24;
+    if asked.first().is_some_and(|first| first == "--seed") {
+        let Some(number) = asked.get(1).and_then(|number| number.parse().ok()) else {
+            eprintln!("--seed takes a number\n{usage}");
+            return ExitCode::FAILURE;
+        };
+        seed = number;
+        asked.drain(..2);
+    }
     if let Some(unknown) = asked.iter().find(|name| !names.contains(&name.as_str())) {
         eprintln!("there is no target {unknown}\n{usage}");
         return ExitCode::FAILURE;
     }
     let chosen =
         |target: &&Target| asked.is_empty() || asked.iter().any(|name| name == target.name);
-    // Of each second other rounds; the seed of one that fails is printed.
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let (seed, budget) = (since.as_secs() << 24, Budget::Time(Duration::from_secs(seconds)));
+    let budget = Budget::Time(Duration::from_secs(seconds));
     let failed = std::thread::scope(|scope| {
         let run = |target: &'static Target| scope.spawn(move || target.run(seed, budget));
         let running: Vec<_> =

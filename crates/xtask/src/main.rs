@@ -25,7 +25,7 @@ cargo xtask <command>
   test    builds the binary and runs every test; needs only Rust and Python
   cuda    a CUDA build for no GPU, and its tests; shares what test has built; needs g++, x86-64
   wheel   builds the Python wheel around the debug binary and tests it; part of test
-  fuzz SECONDS [TARGET..]  changed files and texts for every parser, or for some
+  fuzz SECONDS [--seed N] [TARGET..]  changed files and texts for every parser, or for some
   schema-suite FOLDER..  holds JSON schemas against test suites: docs/schema-suite.md
   models-table  writes the README's tables of models, which tidy holds to the goldens
   tidy    the project's own rules: layers, file sizes, where `unsafe` lives, forbidden words
@@ -57,7 +57,7 @@ fn run() -> Result<ExitCode> {
         "ci" => {
             check::run_steps(&mut steps);
             test::run_steps(&mut steps);
-            steps.run("fuzz", |shell| test::fuzz(shell, &["60".to_owned()]));
+            steps.run("fuzz", |shell| test::fuzz(shell, &["60", "--seed", "0"].map(str::to_owned)));
             cuda::run_steps(&mut steps);
         }
         "check" => check::run_steps(&mut steps),
