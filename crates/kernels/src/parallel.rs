@@ -23,6 +23,9 @@ pub(crate) fn build_rows(
     fill: impl Fn(usize, &mut [f32]) + Sync,
 ) -> Vec<f32> {
     let mut out = Vec::with_capacity(rows * width);
+    if width == 0 {
+        return out;
+    }
     let target = SharedMut::new(&mut out.spare_capacity_mut()[..rows * width]);
     let work = |rows: Range<usize>| {
         for row in rows {
