@@ -6,7 +6,8 @@
 //! numbers that they mean, in registers or a block at a time; a weight that keeps its inputs in another order
 //! (act-order) gets the activations in that order, and the chain follows it. What a weight's sparse part adds comes last.
 //!
-//! One thing does depend on the CPU: dot products of bf16 take numbers below 2^-126 for zero.
+//! Two things do depend on the CPU: dot products of bf16 take numbers below 2^-126 for zero, and a CPU with a matrix unit
+//! (AMX) adds products of bf16 in the order of [`tile_sum`](crate::simd::tile_sum), 32 steps of `k` at a time, however many rows there are.
 
 mod format;
 mod gemv;
@@ -25,6 +26,7 @@ use self::tiled::Tiled;
 use crate::parallel::SharedMut;
 use crate::simd::{Isa, Simd, WithSimd};
 use crate::tensor::{Operand, from_vec};
+use crate::weight::ElementOrder;
 use crate::{Result, Weight};
 
 /// `x @ w^T + bias`: `x` `[tokens, k]` f32, `w` `[n, k]`, `bias` `[n]` f32, result `[tokens, n]` f32.
@@ -61,25 +63,26 @@ fn in_order<'a>(x: &'a [f32], w: &Weight) -> Cow<'a, [f32]> {
 
 /// The definition of one output of [`linear`]: products summed with fused multiply-adds in one chain
 /// of increasing `k`, then the bias. `x` and `w` are one row of each matrix, in the order of the weight's inputs, `x` rounded to
-/// bf16 where the weight is. Every path of [`linear`] gives exactly these bits.
+/// bf16 where the weight is. Every path of [`linear`] gives exactly these bits, but for a matrix unit's.
 #[must_use]
 pub fn linear_reference(x: &[f32], w: &[f32], bias: Option<f32>) -> f32 {
     let sum = x.iter().zip(w).fold(0f32, |sum, (x, w)| x.mul_add(*w, sum));
     bias.map_or(sum, |bias| sum + bias)
 }
 
-/// How a product is computed. A path for AMX tiles is one more variant here.
+/// How a product is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
     /// Few rows: several streams of weights, bound by memory.
     Gemv,
-    /// Many rows: tiles of accumulators in registers over blocks of `k`.
+    /// Many rows, or a matrix unit: tiles of accumulators in registers over blocks of `k`.
     Tiled,
 }
 
 impl Path {
-    fn choose<S: Simd>(rows: usize) -> Self {
-        if rows <= S::GEMV_ROWS { Self::Gemv } else { Self::Tiled }
+    fn choose<S: Simd>(p: &Product<'_>) -> Self {
+        let matrix_unit = S::BF16_TILES && p.w.layout().order == ElementOrder::Bf16;
+        if matrix_unit || p.rows > S::GEMV_ROWS { Self::Tiled } else { Self::Gemv }
     }
 }
 
@@ -102,7 +105,7 @@ fn multiply(isa: Isa, x: &[f32], w: &Weight, bias: Option<&[f32]>) -> Vec<f32> {
     let mut out = Vec::with_capacity(rows * n);
     let y = SharedMut::new(&mut out.spare_capacity_mut()[..rows * n]);
     if rows > 0 {
-        isa.run_with_dot(Multiply(Product { x, w, bias, y, rows }));
+        isa.run_with_tiles(Multiply(Product { x, w, bias, y, rows }));
     }
     // SAFETY: both paths write every element of `y`.
     unsafe { out.set_len(rows * n) };
@@ -117,7 +120,7 @@ impl WithSimd for Multiply<'_> {
 
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
-        match Path::choose::<S>(self.0.rows) {
+        match Path::choose::<S>(&self.0) {
             Path::Gemv => in_format(s, &self.0, Gemv),
             Path::Tiled => in_format(s, &self.0, Tiled),
         }

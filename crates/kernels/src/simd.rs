@@ -2,8 +2,11 @@
 //! instruction set.
 //!
 //! A fast path is written once, generic over [`Simd`]. Every implementation has sixteen lanes and fuses
-//! the same multiplications and additions, so all of them give the same bits; only their speed differs.
+//! the same multiplications and additions, so all of them give the same bits; only their speed differs. Products of
+//! matrices in tiles of a CPU's matrix unit are the one exception: they add in an order of their own.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -12,8 +15,12 @@ pub(crate) mod math;
 mod portable;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 use self::portable::Portable;
+#[cfg(test)]
+pub(crate) use self::tiles::tile_sum;
+pub(crate) use self::tiles::{TILE_LINE, TILE_ROWS, TileProduct};
 #[cfg(target_arch = "x86_64")]
 use self::{avx2::Avx2, avx512::Avx512};
 
@@ -34,6 +41,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
     const GEMV_ROWS: usize;
     /// Whether [`Self::dot_bf16`] is one instruction. It takes numbers below 2^-126 for zero then.
     const BF16_DOT: bool = false;
+    /// Whether products of bf16 go through [`Self::tile_product`].
+    const BF16_TILES: bool = false;
 
     fn splat(self, value: f32) -> Self::F32;
     fn add(self, a: Self::F32, b: Self::F32) -> Self::F32;
@@ -109,6 +118,19 @@ pub(crate) trait Simd: Copy + Send + Sync {
     -> Self::F32;
     /// Asks for the cache line at `address`, which need not be mapped.
     fn prefetch(self, address: *const u8);
+    /// Makes this thread ready for [`Self::tile_product`], until [`Self::end_tiles`].
+    #[inline(always)]
+    fn begin_tiles(self) {}
+    /// Lets the system forget the tiles of this thread.
+    #[inline(always)]
+    fn end_tiles(self) {}
+    /// Adds a product to a tile of outputs, where [`Self::BF16_TILES`].
+    /// # Safety
+    /// This thread is between [`Self::begin_tiles`] and [`Self::end_tiles`], and `product` holds good pointers.
+    #[inline(always)]
+    unsafe fn tile_product(self, product: &TileProduct) {
+        unreachable!("{product:?} without tiles");
+    }
     /// Runs `op` compiled for this instruction set.
     fn run<O: WithSimd>(self, op: O) -> O::Output;
 }
@@ -126,12 +148,17 @@ pub(crate) trait WithSimd {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Isa {
     #[cfg(target_arch = "x86_64")]
-    Avx512Bf16(Avx512<true>),
+    Amx(Avx512<true, true>),
     #[cfg(target_arch = "x86_64")]
-    Avx512(Avx512<false>),
+    Avx512Bf16(Avx512<true, false>),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512<false, false>),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
-    Portable(Portable),
+    Portable(Portable<false>),
+    /// What the tests hold a matrix unit's tiles against.
+    #[cfg(test)]
+    PortableTiles(Portable<true>),
 }
 
 impl Isa {
@@ -139,10 +166,13 @@ impl Isa {
     pub(crate) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            if let Some(avx512) = Avx512::<true>::detect() {
+            if let Some(amx) = Avx512::<true, true>::detect() {
+                return Self::Amx(amx);
+            }
+            if let Some(avx512) = Avx512::<true, false>::detect() {
                 return Self::Avx512Bf16(avx512);
             }
-            if let Some(avx512) = Avx512::<false>::detect() {
+            if let Some(avx512) = Avx512::<false, false>::detect() {
                 return Self::Avx512(avx512);
             }
             if let Some(avx2) = Avx2::detect() {
@@ -158,35 +188,66 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         let wide = [
             Avx2::detect().map(Self::Avx2),
-            Avx512::<false>::detect().map(Self::Avx512),
-            Avx512::<true>::detect().map(Self::Avx512Bf16),
+            Avx512::<false, false>::detect().map(Self::Avx512),
+            Avx512::<true, false>::detect().map(Self::Avx512Bf16),
+            Avx512::<true, true>::detect().map(Self::Amx),
         ];
         #[cfg(not(target_arch = "x86_64"))]
         let wide = [];
-        std::iter::once(Self::Portable(Portable)).chain(wide.into_iter().flatten()).collect()
+        let everywhere = [Self::Portable(Portable), Self::PortableTiles(Portable)];
+        everywhere.into_iter().chain(wide.into_iter().flatten()).collect()
     }
 
-    /// Runs `op` compiled for this instruction set, without its dot products.
+    /// Whether it multiplies bf16 in tiles.
+    #[cfg(test)]
+    pub(crate) fn has_tiles(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(_) => true,
+            Self::PortableTiles(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Runs `op` compiled for this instruction set, without its products of bf16.
     #[inline]
     pub(crate) fn run<O: WithSimd>(self, op: O) -> O::Output {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16(s) => s.without_dot().run(op),
+            Self::Amx(s) => s.without_bf16().run(op),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16(s) => s.without_bf16().run(op),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(s) => s.run(op),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(s) => s.run(op),
             Self::Portable(s) => s.run(op),
+            #[cfg(test)]
+            Self::PortableTiles(_) => Portable::<false>.run(op),
+        }
+    }
+
+    /// Runs `op` compiled for this instruction set and its dot products of bf16.
+    #[inline]
+    pub(crate) fn run_with_dot<O: WithSimd>(self, op: O) -> O::Output {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx(s) => s.without_tiles().run(op),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16(s) => s.run(op),
+            _ => self.run(op),
         }
     }
 
     /// Runs `op` compiled for all of this instruction set.
     #[inline]
-    pub(crate) fn run_with_dot<O: WithSimd>(self, op: O) -> O::Output {
+    pub(crate) fn run_with_tiles<O: WithSimd>(self, op: O) -> O::Output {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16(s) => s.run(op),
-            _ => self.run(op),
+            Self::Amx(s) => s.run(op),
+            #[cfg(test)]
+            Self::PortableTiles(s) => s.run(op),
+            _ => self.run_with_dot(op),
         }
     }
 }

@@ -61,7 +61,9 @@ pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>
     match p.w.layout().order {
         ElementOrder::F32 => work.with::<F32>(s, p),
         ElementOrder::F16 => work.with::<F16>(s, p),
-        ElementOrder::Bf16 if const { S::BF16_DOT } => work.with::<Bf16Pairs>(s, p),
+        ElementOrder::Bf16 if const { S::BF16_DOT || S::BF16_TILES } => {
+            work.with::<Bf16Pairs>(s, p)
+        }
         ElementOrder::Bf16 => work.with::<Bf16>(s, p),
         ElementOrder::Coded(Codes::U4) => work.with::<U4>(s, p),
         ElementOrder::Coded(Codes::U8) => work.with::<U8>(s, p),

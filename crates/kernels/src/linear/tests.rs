@@ -3,6 +3,7 @@
 use candle_core::{DType, Device};
 
 use super::*;
+use crate::simd::{TILE_LINE, tile_sum};
 use crate::{Codes, Error, QuantizedRows, SparseRows, WeightRows};
 
 /// Numbers that need rounding, of both signs.
@@ -39,23 +40,51 @@ fn quantized(n: usize, k: usize, codes: Codes, group: usize, backwards: bool) ->
     builder.finish().unwrap()
 }
 
-/// The definition for all outputs.
-fn expected(x: &[f32], w: &Weight, bias: Option<&[f32]>) -> Vec<u32> {
-    let (n, k) = (w.n(), w.k());
-    let mut rows = vec![0.0; n * k];
-    rows.chunks_exact_mut(k).enumerate().for_each(|(i, row)| w.read_row(i, row));
-    let (mut x, rows) = (in_order(x, w).into_owned(), in_order(&rows, w));
-    if w.dtype() == DType::BF16 {
-        x.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
+/// The definition for all outputs, and the definition in the order of a matrix unit: where that computes, the other is held
+/// against it in numbers.
+struct Expected {
+    chains: Vec<u32>,
+    tiles: Option<Vec<u32>>,
+}
+
+impl Expected {
+    fn new(x: &[f32], w: &Weight, bias: Option<&[f32]>) -> Self {
+        let (n, k) = (w.n(), w.k());
+        let mut rows = vec![0.0; n * k];
+        rows.chunks_exact_mut(k).enumerate().for_each(|(i, row)| w.read_row(i, row));
+        let (mut x, rows) = (in_order(x, w).into_owned(), in_order(&rows, w));
+        let is_bf16 = w.dtype() == DType::BF16;
+        if is_bf16 {
+            x.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
+        }
+        let all = |reference: fn(&[f32], &[f32], Option<f32>) -> f32| -> Vec<u32> {
+            let outputs = |x| {
+                let bias = |i: usize| bias.map(|bias| bias[i]);
+                let output = move |(i, w)| reference(x, w, bias(i)).to_bits();
+                rows.chunks_exact(k).enumerate().map(output)
+            };
+            x.chunks_exact(k).flat_map(outputs).collect()
+        };
+        Self { chains: all(linear_reference), tiles: is_bf16.then(|| all(tiles_reference)) }
     }
-    x.chunks_exact(k)
-        .flat_map(|x| {
-            rows.chunks_exact(k)
-                .enumerate()
-                .map(|(i, w)| linear_reference(x, w, bias.map(|b| b[i])))
-        })
-        .map(f32::to_bits)
-        .collect()
+
+    /// What the first `count` outputs are on `isa`.
+    fn on(&self, isa: Isa, count: usize) -> &[u32] {
+        let tiles = self.tiles.as_ref().filter(|_| isa.has_tiles());
+        &tiles.unwrap_or(&self.chains)[..count]
+    }
+}
+
+/// [`linear_reference`] in the order of a matrix unit.
+fn tiles_reference(x: &[f32], w: &[f32], bias: Option<f32>) -> f32 {
+    let words = |steps: &[f32]| -> Vec<f32> {
+        let high = |pair: &[f32]| pair[0].to_bits();
+        let low = |pair: &[f32]| pair.get(1).map_or(0, |low| low.to_bits() >> 16);
+        steps.chunks(2).map(|pair| f32::from_bits(high(pair) | low(pair))).collect()
+    };
+    let lines = x.chunks(2 * TILE_LINE).zip(w.chunks(2 * TILE_LINE));
+    let sum = lines.fold(0f32, |sum, (x, w)| tile_sum(sum, words(x).into_iter().zip(words(w))));
+    bias.map_or(sum, |bias| sum + bias)
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -72,14 +101,14 @@ fn all_paths_give_the_definitions_bits() {
         let x = numbers(40 * k, 5);
         for dtype in DTYPES {
             let w = weight(&rows, n, k, dtype);
-            let want = [expected(&x, &w, None), expected(&x, &w, Some(&bias))];
+            let want = [Expected::new(&x, &w, None), Expected::new(&x, &w, Some(&bias))];
             for isa in Isa::all() {
                 for m in 1..=40 {
                     for (bias, want) in [None, Some(&bias[..])].into_iter().zip(&want) {
                         let got = multiply(isa, &x[..m * k], &w, bias);
                         assert_eq!(
                             bits(&got),
-                            want[..m * n],
+                            want.on(isa, m * n),
                             "{isa:?} {dtype:?} m={m} n={n} k={k}"
                         );
                     }
@@ -105,13 +134,26 @@ fn codes_give_the_definitions_bits_on_all_paths() {
     for (n, k, codes, group, backwards) in shapes {
         let w = quantized(n, k, codes, group, backwards);
         let (x, bias) = (numbers(40 * k, 5), numbers(n, 3));
-        let want = expected(&x, &w, Some(&bias));
+        let want = Expected::new(&x, &w, Some(&bias));
         for isa in Isa::all() {
             for m in 1..=40 {
                 let got = multiply(isa, &in_order(&x[..m * k], &w), &w, Some(&bias));
-                assert_eq!(bits(&got), want[..m * n], "{isa:?} {codes:?} m={m} n={n} k={k}");
+                assert_eq!(bits(&got), want.on(isa, m * n), "{isa:?} {codes:?} m={m} n={n} k={k}");
             }
         }
+    }
+}
+
+#[test]
+fn a_matrix_units_order_is_near_the_definitions() {
+    let (m, n, k) = (5, 40, 1000);
+    let w = weight(&numbers(n * k, 1), n, k, DType::BF16);
+    let want = Expected::new(&numbers(m * k, 2), &w, None);
+    let tiles = want.tiles.unwrap();
+    assert_ne!(want.chains, tiles, "an order of its own");
+    for (chain, tile) in want.chains.iter().zip(tiles) {
+        let error = (f32::from_bits(*chain) - f32::from_bits(tile)).abs();
+        assert!(error < 1e-4, "off by {error}");
     }
 }
 
@@ -169,7 +211,7 @@ fn many_rows_and_any_number_of_threads_give_the_same_bits() {
     let x = numbers(m * k, 2);
     for dtype in DTYPES {
         let w = weight(&rows, n, k, dtype);
-        let want = expected(&x, &w, None);
+        let want = Expected::new(&x, &w, None);
         for threads in [1, 2, 3, 8] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             for isa in Isa::all() {
@@ -177,7 +219,7 @@ fn many_rows_and_any_number_of_threads_give_the_same_bits() {
                     let got = pool.install(|| multiply(isa, &x[..m * k], &w, None));
                     assert_eq!(
                         bits(&got),
-                        want[..m * n],
+                        want.on(isa, m * n),
                         "{isa:?} {dtype:?} m={m}, {threads} threads"
                     );
                 }
@@ -192,9 +234,9 @@ fn groups_of_rows_give_the_same_bits() {
     let (m, n, k) = (150, 40, 20_001);
     let w = weight(&numbers(n * k, 1), n, k, DType::BF16);
     let x = numbers(m * k, 2);
-    let want = expected(&x, &w, None);
+    let want = Expected::new(&x, &w, None);
     for isa in Isa::all() {
-        assert_eq!(bits(&multiply(isa, &x, &w, None)), want, "{isa:?}");
+        assert_eq!(bits(&multiply(isa, &x, &w, None)), want.on(isa, m * n), "{isa:?}");
     }
 }
 
@@ -221,7 +263,8 @@ fn the_wrapper_checks_its_operands() {
     assert_eq!(y.dims(), [2, 4]);
     let data: Vec<f32> = x.flatten_all().unwrap().to_vec1().unwrap();
     let y: Vec<f32> = y.flatten_all().unwrap().to_vec1().unwrap();
-    assert_eq!(bits(&y), expected(&data, &w, Some(&[1., 2., 3., 4.])));
+    let want = Expected::new(&data, &w, Some(&[1., 2., 3., 4.]));
+    assert_eq!(bits(&y), want.on(Isa::detect(), 8));
     assert_eq!(linear(&x.narrow(0, 0, 0).unwrap(), &w, None).unwrap().dims(), [0, 4]);
 
     let wide = Tensor::zeros((2, 4), DType::F32, device).unwrap();

@@ -1,20 +1,23 @@
 //! The innermost loop of the tiled matmul: a tile of outputs kept in registers over a block of `k`.
 
+use std::marker::PhantomData;
+
 use super::format::Format;
-use crate::simd::{LANES, Simd, WithSimd};
+use crate::simd::{LANES, Simd, TILE_LINE, TILE_ROWS, TileProduct, WithSimd};
 use crate::weight::PANEL;
 
 /// A tile of `rows x 32` outputs over some words of `k`, as work for an instruction set.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
-    /// `1..=S::TILE_ROWS`.
+    /// As many as a [`Shape`] allows.
     pub(super) rows: usize,
     /// Activations `[words / LINE][rows][LINE]`.
     pub(super) x: *const f32,
     /// Weights `[words][32]`.
     pub(super) w: *const f32,
+    /// Whole lines where the matrix unit computes.
     pub(super) words: usize,
-    /// Outputs, `y_stride` elements from row to row.
+    /// Outputs, `y_stride` elements from row to row: 32 where the matrix unit computes.
     pub(super) y: *mut f32,
     pub(super) y_stride: usize,
     /// Where the chain of additions begins.
@@ -26,6 +29,18 @@ pub(super) struct Tile {
 
 /// Words of a row of activations that lie together: a cache line's.
 pub(super) const LINE: usize = 16;
+
+/// What a tile of an instruction set and a format can be.
+pub(super) struct Shape<S, W>(PhantomData<(S, W)>);
+
+impl<S: Simd, W: Format> Shape<S, W> {
+    /// Whether the CPU's matrix unit computes it.
+    pub(super) const MATRIX_UNIT: bool = S::BF16_TILES && W::STEPS == 2;
+    /// Most rows.
+    pub(super) const ROWS: usize = if Self::MATRIX_UNIT { 2 * TILE_ROWS } else { S::TILE_ROWS };
+    /// It has a multiple of so many rows.
+    pub(super) const ROW_MULTIPLE: usize = if Self::MATRIX_UNIT { TILE_ROWS } else { 1 };
+}
 
 /// Where a chain of additions begins.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,15 +56,30 @@ impl Tile {
     ///
     /// # Safety
     /// The pointers cover what their descriptions say, the outputs are this thread's alone, and they
-    /// are initialised where the chain continues.
+    /// are initialised where the chain continues. The thread has begun with tiles where the matrix unit computes.
     #[inline(always)]
     pub(super) unsafe fn compute<S: Simd, W: Format>(self, s: S) {
-        s.run(Checked::<W>(self, std::marker::PhantomData));
+        if const { !Shape::<S, W>::MATRIX_UNIT } {
+            return s.run(Checked::<W>(self, PhantomData));
+        }
+        const { assert!(LINE == TILE_LINE && PANEL == 2 * LANES) };
+        let product = TileProduct {
+            x: self.x,
+            w: self.w,
+            lines: self.words / LINE,
+            row_tiles: self.rows / TILE_ROWS,
+            y: self.y,
+            continues: self.start == Start::Continue,
+            ahead: self.ahead,
+            ahead_lines: (self.ahead_step * LINE).div_ceil(64),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { s.tile_product(&product) }
     }
 }
 
 /// A tile whose pointers are good: only [`Tile::compute`] makes one.
-struct Checked<W>(Tile, std::marker::PhantomData<W>);
+struct Checked<W>(Tile, PhantomData<W>);
 
 impl<W: Format> WithSimd for Checked<W> {
     type Output = ();

@@ -4,12 +4,14 @@
 //! order. A task owns some panels: for each block of `k` and each of its panels it runs all row tiles
 //! over the same weights, widened once where they must be, which come from memory once and then from the first cache.
 //! The outputs carry the chain of additions from one block of `k` to the next.
+//!
+//! A matrix unit takes whole tiles: there rows are padded, and outputs go through a buffer.
 
 use std::ops::Range;
 
 use super::Product;
 use super::format::{Format, Pair, WithFormat};
-use super::tile::{LINE, Start, Tile};
+use super::tile::{LINE, Shape, Start, Tile};
 use crate::parallel::{self, SharedMut};
 use crate::simd::{LANES, Simd, WithSimd};
 use crate::weight::{Layout, PANEL};
@@ -20,8 +22,18 @@ const BLOCK_WORDS: usize = 128;
 /// Rows are taken in groups whose packed activations have at most this many words (4 MiB).
 const GROUP_WORDS: usize = 1 << 20;
 
-/// Panels of one task that share each block of packed activations.
+/// Panels of one task that share each block of packed activations, where these are many.
 const PANELS_TOGETHER: usize = 4;
+
+/// The same for a matrix unit, which takes activations in faster.
+const MATRIX_PANELS_TOGETHER: usize = 8;
+
+/// Packed activations of at most this many words (256 KiB) stay in the second cache; then panels are computed one by one, which
+/// reads all weights in their order.
+const FEW_WORDS: usize = 1 << 16;
+
+/// How far ahead of their use the weights of a stream are fetched, where there is one tile.
+const PREFETCH_BYTES: usize = 4096;
 
 /// Products of fewer multiplications than this run on the calling thread.
 const INLINE_PRODUCTS: usize = 64 * 1024;
@@ -36,10 +48,12 @@ impl<S: Simd> WithFormat<S> for Tiled {
     #[inline(always)]
     fn with<W: Format>(self, s: S, p: &Product<'_>) {
         let (k, panels) = (p.w.k(), p.w.n().div_ceil(PANEL));
-        let most_rows = (GROUP_WORDS / k.div_ceil(W::STEPS) / S::TILE_ROWS).max(1) * S::TILE_ROWS;
+        let tile_rows = Shape::<S, W>::ROWS;
+        let most_rows = (GROUP_WORDS / k.div_ceil(W::STEPS) / tile_rows).max(1) * tile_rows;
         let mut packed = Vec::new();
         for first_row in (0..p.rows).step_by(most_rows) {
-            let tiles = RowTiles::new(first_row..p.rows.min(first_row + most_rows), S::TILE_ROWS);
+            let rows = first_row..p.rows.min(first_row + most_rows);
+            let tiles = RowTiles::new::<S, W>(rows);
             pack::<S, W>(s, &mut packed, p.x, k, &tiles);
             let group = Group { p, tiles: &tiles, packed: &packed };
             let format = std::marker::PhantomData::<W>;
@@ -57,18 +71,26 @@ impl<S: Simd> WithFormat<S> for Tiled {
 struct RowTiles {
     rows: Range<usize>,
     count: usize,
+    /// Each tile has a multiple of so many, padding included.
+    multiple: usize,
 }
 
 impl RowTiles {
-    fn new(rows: Range<usize>, most: usize) -> Self {
-        let count = rows.len().div_ceil(most);
-        Self { rows, count }
+    fn new<S: Simd, W: Format>(rows: Range<usize>) -> Self {
+        let count = rows.len().div_ceil(Shape::<S, W>::ROWS);
+        Self { rows, count, multiple: Shape::<S, W>::ROW_MULTIPLE }
     }
 
     /// The rows of tile `tile`, counted from the first of `rows`.
     fn tile(&self, tile: usize) -> Range<usize> {
-        let bound = |tile: usize| tile * self.rows.len() / self.count;
+        let bound =
+            |tile: usize| (tile * self.rows.len() / self.count).next_multiple_of(self.multiple);
         bound(tile)..bound(tile + 1)
+    }
+
+    /// All rows, padding included.
+    fn padded(&self) -> usize {
+        self.rows.len().next_multiple_of(self.multiple)
     }
 }
 
@@ -79,16 +101,19 @@ fn blocks(words: usize) -> impl Iterator<Item = Range<usize>> {
 
 /// Packs the rows of `tiles` of `x` `[.., k]` as words, `[blocks][row tiles][lines][tile rows][LINE]`.
 fn pack<S: Simd, W: Format>(s: S, packed: &mut Vec<f32>, x: &[f32], k: usize, tiles: &RowTiles) {
-    let rows = tiles.rows.len();
+    let words = tiles.padded() * k.div_ceil(W::STEPS).next_multiple_of(LINE);
     packed.clear();
-    packed.resize(rows * k.div_ceil(W::STEPS).next_multiple_of(LINE), 0.0);
-    let (packed, format) = (SharedMut::of(packed), std::marker::PhantomData::<W>);
-    let work = |range| s.run(Pack { packed, x, k, tiles, range, format });
-    if rows * k <= INLINE_PACK {
+    packed.reserve(words);
+    let target = SharedMut::new(&mut packed.spare_capacity_mut()[..words]);
+    let format = std::marker::PhantomData::<W>;
+    let work = |range| s.run(Pack { packed: target, x, k, tiles, range, format });
+    if tiles.rows.len() * k <= INLINE_PACK {
         work(0..tiles.count);
     } else {
         parallel::for_ranges(tiles.count, 1, work);
     }
+    // SAFETY: the tiles cover all rows, and each line of each row was written.
+    unsafe { packed.set_len(words) };
 }
 
 /// Packing of some tiles as work for an instruction set.
@@ -106,18 +131,25 @@ impl<W: Format> WithSimd for Pack<'_, W> {
 
     #[inline(always)]
     fn with<S: Simd>(self, _: S) {
+        let (k, line_steps) = (self.k, LINE * W::STEPS);
         for rows in self.range.map(|tile| self.tiles.tile(tile)) {
             for (r, row) in rows.clone().enumerate() {
-                let x = &self.x[(self.tiles.rows.start + row) * self.k..][..self.k];
-                for (line, x) in x.chunks(LINE * W::STEPS).enumerate() {
+                // A row that is padding has no activations.
+                let steps = if row < self.tiles.rows.len() { k } else { 0 };
+                let x = &self.x[(self.tiles.rows.start + row) * steps..][..steps];
+                for line in 0..k.div_ceil(line_steps) {
                     let block = line * LINE / BLOCK_WORDS * BLOCK_WORDS;
-                    let at = place(self.tiles, &rows, block, self.k.div_ceil(W::STEPS))
+                    let at = place(self.tiles, &rows, block, k.div_ceil(W::STEPS))
                         + (line * LINE - block) * rows.len()
                         + r * LINE;
-                    // SAFETY: each line is one thread's, and was written before.
-                    let words =
-                        unsafe { std::slice::from_raw_parts_mut(self.packed.at(at, LINE), LINE) };
-                    W::put_words(x, words);
+                    // SAFETY: each line is one thread's, and is written before anything reads it.
+                    let words = unsafe {
+                        let words = self.packed.at(at, LINE);
+                        words.write_bytes(0, LINE);
+                        std::slice::from_raw_parts_mut(words, LINE)
+                    };
+                    let steps = |line: usize| (line * line_steps).min(x.len());
+                    W::put_words(&x[steps(line)..steps(line + 1)], words);
                 }
             }
         }
@@ -127,7 +159,7 @@ impl<W: Format> WithSimd for Pack<'_, W> {
 /// Where the activations of a tile of these rows begin, of the block that begins with word `block` of `row_words`.
 fn place(tiles: &RowTiles, rows: &Range<usize>, block: usize, row_words: usize) -> usize {
     let block_words = BLOCK_WORDS.min(row_words - block).next_multiple_of(LINE);
-    block * tiles.rows.len() + rows.start * block_words
+    block * tiles.padded() + rows.start * block_words
 }
 
 /// A group of rows, packed.
@@ -150,46 +182,75 @@ impl<W: Format> WithSimd for Panels<'_, W> {
 
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
+        let together = if self.group.packed.len() <= FEW_WORDS {
+            1
+        } else if const { Shape::<S, W>::MATRIX_UNIT } {
+            MATRIX_PANELS_TOGETHER
+        } else {
+            PANELS_TOGETHER
+        };
+        if const { Shape::<S, W>::MATRIX_UNIT } {
+            s.begin_tiles();
+        }
         let mut panels = self.panels;
+        let mut scratch = Scratch {
+            widened: [Line([0.0; LANES]); BLOCK_WORDS * PANEL / LANES],
+            outputs: Vec::new(),
+        };
         while !panels.is_empty() {
-            let end = panels.end.min(panels.start + PANELS_TOGETHER);
-            some_panels::<S, W>(s, &self.group, panels.start..end);
+            let end = panels.end.min(panels.start + together);
+            some_panels::<S, W>(s, &self.group, panels.start..end, &mut scratch);
             panels.start = end;
+        }
+        if const { Shape::<S, W>::MATRIX_UNIT } {
+            s.end_tiles();
         }
     }
 }
 
 /// Computes a few panels of all rows of the group.
 #[inline(always)]
-fn some_panels<S: Simd, W: Format>(s: S, group: &Group<'_>, panels: Range<usize>) {
+fn some_panels<S: Simd, W: Format>(
+    s: S,
+    group: &Group<'_>,
+    panels: Range<usize>,
+    scratch: &mut Scratch,
+) {
     let Group { p, tiles, .. } = *group;
     let n = p.w.n();
     let rows = tiles.rows.len();
-    // The last panel may reach past `n`: then its outputs go through a buffer of whole panels.
-    let mut padded = vec![0f32; if panels.end * PANEL > n { rows * PANEL } else { 0 }];
-    let mut widened = [Line([0f32; LANES]); BLOCK_WORDS * PANEL / LANES];
+    let columns = |panel: usize| PANEL.min(n - panel * PANEL);
+    // Outputs with padding go through a buffer of whole panels: all of a matrix unit's, else the last panel's.
+    let is_buffered = |panel: usize| Shape::<S, W>::MATRIX_UNIT || columns(panel) < PANEL;
+    let in_buffer = |panel: usize| {
+        let before = if Shape::<S, W>::MATRIX_UNIT { panel - panels.start } else { 0 };
+        before * tiles.padded() * PANEL
+    };
+    let Scratch { widened, outputs: buffer } = scratch;
+    if is_buffered(panels.end - 1) {
+        buffer.resize(buffer.len().max(in_buffer(panels.end - 1) + tiles.padded() * PANEL), 0.0);
+    }
     for block in blocks(p.w.k().div_ceil(W::STEPS)) {
         for panel in panels.clone() {
-            let columns = PANEL.min(n - panel * PANEL);
-            let outputs = if columns < PANEL {
-                Outputs { start: padded.as_mut_ptr(), stride: PANEL }
+            let outputs = if is_buffered(panel) {
+                Outputs { start: buffer[in_buffer(panel)..].as_mut_ptr(), stride: PANEL }
             } else {
                 let at = tiles.rows.start * n + panel * PANEL;
                 // SAFETY: each panel of the group is computed once, by one thread.
                 Outputs { start: unsafe { p.y.at(at, (rows - 1) * n + PANEL) }, stride: n }
             };
-            block_of_panel::<S, W>(s, group, &block, panel, outputs, &mut widened);
+            block_of_panel::<S, W>(s, group, &block, panel, outputs, widened);
         }
     }
-    for panel in panels {
-        let column = panel * PANEL;
-        let columns = PANEL.min(n - column);
+    for panel in panels.clone() {
+        let (column, columns) = (panel * PANEL, columns(panel));
         for row in 0..rows {
-            // SAFETY: as above; the block loop has written these outputs, or `padded`.
+            // SAFETY: as above; the block loop has written these outputs, or the buffer.
             let y = unsafe {
                 let y = p.y.at((tiles.rows.start + row) * n + column, columns);
-                if columns < PANEL {
-                    std::ptr::copy_nonoverlapping(padded[row * PANEL..].as_ptr(), y, columns);
+                if is_buffered(panel) {
+                    let buffered = &buffer[in_buffer(panel) + row * PANEL..][..columns];
+                    std::ptr::copy_nonoverlapping(buffered.as_ptr(), y, columns);
                 }
                 std::slice::from_raw_parts_mut(y, columns)
             };
@@ -204,6 +265,16 @@ fn some_panels<S: Simd, W: Format>(s: S, group: &Group<'_>, panels: Range<usize>
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line([f32; LANES]);
+
+/// Weights of a block, `[words][32]`, as the tiles take them.
+type Widened = [Line; BLOCK_WORDS * PANEL / LANES];
+
+/// Memory of a task.
+struct Scratch {
+    widened: Widened,
+    /// Outputs with padding, `[panels][rows][32]`.
+    outputs: Vec<f32>,
+}
 
 /// Where a panel's outputs go: `stride` elements from row to row.
 #[derive(Clone, Copy)]
@@ -220,7 +291,7 @@ fn block_of_panel<S: Simd, W: Format>(
     block: &Range<usize>,
     panel: usize,
     outputs: Outputs,
-    widened: &mut [Line; BLOCK_WORDS * PANEL / LANES],
+    widened: &mut Widened,
 ) {
     let Group { p, tiles, packed } = *group;
     let layout = p.w.layout();
@@ -228,33 +299,53 @@ fn block_of_panel<S: Simd, W: Format>(
     let stored = &p.w.bytes()[panel * panel_bytes..][..panel_bytes];
     let pairs = block.start * W::STEPS / 2..(block.end * W::STEPS).div_ceil(2);
     let (start, end) = (layout.pair(pairs.start), layout.pair(pairs.end));
-    let w = if W::AS_STORED {
-        stored[start..].as_ptr().cast()
-    } else {
+    let row_words = p.w.k().div_ceil(W::STEPS);
+    let mut words = block.len();
+    let w = if !W::AS_STORED {
         widen_block::<S, W>(s, stored, layout, pairs, widened);
         widened.as_ptr().cast()
+    } else if Shape::<S, W>::MATRIX_UNIT && !words.is_multiple_of(LINE) {
+        words = words.next_multiple_of(LINE);
+        pad_block(&stored[start..end], words, widened);
+        widened.as_ptr().cast()
+    } else {
+        stored[start..].as_ptr().cast()
     };
-    // The tiles share the fetching of the block that follows: there is arithmetic to hide it.
+    // The tiles share the fetching of the block that follows: there is arithmetic to hide it. A matrix unit with one tile
+    // has none to speak of, and reads panel after panel.
     let ahead_step = (end - start).div_ceil(block.len() * tiles.count);
+    let ahead =
+        if Shape::<S, W>::MATRIX_UNIT && tiles.count == 1 { start + PREFETCH_BYTES } else { end };
     for tile in 0..tiles.count {
         let rows = tiles.tile(tile);
-        let x = &packed[place(tiles, &rows, block.start, p.w.k().div_ceil(W::STEPS))..]
+        let x = &packed[place(tiles, &rows, block.start, row_words)..]
             [..rows.len() * block.len().next_multiple_of(LINE)];
         let tile = Tile {
             rows: rows.len(),
             x: x.as_ptr(),
             w,
-            words: block.len(),
+            words,
             y: outputs.start.wrapping_add(rows.start * outputs.stride),
             y_stride: outputs.stride,
             start: if block.start == 0 { Start::Zero } else { Start::Continue },
-            ahead: stored.as_ptr().wrapping_add(end + tile * block.len() * ahead_step),
+            ahead: stored.as_ptr().wrapping_add(ahead + tile * block.len() * ahead_step),
             ahead_step,
         };
         // SAFETY: `x` holds whole lines of each row, `w` the block's weights, `outputs` the rows' outputs,
-        // which the first block writes before any other continues them.
+        // which the first block writes before any other continues them. `Panels` has begun with tiles.
         unsafe { tile.compute::<S, W>(s) };
     }
+}
+
+/// Copies a block of words as they are stored, and zeros up to `words`.
+fn pad_block(stored: &[u8], words: usize, padded: &mut Widened) {
+    let (lines, _) = stored.as_chunks::<{ LANES * 4 }>();
+    let (taken, rest) = padded[..words * PANEL / LANES].split_at_mut(lines.len());
+    for (line, stored) in taken.iter_mut().zip(lines) {
+        let (stored, _) = stored.as_chunks::<4>();
+        line.0 = std::array::from_fn(|word| f32::from_le_bytes(stored[word]));
+    }
+    rest.fill(Line([0.0; LANES]));
 }
 
 /// Widens some pairs of steps of one panel, `stored`, to f32, `[steps][32]`.
@@ -264,7 +355,7 @@ fn widen_block<S: Simd, W: Format>(
     stored: &[u8],
     layout: Layout,
     mut pairs: Range<usize>,
-    widened: &mut [Line; BLOCK_WORDS * PANEL / LANES],
+    widened: &mut Widened,
 ) {
     let mut lines = widened.chunks_exact_mut(4);
     while !pairs.is_empty() {

@@ -2,30 +2,37 @@
 
 use std::arch::x86_64::*;
 
-use super::{Simd, WithSimd};
+use super::tiles::TileProduct;
+use super::{Simd, WithSimd, amx};
 
-/// The proof that this CPU has AVX-512 F, BW, DQ and VL, and its bf16 dot products where `BF16` says so.
+/// The proof that this CPU has AVX-512 F, BW, DQ and VL, where `BF16` says so its bf16 dot products, and where `TILES` says
+/// so AMX with bf16.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512<const BF16: bool>(());
+pub(crate) struct Avx512<const BF16: bool, const TILES: bool>(());
 
-impl<const BF16: bool> Avx512<BF16> {
+impl<const BF16: bool, const TILES: bool> Avx512<BF16, TILES> {
     pub(super) fn detect() -> Option<Self> {
         let dot = !BF16 || crate::cpu_features::has_avx512_bf16();
-        (dot && crate::cpu_features::has_avx512()).then_some(Self(()))
+        let tiles = !TILES || amx::is_usable();
+        (dot && tiles && crate::cpu_features::has_avx512()).then_some(Self(()))
     }
 
-    pub(super) fn without_dot(self) -> Avx512<false> {
+    pub(super) fn without_bf16(self) -> Avx512<false, false> {
+        Avx512(())
+    }
+
+    pub(super) fn without_tiles(self) -> Avx512<BF16, false> {
         Avx512(())
     }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-fn run_avx512<O: WithSimd, const BF16: bool>(s: Avx512<BF16>, op: O) -> O::Output {
+fn run_avx512<O: WithSimd>(s: impl Simd, op: O) -> O::Output {
     op.with(s)
 }
 
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-fn run_avx512_bf16<O: WithSimd, const BF16: bool>(s: Avx512<BF16>, op: O) -> O::Output {
+fn run_avx512_bf16<O: WithSimd>(s: impl Simd, op: O) -> O::Output {
     op.with(s)
 }
 
@@ -52,13 +59,14 @@ fn bf16s(words: __m512) -> __m512bh {
 // SAFETY of every block below: `self` proves that the CPU has the instructions; pointers are the
 // caller's promise where the function is unsafe.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "one reason for all, stated above")]
-impl<const BF16: bool> Simd for Avx512<BF16> {
+impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
     type F32 = __m512;
 
     const TILE_ROWS: usize = 14;
     const TILE_VECTORS: usize = 2;
     const GEMV_ROWS: usize = 8;
     const BF16_DOT: bool = BF16;
+    const BF16_TILES: bool = TILES;
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {
@@ -210,6 +218,29 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     #[inline(always)]
     fn prefetch(self, address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
+
+    #[inline(always)]
+    fn begin_tiles(self) {
+        if const { TILES } {
+            unsafe { amx::configure() }
+        }
+    }
+
+    #[inline(always)]
+    fn end_tiles(self) {
+        if const { TILES } {
+            unsafe { amx::release() }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tile_product(self, product: &TileProduct) {
+        if const { TILES } {
+            unsafe { amx::product(product) }
+        } else {
+            unreachable!("{product:?} without tiles")
+        }
     }
 
     #[inline(always)]

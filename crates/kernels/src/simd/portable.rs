@@ -5,12 +5,13 @@
 
 use half::f16;
 
+use super::tiles::{TileProduct, portable_product};
 use super::{LANES, Simd, WithSimd};
 use crate::weight::e4m3_part;
 
-/// Needs nothing of the CPU.
+/// Needs nothing of the CPU. With `TILES` it multiplies bf16 as a matrix unit does: slow, for comparisons.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Portable;
+pub(crate) struct Portable<const TILES: bool>;
 
 type Lanes = [f32; LANES];
 
@@ -29,12 +30,13 @@ unsafe fn bytes(source: *const u8) -> [u8; LANES] {
     unsafe { source.cast::<[u8; LANES]>().read_unaligned() }
 }
 
-impl Simd for Portable {
+impl<const TILES: bool> Simd for Portable<TILES> {
     type F32 = Lanes;
 
     const TILE_ROWS: usize = 4;
     const TILE_VECTORS: usize = 1;
     const GEMV_ROWS: usize = 2;
+    const BF16_TILES: bool = TILES;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Lanes {
@@ -172,6 +174,11 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn prefetch(self, _address: *const u8) {}
+
+    unsafe fn tile_product(self, product: &TileProduct) {
+        // SAFETY: the caller's promise.
+        unsafe { portable_product(product) }
+    }
 
     #[inline(never)]
     fn run<O: WithSimd>(self, op: O) -> O::Output {
