@@ -2,7 +2,7 @@
 //!
 //! Prints, per shape, the median and the best of many runs: GFLOP/s of arithmetic, GB/s of weights read.
 //! Weights rotate through a quarter of a gigabyte, so they come from memory as in a real model. Words
-//! after `--` choose sections: `machine`, `linear`, `attention`, `rows`. Threads: `RAYON_NUM_THREADS`.
+//! after `--` choose sections: `machine`, `linear`, `codes`, `attention`, `rows`. Threads: `RAYON_NUM_THREADS`.
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
 use std::hint::black_box;
@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{
-    Activation, AttentionMetadata, KvCache, KvCacheConfig, PagedAttention, Weight, WeightRows,
-    add_rms_norm, cpu_features, gated_activation, linear, paged_attention, reshape_and_cache,
+    Activation, AttentionMetadata, Codes, KvCache, KvCacheConfig, PagedAttention, QuantizedRows,
+    Weight, WeightRows, add_rms_norm, cpu_features, gated_activation, linear, paged_attention,
+    reshape_and_cache,
 };
 use rayon::prelude::*;
 
@@ -31,6 +32,9 @@ fn main() {
     }
     if wanted("linear") {
         linears();
+    }
+    if wanted("codes") {
+        coded_linears();
     }
     if wanted("attention") {
         attentions();
@@ -154,22 +158,55 @@ fn linears() {
             if dtype != DType::BF16 && n != 9728 {
                 continue;
             }
-            let weights = rotation(n, k, dtype);
-            for tokens in [1, 2, 4, 6, 8, 16, 32, 64, 512] {
-                let x = Tensor::full(0.5f32, (tokens, k), &Device::Cpu).expect("an input");
-                let mut next = weights.iter().cycle();
-                let times = time(|| {
-                    let w = next.next().expect("the cycle does not end");
-                    black_box(linear(&x, w, None).expect("a product"));
-                });
-                let bytes = weights[0].num_bytes() as f64;
-                let name = format!("linear {dtype:?} [{n}, {k}] x {tokens}");
-                if tokens <= 4 {
-                    report(&name, times, bytes, "GB/s");
-                } else {
-                    report(&name, times, 2.0 * (tokens * n * k) as f64, "GFLOP/s");
-                }
-            }
+            products(&format!("linear {dtype:?}"), &rotation(n, k, dtype));
+        }
+    }
+}
+
+/// Codes in groups as AWQ and GPTQ, Q8_0, and FP8 with a scale per output have them.
+fn coded_linears() {
+    for (codes, group) in [(Codes::U4, 128), (Codes::U8, 32), (Codes::E4m3, usize::MAX)] {
+        for (n, k) in [(9728, 896), (896, 4864)] {
+            let group = group.min(k);
+            let bytes = vec![3; n * k];
+            let scales = vec![0.5; n * k.div_ceil(group)];
+            let weight = || {
+                let mut builder = Weight::quantized_builder(n, k, codes, group).expect("a weight");
+                let rows = QuantizedRows {
+                    codes,
+                    group,
+                    bytes: &bytes,
+                    scales: &scales,
+                    mins: &scales,
+                    inputs: None,
+                };
+                builder.write_quantized(0, rows).expect("rows");
+                builder.with_rounded_activations().finish().expect("every row")
+            };
+            let first = weight();
+            let count = (ROTATION_BYTES / first.num_bytes()).max(2);
+            let weights: Vec<Weight> =
+                std::iter::once(first).chain((1..count).map(|_| weight())).collect();
+            products(&format!("linear {codes:?} by {group}"), &weights);
+        }
+    }
+}
+
+/// Products of some rows with one weight after the other.
+fn products(name: &str, weights: &[Weight]) {
+    let (n, k) = (weights[0].n(), weights[0].k());
+    for tokens in [1, 2, 4, 6, 8, 16, 32, 64, 512] {
+        let x = Tensor::full(0.5f32, (tokens, k), &Device::Cpu).expect("an input");
+        let mut next = weights.iter().cycle();
+        let times = time(|| {
+            let w = next.next().expect("the cycle does not end");
+            black_box(linear(&x, w, None).expect("a product"));
+        });
+        let name = format!("{name} [{n}, {k}] x {tokens}");
+        if tokens <= 4 {
+            report(&name, times, weights[0].num_bytes() as f64, "GB/s");
+        } else {
+            report(&name, times, 2.0 * (tokens * n * k) as f64, "GFLOP/s");
         }
     }
 }

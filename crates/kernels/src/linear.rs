@@ -2,9 +2,13 @@
 //!
 //! Every output is one chain of fused multiply-adds over increasing `k`, on every path: a result does
 //! not depend on the number of rows, the number of threads or the instruction set. Where the weight is bf16 the
-//! activations are rounded to bf16 too, which halves the work of a CPU with dot products of bf16. Codes are widened to the
-//! numbers that they mean, in registers or a block at a time; a weight that keeps its inputs in another order
-//! (act-order) gets the activations in that order, and the chain follows it. What a weight's sparse part adds comes last.
+//! activations are rounded to bf16 too, which halves the work of a CPU with dot products of bf16.
+//!
+//! Codes are small numbers, exact in bf16, so they are multiplied as they are: of each group (of each 128 steps of a longer
+//! one) the chain begins at zero, and its sum times the scale is added to the output, and then the sum of the group's activations times
+//! the minimum. Where that was asked for, activations are rounded to bf16 for codes too. Tables are looked up, in registers or a block at
+//! a time. A weight that keeps its inputs in another order (act-order) gets the activations in that order, and the
+//! chain follows it. What a weight's sparse part adds comes last.
 //!
 //! Two things do depend on the CPU: dot products of bf16 take numbers below 2^-126 for zero, and a CPU with a matrix unit
 //! (AMX) adds products of bf16 in the order of [`tile_sum`](crate::simd::tile_sum), 32 steps of `k` at a time, however many rows there are.
@@ -24,10 +28,10 @@ use self::format::in_format;
 use self::gemv::Gemv;
 use self::tiled::Tiled;
 use crate::parallel::SharedMut;
-use crate::simd::{Isa, Simd, WithSimd};
+use crate::simd::{Isa, Simd, TILE_LINE, WithSimd};
 use crate::tensor::{Operand, from_vec};
-use crate::weight::ElementOrder;
-use crate::{Result, Weight};
+use crate::weight::{ElementOrder, Layout};
+use crate::{Codes, Result, Weight};
 
 /// `x @ w^T + bias`: `x` `[tokens, k]` f32, `w` `[n, k]`, `bias` `[n]` f32, result `[tokens, n]` f32.
 ///
@@ -61,7 +65,7 @@ fn in_order<'a>(x: &'a [f32], w: &Weight) -> Cow<'a, [f32]> {
     Cow::Owned(x.chunks_exact(w.k()).flat_map(row).collect())
 }
 
-/// The definition of one output of [`linear`]: products summed with fused multiply-adds in one chain
+/// The definition of one output of [`linear`] over numbers and tables: products summed with fused multiply-adds in one chain
 /// of increasing `k`, then the bias. `x` and `w` are one row of each matrix, in the order of the weight's inputs, `x` rounded to
 /// bf16 where the weight is. Every path of [`linear`] gives exactly these bits, but for a matrix unit's.
 #[must_use]
@@ -80,9 +84,20 @@ enum Path {
 }
 
 impl Path {
-    fn choose<S: Simd>(p: &Product<'_>) -> Self {
-        let matrix_unit = S::BF16_TILES && p.w.layout().order == ElementOrder::Bf16;
-        if matrix_unit || p.rows > S::GEMV_ROWS { Self::Tiled } else { Self::Gemv }
+    fn choose<S: Simd>(rows: usize) -> Self {
+        if S::BF16_TILES || rows > S::GEMV_ROWS { Self::Tiled } else { Self::Gemv }
+    }
+}
+
+/// Whether a matrix unit takes `w`: bf16, or codes that meet rounded activations and are scaled in whole lines.
+fn fits_matrix_unit(w: &Weight) -> bool {
+    let Layout { order, k, group } = w.layout();
+    match order {
+        ElementOrder::Bf16 => true,
+        ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Coded(Codes::Table) => false,
+        ElementOrder::Coded(Codes::U4 | Codes::U8 | Codes::E4m3) => {
+            w.rounds_activations() && (group == k || group.is_multiple_of(2 * TILE_LINE))
+        }
     }
 }
 
@@ -105,7 +120,8 @@ fn multiply(isa: Isa, x: &[f32], w: &Weight, bias: Option<&[f32]>) -> Vec<f32> {
     let mut out = Vec::with_capacity(rows * n);
     let y = SharedMut::new(&mut out.spare_capacity_mut()[..rows * n]);
     if rows > 0 {
-        isa.run_with_tiles(Multiply(Product { x, w, bias, y, rows }));
+        let product = Multiply(Product { x, w, bias, y, rows });
+        if fits_matrix_unit(w) { isa.run_with_tiles(product) } else { isa.run_with_dot(product) }
     }
     // SAFETY: both paths write every element of `y`.
     unsafe { out.set_len(rows * n) };
@@ -120,7 +136,7 @@ impl WithSimd for Multiply<'_> {
 
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
-        match Path::choose::<S>(&self.0) {
+        match Path::choose::<S>(self.0.rows) {
             Path::Gemv => in_format(s, &self.0, Gemv),
             Path::Tiled => in_format(s, &self.0, Tiled),
         }

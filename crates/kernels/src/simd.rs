@@ -61,6 +61,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
         let sum = self.fma(self.bf16_high(a), self.bf16_high(b), c);
         self.fma(self.bf16_low(a), self.bf16_low(b), sum)
     }
+    /// Words of two bf16 each, of numbers that are bf16.
+    fn bf16_pairs(self, high: Self::F32, low: Self::F32) -> Self::F32;
     /// The larger of each pair, and `b` where either is NaN.
     fn max(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// The smaller of each pair, and `b` where either is NaN.
@@ -107,6 +109,14 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `source` points to sixteen readable bytes.
     unsafe fn load_u4<const SHIFT: u32>(self, source: *const u8) -> Self::F32;
+    /// Sixteen bytes of two numbers of four bits, as words of two bf16: the low bits' in the high half.
+    /// # Safety
+    /// `source` points to sixteen readable bytes.
+    #[inline(always)]
+    unsafe fn load_u4_pairs(self, source: *const u8) -> Self::F32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.bf16_pairs(self.load_u4::<0>(source), self.load_u4::<4>(source)) }
+    }
     /// [`e4m3_part`](crate::weight::e4m3_part) of sixteen bytes.
     /// # Safety
     /// `source` points to sixteen readable bytes.

@@ -39,6 +39,7 @@ pub struct Weight {
     inputs: Option<Arc<[u32]>>,
     /// What is added to the numbers of the panels.
     sparse: Option<Arc<Sparse>>,
+    rounds_activations: bool,
 }
 
 impl Weight {
@@ -98,6 +99,11 @@ impl Weight {
     pub fn num_bytes(&self) -> usize {
         let inputs = self.inputs.as_deref().map_or(0, size_of_val);
         self.memory.len() + inputs + self.sparse.as_deref().map_or(0, Sparse::num_bytes)
+    }
+
+    /// Whether activations are rounded to bf16 before they meet it: where it is bf16, or was asked for.
+    pub(crate) fn rounds_activations(&self) -> bool {
+        self.rounds_activations
     }
 
     /// How the panels lie.
@@ -178,6 +184,7 @@ pub struct WeightBuilder {
     written: Vec<bool>,
     inputs: Option<Arc<[u32]>>,
     sparse: BTreeMap<usize, Vec<(u32, f32)>>,
+    rounds_activations: bool,
 }
 
 impl WeightBuilder {
@@ -193,7 +200,17 @@ impl WeightBuilder {
             .ok_or(Error::OutOfMemory { bytes: usize::MAX })?;
         let memory = WeightMemory::zeroed(bytes)?;
         let (written, sparse) = (vec![false; n], BTreeMap::new());
-        Ok(Self { n, layout, memory, written, inputs: None, sparse })
+        let rounds_activations = layout.order == ElementOrder::Bf16;
+        Ok(Self { n, layout, memory, written, inputs: None, sparse, rounds_activations })
+    }
+
+    /// Lets activations be rounded to bf16 where products with codes are faster then, which are all but those of tables.
+    #[must_use]
+    pub fn with_rounded_activations(mut self) -> Self {
+        let faster =
+            matches!(self.layout.order, ElementOrder::Coded(codes) if codes != Codes::Table);
+        self.rounds_activations |= faster;
+        self
     }
 
     /// Writes `rows` as rows `first_row..`, converting them to the weight's dtype where they differ.
@@ -246,7 +263,8 @@ impl WeightBuilder {
     pub fn finish_with_zeros(self) -> Weight {
         let (n, layout, inputs) = (self.n, self.layout, self.inputs);
         let sparse = Sparse::collect(self.sparse, n).map(Arc::new);
-        Weight { n, layout, memory: Arc::new(self.memory), inputs, sparse }
+        let (memory, rounds_activations) = (Arc::new(self.memory), self.rounds_activations);
+        Weight { n, layout, memory, inputs, sparse, rounds_activations }
     }
 
     /// The rows from `first_row` on, noted as written.

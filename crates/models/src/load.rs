@@ -112,16 +112,18 @@ pub fn load_shard(
         (None, Source::Random(dtype)) => Ok(*dtype),
     };
     let plan = checkpoint.shard_plan(shard);
+    let rounds_activations = options.dtype.chosen() != Some(DType::F32);
     let reserve = |shape: Shape| {
         let Shape { rows, columns, .. } = shape;
-        let builder = match shape.form {
-            MatrixForm::Plain => Weight::builder(rows, columns, shape.dtype),
-            MatrixForm::Widened => Weight::builder(rows, columns, DType::F32),
+        Ok(match shape.form {
+            MatrixForm::Plain => Weight::builder(rows, columns, shape.dtype)?,
+            MatrixForm::Widened => Weight::builder(rows, columns, DType::F32)?,
             MatrixForm::Quantized(packed) => {
-                Weight::quantized_builder(rows, columns, quantized::codes(packed), packed.group)
+                let codes = quantized::codes(packed);
+                let builder = Weight::quantized_builder(rows, columns, codes, packed.group)?;
+                if rounds_activations { builder.with_rounded_activations() } else { builder }
             }
-        };
-        Ok(builder?)
+        })
     };
     let parts = PartsBuilder::new(spec, &plan, Layout::cpu(), dtype, reserve)?;
     let parts = source.fill(spec, plan, parts, &mut |done| {

@@ -1,10 +1,12 @@
 //! How each stored dtype, and each kind of codes, meets the activations in registers.
 
 use std::borrow::Cow;
+use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::Product;
 use crate::simd::{LANES, Simd};
-use crate::weight::{Codes, ElementOrder, PANEL, TABLE};
+use crate::weight::{Codes, ElementOrder, Layout, PANEL, TABLE};
 
 /// A stored dtype or kind of codes, read sixteen outputs at a time. Weights and activations are words of 32 bits: an
 /// f32, or two bf16 that belong to two steps of `k`.
@@ -15,35 +17,56 @@ pub(super) trait Format: Copy + Send + Sync {
     const STEPS: usize = 1;
     /// Whether a panel lies in memory as [`Self::load`] gives it, `[words][32]`.
     const AS_STORED: bool = false;
+    /// Whether words are codes, whose sums are scaled segment by segment.
+    const SCALED: bool = false;
 
-    /// Writes the words of some steps of a row of activations to the first places of `words`.
-    #[inline(always)]
-    fn put_words(x: &[f32], words: &mut [f32]) {
-        words[..x.len()].copy_from_slice(x);
-    }
-
-    /// Outputs `16 * half..` of word `word` of the pair of steps `at`.
+    /// Outputs `16 * half..` of word `word` of the pair of steps at `pair`, in the group with the header `header`.
     ///
     /// # Safety
-    /// `at` points to a header and a pair of steps of a panel in this order.
-    unsafe fn load<S: Simd>(s: S, at: Pair, word: usize, half: usize) -> S::F32;
+    /// `pair` points to a pair of steps of a panel in this order, `header` to the header, of which numbers without codes have none.
+    unsafe fn load<S: Simd>(
+        s: S,
+        header: *const u8,
+        pair: *const u8,
+        word: usize,
+        half: usize,
+    ) -> S::F32;
 
     /// `sum` and the products of a word of activations with one of weights, step after step.
     #[inline(always)]
     fn add<S: Simd>(s: S, x: S::F32, w: S::F32, sum: S::F32) -> S::F32 {
-        s.fma(x, w, sum)
+        if const { Self::STEPS == 2 } { s.dot_bf16(x, w, sum) } else { s.fma(x, w, sum) }
     }
 
-    /// The words of all rows of `x` `[rows, k]`.
+    /// Writes the words of some steps of a row of activations to the first places of `words`.
     #[inline(always)]
-    fn words(x: &[f32], k: usize) -> Cow<'_, [f32]> {
-        if Self::ORDER != ElementOrder::Bf16 {
-            return Cow::Borrowed(x);
+    fn put_words(p: &Product<'_>, x: &[f32], words: &mut [f32]) {
+        if const { Self::STEPS == 2 } {
+            let (pairs, last) = x.as_chunks::<2>();
+            for (word, [high, low]) in words.iter_mut().zip(pairs) {
+                *word = f32::from_bits(rounded(*high) | rounded(*low) >> 16);
+            }
+            if let [last] = last {
+                words[pairs.len()] = f32::from_bits(rounded(*last));
+            }
+        } else if p.w.rounds_activations() {
+            words.iter_mut().zip(x).for_each(|(word, x)| *word = f32::from_bits(rounded(*x)));
+        } else {
+            words[..x.len()].copy_from_slice(x);
         }
+    }
+
+    /// The words of all rows of `p`.
+    #[inline(always)]
+    fn words<'a>(p: &Product<'a>) -> Cow<'a, [f32]> {
+        if const { Self::STEPS == 1 } && !p.w.rounds_activations() {
+            return Cow::Borrowed(p.x);
+        }
+        let k = p.w.k();
         let row_words = k.div_ceil(Self::STEPS);
-        let mut words = vec![0.0; x.len() / k * row_words];
-        for (x, words) in x.chunks_exact(k).zip(words.chunks_exact_mut(row_words)) {
-            Self::put_words(x, words);
+        let mut words = vec![0.0; p.rows * row_words];
+        for (x, words) in p.x.chunks_exact(k).zip(words.chunks_exact_mut(row_words)) {
+            Self::put_words(p, x, words);
         }
         Cow::Owned(words)
     }
@@ -59,17 +82,64 @@ pub(super) trait WithFormat<S: Simd> {
 #[inline(always)]
 pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>) {
     match p.w.layout().order {
-        ElementOrder::F32 => work.with::<F32>(s, p),
-        ElementOrder::F16 => work.with::<F16>(s, p),
         ElementOrder::Bf16 if const { S::BF16_DOT || S::BF16_TILES } => {
             work.with::<Bf16Pairs>(s, p)
         }
+        ElementOrder::Coded(Codes::U4) => coded::<S, U4>(s, p, work),
+        ElementOrder::Coded(Codes::U8) => coded::<S, U8>(s, p, work),
+        ElementOrder::Coded(Codes::E4m3) => coded::<S, E4m3>(s, p, work),
+        order if const { S::BF16_TILES } => unreachable!("{order:?} in tiles"),
+        ElementOrder::F32 => work.with::<F32>(s, p),
+        ElementOrder::F16 => work.with::<F16>(s, p),
         ElementOrder::Bf16 => work.with::<Bf16>(s, p),
-        ElementOrder::Coded(Codes::U4) => work.with::<U4>(s, p),
-        ElementOrder::Coded(Codes::U8) => work.with::<U8>(s, p),
-        ElementOrder::Coded(Codes::E4m3) => work.with::<E4m3>(s, p),
         ElementOrder::Coded(Codes::Table) => work.with::<Table>(s, p),
     }
+}
+
+/// Calls `work` with codes as pairs of bf16, where the CPU multiplies these, or one by one.
+#[inline(always)]
+fn coded<S: Simd, C: Code>(s: S, p: &Product<'_>, work: impl WithFormat<S>) {
+    if const { S::BF16_TILES } || const { S::BF16_DOT } && p.w.rounds_activations() {
+        work.with::<Pairs<C>>(s, p);
+    } else {
+        work.with::<Singles<C>>(s, p);
+    }
+}
+
+/// Steps of `k` whose codes are summed before they are scaled: a group, or a part of a longer one.
+pub(super) const SEGMENT_STEPS: usize = 128;
+
+/// The parts of a row of so many steps that are scaled as one.
+pub(super) fn segments(layout: Layout) -> impl Iterator<Item = Range<usize>> {
+    let groups = (0..layout.k).step_by(layout.group);
+    groups.flat_map(move |group| {
+        let end = layout.k.min(group + layout.group);
+        (group..end).step_by(SEGMENT_STEPS).map(move |step| step..end.min(step + SEGMENT_STEPS))
+    })
+}
+
+/// The sum of some activations, rounded where the weight asks for it: sixteen chains of additions, of every sixteenth each, and then the
+/// sums of halves.
+#[inline(always)]
+pub(super) fn sum_of<S: Simd>(s: S, p: &Product<'_>, x: &[f32]) -> f32 {
+    let mut sums = s.splat(0.0);
+    for x in x.chunks(LANES) {
+        let mut steps = [0.0; LANES];
+        if p.w.rounds_activations() {
+            steps.iter_mut().zip(x).for_each(|(step, x)| *step = f32::from_bits(rounded(*x)));
+        } else {
+            steps[..x.len()].copy_from_slice(x);
+        }
+        // SAFETY: sixteen f32.
+        sums = s.add(sums, unsafe { s.load(steps.as_ptr()) });
+    }
+    let mut lanes = [0.0; LANES];
+    // SAFETY: as above.
+    unsafe { s.store(lanes.as_mut_ptr(), sums) };
+    for half in [8, 4, 2, 1] {
+        (0..half).for_each(|lane| lanes[lane] += lanes[lane + half]);
+    }
+    lanes[0]
 }
 
 /// The bits of the nearest bf16, ties to even, in the high half; the other is zero.
@@ -83,15 +153,6 @@ fn rounded(value: f32) -> u32 {
     chosen & 0xffff_0000
 }
 
-/// Two steps of `k` of one panel.
-#[derive(Clone, Copy)]
-pub(super) struct Pair {
-    /// The header of their group, of which numbers without codes have none.
-    pub(super) header: *const u8,
-    /// Their bytes.
-    pub(super) steps: *const u8,
-}
-
 #[derive(Clone, Copy)]
 struct F32;
 #[derive(Clone, Copy)]
@@ -102,23 +163,30 @@ struct Bf16;
 /// For dot products.
 #[derive(Clone, Copy)]
 struct Bf16Pairs;
-#[derive(Clone, Copy)]
-struct U4;
-#[derive(Clone, Copy)]
-struct U8;
-#[derive(Clone, Copy)]
-struct E4m3;
+/// Looked up.
 #[derive(Clone, Copy)]
 struct Table;
+/// Codes as f32.
+#[derive(Clone, Copy)]
+struct Singles<C>(PhantomData<C>);
+/// Codes for dot products of bf16, which all of them are.
+#[derive(Clone, Copy)]
+struct Pairs<C>(PhantomData<C>);
 
 impl Format for F32 {
     const ORDER: ElementOrder = ElementOrder::F32;
     const AS_STORED: bool = true;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, at: Pair, step: usize, half: usize) -> S::F32 {
+    unsafe fn load<S: Simd>(
+        s: S,
+        _: *const u8,
+        pair: *const u8,
+        step: usize,
+        half: usize,
+    ) -> S::F32 {
         // SAFETY: `step * 32 + half * 16 + 16 <= 64` f32 are there.
-        unsafe { s.load(at.steps.cast::<f32>().add(step * PANEL + half * LANES)) }
+        unsafe { s.load(pair.cast::<f32>().add(step * PANEL + half * LANES)) }
     }
 }
 
@@ -126,9 +194,15 @@ impl Format for F16 {
     const ORDER: ElementOrder = ElementOrder::F16;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, at: Pair, step: usize, half: usize) -> S::F32 {
+    unsafe fn load<S: Simd>(
+        s: S,
+        _: *const u8,
+        pair: *const u8,
+        step: usize,
+        half: usize,
+    ) -> S::F32 {
         // SAFETY: `step * 32 + half * 16 + 16 <= 64` f16 are there.
-        unsafe { s.load_f16(at.steps.add((step * PANEL + half * LANES) * 2)) }
+        unsafe { s.load_f16(pair.add((step * PANEL + half * LANES) * 2)) }
     }
 }
 
@@ -136,14 +210,15 @@ impl Format for Bf16 {
     const ORDER: ElementOrder = ElementOrder::Bf16;
 
     #[inline(always)]
-    fn put_words(x: &[f32], words: &mut [f32]) {
-        words.iter_mut().zip(x).for_each(|(word, x)| *word = f32::from_bits(rounded(*x)));
-    }
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, at: Pair, step: usize, half: usize) -> S::F32 {
+    unsafe fn load<S: Simd>(
+        s: S,
+        header: *const u8,
+        pair: *const u8,
+        step: usize,
+        half: usize,
+    ) -> S::F32 {
         // SAFETY: as the caller promises.
-        let words = unsafe { Bf16Pairs::load(s, at, 0, half) };
+        let words = unsafe { Bf16Pairs::load(s, header, pair, 0, half) };
         if step == 0 { s.bf16_high(words) } else { s.bf16_low(words) }
     }
 }
@@ -154,59 +229,9 @@ impl Format for Bf16Pairs {
     const AS_STORED: bool = true;
 
     #[inline(always)]
-    fn put_words(x: &[f32], words: &mut [f32]) {
-        let (pairs, last) = x.as_chunks::<2>();
-        for (word, [high, low]) in words.iter_mut().zip(pairs) {
-            *word = f32::from_bits(rounded(*high) | rounded(*low) >> 16);
-        }
-        if let [last] = last {
-            words[pairs.len()] = f32::from_bits(rounded(*last));
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, at: Pair, _: usize, half: usize) -> S::F32 {
+    unsafe fn load<S: Simd>(s: S, _: *const u8, pair: *const u8, _: usize, half: usize) -> S::F32 {
         // SAFETY: each half has 16 words of two steps: 64 bytes.
-        unsafe { s.load(at.steps.cast::<f32>().add(half * LANES)) }
-    }
-
-    #[inline(always)]
-    fn add<S: Simd>(s: S, x: S::F32, w: S::F32, sum: S::F32) -> S::F32 {
-        s.dot_bf16(x, w, sum)
-    }
-}
-
-impl Format for U4 {
-    const ORDER: ElementOrder = ElementOrder::Coded(Codes::U4);
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, at: Pair, step: usize, half: usize) -> S::F32 {
-        // SAFETY: a pair has 32 bytes, each with two steps of one output.
-        unsafe {
-            let codes = at.steps.add(half * LANES);
-            let code = if step == 0 { s.load_u4::<0>(codes) } else { s.load_u4::<4>(codes) };
-            scaled(s, code, at, half)
-        }
-    }
-}
-
-impl Format for U8 {
-    const ORDER: ElementOrder = ElementOrder::Coded(Codes::U8);
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, at: Pair, step: usize, half: usize) -> S::F32 {
-        // SAFETY: `step * 32 + half * 16 + 16 <= 64` bytes are there.
-        unsafe { scaled(s, s.load_u8(at.steps.add(step * PANEL + half * LANES)), at, half) }
-    }
-}
-
-impl Format for E4m3 {
-    const ORDER: ElementOrder = ElementOrder::Coded(Codes::E4m3);
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, at: Pair, step: usize, half: usize) -> S::F32 {
-        // SAFETY: as for `U8`.
-        unsafe { scaled(s, s.load_e4m3_part(at.steps.add(step * PANEL + half * LANES)), at, half) }
+        unsafe { s.load(pair.cast::<f32>().add(half * LANES)) }
     }
 }
 
@@ -214,11 +239,17 @@ impl Format for Table {
     const ORDER: ElementOrder = ElementOrder::Coded(Codes::Table);
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, at: Pair, step: usize, half: usize) -> S::F32 {
-        // SAFETY: codes as for `U4`; the header has 32 tables of sixteen numbers.
+    unsafe fn load<S: Simd>(
+        s: S,
+        header: *const u8,
+        pair: *const u8,
+        step: usize,
+        half: usize,
+    ) -> S::F32 {
+        // SAFETY: a pair has 32 bytes, each with two steps of one output; the header has 32 tables of sixteen numbers.
         unsafe {
-            let codes = at.steps.add(half * LANES);
-            let tables = at.header.cast::<f32>().add(half * LANES * TABLE);
+            let codes = pair.add(half * LANES);
+            let tables = header.cast::<f32>().add(half * LANES * TABLE);
             if step == 0 {
                 s.lookup_u4::<0>(tables, codes)
             } else {
@@ -228,15 +259,98 @@ impl Format for Table {
     }
 }
 
-/// `code * scale + min`, rounded once.
-///
-/// # Safety
-/// The header holds 32 scales and 32 minima.
-#[inline(always)]
-unsafe fn scaled<S: Simd>(s: S, code: S::F32, at: Pair, half: usize) -> S::F32 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let scales = at.header.cast::<f32>().add(half * LANES);
-        s.fma(code, s.load(scales), s.load(scales.add(PANEL)))
+impl<C: Code> Format for Singles<C> {
+    const ORDER: ElementOrder = ElementOrder::Coded(C::CODES);
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(
+        s: S,
+        _: *const u8,
+        pair: *const u8,
+        step: usize,
+        half: usize,
+    ) -> S::F32 {
+        // SAFETY: the caller's promise.
+        unsafe { C::single(s, pair, step, half) }
+    }
+}
+
+impl<C: Code> Format for Pairs<C> {
+    const ORDER: ElementOrder = ElementOrder::Coded(C::CODES);
+    const STEPS: usize = 2;
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, _: *const u8, pair: *const u8, _: usize, half: usize) -> S::F32 {
+        // SAFETY: the caller's promise.
+        unsafe { C::pair(s, pair, half) }
+    }
+}
+
+/// A kind of codes.
+trait Code: Copy + Send + Sync {
+    const CODES: Codes;
+
+    /// The codes of step `step` of a pair.
+    ///
+    /// # Safety
+    /// `pair` points to two steps of a panel.
+    unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32;
+
+    /// Those of both.
+    ///
+    /// # Safety
+    /// As [`Self::single`].
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(s: S, pair: *const u8, half: usize) -> S::F32 {
+        // SAFETY: the caller's promise.
+        unsafe { s.bf16_pairs(Self::single(s, pair, 0, half), Self::single(s, pair, 1, half)) }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct U4;
+#[derive(Clone, Copy)]
+struct U8;
+#[derive(Clone, Copy)]
+struct E4m3;
+
+impl Code for U4 {
+    const CODES: Codes = Codes::U4;
+
+    #[inline(always)]
+    unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
+        // SAFETY: a pair has 32 bytes, each with two steps of one output.
+        unsafe {
+            let codes = pair.add(half * LANES);
+            if step == 0 { s.load_u4::<0>(codes) } else { s.load_u4::<4>(codes) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(s: S, pair: *const u8, half: usize) -> S::F32 {
+        // SAFETY: as above.
+        unsafe { s.load_u4_pairs(pair.add(half * LANES)) }
+    }
+}
+
+impl Code for U8 {
+    const CODES: Codes = Codes::U8;
+
+    #[inline(always)]
+    unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
+        // SAFETY: `step * 32 + half * 16 + 16 <= 64` bytes are there.
+        unsafe { s.load_u8(pair.add(step * PANEL + half * LANES)) }
+    }
+}
+
+impl Code for E4m3 {
+    const CODES: Codes = Codes::E4m3;
+
+    #[inline(always)]
+    unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
+        // SAFETY: as for `U8`.
+        unsafe { s.load_e4m3_part(pair.add(step * PANEL + half * LANES)) }
     }
 }

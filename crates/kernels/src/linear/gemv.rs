@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::Product;
-use super::format::{Format, Pair, WithFormat};
+use super::format::{Format, WithFormat, segments, sum_of};
 use crate::parallel;
 use crate::simd::{LANES, Simd, WithSimd};
 use crate::weight::PANEL;
@@ -23,42 +23,59 @@ pub(super) struct Gemv;
 impl<S: Simd> WithFormat<S> for Gemv {
     #[inline(always)]
     fn with<W: Format>(self, s: S, p: &Product<'_>) {
-        let x = W::words(p.x, p.w.k());
-        by_rows::<S, W>(s, &Product { x: &x, ..*p });
+        let x = W::words(p);
+        let mut sums = Vec::new();
+        if W::SCALED {
+            for row in p.x.chunks_exact(p.w.k()) {
+                sums.extend(segments(p.w.layout()).map(|steps| sum_of(s, p, &row[steps])));
+            }
+        }
+        by_rows::<S, W>(s, &Words { p: &Product { x: &x, ..*p }, sums: &sums });
     }
 }
 
-/// The activations of `p` are words.
+/// A product whose activations are words.
+#[derive(Clone, Copy)]
+struct Words<'a> {
+    p: &'a Product<'a>,
+    /// The sums of the activations of each segment, `[rows][segments]`, where the format is scaled.
+    sums: &'a [f32],
+}
+
 #[inline(always)]
-fn by_rows<S: Simd, W: Format>(s: S, p: &Product<'_>) {
+fn by_rows<S: Simd, W: Format>(s: S, words: &Words<'_>) {
     // Streams are as many as the accumulators allow, two vectors per row and stream; fewer rows need
     // more of them, to have enough independent chains.
     if const { S::GEMV_ROWS == 8 } {
-        match p.rows {
-            1 => over_panels::<S, W, 1, 4>(s, p),
-            2 => over_panels::<S, W, 2, 4>(s, p),
-            3 => over_panels::<S, W, 3, 2>(s, p),
-            4 => over_panels::<S, W, 4, 2>(s, p),
-            5 => over_panels::<S, W, 5, 1>(s, p),
-            6 => over_panels::<S, W, 6, 1>(s, p),
-            7 => over_panels::<S, W, 7, 1>(s, p),
-            8 => over_panels::<S, W, 8, 1>(s, p),
+        match words.p.rows {
+            1 => over_panels::<S, W, 1, 4>(s, words),
+            2 => over_panels::<S, W, 2, 4>(s, words),
+            3 => over_panels::<S, W, 3, 2>(s, words),
+            4 => over_panels::<S, W, 4, 2>(s, words),
+            5 => over_panels::<S, W, 5, 1>(s, words),
+            6 => over_panels::<S, W, 6, 1>(s, words),
+            7 => over_panels::<S, W, 7, 1>(s, words),
+            8 => over_panels::<S, W, 8, 1>(s, words),
             rows => unreachable!("{rows} rows are a matter for tiles"),
         }
     } else {
-        match p.rows {
-            1 => over_panels::<S, W, 1, 2>(s, p),
-            2 => over_panels::<S, W, 2, 1>(s, p),
+        match words.p.rows {
+            1 => over_panels::<S, W, 1, 2>(s, words),
+            2 => over_panels::<S, W, 2, 1>(s, words),
             rows => unreachable!("{rows} rows are a matter for tiles"),
         }
     }
 }
 
 #[inline(always)]
-fn over_panels<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(s: S, p: &Product<'_>) {
+fn over_panels<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
+    s: S,
+    words: &Words<'_>,
+) {
+    let p = words.p;
     let panels = p.w.n().div_ceil(PANEL);
     let work = |panels: Range<usize>| {
-        s.run(Panels::<W, ROWS, STREAMS> { p, panels, format: std::marker::PhantomData })
+        s.run(Panels::<W, ROWS, STREAMS> { words, panels, format: std::marker::PhantomData })
     };
     if p.x.len() * p.w.n() <= INLINE_PRODUCTS {
         work(0..panels);
@@ -69,7 +86,7 @@ fn over_panels<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(s: S
 
 /// A range of panels as work for an instruction set.
 struct Panels<'a, W, const ROWS: usize, const STREAMS: usize> {
-    p: &'a Product<'a>,
+    words: &'a Words<'a>,
     panels: Range<usize>,
     format: std::marker::PhantomData<W>,
 }
@@ -82,106 +99,150 @@ impl<W: Format, const ROWS: usize, const STREAMS: usize> WithSimd for Panels<'_,
         // Stream `i` reads the `i`-th part of the range, so each stream is one run of memory.
         let per_stream = self.panels.len() / STREAMS;
         for panel in self.panels.start..self.panels.start + per_stream {
-            panels_at_once::<S, W, ROWS, STREAMS>(s, self.p, panel, per_stream);
+            panels_at_once::<S, W, ROWS, STREAMS>(s, self.words, panel, per_stream);
         }
         for panel in self.panels.start + per_stream * STREAMS..self.panels.end {
-            panels_at_once::<S, W, ROWS, 1>(s, self.p, panel, 0);
+            panels_at_once::<S, W, ROWS, 1>(s, self.words, panel, 0);
         }
     }
 }
+
+/// Sixteen outputs, twice, of each row and stream.
+type Sums<F32, const ROWS: usize, const STREAMS: usize> = [[[F32; 2]; STREAMS]; ROWS];
 
 /// Computes the panels `first + i * distance` for `i < STREAMS`.
 #[inline(always)]
 fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     s: S,
-    p: &Product<'_>,
+    words: &Words<'_>,
     first: usize,
     distance: usize,
 ) {
+    let p = words.p;
     let (k, layout) = (p.w.k(), p.w.layout());
     let row_words = k.div_ceil(W::STEPS);
     let panel_bytes = layout.panel_bytes();
     let weights = p.w.bytes();
     assert!((first + (STREAMS - 1) * distance + 1) * panel_bytes <= weights.len(), "panels exist");
     assert!(p.x.len() >= ROWS * row_words, "rows exist");
-    let stride = distance * panel_bytes;
-    let mut sums = [[[s.splat(0.0); 2]; STREAMS]; ROWS];
-    let mut header = weights[first * panel_bytes..].as_ptr();
-    for start in (0..k).step_by(layout.group) {
-        let group = Group {
-            x: p.x[start / W::STEPS..].as_ptr(),
-            x_stride: row_words,
-            header,
-            stride,
-            words: layout.group.min(k - start).div_ceil(W::STEPS),
-        };
-        // SAFETY: the group's steps lie in each of the panels and rows, as asserted above.
-        unsafe { add_group::<S, W, ROWS, STREAMS>(s, &group, &mut sums) };
-        header = header.wrapping_add(layout.group_bytes());
+    let panel = &weights[first * panel_bytes..];
+    let part = |steps: Range<usize>| Part {
+        x: p.x[steps.start / W::STEPS..].as_ptr(),
+        x_stride: row_words,
+        header: panel[layout.header(steps.start / 2)..].as_ptr(),
+        pairs: panel[layout.pair(steps.start / 2)..].as_ptr(),
+        stride: distance * panel_bytes,
+        words: steps.len().div_ceil(W::STEPS),
+    };
+    let mut totals: Sums<S::F32, ROWS, STREAMS> = [[[s.splat(0.0); 2]; STREAMS]; ROWS];
+    if W::SCALED {
+        let sums_of_row = words.sums.len() / ROWS;
+        for (segment, steps) in segments(layout).enumerate() {
+            let part = part(steps);
+            let mut sums = [[[s.splat(0.0); 2]; STREAMS]; ROWS];
+            let x_sums =
+                std::array::from_fn(|row| s.splat(words.sums[row * sums_of_row + segment]));
+            // SAFETY: the part lies in each of the panels and rows, as asserted above, and its header too.
+            unsafe {
+                add_part::<S, W, ROWS, STREAMS>(s, &part, &mut sums);
+                add_scaled(s, &part, &sums, &x_sums, &mut totals);
+            }
+        }
+    } else {
+        // SAFETY: as above.
+        unsafe { add_part::<S, W, ROWS, STREAMS>(s, &part(0..k), &mut totals) };
     }
-    for (row, sums) in sums.iter().enumerate() {
-        for (stream, sums) in sums.iter().enumerate() {
+    for (row, totals) in totals.iter().enumerate() {
+        for (stream, totals) in totals.iter().enumerate() {
             let mut outputs = [0f32; PANEL];
-            for (half, sum) in sums.iter().enumerate() {
+            for (half, total) in totals.iter().enumerate() {
                 // SAFETY: `half * 16 + 16 <= 32`.
-                unsafe { s.store(outputs.as_mut_ptr().add(half * LANES), *sum) };
+                unsafe { s.store(outputs.as_mut_ptr().add(half * LANES), *total) };
             }
             write_outputs(p, row, first + stream * distance, &mut outputs);
         }
     }
 }
 
-/// Steps of `k` with one header, in every row and stream.
-struct Group {
+/// Some steps of `k` in every row and stream, which lie one after the other and have one header.
+struct Part {
     /// The first row's activations, in words.
     x: *const f32,
     /// Words from row to row.
     x_stride: usize,
     /// The first stream's header.
     header: *const u8,
+    /// The first stream's steps.
+    pairs: *const u8,
     /// Bytes from stream to stream.
     stride: usize,
     words: usize,
 }
 
-/// Adds a group to the sums.
+/// Adds sums of codes to the totals, scaled, and the minima times the sums of activations.
 ///
 /// # Safety
-/// What `group` describes exists; its last pair may have one step and padding.
+/// The headers of `part` hold 32 scales and 32 minima.
 #[inline(always)]
-unsafe fn add_group<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
+unsafe fn add_scaled<S: Simd, const ROWS: usize, const STREAMS: usize>(
     s: S,
-    group: &Group,
-    sums: &mut [[[S::F32; 2]; STREAMS]; ROWS],
+    part: &Part,
+    sums: &Sums<S::F32, ROWS, STREAMS>,
+    x_sums: &[S::F32; ROWS],
+    totals: &mut Sums<S::F32, ROWS, STREAMS>,
+) {
+    for stream in 0..STREAMS {
+        for half in 0..2 {
+            // SAFETY: the caller's promise.
+            let (scale, min) = unsafe {
+                let scales = part.header.add(stream * part.stride).cast::<f32>().add(half * LANES);
+                (s.load(scales), s.load(scales.add(PANEL)))
+            };
+            for row in 0..ROWS {
+                let total = &mut totals[row][stream][half];
+                *total = s.fma(sums[row][stream][half], scale, *total);
+                *total = s.fma(x_sums[row], min, *total);
+            }
+        }
+    }
+}
+
+/// Adds the products of a part to the sums.
+///
+/// # Safety
+/// What `part` describes exists; its last pair may have one step and padding.
+#[inline(always)]
+unsafe fn add_part<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
+    s: S,
+    part: &Part,
+    sums: &mut Sums<S::F32, ROWS, STREAMS>,
 ) {
     let fetch = |from: *const u8, bytes: usize| {
         for stream in 0..STREAMS {
             for line in 0..bytes.div_ceil(64) {
-                s.prefetch(from.wrapping_add(stream * group.stride + line * 64));
+                s.prefetch(from.wrapping_add(stream * part.stride + line * 64));
             }
         }
     };
-    let mut pair = group.header.wrapping_add(W::ORDER.header_bytes());
+    let mut pair = part.pairs;
     let pair_bytes = W::ORDER.pair_bytes();
-    fetch(group.header.wrapping_add(PREFETCH_BYTES), W::ORDER.header_bytes());
-    let at = |pair: *const u8| Pair { header: group.header, steps: pair };
+    fetch(part.header.wrapping_add(PREFETCH_BYTES), W::ORDER.header_bytes());
     let pair_words = 2 / W::STEPS;
-    for first in (0..group.words - group.words % pair_words).step_by(pair_words) {
+    for first in (0..part.words - part.words % pair_words).step_by(pair_words) {
         // SAFETY: the caller's promise: a pair of steps more is there.
         unsafe {
             fetch(pair.wrapping_add(PREFETCH_BYTES), pair_bytes);
             for i in 0..pair_words {
-                let x = group.x.add(first + i);
-                word::<S, W, ROWS, STREAMS>(s, group, (x, at(pair)), i, sums);
+                word::<S, W, ROWS, STREAMS>(s, part, (part.x.add(first + i), pair), i, sums);
             }
             pair = pair.add(pair_bytes);
         }
     }
-    if group.words % pair_words == 1 {
+    if part.words % pair_words == 1 {
         // SAFETY: the last step of each row and panel; the panel is padded to a pair.
         unsafe {
-            let x = group.x.add(group.words - 1);
-            word::<S, W, ROWS, STREAMS>(s, group, (x, at(pair)), 0, sums);
+            let x = part.x.add(part.words - 1);
+            word::<S, W, ROWS, STREAMS>(s, part, (x, pair), 0, sums);
         }
     }
 }
@@ -193,22 +254,22 @@ unsafe fn add_group<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>
 #[inline(always)]
 unsafe fn word<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     s: S,
-    group: &Group,
-    at: (*const f32, Pair),
+    part: &Part,
+    at: (*const f32, *const u8),
     i: usize,
-    sums: &mut [[[S::F32; 2]; STREAMS]; ROWS],
+    sums: &mut Sums<S::F32, ROWS, STREAMS>,
 ) {
     let mut x = [s.splat(0.0); ROWS];
     for (row, x) in x.iter_mut().enumerate() {
         // SAFETY: the caller's promise.
-        *x = s.splat(unsafe { *at.0.add(row * group.x_stride) });
+        *x = s.splat(unsafe { *at.0.add(row * part.x_stride) });
     }
     for stream in 0..STREAMS {
         // SAFETY: the caller's promise.
         let w: [S::F32; 2] = unsafe {
-            let offset = stream * group.stride;
-            let at = Pair { header: at.1.header.add(offset), steps: at.1.steps.add(offset) };
-            [W::load(s, at, i, 0), W::load(s, at, i, 1)]
+            let offset = stream * part.stride;
+            let (header, pair) = (part.header.add(offset), at.1.add(offset));
+            [W::load(s, header, pair, i, 0), W::load(s, header, pair, i, 1)]
         };
         for (x, sums) in x.iter().zip(sums.iter_mut()) {
             for (sum, w) in sums[stream].iter_mut().zip(w) {

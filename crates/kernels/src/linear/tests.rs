@@ -25,8 +25,15 @@ fn weight(rows: &[f32], n: usize, k: usize, dtype: DType) -> Weight {
     builder.finish().unwrap()
 }
 
-/// A weight of codes, in groups of so many inputs, whose inputs are backwards if so asked.
-fn quantized(n: usize, k: usize, codes: Codes, group: usize, backwards: bool) -> Weight {
+/// A weight of codes, in groups of so many inputs, whose inputs are backwards if so asked, and which rounds activations if so
+/// asked.
+fn quantized(
+    (n, k): (usize, usize),
+    codes: Codes,
+    group: usize,
+    backwards: bool,
+    rounds: bool,
+) -> Weight {
     let most = if matches!(codes, Codes::U4 | Codes::Table) { 16.0 } else { 127.0 };
     let bytes: Vec<u8> = numbers(n * k, 11).iter().map(|v| (v.abs() * most) as u8).collect();
     let groups = if codes == Codes::Table { 16 } else { k.div_ceil(group) };
@@ -37,6 +44,7 @@ fn quantized(n: usize, k: usize, codes: Codes, group: usize, backwards: bool) ->
     let mut builder = Weight::quantized_builder(n, k, codes, group).unwrap();
     let rows = QuantizedRows { codes, group, bytes: &bytes, scales: &scales, mins: &mins, inputs };
     builder.write_quantized(0, rows).unwrap();
+    let builder = if rounds { builder.with_rounded_activations() } else { builder };
     builder.finish().unwrap()
 }
 
@@ -50,22 +58,25 @@ struct Expected {
 impl Expected {
     fn new(x: &[f32], w: &Weight, bias: Option<&[f32]>) -> Self {
         let (n, k) = (w.n(), w.k());
-        let mut rows = vec![0.0; n * k];
-        rows.chunks_exact_mut(k).enumerate().for_each(|(i, row)| w.read_row(i, row));
-        let (mut x, rows) = (in_order(x, w).into_owned(), in_order(&rows, w));
-        let is_bf16 = w.dtype() == DType::BF16;
-        if is_bf16 {
+        let mut x = in_order(x, w).into_owned();
+        if w.rounds_activations() {
             x.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x).to_f32());
         }
-        let all = |reference: fn(&[f32], &[f32], Option<f32>) -> f32| -> Vec<u32> {
-            let outputs = |x| {
-                let bias = |i: usize| bias.map(|bias| bias[i]);
-                let output = move |(i, w)| reference(x, w, bias(i)).to_bits();
-                rows.chunks_exact(k).enumerate().map(output)
+        let mut rows = vec![0.0; n * k];
+        rows.chunks_exact_mut(k).enumerate().for_each(|(i, row)| w.read_row(i, row));
+        let rows = in_order(&rows, w);
+        let all = |chain: fn(&[f32], &[f32]) -> f32| -> Vec<u32> {
+            let output = |x: &[f32], i: usize| {
+                let sum = match w.codes() {
+                    Some((Codes::U4 | Codes::U8 | Codes::E4m3, _)) => coded_sum(x, w, i, chain),
+                    _ => chain(x, &rows[i * k..][..k]),
+                };
+                bias.map_or(sum, |bias| sum + bias[i]).to_bits()
             };
-            x.chunks_exact(k).flat_map(outputs).collect()
+            x.chunks_exact(k).flat_map(|x| (0..n).map(move |i| output(x, i))).collect()
         };
-        Self { chains: all(linear_reference), tiles: is_bf16.then(|| all(tiles_reference)) }
+        let chains = all(|x, w| linear_reference(x, w, None));
+        Self { chains, tiles: fits_matrix_unit(w).then(|| all(tiles_sum)) }
     }
 
     /// What the first `count` outputs are on `isa`.
@@ -75,16 +86,39 @@ impl Expected {
     }
 }
 
-/// [`linear_reference`] in the order of a matrix unit.
-fn tiles_reference(x: &[f32], w: &[f32], bias: Option<f32>) -> f32 {
+/// The definition of an output over codes.
+fn coded_sum(x: &[f32], w: &Weight, row: usize, chain: fn(&[f32], &[f32]) -> f32) -> f32 {
+    let (codes, group) = w.codes().unwrap();
+    let number = |step: usize| match codes {
+        Codes::E4m3 => crate::weight::e4m3_part(w.code(row, step)),
+        _ => f32::from(w.code(row, step)),
+    };
+    let numbers: Vec<f32> = (0..w.k()).map(number).collect();
+    let mut total = 0f32;
+    for (i, (x, numbers)) in x.chunks(group).zip(numbers.chunks(group)).enumerate() {
+        let [scale, min] = w.scale(row, i);
+        for (x, numbers) in x.chunks(128).zip(numbers.chunks(128)) {
+            let mut lanes = [0f32; 16];
+            x.iter().enumerate().for_each(|(step, x)| lanes[step % 16] += x);
+            for half in [8, 4, 2, 1] {
+                (0..half).for_each(|lane| lanes[lane] += lanes[lane + half]);
+            }
+            total = chain(x, numbers).mul_add(scale, total);
+            total = lanes[0].mul_add(min, total);
+        }
+    }
+    total
+}
+
+/// The chain of [`linear_reference`] in the order of a matrix unit.
+fn tiles_sum(x: &[f32], w: &[f32]) -> f32 {
     let words = |steps: &[f32]| -> Vec<f32> {
         let high = |pair: &[f32]| pair[0].to_bits();
         let low = |pair: &[f32]| pair.get(1).map_or(0, |low| low.to_bits() >> 16);
         steps.chunks(2).map(|pair| f32::from_bits(high(pair) | low(pair))).collect()
     };
     let lines = x.chunks(2 * TILE_LINE).zip(w.chunks(2 * TILE_LINE));
-    let sum = lines.fold(0f32, |sum, (x, w)| tile_sum(sum, words(x).into_iter().zip(words(w))));
-    bias.map_or(sum, |bias| sum + bias)
+    lines.fold(0f32, |sum, (x, w)| tile_sum(sum, words(x).into_iter().zip(words(w))))
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -125,20 +159,54 @@ fn codes_give_the_definitions_bits_on_all_paths() {
         (33, 70, U4, 32, false),
         (96, 384, U4, 128, true),
         (40, 9, U4, 9, false),
+        (34, 150, U4, 6, false),
         (290, 192, U8, 32, true),
         (32, 300, U8, 2, false),
+        (40, 700, U8, 192, false),
         (65, 193, E4m3, 193, false),
         (40, 256, E4m3, 64, false),
+        (33, 801, E4m3, 801, false),
         (70, 131, Table, 131, true),
     ];
     for (n, k, codes, group, backwards) in shapes {
-        let w = quantized(n, k, codes, group, backwards);
         let (x, bias) = (numbers(40 * k, 5), numbers(n, 3));
-        let want = Expected::new(&x, &w, Some(&bias));
-        for isa in Isa::all() {
-            for m in 1..=40 {
-                let got = multiply(isa, &in_order(&x[..m * k], &w), &w, Some(&bias));
-                assert_eq!(bits(&got), want.on(isa, m * n), "{isa:?} {codes:?} m={m} n={n} k={k}");
+        for rounds in [false, true] {
+            let w = quantized((n, k), codes, group, backwards, rounds);
+            let want = Expected::new(&x, &w, Some(&bias));
+            for isa in Isa::all() {
+                for m in (1..=16).chain([28, 33, 40]) {
+                    let got = multiply(isa, &in_order(&x[..m * k], &w), &w, Some(&bias));
+                    assert_eq!(
+                        bits(&got),
+                        want.on(isa, m * n),
+                        "{isa:?} {codes:?} rounds={rounds} m={m} n={n} k={k}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_over_codes_are_near_those_over_numbers() {
+    let (m, n, k) = (3, 40, 1000);
+    let x = numbers(m * k, 5);
+    let mut row = vec![0.0; k];
+    for (codes, group) in [(Codes::U4, 32), (Codes::U8, 128), (Codes::E4m3, k)] {
+        // A bf16 has eight bits, an f32 24; long sums lose some more.
+        for (rounds, limit) in [(false, 2f32.powi(-20)), (true, 2f32.powi(-8))] {
+            let w = quantized((n, k), codes, group, false, rounds);
+            let y = multiply(Isa::detect(), &x, &w, None);
+            for (x, y) in x.chunks_exact(k).zip(y.chunks_exact(n)) {
+                for (i, y) in y.iter().enumerate() {
+                    w.read_row(i, &mut row);
+                    let error = (linear_reference(x, &row, None) - y).abs();
+                    let size: f32 = x.iter().zip(&row).map(|(x, w)| (x * w).abs()).sum();
+                    assert!(
+                        error < size * limit,
+                        "{codes:?} rounds={rounds}: {y} is off by {error}"
+                    );
+                }
             }
         }
     }

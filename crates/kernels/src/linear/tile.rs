@@ -11,12 +11,18 @@ use crate::weight::PANEL;
 pub(super) struct Tile {
     /// As many as a [`Shape`] allows.
     pub(super) rows: usize,
-    /// Activations `[words / LINE][rows][LINE]`.
+    /// Activations `[lines][rows][LINE]`, from the first word of `k` on.
     pub(super) x: *const f32,
+    /// The first word of `k` that it takes: that of a line, where the matrix unit computes.
+    pub(super) first: usize,
+    /// Whole lines, where the matrix unit computes.
+    pub(super) words: usize,
     /// Weights `[words][32]`.
     pub(super) w: *const f32,
-    /// Whole lines where the matrix unit computes.
-    pub(super) words: usize,
+    /// 32 scales and 32 minima of codes.
+    pub(super) scales: *const f32,
+    /// The sum of the activations of each row, for codes.
+    pub(super) x_sums: *const f32,
     /// Outputs, `y_stride` elements from row to row: 32 where the matrix unit computes.
     pub(super) y: *mut f32,
     pub(super) y_stride: usize,
@@ -63,18 +69,69 @@ impl Tile {
             return s.run(Checked::<W>(self, PhantomData));
         }
         const { assert!(LINE == TILE_LINE && PANEL == 2 * LANES) };
+        let mut sums = Aligned([0.0; 2 * TILE_ROWS * PANEL]);
         let product = TileProduct {
-            x: self.x,
+            x: self.x.wrapping_add(self.first * self.rows),
             w: self.w,
             lines: self.words / LINE,
             row_tiles: self.rows / TILE_ROWS,
-            y: self.y,
-            continues: self.start == Start::Continue,
+            y: if W::SCALED { sums.0.as_mut_ptr() } else { self.y },
+            continues: !W::SCALED && self.start == Start::Continue,
             ahead: self.ahead,
             ahead_lines: (self.ahead_step * LINE).div_ceil(64),
         };
-        // SAFETY: the caller's promise.
-        unsafe { s.tile_product(&product) }
+        // SAFETY: the caller's promise, and `sums` has 32 rows.
+        unsafe { s.tile_product(&product) };
+        if W::SCALED {
+            s.run(AddScaled::<W> { tile: self, sums: &sums, format: PhantomData });
+        }
+    }
+
+    /// Writes the outputs `first..first + 16` of row `row`, of which the sum is given.
+    ///
+    /// # Safety
+    /// As [`Tile::compute`].
+    #[inline(always)]
+    unsafe fn write<S: Simd, W: Format>(&self, s: S, row: usize, first: usize, sum: S::F32) {
+        let y = self.y.wrapping_add(row * self.y_stride + first);
+        // SAFETY: the places are in the tile, and initialised where the chain continues.
+        unsafe {
+            if !W::SCALED {
+                return s.store(y, sum);
+            }
+            let scales = self.scales.add(first);
+            let total = if self.start == Start::Continue { s.load(y) } else { s.splat(0.0) };
+            let total = s.fma(sum, s.load(scales), total);
+            s.store(y, s.fma(s.splat(*self.x_sums.add(row)), s.load(scales.add(PANEL)), total));
+        }
+    }
+}
+
+/// Sums of a tile of the matrix unit.
+#[repr(align(64))]
+struct Aligned([f32; 2 * TILE_ROWS * PANEL]);
+
+/// What the matrix unit leaves to do for codes, as work for an instruction set.
+struct AddScaled<'a, W> {
+    tile: Tile,
+    sums: &'a Aligned,
+    format: PhantomData<W>,
+}
+
+impl<W: Format> WithSimd for AddScaled<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) {
+        for row in 0..self.tile.rows {
+            for first in [0, LANES] {
+                // SAFETY: `Tile::compute` was promised good pointers, and the sums are there.
+                unsafe {
+                    let sum = s.load(self.sums.0[row * PANEL + first..].as_ptr());
+                    self.tile.write::<S, W>(s, row, first, sum);
+                }
+            }
+        }
     }
 }
 
@@ -116,9 +173,10 @@ unsafe fn accumulate<S: Simd, W: Format, const ROWS: usize, const VECTORS: usize
     tile: &Tile,
     first_half: usize,
 ) {
-    let (y, w) = (tile.y.wrapping_add(first_half * LANES), tile.w.wrapping_add(first_half * LANES));
+    let first_output = first_half * LANES;
+    let (y, w) = (tile.y.wrapping_add(first_output), tile.w.wrapping_add(first_output));
     let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
-    if tile.start == Start::Continue {
+    if !W::SCALED && tile.start == Start::Continue {
         for (r, sums) in sums.iter_mut().enumerate() {
             for (v, sum) in sums.iter_mut().enumerate() {
                 // SAFETY: the place is in the tile, and initialised where the chain continues.
@@ -126,9 +184,13 @@ unsafe fn accumulate<S: Simd, W: Format, const ROWS: usize, const VECTORS: usize
             }
         }
     }
-    for first in (0..tile.words).step_by(LINE) {
-        let x = tile.x.wrapping_add(first * ROWS);
-        for word in first..tile.words.min(first + LINE) {
+    let mut word = 0;
+    while word < tile.words {
+        // To the end of a line.
+        let at = tile.first + word;
+        let x = tile.x.wrapping_add(at / LINE * LINE * ROWS + at % LINE);
+        let end = tile.words.min(word + LINE - at % LINE);
+        for (i, word) in (word..end).enumerate() {
             let ahead = tile.ahead.wrapping_add(word * tile.ahead_step);
             s.prefetch(ahead);
             s.prefetch(ahead.wrapping_add(tile.ahead_step / 2));
@@ -139,17 +201,18 @@ unsafe fn accumulate<S: Simd, W: Format, const ROWS: usize, const VECTORS: usize
             }
             for (r, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: one of the words of a row of activations.
-                let x = s.splat(unsafe { *x.add(r * LINE + word - first) });
+                let x = s.splat(unsafe { *x.add(r * LINE + i) });
                 for (sum, weight) in sums.iter_mut().zip(weights) {
                     *sum = W::add(s, x, weight, *sum);
                 }
             }
         }
+        word = end;
     }
     for (r, sums) in sums.iter().enumerate() {
         for (v, sum) in sums.iter().enumerate() {
             // SAFETY: the place is in the tile.
-            unsafe { s.store(y.add(r * tile.y_stride + v * LANES), *sum) };
+            unsafe { tile.write::<S, W>(s, r, first_output + v * LANES, *sum) };
         }
     }
 }

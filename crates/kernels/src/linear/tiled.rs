@@ -1,7 +1,7 @@
 //! The product for many rows: blocks that stay in the caches, tiles that stay in registers.
 //!
 //! Activations are packed once, `[blocks of k][row tiles][lines of words][tile rows]`, so a tile reads them in
-//! order. A task owns some panels: for each block of `k` and each of its panels it runs all row tiles
+//! order. Where weights are codes, a block is some whole segments, each of which is summed and then scaled. A task owns some panels: for each block of `k` and each of its panels it runs all row tiles
 //! over the same weights, widened once where they must be, which come from memory once and then from the first cache.
 //! The outputs carry the chain of additions from one block of `k` to the next.
 //!
@@ -10,13 +10,13 @@
 use std::ops::Range;
 
 use super::Product;
-use super::format::{Format, Pair, WithFormat};
+use super::format::{Format, WithFormat, segments, sum_of};
 use super::tile::{LINE, Shape, Start, Tile};
 use crate::parallel::{self, SharedMut};
 use crate::simd::{LANES, Simd, WithSimd};
 use crate::weight::{Layout, PANEL};
 
-/// Words of `k` in one block: with 32 outputs they take half of a first-level cache of 32 KiB, a third of one of 48.
+/// Most words of `k` in one block: with 32 outputs they take half of a first-level cache of 32 KiB, a third of one of 48.
 const BLOCK_WORDS: usize = 128;
 
 /// Rows are taken in groups whose packed activations have at most this many words (4 MiB).
@@ -50,12 +50,16 @@ impl<S: Simd> WithFormat<S> for Tiled {
         let (k, panels) = (p.w.k(), p.w.n().div_ceil(PANEL));
         let tile_rows = Shape::<S, W>::ROWS;
         let most_rows = (GROUP_WORDS / k.div_ceil(W::STEPS) / tile_rows).max(1) * tile_rows;
-        let mut packed = Vec::new();
+        let blocks = blocks::<W>(p.w.layout());
+        let (mut packed, mut x_sums) = (Vec::new(), Vec::new());
         for first_row in (0..p.rows).step_by(most_rows) {
-            let rows = first_row..p.rows.min(first_row + most_rows);
-            let tiles = RowTiles::new::<S, W>(rows);
-            pack::<S, W>(s, &mut packed, p.x, k, &tiles);
-            let group = Group { p, tiles: &tiles, packed: &packed };
+            let tiles = RowTiles::new::<S, W>(first_row..p.rows.min(first_row + most_rows));
+            pack::<S, W>(s, p, &blocks, &tiles, &mut packed);
+            if W::SCALED {
+                sum::<S>(s, p, &tiles, &mut x_sums);
+            }
+            let group =
+                Group { p, blocks: &blocks, tiles: &tiles, packed: &packed, x_sums: &x_sums };
             let format = std::marker::PhantomData::<W>;
             let work = |panels: Range<usize>| s.run(Panels { group, panels, format });
             if tiles.rows.len() * k * p.w.n() <= INLINE_PRODUCTS {
@@ -94,20 +98,71 @@ impl RowTiles {
     }
 }
 
-/// The blocks of a row of so many words.
-fn blocks(words: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..words).step_by(BLOCK_WORDS).map(move |start| start..words.min(start + BLOCK_WORDS))
+/// Some words of `k`.
+#[derive(Clone, Debug)]
+struct Block {
+    words: Range<usize>,
+    /// What it is made of, each of which has a scale: the words of each, the number of the first.
+    segments: Vec<Range<usize>>,
+    first_segment: usize,
+    /// Words of the blocks before it, padding included.
+    before: usize,
 }
 
-/// Packs the rows of `tiles` of `x` `[.., k]` as words, `[blocks][row tiles][lines][tile rows][LINE]`.
-fn pack<S: Simd, W: Format>(s: S, packed: &mut Vec<f32>, x: &[f32], k: usize, tiles: &RowTiles) {
-    let words = tiles.padded() * k.div_ceil(W::STEPS).next_multiple_of(LINE);
+impl Block {
+    /// Its words, padding included.
+    fn padded(&self) -> usize {
+        self.words.len().next_multiple_of(LINE)
+    }
+
+    /// Where in packed activations those of its row `row` begin, which begins a tile.
+    fn place(&self, tiles: &RowTiles, row: usize) -> usize {
+        self.before * tiles.padded() + row * self.padded()
+    }
+}
+
+/// The blocks of a row.
+fn blocks<W: Format>(layout: Layout) -> Vec<Block> {
+    let words = |steps: Range<usize>| steps.start / W::STEPS..steps.end.div_ceil(W::STEPS);
+    let parts: Vec<Range<usize>> = if W::SCALED {
+        segments(layout).map(words).collect()
+    } else {
+        let end = layout.k.div_ceil(W::STEPS);
+        let starts = (0..end).step_by(BLOCK_WORDS);
+        starts.map(|start| start..end.min(start + BLOCK_WORDS)).collect()
+    };
+    let mut blocks: Vec<Block> = Vec::new();
+    for (i, part) in parts.into_iter().enumerate() {
+        match blocks.last_mut() {
+            Some(last) if part.end - last.words.start <= BLOCK_WORDS => {
+                last.words.end = part.end;
+                last.segments.push(part);
+            }
+            last => {
+                let before = last.map_or(0, |last| last.before + last.padded());
+                let words = part.clone();
+                blocks.push(Block { words, segments: vec![part], first_segment: i, before });
+            }
+        }
+    }
+    blocks
+}
+
+/// Packs the rows of `tiles` as words, `[blocks][row tiles][lines][tile rows][LINE]`.
+fn pack<S: Simd, W: Format>(
+    s: S,
+    p: &Product<'_>,
+    blocks: &[Block],
+    tiles: &RowTiles,
+    packed: &mut Vec<f32>,
+) {
+    let words = tiles.padded() * blocks.iter().map(Block::padded).sum::<usize>();
     packed.clear();
     packed.reserve(words);
     let target = SharedMut::new(&mut packed.spare_capacity_mut()[..words]);
     let format = std::marker::PhantomData::<W>;
-    let work = |range| s.run(Pack { packed: target, x, k, tiles, range, format });
-    if tiles.rows.len() * k <= INLINE_PACK {
+    let work = |range| s.run(Pack { packed: target, p, blocks, tiles, range, format });
+    if tiles.rows.len() * p.w.k() <= INLINE_PACK {
         work(0..tiles.count);
     } else {
         parallel::for_ranges(tiles.count, 1, work);
@@ -119,8 +174,8 @@ fn pack<S: Simd, W: Format>(s: S, packed: &mut Vec<f32>, x: &[f32], k: usize, ti
 /// Packing of some tiles as work for an instruction set.
 struct Pack<'a, W> {
     packed: SharedMut<'a>,
-    x: &'a [f32],
-    k: usize,
+    p: &'a Product<'a>,
+    blocks: &'a [Block],
     tiles: &'a RowTiles,
     range: Range<usize>,
     format: std::marker::PhantomData<W>,
@@ -131,43 +186,79 @@ impl<W: Format> WithSimd for Pack<'_, W> {
 
     #[inline(always)]
     fn with<S: Simd>(self, _: S) {
-        let (k, line_steps) = (self.k, LINE * W::STEPS);
+        let k = self.p.w.k();
         for rows in self.range.map(|tile| self.tiles.tile(tile)) {
             for (r, row) in rows.clone().enumerate() {
                 // A row that is padding has no activations.
                 let steps = if row < self.tiles.rows.len() { k } else { 0 };
-                let x = &self.x[(self.tiles.rows.start + row) * steps..][..steps];
-                for line in 0..k.div_ceil(line_steps) {
-                    let block = line * LINE / BLOCK_WORDS * BLOCK_WORDS;
-                    let at = place(self.tiles, &rows, block, k.div_ceil(W::STEPS))
-                        + (line * LINE - block) * rows.len()
-                        + r * LINE;
-                    // SAFETY: each line is one thread's, and is written before anything reads it.
-                    let words = unsafe {
-                        let words = self.packed.at(at, LINE);
-                        words.write_bytes(0, LINE);
-                        std::slice::from_raw_parts_mut(words, LINE)
-                    };
-                    let steps = |line: usize| (line * line_steps).min(x.len());
-                    W::put_words(&x[steps(line)..steps(line + 1)], words);
+                let x = &self.p.x[(self.tiles.rows.start + row) * steps..][..steps];
+                for block in self.blocks {
+                    let lines = block.place(self.tiles, rows.start) + r * LINE;
+                    let step = |word: usize| (word * W::STEPS).min(x.len());
+                    let x = &x[step(block.words.start)..step(block.words.end)];
+                    for line in 0..block.padded() / LINE {
+                        // SAFETY: each line is one thread's, and is written before anything reads it.
+                        let words = unsafe {
+                            let words = self.packed.at(lines + line * LINE * rows.len(), LINE);
+                            words.write_bytes(0, LINE);
+                            std::slice::from_raw_parts_mut(words, LINE)
+                        };
+                        let step = |line: usize| (line * LINE * W::STEPS).min(x.len());
+                        W::put_words(self.p, &x[step(line)..step(line + 1)], words);
+                    }
                 }
             }
         }
     }
 }
 
-/// Where the activations of a tile of these rows begin, of the block that begins with word `block` of `row_words`.
-fn place(tiles: &RowTiles, rows: &Range<usize>, block: usize, row_words: usize) -> usize {
-    let block_words = BLOCK_WORDS.min(row_words - block).next_multiple_of(LINE);
-    block * tiles.padded() + rows.start * block_words
+/// The sums of the activations of each segment, `[segments][rows]`, padding included.
+fn sum<S: Simd>(s: S, p: &Product<'_>, tiles: &RowTiles, x_sums: &mut Vec<f32>) {
+    let (k, rows) = (p.w.k(), tiles.padded());
+    x_sums.clear();
+    x_sums.resize(segments(p.w.layout()).count() * rows, 0.0);
+    let target = SharedMut::of(x_sums);
+    let work = |range| s.run(Sum { x_sums: target, p, tiles, range });
+    if tiles.rows.len() * k <= INLINE_PACK {
+        work(0..tiles.rows.len());
+    } else {
+        parallel::for_ranges(tiles.rows.len(), 16, work);
+    }
+}
+
+/// Summing of some rows as work for an instruction set.
+struct Sum<'a> {
+    x_sums: SharedMut<'a>,
+    p: &'a Product<'a>,
+    tiles: &'a RowTiles,
+    range: Range<usize>,
+}
+
+impl WithSimd for Sum<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) {
+        let (k, rows) = (self.p.w.k(), self.tiles.padded());
+        for row in self.range {
+            let x = &self.p.x[(self.tiles.rows.start + row) * k..][..k];
+            for (segment, steps) in segments(self.p.w.layout()).enumerate() {
+                // SAFETY: each row is one thread's.
+                unsafe { *self.x_sums.at(segment * rows + row, 1) = sum_of(s, self.p, &x[steps]) };
+            }
+        }
+    }
 }
 
 /// A group of rows, packed.
 #[derive(Clone, Copy)]
 struct Group<'a> {
     p: &'a Product<'a>,
+    blocks: &'a [Block],
     tiles: &'a RowTiles,
     packed: &'a [f32],
+    /// `[segments][rows]`.
+    x_sums: &'a [f32],
 }
 
 /// A range of panels as work for an instruction set.
@@ -230,7 +321,7 @@ fn some_panels<S: Simd, W: Format>(
     if is_buffered(panels.end - 1) {
         buffer.resize(buffer.len().max(in_buffer(panels.end - 1) + tiles.padded() * PANEL), 0.0);
     }
-    for block in blocks(p.w.k().div_ceil(W::STEPS)) {
+    for block in group.blocks {
         for panel in panels.clone() {
             let outputs = if is_buffered(panel) {
                 Outputs { start: buffer[in_buffer(panel)..].as_mut_ptr(), stride: PANEL }
@@ -239,7 +330,7 @@ fn some_panels<S: Simd, W: Format>(
                 // SAFETY: each panel of the group is computed once, by one thread.
                 Outputs { start: unsafe { p.y.at(at, (rows - 1) * n + PANEL) }, stride: n }
             };
-            block_of_panel::<S, W>(s, group, &block, panel, outputs, widened);
+            block_of_panel::<S, W>(s, group, block, panel, outputs, widened);
         }
     }
     for panel in panels.clone() {
@@ -283,72 +374,90 @@ struct Outputs {
     stride: usize,
 }
 
-/// Adds the words `block` to the outputs of one panel, for all rows of the group.
+/// Adds the words of `block` to the outputs of one panel, for all rows of the group.
 #[inline(always)]
 fn block_of_panel<S: Simd, W: Format>(
     s: S,
     group: &Group<'_>,
-    block: &Range<usize>,
+    block: &Block,
     panel: usize,
     outputs: Outputs,
     widened: &mut Widened,
 ) {
-    let Group { p, tiles, packed } = *group;
+    let Group { p, tiles, packed, x_sums, .. } = *group;
     let layout = p.w.layout();
     let panel_bytes = layout.panel_bytes();
     let stored = &p.w.bytes()[panel * panel_bytes..][..panel_bytes];
-    let pairs = block.start * W::STEPS / 2..(block.end * W::STEPS).div_ceil(2);
-    let (start, end) = (layout.pair(pairs.start), layout.pair(pairs.end));
-    let row_words = p.w.k().div_ceil(W::STEPS);
-    let mut words = block.len();
-    let w = if !W::AS_STORED {
-        widen_block::<S, W>(s, stored, layout, pairs, widened);
-        widened.as_ptr().cast()
-    } else if Shape::<S, W>::MATRIX_UNIT && !words.is_multiple_of(LINE) {
-        words = words.next_multiple_of(LINE);
-        pad_block(&stored[start..end], words, widened);
-        widened.as_ptr().cast()
-    } else {
+    let pair = |word: usize| (word * W::STEPS).div_ceil(2);
+    let pairs = pair(block.words.start)..pair(block.words.end);
+    let start = layout.pair(pairs.start);
+    let end = layout.pair(pairs.end - 1) + W::ORDER.pair_bytes();
+    let has_padding = Shape::<S, W>::MATRIX_UNIT && block.padded() > block.words.len();
+    let w: *const f32 = if W::AS_STORED && !has_padding {
         stored[start..].as_ptr().cast()
+    } else {
+        if W::AS_STORED {
+            copy_block(&stored[start..end], widened);
+        } else {
+            widen_block::<S, W>(s, stored, layout, pairs, widened);
+        }
+        if has_padding {
+            let lines = PANEL / LANES;
+            widened[block.words.len() * lines..block.padded() * lines].fill(Line([0.0; LANES]));
+        }
+        widened.as_ptr().cast()
     };
     // The tiles share the fetching of the block that follows: there is arithmetic to hide it. A matrix unit with one tile
     // has none to speak of, and reads panel after panel.
-    let ahead_step = (end - start).div_ceil(block.len() * tiles.count);
+    let ahead_step = (end - start).div_ceil(block.words.len() * tiles.count);
     let ahead =
         if Shape::<S, W>::MATRIX_UNIT && tiles.count == 1 { start + PREFETCH_BYTES } else { end };
     for tile in 0..tiles.count {
         let rows = tiles.tile(tile);
-        let x = &packed[place(tiles, &rows, block.start, row_words)..]
-            [..rows.len() * block.len().next_multiple_of(LINE)];
-        let tile = Tile {
-            rows: rows.len(),
-            x: x.as_ptr(),
-            w,
-            words,
-            y: outputs.start.wrapping_add(rows.start * outputs.stride),
-            y_stride: outputs.stride,
-            start: if block.start == 0 { Start::Zero } else { Start::Continue },
-            ahead: stored.as_ptr().wrapping_add(ahead + tile * block.len() * ahead_step),
-            ahead_step,
-        };
-        // SAFETY: `x` holds whole lines of each row, `w` the block's weights, `outputs` the rows' outputs,
-        // which the first block writes before any other continues them. `Panels` has begun with tiles.
-        unsafe { tile.compute::<S, W>(s) };
+        let x = &packed[block.place(tiles, rows.start)..][..rows.len() * block.padded()];
+        for (i, segment) in block.segments.iter().enumerate() {
+            let number = block.first_segment + i;
+            let first = segment.start - block.words.start;
+            let words = segment.len();
+            let x_sums =
+                if W::SCALED { &x_sums[number * tiles.padded() + rows.start..] } else { &[] };
+            let tile = Tile {
+                rows: rows.len(),
+                x: x.as_ptr(),
+                first,
+                words: if Shape::<S, W>::MATRIX_UNIT {
+                    words.next_multiple_of(LINE)
+                } else {
+                    words
+                },
+                w: w.wrapping_add(first * PANEL),
+                scales: stored[layout.header(pair(segment.start))..].as_ptr().cast(),
+                x_sums: x_sums.as_ptr(),
+                y: outputs.start.wrapping_add(rows.start * outputs.stride),
+                y_stride: outputs.stride,
+                start: if segment.start == 0 { Start::Zero } else { Start::Continue },
+                ahead: stored
+                    .as_ptr()
+                    .wrapping_add(ahead + (tile * block.words.len() + first) * ahead_step),
+                ahead_step,
+            };
+            // SAFETY: `x` holds whole lines of each row, `w` the block's weights, `outputs` the rows' outputs,
+            // which the first segment writes before any other continues them. `Panels` has begun with tiles.
+            unsafe { tile.compute::<S, W>(s) };
+        }
     }
 }
 
-/// Copies a block of words as they are stored, and zeros up to `words`.
-fn pad_block(stored: &[u8], words: usize, padded: &mut Widened) {
+/// Copies words as they are stored.
+fn copy_block(stored: &[u8], copy: &mut Widened) {
     let (lines, _) = stored.as_chunks::<{ LANES * 4 }>();
-    let (taken, rest) = padded[..words * PANEL / LANES].split_at_mut(lines.len());
-    for (line, stored) in taken.iter_mut().zip(lines) {
+    for (line, stored) in copy.iter_mut().zip(lines) {
         let (stored, _) = stored.as_chunks::<4>();
         line.0 = std::array::from_fn(|word| f32::from_le_bytes(stored[word]));
     }
-    rest.fill(Line([0.0; LANES]));
 }
 
-/// Widens some pairs of steps of one panel, `stored`, to f32, `[steps][32]`.
+/// Widens some pairs of steps of one panel, `stored`, to words, `[words][32]`.
 #[inline(always)]
 fn widen_block<S: Simd, W: Format>(
     s: S,
@@ -357,7 +466,8 @@ fn widen_block<S: Simd, W: Format>(
     mut pairs: Range<usize>,
     widened: &mut Widened,
 ) {
-    let mut lines = widened.chunks_exact_mut(4);
+    const HALVES: usize = PANEL / LANES;
+    let mut lines = widened.chunks_exact_mut(2 / W::STEPS * HALVES);
     while !pairs.is_empty() {
         let count = layout.pairs_left_in_group(pairs.start).min(pairs.len());
         let header = stored[layout.header(pairs.start)..].as_ptr();
@@ -365,10 +475,11 @@ fn widen_block<S: Simd, W: Format>(
         let steps = stored[first..first + count * W::ORDER.pair_bytes()]
             .chunks_exact(W::ORDER.pair_bytes());
         for (steps, lines) in steps.zip(&mut lines) {
-            let at = Pair { header, steps: steps.as_ptr() };
             for (i, line) in lines.iter_mut().enumerate() {
-                // SAFETY: `steps` holds two steps, whose header is `header`; `line` holds sixteen f32.
-                unsafe { s.store(line.0.as_mut_ptr(), W::load(s, at, i / 2, i % 2)) };
+                // SAFETY: `steps` holds two steps, whose header is `header`; `line` holds sixteen words.
+                let words = unsafe { W::load(s, header, steps.as_ptr(), i / HALVES, i % HALVES) };
+                // SAFETY: as above.
+                unsafe { s.store(line.0.as_mut_ptr(), words) };
             }
         }
         pairs.start += count;

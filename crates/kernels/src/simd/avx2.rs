@@ -103,6 +103,15 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn bf16_pairs(self, high: Pair, low: Pair) -> Pair {
+        let words = |high, low| unsafe {
+            let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(low));
+            _mm256_castsi256_ps(_mm256_or_si256(_mm256_castps_si256(high), low))
+        };
+        [words(high[0], low[0]), words(high[1], low[1])]
+    }
+
+    #[inline(always)]
     fn bf16_low(self, words: Pair) -> Pair {
         words.map(|words| unsafe {
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(words)))

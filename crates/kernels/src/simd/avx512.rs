@@ -49,6 +49,20 @@ unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m512i {
     }
 }
 
+/// 0 to 15 as bf16, twice.
+static U4_NUMBERS: Numbers = {
+    let mut numbers = Numbers([0; 32]);
+    let mut code = 0;
+    while code < 32 {
+        numbers.0[code] = (((code % 16) as f32).to_bits() >> 16) as u16;
+        code += 1;
+    }
+    numbers
+};
+
+#[repr(align(64))]
+struct Numbers([u16; 32]);
+
 /// The words of a register as pairs of bf16.
 #[inline(always)]
 fn bf16s(words: __m512) -> __m512bh {
@@ -103,6 +117,14 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
         unsafe {
             let high = _mm512_and_si512(_mm512_castps_si512(words), _mm512_set1_epi32(-0x1_0000));
             _mm512_castsi512_ps(high)
+        }
+    }
+
+    #[inline(always)]
+    fn bf16_pairs(self, high: __m512, low: __m512) -> __m512 {
+        unsafe {
+            let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(low));
+            _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(high), low))
         }
     }
 
@@ -193,6 +215,17 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
     #[inline(always)]
     unsafe fn load_u4<const SHIFT: u32>(self, source: *const u8) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(nibbles::<SHIFT>(source)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u4_pairs(self, source: *const u8) -> __m512 {
+        unsafe {
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(source.cast()));
+            let (high, low) = (_mm512_slli_epi32::<16>(bytes), _mm512_srli_epi32::<4>(bytes));
+            let codes = _mm512_and_si512(_mm512_or_si512(high, low), _mm512_set1_epi32(0xf_000f));
+            let numbers = _mm512_loadu_si512(U4_NUMBERS.0.as_ptr().cast());
+            _mm512_castsi512_ps(_mm512_permutexvar_epi16(codes, numbers))
+        }
     }
 
     #[inline(always)]

@@ -74,6 +74,11 @@ impl<const TILES: bool> Simd for Portable<TILES> {
     }
 
     #[inline(always)]
+    fn bf16_pairs(self, high: Lanes, low: Lanes) -> Lanes {
+        zip(high, low, |high, low| f32::from_bits(high.to_bits() | low.to_bits() >> 16))
+    }
+
+    #[inline(always)]
     fn bf16_low(self, words: Lanes) -> Lanes {
         words.map(|word| f32::from_bits(word.to_bits() << 16))
     }
