@@ -112,7 +112,7 @@ pub fn load_shard(
         (None, Source::Random(dtype)) => Ok(*dtype),
     };
     let plan = checkpoint.shard_plan(shard);
-    let rounds_activations = options.dtype.chosen() != Some(DType::F32);
+    let rounds_activations = matches!(options.dtype.chosen(), None | Some(DType::BF16));
     let reserve = |shape: Shape| {
         let Shape { rows, columns, .. } = shape;
         Ok(match shape.form {

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""POST /v1/completions, streamed, before mistral.rs' Python package, which has no server: see scripts/bench_peers.py."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from mistralrs import ChatCompletionRequest, ModelDType, Runner, Which
+
+
+class Handler(BaseHTTPRequestHandler):
+    runner: Runner
+
+    def do_GET(self) -> None:
+        self.answer(200, {"data": [{"id": "m"}]})
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if not isinstance(request["prompt"], str):
+            return self.answer(400, {"error": {"message": "prompt: only text"}})
+        chunks = self.runner.send_chat_completion_request(
+            ChatCompletionRequest(
+                messages=request["prompt"], model="default", max_tokens=request["max_tokens"], temperature=0.0,
+                stream=True, ignore_eos=True,
+            )  # fmt: skip
+        )
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        for chunk in chunks:
+            choices = [{"index": 0, "text": choice.delta.content or ""} for choice in chunk.choices]
+            self.send({"choices": choices})
+            usage = chunk.usage
+        counts = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+        self.send({"choices": [], "usage": {**counts, "total_tokens": sum(counts.values())}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def send(self, chunk: dict[str, object]) -> None:
+        self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        self.wfile.flush()
+
+    def answer(self, status: int, body: dict[str, object]) -> None:
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--dtype", choices=["F32", "BF16"], default="F32")
+    args = parser.parse_args()
+    Handler.runner = Runner(which=Which.Plain(model_id=args.model, dtype=getattr(ModelDType, args.dtype)))
+    ThreadingHTTPServer(("127.0.0.1", args.port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()
