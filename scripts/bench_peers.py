@@ -142,7 +142,9 @@ def main() -> None:
         found = [row[key] for row in rows if all(row[k] == v for k, v in wanted.items())]
         return statistics.median(found) if found else math.nan
 
-    print("| workload | streams | server | tokens/s | first token, ms | per token after it, ms |\n|---|---|---|---|---|---|")
+    print(
+        "| workload | streams | server | tokens/s | first token, ms | per token after it, ms |\n|---|---|---|---|---|---|"
+    )
     for workload in WORKLOADS:
         for streams in LEVELS:
             for name in names:

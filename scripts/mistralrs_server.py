@@ -22,8 +22,12 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(400, {"error": {"message": "prompt: only text"}})
         chunks = self.runner.send_chat_completion_request(
             ChatCompletionRequest(
-                messages=request["prompt"], model="default", max_tokens=request["max_tokens"], temperature=0.0,
-                stream=True, ignore_eos=True,
+                messages=request["prompt"],
+                model="default",
+                max_tokens=request["max_tokens"],
+                temperature=0.0,
+                stream=True,
+                ignore_eos=True,
             )  # fmt: skip
         )
         if request.get("stream"):
