@@ -57,11 +57,11 @@ pub fn activation(x: &Tensor, act: Activation) -> Result<Tensor> {
 }
 
 /// One row: `out = act(x) * up`, all of the same length.
-struct Activate<'a> {
-    x: &'a [f32],
-    up: Option<&'a [f32]>,
-    act: Activation,
-    out: &'a mut [f32],
+pub(crate) struct Activate<'a> {
+    pub(crate) x: &'a [f32],
+    pub(crate) up: Option<&'a [f32]>,
+    pub(crate) act: Activation,
+    pub(crate) out: &'a mut [f32],
 }
 
 impl WithSimd for Activate<'_> {

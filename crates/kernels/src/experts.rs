@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use crate::tensor::{Operand, from_vec};
 use crate::{
-    Activation, Error, Result, Weight, gated_activation, gated_activation_reference, linear,
+    Activation, Error, Result, Weight, gated_activation_reference, gated_linear, linear,
     linear_reference,
 };
 
@@ -62,7 +62,7 @@ pub fn experts(x: &Tensor, layer: &Experts<Weight>) -> Result<Tensor> {
         let mut gathered = Vec::with_capacity(rows.len() * hidden);
         rows.iter().for_each(|(token, _)| gathered.extend(&data[token * hidden..][..hidden]));
         let gathered = from_vec(gathered, &[rows.len(), hidden])?;
-        let inner = gated_activation(&linear(&gathered, &expert.gate_up, None)?, layer.activation)?;
+        let inner = gated_linear(&gathered, &expert.gate_up, None, layer.activation)?;
         let results = linear(&inner, &expert.down, None)?;
         let results = Operand::new("experts", "down", &results);
         results.expect_dims("[rows, hidden]", &[rows.len(), hidden])?;

@@ -53,7 +53,7 @@ pub use kv_cache::{
     KvCache, KvCacheConfig, KvLayer, copy_blocks, reshape_and_cache, reshape_and_cache_reference,
 };
 pub use layer_norm::{add_layer_norm, layer_norm, layer_norm_reference};
-pub use linear::{linear, linear_reference};
+pub use linear::{gated_linear, linear, linear_reference};
 pub use norm::{
     add, add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_part, rms_norm_reference,
     square_sums,

@@ -30,14 +30,42 @@ use self::tiled::Tiled;
 use crate::parallel::SharedMut;
 use crate::simd::{Isa, Simd, TILE_LINE, WithSimd};
 use crate::tensor::{Operand, from_vec};
-use crate::weight::{ElementOrder, Layout};
-use crate::{Codes, Result, Weight};
+use crate::weight::{ElementOrder, Layout, PANEL};
+use crate::{Activation, Codes, Result, Weight, gated_activation};
 
 /// `x @ w^T + bias`: `x` `[tokens, k]` f32, `w` `[n, k]`, `bias` `[n]` f32, result `[tokens, n]` f32.
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device.
 pub fn linear(x: &Tensor, w: &Weight, bias: Option<&Tensor>) -> Result<Tensor> {
+    product(x, w, bias, None)
+}
+
+/// `act(gate) * up`, where the rows of `x @ w^T + bias` are `[gate.., up..]`, of the same length: [`linear`] and then [`gated_activation`],
+/// with the same bits. Result `[tokens, n / 2]` f32.
+///
+/// # Errors
+/// As both.
+pub fn gated_linear(
+    x: &Tensor,
+    w: &Weight,
+    bias: Option<&Tensor>,
+    act: Activation,
+) -> Result<Tensor> {
+    // Of few rows the product is bound by the weights that it reads.
+    let few_rows = x.dims().first().is_none_or(|rows| *rows < 2 * TILE_LINE);
+    if few_rows || w.sparse().is_some() || !w.n().is_multiple_of(2 * PANEL) {
+        return gated_activation(&linear(x, w, bias)?, act);
+    }
+    product(x, w, bias, Some(act))
+}
+
+fn product(
+    x: &Tensor,
+    w: &Weight,
+    bias: Option<&Tensor>,
+    gate: Option<Activation>,
+) -> Result<Tensor> {
     let x = Operand::new("linear", "x", x);
     let (n, k) = (w.n(), w.k());
     let (tokens, found_k) = x.dims2("[tokens, k]")?;
@@ -51,11 +79,11 @@ pub fn linear(x: &Tensor, w: &Weight, bias: Option<&Tensor>) -> Result<Tensor> {
         bias.f32s()
     });
     let bias = bias.transpose()?;
-    let mut out = multiply(Isa::detect(), &in_order(&data, w), w, bias.as_deref());
+    let mut out = multiply(Isa::detect(), &in_order(&data, w), w, bias.as_deref(), gate);
     if let Some(sparse) = w.sparse() {
         sparse.add_products(&data, k, &mut out);
     }
-    from_vec(out, &[tokens, n])
+    from_vec(out, &[tokens, if gate.is_some() { n / 2 } else { n }])
 }
 
 /// The activations in the order in which `w` keeps its inputs.
@@ -79,13 +107,14 @@ pub fn linear_reference(x: &[f32], w: &[f32], bias: Option<f32>) -> f32 {
 enum Path {
     /// Few rows: several streams of weights, bound by memory.
     Gemv,
-    /// Many rows, or a matrix unit: tiles of accumulators in registers over blocks of `k`.
+    /// Many rows, or a matrix unit, or a gate: tiles of accumulators in registers over blocks of `k`.
     Tiled,
 }
 
 impl Path {
-    fn choose<S: Simd>(rows: usize) -> Self {
-        if S::BF16_TILES || rows > S::GEMV_ROWS { Self::Tiled } else { Self::Gemv }
+    fn choose<S: Simd>(p: &Product<'_>) -> Self {
+        let is_tiled = S::BF16_TILES || p.gate.is_some() || p.rows > S::GEMV_ROWS;
+        if is_tiled { Self::Tiled } else { Self::Gemv }
     }
 }
 
@@ -102,29 +131,38 @@ fn fits_matrix_unit(w: &Weight) -> bool {
 }
 
 /// Operands of a product, checked by [`multiply`]: `x` is `[rows, k]` (`[rows, words]` once it is in the weight's format), `y`
-/// `[rows, n]`, `bias` `[n]`.
+/// `[rows, n]`, or half as wide where there is a gate, `bias` `[n]`.
 #[derive(Clone, Copy)]
 struct Product<'a> {
     x: &'a [f32],
     w: &'a Weight,
     bias: Option<&'a [f32]>,
+    gate: Option<Activation>,
     y: SharedMut<'a>,
     rows: usize,
 }
 
-/// `[rows, n]`, with the instruction set `isa`.
-fn multiply(isa: Isa, x: &[f32], w: &Weight, bias: Option<&[f32]>) -> Vec<f32> {
+/// `[rows, n]`, or half as wide where there is a gate (then `n` is twice some panels), with the instruction set `isa`.
+fn multiply(
+    isa: Isa,
+    x: &[f32],
+    w: &Weight,
+    bias: Option<&[f32]>,
+    gate: Option<Activation>,
+) -> Vec<f32> {
     let (n, k) = (w.n(), w.k());
     let rows = x.len() / k;
     assert!(x.len() == rows * k && bias.is_none_or(|bias| bias.len() == n), "checked by linear");
-    let mut out = Vec::with_capacity(rows * n);
-    let y = SharedMut::new(&mut out.spare_capacity_mut()[..rows * n]);
+    assert!(gate.is_none() || n.is_multiple_of(2 * PANEL), "checked by gated_linear");
+    let len = rows * if gate.is_some() { n / 2 } else { n };
+    let mut out = Vec::with_capacity(len);
+    let y = SharedMut::new(&mut out.spare_capacity_mut()[..len]);
     if rows > 0 {
-        let product = Multiply(Product { x, w, bias, y, rows });
+        let product = Multiply(Product { x, w, bias, gate, y, rows });
         if fits_matrix_unit(w) { isa.run_with_tiles(product) } else { isa.run_with_dot(product) }
     }
     // SAFETY: both paths write every element of `y`.
-    unsafe { out.set_len(rows * n) };
+    unsafe { out.set_len(len) };
     out
 }
 
@@ -136,7 +174,7 @@ impl WithSimd for Multiply<'_> {
 
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
-        match Path::choose::<S>(self.0.rows) {
+        match Path::choose::<S>(&self.0) {
             Path::Gemv => in_format(s, &self.0, Gemv),
             Path::Tiled => in_format(s, &self.0, Tiled),
         }

@@ -62,7 +62,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
         self.fma(self.bf16_low(a), self.bf16_low(b), sum)
     }
     /// Words of two bf16 each, of numbers that are bf16.
-    fn bf16_pairs(self, high: Self::F32, low: Self::F32) -> Self::F32;
+    fn join_bf16(self, high: Self::F32, low: Self::F32) -> Self::F32;
     /// The larger of each pair, and `b` where either is NaN.
     fn max(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// The smaller of each pair, and `b` where either is NaN.
@@ -115,7 +115,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
     #[inline(always)]
     unsafe fn load_u4_pairs(self, source: *const u8) -> Self::F32 {
         // SAFETY: the caller's promise.
-        unsafe { self.bf16_pairs(self.load_u4::<0>(source), self.load_u4::<4>(source)) }
+        unsafe { self.join_bf16(self.load_u4::<0>(source), self.load_u4::<4>(source)) }
     }
     /// [`e4m3_part`](crate::weight::e4m3_part) of sixteen bytes.
     /// # Safety

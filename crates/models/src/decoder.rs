@@ -7,7 +7,7 @@ use candlepower_checkpoint::{EmbedSpec, ModelSpec, QkNormSpan};
 use candlepower_comm::Comm;
 use candlepower_kernels::{
     Activation, AttentionMetadata, Experts, KvCache, KvCacheConfig, VocabPart, Weight, activation,
-    add, add_rms_norm, embedding, embedding_part, experts, gated_activation, layer_norm, linear,
+    add, add_rms_norm, embedding, embedding_part, experts, gated_linear, layer_norm, linear,
     paged_attention, reshape_and_cache, rms_norm, rms_norm_part, rope, square_sums,
 };
 use half::{bf16, f16};
@@ -298,8 +298,8 @@ impl Ops for CpuOps<'_> {
         Ok(out.reshape((tokens, a.heads * a.head_dim))?)
     }
 
-    fn gate(&self, gate_up: &Tensor, act: Activation) -> Result<Tensor> {
-        Ok(gated_activation(gate_up, act)?)
+    fn gated(&self, x: &Tensor, layer: &Linear<Weight>, act: Activation) -> Result<Tensor> {
+        Ok(gated_linear(x, &layer.weight, layer.bias.as_ref(), act)?)
     }
 
     fn activate(&self, x: &Tensor, act: Activation) -> Result<Tensor> {

@@ -421,7 +421,8 @@ impl Ops for DeviceOps<'_> {
         Ok(out.reshape((self.tokens, a.heads * a.head_dim))?)
     }
 
-    fn gate(&self, gate_up: &Tensor, act: Activation) -> Result<Tensor> {
+    fn gated(&self, x: &Tensor, linear: &Linear<Matrix>, act: Activation) -> Result<Tensor> {
+        let gate_up = &self.linear(x, linear, Place::Wide)?;
         let out = self.rows(&self.workspace.inner, gate_up.dim(1)? / 2)?;
         device::gated_activation(gate_up, act, &out)?;
         Ok(out)

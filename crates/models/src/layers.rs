@@ -36,8 +36,8 @@ pub(crate) trait Ops {
     /// From the rows of q, k and v to the attended rows `[tokens, heads * head_dim]`; writes keys and values to the
     /// cache.
     fn attend(&self, qkv: &Tensor, attention: &Attention<Self::Matrix>) -> Result<Tensor>;
-    /// `act(gate) * up`.
-    fn gate(&self, gate_up: &Tensor, act: Activation) -> Result<Tensor>;
+    /// `act(gate) * up`, where `[gate, up]` are the rows of `x W^T + b`.
+    fn gated(&self, x: &Tensor, linear: &Linear<Self::Matrix>, act: Activation) -> Result<Tensor>;
     /// `act(x)`.
     fn activate(&self, x: &Tensor, act: Activation) -> Result<Tensor>;
     /// What the experts make of the rows that they get, to be added to the residual.
@@ -359,10 +359,9 @@ impl<M: Matrix> Mlp<M> {
     }
 
     fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
-        let up = ops.linear(x, &self.up, Place::Wide)?;
         let inner = match self.gated {
-            true => ops.gate(&up, self.activation)?,
-            false => ops.activate(&up, self.activation)?,
+            true => ops.gated(x, &self.up, self.activation)?,
+            false => ops.activate(&ops.linear(x, &self.up, Place::Wide)?, self.activation)?,
         };
         ops.linear(&inner, &self.down, Place::Branch)
     }

@@ -305,7 +305,7 @@ trait Code: Copy + Send + Sync {
     #[inline(always)]
     unsafe fn pair<S: Simd>(s: S, pair: *const u8, half: usize) -> S::F32 {
         // SAFETY: the caller's promise.
-        unsafe { s.bf16_pairs(Self::single(s, pair, 0, half), Self::single(s, pair, 1, half)) }
+        unsafe { s.join_bf16(Self::single(s, pair, 0, half), Self::single(s, pair, 1, half)) }
     }
 }
 

@@ -18,6 +18,10 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
+fn multiply(isa: Isa, x: &[f32], w: &Weight, bias: Option<&[f32]>) -> Vec<f32> {
+    super::multiply(isa, x, w, bias, None)
+}
+
 fn weight(rows: &[f32], n: usize, k: usize, dtype: DType) -> Weight {
     let bytes: Vec<u8> = rows.iter().flat_map(|v| v.to_le_bytes()).collect();
     let mut builder = Weight::builder(n, k, dtype).unwrap();
@@ -209,6 +213,36 @@ fn sums_over_codes_are_near_those_over_numbers() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_gate_gives_the_bits_of_both_steps() {
+    let (n, k) = (192, 150);
+    let (x, bias) = (numbers(600 * k, 2), numbers(n, 3));
+    let plain = DTYPES.map(|dtype| weight(&numbers(n * k, 1), n, k, dtype));
+    let coded = quantized((n, k), Codes::U4, 32, false, true);
+    for w in plain.iter().chain([&coded]) {
+        for isa in Isa::all() {
+            for (m, bias) in [(1, None), (37, Some(&bias[..])), (600, None)] {
+                let product = multiply(isa, &x[..m * k], w, bias);
+                let product = Tensor::from_vec(product, (m, n), &Device::Cpu).unwrap();
+                let want = gated_activation(&product, Activation::GeluTanh).unwrap();
+                let want = want.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+                let gate = Some(Activation::GeluTanh);
+                let got = super::multiply(isa, &x[..m * k], w, bias, gate);
+                assert_eq!(bits(&got), bits(&want), "{isa:?} {:?} m={m}", w.layout().order);
+            }
+        }
+    }
+    // And through the wrapper, which takes both steps where rows are few, or panels not whole.
+    for (m, n) in [(3, 64), (40, 64), (40, 30)] {
+        let w = weight(&numbers(n * k, 1), n, k, DType::BF16);
+        let x = Tensor::from_slice(&x[..m * k], (m, k), &Device::Cpu).unwrap();
+        let want = gated_activation(&linear(&x, &w, None).unwrap(), Activation::Silu).unwrap();
+        let got = gated_linear(&x, &w, None, Activation::Silu).unwrap();
+        assert_eq!(got.dims(), [m, n / 2]);
+        assert_eq!(got.to_vec2::<f32>().unwrap(), want.to_vec2::<f32>().unwrap());
     }
 }
 

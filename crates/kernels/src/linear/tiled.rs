@@ -12,6 +12,7 @@ use std::ops::Range;
 use super::Product;
 use super::format::{Format, WithFormat, segments, sum_of};
 use super::tile::{LINE, Shape, Start, Tile};
+use crate::activation::Activate;
 use crate::parallel::{self, SharedMut};
 use crate::simd::{LANES, Simd, WithSimd};
 use crate::weight::{Layout, PANEL};
@@ -47,7 +48,7 @@ pub(super) struct Tiled;
 impl<S: Simd> WithFormat<S> for Tiled {
     #[inline(always)]
     fn with<W: Format>(self, s: S, p: &Product<'_>) {
-        let (k, panels) = (p.w.k(), p.w.n().div_ceil(PANEL));
+        let (k, panels) = (p.w.k(), p.width().div_ceil(PANEL));
         let tile_rows = Shape::<S, W>::ROWS;
         let most_rows = (GROUP_WORDS / k.div_ceil(W::STEPS) / tile_rows).max(1) * tile_rows;
         let blocks = blocks::<W>(p.w.layout());
@@ -261,7 +262,14 @@ struct Group<'a> {
     x_sums: &'a [f32],
 }
 
-/// A range of panels as work for an instruction set.
+impl Product<'_> {
+    /// Outputs of a row.
+    fn width(&self) -> usize {
+        if self.gate.is_some() { self.w.n() / 2 } else { self.w.n() }
+    }
+}
+
+/// A range of panels of outputs, each with a gate's where there is one, as work for an instruction set.
 struct Panels<'a, W> {
     group: Group<'a>,
     panels: Range<usize>,
@@ -280,6 +288,8 @@ impl<W: Format> WithSimd for Panels<'_, W> {
         } else {
             PANELS_TOGETHER
         };
+        // With a gate there are twice as many.
+        let together = if self.group.p.gate.is_some() { together.div_ceil(2) } else { together };
         if const { Shape::<S, W>::MATRIX_UNIT } {
             s.begin_tiles();
         }
@@ -308,46 +318,63 @@ fn some_panels<S: Simd, W: Format>(
     scratch: &mut Scratch,
 ) {
     let Group { p, tiles, .. } = *group;
-    let n = p.w.n();
+    let width = p.width();
     let rows = tiles.rows.len();
-    let columns = |panel: usize| PANEL.min(n - panel * PANEL);
-    // Outputs with padding go through a buffer of whole panels: all of a matrix unit's, else the last panel's.
-    let is_buffered = |panel: usize| Shape::<S, W>::MATRIX_UNIT || columns(panel) < PANEL;
-    let in_buffer = |panel: usize| {
-        let before = if Shape::<S, W>::MATRIX_UNIT { panel - panels.start } else { 0 };
-        before * tiles.padded() * PANEL
-    };
+    let columns = |panel: usize| PANEL.min(width - panel * PANEL);
+    // Outputs with padding, or with a gate, go through a buffer of whole panels: all, or else the last panel's.
+    let all_buffered = Shape::<S, W>::MATRIX_UNIT || p.gate.is_some();
+    let is_buffered = |panel: usize| all_buffered || columns(panel) < PANEL;
+    let in_buffer = |i: usize| if all_buffered { i * tiles.padded() * PANEL } else { 0 };
     let Scratch { widened, outputs: buffer } = scratch;
+    // The gate's panels, which come first in the weight, and then the others.
+    let count = panels.len();
+    let gates = if p.gate.is_some() { count } else { 0 };
     if is_buffered(panels.end - 1) {
-        buffer.resize(buffer.len().max(in_buffer(panels.end - 1) + tiles.padded() * PANEL), 0.0);
+        let len = in_buffer(count + gates - 1) + tiles.padded() * PANEL;
+        buffer.resize(buffer.len().max(len), 0.0);
     }
     for block in group.blocks {
-        for panel in panels.clone() {
+        for i in 0..count + gates {
+            let panel = panels.start + i % count;
             let outputs = if is_buffered(panel) {
-                Outputs { start: buffer[in_buffer(panel)..].as_mut_ptr(), stride: PANEL }
+                Outputs { start: buffer[in_buffer(i)..].as_mut_ptr(), stride: PANEL }
             } else {
-                let at = tiles.rows.start * n + panel * PANEL;
+                let at = tiles.rows.start * width + panel * PANEL;
                 // SAFETY: each panel of the group is computed once, by one thread.
-                Outputs { start: unsafe { p.y.at(at, (rows - 1) * n + PANEL) }, stride: n }
+                let start = unsafe { p.y.at(at, (rows - 1) * width + PANEL) };
+                Outputs { start, stride: width }
             };
+            let panel = if i < count { panel } else { width / PANEL + panel };
             block_of_panel::<S, W>(s, group, block, panel, outputs, widened);
         }
     }
-    for panel in panels.clone() {
+    let add_bias = |y: &mut [f32], first: usize| {
+        if let Some(bias) = p.bias {
+            y.iter_mut().zip(&bias[first..]).for_each(|(y, bias)| *y += bias);
+        }
+    };
+    for (i, panel) in panels.enumerate() {
         let (column, columns) = (panel * PANEL, columns(panel));
         for row in 0..rows {
-            // SAFETY: as above; the block loop has written these outputs, or the buffer.
+            let place = |i: usize| in_buffer(i) + row * PANEL;
+            // SAFETY: as above; the block loop has written these outputs, or here they are.
             let y = unsafe {
-                let y = p.y.at((tiles.rows.start + row) * n + column, columns);
+                let y = p.y.at((tiles.rows.start + row) * width + column, columns);
                 if is_buffered(panel) {
-                    let buffered = &buffer[in_buffer(panel) + row * PANEL..][..columns];
-                    std::ptr::copy_nonoverlapping(buffered.as_ptr(), y, columns);
+                    let buffered = buffer[place(i)..][..columns].as_ptr();
+                    std::ptr::copy_nonoverlapping(buffered, y, columns);
                 }
                 std::slice::from_raw_parts_mut(y, columns)
             };
-            if let Some(bias) = p.bias {
-                y.iter_mut().zip(&bias[column..]).for_each(|(y, bias)| *y += bias);
-            }
+            let Some(act) = p.gate else {
+                add_bias(y, column);
+                continue;
+            };
+            let (gates, ups) = buffer.split_at_mut(in_buffer(count));
+            let (x, up) = (&mut gates[place(i)..][..PANEL], &mut ups[place(i)..][..PANEL]);
+            add_bias(x, column);
+            add_bias(up, width + column);
+            Activate { x, up: Some(up), act, out: y }.with(s);
         }
     }
 }

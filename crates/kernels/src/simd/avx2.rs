@@ -103,7 +103,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn bf16_pairs(self, high: Pair, low: Pair) -> Pair {
+    fn join_bf16(self, high: Pair, low: Pair) -> Pair {
         let words = |high, low| unsafe {
             let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(low));
             _mm256_castsi256_ps(_mm256_or_si256(_mm256_castps_si256(high), low))

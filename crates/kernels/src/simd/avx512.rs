@@ -121,7 +121,7 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
     }
 
     #[inline(always)]
-    fn bf16_pairs(self, high: __m512, low: __m512) -> __m512 {
+    fn join_bf16(self, high: __m512, low: __m512) -> __m512 {
         unsafe {
             let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(low));
             _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(high), low))

@@ -74,7 +74,7 @@ impl<const TILES: bool> Simd for Portable<TILES> {
     }
 
     #[inline(always)]
-    fn bf16_pairs(self, high: Lanes, low: Lanes) -> Lanes {
+    fn join_bf16(self, high: Lanes, low: Lanes) -> Lanes {
         zip(high, low, |high, low| f32::from_bits(high.to_bits() | low.to_bits() >> 16))
     }
 
