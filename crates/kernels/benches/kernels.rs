@@ -2,7 +2,7 @@
 //!
 //! Prints, per shape, the median and the best of many runs: GFLOP/s of arithmetic, GB/s of weights read.
 //! Weights rotate through a quarter of a gigabyte, so they come from memory as in a real model. Words
-//! after `--` choose sections: `machine`, `linear`, `codes`, `attention`, `rows`. Threads: `RAYON_NUM_THREADS`.
+//! after `--` choose sections: `machine`, `linear`, `codes`, `gated`, `attention`, `rows`. Threads: `RAYON_NUM_THREADS`.
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
 use std::hint::black_box;
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{
     Activation, AttentionMetadata, Codes, KvCache, KvCacheConfig, PagedAttention, QuantizedRows,
-    Weight, WeightRows, add_rms_norm, cpu_features, gated_activation, linear, paged_attention,
-    reshape_and_cache,
+    Weight, WeightRows, add_rms_norm, cpu_features, gated_activation, gated_linear, linear,
+    paged_attention, reshape_and_cache,
 };
 use rayon::prelude::*;
 
@@ -35,6 +35,9 @@ fn main() {
     }
     if wanted("codes") {
         coded_linears();
+    }
+    if wanted("gated") {
+        gated_linears();
     }
     if wanted("attention") {
         attentions();
@@ -189,6 +192,28 @@ fn coded_linears() {
                 std::iter::once(first).chain((1..count).map(|_| weight())).collect();
             products(&format!("linear {codes:?} by {group}"), &weights);
         }
+    }
+}
+
+/// Gate and up of the same model's feed-forward, activated in two steps and where they are computed.
+fn gated_linears() {
+    let (n, k, act) = (9728, 896, Activation::Silu);
+    let weights = rotation(n, k, DType::BF16);
+    for tokens in [16, 64, 512] {
+        let x = Tensor::full(0.5f32, (tokens, k), &Device::Cpu).expect("an input");
+        let mut next = weights.iter().cycle();
+        let flops = 2.0 * (tokens * n * k) as f64;
+        let two = time(|| {
+            let w = next.next().expect("the cycle does not end");
+            let product = linear(&x, w, None).expect("a product");
+            black_box(gated_activation(&product, act).expect("an activation"));
+        });
+        report(&format!("gated in two steps [{n}, {k}] x {tokens}"), two, flops, "GFLOP/s");
+        let one = time(|| {
+            let w = next.next().expect("the cycle does not end");
+            black_box(gated_linear(&x, w, None, act).expect("a product"));
+        });
+        report(&format!("gated in one [{n}, {k}] x {tokens}"), one, flops, "GFLOP/s");
     }
 }
 

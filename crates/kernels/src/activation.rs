@@ -69,17 +69,6 @@ impl WithSimd for Activate<'_> {
 
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
-        match self.act {
-            Activation::Silu => self.apply(s, math::silu::<S>),
-            Activation::Gelu => self.apply(s, math::gelu::<S>),
-            Activation::GeluTanh => self.apply(s, math::gelu_tanh::<S>),
-        }
-    }
-}
-
-impl Activate<'_> {
-    #[inline(always)]
-    fn apply<S: Simd>(self, s: S, f: impl Fn(S, S::F32) -> S::F32) {
         let ones = [1.0; LANES];
         let mut x = self.x.chunks(LANES);
         let mut up = self.up.map(|up| up.chunks(LANES));
@@ -96,7 +85,16 @@ impl Activate<'_> {
                 (x_end.as_ptr(), up_end.as_ptr(), out_end.as_mut_ptr())
             };
             // SAFETY: all three point to sixteen elements.
-            unsafe { s.store(target, s.mul(f(s, s.load(x)), s.load(up))) };
+            unsafe {
+                let x = s.load(x);
+                // Here, since a function that is passed is not sure to be compiled for the instruction set.
+                let y = match self.act {
+                    Activation::Silu => math::silu(s, x),
+                    Activation::Gelu => math::gelu(s, x),
+                    Activation::GeluTanh => math::gelu_tanh(s, x),
+                };
+                s.store(target, s.mul(y, s.load(up)));
+            }
             if out.len() < LANES {
                 out.copy_from_slice(&out_end[..out.len()]);
             }
