@@ -260,7 +260,7 @@ fn experts_step_by_step_are_the_layer() {
         for (x, found) in x.chunks(hidden).zip(out.to_vec2::<f32>().unwrap()) {
             assert_eq!(found, experts_reference(x, &layer));
         }
-        let wrong = expert_product(&zeros(tokens + 1, hidden), &up, &routing, &gate_up);
+        let wrong = expert_product(&zeros(pairs + 1, hidden), &up, &routing, &gate_up);
         assert!(matches!(wrong, Err(Error::Shape { operand: "x", .. })));
         let wrong = expert_product(&activated, &up, &routing, &gate_up);
         assert!(matches!(wrong, Err(Error::Shape { operand: "weights", .. })));
