@@ -175,15 +175,13 @@ pub enum Error {
     },
     /// The layers cannot be split over so many ranks.
     #[error(
-        "tensor_parallel_size {asked} does not divide the model's {count} {what}; possible are {possible}"
+        "tensor_parallel_size {asked} does not divide the model's {what}; possible are {possible}"
     )]
     TensorParallel {
         /// Ranks asked for.
         asked: usize,
-        /// What does not divide.
-        what: &'static str,
-        /// How many there are.
-        count: usize,
+        /// What does not divide, and how many of it there are.
+        what: String,
         /// Numbers of ranks that divide everything.
         possible: String,
     },

@@ -361,8 +361,10 @@ impl ModelSpec {
 
     /// What of the model the kernels of GPUs have not, in words; `None` where they have all.
     pub fn only_on_cpu(&self) -> Option<&'static str> {
-        let routed = |layer: &LayerSpec| matches!(layer.ffn, FfnSpec::Experts(_));
-        self.layers.iter().any(routed).then_some("layers of experts")
+        let of_expert = |(_, slot): &(Option<usize>, Slot)| {
+            matches!(slot, Slot::ExpertGate(_) | Slot::ExpertUp(_) | Slot::ExpertDown(_))
+        };
+        self.quantized.keys().any(of_expert).then_some("quantized experts")
     }
 
     /// Gives a window to the layers that `layer_types` calls `sliding_attention`, or, where the
@@ -408,6 +410,14 @@ impl FfnSpec {
         match self {
             Self::Dense(mlp) => mlp,
             Self::Experts(experts) => &experts.expert,
+        }
+    }
+
+    /// The experts, where there are.
+    pub fn experts(&self) -> Option<&ExpertsSpec> {
+        match self {
+            Self::Dense(_) => None,
+            Self::Experts(experts) => Some(experts),
         }
     }
 

@@ -11,6 +11,9 @@ pub enum Error {
     /// No socket can be had.
     #[error("cannot connect the ranks: {0}; raise the limit on open files")]
     Connect(io::Error),
+    /// No thread can be had.
+    #[error("cannot start a thread: {0}; raise the limit on processes")]
+    Thread(io::Error),
     /// A rank has closed its end.
     #[error("rank {rank} has ended")]
     Gone {
@@ -31,6 +34,12 @@ pub enum Error {
         /// Which.
         rank: usize,
         /// How long it had.
+        after: Duration,
+    },
+    /// The ranks have not met in time.
+    #[error("the ranks have not met within {} s; look whether one of them is stuck, and start again", .after.as_secs_f64())]
+    Apart {
+        /// How long they had.
         after: Duration,
     },
     /// A rank calls something else than this one.

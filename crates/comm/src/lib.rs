@@ -4,7 +4,8 @@
 //! what the others call: the operation, the type of its numbers and how many there are. Ranks are threads
 //! ([`Comm::local`]) or processes ([`Comm::root`], [`Comm::leaf`]); either way rank 0 has a socket to each other rank, sums what
 //! arrives in the order of the ranks and sends the sum back. So a result has the same bits on all ranks and in every run, a
-//! rank that is gone is seen at once, and one that does not answer when its deadline has passed.
+//! rank that is gone is seen at once, and one that does not answer when its deadline has passed. In sums and gathers that is
+//! sooner: a rank has the work that rank 0 has, and is given a multiple of the time that rank 0 took for it.
 
 mod error;
 mod frame;
@@ -12,7 +13,12 @@ mod traffic;
 
 use std::{
     os::unix::net::UnixStream,
-    sync::{Mutex, PoisonError},
+    panic::resume_unwind,
+    sync::{
+        Mutex, PoisonError,
+        mpsc::{RecvTimeoutError, channel},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -26,6 +32,13 @@ use self::{
     traffic::Counters,
 };
 
+/// So many times as long as rank 0 may another rank take from one sum or gather to the next.
+const SLOWER: u32 = 20;
+/// But this part of the deadline at least.
+const LEAST_PART: u32 = 10;
+/// How often a rank that waits by other means looks around.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// One rank's end of the collectives.
 #[derive(Debug)]
 pub struct Comm {
@@ -34,6 +47,8 @@ pub struct Comm {
     links: Mutex<Links>,
     /// How long another rank may take to answer.
     deadline: Duration,
+    /// Since when the other ranks have had what they compute from.
+    since: Mutex<Instant>,
     counters: Counters,
 }
 
@@ -81,7 +96,8 @@ impl Comm {
     }
 
     fn new(rank: usize, size: usize, links: Links, deadline: Duration) -> Self {
-        Self { rank, size, links: Mutex::new(links), deadline, counters: Counters::default() }
+        let (links, since) = (Mutex::new(links), Mutex::new(Instant::now()));
+        Self { rank, size, links, deadline, since, counters: Counters::default() }
     }
 
     /// Which rank this is, from 0 on.
@@ -109,12 +125,12 @@ impl Comm {
         match &mut *self.links() {
             Links::Solo => Ok(()),
             Links::Root(links) => {
-                let mut part = vec![0f32; values.len()];
+                let (mut part, patience) = (vec![0f32; values.len()], self.patience());
                 for (link, rank) in links.iter_mut().zip(1..) {
-                    frame.read(link, rank, self.deadline, bytemuck::cast_slice_mut(&mut part))?;
+                    frame.read(link, rank, patience, bytemuck::cast_slice_mut(&mut part))?;
                     values.iter_mut().zip(&part).for_each(|(sum, part)| *sum += part);
                 }
-                frame.write_all(links, self.deadline, bytemuck::cast_slice(values))
+                self.give(&frame, links, bytemuck::cast_slice(values))
             }
             Links::Leaf(link) => {
                 frame.write(link, 0, self.deadline, bytemuck::cast_slice(values))?;
@@ -139,11 +155,12 @@ impl Comm {
             Links::Solo => {}
             Links::Root(links) => {
                 let parts = all.chunks_exact_mut(part.len().max(1)).skip(1);
+                let patience = self.patience();
                 for ((link, rank), part) in links.iter_mut().zip(1..).zip(parts) {
-                    frame.read(link, rank, self.deadline, bytemuck::cast_slice_mut(part))?;
+                    frame.read(link, rank, patience, bytemuck::cast_slice_mut(part))?;
                 }
                 let frame = Frame::of::<T>(Op::AllGather, all.len());
-                frame.write_all(links, self.deadline, bytemuck::cast_slice(&all))?;
+                self.give(&frame, links, bytemuck::cast_slice(&all))?;
             }
             Links::Leaf(link) => {
                 frame.write(link, 0, self.deadline, bytemuck::cast_slice(part))?;
@@ -202,7 +219,7 @@ impl Comm {
         let frame = Frame::of::<u8>(Op::Message, message.len());
         match &mut *self.links() {
             Links::Solo => Ok(()),
-            Links::Root(links) => frame.write_all(links, self.deadline, message),
+            Links::Root(links) => self.give(&frame, links, message),
             Links::Leaf(_) => Err(Error::NotRoot { rank: self.rank }),
         }
     }
@@ -271,6 +288,33 @@ impl Comm {
         }
     }
 
+    /// Does on a thread of its own what waits for the other ranks by other means, and gives up where one of them is gone or has
+    /// failed, or where the deadline passes. Such waiting cannot be ended: the thread is left behind, and so the process is to end.
+    ///
+    /// # Errors
+    /// A rank is gone, has failed or does not come, or there is no thread.
+    pub fn meet<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+        let (met, waiting) = channel();
+        let began = Instant::now();
+        // Nobody hears of it where this rank has given up.
+        let work = move || drop(met.send(work()));
+        let meeting = thread::Builder::new().name("meet".into()).spawn(work);
+        let meeting = meeting.map_err(Error::Thread)?;
+        loop {
+            match waiting.recv_timeout(LOOK) {
+                Ok(result) => return Ok(result),
+                Err(RecvTimeoutError::Timeout) if began.elapsed() > self.deadline => {
+                    return Err(Error::Apart { after: self.deadline });
+                }
+                Err(RecvTimeoutError::Timeout) => self.look_around()?,
+                Err(RecvTimeoutError::Disconnected) => match meeting.join() {
+                    Err(panic) => resume_unwind(panic),
+                    Ok(()) => unreachable!("it sends before it ends"),
+                },
+            }
+        }
+    }
+
     /// Tells the others why this rank cannot go on: whatever they call next fails with it.
     pub fn fail(&self, reason: &str) {
         let frame = Frame::of::<u8>(Op::Failed, reason.len());
@@ -280,6 +324,19 @@ impl Comm {
             Links::Root(links) => frame.write_all(links, self.deadline, reason.as_bytes()),
             Links::Leaf(link) => frame.write(link, 0, self.deadline, reason.as_bytes()),
         };
+    }
+
+    /// Gives the other ranks what they go on with.
+    fn give(&self, frame: &Frame, links: &mut [UnixStream], bytes: &[u8]) -> Result<()> {
+        let given = frame.write_all(links, self.deadline, bytes);
+        *self.since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        given
+    }
+
+    /// How much longer another rank may take for what this one has done since they were given something.
+    fn patience(&self) -> Duration {
+        let own = self.since.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+        own.saturating_mul(SLOWER).max(self.deadline / LEAST_PART).min(self.deadline)
     }
 
     fn links(&self) -> std::sync::MutexGuard<'_, Links> {

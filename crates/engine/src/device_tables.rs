@@ -307,18 +307,7 @@ mod tests {
     }
 
     fn sampling(logit_bias: &[(u32, f32)]) -> SamplingRow<'_> {
-        SamplingRow {
-            temperature: 0.0,
-            top_k: None,
-            top_p: 1.0,
-            min_p: 0.0,
-            uniform: 0.0,
-            penalties: None,
-            logit_bias,
-            banned: vec![9],
-            mask: Some(&[5]),
-            logprobs: None,
-        }
+        SamplingRow { logit_bias, banned: vec![9], mask: Some(&[5]), ..SamplingRow::greedy() }
     }
 
     #[test]

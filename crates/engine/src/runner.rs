@@ -44,25 +44,13 @@ impl SamplingBatch<'_> {
     /// As many draws and scores as rank 0 makes of a step, of whatever: the same logits are computed for them.
     pub(crate) fn like_rank_0(step: &Step, scored: &[Scored]) -> Self {
         let count = step.rows.iter().map(|row| row.samples.len()).sum();
-        let row = SamplingRow {
-            temperature: 0.0,
-            top_k: None,
-            top_p: 1.0,
-            min_p: 0.0,
-            uniform: 0.0,
-            penalties: None,
-            logit_bias: &[],
-            banned: Vec::new(),
-            mask: None,
-            logprobs: None,
-        };
         let prompt = |scored: &Scored| PromptRow {
             row: scored.row,
             next_token_ids: vec![0; scored.num_positions],
             top: 0,
         };
         Self {
-            samples: vec![row; count],
+            samples: vec![SamplingRow::greedy(); count],
             places: vec![Place { seed: 0, index: 0 }; count],
             prompts: scored.iter().map(prompt).collect(),
         }

@@ -49,7 +49,7 @@ fn config() -> EngineConfig {
         tensor_parallel_size: 1,
         rank_kind: RankKind::Threads,
         seed: 0,
-        stuck_after: Duration::from_secs(60),
+        stuck_after: Duration::from_secs(300),
         metrics: EngineMetrics::noop(),
     }
 }

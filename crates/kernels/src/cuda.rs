@@ -11,6 +11,7 @@
 mod activation;
 mod attention;
 mod elements;
+mod experts;
 mod gather;
 mod gemv;
 mod graph;
@@ -28,6 +29,8 @@ mod staging;
 pub use activation::{activation, gated_activation};
 pub use attention::AttentionPlan;
 pub use elements::{add, resolve_tokens, scale_and_cap};
+pub(crate) use experts::expert_addresses;
+pub use experts::{combine_experts, expert_product, route};
 pub use gather::{embedding, gather_rows};
 pub use gemv::{GEMV_MAX_ROWS, gemv};
 pub(crate) use graph::Graph;

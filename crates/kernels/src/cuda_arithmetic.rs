@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::device::code_place;
+use crate::experts::route;
 use crate::sampling::{Penalties, SamplingRow, sample_row_reference};
 use crate::{
     KvCacheConfig, RopeStyle, layer_norm_reference, reshape_and_cache_reference,
@@ -230,6 +231,83 @@ fn codes_lie_where_the_packed_matrix_has_them() {
             assert_eq!(bits_taken as usize, outputs * columns * bits);
         }
     }
+}
+
+#[test]
+fn experts_are_chosen_as_the_reference_does() {
+    let host = Host::load("choices");
+    type NextChoice = extern "C" fn(*const f32, i32, u32, i32) -> i32;
+    // SAFETY: the type is that of host.cpp.
+    let next: NextChoice = unsafe { host.function("host_next_choice") };
+    let mut random = Random(11);
+    for experts in [1, 2, 5, 8, 128] {
+        for _ in 0..50 {
+            // Whole numbers make ties; what is far below the rest has a share of zero.
+            let scores: Vec<f32> =
+                (0..experts).map(|_| (random.unit() * 40.0).round() * 8.0).collect();
+            let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let shares: Vec<f32> = scores.iter().map(|score| (score - max).exp()).collect();
+            let (mut chosen, mut last) = (Vec::new(), (u32::MAX, -1));
+            for top_k in 1..=experts.min(9) {
+                let choice = next(shares.as_ptr(), experts as i32, last.0, last.1);
+                last = (shares[choice as usize].to_bits(), choice);
+                chosen.push(choice as usize);
+                let mut found = chosen.clone();
+                found.sort_unstable();
+                let expected: Vec<usize> =
+                    route(&scores, top_k, false).into_iter().map(|(expert, _)| expert).collect();
+                assert_eq!(found, expected, "{scores:?}");
+            }
+        }
+    }
+    // A share that is no number is not less than others, and nothing is chosen twice.
+    let shares = [f32::NAN, 0.5, f32::NAN];
+    let bits = |expert: i32| shares[expert as usize].to_bits();
+    let first = next(shares.as_ptr(), 3, u32::MAX, -1);
+    let second = next(shares.as_ptr(), 3, bits(first), first);
+    let third = next(shares.as_ptr(), 3, bits(second), second);
+    assert_eq!([first, second, third], [0, 2, 1]);
+}
+
+#[test]
+fn tiles_of_experts_cover_their_rows_and_chunks_lie_in_different_banks() {
+    let host = Host::load("tiles");
+    // SAFETY: the types are those of host.cpp.
+    let (of, most, expert_of, swizzled) = unsafe {
+        let of: extern "C" fn(u32, u32) -> u32 = host.function("host_tiles_of");
+        let most: extern "C" fn(u32, u32, u32) -> u32 = host.function("host_most_tiles");
+        let expert_of: extern "C" fn(*const u32, i32, u32) -> i32 =
+            host.function("host_expert_of_tile");
+        let swizzled: extern "C" fn(i32, i32) -> i32 = host.function("host_swizzled");
+        (of, most, expert_of, swizzled)
+    };
+    let mut random = Random(12);
+    for case in 0..300 {
+        let (experts, tile_rows) = (1 + random.below(40), random.pick(&[1u32, 16, 128]));
+        let rows: Vec<u32> =
+            (0..experts).map(|_| random.pick(&[0, 0, 1, 15, 16, 17, 300])).collect();
+        let mut tiles = vec![0];
+        rows.iter().for_each(|rows| tiles.push(tiles.last().unwrap() + of(*rows, tile_rows)));
+        let owners =
+            (0..tiles[experts]).map(|tile| expert_of(tiles.as_ptr(), experts as i32, tile));
+        let expected =
+            rows.iter().zip(0..).flat_map(|(rows, i)| vec![i; rows.div_ceil(tile_rows) as usize]);
+        assert!(owners.eq(expected), "case {case}: {rows:?} in tiles of {tile_rows}");
+        assert!(tiles[experts] <= most(rows.iter().sum(), experts as u32, tile_rows));
+    }
+    assert_eq!([most(1, 8, 16), most(3, 8, 16), most(256, 2, 128)], [1, 3, 3]);
+    let lies = |row: i32, chunk: i32| swizzled(row, chunk);
+    let mut all: Vec<i32> =
+        (0..48).flat_map(|row| (0..8).map(move |chunk| lies(row, chunk))).collect();
+    for first in (0..48).step_by(8) {
+        for chunk in 0..8 {
+            let mut banks: Vec<i32> = (first..first + 8).map(|row| lies(row, chunk) % 8).collect();
+            banks.sort_unstable();
+            assert_eq!(banks, (0..8).collect::<Vec<_>>());
+        }
+    }
+    all.sort_unstable();
+    assert_eq!(all, (0..48 * 8).collect::<Vec<_>>(), "every chunk has a place of its own");
 }
 
 /// A row of the sampler's table, in the order of `SamplerRow::words`.

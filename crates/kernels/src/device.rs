@@ -23,7 +23,9 @@ mod tests;
 pub use attention::{AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, PlanCapacity};
 #[cfg(feature = "cuda")]
 pub(crate) use attention::{check_cache, check_spec, check_step, check_window};
-pub use experts::experts;
+#[cfg(feature = "cuda")]
+pub(crate) use experts::check_rows;
+pub use experts::{ExpertMatrices, Routing, combine_experts, expert_product, route};
 pub use graph::Graph;
 pub use matmul::Matmul;
 #[cfg(test)]

@@ -8,28 +8,22 @@ use crate::{
     linear_reference,
 };
 
-/// A feed-forward layer of experts, over matrices of type `M`.
+/// A feed-forward layer of experts, `down(act(gate(x)) * up(x))` each, over matrices of type `M`, and `All` for one of each
+/// expert.
 #[derive(Clone, Debug)]
-pub struct Experts<M> {
+pub struct Experts<M, All = Vec<M>> {
     /// The scores of the experts, `[experts, hidden]`.
     pub router: M,
-    /// Its experts.
-    pub experts: Vec<Expert<M>>,
+    /// Gate and up of each expert as one matrix, `[2 * inner, hidden]`.
+    pub gate_up: All,
+    /// `[hidden, inner]` of each expert.
+    pub down: All,
     /// How many of them each token goes to; at least one.
     pub top_k: usize,
     /// What the chosen experts count for sums to one.
     pub renormalize: bool,
     /// The activation of every expert's gate.
     pub activation: Activation,
-}
-
-/// One expert: `down(act(gate(x)) * up(x))`.
-#[derive(Clone, Debug)]
-pub struct Expert<M> {
-    /// Gate and up as one matrix, `[2 * inner, hidden]`.
-    pub gate_up: M,
-    /// `[hidden, inner]`.
-    pub down: M,
 }
 
 /// `sum of p[e] * expert_e(x)` over the `top_k` experts with the highest `p = softmax(router(x))`, for each row of `x`
@@ -45,8 +39,8 @@ pub struct Expert<M> {
 pub fn experts(x: &Tensor, layer: &Experts<Weight>) -> Result<Tensor> {
     let operand = Operand::new("experts", "x", x);
     let (tokens, hidden) = operand.dims2("[tokens, hidden]")?;
-    let count = layer.experts.len();
-    check(layer.top_k, layer.router.n(), count)?;
+    let count = layer.router.n();
+    check(layer.top_k, count, [layer.gate_up.len(), layer.down.len()])?;
     let scores = linear(x, &layer.router, None)?;
     let scores = Operand::new("experts", "scores", &scores).f32s()?;
     // The rows of each expert, with what it counts for in them.
@@ -58,12 +52,13 @@ pub fn experts(x: &Tensor, layer: &Experts<Weight>) -> Result<Tensor> {
     }
     let data = operand.f32s()?;
     let mut out = vec![0f32; tokens * hidden];
-    for (expert, rows) in layer.experts.iter().zip(&rows).filter(|(_, rows)| !rows.is_empty()) {
+    for (expert, rows) in rows.iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+        let (gate_up, down) = (&layer.gate_up[expert], &layer.down[expert]);
         let mut gathered = Vec::with_capacity(rows.len() * hidden);
         rows.iter().for_each(|(token, _)| gathered.extend(&data[token * hidden..][..hidden]));
         let gathered = from_vec(gathered, &[rows.len(), hidden])?;
-        let inner = gated_linear(&gathered, &expert.gate_up, None, layer.activation)?;
-        let results = linear(&inner, &expert.down, None)?;
+        let inner = gated_linear(&gathered, gate_up, None, layer.activation)?;
+        let results = linear(&inner, down, None)?;
         let results = Operand::new("experts", "down", &results);
         results.expect_dims("[rows, hidden]", &[rows.len(), hidden])?;
         for ((token, share), result) in rows.iter().zip(results.f32s()?.chunks_exact(hidden)) {
@@ -75,16 +70,17 @@ pub fn experts(x: &Tensor, layer: &Experts<Weight>) -> Result<Tensor> {
     from_vec(out, &[tokens, hidden])
 }
 
-/// Fails unless a token can go to `top_k` of the experts, which the router has a score for each of.
-pub(crate) fn check(top_k: usize, scores: usize, experts: usize) -> Result<()> {
-    if scores != experts {
-        let expected = "as many as there are experts";
-        return Err(Error::Parameter {
-            parameter: "the router's outputs",
-            value: scores,
-            expected,
-        });
+/// Fails unless a token can go to `top_k` of the experts, of which there are as many matrices of each kind as scores.
+fn check(top_k: usize, experts: usize, matrices: [usize; 2]) -> Result<()> {
+    if let Some(&value) = matrices.iter().find(|matrices| **matrices != experts) {
+        let expected = "as many as the router has outputs";
+        return Err(Error::Parameter { parameter: "matrices of experts", value, expected });
     }
+    check_top_k(top_k, experts)
+}
+
+/// Fails unless a token can go to `top_k` of the experts.
+pub(crate) fn check_top_k(top_k: usize, experts: usize) -> Result<()> {
     if top_k == 0 || top_k > experts {
         let expected = "at least 1 and at most the number of experts";
         return Err(Error::Parameter { parameter: "top_k", value: top_k, expected });
@@ -94,7 +90,7 @@ pub(crate) fn check(top_k: usize, scores: usize, experts: usize) -> Result<()> {
 
 /// The experts that a token goes to, in their order, each with what it counts for: its part of the softmax over all
 /// scores, or of those of the chosen ones. Of equal scores the first is higher.
-fn route(scores: &[f32], top_k: usize, renormalize: bool) -> Vec<(usize, f32)> {
+pub(crate) fn route(scores: &[f32], top_k: usize, renormalize: bool) -> Vec<(usize, f32)> {
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut shares: Vec<(usize, f32)> =
         scores.iter().map(|score| (score - max).exp()).enumerate().collect();
@@ -116,9 +112,9 @@ pub fn experts_reference(x: &[f32], layer: &Experts<Vec<f32>>) -> Vec<f32> {
     };
     let mut out = vec![0f32; x.len()];
     for (expert, share) in route(&product(x, &layer.router), layer.top_k, layer.renormalize) {
-        let expert = &layer.experts[expert];
-        let inner = gated_activation_reference(&product(x, &expert.gate_up), layer.activation);
-        let result = product(&inner, &expert.down);
+        let inner =
+            gated_activation_reference(&product(x, &layer.gate_up[expert]), layer.activation);
+        let result = product(&inner, &layer.down[expert]);
         out.iter_mut().zip(result).for_each(|(out, value)| *out += share * value);
     }
     out
@@ -143,13 +139,10 @@ mod tests {
     }
 
     fn layer(hidden: usize, inner: usize, count: usize) -> Experts<Vec<f32>> {
-        let expert = |i: usize| Expert {
-            gate_up: numbers(2 * inner * hidden, 31 * i),
-            down: numbers(hidden * inner, 17 * i + 5),
-        };
         Experts {
             router: numbers(count * hidden, 3),
-            experts: (0..count).map(expert).collect(),
+            gate_up: (0..count).map(|i| numbers(2 * inner * hidden, 31 * i)).collect(),
+            down: (0..count).map(|i| numbers(hidden * inner, 17 * i + 5)).collect(),
             top_k: 2,
             renormalize: true,
             activation: Activation::Silu,
@@ -157,13 +150,11 @@ mod tests {
     }
 
     fn packed(layer: &Experts<Vec<f32>>, hidden: usize, inner: usize) -> Experts<Weight> {
-        let expert = |expert: &Expert<Vec<f32>>| Expert {
-            gate_up: weight(&expert.gate_up, hidden),
-            down: weight(&expert.down, inner),
-        };
+        let weights = |all: &[Vec<f32>], k| all.iter().map(|numbers| weight(numbers, k)).collect();
         Experts {
             router: weight(&layer.router, hidden),
-            experts: layer.experts.iter().map(expert).collect(),
+            gate_up: weights(&layer.gate_up, hidden),
+            down: weights(&layer.down, inner),
             top_k: layer.top_k,
             renormalize: layer.renormalize,
             activation: layer.activation,
@@ -221,7 +212,7 @@ mod tests {
                 Err(Error::Parameter { parameter: "top_k", .. })
             ));
         }
-        let wrong = Experts { experts: layer.experts[..2].to_vec(), ..layer.clone() };
+        let wrong = Experts { down: layer.down[..2].to_vec(), ..layer.clone() };
         assert!(matches!(experts(&x, &wrong), Err(Error::Parameter { .. })));
         let narrow = Tensor::zeros((2, 7), DType::F32, &Device::Cpu).unwrap();
         assert!(matches!(experts(&narrow, &layer), Err(Error::Shape { .. })));

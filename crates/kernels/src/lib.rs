@@ -47,7 +47,7 @@ pub use attention::{
 pub use cpu_features::{CpuFeatures, cpu_features};
 pub use embedding::{VocabPart, embedding, embedding_part, embedding_reference};
 pub use error::{Error, Result};
-pub use experts::{Expert, Experts, experts, experts_reference};
+pub use experts::{Experts, experts, experts_reference};
 pub use gather::{gather_rows, gather_rows_reference};
 pub use kv_cache::{
     KvCache, KvCacheConfig, KvLayer, copy_blocks, reshape_and_cache, reshape_and_cache_reference,

@@ -36,6 +36,25 @@ pub struct SamplingRow<'a> {
     pub logprobs: Option<usize>,
 }
 
+impl SamplingRow<'_> {
+    /// The most likely token, with nothing else asked for.
+    #[must_use]
+    pub fn greedy() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            uniform: 0.0,
+            penalties: None,
+            logit_bias: &[],
+            banned: Vec::new(),
+            mask: None,
+            logprobs: None,
+        }
+    }
+}
+
 /// Penalties and the tokens that they fall on.
 #[derive(Clone, Copy, Debug)]
 pub struct Penalties<'a> {
@@ -397,18 +416,7 @@ mod tests {
     use super::*;
 
     fn params() -> SamplingRow<'static> {
-        SamplingRow {
-            temperature: 1.0,
-            top_k: None,
-            top_p: 1.0,
-            min_p: 0.0,
-            uniform: 0.5,
-            penalties: None,
-            logit_bias: &[],
-            banned: Vec::new(),
-            mask: None,
-            logprobs: None,
-        }
+        SamplingRow { temperature: 1.0, uniform: 0.5, ..SamplingRow::greedy() }
     }
 
     /// A small deterministic generator (SplitMix64).

@@ -50,9 +50,10 @@ impl DeviceRanks {
                     id = Nccl::new_id()?;
                 }
                 comm.broadcast(&mut id)?;
-                // NCCL waits for ever for a rank that has failed.
                 comm.barrier()?;
-                Some(Nccl::join(device, &id, comm.rank(), comm.size())?)
+                // NCCL waits for ever for a rank that has failed.
+                let (device, rank, ranks) = (device.clone(), comm.rank(), comm.size());
+                Some(comm.meet(move || Nccl::join(&device, &id, rank, ranks))??)
             }
             false => None,
         };

@@ -6,8 +6,8 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{EmbedSpec, ModelSpec, QkNormSpan};
 use candlepower_comm::Comm;
 use candlepower_kernels::{
-    Activation, AttentionMetadata, Experts, KvCache, KvCacheConfig, VocabPart, Weight, activation,
-    add, add_rms_norm, embedding, embedding_part, experts, gated_linear, layer_norm, linear,
+    Activation, AttentionMetadata, KvCache, KvCacheConfig, VocabPart, Weight, activation, add,
+    add_rms_norm, embedding, embedding_part, experts, gated_linear, layer_norm, linear,
     paged_attention, reshape_and_cache, rms_norm, rms_norm_part, rope, square_sums,
 };
 use half::{bf16, f16};
@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use crate::{
     collectives::{all_gather_columns, all_reduce},
     error::Result,
-    layers::{Attention, Layers, Linear, Norm, NormForm, Ops, Place},
+    layers::{Attention, Layers, Linear, Norm, NormForm, Ops, Place, RoutedExperts},
     parts::Parts,
 };
 
@@ -306,7 +306,7 @@ impl Ops for CpuOps<'_> {
         Ok(activation(x, act)?)
     }
 
-    fn experts(&self, x: &Tensor, layer: &Experts<Weight>) -> Result<Tensor> {
+    fn experts(&self, x: &Tensor, layer: &RoutedExperts<Weight>) -> Result<Tensor> {
         // Each rank has some of the columns of every expert.
         all_reduce(self.comm, experts(x, layer)?)
     }

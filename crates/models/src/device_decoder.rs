@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_checkpoint::{ModelSpec, QkNormSpan};
+use candlepower_checkpoint::{ExpertsSpec, ModelSpec, QkNormSpan};
 use candlepower_comm::Comm;
 use candlepower_kernels::{
-    Activation, Experts, KvCacheConfig, VocabPart,
+    Activation, KvCacheConfig, VocabPart,
     device::{
         self, AttentionPlan, AttentionSpec, AttentionStep, LayerNorm, Matmul, Matrix, NormWeight,
-        PagedCache, PlanCapacity, QkNorm, QkvToCache, RmsNorm,
+        PagedCache, PlanCapacity, QkNorm, QkvToCache, RmsNorm, Routing,
     },
 };
 
@@ -19,7 +19,7 @@ use crate::{
     collectives::DeviceRanks,
     decoder::embed_scale,
     error::Result,
-    layers::{Attention, Layers, Linear, Norm, NormForm, Ops, Place},
+    layers::{Attention, Layers, Linear, Norm, NormForm, Ops, Place, RoutedExperts},
     parts::Parts,
 };
 
@@ -60,9 +60,9 @@ pub struct Workspace {
     normed: Tensor,
     /// `[max_tokens, hidden]`: what is added to the residual.
     branch: Tensor,
-    /// `max_tokens` rows of q, k and v, or of gate and up.
+    /// `max_tokens` rows of q, k and v, or of gate and up, or of what experts make of a token.
     wide: Tensor,
-    /// `max_tokens` rows of q, or of activated gates.
+    /// `max_tokens` rows of q, or of activated gates, or of the scores of experts.
     inner: Tensor,
     /// `max_tokens` rows of heads.
     attended: Tensor,
@@ -70,6 +70,8 @@ pub struct Workspace {
     last: Tensor,
     /// `[max_rows, vocab]`.
     logits: Tensor,
+    /// Where there are experts.
+    routing: Option<Routing>,
     /// Where there are ranks.
     gathered: Option<Gathered>,
 }
@@ -158,6 +160,11 @@ impl DeviceDecoder {
             None => None,
         };
         let (tokens, hidden) = (size.max_tokens, self.spec.hidden_size);
+        // All layers that have experts have as many.
+        let experts = self.spec.layers.iter().find_map(|layer| layer.ffn.experts());
+        let routing = |experts: &ExpertsSpec| {
+            Routing::new(tokens, experts.count, experts.top_k, &self.device)
+        };
         let widths = self.spec.device_widths(1);
         Ok(Workspace {
             cache: PagedCache::new(config, cache_dtype, &self.device)?,
@@ -176,6 +183,7 @@ impl DeviceDecoder {
             attended: buffer(tokens, widths.attended)?,
             last: buffer(size.max_rows, hidden)?,
             logits: buffer(size.max_rows, self.vocab_size())?,
+            routing: experts.map(routing).transpose()?,
             gathered,
         })
     }
@@ -434,9 +442,22 @@ impl Ops for DeviceOps<'_> {
         Ok(out)
     }
 
-    fn experts(&self, x: &Tensor, experts: &Experts<Matrix>) -> Result<Tensor> {
+    fn experts(&self, x: &Tensor, layer: &RoutedExperts<Matrix>) -> Result<Tensor> {
+        let Workspace { matmul, wide, inner, .. } = self.workspace;
+        let routing = self.workspace.routing.as_ref();
+        let routing = routing.expect("the workspace has tables for experts").of(self.tokens)?;
+        let scores = self.rows(inner, layer.router.n())?;
+        matmul.run(x, &layer.router, None, &scores)?;
+        device::route(&scores, layer.renormalize, &routing)?;
+        let (pairs, width) = (routing.pairs(), layer.gate_up.n());
+        let gate_up = view(wide, &[pairs, width])?;
+        device::expert_product(x, &layer.gate_up, &routing, &gate_up)?;
+        let activated = view(inner, &[pairs, width / 2])?;
+        device::gated_activation(&gate_up, layer.activation, &activated)?;
+        let results = view(wide, &[pairs, self.hidden])?;
+        device::expert_product(&activated, &layer.down, &routing, &results)?;
         let out = self.rows(&self.workspace.branch, self.hidden)?;
-        device::experts(x, experts, &out)?;
+        device::combine_experts(&results, &routing, &out)?;
         self.sum(&out)?;
         Ok(out)
     }

@@ -4,9 +4,7 @@ use candle_core::Tensor;
 use candlepower_checkpoint::{
     Act, ExpertsSpec, FfnSpec, LayerSpec, MlpSpec, ModelSpec, QkNormSpan, Residual,
 };
-use candlepower_kernels::{
-    Activation, Expert, Experts, PagedAttention, RopeTable, device::NormWeight,
-};
+use candlepower_kernels::{Activation, Experts, PagedAttention, RopeTable, device::NormWeight};
 
 use crate::{
     error::Result,
@@ -41,7 +39,7 @@ pub(crate) trait Ops {
     /// `act(x)`.
     fn activate(&self, x: &Tensor, act: Activation) -> Result<Tensor>;
     /// What the experts make of the rows that they get, to be added to the residual.
-    fn experts(&self, x: &Tensor, experts: &Experts<Self::Matrix>) -> Result<Tensor>;
+    fn experts(&self, x: &Tensor, layer: &RoutedExperts<Self::Matrix>) -> Result<Tensor>;
 }
 
 /// Where a product goes: on a device with buffers to one of them, and among ranks to this one alone or to a sum.
@@ -53,8 +51,11 @@ pub(crate) enum Place {
     Branch,
 }
 
+/// A layer's experts, over a device's matrices.
+pub(crate) type RoutedExperts<M> = Experts<M, <M as Matrix>::All>;
+
 /// A model's weights in the order of their use.
-pub(crate) struct Layers<M> {
+pub(crate) struct Layers<M: Matrix> {
     pub(crate) embed: M,
     positions: Option<M>,
     layers: Vec<Layer<M>>,
@@ -65,7 +66,7 @@ pub(crate) struct Layers<M> {
 
 /// One layer. The norm before the attention belongs to the sum before it, so that the two are one
 /// kernel.
-struct Layer<M> {
+struct Layer<M: Matrix> {
     attn_norm: Option<Norm>,
     attention: Attention<M>,
     attn_post_norm: Option<Norm>,
@@ -96,9 +97,10 @@ pub(crate) struct Attention<M> {
 }
 
 /// What follows the attention.
-enum Ffn<M> {
+enum Ffn<M: Matrix> {
     Dense(Mlp<M>),
-    Experts(Experts<M>),
+    /// And the bytes that they hold.
+    Experts(RoutedExperts<M>, usize),
 }
 
 /// `down(act(gate(x)) * up(x))`, with gate and up as one weight, or `down(act(up(x)))`.
@@ -301,7 +303,7 @@ impl<M: Matrix> Ffn<M> {
     fn take(parts: &mut Parts<M>, layer: usize, spec: &FfnSpec) -> Result<Self> {
         Ok(match spec {
             FfnSpec::Dense(mlp) => Self::Dense(Mlp::take(parts, layer, mlp)?),
-            FfnSpec::Experts(experts) => Self::Experts(take_experts(parts, layer, experts)),
+            FfnSpec::Experts(experts) => Self::take_experts(parts, layer, experts)?,
         })
     }
 
@@ -309,34 +311,33 @@ impl<M: Matrix> Ffn<M> {
     fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Dense(mlp) => mlp.forward(ops, x),
-            Self::Experts(experts) => ops.experts(x, experts),
+            Self::Experts(experts, _) => ops.experts(x, experts),
         }
     }
 
     fn num_bytes(&self) -> usize {
         match self {
             Self::Dense(mlp) => mlp.up.num_bytes() + mlp.down.num_bytes(),
-            Self::Experts(experts) => {
-                let bytes = |e: &Expert<M>| e.gate_up.num_bytes() + e.down.num_bytes();
-                experts.router.num_bytes() + experts.experts.iter().map(bytes).sum::<usize>()
-            }
+            Self::Experts(_, bytes) => *bytes,
         }
     }
-}
 
-fn take_experts<M: Matrix>(parts: &mut Parts<M>, layer: usize, spec: &ExpertsSpec) -> Experts<M> {
-    let mut matrix = |part| parts.matrix(Some(layer), part);
-    let expert = |expert: usize| Expert {
-        gate_up: matrix(Part::ExpertGateUp(expert)),
-        down: matrix(Part::ExpertDown(expert)),
-    };
-    let experts = (0..spec.count).map(expert).collect();
-    Experts {
-        experts,
-        router: matrix(Part::Router),
-        top_k: spec.top_k,
-        renormalize: spec.renormalize,
-        activation: activation(spec.expert.act),
+    fn take_experts(parts: &mut Parts<M>, layer: usize, spec: &ExpertsSpec) -> Result<Self> {
+        let mut all = |part: fn(usize) -> Part| -> Vec<M> {
+            (0..spec.count).map(|expert| parts.matrix(Some(layer), part(expert))).collect()
+        };
+        let (gate_up, down) = (all(Part::ExpertGateUp), all(Part::ExpertDown));
+        let router = parts.matrix(Some(layer), Part::Router);
+        let bytes = gate_up.iter().chain(&down).chain([&router]).map(M::num_bytes).sum();
+        let experts = Experts {
+            router,
+            gate_up: M::all(gate_up)?,
+            down: M::all(down)?,
+            top_k: spec.top_k,
+            renormalize: spec.renormalize,
+            activation: activation(spec.expert.act),
+        };
+        Ok(Self::Experts(experts, bytes))
     }
 }
 

@@ -134,6 +134,14 @@ pub fn load_shard(
     Decoder::new(spec.clone(), parts, max_model_len, comm)
 }
 
+/// Whether a checkpoint's files have scales for keys and values (`k_scale`, `v_scale`), which a cache in FP8 does not use.
+///
+/// # Errors
+/// The files cannot be read.
+pub fn has_kv_scales(checkpoint: &Checkpoint) -> Result<bool> {
+    Ok(Shards::open(checkpoint)?.has_kv_scales())
+}
+
 /// Loads a checkpoint's weights to a device, where all of them but codes are in one dtype: bfloat16 or float16 as stored or as
 /// asked for, and bfloat16 where float32 is stored. On the CPU, where the definitions of the device's kernels compute
 /// with it, it may be float32.

@@ -23,8 +23,12 @@ use crate::{
 pub(crate) trait Matrix: Clone {
     /// A matrix that is being filled.
     type Builder: MatrixBuilder<Matrix = Self>;
+    /// One of each expert of a layer.
+    type All;
     /// Bytes of memory held.
     fn num_bytes(&self) -> usize;
+    /// Takes those of all experts together.
+    fn all(matrices: Vec<Self>) -> Result<Self::All>;
 }
 
 /// A matrix that is being filled, by rows in any order.
@@ -43,9 +47,14 @@ pub(crate) trait MatrixBuilder {
 
 impl Matrix for Weight {
     type Builder = WeightBuilder;
+    type All = Vec<Self>;
 
     fn num_bytes(&self) -> usize {
         Weight::num_bytes(self)
+    }
+
+    fn all(matrices: Vec<Self>) -> Result<Vec<Self>> {
+        Ok(matrices)
     }
 }
 

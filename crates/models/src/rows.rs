@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::MatrixForm;
 use candlepower_kernels::{
     QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows,
-    device::{Matrix, PackedMatrix},
+    device::{ExpertMatrices, Matrix, PackedMatrix},
 };
 use half::{bf16, f16};
 
@@ -18,9 +18,14 @@ use crate::{
 
 impl parts::Matrix for Matrix {
     type Builder = RowsBuilder;
+    type All = ExpertMatrices;
 
     fn num_bytes(&self) -> usize {
         Matrix::num_bytes(self)
+    }
+
+    fn all(matrices: Vec<Self>) -> Result<ExpertMatrices> {
+        Ok(ExpertMatrices::new(matrices)?)
     }
 }
 

@@ -82,6 +82,11 @@ impl Shards {
         Ok(Self { files, tensors })
     }
 
+    /// Whether there are scales for keys and values.
+    pub(crate) fn has_kv_scales(&self) -> bool {
+        self.tensors.keys().any(|name| name.ends_with(".k_scale") || name.ends_with(".v_scale"))
+    }
+
     /// Opens GGUF files, whose headers are read already.
     fn open_gguf(files: &CheckpointFiles, gguf: &Gguf, names: &WeightFiles) -> Result<Self> {
         let open = |name: &String| Shard::open(files, name, names);

@@ -534,7 +534,7 @@ fn qwen3_moe() {
     );
     let m = spec(&text);
     assert_eq!(m.num_parameters(), 30_532_122_624);
-    assert_eq!(m.only_on_cpu(), Some("layers of experts"));
+    assert_eq!(m.only_on_cpu(), None);
     let five = r#"{"num_experts": null, "num_local_experts": 128}"#;
     assert_eq!(spec(&with(&text, five)), m);
     let neither = error(&with(&text, r#"{"num_experts": null}"#));

@@ -2,7 +2,7 @@
 
 use super::{KvDtype, MemoryRequest};
 use crate::quantization::MatrixForm;
-use crate::spec::{AttentionSpec, Dtype, ModelSpec};
+use crate::spec::{AttentionSpec, Dtype, FfnSpec, LayerSpec, ModelSpec};
 
 /// Widths of heads that attention on a GPU is compiled for; others are padded with zeros to the next of them.
 pub const DEVICE_HEAD_DIMS: &[usize] = &[64, 128, 256];
@@ -20,9 +20,9 @@ const FIXED_BYTES: u64 = 512 << 20;
 /// Numbers per token in the buffers that layers share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceWidths {
-    /// Of q, k and v, or of gate and up.
+    /// Of q, k and v, or of gate and up, those of all experts that a token goes to, or of what they make of it.
     pub wide: usize,
-    /// Of q, or of the activated gate.
+    /// Of q, or of the activated gate, likewise, or of the scores of experts.
     pub inner: usize,
     /// Of all heads.
     pub attended: usize,
@@ -69,17 +69,24 @@ impl ModelSpec {
 
     /// Numbers per token in the buffers that layers share, on one of `ranks` ranks.
     pub fn device_widths(&self, ranks: usize) -> DeviceWidths {
-        let widest = |width: &dyn Fn(&AttentionSpec, usize) -> usize| {
-            let layers = self.layers.iter();
-            let widths = layers.map(|l| width(&l.attention, l.ffn.mlp().inner.div_ceil(ranks)));
-            widths.max().unwrap_or(0)
-        };
+        let widest =
+            |width: &dyn Fn(&LayerSpec) -> usize| self.layers.iter().map(width).max().unwrap_or(0);
         let q = |a: &AttentionSpec| a.heads.div_ceil(ranks) * device_head_dim(a.head_dim);
         let kv = |a: &AttentionSpec| a.kv_heads.div_ceil(ranks) * device_head_dim(a.head_dim);
+        let ffn = |ffn: &FfnSpec| {
+            let inner = ffn.mlp().inner.div_ceil(ranks);
+            match ffn {
+                FfnSpec::Dense(_) => (2 * inner, inner),
+                FfnSpec::Experts(experts) => (
+                    experts.top_k * self.hidden_size.max(2 * inner),
+                    experts.count.max(experts.top_k * inner),
+                ),
+            }
+        };
         DeviceWidths {
-            wide: widest(&|a, inner| (q(a) + 2 * kv(a)).max(2 * inner)),
-            inner: widest(&|a, inner| q(a).max(inner)),
-            attended: widest(&|a, _| q(a)),
+            wide: widest(&|l| (q(&l.attention) + 2 * kv(&l.attention)).max(ffn(&l.ffn).0)),
+            inner: widest(&|l| q(&l.attention).max(ffn(&l.ffn).1)),
+            attended: widest(&|l| q(&l.attention)),
         }
     }
 
@@ -90,7 +97,7 @@ impl ModelSpec {
     }
 
     /// Bytes that one rank needs on a GPU beside weights and cache: the buffers of a step, rope tables, schedules of
-    /// attention, tables for sampling, the numbers of codes, and what CUDA takes for itself.
+    /// attention, tables for sampling and for experts, the numbers of codes, and what CUDA takes for itself.
     pub(super) fn device_activation_bytes(&self, request: &MemoryRequest, tokens: usize) -> u64 {
         let ranks = request.tensor_parallel_size;
         let element = request.weights.size() as u64;
@@ -112,9 +119,15 @@ impl ModelSpec {
             }
         }
         let plan = self.attention_partials_bytes() as u64 + SCHEDULE_BYTES;
+        // Which experts the tokens go to, what each counts for, and the order in which they are computed.
+        let routing = self.layers.iter().find_map(|layer| layer.ffn.experts());
+        let routing = routing.map_or(0, |experts| {
+            12 * tokens * experts.top_k as u64 + 8 * (experts.count as u64 + 1)
+        });
         let unpacked = self.device_unpacked_bytes() as u64;
         let ropes = 4 * self.rope_numbers(request.max_model_len) as u64;
-        element * buffers + sampling + windows.len() as u64 * plan + ropes + unpacked + FIXED_BYTES
+        let tables = sampling + routing + ropes;
+        element * buffers + tables + windows.len() as u64 * plan + unpacked + FIXED_BYTES
     }
 
     /// The model with heads as wide as a GPU keeps them.

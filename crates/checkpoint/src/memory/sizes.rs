@@ -145,10 +145,10 @@ impl ModelSpec {
     /// # Errors
     /// [`Error::TensorParallel`], with what does not divide and the numbers that do.
     pub fn check_tensor_parallel(&self, ranks: usize) -> Result<()> {
-        let Some((what, count)) = self.indivisible(ranks) else { return Ok(()) };
+        let Some(what) = self.indivisible(ranks) else { return Ok(()) };
         let possible: Vec<String> =
             self.tensor_parallel_sizes().iter().map(usize::to_string).collect();
-        Err(Error::TensorParallel { asked: ranks, what, count, possible: possible.join(", ") })
+        Err(Error::TensorParallel { asked: ranks, what, possible: possible.join(", ") })
     }
 
     /// The numbers of ranks, up to 64, over which each layer can be split.
@@ -157,26 +157,26 @@ impl ModelSpec {
     }
 
     /// What cannot be split, and how many of it there are.
-    fn indivisible(&self, ranks: usize) -> Option<(&'static str, usize)> {
+    fn indivisible(&self, ranks: usize) -> Option<String> {
         let splits = |count: usize| ranks > 0 && count.is_multiple_of(ranks);
         let shared = |count: usize| splits(count) || (ranks > count && ranks.is_multiple_of(count));
+        let unless =
+            |divides: bool, count: usize, what: &str| (!divides).then(|| format!("{count} {what}"));
         let (mut heads, mut kv_heads, mut inner) = (None, None, None);
         for layer in &self.layers {
-            let a = &layer.attention;
-            heads = heads.or((!splits(a.heads)).then_some(("attention heads", a.heads)));
+            let (a, width) = (&layer.attention, layer.ffn.mlp().inner);
+            heads = heads.or_else(|| unless(splits(a.heads), a.heads, "attention heads"));
             kv_heads =
-                kv_heads.or((!shared(a.kv_heads)).then_some(("key and value heads", a.kv_heads)));
-            let width = layer.ffn.mlp().inner;
-            inner = inner.or((!splits(width)).then_some(("columns of the feed-forward", width)));
+                kv_heads.or_else(|| unless(shared(a.kv_heads), a.kv_heads, "key and value heads"));
+            inner = inner.or_else(|| unless(splits(width), width, "columns of the feed-forward"));
         }
-        let vocab =
-            (!splits(self.vocab_size)).then_some(("tokens of the vocabulary", self.vocab_size));
+        let vocab = unless(splits(self.vocab_size), self.vocab_size, "tokens of the vocabulary");
         heads.or(kv_heads).or(inner).or(vocab).or_else(|| self.indivisible_groups(ranks))
     }
 
     /// Which quantized inputs cannot be split: a group that shares a scale has to be on one rank, and so have all inputs whose
     /// groups are spread over them.
-    fn indivisible_groups(&self, ranks: usize) -> Option<(&'static str, usize)> {
+    fn indivisible_groups(&self, ranks: usize) -> Option<String> {
         if ranks == 1 {
             return None;
         }
@@ -187,13 +187,14 @@ impl ModelSpec {
                 Slot::O => attention.heads * attention.head_dim,
                 _ => ffn.mlp().inner,
             };
-            let whole = packed.group >= columns || (columns / ranks).is_multiple_of(packed.group);
-            match packed.reordered {
-                true => Some(("set of inputs in act-order (desc_act)", 1)),
-                false => {
-                    (!whole).then(|| ("groups of quantized inputs", columns.div_ceil(packed.group)))
-                }
+            if packed.reordered {
+                return Some(
+                    "quantized inputs, whose groups are in act-order (desc_act)".to_owned(),
+                );
             }
+            let whole = packed.group >= columns || (columns / ranks).is_multiple_of(packed.group);
+            (!whole)
+                .then(|| format!("{} groups of quantized inputs", columns.div_ceil(packed.group)))
         })
     }
 }

@@ -1,7 +1,11 @@
 //! Plans for a real model, what does not fit, and the other ways.
 
 use super::*;
-use crate::{arch, config::HfConfig};
+use crate::{
+    arch,
+    config::HfConfig,
+    spec::{ExpertsSpec, FfnSpec, MlpSpec},
+};
 
 /// meta-llama/Llama-3.1-8B-Instruct, as far as memory depends on it.
 const LLAMA_3_1_8B: &str = r#"{
@@ -235,6 +239,27 @@ fn a_gpu_keeps_heads_padded() {
     assert_eq!(widths, expected);
     assert_eq!(llama().device_widths(2).wide, 14336);
     assert_eq!([16, 64, 65, 128, 200].map(device_head_dim), [64, 64, 128, 128, 256]);
+}
+
+/// mistralai/Mixtral-8x7B: the buffers hold both experts of each token, and what they make of it.
+#[test]
+fn a_gpu_has_room_for_every_expert_of_a_token() {
+    let mut spec = llama();
+    let expert = MlpSpec { inner: 14336, ..*spec.layers[0].ffn.mlp() };
+    let experts = ExpertsSpec { count: 8, top_k: 2, renormalize: true, expert };
+    spec.layers.iter_mut().for_each(|layer| layer.ffn = FfnSpec::Experts(experts));
+    let dense = llama().device_widths(1);
+    let widths = spec.device_widths(1);
+    let expected = DeviceWidths { wide: 2 * dense.wide, inner: 2 * dense.inner, ..dense };
+    assert_eq!(widths, expected);
+    let narrow = |spec: &mut ModelSpec, inner, top_k| {
+        let expert = MlpSpec { inner, ..expert };
+        let experts = ExpertsSpec { count: 6000, top_k, expert, ..experts };
+        spec.layers.iter_mut().for_each(|layer| layer.ffn = FfnSpec::Experts(experts));
+        spec.device_widths(2)
+    };
+    let expected = DeviceWidths { wide: 8 * 4096, inner: 6000, attended: 2048 };
+    assert_eq!(narrow(&mut spec, 1024, 8), expected);
 }
 
 /// meta-llama/Llama-3.1-70B-Instruct over H200s of 140 GiB. What is written in docs/tensor-parallelism.md.

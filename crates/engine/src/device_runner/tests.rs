@@ -58,8 +58,6 @@ fn step(runner: &mut DeviceRunner, first_position: u32, tokens: u32, kind: u32) 
         temperature: if kind == 0 { 0.0 } else { 0.9 },
         top_k: (kind == 1).then_some(20),
         top_p: if kind == 1 { 0.9 } else { 1.0 },
-        min_p: 0.0,
-        uniform: 0.0,
         penalties: (kind == 2).then_some(Penalties {
             repetition: 1.2,
             presence: 0.1,
@@ -67,9 +65,9 @@ fn step(runner: &mut DeviceRunner, first_position: u32, tokens: u32, kind: u32) 
             seen: &seen,
         }),
         logit_bias: if kind == 2 { &[(3, 1.0), (4, -1.0)] } else { &[] },
-        banned: Vec::new(),
         mask: (kind == 3).then_some(&mask),
         logprobs: (kind == 1).then_some(5),
+        ..SamplingRow::greedy()
     };
     let places = (0..SEQS).map(|seq| Place { seed: u64::from(seq), index: first_position });
     let batch = SamplingBatch {

@@ -1,52 +1,245 @@
-//! Feed-forward layers of experts.
+//! Layers of experts: which of them each token goes to, the products of each with its tokens, and their sum.
 
-use candle_core::Tensor;
+use candle_core::{DType, Device, Tensor};
 
-use super::Matrix;
 use super::reference::Reference;
+use super::{Matrix, launch_on_gpu};
+use crate::experts::{check_top_k, route as route_reference};
 use crate::tensor::Operand;
-use crate::{Error, Expert, Experts, Result, experts_reference};
+use crate::{Error, Result, linear_reference};
 
-/// `out = sum of p[e] * expert_e(x)` over the experts that each row of `x` goes to, summed in f32 and rounded once.
+/// A warp keeps the choices of a token, one in each lane.
+const MOST_CHOICES: usize = 32;
+/// A block of the sorting kernel counts the tokens of all experts in its own memory.
+const MOST_EXPERTS: usize = 8192;
+
+/// Rows of a tile of a product, where each expert has few of them and where it has many. As in experts.cu.
+const TILE_ROWS: [usize; 2] = [16, 128];
+/// From so many rows an expert on, on average, the larger tile is taken: a guess.
+const MANY_ROWS: usize = 32;
+
+/// Which experts the tokens of a step go to: tables on the device that [`route`] writes and the products read. A pair is a
+/// token and one of its experts, in the order of the tokens and then of the experts.
+#[derive(Clone, Debug)]
+pub struct Routing {
+    pub(crate) tokens: usize,
+    pub(crate) experts: usize,
+    pub(crate) top_k: usize,
+    /// u32 `[pairs]`: the expert of each.
+    pub chosen: Tensor,
+    /// f32 `[pairs]`: what it counts for.
+    pub shares: Tensor,
+    /// u32 `[pairs]`: the pairs, expert by expert.
+    pub sorted: Tensor,
+    /// u32 `[experts + 1]`: where in `sorted` those of each expert begin.
+    pub starts: Tensor,
+    /// u32 `[experts + 1]`: how many tiles of rows the experts before take.
+    pub tiles: Tensor,
+}
+
+impl Routing {
+    /// Reserves tables for steps of up to `tokens` tokens, each of which goes to `top_k` of `experts` experts.
+    ///
+    /// # Errors
+    /// `top_k` is zero, above the number of experts or above 32, there are more than 8192 experts, or memory does not suffice.
+    pub fn new(tokens: usize, experts: usize, top_k: usize, device: &Device) -> Result<Self> {
+        check_top_k(top_k, experts)?;
+        let at_most = |parameter, value, most, expected| match value > most {
+            true => Err(Error::Parameter { parameter, value, expected }),
+            false => Ok(()),
+        };
+        at_most("top_k", top_k, MOST_CHOICES, "at most 32 on a GPU")?;
+        at_most("experts", experts, MOST_EXPERTS, "at most 8192 on a GPU")?;
+        let integers = |count| Tensor::zeros(count, DType::U32, device);
+        let pairs = tokens * top_k;
+        Ok(Self {
+            tokens,
+            experts,
+            top_k,
+            chosen: integers(pairs)?,
+            shares: Tensor::zeros(pairs, DType::F32, device)?,
+            sorted: integers(pairs)?,
+            starts: integers(experts + 1)?,
+            tiles: integers(experts + 1)?,
+        })
+    }
+
+    /// The beginning of the tables, for a step of `tokens` tokens: the same memory each time.
+    ///
+    /// # Errors
+    /// There is no room for so many.
+    pub fn of(&self, tokens: usize) -> Result<Self> {
+        let part = |table: &Tensor| table.narrow(0, 0, tokens * self.top_k);
+        Ok(Self {
+            tokens,
+            chosen: part(&self.chosen)?,
+            shares: part(&self.shares)?,
+            sorted: part(&self.sorted)?,
+            ..self.clone()
+        })
+    }
+
+    /// A token with one of its experts, so many times.
+    #[must_use]
+    pub fn pairs(&self) -> usize {
+        self.tokens * self.top_k
+    }
+
+    /// Rows of a tile of a product.
+    pub(crate) fn tile_rows(&self) -> usize {
+        TILE_ROWS[usize::from(self.pairs() >= MANY_ROWS * self.experts)]
+    }
+}
+
+/// The matrices `[n, k]` of all experts of a layer.
+#[derive(Clone, Debug)]
+pub struct ExpertMatrices {
+    pub(crate) matrices: Vec<Matrix>,
+    /// On a GPU: where each begins.
+    #[cfg(feature = "cuda")]
+    pub(crate) addresses: Option<Tensor>,
+}
+
+impl ExpertMatrices {
+    /// Takes the matrices, which are on one device.
+    ///
+    /// # Errors
+    /// On a GPU: they have codes, or differ in dtype, shape or device.
+    pub fn new(matrices: Vec<Matrix>) -> Result<Self> {
+        Ok(Self {
+            #[cfg(feature = "cuda")]
+            addresses: crate::cuda::expert_addresses(&matrices)?,
+            matrices,
+        })
+    }
+
+    /// Outputs of each.
+    #[must_use]
+    pub fn n(&self) -> usize {
+        self.matrices.first().map_or(0, Matrix::n)
+    }
+}
+
+/// Finds for each token the `top_k` experts with the highest `softmax(scores)`, and what each counts for: its part of the
+/// softmax, or, to `renormalize`, of what the chosen ones have of it.
 ///
-/// `x` and `out` are `[tokens, hidden]`, and they and the matrices, but for codes, are bf16 or f16. The definition is
-/// [`crate::experts_reference`]. No GPU kernel has it yet.
+/// `scores` is `[tokens, experts]`, bf16 or f16; computed in f32. Of equal parts the first is higher.
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device, or `top_k` is zero or above the number of experts.
-pub fn experts(x: &Tensor, layer: &Experts<Matrix>, out: &Tensor) -> Result<()> {
-    const KERNEL: &str = "experts";
+/// `scores` has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+///
+/// Source: Jiang et al., "Mixtral of Experts", 2024.
+pub fn route(scores: &Tensor, renormalize: bool, routing: &Routing) -> Result<()> {
+    launch_on_gpu!(scores, crate::cuda::route(scores, renormalize, routing));
+    let reference = Reference::new("route", "scores", scores)?;
+    let &Routing { tokens, experts, top_k, .. } = routing;
+    let scores = reference.elements(("scores", scores), "[tokens, experts]", &[tokens, experts])?;
+    let (chosen, shares): (Vec<u32>, Vec<f32>) = scores
+        .chunks_exact(experts)
+        .flat_map(|scores| route_reference(scores, top_k, renormalize))
+        .map(|(expert, share)| (expert as u32, share))
+        .unzip();
+    let mut sorted: Vec<u32> = (0..chosen.len() as u32).collect();
+    sorted.sort_by_key(|pair| chosen[*pair as usize]);
+    let (mut starts, mut tiles) = (vec![0], vec![0]);
+    for expert in 0..experts {
+        let rows = chosen.iter().filter(|chosen| **chosen as usize == expert).count();
+        starts.push(starts[expert] + rows as u32);
+        tiles.push(tiles[expert] + rows.div_ceil(routing.tile_rows()) as u32);
+    }
+    let pairs = [routing.pairs()];
+    let (axes, of_experts) = ("[tokens * top_k]", [experts + 1]);
+    reference.write_u32s(("chosen", &routing.chosen), axes, &pairs, &chosen)?;
+    reference.write_f32s(("shares", &routing.shares), axes, &pairs, &shares)?;
+    reference.write_u32s(("sorted", &routing.sorted), axes, &pairs, &sorted)?;
+    reference.write_u32s(("starts", &routing.starts), "[experts + 1]", &of_experts, &starts)?;
+    reference.write_u32s(("tiles", &routing.tiles), "[experts + 1]", &of_experts, &tiles)
+}
+
+/// `out[p] = w[e] x[p]` for each pair `p` of a token and one of its experts, `e`.
+///
+/// `out` is `[tokens * top_k, n]`, and `x` `[tokens * top_k, k]`, or `[tokens, k]`, where all pairs of a token have its row;
+/// they and the matrices, but for codes, are bf16 or f16, summed in f32. A row's result depends on its own values and its
+/// expert alone. The definition of one output is [`crate::linear_reference`].
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+pub fn expert_product(
+    x: &Tensor,
+    weights: &ExpertMatrices,
+    routing: &Routing,
+    out: &Tensor,
+) -> Result<()> {
+    const KERNEL: &str = "expert_product";
+    launch_on_gpu!(x, crate::cuda::expert_product(x, weights, routing, out));
     let reference = Reference::new(KERNEL, "x", x)?;
-    let (tokens, hidden) = Operand::new(KERNEL, "x", x).dims2("[tokens, hidden]")?;
-    let count = layer.experts.len();
-    let router = &layer.router;
-    crate::experts::check(layer.top_k, router.n(), count)?;
-    let rows = reference.elements(("x", x), "[tokens, hidden]", &[tokens, hidden])?;
-    let matrix =
-        |name, matrix: &Matrix, dims: [usize; 2]| match matrix.elements(&reference, name)? {
-            (numbers, k) if [matrix.n(), k] == dims => Ok(numbers),
-            (_, k) => Err(Error::Shape {
-                kernel: KERNEL,
-                operand: name,
-                expected: format!("[outputs, inputs] = {dims:?}"),
-                found: vec![matrix.n(), k],
-            }),
-        };
-    let expert = |expert: &Expert<Matrix>| -> Result<Expert<Vec<f32>>> {
-        let inner = expert.gate_up.n() / 2;
-        Ok(Expert {
-            gate_up: matrix("gate_up", &expert.gate_up, [2 * inner, hidden])?,
-            down: matrix("down", &expert.down, [hidden, inner])?,
-        })
-    };
-    let layer = Experts {
-        router: matrix("router", router, [count, hidden])?,
-        experts: layer.experts.iter().map(expert).collect::<Result<_>>()?,
-        top_k: layer.top_k,
-        renormalize: layer.renormalize,
-        activation: layer.activation,
-    };
-    let results: Vec<f32> =
-        rows.chunks(hidden.max(1)).flat_map(|row| experts_reference(row, &layer)).collect();
-    reference.write(("out", out), "[tokens, hidden]", &[tokens, hidden], &results)
+    let (rows, k) = check_rows(KERNEL, x, weights, routing)?;
+    let per_row = routing.pairs() / rows.max(1);
+    let (pairs, n) = ([routing.pairs()], weights.n());
+    let numbers = reference.elements(("x", x), "[rows, k]", &[rows, k])?;
+    let sorted = reference.u32s(("sorted", &routing.sorted), "[tokens * top_k]", &pairs)?;
+    let starts = [routing.experts + 1];
+    let starts = reference.u32s(("starts", &routing.starts), "[experts + 1]", &starts)?;
+    let mut results = vec![0f32; pairs[0] * n];
+    for (matrix, bounds) in weights.matrices.iter().zip(starts.windows(2)) {
+        let own = &sorted[bounds[0] as usize..bounds[1] as usize];
+        if own.is_empty() {
+            continue;
+        }
+        let (matrix, found_k) = matrix.elements(&reference, "weights")?;
+        if found_k != k || matrix.len() != n * k {
+            let found = vec![matrix.len() / found_k.max(1), found_k];
+            let expected = format!("[n, k] = {:?}, as x and the first of them", [n, k]);
+            return Err(Error::Shape { kernel: KERNEL, operand: "weights", expected, found });
+        }
+        for &pair in own {
+            let row = &numbers[pair as usize / per_row * k..][..k];
+            let outputs = matrix.chunks_exact(k).map(|matrix| linear_reference(row, matrix, None));
+            let results = &mut results[pair as usize * n..][..n];
+            results.iter_mut().zip(outputs).for_each(|(result, output)| *result = output);
+        }
+    }
+    reference.write(("out", out), "[tokens * top_k, n]", &[pairs[0], n], &results)
+}
+
+/// The dimensions of `x`, which has a row for each pair or for each token, where there are matrices of all experts.
+pub(crate) fn check_rows(
+    kernel: &'static str,
+    x: &Tensor,
+    weights: &ExpertMatrices,
+    routing: &Routing,
+) -> Result<(usize, usize)> {
+    if weights.matrices.len() != routing.experts {
+        let (value, expected) = (weights.matrices.len(), "one for each expert");
+        return Err(Error::Parameter { parameter: "matrices of experts", value, expected });
+    }
+    let operand = Operand::new(kernel, "x", x);
+    let (rows, k) = operand.dims2("[rows, k]")?;
+    if rows != routing.tokens && rows != routing.pairs() {
+        let rows = [routing.tokens, routing.pairs()];
+        return Err(operand.shape_error(format!("[rows, k] with {} or {} rows", rows[0], rows[1])));
+    }
+    Ok((rows, k))
+}
+
+/// `out[t] = sum of shares[p] * results[p]` over the pairs of each token, in the order of the experts, in f32 and rounded once.
+///
+/// `results` is `[tokens * top_k, hidden]` and `out` `[tokens, hidden]`, bf16 or f16.
+///
+/// # Errors
+/// As [`expert_product`].
+pub fn combine_experts(results: &Tensor, routing: &Routing, out: &Tensor) -> Result<()> {
+    launch_on_gpu!(results, crate::cuda::combine_experts(results, routing, out));
+    let reference = Reference::new("combine_experts", "results", results)?;
+    let (_, hidden) = reference.operand("results", results).dims2("[tokens * top_k, hidden]")?;
+    let pairs = routing.pairs();
+    let axes = "[tokens * top_k, hidden]";
+    let results = reference.elements(("results", results), axes, &[pairs, hidden])?;
+    let shares = reference.f32s(("shares", &routing.shares), "[tokens * top_k]", &[pairs])?;
+    let mut sums = vec![0f32; routing.tokens * hidden];
+    for (pair, (result, share)) in results.chunks_exact(hidden).zip(shares).enumerate() {
+        let sums = &mut sums[pair / routing.top_k * hidden..][..hidden];
+        sums.iter_mut().zip(result).for_each(|(sum, value)| *sum += share * value);
+    }
+    reference.write(("out", out), "[tokens, hidden]", &[routing.tokens, hidden], &sums)
 }

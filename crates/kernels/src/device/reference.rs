@@ -115,6 +115,18 @@ impl Reference {
         Ok(operand.1.inplace_op1(&Write(Values::Floats(values)))?)
     }
 
+    /// Writes an f32 operand.
+    pub(super) fn write_f32s(
+        &self,
+        operand: (&'static str, &Tensor),
+        axes: &str,
+        dims: &[usize],
+        values: &[f32],
+    ) -> Result<()> {
+        self.check(operand, DType::F32, axes, dims)?;
+        Ok(operand.1.inplace_op1(&Write(Values::Floats(values)))?)
+    }
+
     fn cached_dtype(&self, cache: &Tensor) -> DType {
         match cache.dtype() {
             DType::F8E4M3 => DType::F8E4M3,

@@ -6,7 +6,10 @@ use candle_core::{DType, Device, Tensor};
 
 use super::*;
 use crate::sampling::{Penalties, SamplingRow, logprobs_of, sample_row_reference, uniform};
-use crate::{Codes, Error, KvCacheConfig, QuantizedRows, SparseRows, Weight, WeightRows};
+use crate::{
+    Activation, Codes, Error, Experts, KvCacheConfig, QuantizedRows, SparseRows, Weight,
+    WeightRows, experts_reference,
+};
 
 fn integers(values: &[u32], dims: &[usize]) -> Tensor {
     Tensor::from_slice(values, dims, &Device::Cpu).unwrap()
@@ -209,6 +212,63 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
     let odd = Weight::quantized_builder(2, 24, Codes::U4, 6).unwrap().finish_with_zeros();
     let error = PackedMatrix::new(&odd, None, &Device::Cpu).unwrap_err();
     assert!(matches!(error, Error::Parameter { parameter: "weight group", value: 6, .. }));
+}
+
+/// Routing, products and their sum, one after the other, are the layer; with tiles of both sizes, and experts that nobody goes to.
+#[test]
+fn experts_step_by_step_are_the_layer() {
+    let (hidden, inner) = (24, 8);
+    let numbers = |count: usize, seed: usize| -> Vec<f32> {
+        (0..count).map(|i| (((i + seed) * 7919 + 13) % 10_007) as f32 / 5003.0 - 1.0).collect()
+    };
+    let tensor = |numbers: &[f32], dims: [usize; 2]| {
+        Tensor::from_slice(numbers, dims.to_vec(), &Device::Cpu).unwrap()
+    };
+    for (count, top_k, renormalize, tokens) in
+        [(5, 2, true, 1), (8, 8, false, 7), (40, 3, false, 9), (2, 1, true, 70), (3, 2, true, 300)]
+    {
+        let layer = Experts {
+            router: numbers(count * hidden, 3),
+            gate_up: (0..count).map(|i| numbers(2 * inner * hidden, 31 * i)).collect::<Vec<_>>(),
+            down: (0..count).map(|i| numbers(hidden * inner, 17 * i + 5)).collect(),
+            top_k,
+            renormalize,
+            activation: Activation::Silu,
+        };
+        let matrices = |all: &[Vec<f32>], dims| {
+            let all = all.iter().map(|numbers| Matrix::Rows(tensor(numbers, dims)));
+            ExpertMatrices::new(all.collect()).unwrap()
+        };
+        let x = numbers(tokens * hidden, 99);
+        let rows = tensor(&x, [tokens, hidden]);
+        let zeros = |rows, width| tensor(&vec![0.0; rows * width], [rows, width]);
+        let routing = Routing::new(300, count, top_k, &Device::Cpu).unwrap().of(tokens).unwrap();
+        let pairs = tokens * top_k;
+        let (scores, gate_up, activated) =
+            (zeros(tokens, count), zeros(pairs, 2 * inner), zeros(pairs, inner));
+        let matmul = Matmul::new(&Device::Cpu, tokens, DType::F32, 0).unwrap();
+        let router = Matrix::Rows(tensor(&layer.router, [count, hidden]));
+        matmul.run(&rows, &router, None, &scores).unwrap();
+        route(&scores, renormalize, &routing).unwrap();
+        let up = matrices(&layer.gate_up, [2 * inner, hidden]);
+        expert_product(&rows, &up, &routing, &gate_up).unwrap();
+        gated_activation(&gate_up, layer.activation, &activated).unwrap();
+        let (results, out) = (zeros(pairs, hidden), zeros(tokens, hidden));
+        let down = matrices(&layer.down, [hidden, inner]);
+        expert_product(&activated, &down, &routing, &results).unwrap();
+        combine_experts(&results, &routing, &out).unwrap();
+        for (x, found) in x.chunks(hidden).zip(out.to_vec2::<f32>().unwrap()) {
+            assert_eq!(found, experts_reference(x, &layer));
+        }
+        let wrong = expert_product(&zeros(pairs + 1, hidden), &up, &routing, &gate_up);
+        assert!(matches!(wrong, Err(Error::Shape { operand: "x", .. })));
+        let wrong = expert_product(&activated, &up, &routing, &gate_up);
+        assert!(matches!(wrong, Err(Error::Shape { operand: "weights", .. })));
+    }
+    for (experts, top_k, parameter) in [(8, 9, "top_k"), (64, 33, "top_k"), (8193, 1, "experts")] {
+        let error = Routing::new(1, experts, top_k, &Device::Cpu).unwrap_err();
+        assert!(matches!(error, Error::Parameter { parameter: found, .. } if found == parameter));
+    }
 }
 
 /// What a GPU refuses is refused here too, so that a test finds it.

@@ -8,6 +8,7 @@
 
 mod attention;
 mod elements;
+mod experts;
 mod gpu;
 mod packed;
 mod rows;
@@ -21,7 +22,7 @@ use gpu::Gpu;
 /// A comparison over many shapes: panics where kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 26] = [
+const COMPARISONS: [(&str, Comparison); 29] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -34,6 +35,9 @@ const COMPARISONS: [(&str, Comparison); 26] = [
     ("packed_product", packed::packed_product),
     ("packed_matmul", packed::packed_matmul),
     ("packed_embedding", packed::packed_embedding),
+    ("route", experts::route),
+    ("expert_product", experts::expert_product),
+    ("combine_experts", experts::combine_experts),
     ("add", elements::add),
     ("scale_and_cap", elements::scale_and_cap),
     ("resolve_tokens", elements::resolve_tokens),

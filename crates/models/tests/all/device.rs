@@ -168,37 +168,48 @@ fn goldens() -> impl Iterator<Item = &'static str> {
     GOLDENS.iter().copied().chain(QUANTIZED.iter().map(|(name, _)| *name))
 }
 
-/// Parts of matrices and of the vocabulary, sums and gathers; graphs of a GPU record the same walk.
+/// Parts of matrices and of the vocabulary, sums and gathers, heads that two ranks share; graphs of a GPU record the same walk.
 #[test]
-fn two_ranks_compute_what_transformers_does() {
+fn two_ranks_and_four_compute_what_transformers_does() {
     let all_heads = |name: &str| {
         checkpoint(name).spec().layers.iter().any(|layer| layer.attention.norms_all_heads())
     };
-    let split = GOLDENS.iter().filter(|name| numbers_of_ranks(&checkpoint(name)).contains(&2));
-    for name in split {
-        let golden = Golden::read(name);
-        if all_heads(name) {
-            let options = options_for(name, &Device::Cpu, LoadDtype::F32);
-            let refused = on_ranks(2, |comm| {
-                load_shard_on_device(&checkpoint(name), &options, comm, &mut |_| {}).err().unwrap()
+    for name in GOLDENS {
+        let (golden, counts) = (Golden::read(name), numbers_of_ranks(&checkpoint(name)));
+        for ranks in counts {
+            if all_heads(name) {
+                let options = options_for(name, &Device::Cpu, LoadDtype::F32);
+                let refused = on_ranks(ranks, |comm| {
+                    let loaded =
+                        load_shard_on_device(&checkpoint(name), &options, comm, &mut |_| {});
+                    loaded.err().unwrap()
+                });
+                assert_eq!(
+                    refused[0].to_string(),
+                    "models with norms over all heads, split over ranks, do not run on a GPU yet; use --device cpu"
+                );
+                continue;
+            }
+            let found = on_ranks(ranks, |comm| {
+                let mut runner = Runner::of_rank(&Device::Cpu, name, LoadDtype::F32, comm);
+                let logits = runner.prefill(&golden.prompt, 13, &[19, 2, 23, 7]);
+                (logits, runner.greedy(&golden.prompt, 8))
             });
-            assert_eq!(
-                refused[0].to_string(),
-                "models with norms over all heads, split over ranks, do not run on a GPU yet; use --device cpu"
-            );
-            continue;
-        }
-        let found = on_ranks(2, |comm| {
-            let mut runner = Runner::of_rank(&Device::Cpu, name, LoadDtype::F32, comm);
-            let logits = runner.prefill(&golden.prompt, 13, &[19, 2, 23, 7]);
-            (logits, runner.greedy(&golden.prompt, 8))
-        });
-        for (rank, (logits, greedy)) in found.into_iter().enumerate() {
-            let difference = max_difference(&logits, &golden.logits);
-            assert!(difference < TOLERANCE, "{name}, rank {rank}: logits differ by {difference}");
-            assert_eq!(greedy, golden.greedy[..8], "{name}, rank {rank}: greedy tokens");
+            for (rank, (logits, greedy)) in found.into_iter().enumerate() {
+                let difference = max_difference(&logits, &golden.logits);
+                assert!(difference < TOLERANCE, "{name}, rank {rank} of {ranks}: {difference}");
+                assert_eq!(greedy, golden.greedy[..8], "{name}, rank {rank} of {ranks}");
+            }
         }
     }
+}
+
+/// Codes of experts are for the CPU.
+#[test]
+fn quantized_experts_are_refused_on_a_gpu() {
+    let on_gpu = |name| checkpoint(name).spec().only_on_cpu();
+    assert_eq!(on_gpu("awq-experts"), Some("quantized experts"));
+    assert_eq!([on_gpu("mixtral"), on_gpu("awq")], [None; 2]);
 }
 
 /// As many GPUs as CANDLEPOWER_TEST_GPU says, a thread for each: they give what one gives without NCCL. With one, NCCL has a group of one.

@@ -165,7 +165,7 @@ fn sizes_that_do_not_divide_are_refused_with_those_that_would() {
     );
     assert_eq!(
         refused("gptq", 2),
-        "tensor_parallel_size 2 does not divide the model's 1 set of inputs in act-order (desc_act); possible are 1"
+        "tensor_parallel_size 2 does not divide the model's quantized inputs, whose groups are in act-order (desc_act); possible are 1"
     );
     let comm = Comm::local(3, Duration::from_secs(1)).unwrap().remove(0);
     let loaded = load_shard(&checkpoint("llama"), &options(), Arc::new(comm), &mut |_| {});

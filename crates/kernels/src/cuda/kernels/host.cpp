@@ -2,6 +2,7 @@
 // host's compiler and compares it with the Rust references. The loops are those of sampling.cu, one thread's
 // worth; everything they decide is in the shared headers.
 
+#include <cstring>
 #include <vector>
 
 #include "index.cuh"
@@ -135,6 +136,33 @@ uint64_t host_code_place(int32_t output, int32_t column, int32_t columns, int32_
   *shift = found.shift;
   return found.word;
 }
+
+// The expert that is chosen after `last`, whose share has these bits; `count` where there is none.
+int32_t host_next_choice(const float* shares, int32_t count, uint32_t last_share, int32_t last) {
+  uint32_t best_share = 0;
+  int32_t best = count;
+  for (int32_t i = 0; i < count; ++i) {
+    uint32_t share;
+    std::memcpy(&share, shares + i, sizeof share);
+    if (chosen_before(last_share, last, share, i) && chosen_before(share, i, best_share, best)) {
+      best_share = share;
+      best = i;
+    }
+  }
+  return best;
+}
+
+uint32_t host_tiles_of(uint32_t rows, uint32_t tile_rows) { return tiles_of(rows, tile_rows); }
+
+uint32_t host_most_tiles(uint32_t rows, uint32_t experts, uint32_t tile_rows) {
+  return most_tiles(rows, experts, tile_rows);
+}
+
+int32_t host_expert_of_tile(const uint32_t* tiles, int32_t experts, uint32_t tile) {
+  return expert_of_tile(tiles, experts, tile);
+}
+
+int32_t host_swizzled(int32_t row, int32_t chunk) { return swizzled(row, chunk); }
 
 double host_uniform(const SamplerRow* row) { return uniform_of(*row); }
 

@@ -129,4 +129,42 @@ CANDLEPOWER_HD CodePlace code_place(int32_t output, int32_t column, int32_t colu
   return {tile * 32 * bits + (word / 4 * 32 + lane) * 4 + word % 4, shift};
 }
 
+// ---- Experts ---------------------------------------------------------------------------------------
+
+// Whether an expert is chosen before another: the one with the larger share, of equal ones the first. Shares are not
+// negative, so that their bits are in the order of the numbers, and NaN has a place in it.
+CANDLEPOWER_HD bool chosen_before(uint32_t share, int32_t expert, uint32_t other_share, int32_t other) {
+  return share != other_share ? share > other_share : expert < other;
+}
+
+// Tiles of `tile_rows` rows that `rows` rows take.
+CANDLEPOWER_HD uint32_t tiles_of(uint32_t rows, uint32_t tile_rows) {
+  return (rows + tile_rows - 1) / tile_rows;
+}
+
+// The most tiles that `rows` rows take, however many of them each expert has.
+CANDLEPOWER_HD uint32_t most_tiles(uint32_t rows, uint32_t experts, uint32_t tile_rows) {
+  const uint32_t chosen = rows < experts ? rows : experts;
+  return (rows + chosen * (tile_rows - 1)) / tile_rows;
+}
+
+// The expert that `tile` belongs to; its tiles are those from `tiles[expert]` on, and `tile` is below `tiles[experts]`.
+CANDLEPOWER_HD int32_t expert_of_tile(const uint32_t* tiles, int32_t experts, uint32_t tile) {
+  int32_t low = 0;
+  int32_t high = experts;
+  while (high - low > 1) {
+    const int32_t middle = (low + high) / 2;
+    (tiles[middle] <= tile ? low : high) = middle;
+  }
+  return low;
+}
+
+// Chunks of 16 bytes in a row of a tile in shared memory: all of its banks.
+constexpr int32_t kRowChunks = 8;
+
+// Where a chunk of a row lies, in chunks: the same ones of eight rows, and all of one row, lie in different banks.
+CANDLEPOWER_HD int32_t swizzled(int32_t row, int32_t chunk) {
+  return row * kRowChunks + (chunk ^ row % kRowChunks);
+}
+
 }  // namespace candlepower

@@ -6,7 +6,7 @@
 // sum(x), where the second sum is a product with ones. Source of the idea of laying codes out for the lanes that
 // multiply them: Frantar et al., "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on LLMs", 2024.
 
-#include "common.cuh"
+#include "tensor_core.cuh"
 
 namespace candlepower {
 
@@ -116,12 +116,6 @@ struct Pairs<__nv_bfloat16> {
 
   // The seven bits begin where the exponent does, whose bias is 120 more: 2^112 leaves the factor of 256.
   static __device__ __forceinline__ uint32_t e4m3_parts(uint32_t codes);
-
-  static __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-  }
 };
 
 template <>
@@ -133,12 +127,6 @@ struct Pairs<__half> {
   static constexpr uint32_t kSixteen = 0x4c004c00u;
 
   static __device__ __forceinline__ uint32_t e4m3_parts(uint32_t codes);
-
-  static __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-  }
 };
 
 template <typename T>
@@ -280,8 +268,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) packed_product_kernel(PackedPro
       for (int32_t rows = 0; rows < kRowTiles; ++rows) {
         uint32_t b[2];
         load_inputs<T>(args, rows * kTileRows + lane / 4, column + lane % 4 * 4, b);
-        Pairs<T>::multiply(sums[rows], a, b);
-        if constexpr (kScaled) Pairs<T>::multiply(inputs[rows], ones, b);
+        multiply(sums[rows], a, b, T());
+        if constexpr (kScaled) multiply(inputs[rows], ones, b, T());
       }
     }
   }

@@ -1,0 +1,110 @@
+//! Layers of experts: routing, products with few and many rows of each expert, and their sum.
+
+use candle_core::{DType, Tensor};
+use candlepower_kernels::cuda;
+use candlepower_kernels::device::{self, ExpertMatrices, Matrix, Routing};
+use candlepower_kernels::linear_reference;
+
+use crate::gpu::{Gpu, HALVES, Random, Tolerance, to_vec};
+
+/// Tokens, experts and how many of them each token goes to: idle experts, one row in the last tile, and both sizes of tiles.
+const STEPS: [(usize, usize, usize); 7] =
+    [(1, 8, 2), (3, 128, 8), (64, 128, 8), (33, 5, 5), (17, 1, 1), (129, 4, 2), (700, 60, 6)];
+
+/// The tables on the GPU and, of the same scores, those of the definition.
+fn routed(
+    gpu: &Gpu,
+    step: (usize, usize, usize),
+    dtype: DType,
+    random: &mut Random,
+) -> [Routing; 2] {
+    let (tokens, experts, top_k) = step;
+    let scores = random.floats(tokens * experts, 6.0, dtype);
+    let on_gpu = gpu.floats(&scores, &[tokens, experts], dtype);
+    let on_cpu = on_gpu.to_device(&candle_core::Device::Cpu).unwrap();
+    [on_gpu, on_cpu].map(|scores| {
+        let routing = Routing::new(tokens + 5, experts, top_k, scores.device()).unwrap();
+        let routing = routing.of(tokens).unwrap();
+        device::route(&scores, tokens % 2 == 0, &routing).unwrap();
+        routing
+    })
+}
+
+pub(crate) fn route(gpu: &Gpu) {
+    let mut random = Random(71);
+    for step in STEPS {
+        for dtype in HALVES {
+            let what = format!("{step:?}, {dtype:?}");
+            let [found, want] = routed(gpu, step, dtype, &mut random);
+            let integers = |routing: &Routing| {
+                let Routing { chosen, sorted, starts, tiles, .. } = routing;
+                [chosen, sorted, starts, tiles].map(|table| table.to_vec1::<u32>().unwrap())
+            };
+            for (found, want) in integers(&found).iter().zip(&integers(&want)) {
+                gpu.assert_equal(found, want, &what);
+            }
+            let tolerance = Tolerance { own: 8.0, largest: 0.0 };
+            gpu.assert_close(&found.shares, &to_vec(&want.shares), tolerance, &what);
+        }
+    }
+}
+
+pub(crate) fn expert_product(gpu: &Gpu) {
+    let mut random = Random(72);
+    for step in STEPS {
+        let (tokens, experts, _) = step;
+        // Whole tiles, parts of them, and rows that are no whole chunks.
+        for (n, k) in [(128, 64), (200, 328), (33, 13), (1536, 512)] {
+            if experts * n * k > 1 << 24 {
+                continue;
+            }
+            for dtype in HALVES {
+                let [routing, reference] = routed(gpu, step, dtype, &mut random);
+                let weights: Vec<Vec<f32>> =
+                    (0..experts).map(|_| random.floats(n * k, 1.0, dtype)).collect();
+                let matrices = weights.iter().map(|w| Matrix::Rows(gpu.floats(w, &[n, k], dtype)));
+                let matrices = ExpertMatrices::new(matrices.collect()).unwrap();
+                let chosen = reference.chosen.to_vec1::<u32>().unwrap();
+                let pairs = routing.pairs();
+                for rows in [tokens, pairs] {
+                    let x = random.floats(rows * k, 1.0, dtype);
+                    let out = gpu.unwritten(&[pairs, n], dtype);
+                    let on_gpu = gpu.floats(&x, &[rows, k], dtype);
+                    cuda::expert_product(&on_gpu, &matrices, &routing, &out).unwrap();
+                    let of_pair = |pair: usize| &x[pair / (pairs / rows) * k..][..k];
+                    let want: Vec<f32> = (0..pairs)
+                        .map(|pair| (of_pair(pair), &weights[chosen[pair] as usize]))
+                        .flat_map(|(x, w)| w.chunks(k).map(move |w| linear_reference(x, w, None)))
+                        .collect();
+                    // Sums in f32 in another order: far below a step of the result's largest value.
+                    let tolerance = Tolerance { own: 0.6, largest: 0.01 };
+                    let what = format!("{step:?}, {rows} rows, {k} x {n}");
+                    gpu.assert_close(&out, &want, tolerance, &what);
+                }
+            }
+        }
+    }
+}
+
+pub(crate) fn combine_experts(gpu: &Gpu) {
+    let mut random = Random(73);
+    for step in STEPS {
+        for hidden in [64, 2048, 33] {
+            for dtype in HALVES {
+                let [routing, reference] = routed(gpu, step, dtype, &mut random);
+                let pairs = routing.pairs();
+                let results = random.floats(pairs * hidden, 1.0, dtype);
+                let results = gpu.floats(&results, &[pairs, hidden], dtype);
+                let out = gpu.unwritten(&[step.0, hidden], dtype);
+                cuda::combine_experts(&results, &routing, &out).unwrap();
+                let cpu = &candle_core::Device::Cpu;
+                let want = Tensor::zeros((step.0, hidden), dtype, cpu).unwrap();
+                let results = results.to_device(cpu).unwrap();
+                device::combine_experts(&results, &reference, &want).unwrap();
+                // Both are rounded once, of sums that differ by little.
+                let tolerance = Tolerance { own: 1.1, largest: 0.001 };
+                gpu.assert_close(&out, &to_vec(&want), tolerance, &format!("{step:?}, {hidden}"));
+            }
+        }
+    }
+}
