@@ -58,7 +58,7 @@ fn files_that_cannot_be_served_are_refused_in_one_line() {
         (ServerBuilder::new(file("none.gguf")), "there is no model folder or GGUF file `"),
         (
             ServerBuilder::new(&whole).flags("--quantization awq"),
-            "--quantization awq does not match the weights: ",
+            "--quantization awq does not match the weights: model.gguf says `gguf`; leave the flag out",
         ),
     ] {
         let refused = builder.refused();

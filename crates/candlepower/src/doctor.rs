@@ -14,7 +14,7 @@ use candlepower_checkpoint::{
     Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig, KvDtype,
     MemoryPlan, MemoryRequest,
 };
-use candlepower_hub::ModelId;
+use candlepower_hub::ModelName;
 use candlepower_machine::Machine;
 use candlepower_server::ServeConfig;
 use candlepower_server::config::{ByteSize, Dtype as DtypeSetting, KvCacheDtype};
@@ -60,7 +60,7 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
 /// What to look at.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// Model folder, of which config.json is enough, a GGUF file, or a hub id, of which config.json is fetched, or `demo`; without one
+    /// Model folder, of which config.json is enough, a GGUF file, or a hub id, of which config.json or the GGUF header is fetched, or `demo`; without one
     /// only the machine is shown
     #[arg(value_name = "MODEL")]
     model: Option<String>,
@@ -97,7 +97,7 @@ pub(crate) struct Doctor {
 }
 
 /// The files of a model, of which `config.json` is enough: a folder, a GGUF file, `demo`, or an id on the hub, from which nothing but
-/// `config.json` is fetched.
+/// `config.json`, or the header of a GGUF file, is fetched.
 ///
 /// # Errors
 /// There is no such model, or it cannot be had.
@@ -108,9 +108,9 @@ fn checkpoint_files(model: &str, revision: &str) -> Result<CheckpointFiles> {
     if let Some(files) = CheckpointFiles::find(Path::new(model))? {
         return Ok(files);
     }
-    let Ok(id) = model.parse::<ModelId>() else {
+    let Ok(name) = model.parse::<ModelName>() else {
         bail!(
-            "there is no model folder or GGUF file `{model}`; name a folder with config.json, a GGUF file, a model on the hub as owner/name, or `demo`"
+            "there is no model folder or GGUF file `{model}`; name a folder with config.json, a GGUF file, a model on the hub as owner/name or owner/name:Q4_K_M, or `demo`"
         );
     };
     let flags =
@@ -118,8 +118,8 @@ fn checkpoint_files(model: &str, revision: &str) -> Result<CheckpointFiles> {
     let settings = ServeConfig::resolve(&flags, std::env::vars_os())?;
     let hub = candlepower_server::hub(&settings.config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let model = runtime.block_on(hub.open_configuration(&id, revision))?;
-    Ok(CheckpointFiles::Folder(model.folder()))
+    let model = runtime.block_on(hub.open_configuration(&name, revision))?;
+    Ok(model.files())
 }
 
 /// What there is to say of a model.

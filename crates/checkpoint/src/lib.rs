@@ -29,7 +29,7 @@ pub use encoder::{
 pub use error::{Error, Result};
 pub use files::{CheckpointFiles, WeightFiles};
 pub use generation::{GenerationConfig, SamplingDefaults};
-pub use gguf::{Gguf, GgufTensor, GgufType};
+pub use gguf::{Gguf, GgufTensor, GgufType, ReadRange};
 pub use memory::{
     BATCHED_TOKENS, Counted, DEVICE_HEAD_DIMS, DeviceKind, DeviceMemory, DeviceWidths,
     GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan, MemoryRequest, device_head_dim,
@@ -127,6 +127,11 @@ impl Checkpoint {
             checkpoint.spec.quantized.extend(slots);
         }
         Ok(checkpoint)
+    }
+
+    /// The file in which people find what the configuration says: `config.json`, or a GGUF file.
+    pub fn config_file(&self) -> &str {
+        self.files.shown_name("config.json")
     }
 
     /// Where the checkpoint's files are.

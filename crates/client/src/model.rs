@@ -5,7 +5,7 @@ use candlepower_checkpoint::{
     Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan,
     MemoryRequest,
 };
-use candlepower_hub::{Hub, HubConfig, HubSettings, ModelId};
+use candlepower_hub::{Hub, HubConfig, HubSettings, ModelName};
 
 use crate::check::{Compute, Place, Plan};
 use crate::error::{Error, Result};
@@ -31,9 +31,9 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
     let model = &plan.spec.model;
     let wrong = |error| Error::from_checkpoint(model, error);
     let description = Description::open(files(plan).await?).map_err(wrong)?;
-    let quantization = match &description {
-        Description::Decoder(checkpoint) => checkpoint.quantization(),
-        Description::Encoder(checkpoint) => checkpoint.quantization(),
+    let (quantization, file) = match &description {
+        Description::Decoder(checkpoint) => (checkpoint.quantization(), checkpoint.config_file()),
+        Description::Encoder(checkpoint) => (checkpoint.quantization(), "config.json"),
     };
     let found = quantization.map(|quantization| quantization.method.as_str());
     if let Some(asked) = &params.quantization
@@ -41,7 +41,11 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
     {
         let found =
             found.map_or("that they are not quantized".to_owned(), |found| format!("`{found}`"));
-        return Err(Error::QuantizationMismatch { asked: asked.clone(), found });
+        return Err(Error::QuantizationMismatch {
+            asked: asked.clone(),
+            file: file.to_owned(),
+            found,
+        });
     }
     let checkpoint = match &description {
         Description::Decoder(checkpoint) => checkpoint,
@@ -166,15 +170,15 @@ fn memories(params: &Params, plan: &Plan, compute: &Compute) -> Vec<DeviceMemory
     }
 }
 
-/// The files that describe the model; of a model on the hub `config.json` is fetched.
+/// The files that describe the model; of a model on the hub `config.json` is fetched, or the header of a GGUF file.
 async fn files(plan: &Plan) -> Result<CheckpointFiles> {
     let model = plan.spec.model.as_str();
     if model == "demo" {
         return Ok(CheckpointFiles::Embedded(&DEMO));
     }
     let path = std::path::Path::new(model);
-    let id = match model.parse::<ModelId>() {
-        Ok(id) if !path.is_absolute() => id,
+    let name = match model.parse::<ModelName>() {
+        Ok(name) if !path.is_absolute() => name,
         _ => {
             let found = CheckpointFiles::find(path);
             let found = found.map_err(|error| Error::from_checkpoint(model, error))?;
@@ -198,8 +202,8 @@ async fn files(plan: &Plan) -> Result<CheckpointFiles> {
     };
     let hub = HubConfig::new(settings, variable).and_then(Hub::new).map_err(wrong)?;
     let revision = setting(plan, "REVISION").unwrap_or(REVISION);
-    let found = hub.open_configuration(&id, revision).await.map_err(wrong)?;
-    Ok(CheckpointFiles::Folder(found.folder()))
+    let found = hub.open_configuration(&name, revision).await.map_err(wrong)?;
+    Ok(found.files())
 }
 
 /// A setting that the deployment's environment gives the server.

@@ -97,7 +97,7 @@ pub enum Error {
     },
     /// The weight files hold tensors that the architecture does not explain.
     #[error(
-        "{count} tensors in the weight files are not part of {architecture} as config.json describes it: {names}"
+        "{count} tensors in the weight files are not part of {architecture} as {file} describes it: {names}"
     )]
     TensorsUnknown {
         /// How many.
@@ -116,9 +116,11 @@ pub enum Error {
         first: String,
         /// The other file.
         second: String,
+        /// The file with the configuration.
+        file: String,
     },
     /// A tensor has another shape than the configuration says.
-    #[error("tensor {name} has shape {found:?}, but config.json makes it {expected:?}")]
+    #[error("tensor {name} has shape {found:?}, but {file} makes it {expected:?}")]
     TensorShape {
         /// The tensor's name.
         name: String,
@@ -136,5 +138,7 @@ pub enum Error {
         found: String,
         /// What it may be, in words.
         expected: &'static str,
+        /// The file with the configuration.
+        file: String,
     },
 }

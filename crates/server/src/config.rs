@@ -24,7 +24,8 @@ use values::{at_least_one, endpoint, gigabytes, not_empty, origin, part, session
 /// Everything that `candlepower serve` can be told.
 #[derive(Clone, Debug, PartialEq, Args)]
 pub struct ServeConfig {
-    /// What to serve: `demo` (a small model inside this program), a model folder or a GGUF file
+    /// What to serve: `demo` (a small model inside this program), a model folder, a GGUF file, or a model on the hub: owner/name, or of
+    /// its GGUF files owner/name:Q4_K_M or owner/name/FILE
     #[arg(help_heading = "Model", value_name = "MODEL")]
     pub model: Option<String>,
     /// Names under which requests may ask for the model; several are separated by commas [default: the folder's name]

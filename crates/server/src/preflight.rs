@@ -31,7 +31,7 @@ pub(crate) fn check(
 }
 
 fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device) -> Result<()> {
-    check_quantization(config, checkpoint.quantization())?;
+    check_quantization(config, checkpoint)?;
     let spec = checkpoint.spec();
     if let Some(what) = spec.only_on_cpu().filter(|_| !device.is_cpu()) {
         return Err(Error::OnlyOnCpu(what));
@@ -47,7 +47,7 @@ fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device)
 
 /// A decoder that gives vectors is computed on the CPU, without a cache.
 fn check_pooled_decoder(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {
-    check_quantization(config, checkpoint.quantization())?;
+    check_quantization(config, checkpoint)?;
     if let Some(setting) = not_for_vectors(config) {
         let architecture = checkpoint.architecture();
         return Err(Error::NotForVectors { setting, architecture });
@@ -89,7 +89,7 @@ fn dtype(setting: DtypeSetting) -> Option<Dtype> {
 
 /// An encoder is computed on the CPU, in f32, without a cache.
 fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result<()> {
-    check_method(config, checkpoint.quantization())?;
+    check_method(config, "config.json", checkpoint.quantization())?;
     if let Some(found) = checkpoint.quantization() {
         return Err(Error::QuantizedEncoder(found.method.clone()));
     }
@@ -156,9 +156,9 @@ fn memory_request(
     }
 }
 
-fn check_quantization(config: &ServeConfig, found: Option<&Quantization>) -> Result<()> {
-    check_method(config, found)?;
-    match found {
+fn check_quantization(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {
+    check_method(config, checkpoint.config_file(), checkpoint.quantization())?;
+    match checkpoint.quantization() {
         Some(found) if found.scheme.is_none() && config.load_format != LoadFormat::Dummy => {
             Err(Error::QuantizationUnsupported(found.method.clone()))
         }
@@ -166,8 +166,8 @@ fn check_quantization(config: &ServeConfig, found: Option<&Quantization>) -> Res
     }
 }
 
-/// The method that is asked for is the weights'.
-fn check_method(config: &ServeConfig, found: Option<&Quantization>) -> Result<()> {
+/// The method that is asked for is the weights', as `file` says it.
+fn check_method(config: &ServeConfig, file: &str, found: Option<&Quantization>) -> Result<()> {
     let found = found.map(|quantization| quantization.method.as_str());
     let Some(asked) = config.quantization.map(|asked| asked.as_str()) else { return Ok(()) };
     if found == Some(asked) {
@@ -175,5 +175,5 @@ fn check_method(config: &ServeConfig, found: Option<&Quantization>) -> Result<()
     }
     let found = found
         .map_or_else(|| "that they are not quantized".to_owned(), |method| format!("`{method}`"));
-    Err(Error::QuantizationMismatch { asked, found })
+    Err(Error::QuantizationMismatch { asked, file: file.to_owned(), found })
 }
