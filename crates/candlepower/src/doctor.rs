@@ -17,7 +17,7 @@ use candlepower_checkpoint::{
 use candlepower_hub::ModelName;
 use candlepower_machine::Machine;
 use candlepower_server::ServeConfig;
-use candlepower_server::config::{ByteSize, Dtype as DtypeSetting, KvCacheDtype};
+use candlepower_server::config::{ByteSize, Dtype as DtypeSetting, KvCacheDtype, QuantizeOnLoad};
 use clap::Args;
 use serde_json::json;
 
@@ -39,6 +39,7 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     architecture             class name in config.json, or null\n  \
     supported                whether this version can serve it\n  \
     quantization             its method in config.json, or null\n  \
+    quantize_on_load         what its weights become while they are loaded: int8, int4 or null\n  \
     message                  why it is not supported or does not fit; null if all is well\n  \
     dtype                    of the weights that are not quantized: float32, float16, bfloat16\n  \
     num_parameters           count of weights\n  \
@@ -73,6 +74,9 @@ pub(crate) struct Doctor {
     /// Type that the weights are kept in; auto keeps them as stored
     #[arg(long, value_enum, default_value_t)]
     dtype: DtypeSetting,
+    /// What weights that are not quantized become while they are loaded
+    #[arg(long, value_enum, value_name = "KIND")]
+    quantize_on_load: Option<QuantizeOnLoad>,
     /// Ranks over which each layer is split
     #[arg(long, value_name = "N", default_value = "1")]
     tensor_parallel_size: NonZeroUsize,
@@ -208,8 +212,14 @@ impl Doctor {
     /// Does the arithmetic for every dtype on every device.
     fn look_at(&self, model: &str, machine: &Machine) -> Result<Report> {
         match Description::open(checkpoint_files(model, &self.revision)?)? {
-            Description::Decoder(checkpoint) => {
+            Description::Decoder(mut checkpoint) => {
+                if let Some(kind) = self.quantize_on_load {
+                    checkpoint.quantize_on_load(kind.on_load())?;
+                }
                 self.look_at_decoder(model, &checkpoint, machine).map(Report::Decoder)
+            }
+            Description::Encoder(_) if self.quantize_on_load.is_some() => {
+                bail!("--quantize-on-load is for models that generate text: leave it out");
             }
             Description::Encoder(checkpoint) => {
                 self.look_at_encoder(model, &checkpoint, machine).map(Report::Encoder)

@@ -3,7 +3,7 @@
 use candlepower_checkpoint::{
     BATCHED_TOKENS, Checkpoint, CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory,
     Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan,
-    MemoryRequest,
+    MemoryRequest, OnLoad,
 };
 use candlepower_hub::{Hub, HubConfig, HubSettings, ModelName};
 
@@ -30,7 +30,12 @@ static DEMO: [(&str, &[u8]); 1] =
 pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Result<()> {
     let model = &plan.spec.model;
     let wrong = |error| Error::from_checkpoint(model, error);
-    let description = Description::open(files(plan).await?).map_err(wrong)?;
+    let mut description = Description::open(files(plan).await?).map_err(wrong)?;
+    if let (Some(kind), Description::Decoder(checkpoint)) =
+        (on_load(setting(plan, "QUANTIZE_ON_LOAD")), &mut description)
+    {
+        checkpoint.quantize_on_load(kind).map_err(wrong)?;
+    }
     let (quantization, file) = match &description {
         Description::Decoder(checkpoint) => (checkpoint.quantization(), checkpoint.config_file()),
         Description::Encoder(checkpoint) => (checkpoint.quantization(), "config.json"),
@@ -218,6 +223,10 @@ fn number(plan: &Plan, name: &str, default: usize) -> usize {
 
 fn count(plan: &Plan, name: &str) -> Option<usize> {
     setting(plan, name).and_then(|text| text.parse().ok()).filter(|n| *n > 0)
+}
+
+fn on_load(asked: Option<&str>) -> Option<OnLoad> {
+    [OnLoad::Int8, OnLoad::Int4].into_iter().find(|kind| Some(kind.as_str()) == asked)
 }
 
 fn dtype(asked: Option<&str>) -> Option<Dtype> {

@@ -145,7 +145,7 @@ fn cpu_runner(
     let num_threads = threads.iter().map(|threads| threads.count).sum();
     let own_threads = threads[0].clone();
     let load = (&config.load, RankDevice::Cpu);
-    let setup = Setup::new(checkpoint.files(), load, config.block_size, threads);
+    let setup = Setup::new(checkpoint, load, config.block_size, threads);
     // Where this fails, rank 0's end goes first, and the others end.
     let (followers, comm) =
         Followers::start(config.rank_kind, &setup, config.stuck_after, Arc::clone(death))?;
@@ -195,7 +195,7 @@ fn device_runner(
     check_gpus(&config.load.device, ranks)?;
     let num_threads = threads.iter().map(|threads| threads.count).sum();
     let on = if config.load.device.is_cuda() { RankDevice::Gpu } else { RankDevice::Reference };
-    let setup = Setup::new(checkpoint.files(), (&config.load, on), config.block_size, threads);
+    let setup = Setup::new(checkpoint, (&config.load, on), config.block_size, threads);
     let (followers, comm) =
         Followers::start(config.rank_kind, &setup, config.stuck_after, Arc::clone(death))?;
     let began = Instant::now();

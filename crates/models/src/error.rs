@@ -39,6 +39,16 @@ pub enum Error {
         /// What was found, in words.
         reason: &'static str,
     },
+    /// A matrix that is to be quantized holds what no scale reaches.
+    #[error(
+        "tensor {name} holds infinity, NaN or numbers too large for {kind}; leave --quantize-on-load out"
+    )]
+    NotQuantizable {
+        /// The tensor's name.
+        name: String,
+        /// What it was to become.
+        kind: &'static str,
+    },
     /// A quantized matrix whose inputs cannot be split.
     #[error(
         "tensor {name} has its inputs in the order of their groups (act-order), which ranks cannot share; leave --tensor-parallel-size out"
@@ -106,6 +116,8 @@ pub enum Error {
         names: String,
         /// The architecture's class name.
         architecture: &'static str,
+        /// The file with the configuration.
+        file: String,
     },
     /// A tensor that two files hold.
     #[error("the tensor {name} is both in {first} and in {second}; remove one of the files")]
@@ -116,8 +128,6 @@ pub enum Error {
         first: String,
         /// The other file.
         second: String,
-        /// The file with the configuration.
-        file: String,
     },
     /// A tensor has another shape than the configuration says.
     #[error("tensor {name} has shape {found:?}, but {file} makes it {expected:?}")]
@@ -128,6 +138,8 @@ pub enum Error {
         found: Vec<usize>,
         /// Its shape by the configuration, or the one with most dimensions of several.
         expected: Vec<usize>,
+        /// The file with the configuration.
+        file: String,
     },
     /// A tensor's numbers are of a kind that is not computed with.
     #[error("tensor {name} is stored as {found}, which is not supported; {expected}")]
@@ -138,7 +150,5 @@ pub enum Error {
         found: String,
         /// What it may be, in words.
         expected: &'static str,
-        /// The file with the configuration.
-        file: String,
     },
 }

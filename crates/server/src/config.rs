@@ -16,8 +16,8 @@ use clap::{ArgAction, Args};
 pub use resolve::{ConfigError, Effective, Setting, Source};
 pub use values::{
     ByteSize, DefaultMaxTokens, DeviceKind, Dtype, Framework, GenerationConfigSource, KvCacheDtype,
-    LoadFormat, LogFormat, LogLevel, MetricsCompat, Pooling, Quantization, ReasoningParser,
-    ToolCallParser,
+    LoadFormat, LogFormat, LogLevel, MetricsCompat, Pooling, Quantization, QuantizeOnLoad,
+    ReasoningParser, ToolCallParser,
 };
 use values::{at_least_one, endpoint, gigabytes, not_empty, origin, part, session_seconds, switch};
 
@@ -52,6 +52,9 @@ pub struct ServeConfig {
     /// Quantization that the weights must have [default: what config.json says]
     #[arg(long, help_heading = "Model", value_enum, value_name = "METHOD")]
     pub quantization: Option<Quantization>,
+    /// What weights that are not quantized become while they are loaded
+    #[arg(long, help_heading = "Model", value_enum, value_name = "KIND")]
+    pub quantize_on_load: Option<QuantizeOnLoad>,
     /// Where weights come from; dummy makes random ones, to try sizes and speeds
     #[arg(long, help_heading = "Model", value_enum, default_value_t)]
     pub load_format: LoadFormat,

@@ -7,7 +7,8 @@ use candlepower_checkpoint::{
 use candlepower_engine::{Device, check_gpus, free_bytes};
 
 use crate::config::{
-    DeviceKind as DeviceSetting, Dtype as DtypeSetting, KvCacheDtype, LoadFormat, ServeConfig,
+    DeviceKind as DeviceSetting, Dtype as DtypeSetting, KvCacheDtype, LoadFormat, QuantizeOnLoad,
+    ServeConfig,
 };
 use crate::error::{Error, Result};
 use crate::load::gives_vectors;
@@ -94,7 +95,10 @@ fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result
         return Err(Error::QuantizedEncoder(found.method.clone()));
     }
     let architecture = checkpoint.architecture();
-    let setting = not_for_vectors(config).or_else(|| match (config.load_format, config.dtype) {
+    let on_load = config.quantize_on_load.map(QuantizeOnLoad::on_load);
+    let on_load = on_load.map(|kind| format!("--quantize-on-load {}", kind.as_str()));
+    let setting = not_for_vectors(config).or(on_load);
+    let setting = setting.or_else(|| match (config.load_format, config.dtype) {
         (LoadFormat::Dummy, _) => Some("--load-format dummy".to_owned()),
         (_, DtypeSetting::Auto | DtypeSetting::Float32) => None,
         (_, DtypeSetting::Float16) => Some("--dtype float16".to_owned()),

@@ -101,7 +101,12 @@ impl LocalModel {
         files: CheckpointFiles,
         text_files: &CheckpointFiles,
     ) -> Result<Self> {
-        let description = Description::open(files)?;
+        let mut description = Description::open(files)?;
+        if let (Some(kind), Description::Decoder(checkpoint)) =
+            (config.quantize_on_load, &mut description)
+        {
+            checkpoint.quantize_on_load(kind.on_load())?;
+        }
         preflight::check(config, &description, device)?;
         let (tokenizer, chat_template) = text::load(config, text_files)?;
         Ok(Self {

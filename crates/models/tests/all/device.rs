@@ -17,7 +17,7 @@ use candlepower_models::{
     load_shard_on_device,
 };
 
-use crate::quantized::{QUANTIZED, SPARSE};
+use crate::quantized::{self, SPARSE};
 use crate::{
     golden::{
         BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, has_experts,
@@ -165,7 +165,7 @@ fn every_architecture_and_format_computes_what_transformers_does() {
 
 /// All goldens, of numbers and of codes.
 fn goldens() -> impl Iterator<Item = &'static str> {
-    GOLDENS.iter().copied().chain(QUANTIZED.iter().map(|(name, _)| *name))
+    GOLDENS.iter().copied().chain(quantized::all())
 }
 
 /// Parts of matrices and of the vocabulary, sums and gathers; graphs of a GPU record the same walk.
