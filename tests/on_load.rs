@@ -34,9 +34,13 @@ fn a_model_answers_with_the_bytes_that_doctor_has_counted() {
         let bytes = |report: &Value| report["weights_bytes"].as_f64().unwrap();
         assert!(bytes(&report) < part * bytes(&plain), "{report}\n{plain}");
         let server = ServerBuilder::new("demo").flags(&flags.join(" ")).start();
-        let mebibytes = bytes(&report) / f64::from(1 << 20);
-        let log = server.log();
-        assert!(log.contains(&format!("{mebibytes:.1} MiB of")), "{mebibytes}\n{log}");
+        let kibibytes = bytes(&report) / 1024.0;
+        let size = match kibibytes < 1024.0 {
+            true => format!("{kibibytes:.1} KiB of {kind} weights"),
+            false => format!("{:.1} MiB of {kind} weights", kibibytes / 1024.0),
+        };
+        let log = server.log_when_ready();
+        assert!(log.contains(&size), "{size}\n{log}");
         let text = answer(&server);
         if kind == "int8" {
             assert_eq!(text, "The capital of France is Paris.");

@@ -333,11 +333,14 @@ fn info(checkpoint: &Checkpoint, plan: &MemoryPlan, num_threads: usize) -> Engin
         block_size: plan.request.block_size,
         kv_cache_bytes: plan.kv_cache_bytes,
         weights_bytes: plan.weights_bytes,
-        weights_dtype: match (checkpoint.quantization(), plan.request.weights) {
+        weights_dtype: match (checkpoint.quantization(), checkpoint.on_load()) {
             (Some(quantization), _) => quantization.method.clone(),
-            (None, Dtype::F32) => "f32".to_owned(),
-            (None, Dtype::F16) => "f16".to_owned(),
-            (None, Dtype::Bf16) => "bf16".to_owned(),
+            (None, Some(on_load)) => on_load.as_str().to_owned(),
+            (None, None) => match plan.request.weights {
+                Dtype::F32 => "f32".to_owned(),
+                Dtype::F16 => "f16".to_owned(),
+                Dtype::Bf16 => "bf16".to_owned(),
+            },
         },
         embedding_bytes: checkpoint.spec().embedding_bytes(plan.request.weights),
         device: String::new(),

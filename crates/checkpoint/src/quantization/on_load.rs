@@ -29,9 +29,8 @@ impl OnLoad {
 
     /// What becomes of a planned tensor; `None` where it stays as it is. `tied` says that the head is the embedding.
     pub(crate) fn of(self, tensor: &TensorPlan, tied: bool) -> Option<Self> {
-        if tensor.columns().is_none() {
-            return None;
-        }
+        // Vectors have none.
+        tensor.columns()?;
         match tensor.slots.first()?.slot {
             Slot::Positions | Slot::Router => None,
             Slot::Embed => tied.then_some(Self::Int8),

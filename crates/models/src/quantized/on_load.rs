@@ -115,8 +115,8 @@ mod tests {
                 let Some(name) = key.strip_prefix("dequantized.") else { continue };
                 let (rows, k) = (expected.shape()[0], expected.shape()[1]);
                 let tensor = stored.tensor(name).unwrap();
-                assert_eq!(tensor.dtype(), safetensors::Dtype::BF16);
-                let rows = WeightRows { dtype: DType::BF16, bytes: &tensor.data()[..rows * k * 2] };
+                assert_eq!(tensor.dtype(), safetensors::Dtype::F32);
+                let rows = WeightRows { dtype: DType::F32, bytes: &tensor.data()[..rows * k * 4] };
                 let kind = if name == "lm_head.weight" { OnLoad::Int8 } else { kind };
                 let found = quantized(kind, name, k, rows).unwrap().view().numbers(k).unwrap();
                 let found: Vec<u8> = found.into_iter().flat_map(f32::to_le_bytes).collect();
