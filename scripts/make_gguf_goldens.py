@@ -7,6 +7,9 @@
 Each folder holds a tiny random model as the converter of llama.cpp writes such models; golden.safetensors with what
 make_goldens.py writes for the other models, computed by transformers in f32 from the numbers that the file's tensors hold,
 and the first rows of some, as `dequantized.NAME`; and tokenizer.json, the tokenizer that the file's vocabulary was taken from.
+
+The folders in on-load hold golden.safetensors alone: what the model of another folder computes with its matrices rounded as
+--quantize-on-load rounds them, to GGUF's Q8_0 and Q4_1, and the first rows of some of these.
 """
 
 from __future__ import annotations
@@ -157,6 +160,17 @@ MODELS = {
         ),
     ),
 }
+
+# folder: the folder of the model, and the type that its matrices get; the head and its like get eight bits.
+ON_LOAD = {
+    "on-load/llama-int8": ("llama", Type.Q8_0),
+    "on-load/llama-int4": ("llama", Type.Q4_1),
+    # Transposed, and a head that is the embedding.
+    "on-load/gpt2-int8": ("gpt2", Type.Q8_0),
+    "on-load/experts-int4": ("qwen3-moe", Type.Q4_1),
+}
+KEPT = ("wpe.weight", "embed_tokens.weight", "mlp.gate.weight")
+HEADS = ("wte.weight", "lm_head.weight")
 
 
 def byte_level(name: str) -> dict:
@@ -350,6 +364,30 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     print(f"{name}: {size / 1e3:.0f} kB, {summary}, {len(dequantized)} unpacked")
 
 
+def make_on_load(name: str, source: str, kind: Type, out: Path, seed: int) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        out / source, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    dequantized = {}
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.dim() == 1 or parameter_name.endswith(KEPT):
+            continue
+        own = Type.Q8_0 if parameter_name.endswith(HEADS) else kind
+        # GPT-2's linears are stored the other way round.
+        turned = source.startswith("gpt2") and not parameter_name.endswith(HEADS)
+        data = parameter.detach().numpy()
+        data = np.ascontiguousarray(data.T if turned else data)
+        numbers = gguf.quants.dequantize(gguf.quants.quantize(data, own), own)
+        parameter.data.copy_(torch.from_numpy(numbers.T if turned else numbers))
+        if source == "llama" and ("layers.0." in parameter_name or parameter_name.endswith(HEADS)):
+            dequantized[f"dequantized.{parameter_name}"] = torch.from_numpy(numbers[:DEQUANTIZED_ROWS].copy())
+    folder = out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    golden, summary = make_goldens.golden_values(model, seed + 1)
+    save_file(golden | dequantized, folder / "golden.safetensors")
+    print(f"{name}: {summary}, {len(dequantized)} unpacked")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "tests" / "golden")
@@ -360,6 +398,9 @@ def main() -> None:
     for seed, (name, recipe) in enumerate(MODELS.items()):
         if args.only in (None, name):
             make(name, recipe, args.out, recipe.get("seed", 9000 + seed * 100))
+    for seed, (name, (source, kind)) in enumerate(ON_LOAD.items()):
+        if args.only in (None, name):
+            make_on_load(name, source, kind, args.out, 10000 + seed * 100)
 
 
 if __name__ == "__main__":

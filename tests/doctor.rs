@@ -65,7 +65,7 @@ fn the_numbers_are_those_of_the_loaded_server() {
         number("weights_bytes") + number("activation_bytes") + number("kv_bytes_per_sequence")
     );
     assert_eq!(number("max_model_len_that_fits"), number("max_model_len"));
-    let log = Server::demo().log();
+    let log = Server::demo().log_when_ready();
     let mebibytes = number("weights_bytes") as f64 / f64::from(1 << 20);
     assert!(log.contains(&format!("{mebibytes:.1} MiB of")), "{mebibytes}\n{log}");
     let blocks = number("kv_cache_bytes") / number("kv_bytes_per_token") / 16;

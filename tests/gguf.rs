@@ -32,7 +32,7 @@ fn doctor_counts_what_the_file_holds() {
     let output = program().args(["doctor", "--json"]).arg(&file).output().unwrap();
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&json["quantization"], &json["supported"]), (&"gguf".into(), &true.into()));
-    let log = ServerBuilder::new(&file).start().log();
+    let log = ServerBuilder::new(&file).start().log_when_ready();
     let mebibytes = json["weights_bytes"].as_f64().unwrap() / f64::from(1 << 20);
     assert!(log.contains(&format!("{mebibytes:.1} MiB of")), "{mebibytes}\n{log}");
 }
@@ -58,7 +58,7 @@ fn files_that_cannot_be_served_are_refused_in_one_line() {
         (ServerBuilder::new(file("none.gguf")), "there is no model folder or GGUF file `"),
         (
             ServerBuilder::new(&whole).flags("--quantization awq"),
-            "--quantization awq does not match the weights: ",
+            "--quantization awq does not match the weights: model.gguf says `gguf`; leave the flag out",
         ),
     ] {
         let refused = builder.refused();

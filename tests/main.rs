@@ -13,6 +13,7 @@ mod gguf;
 mod health;
 mod hub;
 mod load;
+mod on_load;
 mod prism;
 mod pull;
 mod ranks;

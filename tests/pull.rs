@@ -1,6 +1,7 @@
 //! Models by their hub id: downloaded, verified, refused in one line, and found again in the cache.
 
 mod connections;
+mod gguf;
 mod refusals;
 mod serving;
 

@@ -46,7 +46,7 @@ fn parameters_that_cannot_be_used_are_named_with_their_value() {
             "deploy nowhere --name x",
             "model",
             "nowhere",
-            "model `nowhere`: there is no such folder or file; name a folder with config.json, a GGUF file, a model on the hub as owner/name, or `demo`",
+            "model `nowhere`: there is no such folder or file; name a folder with config.json, a GGUF file, a model on the hub as owner/name or owner/name:Q4_K_M, or `demo`",
         ),
         (
             "deploy demo --name x --max-model-len 1000000",

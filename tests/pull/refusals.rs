@@ -81,11 +81,6 @@ fn models_without_safetensors_or_configuration_are_refused() {
         place.serve(ID),
         "`acme/tiny` has no safetensors weights, only pytorch_model.bin: choose a variant of it that has, see <hub>/acme/tiny",
     );
-    place.hub.publish("acme/gguf", &Files::new().with("tiny-Q4_K_M.gguf", "GGUF"));
-    place.check_refused(
-        place.serve("acme/gguf"),
-        "`acme/gguf` has no safetensors weights, only tiny-Q4_K_M.gguf: choose a variant of it that has, see <hub>/acme/gguf",
-    );
     place.hub.publish("acme/strange", &files.clone().without("config.json"));
     place.check_refused(
         place.serve("acme/strange"),

@@ -295,6 +295,12 @@ impl Server {
     pub(crate) fn log(&self) -> String {
         self.log.text()
     }
+
+    /// The log up to the line that says it is ready, which comes after `/health` has.
+    pub(crate) fn log_when_ready(&self) -> String {
+        let is_ready = |log: &String| log.contains("ready: http");
+        wait_for("the log to say what is served", || Some(self.log()).filter(is_ready))
+    }
 }
 
 /// Adds the demo's name where a body names no model.

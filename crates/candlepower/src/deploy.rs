@@ -25,7 +25,7 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
 /// What to deploy.
 #[derive(Debug, Args)]
 pub(crate) struct Deploy {
-    /// Hub id owner/name, a model folder, a GGUF file, or `demo`
+    /// Hub id owner/name (of a GGUF file owner/name:Q4_K_M), a model folder, a GGUF file, or `demo`
     #[arg(value_name = "MODEL")]
     model: String,
     /// Name of the deployment: small letters, digits and hyphens, at most 63

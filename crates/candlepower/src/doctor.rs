@@ -14,10 +14,10 @@ use candlepower_checkpoint::{
     Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig, KvDtype,
     MemoryPlan, MemoryRequest,
 };
-use candlepower_hub::ModelId;
+use candlepower_hub::ModelName;
 use candlepower_machine::Machine;
 use candlepower_server::ServeConfig;
-use candlepower_server::config::{ByteSize, Dtype as DtypeSetting, KvCacheDtype};
+use candlepower_server::config::{ByteSize, Dtype as DtypeSetting, KvCacheDtype, QuantizeOnLoad};
 use clap::Args;
 use serde_json::json;
 
@@ -39,6 +39,7 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     architecture             class name in config.json, or null\n  \
     supported                whether this version can serve it\n  \
     quantization             its method in config.json, or null\n  \
+    quantize_on_load         what its weights become while they are loaded: int8, int4 or null\n  \
     message                  why it is not supported or does not fit; null if all is well\n  \
     dtype                    of the weights that are not quantized: float32, float16, bfloat16\n  \
     num_parameters           count of weights\n  \
@@ -60,7 +61,7 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
 /// What to look at.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// Model folder, of which config.json is enough, a GGUF file, or a hub id, of which config.json is fetched, or `demo`; without one
+    /// Model folder, of which config.json is enough, a GGUF file, or a hub id, of which config.json or the GGUF header is fetched, or `demo`; without one
     /// only the machine is shown
     #[arg(value_name = "MODEL")]
     model: Option<String>,
@@ -73,6 +74,9 @@ pub(crate) struct Doctor {
     /// Type that the weights are kept in; auto keeps them as stored
     #[arg(long, value_enum, default_value_t)]
     dtype: DtypeSetting,
+    /// What weights that are not quantized become while they are loaded
+    #[arg(long, value_enum, value_name = "KIND")]
+    quantize_on_load: Option<QuantizeOnLoad>,
     /// Ranks over which each layer is split
     #[arg(long, value_name = "N", default_value = "1")]
     tensor_parallel_size: NonZeroUsize,
@@ -97,7 +101,7 @@ pub(crate) struct Doctor {
 }
 
 /// The files of a model, of which `config.json` is enough: a folder, a GGUF file, `demo`, or an id on the hub, from which nothing but
-/// `config.json` is fetched.
+/// `config.json`, or the header of a GGUF file, is fetched.
 ///
 /// # Errors
 /// There is no such model, or it cannot be had.
@@ -108,9 +112,9 @@ fn checkpoint_files(model: &str, revision: &str) -> Result<CheckpointFiles> {
     if let Some(files) = CheckpointFiles::find(Path::new(model))? {
         return Ok(files);
     }
-    let Ok(id) = model.parse::<ModelId>() else {
+    let Ok(name) = model.parse::<ModelName>() else {
         bail!(
-            "there is no model folder or GGUF file `{model}`; name a folder with config.json, a GGUF file, a model on the hub as owner/name, or `demo`"
+            "there is no model folder or GGUF file `{model}`; name a folder with config.json, a GGUF file, a model on the hub as owner/name or owner/name:Q4_K_M, or `demo`"
         );
     };
     let flags =
@@ -118,8 +122,8 @@ fn checkpoint_files(model: &str, revision: &str) -> Result<CheckpointFiles> {
     let settings = ServeConfig::resolve(&flags, std::env::vars_os())?;
     let hub = candlepower_server::hub(&settings.config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let model = runtime.block_on(hub.open_configuration(&id, revision))?;
-    Ok(CheckpointFiles::Folder(model.folder()))
+    let model = runtime.block_on(hub.open_configuration(&name, revision))?;
+    Ok(model.files())
 }
 
 /// What there is to say of a model.
@@ -208,8 +212,14 @@ impl Doctor {
     /// Does the arithmetic for every dtype on every device.
     fn look_at(&self, model: &str, machine: &Machine) -> Result<Report> {
         match Description::open(checkpoint_files(model, &self.revision)?)? {
-            Description::Decoder(checkpoint) => {
+            Description::Decoder(mut checkpoint) => {
+                if let Some(kind) = self.quantize_on_load {
+                    checkpoint.quantize_on_load(kind.on_load())?;
+                }
                 self.look_at_decoder(model, &checkpoint, machine).map(Report::Decoder)
+            }
+            Description::Encoder(_) if self.quantize_on_load.is_some() => {
+                bail!("--quantize-on-load is for models that generate text: leave it out");
             }
             Description::Encoder(checkpoint) => {
                 self.look_at_encoder(model, &checkpoint, machine).map(Report::Encoder)

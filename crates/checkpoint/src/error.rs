@@ -92,6 +92,18 @@ pub enum Error {
         /// How many are packed together.
         unit: usize,
     },
+    /// What is to be quantized while it is loaded is stored quantized.
+    #[error(
+        "--quantize-on-load {asked} is for weights that are not quantized, and {file} says `{method}`: leave the flag out, or take the model that is not quantized"
+    )]
+    AlreadyQuantized {
+        /// What was asked for.
+        asked: &'static str,
+        /// The file with the configuration.
+        file: String,
+        /// The method by which they are quantized.
+        method: String,
+    },
     /// A GGUF file is not what it should be.
     #[error("{file} is damaged, or no GGUF file: {}; download it again", one_line(reason))]
     Gguf {

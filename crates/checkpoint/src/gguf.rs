@@ -5,7 +5,8 @@ use std::{
     collections::{BTreeMap, HashMap},
     ffi::OsStr,
     fs::File,
-    io::{BufReader, Read, Seek, SeekFrom},
+    io::{self, Read, Seek, SeekFrom},
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -31,6 +32,11 @@ pub use tensor_type::GgufType;
 
 /// Most numbers of a tensor that is read with the configuration: the divisors of the rope's frequencies.
 const MOST_DIVISORS: u64 = 1 << 12;
+/// Fewest and most bytes of a header that are read at once.
+const PIECE_BYTES: Range<u64> = 1 << 20..16 << 20;
+
+/// Reads a range of the bytes of the file of a name; what lies beyond its end may be left out.
+pub type ReadRange<'a> = dyn FnMut(&str, Range<u64>) -> io::Result<Vec<u8>> + 'a;
 
 /// A model in GGUF files, whose headers are read.
 #[derive(Debug)]
@@ -42,6 +48,8 @@ pub struct Gguf {
     metadata: HfConfig,
     arch: &'static GgufArch,
     tensors: HashMap<String, GgufTensor>,
+    /// What the rope's frequencies are divided by, where tensors say it.
+    divisors: HashMap<&'static str, Vec<f64>>,
 }
 
 /// A tensor in a GGUF file.
@@ -65,19 +73,59 @@ impl Gguf {
     pub fn open(path: &Path) -> Result<Self> {
         let folder = path.parent().unwrap_or_else(|| Path::new("")).to_owned();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let files = match Split::of(&name) {
-            Some(split) => split.all(),
-            None => vec![name],
-        };
-        let mut headers = Vec::new();
-        for name in &files {
-            let path = folder.join(name);
-            let io = |source| Error::Io { path: path.clone(), source };
-            let file = File::open(&path).map_err(io)?;
-            let len = file.metadata().map_err(io)?.len();
-            headers.push(Header::read(name, BufReader::with_capacity(1 << 16, file), len)?);
+        let mut files = Vec::new();
+        for name in Self::parts(&name) {
+            let path = folder.join(&name);
+            let len = path.metadata().map_err(|source| Error::Io { path, source })?.len();
+            files.push((name, len));
         }
-        Self::of_headers(folder, files, headers)
+        let mut read = |name: &str, range: Range<u64>| {
+            let mut file = File::open(folder.join(name))?;
+            file.seek(SeekFrom::Start(range.start))?;
+            let mut bytes = Vec::new();
+            file.take(range.end - range.start).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        Self::read(folder.clone(), files, &mut read)
+    }
+
+    /// As [`Self::open`], where the files, each with its length in bytes, are perhaps not yet in their folder: `read` has what is
+    /// needed of them, which are their headers and few other bytes.
+    ///
+    /// # Errors
+    /// As of `open`, and those of `read`.
+    pub fn read(
+        folder: PathBuf,
+        files: Vec<(String, u64)>,
+        read: &mut ReadRange<'_>,
+    ) -> Result<Self> {
+        let mut headers = Vec::new();
+        for (name, len) in &files {
+            headers.push(Header::read(name, Pieces::new(name, *len, read), *len)?);
+        }
+        let names = files.into_iter().map(|(name, _)| name).collect();
+        let mut gguf = Self::of_headers(folder, names, headers)?;
+        for name in config::DIVISORS {
+            if let Some(divisors) = gguf.read_divisors(name, read)? {
+                gguf.divisors.insert(name, divisors);
+            }
+        }
+        Ok(gguf)
+    }
+
+    /// The names of all files of the model to which a file of this name belongs, in order.
+    pub fn parts(name: &str) -> Vec<String> {
+        Split::of(name).map_or_else(|| vec![name.to_owned()], |split| split.all())
+    }
+
+    /// The name, without its ending and the numbers of parts, of the model of which the file called `name` is the first or the only
+    /// one; `None` for its other parts, for projectors of images, and for other files.
+    pub fn model_name(name: &str) -> Option<&str> {
+        let model = match Split::of(name) {
+            Some(split) => (split.part == 1).then_some(split.base),
+            None => name.strip_suffix(".gguf"),
+        };
+        model.filter(|model| !model.starts_with("mmproj"))
     }
 
     fn of_headers(folder: PathBuf, files: Vec<String>, headers: Vec<Header>) -> Result<Self> {
@@ -103,7 +151,7 @@ impl Gguf {
         }
         let metadata = metadata.expect("there is at least one file");
         let arch = config::find(&metadata)?;
-        Ok(Self { folder, files, metadata, arch, tensors })
+        Ok(Self { folder, files, metadata, arch, tensors, divisors: HashMap::new() })
     }
 
     /// The only model in GGUF files of a folder; `None` where there is none.
@@ -118,8 +166,7 @@ impl Gguf {
             .filter(|path| is_gguf(path))
             .filter(|path| {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
-                // Of a split model the first, and no projector of images.
-                Split::of(&name).is_none_or(|split| split.part == 1) && !name.starts_with("mmproj")
+                Self::model_name(&name).is_some()
             })
             .collect();
         models.sort();
@@ -221,7 +268,7 @@ impl Gguf {
     }
 
     /// The numbers of a small tensor in single precision; `None` where it is not there.
-    fn divisors(&self, name: &str) -> Result<Option<Vec<f64>>> {
+    fn read_divisors(&self, name: &str, read: &mut ReadRange<'_>) -> Result<Option<Vec<f64>>> {
         let Some(tensor) = self.tensors.get(name) else { return Ok(None) };
         let file = &self.files[tensor.file];
         let count = tensor.shape.iter().product::<usize>() as u64;
@@ -229,16 +276,42 @@ impl Gguf {
             let reason = format!("{name} is not a few numbers in F32");
             return Err(Error::Gguf { file: file.clone(), reason });
         }
-        let path = self.folder.join(file);
-        let mut bytes = vec![0; count as usize * 4];
-        let mut read = || {
-            let mut file = File::open(&path)?;
-            file.seek(SeekFrom::Start(tensor.offset))?;
-            file.read_exact(&mut bytes)
-        };
-        read().map_err(|source| Error::Io { path: path.clone(), source })?;
+        let bytes = read(file, tensor.offset..tensor.offset + count * 4)
+            .map_err(|source| Error::Io { path: self.folder.join(file), source })?;
         let number = |b: &[u8]| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         Ok(Some(bytes.chunks_exact(4).map(number).collect()))
+    }
+}
+
+/// A file from its beginning on, in pieces that grow: a header has some kilobytes or many megabytes, and each piece may be a request.
+struct Pieces<'a, 'b> {
+    file: &'a str,
+    len: u64,
+    read: &'a mut ReadRange<'b>,
+    /// Where the next piece begins.
+    next: u64,
+    piece: Vec<u8>,
+    /// Bytes of the piece that are used up.
+    used: usize,
+}
+
+impl<'a, 'b> Pieces<'a, 'b> {
+    fn new(file: &'a str, len: u64, read: &'a mut ReadRange<'b>) -> Self {
+        Self { file, len, read, next: 0, piece: Vec::new(), used: 0 }
+    }
+}
+
+impl Read for Pieces<'_, '_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.used == self.piece.len() && self.next < self.len {
+            let size = self.next.clamp(PIECE_BYTES.start, PIECE_BYTES.end);
+            let end = self.len.min(self.next + size);
+            self.piece = (self.read)(self.file, self.next..end)?;
+            (self.next, self.used) = (end, 0);
+        }
+        let count = (&self.piece[self.used..]).read(buffer)?;
+        self.used += count;
+        Ok(count)
     }
 }
 

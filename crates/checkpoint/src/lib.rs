@@ -29,15 +29,15 @@ pub use encoder::{
 pub use error::{Error, Result};
 pub use files::{CheckpointFiles, WeightFiles};
 pub use generation::{GenerationConfig, SamplingDefaults};
-pub use gguf::{Gguf, GgufTensor, GgufType};
+pub use gguf::{Gguf, GgufTensor, GgufType, ReadRange};
 pub use memory::{
     BATCHED_TOKENS, Counted, DEVICE_HEAD_DIMS, DeviceKind, DeviceMemory, DeviceWidths,
     GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan, MemoryRequest, device_head_dim,
     device_logits_rows,
 };
 pub use quantization::{
-    Awq, Codes, Fp8, Gptq, MatrixForm, Packed, Quantization, Scheme, SqueezeLlm, StoredKind,
-    StoredTensor,
+    Awq, Codes, Fp8, Gptq, MatrixForm, OnLoad, Packed, Quantization, Scheme, SqueezeLlm,
+    StoredKind, StoredTensor,
 };
 pub use rope::{RopeScaling, RopeSpec};
 pub use shard::Shard;
@@ -86,6 +86,7 @@ pub struct Checkpoint {
     spec: ModelSpec,
     dtype: Option<Dtype>,
     quantization: Option<Quantization>,
+    on_load: Option<OnLoad>,
     generation: GenerationConfig,
     sentence: SentenceSettings,
 }
@@ -113,6 +114,7 @@ impl Checkpoint {
                 Some(gguf) => Quantization::gguf(gguf),
                 None => Quantization::read(&files, config)?,
             },
+            on_load: None,
             generation: GenerationConfig::read(&files, config)?,
             sentence: SentenceSettings::read(&files)?,
             files,
@@ -120,13 +122,37 @@ impl Checkpoint {
         if let Some(gguf) = checkpoint.files.gguf() {
             gguf.adjust(&mut checkpoint.spec);
         }
-        for tensor in checkpoint.tensor_plan() {
+        checkpoint.note_quantized()?;
+        Ok(checkpoint)
+    }
+
+    /// Has the matrices quantized while they are loaded.
+    ///
+    /// # Errors
+    /// They are stored quantized.
+    pub fn quantize_on_load(&mut self, on_load: OnLoad) -> Result<()> {
+        if let Some(Quantization { method, .. }) = &self.quantization {
+            let (file, method) = (self.config_file().to_owned(), method.clone());
+            return Err(Error::AlreadyQuantized { asked: on_load.as_str(), file, method });
+        }
+        self.on_load = Some(on_load);
+        self.note_quantized()
+    }
+
+    /// Notes in the specification which slots are kept as codes.
+    fn note_quantized(&mut self) -> Result<()> {
+        for tensor in self.tensor_plan() {
             let MatrixForm::Quantized(packed) = tensor.form() else { continue };
             tensor.stored()?;
             let slots = tensor.slots.iter().map(|slot| ((slot.layer, slot.slot), packed));
-            checkpoint.spec.quantized.extend(slots);
+            self.spec.quantized.extend(slots);
         }
-        Ok(checkpoint)
+        Ok(())
+    }
+
+    /// The file in which people find what the configuration says: `config.json`, or a GGUF file.
+    pub fn config_file(&self) -> &str {
+        self.files.shown_name("config.json")
     }
 
     /// Where the checkpoint's files are.
@@ -152,6 +178,11 @@ impl Checkpoint {
     /// The quantization found in `config.json` or `quantize_config.json`.
     pub fn quantization(&self) -> Option<&Quantization> {
         self.quantization.as_ref()
+    }
+
+    /// What the matrices become while they are loaded.
+    pub fn on_load(&self) -> Option<OnLoad> {
+        self.on_load
     }
 
     /// End-of-sequence ids and the model's own sampling values.
@@ -187,17 +218,19 @@ impl Checkpoint {
 
     /// Every tensor of the model, with its shape, the slots that it fills, and how it is stored where it is quantized.
     pub fn tensor_plan(&self) -> Vec<TensorPlan> {
-        if let Some(gguf) = self.files.gguf() {
-            let mut plan =
-                weights::plan_named(&self.spec, gguf.weight_rules(), Gguf::common_rules());
-            plan.iter_mut().for_each(|tensor| tensor.scheme = gguf.scheme_of(&tensor.name));
-            return plan;
-        }
-        let mut plan = weights::plan(&self.spec, self.arch.weights);
-        if let Some(quantization) = &self.quantization {
-            for tensor in &mut plan {
-                tensor.scheme = quantization.scheme_of(tensor);
+        let mut plan = match self.files.gguf() {
+            Some(gguf) => {
+                weights::plan_named(&self.spec, gguf.weight_rules(), Gguf::common_rules())
             }
+            None => weights::plan(&self.spec, self.arch.weights),
+        };
+        for tensor in &mut plan {
+            tensor.scheme = match (self.files.gguf(), &self.quantization) {
+                (Some(gguf), _) => gguf.scheme_of(&tensor.name),
+                (None, Some(quantization)) => quantization.scheme_of(tensor),
+                (None, None) => None,
+            };
+            tensor.on_load = self.on_load.and_then(|kind| kind.of(tensor, self.spec.head.tied));
         }
         plan
     }

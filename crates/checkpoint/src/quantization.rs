@@ -13,6 +13,7 @@ mod awq;
 mod fp8;
 mod gptq;
 mod modules;
+mod on_load;
 mod packed;
 mod squeezellm;
 
@@ -20,6 +21,7 @@ pub use awq::Awq;
 pub use fp8::Fp8;
 pub use gptq::Gptq;
 use modules::Modules;
+pub use on_load::OnLoad;
 pub use packed::{Codes, MatrixForm, Packed};
 pub use squeezellm::SqueezeLlm;
 

@@ -4,7 +4,7 @@ use std::{collections::HashMap, ops::Range};
 
 use crate::{
     error::Result,
-    quantization::{MatrixForm, Scheme, StoredTensor},
+    quantization::{MatrixForm, OnLoad, Scheme, StoredTensor},
     spec::{FfnSpec, LayerSpec, MlpSpec, ModelSpec, NormKind, QkNormSpan, Residual},
 };
 
@@ -187,6 +187,8 @@ pub struct TensorPlan {
     pub columns: Option<Range<usize>>,
     /// How it is stored, where it is quantized.
     pub scheme: Option<Scheme>,
+    /// What it becomes while it is loaded, where it is not quantized.
+    pub on_load: Option<OnLoad>,
 }
 
 impl TensorPlan {
@@ -205,7 +207,9 @@ impl TensorPlan {
     pub fn form(&self) -> MatrixForm {
         match (&self.scheme, self.columns()) {
             (Some(scheme), Some(columns)) => MatrixForm::Quantized(scheme.packed(columns.len())),
-            _ => MatrixForm::Plain,
+            _ => {
+                self.on_load.map_or(MatrixForm::Plain, |kind| MatrixForm::Quantized(kind.packed()))
+            }
         }
     }
 
@@ -273,6 +277,7 @@ pub(crate) fn plan_named(
                     slots,
                     columns: None,
                     scheme: None,
+                    on_load: None,
                 });
             }
         }

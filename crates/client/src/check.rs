@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use candlepower_hub::ModelId;
+use candlepower_hub::ModelName;
 use candlepower_machine::{Gpu, Gpus};
 
 use crate::backend::Backend;
@@ -336,13 +336,13 @@ fn model_name(model: &str) -> Result<String> {
             .map_err(|error| Error::validation("model", model, error.to_string()))?;
         return Ok(full.to_string_lossy().into_owned());
     }
-    if model == "demo" || model.parse::<ModelId>().is_ok() {
+    if model == "demo" || model.parse::<ModelName>().is_ok() {
         return Ok(model.to_owned());
     }
     Err(Error::validation(
         "model",
         model,
-        "there is no such folder or file; name a folder with config.json, a GGUF file, a model on the hub as owner/name, or `demo`",
+        "there is no such folder or file; name a folder with config.json, a GGUF file, a model on the hub as owner/name or owner/name:Q4_K_M, or `demo`",
     ))
 }
 

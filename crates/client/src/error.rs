@@ -79,11 +79,13 @@ pub enum Error {
     GatedModel(#[source] Box<HubError>),
     /// The weights are quantized in another way.
     #[error(
-        "quantization `{asked}` does not match the weights: config.json says {found}; leave quantization out"
+        "quantization `{asked}` does not match the weights: {file} says {found}; leave quantization out"
     )]
     QuantizationMismatch {
         /// What was asked for.
         asked: String,
+        /// The file with the configuration.
+        file: String,
         /// What the model says, in words.
         found: String,
     },
@@ -183,7 +185,9 @@ impl Error {
             Self::ResourceUnavailable { asked, available } => {
                 json!({"asked": asked, "available": available})
             }
-            Self::QuantizationMismatch { asked, found } => json!({"asked": asked, "found": found}),
+            Self::QuantizationMismatch { asked, found, .. } => {
+                json!({"asked": asked, "found": found})
+            }
             Self::OutOfMemory { needed, free, max_model_len, .. } => {
                 json!({"needed": needed, "free": free, "max_model_len": max_model_len})
             }
@@ -225,6 +229,8 @@ impl Error {
             | E::NoRevision { .. }
             | E::BadRevision(_)
             | E::NoSafetensors { .. }
+            | E::WhichGguf { .. }
+            | E::NoGguf { .. }
             | E::NoFile { .. } => Self::validation("model", model, error.to_string()),
             E::BadEndpoint(value) | E::BadTimeout(value) => {
                 Self::validation("env", value, "it is not what the hub's tools understand")

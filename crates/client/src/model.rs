@@ -3,9 +3,9 @@
 use candlepower_checkpoint::{
     BATCHED_TOKENS, Checkpoint, CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory,
     Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan,
-    MemoryRequest,
+    MemoryRequest, OnLoad,
 };
-use candlepower_hub::{Hub, HubConfig, HubSettings, ModelId};
+use candlepower_hub::{Hub, HubConfig, HubSettings, ModelName};
 
 use crate::check::{Compute, Place, Plan};
 use crate::error::{Error, Result};
@@ -30,10 +30,15 @@ static DEMO: [(&str, &[u8]); 1] =
 pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Result<()> {
     let model = &plan.spec.model;
     let wrong = |error| Error::from_checkpoint(model, error);
-    let description = Description::open(files(plan).await?).map_err(wrong)?;
-    let quantization = match &description {
-        Description::Decoder(checkpoint) => checkpoint.quantization(),
-        Description::Encoder(checkpoint) => checkpoint.quantization(),
+    let mut description = Description::open(files(plan).await?).map_err(wrong)?;
+    if let (Some(kind), Description::Decoder(checkpoint)) =
+        (on_load(setting(plan, "QUANTIZE_ON_LOAD")), &mut description)
+    {
+        checkpoint.quantize_on_load(kind).map_err(wrong)?;
+    }
+    let (quantization, file) = match &description {
+        Description::Decoder(checkpoint) => (checkpoint.quantization(), checkpoint.config_file()),
+        Description::Encoder(checkpoint) => (checkpoint.quantization(), "config.json"),
     };
     let found = quantization.map(|quantization| quantization.method.as_str());
     if let Some(asked) = &params.quantization
@@ -41,7 +46,11 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
     {
         let found =
             found.map_or("that they are not quantized".to_owned(), |found| format!("`{found}`"));
-        return Err(Error::QuantizationMismatch { asked: asked.clone(), found });
+        return Err(Error::QuantizationMismatch {
+            asked: asked.clone(),
+            file: file.to_owned(),
+            found,
+        });
     }
     let checkpoint = match &description {
         Description::Decoder(checkpoint) => checkpoint,
@@ -166,15 +175,15 @@ fn memories(params: &Params, plan: &Plan, compute: &Compute) -> Vec<DeviceMemory
     }
 }
 
-/// The files that describe the model; of a model on the hub `config.json` is fetched.
+/// The files that describe the model; of a model on the hub `config.json` is fetched, or the header of a GGUF file.
 async fn files(plan: &Plan) -> Result<CheckpointFiles> {
     let model = plan.spec.model.as_str();
     if model == "demo" {
         return Ok(CheckpointFiles::Embedded(&DEMO));
     }
     let path = std::path::Path::new(model);
-    let id = match model.parse::<ModelId>() {
-        Ok(id) if !path.is_absolute() => id,
+    let name = match model.parse::<ModelName>() {
+        Ok(name) if !path.is_absolute() => name,
         _ => {
             let found = CheckpointFiles::find(path);
             let found = found.map_err(|error| Error::from_checkpoint(model, error))?;
@@ -198,8 +207,8 @@ async fn files(plan: &Plan) -> Result<CheckpointFiles> {
     };
     let hub = HubConfig::new(settings, variable).and_then(Hub::new).map_err(wrong)?;
     let revision = setting(plan, "REVISION").unwrap_or(REVISION);
-    let found = hub.open_configuration(&id, revision).await.map_err(wrong)?;
-    Ok(CheckpointFiles::Folder(found.folder()))
+    let found = hub.open_configuration(&name, revision).await.map_err(wrong)?;
+    Ok(found.files())
 }
 
 /// A setting that the deployment's environment gives the server.
@@ -214,6 +223,10 @@ fn number(plan: &Plan, name: &str, default: usize) -> usize {
 
 fn count(plan: &Plan, name: &str) -> Option<usize> {
     setting(plan, name).and_then(|text| text.parse().ok()).filter(|n| *n > 0)
+}
+
+fn on_load(asked: Option<&str>) -> Option<OnLoad> {
+    [OnLoad::Int8, OnLoad::Int4].into_iter().find(|kind| Some(kind.as_str()) == asked)
 }
 
 fn dtype(asked: Option<&str>) -> Option<Dtype> {

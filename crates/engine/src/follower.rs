@@ -9,7 +9,7 @@ use std::{
 };
 
 use candle_core::Device;
-use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Gguf};
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Gguf, OnLoad};
 use candlepower_comm::Comm;
 use candlepower_kernels::WarmThreads;
 use candlepower_models::{
@@ -65,6 +65,7 @@ pub(crate) enum RankDevice {
 #[derive(Clone, Debug)]
 pub(crate) struct FollowerConfig {
     files: CheckpointFiles,
+    on_load: Option<OnLoad>,
     load: LoadOptions,
     device: RankDevice,
     block_size: usize,
@@ -75,6 +76,7 @@ pub(crate) struct FollowerConfig {
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub(crate) struct Setup {
     files: Files,
+    on_load: Option<OnLoad>,
     device: RankDevice,
     dtype: LoadDtype,
     load_format: LoadFormat,
@@ -94,12 +96,12 @@ enum Files {
 
 impl Setup {
     pub(crate) fn new(
-        files: &CheckpointFiles,
+        checkpoint: &Checkpoint,
         (load, device): (&LoadOptions, RankDevice),
         block_size: usize,
         threads: Vec<Threads>,
     ) -> Self {
-        let files = match files {
+        let files = match checkpoint.files() {
             CheckpointFiles::Folder(folder) => Files::Folder(folder.clone()),
             CheckpointFiles::Gguf(gguf) => Files::Gguf(gguf.path()),
             CheckpointFiles::Embedded(files) => {
@@ -108,7 +110,8 @@ impl Setup {
             }
         };
         let LoadOptions { dtype, load_format, max_model_len, device: _ } = load.clone();
-        Self { files, device, dtype, load_format, max_model_len, block_size, threads }
+        let on_load = checkpoint.on_load();
+        Self { files, on_load, device, dtype, load_format, max_model_len, block_size, threads }
     }
 
     /// What one of the ranks is started with.
@@ -127,13 +130,15 @@ impl Setup {
                 CheckpointFiles::Embedded(files.into_iter().map(leak).collect::<Vec<_>>().leak())
             }
         };
-        let Self { device, dtype, load_format, max_model_len, block_size, threads, .. } = self;
+        let Self {
+            on_load, device, dtype, load_format, max_model_len, block_size, threads, ..
+        } = self;
         let opened = if device == RankDevice::Gpu { open_gpu(rank)? } else { Device::Cpu };
         let load = LoadOptions { device: opened, dtype, load_format, max_model_len };
         let threads = threads.get(rank).cloned();
         let threads =
             threads.ok_or_else(|| Error::Invariant(format!("there is no rank {rank}")))?;
-        Ok(FollowerConfig { files, load, device, block_size, threads })
+        Ok(FollowerConfig { files, on_load, load, device, block_size, threads })
     }
 }
 
@@ -239,7 +244,10 @@ pub(crate) fn run(comm: Arc<Comm>, config: FollowerConfig) -> Result<()> {
 
 fn follow(comm: &Arc<Comm>, config: &FollowerConfig) -> Result<()> {
     let pool = config.threads.start()?;
-    let checkpoint = Checkpoint::open(config.files.clone())?;
+    let mut checkpoint = Checkpoint::open(config.files.clone())?;
+    if let Some(on_load) = config.on_load {
+        checkpoint.quantize_on_load(on_load)?;
+    }
     let model = pool.install(|| Part::load(&checkpoint, config, Arc::clone(comm)))?;
     comm.answer(&encode(&model.loaded())?)?;
     let Some(order) = next_order(comm)? else { return Ok(()) };

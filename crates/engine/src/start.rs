@@ -154,7 +154,7 @@ fn cpu_runner(
     let num_threads = threads.iter().map(|threads| threads.count).sum();
     let own_threads = threads[0].clone();
     let load = (&config.load, RankDevice::Cpu);
-    let setup = Setup::new(checkpoint.files(), load, config.block_size, threads);
+    let setup = Setup::new(checkpoint, load, config.block_size, threads);
     // Where this fails, rank 0's end goes first, and the others end.
     let (followers, comm) =
         Followers::start(config.rank_kind, &setup, config.stuck_after, Arc::clone(death))?;
@@ -204,7 +204,7 @@ fn device_runner(
     check_gpus(&config.load.device, ranks)?;
     let num_threads = threads.iter().map(|threads| threads.count).sum();
     let on = if config.load.device.is_cuda() { RankDevice::Gpu } else { RankDevice::Reference };
-    let setup = Setup::new(checkpoint.files(), (&config.load, on), config.block_size, threads);
+    let setup = Setup::new(checkpoint, (&config.load, on), config.block_size, threads);
     let (followers, comm) =
         Followers::start(config.rank_kind, &setup, config.stuck_after, Arc::clone(death))?;
     let began = Instant::now();
@@ -342,11 +342,14 @@ fn info(checkpoint: &Checkpoint, plan: &MemoryPlan, num_threads: usize) -> Engin
         block_size: plan.request.block_size,
         kv_cache_bytes: plan.kv_cache_bytes,
         weights_bytes: plan.weights_bytes,
-        weights_dtype: match (checkpoint.quantization(), plan.request.weights) {
+        weights_dtype: match (checkpoint.quantization(), checkpoint.on_load()) {
             (Some(quantization), _) => quantization.method.clone(),
-            (None, Dtype::F32) => "f32".to_owned(),
-            (None, Dtype::F16) => "f16".to_owned(),
-            (None, Dtype::Bf16) => "bf16".to_owned(),
+            (None, Some(on_load)) => on_load.as_str().to_owned(),
+            (None, None) => match plan.request.weights {
+                Dtype::F32 => "f32".to_owned(),
+                Dtype::F16 => "f16".to_owned(),
+                Dtype::Bf16 => "bf16".to_owned(),
+            },
         },
         embedding_bytes: checkpoint.spec().embedding_bytes(plan.request.weights),
         device: String::new(),

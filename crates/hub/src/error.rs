@@ -110,6 +110,26 @@ pub enum Error {
         /// Its page.
         page: String,
     },
+    /// It is not clear which of the repository's GGUF files is meant.
+    #[error(
+        "`{id}` {problem}: name one as {id}/FILE, or by how its name ends, as {id}:Q4_K_M; there are {names}"
+    )]
+    WhichGguf {
+        /// The model.
+        id: String,
+        /// What is wrong, in words.
+        problem: String,
+        /// The files.
+        names: String,
+    },
+    /// A GGUF file is named, and the repository has none.
+    #[error("`{id}` has no GGUF files: leave out what stands behind its name, or see {page}")]
+    NoGguf {
+        /// The model.
+        id: String,
+        /// Its page.
+        page: String,
+    },
     /// A file that every model has is not there.
     #[error("`{id}` has no {file}: it is no model in the form that transformers saves, see {page}")]
     NoFile {

@@ -19,5 +19,5 @@ mod transfer;
 pub use config::{HubConfig, HubSettings, Token};
 pub use error::{Error, Result};
 pub use model::{Hub, HubModel};
-pub use model_id::ModelId;
+pub use model_id::{GgufName, ModelId, ModelName};
 pub use progress::{DownloadProgress, FileProgress};

@@ -1,10 +1,12 @@
 //! A model on the hub, from its name to a folder with all its files.
 
+mod gguf;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use candlepower_checkpoint::{CheckpointFiles, SentenceSettings, WeightFiles};
+use candlepower_checkpoint::{CheckpointFiles, Gguf, SentenceSettings, WeightFiles};
 use futures::{StreamExt, TryStreamExt, stream};
 use hf_hub::Cache;
 use hf_hub::api::tokio::{Api, ApiBuilder};
@@ -13,7 +15,8 @@ use tokio::time::sleep;
 
 use crate::cache::{ModelCache, check_revision, is_commit};
 use crate::listing::{Asked, Listing, NoListing, RemoteFile};
-use crate::progress::DownloadProgress;
+use crate::model_id::{GgufName, ModelName};
+use crate::progress::{DownloadProgress, FileProgress};
 use crate::transfer::{Download, Transfer};
 use crate::{Error, HubConfig, ModelId, Result};
 
@@ -74,6 +77,15 @@ pub struct HubModel {
     cache: ModelCache,
     /// Absent where the hub was not asked.
     listing: Option<Listing>,
+    gguf: Option<GgufFiles>,
+}
+
+/// The GGUF files that are meant of a model.
+#[derive(Debug)]
+struct GgufFiles {
+    /// Their paths in the repository.
+    names: Vec<String>,
+    described: Arc<Gguf>,
 }
 
 impl Hub {
@@ -99,23 +111,24 @@ impl Hub {
 
     /// Finds a model at a revision (a branch, a tag or a commit) and fetches what describes it.
     ///
-    /// Where the hub does not answer, or is not to be asked, a model that is whole in the cache is taken from there.
+    /// Where the hub does not answer, or is not to be asked, a model that is whole in the cache is taken from there. Of GGUF files
+    /// the headers are read, and nothing is kept.
     ///
     /// # Errors
-    /// There is no such model or revision, it may not be read, or the connection fails: see [`enum@Error`].
+    /// There is no such model, revision or file, it may not be read, or the connection fails: see [`enum@Error`].
     pub async fn open(
         &self,
-        id: &ModelId,
+        name: &ModelName,
         revision: &str,
         progress: &DownloadProgress,
     ) -> Result<HubModel> {
-        let is_whole = |model: &HubModel| model.missing_in_cache().is_none();
-        let model = self.find(id, revision, is_whole).await?;
+        let id = &name.id;
+        if let Some(wanted) = &name.gguf {
+            return self.open_gguf(id, wanted, revision).await;
+        }
+        let model = self.find(id, revision, CONFIG, HubModel::missing_in_cache).await?;
         if let Some(listing) = &model.listing {
-            if !listing.files.contains_key(CONFIG) {
-                model.check_weights(listing)?;
-                return Err(self.no_file(id, CONFIG));
-            }
+            model.check_configuration(listing)?;
             model
                 .fetch(listing.files.values().filter(|file| describes(&file.name)), progress)
                 .await?;
@@ -128,7 +141,11 @@ impl Hub {
     ///
     /// # Errors
     /// As of `open`.
-    pub async fn open_configuration(&self, id: &ModelId, revision: &str) -> Result<HubModel> {
+    pub async fn open_configuration(&self, name: &ModelName, revision: &str) -> Result<HubModel> {
+        let id = &name.id;
+        if let Some(wanted) = &name.gguf {
+            return self.open_gguf(id, wanted, revision).await;
+        }
         let wanted = |name: &str| {
             [QUANTIZATION, MODULES, "1_Pooling/config.json"].contains(&name) || is_dense(name)
         };
@@ -152,10 +169,13 @@ impl Hub {
         first: &str,
         wanted: impl Fn(&str) -> bool,
     ) -> Result<HubModel> {
-        let is_there = |model: &HubModel| model.folder().join(first).is_file();
-        let model = self.find(id, revision, is_there).await?;
+        let missing =
+            |model: &HubModel| (!model.folder().join(first).is_file()).then(|| first.to_owned());
+        let model = self.find(id, revision, first, missing).await?;
         if let Some(listing) = &model.listing {
-            if !listing.files.contains_key(first) {
+            if first == CONFIG {
+                model.check_configuration(listing)?;
+            } else if !listing.files.contains_key(first) {
                 return Err(self.no_file(id, first));
             }
             let files =
@@ -165,12 +185,28 @@ impl Hub {
         Ok(model)
     }
 
-    /// Finds out which commit a revision is, from the hub if need be; `is_enough` says whether the cache will do.
+    /// Finds GGUF files and reads what they say of the model.
+    async fn open_gguf(&self, id: &ModelId, wanted: &GgufName, revision: &str) -> Result<HubModel> {
+        let words = || format!("the GGUF file `{wanted}`");
+        let missing = |model: &HubModel| model.cached_gguf(wanted).is_none().then(words);
+        let mut model = self.find(id, revision, &words(), missing).await?;
+        let names = match &model.listing {
+            Some(listing) => model.choose_gguf(wanted, listing)?,
+            None => model.cached_gguf(wanted).expect("nothing is missing in the cache"),
+        };
+        let described = Arc::new(model.read_gguf(&names).await?);
+        model.gguf = Some(GgufFiles { names, described });
+        Ok(model)
+    }
+
+    /// Finds out which commit a revision is, from the hub if need be; `missing` says what the cache lacks of the model, and `first` is
+    /// missing where it has nothing.
     async fn find(
         &self,
         id: &ModelId,
         revision: &str,
-        is_enough: impl Fn(&HubModel) -> bool,
+        first: &str,
+        missing: impl Fn(&HubModel) -> Option<String>,
     ) -> Result<HubModel> {
         check_revision(revision)?;
         let config = &self.0.config;
@@ -182,15 +218,13 @@ impl Hub {
             commit,
             cache: cache(),
             listing,
+            gguf: None,
         };
         let cached = cache().commit(revision).map(|commit| model(commit, None));
-        let missing = || {
-            let found = cached.as_ref().and_then(HubModel::missing_in_cache);
-            found.unwrap_or_else(|| "config.json".to_owned())
-        };
-        let enough = cached.as_ref().is_some_and(&is_enough);
-        if config.offline && !enough {
-            let (missing, place) = (missing(), config.cache.clone());
+        let missing = cached.as_ref().map_or_else(|| Some(first.to_owned()), missing);
+        let enough = missing.is_none();
+        if let Some(missing) = missing.clone().filter(|_| config.offline) {
+            let place = config.cache.clone();
             return Err(Error::OfflineNotCached { id: id.to_string(), missing, place });
         }
         if enough && (config.offline || is_commit(revision)) {
@@ -210,7 +244,7 @@ impl Hub {
                 hub: self.0.address.clone(),
                 cause,
                 id: id.to_string(),
-                missing: missing(),
+                missing: missing.unwrap_or_default(),
                 place: config.cache.clone(),
             }),
         }
@@ -229,6 +263,14 @@ impl HubModel {
     /// The folder with its files.
     pub fn folder(&self) -> PathBuf {
         self.cache.snapshot(&self.commit)
+    }
+
+    /// The files that describe it; those that hold its weights are where they say once they are fetched.
+    pub fn files(&self) -> CheckpointFiles {
+        match &self.gguf {
+            Some(gguf) => CheckpointFiles::Gguf(Arc::clone(&gguf.described)),
+            None => CheckpointFiles::Folder(self.folder()),
+        }
     }
 
     /// The commit that its revision is.
@@ -267,6 +309,16 @@ impl HubModel {
     }
 
     fn weights<'a>(&self, listing: &'a Listing) -> Result<Vec<&'a RemoteFile>> {
+        let names = match &self.gguf {
+            Some(gguf) => gguf.names.clone(),
+            None => self.safetensors(listing)?,
+        };
+        let file =
+            |name: &String| listing.files.get(name).ok_or_else(|| self.hub.no_file(&self.id, name));
+        names.iter().map(file).collect()
+    }
+
+    fn safetensors(&self, listing: &Listing) -> Result<Vec<String>> {
         self.check_weights(listing)?;
         let folder = CheckpointFiles::Folder(self.folder());
         let mut names = match listing.files.contains_key(SINGLE) {
@@ -274,14 +326,23 @@ impl HubModel {
             false => WeightFiles::find(&folder)?.names().to_vec(),
         };
         names.extend(dense_files(&folder)?);
-        let file =
-            |name: &String| listing.files.get(name).ok_or_else(|| self.hub.no_file(&self.id, name));
-        names.iter().map(file).collect()
+        Ok(names)
+    }
+
+    fn check_configuration(&self, listing: &Listing) -> Result<()> {
+        if listing.files.contains_key(CONFIG) {
+            return Ok(());
+        }
+        self.check_weights(listing)?;
+        Err(self.hub.no_file(&self.id, CONFIG))
     }
 
     fn check_weights(&self, listing: &Listing) -> Result<()> {
         if listing.files.contains_key(SINGLE) || listing.files.contains_key(INDEX) {
             return Ok(());
+        }
+        if let Some(error) = self.no_gguf_named(listing) {
+            return Err(error);
         }
         let is_weights = |name: &&String| {
             [".bin", ".pt", ".pth", ".gguf", ".h5", ".onnx", ".safetensors"]
@@ -352,22 +413,24 @@ impl HubModel {
         };
         if lock.is_some() {
             progress.set_waits(false);
-            let asked = self.hub.asked(&self.id, &self.commit);
-            let url = format!("{}/resolve/{}/{}", asked.page(), self.commit, escape(&file.name));
-            let download = Download {
-                asked,
-                file,
-                url,
-                path: self.cache.incomplete(&file.digest),
-                progress: &progress,
-                location: Mutex::new(None),
-            };
-            self.hub.0.transfer.fetch(&download).await?;
+            self.hub.0.transfer.fetch(&self.download(file, &progress)).await?;
             self.cache.complete(&file.digest)?;
         }
         self.cache.link(&self.commit, file)?;
         progress.set_done();
         Ok(())
+    }
+
+    fn download<'a>(&'a self, file: &'a RemoteFile, progress: &'a FileProgress) -> Download<'a> {
+        let asked = self.hub.asked(&self.id, &self.commit);
+        Download {
+            asked,
+            file,
+            url: format!("{}/resolve/{}/{}", asked.page(), self.commit, escape(&file.name)),
+            path: self.cache.incomplete(&file.digest),
+            progress,
+            location: Mutex::new(None),
+        }
     }
 }
 

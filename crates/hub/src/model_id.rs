@@ -1,4 +1,4 @@
-//! The name of a model on the hub.
+//! The names of models on the hub.
 
 use std::fmt;
 use std::str::FromStr;
@@ -46,6 +46,58 @@ impl FromStr for ModelId {
 #[error("a model id on the hub has the form owner/name")]
 pub struct NoModelId;
 
+/// A model on the hub as people name it: `owner/name`, or of its GGUF files one, by its path (`owner/name/file.gguf`) or by what its
+/// name ends with (`owner/name:Q4_K_M`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelName {
+    /// The repository.
+    pub id: ModelId,
+    /// Which of its GGUF files, where it is one.
+    pub gguf: Option<GgufName>,
+}
+
+/// A GGUF file of a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GgufName {
+    /// What its name ends with, which mostly says how it is quantized.
+    End(String),
+    /// Its path in the repository.
+    Path(String),
+}
+
+impl fmt::Display for GgufName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::End(name) | Self::Path(name) => name,
+        })
+    }
+}
+
+impl FromStr for ModelName {
+    type Err = NoModelId;
+
+    fn from_str(text: &str) -> Result<Self, NoModelId> {
+        let is_end = |end: &str| {
+            let is_letter = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+            !end.is_empty() && end.chars().all(is_letter)
+        };
+        let is_path = |path: &str| {
+            let parts = || path.split('/');
+            path.ends_with(".gguf") && parts().all(|part| !["", ".", ".."].contains(&part))
+        };
+        if let Some((id, end)) = text.split_once(':') {
+            let gguf = is_end(end).then(|| GgufName::End(end.to_owned())).ok_or(NoModelId)?;
+            return Ok(Self { id: id.parse()?, gguf: Some(gguf) });
+        }
+        let Some((slash, _)) = text.match_indices('/').nth(1) else {
+            return Ok(Self { id: text.parse()?, gguf: None });
+        };
+        let (id, path) = (&text[..slash], &text[slash + 1..]);
+        let gguf = is_path(path).then(|| GgufName::Path(path.to_owned())).ok_or(NoModelId)?;
+        Ok(Self { id: id.parse()?, gguf: Some(gguf) })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +111,33 @@ mod tests {
             ["", "a", "a/", "/b", "a/b/c", "./a", "a/..", "a/b--c", "a/-b", "a b/c", "a/b.git"]
         {
             assert_eq!(id.parse::<ModelId>(), Err(NoModelId), "{id}");
+        }
+    }
+
+    #[test]
+    fn names_may_say_which_gguf_file() {
+        let gguf = |text: &str| {
+            let name: ModelName = text.parse().unwrap();
+            assert_eq!(name.id.as_str(), "a/b", "{text}");
+            name.gguf
+        };
+        assert_eq!(gguf("a/b"), None);
+        assert_eq!(gguf("a/b:UD-Q4_K_M"), Some(GgufName::End("UD-Q4_K_M".into())));
+        for path in ["c.gguf", "Q8_0/c-00001-of-00002.gguf"] {
+            assert_eq!(gguf(&format!("a/b/{path}")), Some(GgufName::Path(path.into())));
+        }
+        for text in [
+            "a/b:",
+            "a/b:c/d",
+            "a:b",
+            "a/b/c",
+            "a/b/../c.gguf",
+            "a/b//c.gguf",
+            "/a/b.gguf",
+            "./a/b.gguf",
+            "../a/b.gguf",
+        ] {
+            assert_eq!(text.parse::<ModelName>(), Err(NoModelId), "{text}");
         }
     }
 }

@@ -124,6 +124,11 @@ impl Transfer {
         })
     }
 
+    /// A part of a file, which is in memory alone and not verified.
+    pub(crate) async fn part(&self, download: &Download<'_>, range: Range<u64>) -> Result<Bytes> {
+        Ok(self.segment(download, range).await?.bytes)
+    }
+
     /// A part of a file, however often the connection breaks, as long as something arrives.
     async fn segment(&self, download: &Download<'_>, range: Range<u64>) -> Result<Segment> {
         let permit = Arc::clone(&self.segments)

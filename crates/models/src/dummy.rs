@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use candle_core::DType;
 use candlepower_checkpoint::{MatrixForm, ModelSpec, NormKind, Packed, Slot, TensorPlan};
-use candlepower_kernels::{Codes, QuantizedRows, WeightRows};
+use candlepower_kernels::{Codes, WeightRows};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -12,7 +12,7 @@ use crate::{
     error::Result,
     load::{LoadProgress, Progress, taken},
     parts::{Matrix, PartsBuilder},
-    quantized,
+    quantized::{self, CodedRows},
 };
 
 /// Rows are made in pieces of about so many numbers.
@@ -42,7 +42,7 @@ pub(crate) fn fill<M: Matrix>(
                 let piece = Piece { seed: seed as u64, rows, columns: columns.clone(), width };
                 done.bytes_done += (piece.len() * dtype.size_in_bytes()) as u64;
                 if let MatrixForm::Quantized(packed) = tensor.form() {
-                    let rows = CodedRows::random(packed, &piece, spread);
+                    let rows = random_codes(packed, &piece, spread);
                     parts.write_quantized(
                         slot,
                         first - slot.rows.start,
@@ -114,56 +114,33 @@ impl Piece {
     }
 }
 
-/// Rows of a quantized matrix.
-struct CodedRows {
-    codes: Codes,
-    group: usize,
-    bytes: Vec<u8>,
-    scales: Vec<f32>,
-    mins: Vec<f32>,
-    inputs: Option<Vec<u32>>,
-}
-
-impl CodedRows {
-    /// Random codes, whose numbers spread as those of other tensors do.
-    fn random(packed: Packed, piece: &Piece, spread: f32) -> Self {
-        let codes = quantized::codes(packed);
-        // Codes, and the scale and the minimum with which their numbers reach from -1 to 1. Those of E4M3 lie
-        // closer to zero than uniform ones: 116 gives them the same deviation. Bit 3 keeps NaN away.
-        let (mask, scale, min) = match codes {
-            Codes::U4 => (15, 1.0 / 7.5, Some(-1.0)),
-            Codes::U8 => (255, 1.0 / 127.5, Some(-1.0)),
-            Codes::E4m3 => (0xf7, 1.0 / 116.0, None),
-            Codes::Table => (15, 0.0, None),
-        };
-        let columns = piece.columns.len();
-        let groups = piece.rows.len() * columns.div_ceil(packed.group);
-        let scales = match codes {
-            Codes::Table => {
-                let table = (0..16).map(|i| spread * (i as f32 / 7.5 - 1.0));
-                table.cycle().take(piece.rows.len() * 16).collect()
-            }
-            _ => vec![spread * scale; groups],
-        };
-        let mut bytes = vec![0; piece.len()];
-        bytes.par_iter_mut().enumerate().for_each(|(i, byte)| {
-            *byte = (piece.random(i) >> 56) as u8 & mask;
-        });
-        let inputs = packed.reordered.then(|| (0..columns as u32).rev().collect());
-        let mins = min.map_or_else(Vec::new, |min| vec![spread * min; groups]);
-        Self { codes, group: packed.group, bytes, scales, mins, inputs }
-    }
-
-    fn view(&self) -> QuantizedRows<'_> {
-        QuantizedRows {
-            codes: self.codes,
-            group: self.group,
-            bytes: &self.bytes,
-            scales: &self.scales,
-            mins: &self.mins,
-            inputs: self.inputs.as_deref(),
+/// Random codes, whose numbers spread as those of other tensors do.
+fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
+    let codes = quantized::codes(packed);
+    // Codes, and the scale and the minimum with which their numbers reach from -1 to 1. Those of E4M3 lie
+    // closer to zero than uniform ones: 116 gives them the same deviation. Bit 3 keeps NaN away.
+    let (mask, scale, min) = match codes {
+        Codes::U4 => (15, 1.0 / 7.5, Some(-1.0)),
+        Codes::U8 => (255, 1.0 / 127.5, Some(-1.0)),
+        Codes::E4m3 => (0xf7, 1.0 / 116.0, None),
+        Codes::Table => (15, 0.0, None),
+    };
+    let columns = piece.columns.len();
+    let groups = piece.rows.len() * columns.div_ceil(packed.group);
+    let scales = match codes {
+        Codes::Table => {
+            let table = (0..16).map(|i| spread * (i as f32 / 7.5 - 1.0));
+            table.cycle().take(piece.rows.len() * 16).collect()
         }
-    }
+        _ => vec![spread * scale; groups],
+    };
+    let mut bytes = vec![0; piece.len()];
+    bytes.par_iter_mut().enumerate().for_each(|(i, byte)| {
+        *byte = (piece.random(i) >> 56) as u8 & mask;
+    });
+    let inputs = packed.reordered.then(|| (0..columns as u32).rev().collect());
+    let mins = min.map_or_else(Vec::new, |min| vec![spread * min; groups]);
+    CodedRows { codes, group: packed.group, bytes, scales, mins, inputs }
 }
 
 /// A number in [-1, 1) from 64 random bits.

@@ -39,6 +39,16 @@ pub enum Error {
         /// What was found, in words.
         reason: &'static str,
     },
+    /// A matrix that is to be quantized holds what no scale reaches.
+    #[error(
+        "tensor {name} holds infinity, NaN or numbers too large for {kind}; leave --quantize-on-load out"
+    )]
+    NotQuantizable {
+        /// The tensor's name.
+        name: String,
+        /// What it was to become.
+        kind: &'static str,
+    },
     /// A quantized matrix whose inputs cannot be split.
     #[error(
         "tensor {name} has its inputs in the order of their groups (act-order), which ranks cannot share; leave --tensor-parallel-size out"
@@ -97,7 +107,7 @@ pub enum Error {
     },
     /// The weight files hold tensors that the architecture does not explain.
     #[error(
-        "{count} tensors in the weight files are not part of {architecture} as config.json describes it: {names}"
+        "{count} tensors in the weight files are not part of {architecture} as {file} describes it: {names}"
     )]
     TensorsUnknown {
         /// How many.
@@ -106,6 +116,8 @@ pub enum Error {
         names: String,
         /// The architecture's class name.
         architecture: &'static str,
+        /// The file with the configuration.
+        file: String,
     },
     /// A tensor that two files hold.
     #[error("the tensor {name} is both in {first} and in {second}; remove one of the files")]
@@ -118,7 +130,7 @@ pub enum Error {
         second: String,
     },
     /// A tensor has another shape than the configuration says.
-    #[error("tensor {name} has shape {found:?}, but config.json makes it {expected:?}")]
+    #[error("tensor {name} has shape {found:?}, but {file} makes it {expected:?}")]
     TensorShape {
         /// The tensor's name.
         name: String,
@@ -126,6 +138,8 @@ pub enum Error {
         found: Vec<usize>,
         /// Its shape by the configuration, or the one with most dimensions of several.
         expected: Vec<usize>,
+        /// The file with the configuration.
+        file: String,
     },
     /// A tensor's numbers are of a kind that is not computed with.
     #[error("tensor {name} is stored as {found}, which is not supported; {expected}")]

@@ -107,7 +107,7 @@ pub fn load_shard(
     let dtype = |tensor: &TensorPlan| match (options.dtype.chosen(), &source) {
         (Some(dtype), _) => Ok(dtype),
         // It would be widened.
-        (None, _) if tensor.scheme.is_some() => Ok(DType::F32),
+        (None, _) if is_quantized(tensor) => Ok(DType::F32),
         (None, Source::Files(shards)) => shards.dtype(&tensor.name),
         (None, Source::Random(dtype)) => Ok(*dtype),
     };
@@ -205,7 +205,7 @@ fn load_device_part(
     let source = Source::open(checkpoint, options)?;
     let ranks = comm.map(|comm| DeviceRanks::join(comm, device)).transpose()?;
     let plan = checkpoint.shard_plan(shard);
-    if shard.ranks > 1 && plan.iter().any(|tensor| tensor.scheme.is_some()) {
+    if shard.ranks > 1 && plan.iter().any(is_quantized) {
         return Err(Error::OnlyOnCpu { what: "quantized weights, split over ranks," });
     }
     let reserve = |shape: Shape| Ok(RowsBuilder::new(shape, device));
@@ -215,6 +215,11 @@ fn load_device_part(
         ranks.as_ref().map_or(Ok(()), |ranks| Ok(ranks.comm().look_around()?))
     })?;
     DeviceDecoder::new(spec.clone(), parts, max_model_len, ranks)
+}
+
+/// Whether a tensor is kept as codes.
+fn is_quantized(tensor: &TensorPlan) -> bool {
+    matches!(tensor.form(), MatrixForm::Quantized(_))
 }
 
 /// Who is told how far loading has come, and may end it.
@@ -355,7 +360,15 @@ fn read_numbers<M: Matrix>(
                     Cow::Owned(rows.flat_map(|row| &row[columns.clone()]).copied().collect())
                 }
             };
-            parts.write(slot, first - slot.rows.start, WeightRows { dtype, bytes: &bytes })?;
+            let (first, rows) = (first - slot.rows.start, WeightRows { dtype, bytes: &bytes });
+            match tensor.on_load.zip(tensor.columns()) {
+                None => parts.write(slot, first, rows)?,
+                Some((kind, columns)) => {
+                    let k = columns.len();
+                    let coded = quantized::quantized(kind, &tensor.name, k, rows)?;
+                    parts.write_quantized(slot, first, k, coded.view())?;
+                }
+            }
             copied(bytes.len() as u64)?;
         }
     }

@@ -6,6 +6,7 @@ use candlepower_checkpoint::{Checkpoint, Codes as Planned, Packed, Scheme, SlotR
 use candlepower_kernels::{Codes, QuantizedRows, SparseRows};
 use rayon::prelude::*;
 
+pub(crate) use self::on_load::quantized;
 use self::{
     awq::AwqMatrix, fp8::Fp8Matrix, gguf::GgufMatrix, gptq::GptqMatrix,
     squeezellm::SqueezeLlmMatrix,
@@ -20,6 +21,7 @@ mod awq;
 mod fp8;
 mod gguf;
 mod gptq;
+mod on_load;
 mod squeezellm;
 #[cfg(test)]
 mod tests;
@@ -178,6 +180,29 @@ pub(crate) fn codes(packed: Packed) -> Codes {
         Planned::U8 => Codes::U8,
         Planned::E4m3 => Codes::E4m3,
         Planned::Table => Codes::Table,
+    }
+}
+
+/// Rows of codes, and what they mean.
+pub(crate) struct CodedRows {
+    pub(crate) codes: Codes,
+    pub(crate) group: usize,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) scales: Vec<f32>,
+    pub(crate) mins: Vec<f32>,
+    pub(crate) inputs: Option<Vec<u32>>,
+}
+
+impl CodedRows {
+    pub(crate) fn view(&self) -> QuantizedRows<'_> {
+        QuantizedRows {
+            codes: self.codes,
+            group: self.group,
+            bytes: &self.bytes,
+            scales: &self.scales,
+            mins: &self.mins,
+            inputs: self.inputs.as_deref(),
+        }
     }
 }
 

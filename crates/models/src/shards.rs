@@ -138,12 +138,13 @@ impl Shards {
                 count: unknown.len(),
                 names: first_of(unknown),
                 architecture: checkpoint.architecture(),
+                file: checkpoint.config_file().to_owned(),
             });
         }
-        stored.iter().try_for_each(|tensor| self.check_tensor(tensor))
+        stored.iter().try_for_each(|tensor| self.check_tensor(checkpoint, tensor))
     }
 
-    fn check_tensor(&self, expected: &StoredTensor) -> Result<()> {
+    fn check_tensor(&self, checkpoint: &Checkpoint, expected: &StoredTensor) -> Result<()> {
         let Some(found) = self.tensors.get(&expected.name) else { return Ok(()) };
         let name = &expected.name;
         let any = expected.shapes.is_empty() && found.shape.len() == 1;
@@ -152,6 +153,7 @@ impl Shards {
                 name: name.clone(),
                 found: found.shape.clone(),
                 expected: expected.shapes.last().cloned().unwrap_or_default(),
+                file: checkpoint.config_file().to_owned(),
             });
         }
         use StoredDtype::{Gguf, Safetensors};

@@ -16,15 +16,16 @@ use clap::{ArgAction, Args};
 pub use resolve::{ConfigError, Effective, Setting, Source};
 pub use values::{
     ByteSize, DefaultMaxTokens, DeviceKind, Dtype, Framework, GenerationConfigSource, KvCacheDtype,
-    LoadFormat, LogFormat, LogLevel, MetricsCompat, Pooling, Quantization, ReasoningParser,
-    ToolCallParser,
+    LoadFormat, LogFormat, LogLevel, MetricsCompat, Pooling, Quantization, QuantizeOnLoad,
+    ReasoningParser, ToolCallParser,
 };
 use values::{at_least_one, endpoint, gigabytes, not_empty, origin, part, session_seconds, switch};
 
 /// Everything that `candlepower serve` can be told.
 #[derive(Clone, Debug, PartialEq, Args)]
 pub struct ServeConfig {
-    /// What to serve: `demo` (a small model inside this program), a model folder or a GGUF file
+    /// What to serve: `demo` (a small model inside this program), a model folder, a GGUF file, or a model on the hub: owner/name, or of
+    /// its GGUF files owner/name:Q4_K_M or owner/name/FILE
     #[arg(help_heading = "Model", value_name = "MODEL")]
     pub model: Option<String>,
     /// Names under which requests may ask for the model; several are separated by commas [default: the folder's name]
@@ -51,6 +52,9 @@ pub struct ServeConfig {
     /// Quantization that the weights must have [default: what config.json says]
     #[arg(long, help_heading = "Model", value_enum, value_name = "METHOD")]
     pub quantization: Option<Quantization>,
+    /// What weights that are not quantized become while they are loaded
+    #[arg(long, help_heading = "Model", value_enum, value_name = "KIND")]
+    pub quantize_on_load: Option<QuantizeOnLoad>,
     /// Where weights come from; dummy makes random ones, to try sizes and speeds
     #[arg(long, help_heading = "Model", value_enum, default_value_t)]
     pub load_format: LoadFormat,

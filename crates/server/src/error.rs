@@ -22,12 +22,17 @@ pub enum Error {
     NoModel,
     /// The model is neither `demo` nor a folder nor an id.
     #[error(
-        "there is no model folder or GGUF file `{0}`; name a folder with config.json, a GGUF file, a model on the hub as owner/name, or `demo`"
+        "there is no model folder or GGUF file `{0}`; name a folder with config.json, a GGUF file, a model on the hub as owner/name or owner/name:Q4_K_M, or `demo`"
     )]
     NoSuchModel(String),
     /// The model could not be had from the hub.
     #[error(transparent)]
     Hub(#[from] candlepower_hub::Error),
+    /// The tokenizer is to come from a GGUF file that is not on this machine.
+    #[error(
+        "--tokenizer {0} is a GGUF file on the hub, whose header is read with its model only; name a folder, a file on this machine, or a model on the hub as owner/name"
+    )]
+    TokenizerInGguf(String),
     /// The build has no CUDA.
     #[error("this build has no CUDA: leave --device out, or take a build with CUDA")]
     NoCuda,
@@ -39,11 +44,13 @@ pub enum Error {
     EngineDied(String),
     /// The weights are quantized in another way than was asked for.
     #[error(
-        "--quantization {asked} does not match the weights: config.json says {found}; leave the flag out"
+        "--quantization {asked} does not match the weights: {file} says {found}; leave the flag out"
     )]
     QuantizationMismatch {
         /// What was asked for.
         asked: &'static str,
+        /// The file with the configuration.
+        file: String,
         /// What the checkpoint says.
         found: String,
     },

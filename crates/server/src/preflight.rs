@@ -7,7 +7,8 @@ use candlepower_checkpoint::{
 use candlepower_engine::{Device, check_gpus, free_bytes};
 
 use crate::config::{
-    DeviceKind as DeviceSetting, Dtype as DtypeSetting, KvCacheDtype, LoadFormat, ServeConfig,
+    DeviceKind as DeviceSetting, Dtype as DtypeSetting, KvCacheDtype, LoadFormat, QuantizeOnLoad,
+    ServeConfig,
 };
 use crate::error::{Error, Result};
 use crate::load::gives_vectors;
@@ -31,7 +32,7 @@ pub(crate) fn check(
 }
 
 fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device) -> Result<()> {
-    check_quantization(config, checkpoint.quantization())?;
+    check_quantization(config, checkpoint)?;
     let spec = checkpoint.spec();
     if let Some(what) = spec.only_on_cpu().filter(|_| !device.is_cpu()) {
         return Err(Error::OnlyOnCpu(what));
@@ -47,7 +48,7 @@ fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device)
 
 /// A decoder that gives vectors is computed on the CPU, without a cache.
 fn check_pooled_decoder(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {
-    check_quantization(config, checkpoint.quantization())?;
+    check_quantization(config, checkpoint)?;
     if let Some(setting) = not_for_vectors(config) {
         let architecture = checkpoint.architecture();
         return Err(Error::NotForVectors { setting, architecture });
@@ -89,12 +90,15 @@ fn dtype(setting: DtypeSetting) -> Option<Dtype> {
 
 /// An encoder is computed on the CPU, in f32, without a cache.
 fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result<()> {
-    check_method(config, checkpoint.quantization())?;
+    check_method(config, "config.json", checkpoint.quantization())?;
     if let Some(found) = checkpoint.quantization() {
         return Err(Error::QuantizedEncoder(found.method.clone()));
     }
     let architecture = checkpoint.architecture();
-    let setting = not_for_vectors(config).or_else(|| match (config.load_format, config.dtype) {
+    let on_load = config.quantize_on_load.map(QuantizeOnLoad::on_load);
+    let on_load = on_load.map(|kind| format!("--quantize-on-load {}", kind.as_str()));
+    let setting = not_for_vectors(config).or(on_load);
+    let setting = setting.or_else(|| match (config.load_format, config.dtype) {
         (LoadFormat::Dummy, _) => Some("--load-format dummy".to_owned()),
         (_, DtypeSetting::Auto | DtypeSetting::Float32) => None,
         (_, DtypeSetting::Float16) => Some("--dtype float16".to_owned()),
@@ -156,9 +160,9 @@ fn memory_request(
     }
 }
 
-fn check_quantization(config: &ServeConfig, found: Option<&Quantization>) -> Result<()> {
-    check_method(config, found)?;
-    match found {
+fn check_quantization(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {
+    check_method(config, checkpoint.config_file(), checkpoint.quantization())?;
+    match checkpoint.quantization() {
         Some(found) if found.scheme.is_none() && config.load_format != LoadFormat::Dummy => {
             Err(Error::QuantizationUnsupported(found.method.clone()))
         }
@@ -166,8 +170,8 @@ fn check_quantization(config: &ServeConfig, found: Option<&Quantization>) -> Res
     }
 }
 
-/// The method that is asked for is the weights'.
-fn check_method(config: &ServeConfig, found: Option<&Quantization>) -> Result<()> {
+/// The method that is asked for is the weights', as `file` says it.
+fn check_method(config: &ServeConfig, file: &str, found: Option<&Quantization>) -> Result<()> {
     let found = found.map(|quantization| quantization.method.as_str());
     let Some(asked) = config.quantization.map(|asked| asked.as_str()) else { return Ok(()) };
     if found == Some(asked) {
@@ -175,5 +179,5 @@ fn check_method(config: &ServeConfig, found: Option<&Quantization>) -> Result<()
     }
     let found = found
         .map_or_else(|| "that they are not quantized".to_owned(), |method| format!("`{method}`"));
-    Err(Error::QuantizationMismatch { asked, found })
+    Err(Error::QuantizationMismatch { asked, file: file.to_owned(), found })
 }

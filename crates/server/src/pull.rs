@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use candlepower_checkpoint::{CheckpointFiles, Description};
 use candlepower_engine::Device;
-use candlepower_hub::{DownloadProgress, HubModel};
+use candlepower_hub::{DownloadProgress, HubModel, ModelName};
 use candlepower_tokenizer::{ChatTemplate, Tokenizer};
 
 use crate::config::{LoadFormat, ServeConfig};
@@ -49,9 +49,11 @@ pub(crate) async fn pull(
         let text_files = match config.tokenizer.as_deref().map(Place::find).transpose()? {
             None => files.clone(),
             Some(Place::Here(files)) => files,
-            Some(Place::Hub(id)) => {
-                let model = hub(config)?.open_tokenizer(&id, TOKENIZER_REVISION).await?;
-                CheckpointFiles::Folder(model.folder())
+            Some(Place::Hub(ModelName { gguf: Some(_), .. })) => {
+                return Err(Error::TokenizerInGguf(config.tokenizer.clone().unwrap_or_default()));
+            }
+            Some(Place::Hub(name)) => {
+                hub(config)?.open_tokenizer(&name.id, TOKENIZER_REVISION).await?.files()
             }
         };
         let (source, config, device) = (source.clone(), config.clone(), device.clone());
@@ -73,21 +75,22 @@ async fn describe(
     state: &AppState,
     progress: &Arc<DownloadProgress>,
 ) -> Result<(CheckpointFiles, Option<HubModel>)> {
-    let id = match &source.place {
+    let name = match &source.place {
         Place::Here(files) => return Ok((files.clone(), None)),
-        Place::Hub(id) => id,
+        Place::Hub(name) => name,
     };
     let config = state.config();
     let hub = hub(config)?;
     state.set_pulling(Arc::clone(progress));
-    let model = hub.open(id, &config.revision, progress).await?;
+    let model = hub.open(name, &config.revision, progress).await?;
     tracing::info!(
-        "{id} at {} is commit {}, in {}",
+        "{} at {} is commit {}, in {}",
+        name.id,
         config.revision,
         model.commit(),
         model.folder().display()
     );
-    Ok((CheckpointFiles::Folder(model.folder()), Some(model)))
+    Ok((model.files(), Some(model)))
 }
 
 impl LocalModel {
@@ -98,7 +101,12 @@ impl LocalModel {
         files: CheckpointFiles,
         text_files: &CheckpointFiles,
     ) -> Result<Self> {
-        let description = Description::open(files)?;
+        let mut description = Description::open(files)?;
+        if let (Some(kind), Description::Decoder(checkpoint)) =
+            (config.quantize_on_load, &mut description)
+        {
+            checkpoint.quantize_on_load(kind.on_load())?;
+        }
         preflight::check(config, &description, device)?;
         let (tokenizer, chat_template) = text::load(config, text_files)?;
         Ok(Self {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candlepower_checkpoint::CheckpointFiles;
-use candlepower_hub::{Hub, HubConfig, HubSettings, ModelId};
+use candlepower_hub::{Hub, HubConfig, HubSettings, ModelName};
 
 use crate::config::ServeConfig;
 use crate::demo;
@@ -25,7 +25,7 @@ pub(crate) enum Place {
     /// On this machine.
     Here(CheckpointFiles),
     /// On the hub, and perhaps in its cache.
-    Hub(ModelId),
+    Hub(ModelName),
 }
 
 impl Place {
@@ -39,7 +39,7 @@ impl Place {
         }
         match name.parse() {
             // A path that was mistyped is no id.
-            Ok(id) if !name.starts_with('.') => Ok(Self::Hub(id)),
+            Ok(found) if !name.starts_with('.') => Ok(Self::Hub(found)),
             _ => Err(Error::NoSuchModel(name.to_owned())),
         }
     }
@@ -120,6 +120,9 @@ mod tests {
         let id = find(&["owner/name-7B.1"]).unwrap();
         assert_eq!(id.name, "owner/name-7B.1");
         assert!(matches!(id.place, Place::Hub(_)));
+        let gguf = find(&["owner/name:Q4_K_M"]).unwrap();
+        assert_eq!(gguf.name, "owner/name:Q4_K_M");
+        assert!(matches!(gguf.place, Place::Hub(ModelName { gguf: Some(_), .. })));
         for path in ["./here", "/nowhere/at/all", "a/b/c", "nowhere", ""] {
             assert!(matches!(find(&[path]), Err(Error::NoSuchModel(_))), "{path}");
         }

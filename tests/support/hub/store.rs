@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use super::faults::{Fault, Spot, Times};
 use super::files::Files;
 
-/// Files of more bytes are kept in the large file storage; safetensors always are.
+/// Files of more bytes are kept in the large file storage; weights always are.
 const LFS_THRESHOLD: usize = 1 << 20;
 
 /// Who may read a repository.
@@ -133,7 +133,8 @@ pub(super) struct Lfs {
 impl StoredFile {
     fn new(path: &str, bytes: &[u8]) -> Self {
         let contents = Bytes::copy_from_slice(bytes);
-        if bytes.len() <= LFS_THRESHOLD && !path.ends_with(".safetensors") {
+        let weights = [".safetensors", ".gguf"].iter().any(|end| path.ends_with(end));
+        if bytes.len() <= LFS_THRESHOLD && !weights {
             return Self {
                 bytes: contents,
                 size: bytes.len() as u64,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use candlepower_checkpoint::{Bytes, Checkpoint, Dtype, Error, MemoryPlan, ModelSpec};
+use candlepower_checkpoint::{Bytes, Checkpoint, Dtype, Error, MemoryPlan, ModelSpec, OnLoad};
 use candlepower_machine::Machine;
 use serde_json::{Value, json};
 
@@ -13,6 +13,7 @@ pub(super) struct ModelReport {
     model: String,
     architecture: &'static str,
     quantization: Option<String>,
+    on_load: Option<OnLoad>,
     num_parameters: u64,
     own_context: usize,
     stored: Option<Dtype>,
@@ -48,6 +49,7 @@ impl ModelReport {
             model: model.to_owned(),
             architecture: checkpoint.architecture(),
             quantization: checkpoint.quantization().map(|found| found.method.clone()),
+            on_load: checkpoint.on_load(),
             num_parameters: spec.num_parameters(),
             own_context: spec.max_model_len,
             stored: checkpoint.dtype(),
@@ -69,6 +71,7 @@ impl ModelReport {
             "architecture": self.architecture,
             "supported": true,
             "quantization": self.quantization,
+            "quantize_on_load": self.on_load.map(OnLoad::as_str),
             "message": self.problem.as_ref().map(Error::to_string),
             "num_parameters": self.num_parameters,
             "plans": self.placements.iter().map(Placement::to_json).collect::<Vec<_>>(),
@@ -90,6 +93,10 @@ impl fmt::Display for ModelReport {
         };
         let stored = match &self.quantization {
             Some(method) => format!("quantized with {method}, the rest {stored}"),
+            None => stored,
+        };
+        let stored = match self.on_load {
+            Some(kind) => format!("{stored}, {} once loaded", kind.as_str()),
             None => stored,
         };
         writeln!(f, "Model")?;

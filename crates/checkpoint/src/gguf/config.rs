@@ -236,8 +236,8 @@ fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Value> {
     let original = keys.count_opt("rope.scaling.original_context_length")?;
     let attn_factor = keys.float_opt("rope.scaling.attn_factor")?;
     let kind = keys.metadata.text_opt(&keys.key("rope.scaling.type"))?.unwrap_or("none");
-    let divisors = |name| keys.gguf.divisors(name);
-    if let Some(all) = divisors("rope_freqs.weight")? {
+    let divisors = |name| keys.gguf.divisors.get(name).cloned();
+    if let Some(all) = divisors("rope_freqs.weight") {
         if kind != "none" || attn_factor.is_some() {
             return Err(keys.unsupported("rope.scaling.type", " beside rope_freqs.weight"));
         }
@@ -247,8 +247,8 @@ fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Value> {
         rope["long_factor"] = all.into();
         rope["original_max_position_embeddings"] = keys.count("context_length")?.into();
         rope["attention_factor"] = 1.0.into();
-    } else if let Some(long) = divisors("rope_factors_long.weight")? {
-        let short = divisors("rope_factors_short.weight")?.unwrap_or_default();
+    } else if let Some(long) = divisors("rope_factors_long.weight") {
+        let short = divisors("rope_factors_short.weight").unwrap_or_default();
         rope["rope_type"] = "longrope".into();
         rope["short_factor"] = short.into();
         rope["long_factor"] = long.into();

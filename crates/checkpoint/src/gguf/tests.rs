@@ -151,6 +151,15 @@ fn what_is_not_supported_is_named() {
     let expected =
         "model.gguf: `general.architecture` = \"mamba\" is not supported; llama, qwen2, ";
     assert!(line.starts_with(expected), "{line}");
+    assert!(
+        set("general.architecture", "glm4".into()).contains("\"glm4\" is not supported; llama, ")
+    );
+    for vocabulary in ["bert", "t5"] {
+        let expected = format!(
+            "model.gguf: `tokenizer.ggml.model` = \"{vocabulary}\" is not supported; gpt2 and llama are, or name a folder with the model's own tokenizer.json by --tokenizer"
+        );
+        assert_eq!(set("tokenizer.ggml.model", vocabulary.into()), expected);
+    }
     let line = set("llama.expert_count", 8.into());
     assert_eq!(
         line,

@@ -98,6 +98,7 @@ fn what_is_left_alone_is_found_by_name_and_pattern() {
         slots: vec![crate::SlotRows { slot, layer: Some(0), rows: 0..64 }],
         columns: None,
         scheme: None,
+        on_load: None,
     };
     let quantized = |quantization: &Quantization, name: &str, slot| {
         quantization.scheme_of(&plan(name, slot)).is_some()

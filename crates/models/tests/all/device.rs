@@ -17,7 +17,7 @@ use candlepower_models::{
     load_shard_on_device,
 };
 
-use crate::quantized::{QUANTIZED, SPARSE};
+use crate::quantized::{self, SPARSE};
 use crate::{
     golden::{
         BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, has_experts,
@@ -165,7 +165,7 @@ fn every_architecture_and_format_computes_what_transformers_does() {
 
 /// All goldens, of numbers and of codes.
 fn goldens() -> impl Iterator<Item = &'static str> {
-    GOLDENS.iter().copied().chain(QUANTIZED.iter().map(|(name, _)| *name))
+    GOLDENS.iter().copied().chain(quantized::all())
 }
 
 /// Parts of matrices and of the vocabulary, sums and gathers, heads that two ranks share; graphs of a GPU record the same walk.
@@ -388,7 +388,11 @@ fn memory_on_a_device_is_computed_before_loading() {
         let mut numbers = checkpoint.spec().clone();
         numbers.quantized.clear();
         let as_numbers = numbers.device_weight_bytes(dtype, 1);
-        assert_eq!(planned < as_numbers, checkpoint.quantization().is_some(), "{name}: {planned}");
+        assert_eq!(
+            planned < as_numbers,
+            !checkpoint.spec().quantized.is_empty(),
+            "{name}: {planned}"
+        );
         let planned = checkpoint.spec().device_kv_bytes_per_token(dtype, 1);
         let tokens = (NUM_BLOCKS * BLOCK_SIZE) as u64;
         assert_eq!(runner.workspace.cache().num_bytes() as u64, planned * tokens, "{name}");

@@ -4,7 +4,9 @@
 use std::path::PathBuf;
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype as Planned, FfnSpec, LayerSpec};
+use candlepower_checkpoint::{
+    Checkpoint, CheckpointFiles, Dtype as Planned, FfnSpec, LayerSpec, OnLoad,
+};
 use candlepower_kernels::{AttentionMetadata, KvCache};
 use candlepower_models::{
     Decoder, ForwardInput, LoadDtype, LoadFormat, LoadOptions, LoadProgress, load,
@@ -38,6 +40,13 @@ pub(crate) const GOLDENS: &[&str] = &[
     "gguf-qwen3",
     "gguf-phi3",
 ];
+/// Folders of what transformers computed with matrices as they are after loading, whose models are, and what they become.
+pub(crate) const ON_LOAD: &[(&str, &str, OnLoad)] = &[
+    ("on-load/llama-int8", "llama", OnLoad::Int8),
+    ("on-load/llama-int4", "llama", OnLoad::Int4),
+    ("on-load/gpt2-int8", "gpt2", OnLoad::Int8),
+    ("on-load/experts-int4", "qwen3-moe", OnLoad::Int4),
+];
 pub(crate) const TOLERANCE: f32 = 1e-4;
 pub(crate) const BLOCK_SIZE: usize = 16;
 pub(crate) const NUM_BLOCKS: usize = 24;
@@ -50,7 +59,14 @@ pub(crate) fn folder(name: &str) -> PathBuf {
 }
 
 pub(crate) fn checkpoint(name: &str) -> Checkpoint {
-    Checkpoint::open(CheckpointFiles::find(&folder(name)).unwrap().unwrap()).unwrap()
+    let on_load = ON_LOAD.iter().find(|(golden, ..)| *golden == name);
+    let folder = folder(on_load.map_or(name, |(_, source, _)| source));
+    let mut checkpoint =
+        Checkpoint::open(CheckpointFiles::find(&folder).unwrap().unwrap()).unwrap();
+    if let Some((.., kind)) = on_load {
+        checkpoint.quantize_on_load(*kind).unwrap();
+    }
+    checkpoint
 }
 
 /// In f32, as the golden values were computed: the goldens are stored in bf16, with which activations are rounded.

@@ -1,10 +1,12 @@
 //! Quantized checkpoints against the numbers that NumPy unpacks and what transformers computes from them.
 
-use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles, OnLoad};
 use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, dequantize_reference, load};
 use safetensors::SafeTensors;
 
-use crate::golden::{Golden, checkpoint, folder, greedy, max_difference, model, options, prefill};
+use crate::golden::{
+    Golden, ON_LOAD, checkpoint, folder, greedy, max_difference, model, options, prefill,
+};
 
 /// Golden folders, and the method of each.
 pub(crate) const QUANTIZED: &[(&str, &str)] = &[
@@ -26,6 +28,11 @@ pub(crate) const QUANTIZED: &[(&str, &str)] = &[
 ];
 /// How much is sparse, only its weights know.
 pub(crate) const SPARSE: &str = "squeezellm-sparse";
+
+/// The names of all of them, and of what is quantized while it is loaded.
+pub(crate) fn all() -> impl Iterator<Item = &'static str> {
+    QUANTIZED.iter().map(|(name, _)| *name).chain(ON_LOAD.iter().map(|(name, ..)| *name))
+}
 
 #[test]
 fn numbers_are_those_that_numpy_unpacks_to_the_bit() {
@@ -57,7 +64,7 @@ fn numbers_are_those_that_numpy_unpacks_to_the_bit() {
 
 #[test]
 fn logits_and_greedy_tokens_are_those_of_the_unpacked_model() {
-    for (name, _) in QUANTIZED {
+    for name in all() {
         let (model, golden) = (model(name), Golden::read(name));
         let logits = prefill(&model, &golden.prompt, golden.prompt.len(), 0..8);
         let difference = max_difference(&logits, &golden.logits);
@@ -73,14 +80,14 @@ fn logits_and_greedy_tokens_are_those_of_the_unpacked_model() {
 /// What a quantized model needs is known from its configuration alone, to the byte.
 #[test]
 fn memory_is_computed_before_loading() {
-    for (name, _) in QUANTIZED {
+    for name in all() {
         for load_format in [LoadFormat::Auto, LoadFormat::Dummy] {
             let options = LoadOptions { load_format, dtype: LoadDtype::Auto, ..options() };
             let checkpoint = checkpoint(name);
             let model = load(&checkpoint, &options, &mut |_| {}).unwrap();
             let planned = checkpoint.weight_bytes(None);
             let found = model.weight_bytes() as u64;
-            match *name == SPARSE && load_format == LoadFormat::Auto {
+            match name == SPARSE && load_format == LoadFormat::Auto {
                 true => assert!(planned < found && found < planned * 11 / 10, "{found}, {planned}"),
                 false => assert_eq!(found, planned, "{name} {load_format:?}"),
             }
@@ -91,7 +98,7 @@ fn memory_is_computed_before_loading() {
 /// Random codes, in the shapes of the configuration, give logits of about one.
 #[test]
 fn dummy_codes_run_every_format() {
-    for (name, _) in QUANTIZED {
+    for name in all() {
         let options = LoadOptions { load_format: LoadFormat::Dummy, ..options() };
         let model = load(&checkpoint(name), &options, &mut |_| {}).unwrap();
         let prompt: Vec<u32> = (10..34).collect();
@@ -100,6 +107,37 @@ fn dummy_codes_run_every_format() {
         let deviation = (all.iter().map(|v| v * v).sum::<f32>() / all.len() as f32).sqrt();
         assert!((0.2..5.0).contains(&deviation), "{name}: logits spread by {deviation}");
     }
+}
+
+/// A number is half a step of its group away from what it becomes. Random weights, which are wider than those of models that have
+/// learned something, move logits by some per cent with eight bits, and by a third to a half with four.
+#[test]
+fn logits_move_within_bounds_where_weights_are_quantized_on_load() {
+    for (name, source, kind) in ON_LOAD {
+        let golden = Golden::read(name);
+        let original = prefill(&model(source), &golden.prompt, golden.prompt.len(), 0..8);
+        let found = prefill(&model(name), &golden.prompt, golden.prompt.len(), 0..8);
+        let all = |logits: &[Vec<f32>]| logits.iter().flatten().copied().collect::<Vec<f32>>();
+        let (original, found) = (all(&original), all(&found));
+        let squares = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|v| v * v).sum::<f32>();
+        let moved = squares(&mut original.iter().zip(&found).map(|(a, b)| a - b));
+        let relative = (moved / squares(&mut original.iter().copied())).sqrt();
+        let bounds = match kind {
+            OnLoad::Int8 => 0.001..0.06,
+            OnLoad::Int4 => 0.02..0.6,
+        };
+        assert!(bounds.contains(&relative), "{name}: logits move by {relative} of their size");
+    }
+}
+
+#[test]
+fn what_cannot_be_quantized_on_load_is_refused_by_name() {
+    let refused = |name| checkpoint(name).quantize_on_load(OnLoad::Int8).unwrap_err().to_string();
+    assert_eq!(
+        refused("awq"),
+        "--quantize-on-load int8 is for weights that are not quantized, and config.json says `awq`: leave the flag out, or take the model that is not quantized"
+    );
+    assert!(refused("gguf-qwen2").contains("and model.gguf says `gguf`"));
 }
 
 /// `--dtype` is about what is not quantized.

@@ -8,8 +8,8 @@ use candlepower_comm::{Comm, Traffic};
 use candlepower_models::{Decoder, LoadDtype, LoadFormat, LoadOptions, load, load_shard};
 
 use crate::golden::{
-    BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, TOLERANCE, checkpoint, folder, greedy, max_difference,
-    options, prefill,
+    BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, ON_LOAD, TOLERANCE, checkpoint, folder, greedy,
+    max_difference, options, prefill,
 };
 
 /// Tokens that are compared.
@@ -45,7 +45,8 @@ fn at_full_length(checkpoint: &Checkpoint) -> LoadOptions {
 fn two_ranks_and_four_give_what_one_gives() {
     let quantized =
         ["gptq-8bit", "fp8", "fp8-channel", "squeezellm", "squeezellm-sparse", "awq-experts"];
-    for name in GOLDENS.iter().copied().chain(quantized) {
+    let on_load = ON_LOAD.iter().map(|(name, ..)| *name);
+    for name in GOLDENS.iter().copied().chain(quantized).chain(on_load) {
         let (checkpoint, golden) = (checkpoint(name), Golden::read(name));
         let options = at_full_length(&checkpoint);
         let room = checkpoint.spec().max_positions - golden.prompt.len();

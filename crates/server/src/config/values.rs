@@ -4,6 +4,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
+use candlepower_checkpoint::OnLoad;
 use clap::ValueEnum;
 
 /// What the engine is set up for.
@@ -88,6 +89,26 @@ impl Quantization {
             Self::Gptq => "gptq",
             Self::SqueezeLlm => "squeezellm",
             Self::Fp8 => "fp8",
+        }
+    }
+}
+
+/// What weights become while they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lower")]
+pub enum QuantizeOnLoad {
+    /// Codes of eight bits.
+    Int8,
+    /// Codes of four bits, of the head eight.
+    Int4,
+}
+
+impl QuantizeOnLoad {
+    /// As checkpoints know it.
+    pub fn on_load(self) -> OnLoad {
+        match self {
+            Self::Int8 => OnLoad::Int8,
+            Self::Int4 => OnLoad::Int4,
         }
     }
 }

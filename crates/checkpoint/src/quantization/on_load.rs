@@ -1,0 +1,50 @@
+//! Matrices that are stored as numbers and kept as codes.
+
+use serde::{Deserialize, Serialize};
+
+use super::packed::{Codes, Packed};
+use crate::weights::{Slot, TensorPlan};
+
+/// Columns that share a scale, as in GGUF's blocks.
+const GROUP: usize = 32;
+
+/// What the matrices of a checkpoint that is not quantized become while they are loaded: of each output, groups of 32 inputs. The
+/// embedding and the experts' router stay as they are stored, but for an embedding that is the head, too.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnLoad {
+    /// Codes of eight bits with a scale, the numbers of GGUF's Q8_0.
+    Int8,
+    /// Codes of four bits with a scale and a minimum, the numbers of GGUF's Q4_1; of the head as [`Self::Int8`].
+    Int4,
+}
+
+impl OnLoad {
+    /// Its name, as settings have it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+        }
+    }
+
+    /// What becomes of a planned tensor; `None` where it stays as it is. `tied` says that the head is the embedding.
+    pub(crate) fn of(self, tensor: &TensorPlan, tied: bool) -> Option<Self> {
+        // Vectors have none.
+        tensor.columns()?;
+        match tensor.slots.first()?.slot {
+            Slot::Positions | Slot::Router => None,
+            Slot::Embed => tied.then_some(Self::Int8),
+            Slot::Head => Some(Self::Int8),
+            _ => Some(self),
+        }
+    }
+
+    /// How such a matrix is kept.
+    pub fn packed(self) -> Packed {
+        let codes = match self {
+            Self::Int8 => Codes::U8,
+            Self::Int4 => Codes::U4,
+        };
+        Packed { codes, group: GROUP, reordered: false }
+    }
+}

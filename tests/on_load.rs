@@ -1,0 +1,78 @@
+//! Weights that become codes while they are loaded.
+
+use serde_json::{Value, json};
+
+use crate::support::{Server, ServerBuilder, program};
+
+/// What a model says to the same question again and again, at temperature 0.
+#[track_caller]
+fn answer(server: &Server) -> String {
+    let body = json!({
+        "model": "demo", "temperature": 0, "max_tokens": 32,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    });
+    let mut texts = (0..3).map(|_| {
+        let answer = server.post("/v1/chat/completions", &body).ok();
+        answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    });
+    let first = texts.next().unwrap();
+    assert!(texts.all(|text| text == first), "{first}");
+    first
+}
+
+/// The demo has learned to answer, and does so with codes of eight bits, over ranks too; doctor knows the bytes to be loaded.
+#[test]
+fn a_model_answers_with_the_bytes_that_doctor_has_counted() {
+    let plain = doctor(&[]);
+    for (kind, part) in [("int8", 0.7), ("int4", 0.6)] {
+        let flags = ["--quantize-on-load", kind];
+        let report = doctor(&flags);
+        assert_eq!(
+            (&report["quantize_on_load"], &report["quantization"]),
+            (&kind.into(), &Value::Null)
+        );
+        let bytes = |report: &Value| report["weights_bytes"].as_f64().unwrap();
+        assert!(bytes(&report) < part * bytes(&plain), "{report}\n{plain}");
+        let server = ServerBuilder::new("demo").flags(&flags.join(" ")).start();
+        let kibibytes = bytes(&report) / 1024.0;
+        let size = match kibibytes < 1024.0 {
+            true => format!("{kibibytes:.1} KiB of {kind} weights"),
+            false => format!("{:.1} MiB of {kind} weights", kibibytes / 1024.0),
+        };
+        let log = server.log_when_ready();
+        assert!(log.contains(&size), "{size}\n{log}");
+        let text = answer(&server);
+        if kind == "int8" {
+            assert_eq!(text, "The capital of France is Paris.");
+        }
+        let ranks = format!("{} --tensor-parallel-size 2", flags.join(" "));
+        assert_eq!(answer(&ServerBuilder::new("demo").flags(&ranks).start()), text);
+    }
+}
+
+fn doctor(flags: &[&str]) -> Value {
+    let output = program().args(["doctor", "demo", "--json"]).args(flags).output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn weights_that_are_codes_already_are_refused() {
+    let golden = |name: &str| format!("{}/golden/{name}", env!("CARGO_MANIFEST_DIR"));
+    for (name, says) in
+        [("awq", "config.json says `awq`"), ("gguf-qwen2/model.gguf", "model.gguf says `gguf`")]
+    {
+        let line = format!(
+            "--quantize-on-load int4 is for weights that are not quantized, and {says}: leave the flag out, or take the model that is not quantized"
+        );
+        let refused =
+            ServerBuilder::new(golden(name)).env("BLAZE_QUANTIZE_ON_LOAD", "int4").refused();
+        assert!(refused.message.contains(&line), "{line}\n{}", refused.message);
+        let mut doctor = program();
+        let output =
+            doctor.args(["doctor", &golden(name), "--quantize-on-load", "int4"]).output().unwrap();
+        assert_eq!(String::from_utf8(output.stderr).unwrap().trim(), format!("error: {line}"));
+    }
+    let encoder =
+        ServerBuilder::new(golden("encoders/bert")).flags("--quantize-on-load int8").refused();
+    assert!(encoder.message.contains("--quantize-on-load int8"), "{}", encoder.message);
+}
