@@ -88,8 +88,8 @@ fn a_configuration_alone_is_enough_to_see_what_fits() {
     assert_eq!(plan["stored"], true);
 
     let tight = doctor_json(&model, &["--kv-cache-memory", "1Mi", "--max-model-len", "8192"], 1);
-    assert_eq!((&tight["fits"], &tight["max_model_len_that_fits"]), (&false.into(), &256.into()));
-    assert!(tight["message"].as_str().unwrap().contains("lower --max-model-len to 256"));
+    assert_eq!((&tight["fits"], &tight["max_model_len_that_fits"]), (&false.into(), &512.into()));
+    assert!(tight["message"].as_str().unwrap().contains("lower --max-model-len to 512"));
 }
 
 /// 4 bits a weight, and of each 128 of them a scale and a minimum of 32 bits; the rest as it is stored.

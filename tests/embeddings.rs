@@ -186,6 +186,20 @@ fn every_wrong_input_has_its_error() {
     assert_eq!(error["code"], "model_not_found");
 }
 
+/// Ten megabytes are refused before they are tokenized, which would take seconds.
+#[test]
+fn a_text_that_cannot_fit_is_refused_unread() {
+    let server = mini_lm();
+    let long = "rain ".repeat(2_000_000);
+    let error =
+        server.post("/v1/embeddings", &json!({"model": MODEL, "input": ["a", long]})).error(400);
+    let (message, param) = (error["message"].as_str().unwrap(), &error["param"]);
+    let expected =
+        "This model's maximum context length is 256 tokens, but the prompt has at least ";
+    assert!(message.starts_with(expected), "{message}");
+    assert_eq!((param, &error["code"]), (&json!("input[1]"), &json!("context_length_exceeded")));
+}
+
 #[test]
 fn inputs_that_are_too_long_are_cut_where_that_is_asked_for() {
     let server = mini_lm();
@@ -251,6 +265,7 @@ fn settings_that_are_for_other_models_stop_the_start() {
         ),
         ("--load-format dummy", "--load-format dummy is for models that generate text"),
         ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8 is for models that generate text"),
+        ("--kv-cache-dtype float32", "--kv-cache-dtype float32 is for models that generate text"),
         ("--max-model-len 513", "max_model_len 513 is beyond the model's 512 positions"),
     ] {
         let refused = ServerBuilder::new(&folder).flags(flags).refused();

@@ -162,8 +162,8 @@ fn a_cache_far_too_small_gives_the_texts_of_a_large_one() {
     };
     let (large, preemptions) = texts_with("64Mi");
     assert_eq!(preemptions, 0.0);
-    // A token's keys and values take 4 KiB, so this is less than two sequences of the context's length.
-    let (small, preemptions) = texts_with("1600Ki");
+    // A token's keys and values take 2 KiB, so this is less than two sequences of the context's length.
+    let (small, preemptions) = texts_with("800Ki");
     assert!(preemptions > 0.0, "the small cache was large enough");
     assert_eq!(small, large);
 }

@@ -171,9 +171,9 @@ fn requests_come_before_sessions_and_sessions_lose_only_time() {
     assert_eq!(super::text(&more), super::text(&same));
 }
 
-/// A server whose cache has so many blocks of 16 tokens of the demo model, 4 KiB each.
+/// A server whose cache has so many blocks of 16 tokens of the demo model, 2 KiB each.
 fn memory_for(num_blocks: u32) -> Server {
-    let memory = format!("{}Ki", num_blocks * 64);
+    let memory = format!("{}Ki", num_blocks * 32);
     ServerBuilder::new("demo")
         .flags("--framework prism --max-model-len 1500")
         .flag("--kv-cache-memory", memory)

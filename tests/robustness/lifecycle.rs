@@ -163,7 +163,7 @@ fn damaged_models_are_refused_with_one_clear_line() {
 
     let line = failure_of(&demo_folder(), "--quantization awq");
     assert!(line.contains("awq"), "{line}");
-    let line = failure_of(&demo_folder(), "--kv-cache-memory 128Ki --max-model-len 2048");
+    let line = failure_of(&demo_folder(), "--kv-cache-memory 64Ki --max-model-len 2048");
     assert!(
         line.contains("2048") && line.contains("32"),
         "the length that fits is missing: {line}"

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use candlepower_checkpoint::{
     BATCHED_TOKENS, Checkpoint, CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory,
-    Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig, KvDtype,
-    MemoryPlan, MemoryRequest,
+    Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig, MemoryPlan,
+    MemoryRequest,
 };
 use candlepower_hub::ModelName;
 use candlepower_machine::Machine;
@@ -53,6 +53,7 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     needed_bytes             the three together\n  \
     available_bytes          what is free, or null\n  \
     kv_cache_bytes           what the KV cache would get\n  \
+    kv_cache_dtype           of keys and values: float32, float16, bfloat16, fp8; null without a cache\n  \
     fits                     whether that fits the memory of this machine's CPU\n  \
     max_model_len_that_fits  the longest context with which it would; 0 for none\n  \
     num_sequences            sequences of max_model_len (of max_model_len_that_fits, where it does not fit) at once\n  \
@@ -83,7 +84,7 @@ pub(crate) struct Doctor {
     /// Memory of the KV cache, such as 512M or 4Gi [default: a quarter of free memory, and no more than useful]
     #[arg(long, value_name = "SIZE")]
     kv_cache_memory: Option<ByteSize>,
-    /// Type of keys and values in the cache; auto takes the weights' on a GPU and float32 on the CPU
+    /// Type of keys and values in the cache; auto takes the weights', on the CPU float32 where they are not bfloat16
     #[arg(long, value_enum, default_value_t)]
     kv_cache_dtype: KvCacheDtype,
     /// Most sequences running at once
@@ -286,23 +287,26 @@ impl Doctor {
             // It does not run on a GPU yet.
             memories.retain(|(_, memory)| memory.device == DeviceKind::Cpu);
         }
-        let plan = |dtype, memory: &DeviceMemory| {
-            MemoryPlan::new(spec, self.request(max_model_len, dtype, *memory))
+        // Not every device keeps keys and values beside any weights as asked.
+        let plan = |dtype, (name, memory): &(String, DeviceMemory)| {
+            let request = self.request(max_model_len, dtype, *memory).ok()?;
+            Some((name.clone(), MemoryPlan::new(spec, request)))
         };
-        let plans = dtypes.iter().flat_map(|dtype| {
-            memories.iter().map(|(name, memory)| (name.clone(), plan(*dtype, memory)))
-        });
+        let plans = dtypes
+            .iter()
+            .flat_map(|dtype| memories.iter().filter_map(|memory| plan(*dtype, memory)));
         Ok(ModelReport::new(model, checkpoint, plans))
     }
 
-    fn request(&self, max_model_len: usize, weights: Dtype, memory: DeviceMemory) -> MemoryRequest {
-        MemoryRequest {
+    fn request(
+        &self,
+        max_model_len: usize,
+        weights: Dtype,
+        memory: DeviceMemory,
+    ) -> candlepower_checkpoint::Result<MemoryRequest> {
+        Ok(MemoryRequest {
             weights,
-            kv: match (self.kv_cache_dtype, memory.device) {
-                (KvCacheDtype::Fp8, _) => KvDtype::Fp8,
-                (KvCacheDtype::Auto, DeviceKind::Cpu) => Dtype::F32.into(),
-                (KvCacheDtype::Auto, DeviceKind::Gpu { .. }) => weights.into(),
-            },
+            kv: memory.device.kv_dtype(self.kv_cache_dtype.asked(), weights)?,
             max_model_len,
             block_size: self.block_size.get(),
             max_num_seqs: self.max_num_seqs.get(),
@@ -310,7 +314,7 @@ impl Doctor {
             kv_cache_bytes: self.kv_cache_memory.map(|size| size.0),
             tensor_parallel_size: self.tensor_parallel_size.get(),
             memory,
-        }
+        })
     }
 
     /// What one rank may take on the CPU, whose memory all ranks share, and on each GPU.
@@ -363,9 +367,9 @@ mod tests {
         let plans = json["plans"].as_array().unwrap();
         assert_eq!(plans.len(), 6);
         assert_eq!((&plans[1]["device"], &plans[1]["fits"]), (&"gpu 0".into(), &true.into()));
-        // On a GPU keys and values are kept as the weights are, and heads of 32 elements are padded to 64.
+        // Beside bfloat16 keys and values are kept so everywhere, but on a GPU heads of 32 elements are padded to 64.
         let kv_bytes = |plan: usize| plans[plan]["kv_bytes_per_token"].as_u64().unwrap();
-        assert_eq!(kv_bytes(1), kv_bytes(0) / 4 * 2 * 64 / 32);
+        assert_eq!(kv_bytes(1), kv_bytes(0) * 64 / 32);
         assert!(report.to_string().contains("gpu 0"));
         assert!(report::machine(&large).contains("GPU (compute capability 9.0) with 80.0 GiB"));
         let small = machine(1 << 20);

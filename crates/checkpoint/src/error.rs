@@ -197,6 +197,18 @@ pub enum Error {
         /// Numbers of ranks that divide everything.
         possible: String,
     },
+    /// Keys and values cannot be kept so.
+    #[error(
+        "--kv-cache-dtype {asked} is not possible on {device} with these weights: possible are auto, {others}, fp8"
+    )]
+    KvDtype {
+        /// What was asked for.
+        asked: &'static str,
+        /// Where, in words.
+        device: &'static str,
+        /// What would do, beside FP8.
+        others: &'static str,
+    },
 }
 
 /// The other way out of a cache that is too small, where there is one.

@@ -2,6 +2,8 @@
 
 pub use device::{DEVICE_HEAD_DIMS, DeviceWidths, device_head_dim, device_logits_rows};
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     bytes::Bytes,
     error::{Error, Result},
@@ -47,7 +49,7 @@ pub struct MemoryRequest {
 }
 
 /// How keys and values are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvDtype {
     /// As numbers of the model.
     Plain(Dtype),
@@ -60,6 +62,14 @@ impl KvDtype {
         match self {
             Self::Plain(dtype) => dtype.size(),
             Self::Fp8 => 1,
+        }
+    }
+
+    /// Its name, as users give it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Plain(dtype) => dtype.as_str(),
+            Self::Fp8 => "fp8",
         }
     }
 }
@@ -79,6 +89,33 @@ pub struct DeviceMemory {
     pub available_bytes: Option<u64>,
     /// When they were counted.
     pub counted: Counted,
+}
+
+impl DeviceKind {
+    /// In which a model with such weights keeps keys and values: what was asked for, else on a GPU the weights' dtype, and on the
+    /// CPU bfloat16 where the weights are, because products are rounded to it then, and float32 where not.
+    ///
+    /// # Errors
+    /// [`Error::KvDtype`]: a GPU's kernels take keys and values in the weights' dtype or in FP8, the CPU's none in float16.
+    pub fn kv_dtype(self, asked: Option<KvDtype>, weights: Dtype) -> Result<KvDtype> {
+        let plain = match self {
+            Self::Cpu if weights != Dtype::Bf16 => Dtype::F32,
+            _ => weights,
+        };
+        let (possible, device, others) = match self {
+            Self::Cpu => (asked != Some(Dtype::F16.into()), "the CPU", "float32, bfloat16"),
+            Self::Gpu { .. } => {
+                let possible = asked.is_none_or(|kv| kv == KvDtype::Fp8 || kv == plain.into());
+                (possible, "a GPU", plain.as_str())
+            }
+        };
+        match asked {
+            Some(asked) if !possible => {
+                Err(Error::KvDtype { asked: asked.as_str(), device, others })
+            }
+            asked => Ok(asked.unwrap_or(plain.into())),
+        }
+    }
 }
 
 impl DeviceMemory {

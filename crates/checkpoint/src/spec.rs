@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     config::HfConfig,
     error::{Error, Result},
@@ -203,7 +205,7 @@ pub enum Act {
 }
 
 /// How numbers are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dtype {
     /// IEEE single.
     F32,

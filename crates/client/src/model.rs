@@ -73,19 +73,17 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
         return Ok(());
     }
     let asked_dtype = dtype(params.dtype.as_deref());
-    let dtypes = |device| match device {
-        DeviceKind::Cpu => (checkpoint.weights_dtype(asked_dtype), Dtype::F32),
-        DeviceKind::Gpu { .. } => {
-            let dtype = checkpoint.device_dtype(asked_dtype);
-            (dtype, dtype)
-        }
+    let weights = |device| match device {
+        DeviceKind::Cpu => checkpoint.weights_dtype(asked_dtype),
+        DeviceKind::Gpu { .. } => checkpoint.device_dtype(asked_dtype),
     };
-    let request = |memory: DeviceMemory| MemoryRequest {
-        weights: dtypes(memory.device).0,
-        kv: match setting(plan, "KV_CACHE_DTYPE") {
-            Some("fp8" | "fp8_e4m3") => KvDtype::Fp8,
-            _ => dtypes(memory.device).1.into(),
-        },
+    let asked_kv = match setting(plan, "KV_CACHE_DTYPE") {
+        Some("fp8" | "fp8_e4m3") => Some(KvDtype::Fp8),
+        other => dtype(other).map(Into::into),
+    };
+    let request = |memory: DeviceMemory, weights, kv| MemoryRequest {
+        weights,
+        kv,
         max_model_len,
         block_size: number(plan, "BLOCK_SIZE", BLOCK_SIZE),
         max_num_seqs: number(plan, "MAX_NUM_SEQS", MAX_NUM_SEQS),
@@ -95,7 +93,9 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
         memory,
     };
     for memory in memories(params, plan, compute) {
-        MemoryPlan::new(spec, request(memory)).check(spec).map_err(wrong)?;
+        let weights = weights(memory.device);
+        let kv = memory.device.kv_dtype(asked_kv, weights).map_err(wrong)?;
+        MemoryPlan::new(spec, request(memory, weights, kv)).check(spec).map_err(wrong)?;
     }
     Ok(())
 }

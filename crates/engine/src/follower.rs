@@ -9,7 +9,7 @@ use std::{
 };
 
 use candle_core::Device;
-use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Gguf, OnLoad};
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Gguf, KvDtype, OnLoad};
 use candlepower_comm::Comm;
 use candlepower_kernels::WarmThreads;
 use candlepower_models::{
@@ -34,8 +34,8 @@ use crate::{
 /// What rank 0 sends to the others. After [`Order::Begin`] come steps, until it ends.
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) enum Order {
-    /// All ranks have loaded their parts: the cache is to have so many blocks, in FP8 or in f32.
-    Begin { num_blocks: usize, fp8_kv_cache: bool },
+    /// All ranks have loaded their parts: the cache is to have so many blocks of such numbers.
+    Begin { num_blocks: usize, kv: KvDtype },
     /// As `Begin`, on devices: what steps need, and whether decodes are recorded as graphs.
     BeginOnDevice { size: WorkspaceSize, graphs: bool, num_swap_blocks: usize },
     /// A step, in which every token is known, and the rows whose prompt tokens are scored.
@@ -288,9 +288,8 @@ impl Part {
     /// Reserves what rank 0 says.
     fn begin(self, order: Order, block_size: usize, threads: WarmThreads) -> Result<Runner> {
         match (self, order) {
-            (Self::Cpu(model), Order::Begin { num_blocks, fp8_kv_cache }) => {
-                let dtype = cache_dtype(fp8_kv_cache);
-                let cache = model.new_kv_cache(num_blocks, block_size, dtype)?;
+            (Self::Cpu(model), Order::Begin { num_blocks, kv }) => {
+                let cache = model.new_kv_cache(num_blocks, block_size, cache_dtype(kv))?;
                 let runner = ModelRunner::new(model, cache, block_size, Followers::default());
                 Ok(Runner::Cpu(Box::new(runner), threads))
             }

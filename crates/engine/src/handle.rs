@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use candlepower_checkpoint::Checkpoint;
+use candlepower_checkpoint::{Checkpoint, KvDtype};
 use candlepower_models::LoadOptions;
 use candlepower_scheduler::SchedulingPolicy;
 
@@ -31,8 +31,9 @@ pub struct EngineConfig {
     /// Bytes for the paged KV cache of each rank; `None` takes a quarter of the free memory on the CPU, what
     /// `gpu_memory_utilization` leaves on a GPU, and no more than `max_num_seqs` sequences of `max_model_len` need.
     pub kv_cache_bytes: Option<u64>,
-    /// Keep keys and values in FP8 (e4m3, without a scale) instead of the model's dtype, or of f32 on the CPU.
-    pub fp8_kv_cache: bool,
+    /// In which keys and values are kept; `None` takes what
+    /// [`DeviceKind::kv_dtype`](candlepower_checkpoint::DeviceKind::kv_dtype) says.
+    pub kv_cache_dtype: Option<KvDtype>,
     /// Bytes of the host's memory for the blocks of preempted sequences, which are recomputed without; not on the CPU,
     /// whose cache lies in that memory itself.
     pub swap_bytes: u64,
@@ -114,6 +115,8 @@ pub struct EngineInfo {
     pub block_size: usize,
     /// Bytes of the KV cache, on all ranks.
     pub kv_cache_bytes: u64,
+    /// In which keys and values are kept, such as `bfloat16`.
+    pub kv_cache_dtype: &'static str,
     /// Bytes of the weights as they lie in memory, on all ranks.
     pub weights_bytes: u64,
     /// How most weights are kept: their type, such as `bf16`, or the method of their quantization, such as `awq`.

@@ -50,7 +50,7 @@ pub(crate) fn start(
     let own_threads = threads[0].clone();
     let pool = own_threads.start()?;
     let death = Death::default();
-    if config.fp8_kv_cache
+    if config.kv_cache_dtype == Some(KvDtype::Fp8)
         && config.load.load_format == LoadFormat::Auto
         && has_kv_scales(checkpoint)?
     {
@@ -171,8 +171,7 @@ fn cpu_runner(
         counted: MemoryCounted::AfterLoading,
     };
     let weights = dtype(model.weight_dtype());
-    let kv = if config.fp8_kv_cache { KvDtype::Fp8 } else { Dtype::F32.into() };
-    let request = memory_request(config, model.max_model_len(), (weights, kv), memory);
+    let request = memory_request(config, model.max_model_len(), weights, memory)?;
     let plan = MemoryPlan::new(spec, request);
     plan.check(spec)?;
     let others_bytes = loaded.iter().map(|loaded| loaded.weights_bytes);
@@ -183,10 +182,9 @@ fn cpu_runner(
         max_logprobs: None,
         ..info(checkpoint, &plan, num_threads)
     };
-    let dtype = cache_dtype(config.fp8_kv_cache);
-    let cache = model.new_kv_cache(plan.num_blocks, config.block_size, dtype)?;
-    let (num_blocks, fp8_kv_cache) = (plan.num_blocks, config.fp8_kv_cache);
-    comm.send_message(&encode(&Order::Begin { num_blocks, fp8_kv_cache })?)?;
+    let (num_blocks, kv) = (plan.num_blocks, plan.request.kv);
+    let cache = model.new_kv_cache(num_blocks, config.block_size, cache_dtype(kv))?;
+    comm.send_message(&encode(&Order::Begin { num_blocks, kv })?)?;
     let runner = ModelRunner::new(model, cache, config.block_size, followers);
     Ok((info, Runner::Cpu(Box::new(runner), own_threads.warm()?)))
 }
@@ -231,8 +229,7 @@ fn device_runner(
         available_bytes: free.map(|bytes| bytes / sharers),
         counted: MemoryCounted::AfterLoading,
     };
-    let kv = if config.fp8_kv_cache { KvDtype::Fp8 } else { weights.into() };
-    let request = memory_request(config, model.max_model_len(), (weights, kv), memory);
+    let request = memory_request(config, model.max_model_len(), weights, memory)?;
     let spec = checkpoint.spec();
     let plan = MemoryPlan::new(spec, request);
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
@@ -251,7 +248,7 @@ fn device_runner(
         max_rows,
         num_blocks: plan.num_blocks,
         block_size: config.block_size,
-        fp8_cache: config.fp8_kv_cache,
+        fp8_cache: plan.request.kv == KvDtype::Fp8,
     };
     let others_bytes = loaded.iter().map(|loaded| loaded.weights_bytes);
     let info = EngineInfo {
@@ -275,12 +272,12 @@ fn device_runner(
 fn memory_request(
     config: &EngineConfig,
     max_model_len: usize,
-    (weights, kv): (Dtype, KvDtype),
+    weights: Dtype,
     memory: DeviceMemory,
-) -> MemoryRequest {
-    MemoryRequest {
+) -> Result<MemoryRequest> {
+    Ok(MemoryRequest {
         weights,
-        kv,
+        kv: memory.device.kv_dtype(config.kv_cache_dtype, weights)?,
         max_model_len,
         block_size: config.block_size,
         max_num_seqs: config.max_num_seqs,
@@ -288,7 +285,7 @@ fn memory_request(
         kv_cache_bytes: config.kv_cache_bytes,
         tensor_parallel_size: config.tensor_parallel_size,
         memory,
-    }
+    })
 }
 
 /// Blocks that fit the memory of the host that preempted sequences may take.
@@ -325,9 +322,14 @@ fn dtype(dtype: DType) -> Dtype {
     }
 }
 
-/// In which keys and values are kept on the CPU.
-pub(crate) fn cache_dtype(fp8: bool) -> DType {
-    if fp8 { DType::F8E4M3 } else { DType::F32 }
+/// In which the CPU's kernels keep keys and values.
+pub(crate) fn cache_dtype(kv: KvDtype) -> DType {
+    match kv {
+        KvDtype::Plain(Dtype::F32) => DType::F32,
+        KvDtype::Plain(Dtype::F16) => DType::F16,
+        KvDtype::Plain(Dtype::Bf16) => DType::BF16,
+        KvDtype::Fp8 => DType::F8E4M3,
+    }
 }
 
 /// What the plan and the checkpoint say.
@@ -341,6 +343,7 @@ fn info(checkpoint: &Checkpoint, plan: &MemoryPlan, num_threads: usize) -> Engin
         num_blocks: plan.num_blocks,
         block_size: plan.request.block_size,
         kv_cache_bytes: plan.kv_cache_bytes,
+        kv_cache_dtype: plan.request.kv.as_str(),
         weights_bytes: plan.weights_bytes,
         weights_dtype: match (checkpoint.quantization(), checkpoint.on_load()) {
             (Some(quantization), _) => quantization.method.clone(),

@@ -11,7 +11,7 @@ mod ranks;
 
 use std::{path::PathBuf, time::Duration};
 
-use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, KvDtype};
 use candlepower_engine::{
     Device, EngineConfig, EngineHandle, EngineHealth, EngineMetrics, FinishReason, LoadDtype,
     LoadFormat, LoadOptions, RankKind, Request, SamplingParams, SchedulingPolicy, SubmitError,
@@ -32,7 +32,7 @@ fn config() -> EngineConfig {
             max_model_len: Some(128),
         },
         kv_cache_bytes: None,
-        fp8_kv_cache: false,
+        kv_cache_dtype: None,
         swap_bytes: 0,
         gpu_memory_utilization: 0.9,
         enforce_eager: false,

@@ -2,7 +2,8 @@
 //!
 //! Prints, per shape, the median and the best of many runs: GFLOP/s of arithmetic, GB/s of weights read.
 //! Weights rotate through a quarter of a gigabyte, so they come from memory as in a real model. Words
-//! after `--` choose sections: `machine`, `linear`, `codes`, `gated`, `attention`, `rows`. Threads: `RAYON_NUM_THREADS`.
+//! after `--` choose sections: `machine`, `linear`, `codes`, `gated`, `attention`, `rows`, `sampling`. Threads:
+//! `RAYON_NUM_THREADS`.
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
 use std::hint::black_box;
@@ -13,6 +14,7 @@ use candlepower_kernels::{
     Activation, AttentionMetadata, Codes, KvCache, KvCacheConfig, PagedAttention, QuantizedRows,
     Weight, WeightRows, add_rms_norm, cpu_features, gated_activation, gated_linear, linear,
     paged_attention, reshape_and_cache,
+    sampling::{SamplingRow, sample},
 };
 use rayon::prelude::*;
 
@@ -44,6 +46,9 @@ fn main() {
     }
     if wanted("rows") {
         row_wise();
+    }
+    if wanted("sampling") {
+        samplings();
     }
 }
 
@@ -246,48 +251,54 @@ fn rotation(n: usize, k: usize, dtype: DType) -> Vec<Weight> {
     (0..(ROTATION_BYTES / bytes.len()).max(2)).map(|_| weight()).collect()
 }
 
-/// Prefill chunks and decodes of a Qwen2.5-0.5B layer: 14 heads, 2 key-value heads of 64.
+/// Prefill chunks and decodes, and writes to the cache, of a Qwen2.5-0.5B layer: 14 heads, 2 key-value heads of 64.
 fn attentions() {
-    let (heads, num_kv_heads, head_dim, block_size) = (14, 2, 64, 16);
-    for (seqs, queries, context) in
-        [(1, 512, 512), (1, 512, 4096), (1, 1, 640), (16, 1, 640), (1, 1, 8192)]
-    {
-        let blocks = context / block_size;
-        let config = KvCacheConfig {
-            num_layers: 1,
-            num_blocks: seqs * blocks,
-            block_size,
-            num_kv_heads,
-            head_dim,
-        };
-        let cache = KvCache::new(config, DType::F32, &Device::Cpu).expect("a cache");
-        // Every position is written: pages that were never written are one and the same page of zeros.
-        let slots = (seqs * context) as u32;
-        let kv = Tensor::full(0.2f32, (slots as usize, num_kv_heads, head_dim), &Device::Cpu)
-            .expect("keys");
-        let slots = Tensor::arange(0, slots, &Device::Cpu).expect("slots");
-        reshape_and_cache(&kv, &kv, &cache, 0, &slots).expect("a write");
-        let q =
-            Tensor::full(0.1f32, (seqs * queries, heads, head_dim), &Device::Cpu).expect("queries");
-        let meta = AttentionMetadata {
-            query_start: (0..=seqs).map(|seq| (seq * queries) as u32).collect(),
-            context_len: vec![context as u32; seqs],
-            block_tables: (0..(seqs * blocks) as u32).collect(),
-            max_blocks: blocks,
-        };
-        let params = PagedAttention { scale: 0.125, window: None, softcap: None };
-        let times = time(|| {
-            black_box(paged_attention(&q, &cache, 0, &meta, &params).expect("attention"));
-        });
-        let visible = queries * context - queries * (queries - 1) / 2;
-        let flops = 4.0 * (seqs * visible * heads * head_dim) as f64;
-        report(
-            &format!("attention {seqs} x {queries} queries of {context}"),
-            times,
-            flops,
-            "GFLOP/s",
-        );
+    for dtype in [DType::F32, DType::BF16] {
+        for (seqs, queries, context) in
+            [(1, 512, 512), (1, 2048, 2048), (1, 1, 512), (1, 1, 640), (16, 1, 640), (1, 1, 8192)]
+        {
+            attention(dtype, (seqs, queries, context));
+        }
     }
+}
+
+fn attention(dtype: DType, (seqs, queries, context): (usize, usize, usize)) {
+    let (heads, num_kv_heads, head_dim, block_size) = (14, 2, 64, 16);
+    let blocks = context / block_size;
+    let config = KvCacheConfig {
+        num_layers: 1,
+        num_blocks: seqs * blocks,
+        block_size,
+        num_kv_heads,
+        head_dim,
+    };
+    let cache = KvCache::new(config, dtype, &Device::Cpu).expect("a cache");
+    // Every position is written: pages that were never written are one and the same page of zeros.
+    let slots = (seqs * context) as u32;
+    let kv = Tensor::full(0.2f32, (slots as usize, num_kv_heads, head_dim), &Device::Cpu);
+    let kv = kv.expect("keys");
+    let slots = Tensor::arange(0, slots, &Device::Cpu).expect("slots");
+    let what = format!("{dtype:?} {seqs} x {queries} queries of {context}");
+    if queries > 1 {
+        let times = time(|| reshape_and_cache(&kv, &kv, &cache, 0, &slots).expect("a write"));
+        let bytes = (2 * kv.elem_count() * (4 + dtype.size_in_bytes())) as f64;
+        report(&format!("write {what}"), times, bytes, "GB/s");
+    }
+    reshape_and_cache(&kv, &kv, &cache, 0, &slots).expect("a write");
+    let q = Tensor::full(0.1f32, (seqs * queries, heads, head_dim), &Device::Cpu).expect("queries");
+    let meta = AttentionMetadata {
+        query_start: (0..=seqs).map(|seq| (seq * queries) as u32).collect(),
+        context_len: vec![context as u32; seqs],
+        block_tables: (0..(seqs * blocks) as u32).collect(),
+        max_blocks: blocks,
+    };
+    let params = PagedAttention { scale: 0.125, window: None, softcap: None };
+    let times = time(|| {
+        black_box(paged_attention(&q, &cache, 0, &meta, &params).expect("attention"));
+    });
+    let visible = queries * context - queries * (queries - 1) / 2;
+    let flops = 4.0 * (seqs * visible * heads * head_dim) as f64;
+    report(&format!("attention {what}"), times, flops, "GFLOP/s");
 }
 
 /// The kernels whose rows are independent.
@@ -305,5 +316,44 @@ fn row_wise() {
             black_box(add_rms_norm(&x, &x, &weight, 1e-6).expect("a norm"));
         });
         report(&format!("add_rms_norm [{tokens}, 896]"), times, (tokens * 896 * 16) as f64, "GB/s");
+    }
+}
+
+/// Draws from the vocabulary of Qwen2.5, as sixteen rows of a step.
+fn samplings() {
+    let (rows, vocab) = (16, 151_936);
+    let mut state = 1u32;
+    let mut number = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / 16_777_216.0
+    };
+    // Sums of a few numbers from 0 to 1 are nearly normal; the spread is that of a model's logits.
+    let logits: Vec<f32> =
+        (0..rows * vocab).map(|_| 4.0 * ((0..4).map(|_| number()).sum::<f32>() - 2.0)).collect();
+    let logits = Tensor::from_vec(logits, (rows, vocab), &Device::Cpu).expect("logits");
+    for (name, temperature, top_k, top_p) in [
+        ("greedy", 0.0, None, 1.0),
+        ("plain", 1.0, None, 1.0),
+        ("top_k 50", 1.0, Some(50), 1.0),
+        ("top_p 0.9", 1.0, None, 0.9),
+        ("top_k 20 and top_p 0.9", 0.7, Some(20), 0.9),
+    ] {
+        let row = SamplingRow {
+            temperature,
+            top_k,
+            top_p,
+            min_p: 0.0,
+            uniform: 0.4,
+            penalties: None,
+            logit_bias: &[],
+            banned: Vec::new(),
+            mask: None,
+            logprobs: None,
+        };
+        let draws: Vec<_> = (0..rows).map(|index| (index, row.clone())).collect();
+        let times = time(|| {
+            black_box(sample(&logits, &draws).expect("draws"));
+        });
+        report(&format!("sampling {rows} rows, {name}"), times, (rows * vocab * 4) as f64, "GB/s");
     }
 }

@@ -5,18 +5,21 @@ mod group;
 mod paged;
 #[cfg(test)]
 mod tests;
+mod tile;
 
 pub use full::{full_attention, full_attention_reference};
 
 use std::ops::Range;
 
 use candle_core::{DType, Tensor};
+use half::bf16;
 
+use self::tile::{Codes, Plain};
 use crate::kv_cache::reshape_and_cache_reference;
 use crate::parallel::SharedMut;
 use crate::simd::Isa;
 use crate::tensor::{Operand, from_vec};
-use crate::{Error, KvCache, KvCacheConfig, Result};
+use crate::{CacheOrder, Error, KvCache, KvCacheConfig, Result};
 
 /// What varies between the attention layers of models.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -128,6 +131,8 @@ pub(crate) struct SequenceView<'a> {
 /// queries: head `h` reads key-value head `h / (heads / kv_heads)`). The keys and values of this
 /// step's tokens must be in the cache already. Returns `[tokens, heads, head_dim]`.
 ///
+/// All is f32, but that with a cache in bf16 the operands of both products are: `q` and the weights of the values are rounded.
+///
 /// # Errors
 /// `q` has the wrong dtype, shape, layout or device; there is no such layer; the metadata contradicts
 /// itself, `q` or the cache.
@@ -162,35 +167,51 @@ pub fn paged_attention(
     let elements = tokens * heads * head_dim;
     let mut out = Vec::with_capacity(elements);
     let shared = SharedMut::new(&mut out.spare_capacity_mut()[..elements]);
-    let attend = |cache: paged::Cached<'_>| {
-        let params = *params;
-        let operands = paged::Operands { q: &queries, cache, config, heads, params, out: shared };
-        paged::attend(Isa::detect(), &operands, &sequences);
-    };
-    match cache.dtype() {
-        DType::F8E4M3 => {
-            let (keys, values) = (keys.fp8s()?, values.fp8s()?);
-            attend(paged::Cached::Fp8 { keys: &keys, values: &values });
-        }
-        _ => {
-            let (keys, values) = (keys.f32s()?, values.f32s()?);
-            attend(paged::Cached::F32 { keys: &keys, values: &values });
-        }
-    }
+    let step = paged::Step { q: &queries, config, heads, params: *params, out: shared };
+    attend_layer(Isa::detect(), step, (&keys, &values), &sequences)?;
     // SAFETY: the sequences hold all `tokens` queries, and `attend` writes every head of each.
     unsafe { out.set_len(elements) };
     from_vec(out, &[tokens, heads, head_dim])
 }
 
+/// Writes the attention of every query of `sequences` over the keys and values of one layer.
+fn attend_layer(
+    isa: Isa,
+    step: paged::Step<'_>,
+    (keys, values): (&Operand<'_>, &Operand<'_>),
+    sequences: &[SequenceView<'_>],
+) -> Result<()> {
+    match keys.tensor.dtype() {
+        DType::F8E4M3 => {
+            let (keys, values) = (keys.fp8s()?, values.fp8s()?);
+            let cache = Codes { keys: &keys, values: &values };
+            paged::attend(isa, &paged::Operands { step, cache }, sequences);
+        }
+        DType::BF16 => {
+            let (keys, values) = (keys.bf16s()?, values.bf16s()?);
+            let cache = Plain { keys: keys.as_chunks().0, values: values.as_chunks().0 };
+            paged::attend::<Plain<'_, [bf16; 2]>>(isa, &paged::Operands { step, cache }, sequences);
+        }
+        _ => {
+            let (keys, values) = (keys.f32s()?, values.f32s()?);
+            let cache = Plain::<f32> { keys: &keys, values: &values };
+            paged::attend(isa, &paged::Operands { step, cache }, sequences);
+        }
+    }
+    Ok(())
+}
+
 /// One key-value head of one layer of the cache, as plain slices.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheView<'a> {
-    /// `[num_blocks, kv_heads, head_dim, block_size]`.
+    /// The keys of all blocks.
     pub keys: &'a [f32],
-    /// `[num_blocks, kv_heads, block_size, head_dim]`.
+    /// The values of all blocks.
     pub values: &'a [f32],
     /// The dimensions.
     pub config: &'a KvCacheConfig,
+    /// How both follow each other.
+    pub order: CacheOrder,
     /// The key-value head.
     pub head: usize,
 }
@@ -210,8 +231,9 @@ pub fn paged_attention_reference(
 ) -> Vec<f32> {
     let block_size = cache.config.block_size;
     let slot = |p: usize| block_table[p / block_size] as usize * block_size + p % block_size;
-    let place =
-        |p: usize, dim: usize| reshape_and_cache_reference(cache.config, slot(p), cache.head, dim);
+    let place = |p: usize, dim: usize| {
+        reshape_and_cache_reference(cache.config, cache.order, slot(p), (cache.head, dim))
+    };
     let visible = params.visible(position);
     let scores: Vec<f64> = visible
         .clone()

@@ -9,7 +9,7 @@ use crate::device::code_place;
 use crate::experts::route;
 use crate::sampling::{Penalties, SamplingRow, sample_row_reference};
 use crate::{
-    KvCacheConfig, RopeStyle, layer_norm_reference, reshape_and_cache_reference,
+    CacheOrder, KvCacheConfig, RopeStyle, layer_norm_reference, reshape_and_cache_reference,
     rms_norm_reference, rope_reference,
 };
 
@@ -121,7 +121,8 @@ fn heads_and_slots_are_where_the_references_have_them() {
     let config = KvCacheConfig { num_layers: 1, num_blocks: 5, block_size, num_kv_heads, head_dim };
     for slot in 0..config.num_blocks * block_size {
         for head in 0..num_kv_heads {
-            let (_, value) = reshape_and_cache_reference(&config, slot, head, 0);
+            let (_, value) =
+                reshape_and_cache_reference(&config, CacheOrder::Single, slot, (head, 0));
             assert_eq!(offset(slot as u32, head as i32, 3, 16, 8), value as u64);
         }
     }

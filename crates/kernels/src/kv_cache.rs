@@ -2,6 +2,8 @@
 
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor};
 use float8::F8E4M3;
+use half::bf16;
+use half::vec::HalfBitsVecExt;
 
 use crate::tensor::Operand;
 use crate::{Error, Result};
@@ -54,13 +56,12 @@ impl KvCacheConfig {
     }
 }
 
-/// Keys and values of every layer, in blocks of `block_size` positions: f32, or FP8 (e4m3, without a scale: numbers are
+/// Keys and values of every layer, in blocks of `block_size` positions: f32, bf16, or FP8 (e4m3, without a scale: numbers are
 /// rounded to the nearest of its 256, and those beyond 448 become 448).
 ///
-/// Keys `[num_blocks, kv_heads, head_dim, block_size]` are transposed inside a block, so sixteen
-/// positions of one head dimension are one vector; values `[num_blocks, kv_heads, block_size, head_dim]`.
-/// The memory is reserved at once and touched only when used. Writing goes through `&self`, as with any
-/// candle tensor: each tensor is locked while it is written.
+/// Keys are transposed inside a block, so sixteen positions of one head dimension, or of two in bf16, are one vector. Where each
+/// number lies says [`CacheOrder`]. The memory is reserved at once and touched only when used. Writing goes through `&self`, as
+/// with any candle tensor: each tensor is locked while it is written.
 #[derive(Debug)]
 pub struct KvCache {
     config: KvCacheConfig,
@@ -68,28 +69,64 @@ pub struct KvCache {
     layers: Vec<KvLayer>,
 }
 
-/// The keys and values of one layer.
+/// The keys and values of one layer, in the order that [`CacheOrder`] says.
 #[derive(Clone, Debug)]
 pub struct KvLayer {
-    /// `[num_blocks, kv_heads, head_dim, block_size]`.
+    /// The keys of all blocks.
     pub keys: Tensor,
-    /// `[num_blocks, kv_heads, block_size, head_dim]`.
+    /// The values of all blocks.
     pub values: Tensor,
 }
 
+/// How the numbers of a block follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheOrder {
+    /// Keys `[num_blocks, kv_heads, head_dim, block_size]`, values `[num_blocks, kv_heads, block_size, head_dim]`.
+    Single,
+    /// In pairs, for dot products of bf16: keys `[num_blocks, kv_heads, head_dim / 2, block_size, 2]`, values
+    /// `[num_blocks, kv_heads, block_size / 2, head_dim, 2]`.
+    Pairs,
+}
+
+impl CacheOrder {
+    /// The order in a [`KvCache`] of `dtype`.
+    #[must_use]
+    pub fn of(dtype: DType) -> Self {
+        if dtype == DType::BF16 { Self::Pairs } else { Self::Single }
+    }
+
+    /// Dimensions of a key, and positions of a dimension of the values, that lie side by side.
+    fn steps(self) -> usize {
+        match self {
+            Self::Single => 1,
+            Self::Pairs => 2,
+        }
+    }
+
+    /// The dimensions of keys and values.
+    fn dims(self, config: &KvCacheConfig) -> [Vec<usize>; 2] {
+        let KvCacheConfig { num_blocks, block_size, num_kv_heads, head_dim, .. } = *config;
+        let steps = self.steps();
+        let last = (steps > 1).then_some(steps);
+        [(head_dim / steps, block_size), (block_size / steps, head_dim)].map(|(lines, line)| {
+            [num_blocks, num_kv_heads, lines, line].into_iter().chain(last).collect()
+        })
+    }
+}
+
 impl KvCache {
-    /// An empty cache of f32 or f8e4m3 on `device`.
+    /// An empty cache of f32, bf16 or f8e4m3 on `device`.
     ///
     /// # Errors
     /// A dimension is zero or not the required multiple, the dtype is another one, the device is not the CPU, or
     /// candle could not allocate.
     pub fn new(config: KvCacheConfig, dtype: DType, device: &Device) -> Result<Self> {
         config.check()?;
-        if !matches!(dtype, DType::F32 | DType::F8E4M3) {
+        if !matches!(dtype, DType::F32 | DType::BF16 | DType::F8E4M3) {
             return Err(Error::DType {
                 kernel: "kv_cache",
                 operand: "dtype",
-                expected: "f32 or f8e4m3",
+                expected: "f32, bf16 or f8e4m3",
                 found: dtype,
             });
         }
@@ -100,16 +137,12 @@ impl KvCache {
                 device: device.location(),
             });
         }
-        let KvCacheConfig { num_layers, num_blocks, block_size, num_kv_heads, head_dim } = config;
+        let dims = CacheOrder::of(dtype).dims(&config);
         let layer = || -> Result<KvLayer> {
-            let keys = (num_blocks, num_kv_heads, head_dim, block_size);
-            let values = (num_blocks, num_kv_heads, block_size, head_dim);
-            Ok(KvLayer {
-                keys: Tensor::zeros(keys, dtype, device)?,
-                values: Tensor::zeros(values, dtype, device)?,
-            })
+            let [keys, values] = dims.each_ref().map(|dims| zeros(dims, dtype));
+            Ok(KvLayer { keys: keys?, values: values? })
         };
-        let layers = (0..num_layers).map(|_| layer()).collect::<Result<_>>()?;
+        let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
         Ok(Self { config, dtype, layers })
     }
 
@@ -126,7 +159,7 @@ impl KvCache {
         &self.config
     }
 
-    /// f32 or f8e4m3.
+    /// f32, bf16 or f8e4m3.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -163,6 +196,17 @@ impl KvCache {
             bound,
         })
     }
+}
+
+/// Zeros in memory that is touched only when it is written; candle writes those of bf16.
+fn zeros(dims: &[usize], dtype: DType) -> Result<Tensor> {
+    Ok(match dtype {
+        DType::BF16 => {
+            let bits = vec![0u16; dims.iter().product()];
+            Tensor::from_vec(bits.reinterpret_into::<bf16>(), dims, &Device::Cpu)?
+        }
+        _ => Tensor::zeros(dims, dtype, &Device::Cpu)?,
+    })
 }
 
 /// Writes the keys and values of this step's tokens into their slots of layer `layer`.
@@ -259,8 +303,11 @@ impl InplaceOp1 for Update<'_> {
             .contiguous_offsets()
             .ok_or(candle_core::Error::RequiresContiguous { op: "kv_cache_update" })?;
         match storage {
-            CpuStorage::F32(data) => self.apply(&mut data[start..end], |value| value),
-            CpuStorage::F8E4M3(data) => self.apply(&mut data[start..end], F8E4M3::from_f32),
+            CpuStorage::F32(data) => self.apply::<_, 1>(&mut data[start..end], |value| value),
+            CpuStorage::BF16(data) => self.apply::<_, 2>(&mut data[start..end], bf16::from_f32),
+            CpuStorage::F8E4M3(data) => {
+                self.apply::<_, 1>(&mut data[start..end], F8E4M3::from_f32);
+            }
             _ => unreachable!("KvCache::new makes tensors of no other dtype"),
         }
         Ok(())
@@ -268,10 +315,14 @@ impl InplaceOp1 for Update<'_> {
 }
 
 impl Update<'_> {
-    fn apply<T: Copy>(&self, data: &mut [T], round: impl Fn(f32) -> T) {
+    fn apply<T: Copy, const STEPS: usize>(&self, data: &mut [T], round: impl Fn(f32) -> T) {
         match self.edit {
-            Edit::Keys { rows, slots } => write_keys(data, (rows, round), slots, self.config),
-            Edit::Values { rows, slots } => write_values(data, (rows, round), slots, self.config),
+            Edit::Keys { rows, slots } => {
+                write_keys::<_, STEPS>(data, (rows, round), slots, self.config);
+            }
+            Edit::Values { rows, slots } => {
+                write_values::<_, STEPS>(data, (rows, round), slots, self.config);
+            }
             Edit::Copy(copies) => {
                 let len = self.config.block_elements();
                 for &(source, destination) in copies {
@@ -284,7 +335,7 @@ impl Update<'_> {
 }
 
 /// Scatters token rows `[kv_heads, head_dim]`, each number rounded, into transposed key blocks.
-fn write_keys<T>(
+fn write_keys<T, const STEPS: usize>(
     keys: &mut [T],
     (rows, round): (&[f32], impl Fn(f32) -> T),
     slots: &[u32],
@@ -294,15 +345,17 @@ fn write_keys<T>(
     for (row, &slot) in rows.chunks_exact(num_kv_heads * head_dim).zip(slots) {
         let (block, offset) = (slot as usize / block_size, slot as usize % block_size);
         let block = &mut keys[block * config.block_elements()..][..config.block_elements()];
-        // Head and dimension together index `[kv_heads * head_dim]` lines of `block_size` positions.
-        for (line, value) in block.chunks_exact_mut(block_size).zip(row) {
-            line[offset] = round(*value);
+        // Head and dimensions together index `[kv_heads * head_dim / STEPS]` lines of `block_size` positions.
+        let lines = block.chunks_exact_mut(block_size * STEPS);
+        for (line, values) in lines.zip(row.as_chunks::<STEPS>().0) {
+            let place = line[offset * STEPS..][..STEPS].iter_mut();
+            place.zip(values).for_each(|(place, value)| *place = round(*value));
         }
     }
 }
 
 /// Copies token rows `[kv_heads, head_dim]`, each number rounded, into value blocks.
-fn write_values<T>(
+fn write_values<T, const STEPS: usize>(
     values: &mut [T],
     (rows, round): (&[f32], impl Fn(f32) -> T),
     slots: &[u32],
@@ -315,7 +368,9 @@ fn write_values<T>(
         for (head, row) in
             block.chunks_exact_mut(block_size * head_dim).zip(row.chunks_exact(head_dim))
         {
-            let place = head[offset * head_dim..][..head_dim].iter_mut();
+            let line = head.chunks_exact_mut(head_dim * STEPS).nth(offset / STEPS);
+            let line = line.expect("a slot is in its block");
+            let place = line.iter_mut().skip(offset % STEPS).step_by(STEPS);
             place.zip(row).for_each(|(place, value)| *place = round(*value));
         }
     }
@@ -326,13 +381,16 @@ fn write_values<T>(
 #[must_use]
 pub fn reshape_and_cache_reference(
     config: &KvCacheConfig,
+    order: CacheOrder,
     slot: usize,
-    head: usize,
-    dim: usize,
+    (head, dim): (usize, usize),
 ) -> (usize, usize) {
     let KvCacheConfig { block_size, num_kv_heads, head_dim, .. } = *config;
     let (block, offset) = (slot / block_size, slot % block_size);
-    let key = ((block * num_kv_heads + head) * head_dim + dim) * block_size + offset;
-    let value = ((block * num_kv_heads + head) * block_size + offset) * head_dim + dim;
+    let head = block * num_kv_heads + head;
+    let steps = order.steps();
+    let key = ((head * head_dim / steps + dim / steps) * block_size + offset) * steps + dim % steps;
+    let value =
+        ((head * block_size / steps + offset / steps) * head_dim + dim) * steps + offset % steps;
     (key, value)
 }

@@ -55,6 +55,9 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn bf16_high(self, words: Self::F32) -> Self::F32;
     /// Of sixteen words of two bf16 each, those in the low halves.
     fn bf16_low(self, words: Self::F32) -> Self::F32;
+    /// Thirty-two numbers rounded to bf16, ties to even, as words of two that followed each other, the first in the low half.
+    /// For numbers from 2^-126 on: where [`Self::dot_bf16`] is one instruction, smaller ones become zero.
+    fn bf16_pairs(self, first: Self::F32, second: Self::F32) -> Self::F32;
     /// `c + a.high * b.high`, rounded once, and to that `a.low * b.low`, rounded once, of words of two bf16 each.
     #[inline(always)]
     fn dot_bf16(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {

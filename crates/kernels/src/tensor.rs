@@ -4,6 +4,7 @@ use std::ops::Deref;
 
 use candle_core::{DType, Device, Storage, StorageRef, Tensor, WithDType};
 use float8::F8E4M3;
+use half::bf16;
 
 use crate::{Error, Result};
 
@@ -56,6 +57,11 @@ impl<'a> Operand<'a> {
     /// The operand's elements, if it is a contiguous f32 tensor on the CPU.
     pub(crate) fn f32s(&self) -> Result<CpuSlice<'a, f32>> {
         self.read(DType::F32, "f32")
+    }
+
+    /// The operand's elements, if it is a contiguous bf16 tensor on the CPU.
+    pub(crate) fn bf16s(&self) -> Result<CpuSlice<'a, bf16>> {
+        self.read(DType::BF16, "bf16")
     }
 
     /// The operand's elements, if it is a contiguous FP8 (e4m3) tensor on the CPU.

@@ -115,7 +115,11 @@ impl Decoder {
     /// There is no text or an empty one, one is longer than [`Self::max_model_len`], or a token id is beyond the model's.
     pub fn encode(&self, texts: &[&[u32]]) -> Result<Tensor> {
         let (input, num_blocks) = ForwardInput::of_texts(texts)?;
-        let cache = self.kv_cache_of(1, num_blocks, TEXT_BLOCK, DType::F32)?;
+        let dtype = match self.weight_dtype() {
+            DType::BF16 => DType::BF16,
+            _ => DType::F32,
+        };
+        let cache = self.kv_cache_of(1, num_blocks, TEXT_BLOCK, dtype)?;
         self.run(&input, &cache, false)
     }
 
@@ -176,7 +180,7 @@ impl Decoder {
         self.layers.embed.dtype()
     }
 
-    /// An empty cache of `num_blocks` blocks of `block_size` tokens for this model, in f32 or f8e4m3.
+    /// An empty cache of `num_blocks` blocks of `block_size` tokens for this model, in f32, bf16 or f8e4m3.
     ///
     /// # Errors
     /// The memory cannot be had, or the sizes are not what the kernels take.

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::api_error::{ApiError, ApiResult};
 use crate::config::ServeConfig;
 use crate::incoming::Incoming;
-use crate::prompt::unix_seconds;
+use crate::prompt::{check_text_length, unix_seconds};
 use crate::served::PoolingModel;
 
 /// Gives texts vectors.
@@ -163,6 +163,11 @@ pub(crate) fn encode(
     (text, pair): (&str, Option<&str>),
     limit: Option<usize>,
 ) -> ApiResult<EncoderInput> {
+    if limit.is_none() {
+        for part in [Some(text), pair].into_iter().flatten() {
+            check_text_length(model, param.clone(), part)?;
+        }
+    }
     let lower = |text: &str| text.to_lowercase();
     let encoded = match model.sentence.lower_case {
         true => model.tokenizer.encode_input(&lower(text), pair.map(lower).as_deref(), limit),

@@ -16,8 +16,8 @@ use candlepower_engine::{
 use candlepower_tokenizer::ChatTemplate;
 
 use crate::config::{
-    DeviceKind, Dtype, Framework, GenerationConfigSource, KvCacheDtype, LoadFormat,
-    Pooling as PoolingSetting, ReasoningParser, ServeConfig, ToolCallParser,
+    DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat, Pooling as PoolingSetting,
+    ReasoningParser, ServeConfig, ToolCallParser,
 };
 use crate::error::{Error, Result};
 use crate::prompt::unix_seconds;
@@ -219,7 +219,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
             max_model_len: config.max_model_len,
         },
         kv_cache_bytes: config.kv_cache_memory.map(|size| size.0),
-        fp8_kv_cache: config.kv_cache_dtype == KvCacheDtype::Fp8,
+        kv_cache_dtype: config.kv_cache_dtype.asked(),
         gpu_memory_utilization: config.gpu_memory_utilization,
         swap_bytes: (config.swap_space * f64::from(1 << 30)) as u64,
         enforce_eager: config.enforce_eager,

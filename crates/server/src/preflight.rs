@@ -2,13 +2,12 @@
 
 use candlepower_checkpoint::{
     BATCHED_TOKENS, Checkpoint, Counted, Description, DeviceKind, DeviceMemory, Dtype,
-    EncoderCheckpoint, EncoderMemoryRequest, KvDtype, MemoryPlan, MemoryRequest, Quantization,
+    EncoderCheckpoint, EncoderMemoryRequest, MemoryPlan, MemoryRequest, Quantization,
 };
 use candlepower_engine::{Device, check_gpus, free_bytes};
 
 use crate::config::{
-    DeviceKind as DeviceSetting, Dtype as DtypeSetting, KvCacheDtype, LoadFormat, QuantizeOnLoad,
-    ServeConfig,
+    DeviceKind as DeviceSetting, Dtype as DtypeSetting, LoadFormat, QuantizeOnLoad, ServeConfig,
 };
 use crate::error::{Error, Result};
 use crate::load::gives_vectors;
@@ -41,7 +40,7 @@ fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device)
     // What the model says of the number comes first: it holds on any machine.
     check_gpus(device, config.tensor_parallel_size)?;
     let max_model_len = spec.max_model_len(config.max_model_len)?;
-    let plan = MemoryPlan::new(spec, memory_request(config, checkpoint, device, max_model_len));
+    let plan = MemoryPlan::new(spec, memory_request(config, checkpoint, device, max_model_len)?);
     plan.check(spec)?;
     Ok(())
 }
@@ -71,10 +70,8 @@ fn not_for_vectors(config: &ServeConfig) -> Option<String> {
         Some(format!("--tensor-parallel-size {}", config.tensor_parallel_size))
     } else if config.device == DeviceSetting::Cuda {
         Some("--device cuda".to_owned())
-    } else if config.kv_cache_dtype == KvCacheDtype::Fp8 {
-        Some("--kv-cache-dtype fp8".to_owned())
     } else {
-        None
+        config.kv_cache_dtype.asked().map(|asked| format!("--kv-cache-dtype {}", asked.as_str()))
     }
 }
 
@@ -126,22 +123,18 @@ fn memory_request(
     checkpoint: &Checkpoint,
     device: &Device,
     max_model_len: usize,
-) -> MemoryRequest {
+) -> Result<MemoryRequest> {
     let dtype = dtype(config.dtype);
-    let (weights, plain, kind) = match device.is_cpu() {
-        true => (checkpoint.weights_dtype(dtype), Dtype::F32, DeviceKind::Cpu),
+    let (weights, kind) = match device.is_cpu() {
+        true => (checkpoint.weights_dtype(dtype), DeviceKind::Cpu),
         false => {
-            let weights = checkpoint.device_dtype(dtype);
             let utilization = config.gpu_memory_utilization;
-            (weights, weights, DeviceKind::Gpu { utilization })
+            (checkpoint.device_dtype(dtype), DeviceKind::Gpu { utilization })
         }
     };
-    MemoryRequest {
+    Ok(MemoryRequest {
         weights,
-        kv: match config.kv_cache_dtype {
-            KvCacheDtype::Auto => plain.into(),
-            KvCacheDtype::Fp8 => KvDtype::Fp8,
-        },
+        kv: kind.kv_dtype(config.kv_cache_dtype.asked(), weights)?,
         max_model_len,
         block_size: config.block_size,
         max_num_seqs: config.max_num_seqs,
@@ -157,7 +150,7 @@ fn memory_request(
             }),
             counted: Counted::BeforeLoading,
         },
-    }
+    })
 }
 
 fn check_quantization(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {

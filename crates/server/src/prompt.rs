@@ -113,7 +113,7 @@ fn add_special_tokens(add: bool) -> AddSpecialTokens {
 /// Refuses a text that cannot fit the context, without tokenizing it.
 pub(crate) fn check_text_length(
     model: &ModelCard,
-    param: &'static str,
+    param: impl Into<String>,
     text: &str,
 ) -> ApiResult<()> {
     // Normalisation may shorten a text, but not to a quarter.

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::config::{ByteSize, Effective, KvCacheDtype, ServeConfig, Source};
+use crate::config::{ByteSize, Effective, ServeConfig, Source};
 use crate::error::{Error, Result};
 use crate::health::VERSION;
 use crate::listen;
@@ -279,11 +279,11 @@ fn announce_generating(config: &ServeConfig, model: &LoadedModel) {
         info.max_model_len
     );
     tracing::info!(
-        "KV cache: {} blocks of {} tokens, {}{}; at most {} sequences and {} tokens a step, on {}",
+        "KV cache: {} blocks of {} tokens, {} in {}; at most {} sequences and {} tokens a step, on {}",
         info.num_blocks,
         info.block_size,
         ByteSize(info.kv_cache_bytes),
-        if config.kv_cache_dtype == KvCacheDtype::Fp8 { " in fp8" } else { "" },
+        info.kv_cache_dtype,
         config.max_num_seqs,
         info.max_num_batched_tokens,
         match info.device.as_str() {

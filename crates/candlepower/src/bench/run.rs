@@ -160,6 +160,7 @@ impl RunArgs {
             "block_size": info.block_size,
             "num_blocks": info.num_blocks,
             "kv_cache_bytes": info.kv_cache_bytes,
+            "kv_cache_dtype": info.kv_cache_dtype,
             "load_s": load_s,
             "settings": settings,
         })

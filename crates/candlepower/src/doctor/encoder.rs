@@ -60,6 +60,7 @@ impl EncoderReport {
             "needed_bytes": memory.needed_bytes,
             "available_bytes": memory.available_bytes,
             "kv_cache_bytes": 0,
+            "kv_cache_dtype": null,
             "fits": memory.fits,
         });
         let mut report = json!({

@@ -204,6 +204,7 @@ impl Placement {
             "needed_bytes": plan.needed_bytes,
             "available_bytes": plan.request.memory.available_bytes,
             "kv_cache_bytes": plan.kv_cache_bytes,
+            "kv_cache_dtype": plan.request.kv.as_str(),
             "fits": plan.fits,
             "max_model_len_that_fits": self.longest,
             "num_sequences": self.num_sequences,

@@ -208,6 +208,37 @@ fn keys_and_values_in_fp8_take_a_byte_each() {
 }
 
 #[test]
+fn keys_and_values_are_kept_as_asked_or_as_the_weights() {
+    let gpu = DeviceKind::Gpu { utilization: 0.9 };
+    let [f32, f16, bf16] = [Dtype::F32, Dtype::F16, Dtype::Bf16].map(KvDtype::from);
+    for (device, weights, kept) in [
+        (DeviceKind::Cpu, Dtype::F32, f32),
+        (DeviceKind::Cpu, Dtype::F16, f32),
+        (DeviceKind::Cpu, Dtype::Bf16, bf16),
+        (gpu, Dtype::F16, f16),
+        (gpu, Dtype::Bf16, bf16),
+    ] {
+        assert_eq!(device.kv_dtype(None, weights).unwrap(), kept);
+        assert_eq!(device.kv_dtype(Some(kept), weights).unwrap(), kept);
+        assert_eq!(device.kv_dtype(Some(KvDtype::Fp8), weights).unwrap(), KvDtype::Fp8);
+    }
+    assert_eq!(DeviceKind::Cpu.kv_dtype(Some(bf16), Dtype::F32).unwrap(), bf16);
+    for (device, asked, message) in [
+        (gpu, f32, "a GPU with these weights: possible are auto, bfloat16, fp8"),
+        (
+            DeviceKind::Cpu,
+            f16,
+            "the CPU with these weights: possible are auto, float32, bfloat16, fp8",
+        ),
+    ] {
+        let error = device.kv_dtype(Some(asked), Dtype::Bf16).unwrap_err().to_string();
+        assert!(error.ends_with(message), "{error}");
+    }
+    let halved = plan(|r| r.kv = bf16);
+    assert_eq!(halved.kv_bytes_per_token, TOKEN / 2);
+}
+
+#[test]
 fn a_rank_has_its_part() {
     let spec = llama();
     let norms = 65 * 4096 * 4;

@@ -169,7 +169,7 @@ fn what_is_brought_out_and_back_is_the_same() {
 #[test]
 fn keys_and_values_in_fp8_are_served_on_the_cpu_and_on_a_device() {
     let bytes = Some(1 << 20);
-    let fp8 = |config: EngineConfig| EngineConfig { fp8_kv_cache: true, ..config };
+    let fp8 = |config: EngineConfig| EngineConfig { kv_cache_dtype: Some(KvDtype::Fp8), ..config };
     let sized = |config: EngineConfig| EngineConfig { kv_cache_bytes: bytes, ..config };
     let (plain, on_cpu) = (start(sized(config())), start(sized(fp8(config()))));
     assert_eq!(on_cpu.info().num_blocks / 4, plain.info().num_blocks);
@@ -184,6 +184,39 @@ fn keys_and_values_in_fp8_are_served_on_the_cpu_and_on_a_device() {
         assert!((cpu - device).abs() < 0.05, "{cpu} and {device}");
         assert!(cpu != exact && (cpu - exact).abs() < 0.5, "{cpu} and {exact}");
     }
+}
+
+/// Twice as many tokens fit, on one rank or two, and who loses blocks gets what one alone does; other numbers than the
+/// weights' are refused on a device.
+#[test]
+fn keys_and_values_in_bf16_are_served_on_the_cpu() {
+    let kv =
+        |kv: KvDtype, config: EngineConfig| EngineConfig { kv_cache_dtype: Some(kv), ..config };
+    let bf16 = |config: EngineConfig| kv(Dtype::Bf16.into(), config);
+    let sized = |config: EngineConfig| EngineConfig { kv_cache_bytes: Some(1 << 20), ..config };
+    let (plain, halved) = (start(sized(config())), start(sized(bf16(config()))));
+    assert_eq!(halved.info().num_blocks / 2, plain.info().num_blocks);
+    let dtypes = [&plain, &halved].map(|engine| engine.info().kv_cache_dtype);
+    assert_eq!(dtypes, ["float32", "bfloat16"]);
+    let over_two = start(bf16(EngineConfig { tensor_parallel_size: 2, ..config() }));
+    let params = SamplingParams { logprobs: Some(0), ..greedy(1) };
+    for length in [5, 40, 100] {
+        let one = |engine: &EngineHandle| {
+            let got = run(engine, request(prompt(3, length), params.clone())).remove(0);
+            got.logprobs[0].logprob
+        };
+        let (got, split, exact) = (one(&halved), one(&over_two), one(&plain));
+        assert!((got - split).abs() < 0.01, "{got} and {split}");
+        assert!(got != exact && (got - exact).abs() < 0.05, "{got} and {exact}");
+    }
+    let block_bytes = halved.info().kv_cache_bytes / halved.info().num_blocks as u64;
+    let want = run_together(&halved);
+    let small = EngineConfig { kv_cache_bytes: Some(9 * block_bytes), ..bf16(config()) };
+    assert_same(&run_together(&start(small)), &want, "small");
+    let refused = kv(Dtype::Bf16.into(), on_device());
+    let error = EngineHandle::start(&checkpoint("llama"), refused, &mut |_| ()).unwrap_err();
+    let message = "--kv-cache-dtype bfloat16 is not possible on a GPU with these weights: possible are auto, float32, fp8";
+    assert_eq!(error.to_string(), message);
 }
 
 #[test]

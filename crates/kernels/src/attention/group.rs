@@ -1,131 +1,35 @@
 //! A few rows of queries against one tile of the cache, in registers.
 
+use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::LazyLock;
-
-use float8::F8E4M3;
 
 use super::PagedAttention;
 use super::paged::Partial;
-use crate::KvCacheConfig;
+use super::tile::{Cell, KvTile, TILE, VECTORS};
 use crate::simd::{LANES, Simd, math};
-
-/// Positions of one tile.
-pub(super) const TILE: usize = 64;
-
-/// Vectors of one tile.
-const VECTORS: usize = TILE / LANES;
 
 /// Most rows of one group.
 const MOST_ROWS: usize = 8;
 
-/// Keys and values of up to [`TILE`] positions of one key-value head.
-pub(super) struct KvTile<'a> {
-    first_position: usize,
-    /// From the keys of each sixteen positions on: `[head_dim]` lines, `line` apart. Vectors beyond the last position
-    /// repeat the first.
-    keys: [&'a [f32]; VECTORS],
-    /// From the values of each sixteen positions on: `[16, head_dim]`.
-    values: [&'a [f32]; VECTORS],
-    head_dim: usize,
-    line: usize,
-}
-
-/// Where the keys and values of a tile lie. Sixteen positions always lie in one block, because blocks hold a multiple
-/// of sixteen.
-pub(super) struct TilePlace<'a> {
-    pub(super) config: &'a KvCacheConfig,
-    pub(super) block_table: &'a [u32],
-    pub(super) kv_head: usize,
-    /// From a multiple of [`TILE`] on, to the end of the sequence.
-    pub(super) positions: Range<usize>,
-}
-
-impl TilePlace<'_> {
-    /// Where the head begins in the block of a vector of positions, and the first of them in that block.
-    fn vector(&self, vector: usize) -> (usize, usize) {
-        let KvCacheConfig { block_size, head_dim, num_kv_heads, .. } = *self.config;
-        let position = self.positions.start + vector * LANES;
-        let position = if position < self.positions.end { position } else { self.positions.start };
-        let block = self.block_table[position / block_size] as usize;
-        ((block * num_kv_heads + self.kv_head) * block_size * head_dim, position % block_size)
-    }
-}
-
-impl<'a> KvTile<'a> {
-    /// A tile as it lies in the cache.
-    pub(super) fn new(place: &TilePlace<'_>, keys: &'a [f32], values: &'a [f32]) -> Self {
-        let KvCacheConfig { block_size, head_dim, .. } = *place.config;
-        let keys = std::array::from_fn(|vector| {
-            let (head, offset) = place.vector(vector);
-            let keys = &keys[head + offset..];
-            assert!(keys.len() >= (head_dim - 1) * block_size + LANES, "the keys lie in the cache");
-            keys
-        });
-        let values = std::array::from_fn(|vector| {
-            let (head, offset) = place.vector(vector);
-            let values = &values[head + offset * head_dim..];
-            assert!(values.len() >= LANES * head_dim, "the values lie in the cache");
-            values
-        });
-        Self { first_position: place.positions.start, keys, values, head_dim, line: block_size }
-    }
-
-    /// A tile of a cache in FP8, widened to f32, which is exact, into `room`.
-    pub(super) fn widen(
-        place: &TilePlace<'_>,
-        keys: &[F8E4M3],
-        values: &[F8E4M3],
-        room: &'a mut Vec<f32>,
-    ) -> Self {
-        let KvCacheConfig { block_size, head_dim, .. } = *place.config;
-        let len = LANES * head_dim;
-        room.clear();
-        for vector in 0..VECTORS {
-            let (head, offset) = place.vector(vector);
-            let lines = keys[head..][..head_dim * block_size].chunks_exact(block_size);
-            room.extend(lines.flat_map(|line| &line[offset..offset + LANES]).map(widened));
-        }
-        for vector in 0..VECTORS {
-            let (head, offset) = place.vector(vector);
-            room.extend(values[head + offset * head_dim..][..len].iter().map(widened));
-        }
-        let (keys, values) = room.split_at(VECTORS * len);
-        Self {
-            first_position: place.positions.start,
-            keys: std::array::from_fn(|vector| &keys[vector * len..]),
-            values: std::array::from_fn(|vector| &values[vector * len..]),
-            head_dim,
-            line: LANES,
-        }
-    }
-}
-
-/// The number that a code is.
-fn widened(code: &F8E4M3) -> f32 {
-    static NUMBERS: LazyLock<[f32; 256]> =
-        LazyLock::new(|| std::array::from_fn(|code| F8E4M3::from_bits(code as u8).to_f32()));
-    NUMBERS[usize::from(code.to_bits())]
-}
-
 /// Up to [`MOST_ROWS`] rows in increasing order of position, and their state over the tiles so far.
-pub(super) struct Group {
+pub(super) struct Group<C> {
     rows: usize,
     /// The positions that each row sees.
     visible: [Range<usize>; MOST_ROWS],
-    /// Queries `[head_dim][rows]`.
+    /// Queries as words, `[head_dim / STEPS][rows]`.
     q: Vec<f32>,
     max: [f32; MOST_ROWS],
     /// Sixteen partial sums of each row.
     sum: [[f32; LANES]; MOST_ROWS],
     /// `[rows][head_dim]`.
     output: Vec<f32>,
+    cell: PhantomData<C>,
 }
 
-/// One tile's scores, then weights: `[rows][TILE]`.
+/// One tile's scores, then weights: `[rows][TILE]`, of which weights take `TILE / STEPS` words.
 type Scores = [[f32; TILE]; MOST_ROWS];
 
-impl Group {
+impl<C: Cell> Group<C> {
     /// How many rows of accumulators the registers hold.
     pub(super) fn most_rows<S: Simd>() -> usize {
         MOST_ROWS.min(S::TILE_ROWS)
@@ -144,15 +48,16 @@ impl Group {
             max: [f32::NEG_INFINITY; MOST_ROWS],
             sum: [[0.0; LANES]; MOST_ROWS],
             output: Vec::new(),
+            cell: PhantomData,
         };
         for (row, (position, q)) in rows.enumerate() {
             group.visible[row] = params.visible(position);
-            group.q.resize(count * q.len(), 0.0);
-            for (dim, value) in q.iter().enumerate() {
-                group.q[dim * count + row] = *value;
+            group.q.resize(count * q.len() / C::STEPS, 0.0);
+            for (line, numbers) in q.chunks_exact(C::STEPS).enumerate() {
+                group.q[line * count + row] = C::word(numbers);
             }
         }
-        group.output = vec![0.0; group.q.len()];
+        group.output = vec![0.0; group.q.len() * C::STEPS];
         group
     }
 
@@ -165,7 +70,7 @@ impl Group {
 
     /// Takes a tile into account.
     #[inline(always)]
-    pub(super) fn attend<S: Simd>(&mut self, s: S, tile: &KvTile<'_>, params: &PagedAttention) {
+    pub(super) fn attend<S: Simd>(&mut self, s: S, tile: &KvTile<'_, C>, params: &PagedAttention) {
         macro_rules! by_rows {
             ($($rows:literal)*) => {
                 match self.rows {
@@ -187,7 +92,7 @@ impl Group {
     fn attend_rows<S: Simd, const ROWS: usize>(
         &mut self,
         s: S,
-        tile: &KvTile<'_>,
+        tile: &KvTile<'_, C>,
         params: &PagedAttention,
     ) {
         // Rows are in order of position: the first sees the earliest position, the last the latest.
@@ -220,24 +125,26 @@ impl Group {
     fn scores<S: Simd, const ROWS: usize, const VECS: usize>(
         &self,
         s: S,
-        tile: &KvTile<'_>,
+        tile: &KvTile<'_, C>,
         first: usize,
         scores: &mut Scores,
     ) {
         let q = self.q.as_ptr();
-        assert!(self.q.len() == tile.head_dim * ROWS && first + VECS <= VECTORS, "shapes agree");
+        let lines = tile.head_dim / C::STEPS;
+        assert!(self.q.len() == lines * ROWS && first + VECS <= VECTORS, "shapes agree");
         let mut sums = [[s.splat(0.0); VECS]; ROWS];
-        for dim in 0..tile.head_dim {
+        for line in 0..lines {
             let mut keys = [s.splat(0.0); VECS];
             for (v, key) in keys.iter_mut().enumerate() {
-                // SAFETY: `KvTile::new` checked that `head_dim` lines lie in each slice.
-                *key = unsafe { s.load(tile.keys[first + v].as_ptr().add(dim * tile.line)) };
+                // SAFETY: whoever made the tile checked that all lines lie in each slice; a cell is 32 bits.
+                *key =
+                    unsafe { s.load(tile.keys[first + v].as_ptr().add(line * tile.line).cast()) };
             }
             for (row, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: `q` is `[head_dim][ROWS]`, asserted above.
-                let q = s.splat(unsafe { *q.add(dim * ROWS + row) });
+                // SAFETY: `q` is `[lines][ROWS]`, asserted above.
+                let q = s.splat(unsafe { *q.add(line * ROWS + row) });
                 for (sum, key) in sums.iter_mut().zip(keys) {
-                    *sum = s.fma(q, key, *sum);
+                    *sum = C::add(s, q, key, *sum);
                 }
             }
         }
@@ -288,11 +195,14 @@ impl Group {
         let factor = if new == old { s.splat(1.0) } else { math::exp(s, s.splat(old - new)) };
         // SAFETY: a row of partial sums has sixteen elements.
         let mut sum = s.mul(unsafe { s.load(self.sum[row].as_ptr()) }, factor);
-        for (v, value) in values.iter().enumerate().take(vectors) {
-            let weight = math::exp(s, s.sub(*value, s.splat(new)));
-            sum = s.add(sum, weight);
-            // SAFETY: sixteen of the 64 scores.
-            unsafe { s.store(scores[v * LANES..][..LANES].as_mut_ptr(), weight) };
+        let words = scores.chunks_exact_mut(2 * LANES / C::STEPS);
+        for (words, values) in words.zip(values.as_chunks::<2>().0).take(vectors.div_ceil(2)) {
+            let mut weights = *values;
+            for weight in &mut weights {
+                *weight = math::exp(s, s.sub(*weight, s.splat(new)));
+            }
+            // SAFETY: the chunk has the words of 32 positions.
+            sum = unsafe { C::weigh(s, weights, words.as_mut_ptr(), sum) };
         }
         let mut factors = [0.0; LANES];
         // SAFETY: both have sixteen elements.
@@ -309,7 +219,7 @@ impl Group {
     fn accumulate_all<S: Simd, const ROWS: usize>(
         &mut self,
         s: S,
-        tile: &KvTile<'_>,
+        tile: &KvTile<'_, C>,
         visible: Range<usize>,
         weights: &Scores,
         factors: &[f32; ROWS],
@@ -343,7 +253,7 @@ impl Group {
     fn accumulate<S: Simd, const ROWS: usize, const VECS: usize, const HALF: bool>(
         &mut self,
         s: S,
-        tile: &KvTile<'_>,
+        tile: &KvTile<'_, C>,
         dim: usize,
         visible: Range<usize>,
         weights: &Scores,
@@ -354,33 +264,22 @@ impl Group {
             dim + width <= tile.head_dim && self.output.len() == ROWS * tile.head_dim,
             "shapes agree"
         );
-        // SAFETY: the caller of `load` has `width` elements of each vector behind the pointer.
-        let load = |at: *const f32| unsafe { if HALF { s.load_half(at) } else { s.load(at) } };
         let output = self.output.as_mut_ptr().wrapping_add(dim);
         let mut sums = [[s.splat(0.0); VECS]; ROWS];
         for (row, sums) in sums.iter_mut().enumerate() {
             for (v, sum) in sums.iter_mut().enumerate() {
-                let old = load(output.wrapping_add(row * tile.head_dim + v * LANES));
+                let at = output.wrapping_add(row * tile.head_dim + v * LANES);
+                // SAFETY: `width` elements from `dim` on lie in the row, asserted above.
+                let old = unsafe { load::<S, HALF>(s, at) };
                 *sum = s.mul(old, s.splat(factors[row]));
             }
         }
-        for run in visible.start / LANES..visible.end.div_ceil(LANES) {
-            let positions = visible.start.max(run * LANES)..visible.end.min((run + 1) * LANES);
-            for position in positions {
-                let at = tile.values[run]
-                    .as_ptr()
-                    .wrapping_add((position % LANES) * tile.head_dim + dim);
-                let mut values = [s.splat(0.0); VECS];
-                for (v, value) in values.iter_mut().enumerate() {
-                    *value = load(at.wrapping_add(v * LANES));
-                }
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    let weight = s.splat(weights[row][position]);
-                    for (sum, value) in sums.iter_mut().zip(values) {
-                        *sum = s.fma(weight, value, *sum);
-                    }
-                }
-            }
+        let (first, end) = (visible.start / C::STEPS, visible.end / C::STEPS);
+        for index in first..end {
+            add_cell::<S, C, ROWS, VECS, HALF, false>(s, tile, (index, dim), weights, &mut sums);
+        }
+        if visible.end > end * C::STEPS {
+            add_cell::<S, C, ROWS, VECS, HALF, true>(s, tile, (end, dim), weights, &mut sums);
         }
         for (row, sums) in sums.iter().enumerate() {
             for (v, sum) in sums.iter().enumerate() {
@@ -390,6 +289,52 @@ impl Group {
             }
         }
     }
+}
+
+/// Adds to `sums` what cell `index` of the values, from dimension `dim` on, is worth to each row. What follows the last position
+/// may be anything: of a `CUT` cell only the first step counts.
+///
+/// These are functions, and not closures, because only what is always inlined is compiled with the instructions of `S`.
+#[inline(always)]
+fn add_cell<
+    S: Simd,
+    C: Cell,
+    const ROWS: usize,
+    const VECS: usize,
+    const HALF: bool,
+    const CUT: bool,
+>(
+    s: S,
+    tile: &KvTile<'_, C>,
+    (index, dim): (usize, usize),
+    weights: &Scores,
+    sums: &mut [[S::F32; VECS]; ROWS],
+) {
+    let run = tile.values[index * C::STEPS / LANES].as_ptr();
+    let at = run.wrapping_add(index % (LANES / C::STEPS) * tile.head_dim + dim);
+    let mut values = [s.splat(0.0); VECS];
+    for (v, value) in values.iter_mut().enumerate() {
+        // SAFETY: whoever made the tile checked that all cells lie in each slice; a cell is 32 bits.
+        let cells = unsafe { load::<S, HALF>(s, at.wrapping_add(v * LANES).cast()) };
+        *value = if CUT { C::first_step(s, cells) } else { cells };
+    }
+    for (row, sums) in sums.iter_mut().enumerate() {
+        let weight = weights[row][index];
+        let weight = s.splat(if CUT { C::first_step_of(weight) } else { weight });
+        for (sum, value) in sums.iter_mut().zip(values) {
+            *sum = C::add(s, weight, value, *sum);
+        }
+    }
+}
+
+/// A vector, or half of one.
+///
+/// # Safety
+/// So many f32 can be read at `at`.
+#[inline(always)]
+unsafe fn load<S: Simd, const HALF: bool>(s: S, at: *const f32) -> S::F32 {
+    // SAFETY: the caller's promise.
+    unsafe { if HALF { s.load_half(at) } else { s.load(at) } }
 }
 
 /// The sum of the lanes in a fixed order: halves, quarters and so on.

@@ -10,9 +10,8 @@
 
 use std::ops::Range;
 
-use float8::F8E4M3;
-
-use super::group::{Group, KvTile, TILE, TilePlace};
+use super::group::Group;
+use super::tile::{Cached, Cell, TILE, TilePlace};
 use super::{PagedAttention, SequenceView};
 use crate::KvCacheConfig;
 use crate::parallel::{self, SharedMut};
@@ -20,7 +19,7 @@ use crate::simd::{Isa, Simd, WithSimd};
 use crate::threads;
 
 /// Positions whose partial result is computed on its own, so that the threads can share a long context.
-const PARTITION: usize = 16 * TILE;
+const PARTITION: usize = 4 * TILE;
 
 /// Rows of one unit of work: enough to reuse each tile of keys and values from the cache.
 const UNIT_ROWS: usize = 64;
@@ -28,29 +27,35 @@ const UNIT_ROWS: usize = 64;
 /// Calls of fewer multiplications than this run on the calling thread.
 const INLINE_PRODUCTS: usize = 64 * 1024;
 
-/// One layer of the cache: keys `[num_blocks, kv_heads, head_dim, block_size]`, values `[num_blocks, kv_heads,
-/// block_size, head_dim]`.
+/// Checked operands but for the cache: `q` and `out` are `[tokens, heads, head_dim]`.
 #[derive(Clone, Copy)]
-pub(super) enum Cached<'a> {
-    F32 { keys: &'a [f32], values: &'a [f32] },
-    Fp8 { keys: &'a [F8E4M3], values: &'a [F8E4M3] },
-}
-
-/// Checked operands: `q` and `out` are `[tokens, heads, head_dim]`.
-#[derive(Clone, Copy)]
-pub(super) struct Operands<'a> {
+pub(super) struct Step<'a> {
     pub(super) q: &'a [f32],
-    pub(super) cache: Cached<'a>,
     pub(super) config: KvCacheConfig,
     pub(super) heads: usize,
     pub(super) params: PagedAttention,
     pub(super) out: SharedMut<'a>,
 }
 
-impl Operands<'_> {
+impl Step<'_> {
     /// Query heads that share a key-value head.
     fn group(&self) -> usize {
         self.heads / self.config.num_kv_heads
+    }
+}
+
+/// All operands.
+#[derive(Clone, Copy)]
+pub(super) struct Operands<'a, T> {
+    pub(super) step: Step<'a>,
+    pub(super) cache: T,
+}
+
+impl<T: Cached> Operands<'_, T> {
+    /// One partition of one unit.
+    fn part(&self, isa: Isa, unit: &Unit<'_>, partition: usize) -> Partial {
+        let work = Attend { operands: self, unit, partition };
+        if const { T::Cell::STEPS == 2 } { isa.run_with_dot(work) } else { isa.run(work) }
     }
 }
 
@@ -66,15 +71,12 @@ struct Unit<'a> {
 impl Unit<'_> {
     /// Row `r` is head `r % group` of query `r / group`: its position and where its data starts in `q`
     /// and `out`.
-    fn row(&self, operands: &Operands<'_>, row: usize) -> (usize, usize) {
-        let group = operands.group();
+    fn row(&self, step: &Step<'_>, row: usize) -> (usize, usize) {
+        let group = step.group();
         let query = self.queries.start + row / group;
         let head = self.kv_head * group + row % group;
         let token = self.seq.first_token + query;
-        (
-            self.seq.first_position + query,
-            (token * operands.heads + head) * operands.config.head_dim,
-        )
+        (self.seq.first_position + query, (token * step.heads + head) * step.config.head_dim)
     }
 
     /// The positions that any of the rows sees.
@@ -91,17 +93,23 @@ impl Unit<'_> {
 }
 
 /// Writes the attention of every query of `sequences` to `operands.out`.
-pub(super) fn attend(isa: Isa, operands: &Operands<'_>, sequences: &[SequenceView<'_>]) {
-    let queries_together = (UNIT_ROWS / operands.group()).max(1);
+pub(super) fn attend<T: Cached>(
+    isa: Isa,
+    operands: &Operands<'_, T>,
+    sequences: &[SequenceView<'_>],
+) {
+    let step = &operands.step;
+    let queries_together = (UNIT_ROWS / step.group()).max(1);
     let mut units = Vec::new();
-    let mut products = 0;
+    let (mut products, mut largest) = (0, 0);
     for seq in sequences {
         for first in (0..seq.num_queries).step_by(queries_together) {
             let queries = first..seq.num_queries.min(first + queries_together);
-            for kv_head in 0..operands.config.num_kv_heads {
+            for kv_head in 0..step.config.num_kv_heads {
                 let unit = Unit { seq: *seq, kv_head, queries: queries.clone() };
-                let rows = queries.len() * operands.group();
-                products += unit.visible(&operands.params).len() * rows * operands.config.head_dim;
+                let rows = queries.len() * step.group();
+                let of_unit = unit.visible(&step.params).len() * rows * step.config.head_dim;
+                (products, largest) = (products + of_unit, largest.max(of_unit));
                 units.push(unit);
             }
         }
@@ -109,7 +117,7 @@ pub(super) fn attend(isa: Isa, operands: &Operands<'_>, sequences: &[SequenceVie
     let threads = threads::available();
     if threads == 1 || products <= INLINE_PRODUCTS {
         units.iter().for_each(|unit| attend_unit(isa, operands, unit));
-    } else if units.len() >= 2 * threads {
+    } else if products >= 2 * threads * largest {
         parallel::for_ranges(units.len(), 1, |range| {
             units[range].iter().for_each(|unit| attend_unit(isa, operands, unit));
         });
@@ -119,34 +127,34 @@ pub(super) fn attend(isa: Isa, operands: &Operands<'_>, sequences: &[SequenceVie
 }
 
 /// One unit, partition after partition.
-fn attend_unit(isa: Isa, operands: &Operands<'_>, unit: &Unit<'_>) {
-    let mut partitions = unit.partitions(&operands.params);
+fn attend_unit(isa: Isa, operands: &Operands<'_, impl Cached>, unit: &Unit<'_>) {
+    let mut partitions = unit.partitions(&operands.step.params);
     let first = partitions.next().expect("a query sees itself");
-    let mut total = isa.run(Attend { operands, unit, partition: first });
+    let mut total = operands.part(isa, unit, first);
     for partition in partitions {
-        total.combine(&isa.run(Attend { operands, unit, partition }));
+        total.combine(&operands.part(isa, unit, partition));
     }
-    total.write(operands, unit);
+    total.write(&operands.step, unit);
 }
 
 /// Some units with their partitions shared among the threads; combined in order, so it gives the same bits
 /// as [`attend_unit`].
-fn attend_split_units(isa: Isa, operands: &Operands<'_>, units: &[Unit<'_>]) {
-    let partitions = |unit: &Unit<'_>| unit.partitions(&operands.params);
+fn attend_split_units(isa: Isa, operands: &Operands<'_, impl Cached>, units: &[Unit<'_>]) {
+    let partitions = |unit: &Unit<'_>| unit.partitions(&operands.step.params);
     let tasks: Vec<_> = units
         .iter()
         .flat_map(|unit| partitions(unit).map(move |partition| (unit, partition)))
         .collect();
     let partials = parallel::map(tasks.len(), |task| {
         let (unit, partition) = tasks[task];
-        isa.run(Attend { operands, unit, partition })
+        operands.part(isa, unit, partition)
     });
     let mut partials = partials.into_iter();
     for unit in units {
         let mut own = partials.by_ref().take(partitions(unit).len());
         let mut total = own.next().expect("a query sees itself");
         own.for_each(|partial| total.combine(&partial));
-        total.write(operands, unit);
+        total.write(&operands.step, unit);
     }
 }
 
@@ -180,12 +188,12 @@ impl Partial {
     }
 
     /// Divides by the sums and writes the rows to their places.
-    fn write(&self, operands: &Operands<'_>, unit: &Unit<'_>) {
-        let head_dim = operands.config.head_dim;
+    fn write(&self, step: &Step<'_>, unit: &Unit<'_>) {
+        let head_dim = step.config.head_dim;
         for (row, output) in self.output.chunks_exact(head_dim).enumerate() {
-            let (_, at) = unit.row(operands, row);
+            let (_, at) = unit.row(step, row);
             // SAFETY: each row belongs to one unit, and each unit is computed once.
-            let out = unsafe { operands.out.at(at, head_dim) };
+            let out = unsafe { step.out.at(at, head_dim) };
             for (dim, value) in output.iter().enumerate() {
                 // Adding zero makes a negative zero positive: positions that a row does not see may
                 // have added zeros to it or not.
@@ -197,53 +205,50 @@ impl Partial {
 }
 
 /// One partition of one unit as work for an instruction set.
-struct Attend<'a> {
-    operands: &'a Operands<'a>,
+struct Attend<'a, T> {
+    operands: &'a Operands<'a, T>,
     unit: &'a Unit<'a>,
     partition: usize,
 }
 
-impl WithSimd for Attend<'_> {
+impl<T: Cached> WithSimd for Attend<'_, T> {
     type Output = Partial;
 
     #[inline(always)]
     fn with<S: Simd>(self, s: S) -> Partial {
-        let Self { operands, unit, partition } = self;
-        let rows = unit.queries.len() * operands.group();
-        let count = rows.div_ceil(Group::most_rows::<S>());
+        let Self { operands: Operands { step, cache }, unit, partition } = self;
+        let rows = unit.queries.len() * step.group();
+        let count = rows.div_ceil(Group::<T::Cell>::most_rows::<S>());
         let bound = |group: usize| group * rows / count;
-        let mut groups: Vec<Group> = (0..count)
+        let mut groups: Vec<Group<T::Cell>> = (0..count)
             .map(|group| {
                 let rows = (bound(group)..bound(group + 1)).map(|row| {
-                    let (position, at) = unit.row(operands, row);
-                    (position, &operands.q[at..at + operands.config.head_dim])
+                    let (position, at) = unit.row(step, row);
+                    (position, &step.q[at..at + step.config.head_dim])
                 });
-                Group::new(rows, &operands.params)
+                Group::new(rows, &step.params)
             })
             .collect();
-        let visible = unit.visible(&operands.params);
+        let visible = unit.visible(&step.params);
         let positions =
             visible.start.max(partition * PARTITION)..visible.end.min((partition + 1) * PARTITION);
         let mut widened = Vec::new();
         for first in (positions.start / TILE * TILE..positions.end).step_by(TILE) {
             let place = TilePlace {
-                config: &operands.config,
+                config: &step.config,
                 block_table: unit.seq.block_table,
                 kv_head: unit.kv_head,
                 positions: first..positions.end,
             };
-            let tile = match operands.cache {
-                Cached::F32 { keys, values } => KvTile::new(&place, keys, values),
-                Cached::Fp8 { keys, values } => KvTile::widen(&place, keys, values, &mut widened),
-            };
+            let tile = cache.tile(&place, &mut widened);
             for group in &mut groups {
-                group.attend(s, &tile, &operands.params);
+                group.attend(s, &tile, &step.params);
             }
         }
         let mut partial = Partial {
             max: Vec::with_capacity(rows),
             sum: Vec::with_capacity(rows),
-            output: Vec::with_capacity(rows * operands.config.head_dim),
+            output: Vec::with_capacity(rows * step.config.head_dim),
         };
         groups.iter().for_each(|group| group.append_to(&mut partial));
         partial

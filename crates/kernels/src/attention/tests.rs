@@ -122,35 +122,22 @@ impl Fixture {
         let keys = Operand::new("test", "keys", &layer.keys);
         let values = Operand::new("test", "values", &layer.values);
         let mut out = vec![std::mem::MaybeUninit::new(f32::NAN); q.len()];
-        let shared = SharedMut::new(&mut out);
-        let attend = |cache: paged::Cached<'_>| {
-            let operands = paged::Operands {
-                q: &q,
-                cache,
-                config: *self.cache.config(),
-                heads: self.shape.group * self.shape.kv_heads,
-                params: *params,
-                out: shared,
-            };
-            paged::attend(isa, &operands, &meta.sequences(tokens, self.cache.config()).unwrap());
+        let step = paged::Step {
+            q: &q,
+            config: *self.cache.config(),
+            heads: self.shape.group * self.shape.kv_heads,
+            params: *params,
+            out: SharedMut::new(&mut out),
         };
-        match self.cache.dtype() {
-            DType::F8E4M3 => {
-                let (keys, values) = (keys.fp8s().unwrap(), values.fp8s().unwrap());
-                attend(paged::Cached::Fp8 { keys: &keys, values: &values });
-            }
-            _ => {
-                let (keys, values) = (keys.f32s().unwrap(), values.f32s().unwrap());
-                attend(paged::Cached::F32 { keys: &keys, values: &values });
-            }
-        }
+        let sequences = meta.sequences(tokens, self.cache.config()).unwrap();
+        attend_layer(isa, step, (&keys, &values), &sequences).unwrap();
         // SAFETY: all elements were initialised with NaN.
         let out: Vec<f32> = out.into_iter().map(|v| unsafe { v.assume_init() }).collect();
         let bounds = meta.query_start.windows(2);
         bounds.map(|b| out[b[0] as usize * width..b[1] as usize * width].to_vec()).collect()
     }
 
-    /// The definition at one position: `[heads, head_dim]`.
+    /// The definition at one position, for queries rounded as the kernel does: `[heads, head_dim]`.
     fn reference(&self, seq: usize, position: usize, params: &PagedAttention) -> Vec<f32> {
         let layer = self.cache.layer(1).unwrap();
         let numbers = |tensor: &Tensor| -> Vec<f32> {
@@ -158,13 +145,17 @@ impl Fixture {
         };
         let (keys, values) = (numbers(&layer.keys), numbers(&layer.values));
         let width = self.row_elements();
-        let q = &self.queries[seq][position * width..(position + 1) * width];
+        let mut q = self.queries[seq][position * width..(position + 1) * width].to_vec();
+        let order = CacheOrder::of(self.cache.dtype());
+        if order == CacheOrder::Pairs {
+            q.iter_mut().for_each(|number| *number = bf16::from_f32(*number).to_f32());
+        }
         let heads = q.chunks_exact(self.shape.head_dim).enumerate();
         heads
             .flat_map(|(head, q)| {
                 let head = head / self.shape.group;
-                let view =
-                    CacheView { keys: &keys, values: &values, config: self.cache.config(), head };
+                let config = self.cache.config();
+                let view = CacheView { keys: &keys, values: &values, config, order, head };
                 paged_attention_reference(q, &view, &self.block_tables[seq], position, params)
             })
             .collect()
@@ -194,16 +185,25 @@ const PARAMS: [(Option<usize>, Option<f32>); 5] =
 
 #[test]
 fn every_shape_matches_the_definition() {
-    compare_shapes(DType::F32, &[1, 15, 16, 17, 64, 65, 150]);
+    compare_shapes(DType::F32, &[1, 15, 16, 17, 64, 65, 150], 2e-6);
+}
+
+/// Weights are rounded to 8 bits, and so is their sum: values of up to 1 move by 2^-8 at most.
+#[test]
+fn every_shape_of_a_cache_in_bf16_matches_the_definition() {
+    let moved = compare_shapes(DType::BF16, &[1, 2, 15, 16, 17, 64, 65, 150], 1.0 / 256.0);
+    assert!(moved < 4e-4, "on average by {moved}");
 }
 
 /// What a cache in FP8 holds is widened without an error.
 #[test]
 fn every_shape_of_a_cache_in_fp8_matches_the_definition() {
-    compare_shapes(DType::F8E4M3, &[17, 80]);
+    compare_shapes(DType::F8E4M3, &[17, 80], 2e-6);
 }
 
-fn compare_shapes(dtype: DType, lengths: &[usize]) {
+/// Returns by how much results differ on average.
+fn compare_shapes(dtype: DType, lengths: &[usize], limit: f32) -> f64 {
+    let (mut moved, mut count) = (0.0, 0);
     for shape in SHAPES {
         let fixture = Fixture::of(dtype, shape, lengths);
         for (window, softcap) in PARAMS {
@@ -225,14 +225,17 @@ fn compare_shapes(dtype: DType, lengths: &[usize]) {
                     let got = &results[0][seq][position * want.len()..][..want.len()];
                     for (got, want) in got.iter().zip(&want) {
                         assert!(
-                            (got - want).abs() <= 2e-6 * want.abs().max(1.0),
+                            (got - want).abs() <= limit * want.abs().max(1.0),
                             "{got} is not {want}: {shape:?} {params:?} sequence {seq} position {position}"
                         );
+                        moved += f64::from((got - want).abs());
+                        count += 1;
                     }
                 }
             }
         }
     }
+    moved / f64::from(count)
 }
 
 /// A prompt's rows must not depend on how it is cut, on its neighbours, or on the threads.
@@ -240,8 +243,13 @@ fn compare_shapes(dtype: DType, lengths: &[usize]) {
 fn chunks_batches_and_threads_give_the_same_bits() {
     let shape = Shape { group: 2, kv_heads: 1, head_dim: 40, block_size: 16 };
     let lengths = [1100, 90, 2100, 5];
-    let fixture = Fixture::new(shape, &lengths);
-    for (window, softcap) in [(None, None), (Some(100), Some(2.0)), (Some(1030), None)] {
+    for dtype in [DType::F32, DType::BF16] {
+        same_bits(&Fixture::of(dtype, shape, &lengths));
+    }
+}
+
+fn same_bits(fixture: &Fixture) {
+    for (window, softcap) in [(None, None), (Some(101), Some(2.0)), (Some(1030), None)] {
         let params = params(window, softcap);
         for isa in Isa::all() {
             let whole = fixture.step(isa, &[(0, 0..1100)], &params).remove(0);

@@ -6,7 +6,7 @@ use super::PagedLayer;
 use super::reference::Reference;
 use crate::attention::SequenceView;
 use crate::{
-    AttentionMetadata, CacheView, Error, KvCacheConfig, PagedAttention, Result,
+    AttentionMetadata, CacheOrder, CacheView, Error, KvCacheConfig, PagedAttention, Result,
     paged_attention_reference, reshape_and_cache_reference,
 };
 
@@ -210,7 +210,8 @@ impl Blocks {
         for slot in 0..config.num_blocks * config.block_size {
             for head in 0..config.num_kv_heads {
                 for dim in 0..config.head_dim {
-                    let (key, value) = reshape_and_cache_reference(&config, slot, head, dim);
+                    let (key, value) =
+                        reshape_and_cache_reference(&config, CacheOrder::Single, slot, (head, dim));
                     keys[key] = by_position[value];
                 }
             }
@@ -220,7 +221,13 @@ impl Blocks {
     }
 
     fn attend(&self, q: &[f32], head: usize, position: usize, params: &PagedAttention) -> Vec<f32> {
-        let view = CacheView { keys: &self.keys, values: &self.values, config: &self.config, head };
+        let view = CacheView {
+            keys: &self.keys,
+            values: &self.values,
+            config: &self.config,
+            order: CacheOrder::Single,
+            head,
+        };
         paged_attention_reference(q, &view, &self.block_table, position, params)
     }
 }

@@ -7,8 +7,8 @@ use super::reference::Reference;
 use super::{NormWeight, PagedCache};
 use crate::tensor::Operand;
 use crate::{
-    KvCacheConfig, Result, RopeTable, layer_norm_reference, reshape_and_cache_reference,
-    rms_norm_reference, rope_reference,
+    CacheOrder, KvCacheConfig, Result, RopeTable, layer_norm_reference,
+    reshape_and_cache_reference, rms_norm_reference, rope_reference,
 };
 
 /// A slot that is no place in the cache: such a token's key and value are not written. The padding tokens
@@ -105,7 +105,8 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
         let k_row = turn.apply(k_row, turn.k_norm.as_deref(), position);
         for (target, row) in [(&mut keys, &k_row[..]), (&mut values, v_row)] {
             for (kv_head, head) in row.chunks(head_dim).enumerate() {
-                let (_, at) = reshape_and_cache_reference(config, slot, kv_head, 0);
+                let (_, at) =
+                    reshape_and_cache_reference(config, CacheOrder::Single, slot, (kv_head, 0));
                 target[at..at + head_dim].copy_from_slice(head);
             }
         }

@@ -6,12 +6,12 @@ const CONFIG: KvCacheConfig =
     KvCacheConfig { num_layers: 2, num_blocks: 5, block_size: 32, num_kv_heads: 3, head_dim: 8 };
 
 fn flat(tensor: &Tensor) -> Vec<f32> {
-    tensor.flatten_all().unwrap().to_vec1().unwrap()
+    tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// A cache whose layer 1 holds distinct numbers in two slots, with those numbers.
-fn filled(slots: &[u32; 2]) -> (KvCache, Vec<f32>, Vec<f32>) {
-    let cache = KvCache::new(CONFIG, DType::F32, &Device::Cpu).unwrap();
+/// A cache whose layer 1 holds distinct numbers, which bf16 has too, in two slots, with those numbers.
+fn filled(slots: &[u32; 2], dtype: DType) -> (KvCache, Vec<f32>, Vec<f32>) {
+    let cache = KvCache::new(CONFIG, dtype, &Device::Cpu).unwrap();
     let k = Tensor::arange(1f32, 49., &Device::Cpu).unwrap().reshape((2, 3, 8)).unwrap();
     let v = (&k + 100.).unwrap();
     reshape_and_cache(&k, &v, &cache, 1, &Tensor::new(slots, &Device::Cpu).unwrap()).unwrap();
@@ -20,53 +20,66 @@ fn filled(slots: &[u32; 2]) -> (KvCache, Vec<f32>, Vec<f32>) {
 
 #[test]
 fn each_element_goes_to_its_place_and_no_other_changes() {
-    let slots = [37u32, 4];
-    let (cache, k, v) = filled(&slots);
-    let layer = cache.layer(1).unwrap();
-    let (mut want_keys, mut want_values) = (vec![0.0; 5 * 32 * 24], vec![0.0; 5 * 32 * 24]);
-    for (token, slot) in slots.iter().enumerate() {
-        for head in 0..3 {
-            for dim in 0..8 {
-                let (key, value) = reshape_and_cache_reference(&CONFIG, *slot as usize, head, dim);
-                want_keys[key] = k[(token * 3 + head) * 8 + dim];
-                want_values[value] = v[(token * 3 + head) * 8 + dim];
+    for dtype in [DType::F32, DType::BF16] {
+        let slots = [37u32, 4];
+        let (cache, k, v) = filled(&slots, dtype);
+        let layer = cache.layer(1).unwrap();
+        let (mut want_keys, mut want_values) = (vec![0.0; 5 * 32 * 24], vec![0.0; 5 * 32 * 24]);
+        for (token, slot) in slots.iter().enumerate() {
+            for head in 0..3 {
+                for dim in 0..8 {
+                    let (slot, order) = (*slot as usize, CacheOrder::of(dtype));
+                    let (key, value) =
+                        reshape_and_cache_reference(&CONFIG, order, slot, (head, dim));
+                    want_keys[key] = k[(token * 3 + head) * 8 + dim];
+                    want_values[value] = v[(token * 3 + head) * 8 + dim];
+                }
             }
         }
+        assert_eq!(flat(&layer.keys), want_keys, "{dtype:?}");
+        assert_eq!(flat(&layer.values), want_values, "{dtype:?}");
+        let untouched = cache.layer(0).unwrap();
+        assert!(flat(&untouched.keys).iter().chain(&flat(&untouched.values)).all(|v| *v == 0.0));
+        // By the documented axes: keys [block, head, dim, offset], values [block, head, offset, dim], or with the even and the
+        // odd of dim or offset last.
+        let at = |tensor: &Tensor, place: &[usize]| {
+            let found = place.iter().fold(tensor.clone(), |part, index| part.get(*index).unwrap());
+            found.to_dtype(DType::F32).unwrap().to_scalar::<f32>().unwrap()
+        };
+        let (key, value): (&[usize], &[usize]) = match dtype {
+            DType::BF16 => (&[1, 2, 3, 5, 1], &[1, 2, 2, 7, 1]),
+            _ => (&[1, 2, 7, 5], &[1, 2, 5, 7]),
+        };
+        assert_eq!((at(&layer.keys, key), at(&layer.values, value)), (k[23], v[23]), "{dtype:?}");
     }
-    assert_eq!(flat(&layer.keys), want_keys);
-    assert_eq!(flat(&layer.values), want_values);
-    let untouched = cache.layer(0).unwrap();
-    assert!(flat(&untouched.keys).iter().chain(&flat(&untouched.values)).all(|v| *v == 0.0));
-    // By the documented axes: keys [block, head, dim, offset], values [block, head, offset, dim].
-    let key = layer.keys.get(1).unwrap().get(2).unwrap().get(7).unwrap().get(5).unwrap();
-    assert_eq!(key.to_scalar::<f32>().unwrap(), k[23]);
-    let value = layer.values.get(1).unwrap().get(2).unwrap().get(5).unwrap().get(7).unwrap();
-    assert_eq!(value.to_scalar::<f32>().unwrap(), v[23]);
 }
 
 #[test]
 fn blocks_are_copied_in_order_in_all_layers() {
-    let (cache, ..) = filled(&[37, 4]);
-    copy_blocks(&cache, &[(1, 3), (0, 1), (3, 4)]).unwrap();
-    copy_blocks(&cache, &[]).unwrap();
-    let layer = cache.layer(1).unwrap();
-    for tensor in [&layer.keys, &layer.values] {
-        let block = |i: usize| flat(&tensor.get(i).unwrap());
-        assert!(block(3).iter().any(|v| *v != 0.0));
-        assert_eq!(block(3), block(4));
-        assert_eq!(block(0), block(1));
-        assert_ne!(block(0), block(3));
+    for dtype in [DType::F32, DType::BF16] {
+        let (cache, ..) = filled(&[37, 4], dtype);
+        copy_blocks(&cache, &[(1, 3), (0, 1), (3, 4)]).unwrap();
+        copy_blocks(&cache, &[]).unwrap();
+        let layer = cache.layer(1).unwrap();
+        for tensor in [&layer.keys, &layer.values] {
+            let block = |i: usize| flat(&tensor.get(i).unwrap());
+            assert!(block(3).iter().any(|v| *v != 0.0));
+            assert_eq!(block(3), block(4));
+            assert_eq!(block(0), block(1));
+            assert_ne!(block(0), block(3));
+        }
+        assert!(matches!(
+            copy_blocks(&cache, &[(0, 5)]),
+            Err(Error::OutOfRange { index: "block", .. })
+        ));
     }
-    assert!(matches!(
-        copy_blocks(&cache, &[(0, 5)]),
-        Err(Error::OutOfRange { index: "block", .. })
-    ));
 }
 
 #[test]
 fn sizes_are_counted() {
     let cache = KvCache::new(CONFIG, DType::F32, &Device::Cpu).unwrap();
     assert_eq!(KvCache::bytes_per_block(&CONFIG, DType::F32), 2 * 2 * 3 * 8 * 32 * 4);
+    assert_eq!(KvCache::bytes_per_block(&CONFIG, DType::BF16), 2 * 2 * 3 * 8 * 32 * 2);
     assert_eq!(KvCache::bytes_per_block(&CONFIG, DType::F8E4M3), 2 * 2 * 3 * 8 * 32);
     assert_eq!(cache.num_bytes(), 5 * KvCache::bytes_per_block(&CONFIG, DType::F32));
     assert_eq!((cache.num_blocks(), cache.block_size()), (5, 32));
@@ -85,11 +98,11 @@ fn a_cache_in_fp8_rounds_what_is_written() {
     reshape_and_cache(&k, &k, &cache, 0, &slot).unwrap();
     copy_blocks(&cache, &[(1, 4)]).unwrap();
     let layer = cache.layer(0).unwrap();
-    let [keys, values] =
-        [&layer.keys, &layer.values].map(|t| flat(&t.to_dtype(DType::F32).unwrap()));
+    let [keys, values] = [&layer.keys, &layer.values].map(flat);
     for slot in [37, 4 * 32 + 5] {
         for (dim, want) in rounded.into_iter().enumerate() {
-            let (key, value) = reshape_and_cache_reference(&CONFIG, slot, 2, dim);
+            let (key, value) =
+                reshape_and_cache_reference(&CONFIG, CacheOrder::Single, slot, (2, dim));
             assert_eq!((keys[key], values[value]), (want, want), "{}", written[dim]);
         }
     }

@@ -43,6 +43,38 @@ unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m256i {
     }
 }
 
+/// The bits of eight numbers rounded to bf16, ties to even, each in the low half of a word.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn rounded_bf16(numbers: __m256) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bits = _mm256_castps_si256(numbers);
+        let last = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let half = _mm256_add_epi32(last, _mm256_set1_epi32(0x7fff));
+        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(numbers, numbers));
+        let nearest = _mm256_add_epi32(bits, _mm256_andnot_si256(nan, half));
+        let quiet = _mm256_and_si256(nan, _mm256_set1_epi32(0x40_0000));
+        _mm256_srli_epi32::<16>(_mm256_or_si256(nearest, quiet))
+    }
+}
+
+/// Sixteen numbers as words of two bf16.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn words_of_bf16([low, high]: Pair) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Packing goes by halves of a register: the quarters of the two come in turns.
+        let packed = _mm256_packus_epi32(rounded_bf16(low), rounded_bf16(high));
+        _mm256_castsi256_ps(_mm256_permute4x64_epi64::<0b11_01_10_00>(packed))
+    }
+}
+
 /// Lanes 0 to 7 and lanes 8 to 15.
 type Pair = [__m256; 2];
 
@@ -116,6 +148,11 @@ impl Simd for Avx2 {
         words.map(|words| unsafe {
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(words)))
         })
+    }
+
+    #[inline(always)]
+    fn bf16_pairs(self, first: Pair, second: Pair) -> Pair {
+        unsafe { [words_of_bf16(first), words_of_bf16(second)] }
     }
 
     #[inline(always)]

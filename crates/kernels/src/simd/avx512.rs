@@ -63,6 +63,26 @@ static U4_NUMBERS: Numbers = {
 #[repr(align(64))]
 struct Numbers([u16; 32]);
 
+/// The bits of sixteen numbers rounded to bf16, ties to even, each in the low half of a word.
+///
+/// # Safety
+/// The CPU has AVX-512 F.
+#[inline(always)]
+unsafe fn rounded_bf16(numbers: __m512) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bits = _mm512_castps_si512(numbers);
+        let last = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let half = _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff));
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(numbers, numbers);
+        let nearest = _mm512_mask_mov_epi32(half, nan, _mm512_setzero_si512());
+        let quiet =
+            _mm512_mask_mov_epi32(_mm512_setzero_si512(), nan, _mm512_set1_epi32(0x40_0000));
+        let bits = _mm512_or_si512(_mm512_add_epi32(bits, nearest), quiet);
+        _mm512_srli_epi32::<16>(bits)
+    }
+}
+
 /// The words of a register as pairs of bf16.
 #[inline(always)]
 fn bf16s(words: __m512) -> __m512bh {
@@ -131,6 +151,19 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
     #[inline(always)]
     fn bf16_low(self, words: __m512) -> __m512 {
         unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_castps_si512(words))) }
+    }
+
+    #[inline(always)]
+    fn bf16_pairs(self, first: __m512, second: __m512) -> __m512 {
+        if const { BF16 } {
+            unsafe { std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(second, first)) }
+        } else {
+            unsafe {
+                let words = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(rounded_bf16(first)));
+                let second = _mm512_cvtepi32_epi16(rounded_bf16(second));
+                _mm512_castsi512_ps(_mm512_inserti64x4::<1>(words, second))
+            }
+        }
     }
 
     #[inline(always)]

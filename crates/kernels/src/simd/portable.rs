@@ -3,7 +3,7 @@
 //! The compiler vectorises these loops where the target has fused multiply-adds (64-bit Arm always
 //! does). An x86 CPU without FMA computes them in software: correct, and slow.
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::tiles::{TileProduct, portable_product};
 use super::{LANES, Simd, WithSimd};
@@ -81,6 +81,16 @@ impl<const TILES: bool> Simd for Portable<TILES> {
     #[inline(always)]
     fn bf16_low(self, words: Lanes) -> Lanes {
         words.map(|word| f32::from_bits(word.to_bits() << 16))
+    }
+
+    #[inline(always)]
+    fn bf16_pairs(self, first: Lanes, second: Lanes) -> Lanes {
+        let bits = |number: f32| u32::from(bf16::from_f32(number).to_bits());
+        std::array::from_fn(|word| {
+            let (numbers, at) =
+                if word < 8 { (first, 2 * word) } else { (second, 2 * word - LANES) };
+            f32::from_bits(bits(numbers[at + 1]) << 16 | bits(numbers[at]))
+        })
     }
 
     #[inline(always)]

@@ -153,6 +153,44 @@ impl WithSimd for Shuffle<'_> {
     }
 }
 
+/// Thirty-two numbers as words of two bf16.
+struct Pairs<'a>([&'a [f32; LANES]; 2]);
+
+impl WithSimd for Pairs<'_> {
+    type Output = [u32; LANES];
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) -> Self::Output {
+        let mut out = [7.0; LANES];
+        // SAFETY: the arrays hold sixteen f32.
+        unsafe {
+            let [first, second] = self.0.map(|numbers| s.load(numbers.as_ptr()));
+            s.store(out.as_mut_ptr(), s.bf16_pairs(first, second));
+        }
+        out.map(f32::to_bits)
+    }
+}
+
+#[test]
+fn all_instruction_sets_round_to_the_nearest_bf16() {
+    let special = [0.0, -0.0, 1.0, f32::MIN_POSITIVE, f32::MAX, f32::NEG_INFINITY, 1.003_906_3];
+    let ties = [0x3f80_8000, 0x3f81_8000, 0x3f80_8001, 0xbf80_8000].map(f32::from_bits);
+    let nans = [0x7f80_0001, 0xffff_ffff, 0x7fff_ffff].map(f32::from_bits);
+    let numbers: Vec<f32> = special.into_iter().chain(ties).chain(nans).cycle().take(45).collect();
+    for first in 0..13 {
+        let at = |from: usize| std::array::from_fn::<f32, LANES, _>(|lane| numbers[from + lane]);
+        let (a, b) = (at(first), at(first + LANES));
+        let all = [a, b].concat();
+        let want: [u32; LANES] = std::array::from_fn(|word| {
+            let bits = |i: usize| u32::from(half::bf16::from_f32(all[i]).to_bits());
+            bits(2 * word + 1) << 16 | bits(2 * word)
+        });
+        for isa in Isa::all() {
+            assert_eq!(isa.run_with_dot(Pairs([&a, &b])), want, "{isa:?}");
+        }
+    }
+}
+
 /// A dot product of sixteen words.
 struct Dot<'a>([&'a [f32; LANES]; 3]);
 

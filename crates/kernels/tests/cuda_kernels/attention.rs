@@ -10,7 +10,7 @@ use candlepower_kernels::device::{
     PagedLayer, PlanCapacity, QkNorm, QkNormSpan, QkvToCache,
 };
 use candlepower_kernels::{
-    AttentionMetadata, CacheView, KvCacheConfig, PagedAttention, RopeStyle, RopeTable,
+    AttentionMetadata, CacheOrder, CacheView, KvCacheConfig, PagedAttention, RopeStyle, RopeTable,
     paged_attention_reference, reshape_and_cache_reference, rms_norm_reference, rope_reference,
 };
 
@@ -112,7 +112,12 @@ fn compare_qkv(
             } else {
                 (&mut values, index - heads - kv_heads, head.to_vec())
             };
-            let (_, at) = reshape_and_cache_reference(&config, slots[token] as usize, kv_head, 0);
+            let (_, at) = reshape_and_cache_reference(
+                &config,
+                CacheOrder::Single,
+                slots[token] as usize,
+                (kv_head, 0),
+            );
             target[at..at + head_dim].copy_from_slice(&head);
         }
     }
@@ -352,7 +357,8 @@ impl Step {
         for slot in 0..config.num_blocks * config.block_size {
             for head in 0..config.num_kv_heads {
                 for dim in 0..config.head_dim {
-                    let (key, value) = reshape_and_cache_reference(&config, slot, head, dim);
+                    let (key, value) =
+                        reshape_and_cache_reference(&config, CacheOrder::Single, slot, (head, dim));
                     keys[key] = on_gpu_keys[value];
                 }
             }
@@ -421,6 +427,7 @@ impl Step {
                         keys: &self.keys,
                         values: &self.values,
                         config: &self.config,
+                        order: CacheOrder::Single,
                         head: head / group,
                     };
                     want.extend(paged_attention_reference(q, &view, table, position, &self.params));

@@ -240,6 +240,24 @@ fn logits_and_greedy_tokens_are_those_of_transformers() {
     }
 }
 
+/// With a cache in bf16, as the CPU keeps it beside such weights, and all else in f32.
+#[test]
+fn a_cache_in_bf16_moves_the_logits_but_little() {
+    for name in GOLDENS.iter().filter(|name| !has_experts(name)) {
+        let (model, golden) = (model(name), Golden::read(name));
+        let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::BF16).unwrap();
+        let prompt = &golden.prompt[..];
+        let logits = prefill_in(&model, &cache, prompt, prompt.len(), [3, 1, 2, 0]);
+        let moved = max_difference(&logits, &golden.logits);
+        let error = moved / largest(&golden.logits);
+        assert!(moved > TOLERANCE && error < 0.03, "{name}: logits moved by {moved}, {error}");
+        for chunk in [7, 1] {
+            let cut = prefill_in(&model, &cache, prompt, chunk, [9, 4, 20, 11]);
+            assert_eq!(max_difference(&logits, &cut), 0.0, "{name} in chunks of {chunk}");
+        }
+    }
+}
+
 /// As stored, in bf16, activations are rounded where they meet weights: logits move, but not far, and do not depend on how
 /// the prompt comes.
 #[test]
@@ -440,10 +458,12 @@ fn memory_is_computed_before_loading() {
                 load(&checkpoint, &LoadOptions { dtype, ..options() }, &mut |_| {}).unwrap();
             let planned = checkpoint.weight_bytes(planned);
             assert_eq!(model.weight_bytes() as u64, planned, "{name} as {dtype:?}");
-            let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::F32).unwrap();
-            let planned = checkpoint.spec().kv_bytes_per_token(Planned::F32);
-            let tokens = (NUM_BLOCKS * BLOCK_SIZE) as u64;
-            assert_eq!(cache.num_bytes() as u64, planned * tokens, "{name}");
+            for (dtype, kv) in [(DType::F32, Planned::F32), (DType::BF16, Planned::Bf16)] {
+                let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, dtype).unwrap();
+                let planned = checkpoint.spec().kv_bytes_per_token(kv);
+                let tokens = (NUM_BLOCKS * BLOCK_SIZE) as u64;
+                assert_eq!(cache.num_bytes() as u64, planned * tokens, "{name}");
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-use candlepower_checkpoint::OnLoad;
+use candlepower_checkpoint::{Dtype as Precision, KvDtype, OnLoad};
 use clap::ValueEnum;
 
 /// What the engine is set up for.
@@ -62,12 +62,28 @@ pub enum Dtype {
 /// The type that keys and values are kept in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum KvCacheDtype {
-    /// The model's; float32 on the CPU.
+    /// The weights', but on the CPU float32 where they are not bfloat16.
     #[default]
     Auto,
+    /// Single precision; on a GPU not possible.
+    Float32,
+    /// bfloat16; on a GPU only where the weights are.
+    Bfloat16,
     /// e4m3, a byte per number, without a scale.
     #[value(alias = "fp8_e4m3")]
     Fp8,
+}
+
+impl KvCacheDtype {
+    /// What is asked for, if anything is.
+    pub fn asked(self) -> Option<KvDtype> {
+        match self {
+            Self::Auto => None,
+            Self::Float32 => Some(Precision::F32.into()),
+            Self::Bfloat16 => Some(Precision::Bf16.into()),
+            Self::Fp8 => Some(KvDtype::Fp8),
+        }
+    }
 }
 
 /// A way to store weights in fewer bits.
