@@ -207,8 +207,13 @@ impl Isa {
         ];
         #[cfg(not(target_arch = "x86_64"))]
         let wide = [];
-        let everywhere = [Self::Portable(Portable), Self::PortableTiles(Portable)];
-        everywhere.into_iter().chain(wide.into_iter().flatten()).collect()
+        std::iter::once(Self::Portable(Portable)).chain(wide.into_iter().flatten()).collect()
+    }
+
+    /// [`Self::all`], and what a matrix unit's tiles are held against.
+    #[cfg(test)]
+    pub(crate) fn all_and_tiles() -> Vec<Self> {
+        std::iter::once(Self::PortableTiles(Portable)).chain(Self::all()).collect()
     }
 
     /// Whether it multiplies bf16 in tiles.

@@ -256,6 +256,10 @@ fn same_bits(fixture: &Fixture) {
             let width = fixture.row_elements();
             for chunk in [1, 7, 64, 333] {
                 for start in (0..1100).step_by(chunk) {
+                    // Single positions: some on both sides of where a context is cut.
+                    if chunk == 1 && !(4..12).contains(&((start + 8) % 64)) {
+                        continue;
+                    }
                     let end = 1100.min(start + chunk);
                     let mut rows = vec![(0, start..end)];
                     if start % 3 > 0 {

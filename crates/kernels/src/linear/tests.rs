@@ -140,7 +140,7 @@ fn all_paths_give_the_definitions_bits() {
         for dtype in DTYPES {
             let w = weight(&rows, n, k, dtype);
             let want = [Expected::new(&x, &w, None), Expected::new(&x, &w, Some(&bias))];
-            for isa in Isa::all() {
+            for isa in Isa::all_and_tiles() {
                 for m in 1..=40 {
                     for (bias, want) in [None, Some(&bias[..])].into_iter().zip(&want) {
                         let got = multiply(isa, &x[..m * k], &w, bias);
@@ -177,7 +177,7 @@ fn codes_give_the_definitions_bits_on_all_paths() {
         for rounds in [false, true] {
             let w = quantized((n, k), codes, group, backwards, rounds);
             let want = Expected::new(&x, &w, Some(&bias));
-            for isa in Isa::all() {
+            for isa in Isa::all_and_tiles() {
                 for m in (1..=16).chain([28, 33, 40]) {
                     let got = multiply(isa, &in_order(&x[..m * k], &w), &w, Some(&bias));
                     assert_eq!(
@@ -223,7 +223,7 @@ fn a_gate_gives_the_bits_of_both_steps() {
     let plain = DTYPES.map(|dtype| weight(&numbers(n * k, 1), n, k, dtype));
     let coded = quantized((n, k), Codes::U4, 32, false, true);
     for w in plain.iter().chain([&coded]) {
-        for isa in Isa::all() {
+        for isa in Isa::all_and_tiles() {
             for (m, bias) in [(1, None), (37, Some(&bias[..])), (600, None)] {
                 let product = multiply(isa, &x[..m * k], w, bias);
                 let product = Tensor::from_vec(product, (m, n), &Device::Cpu).unwrap();
@@ -316,7 +316,7 @@ fn many_rows_and_any_number_of_threads_give_the_same_bits() {
         let want = Expected::new(&x, &w, None);
         for threads in [1, 2, 3, 8] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            for isa in Isa::all() {
+            for isa in Isa::all_and_tiles() {
                 for m in [1, 3, 16, 100, m] {
                     let got = pool.install(|| multiply(isa, &x[..m * k], &w, None));
                     assert_eq!(
@@ -337,7 +337,7 @@ fn groups_of_rows_give_the_same_bits() {
     let w = weight(&numbers(n * k, 1), n, k, DType::BF16);
     let x = numbers(m * k, 2);
     let want = Expected::new(&x, &w, None);
-    for isa in Isa::all() {
+    for isa in Isa::all_and_tiles() {
         assert_eq!(bits(&multiply(isa, &x, &w, None)), want.on(isa, m * n), "{isa:?}");
     }
 }
@@ -347,7 +347,7 @@ fn infinite_weights_do_not_meet_padding() {
     let (n, k) = (3, 3);
     let w = weight(&[f32::INFINITY; 9], n, k, DType::BF16);
     let x = vec![1.0; 6 * k];
-    for isa in Isa::all() {
+    for isa in Isa::all_and_tiles() {
         for m in 1..=6 {
             let y = multiply(isa, &x[..m * k], &w, None);
             assert!(y.iter().all(|y| *y == f32::INFINITY), "{isa:?} m={m}: {y:?}");
