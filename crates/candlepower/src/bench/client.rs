@@ -16,6 +16,8 @@ const DONE: &str = "[DONE]";
 /// A server that is asked.
 pub(super) struct Api {
     http: Client,
+    /// Opens a connection for each request.
+    unpooled: Client,
     /// Without a slash or `/v1` at its end.
     pub(super) base: String,
     authorization: Option<HeaderValue>,
@@ -66,15 +68,18 @@ impl Api {
         if !matches!(parsed.scheme(), "http" | "https") {
             bail!("`{url}`: a URL that begins with http:// or https:// is needed");
         }
-        let mut http = Client::builder().timeout(timeout).pool_max_idle_per_host(usize::MAX);
         let host = parsed.host_str().unwrap_or_default();
-        if host == "localhost" || host.starts_with("127.") || host == "[::1]" {
+        let is_local = host == "localhost" || host.starts_with("127.") || host == "[::1]";
+        let client = |idle_connections| {
+            let http = Client::builder().timeout(timeout).pool_max_idle_per_host(idle_connections);
             // A proxy that the environment names would be measured, too.
-            http = http.no_proxy();
-        }
+            let http = if is_local { http.no_proxy() } else { http };
+            http.build().context("cannot start the HTTP client")
+        };
         let authorization = key.map(|key| HeaderValue::try_from(format!("Bearer {key}")));
         Ok(Self {
-            http: http.build().context("cannot start the HTTP client")?,
+            http: client(usize::MAX)?,
+            unpooled: client(0)?,
             base: base.to_owned(),
             authorization: authorization.transpose().context("the API key cannot be sent")?,
         })
@@ -122,13 +127,14 @@ impl Api {
         if let Some(authorization) = &self.authorization {
             request = request.header(AUTHORIZATION, authorization);
         }
+        let request = request.build().map_err(|error| self.failure(&error))?;
         let again = request.try_clone();
-        let response = match (request.send().await, again) {
-            // Once more where a server closes a connection just when it is used again, as llama.cpp's does.
+        let response = match (self.http.execute(request).await, again) {
+            // Some servers close a connection just when it is used again.
             (Err(error), Some(again))
                 if error.is_request() && !error.is_connect() && !error.is_timeout() =>
             {
-                again.send().await
+                self.unpooled.execute(again).await
             }
             (outcome, _) => outcome,
         };

@@ -103,7 +103,7 @@ impl RowTiles {
 #[derive(Clone, Debug)]
 struct Block {
     words: Range<usize>,
-    /// What it is made of, each of which has a scale: the words of each, the number of the first.
+    /// What it is made of, each of which has a scale: the words of each, counted from its first, and the number of the first.
     segments: Vec<Range<usize>>,
     first_segment: usize,
     /// Words of the blocks before it, padding included.
@@ -137,12 +137,12 @@ fn blocks<W: WordKind>(layout: Layout) -> Vec<Block> {
         match blocks.last_mut() {
             Some(last) if part.end - last.words.start <= BLOCK_WORDS => {
                 last.words.end = part.end;
-                last.segments.push(part);
+                last.segments.push(part.start - last.words.start..part.end - last.words.start);
             }
             last => {
                 let before = last.map_or(0, |last| last.before + last.padded());
-                let words = part.clone();
-                blocks.push(Block { words, segments: vec![part], first_segment: i, before });
+                let segments = vec![0..part.len()];
+                blocks.push(Block { words: part, segments, first_segment: i, before });
             }
         }
     }
@@ -296,6 +296,7 @@ impl<W: Format> WithSimd for Panels<'_, W> {
         let mut panels = self.panels;
         let mut scratch = Scratch {
             widened: [Line([0.0; LANES]); BLOCK_WORDS * PANEL / LANES],
+            scales: [Line([0.0; LANES]); BLOCK_WORDS * SCALE_LINES],
             outputs: Vec::new(),
         };
         while !panels.is_empty() {
@@ -325,7 +326,7 @@ fn some_panels<S: Simd, W: Format>(
     let all_buffered = Shape::<S, W::Words>::MATRIX_UNIT || p.gate.is_some();
     let is_buffered = |panel: usize| all_buffered || columns(panel) < PANEL;
     let in_buffer = |i: usize| if all_buffered { i * tiles.padded() * PANEL } else { 0 };
-    let Scratch { widened, outputs: buffer } = scratch;
+    let Scratch { widened, scales, outputs: buffer } = scratch;
     // The gate's panels, which come first in the weight, and then the others.
     let count = panels.len();
     let gates = if p.gate.is_some() { count } else { 0 };
@@ -345,7 +346,7 @@ fn some_panels<S: Simd, W: Format>(
                 Outputs { start, stride: width }
             };
             let panel = if i < count { panel } else { width / PANEL + panel };
-            block_of_panel::<S, W>(s, group, block, panel, outputs, widened);
+            block_of_panel::<S, W>(s, group, block, panel, outputs, (widened, scales));
         }
     }
     let add_bias = |y: &mut [f32], first: usize| {
@@ -387,9 +388,16 @@ struct Line([f32; LANES]);
 /// Weights of a block, `[words][32]`, as the tiles take them.
 type Widened = [Line; BLOCK_WORDS * PANEL / LANES];
 
+/// Lines of the scales and the minima of a segment.
+const SCALE_LINES: usize = 2 * PANEL / LANES;
+
+/// Scales and minima of a block, `[segments][2][32]`. A segment has a word at least.
+type Scales = [Line; BLOCK_WORDS * SCALE_LINES];
+
 /// Memory of a task.
 struct Scratch {
     widened: Widened,
+    scales: Scales,
     /// Outputs with padding, `[panels][rows][32]`.
     outputs: Vec<f32>,
 }
@@ -409,7 +417,7 @@ fn block_of_panel<S: Simd, W: Format>(
     block: &Block,
     panel: usize,
     outputs: Outputs,
-    widened: &mut Widened,
+    (widened, scales): (&mut Widened, &mut Scales),
 ) {
     let Group { p, tiles, packed, x_sums, .. } = *group;
     let layout = p.w.layout();
@@ -424,7 +432,7 @@ fn block_of_panel<S: Simd, W: Format>(
         stored[start..].as_ptr().cast()
     } else {
         if W::AS_STORED {
-            copy_block(&stored[start..end], widened);
+            copy_lines(&stored[start..end], widened);
         } else {
             widen_block::<S, W>(s, stored, layout, pairs, widened);
         }
@@ -442,44 +450,45 @@ fn block_of_panel<S: Simd, W: Format>(
     } else {
         end
     };
+    if W::SCALED {
+        for (i, segment) in block.segments.iter().enumerate() {
+            let header = layout.header(pair(block.words.start + segment.start));
+            copy_lines(
+                &stored[header..][..SCALE_LINES * LANES * 4],
+                &mut scales[i * SCALE_LINES..],
+            );
+        }
+    }
     for tile in 0..tiles.count {
         let rows = tiles.tile(tile);
         let x = &packed[block.place(tiles, rows.start)..][..rows.len() * block.padded()];
-        for (i, segment) in block.segments.iter().enumerate() {
-            let number = block.first_segment + i;
-            let first = segment.start - block.words.start;
-            let words = segment.len();
-            let x_sums =
-                if W::SCALED { &x_sums[number * tiles.padded() + rows.start..] } else { &[] };
-            let tile = Tile {
-                rows: rows.len(),
-                x: x.as_ptr(),
-                first,
-                words: if Shape::<S, W::Words>::MATRIX_UNIT {
-                    words.next_multiple_of(LINE)
-                } else {
-                    words
-                },
-                w: w.wrapping_add(first * PANEL),
-                scales: stored[layout.header(pair(segment.start))..].as_ptr().cast(),
-                x_sums: x_sums.as_ptr(),
-                y: outputs.start.wrapping_add(rows.start * outputs.stride),
-                y_stride: outputs.stride,
-                start: if segment.start == 0 { Start::Zero } else { Start::Continue },
-                ahead: stored
-                    .as_ptr()
-                    .wrapping_add(ahead + (tile * block.words.len() + first) * ahead_step),
-                ahead_step,
-            };
-            // SAFETY: `x` holds whole lines of each row, `w` the block's weights, `outputs` the rows' outputs,
-            // which the first segment writes before any other continues them. `Panels` has begun with tiles.
-            unsafe { tile.compute::<S, W::Words>(s) };
-        }
+        let x_sums = if W::SCALED {
+            &x_sums[block.first_segment * tiles.padded() + rows.start..]
+        } else {
+            &[]
+        };
+        let tile = Tile {
+            rows: rows.len(),
+            x: x.as_ptr(),
+            w,
+            segments: &block.segments,
+            scales: scales.as_ptr().cast(),
+            x_sums: x_sums.as_ptr(),
+            x_sums_stride: tiles.padded(),
+            y: outputs.start.wrapping_add(rows.start * outputs.stride),
+            y_stride: outputs.stride,
+            start: if block.words.start == 0 { Start::Zero } else { Start::Continue },
+            ahead: stored.as_ptr().wrapping_add(ahead + tile * block.words.len() * ahead_step),
+            ahead_step,
+        };
+        // SAFETY: `x` holds whole lines of each row, `w` the block's weights, `scales` and `x_sums` what belongs to its segments, `outputs`
+        // the rows' outputs, which the first block writes before any other continues them. `Panels` has begun with tiles.
+        unsafe { tile.compute::<S, W::Words>(s) };
     }
 }
 
 /// Copies words as they are stored.
-fn copy_block(stored: &[u8], copy: &mut Widened) {
+fn copy_lines(stored: &[u8], copy: &mut [Line]) {
     let (lines, _) = stored.as_chunks::<{ LANES * 4 }>();
     for (line, stored) in copy.iter_mut().zip(lines) {
         let (stored, _) = stored.as_chunks::<4>();
