@@ -11,11 +11,12 @@ use std::ops::Range;
 
 use super::Product;
 use super::format::{Format, WithFormat, segments, sum_of};
+use super::scales::Scales;
 use super::tile::{LINE, Shape, Start, Tile};
 use crate::activation::Activate;
 use crate::parallel::{self, SharedMut};
 use crate::simd::{LANES, Simd, WithSimd};
-use crate::weight::{Layout, PANEL};
+use crate::weight::{Blocks, Layout, PANEL};
 
 /// Most words of `k` in one block: with 32 outputs they take half of a first-level cache of 32 KiB, a third of one of 48.
 const BLOCK_WORDS: usize = 128;
@@ -295,7 +296,10 @@ impl<W: Format> WithSimd for Panels<'_, W> {
         }
         let mut panels = self.panels;
         let mut scratch = Scratch {
-            widened: [Line([0.0; LANES]); BLOCK_WORDS * PANEL / LANES],
+            unpacked: Unpacked {
+                words: [Line([0.0; LANES]); BLOCK_WORDS * PANEL / LANES],
+                scales: [Line([0.0; LANES]); MOST_MULTIPLES * SCALE_LINES],
+            },
             outputs: Vec::new(),
         };
         while !panels.is_empty() {
@@ -325,7 +329,7 @@ fn some_panels<S: Simd, W: Format>(
     let all_buffered = Shape::<S, W>::MATRIX_UNIT || p.gate.is_some();
     let is_buffered = |panel: usize| all_buffered || columns(panel) < PANEL;
     let in_buffer = |i: usize| if all_buffered { i * tiles.padded() * PANEL } else { 0 };
-    let Scratch { widened, outputs: buffer } = scratch;
+    let Scratch { unpacked, outputs: buffer } = scratch;
     // The gate's panels, which come first in the weight, and then the others.
     let count = panels.len();
     let gates = if p.gate.is_some() { count } else { 0 };
@@ -345,7 +349,7 @@ fn some_panels<S: Simd, W: Format>(
                 Outputs { start, stride: width }
             };
             let panel = if i < count { panel } else { width / PANEL + panel };
-            block_of_panel::<S, W>(s, group, block, panel, outputs, widened);
+            block_of_panel::<S, W>(s, group, block, panel, outputs, unpacked);
         }
     }
     let add_bias = |y: &mut [f32], first: usize| {
@@ -387,9 +391,22 @@ struct Line([f32; LANES]);
 /// Weights of a block, `[words][32]`, as the tiles take them.
 type Widened = [Line; BLOCK_WORDS * PANEL / LANES];
 
+/// Lines of 32 scales and 32 minima.
+const SCALE_LINES: usize = 2 * PANEL / LANES;
+
+/// Most groups of a block whose scales are multiples: of pairs of steps.
+const MOST_MULTIPLES: usize = 2 * BLOCK_WORDS / Blocks::GROUP_MULTIPLE;
+
+/// A block of a panel, as the tiles take it.
+struct Unpacked {
+    words: Widened,
+    /// Scales and minima of its groups, where they are multiples.
+    scales: [Line; MOST_MULTIPLES * SCALE_LINES],
+}
+
 /// Memory of a task.
 struct Scratch {
-    widened: Widened,
+    unpacked: Unpacked,
     /// Outputs with padding, `[panels][rows][32]`.
     outputs: Vec<f32>,
 }
@@ -409,9 +426,10 @@ fn block_of_panel<S: Simd, W: Format>(
     block: &Block,
     panel: usize,
     outputs: Outputs,
-    widened: &mut Widened,
+    unpacked: &mut Unpacked,
 ) {
     let Group { p, tiles, packed, x_sums, .. } = *group;
+    let Unpacked { words: widened, scales } = unpacked;
     let layout = p.w.layout();
     let panel_bytes = layout.panel_bytes();
     let stored = &p.w.bytes()[panel * panel_bytes..][..panel_bytes];
@@ -434,6 +452,10 @@ fn block_of_panel<S: Simd, W: Format>(
         }
         widened.as_ptr().cast()
     };
+    let are_multiples = W::SCALED && layout.blocks.is_some();
+    if are_multiples {
+        multiply_scales::<S, W>(s, stored, layout, block, scales);
+    }
     // The tiles share the fetching of the block that follows: there is arithmetic to hide it. A matrix unit with one tile
     // has none to speak of, and reads panel after panel.
     let ahead_step = (end - start).div_ceil(block.words.len() * tiles.count);
@@ -458,7 +480,11 @@ fn block_of_panel<S: Simd, W: Format>(
                     words
                 },
                 w: w.wrapping_add(first * PANEL),
-                scales: stored[layout.header(pair(segment.start))..].as_ptr().cast(),
+                scales: if are_multiples {
+                    scales[i * SCALE_LINES..].as_ptr().cast()
+                } else {
+                    stored[layout.header(pair(segment.start))..].as_ptr().cast()
+                },
                 x_sums: x_sums.as_ptr(),
                 y: outputs.start.wrapping_add(rows.start * outputs.stride),
                 y_stride: outputs.stride,
@@ -496,7 +522,7 @@ fn widen_block<S: Simd, W: Format>(
     const HALVES: usize = PANEL / LANES;
     let mut lines = widened.chunks_exact_mut(2 / W::STEPS * HALVES);
     while !pairs.is_empty() {
-        let count = layout.pairs_left_in_group(pairs.start).min(pairs.len());
+        let count = layout.pairs_left_in_run(pairs.start).min(pairs.len());
         let header = stored[layout.header(pairs.start)..].as_ptr();
         let first = layout.pair(pairs.start);
         let steps = stored[first..first + count * W::ORDER.pair_bytes()]
@@ -510,5 +536,27 @@ fn widen_block<S: Simd, W: Format>(
             }
         }
         pairs.start += count;
+    }
+}
+
+/// Writes the scales and the minima of each segment of a block, `[segments][2][32]`, which are kept as multiples.
+#[inline(always)]
+fn multiply_scales<S: Simd, W: Format>(
+    s: S,
+    stored: &[u8],
+    layout: Layout,
+    block: &Block,
+    lines: &mut [Line],
+) {
+    for (segment, lines) in block.segments.iter().zip(lines.chunks_exact_mut(SCALE_LINES)) {
+        let group = Scales::of(layout, stored, segment.start * W::STEPS);
+        for half in 0..SCALE_LINES / 2 {
+            // SAFETY: the scales are this panel's, and lines have sixteen numbers.
+            unsafe {
+                let [scales, mins] = group.load(s, 0, half);
+                s.store(lines[half].0.as_mut_ptr(), scales);
+                s.store(lines[SCALE_LINES / 2 + half].0.as_mut_ptr(), mins);
+            }
+        }
     }
 }
