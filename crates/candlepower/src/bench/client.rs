@@ -122,7 +122,17 @@ impl Api {
         if let Some(authorization) = &self.authorization {
             request = request.header(AUTHORIZATION, authorization);
         }
-        let response = request.send().await.map_err(|error| self.failure(&error))?;
+        let again = request.try_clone();
+        let response = match (request.send().await, again) {
+            // Once more where a server closes a connection just when it is used again, as llama.cpp's does.
+            (Err(error), Some(again))
+                if error.is_request() && !error.is_connect() && !error.is_timeout() =>
+            {
+                again.send().await
+            }
+            (outcome, _) => outcome,
+        };
+        let response = response.map_err(|error| self.failure(&error))?;
         let status = response.status();
         if status.is_success() {
             return Ok(response);
@@ -283,6 +293,9 @@ impl AnswerReader {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
     use super::*;
 
     const STREAM: &str = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n\
@@ -317,6 +330,32 @@ mod tests {
         assert!(cut("data: {\"choices\":[]}\n\ndata: [DONE]\n\n").contains("usage"));
         assert!(cut("data: {\"error\":{\"message\":\"oh\"}}\n\n").ends_with("answer: oh"));
         assert!(cut("data: {nonsense\n\n").contains("nonsense"));
+    }
+
+    /// A server that closes its first `closed` connections after a request, and answers on the next.
+    async fn closing(closed: usize) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            for connection in 0.. {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                assert_ne!(stream.read(&mut [0; 1024]).await.unwrap(), 0);
+                if connection == closed {
+                    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+                    stream.write_all(answer).await.unwrap();
+                }
+            }
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn a_closed_connection_is_tried_once_more() {
+        for (closed, is_answered) in [(0, true), (1, true), (2, false)] {
+            let api = Api::new(&closing(closed).await, None, Duration::from_secs(5)).unwrap();
+            let answer = api.post("/v1/completions", &serde_json::json!({})).await;
+            assert_eq!(answer.is_ok(), is_answered, "{closed} closed: {answer:?}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::Product;
-use super::format::{Format, WithFormat, segments, sum_of};
+use super::format::{Format, WithFormat, WordKind, segments, sum_of};
 use super::scales::Scales;
 use crate::parallel;
 use crate::simd::{LANES, Simd, WithSimd};
@@ -24,7 +24,7 @@ pub(super) struct Gemv;
 impl<S: Simd> WithFormat<S> for Gemv {
     #[inline(always)]
     fn with<W: Format>(self, s: S, p: &Product<'_>) {
-        let x = W::words(p);
+        let x = W::Words::of(p);
         let mut sums = Vec::new();
         if W::SCALED {
             for row in p.x.chunks_exact(p.w.k()) {
@@ -282,7 +282,7 @@ unsafe fn word<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
         };
         for (x, sums) in x.iter().zip(sums.iter_mut()) {
             for (sum, w) in sums[stream].iter_mut().zip(w) {
-                *sum = W::add(s, *x, w, *sum);
+                *sum = W::Words::add(s, *x, w, *sum);
             }
         }
     }

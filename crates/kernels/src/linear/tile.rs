@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::format::Format;
+use super::format::WordKind;
 use crate::simd::{LANES, Simd, TILE_LINE, TILE_ROWS, TileProduct, WithSimd};
 use crate::weight::PANEL;
 
@@ -36,10 +36,10 @@ pub(super) struct Tile {
 /// Words of a row of activations that lie together: a cache line's.
 pub(super) const LINE: usize = 16;
 
-/// What a tile of an instruction set and a format can be.
+/// What a tile of an instruction set and a kind of words can be.
 pub(super) struct Shape<S, W>(PhantomData<(S, W)>);
 
-impl<S: Simd, W: Format> Shape<S, W> {
+impl<S: Simd, W: WordKind> Shape<S, W> {
     /// Whether the CPU's matrix unit computes it.
     pub(super) const MATRIX_UNIT: bool = S::BF16_TILES && W::STEPS == 2;
     /// Most rows.
@@ -64,7 +64,7 @@ impl Tile {
     /// The pointers cover what their descriptions say, the outputs are this thread's alone, and they
     /// are initialised where the chain continues. The thread has begun with tiles where the matrix unit computes.
     #[inline(always)]
-    pub(super) unsafe fn compute<S: Simd, W: Format>(self, s: S) {
+    pub(super) unsafe fn compute<S: Simd, W: WordKind>(self, s: S) {
         if const { !Shape::<S, W>::MATRIX_UNIT } {
             return s.run(Checked::<W>(self, PhantomData));
         }
@@ -83,7 +83,7 @@ impl Tile {
         // SAFETY: the caller's promise, and `sums` has 32 rows.
         unsafe { s.tile_product(&product) };
         if W::SCALED {
-            s.run(AddScaled::<W> { tile: self, sums: &sums, format: PhantomData });
+            s.run(AddScaled::<W> { tile: self, sums: &sums, kind: PhantomData });
         }
     }
 
@@ -92,7 +92,7 @@ impl Tile {
     /// # Safety
     /// As [`Tile::compute`].
     #[inline(always)]
-    unsafe fn write<S: Simd, W: Format>(&self, s: S, row: usize, first: usize, sum: S::F32) {
+    unsafe fn write<S: Simd, W: WordKind>(&self, s: S, row: usize, first: usize, sum: S::F32) {
         let y = self.y.wrapping_add(row * self.y_stride + first);
         // SAFETY: the places are in the tile, and initialised where the chain continues.
         unsafe {
@@ -115,10 +115,10 @@ struct Aligned([f32; 2 * TILE_ROWS * PANEL]);
 struct AddScaled<'a, W> {
     tile: Tile,
     sums: &'a Aligned,
-    format: PhantomData<W>,
+    kind: PhantomData<W>,
 }
 
-impl<W: Format> WithSimd for AddScaled<'_, W> {
+impl<W: WordKind> WithSimd for AddScaled<'_, W> {
     type Output = ();
 
     #[inline(always)]
@@ -138,7 +138,7 @@ impl<W: Format> WithSimd for AddScaled<'_, W> {
 /// A tile whose pointers are good: only [`Tile::compute`] makes one.
 struct Checked<W>(Tile, PhantomData<W>);
 
-impl<W: Format> WithSimd for Checked<W> {
+impl<W: WordKind> WithSimd for Checked<W> {
     type Output = ();
 
     #[inline(always)]
@@ -168,7 +168,7 @@ impl<W: Format> WithSimd for Checked<W> {
 /// # Safety
 /// As [`Tile::compute`].
 #[inline(always)]
-unsafe fn accumulate<S: Simd, W: Format, const ROWS: usize, const VECTORS: usize>(
+unsafe fn accumulate<S: Simd, W: WordKind, const ROWS: usize, const VECTORS: usize>(
     s: S,
     tile: &Tile,
     first_half: usize,

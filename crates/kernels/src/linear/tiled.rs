@@ -10,7 +10,7 @@
 use std::ops::Range;
 
 use super::Product;
-use super::format::{Format, WithFormat, segments, sum_of};
+use super::format::{Format, WithFormat, WordKind, segments, sum_of};
 use super::scales::Scales;
 use super::tile::{LINE, Shape, Start, Tile};
 use crate::activation::Activate;
@@ -50,13 +50,13 @@ impl<S: Simd> WithFormat<S> for Tiled {
     #[inline(always)]
     fn with<W: Format>(self, s: S, p: &Product<'_>) {
         let (k, panels) = (p.w.k(), p.width().div_ceil(PANEL));
-        let tile_rows = Shape::<S, W>::ROWS;
+        let tile_rows = Shape::<S, W::Words>::ROWS;
         let most_rows = (GROUP_WORDS / k.div_ceil(W::STEPS) / tile_rows).max(1) * tile_rows;
-        let blocks = blocks::<W>(p.w.layout());
+        let blocks = blocks::<W::Words>(p.w.layout());
         let (mut packed, mut x_sums) = (Vec::new(), Vec::new());
         for first_row in (0..p.rows).step_by(most_rows) {
-            let tiles = RowTiles::new::<S, W>(first_row..p.rows.min(first_row + most_rows));
-            pack::<S, W>(s, p, &blocks, &tiles, &mut packed);
+            let tiles = RowTiles::new::<S, W::Words>(first_row..p.rows.min(first_row + most_rows));
+            pack::<S, W::Words>(s, p, &blocks, &tiles, &mut packed);
             if W::SCALED {
                 sum::<S>(s, p, &tiles, &mut x_sums);
             }
@@ -82,7 +82,7 @@ struct RowTiles {
 }
 
 impl RowTiles {
-    fn new<S: Simd, W: Format>(rows: Range<usize>) -> Self {
+    fn new<S: Simd, W: WordKind>(rows: Range<usize>) -> Self {
         let count = rows.len().div_ceil(Shape::<S, W>::ROWS);
         Self { rows, count, multiple: Shape::<S, W>::ROW_MULTIPLE }
     }
@@ -124,7 +124,7 @@ impl Block {
 }
 
 /// The blocks of a row.
-fn blocks<W: Format>(layout: Layout) -> Vec<Block> {
+fn blocks<W: WordKind>(layout: Layout) -> Vec<Block> {
     let words = |steps: Range<usize>| steps.start / W::STEPS..steps.end.div_ceil(W::STEPS);
     let parts: Vec<Range<usize>> = if W::SCALED {
         segments(layout).map(words).collect()
@@ -151,7 +151,7 @@ fn blocks<W: Format>(layout: Layout) -> Vec<Block> {
 }
 
 /// Packs the rows of `tiles` as words, `[blocks][row tiles][lines][tile rows][LINE]`.
-fn pack<S: Simd, W: Format>(
+fn pack<S: Simd, W: WordKind>(
     s: S,
     p: &Product<'_>,
     blocks: &[Block],
@@ -162,8 +162,8 @@ fn pack<S: Simd, W: Format>(
     packed.clear();
     packed.reserve(words);
     let target = SharedMut::new(&mut packed.spare_capacity_mut()[..words]);
-    let format = std::marker::PhantomData::<W>;
-    let work = |range| s.run(Pack { packed: target, p, blocks, tiles, range, format });
+    let kind = std::marker::PhantomData::<W>;
+    let work = |range| s.run(Pack { packed: target, p, blocks, tiles, range, kind });
     if tiles.rows.len() * p.w.k() <= INLINE_PACK {
         work(0..tiles.count);
     } else {
@@ -180,10 +180,10 @@ struct Pack<'a, W> {
     blocks: &'a [Block],
     tiles: &'a RowTiles,
     range: Range<usize>,
-    format: std::marker::PhantomData<W>,
+    kind: std::marker::PhantomData<W>,
 }
 
-impl<W: Format> WithSimd for Pack<'_, W> {
+impl<W: WordKind> WithSimd for Pack<'_, W> {
     type Output = ();
 
     #[inline(always)]
@@ -206,7 +206,7 @@ impl<W: Format> WithSimd for Pack<'_, W> {
                             std::slice::from_raw_parts_mut(words, LINE)
                         };
                         let step = |line: usize| (line * LINE * W::STEPS).min(x.len());
-                        W::put_words(self.p, &x[step(line)..step(line + 1)], words);
+                        W::put(self.p, &x[step(line)..step(line + 1)], words);
                     }
                 }
             }
@@ -284,14 +284,14 @@ impl<W: Format> WithSimd for Panels<'_, W> {
     fn with<S: Simd>(self, s: S) {
         let together = if self.group.packed.len() <= FEW_WORDS {
             1
-        } else if const { Shape::<S, W>::MATRIX_UNIT } {
+        } else if const { Shape::<S, W::Words>::MATRIX_UNIT } {
             MATRIX_PANELS_TOGETHER
         } else {
             PANELS_TOGETHER
         };
         // With a gate there are twice as many.
         let together = if self.group.p.gate.is_some() { together.div_ceil(2) } else { together };
-        if const { Shape::<S, W>::MATRIX_UNIT } {
+        if const { Shape::<S, W::Words>::MATRIX_UNIT } {
             s.begin_tiles();
         }
         let mut panels = self.panels;
@@ -307,7 +307,7 @@ impl<W: Format> WithSimd for Panels<'_, W> {
             some_panels::<S, W>(s, &self.group, panels.start..end, &mut scratch);
             panels.start = end;
         }
-        if const { Shape::<S, W>::MATRIX_UNIT } {
+        if const { Shape::<S, W::Words>::MATRIX_UNIT } {
             s.end_tiles();
         }
     }
@@ -326,7 +326,7 @@ fn some_panels<S: Simd, W: Format>(
     let rows = tiles.rows.len();
     let columns = |panel: usize| PANEL.min(width - panel * PANEL);
     // Outputs with padding, or with a gate, go through a buffer of whole panels: all, or else the last panel's.
-    let all_buffered = Shape::<S, W>::MATRIX_UNIT || p.gate.is_some();
+    let all_buffered = Shape::<S, W::Words>::MATRIX_UNIT || p.gate.is_some();
     let is_buffered = |panel: usize| all_buffered || columns(panel) < PANEL;
     let in_buffer = |i: usize| if all_buffered { i * tiles.padded() * PANEL } else { 0 };
     let Scratch { unpacked, outputs: buffer } = scratch;
@@ -437,7 +437,7 @@ fn block_of_panel<S: Simd, W: Format>(
     let pairs = pair(block.words.start)..pair(block.words.end);
     let start = layout.pair(pairs.start);
     let end = layout.pair(pairs.end - 1) + W::ORDER.pair_bytes();
-    let has_padding = Shape::<S, W>::MATRIX_UNIT && block.padded() > block.words.len();
+    let has_padding = Shape::<S, W::Words>::MATRIX_UNIT && block.padded() > block.words.len();
     let w: *const f32 = if W::AS_STORED && !has_padding {
         stored[start..].as_ptr().cast()
     } else {
@@ -459,8 +459,11 @@ fn block_of_panel<S: Simd, W: Format>(
     // The tiles share the fetching of the block that follows: there is arithmetic to hide it. A matrix unit with one tile
     // has none to speak of, and reads panel after panel.
     let ahead_step = (end - start).div_ceil(block.words.len() * tiles.count);
-    let ahead =
-        if Shape::<S, W>::MATRIX_UNIT && tiles.count == 1 { start + PREFETCH_BYTES } else { end };
+    let ahead = if Shape::<S, W::Words>::MATRIX_UNIT && tiles.count == 1 {
+        start + PREFETCH_BYTES
+    } else {
+        end
+    };
     for tile in 0..tiles.count {
         let rows = tiles.tile(tile);
         let x = &packed[block.place(tiles, rows.start)..][..rows.len() * block.padded()];
@@ -474,7 +477,7 @@ fn block_of_panel<S: Simd, W: Format>(
                 rows: rows.len(),
                 x: x.as_ptr(),
                 first,
-                words: if Shape::<S, W>::MATRIX_UNIT {
+                words: if Shape::<S, W::Words>::MATRIX_UNIT {
                     words.next_multiple_of(LINE)
                 } else {
                     words
@@ -496,7 +499,7 @@ fn block_of_panel<S: Simd, W: Format>(
             };
             // SAFETY: `x` holds whole lines of each row, `w` the block's weights, `outputs` the rows' outputs,
             // which the first segment writes before any other continues them. `Panels` has begun with tiles.
-            unsafe { tile.compute::<S, W>(s) };
+            unsafe { tile.compute::<S, W::Words>(s) };
         }
     }
 }
