@@ -15,6 +15,7 @@
 
 mod format;
 mod gemv;
+mod scales;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -120,7 +121,7 @@ impl Path {
 
 /// Whether a matrix unit takes `w`: bf16, or codes that meet rounded activations and are scaled in whole lines.
 fn fits_matrix_unit(w: &Weight) -> bool {
-    let Layout { order, k, group } = w.layout();
+    let Layout { order, k, group, .. } = w.layout();
     match order {
         ElementOrder::Bf16 => true,
         ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Coded(Codes::Table) => false,

@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use super::Product;
 use super::format::{Format, WithFormat, WordKind, segments, sum_of};
+use super::scales::Scales;
 use super::tile::{LINE, Shape, Start, Tile};
 use crate::activation::Activate;
 use crate::parallel::{self, SharedMut};
@@ -295,8 +296,10 @@ impl<W: Format> WithSimd for Panels<'_, W> {
         }
         let mut panels = self.panels;
         let mut scratch = Scratch {
-            widened: [Line([0.0; LANES]); BLOCK_WORDS * PANEL / LANES],
-            scales: [Line([0.0; LANES]); BLOCK_WORDS * SCALE_LINES],
+            unpacked: Unpacked {
+                words: [Line([0.0; LANES]); BLOCK_WORDS * PANEL / LANES],
+                scales: [Line([0.0; LANES]); BLOCK_WORDS * SCALE_LINES],
+            },
             outputs: Vec::new(),
         };
         while !panels.is_empty() {
@@ -326,7 +329,7 @@ fn some_panels<S: Simd, W: Format>(
     let all_buffered = Shape::<S, W::Words>::MATRIX_UNIT || p.gate.is_some();
     let is_buffered = |panel: usize| all_buffered || columns(panel) < PANEL;
     let in_buffer = |i: usize| if all_buffered { i * tiles.padded() * PANEL } else { 0 };
-    let Scratch { widened, scales, outputs: buffer } = scratch;
+    let Scratch { unpacked, outputs: buffer } = scratch;
     // The gate's panels, which come first in the weight, and then the others.
     let count = panels.len();
     let gates = if p.gate.is_some() { count } else { 0 };
@@ -346,7 +349,7 @@ fn some_panels<S: Simd, W: Format>(
                 Outputs { start, stride: width }
             };
             let panel = if i < count { panel } else { width / PANEL + panel };
-            block_of_panel::<S, W>(s, group, block, panel, outputs, (widened, scales));
+            block_of_panel::<S, W>(s, group, block, panel, outputs, unpacked);
         }
     }
     let add_bias = |y: &mut [f32], first: usize| {
@@ -388,16 +391,19 @@ struct Line([f32; LANES]);
 /// Weights of a block, `[words][32]`, as the tiles take them.
 type Widened = [Line; BLOCK_WORDS * PANEL / LANES];
 
-/// Lines of the scales and the minima of a segment.
+/// Lines of 32 scales and 32 minima.
 const SCALE_LINES: usize = 2 * PANEL / LANES;
 
-/// Scales and minima of a block, `[segments][2][32]`. A segment has a word at least.
-type Scales = [Line; BLOCK_WORDS * SCALE_LINES];
+/// A block of a panel, as the tiles take it.
+struct Unpacked {
+    words: Widened,
+    /// Of codes scales and minima, `[segments][2][32]`. A segment has a word at least.
+    scales: [Line; BLOCK_WORDS * SCALE_LINES],
+}
 
 /// Memory of a task.
 struct Scratch {
-    widened: Widened,
-    scales: Scales,
+    unpacked: Unpacked,
     /// Outputs with padding, `[panels][rows][32]`.
     outputs: Vec<f32>,
 }
@@ -417,9 +423,10 @@ fn block_of_panel<S: Simd, W: Format>(
     block: &Block,
     panel: usize,
     outputs: Outputs,
-    (widened, scales): (&mut Widened, &mut Scales),
+    unpacked: &mut Unpacked,
 ) {
     let Group { p, tiles, packed, x_sums, .. } = *group;
+    let Unpacked { words: widened, scales } = unpacked;
     let layout = p.w.layout();
     let panel_bytes = layout.panel_bytes();
     let stored = &p.w.bytes()[panel * panel_bytes..][..panel_bytes];
@@ -432,7 +439,7 @@ fn block_of_panel<S: Simd, W: Format>(
         stored[start..].as_ptr().cast()
     } else {
         if W::AS_STORED {
-            copy_lines(&stored[start..end], widened);
+            copy_block(&stored[start..end], widened);
         } else {
             widen_block::<S, W>(s, stored, layout, pairs, widened);
         }
@@ -442,6 +449,9 @@ fn block_of_panel<S: Simd, W: Format>(
         }
         widened.as_ptr().cast()
     };
+    if W::SCALED {
+        load_scales::<S, W>(s, stored, layout, block, scales);
+    }
     // The tiles share the fetching of the block that follows: there is arithmetic to hide it. A matrix unit with one tile
     // has none to speak of, and reads panel after panel.
     let ahead_step = (end - start).div_ceil(block.words.len() * tiles.count);
@@ -450,15 +460,6 @@ fn block_of_panel<S: Simd, W: Format>(
     } else {
         end
     };
-    if W::SCALED {
-        for (i, segment) in block.segments.iter().enumerate() {
-            let header = layout.header(pair(block.words.start + segment.start));
-            copy_lines(
-                &stored[header..][..SCALE_LINES * LANES * 4],
-                &mut scales[i * SCALE_LINES..],
-            );
-        }
-    }
     for tile in 0..tiles.count {
         let rows = tiles.tile(tile);
         let x = &packed[block.place(tiles, rows.start)..][..rows.len() * block.padded()];
@@ -488,7 +489,7 @@ fn block_of_panel<S: Simd, W: Format>(
 }
 
 /// Copies words as they are stored.
-fn copy_lines(stored: &[u8], copy: &mut [Line]) {
+fn copy_block(stored: &[u8], copy: &mut Widened) {
     let (lines, _) = stored.as_chunks::<{ LANES * 4 }>();
     for (line, stored) in copy.iter_mut().zip(lines) {
         let (stored, _) = stored.as_chunks::<4>();
@@ -508,7 +509,7 @@ fn widen_block<S: Simd, W: Format>(
     const HALVES: usize = PANEL / LANES;
     let mut lines = widened.chunks_exact_mut(2 / W::STEPS * HALVES);
     while !pairs.is_empty() {
-        let count = layout.pairs_left_in_group(pairs.start).min(pairs.len());
+        let count = layout.pairs_left_in_run(pairs.start).min(pairs.len());
         let header = stored[layout.header(pairs.start)..].as_ptr();
         let first = layout.pair(pairs.start);
         let steps = stored[first..first + count * W::ORDER.pair_bytes()]
@@ -522,5 +523,27 @@ fn widen_block<S: Simd, W: Format>(
             }
         }
         pairs.start += count;
+    }
+}
+
+/// Writes the scales and the minima of each segment of a block, `[segments][2][32]`.
+#[inline(always)]
+fn load_scales<S: Simd, W: Format>(
+    s: S,
+    stored: &[u8],
+    layout: Layout,
+    block: &Block,
+    lines: &mut [Line],
+) {
+    for (segment, lines) in block.segments.iter().zip(lines.chunks_exact_mut(SCALE_LINES)) {
+        let group = Scales::of(layout, stored, (block.words.start + segment.start) * W::STEPS);
+        for half in 0..SCALE_LINES / 2 {
+            // SAFETY: the scales are this panel's, and lines have sixteen numbers.
+            unsafe {
+                let [scales, mins] = group.load(s, 0, half);
+                s.store(lines[half].0.as_mut_ptr(), scales);
+                s.store(lines[SCALE_LINES / 2 + half].0.as_mut_ptr(), mins);
+            }
+        }
     }
 }
