@@ -246,7 +246,7 @@ impl Doctor {
             max_num_batched_tokens: self
                 .max_num_batched_tokens
                 .map_or(BATCHED_TOKENS, NonZeroUsize::get),
-            num_threads: machine.cpu.physical_cores,
+            num_threads: candlepower_machine::compute_threads(),
             available_bytes: machine.memory.map(|memory| memory.available_bytes),
         };
         Ok(EncoderReport::new(model, checkpoint, request))
