@@ -131,7 +131,7 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
         x: p.x[steps.start / W::STEPS..].as_ptr(),
         x_stride: row_words,
         header: panel[layout.header(steps.start / 2)..].as_ptr(),
-        begins_run: steps.start % layout.run() == 0,
+        begins_run: steps.start.is_multiple_of(layout.run()),
         scales: Scales::of(layout, panel, steps.start),
         pairs: panel[layout.pair(steps.start / 2)..].as_ptr(),
         stride: distance * panel_bytes,

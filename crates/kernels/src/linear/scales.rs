@@ -16,16 +16,19 @@ impl Scales {
     /// Those of the group of step `step` in a panel of codes.
     #[inline(always)]
     pub(super) fn of(layout: Layout, panel: &[u8], step: usize) -> Self {
-        let multiples = match layout.multiples(step) {
-            None => None,
-            Some([scales, mins]) => Some([panel[scales..].as_ptr(), panel[mins..].as_ptr()]),
-        };
-        Self { numbers: panel[layout.header(step / 2)..].as_ptr().cast(), multiples }
+        let multiples = layout.multiples(step);
+        Self {
+            numbers: panel[layout.header(step / 2)..].as_ptr().cast(),
+            multiples: multiples
+                .map(|[scales, mins]| [panel[scales..].as_ptr(), panel[mins..].as_ptr()]),
+        }
     }
 
     /// The first of the numbers that multiply the scales.
+    #[inline(always)]
     pub(super) fn multiples(self) -> Option<*const u8> {
-        self.multiples.map(|[scales, _]| scales)
+        let [scales, _] = self.multiples?;
+        Some(scales)
     }
 
     /// The scales and the minima of sixteen outputs, in the panel that begins `offset` bytes behind this one.
