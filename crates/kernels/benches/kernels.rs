@@ -171,13 +171,17 @@ fn linears() {
     }
 }
 
-/// Codes in groups as AWQ and GPTQ, Q8_0, and FP8 with a scale per output have them.
+/// Codes in groups as AWQ and GPTQ, Q8_0, FP8 with a scale per output, and SqueezeLLM have them.
 fn coded_linears() {
-    for (codes, group) in [(Codes::U4, 128), (Codes::U8, 32), (Codes::E4m3, usize::MAX)] {
+    let all = usize::MAX;
+    for (codes, group) in
+        [(Codes::U4, 128), (Codes::U8, 32), (Codes::E4m3, all), (Codes::Table, all)]
+    {
         for (n, k) in [(9728, 896), (896, 4864)] {
             let group = group.min(k);
             let bytes = vec![3; n * k];
-            let scales = vec![0.5; n * k.div_ceil(group)];
+            let is_table = codes == Codes::Table;
+            let scales = vec![0.5; n * if is_table { 16 } else { k.div_ceil(group) }];
             let weight = || {
                 let mut builder = Weight::quantized_builder(n, k, codes, group).expect("a weight");
                 let rows = QuantizedRows {
@@ -185,7 +189,7 @@ fn coded_linears() {
                     group,
                     bytes: &bytes,
                     scales: &scales,
-                    mins: &scales,
+                    mins: if is_table { &[] } else { &scales },
                     inputs: None,
                 };
                 builder.write_quantized(0, rows).expect("rows");
