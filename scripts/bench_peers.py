@@ -94,10 +94,14 @@ def measure(name: str, folder: Path, program: Path) -> list[dict[str, object]]:
             bench += ["--concurrency", str(streams), "--requests", str(max(3, 2 * streams)), *WORKLOADS[workload]]
             try:
                 bench = subprocess.run(
-                    bench, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, timeout=LEVEL_TIMEOUT_S
+                    bench, capture_output=True, text=True, check=True, timeout=LEVEL_TIMEOUT_S
                 )
-            except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-                print(f"{name}, {workload} at {streams}: did not finish: {error}", file=sys.stderr)
+            except subprocess.TimeoutExpired:
+                print(f"{name}, {workload} at {streams}: not within {LEVEL_TIMEOUT_S} s", file=sys.stderr)
+                continue
+            except subprocess.CalledProcessError as error:
+                said = (error.stderr.strip().splitlines() or ["nothing was said"])[-1]
+                print(f"{name}, {workload} at {streams}: did not finish: {said}", file=sys.stderr)
                 continue
             (level,) = json.loads(bench.stdout)["levels"]
             rows.append({

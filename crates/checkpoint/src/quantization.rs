@@ -22,7 +22,7 @@ pub use fp8::Fp8;
 pub use gptq::Gptq;
 use modules::Modules;
 pub use on_load::OnLoad;
-pub use packed::{Codes, MatrixForm, Packed};
+pub use packed::{Blocks, Codes, MatrixForm, Packed};
 pub use squeezellm::SqueezeLlm;
 
 /// A file that older checkpoints of GPTQ have beside a `config.json` that says nothing.
@@ -182,10 +182,10 @@ impl Scheme {
     /// How a matrix with `k` columns is kept in memory.
     pub fn packed(&self, k: usize) -> Packed {
         match self {
-            Self::Awq(awq) => Packed { codes: Codes::U4, group: awq.group(k), reordered: false },
+            Self::Awq(awq) => Packed::by_group(Codes::U4, awq.group(k)),
             Self::Gptq(gptq) => gptq.packed(k),
-            Self::Fp8(fp8) => Packed { codes: Codes::E4m3, group: fp8.group(k), reordered: false },
-            Self::SqueezeLlm(_) => Packed { codes: Codes::Table, group: k, reordered: false },
+            Self::Fp8(fp8) => Packed::by_group(Codes::E4m3, fp8.group(k)),
+            Self::SqueezeLlm(_) => Packed::by_group(Codes::Table, k),
             Self::Gguf(kind) => kind.packed().expect("plain types are no scheme"),
         }
     }

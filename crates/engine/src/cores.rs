@@ -138,4 +138,14 @@ mod tests {
         }
         assert_eq!(seen.len(), allowed.count() as usize);
     }
+
+    #[test]
+    fn no_more_threads_compute_than_the_process_may_run() {
+        let cpus = cores()[0][..1].to_vec();
+        let bound = std::thread::spawn(|| {
+            Threads { count: 1, cpus }.bind();
+            candlepower_machine::compute_threads()
+        });
+        assert_eq!(bound.join().unwrap(), 1);
+    }
 }

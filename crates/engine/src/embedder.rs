@@ -48,7 +48,7 @@ pub struct EmbedderConfig {
     pub max_num_batched_tokens: usize,
     /// Requests that may be computed or wait.
     pub max_in_flight: usize,
-    /// Threads that compute; `None` takes one per physical core.
+    /// Threads that compute; `None` takes one per physical core that the process may use.
     pub num_threads: Option<usize>,
     /// A round that takes longer than this makes [`Embedder::health`] report `Stuck`.
     pub stuck_after: Duration,
@@ -132,7 +132,7 @@ impl Embedder {
                 return Err(Error::Config { name, value: value.to_string(), reason });
             }
         }
-        let num_threads = config.num_threads.unwrap_or_else(num_cpus::get_physical);
+        let num_threads = config.num_threads.unwrap_or_else(candlepower_machine::compute_threads);
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(num_threads)
             .thread_name(|index| format!("compute-{index}"))

@@ -60,7 +60,7 @@ pub struct EngineConfig {
     pub jump_forward: bool,
     /// Most bytes of the KV cache that pins hold; `None` is half of it.
     pub max_pinned_bytes: Option<u64>,
-    /// Threads that compute; `None` takes one per physical core. Ranks share them, with at least one each.
+    /// Threads that compute; `None` takes one per physical core that the process may use. Ranks share them, with at least one each.
     pub num_threads: Option<usize>,
     /// Ranks over which each layer is split: on GPUs each has one.
     pub tensor_parallel_size: usize,

@@ -45,7 +45,7 @@ pub(crate) fn start(
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<Arc<Shared>> {
     check(&config)?;
-    let num_threads = config.num_threads.unwrap_or_else(num_cpus::get_physical);
+    let num_threads = config.num_threads.unwrap_or_else(candlepower_machine::compute_threads);
     let threads = Threads::of_ranks(num_threads, config.tensor_parallel_size);
     let own_threads = threads[0].clone();
     let pool = own_threads.start()?;

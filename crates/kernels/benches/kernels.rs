@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{
-    Activation, AttentionMetadata, Codes, KvCache, KvCacheConfig, PagedAttention, QuantizedRows,
-    Weight, WeightRows, add_rms_norm, cpu_features, gated_activation, gated_linear, linear,
-    paged_attention, reshape_and_cache,
+    Activation, AttentionMetadata, Blocks, Codes, KvCache, KvCacheConfig, Multiples,
+    PagedAttention, QuantizedRows, Weight, WeightRows, add_rms_norm, cpu_features,
+    gated_activation, gated_linear, linear, paged_attention, reshape_and_cache,
     sampling::{SamplingRow, sample},
 };
 use rayon::prelude::*;
@@ -171,25 +171,43 @@ fn linears() {
     }
 }
 
-/// Codes in groups as AWQ and GPTQ, Q8_0, FP8 with a scale per output, and SqueezeLLM have them.
+/// Codes in groups as AWQ and GPTQ, Q8_0, FP8 with a scale per output, and SqueezeLLM with a table per output have them, and as Q4_K
+/// and Q6_K, with a scale for each group and with multiples.
 fn coded_linears() {
-    let all = usize::MAX;
-    for (codes, group) in
-        [(Codes::U4, 128), (Codes::U8, 32), (Codes::E4m3, all), (Codes::Table, all)]
-    {
-        for (n, k) in [(9728, 896), (896, 4864)] {
+    let blocks = |own_mins| Some(Blocks { columns: 256, own_mins });
+    for (codes, group, blocks, short) in [
+        (Codes::U4, 128, None, 896),
+        (Codes::U8, 32, None, 896),
+        (Codes::E4m3, usize::MAX, None, 896),
+        (Codes::Table, usize::MAX, None, 896),
+        (Codes::U4, 32, None, 1024),
+        (Codes::U4, 32, blocks(true), 1024),
+        (Codes::U8, 16, None, 1024),
+        (Codes::U8, 16, blocks(false), 1024),
+    ] {
+        for (n, k) in [(9728, short), (896, 4864)] {
             let group = group.min(k);
             let bytes = vec![3; n * k];
-            let is_table = codes == Codes::Table;
-            let scales = vec![0.5; n * if is_table { 16 } else { k.div_ceil(group) }];
+            let by = vec![3; n * k.div_ceil(group)];
+            let scales = match codes {
+                Codes::Table => n * 16,
+                _ => n * k.div_ceil(blocks.map_or(group, |blocks| blocks.columns)),
+            };
+            let scales = vec![0.5; scales];
             let weight = || {
-                let mut builder = Weight::quantized_builder(n, k, codes, group).expect("a weight");
+                let builder = Weight::quantized_builder(n, k, codes, group, blocks);
+                let mut builder = builder.expect("a weight");
                 let rows = QuantizedRows {
                     codes,
                     group,
                     bytes: &bytes,
                     scales: &scales,
-                    mins: if is_table { &[] } else { &scales },
+                    mins: if codes == Codes::Table { &[] } else { &scales },
+                    multiples: blocks.map(|blocks| Multiples {
+                        block: blocks.columns,
+                        scales: &by,
+                        mins: if blocks.own_mins { &by } else { &[] },
+                    }),
                     inputs: None,
                 };
                 builder.write_quantized(0, rows).expect("rows");
@@ -199,7 +217,8 @@ fn coded_linears() {
             let count = (ROTATION_BYTES / first.num_bytes()).max(2);
             let weights: Vec<Weight> =
                 std::iter::once(first).chain((1..count).map(|_| weight())).collect();
-            products(&format!("linear {codes:?} by {group}"), &weights);
+            let form = if blocks.is_some() { " in blocks" } else { "" };
+            products(&format!("linear {codes:?} by {group}{form}"), &weights);
         }
     }
 }

@@ -61,4 +61,6 @@ pub use norm::{
 };
 pub use rope::{RopeStyle, RopeTable, rope, rope_reference};
 pub use threads::WarmThreads;
-pub use weight::{Codes, QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows};
+pub use weight::{
+    Blocks, Codes, Multiples, QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows,
+};

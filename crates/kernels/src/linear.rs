@@ -6,15 +6,18 @@
 //!
 //! Codes are small numbers, exact in bf16, so they are multiplied as they are: of each group (of each 128 steps of a longer
 //! one) the chain begins at zero, and its sum times the scale is added to the output, and then the sum of the group's activations times
-//! the minimum. Where that was asked for, activations are rounded to bf16 for codes too. Over tables an output is sixteen
-//! chains, each of every sixteenth step, and then sums of halves. A weight that keeps its inputs in another order (act-order) gets the activations in that order, and the
-//! chain follows it. What a weight's sparse part adds comes last.
+//! the minimum. Where that was asked for, activations are rounded to bf16 for codes too. A weight that keeps its inputs in another
+//! order (act-order) gets the activations in that order, and the chain follows it. What a weight's sparse part adds comes last.
+//!
+//! Over tables an output is sixteen chains, each of every sixteenth step from zero, whose sums are added by halves
+//! ([`Simd::reduce_add`]): as many numbers of one table are looked up at a time.
 //!
 //! Two things do depend on the CPU: dot products of bf16 take numbers below 2^-126 for zero, and a CPU with a matrix unit
 //! (AMX) adds products of bf16 in the order of [`tile_sum`](crate::simd::tile_sum), 32 steps of `k` at a time, however many rows there are.
 
 mod format;
 mod gemv;
+mod scales;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -127,7 +130,7 @@ fn has_tables(w: &Weight) -> bool {
 
 /// Whether a matrix unit takes `w`: bf16, or codes that meet rounded activations and are scaled in whole lines.
 fn fits_matrix_unit(w: &Weight) -> bool {
-    let Layout { order, k, group } = w.layout();
+    let Layout { order, k, group, .. } = w.layout();
     match order {
         ElementOrder::Bf16 => true,
         ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Coded(Codes::Table) => false,

@@ -110,6 +110,10 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `source` points to sixteen readable bytes.
     unsafe fn load_u8(self, source: *const u8) -> Self::F32;
+    /// Sixteen bytes as numbers with a sign.
+    /// # Safety
+    /// `source` points to sixteen readable bytes.
+    unsafe fn load_i8(self, source: *const u8) -> Self::F32;
     /// The four bits from `SHIFT` (0 or 4) on of sixteen bytes, as numbers.
     /// # Safety
     /// `source` points to sixteen readable bytes.

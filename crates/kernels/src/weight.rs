@@ -8,11 +8,11 @@ use candle_core::DType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-pub use self::layout::Codes;
+pub use self::layout::{Blocks, Codes};
 pub(crate) use self::layout::{ElementOrder, Layout, PANEL, TABLE, TABLE_OUTPUTS, TABLE_STEPS};
 use self::memory::WeightMemory;
-pub use self::quantized::QuantizedRows;
 pub(crate) use self::quantized::e4m3_part;
+pub use self::quantized::{Multiples, QuantizedRows};
 pub(crate) use self::sparse::Sparse;
 pub use self::sparse::SparseRows;
 use crate::{Error, Result};
@@ -48,18 +48,24 @@ impl Weight {
     /// # Errors
     /// `dtype` is another one, `n` or `k` is zero, or the memory cannot be reserved.
     pub fn builder(n: usize, k: usize, dtype: DType) -> Result<WeightBuilder> {
-        WeightBuilder::new(n, Layout { order: ElementOrder::of(dtype)?, k, group: k.max(1) })
+        WeightBuilder::new(
+            n,
+            Layout { order: ElementOrder::of(dtype)?, k, group: k.max(1), blocks: None },
+        )
     }
 
-    /// Starts a weight of `n` rows of `k` codes, of which `group` share a scale and a minimum.
+    /// Starts a weight of `n` rows of `k` codes, of which `group` share a scale and a minimum; with `blocks` these are kept as
+    /// multiples.
     ///
     /// # Errors
-    /// `group` is odd and not `k`, or there are several groups of [`Codes::Table`]; else as [`Self::builder`].
+    /// `group` is odd and not `k`, or there are several groups of [`Codes::Table`]; `k` is not whole blocks, these are not whole
+    /// groups or groups no multiple of sixteen; else as [`Self::builder`].
     pub fn quantized_builder(
         n: usize,
         k: usize,
         codes: Codes,
         group: usize,
+        blocks: Option<Blocks>,
     ) -> Result<WeightBuilder> {
         let group = group.min(k);
         if k > 0 && group < k && (group == 0 || group % 2 == 1 || codes == Codes::Table) {
@@ -69,7 +75,20 @@ impl Weight {
                 expected: "an even number, or all inputs (which it must be for tables)",
             });
         }
-        WeightBuilder::new(n, Layout { order: ElementOrder::Coded(codes), k, group: group.max(1) })
+        if let Some(Blocks { columns, .. }) = blocks {
+            let is_whole = group.is_multiple_of(Blocks::GROUP_MULTIPLE)
+                && columns.is_multiple_of(group)
+                && k.is_multiple_of(columns);
+            if columns == 0 || !is_whole || codes == Codes::Table {
+                return Err(Error::Parameter {
+                    parameter: "columns of a block of scales",
+                    value: columns,
+                    expected: "whole groups, each a multiple of 16, of which all inputs are a multiple (and no tables)",
+                });
+            }
+        }
+        let order = ElementOrder::Coded(codes);
+        WeightBuilder::new(n, Layout { order, k, group: group.max(1), blocks })
     }
 
     /// Number of outputs (rows of the checkpoint's matrix).
@@ -132,13 +151,10 @@ impl Weight {
         assert!(row < self.n && out.len() == k, "row {row} of a [{}, {k}] weight", self.n);
         let panel_bytes = self.layout.panel_bytes();
         let panel = &self.bytes()[row / PANEL * panel_bytes..][..panel_bytes];
-        let mut set = |step: usize, value: f32| match &self.inputs {
+        self.layout.read(panel, row % PANEL, |step, value| match &self.inputs {
             Some(inputs) => out[inputs[step] as usize] = value,
             None => out[step] = value,
-        };
-        for step in 0..k {
-            set(step, self.layout.read(panel, step, row % PANEL));
-        }
+        });
         for (input, number) in self.sparse.iter().flat_map(|sparse| sparse.row(row)) {
             out[*input as usize] += number;
         }
@@ -146,13 +162,19 @@ impl Weight {
 }
 
 impl Layout {
-    /// The number of a panel at step `k` and `column`.
-    fn read(self, panel: &[u8], k: usize, column: usize) -> f32 {
-        match self.order {
-            ElementOrder::F32 => f32::get(panel, self.index(k, column)),
-            ElementOrder::F16 => f16::get(panel, self.index(k, column)).to_f32(),
-            ElementOrder::Bf16 => bf16::get(panel, self.index(k, column)).to_f32(),
-            ElementOrder::Coded(codes) => self.read_coded(codes, panel, k, column),
+    /// Calls `take` with each step of a panel's column, and its number.
+    fn read(self, panel: &[u8], column: usize, mut take: impl FnMut(usize, f32)) {
+        if let ElementOrder::Coded(codes) = self.order {
+            return self.read_codes(codes, panel, column, take);
+        }
+        for step in 0..self.k {
+            let index = self.index(step, column);
+            let number = match self.order {
+                ElementOrder::F16 => f16::get(panel, index).to_f32(),
+                ElementOrder::Bf16 => bf16::get(panel, index).to_f32(),
+                _ => f32::get(panel, index),
+            };
+            take(step, number);
         }
     }
 

@@ -39,13 +39,23 @@ pub enum CpuFeature {
     Neon,
 }
 
+/// Threads that compute where nobody says how many: one per physical core, but no more than this process may run at once.
+#[must_use]
+pub fn compute_threads() -> usize {
+    num_cpus::get_physical().min(logical_cores())
+}
+
+/// Of which affinity and quotas are counted; physical cores where the system does not say.
+fn logical_cores() -> usize {
+    std::thread::available_parallelism().map_or_else(|_| num_cpus::get_physical(), usize::from)
+}
+
 impl Cpu {
     pub(crate) fn probe() -> Self {
-        let physical_cores = num_cpus::get_physical();
         Self {
             model: std::fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| model(&text)),
-            logical_cores: std::thread::available_parallelism().map_or(physical_cores, usize::from),
-            physical_cores,
+            logical_cores: logical_cores(),
+            physical_cores: num_cpus::get_physical(),
             features: features(),
         }
     }

@@ -12,7 +12,7 @@ mod memory;
 use serde::Serialize;
 
 pub use containers::{ContainerEngine, EngineState};
-pub use cpu::{Cpu, CpuFeature};
+pub use cpu::{Cpu, CpuFeature, compute_threads};
 pub use gpus::{ComputeCapability, Driver, Gpu, Gpus};
 pub use kubernetes::Kubernetes;
 pub use memory::{Memory, MemoryLimit, available_bytes};

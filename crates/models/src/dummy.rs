@@ -12,7 +12,7 @@ use crate::{
     error::Result,
     load::{LoadProgress, Progress, taken},
     parts::{Matrix, PartsBuilder},
-    quantized::{self, CodedRows},
+    quantized::{self, CodedRows, Scales},
 };
 
 /// Rows are made in pieces of about so many numbers.
@@ -127,20 +127,30 @@ fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
     };
     let columns = piece.columns.len();
     let groups = piece.rows.len() * columns.div_ceil(packed.group);
+    let block = packed.blocks.map(|blocks| blocks.within(columns).columns);
+    let count = block.map_or(groups, |block| piece.rows.len() * columns / block);
     let scales = match codes {
         Codes::Table => {
             let table = (0..16).map(|i| spread * (i as f32 / 7.5 - 1.0));
             table.cycle().take(piece.rows.len() * 16).collect()
         }
-        _ => vec![spread * scale; groups],
+        _ => vec![spread * scale; count],
     };
     let mut bytes = vec![0; piece.len()];
     bytes.par_iter_mut().enumerate().for_each(|(i, byte)| {
         *byte = (piece.random(i) >> 56) as u8 & mask;
     });
     let inputs = packed.reordered.then(|| (0..columns as u32).rev().collect());
-    let mins = min.map_or_else(Vec::new, |min| vec![spread * min; groups]);
-    CodedRows { codes, group: packed.group, bytes, scales, mins, inputs }
+    let mins = min.map_or_else(Vec::new, |min| vec![spread * min; count]);
+    // All minima are those of the scales' multiples.
+    let multiples = block.map(|block| (block, [vec![1; groups], Vec::new()]));
+    CodedRows {
+        codes,
+        group: packed.group,
+        bytes,
+        scales: Scales { scales, mins, multiples },
+        inputs,
+    }
 }
 
 /// A number in [-1, 1) from 64 random bits.

@@ -119,8 +119,7 @@ pub fn load_shard(
             MatrixForm::Plain => Weight::builder(rows, columns, shape.dtype)?,
             MatrixForm::Widened => Weight::builder(rows, columns, DType::F32)?,
             MatrixForm::Quantized(packed) => {
-                let codes = quantized::codes(packed);
-                let builder = Weight::quantized_builder(rows, columns, codes, packed.group)?;
+                let builder = quantized::builder(rows, columns, packed)?;
                 if rounds_activations { builder.with_rounded_activations() } else { builder }
             }
         })

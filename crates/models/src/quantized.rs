@@ -2,8 +2,12 @@
 
 use std::ops::Range;
 
-use candlepower_checkpoint::{Checkpoint, Codes as Planned, Packed, Scheme, SlotRows, TensorPlan};
-use candlepower_kernels::{Codes, QuantizedRows, SparseRows};
+use candlepower_checkpoint::{
+    Blocks as PlannedBlocks, Checkpoint, Codes as Planned, Packed, Scheme, SlotRows, TensorPlan,
+};
+use candlepower_kernels::{
+    Blocks, Codes, Multiples, QuantizedRows, SparseRows, Weight, WeightBuilder,
+};
 use rayon::prelude::*;
 
 pub(crate) use self::on_load::quantized;
@@ -39,8 +43,16 @@ pub(crate) trait Stored: Sync {
     }
     /// The code of an output and an input.
     fn code(&self, row: usize, input: usize) -> u8;
-    /// Appends the scales and the minima of an output's groups, or its table.
+    /// Where the groups' scales are multiples of those of blocks.
+    fn blocks(&self) -> Option<PlannedBlocks> {
+        None
+    }
+    /// Appends the scales and the minima of an output's groups, or of its blocks, or its table.
     fn scales(&self, row: usize, scales: &mut Vec<f32>, mins: &mut Vec<f32>);
+    /// What multiplies a block's scale, and its minimum, to be that of an output's group, where there are blocks.
+    fn multiples(&self, row: usize, group: usize) -> [i8; 2] {
+        unreachable!("group {group} of row {row} has a scale of its own")
+    }
     /// What is added to the numbers that the codes mean.
     fn sparse(&self) -> Option<SparseRows<'_>> {
         None
@@ -183,14 +195,36 @@ pub(crate) fn codes(packed: Packed) -> Codes {
     }
 }
 
+/// Begins a weight of `n` rows of `k` codes.
+pub(crate) fn builder(n: usize, k: usize, packed: Packed) -> Result<WeightBuilder> {
+    let blocks = packed.kept_blocks(k);
+    let blocks = blocks.map(|PlannedBlocks { columns, own_mins }| Blocks { columns, own_mins });
+    Ok(Weight::quantized_builder(n, k, codes(packed), packed.group, blocks)?)
+}
+
 /// Rows of codes, and what they mean.
 pub(crate) struct CodedRows {
     pub(crate) codes: Codes,
     pub(crate) group: usize,
     pub(crate) bytes: Vec<u8>,
+    pub(crate) scales: Scales,
+    pub(crate) inputs: Option<Vec<u32>>,
+}
+
+/// The scales and the minima of some rows, or their tables.
+#[derive(Default)]
+pub(crate) struct Scales {
     pub(crate) scales: Vec<f32>,
     pub(crate) mins: Vec<f32>,
-    pub(crate) inputs: Option<Vec<u32>>,
+    /// Where they are those of blocks: the columns of a block, and what multiplies the scales and the minima.
+    pub(crate) multiples: Option<(usize, [Vec<i8>; 2])>,
+}
+
+impl Scales {
+    fn multiples(&self) -> Option<Multiples<'_>> {
+        let (block, [scales, mins]) = self.multiples.as_ref()?;
+        Some(Multiples { block: *block, scales, mins })
+    }
 }
 
 impl CodedRows {
@@ -199,8 +233,9 @@ impl CodedRows {
             codes: self.codes,
             group: self.group,
             bytes: &self.bytes,
-            scales: &self.scales,
-            mins: &self.mins,
+            scales: &self.scales.scales,
+            mins: &self.scales.mins,
+            multiples: self.scales.multiples(),
             inputs: self.inputs.as_deref(),
         }
     }
@@ -228,13 +263,14 @@ fn each_piece<S: Stored>(
     let piece_rows = piece_rows(k);
     for first in rows.clone().step_by(piece_rows) {
         let piece = first..rows.end.min(first + piece_rows);
-        let (scales, mins) = scales(matrix, piece.clone(), &columns);
+        let scales = scales(matrix, piece.clone(), &columns);
         let rows = QuantizedRows {
             codes: matrix.codes(),
             group: matrix.group().min(k),
             bytes: &unpacked(matrix, piece, columns.clone()),
-            scales: &scales,
-            mins: &mins,
+            scales: &scales.scales,
+            mins: &scales.mins,
+            multiples: scales.multiples(),
             inputs: matrix.inputs(),
         };
         take(first, rows)?;
@@ -243,26 +279,36 @@ fn each_piece<S: Stored>(
 }
 
 /// The scales and the minima of the rows' groups that begin within the columns, or the rows' tables.
-fn scales<S: Stored>(
-    matrix: &S,
-    rows: Range<usize>,
-    columns: &Range<usize>,
-) -> (Vec<f32>, Vec<f32>) {
-    let groups = columns.start / matrix.group()..columns.end.div_ceil(matrix.group());
-    let (mut all_scales, mut all_mins) = (Vec::new(), Vec::new());
+fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> Scales {
+    // The columns of a scale as it is stored, and as it is wanted: a block that the columns cut is taken in parts.
+    let (stored, wanted) = match matrix.blocks() {
+        None => (matrix.group(), matrix.group()),
+        Some(blocks) => (blocks.columns, blocks.within(columns.len()).columns),
+    };
+    let mut all = Scales::default();
     let (mut scales, mut mins) = (Vec::new(), Vec::new());
-    for row in rows {
-        all_scales.clear();
-        all_mins.clear();
-        matrix.scales(row, &mut all_scales, &mut all_mins);
+    for row in rows.clone() {
+        scales.clear();
+        mins.clear();
+        matrix.scales(row, &mut scales, &mut mins);
         if matrix.codes() == Codes::Table {
-            scales.extend_from_slice(&all_scales);
+            all.scales.extend_from_slice(&scales);
             continue;
         }
-        scales.extend_from_slice(&all_scales[groups.clone()]);
-        mins.extend_from_slice(all_mins.get(groups.clone()).unwrap_or_default());
+        for column in (columns.start / wanted * wanted..columns.end).step_by(wanted) {
+            all.scales.push(scales[column / stored]);
+            all.mins.extend(mins.get(column / stored));
+        }
     }
-    (scales, mins)
+    all.multiples = matrix.blocks().map(|blocks| {
+        let groups = columns.start / matrix.group()..columns.end / matrix.group();
+        let each = rows.flat_map(|row| groups.clone().map(move |group| (row, group)));
+        let of = |which: usize| {
+            each.clone().map(|(row, group)| matrix.multiples(row, group)[which]).collect()
+        };
+        (wanted, [of(0), if blocks.own_mins { of(1) } else { Vec::new() }])
+    });
+    all
 }
 
 /// What lies in some of the columns, of which the first gets the number 0: where each row begins, the columns, the numbers.

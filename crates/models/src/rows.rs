@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::HashMap};
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::MatrixForm;
 use candlepower_kernels::{
-    QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows,
+    QuantizedRows, SparseRows, WeightBuilder, WeightRows,
     device::{ExpertMatrices, Matrix, PackedMatrix},
 };
 use half::{bf16, f16};
@@ -62,9 +62,7 @@ impl RowsBuilder {
         let MatrixForm::Quantized(packed) = self.shape.form else { return Ok(None) };
         if self.written.is_none() {
             let (n, k) = (self.shape.rows, self.shape.stored_columns());
-            let codes = quantized::codes(packed);
-            let builder = Weight::quantized_builder(n, k, codes, packed.group)?;
-            self.written = Some(Written::Codes(builder));
+            self.written = Some(Written::Codes(quantized::builder(n, k, packed)?));
         }
         match &mut self.written {
             Some(Written::Codes(builder)) => Ok(Some(builder)),

@@ -108,7 +108,7 @@ pub struct ServeConfig {
     /// Ranks over which each layer is split: processes, each with cores or a GPU of its own
     #[arg(long, help_heading = "Engine", value_name = "N", default_value = "1", value_parser = at_least_one)]
     pub tensor_parallel_size: usize,
-    /// Threads that compute [default: one per physical core]
+    /// Threads that compute [default: one per physical core that it may use]
     #[arg(long, help_heading = "Engine", value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
     /// Most sequences running at once

@@ -111,7 +111,7 @@ fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result
     let memory = checkpoint.memory(EncoderMemoryRequest {
         max_model_len: checkpoint.max_model_len(config.max_model_len)?,
         max_num_batched_tokens: config.max_num_batched_tokens.unwrap_or(BATCHED_TOKENS),
-        num_threads: config.threads.unwrap_or_else(num_cpus::get_physical),
+        num_threads: config.threads.unwrap_or_else(candlepower_machine::compute_threads),
         available_bytes: free_bytes(&Device::Cpu),
     });
     Ok(memory.check()?)

@@ -16,6 +16,8 @@ const DONE: &str = "[DONE]";
 /// A server that is asked.
 pub(super) struct Api {
     http: Client,
+    /// Opens a connection for each request.
+    unpooled: Client,
     /// Without a slash or `/v1` at its end.
     pub(super) base: String,
     authorization: Option<HeaderValue>,
@@ -66,15 +68,18 @@ impl Api {
         if !matches!(parsed.scheme(), "http" | "https") {
             bail!("`{url}`: a URL that begins with http:// or https:// is needed");
         }
-        let mut http = Client::builder().timeout(timeout).pool_max_idle_per_host(usize::MAX);
         let host = parsed.host_str().unwrap_or_default();
-        if host == "localhost" || host.starts_with("127.") || host == "[::1]" {
+        let is_local = host == "localhost" || host.starts_with("127.") || host == "[::1]";
+        let client = |idle_connections| {
+            let http = Client::builder().timeout(timeout).pool_max_idle_per_host(idle_connections);
             // A proxy that the environment names would be measured, too.
-            http = http.no_proxy();
-        }
+            let http = if is_local { http.no_proxy() } else { http };
+            http.build().context("cannot start the HTTP client")
+        };
         let authorization = key.map(|key| HeaderValue::try_from(format!("Bearer {key}")));
         Ok(Self {
-            http: http.build().context("cannot start the HTTP client")?,
+            http: client(usize::MAX)?,
+            unpooled: client(0)?,
             base: base.to_owned(),
             authorization: authorization.transpose().context("the API key cannot be sent")?,
         })
@@ -122,7 +127,18 @@ impl Api {
         if let Some(authorization) = &self.authorization {
             request = request.header(AUTHORIZATION, authorization);
         }
-        let response = request.send().await.map_err(|error| self.failure(&error))?;
+        let request = request.build().map_err(|error| self.failure(&error))?;
+        let again = request.try_clone();
+        let response = match (self.http.execute(request).await, again) {
+            // Some servers close a connection just when it is used again.
+            (Err(error), Some(again))
+                if error.is_request() && !error.is_connect() && !error.is_timeout() =>
+            {
+                self.unpooled.execute(again).await
+            }
+            (outcome, _) => outcome,
+        };
+        let response = response.map_err(|error| self.failure(&error))?;
         let status = response.status();
         if status.is_success() {
             return Ok(response);
@@ -283,6 +299,9 @@ impl AnswerReader {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
     use super::*;
 
     const STREAM: &str = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n\
@@ -317,6 +336,32 @@ mod tests {
         assert!(cut("data: {\"choices\":[]}\n\ndata: [DONE]\n\n").contains("usage"));
         assert!(cut("data: {\"error\":{\"message\":\"oh\"}}\n\n").ends_with("answer: oh"));
         assert!(cut("data: {nonsense\n\n").contains("nonsense"));
+    }
+
+    /// A server that closes its first `closed` connections after a request, and answers on the next.
+    async fn closing(closed: usize) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            for connection in 0.. {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                assert_ne!(stream.read(&mut [0; 1024]).await.unwrap(), 0);
+                if connection == closed {
+                    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+                    stream.write_all(answer).await.unwrap();
+                }
+            }
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn a_closed_connection_is_tried_once_more() {
+        for (closed, is_answered) in [(0, true), (1, true), (2, false)] {
+            let api = Api::new(&closing(closed).await, None, Duration::from_secs(5)).unwrap();
+            let answer = api.post("/v1/completions", &serde_json::json!({})).await;
+            assert_eq!(answer.is_ok(), is_answered, "{closed} closed: {answer:?}");
+        }
     }
 
     #[test]

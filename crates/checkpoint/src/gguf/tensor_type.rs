@@ -1,7 +1,7 @@
 //! How GGUF stores numbers: blocks of so many, in so many bytes.
 //! Source: ggml's `ggml-common.h`, from which the names and the layouts are.
 
-use crate::quantization::{Codes, Packed};
+use crate::quantization::{Blocks, Codes, Packed};
 
 /// A type of tensors that is computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,6 +115,8 @@ impl GgufType {
     ///
     /// Each number is `code * scale + min` with single-precision scales and minima, rounded once, which is exact: half
     /// scales of at most 11 bits times sub-scales of at most 7 and codes of at most 5 (or 8 without sub-scales) fit into 24.
+    /// Sub-scales are kept as what they are, multiples of a block's scale; types without minima have the code that means zero
+    /// times the scale for one, with the same multiples.
     pub(crate) fn packed(self) -> Option<Packed> {
         let (codes, group) = match self {
             Self::F32 | Self::F16 | Self::Bf16 => return None,
@@ -123,6 +125,9 @@ impl GgufType {
             Self::Q2K | Self::Q3K => (Codes::U4, 16),
             Self::Q6K => (Codes::U8, 16),
         };
-        Some(Packed { codes, group, reordered: false })
+        let own_mins = matches!(self, Self::Q2K | Self::Q4K | Self::Q5K);
+        let has_sub_scales = own_mins || matches!(self, Self::Q3K | Self::Q6K);
+        let blocks = has_sub_scales.then(|| Blocks { columns: self.block(), own_mins });
+        Some(Packed { blocks, ..Packed::by_group(codes, group) })
     }
 }

@@ -61,7 +61,7 @@ impl Gptq {
 
     pub(super) fn packed(&self, k: usize) -> Packed {
         let codes = if self.bits == 4 { Codes::U4 } else { Codes::U8 };
-        Packed { codes, group: self.group(k), reordered: self.reorders(k) }
+        Packed { reordered: self.reorders(k), ..Packed::by_group(codes, self.group(k)) }
     }
 
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {

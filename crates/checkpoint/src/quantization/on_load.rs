@@ -45,6 +45,6 @@ impl OnLoad {
             Self::Int8 => Codes::U8,
             Self::Int4 => Codes::U4,
         };
-        Packed { codes, group: GROUP, reordered: false }
+        Packed::by_group(codes, GROUP)
     }
 }

@@ -33,8 +33,19 @@ pub struct Packed {
     pub codes: Codes,
     /// Columns that share a scale.
     pub group: usize,
+    /// Where the scales of groups are multiples of those of blocks.
+    pub blocks: Option<Blocks>,
     /// The columns are in the order of their groups, not of the inputs.
     pub reordered: bool,
+}
+
+/// Scales in two levels: those of a block's groups are multiples of one scale, by numbers of eight bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Columns of a block: whole groups.
+    pub columns: usize,
+    /// The minima have multiples of their own; else they are multiplied as the scales are.
+    pub own_mins: bool,
 }
 
 /// How a matrix is kept.
@@ -79,8 +90,27 @@ impl MatrixForm {
     }
 }
 
+impl Blocks {
+    /// Those of `k` columns that begin at a multiple of `k`, as a rank's do: no block reaches past them.
+    pub fn within(self, k: usize) -> Self {
+        Self { columns: greatest_common_divisor(self.columns, k), ..self }
+    }
+}
+
 impl Packed {
-    /// Codes of four bits fit into eight, and scales of a group are those of its parts.
+    /// Columns in order, in groups with scales of their own.
+    pub(crate) fn by_group(codes: Codes, group: usize) -> Self {
+        Self { codes, group, blocks: None, reordered: false }
+    }
+
+    /// The blocks in which scales of `k` columns are kept; `None` where each group has its own, which is less where
+    /// blocks have no more than one.
+    pub fn kept_blocks(self, k: usize) -> Option<Blocks> {
+        self.blocks.map(|blocks| blocks.within(k)).filter(|blocks| blocks.columns > self.group)
+    }
+
+    /// Codes of four bits fit into eight, and scales of a group are those of its parts. Scales that are multiples are numbers
+    /// too, but not the other way round.
     fn join(self, other: Self, k: usize) -> Option<Self> {
         let codes = match (self.codes, other.codes) {
             (a, b) if a == b => a,
@@ -93,7 +123,11 @@ impl Packed {
             (a, b) if b == k => a,
             (a, b) => greatest_common_divisor(a, b),
         };
-        Some(Self { codes, group, reordered: self.reordered || other.reordered })
+        let blocks = self.blocks.zip(other.blocks).map(|(a, b)| Blocks {
+            columns: greatest_common_divisor(a.columns, b.columns),
+            own_mins: a.own_mins || b.own_mins,
+        });
+        Some(Self { codes, group, blocks, reordered: self.reordered || other.reordered })
     }
 
     /// Bytes on a GPU; `padded` says that activations have zeros between the matrix's inputs.
@@ -115,8 +149,16 @@ impl Packed {
             Codes::U8 | Codes::E4m3 => (2 * PANEL_ROWS * 4, 2 * PANEL_ROWS, 2),
             Codes::Table => (PANEL_ROWS * TABLE * 4, PANEL_ROWS, TABLE_COLUMNS),
         };
+        let groups = columns.div_ceil(self.group);
+        let headers = match self.kept_blocks(columns) {
+            None => groups * header,
+            Some(blocks) => {
+                let multiples = if blocks.own_mins { 2 * PANEL_ROWS } else { PANEL_ROWS };
+                columns / blocks.columns * header + groups * multiples
+            }
+        };
         let pairs = columns.next_multiple_of(multiple) / 2;
-        let panel = columns.div_ceil(self.group) * header + pairs * pair;
+        let panel = headers + pairs * pair;
         let order = if self.reordered { columns * 4 } else { 0 };
         rows.div_ceil(PANEL_ROWS) * panel + order
     }

@@ -1,6 +1,7 @@
 //! Configurations as the hub has them, what each means, and what is refused.
 
 use super::*;
+use crate::{GgufType, spec::Dtype};
 
 fn parse(text: &str) -> Result<Quantization> {
     let config = HfConfig::parse("config.json", format!("{{\"q\": {text}}}").as_bytes()).unwrap();
@@ -38,7 +39,7 @@ fn awq_packs_outputs() {
         ("a.b.scales".to_owned(), vec![vec![2, 64]]),
     ];
     assert_eq!(names_and_shapes(awq, 64, 256), expected);
-    let packed = Packed { codes: Codes::U4, group: 128, reordered: false };
+    let packed = Packed::by_group(Codes::U4, 128);
     assert_eq!(awq.packed(256), packed);
     // AutoAWQ's older spelling.
     let old = r#"{"quant_method": "awq", "w_bit": 4, "q_group_size": 128, "version": "GEMM"}"#;
@@ -60,15 +61,15 @@ fn gptq_packs_inputs_and_orders_them() {
         ("a.b.g_idx".to_owned(), vec![vec![256]]),
     ];
     assert_eq!(names_and_shapes(gptq, 64, 256), expected);
-    assert_eq!(gptq.packed(256), Packed { codes: Codes::U4, group: 128, reordered: true });
+    assert_eq!(gptq.packed(256), Packed { reordered: true, ..Packed::by_group(Codes::U4, 128) });
     // One group has no order.
-    assert_eq!(gptq.packed(64), Packed { codes: Codes::U4, group: 64, reordered: false });
+    assert_eq!(gptq.packed(64), Packed::by_group(Codes::U4, 64));
     let whole = scheme(
         &GPTQ
             .replace("128", "-1")
             .replace("\"bits\": 4", "\"bits\": 8, \"checkpoint_format\": \"gptq_v2\""),
     );
-    assert_eq!(whole.packed(256), Packed { codes: Codes::U8, group: 256, reordered: false });
+    assert_eq!(whole.packed(256), Packed::by_group(Codes::U8, 256));
     let Scheme::Gptq(whole) = whole else { panic!("{whole:?}") };
     assert_eq!(whole.zero_offset, 0);
 }
@@ -200,7 +201,7 @@ fn refusals_name_the_key() {
 
 #[test]
 fn matrices_that_are_one_are_kept_in_what_they_have_in_common() {
-    let packed = |codes, group| MatrixForm::Quantized(Packed { codes, group, reordered: false });
+    let packed = |codes, group| MatrixForm::Quantized(Packed::by_group(codes, group));
     let (u4, u8) = (packed(Codes::U4, 32), packed(Codes::U8, 48));
     assert_eq!(u4.join(u4, 96), u4);
     assert_eq!(u4.join(u8, 96), packed(Codes::U8, 16));
@@ -208,4 +209,37 @@ fn matrices_that_are_one_are_kept_in_what_they_have_in_common() {
     assert_eq!(u4.join(MatrixForm::Plain, 96), MatrixForm::Widened);
     assert_eq!(u4.join(packed(Codes::E4m3, 32), 96), MatrixForm::Widened);
     assert_eq!(MatrixForm::Plain.join(MatrixForm::Plain, 96), MatrixForm::Plain);
+}
+
+/// GGUF's types: bits of a number in memory, alone and together.
+#[test]
+fn scales_in_two_levels_stay_so_where_all_parts_have_them() {
+    use GgufType::{Q2K, Q3K, Q4K, Q5K, Q6K, Q8_0};
+    let form = |kind| MatrixForm::Quantized(Scheme::Gguf(kind).packed(512));
+    let bits = |kinds: &[GgufType], k: usize| {
+        let join = |all: MatrixForm, kind: &GgufType| all.join(form(*kind), k);
+        let joined = kinds.iter().fold(form(kinds[0]), join);
+        (joined.bytes(64, k, Dtype::F32) * 8) as f64 / (64 * k) as f64
+    };
+    for (kinds, expected) in [
+        (&[Q2K][..], 5.25),
+        (&[Q3K], 4.75),
+        (&[Q4K], 4.75),
+        (&[Q5K], 8.75),
+        (&[Q6K], 8.75),
+        (&[Q3K, Q6K], 8.75),
+        (&[Q4K, Q4K, Q6K], 9.25),
+        (&[Q2K, Q4K], 5.25),
+        (&[Q8_0], 10.0),
+        (&[Q4K, Q8_0], 10.0),
+        (&[Q8_0, Q6K], 12.0),
+    ] {
+        assert_eq!(bits(kinds, 512), expected, "{kinds:?}");
+    }
+    // Of a rank's columns: half a block, an eighth, and a group, where a scale for each is less.
+    for (kind, k, expected) in
+        [(Q4K, 128, 5.0), (Q6K, 128, 9.0), (Q4K, 32, 6.0), (Q6K, 32, 10.5), (Q6K, 16, 12.0)]
+    {
+        assert_eq!(bits(&[kind], k), expected, "{kind:?}, {k} columns");
+    }
 }

@@ -174,9 +174,16 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
             };
             let order: Vec<u32> = (0..k as u32).rev().collect();
             let inputs = Some(&order[..]);
-            let rows =
-                QuantizedRows { codes, group, bytes: &bytes, scales: &scales, mins: &mins, inputs };
-            let mut builder = Weight::quantized_builder(n, k, codes, group).unwrap();
+            let rows = QuantizedRows {
+                codes,
+                group,
+                bytes: &bytes,
+                scales: &scales,
+                mins: &mins,
+                multiples: None,
+                inputs,
+            };
+            let mut builder = Weight::quantized_builder(n, k, codes, group, None).unwrap();
             builder.write_quantized(0, rows).unwrap();
             let starts: Vec<u32> = (0..=n as u32).collect();
             let (inputs, numbers) = (vec![3; n], vec![0.5; n]);
@@ -209,7 +216,7 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
     numbers.write_rows(0, WeightRows { dtype: DType::F32, bytes: &[0; 16] }).unwrap();
     let numbers = numbers.finish().unwrap();
     assert!(PackedMatrix::new(&numbers, None, &Device::Cpu).is_err());
-    let odd = Weight::quantized_builder(2, 24, Codes::U4, 6).unwrap().finish_with_zeros();
+    let odd = Weight::quantized_builder(2, 24, Codes::U4, 6, None).unwrap().finish_with_zeros();
     let error = PackedMatrix::new(&odd, None, &Device::Cpu).unwrap_err();
     assert!(matches!(error, Error::Parameter { parameter: "weight group", value: 6, .. }));
 }

@@ -8,29 +8,13 @@ use super::Product;
 use crate::simd::{LANES, Simd};
 use crate::weight::{Codes, ElementOrder, Layout, PANEL};
 
-/// A stored dtype or kind of codes, read sixteen outputs at a time. Weights and activations are words of 32 bits: an
-/// f32, or two bf16 that belong to two steps of `k`.
-pub(super) trait Format: Copy + Send + Sync {
-    /// The order inside a panel.
-    const ORDER: ElementOrder;
+/// What weights and activations are while they are multiplied: words of 32 bits, each an f32, or two bf16 that belong to two
+/// steps of `k`. What depends on this alone is compiled once for all formats that share it.
+pub(super) trait WordKind: Copy + Send + Sync {
     /// Steps of `k` in a word: 1 or 2.
-    const STEPS: usize = 1;
-    /// Whether a panel lies in memory as [`Self::load`] gives it, `[words][32]`.
-    const AS_STORED: bool = false;
+    const STEPS: usize;
     /// Whether words are codes, whose sums are scaled segment by segment.
-    const SCALED: bool = false;
-
-    /// Outputs `16 * half..` of word `word` of the pair of steps at `pair`, in the group with the header `header`.
-    ///
-    /// # Safety
-    /// `pair` points to a pair of steps of a panel in this order, `header` to the header, of which numbers without codes have none.
-    unsafe fn load<S: Simd>(
-        s: S,
-        header: *const u8,
-        pair: *const u8,
-        word: usize,
-        half: usize,
-    ) -> S::F32;
+    const SCALED: bool;
 
     /// `sum` and the products of a word of activations with one of weights, step after step.
     #[inline(always)]
@@ -40,7 +24,7 @@ pub(super) trait Format: Copy + Send + Sync {
 
     /// Writes the words of some steps of a row of activations to the first places of `words`.
     #[inline(always)]
-    fn put_words(p: &Product<'_>, x: &[f32], words: &mut [f32]) {
+    fn put(p: &Product<'_>, x: &[f32], words: &mut [f32]) {
         if const { Self::STEPS == 2 } {
             let (pairs, last) = x.as_chunks::<2>();
             for (word, [high, low]) in words.iter_mut().zip(pairs) {
@@ -58,7 +42,7 @@ pub(super) trait Format: Copy + Send + Sync {
 
     /// The words of all rows of `p`.
     #[inline(always)]
-    fn words<'a>(p: &Product<'a>) -> Cow<'a, [f32]> {
+    fn of<'a>(p: &Product<'a>) -> Cow<'a, [f32]> {
         if const { Self::STEPS == 1 } && !p.w.rounds_activations() {
             return Cow::Borrowed(p.x);
         }
@@ -66,10 +50,45 @@ pub(super) trait Format: Copy + Send + Sync {
         let row_words = k.div_ceil(Self::STEPS);
         let mut words = vec![0.0; p.rows * row_words];
         for (x, words) in p.x.chunks_exact(k).zip(words.chunks_exact_mut(row_words)) {
-            Self::put_words(p, x, words);
+            Self::put(p, x, words);
         }
         Cow::Owned(words)
     }
+}
+
+/// Words of so many steps, scaled or not.
+#[derive(Clone, Copy)]
+pub(super) struct Word<const STEPS: usize, const SCALED: bool>;
+
+impl<const STEPS: usize, const SCALED: bool> WordKind for Word<STEPS, SCALED> {
+    const STEPS: usize = STEPS;
+    const SCALED: bool = SCALED;
+}
+
+/// A stored dtype or kind of codes, read sixteen outputs at a time.
+pub(super) trait Format: Copy + Send + Sync {
+    /// What it is read as.
+    type Words: WordKind;
+    /// As of [`Self::Words`].
+    const STEPS: usize = <Self::Words as WordKind>::STEPS;
+    /// As of [`Self::Words`].
+    const SCALED: bool = <Self::Words as WordKind>::SCALED;
+    /// The order inside a panel.
+    const ORDER: ElementOrder;
+    /// Whether a panel lies in memory as [`Self::load`] gives it, `[words][32]`.
+    const AS_STORED: bool = false;
+
+    /// Outputs `16 * half..` of word `word` of the pair of steps at `pair`, in the group with the header `header`.
+    ///
+    /// # Safety
+    /// `pair` points to a pair of steps of a panel in this order, `header` to the header, of which numbers without codes have none.
+    unsafe fn load<S: Simd>(
+        s: S,
+        header: *const u8,
+        pair: *const u8,
+        word: usize,
+        half: usize,
+    ) -> S::F32;
 }
 
 /// A product in the format of its weight.
@@ -165,6 +184,7 @@ struct Singles<C>(PhantomData<C>);
 struct Pairs<C>(PhantomData<C>);
 
 impl Format for F32 {
+    type Words = Word<1, false>;
     const ORDER: ElementOrder = ElementOrder::F32;
     const AS_STORED: bool = true;
 
@@ -182,6 +202,7 @@ impl Format for F32 {
 }
 
 impl Format for F16 {
+    type Words = Word<1, false>;
     const ORDER: ElementOrder = ElementOrder::F16;
 
     #[inline(always)]
@@ -198,6 +219,7 @@ impl Format for F16 {
 }
 
 impl Format for Bf16 {
+    type Words = Word<1, false>;
     const ORDER: ElementOrder = ElementOrder::Bf16;
 
     #[inline(always)]
@@ -215,8 +237,8 @@ impl Format for Bf16 {
 }
 
 impl Format for Bf16Pairs {
+    type Words = Word<2, false>;
     const ORDER: ElementOrder = ElementOrder::Bf16;
-    const STEPS: usize = 2;
     const AS_STORED: bool = true;
 
     #[inline(always)]
@@ -227,8 +249,8 @@ impl Format for Bf16Pairs {
 }
 
 impl<C: Code> Format for Singles<C> {
+    type Words = Word<1, true>;
     const ORDER: ElementOrder = ElementOrder::Coded(C::CODES);
-    const SCALED: bool = true;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(
@@ -244,9 +266,8 @@ impl<C: Code> Format for Singles<C> {
 }
 
 impl<C: Code> Format for Pairs<C> {
+    type Words = Word<2, true>;
     const ORDER: ElementOrder = ElementOrder::Coded(C::CODES);
-    const STEPS: usize = 2;
-    const SCALED: bool = true;
 
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, _: *const u8, pair: *const u8, _: usize, half: usize) -> S::F32 {

@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use super::Product;
-use super::format::{Format, WithFormat, segments, sum_of};
+use super::format::{Format, WithFormat, WordKind, segments, sum_of};
+use super::scales::Scales;
 use crate::parallel;
 use crate::simd::{LANES, Simd, WithSimd};
 use crate::weight::PANEL;
@@ -23,7 +24,7 @@ pub(super) struct Gemv;
 impl<S: Simd> WithFormat<S> for Gemv {
     #[inline(always)]
     fn with<W: Format>(self, s: S, p: &Product<'_>) {
-        let x = W::words(p);
+        let x = W::Words::of(p);
         let mut sums = Vec::new();
         if W::SCALED {
             for row in p.x.chunks_exact(p.w.k()) {
@@ -130,6 +131,8 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
         x: p.x[steps.start / W::STEPS..].as_ptr(),
         x_stride: row_words,
         header: panel[layout.header(steps.start / 2)..].as_ptr(),
+        begins_run: steps.start % layout.run() == 0,
+        scales: Scales::of(layout, panel, steps.start),
         pairs: panel[layout.pair(steps.start / 2)..].as_ptr(),
         stride: distance * panel_bytes,
         words: steps.len().div_ceil(W::STEPS),
@@ -172,6 +175,10 @@ struct Part {
     x_stride: usize,
     /// The first stream's header.
     header: *const u8,
+    /// It is the first with this header.
+    begins_run: bool,
+    /// The first stream's scales, of codes that have some.
+    scales: Scales,
     /// The first stream's steps.
     pairs: *const u8,
     /// Bytes from stream to stream.
@@ -182,7 +189,7 @@ struct Part {
 /// Adds sums of codes to the totals, scaled, and the minima times the sums of activations.
 ///
 /// # Safety
-/// The headers of `part` hold 32 scales and 32 minima.
+/// Each stream has the scales that `part` describes.
 #[inline(always)]
 unsafe fn add_scaled<S: Simd, const ROWS: usize, const STREAMS: usize>(
     s: S,
@@ -194,10 +201,7 @@ unsafe fn add_scaled<S: Simd, const ROWS: usize, const STREAMS: usize>(
     for stream in 0..STREAMS {
         for half in 0..2 {
             // SAFETY: the caller's promise.
-            let (scale, min) = unsafe {
-                let scales = part.header.add(stream * part.stride).cast::<f32>().add(half * LANES);
-                (s.load(scales), s.load(scales.add(PANEL)))
-            };
+            let [scale, min] = unsafe { part.scales.load(s, stream * part.stride, half) };
             for row in 0..ROWS {
                 let total = &mut totals[row][stream][half];
                 *total = s.fma(sums[row][stream][half], scale, *total);
@@ -226,7 +230,12 @@ unsafe fn add_part<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     };
     let mut pair = part.pairs;
     let pair_bytes = W::ORDER.pair_bytes();
-    fetch(part.header.wrapping_add(PREFETCH_BYTES), W::ORDER.header_bytes());
+    if part.begins_run {
+        fetch(part.header.wrapping_add(PREFETCH_BYTES), W::ORDER.header_bytes());
+    }
+    if let Some(multiples) = part.scales.multiples() {
+        fetch(multiples.wrapping_add(PREFETCH_BYTES), 1);
+    }
     let pair_words = 2 / W::STEPS;
     for first in (0..part.words - part.words % pair_words).step_by(pair_words) {
         // SAFETY: the caller's promise: a pair of steps more is there.
@@ -273,7 +282,7 @@ unsafe fn word<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
         };
         for (x, sums) in x.iter().zip(sums.iter_mut()) {
             for (sum, w) in sums[stream].iter_mut().zip(w) {
-                *sum = W::add(s, *x, w, *sum);
+                *sum = W::Words::add(s, *x, w, *sum);
             }
         }
     }

@@ -4,7 +4,9 @@ use candle_core::{DType, Device};
 
 use super::*;
 use crate::simd::{TILE_LINE, tile_sum};
-use crate::{Codes, Error, QuantizedRows, SparseRows, WeightRows};
+use crate::{
+    Blocks, Codes, Error, Multiples, QuantizedRows, SparseRows, WeightBuilder, WeightRows,
+};
 
 /// Numbers that need rounding, of both signs.
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -38,15 +40,38 @@ fn quantized(
     backwards: bool,
     rounds: bool,
 ) -> Weight {
+    let inputs: Vec<u32> = (0..k as u32).rev().collect();
+    coded((n, k), codes, (group, None), backwards.then_some(&inputs[..]), rounds)
+}
+
+/// A weight of codes, in groups of so many inputs, whose scales are multiples where there are blocks.
+fn coded(
+    (n, k): (usize, usize),
+    codes: Codes,
+    (group, blocks): (usize, Option<Blocks>),
+    inputs: Option<&[u32]>,
+    rounds: bool,
+) -> Weight {
     let most = if matches!(codes, Codes::U4 | Codes::Table) { 16.0 } else { 127.0 };
     let bytes: Vec<u8> = numbers(n * k, 11).iter().map(|v| (v.abs() * most) as u8).collect();
-    let groups = if codes == Codes::Table { 16 } else { k.div_ceil(group) };
-    let scales = numbers(n * groups, 12);
-    let mins = if codes == Codes::Table { vec![] } else { numbers(n * groups, 13) };
-    let inputs: Vec<u32> = (0..k as u32).rev().collect();
-    let inputs = backwards.then_some(&inputs[..]);
-    let mut builder = Weight::quantized_builder(n, k, codes, group).unwrap();
-    let rows = QuantizedRows { codes, group, bytes: &bytes, scales: &scales, mins: &mins, inputs };
+    let groups = k.div_ceil(group);
+    let scale_count = match blocks {
+        _ if codes == Codes::Table => 16,
+        Some(blocks) => k / blocks.columns,
+        None => groups,
+    };
+    let scales = numbers(n * scale_count, 12);
+    let mins = if codes == Codes::Table { vec![] } else { numbers(n * scale_count, 13) };
+    let by = |seed| numbers(n * groups, seed).iter().map(|v| (v * 128.0) as i8).collect();
+    let by: [Vec<i8>; 2] = [by(14), by(15)];
+    let multiples = blocks.map(|Blocks { columns, own_mins }| Multiples {
+        block: columns,
+        scales: &by[0],
+        mins: if own_mins { &by[1] } else { &[] },
+    });
+    let mut builder = Weight::quantized_builder(n, k, codes, group, blocks).unwrap();
+    let (scales, mins) = (&scales[..], &mins[..]);
+    let rows = QuantizedRows { codes, group, bytes: &bytes, scales, mins, multiples, inputs };
     builder.write_quantized(0, rows).unwrap();
     let builder = if rounds { builder.with_rounded_activations() } else { builder };
     builder.finish().unwrap()
@@ -190,20 +215,44 @@ fn codes_give_the_definitions_bits_on_all_paths() {
         (3, 5, Table, 5, false),
     ];
     for (n, k, codes, group, backwards) in shapes {
-        let (x, bias) = (numbers(40 * k, 5), numbers(n, 3));
         for rounds in [false, true] {
-            let w = quantized((n, k), codes, group, backwards, rounds);
-            let want = Expected::new(&x, &w, Some(&bias));
-            for isa in Isa::all_and_tiles() {
-                for m in (1..=16).chain([28, 33, 40]) {
-                    let got = multiply(isa, &in_order(&x[..m * k], &w), &w, Some(&bias));
-                    assert_eq!(
-                        bits(&got),
-                        want.on(isa, m * n),
-                        "{isa:?} {codes:?} rounds={rounds} m={m} n={n} k={k}"
-                    );
-                }
-            }
+            all_paths_agree(&quantized((n, k), codes, group, backwards, rounds));
+        }
+    }
+}
+
+#[test]
+fn scales_that_are_multiples_give_the_definitions_bits_on_all_paths() {
+    let shapes = [
+        (33, 512, Codes::U4, 32, 256, true),
+        (290, 768, Codes::U8, 16, 256, false),
+        (40, 192, Codes::U8, 32, 64, true),
+        (32, 480, Codes::U4, 16, 48, false),
+        (65, 320, Codes::E4m3, 160, 320, true),
+    ];
+    for (n, k, codes, group, columns, own_mins) in shapes {
+        for rounds in [false, true] {
+            let groups = (group, Some(Blocks { columns, own_mins }));
+            all_paths_agree(&coded((n, k), codes, groups, None, rounds));
+        }
+    }
+}
+
+/// Products with a weight of codes have the definition's bits on every path.
+fn all_paths_agree(w: &Weight) {
+    let (n, k) = (w.n(), w.k());
+    let (x, bias) = (numbers(40 * k, 5), numbers(n, 3));
+    let want = Expected::new(&x, w, Some(&bias));
+    for isa in Isa::all_and_tiles() {
+        for m in (1..=16).chain([28, 33, 40]) {
+            let got = multiply(isa, &in_order(&x[..m * k], w), w, Some(&bias));
+            let rounds = w.rounds_activations();
+            let layout = w.layout();
+            assert_eq!(
+                bits(&got),
+                want.on(isa, m * n),
+                "{isa:?} {layout:?} rounds={rounds} m={m} n={n}"
+            );
         }
     }
 }
@@ -279,20 +328,26 @@ fn a_matrix_units_order_is_near_the_definitions() {
     }
 }
 
-#[test]
-fn a_sparse_part_is_added() {
-    let (n, k) = (600, 48);
-    let mut builder = Weight::quantized_builder(n, k, Codes::Table, k).unwrap();
-    let (bytes, tables) = (vec![3; n * k], numbers(n * 16, 1));
+/// Codes `[n][k]` for tables `[n][16]`.
+fn with_tables((n, k): (usize, usize), bytes: &[u8], tables: &[f32]) -> WeightBuilder {
+    let mut builder = Weight::quantized_builder(n, k, Codes::Table, k, None).unwrap();
     let rows = QuantizedRows {
         codes: Codes::Table,
         group: k,
-        bytes: &bytes,
-        scales: &tables,
+        bytes,
+        scales: tables,
         mins: &[],
+        multiples: None,
         inputs: None,
     };
     builder.write_quantized(0, rows).unwrap();
+    builder
+}
+
+#[test]
+fn a_sparse_part_is_added() {
+    let (n, k) = (600, 48);
+    let mut builder = with_tables((n, k), &vec![3; n * k], &numbers(n * 16, 1));
     // Outputs 500 to 503, of which the second has nothing.
     let part = SparseRows {
         starts: &[0, 2, 2, 3, 4],
@@ -313,7 +368,7 @@ fn a_sparse_part_is_added() {
             assert!(error < 1e-5, "output {output} is off by {error}");
         }
     }
-    let builder = || Weight::quantized_builder(4, k, Codes::Table, k).unwrap();
+    let builder = || Weight::quantized_builder(4, k, Codes::Table, k, None).unwrap();
     for wrong in [
         SparseRows { inputs: &[48, 0, 5, 5], ..part },
         SparseRows { starts: &[0, 2, 1, 3, 4], ..part },
@@ -366,18 +421,9 @@ fn groups_of_rows_give_the_same_bits() {
 fn infinite_weights_do_not_meet_padding() {
     let (n, k) = (3, 3);
     let numbers = weight(&[f32::INFINITY; 9], n, k, DType::BF16);
-    let mut tables = Weight::quantized_builder(n, k, Codes::Table, k).unwrap();
-    let rows = QuantizedRows {
-        codes: Codes::Table,
-        group: k,
-        bytes: &[0; 9],
-        scales: &[f32::INFINITY; 48],
-        mins: &[],
-        inputs: None,
-    };
-    tables.write_quantized(0, rows).unwrap();
+    let tables = with_tables((n, k), &[0; 9], &[f32::INFINITY; 48]).finish().unwrap();
     let x = vec![1.0; 6 * k];
-    for w in [numbers, tables.finish().unwrap()] {
+    for w in [numbers, tables] {
         for isa in Isa::all_and_tiles() {
             for m in 1..=6 {
                 let y = multiply(isa, &x[..m * k], &w, None);

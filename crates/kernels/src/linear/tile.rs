@@ -1,28 +1,29 @@
 //! The innermost loop of the tiled matmul: a tile of outputs kept in registers over a block of `k`.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
-use super::format::Format;
+use super::format::WordKind;
 use crate::simd::{LANES, Simd, TILE_LINE, TILE_ROWS, TileProduct, WithSimd};
 use crate::weight::PANEL;
 
-/// A tile of `rows x 32` outputs over some words of `k`, as work for an instruction set.
+/// A tile of `rows x 32` outputs over a block of `k`, as work for an instruction set.
 #[derive(Clone, Copy)]
-pub(super) struct Tile {
+pub(super) struct Tile<'a> {
     /// As many as a [`Shape`] allows.
     pub(super) rows: usize,
-    /// Activations `[lines][rows][LINE]`, from the first word of `k` on.
+    /// Activations `[lines][rows][LINE]`.
     pub(super) x: *const f32,
-    /// The first word of `k` that it takes: that of a line, where the matrix unit computes.
-    pub(super) first: usize,
-    /// Whole lines, where the matrix unit computes.
-    pub(super) words: usize,
     /// Weights `[words][32]`.
     pub(super) w: *const f32,
-    /// 32 scales and 32 minima of codes.
+    /// The words, counted from the first of both: all of them, or of codes each segment's. For the matrix unit each begins a line, and
+    /// what follows in its last line are zeros.
+    pub(super) segments: &'a [Range<usize>],
+    /// Of codes the scales and the minima, `[segments][2][32]`.
     pub(super) scales: *const f32,
-    /// The sum of the activations of each row, for codes.
+    /// Of codes the sums of the activations, `[segments][x_sums_stride]`, the tile's rows first.
     pub(super) x_sums: *const f32,
+    pub(super) x_sums_stride: usize,
     /// Outputs, `y_stride` elements from row to row: 32 where the matrix unit computes.
     pub(super) y: *mut f32,
     pub(super) y_stride: usize,
@@ -36,14 +37,21 @@ pub(super) struct Tile {
 /// Words of a row of activations that lie together: a cache line's.
 pub(super) const LINE: usize = 16;
 
-/// What a tile of an instruction set and a format can be.
+/// What a tile of an instruction set and a kind of words can be.
 pub(super) struct Shape<S, W>(PhantomData<(S, W)>);
 
-impl<S: Simd, W: Format> Shape<S, W> {
+impl<S: Simd, W: WordKind> Shape<S, W> {
     /// Whether the CPU's matrix unit computes it.
     pub(super) const MATRIX_UNIT: bool = S::BF16_TILES && W::STEPS == 2;
     /// Most rows.
-    pub(super) const ROWS: usize = if Self::MATRIX_UNIT { 2 * TILE_ROWS } else { S::TILE_ROWS };
+    pub(super) const ROWS: usize = if Self::MATRIX_UNIT {
+        2 * TILE_ROWS
+    } else if W::SCALED && S::TILE_VECTORS == 2 {
+        // The totals are in registers beside the sums of a segment.
+        S::TILE_ROWS / 2
+    } else {
+        S::TILE_ROWS
+    };
     /// It has a multiple of so many rows.
     pub(super) const ROW_MULTIPLE: usize = if Self::MATRIX_UNIT { TILE_ROWS } else { 1 };
 }
@@ -57,52 +65,36 @@ pub(super) enum Start {
     Continue,
 }
 
-impl Tile {
+impl Tile<'_> {
     /// Computes the tile.
     ///
     /// # Safety
     /// The pointers cover what their descriptions say, the outputs are this thread's alone, and they
     /// are initialised where the chain continues. The thread has begun with tiles where the matrix unit computes.
     #[inline(always)]
-    pub(super) unsafe fn compute<S: Simd, W: Format>(self, s: S) {
+    pub(super) unsafe fn compute<S: Simd, W: WordKind>(self, s: S) {
         if const { !Shape::<S, W>::MATRIX_UNIT } {
             return s.run(Checked::<W>(self, PhantomData));
         }
         const { assert!(LINE == TILE_LINE && PANEL == 2 * LANES) };
-        let mut sums = Aligned([0.0; 2 * TILE_ROWS * PANEL]);
-        let product = TileProduct {
-            x: self.x.wrapping_add(self.first * self.rows),
-            w: self.w,
-            lines: self.words / LINE,
-            row_tiles: self.rows / TILE_ROWS,
-            y: if W::SCALED { sums.0.as_mut_ptr() } else { self.y },
-            continues: !W::SCALED && self.start == Start::Continue,
-            ahead: self.ahead,
-            ahead_lines: (self.ahead_step * LINE).div_ceil(64),
-        };
-        // SAFETY: the caller's promise, and `sums` has 32 rows.
-        unsafe { s.tile_product(&product) };
-        if W::SCALED {
-            s.run(AddScaled::<W> { tile: self, sums: &sums, format: PhantomData });
-        }
-    }
-
-    /// Writes the outputs `first..first + 16` of row `row`, of which the sum is given.
-    ///
-    /// # Safety
-    /// As [`Tile::compute`].
-    #[inline(always)]
-    unsafe fn write<S: Simd, W: Format>(&self, s: S, row: usize, first: usize, sum: S::F32) {
-        let y = self.y.wrapping_add(row * self.y_stride + first);
-        // SAFETY: the places are in the tile, and initialised where the chain continues.
-        unsafe {
-            if !W::SCALED {
-                return s.store(y, sum);
+        for (i, segment) in self.segments.iter().enumerate() {
+            let mut sums = Aligned([0.0; 2 * TILE_ROWS * PANEL]);
+            let continues = self.start == Start::Continue || i > 0;
+            let product = TileProduct {
+                x: self.x.wrapping_add(segment.start * self.rows),
+                w: self.w.wrapping_add(segment.start * PANEL),
+                lines: segment.len().div_ceil(LINE),
+                row_tiles: self.rows / TILE_ROWS,
+                y: if W::SCALED { sums.0.as_mut_ptr() } else { self.y },
+                continues: !W::SCALED && continues,
+                ahead: self.ahead.wrapping_add(segment.start * self.ahead_step),
+                ahead_lines: (self.ahead_step * LINE).div_ceil(64),
+            };
+            // SAFETY: the caller's promise, and `sums` has 32 rows.
+            unsafe { s.tile_product(&product) };
+            if W::SCALED {
+                s.run(AddScaled { tile: &self, segment: i, continues, sums: &sums });
             }
-            let scales = self.scales.add(first);
-            let total = if self.start == Start::Continue { s.load(y) } else { s.splat(0.0) };
-            let total = s.fma(sum, s.load(scales), total);
-            s.store(y, s.fma(s.splat(*self.x_sums.add(row)), s.load(scales.add(PANEL)), total));
         }
     }
 }
@@ -111,24 +103,31 @@ impl Tile {
 #[repr(align(64))]
 struct Aligned([f32; 2 * TILE_ROWS * PANEL]);
 
-/// What the matrix unit leaves to do for codes, as work for an instruction set.
-struct AddScaled<'a, W> {
-    tile: Tile,
+/// What the matrix unit leaves to do for a segment of codes, as work for an instruction set.
+struct AddScaled<'a> {
+    tile: &'a Tile<'a>,
+    segment: usize,
+    continues: bool,
     sums: &'a Aligned,
-    format: PhantomData<W>,
 }
 
-impl<W: Format> WithSimd for AddScaled<'_, W> {
+impl WithSimd for AddScaled<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
-        for row in 0..self.tile.rows {
+        let Self { tile, segment, continues, sums } = self;
+        for row in 0..tile.rows {
             for first in [0, LANES] {
+                let y = tile.y.wrapping_add(row * tile.y_stride + first);
                 // SAFETY: `Tile::compute` was promised good pointers, and the sums are there.
                 unsafe {
-                    let sum = s.load(self.sums.0[row * PANEL + first..].as_ptr());
-                    self.tile.write::<S, W>(s, row, first, sum);
+                    let sum = s.load(sums.0[row * PANEL + first..].as_ptr());
+                    let scales = tile.scales.add(segment * 2 * PANEL + first);
+                    let total = if continues { s.load(y) } else { s.splat(0.0) };
+                    let total = s.fma(sum, s.load(scales), total);
+                    let x_sum = s.splat(*tile.x_sums.add(segment * tile.x_sums_stride + row));
+                    s.store(y, s.fma(x_sum, s.load(scales.add(PANEL)), total));
                 }
             }
         }
@@ -136,9 +135,9 @@ impl<W: Format> WithSimd for AddScaled<'_, W> {
 }
 
 /// A tile whose pointers are good: only [`Tile::compute`] makes one.
-struct Checked<W>(Tile, PhantomData<W>);
+struct Checked<'a, W>(Tile<'a>, PhantomData<W>);
 
-impl<W: Format> WithSimd for Checked<W> {
+impl<W: WordKind> WithSimd for Checked<'_, W> {
     type Output = ();
 
     #[inline(always)]
@@ -153,7 +152,9 @@ impl<W: Format> WithSimd for Checked<W> {
                 }
             };
         }
-        if const { S::TILE_VECTORS == 2 } {
+        if const { S::TILE_VECTORS == 2 && W::SCALED } {
+            by_rows!(2, 0, 1 2 3 4 5 6 7);
+        } else if const { S::TILE_VECTORS == 2 } {
             by_rows!(2, 0, 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
         } else if const { S::TILE_ROWS == 6 } {
             (0..2).for_each(|half| by_rows!(1, half, 1 2 3 4 5 6));
@@ -163,34 +164,84 @@ impl<W: Format> WithSimd for Checked<W> {
     }
 }
 
+/// Sums of a tile of `ROWS` rows and `VECTORS` vectors.
+type Sums<F32, const ROWS: usize, const VECTORS: usize> = [[F32; VECTORS]; ROWS];
+
 /// The vectors `first_half..first_half + VECTORS` of a tile of `ROWS` rows.
 ///
 /// # Safety
 /// As [`Tile::compute`].
 #[inline(always)]
-unsafe fn accumulate<S: Simd, W: Format, const ROWS: usize, const VECTORS: usize>(
+unsafe fn accumulate<S: Simd, W: WordKind, const ROWS: usize, const VECTORS: usize>(
     s: S,
-    tile: &Tile,
+    tile: &Tile<'_>,
     first_half: usize,
 ) {
     let first_output = first_half * LANES;
-    let (y, w) = (tile.y.wrapping_add(first_output), tile.w.wrapping_add(first_output));
-    let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
-    if !W::SCALED && tile.start == Start::Continue {
-        for (r, sums) in sums.iter_mut().enumerate() {
-            for (v, sum) in sums.iter_mut().enumerate() {
+    let y = tile.y.wrapping_add(first_output);
+    let mut totals: Sums<S::F32, ROWS, VECTORS> = [[s.splat(0.0); VECTORS]; ROWS];
+    if tile.start == Start::Continue {
+        for (r, totals) in totals.iter_mut().enumerate() {
+            for (v, total) in totals.iter_mut().enumerate() {
                 // SAFETY: the place is in the tile, and initialised where the chain continues.
-                *sum = unsafe { s.load(y.add(r * tile.y_stride + v * LANES)) };
+                *total = unsafe { s.load(y.add(r * tile.y_stride + v * LANES)) };
             }
         }
     }
-    let mut word = 0;
-    while word < tile.words {
+    for (i, segment) in tile.segments.iter().enumerate() {
+        if !W::SCALED {
+            // SAFETY: the caller's promise.
+            unsafe {
+                add_words::<S, W, ROWS, VECTORS>(s, tile, segment, first_output, &mut totals)
+            };
+            continue;
+        }
+        let mut sums = [[s.splat(0.0); VECTORS]; ROWS];
+        // SAFETY: as above.
+        unsafe { add_words::<S, W, ROWS, VECTORS>(s, tile, segment, first_output, &mut sums) };
+        let scales = tile.scales.wrapping_add(i * 2 * PANEL + first_output);
+        for v in 0..VECTORS {
+            // SAFETY: each segment has 32 scales, 32 minima, and a sum of each row's activations.
+            unsafe {
+                let scale = s.load(scales.add(v * LANES));
+                for r in 0..ROWS {
+                    totals[r][v] = s.fma(sums[r][v], scale, totals[r][v]);
+                }
+                let min = s.load(scales.add(PANEL + v * LANES));
+                for (r, totals) in totals.iter_mut().enumerate() {
+                    let x_sum = s.splat(*tile.x_sums.add(i * tile.x_sums_stride + r));
+                    totals[v] = s.fma(x_sum, min, totals[v]);
+                }
+            }
+        }
+    }
+    for (r, totals) in totals.iter().enumerate() {
+        for (v, total) in totals.iter().enumerate() {
+            // SAFETY: the place is in the tile.
+            unsafe { s.store(y.add(r * tile.y_stride + v * LANES), *total) };
+        }
+    }
+}
+
+/// Adds the products of some words to the sums.
+///
+/// # Safety
+/// As [`Tile::compute`].
+#[inline(always)]
+unsafe fn add_words<S: Simd, W: WordKind, const ROWS: usize, const VECTORS: usize>(
+    s: S,
+    tile: &Tile<'_>,
+    words: &Range<usize>,
+    first_output: usize,
+    sums: &mut Sums<S::F32, ROWS, VECTORS>,
+) {
+    let w = tile.w.wrapping_add(first_output);
+    let mut start = words.start;
+    while start < words.end {
         // To the end of a line.
-        let at = tile.first + word;
-        let x = tile.x.wrapping_add(at / LINE * LINE * ROWS + at % LINE);
-        let end = tile.words.min(word + LINE - at % LINE);
-        for (i, word) in (word..end).enumerate() {
+        let x = tile.x.wrapping_add(start / LINE * LINE * ROWS + start % LINE);
+        let end = words.end.min(start + LINE - start % LINE);
+        for (i, word) in (start..end).enumerate() {
             let ahead = tile.ahead.wrapping_add(word * tile.ahead_step);
             s.prefetch(ahead);
             s.prefetch(ahead.wrapping_add(tile.ahead_step / 2));
@@ -207,12 +258,6 @@ unsafe fn accumulate<S: Simd, W: Format, const ROWS: usize, const VECTORS: usize
                 }
             }
         }
-        word = end;
-    }
-    for (r, sums) in sums.iter().enumerate() {
-        for (v, sum) in sums.iter().enumerate() {
-            // SAFETY: the place is in the tile.
-            unsafe { tile.write::<S, W>(s, r, first_output + v * LANES, *sum) };
-        }
+        start = end;
     }
 }

@@ -10,7 +10,8 @@
 use std::ops::Range;
 
 use super::Product;
-use super::format::{Format, WithFormat, segments, sum_of};
+use super::format::{Format, WithFormat, WordKind, segments, sum_of};
+use super::scales::Scales;
 use super::tile::{LINE, Shape, Start, Tile};
 use crate::activation::Activate;
 use crate::parallel::{self, SharedMut};
@@ -49,13 +50,13 @@ impl<S: Simd> WithFormat<S> for Tiled {
     #[inline(always)]
     fn with<W: Format>(self, s: S, p: &Product<'_>) {
         let (k, panels) = (p.w.k(), p.width().div_ceil(PANEL));
-        let tile_rows = Shape::<S, W>::ROWS;
+        let tile_rows = Shape::<S, W::Words>::ROWS;
         let most_rows = (GROUP_WORDS / k.div_ceil(W::STEPS) / tile_rows).max(1) * tile_rows;
-        let blocks = blocks::<W>(p.w.layout());
+        let blocks = blocks::<W::Words>(p.w.layout());
         let (mut packed, mut x_sums) = (Vec::new(), Vec::new());
         for first_row in (0..p.rows).step_by(most_rows) {
-            let tiles = RowTiles::new::<S, W>(first_row..p.rows.min(first_row + most_rows));
-            pack::<S, W>(s, p, &blocks, &tiles, &mut packed);
+            let tiles = RowTiles::new::<S, W::Words>(first_row..p.rows.min(first_row + most_rows));
+            pack::<S, W::Words>(s, p, &blocks, &tiles, &mut packed);
             if W::SCALED {
                 sum::<S>(s, p, &tiles, &mut x_sums);
             }
@@ -81,7 +82,7 @@ struct RowTiles {
 }
 
 impl RowTiles {
-    fn new<S: Simd, W: Format>(rows: Range<usize>) -> Self {
+    fn new<S: Simd, W: WordKind>(rows: Range<usize>) -> Self {
         let count = rows.len().div_ceil(Shape::<S, W>::ROWS);
         Self { rows, count, multiple: Shape::<S, W>::ROW_MULTIPLE }
     }
@@ -103,7 +104,7 @@ impl RowTiles {
 #[derive(Clone, Debug)]
 struct Block {
     words: Range<usize>,
-    /// What it is made of, each of which has a scale: the words of each, the number of the first.
+    /// What it is made of, each of which has a scale: the words of each, counted from its first, and the number of the first.
     segments: Vec<Range<usize>>,
     first_segment: usize,
     /// Words of the blocks before it, padding included.
@@ -123,7 +124,7 @@ impl Block {
 }
 
 /// The blocks of a row.
-fn blocks<W: Format>(layout: Layout) -> Vec<Block> {
+fn blocks<W: WordKind>(layout: Layout) -> Vec<Block> {
     let words = |steps: Range<usize>| steps.start / W::STEPS..steps.end.div_ceil(W::STEPS);
     let parts: Vec<Range<usize>> = if W::SCALED {
         segments(layout).map(words).collect()
@@ -137,12 +138,12 @@ fn blocks<W: Format>(layout: Layout) -> Vec<Block> {
         match blocks.last_mut() {
             Some(last) if part.end - last.words.start <= BLOCK_WORDS => {
                 last.words.end = part.end;
-                last.segments.push(part);
+                last.segments.push(part.start - last.words.start..part.end - last.words.start);
             }
             last => {
                 let before = last.map_or(0, |last| last.before + last.padded());
-                let words = part.clone();
-                blocks.push(Block { words, segments: vec![part], first_segment: i, before });
+                let segments = vec![0..part.len()];
+                blocks.push(Block { words: part, segments, first_segment: i, before });
             }
         }
     }
@@ -150,7 +151,7 @@ fn blocks<W: Format>(layout: Layout) -> Vec<Block> {
 }
 
 /// Packs the rows of `tiles` as words, `[blocks][row tiles][lines][tile rows][LINE]`.
-fn pack<S: Simd, W: Format>(
+fn pack<S: Simd, W: WordKind>(
     s: S,
     p: &Product<'_>,
     blocks: &[Block],
@@ -161,8 +162,8 @@ fn pack<S: Simd, W: Format>(
     packed.clear();
     packed.reserve(words);
     let target = SharedMut::new(&mut packed.spare_capacity_mut()[..words]);
-    let format = std::marker::PhantomData::<W>;
-    let work = |range| s.run(Pack { packed: target, p, blocks, tiles, range, format });
+    let kind = std::marker::PhantomData::<W>;
+    let work = |range| s.run(Pack { packed: target, p, blocks, tiles, range, kind });
     if tiles.rows.len() * p.w.k() <= INLINE_PACK {
         work(0..tiles.count);
     } else {
@@ -179,10 +180,10 @@ struct Pack<'a, W> {
     blocks: &'a [Block],
     tiles: &'a RowTiles,
     range: Range<usize>,
-    format: std::marker::PhantomData<W>,
+    kind: std::marker::PhantomData<W>,
 }
 
-impl<W: Format> WithSimd for Pack<'_, W> {
+impl<W: WordKind> WithSimd for Pack<'_, W> {
     type Output = ();
 
     #[inline(always)]
@@ -205,7 +206,7 @@ impl<W: Format> WithSimd for Pack<'_, W> {
                             std::slice::from_raw_parts_mut(words, LINE)
                         };
                         let step = |line: usize| (line * LINE * W::STEPS).min(x.len());
-                        W::put_words(self.p, &x[step(line)..step(line + 1)], words);
+                        W::put(self.p, &x[step(line)..step(line + 1)], words);
                     }
                 }
             }
@@ -283,19 +284,22 @@ impl<W: Format> WithSimd for Panels<'_, W> {
     fn with<S: Simd>(self, s: S) {
         let together = if self.group.packed.len() <= FEW_WORDS {
             1
-        } else if const { Shape::<S, W>::MATRIX_UNIT } {
+        } else if const { Shape::<S, W::Words>::MATRIX_UNIT } {
             MATRIX_PANELS_TOGETHER
         } else {
             PANELS_TOGETHER
         };
         // With a gate there are twice as many.
         let together = if self.group.p.gate.is_some() { together.div_ceil(2) } else { together };
-        if const { Shape::<S, W>::MATRIX_UNIT } {
+        if const { Shape::<S, W::Words>::MATRIX_UNIT } {
             s.begin_tiles();
         }
         let mut panels = self.panels;
         let mut scratch = Scratch {
-            widened: [Line([0.0; LANES]); BLOCK_WORDS * PANEL / LANES],
+            unpacked: Unpacked {
+                words: [Line([0.0; LANES]); BLOCK_WORDS * PANEL / LANES],
+                scales: [Line([0.0; LANES]); BLOCK_WORDS * SCALE_LINES],
+            },
             outputs: Vec::new(),
         };
         while !panels.is_empty() {
@@ -303,7 +307,7 @@ impl<W: Format> WithSimd for Panels<'_, W> {
             some_panels::<S, W>(s, &self.group, panels.start..end, &mut scratch);
             panels.start = end;
         }
-        if const { Shape::<S, W>::MATRIX_UNIT } {
+        if const { Shape::<S, W::Words>::MATRIX_UNIT } {
             s.end_tiles();
         }
     }
@@ -322,10 +326,10 @@ fn some_panels<S: Simd, W: Format>(
     let rows = tiles.rows.len();
     let columns = |panel: usize| PANEL.min(width - panel * PANEL);
     // Outputs with padding, or with a gate, go through a buffer of whole panels: all, or else the last panel's.
-    let all_buffered = Shape::<S, W>::MATRIX_UNIT || p.gate.is_some();
+    let all_buffered = Shape::<S, W::Words>::MATRIX_UNIT || p.gate.is_some();
     let is_buffered = |panel: usize| all_buffered || columns(panel) < PANEL;
     let in_buffer = |i: usize| if all_buffered { i * tiles.padded() * PANEL } else { 0 };
-    let Scratch { widened, outputs: buffer } = scratch;
+    let Scratch { unpacked, outputs: buffer } = scratch;
     // The gate's panels, which come first in the weight, and then the others.
     let count = panels.len();
     let gates = if p.gate.is_some() { count } else { 0 };
@@ -345,7 +349,7 @@ fn some_panels<S: Simd, W: Format>(
                 Outputs { start, stride: width }
             };
             let panel = if i < count { panel } else { width / PANEL + panel };
-            block_of_panel::<S, W>(s, group, block, panel, outputs, widened);
+            block_of_panel::<S, W>(s, group, block, panel, outputs, unpacked);
         }
     }
     let add_bias = |y: &mut [f32], first: usize| {
@@ -387,9 +391,19 @@ struct Line([f32; LANES]);
 /// Weights of a block, `[words][32]`, as the tiles take them.
 type Widened = [Line; BLOCK_WORDS * PANEL / LANES];
 
+/// Lines of 32 scales and 32 minima.
+const SCALE_LINES: usize = 2 * PANEL / LANES;
+
+/// A block of a panel, as the tiles take it.
+struct Unpacked {
+    words: Widened,
+    /// Of codes scales and minima, `[segments][2][32]`. A segment has a word at least.
+    scales: [Line; BLOCK_WORDS * SCALE_LINES],
+}
+
 /// Memory of a task.
 struct Scratch {
-    widened: Widened,
+    unpacked: Unpacked,
     /// Outputs with padding, `[panels][rows][32]`.
     outputs: Vec<f32>,
 }
@@ -409,9 +423,10 @@ fn block_of_panel<S: Simd, W: Format>(
     block: &Block,
     panel: usize,
     outputs: Outputs,
-    widened: &mut Widened,
+    unpacked: &mut Unpacked,
 ) {
     let Group { p, tiles, packed, x_sums, .. } = *group;
+    let Unpacked { words: widened, scales } = unpacked;
     let layout = p.w.layout();
     let panel_bytes = layout.panel_bytes();
     let stored = &p.w.bytes()[panel * panel_bytes..][..panel_bytes];
@@ -419,7 +434,7 @@ fn block_of_panel<S: Simd, W: Format>(
     let pairs = pair(block.words.start)..pair(block.words.end);
     let start = layout.pair(pairs.start);
     let end = layout.pair(pairs.end - 1) + W::ORDER.pair_bytes();
-    let has_padding = Shape::<S, W>::MATRIX_UNIT && block.padded() > block.words.len();
+    let has_padding = Shape::<S, W::Words>::MATRIX_UNIT && block.padded() > block.words.len();
     let w: *const f32 = if W::AS_STORED && !has_padding {
         stored[start..].as_ptr().cast()
     } else {
@@ -434,44 +449,42 @@ fn block_of_panel<S: Simd, W: Format>(
         }
         widened.as_ptr().cast()
     };
+    if W::SCALED {
+        load_scales::<S, W>(s, stored, layout, block, scales);
+    }
     // The tiles share the fetching of the block that follows: there is arithmetic to hide it. A matrix unit with one tile
     // has none to speak of, and reads panel after panel.
     let ahead_step = (end - start).div_ceil(block.words.len() * tiles.count);
-    let ahead =
-        if Shape::<S, W>::MATRIX_UNIT && tiles.count == 1 { start + PREFETCH_BYTES } else { end };
+    let ahead = if Shape::<S, W::Words>::MATRIX_UNIT && tiles.count == 1 {
+        start + PREFETCH_BYTES
+    } else {
+        end
+    };
     for tile in 0..tiles.count {
         let rows = tiles.tile(tile);
         let x = &packed[block.place(tiles, rows.start)..][..rows.len() * block.padded()];
-        for (i, segment) in block.segments.iter().enumerate() {
-            let number = block.first_segment + i;
-            let first = segment.start - block.words.start;
-            let words = segment.len();
-            let x_sums =
-                if W::SCALED { &x_sums[number * tiles.padded() + rows.start..] } else { &[] };
-            let tile = Tile {
-                rows: rows.len(),
-                x: x.as_ptr(),
-                first,
-                words: if Shape::<S, W>::MATRIX_UNIT {
-                    words.next_multiple_of(LINE)
-                } else {
-                    words
-                },
-                w: w.wrapping_add(first * PANEL),
-                scales: stored[layout.header(pair(segment.start))..].as_ptr().cast(),
-                x_sums: x_sums.as_ptr(),
-                y: outputs.start.wrapping_add(rows.start * outputs.stride),
-                y_stride: outputs.stride,
-                start: if segment.start == 0 { Start::Zero } else { Start::Continue },
-                ahead: stored
-                    .as_ptr()
-                    .wrapping_add(ahead + (tile * block.words.len() + first) * ahead_step),
-                ahead_step,
-            };
-            // SAFETY: `x` holds whole lines of each row, `w` the block's weights, `outputs` the rows' outputs,
-            // which the first segment writes before any other continues them. `Panels` has begun with tiles.
-            unsafe { tile.compute::<S, W>(s) };
-        }
+        let x_sums = if W::SCALED {
+            &x_sums[block.first_segment * tiles.padded() + rows.start..]
+        } else {
+            &[]
+        };
+        let tile = Tile {
+            rows: rows.len(),
+            x: x.as_ptr(),
+            w,
+            segments: &block.segments,
+            scales: scales.as_ptr().cast(),
+            x_sums: x_sums.as_ptr(),
+            x_sums_stride: tiles.padded(),
+            y: outputs.start.wrapping_add(rows.start * outputs.stride),
+            y_stride: outputs.stride,
+            start: if block.words.start == 0 { Start::Zero } else { Start::Continue },
+            ahead: stored.as_ptr().wrapping_add(ahead + tile * block.words.len() * ahead_step),
+            ahead_step,
+        };
+        // SAFETY: `x` holds whole lines of each row, `w` the block's weights, `scales` and `x_sums` what belongs to its segments, `outputs`
+        // the rows' outputs, which the first block writes before any other continues them. `Panels` has begun with tiles.
+        unsafe { tile.compute::<S, W::Words>(s) };
     }
 }
 
@@ -496,7 +509,7 @@ fn widen_block<S: Simd, W: Format>(
     const HALVES: usize = PANEL / LANES;
     let mut lines = widened.chunks_exact_mut(2 / W::STEPS * HALVES);
     while !pairs.is_empty() {
-        let count = layout.pairs_left_in_group(pairs.start).min(pairs.len());
+        let count = layout.pairs_left_in_run(pairs.start).min(pairs.len());
         let header = stored[layout.header(pairs.start)..].as_ptr();
         let first = layout.pair(pairs.start);
         let steps = stored[first..first + count * W::ORDER.pair_bytes()]
@@ -510,5 +523,27 @@ fn widen_block<S: Simd, W: Format>(
             }
         }
         pairs.start += count;
+    }
+}
+
+/// Writes the scales and the minima of each segment of a block, `[segments][2][32]`.
+#[inline(always)]
+fn load_scales<S: Simd, W: Format>(
+    s: S,
+    stored: &[u8],
+    layout: Layout,
+    block: &Block,
+    lines: &mut [Line],
+) {
+    for (segment, lines) in block.segments.iter().zip(lines.chunks_exact_mut(SCALE_LINES)) {
+        let group = Scales::of(layout, stored, (block.words.start + segment.start) * W::STEPS);
+        for half in 0..SCALE_LINES / 2 {
+            // SAFETY: the scales are this panel's, and lines have sixteen numbers.
+            unsafe {
+                let [scales, mins] = group.load(s, 0, half);
+                s.store(lines[half].0.as_mut_ptr(), scales);
+                s.store(lines[SCALE_LINES / 2 + half].0.as_mut_ptr(), mins);
+            }
+        }
     }
 }

@@ -293,6 +293,14 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, source: *const u8) -> Pair {
+        let half = |source: *const u8| unsafe {
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(source.cast())))
+        };
+        [half(source), half(source.wrapping_add(8))]
+    }
+
+    #[inline(always)]
     unsafe fn load_u4<const SHIFT: u32>(self, source: *const u8) -> Pair {
         let half = |source: *const u8| unsafe { _mm256_cvtepi32_ps(nibbles::<SHIFT>(source)) };
         [half(source), half(source.wrapping_add(8))]

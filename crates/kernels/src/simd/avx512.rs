@@ -255,6 +255,11 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, source: *const u8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(source.cast()))) }
+    }
+
+    #[inline(always)]
     unsafe fn load_u4<const SHIFT: u32>(self, source: *const u8) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(nibbles::<SHIFT>(source)) }
     }

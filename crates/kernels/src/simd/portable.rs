@@ -176,6 +176,12 @@ impl<const TILES: bool> Simd for Portable<TILES> {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(self, source: *const u8) -> Lanes {
+        // SAFETY: as above.
+        unsafe { bytes(source) }.map(|byte| f32::from(byte.cast_signed()))
+    }
+
+    #[inline(always)]
     unsafe fn load_u4<const SHIFT: u32>(self, source: *const u8) -> Lanes {
         // SAFETY: as above.
         unsafe { bytes(source) }.map(|byte| f32::from(byte >> SHIFT & 15))

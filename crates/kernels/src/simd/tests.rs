@@ -135,6 +135,7 @@ impl WithSimd for Shuffle<'_> {
             push(s.load_f16(self.0.as_ptr().cast()));
             let bytes = self.0.as_ptr().cast();
             push(s.load_u8(bytes));
+            push(s.load_i8(bytes));
             push(s.load_u4::<0>(bytes));
             push(s.load_u4::<4>(bytes));
             push(s.lookup_u4::<0>(x, bytes));

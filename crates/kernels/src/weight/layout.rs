@@ -32,6 +32,25 @@ pub enum Codes {
     Table,
 }
 
+/// Scales in two levels: those of a block's groups are multiples of one scale, by numbers of eight bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Columns of a block: whole groups, of which each is a multiple of sixteen columns.
+    pub columns: usize,
+    /// The minima have multiples of their own; else they are multiplied as the scales are.
+    pub own_mins: bool,
+}
+
+impl Blocks {
+    /// Columns of a group are a multiple of so many.
+    pub(crate) const GROUP_MULTIPLE: usize = 16;
+
+    /// Bytes of one group's multiples.
+    const fn multiples_bytes(self) -> usize {
+        if self.own_mins { 2 * PANEL } else { PANEL }
+    }
+}
+
 /// How elements are stored, and in which order inside a panel. `k` is rounded up to even in all of them, to a multiple of
 /// 32 where there are tables.
 ///
@@ -40,8 +59,10 @@ pub enum Codes {
 ///   bits. A mask or a shift widens one step to f32, and dot products take the words as they are: they add
 ///   the high bits' product first.
 /// - codes of eight bits: `[k][32 columns]`; of four bits: `[k / 2][32 columns]`, the even step in the low
-///   bits. Before the codes of each group lies its header: `[32]` f32 scales and `[32]` f32 minima. The codes of a group
-///   and its header are one run of memory.
+///   bits. Before the codes of each group lies its header: `[32]` f32 scales and `[32]` f32 minima.
+///   The codes of a group and its header are one run of memory. Where there are [`Blocks`], a run is
+///   a block: its scales and minima, then of each group `[32]` i8 that multiply the scales (and `[32]` i8 that multiply the minima,
+///   where they have their own), then the codes.
 /// - tables: `[32 columns][16]` f32, and then their codes `[8][k / 32][4 columns][16 bytes]`, so that a vector of bytes has
 ///   32 steps of one column, the first sixteen in the low bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +99,7 @@ impl ElementOrder {
         }
     }
 
-    /// Bytes before the codes of a group.
+    /// Bytes of scales and minima, or of tables, before the codes of a run.
     pub(crate) const fn header_bytes(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 0,
@@ -93,24 +114,37 @@ impl ElementOrder {
 pub(crate) struct Layout {
     pub(crate) order: ElementOrder,
     pub(crate) k: usize,
-    /// Steps of `k` that share a header: an even number, or all of them.
+    /// Steps of `k` that share a scale: an even number, or all of them.
     pub(crate) group: usize,
+    /// Where the scales are multiples.
+    pub(crate) blocks: Option<Blocks>,
 }
 
 impl Layout {
-    fn pairs_per_group(self) -> usize {
-        self.group.div_ceil(2)
+    /// Steps of `k` that share a header, and lie behind it: a group, or a block of them.
+    pub(crate) fn run(self) -> usize {
+        self.blocks.map_or(self.group, |blocks| blocks.columns)
+    }
+
+    fn pairs_per_run(self) -> usize {
+        self.run().div_ceil(2)
+    }
+
+    /// Bytes before the codes of a run.
+    fn header_bytes(self) -> usize {
+        let multiples =
+            self.blocks.map_or(0, |blocks| blocks.columns / self.group * blocks.multiples_bytes());
+        self.order.header_bytes() + multiples
     }
 
     /// Bytes of a whole panel.
     pub(crate) fn panel_bytes(self) -> usize {
-        let groups = self.k.div_ceil(self.group);
         let multiple = match self.order {
             ElementOrder::Coded(Codes::Table) => TABLE_STEPS,
             _ => 2,
         };
         let pairs = self.k.next_multiple_of(multiple) / 2;
-        groups * self.order.header_bytes() + pairs * self.order.pair_bytes()
+        self.k.div_ceil(self.run()) * self.header_bytes() + pairs * self.order.pair_bytes()
     }
 
     /// Where in a panel with tables the bytes lie that have the codes of the `line`-th 32 steps of a column.
@@ -121,24 +155,34 @@ impl Layout {
         self.order.header_bytes() + place * (TABLE_STEPS / 2)
     }
 
-    /// Bytes of a group that is not the last.
-    pub(crate) fn group_bytes(self) -> usize {
-        self.order.header_bytes() + self.pairs_per_group() * self.order.pair_bytes()
+    /// Bytes of a run that is not the last.
+    fn run_bytes(self) -> usize {
+        self.header_bytes() + self.pairs_per_run() * self.order.pair_bytes()
     }
 
     /// Where in the panel the header lies that two steps of `k`, the `pair`-th, share.
     pub(crate) fn header(self, pair: usize) -> usize {
-        pair / self.pairs_per_group() * self.group_bytes()
+        pair / self.pairs_per_run() * self.run_bytes()
+    }
+
+    /// Where in the panel the numbers lie that multiply the scales of the group of step `step`, and those that multiply its minima;
+    /// `None` where scales are no multiples.
+    pub(crate) fn multiples(self, step: usize) -> Option<[usize; 2]> {
+        let blocks = self.blocks?;
+        let group = step % blocks.columns / self.group;
+        let scales =
+            self.header(step / 2) + self.order.header_bytes() + group * blocks.multiples_bytes();
+        Some([scales, if blocks.own_mins { scales + PANEL } else { scales }])
     }
 
     /// Where in the panel these steps lie, where there are no tables.
     pub(crate) fn pair(self, pair: usize) -> usize {
-        let within = pair % self.pairs_per_group();
-        self.header(pair) + self.order.header_bytes() + within * self.order.pair_bytes()
+        let within = pair % self.pairs_per_run();
+        self.header(pair) + self.header_bytes() + within * self.order.pair_bytes()
     }
 
     /// How many pairs from this one on lie one after the other.
-    pub(crate) fn pairs_left_in_group(self, pair: usize) -> usize {
-        self.pairs_per_group() - pair % self.pairs_per_group()
+    pub(crate) fn pairs_left_in_run(self, pair: usize) -> usize {
+        self.pairs_per_run() - pair % self.pairs_per_run()
     }
 }

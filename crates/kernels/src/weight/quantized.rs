@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use half::f16;
 
-use super::layout::{Codes, ElementOrder, Layout, PANEL, TABLE, TABLE_STEPS};
+use super::layout::{Blocks, Codes, ElementOrder, Layout, PANEL, TABLE, TABLE_STEPS};
 use super::{Element, Weight, WeightBuilder, WeightRows};
 use crate::{Error, Result};
 
@@ -18,26 +18,64 @@ pub struct QuantizedRows<'a> {
     pub group: usize,
     /// `[rows][k]`, one code in each byte.
     pub bytes: &'a [u8],
-    /// `[rows][ceil(k / group)]`; of [`Codes::Table`] the tables, `[rows][16]`.
+    /// `[rows][ceil(k / group)]`, or of blocks, `[rows][k / block]`, where there are multiples; of [`Codes::Table`] the
+    /// tables, `[rows][16]`.
     pub scales: &'a [f32],
-    /// `[rows][ceil(k / group)]`; empty where there are none, which is as if all were -0.0.
+    /// As many as scales; empty where there are none, which is as if all were -0.0.
     pub mins: &'a [f32],
+    /// What scales and minima of blocks are multiplied with to be those of groups.
+    pub multiples: Option<Multiples<'a>>,
     /// Which input each column is, where they are not in order: a permutation of `0..k`. The groups are those of the
     /// columns.
     pub inputs: Option<&'a [u32]>,
+}
+
+/// What the scales and the minima of the groups of some rows are multiples by.
+#[derive(Clone, Copy, Debug)]
+pub struct Multiples<'a> {
+    /// Columns of a block, which have one scale and one minimum to multiply: whole groups.
+    pub block: usize,
+    /// `[rows][k / group]`.
+    pub scales: &'a [i8],
+    /// `[rows][k / group]`; empty where they are those of the scales.
+    pub mins: &'a [i8],
+}
+
+impl<'a> Multiples<'a> {
+    fn own_or_scales(&self) -> &'a [i8] {
+        if self.mins.is_empty() { self.scales } else { self.mins }
+    }
 }
 
 impl QuantizedRows<'_> {
     /// The number in row `row` and column `column`: the definition of what codes mean.
     fn number(&self, k: usize, row: usize, column: usize) -> f32 {
         let code = self.bytes[row * k + column];
-        let at = row * k.div_ceil(self.group) + column / self.group;
-        let min = || self.mins.get(at).copied().unwrap_or(-0.0);
-        match self.codes {
-            Codes::U4 | Codes::U8 => f32::from(code).mul_add(self.scales[at], min()),
-            Codes::E4m3 => (e4m3_part(code) * E4M3_FACTOR).mul_add(self.scales[at], min()),
-            Codes::Table => self.scales[row * TABLE + usize::from(code)],
+        if self.codes == Codes::Table {
+            return self.scales[row * TABLE + usize::from(code)];
         }
+        let [scale, min] = self.scale(k, row, column);
+        let code = match self.codes {
+            Codes::E4m3 => e4m3_part(code) * E4M3_FACTOR,
+            _ => f32::from(code),
+        };
+        code.mul_add(scale, min)
+    }
+
+    /// The scale and the minimum of a column, which has no table.
+    fn scale(&self, k: usize, row: usize, column: usize) -> [f32; 2] {
+        let columns = self.scale_columns();
+        let at = row * k.div_ceil(columns) + column / columns;
+        let [scale, min] = [self.scales[at], self.mins.get(at).copied().unwrap_or(-0.0)];
+        let Some(multiples) = self.multiples else { return [scale, min] };
+        let at = row * k.div_ceil(self.group) + column / self.group;
+        let by = [multiples.scales[at], multiples.own_or_scales()[at]].map(f32::from);
+        [scale * by[0], min * by[1]]
+    }
+
+    /// Columns for which there is one number in the scales.
+    fn scale_columns(&self) -> usize {
+        self.multiples.map_or(self.group, |multiples| multiples.block)
     }
 
     /// The numbers of all rows of `k` columns, `[rows][k]` in the order of the inputs.
@@ -68,15 +106,27 @@ impl QuantizedRows<'_> {
         if self.group == 0 {
             return Err(Error::QuantizedRows("a group has no columns"));
         }
+        if let Some(Multiples { block, scales, mins }) = self.multiples {
+            let whole = block > 0 && block.is_multiple_of(self.group) && k.is_multiple_of(block);
+            let expected = rows * (k / self.group);
+            if !whole || self.codes == Codes::Table {
+                return Err(Error::QuantizedRows(
+                    "blocks are not whole groups, or k not whole blocks",
+                ));
+            }
+            if scales.len() != expected || !(mins.is_empty() || mins.len() == expected) {
+                return Err(Error::QuantizedRows("multiples are not as many as there are groups"));
+            }
+        }
         let (scales, mins) = match self.codes {
             Codes::Table => (TABLE, 0),
-            _ => (k.div_ceil(self.group), k.div_ceil(self.group)),
+            _ => (k.div_ceil(self.scale_columns()), k.div_ceil(self.scale_columns())),
         };
         if self.scales.len() != rows * scales
             || !(self.mins.is_empty() || self.mins.len() == rows * mins)
         {
             return Err(Error::QuantizedRows(
-                "scales or minima are not as many as there are groups",
+                "scales or minima are not as many as there are groups or blocks",
             ));
         }
         let most = match self.codes {
@@ -103,14 +153,14 @@ fn is_permutation(inputs: &[u32], k: usize) -> bool {
 
 impl WeightBuilder {
     /// Writes quantized rows as rows `first_row..`. A quantized weight takes the codes as they are, so they must be of
-    /// its kind, or of four bits where it has eight, in groups of as many columns as its own or of a multiple; a weight
-    /// of a dtype takes their numbers.
+    /// its kind, or of four bits where it has eight, in groups of as many columns as its own or of a multiple, and blocks
+    /// likewise; without blocks it takes scales of either kind. A weight of a dtype takes their numbers.
     ///
     /// # Errors
     /// The rows contradict themselves, are of another kind or reach past `n`, or their inputs are in another order than
     /// those of rows before.
     pub fn write_quantized(&mut self, first_row: usize, rows: QuantizedRows<'_>) -> Result<()> {
-        let Layout { order, k, group } = self.layout;
+        let Layout { order, k, group, blocks } = self.layout;
         let count = rows.check(k)?;
         let ElementOrder::Coded(codes) = order else {
             let bytes: Vec<u8> = rows.widened(k).iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -122,6 +172,16 @@ impl WeightBuilder {
         }
         if rows.group.min(k) != k && !rows.group.is_multiple_of(group) {
             return Err(Error::QuantizedRows("the groups are smaller than the weight's"));
+        }
+        if let Some(Blocks { columns, own_mins }) = blocks {
+            let fits = |rows: &Multiples<'_>| {
+                rows.block.is_multiple_of(columns) && (own_mins || rows.mins.is_empty())
+            };
+            if !rows.multiples.as_ref().is_some_and(fits) {
+                return Err(Error::QuantizedRows(
+                    "the scales are no multiples as the weight has them",
+                ));
+            }
         }
         let nothing_written = !self.written.contains(&true);
         if nothing_written {
@@ -143,20 +203,28 @@ impl<'a> QuantizedRows<'a> {
     /// Some of the rows, of `k` columns.
     #[must_use]
     pub fn rows(&self, k: usize, rows: Range<usize>) -> Self {
-        let part = |all: &'a [f32], each: usize| {
-            if all.is_empty() { all } else { &all[rows.start * each..rows.end * each] }
-        };
         let each = match self.codes {
             Codes::Table => TABLE,
-            _ => k.div_ceil(self.group),
+            _ => k.div_ceil(self.scale_columns()),
         };
+        let groups = k.div_ceil(self.group);
         Self {
             bytes: &self.bytes[rows.start * k..rows.end * k],
-            scales: part(self.scales, each),
-            mins: part(self.mins, each),
+            scales: part(self.scales, each, &rows),
+            mins: part(self.mins, each, &rows),
+            multiples: self.multiples.map(|multiples| Multiples {
+                scales: part(multiples.scales, groups, &rows),
+                mins: part(multiples.mins, groups, &rows),
+                ..multiples
+            }),
             ..*self
         }
     }
+}
+
+/// What belongs to some of the rows, of which each has `each`, or none.
+fn part<'a, T>(all: &'a [T], each: usize, rows: &Range<usize>) -> &'a [T] {
+    if all.is_empty() { all } else { &all[rows.start * each..rows.end * each] }
 }
 
 /// A quantized weight, part by part.
@@ -177,8 +245,7 @@ impl Weight {
 
     /// The scale and the minimum of a group of columns in row `row`. What [`e4m3_part`] leaves out is in the scale.
     pub(crate) fn scale(&self, row: usize, group: usize) -> [f32; 2] {
-        let header = &self.panel(row)[self.layout.header(group * self.layout.group / 2)..];
-        [0, PANEL].map(|first| f32::get(header, first + row % PANEL))
+        self.layout.scale(self.panel(row), group * self.layout.group, row % PANEL)
     }
 
     /// The table of row `row`.
@@ -195,26 +262,9 @@ impl Weight {
 impl Layout {
     /// Packs one row as a panel's column.
     fn write_row(self, codes: Codes, panel: &mut [u8], column: usize, row: &QuantizedRows<'_>) {
-        for first in (0..self.k).step_by(self.group) {
-            let header = &mut panel[self.header(first / 2)..];
-            let at = first / row.group;
-            let min = row.mins.get(at).copied().unwrap_or(-0.0);
-            match codes {
-                Codes::Table => {
-                    for (entry, number) in row.scales.iter().enumerate() {
-                        number.put(header, column * TABLE + entry);
-                    }
-                }
-                Codes::U4 | Codes::U8 => {
-                    row.scales[at].put(header, column);
-                    min.put(header, PANEL + column);
-                }
-                Codes::E4m3 => {
-                    (row.scales[at] * E4M3_FACTOR).put(header, column);
-                    min.put(header, PANEL + column);
-                }
-            }
-            let steps = first..self.k.min(first + self.group);
+        self.write_scales(codes, panel, column, row);
+        for first in (0..self.k).step_by(self.run()) {
+            let steps = first..self.k.min(first + self.run());
             let mut pair = self.pair(first / 2);
             match codes {
                 Codes::U8 | Codes::E4m3 => {
@@ -241,6 +291,47 @@ impl Layout {
         }
     }
 
+    /// Writes the headers of a panel's column.
+    fn write_scales(self, codes: Codes, panel: &mut [u8], column: usize, row: &QuantizedRows<'_>) {
+        if codes == Codes::Table {
+            for (entry, number) in row.scales.iter().enumerate() {
+                number.put(panel, column * TABLE + entry);
+            }
+            return;
+        }
+        for first in (0..self.k).step_by(self.run()) {
+            let [scale, min] = match self.blocks {
+                None => row.scale(self.k, 0, first),
+                Some(_) => {
+                    let at = first / row.scale_columns();
+                    [row.scales[at], row.mins.get(at).copied().unwrap_or(-0.0)]
+                }
+            };
+            let scale = if codes == Codes::E4m3 { scale * E4M3_FACTOR } else { scale };
+            let header = &mut panel[self.header(first / 2)..];
+            scale.put(header, column);
+            min.put(header, PANEL + column);
+        }
+        for first in (0..self.k).step_by(self.group) {
+            let (Some(places), Some(multiples)) = (self.multiples(first), row.multiples) else {
+                return;
+            };
+            let all = [multiples.scales, multiples.own_or_scales()];
+            for (place, multiples) in places.into_iter().zip(all) {
+                panel[place + column] = multiples[first / row.group].cast_unsigned();
+            }
+        }
+    }
+
+    /// The scale and the minimum of a panel's group at step `k` and `column`.
+    fn scale(self, panel: &[u8], k: usize, column: usize) -> [f32; 2] {
+        let header = &panel[self.header(k / 2)..];
+        let [scale, min] = [0, PANEL].map(|first| f32::get(header, first + column));
+        let Some(places) = self.multiples(k) else { return [scale, min] };
+        let by = places.map(|place| f32::from(panel[place + column].cast_signed()));
+        [scale * by[0], min * by[1]]
+    }
+
     /// The code of a panel at step `k` and `column`.
     fn code(self, codes: Codes, panel: &[u8], k: usize, column: usize) -> u8 {
         match codes {
@@ -254,15 +345,25 @@ impl Layout {
         }
     }
 
-    /// The number of a panel of codes at step `k` and `column`.
-    pub(super) fn read_coded(self, codes: Codes, panel: &[u8], k: usize, column: usize) -> f32 {
-        let header = &panel[self.header(k / 2)..];
-        let code = self.code(codes, panel, k, column);
-        let (scale, min) = (f32::get(header, column), f32::get(header, PANEL + column));
-        match codes {
-            Codes::U4 | Codes::U8 => f32::from(code).mul_add(scale, min),
-            Codes::E4m3 => e4m3_part(code).mul_add(scale, min),
-            Codes::Table => f32::get(header, column * TABLE + usize::from(code)),
+    /// Calls `take` with each step of a column of a panel of codes, and its number.
+    pub(super) fn read_codes(
+        self,
+        codes: Codes,
+        panel: &[u8],
+        column: usize,
+        mut take: impl FnMut(usize, f32),
+    ) {
+        for first in (0..self.k).step_by(self.group) {
+            let [scale, min] = self.scale(panel, first, column);
+            for step in first..self.k.min(first + self.group) {
+                let code = self.code(codes, panel, step, column);
+                let number = match codes {
+                    Codes::U4 | Codes::U8 => f32::from(code).mul_add(scale, min),
+                    Codes::E4m3 => e4m3_part(code).mul_add(scale, min),
+                    Codes::Table => f32::get(panel, column * TABLE + usize::from(code)),
+                };
+                take(step, number);
+            }
         }
     }
 }

@@ -133,11 +133,19 @@ fn codes_read_back_as_the_numbers_they_mean() {
         let (bytes, scales, mins) = coded(n, k, group, most);
         let (scales, mins) = (&scales[..], &mins[..]);
         for inputs in [None, Some(&inputs[..])] {
-            let rows = QuantizedRows { codes, group, bytes: &bytes, scales, mins, inputs };
+            let rows = QuantizedRows {
+                codes,
+                group,
+                bytes: &bytes,
+                scales,
+                mins,
+                multiples: None,
+                inputs,
+            };
             // As it is, with eight bits and smaller groups, and as numbers.
             let mut builders = [
-                Weight::quantized_builder(n, k, codes, group).unwrap(),
-                Weight::quantized_builder(n, k, Codes::U8, 4).unwrap(),
+                Weight::quantized_builder(n, k, codes, group, None).unwrap(),
+                Weight::quantized_builder(n, k, Codes::U8, 4, None).unwrap(),
                 Weight::builder(n, k, DType::F32).unwrap(),
             ];
             for builder in &mut builders {
@@ -158,15 +166,110 @@ fn codes_read_back_as_the_numbers_they_mean() {
     }
 }
 
+/// As they are, with blocks that are parts of theirs, with smaller groups, each with scales of its own, and as numbers.
+#[test]
+fn scales_of_groups_are_multiples_of_their_blocks() {
+    let (n, k, group, block) = (70, 192, 32, 64);
+    let (bytes, _, _) = coded(n, k, group, 15);
+    let (_, scales, mins) = coded(n, k, block, 15);
+    let by: Vec<i8> = (0..n * k / group).map(|i| (i * 89 % 256) as u8 as i8).collect();
+    let by_mins: Vec<i8> = by.iter().rev().copied().collect();
+    for own_mins in [false, true] {
+        let mins_by = if own_mins { &by_mins[..] } else { &[] };
+        let rows = QuantizedRows {
+            codes: Codes::U4,
+            group,
+            bytes: &bytes,
+            scales: &scales,
+            mins: &mins,
+            multiples: Some(Multiples { block, scales: &by, mins: mins_by }),
+            inputs: None,
+        };
+        let builder = |codes, group, columns: Option<usize>| {
+            let blocks = columns.map(|columns| Blocks { columns, own_mins });
+            Weight::quantized_builder(n, k, codes, group, blocks).unwrap()
+        };
+        let own_mins_kept = Some(Blocks { columns: 64, own_mins: true });
+        let builders = [
+            builder(Codes::U4, 32, Some(64)),
+            builder(Codes::U8, 16, Some(32)),
+            Weight::quantized_builder(n, k, Codes::U8, 32, own_mins_kept).unwrap(),
+            builder(Codes::U8, 16, None),
+            Weight::builder(n, k, DType::F32).unwrap(),
+        ];
+        for mut builder in builders {
+            // In two pieces.
+            builder.write_quantized(40, rows.rows(k, 40..n)).unwrap();
+            builder.write_quantized(0, rows.rows(k, 0..40)).unwrap();
+            let weight = builder.finish().unwrap();
+            for i in 0..n {
+                let found = row(&weight, i);
+                for column in 0..k {
+                    let (at, of) = (i * k / block + column / block, i * k / group + column / group);
+                    let min_by = if own_mins { by_mins[of] } else { by[of] };
+                    let (scale, min) =
+                        (scales[at] * f32::from(by[of]), mins[at] * f32::from(min_by));
+                    let want = f32::from(bytes[i * k + column]).mul_add(scale, min);
+                    assert_eq!(found[column], want, "{:?} [{i}, {column}]", weight.layout());
+                }
+            }
+        }
+    }
+}
+
+/// Rows whose scales are multiples, and rows with scales of their own, are one weight.
+#[test]
+fn parts_with_either_kind_of_scales_are_one_weight() {
+    let (n, k) = (40, 128);
+    let (bytes, scales, mins) = coded(n, k, 32, 15);
+    let by: Vec<i8> = (0..n * k / 32).map(|i| i as i8).collect();
+    let single = QuantizedRows {
+        codes: Codes::U8,
+        group: 32,
+        bytes: &bytes,
+        scales: &scales,
+        mins: &mins,
+        multiples: None,
+        inputs: None,
+    };
+    let multiplied = QuantizedRows {
+        codes: Codes::U4,
+        scales: &scales[..n],
+        mins: &mins[..n],
+        multiples: Some(Multiples { block: k, scales: &by, mins: &[] }),
+        ..single
+    };
+    let mut builder = Weight::quantized_builder(2 * n, k, Codes::U8, 16, None).unwrap();
+    builder.write_quantized(n, multiplied).unwrap();
+    builder.write_quantized(0, single).unwrap();
+    let weight = builder.finish().unwrap();
+    for i in 0..n {
+        let (own, multiple) = (row(&weight, i), row(&weight, n + i));
+        for column in 0..k {
+            let (code, at) = (f32::from(bytes[i * k + column]), i * k / 32 + column / 32);
+            assert_eq!(own[column], code.mul_add(scales[at], mins[at]));
+            let by = f32::from(by[at]);
+            assert_eq!(multiple[column], code.mul_add(scales[i] * by, mins[i] * by));
+        }
+    }
+}
+
 /// Source: the table of values in "FP8 Formats for Deep Learning".
 #[test]
 fn e4m3_codes_are_the_numbers_of_the_format() {
     let bytes: Vec<u8> = (0..=255u8).filter(|code| code & 0x7f != 0x7f).collect();
     let k = bytes.len();
     let (codes, group) = (Codes::E4m3, k);
-    let mut builder = Weight::quantized_builder(1, k, codes, group).unwrap();
-    let rows =
-        QuantizedRows { codes, group, bytes: &bytes, scales: &[1.0], mins: &[], inputs: None };
+    let mut builder = Weight::quantized_builder(1, k, codes, group, None).unwrap();
+    let rows = QuantizedRows {
+        codes,
+        group,
+        bytes: &bytes,
+        scales: &[1.0],
+        mins: &[],
+        multiples: None,
+        inputs: None,
+    };
     builder.write_quantized(0, rows).unwrap();
     let found = row(&builder.finish().unwrap(), 0);
     for (code, found) in bytes.iter().zip(found) {
@@ -185,9 +288,16 @@ fn each_output_has_its_table() {
     let bytes: Vec<u8> = (0..n * k).map(|i| (i * 11 % 16) as u8).collect();
     let scales: Vec<f32> = (0..n * 16).map(|i| (i * 37 % 101) as f32).collect();
     let (codes, group) = (Codes::Table, k);
-    let mut builder = Weight::quantized_builder(n, k, codes, group).unwrap();
-    let rows =
-        QuantizedRows { codes, group, bytes: &bytes, scales: &scales, mins: &[], inputs: None };
+    let mut builder = Weight::quantized_builder(n, k, codes, group, None).unwrap();
+    let rows = QuantizedRows {
+        codes,
+        group,
+        bytes: &bytes,
+        scales: &scales,
+        mins: &[],
+        multiples: None,
+        inputs: None,
+    };
     builder.write_quantized(0, rows).unwrap();
     let weight = builder.finish().unwrap();
     for i in 0..n {
@@ -199,18 +309,19 @@ fn each_output_has_its_table() {
 
 #[test]
 fn codes_that_do_not_fit_are_refused() {
-    let odd = Weight::quantized_builder(2, 8, Codes::U4, 3);
+    let odd = Weight::quantized_builder(2, 8, Codes::U4, 3, None);
     assert!(matches!(odd, Err(Error::Parameter { parameter: "weight group", value: 3, .. })));
-    assert!(Weight::quantized_builder(2, 8, Codes::Table, 4).is_err());
+    assert!(Weight::quantized_builder(2, 8, Codes::Table, 4, None).is_err());
     let good = QuantizedRows {
         codes: Codes::U4,
         group: 4,
         bytes: &[1; 16],
         scales: &[1.0; 4],
         mins: &[],
+        multiples: None,
         inputs: None,
     };
-    let builder = || Weight::quantized_builder(2, 8, Codes::U4, 4).unwrap();
+    let builder = || Weight::quantized_builder(2, 8, Codes::U4, 4, None).unwrap();
     builder().write_quantized(0, good).unwrap();
     let wrong = [
         QuantizedRows { bytes: &[16; 16], ..good },
@@ -231,8 +342,37 @@ fn codes_that_do_not_fit_are_refused() {
     let dense = WeightRows { dtype: DType::F32, bytes: &[0; 64] };
     assert!(matches!(builder().write_rows(0, dense), Err(Error::QuantizedRows(_))));
 
-    let mut mixed = Weight::quantized_builder(4, 8, Codes::U4, 4).unwrap();
+    let mut mixed = Weight::quantized_builder(4, 8, Codes::U4, 4, None).unwrap();
     mixed.write_quantized(0, good).unwrap();
     let backwards = QuantizedRows { inputs: Some(&[7, 6, 5, 4, 3, 2, 1, 0]), ..good };
     assert!(matches!(mixed.write_quantized(2, backwards), Err(Error::InputOrder)));
+
+    let blocks = Some(Blocks { columns: 32, own_mins: false });
+    for (codes, k, group, columns) in [
+        (Codes::U4, 64, 16, 0),
+        (Codes::U4, 64, 16, 24),
+        (Codes::U4, 64, 8, 32),
+        (Codes::U4, 48, 16, 32),
+        (Codes::Table, 32, 32, 32),
+    ] {
+        let blocks = Some(Blocks { columns, own_mins: false });
+        let refused = Weight::quantized_builder(2, k, codes, group, blocks);
+        assert!(matches!(refused, Err(Error::Parameter { .. })), "{codes:?} {k} {columns}");
+    }
+    let multiples = Multiples { block: 32, scales: &[1; 4], mins: &[] };
+    let good = QuantizedRows { group: 32, bytes: &[1; 128], multiples: Some(multiples), ..good };
+    let builder = || Weight::quantized_builder(2, 64, Codes::U4, 32, blocks).unwrap();
+    builder().write_quantized(0, good).unwrap();
+    for multiples in [
+        None,
+        Some(Multiples { block: 0, ..multiples }),
+        Some(Multiples { block: 48, ..multiples }),
+        Some(Multiples { scales: &[1; 3], ..multiples }),
+        Some(Multiples { mins: &[1; 3], ..multiples }),
+        // The weight keeps none.
+        Some(Multiples { mins: &[1; 4], ..multiples }),
+    ] {
+        let refused = builder().write_quantized(0, QuantizedRows { multiples, ..good });
+        assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{multiples:?}");
+    }
 }

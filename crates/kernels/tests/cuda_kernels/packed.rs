@@ -45,9 +45,10 @@ fn cases(gpu: &Gpu) -> Vec<Case> {
                     bytes: &bytes,
                     scales: &scales,
                     mins: &mins,
+                    multiples: None,
                     inputs: special.then_some(&order[..]),
                 };
-                let mut builder = Weight::quantized_builder(n, k, codes, group).unwrap();
+                let mut builder = Weight::quantized_builder(n, k, codes, group, None).unwrap();
                 if special {
                     let starts: Vec<u32> = (0..=n as u32).map(|row| row / 3 * 2).collect();
                     let entries = starts[n] as usize;

@@ -3,18 +3,17 @@
 
 use std::ops::Range;
 
-use candlepower_checkpoint::{GgufType, Scheme};
+use candlepower_checkpoint::{Blocks, GgufType, Packed, Scheme};
 use candlepower_kernels::Codes;
 use half::f16;
 
-use super::{Stored, Tensors};
+use super::{Stored, Tensors, codes};
 use crate::{error::Result, shards::MappedBytes};
 
 /// A matrix as GGUF stores it.
 pub(crate) struct GgufMatrix {
     kind: GgufType,
-    /// Codes that share a scale.
-    group: usize,
+    packed: Packed,
     k: usize,
     /// The first of the rows that are mapped.
     first_row: usize,
@@ -34,8 +33,7 @@ impl GgufMatrix {
                 return Err(tensors.damaged(0, "it has a scale that is infinity or NaN"));
             }
         }
-        let group = Scheme::Gguf(kind).packed(k).group;
-        Ok(Self { kind, group, k, first_row, bytes })
+        Ok(Self { kind, packed: Scheme::Gguf(kind).packed(k), k, first_row, bytes })
     }
 
     /// The block of an output and an input, and the input's place in it.
@@ -50,22 +48,22 @@ impl GgufMatrix {
     fn group_of(&self, row: usize, input: usize) -> (f32, f32) {
         let (block, at) = self.block(row, input);
         let (scale, min) = factors(self.kind, block);
-        let (scales, mins) = sub_scales(self.kind, block, at / self.group);
-        (scale * scales, min * mins)
+        let [scales, mins] = sub_scales(self.kind, block, at / self.packed.group);
+        (scale * f32::from(scales), min * f32::from(mins))
     }
 }
 
 impl Stored for GgufMatrix {
     fn codes(&self) -> Codes {
-        use GgufType::{Q2K, Q3K, Q4_0, Q4_1, Q4K};
-        match self.kind {
-            Q4_0 | Q4_1 | Q2K | Q3K | Q4K => Codes::U4,
-            _ => Codes::U8,
-        }
+        codes(self.packed)
     }
 
     fn group(&self) -> usize {
-        self.group
+        self.packed.group
+    }
+
+    fn blocks(&self) -> Option<Blocks> {
+        self.packed.blocks
     }
 
     fn code(&self, row: usize, input: usize) -> u8 {
@@ -75,12 +73,16 @@ impl Stored for GgufMatrix {
 
     fn scales(&self, row: usize, scales: &mut Vec<f32>, mins: &mut Vec<f32>) {
         let zero = f32::from(zero(self.kind));
-        for first in (0..self.k).step_by(self.group) {
-            let (scale, min) = self.group_of(row, first);
+        for first in (0..self.k).step_by(self.kind.block()) {
+            let (scale, min) = factors(self.kind, self.block(row, first).0);
             scales.push(scale);
-            // Of the two one is zero.
-            mins.push(min - zero * scale);
+            mins.push(if zero == 0.0 { min } else { -zero * scale });
         }
+    }
+
+    fn multiples(&self, row: usize, group: usize) -> [i8; 2] {
+        let (block, at) = self.block(row, group * self.packed.group);
+        sub_scales(self.kind, block, at / self.packed.group)
     }
 
     /// A zero is positive here, whatever the sign of its scale.
@@ -120,14 +122,14 @@ fn factors(kind: GgufType, block: &[u8]) -> (f32, f32) {
 }
 
 /// The scale and the minimum of a block's group, in units of the block's factors.
-fn sub_scales(kind: GgufType, block: &[u8], group: usize) -> (f32, f32) {
+fn sub_scales(kind: GgufType, block: &[u8], group: usize) -> [i8; 2] {
     match kind {
-        GgufType::Q2K => (f32::from(block[group] & 15), f32::from(block[group] >> 4)),
+        GgufType::Q2K => [(block[group] & 15) as i8, (block[group] >> 4) as i8],
         GgufType::Q3K => {
             let scales = &block[96..108];
             let low = scales[group % 8] >> (group / 8 * 4) & 15;
             let high = scales[8 + group % 4] >> (group / 4 * 2) & 3;
-            (f32::from(low | high << 4) - 32.0, 0.0)
+            [(low | high << 4) as i8 - 32, 0]
         }
         GgufType::Q4K | GgufType::Q5K => {
             let (scales, mins, rest) = (&block[4..8], &block[8..12], &block[12..16]);
@@ -138,10 +140,10 @@ fn sub_scales(kind: GgufType, block: &[u8], group: usize) -> (f32, f32) {
                     rest[group] >> 4 | mins[group] >> 6 << 4,
                 ),
             };
-            (f32::from(scale), f32::from(min))
+            [scale as i8, min as i8]
         }
-        GgufType::Q6K => (f32::from(block[192 + group] as i8), 0.0),
-        _ => (1.0, 1.0),
+        GgufType::Q6K => [block[192 + group] as i8, 0],
+        _ => [1, 1],
     }
 }
 

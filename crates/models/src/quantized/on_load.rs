@@ -6,7 +6,7 @@ use candlepower_kernels::WeightRows;
 use half::f16;
 use rayon::prelude::*;
 
-use super::{CodedRows, codes};
+use super::{CodedRows, Scales, codes};
 use crate::{
     error::{Error, Result},
     parts::numbers,
@@ -29,15 +29,19 @@ pub(crate) fn quantized(
         codes: codes(packed),
         group: packed.group.min(k),
         bytes: vec![0; count * k],
-        scales: vec![0.0; count * groups],
-        mins: vec![0.0; count * groups],
+        scales: Scales {
+            scales: vec![0.0; count * groups],
+            mins: vec![0.0; count * groups],
+            multiples: None,
+        },
         inputs: None,
     };
+    let Scales { scales, mins, .. } = &mut coded.scales;
     let all_finite = rows
         .bytes
         .par_chunks_exact(row_bytes)
         .zip(coded.bytes.par_chunks_exact_mut(k))
-        .zip(coded.scales.par_chunks_exact_mut(groups).zip(coded.mins.par_chunks_exact_mut(groups)))
+        .zip(scales.par_chunks_exact_mut(groups).zip(mins.par_chunks_exact_mut(groups)))
         .map(|((row, bytes), (scales, mins))| {
             let row = numbers(WeightRows { dtype: rows.dtype, bytes: row });
             let factors = scales.iter_mut().zip(mins);

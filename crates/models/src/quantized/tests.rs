@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{Device, Tensor};
 use candlepower_checkpoint::{CheckpointFiles, MatrixForm};
-use candlepower_kernels::{Weight, embedding};
+use candlepower_kernels::embedding;
 
 use super::*;
 
@@ -12,8 +12,7 @@ use super::*;
 fn packed_numbers(matrix: &AnyStored, tensor: &TensorPlan) -> Vec<f32> {
     let (n, columns) = (tensor.shape[0], tensor.columns().unwrap());
     let MatrixForm::Quantized(packed) = tensor.form() else { panic!("{} is plain", tensor.name) };
-    let builder = Weight::quantized_builder(n, columns.len(), codes(packed), packed.group);
-    let mut builder = builder.unwrap();
+    let mut builder = builder(n, columns.len(), packed).unwrap();
     let mut write = |first, rows: QuantizedRows<'_>| Ok(builder.write_quantized(first, rows)?);
     matrix.each_piece(0..n, columns.clone(), &mut write).unwrap();
     if let Some(sparse) = matrix.stored().sparse() {

@@ -15,6 +15,9 @@ use crate::golden::{
 /// Tokens that are compared.
 const NEW_TOKENS: usize = 64;
 
+/// What is split between two ranks, or four, cuts this model's blocks of scales.
+const K_QUANTS: &str = "gguf-qwen2";
+
 /// Runs `work` on each of so many ranks, in threads of their own; the results in the order of the ranks.
 pub(crate) fn on_ranks<T: Send>(ranks: usize, work: impl Fn(Arc<Comm>) -> T + Sync) -> Vec<T> {
     let comms = Comm::local(ranks, Duration::from_secs(120)).unwrap();
@@ -43,8 +46,15 @@ fn at_full_length(checkpoint: &Checkpoint) -> LoadOptions {
 
 #[test]
 fn two_ranks_and_four_give_what_one_gives() {
-    let quantized =
-        ["gptq-8bit", "fp8", "fp8-channel", "squeezellm", "squeezellm-sparse", "awq-experts"];
+    let quantized = [
+        "gptq-8bit",
+        "fp8",
+        "fp8-channel",
+        "squeezellm",
+        "squeezellm-sparse",
+        "awq-experts",
+        K_QUANTS,
+    ];
     let on_load = ON_LOAD.iter().map(|(name, ..)| *name);
     for name in GOLDENS.iter().copied().chain(quantized).chain(on_load) {
         let (checkpoint, golden) = (checkpoint(name), Golden::read(name));
@@ -89,7 +99,7 @@ pub(crate) fn numbers_of_ranks(checkpoint: &Checkpoint) -> Vec<usize> {
 /// over all heads.
 #[test]
 fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
-    for name in GOLDENS {
+    for name in GOLDENS.iter().chain([&K_QUANTS]) {
         let checkpoint = checkpoint(name);
         let spec = checkpoint.spec();
         let (layers, hidden) = (spec.layers.len() as u64, spec.hidden_size as u64);
