@@ -16,6 +16,11 @@ use crate::weight::{PANEL, TABLE, TABLE_OUTPUTS, TABLE_STEPS};
 /// more the numbers looked up no longer fit beside them, which was three times slower.
 const TILE_ROWS: usize = 4;
 
+/// Panels larger than this do not stay in the first cache from tile to tile. Then a tile meets several before the next one, while its
+/// activations are in the second cache.
+const LARGE_PANEL: usize = 24 * 1024;
+const LARGE_TOGETHER: usize = 4;
+
 /// Bytes of 32 steps of the outputs whose codes lie together.
 const LINE_BYTES: usize = TABLE_OUTPUTS * TABLE_STEPS / 2;
 
@@ -50,13 +55,18 @@ impl WithSimd for Panels<'_> {
     fn with<S: Simd>(self, s: S) {
         let rows = self.p.rows;
         let tiles = rows.div_ceil(TILE_ROWS);
-        for panel in self.panels.clone() {
+        let is_large = self.p.w.layout().panel_bytes() > LARGE_PANEL;
+        let together = if is_large { LARGE_TOGETHER } else { 1 };
+        for first_panel in self.panels.clone().step_by(together) {
+            let panels = first_panel..self.panels.end.min(first_panel + together);
             for tile in 0..tiles {
                 let first = tile * rows / tiles;
                 macro_rules! by_rows {
                     ($($rows:literal by $outputs:literal)*) => {
                         match (tile + 1) * rows / tiles - first {
-                            $($rows => self.tile::<S, $rows, $outputs>(s, panel, first),)*
+                            $($rows => for panel in panels.clone() {
+                                self.tile::<S, $rows, $outputs>(s, panel, first);
+                            })*
                             rows => unreachable!("a tile of {rows} rows"),
                         }
                     };
