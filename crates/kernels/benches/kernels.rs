@@ -171,14 +171,15 @@ fn linears() {
     }
 }
 
-/// Codes in groups as AWQ and GPTQ, Q8_0, and FP8 with a scale per output have them, and as Q4_K and Q6_K, with a scale for each
-/// group and with multiples.
+/// Codes in groups as AWQ and GPTQ, Q8_0, FP8 with a scale per output, and SqueezeLLM with a table per output have them, and as Q4_K
+/// and Q6_K, with a scale for each group and with multiples.
 fn coded_linears() {
     let blocks = |own_mins| Some(Blocks { columns: 256, own_mins });
     for (codes, group, blocks, short) in [
         (Codes::U4, 128, None, 896),
         (Codes::U8, 32, None, 896),
         (Codes::E4m3, usize::MAX, None, 896),
+        (Codes::Table, usize::MAX, None, 896),
         (Codes::U4, 32, None, 1024),
         (Codes::U4, 32, blocks(true), 1024),
         (Codes::U8, 16, None, 1024),
@@ -187,8 +188,12 @@ fn coded_linears() {
         for (n, k) in [(9728, short), (896, 4864)] {
             let group = group.min(k);
             let bytes = vec![3; n * k];
-            let (scales, by) = (vec![0.5; n * k.div_ceil(group)], vec![3; n * k.div_ceil(group)]);
-            let count = n * k.div_ceil(blocks.map_or(group, |blocks| blocks.columns));
+            let by = vec![3; n * k.div_ceil(group)];
+            let scales = match codes {
+                Codes::Table => n * 16,
+                _ => n * k.div_ceil(blocks.map_or(group, |blocks| blocks.columns)),
+            };
+            let scales = vec![0.5; scales];
             let weight = || {
                 let builder = Weight::quantized_builder(n, k, codes, group, blocks);
                 let mut builder = builder.expect("a weight");
@@ -196,8 +201,8 @@ fn coded_linears() {
                     codes,
                     group,
                     bytes: &bytes,
-                    scales: &scales[..count],
-                    mins: &scales[..count],
+                    scales: &scales,
+                    mins: if codes == Codes::Table { &[] } else { &scales },
                     multiples: blocks.map(|blocks| Multiples {
                         block: blocks.columns,
                         scales: &by,

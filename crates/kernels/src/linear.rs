@@ -6,9 +6,11 @@
 //!
 //! Codes are small numbers, exact in bf16, so they are multiplied as they are: of each group (of each 128 steps of a longer
 //! one) the chain begins at zero, and its sum times the scale is added to the output, and then the sum of the group's activations times
-//! the minimum. Where that was asked for, activations are rounded to bf16 for codes too. Tables are looked up, in registers or a block at
-//! a time. A weight that keeps its inputs in another order (act-order) gets the activations in that order, and the
-//! chain follows it. What a weight's sparse part adds comes last.
+//! the minimum. Where that was asked for, activations are rounded to bf16 for codes too. A weight that keeps its inputs in another
+//! order (act-order) gets the activations in that order, and the chain follows it. What a weight's sparse part adds comes last.
+//!
+//! Over tables an output is sixteen chains, each of every sixteenth step from zero, whose sums are added by halves
+//! ([`Simd::reduce_add`]): as many numbers of one table are looked up at a time.
 //!
 //! Two things do depend on the CPU: dot products of bf16 take numbers below 2^-126 for zero, and a CPU with a matrix unit
 //! (AMX) adds products of bf16 in the order of [`tile_sum`](crate::simd::tile_sum), 32 steps of `k` at a time, however many rows there are.
@@ -16,6 +18,7 @@
 mod format;
 mod gemv;
 mod scales;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -55,7 +58,8 @@ pub fn gated_linear(
 ) -> Result<Tensor> {
     // Of few rows the product is bound by the weights that it reads.
     let few_rows = x.dims().first().is_none_or(|rows| *rows < 2 * TILE_LINE);
-    if few_rows || w.sparse().is_some() || !w.n().is_multiple_of(2 * PANEL) {
+    let is_plain = w.sparse().is_none() && !has_tables(w);
+    if few_rows || !is_plain || !w.n().is_multiple_of(2 * PANEL) {
         return gated_activation(&linear(x, w, bias)?, act);
     }
     product(x, w, bias, Some(act))
@@ -94,7 +98,7 @@ fn in_order<'a>(x: &'a [f32], w: &Weight) -> Cow<'a, [f32]> {
     Cow::Owned(x.chunks_exact(w.k()).flat_map(row).collect())
 }
 
-/// The definition of one output of [`linear`] over numbers and tables: products summed with fused multiply-adds in one chain
+/// The definition of one output of [`linear`] over numbers: products summed with fused multiply-adds in one chain
 /// of increasing `k`, then the bias. `x` and `w` are one row of each matrix, in the order of the weight's inputs, `x` rounded to
 /// bf16 where the weight is. Every path of [`linear`] gives exactly these bits, but for a matrix unit's.
 #[must_use]
@@ -117,6 +121,11 @@ impl Path {
         let is_tiled = S::BF16_TILES || p.gate.is_some() || p.rows > S::GEMV_ROWS;
         if is_tiled { Self::Tiled } else { Self::Gemv }
     }
+}
+
+/// Whether the codes of `w` name numbers of its tables.
+fn has_tables(w: &Weight) -> bool {
+    matches!(w.codes(), Some((Codes::Table, _)))
 }
 
 /// Whether a matrix unit takes `w`: bf16, or codes that meet rounded activations and are scaled in whole lines.
@@ -154,15 +163,22 @@ fn multiply(
     let (n, k) = (w.n(), w.k());
     let rows = x.len() / k;
     assert!(x.len() == rows * k && bias.is_none_or(|bias| bias.len() == n), "checked by linear");
-    assert!(gate.is_none() || n.is_multiple_of(2 * PANEL), "checked by gated_linear");
+    let takes_gate = n.is_multiple_of(2 * PANEL) && !has_tables(w);
+    assert!(gate.is_none() || takes_gate, "checked by gated_linear");
     let len = rows * if gate.is_some() { n / 2 } else { n };
     let mut out = Vec::with_capacity(len);
     let y = SharedMut::new(&mut out.spare_capacity_mut()[..len]);
     if rows > 0 {
-        let product = Multiply(Product { x, w, bias, gate, y, rows });
-        if fits_matrix_unit(w) { isa.run_with_tiles(product) } else { isa.run_with_dot(product) }
+        let product = Product { x, w, bias, gate, y, rows };
+        if has_tables(w) {
+            tables::multiply(isa, &product);
+        } else if fits_matrix_unit(w) {
+            isa.run_with_tiles(Multiply(product));
+        } else {
+            isa.run_with_dot(Multiply(product));
+        }
     }
-    // SAFETY: both paths write every element of `y`.
+    // SAFETY: all paths write every element of `y`.
     unsafe { out.set_len(len) };
     out
 }

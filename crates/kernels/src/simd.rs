@@ -84,6 +84,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn pow2(self, n: Self::F32) -> Self::F32;
     /// The largest lane.
     fn reduce_max(self, a: Self::F32) -> f32;
+    /// The sum of all lanes: those of the second half are added to those of the first, then so the halves of these sums.
+    fn reduce_add(self, a: Self::F32) -> f32;
     /// `a` in the lanes `from..to` (clamped to 0..=16), `fill` in the others.
     fn keep(self, a: Self::F32, from: usize, to: usize, fill: Self::F32) -> Self::F32;
 
@@ -128,11 +130,10 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `source` points to sixteen readable bytes.
     unsafe fn load_e4m3_part(self, source: *const u8) -> Self::F32;
-    /// Of each lane's table, `[16 lanes][16]`, the number that the four bits from `SHIFT` (0 or 4) on of its byte name.
+    /// Of sixteen bytes, the lanes of `table` that the four bits from `SHIFT` (0 or 4) on of each name.
     /// # Safety
-    /// `tables` points to 256 readable f32, `source` to sixteen readable bytes.
-    unsafe fn lookup_u4<const SHIFT: u32>(self, tables: *const f32, source: *const u8)
-    -> Self::F32;
+    /// `source` points to sixteen readable bytes.
+    unsafe fn lookup_u4<const SHIFT: u32>(self, table: Self::F32, source: *const u8) -> Self::F32;
     /// Asks for the cache line at `address`, which need not be mapped.
     fn prefetch(self, address: *const u8);
     /// Makes this thread ready for [`Self::tile_product`], until [`Self::end_tiles`].

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 pub use self::layout::{Blocks, Codes};
-pub(crate) use self::layout::{ElementOrder, Layout, PANEL, TABLE};
+pub(crate) use self::layout::{ElementOrder, Layout, PANEL, TABLE, TABLE_OUTPUTS, TABLE_STEPS};
 use self::memory::WeightMemory;
 pub(crate) use self::quantized::e4m3_part;
 pub use self::quantized::{Multiples, QuantizedRows};

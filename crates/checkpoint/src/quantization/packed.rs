@@ -5,8 +5,9 @@ use crate::spec::Dtype;
 /// Rows of a matrix are packed in panels of so many, and columns in pairs; what is missing is padding.
 /// Source: `Weight` of the crate `kernels`, likewise below.
 const PANEL_ROWS: usize = 32;
-/// Numbers in an output's table.
+/// Numbers in an output's table, and the columns whose codes for it lie together.
 const TABLE: usize = 16;
+const TABLE_COLUMNS: usize = 32;
 /// Outputs and inputs of a tile of codes on a GPU; a group of codes is a multiple of a step of inputs.
 /// Source: `PackedMatrix` of the crate `kernels`.
 const TILE: [usize; 2] = [16, 64];
@@ -143,10 +144,10 @@ impl Packed {
     }
 
     fn bytes(self, rows: usize, columns: usize) -> usize {
-        let (header, pair) = match self.codes {
-            Codes::U4 => (2 * PANEL_ROWS * 4, PANEL_ROWS),
-            Codes::U8 | Codes::E4m3 => (2 * PANEL_ROWS * 4, 2 * PANEL_ROWS),
-            Codes::Table => (PANEL_ROWS * TABLE * 4, PANEL_ROWS),
+        let (header, pair, multiple) = match self.codes {
+            Codes::U4 => (2 * PANEL_ROWS * 4, PANEL_ROWS, 2),
+            Codes::U8 | Codes::E4m3 => (2 * PANEL_ROWS * 4, 2 * PANEL_ROWS, 2),
+            Codes::Table => (PANEL_ROWS * TABLE * 4, PANEL_ROWS, TABLE_COLUMNS),
         };
         let groups = columns.div_ceil(self.group);
         let headers = match self.kept_blocks(columns) {
@@ -156,7 +157,8 @@ impl Packed {
                 columns / blocks.columns * header + groups * multiples
             }
         };
-        let panel = headers + columns.div_ceil(2) * pair;
+        let pairs = columns.next_multiple_of(multiple) / 2;
+        let panel = headers + pairs * pair;
         let order = if self.reordered { columns * 4 } else { 0 };
         rows.div_ceil(PANEL_ROWS) * panel + order
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::Product;
 use crate::simd::{LANES, Simd};
-use crate::weight::{Codes, ElementOrder, Layout, PANEL, TABLE};
+use crate::weight::{Codes, ElementOrder, Layout, PANEL};
 
 /// What weights and activations are while they are multiplied: words of 32 bits, each an f32, or two bf16 that belong to two
 /// steps of `k`. What depends on this alone is compiled once for all formats that share it.
@@ -111,7 +111,7 @@ pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>
         ElementOrder::F32 => work.with::<F32>(s, p),
         ElementOrder::F16 => work.with::<F16>(s, p),
         ElementOrder::Bf16 => work.with::<Bf16>(s, p),
-        ElementOrder::Coded(Codes::Table) => work.with::<Table>(s, p),
+        ElementOrder::Coded(Codes::Table) => unreachable!("tables have products of their own"),
     }
 }
 
@@ -152,13 +152,7 @@ pub(super) fn sum_of<S: Simd>(s: S, p: &Product<'_>, x: &[f32]) -> f32 {
         // SAFETY: sixteen f32.
         sums = s.add(sums, unsafe { s.load(steps.as_ptr()) });
     }
-    let mut lanes = [0.0; LANES];
-    // SAFETY: as above.
-    unsafe { s.store(lanes.as_mut_ptr(), sums) };
-    for half in [8, 4, 2, 1] {
-        (0..half).for_each(|lane| lanes[lane] += lanes[lane + half]);
-    }
-    lanes[0]
+    s.reduce_add(sums)
 }
 
 /// The bits of the nearest bf16, ties to even, in the high half; the other is zero.
@@ -182,9 +176,6 @@ struct Bf16;
 /// For dot products.
 #[derive(Clone, Copy)]
 struct Bf16Pairs;
-/// Looked up.
-#[derive(Clone, Copy)]
-struct Table;
 /// Codes as f32.
 #[derive(Clone, Copy)]
 struct Singles<C>(PhantomData<C>);
@@ -254,31 +245,6 @@ impl Format for Bf16Pairs {
     unsafe fn load<S: Simd>(s: S, _: *const u8, pair: *const u8, _: usize, half: usize) -> S::F32 {
         // SAFETY: each half has 16 words of two steps: 64 bytes.
         unsafe { s.load(pair.cast::<f32>().add(half * LANES)) }
-    }
-}
-
-impl Format for Table {
-    type Words = Word<1, false>;
-    const ORDER: ElementOrder = ElementOrder::Coded(Codes::Table);
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(
-        s: S,
-        header: *const u8,
-        pair: *const u8,
-        step: usize,
-        half: usize,
-    ) -> S::F32 {
-        // SAFETY: a pair has 32 bytes, each with two steps of one output; the header has 32 tables of sixteen numbers.
-        unsafe {
-            let codes = pair.add(half * LANES);
-            let tables = header.cast::<f32>().add(half * LANES * TABLE);
-            if step == 0 {
-                s.lookup_u4::<0>(tables, codes)
-            } else {
-                s.lookup_u4::<4>(tables, codes)
-            }
-        }
     }
 }
 

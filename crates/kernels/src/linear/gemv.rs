@@ -13,10 +13,10 @@ use crate::simd::{LANES, Simd, WithSimd};
 use crate::weight::PANEL;
 
 /// How far ahead of their use the weights of a stream are fetched.
-const PREFETCH_BYTES: usize = 3072;
+pub(super) const PREFETCH_BYTES: usize = 3072;
 
 /// Products of fewer multiplications than this run on the calling thread.
-const INLINE_PRODUCTS: usize = 64 * 1024;
+pub(super) const INLINE_PRODUCTS: usize = 64 * 1024;
 
 /// Computes a product of 1 to `S::GEMV_ROWS` rows.
 pub(super) struct Gemv;
@@ -162,7 +162,7 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
                 // SAFETY: `half * 16 + 16 <= 32`.
                 unsafe { s.store(outputs.as_mut_ptr().add(half * LANES), *total) };
             }
-            write_outputs(p, row, first + stream * distance, &mut outputs);
+            write_outputs(p, row, (first + stream * distance) * PANEL, &mut outputs);
         }
     }
 }
@@ -288,18 +288,17 @@ unsafe fn word<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     }
 }
 
-/// Adds the bias and writes one row of one panel, without the padding of the last panel.
+/// Adds the bias and writes the outputs from `column` on of one row, without the padding of the last panel.
 #[inline(always)]
-fn write_outputs(p: &Product<'_>, row: usize, panel: usize, outputs: &mut [f32; PANEL]) {
+pub(super) fn write_outputs(p: &Product<'_>, row: usize, column: usize, outputs: &mut [f32]) {
     let n = p.w.n();
-    let column = panel * PANEL;
-    let columns = PANEL.min(n - column);
+    let columns = outputs.len().min(n - column);
     if let Some(bias) = p.bias {
         for (output, bias) in outputs.iter_mut().zip(&bias[column..column + columns]) {
             *output += bias;
         }
     }
-    // SAFETY: each panel is computed once, by one thread, and this is its part of row `row`.
+    // SAFETY: each panel is computed once, by one thread, and this is a part of it in row `row`.
     unsafe {
         let y = p.y.at(row * n + column, columns);
         std::ptr::copy_nonoverlapping(outputs.as_ptr(), y, columns);

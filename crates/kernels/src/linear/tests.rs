@@ -4,7 +4,9 @@ use candle_core::{DType, Device};
 
 use super::*;
 use crate::simd::{TILE_LINE, tile_sum};
-use crate::{Blocks, Codes, Error, Multiples, QuantizedRows, SparseRows, WeightRows};
+use crate::{
+    Blocks, Codes, Error, Multiples, QuantizedRows, SparseRows, WeightBuilder, WeightRows,
+};
 
 /// Numbers that need rounding, of both signs.
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -96,7 +98,8 @@ impl Expected {
             let output = |x: &[f32], i: usize| {
                 let sum = match w.codes() {
                     Some((Codes::U4 | Codes::U8 | Codes::E4m3, _)) => coded_sum(x, w, i, chain),
-                    _ => chain(x, &rows[i * k..][..k]),
+                    Some((Codes::Table, _)) => table_sum(x, &rows[i * k..][..k]),
+                    None => chain(x, &rows[i * k..][..k]),
                 };
                 bias.map_or(sum, |bias| sum + bias[i]).to_bits()
             };
@@ -127,14 +130,27 @@ fn coded_sum(x: &[f32], w: &Weight, row: usize, chain: fn(&[f32], &[f32]) -> f32
         for (x, numbers) in x.chunks(128).zip(numbers.chunks(128)) {
             let mut lanes = [0f32; 16];
             x.iter().enumerate().for_each(|(step, x)| lanes[step % 16] += x);
-            for half in [8, 4, 2, 1] {
-                (0..half).for_each(|lane| lanes[lane] += lanes[lane + half]);
-            }
             total = chain(x, numbers).mul_add(scale, total);
-            total = lanes[0].mul_add(min, total);
+            total = halves_sum(lanes).mul_add(min, total);
         }
     }
     total
+}
+
+/// The definition of an output over a table, whose numbers for the row are given.
+fn table_sum(x: &[f32], numbers: &[f32]) -> f32 {
+    let mut lanes = [0f32; 16];
+    for (step, (x, number)) in x.iter().zip(numbers).enumerate() {
+        lanes[step % 16] = x.mul_add(*number, lanes[step % 16]);
+    }
+    halves_sum(lanes)
+}
+
+fn halves_sum(mut lanes: [f32; 16]) -> f32 {
+    for half in [8, 4, 2, 1] {
+        (0..half).for_each(|lane| lanes[lane] += lanes[lane + half]);
+    }
+    lanes[0]
 }
 
 /// The chain of [`linear_reference`] in the order of a matrix unit.
@@ -194,6 +210,9 @@ fn codes_give_the_definitions_bits_on_all_paths() {
         (40, 256, E4m3, 64, false),
         (33, 801, E4m3, 801, false),
         (70, 131, Table, 131, true),
+        (33, 17, Table, 17, false),
+        (97, 352, Table, 352, false),
+        (3, 5, Table, 5, false),
     ];
     for (n, k, codes, group, backwards) in shapes {
         for rounds in [false, true] {
@@ -243,7 +262,7 @@ fn sums_over_codes_are_near_those_over_numbers() {
     let (m, n, k) = (3, 40, 1000);
     let x = numbers(m * k, 5);
     let mut row = vec![0.0; k];
-    for (codes, group) in [(Codes::U4, 32), (Codes::U8, 128), (Codes::E4m3, k)] {
+    for (codes, group) in [(Codes::U4, 32), (Codes::U8, 128), (Codes::E4m3, k), (Codes::Table, k)] {
         // A bf16 has eight bits, an f32 24; long sums lose some more.
         for (rounds, limit) in [(false, 2f32.powi(-20)), (true, 2f32.powi(-8))] {
             let w = quantized((n, k), codes, group, false, rounds);
@@ -282,9 +301,12 @@ fn a_gate_gives_the_bits_of_both_steps() {
             }
         }
     }
-    // And through the wrapper, which takes both steps where rows are few, or panels not whole.
-    for (m, n) in [(3, 64), (40, 64), (40, 30)] {
-        let w = weight(&numbers(n * k, 1), n, k, DType::BF16);
+    // And through the wrapper, which takes both steps where rows are few, or panels not whole, or there are tables.
+    for (m, n, has_tables) in [(3, 64, false), (40, 64, false), (40, 30, false), (40, 64, true)] {
+        let w = match has_tables {
+            true => quantized((n, k), Codes::Table, k, false, false),
+            false => weight(&numbers(n * k, 1), n, k, DType::BF16),
+        };
         let x = Tensor::from_slice(&x[..m * k], (m, k), &Device::Cpu).unwrap();
         let want = gated_activation(&linear(&x, &w, None).unwrap(), Activation::Silu).unwrap();
         let got = gated_linear(&x, &w, None, Activation::Silu).unwrap();
@@ -306,21 +328,26 @@ fn a_matrix_units_order_is_near_the_definitions() {
     }
 }
 
-#[test]
-fn a_sparse_part_is_added() {
-    let (n, k) = (600, 48);
+/// Codes `[n][k]` for tables `[n][16]`.
+fn with_tables((n, k): (usize, usize), bytes: &[u8], tables: &[f32]) -> WeightBuilder {
     let mut builder = Weight::quantized_builder(n, k, Codes::Table, k, None).unwrap();
-    let (bytes, tables) = (vec![3; n * k], numbers(n * 16, 1));
     let rows = QuantizedRows {
         codes: Codes::Table,
         group: k,
-        bytes: &bytes,
-        scales: &tables,
+        bytes,
+        scales: tables,
         mins: &[],
         multiples: None,
         inputs: None,
     };
     builder.write_quantized(0, rows).unwrap();
+    builder
+}
+
+#[test]
+fn a_sparse_part_is_added() {
+    let (n, k) = (600, 48);
+    let mut builder = with_tables((n, k), &vec![3; n * k], &numbers(n * 16, 1));
     // Outputs 500 to 503, of which the second has nothing.
     let part = SparseRows {
         starts: &[0, 2, 2, 3, 4],
@@ -393,12 +420,15 @@ fn groups_of_rows_give_the_same_bits() {
 #[test]
 fn infinite_weights_do_not_meet_padding() {
     let (n, k) = (3, 3);
-    let w = weight(&[f32::INFINITY; 9], n, k, DType::BF16);
+    let numbers = weight(&[f32::INFINITY; 9], n, k, DType::BF16);
+    let tables = with_tables((n, k), &[0; 9], &[f32::INFINITY; 48]).finish().unwrap();
     let x = vec![1.0; 6 * k];
-    for isa in Isa::all_and_tiles() {
-        for m in 1..=6 {
-            let y = multiply(isa, &x[..m * k], &w, None);
-            assert!(y.iter().all(|y| *y == f32::INFINITY), "{isa:?} m={m}: {y:?}");
+    for w in [numbers, tables] {
+        for isa in Isa::all_and_tiles() {
+            for m in 1..=6 {
+                let y = multiply(isa, &x[..m * k], &w, None);
+                assert!(y.iter().all(|y| *y == f32::INFINITY), "{isa:?} m={m}: {y:?}");
+            }
         }
     }
 }

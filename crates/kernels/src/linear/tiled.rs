@@ -142,7 +142,8 @@ fn blocks<W: WordKind>(layout: Layout) -> Vec<Block> {
             }
             last => {
                 let before = last.map_or(0, |last| last.before + last.padded());
-                let segments = vec![0..part.len()];
+                let segment = 0..part.len();
+                let segments = vec![segment];
                 blocks.push(Block { words: part, segments, first_segment: i, before });
             }
         }

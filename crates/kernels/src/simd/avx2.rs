@@ -43,6 +43,37 @@ unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m256i {
     }
 }
 
+/// Of eight bytes, the numbers that the four bits from `SHIFT` on of each name.
+///
+/// # Safety
+/// As of [`bytes`].
+#[inline(always)]
+unsafe fn lookup<const SHIFT: u32>(table: Pair, source: *const u8) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let codes = nibbles::<SHIFT>(source);
+        // A permutation takes three bits; the fourth chooses between two of them.
+        let first = _mm256_permutevar8x32_ps(table[0], codes);
+        let second = _mm256_permutevar8x32_ps(table[1], codes);
+        let is_second = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(codes));
+        _mm256_blendv_ps(first, second, is_second)
+    }
+}
+
+/// The sum of eight numbers, as [`Simd::reduce_add`] has it.
+///
+/// # Safety
+/// The CPU has AVX.
+#[inline(always)]
+pub(super) unsafe fn sum_of_eight(eight: __m256) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+    }
+}
+
 /// The bits of eight numbers rounded to bf16, ties to even, each in the low half of a word.
 ///
 /// # Safety
@@ -199,6 +230,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn reduce_add(self, a: Pair) -> f32 {
+        unsafe { sum_of_eight(_mm256_add_ps(a[0], a[1])) }
+    }
+
+    #[inline(always)]
     fn keep(self, a: Pair, from: usize, to: usize, fill: Pair) -> Pair {
         unsafe {
             let (from, to) =
@@ -282,12 +318,8 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn lookup_u4<const SHIFT: u32>(self, tables: *const f32, source: *const u8) -> Pair {
-        let half = |tables: *const f32, source: *const u8| unsafe {
-            let lanes = _mm256_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112);
-            _mm256_i32gather_ps::<4>(tables, _mm256_or_si256(nibbles::<SHIFT>(source), lanes))
-        };
-        [half(tables, source), half(tables.wrapping_add(128), source.wrapping_add(8))]
+    unsafe fn lookup_u4<const SHIFT: u32>(self, table: Pair, source: *const u8) -> Pair {
+        unsafe { [lookup::<SHIFT>(table, source), lookup::<SHIFT>(table, source.add(8))] }
     }
 
     #[inline(always)]

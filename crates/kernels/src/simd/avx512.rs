@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use super::avx2::sum_of_eight;
 use super::tiles::TileProduct;
 use super::{Simd, WithSimd, amx};
 
@@ -210,6 +211,14 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
     }
 
     #[inline(always)]
+    fn reduce_add(self, a: __m512) -> f32 {
+        unsafe {
+            let (low, high) = (_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
+            sum_of_eight(_mm256_add_ps(low, high))
+        }
+    }
+
+    #[inline(always)]
     fn keep(self, a: __m512, from: usize, to: usize, fill: __m512) -> __m512 {
         let below = |lane: usize| ((1u32 << lane.min(16)) - 1) as u16;
         unsafe { _mm512_mask_blend_ps(below(to) & !below(from), fill, a) }
@@ -277,12 +286,11 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
     }
 
     #[inline(always)]
-    unsafe fn lookup_u4<const SHIFT: u32>(self, tables: *const f32, source: *const u8) -> __m512 {
+    unsafe fn lookup_u4<const SHIFT: u32>(self, table: __m512, source: *const u8) -> __m512 {
         unsafe {
-            let lanes = _mm512_setr_epi32(
-                0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240,
-            );
-            _mm512_i32gather_ps::<4>(_mm512_or_si512(nibbles::<SHIFT>(source), lanes), tables)
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(source.cast()));
+            // A permutation takes the lowest four bits, whatever the others are.
+            _mm512_permutexvar_ps(_mm512_srli_epi32::<SHIFT>(bytes), table)
         }
     }
 

@@ -124,6 +124,14 @@ impl<const TILES: bool> Simd for Portable<TILES> {
     }
 
     #[inline(always)]
+    fn reduce_add(self, mut a: Lanes) -> f32 {
+        for half in [8, 4, 2, 1] {
+            (0..half).for_each(|lane| a[lane] += a[lane + half]);
+        }
+        a[0]
+    }
+
+    #[inline(always)]
     fn keep(self, a: Lanes, from: usize, to: usize, fill: Lanes) -> Lanes {
         std::array::from_fn(|lane| if (from..to).contains(&lane) { a[lane] } else { fill[lane] })
     }
@@ -186,11 +194,9 @@ impl<const TILES: bool> Simd for Portable<TILES> {
     }
 
     #[inline(always)]
-    unsafe fn lookup_u4<const SHIFT: u32>(self, tables: *const f32, source: *const u8) -> Lanes {
-        // SAFETY: as above, and sixteen tables of sixteen f32.
-        let (tables, bytes) =
-            unsafe { (tables.cast::<[Lanes; LANES]>().read_unaligned(), bytes(source)) };
-        std::array::from_fn(|lane| tables[lane][usize::from(bytes[lane] >> SHIFT & 15)])
+    unsafe fn lookup_u4<const SHIFT: u32>(self, table: Lanes, source: *const u8) -> Lanes {
+        // SAFETY: as above.
+        unsafe { bytes(source) }.map(|byte| table[usize::from(byte >> SHIFT & 15)])
     }
 
     #[inline(always)]

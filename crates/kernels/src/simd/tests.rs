@@ -111,7 +111,7 @@ fn tanh_and_the_activations_are_accurate() {
 struct Shuffle<'a>(&'a [f32; LANES]);
 
 impl WithSimd for Shuffle<'_> {
-    type Output = (f32, Vec<[f32; LANES]>);
+    type Output = ([f32; 2], Vec<[f32; LANES]>);
 
     #[inline(always)]
     fn with<S: Simd>(self, s: S) -> Self::Output {
@@ -138,9 +138,8 @@ impl WithSimd for Shuffle<'_> {
             push(s.load_i8(bytes));
             push(s.load_u4::<0>(bytes));
             push(s.load_u4::<4>(bytes));
-            let tables: [f32; 256] = std::array::from_fn(|i| i as f32 + 0.5);
-            push(s.lookup_u4::<0>(tables.as_ptr(), bytes));
-            push(s.lookup_u4::<4>(tables.as_ptr(), bytes));
+            push(s.lookup_u4::<0>(x, bytes));
+            push(s.lookup_u4::<4>(x, bytes));
             for first in (0..=255u8).step_by(LANES) {
                 let codes: [u8; LANES] = std::array::from_fn(|lane| first + lane as u8);
                 push(s.load_e4m3_part(codes.as_ptr()));
@@ -149,7 +148,7 @@ impl WithSimd for Shuffle<'_> {
             let mut half = [7.0; LANES];
             s.store_half(half.as_mut_ptr(), x);
             outputs.push(half);
-            (s.reduce_max(x), outputs)
+            ([s.reduce_max(x), s.reduce_add(x)], outputs)
         }
     }
 }
@@ -242,7 +241,12 @@ fn all_instruction_sets_round_dot_products_twice() {
 fn all_instruction_sets_load_mask_and_reduce_alike() {
     let x: [f32; LANES] = std::array::from_fn(|lane| (lane as f32 * 37.7) % 19.0 - 9.0);
     let results: Vec<_> = Isa::all().into_iter().map(|isa| isa.run(Shuffle(&x))).collect();
-    assert_eq!(results[0].0, x.iter().copied().fold(f32::MIN, f32::max));
+    let sums = |numbers: &[f32]| -> Vec<f32> {
+        let (first, second) = numbers.split_at(numbers.len() / 2);
+        first.iter().zip(second).map(|(a, b)| a + b).collect()
+    };
+    let sum = sums(&sums(&sums(&sums(&x))))[0];
+    assert_eq!(results[0].0, [x.iter().copied().fold(f32::MIN, f32::max), sum]);
     assert_eq!(results[0].1[3], std::array::from_fn(|lane| if lane < 3 { x[lane] } else { -1.0 }));
     for result in &results {
         assert_eq!(result, &results[0]);

@@ -10,6 +10,12 @@ pub(crate) const PANEL: usize = 32;
 /// Numbers in the table of an output whose codes are [`Codes::Table`].
 pub(crate) const TABLE: usize = 16;
 
+/// Steps of `k` of one output whose codes for its table lie together, in half as many bytes.
+pub(crate) const TABLE_STEPS: usize = 32;
+
+/// Outputs whose codes for so many steps lie one after the other, in one cache line.
+pub(crate) const TABLE_OUTPUTS: usize = 4;
+
 /// What the codes of a quantized weight mean.
 ///
 /// Each group of inputs has a scale and a minimum per output: a number is `code * scale + min`, rounded once.
@@ -45,17 +51,20 @@ impl Blocks {
     }
 }
 
-/// How elements are stored, and in which order inside a panel. `k` is rounded up to even in all of them.
+/// How elements are stored, and in which order inside a panel. `k` is rounded up to even in all of them, to a multiple of
+/// 32 where there are tables.
 ///
 /// - f32 and f16: `[k][32 columns]`.
 /// - bf16: `[k / 2][2 halves][16 columns]` of 32-bit words, each of two steps of `k`, the even one in the high
 ///   bits. A mask or a shift widens one step to f32, and dot products take the words as they are: they add
 ///   the high bits' product first.
 /// - codes of eight bits: `[k][32 columns]`; of four bits: `[k / 2][32 columns]`, the even step in the low
-///   bits. Before the codes of each group lies its header: `[32]` f32 scales and `[32]` f32 minima, or
-///   `[32][16]` f32 of tables. The codes of a group and its header are one run of memory. Where there are [`Blocks`], a run is
+///   bits. Before the codes of each group lies its header: `[32]` f32 scales and `[32]` f32 minima.
+///   The codes of a group and its header are one run of memory. Where there are [`Blocks`], a run is
 ///   a block: its scales and minima, then of each group `[32]` i8 that multiply the scales (and `[32]` i8 that multiply the minima,
 ///   where they have their own), then the codes.
+/// - tables: `[32 columns][16]` f32, and then their codes `[8][k / 32][4 columns][16 bytes]`, so that a vector of bytes has
+///   32 steps of one column, the first sixteen in the low bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ElementOrder {
     F32,
@@ -130,8 +139,20 @@ impl Layout {
 
     /// Bytes of a whole panel.
     pub(crate) fn panel_bytes(self) -> usize {
-        let runs = self.k.div_ceil(self.run());
-        runs * self.header_bytes() + self.k.div_ceil(2) * self.order.pair_bytes()
+        let multiple = match self.order {
+            ElementOrder::Coded(Codes::Table) => TABLE_STEPS,
+            _ => 2,
+        };
+        let pairs = self.k.next_multiple_of(multiple) / 2;
+        self.k.div_ceil(self.run()) * self.header_bytes() + pairs * self.order.pair_bytes()
+    }
+
+    /// Where in a panel with tables the bytes lie that have the codes of the `line`-th 32 steps of a column.
+    pub(crate) fn table_codes(self, column: usize, line: usize) -> usize {
+        let lines = self.k.div_ceil(TABLE_STEPS);
+        let line = column / TABLE_OUTPUTS * lines + line;
+        let place = line * TABLE_OUTPUTS + column % TABLE_OUTPUTS;
+        self.order.header_bytes() + place * (TABLE_STEPS / 2)
     }
 
     /// Bytes of a run that is not the last.
@@ -154,7 +175,7 @@ impl Layout {
         Some([scales, if blocks.own_mins { scales + PANEL } else { scales }])
     }
 
-    /// Where in the panel these steps lie.
+    /// Where in the panel these steps lie, where there are no tables.
     pub(crate) fn pair(self, pair: usize) -> usize {
         let within = pair % self.pairs_per_run();
         self.header(pair) + self.header_bytes() + within * self.order.pair_bytes()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use half::f16;
 
-use super::layout::{Blocks, Codes, ElementOrder, Layout, PANEL, TABLE};
+use super::layout::{Blocks, Codes, ElementOrder, Layout, PANEL, TABLE, TABLE_STEPS};
 use super::{Element, Weight, WeightBuilder, WeightRows};
 use crate::{Error, Result};
 
@@ -272,10 +272,19 @@ impl Layout {
                         panel[pair + i * PANEL + column] = *code;
                     }
                 }
-                Codes::U4 | Codes::Table => {
+                Codes::U4 => {
                     for two in row.bytes[steps].chunks(2) {
                         panel[pair + column] = two[0] | two.get(1).copied().unwrap_or(0) << 4;
                         pair += PANEL;
+                    }
+                }
+                Codes::Table => {
+                    for (line, codes) in row.bytes.chunks(TABLE_STEPS).enumerate() {
+                        let code = |step: usize| codes.get(step).copied().unwrap_or(0);
+                        let line = &mut panel[self.table_codes(column, line)..];
+                        for (step, byte) in line[..TABLE_STEPS / 2].iter_mut().enumerate() {
+                            *byte = code(step) | code(TABLE_STEPS / 2 + step) << 4;
+                        }
                     }
                 }
             }
@@ -325,10 +334,14 @@ impl Layout {
 
     /// The code of a panel at step `k` and `column`.
     fn code(self, codes: Codes, panel: &[u8], k: usize, column: usize) -> u8 {
-        let pair = &panel[self.pair(k / 2)..];
         match codes {
-            Codes::U8 | Codes::E4m3 => pair[k % 2 * PANEL + column],
-            Codes::U4 | Codes::Table => pair[column] >> (k % 2 * 4) & 15,
+            Codes::U8 | Codes::E4m3 => panel[self.pair(k / 2) + k % 2 * PANEL + column],
+            Codes::U4 => panel[self.pair(k / 2) + column] >> (k % 2 * 4) & 15,
+            Codes::Table => {
+                let (line, step) = (k / TABLE_STEPS, k % TABLE_STEPS);
+                let byte = panel[self.table_codes(column, line) + step % (TABLE_STEPS / 2)];
+                byte >> (step / (TABLE_STEPS / 2) * 4) & 15
+            }
         }
     }
 
