@@ -212,6 +212,7 @@ fn codes_give_the_definitions_bits_on_all_paths() {
         (70, 131, Table, 131, true),
         (33, 17, Table, 17, false),
         (97, 352, Table, 352, false),
+        (97, 1500, Table, 1500, false),
         (3, 5, Table, 5, false),
     ];
     for (n, k, codes, group, backwards) in shapes {
