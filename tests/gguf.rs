@@ -33,8 +33,8 @@ fn doctor_counts_what_the_file_holds() {
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&json["quantization"], &json["supported"]), (&"gguf".into(), &true.into()));
     let log = ServerBuilder::new(&file).start().log_when_ready();
-    let mebibytes = json["weights_bytes"].as_f64().unwrap() / f64::from(1 << 20);
-    assert!(log.contains(&format!("{mebibytes:.1} MiB of")), "{mebibytes}\n{log}");
+    let kibibytes = json["weights_bytes"].as_f64().unwrap() / f64::from(1 << 10);
+    assert!(log.contains(&format!("{kibibytes:.1} KiB of")), "{kibibytes}\n{log}");
 }
 
 #[test]
