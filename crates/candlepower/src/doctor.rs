@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use candlepower_checkpoint::{
     BATCHED_TOKENS, Checkpoint, CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory,
-    Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig, MemoryPlan,
-    MemoryRequest,
+    Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig, KvDtype,
+    MemoryPlan, MemoryRequest,
 };
 use candlepower_hub::ModelName;
 use candlepower_machine::Machine;
@@ -289,7 +289,11 @@ impl Doctor {
         }
         // Not every device keeps keys and values beside any weights as asked.
         let plan = |dtype, (name, memory): &(String, DeviceMemory)| {
-            let request = self.request(max_model_len, dtype, *memory).ok()?;
+            let asked = (self.dtype != DtypeSetting::Auto || dtype != stored).then_some(dtype);
+            let kv = checkpoint
+                .kv_dtype(memory.device, self.kv_cache_dtype.asked(), asked, dtype)
+                .ok()?;
+            let request = self.request(max_model_len, (dtype, kv), *memory);
             Some((name.clone(), MemoryPlan::new(spec, request)))
         };
         let plans = dtypes
@@ -301,12 +305,12 @@ impl Doctor {
     fn request(
         &self,
         max_model_len: usize,
-        weights: Dtype,
+        (weights, kv): (Dtype, KvDtype),
         memory: DeviceMemory,
-    ) -> candlepower_checkpoint::Result<MemoryRequest> {
-        Ok(MemoryRequest {
+    ) -> MemoryRequest {
+        MemoryRequest {
             weights,
-            kv: memory.device.kv_dtype(self.kv_cache_dtype.asked(), weights)?,
+            kv,
             max_model_len,
             block_size: self.block_size.get(),
             max_num_seqs: self.max_num_seqs.get(),
@@ -314,7 +318,7 @@ impl Doctor {
             kv_cache_bytes: self.kv_cache_memory.map(|size| size.0),
             tensor_parallel_size: self.tensor_parallel_size.get(),
             memory,
-        })
+        }
     }
 
     /// What one rank may take on the CPU, whose memory all ranks share, and on each GPU.

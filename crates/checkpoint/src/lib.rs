@@ -280,4 +280,26 @@ impl Checkpoint {
             stored => stored,
         })
     }
+
+    /// In which keys and values are kept on `device`, where the matrices are in `weights` and `dtype` was asked for: what was
+    /// asked, else on a GPU the weights' dtype, and on the CPU bfloat16 where activations are rounded to it before
+    /// products, as they are beside weights in bfloat16 and, unless a wider dtype was asked for, beside codes with scales, and
+    /// float32 where not.
+    ///
+    /// # Errors
+    /// [`Error::KvDtype`]: a GPU's kernels take keys and values in the weights' dtype or in FP8, the CPU's none in float16.
+    pub fn kv_dtype(
+        &self,
+        device: DeviceKind,
+        asked: Option<KvDtype>,
+        dtype: Option<Dtype>,
+        weights: Dtype,
+    ) -> Result<KvDtype> {
+        let scaled = self.spec.quantized.values().any(|packed| packed.codes != Codes::Table);
+        let rounded = scaled && matches!(dtype, None | Some(Dtype::Bf16));
+        match device {
+            DeviceKind::Cpu if rounded => device.kv_dtype(asked, Dtype::Bf16),
+            _ => device.kv_dtype(asked, weights),
+        }
+    }
 }

@@ -92,15 +92,11 @@ pub struct DeviceMemory {
 }
 
 impl DeviceKind {
-    /// In which a model with such weights keeps keys and values: what was asked for, else on a GPU the weights' dtype, and on the
-    /// CPU bfloat16 where the weights are, because products are rounded to it then, and float32 where not.
-    ///
-    /// # Errors
-    /// [`Error::KvDtype`]: a GPU's kernels take keys and values in the weights' dtype or in FP8, the CPU's none in float16.
-    pub fn kv_dtype(self, asked: Option<KvDtype>, weights: Dtype) -> Result<KvDtype> {
+    /// As [`Checkpoint::kv_dtype`](crate::Checkpoint::kv_dtype), where the CPU rounds activations to `computed` if that is bfloat16.
+    pub(crate) fn kv_dtype(self, asked: Option<KvDtype>, computed: Dtype) -> Result<KvDtype> {
         let plain = match self {
-            Self::Cpu if weights != Dtype::Bf16 => Dtype::F32,
-            _ => weights,
+            Self::Cpu if computed != Dtype::Bf16 => Dtype::F32,
+            _ => computed,
         };
         let (possible, device, others) = match self {
             Self::Cpu => (asked != Some(Dtype::F16.into()), "the CPU", "float32, bfloat16"),

@@ -94,7 +94,8 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
     };
     for memory in memories(params, plan, compute) {
         let weights = weights(memory.device);
-        let kv = memory.device.kv_dtype(asked_kv, weights).map_err(wrong)?;
+        let kv =
+            checkpoint.kv_dtype(memory.device, asked_kv, asked_dtype, weights).map_err(wrong)?;
         MemoryPlan::new(spec, request(memory, weights, kv)).check(spec).map_err(wrong)?;
     }
     Ok(())

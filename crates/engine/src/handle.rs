@@ -32,7 +32,7 @@ pub struct EngineConfig {
     /// `gpu_memory_utilization` leaves on a GPU, and no more than `max_num_seqs` sequences of `max_model_len` need.
     pub kv_cache_bytes: Option<u64>,
     /// In which keys and values are kept; `None` takes what
-    /// [`DeviceKind::kv_dtype`](candlepower_checkpoint::DeviceKind::kv_dtype) says.
+    /// [`Checkpoint::kv_dtype`](candlepower_checkpoint::Checkpoint::kv_dtype) says.
     pub kv_cache_dtype: Option<KvDtype>,
     /// Bytes of the host's memory for the blocks of preempted sequences, which are recomputed without; not on the CPU,
     /// whose cache lies in that memory itself.

@@ -171,7 +171,7 @@ fn cpu_runner(
         counted: MemoryCounted::AfterLoading,
     };
     let weights = dtype(model.weight_dtype());
-    let request = memory_request(config, model.max_model_len(), weights, memory)?;
+    let request = memory_request(checkpoint, config, (model.max_model_len(), weights), memory)?;
     let plan = MemoryPlan::new(spec, request);
     plan.check(spec)?;
     let others_bytes = loaded.iter().map(|loaded| loaded.weights_bytes);
@@ -229,7 +229,7 @@ fn device_runner(
         available_bytes: free.map(|bytes| bytes / sharers),
         counted: MemoryCounted::AfterLoading,
     };
-    let request = memory_request(config, model.max_model_len(), weights, memory)?;
+    let request = memory_request(checkpoint, config, (model.max_model_len(), weights), memory)?;
     let spec = checkpoint.spec();
     let plan = MemoryPlan::new(spec, request);
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
@@ -270,14 +270,15 @@ fn device_runner(
 }
 
 fn memory_request(
+    checkpoint: &Checkpoint,
     config: &EngineConfig,
-    max_model_len: usize,
-    weights: Dtype,
+    (max_model_len, weights): (usize, Dtype),
     memory: DeviceMemory,
 ) -> Result<MemoryRequest> {
+    let asked = config.load.dtype.chosen().map(dtype);
     Ok(MemoryRequest {
         weights,
-        kv: memory.device.kv_dtype(config.kv_cache_dtype, weights)?,
+        kv: checkpoint.kv_dtype(memory.device, config.kv_cache_dtype, asked, weights)?,
         max_model_len,
         block_size: config.block_size,
         max_num_seqs: config.max_num_seqs,

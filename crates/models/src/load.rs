@@ -268,7 +268,8 @@ impl Source {
 }
 
 impl LoadDtype {
-    fn chosen(self) -> Option<DType> {
+    /// What is asked for; `None` where the matrices keep their own.
+    pub fn chosen(self) -> Option<DType> {
         match self {
             Self::Auto => None,
             Self::F32 => Some(DType::F32),

@@ -134,7 +134,7 @@ fn memory_request(
     };
     Ok(MemoryRequest {
         weights,
-        kv: kind.kv_dtype(config.kv_cache_dtype.asked(), weights)?,
+        kv: checkpoint.kv_dtype(kind, config.kv_cache_dtype.asked(), dtype, weights)?,
         max_model_len,
         block_size: config.block_size,
         max_num_seqs: config.max_num_seqs,

@@ -1,7 +1,9 @@
 //! Configurations as the hub has them, what each means, and what is refused.
 
+use std::path::Path;
+
 use super::*;
-use crate::{GgufType, spec::Dtype};
+use crate::{Checkpoint, DeviceKind, GgufType, spec::Dtype};
 
 fn parse(text: &str) -> Result<Quantization> {
     let config = HfConfig::parse("config.json", format!("{{\"q\": {text}}}").as_bytes()).unwrap();
@@ -241,5 +243,27 @@ fn scales_in_two_levels_stay_so_where_all_parts_have_them() {
         [(Q4K, 128, 5.0), (Q6K, 128, 9.0), (Q4K, 32, 6.0), (Q6K, 32, 10.5), (Q6K, 16, 12.0)]
     {
         assert_eq!(bits(&[kind], k), expected, "{kind:?}, {k} columns");
+    }
+}
+
+#[test]
+fn keys_and_values_are_rounded_beside_codes_as_activations_are() {
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let kept = |name: &str, dtype: Option<Dtype>| {
+        let files = CheckpointFiles::find(&goldens.join(name)).unwrap().unwrap();
+        let checkpoint = Checkpoint::open(files).unwrap();
+        let weights = dtype.unwrap_or(Dtype::F32);
+        checkpoint.kv_dtype(DeviceKind::Cpu, None, dtype, weights).unwrap()
+    };
+    for (name, dtype, expected) in [
+        ("awq", None, Dtype::Bf16),
+        ("awq", Some(Dtype::F32), Dtype::F32),
+        ("awq", Some(Dtype::F16), Dtype::F32),
+        ("gguf-qwen2", None, Dtype::Bf16),
+        ("squeezellm", None, Dtype::F32),
+        ("squeezellm", Some(Dtype::Bf16), Dtype::Bf16),
+        ("llama", None, Dtype::F32),
+    ] {
+        assert_eq!(kept(name, dtype), expected.into(), "{name} {dtype:?}");
     }
 }
