@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from mistralrs import ChatCompletionRequest, ModelDType, Runner, Which
+
+# It streams chats alone: a prompt is one, of a message without anything around it.
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -24,7 +28,7 @@ class Handler(BaseHTTPRequestHandler):
             ChatCompletionRequest(
                 messages=request["prompt"],
                 model="default",
-                max_tokens=request["max_tokens"],
+                max_tokens=request.get("max_tokens", 16),
                 temperature=0.0,
                 stream=True,
                 ignore_eos=True,
@@ -66,7 +70,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--dtype", choices=["F32", "BF16"], default="F32")
     args = parser.parse_args()
-    Handler.runner = Runner(which=Which.Plain(model_id=args.model, dtype=getattr(ModelDType, args.dtype)))
+    model = Which.Plain(model_id=args.model, dtype=getattr(ModelDType, args.dtype))
+    with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
+        template.write(TEMPLATE)
+        template.flush()
+        Handler.runner = Runner(which=model, jinja_explicit=template.name)
     ThreadingHTTPServer(("127.0.0.1", args.port), Handler).serve_forever()
 
 
