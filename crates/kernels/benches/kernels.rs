@@ -171,8 +171,8 @@ fn linears() {
     }
 }
 
-/// Codes in groups as AWQ and GPTQ, Q8_0, FP8 with a scale per output, and SqueezeLLM with a table per output have them, and as Q4_K
-/// and Q6_K, with a scale for each group and with multiples.
+/// Codes in groups as AWQ and GPTQ, Q8_0, FP8 with a scale per output, and SqueezeLLM with a table per output have them, and as Q2_K
+/// to Q6_K, with a scale for each group and with multiples.
 fn coded_linears() {
     let blocks = |own_mins| Some(Blocks { columns: 256, own_mins });
     for (codes, group, blocks, short) in [
@@ -182,6 +182,11 @@ fn coded_linears() {
         (Codes::Table, usize::MAX, None, 896),
         (Codes::U4, 32, None, 1024),
         (Codes::U4, 32, blocks(true), 1024),
+        (Codes::U2, 16, blocks(true), 1024),
+        (Codes::U3, 16, blocks(false), 1024),
+        (Codes::U5, 32, blocks(true), 1024),
+        (Codes::U6, 16, None, 1024),
+        (Codes::U6, 16, blocks(false), 1024),
         (Codes::U8, 16, None, 1024),
         (Codes::U8, 16, blocks(false), 1024),
     ] {

@@ -134,7 +134,7 @@ fn fits_matrix_unit(w: &Weight) -> bool {
     match order {
         ElementOrder::Bf16 => true,
         ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Coded(Codes::Table) => false,
-        ElementOrder::Coded(Codes::U4 | Codes::U8 | Codes::E4m3) => {
+        ElementOrder::Coded(_) => {
             w.rounds_activations() && (group == k || group.is_multiple_of(2 * TILE_LINE))
         }
     }
@@ -174,8 +174,10 @@ fn multiply(
             tables::multiply(isa, &product);
         } else if fits_matrix_unit(w) {
             isa.run_with_tiles(Multiply(product));
-        } else {
+        } else if w.rounds_activations() {
             isa.run_with_dot(Multiply(product));
+        } else {
+            isa.run(Multiply(product));
         }
     }
     // SAFETY: all paths write every element of `y`.

@@ -12,6 +12,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub(crate) mod math;
+#[cfg(target_arch = "x86_64")]
+mod planes;
 mod portable;
 #[cfg(test)]
 mod tests;
@@ -125,6 +127,32 @@ pub(crate) trait Simd: Copy + Send + Sync {
     unsafe fn load_u4_pairs(self, source: *const u8) -> Self::F32 {
         // SAFETY: the caller's promise.
         unsafe { self.join_bf16(self.load_u4::<0>(source), self.load_u4::<4>(source)) }
+    }
+    /// The codes of `BITS` bits of step `step` (0 or 1) of a pair, of the first (0) or the second (1) sixteen outputs of a panel, as
+    /// numbers.
+    /// # Safety
+    /// `pair` points to readable [`planes`](crate::weight::planes) of codes of `BITS` bits.
+    unsafe fn load_planes<const BITS: usize>(
+        self,
+        pair: *const u8,
+        step: usize,
+        half: usize,
+    ) -> Self::F32;
+    /// Those of both steps, as words of two bf16: the first step's in the high half.
+    /// # Safety
+    /// As of [`Self::load_planes`].
+    #[inline(always)]
+    unsafe fn load_planes_pairs<const BITS: usize>(
+        self,
+        pair: *const u8,
+        half: usize,
+    ) -> Self::F32 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [first, second] =
+                [self.load_planes::<BITS>(pair, 0, half), self.load_planes::<BITS>(pair, 1, half)];
+            self.join_bf16(first, second)
+        }
     }
     /// [`e4m3_part`](crate::weight::e4m3_part) of sixteen bytes.
     /// # Safety

@@ -19,6 +19,7 @@ use crate::{Error, Result};
 
 mod layout;
 mod memory;
+pub(crate) mod planes;
 mod quantized;
 mod sparse;
 #[cfg(test)]

@@ -120,7 +120,11 @@ fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
     // Codes, and the scale and the minimum with which their numbers reach from -1 to 1. Those of E4M3 lie
     // closer to zero than uniform ones: 116 gives them the same deviation. Bit 3 keeps NaN away.
     let (mask, scale, min) = match codes {
+        Codes::U2 => (3, 1.0 / 1.5, Some(-1.0)),
+        Codes::U3 => (7, 1.0 / 3.5, Some(-1.0)),
         Codes::U4 => (15, 1.0 / 7.5, Some(-1.0)),
+        Codes::U5 => (31, 1.0 / 15.5, Some(-1.0)),
+        Codes::U6 => (63, 1.0 / 31.5, Some(-1.0)),
         Codes::U8 => (255, 1.0 / 127.5, Some(-1.0)),
         Codes::E4m3 => (0xf7, 1.0 / 116.0, None),
         Codes::Table => (15, 0.0, None),

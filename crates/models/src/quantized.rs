@@ -188,7 +188,11 @@ pub fn dequantize_reference(checkpoint: &Checkpoint, name: &str) -> Result<Optio
 /// The kernels' name for what codes mean.
 pub(crate) fn codes(packed: Packed) -> Codes {
     match packed.codes {
+        Planned::U2 => Codes::U2,
+        Planned::U3 => Codes::U3,
         Planned::U4 => Codes::U4,
+        Planned::U5 => Codes::U5,
+        Planned::U6 => Codes::U6,
         Planned::U8 => Codes::U8,
         Planned::E4m3 => Codes::E4m3,
         Planned::Table => Codes::Table,

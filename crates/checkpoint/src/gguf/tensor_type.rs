@@ -121,9 +121,11 @@ impl GgufType {
         let (codes, group) = match self {
             Self::F32 | Self::F16 | Self::Bf16 => return None,
             Self::Q4_0 | Self::Q4_1 | Self::Q4K => (Codes::U4, 32),
-            Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Q5K => (Codes::U8, 32),
-            Self::Q2K | Self::Q3K => (Codes::U4, 16),
-            Self::Q6K => (Codes::U8, 16),
+            Self::Q5_0 | Self::Q5_1 | Self::Q5K => (Codes::U5, 32),
+            Self::Q8_0 => (Codes::U8, 32),
+            Self::Q2K => (Codes::U2, 16),
+            Self::Q3K => (Codes::U3, 16),
+            Self::Q6K => (Codes::U6, 16),
         };
         let own_mins = matches!(self, Self::Q2K | Self::Q4K | Self::Q5K);
         let has_sub_scales = own_mins || matches!(self, Self::Q3K | Self::Q6K);

@@ -16,14 +16,43 @@ const STEP_INPUTS: usize = 16;
 /// What the codes of a quantized matrix mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codes {
+    /// Two bits, with a scale and a minimum.
+    U2,
+    /// Three bits, with a scale and a minimum.
+    U3,
     /// Four bits, with a scale and a minimum.
     U4,
+    /// Five bits, with a scale and a minimum.
+    U5,
+    /// Six bits, with a scale and a minimum.
+    U6,
     /// Eight bits, with a scale and a minimum.
     U8,
     /// Eight-bit floating point, with a scale.
     E4m3,
     /// Four bits, which name one of sixteen numbers.
     Table,
+}
+
+impl Codes {
+    /// Bits of a code.
+    fn bits(self) -> usize {
+        match self {
+            Self::U2 => 2,
+            Self::U3 => 3,
+            Self::U4 | Self::Table => 4,
+            Self::U5 => 5,
+            Self::U6 => 6,
+            Self::U8 | Self::E4m3 => 8,
+        }
+    }
+
+    /// The kind of which both are: the wider one, if codes of both are numbers from zero on.
+    fn join(self, other: Self) -> Option<Self> {
+        let is_unsigned = |codes| !matches!(codes, Self::E4m3 | Self::Table);
+        let wider = if self.bits() > other.bits() { self } else { other };
+        (self == other || is_unsigned(self) && is_unsigned(other)).then_some(wider)
+    }
 }
 
 /// How a quantized matrix is kept.
@@ -109,14 +138,10 @@ impl Packed {
         self.blocks.map(|blocks| blocks.within(k)).filter(|blocks| blocks.columns > self.group)
     }
 
-    /// Codes of four bits fit into eight, and scales of a group are those of its parts. Scales that are multiples are numbers
+    /// Codes of few bits fit into more, and scales of a group are those of its parts. Scales that are multiples are numbers
     /// too, but not the other way round.
     fn join(self, other: Self, k: usize) -> Option<Self> {
-        let codes = match (self.codes, other.codes) {
-            (a, b) if a == b => a,
-            (Codes::U4, Codes::U8) | (Codes::U8, Codes::U4) => Codes::U8,
-            _ => return None,
-        };
+        let codes = self.codes.join(other.codes)?;
         let group = match (self.group.min(k), other.group.min(k)) {
             (a, b) if a == b => a,
             (a, b) if a == k => b,
@@ -130,13 +155,15 @@ impl Packed {
         Some(Self { codes, group, blocks, reordered: self.reordered || other.reordered })
     }
 
-    /// Bytes on a GPU; `padded` says that activations have zeros between the matrix's inputs.
+    /// Bytes on a GPU, where codes of two and three bits have four, and of five and six eight; `padded` says that activations have zeros between the matrix's inputs.
     pub(crate) fn device_bytes(self, rows: usize, columns: usize, padded: bool) -> usize {
         let outputs = rows.next_multiple_of(TILE[0]);
         let codes = outputs * columns.next_multiple_of(TILE[1]);
         let (codes, scales) = match self.codes {
-            Codes::U4 => (codes / 2, columns.div_ceil(self.group) * 2),
-            Codes::U8 | Codes::E4m3 => (codes, columns.div_ceil(self.group) * 2),
+            Codes::U2 | Codes::U3 | Codes::U4 => (codes / 2, columns.div_ceil(self.group) * 2),
+            Codes::U5 | Codes::U6 | Codes::U8 | Codes::E4m3 => {
+                (codes, columns.div_ceil(self.group) * 2)
+            }
             Codes::Table => (codes / 2, TABLE),
         };
         let inputs = if self.reordered || padded { columns } else { 0 };
@@ -144,11 +171,11 @@ impl Packed {
     }
 
     fn bytes(self, rows: usize, columns: usize) -> usize {
-        let (header, pair, multiple) = match self.codes {
-            Codes::U4 => (2 * PANEL_ROWS * 4, PANEL_ROWS, 2),
-            Codes::U8 | Codes::E4m3 => (2 * PANEL_ROWS * 4, 2 * PANEL_ROWS, 2),
-            Codes::Table => (PANEL_ROWS * TABLE * 4, PANEL_ROWS, TABLE_COLUMNS),
+        let (header, multiple) = match self.codes {
+            Codes::Table => (PANEL_ROWS * TABLE * 4, TABLE_COLUMNS),
+            _ => (2 * PANEL_ROWS * 4, 2),
         };
+        let pair = 2 * PANEL_ROWS * self.codes.bits() / 8;
         let groups = columns.div_ceil(self.group);
         let headers = match self.kept_blocks(columns) {
             None => groups * header,

@@ -205,18 +205,22 @@ fn refusals_name_the_key() {
 fn matrices_that_are_one_are_kept_in_what_they_have_in_common() {
     let packed = |codes, group| MatrixForm::Quantized(Packed::by_group(codes, group));
     let (u4, u8) = (packed(Codes::U4, 32), packed(Codes::U8, 48));
+    let (u5, u6) = (packed(Codes::U5, 32), packed(Codes::U6, 32));
     assert_eq!(u4.join(u4, 96), u4);
     assert_eq!(u4.join(u8, 96), packed(Codes::U8, 16));
+    assert_eq!((u4.join(u5, 96), u5.join(u4, 96), u6.join(u5, 96)), (u5, u5, u6));
+    assert_eq!(u6.join(u8, 96), packed(Codes::U8, 16));
     assert_eq!(u4.join(packed(Codes::U4, 96), 96), u4);
     assert_eq!(u4.join(MatrixForm::Plain, 96), MatrixForm::Widened);
     assert_eq!(u4.join(packed(Codes::E4m3, 32), 96), MatrixForm::Widened);
+    assert_eq!(packed(Codes::Table, 96).join(u6, 96), MatrixForm::Widened);
     assert_eq!(MatrixForm::Plain.join(MatrixForm::Plain, 96), MatrixForm::Plain);
 }
 
 /// GGUF's types: bits of a number in memory, alone and together.
 #[test]
 fn scales_in_two_levels_stay_so_where_all_parts_have_them() {
-    use GgufType::{Q2K, Q3K, Q4K, Q5K, Q6K, Q8_0};
+    use GgufType::{Q2K, Q3K, Q4K, Q5_0, Q5K, Q6K, Q8_0};
     let form = |kind| MatrixForm::Quantized(Scheme::Gguf(kind).packed(512));
     let bits = |kinds: &[GgufType], k: usize| {
         let join = |all: MatrixForm, kind: &GgufType| all.join(form(*kind), k);
@@ -224,13 +228,15 @@ fn scales_in_two_levels_stay_so_where_all_parts_have_them() {
         (joined.bytes(64, k, Dtype::F32) * 8) as f64 / (64 * k) as f64
     };
     for (kinds, expected) in [
-        (&[Q2K][..], 5.25),
-        (&[Q3K], 4.75),
+        (&[Q2K][..], 3.25),
+        (&[Q3K], 3.75),
         (&[Q4K], 4.75),
-        (&[Q5K], 8.75),
-        (&[Q6K], 8.75),
-        (&[Q3K, Q6K], 8.75),
-        (&[Q4K, Q4K, Q6K], 9.25),
+        (&[Q5K], 5.75),
+        (&[Q6K], 6.75),
+        (&[Q3K, Q6K], 6.75),
+        (&[Q4K, Q4K, Q6K], 7.25),
+        (&[Q5_0], 7.0),
+        (&[Q4K, Q5_0], 7.0),
         (&[Q2K, Q4K], 5.25),
         (&[Q8_0], 10.0),
         (&[Q4K, Q8_0], 10.0),
@@ -240,7 +246,7 @@ fn scales_in_two_levels_stay_so_where_all_parts_have_them() {
     }
     // Of a rank's columns: half a block, an eighth, and a group, where a scale for each is less.
     for (kind, k, expected) in
-        [(Q4K, 128, 5.0), (Q6K, 128, 9.0), (Q4K, 32, 6.0), (Q6K, 32, 10.5), (Q6K, 16, 12.0)]
+        [(Q4K, 128, 5.0), (Q6K, 128, 7.0), (Q4K, 32, 6.0), (Q6K, 32, 8.5), (Q6K, 16, 10.0)]
     {
         assert_eq!(bits(&[kind], k), expected, "{kind:?}, {k} columns");
     }

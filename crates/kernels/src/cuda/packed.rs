@@ -98,8 +98,8 @@ fn unpack(launch: &Launch, w: &PackedMatrix, rows: Rows, scale: f32, out: &Tenso
 /// What codes mean, as `Codes` in packed.cu.
 fn code_kind(codes: Codes) -> i32 {
     match codes {
-        Codes::U4 => 0,
-        Codes::U8 => 1,
+        Codes::U2 | Codes::U3 | Codes::U4 => 0,
+        Codes::U5 | Codes::U6 | Codes::U8 => 1,
         Codes::E4m3 => 2,
         Codes::Table => 3,
     }

@@ -69,7 +69,7 @@ pub struct HeadPadding {
 /// The codes of a matrix and what they count for, in tensors on a device.
 ///
 /// Codes lie in tiles of 16 outputs and 64 columns, and within a tile as `code_place` in index.cuh says; outputs and
-/// columns that are missing there are zeros. A number is that of [`crate::QuantizedRows`]: `code * scale + min`, rounded once.
+/// columns that are missing there are zeros. Codes of two and three bits have four here, of five and six eight. A number is that of [`crate::QuantizedRows`]: `code * scale + min`, rounded once.
 #[derive(Clone, Debug)]
 pub struct PackedMatrix {
     pub(crate) n: usize,
@@ -223,9 +223,9 @@ impl PackedMatrix {
                 let at = (column / self.group * outputs + row) * 2;
                 let input = inputs.as_ref().map_or(column, |inputs| inputs[column] as usize);
                 numbers[input] = match self.codes {
-                    Codes::U4 | Codes::U8 => f32::from(code).mul_add(scales[at], scales[at + 1]),
                     Codes::E4m3 => e4m3_part(code).mul_add(scales[at], scales[at + 1]),
                     Codes::Table => scales[row * TABLE + usize::from(code)],
+                    _ => f32::from(code).mul_add(scales[at], scales[at + 1]),
                 };
             }
         }
@@ -242,11 +242,11 @@ impl PackedMatrix {
     }
 }
 
-/// Bits of a code.
+/// Bits of a code on a device.
 fn bits(codes: Codes) -> usize {
     match codes {
-        Codes::U4 | Codes::Table => 4,
-        Codes::U8 | Codes::E4m3 => 8,
+        Codes::U2 | Codes::U3 | Codes::U4 | Codes::Table => 4,
+        Codes::U5 | Codes::U6 | Codes::U8 | Codes::E4m3 => 8,
     }
 }
 

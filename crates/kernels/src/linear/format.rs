@@ -101,13 +101,15 @@ pub(super) trait WithFormat<S: Simd> {
 #[inline(always)]
 pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>) {
     match p.w.layout().order {
-        ElementOrder::Bf16 if const { S::BF16_DOT || S::BF16_TILES } => {
-            work.with::<Bf16Pairs>(s, p)
-        }
+        ElementOrder::Bf16 if const { has_pairs::<S>() } => work.with::<Bf16Pairs>(s, p),
+        ElementOrder::Coded(Codes::U2) => coded::<S, Planes<2>>(s, p, work),
+        ElementOrder::Coded(Codes::U3) => coded::<S, Planes<3>>(s, p, work),
         ElementOrder::Coded(Codes::U4) => coded::<S, U4>(s, p, work),
+        ElementOrder::Coded(Codes::U5) => coded::<S, Planes<5>>(s, p, work),
+        ElementOrder::Coded(Codes::U6) => coded::<S, Planes<6>>(s, p, work),
         ElementOrder::Coded(Codes::U8) => coded::<S, U8>(s, p, work),
         ElementOrder::Coded(Codes::E4m3) => coded::<S, E4m3>(s, p, work),
-        order if const { S::BF16_TILES } => unreachable!("{order:?} in tiles"),
+        order if const { has_pairs::<S>() } => unreachable!("{order:?} in pairs"),
         ElementOrder::F32 => work.with::<F32>(s, p),
         ElementOrder::F16 => work.with::<F16>(s, p),
         ElementOrder::Bf16 => work.with::<Bf16>(s, p),
@@ -115,10 +117,15 @@ pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>
     }
 }
 
+/// Whether the CPU multiplies pairs of bf16, and then these alone: everything else is compiled for the instruction set without them.
+const fn has_pairs<S: Simd>() -> bool {
+    S::BF16_DOT || S::BF16_TILES
+}
+
 /// Calls `work` with codes as pairs of bf16, where the CPU multiplies these, or one by one.
 #[inline(always)]
 fn coded<S: Simd, C: Code>(s: S, p: &Product<'_>, work: impl WithFormat<S>) {
-    if const { S::BF16_TILES } || const { S::BF16_DOT } && p.w.rounds_activations() {
+    if const { has_pairs::<S>() } {
         work.with::<Pairs<C>>(s, p);
     } else {
         work.with::<Singles<C>>(s, p);
@@ -303,6 +310,9 @@ struct U4;
 struct U8;
 #[derive(Clone, Copy)]
 struct E4m3;
+/// Codes of so many bits, in [`planes`](crate::weight::planes).
+#[derive(Clone, Copy)]
+struct Planes<const BITS: usize>;
 
 impl Code for U4 {
     const CODES: Codes = Codes::U4;
@@ -340,5 +350,27 @@ impl Code for E4m3 {
     unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
         // SAFETY: as for `U8`.
         unsafe { s.load_e4m3_part(pair.add(step * PANEL + half * LANES)) }
+    }
+}
+
+impl<const BITS: usize> Code for Planes<BITS> {
+    const CODES: Codes = match BITS {
+        2 => Codes::U2,
+        3 => Codes::U3,
+        5 => Codes::U5,
+        6 => Codes::U6,
+        _ => panic!("codes of so many bits have no planes"),
+    };
+
+    #[inline(always)]
+    unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
+        // SAFETY: a pair has `8 * BITS` bytes.
+        unsafe { s.load_planes::<BITS>(pair, step, half) }
+    }
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(s: S, pair: *const u8, half: usize) -> S::F32 {
+        // SAFETY: as above.
+        unsafe { s.load_planes_pairs::<BITS>(pair, half) }
     }
 }

@@ -52,7 +52,8 @@ fn coded(
     inputs: Option<&[u32]>,
     rounds: bool,
 ) -> Weight {
-    let most = if matches!(codes, Codes::U4 | Codes::Table) { 16.0 } else { 127.0 };
+    // The largest E4M3 is NaN.
+    let most = if codes == Codes::E4m3 { 127.0 } else { f32::from(codes.most()) + 1.0 };
     let bytes: Vec<u8> = numbers(n * k, 11).iter().map(|v| (v.abs() * most) as u8).collect();
     let groups = k.div_ceil(group);
     let scale_count = match blocks {
@@ -97,8 +98,8 @@ impl Expected {
         let all = |chain: fn(&[f32], &[f32]) -> f32| -> Vec<u32> {
             let output = |x: &[f32], i: usize| {
                 let sum = match w.codes() {
-                    Some((Codes::U4 | Codes::U8 | Codes::E4m3, _)) => coded_sum(x, w, i, chain),
                     Some((Codes::Table, _)) => table_sum(x, &rows[i * k..][..k]),
+                    Some(_) => coded_sum(x, w, i, chain),
                     None => chain(x, &rows[i * k..][..k]),
                 };
                 bias.map_or(sum, |bias| sum + bias[i]).to_bits()
@@ -197,12 +198,20 @@ fn all_paths_give_the_definitions_bits() {
 
 #[test]
 fn codes_give_the_definitions_bits_on_all_paths() {
-    use Codes::{E4m3, Table, U4, U8};
+    use Codes::{E4m3, Table, U2, U3, U4, U5, U6, U8};
     let shapes = [
         (33, 70, U4, 32, false),
         (96, 384, U4, 128, true),
         (40, 9, U4, 9, false),
         (34, 150, U4, 6, false),
+        (96, 150, U2, 32, true),
+        (33, 193, U3, 193, false),
+        (96, 384, U5, 128, true),
+        (40, 9, U5, 9, false),
+        (290, 150, U5, 32, false),
+        (33, 193, U6, 193, true),
+        (34, 150, U6, 6, false),
+        (290, 192, U6, 32, false),
         (290, 192, U8, 32, true),
         (32, 300, U8, 2, false),
         (40, 700, U8, 192, false),
@@ -228,6 +237,10 @@ fn scales_that_are_multiples_give_the_definitions_bits_on_all_paths() {
         (33, 512, Codes::U4, 32, 256, true),
         (290, 768, Codes::U8, 16, 256, false),
         (40, 192, Codes::U8, 32, 64, true),
+        (33, 512, Codes::U2, 16, 256, true),
+        (40, 512, Codes::U3, 16, 256, false),
+        (33, 512, Codes::U5, 32, 256, true),
+        (65, 768, Codes::U6, 16, 256, false),
         (32, 480, Codes::U4, 16, 48, false),
         (65, 320, Codes::E4m3, 160, 320, true),
     ];
@@ -263,7 +276,16 @@ fn sums_over_codes_are_near_those_over_numbers() {
     let (m, n, k) = (3, 40, 1000);
     let x = numbers(m * k, 5);
     let mut row = vec![0.0; k];
-    for (codes, group) in [(Codes::U4, 32), (Codes::U8, 128), (Codes::E4m3, k), (Codes::Table, k)] {
+    for (codes, group) in [
+        (Codes::U4, 32),
+        (Codes::U2, 64),
+        (Codes::U3, 32),
+        (Codes::U5, 16),
+        (Codes::U6, 128),
+        (Codes::U8, 128),
+        (Codes::E4m3, k),
+        (Codes::Table, k),
+    ] {
         // A bf16 has eight bits, an f32 24; long sums lose some more.
         for (rounds, limit) in [(false, 2f32.powi(-20)), (true, 2f32.powi(-8))] {
             let w = quantized((n, k), codes, group, false, rounds);

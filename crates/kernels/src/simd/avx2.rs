@@ -2,7 +2,9 @@
 
 use std::arch::x86_64::*;
 
+use super::planes::Spread;
 use super::{Simd, WithSimd};
+use crate::weight::planes::{plane_bytes, widths};
 
 /// The proof that this CPU has AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +42,46 @@ unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m256i {
         let all = bytes(source);
         let shifted = if SHIFT == 0 { all } else { _mm256_srli_epi32::<4>(all) };
         _mm256_and_si256(shifted, _mm256_set1_epi32(15))
+    }
+}
+
+/// The bits of plane `PLANE` of codes of `BITS` bits, of eight outputs of each half of a panel, in sixteen lanes of 16 bits: those of the
+/// first half at their place, those of the second four further up, and what a lane does not own.
+///
+/// # Safety
+/// The CPU has AVX2, and `pair` points to readable planes.
+#[inline(always)]
+unsafe fn plane<const BITS: usize, const PLANE: usize>(pair: *const u8, eight: usize) -> __m256i {
+    let width = const { widths(BITS)[PLANE] };
+    let source = if PLANE == 0 { pair } else { pair.wrapping_add(plane_bytes(widths(BITS)[0])) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bytes = match width {
+            4 => return _mm256_cvtepu8_epi16(_mm_loadu_si128(source.add(eight * 16).cast())),
+            2 => _mm256_broadcastsi128_si256(_mm_loadu_si128(source.cast())),
+            _ => _mm256_set1_epi64x(source.cast::<i64>().read_unaligned()),
+        };
+        let spread = const { &Spread::of(BITS, PLANE) };
+        let of_lanes = _mm256_load_si256(spread.bytes.as_ptr().add(eight * 32).cast());
+        let factors = _mm256_load_si256(spread.factors.as_ptr().add(eight * 16).cast());
+        _mm256_mulhi_epu16(_mm256_shuffle_epi8(bytes, of_lanes), factors)
+    }
+}
+
+/// Codes of `BITS` bits of half `half` of a panel, of eight of its outputs, in sixteen lanes of 16 bits; above them is what a lane does
+/// not own.
+///
+/// # Safety
+/// As of [`plane`].
+#[inline(always)]
+unsafe fn lanes<const BITS: usize>(pair: *const u8, half: usize, eight: usize) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (low, high) = (plane::<BITS, 0>(pair, eight), plane::<BITS, 1>(pair, eight));
+        let is_low = _mm256_set1_epi16(((1 << widths(BITS)[0]) - 1) << (4 * half));
+        let codes =
+            _mm256_or_si256(_mm256_and_si256(is_low, low), _mm256_andnot_si256(is_low, high));
+        if half == 0 { codes } else { _mm256_srli_epi16::<4>(codes) }
     }
 }
 
@@ -304,6 +346,22 @@ impl Simd for Avx2 {
     unsafe fn load_u4<const SHIFT: u32>(self, source: *const u8) -> Pair {
         let half = |source: *const u8| unsafe { _mm256_cvtepi32_ps(nibbles::<SHIFT>(source)) };
         [half(source), half(source.wrapping_add(8))]
+    }
+
+    #[inline(always)]
+    unsafe fn load_planes<const BITS: usize>(
+        self,
+        pair: *const u8,
+        step: usize,
+        half: usize,
+    ) -> Pair {
+        let numbers = |eight: usize| unsafe {
+            let lanes = lanes::<BITS>(pair, half, eight);
+            let codes = if step == 0 { _mm256_srli_epi32::<16>(lanes) } else { lanes };
+            let most = _mm256_set1_epi32((1 << BITS) - 1);
+            _mm256_cvtepi32_ps(_mm256_and_si256(codes, most))
+        };
+        [numbers(0), numbers(1)]
     }
 
     #[inline(always)]

@@ -3,8 +3,10 @@
 use std::arch::x86_64::*;
 
 use super::avx2::sum_of_eight;
+use super::planes::Spread;
 use super::tiles::TileProduct;
 use super::{Simd, WithSimd, amx};
+use crate::weight::planes::{plane_bytes, widths};
 
 /// The proof that this CPU has AVX-512 F, BW, DQ and VL, where `BF16` says so its bf16 dot products, and where `TILES` says
 /// so AMX with bf16.
@@ -50,19 +52,70 @@ unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m512i {
     }
 }
 
-/// 0 to 15 as bf16, twice.
-static U4_NUMBERS: Numbers = {
-    let mut numbers = Numbers([0; 32]);
+/// The bits of plane `PLANE` of codes of `BITS` bits in 32 lanes of 16 bits: those of the first half of a panel at their place, those of
+/// the second four further up, and what a lane does not own.
+///
+/// # Safety
+/// The CPU has AVX-512 F and BW, and `pair` points to readable planes.
+#[inline(always)]
+unsafe fn plane<const BITS: usize, const PLANE: usize>(pair: *const u8) -> __m512i {
+    let width = const { widths(BITS)[PLANE] };
+    let source = if PLANE == 0 { pair } else { pair.wrapping_add(plane_bytes(widths(BITS)[0])) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bytes = match width {
+            4 => return _mm512_cvtepu8_epi16(_mm256_loadu_si256(source.cast())),
+            2 => _mm512_broadcast_i32x4(_mm_loadu_si128(source.cast())),
+            _ => _mm512_set1_epi64(source.cast::<i64>().read_unaligned()),
+        };
+        let spread = const { &Spread::of(BITS, PLANE) };
+        let of_lanes = _mm512_load_si512(spread.bytes.as_ptr().cast());
+        let factors = _mm512_load_si512(spread.factors.as_ptr().cast());
+        // A product shifts each lane as far as it needs, and leaves the units that shuffle alone.
+        _mm512_mulhi_epu16(_mm512_shuffle_epi8(bytes, of_lanes), factors)
+    }
+}
+
+/// Codes of `BITS` bits of half `half` of a panel in 32 lanes of 16 bits; above them is what a lane does not own.
+///
+/// # Safety
+/// As of [`plane`].
+#[inline(always)]
+unsafe fn lanes<const BITS: usize>(pair: *const u8, half: usize) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (low, high) = (plane::<BITS, 0>(pair), plane::<BITS, 1>(pair));
+        let is_low = _mm512_set1_epi16(((1 << widths(BITS)[0]) - 1) << (4 * half));
+        // The bits of `low` where `is_low` has ones, else those of `high`.
+        let codes = _mm512_ternarylogic_epi32::<0xca>(is_low, low, high);
+        if half == 0 { codes } else { _mm512_srli_epi16::<4>(codes) }
+    }
+}
+
+/// 0 to 63 as bf16.
+static NUMBERS: Numbers = {
+    let mut numbers = Numbers([[0; 32]; 2]);
     let mut code = 0;
-    while code < 32 {
-        numbers.0[code] = (((code % 16) as f32).to_bits() >> 16) as u16;
+    while code < 64 {
+        numbers.0[code / 32][code % 32] = ((code as f32).to_bits() >> 16) as u16;
         code += 1;
     }
     numbers
 };
 
 #[repr(align(64))]
-struct Numbers([u16; 32]);
+struct Numbers([[u16; 32]; 2]);
+
+/// 0 to 31 as bf16, and 32 to 63.
+///
+/// # Safety
+/// The CPU has AVX-512 F.
+#[inline(always)]
+unsafe fn numbers() -> [__m512i; 2] {
+    let [low, high] = &NUMBERS.0;
+    // SAFETY: both have 64 bytes.
+    unsafe { [_mm512_loadu_si512(low.as_ptr().cast()), _mm512_loadu_si512(high.as_ptr().cast())] }
+}
 
 /// The bits of sixteen numbers rounded to bf16, ties to even, each in the low half of a word.
 ///
@@ -270,8 +323,40 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
             let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(source.cast()));
             let (high, low) = (_mm512_slli_epi32::<16>(bytes), _mm512_srli_epi32::<4>(bytes));
             let codes = _mm512_and_si512(_mm512_or_si512(high, low), _mm512_set1_epi32(0xf_000f));
-            let numbers = _mm512_loadu_si512(U4_NUMBERS.0.as_ptr().cast());
-            _mm512_castsi512_ps(_mm512_permutexvar_epi16(codes, numbers))
+            _mm512_castsi512_ps(_mm512_permutexvar_epi16(codes, numbers()[0]))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_planes<const BITS: usize>(
+        self,
+        pair: *const u8,
+        step: usize,
+        half: usize,
+    ) -> __m512 {
+        unsafe {
+            let lanes = lanes::<BITS>(pair, half);
+            let codes = if step == 0 { _mm512_srli_epi32::<16>(lanes) } else { lanes };
+            let most = _mm512_set1_epi32((1 << BITS) - 1);
+            _mm512_cvtepi32_ps(_mm512_and_si512(codes, most))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_planes_pairs<const BITS: usize>(self, pair: *const u8, half: usize) -> __m512 {
+        unsafe {
+            let lanes = lanes::<BITS>(pair, half);
+            let [low, high] = numbers();
+            // A permutation takes five bits, one of two registers six, whatever the others are.
+            let words = match BITS {
+                6 => _mm512_permutex2var_epi16(low, lanes, high),
+                5 => _mm512_permutexvar_epi16(lanes, low),
+                _ => {
+                    let most = _mm512_set1_epi16((1 << BITS) - 1);
+                    _mm512_permutexvar_epi16(_mm512_and_si512(lanes, most), low)
+                }
+            };
+            _mm512_castsi512_ps(words)
         }
     }
 

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 use super::tiles::{TileProduct, portable_product};
 use super::{LANES, Simd, WithSimd};
-use crate::weight::e4m3_part;
+use crate::weight::{e4m3_part, planes};
 
 /// Needs nothing of the CPU. With `TILES` it multiplies bf16 as a matrix unit does: slow, for comparisons.
 #[derive(Clone, Copy, Debug)]
@@ -185,6 +185,18 @@ impl<const TILES: bool> Simd for Portable<TILES> {
     unsafe fn load_u4<const SHIFT: u32>(self, source: *const u8) -> Lanes {
         // SAFETY: as above.
         unsafe { bytes(source) }.map(|byte| f32::from(byte >> SHIFT & 15))
+    }
+
+    #[inline(always)]
+    unsafe fn load_planes<const BITS: usize>(
+        self,
+        pair: *const u8,
+        step: usize,
+        half: usize,
+    ) -> Lanes {
+        // SAFETY: the caller promises readable planes, which have as many bytes as their widths say.
+        let pair = unsafe { std::slice::from_raw_parts(pair, planes::plane_bytes(BITS)) };
+        std::array::from_fn(|lane| f32::from(planes::code(BITS, pair, step, half * LANES + lane)))
     }
 
     #[inline(always)]

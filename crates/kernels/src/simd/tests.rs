@@ -138,6 +138,12 @@ impl WithSimd for Shuffle<'_> {
             push(s.load_i8(bytes));
             push(s.load_u4::<0>(bytes));
             push(s.load_u4::<4>(bytes));
+            for (step, half) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                push(s.load_planes::<2>(bytes, step, half));
+                push(s.load_planes::<3>(bytes, step, half));
+                push(s.load_planes::<5>(bytes, step, half));
+                push(s.load_planes::<6>(bytes, step, half));
+            }
             push(s.lookup_u4::<0>(x, bytes));
             push(s.lookup_u4::<4>(x, bytes));
             for first in (0..=255u8).step_by(LANES) {

@@ -21,8 +21,16 @@ pub(crate) const TABLE_OUTPUTS: usize = 4;
 /// Each group of inputs has a scale and a minimum per output: a number is `code * scale + min`, rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codes {
+    /// Two bits: 0 to 3.
+    U2,
+    /// Three bits: 0 to 7.
+    U3,
     /// Four bits: 0 to 15.
     U4,
+    /// Five bits: 0 to 31.
+    U5,
+    /// Six bits: 0 to 63.
+    U6,
     /// Eight bits: 0 to 255.
     U8,
     /// Eight bits: a sign, four bits of exponent, three of mantissa, neither infinities nor NaN.
@@ -30,6 +38,31 @@ pub enum Codes {
     E4m3,
     /// Four bits: which of the output's sixteen numbers.
     Table,
+}
+
+impl Codes {
+    /// Bits of a code.
+    pub(crate) const fn bits(self) -> usize {
+        match self {
+            Self::U2 => 2,
+            Self::U3 => 3,
+            Self::U4 | Self::Table => 4,
+            Self::U5 => 5,
+            Self::U6 => 6,
+            Self::U8 | Self::E4m3 => 8,
+        }
+    }
+
+    /// The largest code.
+    pub(crate) const fn most(self) -> u8 {
+        u8::MAX >> (8 - self.bits())
+    }
+
+    /// Whether a code of the kind `other` is the same code of this kind.
+    pub(crate) fn takes(self, other: Self) -> bool {
+        let is_unsigned = |codes| !matches!(codes, Self::E4m3 | Self::Table);
+        self == other || is_unsigned(self) && is_unsigned(other) && other.bits() <= self.bits()
+    }
 }
 
 /// Scales in two levels: those of a block's groups are multiples of one scale, by numbers of eight bits.
@@ -59,7 +92,7 @@ impl Blocks {
 ///   bits. A mask or a shift widens one step to f32, and dot products take the words as they are: they add
 ///   the high bits' product first.
 /// - codes of eight bits: `[k][32 columns]`; of four bits: `[k / 2][32 columns]`, the even step in the low
-///   bits. Before the codes of each group lies its header: `[32]` f32 scales and `[32]` f32 minima.
+///   bits; of other widths: `[k / 2]` pairs of steps as [`planes`](super::planes) has them. Before the codes of each group lies its header: `[32]` f32 scales and `[32]` f32 minima.
 ///   The codes of a group and its header are one run of memory. Where there are [`Blocks`], a run is
 ///   a block: its scales and minima, then of each group `[32]` i8 that multiply the scales (and `[32]` i8 that multiply the minima,
 ///   where they have their own), then the codes.
@@ -94,8 +127,7 @@ impl ElementOrder {
         match self {
             Self::F32 => 2 * PANEL * 4,
             Self::F16 | Self::Bf16 => 2 * PANEL * 2,
-            Self::Coded(Codes::U8 | Codes::E4m3) => 2 * PANEL,
-            Self::Coded(Codes::U4 | Codes::Table) => PANEL,
+            Self::Coded(codes) => 2 * PANEL * codes.bits() / 8,
         }
     }
 
@@ -103,8 +135,8 @@ impl ElementOrder {
     pub(crate) const fn header_bytes(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 0,
-            Self::Coded(Codes::U4 | Codes::U8 | Codes::E4m3) => 2 * PANEL * 4,
             Self::Coded(Codes::Table) => PANEL * TABLE * 4,
+            Self::Coded(_) => 2 * PANEL * 4,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::f16;
 
 use super::layout::{Blocks, Codes, ElementOrder, Layout, PANEL, TABLE, TABLE_STEPS};
-use super::{Element, Weight, WeightBuilder, WeightRows};
+use super::{Element, Weight, WeightBuilder, WeightRows, planes};
 use crate::{Error, Result};
 
 /// Some consecutive rows of a quantized matrix of `k` columns, row-major.
@@ -129,12 +129,8 @@ impl QuantizedRows<'_> {
                 "scales or minima are not as many as there are groups or blocks",
             ));
         }
-        let most = match self.codes {
-            Codes::U4 | Codes::Table => 15,
-            Codes::U8 | Codes::E4m3 => u8::MAX,
-        };
-        if self.bytes.iter().any(|code| *code > most) {
-            return Err(Error::QuantizedRows("a code has more than four bits"));
+        if self.bytes.iter().any(|code| *code > self.codes.most()) {
+            return Err(Error::QuantizedRows("a code has more bits than its kind"));
         }
         if self.inputs.is_some_and(|inputs| !is_permutation(inputs, k)) {
             return Err(Error::QuantizedRows("the order of the inputs does not name each once"));
@@ -153,7 +149,7 @@ fn is_permutation(inputs: &[u32], k: usize) -> bool {
 
 impl WeightBuilder {
     /// Writes quantized rows as rows `first_row..`. A quantized weight takes the codes as they are, so they must be of
-    /// its kind, or of four bits where it has eight, in groups of as many columns as its own or of a multiple, and blocks
+    /// its kind, or of fewer bits, in groups of as many columns as its own or of a multiple, and blocks
     /// likewise; without blocks it takes scales of either kind. A weight of a dtype takes their numbers.
     ///
     /// # Errors
@@ -167,7 +163,7 @@ impl WeightBuilder {
             let dtype = candle_core::DType::F32;
             return self.write_rows(first_row, WeightRows { dtype, bytes: &bytes });
         };
-        if codes != rows.codes && (codes, rows.codes) != (Codes::U8, Codes::U4) {
+        if !codes.takes(rows.codes) {
             return Err(Error::QuantizedRows("the codes are of another kind than the weight's"));
         }
         if rows.group.min(k) != k && !rows.group.is_multiple_of(group) {
@@ -278,6 +274,14 @@ impl Layout {
                         pair += PANEL;
                     }
                 }
+                Codes::U2 | Codes::U3 | Codes::U5 | Codes::U6 => {
+                    for two in row.bytes[steps].chunks(2) {
+                        for (step, code) in two.iter().enumerate() {
+                            planes::put(codes.bits(), &mut panel[pair..], step, column, *code);
+                        }
+                        pair += self.order.pair_bytes();
+                    }
+                }
                 Codes::Table => {
                     for (line, codes) in row.bytes.chunks(TABLE_STEPS).enumerate() {
                         let code = |step: usize| codes.get(step).copied().unwrap_or(0);
@@ -337,6 +341,9 @@ impl Layout {
         match codes {
             Codes::U8 | Codes::E4m3 => panel[self.pair(k / 2) + k % 2 * PANEL + column],
             Codes::U4 => panel[self.pair(k / 2) + column] >> (k % 2 * 4) & 15,
+            Codes::U2 | Codes::U3 | Codes::U5 | Codes::U6 => {
+                planes::code(codes.bits(), &panel[self.pair(k / 2)..], k % 2, column)
+            }
             Codes::Table => {
                 let (line, step) = (k / TABLE_STEPS, k % TABLE_STEPS);
                 let byte = panel[self.table_codes(column, line) + step % (TABLE_STEPS / 2)];
@@ -358,9 +365,9 @@ impl Layout {
             for step in first..self.k.min(first + self.group) {
                 let code = self.code(codes, panel, step, column);
                 let number = match codes {
-                    Codes::U4 | Codes::U8 => f32::from(code).mul_add(scale, min),
                     Codes::E4m3 => e4m3_part(code).mul_add(scale, min),
                     Codes::Table => f32::get(panel, column * TABLE + usize::from(code)),
+                    _ => f32::from(code).mul_add(scale, min),
                 };
                 take(step, number);
             }

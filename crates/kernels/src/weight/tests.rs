@@ -129,8 +129,9 @@ fn row(weight: &Weight, row: usize) -> Vec<f32> {
 fn codes_read_back_as_the_numbers_they_mean() {
     let (n, k, group) = (70, 52, 8);
     let inputs: Vec<u32> = (0..k as u32).map(|i| i * 5 % k as u32).collect();
-    for (codes, most) in [(Codes::U4, 15), (Codes::U8, 255)] {
-        let (bytes, scales, mins) = coded(n, k, group, most);
+    use Codes::{U2, U3, U4, U5, U6, U8};
+    for (codes, wider) in [(U2, U3), (U3, U4), (U4, U6), (U5, U8), (U6, U8), (U8, U8)] {
+        let (bytes, scales, mins) = coded(n, k, group, codes.most().into());
         let (scales, mins) = (&scales[..], &mins[..]);
         for inputs in [None, Some(&inputs[..])] {
             let rows = QuantizedRows {
@@ -142,10 +143,10 @@ fn codes_read_back_as_the_numbers_they_mean() {
                 multiples: None,
                 inputs,
             };
-            // As it is, with eight bits and smaller groups, and as numbers.
+            // As it is, with more bits and smaller groups, and as numbers.
             let mut builders = [
                 Weight::quantized_builder(n, k, codes, group, None).unwrap(),
-                Weight::quantized_builder(n, k, Codes::U8, 4, None).unwrap(),
+                Weight::quantized_builder(n, k, wider, 4, None).unwrap(),
                 Weight::builder(n, k, DType::F32).unwrap(),
             ];
             for builder in &mut builders {
@@ -307,6 +308,27 @@ fn each_output_has_its_table() {
     }
 }
 
+/// The codes of two steps of 32 outputs have the bits that they need, and no two the same.
+#[test]
+fn planes_have_each_bit_of_each_code_once() {
+    for bits in [2, 3, 5, 6] {
+        let mut all = vec![0u8; planes::plane_bytes(bits)];
+        for (step, column) in (0..2).flat_map(|step| (0..PANEL).map(move |column| (step, column))) {
+            for bit in 0..bits {
+                let mut alone = vec![0u8; planes::plane_bytes(bits)];
+                planes::put(bits, &mut alone, step, column, 1 << bit);
+                assert_eq!(planes::code(bits, &alone, step, column), 1 << bit);
+                assert!(all.iter().zip(&alone).all(|(all, alone)| all & alone == 0));
+                all.iter_mut().zip(alone).for_each(|(all, alone)| *all |= alone);
+            }
+            planes::put(bits, &mut all, step, column, 0);
+            assert_eq!(planes::code(bits, &all, step, column), 0, "what was there is replaced");
+            planes::put(bits, &mut all, step, column, (1 << bits) - 1);
+        }
+        assert!(all.iter().all(|byte| *byte == 255), "codes of {bits} bits have no padding");
+    }
+}
+
 #[test]
 fn codes_that_do_not_fit_are_refused() {
     let odd = Weight::quantized_builder(2, 8, Codes::U4, 3, None);
@@ -326,6 +348,8 @@ fn codes_that_do_not_fit_are_refused() {
     let wrong = [
         QuantizedRows { bytes: &[16; 16], ..good },
         QuantizedRows { bytes: &[1; 15], ..good },
+        QuantizedRows { codes: Codes::U5, ..good },
+        QuantizedRows { codes: Codes::E4m3, ..good },
         QuantizedRows { scales: &[1.0; 3], ..good },
         QuantizedRows { mins: &[1.0; 3], ..good },
         QuantizedRows { codes: Codes::U8, ..good },
