@@ -22,7 +22,7 @@ pub use fp8::Fp8;
 pub use gptq::Gptq;
 use modules::Modules;
 pub use on_load::OnLoad;
-pub use packed::{Blocks, Codes, MatrixForm, Packed};
+pub use packed::{Blocks, Codes, MatrixForm, Packed, ScaleForm};
 pub use squeezellm::SqueezeLlm;
 
 /// A file that older checkpoints of GPTQ have beside a `config.json` that says nothing.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{
     Activation, AttentionMetadata, Blocks, Codes, KvCache, KvCacheConfig, Multiples,
-    PagedAttention, QuantizedRows, Weight, WeightRows, add_rms_norm, cpu_features,
+    PagedAttention, QuantizedRows, ScaleForm, Weight, WeightRows, add_rms_norm, cpu_features,
     gated_activation, gated_linear, linear, paged_attention, reshape_and_cache,
     sampling::{SamplingRow, sample},
 };
@@ -172,24 +172,31 @@ fn linears() {
 }
 
 /// Codes in groups as AWQ and GPTQ, Q8_0, FP8 with a scale per output, and SqueezeLLM with a table per output have them, and as Q2_K
-/// to Q6_K, with a scale for each group and with multiples.
+/// to Q6_K, with a scale for each group and with multiples; of Q8_0 and Q4_0 in f16 too.
 fn coded_linears() {
-    let blocks = |own_mins| Some(Blocks { columns: 256, own_mins });
-    for (codes, group, blocks, short) in [
-        (Codes::U4, 128, None, 896),
-        (Codes::U8, 32, None, 896),
-        (Codes::E4m3, usize::MAX, None, 896),
-        (Codes::Table, usize::MAX, None, 896),
-        (Codes::U4, 32, None, 1024),
+    let blocks = |own_mins| ScaleForm::Blocks(Blocks { columns: 256, own_mins });
+    for (codes, group, form, short) in [
+        (Codes::U4, 128, ScaleForm::F32, 896),
+        (Codes::U8, 32, ScaleForm::F32, 896),
+        (Codes::U8, 32, ScaleForm::F16 { zero: 128 }, 896),
+        (Codes::E4m3, usize::MAX, ScaleForm::F32, 896),
+        (Codes::Table, usize::MAX, ScaleForm::F32, 896),
+        (Codes::U4, 32, ScaleForm::F32, 1024),
+        (Codes::U4, 32, ScaleForm::F16 { zero: 8 }, 1024),
         (Codes::U4, 32, blocks(true), 1024),
         (Codes::U2, 16, blocks(true), 1024),
         (Codes::U3, 16, blocks(false), 1024),
         (Codes::U5, 32, blocks(true), 1024),
-        (Codes::U6, 16, None, 1024),
+        (Codes::U6, 16, ScaleForm::F32, 1024),
         (Codes::U6, 16, blocks(false), 1024),
-        (Codes::U8, 16, None, 1024),
+        (Codes::U8, 16, ScaleForm::F32, 1024),
         (Codes::U8, 16, blocks(false), 1024),
     ] {
+        let (blocks, zero) = match form {
+            ScaleForm::F32 => (None, None),
+            ScaleForm::F16 { zero } => (None, Some(zero)),
+            ScaleForm::Blocks(blocks) => (Some(blocks), None),
+        };
         for (n, k) in [(9728, short), (896, 4864)] {
             let group = group.min(k);
             let bytes = vec![3; n * k];
@@ -199,15 +206,19 @@ fn coded_linears() {
                 _ => n * k.div_ceil(blocks.map_or(group, |blocks| blocks.columns)),
             };
             let scales = vec![0.5; scales];
+            let mins = match codes {
+                Codes::Table => Vec::new(),
+                _ => vec![zero.map_or(0.5, |zero| -0.5 * f32::from(zero)); scales.len()],
+            };
             let weight = || {
-                let builder = Weight::quantized_builder(n, k, codes, group, blocks);
+                let builder = Weight::quantized_builder(n, k, codes, group, form);
                 let mut builder = builder.expect("a weight");
                 let rows = QuantizedRows {
                     codes,
                     group,
                     bytes: &bytes,
                     scales: &scales,
-                    mins: if codes == Codes::Table { &[] } else { &scales },
+                    mins: &mins,
                     multiples: blocks.map(|blocks| Multiples {
                         block: blocks.columns,
                         scales: &by,
@@ -222,7 +233,11 @@ fn coded_linears() {
             let count = (ROTATION_BYTES / first.num_bytes()).max(2);
             let weights: Vec<Weight> =
                 std::iter::once(first).chain((1..count).map(|_| weight())).collect();
-            let form = if blocks.is_some() { " in blocks" } else { "" };
+            let form = match form {
+                ScaleForm::F32 => "",
+                ScaleForm::F16 { .. } => " in halves",
+                ScaleForm::Blocks(_) => " in blocks",
+            };
             products(&format!("linear {codes:?} by {group}{form}"), &weights);
         }
     }

@@ -62,5 +62,6 @@ pub use norm::{
 pub use rope::{RopeStyle, RopeTable, rope, rope_reference};
 pub use threads::WarmThreads;
 pub use weight::{
-    Blocks, Codes, Multiples, QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows,
+    Blocks, Codes, Multiples, QuantizedRows, ScaleForm, SparseRows, Weight, WeightBuilder,
+    WeightRows,
 };

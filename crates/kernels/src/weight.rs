@@ -8,7 +8,7 @@ use candle_core::DType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-pub use self::layout::{Blocks, Codes};
+pub use self::layout::{Blocks, Codes, ScaleForm};
 pub(crate) use self::layout::{ElementOrder, Layout, PANEL, TABLE, TABLE_OUTPUTS, TABLE_STEPS};
 use self::memory::WeightMemory;
 pub(crate) use self::quantized::e4m3_part;
@@ -51,12 +51,11 @@ impl Weight {
     pub fn builder(n: usize, k: usize, dtype: DType) -> Result<WeightBuilder> {
         WeightBuilder::new(
             n,
-            Layout { order: ElementOrder::of(dtype)?, k, group: k.max(1), blocks: None },
+            Layout { order: ElementOrder::of(dtype)?, k, group: k.max(1), scales: ScaleForm::F32 },
         )
     }
 
-    /// Starts a weight of `n` rows of `k` codes, of which `group` share a scale and a minimum; with `blocks` these are kept as
-    /// multiples.
+    /// Starts a weight of `n` rows of `k` codes, of which `group` share a scale and a minimum, which are kept as `scales` says.
     ///
     /// # Errors
     /// `group` is odd and not `k`, or there are several groups of [`Codes::Table`]; `k` is not whole blocks, these are not whole
@@ -66,7 +65,7 @@ impl Weight {
         k: usize,
         codes: Codes,
         group: usize,
-        blocks: Option<Blocks>,
+        scales: ScaleForm,
     ) -> Result<WeightBuilder> {
         let group = group.min(k);
         if k > 0 && group < k && (group == 0 || group % 2 == 1 || codes == Codes::Table) {
@@ -76,7 +75,16 @@ impl Weight {
                 expected: "an even number, or all inputs (which it must be for tables)",
             });
         }
-        if let Some(Blocks { columns, .. }) = blocks {
+        if let ScaleForm::F16 { zero } = scales
+            && !codes.count_from_zero()
+        {
+            return Err(Error::Parameter {
+                parameter: "zero of scales in f16",
+                value: zero.into(),
+                expected: "only for codes that count from 0 (neither E4M3 nor tables)",
+            });
+        }
+        if let ScaleForm::Blocks(Blocks { columns, .. }) = scales {
             let is_whole = group.is_multiple_of(Blocks::GROUP_MULTIPLE)
                 && columns.is_multiple_of(group)
                 && k.is_multiple_of(columns);
@@ -89,7 +97,7 @@ impl Weight {
             }
         }
         let order = ElementOrder::Coded(codes);
-        WeightBuilder::new(n, Layout { order, k, group: group.max(1), blocks })
+        WeightBuilder::new(n, Layout { order, k, group: group.max(1), scales })
     }
 
     /// Number of outputs (rows of the checkpoint's matrix).

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use candle_core::DType;
-use candlepower_checkpoint::{MatrixForm, ModelSpec, NormKind, Packed, Slot, TensorPlan};
+use candlepower_checkpoint::{
+    MatrixForm, ModelSpec, NormKind, Packed, ScaleForm, Slot, TensorPlan,
+};
 use candlepower_kernels::{Codes, WeightRows};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -129,23 +131,31 @@ fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
         Codes::E4m3 => (0xf7, 1.0 / 116.0, None),
         Codes::Table => (15, 0.0, None),
     };
+    let scale = spread * scale;
+    let (scale, min) = match packed.scales {
+        ScaleForm::F16 { zero } => {
+            let scale = f16::from_f32(scale).to_f32();
+            (scale, Some(-f32::from(zero) * scale))
+        }
+        ScaleForm::F32 | ScaleForm::Blocks(_) => (scale, min.map(|min| spread * min)),
+    };
     let columns = piece.columns.len();
     let groups = piece.rows.len() * columns.div_ceil(packed.group);
-    let block = packed.blocks.map(|blocks| blocks.within(columns).columns);
+    let block = packed.blocks().map(|blocks| blocks.within(columns).columns);
     let count = block.map_or(groups, |block| piece.rows.len() * columns / block);
     let scales = match codes {
         Codes::Table => {
             let table = (0..16).map(|i| spread * (i as f32 / 7.5 - 1.0));
             table.cycle().take(piece.rows.len() * 16).collect()
         }
-        _ => vec![spread * scale; count],
+        _ => vec![scale; count],
     };
     let mut bytes = vec![0; piece.len()];
     bytes.par_iter_mut().enumerate().for_each(|(i, byte)| {
         *byte = (piece.random(i) >> 56) as u8 & mask;
     });
     let inputs = packed.reordered.then(|| (0..columns as u32).rev().collect());
-    let mins = min.map_or_else(Vec::new, |min| vec![spread * min; count]);
+    let mins = min.map_or_else(Vec::new, |min: f32| vec![min; count]);
     // All minima are those of the scales' multiples.
     let multiples = block.map(|block| (block, [vec![1; groups], Vec::new()]));
     CodedRows {

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use candlepower_checkpoint::{
-    Blocks as PlannedBlocks, Checkpoint, Codes as Planned, Packed, Scheme, SlotRows, TensorPlan,
+    Blocks as PlannedBlocks, Checkpoint, Codes as Planned, Packed, ScaleForm as PlannedScales,
+    Scheme, SlotRows, TensorPlan,
 };
 use candlepower_kernels::{
-    Blocks, Codes, Multiples, QuantizedRows, SparseRows, Weight, WeightBuilder,
+    Blocks, Codes, Multiples, QuantizedRows, ScaleForm, SparseRows, Weight, WeightBuilder,
 };
 use rayon::prelude::*;
 
@@ -201,9 +202,14 @@ pub(crate) fn codes(packed: Packed) -> Codes {
 
 /// Begins a weight of `n` rows of `k` codes.
 pub(crate) fn builder(n: usize, k: usize, packed: Packed) -> Result<WeightBuilder> {
-    let blocks = packed.kept_blocks(k);
-    let blocks = blocks.map(|PlannedBlocks { columns, own_mins }| Blocks { columns, own_mins });
-    Ok(Weight::quantized_builder(n, k, codes(packed), packed.group, blocks)?)
+    let scales = match packed.kept_scales(k) {
+        PlannedScales::F32 => ScaleForm::F32,
+        PlannedScales::F16 { zero } => ScaleForm::F16 { zero },
+        PlannedScales::Blocks(PlannedBlocks { columns, own_mins }) => {
+            ScaleForm::Blocks(Blocks { columns, own_mins })
+        }
+    };
+    Ok(Weight::quantized_builder(n, k, codes(packed), packed.group, scales)?)
 }
 
 /// Rows of codes, and what they mean.

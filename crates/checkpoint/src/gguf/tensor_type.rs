@@ -1,7 +1,7 @@
 //! How GGUF stores numbers: blocks of so many, in so many bytes.
 //! Source: ggml's `ggml-common.h`, from which the names and the layouts are.
 
-use crate::quantization::{Blocks, Codes, Packed};
+use crate::quantization::{Blocks, Codes, Packed, ScaleForm};
 
 /// A type of tensors that is computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,8 +115,8 @@ impl GgufType {
     ///
     /// Each number is `code * scale + min` with single-precision scales and minima, rounded once, which is exact: half
     /// scales of at most 11 bits times sub-scales of at most 7 and codes of at most 5 (or 8 without sub-scales) fit into 24.
-    /// Sub-scales are kept as what they are, multiples of a block's scale; types without minima have the code that means zero
-    /// times the scale for one, with the same multiples.
+    /// Sub-scales are kept as what they are, multiples of a block's scale, and scales of types without sub-scales and minima in half
+    /// precision; types without minima have the code that means zero times the scale for one, with the same multiples.
     pub(crate) fn packed(self) -> Option<Packed> {
         let (codes, group) = match self {
             Self::F32 | Self::F16 | Self::Bf16 => return None,
@@ -128,8 +128,25 @@ impl GgufType {
             Self::Q6K => (Codes::U6, 16),
         };
         let own_mins = matches!(self, Self::Q2K | Self::Q4K | Self::Q5K);
-        let has_sub_scales = own_mins || matches!(self, Self::Q3K | Self::Q6K);
-        let blocks = has_sub_scales.then(|| Blocks { columns: self.block(), own_mins });
-        Some(Packed { blocks, ..Packed::by_group(codes, group) })
+        let scales = match self {
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => ScaleForm::F16 { zero: self.zero() },
+            Self::F32 | Self::F16 | Self::Bf16 | Self::Q4_1 | Self::Q5_1 => ScaleForm::F32,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => {
+                ScaleForm::Blocks(Blocks { columns: self.block(), own_mins })
+            }
+        };
+        Some(Packed { scales, ..Packed::by_group(codes, group) })
+    }
+
+    /// The code that means zero, of types without minima; 0 of others.
+    pub fn zero(self) -> u8 {
+        match self {
+            Self::Q4_0 => 8,
+            Self::Q5_0 => 16,
+            Self::Q8_0 => 128,
+            Self::Q3K => 4,
+            Self::Q6K => 32,
+            _ => 0,
+        }
     }
 }

@@ -62,10 +62,24 @@ pub struct Packed {
     pub codes: Codes,
     /// Columns that share a scale.
     pub group: usize,
-    /// Where the scales of groups are multiples of those of blocks.
-    pub blocks: Option<Blocks>,
+    /// How the scales and the minima of its groups are kept.
+    pub scales: ScaleForm,
     /// The columns are in the order of their groups, not of the inputs.
     pub reordered: bool,
+}
+
+/// How the scales and the minima of groups are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleForm {
+    /// Each group's in single precision.
+    F32,
+    /// Each group's scale in half precision; its minimum is `-zero` times the scale, so the code `zero` means 0.
+    F16 {
+        /// The code.
+        zero: u8,
+    },
+    /// In two levels.
+    Blocks(Blocks),
 }
 
 /// Scales in two levels: those of a block's groups are multiples of one scale, by numbers of eight bits.
@@ -129,13 +143,23 @@ impl Blocks {
 impl Packed {
     /// Columns in order, in groups with scales of their own.
     pub(crate) fn by_group(codes: Codes, group: usize) -> Self {
-        Self { codes, group, blocks: None, reordered: false }
+        Self { codes, group, scales: ScaleForm::F32, reordered: false }
     }
 
-    /// The blocks in which scales of `k` columns are kept; `None` where each group has its own, which is less where
-    /// blocks have no more than one.
-    pub fn kept_blocks(self, k: usize) -> Option<Blocks> {
-        self.blocks.map(|blocks| blocks.within(k)).filter(|blocks| blocks.columns > self.group)
+    /// Where the scales of groups are multiples of those of blocks.
+    pub fn blocks(self) -> Option<Blocks> {
+        match self.scales {
+            ScaleForm::Blocks(blocks) => Some(blocks),
+            ScaleForm::F32 | ScaleForm::F16 { .. } => None,
+        }
+    }
+
+    /// How the scales of `k` columns are kept: blocks as far as they lie within, and none that have no more than one group, whose
+    /// own scales are less.
+    pub fn kept_scales(self, k: usize) -> ScaleForm {
+        let Some(blocks) = self.blocks() else { return self.scales };
+        let blocks = blocks.within(k);
+        if blocks.columns > self.group { ScaleForm::Blocks(blocks) } else { ScaleForm::F32 }
     }
 
     /// Codes of few bits fit into more, and scales of a group are those of its parts. Scales that are multiples are numbers
@@ -148,11 +172,15 @@ impl Packed {
             (a, b) if b == k => a,
             (a, b) => greatest_common_divisor(a, b),
         };
-        let blocks = self.blocks.zip(other.blocks).map(|(a, b)| Blocks {
-            columns: greatest_common_divisor(a.columns, b.columns),
-            own_mins: a.own_mins || b.own_mins,
-        });
-        Some(Self { codes, group, blocks, reordered: self.reordered || other.reordered })
+        let scales = match (self.scales, other.scales) {
+            (ScaleForm::Blocks(a), ScaleForm::Blocks(b)) => ScaleForm::Blocks(Blocks {
+                columns: greatest_common_divisor(a.columns, b.columns),
+                own_mins: a.own_mins || b.own_mins,
+            }),
+            (a, b) if a == b => a,
+            _ => ScaleForm::F32,
+        };
+        Some(Self { codes, group, scales, reordered: self.reordered || other.reordered })
     }
 
     /// Bytes on a GPU, where codes of two and three bits have four, and of five and six eight; `padded` says that activations have zeros between the matrix's inputs.
@@ -177,9 +205,10 @@ impl Packed {
         };
         let pair = 2 * PANEL_ROWS * self.codes.bits() / 8;
         let groups = columns.div_ceil(self.group);
-        let headers = match self.kept_blocks(columns) {
-            None => groups * header,
-            Some(blocks) => {
+        let headers = match self.kept_scales(columns) {
+            ScaleForm::F32 => groups * header,
+            ScaleForm::F16 { .. } => groups * PANEL_ROWS * 2,
+            ScaleForm::Blocks(blocks) => {
                 let multiples = if blocks.own_mins { 2 * PANEL_ROWS } else { PANEL_ROWS };
                 columns / blocks.columns * header + groups * multiples
             }

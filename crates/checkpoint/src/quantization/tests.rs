@@ -219,8 +219,8 @@ fn matrices_that_are_one_are_kept_in_what_they_have_in_common() {
 
 /// GGUF's types: bits of a number in memory, alone and together.
 #[test]
-fn scales_in_two_levels_stay_so_where_all_parts_have_them() {
-    use GgufType::{Q2K, Q3K, Q4K, Q5_0, Q5K, Q6K, Q8_0};
+fn scales_stay_as_stored_where_all_parts_have_them_so() {
+    use GgufType::{Q2K, Q3K, Q4_0, Q4K, Q5_0, Q5K, Q6K, Q8_0};
     let form = |kind| MatrixForm::Quantized(Scheme::Gguf(kind).packed(512));
     let bits = |kinds: &[GgufType], k: usize| {
         let join = |all: MatrixForm, kind: &GgufType| all.join(form(*kind), k);
@@ -235,10 +235,13 @@ fn scales_in_two_levels_stay_so_where_all_parts_have_them() {
         (&[Q6K], 6.75),
         (&[Q3K, Q6K], 6.75),
         (&[Q4K, Q4K, Q6K], 7.25),
-        (&[Q5_0], 7.0),
+        (&[Q4_0], 4.5),
+        (&[Q5_0], 5.5),
+        (&[Q4_0, Q5_0], 7.0),
         (&[Q4K, Q5_0], 7.0),
         (&[Q2K, Q4K], 5.25),
-        (&[Q8_0], 10.0),
+        (&[Q8_0], 8.5),
+        (&[Q8_0, Q8_0], 8.5),
         (&[Q4K, Q8_0], 10.0),
         (&[Q8_0, Q6K], 12.0),
     ] {

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use super::*;
 use crate::sampling::{Penalties, SamplingRow, logprobs_of, sample_row_reference, uniform};
 use crate::{
-    Activation, Codes, Error, Experts, KvCacheConfig, QuantizedRows, SparseRows, Weight,
+    Activation, Codes, Error, Experts, KvCacheConfig, QuantizedRows, ScaleForm, SparseRows, Weight,
     WeightRows, experts_reference,
 };
 
@@ -188,7 +188,8 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
                 multiples: None,
                 inputs,
             };
-            let mut builder = Weight::quantized_builder(n, k, codes, group, None).unwrap();
+            let mut builder =
+                Weight::quantized_builder(n, k, codes, group, ScaleForm::F32).unwrap();
             builder.write_quantized(0, rows).unwrap();
             let starts: Vec<u32> = (0..=n as u32).collect();
             let (inputs, numbers) = (vec![3; n], vec![0.5; n]);
@@ -221,7 +222,8 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
     numbers.write_rows(0, WeightRows { dtype: DType::F32, bytes: &[0; 16] }).unwrap();
     let numbers = numbers.finish().unwrap();
     assert!(PackedMatrix::new(&numbers, None, &Device::Cpu).is_err());
-    let odd = Weight::quantized_builder(2, 24, Codes::U4, 6, None).unwrap().finish_with_zeros();
+    let odd =
+        Weight::quantized_builder(2, 24, Codes::U4, 6, ScaleForm::F32).unwrap().finish_with_zeros();
     let error = PackedMatrix::new(&odd, None, &Device::Cpu).unwrap_err();
     assert!(matches!(error, Error::Parameter { parameter: "weight group", value: 6, .. }));
 }

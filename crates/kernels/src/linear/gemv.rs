@@ -131,7 +131,11 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
         x: p.x[steps.start / W::STEPS..].as_ptr(),
         x_stride: row_words,
         header: panel[layout.header(steps.start / 2)..].as_ptr(),
-        begins_run: steps.start.is_multiple_of(layout.run()),
+        to_fetch: if W::SCALED && steps.start.is_multiple_of(layout.run()) {
+            layout.scale_bytes()
+        } else {
+            0
+        },
         scales: Scales::of(layout, panel, steps.start),
         pairs: panel[layout.pair(steps.start / 2)..].as_ptr(),
         stride: distance * panel_bytes,
@@ -175,8 +179,8 @@ struct Part {
     x_stride: usize,
     /// The first stream's header.
     header: *const u8,
-    /// It is the first with this header.
-    begins_run: bool,
+    /// Bytes of the scales in the header, where it is the first with this header.
+    to_fetch: usize,
     /// The first stream's scales, of codes that have some.
     scales: Scales,
     /// The first stream's steps.
@@ -230,9 +234,7 @@ unsafe fn add_part<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     };
     let mut pair = part.pairs;
     let pair_bytes = W::ORDER.pair_bytes();
-    if part.begins_run {
-        fetch(part.header.wrapping_add(PREFETCH_BYTES), W::ORDER.header_bytes());
-    }
+    fetch(part.header.wrapping_add(PREFETCH_BYTES), part.to_fetch);
     if let Some(multiples) = part.scales.multiples() {
         fetch(multiples.wrapping_add(PREFETCH_BYTES), 1);
     }

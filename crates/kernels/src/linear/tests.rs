@@ -5,7 +5,8 @@ use candle_core::{DType, Device};
 use super::*;
 use crate::simd::{TILE_LINE, tile_sum};
 use crate::{
-    Blocks, Codes, Error, Multiples, QuantizedRows, SparseRows, WeightBuilder, WeightRows,
+    Blocks, Codes, Error, Multiples, QuantizedRows, ScaleForm, SparseRows, WeightBuilder,
+    WeightRows,
 };
 
 /// Numbers that need rounding, of both signs.
@@ -41,14 +42,14 @@ fn quantized(
     rounds: bool,
 ) -> Weight {
     let inputs: Vec<u32> = (0..k as u32).rev().collect();
-    coded((n, k), codes, (group, None), backwards.then_some(&inputs[..]), rounds)
+    coded((n, k), codes, (group, ScaleForm::F32), backwards.then_some(&inputs[..]), rounds)
 }
 
-/// A weight of codes, in groups of so many inputs, whose scales are multiples where there are blocks.
+/// A weight of codes, in groups of so many inputs, whose scales are kept so.
 fn coded(
     (n, k): (usize, usize),
     codes: Codes,
-    (group, blocks): (usize, Option<Blocks>),
+    (group, form): (usize, ScaleForm),
     inputs: Option<&[u32]>,
     rounds: bool,
 ) -> Weight {
@@ -56,13 +57,24 @@ fn coded(
     let most = if codes == Codes::E4m3 { 127.0 } else { f32::from(codes.most()) + 1.0 };
     let bytes: Vec<u8> = numbers(n * k, 11).iter().map(|v| (v.abs() * most) as u8).collect();
     let groups = k.div_ceil(group);
+    let blocks = match form {
+        ScaleForm::Blocks(blocks) => Some(blocks),
+        _ => None,
+    };
     let scale_count = match blocks {
         _ if codes == Codes::Table => 16,
         Some(blocks) => k / blocks.columns,
         None => groups,
     };
-    let scales = numbers(n * scale_count, 12);
-    let mins = if codes == Codes::Table { vec![] } else { numbers(n * scale_count, 13) };
+    let mut scales = numbers(n * scale_count, 12);
+    let mins = match form {
+        ScaleForm::F16 { zero } => {
+            scales.iter_mut().for_each(|scale| *scale = half::f16::from_f32(*scale).to_f32());
+            scales.iter().map(|scale| -f32::from(zero) * scale).collect()
+        }
+        _ if codes == Codes::Table => vec![],
+        _ => numbers(n * scale_count, 13),
+    };
     let by = |seed| numbers(n * groups, seed).iter().map(|v| (v * 128.0) as i8).collect();
     let by: [Vec<i8>; 2] = [by(14), by(15)];
     let multiples = blocks.map(|Blocks { columns, own_mins }| Multiples {
@@ -70,7 +82,7 @@ fn coded(
         scales: &by[0],
         mins: if own_mins { &by[1] } else { &[] },
     });
-    let mut builder = Weight::quantized_builder(n, k, codes, group, blocks).unwrap();
+    let mut builder = Weight::quantized_builder(n, k, codes, group, form).unwrap();
     let (scales, mins) = (&scales[..], &mins[..]);
     let rows = QuantizedRows { codes, group, bytes: &bytes, scales, mins, multiples, inputs };
     builder.write_quantized(0, rows).unwrap();
@@ -246,7 +258,23 @@ fn scales_that_are_multiples_give_the_definitions_bits_on_all_paths() {
     ];
     for (n, k, codes, group, columns, own_mins) in shapes {
         for rounds in [false, true] {
-            let groups = (group, Some(Blocks { columns, own_mins }));
+            let groups = (group, ScaleForm::Blocks(Blocks { columns, own_mins }));
+            all_paths_agree(&coded((n, k), codes, groups, None, rounds));
+        }
+    }
+}
+
+#[test]
+fn scales_in_halves_give_the_definitions_bits_on_all_paths() {
+    for (n, k, codes, group, zero) in [
+        (33, 512, Codes::U4, 32, 8),
+        (290, 96, Codes::U8, 32, 128),
+        (40, 192, Codes::U5, 32, 16),
+        (33, 51, Codes::U4, 51, 8),
+        (65, 320, Codes::U8, 160, 0),
+    ] {
+        for rounds in [false, true] {
+            let groups = (group, ScaleForm::F16 { zero });
             all_paths_agree(&coded((n, k), codes, groups, None, rounds));
         }
     }
@@ -353,7 +381,7 @@ fn a_matrix_units_order_is_near_the_definitions() {
 
 /// Codes `[n][k]` for tables `[n][16]`.
 fn with_tables((n, k): (usize, usize), bytes: &[u8], tables: &[f32]) -> WeightBuilder {
-    let mut builder = Weight::quantized_builder(n, k, Codes::Table, k, None).unwrap();
+    let mut builder = Weight::quantized_builder(n, k, Codes::Table, k, ScaleForm::F32).unwrap();
     let rows = QuantizedRows {
         codes: Codes::Table,
         group: k,
@@ -391,7 +419,7 @@ fn a_sparse_part_is_added() {
             assert!(error < 1e-5, "output {output} is off by {error}");
         }
     }
-    let builder = || Weight::quantized_builder(4, k, Codes::Table, k, None).unwrap();
+    let builder = || Weight::quantized_builder(4, k, Codes::Table, k, ScaleForm::F32).unwrap();
     for wrong in [
         SparseRows { inputs: &[48, 0, 5, 5], ..part },
         SparseRows { starts: &[0, 2, 1, 3, 4], ..part },

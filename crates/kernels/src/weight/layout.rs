@@ -60,9 +60,28 @@ impl Codes {
 
     /// Whether a code of the kind `other` is the same code of this kind.
     pub(crate) fn takes(self, other: Self) -> bool {
-        let is_unsigned = |codes| !matches!(codes, Self::E4m3 | Self::Table);
-        self == other || is_unsigned(self) && is_unsigned(other) && other.bits() <= self.bits()
+        let both_count = self.count_from_zero() && other.count_from_zero();
+        self == other || both_count && other.bits() <= self.bits()
     }
+
+    /// Whether they are numbers from 0 on.
+    pub(crate) fn count_from_zero(self) -> bool {
+        !matches!(self, Self::E4m3 | Self::Table)
+    }
+}
+
+/// How the scales and the minima of a weight's groups are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleForm {
+    /// Each group's in f32.
+    F32,
+    /// Each group's scale in f16; its minimum is `-zero` times the scale, so the code `zero` means 0.
+    F16 {
+        /// The code.
+        zero: u8,
+    },
+    /// In two levels.
+    Blocks(Blocks),
 }
 
 /// Scales in two levels: those of a block's groups are multiples of one scale, by numbers of eight bits.
@@ -92,8 +111,8 @@ impl Blocks {
 ///   bits. A mask or a shift widens one step to f32, and dot products take the words as they are: they add
 ///   the high bits' product first.
 /// - codes of eight bits: `[k][32 columns]`; of four bits: `[k / 2][32 columns]`, the even step in the low
-///   bits; of other widths: `[k / 2]` pairs of steps as [`planes`](super::planes) has them. Before the codes of each group lies its header: `[32]` f32 scales and `[32]` f32 minima.
-///   The codes of a group and its header are one run of memory. Where there are [`Blocks`], a run is
+///   bits; of other widths: `[k / 2]` pairs of steps as [`planes`](super::planes) has them. Before the codes of each group lies its header: `[32]` f32 scales and `[32]` f32 minima, or
+///   `[32]` f16 scales alone. The codes of a group and its header are one run of memory. Where there are [`Blocks`], a run is
 ///   a block: its scales and minima, then of each group `[32]` i8 that multiply the scales (and `[32]` i8 that multiply the minima,
 ///   where they have their own), then the codes.
 /// - tables: `[32 columns][16]` f32, and then their codes `[8][k / 32][4 columns][16 bytes]`, so that a vector of bytes has
@@ -130,15 +149,6 @@ impl ElementOrder {
             Self::Coded(codes) => 2 * PANEL * codes.bits() / 8,
         }
     }
-
-    /// Bytes of scales and minima, or of tables, before the codes of a run.
-    pub(crate) const fn header_bytes(self) -> usize {
-        match self {
-            Self::F32 | Self::F16 | Self::Bf16 => 0,
-            Self::Coded(Codes::Table) => PANEL * TABLE * 4,
-            Self::Coded(_) => 2 * PANEL * 4,
-        }
-    }
 }
 
 /// How the panels of one weight lie.
@@ -148,14 +158,32 @@ pub(crate) struct Layout {
     pub(crate) k: usize,
     /// Steps of `k` that share a scale: an even number, or all of them.
     pub(crate) group: usize,
-    /// Where the scales are multiples.
-    pub(crate) blocks: Option<Blocks>,
+    /// Of codes that have scales.
+    pub(crate) scales: ScaleForm,
 }
 
 impl Layout {
     /// Steps of `k` that share a header, and lie behind it: a group, or a block of them.
     pub(crate) fn run(self) -> usize {
-        self.blocks.map_or(self.group, |blocks| blocks.columns)
+        self.blocks().map_or(self.group, |blocks| blocks.columns)
+    }
+
+    /// Where the scales are multiples.
+    pub(crate) fn blocks(self) -> Option<Blocks> {
+        match self.scales {
+            ScaleForm::Blocks(blocks) => Some(blocks),
+            ScaleForm::F32 | ScaleForm::F16 { .. } => None,
+        }
+    }
+
+    /// Bytes of scales and minima that are no multiples, or of tables, before the codes of a run.
+    pub(crate) fn scale_bytes(self) -> usize {
+        match (self.order, self.scales) {
+            (ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Bf16, _) => 0,
+            (ElementOrder::Coded(Codes::Table), _) => PANEL * TABLE * 4,
+            (ElementOrder::Coded(_), ScaleForm::F16 { .. }) => PANEL * 2,
+            (ElementOrder::Coded(_), ScaleForm::F32 | ScaleForm::Blocks(_)) => 2 * PANEL * 4,
+        }
     }
 
     fn pairs_per_run(self) -> usize {
@@ -164,9 +192,10 @@ impl Layout {
 
     /// Bytes before the codes of a run.
     fn header_bytes(self) -> usize {
-        let multiples =
-            self.blocks.map_or(0, |blocks| blocks.columns / self.group * blocks.multiples_bytes());
-        self.order.header_bytes() + multiples
+        let multiples = self
+            .blocks()
+            .map_or(0, |blocks| blocks.columns / self.group * blocks.multiples_bytes());
+        self.scale_bytes() + multiples
     }
 
     /// Bytes of a whole panel.
@@ -184,7 +213,7 @@ impl Layout {
         let lines = self.k.div_ceil(TABLE_STEPS);
         let line = column / TABLE_OUTPUTS * lines + line;
         let place = line * TABLE_OUTPUTS + column % TABLE_OUTPUTS;
-        self.order.header_bytes() + place * (TABLE_STEPS / 2)
+        self.scale_bytes() + place * (TABLE_STEPS / 2)
     }
 
     /// Bytes of a run that is not the last.
@@ -200,10 +229,9 @@ impl Layout {
     /// Where in the panel the numbers lie that multiply the scales of the group of step `step`, and those that multiply its minima;
     /// `None` where scales are no multiples.
     pub(crate) fn multiples(self, step: usize) -> Option<[usize; 2]> {
-        let blocks = self.blocks?;
+        let blocks = self.blocks()?;
         let group = step % blocks.columns / self.group;
-        let scales =
-            self.header(step / 2) + self.order.header_bytes() + group * blocks.multiples_bytes();
+        let scales = self.header(step / 2) + self.scale_bytes() + group * blocks.multiples_bytes();
         Some([scales, if blocks.own_mins { scales + PANEL } else { scales }])
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use half::f16;
 
-use super::layout::{Blocks, Codes, ElementOrder, Layout, PANEL, TABLE, TABLE_STEPS};
+use super::layout::{Blocks, Codes, ElementOrder, Layout, PANEL, ScaleForm, TABLE, TABLE_STEPS};
 use super::{Element, Weight, WeightBuilder, WeightRows, planes};
 use crate::{Error, Result};
 
@@ -71,6 +71,19 @@ impl QuantizedRows<'_> {
         let at = row * k.div_ceil(self.group) + column / self.group;
         let by = [multiples.scales[at], multiples.own_or_scales()[at]].map(f32::from);
         [scale * by[0], min * by[1]]
+    }
+
+    /// Whether the scales are numbers of f16, and the minima `-zero` times these.
+    fn are_halves(&self, zero: u8) -> bool {
+        let is_half = |scale: f32| f16::from_f32(scale).to_f32() == scale;
+        self.multiples.is_none()
+            && self.scales.len() == self.mins.len()
+            && self.scales.iter().all(|scale| is_half(*scale))
+            && self
+                .scales
+                .iter()
+                .zip(self.mins)
+                .all(|(scale, min)| *min == -f32::from(zero) * scale)
     }
 
     /// Columns for which there is one number in the scales.
@@ -150,13 +163,13 @@ fn is_permutation(inputs: &[u32], k: usize) -> bool {
 impl WeightBuilder {
     /// Writes quantized rows as rows `first_row..`. A quantized weight takes the codes as they are, so they must be of
     /// its kind, or of fewer bits, in groups of as many columns as its own or of a multiple, and blocks
-    /// likewise; without blocks it takes scales of either kind. A weight of a dtype takes their numbers.
+    /// likewise; without blocks it takes scales of either kind, but in f16 only what they can be. A weight of a dtype takes their numbers.
     ///
     /// # Errors
     /// The rows contradict themselves, are of another kind or reach past `n`, or their inputs are in another order than
     /// those of rows before.
     pub fn write_quantized(&mut self, first_row: usize, rows: QuantizedRows<'_>) -> Result<()> {
-        let Layout { order, k, group, blocks } = self.layout;
+        let Layout { order, k, group, scales } = self.layout;
         let count = rows.check(k)?;
         let ElementOrder::Coded(codes) = order else {
             let bytes: Vec<u8> = rows.widened(k).iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -169,7 +182,14 @@ impl WeightBuilder {
         if rows.group.min(k) != k && !rows.group.is_multiple_of(group) {
             return Err(Error::QuantizedRows("the groups are smaller than the weight's"));
         }
-        if let Some(Blocks { columns, own_mins }) = blocks {
+        if let ScaleForm::F16 { zero } = scales
+            && !rows.are_halves(zero)
+        {
+            return Err(Error::QuantizedRows(
+                "the scales are not in f16, or the minima not those of the weight's zero",
+            ));
+        }
+        if let ScaleForm::Blocks(Blocks { columns, own_mins }) = scales {
             let fits = |rows: &Multiples<'_>| {
                 rows.block.is_multiple_of(columns) && (own_mins || rows.mins.is_empty())
             };
@@ -304,9 +324,15 @@ impl Layout {
             return;
         }
         for first in (0..self.k).step_by(self.run()) {
-            let [scale, min] = match self.blocks {
-                None => row.scale(self.k, 0, first),
-                Some(_) => {
+            let [scale, min] = match self.scales {
+                ScaleForm::F32 => row.scale(self.k, 0, first),
+                ScaleForm::F16 { .. } => {
+                    let [scale, _] = row.scale(self.k, 0, first);
+                    let place = self.header(first / 2) + column * 2;
+                    panel[place..place + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+                    continue;
+                }
+                ScaleForm::Blocks(_) => {
                     let at = first / row.scale_columns();
                     [row.scales[at], row.mins.get(at).copied().unwrap_or(-0.0)]
                 }
@@ -330,6 +356,10 @@ impl Layout {
     /// The scale and the minimum of a panel's group at step `k` and `column`.
     fn scale(self, panel: &[u8], k: usize, column: usize) -> [f32; 2] {
         let header = &panel[self.header(k / 2)..];
+        if let ScaleForm::F16 { zero } = self.scales {
+            let scale = f16::from_le_bytes([header[column * 2], header[column * 2 + 1]]).to_f32();
+            return [scale, -f32::from(zero) * scale];
+        }
         let [scale, min] = [0, PANEL].map(|first| f32::get(header, first + column));
         let Some(places) = self.multiples(k) else { return [scale, min] };
         let by = places.map(|place| f32::from(panel[place + column].cast_signed()));

@@ -145,8 +145,8 @@ fn codes_read_back_as_the_numbers_they_mean() {
             };
             // As it is, with more bits and smaller groups, and as numbers.
             let mut builders = [
-                Weight::quantized_builder(n, k, codes, group, None).unwrap(),
-                Weight::quantized_builder(n, k, wider, 4, None).unwrap(),
+                Weight::quantized_builder(n, k, codes, group, ScaleForm::F32).unwrap(),
+                Weight::quantized_builder(n, k, wider, 4, ScaleForm::F32).unwrap(),
                 Weight::builder(n, k, DType::F32).unwrap(),
             ];
             for builder in &mut builders {
@@ -187,10 +187,11 @@ fn scales_of_groups_are_multiples_of_their_blocks() {
             inputs: None,
         };
         let builder = |codes, group, columns: Option<usize>| {
-            let blocks = columns.map(|columns| Blocks { columns, own_mins });
-            Weight::quantized_builder(n, k, codes, group, blocks).unwrap()
+            let blocks = columns.map(|columns| ScaleForm::Blocks(Blocks { columns, own_mins }));
+            let scales = blocks.unwrap_or(ScaleForm::F32);
+            Weight::quantized_builder(n, k, codes, group, scales).unwrap()
         };
-        let own_mins_kept = Some(Blocks { columns: 64, own_mins: true });
+        let own_mins_kept = ScaleForm::Blocks(Blocks { columns: 64, own_mins: true });
         let builders = [
             builder(Codes::U4, 32, Some(64)),
             builder(Codes::U8, 16, Some(32)),
@@ -240,7 +241,7 @@ fn parts_with_either_kind_of_scales_are_one_weight() {
         multiples: Some(Multiples { block: k, scales: &by, mins: &[] }),
         ..single
     };
-    let mut builder = Weight::quantized_builder(2 * n, k, Codes::U8, 16, None).unwrap();
+    let mut builder = Weight::quantized_builder(2 * n, k, Codes::U8, 16, ScaleForm::F32).unwrap();
     builder.write_quantized(n, multiplied).unwrap();
     builder.write_quantized(0, single).unwrap();
     let weight = builder.finish().unwrap();
@@ -261,7 +262,7 @@ fn e4m3_codes_are_the_numbers_of_the_format() {
     let bytes: Vec<u8> = (0..=255u8).filter(|code| code & 0x7f != 0x7f).collect();
     let k = bytes.len();
     let (codes, group) = (Codes::E4m3, k);
-    let mut builder = Weight::quantized_builder(1, k, codes, group, None).unwrap();
+    let mut builder = Weight::quantized_builder(1, k, codes, group, ScaleForm::F32).unwrap();
     let rows = QuantizedRows {
         codes,
         group,
@@ -289,7 +290,7 @@ fn each_output_has_its_table() {
     let bytes: Vec<u8> = (0..n * k).map(|i| (i * 11 % 16) as u8).collect();
     let scales: Vec<f32> = (0..n * 16).map(|i| (i * 37 % 101) as f32).collect();
     let (codes, group) = (Codes::Table, k);
-    let mut builder = Weight::quantized_builder(n, k, codes, group, None).unwrap();
+    let mut builder = Weight::quantized_builder(n, k, codes, group, ScaleForm::F32).unwrap();
     let rows = QuantizedRows {
         codes,
         group,
@@ -331,9 +332,9 @@ fn planes_have_each_bit_of_each_code_once() {
 
 #[test]
 fn codes_that_do_not_fit_are_refused() {
-    let odd = Weight::quantized_builder(2, 8, Codes::U4, 3, None);
+    let odd = Weight::quantized_builder(2, 8, Codes::U4, 3, ScaleForm::F32);
     assert!(matches!(odd, Err(Error::Parameter { parameter: "weight group", value: 3, .. })));
-    assert!(Weight::quantized_builder(2, 8, Codes::Table, 4, None).is_err());
+    assert!(Weight::quantized_builder(2, 8, Codes::Table, 4, ScaleForm::F32).is_err());
     let good = QuantizedRows {
         codes: Codes::U4,
         group: 4,
@@ -343,7 +344,7 @@ fn codes_that_do_not_fit_are_refused() {
         multiples: None,
         inputs: None,
     };
-    let builder = || Weight::quantized_builder(2, 8, Codes::U4, 4, None).unwrap();
+    let builder = || Weight::quantized_builder(2, 8, Codes::U4, 4, ScaleForm::F32).unwrap();
     builder().write_quantized(0, good).unwrap();
     let wrong = [
         QuantizedRows { bytes: &[16; 16], ..good },
@@ -366,12 +367,30 @@ fn codes_that_do_not_fit_are_refused() {
     let dense = WeightRows { dtype: DType::F32, bytes: &[0; 64] };
     assert!(matches!(builder().write_rows(0, dense), Err(Error::QuantizedRows(_))));
 
-    let mut mixed = Weight::quantized_builder(4, 8, Codes::U4, 4, None).unwrap();
+    let mut mixed = Weight::quantized_builder(4, 8, Codes::U4, 4, ScaleForm::F32).unwrap();
     mixed.write_quantized(0, good).unwrap();
     let backwards = QuantizedRows { inputs: Some(&[7, 6, 5, 4, 3, 2, 1, 0]), ..good };
     assert!(matches!(mixed.write_quantized(2, backwards), Err(Error::InputOrder)));
 
-    let blocks = Some(Blocks { columns: 32, own_mins: false });
+    let zero = ScaleForm::F16 { zero: 8 };
+    let halves = || Weight::quantized_builder(2, 8, Codes::U4, 4, zero).unwrap();
+    let mins = &[-8.0; 4];
+    halves().write_quantized(0, QuantizedRows { mins, ..good }).unwrap();
+    for (scales, mins) in [
+        (&[1.0; 4], &[][..]),
+        (&[1.0; 4], &[-8.0, -8.0, -8.0, -7.0]),
+        (&[1.0 + f32::EPSILON; 4], &[-8.0 - 8.0 * f32::EPSILON; 4]),
+        (&[f32::INFINITY; 4], mins),
+    ] {
+        let refused = halves().write_quantized(0, QuantizedRows { scales, mins, ..good });
+        assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{scales:?} {mins:?}");
+    }
+    for codes in [Codes::E4m3, Codes::Table] {
+        let refused = Weight::quantized_builder(2, 8, codes, 8, zero);
+        assert!(matches!(refused, Err(Error::Parameter { .. })), "{codes:?}");
+    }
+
+    let blocks = ScaleForm::Blocks(Blocks { columns: 32, own_mins: false });
     for (codes, k, group, columns) in [
         (Codes::U4, 64, 16, 0),
         (Codes::U4, 64, 16, 24),
@@ -379,7 +398,7 @@ fn codes_that_do_not_fit_are_refused() {
         (Codes::U4, 48, 16, 32),
         (Codes::Table, 32, 32, 32),
     ] {
-        let blocks = Some(Blocks { columns, own_mins: false });
+        let blocks = ScaleForm::Blocks(Blocks { columns, own_mins: false });
         let refused = Weight::quantized_builder(2, k, codes, group, blocks);
         assert!(matches!(refused, Err(Error::Parameter { .. })), "{codes:?} {k} {columns}");
     }

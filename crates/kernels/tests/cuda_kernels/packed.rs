@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use candlepower_kernels::cuda::{self, Cublas};
 use candlepower_kernels::device::{HeadPadding, PackedMatrix};
-use candlepower_kernels::{Codes, QuantizedRows, SparseRows, Weight, linear_reference};
+use candlepower_kernels::{Codes, QuantizedRows, ScaleForm, SparseRows, Weight, linear_reference};
 
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
 
@@ -48,7 +48,8 @@ fn cases(gpu: &Gpu) -> Vec<Case> {
                     multiples: None,
                     inputs: special.then_some(&order[..]),
                 };
-                let mut builder = Weight::quantized_builder(n, k, codes, group, None).unwrap();
+                let mut builder =
+                    Weight::quantized_builder(n, k, codes, group, ScaleForm::F32).unwrap();
                 if special {
                     let starts: Vec<u32> = (0..=n as u32).map(|row| row / 3 * 2).collect();
                     let entries = starts[n] as usize;

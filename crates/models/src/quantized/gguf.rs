@@ -63,7 +63,7 @@ impl Stored for GgufMatrix {
     }
 
     fn blocks(&self) -> Option<Blocks> {
-        self.packed.blocks
+        self.packed.blocks()
     }
 
     fn code(&self, row: usize, input: usize) -> u8 {
@@ -72,7 +72,7 @@ impl Stored for GgufMatrix {
     }
 
     fn scales(&self, row: usize, scales: &mut Vec<f32>, mins: &mut Vec<f32>) {
-        let zero = f32::from(zero(self.kind));
+        let zero = f32::from(self.kind.zero());
         for first in (0..self.k).step_by(self.kind.block()) {
             let (scale, min) = factors(self.kind, self.block(row, first).0);
             scales.push(scale);
@@ -88,20 +88,8 @@ impl Stored for GgufMatrix {
     /// A zero is positive here, whatever the sign of its scale.
     fn number(&self, row: usize, input: usize) -> f32 {
         let (scale, min) = self.group_of(row, input);
-        let steps = i16::from(self.code(row, input)) - i16::from(zero(self.kind));
+        let steps = i16::from(self.code(row, input)) - i16::from(self.kind.zero());
         scale * f32::from(steps) + min
-    }
-}
-
-/// The code that means zero, of types without minima.
-fn zero(kind: GgufType) -> u8 {
-    match kind {
-        GgufType::Q4_0 => 8,
-        GgufType::Q5_0 => 16,
-        GgufType::Q8_0 => 128,
-        GgufType::Q3K => 4,
-        GgufType::Q6K => 32,
-        _ => 0,
     }
 }
 
