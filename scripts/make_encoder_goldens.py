@@ -27,14 +27,13 @@ singles in base64.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 from pathlib import Path
 
+import goldens
 import torch
 import transformers
-from safetensors.torch import save_file
 
 COMMON = dict(vocab_size=96, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48)
 DISTIL = dict(vocab_size=96, dim=32, n_layers=3, n_heads=4, hidden_dim=48, max_position_embeddings=64)
@@ -74,26 +73,6 @@ MODELS = {
 LENGTHS = [1, 2, 5, 11, 17, 23, 40, 64]
 
 
-def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Weights wide enough that attention is not flat and GELU is used where it is not straight."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in sorted(model.named_parameters()):
-        noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.dim() == 1:
-            value = (1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0) + 0.2 * noise
-        elif "embed" in name:
-            value = noise * 0.5
-        else:
-            value = noise * 1.5 * parameter.shape[1] ** -0.5
-        parameter.data.copy_(value)
-
-
-def rewrite_json(path: Path, edit) -> None:
-    content = json.loads(path.read_text())
-    edit(content)
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
-
-
 def nomic_config(config) -> dict:
     """The configuration as the models on the hub have it; their tensors' names are what transformers writes."""
     return dict(
@@ -121,12 +100,6 @@ def nomic_config(config) -> dict:
         use_rms_norm=False,
         vocab_size=config.vocab_size,
     )
-
-
-def clear(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():
-        old.unlink()
 
 
 def golden_values(hidden, score, vocab_size: int, types: int, seed: int) -> dict:
@@ -158,20 +131,23 @@ def golden_values(hidden, score, vocab_size: int, types: int, seed: int) -> dict
     return golden
 
 
-def make(name: str, cls: str, config: dict, out: Path, seed: int) -> None:
+def write_model(folder: Path, cls: str, config: dict, seed: int) -> torch.nn.Module:
+    """Writes a random model, and gives that of the files."""
     model_class = getattr(transformers, cls)
     config = model_class.config_class(**config)
     model = model_class._from_config(config, attn_implementation="eager").to(torch.float32).eval()
-    randomise(model, seed)
-    folder = out / name
-    clear(folder)
+    goldens.randomise(model, seed)
     model.save_pretrained(folder)
-    rewrite_json(folder / "config.json", lambda c: c.pop("transformers_version", None))
+    goldens.forget_version(folder)
+    return goldens.read_back(model_class, folder)
 
-    # Read back what was written: the golden values are those of the files.
-    model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+def make(name: str, cls: str, config: dict, out: Path, seed: int) -> None:
+    folder = goldens.empty(out / name)
+    model = write_model(folder, cls, config, seed)
+    config = model.config
     if cls.startswith("Nomic"):
-        rewrite_json(folder / "config.json", lambda c: (c.clear(), c.update(nomic_config(config))))
+        goldens.rewrite_json(folder / "config.json", lambda c: (c.clear(), c.update(nomic_config(config))))
     types = getattr(config, "type_vocab_size", 1)
 
     def arguments(ids, type_ids):
@@ -191,13 +167,11 @@ def make(name: str, cls: str, config: dict, out: Path, seed: int) -> None:
         if is_score
         else (lambda ids, t: model(**arguments(ids, t)).last_hidden_state[0])
     )
-    golden = golden_values(hidden, score, config.vocab_size, types, seed + 1)
-    save_file(golden, folder / "golden.safetensors")
     if name == "bert-score":
         write_pairs(model, folder)
-    size = sum(f.stat().st_size for f in folder.iterdir())
+    golden = golden_values(hidden, score, config.vocab_size, types, seed + 1)
     spread = golden["score"] if is_score else golden["mean"]
-    print(f"{name}: {size / 1e3:.0f} kB, values {spread.min():.3f} to {spread.max():.3f}")
+    goldens.save(folder, golden, f"values {spread.min():.3f} to {spread.max():.3f}")
 
 
 def write_pairs(model, folder: Path) -> None:
@@ -218,7 +192,7 @@ def write_pairs(model, folder: Path) -> None:
         with torch.no_grad():
             score = torch.sigmoid(model(**encoded).logits[0, 0]).item()
         rows.append(dict(text_1=query, text_2=document, tokens=encoded["input_ids"].shape[1], score=score))
-    (folder / "pairs.json").write_text(json.dumps(rows, indent=2) + "\n")
+    goldens.write_json(folder / "pairs.json", rows)
 
 
 def write_modules(folder: Path, modules: list[tuple[str, str]]) -> None:
@@ -226,35 +200,28 @@ def write_modules(folder: Path, modules: list[tuple[str, str]]) -> None:
         dict(idx=i, name=str(i), path=path, type=f"sentence_transformers.models.{kind}")
         for i, (path, kind) in enumerate(modules)
     ]
-    (folder / "modules.json").write_text(json.dumps(rows, indent=2) + "\n")
+    goldens.write_json(folder / "modules.json", rows)
 
 
 def make_dense(out: Path, seed: int) -> None:
     """BERT, the mean of its hidden states, two dense layers, and the length."""
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
-    name = "bert-dense"
-    folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
-    model = transformers.BertModel._from_config(transformers.BertConfig(**BERT), attn_implementation="eager").eval()
-    randomise(model, seed)
-    model.save_pretrained(folder)
-    rewrite_json(folder / "config.json", lambda c: c.pop("transformers_version", None))
+    folder = goldens.empty(out / "bert-dense")
+    model = write_model(folder, "BertModel", BERT, seed)
     write_modules(
         folder,
         [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"), ("3_Dense", "Dense"), ("4_Normalize", "Normalize")],
     )
-    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling").mkdir()
     pooling = dict(word_embedding_dimension=32, pooling_mode_mean_tokens=True)
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling, indent=2) + "\n")
+    goldens.write_json(folder / "1_Pooling" / "config.json", pooling)
     layers = [Dense(32, 24), Dense(24, 16, bias=False, activation_function=torch.nn.Identity())]
     for i, layer in enumerate(layers):
-        randomise(layer, seed + 10 + i)
-        (folder / f"{i + 2}_Dense").mkdir(exist_ok=True)
+        goldens.randomise(layer, seed + 10 + i)
+        (folder / f"{i + 2}_Dense").mkdir()
         layer.save(str(folder / f"{i + 2}_Dense"))
-    # Read back what was written, as above.
     layers = [Dense.load(str(folder / f"{i + 2}_Dense")) for i in range(2)]
-    model = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
     modules = torch.nn.Sequential(Pooling(32, pooling_mode="mean"), *layers, Normalize())
     vectors = []
 
@@ -266,9 +233,7 @@ def make_dense(out: Path, seed: int) -> None:
 
     golden = golden_values(hidden, None, BERT["vocab_size"], 2, seed + 1)
     kept = {key: golden[key] for key in ["token_ids", "type_ids", "lengths"]}
-    save_file({**kept, "vector": torch.stack(vectors).contiguous()}, folder / "golden.safetensors")
-    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-    print(f"{name}: {size / 1e3:.0f} kB")
+    goldens.save(folder, {**kept, "vector": torch.stack(vectors).contiguous()}, f"{len(vectors)} vectors")
 
 
 def make_decoder(out: Path, seed: int) -> None:
@@ -276,19 +241,15 @@ def make_decoder(out: Path, seed: int) -> None:
     import sentence_transformers
     import tokenizers
 
-    folder = out / "qwen3-embedding"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    config = transformers.Qwen3Config(
+    folder = goldens.empty(out / "qwen3-embedding")
+    (folder / "1_Pooling").mkdir()
+    config = dict(
         vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         head_dim=16, max_position_embeddings=128, tie_word_embeddings=True, eos_token_id=256, pad_token_id=256,
     )
-    model = transformers.Qwen3Model._from_config(config, attn_implementation="eager").to(torch.float32).eval()
-    randomise(model, seed)
-    model.save_pretrained(folder)
+    write_model(folder, "Qwen3Model", config, seed)
     # The hub's names the class that has a head, which is tied.
-    rewrite_json(folder / "config.json", lambda c: c.update(architectures=["Qwen3ForCausalLM"]))
-    rewrite_json(folder / "config.json", lambda c: c.pop("transformers_version", None))
+    goldens.rewrite_json(folder / "config.json", lambda c: c.update(architectures=["Qwen3ForCausalLM"]))
 
     bytes_of = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     vocab = {letter: id for id, letter in enumerate(sorted(bytes_of))}
@@ -306,9 +267,9 @@ def make_decoder(out: Path, seed: int) -> None:
     ).save_pretrained(folder)
     write_modules(folder, [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")])
     pooling = dict(word_embedding_dimension=32, pooling_mode_lasttoken=True, pooling_mode_mean_tokens=False, include_prompt=True)
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling, indent=2) + "\n")
+    goldens.write_json(folder / "1_Pooling" / "config.json", pooling)
     prompts = dict(prompts=dict(query="Instruct: find\nQuery:", document=""), default_prompt_name=None)
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts, indent=2) + "\n")
+    goldens.write_json(folder / "config_sentence_transformers.json", prompts)
 
     library = sentence_transformers.SentenceTransformer(str(folder), device="cpu", model_kwargs=dict(attn_implementation="eager"))
     texts = ["a cat", "a dog", "The capital of France is Paris.", "x", "naïve café — 法国 🙂", "words and more words " * 5]
@@ -365,21 +326,14 @@ def make_minilm(folder: Path, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = Path(__file__).resolve().parent.parent / "tests" / "golden" / "encoders"
-    parser.add_argument("--out", type=Path, default=default)
-    parser.add_argument("--only", help="one folder's name")
+    parser = goldens.arguments(__doc__, goldens.GOLDENS / "encoders")
     parser.add_argument("--minilm", type=Path, metavar="FOLDER")
     args = parser.parse_args()
-    transformers.utils.logging.disable_progress_bar()
-    args.out.mkdir(parents=True, exist_ok=True)
     if args.minilm:
         make_minilm(args.minilm, args.out)
         return
-    torch.set_num_threads(1)
-    for seed, (name, (cls, config)) in enumerate(MODELS.items()):
-        if args.only in (None, name):
-            make(name, cls, config, args.out, seed * 100)
+    for name, (cls, config), seed in goldens.wanted(MODELS, args.only, 0):
+        make(name, cls, config, args.out, seed)
     if args.only in (None, "qwen3-embedding"):
         make_decoder(args.out, len(MODELS) * 100)
     if args.only in (None, "bert-dense"):

@@ -14,25 +14,21 @@ The folders in on-load hold golden.safetensors alone: what the model of another 
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import gguf
 import gguf_formats
-import make_goldens
+import goldens
 import numpy as np
 import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
 from gguf import TokenType
 from make_tokenizer_fixtures import LLAMA3_SPLIT
-from safetensors.torch import save_file
 from transformers.convert_slow_tokenizer import generate_merges
 
-ROOT = Path(__file__).resolve().parent.parent
-FIXTURES = ROOT / "crates" / "tokenizer" / "tests" / "data"
-COMMON = {**make_goldens.COMMON, "num_hidden_layers": 2}
+FIXTURES = goldens.ROOT / "crates" / "tokenizer" / "tests" / "data"
 DEQUANTIZED_ROWS = 8
 
 TEMPLATE = (
@@ -121,7 +117,7 @@ MODELS = {
             head_dim=32,
             query_pre_attn_scalar=32,
             sliding_window=10,
-            layer_types=make_goldens.ALTERNATING,
+            layer_types=goldens.ALTERNATING,
             tie_word_embeddings=True,
             rope_parameters=dict(
                 full_attention=dict(rope_type="linear", rope_theta=50000.0, factor=4.0),
@@ -299,21 +295,11 @@ def pairs(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def make(name: str, recipe: dict, out: Path, seed: int) -> None:
-    kind = "TextConfig" if recipe.get("text") else "Config"
-    config_class = getattr(transformers, recipe["cls"] + kind)
-    model_class = getattr(transformers, recipe["cls"] + "ForCausalLM")
     spm = recipe["tokenizer"].startswith("spm")
     original = (sentence_piece if spm else byte_level)(recipe["tokenizer"])
     vocab_size = len(original["model"]["vocab"])
-    config = config_class(**{**COMMON, **recipe["config"], "vocab_size": vocab_size})
-    config._attn_implementation = "eager"
-    model = model_class(config).to(torch.float32).eval()
-    make_goldens.randomise(model, seed)
-
-    folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():
-        old.unlink()
+    model = goldens.random_model(recipe, {**goldens.TWO_LAYERS, "vocab_size": vocab_size}, seed)
+    config, folder = model.config, goldens.empty(out / name)
     (folder / "tokenizer.json").write_text(json.dumps(original, ensure_ascii=False, separators=(",", ":")) + "\n")
     arch = recipe["arch"]
     writer = gguf.GGUFWriter(folder / "model.gguf", arch, split_max_tensors=16 if recipe.get("split") else 0)
@@ -323,7 +309,7 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     if config.rope_parameters.get("rope_type") == "llama3":
         head_dim = config.hidden_size // config.num_attention_heads
         plain = 1 / 10000.0 ** (torch.arange(0, head_dim, 2) / head_dim)
-        writer.add_tensor("rope_freqs.weight", (plain / make_goldens.inv_freq(model)).numpy())
+        writer.add_tensor("rope_freqs.weight", (plain / goldens.inv_freq(model)).numpy())
 
     rng = np.random.default_rng(seed)
     names = gguf.get_tensor_name_map(
@@ -358,16 +344,11 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     writer.write_tensors_to_file()
     writer.close()
 
-    golden, summary = make_goldens.golden_values(model, seed + 1, recipe.get("short_prompt"))
-    save_file(golden | dequantized, folder / "golden.safetensors")
-    size = sum(f.stat().st_size for f in folder.iterdir())
-    print(f"{name}: {size / 1e3:.0f} kB, {summary}, {len(dequantized)} unpacked")
+    goldens.write_golden(folder, model, seed + 1, recipe.get("short_prompt"), dequantized)
 
 
 def make_on_load(name: str, source: str, kind: Type, out: Path, seed: int) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        out / source, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = goldens.read_back(transformers.AutoModelForCausalLM, out / source)
     dequantized = {}
     for parameter_name, parameter in model.named_parameters():
         if parameter.dim() == 1 or parameter_name.endswith(KEPT):
@@ -381,26 +362,15 @@ def make_on_load(name: str, source: str, kind: Type, out: Path, seed: int) -> No
         parameter.data.copy_(torch.from_numpy(numbers.T if turned else numbers))
         if source == "llama" and ("layers.0." in parameter_name or parameter_name.endswith(HEADS)):
             dequantized[f"dequantized.{parameter_name}"] = torch.from_numpy(numbers[:DEQUANTIZED_ROWS].copy())
-    folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
-    golden, summary = make_goldens.golden_values(model, seed + 1)
-    save_file(golden | dequantized, folder / "golden.safetensors")
-    print(f"{name}: {summary}, {len(dequantized)} unpacked")
+    goldens.write_golden(goldens.empty(out / name), model, seed + 1, dequantized=dequantized)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "tests" / "golden")
-    parser.add_argument("--only", help="one folder's name")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
-    for seed, (name, recipe) in enumerate(MODELS.items()):
-        if args.only in (None, name):
-            make(name, recipe, args.out, recipe.get("seed", 9000 + seed * 100))
-    for seed, (name, (source, kind)) in enumerate(ON_LOAD.items()):
-        if args.only in (None, name):
-            make_on_load(name, source, kind, args.out, 10000 + seed * 100)
+    args = goldens.arguments(__doc__).parse_args()
+    for name, recipe, seed in goldens.wanted(MODELS, args.only, 9000):
+        make(name, recipe, args.out, seed)
+    for name, (source, kind), seed in goldens.wanted(ON_LOAD, args.only, 10000):
+        make_on_load(name, source, kind, args.out, seed)
 
 
 if __name__ == "__main__":

@@ -19,33 +19,12 @@ The weights are seeded, so the same versions of torch and transformers give the 
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 
+import goldens
 import torch
-import transformers
+from goldens import ALTERNATING
 from safetensors.torch import load_file, save_file
-
-PROMPT_LEN = 48
-NEW_TOKENS = 32
-
-# Small enough that all folders together stay below 15 MB; heads and kv heads divide by two.
-COMMON = dict(
-    vocab_size=320,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=256,
-    rms_norm_eps=1e-5,
-    bos_token_id=1,
-    eos_token_id=2,
-    pad_token_id=0,
-    tie_word_embeddings=False,
-)
-ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 
 # folder: class, what differs from COMMON, and how the folder is written
 MODELS = {
@@ -323,121 +302,26 @@ MODELS = {
 LLAMA_KEYS = ["intermediate_size", "num_key_value_heads", "rms_norm_eps"]
 
 
-NORMS = ("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")
-
-
-def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Weights wide enough that attention is not flat and logits differ clearly."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in sorted(model.named_parameters()):
-        noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.dim() == 1 or "_norm." in name:
-            centre = 1.0 if name.endswith(NORMS) and "Gemma" not in type(model).__name__ else 0.0
-            value = centre + 0.2 * noise
-        elif "embed" in name:
-            # Gemma multiplies it by sqrt(hidden_size), and its tied logits should not saturate.
-            value = noise * (0.03 if "Gemma" in type(model).__name__ else 0.5)
-        elif "wpe" in name or "wte" in name:
-            value = noise * 0.2
-        else:  # of experts as of one matrix; GPT-2's are stored the other way round
-            inputs = 0 if "GPT2" in type(model).__name__ else -1
-            value = noise * 1.5 * parameter.shape[inputs] ** -0.5
-        parameter.data.copy_(value)
-
-
-def inv_freq(model: torch.nn.Module) -> torch.Tensor:
-    """Of all layers, or of those without a window; nothing where there is no rope."""
-    if not hasattr(model, "model"):
-        return torch.zeros(0)
-    rope = model.model.rotary_emb
-    return rope.inv_freq if hasattr(rope, "inv_freq") else rope.full_attention_inv_freq
-
-
-def rewrite_json(path: Path, edit) -> None:
-    content = json.loads(path.read_text())
-    edit(content)
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
-
 
 def make(name: str, recipe: dict, out: Path, seed: int) -> None:
-    kind = "TextConfig" if recipe.get("text") else "Config"
-    config_class = getattr(transformers, recipe["cls"] + kind)
-    model_class = getattr(transformers, recipe["cls"] + recipe.get("head", "ForCausalLM"))
-    config = config_class(**{**COMMON, **recipe["config"]})
-    config._attn_implementation = "eager"
-    model = model_class(config).to(torch.float32).eval()
-    randomise(model, seed)
+    model = goldens.random_model(recipe, goldens.COMMON, seed)
+    folder = goldens.empty(out / name)
     stored = recipe.get("dtype", torch.float32)
-
-    folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():
-        old.unlink()
     model.to(stored).save_pretrained(folder, max_shard_size=recipe.get("shard_size", "1GB"))
     if "rewrite" in recipe:
-        rewrite_json(folder / "config.json", recipe["rewrite"])
+        goldens.rewrite_json(folder / "config.json", recipe["rewrite"])
     if "rename" in recipe:
         weights = folder / "model.safetensors"
         save_file(recipe["rename"](load_file(weights)), weights, metadata={"format": "pt"})
-    forget_version(folder)
-
-    # Read back what was written: the golden values are those of the files.
-    model = model_class.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    golden, summary = golden_values(model, seed + 1, recipe.get("short_prompt"))
-    save_file(golden, folder / "golden.safetensors")
-    size = sum(f.stat().st_size for f in folder.iterdir())
-    print(f"{name}: {size / 1e3:.0f} kB, {summary}")
-
-
-def forget_version(folder: Path) -> None:
-    """The version is in the requirements; the files should not change with it."""
-    for file in ("config.json", "generation_config.json"):
-        rewrite_json(folder / file, lambda c: c.pop("transformers_version", None))
-
-
-def golden_values(
-    model: torch.nn.Module, seed: int, short_prompt: int | None = None
-) -> tuple[dict[str, torch.Tensor], str]:
-    """What the model computes from a random prompt, and what is to be known of it at a glance."""
-    generator = torch.Generator().manual_seed(seed)
-    prompt = torch.randint(4, model.config.vocab_size, (PROMPT_LEN,), generator=generator)
-    with torch.no_grad():
-        logits = model(prompt[None]).logits[0]
-        ids = prompt
-        for _ in range(NEW_TOKENS):  # without a cache: the definition
-            ids = torch.cat([ids, model(ids[None]).logits[0, -1].argmax()[None]])
-    golden = {
-        "prompt": prompt.to(torch.int32),
-        "logits": logits.to(torch.float32).contiguous(),
-        "greedy": ids[PROMPT_LEN:].to(torch.int32).contiguous(),
-        "inv_freq": inv_freq(model).clone(),
-    }
-    if short_prompt:
-        with torch.no_grad():
-            golden["short_logits"] = model(prompt[None, :short_prompt]).logits[0].contiguous()
-        golden["short_inv_freq"] = inv_freq(model).clone()
-    top = logits.topk(2).values
-    summary = (
-        f"logits {logits.min():.2f} to {logits.max():.2f}, "
-        f"smallest lead {(top[:, 0] - top[:, 1]).min():.4f}, "
-        f"{len(set(ids[PROMPT_LEN:].tolist()))} different greedy tokens"
-    )
-    return golden, summary
+    goldens.forget_version(folder)
+    model = goldens.read_back(type(model), folder)
+    goldens.write_golden(folder, model, seed + 1, recipe.get("short_prompt"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = Path(__file__).resolve().parent.parent / "tests" / "golden"
-    parser.add_argument("--out", type=Path, default=default)
-    parser.add_argument("--only", help="one folder's name")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
-    for seed, (name, recipe) in enumerate(MODELS.items()):
-        if args.only in (None, name):
-            make(name, recipe, args.out, recipe.get("seed", seed * 100))
+    args = goldens.arguments(__doc__).parse_args()
+    for name, recipe, seed in goldens.wanted(MODELS, args.only, 0):
+        make(name, recipe, args.out, recipe.get("seed", seed))
 
 
 if __name__ == "__main__":

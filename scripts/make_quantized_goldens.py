@@ -11,19 +11,15 @@ and these numbers themselves for one layer, as `dequantized.NAME`.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 from pathlib import Path
 
-import make_goldens
+import goldens
 import numpy as np
 import torch
-import transformers
 from quantized_formats import Awq, Fp8, Gptq, SqueezeLlm
 from safetensors.torch import save_file
 
-COMMON = {**make_goldens.COMMON, "num_hidden_layers": 2}
 
 def in_layer(layer: int, *modules: str) -> list[str]:
     return [f"model.layers.{layer}.{module}" for module in modules]
@@ -33,7 +29,7 @@ ATTENTION = [f"self_attn.{part}_proj" for part in "qkvo"]
 MLP = [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
 
 # folder: class, format, dtype of what is not quantized, and what differs from COMMON. `skipped` are modules that are
-# stored as plain numbers, `skip` what the configuration says of them; `head` says that the head is quantized too.
+# stored as plain numbers, `skip` what the configuration says of them; `lm_head` says that the head is quantized too.
 MODELS = {
     # One of q, k and v is not quantized, which the one matrix of all three has to bear.
     "awq": dict(
@@ -48,7 +44,7 @@ MODELS = {
         cls="Llama",
         format=Gptq(bits=4, group=16, act_order=True, symmetric=False, version=1, lm_head=True),
         dtype=torch.float16,
-        head=True,
+        lm_head=True,
     ),
     # Fused q, k and v, fused gate and up; its quantization is described in a file of its own.
     "gptq-8bit": dict(
@@ -107,7 +103,7 @@ MODELS = {
 
 def is_skipped(module: str, recipe: dict) -> bool:
     """Whether a module is stored as plain numbers."""
-    return module in recipe.get("skipped", ()) or (module == "lm_head" and not recipe.get("head"))
+    return module in recipe.get("skipped", ()) or (module == "lm_head" and not recipe.get("lm_head"))
 
 
 def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -131,16 +127,8 @@ def to_torch(name: str, array: np.ndarray) -> torch.Tensor:
 
 
 def make(name: str, recipe: dict, out: Path, seed: int) -> None:
-    config_class = getattr(transformers, recipe["cls"] + "Config")
-    model_class = getattr(transformers, recipe["cls"] + "ForCausalLM")
-    config = config_class(**{**COMMON, **recipe.get("config", {})})
-    config._attn_implementation = "eager"
-    model = model_class(config).to(torch.float32).eval()
-    make_goldens.randomise(model, seed)
-    folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.iterdir():
-        old.unlink()
+    model = goldens.random_model(recipe, goldens.TWO_LAYERS, seed)
+    folder = goldens.empty(out / name)
     # Configurations as transformers writes them; the weights are replaced.
     copy.deepcopy(model).to(recipe["dtype"]).save_pretrained(folder)
     # Not the whole model: the rope's frequencies stay as they are.
@@ -169,29 +157,19 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
         quantization[recipe["skip_key"]] = recipe["skip"]
     if recipe.get("own_file"):
         del quantization["quant_method"]
-        (folder / "quantize_config.json").write_text(json.dumps(quantization, indent=2) + "\n")
+        goldens.write_json(folder / "quantize_config.json", quantization)
     else:
-        make_goldens.rewrite_json(
+        goldens.rewrite_json(
             folder / "config.json", lambda c: c.update(quantization_config=quantization)
         )
-    make_goldens.forget_version(folder)
-    golden, summary = make_goldens.golden_values(model, seed + 1)
-    save_file(golden | dequantized, folder / "golden.safetensors")
-    size = sum(f.stat().st_size for f in folder.iterdir())
-    print(f"{name}: {size / 1e3:.0f} kB, {summary}")
+    goldens.forget_version(folder)
+    goldens.write_golden(folder, model, seed + 1, dequantized=dequantized)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    default = Path(__file__).resolve().parent.parent / "tests" / "golden"
-    parser.add_argument("--out", type=Path, default=default)
-    parser.add_argument("--only", help="one folder's name")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
-    for seed, (name, recipe) in enumerate(MODELS.items()):
-        if args.only in (None, name):
-            make(name, recipe, args.out, recipe.get("seed", 5000 + seed * 100))
+    args = goldens.arguments(__doc__).parse_args()
+    for name, recipe, seed in goldens.wanted(MODELS, args.only, 5000):
+        make(name, recipe, args.out, seed)
 
 
 if __name__ == "__main__":

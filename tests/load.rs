@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use fastrand::Rng;
 use serde_json::{Value, json};
 
-use crate::support::{Random, Server, ServerBuilder};
+use crate::support::{Server, ServerBuilder};
 
 /// One client of the load test.
 struct LoadClient {
@@ -14,15 +15,15 @@ struct LoadClient {
 }
 
 impl LoadClient {
-    fn new(random: &mut Random) -> Self {
-        let words = random.pick(1..120);
-        let max_tokens = random.pick(1..160);
+    fn new(random: &mut Rng) -> Self {
+        let count = random.usize(1..120);
+        let max_tokens = random.usize(1..160);
         let body = json!({
-            "model": "demo", "prompt": random.words(words), "max_tokens": max_tokens,
+            "model": "demo", "prompt": words(count, random), "max_tokens": max_tokens,
             "temperature": 0, "ignore_eos": true, "stream": true,
         });
-        let leaves = random.pick(0..3) == 0;
-        Self { body, leaves_after: leaves.then(|| random.pick(0..max_tokens)) }
+        let leaves = random.usize(0..3) == 0;
+        Self { body, leaves_after: leaves.then(|| random.usize(0..max_tokens)) }
     }
 
     /// The whole text, if the client stays for it.
@@ -57,6 +58,16 @@ fn text_of(answer: &Value) -> String {
     answer["choices"][0]["text"].as_str().unwrap().to_owned()
 }
 
+/// Words that the demo model may know, so many of them.
+fn words(count: usize, random: &mut Rng) -> String {
+    const WORDS: [&str; 16] = [
+        "the", "capital", "of", "France", "is", "what", "and", "light", "seven", "a", "server",
+        "you", "name", "plus", "Rome", "who",
+    ];
+    let words: Vec<&str> = (0..count).map(|_| *random.choice(&WORDS).unwrap()).collect();
+    words.join(" ")
+}
+
 /// Runs `work` for each index on a thread of its own and returns the results in order.
 fn at_once<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
@@ -69,7 +80,7 @@ fn at_once<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
 #[test]
 fn texts_of_64_streaming_clients_are_those_of_each_alone() {
     let server = Server::demo();
-    let mut random = Random::new(64);
+    let mut random = Rng::with_seed(64);
     let clients: Vec<LoadClient> = (0..64).map(|_| LoadClient::new(&mut random)).collect();
     let leaving = clients.iter().filter(|client| client.leaves_after.is_some()).count();
     assert!((15..30).contains(&leaving), "about a third leaves, not {leaving}");
@@ -137,11 +148,11 @@ fn whole_answers_are_cancelled_with_their_client_too() {
 
 /// Sixteen requests, each of which would fill most of the smallest cache by itself.
 fn large_requests() -> Vec<Value> {
-    let mut random = Random::new(16);
+    let mut random = Rng::with_seed(16);
     let body = |_| {
-        let words = random.pick(20..80);
+        let count = random.usize(20..80);
         json!({
-            "prompt": random.words(words), "max_tokens": random.pick(60..120),
+            "prompt": words(count, &mut random), "max_tokens": random.usize(60..120),
             "temperature": 0, "ignore_eos": true,
         })
     };
@@ -171,7 +182,7 @@ fn a_cache_far_too_small_gives_the_texts_of_a_large_one() {
 #[test]
 fn the_prefix_cache_is_used_and_changes_no_text() {
     let server = Server::demo();
-    let prompt = Random::new(3).words(150);
+    let prompt = words(150, &mut Rng::with_seed(3));
     let body = json!({"prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": true});
     let cold = server.complete(body.clone());
     let warm = server.complete(body.clone());
@@ -199,12 +210,12 @@ fn the_prefix_cache_is_used_and_changes_no_text() {
 fn priorities_are_taken_and_every_request_ends() {
     let server =
         ServerBuilder::new("demo").flags("--max-num-seqs 2 --max-num-batched-tokens 16").start();
-    let mut random = Random::new(5);
+    let mut random = Rng::with_seed(5);
     let bodies: Vec<Value> = (0..24)
         .map(|i| {
-            let words = random.pick(1..100);
+            let count = random.usize(1..100);
             json!({
-                "prompt": random.words(words), "max_tokens": 10, "temperature": 0, "ignore_eos": true,
+                "prompt": words(count, &mut random), "max_tokens": 10, "temperature": 0, "ignore_eos": true,
                 "priority": i % 3 - 1,
             })
         })

@@ -7,7 +7,6 @@ mod hub;
 mod metrics;
 mod port_forward;
 mod programs;
-mod random;
 mod server;
 
 pub(crate) use cluster::{Cluster, Story};
@@ -18,7 +17,6 @@ pub(crate) use hub::{
 };
 pub(crate) use metrics::Metrics;
 pub(crate) use programs::{framework_python, node, python, run_to_end};
-pub(crate) use random::Random;
 pub(crate) use server::{Server, ServerBuilder, TempFolder, binary, program};
 
 use std::time::{Duration, Instant};

@@ -113,7 +113,7 @@ fn checkpoint_files(model: &str, revision: &str) -> Result<CheckpointFiles> {
     if let Some(files) = CheckpointFiles::find(Path::new(model))? {
         return Ok(files);
     }
-    let Ok(name) = model.parse::<ModelName>() else {
+    let Ok(name) = ModelName::not_here(model) else {
         bail!(
             "there is no model folder or GGUF file `{model}`; name a folder with config.json, a GGUF file, a model on the hub as owner/name or owner/name:Q4_K_M, or `demo`"
         );

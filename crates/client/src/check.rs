@@ -336,7 +336,7 @@ fn model_name(model: &str) -> Result<String> {
             .map_err(|error| Error::validation("model", model, error.to_string()))?;
         return Ok(full.to_string_lossy().into_owned());
     }
-    if model == "demo" || model.parse::<ModelName>().is_ok() {
+    if model == "demo" || ModelName::not_here(model).is_ok() {
         return Ok(model.to_owned());
     }
     Err(Error::validation(
@@ -423,7 +423,9 @@ mod tests {
         );
         let part = PrismParams::new("a", "demo").mem_fraction_static(0.0);
         assert_eq!(refused(part), pair("mem_fraction_static", "0"));
-        assert_eq!(refused(BlazeParams::new("a", "./nowhere")), pair("model", "./nowhere"));
+        for model in ["./nowhere", "src/process/none.gguf"] {
+            assert_eq!(refused(BlazeParams::new("a", model)), pair("model", model));
+        }
     }
 
     #[cfg(feature = "full")]

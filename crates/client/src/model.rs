@@ -182,11 +182,10 @@ async fn files(plan: &Plan) -> Result<CheckpointFiles> {
     if model == "demo" {
         return Ok(CheckpointFiles::Embedded(&DEMO));
     }
-    let path = std::path::Path::new(model);
-    let name = match model.parse::<ModelName>() {
-        Ok(name) if !path.is_absolute() => name,
-        _ => {
-            let found = CheckpointFiles::find(path);
+    let name = match ModelName::not_here(model) {
+        Ok(name) => name,
+        Err(_) => {
+            let found = CheckpointFiles::find(model.as_ref());
             let found = found.map_err(|error| Error::from_checkpoint(model, error))?;
             return Ok(found.unwrap_or_else(|| CheckpointFiles::Folder(model.into())));
         }

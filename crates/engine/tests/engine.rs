@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "../../../tests/golden/decoders.rs"]
+mod decoders;
 #[path = "engine/device.rs"]
 mod device;
 #[path = "engine/prism.rs"]
@@ -9,7 +11,7 @@ mod prism;
 #[path = "engine/ranks.rs"]
 mod ranks;
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, KvDtype};
 use candlepower_engine::{
@@ -19,8 +21,8 @@ use candlepower_engine::{
 };
 
 fn checkpoint(name: &str) -> Checkpoint {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name);
-    Checkpoint::open(CheckpointFiles::Folder(folder)).unwrap()
+    let files = CheckpointFiles::find(&decoders::folder(name)).unwrap();
+    Checkpoint::open(files.unwrap()).unwrap()
 }
 
 fn config() -> EngineConfig {

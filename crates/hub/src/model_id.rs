@@ -1,6 +1,7 @@
 //! The names of models on the hub.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 /// `owner/name`, checked.
@@ -54,6 +55,19 @@ pub struct ModelName {
     pub id: ModelId,
     /// Which of its GGUF files, where it is one.
     pub gguf: Option<GgufName>,
+}
+
+impl ModelName {
+    /// The model on the hub that a text means where nothing on this machine has that path.
+    ///
+    /// # Errors
+    /// It has not the form, or it is the path of a GGUF file in a folder that is here: then the file is missing.
+    pub fn not_here(text: &str) -> Result<Self, NoModelId> {
+        let name: Self = text.parse()?;
+        let is_path = matches!(name.gguf, Some(GgufName::Path(_)));
+        let is_here = is_path && Path::new(name.id.as_str()).is_dir();
+        if is_here { Err(NoModelId) } else { Ok(name) }
+    }
 }
 
 /// A GGUF file of a repository.
@@ -125,6 +139,11 @@ mod tests {
         assert_eq!(gguf("a/b:UD-Q4_K_M"), Some(GgufName::End("UD-Q4_K_M".into())));
         for path in ["c.gguf", "Q8_0/c-00001-of-00002.gguf"] {
             assert_eq!(gguf(&format!("a/b/{path}")), Some(GgufName::Path(path.into())));
+        }
+        // A folder that is here, and one that is not.
+        assert_eq!(ModelName::not_here("src/model/none.gguf"), Err(NoModelId));
+        for name in ["src/models/none.gguf", "src/model:Q8_0", "src/model"] {
+            assert_eq!(ModelName::not_here(name), name.parse());
         }
         for text in [
             "a/b:",

@@ -37,11 +37,8 @@ impl Place {
         if let Some(files) = CheckpointFiles::find(Path::new(name))? {
             return Ok(Self::Here(files));
         }
-        match name.parse() {
-            // A path that was mistyped is no id.
-            Ok(found) if !name.starts_with('.') => Ok(Self::Hub(found)),
-            _ => Err(Error::NoSuchModel(name.to_owned())),
-        }
+        let found = ModelName::not_here(name).map_err(|_| Error::NoSuchModel(name.to_owned()))?;
+        Ok(Self::Hub(found))
     }
 }
 
@@ -123,7 +120,7 @@ mod tests {
         let gguf = find(&["owner/name:Q4_K_M"]).unwrap();
         assert_eq!(gguf.name, "owner/name:Q4_K_M");
         assert!(matches!(gguf.place, Place::Hub(ModelName { gguf: Some(_), .. })));
-        for path in ["./here", "/nowhere/at/all", "a/b/c", "nowhere", ""] {
+        for path in ["./here", "/nowhere/at/all", "a/b/c", "src/config/none.gguf", "nowhere", ""] {
             assert!(matches!(find(&[path]), Err(Error::NoSuchModel(_))), "{path}");
         }
     }

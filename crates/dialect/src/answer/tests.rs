@@ -1,6 +1,7 @@
 //! What the grammars of answers allow, over the vocabulary of a small tokenizer, and how the parsers read it.
 
 use candlepower_grammar::{Grammar, GrammarCompiler};
+use fastrand::Rng;
 use serde_json::{Value, json};
 
 use super::*;
@@ -149,7 +150,7 @@ impl Case {
 }
 
 /// A text of tokens that are drawn from those allowed; `None` if it has no end.
-fn draw(tokenizer: &Tokenizer, mut grammar: Grammar, random: &mut Random) -> Option<String> {
+fn draw(tokenizer: &Tokenizer, mut grammar: Grammar, random: &mut Rng) -> Option<String> {
     let mut ids = Vec::new();
     for _ in 0..3000 {
         if grammar.is_finished() {
@@ -157,8 +158,8 @@ fn draw(tokenizer: &Tokenizer, mut grammar: Grammar, random: &mut Random) -> Opt
         }
         let mask = grammar.allowed().unwrap();
         let allowed = (0..320).filter(|id| mask.allows(*id)).collect::<Vec<_>>();
-        let id = allowed[random.below(allowed.len())];
-        if id == EOS || (mask.allows(EOS) && random.below(3) == 0) {
+        let id = *random.choice(&allowed).unwrap();
+        if id == EOS || (mask.allows(EOS) && random.usize(..3) == 0) {
             break;
         }
         grammar.accept(id).unwrap();
@@ -167,18 +168,6 @@ fn draw(tokenizer: &Tokenizer, mut grammar: Grammar, random: &mut Random) -> Opt
     let ended = ids.len() < 3000;
     let bytes = ids.iter().flat_map(|id| tokenizer.token_bytes(*id)).copied();
     ended.then(|| String::from_utf8(bytes.collect()).unwrap())
-}
-
-/// A small generator of numbers.
-///
-/// Source: the constants of Knuth's MMIX.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) as usize % limit
-    }
 }
 
 fn check_call((name, arguments): &(String, String)) {
@@ -202,7 +191,7 @@ fn required_calls_are_written_and_read_in_every_format() {
         for (special, parallel) in [(&[][..], true), (&marks[..], true), (&marks[..], false)] {
             case.tokenizer = tokenizer(special);
             case.parallel = parallel;
-            let (grammar, mut random) = (case.grammar(), Random(format as u64));
+            let (grammar, mut random) = (case.grammar(), Rng::with_seed(format as u64));
             let mut most = 0;
             for _ in 0..12 {
                 // Reasoning need not end, as nothing but a token does that.

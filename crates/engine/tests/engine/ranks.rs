@@ -1,32 +1,13 @@
 //! The engine over ranks, which are threads: every architecture and every kind of request as on one rank.
 
 use super::{
+    decoders::GOLDENS,
     device::{assert_same, on_device, run_together},
     *,
 };
 
-/// Every plain golden checkpoint that can be split and has the positions.
-const GOLDENS: &[&str] = &[
-    "llama",
-    "llama-linear",
-    "llama-yarn",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "phi3",
-    "phi3-longrope",
-    "gemma3",
-    "gemma3-nested",
-    "glm4",
-    "granite",
-    "olmo2",
-    "starcoder2",
-    "cohere",
-    "cohere2",
-    "mixtral",
-    "qwen3-moe",
-];
+/// Goldens with fewer positions than are asked for.
+const LEFT_OUT: [&str; 2] = ["gpt2", "gpt2-outer"];
 
 /// In f32: ranks add in another order, and bf16 would round the differences up.
 fn over(ranks: usize) -> EngineConfig {
@@ -36,7 +17,7 @@ fn over(ranks: usize) -> EngineConfig {
 
 #[test]
 fn every_architecture_gives_the_text_of_one_rank() {
-    for name in GOLDENS {
+    for name in GOLDENS.iter().filter(|name| !LEFT_OUT.contains(name)) {
         let answer = |ranks| {
             let engine = EngineHandle::start(&checkpoint(name), over(ranks), &mut |_| ()).unwrap();
             let params = SamplingParams { logprobs: Some(3), ..greedy(64) };

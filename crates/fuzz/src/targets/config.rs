@@ -20,8 +20,8 @@ pub(super) fn open() -> Round {
     let configs: Vec<Value> = configs.collect();
     let (folder, strange) = (Folder::new(), strange());
     Box::new(move |random| {
-        let mut config = random.one_of(&configs).clone();
-        (0..=random.below(3)).for_each(|_| change::json(&mut config, &strange, random));
+        let mut config = random.choice(&configs).unwrap().clone();
+        (0..=random.usize(..3)).for_each(|_| change::json(&mut config, &strange, random));
         folder.write("config.json", config.to_string().as_bytes());
         Verdict::of(arithmetic(CheckpointFiles::Folder(folder.0.clone())))
     })

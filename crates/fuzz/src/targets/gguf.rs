@@ -11,12 +11,12 @@ pub(super) fn open() -> Round {
         .map(|name| std::fs::read(golden(name).join("model.gguf")).unwrap());
     let folder = Folder::new();
     Box::new(move |random| {
-        let original = random.one_of(&originals);
+        let original = random.choice(&originals).unwrap();
         // Behind the vocabulary lie the names and places of tensors; in front of it the other values.
         let vocabulary = find(original, b"tokenizer.ggml.tokens");
         let tensors =
             find(original, b"output_norm.weight").min(find(original, b"token_embd.weight"));
-        let header = match random.below(3) {
+        let header = match random.usize(..3) {
             0 => 0..vocabulary,
             1 => tensors - 8..(tensors + 2_000).min(original.len()),
             _ => 0..tensors,

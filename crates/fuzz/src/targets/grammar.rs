@@ -2,10 +2,10 @@
 
 use candlepower_grammar::{Constraint, GrammarCompiler};
 use candlepower_tokenizer::Tokenizer;
+use fastrand::Rng;
 use serde_json::{Value, json};
 
 use super::repository;
-use crate::random::Random;
 use crate::{Round, Verdict, change};
 
 /// What stands in the vocabulary of the demo for the end of a text, and the width of its logits.
@@ -37,7 +37,7 @@ pub(super) fn open() -> Round {
     let compiler = GrammarCompiler::new(&tokenizer, &[EOS], NUM_LOGITS).unwrap();
     let (schemas, strange) = (schemas(), strange());
     Box::new(move |random| {
-        let constraint = match random.below(6) {
+        let constraint = match random.usize(..6) {
             0 => Constraint::Regex(changed(&REGEXES, random)),
             1 => Constraint::Lark(changed(&LARK, random)),
             2 => Constraint::Gbnf(changed(&GBNF, random)),
@@ -48,8 +48,8 @@ pub(super) fn open() -> Round {
                 Constraint::StructuralTag(tag)
             }
             _ => {
-                let mut schema = random.one_of(&schemas).clone();
-                (0..=random.below(2)).for_each(|_| change::json(&mut schema, &strange, random));
+                let mut schema = random.choice(&schemas).unwrap().clone();
+                (0..=random.usize(..2)).for_each(|_| change::json(&mut schema, &strange, random));
                 Constraint::JsonSchema(schema)
             }
         };
@@ -57,8 +57,8 @@ pub(super) fn open() -> Round {
     })
 }
 
-fn changed(texts: &[&str], random: &mut Random) -> String {
-    let text = *random.one_of(texts);
+fn changed(texts: &[&str], random: &mut Rng) -> String {
+    let text = *random.choice(texts).unwrap();
     change::text(text, &PIECES, random)
 }
 

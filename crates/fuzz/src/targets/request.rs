@@ -13,16 +13,17 @@ pub(super) fn open() -> Round {
     let bodies = bodies();
     let strange = strange();
     Box::new(move |random| {
-        let (endpoint, body) = random.one_of(&bodies);
+        let (endpoint, body) = random.choice(&bodies).unwrap();
         let mut body = body.clone();
-        (0..=random.below(2)).for_each(|_| change::json(&mut body, &strange, random));
+        (0..=random.usize(..2)).for_each(|_| change::json(&mut body, &strange, random));
         let mut bytes = body.to_string().into_bytes();
-        if random.below(4) == 0 {
+        if random.usize(..4) == 0 {
             let len = bytes.len();
             change::file(&mut bytes, 0..len, random);
         }
         // Now and then a body is sent to another endpoint than its own.
-        let endpoint = if random.below(8) == 0 { random.one_of(&bodies).0 } else { *endpoint };
+        let other = (random.usize(..8) == 0).then(|| random.choice(&bodies).unwrap().0);
+        let endpoint = other.unwrap_or(*endpoint);
         endpoint(&bytes)
     })
 }

@@ -12,7 +12,7 @@ pub(super) fn open() -> Round {
         (folder, original)
     });
     Box::new(move |random| {
-        let (folder, original) = random.one_of(&copies);
+        let (folder, original) = random.choice(&copies).unwrap();
         let mut file = original.clone();
         let header = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
         change::file(&mut file, 0..8 + header, random);

@@ -22,9 +22,9 @@ pub(super) fn open() -> Round {
     });
     let strange = strange();
     Box::new(move |random| {
-        let which = random.below(KINDS.len());
+        let which = random.usize(..KINDS.len());
         let mut config = config.clone();
-        let bytes = match random.below(4) {
+        let bytes = match random.usize(..4) {
             0 => {
                 let mut bytes = originals[which].clone();
                 let len = bytes.len();
@@ -37,7 +37,7 @@ pub(super) fn open() -> Round {
             }
             _ => {
                 let mut value = parsed[which].clone();
-                (0..=random.below(3)).for_each(|_| change::json(&mut value, &strange, random));
+                (0..=random.usize(..3)).for_each(|_| change::json(&mut value, &strange, random));
                 value.to_string().into_bytes()
             }
         };

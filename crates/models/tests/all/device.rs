@@ -19,9 +19,10 @@ use candlepower_models::{
 
 use crate::quantized::{self, SPARSE};
 use crate::{
+    decoders::GOLDENS,
     golden::{
-        BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, has_experts,
-        largest, max_difference, options, prefill_in,
+        BLOCK_SIZE, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, has_experts, largest,
+        max_difference, options, prefill_in,
     },
     ranks::{numbers_of_ranks, on_ranks},
 };

@@ -13,33 +13,8 @@ use candlepower_models::{
 };
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
-pub(crate) const GOLDENS: &[&str] = &[
-    "llama",
-    "llama-linear",
-    "llama-yarn",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "phi3",
-    "phi3-longrope",
-    "gemma3",
-    "gemma3-nested",
-    "glm4",
-    "granite",
-    "olmo2",
-    "starcoder2",
-    "gpt2",
-    "gpt2-outer",
-    "cohere",
-    "cohere2",
-    "mixtral",
-    "qwen3-moe",
-    "qwen3-moe-renormalized",
-    "gguf-yarn",
-    "gguf-qwen3",
-    "gguf-phi3",
-];
+use crate::decoders::{GOLDENS, folder};
+
 /// Folders of what transformers computed with matrices as they are after loading, whose models are, and what they become.
 pub(crate) const ON_LOAD: &[(&str, &str, OnLoad)] = &[
     ("on-load/llama-int8", "llama", OnLoad::Int8),
@@ -50,13 +25,6 @@ pub(crate) const ON_LOAD: &[(&str, &str, OnLoad)] = &[
 pub(crate) const TOLERANCE: f32 = 1e-4;
 pub(crate) const BLOCK_SIZE: usize = 16;
 pub(crate) const NUM_BLOCKS: usize = 24;
-
-pub(crate) fn folder(name: &str) -> PathBuf {
-    // A GPU machine has the goldens elsewhere.
-    let goldens = std::env::var_os("CANDLEPOWER_GOLDENS").map(PathBuf::from);
-    let here = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    goldens.unwrap_or_else(here).join(name)
-}
 
 pub(crate) fn checkpoint(name: &str) -> Checkpoint {
     let on_load = ON_LOAD.iter().find(|(golden, ..)| *golden == name);

@@ -6,7 +6,7 @@ use std::{fs, path::PathBuf};
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
 use candlepower_models::load;
 
-use crate::golden::{folder, options};
+use crate::{decoders::folder, golden::options};
 
 /// A copy of a golden checkpoint whose weights are written anew each time.
 struct Hostile(PathBuf);

@@ -10,15 +10,16 @@ use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
 use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, load};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
+use crate::decoders::folder;
+
 /// A copy of a golden checkpoint that a test may damage.
 struct Copy(PathBuf);
 
 impl Copy {
     fn of(golden: &str, test: &str) -> Self {
-        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(golden);
         let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
         fs::create_dir_all(&to).unwrap();
-        for entry in fs::read_dir(from).unwrap() {
+        for entry in fs::read_dir(folder(golden)).unwrap() {
             let entry = entry.unwrap();
             fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
         }

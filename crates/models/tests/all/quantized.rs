@@ -4,8 +4,9 @@ use candlepower_checkpoint::{Checkpoint, CheckpointFiles, OnLoad};
 use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, dequantize_reference, load};
 use safetensors::SafeTensors;
 
-use crate::golden::{
-    Golden, ON_LOAD, checkpoint, folder, greedy, max_difference, model, options, prefill,
+use crate::{
+    decoders::folder,
+    golden::{Golden, ON_LOAD, checkpoint, greedy, max_difference, model, options, prefill},
 };
 
 /// Golden folders, and the method of each.

@@ -7,9 +7,12 @@ use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype};
 use candlepower_comm::{Comm, Traffic};
 use candlepower_models::{Decoder, LoadDtype, LoadFormat, LoadOptions, load, load_shard};
 
-use crate::golden::{
-    BLOCK_SIZE, GOLDENS, Golden, NUM_BLOCKS, ON_LOAD, TOLERANCE, checkpoint, folder, greedy,
-    max_difference, options, prefill,
+use crate::{
+    decoders::{GOLDENS, folder},
+    golden::{
+        BLOCK_SIZE, Golden, NUM_BLOCKS, ON_LOAD, TOLERANCE, checkpoint, greedy, max_difference,
+        options, prefill,
+    },
 };
 
 /// Tokens that are compared.

@@ -1,0 +1,163 @@
+"""What the scripts that write tests/golden have in common: their arguments, random models, and what is computed from these."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDENS = ROOT / "tests" / "golden"
+PROMPT_LEN = 48
+NEW_TOKENS = 32
+
+# Small enough that all folders together stay below 15 MB; heads and kv heads divide by two.
+COMMON = dict(
+    vocab_size=320,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-5,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+    tie_word_embeddings=False,
+)
+TWO_LAYERS = {**COMMON, "num_hidden_layers": 2}
+ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+def arguments(doc: str, out: Path = GOLDENS) -> argparse.ArgumentParser:
+    """The arguments of each script; torch computes the same in every run."""
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=out)
+    parser.add_argument("--only", help="one folder's name")
+    return parser
+
+
+def wanted(recipes: dict, only: str | None, first_seed: int) -> Iterator[tuple]:
+    """Name, recipe and seed of each folder that is asked for."""
+    for i, (name, recipe) in enumerate(recipes.items()):
+        if only in (None, name):
+            yield name, recipe, first_seed + i * 100
+
+
+def empty(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def write_json(path: Path, content) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def rewrite_json(path: Path, edit) -> None:
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def forget_version(folder: Path) -> None:
+    """The version is in the requirements; the files should not change with it."""
+    for path in (folder / "config.json", folder / "generation_config.json"):
+        if path.exists():
+            rewrite_json(path, lambda c: c.pop("transformers_version", None))
+
+
+def random_model(recipe: dict, common: dict, seed: int) -> torch.nn.Module:
+    """A decoder of the recipe's class, whose configuration differs from `common` as the recipe says."""
+    kind = "TextConfig" if recipe.get("text") else "Config"
+    config_class = getattr(transformers, recipe["cls"] + kind)
+    model_class = getattr(transformers, recipe["cls"] + recipe.get("head", "ForCausalLM"))
+    config = config_class(**{**common, **recipe.get("config", {})})
+    config._attn_implementation = "eager"
+    model = model_class(config).to(torch.float32).eval()
+    randomise(model, seed)
+    return model
+
+
+def randomise(model: torch.nn.Module, seed: int) -> None:
+    """Weights wide enough that attention is not flat, GELU is not straight, and logits differ clearly."""
+    generator = torch.Generator().manual_seed(seed)
+    kind = type(model).__name__
+    for name, parameter in sorted(model.named_parameters()):
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() == 1 or "_norm." in name:
+            is_norm = name.endswith("weight") and ("norm" in name.lower() or "ln_" in name)
+            value = (1.0 if is_norm and "Gemma" not in kind else 0.0) + 0.2 * noise
+        elif "embed" in name:
+            # Gemma multiplies it by sqrt(hidden_size), and its tied logits should not saturate.
+            value = noise * (0.03 if "Gemma" in kind else 0.5)
+        elif "wpe" in name or "wte" in name:
+            value = noise * 0.2
+        else:  # of experts as of one matrix; GPT-2's are stored the other way round
+            value = noise * 1.5 * parameter.shape[0 if "GPT2" in kind else -1] ** -0.5
+        parameter.data.copy_(value)
+
+
+def read_back(model_class: type, folder: Path) -> torch.nn.Module:
+    """The model of the files, whose golden values they are."""
+    return model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def inv_freq(model: torch.nn.Module) -> torch.Tensor:
+    """Of all layers, or of those without a window; nothing where there is no rope."""
+    if not hasattr(model, "model"):
+        return torch.zeros(0)
+    rope = model.model.rotary_emb
+    return rope.inv_freq if hasattr(rope, "inv_freq") else rope.full_attention_inv_freq
+
+
+def write_golden(
+    folder: Path,
+    model: torch.nn.Module,
+    seed: int,
+    short_prompt: int | None = None,
+    dequantized: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """What a decoder computes from a random prompt, with the numbers that its codes stand for."""
+    generator = torch.Generator().manual_seed(seed)
+    prompt = torch.randint(4, model.config.vocab_size, (PROMPT_LEN,), generator=generator)
+    with torch.no_grad():
+        logits = model(prompt[None]).logits[0]
+        ids = prompt
+        for _ in range(NEW_TOKENS):  # without a cache: the definition
+            ids = torch.cat([ids, model(ids[None]).logits[0, -1].argmax()[None]])
+    golden = {
+        "prompt": prompt.to(torch.int32),
+        "logits": logits.to(torch.float32).contiguous(),
+        "greedy": ids[PROMPT_LEN:].to(torch.int32).contiguous(),
+        "inv_freq": inv_freq(model).clone(),
+    }
+    if short_prompt:
+        with torch.no_grad():
+            golden["short_logits"] = model(prompt[None, :short_prompt]).logits[0].contiguous()
+        golden["short_inv_freq"] = inv_freq(model).clone()
+    top = logits.topk(2).values
+    save(
+        folder,
+        golden | (dequantized or {}),
+        f"logits {logits.min():.2f} to {logits.max():.2f}, "
+        f"smallest lead {(top[:, 0] - top[:, 1]).min():.4f}, "
+        f"{len(set(ids[PROMPT_LEN:].tolist()))} different greedy tokens, "
+        f"{len(dequantized or {})} unpacked",
+    )
+
+
+def save(folder: Path, golden: dict[str, torch.Tensor], summary: str) -> None:
+    """Writes a folder's last file, and says what is to be known of it at a glance."""
+    save_file(golden, folder / "golden.safetensors")
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    print(f"{folder.name}: {size / 1e3:.0f} kB, {summary}")

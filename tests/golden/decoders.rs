@@ -1,0 +1,39 @@
+//! The golden decoders whose weights are numbers, for the tests of every crate that runs them.
+
+use std::path::PathBuf;
+
+pub(crate) const GOLDENS: &[&str] = &[
+    "llama",
+    "llama-linear",
+    "llama-yarn",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "phi3",
+    "phi3-longrope",
+    "gemma3",
+    "gemma3-nested",
+    "glm4",
+    "granite",
+    "olmo2",
+    "starcoder2",
+    "gpt2",
+    "gpt2-outer",
+    "cohere",
+    "cohere2",
+    "mixtral",
+    "qwen3-moe",
+    "qwen3-moe-renormalized",
+    "gguf-yarn",
+    "gguf-qwen3",
+    "gguf-phi3",
+];
+
+/// The folder of any golden.
+pub(crate) fn folder(name: &str) -> PathBuf {
+    // A GPU machine has the goldens elsewhere.
+    let goldens = std::env::var_os("CANDLEPOWER_GOLDENS").map(PathBuf::from);
+    let here = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    goldens.unwrap_or_else(here).join(name)
+}
