@@ -101,23 +101,32 @@ pub(super) trait WithFormat<S: Simd> {
 #[inline(always)]
 pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>) {
     match p.w.layout().order {
-        ElementOrder::Bf16 if const { has_pairs::<S>() } => work.with::<Bf16Pairs>(s, p),
-        ElementOrder::Coded(Codes::U2) => coded::<S, Planes<2>>(s, p, work),
-        ElementOrder::Coded(Codes::U3) => coded::<S, Planes<3>>(s, p, work),
-        ElementOrder::Coded(Codes::U4) => coded::<S, U4>(s, p, work),
-        ElementOrder::Coded(Codes::U5) => coded::<S, Planes<5>>(s, p, work),
-        ElementOrder::Coded(Codes::U6) => coded::<S, Planes<6>>(s, p, work),
-        ElementOrder::Coded(Codes::U8) => coded::<S, U8>(s, p, work),
-        ElementOrder::Coded(Codes::E4m3) => coded::<S, E4m3>(s, p, work),
-        order if const { has_pairs::<S>() } => unreachable!("{order:?} in pairs"),
-        ElementOrder::F32 => work.with::<F32>(s, p),
-        ElementOrder::F16 => work.with::<F16>(s, p),
-        ElementOrder::Bf16 => work.with::<Bf16>(s, p),
-        ElementOrder::Coded(Codes::Table) => unreachable!("tables have products of their own"),
+        ElementOrder::Coded(codes) => match codes {
+            Codes::U2 => coded::<S, Planes<2>>(s, p, work),
+            Codes::U3 => coded::<S, Planes<3>>(s, p, work),
+            Codes::U4 => coded::<S, U4>(s, p, work),
+            Codes::U5 => coded::<S, Planes<5>>(s, p, work),
+            Codes::U6 => coded::<S, Planes<6>>(s, p, work),
+            Codes::U8 => coded::<S, U8>(s, p, work),
+            Codes::E4m3 => coded::<S, E4m3>(s, p, work),
+            Codes::Table => unreachable!("tables have products of their own"),
+        },
+        order => {
+            if const { has_pairs::<S>() } {
+                assert!(order == ElementOrder::Bf16, "{order:?} in pairs");
+                return work.with::<Bf16Pairs>(s, p);
+            }
+            match order {
+                ElementOrder::F16 => work.with::<F16>(s, p),
+                ElementOrder::Bf16 => work.with::<Bf16>(s, p),
+                _ => work.with::<F32>(s, p),
+            }
+        }
     }
 }
 
 /// Whether the CPU multiplies pairs of bf16, and then these alone: everything else is compiled for the instruction set without them.
+/// `if const` is what keeps the rest from being compiled; a guard of a match does not.
 const fn has_pairs<S: Simd>() -> bool {
     S::BF16_DOT || S::BF16_TILES
 }

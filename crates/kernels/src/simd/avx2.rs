@@ -63,8 +63,8 @@ unsafe fn plane<const BITS: usize, const PLANE: usize>(pair: *const u8, eight: u
         };
         let spread = const { &Spread::of(BITS, PLANE) };
         let of_lanes = _mm256_load_si256(spread.bytes.as_ptr().add(eight * 32).cast());
-        let factors = _mm256_load_si256(spread.factors.as_ptr().add(eight * 16).cast());
-        _mm256_mulhi_epu16(_mm256_shuffle_epi8(bytes, of_lanes), factors)
+        let shifts = _mm256_load_si256(spread.shifts.as_ptr().add(eight * 8).cast());
+        _mm256_srlv_epi32(_mm256_shuffle_epi8(bytes, of_lanes), shifts)
     }
 }
 

@@ -70,9 +70,8 @@ unsafe fn plane<const BITS: usize, const PLANE: usize>(pair: *const u8) -> __m51
         };
         let spread = const { &Spread::of(BITS, PLANE) };
         let of_lanes = _mm512_load_si512(spread.bytes.as_ptr().cast());
-        let factors = _mm512_load_si512(spread.factors.as_ptr().cast());
-        // A product shifts each lane as far as it needs, and leaves the units that shuffle alone.
-        _mm512_mulhi_epu16(_mm512_shuffle_epi8(bytes, of_lanes), factors)
+        let shifts = _mm512_load_si512(spread.shifts.as_ptr().cast());
+        _mm512_srlv_epi32(_mm512_shuffle_epi8(bytes, of_lanes), shifts)
     }
 }
 

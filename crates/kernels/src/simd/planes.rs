@@ -1,17 +1,18 @@
-//! How the codes of a pair of steps come from their planes to lanes of 16 bits.
+//! How the codes of a pair of steps come from their planes to lanes of 16 bits: a shuffle brings each lane its byte, and a shift the
+//! bits of it to their place.
 
 use crate::weight::planes::{place, widths};
 
-/// Lanes of half a panel: two steps of sixteen outputs.
-const LANES: usize = 32;
+/// Words of 32 bits, of two lanes each, of half a panel: both steps of sixteen outputs.
+const WORDS: usize = 16;
 
-/// What brings the bits of a plane to a place in their lanes.
+/// What brings the bits of a plane to their place in lanes.
 #[repr(align(64))]
 pub(super) struct Spread {
-    /// For each lane zero, and its byte of the plane, as shuffles of sixteen bytes have it.
-    pub(super) bytes: [u8; 2 * LANES],
-    /// The upper half of what these and the bytes are multiplied to has the bits at their place.
-    pub(super) factors: [u16; LANES],
+    /// For each lane zero, and its byte of the plane as the upper one, as shuffles of sixteen bytes have it.
+    pub(super) bytes: [u8; 4 * WORDS],
+    /// How far each word is shifted to the right. What then comes from its upper lane to the lower one is above the lower one's bits.
+    pub(super) shifts: [u32; WORDS],
 }
 
 impl Spread {
@@ -20,13 +21,16 @@ impl Spread {
     pub(super) const fn of(bits: usize, plane: usize) -> Self {
         let width = widths(bits)[plane];
         let first_bit = if plane == 0 { 0 } else { widths(bits)[0] };
-        let mut spread = Self { bytes: [0x80; 2 * LANES], factors: [0; LANES] };
-        let mut lane = 0;
-        while lane < LANES {
-            let (byte, shift) = place(width, lane);
-            spread.bytes[2 * lane + 1] = byte as u8;
-            spread.factors[lane] = 1 << (8 + first_bit - shift);
-            lane += 1;
+        let mut spread = Self { bytes: [0x80; 4 * WORDS], shifts: [0; WORDS] };
+        let mut word = 0;
+        while word < WORDS {
+            let [(low, shift), (high, of_high)] =
+                [place(width, 2 * word), place(width, 2 * word + 1)];
+            assert!(shift == of_high, "both lanes of a word are shifted alike");
+            spread.bytes[4 * word + 1] = low as u8;
+            spread.bytes[4 * word + 3] = high as u8;
+            spread.shifts[word] = (8 - first_bit + shift) as u32;
+            word += 1;
         }
         spread
     }
