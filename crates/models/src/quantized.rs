@@ -44,6 +44,12 @@ pub(crate) trait Stored: Sync {
     }
     /// The code of an output and an input.
     fn code(&self, row: usize, input: usize) -> u8;
+    /// The codes of an output from an input on.
+    fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]) {
+        for (input, code) in (input..).zip(codes) {
+            *code = self.code(row, input);
+        }
+    }
     /// Where the groups' scales are multiples of those of blocks.
     fn blocks(&self) -> Option<PlannedBlocks> {
         None
@@ -347,10 +353,13 @@ fn unpacked<S: Stored>(matrix: &S, rows: Range<usize>, taken: Range<usize>) -> V
         for first in (0..k).step_by(TASK_COLUMNS) {
             let columns = first..k.min(first + TASK_COLUMNS);
             for (i, codes) in codes.chunks_exact_mut(k).enumerate() {
-                for (column, code) in columns.clone().zip(&mut codes[columns.clone()]) {
-                    let input =
-                        inputs.map_or(taken.start + column, |inputs| inputs[column] as usize);
-                    *code = matrix.code(first_row + i, input);
+                let (row, codes) = (first_row + i, &mut codes[columns.clone()]);
+                let Some(inputs) = inputs else {
+                    matrix.codes_from(row, taken.start + columns.start, codes);
+                    continue;
+                };
+                for (input, code) in inputs[columns.clone()].iter().zip(codes) {
+                    *code = matrix.code(row, *input as usize);
                 }
             }
         }

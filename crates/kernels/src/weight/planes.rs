@@ -51,13 +51,44 @@ pub(crate) fn code(bits: usize, pair: &[u8], step: usize, column: usize) -> u8 {
     part(low, widths[0]) | part(high, widths[1]) << widths[0]
 }
 
-/// Writes a code where [`code`] reads it.
-pub(super) fn put(bits: usize, pair: &mut [u8], step: usize, column: usize, code: u8) {
-    let widths = widths(bits);
-    let (low, high) = pair.split_at_mut(plane_bytes(widths[0]));
-    for (plane, width, part) in [(low, widths[0], code), (high, widths[1], code >> widths[0])] {
-        let (byte, shift) = place_of(width, step, column);
-        let mask = (1 << width) - 1;
-        plane[byte] = plane[byte] & !(mask << shift) | (part & mask) << shift;
+/// Where the codes of one column lie in every pair of steps.
+pub(super) struct Places {
+    /// Of each step the parts of a code, in both planes.
+    parts: [[Part; 2]; 2],
+}
+
+/// Some bits of a code.
+struct Part {
+    /// The byte of the pair.
+    byte: usize,
+    /// The first of its bits.
+    shift: usize,
+    /// The first of the code's.
+    from: usize,
+    mask: u8,
+}
+
+impl Places {
+    /// Those of codes of `bits` bits.
+    pub(super) fn new(bits: usize, column: usize) -> Self {
+        let widths = widths(bits);
+        let part = |step: usize, plane: usize| {
+            let (byte, shift) = place_of(widths[plane], step, column);
+            Part {
+                byte: byte + [0, plane_bytes(widths[0])][plane],
+                shift,
+                from: [0, widths[0]][plane],
+                mask: (1 << widths[plane]) - 1,
+            }
+        };
+        Self { parts: [0, 1].map(|step| [part(step, 0), part(step, 1)]) }
+    }
+
+    /// Writes a code where [`code`] reads it.
+    pub(super) fn put(&self, pair: &mut [u8], step: usize, code: u8) {
+        for Part { byte, shift, from, mask } in &self.parts[step] {
+            let others = pair[*byte] & !(mask << shift);
+            pair[*byte] = others | (code >> from & mask) << shift;
+        }
     }
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use half::f16;
 
 use super::layout::{Blocks, Codes, ElementOrder, Layout, PANEL, ScaleForm, TABLE, TABLE_STEPS};
-use super::{Element, Weight, WeightBuilder, WeightRows, planes};
+use super::planes::{self, Places};
+use super::{Element, Weight, WeightBuilder, WeightRows};
 use crate::{Error, Result};
 
 /// Some consecutive rows of a quantized matrix of `k` columns, row-major.
@@ -295,11 +296,13 @@ impl Layout {
                     }
                 }
                 Codes::U2 | Codes::U3 | Codes::U5 | Codes::U6 => {
-                    for two in row.bytes[steps].chunks(2) {
+                    let places = Places::new(codes.bits(), column);
+                    let pair_bytes = self.order.pair_bytes();
+                    let pairs = panel[pair..].chunks_exact_mut(pair_bytes);
+                    for (pair, two) in pairs.zip(row.bytes[steps].chunks(2)) {
                         for (step, code) in two.iter().enumerate() {
-                            planes::put(codes.bits(), &mut panel[pair..], step, column, *code);
+                            places.put(pair, step, *code);
                         }
-                        pair += self.order.pair_bytes();
                     }
                 }
                 Codes::Table => {

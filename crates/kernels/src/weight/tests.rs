@@ -315,16 +315,17 @@ fn planes_have_each_bit_of_each_code_once() {
     for bits in [2, 3, 5, 6] {
         let mut all = vec![0u8; planes::plane_bytes(bits)];
         for (step, column) in (0..2).flat_map(|step| (0..PANEL).map(move |column| (step, column))) {
+            let places = planes::Places::new(bits, column);
             for bit in 0..bits {
                 let mut alone = vec![0u8; planes::plane_bytes(bits)];
-                planes::put(bits, &mut alone, step, column, 1 << bit);
+                places.put(&mut alone, step, 1 << bit);
                 assert_eq!(planes::code(bits, &alone, step, column), 1 << bit);
                 assert!(all.iter().zip(&alone).all(|(all, alone)| all & alone == 0));
                 all.iter_mut().zip(alone).for_each(|(all, alone)| *all |= alone);
             }
-            planes::put(bits, &mut all, step, column, 0);
+            places.put(&mut all, step, 0);
             assert_eq!(planes::code(bits, &all, step, column), 0, "what was there is replaced");
-            planes::put(bits, &mut all, step, column, (1 << bits) - 1);
+            places.put(&mut all, step, (1 << bits) - 1);
         }
         assert!(all.iter().all(|byte| *byte == 255), "codes of {bits} bits have no padding");
     }

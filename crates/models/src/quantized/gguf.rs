@@ -71,6 +71,16 @@ impl Stored for GgufMatrix {
         code(self.kind, block, at)
     }
 
+    fn codes_from(&self, row: usize, mut input: usize, mut codes: &mut [u8]) {
+        while !codes.is_empty() {
+            let (block, at) = self.block(row, input);
+            let len = codes.len().min(self.kind.block() - at);
+            let (of_block, rest) = codes.split_at_mut(len);
+            codes_of_block(self.kind, block, at, of_block);
+            (input, codes) = (input + len, rest);
+        }
+    }
+
     fn scales(&self, row: usize, scales: &mut Vec<f32>, mins: &mut Vec<f32>) {
         let zero = f32::from(self.kind.zero());
         for first in (0..self.k).step_by(self.kind.block()) {
@@ -135,7 +145,24 @@ fn sub_scales(kind: GgufType, block: &[u8], group: usize) -> [i8; 2] {
     }
 }
 
+/// The codes from a place in a block on: for each type a loop of its own, which finds the type once.
+fn codes_of_block(kind: GgufType, block: &[u8], first: usize, codes: &mut [u8]) {
+    macro_rules! of_type {
+        ($($kind:ident)*) => {
+            match kind {
+                $(GgufType::$kind => {
+                    for (at, found) in (first..).zip(codes) {
+                        *found = code(GgufType::$kind, block, at);
+                    }
+                })*
+            }
+        };
+    }
+    of_type!(F32 F16 Bf16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K);
+}
+
 /// The code at a place in a block.
+#[inline(always)]
 fn code(kind: GgufType, block: &[u8], at: usize) -> u8 {
     // Of 32 codes those of the first half lie in the low bits of sixteen bytes.
     let nibble = |codes: &[u8]| codes[at % 16] >> (at / 16 * 4) & 15;
