@@ -69,7 +69,8 @@ pub struct HeadPadding {
 /// The codes of a matrix and what they count for, in tensors on a device.
 ///
 /// Codes lie in tiles of 16 outputs and 64 columns, and within a tile as `code_place` in index.cuh says; outputs and
-/// columns that are missing there are zeros. Codes of two and three bits have four here, of five and six eight. A number is that of [`crate::QuantizedRows`]: `code * scale + min`, rounded once.
+/// columns that are missing there are zeros. Codes of two and three bits have four here, of five and six eight.
+/// A number is that of [`crate::QuantizedRows`]: `code * scale + min`, rounded once.
 #[derive(Clone, Debug)]
 pub struct PackedMatrix {
     pub(crate) n: usize,

@@ -53,7 +53,8 @@ unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m256i {
 #[inline(always)]
 unsafe fn plane<const BITS: usize, const PLANE: usize>(pair: *const u8, eight: usize) -> __m256i {
     let width = const { widths(BITS)[PLANE] };
-    let source = if PLANE == 0 { pair } else { pair.wrapping_add(plane_bytes(widths(BITS)[0])) };
+    let before = const { if PLANE == 0 { 0 } else { plane_bytes(widths(BITS)[0]) } };
+    let source = pair.wrapping_add(before);
     // SAFETY: the caller's promise.
     unsafe {
         let bytes = match width {
@@ -78,7 +79,7 @@ unsafe fn lanes<const BITS: usize>(pair: *const u8, half: usize, eight: usize) -
     // SAFETY: the caller's promise.
     unsafe {
         let (low, high) = (plane::<BITS, 0>(pair, eight), plane::<BITS, 1>(pair, eight));
-        let is_low = _mm256_set1_epi16(((1 << widths(BITS)[0]) - 1) << (4 * half));
+        let is_low = _mm256_set1_epi16(const { (1 << widths(BITS)[0]) - 1 } << (4 * half));
         let codes =
             _mm256_or_si256(_mm256_and_si256(is_low, low), _mm256_andnot_si256(is_low, high));
         if half == 0 { codes } else { _mm256_srli_epi16::<4>(codes) }

@@ -60,7 +60,8 @@ unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m512i {
 #[inline(always)]
 unsafe fn plane<const BITS: usize, const PLANE: usize>(pair: *const u8) -> __m512i {
     let width = const { widths(BITS)[PLANE] };
-    let source = if PLANE == 0 { pair } else { pair.wrapping_add(plane_bytes(widths(BITS)[0])) };
+    let before = const { if PLANE == 0 { 0 } else { plane_bytes(widths(BITS)[0]) } };
+    let source = pair.wrapping_add(before);
     // SAFETY: the caller's promise.
     unsafe {
         let bytes = match width {
@@ -84,7 +85,7 @@ unsafe fn lanes<const BITS: usize>(pair: *const u8, half: usize) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe {
         let (low, high) = (plane::<BITS, 0>(pair), plane::<BITS, 1>(pair));
-        let is_low = _mm512_set1_epi16(((1 << widths(BITS)[0]) - 1) << (4 * half));
+        let is_low = _mm512_set1_epi16(const { (1 << widths(BITS)[0]) - 1 } << (4 * half));
         // The bits of `low` where `is_low` has ones, else those of `high`.
         let codes = _mm512_ternarylogic_epi32::<0xca>(is_low, low, high);
         if half == 0 { codes } else { _mm512_srli_epi16::<4>(codes) }
