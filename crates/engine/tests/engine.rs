@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-#[path = "../../../tests/golden/decoders.rs"]
+#[path = "../../models/tests/all/decoders.rs"]
 mod decoders;
 #[path = "engine/device.rs"]
 mod device;

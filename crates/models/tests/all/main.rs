@@ -2,7 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "../../../../tests/golden/decoders.rs"]
 mod decoders;
 mod device;
 mod golden;

@@ -9,7 +9,8 @@ const BEGIN: &str = "<!-- models: written by `cargo xtask models-table` -->\n";
 const END: &str = "<!-- models: end -->\n";
 
 /// The tests that name the goldens that they run.
-const TESTS: [&str; 2] = ["tests/golden/decoders.rs", "crates/models/tests/all/quantized.rs"];
+const TESTS: [&str; 2] =
+    ["crates/models/tests/all/decoders.rs", "crates/models/tests/all/quantized.rs"];
 const GOLDENS: &str = "tests/golden/";
 
 /// Whether what is listed runs on a GPU.
