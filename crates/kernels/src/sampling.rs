@@ -298,22 +298,28 @@ fn least_kept(
         f32::NEG_INFINITY
     };
     let finite = |logit: f32| logit > f32::NEG_INFINITY && logit >= threshold;
-    let mut kept: Vec<(f32, u32)> = (0..)
-        .zip(logits)
-        .filter(|&(_, &logit)| finite(logit))
-        .map(|(id, &logit)| (logit, id))
-        .collect();
-    if let Some(k) = top_k.filter(|&k| k < kept.len()) {
-        kept.select_nth_unstable_by(k - 1, descending);
-        kept.truncate(k);
-    }
-    if params.top_p >= 1.0 {
-        return kept.into_iter().max_by(descending);
-    }
+    let tokens = (0..).zip(logits).filter(|&(_, &logit)| finite(logit));
+    let tokens = tokens.map(|(id, &logit)| (logit, id));
     let weight = |logit: f32| f64::from(exp_nonpositive((logit - max) * scale));
-    let wanted =
-        f64::from(params.top_p) * kept.iter().map(|&(logit, _)| weight(logit)).sum::<f64>();
-    let mut cumulative = 0.0;
+    // What is left to sort, and the weight of it that is kept.
+    let (mut kept, mut wanted): (Vec<(f32, u32)>, f64) = match top_k {
+        None if params.top_p < 1.0 => {
+            let step = |logit: f32| ((max - logit) * scale * STEPS_PER_NAT) as usize;
+            last_step(tokens, step, weight, params.top_p)
+        }
+        _ => {
+            let mut kept: Vec<(f32, u32)> = tokens.collect();
+            if let Some(k) = top_k.filter(|&k| k < kept.len()) {
+                kept.select_nth_unstable_by(k - 1, descending);
+                kept.truncate(k);
+            }
+            if params.top_p >= 1.0 {
+                return kept.into_iter().max_by(descending);
+            }
+            let total: f64 = kept.iter().map(|&(logit, _)| weight(logit)).sum();
+            (kept, f64::from(params.top_p) * total)
+        }
+    };
     let mut sorted = 0;
     // The tokens that make up top_p are usually few: sort a short prefix, and a longer one if need be.
     for prefix in (0..).map(|i| 64usize << (3 * i)) {
@@ -323,8 +329,8 @@ fn least_kept(
         }
         kept[sorted..end].sort_unstable_by(descending);
         for &(logit, id) in &kept[sorted..end] {
-            cumulative += weight(logit);
-            if cumulative >= wanted {
+            wanted -= weight(logit);
+            if wanted <= 0.0 {
                 return Some((logit, id));
             }
         }
@@ -334,6 +340,30 @@ fn least_kept(
         sorted = end;
     }
     kept.last().copied()
+}
+
+/// Those of some tokens among which is the last one that top_p keeps, and how much of their weight it keeps: of tokens whose
+/// log-probabilities lie close together, in one step, the sums are enough to find out.
+fn last_step(
+    tokens: impl Iterator<Item = (f32, u32)> + Clone,
+    step: impl Fn(f32) -> usize,
+    weight: impl Fn(f32) -> f64,
+    top_p: f32,
+) -> (Vec<(f32, u32)>, f64) {
+    let step = |logit: f32| step(logit).min(STEPS - 1);
+    let mut sums = vec![0.0; STEPS];
+    for (logit, _) in tokens.clone() {
+        sums[step(logit)] += weight(logit);
+    }
+    let mut wanted = f64::from(top_p) * sums.iter().sum::<f64>();
+    // Rounding must not lead beyond the tokens that there are.
+    let end = sums.iter().rposition(|sum| *sum > 0.0).unwrap_or(0);
+    let mut last = 0;
+    while wanted > sums[last] && last < end {
+        wanted -= sums[last];
+        last += 1;
+    }
+    (tokens.filter(|&(logit, _)| step(logit) == last).collect(), wanted)
 }
 
 fn descending(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
@@ -359,6 +389,10 @@ pub(crate) fn row_logprobs(logits: &[f32], token_id: u32, top: usize) -> RowLogp
     }
 }
 
+/// Steps of a nat, counted from the most likely token's log-probability down.
+const STEPS_PER_NAT: f32 = 64.0;
+/// Steps that are told apart: 32 nats, below which all tokens together weigh less than rounding.
+const STEPS: usize = 2048;
 /// Logits per partial sum: a draw skips whole blocks.
 const BLOCK: usize = 1024;
 /// Independent accumulators, so that the compiler can use vector registers.
@@ -475,7 +509,7 @@ mod tests {
             let row = SamplingRow {
                 temperature: [0.0, 0.3, 1.0, 2.0][random.next() as usize % 4],
                 top_k: [None, Some(1), Some(7), Some(600)][random.next() as usize % 4],
-                top_p: [1.0, 0.9, 0.1, 1e-6][random.next() as usize % 4],
+                top_p: [1.0, 0.999_999, 0.9, 0.1, 1e-6][random.next() as usize % 5],
                 min_p: [0.0, 0.05, 1.0][random.next() as usize % 3],
                 uniform: random.uniform(),
                 ..params()
