@@ -36,7 +36,7 @@ pub use memory::{
     device_logits_rows,
 };
 pub use quantization::{
-    Awq, Blocks, Codes, Fp8, Gptq, MatrixForm, OnLoad, Packed, Quantization, ScaleForm, Scheme,
+    Awq, Codes, Fp8, Gptq, MatrixForm, MinForm, OnLoad, Packed, Quantization, ScaleForm, Scheme,
     SqueezeLlm, StoredKind, StoredTensor,
 };
 pub use rope::{RopeScaling, RopeSpec};

@@ -6,6 +6,7 @@ use crate::{
     error::{Error, Result},
     files::CheckpointFiles,
     gguf::{Gguf, GgufType},
+    spec::Dtype,
     weights::{Slot, TensorPlan},
 };
 
@@ -22,7 +23,7 @@ pub use fp8::Fp8;
 pub use gptq::Gptq;
 use modules::Modules;
 pub use on_load::OnLoad;
-pub use packed::{Blocks, Codes, MatrixForm, Packed, ScaleForm};
+pub use packed::{Codes, MatrixForm, MinForm, Packed, ScaleForm};
 pub use squeezellm::SqueezeLlm;
 
 /// A file that older checkpoints of GPTQ have beside a `config.json` that says nothing.
@@ -179,16 +180,33 @@ impl Scheme {
         }
     }
 
+    /// The dtype of the scales that are kept as they are stored, and the name of their tensor, of the matrix called `name`. Until
+    /// files say otherwise it is F16.
+    pub fn scales_mut(&mut self, name: &str) -> Option<(&mut Dtype, String)> {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        let dtype = match self {
+            Self::Awq(awq) => &mut awq.scales,
+            Self::Gptq(gptq) => &mut gptq.scales,
+            Self::Fp8(_) | Self::SqueezeLlm(_) | Self::Gguf(_) => return None,
+        };
+        Some((dtype, format!("{module}.scales")))
+    }
+
     /// How a matrix with `k` columns is kept in memory.
     pub fn packed(&self, k: usize) -> Packed {
         match self {
-            Self::Awq(awq) => Packed::by_group(Codes::U4, awq.group(k)),
+            Self::Awq(awq) => awq.packed(k),
             Self::Gptq(gptq) => gptq.packed(k),
-            Self::Fp8(fp8) => Packed::by_group(Codes::E4m3, fp8.group(k)),
-            Self::SqueezeLlm(_) => Packed::by_group(Codes::Table, k),
+            Self::Fp8(fp8) => fp8.packed(k),
+            Self::SqueezeLlm(_) => Packed::without_mins(Codes::Table, k),
             Self::Gguf(kind) => kind.packed().expect("plain types are no scheme"),
         }
     }
+}
+
+/// Scales as the files have them, and a zero point for each: how AWQ and GPTQ are kept.
+fn with_zero_points(dtype: Dtype) -> ScaleForm {
+    ScaleForm { dtype, mins: MinForm::ZeroPoints, block: None }
 }
 
 impl StoredTensor {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{
-    Activation, AttentionMetadata, Blocks, Codes, KvCache, KvCacheConfig, Multiples,
+    Activation, AttentionMetadata, Codes, KvCache, KvCacheConfig, MinForm, Mins, Multiples,
     PagedAttention, QuantizedRows, ScaleForm, Weight, WeightRows, add_rms_norm, cpu_features,
     gated_activation, gated_linear, linear, paged_attention, reshape_and_cache,
     sampling::{SamplingRow, sample},
@@ -171,44 +171,42 @@ fn linears() {
     }
 }
 
-/// Codes in groups as AWQ and GPTQ, Q8_0, FP8 with a scale per output, and SqueezeLLM with a table per output have them, and as Q2_K
-/// to Q6_K, with a scale for each group and with multiples; of Q8_0 and Q4_0 in f16 too.
+/// Codes as formats have them, in groups with scales in the form that is kept of them, and some with a scale and a minimum of each
+/// group in f32 beside it.
 fn coded_linears() {
-    let blocks = |own_mins| ScaleForm::Blocks(Blocks { columns: 256, own_mins });
-    for (codes, group, form, short) in [
-        (Codes::U4, 128, ScaleForm::F32, 896),
-        (Codes::U8, 32, ScaleForm::F32, 896),
-        (Codes::U8, 32, ScaleForm::F16 { zero: 128 }, 896),
-        (Codes::E4m3, usize::MAX, ScaleForm::F32, 896),
-        (Codes::Table, usize::MAX, ScaleForm::F32, 896),
-        (Codes::U4, 32, ScaleForm::F32, 1024),
-        (Codes::U4, 32, ScaleForm::F16 { zero: 8 }, 1024),
-        (Codes::U4, 32, blocks(true), 1024),
-        (Codes::U2, 16, blocks(true), 1024),
-        (Codes::U3, 16, blocks(false), 1024),
-        (Codes::U5, 32, blocks(true), 1024),
-        (Codes::U6, 16, ScaleForm::F32, 1024),
-        (Codes::U6, 16, blocks(false), 1024),
-        (Codes::U8, 16, ScaleForm::F32, 1024),
-        (Codes::U8, 16, blocks(false), 1024),
+    let single = |dtype, mins| ScaleForm { dtype, mins, block: None };
+    let blocks = |mins| ScaleForm { dtype: DType::F16, mins, block: Some(256) };
+    let plain = ScaleForm::F32;
+    for (format, codes, group, form, short) in [
+        ("AWQ", Codes::U4, 128, single(DType::F16, MinForm::ZeroPoints), 896),
+        ("AWQ, f32", Codes::U4, 128, plain, 896),
+        ("Q8_0", Codes::U8, 32, single(DType::F16, MinForm::ZeroPoint(128)), 896),
+        ("FP8", Codes::E4m3, usize::MAX, single(DType::F32, MinForm::None), 896),
+        ("SqueezeLLM", Codes::Table, usize::MAX, single(DType::F32, MinForm::None), 896),
+        ("Q4_0", Codes::U4, 32, single(DType::F16, MinForm::ZeroPoint(8)), 1024),
+        ("Q4_1", Codes::U4, 32, single(DType::F16, MinForm::Own), 1024),
+        ("Q4_1, f32", Codes::U4, 32, plain, 1024),
+        ("Q2_K", Codes::U2, 16, blocks(MinForm::Own), 1024),
+        ("Q3_K", Codes::U3, 16, blocks(MinForm::ZeroPoint(4)), 1024),
+        ("Q4_K", Codes::U4, 32, blocks(MinForm::Own), 1024),
+        ("Q5_K", Codes::U5, 32, blocks(MinForm::Own), 1024),
+        ("Q6_K", Codes::U6, 16, blocks(MinForm::ZeroPoint(32)), 1024),
+        ("Q6_K, f32", Codes::U6, 16, plain, 1024),
     ] {
-        let (blocks, zero) = match form {
-            ScaleForm::F32 => (None, None),
-            ScaleForm::F16 { zero } => (None, Some(zero)),
-            ScaleForm::Blocks(blocks) => (Some(blocks), None),
-        };
         for (n, k) in [(9728, short), (896, 4864)] {
             let group = group.min(k);
             let bytes = vec![3; n * k];
-            let by = vec![3; n * k.div_ceil(group)];
+            let (by, zeros) = (vec![3; n * k.div_ceil(group)], vec![3; n * k.div_ceil(group)]);
             let scales = match codes {
                 Codes::Table => n * 16,
-                _ => n * k.div_ceil(blocks.map_or(group, |blocks| blocks.columns)),
+                _ => n * k.div_ceil(form.block.unwrap_or(group)),
             };
             let scales = vec![0.5; scales];
-            let mins = match codes {
-                Codes::Table => Vec::new(),
-                _ => vec![zero.map_or(0.5, |zero| -0.5 * f32::from(zero)); scales.len()],
+            let mins = match form.mins {
+                MinForm::None => Mins::None,
+                MinForm::Own => Mins::Own(&scales),
+                MinForm::ZeroPoint(zero) => Mins::ZeroPoint(zero),
+                MinForm::ZeroPoints => Mins::ZeroPoints(&zeros),
             };
             let weight = || {
                 let builder = Weight::quantized_builder(n, k, codes, group, form);
@@ -218,11 +216,11 @@ fn coded_linears() {
                     group,
                     bytes: &bytes,
                     scales: &scales,
-                    mins: &mins,
-                    multiples: blocks.map(|blocks| Multiples {
-                        block: blocks.columns,
+                    mins,
+                    multiples: form.block.map(|block| Multiples {
+                        block,
                         scales: &by,
-                        mins: if blocks.own_mins { &by } else { &[] },
+                        mins: if form.mins == MinForm::Own { &by } else { &[] },
                     }),
                     inputs: None,
                 };
@@ -233,12 +231,7 @@ fn coded_linears() {
             let count = (ROTATION_BYTES / first.num_bytes()).max(2);
             let weights: Vec<Weight> =
                 std::iter::once(first).chain((1..count).map(|_| weight())).collect();
-            let form = match form {
-                ScaleForm::F32 => "",
-                ScaleForm::F16 { .. } => " in halves",
-                ScaleForm::Blocks(_) => " in blocks",
-            };
-            products(&format!("linear {codes:?} by {group}{form}"), &weights);
+            products(&format!("linear {codes:?} by {group}, {format}"), &weights);
         }
     }
 }

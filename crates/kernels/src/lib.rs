@@ -62,6 +62,6 @@ pub use norm::{
 pub use rope::{RopeStyle, RopeTable, rope, rope_reference};
 pub use threads::WarmThreads;
 pub use weight::{
-    Blocks, Codes, Multiples, QuantizedRows, ScaleForm, SparseRows, Weight, WeightBuilder,
+    Codes, MinForm, Mins, Multiples, QuantizedRows, ScaleForm, SparseRows, Weight, WeightBuilder,
     WeightRows,
 };

@@ -8,11 +8,11 @@ use candle_core::DType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-pub use self::layout::{Blocks, Codes, ScaleForm};
+pub use self::layout::{Codes, MinForm, ScaleForm};
 pub(crate) use self::layout::{ElementOrder, Layout, PANEL, TABLE, TABLE_OUTPUTS, TABLE_STEPS};
 use self::memory::WeightMemory;
 pub(crate) use self::quantized::e4m3_part;
-pub use self::quantized::{Multiples, QuantizedRows};
+pub use self::quantized::{Mins, Multiples, QuantizedRows};
 pub(crate) use self::sparse::Sparse;
 pub use self::sparse::SparseRows;
 use crate::{Error, Result};
@@ -59,7 +59,8 @@ impl Weight {
     ///
     /// # Errors
     /// `group` is odd and not `k`, or there are several groups of [`Codes::Table`]; `k` is not whole blocks, these are not whole
-    /// groups or groups no multiple of sixteen; else as [`Self::builder`].
+    /// groups or groups no multiple of sixteen; scales are of another dtype than [`ScaleForm::dtype`] may be, or in another form
+    /// than each group's in f32 though codes are no numbers from 0 on; else as [`Self::builder`].
     pub fn quantized_builder(
         n: usize,
         k: usize,
@@ -75,24 +76,31 @@ impl Weight {
                 expected: "an even number, or all inputs (which it must be for tables)",
             });
         }
-        if let ScaleForm::F16 { zero } = scales
-            && !codes.count_from_zero()
-        {
-            return Err(Error::Parameter {
-                parameter: "zero of scales in f16",
-                value: zero.into(),
-                expected: "only for codes that count from 0 (neither E4M3 nor tables)",
+        if !matches!(scales.dtype, DType::F32 | DType::F16 | DType::BF16) {
+            return Err(Error::DType {
+                kernel: "weight",
+                operand: "scales",
+                expected: "f32, f16 or bf16",
+                found: scales.dtype,
             });
         }
-        if let ScaleForm::Blocks(Blocks { columns, .. }) = scales {
-            let is_whole = group.is_multiple_of(Blocks::GROUP_MULTIPLE)
-                && columns.is_multiple_of(group)
-                && k.is_multiple_of(columns);
-            if columns == 0 || !is_whole || codes == Codes::Table {
+        let plain = scales.dtype == DType::F32
+            && scales.block.is_none()
+            && matches!(scales.mins, MinForm::None | MinForm::Own);
+        if !codes.count_from_zero() && !plain {
+            return Err(Error::QuantizedRows(
+                "scales of E4M3 and tables are in f32, without blocks and zero points",
+            ));
+        }
+        if let Some(block) = scales.block {
+            let is_whole = group.is_multiple_of(ScaleForm::GROUP_MULTIPLE)
+                && block.is_multiple_of(group)
+                && k.is_multiple_of(block);
+            if block == 0 || !is_whole {
                 return Err(Error::Parameter {
                     parameter: "columns of a block of scales",
-                    value: columns,
-                    expected: "whole groups, each a multiple of 16, of which all inputs are a multiple (and no tables)",
+                    value: block,
+                    expected: "whole groups, each a multiple of 16, of which all inputs are a multiple",
                 });
             }
         }
@@ -313,8 +321,13 @@ impl WeightBuilder {
         Ok(first_row..end)
     }
 
-    /// Calls `write(panel, row of the panel, row)` for each of some rows, one task per panel.
-    fn each_panel(&mut self, rows: Range<usize>, write: impl Fn(&mut [u8], usize, usize) + Sync) {
+    /// Calls `write(panel, columns, row)` for each panel that has some of the rows, one task each: the rows from `row` on are these
+    /// columns of the panel.
+    fn each_panel(
+        &mut self,
+        rows: Range<usize>,
+        write: impl Fn(&mut [u8], Range<usize>, usize) + Sync,
+    ) {
         let first_panel = rows.start / PANEL;
         let panel_bytes = self.layout.panel_bytes();
         self.memory.bytes_mut()[first_panel * panel_bytes..]
@@ -324,23 +337,29 @@ impl WeightBuilder {
             .for_each(|(i, panel)| {
                 let panel_row = (first_panel + i) * PANEL;
                 let (start, end) = (rows.start.max(panel_row), rows.end.min(panel_row + PANEL));
-                (start..end).for_each(|row| write(panel, row - panel_row, row));
+                write(panel, start - panel_row..end - panel_row, start);
             });
     }
 
-    /// Copies row-major `source` to its places.
+    /// Copies row-major `source` to its places: of each row some steps, which stay in the cache until all rows have filled
+    /// their lines.
     fn scatter<S: Element, D: Element>(
         &mut self,
         rows: Range<usize>,
         source: &[u8],
         convert: impl Fn(S) -> D + Sync,
     ) {
+        const STEPS: usize = 64;
         let (layout, first_row) = (self.layout, rows.start);
         let row_bytes = layout.k * size_of::<S>();
-        self.each_panel(rows, |panel, column, row| {
-            let source = &source[(row - first_row) * row_bytes..][..row_bytes];
-            for k in 0..layout.k {
-                convert(S::get(source, k)).put(panel, layout.index(k, column));
+        self.each_panel(rows, |panel, columns, row| {
+            let rows = source[(row - first_row) * row_bytes..].chunks_exact(row_bytes);
+            for first in (0..layout.k).step_by(STEPS) {
+                for (column, source) in columns.clone().zip(rows.clone()) {
+                    for k in first..layout.k.min(first + STEPS) {
+                        convert(S::get(source, k)).put(panel, layout.index(k, column));
+                    }
+                }
             }
         });
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use candle_core::DType;
 use candlepower_checkpoint::{
-    MatrixForm, ModelSpec, NormKind, Packed, ScaleForm, Slot, TensorPlan,
+    Dtype, MatrixForm, MinForm, ModelSpec, NormKind, Packed, Slot, TensorPlan,
 };
 use candlepower_kernels::{Codes, WeightRows};
 use half::{bf16, f16};
@@ -14,7 +14,7 @@ use crate::{
     error::Result,
     load::{LoadProgress, Progress, taken},
     parts::{Matrix, PartsBuilder},
-    quantized::{self, CodedRows, Scales},
+    quantized::{self, CodedRows, RowMins, Scales},
 };
 
 /// Rows are made in pieces of about so many numbers.
@@ -119,29 +119,27 @@ impl Piece {
 /// Random codes, whose numbers spread as those of other tensors do.
 fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
     let codes = quantized::codes(packed);
-    // Codes, and the scale and the minimum with which their numbers reach from -1 to 1. Those of E4M3 lie
+    // Codes, and the scale with which their numbers reach from -1 to 1, if half of them are below zero. Those of E4M3 lie
     // closer to zero than uniform ones: 116 gives them the same deviation. Bit 3 keeps NaN away.
-    let (mask, scale, min) = match codes {
-        Codes::U2 => (3, 1.0 / 1.5, Some(-1.0)),
-        Codes::U3 => (7, 1.0 / 3.5, Some(-1.0)),
-        Codes::U4 => (15, 1.0 / 7.5, Some(-1.0)),
-        Codes::U5 => (31, 1.0 / 15.5, Some(-1.0)),
-        Codes::U6 => (63, 1.0 / 31.5, Some(-1.0)),
-        Codes::U8 => (255, 1.0 / 127.5, Some(-1.0)),
-        Codes::E4m3 => (0xf7, 1.0 / 116.0, None),
-        Codes::Table => (15, 0.0, None),
+    let (mask, scale) = match codes {
+        Codes::U2 => (3, 1.0 / 1.5),
+        Codes::U3 => (7, 1.0 / 3.5),
+        Codes::U4 => (15, 1.0 / 7.5),
+        Codes::U5 => (31, 1.0 / 15.5),
+        Codes::U6 => (63, 1.0 / 31.5),
+        Codes::U8 => (255, 1.0 / 127.5),
+        Codes::E4m3 => (0xf7, 1.0 / 116.0),
+        Codes::Table => (15, 0.0),
     };
-    let scale = spread * scale;
-    let (scale, min) = match packed.scales {
-        ScaleForm::F16 { zero } => {
-            let scale = f16::from_f32(scale).to_f32();
-            (scale, Some(-f32::from(zero) * scale))
-        }
-        ScaleForm::F32 | ScaleForm::Blocks(_) => (scale, min.map(|min| spread * min)),
+    let rounded = |number: f32| match packed.scales.dtype {
+        Dtype::F16 => f16::from_f32(number).to_f32(),
+        Dtype::Bf16 => bf16::from_f32(number).to_f32(),
+        Dtype::F32 => number,
     };
+    let scale = rounded(spread * scale);
     let columns = piece.columns.len();
     let groups = piece.rows.len() * columns.div_ceil(packed.group);
-    let block = packed.blocks().map(|blocks| blocks.within(columns).columns);
+    let block = packed.block_within(columns);
     let count = block.map_or(groups, |block| piece.rows.len() * columns / block);
     let scales = match codes {
         Codes::Table => {
@@ -155,9 +153,14 @@ fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
         *byte = (piece.random(i) >> 56) as u8 & mask;
     });
     let inputs = packed.reordered.then(|| (0..columns as u32).rev().collect());
-    let mins = min.map_or_else(Vec::new, |min: f32| vec![min; count]);
-    // All minima are those of the scales' multiples.
-    let multiples = block.map(|block| (block, [vec![1; groups], Vec::new()]));
+    let mins = match packed.scales.mins {
+        MinForm::None => RowMins::None,
+        MinForm::Own => RowMins::Own(vec![rounded(-spread); count]),
+        MinForm::ZeroPoint(zero) => RowMins::ZeroPoint(zero),
+        MinForm::ZeroPoints => RowMins::ZeroPoints(vec![mask / 2 + 1; groups]),
+    };
+    let of_mins = if matches!(mins, RowMins::Own(_)) { groups } else { 0 };
+    let multiples = block.map(|block| (block, [vec![1; groups], vec![1; of_mins]]));
     CodedRows {
         codes,
         group: packed.group,

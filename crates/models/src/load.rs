@@ -111,7 +111,7 @@ pub fn load_shard(
         (None, Source::Files(shards)) => shards.dtype(&tensor.name),
         (None, Source::Random(dtype)) => Ok(*dtype),
     };
-    let plan = checkpoint.shard_plan(shard);
+    let plan = source.plan(checkpoint, shard)?;
     let rounds_activations = matches!(options.dtype.chosen(), None | Some(DType::BF16));
     let reserve = |shape: Shape| {
         let Shape { rows, columns, .. } = shape;
@@ -203,7 +203,7 @@ fn load_device_part(
     };
     let source = Source::open(checkpoint, options)?;
     let ranks = comm.map(|comm| DeviceRanks::join(comm, device)).transpose()?;
-    let plan = checkpoint.shard_plan(shard);
+    let plan = source.plan(checkpoint, shard)?;
     if shard.ranks > 1 && plan.iter().any(is_quantized) {
         return Err(Error::OnlyOnCpu { what: "quantized weights, split over ranks," });
     }
@@ -250,6 +250,15 @@ impl Source {
         let shards = Shards::open(checkpoint)?;
         shards.check(checkpoint, &checkpoint.tensor_plan())?;
         Ok(Self::Files(shards))
+    }
+
+    /// The tensors of a rank, with what the files alone say of them.
+    fn plan(&self, checkpoint: &Checkpoint, shard: Shard) -> Result<Vec<TensorPlan>> {
+        let mut plan = checkpoint.shard_plan(shard);
+        if let Self::Files(shards) = self {
+            quantized::note_scales(&mut plan, shards)?;
+        }
+        Ok(plan)
     }
 
     fn fill<M: Matrix>(

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
+use candle_core::DType;
 use candlepower_checkpoint::{
-    Blocks as PlannedBlocks, Checkpoint, Codes as Planned, Packed, ScaleForm as PlannedScales,
-    Scheme, SlotRows, TensorPlan,
+    Checkpoint, Codes as Planned, Dtype, MinForm as PlannedMins, Packed, Scheme, SlotRows,
+    TensorPlan,
 };
 use candlepower_kernels::{
-    Blocks, Codes, Multiples, QuantizedRows, ScaleForm, SparseRows, Weight, WeightBuilder,
+    Codes, MinForm, Mins, Multiples, QuantizedRows, ScaleForm, SparseRows, Weight, WeightBuilder,
 };
 use rayon::prelude::*;
 
@@ -33,10 +34,8 @@ mod tests;
 
 /// A quantized matrix `[n, k]` in the weight files.
 pub(crate) trait Stored: Sync {
-    /// What its codes mean to the kernels.
-    fn codes(&self) -> Codes;
-    /// Columns that share a scale.
-    fn group(&self) -> usize;
+    /// What its codes mean, which columns share scales, and what these are.
+    fn packed(&self) -> Packed;
     /// Which input each column is, where the groups' columns do not lie together: then the columns are those of the first
     /// group, of the second, and so on.
     fn inputs(&self) -> Option<&[u32]> {
@@ -45,17 +44,17 @@ pub(crate) trait Stored: Sync {
     /// The code of an output and an input.
     fn code(&self, row: usize, input: usize) -> u8;
     /// The codes of an output from an input on.
-    fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]) {
-        for (input, code) in (input..).zip(codes) {
-            *code = self.code(row, input);
-        }
+    fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]);
+    /// The scale of an output's `index`-th group, or block, or the number of its table.
+    fn scale(&self, row: usize, index: usize) -> f32;
+    /// The minimum beside it, where it is a number of its own.
+    fn min(&self, row: usize, index: usize) -> f32 {
+        unreachable!("group {index} of row {row} has no minimum of its own")
     }
-    /// Where the groups' scales are multiples of those of blocks.
-    fn blocks(&self) -> Option<PlannedBlocks> {
-        None
+    /// The code that means zero in an output's group, where each group has one.
+    fn zero_point(&self, row: usize, group: usize) -> u8 {
+        unreachable!("group {group} of row {row} has no zero point of its own")
     }
-    /// Appends the scales and the minima of an output's groups, or of its blocks, or its table.
-    fn scales(&self, row: usize, scales: &mut Vec<f32>, mins: &mut Vec<f32>);
     /// What multiplies a block's scale, and its minimum, to be that of an output's group, where there are blocks.
     fn multiples(&self, row: usize, group: usize) -> [i8; 2] {
         unreachable!("group {group} of row {row} has a scale of its own")
@@ -80,12 +79,18 @@ pub(crate) enum AnyStored {
 /// Opens a matrix that [`Shards::check`] has seen.
 pub(crate) fn open(shards: &Shards, tensor: &TensorPlan, scheme: Scheme) -> Result<AnyStored> {
     let files = Tensors::of(shards, tensor)?;
+    open_rows(&files, scheme, 0..files.n)
+}
+
+/// Opens a matrix of which only the rows `rows` are asked for: where rows lie one after the other, only they are mapped.
+fn open_rows(files: &Tensors<'_>, scheme: Scheme, rows: Range<usize>) -> Result<AnyStored> {
+    let packed = scheme.packed(files.k);
     Ok(match scheme {
-        Scheme::Awq(scheme) => AnyStored::Awq(AwqMatrix::open(&files, scheme)?),
-        Scheme::Gptq(scheme) => AnyStored::Gptq(GptqMatrix::open(&files, scheme)?),
-        Scheme::Fp8(scheme) => AnyStored::Fp8(Fp8Matrix::open(&files, scheme)?),
-        Scheme::SqueezeLlm(_) => AnyStored::SqueezeLlm(SqueezeLlmMatrix::open(&files)?),
-        Scheme::Gguf(kind) => AnyStored::Gguf(GgufMatrix::open(&files, kind, 0..files.n)?),
+        Scheme::Awq(_) => AnyStored::Awq(AwqMatrix::open(files, packed)?),
+        Scheme::Gptq(scheme) => AnyStored::Gptq(GptqMatrix::open(files, scheme, packed)?),
+        Scheme::Fp8(scheme) => AnyStored::Fp8(Fp8Matrix::open(files, scheme, packed, rows)?),
+        Scheme::SqueezeLlm(_) => AnyStored::SqueezeLlm(SqueezeLlmMatrix::open(files, packed)?),
+        Scheme::Gguf(kind) => AnyStored::Gguf(GgufMatrix::open(files, kind, packed, rows)?),
     })
 }
 
@@ -97,15 +102,15 @@ pub(crate) fn read<M: Matrix>(
     scheme: Scheme,
     parts: &mut PartsBuilder<'_, M>,
 ) -> Result<()> {
-    let Scheme::Gguf(kind) = scheme else {
+    if !matches!(scheme, Scheme::Gguf(_) | Scheme::Fp8(_)) {
         return open(shards, tensor, scheme)?.write(tensor, parts);
-    };
+    }
     let files = Tensors::of(shards, tensor)?;
     let piece_rows = piece_rows(files.k);
     for slot in &tensor.slots {
         for first in slot.rows.clone().step_by(piece_rows) {
             let rows = first..slot.rows.end.min(first + piece_rows);
-            let matrix = AnyStored::Gguf(GgufMatrix::open(&files, kind, rows.clone())?);
+            let matrix = open_rows(&files, scheme, rows.clone())?;
             matrix.write_rows(tensor, slot, rows, parts)?;
         }
     }
@@ -208,14 +213,36 @@ pub(crate) fn codes(packed: Packed) -> Codes {
 
 /// Begins a weight of `n` rows of `k` codes.
 pub(crate) fn builder(n: usize, k: usize, packed: Packed) -> Result<WeightBuilder> {
-    let scales = match packed.kept_scales(k) {
-        PlannedScales::F32 => ScaleForm::F32,
-        PlannedScales::F16 { zero } => ScaleForm::F16 { zero },
-        PlannedScales::Blocks(PlannedBlocks { columns, own_mins }) => {
-            ScaleForm::Blocks(Blocks { columns, own_mins })
-        }
+    let kept = packed.kept_scales(k);
+    let dtype = match kept.dtype {
+        Dtype::F32 => DType::F32,
+        Dtype::F16 => DType::F16,
+        Dtype::Bf16 => DType::BF16,
     };
+    let mins = match kept.mins {
+        PlannedMins::None => MinForm::None,
+        PlannedMins::Own => MinForm::Own,
+        PlannedMins::ZeroPoint(zero) => MinForm::ZeroPoint(zero),
+        PlannedMins::ZeroPoints => MinForm::ZeroPoints,
+    };
+    let scales = ScaleForm { dtype, mins, block: kept.block };
     Ok(Weight::quantized_builder(n, k, codes(packed), packed.group, scales)?)
+}
+
+/// Has the plan say in which dtype the files have scales that are kept as they are stored.
+pub(crate) fn note_scales(plan: &mut [TensorPlan], shards: &Shards) -> Result<()> {
+    for tensor in plan {
+        let scheme = tensor.scheme.as_mut();
+        let Some((scales, name)) = scheme.and_then(|s| s.scales_mut(&tensor.name)) else {
+            continue;
+        };
+        *scales = match shards.dtype(&name)? {
+            DType::F16 => Dtype::F16,
+            DType::BF16 => Dtype::Bf16,
+            _ => Dtype::F32,
+        };
+    }
+    Ok(())
 }
 
 /// Rows of codes, and what they mean.
@@ -228,12 +255,30 @@ pub(crate) struct CodedRows {
 }
 
 /// The scales and the minima of some rows, or their tables.
-#[derive(Default)]
 pub(crate) struct Scales {
     pub(crate) scales: Vec<f32>,
-    pub(crate) mins: Vec<f32>,
+    pub(crate) mins: RowMins,
     /// Where they are those of blocks: the columns of a block, and what multiplies the scales and the minima.
     pub(crate) multiples: Option<(usize, [Vec<i8>; 2])>,
+}
+
+/// The minima of some rows, as [`Mins`] has them.
+pub(crate) enum RowMins {
+    None,
+    Own(Vec<f32>),
+    ZeroPoint(u8),
+    ZeroPoints(Vec<u8>),
+}
+
+impl RowMins {
+    fn view(&self) -> Mins<'_> {
+        match self {
+            Self::None => Mins::None,
+            Self::Own(mins) => Mins::Own(mins),
+            Self::ZeroPoint(zero) => Mins::ZeroPoint(*zero),
+            Self::ZeroPoints(zeros) => Mins::ZeroPoints(zeros),
+        }
+    }
 }
 
 impl Scales {
@@ -250,15 +295,17 @@ impl CodedRows {
             group: self.group,
             bytes: &self.bytes,
             scales: &self.scales.scales,
-            mins: &self.scales.mins,
+            mins: self.scales.mins.view(),
             multiples: self.scales.multiples(),
             inputs: self.inputs.as_deref(),
         }
     }
 }
 
-/// Codes that are unpacked at once: a byte each.
-const PIECE_CODES: usize = 32 << 20;
+/// Codes that are unpacked at once, a byte each: few enough that the allocator keeps the memory for the next ones.
+const PIECE_CODES: usize = 8 << 20;
+/// Numbers of a table.
+const TABLE: usize = 16;
 /// Rows that one task unpacks: of codes that are packed along the rows, a cache line has as many.
 const TASK_ROWS: usize = 128;
 /// Columns that a task unpacks of each of its rows, before those that follow.
@@ -281,11 +328,11 @@ fn each_piece<S: Stored>(
         let piece = first..rows.end.min(first + piece_rows);
         let scales = scales(matrix, piece.clone(), &columns);
         let rows = QuantizedRows {
-            codes: matrix.codes(),
-            group: matrix.group().min(k),
+            codes: codes(matrix.packed()),
+            group: matrix.packed().group.min(k),
             bytes: &unpacked(matrix, piece, columns.clone()),
             scales: &scales.scales,
-            mins: &scales.mins,
+            mins: scales.mins.view(),
             multiples: scales.multiples(),
             inputs: matrix.inputs(),
         };
@@ -296,33 +343,49 @@ fn each_piece<S: Stored>(
 
 /// The scales and the minima of the rows' groups that begin within the columns, or the rows' tables.
 fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> Scales {
-    // The columns of a scale as it is stored, and as it is wanted: a block that the columns cut is taken in parts.
-    let (stored, wanted) = match matrix.blocks() {
-        None => (matrix.group(), matrix.group()),
-        Some(blocks) => (blocks.columns, blocks.within(columns.len()).columns),
-    };
-    let mut all = Scales::default();
-    let (mut scales, mut mins) = (Vec::new(), Vec::new());
-    for row in rows.clone() {
-        scales.clear();
-        mins.clear();
-        matrix.scales(row, &mut scales, &mut mins);
-        if matrix.codes() == Codes::Table {
-            all.scales.extend_from_slice(&scales);
-            continue;
-        }
-        for column in (columns.start / wanted * wanted..columns.end).step_by(wanted) {
-            all.scales.push(scales[column / stored]);
-            all.mins.extend(mins.get(column / stored));
-        }
+    let packed = matrix.packed();
+    if packed.codes == Planned::Table {
+        let scales = each_of(&rows, 0..TABLE, |row, entry| matrix.scale(row, entry));
+        return Scales { scales, mins: RowMins::None, multiples: None };
     }
-    all.multiples = matrix.blocks().map(|blocks| {
-        let groups = columns.start / matrix.group()..columns.end / matrix.group();
-        let each = rows.flat_map(|row| groups.clone().map(move |group| (row, group)));
-        let of = |which: usize| {
-            each.clone().map(|(row, group)| matrix.multiples(row, group)[which]).collect()
-        };
-        (wanted, [of(0), if blocks.own_mins { of(1) } else { Vec::new() }])
+    // The columns of a scale as it is stored, and as it is wanted: a block that the columns cut is taken in parts.
+    let stored = packed.scales.block.unwrap_or(packed.group);
+    let wanted = packed.block_within(columns.len()).unwrap_or(packed.group);
+    let parts = |width: usize| columns.start / width..columns.end.div_ceil(width);
+    let (numbers, groups) = (parts(wanted), parts(packed.group));
+    let at = |part: usize| part * wanted / stored;
+    let scales = each_of(&rows, numbers.clone(), |row, part| matrix.scale(row, at(part)));
+    let mins = match packed.scales.mins {
+        PlannedMins::None => RowMins::None,
+        PlannedMins::Own => {
+            RowMins::Own(each_of(&rows, numbers, |row, part| matrix.min(row, at(part))))
+        }
+        PlannedMins::ZeroPoint(zero) => RowMins::ZeroPoint(zero),
+        PlannedMins::ZeroPoints => {
+            RowMins::ZeroPoints(each_of(&rows, groups.clone(), |row, group| {
+                matrix.zero_point(row, group)
+            }))
+        }
+    };
+    let multiples = packed.scales.block.map(|_| {
+        let both = each_of(&rows, groups, |row, group| matrix.multiples(row, group));
+        let of = |which: usize| both.iter().map(|both| both[which]).collect();
+        (wanted, [of(0), if matches!(mins, RowMins::Own(_)) { of(1) } else { Vec::new() }])
+    });
+    Scales { scales, mins, multiples }
+}
+
+/// What `get` says of each row and part, `[rows][parts]`.
+fn each_of<T: Copy + Default + Send>(
+    rows: &Range<usize>,
+    parts: Range<usize>,
+    get: impl Fn(usize, usize) -> T + Sync,
+) -> Vec<T> {
+    let mut all = vec![T::default(); rows.len() * parts.len()];
+    all.par_chunks_exact_mut(parts.len()).enumerate().for_each(|(i, of_row)| {
+        for (part, value) in parts.clone().zip(of_row) {
+            *value = get(rows.start + i, part);
+        }
     });
     all
 }
@@ -419,6 +482,24 @@ impl Words {
     fn get(&self, index: usize) -> u32 {
         let bytes = &self.0[index * 4..][..4];
         u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+    }
+
+    /// Every `stride`-th word from one on.
+    fn every(&self, stride: usize, index: usize) -> impl Iterator<Item = u32> {
+        let words = self.0[index * 4..].as_chunks().0.iter().step_by(stride);
+        words.map(|bytes| u32::from_le_bytes(*bytes))
+    }
+
+    /// The codes of output `row` of `n` from an input on, where a word has the codes of neighbouring inputs, and those of the outputs
+    /// follow one another.
+    fn fields_along(&self, n: usize, row: usize, input: usize, bits: usize, codes: &mut [u8]) {
+        let per_word = 32 / bits;
+        let fields = self.every(n, input / per_word * n + row).flat_map(|word| {
+            (0..per_word).map(move |i| (word >> (i * bits)) as u8 & (u8::MAX >> (8 - bits)))
+        });
+        for (code, field) in codes.iter_mut().zip(fields.skip(input % per_word)) {
+            *code = field;
+        }
     }
 
     /// Bits `shift..shift + bits` of a word; `bits` is at most 8.

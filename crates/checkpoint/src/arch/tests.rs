@@ -644,9 +644,9 @@ fn quantization_is_found() {
     assert_eq!(quantization.method, "awq");
     assert_eq!(checkpoint.generation().eos_token_ids, [128_001, 128_008, 128_009]);
     assert_eq!(checkpoint.architecture(), "LlamaForCausalLM");
-    // Embedding and head stay in bf16; of the rest 128 weights have 4 bits each, a scale and a minimum.
+    // Embedding and head stay in bf16; of the rest 128 weights have 4 bits each, a scale of 16 bits and a zero point of 8.
     let plain = 2 * 128_256 * 4096;
-    let codes = (8_030_261_248 - plain - 65 * 4096) / 2 * (128 + 16) / 128;
+    let codes = (8_030_261_248 - plain - 65 * 4096) / 2 * (128 + 6) / 128;
     assert_eq!(checkpoint.weight_bytes(None), plain * 2 + codes + 65 * 4096 * 4);
     let message = checkpoint.weight_files().unwrap_err().to_string();
     assert!(message.starts_with("no weights in the embedded model"), "{message}");

@@ -1,7 +1,10 @@
 //! How GGUF stores numbers: blocks of so many, in so many bytes.
 //! Source: ggml's `ggml-common.h`, from which the names and the layouts are.
 
-use crate::quantization::{Blocks, Codes, Packed, ScaleForm};
+use crate::{
+    quantization::{Codes, MinForm, Packed, ScaleForm},
+    spec::Dtype,
+};
 
 /// A type of tensors that is computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -113,10 +116,10 @@ impl GgufType {
 
     /// How a matrix is kept in memory; `None` where as plain numbers.
     ///
-    /// Each number is `code * scale + min` with single-precision scales and minima, rounded once, which is exact: half
+    /// Each number is `code * scale + min` in single precision, rounded once, which is exact: half
     /// scales of at most 11 bits times sub-scales of at most 7 and codes of at most 5 (or 8 without sub-scales) fit into 24.
-    /// Sub-scales are kept as what they are, multiples of a block's scale, and scales of types without sub-scales and minima in half
-    /// precision; types without minima have the code that means zero times the scale for one, with the same multiples.
+    /// Scales and minima are kept in half precision, as they are stored, and sub-scales as multiples of a block's; types
+    /// without minima have a code that means zero.
     pub(crate) fn packed(self) -> Option<Packed> {
         let (codes, group) = match self {
             Self::F32 | Self::F16 | Self::Bf16 => return None,
@@ -127,26 +130,21 @@ impl GgufType {
             Self::Q3K => (Codes::U3, 16),
             Self::Q6K => (Codes::U6, 16),
         };
-        let own_mins = matches!(self, Self::Q2K | Self::Q4K | Self::Q5K);
-        let scales = match self {
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => ScaleForm::F16 { zero: self.zero() },
-            Self::F32 | Self::F16 | Self::Bf16 | Self::Q4_1 | Self::Q5_1 => ScaleForm::F32,
-            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => {
-                ScaleForm::Blocks(Blocks { columns: self.block(), own_mins })
-            }
-        };
+        let mins = self.zero_point().map_or(MinForm::Own, MinForm::ZeroPoint);
+        let block = Some(self.block()).filter(|block| *block > group);
+        let scales = ScaleForm { dtype: Dtype::F16, mins, block };
         Some(Packed { scales, ..Packed::by_group(codes, group) })
     }
 
-    /// The code that means zero, of types without minima; 0 of others.
-    pub fn zero(self) -> u8 {
+    /// The code that means zero, of types without minima.
+    pub fn zero_point(self) -> Option<u8> {
         match self {
-            Self::Q4_0 => 8,
-            Self::Q5_0 => 16,
-            Self::Q8_0 => 128,
-            Self::Q3K => 4,
-            Self::Q6K => 32,
-            _ => 0,
+            Self::Q4_0 => Some(8),
+            Self::Q5_0 => Some(16),
+            Self::Q8_0 => Some(128),
+            Self::Q3K => Some(4),
+            Self::Q6K => Some(32),
+            _ => None,
         }
     }
 }

@@ -1,13 +1,17 @@
 //! AWQ: codes of four bits with a scale and a zero point per group of inputs, packed along the outputs.
 //! Source: AutoAWQ's `WQLinear_GEMM`; transformers `AwqConfig`.
 
-use super::{StoredKind, StoredTensor, check_multiple, group_size};
-use crate::{config::HfConfig, error::Result};
+use super::{
+    Codes, Packed, StoredKind, StoredTensor, check_multiple, group_size, with_zero_points,
+};
+use crate::{config::HfConfig, error::Result, spec::Dtype};
 
 /// How AWQ stores matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awq {
     group: Option<usize>,
+    /// The dtype of the stored scales.
+    pub(super) scales: Dtype,
 }
 
 /// Codes in a word of 32 bits.
@@ -29,12 +33,17 @@ impl Awq {
             return Err(c.unsupported("zero_point", &false.into(), "; true is"));
         }
         let group = if c.raw("group_size").is_some() { "group_size" } else { "q_group_size" };
-        Ok(Self { group: group_size(c, group)? })
+        Ok(Self { group: group_size(c, group)?, scales: Dtype::F16 })
     }
 
     /// Columns that share a scale, of `k`.
     pub fn group(&self, k: usize) -> usize {
         self.group.unwrap_or(k).min(k)
+    }
+
+    pub(super) fn packed(&self, k: usize) -> Packed {
+        let scales = with_zero_points(self.scales);
+        Packed { scales, ..Packed::by_group(Codes::U4, self.group(k)) }
     }
 
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {

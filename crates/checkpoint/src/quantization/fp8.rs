@@ -1,7 +1,7 @@
 //! FP8: weights of eight bits, of which four are the exponent and three the mantissa, with a scale per tensor, per output
 //! or per block. Source: transformers `FineGrainedFP8Config`; compressed-tensors' format `float-quantized`.
 
-use super::{StoredKind, StoredTensor};
+use super::{Codes, Packed, StoredKind, StoredTensor};
 use crate::{config::HfConfig, error::Result};
 
 /// How FP8 stores matrices.
@@ -65,6 +65,10 @@ impl Fp8 {
     /// Columns that share a scale, of `k`.
     pub fn group(&self, k: usize) -> usize {
         self.block.map_or(k, |[_, columns]| columns.min(k))
+    }
+
+    pub(super) fn packed(&self, k: usize) -> Packed {
+        Packed::without_mins(Codes::E4m3, self.group(k))
     }
 
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Vec<StoredTensor> {

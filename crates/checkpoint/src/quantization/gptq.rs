@@ -1,8 +1,10 @@
 //! GPTQ: codes of four or eight bits with a scale and a zero point per group of inputs, packed along the inputs, which
 //! act-order assigns to groups one by one. Source: AutoGPTQ's `QuantLinear`; transformers `GPTQConfig`.
 
-use super::{Codes, Packed, StoredKind, StoredTensor, check_multiple, group_size};
-use crate::{config::HfConfig, error::Result};
+use super::{
+    Codes, Packed, StoredKind, StoredTensor, check_multiple, group_size, with_zero_points,
+};
+use crate::{config::HfConfig, error::Result, spec::Dtype};
 
 /// How GPTQ stores matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +15,8 @@ pub struct Gptq {
     pub zero_offset: u8,
     group: Option<usize>,
     act_order: bool,
+    /// The dtype of the stored scales.
+    pub(super) scales: Dtype,
 }
 
 impl Gptq {
@@ -41,6 +45,7 @@ impl Gptq {
             zero_offset,
             group: group_size(c, "group_size")?,
             act_order: c.flag_or("desc_act", false)?,
+            scales: Dtype::F16,
         })
     }
 
@@ -61,7 +66,8 @@ impl Gptq {
 
     pub(super) fn packed(&self, k: usize) -> Packed {
         let codes = if self.bits == 4 { Codes::U4 } else { Codes::U8 };
-        Packed { reordered: self.reorders(k), ..Packed::by_group(codes, self.group(k)) }
+        let (scales, reordered) = (with_zero_points(self.scales), self.reorders(k));
+        Packed { scales, reordered, ..Packed::by_group(codes, self.group(k)) }
     }
 
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {

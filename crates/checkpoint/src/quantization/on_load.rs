@@ -2,8 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::packed::{Codes, Packed};
-use crate::weights::{Slot, TensorPlan};
+use super::packed::{Codes, MinForm, Packed, ScaleForm};
+use crate::{
+    spec::Dtype,
+    weights::{Slot, TensorPlan},
+};
 
 /// Columns that share a scale, as in GGUF's blocks.
 const GROUP: usize = 32;
@@ -19,6 +22,9 @@ pub enum OnLoad {
 }
 
 impl OnLoad {
+    /// The code of [`Self::Int8`] that means zero.
+    pub const ZERO_POINT: u8 = 128;
+
     /// Its name, as settings have it.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -41,10 +47,11 @@ impl OnLoad {
 
     /// How such a matrix is kept.
     pub fn packed(self) -> Packed {
-        let codes = match self {
-            Self::Int8 => Codes::U8,
-            Self::Int4 => Codes::U4,
+        let (codes, mins) = match self {
+            Self::Int8 => (Codes::U8, MinForm::ZeroPoint(Self::ZERO_POINT)),
+            Self::Int4 => (Codes::U4, MinForm::Own),
         };
-        Packed::by_group(codes, GROUP)
+        let scales = ScaleForm { dtype: Dtype::F16, mins, block: None };
+        Packed { scales, ..Packed::by_group(codes, GROUP) }
     }
 }

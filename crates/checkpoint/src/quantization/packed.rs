@@ -70,25 +70,64 @@ pub struct Packed {
 
 /// How the scales and the minima of groups are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScaleForm {
-    /// Each group's in single precision.
-    F32,
-    /// Each group's scale in half precision; its minimum is `-zero` times the scale, so the code `zero` means 0.
-    F16 {
-        /// The code.
-        zero: u8,
-    },
-    /// In two levels.
-    Blocks(Blocks),
+pub struct ScaleForm {
+    /// The scales' dtype, and that of minima of their own.
+    pub dtype: Dtype,
+    /// What the minima are.
+    pub mins: MinForm,
+    /// Columns of a block, where scales have two levels: those of a block's groups are multiples of one scale, by numbers of
+    /// eight bits, and so are minima of their own. A block is whole groups.
+    pub block: Option<usize>,
 }
 
-/// Scales in two levels: those of a block's groups are multiples of one scale, by numbers of eight bits.
+/// What the minima of groups are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Blocks {
-    /// Columns of a block: whole groups.
-    pub columns: usize,
-    /// The minima have multiples of their own; else they are multiplied as the scales are.
-    pub own_mins: bool,
+pub enum MinForm {
+    /// There are none.
+    None,
+    /// A number beside each scale.
+    Own,
+    /// The scale times the negative of this code, which so means zero.
+    ZeroPoint(u8),
+    /// The scale times the negative of a code that each group has.
+    ZeroPoints,
+}
+
+impl ScaleForm {
+    /// Each group's scale and minimum in single precision.
+    pub const F32: Self = Self { dtype: Dtype::F32, mins: MinForm::Own, block: None };
+
+    /// The form in which scales of both are kept to the bit. Scales that are multiples are numbers too, but not the other way
+    /// round, and products have more bits than their factors.
+    fn join(self, other: Self) -> Self {
+        use MinForm::{Own, ZeroPoint, ZeroPoints};
+        let mins = match (self.mins, other.mins) {
+            (a, b) if a == b => a,
+            (ZeroPoint(_) | ZeroPoints, ZeroPoint(_) | ZeroPoints) => ZeroPoints,
+            _ => Own,
+        };
+        let block = self.block.zip(other.block).map(|(a, b)| greatest_common_divisor(a, b));
+        let made_own = mins == Own && (self.mins != Own || other.mins != Own);
+        let made_single = block.is_none() && (self.block.is_some() || other.block.is_some());
+        let widens = self.dtype != other.dtype || made_own || made_single;
+        Self { dtype: if widens { Dtype::F32 } else { self.dtype }, mins, block }
+    }
+
+    /// Bytes of the scales of a panel's groups, or blocks, and of minima of their own.
+    fn numbers_bytes(self) -> usize {
+        let numbers = if self.mins == MinForm::Own { 2 } else { 1 };
+        numbers * PANEL_ROWS * self.dtype.size()
+    }
+
+    /// Bytes of what else each group of a panel has: what multiplies the scale, what the minimum, and the code of zero.
+    fn group_bytes(self) -> usize {
+        let multiples = match (self.block, self.mins) {
+            (None, _) => 0,
+            (Some(_), MinForm::Own) => 2,
+            (Some(_), _) => 1,
+        };
+        PANEL_ROWS * (multiples + usize::from(self.mins == MinForm::ZeroPoints))
+    }
 }
 
 /// How a matrix is kept.
@@ -133,37 +172,35 @@ impl MatrixForm {
     }
 }
 
-impl Blocks {
-    /// Those of `k` columns that begin at a multiple of `k`, as a rank's do: no block reaches past them.
-    pub fn within(self, k: usize) -> Self {
-        Self { columns: greatest_common_divisor(self.columns, k), ..self }
-    }
-}
-
 impl Packed {
-    /// Columns in order, in groups with scales of their own.
+    /// Columns in order, in groups with scales and minima of their own.
     pub(crate) fn by_group(codes: Codes, group: usize) -> Self {
         Self { codes, group, scales: ScaleForm::F32, reordered: false }
     }
 
-    /// Where the scales of groups are multiples of those of blocks.
-    pub fn blocks(self) -> Option<Blocks> {
-        match self.scales {
-            ScaleForm::Blocks(blocks) => Some(blocks),
-            ScaleForm::F32 | ScaleForm::F16 { .. } => None,
-        }
+    /// As [`Self::by_group`], without minima.
+    pub(crate) fn without_mins(codes: Codes, group: usize) -> Self {
+        let scales = ScaleForm { mins: MinForm::None, ..ScaleForm::F32 };
+        Self { scales, ..Self::by_group(codes, group) }
+    }
+
+    /// Columns of a block that lies within `k` columns which begin at a multiple of `k`, as a rank's do; `None` where there are
+    /// no blocks.
+    pub fn block_within(self, k: usize) -> Option<usize> {
+        self.scales.block.map(|block| greatest_common_divisor(block, k))
     }
 
     /// How the scales of `k` columns are kept: blocks as far as they lie within, and none that have no more than one group, whose
     /// own scales are less.
     pub fn kept_scales(self, k: usize) -> ScaleForm {
-        let Some(blocks) = self.blocks() else { return self.scales };
-        let blocks = blocks.within(k);
-        if blocks.columns > self.group { ScaleForm::Blocks(blocks) } else { ScaleForm::F32 }
+        match self.block_within(k) {
+            None => self.scales,
+            Some(block) if block > self.group => ScaleForm { block: Some(block), ..self.scales },
+            Some(_) => ScaleForm { dtype: Dtype::F32, block: None, ..self.scales },
+        }
     }
 
-    /// Codes of few bits fit into more, and scales of a group are those of its parts. Scales that are multiples are numbers
-    /// too, but not the other way round.
+    /// Codes of few bits fit into more, and scales of a group are those of its parts.
     fn join(self, other: Self, k: usize) -> Option<Self> {
         let codes = self.codes.join(other.codes)?;
         let group = match (self.group.min(k), other.group.min(k)) {
@@ -172,15 +209,9 @@ impl Packed {
             (a, b) if b == k => a,
             (a, b) => greatest_common_divisor(a, b),
         };
-        let scales = match (self.scales, other.scales) {
-            (ScaleForm::Blocks(a), ScaleForm::Blocks(b)) => ScaleForm::Blocks(Blocks {
-                columns: greatest_common_divisor(a.columns, b.columns),
-                own_mins: a.own_mins || b.own_mins,
-            }),
-            (a, b) if a == b => a,
-            _ => ScaleForm::F32,
-        };
-        Some(Self { codes, group, scales, reordered: self.reordered || other.reordered })
+        let (scales, reordered) =
+            (self.scales.join(other.scales), self.reordered || other.reordered);
+        Some(Self { codes, group, scales, reordered })
     }
 
     /// Bytes on a GPU, where codes of two and three bits have four, and of five and six eight; `padded` says that activations have zeros between the matrix's inputs.
@@ -199,19 +230,13 @@ impl Packed {
     }
 
     fn bytes(self, rows: usize, columns: usize) -> usize {
-        let (header, multiple) = match self.codes {
-            Codes::Table => (PANEL_ROWS * TABLE * 4, TABLE_COLUMNS),
-            _ => (2 * PANEL_ROWS * 4, 2),
-        };
         let pair = 2 * PANEL_ROWS * self.codes.bits() / 8;
         let groups = columns.div_ceil(self.group);
-        let headers = match self.kept_scales(columns) {
-            ScaleForm::F32 => groups * header,
-            ScaleForm::F16 { .. } => groups * PANEL_ROWS * 2,
-            ScaleForm::Blocks(blocks) => {
-                let multiples = if blocks.own_mins { 2 * PANEL_ROWS } else { PANEL_ROWS };
-                columns / blocks.columns * header + groups * multiples
-            }
+        let scales = self.kept_scales(columns);
+        let runs = scales.block.map_or(groups, |block| columns / block);
+        let (headers, multiple) = match self.codes {
+            Codes::Table => (PANEL_ROWS * TABLE * 4, TABLE_COLUMNS),
+            _ => (runs * scales.numbers_bytes() + groups * scales.group_bytes(), 2),
         };
         let pairs = columns.next_multiple_of(multiple) / 2;
         let panel = headers + pairs * pair;

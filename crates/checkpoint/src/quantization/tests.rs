@@ -41,8 +41,16 @@ fn awq_packs_outputs() {
         ("a.b.scales".to_owned(), vec![vec![2, 64]]),
     ];
     assert_eq!(names_and_shapes(awq, 64, 256), expected);
-    let packed = Packed::by_group(Codes::U4, 128);
-    assert_eq!(awq.packed(256), packed);
+    let packed = |dtype| Packed {
+        scales: ScaleForm { dtype, mins: MinForm::ZeroPoints, block: None },
+        ..Packed::by_group(Codes::U4, 128)
+    };
+    assert_eq!(awq.packed(256), packed(Dtype::F16));
+    let mut as_stored = awq;
+    let (scales, name) = as_stored.scales_mut("a.b.weight").unwrap();
+    assert_eq!(name, "a.b.scales");
+    *scales = Dtype::Bf16;
+    assert_eq!(as_stored.packed(256), packed(Dtype::Bf16));
     // AutoAWQ's older spelling.
     let old = r#"{"quant_method": "awq", "w_bit": 4, "q_group_size": 128, "version": "GEMM"}"#;
     assert_eq!(scheme(old), awq);
@@ -63,15 +71,17 @@ fn gptq_packs_inputs_and_orders_them() {
         ("a.b.g_idx".to_owned(), vec![vec![256]]),
     ];
     assert_eq!(names_and_shapes(gptq, 64, 256), expected);
-    assert_eq!(gptq.packed(256), Packed { reordered: true, ..Packed::by_group(Codes::U4, 128) });
+    let scales = ScaleForm { dtype: Dtype::F16, mins: MinForm::ZeroPoints, block: None };
+    let packed = |codes, group| Packed { scales, ..Packed::by_group(codes, group) };
+    assert_eq!(gptq.packed(256), Packed { reordered: true, ..packed(Codes::U4, 128) });
     // One group has no order.
-    assert_eq!(gptq.packed(64), Packed::by_group(Codes::U4, 64));
+    assert_eq!(gptq.packed(64), packed(Codes::U4, 64));
     let whole = scheme(
         &GPTQ
             .replace("128", "-1")
             .replace("\"bits\": 4", "\"bits\": 8, \"checkpoint_format\": \"gptq_v2\""),
     );
-    assert_eq!(whole.packed(256), Packed::by_group(Codes::U8, 256));
+    assert_eq!(whole.packed(256), packed(Codes::U8, 256));
     let Scheme::Gptq(whole) = whole else { panic!("{whole:?}") };
     assert_eq!(whole.zero_offset, 0);
 }
@@ -220,7 +230,7 @@ fn matrices_that_are_one_are_kept_in_what_they_have_in_common() {
 /// GGUF's types: bits of a number in memory, alone and together.
 #[test]
 fn scales_stay_as_stored_where_all_parts_have_them_so() {
-    use GgufType::{Q2K, Q3K, Q4_0, Q4K, Q5_0, Q5K, Q6K, Q8_0};
+    use GgufType::{Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
     let form = |kind| MatrixForm::Quantized(Scheme::Gguf(kind).packed(512));
     let bits = |kinds: &[GgufType], k: usize| {
         let join = |all: MatrixForm, kind: &GgufType| all.join(form(*kind), k);
@@ -228,31 +238,49 @@ fn scales_stay_as_stored_where_all_parts_have_them_so() {
         (joined.bytes(64, k, Dtype::F32) * 8) as f64 / (64 * k) as f64
     };
     for (kinds, expected) in [
-        (&[Q2K][..], 3.25),
-        (&[Q3K], 3.75),
-        (&[Q4K], 4.75),
-        (&[Q5K], 5.75),
-        (&[Q6K], 6.75),
-        (&[Q3K, Q6K], 6.75),
+        (&[Q2K][..], 3.125),
+        (&[Q3K], 3.5625),
+        (&[Q4K], 4.625),
+        (&[Q5K], 5.625),
+        (&[Q6K], 6.5625),
+        (&[Q3K, Q6K], 7.0625),
         (&[Q4K, Q4K, Q6K], 7.25),
+        (&[Q2K, Q4K], 5.125),
         (&[Q4_0], 4.5),
+        (&[Q4_1], 5.0),
         (&[Q5_0], 5.5),
-        (&[Q4_0, Q5_0], 7.0),
+        (&[Q5_1], 6.0),
+        (&[Q4_0, Q5_0], 5.75),
+        (&[Q4_1, Q5_1], 6.0),
+        (&[Q4_0, Q4_1], 6.0),
         (&[Q4K, Q5_0], 7.0),
-        (&[Q2K, Q4K], 5.25),
         (&[Q8_0], 8.5),
         (&[Q8_0, Q8_0], 8.5),
         (&[Q4K, Q8_0], 10.0),
-        (&[Q8_0, Q6K], 12.0),
+        (&[Q8_0, Q6K], 10.5),
     ] {
         assert_eq!(bits(kinds, 512), expected, "{kinds:?}");
     }
     // Of a rank's columns: half a block, an eighth, and a group, where a scale for each is less.
     for (kind, k, expected) in
-        [(Q4K, 128, 5.0), (Q6K, 128, 7.0), (Q4K, 32, 6.0), (Q6K, 32, 8.5), (Q6K, 16, 10.0)]
+        [(Q4K, 128, 4.75), (Q6K, 128, 6.625), (Q4K, 32, 6.0), (Q6K, 32, 7.0), (Q6K, 16, 8.0)]
     {
         assert_eq!(bits(&[kind], k), expected, "{kind:?}, {k} columns");
     }
+}
+
+/// The same of other formats: of AWQ by 128, FP8 with a scale per output, and what is quantized on load.
+#[test]
+fn other_formats_take_little_more_than_their_files() {
+    let bits = |packed: Packed| {
+        (MatrixForm::Quantized(packed).bytes(64, 512, Dtype::F32) * 8) as f64 / (64.0 * 512.0)
+    };
+    assert_eq!(bits(scheme(AWQ).packed(512)), 4.0 + 24.0 / 128.0);
+    let gptq = scheme(&GPTQ.replace("\"desc_act\": true", "\"desc_act\": false"));
+    assert_eq!(bits(gptq.packed(512)), 4.0 + 24.0 / 128.0);
+    let fp8 = scheme(r#"{"quant_method": "fp8", "activation_scheme": "static"}"#);
+    assert_eq!(bits(fp8.packed(512)), 8.0 + 32.0 / 512.0);
+    assert_eq!((bits(OnLoad::Int8.packed()), bits(OnLoad::Int4.packed())), (8.5, 5.0));
 }
 
 #[test]

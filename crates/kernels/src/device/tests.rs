@@ -7,8 +7,8 @@ use candle_core::{DType, Device, Tensor};
 use super::*;
 use crate::sampling::{Penalties, SamplingRow, logprobs_of, sample_row_reference, uniform};
 use crate::{
-    Activation, Codes, Error, Experts, KvCacheConfig, QuantizedRows, ScaleForm, SparseRows, Weight,
-    WeightRows, experts_reference,
+    Activation, Codes, Error, Experts, KvCacheConfig, Mins, QuantizedRows, ScaleForm, SparseRows,
+    Weight, WeightRows, experts_reference,
 };
 
 fn integers(values: &[u32], dims: &[usize]) -> Tensor {
@@ -184,7 +184,7 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
                 group,
                 bytes: &bytes,
                 scales: &scales,
-                mins: &mins,
+                mins: if mins.is_empty() { Mins::None } else { Mins::Own(&mins) },
                 multiples: None,
                 inputs,
             };

@@ -235,8 +235,8 @@ unsafe fn add_part<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     let mut pair = part.pairs;
     let pair_bytes = W::ORDER.pair_bytes();
     fetch(part.header.wrapping_add(PREFETCH_BYTES), part.to_fetch);
-    if let Some(multiples) = part.scales.multiples() {
-        fetch(multiples.wrapping_add(PREFETCH_BYTES), 1);
+    if let Some(of_group) = part.scales.of_group() {
+        fetch(of_group.wrapping_add(PREFETCH_BYTES), 1);
     }
     let pair_words = 2 / W::STEPS;
     for first in (0..part.words - part.words % pair_words).step_by(pair_words) {

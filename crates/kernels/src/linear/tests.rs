@@ -5,7 +5,7 @@ use candle_core::{DType, Device};
 use super::*;
 use crate::simd::{TILE_LINE, tile_sum};
 use crate::{
-    Blocks, Codes, Error, Multiples, QuantizedRows, ScaleForm, SparseRows, WeightBuilder,
+    Codes, Error, MinForm, Mins, Multiples, QuantizedRows, ScaleForm, SparseRows, WeightBuilder,
     WeightRows,
 };
 
@@ -57,33 +57,39 @@ fn coded(
     let most = if codes == Codes::E4m3 { 127.0 } else { f32::from(codes.most()) + 1.0 };
     let bytes: Vec<u8> = numbers(n * k, 11).iter().map(|v| (v.abs() * most) as u8).collect();
     let groups = k.div_ceil(group);
-    let blocks = match form {
-        ScaleForm::Blocks(blocks) => Some(blocks),
-        _ => None,
-    };
-    let scale_count = match blocks {
+    let scale_count = match form.block {
         _ if codes == Codes::Table => 16,
-        Some(blocks) => k / blocks.columns,
+        Some(block) => k / block,
         None => groups,
     };
-    let mut scales = numbers(n * scale_count, 12);
-    let mins = match form {
-        ScaleForm::F16 { zero } => {
-            scales.iter_mut().for_each(|scale| *scale = half::f16::from_f32(*scale).to_f32());
-            scales.iter().map(|scale| -f32::from(zero) * scale).collect()
+    let kept_numbers = |seed| -> Vec<f32> {
+        let numbers = numbers(n * scale_count, seed).into_iter();
+        match form.dtype {
+            DType::F16 => numbers.map(|v| half::f16::from_f32(v).to_f32()).collect(),
+            DType::BF16 => numbers.map(|v| half::bf16::from_f32(v).to_f32()).collect(),
+            _ => numbers.collect(),
         }
-        _ if codes == Codes::Table => vec![],
-        _ => numbers(n * scale_count, 13),
+    };
+    let (scales, own_mins) = (kept_numbers(12), kept_numbers(13));
+    let zeros: Vec<u8> = (0..n * groups).map(|i| (i * 37 % 256) as u8).collect();
+    let mins = match form.mins {
+        _ if codes == Codes::Table => Mins::None,
+        MinForm::None => Mins::None,
+        MinForm::Own => Mins::Own(&own_mins),
+        MinForm::ZeroPoint(zero) => Mins::ZeroPoint(zero),
+        // Of a block all groups have the same.
+        MinForm::ZeroPoints if form.block.is_some() => Mins::ZeroPoint(77),
+        MinForm::ZeroPoints => Mins::ZeroPoints(&zeros),
     };
     let by = |seed| numbers(n * groups, seed).iter().map(|v| (v * 128.0) as i8).collect();
     let by: [Vec<i8>; 2] = [by(14), by(15)];
-    let multiples = blocks.map(|Blocks { columns, own_mins }| Multiples {
-        block: columns,
+    let multiples = form.block.map(|block| Multiples {
+        block,
         scales: &by[0],
-        mins: if own_mins { &by[1] } else { &[] },
+        mins: if form.mins == MinForm::Own { &by[1] } else { &[] },
     });
     let mut builder = Weight::quantized_builder(n, k, codes, group, form).unwrap();
-    let (scales, mins) = (&scales[..], &mins[..]);
+    let scales = &scales[..];
     let rows = QuantizedRows { codes, group, bytes: &bytes, scales, mins, multiples, inputs };
     builder.write_quantized(0, rows).unwrap();
     let builder = if rounds { builder.with_rounded_activations() } else { builder };
@@ -244,37 +250,33 @@ fn codes_give_the_definitions_bits_on_all_paths() {
 }
 
 #[test]
-fn scales_that_are_multiples_give_the_definitions_bits_on_all_paths() {
-    let shapes = [
-        (33, 512, Codes::U4, 32, 256, true),
-        (290, 768, Codes::U8, 16, 256, false),
-        (40, 192, Codes::U8, 32, 64, true),
-        (33, 512, Codes::U2, 16, 256, true),
-        (40, 512, Codes::U3, 16, 256, false),
-        (33, 512, Codes::U5, 32, 256, true),
-        (65, 768, Codes::U6, 16, 256, false),
-        (32, 480, Codes::U4, 16, 48, false),
-        (65, 320, Codes::E4m3, 160, 320, true),
-    ];
-    for (n, k, codes, group, columns, own_mins) in shapes {
-        for rounds in [false, true] {
-            let groups = (group, ScaleForm::Blocks(Blocks { columns, own_mins }));
-            all_paths_agree(&coded((n, k), codes, groups, None, rounds));
-        }
-    }
-}
-
-#[test]
-fn scales_in_halves_give_the_definitions_bits_on_all_paths() {
-    for (n, k, codes, group, zero) in [
-        (33, 512, Codes::U4, 32, 8),
-        (290, 96, Codes::U8, 32, 128),
-        (40, 192, Codes::U5, 32, 16),
-        (33, 51, Codes::U4, 51, 8),
-        (65, 320, Codes::U8, 160, 0),
+fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
+    use DType::{BF16, F16, F32};
+    use MinForm::{None as NoMin, Own, ZeroPoint, ZeroPoints};
+    for (n, k, codes, group, dtype, mins, block) in [
+        (33, 512, Codes::U4, 32, F16, Own, Some(256)),
+        (290, 768, Codes::U8, 16, F32, ZeroPoint(128), Some(256)),
+        (40, 192, Codes::U8, 32, F32, Own, Some(64)),
+        (33, 512, Codes::U2, 16, F16, Own, Some(256)),
+        (40, 512, Codes::U3, 16, F16, ZeroPoint(4), Some(256)),
+        (33, 512, Codes::U5, 32, BF16, Own, Some(256)),
+        (65, 768, Codes::U6, 16, F16, ZeroPoints, Some(256)),
+        (32, 480, Codes::U4, 16, BF16, NoMin, Some(48)),
+        (33, 512, Codes::U4, 32, F16, ZeroPoint(8), None),
+        (290, 96, Codes::U8, 32, F16, ZeroPoint(128), None),
+        (40, 192, Codes::U5, 32, BF16, ZeroPoint(16), None),
+        (33, 51, Codes::U4, 51, F16, ZeroPoint(8), None),
+        (65, 320, Codes::U8, 160, F32, ZeroPoint(0), None),
+        (97, 384, Codes::U4, 128, F16, ZeroPoints, None),
+        (97, 384, Codes::U8, 128, BF16, ZeroPoints, None),
+        (33, 90, Codes::U4, 16, F32, ZeroPoints, None),
+        (40, 192, Codes::U4, 32, F16, Own, None),
+        (33, 51, Codes::U5, 51, BF16, Own, None),
+        (65, 320, Codes::E4m3, 160, F32, NoMin, None),
+        (65, 96, Codes::U6, 32, BF16, NoMin, None),
     ] {
         for rounds in [false, true] {
-            let groups = (group, ScaleForm::F16 { zero });
+            let groups = (group, ScaleForm { dtype, mins, block });
             all_paths_agree(&coded((n, k), codes, groups, None, rounds));
         }
     }
@@ -387,7 +389,7 @@ fn with_tables((n, k): (usize, usize), bytes: &[u8], tables: &[f32]) -> WeightBu
         group: k,
         bytes,
         scales: tables,
-        mins: &[],
+        mins: Mins::None,
         multiples: None,
         inputs: None,
     };

@@ -72,34 +72,50 @@ impl Codes {
 
 /// How the scales and the minima of a weight's groups are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScaleForm {
-    /// Each group's in f32.
-    F32,
-    /// Each group's scale in f16; its minimum is `-zero` times the scale, so the code `zero` means 0.
-    F16 {
-        /// The code.
-        zero: u8,
-    },
-    /// In two levels.
-    Blocks(Blocks),
+pub struct ScaleForm {
+    /// The scales' dtype, and that of minima of their own: f32, f16 or bf16.
+    pub dtype: DType,
+    /// What the minima are.
+    pub mins: MinForm,
+    /// Columns of a block, where scales have two levels: those of a block's groups are multiples of one scale, by numbers of
+    /// eight bits, and so are minima of their own. A block is whole groups, of which each is a multiple of sixteen columns.
+    pub block: Option<usize>,
 }
 
-/// Scales in two levels: those of a block's groups are multiples of one scale, by numbers of eight bits.
+/// What the minima of a weight's groups are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Blocks {
-    /// Columns of a block: whole groups, of which each is a multiple of sixteen columns.
-    pub columns: usize,
-    /// The minima have multiples of their own; else they are multiplied as the scales are.
-    pub own_mins: bool,
+pub enum MinForm {
+    /// -0.0, which adds nothing.
+    None,
+    /// A number beside each scale.
+    Own,
+    /// The scale times the negative of this code, which so means zero.
+    ZeroPoint(u8),
+    /// The scale times the negative of a code that each group has.
+    ZeroPoints,
 }
 
-impl Blocks {
-    /// Columns of a group are a multiple of so many.
+impl ScaleForm {
+    /// Each group's scale and minimum in f32.
+    pub const F32: Self = Self { dtype: DType::F32, mins: MinForm::Own, block: None };
+
+    /// Columns of a group are a multiple of so many, where there are blocks.
     pub(crate) const GROUP_MULTIPLE: usize = 16;
 
-    /// Bytes of one group's multiples.
-    const fn multiples_bytes(self) -> usize {
-        if self.own_mins { 2 * PANEL } else { PANEL }
+    /// Bytes of the scales of a panel's groups, or blocks, and of minima of their own.
+    fn numbers_bytes(self) -> usize {
+        let numbers = if self.mins == MinForm::Own { 2 } else { 1 };
+        numbers * PANEL * self.dtype.size_in_bytes()
+    }
+
+    /// Bytes of what else each group of a panel has: what multiplies the scale, what the minimum, and the code of zero.
+    fn group_bytes(self) -> usize {
+        let multiples = match (self.block, self.mins) {
+            (None, _) => 0,
+            (Some(_), MinForm::Own) => 2,
+            (Some(_), _) => 1,
+        };
+        PANEL * (multiples + usize::from(self.mins == MinForm::ZeroPoints))
     }
 }
 
@@ -111,10 +127,12 @@ impl Blocks {
 ///   bits. A mask or a shift widens one step to f32, and dot products take the words as they are: they add
 ///   the high bits' product first.
 /// - codes of eight bits: `[k][32 columns]`; of four bits: `[k / 2][32 columns]`, the even step in the low
-///   bits; of other widths: `[k / 2]` pairs of steps as [`planes`](super::planes) has them. Before the codes of each group lies its header: `[32]` f32 scales and `[32]` f32 minima, or
-///   `[32]` f16 scales alone. The codes of a group and its header are one run of memory. Where there are [`Blocks`], a run is
-///   a block: its scales and minima, then of each group `[32]` i8 that multiply the scales (and `[32]` i8 that multiply the minima,
-///   where they have their own), then the codes.
+///   bits; of other widths: `[k / 2]` pairs of steps as [`planes`](super::planes) has them. Before the codes of each group lies its
+///   header: `[32]` scales, `[32]` minima where these are numbers of their own, `[32]` u8 where each group has a code of zero. The
+///   codes of a group and its header are one run of memory. Where there are blocks, a run is a block: its scales and minima, then
+///   of each group `[32]` i8 that multiply the scales, `[32]` i8 that multiply the minima where these are their own, the codes of
+///   zero where each has one; then the codes. Numbers in bf16 are words of two, output `i` in the low bits and output `16 + i`
+///   in the high ones.
 /// - tables: `[32 columns][16]` f32, and then their codes `[8][k / 32][4 columns][16 bytes]`, so that a vector of bytes has
 ///   32 steps of one column, the first sixteen in the low bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,24 +183,23 @@ pub(crate) struct Layout {
 impl Layout {
     /// Steps of `k` that share a header, and lie behind it: a group, or a block of them.
     pub(crate) fn run(self) -> usize {
-        self.blocks().map_or(self.group, |blocks| blocks.columns)
+        self.scales.block.unwrap_or(self.group)
     }
 
-    /// Where the scales are multiples.
-    pub(crate) fn blocks(self) -> Option<Blocks> {
-        match self.scales {
-            ScaleForm::Blocks(blocks) => Some(blocks),
-            ScaleForm::F32 | ScaleForm::F16 { .. } => None,
+    /// Bytes of a run's scales and minima, or of tables, before what its groups have.
+    pub(crate) fn scale_bytes(self) -> usize {
+        match self.order {
+            ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Bf16 => 0,
+            ElementOrder::Coded(Codes::Table) => PANEL * TABLE * 4,
+            ElementOrder::Coded(_) => self.scales.numbers_bytes(),
         }
     }
 
-    /// Bytes of scales and minima that are no multiples, or of tables, before the codes of a run.
-    pub(crate) fn scale_bytes(self) -> usize {
-        match (self.order, self.scales) {
-            (ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Bf16, _) => 0,
-            (ElementOrder::Coded(Codes::Table), _) => PANEL * TABLE * 4,
-            (ElementOrder::Coded(_), ScaleForm::F16 { .. }) => PANEL * 2,
-            (ElementOrder::Coded(_), ScaleForm::F32 | ScaleForm::Blocks(_)) => 2 * PANEL * 4,
+    /// Bytes of what a group has beside these.
+    pub(super) fn group_bytes(self) -> usize {
+        match self.order {
+            ElementOrder::Coded(codes) if codes != Codes::Table => self.scales.group_bytes(),
+            _ => 0,
         }
     }
 
@@ -192,10 +209,7 @@ impl Layout {
 
     /// Bytes before the codes of a run.
     fn header_bytes(self) -> usize {
-        let multiples = self
-            .blocks()
-            .map_or(0, |blocks| blocks.columns / self.group * blocks.multiples_bytes());
-        self.scale_bytes() + multiples
+        self.scale_bytes() + self.run() / self.group * self.group_bytes()
     }
 
     /// Bytes of a whole panel.
@@ -226,13 +240,11 @@ impl Layout {
         pair / self.pairs_per_run() * self.run_bytes()
     }
 
-    /// Where in the panel the numbers lie that multiply the scales of the group of step `step`, and those that multiply its minima;
-    /// `None` where scales are no multiples.
-    pub(crate) fn multiples(self, step: usize) -> Option<[usize; 2]> {
-        let blocks = self.blocks()?;
-        let group = step % blocks.columns / self.group;
-        let scales = self.header(step / 2) + self.scale_bytes() + group * blocks.multiples_bytes();
-        Some([scales, if blocks.own_mins { scales + PANEL } else { scales }])
+    /// Where in the panel lies what the group of step `step` has beside its run's scales: what multiplies the scales, what
+    /// multiplies the minima, and the codes of zero, as far as there are such.
+    pub(crate) fn group_header(self, step: usize) -> usize {
+        let group = step % self.run() / self.group;
+        self.header(step / 2) + self.scale_bytes() + group * self.group_bytes()
     }
 
     /// Where in the panel these steps lie, where there are no tables.

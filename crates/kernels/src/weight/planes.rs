@@ -51,44 +51,39 @@ pub(crate) fn code(bits: usize, pair: &[u8], step: usize, column: usize) -> u8 {
     part(low, widths[0]) | part(high, widths[1]) << widths[0]
 }
 
-/// Where the codes of one column lie in every pair of steps.
-pub(super) struct Places {
-    /// Of each step the parts of a code, in both planes.
-    parts: [[Part; 2]; 2],
-}
-
-/// Some bits of a code.
-struct Part {
-    /// The byte of the pair.
-    byte: usize,
-    /// The first of its bits.
-    shift: usize,
-    /// The first of the code's.
-    from: usize,
-    mask: u8,
-}
-
-impl Places {
-    /// Those of codes of `bits` bits.
-    pub(super) fn new(bits: usize, column: usize) -> Self {
-        let widths = widths(bits);
-        let part = |step: usize, plane: usize| {
-            let (byte, shift) = place_of(widths[plane], step, column);
-            Part {
-                byte: byte + [0, plane_bytes(widths[0])][plane],
-                shift,
-                from: [0, widths[0]][plane],
-                mask: (1 << widths[plane]) - 1,
-            }
-        };
-        Self { parts: [0, 1].map(|step| [part(step, 0), part(step, 1)]) }
+/// Writes the codes of `bits` bits of two steps of all columns where [`code`] reads them.
+#[inline(always)]
+pub(super) fn pack(bits: usize, pair: &mut [u8], [even, odd]: &[[u8; PANEL]; 2]) {
+    let mut lanes = [[0u8; PANEL]; 2];
+    for (half, lanes) in lanes.iter_mut().enumerate() {
+        for output in 0..OUTPUTS {
+            lanes[2 * output] = odd[half * OUTPUTS + output];
+            lanes[2 * output + 1] = even[half * OUTPUTS + output];
+        }
     }
+    let mut plane = pair;
+    let mut from = 0;
+    for width in widths(bits) {
+        let (this, next) = plane.split_at_mut(plane_bytes(width));
+        match width {
+            1 => pack_plane::<1>(this, from, &lanes),
+            2 => pack_plane::<2>(this, from, &lanes),
+            _ => pack_plane::<4>(this, from, &lanes),
+        }
+        (plane, from) = (next, from + width);
+    }
+}
 
-    /// Writes a code where [`code`] reads it.
-    pub(super) fn put(&self, pair: &mut [u8], step: usize, code: u8) {
-        for Part { byte, shift, from, mask } in &self.parts[step] {
-            let others = pair[*byte] & !(mask << shift);
-            pair[*byte] = others | (code >> from & mask) << shift;
+/// Writes a plane of `WIDTH` bits: those of each lane from bit `from` on.
+#[inline(always)]
+fn pack_plane<const WIDTH: usize>(plane: &mut [u8], from: usize, lanes: &[[u8; PANEL]; 2]) {
+    let bytes = plane_bytes(WIDTH);
+    let bits = |code: u8| code >> from & ((1 << WIDTH) - 1);
+    for (i, byte) in plane[..bytes].iter_mut().enumerate() {
+        *byte = 0;
+        for turn in 0..PANEL / bytes {
+            let [first, second] = [0, 1].map(|half| bits(lanes[half][i + turn * bytes]));
+            *byte |= (first | second << 4) << (turn * WIDTH);
         }
     }
 }

@@ -3,12 +3,18 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use half::f16;
+use candle_core::DType;
+use half::{bf16, f16};
+use rayon::prelude::*;
 
-use super::layout::{Blocks, Codes, ElementOrder, Layout, PANEL, ScaleForm, TABLE, TABLE_STEPS};
-use super::planes::{self, Places};
+use super::layout::{Codes, ElementOrder, Layout, MinForm, PANEL, ScaleForm, TABLE, TABLE_STEPS};
+use super::planes;
 use super::{Element, Weight, WeightBuilder, WeightRows};
+use crate::simd::LANES;
 use crate::{Error, Result};
+
+/// Codes that one task looks through.
+const CHECKED_CODES: usize = 1 << 16;
 
 /// Some consecutive rows of a quantized matrix of `k` columns, row-major.
 #[derive(Clone, Copy, Debug)]
@@ -22,13 +28,39 @@ pub struct QuantizedRows<'a> {
     /// `[rows][ceil(k / group)]`, or of blocks, `[rows][k / block]`, where there are multiples; of [`Codes::Table`] the
     /// tables, `[rows][16]`.
     pub scales: &'a [f32],
-    /// As many as scales; empty where there are none, which is as if all were -0.0.
-    pub mins: &'a [f32],
+    /// The minima.
+    pub mins: Mins<'a>,
     /// What scales and minima of blocks are multiplied with to be those of groups.
     pub multiples: Option<Multiples<'a>>,
     /// Which input each column is, where they are not in order: a permutation of `0..k`. The groups are those of the
     /// columns.
     pub inputs: Option<&'a [u32]>,
+}
+
+/// The minima of the groups of some rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mins<'a> {
+    /// -0.0, which adds nothing.
+    None,
+    /// As many numbers as scales.
+    Own(&'a [f32]),
+    /// The scale times the negative of this code, which so means zero.
+    ZeroPoint(u8),
+    /// The scale times the negative of these codes, `[rows][ceil(k / group)]`.
+    ZeroPoints(&'a [u8]),
+}
+
+impl Mins<'_> {
+    /// Whether a weight that keeps minima so can keep these.
+    fn fit(self, form: MinForm) -> bool {
+        match (form, self) {
+            (MinForm::Own, _)
+            | (MinForm::None, Self::None)
+            | (MinForm::ZeroPoints, Self::ZeroPoint(_) | Self::ZeroPoints(_)) => true,
+            (MinForm::ZeroPoint(kept), Self::ZeroPoint(zero)) => kept == zero,
+            _ => false,
+        }
+    }
 }
 
 /// What the scales and the minima of the groups of some rows are multiples by.
@@ -38,14 +70,8 @@ pub struct Multiples<'a> {
     pub block: usize,
     /// `[rows][k / group]`.
     pub scales: &'a [i8],
-    /// `[rows][k / group]`; empty where they are those of the scales.
+    /// `[rows][k / group]` where minima are numbers of their own, else empty.
     pub mins: &'a [i8],
-}
-
-impl<'a> Multiples<'a> {
-    fn own_or_scales(&self) -> &'a [i8] {
-        if self.mins.is_empty() { self.scales } else { self.mins }
-    }
 }
 
 impl QuantizedRows<'_> {
@@ -65,26 +91,50 @@ impl QuantizedRows<'_> {
 
     /// The scale and the minimum of a column, which has no table.
     fn scale(&self, k: usize, row: usize, column: usize) -> [f32; 2] {
-        let columns = self.scale_columns();
-        let at = row * k.div_ceil(columns) + column / columns;
-        let [scale, min] = [self.scales[at], self.mins.get(at).copied().unwrap_or(-0.0)];
-        let Some(multiples) = self.multiples else { return [scale, min] };
-        let at = row * k.div_ceil(self.group) + column / self.group;
-        let by = [multiples.scales[at], multiples.own_or_scales()[at]].map(f32::from);
-        [scale * by[0], min * by[1]]
+        let [scale, min] = self.factors(k, row, column);
+        let group = self.group_of(k, row, column);
+        let [by_scale, by_min] = self.multiples_of(group).map(f32::from);
+        let scale = scale * by_scale;
+        let min = match self.mins {
+            Mins::None | Mins::Own(_) => min * by_min,
+            Mins::ZeroPoint(_) | Mins::ZeroPoints(_) => -f32::from(self.zero_point(group)) * scale,
+        };
+        [scale, min]
     }
 
-    /// Whether the scales are numbers of f16, and the minima `-zero` times these.
-    fn are_halves(&self, zero: u8) -> bool {
-        let is_half = |scale: f32| f16::from_f32(scale).to_f32() == scale;
-        self.multiples.is_none()
-            && self.scales.len() == self.mins.len()
-            && self.scales.iter().all(|scale| is_half(*scale))
-            && self
-                .scales
-                .iter()
-                .zip(self.mins)
-                .all(|(scale, min)| *min == -f32::from(zero) * scale)
+    /// The scale of a column's group, or of its block, and the minimum beside it.
+    fn factors(&self, k: usize, row: usize, column: usize) -> [f32; 2] {
+        let columns = self.scale_columns();
+        let at = row * k.div_ceil(columns) + column / columns;
+        let scale = self.scales[at];
+        let min = match self.mins {
+            Mins::None => -0.0,
+            Mins::Own(mins) => mins[at],
+            Mins::ZeroPoint(_) | Mins::ZeroPoints(_) => {
+                -f32::from(self.zero_point(self.group_of(k, row, column))) * scale
+            }
+        };
+        [scale, min]
+    }
+
+    /// What multiplies these for the `group`-th of all groups.
+    fn multiples_of(&self, group: usize) -> [i8; 2] {
+        let Some(multiples) = self.multiples else { return [1, 1] };
+        [multiples.scales[group], *multiples.mins.get(group).unwrap_or(&multiples.scales[group])]
+    }
+
+    /// The code that means zero in the `group`-th of all groups, where there is one.
+    fn zero_point(&self, group: usize) -> u8 {
+        match self.mins {
+            Mins::None | Mins::Own(_) => 0,
+            Mins::ZeroPoint(zero) => zero,
+            Mins::ZeroPoints(zeros) => zeros[group],
+        }
+    }
+
+    /// Which of all groups has a column.
+    fn group_of(&self, k: usize, row: usize, column: usize) -> usize {
+        row * k.div_ceil(self.group) + column / self.group
     }
 
     /// Columns for which there is one number in the scales.
@@ -128,22 +178,35 @@ impl QuantizedRows<'_> {
                     "blocks are not whole groups, or k not whole blocks",
                 ));
             }
-            if scales.len() != expected || !(mins.is_empty() || mins.len() == expected) {
+            let of_mins = if matches!(self.mins, Mins::Own(_)) { expected } else { 0 };
+            if scales.len() != expected || mins.len() != of_mins {
                 return Err(Error::QuantizedRows("multiples are not as many as there are groups"));
             }
+            if matches!(self.mins, Mins::ZeroPoints(_)) {
+                return Err(Error::QuantizedRows("the groups of a block have one zero point"));
+            }
         }
-        let (scales, mins) = match self.codes {
-            Codes::Table => (TABLE, 0),
-            _ => (k.div_ceil(self.scale_columns()), k.div_ceil(self.scale_columns())),
+        let scales = match self.codes {
+            Codes::Table => TABLE,
+            _ => k.div_ceil(self.scale_columns()),
         };
-        if self.scales.len() != rows * scales
-            || !(self.mins.is_empty() || self.mins.len() == rows * mins)
-        {
+        let enough_mins = match self.mins {
+            Mins::None => true,
+            _ if self.codes == Codes::Table => false,
+            Mins::Own(mins) => mins.len() == rows * scales,
+            Mins::ZeroPoint(_) => self.codes.count_from_zero(),
+            Mins::ZeroPoints(zeros) => {
+                self.codes.count_from_zero() && zeros.len() == rows * k.div_ceil(self.group)
+            }
+        };
+        if self.scales.len() != rows * scales || !enough_mins {
             return Err(Error::QuantizedRows(
                 "scales or minima are not as many as there are groups or blocks",
             ));
         }
-        if self.bytes.iter().any(|code| *code > self.codes.most()) {
+        let most = self.codes.most();
+        let too_large = |codes: &[u8]| codes.iter().fold(0, |most, code| most.max(*code)) > most;
+        if most < u8::MAX && self.bytes.par_chunks(CHECKED_CODES).any(too_large) {
             return Err(Error::QuantizedRows("a code has more bits than its kind"));
         }
         if self.inputs.is_some_and(|inputs| !is_permutation(inputs, k)) {
@@ -164,7 +227,8 @@ fn is_permutation(inputs: &[u32], k: usize) -> bool {
 impl WeightBuilder {
     /// Writes quantized rows as rows `first_row..`. A quantized weight takes the codes as they are, so they must be of
     /// its kind, or of fewer bits, in groups of as many columns as its own or of a multiple, and blocks
-    /// likewise; without blocks it takes scales of either kind, but in f16 only what they can be. A weight of a dtype takes their numbers.
+    /// likewise; without blocks it takes scales of either kind, but only what its dtype can be to the bit. Minima of its own
+    /// can be whatever those of the rows are. A weight of a dtype takes their numbers.
     ///
     /// # Errors
     /// The rows contradict themselves, are of another kind or reach past `n`, or their inputs are in another order than
@@ -174,7 +238,7 @@ impl WeightBuilder {
         let count = rows.check(k)?;
         let ElementOrder::Coded(codes) = order else {
             let bytes: Vec<u8> = rows.widened(k).iter().flat_map(|v| v.to_le_bytes()).collect();
-            let dtype = candle_core::DType::F32;
+            let dtype = DType::F32;
             return self.write_rows(first_row, WeightRows { dtype, bytes: &bytes });
         };
         if !codes.takes(rows.codes) {
@@ -183,22 +247,18 @@ impl WeightBuilder {
         if rows.group.min(k) != k && !rows.group.is_multiple_of(group) {
             return Err(Error::QuantizedRows("the groups are smaller than the weight's"));
         }
-        if let ScaleForm::F16 { zero } = scales
-            && !rows.are_halves(zero)
-        {
-            return Err(Error::QuantizedRows(
-                "the scales are not in f16, or the minima not those of the weight's zero",
-            ));
+        if !rows.mins.fit(scales.mins) {
+            return Err(Error::QuantizedRows("the minima are of another form than the weight's"));
         }
-        if let ScaleForm::Blocks(Blocks { columns, own_mins }) = scales {
-            let fits = |rows: &Multiples<'_>| {
-                rows.block.is_multiple_of(columns) && (own_mins || rows.mins.is_empty())
-            };
-            if !rows.multiples.as_ref().is_some_and(fits) {
-                return Err(Error::QuantizedRows(
-                    "the scales are no multiples as the weight has them",
-                ));
-            }
+        if let Some(block) = scales.block
+            && !rows.multiples.is_some_and(|multiples| multiples.block.is_multiple_of(block))
+        {
+            return Err(Error::QuantizedRows("the scales are no multiples as the weight has them"));
+        }
+        let layout = self.layout;
+        let fits = |row| layout.kept_numbers(&rows, row).all(|number| layout.is_exact(number));
+        if codes != Codes::Table && !(0..count).into_par_iter().all(fits) {
+            return Err(Error::QuantizedRows("the scales are no numbers of the weight's dtype"));
         }
         let nothing_written = !self.written.contains(&true);
         if nothing_written {
@@ -207,10 +267,19 @@ impl WeightBuilder {
             return Err(Error::InputOrder);
         }
         let range = self.range(first_row, count)?;
-        let layout = self.layout;
-        self.each_panel(range, |panel, column, row| {
+        self.each_panel(range, |panel, columns, row| {
             let at = row - first_row;
-            layout.write_row(codes, panel, column, &rows.rows(k, at..at + 1));
+            let rows = rows.rows(k, at..at + columns.len());
+            for (i, column) in columns.clone().enumerate() {
+                let row = rows.rows(k, i..i + 1);
+                match codes {
+                    Codes::Table => layout.write_table(panel, column, &row),
+                    _ => layout.write_scales(codes, panel, column, &row),
+                }
+            }
+            if codes != Codes::Table {
+                layout.write_codes(codes, panel, columns, rows.bytes);
+            }
         });
         Ok(())
     }
@@ -228,7 +297,11 @@ impl<'a> QuantizedRows<'a> {
         Self {
             bytes: &self.bytes[rows.start * k..rows.end * k],
             scales: part(self.scales, each, &rows),
-            mins: part(self.mins, each, &rows),
+            mins: match self.mins {
+                Mins::Own(mins) => Mins::Own(part(mins, each, &rows)),
+                Mins::ZeroPoints(zeros) => Mins::ZeroPoints(part(zeros, groups, &rows)),
+                Mins::None | Mins::ZeroPoint(_) => self.mins,
+            },
             multiples: self.multiples.map(|multiples| Multiples {
                 scales: part(multiples.scales, groups, &rows),
                 mins: part(multiples.mins, groups, &rows),
@@ -277,96 +350,142 @@ impl Weight {
 }
 
 impl Layout {
-    /// Packs one row as a panel's column.
-    fn write_row(self, codes: Codes, panel: &mut [u8], column: usize, row: &QuantizedRows<'_>) {
-        self.write_scales(codes, panel, column, row);
-        for first in (0..self.k).step_by(self.run()) {
-            let steps = first..self.k.min(first + self.run());
-            let mut pair = self.pair(first / 2);
-            match codes {
-                Codes::U8 | Codes::E4m3 => {
-                    for (i, code) in row.bytes[steps].iter().enumerate() {
-                        panel[pair + i * PANEL + column] = *code;
-                    }
-                }
-                Codes::U4 => {
-                    for two in row.bytes[steps].chunks(2) {
-                        panel[pair + column] = two[0] | two.get(1).copied().unwrap_or(0) << 4;
-                        pair += PANEL;
-                    }
-                }
-                Codes::U2 | Codes::U3 | Codes::U5 | Codes::U6 => {
-                    let places = Places::new(codes.bits(), column);
-                    let pair_bytes = self.order.pair_bytes();
-                    let pairs = panel[pair..].chunks_exact_mut(pair_bytes);
-                    for (pair, two) in pairs.zip(row.bytes[steps].chunks(2)) {
-                        for (step, code) in two.iter().enumerate() {
-                            places.put(pair, step, *code);
+    /// Packs rows of codes as columns of a panel, where there are no tables.
+    fn write_codes(self, codes: Codes, panel: &mut [u8], columns: Range<usize>, rows: &[u8]) {
+        /// Steps of `k` that are transposed at once.
+        const STEPS: usize = 32;
+        for run in (0..self.k).step_by(self.run()) {
+            let end = self.k.min(run + self.run());
+            for first in (run..end).step_by(STEPS) {
+                let count = STEPS.min(end - first);
+                let mut lines = [[0u8; PANEL]; STEPS];
+                if columns.len() < PANEL {
+                    // The other columns stay as they are.
+                    for (step, line) in (first..first + count).zip(&mut lines) {
+                        for (column, code) in line.iter_mut().enumerate() {
+                            *code = self.code(codes, panel, step, column);
                         }
                     }
                 }
-                Codes::Table => {
-                    for (line, codes) in row.bytes.chunks(TABLE_STEPS).enumerate() {
-                        let code = |step: usize| codes.get(step).copied().unwrap_or(0);
-                        let line = &mut panel[self.table_codes(column, line)..];
-                        for (step, byte) in line[..TABLE_STEPS / 2].iter_mut().enumerate() {
-                            *byte = code(step) | code(TABLE_STEPS / 2 + step) << 4;
-                        }
+                for (column, row) in columns.clone().zip(rows.chunks_exact(self.k)) {
+                    for (line, code) in lines.iter_mut().zip(&row[first..first + count]) {
+                        line[column] = *code;
                     }
                 }
+                let pairs = panel[self.pair(first / 2)..].chunks_exact_mut(self.order.pair_bytes());
+                for (pair, two) in pairs.zip(lines[..count.next_multiple_of(2)].as_chunks().0) {
+                    pack_pair(codes, pair, two);
+                }
+            }
+        }
+    }
+
+    /// Writes the table of a panel's column, and packs its codes.
+    fn write_table(self, panel: &mut [u8], column: usize, row: &QuantizedRows<'_>) {
+        for (entry, number) in row.scales.iter().enumerate() {
+            number.put(panel, column * TABLE + entry);
+        }
+        for (line, codes) in row.bytes.chunks(TABLE_STEPS).enumerate() {
+            let code = |step: usize| codes.get(step).copied().unwrap_or(0);
+            let line = &mut panel[self.table_codes(column, line)..];
+            for (step, byte) in line[..TABLE_STEPS / 2].iter_mut().enumerate() {
+                *byte = code(step) | code(TABLE_STEPS / 2 + step) << 4;
             }
         }
     }
 
     /// Writes the headers of a panel's column.
     fn write_scales(self, codes: Codes, panel: &mut [u8], column: usize, row: &QuantizedRows<'_>) {
-        if codes == Codes::Table {
-            for (entry, number) in row.scales.iter().enumerate() {
-                number.put(panel, column * TABLE + entry);
-            }
-            return;
-        }
+        let ScaleForm { dtype, mins, block } = self.scales;
         for first in (0..self.k).step_by(self.run()) {
-            let [scale, min] = match self.scales {
-                ScaleForm::F32 => row.scale(self.k, 0, first),
-                ScaleForm::F16 { .. } => {
-                    let [scale, _] = row.scale(self.k, 0, first);
-                    let place = self.header(first / 2) + column * 2;
-                    panel[place..place + 2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
-                    continue;
-                }
-                ScaleForm::Blocks(_) => {
-                    let at = first / row.scale_columns();
-                    [row.scales[at], row.mins.get(at).copied().unwrap_or(-0.0)]
-                }
-            };
-            let scale = if codes == Codes::E4m3 { scale * E4M3_FACTOR } else { scale };
             let header = &mut panel[self.header(first / 2)..];
-            scale.put(header, column);
-            min.put(header, PANEL + column);
-        }
-        for first in (0..self.k).step_by(self.group) {
-            let (Some(places), Some(multiples)) = (self.multiples(first), row.multiples) else {
-                return;
-            };
-            let all = [multiples.scales, multiples.own_or_scales()];
-            for (place, multiples) in places.into_iter().zip(all) {
-                panel[place + column] = multiples[first / row.group].cast_unsigned();
+            for (i, number) in self.run_numbers(row, 0, first).enumerate() {
+                let number =
+                    if codes == Codes::E4m3 && i == 0 { number * E4M3_FACTOR } else { number };
+                match dtype {
+                    DType::F16 => f16::from_f32(number).put(header, i * PANEL + column),
+                    DType::BF16 => {
+                        let place = i * PANEL + column % LANES * 2 + column / LANES;
+                        bf16::from_f32(number).put(header, place);
+                    }
+                    _ => number.put(header, i * PANEL + column),
+                }
             }
+            if block.is_none() && mins != MinForm::ZeroPoints {
+                continue;
+            }
+            let groups = (first..self.k.min(first + self.run())).step_by(self.group);
+            let places = header[self.scale_bytes()..].chunks_exact_mut(self.group_bytes());
+            for (step, place) in groups.zip(places) {
+                let group = step / row.group;
+                let [by_scale, by_min] = row.multiples_of(group).map(i8::cast_unsigned);
+                let bytes = [
+                    block.map(|_| by_scale),
+                    block.filter(|_| mins == MinForm::Own).map(|_| by_min),
+                    (mins == MinForm::ZeroPoints).then(|| row.zero_point(group)),
+                ];
+                for (i, byte) in bytes.into_iter().flatten().enumerate() {
+                    place[i * PANEL + column] = byte;
+                }
+            }
+        }
+    }
+
+    /// What is kept of a row's scales and minima in the run that begins at step `first`: those of its block, or its group's.
+    fn run_numbers(
+        self,
+        rows: &QuantizedRows<'_>,
+        row: usize,
+        first: usize,
+    ) -> impl Iterator<Item = f32> {
+        let [scale, min] = match self.scales.block {
+            Some(_) => rows.factors(self.k, row, first),
+            None => rows.scale(self.k, row, first),
+        };
+        std::iter::once(scale).chain((self.scales.mins == MinForm::Own).then_some(min))
+    }
+
+    /// All numbers that are kept of a row's scales and minima.
+    fn kept_numbers(self, rows: &QuantizedRows<'_>, row: usize) -> impl Iterator<Item = f32> {
+        let runs = (0..self.k).step_by(self.run());
+        runs.flat_map(move |first| self.run_numbers(rows, row, first))
+    }
+
+    /// Whether the scales' dtype has this number.
+    fn is_exact(self, number: f32) -> bool {
+        match self.scales.dtype {
+            DType::F16 => f16::from_f32(number).to_f32() == number,
+            DType::BF16 => bf16::from_f32(number).to_f32() == number,
+            _ => true,
         }
     }
 
     /// The scale and the minimum of a panel's group at step `k` and `column`.
     fn scale(self, panel: &[u8], k: usize, column: usize) -> [f32; 2] {
         let header = &panel[self.header(k / 2)..];
-        if let ScaleForm::F16 { zero } = self.scales {
-            let scale = f16::from_le_bytes([header[column * 2], header[column * 2 + 1]]).to_f32();
-            return [scale, -f32::from(zero) * scale];
-        }
-        let [scale, min] = [0, PANEL].map(|first| f32::get(header, first + column));
-        let Some(places) = self.multiples(k) else { return [scale, min] };
-        let by = places.map(|place| f32::from(panel[place + column].cast_signed()));
-        [scale * by[0], min * by[1]]
+        let number = |i: usize| match self.scales.dtype {
+            DType::F16 => f16::get(header, i * PANEL + column).to_f32(),
+            DType::BF16 => {
+                bf16::get(header, i * PANEL + column % LANES * 2 + column / LANES).to_f32()
+            }
+            _ => f32::get(header, i * PANEL + column),
+        };
+        let group = self.group_header(k) + column;
+        let by = |i: usize| match self.scales.block {
+            Some(_) => f32::from(panel[group + i * PANEL].cast_signed()),
+            None => 1.0,
+        };
+        let scale = number(0) * by(0);
+        let min = match self.scales.mins {
+            MinForm::None => -0.0,
+            MinForm::Own => number(1) * by(1),
+            MinForm::ZeroPoint(zero) => -f32::from(zero) * scale,
+            MinForm::ZeroPoints => {
+                let before = usize::from(self.scales.block.is_some());
+                -f32::from(panel[group + before * PANEL]) * scale
+            }
+        };
+        [scale, min]
     }
 
     /// The code of a panel at step `k` and `column`.
@@ -405,6 +524,21 @@ impl Layout {
                 take(step, number);
             }
         }
+    }
+}
+
+/// Packs the codes of two steps of all columns of a panel.
+#[inline(always)]
+fn pack_pair(codes: Codes, pair: &mut [u8], two: &[[u8; PANEL]; 2]) {
+    match codes {
+        Codes::U8 | Codes::E4m3 => pair.copy_from_slice(two.as_flattened()),
+        Codes::U4 => {
+            for (byte, (even, odd)) in pair.iter_mut().zip(two[0].iter().zip(&two[1])) {
+                *byte = even | odd << 4;
+            }
+        }
+        Codes::U2 | Codes::U3 | Codes::U5 | Codes::U6 => planes::pack(codes.bits(), pair, two),
+        Codes::Table => unreachable!("codes of tables do not lie in pairs"),
     }
 }
 

@@ -111,12 +111,24 @@ fn refusals_say_what_is_wrong() {
     assert!(matches!(builder.finish(), Err(Error::MissingRow { row: 2, n: 4 })));
 }
 
-/// Codes, scales and minima of `n` rows.
+/// Codes, scales and minima of `n` rows; all but the codes have no more bits than a bf16.
 fn coded(n: usize, k: usize, group: usize, most: usize) -> (Vec<u8>, Vec<f32>, Vec<f32>) {
     let groups = n * k.div_ceil(group);
     let codes = (0..n * k).map(|i| (i * 7919 % (most + 1)) as u8).collect();
-    let scales = (0..groups).map(|i| i as f32 / 64.0 - 1.0).collect();
-    (codes, scales, (0..groups).map(|i| 3.0 - i as f32 / 16.0).collect())
+    let scales = (0..groups).map(|i| (i % 128) as f32 / 64.0 - 1.0).collect();
+    (codes, scales, (0..groups).map(|i| 3.0 - (i % 128) as f32 / 16.0).collect())
+}
+
+/// The form of scales that are no multiples.
+fn single(dtype: DType, mins: MinForm) -> ScaleForm {
+    ScaleForm { dtype, mins, block: None }
+}
+
+/// Rows of numbers in a weight are those.
+fn assert_numbers(weight: &Weight, want: &[f32]) {
+    for (i, want) in want.chunks_exact(weight.k()).enumerate() {
+        assert_eq!(row(weight, i), want, "row {i} of {:?}", weight.layout());
+    }
 }
 
 fn row(weight: &Weight, row: usize) -> Vec<f32> {
@@ -132,38 +144,71 @@ fn codes_read_back_as_the_numbers_they_mean() {
     use Codes::{U2, U3, U4, U5, U6, U8};
     for (codes, wider) in [(U2, U3), (U3, U4), (U4, U6), (U5, U8), (U6, U8), (U8, U8)] {
         let (bytes, scales, mins) = coded(n, k, group, codes.most().into());
-        let (scales, mins) = (&scales[..], &mins[..]);
         for inputs in [None, Some(&inputs[..])] {
             let rows = QuantizedRows {
                 codes,
                 group,
                 bytes: &bytes,
-                scales,
-                mins,
+                scales: &scales,
+                mins: Mins::Own(&mins),
                 multiples: None,
                 inputs,
             };
-            // As it is, with more bits and smaller groups, and as numbers.
-            let mut builders = [
-                Weight::quantized_builder(n, k, codes, group, ScaleForm::F32).unwrap(),
-                Weight::quantized_builder(n, k, wider, 4, ScaleForm::F32).unwrap(),
-                Weight::builder(n, k, DType::F32).unwrap(),
-            ];
-            for builder in &mut builders {
-                builder.write_quantized(0, rows).unwrap();
+            let mut want = vec![0.0; n * k];
+            for (i, code) in bytes.iter().enumerate() {
+                let (row, column) = (i / k, i % k);
+                let at = row * k.div_ceil(group) + column / group;
+                let input = inputs.map_or(column, |inputs| inputs[column] as usize);
+                want[row * k + input] = f32::from(*code) * scales[at] + mins[at];
             }
-            for weight in builders.map(|builder| builder.finish().unwrap()) {
-                for i in 0..n {
-                    let found = row(&weight, i);
-                    for column in 0..k {
-                        let at = i * k.div_ceil(group) + column / group;
-                        let want = f32::from(bytes[i * k + column]) * scales[at] + mins[at];
-                        let input = inputs.map_or(column, |inputs| inputs[column] as usize);
-                        assert_eq!(found[input], want, "{codes:?} [{i}, {column}]");
-                    }
-                }
+            // As it is, with more bits and smaller groups, and as numbers.
+            let mut builders: Vec<_> = DTYPES
+                .map(|dtype| single(dtype, MinForm::Own))
+                .map(|form| Weight::quantized_builder(n, k, codes, group, form).unwrap())
+                .into();
+            builders.push(Weight::quantized_builder(n, k, wider, 4, ScaleForm::F32).unwrap());
+            builders.push(Weight::builder(n, k, DType::F32).unwrap());
+            for mut builder in builders {
+                builder.write_quantized(0, rows).unwrap();
+                assert_numbers(&builder.finish().unwrap(), &want);
             }
         }
+    }
+}
+
+#[test]
+fn zero_points_are_codes_that_mean_zero() {
+    let (n, k, group) = (70, 52, 8);
+    let (bytes, scales, _) = coded(n, k, group, 255);
+    let zeros: Vec<u8> = (0..scales.len()).map(|i| (i * 37 % 256) as u8).collect();
+    for of_groups in [false, true] {
+        let mins = if of_groups { Mins::ZeroPoints(&zeros) } else { Mins::ZeroPoint(200) };
+        let rows = QuantizedRows {
+            codes: Codes::U8,
+            group,
+            bytes: &bytes,
+            scales: &scales,
+            mins,
+            multiples: None,
+            inputs: None,
+        };
+        let number = |(i, code): (usize, &u8)| {
+            let at = i / k * k.div_ceil(group) + i % k / group;
+            let zero = if of_groups { zeros[at] } else { 200 };
+            (f32::from(*code) - f32::from(zero)) * scales[at]
+        };
+        let want: Vec<f32> = bytes.iter().enumerate().map(number).collect();
+        let kept = [MinForm::ZeroPoint(200), MinForm::ZeroPoints].into_iter();
+        let kept = kept.filter(|kept| !of_groups || *kept == MinForm::ZeroPoints);
+        let forms = kept.flat_map(|kept| DTYPES.map(|dtype| single(dtype, kept)));
+        for (form, group) in forms.chain([ScaleForm::F32]).flat_map(|form| [(form, 8), (form, 4)]) {
+            let mut builder = Weight::quantized_builder(n, k, Codes::U8, group, form).unwrap();
+            // In two pieces.
+            builder.write_quantized(40, rows.rows(k, 40..n)).unwrap();
+            builder.write_quantized(0, rows.rows(k, 0..40)).unwrap();
+            assert_numbers(&builder.finish().unwrap(), &want);
+        }
+        assert_eq!(rows.numbers(k).unwrap(), want);
     }
 }
 
@@ -175,46 +220,50 @@ fn scales_of_groups_are_multiples_of_their_blocks() {
     let (_, scales, mins) = coded(n, k, block, 15);
     let by: Vec<i8> = (0..n * k / group).map(|i| (i * 89 % 256) as u8 as i8).collect();
     let by_mins: Vec<i8> = by.iter().rev().copied().collect();
-    for own_mins in [false, true] {
-        let mins_by = if own_mins { &by_mins[..] } else { &[] };
+    for mins in [Mins::Own(&mins), Mins::ZeroPoint(9), Mins::None] {
+        let mins_by = if matches!(mins, Mins::Own(_)) { &by_mins[..] } else { &[] };
         let rows = QuantizedRows {
             codes: Codes::U4,
             group,
             bytes: &bytes,
             scales: &scales,
-            mins: &mins,
+            mins,
             multiples: Some(Multiples { block, scales: &by, mins: mins_by }),
             inputs: None,
         };
-        let builder = |codes, group, columns: Option<usize>| {
-            let blocks = columns.map(|columns| ScaleForm::Blocks(Blocks { columns, own_mins }));
-            let scales = blocks.unwrap_or(ScaleForm::F32);
-            Weight::quantized_builder(n, k, codes, group, scales).unwrap()
+        let number = |(i, code): (usize, &u8)| {
+            let scale = scales[i / block] * f32::from(by[i / group]);
+            let min = match mins {
+                Mins::Own(mins) => mins[i / block] * f32::from(by_mins[i / group]),
+                Mins::ZeroPoint(zero) => -f32::from(zero) * scale,
+                _ => 0.0,
+            };
+            f32::from(*code).mul_add(scale, min)
         };
-        let own_mins_kept = ScaleForm::Blocks(Blocks { columns: 64, own_mins: true });
-        let builders = [
-            builder(Codes::U4, 32, Some(64)),
-            builder(Codes::U8, 16, Some(32)),
-            Weight::quantized_builder(n, k, Codes::U8, 32, own_mins_kept).unwrap(),
-            builder(Codes::U8, 16, None),
-            Weight::builder(n, k, DType::F32).unwrap(),
-        ];
+        let want: Vec<f32> = bytes.iter().enumerate().map(number).collect();
+        let kept: &[MinForm] = match mins {
+            Mins::Own(_) => &[MinForm::Own],
+            Mins::None => &[MinForm::None, MinForm::Own],
+            _ => &[MinForm::ZeroPoint(9), MinForm::ZeroPoints, MinForm::Own],
+        };
+        let mut builders = vec![Weight::builder(n, k, DType::F32).unwrap()];
+        for (kept, dtype) in kept.iter().flat_map(|kept| DTYPES.map(|dtype| (*kept, dtype))) {
+            for (codes, group, block) in
+                [(Codes::U4, 32, Some(64)), (Codes::U8, 16, Some(32)), (Codes::U8, 16, None)]
+            {
+                // Products may have more bits than a half.
+                let factors =
+                    block.is_some() && (kept != MinForm::Own || matches!(mins, Mins::Own(_)));
+                let dtype = if factors { dtype } else { DType::F32 };
+                let form = ScaleForm { dtype, mins: kept, block };
+                builders.push(Weight::quantized_builder(n, k, codes, group, form).unwrap());
+            }
+        }
         for mut builder in builders {
             // In two pieces.
             builder.write_quantized(40, rows.rows(k, 40..n)).unwrap();
             builder.write_quantized(0, rows.rows(k, 0..40)).unwrap();
-            let weight = builder.finish().unwrap();
-            for i in 0..n {
-                let found = row(&weight, i);
-                for column in 0..k {
-                    let (at, of) = (i * k / block + column / block, i * k / group + column / group);
-                    let min_by = if own_mins { by_mins[of] } else { by[of] };
-                    let (scale, min) =
-                        (scales[at] * f32::from(by[of]), mins[at] * f32::from(min_by));
-                    let want = f32::from(bytes[i * k + column]).mul_add(scale, min);
-                    assert_eq!(found[column], want, "{:?} [{i}, {column}]", weight.layout());
-                }
-            }
+            assert_numbers(&builder.finish().unwrap(), &want);
         }
     }
 }
@@ -230,15 +279,15 @@ fn parts_with_either_kind_of_scales_are_one_weight() {
         group: 32,
         bytes: &bytes,
         scales: &scales,
-        mins: &mins,
+        mins: Mins::Own(&mins),
         multiples: None,
         inputs: None,
     };
     let multiplied = QuantizedRows {
         codes: Codes::U4,
         scales: &scales[..n],
-        mins: &mins[..n],
-        multiples: Some(Multiples { block: k, scales: &by, mins: &[] }),
+        mins: Mins::Own(&mins[..n]),
+        multiples: Some(Multiples { block: k, scales: &by, mins: &by }),
         ..single
     };
     let mut builder = Weight::quantized_builder(2 * n, k, Codes::U8, 16, ScaleForm::F32).unwrap();
@@ -268,7 +317,7 @@ fn e4m3_codes_are_the_numbers_of_the_format() {
         group,
         bytes: &bytes,
         scales: &[1.0],
-        mins: &[],
+        mins: Mins::None,
         multiples: None,
         inputs: None,
     };
@@ -296,7 +345,7 @@ fn each_output_has_its_table() {
         group,
         bytes: &bytes,
         scales: &scales,
-        mins: &[],
+        mins: Mins::None,
         multiples: None,
         inputs: None,
     };
@@ -313,21 +362,46 @@ fn each_output_has_its_table() {
 #[test]
 fn planes_have_each_bit_of_each_code_once() {
     for bits in [2, 3, 5, 6] {
+        let packed = |codes: &[[u8; PANEL]; 2]| {
+            let mut pair = vec![0xaa; planes::plane_bytes(bits)];
+            planes::pack(bits, &mut pair, codes);
+            pair
+        };
         let mut all = vec![0u8; planes::plane_bytes(bits)];
         for (step, column) in (0..2).flat_map(|step| (0..PANEL).map(move |column| (step, column))) {
-            let places = planes::Places::new(bits, column);
             for bit in 0..bits {
-                let mut alone = vec![0u8; planes::plane_bytes(bits)];
-                places.put(&mut alone, step, 1 << bit);
+                let mut codes = [[0; PANEL]; 2];
+                codes[step][column] = 1 << bit;
+                let alone = packed(&codes);
                 assert_eq!(planes::code(bits, &alone, step, column), 1 << bit);
                 assert!(all.iter().zip(&alone).all(|(all, alone)| all & alone == 0));
                 all.iter_mut().zip(alone).for_each(|(all, alone)| *all |= alone);
             }
-            places.put(&mut all, step, 0);
-            assert_eq!(planes::code(bits, &all, step, column), 0, "what was there is replaced");
-            places.put(&mut all, step, (1 << bits) - 1);
         }
         assert!(all.iter().all(|byte| *byte == 255), "codes of {bits} bits have no padding");
+    }
+}
+
+/// Parts that end within a panel leave what is there.
+#[test]
+fn rows_of_one_panel_come_in_any_order() {
+    let (n, k, group) = (70, 90, 10);
+    for codes in [Codes::U2, Codes::U3, Codes::U4, Codes::U5, Codes::U6, Codes::U8] {
+        let (bytes, scales, mins) = coded(n, k, group, codes.most().into());
+        let rows = QuantizedRows {
+            codes,
+            group,
+            bytes: &bytes,
+            scales: &scales,
+            mins: Mins::Own(&mins),
+            multiples: None,
+            inputs: None,
+        };
+        let mut builder = Weight::quantized_builder(n, k, codes, group, ScaleForm::F32).unwrap();
+        for part in [40..70, 3..5, 5..40, 0..3] {
+            builder.write_quantized(part.start, rows.rows(k, part)).unwrap();
+        }
+        assert_numbers(&builder.finish().unwrap(), &rows.numbers(k).unwrap());
     }
 }
 
@@ -341,7 +415,7 @@ fn codes_that_do_not_fit_are_refused() {
         group: 4,
         bytes: &[1; 16],
         scales: &[1.0; 4],
-        mins: &[],
+        mins: Mins::None,
         multiples: None,
         inputs: None,
     };
@@ -353,7 +427,8 @@ fn codes_that_do_not_fit_are_refused() {
         QuantizedRows { codes: Codes::U5, ..good },
         QuantizedRows { codes: Codes::E4m3, ..good },
         QuantizedRows { scales: &[1.0; 3], ..good },
-        QuantizedRows { mins: &[1.0; 3], ..good },
+        QuantizedRows { mins: Mins::Own(&[1.0; 3]), ..good },
+        QuantizedRows { mins: Mins::ZeroPoints(&[1; 3]), ..good },
         QuantizedRows { codes: Codes::U8, ..good },
         QuantizedRows { group: 2, scales: &[1.0; 8], ..good },
         QuantizedRows { group: 0, ..good },
@@ -373,50 +448,63 @@ fn codes_that_do_not_fit_are_refused() {
     let backwards = QuantizedRows { inputs: Some(&[7, 6, 5, 4, 3, 2, 1, 0]), ..good };
     assert!(matches!(mixed.write_quantized(2, backwards), Err(Error::InputOrder)));
 
-    let zero = ScaleForm::F16 { zero: 8 };
-    let halves = || Weight::quantized_builder(2, 8, Codes::U4, 4, zero).unwrap();
-    let mins = &[-8.0; 4];
-    halves().write_quantized(0, QuantizedRows { mins, ..good }).unwrap();
-    for (scales, mins) in [
-        (&[1.0; 4], &[][..]),
-        (&[1.0; 4], &[-8.0, -8.0, -8.0, -7.0]),
-        (&[1.0 + f32::EPSILON; 4], &[-8.0 - 8.0 * f32::EPSILON; 4]),
-        (&[f32::INFINITY; 4], mins),
+    let halves = |mins| Weight::quantized_builder(2, 8, Codes::U4, 4, single(DType::F16, mins));
+    let eight = MinForm::ZeroPoint(8);
+    let good_mins = Mins::ZeroPoint(8);
+    halves(eight).unwrap().write_quantized(0, QuantizedRows { mins: good_mins, ..good }).unwrap();
+    for (scales, mins, kept) in [
+        (&[1.0; 4], Mins::None, eight),
+        (&[1.0; 4], Mins::ZeroPoint(7), eight),
+        (&[1.0; 4], Mins::ZeroPoints(&[8; 4]), eight),
+        (&[1.0; 4], Mins::Own(&[-8.0; 4]), eight),
+        (&[1.0; 4], good_mins, MinForm::None),
+        (&[1.0; 4], Mins::Own(&[-8.0; 4]), MinForm::ZeroPoints),
+        (&[1.0 + f32::EPSILON; 4], good_mins, eight),
+        (&[f32::MAX; 4], good_mins, eight),
+        // The minimum is beyond the largest half.
+        (&[8192.0; 4], good_mins, MinForm::Own),
     ] {
-        let refused = halves().write_quantized(0, QuantizedRows { scales, mins, ..good });
+        let rows = QuantizedRows { scales, mins, ..good };
+        let refused = halves(kept).unwrap().write_quantized(0, rows);
         assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{scales:?} {mins:?}");
     }
     for codes in [Codes::E4m3, Codes::Table] {
-        let refused = Weight::quantized_builder(2, 8, codes, 8, zero);
-        assert!(matches!(refused, Err(Error::Parameter { .. })), "{codes:?}");
+        for form in [
+            single(DType::F16, MinForm::None),
+            single(DType::F32, MinForm::ZeroPoints),
+            ScaleForm { block: Some(8), ..ScaleForm::F32 },
+        ] {
+            let refused = Weight::quantized_builder(2, 8, codes, 8, form);
+            assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{codes:?} {form:?}");
+        }
     }
+    let integers = single(DType::U8, MinForm::Own);
+    let refused = Weight::quantized_builder(2, 8, Codes::U4, 8, integers);
+    assert!(matches!(refused, Err(Error::DType { .. })));
 
-    let blocks = ScaleForm::Blocks(Blocks { columns: 32, own_mins: false });
-    for (codes, k, group, columns) in [
-        (Codes::U4, 64, 16, 0),
-        (Codes::U4, 64, 16, 24),
-        (Codes::U4, 64, 8, 32),
-        (Codes::U4, 48, 16, 32),
-        (Codes::Table, 32, 32, 32),
-    ] {
-        let blocks = ScaleForm::Blocks(Blocks { columns, own_mins: false });
-        let refused = Weight::quantized_builder(2, k, codes, group, blocks);
-        assert!(matches!(refused, Err(Error::Parameter { .. })), "{codes:?} {k} {columns}");
+    let blocks = |columns| ScaleForm { block: Some(columns), ..single(DType::F32, MinForm::None) };
+    for (k, group, columns) in [(64, 16, 0), (64, 16, 24), (64, 8, 32), (48, 16, 32)] {
+        let refused = Weight::quantized_builder(2, k, Codes::U4, group, blocks(columns));
+        assert!(matches!(refused, Err(Error::Parameter { .. })), "{k} {columns}");
     }
     let multiples = Multiples { block: 32, scales: &[1; 4], mins: &[] };
     let good = QuantizedRows { group: 32, bytes: &[1; 128], multiples: Some(multiples), ..good };
-    let builder = || Weight::quantized_builder(2, 64, Codes::U4, 32, blocks).unwrap();
+    let builder = || Weight::quantized_builder(2, 64, Codes::U4, 32, blocks(32)).unwrap();
     builder().write_quantized(0, good).unwrap();
     for multiples in [
         None,
         Some(Multiples { block: 0, ..multiples }),
         Some(Multiples { block: 48, ..multiples }),
         Some(Multiples { scales: &[1; 3], ..multiples }),
-        Some(Multiples { mins: &[1; 3], ..multiples }),
-        // The weight keeps none.
+        // There are no minima that they multiply.
         Some(Multiples { mins: &[1; 4], ..multiples }),
     ] {
         let refused = builder().write_quantized(0, QuantizedRows { multiples, ..good });
         assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{multiples:?}");
     }
+    let zero_points = QuantizedRows { mins: Mins::ZeroPoints(&[1; 4]), ..good };
+    let mut numbers = Weight::builder(2, 64, DType::F32).unwrap();
+    assert!(matches!(numbers.write_quantized(0, zero_points), Err(Error::QuantizedRows(_))));
+    let own = QuantizedRows { mins: Mins::Own(&[1.0; 4]), ..good };
+    assert!(matches!(numbers.write_quantized(0, own), Err(Error::QuantizedRows(_))));
 }

@@ -3,7 +3,9 @@
 use candle_core::{DType, Tensor};
 use candlepower_kernels::cuda::{self, Cublas};
 use candlepower_kernels::device::{HeadPadding, PackedMatrix};
-use candlepower_kernels::{Codes, QuantizedRows, ScaleForm, SparseRows, Weight, linear_reference};
+use candlepower_kernels::{
+    Codes, Mins, QuantizedRows, ScaleForm, SparseRows, Weight, linear_reference,
+};
 
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
 
@@ -44,7 +46,7 @@ fn cases(gpu: &Gpu) -> Vec<Case> {
                     group,
                     bytes: &bytes,
                     scales: &scales,
-                    mins: &mins,
+                    mins: if mins.is_empty() { Mins::None } else { Mins::Own(&mins) },
                     multiples: None,
                     inputs: special.then_some(&order[..]),
                 };

@@ -1,8 +1,9 @@
 //! FP8: a byte per number, with a scale per tensor, per output or per block.
 //! Source: transformers `FineGrainedFP8Config`; compressed-tensors' format `float-quantized`.
 
-use candlepower_checkpoint::Fp8;
-use candlepower_kernels::Codes;
+use std::ops::Range;
+
+use candlepower_checkpoint::{Fp8, Packed};
 
 use super::{Stored, Tensors};
 use crate::{error::Result, shards::MappedBytes};
@@ -10,8 +11,10 @@ use crate::{error::Result, shards::MappedBytes};
 /// A matrix as FP8 checkpoints store it.
 pub(crate) struct Fp8Matrix {
     k: usize,
-    group: usize,
-    /// `[n][k]`.
+    packed: Packed,
+    /// The first of the rows that are mapped.
+    first_row: usize,
+    /// `[rows][k]`.
     codes: MappedBytes,
     /// `[blocks of outputs][groups]`.
     scales: Vec<f32>,
@@ -20,9 +23,15 @@ pub(crate) struct Fp8Matrix {
 }
 
 impl Fp8Matrix {
-    pub(super) fn open(tensors: &Tensors<'_>, scheme: Fp8) -> Result<Self> {
-        let (n, k) = (tensors.n, tensors.k);
-        let codes = tensors.shards.whole(tensors.name(0))?;
+    /// Maps the rows `rows`, of which alone codes and scales may be asked for.
+    pub(super) fn open(
+        tensors: &Tensors<'_>,
+        scheme: Fp8,
+        packed: Packed,
+        rows: Range<usize>,
+    ) -> Result<Self> {
+        let (n, k, first_row) = (tensors.n, tensors.k, rows.start);
+        let codes = tensors.shards.bytes(tensors.name(0), first_row * k, rows.len() * k)?;
         if codes.iter().any(|code| code & 0x7f == 0x7f) {
             return Err(tensors.damaged(0, "it holds NaN"));
         }
@@ -32,35 +41,30 @@ impl Fp8Matrix {
             None if scales.len() == 1 => n,
             None => 1,
         };
-        Ok(Self { k, group: scheme.group(k), codes, scales, block_rows })
-    }
-
-    /// The scales of an output.
-    fn row_scales(&self, row: usize) -> &[f32] {
-        let groups = self.k.div_ceil(self.group);
-        &self.scales[row / self.block_rows * groups..][..groups]
+        Ok(Self { k, packed, first_row, codes, scales, block_rows })
     }
 }
 
 impl Stored for Fp8Matrix {
-    fn codes(&self) -> Codes {
-        Codes::E4m3
-    }
-
-    fn group(&self) -> usize {
-        self.group
+    fn packed(&self) -> Packed {
+        self.packed
     }
 
     fn code(&self, row: usize, input: usize) -> u8 {
-        self.codes[row * self.k + input]
+        self.codes[(row - self.first_row) * self.k + input]
     }
 
-    fn scales(&self, row: usize, scales: &mut Vec<f32>, _mins: &mut Vec<f32>) {
-        scales.extend_from_slice(self.row_scales(row));
+    fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]) {
+        let first = (row - self.first_row) * self.k + input;
+        codes.copy_from_slice(&self.codes[first..first + codes.len()]);
+    }
+
+    fn scale(&self, row: usize, group: usize) -> f32 {
+        self.scales[row / self.block_rows * self.k.div_ceil(self.packed.group) + group]
     }
 
     fn number(&self, row: usize, input: usize) -> f32 {
-        e4m3(self.code(row, input)) * self.row_scales(row)[input / self.group]
+        e4m3(self.code(row, input)) * self.scale(row, input / self.packed.group)
     }
 }
 

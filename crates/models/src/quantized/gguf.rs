@@ -3,18 +3,22 @@
 
 use std::ops::Range;
 
-use candlepower_checkpoint::{Blocks, GgufType, Packed, Scheme};
-use candlepower_kernels::Codes;
+use candlepower_checkpoint::{GgufType, Packed};
 use half::f16;
+use rayon::prelude::*;
 
-use super::{Stored, Tensors, codes};
+use super::{Stored, Tensors};
 use crate::{error::Result, shards::MappedBytes};
 
 /// A matrix as GGUF stores it.
 pub(crate) struct GgufMatrix {
     kind: GgufType,
     packed: Packed,
-    k: usize,
+    /// Codes of a block, and its bytes.
+    block_len: usize,
+    block_bytes: usize,
+    /// Blocks of a row.
+    row_blocks: usize,
     /// The first of the rows that are mapped.
     first_row: usize,
     bytes: MappedBytes,
@@ -22,31 +26,44 @@ pub(crate) struct GgufMatrix {
 
 impl GgufMatrix {
     /// Maps the rows `rows`, of which alone codes and scales may be asked for.
-    pub(super) fn open(tensors: &Tensors<'_>, kind: GgufType, rows: Range<usize>) -> Result<Self> {
-        let (k, first_row) = (tensors.k, rows.start);
-        let row_bytes = k / kind.block() * kind.block_bytes();
+    pub(super) fn open(
+        tensors: &Tensors<'_>,
+        kind: GgufType,
+        packed: Packed,
+        rows: Range<usize>,
+    ) -> Result<Self> {
+        let (block_len, block_bytes, first_row) = (kind.block(), kind.block_bytes(), rows.start);
+        let row_blocks = tensors.k / block_len;
+        let row_bytes = row_blocks * block_bytes;
         let (start, len) = (first_row * row_bytes, rows.len() * row_bytes);
         let bytes = tensors.shards.bytes(tensors.name(0), start, len)?;
-        for block in bytes.chunks_exact(kind.block_bytes()) {
+        let is_finite = |block: &[u8]| {
             let (scale, min) = factors(kind, block);
-            if !scale.is_finite() || !min.is_finite() {
-                return Err(tensors.damaged(0, "it has a scale that is infinity or NaN"));
-            }
+            scale.is_finite() && min.is_finite()
+        };
+        if !bytes
+            .par_chunks_exact(row_bytes)
+            .all(|row| row.chunks_exact(block_bytes).all(is_finite))
+        {
+            return Err(tensors.damaged(0, "it has a scale that is infinity or NaN"));
         }
-        Ok(Self { kind, packed: Scheme::Gguf(kind).packed(k), k, first_row, bytes })
+        Ok(Self { kind, packed, block_len, block_bytes, row_blocks, first_row, bytes })
+    }
+
+    /// An output's block.
+    fn block(&self, row: usize, index: usize) -> &[u8] {
+        let block = (row - self.first_row) * self.row_blocks + index;
+        &self.bytes[block * self.block_bytes..][..self.block_bytes]
     }
 
     /// The block of an output and an input, and the input's place in it.
-    fn block(&self, row: usize, input: usize) -> (&[u8], usize) {
-        let per_block = self.kind.block();
-        let block = (row - self.first_row) * (self.k / per_block) + input / per_block;
-        let len = self.kind.block_bytes();
-        (&self.bytes[block * len..][..len], input % per_block)
+    fn place(&self, row: usize, input: usize) -> (&[u8], usize) {
+        (self.block(row, input / self.block_len), input % self.block_len)
     }
 
     /// The scale and the minimum of an input's group.
     fn group_of(&self, row: usize, input: usize) -> (f32, f32) {
-        let (block, at) = self.block(row, input);
+        let (block, at) = self.place(row, input);
         let (scale, min) = factors(self.kind, block);
         let [scales, mins] = sub_scales(self.kind, block, at / self.packed.group);
         (scale * f32::from(scales), min * f32::from(mins))
@@ -54,51 +71,45 @@ impl GgufMatrix {
 }
 
 impl Stored for GgufMatrix {
-    fn codes(&self) -> Codes {
-        codes(self.packed)
-    }
-
-    fn group(&self) -> usize {
-        self.packed.group
-    }
-
-    fn blocks(&self) -> Option<Blocks> {
-        self.packed.blocks()
+    fn packed(&self) -> Packed {
+        self.packed
     }
 
     fn code(&self, row: usize, input: usize) -> u8 {
-        let (block, at) = self.block(row, input);
-        code(self.kind, block, at)
+        let (block, at) = self.place(row, input);
+        let mut code = [0];
+        codes_of_block(self.kind, block, at, &mut code);
+        code[0]
     }
 
     fn codes_from(&self, row: usize, mut input: usize, mut codes: &mut [u8]) {
         while !codes.is_empty() {
-            let (block, at) = self.block(row, input);
-            let len = codes.len().min(self.kind.block() - at);
+            let (block, at) = self.place(row, input);
+            let len = codes.len().min(self.block_len - at);
             let (of_block, rest) = codes.split_at_mut(len);
             codes_of_block(self.kind, block, at, of_block);
             (input, codes) = (input + len, rest);
         }
     }
 
-    fn scales(&self, row: usize, scales: &mut Vec<f32>, mins: &mut Vec<f32>) {
-        let zero = f32::from(self.kind.zero());
-        for first in (0..self.k).step_by(self.kind.block()) {
-            let (scale, min) = factors(self.kind, self.block(row, first).0);
-            scales.push(scale);
-            mins.push(if zero == 0.0 { min } else { -zero * scale });
-        }
+    fn scale(&self, row: usize, block: usize) -> f32 {
+        factors(self.kind, self.block(row, block)).0
+    }
+
+    fn min(&self, row: usize, block: usize) -> f32 {
+        factors(self.kind, self.block(row, block)).1
     }
 
     fn multiples(&self, row: usize, group: usize) -> [i8; 2] {
-        let (block, at) = self.block(row, group * self.packed.group);
+        let (block, at) = self.place(row, group * self.packed.group);
         sub_scales(self.kind, block, at / self.packed.group)
     }
 
     /// A zero is positive here, whatever the sign of its scale.
     fn number(&self, row: usize, input: usize) -> f32 {
         let (scale, min) = self.group_of(row, input);
-        let steps = i16::from(self.code(row, input)) - i16::from(self.kind.zero());
+        let steps =
+            i16::from(self.code(row, input)) - i16::from(self.kind.zero_point().unwrap_or(0));
         scale * f32::from(steps) + min
     }
 }
@@ -145,14 +156,23 @@ fn sub_scales(kind: GgufType, block: &[u8], group: usize) -> [i8; 2] {
     }
 }
 
+/// Codes that lie alike: of all types those of a sixteenth come from bytes that follow one another, at the same bits.
+const ALIKE: usize = 16;
+
 /// The codes from a place in a block on: for each type a loop of its own, which finds the type once.
 fn codes_of_block(kind: GgufType, block: &[u8], first: usize, codes: &mut [u8]) {
     macro_rules! of_type {
         ($($kind:ident)*) => {
             match kind {
                 $(GgufType::$kind => {
-                    for (at, found) in (first..).zip(codes) {
-                        *found = code(GgufType::$kind, block, at);
+                    let mut at = first;
+                    let mut codes = codes;
+                    while !codes.is_empty() {
+                        let found = codes_alike(GgufType::$kind, block, at / ALIKE);
+                        let found = &found[at % ALIKE..];
+                        let (these, rest) = codes.split_at_mut(codes.len().min(found.len()));
+                        these.copy_from_slice(&found[..these.len()]);
+                        (at, codes) = (at + these.len(), rest);
                     }
                 })*
             }
@@ -161,31 +181,42 @@ fn codes_of_block(kind: GgufType, block: &[u8], first: usize, codes: &mut [u8]) 
     of_type!(F32 F16 Bf16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K);
 }
 
-/// The code at a place in a block.
+/// The codes of the `part`-th sixteenth of a block.
 #[inline(always)]
-fn code(kind: GgufType, block: &[u8], at: usize) -> u8 {
+fn codes_alike(kind: GgufType, block: &[u8], part: usize) -> [u8; ALIKE] {
+    let bits = |at: usize, shift: usize, mask: u8| -> [u8; ALIKE] {
+        let bytes = block[at..].first_chunk::<ALIKE>().expect("a block has bytes for its codes");
+        bytes.map(|byte| byte >> shift & mask)
+    };
+    let join = |low: [u8; ALIKE], high: [u8; ALIKE], shift: usize| -> [u8; ALIKE] {
+        std::array::from_fn(|i| low[i] | high[i] << shift)
+    };
     // Of 32 codes those of the first half lie in the low bits of sixteen bytes.
-    let nibble = |codes: &[u8]| codes[at % 16] >> (at / 16 * 4) & 15;
+    let nibble = |at: usize| bits(at, part * 4, 15);
     // Of 64 codes those of the first half lie in the low bits of 32 bytes.
-    let long_nibble = |codes: &[u8]| codes[at / 64 * 32 + at % 32] >> (at / 32 % 2 * 4) & 15;
+    let long_nibble = |at: usize| bits(at + part / 4 * 32 + part % 2 * 16, part / 2 % 2 * 4, 15);
     // Of 128 codes the first quarter lies in the lowest bits of 32 bytes.
-    let pair = |codes: &[u8]| codes[at / 128 * 32 + at % 32] >> (at / 32 % 4 * 2) & 3;
-    // Bit `at / 32` of 32 bytes.
-    let bit = |bits: &[u8]| bits[at % 32] >> (at / 32) & 1;
+    let pair = |at: usize| bits(at + part / 8 * 32 + part % 2 * 16, part / 2 % 4 * 2, 3);
+    // Of 32 codes each has a bit of 32 bytes, the next ones the next bit.
+    let bit = |at: usize| bits(at + part % 2 * 16, part / 2, 1);
+    // A bit for each of 32 codes.
+    let own_bit = |at: usize| -> [u8; ALIKE] {
+        std::array::from_fn(|i| block[at + part * 2 + i / 8] >> (i % 8) & 1)
+    };
     match kind {
-        GgufType::Q4_0 => nibble(&block[2..]),
-        GgufType::Q4_1 => nibble(&block[4..]),
-        GgufType::Q5_0 => nibble(&block[6..]) | (block[2 + at / 8] >> (at % 8) & 1) << 4,
-        GgufType::Q5_1 => nibble(&block[8..]) | (block[4 + at / 8] >> (at % 8) & 1) << 4,
+        GgufType::Q4_0 => nibble(2),
+        GgufType::Q4_1 => nibble(4),
+        GgufType::Q5_0 => join(nibble(6), own_bit(2), 4),
+        GgufType::Q5_1 => join(nibble(8), own_bit(4), 4),
         // Signed; 128 more is none.
-        GgufType::Q8_0 => block[2 + at] ^ 0x80,
-        GgufType::Q2K => pair(&block[16..]),
-        GgufType::Q3K => pair(&block[32..]) | bit(block) << 2,
-        GgufType::Q4K => long_nibble(&block[16..]),
-        GgufType::Q5K => long_nibble(&block[48..]) | bit(&block[16..]) << 4,
+        GgufType::Q8_0 => bits(2 + part * 16, 0, 255).map(|code| code ^ 0x80),
+        GgufType::Q2K => pair(16),
+        GgufType::Q3K => join(pair(32), bit(0), 2),
+        GgufType::Q4K => long_nibble(16),
+        GgufType::Q5K => join(long_nibble(48), bit(16), 4),
         GgufType::Q6K => {
-            let low = block[at / 128 * 64 + at % 64] >> (at / 64 % 2 * 4) & 15;
-            low | pair(&block[128..]) << 4
+            let low = bits(part / 8 * 64 + part % 4 * 16, part / 4 % 2 * 4, 15);
+            join(low, pair(128), 4)
         }
         GgufType::F32 | GgufType::F16 | GgufType::Bf16 => unreachable!("plain types have no codes"),
     }

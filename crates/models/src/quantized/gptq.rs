@@ -1,8 +1,7 @@
 //! GPTQ: codes of four or eight bits, of neighbouring inputs in a word, the first in the lowest bits.
 //! Source: AutoGPTQ's `QuantLinear` (`qlinear_cuda`).
 
-use candlepower_checkpoint::Gptq;
-use candlepower_kernels::Codes;
+use candlepower_checkpoint::{Gptq, Packed};
 
 use super::{Stored, Tensors, Words};
 use crate::error::Result;
@@ -10,10 +9,9 @@ use crate::error::Result;
 /// A matrix as GPTQ stores it.
 pub(crate) struct GptqMatrix {
     n: usize,
-    k: usize,
     bits: usize,
     zero_offset: u8,
-    group: usize,
+    packed: Packed,
     /// `[k / codes per word][n]`.
     codes: Words,
     /// `[groups][n / codes per word]`.
@@ -27,10 +25,9 @@ pub(crate) struct GptqMatrix {
 }
 
 impl GptqMatrix {
-    pub(super) fn open(tensors: &Tensors<'_>, scheme: Gptq) -> Result<Self> {
+    pub(super) fn open(tensors: &Tensors<'_>, scheme: Gptq, packed: Packed) -> Result<Self> {
         let (n, k) = (tensors.n, tensors.k);
-        let group = scheme.group(k);
-        let in_order: Vec<u32> = (0..k).map(|input| (input / group) as u32).collect();
+        let in_order: Vec<u32> = (0..k).map(|input| (input / packed.group) as u32).collect();
         let groups = match tensors.shards.contains(tensors.name(3)) {
             true => {
                 let words = tensors.words(3)?;
@@ -44,13 +41,12 @@ impl GptqMatrix {
             let reason = "it does not assign inputs to groups of the size that config.json says";
             return Err(tensors.damaged(3, reason));
         }
-        let reordered = scheme.reorders(k) || groups != in_order;
+        let reordered = packed.reordered || groups != in_order;
         Ok(Self {
             n,
-            k,
             bits: scheme.bits,
             zero_offset: scheme.zero_offset,
-            group,
+            packed,
             codes: tensors.words(0)?,
             zeros: tensors.words(1)?,
             scales: tensors.numbers(2)?,
@@ -58,27 +54,11 @@ impl GptqMatrix {
             groups,
         })
     }
-
-    /// The zero point; the sum with the offset has as many bits as a code.
-    fn zero(&self, row: usize, group: usize) -> u8 {
-        let per_word = 32 / self.bits;
-        let index = group * (self.n / per_word) + row / per_word;
-        let stored = self.zeros.field(index, row % per_word * self.bits, self.bits);
-        stored.wrapping_add(self.zero_offset) & (u8::MAX >> (8 - self.bits))
-    }
-
-    fn scale(&self, row: usize, group: usize) -> f32 {
-        self.scales[group * self.n + row]
-    }
 }
 
 impl Stored for GptqMatrix {
-    fn codes(&self) -> Codes {
-        if self.bits == 4 { Codes::U4 } else { Codes::U8 }
-    }
-
-    fn group(&self) -> usize {
-        self.group
+    fn packed(&self) -> Packed {
+        self.packed
     }
 
     fn inputs(&self) -> Option<&[u32]> {
@@ -91,17 +71,25 @@ impl Stored for GptqMatrix {
         self.codes.field(index, input % per_word * self.bits, self.bits)
     }
 
-    fn scales(&self, row: usize, scales: &mut Vec<f32>, mins: &mut Vec<f32>) {
-        for group in 0..self.k.div_ceil(self.group) {
-            let scale = self.scale(row, group);
-            scales.push(scale);
-            mins.push(-f32::from(self.zero(row, group)) * scale);
-        }
+    fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]) {
+        self.codes.fields_along(self.n, row, input, self.bits, codes);
+    }
+
+    fn scale(&self, row: usize, group: usize) -> f32 {
+        self.scales[group * self.n + row]
+    }
+
+    /// The sum with the offset has as many bits as a code.
+    fn zero_point(&self, row: usize, group: usize) -> u8 {
+        let per_word = 32 / self.bits;
+        let index = group * (self.n / per_word) + row / per_word;
+        let stored = self.zeros.field(index, row % per_word * self.bits, self.bits);
+        stored.wrapping_add(self.zero_offset) & (u8::MAX >> (8 - self.bits))
     }
 
     fn number(&self, row: usize, input: usize) -> f32 {
         let group = self.groups[input] as usize;
-        let steps = i16::from(self.code(row, input)) - i16::from(self.zero(row, group));
+        let steps = i16::from(self.code(row, input)) - i16::from(self.zero_point(row, group));
         f32::from(steps) * self.scale(row, group)
     }
 }

@@ -6,7 +6,7 @@ use candlepower_kernels::WeightRows;
 use half::f16;
 use rayon::prelude::*;
 
-use super::{CodedRows, Scales, codes};
+use super::{CodedRows, RowMins, Scales, codes};
 use crate::{
     error::{Error, Result},
     parts::numbers,
@@ -25,56 +25,51 @@ pub(crate) fn quantized(
     let packed = kind.packed();
     let row_bytes = k * rows.dtype.size_in_bytes();
     let (count, groups) = (rows.bytes.len() / row_bytes, k.div_ceil(packed.group));
-    let mut coded = CodedRows {
-        codes: codes(packed),
-        group: packed.group.min(k),
-        bytes: vec![0; count * k],
-        scales: Scales {
-            scales: vec![0.0; count * groups],
-            mins: vec![0.0; count * groups],
-            multiples: None,
-        },
-        inputs: None,
-    };
-    let Scales { scales, mins, .. } = &mut coded.scales;
+    let mut bytes = vec![0; count * k];
+    let (mut scales, mut mins) = (vec![0.0; count * groups], vec![0.0; count * groups]);
     let all_finite = rows
         .bytes
         .par_chunks_exact(row_bytes)
-        .zip(coded.bytes.par_chunks_exact_mut(k))
+        .zip(bytes.par_chunks_exact_mut(k))
         .zip(scales.par_chunks_exact_mut(groups).zip(mins.par_chunks_exact_mut(groups)))
         .map(|((row, bytes), (scales, mins))| {
             let row = numbers(WeightRows { dtype: rows.dtype, bytes: row });
             let factors = scales.iter_mut().zip(mins);
             let groups = row.chunks(packed.group).zip(bytes.chunks_mut(packed.group));
             groups.zip(factors).all(|((numbers, bytes), (scale, min))| {
-                (*scale, *min) = match kind {
-                    OnLoad::Int8 => eight_bits(numbers, bytes),
-                    OnLoad::Int4 => four_bits(numbers, bytes),
-                };
+                match kind {
+                    OnLoad::Int8 => *scale = eight_bits(numbers, bytes),
+                    OnLoad::Int4 => (*scale, *min) = four_bits(numbers, bytes),
+                }
                 // The largest of numbers is none of those that are not numbers.
                 scale.is_finite() && min.is_finite() && numbers.iter().all(|v| v.is_finite())
             })
         })
         .reduce(|| true, |a, b| a && b);
-    match all_finite {
-        true => Ok(coded),
-        false => Err(Error::NotQuantizable { name: name.to_owned(), kind: kind.as_str() }),
+    if !all_finite {
+        return Err(Error::NotQuantizable { name: name.to_owned(), kind: kind.as_str() });
     }
+    let mins = match kind {
+        OnLoad::Int8 => RowMins::ZeroPoint(OnLoad::ZERO_POINT),
+        OnLoad::Int4 => RowMins::Own(mins),
+    };
+    let scales = Scales { scales, mins, multiples: None };
+    let (codes, group) = (codes(packed), packed.group.min(k));
+    Ok(CodedRows { codes, group, bytes, scales, inputs: None })
 }
 
-/// Writes a group's codes; returns its scale and its minimum. A number is `scale * (code - 128)`.
-fn eight_bits(numbers: &[f32], bytes: &mut [u8]) -> (f32, f32) {
+/// Writes a group's codes; returns its scale. A number is `scale * (code - 128)`.
+fn eight_bits(numbers: &[f32], bytes: &mut [u8]) -> f32 {
     let largest = numbers.iter().fold(0f32, |largest, number| largest.max(number.abs()));
     let scale = largest / 127.0;
     let inverse = inverse(scale);
     for (number, byte) in numbers.iter().zip(bytes) {
-        *byte = ((number * inverse).round() as i8).wrapping_add(-128) as u8;
+        *byte = ((number * inverse).round() as i8 as u8).wrapping_add(OnLoad::ZERO_POINT);
     }
-    let scale = rounded(scale);
-    (scale, -128.0 * scale)
+    rounded(scale)
 }
 
-/// As [`eight_bits`]. A number is `scale * code + min`.
+/// As [`eight_bits`], and the minimum. A number is `scale * code + min`.
 fn four_bits(numbers: &[f32], bytes: &mut [u8]) -> (f32, f32) {
     let max = numbers.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let min = numbers.iter().copied().fold(f32::INFINITY, f32::min);

@@ -2,15 +2,16 @@
 //! its output's sixteen numbers. To some of these a number of a sparse matrix is added.
 //! Source: SqueezeLLM's `QuantLinearLUT`.
 
-use candlepower_kernels::{Codes, SparseRows};
+use candlepower_checkpoint::Packed;
+use candlepower_kernels::SparseRows;
 
-use super::{Stored, Tensors, Words};
+use super::{Stored, TABLE, Tensors, Words};
 use crate::error::{Error, Result};
 
 /// A matrix as SqueezeLLM stores it.
 pub(crate) struct SqueezeLlmMatrix {
     n: usize,
-    k: usize,
+    packed: Packed,
     /// `[k / 8][n]`.
     codes: Words,
     /// `[n][16]`.
@@ -20,13 +21,13 @@ pub(crate) struct SqueezeLlmMatrix {
 }
 
 impl SqueezeLlmMatrix {
-    pub(super) fn open(tensors: &Tensors<'_>) -> Result<Self> {
-        let (n, k) = (tensors.n, tensors.k);
+    pub(super) fn open(tensors: &Tensors<'_>, packed: Packed) -> Result<Self> {
         let sparse = match tensors.shards.contains(tensors.name(2)) {
             true => Some(Self::open_sparse(tensors)?),
             false => None,
         };
-        Ok(Self { n, k, codes: tensors.words(0)?, tables: tensors.numbers(1)?, sparse })
+        let (n, codes, tables) = (tensors.n, tensors.words(0)?, tensors.numbers(1)?);
+        Ok(Self { n, packed, codes, tables, sparse })
     }
 
     fn open_sparse(tensors: &Tensors<'_>) -> Result<(Vec<u32>, Vec<u32>, Vec<f32>)> {
@@ -50,27 +51,23 @@ impl SqueezeLlmMatrix {
         }
         Ok((starts, inputs, numbers))
     }
-
-    fn table(&self, row: usize) -> &[f32] {
-        &self.tables[row * 16..][..16]
-    }
 }
 
 impl Stored for SqueezeLlmMatrix {
-    fn codes(&self) -> Codes {
-        Codes::Table
-    }
-
-    fn group(&self) -> usize {
-        self.k
+    fn packed(&self) -> Packed {
+        self.packed
     }
 
     fn code(&self, row: usize, input: usize) -> u8 {
         self.codes.field(input / 8 * self.n + row, input % 8 * 4, 4)
     }
 
-    fn scales(&self, row: usize, scales: &mut Vec<f32>, _mins: &mut Vec<f32>) {
-        scales.extend_from_slice(self.table(row));
+    fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]) {
+        self.codes.fields_along(self.n, row, input, 4, codes);
+    }
+
+    fn scale(&self, row: usize, entry: usize) -> f32 {
+        self.tables[row * TABLE + entry]
     }
 
     fn sparse(&self) -> Option<SparseRows<'_>> {
@@ -79,7 +76,7 @@ impl Stored for SqueezeLlmMatrix {
     }
 
     fn number(&self, row: usize, input: usize) -> f32 {
-        let mut number = self.table(row)[usize::from(self.code(row, input))];
+        let mut number = self.scale(row, self.code(row, input).into());
         if let Some((starts, inputs, numbers)) = &self.sparse {
             let entries = starts[row] as usize..starts[row + 1] as usize;
             for entry in entries.filter(|entry| inputs[*entry] as usize == input) {

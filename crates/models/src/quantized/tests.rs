@@ -27,7 +27,7 @@ fn packed_numbers(matrix: &AnyStored, tensor: &TensorPlan) -> Vec<f32> {
 
 /// All columns, and, where their order allows it, those before and after the end of the first group, or the middle.
 fn parts(matrix: &AnyStored, k: usize) -> Vec<Option<Range<usize>>> {
-    let group = matrix.stored().group();
+    let group = matrix.stored().packed().group;
     let end = if group < k { group } else { k / 2 };
     match matrix.stored().inputs() {
         Some(_) => vec![None],
@@ -45,9 +45,10 @@ fn packed_numbers_are_those_of_the_format_to_the_bit() {
     for folder in folders.filter(|folder| !others.iter().any(|other| folder.ends_with(other))) {
         let files = CheckpointFiles::find(&folder).unwrap().unwrap();
         let checkpoint = Checkpoint::open(files).unwrap();
-        let plan = checkpoint.tensor_plan();
+        let mut plan = checkpoint.tensor_plan();
         let shards = Shards::open(&checkpoint).unwrap();
         shards.check(&checkpoint, &plan).unwrap();
+        note_scales(&mut plan, &shards).unwrap();
         for tensor in &plan {
             let Some(scheme) = tensor.scheme else { continue };
             let matrix = open(&shards, tensor, scheme).unwrap();

@@ -436,29 +436,40 @@ fn memory_is_computed_before_loading() {
     }
 }
 
-/// k and v in bf16 beside q, and all else, in f32: the one weight made of the three keeps every bit.
-#[test]
-fn mixed_dtypes_lose_nothing() {
-    let stored = std::fs::read(folder("llama-yarn").join("model.safetensors")).unwrap();
+/// A golden checkpoint whose tensors are stored in another dtype where `change` says so.
+pub(crate) fn stored_otherwise(
+    name: &str,
+    change: impl Fn(&str, &TensorView<'_>) -> Option<(Dtype, Vec<u8>)>,
+) -> Checkpoint {
+    let stored = std::fs::read(folder(name).join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&stored).unwrap();
-    let widen = |data: &[u8]| data.chunks_exact(2).flat_map(|b| [0, 0, b[0], b[1]]).collect();
     let tensors = file.tensors().into_iter().map(|(name, view)| {
-        let kept = name.contains("k_proj") || name.contains("v_proj");
-        let (dtype, data): (_, Vec<u8>) = match kept {
-            true => (view.dtype(), view.data().to_vec()),
-            false => (Dtype::F32, widen(view.data())),
-        };
+        let (dtype, data) =
+            change(&name, &view).unwrap_or_else(|| (view.dtype(), view.data().to_vec()));
         (name, (dtype, view.shape().to_vec(), data))
     });
     let tensors: Vec<_> = tensors.collect();
     let views = tensors.iter().map(|(name, (dtype, shape, data))| {
         (name.as_str(), TensorView::new(*dtype, shape.clone(), data).unwrap())
     });
-    let mixed: &'static [u8] = safetensors::serialize(views, None).unwrap().leak();
-    let config: &'static [u8] =
-        std::fs::read(folder("llama-yarn").join("config.json")).unwrap().leak();
-    let files = Box::leak(Box::new([("config.json", config), ("model.safetensors", mixed)]));
-    let checkpoint = Checkpoint::open(CheckpointFiles::Embedded(files)).unwrap();
+    let changed: &'static [u8] = safetensors::serialize(views, None).unwrap().leak();
+    let config: &'static [u8] = std::fs::read(folder(name).join("config.json")).unwrap().leak();
+    let files = Box::leak(Box::new([("config.json", config), ("model.safetensors", changed)]));
+    Checkpoint::open(CheckpointFiles::Embedded(files)).unwrap()
+}
+
+/// The bytes of bf16 as those of f32.
+pub(crate) fn widened(bf16: &[u8]) -> Vec<u8> {
+    bf16.chunks_exact(2).flat_map(|b| [0, 0, b[0], b[1]]).collect()
+}
+
+/// k and v in bf16 beside q, and all else, in f32: the one weight made of the three keeps every bit.
+#[test]
+fn mixed_dtypes_lose_nothing() {
+    let checkpoint = stored_otherwise("llama-yarn", |name, view| {
+        let kept = name.contains("k_proj") || name.contains("v_proj");
+        (!kept).then(|| (Dtype::F32, widened(view.data())))
+    });
     let as_stored = LoadOptions { dtype: LoadDtype::Auto, ..options() };
     let model = load(&checkpoint, &as_stored, &mut |_| {}).unwrap();
     let golden = Golden::read("llama-yarn");

@@ -2,11 +2,15 @@
 
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, OnLoad};
 use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, dequantize_reference, load};
-use safetensors::SafeTensors;
+use half::{bf16, f16};
+use safetensors::{Dtype, SafeTensors};
 
 use crate::{
     decoders::folder,
-    golden::{Golden, ON_LOAD, checkpoint, greedy, max_difference, model, options, prefill},
+    golden::{
+        Golden, ON_LOAD, checkpoint, greedy, max_difference, model, options, prefill,
+        stored_otherwise, widened,
+    },
 };
 
 /// Golden folders, and the method of each.
@@ -93,6 +97,35 @@ fn memory_is_computed_before_loading() {
                 false => assert_eq!(found, planned, "{name} {load_format:?}"),
             }
         }
+    }
+}
+
+/// Scales of AWQ and GPTQ are kept in the dtype of the file, which may differ between matrices that are one.
+#[test]
+fn scales_of_any_dtype_are_the_same_numbers() {
+    for name in ["awq", "gptq"] {
+        let run = |is_bf16: fn(&str) -> bool| {
+            let checkpoint = stored_otherwise(name, |tensor, view| {
+                let halves = view.data().chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]));
+                let rounded = halves.flat_map(|v| bf16::from_f32(v.to_f32()).to_le_bytes());
+                let rounded: Vec<u8> = tensor.ends_with(".scales").then(|| rounded.collect())?;
+                Some(match is_bf16(tensor) {
+                    true => (Dtype::BF16, rounded),
+                    false => (Dtype::F32, widened(&rounded)),
+                })
+            });
+            let model = load(&checkpoint, &options(), &mut |_| {}).unwrap();
+            let prompt = Golden::read(name).prompt;
+            (prefill(&model, &prompt, prompt.len(), 0..8), model.weight_bytes())
+        };
+        let (narrow, narrow_bytes) = run(|_| true);
+        let (wide, wide_bytes) = run(|_| false);
+        let (mixed, mixed_bytes) = run(|tensor| tensor.contains("q_proj"));
+        assert_eq!(max_difference(&narrow, &wide), 0.0, "{name}");
+        assert_eq!(max_difference(&narrow, &mixed), 0.0, "{name}");
+        assert!(narrow_bytes < wide_bytes && mixed_bytes <= wide_bytes, "{name}");
+        let as_stored = load(&checkpoint(name), &options(), &mut |_| {}).unwrap();
+        assert_eq!(narrow_bytes, as_stored.weight_bytes(), "{name}");
     }
 }
 
