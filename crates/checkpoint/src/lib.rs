@@ -36,8 +36,8 @@ pub use memory::{
     device_logits_rows,
 };
 pub use quantization::{
-    Awq, Codes, Fp8, Gptq, MatrixForm, MinForm, OnLoad, Packed, Quantization, ScaleForm, Scheme,
-    SqueezeLlm, StoredKind, StoredTensor,
+    Awq, Blocks, Codes, Fp8, Gptq, MatrixForm, MinForm, MultipleForm, OnLoad, Packed, Quantization,
+    ScaleForm, Scheme, SqueezeLlm, StoredKind, StoredTensor,
 };
 pub use rope::{RopeScaling, RopeSpec};
 pub use shard::Shard;

@@ -23,7 +23,7 @@ pub use fp8::Fp8;
 pub use gptq::Gptq;
 use modules::Modules;
 pub use on_load::OnLoad;
-pub use packed::{Codes, MatrixForm, MinForm, Packed, ScaleForm};
+pub use packed::{Blocks, Codes, MatrixForm, MinForm, MultipleForm, Packed, ScaleForm};
 pub use squeezellm::SqueezeLlm;
 
 /// A file that older checkpoints of GPTQ have beside a `config.json` that says nothing.
@@ -206,7 +206,7 @@ impl Scheme {
 
 /// Scales as the files have them, and a zero point for each: how AWQ and GPTQ are kept.
 fn with_zero_points(dtype: Dtype) -> ScaleForm {
-    ScaleForm { dtype, mins: MinForm::ZeroPoints, block: None }
+    ScaleForm { dtype, mins: MinForm::ZeroPoints, blocks: None }
 }
 
 impl StoredTensor {

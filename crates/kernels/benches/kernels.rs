@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{
-    Activation, AttentionMetadata, Codes, KvCache, KvCacheConfig, MinForm, Mins, Multiples,
-    PagedAttention, QuantizedRows, ScaleForm, Weight, WeightRows, add_rms_norm, cpu_features,
-    gated_activation, gated_linear, linear, paged_attention, reshape_and_cache,
+    Activation, AttentionMetadata, Blocks, Codes, KvCache, KvCacheConfig, MinForm, Mins,
+    MultipleForm, Multiples, PagedAttention, QuantizedRows, ScaleForm, Weight, WeightRows,
+    add_rms_norm, cpu_features, gated_activation, gated_linear, linear, paged_attention,
+    reshape_and_cache,
     sampling::{SamplingRow, sample},
 };
 use rayon::prelude::*;
@@ -174,8 +175,11 @@ fn linears() {
 /// Codes as formats have them, in groups with scales in the form that is kept of them, and some with a scale and a minimum of each
 /// group in f32 beside it.
 fn coded_linears() {
-    let single = |dtype, mins| ScaleForm { dtype, mins, block: None };
-    let blocks = |mins| ScaleForm { dtype: DType::F16, mins, block: Some(256) };
+    let single = |dtype, mins| ScaleForm { dtype, mins, blocks: None };
+    let blocks = |mins, multiples| {
+        let blocks = Some(Blocks { columns: 256, multiples });
+        ScaleForm { dtype: DType::F16, mins, blocks }
+    };
     let plain = ScaleForm::F32;
     for (format, codes, group, form, short) in [
         ("AWQ", Codes::U4, 128, single(DType::F16, MinForm::ZeroPoints), 896),
@@ -186,11 +190,11 @@ fn coded_linears() {
         ("Q4_0", Codes::U4, 32, single(DType::F16, MinForm::ZeroPoint(8)), 1024),
         ("Q4_1", Codes::U4, 32, single(DType::F16, MinForm::Own), 1024),
         ("Q4_1, f32", Codes::U4, 32, plain, 1024),
-        ("Q2_K", Codes::U2, 16, blocks(MinForm::Own), 1024),
-        ("Q3_K", Codes::U3, 16, blocks(MinForm::ZeroPoint(4)), 1024),
-        ("Q4_K", Codes::U4, 32, blocks(MinForm::Own), 1024),
-        ("Q5_K", Codes::U5, 32, blocks(MinForm::Own), 1024),
-        ("Q6_K", Codes::U6, 16, blocks(MinForm::ZeroPoint(32)), 1024),
+        ("Q2_K", Codes::U2, 16, blocks(MinForm::Own, MultipleForm::U4), 1024),
+        ("Q3_K", Codes::U3, 16, blocks(MinForm::ZeroPoint(4), MultipleForm::I6), 1024),
+        ("Q4_K", Codes::U4, 32, blocks(MinForm::Own, MultipleForm::U6), 1024),
+        ("Q5_K", Codes::U5, 32, blocks(MinForm::Own, MultipleForm::U6), 1024),
+        ("Q6_K", Codes::U6, 16, blocks(MinForm::ZeroPoint(32), MultipleForm::I8), 1024),
         ("Q6_K, f32", Codes::U6, 16, plain, 1024),
     ] {
         for (n, k) in [(9728, short), (896, 4864)] {
@@ -199,7 +203,7 @@ fn coded_linears() {
             let (by, zeros) = (vec![3; n * k.div_ceil(group)], vec![3; n * k.div_ceil(group)]);
             let scales = match codes {
                 Codes::Table => n * 16,
-                _ => n * k.div_ceil(form.block.unwrap_or(group)),
+                _ => n * k.div_ceil(form.blocks.map_or(group, |blocks| blocks.columns)),
             };
             let scales = vec![0.5; scales];
             let mins = match form.mins {
@@ -217,8 +221,8 @@ fn coded_linears() {
                     bytes: &bytes,
                     scales: &scales,
                     mins,
-                    multiples: form.block.map(|block| Multiples {
-                        block,
+                    multiples: form.blocks.map(|blocks| Multiples {
+                        block: blocks.columns,
                         scales: &by,
                         mins: if form.mins == MinForm::Own { &by } else { &[] },
                     }),

@@ -8,8 +8,10 @@ use candle_core::DType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-pub use self::layout::{Codes, MinForm, ScaleForm};
-pub(crate) use self::layout::{ElementOrder, Layout, PANEL, TABLE, TABLE_OUTPUTS, TABLE_STEPS};
+pub use self::layout::{Blocks, Codes, MinForm, MultipleForm, ScaleForm};
+pub(crate) use self::layout::{
+    ElementOrder, Layout, Multiple, PANEL, TABLE, TABLE_OUTPUTS, TABLE_STEPS,
+};
 use self::memory::WeightMemory;
 pub(crate) use self::quantized::e4m3_part;
 pub use self::quantized::{Mins, Multiples, QuantizedRows};
@@ -60,7 +62,8 @@ impl Weight {
     /// # Errors
     /// `group` is odd and not `k`, or there are several groups of [`Codes::Table`]; `k` is not whole blocks, these are not whole
     /// groups or groups no multiple of sixteen; scales are of another dtype than [`ScaleForm::dtype`] may be, or in another form
-    /// than each group's in f32 though codes are no numbers from 0 on; else as [`Self::builder`].
+    /// than each group's in f32 though codes are no numbers from 0 on, or multiples are in a form for other minima; else as
+    /// [`Self::builder`].
     pub fn quantized_builder(
         n: usize,
         k: usize,
@@ -85,21 +88,26 @@ impl Weight {
             });
         }
         let plain = scales.dtype == DType::F32
-            && scales.block.is_none()
+            && scales.blocks.is_none()
             && matches!(scales.mins, MinForm::None | MinForm::Own);
         if !codes.count_from_zero() && !plain {
             return Err(Error::QuantizedRows(
                 "scales of E4M3 and tables are in f32, without blocks and zero points",
             ));
         }
-        if let Some(block) = scales.block {
+        if let Some(Blocks { columns, multiples }) = scales.blocks {
             let is_whole = group.is_multiple_of(ScaleForm::GROUP_MULTIPLE)
-                && block.is_multiple_of(group)
-                && k.is_multiple_of(block);
-            if block == 0 || !is_whole {
+                && columns.is_multiple_of(group)
+                && k.is_multiple_of(columns);
+            if !multiples.suits(scales.mins) {
+                return Err(Error::QuantizedRows(
+                    "multiples of this form are for minima of another form",
+                ));
+            }
+            if columns == 0 || !is_whole {
                 return Err(Error::Parameter {
                     parameter: "columns of a block of scales",
-                    value: block,
+                    value: columns,
                     expected: "whole groups, each a multiple of 16, of which all inputs are a multiple",
                 });
             }

@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use candle_core::DType;
 use candlepower_checkpoint::{
-    Checkpoint, Codes as Planned, Dtype, MinForm as PlannedMins, Packed, Scheme, SlotRows,
-    TensorPlan,
+    Checkpoint, Codes as Planned, Dtype, MinForm as PlannedMins, MultipleForm as PlannedMultiples,
+    Packed, Scheme, SlotRows, TensorPlan,
 };
 use candlepower_kernels::{
-    Codes, MinForm, Mins, Multiples, QuantizedRows, ScaleForm, SparseRows, Weight, WeightBuilder,
+    Blocks, Codes, MinForm, Mins, MultipleForm, Multiples, QuantizedRows, ScaleForm, SparseRows,
+    Weight, WeightBuilder,
 };
 use rayon::prelude::*;
 
@@ -225,7 +226,17 @@ pub(crate) fn builder(n: usize, k: usize, packed: Packed) -> Result<WeightBuilde
         PlannedMins::ZeroPoint(zero) => MinForm::ZeroPoint(zero),
         PlannedMins::ZeroPoints => MinForm::ZeroPoints,
     };
-    let scales = ScaleForm { dtype, mins, block: kept.block };
+    let multiples = |form| match form {
+        PlannedMultiples::I8 => MultipleForm::I8,
+        PlannedMultiples::I6 => MultipleForm::I6,
+        PlannedMultiples::U6 => MultipleForm::U6,
+        PlannedMultiples::U4 => MultipleForm::U4,
+    };
+    let blocks = kept.blocks.map(|blocks| {
+        let multiples = multiples(blocks.multiples);
+        Blocks { columns: blocks.columns, multiples }
+    });
+    let scales = ScaleForm { dtype, mins, blocks };
     Ok(Weight::quantized_builder(n, k, codes(packed), packed.group, scales)?)
 }
 
@@ -349,7 +360,7 @@ fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> 
         return Scales { scales, mins: RowMins::None, multiples: None };
     }
     // The columns of a scale as it is stored, and as it is wanted: a block that the columns cut is taken in parts.
-    let stored = packed.scales.block.unwrap_or(packed.group);
+    let stored = packed.scales.blocks.map_or(packed.group, |blocks| blocks.columns);
     let wanted = packed.block_within(columns.len()).unwrap_or(packed.group);
     let parts = |width: usize| columns.start / width..columns.end.div_ceil(width);
     let (numbers, groups) = (parts(wanted), parts(packed.group));
@@ -367,7 +378,7 @@ fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> 
             }))
         }
     };
-    let multiples = packed.scales.block.map(|_| {
+    let multiples = packed.scales.blocks.map(|_| {
         let both = each_of(&rows, groups, |row, group| matrix.multiples(row, group));
         let of = |which: usize| both.iter().map(|both| both[which]).collect();
         (wanted, [of(0), if matches!(mins, RowMins::Own(_)) { of(1) } else { Vec::new() }])

@@ -2,7 +2,7 @@
 //! Source: ggml's `ggml-common.h`, from which the names and the layouts are.
 
 use crate::{
-    quantization::{Codes, MinForm, Packed, ScaleForm},
+    quantization::{Blocks, Codes, MinForm, MultipleForm, Packed, ScaleForm},
     spec::Dtype,
 };
 
@@ -118,8 +118,8 @@ impl GgufType {
     ///
     /// Each number is `code * scale + min` in single precision, rounded once, which is exact: half
     /// scales of at most 11 bits times sub-scales of at most 7 and codes of at most 5 (or 8 without sub-scales) fit into 24.
-    /// Scales and minima are kept in half precision, as they are stored, and sub-scales as multiples of a block's; types
-    /// without minima have a code that means zero.
+    /// Scales and minima are kept in half precision, as they are stored, and sub-scales as multiples of a block's, in as many
+    /// bits as are stored; types without minima have a code that means zero.
     pub(crate) fn packed(self) -> Option<Packed> {
         let (codes, group) = match self {
             Self::F32 | Self::F16 | Self::Bf16 => return None,
@@ -131,8 +131,15 @@ impl GgufType {
             Self::Q6K => (Codes::U6, 16),
         };
         let mins = self.zero_point().map_or(MinForm::Own, MinForm::ZeroPoint);
-        let block = Some(self.block()).filter(|block| *block > group);
-        let scales = ScaleForm { dtype: Dtype::F16, mins, block };
+        let multiples = match self {
+            Self::Q2K => Some(MultipleForm::U4),
+            Self::Q3K => Some(MultipleForm::I6),
+            Self::Q4K | Self::Q5K => Some(MultipleForm::U6),
+            Self::Q6K => Some(MultipleForm::I8),
+            _ => None,
+        };
+        let blocks = multiples.map(|multiples| Blocks { columns: self.block(), multiples });
+        let scales = ScaleForm { dtype: Dtype::F16, mins, blocks };
         Some(Packed { scales, ..Packed::by_group(codes, group) })
     }
 

@@ -51,7 +51,7 @@ impl OnLoad {
             Self::Int8 => (Codes::U8, MinForm::ZeroPoint(Self::ZERO_POINT)),
             Self::Int4 => (Codes::U4, MinForm::Own),
         };
-        let scales = ScaleForm { dtype: Dtype::F16, mins, block: None };
+        let scales = ScaleForm { dtype: Dtype::F16, mins, blocks: None };
         Packed { scales, ..Packed::by_group(codes, GROUP) }
     }
 }

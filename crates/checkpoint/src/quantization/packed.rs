@@ -75,9 +75,30 @@ pub struct ScaleForm {
     pub dtype: Dtype,
     /// What the minima are.
     pub mins: MinForm,
-    /// Columns of a block, where scales have two levels: those of a block's groups are multiples of one scale, by numbers of
-    /// eight bits, and so are minima of their own. A block is whole groups.
-    pub block: Option<usize>,
+    /// Where scales have two levels: those of a block's groups are multiples of one scale, and so are minima of their own.
+    pub blocks: Option<Blocks>,
+}
+
+/// Groups whose scales are multiples of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Columns of a block: whole groups.
+    pub columns: usize,
+    /// How the multiples are kept.
+    pub multiples: MultipleForm,
+}
+
+/// How numbers are kept that multiply scales and minima.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MultipleForm {
+    /// Eight bits, with a sign.
+    I8,
+    /// Six bits, with a sign; only of scales, beside minima that are not numbers of their own.
+    I6,
+    /// Six bits; of scales and of minima of their own.
+    U6,
+    /// Four bits; of scales and of minima of their own.
+    U4,
 }
 
 /// What the minima of groups are.
@@ -95,7 +116,7 @@ pub enum MinForm {
 
 impl ScaleForm {
     /// Each group's scale and minimum in single precision.
-    pub const F32: Self = Self { dtype: Dtype::F32, mins: MinForm::Own, block: None };
+    pub const F32: Self = Self { dtype: Dtype::F32, mins: MinForm::Own, blocks: None };
 
     /// The form in which scales of both are kept to the bit. Scales that are multiples are numbers too, but not the other way
     /// round, and products have more bits than their factors.
@@ -106,11 +127,17 @@ impl ScaleForm {
             (ZeroPoint(_) | ZeroPoints, ZeroPoint(_) | ZeroPoints) => ZeroPoints,
             _ => Own,
         };
-        let block = self.block.zip(other.block).map(|(a, b)| greatest_common_divisor(a, b));
         let made_own = mins == Own && (self.mins != Own || other.mins != Own);
-        let made_single = block.is_none() && (self.block.is_some() || other.block.is_some());
+        let blocks = self.blocks.zip(other.blocks).map(|(a, b)| Blocks {
+            columns: greatest_common_divisor(a.columns, b.columns),
+            multiples: match a.multiples == b.multiples && !made_own {
+                true => a.multiples,
+                false => MultipleForm::I8,
+            },
+        });
+        let made_single = blocks.is_none() && (self.blocks.is_some() || other.blocks.is_some());
         let widens = self.dtype != other.dtype || made_own || made_single;
-        Self { dtype: if widens { Dtype::F32 } else { self.dtype }, mins, block }
+        Self { dtype: if widens { Dtype::F32 } else { self.dtype }, mins, blocks }
     }
 
     /// Bytes of the scales of a panel's groups, or blocks, and of minima of their own.
@@ -119,14 +146,19 @@ impl ScaleForm {
         numbers * PANEL_ROWS * self.dtype.size()
     }
 
-    /// Bytes of what else each group of a panel has: what multiplies the scale, what the minimum, and the code of zero.
-    fn group_bytes(self) -> usize {
-        let multiples = match (self.block, self.mins) {
-            (None, _) => 0,
-            (Some(_), MinForm::Own) => 2,
-            (Some(_), _) => 1,
+    /// Bytes of what else so many groups of a panel have: what multiplies their scales and minima, and the codes of zero.
+    fn groups_bytes(self, groups: usize) -> usize {
+        let own = self.mins == MinForm::Own;
+        // A group's scale and minimum, or two groups' scales.
+        let pairs = if own { groups } else { groups.div_ceil(2) };
+        let multiples = match self.blocks.map(|blocks| blocks.multiples) {
+            None => 0,
+            Some(MultipleForm::I8) => groups * (1 + usize::from(own)),
+            Some(MultipleForm::I6 | MultipleForm::U6) => pairs + pairs.div_ceil(2),
+            Some(MultipleForm::U4) => pairs,
         };
-        PANEL_ROWS * (multiples + usize::from(self.mins == MinForm::ZeroPoints))
+        let zero_points = if self.mins == MinForm::ZeroPoints { groups } else { 0 };
+        PANEL_ROWS * (multiples + zero_points)
     }
 }
 
@@ -187,16 +219,19 @@ impl Packed {
     /// Columns of a block that lies within `k` columns which begin at a multiple of `k`, as a rank's do; `None` where there are
     /// no blocks.
     pub fn block_within(self, k: usize) -> Option<usize> {
-        self.scales.block.map(|block| greatest_common_divisor(block, k))
+        self.scales.blocks.map(|blocks| greatest_common_divisor(blocks.columns, k))
     }
 
     /// How the scales of `k` columns are kept: blocks as far as they lie within, and none that have no more than one group, whose
     /// own scales are less.
     pub fn kept_scales(self, k: usize) -> ScaleForm {
-        match self.block_within(k) {
+        let within = self.block_within(k);
+        match self.scales.blocks.zip(within) {
             None => self.scales,
-            Some(block) if block > self.group => ScaleForm { block: Some(block), ..self.scales },
-            Some(_) => ScaleForm { dtype: Dtype::F32, block: None, ..self.scales },
+            Some((blocks, columns)) if columns > self.group => {
+                ScaleForm { blocks: Some(Blocks { columns, ..blocks }), ..self.scales }
+            }
+            Some(_) => ScaleForm { dtype: Dtype::F32, blocks: None, ..self.scales },
         }
     }
 
@@ -233,10 +268,10 @@ impl Packed {
         let pair = 2 * PANEL_ROWS * self.codes.bits() / 8;
         let groups = columns.div_ceil(self.group);
         let scales = self.kept_scales(columns);
-        let runs = scales.block.map_or(groups, |block| columns / block);
+        let runs = scales.blocks.map_or(groups, |blocks| columns / blocks.columns);
         let (headers, multiple) = match self.codes {
             Codes::Table => (PANEL_ROWS * TABLE * 4, TABLE_COLUMNS),
-            _ => (runs * scales.numbers_bytes() + groups * scales.group_bytes(), 2),
+            _ => (runs * (scales.numbers_bytes() + scales.groups_bytes(groups / runs)), 2),
         };
         let pairs = columns.next_multiple_of(multiple) / 2;
         let panel = headers + pairs * pair;

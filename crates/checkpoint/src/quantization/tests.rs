@@ -42,7 +42,7 @@ fn awq_packs_outputs() {
     ];
     assert_eq!(names_and_shapes(awq, 64, 256), expected);
     let packed = |dtype| Packed {
-        scales: ScaleForm { dtype, mins: MinForm::ZeroPoints, block: None },
+        scales: ScaleForm { dtype, mins: MinForm::ZeroPoints, blocks: None },
         ..Packed::by_group(Codes::U4, 128)
     };
     assert_eq!(awq.packed(256), packed(Dtype::F16));
@@ -71,7 +71,7 @@ fn gptq_packs_inputs_and_orders_them() {
         ("a.b.g_idx".to_owned(), vec![vec![256]]),
     ];
     assert_eq!(names_and_shapes(gptq, 64, 256), expected);
-    let scales = ScaleForm { dtype: Dtype::F16, mins: MinForm::ZeroPoints, block: None };
+    let scales = ScaleForm { dtype: Dtype::F16, mins: MinForm::ZeroPoints, blocks: None };
     let packed = |codes, group| Packed { scales, ..Packed::by_group(codes, group) };
     assert_eq!(gptq.packed(256), Packed { reordered: true, ..packed(Codes::U4, 128) });
     // One group has no order.
@@ -238,10 +238,10 @@ fn scales_stay_as_stored_where_all_parts_have_them_so() {
         (joined.bytes(64, k, Dtype::F32) * 8) as f64 / (64 * k) as f64
     };
     for (kinds, expected) in [
-        (&[Q2K][..], 3.125),
-        (&[Q3K], 3.5625),
-        (&[Q4K], 4.625),
-        (&[Q5K], 5.625),
+        (&[Q2K][..], 2.625),
+        (&[Q3K], 3.4375),
+        (&[Q4K], 4.5),
+        (&[Q5K], 5.5),
         (&[Q6K], 6.5625),
         (&[Q3K, Q6K], 7.0625),
         (&[Q4K, Q4K, Q6K], 7.25),
@@ -263,7 +263,7 @@ fn scales_stay_as_stored_where_all_parts_have_them_so() {
     }
     // Of a rank's columns: half a block, an eighth, and a group, where a scale for each is less.
     for (kind, k, expected) in
-        [(Q4K, 128, 4.75), (Q6K, 128, 6.625), (Q4K, 32, 6.0), (Q6K, 32, 7.0), (Q6K, 16, 8.0)]
+        [(Q4K, 128, 4.625), (Q6K, 128, 6.625), (Q4K, 32, 6.0), (Q6K, 32, 7.0), (Q6K, 16, 8.0)]
     {
         assert_eq!(bits(&[kind], k), expected, "{kind:?}, {k} columns");
     }

@@ -3,34 +3,40 @@
 use candle_core::DType;
 
 use crate::simd::{LANES, Simd};
-use crate::weight::{Layout, MinForm, PANEL, ScaleForm};
+use crate::weight::{Layout, MinForm, Multiple, PANEL, ScaleForm};
 
 /// Where they lie in a panel.
 #[derive(Clone, Copy)]
 pub(super) struct Scales {
     form: ScaleForm,
-    /// The scales of the run, and its minima where they are numbers of their own.
-    numbers: *const u8,
-    /// What the group has beside these: the numbers of eight bits that multiply them, its codes of zero.
-    group: *const u8,
+    panel: *const u8,
+    /// Where the scales of the run begin, and its minima where they are numbers of their own.
+    numbers: usize,
+    /// What multiplies the group's scale, and its minimum.
+    multiples: [Option<Multiple>; 2],
+    /// Where the group's codes of zero begin.
+    zero_points: Option<usize>,
 }
 
 impl Scales {
     /// Those of the group of step `step` in a panel of codes.
     #[inline(always)]
     pub(super) fn of(layout: Layout, panel: &[u8], step: usize) -> Self {
+        let group = layout.group_of(step);
         Self {
             form: layout.scales,
-            numbers: panel[layout.header(step / 2)..].as_ptr(),
-            group: panel[layout.group_header(step)..].as_ptr(),
+            panel: panel.as_ptr(),
+            numbers: group.header,
+            multiples: [layout.multiple(group, 0), layout.multiple(group, 1)],
+            zero_points: layout.zero_points(group),
         }
     }
 
-    /// What the group has beside the scales of its run, if it has something.
+    /// What the group has beside the scales of its run, if it has something: the first of it.
     #[inline(always)]
     pub(super) fn of_group(self) -> Option<*const u8> {
-        let has = self.form.block.is_some() || self.form.mins == MinForm::ZeroPoints;
-        has.then_some(self.group)
+        let multiple = self.multiples[0].map(|multiple| multiple.low);
+        multiple.or(self.zero_points).map(|place| self.panel.wrapping_add(place))
     }
 
     /// The scales and the minima of sixteen outputs, in the panel that begins `offset` bytes behind this one.
@@ -39,26 +45,25 @@ impl Scales {
     /// There is such a panel.
     #[inline(always)]
     pub(super) unsafe fn load<S: Simd>(self, s: S, offset: usize, half: usize) -> [S::F32; 2] {
-        let group = self.group.wrapping_add(offset + half * LANES);
         // SAFETY: each panel has 32 scales, and 32 of each of the numbers that its form has beside them.
         unsafe {
             let mut scales = self.number(s, offset, 0, half);
-            if self.form.block.is_some() {
-                scales = s.mul(scales, s.load_i8(group));
+            if let Some(multiple) = self.multiples[0] {
+                scales = s.mul(scales, self.multiple(s, multiple, offset, half));
             }
             let mins = match self.form.mins {
                 MinForm::None => s.splat(-0.0),
                 MinForm::Own => {
                     let mins = self.number(s, offset, 1, half);
-                    match self.form.block {
-                        Some(_) => s.mul(mins, s.load_i8(group.add(PANEL))),
+                    match self.multiples[1] {
+                        Some(multiple) => s.mul(mins, self.multiple(s, multiple, offset, half)),
                         None => mins,
                     }
                 }
                 MinForm::ZeroPoint(zero) => s.mul(scales, s.splat(-f32::from(zero))),
                 MinForm::ZeroPoints => {
-                    let before = if self.form.block.is_some() { PANEL } else { 0 };
-                    let zeros = s.load_u8(group.add(before));
+                    let place = self.zero_points.unwrap_or(0) + offset + half * LANES;
+                    let zeros = s.load_u8(self.panel.wrapping_add(place));
                     s.mul(scales, s.mul(zeros, s.splat(-1.0)))
                 }
             };
@@ -72,7 +77,8 @@ impl Scales {
     /// As of [`Self::load`]; and there are such.
     #[inline(always)]
     unsafe fn number<S: Simd>(self, s: S, offset: usize, index: usize, half: usize) -> S::F32 {
-        let at = |size: usize| self.numbers.wrapping_add(offset + index * PANEL * size);
+        let at =
+            |size: usize| self.panel.wrapping_add(self.numbers + offset + index * PANEL * size);
         // SAFETY: the caller's promise.
         unsafe {
             match self.form.dtype {
@@ -85,4 +91,44 @@ impl Scales {
             }
         }
     }
+
+    /// Sixteen of the numbers that multiply.
+    ///
+    /// # Safety
+    /// As of [`Self::load`].
+    #[inline(always)]
+    unsafe fn multiple<S: Simd>(
+        self,
+        s: S,
+        multiple: Multiple,
+        offset: usize,
+        half: usize,
+    ) -> S::F32 {
+        let at = |place: usize| self.panel.wrapping_add(place + offset + half * LANES);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let Some(shift) = multiple.nibble else { return s.load_i8(at(multiple.low)) };
+            let low = nibbles(s, at(multiple.low), shift);
+            let Some((high, shift)) = multiple.high else { return low };
+            // Two bits of each number of a pair: the second's are what four goes into how often.
+            let both = nibbles(s, at(high), shift / 4 * 4);
+            let second = s.round(s.fma(both, s.splat(0.25), s.splat(-0.375)));
+            let high = match shift % 4 {
+                0 => s.fma(second, s.splat(-4.0), both),
+                _ => second,
+            };
+            let bias = self.form.blocks.map_or(0, |blocks| blocks.multiples.bias());
+            s.sub(s.fma(high, s.splat(16.0), low), s.splat(f32::from(bias)))
+        }
+    }
+}
+
+/// The four bits from `shift` (0 or 4) on of sixteen bytes, as numbers.
+///
+/// # Safety
+/// `source` points to sixteen readable bytes.
+#[inline(always)]
+unsafe fn nibbles<S: Simd>(s: S, source: *const u8, shift: usize) -> S::F32 {
+    // SAFETY: the caller's promise.
+    unsafe { if shift == 0 { s.load_u4::<0>(source) } else { s.load_u4::<4>(source) } }
 }

@@ -5,8 +5,8 @@ use candle_core::{DType, Device};
 use super::*;
 use crate::simd::{TILE_LINE, tile_sum};
 use crate::{
-    Codes, Error, MinForm, Mins, Multiples, QuantizedRows, ScaleForm, SparseRows, WeightBuilder,
-    WeightRows,
+    Blocks, Codes, Error, MinForm, Mins, MultipleForm, Multiples, QuantizedRows, ScaleForm,
+    SparseRows, WeightBuilder, WeightRows,
 };
 
 /// Numbers that need rounding, of both signs.
@@ -57,9 +57,9 @@ fn coded(
     let most = if codes == Codes::E4m3 { 127.0 } else { f32::from(codes.most()) + 1.0 };
     let bytes: Vec<u8> = numbers(n * k, 11).iter().map(|v| (v.abs() * most) as u8).collect();
     let groups = k.div_ceil(group);
-    let scale_count = match form.block {
+    let scale_count = match form.blocks {
         _ if codes == Codes::Table => 16,
-        Some(block) => k / block,
+        Some(blocks) => k / blocks.columns,
         None => groups,
     };
     let kept_numbers = |seed| -> Vec<f32> {
@@ -78,13 +78,22 @@ fn coded(
         MinForm::Own => Mins::Own(&own_mins),
         MinForm::ZeroPoint(zero) => Mins::ZeroPoint(zero),
         // Of a block all groups have the same.
-        MinForm::ZeroPoints if form.block.is_some() => Mins::ZeroPoint(77),
+        MinForm::ZeroPoints if form.blocks.is_some() => Mins::ZeroPoint(77),
         MinForm::ZeroPoints => Mins::ZeroPoints(&zeros),
     };
-    let by = |seed| numbers(n * groups, seed).iter().map(|v| (v * 128.0) as i8).collect();
+    let by = |seed| {
+        let numbers = numbers(n * groups, seed).into_iter();
+        let number = |v: f32| match form.blocks.map(|blocks| blocks.multiples) {
+            Some(MultipleForm::U4) => (v.abs() * 16.0) as i8,
+            Some(MultipleForm::U6) => (v.abs() * 64.0) as i8,
+            Some(MultipleForm::I6) => (v * 32.0).floor() as i8,
+            Some(MultipleForm::I8) | None => (v * 128.0) as i8,
+        };
+        numbers.map(number).collect()
+    };
     let by: [Vec<i8>; 2] = [by(14), by(15)];
-    let multiples = form.block.map(|block| Multiples {
-        block,
+    let multiples = form.blocks.map(|blocks| Multiples {
+        block: blocks.columns,
         scales: &by[0],
         mins: if form.mins == MinForm::Own { &by[1] } else { &[] },
     });
@@ -253,15 +262,18 @@ fn codes_give_the_definitions_bits_on_all_paths() {
 fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
     use DType::{BF16, F16, F32};
     use MinForm::{None as NoMin, Own, ZeroPoint, ZeroPoints};
-    for (n, k, codes, group, dtype, mins, block) in [
-        (33, 512, Codes::U4, 32, F16, Own, Some(256)),
-        (290, 768, Codes::U8, 16, F32, ZeroPoint(128), Some(256)),
-        (40, 192, Codes::U8, 32, F32, Own, Some(64)),
-        (33, 512, Codes::U2, 16, F16, Own, Some(256)),
-        (40, 512, Codes::U3, 16, F16, ZeroPoint(4), Some(256)),
-        (33, 512, Codes::U5, 32, BF16, Own, Some(256)),
-        (65, 768, Codes::U6, 16, F16, ZeroPoints, Some(256)),
-        (32, 480, Codes::U4, 16, BF16, NoMin, Some(48)),
+    use MultipleForm::{I6, I8, U4, U6};
+    for (n, k, codes, group, dtype, mins, blocks) in [
+        (33, 512, Codes::U4, 32, F16, Own, Some((256, U6))),
+        (290, 768, Codes::U8, 16, F32, ZeroPoint(128), Some((256, I8))),
+        (40, 192, Codes::U8, 32, F32, Own, Some((64, I8))),
+        (33, 512, Codes::U2, 16, F16, Own, Some((256, U4))),
+        (40, 512, Codes::U3, 16, F16, ZeroPoint(4), Some((256, I6))),
+        (33, 512, Codes::U5, 32, BF16, Own, Some((256, U6))),
+        (65, 768, Codes::U6, 16, F16, ZeroPoints, Some((256, I8))),
+        (65, 480, Codes::U6, 16, F16, ZeroPoints, Some((240, I6))),
+        (32, 480, Codes::U4, 16, BF16, NoMin, Some((48, I8))),
+        (65, 480, Codes::U5, 16, F16, Own, Some((48, U6))),
         (33, 512, Codes::U4, 32, F16, ZeroPoint(8), None),
         (290, 96, Codes::U8, 32, F16, ZeroPoint(128), None),
         (40, 192, Codes::U5, 32, BF16, ZeroPoint(16), None),
@@ -275,8 +287,9 @@ fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
         (65, 320, Codes::E4m3, 160, F32, NoMin, None),
         (65, 96, Codes::U6, 32, BF16, NoMin, None),
     ] {
+        let blocks = blocks.map(|(columns, multiples)| Blocks { columns, multiples });
         for rounds in [false, true] {
-            let groups = (group, ScaleForm { dtype, mins, block });
+            let groups = (group, ScaleForm { dtype, mins, blocks });
             all_paths_agree(&coded((n, k), codes, groups, None, rounds));
         }
     }

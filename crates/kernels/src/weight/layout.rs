@@ -77,9 +77,59 @@ pub struct ScaleForm {
     pub dtype: DType,
     /// What the minima are.
     pub mins: MinForm,
-    /// Columns of a block, where scales have two levels: those of a block's groups are multiples of one scale, by numbers of
-    /// eight bits, and so are minima of their own. A block is whole groups, of which each is a multiple of sixteen columns.
-    pub block: Option<usize>,
+    /// Where scales have two levels: those of a block's groups are multiples of one scale, and so are minima of their own.
+    pub blocks: Option<Blocks>,
+}
+
+/// Groups whose scales are multiples of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Columns of a block: whole groups, of which each is a multiple of sixteen columns.
+    pub columns: usize,
+    /// How the multiples are kept.
+    pub multiples: MultipleForm,
+}
+
+/// How numbers are kept that multiply scales and minima.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MultipleForm {
+    /// Eight bits, with a sign.
+    I8,
+    /// Six bits, with a sign; only of scales, beside minima that are not numbers of their own.
+    I6,
+    /// Six bits; of scales and of minima of their own.
+    U6,
+    /// Four bits; of scales and of minima of their own.
+    U4,
+}
+
+impl MultipleForm {
+    /// What is added to a number before its bits are kept.
+    pub(crate) const fn bias(self) -> i8 {
+        match self {
+            Self::I6 => 32,
+            Self::I8 | Self::U6 | Self::U4 => 0,
+        }
+    }
+
+    /// Whether it has this number.
+    pub(super) fn has(self, number: i8) -> bool {
+        match self {
+            Self::I8 => true,
+            Self::I6 => (-32..32).contains(&number),
+            Self::U6 => (0..64).contains(&number),
+            Self::U4 => (0..16).contains(&number),
+        }
+    }
+
+    /// Whether it is for minima of their own, too; all the same to eight bits.
+    pub(super) fn suits(self, mins: MinForm) -> bool {
+        match self {
+            Self::I8 => true,
+            Self::I6 => mins != MinForm::Own,
+            Self::U6 | Self::U4 => mins == MinForm::Own,
+        }
+    }
 }
 
 /// What the minima of a weight's groups are.
@@ -97,7 +147,7 @@ pub enum MinForm {
 
 impl ScaleForm {
     /// Each group's scale and minimum in f32.
-    pub const F32: Self = Self { dtype: DType::F32, mins: MinForm::Own, block: None };
+    pub const F32: Self = Self { dtype: DType::F32, mins: MinForm::Own, blocks: None };
 
     /// Columns of a group are a multiple of so many, where there are blocks.
     pub(crate) const GROUP_MULTIPLE: usize = 16;
@@ -108,15 +158,45 @@ impl ScaleForm {
         numbers * PANEL * self.dtype.size_in_bytes()
     }
 
-    /// Bytes of what else each group of a panel has: what multiplies the scale, what the minimum, and the code of zero.
-    fn group_bytes(self) -> usize {
-        let multiples = match (self.block, self.mins) {
-            (None, _) => 0,
-            (Some(_), MinForm::Own) => 2,
-            (Some(_), _) => 1,
-        };
-        PANEL * (multiples + usize::from(self.mins == MinForm::ZeroPoints))
+    /// Bytes of what multiplies the scales and the minima of so many groups of a panel.
+    fn multiples_bytes(self, groups: usize) -> usize {
+        let own = self.mins == MinForm::Own;
+        let pairs = if own { groups } else { groups.div_ceil(2) };
+        PANEL
+            * match self.blocks.map(|blocks| blocks.multiples) {
+                None => 0,
+                Some(MultipleForm::I8) => groups * (1 + usize::from(own)),
+                Some(MultipleForm::I6 | MultipleForm::U6) => pairs + pairs.div_ceil(2),
+                Some(MultipleForm::U4) => pairs,
+            }
     }
+
+    /// Bytes of the codes of zero of so many groups of a panel.
+    fn zero_points_bytes(self, groups: usize) -> usize {
+        if self.mins == MinForm::ZeroPoints { PANEL * groups } else { 0 }
+    }
+}
+
+/// Where a group is in a panel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupPlace {
+    /// Where the header of its run begins.
+    pub(crate) header: usize,
+    /// Which of the run's groups it is.
+    pub(crate) group: usize,
+    /// How many the run has.
+    pub(crate) groups: usize,
+}
+
+/// Where one of the numbers lies that multiply scales or minima: which bits of 32 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Multiple {
+    /// Where the bytes with all its bits begin, or with the lower four.
+    pub(crate) low: usize,
+    /// The first of these four in each byte; `None` where it has all eight.
+    pub(crate) nibble: Option<usize>,
+    /// Where the bytes with the upper two bits begin, and the first of these bits.
+    pub(crate) high: Option<(usize, usize)>,
 }
 
 /// How elements are stored, and in which order inside a panel. `k` is rounded up to even in all of them, to a multiple of
@@ -130,9 +210,12 @@ impl ScaleForm {
 ///   bits; of other widths: `[k / 2]` pairs of steps as [`planes`](super::planes) has them. Before the codes of each group lies its
 ///   header: `[32]` scales, `[32]` minima where these are numbers of their own, `[32]` u8 where each group has a code of zero. The
 ///   codes of a group and its header are one run of memory. Where there are blocks, a run is a block: its scales and minima, then
-///   of each group `[32]` i8 that multiply the scales, `[32]` i8 that multiply the minima where these are their own, the codes of
-///   zero where each has one; then the codes. Numbers in bf16 are words of two, output `i` in the low bits and output `16 + i`
-///   in the high ones.
+///   what multiplies the scales and the minima of its groups, the codes of zero where each group has one, then the codes.
+///   Multiples of eight bits are `[groups][1 or 2][32]` i8, the scales' and then the minima's where these are their own. Others
+///   are pairs, a group's for its scale and its minimum, or, without such, two groups' for their scales: `[pairs][32]` bytes with
+///   the lower four bits, the first number's below the second's, and, of six bits, `[pairs / 2][32]` bytes with the upper two,
+///   below those of the next pair. Numbers in bf16 are words of two, output `i` in the low bits and output `16 + i` in
+///   the high ones.
 /// - tables: `[32 columns][16]` f32, and then their codes `[8][k / 32][4 columns][16 bytes]`, so that a vector of bytes has
 ///   32 steps of one column, the first sixteen in the low bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,7 +266,7 @@ pub(crate) struct Layout {
 impl Layout {
     /// Steps of `k` that share a header, and lie behind it: a group, or a block of them.
     pub(crate) fn run(self) -> usize {
-        self.scales.block.unwrap_or(self.group)
+        self.scales.blocks.map_or(self.group, |blocks| blocks.columns)
     }
 
     /// Bytes of a run's scales and minima, or of tables, before what its groups have.
@@ -195,11 +278,14 @@ impl Layout {
         }
     }
 
-    /// Bytes of what a group has beside these.
-    pub(super) fn group_bytes(self) -> usize {
+    /// Bytes of what the groups of a run have beside these: their multiples, and their codes of zero.
+    fn group_bytes(self) -> [usize; 2] {
         match self.order {
-            ElementOrder::Coded(codes) if codes != Codes::Table => self.scales.group_bytes(),
-            _ => 0,
+            ElementOrder::Coded(codes) if codes != Codes::Table => {
+                let groups = self.run() / self.group;
+                [self.scales.multiples_bytes(groups), self.scales.zero_points_bytes(groups)]
+            }
+            _ => [0; 2],
         }
     }
 
@@ -209,7 +295,7 @@ impl Layout {
 
     /// Bytes before the codes of a run.
     fn header_bytes(self) -> usize {
-        self.scale_bytes() + self.run() / self.group * self.group_bytes()
+        self.scale_bytes() + self.group_bytes().iter().sum::<usize>()
     }
 
     /// Bytes of a whole panel.
@@ -240,11 +326,49 @@ impl Layout {
         pair / self.pairs_per_run() * self.run_bytes()
     }
 
-    /// Where in the panel lies what the group of step `step` has beside its run's scales: what multiplies the scales, what
-    /// multiplies the minima, and the codes of zero, as far as there are such.
-    pub(crate) fn group_header(self, step: usize) -> usize {
-        let group = step % self.run() / self.group;
-        self.header(step / 2) + self.scale_bytes() + group * self.group_bytes()
+    /// Where in the panel the group of step `step` is.
+    #[inline(always)]
+    pub(crate) fn group_of(self, step: usize) -> GroupPlace {
+        let header = self.header(step / 2);
+        match self.scales.blocks {
+            None => GroupPlace { header, group: 0, groups: 1 },
+            Some(Blocks { columns, .. }) => GroupPlace {
+                header,
+                group: step % columns / self.group,
+                groups: columns / self.group,
+            },
+        }
+    }
+
+    /// What multiplies the scale of a group (`which` 0), or its minimum (1): where minima are no numbers of their own that is what
+    /// multiplies the scale; `None` where scales are no multiples.
+    #[inline(always)]
+    pub(crate) fn multiple(self, place: GroupPlace, which: usize) -> Option<Multiple> {
+        let form = self.scales.blocks?.multiples;
+        let own = self.scales.mins == MinForm::Own;
+        let GroupPlace { header, group, groups } = place;
+        let first = header + self.scale_bytes();
+        let which = if own { which } else { 0 };
+        if form == MultipleForm::I8 {
+            let low = first + (group * (1 + usize::from(own)) + which) * PANEL;
+            return Some(Multiple { low, nibble: None, high: None });
+        }
+        let (pairs, pair, second) =
+            if own { (groups, group, which) } else { (groups.div_ceil(2), group / 2, group % 2) };
+        let high = (first + (pairs + pair / 2) * PANEL, pair % 2 * 4 + second * 2);
+        Some(Multiple {
+            low: first + pair * PANEL,
+            nibble: Some(second * 4),
+            high: (form != MultipleForm::U4).then_some(high),
+        })
+    }
+
+    /// Where in the panel a group's codes of zero lie, if each group has one.
+    #[inline(always)]
+    pub(crate) fn zero_points(self, place: GroupPlace) -> Option<usize> {
+        let GroupPlace { header, group, groups } = place;
+        let first = header + self.scale_bytes() + self.scales.multiples_bytes(groups);
+        (self.scales.mins == MinForm::ZeroPoints).then_some(first + group * PANEL)
     }
 
     /// Where in the panel these steps lie, where there are no tables.

@@ -7,7 +7,10 @@ use candle_core::DType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::layout::{Codes, ElementOrder, Layout, MinForm, PANEL, ScaleForm, TABLE, TABLE_STEPS};
+use super::layout::{
+    Codes, ElementOrder, GroupPlace, Layout, MinForm, Multiple, PANEL, ScaleForm, TABLE,
+    TABLE_STEPS,
+};
 use super::planes;
 use super::{Element, Weight, WeightBuilder, WeightRows};
 use crate::simd::LANES;
@@ -250,10 +253,17 @@ impl WeightBuilder {
         if !rows.mins.fit(scales.mins) {
             return Err(Error::QuantizedRows("the minima are of another form than the weight's"));
         }
-        if let Some(block) = scales.block
-            && !rows.multiples.is_some_and(|multiples| multiples.block.is_multiple_of(block))
-        {
-            return Err(Error::QuantizedRows("the scales are no multiples as the weight has them"));
+        if let Some(blocks) = scales.blocks {
+            let Some(multiples) = rows.multiples.filter(|m| m.block.is_multiple_of(blocks.columns))
+            else {
+                return Err(Error::QuantizedRows(
+                    "the scales are no multiples as the weight has them",
+                ));
+            };
+            let all = multiples.scales.iter().chain(multiples.mins);
+            if !all.copied().all(|number| blocks.multiples.has(number)) {
+                return Err(Error::QuantizedRows("a multiple has more bits than the weight's"));
+            }
         }
         let layout = self.layout;
         let fits = |row| layout.kept_numbers(&rows, row).all(|number| layout.is_exact(number));
@@ -396,9 +406,12 @@ impl Layout {
 
     /// Writes the headers of a panel's column.
     fn write_scales(self, codes: Codes, panel: &mut [u8], column: usize, row: &QuantizedRows<'_>) {
-        let ScaleForm { dtype, mins, block } = self.scales;
+        let ScaleForm { dtype, mins, blocks } = self.scales;
+        let bias = blocks.map_or(0, |blocks| blocks.multiples.bias());
+        let numbers = if mins == MinForm::Own { 2 } else { 1 };
         for first in (0..self.k).step_by(self.run()) {
-            let header = &mut panel[self.header(first / 2)..];
+            let run = self.group_of(first);
+            let header = &mut panel[run.header..];
             for (i, number) in self.run_numbers(row, 0, first).enumerate() {
                 let number =
                     if codes == Codes::E4m3 && i == 0 { number * E4M3_FACTOR } else { number };
@@ -411,21 +424,17 @@ impl Layout {
                     _ => number.put(header, i * PANEL + column),
                 }
             }
-            if block.is_none() && mins != MinForm::ZeroPoints {
-                continue;
-            }
-            let groups = (first..self.k.min(first + self.run())).step_by(self.group);
-            let places = header[self.scale_bytes()..].chunks_exact_mut(self.group_bytes());
-            for (step, place) in groups.zip(places) {
-                let group = step / row.group;
-                let [by_scale, by_min] = row.multiples_of(group).map(i8::cast_unsigned);
-                let bytes = [
-                    block.map(|_| by_scale),
-                    block.filter(|_| mins == MinForm::Own).map(|_| by_min),
-                    (mins == MinForm::ZeroPoints).then(|| row.zero_point(group)),
-                ];
-                for (i, byte) in bytes.into_iter().flatten().enumerate() {
-                    place[i * PANEL + column] = byte;
+            for group in 0..run.groups {
+                let place = GroupPlace { group, ..run };
+                let of_row = (first + group * self.group) / row.group;
+                let multiples = row.multiples_of(of_row).into_iter().take(numbers);
+                for (which, number) in multiples.enumerate() {
+                    if let Some(place) = self.multiple(place, which) {
+                        place.put(panel, column, number.wrapping_add(bias).cast_unsigned());
+                    }
+                }
+                if let Some(place) = self.zero_points(place) {
+                    panel[place + column] = row.zero_point(of_row);
                 }
             }
         }
@@ -438,7 +447,7 @@ impl Layout {
         row: usize,
         first: usize,
     ) -> impl Iterator<Item = f32> {
-        let [scale, min] = match self.scales.block {
+        let [scale, min] = match self.scales.blocks {
             Some(_) => rows.factors(self.k, row, first),
             None => rows.scale(self.k, row, first),
         };
@@ -470,10 +479,13 @@ impl Layout {
             }
             _ => f32::get(header, i * PANEL + column),
         };
-        let group = self.group_header(k) + column;
-        let by = |i: usize| match self.scales.block {
-            Some(_) => f32::from(panel[group + i * PANEL].cast_signed()),
-            None => 1.0,
+        let group = self.group_of(k);
+        let by = |which: usize| match (self.multiple(group, which), self.scales.blocks) {
+            (Some(place), Some(blocks)) => {
+                let kept = place.get(panel, column).cast_signed();
+                f32::from(kept.wrapping_sub(blocks.multiples.bias()))
+            }
+            _ => 1.0,
         };
         let scale = number(0) * by(0);
         let min = match self.scales.mins {
@@ -481,8 +493,8 @@ impl Layout {
             MinForm::Own => number(1) * by(1),
             MinForm::ZeroPoint(zero) => -f32::from(zero) * scale,
             MinForm::ZeroPoints => {
-                let before = usize::from(self.scales.block.is_some());
-                -f32::from(panel[group + before * PANEL]) * scale
+                let place = self.zero_points(group).expect("each group has a code of zero");
+                -f32::from(panel[place + column]) * scale
             }
         };
         [scale, min]
@@ -523,6 +535,29 @@ impl Layout {
                 };
                 take(step, number);
             }
+        }
+    }
+}
+
+impl Multiple {
+    /// The bits of a column.
+    fn get(self, panel: &[u8], column: usize) -> u8 {
+        let low = panel[self.low + column];
+        let Some(low) = self.nibble.map(|shift| low >> shift & 15) else { return low };
+        self.high.map_or(low, |(high, shift)| low | (panel[high + column] >> shift & 3) << 4)
+    }
+
+    /// Writes the bits of a column, and leaves those beside them.
+    fn put(self, panel: &mut [u8], column: usize, bits: u8) {
+        let low = &mut panel[self.low + column];
+        let Some(shift) = self.nibble else {
+            *low = bits;
+            return;
+        };
+        *low = *low & !(15 << shift) | (bits & 15) << shift;
+        if let Some((high, shift)) = self.high {
+            let high = &mut panel[high + column];
+            *high = *high & !(3 << shift) | (bits >> 4) << shift;
         }
     }
 }

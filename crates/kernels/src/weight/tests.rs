@@ -121,7 +121,7 @@ fn coded(n: usize, k: usize, group: usize, most: usize) -> (Vec<u8>, Vec<f32>, V
 
 /// The form of scales that are no multiples.
 fn single(dtype: DType, mins: MinForm) -> ScaleForm {
-    ScaleForm { dtype, mins, block: None }
+    ScaleForm { dtype, mins, blocks: None }
 }
 
 /// Rows of numbers in a weight are those.
@@ -255,7 +255,8 @@ fn scales_of_groups_are_multiples_of_their_blocks() {
                 let factors =
                     block.is_some() && (kept != MinForm::Own || matches!(mins, Mins::Own(_)));
                 let dtype = if factors { dtype } else { DType::F32 };
-                let form = ScaleForm { dtype, mins: kept, block };
+                let blocks = block.map(|columns| Blocks { columns, multiples: MultipleForm::I8 });
+                let form = ScaleForm { dtype, mins: kept, blocks };
                 builders.push(Weight::quantized_builder(n, k, codes, group, form).unwrap());
             }
         }
@@ -265,6 +266,59 @@ fn scales_of_groups_are_multiples_of_their_blocks() {
             builder.write_quantized(0, rows.rows(k, 0..40)).unwrap();
             assert_numbers(&builder.finish().unwrap(), &want);
         }
+    }
+}
+
+/// Multiples of all forms, in blocks of a few groups, whose bits lie side by side.
+#[test]
+fn multiples_of_few_bits_are_packed() {
+    let (n, k, group) = (70, 240, 16);
+    let (bytes, _, _) = coded(n, k, group, 7);
+    use MultipleForm::{I6, I8, U4, U6};
+    let kinds =
+        [(I8, -128..128), (I6, -32..32), (U6, 0..64), (U4, 0..16)].map(|(f, r)| (f, r, f != I6));
+    for ((multiples, range, own), columns) in
+        kinds.into_iter().flat_map(|kind| [80, 48, 240].map(|columns| (kind.clone(), columns)))
+    {
+        let numbers: Vec<i8> = range.map(|number: i16| number as i8).collect();
+        let pick = |factor: usize| -> Vec<i8> {
+            (0..n * k / group).map(|i| numbers[i * factor % numbers.len()]).collect()
+        };
+        let (by, by_mins) = (pick(7), pick(11));
+        let (_, scales, mins) = coded(n, k, columns, 7);
+        let rows = QuantizedRows {
+            codes: Codes::U3,
+            group,
+            bytes: &bytes,
+            scales: &scales,
+            mins: if own { Mins::Own(&mins) } else { Mins::ZeroPoint(4) },
+            multiples: Some(Multiples {
+                block: columns,
+                scales: &by,
+                mins: if own { &by_mins } else { &[] },
+            }),
+            inputs: None,
+        };
+        let form = ScaleForm {
+            dtype: DType::F16,
+            mins: if own { MinForm::Own } else { MinForm::ZeroPoint(4) },
+            blocks: Some(Blocks { columns, multiples }),
+        };
+        let mut builder = Weight::quantized_builder(n, k, Codes::U3, group, form).unwrap();
+        // The rows that are written again are replaced.
+        builder.write_quantized(0, rows.rows(k, 20..50)).unwrap();
+        builder.write_quantized(0, rows).unwrap();
+        assert_numbers(&builder.finish().unwrap(), &rows.numbers(k).unwrap());
+
+        let beyond = vec![numbers[0].wrapping_sub(1); by.len()];
+        let others = rows.multiples.map(|rows| Multiples { scales: &beyond, ..rows });
+        let mut builder = Weight::quantized_builder(n, k, Codes::U3, group, form).unwrap();
+        let refused = builder.write_quantized(0, QuantizedRows { multiples: others, ..rows });
+        assert_eq!(refused.is_err(), multiples != I8, "{multiples:?}");
+        let other_mins = if own { MinForm::ZeroPoint(4) } else { MinForm::Own };
+        let form = ScaleForm { mins: other_mins, ..form };
+        let refused = Weight::quantized_builder(n, k, Codes::U3, group, form);
+        assert_eq!(refused.is_err(), multiples != I8, "{multiples:?}");
     }
 }
 
@@ -468,11 +522,15 @@ fn codes_that_do_not_fit_are_refused() {
         let refused = halves(kept).unwrap().write_quantized(0, rows);
         assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{scales:?} {mins:?}");
     }
+    let blocks = |columns| {
+        let blocks = Some(Blocks { columns, multiples: MultipleForm::I8 });
+        ScaleForm { blocks, ..single(DType::F32, MinForm::None) }
+    };
     for codes in [Codes::E4m3, Codes::Table] {
         for form in [
             single(DType::F16, MinForm::None),
             single(DType::F32, MinForm::ZeroPoints),
-            ScaleForm { block: Some(8), ..ScaleForm::F32 },
+            ScaleForm { blocks: blocks(8).blocks, ..ScaleForm::F32 },
         ] {
             let refused = Weight::quantized_builder(2, 8, codes, 8, form);
             assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{codes:?} {form:?}");
@@ -482,7 +540,6 @@ fn codes_that_do_not_fit_are_refused() {
     let refused = Weight::quantized_builder(2, 8, Codes::U4, 8, integers);
     assert!(matches!(refused, Err(Error::DType { .. })));
 
-    let blocks = |columns| ScaleForm { block: Some(columns), ..single(DType::F32, MinForm::None) };
     for (k, group, columns) in [(64, 16, 0), (64, 16, 24), (64, 8, 32), (48, 16, 32)] {
         let refused = Weight::quantized_builder(2, k, Codes::U4, group, blocks(columns));
         assert!(matches!(refused, Err(Error::Parameter { .. })), "{k} {columns}");
