@@ -102,7 +102,7 @@ fn codes_are_counted_as_they_are_kept() {
     let model = folder.path().to_str().unwrap().to_owned();
     let json = doctor_json(&model, &["--max-model-len", "64"], 0);
     let linears: u64 = (8 + 2 * 8 + 8) * 64 * 512 + 3 * 2048 * 512;
-    let expected = 2 * 1024 * 512 * 2 + linears / 2 + linears / 128 * 8 + 3 * 512 * 4;
+    let expected = 2 * 1024 * 512 * 2 + linears / 2 + linears / 128 * 3 + 3 * 512 * 4;
     assert_eq!(json["weights_bytes"], expected);
     assert_eq!((&json["quantization"], &json["dtype"]), (&"awq".into(), &"bfloat16".into()));
     let shown = text(&run(&["doctor", &model]).stdout);
