@@ -4,6 +4,10 @@
 //! A fast path is written once, generic over [`Simd`]. Every implementation has sixteen lanes and fuses
 //! the same multiplications and additions, so all of them give the same bits; only their speed differs. Products of
 //! matrices in tiles of a CPU's matrix unit are the one exception: they add in an order of their own.
+//!
+//! What a fast path calls must be inlined into the function that has the instruction set, or it is compiled without it: such
+//! functions are `#[inline(always)]`, and arithmetic stays out of closures, which cannot be marked so. `cargo xtask test` looks
+//! for intrinsics that are called as functions.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

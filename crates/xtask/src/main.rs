@@ -4,6 +4,7 @@
 
 mod check;
 mod cuda;
+mod inlined;
 mod steps;
 mod test;
 mod tidy;

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, bail};
 
+use crate::inlined;
 use crate::steps::{Shell, Steps, run, run_lines};
 use crate::tools::{Node, Venv, target_folder};
 use crate::wheel;
@@ -20,6 +21,7 @@ const FEATURES: [&str; 2] = ["--features", "candlepower/full"];
 
 pub(crate) fn run_steps(steps: &mut Steps) {
     steps.run("build", build);
+    steps.run("inlined", inlined::check);
     steps.run("test", test);
     steps.run("wheel", wheel::test);
 }

@@ -28,7 +28,9 @@ impl<S: Simd> WithFormat<S> for Gemv {
         let mut sums = Vec::new();
         if W::SCALED {
             for row in p.x.chunks_exact(p.w.k()) {
-                sums.extend(segments(p.w.layout()).map(|steps| sum_of(s, p, &row[steps])));
+                for steps in segments(p.w.layout()) {
+                    sums.push(sum_of(s, p, &row[steps]));
+                }
             }
         }
         by_rows::<S, W>(s, &Words { p: &Product { x: &x, ..*p }, sums: &sums });
@@ -147,8 +149,10 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
         for (segment, steps) in segments(layout).enumerate() {
             let part = part(steps);
             let mut sums = [[[s.splat(0.0); 2]; STREAMS]; ROWS];
-            let x_sums =
-                std::array::from_fn(|row| s.splat(words.sums[row * sums_of_row + segment]));
+            let mut x_sums = [s.splat(0.0); ROWS];
+            for (row, x_sum) in x_sums.iter_mut().enumerate() {
+                *x_sum = s.splat(words.sums[row * sums_of_row + segment]);
+            }
             // SAFETY: the part lies in each of the panels and rows, as asserted above, and its header too.
             unsafe {
                 add_part::<S, W, ROWS, STREAMS>(s, &part, &mut sums);

@@ -157,9 +157,11 @@ impl<W: WordKind> WithSimd for Checked<'_, W> {
         } else if const { S::TILE_VECTORS == 2 } {
             by_rows!(2, 0, 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
         } else if const { S::TILE_ROWS == 6 } {
-            (0..2).for_each(|half| by_rows!(1, half, 1 2 3 4 5 6));
+            by_rows!(1, 0, 1 2 3 4 5 6);
+            by_rows!(1, 1, 1 2 3 4 5 6);
         } else {
-            (0..2).for_each(|half| by_rows!(1, half, 1 2 3 4));
+            by_rows!(1, 0, 1 2 3 4);
+            by_rows!(1, 1, 1 2 3 4);
         }
     }
 }

@@ -86,6 +86,26 @@ unsafe fn lanes<const BITS: usize>(pair: *const u8, half: usize, eight: usize) -
     }
 }
 
+/// Codes of `BITS` bits of step `step` and half `half` of a panel, of eight of its outputs, as numbers.
+///
+/// # Safety
+/// As of [`plane`].
+#[inline(always)]
+unsafe fn codes<const BITS: usize>(
+    pair: *const u8,
+    step: usize,
+    half: usize,
+    eight: usize,
+) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let lanes = lanes::<BITS>(pair, half, eight);
+        let codes = if step == 0 { _mm256_srli_epi32::<16>(lanes) } else { lanes };
+        let most = _mm256_set1_epi32((1 << BITS) - 1);
+        _mm256_cvtepi32_ps(_mm256_and_si256(codes, most))
+    }
+}
+
 /// Of eight bytes, the numbers that the four bits from `SHIFT` on of each name.
 ///
 /// # Safety
@@ -115,6 +135,29 @@ pub(super) unsafe fn sum_of_eight(eight: __m256) -> f32 {
         let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
     }
+}
+
+/// The bf16 in the high halves of eight words.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn high_halves(words: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let high = _mm256_and_si256(_mm256_castps_si256(words), _mm256_set1_epi32(-0x1_0000));
+        _mm256_castsi256_ps(high)
+    }
+}
+
+/// The bf16 in the low halves of eight words.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn low_halves(words: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(words))) }
 }
 
 /// The bits of eight numbers rounded to bf16, ties to even, each in the low half of a word.
@@ -202,10 +245,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn bf16_high(self, words: Pair) -> Pair {
-        words.map(|words| unsafe {
-            let high = _mm256_and_si256(_mm256_castps_si256(words), _mm256_set1_epi32(-0x1_0000));
-            _mm256_castsi256_ps(high)
-        })
+        lanewise!(high_halves, words)
     }
 
     #[inline(always)]
@@ -219,9 +259,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn bf16_low(self, words: Pair) -> Pair {
-        words.map(|words| unsafe {
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(words)))
-        })
+        lanewise!(low_halves, words)
     }
 
     #[inline(always)]
@@ -356,13 +394,7 @@ impl Simd for Avx2 {
         step: usize,
         half: usize,
     ) -> Pair {
-        let numbers = |eight: usize| unsafe {
-            let lanes = lanes::<BITS>(pair, half, eight);
-            let codes = if step == 0 { _mm256_srli_epi32::<16>(lanes) } else { lanes };
-            let most = _mm256_set1_epi32((1 << BITS) - 1);
-            _mm256_cvtepi32_ps(_mm256_and_si256(codes, most))
-        };
-        [numbers(0), numbers(1)]
+        unsafe { [codes::<BITS>(pair, step, half, 0), codes::<BITS>(pair, step, half, 1)] }
     }
 
     #[inline(always)]
