@@ -371,12 +371,18 @@ fn samplings() {
     let logits: Vec<f32> =
         (0..rows * vocab).map(|_| 4.0 * ((0..4).map(|_| number()).sum::<f32>() - 2.0)).collect();
     let logits = Tensor::from_vec(logits, (rows, vocab), &Device::Cpu).expect("logits");
-    for (name, temperature, top_k, top_p) in [
-        ("greedy", 0.0, None, 1.0),
-        ("plain", 1.0, None, 1.0),
-        ("top_k 50", 1.0, Some(50), 1.0),
-        ("top_p 0.9", 1.0, None, 0.9),
-        ("top_k 20 and top_p 0.9", 0.7, Some(20), 0.9),
+    // A grammar allows few tokens, which lie in a part of the vocabulary, or all but a few.
+    let few: Vec<u32> =
+        (0..vocab / 32).map(|word| if word % 64 == 5 { 0x10_0401 } else { 0 }).collect();
+    let most: Vec<u32> = few.iter().map(|word| !word).collect();
+    for (name, temperature, top_k, top_p, mask) in [
+        ("greedy", 0.0, None, 1.0, None),
+        ("plain", 1.0, None, 1.0, None),
+        ("top_k 50", 1.0, Some(50), 1.0, None),
+        ("top_p 0.9", 1.0, None, 0.9, None),
+        ("top_k 20 and top_p 0.9", 0.7, Some(20), 0.9, None),
+        ("few tokens of a mask", 1.0, None, 1.0, Some(&few[..])),
+        ("most tokens of a mask", 1.0, None, 1.0, Some(&most[..])),
     ] {
         let row = SamplingRow {
             temperature,
@@ -387,7 +393,7 @@ fn samplings() {
             penalties: None,
             logit_bias: &[],
             banned: Vec::new(),
-            mask: None,
+            mask,
             logprobs: None,
         };
         let draws: Vec<_> = (0..rows).map(|index| (index, row.clone())).collect();

@@ -4,12 +4,15 @@
 //! `top_k`, `top_p`, then the draw. Log-probabilities are those of the model's own distribution,
 //! before any of it. A row's token depends on its own logits and parameters only.
 
-use std::{borrow::Cow, cmp::Ordering, collections::HashMap};
+use std::{borrow::Cow, collections::HashMap};
 
 use candle_core::Tensor;
 
+use self::rows::{BLOCK, Kept, STEPS, Steps, Token, Weigher, at_least, descending, maximum};
 use crate::tensor::Operand;
 use crate::{Error, Result, parallel};
+
+mod rows;
 
 /// How one row's token is drawn.
 #[derive(Clone, Debug)]
@@ -218,9 +221,15 @@ fn adjust<'a>(logits: &'a [f32], params: &SamplingRow<'_>) -> Cow<'a, [f32]> {
     if let Some(mask) = params.mask {
         for (word, logits) in adjusted.to_mut().chunks_mut(32).enumerate() {
             let allowed = mask.get(word).copied().unwrap_or(0);
-            for (bit, logit) in logits.iter_mut().enumerate() {
-                if allowed >> bit & 1 == 0 {
-                    *logit = f32::NEG_INFINITY;
+            match allowed {
+                0 => logits.fill(f32::NEG_INFINITY),
+                u32::MAX => {}
+                _ => {
+                    for (bit, logit) in logits.iter_mut().enumerate() {
+                        if allowed >> bit & 1 == 0 {
+                            *logit = f32::NEG_INFINITY;
+                        }
+                    }
                 }
             }
         }
@@ -233,215 +242,129 @@ fn draw(logits: &[f32], params: &SamplingRow<'_>) -> Option<u32> {
     if !max.is_finite() {
         return None;
     }
-    if params.temperature == 0.0 {
-        return logits.iter().position(|&logit| logit == max).map(|id| id as u32);
-    }
-    let scale = params.temperature.recip();
-    if !scale.is_finite() {
-        return logits.iter().position(|&logit| logit == max).map(|id| id as u32);
-    }
-    let least = least_kept(logits, max, scale, params);
-    let keeps = |id: usize, logit: f32| match least {
-        None => true,
-        Some(least) => descending(&(logit, id as u32), &least) != Ordering::Greater,
+    let most_likely = || {
+        let mut ids = Vec::new();
+        at_least(logits, max, 0, &mut ids);
+        ids.first().copied()
     };
-    let weight = |id: usize, logit: f32| {
-        if keeps(id, logit) { exp_nonpositive((logit - max) * scale) } else { 0.0 }
-    };
-    let sums: Vec<f64> = logits
-        .chunks(BLOCK)
-        .enumerate()
-        .map(|(block, logits)| match least {
-            None => sum_exp(logits, max, scale),
-            Some(_) => {
-                (block * BLOCK..).zip(logits).map(|(id, &logit)| f64::from(weight(id, logit))).sum()
-            }
-        })
-        .collect();
+    let by = Weigher { max, scale: params.temperature.recip() };
+    if !by.scale.is_finite() {
+        return most_likely();
+    }
+    let kept = kept(logits, by, params);
+    let sums = kept.sums();
     let mut left = params.uniform * sums.iter().sum::<f64>();
+    let blocks = kept.blocks().zip(&sums).filter(|(_, sum)| **sum > 0.0);
     let mut last = None;
-    for (block, logits) in logits.chunks(BLOCK).enumerate() {
-        if left >= sums[block] && block + 1 < sums.len() {
-            left -= sums[block];
-            continue;
-        }
-        for (id, &logit) in (block * BLOCK..).zip(logits) {
-            let weight = weight(id, logit);
-            if weight > 0.0 {
-                last = Some(id as u32);
-                left -= f64::from(weight);
-                if left < 0.0 {
-                    return last;
-                }
-            }
-        }
-    }
-    // Rounding left a trifle beyond the last token.
-    last.or_else(|| logits.iter().position(|&logit| logit == max).map(|id| id as u32))
-}
-
-/// The last token, by descending logit and then ascending id, that min_p, top_k and top_p keep;
-/// `None` if they keep all.
-fn least_kept(
-    logits: &[f32],
-    max: f32,
-    scale: f32,
-    params: &SamplingRow<'_>,
-) -> Option<(f32, u32)> {
-    let top_k = params.top_k.filter(|&k| k < logits.len());
-    if top_k.is_none() && params.top_p >= 1.0 && params.min_p <= 0.0 {
-        return None;
-    }
-    let threshold = if params.min_p > 0.0 {
-        max + params.min_p.min(1.0).ln() / scale
-    } else {
-        f32::NEG_INFINITY
-    };
-    let finite = |logit: f32| logit > f32::NEG_INFINITY && logit >= threshold;
-    let tokens = (0..).zip(logits).filter(|&(_, &logit)| finite(logit));
-    let tokens = tokens.map(|(id, &logit)| (logit, id));
-    let weight = |logit: f32| f64::from(exp_nonpositive((logit - max) * scale));
-    // What is left to sort, and the weight of it that is kept.
-    let (mut kept, mut wanted): (Vec<(f32, u32)>, f64) = match top_k {
-        None if params.top_p < 1.0 => {
-            let step = |logit: f32| ((max - logit) * scale * STEPS_PER_NAT) as usize;
-            last_step(tokens, step, weight, params.top_p)
-        }
-        _ => {
-            let mut kept: Vec<(f32, u32)> = tokens.collect();
-            if let Some(k) = top_k.filter(|&k| k < kept.len()) {
-                kept.select_nth_unstable_by(k - 1, descending);
-                kept.truncate(k);
-            }
-            if params.top_p >= 1.0 {
-                return kept.into_iter().max_by(descending);
-            }
-            let total: f64 = kept.iter().map(|&(logit, _)| weight(logit)).sum();
-            (kept, f64::from(params.top_p) * total)
-        }
-    };
-    let mut sorted = 0;
-    // The tokens that make up top_p are usually few: sort a short prefix, and a longer one if need be.
-    for prefix in (0..).map(|i| 64usize << (3 * i)) {
-        let end = prefix.min(kept.len());
-        if end < kept.len() {
-            kept[sorted..].select_nth_unstable_by(end - sorted, descending);
-        }
-        kept[sorted..end].sort_unstable_by(descending);
-        for &(logit, id) in &kept[sorted..end] {
-            wanted -= weight(logit);
-            if wanted <= 0.0 {
-                return Some((logit, id));
-            }
-        }
-        if end == kept.len() {
+    for (block, sum) in blocks {
+        last = Some(block);
+        if left < *sum {
             break;
         }
-        sorted = end;
+        left -= sum;
     }
-    kept.last().copied()
+    let drawn = last.and_then(|block| {
+        let mut weights = [0.0; BLOCK];
+        kept.weigh(block.clone(), &mut weights);
+        Some((block.start + place_of(&weights, left)?) as u32)
+    });
+    drawn.or_else(most_likely)
 }
 
-/// Those of some tokens among which is the last one that top_p keeps, and how much of their weight it keeps: of tokens whose
-/// log-probabilities lie close together, in one step, the sums are enough to find out.
-fn last_step(
-    tokens: impl Iterator<Item = (f32, u32)> + Clone,
-    step: impl Fn(f32) -> usize,
-    weight: impl Fn(f32) -> f64,
-    top_p: f32,
-) -> (Vec<(f32, u32)>, f64) {
-    let step = |logit: f32| step(logit).min(STEPS - 1);
-    let mut sums = vec![0.0; STEPS];
-    for (logit, _) in tokens.clone() {
-        sums[step(logit)] += weight(logit);
+/// Where `left` is used up, going from weight to weight; the last of them if rounding left a trifle of it.
+fn place_of(weights: &[f32], mut left: f64) -> Option<usize> {
+    let mut last = None;
+    for (place, &weight) in weights.iter().enumerate() {
+        if weight > 0.0 {
+            last = Some(place);
+            left -= f64::from(weight);
+            if left < 0.0 {
+                break;
+            }
+        }
     }
-    let mut wanted = f64::from(top_p) * sums.iter().sum::<f64>();
-    // Rounding must not lead beyond the tokens that there are.
-    let end = sums.iter().rposition(|sum| *sum > 0.0).unwrap_or(0);
-    let mut last = 0;
-    while wanted > sums[last] && last < end {
-        wanted -= sums[last];
-        last += 1;
-    }
-    (tokens.filter(|&(logit, _)| step(logit) == last).collect(), wanted)
+    last
 }
 
-fn descending(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
-    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+/// The tokens that min_p, top_k and top_p keep.
+fn kept<'a>(logits: &'a [f32], by: Weigher, params: &SamplingRow<'_>) -> Kept<'a> {
+    let mut kept = Kept { logits, least: Kept::ALL, by };
+    if params.min_p > 0.0 {
+        kept.least = (by.max + params.min_p.min(1.0).ln() / by.scale, u32::MAX);
+    }
+    if let Some(top_k) = params.top_k.filter(|&k| k < logits.len()) {
+        let tokens = most_likely(logits, top_k, kept.least.0);
+        kept.least = tokens.into_iter().max_by(descending).unwrap_or(kept.least);
+    }
+    if params.top_p < 1.0 {
+        kept.least = nucleus(kept, params.top_p).unwrap_or(kept.least);
+    }
+    kept
+}
+
+/// The token with which those kept so far, most likely ones first, have `top_p` of their weight. The sums of steps of likelihood are enough to
+/// find its step, and only that one's tokens are sorted.
+fn nucleus(kept: Kept<'_>, top_p: f32) -> Option<Token> {
+    for count in [NUCLEUS_STEPS, STEPS] {
+        let Steps { weights, rest } = kept.steps(count);
+        let mut wanted = f64::from(top_p) * (weights.iter().sum::<f64>() + rest);
+        let mut steps = weights.iter().take(count).enumerate().filter(|(_, sum)| **sum > 0.0);
+        let step = steps.find(|(_, sum)| {
+            wanted -= *sum;
+            wanted <= 0.0
+        });
+        if let Some((step, sum)) = step {
+            wanted += sum;
+            let tokens = kept.of_step(step);
+            let enough = tokens.iter().find(|token| {
+                wanted -= kept.by.weight(token.0);
+                wanted <= 0.0
+            });
+            return enough.or(tokens.last()).copied();
+        }
+    }
+    // Rounding left a trifle: all of them.
+    None
+}
+
+/// The `count` most likely tokens of those that are at least `bound`, in no order; fewer where there are fewer.
+fn most_likely(logits: &[f32], count: usize, mut bound: f32) -> Vec<Token> {
+    if count == 0 {
+        return Vec::new();
+    }
+    let (mut best, mut ids): (Vec<Token>, _) = (Vec::new(), Vec::new());
+    for (block, of_block) in logits.chunks(BLOCK).enumerate() {
+        let first = block * BLOCK;
+        ids.clear();
+        at_least(of_block, bound, first, &mut ids);
+        best.extend(ids.iter().map(|&id| (logits[id as usize], id)));
+        // As many go as stay, so that each token is looked at a few times at most.
+        let is_last = first + of_block.len() == logits.len();
+        let most = if is_last { count } else { 2 * count };
+        if best.len() > most {
+            best.select_nth_unstable_by(count - 1, descending);
+            best.truncate(count);
+            bound = best[count - 1].0;
+        }
+    }
+    best
 }
 
 pub(crate) fn row_logprobs(logits: &[f32], token_id: u32, top: usize) -> RowLogprobs {
-    let max = maximum(logits);
-    let sum: f64 = logits.chunks(BLOCK).map(|block| sum_exp(block, max, 1.0)).sum();
-    let normalizer = max + sum.ln() as f32;
-    let mut best: Vec<(f32, u32)> = Vec::with_capacity(top + 1);
-    for (id, &logit) in (0..).zip(logits) {
-        if top > 0 && (best.len() < top || logit > best[best.len() - 1].0) {
-            let place =
-                best.partition_point(|entry| descending(entry, &(logit, id)) == Ordering::Less);
-            best.insert(place, (logit, id));
-            best.truncate(top);
-        }
-    }
+    let by = Weigher { max: maximum(logits), scale: 1.0 };
+    let all = Kept { logits, least: Kept::ALL, by };
+    let sum: f64 = all.sums().iter().sum();
+    let normalizer = by.max + sum.ln() as f32;
+    let mut best = most_likely(logits, top, all.least.0);
+    best.sort_unstable_by(descending);
     RowLogprobs {
         logprob: logits[token_id as usize] - normalizer,
         top: best.into_iter().map(|(logit, id)| (id, logit - normalizer)).collect(),
     }
 }
 
-/// Steps of a nat, counted from the most likely token's log-probability down.
-const STEPS_PER_NAT: f32 = 64.0;
-/// Steps that are told apart: 32 nats, below which all tokens together weigh less than rounding.
-const STEPS: usize = 2048;
-/// Logits per partial sum: a draw skips whole blocks.
-const BLOCK: usize = 1024;
-/// Independent accumulators, so that the compiler can use vector registers.
-const LANES: usize = 16;
-
-fn maximum(logits: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let chunks = logits.chunks_exact(LANES);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
-            *lane = if logit > *lane { logit } else { *lane };
-        }
-    }
-    rest.iter()
-        .chain(&lanes)
-        .fold(f32::NEG_INFINITY, |max, &logit| if logit > max { logit } else { max })
-}
-
-fn sum_exp(logits: &[f32], max: f32, scale: f32) -> f64 {
-    let mut lanes = [0.0f32; LANES];
-    let chunks = logits.chunks_exact(LANES);
-    let rest: f32 =
-        chunks.remainder().iter().map(|&logit| exp_nonpositive((logit - max) * scale)).sum();
-    for chunk in chunks {
-        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
-            *lane += exp_nonpositive((logit - max) * scale);
-        }
-    }
-    lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>() + f64::from(rest)
-}
-
-/// e^x for x <= 0 within 2e-7, relative; 0 below -87. Written without branches, so that it vectorises.
-/// Source: 2^n * e^r with n = round(x / ln 2), e^r by a polynomial as in Cephes' expf.
-fn exp_nonpositive(x: f32) -> f32 {
-    const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer
-    let clamped = if x > -87.0 { x } else { -87.0 };
-    let n = (clamped * std::f32::consts::LOG2_E + ROUND) - ROUND;
-    let r = (clamped - n * 0.693_359_4) + n * 2.121_944_4e-4;
-    let p = 1.987_569_1e-4f32;
-    let p = p * r + 1.398_199_9e-3;
-    let p = p * r + 8.333_452e-3;
-    let p = p * r + 4.166_579_6e-2;
-    let p = p * r + 1.666_666_5e-1;
-    let p = p * r + 0.5;
-    let e = p * r * r + r + 1.0;
-    let power = f32::from_bits(((n as i32 + 127) << 23) as u32);
-    if x > -87.0 { e * power } else { 0.0 }
-}
+/// Steps that hold what top_p keeps, but seldom: 8 nats.
+const NUCLEUS_STEPS: usize = 512;
 
 #[cfg(test)]
 mod tests {
@@ -485,17 +408,6 @@ mod tests {
         assert!(draws.iter().all(|draw| (0.0..1.0).contains(draw)));
         assert_ne!(uniform(1, 2), uniform(2, 1));
         assert_eq!(uniform(5, 6), uniform(5, 6));
-    }
-
-    #[test]
-    fn exponential_is_close() {
-        for i in 0..87_000 {
-            let x = -(i as f32) / 1000.0;
-            let (got, want) = (f64::from(exp_nonpositive(x)), f64::from(x).exp());
-            assert!((got / want - 1.0).abs() < 3e-7, "{x}: {got} {want}");
-        }
-        assert_eq!(exp_nonpositive(0.0), 1.0);
-        assert_eq!(exp_nonpositive(f32::NEG_INFINITY), 0.0);
     }
 
     #[test]
