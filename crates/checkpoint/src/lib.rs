@@ -21,6 +21,7 @@ use std::borrow::Cow;
 
 pub use arch::{Arch, supported_architectures};
 pub use bytes::Bytes;
+pub use candlepower_packing::{Dtype, MatrixForm, Packed};
 pub use config::HfConfig;
 pub use encoder::{
     DenseSpec, EncoderCheckpoint, EncoderKind, EncoderMemory, EncoderMemoryRequest, EncoderSpec,
@@ -36,14 +37,13 @@ pub use memory::{
     device_logits_rows,
 };
 pub use quantization::{
-    Awq, Blocks, Codes, Fp8, Gptq, MatrixForm, MinForm, MultipleForm, OnLoad, Packed, Quantization,
-    ScaleForm, Scheme, SqueezeLlm, StoredKind, StoredTensor,
+    Awq, Fp8, Gptq, OnLoad, Quantization, Scheme, SqueezeLlm, StoredKind, StoredTensor,
 };
 pub use rope::{RopeScaling, RopeSpec};
 pub use shard::Shard;
 pub use spec::{
-    Act, AttentionSpec, Dtype, EmbedSpec, ExpertsSpec, FfnSpec, HeadSpec, LayerSpec, MlpSpec,
-    ModelSpec, NormKind, NormSpec, QkNormSpan, QkNormSpec, Residual,
+    Act, AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, HeadSpec, LayerSpec, MlpSpec, ModelSpec,
+    NormKind, NormSpec, QkNormSpan, QkNormSpec, Residual,
 };
 pub use weights::{Slot, SlotRows, Take, TensorPlan, WeightRule};
 
@@ -109,7 +109,7 @@ impl Checkpoint {
         let mut checkpoint = Self {
             spec: arch.describe(config)?,
             arch,
-            dtype: Dtype::read(config)?,
+            dtype: config.dtype()?,
             quantization: match files.gguf() {
                 Some(gguf) => Quantization::gguf(gguf),
                 None => Quantization::read(&files, config)?,
@@ -295,7 +295,11 @@ impl Checkpoint {
         dtype: Option<Dtype>,
         weights: Dtype,
     ) -> Result<KvDtype> {
-        let scaled = self.spec.quantized.values().any(|packed| packed.codes != Codes::Table);
+        let scaled = self
+            .spec
+            .quantized
+            .values()
+            .any(|packed| packed.codes != candlepower_packing::Codes::Table);
         let rounded = scaled && matches!(dtype, None | Some(Dtype::Bf16));
         match device {
             DeviceKind::Cpu if rounded => device.kv_dtype(asked, Dtype::Bf16),

@@ -2,12 +2,13 @@
 
 pub use device::{DEVICE_HEAD_DIMS, DeviceWidths, device_head_dim, device_logits_rows};
 
+use candlepower_packing::Dtype;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     bytes::Bytes,
     error::{Error, Result},
-    spec::{Dtype, ModelSpec},
+    spec::ModelSpec,
 };
 
 mod device;

@@ -1,12 +1,13 @@
 //! Which quantization a checkpoint's weights have, as its configuration says: the method, the matrices that it leaves
 //! alone, and how the others are stored and kept.
 
+use candlepower_packing::{Codes, Dtype, MinForm, Packed, ScaleForm};
+
 use crate::{
     config::HfConfig,
     error::{Error, Result},
     files::CheckpointFiles,
     gguf::{Gguf, GgufType},
-    spec::Dtype,
     weights::{Slot, TensorPlan},
 };
 
@@ -15,7 +16,6 @@ mod fp8;
 mod gptq;
 mod modules;
 mod on_load;
-mod packed;
 mod squeezellm;
 
 pub use awq::Awq;
@@ -23,7 +23,6 @@ pub use fp8::Fp8;
 pub use gptq::Gptq;
 use modules::Modules;
 pub use on_load::OnLoad;
-pub use packed::{Blocks, Codes, MatrixForm, MinForm, MultipleForm, Packed, ScaleForm};
 pub use squeezellm::SqueezeLlm;
 
 /// A file that older checkpoints of GPTQ have beside a `config.json` that says nothing.

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use candlepower_packing::{Dtype, Packed};
 
 use crate::{
     config::HfConfig,
     error::{Error, Result},
-    quantization::Packed,
     rope::{RopeScaling, RopeSpec},
     weights::Slot,
 };
@@ -202,17 +201,6 @@ pub enum Act {
     Gelu,
     /// GELU with the tanh approximation.
     GeluTanh,
-}
-
-/// How numbers are stored.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dtype {
-    /// IEEE single.
-    F32,
-    /// IEEE half.
-    F16,
-    /// bfloat16.
-    Bf16,
 }
 
 /// Bounds that no model comes near to, so that no arithmetic on their products overflows.
@@ -456,34 +444,17 @@ impl Act {
     }
 }
 
-impl Dtype {
-    /// Bytes of one number.
-    pub fn size(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-
-    /// Its name, as in `config.json`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::F32 => "float32",
-            Self::F16 => "float16",
-            Self::Bf16 => "bfloat16",
-        }
-    }
-
+impl HfConfig {
     /// Reads `dtype` (transformers 5) or `torch_dtype` (4).
-    pub(crate) fn read(c: &HfConfig) -> Result<Option<Self>> {
-        let key = if c.raw("dtype").is_some() { "dtype" } else { "torch_dtype" };
-        match c.text_opt(key)? {
+    pub(crate) fn dtype(&self) -> Result<Option<Dtype>> {
+        let key = if self.raw("dtype").is_some() { "dtype" } else { "torch_dtype" };
+        match self.text_opt(key)? {
             None | Some("auto") => Ok(None),
-            Some("float32") => Ok(Some(Self::F32)),
-            Some("float16") => Ok(Some(Self::F16)),
-            Some("bfloat16") => Ok(Some(Self::Bf16)),
+            Some("float32") => Ok(Some(Dtype::F32)),
+            Some("float16") => Ok(Some(Dtype::F16)),
+            Some("bfloat16") => Ok(Some(Dtype::Bf16)),
             Some(other) => {
-                Err(c.unsupported(key, &other.into(), "; float32, float16 and bfloat16 are"))
+                Err(self.unsupported(key, &other.into(), "; float32, float16 and bfloat16 are"))
             }
         }
     }

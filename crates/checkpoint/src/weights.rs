@@ -2,9 +2,11 @@
 
 use std::{collections::HashMap, ops::Range};
 
+use candlepower_packing::MatrixForm;
+
 use crate::{
     error::Result,
-    quantization::{MatrixForm, OnLoad, Scheme, StoredTensor},
+    quantization::{OnLoad, Scheme, StoredTensor},
     spec::{FfnSpec, LayerSpec, MlpSpec, ModelSpec, NormKind, QkNormSpan, Residual},
 };
 

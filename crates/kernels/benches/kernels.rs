@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{
-    Activation, AttentionMetadata, Blocks, Codes, KvCache, KvCacheConfig, MinForm, Mins,
+    Activation, AttentionMetadata, Blocks, Codes, Dtype, KvCache, KvCacheConfig, MinForm, Mins,
     MultipleForm, Multiples, PagedAttention, QuantizedRows, ScaleForm, Weight, WeightRows,
     add_rms_norm, cpu_features, gated_activation, gated_linear, linear, paged_attention,
     reshape_and_cache,
@@ -178,17 +178,17 @@ fn coded_linears() {
     let single = |dtype, mins| ScaleForm { dtype, mins, blocks: None };
     let blocks = |mins, multiples| {
         let blocks = Some(Blocks { columns: 256, multiples });
-        ScaleForm { dtype: DType::F16, mins, blocks }
+        ScaleForm { dtype: Dtype::F16, mins, blocks }
     };
     let plain = ScaleForm::F32;
     for (format, codes, group, form, short) in [
-        ("AWQ", Codes::U4, 128, single(DType::F16, MinForm::ZeroPoints), 896),
+        ("AWQ", Codes::U4, 128, single(Dtype::F16, MinForm::ZeroPoints), 896),
         ("AWQ, f32", Codes::U4, 128, plain, 896),
-        ("Q8_0", Codes::U8, 32, single(DType::F16, MinForm::ZeroPoint(128)), 896),
-        ("FP8", Codes::E4m3, usize::MAX, single(DType::F32, MinForm::None), 896),
-        ("SqueezeLLM", Codes::Table, usize::MAX, single(DType::F32, MinForm::None), 896),
-        ("Q4_0", Codes::U4, 32, single(DType::F16, MinForm::ZeroPoint(8)), 1024),
-        ("Q4_1", Codes::U4, 32, single(DType::F16, MinForm::Own), 1024),
+        ("Q8_0", Codes::U8, 32, single(Dtype::F16, MinForm::ZeroPoint(128)), 896),
+        ("FP8", Codes::E4m3, usize::MAX, single(Dtype::F32, MinForm::None), 896),
+        ("SqueezeLLM", Codes::Table, usize::MAX, single(Dtype::F32, MinForm::None), 896),
+        ("Q4_0", Codes::U4, 32, single(Dtype::F16, MinForm::ZeroPoint(8)), 1024),
+        ("Q4_1", Codes::U4, 32, single(Dtype::F16, MinForm::Own), 1024),
         ("Q4_1, f32", Codes::U4, 32, plain, 1024),
         ("Q2_K", Codes::U2, 16, blocks(MinForm::Own, MultipleForm::U4), 1024),
         ("Q3_K", Codes::U3, 16, blocks(MinForm::ZeroPoint(4), MultipleForm::I6), 1024),

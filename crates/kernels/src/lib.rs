@@ -62,6 +62,6 @@ pub use norm::{
 pub use rope::{RopeStyle, RopeTable, rope, rope_reference};
 pub use threads::WarmThreads;
 pub use weight::{
-    Blocks, Codes, MinForm, Mins, MultipleForm, Multiples, QuantizedRows, ScaleForm, SparseRows,
-    Weight, WeightBuilder, WeightRows,
+    Blocks, Codes, Dtype, MinForm, Mins, MultipleForm, Multiples, QuantizedRows, ScaleForm,
+    SparseRows, Weight, WeightBuilder, WeightRows,
 };

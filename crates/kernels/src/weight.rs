@@ -5,13 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::DType;
+pub use candlepower_packing::{Blocks, Codes, Dtype, MinForm, MultipleForm, ScaleForm};
+pub(crate) use candlepower_packing::{PANEL, TABLE, TABLE_STEPS};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-pub use self::layout::{Blocks, Codes, MinForm, MultipleForm, ScaleForm};
-pub(crate) use self::layout::{
-    ElementOrder, Layout, Multiple, PANEL, TABLE, TABLE_OUTPUTS, TABLE_STEPS,
-};
+pub(crate) use self::layout::{ElementOrder, Layout, Multiple, TABLE_OUTPUTS};
 use self::memory::WeightMemory;
 pub(crate) use self::quantized::e4m3_part;
 pub use self::quantized::{Mins, Multiples, QuantizedRows};
@@ -61,9 +60,8 @@ impl Weight {
     ///
     /// # Errors
     /// `group` is odd and not `k`, or there are several groups of [`Codes::Table`]; `k` is not whole blocks, these are not whole
-    /// groups or groups no multiple of sixteen; scales are of another dtype than [`ScaleForm::dtype`] may be, or in another form
-    /// than each group's in f32 though codes are no numbers from 0 on, or multiples are in a form for other minima; else as
-    /// [`Self::builder`].
+    /// groups or groups no multiple of sixteen; scales are in another form than each group's in f32 though codes are no numbers
+    /// from 0 on, or multiples are in a form for other minima; else as [`Self::builder`].
     pub fn quantized_builder(
         n: usize,
         k: usize,
@@ -79,15 +77,7 @@ impl Weight {
                 expected: "an even number, or all inputs (which it must be for tables)",
             });
         }
-        if !matches!(scales.dtype, DType::F32 | DType::F16 | DType::BF16) {
-            return Err(Error::DType {
-                kernel: "weight",
-                operand: "scales",
-                expected: "f32, f16 or bf16",
-                found: scales.dtype,
-            });
-        }
-        let plain = scales.dtype == DType::F32
+        let plain = scales.dtype == Dtype::F32
             && scales.blocks.is_none()
             && matches!(scales.mins, MinForm::None | MinForm::Own);
         if !codes.count_from_zero() && !plain {

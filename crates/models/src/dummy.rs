@@ -3,10 +3,8 @@
 use std::ops::Range;
 
 use candle_core::DType;
-use candlepower_checkpoint::{
-    Dtype, MatrixForm, MinForm, ModelSpec, NormKind, Packed, Slot, TensorPlan,
-};
-use candlepower_kernels::{Codes, WeightRows};
+use candlepower_checkpoint::{Dtype, MatrixForm, ModelSpec, NormKind, Packed, Slot, TensorPlan};
+use candlepower_kernels::{Codes, MinForm, WeightRows};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -14,7 +12,7 @@ use crate::{
     error::Result,
     load::{LoadProgress, Progress, taken},
     parts::{Matrix, PartsBuilder},
-    quantized::{self, CodedRows, RowMins, Scales},
+    quantized::{CodedRows, RowMins, Scales},
 };
 
 /// Rows are made in pieces of about so many numbers.
@@ -118,7 +116,7 @@ impl Piece {
 
 /// Random codes, whose numbers spread as those of other tensors do.
 fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
-    let codes = quantized::codes(packed);
+    let codes = packed.codes;
     // Codes, and the scale with which their numbers reach from -1 to 1, if half of them are below zero. Those of E4M3 lie
     // closer to zero than uniform ones: 116 gives them the same deviation. Bit 3 keeps NaN away.
     let (mask, scale) = match codes {
@@ -139,7 +137,7 @@ fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
     let scale = rounded(spread * scale);
     let columns = piece.columns.len();
     let groups = piece.rows.len() * columns.div_ceil(packed.group);
-    let block = packed.block_within(columns);
+    let block = packed.scales.block_within(columns);
     let count = block.map_or(groups, |block| piece.rows.len() * columns / block);
     let scales = match codes {
         Codes::Table => {

@@ -3,13 +3,9 @@
 use std::ops::Range;
 
 use candle_core::DType;
-use candlepower_checkpoint::{
-    Checkpoint, Codes as Planned, Dtype, MinForm as PlannedMins, MultipleForm as PlannedMultiples,
-    Packed, Scheme, SlotRows, TensorPlan,
-};
+use candlepower_checkpoint::{Checkpoint, Dtype, Packed, Scheme, SlotRows, TensorPlan};
 use candlepower_kernels::{
-    Blocks, Codes, MinForm, Mins, MultipleForm, Multiples, QuantizedRows, ScaleForm, SparseRows,
-    Weight, WeightBuilder,
+    Codes, MinForm, Mins, Multiples, QuantizedRows, SparseRows, Weight, WeightBuilder,
 };
 use rayon::prelude::*;
 
@@ -198,46 +194,10 @@ pub fn dequantize_reference(checkpoint: &Checkpoint, name: &str) -> Result<Optio
     Ok(Some(numbers.collect()))
 }
 
-/// The kernels' name for what codes mean.
-pub(crate) fn codes(packed: Packed) -> Codes {
-    match packed.codes {
-        Planned::U2 => Codes::U2,
-        Planned::U3 => Codes::U3,
-        Planned::U4 => Codes::U4,
-        Planned::U5 => Codes::U5,
-        Planned::U6 => Codes::U6,
-        Planned::U8 => Codes::U8,
-        Planned::E4m3 => Codes::E4m3,
-        Planned::Table => Codes::Table,
-    }
-}
-
 /// Begins a weight of `n` rows of `k` codes.
 pub(crate) fn builder(n: usize, k: usize, packed: Packed) -> Result<WeightBuilder> {
-    let kept = packed.kept_scales(k);
-    let dtype = match kept.dtype {
-        Dtype::F32 => DType::F32,
-        Dtype::F16 => DType::F16,
-        Dtype::Bf16 => DType::BF16,
-    };
-    let mins = match kept.mins {
-        PlannedMins::None => MinForm::None,
-        PlannedMins::Own => MinForm::Own,
-        PlannedMins::ZeroPoint(zero) => MinForm::ZeroPoint(zero),
-        PlannedMins::ZeroPoints => MinForm::ZeroPoints,
-    };
-    let multiples = |form| match form {
-        PlannedMultiples::I8 => MultipleForm::I8,
-        PlannedMultiples::I6 => MultipleForm::I6,
-        PlannedMultiples::U6 => MultipleForm::U6,
-        PlannedMultiples::U4 => MultipleForm::U4,
-    };
-    let blocks = kept.blocks.map(|blocks| {
-        let multiples = multiples(blocks.multiples);
-        Blocks { columns: blocks.columns, multiples }
-    });
-    let scales = ScaleForm { dtype, mins, blocks };
-    Ok(Weight::quantized_builder(n, k, codes(packed), packed.group, scales)?)
+    let Packed { codes, group, scales, .. } = packed;
+    Ok(Weight::quantized_builder(n, k, codes, group, scales.within(k, group))?)
 }
 
 /// Has the plan say in which dtype the files have scales that are kept as they are stored.
@@ -339,7 +299,7 @@ fn each_piece<S: Stored>(
         let piece = first..rows.end.min(first + piece_rows);
         let scales = scales(matrix, piece.clone(), &columns);
         let rows = QuantizedRows {
-            codes: codes(matrix.packed()),
+            codes: matrix.packed().codes,
             group: matrix.packed().group.min(k),
             bytes: &unpacked(matrix, piece, columns.clone()),
             scales: &scales.scales,
@@ -355,28 +315,26 @@ fn each_piece<S: Stored>(
 /// The scales and the minima of the rows' groups that begin within the columns, or the rows' tables.
 fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> Scales {
     let packed = matrix.packed();
-    if packed.codes == Planned::Table {
+    if packed.codes == Codes::Table {
         let scales = each_of(&rows, 0..TABLE, |row, entry| matrix.scale(row, entry));
         return Scales { scales, mins: RowMins::None, multiples: None };
     }
     // The columns of a scale as it is stored, and as it is wanted: a block that the columns cut is taken in parts.
-    let stored = packed.scales.blocks.map_or(packed.group, |blocks| blocks.columns);
-    let wanted = packed.block_within(columns.len()).unwrap_or(packed.group);
+    let stored = packed.scales.run(packed.group);
+    let wanted = packed.scales.block_within(columns.len()).unwrap_or(packed.group);
     let parts = |width: usize| columns.start / width..columns.end.div_ceil(width);
     let (numbers, groups) = (parts(wanted), parts(packed.group));
     let at = |part: usize| part * wanted / stored;
     let scales = each_of(&rows, numbers.clone(), |row, part| matrix.scale(row, at(part)));
     let mins = match packed.scales.mins {
-        PlannedMins::None => RowMins::None,
-        PlannedMins::Own => {
+        MinForm::None => RowMins::None,
+        MinForm::Own => {
             RowMins::Own(each_of(&rows, numbers, |row, part| matrix.min(row, at(part))))
         }
-        PlannedMins::ZeroPoint(zero) => RowMins::ZeroPoint(zero),
-        PlannedMins::ZeroPoints => {
-            RowMins::ZeroPoints(each_of(&rows, groups.clone(), |row, group| {
-                matrix.zero_point(row, group)
-            }))
-        }
+        MinForm::ZeroPoint(zero) => RowMins::ZeroPoint(zero),
+        MinForm::ZeroPoints => RowMins::ZeroPoints(each_of(&rows, groups.clone(), |row, group| {
+            matrix.zero_point(row, group)
+        })),
     };
     let multiples = packed.scales.blocks.map(|_| {
         let both = each_of(&rows, groups, |row, group| matrix.multiples(row, group));

@@ -139,7 +139,7 @@ fn both_spellings_give_the_same_model() {
     );
     assert_eq!(spec(&five), spec(LLAMA_3_1_8B));
     for text in [&five, LLAMA_3_1_8B] {
-        assert_eq!(Dtype::read(&config(text)).unwrap(), Some(Dtype::Bf16));
+        assert_eq!(config(text).dtype().unwrap(), Some(Dtype::Bf16));
     }
 }
 

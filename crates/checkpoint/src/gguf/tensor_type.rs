@@ -1,10 +1,7 @@
 //! How GGUF stores numbers: blocks of so many, in so many bytes.
 //! Source: ggml's `ggml-common.h`, from which the names and the layouts are.
 
-use crate::{
-    quantization::{Blocks, Codes, MinForm, MultipleForm, Packed, ScaleForm},
-    spec::Dtype,
-};
+use candlepower_packing::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, ScaleForm};
 
 /// A type of tensors that is computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

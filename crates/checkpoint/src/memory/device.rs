@@ -1,8 +1,9 @@
 //! Bytes on a GPU: row-major matrices in one dtype or codes, buffers that are reserved once, heads padded to what attention has.
 
+use candlepower_packing::{Dtype, MatrixForm};
+
 use super::{KvDtype, MemoryRequest};
-use crate::quantization::MatrixForm;
-use crate::spec::{AttentionSpec, Dtype, FfnSpec, LayerSpec, ModelSpec};
+use crate::spec::{AttentionSpec, FfnSpec, LayerSpec, ModelSpec};
 
 /// Widths of heads that attention on a GPU is compiled for; others are padded with zeros to the next of them.
 pub const DEVICE_HEAD_DIMS: &[usize] = &[64, 128, 256];

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use candlepower_packing::{Dtype, MatrixForm};
+
 use super::{KvDtype, MemoryRequest};
 use crate::{
     error::{Error, Result},
-    quantization::MatrixForm,
     rope::RopeSpec,
     shard::is_split_by_columns,
-    spec::{Dtype, FfnSpec, LayerSpec, ModelSpec},
+    spec::{FfnSpec, LayerSpec, ModelSpec},
     weights::Slot,
 };
 

@@ -1,10 +1,10 @@
 //! AWQ: codes of four bits with a scale and a zero point per group of inputs, packed along the outputs.
 //! Source: AutoAWQ's `WQLinear_GEMM`; transformers `AwqConfig`.
 
-use super::{
-    Codes, Packed, StoredKind, StoredTensor, check_multiple, group_size, with_zero_points,
-};
-use crate::{config::HfConfig, error::Result, spec::Dtype};
+use candlepower_packing::{Codes, Dtype, Packed};
+
+use super::{StoredKind, StoredTensor, check_multiple, group_size, with_zero_points};
+use crate::{config::HfConfig, error::Result};
 
 /// How AWQ stores matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,9 @@
 //! FP8: weights of eight bits, of which four are the exponent and three the mantissa, with a scale per tensor, per output
 //! or per block. Source: transformers `FineGrainedFP8Config`; compressed-tensors' format `float-quantized`.
 
-use super::{Codes, Packed, StoredKind, StoredTensor};
+use candlepower_packing::{Codes, Packed};
+
+use super::{StoredKind, StoredTensor};
 use crate::{config::HfConfig, error::Result};
 
 /// How FP8 stores matrices.

@@ -1,12 +1,9 @@
 //! Matrices that are stored as numbers and kept as codes.
 
+use candlepower_packing::{Codes, Dtype, MinForm, Packed, ScaleForm};
 use serde::{Deserialize, Serialize};
 
-use super::packed::{Codes, MinForm, Packed, ScaleForm};
-use crate::{
-    spec::Dtype,
-    weights::{Slot, TensorPlan},
-};
+use crate::weights::{Slot, TensorPlan};
 
 /// Columns that share a scale, as in GGUF's blocks.
 const GROUP: usize = 32;

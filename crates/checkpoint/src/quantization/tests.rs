@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use candlepower_packing::MatrixForm;
+
 use super::*;
-use crate::{Checkpoint, DeviceKind, GgufType, spec::Dtype};
+use crate::{Checkpoint, DeviceKind, GgufType};
 
 fn parse(text: &str) -> Result<Quantization> {
     let config = HfConfig::parse("config.json", format!("{{\"q\": {text}}}").as_bytes()).unwrap();
@@ -209,22 +211,6 @@ fn refusals_name_the_key() {
     ] {
         assert_eq!(error(&text), format!("config.json: {message}"), "{text}");
     }
-}
-
-#[test]
-fn matrices_that_are_one_are_kept_in_what_they_have_in_common() {
-    let packed = |codes, group| MatrixForm::Quantized(Packed::by_group(codes, group));
-    let (u4, u8) = (packed(Codes::U4, 32), packed(Codes::U8, 48));
-    let (u5, u6) = (packed(Codes::U5, 32), packed(Codes::U6, 32));
-    assert_eq!(u4.join(u4, 96), u4);
-    assert_eq!(u4.join(u8, 96), packed(Codes::U8, 16));
-    assert_eq!((u4.join(u5, 96), u5.join(u4, 96), u6.join(u5, 96)), (u5, u5, u6));
-    assert_eq!(u6.join(u8, 96), packed(Codes::U8, 16));
-    assert_eq!(u4.join(packed(Codes::U4, 96), 96), u4);
-    assert_eq!(u4.join(MatrixForm::Plain, 96), MatrixForm::Widened);
-    assert_eq!(u4.join(packed(Codes::E4m3, 32), 96), MatrixForm::Widened);
-    assert_eq!(packed(Codes::Table, 96).join(u6, 96), MatrixForm::Widened);
-    assert_eq!(MatrixForm::Plain.join(MatrixForm::Plain, 96), MatrixForm::Plain);
 }
 
 /// GGUF's types: bits of a number in memory, alone and together.

@@ -1,17 +1,13 @@
 //! Quantized matrices on a device: codes in the order in which the lanes of a warp multiply them.
 
 use candle_core::{DType, Device, Tensor};
+use candlepower_packing::{DEVICE_STEP as STEP_INPUTS, DEVICE_TILE as TILE};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::reference::Reference;
 use crate::weight::{Codes, TABLE, e4m3_part};
 use crate::{Error, Result, Weight};
-
-/// Outputs and inputs of one tile of codes, as in index.cuh.
-const TILE: [usize; 2] = [16, 64];
-/// Inputs that are multiplied at once: a group is whole steps. As in index.cuh.
-const STEP_INPUTS: usize = 16;
 
 /// A matrix `[n, k]` on a device.
 #[derive(Clone, Debug)]
@@ -117,7 +113,7 @@ impl PackedMatrix {
                 expected: "a multiple of 16, or all inputs",
             });
         }
-        let bits = bits(codes);
+        let bits = codes.device_bits();
         let outputs = n.next_multiple_of(TILE[0]);
         let tile_row_words = TILE[0] * k.next_multiple_of(TILE[1]) * bits / 32;
         let mut words = vec![0u32; outputs / TILE[0] * tile_row_words];
@@ -215,7 +211,7 @@ impl PackedMatrix {
         };
         let (words, scales) = (integers("codes", &self.words)?, floats("scales", &self.scales)?);
         let inputs = self.inputs.as_ref().map(|inputs| integers("inputs", inputs)).transpose()?;
-        let (bits, outputs) = (bits(self.codes), self.n.next_multiple_of(TILE[0]));
+        let (bits, outputs) = (self.codes.device_bits(), self.n.next_multiple_of(TILE[0]));
         let mut numbers = vec![0f32; self.n * self.width];
         for (row, numbers) in numbers.chunks_exact_mut(self.width).enumerate() {
             for column in 0..self.k {
@@ -240,14 +236,6 @@ impl PackedMatrix {
             }
         }
         Ok(numbers)
-    }
-}
-
-/// Bits of a code on a device.
-fn bits(codes: Codes) -> usize {
-    match codes {
-        Codes::U2 | Codes::U3 | Codes::U4 | Codes::Table => 4,
-        Codes::U5 | Codes::U6 | Codes::U8 | Codes::E4m3 => 8,
     }
 }
 

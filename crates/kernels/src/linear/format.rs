@@ -78,17 +78,11 @@ pub(super) trait Format: Copy + Send + Sync {
     /// Whether a panel lies in memory as [`Self::load`] gives it, `[words][32]`.
     const AS_STORED: bool = false;
 
-    /// Outputs `16 * half..` of word `word` of the pair of steps at `pair`, in the group with the header `header`.
+    /// Outputs `16 * half..` of word `word` of the pair of steps at `pair`.
     ///
     /// # Safety
-    /// `pair` points to a pair of steps of a panel in this order, `header` to the header, of which numbers without codes have none.
-    unsafe fn load<S: Simd>(
-        s: S,
-        header: *const u8,
-        pair: *const u8,
-        word: usize,
-        half: usize,
-    ) -> S::F32;
+    /// `pair` points to a pair of steps of a panel in this order.
+    unsafe fn load<S: Simd>(s: S, pair: *const u8, word: usize, half: usize) -> S::F32;
 }
 
 /// A product in the format of its weight.
@@ -205,13 +199,7 @@ impl Format for F32 {
     const AS_STORED: bool = true;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(
-        s: S,
-        _: *const u8,
-        pair: *const u8,
-        step: usize,
-        half: usize,
-    ) -> S::F32 {
+    unsafe fn load<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
         // SAFETY: `step * 32 + half * 16 + 16 <= 64` f32 are there.
         unsafe { s.load(pair.cast::<f32>().add(step * PANEL + half * LANES)) }
     }
@@ -222,13 +210,7 @@ impl Format for F16 {
     const ORDER: ElementOrder = ElementOrder::F16;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(
-        s: S,
-        _: *const u8,
-        pair: *const u8,
-        step: usize,
-        half: usize,
-    ) -> S::F32 {
+    unsafe fn load<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
         // SAFETY: `step * 32 + half * 16 + 16 <= 64` f16 are there.
         unsafe { s.load_f16(pair.add((step * PANEL + half * LANES) * 2)) }
     }
@@ -239,15 +221,9 @@ impl Format for Bf16 {
     const ORDER: ElementOrder = ElementOrder::Bf16;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(
-        s: S,
-        header: *const u8,
-        pair: *const u8,
-        step: usize,
-        half: usize,
-    ) -> S::F32 {
+    unsafe fn load<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
         // SAFETY: as the caller promises.
-        let words = unsafe { Bf16Pairs::load(s, header, pair, 0, half) };
+        let words = unsafe { Bf16Pairs::load(s, pair, 0, half) };
         if step == 0 { s.bf16_high(words) } else { s.bf16_low(words) }
     }
 }
@@ -258,7 +234,7 @@ impl Format for Bf16Pairs {
     const AS_STORED: bool = true;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, _: *const u8, pair: *const u8, _: usize, half: usize) -> S::F32 {
+    unsafe fn load<S: Simd>(s: S, pair: *const u8, _: usize, half: usize) -> S::F32 {
         // SAFETY: each half has 16 words of two steps: 64 bytes.
         unsafe { s.load(pair.cast::<f32>().add(half * LANES)) }
     }
@@ -269,13 +245,7 @@ impl<C: Code> Format for Singles<C> {
     const ORDER: ElementOrder = ElementOrder::Coded(C::CODES);
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(
-        s: S,
-        _: *const u8,
-        pair: *const u8,
-        step: usize,
-        half: usize,
-    ) -> S::F32 {
+    unsafe fn load<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
         // SAFETY: the caller's promise.
         unsafe { C::single(s, pair, step, half) }
     }
@@ -286,7 +256,7 @@ impl<C: Code> Format for Pairs<C> {
     const ORDER: ElementOrder = ElementOrder::Coded(C::CODES);
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, _: *const u8, pair: *const u8, _: usize, half: usize) -> S::F32 {
+    unsafe fn load<S: Simd>(s: S, pair: *const u8, _: usize, half: usize) -> S::F32 {
         // SAFETY: the caller's promise.
         unsafe { C::pair(s, pair, half) }
     }

@@ -283,8 +283,8 @@ unsafe fn word<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
         // SAFETY: the caller's promise.
         let w: [S::F32; 2] = unsafe {
             let offset = stream * part.stride;
-            let (header, pair) = (part.header.add(offset), at.1.add(offset));
-            [W::load(s, header, pair, i, 0), W::load(s, header, pair, i, 1)]
+            let pair = at.1.add(offset);
+            [W::load(s, pair, i, 0), W::load(s, pair, i, 1)]
         };
         for (x, sums) in x.iter().zip(sums.iter_mut()) {
             for (sum, w) in sums[stream].iter_mut().zip(w) {

@@ -1,9 +1,7 @@
 //! The scales and the minima of a group of codes, brought to registers.
 
-use candle_core::DType;
-
 use crate::simd::{LANES, Simd};
-use crate::weight::{Layout, MinForm, Multiple, PANEL, ScaleForm};
+use crate::weight::{Dtype, Layout, MinForm, Multiple, PANEL, ScaleForm};
 
 /// Where they lie in a panel.
 #[derive(Clone, Copy)]
@@ -82,12 +80,12 @@ impl Scales {
         // SAFETY: the caller's promise.
         unsafe {
             match self.form.dtype {
-                DType::F16 => s.load_f16(at(2).add(half * LANES * 2)),
-                DType::BF16 => {
+                Dtype::F16 => s.load_f16(at(2).add(half * LANES * 2)),
+                Dtype::Bf16 => {
                     let words = s.load(at(2).cast());
                     if half == 0 { s.bf16_low(words) } else { s.bf16_high(words) }
                 }
-                _ => s.load(at(4).cast::<f32>().add(half * LANES)),
+                Dtype::F32 => s.load(at(4).cast::<f32>().add(half * LANES)),
             }
         }
     }

@@ -5,7 +5,7 @@ use candle_core::{DType, Device};
 use super::*;
 use crate::simd::{TILE_LINE, tile_sum};
 use crate::{
-    Blocks, Codes, Error, MinForm, Mins, MultipleForm, Multiples, QuantizedRows, ScaleForm,
+    Blocks, Codes, Dtype, Error, MinForm, Mins, MultipleForm, Multiples, QuantizedRows, ScaleForm,
     SparseRows, WeightBuilder, WeightRows,
 };
 
@@ -65,9 +65,9 @@ fn coded(
     let kept_numbers = |seed| -> Vec<f32> {
         let numbers = numbers(n * scale_count, seed).into_iter();
         match form.dtype {
-            DType::F16 => numbers.map(|v| half::f16::from_f32(v).to_f32()).collect(),
-            DType::BF16 => numbers.map(|v| half::bf16::from_f32(v).to_f32()).collect(),
-            _ => numbers.collect(),
+            Dtype::F16 => numbers.map(|v| half::f16::from_f32(v).to_f32()).collect(),
+            Dtype::Bf16 => numbers.map(|v| half::bf16::from_f32(v).to_f32()).collect(),
+            Dtype::F32 => numbers.collect(),
         }
     };
     let (scales, own_mins) = (kept_numbers(12), kept_numbers(13));
@@ -260,7 +260,7 @@ fn codes_give_the_definitions_bits_on_all_paths() {
 
 #[test]
 fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
-    use DType::{BF16, F16, F32};
+    use Dtype::{Bf16, F16, F32};
     use MinForm::{None as NoMin, Own, ZeroPoint, ZeroPoints};
     use MultipleForm::{I6, I8, U4, U6};
     for (n, k, codes, group, dtype, mins, blocks) in [
@@ -269,23 +269,23 @@ fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
         (40, 192, Codes::U8, 32, F32, Own, Some((64, I8))),
         (33, 512, Codes::U2, 16, F16, Own, Some((256, U4))),
         (40, 512, Codes::U3, 16, F16, ZeroPoint(4), Some((256, I6))),
-        (33, 512, Codes::U5, 32, BF16, Own, Some((256, U6))),
+        (33, 512, Codes::U5, 32, Bf16, Own, Some((256, U6))),
         (65, 768, Codes::U6, 16, F16, ZeroPoints, Some((256, I8))),
         (65, 480, Codes::U6, 16, F16, ZeroPoints, Some((240, I6))),
-        (32, 480, Codes::U4, 16, BF16, NoMin, Some((48, I8))),
+        (32, 480, Codes::U4, 16, Bf16, NoMin, Some((48, I8))),
         (65, 480, Codes::U5, 16, F16, Own, Some((48, U6))),
         (33, 512, Codes::U4, 32, F16, ZeroPoint(8), None),
         (290, 96, Codes::U8, 32, F16, ZeroPoint(128), None),
-        (40, 192, Codes::U5, 32, BF16, ZeroPoint(16), None),
+        (40, 192, Codes::U5, 32, Bf16, ZeroPoint(16), None),
         (33, 51, Codes::U4, 51, F16, ZeroPoint(8), None),
         (65, 320, Codes::U8, 160, F32, ZeroPoint(0), None),
         (97, 384, Codes::U4, 128, F16, ZeroPoints, None),
-        (97, 384, Codes::U8, 128, BF16, ZeroPoints, None),
+        (97, 384, Codes::U8, 128, Bf16, ZeroPoints, None),
         (33, 90, Codes::U4, 16, F32, ZeroPoints, None),
         (40, 192, Codes::U4, 32, F16, Own, None),
-        (33, 51, Codes::U5, 51, BF16, Own, None),
+        (33, 51, Codes::U5, 51, Bf16, Own, None),
         (65, 320, Codes::E4m3, 160, F32, NoMin, None),
-        (65, 96, Codes::U6, 32, BF16, NoMin, None),
+        (65, 96, Codes::U6, 32, Bf16, NoMin, None),
     ] {
         let blocks = blocks.map(|(columns, multiples)| Blocks { columns, multiples });
         for rounds in [false, true] {

@@ -511,14 +511,13 @@ fn widen_block<S: Simd, W: Format>(
     let mut lines = widened.chunks_exact_mut(2 / W::STEPS * HALVES);
     while !pairs.is_empty() {
         let count = layout.pairs_left_in_run(pairs.start).min(pairs.len());
-        let header = stored[layout.header(pairs.start)..].as_ptr();
         let first = layout.pair(pairs.start);
         let steps = stored[first..first + count * W::ORDER.pair_bytes()]
             .chunks_exact(W::ORDER.pair_bytes());
         for (steps, lines) in steps.zip(&mut lines) {
             for (i, line) in lines.iter_mut().enumerate() {
-                // SAFETY: `steps` holds two steps, whose header is `header`; `line` holds sixteen words.
-                let words = unsafe { W::load(s, header, steps.as_ptr(), i / HALVES, i % HALVES) };
+                // SAFETY: `steps` holds two steps, `line` sixteen words.
+                let words = unsafe { W::load(s, steps.as_ptr(), i / HALVES, i % HALVES) };
                 // SAFETY: as above.
                 unsafe { s.store(line.0.as_mut_ptr(), words) };
             }

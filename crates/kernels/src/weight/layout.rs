@@ -1,181 +1,15 @@
 //! Where an element of a weight lies in its panel.
 
 use candle_core::DType;
+use candlepower_packing::{
+    Blocks, Codes, MinForm, MultipleForm, PANEL, ScaleForm, TABLE_STEPS, header_bytes, panel_bytes,
+    scale_bytes,
+};
 
 use crate::{Error, Result};
 
-/// Output columns of one panel: two vectors of sixteen f32.
-pub(crate) const PANEL: usize = 32;
-
-/// Numbers in the table of an output whose codes are [`Codes::Table`].
-pub(crate) const TABLE: usize = 16;
-
-/// Steps of `k` of one output whose codes for its table lie together, in half as many bytes.
-pub(crate) const TABLE_STEPS: usize = 32;
-
 /// Outputs whose codes for so many steps lie one after the other, in one cache line.
 pub(crate) const TABLE_OUTPUTS: usize = 4;
-
-/// What the codes of a quantized weight mean.
-///
-/// Each group of inputs has a scale and a minimum per output: a number is `code * scale + min`, rounded once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Codes {
-    /// Two bits: 0 to 3.
-    U2,
-    /// Three bits: 0 to 7.
-    U3,
-    /// Four bits: 0 to 15.
-    U4,
-    /// Five bits: 0 to 31.
-    U5,
-    /// Six bits: 0 to 63.
-    U6,
-    /// Eight bits: 0 to 255.
-    U8,
-    /// Eight bits: a sign, four bits of exponent, three of mantissa, neither infinities nor NaN.
-    /// Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
-    E4m3,
-    /// Four bits: which of the output's sixteen numbers.
-    Table,
-}
-
-impl Codes {
-    /// Bits of a code.
-    pub(crate) const fn bits(self) -> usize {
-        match self {
-            Self::U2 => 2,
-            Self::U3 => 3,
-            Self::U4 | Self::Table => 4,
-            Self::U5 => 5,
-            Self::U6 => 6,
-            Self::U8 | Self::E4m3 => 8,
-        }
-    }
-
-    /// The largest code.
-    pub(crate) const fn most(self) -> u8 {
-        u8::MAX >> (8 - self.bits())
-    }
-
-    /// Whether a code of the kind `other` is the same code of this kind.
-    pub(crate) fn takes(self, other: Self) -> bool {
-        let both_count = self.count_from_zero() && other.count_from_zero();
-        self == other || both_count && other.bits() <= self.bits()
-    }
-
-    /// Whether they are numbers from 0 on.
-    pub(crate) fn count_from_zero(self) -> bool {
-        !matches!(self, Self::E4m3 | Self::Table)
-    }
-}
-
-/// How the scales and the minima of a weight's groups are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ScaleForm {
-    /// The scales' dtype, and that of minima of their own: f32, f16 or bf16.
-    pub dtype: DType,
-    /// What the minima are.
-    pub mins: MinForm,
-    /// Where scales have two levels: those of a block's groups are multiples of one scale, and so are minima of their own.
-    pub blocks: Option<Blocks>,
-}
-
-/// Groups whose scales are multiples of one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Blocks {
-    /// Columns of a block: whole groups, of which each is a multiple of sixteen columns.
-    pub columns: usize,
-    /// How the multiples are kept.
-    pub multiples: MultipleForm,
-}
-
-/// How numbers are kept that multiply scales and minima.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MultipleForm {
-    /// Eight bits, with a sign.
-    I8,
-    /// Six bits, with a sign; only of scales, beside minima that are not numbers of their own.
-    I6,
-    /// Six bits; of scales and of minima of their own.
-    U6,
-    /// Four bits; of scales and of minima of their own.
-    U4,
-}
-
-impl MultipleForm {
-    /// What is added to a number before its bits are kept.
-    pub(crate) const fn bias(self) -> i8 {
-        match self {
-            Self::I6 => 32,
-            Self::I8 | Self::U6 | Self::U4 => 0,
-        }
-    }
-
-    /// Whether it has this number.
-    pub(super) fn has(self, number: i8) -> bool {
-        match self {
-            Self::I8 => true,
-            Self::I6 => (-32..32).contains(&number),
-            Self::U6 => (0..64).contains(&number),
-            Self::U4 => (0..16).contains(&number),
-        }
-    }
-
-    /// Whether it is for minima of their own, too; all the same to eight bits.
-    pub(super) fn suits(self, mins: MinForm) -> bool {
-        match self {
-            Self::I8 => true,
-            Self::I6 => mins != MinForm::Own,
-            Self::U6 | Self::U4 => mins == MinForm::Own,
-        }
-    }
-}
-
-/// What the minima of a weight's groups are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MinForm {
-    /// -0.0, which adds nothing.
-    None,
-    /// A number beside each scale.
-    Own,
-    /// The scale times the negative of this code, which so means zero.
-    ZeroPoint(u8),
-    /// The scale times the negative of a code that each group has.
-    ZeroPoints,
-}
-
-impl ScaleForm {
-    /// Each group's scale and minimum in f32.
-    pub const F32: Self = Self { dtype: DType::F32, mins: MinForm::Own, blocks: None };
-
-    /// Columns of a group are a multiple of so many, where there are blocks.
-    pub(crate) const GROUP_MULTIPLE: usize = 16;
-
-    /// Bytes of the scales of a panel's groups, or blocks, and of minima of their own.
-    fn numbers_bytes(self) -> usize {
-        let numbers = if self.mins == MinForm::Own { 2 } else { 1 };
-        numbers * PANEL * self.dtype.size_in_bytes()
-    }
-
-    /// Bytes of what multiplies the scales and the minima of so many groups of a panel.
-    fn multiples_bytes(self, groups: usize) -> usize {
-        let own = self.mins == MinForm::Own;
-        let pairs = if own { groups } else { groups.div_ceil(2) };
-        PANEL
-            * match self.blocks.map(|blocks| blocks.multiples) {
-                None => 0,
-                Some(MultipleForm::I8) => groups * (1 + usize::from(own)),
-                Some(MultipleForm::I6 | MultipleForm::U6) => pairs + pairs.div_ceil(2),
-                Some(MultipleForm::U4) => pairs,
-            }
-    }
-
-    /// Bytes of the codes of zero of so many groups of a panel.
-    fn zero_points_bytes(self, groups: usize) -> usize {
-        if self.mins == MinForm::ZeroPoints { PANEL * groups } else { 0 }
-    }
-}
 
 /// Where a group is in a panel.
 #[derive(Clone, Copy, Debug)]
@@ -247,7 +81,7 @@ impl ElementOrder {
         match self {
             Self::F32 => 2 * PANEL * 4,
             Self::F16 | Self::Bf16 => 2 * PANEL * 2,
-            Self::Coded(codes) => 2 * PANEL * codes.bits() / 8,
+            Self::Coded(codes) => codes.pair_bytes(),
         }
     }
 }
@@ -266,26 +100,14 @@ pub(crate) struct Layout {
 impl Layout {
     /// Steps of `k` that share a header, and lie behind it: a group, or a block of them.
     pub(crate) fn run(self) -> usize {
-        self.scales.blocks.map_or(self.group, |blocks| blocks.columns)
+        self.scales.run(self.group)
     }
 
     /// Bytes of a run's scales and minima, or of tables, before what its groups have.
     pub(crate) fn scale_bytes(self) -> usize {
         match self.order {
+            ElementOrder::Coded(codes) => scale_bytes(codes, self.scales),
             ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Bf16 => 0,
-            ElementOrder::Coded(Codes::Table) => PANEL * TABLE * 4,
-            ElementOrder::Coded(_) => self.scales.numbers_bytes(),
-        }
-    }
-
-    /// Bytes of what the groups of a run have beside these: their multiples, and their codes of zero.
-    fn group_bytes(self) -> [usize; 2] {
-        match self.order {
-            ElementOrder::Coded(codes) if codes != Codes::Table => {
-                let groups = self.run() / self.group;
-                [self.scales.multiples_bytes(groups), self.scales.zero_points_bytes(groups)]
-            }
-            _ => [0; 2],
         }
     }
 
@@ -295,17 +117,18 @@ impl Layout {
 
     /// Bytes before the codes of a run.
     fn header_bytes(self) -> usize {
-        self.scale_bytes() + self.group_bytes().iter().sum::<usize>()
+        match self.order {
+            ElementOrder::Coded(codes) => header_bytes(codes, self.scales, self.run() / self.group),
+            ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Bf16 => 0,
+        }
     }
 
     /// Bytes of a whole panel.
     pub(crate) fn panel_bytes(self) -> usize {
-        let multiple = match self.order {
-            ElementOrder::Coded(Codes::Table) => TABLE_STEPS,
-            _ => 2,
-        };
-        let pairs = self.k.next_multiple_of(multiple) / 2;
-        self.k.div_ceil(self.run()) * self.header_bytes() + pairs * self.order.pair_bytes()
+        match self.order {
+            ElementOrder::Coded(codes) => panel_bytes(codes, self.group, self.scales, self.k),
+            order => self.k.div_ceil(2) * order.pair_bytes(),
+        }
     }
 
     /// Where in a panel with tables the bytes lie that have the codes of the `line`-th 32 steps of a column.

@@ -6,7 +6,7 @@
 //! Byte `lane % (8 * width)` has the bits of the lane, those of the lanes `8 * width` further on above them, and from bit 4 on the
 //! same for the panel's second sixteen outputs. So a lane's bits of both halves come from one byte, four bits apart.
 
-use super::layout::PANEL;
+use super::PANEL;
 
 /// Outputs that are a vector.
 const OUTPUTS: usize = PANEL / 2;

@@ -7,12 +7,11 @@ use candle_core::DType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::layout::{
-    Codes, ElementOrder, GroupPlace, Layout, MinForm, Multiple, PANEL, ScaleForm, TABLE,
-    TABLE_STEPS,
+use super::layout::{ElementOrder, GroupPlace, Layout, Multiple};
+use super::{
+    Codes, Dtype, Element, MinForm, PANEL, ScaleForm, TABLE, TABLE_STEPS, Weight, WeightBuilder,
+    WeightRows, planes,
 };
-use super::planes;
-use super::{Element, Weight, WeightBuilder, WeightRows};
 use crate::simd::LANES;
 use crate::{Error, Result};
 
@@ -280,14 +279,12 @@ impl WeightBuilder {
         self.each_panel(range, |panel, columns, row| {
             let at = row - first_row;
             let rows = rows.rows(k, at..at + columns.len());
-            for (i, column) in columns.clone().enumerate() {
-                let row = rows.rows(k, i..i + 1);
-                match codes {
-                    Codes::Table => layout.write_table(panel, column, &row),
-                    _ => layout.write_scales(codes, panel, column, &row),
+            if codes == Codes::Table {
+                for (i, column) in columns.enumerate() {
+                    layout.write_table(panel, column, &rows.rows(k, i..i + 1));
                 }
-            }
-            if codes != Codes::Table {
+            } else {
+                layout.write_scales(codes, panel, columns.clone(), &rows);
                 layout.write_codes(codes, panel, columns, rows.bytes);
             }
         });
@@ -404,37 +401,50 @@ impl Layout {
         }
     }
 
-    /// Writes the headers of a panel's column.
-    fn write_scales(self, codes: Codes, panel: &mut [u8], column: usize, row: &QuantizedRows<'_>) {
+    /// Writes the headers of rows of codes, which are columns of a panel.
+    fn write_scales(
+        self,
+        codes: Codes,
+        panel: &mut [u8],
+        columns: Range<usize>,
+        rows: &QuantizedRows<'_>,
+    ) {
         let ScaleForm { dtype, mins, blocks } = self.scales;
         let bias = blocks.map_or(0, |blocks| blocks.multiples.bias());
         let numbers = if mins == MinForm::Own { 2 } else { 1 };
         for first in (0..self.k).step_by(self.run()) {
             let run = self.group_of(first);
             let header = &mut panel[run.header..];
-            for (i, number) in self.run_numbers(row, 0, first).enumerate() {
-                let number =
-                    if codes == Codes::E4m3 && i == 0 { number * E4M3_FACTOR } else { number };
-                match dtype {
-                    DType::F16 => f16::from_f32(number).put(header, i * PANEL + column),
-                    DType::BF16 => {
-                        let place = i * PANEL + column % LANES * 2 + column / LANES;
-                        bf16::from_f32(number).put(header, place);
+            for (row, column) in columns.clone().enumerate() {
+                for (i, number) in self.run_numbers(rows, row, first).enumerate() {
+                    let number =
+                        if codes == Codes::E4m3 && i == 0 { number * E4M3_FACTOR } else { number };
+                    match dtype {
+                        Dtype::F16 => f16::from_f32(number).put(header, i * PANEL + column),
+                        Dtype::Bf16 => {
+                            let place = i * PANEL + column % LANES * 2 + column / LANES;
+                            bf16::from_f32(number).put(header, place);
+                        }
+                        Dtype::F32 => number.put(header, i * PANEL + column),
                     }
-                    _ => number.put(header, i * PANEL + column),
                 }
             }
             for group in 0..run.groups {
                 let place = GroupPlace { group, ..run };
-                let of_row = (first + group * self.group) / row.group;
-                let multiples = row.multiples_of(of_row).into_iter().take(numbers);
-                for (which, number) in multiples.enumerate() {
-                    if let Some(place) = self.multiple(place, which) {
-                        place.put(panel, column, number.wrapping_add(bias).cast_unsigned());
+                let multiples = [0, 1].map(|which| self.multiple(place, which));
+                let zero_points = self.zero_points(place);
+                let step = first + group * self.group;
+                for (row, column) in columns.clone().enumerate() {
+                    let of_row = rows.group_of(self.k, row, step);
+                    let by = rows.multiples_of(of_row);
+                    for (place, number) in multiples.iter().zip(by).take(numbers) {
+                        if let Some(place) = place {
+                            place.put(panel, column, number.wrapping_add(bias).cast_unsigned());
+                        }
                     }
-                }
-                if let Some(place) = self.zero_points(place) {
-                    panel[place + column] = row.zero_point(of_row);
+                    if let Some(place) = zero_points {
+                        panel[place + column] = rows.zero_point(of_row);
+                    }
                 }
             }
         }
@@ -463,9 +473,9 @@ impl Layout {
     /// Whether the scales' dtype has this number.
     fn is_exact(self, number: f32) -> bool {
         match self.scales.dtype {
-            DType::F16 => f16::from_f32(number).to_f32() == number,
-            DType::BF16 => bf16::from_f32(number).to_f32() == number,
-            _ => true,
+            Dtype::F16 => f16::from_f32(number).to_f32() == number,
+            Dtype::Bf16 => bf16::from_f32(number).to_f32() == number,
+            Dtype::F32 => true,
         }
     }
 
@@ -473,11 +483,11 @@ impl Layout {
     fn scale(self, panel: &[u8], k: usize, column: usize) -> [f32; 2] {
         let header = &panel[self.header(k / 2)..];
         let number = |i: usize| match self.scales.dtype {
-            DType::F16 => f16::get(header, i * PANEL + column).to_f32(),
-            DType::BF16 => {
+            Dtype::F16 => f16::get(header, i * PANEL + column).to_f32(),
+            Dtype::Bf16 => {
                 bf16::get(header, i * PANEL + column % LANES * 2 + column / LANES).to_f32()
             }
-            _ => f32::get(header, i * PANEL + column),
+            Dtype::F32 => f32::get(header, i * PANEL + column),
         };
         let group = self.group_of(k);
         let by = |which: usize| match (self.multiple(group, which), self.scales.blocks) {

@@ -6,7 +6,7 @@ use candlepower_kernels::WeightRows;
 use half::f16;
 use rayon::prelude::*;
 
-use super::{CodedRows, RowMins, Scales, codes};
+use super::{CodedRows, RowMins, Scales};
 use crate::{
     error::{Error, Result},
     parts::numbers,
@@ -54,7 +54,7 @@ pub(crate) fn quantized(
         OnLoad::Int4 => RowMins::Own(mins),
     };
     let scales = Scales { scales, mins, multiples: None };
-    let (codes, group) = (codes(packed), packed.group.min(k));
+    let (codes, group) = (packed.codes, packed.group.min(k));
     Ok(CodedRows { codes, group, bytes, scales, inputs: None })
 }
 

@@ -1,0 +1,84 @@
+//! What the codes of a quantized matrix mean.
+
+use crate::PANEL;
+
+/// What the codes of a quantized matrix mean.
+///
+/// Each group of inputs has a scale and a minimum per output: a number is `code * scale + min`, rounded once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codes {
+    /// Two bits: 0 to 3.
+    U2,
+    /// Three bits: 0 to 7.
+    U3,
+    /// Four bits: 0 to 15.
+    U4,
+    /// Five bits: 0 to 31.
+    U5,
+    /// Six bits: 0 to 63.
+    U6,
+    /// Eight bits: 0 to 255.
+    U8,
+    /// Eight bits: a sign, four bits of exponent, three of mantissa, neither infinities nor NaN.
+    /// Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
+    E4m3,
+    /// Four bits: which of the output's sixteen numbers.
+    Table,
+}
+
+impl Codes {
+    /// Bits of a code.
+    #[must_use]
+    #[inline]
+    pub const fn bits(self) -> usize {
+        match self {
+            Self::U2 => 2,
+            Self::U3 => 3,
+            Self::U4 | Self::Table => 4,
+            Self::U5 => 5,
+            Self::U6 => 6,
+            Self::U8 | Self::E4m3 => 8,
+        }
+    }
+
+    /// Bits of a code on a GPU.
+    #[must_use]
+    pub const fn device_bits(self) -> usize {
+        match self {
+            Self::U2 | Self::U3 | Self::U4 | Self::Table => 4,
+            Self::U5 | Self::U6 | Self::U8 | Self::E4m3 => 8,
+        }
+    }
+
+    /// Bytes of two steps of inputs of one panel.
+    #[must_use]
+    #[inline]
+    pub const fn pair_bytes(self) -> usize {
+        2 * PANEL * self.bits() / 8
+    }
+
+    /// The largest code.
+    #[must_use]
+    pub const fn most(self) -> u8 {
+        u8::MAX >> (8 - self.bits())
+    }
+
+    /// Whether they are numbers from 0 on.
+    #[must_use]
+    pub fn count_from_zero(self) -> bool {
+        !matches!(self, Self::E4m3 | Self::Table)
+    }
+
+    /// Whether a code of the kind `other` is the same code of this kind.
+    #[must_use]
+    pub fn takes(self, other: Self) -> bool {
+        let both_count = self.count_from_zero() && other.count_from_zero();
+        self == other || both_count && other.bits() <= self.bits()
+    }
+
+    /// The narrowest kind that takes both, if one does.
+    #[must_use]
+    pub fn join(self, other: Self) -> Option<Self> {
+        [self, other].into_iter().find(|kind| kind.takes(self) && kind.takes(other))
+    }
+}

@@ -1,0 +1,137 @@
+//! How a matrix is kept, and what becomes of matrices that are computed as one.
+
+use crate::scales::greatest_common_divisor;
+use crate::{
+    Codes, DEVICE_STEP, DEVICE_TILE, Dtype, MinForm, PANEL, ScaleForm, TABLE, panel_bytes,
+};
+
+/// How a quantized matrix is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packed {
+    /// What the codes mean.
+    pub codes: Codes,
+    /// Columns that share a scale.
+    pub group: usize,
+    /// How the scales and the minima of its groups are kept.
+    pub scales: ScaleForm,
+    /// The columns are in the order of their groups, not of the inputs.
+    pub reordered: bool,
+}
+
+/// How a matrix is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixForm {
+    /// As numbers of its dtype.
+    Plain,
+    /// As codes.
+    Quantized(Packed),
+    /// As numbers in single precision, as it is made of matrices that have nothing narrower in common.
+    Widened,
+}
+
+impl MatrixForm {
+    /// How two matrices with `k` columns are kept as one.
+    #[must_use]
+    pub fn join(self, other: Self, k: usize) -> Self {
+        match (self, other) {
+            (Self::Plain, Self::Plain) => Self::Plain,
+            (Self::Quantized(a), Self::Quantized(b)) => {
+                a.join(b, k).map_or(Self::Widened, Self::Quantized)
+            }
+            _ => Self::Widened,
+        }
+    }
+
+    /// How a GPU keeps a matrix with `k` columns: as numbers of the model's dtype where it has no form for its codes.
+    #[must_use]
+    pub fn on_device(self, k: usize) -> Self {
+        match self {
+            Self::Quantized(packed) if packed.group >= k || packed.group % DEVICE_STEP == 0 => self,
+            _ => Self::Plain,
+        }
+    }
+
+    /// Bytes of a matrix of so many rows and columns, whose numbers would be of `dtype`.
+    #[must_use]
+    pub fn bytes(self, rows: usize, columns: usize, dtype: Dtype) -> usize {
+        let dtype = match self {
+            Self::Quantized(packed) => return packed.bytes(rows, columns),
+            Self::Plain => dtype,
+            Self::Widened => Dtype::F32,
+        };
+        rows.next_multiple_of(PANEL) * columns.next_multiple_of(2) * dtype.size()
+    }
+}
+
+impl Packed {
+    /// Columns in order, in groups with scales and minima of their own.
+    #[must_use]
+    pub fn by_group(codes: Codes, group: usize) -> Self {
+        Self { codes, group, scales: ScaleForm::F32, reordered: false }
+    }
+
+    /// As [`Self::by_group`], without minima.
+    #[must_use]
+    pub fn without_mins(codes: Codes, group: usize) -> Self {
+        let scales = ScaleForm { mins: MinForm::None, ..ScaleForm::F32 };
+        Self { scales, ..Self::by_group(codes, group) }
+    }
+
+    /// Codes of few bits fit into more, and scales of a group are those of its parts.
+    fn join(self, other: Self, k: usize) -> Option<Self> {
+        let codes = self.codes.join(other.codes)?;
+        let group = match (self.group.min(k), other.group.min(k)) {
+            (a, b) if a == b => a,
+            (a, b) if a == k => b,
+            (a, b) if b == k => a,
+            (a, b) => greatest_common_divisor(a, b),
+        };
+        let (scales, reordered) =
+            (self.scales.join(other.scales), self.reordered || other.reordered);
+        Some(Self { codes, group, scales, reordered })
+    }
+
+    /// Bytes on a GPU; `padded` says that activations have zeros between the matrix's inputs.
+    #[must_use]
+    pub fn device_bytes(self, rows: usize, columns: usize, padded: bool) -> usize {
+        let outputs = rows.next_multiple_of(DEVICE_TILE[0]);
+        let codes =
+            outputs * columns.next_multiple_of(DEVICE_TILE[1]) * self.codes.device_bits() / 8;
+        let numbers = match self.codes {
+            Codes::Table => TABLE,
+            _ => columns.div_ceil(self.group) * 2,
+        };
+        let inputs = if self.reordered || padded { columns } else { 0 };
+        codes + 4 * (outputs * numbers + inputs)
+    }
+
+    /// Bytes on the CPU.
+    #[must_use]
+    pub fn bytes(self, rows: usize, columns: usize) -> usize {
+        let scales = self.scales.within(columns, self.group);
+        let panel = panel_bytes(self.codes, self.group, scales, columns);
+        let order = if self.reordered { columns * 4 } else { 0 };
+        rows.div_ceil(PANEL) * panel + order
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrices_that_are_one_are_kept_in_what_they_have_in_common() {
+        let packed = |codes, group| MatrixForm::Quantized(Packed::by_group(codes, group));
+        let (u4, u8) = (packed(Codes::U4, 32), packed(Codes::U8, 48));
+        let (u5, u6) = (packed(Codes::U5, 32), packed(Codes::U6, 32));
+        assert_eq!(u4.join(u4, 96), u4);
+        assert_eq!(u4.join(u8, 96), packed(Codes::U8, 16));
+        assert_eq!((u4.join(u5, 96), u5.join(u4, 96), u6.join(u5, 96)), (u5, u5, u6));
+        assert_eq!(u6.join(u8, 96), packed(Codes::U8, 16));
+        assert_eq!(u4.join(packed(Codes::U4, 96), 96), u4);
+        assert_eq!(u4.join(MatrixForm::Plain, 96), MatrixForm::Widened);
+        assert_eq!(u4.join(packed(Codes::E4m3, 32), 96), MatrixForm::Widened);
+        assert_eq!(packed(Codes::Table, 96).join(u6, 96), MatrixForm::Widened);
+        assert_eq!(MatrixForm::Plain.join(MatrixForm::Plain, 96), MatrixForm::Plain);
+    }
+}

@@ -1,0 +1,210 @@
+//! In which form the scales and the minima of groups are kept.
+
+use serde::{Deserialize, Serialize};
+
+use crate::PANEL;
+
+/// A dtype in which matrices and scales are stored.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Dtype {
+    /// Bytes of one number.
+    #[must_use]
+    #[inline]
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// Its name, as in `config.json`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+}
+
+/// How the scales and the minima of groups are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScaleForm {
+    /// The scales' dtype, and that of minima of their own.
+    pub dtype: Dtype,
+    /// What the minima are.
+    pub mins: MinForm,
+    /// Where scales have two levels: those of a block's groups are multiples of one scale, and so are minima of their own.
+    pub blocks: Option<Blocks>,
+}
+
+/// Groups whose scales are multiples of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Columns of a block: whole groups, of which each is a multiple of sixteen columns.
+    pub columns: usize,
+    /// How the multiples are kept.
+    pub multiples: MultipleForm,
+}
+
+/// How numbers are kept that multiply scales and minima.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MultipleForm {
+    /// Eight bits, with a sign.
+    I8,
+    /// Six bits, with a sign; only of scales, beside minima that are not numbers of their own.
+    I6,
+    /// Six bits; of scales and of minima of their own.
+    U6,
+    /// Four bits; of scales and of minima of their own.
+    U4,
+}
+
+impl MultipleForm {
+    /// What is added to a number before its bits are kept.
+    #[must_use]
+    #[inline]
+    pub const fn bias(self) -> i8 {
+        match self {
+            Self::I6 => 32,
+            Self::I8 | Self::U6 | Self::U4 => 0,
+        }
+    }
+
+    /// Whether it has this number.
+    #[must_use]
+    pub fn has(self, number: i8) -> bool {
+        match self {
+            Self::I8 => true,
+            Self::I6 => (-32..32).contains(&number),
+            Self::U6 => (0..64).contains(&number),
+            Self::U4 => (0..16).contains(&number),
+        }
+    }
+
+    /// Whether it is for minima of their own, too; all the same to eight bits.
+    #[must_use]
+    pub fn suits(self, mins: MinForm) -> bool {
+        match self {
+            Self::I8 => true,
+            Self::I6 => mins != MinForm::Own,
+            Self::U6 | Self::U4 => mins == MinForm::Own,
+        }
+    }
+}
+
+/// What the minima of groups are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MinForm {
+    /// -0.0, which adds nothing.
+    None,
+    /// A number beside each scale.
+    Own,
+    /// The scale times the negative of this code, which so means zero.
+    ZeroPoint(u8),
+    /// The scale times the negative of a code that each group has.
+    ZeroPoints,
+}
+
+impl ScaleForm {
+    /// Each group's scale and minimum in f32.
+    pub const F32: Self = Self { dtype: Dtype::F32, mins: MinForm::Own, blocks: None };
+
+    /// Columns of a group are a multiple of so many, where there are blocks.
+    pub const GROUP_MULTIPLE: usize = 16;
+
+    /// The form in which scales of both are kept to the bit. Scales that are multiples are numbers too, but not the other way
+    /// round, and products have more bits than their factors.
+    #[must_use]
+    pub fn join(self, other: Self) -> Self {
+        use MinForm::{Own, ZeroPoint, ZeroPoints};
+        let mins = match (self.mins, other.mins) {
+            (a, b) if a == b => a,
+            (ZeroPoint(_) | ZeroPoints, ZeroPoint(_) | ZeroPoints) => ZeroPoints,
+            _ => Own,
+        };
+        let made_own = mins == Own && (self.mins != Own || other.mins != Own);
+        let blocks = self.blocks.zip(other.blocks).map(|(a, b)| Blocks {
+            columns: greatest_common_divisor(a.columns, b.columns),
+            multiples: match a.multiples == b.multiples && !made_own {
+                true => a.multiples,
+                false => MultipleForm::I8,
+            },
+        });
+        let made_single = blocks.is_none() && (self.blocks.is_some() || other.blocks.is_some());
+        let widens = self.dtype != other.dtype || made_own || made_single;
+        Self { dtype: if widens { Dtype::F32 } else { self.dtype }, mins, blocks }
+    }
+
+    /// Columns of a block that lies within `k` columns which begin at a multiple of `k`, as a rank's do; `None` where there are
+    /// no blocks.
+    #[must_use]
+    pub fn block_within(self, k: usize) -> Option<usize> {
+        self.blocks.map(|blocks| greatest_common_divisor(blocks.columns, k))
+    }
+
+    /// Columns that share a header: a block, or a group of `group`.
+    #[must_use]
+    #[inline]
+    pub fn run(self, group: usize) -> usize {
+        self.blocks.map_or(group, |blocks| blocks.columns)
+    }
+
+    /// How the scales of `k` columns are kept, in groups of `group`, which begin at a multiple of `k` as a rank's do: blocks as far as
+    /// they lie within, and none that have no more than one group, whose own scales are less.
+    #[must_use]
+    pub fn within(self, k: usize, group: usize) -> Self {
+        match self.blocks.zip(self.block_within(k)) {
+            None => self,
+            Some((blocks, columns)) if columns > group => {
+                Self { blocks: Some(Blocks { columns, ..blocks }), ..self }
+            }
+            Some(_) => Self { dtype: Dtype::F32, blocks: None, ..self },
+        }
+    }
+
+    /// Bytes of the scales of a panel's group, or block, and of minima of its own.
+    #[must_use]
+    #[inline]
+    pub const fn numbers_bytes(self) -> usize {
+        let numbers = if matches!(self.mins, MinForm::Own) { 2 } else { 1 };
+        numbers * PANEL * self.dtype.size()
+    }
+
+    /// Bytes of what multiplies the scales and the minima of so many groups of a panel.
+    #[must_use]
+    #[inline]
+    pub fn multiples_bytes(self, groups: usize) -> usize {
+        let own = self.mins == MinForm::Own;
+        // A group's scale and minimum, or two groups' scales.
+        let pairs = if own { groups } else { groups.div_ceil(2) };
+        PANEL
+            * match self.blocks.map(|blocks| blocks.multiples) {
+                None => 0,
+                Some(MultipleForm::I8) => groups * (1 + usize::from(own)),
+                Some(MultipleForm::I6 | MultipleForm::U6) => pairs + pairs.div_ceil(2),
+                Some(MultipleForm::U4) => pairs,
+            }
+    }
+
+    /// Bytes of the codes of zero of so many groups of a panel.
+    #[must_use]
+    #[inline]
+    pub fn zero_points_bytes(self, groups: usize) -> usize {
+        if self.mins == MinForm::ZeroPoints { PANEL * groups } else { 0 }
+    }
+}
+
+pub(crate) fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
