@@ -106,27 +106,19 @@ impl Scales {
         // SAFETY: the caller's promise.
         unsafe {
             let Some(shift) = multiple.nibble else { return s.load_i8(at(multiple.low)) };
-            let low = nibbles(s, at(multiple.low), shift);
-            let Some((high, shift)) = multiple.high else { return low };
-            // Two bits of each number of a pair: the second's are what four goes into how often.
-            let both = nibbles(s, at(high), shift / 4 * 4);
-            let second = s.round(s.fma(both, s.splat(0.25), s.splat(-0.375)));
-            let high = match shift % 4 {
-                0 => s.fma(second, s.splat(-4.0), both),
-                _ => second,
-            };
-            let bias = self.form.blocks.map_or(0, |blocks| blocks.multiples.bias());
-            s.sub(s.fma(high, s.splat(16.0), low), s.splat(f32::from(bias)))
+            let mut numbers = at(multiple.low).cast::<[u8; LANES]>().read();
+            for number in &mut numbers {
+                *number = *number >> shift & 15;
+            }
+            if let Some((high, shift)) = multiple.high {
+                let high = at(high).cast::<[u8; LANES]>().read();
+                let bias = self.form.blocks.map_or(0, |blocks| blocks.multiples.bias());
+                for (number, high) in numbers.iter_mut().zip(&high) {
+                    *number =
+                        (*number | (high >> shift & 3) << 4).wrapping_sub(bias.cast_unsigned());
+                }
+            }
+            s.load_i8(numbers.as_ptr())
         }
     }
-}
-
-/// The four bits from `shift` (0 or 4) on of sixteen bytes, as numbers.
-///
-/// # Safety
-/// `source` points to sixteen readable bytes.
-#[inline(always)]
-unsafe fn nibbles<S: Simd>(s: S, source: *const u8, shift: usize) -> S::F32 {
-    // SAFETY: the caller's promise.
-    unsafe { if shift == 0 { s.load_u4::<0>(source) } else { s.load_u4::<4>(source) } }
 }

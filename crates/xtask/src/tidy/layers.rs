@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(
             messages("crates/models/Cargo.toml", text),
             [
-                "crates/models/Cargo.toml:2: `models` (layer 1) may import checkpoint, kernels, comm, not `engine`"
+                "crates/models/Cargo.toml:2: `models` (layer 2) may import checkpoint, kernels, comm, not `engine`"
             ]
         );
     }
