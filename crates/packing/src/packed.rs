@@ -106,8 +106,7 @@ impl Packed {
     }
 
     /// Bytes on the CPU.
-    #[must_use]
-    pub fn bytes(self, rows: usize, columns: usize) -> usize {
+    fn bytes(self, rows: usize, columns: usize) -> usize {
         let scales = self.scales.within(columns, self.group);
         let panel = panel_bytes(self.codes, self.group, scales, columns);
         let order = if self.reordered { columns * 4 } else { 0 };

@@ -134,7 +134,7 @@ pub(super) struct Weigher {
 impl Weigher {
     /// The weights of sixteen logits, zero where they are below `bound`.
     #[inline(always)]
-    pub(super) fn of<S: Simd>(self, s: S, logits: S::F32, bound: S::F32) -> S::F32 {
+    fn of<S: Simd>(self, s: S, logits: S::F32, bound: S::F32) -> S::F32 {
         let exponents = s.mul(s.sub(logits, s.splat(self.max)), s.splat(self.scale));
         // So that a NaN has a weight, which is zero.
         let weights = math::exp(s, s.max(exponents, s.splat(f32::MIN)));
