@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::support::{ServerBuilder, TempFolder};
 
@@ -84,4 +84,47 @@ fn a_driver_that_is_new_enough_and_opens_no_gpu_is_refused_with_its_words() {
     assert_eq!(line.contains("CUDA_ERROR_NO_DEVICE"), built_with_cuda(), "{line}");
     let server = ServerBuilder::new("demo");
     server.env("LD_LIBRARY_PATH", driver.path().to_str().unwrap()).start();
+}
+
+/// The whole path of a request on a GPU that the CPU emulates: kernels, CUDA graphs, copies, draws. `cargo xtask cuda` builds
+/// such a binary and names the folder of the emulated driver; without one there is nothing to try.
+#[test]
+fn an_emulated_gpu_answers_as_the_cpu_does() {
+    let Some(driver) = std::env::var_os("CANDLEPOWER_TEST_EMULATOR") else { return };
+    let driver = driver.to_str().unwrap();
+    for eager in ["", " --enforce-eager"] {
+        let flags = "--device cuda --dtype bfloat16 --max-num-seqs 4 --max-num-batched-tokens 64";
+        let server = ServerBuilder::new("demo").flags(&format!("{flags}{eager}"));
+        let server = server.env("LD_LIBRARY_PATH", driver).start();
+        assert_eq!(server.log().contains("recording CUDA graphs"), eager.is_empty());
+        let ask = |question: &str, more: Value| {
+            let mut body = json!({
+                "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 20,
+            });
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            server.chat(body)["choices"].take()
+        };
+        let (sum, capital) = std::thread::scope(|scope| {
+            let sum = scope.spawn(|| ask("What is 2 + 3?", json!({"logprobs": true})));
+            let capital = ask("What is the capital of France?", json!({}));
+            (sum.join().unwrap(), capital)
+        });
+        assert_eq!(capital[0]["message"]["content"], "The capital of France is Paris.");
+        assert_eq!(sum[0]["message"]["content"], "2 + 3 = 5.");
+        let first = &sum[0]["logprobs"]["content"][0];
+        assert!(
+            first["logprob"].as_f64().is_some_and(|logprob| (-1.0..=0.0).contains(&logprob)),
+            "{first}"
+        );
+        let drawn = json!({
+            "temperature": 1.0, "top_p": 0.9, "top_k": 40, "seed": 7, "n": 2, "presence_penalty": 0.5,
+            "structured_outputs": {"choice": ["Paris", "Rome"]},
+        });
+        let drawn = ask("What is the capital of France?", drawn);
+        for choice in drawn.as_array().unwrap() {
+            let text = choice["message"]["content"].as_str().unwrap();
+            assert!(["Paris", "Rome"].contains(&text), "{text}");
+        }
+        assert_eq!(drawn.as_array().unwrap().len(), 2);
+    }
 }

@@ -1,7 +1,8 @@
 //! Compiles the CUDA kernels, if the feature `cuda` is on, and links them.
 //!
 //! Reads `NVCC` or `CUDA_HOME`, `CUDA_COMPUTE_CAP` (80, 89 or 90) and `FLASHINFER_INCLUDE`;
-//! `scripts/cuda-toolkit.sh` assembles a toolkit and sets them.
+//! `scripts/cuda-toolkit.sh` assembles a toolkit and sets them. `CANDLEPOWER_NVCC` is a compiler for these kernels alone:
+//! `tests/emulator/nvcc` makes of them what runs on a CPU.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
@@ -41,7 +42,11 @@ struct Toolkit {
 impl Toolkit {
     fn find() -> Result<Self, String> {
         let home = variable("CUDA_HOME").map(PathBuf::from);
-        let nvcc = match (variable("NVCC"), &home) {
+        let own = variable("CANDLEPOWER_NVCC");
+        if let Some(folder) = own.as_deref().and_then(|nvcc| Path::new(nvcc).parent()) {
+            println!("cargo::rerun-if-changed={}", folder.display());
+        }
+        let nvcc = match (own.or(variable("NVCC")), &home) {
             (Some(nvcc), _) => PathBuf::from(nvcc),
             (None, Some(home)) => home.join("bin/nvcc"),
             (None, None) => {

@@ -1,10 +1,12 @@
-//! `cargo xtask cuda`: the CUDA build with what CI has built already, and what can be tested of it without a GPU.
+//! `cargo xtask cuda`: the CUDA build with what CI has built already, and what can be tested of it without a GPU: that it starts
+//! anywhere, and by `emulated` what its kernels compute.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::emulated;
 use crate::steps::{Shell, Steps, output, run};
 use crate::tools::{target_folder, tools_folder};
 
@@ -13,7 +15,8 @@ const TESTS: [&str; 6] =
     ["cuda::", "doctor::", "first_run::", "wire::", "--skip", "wire::documents::"];
 
 /// With `--test main` the features of dependencies are those of `cargo xtask test`, which builds all tests.
-const SELECTION: &str = "--workspace --test main --features candlepower/full,candlepower/cuda";
+pub(crate) const SELECTION: &str =
+    "--workspace --test main --features candlepower/full,candlepower/cuda";
 
 /// Parts of the names of libraries that the binary must not need.
 const CUDA_LIBRARIES: [&str; 4] = ["libcu", "libnv", "libnccl", "not found"];
@@ -23,17 +26,18 @@ pub(crate) fn run_steps(steps: &mut Steps) {
     steps.run("cuda", build);
     steps.run("ldd", needs_no_cuda);
     steps.run("no gpu", test);
+    emulated::run_steps(steps);
 }
 
 fn toolkit_folder(shell: &Shell) -> PathBuf {
     tools_folder(shell).join("cuda")
 }
 
-fn binary(shell: &Shell) -> PathBuf {
+pub(crate) fn binary(shell: &Shell) -> PathBuf {
     target_folder(shell).join("debug/candlepower")
 }
 
-fn toolkit(shell: &Shell) -> Result<String> {
+pub(crate) fn toolkit(shell: &Shell) -> Result<String> {
     run(shell.command("scripts/cuda-toolkit.sh").arg(toolkit_folder(shell)))?;
     Ok(String::new())
 }
@@ -74,7 +78,7 @@ fn test(shell: &Shell) -> Result<String> {
 }
 
 /// A command with the toolkit's environment.
-fn with_toolkit(shell: &Shell, command: &Command) -> Command {
+pub(crate) fn with_toolkit(shell: &Shell, command: &Command) -> Command {
     let toolkit = toolkit_folder(shell);
     let mut sh = shell.command("sh");
     sh.args(["-c", ". \"$0\" && NVCC=$1 && shift && exec \"$@\""]);

@@ -4,6 +4,7 @@
 
 mod check;
 mod cuda;
+mod emulated;
 mod inlined;
 mod steps;
 mod test;
@@ -24,7 +25,8 @@ cargo xtask <command>
   ci      check, test, a minute of fuzz, cuda
   check   fmt, clippy, tidy, typos, doc, deny
   test    builds the binary and runs every test; needs only Rust and Python
-  cuda    a CUDA build for no GPU, and its tests; shares what test has built; needs g++, x86-64
+  cuda    a CUDA build for no GPU, and its tests; then emulated; shares what test has built; needs g++, x86-64
+  emulated  a CUDA build for a GPU that the CPU emulates: the kernels' comparisons, the goldens and the server on it
   wheel   builds the Python wheel around the debug binary and tests it; part of test
   fuzz SECONDS [--seed N] [TARGET..]  changed files and texts for every parser, or for some
   schema-suite FOLDER..  holds JSON schemas against test suites: docs/schema-suite.md
@@ -64,6 +66,10 @@ fn run() -> Result<ExitCode> {
         "check" => check::run_steps(&mut steps),
         "test" => test::run_steps(&mut steps),
         "cuda" => cuda::run_steps(&mut steps),
+        "emulated" => {
+            steps.run("toolkit", cuda::toolkit);
+            emulated::run_steps(&mut steps);
+        }
         "wheel" => {
             steps.run("build", test::build);
             steps.run("wheel", wheel::test);

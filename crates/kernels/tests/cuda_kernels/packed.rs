@@ -1,6 +1,6 @@
 //! Quantized matrices: the product with codes, the numbers that they mean, and both ways through cuBLAS.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::cuda::{self, Cublas};
 use candlepower_kernels::device::{HeadPadding, PackedMatrix};
 use candlepower_kernels::{
@@ -13,10 +13,11 @@ use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
 const KINDS: [(Codes, u64); 4] =
     [(Codes::U4, 15), (Codes::U8, 255), (Codes::E4m3, 0xf7), (Codes::Table, 15)];
 
-/// A matrix on the GPU, and its numbers `[n, width]`.
+/// A matrix on the GPU, and its numbers `[n, width]`: what codes mean, and what is added to them.
 struct Case {
     packed: PackedMatrix,
     numbers: Vec<f32>,
+    sparse: Vec<f32>,
     width: usize,
     what: String,
 }
@@ -50,35 +51,56 @@ fn cases(gpu: &Gpu) -> Vec<Case> {
                     multiples: None,
                     inputs: special.then_some(&order[..]),
                 };
-                let mut builder =
-                    Weight::quantized_builder(n, k, codes, group, ScaleForm::F32).unwrap();
-                if special {
-                    let starts: Vec<u32> = (0..=n as u32).map(|row| row / 3 * 2).collect();
-                    let entries = starts[n] as usize;
-                    let inputs: Vec<u32> = (0..entries).map(|i| (i % k) as u32).collect();
-                    let numbers = random.floats(entries, 2.0, DType::F32);
-                    let sparse = SparseRows { starts: &starts, inputs: &inputs, numbers: &numbers };
-                    builder.write_sparse(0, sparse).unwrap();
-                }
-                builder.write_quantized(0, rows).unwrap();
-                let weight = builder.finish().unwrap();
+                let starts: Vec<u32> = (0..=n as u32).map(|row| row / 3 * 2).collect();
+                let entries = starts[n] as usize;
+                let inputs: Vec<u32> = (0..entries).map(|i| (i % k) as u32).collect();
+                let added = random.floats(entries, 2.0, DType::F32);
+                let sparse = SparseRows { starts: &starts, inputs: &inputs, numbers: &added };
                 let padding = special.then_some(HeadPadding { len: 8, padded: 12 });
-                let on = |device| PackedMatrix::new(&weight, padding, device).unwrap();
-                let numbers = on(&candle_core::Device::Cpu).numbers().unwrap();
-                let what = format!("{codes:?} {n} x {k}, groups of {group}, special {special}");
-                let width = numbers.len() / n;
-                cases.push(Case { packed: on(gpu.device()), numbers, width, what });
+                let pack = |rows, sparse, device: &Device| {
+                    let form = ScaleForm::F32;
+                    let mut builder = Weight::quantized_builder(n, k, codes, group, form).unwrap();
+                    if let Some(sparse) = sparse {
+                        builder.write_sparse(0, sparse).unwrap();
+                    }
+                    builder.write_quantized(0, rows).unwrap();
+                    PackedMatrix::new(&builder.finish().unwrap(), padding, device).unwrap()
+                };
+                let numbers = pack(rows, None, &Device::Cpu).numbers().unwrap();
+                // Codes that count for nothing leave what is added.
+                let zeros = vec![0.0; count.max(groups)];
+                let mins = if mins.is_empty() { Mins::None } else { Mins::Own(&zeros[..groups]) };
+                let nothing = QuantizedRows { scales: &zeros[..count], mins, ..rows };
+                let sparse = special.then_some(sparse);
+                cases.push(Case {
+                    packed: pack(rows, sparse, gpu.device()),
+                    sparse: pack(nothing, sparse, &Device::Cpu).numbers().unwrap(),
+                    width: numbers.len() / n,
+                    numbers,
+                    what: format!("{codes:?} {n} x {k}, groups of {group}, special {special}"),
+                });
             }
         }
     }
     cases
 }
 
+impl Case {
+    /// Its numbers, of which `dense` does something to those of codes before the others are added.
+    fn sums(&self, dense: impl Fn(&[f32]) -> Vec<f32>) -> Vec<f32> {
+        dense(&self.numbers)
+            .iter()
+            .zip(&self.sparse)
+            .map(|(number, added)| number + added)
+            .collect()
+    }
+}
+
 /// Activations, zero where heads are padded.
 fn activations(random: &mut Random, rows: usize, case: &Case, dtype: DType) -> Vec<f32> {
-    let used: Vec<bool> = (0..case.width)
-        .map(|input| case.numbers.iter().skip(input).step_by(case.width).any(|w| *w != 0.0))
-        .collect();
+    let numbers = case.sums(<[f32]>::to_vec);
+    let is_used = |input| numbers.iter().skip(input).step_by(case.width).any(|w| *w != 0.0);
+    let used: Vec<bool> = (0..case.width).map(is_used).collect();
     let mut x = random.floats(rows * case.width, 1.0, dtype);
     x.iter_mut().zip(used.iter().cycle()).filter(|(_, used)| !**used).for_each(|(x, _)| *x = 0.0);
     x
@@ -102,16 +124,17 @@ pub(crate) fn packed_product(gpu: &Gpu) {
                 let x = activations(&mut random, rows, &case, dtype);
                 let bias = random.floats(n, 1.0, dtype);
                 // Tables are rounded to the element type, codes are not.
-                let w = match case.what.starts_with("Table") {
-                    true => rounded(&case.numbers, dtype),
-                    false => case.numbers.clone(),
-                };
+                let is_table = case.what.starts_with("Table");
+                let w = case.sums(|numbers| match is_table {
+                    true => rounded(numbers, dtype),
+                    false => numbers.to_vec(),
+                });
                 let want = product(&x, &w, width, &bias);
                 let out = gpu.unwritten(&[rows, n], dtype);
                 let (x, bias) =
                     (gpu.floats(&x, &[rows, width], dtype), gpu.floats(&bias, &[n], dtype));
                 cuda::packed_product(&x, &case.packed, Some(&bias), &out).unwrap();
-                // Sums in f32 in another order; a table's number with a sparse one beside it is rounded alone.
+                // Sums in f32 in another order.
                 let tolerance = Tolerance { own: 0.6, largest: 0.1 };
                 gpu.assert_close(&out, &want, tolerance, &format!("{rows} rows of {}", case.what));
             }
@@ -129,7 +152,9 @@ pub(crate) fn packed_matmul(gpu: &Gpu) {
             let rows = 70;
             let x = activations(&mut random, rows, &case, dtype);
             let bias = random.floats(n, 1.0, dtype);
-            let want = product(&x, &rounded(&case.numbers, dtype), width, &bias);
+            // Numbers are rounded when they are unpacked, and again when something was added.
+            let w = rounded(&case.sums(|numbers| rounded(numbers, dtype)), dtype);
+            let want = product(&x, &w, width, &bias);
             let out = gpu.unwritten(&[rows, n], dtype);
             let (x, bias) = (gpu.floats(&x, &[rows, width], dtype), gpu.floats(&bias, &[n], dtype));
             cublas.packed(&x, &case.packed, Some(&bias), &out).unwrap();
@@ -151,7 +176,7 @@ pub(crate) fn packed_embedding(gpu: &Gpu) {
             let on_gpu: Tensor = gpu.integers(&ids, &[20]);
             let out = gpu.unwritten(&[20, width], dtype);
             cuda::packed_embedding(&on_gpu, &case.packed, 0.5, &out).unwrap();
-            let numbers = rounded(&case.numbers, dtype);
+            let numbers = rounded(&case.sums(|numbers| rounded(numbers, dtype)), dtype);
             let row = |id: &u32| numbers[*id as usize * width..][..width].iter();
             let want: Vec<f32> = ids.iter().flat_map(row).map(|number| number * 0.5).collect();
             gpu.assert_close(&out, &want, ROUNDED_ONCE, &case.what);

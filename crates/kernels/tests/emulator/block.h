@@ -1,0 +1,80 @@
+// Runs the threads of one block: each is a fiber that goes on until it waits for others.
+#pragma once
+
+#include <vector>
+
+#include "machine.h"
+
+namespace emulated {
+
+struct Copy {
+  uint32_t to;
+  uint32_t bytes;
+  unsigned char values[16];
+};
+
+// A thread of the running block.
+struct Fiber {
+  enum class State { kReady, kAtBarrier, kInCollective, kDone };
+
+  Place place{};
+  State state = State::kReady;
+  // Where its stack is while it does not run.
+  void* stack = nullptr;
+  uint32_t mask = 0;
+  void* operand = nullptr;
+  Combine combine = nullptr;
+  // Copies to shared memory that are under way: groups, and the one that is not ended.
+  std::vector<std::vector<Copy>> groups;
+  std::vector<Copy> open_group;
+};
+
+class Block {
+ public:
+  // `place` is told where the running thread is.
+  explicit Block(const Place** place);
+  ~Block();
+  Block(const Block&) = delete;
+
+  // Runs all blocks of a launch, one after the other.
+  void run(const Launch& launch);
+
+  unsigned char* shared() const { return shared_; }
+
+  void barrier();
+  void collective(uint32_t mask, void* operand, Combine combine);
+  void* variable(const void* key, size_t bytes, size_t alignment);
+  unsigned char* dynamic_shared();
+  void copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present);
+  void end_group();
+  void wait_for_groups(uint32_t but);
+  [[noreturn]] void fault(const char* what);
+
+ private:
+  struct Variable {
+    const void* key;
+    size_t begin;
+  };
+
+  void run_one(const Extent& block);
+  void start(uint32_t thread);
+  void resume(Fiber& fiber);
+  void leave();
+  bool run_warp(uint32_t first, uint32_t end);
+  bool combine_lanes(uint32_t first, uint32_t end);
+  static void enter();
+
+  const Place** place_;
+  const Launch* launch_ = nullptr;
+  // Every second launch runs its threads and blocks from the last to the first: who does not wait for others is found out.
+  bool backwards_ = false;
+  std::vector<Fiber> fibers_;
+  Fiber* current_ = nullptr;
+  void* scheduler_stack_ = nullptr;
+  unsigned char* stacks_ = nullptr;
+  unsigned char* shared_ = nullptr;
+  std::vector<Variable> variables_;
+  size_t shared_used_ = 0;
+};
+
+}  // namespace emulated

@@ -1,0 +1,73 @@
+// The emulated GPU: its memory, its queue of work, and what is being recorded. Under one lock.
+#pragma once
+
+#include <cuda.h>
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "block.h"
+
+namespace emulated {
+
+using Work = std::function<void()>;
+
+struct Gpu final : Machine {
+  static Gpu& the();
+
+  // Work that the host may let wait.
+  static constexpr size_t kMostQueued = 1 << 16;
+
+  std::recursive_mutex lock;
+  Block block;
+  const size_t total_bytes;
+  size_t used_bytes = 0;
+  size_t most_used_bytes = 0;
+  bool is_eager = false;
+  uint64_t submitted = 0;
+  uint64_t finished = 0;
+  std::deque<Work> queue;
+  std::map<void*, std::vector<Work>> capturing;
+  std::map<const void*, size_t> pinned;
+
+  CUresult submit(void* stream, Work work);
+  // Does the work up to the one of this number.
+  void finish(uint64_t number);
+  CUresult wait();
+  void* map(size_t bytes);
+  void unmap(void* memory);
+  CUresult allocate(CUdeviceptr* memory, size_t bytes);
+  CUresult release(void* stream, CUdeviceptr memory);
+  CUresult upload(void* stream, void* to, const void* from, size_t bytes);
+  CUresult download(void* stream, void* to, const void* from, size_t bytes);
+
+  int launch(void* stream, Launch launch) override;
+  int copy(void* stream, void* to, const void* from, size_t bytes) override;
+  void allow_shared(const void* kernel, size_t bytes) override;
+  void barrier() override;
+  void collective(uint32_t mask, void* operand, Combine combine) override;
+  void* variable(const void* key, size_t bytes, size_t alignment) override;
+  unsigned char* dynamic_shared() override;
+  void copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present) override;
+  void end_group() override;
+  void wait_for_groups(uint32_t but) override;
+  [[noreturn]] void fault(const char* what) override;
+
+ private:
+  struct Mapping {
+    void* first;
+    size_t mapped;
+    size_t bytes;
+  };
+
+  Gpu();
+  bool is_pinned(const void* memory) const;
+
+  std::map<void*, Mapping> mappings;
+  std::map<const void*, size_t> allowed_shared;
+};
+
+}  // namespace emulated

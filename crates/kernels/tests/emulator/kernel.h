@@ -1,0 +1,349 @@
+// CUDA for a CPU: included before anything else in what nvcc's stand-in compiles. A thread of a block is a fiber; what
+// threads do together they do by the machine of machine.h.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp4.h>
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <cuda/cmath>
+#include <cuda/std/limits>
+#include <type_traits>
+#include <utility>
+
+#include "machine.h"
+
+namespace emulated {
+
+inline Machine* find_machine() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW);
+  auto* find = library == nullptr ? nullptr : reinterpret_cast<Machine* (*)()>(dlsym(library, kMachine));
+  return find == nullptr ? nullptr : find();
+}
+
+// Null where libcuda.so.1 is another, or there is none.
+inline Machine* const machine = find_machine();
+
+inline const Place& here() { return *machine->place; }
+
+// What `threadIdx`, `blockIdx`, `blockDim` and `gridDim` become.
+inline uint3 triple(const Extent& e) { return {e.x, e.y, e.z}; }
+inline uint3 thread_index() { return triple(here().thread); }
+inline uint3 block_index() { return triple(here().block); }
+inline dim3 block_size() { return triple(here().block_dim); }
+inline dim3 grid_size() { return triple(here().grid_dim); }
+
+inline uint32_t linear_thread() {
+  const Place& at = here();
+  return (at.thread.z * at.block_dim.y + at.thread.y) * at.block_dim.x + at.thread.x;
+}
+
+inline uint32_t lane() { return linear_thread() % 32; }
+
+// ---- Launches --------------------------------------------------------------------------------------
+
+inline thread_local cudaError_t last_error = cudaSuccess;
+
+inline cudaError_t note(int error) {
+  if (error != 0) last_error = static_cast<cudaError_t>(error);
+  return static_cast<cudaError_t>(error);
+}
+
+struct Configuration {
+  dim3 grid, block;
+  size_t shared_bytes = 0;
+  cudaStream_t stream = nullptr;
+};
+
+inline Configuration configuration(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream) {
+  return {grid, block, shared_bytes, stream};
+}
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch(const char* name, const Configuration& with, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  if (machine == nullptr) return note(cudaErrorNoDevice);
+  // Parameters are copied when a kernel is launched, not when it runs.
+  auto body = [kernel, ... copied = Parameters(std::forward<Arguments>(arguments))] { kernel(copied...); };
+  const auto extent = [](dim3 d) { return Extent{d.x, d.y, d.z}; };
+  return note(machine->launch(with.stream, {name, reinterpret_cast<const void*>(kernel), extent(with.grid),
+                                            extent(with.block), with.shared_bytes, std::move(body)}));
+}
+
+template <typename... Parameters, size_t... kIndex>
+cudaError_t launch_pointers(const char* name, const Configuration& with, void (*kernel)(Parameters...), void** arguments,
+                            std::index_sequence<kIndex...>) {
+  return launch(name, with, kernel, *static_cast<std::remove_cvref_t<Parameters>*>(arguments[kIndex])...);
+}
+
+// cudaLaunchKernel, which knows of its arguments what the kernel says.
+template <typename... Parameters>
+cudaError_t launch_kernel(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
+                          size_t shared_bytes, cudaStream_t stream) {
+  return launch_pointers(name, {grid, block, shared_bytes, stream}, kernel, arguments,
+                         std::index_sequence_for<Parameters...>());
+}
+
+// A kernel whose type has been forgotten, which nothing of ours starts.
+inline cudaError_t launch_kernel(const char*, void*, dim3, dim3, void**, size_t, cudaStream_t) {
+  return note(cudaErrorNotSupported);
+}
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_ex(const cudaLaunchConfig_t* with, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  return launch("a kernel", {with->gridDim, with->blockDim, with->dynamicSmemBytes, with->stream}, kernel,
+                std::forward<Arguments>(arguments)...);
+}
+
+inline cudaError_t get_last_error() { return std::exchange(last_error, cudaSuccess); }
+
+template <typename Kernel>
+cudaError_t set_attribute(Kernel kernel, cudaFuncAttribute attribute, int value) {
+  if (machine == nullptr) return note(cudaErrorNoDevice);
+  if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
+    if (value > kMostSharedBytes) return note(cudaErrorInvalidValue);
+    machine->allow_shared(reinterpret_cast<const void*>(kernel), value);
+  }
+  return cudaSuccess;
+}
+
+inline cudaError_t device_attribute(int* value, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount: *value = kMultiprocessors; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = kSharedBytesOfMultiprocessor; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = kMostSharedBytes; break;
+    case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1024; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
+    default: return note(cudaErrorInvalidValue);
+  }
+  return cudaSuccess;
+}
+
+template <typename Kernel>
+cudaError_t occupancy(int* blocks, Kernel, int threads, size_t shared_bytes) {
+  const size_t by_shared = kSharedBytesOfMultiprocessor / (shared_bytes + 1024);
+  *blocks = static_cast<int>(std::min<size_t>({by_shared, 2048u / threads, 32u}));
+  return cudaSuccess;
+}
+
+inline cudaError_t get_device(int* device) { return *device = 0, cudaSuccess; }
+
+inline cudaError_t memcpy_async(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  return machine == nullptr ? note(cudaErrorNoDevice) : note(machine->copy(stream, to, from, bytes));
+}
+
+// ---- Shared memory ---------------------------------------------------------------------------------
+
+// A variable of the block. Each is written once in a function, whose `key` is its own.
+template <typename T>
+T& variable(const void* key) {
+  return *static_cast<T*>(machine->variable(key, sizeof(T), alignof(T)));
+}
+
+// What the launch gave the block, an array as in CUDA.
+template <typename T>
+auto& dynamic_shared() {
+  return *reinterpret_cast<T(*)[kMostSharedBytes / sizeof(T)]>(machine->dynamic_shared());
+}
+
+inline void* at_shared(uint32_t address, uint32_t bytes) {
+  if (address % bytes != 0) machine->fault("an address of shared memory is not a multiple of what is accessed");
+  if (address + bytes > kMostSharedBytes) machine->fault("an address is beyond shared memory");
+  return machine->shared + address;
+}
+
+// ---- What lanes do together ------------------------------------------------------------------------
+
+template <typename T>
+struct Shuffle {
+  T value, result;
+  uint32_t source;
+};
+
+template <typename T>
+T shuffle(uint32_t mask, T value, uint32_t source) {
+  Shuffle<T> own{value, value, source};
+  machine->collective(mask, &own, [](void* const operands[32]) {
+    for (uint32_t i = 0; i < 32; ++i) {
+      auto* to = static_cast<Shuffle<T>*>(operands[i]);
+      if (to == nullptr) continue;
+      const auto* from = static_cast<const Shuffle<T>*>(operands[to->source]);
+      if (from == nullptr) machine->fault("a lane reads of one that takes no part");
+      to->result = from->value;
+    }
+  });
+  return own.result;
+}
+
+struct Vote {
+  bool value;
+  uint32_t result;
+};
+
+inline uint32_t ballot(uint32_t mask, bool value) {
+  Vote own{value, 0};
+  machine->collective(mask, &own, [](void* const operands[32]) {
+    uint32_t votes = 0;
+    for (uint32_t i = 0; i < 32; ++i) {
+      if (operands[i] != nullptr && static_cast<Vote*>(operands[i])->value) votes |= 1u << i;
+    }
+    for (uint32_t i = 0; i < 32; ++i) {
+      if (operands[i] != nullptr) static_cast<Vote*>(operands[i])->result = votes;
+    }
+  });
+  return own.result;
+}
+
+inline void sync_warp(uint32_t mask) { machine->collective(mask, nullptr, nullptr); }
+
+}  // namespace emulated
+
+// ---- CUDA's names ----------------------------------------------------------------------------------
+
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __grid_constant__
+#define __grid_constant__
+#define __restrict__ __restrict
+
+#define cudaGetLastError emulated::get_last_error
+#define cudaFuncSetAttribute emulated::set_attribute
+#define cudaDeviceGetAttribute emulated::device_attribute
+#define cudaGetDevice emulated::get_device
+#define cudaMemcpyAsync emulated::memcpy_async
+#define cudaLaunchKernelEx emulated::launch_ex
+#define cudaOccupancyMaxActiveBlocksPerMultiprocessor emulated::occupancy
+
+inline void __syncthreads() { emulated::machine->barrier(); }
+inline void __syncwarp(uint32_t mask = 0xffffffffu) { emulated::sync_warp(mask); }
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+
+template <typename T>
+T __shfl_sync(uint32_t mask, T value, int source) {
+  return emulated::shuffle(mask, value, static_cast<uint32_t>(source) % 32);
+}
+template <typename T>
+T __shfl_xor_sync(uint32_t mask, T value, int bits) {
+  return emulated::shuffle(mask, value, emulated::lane() ^ static_cast<uint32_t>(bits));
+}
+template <typename T>
+T __shfl_up_sync(uint32_t mask, T value, uint32_t distance) {
+  const uint32_t lane = emulated::lane();
+  return emulated::shuffle(mask, value, lane >= distance ? lane - distance : lane);
+}
+template <typename T>
+T __shfl_down_sync(uint32_t mask, T value, uint32_t distance) {
+  const uint32_t lane = emulated::lane();
+  return emulated::shuffle(mask, value, lane + distance < 32 ? lane + distance : lane);
+}
+inline uint32_t __ballot_sync(uint32_t mask, bool value) { return emulated::ballot(mask, value); }
+inline bool __any_sync(uint32_t mask, bool value) { return emulated::ballot(mask, value) != 0; }
+inline bool __all_sync(uint32_t mask, bool value) { return emulated::ballot(mask, !value) == 0; }
+inline uint32_t __activemask() { return 0xffffffffu; }
+
+// Threads of a kernel take turns where they wait, so that nothing comes between.
+template <typename T, typename V>
+T atomicAdd(T* at, V value) {
+  return std::exchange(*at, static_cast<T>(*at + value));
+}
+template <typename T, typename V>
+T atomicOr(T* at, V value) {
+  return std::exchange(*at, *at | value);
+}
+template <typename T, typename V>
+T atomicMin(T* at, V value) {
+  return std::exchange(*at, std::min<T>(*at, value));
+}
+template <typename T, typename V>
+T atomicMax(T* at, V value) {
+  return std::exchange(*at, std::max<T>(*at, value));
+}
+
+// CUDA's pass over NaN.
+template <typename A, typename B>
+constexpr auto max(A a, B b) {
+  using T = std::common_type_t<A, B>;
+  if constexpr (std::is_floating_point_v<T>) {
+    return std::fmax(T(a), T(b));
+  } else {
+    return std::max(T(a), T(b));
+  }
+}
+template <typename A, typename B>
+constexpr auto min(A a, B b) {
+  using T = std::common_type_t<A, B>;
+  if constexpr (std::is_floating_point_v<T>) {
+    return std::fmin(T(a), T(b));
+  } else {
+    return std::min(T(a), T(b));
+  }
+}
+inline int __popc(uint32_t bits) { return std::popcount(bits); }
+inline int __ffs(uint32_t bits) { return __builtin_ffs(static_cast<int>(bits)); }
+inline int __clz(uint32_t bits) { return std::countl_zero(bits); }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>(uint64_t(a) * b >> 32); }
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t bytes = uint64_t(b) << 32 | a;
+  uint32_t chosen = 0;
+  for (int i = 0; i < 4; ++i) chosen |= uint32_t(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return chosen;
+}
+inline uint32_t __float_as_uint(float value) { return std::bit_cast<uint32_t>(value); }
+inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline int __float_as_int(float value) { return std::bit_cast<int>(value); }
+inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
+inline float __frcp_rn(float value) { return 1.0f / value; }
+inline int __float2int_rn(float value) { return static_cast<int>(std::nearbyint(value)); }
+inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
+inline float __expf(float value) { return std::exp(value); }
+inline float __logf(float value) { return std::log(value); }
+inline float __fdividef(float a, float b) { return a / b; }
+// Rounded once, as products and sums in double are exact.
+inline __nv_bfloat16 fused(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) {
+  return __double2bfloat16(static_cast<double>(float(a)) * float(b) + float(c));
+}
+inline __half fused(__half a, __half b, __half c) {
+  return __double2half(static_cast<double>(float(a)) * float(b) + float(c));
+}
+template <typename Pair>
+Pair __hfma2(Pair a, Pair b, Pair c) {
+  Pair sum;
+  sum.x = fused(a.x, b.x, c.x);
+  sum.y = fused(a.y, b.y, c.y);
+  return sum;
+}
+template <typename T>
+T __ldcs(const T* from) {
+  return *from;
+}
+template <typename T>
+T __ldca(const T* from) {
+  return *from;
+}
+template <typename T>
+T __ldg(const T* from) {
+  return *from;
+}
+inline size_t __cvta_generic_to_shared(const void* pointer) {
+  const auto* byte = static_cast<const unsigned char*>(pointer);
+  const ptrdiff_t offset = byte - emulated::machine->shared;
+  if (offset < 0 || offset >= emulated::kMostSharedBytes) emulated::machine->fault("a pointer is not to shared memory");
+  return static_cast<size_t>(offset);
+}
+
+#include "ptx.h"
+
+// What the kernels are compiled for, as their headers ask.
+#define __CUDACC_VER_MAJOR__ 13
+#define __CUDACC_VER_MINOR__ 0
+#define __CUDA_ARCH__ 900

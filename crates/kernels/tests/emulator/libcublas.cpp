@@ -1,0 +1,124 @@
+// cuBLAS, cuRAND and NCCL on the emulated GPU: handles, the one product that candlepower asks for, and a group of one rank.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstring>
+#include <vector>
+
+#include "gpu.h"
+
+namespace {
+
+// Values of cuBLAS. Source: NVIDIA, cuBLAS, `cublasOperation_t`, `cudaDataType_t`, `cublasStatus_t`.
+constexpr int kTransposed = 1;
+constexpr int kF16 = 2;
+constexpr int kBf16 = 14;
+constexpr int kInvalidValue = 7;
+constexpr int kNcclInvalidUsage = 5;
+
+struct Handle {
+  void* stream = nullptr;
+};
+
+struct Product {
+  int m, n, k;
+  float alpha, beta;
+  const void* a;
+  int lda;
+  const void* b;
+  int ldb;
+  void* c;
+  int ldc;
+};
+
+template <typename T>
+std::vector<float> widened(const void* from, int rows, int columns, int stride) {
+  std::vector<float> numbers(size_t(rows) * columns);
+  for (int i = 0; i < rows; ++i) {
+    for (int j = 0; j < columns; ++j) {
+      numbers[size_t(i) * columns + j] = static_cast<float>(static_cast<const T*>(from)[size_t(i) * stride + j]);
+    }
+  }
+  return numbers;
+}
+
+// Sixteen sums side by side, which the compiler makes vectors of.
+float dot(const float* a, const float* b, int k) {
+  float sums[16] = {};
+  int i = 0;
+  for (; i + 16 <= k; i += 16) {
+    for (int j = 0; j < 16; ++j) sums[j] += a[i + j] * b[i + j];
+  }
+  float sum = 0.0f;
+  for (float part : sums) sum += part;
+  for (; i < k; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+// c = alpha * a^T b + beta * c, columns first: columns of a and b are runs of k numbers.
+template <typename T>
+void multiply(const Product& p) {
+  const std::vector<float> a = widened<T>(p.a, p.m, p.k, p.lda);
+  const std::vector<float> b = widened<T>(p.b, p.n, p.k, p.ldb);
+  T* c = static_cast<T*>(p.c);
+  for (int j = 0; j < p.n; ++j) {
+    for (int i = 0; i < p.m; ++i) {
+      T& out = c[size_t(j) * p.ldc + i];
+      // Where beta is zero, c is not read.
+      const float before = p.beta == 0.0f ? 0.0f : p.beta * static_cast<float>(out);
+      out = T(p.alpha * dot(&a[size_t(i) * p.k], &b[size_t(j) * p.k], p.k) + before);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int ncclAllGather(const void* from, void* to, size_t count, int type, void* group, void* stream);
+
+int cublasCreate_v2(void** handle) { return *handle = new Handle, 0; }
+int cublasDestroy_v2(void* handle) { return delete static_cast<Handle*>(handle), 0; }
+int cublasSetStream_v2(void* handle, void* stream) { return static_cast<Handle*>(handle)->stream = stream, 0; }
+int cublasSetWorkspace_v2(void*, void*, size_t) { return 0; }
+
+int cublasGemmEx(void* handle, int op_a, int op_b, int m, int n, int k, const void* alpha, const void* a, int type_a, int lda,
+                 const void* b, int type_b, int ldb, const void* beta, void* c, int type_c, int ldc, int, int) {
+  if (op_a != kTransposed || op_b == kTransposed || type_a != type_b || type_a != type_c) return kInvalidValue;
+  if ((type_a != kF16 && type_a != kBf16) || lda < k || ldb < k || ldc < m) return kInvalidValue;
+  const Product product{m, n, k, *static_cast<const float*>(alpha), *static_cast<const float*>(beta), a, lda, b, ldb, c, ldc};
+  emulated::Gpu& gpu = emulated::Gpu::the();
+  const std::lock_guard guard(gpu.lock);
+  return gpu.submit(static_cast<Handle*>(handle)->stream,
+                    [=] { type_a == kF16 ? multiply<__half>(product) : multiply<__nv_bfloat16>(product); });
+}
+
+int curandCreateGenerator(void** generator, int) { return *generator = new char, 0; }
+int curandDestroyGenerator(void* generator) { return delete static_cast<char*>(generator), 0; }
+int curandSetStream(void*, void*) { return 0; }
+int curandSetPseudoRandomGeneratorSeed(void*, unsigned long long) { return 0; }
+int curandSetGeneratorOffset(void*, unsigned long long) { return 0; }
+
+// ncclUniqueId is passed by value, in memory.
+struct NcclId {
+  char bytes[128];
+};
+int ncclGetUniqueId(NcclId* id) { return *id = {}, 0; }
+int ncclCommInitRank(void** group, int ranks, NcclId, int) {
+  *group = new char;
+  return ranks == 1 ? 0 : kNcclInvalidUsage;
+}
+int ncclCommAbort(void* group) { return delete static_cast<char*>(group), 0; }
+const char* ncclGetErrorString(int) { return "the emulated GPU has groups of one rank only"; }
+int ncclAllReduce(const void* from, void* to, size_t count, int type, int, void* group, void* stream) {
+  return ncclAllGather(from, to, count, type, group, stream);
+}
+int ncclAllGather(const void* from, void* to, size_t count, int type, void*, void* stream) {
+  // Source: NVIDIA, NCCL, `ncclDataType_t`: 6 is a half, 7 a float, 9 a bfloat16.
+  const size_t bytes = count * (type == 7 ? 4 : 2);
+  emulated::Gpu& gpu = emulated::Gpu::the();
+  const std::lock_guard guard(gpu.lock);
+  return gpu.submit(stream, [=] { std::memmove(to, from, bytes); });
+}
+
+}  // extern "C"

@@ -1,0 +1,442 @@
+// A GPU of the CPU's: the functions of CUDA's driver that candlepower calls, with the kernels that nvcc's stand-in compiled.
+//
+// Work is queued and done as late as it may be, so that whoever reads a result or writes over an input too early is found
+// out; CANDLEPOWER_EMULATED_EAGER=1 does it at once. Memory begins with bytes of ones and ends before a page that nobody may
+// touch. Built as libcuda.so.1, which is libcublas and libcurand too, by other names. One device, all streams in one order.
+#include <cuda.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "block.h"
+#include "gpu.h"
+
+namespace emulated {
+
+namespace {
+
+constexpr size_t kPage = 4096;
+// What CUDA aligns memory to.
+constexpr size_t kAlignment = 256;
+constexpr int kUnwritten = 0xff;
+
+size_t memory_bytes() {
+  const char* gib = std::getenv("CANDLEPOWER_EMULATED_GIB");
+  return (gib == nullptr ? size_t(8) : std::strtoull(gib, nullptr, 10)) << 30;
+}
+
+}  // namespace
+
+Gpu& Gpu::the() {
+  static Gpu* gpu = new Gpu;
+  return *gpu;
+}
+
+Gpu::Gpu() : block(&place), total_bytes(memory_bytes()) {
+  shared = block.shared();
+  const char* eager = std::getenv("CANDLEPOWER_EMULATED_EAGER");
+  is_eager = eager != nullptr && std::strcmp(eager, "1") == 0;
+}
+
+// ---- The queue -------------------------------------------------------------------------------------
+
+CUresult Gpu::submit(void* stream, Work work) {
+  if (auto found = capturing.find(stream); found != capturing.end()) {
+    found->second.push_back(std::move(work));
+    return CUDA_SUCCESS;
+  }
+  queue.push_back(std::move(work));
+  ++submitted;
+  if (is_eager || queue.size() > kMostQueued) finish(submitted);
+  return CUDA_SUCCESS;
+}
+
+void Gpu::finish(uint64_t number) {
+  while (finished < number) {
+    const Work work = std::move(queue.front());
+    queue.pop_front();
+    ++finished;
+    work();
+  }
+}
+
+// What must be done before the host goes on, which nobody may ask for while a stream is recorded.
+CUresult Gpu::wait() {
+  if (!capturing.empty()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  finish(submitted);
+  return CUDA_SUCCESS;
+}
+
+// ---- Memory ----------------------------------------------------------------------------------------
+
+// The end lies as near as alignment lets it before a page that is never there.
+void* Gpu::map(size_t bytes) {
+  const size_t used = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t whole = (used + kPage - 1) / kPage * kPage;
+  void* first = mmap(nullptr, whole + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (first == MAP_FAILED) return nullptr;
+  mprotect(static_cast<char*>(first) + whole, kPage, PROT_NONE);
+  void* memory = static_cast<char*>(first) + whole - used;
+  std::memset(memory, kUnwritten, used);
+  mappings[memory] = {first, whole + kPage, bytes};
+  return memory;
+}
+
+void Gpu::unmap(void* memory) {
+  const auto found = mappings.find(memory);
+  if (found == mappings.end()) block.fault("memory is freed that is not there");
+  munmap(found->second.first, found->second.mapped);
+  mappings.erase(found);
+}
+
+CUresult Gpu::allocate(CUdeviceptr* memory, size_t bytes) {
+  if (!capturing.empty()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (used_bytes + bytes > total_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  void* mapped = map(bytes);
+  if (mapped == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  used_bytes += bytes;
+  most_used_bytes = std::max(most_used_bytes, used_bytes);
+  *memory = reinterpret_cast<CUdeviceptr>(mapped);
+  return CUDA_SUCCESS;
+}
+
+CUresult Gpu::release(void* stream, CUdeviceptr memory) {
+  auto* pointer = reinterpret_cast<void*>(memory);
+  const auto found = mappings.find(pointer);
+  if (found == mappings.end()) return CUDA_ERROR_INVALID_VALUE;
+  used_bytes -= found->second.bytes;
+  return submit(stream, [this, pointer] { unmap(pointer); });
+}
+
+bool Gpu::is_pinned(const void* memory) const {
+  const auto after = pinned.upper_bound(memory);
+  if (after == pinned.begin()) return false;
+  const auto& [begin, bytes] = *std::prev(after);
+  return static_cast<const char*>(memory) < static_cast<const char*>(begin) + bytes;
+}
+
+// Memory that is not pinned is read before the call returns, as CUDA does, so that its owner may write to it.
+CUresult Gpu::upload(void* stream, void* to, const void* from, size_t bytes) {
+  if (is_pinned(from)) return submit(stream, [=] { std::memcpy(to, from, bytes); });
+  if (capturing.count(stream) != 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  auto copy = std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
+  return submit(stream, [=] { std::memcpy(to, copy->data(), bytes); });
+}
+
+CUresult Gpu::download(void* stream, void* to, const void* from, size_t bytes) {
+  const CUresult submitted = submit(stream, [=] { std::memcpy(to, from, bytes); });
+  return submitted == CUDA_SUCCESS && !is_pinned(to) ? wait() : submitted;
+}
+
+// ---- What kernels ask ------------------------------------------------------------------------------
+
+int Gpu::launch(void* stream, Launch launch) {
+  const std::lock_guard guard(lock);
+  const Extent& grid = launch.grid;
+  const Extent& size = launch.block;
+  const uint64_t threads = uint64_t(size.x) * size.y * size.z;
+  if (threads == 0 || threads > 1024 || size.z > 64) return CUDA_ERROR_INVALID_VALUE;
+  if (uint64_t(grid.x) * grid.y * grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const auto allowed = allowed_shared.find(launch.kernel);
+  const size_t most = allowed == allowed_shared.end() ? kSharedBytesByDefault : allowed->second;
+  if (launch.shared_bytes > std::max<size_t>(most, kSharedBytesByDefault)) return CUDA_ERROR_INVALID_VALUE;
+  return submit(stream, [this, launch = std::move(launch)] { block.run(launch); });
+}
+
+int Gpu::copy(void* stream, void* to, const void* from, size_t bytes) {
+  const std::lock_guard guard(lock);
+  return upload(stream, to, from, bytes);
+}
+
+void Gpu::allow_shared(const void* kernel, size_t bytes) {
+  const std::lock_guard guard(lock);
+  allowed_shared[kernel] = bytes;
+}
+
+void Gpu::barrier() { block.barrier(); }
+void Gpu::collective(uint32_t mask, void* operand, Combine combine) { block.collective(mask, operand, combine); }
+void* Gpu::variable(const void* key, size_t bytes, size_t alignment) { return block.variable(key, bytes, alignment); }
+unsigned char* Gpu::dynamic_shared() { return block.shared(); }
+void Gpu::copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present) {
+  block.copy_later(to, from, bytes, present);
+}
+void Gpu::end_group() { block.end_group(); }
+void Gpu::wait_for_groups(uint32_t but) { block.wait_for_groups(but); }
+void Gpu::fault(const char* what) { block.fault(what); }
+
+namespace {
+
+// A kernel that reads or writes where nothing is ends the program, with its name.
+void on_segmentation_fault(int, siginfo_t* info, void*) {
+  if (Gpu::the().place == nullptr) {
+    signal(SIGSEGV, SIG_DFL);
+    return;
+  }
+  std::fprintf(stderr, "emulated GPU: address %p is not there, or not aligned\n", info->si_addr);
+  Gpu::the().fault("a kernel accessed memory that it must not");
+}
+
+void watch_segmentation_faults() {
+  static char stack[64 << 10];
+  stack_t alternate{};
+  alternate.ss_sp = stack;
+  alternate.ss_size = sizeof stack;
+  sigaltstack(&alternate, nullptr);
+  struct sigaction action {};
+  action.sa_sigaction = on_segmentation_fault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigaction(SIGSEGV, &action, nullptr);
+}
+
+}  // namespace
+
+}  // namespace emulated
+
+using emulated::Gpu;
+using Guard = std::lock_guard<std::recursive_mutex>;
+
+extern "C" {
+
+emulated::Machine* candlepower_emulated_machine() { return &Gpu::the(); }
+
+// ---- Device and context ----------------------------------------------------------------------------
+
+CUresult cuInit(unsigned int) {
+  Gpu::the();
+  return CUDA_SUCCESS;
+}
+CUresult cuDriverGetVersion(int* version) { return *version = CUDA_VERSION, CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int* count) { return *count = 1, CUDA_SUCCESS; }
+CUresult cuDeviceGet(CUdevice* device, int ordinal) {
+  *device = 0;
+  return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+CUresult cuDeviceGetName(char* name, int length, CUdevice) {
+  std::snprintf(name, length, "emulated GPU");
+  return CUDA_SUCCESS;
+}
+CUresult cuDeviceTotalMem(size_t* bytes, CUdevice) { return *bytes = Gpu::the().total_bytes, CUDA_SUCCESS; }
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
+  switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = emulated::kMultiprocessors; break;
+    case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *value = 1; break;
+    default: *value = 0;
+  }
+  return CUDA_SUCCESS;
+}
+
+static CUcontext context() { return reinterpret_cast<CUcontext>(&Gpu::the()); }
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext* held, CUdevice) { return *held = context(), CUDA_SUCCESS; }
+CUresult cuDevicePrimaryCtxRelease(CUdevice) { return CUDA_SUCCESS; }
+CUresult cuCtxGetCurrent(CUcontext* current) { return *current = context(), CUDA_SUCCESS; }
+CUresult cuCtxSetCurrent(CUcontext) {
+  // Rust's own handler of such faults is there by now.
+  static const bool watching = (emulated::watch_segmentation_faults(), true);
+  return watching ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+}
+CUresult cuCtxSynchronize() {
+  const Guard guard(Gpu::the().lock);
+  return Gpu::the().wait();
+}
+CUresult cuGetErrorName(CUresult error, const char** name) {
+  static char text[32];
+  std::snprintf(text, sizeof text, "CUDA error %d", error);
+  return *name = text, CUDA_SUCCESS;
+}
+CUresult cuGetErrorString(CUresult error, const char** text) { return cuGetErrorName(error, text); }
+
+// ---- candle's kernels ------------------------------------------------------------------------------
+
+// Of candle's own kernels those that copy rows of a matrix are known, by name; the others are not found.
+CUresult cuModuleLoadData(CUmodule* module, const void*) {
+  *module = reinterpret_cast<CUmodule>(&Gpu::the());
+  return CUDA_SUCCESS;
+}
+CUresult cuModuleUnload(CUmodule) { return CUDA_SUCCESS; }
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
+  static const std::map<std::string, size_t> kCopies{{"copy2d_u8", 1},  {"copy2d_f16", 2}, {"copy2d_bf16", 2},
+                                                     {"copy2d_f32", 4}, {"copy2d_u32", 4}};
+  const auto found = kCopies.find(name);
+  if (found == kCopies.end()) {
+    std::fprintf(stderr, "emulated GPU: candle's kernel %s is not emulated\n", name);
+    return CUDA_ERROR_NOT_FOUND;
+  }
+  *function = reinterpret_cast<CUfunction>(const_cast<size_t*>(&found->second));
+  return CUDA_SUCCESS;
+}
+CUresult cuLaunchKernel(CUfunction function, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int,
+                        unsigned int, unsigned int, CUstream stream, void** arguments, void**) {
+  const Guard guard(Gpu::the().lock);
+  const size_t bytes = *reinterpret_cast<size_t*>(function);
+  const auto* from = *static_cast<const char**>(arguments[0]);
+  auto* to = *static_cast<char**>(arguments[1]);
+  const auto number = [&](int index) { return size_t(*static_cast<uint32_t*>(arguments[index])); };
+  const size_t rows = number(2), columns = number(3), from_stride = number(4), to_stride = number(5);
+  return Gpu::the().submit(stream, [=] {
+    for (size_t row = 0; row < rows; ++row) {
+      std::memcpy(to + row * to_stride * bytes, from + row * from_stride * bytes, columns * bytes);
+    }
+  });
+}
+
+// ---- Streams and events ----------------------------------------------------------------------------
+
+CUresult cuStreamCreate(CUstream* stream, unsigned int) {
+  *stream = reinterpret_cast<CUstream>(new char);
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamDestroy(CUstream stream) {
+  const Guard guard(Gpu::the().lock);
+  const CUresult waited = Gpu::the().wait();
+  delete reinterpret_cast<char*>(stream);
+  return waited;
+}
+CUresult cuStreamSynchronize(CUstream) { return cuCtxSynchronize(); }
+// All streams are one.
+CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned int) { return CUDA_SUCCESS; }
+
+CUresult cuEventCreate(CUevent* event, unsigned int) {
+  *event = reinterpret_cast<CUevent>(new uint64_t(0));
+  return CUDA_SUCCESS;
+}
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+  const Guard guard(Gpu::the().lock);
+  if (Gpu::the().capturing.count(stream) != 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  *reinterpret_cast<uint64_t*>(event) = Gpu::the().submitted;
+  return CUDA_SUCCESS;
+}
+CUresult cuEventSynchronize(CUevent event) {
+  const Guard guard(Gpu::the().lock);
+  Gpu::the().finish(*reinterpret_cast<uint64_t*>(event));
+  return CUDA_SUCCESS;
+}
+CUresult cuEventQuery(CUevent event) {
+  const Guard guard(Gpu::the().lock);
+  Gpu& gpu = Gpu::the();
+  const uint64_t number = *reinterpret_cast<uint64_t*>(event);
+  if (gpu.finished >= number) return CUDA_SUCCESS;
+  gpu.finish(gpu.finished + 1);
+  return CUDA_ERROR_NOT_READY;
+}
+CUresult cuEventElapsedTime(float* milliseconds, CUevent, CUevent) { return *milliseconds = 0.0f, CUDA_SUCCESS; }
+CUresult cuEventDestroy(CUevent event) { return delete reinterpret_cast<uint64_t*>(event), CUDA_SUCCESS; }
+
+// ---- Memory ----------------------------------------------------------------------------------------
+
+CUresult cuMemAlloc(CUdeviceptr* memory, size_t bytes) {
+  const Guard guard(Gpu::the().lock);
+  return Gpu::the().allocate(memory, bytes);
+}
+CUresult cuMemAllocAsync(CUdeviceptr* memory, size_t bytes, CUstream) { return cuMemAlloc(memory, bytes); }
+CUresult cuMemFreeAsync(CUdeviceptr memory, CUstream stream) {
+  const Guard guard(Gpu::the().lock);
+  return Gpu::the().release(stream, memory);
+}
+CUresult cuMemFree(CUdeviceptr memory) { return cuMemFreeAsync(memory, nullptr); }
+CUresult cuMemGetInfo(size_t* free, size_t* total) {
+  const Guard guard(Gpu::the().lock);
+  *total = Gpu::the().total_bytes;
+  *free = *total - Gpu::the().used_bytes;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemHostAlloc(void** memory, size_t bytes, unsigned int) {
+  const Guard guard(Gpu::the().lock);
+  Gpu& gpu = Gpu::the();
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  *memory = gpu.map(bytes);
+  if (*memory == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  gpu.pinned[*memory] = bytes;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemFreeHost(void* memory) {
+  const Guard guard(Gpu::the().lock);
+  const CUresult waited = Gpu::the().wait();
+  Gpu::the().pinned.erase(memory);
+  Gpu::the().unmap(memory);
+  return waited;
+}
+CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+  const Guard guard(Gpu::the().lock);
+  return Gpu::the().upload(stream, reinterpret_cast<void*>(to), from, bytes);
+}
+CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  const Guard guard(Gpu::the().lock);
+  return Gpu::the().download(stream, to, reinterpret_cast<const void*>(from), bytes);
+}
+CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  const Guard guard(Gpu::the().lock);
+  return Gpu::the().submit(
+      stream, [=] { std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes); });
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
+  const Guard guard(Gpu::the().lock);
+  return Gpu::the().submit(stream, [=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
+}
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice) {
+  *pool = reinterpret_cast<CUmemoryPool>(&Gpu::the());
+  return CUDA_SUCCESS;
+}
+CUresult cuMemPoolGetAttribute(CUmemoryPool, CUmemPool_attribute attribute, void* value) {
+  const Guard guard(Gpu::the().lock);
+  const bool most = attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+  *static_cast<cuuint64_t*>(value) = most ? Gpu::the().most_used_bytes : Gpu::the().used_bytes;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute attribute, void*) {
+  const Guard guard(Gpu::the().lock);
+  if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) Gpu::the().most_used_bytes = Gpu::the().used_bytes;
+  return CUDA_SUCCESS;
+}
+
+// ---- Graphs ----------------------------------------------------------------------------------------
+
+using Graph = std::vector<emulated::Work>;
+
+CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode) {
+  const Guard guard(Gpu::the().lock);
+  return Gpu::the().capturing.try_emplace(stream).second ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+}
+CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+  const Guard guard(Gpu::the().lock);
+  auto recorded = Gpu::the().capturing.extract(stream);
+  if (recorded.empty()) return CUDA_ERROR_ILLEGAL_STATE;
+  *graph = reinterpret_cast<CUgraph>(new Graph(std::move(recorded.mapped())));
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  const Guard guard(Gpu::the().lock);
+  const bool is_capturing = Gpu::the().capturing.count(stream) != 0;
+  *status = is_capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
+}
+CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long) {
+  *exec = reinterpret_cast<CUgraphExec>(new Graph(*reinterpret_cast<Graph*>(graph)));
+  return CUDA_SUCCESS;
+}
+CUresult cuGraphUpload(CUgraphExec, CUstream) { return CUDA_SUCCESS; }
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+  const Guard guard(Gpu::the().lock);
+  for (const emulated::Work& work : *reinterpret_cast<Graph*>(exec)) {
+    if (const CUresult result = Gpu::the().submit(stream, work); result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+CUresult cuGraphDestroy(CUgraph graph) { return delete reinterpret_cast<Graph*>(graph), CUDA_SUCCESS; }
+CUresult cuGraphExecDestroy(CUgraphExec exec) { return delete reinterpret_cast<Graph*>(exec), CUDA_SUCCESS; }
+
+}  // extern "C"

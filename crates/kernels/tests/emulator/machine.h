@@ -1,0 +1,65 @@
+// What kernels that were compiled for the CPU ask of the emulated GPU: nvcc's stand-in includes it in each of them,
+// and libcuda.cpp answers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+namespace emulated {
+
+// An H100's, of which blocks and planners ask. Source: NVIDIA, CUDA C++ Programming Guide, Compute Capabilities.
+constexpr int kMultiprocessors = 132;
+constexpr int kSharedBytesOfMultiprocessor = 228 << 10;
+constexpr int kMostSharedBytes = 227 << 10;
+constexpr int kSharedBytesByDefault = 48 << 10;
+
+struct Extent {
+  uint32_t x, y, z;
+};
+
+// Where the thread that runs now is.
+struct Place {
+  Extent thread, block, block_dim, grid_dim;
+};
+
+// What all lanes of a collective operation brought, by lane; null where a lane takes no part.
+using Combine = void (*)(void* const operands[32]);
+
+struct Launch {
+  const char* name;
+  const void* kernel;
+  Extent grid, block;
+  size_t shared_bytes;
+  std::function<void()> body;
+};
+
+struct Machine {
+  // Where the running thread is; null while none runs.
+  const Place* place = nullptr;
+  // The block's shared memory.
+  unsigned char* shared = nullptr;
+
+  // Queues a kernel; answers CUDA's error number.
+  virtual int launch(void* stream, Launch launch) = 0;
+  virtual int copy(void* stream, void* to, const void* from, size_t bytes) = 0;
+  virtual void allow_shared(const void* kernel, size_t bytes) = 0;
+
+  // Of the running thread: waits for its block.
+  virtual void barrier() = 0;
+  // Of the running thread: waits for the lanes of `mask`; the last one to come calls `combine` for all.
+  virtual void collective(uint32_t mask, void* operand, Combine combine) = 0;
+  // The block's variable `key`.
+  virtual void* variable(const void* key, size_t bytes, size_t alignment) = 0;
+  virtual unsigned char* dynamic_shared() = 0;
+  // Bytes that arrive in shared memory when their group has been waited for.
+  virtual void copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present) = 0;
+  virtual void end_group() = 0;
+  virtual void wait_for_groups(uint32_t but) = 0;
+  [[noreturn]] virtual void fault(const char* what) = 0;
+};
+
+// The name of the function in libcuda.so.1 that answers a `Machine*`.
+constexpr const char* kMachine = "candlepower_emulated_machine";
+
+}  // namespace emulated
