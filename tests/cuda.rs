@@ -4,9 +4,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::support::{ServerBuilder, TempFolder};
+use crate::ranks::ends_the_server;
+use crate::support::{Server, ServerBuilder, TempFolder};
 
 /// Whether the binary under test was built with CUDA: `cargo xtask cuda` says so.
 fn built_with_cuda() -> bool {
@@ -86,45 +87,61 @@ fn a_driver_that_is_new_enough_and_opens_no_gpu_is_refused_with_its_words() {
     server.env("LD_LIBRARY_PATH", driver.path().to_str().unwrap()).start();
 }
 
-/// The whole path of a request on a GPU that the CPU emulates: kernels, CUDA graphs, copies, draws. `cargo xtask cuda` builds
-/// such a binary and names the folder of the emulated driver; without one there is nothing to try.
+/// The demo on so many GPUs that the CPU emulates; `None` without them. `cargo xtask emulated` builds a binary with kernels for them
+/// and names the folder of their driver.
+fn on_emulated_gpus(gpus: usize, flags: &str) -> Option<Server> {
+    let driver = std::env::var_os("CANDLEPOWER_TEST_EMULATOR")?;
+    let small = "--device cuda --dtype bfloat16 --max-num-seqs 4 --max-num-batched-tokens 64";
+    let server = ServerBuilder::new("demo").flags(&format!("{small} {flags}"));
+    let server = server.env("CANDLEPOWER_EMULATED_GPUS", &gpus.to_string());
+    Some(server.env("LD_LIBRARY_PATH", driver.to_str().unwrap()).start())
+}
+
+/// Two requests at once, greedy.
+fn knows_what_it_should(server: &Server) {
+    let ask = |question: &str| {
+        let messages = json!([{"role": "user", "content": question}]);
+        let body =
+            json!({"messages": messages, "temperature": 0, "max_tokens": 20, "logprobs": true});
+        server.chat(body)["choices"][0].take()
+    };
+    let (sum, capital) = std::thread::scope(|scope| {
+        let sum = scope.spawn(|| ask("What is 2 + 3?"));
+        let capital = ask("What is the capital of France?");
+        (sum.join().unwrap(), capital)
+    });
+    assert_eq!(capital["message"]["content"], "The capital of France is Paris.");
+    assert_eq!(sum["message"]["content"], "2 + 3 = 5.");
+    let first = sum["logprobs"]["content"][0]["logprob"].as_f64();
+    assert!(first.is_some_and(|logprob| (-1.0..=0.0).contains(&logprob)), "{first:?}");
+}
+
+/// The whole path of a request: kernels, CUDA graphs, copies, draws.
 #[test]
 fn an_emulated_gpu_answers_as_the_cpu_does() {
-    let Some(driver) = std::env::var_os("CANDLEPOWER_TEST_EMULATOR") else { return };
-    let driver = driver.to_str().unwrap();
-    for eager in ["", " --enforce-eager"] {
-        let flags = "--device cuda --dtype bfloat16 --max-num-seqs 4 --max-num-batched-tokens 64";
-        let server = ServerBuilder::new("demo").flags(&format!("{flags}{eager}"));
-        let server = server.env("LD_LIBRARY_PATH", driver).start();
+    for eager in ["", "--enforce-eager"] {
+        let Some(server) = on_emulated_gpus(1, eager) else { return };
         assert_eq!(server.log().contains("recording CUDA graphs"), eager.is_empty());
-        let ask = |question: &str, more: Value| {
-            let mut body = json!({
-                "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 20,
-            });
-            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            server.chat(body)["choices"].take()
-        };
-        let (sum, capital) = std::thread::scope(|scope| {
-            let sum = scope.spawn(|| ask("What is 2 + 3?", json!({"logprobs": true})));
-            let capital = ask("What is the capital of France?", json!({}));
-            (sum.join().unwrap(), capital)
-        });
-        assert_eq!(capital[0]["message"]["content"], "The capital of France is Paris.");
-        assert_eq!(sum[0]["message"]["content"], "2 + 3 = 5.");
-        let first = &sum[0]["logprobs"]["content"][0];
-        assert!(
-            first["logprob"].as_f64().is_some_and(|logprob| (-1.0..=0.0).contains(&logprob)),
-            "{first}"
-        );
-        let drawn = json!({
+        knows_what_it_should(&server);
+        let drawn = server.chat(json!({
+            "messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20,
             "temperature": 1.0, "top_p": 0.9, "top_k": 40, "seed": 7, "n": 2, "presence_penalty": 0.5,
             "structured_outputs": {"choice": ["Paris", "Rome"]},
-        });
-        let drawn = ask("What is the capital of France?", drawn);
-        for choice in drawn.as_array().unwrap() {
+        }));
+        let choices = drawn["choices"].as_array().unwrap();
+        assert_eq!(choices.len(), 2);
+        for choice in choices {
             let text = choice["message"]["content"].as_str().unwrap();
             assert!(["Paris", "Rome"].contains(&text), "{text}");
         }
-        assert_eq!(drawn.as_array().unwrap().len(), 2);
     }
+}
+
+/// NCCL's sums and gathers, in CUDA graphs and in steps of prompts; and a rank that is gone in the middle of them.
+#[test]
+fn emulated_gpus_answer_together_as_one_does() {
+    let Some(server) = on_emulated_gpus(2, "--tensor-parallel-size 2") else { return };
+    assert!(server.log().contains("recording CUDA graphs"), "{}", server.log());
+    knows_what_it_should(&server);
+    ends_the_server(server, "KILL", "rank 1 was killed (SIGKILL)");
 }

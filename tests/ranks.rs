@@ -72,8 +72,7 @@ fn answers_are_those_of_one_process_and_the_end_is_orderly() {
 }
 
 /// Sends a signal to a rank in the middle of an answer: the server says why it ends, and nothing is left.
-fn ends_the_server(name: &str, reason: &str) {
-    let mut server = over_two_ranks();
+pub(crate) fn ends_the_server(mut server: Server, name: &str, reason: &str) {
     let body = json!({"model": "demo", "prompt": "Once", "max_tokens": 1900, "ignore_eos": true, "stream": true});
     let mut stream = server.open("/v1/completions", &body);
     assert!(stream.next_event().unwrap().is_some());
@@ -94,13 +93,14 @@ fn ends_the_server(name: &str, reason: &str) {
 
 #[test]
 fn a_rank_that_is_killed_ends_the_server() {
-    ends_the_server("KILL", "rank 1 was killed (SIGKILL)");
+    ends_the_server(over_two_ranks(), "KILL", "rank 1 was killed (SIGKILL)");
 }
 
 /// It is still there and says nothing, for much less than a step may take.
 #[test]
 fn a_rank_that_never_answers_ends_the_server() {
-    ends_the_server("STOP", "rank 1 is stopped or stuck: nothing was heard of it for 6 s");
+    let reason = "rank 1 is stopped or stuck: nothing was heard of it for 6 s";
+    ends_the_server(over_two_ranks(), "STOP", reason);
 }
 
 /// The weights lie behind a link to the server's own standard input, which a rank does not have.

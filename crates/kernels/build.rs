@@ -12,8 +12,17 @@ use std::{env, fs};
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
-const SOURCES: [&str; 8] =
-    ["packed", "rows", "qkv", "sampling", "experts", "token_counts", "gemv", "elements"];
+const SOURCES: [&str; 9] = [
+    "expert_product",
+    "packed",
+    "rows",
+    "qkv",
+    "sampling",
+    "experts",
+    "token_counts",
+    "gemv",
+    "elements",
+];
 
 /// Sources that are compiled once per head dimension, so that the compilers run side by side.
 const SOURCES_PER_HEAD_DIM: [&str; 2] = ["attention_decode", "attention_prefill"];

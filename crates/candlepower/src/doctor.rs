@@ -283,7 +283,7 @@ impl Doctor {
             }
         }
         let mut memories = self.memories(machine);
-        if spec.only_on_cpu().is_some() {
+        if spec.only_on_cpu(self.tensor_parallel_size.get()).is_some() {
             // It does not run on a GPU yet.
             memories.retain(|(_, memory)| memory.device == DeviceKind::Cpu);
         }

@@ -349,12 +349,11 @@ impl ModelSpec {
         Ok(())
     }
 
-    /// What of the model the kernels of GPUs have not, in words; `None` where they have all.
-    pub fn only_on_cpu(&self) -> Option<&'static str> {
-        let of_expert = |(_, slot): &(Option<usize>, Slot)| {
-            matches!(slot, Slot::ExpertGate(_) | Slot::ExpertUp(_) | Slot::ExpertDown(_))
-        };
-        self.quantized.keys().any(of_expert).then_some("quantized experts")
+    /// What of the model, split over `ranks` ranks, the kernels of GPUs have not, in words; `None` where they have all.
+    pub fn only_on_cpu(&self, ranks: usize) -> Option<&'static str> {
+        // The kernel that norms them does not stop for a sum in between.
+        let splits_norms = ranks > 1 && self.layers.iter().any(|l| l.attention.norms_all_heads());
+        splits_norms.then_some("norms over all heads, split over ranks,")
     }
 
     /// Gives a window to the layers that `layer_types` calls `sliding_attention`, or, where the

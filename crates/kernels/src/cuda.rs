@@ -29,7 +29,7 @@ mod staging;
 pub use activation::{activation, gated_activation};
 pub use attention::AttentionPlan;
 pub use elements::{add, resolve_tokens, scale_and_cap};
-pub(crate) use experts::expert_addresses;
+pub(crate) use experts::expert_table;
 pub use experts::{combine_experts, expert_product, route};
 pub use gather::{embedding, gather_rows};
 pub use gemv::{GEMV_MAX_ROWS, gemv};

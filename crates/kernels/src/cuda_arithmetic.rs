@@ -212,6 +212,9 @@ fn codes_lie_where_the_packed_matrix_has_them() {
     type CodePlace = extern "C" fn(i32, i32, i32, i32, *mut i32) -> u64;
     // SAFETY: the type is that of host.cpp.
     let place: CodePlace = unsafe { host.function("host_code_place") };
+    type PlaceAfter = extern "C" fn(i32, i32, i32, i32, i32, *mut i32) -> u64;
+    // SAFETY: the type is that of host.cpp.
+    let after: PlaceAfter = unsafe { host.function("host_place_after") };
     for (outputs, columns) in [(1usize, 1usize), (16, 64), (33, 200), (48, 129)] {
         for bits in [4, 8] {
             let codes = outputs.next_multiple_of(16) * columns.next_multiple_of(64);
@@ -223,6 +226,9 @@ fn codes_lie_where_the_packed_matrix_has_them() {
                     let word = place(ints[0], ints[1], ints[2], ints[3], &mut shift);
                     let found = (word as usize, shift as usize);
                     assert_eq!(found, code_place(output, column, columns, bits));
+                    let (first, i) = (ints[1] / 8 * 8, ints[1] % 8);
+                    let word = after(ints[0], first, i, ints[2], ints[3], &mut shift);
+                    assert_eq!((word as usize, shift as usize), found, "{i} after {first}");
                     let mask = ((1 << bits) - 1) << shift;
                     assert_eq!(taken[found.0] & mask, 0, "two codes in one place");
                     taken[found.0] |= mask;

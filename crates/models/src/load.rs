@@ -183,12 +183,8 @@ fn load_device_part(
     if options.dtype == LoadDtype::F32 && !options.device.is_cpu() {
         return Err(Error::DeviceDtype);
     }
-    if let Some(what) = spec.only_on_cpu().filter(|_| !options.device.is_cpu()) {
+    if let Some(what) = spec.only_on_cpu(shard.ranks) {
         return Err(Error::OnlyOnCpu { what });
-    }
-    // The kernel that norms them does not stop for a sum in between.
-    if shard.ranks > 1 && spec.layers.iter().any(|layer| layer.attention.norms_all_heads()) {
-        return Err(Error::OnlyOnCpu { what: "norms over all heads, split over ranks," });
     }
     let dtype = options.dtype.chosen().unwrap_or(match checkpoint.device_dtype(None) {
         Dtype::F16 => DType::F16,
@@ -204,9 +200,6 @@ fn load_device_part(
     let source = Source::open(checkpoint, options)?;
     let ranks = comm.map(|comm| DeviceRanks::join(comm, device)).transpose()?;
     let plan = source.plan(checkpoint, shard)?;
-    if shard.ranks > 1 && plan.iter().any(is_quantized) {
-        return Err(Error::OnlyOnCpu { what: "quantized weights, split over ranks," });
-    }
     let reserve = |shape: Shape| Ok(RowsBuilder::new(shape, device));
     let parts = PartsBuilder::new(spec, &plan, layout, |_| Ok(dtype), reserve)?;
     let parts = source.fill(spec, plan, parts, &mut |done| {

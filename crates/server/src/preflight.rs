@@ -33,12 +33,13 @@ pub(crate) fn check(
 fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device) -> Result<()> {
     check_quantization(config, checkpoint)?;
     let spec = checkpoint.spec();
-    if let Some(what) = spec.only_on_cpu().filter(|_| !device.is_cpu()) {
+    let ranks = config.tensor_parallel_size;
+    if let Some(what) = spec.only_on_cpu(ranks).filter(|_| !device.is_cpu()) {
         return Err(Error::OnlyOnCpu(what));
     }
-    spec.check_tensor_parallel(config.tensor_parallel_size)?;
+    spec.check_tensor_parallel(ranks)?;
     // What the model says of the number comes first: it holds on any machine.
-    check_gpus(device, config.tensor_parallel_size)?;
+    check_gpus(device, ranks)?;
     let max_model_len = spec.max_model_len(config.max_model_len)?;
     let plan = MemoryPlan::new(spec, memory_request(config, checkpoint, device, max_model_len)?);
     plan.check(spec)?;

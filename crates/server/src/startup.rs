@@ -127,6 +127,7 @@ impl Server {
     /// Says why the server cannot go on, in the log and, unless told to stop, to whoever polls /health.
     async fn failed(mut self, error: Error) -> Result<()> {
         tracing::error!("{error}");
+        self.state.abort();
         let _ = tokio::time::timeout(FAILURE_SHOWN, self.signals.next()).await;
         Err(error)
     }

@@ -21,7 +21,7 @@ pub(crate) struct Choice {
     assembler: TextAssembler,
     clock: TokenClock,
     engine: EngineHandle,
-    /// Becomes true when the server stops.
+    /// Becomes true when the server stops, of its own or because the engine has.
     aborted: watch::Receiver<bool>,
     /// What is collected for the next event.
     delta: Delta,
@@ -91,10 +91,15 @@ impl Choice {
                     Either::Right(_) => None,
                 }
             };
-            let Some(event) = event else { return Some(self.abort()) };
-            let Some(event) = event else {
-                self.tokens = None;
-                return Some(Err(engine_ended(&self.engine)));
+            let is_dead = || matches!(self.engine.health(), EngineHealth::Dead(_));
+            let event = match event {
+                Some(Some(event)) => event,
+                None if !is_dead() => return Some(self.abort()),
+                // An engine that waits for a rank that is gone does not close its streams.
+                None | Some(None) => {
+                    self.tokens = None;
+                    return Some(Err(engine_ended(&self.engine)));
+                }
             };
             match self.take(event) {
                 Ok(Some(event)) => return Some(Ok(event)),

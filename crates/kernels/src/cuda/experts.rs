@@ -3,38 +3,46 @@
 use candle_core::{Device, Tensor};
 
 use super::launch::{Address, CUstream, Launch};
-use crate::device::{ExpertMatrices, Matrix, Routing, check_rows};
+use super::packed::{PackedAddresses, address_words, code_kind};
+use crate::device::{ExpertMatrices, Matrix, PackedMatrix, Routing, check_rows};
 use crate::tensor::Operand;
 use crate::{Error, Result};
 
 const PRODUCT: &str = "expert_product";
 
-/// Where the matrices of experts begin, as two words of each address; `None` where they are not on a GPU.
-pub(crate) fn expert_addresses(matrices: &[Matrix]) -> Result<Option<Tensor>> {
-    let device = match matrices.first() {
-        Some(Matrix::Rows(first)) => first.device(),
-        Some(Matrix::Packed(first)) => first.words.device(),
+/// What the product knows the matrices of experts by, a row of words for each; `None` where they are not on a GPU.
+pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<Tensor>> {
+    let first = match matrices.first() {
+        Some(Matrix::Rows(first)) => first,
+        Some(Matrix::Packed(first)) => &first.words,
         None => return Ok(None),
     };
-    if !device.is_cuda() {
+    if !first.device().is_cuda() {
         return Ok(None);
     }
-    let first = rows(&matrices[0])?;
-    let launch = Launch::new(PRODUCT, "weights", first)?;
-    let mut words = Vec::with_capacity(2 * matrices.len());
-    for matrix in matrices {
-        let matrix = launch.elements(("weights", rows(matrix)?), "[n, k]", first.dims())?;
-        let address = matrix as u64;
-        words.extend([address as u32, (address >> 32) as u32]);
+    let launch = Launch::of_any(PRODUCT, "weights", first)?;
+    let kind = |w: &PackedMatrix| (w.n, w.width, code_kind(w.codes));
+    let mut words = Vec::new();
+    for (i, matrix) in matrices.iter().enumerate() {
+        match (matrix, &matrices[0]) {
+            (Matrix::Rows(matrix), Matrix::Rows(_)) => {
+                let begin = launch.elements(("weights", matrix), "[n, k]", first.dims())?;
+                words.extend(address_words(begin as u64));
+            }
+            (Matrix::Packed(matrix), Matrix::Packed(first)) if kind(matrix) == kind(first) => {
+                words.extend(PackedAddresses::of(matrix, &launch)?.words());
+            }
+            _ => {
+                return Err(Error::Parameter {
+                    parameter: "the matrix of an expert",
+                    value: i,
+                    expected: "of the shape and the kind of codes that the first has",
+                });
+            }
+        }
     }
-    Ok(Some(Tensor::from_vec(words, (matrices.len(), 2), device)?))
-}
-
-fn rows(matrix: &Matrix) -> Result<&Tensor> {
-    match matrix {
-        Matrix::Rows(rows) => Ok(rows),
-        Matrix::Packed(_) => Err(Error::QuantizedRows("experts with codes are for the CPU")),
-    }
+    let dims = (matrices.len(), words.len() / matrices.len());
+    Ok(Some(Tensor::from_vec(words, dims, first.device())?))
 }
 
 /// As [`crate::device::route`].
@@ -70,7 +78,7 @@ pub fn route(scores: &Tensor, renormalize: bool, routing: &Routing) -> Result<()
 /// As [`crate::device::expert_product`]; `routing` is what [`route`] has written.
 ///
 /// # Errors
-/// As there; and the matrices have codes.
+/// As there.
 pub fn expert_product(
     x: &Tensor,
     weights: &ExpertMatrices,
@@ -80,18 +88,26 @@ pub fn expert_product(
     let launch = Launch::new(PRODUCT, "x", x)?;
     let (rows, k) = check_rows(PRODUCT, x, weights, routing)?;
     let (experts, pairs, n) = (routing.experts, routing.pairs(), weights.n());
-    let Some((Matrix::Rows(first), addresses)) =
-        weights.matrices.first().zip(weights.addresses.as_ref())
-    else {
+    let Some((first, table)) = weights.matrices.first().zip(weights.table.as_ref()) else {
         let device = Device::Cpu.location();
         return Err(Error::NotOnGpu { kernel: PRODUCT, operand: "weights", device });
     };
-    // The others are like it, and where the addresses say.
-    launch.elements(("weights", first), "[n, k]", &[n, k])?;
+    // The others are like it.
+    let codes = match first {
+        Matrix::Rows(first) => {
+            launch.elements(("weights", first), "[n, k]", &[n, k])?;
+            NO_CODES
+        }
+        Matrix::Packed(first) if first.width == k => code_kind(first.codes),
+        Matrix::Packed(first) => {
+            let axes = format!("[rows, k] with k = {}, as the matrices have", first.width);
+            return Err(Operand::new(PRODUCT, "x", x).shape_error(axes));
+        }
+    };
     let of_experts = [experts + 1];
     let args = ExpertProductArgs {
         x: launch.elements(("x", x), "[rows, k]", &[rows, k])?,
-        weights: launch.u32s(("addresses", addresses), "[experts, 2]", &[experts, 2])?,
+        weights: launch.u32s(("weights", table), "[experts, words]", table.dims())?,
         sorted: launch.u32s(("sorted", &routing.sorted), "[tokens * top_k]", &[pairs])?,
         starts: launch.u32s(("starts", &routing.starts), "[experts + 1]", &of_experts)?,
         tiles: launch.u32s(("tiles", &routing.tiles), "[experts + 1]", &of_experts)?,
@@ -103,7 +119,7 @@ pub fn expert_product(
         k: k as i32,
         tile_rows: routing.tile_rows() as i32,
         dtype: launch.dtype_code(),
-        padding: 0,
+        codes,
     };
     if pairs * n == 0 {
         return Ok(());
@@ -157,7 +173,10 @@ struct RouteArgs {
 }
 const _: () = assert!(size_of::<RouteArgs>() == 72);
 
-/// As `ExpertProductArgs` in experts.cu.
+/// As `kNoCodes` in expert_product.cu.
+const NO_CODES: i32 = -1;
+
+/// As `ExpertProductArgs` in expert_product.cu.
 #[repr(C)]
 struct ExpertProductArgs {
     x: Address,
@@ -173,7 +192,7 @@ struct ExpertProductArgs {
     k: i32,
     tile_rows: i32,
     dtype: i32,
-    padding: i32,
+    codes: i32,
 }
 const _: () = assert!(size_of::<ExpertProductArgs>() == 80);
 

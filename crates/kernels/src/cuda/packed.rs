@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use super::launch::{Address, CUstream, Launch};
 use crate::device::PackedMatrix;
 use crate::tensor::Operand;
-use crate::{Codes, Error, Result};
+use crate::{Codes, Error, Result, VocabPart};
 
 /// The most rows of x that [`packed_product`] takes.
 pub const PACKED_MAX_ROWS: usize = 32;
@@ -52,29 +52,37 @@ pub fn packed_product(
 
 /// `out[t] = w[ids[t]] * scale`, where the numbers that codes mean are rounded, multiplied, and rounded again.
 ///
-/// `out` is `[tokens, k]`, bf16 or f16; `ids` is u32 `[tokens]`. An id that is no row of `w` gives a row of NaN.
+/// `out` is `[tokens, k]`, bf16 or f16; `ids` is u32 `[tokens]`. Where `w` has a `part` of the vocabulary, the rows of the other
+/// tokens are zeros. An id beyond the vocabulary gives a row of NaN.
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
-pub fn packed_embedding(ids: &Tensor, w: &PackedMatrix, scale: f32, out: &Tensor) -> Result<()> {
+pub fn packed_embedding(
+    ids: &Tensor,
+    w: &PackedMatrix,
+    scale: f32,
+    part: VocabPart,
+    out: &Tensor,
+) -> Result<()> {
     let launch = Launch::new("packed embedding", "out", out)?;
     let count = ids.elem_count();
     let rows = launch.u32s(("ids", ids), "[tokens]", &[count])?;
-    unpack(&launch, w, Rows { ids: rows, first: 0, count }, scale, out)
+    unpack(&launch, w, Rows { ids: rows, part, count }, scale, out)
 }
 
 /// The rows `rows` of `w`, rounded: `out` is `[rows, k]`, bf16 or f16. Inputs that no column of `w` has keep their numbers.
 pub(super) fn unpack_rows(w: &PackedMatrix, rows: Range<usize>, out: &Tensor) -> Result<()> {
     let launch = Launch::new("unpack", "out", out)?;
-    let rows = Rows { ids: std::ptr::null_mut(), first: rows.start, count: rows.len() };
+    let part = VocabPart { first: rows.start, vocab_size: rows.end };
+    let rows = Rows { ids: std::ptr::null_mut(), part, count: rows.len() };
     unpack(&launch, w, rows, 1.0, out)
 }
 
 /// Which rows of a matrix.
 struct Rows {
-    /// Their numbers on the device; null where they are those from `first` on.
+    /// Their numbers on the device, in all parts; null where they are those from `part.first` on.
     ids: *mut u32,
-    first: usize,
+    part: VocabPart,
     count: usize,
 }
 
@@ -83,10 +91,12 @@ fn unpack(launch: &Launch, w: &PackedMatrix, rows: Rows, scale: f32, out: &Tenso
         w: PackedAddresses::of(w, launch)?,
         rows: rows.ids,
         out: launch.elements(("out", out), "[rows, k]", &[rows.count, w.width])?,
-        first: rows.first as i32,
+        first: rows.part.first as i32,
+        all_rows: rows.part.vocab_size as i32,
         count: rows.count as i32,
         dtype: launch.dtype_code(),
         scale,
+        padding: 0,
     };
     if rows.count == 0 {
         return Ok(());
@@ -95,8 +105,8 @@ fn unpack(launch: &Launch, w: &PackedMatrix, rows: Rows, scale: f32, out: &Tenso
     unsafe { launch.run(candlepower_unpack, &args) }
 }
 
-/// What codes mean, as `Codes` in packed.cu.
-fn code_kind(codes: Codes) -> i32 {
+/// What codes mean, as `Codes` in codes.cuh.
+pub(super) fn code_kind(codes: Codes) -> i32 {
     match codes {
         Codes::U2 | Codes::U3 | Codes::U4 => 0,
         Codes::U5 | Codes::U6 | Codes::U8 => 1,
@@ -105,9 +115,9 @@ fn code_kind(codes: Codes) -> i32 {
     }
 }
 
-/// As `PackedMatrix` in packed.cu.
+/// As `PackedMatrix` in codes.cuh.
 #[repr(C)]
-struct PackedAddresses {
+pub(super) struct PackedAddresses {
     codes: *mut u32,
     scales: *mut f32,
     inputs: *mut u32,
@@ -124,7 +134,8 @@ struct PackedAddresses {
 const _: () = assert!(size_of::<PackedAddresses>() == 72);
 
 impl PackedAddresses {
-    fn of(w: &PackedMatrix, launch: &Launch) -> Result<Self> {
+    /// Where the tensors of `w` are, on the launch's device.
+    pub(super) fn of(w: &PackedMatrix, launch: &Launch) -> Result<Self> {
         let integers =
             |name, tensor: &Tensor| launch.u32s((name, tensor), "[length]", &[tensor.elem_count()]);
         let floats =
@@ -152,6 +163,22 @@ impl PackedAddresses {
             padding: 0,
         })
     }
+
+    /// Its bytes, by fours.
+    pub(super) fn words(&self) -> impl Iterator<Item = u32> {
+        let floats = [self.scales, self.sparse_numbers].map(|address| address as u64);
+        let [codes, inputs, starts, sparse_inputs] =
+            [self.codes, self.inputs, self.sparse_starts, self.sparse_inputs]
+                .map(|address| address as u64);
+        let addresses = [codes, floats[0], inputs, starts, sparse_inputs, floats[1]];
+        let numbers = [self.n, self.k, self.width, self.group, self.kind, self.padding];
+        addresses.into_iter().flat_map(address_words).chain(numbers.map(|number| number as u32))
+    }
+}
+
+/// An address by fours of its bytes.
+pub(super) fn address_words(address: u64) -> [u32; 2] {
+    [address as u32, (address >> 32) as u32]
 }
 
 /// As `PackedProductArgs` in packed.cu.
@@ -173,11 +200,13 @@ struct UnpackArgs {
     rows: *mut u32,
     out: Address,
     first: i32,
+    all_rows: i32,
     count: i32,
     dtype: i32,
     scale: f32,
+    padding: i32,
 }
-const _: () = assert!(size_of::<UnpackArgs>() == 104);
+const _: () = assert!(size_of::<UnpackArgs>() == 112);
 
 unsafe extern "C" {
     fn candlepower_packed_product(args: *const PackedProductArgs, stream: CUstream) -> i32;

@@ -95,20 +95,20 @@ impl Routing {
 #[derive(Clone, Debug)]
 pub struct ExpertMatrices {
     pub(crate) matrices: Vec<Matrix>,
-    /// On a GPU: where each begins.
+    /// On a GPU: u32 `[experts, words]`, where each is.
     #[cfg(feature = "cuda")]
-    pub(crate) addresses: Option<Tensor>,
+    pub(crate) table: Option<Tensor>,
 }
 
 impl ExpertMatrices {
     /// Takes the matrices, which are on one device.
     ///
     /// # Errors
-    /// On a GPU: they have codes, or differ in dtype, shape or device.
+    /// On a GPU: they differ in dtype, shape, kind of codes or device.
     pub fn new(matrices: Vec<Matrix>) -> Result<Self> {
         Ok(Self {
             #[cfg(feature = "cuda")]
-            addresses: crate::cuda::expert_addresses(&matrices)?,
+            table: crate::cuda::expert_table(&matrices)?,
             matrices,
         })
     }
@@ -160,7 +160,7 @@ pub fn route(scores: &Tensor, renormalize: bool, routing: &Routing) -> Result<()
 ///
 /// `out` is `[tokens * top_k, n]`, and `x` `[tokens * top_k, k]`, or `[tokens, k]`, where all pairs of a token have its row;
 /// they and the matrices, but for codes, are bf16 or f16, summed in f32. A row's result depends on its own values and its
-/// expert alone. The definition of one output is [`crate::linear_reference`].
+/// expert, and, where this has codes, on whether experts have 32 rows on average: then numbers are rounded before they are multiplied, else codes are. The definition of one output is [`crate::linear_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.

@@ -7,7 +7,7 @@ use super::reference::Reference;
 use super::{Matrix, launch_on_gpu};
 use crate::tensor::Operand;
 use crate::{
-    Activation, Error, Result, VocabPart, activation_reference, add_rms_norm_reference,
+    Activation, Result, VocabPart, activation_reference, add_rms_norm_reference,
     gated_activation_reference, layer_norm_reference, rms_norm_reference,
 };
 
@@ -167,11 +167,10 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
 /// `out[t] = table[token_ids[t]] * scale`, rounded once; the numbers that codes mean are rounded before.
 ///
 /// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16 but the codes of `table`; `token_ids` is u32 `[tokens]`. Where
-/// `table` has a `part` of the vocabulary, the rows of the other tokens are zeros; codes are of the whole. An id beyond the vocabulary gives
-/// a row of NaN. The definition is [`crate::embedding_reference`].
+/// `table` has a `part` of the vocabulary, the rows of the other tokens are zeros. An id beyond the vocabulary gives a row of NaN. The definition is [`crate::embedding_reference`].
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device, codes are of a part, or CUDA refused the launch.
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
 pub fn embedding(
     token_ids: &Tensor,
     table: &Matrix,
@@ -179,16 +178,13 @@ pub fn embedding(
     part: VocabPart,
     out: &Tensor,
 ) -> Result<()> {
-    if matches!(table, Matrix::Packed(_)) && part != VocabPart::all_rows(table.n()) {
-        let expected = "the whole vocabulary's where the table has codes";
-        let value = part.vocab_size;
-        return Err(Error::Parameter { parameter: "rows of the table", value, expected });
-    }
     launch_on_gpu!(
         out,
         match table {
             Matrix::Rows(table) => crate::cuda::embedding(token_ids, table, scale, part, out),
-            Matrix::Packed(table) => crate::cuda::packed_embedding(token_ids, table, scale, out),
+            Matrix::Packed(table) => {
+                crate::cuda::packed_embedding(token_ids, table, scale, part, out)
+            }
         }
     );
     let reference = Reference::new("embedding", "out", out)?;

@@ -6,6 +6,7 @@ use candlepower_kernels::device::{self, ExpertMatrices, Matrix, Routing};
 use candlepower_kernels::linear_reference;
 
 use crate::gpu::{Gpu, HALVES, Random, Tolerance, to_vec};
+use crate::packed;
 
 /// Tokens, experts and how many of them each token goes to: idle experts, one row in the last tile, and both sizes of tiles.
 const STEPS: [(usize, usize, usize); 7] =
@@ -52,37 +53,82 @@ pub(crate) fn route(gpu: &Gpu) {
 pub(crate) fn expert_product(gpu: &Gpu) {
     let mut random = Random(72);
     for step in STEPS {
-        let (tokens, experts, _) = step;
+        let experts = step.1;
         // Whole tiles, parts of them, and rows that are no whole chunks.
         for (n, k) in [(128, 64), (200, 328), (33, 13), (1536, 512)] {
             if experts * n * k > 1 << 24 {
                 continue;
             }
             for dtype in HALVES {
-                let [routing, reference] = routed(gpu, step, dtype, &mut random);
                 let weights: Vec<Vec<f32>> =
                     (0..experts).map(|_| random.floats(n * k, 1.0, dtype)).collect();
                 let matrices = weights.iter().map(|w| Matrix::Rows(gpu.floats(w, &[n, k], dtype)));
                 let matrices = ExpertMatrices::new(matrices.collect()).unwrap();
-                let chosen = reference.chosen.to_vec1::<u32>().unwrap();
-                let pairs = routing.pairs();
-                for rows in [tokens, pairs] {
-                    let x = random.floats(rows * k, 1.0, dtype);
-                    let out = gpu.unwritten(&[pairs, n], dtype);
-                    let on_gpu = gpu.floats(&x, &[rows, k], dtype);
-                    cuda::expert_product(&on_gpu, &matrices, &routing, &out).unwrap();
-                    let of_pair = |pair: usize| &x[pair / (pairs / rows) * k..][..k];
-                    let want: Vec<f32> = (0..pairs)
-                        .map(|pair| (of_pair(pair), &weights[chosen[pair] as usize]))
-                        .flat_map(|(x, w)| w.chunks(k).map(move |w| linear_reference(x, w, None)))
-                        .collect();
-                    // Sums in f32 in another order: far below a step of the result's largest value.
-                    let tolerance = Tolerance { own: 0.6, largest: 0.01 };
-                    let what = format!("{step:?}, {rows} rows, {k} x {n}");
-                    gpu.assert_close(&out, &want, tolerance, &what);
+                // Sums in f32 in another order: far below a step of the result's largest value.
+                let tolerance = Tolerance { own: 0.6, largest: 0.01 };
+                compare_products(gpu, step, (n, k, dtype), &matrices, &weights, tolerance);
+            }
+        }
+    }
+}
+
+pub(crate) fn packed_expert_product(gpu: &Gpu) {
+    let mut random = Random(74);
+    for step in STEPS {
+        let (tokens, experts, top_k) = step;
+        for (n, k) in [(128, 64), (33, 96), (200, 328)] {
+            if experts * n * k > 1 << 21 {
+                continue;
+            }
+            for cases in packed::experts(gpu, experts, (n, k), &mut random) {
+                for dtype in HALVES {
+                    let matrices = cases.iter().map(|case| Matrix::Packed(case.packed.clone()));
+                    let matrices = ExpertMatrices::new(matrices.collect()).unwrap();
+                    let as_numbers = tokens * top_k >= 32 * experts;
+                    let weights: Vec<Vec<f32>> =
+                        cases.iter().map(|case| case.multiplied(dtype, as_numbers)).collect();
+                    // As of one matrix.
+                    let tolerance = Tolerance { own: 0.6, largest: 0.1 };
+                    compare_products(gpu, step, (n, k, dtype), &matrices, &weights, tolerance);
                 }
             }
         }
+    }
+    let of_kind = |kind: usize, n| {
+        let case = packed::experts(gpu, 1, (n, 32), &mut Random(75)).swap_remove(kind).remove(0);
+        Matrix::Packed(case.packed)
+    };
+    let numbers = Matrix::Rows(gpu.floats(&[0.0; 16 * 32], &[16, 32], DType::BF16));
+    for other in [of_kind(0, 17), of_kind(1, 16), numbers] {
+        let error = ExpertMatrices::new(vec![of_kind(0, 16), other]).unwrap_err().to_string();
+        assert!(error.contains("the matrix of an expert"), "{error}");
+    }
+}
+
+/// Where all pairs of a token have its row, and where each has its own.
+fn compare_products(
+    gpu: &Gpu,
+    step: (usize, usize, usize),
+    (n, k, dtype): (usize, usize, DType),
+    matrices: &ExpertMatrices,
+    weights: &[Vec<f32>],
+    tolerance: Tolerance,
+) {
+    let mut random = Random(76);
+    let [routing, reference] = routed(gpu, step, dtype, &mut random);
+    let chosen = reference.chosen.to_vec1::<u32>().unwrap();
+    let pairs = routing.pairs();
+    for rows in [step.0, pairs] {
+        let x = random.floats(rows * k, 1.0, dtype);
+        let out = gpu.unwritten(&[pairs, n], dtype);
+        let on_gpu = gpu.floats(&x, &[rows, k], dtype);
+        cuda::expert_product(&on_gpu, matrices, &routing, &out).unwrap();
+        let of_pair = |pair: usize| &x[pair / (pairs / rows) * k..][..k];
+        let want: Vec<f32> = (0..pairs)
+            .map(|pair| (of_pair(pair), &weights[chosen[pair] as usize]))
+            .flat_map(|(x, w)| w.chunks(k).map(move |w| linear_reference(x, w, None)))
+            .collect();
+        gpu.assert_close(&out, &want, tolerance, &format!("{step:?}, {rows} rows, {k} x {n}"));
     }
 }
 

@@ -22,7 +22,7 @@ use gpu::Gpu;
 /// A comparison over many shapes: panics where kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 29] = [
+const COMPARISONS: [(&str, Comparison); 30] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -37,6 +37,7 @@ const COMPARISONS: [(&str, Comparison); 29] = [
     ("packed_embedding", packed::packed_embedding),
     ("route", experts::route),
     ("expert_product", experts::expert_product),
+    ("packed_expert_product", experts::packed_expert_product),
     ("combine_experts", experts::combine_experts),
     ("add", elements::add),
     ("scale_and_cap", elements::scale_and_cap),

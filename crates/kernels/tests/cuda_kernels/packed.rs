@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::cuda::{self, Cublas};
 use candlepower_kernels::device::{HeadPadding, PackedMatrix};
 use candlepower_kernels::{
-    Codes, Mins, QuantizedRows, ScaleForm, SparseRows, Weight, linear_reference,
+    Codes, Mins, QuantizedRows, ScaleForm, SparseRows, VocabPart, Weight, linear_reference,
 };
 
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
@@ -14,8 +14,8 @@ const KINDS: [(Codes, u64); 4] =
     [(Codes::U4, 15), (Codes::U8, 255), (Codes::E4m3, 0xf7), (Codes::Table, 15)];
 
 /// A matrix on the GPU, and its numbers `[n, width]`: what codes mean, and what is added to them.
-struct Case {
-    packed: PackedMatrix,
+pub(crate) struct Case {
+    pub(crate) packed: PackedMatrix,
     numbers: Vec<f32>,
     sparse: Vec<f32>,
     width: usize,
@@ -29,60 +29,85 @@ fn cases(gpu: &Gpu) -> Vec<Case> {
     let mut cases = Vec::new();
     let shapes =
         [(16, 64usize, 64), (7, 32, 16), (40, 200, 48), (130, 1000, 1000), (64, 4096, 128)];
-    for (codes, most) in KINDS {
-        for (n, k, group) in shapes {
-            let group = if codes == Codes::Table { k } else { group };
-            for special in [false, true] {
-                let groups = n * k.div_ceil(group);
-                let bytes: Vec<u8> = (0..n * k).map(|_| (random.next() & most) as u8).collect();
-                let count = if codes == Codes::Table { n * 16 } else { groups };
-                let scales = random.floats(count, 0.1, DType::F32);
-                let mins = match codes {
-                    Codes::Table | Codes::E4m3 => Vec::new(),
-                    _ => random.floats(groups, 1.0, DType::F32),
-                };
-                let order = random.permutation(k);
-                let rows = QuantizedRows {
-                    codes,
-                    group,
-                    bytes: &bytes,
-                    scales: &scales,
-                    mins: if mins.is_empty() { Mins::None } else { Mins::Own(&mins) },
-                    multiples: None,
-                    inputs: special.then_some(&order[..]),
-                };
-                let starts: Vec<u32> = (0..=n as u32).map(|row| row / 3 * 2).collect();
-                let entries = starts[n] as usize;
-                let inputs: Vec<u32> = (0..entries).map(|i| (i % k) as u32).collect();
-                let added = random.floats(entries, 2.0, DType::F32);
-                let sparse = SparseRows { starts: &starts, inputs: &inputs, numbers: &added };
-                let padding = special.then_some(HeadPadding { len: 8, padded: 12 });
-                let pack = |rows, sparse, device: &Device| {
-                    let form = ScaleForm::F32;
-                    let mut builder = Weight::quantized_builder(n, k, codes, group, form).unwrap();
-                    if let Some(sparse) = sparse {
-                        builder.write_sparse(0, sparse).unwrap();
-                    }
-                    builder.write_quantized(0, rows).unwrap();
-                    PackedMatrix::new(&builder.finish().unwrap(), padding, device).unwrap()
-                };
-                let numbers = pack(rows, None, &Device::Cpu).numbers().unwrap();
-                // Codes that count for nothing leave what is added.
-                let zeros = vec![0.0; count.max(groups)];
-                let mins = if mins.is_empty() { Mins::None } else { Mins::Own(&zeros[..groups]) };
-                let nothing = QuantizedRows { scales: &zeros[..count], mins, ..rows };
-                let sparse = special.then_some(sparse);
-                cases.push(Case {
-                    packed: pack(rows, sparse, gpu.device()),
-                    sparse: pack(nothing, sparse, &Device::Cpu).numbers().unwrap(),
-                    width: numbers.len() / n,
-                    numbers,
-                    what: format!("{codes:?} {n} x {k}, groups of {group}, special {special}"),
-                });
-            }
+    for kind in KINDS {
+        for shape in shapes {
+            cases.push(case(gpu, kind, shape, None, &mut random));
+            let padding = Some(HeadPadding { len: 8, padded: 12 });
+            cases.push(case(gpu, kind, shape, Some(padding), &mut random));
         }
     }
     cases
+}
+
+/// A matrix of each of so many experts, for each kind of codes, every second one with columns in any order and a sparse part.
+pub(crate) fn experts(
+    gpu: &Gpu,
+    count: usize,
+    (n, k): (usize, usize),
+    random: &mut Random,
+) -> Vec<Vec<Case>> {
+    let mut of_kind = |kind| {
+        let special = |i| (i % 2 == 1).then_some(None);
+        (0..count).map(|i| case(gpu, kind, (n, k, 32), special(i), random)).collect()
+    };
+    KINDS.into_iter().map(&mut of_kind).collect()
+}
+
+/// A matrix of `n` rows, `k` columns and groups of so many. A special one has its columns in any order, a sparse part, and perhaps
+/// padded heads.
+fn case(
+    gpu: &Gpu,
+    (codes, most): (Codes, u64),
+    (n, k, group): (usize, usize, usize),
+    special: Option<Option<HeadPadding>>,
+    random: &mut Random,
+) -> Case {
+    let group = if codes == Codes::Table { k } else { group };
+    let groups = n * k.div_ceil(group);
+    let bytes: Vec<u8> = (0..n * k).map(|_| (random.next() & most) as u8).collect();
+    let count = if codes == Codes::Table { n * 16 } else { groups };
+    let scales = random.floats(count, 0.1, DType::F32);
+    let mins = match codes {
+        Codes::Table | Codes::E4m3 => Vec::new(),
+        _ => random.floats(groups, 1.0, DType::F32),
+    };
+    let order = random.permutation(k);
+    let rows = QuantizedRows {
+        codes,
+        group,
+        bytes: &bytes,
+        scales: &scales,
+        mins: if mins.is_empty() { Mins::None } else { Mins::Own(&mins) },
+        multiples: None,
+        inputs: special.map(|_| &order[..]),
+    };
+    let starts: Vec<u32> = (0..=n as u32).map(|row| row / 3 * 2).collect();
+    let entries = starts[n] as usize;
+    let inputs: Vec<u32> = (0..entries).map(|i| (i % k) as u32).collect();
+    let added = random.floats(entries, 2.0, DType::F32);
+    let sparse = SparseRows { starts: &starts, inputs: &inputs, numbers: &added };
+    let pack = |rows, sparse, device: &Device| {
+        let form = ScaleForm::F32;
+        let mut builder = Weight::quantized_builder(n, k, codes, group, form).unwrap();
+        if let Some(sparse) = sparse {
+            builder.write_sparse(0, sparse).unwrap();
+        }
+        builder.write_quantized(0, rows).unwrap();
+        PackedMatrix::new(&builder.finish().unwrap(), special.flatten(), device).unwrap()
+    };
+    let numbers = pack(rows, None, &Device::Cpu).numbers().unwrap();
+    // Codes that count for nothing leave what is added.
+    let zeros = vec![0.0; count.max(groups)];
+    let mins = if mins.is_empty() { Mins::None } else { Mins::Own(&zeros[..groups]) };
+    let nothing = QuantizedRows { scales: &zeros[..count], mins, ..rows };
+    let sparse = special.map(|_| sparse);
+    Case {
+        packed: pack(rows, sparse, gpu.device()),
+        sparse: pack(nothing, sparse, &Device::Cpu).numbers().unwrap(),
+        width: numbers.len() / n,
+        numbers,
+        what: format!("{codes:?} {n} x {k}, groups of {group}, special {special:?}"),
+    }
 }
 
 impl Case {
@@ -93,6 +118,13 @@ impl Case {
             .zip(&self.sparse)
             .map(|(number, added)| number + added)
             .collect()
+    }
+
+    /// What a product with codes multiplies, and what one with numbers of `dtype` does: codes are not rounded, tables are, and so is
+    /// every number, but for the sparse ones.
+    pub(crate) fn multiplied(&self, dtype: DType, as_numbers: bool) -> Vec<f32> {
+        let is_rounded = as_numbers || self.what.starts_with("Table");
+        self.sums(|numbers| if is_rounded { rounded(numbers, dtype) } else { numbers.to_vec() })
     }
 }
 
@@ -123,13 +155,7 @@ pub(crate) fn packed_product(gpu: &Gpu) {
             for dtype in HALVES {
                 let x = activations(&mut random, rows, &case, dtype);
                 let bias = random.floats(n, 1.0, dtype);
-                // Tables are rounded to the element type, codes are not.
-                let is_table = case.what.starts_with("Table");
-                let w = case.sums(|numbers| match is_table {
-                    true => rounded(numbers, dtype),
-                    false => numbers.to_vec(),
-                });
-                let want = product(&x, &w, width, &bias);
+                let want = product(&x, &case.multiplied(dtype, false), width, &bias);
                 let out = gpu.unwritten(&[rows, n], dtype);
                 let (x, bias) =
                     (gpu.floats(&x, &[rows, width], dtype), gpu.floats(&bias, &[n], dtype));
@@ -153,7 +179,7 @@ pub(crate) fn packed_matmul(gpu: &Gpu) {
             let x = activations(&mut random, rows, &case, dtype);
             let bias = random.floats(n, 1.0, dtype);
             // Numbers are rounded when they are unpacked, and again when something was added.
-            let w = rounded(&case.sums(|numbers| rounded(numbers, dtype)), dtype);
+            let w = rounded(&case.multiplied(dtype, true), dtype);
             let want = product(&x, &w, width, &bias);
             let out = gpu.unwritten(&[rows, n], dtype);
             let (x, bias) = (gpu.floats(&x, &[rows, width], dtype), gpu.floats(&bias, &[n], dtype));
@@ -175,11 +201,25 @@ pub(crate) fn packed_embedding(gpu: &Gpu) {
             let ids: Vec<u32> = (0..20).map(|i| (i * 7 % n) as u32).collect();
             let on_gpu: Tensor = gpu.integers(&ids, &[20]);
             let out = gpu.unwritten(&[20, width], dtype);
-            cuda::packed_embedding(&on_gpu, &case.packed, 0.5, &out).unwrap();
-            let numbers = rounded(&case.sums(|numbers| rounded(numbers, dtype)), dtype);
-            let row = |id: &u32| numbers[*id as usize * width..][..width].iter();
-            let want: Vec<f32> = ids.iter().flat_map(row).map(|number| number * 0.5).collect();
-            gpu.assert_close(&out, &want, ROUNDED_ONCE, &case.what);
+            let numbers = rounded(&case.multiplied(dtype, true), dtype);
+            // Alone, and between other parts of the vocabulary, of which some tokens are.
+            for first in [0, 5] {
+                let part = VocabPart { first, vocab_size: n + 2 * first };
+                cuda::packed_embedding(&on_gpu, &case.packed, 0.5, part, &out).unwrap();
+                let want = ids.iter().flat_map(|id| match (*id as usize).checked_sub(first) {
+                    Some(row) => {
+                        numbers[row * width..][..width].iter().map(|number| number * 0.5).collect()
+                    }
+                    None => vec![0.0; width],
+                });
+                let what = format!("{}, from {first} on", case.what);
+                gpu.assert_close(&out, &want.collect::<Vec<_>>(), ROUNDED_ONCE, &what);
+            }
+            let beyond = gpu.integers(&[n as u32], &[1]);
+            let out = gpu.unwritten(&[1, width], dtype);
+            let whole = VocabPart { first: 0, vocab_size: n };
+            cuda::packed_embedding(&beyond, &case.packed, 0.5, whole, &out).unwrap();
+            assert!(crate::gpu::to_vec(&out).iter().all(|value| value.is_nan()), "an unknown id");
         }
     }
 }

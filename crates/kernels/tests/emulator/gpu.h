@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "block.h"
@@ -15,22 +16,29 @@ namespace emulated {
 
 using Work = std::function<void()>;
 
+// What is recorded of a stream, and by whom.
+struct Capture {
+  std::thread::id thread;
+  std::vector<Work> work;
+};
+
 struct Gpu final : Machine {
   static Gpu& the();
 
   // Work that the host may let wait.
   static constexpr size_t kMostQueued = 1 << 16;
 
-  std::recursive_mutex lock;
+  std::mutex lock;
   Block block;
+  const int ordinals;
   const size_t total_bytes;
   size_t used_bytes = 0;
   size_t most_used_bytes = 0;
-  bool is_eager = false;
+  bool is_eager;
   uint64_t submitted = 0;
   uint64_t finished = 0;
   std::deque<Work> queue;
-  std::map<void*, std::vector<Work>> capturing;
+  std::map<void*, Capture> capturing;
   std::map<const void*, size_t> pinned;
 
   CUresult submit(void* stream, Work work);
@@ -65,6 +73,8 @@ struct Gpu final : Machine {
 
   Gpu();
   bool is_pinned(const void* memory) const;
+  // Whether the calling thread records a stream, and so may not wait or allocate.
+  bool is_capturing() const;
 
   std::map<void*, Mapping> mappings;
   std::map<const void*, size_t> allowed_shared;

@@ -1,4 +1,4 @@
-// cuBLAS, cuRAND and NCCL on the emulated GPU: handles, the one product that candlepower asks for, and a group of one rank.
+// cuBLAS and cuRAND on the emulated GPU: handles, and the one product that candlepower asks for.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -14,7 +14,6 @@ constexpr int kTransposed = 1;
 constexpr int kF16 = 2;
 constexpr int kBf16 = 14;
 constexpr int kInvalidValue = 7;
-constexpr int kNcclInvalidUsage = 5;
 
 struct Handle {
   void* stream = nullptr;
@@ -75,8 +74,6 @@ void multiply(const Product& p) {
 
 extern "C" {
 
-int ncclAllGather(const void* from, void* to, size_t count, int type, void* group, void* stream);
-
 int cublasCreate_v2(void** handle) { return *handle = new Handle, 0; }
 int cublasDestroy_v2(void* handle) { return delete static_cast<Handle*>(handle), 0; }
 int cublasSetStream_v2(void* handle, void* stream) { return static_cast<Handle*>(handle)->stream = stream, 0; }
@@ -98,27 +95,5 @@ int curandDestroyGenerator(void* generator) { return delete static_cast<char*>(g
 int curandSetStream(void*, void*) { return 0; }
 int curandSetPseudoRandomGeneratorSeed(void*, unsigned long long) { return 0; }
 int curandSetGeneratorOffset(void*, unsigned long long) { return 0; }
-
-// ncclUniqueId is passed by value, in memory.
-struct NcclId {
-  char bytes[128];
-};
-int ncclGetUniqueId(NcclId* id) { return *id = {}, 0; }
-int ncclCommInitRank(void** group, int ranks, NcclId, int) {
-  *group = new char;
-  return ranks == 1 ? 0 : kNcclInvalidUsage;
-}
-int ncclCommAbort(void* group) { return delete static_cast<char*>(group), 0; }
-const char* ncclGetErrorString(int) { return "the emulated GPU has groups of one rank only"; }
-int ncclAllReduce(const void* from, void* to, size_t count, int type, int, void* group, void* stream) {
-  return ncclAllGather(from, to, count, type, group, stream);
-}
-int ncclAllGather(const void* from, void* to, size_t count, int type, void*, void* stream) {
-  // Source: NVIDIA, NCCL, `ncclDataType_t`: 6 is a half, 7 a float, 9 a bfloat16.
-  const size_t bytes = count * (type == 7 ? 4 : 2);
-  emulated::Gpu& gpu = emulated::Gpu::the();
-  const std::lock_guard guard(gpu.lock);
-  return gpu.submit(stream, [=] { std::memmove(to, from, bytes); });
-}
 
 }  // extern "C"

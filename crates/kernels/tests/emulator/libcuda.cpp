@@ -2,7 +2,8 @@
 //
 // Work is queued and done as late as it may be, so that whoever reads a result or writes over an input too early is found
 // out; CANDLEPOWER_EMULATED_EAGER=1 does it at once. Memory begins with bytes of ones and ends before a page that nobody may
-// touch. Built as libcuda.so.1, which is libcublas and libcurand too, by other names. One device, all streams in one order.
+// touch. Built as libcuda.so.1, which is libcublas, libcurand and NCCL too, by other names. A process has one GPU, all its streams in
+// one order; of CANDLEPOWER_EMULATED_GPUS=N ordinals each is that one. CANDLEPOWER_EMULATED_GIB is its memory, which uses the host's.
 #include <cuda.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -30,9 +31,9 @@ constexpr size_t kPage = 4096;
 constexpr size_t kAlignment = 256;
 constexpr int kUnwritten = 0xff;
 
-size_t memory_bytes() {
-  const char* gib = std::getenv("CANDLEPOWER_EMULATED_GIB");
-  return (gib == nullptr ? size_t(8) : std::strtoull(gib, nullptr, 10)) << 30;
+size_t setting(const char* name, size_t otherwise) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? otherwise : std::strtoull(value, nullptr, 10);
 }
 
 }  // namespace
@@ -42,17 +43,19 @@ Gpu& Gpu::the() {
   return *gpu;
 }
 
-Gpu::Gpu() : block(&place), total_bytes(memory_bytes()) {
+Gpu::Gpu()
+    : block(&place),
+      ordinals(setting("CANDLEPOWER_EMULATED_GPUS", 1)),
+      total_bytes(setting("CANDLEPOWER_EMULATED_GIB", 2) << 30),
+      is_eager(setting("CANDLEPOWER_EMULATED_EAGER", 0) != 0) {
   shared = block.shared();
-  const char* eager = std::getenv("CANDLEPOWER_EMULATED_EAGER");
-  is_eager = eager != nullptr && std::strcmp(eager, "1") == 0;
 }
 
 // ---- The queue -------------------------------------------------------------------------------------
 
 CUresult Gpu::submit(void* stream, Work work) {
   if (auto found = capturing.find(stream); found != capturing.end()) {
-    found->second.push_back(std::move(work));
+    found->second.work.push_back(std::move(work));
     return CUDA_SUCCESS;
   }
   queue.push_back(std::move(work));
@@ -70,9 +73,14 @@ void Gpu::finish(uint64_t number) {
   }
 }
 
+bool Gpu::is_capturing() const {
+  const auto is_own = [](const auto& capture) { return capture.second.thread == std::this_thread::get_id(); };
+  return std::any_of(capturing.begin(), capturing.end(), is_own);
+}
+
 // What must be done before the host goes on, which nobody may ask for while a stream is recorded.
 CUresult Gpu::wait() {
-  if (!capturing.empty()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (is_capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   finish(submitted);
   return CUDA_SUCCESS;
 }
@@ -100,7 +108,7 @@ void Gpu::unmap(void* memory) {
 }
 
 CUresult Gpu::allocate(CUdeviceptr* memory, size_t bytes) {
-  if (!capturing.empty()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (is_capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (used_bytes + bytes > total_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   void* mapped = map(bytes);
@@ -206,7 +214,7 @@ void watch_segmentation_faults() {
 }  // namespace emulated
 
 using emulated::Gpu;
-using Guard = std::lock_guard<std::recursive_mutex>;
+using Guard = std::lock_guard<std::mutex>;
 
 extern "C" {
 
@@ -219,10 +227,10 @@ CUresult cuInit(unsigned int) {
   return CUDA_SUCCESS;
 }
 CUresult cuDriverGetVersion(int* version) { return *version = CUDA_VERSION, CUDA_SUCCESS; }
-CUresult cuDeviceGetCount(int* count) { return *count = 1, CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int* count) { return *count = Gpu::the().ordinals, CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice* device, int ordinal) {
-  *device = 0;
-  return ordinal == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+  *device = ordinal;
+  return ordinal >= 0 && ordinal < Gpu::the().ordinals ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 CUresult cuDeviceGetName(char* name, int length, CUdevice) {
   std::snprintf(name, length, "emulated GPU");
@@ -409,13 +417,13 @@ using Graph = std::vector<emulated::Work>;
 
 CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode) {
   const Guard guard(Gpu::the().lock);
-  return Gpu::the().capturing.try_emplace(stream).second ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+  return Gpu::the().capturing.try_emplace(stream, emulated::Capture{std::this_thread::get_id(), {}}).second ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
 }
 CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
   const Guard guard(Gpu::the().lock);
   auto recorded = Gpu::the().capturing.extract(stream);
   if (recorded.empty()) return CUDA_ERROR_ILLEGAL_STATE;
-  *graph = reinterpret_cast<CUgraph>(new Graph(std::move(recorded.mapped())));
+  *graph = reinterpret_cast<CUgraph>(new Graph(std::move(recorded.mapped().work)));
   return CUDA_SUCCESS;
 }
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {

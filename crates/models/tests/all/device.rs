@@ -24,7 +24,7 @@ use crate::{
         BLOCK_SIZE, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, has_experts, largest,
         max_difference, options, prefill_in,
     },
-    ranks::{numbers_of_ranks, on_ranks},
+    ranks::{bytes_of_rank_0_alone, numbers_of_ranks, on_ranks},
 };
 
 /// A model with the memory of its steps.
@@ -150,10 +150,7 @@ fn options_for(name: &str, device: &Device, dtype: LoadDtype) -> LoadOptions {
 fn every_architecture_and_format_computes_what_transformers_does() {
     for name in goldens() {
         let (mut runner, golden) = (Runner::new(name, LoadDtype::F32), Golden::read(name));
-        let prompt = &golden.prompt;
-        // What codes mean is larger than other weights, and so is what rounding leaves of sums in another order.
-        let is_quantized = checkpoint(name).quantization().is_some();
-        let tolerance = if is_quantized { 3.0 * TOLERANCE } else { TOLERANCE };
+        let (prompt, tolerance) = (&golden.prompt, tolerance(name));
         let logits = runner.prefill(prompt, prompt.len(), &[0, 1, 2, 3]);
         let difference = max_difference(&logits, &golden.logits);
         assert!(difference < tolerance, "{name}: logits differ by {difference}");
@@ -164,6 +161,12 @@ fn every_architecture_and_format_computes_what_transformers_does() {
     }
 }
 
+/// What codes mean is larger than other weights, and so is what rounding leaves of sums in another order.
+fn tolerance(name: &str) -> f32 {
+    let is_quantized = checkpoint(name).quantization().is_some();
+    if is_quantized { 3.0 * TOLERANCE } else { TOLERANCE }
+}
+
 /// All goldens, of numbers and of codes.
 fn goldens() -> impl Iterator<Item = &'static str> {
     GOLDENS.iter().copied().chain(quantized::all())
@@ -172,13 +175,11 @@ fn goldens() -> impl Iterator<Item = &'static str> {
 /// Parts of matrices and of the vocabulary, sums and gathers, heads that two ranks share; graphs of a GPU record the same walk.
 #[test]
 fn two_ranks_and_four_compute_what_transformers_does() {
-    let all_heads = |name: &str| {
-        checkpoint(name).spec().layers.iter().any(|layer| layer.attention.norms_all_heads())
-    };
-    for name in GOLDENS {
+    for name in goldens() {
         let (golden, counts) = (Golden::read(name), numbers_of_ranks(&checkpoint(name)));
+        let tolerance = tolerance(name);
         for ranks in counts {
-            if all_heads(name) {
+            if checkpoint(name).spec().only_on_cpu(ranks).is_some() {
                 let options = options_for(name, &Device::Cpu, LoadDtype::F32);
                 let refused = on_ranks(ranks, |comm| {
                     let loaded =
@@ -194,23 +195,21 @@ fn two_ranks_and_four_compute_what_transformers_does() {
             let found = on_ranks(ranks, |comm| {
                 let mut runner = Runner::of_rank(&Device::Cpu, name, LoadDtype::F32, comm);
                 let logits = runner.prefill(&golden.prompt, 13, &[19, 2, 23, 7]);
-                (logits, runner.greedy(&golden.prompt, 8))
+                (logits, runner.greedy(&golden.prompt, 8), runner.model.weight_bytes() as u64)
             });
-            for (rank, (logits, greedy)) in found.into_iter().enumerate() {
+            let spec = checkpoint(name).spec().clone();
+            let planned = spec.device_weight_bytes(Planned::F32, ranks);
+            for (rank, (logits, greedy, bytes)) in found.into_iter().enumerate() {
+                if name != SPARSE {
+                    let bytes = bytes + bytes_of_rank_0_alone(&spec, rank);
+                    assert_eq!(bytes, planned, "{name}, rank {rank} of {ranks}");
+                }
                 let difference = max_difference(&logits, &golden.logits);
-                assert!(difference < TOLERANCE, "{name}, rank {rank} of {ranks}: {difference}");
+                assert!(difference < tolerance, "{name}, rank {rank} of {ranks}: {difference}");
                 assert_eq!(greedy, golden.greedy[..8], "{name}, rank {rank} of {ranks}");
             }
         }
     }
-}
-
-/// Codes of experts are for the CPU.
-#[test]
-fn quantized_experts_are_refused_on_a_gpu() {
-    let on_gpu = |name| checkpoint(name).spec().only_on_cpu();
-    assert_eq!(on_gpu("awq-experts"), Some("quantized experts"));
-    assert_eq!([on_gpu("mixtral"), on_gpu("awq")], [None; 2]);
 }
 
 /// As many GPUs as CANDLEPOWER_TEST_GPU says, a thread for each: they give what one gives without NCCL. With one, NCCL has a group of one.
@@ -224,12 +223,16 @@ fn gpus_compute_what_one_does() {
     };
     let first = candlepower_kernels::cuda::open(0).unwrap();
     let (mut worst, mut models) = (0f32, 0);
-    let splits = |name: &&str| checkpoint(name).spec().check_tensor_parallel(gpus).is_ok();
-    for name in runnable(&first).filter(splits) {
+    let splits = |name: &&str| {
+        let checkpoint = checkpoint(name);
+        let spec = checkpoint.spec();
+        spec.check_tensor_parallel(gpus).is_ok() && spec.only_on_cpu(gpus).is_none()
+    };
+    for name in goldens().filter(splits) {
         let golden = Golden::read(name);
         let answer = |mut runner: Runner| {
             let logits = runner.prefill(&golden.prompt, golden.prompt.len(), &[3, 1, 2, 0]);
-            (logits, runner.greedy(&golden.prompt, 32))
+            (logits, runner.greedy(&golden.prompt, 4))
         };
         let one = answer(Runner::on(&first, name, LoadDtype::Bf16));
         let found = on_ranks(gpus, |comm| {
@@ -237,13 +240,17 @@ fn gpus_compute_what_one_does() {
             answer(Runner::of_rank(&gpu, name, LoadDtype::Bf16, comm))
         });
         for (rank, found) in found.into_iter().enumerate() {
-            let error = max_difference(&found.0, &one.0) / largest(&one.0);
             // One rank adds nothing up, so nothing is rounded differently.
-            assert!(error < if gpus == 1 { f32::MIN_POSITIVE } else { 0.05 }, "{name}: {error}");
             if gpus == 1 {
-                assert_eq!(found.1, one.1, "{name}, rank {rank}: greedy tokens");
+                assert_eq!(found, one, "{name}, rank {rank}");
             }
-            worst = worst.max(error);
+            let of_rows = found.0.chunks(1).zip(one.0.chunks(1));
+            let errors = of_rows.map(|(a, b)| max_difference(a, b) / largest(&one.0));
+            let (close, apart): (Vec<f32>, Vec<f32>) = errors.partition(|error| *error < 0.05);
+            // A rounded score may send a token to another expert.
+            let may_differ = if has_experts(name) { found.0.len() / 4 } else { 0 };
+            assert!(apart.len() <= may_differ, "{name}, rank {rank}: logits differ by {apart:?}");
+            worst = close.into_iter().fold(worst, f32::max);
         }
         models += 1;
     }
@@ -266,7 +273,7 @@ fn a_gpu_computes_every_architecture() {
     }
     let gpu = candlepower_kernels::cuda::open(0).unwrap();
     compare_sixteen_bits(&gpu);
-    for name in runnable(&gpu) {
+    for name in goldens() {
         // A decode in a bucket of three gives what a prefill of the same tokens gives, up to rounding.
         let golden = Golden::read(name);
         let mut runner = Runner::on(&gpu, name, LoadDtype::Bf16);
@@ -283,15 +290,9 @@ fn a_gpu_computes_every_architecture() {
     }
 }
 
-/// The goldens that a device has kernels for.
-fn runnable(device: &Device) -> impl Iterator<Item = &'static str> {
-    let runs = |name: &&str| device.is_cpu() || checkpoint(name).spec().only_on_cpu().is_none();
-    goldens().filter(runs)
-}
-
 fn compare_sixteen_bits(device: &Device) {
     let (mut same, mut all, mut worst) = (0, 0, 0f32);
-    for name in runnable(device) {
+    for name in goldens() {
         let golden = Golden::read(name);
         for (dtype, found, limit) in
             [(LoadDtype::Bf16, DType::BF16, 0.12), (LoadDtype::F16, DType::F16, 0.02)]

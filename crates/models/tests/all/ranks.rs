@@ -3,7 +3,7 @@
 use std::{sync::Arc, thread, time::Duration};
 
 use candle_core::DType;
-use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype};
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, LayerSpec, ModelSpec};
 use candlepower_comm::{Comm, Traffic};
 use candlepower_models::{Decoder, LoadDtype, LoadFormat, LoadOptions, load, load_shard};
 
@@ -117,13 +117,8 @@ fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
             });
             for (rank, (weights, cache, traffic)) in found.into_iter().enumerate() {
                 let planned = spec.rank_weight_bytes(checkpoint.weights_dtype(None), ranks);
-                let of_rank_0: usize = spec
-                    .layers
-                    .iter()
-                    .map(|l| usize::from(l.attention.out_bias) + usize::from(l.ffn.mlp().bias))
-                    .sum();
-                let biases = if rank == 0 { 0 } else { 4 * hidden * of_rank_0 as u64 };
-                assert_eq!(weights + biases, planned, "{name}, rank {rank} of {ranks}");
+                let weights = weights + bytes_of_rank_0_alone(spec, rank);
+                assert_eq!(weights, planned, "{name}, rank {rank} of {ranks}");
                 let tokens = (NUM_BLOCKS * BLOCK_SIZE) as u64;
                 assert_eq!(cache, tokens * spec.rank_kv_bytes_per_token(Dtype::F32, ranks));
                 let norms = spec.layers.iter().filter(|l| l.attention.norms_all_heads());
@@ -139,6 +134,15 @@ fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
             }
         }
     }
+}
+
+/// What other ranks lack: biases that are added to sums of all ranks, in f32.
+pub(crate) fn bytes_of_rank_0_alone(spec: &ModelSpec, rank: usize) -> u64 {
+    let biases = |layer: &LayerSpec| {
+        usize::from(layer.attention.out_bias) + usize::from(layer.ffn.mlp().bias)
+    };
+    let biases: usize = spec.layers.iter().map(biases).sum();
+    if rank == 0 { 0 } else { (4 * spec.hidden_size * biases) as u64 }
 }
 
 /// Dummy numbers depend on the tensor and the place in it, not on the rank that has them.

@@ -129,6 +129,14 @@ CANDLEPOWER_HD CodePlace code_place(int32_t output, int32_t column, int32_t colu
   return {tile * 32 * bits + (word / 4 * 32 + lane) * 4 + word % 4, shift};
 }
 
+// Where the code `i` columns further lies, of the eight columns from the one at `first` on, whose number is a multiple of 8.
+CANDLEPOWER_HD CodePlace place_after(CodePlace first, int32_t i, int32_t bits) {
+  // Four columns of an output are the same lane's, in one word or two; the next lane's begin four words further.
+  const int32_t pair = i % 4 / 2;
+  const int32_t words = i / 4 * 4 + (bits == 4 ? 0 : pair);
+  return {first.word + words, first.shift + i % 2 * 16 + (bits == 4 ? 8 * pair : 0)};
+}
+
 // ---- Experts ---------------------------------------------------------------------------------------
 
 // Whether an expert is chosen before another: the one with the larger share, of equal ones the first. Shares are not

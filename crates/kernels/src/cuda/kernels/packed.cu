@@ -1,82 +1,51 @@
-// Quantized matrices: their product with few rows, computed from the codes, and their numbers, for cuBLAS and embeddings.
-//
-// The product is that of tensor cores, 16 outputs by 16 inputs by 8 rows at a time. Codes become elements by a few
-// operations on bits, two at a time, and are multiplied as they are: what they count for, a scale and a minimum of
-// their group, is applied to the group's sum in f32: sum(x * (code * scale + min)) = scale * sum(x * code) + min *
-// sum(x), where the second sum is a product with ones. Source of the idea of laying codes out for the lanes that
-// multiply them: Frantar et al., "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on LLMs", 2024.
+// Quantized matrices: the product with few rows, and the numbers, for cuBLAS and embeddings.
 
-#include "tensor_core.cuh"
+#include "codes.cuh"
 
 namespace candlepower {
-
-// What codes mean; the values are those of `code_kind` in src/cuda/packed.rs.
-enum class Codes : int32_t { kU4 = 0, kU8 = 1, kE4m3 = 2, kTable = 3 };
-
-struct PackedMatrix {
-  const uint32_t* codes;          // as `code_place` says
-  const float* scales;            // [groups][n in whole tiles][scale, minimum]; of tables [n in whole tiles][16]
-  const uint32_t* inputs;         // [k]: the input of each column; null where they are in order
-  const uint32_t* sparse_starts;  // [n + 1]: where the entries of each output begin; null where there are none
-  const uint32_t* sparse_inputs;
-  const float* sparse_numbers;
-  int32_t n;
-  int32_t k;
-  int32_t width;  // inputs of a row, of which columns may leave some out
-  int32_t group;
-  int32_t kind;
-  int32_t padding;
-
-  CANDLEPOWER_HD int32_t whole_outputs() const {
-    return (n + kTileOutputs - 1) / kTileOutputs * kTileOutputs;
-  }
-};
-
-constexpr bool is_narrow(Codes codes) { return codes == Codes::kU4 || codes == Codes::kTable; }
-constexpr int32_t bits_of(Codes codes) { return is_narrow(codes) ? 4 : 8; }
 
 // ---- Numbers ---------------------------------------------------------------------------------------
 
 struct UnpackArgs {
   PackedMatrix w;
-  const uint32_t* rows;  // [count]: which rows; null where they are those from `first` on
+  const uint32_t* rows;  // [count]: which rows of the whole; null where they are the matrix's from `first` on
   void* out;             // [count, width]
-  int32_t first;
+  int32_t first;         // the matrix's first row in the whole
+  int32_t all_rows;      // rows of the whole
   int32_t count;
   int32_t dtype;
   float scale;
+  int32_t padding;
 };
-static_assert(sizeof(UnpackArgs) == 104, "as in src/cuda/packed.rs");
+static_assert(sizeof(UnpackArgs) == 112, "as in src/cuda/packed.rs");
 
-// A code of eight bits as a half, but for a factor of 256 that scales have: the exponent has one bit more.
-__device__ __forceinline__ float e4m3_part(uint32_t code) {
-  const uint32_t bits = (code & 0x80u) << 8 | (code & 0x7fu) << 7;
-  return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
-}
-
-template <Codes kCodes>
-__device__ __forceinline__ float number_at(const PackedMatrix& w, int32_t output, int32_t column) {
-  const CodePlace place = code_place(output, column, w.k, bits_of(kCodes));
-  const uint32_t code = w.codes[place.word] >> place.shift & ((1u << bits_of(kCodes)) - 1);
-  if constexpr (kCodes == Codes::kTable) return w.scales[int64_t(output) * kTableNumbers + code];
-  const int64_t at = int64_t(column / w.group) * w.whole_outputs() + output;
-  const float2 scale = reinterpret_cast<const float2*>(w.scales)[at];
-  const float value = kCodes == Codes::kE4m3 ? e4m3_part(code) : static_cast<float>(code);
-  return fmaf(value, scale.x, scale.y);
-}
-
-// One block per row. A row that the matrix lacks becomes NaN, as in a gather. Inputs that no column has keep what they had:
-// activations are zero there.
+// One block per row. A row that no part has becomes NaN, and one that another part has zeros, as in a gather. Inputs that no column
+// has keep what they had: activations are zero there.
 template <typename T, Codes kCodes>
 __global__ void unpack_kernel(UnpackArgs args) {
   const PackedMatrix& w = args.w;
-  const uint32_t row = args.rows == nullptr ? args.first + blockIdx.x : args.rows[blockIdx.x];
+  const uint32_t first = args.first;
+  const uint32_t row = args.rows == nullptr ? first + blockIdx.x : args.rows[blockIdx.x] - first;
   T* out = static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * w.width;
   const bool exists = row < static_cast<uint32_t>(w.n);
-  for (int32_t column = threadIdx.x; column < w.k; column += blockDim.x) {
-    const T number = T(exists ? number_at<kCodes>(w, row, column) : NAN);
-    const int32_t input = w.inputs == nullptr ? column : static_cast<int32_t>(w.inputs[column]);
-    out[input] = T(static_cast<float>(number) * args.scale);
+  const T missing = T(row + first < static_cast<uint32_t>(args.all_rows) ? 0.0f : NAN);
+  const bool whole = w.inputs == nullptr && w.width % kUnpacked == 0;
+  for (int32_t column = threadIdx.x * kUnpacked; column < w.k; column += blockDim.x * kUnpacked) {
+    Vector<T, kUnpacked> numbers{};
+    if (exists) numbers = unpacked<T, kCodes>(w, row, column);
+#pragma unroll
+    for (int32_t i = 0; i < kUnpacked; ++i) {
+      numbers.at[i] = exists ? T(static_cast<float>(numbers.at[i]) * args.scale) : missing;
+    }
+    if (whole) {
+      store<kUnpacked>(out + column, numbers);
+      continue;
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kUnpacked; ++i) {
+      const int32_t at = column + i;
+      if (at < w.k) out[w.inputs == nullptr ? at : static_cast<int32_t>(w.inputs[at])] = numbers.at[i];
+    }
   }
   if (w.sparse_starts == nullptr || !exists) return;
   __syncthreads();
@@ -98,225 +67,28 @@ struct PackedProductArgs {
 };
 static_assert(sizeof(PackedProductArgs) == 104, "as in src/cuda/packed.rs");
 
-constexpr int32_t kWarps = 8;
-// Rows of one product of tensor cores.
-constexpr int32_t kTileRows = 8;
 constexpr int32_t kMostRowTiles = 4;
 
-template <typename T>
-struct Pairs;
-
-template <>
-struct Pairs<__nv_bfloat16> {
-  using Pair = __nv_bfloat162;
-  static constexpr uint32_t kOnes = 0x3f803f80u;
-  // 128, of whose mantissa the last bits count ones.
-  static constexpr uint32_t kOffset = 0x43004300u;
-  static constexpr uint32_t kSixteen = 0x41804180u;
-
-  // The seven bits begin where the exponent does, whose bias is 120 more: 2^112 leaves the factor of 256.
-  static __device__ __forceinline__ uint32_t e4m3_parts(uint32_t codes);
-};
-
-template <>
-struct Pairs<__half> {
-  using Pair = __half2;
-  static constexpr uint32_t kOnes = 0x3c003c00u;
-  // 1024, likewise.
-  static constexpr uint32_t kOffset = 0x64006400u;
-  static constexpr uint32_t kSixteen = 0x4c004c00u;
-
-  static __device__ __forceinline__ uint32_t e4m3_parts(uint32_t codes);
-};
-
-template <typename T>
-__device__ __forceinline__ typename Pairs<T>::Pair as_pair(uint32_t bits) {
-  return *reinterpret_cast<typename Pairs<T>::Pair*>(&bits);
-}
-
-template <typename Pair>
-__device__ __forceinline__ uint32_t as_bits(Pair pair) {
-  return *reinterpret_cast<uint32_t*>(&pair);
-}
-
-__device__ __forceinline__ uint32_t Pairs<__nv_bfloat16>::e4m3_parts(uint32_t codes) {
-  const uint32_t small = (codes & 0x00800080u) << 8 | (codes & 0x007f007fu) << 4;
-  return as_bits(__hmul2(as_pair<__nv_bfloat16>(small), as_pair<__nv_bfloat16>(0x77807780u)));
-}
-
-__device__ __forceinline__ uint32_t Pairs<__half>::e4m3_parts(uint32_t codes) {
-  return (codes & 0x00800080u) << 8 | (codes & 0x007f007fu) << 7;
-}
-
-// Two numbers below 16, each in the low bits of its half of a word, as two elements: exactly.
-template <typename T>
-__device__ __forceinline__ uint32_t small_numbers(uint32_t word) {
-  const uint32_t offset = Pairs<T>::kOffset;
-  return as_bits(__hsub2(as_pair<T>((word & 0x000f000fu) | offset), as_pair<T>(offset)));
-}
-
-// The codes of a lane in step `kStep` of a tile, as the operand of tensor cores: the two of register 0 belong to output
-// `lane / 4` and inputs 0 and 1, of register 1 to the output 8 further, of registers 2 and 3 to inputs 2 and 3.
-template <typename T, Codes kCodes>
-__device__ __forceinline__ void widen(const uint32_t* words, int32_t step, const T* tables, uint32_t (&a)[4]) {
-#pragma unroll
-  for (int32_t i = 0; i < 4; ++i) {
-    if constexpr (kCodes == Codes::kU4) {
-      a[i] = small_numbers<T>(words[step] >> (4 * i));
-    } else if constexpr (kCodes == Codes::kTable) {
-      const uint32_t codes = words[step] >> (4 * i);
-      const T* table = tables + (threadIdx.x % kWarp / 4 + i % 2 * 8) * kTableNumbers;
-      const Vector<T, 2> pair{{table[codes & 15], table[codes >> 16 & 15]}};
-      a[i] = *reinterpret_cast<const uint32_t*>(&pair);
-    } else {
-      const uint32_t codes = words[2 * step + i / 2] >> (8 * (i % 2));
-      if constexpr (kCodes == Codes::kE4m3) {
-        a[i] = Pairs<T>::e4m3_parts(codes & 0x00ff00ffu);
-      } else {
-        const auto high = as_pair<T>(small_numbers<T>(codes >> 4));
-        const auto low = as_pair<T>(small_numbers<T>(codes));
-        a[i] = as_bits(__hfma2(high, as_pair<T>(Pairs<T>::kSixteen), low));
-      }
-    }
-  }
-}
-
-// What the columns from `column` on, at most four, meet in a row of x; zeros beyond the last column and row.
-template <typename T>
-__device__ __forceinline__ void load_inputs(const PackedProductArgs& args, int32_t row, int32_t column, uint32_t (&b)[2]) {
-  Vector<T, 4> values{};
-  const PackedMatrix& w = args.w;
-  if (row < args.rows) {
-    const T* x = static_cast<const T*>(args.x) + static_cast<int64_t>(row) * w.width;
-    if (w.inputs == nullptr && w.width % 4 == 0) {
-      if (column < w.k) values = load<4>(x + column);
-    } else {
-#pragma unroll
-      for (int32_t j = 0; j < 4; ++j) {
-        const int32_t at = column + j;
-        if (at < w.k) values.at[j] = x[w.inputs == nullptr ? at : static_cast<int32_t>(w.inputs[at])];
-      }
-    }
-  }
-  const auto* pairs = reinterpret_cast<const uint32_t*>(&values);
-  b[0] = pairs[0];
-  b[1] = pairs[1];
-}
-
-// A block computes 16 outputs of all rows; each of its warps has a run of the inputs, and their sums are added in their
-// order: a row's result depends on its own values and the shape of `w` alone.
 template <typename T, Codes kCodes, int32_t kRowTiles>
-__global__ void __launch_bounds__(kWarps* kWarp) packed_product_kernel(PackedProductArgs args) {
-  constexpr int32_t kRows = kRowTiles * kTileRows;
-  constexpr int32_t kWords = bits_of(kCodes);
-  constexpr bool kScaled = kCodes != Codes::kTable;
-  __shared__ float partial[kWarps][kTileOutputs][kRows];
-  __shared__ T tables[kScaled ? 1 : kTileOutputs * kTableNumbers];
+__global__ void __launch_bounds__(kPackedWarps* kWarp) packed_product_kernel(PackedProductArgs args) {
   const PackedMatrix& w = args.w;
-  const int32_t warp = threadIdx.x / kWarp;
-  const int32_t lane = threadIdx.x % kWarp;
-  const int32_t first_output = blockIdx.x * kTileOutputs;
-  if constexpr (!kScaled) {
-    const float* numbers = w.scales + static_cast<int64_t>(first_output) * kTableNumbers;
-    for (int32_t i = threadIdx.x; i < kTileOutputs * kTableNumbers; i += blockDim.x) tables[i] = T(numbers[i]);
-    __syncthreads();
-  }
-
-  float totals[kRowTiles][4] = {};
-  float sums[kRowTiles][4] = {};
-  float inputs[kRowTiles][4] = {};
-  const uint32_t ones[4] = {Pairs<T>::kOnes, Pairs<T>::kOnes, Pairs<T>::kOnes, Pairs<T>::kOnes};
-  // Applies what the codes of a group count for to its sums.
-  const auto finish_group = [&](int32_t group) {
-    float2 scales[2] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
-    if constexpr (kScaled) {
-      const auto* of_group = reinterpret_cast<const float2*>(w.scales) + int64_t(group) * w.whole_outputs();
-      scales[0] = of_group[first_output + lane / 4];
-      scales[1] = of_group[first_output + lane / 4 + 8];
-    }
-#pragma unroll
-    for (int32_t tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-      for (int32_t i = 0; i < 4; ++i) {
-        totals[tile][i] += fmaf(sums[tile][i], scales[i / 2].x, inputs[tile][i] * scales[i / 2].y);
-        sums[tile][i] = 0.0f;
-        inputs[tile][i] = 0.0f;
-      }
-    }
-  };
-
-  const int32_t tiles = (w.k + kTileInputs - 1) / kTileInputs;
-  const Range run = split_range(tiles, 1, warp, kWarps);
-  const uint4* codes = reinterpret_cast<const uint4*>(w.codes) + int64_t(blockIdx.x) * tiles * kWords * 8 + lane;
-  int32_t group = run.begin * kTileInputs / w.group;
-#pragma unroll 2
-  for (int32_t tile = run.begin; tile < run.end; ++tile) {
-    uint4 words[kWords / 4];
-#pragma unroll
-    for (int32_t i = 0; i < kWords / 4; ++i) words[i] = __ldcs(codes + (int64_t(tile) * (kWords / 4) + i) * kWarp);
-#pragma unroll
-    for (int32_t step = 0; step < kTileInputs / kStepInputs; ++step) {
-      const int32_t column = tile * kTileInputs + step * kStepInputs;
-      if (column >= w.k) break;
-      if (kScaled && column / w.group != group) {
-        finish_group(group);
-        group = column / w.group;
-      }
-      uint32_t a[4];
-      widen<T, kCodes>(reinterpret_cast<const uint32_t*>(words), step, tables, a);
-#pragma unroll
-      for (int32_t rows = 0; rows < kRowTiles; ++rows) {
-        uint32_t b[2];
-        load_inputs<T>(args, rows * kTileRows + lane / 4, column + lane % 4 * 4, b);
-        multiply(sums[rows], a, b, T());
-        if constexpr (kScaled) multiply(inputs[rows], ones, b, T());
-      }
-    }
-  }
-  if (run.begin < run.end) finish_group(group);
-
-#pragma unroll
-  for (int32_t tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-    for (int32_t i = 0; i < 4; ++i) {
-      partial[warp][lane / 4 + i / 2 * 8][tile * kTileRows + lane % 4 * 2 + i % 2] = totals[tile][i];
-    }
-  }
-  __syncthreads();
-  for (int32_t i = threadIdx.x; i < kTileOutputs * kRows; i += blockDim.x) {
-    const int32_t output = first_output + i % kTileOutputs;
-    const int32_t row = i / kTileOutputs;
-    if (output >= w.n || row >= args.rows) continue;
-    float sum = args.bias == nullptr ? 0.0f : static_cast<float>(static_cast<const T*>(args.bias)[output]);
-    for (int32_t part = 0; part < kWarps; ++part) sum += partial[part][i % kTileOutputs][row];
-    if (w.sparse_starts != nullptr) {
-      const T* x = static_cast<const T*>(args.x) + static_cast<int64_t>(row) * w.width;
-      for (uint32_t at = w.sparse_starts[output]; at < w.sparse_starts[output + 1]; ++at) {
-        sum += static_cast<float>(x[w.sparse_inputs[at]]) * w.sparse_numbers[at];
-      }
-    }
-    static_cast<T*>(args.out)[static_cast<int64_t>(row) * w.n + output] = T(sum);
-  }
+  const T* x = static_cast<const T*>(args.x);
+  const auto row_of = [&](int32_t row) { return row < args.rows ? x + static_cast<int64_t>(row) * w.width : nullptr; };
+  const T* bias = static_cast<const T*>(args.bias);
+  T* out = static_cast<T*>(args.out);
+  multiply_packed<T, kCodes, kRowTiles>(w, blockIdx.x * kTileOutputs, row_of, [&](int32_t row, int32_t output, float sum) {
+    if (bias != nullptr) sum += static_cast<float>(bias[output]);
+    out[static_cast<int64_t>(row) * w.n + output] = T(sum);
+  });
 }
 
 template <typename T, Codes kCodes, int32_t kRowTiles = 1>
 void launch_rows(const PackedProductArgs& args, cudaStream_t stream) {
   if (args.rows <= kRowTiles * kTileRows) {
     const auto blocks = static_cast<uint32_t>(args.w.whole_outputs() / kTileOutputs);
-    packed_product_kernel<T, kCodes, kRowTiles><<<blocks, kWarps * kWarp, 0, stream>>>(args);
+    packed_product_kernel<T, kCodes, kRowTiles><<<blocks, kPackedWarps * kWarp, 0, stream>>>(args);
   } else if constexpr (kRowTiles < kMostRowTiles) {
     launch_rows<T, kCodes, kRowTiles * 2>(args, stream);
-  }
-}
-
-// Calls `launch` with a type that has this kind of codes.
-template <typename Launch>
-void with_codes(int32_t kind, Launch launch) {
-  switch (static_cast<Codes>(kind)) {
-    case Codes::kU4: launch(std::integral_constant<Codes, Codes::kU4>{}); break;
-    case Codes::kU8: launch(std::integral_constant<Codes, Codes::kU8>{}); break;
-    case Codes::kE4m3: launch(std::integral_constant<Codes, Codes::kE4m3>{}); break;
-    case Codes::kTable: launch(std::integral_constant<Codes, Codes::kTable>{}); break;
   }
 }
 
@@ -334,7 +106,7 @@ extern "C" int32_t candlepower_packed_product(const PackedProductArgs* args, cud
 extern "C" int32_t candlepower_unpack(const UnpackArgs* args, cudaStream_t stream) {
   return with_half_type(args->dtype, [&](auto zero) {
     const auto rows = static_cast<uint32_t>(args->count);
-    const int32_t threads = threads_for(args->w.k, 256);
+    const int32_t threads = threads_for((args->w.k + kUnpacked - 1) / kUnpacked, 256);
     with_codes(args->w.kind, [&](auto codes) {
       unpack_kernel<decltype(zero), codes()><<<rows, threads, 0, stream>>>(*args);
     });

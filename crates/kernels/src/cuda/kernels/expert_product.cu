@@ -1,0 +1,285 @@
+// The products of experts, each with the tokens that it gets: of numbers, and of codes.
+
+#include "codes.cuh"
+
+namespace candlepower {
+
+struct ExpertProductArgs {
+  const void* x;           // [pairs / pairs_per_row, k]
+  const void* weights;     // [experts]: where each matrix [n, k] begins, or a PackedMatrix each
+  const uint32_t* sorted;  // as in RouteArgs, likewise the next two
+  const uint32_t* starts;
+  const uint32_t* tiles;
+  void* out;  // [pairs, n]
+  int32_t pairs;
+  int32_t pairs_per_row;
+  int32_t experts;
+  int32_t n;
+  int32_t k;
+  int32_t tile_rows;
+  int32_t dtype;
+  int32_t codes;  // kNoCodes, or the kind of all
+};
+static_assert(sizeof(ExpertProductArgs) == 80, "as in src/cuda/experts.rs");
+
+constexpr int32_t kNoCodes = -1;
+
+// A tile of the rows of one expert. Nothing of it is known to the host: a grid has room for the most tiles that there may be.
+struct RowTile {
+  int32_t expert;
+  uint32_t first_row;
+
+  // The pair that is row `row` of the tile, or -1.
+  __device__ __forceinline__ int32_t pair(const ExpertProductArgs& args, int32_t row) const {
+    const uint32_t at = first_row + row;
+    return at < args.starts[expert + 1] ? static_cast<int32_t>(args.sorted[at]) : -1;
+  }
+};
+
+// `tile` is below `args.tiles[args.experts]`.
+__device__ __forceinline__ RowTile row_tile(const ExpertProductArgs& args, uint32_t tile) {
+  const int32_t expert = expert_of_tile(args.tiles, args.experts, tile);
+  return {expert, args.starts[expert] + (tile - args.tiles[expert]) * args.tile_rows};
+}
+
+// ---- Few rows of codes -----------------------------------------------------------------------------
+
+// Rows of a tile where experts have few of them, and where they have many.
+constexpr int32_t kFewRows = 16;
+constexpr int32_t kManyRows = 128;
+
+// A block computes 16 outputs of a tile, as in a product of few rows with one matrix.
+template <typename T, Codes kCodes>
+__global__ void __launch_bounds__(kPackedWarps* kWarp) packed_expert_kernel(ExpertProductArgs args) {
+  __shared__ int32_t pairs[kFewRows];
+  const uint32_t output_tiles = tiles_of(args.n, kTileOutputs);
+  const uint32_t tile = blockIdx.x / output_tiles;
+  if (tile >= args.tiles[args.experts]) return;
+  const RowTile rows = row_tile(args, tile);
+  if (threadIdx.x < kFewRows) pairs[threadIdx.x] = rows.pair(args, threadIdx.x);
+  __syncthreads();
+  const PackedMatrix w = static_cast<const PackedMatrix*>(args.weights)[rows.expert];
+  const T* x = static_cast<const T*>(args.x);
+  const auto row_of = [&](int32_t row) {
+    return pairs[row] < 0 ? nullptr : x + static_cast<int64_t>(pairs[row] / args.pairs_per_row) * args.k;
+  };
+  T* out = static_cast<T*>(args.out);
+  const int32_t first_output = static_cast<int32_t>(blockIdx.x % output_tiles) * kTileOutputs;
+  const auto take = [&](int32_t row, int32_t output, float sum) {
+    out[static_cast<int64_t>(pairs[row]) * args.n + output] = T(sum);
+  };
+  multiply_packed<T, kCodes, kFewRows / kTileRows>(w, first_output, row_of, take);
+}
+
+// ---- Numbers, and many rows of codes ---------------------------------------------------------------
+
+// Inputs that are multiplied from one stage of shared memory: its rows are these.
+constexpr int32_t kStageInputs = 64;
+
+// A tile of rows and outputs, and how many warps share each; so many stages of it are in shared memory.
+template <int32_t kTileRows, int32_t kTileColumns, int32_t kWarpsOfRows, int32_t kWarpsOfOutputs, int32_t kNumStages>
+struct TileShape {
+  static constexpr int32_t kRows = kTileRows;
+  static constexpr int32_t kOutputs = kTileColumns;
+  static constexpr int32_t kStages = kNumStages;
+  static constexpr int32_t kOutputWarps = kWarpsOfOutputs;
+  static constexpr int32_t kThreads = kWarpsOfRows * kWarpsOfOutputs * kWarp;
+  static constexpr int32_t kStageChunks = (kRows + kOutputs) * kRowChunks;
+  static constexpr int32_t kBytes = kStages * kStageChunks * 16;
+  // Of one warp: products of tensor cores, 16 rows by 8 outputs.
+  static constexpr int32_t kRowTiles = kRows / kWarpsOfRows / 16;
+  static constexpr int32_t kOutputTiles = kOutputs / kWarpsOfOutputs / 8;
+};
+
+// For few rows of each expert, where reading the weights takes the time, and for many, where multiplying does.
+using FewRows = TileShape<kFewRows, 64, 1, 4, 4>;
+using ManyRows = TileShape<kManyRows, 128, 2, 4, 3>;
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies 16 bytes to shared memory, or writes zeros there, some time before the copies that follow it have been waited for.
+__device__ __forceinline__ void copy_chunk(uint4* to, const void* from, bool exists) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(exists ? 16 : 0)
+               : "memory");
+}
+
+// Four matrices of 8 by 8 elements; lane `l` says where row `l % 8` of matrix `l / 8` lies.
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const uint4* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+// A block computes a tile of the rows of one expert. Products are summed in f32 in the order of the inputs, whatever the
+// shape of the tile: a row's result depends on its own values and the expert alone. Codes, of the kind `kKind` if any, become
+// numbers in shared memory, each rounded once. Where `kWhole`, rows of x and of numbers are whole chunks.
+template <typename T, typename Shape, int32_t kKind, bool kWhole>
+__global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertProductArgs args) {
+  extern __shared__ uint4 stages[];
+  __shared__ int32_t pairs[Shape::kRows];  // -1 beyond the last
+  __shared__ int32_t rows_of_x[Shape::kRows];
+  const uint32_t output_tiles = tiles_of(args.n, Shape::kOutputs);
+  const uint32_t tile = blockIdx.x / output_tiles;
+  if (tile >= args.tiles[args.experts]) return;
+  const RowTile rows = row_tile(args, tile);
+  const int32_t first_output = static_cast<int32_t>(blockIdx.x % output_tiles) * Shape::kOutputs;
+  for (int32_t i = threadIdx.x; i < Shape::kRows; i += Shape::kThreads) {
+    pairs[i] = rows.pair(args, i);
+    rows_of_x[i] = pairs[i] < 0 ? -1 : pairs[i] / args.pairs_per_row;
+  }
+  __syncthreads();
+
+  const T* x = static_cast<const T*>(args.x);
+  PackedMatrix w{};
+  const T* numbers = nullptr;
+  if constexpr (kKind == kNoCodes) {
+    numbers = static_cast<const T* const*>(args.weights)[rows.expert];
+  } else {
+    w = static_cast<const PackedMatrix*>(args.weights)[rows.expert];
+  }
+  // Columns of codes may be in another order.
+  const bool whole = kWhole && (kKind == kNoCodes || w.inputs == nullptr);
+  // Columns from `column` on of row `row` of a matrix, as many as there are.
+  const auto load_chunk = [&](uint4* to, const T* matrix, int32_t row, bool exists, int32_t column) {
+    if (exists) matrix += static_cast<int64_t>(row) * args.k;
+    if (whole) {
+      const bool within = exists && column < args.k;
+      copy_chunk(to, within ? matrix + column : matrix, within);
+      return;
+    }
+    Vector<T, kVectorWidth<T>> values{};
+    for (int32_t j = 0; j < kVectorWidth<T>; ++j) {
+      const int32_t at = column + j;
+      if (exists && at < args.k) values.at[j] = matrix[w.inputs == nullptr ? at : static_cast<int32_t>(w.inputs[at])];
+    }
+    *reinterpret_cast<Vector<T, kVectorWidth<T>>*>(to) = values;
+  };
+  const auto load_stage = [&](int32_t step) {
+    uint4* stage = stages + step % Shape::kStages * Shape::kStageChunks;
+#pragma unroll
+    for (int32_t i = threadIdx.x; i < Shape::kStageChunks; i += Shape::kThreads) {
+      const int32_t row = i / kRowChunks;
+      const int32_t chunk = i % kRowChunks;
+      const int32_t column = step * kStageInputs + chunk * kVectorWidth<T>;
+      uint4* to = stage + swizzled(row, chunk);
+      if (row < Shape::kRows) {
+        load_chunk(to, x, rows_of_x[row], rows_of_x[row] >= 0, column);
+        continue;
+      }
+      const int32_t output = first_output + row - Shape::kRows;
+      if constexpr (kKind == kNoCodes) {
+        load_chunk(to, numbers, output, output < args.n, column);
+      } else {
+        Vector<T, kUnpacked> values{};
+        if (output < args.n && column < w.k) values = unpacked<T, static_cast<Codes>(kKind)>(w, output, column);
+        *reinterpret_cast<Vector<T, kUnpacked>*>(to) = values;
+      }
+    }
+  };
+
+  const int32_t warp = threadIdx.x / kWarp;
+  const int32_t lane = threadIdx.x % kWarp;
+  const int32_t warp_row = warp / Shape::kOutputWarps * Shape::kRowTiles * 16;
+  const int32_t warp_output = warp % Shape::kOutputWarps * Shape::kOutputTiles * 8;
+  float sums[Shape::kRowTiles][Shape::kOutputTiles][4] = {};
+  const int32_t steps = (args.k + kStageInputs - 1) / kStageInputs;
+  // A group of copies for each step, empty ones too, so that as many are under way as are waited for.
+  for (int32_t step = 0; step < Shape::kStages - 1; ++step) {
+    if (step < steps) load_stage(step);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  for (int32_t step = 0; step < steps; ++step) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(Shape::kStages - 2) : "memory");
+    // All have what they wait for, and are done with the stage that is loaded next.
+    __syncthreads();
+    if (step + Shape::kStages - 1 < steps) load_stage(step + Shape::kStages - 1);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    const uint4* stage = stages + step % Shape::kStages * Shape::kStageChunks;
+#pragma unroll
+    for (int32_t chunk = 0; chunk < kRowChunks; chunk += 2) {
+      uint32_t a[Shape::kRowTiles][4];
+      uint32_t b[Shape::kOutputTiles / 2][4];
+#pragma unroll
+      for (int32_t i = 0; i < Shape::kRowTiles; ++i) {
+        load_matrices(a[i], stage + swizzled(warp_row + i * 16 + lane % 16, chunk + lane / 16));
+      }
+#pragma unroll
+      for (int32_t i = 0; i < Shape::kOutputTiles / 2; ++i) {
+        const int32_t row = Shape::kRows + warp_output + i * 16 + lane / 16 * 8 + lane % 8;
+        load_matrices(b[i], stage + swizzled(row, chunk + lane / 8 % 2));
+      }
+#pragma unroll
+      for (int32_t i = 0; i < Shape::kRowTiles; ++i) {
+#pragma unroll
+        for (int32_t j = 0; j < Shape::kOutputTiles; ++j) {
+          const uint32_t operand[2] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
+          multiply(sums[i][j], a[i], operand, T());
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int32_t i = 0; i < Shape::kRowTiles * 2; ++i) {
+    const int32_t pair = pairs[warp_row + i * 8 + lane / 4];
+    if (pair < 0) continue;
+    T* out = static_cast<T*>(args.out) + static_cast<int64_t>(pair) * args.n;
+    const T* of_pair = x + static_cast<int64_t>(pair / args.pairs_per_row) * args.k;
+#pragma unroll
+    for (int32_t j = 0; j < Shape::kOutputTiles; ++j) {
+      const int32_t output = first_output + warp_output + j * 8 + lane % 4 * 2;
+      float* sum = sums[i / 2][j] + i % 2 * 2;
+      if constexpr (kKind != kNoCodes) {
+        if (output < args.n) sum[0] += sparse_sum(w, of_pair, output);
+        if (output + 1 < args.n) sum[1] += sparse_sum(w, of_pair, output + 1);
+      }
+      if (args.n % 2 == 0) {
+        if (output < args.n) store<2>(out + output, Vector<T, 2>{{T(sum[0]), T(sum[1])}});
+      } else {
+        if (output < args.n) out[output] = T(sum[0]);
+        if (output + 1 < args.n) out[output + 1] = T(sum[1]);
+      }
+    }
+  }
+}
+
+template <typename T, typename Shape, int32_t kKind>
+void launch_tiles(const ExpertProductArgs& args, cudaStream_t stream) {
+  const auto kernel = args.k % kVectorWidth<T> == 0 ? expert_product_kernel<T, Shape, kKind, true>
+                                                    : expert_product_kernel<T, Shape, kKind, false>;
+  // What it says no to, the launch says no to.
+  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
+  const uint32_t blocks = most_tiles(args.pairs, args.experts, Shape::kRows) * tiles_of(args.n, Shape::kOutputs);
+  kernel<<<blocks, Shape::kThreads, Shape::kBytes, stream>>>(args);
+}
+
+template <typename T, Codes kCodes>
+void launch_packed(const ExpertProductArgs& args, cudaStream_t stream) {
+  if (args.tile_rows == kManyRows) {
+    launch_tiles<T, ManyRows, static_cast<int32_t>(kCodes)>(args, stream);
+    return;
+  }
+  const uint32_t blocks = most_tiles(args.pairs, args.experts, kFewRows) * tiles_of(args.n, kTileOutputs);
+  packed_expert_kernel<T, kCodes><<<blocks, kPackedWarps * kWarp, 0, stream>>>(args);
+}
+
+}  // namespace candlepower
+
+using namespace candlepower;
+
+extern "C" int32_t candlepower_expert_product(const ExpertProductArgs* args, cudaStream_t stream) {
+  if (args->tile_rows != kFewRows && args->tile_rows != kManyRows) return cudaErrorInvalidValue;
+  return with_half_type(args->dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if (args->codes != kNoCodes) {
+      with_codes(args->codes, [&](auto codes) { launch_packed<T, codes()>(*args, stream); });
+    } else if (args->tile_rows == kFewRows) {
+      launch_tiles<T, FewRows, kNoCodes>(*args, stream);
+    } else {
+      launch_tiles<T, ManyRows, kNoCodes>(*args, stream);
+    }
+  });
+}
