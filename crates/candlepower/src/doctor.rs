@@ -282,11 +282,7 @@ impl Doctor {
                 dtypes.push(dtype);
             }
         }
-        let mut memories = self.memories(machine);
-        if spec.only_on_cpu(self.tensor_parallel_size.get()).is_some() {
-            // It does not run on a GPU yet.
-            memories.retain(|(_, memory)| memory.device == DeviceKind::Cpu);
-        }
+        let memories = self.memories(machine);
         // Not every device keeps keys and values beside any weights as asked.
         let plan = |dtype, (name, memory): &(String, DeviceMemory)| {
             let asked = (self.dtype != DtypeSetting::Auto || dtype != stored).then_some(dtype);

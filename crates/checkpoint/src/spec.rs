@@ -349,11 +349,9 @@ impl ModelSpec {
         Ok(())
     }
 
-    /// What of the model, split over `ranks` ranks, the kernels of GPUs have not, in words; `None` where they have all.
-    pub fn only_on_cpu(&self, ranks: usize) -> Option<&'static str> {
-        // The kernel that norms them does not stop for a sum in between.
-        let splits_norms = ranks > 1 && self.layers.iter().any(|l| l.attention.norms_all_heads());
-        splits_norms.then_some("norms over all heads, split over ranks,")
+    /// Whether a norm of q and k goes over all heads in some layer.
+    pub fn norms_all_heads(&self) -> bool {
+        self.layers.iter().any(|layer| layer.attention.norms_all_heads())
     }
 
     /// Gives a window to the layers that `layer_types` calls `sliding_attention`, or, where the

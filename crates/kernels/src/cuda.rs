@@ -40,7 +40,7 @@ pub use norm::{add_rms_norm, layer_norm, rms_norm};
 pub use open::{PoolUse, memory, open, pool_use, watch_pool};
 pub use packed::{PACKED_MAX_ROWS, packed_embedding, packed_product};
 pub(crate) use paged_cache::{PinnedBlocks, copy_blocks};
-pub use qkv::qkv_to_cache;
+pub use qkv::{qkv_to_cache, square_sums};
 pub(crate) use sampling::count_tokens;
 pub use sampling::sample;
 pub(crate) use staging::{PinnedReadback, PinnedUploads};

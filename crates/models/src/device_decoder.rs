@@ -70,6 +70,8 @@ pub struct Workspace {
     last: Tensor,
     /// `[max_rows, vocab]`.
     logits: Tensor,
+    /// f32 `max_tokens` rows of two, where norms of q and k are over all heads.
+    square_sums: Option<Tensor>,
     /// Where there are experts.
     routing: Option<Routing>,
     /// Where there are ranks.
@@ -165,6 +167,7 @@ impl DeviceDecoder {
         let routing = |experts: &ExpertsSpec| {
             Routing::new(tokens, experts.count, experts.top_k, &self.device)
         };
+        let square_sums = || Tensor::zeros(2 * tokens, DType::F32, &self.device);
         let widths = self.spec.device_widths(1);
         Ok(Workspace {
             cache: PagedCache::new(config, cache_dtype, &self.device)?,
@@ -183,6 +186,7 @@ impl DeviceDecoder {
             attended: buffer(tokens, widths.attended)?,
             last: buffer(size.max_rows, hidden)?,
             logits: buffer(size.max_rows, self.vocab_size())?,
+            square_sums: self.spec.norms_all_heads().then(square_sums).transpose()?,
             routing: experts.map(routing).transpose()?,
             gathered,
         })
@@ -315,6 +319,15 @@ impl DeviceOps<'_> {
         self.ranks.map_or(Ok(()), |ranks| ranks.all_reduce(x))
     }
 
+    /// The sums of squares of all heads of q and of k, those of other ranks too.
+    fn square_sums(&self, qkv: &Tensor, a: &Attention<Matrix>) -> Result<Tensor> {
+        let sums = self.workspace.square_sums.as_ref();
+        let sums = view(sums.expect("the workspace has room for sums"), &[self.tokens, 2])?;
+        device::square_sums(qkv, [a.heads, a.kv_heads], &sums)?;
+        self.sum(&sums)?;
+        Ok(sums)
+    }
+
     fn rows(&self, buffer: &Tensor, width: usize) -> Result<Tensor> {
         view(buffer, &[self.tokens, width])
     }
@@ -401,14 +414,22 @@ impl Ops for DeviceOps<'_> {
         let dims = [self.tokens, a.heads, a.head_dim];
         let q = view(&self.workspace.inner, &dims)?;
         let out = view(&self.workspace.attended, &dims)?;
+        let square_sums = match a.norm_span {
+            QkNormSpan::AllHeads => Some(self.square_sums(qkv, a)?),
+            _ => None,
+        };
+        let span = match (&square_sums, a.norm_span) {
+            (Some(square_sums), _) => device::QkNormSpan::AllHeads {
+                square_sums,
+                ranks: self.ranks.map_or(1, DeviceRanks::size),
+            },
+            (None, QkNormSpan::EachHead) => device::QkNormSpan::EachHead { len: a.head_len },
+            (None, _) => device::QkNormSpan::Head,
+        };
         let qk_norm = a.q_norm.as_ref().zip(a.k_norm.as_ref()).map(|(q, k)| QkNorm {
             q_weight: &q.weight,
             k_weight: &k.weight,
-            span: match a.norm_span {
-                QkNormSpan::Head => device::QkNormSpan::Head,
-                QkNormSpan::AllHeads => device::QkNormSpan::AllHeads,
-                QkNormSpan::EachHead => device::QkNormSpan::EachHead { len: a.head_len },
-            },
+            span,
             form: match q.form {
                 NormForm::Rms(form) => form,
                 NormForm::Layer(_) => NormWeight::Plain,

@@ -25,12 +25,6 @@ pub enum Error {
         /// The method's name.
         method: String,
     },
-    /// The model is to run on a GPU, whose kernels lack something of it.
-    #[error("models with {what} do not run on a GPU yet; use --device cpu")]
-    OnlyOnCpu {
-        /// What they lack.
-        what: &'static str,
-    },
     /// A quantized matrix holds what cannot be right.
     #[error("tensor {name} is damaged: {reason}; download the checkpoint again")]
     DamagedTensor {

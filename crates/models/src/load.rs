@@ -183,9 +183,6 @@ fn load_device_part(
     if options.dtype == LoadDtype::F32 && !options.device.is_cpu() {
         return Err(Error::DeviceDtype);
     }
-    if let Some(what) = spec.only_on_cpu(shard.ranks) {
-        return Err(Error::OnlyOnCpu { what });
-    }
     let dtype = options.dtype.chosen().unwrap_or(match checkpoint.device_dtype(None) {
         Dtype::F16 => DType::F16,
         Dtype::Bf16 | Dtype::F32 => DType::BF16,

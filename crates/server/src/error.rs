@@ -64,9 +64,6 @@ pub enum Error {
         "the weights are quantized with {0}, which is not supported for models that give vectors or scores; use the float32, float16 or bfloat16 original of the model"
     )]
     QuantizedEncoder(String),
-    /// The model is to run on a GPU, whose kernels lack something of it.
-    #[error("models with {0} do not run on a GPU yet; use --device cpu")]
-    OnlyOnCpu(&'static str),
     /// A setting that is for models that generate text.
     #[error(
         "{setting} is for models that generate text, and {architecture} does not: leave it out"

@@ -34,9 +34,6 @@ fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device)
     check_quantization(config, checkpoint)?;
     let spec = checkpoint.spec();
     let ranks = config.tensor_parallel_size;
-    if let Some(what) = spec.only_on_cpu(ranks).filter(|_| !device.is_cpu()) {
-        return Err(Error::OnlyOnCpu(what));
-    }
     spec.check_tensor_parallel(ranks)?;
     // What the model says of the number comes first: it holds on any machine.
     check_gpus(device, ranks)?;

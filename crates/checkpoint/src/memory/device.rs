@@ -125,9 +125,10 @@ impl ModelSpec {
         let routing = routing.map_or(0, |experts| {
             12 * tokens * experts.top_k as u64 + 8 * (experts.count as u64 + 1)
         });
+        let square_sums = if self.norms_all_heads() { 8 * tokens } else { 0 };
         let unpacked = self.device_unpacked_bytes() as u64;
         let ropes = 4 * self.rope_numbers(request.max_model_len) as u64;
-        let tables = sampling + routing + ropes;
+        let tables = sampling + routing + square_sums + ropes;
         element * buffers + tables + windows.len() as u64 * plan + unpacked + FIXED_BYTES
     }
 

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch, is_fp8};
-use crate::device::{PagedCache, QkNormSpan, QkvToCache};
+use crate::device::{PagedCache, QKV_AXES, QkNormSpan, QkvToCache, SQUARE_SUMS, head_dim_of};
 use crate::tensor::Operand;
 use crate::{Error, Result, RopeStyle};
 
@@ -43,10 +43,14 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
     }
     let qk_norm = operands.qk_norm;
     let span = qk_norm.map_or(QkNormSpan::Head, |norm| norm.span);
-    let (norm_span, head_len) = match span {
-        QkNormSpan::Head => (0, head_dim),
-        QkNormSpan::AllHeads => (1, head_dim),
-        QkNormSpan::EachHead { len } => (2, len),
+    let no_sums = (std::ptr::null_mut(), 1);
+    let (norm_span, head_len, (square_sums, ranks)) = match span {
+        QkNormSpan::Head => (0, head_dim, no_sums),
+        QkNormSpan::AllHeads { square_sums, ranks } => {
+            let sums = launch.f32s(("square_sums", square_sums), "[tokens, 2]", &[tokens, 2])?;
+            (1, head_dim, (sums, ranks))
+        }
+        QkNormSpan::EachHead { len } => (2, len, no_sums),
     };
     if head_len == 0 || head_len > head_dim {
         let expected = "at least one, and at most head_dim";
@@ -67,17 +71,14 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
     let cache_axes = "[num_blocks, kv_heads, block_size, head_dim]";
     let half_axes = "[max_len, rot_dim / 2]";
     let args = QkvArgs {
-        qkv: launch.elements(
-            ("qkv", qkv),
-            "[tokens, (heads + 2 kv_heads) * head_dim]",
-            &[tokens, row],
-        )?,
+        qkv: launch.elements(("qkv", qkv), QKV_AXES, &[tokens, row])?,
         q_norm: norm("q_weight", heads, qk_norm.map(|norm| norm.q_weight))?,
         k_norm: norm("k_weight", kv_heads, qk_norm.map(|norm| norm.k_weight))?,
         cos: launch.f32s(("cos", cos), half_axes, &[max_len, rot_dim / 2])?,
         sin: launch.f32s(("sin", sin), half_axes, &[max_len, rot_dim / 2])?,
         positions: launch.u32s(("positions", operands.positions), "[tokens]", &[tokens])?,
         slots: launch.u32s(("slot_mapping", operands.slot_mapping), "[tokens]", &[tokens])?,
+        square_sums,
         q: launch.elements(
             ("q_out", q_out),
             "[tokens, heads, head_dim]",
@@ -103,6 +104,8 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
         fp8_cache: i32::from(is_fp8(&layer.keys)),
         norm_span,
         head_len: head_len as i32,
+        ranks: ranks as i32,
+        padding: 0,
     };
     if is_fp8(&layer.keys) != is_fp8(&layer.values) {
         let (operand, found) = ("values", layer.values.dtype());
@@ -126,6 +129,7 @@ struct QkvArgs {
     sin: *mut f32,
     positions: *mut u32,
     slots: *mut u32,
+    square_sums: *mut f32,
     q: Address,
     keys: Address,
     values: Address,
@@ -144,9 +148,49 @@ struct QkvArgs {
     fp8_cache: i32,
     norm_span: i32,
     head_len: i32,
+    ranks: i32,
+    padding: i32,
 }
-const _: () = assert!(size_of::<QkvArgs>() == 144);
+const _: () = assert!(size_of::<QkvArgs>() == 160);
+
+/// As [`crate::device::square_sums`].
+///
+/// # Errors
+/// As there.
+pub fn square_sums(qkv: &Tensor, [heads, kv_heads]: [usize; 2], out: &Tensor) -> Result<()> {
+    let launch = Launch::new(SQUARE_SUMS, "qkv", qkv)?;
+    let (tokens, row) = Operand::new(SQUARE_SUMS, "qkv", qkv).dims2(QKV_AXES)?;
+    let head_dim = head_dim_of(SQUARE_SUMS, qkv, [heads, kv_heads])?;
+    let args = SquareSumsArgs {
+        qkv: launch.elements(("qkv", qkv), QKV_AXES, &[tokens, row])?,
+        sums: launch.f32s(("out", out), "[tokens, 2]", &[tokens, 2])?,
+        tokens: tokens as i64,
+        q_width: (heads * head_dim) as i32,
+        kv_width: (kv_heads * head_dim) as i32,
+        dtype: launch.dtype_code(),
+        padding: 0,
+    };
+    if tokens == 0 {
+        return Ok(());
+    }
+    // SAFETY: every address was checked above to hold the elements that the dimensions say.
+    unsafe { launch.run(candlepower_square_sums, &args) }
+}
+
+/// As `SquareSumsArgs` in qkv.cu.
+#[repr(C)]
+struct SquareSumsArgs {
+    qkv: Address,
+    sums: *mut f32,
+    tokens: i64,
+    q_width: i32,
+    kv_width: i32,
+    dtype: i32,
+    padding: i32,
+}
+const _: () = assert!(size_of::<SquareSumsArgs>() == 40);
 
 unsafe extern "C" {
     fn candlepower_qkv(args: *const QkvArgs, stream: CUstream) -> i32;
+    fn candlepower_square_sums(args: *const SquareSumsArgs, stream: CUstream) -> i32;
 }

@@ -160,7 +160,8 @@ pub fn route(scores: &Tensor, renormalize: bool, routing: &Routing) -> Result<()
 ///
 /// `out` is `[tokens * top_k, n]`, and `x` `[tokens * top_k, k]`, or `[tokens, k]`, where all pairs of a token have its row;
 /// they and the matrices, but for codes, are bf16 or f16, summed in f32. A row's result depends on its own values and its
-/// expert, and, where this has codes, on whether experts have 32 rows on average: then numbers are rounded before they are multiplied, else codes are. The definition of one output is [`crate::linear_reference`].
+/// expert alone, but for experts with codes, whose numbers are rounded before they are multiplied where experts have 32 rows on
+/// average. The definition of one output is [`crate::linear_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.

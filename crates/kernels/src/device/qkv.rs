@@ -23,7 +23,7 @@ pub struct QkNorm<'a> {
     /// Of k.
     pub k_weight: &'a Tensor,
     /// What is normalised together.
-    pub span: QkNormSpan,
+    pub span: QkNormSpan<'a>,
     /// How both weights enter.
     pub form: NormWeight,
     /// Added to the mean square, or to the variance.
@@ -31,12 +31,17 @@ pub struct QkNorm<'a> {
 }
 
 /// What the norms of q and k normalise together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QkNormSpan {
+#[derive(Clone, Copy, Debug)]
+pub enum QkNormSpan<'a> {
     /// Each head: RMSNorm with one weight for all of them.
     Head,
-    /// All heads of a token: RMSNorm with a weight `[heads * head_dim]`.
-    AllHeads,
+    /// All heads of a token, those of other ranks too: RMSNorm with a weight `[heads * head_dim]`.
+    AllHeads {
+        /// f32 `[tokens, 2]`: the sums over all ranks of what [`square_sums`] gives.
+        square_sums: &'a Tensor,
+        /// How many ranks there are, each of which has as many heads.
+        ranks: usize,
+    },
     /// The first `len` elements of each head, of which the others are zeros: LayerNorm with a weight for each,
     /// `[heads * head_dim]`.
     EachHead {
@@ -62,6 +67,41 @@ pub struct QkvToCache<'a> {
     pub layer: usize,
 }
 
+pub(crate) const QKV_AXES: &str = "[tokens, (heads + 2 kv_heads) * head_dim]";
+pub(crate) const SQUARE_SUMS: &str = "square_sums";
+
+/// Elements of a head in rows of q, k and v with so many heads of q and of k.
+pub(crate) fn head_dim_of(
+    kernel: &'static str,
+    qkv: &Tensor,
+    [heads, kv_heads]: [usize; 2],
+) -> Result<usize> {
+    let operand = Operand::new(kernel, "qkv", qkv);
+    let (_, row) = operand.dims2(QKV_AXES)?;
+    let all = heads + 2 * kv_heads;
+    match row.is_multiple_of(2 * all.max(1)) && heads > 0 {
+        true => Ok(row / all),
+        false => Err(operand.shape_error(format!("[tokens, a multiple of {}]", 2 * all))),
+    }
+}
+
+/// The sums of the squares of all heads of q, and of all of k: `qkv` is `[tokens, (heads + 2 kv_heads) * head_dim]`, bf16 or f16,
+/// `out` f32 `[tokens, 2]`. What [`QkNormSpan::AllHeads`] takes, where there is one rank.
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, heads have an odd number of elements, or CUDA refused the launch.
+pub fn square_sums(qkv: &Tensor, heads: [usize; 2], out: &Tensor) -> Result<()> {
+    launch_on_gpu!(qkv, crate::cuda::square_sums(qkv, heads, out));
+    let reference = Reference::new(SQUARE_SUMS, "qkv", qkv)?;
+    let (tokens, width) = Operand::new(SQUARE_SUMS, "qkv", qkv).dims2(QKV_AXES)?;
+    let head_dim = head_dim_of(SQUARE_SUMS, qkv, heads)?;
+    let rows = reference.elements(("qkv", qkv), QKV_AXES, &[tokens, width])?;
+    let [q, k] = heads.map(|heads| heads * head_dim);
+    let squares = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>();
+    let sums = rows.chunks(width).flat_map(|row| [squares(&row[..q]), squares(&row[q..q + k])]);
+    reference.write_f32s(("out", out), "[tokens, 2]", &[tokens, 2], &sums.collect::<Vec<_>>())
+}
+
 /// Splits `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]`: norms the heads of q and k if the model does,
 /// rotates them, writes k and v into the paged cache and q to `q_out` `[tokens, heads, head_dim]`.
 ///
@@ -81,11 +121,10 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
     let (tokens, heads, _) =
         Operand::new(KERNEL, "q_out", q_out).dims3("[tokens, heads, head_dim]")?;
     let width = (heads + 2 * kv_heads) * head_dim;
-    let axes = "[tokens, (heads + 2 kv_heads) * head_dim]";
-    let rows = reference.elements(("qkv", qkv), axes, &[tokens, width])?;
+    let rows = reference.elements(("qkv", qkv), QKV_AXES, &[tokens, width])?;
     let positions = reference.u32s(("positions", operands.positions), "[tokens]", &[tokens])?;
     let slots = reference.u32s(("slot_mapping", operands.slot_mapping), "[tokens]", &[tokens])?;
-    let turn = Rotation::read(&reference, operands, heads, config)?;
+    let turn = Rotation::read(&reference, operands, (tokens, heads), config)?;
     let layer = operands.cache.layer(operands.layer)?;
     let dims = PagedCache::dims(config);
     let axes = "[num_blocks, kv_heads, block_size, head_dim]";
@@ -98,11 +137,11 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
         let slot = slots[token] as usize;
         let (q_row, kv_row) = row.split_at(heads * head_dim);
         let (k_row, v_row) = kv_row.split_at(kv_heads * head_dim);
-        q.extend(turn.apply(q_row, turn.q_norm.as_deref(), position));
+        q.extend(turn.apply(q_row, (token, Q), position));
         if slot >= num_slots {
             continue;
         }
-        let k_row = turn.apply(k_row, turn.k_norm.as_deref(), position);
+        let k_row = turn.apply(k_row, (token, K), position);
         for (target, row) in [(&mut keys, &k_row[..]), (&mut values, v_row)] {
             for (kv_head, head) in row.chunks(head_dim).enumerate() {
                 let (_, at) =
@@ -116,15 +155,20 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
     reference.write(("q_out", q_out), "[tokens, heads, head_dim]", &[tokens, heads, head_dim], &q)
 }
 
+const Q: usize = 0;
+const K: usize = 1;
+
 /// What is done to the heads of q and k.
 struct Rotation<'a> {
     table: &'a RopeTable,
     head_dim: usize,
     cos: Vec<f32>,
     sin: Vec<f32>,
-    q_norm: Option<Vec<f32>>,
-    k_norm: Option<Vec<f32>>,
-    span: QkNormSpan,
+    /// The weights of q's norm, and of k's.
+    norms: [Option<Vec<f32>>; 2],
+    span: QkNormSpan<'a>,
+    /// `[tokens, 2]`, where norms are over all heads.
+    square_sums: Vec<f32>,
     eps: f32,
 }
 
@@ -132,7 +176,7 @@ impl<'a> Rotation<'a> {
     fn read(
         reference: &Reference,
         operands: &QkvToCache<'a>,
-        heads: usize,
+        (tokens, heads): (usize, usize),
         config: &KvCacheConfig,
     ) -> Result<Self> {
         let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
@@ -152,40 +196,59 @@ impl<'a> Rotation<'a> {
             let weight = reference.elements((name, weight), axes, &[width])?;
             Ok(weight.iter().map(|weight| weight + norm.form.offset()).collect())
         };
+        let span = qk_norm.map_or(QkNormSpan::Head, |norm| norm.span);
         Ok(Self {
             table,
             cos: reference.f32s(("cos", cos), "[max_len, rot_dim / 2]", &dims)?,
             sin: reference.f32s(("sin", sin), "[max_len, rot_dim / 2]", &dims)?,
             head_dim,
-            q_norm: qk_norm.map(|n| norm("q_weight", heads, n, n.q_weight)).transpose()?,
-            k_norm: qk_norm.map(|n| norm("k_weight", kv_heads, n, n.k_weight)).transpose()?,
-            span: qk_norm.map_or(QkNormSpan::Head, |norm| norm.span),
+            norms: [
+                qk_norm.map(|n| norm("q_weight", heads, n, n.q_weight)).transpose()?,
+                qk_norm.map(|n| norm("k_weight", kv_heads, n, n.k_weight)).transpose()?,
+            ],
+            span,
+            square_sums: match span {
+                QkNormSpan::AllHeads { square_sums, .. } => {
+                    reference.f32s(("square_sums", square_sums), "[tokens, 2]", &[tokens, 2])?
+                }
+                _ => Vec::new(),
+            },
             eps: qk_norm.map_or(0.0, |norm| norm.eps),
         })
     }
 
-    /// The heads of one token, normalised where the model does, and rotated.
-    fn apply(&self, row: &[f32], norm: Option<&[f32]>, position: usize) -> Vec<f32> {
+    /// The heads of q or k of one token, normalised where the model does, and rotated.
+    fn apply(&self, row: &[f32], of: (usize, usize), position: usize) -> Vec<f32> {
         let half = self.table.rot_dim() / 2;
         let at = position * half..(position + 1) * half;
         let (Some(cos), Some(sin)) = (self.cos.get(at.clone()), self.sin.get(at)) else {
             return vec![f32::NAN; row.len()];
         };
-        let normed = norm.map_or_else(|| row.to_vec(), |weight| self.normalize(row, weight));
+        let normed = self.normalize(row, of);
         let rotate = |head| rope_reference(head, cos, sin, self.table.style());
         normed.chunks(self.head_dim).flat_map(rotate).collect()
     }
 
-    fn normalize(&self, row: &[f32], weight: &[f32]) -> Vec<f32> {
-        let QkNormSpan::EachHead { len } = self.span else {
-            return rms_norm_reference(row, weight, self.eps);
-        };
-        let heads = row.chunks(self.head_dim).zip(weight.chunks(self.head_dim));
-        let normalize = |(head, weight): (&[f32], &[f32])| {
-            let mut normed = layer_norm_reference(&head[..len], &weight[..len], None, self.eps);
-            normed.resize(head.len(), 0.0);
-            normed
-        };
-        heads.flat_map(normalize).collect()
+    fn normalize(&self, row: &[f32], (token, kind): (usize, usize)) -> Vec<f32> {
+        let Some(weight) = &self.norms[kind] else { return row.to_vec() };
+        match self.span {
+            QkNormSpan::Head => rms_norm_reference(row, weight, self.eps),
+            QkNormSpan::AllHeads { ranks, .. } => {
+                // Heads that several ranks have are as often in the sum.
+                let mean = self.square_sums[2 * token + kind] / (ranks * row.len()) as f32;
+                let scale = 1.0 / (mean + self.eps).sqrt();
+                row.iter().zip(weight).map(|(x, weight)| x * scale * weight).collect()
+            }
+            QkNormSpan::EachHead { len } => {
+                let heads = row.chunks(self.head_dim).zip(weight.chunks(self.head_dim));
+                let normalize = |(head, weight): (&[f32], &[f32])| {
+                    let (head_len, eps) = (head.len(), self.eps);
+                    let mut normed = layer_norm_reference(&head[..len], &weight[..len], None, eps);
+                    normed.resize(head_len, 0.0);
+                    normed
+                };
+                heads.flat_map(normalize).collect()
+            }
+        }
     }
 }

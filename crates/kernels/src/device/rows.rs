@@ -167,7 +167,8 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
 /// `out[t] = table[token_ids[t]] * scale`, rounded once; the numbers that codes mean are rounded before.
 ///
 /// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16 but the codes of `table`; `token_ids` is u32 `[tokens]`. Where
-/// `table` has a `part` of the vocabulary, the rows of the other tokens are zeros. An id beyond the vocabulary gives a row of NaN. The definition is [`crate::embedding_reference`].
+/// `table` has a `part` of the vocabulary, the rows of the other tokens are zeros. An id beyond the vocabulary gives a row of NaN.
+/// The definition is [`crate::embedding_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.

@@ -6,7 +6,7 @@ use candle_core::cuda_backend::cudarc::driver::sys::{
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::cuda::{self, AttentionPlan};
 use candlepower_kernels::device::{
-    AttentionSpec, AttentionStep, HostBlocks, LaunchShape, NO_SLOT, NormWeight, PagedCache,
+    self, AttentionSpec, AttentionStep, HostBlocks, LaunchShape, NO_SLOT, NormWeight, PagedCache,
     PagedLayer, PlanCapacity, QkNorm, QkNormSpan, QkvToCache,
 };
 use candlepower_kernels::{
@@ -132,13 +132,15 @@ fn compare_qkv(
 pub(crate) fn wide_qk_norms(gpu: &Gpu) {
     let mut random = Random(26);
     for (heads, kv_heads, head_dim, rot_dim, tokens) in QKV_SHAPES {
-        let spans = [QkNormSpan::AllHeads, QkNormSpan::EachHead { len: head_dim - head_dim / 4 }];
-        for (dtype, span) in HALVES.into_iter().flat_map(|dtype| spans.map(|span| (dtype, span))) {
+        // Padded heads; or all heads of one rank, or of two that are alike.
+        let spans = [None, Some(1), Some(2)];
+        for (dtype, ranks) in HALVES.into_iter().flat_map(|dtype| spans.map(|span| (dtype, span))) {
+            let len = head_dim - head_dim / 4;
             let config = config(tokens.div_ceil(16) + 1, kv_heads, head_dim);
             let width = (heads + 2 * kv_heads) * head_dim;
             let mut floats = |count, spread| random.floats(count, spread, dtype);
             let mut qkv = floats(tokens * width, 2.0);
-            if let QkNormSpan::EachHead { len } = span {
+            if ranks.is_none() {
                 qkv.chunks_mut(head_dim).for_each(|head| head[len..].fill(0.0));
             }
             let weights = [floats(heads * head_dim, 1.0), floats(kv_heads * head_dim, 1.0)];
@@ -158,11 +160,17 @@ pub(crate) fn wide_qk_norms(gpu: &Gpu) {
                 let q_out = Tensor::zeros((tokens, heads, head_dim), dtype, device).unwrap();
                 let [q_weight, k_weight] =
                     weights.each_ref().map(|weight| float(weight, &[weight.len()], dtype));
+                let qkv = float(&qkv, &[tokens, width], dtype);
+                let sums = Tensor::zeros((tokens, 2), DType::F32, device).unwrap();
+                device::square_sums(&qkv, [heads, kv_heads], &sums).unwrap();
                 let operands = QkvToCache {
                     qk_norm: Some(QkNorm {
                         q_weight: &q_weight,
                         k_weight: &k_weight,
-                        span,
+                        span: match ranks {
+                            None => QkNormSpan::EachHead { len },
+                            Some(ranks) => QkNormSpan::AllHeads { square_sums: &sums, ranks },
+                        },
                         form: NormWeight::Plain,
                         eps: 1e-6,
                     }),
@@ -172,14 +180,16 @@ pub(crate) fn wide_qk_norms(gpu: &Gpu) {
                     cache: &cache,
                     layer: 0,
                 };
-                let qkv = float(&qkv, &[tokens, width], dtype);
-                candlepower_kernels::device::qkv_to_cache(&qkv, &operands, &q_out).unwrap();
-                (q_out, cache.layer(0).unwrap().keys.clone())
+                device::qkv_to_cache(&qkv, &operands, &q_out).unwrap();
+                (sums, q_out, cache.layer(0).unwrap().keys.clone())
             };
-            let ((q, keys), (want_q, want_keys)) = (run(gpu.device()), run(&Device::Cpu));
+            let ((sums, q, keys), (want_sums, want_q, want_keys)) =
+                (run(gpu.device()), run(&Device::Cpu));
             // Both are rounded, and rotation subtracts products.
             let tolerance = Tolerance { own: 1.2, largest: 0.002 };
-            let what = format!("{heads} + {kv_heads} heads of {head_dim}, {span:?}");
+            let what = format!("{heads} + {kv_heads} heads of {head_dim}, ranks {ranks:?}");
+            let in_another_order = Tolerance { own: 256.0, largest: 0.0 };
+            gpu.assert_close(&sums, &to_vec(&want_sums), in_another_order, &what);
             gpu.assert_close(&q, &to_vec(&want_q), tolerance, &format!("q of {what}"));
             gpu.assert_close(&keys, &to_vec(&want_keys), tolerance, &format!("k of {what}"));
         }

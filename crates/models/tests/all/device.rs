@@ -179,19 +179,6 @@ fn two_ranks_and_four_compute_what_transformers_does() {
         let (golden, counts) = (Golden::read(name), numbers_of_ranks(&checkpoint(name)));
         let tolerance = tolerance(name);
         for ranks in counts {
-            if checkpoint(name).spec().only_on_cpu(ranks).is_some() {
-                let options = options_for(name, &Device::Cpu, LoadDtype::F32);
-                let refused = on_ranks(ranks, |comm| {
-                    let loaded =
-                        load_shard_on_device(&checkpoint(name), &options, comm, &mut |_| {});
-                    loaded.err().unwrap()
-                });
-                assert_eq!(
-                    refused[0].to_string(),
-                    "models with norms over all heads, split over ranks, do not run on a GPU yet; use --device cpu"
-                );
-                continue;
-            }
             let found = on_ranks(ranks, |comm| {
                 let mut runner = Runner::of_rank(&Device::Cpu, name, LoadDtype::F32, comm);
                 let logits = runner.prefill(&golden.prompt, 13, &[19, 2, 23, 7]);
@@ -223,11 +210,7 @@ fn gpus_compute_what_one_does() {
     };
     let first = candlepower_kernels::cuda::open(0).unwrap();
     let (mut worst, mut models) = (0f32, 0);
-    let splits = |name: &&str| {
-        let checkpoint = checkpoint(name);
-        let spec = checkpoint.spec();
-        spec.check_tensor_parallel(gpus).is_ok() && spec.only_on_cpu(gpus).is_none()
-    };
+    let splits = |name: &&str| checkpoint(name).spec().check_tensor_parallel(gpus).is_ok();
     for name in goldens().filter(splits) {
         let golden = Golden::read(name);
         let answer = |mut runner: Runner| {

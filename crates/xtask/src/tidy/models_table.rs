@@ -248,7 +248,7 @@ fn tables(files: &[SourceFile]) -> Result<String, String> {
         let gguf = if gguf { format!("`{}`", row.gguf) } else { "no".to_owned() };
         let quantized = if quantized.is_empty() { "none".to_owned() } else { quantized.join(", ") };
         text += &format!(
-            "| `{}` | {} | {} | {quantized} | {gguf} | on the CPU | {ON_GPU} |\n",
+            "| `{}` | {} | {} | {quantized} | {gguf} | yes | {ON_GPU} |\n",
             row.class, row.models, row.checked
         );
     }

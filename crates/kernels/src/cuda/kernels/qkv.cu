@@ -14,6 +14,7 @@ struct QkvArgs {
   const float* sin;           // [max_len, rot_dim / 2]
   const uint32_t* positions;  // [tokens]
   const uint32_t* slots;      // [tokens], kNoSlot: not written
+  const float* square_sums;   // [tokens, 2]: of all heads of q and of k, of all ranks; null where no norm is over all heads
   void* q;                    // [tokens, heads, head_dim]
   void* keys;                 // [num_blocks, kv_heads, block_size, head_dim]
   void* values;               // as keys
@@ -32,33 +33,39 @@ struct QkvArgs {
   int32_t fp8_cache;    // 1: keys and values are e4m3, without a scale; 0: of the rows' own type
   int32_t norm_span;    // NormSpan
   int32_t head_len;     // elements of a head that are not padding
+  int32_t ranks;        // each of which has as many heads
+  int32_t padding;
 };
-static_assert(sizeof(QkvArgs) == 144, "as in src/cuda/qkv.rs");
+static_assert(sizeof(QkvArgs) == 160, "as in src/cuda/qkv.rs");
 
 constexpr int32_t kWarpsPerBlock = 4;
 constexpr int32_t kMaxHeadDim = 512;
 
-// Normalises the head in `values` (shared memory of this warp alone), in f32. `heads` are all heads of its kind of the
-// token; where one mean is for all of them, the warp of each head sums it anew.
+// Normalises the head in `values` (shared memory of this warp alone), in f32.
 template <typename T>
-__device__ void normalize(float* values, const T* heads, const T* norm, Head head, const QkvArgs& args) {
+__device__ void normalize(float* values, const T* norm, int32_t token, Head head, const QkvArgs& args) {
   const int32_t lane = threadIdx.x % kWarp;
   const auto span = static_cast<NormSpan>(args.norm_span);
-  const int32_t num_heads = head.kind == HeadKind::kQuery ? args.heads : args.kv_heads;
+  const bool is_query = head.kind == HeadKind::kQuery;
+  const int32_t num_heads = is_query ? args.heads : args.kv_heads;
   const NormRange range = norm_range(span, head.index, num_heads, args.head_dim, args.head_len);
-  const T* of = heads + range.first;
   float mean = 0.0f;
   if (span == NormSpan::kEachHead) {  // LayerNorm; the others are RMSNorm.
     float sum = 0.0f;
-    for (int32_t i = lane; i < range.count; i += kWarp) sum += static_cast<float>(of[i]);
+    for (int32_t i = lane; i < range.count; i += kWarp) sum += values[i];
     mean = warp_sum(sum) / range.count;
   }
   float squares = 0.0f;
-  for (int32_t i = lane; i < range.count; i += kWarp) {
-    const float distance = static_cast<float>(of[i]) - mean;
-    squares += distance * distance;
+  float count = range.count;
+  if (span == NormSpan::kAllHeads) {
+    squares = args.square_sums[2 * static_cast<int64_t>(token) + (is_query ? 0 : 1)];
+    // Heads that several ranks have are as often in the sum.
+    count *= args.ranks;
+  } else {
+    for (int32_t i = lane; i < range.count; i += kWarp) squares += (values[i] - mean) * (values[i] - mean);
+    squares = warp_sum(squares);
   }
-  const float scale = rsqrtf(warp_sum(squares) / range.count + args.eps);
+  const float scale = rsqrtf(squares / count + args.eps);
   const T* weight = norm + range.weight;
   for (int32_t i = lane; i < args.head_dim; i += kWarp) {
     const float factor = scale * (static_cast<float>(weight[i]) + args.weight_offset);
@@ -120,7 +127,7 @@ __global__ void qkv_kernel(QkvArgs args) {
   __syncwarp();
   if (head.kind != HeadKind::kValue) {
     const auto* norm = static_cast<const T*>(head.kind == HeadKind::kQuery ? args.q_norm : args.k_norm);
-    if (norm != nullptr) normalize(values, in - head.index * args.head_dim, norm, head, args);
+    if (norm != nullptr) normalize(values, norm, token, head, args);
     rotate(values, token, args);
   }
   if (head.kind == HeadKind::kQuery) {
@@ -132,6 +139,36 @@ __global__ void qkv_kernel(QkvArgs args) {
         cache_offset(slot, head.index, args.kv_heads, args.block_size, args.head_dim);
     store_head(static_cast<C*>(cache) + first, values, args);
   }
+}
+
+struct SquareSumsArgs {
+  const void* qkv;  // [tokens, (heads + 2 kv_heads) * head_dim]
+  float* sums;      // [tokens, 2]
+  int64_t tokens;
+  int32_t q_width;   // heads * head_dim
+  int32_t kv_width;  // kv_heads * head_dim
+  int32_t dtype;
+  int32_t padding;
+};
+static_assert(sizeof(SquareSumsArgs) == 40, "as in src/cuda/qkv.rs");
+
+// One block for q of a token, and one for k.
+template <typename T>
+__global__ void square_sums_kernel(SquareSumsArgs args) {
+  const int64_t token = blockIdx.x;
+  const bool is_query = blockIdx.y == 0;
+  const T* row = static_cast<const T*>(args.qkv) + token * (args.q_width + 2 * args.kv_width);
+  const T* of = is_query ? row : row + args.q_width;
+  const int32_t width = is_query ? args.q_width : args.kv_width;
+  float squares = 0.0f;
+  for (int32_t i = threadIdx.x * 2; i < width; i += blockDim.x * 2) {
+    const Vector<T, 2> pair = load<2>(of + i);
+    const float a = static_cast<float>(pair.at[0]);
+    const float b = static_cast<float>(pair.at[1]);
+    squares += a * a + b * b;
+  }
+  squares = block_sum(squares);
+  if (threadIdx.x == 0) args.sums[2 * token + blockIdx.y] = squares;
 }
 
 struct CopyBlocksArgs {
@@ -173,6 +210,13 @@ extern "C" int32_t candlepower_qkv(const QkvArgs* args, cudaStream_t stream) {
     } else {
       qkv_kernel<T, T><<<blocks, kThreads, 0, stream>>>(*args);
     }
+  });
+}
+
+extern "C" int32_t candlepower_square_sums(const SquareSumsArgs* args, cudaStream_t stream) {
+  return with_half_type(args->dtype, [&](auto zero) {
+    const dim3 grid(static_cast<uint32_t>(args->tokens), 2);
+    square_sums_kernel<decltype(zero)><<<grid, threads_for(args->q_width / 2, 512), 0, stream>>>(*args);
   });
 }
 
