@@ -146,13 +146,18 @@ impl Quantization {
         self.scheme.filter(|_| quantized && !self.skipped.contain(module))
     }
 
-    /// Whether a tensor that belongs to no matrix's numbers may be there: what a running engine would round
-    /// activations, keys and values with, which are not rounded here, or how it would divide work.
+    /// Whether a tensor that belongs to no matrix's numbers may be there: what a running engine would round activations with,
+    /// which are not rounded here, or how it would divide work; and the scales of keys and values, which a cache in FP8 takes.
     pub(crate) fn may_skip(&self, name: &str) -> bool {
         let ends: &[&str] = match self.scheme {
-            Some(Scheme::Fp8(_)) => {
-                &[".input_scale", ".activation_scale", ".q_scale", ".k_scale", ".v_scale"]
-            }
+            Some(Scheme::Fp8(_)) => &[
+                ".input_scale",
+                ".activation_scale",
+                ".q_scale",
+                ".k_scale",
+                ".v_scale",
+                ".kv_scale",
+            ],
             Some(Scheme::SqueezeLlm(_)) => &[".startrows"],
             _ => &[],
         };

@@ -15,8 +15,7 @@ use candlepower_checkpoint::{
 };
 use candlepower_kernels::device::MOST_LOGPROBS;
 use candlepower_models::{
-    LoadFormat, LoadProgress, WorkspaceSize, has_kv_scales, load_on_device, load_shard,
-    load_shard_on_device,
+    LoadProgress, WorkspaceSize, load_on_device, load_shard, load_shard_on_device,
 };
 use candlepower_scheduler::{
     BlockId, LogitsFor, Scheduler, SchedulerConfig, SeqId, Step, StepRow, TokenSource,
@@ -50,14 +49,6 @@ pub(crate) fn start(
     let own_threads = threads[0].clone();
     let pool = own_threads.start()?;
     let death = Death::default();
-    if config.kv_cache_dtype == Some(KvDtype::Fp8)
-        && config.load.load_format == LoadFormat::Auto
-        && has_kv_scales(checkpoint)?
-    {
-        tracing::warn!(
-            "the checkpoint brings scales for keys and values (k_scale, v_scale), which are not used: the cache in fp8 keeps them as they are, and what is above 448 is cut off"
-        );
-    }
     let on_device = !config.load.device.is_cpu() || config.device_reference;
     let (info, runner) = match on_device {
         true => device_runner(checkpoint, &config, threads, (&pool, &death), progress)?,

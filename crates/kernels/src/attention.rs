@@ -19,7 +19,7 @@ use crate::kv_cache::reshape_and_cache_reference;
 use crate::parallel::SharedMut;
 use crate::simd::Isa;
 use crate::tensor::{Operand, from_vec};
-use crate::{CacheOrder, Error, KvCache, KvCacheConfig, Result};
+use crate::{CacheOrder, Error, KvCache, KvCacheConfig, KvLayer, Result};
 
 /// What varies between the attention layers of models.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -162,13 +162,12 @@ pub fn paged_attention(
     let sequences = meta.sequences(tokens, &config)?;
     let layer = cache.layer(layer)?;
     let queries = q.f32s()?;
-    let keys = Operand::new("paged_attention", "keys", &layer.keys);
-    let values = Operand::new("paged_attention", "values", &layer.values);
     let elements = tokens * heads * head_dim;
     let mut out = Vec::with_capacity(elements);
     let shared = SharedMut::new(&mut out.spare_capacity_mut()[..elements]);
-    let step = paged::Step { q: &queries, config, heads, params: *params, out: shared };
-    attend_layer(Isa::detect(), step, (&keys, &values), &sequences)?;
+    let (params, scales) = (*params, layer.scales);
+    let step = paged::Step { q: &queries, config, heads, params, scales, out: shared };
+    attend_layer(Isa::detect(), step, layer, &sequences)?;
     // SAFETY: the sequences hold all `tokens` queries, and `attend` writes every head of each.
     unsafe { out.set_len(elements) };
     from_vec(out, &[tokens, heads, head_dim])
@@ -178,9 +177,11 @@ pub fn paged_attention(
 fn attend_layer(
     isa: Isa,
     step: paged::Step<'_>,
-    (keys, values): (&Operand<'_>, &Operand<'_>),
+    layer: &KvLayer,
     sequences: &[SequenceView<'_>],
 ) -> Result<()> {
+    let keys = Operand::new("paged_attention", "keys", &layer.keys);
+    let values = Operand::new("paged_attention", "values", &layer.values);
     match keys.tensor.dtype() {
         DType::F8E4M3 => {
             let (keys, values) = (keys.fp8s()?, values.fp8s()?);

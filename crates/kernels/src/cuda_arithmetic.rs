@@ -162,10 +162,11 @@ fn norms_of_q_and_k_are_over_the_elements_of_the_references() {
     for (span, want) in wanted.iter().enumerate() {
         let (is_layer_norm, head_len) = if span == 2 { (true, len) } else { (false, head_dim) };
         for head in 0..heads {
-            let mut at = [0; 3];
+            let mut at = [0; 2];
             let dims = [heads, head_dim, head_len].map(|n| n as i32);
             range(span as i32, head as i32, dims[0], dims[1], dims[2], at.as_mut_ptr());
-            let [first, count, weights] = at.map(|at| at as usize);
+            let [count, weights] = at.map(|at| at as usize);
+            let first = if count > head_dim { 0 } else { head * head_dim };
             let of = &row[first..first + count];
             let mean = of.iter().sum::<f32>() / count as f32;
             let mean = if is_layer_norm { mean } else { 0.0 };

@@ -56,8 +56,36 @@ impl KvCacheConfig {
     }
 }
 
-/// Keys and values of every layer, in blocks of `block_size` positions: f32, bf16, or FP8 (e4m3, without a scale: numbers are
-/// rounded to the nearest of its 256, and those beyond 448 become 448).
+/// By what the keys and the values of a layer are divided before they are rounded to FP8, and multiplied when they are read: numbers
+/// beyond 448 times these become that. A checkpoint may bring them (`k_scale`, `v_scale`); without, both are 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KvScales {
+    /// Of the keys.
+    pub key: f32,
+    /// Of the values.
+    pub value: f32,
+}
+
+impl KvScales {
+    /// What changes nothing.
+    pub const ONE: Self = Self { key: 1.0, value: 1.0 };
+
+    /// Refuses scales for a cache that has other layers, or that needs none.
+    pub(crate) fn check(scales: &[Self], num_layers: usize, dtype: DType) -> Result<()> {
+        if dtype != DType::F8E4M3 {
+            let (kernel, operand, expected) = ("kv_cache", "dtype", "f8e4m3, which has scales");
+            return Err(Error::DType { kernel, operand, expected, found: dtype });
+        }
+        if scales.len() != num_layers {
+            let (parameter, expected) = ("scales", "one pair for each layer");
+            return Err(Error::Parameter { parameter, value: scales.len(), expected });
+        }
+        Ok(())
+    }
+}
+
+/// Keys and values of every layer, in blocks of `block_size` positions: f32, bf16, or FP8 (e4m3: numbers are divided by their
+/// [`KvScales`] and rounded to the nearest of its 256, and those beyond 448 become 448).
 ///
 /// Keys are transposed inside a block, so sixteen positions of one head dimension, or of two in bf16, are one vector. Where each
 /// number lies says [`CacheOrder`]. The memory is reserved at once and touched only when used. Writing goes through `&self`, as
@@ -76,6 +104,8 @@ pub struct KvLayer {
     pub keys: Tensor,
     /// The values of all blocks.
     pub values: Tensor,
+    /// What both were divided by.
+    pub scales: KvScales,
 }
 
 /// How the numbers of a block follow each other.
@@ -140,10 +170,22 @@ impl KvCache {
         let dims = CacheOrder::of(dtype).dims(&config);
         let layer = || -> Result<KvLayer> {
             let [keys, values] = dims.each_ref().map(|dims| zeros(dims, dtype));
-            Ok(KvLayer { keys: keys?, values: values? })
+            Ok(KvLayer { keys: keys?, values: values?, scales: KvScales::ONE })
         };
         let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
         Ok(Self { config, dtype, layers })
+    }
+
+    /// With scales for each layer; it must be empty and of f8e4m3.
+    ///
+    /// # Errors
+    /// There are not as many as layers, or the dtype is another one.
+    pub fn with_scales(mut self, scales: &[KvScales]) -> Result<Self> {
+        KvScales::check(scales, self.layers.len(), self.dtype)?;
+        for (layer, scales) in self.layers.iter_mut().zip(scales) {
+            layer.scales = *scales;
+        }
+        Ok(self)
     }
 
     /// Bytes of one block over all layers, keys and values together. `num_blocks` of `config` is not
@@ -246,8 +288,10 @@ pub fn reshape_and_cache(
     }
     let layer = cache.layer(layer)?;
     let (k, v) = (k.f32s()?, v.f32s()?);
-    let keys = Update { config: &cache.config, edit: Edit::Keys { rows: &k, slots: &slots } };
-    let values = Update { config: &cache.config, edit: Edit::Values { rows: &v, slots: &slots } };
+    let KvScales { key, value } = layer.scales;
+    let update = |edit, scale| Update { config: &cache.config, edit, scale };
+    let keys = update(Edit::Keys { rows: &k, slots: &slots }, key);
+    let values = update(Edit::Values { rows: &v, slots: &slots }, value);
     layer.keys.inplace_op1(&keys)?;
     layer.values.inplace_op1(&values)?;
     Ok(())
@@ -273,7 +317,7 @@ pub fn copy_blocks(cache: &KvCache, copies: &[(u32, u32)]) -> Result<()> {
     if copies.is_empty() {
         return Ok(());
     }
-    let update = Update { config: &cache.config, edit: Edit::Copy(copies) };
+    let update = Update { config: &cache.config, edit: Edit::Copy(copies), scale: 1.0 };
     for layer in &cache.layers {
         layer.keys.inplace_op1(&update)?;
         layer.values.inplace_op1(&update)?;
@@ -285,6 +329,8 @@ pub fn copy_blocks(cache: &KvCache, copies: &[(u32, u32)]) -> Result<()> {
 struct Update<'a> {
     config: &'a KvCacheConfig,
     edit: Edit<'a>,
+    /// What rows are divided by in FP8.
+    scale: f32,
 }
 
 enum Edit<'a> {
@@ -306,7 +352,8 @@ impl InplaceOp1 for Update<'_> {
             CpuStorage::F32(data) => self.apply::<_, 1>(&mut data[start..end], |value| value),
             CpuStorage::BF16(data) => self.apply::<_, 2>(&mut data[start..end], bf16::from_f32),
             CpuStorage::F8E4M3(data) => {
-                self.apply::<_, 1>(&mut data[start..end], F8E4M3::from_f32);
+                let round = |value| F8E4M3::from_f32(value / self.scale);
+                self.apply::<_, 1>(&mut data[start..end], round);
             }
             _ => unreachable!("KvCache::new makes tensors of no other dtype"),
         }

@@ -50,7 +50,7 @@ pub use error::{Error, Result};
 pub use experts::{Experts, experts, experts_reference};
 pub use gather::{gather_rows, gather_rows_reference};
 pub use kv_cache::{
-    CacheOrder, KvCache, KvCacheConfig, KvLayer, copy_blocks, reshape_and_cache,
+    CacheOrder, KvCache, KvCacheConfig, KvLayer, KvScales, copy_blocks, reshape_and_cache,
     reshape_and_cache_reference,
 };
 pub use layer_norm::{add_layer_norm, layer_norm, layer_norm_reference};

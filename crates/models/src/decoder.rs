@@ -15,6 +15,7 @@ use half::{bf16, f16};
 use crate::{
     collectives::{all_gather_columns, all_reduce},
     error::Result,
+    kv_scales::LayerKvScales,
     layers::{Attention, Layers, Linear, Norm, NormForm, Ops, Place, RoutedExperts},
     parts::Parts,
 };
@@ -81,6 +82,7 @@ pub struct Decoder {
     max_model_len: usize,
     device: Device,
     embed_scale: f32,
+    kv_scales: LayerKvScales,
     layers: Layers<Weight>,
 }
 
@@ -89,13 +91,14 @@ impl Decoder {
     pub(crate) fn new(
         spec: ModelSpec,
         parts: Parts<Weight>,
+        kv_scales: LayerKvScales,
         max_model_len: usize,
         comm: Arc<Comm>,
     ) -> Result<Self> {
         let device = parts.layout().device.clone();
         let layers = Layers::take(&spec, parts, max_model_len)?;
         let embed_scale = embed_scale(&spec.embed, layers.embed.dtype());
-        Ok(Self { spec, comm, max_model_len, device, embed_scale, layers })
+        Ok(Self { spec, comm, max_model_len, device, embed_scale, kv_scales, layers })
     }
 
     /// Runs the layers on a step's tokens and writes their keys and values to the cache. Returns
@@ -180,17 +183,22 @@ impl Decoder {
         self.layers.embed.dtype()
     }
 
-    /// An empty cache of `num_blocks` blocks of `block_size` tokens for this model, in f32, bf16 or f8e4m3.
+    /// An empty cache of `num_blocks` blocks of `block_size` tokens for this model, in f32, bf16 or f8e4m3; that with the
+    /// checkpoint's scales of keys and values, where it has them.
     ///
     /// # Errors
-    /// The memory cannot be had, or the sizes are not what the kernels take.
+    /// The memory cannot be had, the sizes are not what the kernels take, or the scales cannot be used.
     pub fn new_kv_cache(
         &self,
         num_blocks: usize,
         block_size: usize,
         dtype: DType,
     ) -> Result<KvCache> {
-        self.kv_cache_of(self.spec.layers.len(), num_blocks, block_size, dtype)
+        let cache = self.kv_cache_of(self.spec.layers.len(), num_blocks, block_size, dtype)?;
+        match dtype {
+            DType::F8E4M3 => Ok(cache.with_scales(self.kv_scales.get()?)?),
+            _ => Ok(cache),
+        }
     }
 
     fn kv_cache_of(

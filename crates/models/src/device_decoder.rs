@@ -19,6 +19,7 @@ use crate::{
     collectives::DeviceRanks,
     decoder::embed_scale,
     error::Result,
+    kv_scales::LayerKvScales,
     layers::{Attention, Layers, Linear, Norm, NormForm, Ops, Place, RoutedExperts},
     parts::Parts,
 };
@@ -34,6 +35,7 @@ pub struct DeviceDecoder {
     dtype: DType,
     head_dim: usize,
     embed_scale: f32,
+    kv_scales: LayerKvScales,
     layers: Layers<Matrix>,
 }
 
@@ -108,6 +110,7 @@ impl DeviceDecoder {
     pub(crate) fn new(
         spec: ModelSpec,
         parts: Parts<Matrix>,
+        kv_scales: LayerKvScales,
         max_model_len: usize,
         ranks: Option<DeviceRanks>,
     ) -> Result<Self> {
@@ -116,13 +119,24 @@ impl DeviceDecoder {
         let dtype = parts.layout().vectors;
         let layers = Layers::take(&spec, parts, max_model_len)?;
         let embed_scale = embed_scale(&spec.embed, dtype);
-        Ok(Self { spec, ranks, max_model_len, device, dtype, head_dim, embed_scale, layers })
+        Ok(Self {
+            spec,
+            ranks,
+            max_model_len,
+            device,
+            dtype,
+            head_dim,
+            embed_scale,
+            kv_scales,
+            layers,
+        })
     }
 
-    /// Reserves what steps of up to this size need, with an empty cache.
+    /// Reserves what steps of up to this size need, with an empty cache: in FP8 with the checkpoint's scales of keys and values,
+    /// where it has them.
     ///
     /// # Errors
-    /// Memory does not suffice, or the sizes are not what the kernels take.
+    /// Memory does not suffice, the sizes are not what the kernels take, or the scales cannot be used.
     pub fn workspace(&self, size: WorkspaceSize) -> Result<Workspace> {
         let attention = &self.spec.layers[0].attention;
         let config = KvCacheConfig {
@@ -138,6 +152,10 @@ impl DeviceDecoder {
             partials_bytes: self.spec.attention_partials_bytes(),
         };
         let cache_dtype = if size.fp8_cache { DType::F8E4M3 } else { self.dtype };
+        let mut cache = PagedCache::new(config, cache_dtype, &self.device)?;
+        if size.fp8_cache {
+            cache = cache.with_scales(self.kv_scales.get()?)?;
+        }
         let mut plans: Vec<(Option<usize>, AttentionPlan)> = Vec::new();
         for layer in &self.spec.layers {
             let window = layer.attention.window;
@@ -170,7 +188,7 @@ impl DeviceDecoder {
         let square_sums = || Tensor::zeros(2 * tokens, DType::F32, &self.device);
         let widths = self.spec.device_widths(1);
         Ok(Workspace {
-            cache: PagedCache::new(config, cache_dtype, &self.device)?,
+            cache,
             plans,
             matmul: Matmul::new(
                 &self.device,

@@ -33,6 +33,16 @@ pub enum Error {
         /// What was found, in words.
         reason: &'static str,
     },
+    /// What should scale keys and values does not.
+    #[error(
+        "tensor {name} cannot scale keys and values: {reason}; leave --kv-cache-dtype fp8 out, or take another version of the checkpoint"
+    )]
+    KvScale {
+        /// The tensor's name.
+        name: String,
+        /// What is wrong with it, in words.
+        reason: &'static str,
+    },
     /// A matrix that is to be quantized holds what no scale reaches.
     #[error(
         "tensor {name} holds infinity, NaN or numbers too large for {kind}; leave --quantize-on-load out"

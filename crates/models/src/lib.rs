@@ -11,6 +11,7 @@ mod decoder;
 mod device_decoder;
 mod dummy;
 mod error;
+mod kv_scales;
 mod layers;
 mod load;
 mod parts;
@@ -23,7 +24,7 @@ pub use decoder::{Decoder, ForwardInput};
 pub use device_decoder::{DeviceDecoder, DeviceInput, Workspace, WorkspaceSize};
 pub use error::{Error, Result};
 pub use load::{
-    LoadDtype, LoadFormat, LoadOptions, LoadProgress, has_kv_scales, load, load_on_device,
-    load_shard, load_shard_on_device,
+    LoadDtype, LoadFormat, LoadOptions, LoadProgress, load, load_on_device, load_shard,
+    load_shard_on_device,
 };
 pub use quantized::dequantize_reference;

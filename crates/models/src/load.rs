@@ -17,6 +17,7 @@ use crate::{
     device_decoder::DeviceDecoder,
     dummy,
     error::{Error, Result},
+    kv_scales::LayerKvScales,
     parts::{Layout, Matrix, Parts, PartsBuilder, Shape},
     quantized,
     rows::RowsBuilder,
@@ -130,15 +131,8 @@ pub fn load_shard(
         // What another rank cannot load need not be loaded here.
         Ok(comm.look_around()?)
     })?;
-    Decoder::new(spec.clone(), parts, max_model_len, comm)
-}
-
-/// Whether a checkpoint's files have scales for keys and values (`k_scale`, `v_scale`), which a cache in FP8 does not use.
-///
-/// # Errors
-/// The files cannot be read.
-pub fn has_kv_scales(checkpoint: &Checkpoint) -> Result<bool> {
-    Ok(Shards::open(checkpoint)?.has_kv_scales())
+    let kv_scales = source.kv_scales(spec.layers.len())?;
+    Decoder::new(spec.clone(), parts, kv_scales, max_model_len, comm)
 }
 
 /// Loads a checkpoint's weights to a device, where all of them but codes are in one dtype: bfloat16 or float16 as stored or as
@@ -203,7 +197,8 @@ fn load_device_part(
         progress(done);
         ranks.as_ref().map_or(Ok(()), |ranks| Ok(ranks.comm().look_around()?))
     })?;
-    DeviceDecoder::new(spec.clone(), parts, max_model_len, ranks)
+    let kv_scales = source.kv_scales(spec.layers.len())?;
+    DeviceDecoder::new(spec.clone(), parts, kv_scales, max_model_len, ranks)
 }
 
 /// Whether a tensor is kept as codes.
@@ -249,6 +244,14 @@ impl Source {
             quantized::note_scales(&mut plan, shards)?;
         }
         Ok(plan)
+    }
+
+    /// The scales of keys and values of so many layers.
+    fn kv_scales(&self, num_layers: usize) -> Result<LayerKvScales> {
+        match self {
+            Self::Files(shards) => LayerKvScales::read(shards, num_layers),
+            Self::Random(_) => Ok(LayerKvScales::none(num_layers)),
+        }
     }
 
     fn fill<M: Matrix>(

@@ -82,9 +82,9 @@ impl Shards {
         Ok(Self { files, tensors })
     }
 
-    /// Whether there are scales for keys and values.
-    pub(crate) fn has_kv_scales(&self) -> bool {
-        self.tensors.keys().any(|name| name.ends_with(".k_scale") || name.ends_with(".v_scale"))
+    /// The names of all tensors, in no order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
     }
 
     /// Opens GGUF files, whose headers are read already.
@@ -127,9 +127,7 @@ impl Shards {
         }
         let planned: HashSet<&str> = stored.iter().map(|t| t.name.as_str()).collect();
         let mut unknown: Vec<&str> = self
-            .tensors
-            .keys()
-            .map(String::as_str)
+            .names()
             .filter(|name| !planned.contains(name) && !checkpoint.may_skip_tensor(name))
             .collect();
         if !unknown.is_empty() {

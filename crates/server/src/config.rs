@@ -120,7 +120,7 @@ pub struct ServeConfig {
     /// Memory of the KV cache, such as 512M or 4Gi [default: a quarter of free memory, on a GPU what its part leaves, and no more than useful]
     #[arg(long, help_heading = "Engine", value_name = "SIZE")]
     pub kv_cache_memory: Option<ByteSize>,
-    /// Type of keys and values in the cache; auto takes the weights', on the CPU bfloat16 or float32, and fp8 is e4m3 without a scale
+    /// Type of keys and values in the cache; auto takes the weights', on the CPU bfloat16 or float32, and fp8 is e4m3, by the checkpoint's scales if it has any
     #[arg(long, help_heading = "Engine", value_enum, default_value_t)]
     pub kv_cache_dtype: KvCacheDtype,
     /// Most memory of the KV cache that sessions keep, until a request needs it [default: half of the cache]

@@ -14,9 +14,9 @@ use crate::tools::{target_folder, tools_folder};
 const TESTS: [&str; 6] =
     ["cuda::", "doctor::", "first_run::", "wire::", "--skip", "wire::documents::"];
 
-/// With `--test main` the features of dependencies are those of `cargo xtask test`, which builds all tests.
-pub(crate) const SELECTION: &str =
-    "--workspace --test main --features candlepower/full,candlepower/cuda";
+/// With tests, the features of dependencies are those of `cargo xtask test`, which builds all tests.
+pub(crate) const FEATURES: &str =
+    "--workspace --locked --features candlepower/full,candlepower/cuda";
 
 /// Parts of the names of libraries that the binary must not need.
 const CUDA_LIBRARIES: [&str; 4] = ["libcu", "libnv", "libnccl", "not found"];
@@ -46,7 +46,7 @@ pub(crate) fn toolkit(shell: &Shell) -> Result<String> {
 /// are the same but for CUDA. Our kernels are compiled, candle's are left empty: they are minutes of nvcc, always the same,
 /// and nothing computes with them here.
 fn build(shell: &Shell) -> Result<String> {
-    let arguments = format!("build {SELECTION} --bin candlepower --locked");
+    let arguments = format!("build {FEATURES} --test main --bin candlepower");
     run(&mut with_toolkit(shell, &shell.cargo(&arguments)))?;
     let bytes = std::fs::metadata(binary(shell)).context("no binary was built")?.len();
     Ok(format!("{:.1} MB", bytes as f64 / 1e6))
@@ -70,7 +70,7 @@ fn unwanted(ldd: &str) -> Vec<&str> {
 
 fn test(shell: &Shell) -> Result<String> {
     run(Command::new(binary(shell)).arg("--version"))?;
-    let mut cargo = shell.cargo(&format!("test {SELECTION} --locked --"));
+    let mut cargo = shell.cargo(&format!("test {FEATURES} --test main --"));
     cargo.args(TESTS);
     let mut cargo = with_toolkit(shell, &cargo);
     run(cargo.env("CANDLEPOWER_BIN", binary(shell)).env("CANDLEPOWER_TEST_CUDA", "1"))?;

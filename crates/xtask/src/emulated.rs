@@ -6,18 +6,31 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::cuda::{SELECTION, binary, with_toolkit};
+use crate::cuda::{FEATURES, binary, with_toolkit};
 use crate::steps::{Shell, Steps, run, run_lines};
+use crate::test::Totals;
 use crate::tools::tools_folder;
 
 const EMULATOR: &str = "crates/kernels/tests/emulator";
 
-/// Comparisons of the kernels, the goldens of the models, and the server.
-const TESTS: [&str; 3] = [
-    "--test cuda_kernels",
-    "--test all -- --exact device::a_gpu_computes_every_architecture --nocapture",
-    "--test main -- cuda::an_emulated cuda::emulated --test-threads 1",
+/// Comparisons of the kernels, which are a program of their own; the goldens of the models; the server.
+const TESTS: [Tests; 3] = [
+    Tests { target: "cuda_kernels", names: &[] },
+    Tests { target: "all", names: &["device::a_gpu_computes_every_architecture"] },
+    Tests {
+        target: "main",
+        names: &[
+            "cuda::an_emulated_gpu_answers_as_the_cpu_does",
+            "cuda::emulated_gpus_answer_together_as_one_does",
+        ],
+    },
 ];
+
+/// Tests of one target, of those that are ignored where there is no GPU.
+struct Tests {
+    target: &'static str,
+    names: &'static [&'static str],
+}
 
 pub(crate) fn run_steps(steps: &mut Steps) {
     steps.run("emulate", build);
@@ -33,35 +46,36 @@ fn build(shell: &Shell) -> Result<String> {
     let script = shell.root().join(EMULATOR).join("build.sh");
     let mut libcuda = shell.command(script);
     run(&mut with_toolkit(shell, libcuda.arg(libraries(shell))))?;
-    let tests =
-        format!("build {SELECTION} --test cuda_kernels --test all --bin candlepower --locked");
-    run(&mut emulated(shell, &tests))?;
+    let targets = TESTS.map(|tests| format!("--test {}", tests.target)).join(" ");
+    run(&mut emulated(shell, &format!("build {FEATURES} {targets} --bin candlepower")))?;
     Ok(String::new())
 }
 
 /// All at once: none of them has work for more than one processor.
 fn test(shell: &Shell) -> Result<String> {
     let outcomes = std::thread::scope(|scope| {
-        let runs = TESTS.map(|test| scope.spawn(move || compare(shell, test)));
+        let runs = TESTS.map(|tests| scope.spawn(move || compare(shell, &tests)));
         runs.map(|run| run.join().expect("a run does not panic"))
     });
     let facts: Result<Vec<String>> = outcomes.into_iter().collect();
     Ok(facts?.concat())
 }
 
-/// What a run says of its results, after `= `.
-fn compare(shell: &Shell, test: &str) -> Result<String> {
-    let (target, arguments) = test.split_once(" -- ").unwrap_or((test, ""));
-    let features = SELECTION.split_once("--features").map_or("", |(_, features)| features);
-    let mut cargo = emulated(
-        shell,
-        &format!("test --workspace --features{features} {target} --locked -- {arguments}"),
-    );
+/// What a run says of its results.
+fn compare(shell: &Shell, tests: &Tests) -> Result<String> {
+    let Tests { target, names } = tests;
+    let mut arguments = format!("test {FEATURES} --test {target} --");
+    if !names.is_empty() {
+        // One after the other: each is given all memory of the emulated GPUs.
+        arguments += " --ignored --nocapture --test-threads 1 --exact ";
+        arguments += &names.join(" ");
+    }
+    let mut cargo = emulated(shell, &arguments);
     cargo.env("LD_LIBRARY_PATH", libraries(shell));
-    cargo.env("CANDLEPOWER_TEST_GPU", "1").env("CANDLEPOWER_TEST_CUDA", "1");
-    cargo.env("CANDLEPOWER_TEST_EMULATOR", libraries(shell)).env("CANDLEPOWER_BIN", binary(shell));
-    let mut fact = String::new();
+    cargo.env("CANDLEPOWER_TEST_CUDA", "1").env("CANDLEPOWER_BIN", binary(shell));
+    let (mut fact, mut totals) = (String::new(), Totals::default());
     let succeeded = run_lines(&mut cargo, |line| {
+        totals.add(line);
         let said = line.strip_prefix("= ").filter(|said| said.starts_with("best token"));
         if let Some(said) = said.or(line.contains("comparisons passed").then_some(line)) {
             fact = format!("{said}; ");
@@ -69,6 +83,9 @@ fn compare(shell: &Shell, test: &str) -> Result<String> {
     })?;
     if !succeeded {
         bail!("{target} failed on the emulated GPU");
+    }
+    if totals.passed != names.len() {
+        bail!("of the {} tests that were asked for, {target} ran {}", names.len(), totals.passed);
     }
     Ok(fact)
 }

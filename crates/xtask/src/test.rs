@@ -72,8 +72,8 @@ pub(crate) fn fuzz(shell: &Shell, arguments: &[String]) -> Result<String> {
 
 /// Sums of the runner's result lines over all test binaries.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Totals {
-    passed: usize,
+pub(crate) struct Totals {
+    pub(crate) passed: usize,
     failed: usize,
     ignored: usize,
     failed_tests: Vec<String>,
@@ -81,7 +81,7 @@ struct Totals {
 
 impl Totals {
     /// Counts one line of the runner's output, if it is a result.
-    fn add(&mut self, line: &str) {
+    pub(crate) fn add(&mut self, line: &str) {
         if let Some(counts) = line.strip_prefix("test result: ") {
             self.passed += count(counts, "passed");
             self.failed += count(counts, "failed");

@@ -109,13 +109,10 @@ fn decodes_take_no_memory_once_each_kind_of_draw_was_there() {
 
 #[cfg(feature = "cuda")]
 #[test]
+#[ignore = "needs a GPU: scripts/gpu-check.sh runs it"]
 fn a_gpu_takes_no_memory_in_decodes() {
     use candlepower_kernels::cuda::{open, pool_use, watch_pool};
 
-    if std::env::var_os("CANDLEPOWER_TEST_GPU").is_none() {
-        println!("= no GPU: CANDLEPOWER_TEST_GPU is not set");
-        return;
-    }
     let gpu = open(0).unwrap();
     let mut runner = runner(&gpu, LoadDtype::Bf16);
     let (before, after) = decode(&mut runner, |_| {

@@ -13,10 +13,10 @@ use std::ops::Range;
 use super::group::Group;
 use super::tile::{Cached, Cell, TILE, TilePlace};
 use super::{PagedAttention, SequenceView};
-use crate::KvCacheConfig;
 use crate::parallel::{self, SharedMut};
 use crate::simd::{Isa, Simd, WithSimd};
 use crate::threads;
+use crate::{KvCacheConfig, KvScales};
 
 /// Positions whose partial result is computed on its own, so that the threads can share a long context.
 const PARTITION: usize = 4 * TILE;
@@ -34,6 +34,8 @@ pub(super) struct Step<'a> {
     pub(super) config: KvCacheConfig,
     pub(super) heads: usize,
     pub(super) params: PagedAttention,
+    /// What the cache's numbers are multiplied by.
+    pub(super) scales: KvScales,
     pub(super) out: SharedMut<'a>,
 }
 
@@ -187,7 +189,7 @@ impl Partial {
         }
     }
 
-    /// Divides by the sums and writes the rows to their places.
+    /// Divides by the sums, scales the values and writes the rows to their places.
     fn write(&self, step: &Step<'_>, unit: &Unit<'_>) {
         let head_dim = step.config.head_dim;
         for (row, output) in self.output.chunks_exact(head_dim).enumerate() {
@@ -198,7 +200,7 @@ impl Partial {
                 // Adding zero makes a negative zero positive: positions that a row does not see may
                 // have added zeros to it or not.
                 // SAFETY: `dim < head_dim`.
-                unsafe { out.add(dim).write(value / self.sum[row] + 0.0) };
+                unsafe { out.add(dim).write(value / self.sum[row] * step.scales.value + 0.0) };
             }
         }
     }
@@ -220,16 +222,17 @@ impl<T: Cached> WithSimd for Attend<'_, T> {
         let rows = unit.queries.len() * step.group();
         let count = rows.div_ceil(Group::<T::Cell>::most_rows::<S>());
         let bound = |group: usize| group * rows / count;
+        let params = PagedAttention { scale: step.params.scale * step.scales.key, ..step.params };
         let mut groups: Vec<Group<T::Cell>> = (0..count)
             .map(|group| {
                 let rows = (bound(group)..bound(group + 1)).map(|row| {
                     let (position, at) = unit.row(step, row);
                     (position, &step.q[at..at + step.config.head_dim])
                 });
-                Group::new(rows, &step.params)
+                Group::new(rows, &params)
             })
             .collect();
-        let visible = unit.visible(&step.params);
+        let visible = unit.visible(&params);
         let positions =
             visible.start.max(partition * PARTITION)..visible.end.min((partition + 1) * PARTITION);
         let mut widened = Vec::new();
@@ -242,7 +245,7 @@ impl<T: Cached> WithSimd for Attend<'_, T> {
             };
             let tile = cache.tile(&place, &mut widened);
             for group in &mut groups {
-                group.attend(s, &tile, &step.params);
+                group.attend(s, &tile, &params);
             }
         }
         let mut partial = Partial {

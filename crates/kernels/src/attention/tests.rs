@@ -3,7 +3,7 @@
 use candle_core::{DType, Device};
 
 use super::*;
-use crate::reshape_and_cache;
+use crate::{KvScales, reshape_and_cache};
 
 /// Repeatable numbers between -1 and 1.
 struct Numbers(u64);
@@ -62,7 +62,11 @@ impl Fixture {
             num_kv_heads: kv_heads,
             head_dim,
         };
-        let cache = KvCache::new(config, dtype, device).unwrap();
+        let mut cache = KvCache::new(config, dtype, device).unwrap();
+        if dtype == DType::F8E4M3 {
+            let scales = [KvScales::ONE, KvScales { key: 0.37, value: 2.3 }];
+            cache = cache.with_scales(&scales).unwrap();
+        }
         let write = |slots: &[u32], values: Vec<f32>, values_2: Vec<f32>| {
             let dims = [slots.len(), kv_heads, head_dim];
             let k = Tensor::from_vec(values, &dims, device).unwrap();
@@ -119,18 +123,17 @@ impl Fixture {
         }
         let tokens = q.len() / width;
         let layer = self.cache.layer(1).unwrap();
-        let keys = Operand::new("test", "keys", &layer.keys);
-        let values = Operand::new("test", "values", &layer.values);
         let mut out = vec![std::mem::MaybeUninit::new(f32::NAN); q.len()];
         let step = paged::Step {
             q: &q,
             config: *self.cache.config(),
             heads: self.shape.group * self.shape.kv_heads,
             params: *params,
+            scales: layer.scales,
             out: SharedMut::new(&mut out),
         };
         let sequences = meta.sequences(tokens, self.cache.config()).unwrap();
-        attend_layer(isa, step, (&keys, &values), &sequences).unwrap();
+        attend_layer(isa, step, layer, &sequences).unwrap();
         // SAFETY: all elements were initialised with NaN.
         let out: Vec<f32> = out.into_iter().map(|v| unsafe { v.assume_init() }).collect();
         let bounds = meta.query_start.windows(2);
@@ -140,10 +143,12 @@ impl Fixture {
     /// The definition at one position, for queries rounded as the kernel does: `[heads, head_dim]`.
     fn reference(&self, seq: usize, position: usize, params: &PagedAttention) -> Vec<f32> {
         let layer = self.cache.layer(1).unwrap();
-        let numbers = |tensor: &Tensor| -> Vec<f32> {
-            tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+        let numbers = |tensor: &Tensor, scale: f32| -> Vec<f32> {
+            let numbers = (tensor.to_dtype(DType::F32).unwrap() * f64::from(scale)).unwrap();
+            numbers.flatten_all().unwrap().to_vec1().unwrap()
         };
-        let (keys, values) = (numbers(&layer.keys), numbers(&layer.values));
+        let keys = numbers(&layer.keys, layer.scales.key);
+        let values = numbers(&layer.values, layer.scales.value);
         let width = self.row_elements();
         let mut q = self.queries[seq][position * width..(position + 1) * width].to_vec();
         let order = CacheOrder::of(self.cache.dtype());
@@ -195,7 +200,7 @@ fn every_shape_of_a_cache_in_bf16_matches_the_definition() {
     assert!(moved < 4e-4, "on average by {moved}");
 }
 
-/// What a cache in FP8 holds is widened without an error.
+/// What a cache in FP8 holds is widened without an error, and multiplied by its scales.
 #[test]
 fn every_shape_of_a_cache_in_fp8_matches_the_definition() {
     compare_shapes(DType::F8E4M3, &[17, 80], 2e-6);

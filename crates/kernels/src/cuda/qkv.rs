@@ -105,6 +105,8 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
         norm_span,
         head_len: head_len as i32,
         ranks: ranks as i32,
+        key_scale: layer.scales.key,
+        value_scale: layer.scales.value,
         padding: 0,
     };
     if is_fp8(&layer.keys) != is_fp8(&layer.values) {
@@ -149,9 +151,11 @@ struct QkvArgs {
     norm_span: i32,
     head_len: i32,
     ranks: i32,
+    key_scale: f32,
+    value_scale: f32,
     padding: i32,
 }
-const _: () = assert!(size_of::<QkvArgs>() == 160);
+const _: () = assert!(size_of::<QkvArgs>() == 168);
 
 /// As [`crate::device::square_sums`].
 ///

@@ -171,8 +171,10 @@ impl ReferencePlan {
         let cache_dims = super::PagedCache::dims(&self.cache);
         let cache_axes = "[num_blocks, kv_heads, block_size, head_dim]";
         check_cache(layer, &self.spec)?;
-        let keys = reference.cached(("keys", &layer.keys), cache_axes, &cache_dims)?;
-        let values = reference.cached(("values", &layer.values), cache_axes, &cache_dims)?;
+        let mut keys = reference.cached(("keys", &layer.keys), cache_axes, &cache_dims)?;
+        let mut values = reference.cached(("values", &layer.values), cache_axes, &cache_dims)?;
+        keys.iter_mut().for_each(|key| *key *= layer.scales.key);
+        values.iter_mut().for_each(|value| *value *= layer.scales.value);
         let mut attended = Vec::with_capacity(queries.len());
         for seq in meta.sequences(*tokens, &self.cache)? {
             let own = Blocks::gather(&self.cache, seq.block_table, &keys, &values);

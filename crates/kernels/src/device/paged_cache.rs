@@ -4,14 +4,14 @@ use candle_core::{DType, Device, Tensor};
 
 use super::launch_on_gpu;
 use super::reference::Reference;
-use crate::{Error, KvCacheConfig, Result};
+use crate::{Error, KvCacheConfig, KvScales, Result};
 
 /// Keys and values of all layers, in blocks of `block_size` positions.
 ///
-/// Each layer has two tensors `[num_blocks, kv_heads, block_size, head_dim]`, bf16, f16 or FP8 (e4m3, without a
-/// scale: numbers are rounded to its 256, and those beyond 448 become 448): FlashInfer's HND layout. A head's positions of one block lie together, so that a thread block, which works on one head,
-/// reads long runs; it is also the order of the values on the CPU, and tensor parallelism and a copy to the
-/// CPU divide it by whole heads. Cloning shares the memory.
+/// Each layer has two tensors `[num_blocks, kv_heads, block_size, head_dim]`, bf16, f16 or FP8 (e4m3: numbers are divided by their
+/// [`KvScales`] and rounded to its 256, and those beyond 448 become 448): FlashInfer's HND layout. A head's positions of one block
+/// lie together, so that a thread block, which works on one head, reads long runs; it is also the order of the values on the CPU,
+/// and tensor parallelism and a copy to the CPU divide it by whole heads. Cloning shares the memory.
 #[derive(Clone, Debug)]
 pub struct PagedCache {
     config: KvCacheConfig,
@@ -25,6 +25,8 @@ pub struct PagedLayer {
     pub keys: Tensor,
     /// The values.
     pub values: Tensor,
+    /// What both were divided by.
+    pub scales: KvScales,
 }
 
 impl PagedCache {
@@ -46,10 +48,23 @@ impl PagedCache {
         let dims = Self::dims(&config);
         let layer = || -> Result<PagedLayer> {
             let zeros = || Tensor::zeros(&dims, dtype, device);
-            Ok(PagedLayer { keys: zeros()?, values: zeros()? })
+            Ok(PagedLayer { keys: zeros()?, values: zeros()?, scales: KvScales::ONE })
         };
         let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
         Ok(Self { config, layers })
+    }
+
+    /// With scales for each layer; it must be empty and of f8e4m3.
+    ///
+    /// # Errors
+    /// There are not as many as layers, or the dtype is another one.
+    pub fn with_scales(mut self, scales: &[KvScales]) -> Result<Self> {
+        let found = self.layers.first().map_or(DType::F8E4M3, |layer| layer.keys.dtype());
+        KvScales::check(scales, self.layers.len(), found)?;
+        for (layer, scales) in self.layers.iter_mut().zip(scales) {
+            layer.scales = *scales;
+        }
+        Ok(self)
     }
 
     /// Bytes reserved, all layers together.

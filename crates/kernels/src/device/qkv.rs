@@ -7,7 +7,7 @@ use super::reference::Reference;
 use super::{NormWeight, PagedCache};
 use crate::tensor::Operand;
 use crate::{
-    CacheOrder, KvCacheConfig, Result, RopeTable, layer_norm_reference,
+    CacheOrder, KvCacheConfig, KvScales, Result, RopeTable, layer_norm_reference,
     reshape_and_cache_reference, rms_norm_reference, rope_reference,
 };
 
@@ -142,11 +142,13 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
             continue;
         }
         let k_row = turn.apply(k_row, (token, K), position);
-        for (target, row) in [(&mut keys, &k_row[..]), (&mut values, v_row)] {
+        let KvScales { key, value } = layer.scales;
+        for (target, row, scale) in [(&mut keys, &k_row[..], key), (&mut values, v_row, value)] {
             for (kv_head, head) in row.chunks(head_dim).enumerate() {
                 let (_, at) =
                     reshape_and_cache_reference(config, CacheOrder::Single, slot, (kv_head, 0));
-                target[at..at + head_dim].copy_from_slice(head);
+                let place = target[at..at + head_dim].iter_mut();
+                place.zip(head).for_each(|(place, number)| *place = number / scale);
             }
         }
     }

@@ -86,16 +86,21 @@ fn sizes_are_counted() {
     assert_eq!(cache.config(), &CONFIG);
 }
 
-/// The nearest number of e4m3, to even between two, and its largest for what is beyond. Source: Micikevicius et al.,
+/// By their scales first, then the nearest number of e4m3, to even between two, and its largest for what is beyond. Source: Micikevicius et al.,
 /// "FP8 Formats for Deep Learning", 2022.
 #[test]
 fn a_cache_in_fp8_rounds_what_is_written() {
+    let scales = [KvScales { key: 4.0, value: 0.5 }, KvScales::ONE];
     let cache = KvCache::new(CONFIG, DType::F8E4M3, &Device::Cpu).unwrap();
+    let cache = cache.with_scales(&scales).unwrap();
     let written = [0.0f32, -1.0, 1.06, 1.0625, 1.1875, 447.0, 1e6, -1e-9];
     let rounded = [0.0, -1.0, 1.0, 1.0, 1.25, 448.0, 448.0, -0.0];
-    let k = Tensor::from_slice(&written.repeat(3), (1, 3, 8), &Device::Cpu).unwrap();
+    let rows = |scale: f32| {
+        let numbers = written.map(|number| number * scale).repeat(3);
+        Tensor::from_vec(numbers, (1, 3, 8), &Device::Cpu).unwrap()
+    };
     let slot = Tensor::new(&[37u32], &Device::Cpu).unwrap();
-    reshape_and_cache(&k, &k, &cache, 0, &slot).unwrap();
+    reshape_and_cache(&rows(4.0), &rows(0.5), &cache, 0, &slot).unwrap();
     copy_blocks(&cache, &[(1, 4)]).unwrap();
     let layer = cache.layer(0).unwrap();
     let [keys, values] = [&layer.keys, &layer.values].map(flat);
@@ -106,6 +111,11 @@ fn a_cache_in_fp8_rounds_what_is_written() {
             assert_eq!((keys[key], values[value]), (want, want), "{}", written[dim]);
         }
     }
+    let of = |dtype| KvCache::new(CONFIG, dtype, &Device::Cpu).unwrap();
+    let refused = of(DType::F8E4M3).with_scales(&scales[..1]);
+    assert!(matches!(refused, Err(Error::Parameter { parameter: "scales", value: 1, .. })));
+    let refused = of(DType::BF16).with_scales(&scales);
+    assert!(matches!(refused, Err(Error::DType { operand: "dtype", .. })));
     let refused = KvCache::new(CONFIG, DType::F16, &Device::Cpu);
     assert!(matches!(refused, Err(Error::DType { operand: "dtype", .. })));
 }

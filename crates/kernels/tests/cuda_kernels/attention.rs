@@ -10,8 +10,9 @@ use candlepower_kernels::device::{
     PagedLayer, PlanCapacity, QkNorm, QkNormSpan, QkvToCache,
 };
 use candlepower_kernels::{
-    AttentionMetadata, CacheOrder, CacheView, KvCacheConfig, PagedAttention, RopeStyle, RopeTable,
-    paged_attention_reference, reshape_and_cache_reference, rms_norm_reference, rope_reference,
+    AttentionMetadata, CacheOrder, CacheView, KvCacheConfig, KvScales, PagedAttention, RopeStyle,
+    RopeTable, paged_attention_reference, reshape_and_cache_reference, rms_norm_reference,
+    rope_reference,
 };
 
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
@@ -29,6 +30,14 @@ const QKV_SHAPES: [(usize, usize, usize, usize, usize); 5] = [
 /// Element types of queries and of the cache.
 fn types() -> impl Iterator<Item = (DType, DType)> {
     HALVES.into_iter().flat_map(|dtype| [(dtype, dtype), (dtype, DType::F8E4M3)])
+}
+
+/// Those of a layer whose cache has elements of `dtype`.
+fn scales_of(dtype: DType) -> KvScales {
+    match dtype {
+        DType::F8E4M3 => KvScales { key: 0.6, value: 2.5 },
+        _ => KvScales::ONE,
+    }
 }
 
 pub(crate) fn qkv_to_cache(gpu: &Gpu) {
@@ -68,7 +77,11 @@ fn compare_qkv(
     slots.truncate(tokens);
     slots[tokens / 2] = NO_SLOT;
 
-    let cache = PagedCache::new(config, cache_dtype, gpu.device()).unwrap();
+    let scales = scales_of(cache_dtype);
+    let mut cache = PagedCache::new(config, cache_dtype, gpu.device()).unwrap();
+    if cache_dtype == DType::F8E4M3 {
+        cache = cache.with_scales(&[scales]).unwrap();
+    }
     let q_out = gpu.unwritten(&[tokens, heads, head_dim], dtype);
     let weights = norms.each_ref().map(|norm| gpu.floats(norm, &[head_dim], dtype));
     let [q_weight, k_weight] = &weights;
@@ -107,10 +120,10 @@ fn compare_qkv(
             if slots[token] == NO_SLOT {
                 continue;
             }
-            let (target, kv_head, head) = if index < heads + kv_heads {
-                (&mut keys, index - heads, finish(head, &norms[1]))
+            let (target, kv_head, head, scale) = if index < heads + kv_heads {
+                (&mut keys, index - heads, finish(head, &norms[1]), scales.key)
             } else {
-                (&mut values, index - heads - kv_heads, head.to_vec())
+                (&mut values, index - heads - kv_heads, head.to_vec(), scales.value)
             };
             let (_, at) = reshape_and_cache_reference(
                 &config,
@@ -118,7 +131,8 @@ fn compare_qkv(
                 slots[token] as usize,
                 (kv_head, 0),
             );
-            target[at..at + head_dim].copy_from_slice(&head);
+            let place = target[at..at + head_dim].iter_mut();
+            place.zip(head).for_each(|(place, number)| *place = number / scale);
         }
     }
     // Rotation subtracts products, so an element may be smaller than what it was made of.
@@ -344,7 +358,7 @@ struct Step {
     params: PagedAttention,
     meta: AttentionMetadata,
     q: Vec<f32>,
-    /// As the CPU has them: `[num_blocks, kv_heads, head_dim, block_size]`.
+    /// As the CPU has them: `[num_blocks, kv_heads, head_dim, block_size]`, multiplied by their scale.
     keys: Vec<f32>,
     values: Vec<f32>,
     q_on_gpu: Tensor,
@@ -361,15 +375,16 @@ impl Step {
         let config = config(160, shape.kv_heads, shape.head_dim);
         let dims = [config.num_blocks, config.num_kv_heads, config.block_size, config.head_dim];
         let elements: usize = dims.iter().product();
-        let [on_gpu_keys, values] =
+        let [on_gpu_keys, on_gpu_values] =
             [1.0, 1.0].map(|spread| random.floats(elements, spread, cache_dtype));
+        let scales = scales_of(cache_dtype);
         let mut keys = vec![0.0; elements];
         for slot in 0..config.num_blocks * config.block_size {
             for head in 0..config.num_kv_heads {
                 for dim in 0..config.head_dim {
                     let (key, value) =
                         reshape_and_cache_reference(&config, CacheOrder::Single, slot, (head, dim));
-                    keys[key] = on_gpu_keys[value];
+                    keys[key] = on_gpu_keys[value] * scales.key;
                 }
             }
         }
@@ -386,13 +401,14 @@ impl Step {
             q_on_gpu: gpu.floats(&q, &[tokens, shape.heads, shape.head_dim], dtype),
             layer: PagedLayer {
                 keys: gpu.floats(&on_gpu_keys, &dims, cache_dtype),
-                values: gpu.floats(&values, &dims, cache_dtype),
+                values: gpu.floats(&on_gpu_values, &dims, cache_dtype),
+                scales,
             },
             config,
             meta,
             q,
             keys,
-            values,
+            values: on_gpu_values.iter().map(|value| value * scales.value).collect(),
         }
     }
 

@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// A model with the memory of its steps.
-struct Runner {
+pub(crate) struct Runner {
     model: DeviceDecoder,
     workspace: Workspace,
 }
@@ -57,16 +57,8 @@ impl Runner {
         Self::of(load_shard_on_device(&checkpoint, &options, comm, &mut |_| {}).unwrap(), false)
     }
 
-    fn of(model: DeviceDecoder, fp8_cache: bool) -> Self {
-        let size = WorkspaceSize {
-            max_tokens: 64,
-            max_seqs: 4,
-            max_rows: 64,
-            num_blocks: NUM_BLOCKS,
-            block_size: BLOCK_SIZE,
-            fp8_cache,
-        };
-        let workspace = model.workspace(size).unwrap();
+    pub(crate) fn of(model: DeviceDecoder, fp8_cache: bool) -> Self {
+        let workspace = model.workspace(size(fp8_cache)).unwrap();
         Self { model, workspace }
     }
 
@@ -116,7 +108,12 @@ impl Runner {
         logits.to_vec2().unwrap()
     }
 
-    fn prefill(&mut self, prompt: &[u32], chunk: usize, blocks: &[u32]) -> Vec<Vec<f32>> {
+    pub(crate) fn prefill(
+        &mut self,
+        prompt: &[u32],
+        chunk: usize,
+        blocks: &[u32],
+    ) -> Vec<Vec<f32>> {
         let mut logits = Vec::new();
         for (i, tokens) in prompt.chunks(chunk).enumerate() {
             logits.extend(self.step(&[(i * chunk, tokens, blocks)], 1, LaunchShape::Fitted));
@@ -136,6 +133,18 @@ impl Runner {
             generated.push(next);
         }
         generated
+    }
+}
+
+/// Enough for the goldens.
+pub(crate) fn size(fp8_cache: bool) -> WorkspaceSize {
+    WorkspaceSize {
+        max_tokens: 64,
+        max_seqs: 4,
+        max_rows: 64,
+        num_blocks: NUM_BLOCKS,
+        block_size: BLOCK_SIZE,
+        fp8_cache,
     }
 }
 
@@ -199,15 +208,12 @@ fn two_ranks_and_four_compute_what_transformers_does() {
     }
 }
 
-/// As many GPUs as CANDLEPOWER_TEST_GPU says, a thread for each: they give what one gives without NCCL. With one, NCCL has a group of one.
+/// As many GPUs as CANDLEPOWER_TEST_GPUS says, a thread for each: they give what one gives without NCCL. With one, NCCL has a group of one.
 #[cfg(feature = "cuda")]
 #[test]
+#[ignore = "needs GPUs: scripts/gpu-check.sh runs it"]
 fn gpus_compute_what_one_does() {
-    let gpus = std::env::var("CANDLEPOWER_TEST_GPU").ok().and_then(|gpus| gpus.parse().ok());
-    let Some(gpus) = gpus else {
-        println!("= no GPU: CANDLEPOWER_TEST_GPU is not set");
-        return;
-    };
+    let gpus = std::env::var("CANDLEPOWER_TEST_GPUS").unwrap().parse().unwrap();
     let first = candlepower_kernels::cuda::open(0).unwrap();
     let (mut worst, mut models) = (0f32, 0);
     let splits = |name: &&str| checkpoint(name).spec().check_tensor_parallel(gpus).is_ok();
@@ -246,14 +252,11 @@ fn sixteen_bits_move_the_logits_but_little() {
     compare_sixteen_bits(&Device::Cpu);
 }
 
-/// The kernels themselves. Where there is no GPU to be used, `CANDLEPOWER_TEST_GPU` is not set, and nothing is claimed.
+/// The kernels themselves.
 #[cfg(feature = "cuda")]
 #[test]
+#[ignore = "needs a GPU: scripts/gpu-check.sh and, with an emulated one, `cargo xtask emulated` run it"]
 fn a_gpu_computes_every_architecture() {
-    if std::env::var_os("CANDLEPOWER_TEST_GPU").is_none() {
-        println!("= no GPU: CANDLEPOWER_TEST_GPU is not set");
-        return;
-    }
     let gpu = candlepower_kernels::cuda::open(0).unwrap();
     compare_sixteen_bits(&gpu);
     for name in goldens() {

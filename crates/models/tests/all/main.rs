@@ -6,6 +6,7 @@ mod decoders;
 mod device;
 mod golden;
 mod hostile;
+mod kv_scales;
 mod load_errors;
 mod quantized;
 mod ranks;

@@ -69,7 +69,7 @@ pub enum KvCacheDtype {
     Float32,
     /// bfloat16; on a GPU only where the weights are.
     Bfloat16,
-    /// e4m3, a byte per number, without a scale.
+    /// e4m3, a byte per number, by the scales that a checkpoint brings.
     #[value(alias = "fp8_e4m3")]
     Fp8,
 }

@@ -67,8 +67,10 @@ pub(super) struct RunArgs {
     pub(super) message: *mut c_char,
     pub(super) scale: f32,
     pub(super) softcap: f32,
+    pub(super) value_scale: f32,
+    pub(super) padding: i32,
 }
-const _: () = assert!(size_of::<RunArgs>() == 168);
+const _: () = assert!(size_of::<RunArgs>() == 176);
 
 /// Which of FlashInfer's kernels computes a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -187,8 +187,10 @@ impl AttentionPlan {
             last_page_len: table(layout.last_page_len()),
             plan: prepared.words.as_ptr(),
             message: message.as_mut_ptr(),
-            scale: params.scale,
+            scale: params.scale * layer.scales.key,
             softcap: params.softcap.unwrap_or(0.0),
+            value_scale: layer.scales.value,
+            padding: 0,
         };
         if launch.dtype_code() != prepared.shape.dtype {
             return Err(Error::DType {

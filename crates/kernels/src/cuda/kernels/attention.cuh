@@ -49,7 +49,7 @@ struct AttentionShape {
   int32_t dtype;
   int32_t window_left;  // positions before a query's own that it sees; -1: all
   int32_t fixed_launch;  // 1: launch parameters depend on `seqs` and `tokens` alone, for CUDA graphs
-  int32_t fp8_cache;     // 1: keys and values are e4m3, without a scale
+  int32_t fp8_cache;     // 1: keys and values are e4m3
   int32_t padding;
 };
 
@@ -76,10 +76,12 @@ struct RunArgs {
   const int32_t* last_page_len; // device [seqs]
   const int64_t* plan;          // host, from the planner
   char* message;                // host [kMessageBytes], written on an error
-  float scale;
-  float softcap;  // 0: none
+  float scale;        // of the products with the keys as they are in the cache
+  float softcap;      // 0: none
+  float value_scale;  // what the values in the cache are multiplied by
+  int32_t padding;
 };
-static_assert(sizeof(RunArgs) == 168, "as in src/cuda/attention/ffi.rs");
+static_assert(sizeof(RunArgs) == 176, "as in src/cuda/attention/ffi.rs");
 
 // Scores with window and soft cap chosen at run time: one instance serves all models.
 struct PagedScores : flashinfer::AttentionVariantBase {
@@ -109,6 +111,13 @@ struct PagedScores : flashinfer::AttentionVariantBase {
   REGISTER_LOGITS_MASK(params, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
     return kv_idx + qo_len + window_left >= kv_len + qo_idx;
   })
+};
+
+// FlashInfer's parameters with a factor of the outputs: its variants look for a member of this name.
+template <typename Params>
+struct Scaled : Params {
+  using Params::Params;
+  float v_scale = 1.0f;
 };
 
 // Calls `run` with a value of the element type of q and one of the cache's.

@@ -9,7 +9,7 @@ inline namespace CANDLEPOWER_PER_HEAD_DIM(head_dim_) {
 
 // Of queries and outputs T over a cache of C.
 template <typename T, typename C>
-using DecodeParams = flashinfer::BatchDecodeParams<T, C, T, int32_t>;
+using DecodeParams = Scaled<flashinfer::BatchDecodeParams<T, C, T, int32_t>>;
 constexpr auto kNoRope = flashinfer::PosEncodingMode::kNone;
 
 template <typename T, typename C>
@@ -42,6 +42,7 @@ cudaError_t run_decode(const RunArgs& args, cudaStream_t stream) {
                          /*alibi_slopes=*/nullptr, shape.heads, shape.heads * kHeadDim, kHeadDim,
                          shape.window_left, args.softcap, args.scale, /*rope_scale=*/1.0f,
                          /*rope_theta=*/1.0f);
+  params.v_scale = args.value_scale;
   void* schedule = args.buffers.schedule;
   params.padded_batch_size = static_cast<uint32_t>(plan.padded_batch_size);
   params.request_indices = at<int32_t>(schedule, plan.request_indices_offset);

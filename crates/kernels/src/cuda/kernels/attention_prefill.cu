@@ -9,7 +9,7 @@ inline namespace CANDLEPOWER_PER_HEAD_DIM(head_dim_) {
 
 // Of queries and outputs T over a cache of C.
 template <typename T, typename C>
-using PrefillParams = flashinfer::BatchPrefillPagedParams<T, C, T, int32_t>;
+using PrefillParams = Scaled<flashinfer::BatchPrefillPagedParams<T, C, T, int32_t>>;
 
 cudaError_t plan_prefill(const PlanArgs& args, cudaStream_t stream) {
   const AttentionShape& shape = args.shape;
@@ -40,6 +40,7 @@ cudaError_t run_prefill(const RunArgs& args, cudaStream_t stream) {
                           static_cast<T*>(args.out), /*lse=*/nullptr, /*alibi_slopes=*/nullptr,
                           shape.heads, shape.heads * kHeadDim, kHeadDim, shape.window_left,
                           args.softcap, args.scale, /*rope_scale=*/1.0f, /*rope_theta=*/1.0f);
+  params.v_scale = args.value_scale;
   void* schedule = args.buffers.schedule;
   params.padded_batch_size = static_cast<uint32_t>(plan.padded_batch_size);
   params.max_total_num_rows = static_cast<uint32_t>(plan.total_num_rows);

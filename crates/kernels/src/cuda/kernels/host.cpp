@@ -116,9 +116,8 @@ uint64_t host_cache_offset(uint32_t slot, int32_t head, int32_t kv_heads, int32_
 void host_norm_range(int32_t span, int32_t index, int32_t heads, int32_t head_dim, int32_t head_len,
                      int32_t* range) {
   const NormRange found = norm_range(static_cast<NormSpan>(span), index, heads, head_dim, head_len);
-  range[0] = found.first;
-  range[1] = found.count;
-  range[2] = found.weight;
+  range[0] = found.count;
+  range[1] = found.weight;
 }
 
 void host_split_range(int32_t length, int32_t step, int32_t part, int32_t parts, int32_t* range) {

@@ -32,10 +32,9 @@ CANDLEPOWER_HD RopePair rope_pair(int32_t i, int32_t half, RopeStyle style) {
 // What is normalised together; the values are those of QkNormSpan in Rust.
 enum class NormSpan : int32_t { kHead = 0, kAllHeads = 1, kEachHead = 2 };
 
-// Of the heads of q, or of k, of one token: the elements over which the mean that normalises a head is taken, and where
-// that head's weights begin.
+// Of the heads of q, or of k, of one token: over how many elements the mean that normalises a head is taken, and where that
+// head's weights begin.
 struct NormRange {
-  int32_t first;
   int32_t count;
   int32_t weight;
 };
@@ -43,10 +42,9 @@ struct NormRange {
 // For head `index` of `heads` heads of `head_dim` elements, of which the first `head_len` are not padding.
 CANDLEPOWER_HD NormRange norm_range(NormSpan span, int32_t index, int32_t heads, int32_t head_dim,
                                     int32_t head_len) {
-  const int32_t begin = index * head_dim;
-  if (span == NormSpan::kAllHeads) return {0, heads * head_dim, begin};
-  if (span == NormSpan::kEachHead) return {begin, head_len, begin};
-  return {begin, head_dim, 0};
+  if (span == NormSpan::kAllHeads) return {heads * head_dim, index * head_dim};
+  if (span == NormSpan::kEachHead) return {head_len, index * head_dim};
+  return {head_dim, 0};
 }
 
 // ---- The fused qkv row and the paged cache ---------------------------------------------------------

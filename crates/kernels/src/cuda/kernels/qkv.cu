@@ -30,13 +30,15 @@ struct QkvArgs {
   int32_t dtype;
   float eps;
   float weight_offset;  // of both norms: 1 where the model multiplies by 1 + weight, else 0
-  int32_t fp8_cache;    // 1: keys and values are e4m3, without a scale; 0: of the rows' own type
+  int32_t fp8_cache;    // 1: keys and values are e4m3; 0: of the rows' own type
   int32_t norm_span;    // NormSpan
   int32_t head_len;     // elements of a head that are not padding
   int32_t ranks;        // each of which has as many heads
+  float key_scale;      // what keys are divided by
+  float value_scale;
   int32_t padding;
 };
-static_assert(sizeof(QkvArgs) == 160, "as in src/cuda/qkv.rs");
+static_assert(sizeof(QkvArgs) == 168, "as in src/cuda/qkv.rs");
 
 constexpr int32_t kWarpsPerBlock = 4;
 constexpr int32_t kMaxHeadDim = 512;
@@ -94,11 +96,12 @@ __device__ inline void rotate(float* values, int32_t token, const QkvArgs& args)
   __syncwarp();
 }
 
+// The head in `values`, divided by `scale`.
 template <typename To>
-__device__ void store_head(To* out, const float* values, const QkvArgs& args) {
+__device__ void store_head(To* out, const float* values, float scale, const QkvArgs& args) {
   const int32_t lane = threadIdx.x % kWarp;
   for (int32_t i = lane * 2; i < args.head_dim; i += kWarp * 2) {
-    store<2>(out + i, Vector<To, 2>{{To(values[i]), To(values[i + 1])}});
+    store<2>(out + i, Vector<To, 2>{{To(values[i] / scale), To(values[i + 1] / scale)}});
   }
 }
 
@@ -132,12 +135,14 @@ __global__ void qkv_kernel(QkvArgs args) {
   }
   if (head.kind == HeadKind::kQuery) {
     const int64_t first = (static_cast<int64_t>(token) * args.heads + head.index) * args.head_dim;
-    store_head(static_cast<T*>(args.q) + first, values, args);
+    store_head(static_cast<T*>(args.q) + first, values, 1.0f, args);
   } else {
-    void* cache = head.kind == HeadKind::kKey ? args.keys : args.values;
+    const bool is_key = head.kind == HeadKind::kKey;
+    void* cache = is_key ? args.keys : args.values;
+    const float scale = is_key ? args.key_scale : args.value_scale;
     const uint64_t first =
         cache_offset(slot, head.index, args.kv_heads, args.block_size, args.head_dim);
-    store_head(static_cast<C*>(cache) + first, values, args);
+    store_head(static_cast<C*>(cache) + first, values, scale, args);
   }
 }
 

@@ -1,0 +1,145 @@
+//! The scales of keys and values that a checkpoint brings for a cache in FP8.
+
+use std::result::Result as StdResult;
+
+use candlepower_kernels::{KvScales, WeightRows};
+
+use crate::{
+    error::{Error, Result},
+    parts::numbers,
+    shards::Shards,
+};
+
+/// Ends of names, each with whether it is of keys and of values. Source: vLLM `maybe_remap_kv_scale_name`.
+const KINDS: [(&str, [bool; 2]); 3] =
+    [(".k_scale", [true, false]), (".v_scale", [false, true]), (".kv_scale", [true, true])];
+
+/// The scales of a model's layers, or why they cannot be used: only a cache in FP8 asks.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerKvScales(StdResult<Vec<KvScales>, Unusable>);
+
+#[derive(Clone, Debug, PartialEq)]
+struct Unusable {
+    name: String,
+    reason: &'static str,
+}
+
+impl LayerKvScales {
+    /// Those that change nothing.
+    pub(crate) fn none(num_layers: usize) -> Self {
+        Self(Ok(vec![KvScales::ONE; num_layers]))
+    }
+
+    /// Those in a checkpoint's files; a layer without any has those that change nothing.
+    pub(crate) fn read(shards: &Shards, num_layers: usize) -> Result<Self> {
+        let mut stored = Vec::new();
+        for name in shards.names() {
+            let Some((_, kinds)) = KINDS.iter().find(|(end, _)| name.ends_with(end)) else {
+                continue;
+            };
+            let Ok(dtype) = shards.dtype(name) else {
+                return Ok(Self(unusable(name, "it is not F32, F16 or BF16")));
+            };
+            let bytes = shards.whole(name)?;
+            stored.push((name, *kinds, numbers(WeightRows { dtype, bytes: &bytes })));
+        }
+        // What is wrong is said of the same tensor each time.
+        stored.sort_by_key(|(name, ..)| *name);
+        Ok(Self(of_layers(&stored, num_layers)))
+    }
+
+    /// The scales of each layer.
+    ///
+    /// # Errors
+    /// What the checkpoint has are none.
+    pub(crate) fn get(&self) -> Result<&[KvScales]> {
+        match &self.0 {
+            Ok(scales) => Ok(scales),
+            Err(Unusable { name, reason }) => Err(Error::KvScale { name: name.clone(), reason }),
+        }
+    }
+}
+
+/// A tensor's name, whether it is of keys and of values, and its numbers.
+type StoredScale<'a> = (&'a str, [bool; 2], Vec<f32>);
+
+fn of_layers(stored: &[StoredScale<'_>], num_layers: usize) -> StdResult<Vec<KvScales>, Unusable> {
+    let mut found: Vec<[Option<(f32, &str)>; 2]> = vec![[None; 2]; num_layers];
+    for (name, kinds, numbers) in stored {
+        // The layer is the first number in a name.
+        let layer = name.split('.').find_map(|part| part.parse::<usize>().ok());
+        let Some(of_layer) = layer.and_then(|layer| found.get_mut(layer)) else {
+            return unusable(name, "its name has no number of one of the layers");
+        };
+        let [number] = numbers[..] else {
+            return unusable(
+                name,
+                "it must hold one number: scales of single heads are not supported",
+            );
+        };
+        if !number.is_finite() || number <= 0.0 {
+            return unusable(name, "it must hold a number above zero");
+        }
+        for place in of_layer.iter_mut().zip(kinds).filter_map(|(place, is)| is.then_some(place)) {
+            if place.replace((number, name)).is_some() {
+                return unusable(name, "its layer has another one");
+            }
+        }
+    }
+    let scales = found.into_iter().map(|of_layer| match of_layer {
+        [Some((key, _)), Some((value, _))] => Ok(KvScales { key, value }),
+        [None, None] => Ok(KvScales::ONE),
+        [Some((_, name)), None] => unusable(name, "its layer has none of the values"),
+        [None, Some((_, name))] => unusable(name, "its layer has none of the keys"),
+    });
+    scales.collect()
+}
+
+fn unusable<T>(name: &str, reason: &'static str) -> StdResult<T, Unusable> {
+    Err(Unusable { name: name.to_owned(), reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const K: [bool; 2] = [true, false];
+    const V: [bool; 2] = [false, true];
+
+    #[test]
+    fn scales_go_to_the_layers_that_their_names_say() {
+        let stored = [
+            ("model.layers.0.self_attn.k_scale", K, vec![0.5]),
+            ("model.layers.0.self_attn.v_proj.v_scale", V, vec![2.0]),
+            ("model.layers.2.self_attn.kv_scale", [true, true], vec![0.25]),
+        ];
+        let of = |key, value| KvScales { key, value };
+        let want = vec![of(0.5, 2.0), KvScales::ONE, of(0.25, 0.25)];
+        assert_eq!(of_layers(&stored, 3), Ok(want));
+        assert_eq!(of_layers(&[], 2), Ok(vec![KvScales::ONE; 2]));
+    }
+
+    #[test]
+    fn what_are_no_scales_is_refused_by_name() {
+        let first = ("layers.0.k_scale", K, vec![1.0]);
+        for (second, word) in [
+            (("layers.1.v_scale", V, vec![1.0]), "number of one of the layers"),
+            (("norm.v_scale", V, vec![1.0]), "number of one of the layers"),
+            (("layers.0.v_scale", V, vec![1.0, 1.0]), "one number"),
+            (("layers.0.v_scale", V, vec![0.0]), "above zero"),
+            (("layers.0.v_scale", V, vec![f32::NAN]), "above zero"),
+            (("layers.0.v_scale", V, vec![f32::INFINITY]), "above zero"),
+            (("layers.0.v_scale", V, vec![-1.0]), "above zero"),
+            (("layers.0.kv_scale", [true, true], vec![1.0]), "has another one"),
+        ] {
+            let name = second.0;
+            let refused = of_layers(&[first.clone(), second], 1).unwrap_err();
+            assert!(refused.name == name && refused.reason.contains(word), "{refused:?}");
+        }
+        let alone = of_layers(&[first], 1).unwrap_err();
+        assert_eq!(
+            (&alone.name[..], alone.reason),
+            ("layers.0.k_scale", "its layer has none of the values")
+        );
+    }
+}
