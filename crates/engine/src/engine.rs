@@ -167,7 +167,7 @@ impl Engine {
             prompt_logits_from: request
                 .prompt_logprobs
                 .map(|_| request.prompt_logprobs_from.saturating_sub(1)),
-            sample: request.sampling.max_tokens > 0,
+            max_tokens: request.sampling.max_tokens,
             // What may follow, and which tokens are appended, is known when the newest token is; so is what a penalty
             // falls on.
             runs_ahead: request.grammar.is_none() && !request.sampling.has_penalties(),

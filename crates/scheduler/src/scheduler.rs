@@ -104,7 +104,7 @@ impl Scheduler {
     /// # Errors
     /// The prompt is empty or leaves no room in the context, or `n` is not possible.
     pub fn add(&mut self, new: NewSequence) -> Result<Vec<SeqId>, Error> {
-        let max_prompt_tokens = self.config.max_model_len - usize::from(new.sample);
+        let max_prompt_tokens = self.config.max_model_len - usize::from(new.max_tokens > 0);
         if new.prompt.is_empty() {
             return Err(Error::EmptyPrompt);
         }
@@ -114,7 +114,7 @@ impl Scheduler {
                 max_prompt_tokens,
             });
         }
-        if new.n == 0 || (new.n > 1 && !new.sample) {
+        if new.n == 0 || (new.n > 1 && new.max_tokens == 0) {
             return Err(Error::InvalidN { n: new.n });
         }
         let ids: Vec<_> = (self.next_seq..).take(new.n).map(SeqId).collect();

@@ -21,15 +21,17 @@ pub struct NewSequence {
     /// The first prompt position from which on the logits of every prompt position are wanted; each is asked for exactly
     /// once per request.
     pub prompt_logits_from: Option<usize>,
-    /// Whether tokens are drawn. Without, the sequence rests when its prompt is computed, until it is removed.
-    pub sample: bool,
+    /// Most tokens that follow the prompt, appended ones too: the last of them is drawn and never computed. With none, the
+    /// sequence rests when its prompt is computed, until it is removed.
+    pub max_tokens: usize,
     /// Whether a step may be scheduled for it before its newest token is known. Not for a sequence to which tokens are
     /// [appended](crate::Scheduler::append), or whose next token depends on the newest one in other ways.
     pub runs_ahead: bool,
 }
 
 impl NewSequence {
-    /// One sequence that continues `prompt` and runs ahead, with the default priority, no salt and no prompt logits.
+    /// One sequence that continues `prompt` to the end of the context and runs ahead, with the default priority, no salt and no
+    /// prompt logits.
     pub fn new(prompt: Vec<u32>) -> Self {
         Self {
             prompt,
@@ -37,7 +39,7 @@ impl NewSequence {
             priority: 0,
             cache_salt: None,
             prompt_logits_from: None,
-            sample: true,
+            max_tokens: usize::MAX,
             runs_ahead: true,
         }
     }
@@ -54,7 +56,7 @@ pub(crate) struct Sequence {
     pub(crate) num_pending: usize,
     /// Where the step that ran it last drew its token: an index into that step's samples.
     pub(crate) sample_index: u32,
-    /// Most positions that are ever computed: the token that completes the context needs no successor.
+    /// Most positions that are ever computed: the last token needs no successor.
     pub(crate) max_computed_tokens: usize,
     /// Tokens whose keys and values are in `block_table`, those of uncommitted steps included.
     pub(crate) num_computed_tokens: usize,
@@ -103,13 +105,15 @@ pub(crate) type WaitingKey = (i32, Turn, SeqId);
 
 impl Sequence {
     pub(crate) fn new(id: SeqId, new: NewSequence, max_model_len: usize) -> Self {
+        let sample = new.max_tokens > 0;
+        let max_tokens = new.prompt.len().saturating_add(new.max_tokens).min(max_model_len);
         Self {
             id,
             num_prompt_tokens: new.prompt.len(),
             tokens: new.prompt,
             num_pending: 0,
             sample_index: 0,
-            max_computed_tokens: max_model_len - usize::from(new.sample),
+            max_computed_tokens: max_tokens - usize::from(sample),
             num_computed_tokens: 0,
             block_table: Vec::new(),
             swapped: Swapped::default(),
@@ -117,7 +121,7 @@ impl Sequence {
             num_cached_tokens: None,
             priority: new.priority,
             cache_salt: new.cache_salt,
-            sample: new.sample,
+            sample,
             runs_ahead: new.runs_ahead,
             next_prompt_logits: new.prompt_logits_from,
             is_prompt_computed: false,
@@ -239,7 +243,7 @@ mod tests {
         assert_eq!(seq.num_new_tokens(), 0);
         seq.num_pending = 1;
         assert_eq!((seq.num_tokens(), seq.num_new_tokens()), (8, 0));
-        let resting = sequence(NewSequence { sample: false, ..NewSequence::new(vec![1; 8]) });
+        let resting = sequence(NewSequence { max_tokens: 0, ..NewSequence::new(vec![1; 8]) });
         assert_eq!(
             resting.num_new_tokens(),
             8,

@@ -130,10 +130,10 @@ fn requests_that_can_never_run_are_refused() {
     assert_eq!(scheduler.add(request(0..32)), Err(too_long));
     assert_eq!(scheduler.add(NewSequence { n: 0, ..request(0..2) }), Err(Error::InvalidN { n: 0 }));
     assert_eq!(
-        scheduler.add(NewSequence { n: 2, sample: false, ..request(0..2) }),
+        scheduler.add(NewSequence { n: 2, max_tokens: 0, ..request(0..2) }),
         Err(Error::InvalidN { n: 2 })
     );
-    assert!(scheduler.add(NewSequence { sample: false, ..request(0..32) }).is_ok());
+    assert!(scheduler.add(NewSequence { max_tokens: 0, ..request(0..32) }).is_ok());
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn prompt_logits_are_computed_and_not_read_from_the_cache() {
     run_step(&mut scheduler);
     scheduler.remove(SeqId(0));
     let id = scheduler
-        .add(NewSequence { prompt_logits_from: Some(0), sample: false, ..request(0..9) })
+        .add(NewSequence { prompt_logits_from: Some(0), max_tokens: 0, ..request(0..9) })
         .unwrap()[0];
     let first = run_step(&mut scheduler);
     assert_eq!((rows(&first), first.rows[0].logits), (vec![(1, 0, 8)], LogitsFor::All));
@@ -194,7 +194,7 @@ fn prompt_logits_from_a_position_on_leave_the_rest_to_the_cache() {
     let mut scheduler = scheduler(SchedulerConfig { max_num_batched_tokens: 64, ..CONFIG });
     scheduler.add(request(0..8)).unwrap();
     run_step(&mut scheduler);
-    let scored = NewSequence { prompt_logits_from: Some(9), sample: false, ..request(0..12) };
+    let scored = NewSequence { prompt_logits_from: Some(9), max_tokens: 0, ..request(0..12) };
     scheduler.add(scored).unwrap();
     let step = run_step(&mut scheduler);
     assert_eq!((rows(&step)[1], step.rows[1].logits), ((1, 8, 1), LogitsFor::None));
@@ -466,6 +466,25 @@ fn appended_tokens_are_computed_together() {
     assert_eq!(rows(&run_step(&mut scheduler)), [(0, 10, 16)]);
     assert_eq!(rows(&run_step(&mut scheduler)), [(0, 26, 5)], "the last token has no successor");
     assert!(run_step(&mut scheduler).rows.is_empty());
+}
+
+#[test]
+fn no_step_runs_ahead_of_the_last_token() {
+    let mut scheduler = scheduler(CONFIG);
+    scheduler.add(NewSequence { max_tokens: 3, ..request(0..5) }).unwrap();
+    scheduler.add(NewSequence { max_tokens: 1, ..request(10..12) }).unwrap();
+    let prompts = scheduler.schedule();
+    assert_eq!(rows(&prompts), [(0, 0, 5), (1, 0, 2)]);
+    let second = scheduler.schedule();
+    assert_eq!(rows(&second), [(0, 5, 1)]);
+    commit(&mut scheduler, &prompts);
+    let third = scheduler.schedule();
+    assert_eq!(rows(&third), [(0, 6, 1)]);
+    commit(&mut scheduler, &second);
+    assert!(scheduler.schedule().rows.is_empty(), "its third token is drawn already");
+    commit(&mut scheduler, &third);
+    assert!(scheduler.schedule().rows.is_empty());
+    assert_eq!(scheduler.tokens(SeqId(0)).len(), 8);
 }
 
 #[test]

@@ -46,7 +46,12 @@ impl Add {
             priority: self.priority,
             cache_salt: salt(self.salt),
             prompt_logits_from: prompt_logits.then(|| self.own.len().min(self.shared - 1) / 2),
-            sample,
+            max_tokens: match (sample, self.own.len().is_multiple_of(2)) {
+                (false, _) => 0,
+                (true, false) => usize::MAX,
+                // It is removed after so many.
+                (true, true) => self.max_tokens,
+            },
             runs_ahead: self.runs_ahead,
         }
     }

@@ -57,6 +57,8 @@ pub(crate) struct LiveSequence {
     /// The first sequence of the request.
     request: SeqId,
     salt: Option<Arc<str>>,
+    /// Tokens after which no more are drawn.
+    limit: usize,
     sample: bool,
     runs_ahead: bool,
     prompt_logits: bool,
@@ -96,7 +98,8 @@ impl Workload {
                 stop_len: new.prompt.len() + max_tokens,
                 request: ids[0],
                 salt: new.cache_salt.clone(),
-                sample: new.sample,
+                limit: new.prompt.len().saturating_add(new.max_tokens),
+                sample: new.max_tokens > 0,
                 runs_ahead: new.runs_ahead,
                 prompt_logits: new.prompt_logits_from.is_some(),
                 is_started: false,
@@ -324,7 +327,7 @@ impl Workload {
 
     fn check_samples(&self, row: &StepRow, seq: &LiveSequence) {
         let is_complete = end(row) == seq.tokens.len()
-            && seq.tokens.len() < self.scheduler.config().max_model_len;
+            && seq.tokens.len() < seq.limit.min(self.scheduler.config().max_model_len);
         let expected: Vec<_> = match seq.sample && is_complete {
             true if seq.is_started => vec![row.seq],
             true => self
