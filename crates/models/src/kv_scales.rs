@@ -32,19 +32,23 @@ impl LayerKvScales {
 
     /// Those in a checkpoint's files; a layer without any has those that change nothing.
     pub(crate) fn read(shards: &Shards, num_layers: usize) -> Result<Self> {
+        let kinds_of = |name: &str| KINDS.iter().find(|(end, _)| name.ends_with(end));
+        let names = shards.names().filter_map(|name| Some((name, kinds_of(name)?.1)));
+        let mut names: Vec<(&str, [bool; 2])> = names.collect();
+        // What is wrong is said of the same tensor each time.
+        names.sort_unstable();
         let mut stored = Vec::new();
-        for name in shards.names() {
-            let Some((_, kinds)) = KINDS.iter().find(|(end, _)| name.ends_with(end)) else {
-                continue;
-            };
+        for (name, kinds) in names {
             let Ok(dtype) = shards.dtype(name) else {
                 return Ok(Self(unusable(name, "it is not F32, F16 or BF16")));
             };
+            if shards.num_bytes(name) != dtype.size_in_bytes() {
+                let reason = "it must hold one number: scales of single heads are not supported";
+                return Ok(Self(unusable(name, reason)));
+            }
             let bytes = shards.whole(name)?;
-            stored.push((name, *kinds, numbers(WeightRows { dtype, bytes: &bytes })));
+            stored.push((name, kinds, numbers(WeightRows { dtype, bytes: &bytes })[0]));
         }
-        // What is wrong is said of the same tensor each time.
-        stored.sort_by_key(|(name, ..)| *name);
         Ok(Self(of_layers(&stored, num_layers)))
     }
 
@@ -60,28 +64,22 @@ impl LayerKvScales {
     }
 }
 
-/// A tensor's name, whether it is of keys and of values, and its numbers.
-type StoredScale<'a> = (&'a str, [bool; 2], Vec<f32>);
+/// A tensor's name, whether it is of keys and of values, and its number.
+type StoredScale<'a> = (&'a str, [bool; 2], f32);
 
 fn of_layers(stored: &[StoredScale<'_>], num_layers: usize) -> StdResult<Vec<KvScales>, Unusable> {
     let mut found: Vec<[Option<(f32, &str)>; 2]> = vec![[None; 2]; num_layers];
-    for (name, kinds, numbers) in stored {
+    for (name, kinds, number) in stored {
         // The layer is the first number in a name.
         let layer = name.split('.').find_map(|part| part.parse::<usize>().ok());
         let Some(of_layer) = layer.and_then(|layer| found.get_mut(layer)) else {
             return unusable(name, "its name has no number of one of the layers");
         };
-        let [number] = numbers[..] else {
-            return unusable(
-                name,
-                "it must hold one number: scales of single heads are not supported",
-            );
-        };
-        if !number.is_finite() || number <= 0.0 {
+        if !number.is_finite() || *number <= 0.0 {
             return unusable(name, "it must hold a number above zero");
         }
         for place in of_layer.iter_mut().zip(kinds).filter_map(|(place, is)| is.then_some(place)) {
-            if place.replace((number, name)).is_some() {
+            if place.replace((*number, name)).is_some() {
                 return unusable(name, "its layer has another one");
             }
         }
@@ -109,9 +107,9 @@ mod tests {
     #[test]
     fn scales_go_to_the_layers_that_their_names_say() {
         let stored = [
-            ("model.layers.0.self_attn.k_scale", K, vec![0.5]),
-            ("model.layers.0.self_attn.v_proj.v_scale", V, vec![2.0]),
-            ("model.layers.2.self_attn.kv_scale", [true, true], vec![0.25]),
+            ("model.layers.0.self_attn.k_scale", K, 0.5),
+            ("model.layers.0.self_attn.v_proj.v_scale", V, 2.0),
+            ("model.layers.2.self_attn.kv_scale", [true, true], 0.25),
         ];
         let of = |key, value| KvScales { key, value };
         let want = vec![of(0.5, 2.0), KvScales::ONE, of(0.25, 0.25)];
@@ -121,16 +119,15 @@ mod tests {
 
     #[test]
     fn what_are_no_scales_is_refused_by_name() {
-        let first = ("layers.0.k_scale", K, vec![1.0]);
+        let first = ("layers.0.k_scale", K, 1.0);
         for (second, word) in [
-            (("layers.1.v_scale", V, vec![1.0]), "number of one of the layers"),
-            (("norm.v_scale", V, vec![1.0]), "number of one of the layers"),
-            (("layers.0.v_scale", V, vec![1.0, 1.0]), "one number"),
-            (("layers.0.v_scale", V, vec![0.0]), "above zero"),
-            (("layers.0.v_scale", V, vec![f32::NAN]), "above zero"),
-            (("layers.0.v_scale", V, vec![f32::INFINITY]), "above zero"),
-            (("layers.0.v_scale", V, vec![-1.0]), "above zero"),
-            (("layers.0.kv_scale", [true, true], vec![1.0]), "has another one"),
+            (("layers.1.v_scale", V, 1.0), "number of one of the layers"),
+            (("norm.v_scale", V, 1.0), "number of one of the layers"),
+            (("layers.0.v_scale", V, 0.0), "above zero"),
+            (("layers.0.v_scale", V, f32::NAN), "above zero"),
+            (("layers.0.v_scale", V, f32::INFINITY), "above zero"),
+            (("layers.0.v_scale", V, -1.0), "above zero"),
+            (("layers.0.kv_scale", [true, true], 1.0), "has another one"),
         ] {
             let name = second.0;
             let refused = of_layers(&[first.clone(), second], 1).unwrap_err();

@@ -1,6 +1,6 @@
 //! Runs named steps one after the other, lets none hide the next, and sums them up at the end.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -67,9 +67,17 @@ impl Shell {
         &self.root
     }
 
-    /// A command in the root, not yet started.
+    /// A command in the root, not yet started, without what `cargo run` says of this tool: a build script that looks at it would
+    /// run again, and with it half of the build, after every cargo that was started by hand.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
+        let of_this_tool = |name: &OsString| {
+            let name = name.to_string_lossy();
+            ["CARGO_MANIFEST_", "CARGO_PKG_"].iter().any(|prefix| name.starts_with(prefix))
+        };
+        for name in std::env::vars_os().map(|(name, _)| name).filter(of_this_tool) {
+            command.env_remove(name);
+        }
         command.current_dir(&self.root);
         command
     }

@@ -86,8 +86,8 @@ fn sizes_are_counted() {
     assert_eq!(cache.config(), &CONFIG);
 }
 
-/// By their scales first, then the nearest number of e4m3, to even between two, and its largest for what is beyond. Source: Micikevicius et al.,
-/// "FP8 Formats for Deep Learning", 2022.
+/// Divided by its scale, a number becomes the nearest of e4m3, to even between two, and its largest for what is beyond. Source:
+/// Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
 #[test]
 fn a_cache_in_fp8_rounds_what_is_written() {
     let scales = [KvScales { key: 4.0, value: 0.5 }, KvScales::ONE];

@@ -15,8 +15,13 @@ use crate::{
 const FACTOR: f32 = 4096.0;
 
 /// The golden checkpoint `fp8` with larger keys and values, smaller queries and outputs, so that it computes the same, and with
-/// scales of these names; but for its layer 1, which is not quantized and stays as it is.
+/// scales of these names, each a number; but for its layer 1, which is not quantized and stays as it is.
 fn checkpoint_with(names: &[&str]) -> Checkpoint {
+    checkpoint_of(names, &[])
+}
+
+/// As [`checkpoint_with`], with scales of a shape.
+fn checkpoint_of(names: &[&str], shape: &[usize]) -> Checkpoint {
     let bytes = std::fs::read(folder("fp8").join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let mut tensors = Vec::new();
@@ -33,8 +38,8 @@ fn checkpoint_with(names: &[&str]) -> Checkpoint {
         }
         if let Some(attention) = name.strip_suffix(".q_proj.weight_scale") {
             for end in names {
-                let scale = FACTOR.to_le_bytes().to_vec();
-                tensors.push((format!("{attention}.{end}"), Dtype::F32, vec![], scale));
+                let scales = FACTOR.to_le_bytes().repeat(shape.iter().product());
+                tensors.push((format!("{attention}.{end}"), Dtype::F32, shape.to_vec(), scales));
             }
         }
         tensors.push((name, view.dtype(), view.shape().to_vec(), data));
@@ -85,18 +90,27 @@ fn scaled_keys_and_values_are_kept_as_well_as_small_ones() {
 
 #[test]
 fn scales_that_cannot_be_used_are_named_when_a_cache_in_fp8_is_made() {
-    let halves = checkpoint_with(&["k_scale"]);
-    let small = logits(&checkpoint_without(), DType::F32);
-    assert!(max_difference(&logits(&halves, DType::F32), &small) < 1e-4);
-    let on_cpu = load(&halves, &options(), &mut |_| {}).unwrap();
-    let on_device = load_on_device(&halves, &options(), &mut |_| {}).unwrap();
-    for refused in [
-        on_cpu.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::F8E4M3).err(),
-        on_device.workspace(size(true)).err(),
+    for (checkpoint, reason) in [
+        (checkpoint_with(&["k_scale"]), "its layer has none of the values"),
+        (
+            checkpoint_of(&["k_scale", "v_scale"], &[2, 1]),
+            "it must hold one number: scales of single heads are not supported",
+        ),
     ] {
-        assert_eq!(
-            refused.unwrap().to_string(),
-            "tensor model.layers.0.self_attn.k_scale cannot scale keys and values: its layer has none of the values; leave --kv-cache-dtype fp8 out, or take another version of the checkpoint"
-        );
+        let small = logits(&checkpoint_without(), DType::F32);
+        assert!(max_difference(&logits(&checkpoint, DType::F32), &small) < 1e-4, "{reason}");
+        let on_cpu = load(&checkpoint, &options(), &mut |_| {}).unwrap();
+        let on_device = load_on_device(&checkpoint, &options(), &mut |_| {}).unwrap();
+        for refused in [
+            on_cpu.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::F8E4M3).err(),
+            on_device.workspace(size(true)).err(),
+        ] {
+            assert_eq!(
+                refused.unwrap().to_string(),
+                format!(
+                    "tensor model.layers.0.self_attn.k_scale cannot scale keys and values: {reason}; leave --kv-cache-dtype fp8 out, or take another version of the checkpoint"
+                )
+            );
+        }
     }
 }
