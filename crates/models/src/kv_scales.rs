@@ -130,7 +130,7 @@ mod tests {
             (("layers.0.kv_scale", [true, true], 1.0), "has another one"),
         ] {
             let name = second.0;
-            let refused = of_layers(&[first.clone(), second], 1).unwrap_err();
+            let refused = of_layers(&[first, second], 1).unwrap_err();
             assert!(refused.name == name && refused.reason.contains(word), "{refused:?}");
         }
         let alone = of_layers(&[first], 1).unwrap_err();
