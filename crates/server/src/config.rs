@@ -135,7 +135,7 @@ pub struct ServeConfig {
     /// Keep computed prefixes for later requests
     #[arg(
         long, help_heading = "Engine", value_name = "BOOL", num_args = 0..=1, require_equals = true,
-        default_missing_value = "true", default_value = "true", action = ArgAction::Set,
+        default_missing_value = "true", default_value = "true", action = ArgAction::Set, value_parser = switch,
     )]
     pub enable_prefix_caching: bool,
     /// Forget computed prefixes
@@ -150,7 +150,7 @@ pub struct ServeConfig {
     /// No CUDA graphs (no effect on the CPU)
     #[arg(
         long, help_heading = "Engine", value_name = "BOOL", num_args = 0..=1, require_equals = true,
-        default_missing_value = "true", default_value = "false", action = ArgAction::Set,
+        default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
     )]
     pub enforce_eager: bool,
     /// GB of CPU memory for the KV blocks of preempted sequences, which are recomputed without (no effect on the CPU)

@@ -120,6 +120,8 @@ pub fn expert_product(
         tile_rows: routing.tile_rows() as i32,
         dtype: launch.dtype_code(),
         codes,
+        ordered: i32::from(weights.matrices.iter().all(is_ordered)),
+        padding: 0,
     };
     if pairs * n == 0 {
         return Ok(());
@@ -127,6 +129,11 @@ pub fn expert_product(
     // SAFETY: every address was checked above to hold the elements that the dimensions say, those of the matrices when they
     // were taken; the tables hold what `route` wrote for the same numbers of tokens and experts.
     unsafe { launch.run(candlepower_expert_product, &args) }
+}
+
+/// Whether columns of codes are in the order of the inputs.
+fn is_ordered(matrix: &Matrix) -> bool {
+    matches!(matrix, Matrix::Packed(PackedMatrix { inputs: None, .. }))
 }
 
 /// As [`crate::device::combine_experts`].
@@ -193,8 +200,10 @@ struct ExpertProductArgs {
     tile_rows: i32,
     dtype: i32,
     codes: i32,
+    ordered: i32,
+    padding: i32,
 }
-const _: () = assert!(size_of::<ExpertProductArgs>() == 80);
+const _: () = assert!(size_of::<ExpertProductArgs>() == 88);
 
 /// As `CombineArgs` in experts.cu.
 #[repr(C)]

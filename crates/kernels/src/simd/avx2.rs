@@ -45,6 +45,34 @@ unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m256i {
     }
 }
 
+/// The parts of eight bytes.
+///
+/// # Safety
+/// As of [`bytes`], and the CPU has F16C.
+#[inline(always)]
+unsafe fn e4m3_part(source: *const u8) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let code = _mm_cvtepu8_epi16(_mm_loadl_epi64(source.cast()));
+        let sign = _mm_and_si128(_mm_slli_epi16::<8>(code), _mm_set1_epi16(i16::MIN));
+        let rest = _mm_and_si128(_mm_slli_epi16::<7>(code), _mm_set1_epi16(0x3f80));
+        _mm256_cvtph_ps(_mm_or_si128(sign, rest))
+    }
+}
+
+/// `2^n` for integral `n`, as [`Simd::pow2`].
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn pow2(n: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+    }
+}
+
 /// The bits of plane `PLANE` of codes of `BITS` bits, of eight outputs of each half of a panel, in sixteen lanes of 16 bits: those of the
 /// first half at their place, those of the second four further up, and what a lane does not own.
 ///
@@ -293,11 +321,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn pow2(self, n: Pair) -> Pair {
-        let half = |n| unsafe {
-            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-        };
-        [half(n[0]), half(n[1])]
+        unsafe { [pow2(n[0]), pow2(n[1])] }
     }
 
     #[inline(always)]
@@ -399,13 +423,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load_e4m3_part(self, source: *const u8) -> Pair {
-        let half = |source: *const u8| unsafe {
-            let code = _mm_cvtepu8_epi16(_mm_loadl_epi64(source.cast()));
-            let sign = _mm_and_si128(_mm_slli_epi16::<8>(code), _mm_set1_epi16(i16::MIN));
-            let rest = _mm_and_si128(_mm_slli_epi16::<7>(code), _mm_set1_epi16(0x3f80));
-            _mm256_cvtph_ps(_mm_or_si128(sign, rest))
-        };
-        [half(source), half(source.wrapping_add(8))]
+        unsafe { [e4m3_part(source), e4m3_part(source.add(8))] }
     }
 
     #[inline(always)]

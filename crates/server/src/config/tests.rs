@@ -111,6 +111,16 @@ fn the_contracts_variables_are_read() {
 }
 
 #[test]
+fn every_switch_takes_the_same_words() {
+    for (word, expected) in [("1", true), ("yes", true), ("0", false), ("off", false)] {
+        let names = ["BLAZE_ENFORCE_EAGER", "BLAZE_ENABLE_PREFIX_CACHING", "HF_HUB_OFFLINE"];
+        let found = config(&["demo"], &names.map(|name| (name, word)));
+        let found = [found.enforce_eager, found.prefix_caching(), found.hf_hub_offline];
+        assert_eq!(found, [expected; 3], "{word}");
+    }
+}
+
+#[test]
 fn the_hubs_settings_have_the_hubs_names() {
     let env = [
         ("HF_HOME", "/models"),

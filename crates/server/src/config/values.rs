@@ -375,11 +375,11 @@ pub(super) fn origin(text: &str) -> Result<String, String> {
     }
 }
 
-/// Yes or no, in the words that the hub's tools take; nothing is no.
+/// Yes or no, in the words that the hub's tools take.
 pub(super) fn switch(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" => Ok(true),
-        "" | "0" | "false" | "no" | "off" => Ok(false),
+        "0" | "false" | "no" | "off" => Ok(false),
         _ => Err("1, true, yes or on, or 0, false, no or off is needed".into()),
     }
 }
@@ -432,10 +432,12 @@ mod tests {
         for text in ["1", "true", "YES", "On"] {
             assert_eq!(switch(text), Ok(true), "{text}");
         }
-        for text in ["", "0", "False", "no", "OFF"] {
+        for text in ["0", "False", "no", "OFF"] {
             assert_eq!(switch(text), Ok(false), "{text}");
         }
-        assert!(switch("perhaps").is_err());
+        for text in ["", "perhaps"] {
+            assert!(switch(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -172,18 +172,17 @@ __device__ __forceinline__ void widen(const uint32_t* words, int32_t step, const
 }
 
 // What the columns from `column` on, at most four, meet in a row of x; zeros beyond the last column, and where there is no row.
-template <typename T>
+// Where `kOrdered`, columns are in the order of the inputs, and rows of x are whole vectors of four.
+template <typename T, bool kOrdered>
 __device__ __forceinline__ void load_inputs(const PackedMatrix& w, const T* x, int32_t column, uint32_t (&b)[2]) {
   Vector<T, 4> values{};
-  if (x != nullptr) {
-    if (w.inputs == nullptr && w.width % 4 == 0) {
-      if (column < w.k) values = load<4>(x + column);
-    } else {
+  if constexpr (kOrdered) {
+    if (x != nullptr && column < w.k) values = load<4>(x + column);
+  } else if (x != nullptr) {
 #pragma unroll
-      for (int32_t j = 0; j < 4; ++j) {
-        const int32_t at = column + j;
-        if (at < w.k) values.at[j] = x[w.inputs == nullptr ? at : static_cast<int32_t>(w.inputs[at])];
-      }
+    for (int32_t j = 0; j < 4; ++j) {
+      const int32_t at = column + j;
+      if (at < w.k) values.at[j] = x[w.inputs == nullptr ? at : static_cast<int32_t>(w.inputs[at])];
     }
   }
   const auto* pairs = reinterpret_cast<const uint32_t*>(&values);
@@ -194,7 +193,7 @@ __device__ __forceinline__ void load_inputs(const PackedMatrix& w, const T* x, i
 // A block computes 16 outputs, those from `first_output` on, of all rows; each of its warps has a run of the inputs, and their
 // sums are added in their order: a row's result depends on its own values and the shape of `w` alone. `row_of` says where in x
 // a row of the tile begins, or null; `take` gets the row, the output and the sum of each that there is.
-template <typename T, Codes kCodes, int32_t kRowTiles, typename RowOf, typename Take>
+template <typename T, Codes kCodes, int32_t kRowTiles, bool kOrdered, typename RowOf, typename Take>
 __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t first_output, RowOf row_of, Take take) {
   constexpr int32_t kRows = kRowTiles * kTileRows;
   constexpr int32_t kWords = bits_of(kCodes);
@@ -216,14 +215,23 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
   float sums[kRowTiles][4] = {};
   float inputs[kRowTiles][4] = {};
   const uint32_t ones[4] = {Pairs<T>::kOnes, Pairs<T>::kOnes, Pairs<T>::kOnes, Pairs<T>::kOnes};
-  // Applies what the codes of a group count for to its sums.
-  const auto finish_group = [&](int32_t group) {
-    float2 scales[2] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
+  // What the codes of a group count for, those of this lane's two outputs. They are asked for a group ahead.
+  float2 scales[2] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
+  float2 next_scales[2] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
+  const auto load_scales = [&](int32_t group) {
     if constexpr (kScaled) {
+      if (int64_t(group) * w.group >= w.k) return;
       const auto* of_group = reinterpret_cast<const float2*>(w.scales) + int64_t(group) * w.whole_outputs();
-      scales[0] = of_group[first_output + lane / 4];
-      scales[1] = of_group[first_output + lane / 4 + 8];
+      next_scales[0] = of_group[first_output + lane / 4];
+      next_scales[1] = of_group[first_output + lane / 4 + 8];
     }
+  };
+  const auto begin_group = [&](int32_t group) {
+    scales[0] = next_scales[0];
+    scales[1] = next_scales[1];
+    load_scales(group + 1);
+  };
+  const auto finish_group = [&]() {
 #pragma unroll
     for (int32_t tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
@@ -239,31 +247,54 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
   const Range run = split_range(tiles, 1, warp, kPackedWarps);
   const uint4* codes = reinterpret_cast<const uint4*>(w.codes) + int64_t(first_output / kTileOutputs) * tiles * kWords * 8 + lane;
   int32_t group = run.begin * kTileInputs / w.group;
-#pragma unroll 2
-  for (int32_t tile = run.begin; tile < run.end; ++tile) {
-    uint4 words[kWords / 4];
-#pragma unroll
-    for (int32_t i = 0; i < kWords / 4; ++i) words[i] = __ldcs(codes + (int64_t(tile) * (kWords / 4) + i) * kWarp);
+  // Where it ends; groups are whole steps.
+  int32_t group_end = (group + 1) * w.group;
+  load_scales(group);
+  begin_group(group);
+  const auto multiply_tile = [&](int32_t tile, const uint32_t* words) {
 #pragma unroll
     for (int32_t step = 0; step < kTileInputs / kStepInputs; ++step) {
       const int32_t column = tile * kTileInputs + step * kStepInputs;
       if (column >= w.k) break;
-      if (kScaled && column / w.group != group) {
-        finish_group(group);
-        group = column / w.group;
+      if (kScaled && column >= group_end) {
+        finish_group();
+        group_end += w.group;
+        begin_group(++group);
       }
       uint32_t a[4];
-      widen<T, kCodes>(reinterpret_cast<const uint32_t*>(words), step, tables, a);
+      widen<T, kCodes>(words, step, tables, a);
 #pragma unroll
       for (int32_t rows = 0; rows < kRowTiles; ++rows) {
         uint32_t b[2];
-        load_inputs(w, x[rows], column + lane % 4 * 4, b);
+        load_inputs<T, kOrdered>(w, x[rows], column + lane % 4 * 4, b);
         multiply(sums[rows], a, b, T());
         if constexpr (kScaled) multiply(inputs[rows], ones, b, T());
       }
     }
+  };
+  // Codes take a while to come from memory: those of the next tiles are on their way while a tile is multiplied.
+  constexpr int32_t kAhead = 8 / kWords;
+  uint4 coming[kAhead][kWords / 4];
+  const auto load_codes = [&](int32_t tile, uint4(&to)[kWords / 4]) {
+    if (tile >= run.end) return;
+#pragma unroll
+    for (int32_t i = 0; i < kWords / 4; ++i) to[i] = __ldcs(codes + (int64_t(tile) * (kWords / 4) + i) * kWarp);
+  };
+#pragma unroll
+  for (int32_t i = 0; i < kAhead; ++i) load_codes(run.begin + i, coming[i]);
+  for (int32_t first = run.begin; first < run.end; first += kAhead) {
+#pragma unroll
+    for (int32_t i = 0; i < kAhead; ++i) {
+      const int32_t tile = first + i;
+      if (tile >= run.end) break;
+      uint4 words[kWords / 4];
+#pragma unroll
+      for (int32_t j = 0; j < kWords / 4; ++j) words[j] = coming[i][j];
+      load_codes(tile + kAhead, coming[i]);
+      multiply_tile(tile, reinterpret_cast<const uint32_t*>(words));
+    }
   }
-  if (run.begin < run.end) finish_group(group);
+  if (run.begin < run.end) finish_group();
 
 #pragma unroll
   for (int32_t tile = 0; tile < kRowTiles; ++tile) {

@@ -31,6 +31,13 @@ __device__ __forceinline__ Vector<T, N> load(const T* from) {
   return *reinterpret_cast<const Vector<T, N>*>(from);
 }
 
+// As `load`, 16 bytes of what is read once: it takes no room that others' data may have in caches.
+template <typename T>
+__device__ __forceinline__ Vector<T, kVectorWidth<T>> load_once(const T* from) {
+  const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(from));
+  return *reinterpret_cast<const Vector<T, kVectorWidth<T>>*>(&bits);
+}
+
 template <int32_t N, typename T>
 __device__ __forceinline__ void store(T* to, const Vector<T, N>& vector) {
   *reinterpret_cast<Vector<T, N>*>(to) = vector;

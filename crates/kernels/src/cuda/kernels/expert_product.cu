@@ -18,9 +18,11 @@ struct ExpertProductArgs {
   int32_t k;
   int32_t tile_rows;
   int32_t dtype;
-  int32_t codes;  // kNoCodes, or the kind of all
+  int32_t codes;    // kNoCodes, or the kind of all
+  int32_t ordered;  // whether the columns of all are in the order of the inputs
+  int32_t padding;
 };
-static_assert(sizeof(ExpertProductArgs) == 80, "as in src/cuda/experts.rs");
+static_assert(sizeof(ExpertProductArgs) == 88, "as in src/cuda/experts.rs");
 
 constexpr int32_t kNoCodes = -1;
 
@@ -49,7 +51,7 @@ constexpr int32_t kFewRows = 16;
 constexpr int32_t kManyRows = 128;
 
 // A block computes 16 outputs of a tile, as in a product of few rows with one matrix.
-template <typename T, Codes kCodes>
+template <typename T, Codes kCodes, bool kOrdered>
 __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_expert_kernel(ExpertProductArgs args) {
   __shared__ int32_t pairs[kFewRows];
   const uint32_t output_tiles = tiles_of(args.n, kTileOutputs);
@@ -68,7 +70,7 @@ __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_expert_kernel(Expe
   const auto take = [&](int32_t row, int32_t output, float sum) {
     out[static_cast<int64_t>(pairs[row]) * args.n + output] = T(sum);
   };
-  multiply_packed<T, kCodes, kFewRows / kTileRows>(w, first_output, row_of, take);
+  multiply_packed<T, kCodes, kFewRows / kTileRows, kOrdered>(w, first_output, row_of, take);
 }
 
 // ---- Numbers, and many rows of codes ---------------------------------------------------------------
@@ -263,7 +265,9 @@ void launch_packed(const ExpertProductArgs& args, cudaStream_t stream) {
     return;
   }
   const uint32_t blocks = most_tiles(args.pairs, args.experts, kFewRows) * tiles_of(args.n, kTileOutputs);
-  packed_expert_kernel<T, kCodes><<<blocks, kPackedWarps * kWarp, 0, stream>>>(args);
+  const auto kernel =
+      args.ordered && args.k % 4 == 0 ? packed_expert_kernel<T, kCodes, true> : packed_expert_kernel<T, kCodes, false>;
+  kernel<<<blocks, kPackedWarps * kWarp, 0, stream>>>(args);
 }
 
 }  // namespace candlepower

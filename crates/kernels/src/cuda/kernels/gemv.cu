@@ -20,6 +20,8 @@ constexpr int32_t kWarpsPerBlock = 8;
 constexpr int32_t kMaxRows = 8;
 // Enough warps in flight to fill the largest GPUs: 132 multiprocessors with 32 warps each.
 constexpr int32_t kWantedWarps = 132 * 32;
+// Vectors of the matrix that a thread has asked for before it needs the first of them.
+constexpr int32_t kAhead = 4;
 
 // A block computes 8 / `kSplit` outputs of every row; `kSplit` warps share one output, each with a run of k.
 // Products are summed in f32, in an order that depends on the shape alone.
@@ -36,15 +38,29 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) gemv_kernel(GemvArgs ar
   float sums[kRows] = {};
   if (output < args.n) {
     const T* weight = static_cast<const T*>(args.weight) + static_cast<int64_t>(output) * args.k;
-#pragma unroll 4
-    for (int32_t i = run.begin + lane * N; i < run.end; i += kWarp * N) {
-      const Vector<T, N> weights = load<N>(weight + i);
+    constexpr int32_t kStep = kWarp * N;
+    Vector<T, N> coming[kAhead];
+    const int32_t begin = run.begin + lane * N;
 #pragma unroll
-      for (int32_t row = 0; row < kRows; ++row) {
-        const Vector<T, N> values = load<N>(x + static_cast<int64_t>(row) * args.k + i);
+    for (int32_t ahead = 0; ahead < kAhead; ++ahead) {
+      const int32_t i = begin + ahead * kStep;
+      if (i < run.end) coming[ahead] = load_once(weight + i);
+    }
+    for (int32_t first = begin; first < run.end; first += kAhead * kStep) {
 #pragma unroll
-        for (int32_t j = 0; j < N; ++j) {
-          sums[row] += static_cast<float>(weights.at[j]) * static_cast<float>(values.at[j]);
+      for (int32_t ahead = 0; ahead < kAhead; ++ahead) {
+        const int32_t i = first + ahead * kStep;
+        if (i >= run.end) break;
+        const Vector<T, N> weights = coming[ahead];
+        const int32_t next = i + kAhead * kStep;
+        if (next < run.end) coming[ahead] = load_once(weight + next);
+#pragma unroll
+        for (int32_t row = 0; row < kRows; ++row) {
+          const Vector<T, N> values = load<N>(x + static_cast<int64_t>(row) * args.k + i);
+#pragma unroll
+          for (int32_t j = 0; j < N; ++j) {
+            sums[row] += static_cast<float>(weights.at[j]) * static_cast<float>(values.at[j]);
+          }
         }
       }
     }

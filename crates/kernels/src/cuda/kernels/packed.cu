@@ -69,26 +69,41 @@ static_assert(sizeof(PackedProductArgs) == 104, "as in src/cuda/packed.rs");
 
 constexpr int32_t kMostRowTiles = 4;
 
-template <typename T, Codes kCodes, int32_t kRowTiles>
+// A block has the rows of `kRowTiles` tiles, `blockIdx.x` of them before its own.
+template <typename T, Codes kCodes, int32_t kRowTiles, bool kOrdered>
 __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_product_kernel(PackedProductArgs args) {
   const PackedMatrix& w = args.w;
-  const T* x = static_cast<const T*>(args.x);
-  const auto row_of = [&](int32_t row) { return row < args.rows ? x + static_cast<int64_t>(row) * w.width : nullptr; };
+  const auto first_row = static_cast<int32_t>(blockIdx.x) * kRowTiles * kTileRows;
+  const T* x = static_cast<const T*>(args.x) + static_cast<int64_t>(first_row) * w.width;
+  const auto row_of = [&](int32_t row) {
+    return first_row + row < args.rows ? x + static_cast<int64_t>(row) * w.width : nullptr;
+  };
   const T* bias = static_cast<const T*>(args.bias);
-  T* out = static_cast<T*>(args.out);
-  multiply_packed<T, kCodes, kRowTiles>(w, blockIdx.x * kTileOutputs, row_of, [&](int32_t row, int32_t output, float sum) {
+  T* out = static_cast<T*>(args.out) + static_cast<int64_t>(first_row) * w.n;
+  const auto take = [&](int32_t row, int32_t output, float sum) {
     if (bias != nullptr) sum += static_cast<float>(bias[output]);
     out[static_cast<int64_t>(row) * w.n + output] = T(sum);
-  });
+  };
+  multiply_packed<T, kCodes, kRowTiles, kOrdered>(w, blockIdx.y * kTileOutputs, row_of, take);
 }
 
-template <typename T, Codes kCodes, int32_t kRowTiles = 1>
+template <typename T, Codes kCodes, int32_t kRowTiles, bool kOrdered>
+void launch_tiles(const PackedProductArgs& args, cudaStream_t stream) {
+  const dim3 blocks(tiles_of(args.rows, kRowTiles * kTileRows), args.w.whole_outputs() / kTileOutputs);
+  packed_product_kernel<T, kCodes, kRowTiles, kOrdered><<<blocks, kPackedWarps * kWarp, 0, stream>>>(args);
+}
+
+// All rows in one block where x is read in vectors; else as many as there are registers for.
+template <typename T, Codes kCodes>
 void launch_rows(const PackedProductArgs& args, cudaStream_t stream) {
-  if (args.rows <= kRowTiles * kTileRows) {
-    const auto blocks = static_cast<uint32_t>(args.w.whole_outputs() / kTileOutputs);
-    packed_product_kernel<T, kCodes, kRowTiles><<<blocks, kPackedWarps * kWarp, 0, stream>>>(args);
-  } else if constexpr (kRowTiles < kMostRowTiles) {
-    launch_rows<T, kCodes, kRowTiles * 2>(args, stream);
+  if (args.w.inputs != nullptr || args.w.width % 4 != 0) {
+    launch_tiles<T, kCodes, 1, false>(args, stream);
+  } else if (args.rows <= kTileRows) {
+    launch_tiles<T, kCodes, 1, true>(args, stream);
+  } else if (args.rows <= 2 * kTileRows) {
+    launch_tiles<T, kCodes, 2, true>(args, stream);
+  } else {
+    launch_tiles<T, kCodes, kMostRowTiles, true>(args, stream);
   }
 }
 
