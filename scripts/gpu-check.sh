@@ -5,8 +5,9 @@
 #   DIR/gpu-check.sh                 on the GPU machine: runs it
 #   DIR/gpu-check.sh --tp N          on a machine with N GPUs: runs what N ranks do, by NCCL; with one GPU a group of one
 #
-# It compares the kernels with their definitions and the models with their goldens, serves and asks the demo, and measures random
-# weights in the shapes of Llama-3.1-8B and Qwen2.5-0.5B, with CUDA graphs and without; gpu-peers.py measures PyTorch beside it.
+# It compares the kernels with their definitions and the models with their goldens, serves and asks the demo, measures each kernel
+# beside the others that could be chosen for its work, and random weights in the shapes of Llama-3.1-8B and Qwen2.5-0.5B, with
+# CUDA graphs and without; gpu-peers.py measures PyTorch beside it.
 # `GPU_CHECK=correct` leaves the measurements out.
 # The GPU machine needs the NVIDIA driver, cuBLAS and cuRAND. These are looked for, in this order, in LD_LIBRARY_PATH, in DIR/lib
 # (`scripts/cuda-toolkit.sh DIR --libraries` makes it), among the packages of `python3` (PyTorch brings them), in
@@ -174,8 +175,20 @@ for shape in json.load(open(sys.argv[1]))["shapes"]:
 SHOW
 }
 
+# The times of the kernels, in a file.
+time_kernels() {
+  local file=$here/kernel-times.txt
+  timeout "$TEST_SECONDS" "$here/cuda_kernels" --times >"$file" 2>&1 || {
+    tail -n 3 "$file"
+    return 1
+  }
+  echo "= $(($(wc -l <"$file") - 1)) times of kernels, in ${file##*/}"
+}
+
 measure() {
   TEST_SECONDS=150
+  check kernel-times time_kernels
+  sed 's/^/    /' "$here/kernel-times.txt"
   local llama=(llama-3.1-8b --max-model-len 8448 --max-num-batched-tokens 8192)
   bench llama-one-stream "${llama[@]}" --batch 1 --input-tokens 128,8192 --output-tokens 128
   bench llama-many-streams "${llama[@]}" --batch 8,64,256 --input-tokens 1000 --output-tokens 64

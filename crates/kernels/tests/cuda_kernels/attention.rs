@@ -487,7 +487,7 @@ fn config(num_blocks: usize, num_kv_heads: usize, head_dim: usize) -> KvCacheCon
 }
 
 /// Sequences whose blocks lie anywhere in the cache.
-fn metadata(
+pub(crate) fn metadata(
     random: &mut Random,
     config: &KvCacheConfig,
     seqs: &[(usize, usize)],

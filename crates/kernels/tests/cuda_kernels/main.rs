@@ -2,7 +2,7 @@
 //!
 //! Without a GPU nothing can be compared: the program says so and fails, or passes if CANDLEPOWER_NO_GPU=1
 //! says that this is known. Words on the command line choose comparisons by name; `--list` and `--exact` are
-//! those of Rust's own test programs.
+//! those of Rust's own test programs. `--times` measures instead: see `times`.
 #![allow(clippy::print_stdout, reason = "the report is the purpose")]
 #![allow(clippy::unwrap_used, reason = "a panic is how a comparison fails")]
 
@@ -13,6 +13,7 @@ mod gpu;
 mod packed;
 mod rows;
 mod sampling;
+mod times;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -60,6 +61,8 @@ const COMPARISONS: [(&str, Comparison); 30] = [
 struct Options {
     list: bool,
     exact: bool,
+    times: bool,
+    small: bool,
     words: Vec<String>,
 }
 
@@ -70,6 +73,8 @@ impl Options {
             match argument.as_str() {
                 "--list" => options.list = true,
                 "--exact" => options.exact = true,
+                "--times" => options.times = true,
+                "--small" => options.small = true,
                 // Their values change nothing here.
                 "--format" | "--test-threads" => drop(arguments.next()),
                 _ if argument.starts_with('-') => {}
@@ -93,7 +98,7 @@ fn main() -> ExitCode {
         comparisons.iter().for_each(|(name, _)| println!("{name}: test"));
         return ExitCode::SUCCESS;
     }
-    if comparisons.is_empty() {
+    if comparisons.is_empty() && !options.times {
         return ExitCode::SUCCESS;
     }
     let gpu = match Gpu::first() {
@@ -104,6 +109,16 @@ fn main() -> ExitCode {
             return if known { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }
     };
+    if options.times {
+        let outcome = times::print(&gpu, options.small, |name| options.choose(name));
+        return outcome.map_or_else(
+            |error| {
+                println!("error: {error}");
+                ExitCode::FAILURE
+            },
+            |()| ExitCode::SUCCESS,
+        );
+    }
     let mut failed = 0;
     for (name, compare) in &comparisons {
         let before = gpu.compared();

@@ -187,26 +187,28 @@ void Gpu::fault(const char* what) { block.fault(what); }
 
 namespace {
 
-// A kernel that reads or writes where nothing is ends the program, with its name.
-void on_segmentation_fault(int, siginfo_t* info, void*) {
+// A kernel that reads or writes where nothing is, or a vector where it is not aligned (the compiler's check is an illegal
+// instruction), ends the program, with its name.
+void on_fault(int number, siginfo_t* info, void*) {
   if (Gpu::the().place == nullptr) {
-    signal(SIGSEGV, SIG_DFL);
+    signal(number, SIG_DFL);
     return;
   }
+  if (number == SIGILL) Gpu::the().fault("a kernel accessed a vector that is not aligned");
   std::fprintf(stderr, "emulated GPU: address %p is not there, or not aligned\n", info->si_addr);
   Gpu::the().fault("a kernel accessed memory that it must not");
 }
 
-void watch_segmentation_faults() {
+void watch_faults() {
   static char stack[64 << 10];
   stack_t alternate{};
   alternate.ss_sp = stack;
   alternate.ss_size = sizeof stack;
   sigaltstack(&alternate, nullptr);
   struct sigaction action {};
-  action.sa_sigaction = on_segmentation_fault;
+  action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  sigaction(SIGSEGV, &action, nullptr);
+  for (const int number : {SIGSEGV, SIGILL}) sigaction(number, &action, nullptr);
 }
 
 }  // namespace
@@ -254,7 +256,7 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice) { return CUDA_SUCCESS; }
 CUresult cuCtxGetCurrent(CUcontext* current) { return *current = context(), CUDA_SUCCESS; }
 CUresult cuCtxSetCurrent(CUcontext) {
   // Rust's own handler of such faults is there by now.
-  static const bool watching = (emulated::watch_segmentation_faults(), true);
+  static const bool watching = (emulated::watch_faults(), true);
   return watching ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
 }
 CUresult cuCtxSynchronize() {

@@ -43,20 +43,22 @@ __device__ __forceinline__ void store(T* to, const Vector<T, N>& vector) {
   *reinterpret_cast<Vector<T, N>*>(to) = vector;
 }
 
-// The sum over the threads of a warp, in every thread; the order of additions is fixed.
-template <typename V>
-__device__ __forceinline__ V warp_sum(V value) {
+// What `join` makes of the values of a warp's threads, in every thread; the order is fixed.
+template <typename V, typename Join>
+__device__ __forceinline__ V warp_reduce(V value, Join join) {
   for (int32_t offset = kWarp / 2; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, offset);
+    value = join(value, __shfl_xor_sync(0xffffffffu, value, offset));
   }
   return value;
 }
 
+template <typename V>
+__device__ __forceinline__ V warp_sum(V value) {
+  return warp_reduce(value, [](V a, V b) { return a + b; });
+}
+
 __device__ __forceinline__ float warp_max(float value) {
-  for (int32_t offset = kWarp / 2; offset > 0; offset /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
-  }
-  return value;
+  return warp_reduce(value, [](float a, float b) { return fmaxf(a, b); });
 }
 
 // Reduces over a block of whole warps, at most 1024 threads; the result is in every thread.

@@ -174,20 +174,16 @@ double host_uniform(const SamplerRow* row) { return uniform_of(*row); }
 // A draw from logits that were adjusted in place: `counts`, `mask` may be null.
 uint32_t host_sample(float* logits, int32_t vocab, const SamplerRow* row, const uint32_t* counts,
                      const uint32_t* mask, int32_t mask_words) {
-  float max = -INFINITY;
+  Best best{};
   for (int32_t id = 0; id < vocab; ++id) {
     if (counts != nullptr) logits[id] = penalized(logits[id], counts[id], *row);
     if (mask != nullptr && !allowed(mask, mask_words, id)) logits[id] = -INFINITY;
-    max = fmaxf(max, logits[id]);
+    best.take(id, logits[id]);
   }
-  if (!std::isfinite(max)) return kNone;
-  const Scores scores{logits, vocab, max};
+  if (!std::isfinite(best.value())) return kNone;
+  const Scores scores{logits, vocab, best.value()};
   const float scale = 1.0f / row->temperature;
-  if (row->temperature == 0.0f || !(scale < INFINITY)) {
-    int32_t id = 0;
-    while (scores.key(id) != 0) ++id;
-    return id;
-  }
+  if (row->temperature == 0.0f || !(scale < INFINITY)) return best.id();
   return draw_token(scores, find_cut(scores, *row, scale), scale, uniform_of(*row));
 }
 

@@ -77,10 +77,9 @@ __device__ void normalize(float* values, const T* norm, int32_t token, Head head
 }
 
 // Rotates the head in `values`.
-__device__ inline void rotate(float* values, int32_t token, const QkvArgs& args) {
+__device__ inline void rotate(float* values, uint32_t position, const QkvArgs& args) {
   const int32_t lane = threadIdx.x % kWarp;
   const int32_t half = args.rot_dim / 2;
-  const uint32_t position = args.positions[token];
   const bool in_table = position < static_cast<uint32_t>(args.max_len);
   const int64_t row = in_table ? static_cast<int64_t>(position) * half : 0;
   for (int32_t i = lane; i < half; i += kWarp) {
@@ -118,6 +117,7 @@ __global__ void qkv_kernel(QkvArgs args) {
   const auto token = static_cast<int32_t>(item / all_heads);
   const Head head = fused_head(static_cast<int32_t>(item % all_heads), args.heads, args.kv_heads);
   const uint32_t slot = args.slots[token];
+  const uint32_t position = args.positions[token];
   if (head.kind != HeadKind::kQuery && slot >= args.num_slots) return;  // kNoSlot is such a slot.
 
   const T* in = static_cast<const T*>(args.qkv) + item * args.head_dim;
@@ -131,7 +131,7 @@ __global__ void qkv_kernel(QkvArgs args) {
   if (head.kind != HeadKind::kValue) {
     const auto* norm = static_cast<const T*>(head.kind == HeadKind::kQuery ? args.q_norm : args.k_norm);
     if (norm != nullptr) normalize(values, norm, token, head, args);
-    rotate(values, token, args);
+    rotate(values, position, args);
   }
   if (head.kind == HeadKind::kQuery) {
     const int64_t first = (static_cast<int64_t>(token) * args.heads + head.index) * args.head_dim;

@@ -34,6 +34,10 @@ __global__ void rms_norm_kernel(RmsNormArgs args) {
   const int32_t first = threadIdx.x * N;
   const int32_t step = blockDim.x * N;
 
+  // Of most rows a thread has one vector: it stays in registers, and its weights come from memory while squares are summed.
+  Vector<T, N> first_values{};
+  Vector<T, N> first_weights{};
+  if (first < args.dim) first_weights = load<N>(weight + first);
   float squares = 0.0f;
   for (int32_t i = first; i < args.dim; i += step) {
     Vector<T, N> values = load<N>(x + i);
@@ -48,13 +52,14 @@ __global__ void rms_norm_kernel(RmsNormArgs args) {
       const float value = static_cast<float>(values.at[j]);
       squares += value * value;
     }
+    if (i == first) first_values = values;
   }
   const float scale = rsqrtf(block_sum(squares) / args.dim + args.eps);
 
   const T* source = residual == nullptr ? x : residual;
   for (int32_t i = first; i < args.dim; i += step) {
-    Vector<T, N> values = load<N>(source + i);
-    const Vector<T, N> weights = load<N>(weight + i);
+    Vector<T, N> values = i == first ? first_values : load<N>(source + i);
+    const Vector<T, N> weights = i == first ? first_weights : load<N>(weight + i);
     for (int32_t j = 0; j < N; ++j) {
       const float factor = static_cast<float>(weights.at[j]) + args.weight_offset;
       values.at[j] = T(static_cast<float>(values.at[j]) * scale * factor);

@@ -3,8 +3,7 @@
 // Penalties, bias and mask make a row of f32 scores; min_p, top_k and top_p become one cut in the order of
 // tokens, found by radix selection instead of a sort; the draw is the inverse of the cumulative weight by id.
 
-#include "common.cuh"
-#include "sampling_math.cuh"
+#include "sampling_values.cuh"
 
 namespace candlepower {
 
@@ -31,10 +30,7 @@ struct SampleArgs {
 };
 static_assert(sizeof(SampleArgs) == 112, "as in src/cuda/sampling.rs");
 
-constexpr int32_t kThreads = 1024;
-constexpr int32_t kWarps = kThreads / kWarp;
 constexpr int32_t kMaxTop = 32;
-using Unsigned = unsigned long long;  // What atomicAdd takes.
 
 struct Shared {
   uint64_t bins[kBins];
@@ -45,7 +41,6 @@ struct Shared {
   Bin bin;
   uint32_t token;
   uint32_t chosen_warp;
-  uint32_t found;
   uint32_t top_keys[kMaxTop];
   uint32_t top_ids[kMaxTop];
 };
@@ -57,36 +52,25 @@ struct Row {
   int32_t vocab;
   float max;
 
-  __device__ uint32_t key(int32_t id) const {
-    return distance_key(static_cast<float>(values[id]), max);
+  // Calls `visit` with each id and its key, by all threads together.
+  template <typename Visit>
+  __device__ __forceinline__ void each_key(Visit visit) const {
+    each_value(values, {0, vocab}, threadIdx.x, kThreads,
+               [&](int32_t id, float value) { visit(id, distance_key(value, max)); });
   }
 };
 
-template <typename V>
-__device__ float maximum(const V* values, int32_t vocab) {
-  float max = -INFINITY;
-  // fmaxf passes over NaN.
-  for (int32_t id = threadIdx.x; id < vocab; id += kThreads) {
-    max = fmaxf(max, static_cast<float>(values[id]));
-  }
-  return block_max(max);
-}
-
 // The lowest id of at least `from` whose key is `key`, kNone if there is none.
 template <typename V>
-__device__ uint32_t first_with_key(const Row<V>& row, uint32_t key, uint32_t from, Shared& shared) {
-  if (threadIdx.x == 0) shared.found = kNone;
-  __syncthreads();
-  for (uint32_t id = threadIdx.x; id < static_cast<uint32_t>(row.vocab); id += kThreads) {
-    if (id >= from && row.key(id) == key) {
-      atomicMin(&shared.found, id);
-      break;
-    }
-  }
-  __syncthreads();
-  const uint32_t found = shared.found;
-  __syncthreads();
-  return found;
+__device__ uint32_t first_with_key(const Row<V>& row, uint32_t key, uint32_t from) {
+  uint32_t found = kNone;
+  row.each_key([&](uint32_t id, uint32_t of_id) {
+    if (of_id == key && id >= from && id < found) found = id;
+  });
+  const auto of_warp = [](uint32_t id) {
+    return warp_reduce(id, [](uint32_t a, uint32_t b) { return a < b ? a : b; });
+  };
+  return block_reduce(found, kNone, of_warp);
 }
 
 // find_bin with all threads: each warp sums a run of bins, then one thread walks through the run that holds
@@ -119,17 +103,16 @@ __device__ Selected select(const Row<V>& row, uint32_t limit, uint64_t target, A
                            Shared& shared) {
   uint32_t prefix = 0;
   uint64_t before = 0;
+#pragma unroll 1
   for (int32_t digit = 0; digit < kDigits; ++digit) {
     for (int32_t i = threadIdx.x; i < kBins; i += kThreads) shared.bins[i] = 0;
     __syncthreads();
-    for (int32_t id = threadIdx.x; id < row.vocab; id += kThreads) {
-      const uint32_t key = row.key(id);
-      if (key > limit) continue;
-      const int32_t bin = digit_bin(key, digit, prefix);
-      if (bin < 0) continue;
+    row.each_key([&](int32_t, uint32_t key) {
+      const int32_t bin = key > limit ? -1 : digit_bin(key, digit, prefix);
+      if (bin < 0) return;
       const uint64_t share = amount(key);
-      if (share != 0) atomicAdd(reinterpret_cast<Unsigned*>(&shared.bins[bin]), Unsigned(share));
-    }
+      if (share != 0) add_shared(&shared.bins[bin], share);
+    });
     __syncthreads();
     find_bin_together(digit, before, target, shared);
     const Bin bin = shared.bin;
@@ -153,11 +136,10 @@ __device__ Cut find_cut(const Row<V>& row, const SamplerRow& draw, float scale, 
   if (draw.top_p >= 1.0f) return cut;
   uint64_t below = 0;
   uint64_t ties = 0;
-  for (int32_t id = threadIdx.x; id < row.vocab; id += kThreads) {
-    const uint32_t key = row.key(id);
+  row.each_key([&](int32_t, uint32_t key) {
     if (key < cut.key) below += weight_of(key, scale);
     if (key == cut.key) ++ties;
-  }
+  });
   below = block_sum(below);
   ties = block_sum(ties);
   const uint64_t kept_ties = ties < cut.ties ? ties : cut.ties;
@@ -170,56 +152,66 @@ __device__ Cut find_cut(const Row<V>& row, const SamplerRow& draw, float scale, 
   return {last.key, last.key == cut.key && kept_ties < needed ? kept_ties : needed};
 }
 
-// The token at which the cumulative weight, by id, exceeds a fraction of the whole. Each warp has a run of
-// ids; the run that holds the token is then gone through 32 ids at a time.
+// The part of a range that a warp has, in whole steps of a warp.
+__device__ Range part_of_warp(Range range, int32_t warp) {
+  const Range part = split_range(range.end - range.begin, kWarp, warp, kWarps);
+  return {range.begin + part.begin, range.begin + part.end};
+}
+
+// The token at which the cumulative weight, by id, exceeds a fraction of the whole. Each warp has a part of the ids, then a part
+// of the part that holds the token, which is then gone through 32 ids at a time.
 template <typename V>
 __device__ uint32_t draw_token(const Row<V>& row, const Cut& cut, float scale, double uniform,
                                Shared& shared) {
   const int32_t warp = threadIdx.x / kWarp;
   const int32_t lane = threadIdx.x % kWarp;
-  const Range run = split_range(row.vocab, kWarp, warp, kWarps);
   const uint64_t cut_weight = weight_of(cut.key, scale);
-  uint64_t weight = 0;
-  uint64_t ties = 0;
-  for (int32_t id = run.begin + lane; id < run.end; id += kWarp) {
-    const uint32_t key = row.key(id);
-    if (key < cut.key) weight += weight_of(key, scale);
-    if (key == cut.key) ++ties;
-  }
-  weight = warp_sum(weight);
-  ties = warp_sum(ties);
-  if (lane == 0) {
-    shared.warp_weights[warp] = weight;
-    shared.warp_ties[warp] = ties;
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    uint64_t left = cut.ties;
-    uint64_t total = 0;
-    for (int32_t i = 0; i < kWarps; ++i) {
-      const uint64_t kept = shared.warp_ties[i] < left ? shared.warp_ties[i] : left;
-      shared.warp_ties[i] = left;  // From here on: the ties that are left where the run begins.
-      left -= kept;
-      shared.warp_weights[i] += kept * cut_weight;
-      total += shared.warp_weights[i];
+  Range range{0, row.vocab};
+#pragma unroll 1
+  for (int32_t level = 0; level < 2; ++level) {
+    uint64_t weight = 0;
+    uint64_t ties = 0;
+    each_value(row.values, part_of_warp(range, warp), lane, kWarp, [&](int32_t, float value) {
+      const uint32_t key = distance_key(value, row.max);
+      if (key < cut.key) weight += weight_of(key, scale);
+      if (key == cut.key) ++ties;
+    });
+    weight = warp_sum(weight);
+    ties = warp_sum(ties);
+    if (lane == 0) {
+      shared.warp_weights[warp] = weight;
+      shared.warp_ties[warp] = ties;
     }
-    uint64_t target = draw_target(uniform, total);
-    uint32_t chosen = 0;
-    while (chosen + 1 < kWarps && target >= shared.warp_weights[chosen]) {
-      target -= shared.warp_weights[chosen++];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      uint64_t left = level == 0 ? cut.ties : shared.ties_left;
+      uint64_t total = 0;
+      for (int32_t i = 0; i < kWarps; ++i) {
+        const uint64_t kept = shared.warp_ties[i] < left ? shared.warp_ties[i] : left;
+        shared.warp_ties[i] = left;  // From here on: the ties that are left where the part begins.
+        left -= kept;
+        shared.warp_weights[i] += kept * cut_weight;
+        total += shared.warp_weights[i];
+      }
+      uint64_t target = level == 0 ? draw_target(uniform, total) : shared.target;
+      uint32_t chosen = 0;
+      while (chosen + 1 < kWarps && target >= shared.warp_weights[chosen]) {
+        target -= shared.warp_weights[chosen++];
+      }
+      shared.chosen_warp = chosen;
+      shared.target = target;
+      shared.ties_left = shared.warp_ties[chosen];
+      shared.token = kNone;
     }
-    shared.chosen_warp = chosen;
-    shared.target = target;
-    shared.ties_left = shared.warp_ties[chosen];
-    shared.token = kNone;
+    __syncthreads();
+    range = part_of_warp(range, static_cast<int32_t>(shared.chosen_warp));
   }
-  __syncthreads();
-  if (warp == static_cast<int32_t>(shared.chosen_warp)) {
+  if (warp == 0) {
     uint64_t target = shared.target;
     uint64_t ties_left = shared.ties_left;
-    for (int32_t first = run.begin; first < run.end; first += kWarp) {
+    for (int32_t first = range.begin; first < range.end; first += kWarp) {
       const int32_t id = first + lane;
-      const uint32_t key = id < run.end ? row.key(id) : kNone;
+      const uint32_t key = id < range.end ? distance_key(static_cast<float>(row.values[id]), row.max) : kNone;
       const uint32_t tied = __ballot_sync(0xffffffffu, key == cut.key);
       const bool kept_tie = key == cut.key && __popc(tied & ((1u << lane) - 1)) < ties_left;
       uint64_t cumulative = key < cut.key ? weight_of(key, scale) : (kept_tie ? cut_weight : 0);
@@ -243,18 +235,38 @@ __device__ uint32_t draw_token(const Row<V>& row, const Cut& cut, float scale, d
 
 // Fills the row of scores: penalties, then bias, then the mask.
 template <typename T>
-__device__ void adjust(const SampleArgs& args, const SamplerRow& draw, const T* logits, float* scores) {
+__device__ Best adjust(const SampleArgs& args, const SamplerRow& draw, const T* logits, float* scores) {
   const bool counted = args.counts != nullptr && draw.counts_slot < static_cast<uint32_t>(args.slots);
   const bool masked = draw.mask_row < static_cast<uint32_t>(args.mask_rows);
   const uint32_t* counts = counted ? args.counts + int64_t(draw.counts_slot) * args.vocab : nullptr;
   const uint32_t* mask = masked ? args.masks + int64_t(draw.mask_row) * args.mask_words : nullptr;
-  for (int32_t id = threadIdx.x; id < args.vocab; id += kThreads) {
-    float score = static_cast<float>(logits[id]);
-    if (counted) score = penalized(score, counts[id], draw);
-    if (masked && !allowed(mask, args.mask_words, id)) score = -INFINITY;
-    scores[id] = score;
+  // Of so many ids, everything is loaded before the first score is made.
+  constexpr int32_t kTogether = 8;
+  Best best{};
+  for (int32_t first = threadIdx.x; first < args.vocab; first += kTogether * kThreads) {
+    float of_id[kTogether];
+    uint32_t count[kTogether] = {};
+    bool is_allowed[kTogether];
+#pragma unroll
+    for (int32_t i = 0; i < kTogether; ++i) {
+      const int32_t id = first + i * kThreads;
+      if (id >= args.vocab) break;
+      of_id[i] = static_cast<float>(logits[id]);
+      if (counted) count[i] = counts[id];
+      is_allowed[i] = !masked || allowed(mask, args.mask_words, id);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kTogether; ++i) {
+      const int32_t id = first + i * kThreads;
+      if (id >= args.vocab) break;
+      const float score = is_allowed[i] ? penalized(of_id[i], count[i], draw) : -INFINITY;
+      best.take(id, score);
+      scores[id] = score;
+    }
   }
-  __syncthreads();
+  // All scores are there, for biases and for all who read them.
+  best = best_together(best);
+  if (draw.bias_begin >= draw.bias_end) return best;
   // A token may have a bias and be banned: adding minus infinity bans it in either order.
   for (uint32_t i = draw.bias_begin + threadIdx.x; i < draw.bias_end; i += kThreads) {
     if (i >= static_cast<uint32_t>(args.num_biases)) break;
@@ -262,17 +274,17 @@ __device__ void adjust(const SampleArgs& args, const SamplerRow& draw, const T* 
     if (id < static_cast<uint32_t>(args.vocab)) atomicAdd(&scores[id], args.biases[i]);
   }
   __syncthreads();
+  return best_value(scores, args.vocab);
 }
 
 // The log-probabilities of `token` and of the most likely tokens, by the model's own distribution.
 template <typename T>
 __device__ void report_logprobs(const SampleArgs& args, const SamplerRow& draw, const T* logits,
                                 uint32_t token, uint32_t* report, Shared& shared) {
-  const Row<T> row{logits, args.vocab, maximum(logits, args.vocab)};
+  const Row<T> row{logits, args.vocab, best_value(logits, args.vocab).value()};
   float sum = 0.0f;
-  for (int32_t id = threadIdx.x; id < args.vocab; id += kThreads) {
-    sum += exp_nonpositive(static_cast<float>(logits[id]) - row.max);
-  }
+  each_value(logits, {0, args.vocab}, threadIdx.x, kThreads,
+             [&](int32_t, float logit) { sum += exp_nonpositive(logit - row.max); });
   const double total = block_sum(static_cast<double>(sum));
   const float normalizer = row.max + static_cast<float>(log(total));
   const auto logprob = [&](uint32_t id) {
@@ -288,17 +300,16 @@ __device__ void report_logprobs(const SampleArgs& args, const SamplerRow& draw, 
   const uint32_t cut = last.key == kNone ? kInfinityBits : last.key;
   if (threadIdx.x == 0) shared.token = 0;
   __syncthreads();
-  for (int32_t id = threadIdx.x; id < args.vocab; id += kThreads) {
-    const uint32_t key = row.key(id);
-    if (key >= cut) continue;
+  row.each_key([&](uint32_t id, uint32_t key) {
+    if (key >= cut) return;
     const uint32_t place = atomicAdd(&shared.token, 1u);
     shared.top_keys[place] = key;
     shared.top_ids[place] = id;
-  }
+  });
   __syncthreads();
   uint32_t count = shared.token;
   for (uint32_t from = 0; last.key != kNone && count < wanted; ++count) {
-    const uint32_t id = first_with_key(row, cut, from, shared);
+    const uint32_t id = first_with_key(row, cut, from);
     if (threadIdx.x == 0) {
       shared.top_keys[count] = cut;
       shared.top_ids[count] = id;
@@ -319,6 +330,17 @@ __device__ void report_logprobs(const SampleArgs& args, const SamplerRow& draw, 
   }
 }
 
+// The token that `draw` gives of these values, kNone if none is finite.
+template <typename V>
+__device__ uint32_t draw_from(const V* values, Best best, const SampleArgs& args, const SamplerRow& draw, Shared& shared) {
+  const Row<V> row{values, args.vocab, best.value()};
+  if (!(fabsf(row.max) < INFINITY)) return kNone;
+  const float scale = 1.0f / draw.temperature;
+  if (draw.temperature == 0.0f || !(scale < INFINITY)) return best.id();
+  const Cut cut = find_cut(row, draw, scale, shared);
+  return draw_token(row, cut, scale, uniform_of(draw), shared);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kThreads) sample_kernel(SampleArgs args) {
   __shared__ Shared shared;
@@ -331,18 +353,15 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(SampleArgs args) {
   if (draw.logits_row >= static_cast<uint32_t>(args.rows)) return;
 
   const T* logits = static_cast<const T*>(args.logits) + int64_t(draw.logits_row) * args.vocab;
-  float* scores = args.scores + int64_t(blockIdx.x) * args.vocab;
-  adjust(args, draw, logits, scores);
-  const Row<float> row{scores, args.vocab, maximum(scores, args.vocab)};
-  if (!(fabsf(row.max) < INFINITY)) return;
-
-  const float scale = 1.0f / draw.temperature;
+  const bool adjusted = draw.counts_slot < static_cast<uint32_t>(args.slots) ||
+                        draw.mask_row < static_cast<uint32_t>(args.mask_rows) || draw.bias_begin < draw.bias_end;
   uint32_t token;
-  if (draw.temperature == 0.0f || !(scale < INFINITY)) {
-    token = first_with_key(row, 0, 0, shared);
+  if (adjusted) {
+    float* scores = args.scores + int64_t(blockIdx.x) * args.vocab;
+    const Best best = adjust(args, draw, logits, scores);
+    token = draw_from(scores, best, args, draw, shared);
   } else {
-    const Cut cut = find_cut(row, draw, scale, shared);
-    token = draw_token(row, cut, scale, uniform_of(draw), shared);
+    token = draw_from(logits, best_value(logits, args.vocab), args, draw, shared);
   }
   if (token == kNone) return;
   if (threadIdx.x == 0) {

@@ -76,6 +76,26 @@ CANDLEPOWER_HD float bits_float(uint32_t bits) {
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 
+// The largest value seen, and the lowest id that has it, in one number; NaN is passed over, and both zeros are equal.
+struct Best {
+  uint64_t rank;  // 0: none
+
+  CANDLEPOWER_HD void take(uint32_t id, float seen) {
+    const uint32_t bits = float_bits(seen + 0.0f);
+    const uint32_t ordered = bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
+    const uint64_t of_seen = static_cast<uint64_t>(ordered) << 32 | (kNone - id);
+    if (seen == seen && of_seen > rank) rank = of_seen;
+  }
+
+  // NaN where nothing was seen.
+  CANDLEPOWER_HD float value() const {
+    const auto ordered = static_cast<uint32_t>(rank >> 32);
+    return bits_float(ordered >> 31 != 0 ? ordered & 0x7fffffffu : ~ordered);
+  }
+
+  CANDLEPOWER_HD uint32_t id() const { return kNone - static_cast<uint32_t>(rank); }
+};
+
 // The distance of a logit below the largest one as an integer of 31 bits in the same order; kNone for
 // tokens that cannot be drawn (minus infinity, NaN).
 CANDLEPOWER_HD uint32_t distance_key(float logit, float max) {

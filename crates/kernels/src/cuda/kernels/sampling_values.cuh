@@ -1,0 +1,71 @@
+// Passes over a row of values by one block of threads, and its largest value.
+//
+// A row is read by one block, whatever else the GPU could do meanwhile: what counts is how much of it is on its way at once.
+#pragma once
+
+#include "common.cuh"
+#include "sampling_math.cuh"
+
+namespace candlepower {
+
+// Of a block, which has one row.
+constexpr int32_t kThreads = 1024;
+constexpr int32_t kWarps = kThreads / kWarp;
+
+// Calls `visit` with each id of `range` and its value; the ids are shared among `workers` threads, of which this is `worker`.
+// Values are loaded 16 bytes at a time where they lie so, and some of them before the first is visited.
+template <typename V, typename Visit>
+__device__ __forceinline__ void each_value(const V* values, Range range, int32_t worker, int32_t workers, Visit visit) {
+  constexpr int32_t N = kVectorWidth<V>;
+  constexpr int32_t kAhead = 16 / N;
+  const auto misaligned = static_cast<int32_t>(reinterpret_cast<uintptr_t>(values + range.begin) / sizeof(V) % N);
+  const int32_t before = min(range.end - range.begin, (N - misaligned) % N);
+  const int32_t first = range.begin + before;
+  const int32_t vectors = (range.end - first) / N;
+  const int32_t last = first + vectors * N;
+  for (int32_t i = worker; i < before + range.end - last; i += workers) {
+    const int32_t id = i < before ? range.begin + i : last + i - before;
+    visit(id, static_cast<float>(values[id]));
+  }
+  for (int32_t i = worker; i < vectors; i += kAhead * workers) {
+    Vector<V, N> some[kAhead];
+#pragma unroll
+    for (int32_t ahead = 0; ahead < kAhead; ++ahead) {
+      const int32_t at = i + ahead * workers;
+      if (at < vectors) some[ahead] = load<N>(values + first + at * N);
+    }
+#pragma unroll
+    for (int32_t ahead = 0; ahead < kAhead; ++ahead) {
+      const int32_t at = i + ahead * workers;
+      if (at >= vectors) break;
+#pragma unroll
+      for (int32_t j = 0; j < N; ++j) visit(first + at * N + j, static_cast<float>(some[ahead].at[j]));
+    }
+  }
+}
+
+// The largest value of a block's threads, each with its own best.
+__device__ Best best_together(Best best) {
+  const auto of_warp = [](uint64_t rank) {
+    return warp_reduce(rank, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
+  };
+  return {block_reduce(best.rank, uint64_t(0), of_warp)};
+}
+
+template <typename V>
+__device__ Best best_value(const V* values, int32_t vocab) {
+  Best best{};
+  each_value(values, {0, vocab}, threadIdx.x, kThreads, [&](int32_t id, float value) { best.take(id, value); });
+  return best_together(best);
+}
+
+// Adds to a sum by its halves: for 64 bits in shared memory the hardware has no addition, only attempts until nobody was faster.
+__device__ __forceinline__ void add_shared(uint64_t* sum, uint64_t amount) {
+  auto* halves = reinterpret_cast<uint32_t*>(sum);
+  const auto low = static_cast<uint32_t>(amount);
+  const uint32_t before = atomicAdd(&halves[0], low);
+  const uint32_t high = static_cast<uint32_t>(amount >> 32) + (before + low < before ? 1 : 0);
+  if (high != 0) atomicAdd(&halves[1], high);
+}
+
+}  // namespace candlepower
