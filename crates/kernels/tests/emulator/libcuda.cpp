@@ -251,14 +251,14 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 
 static CUcontext context() { return reinterpret_cast<CUcontext>(&Gpu::the()); }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext* held, CUdevice) { return *held = context(), CUDA_SUCCESS; }
+CUresult cuDevicePrimaryCtxRetain(CUcontext* held, CUdevice) {
+  // Rust's own handler of faults is there by now.
+  static const bool watching = (emulated::watch_faults(), true);
+  return *held = context(), watching ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+}
 CUresult cuDevicePrimaryCtxRelease(CUdevice) { return CUDA_SUCCESS; }
 CUresult cuCtxGetCurrent(CUcontext* current) { return *current = context(), CUDA_SUCCESS; }
-CUresult cuCtxSetCurrent(CUcontext) {
-  // Rust's own handler of such faults is there by now.
-  static const bool watching = (emulated::watch_faults(), true);
-  return watching ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
-}
+CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
 CUresult cuCtxSynchronize() {
   const Guard guard(Gpu::the().lock);
   return Gpu::the().wait();
