@@ -88,7 +88,7 @@ fn test(shell: &Shell) -> Result<String> {
 
 /// The program of a target among cargo's messages, a line of JSON each.
 fn executable<'a>(messages: &'a str, target: &str) -> Result<&'a Path> {
-    let programs = messages.lines().filter_map(|message| {
+    let mut programs = messages.lines().filter_map(|message| {
         let (_, rest) = message.split_once("\"executable\":\"")?;
         Some(Path::new(rest.split_once('"')?.0))
     });
@@ -96,10 +96,7 @@ fn executable<'a>(messages: &'a str, target: &str) -> Result<&'a Path> {
         let name = program.file_name().and_then(|name| name.to_str()?.rsplit_once('-'));
         name.is_some_and(|(name, _)| name == target)
     };
-    programs
-        .filter(is_of_target)
-        .last()
-        .with_context(|| format!("cargo names no program of {target}"))
+    programs.find(is_of_target).with_context(|| format!("cargo names no program of {target}"))
 }
 
 /// What a run says of its results.
