@@ -211,20 +211,9 @@ impl DrawTables {
         self.max_top = self.max_top.max(top);
         let chunk = self.chunks.last_mut().expect("a chunk was made for the row");
         chunk.draws.push(SamplerRow {
-            logits_row: Some(logits_row),
-            temperature: 0.0,
-            top_k: None,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition: 1.0,
-            presence: 0.0,
-            frequency: 0.0,
-            counts_slot: None,
             biases: (begin, begin + 1),
-            mask_row: None,
             top_logprobs: Some(top as u32),
-            seed: 0,
-            place: 0,
+            ..SamplerRow::greedy(logits_row)
         });
     }
 

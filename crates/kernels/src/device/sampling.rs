@@ -56,6 +56,27 @@ impl SamplerRow {
     /// Numbers of one row of the table.
     pub const WORDS: usize = 16;
 
+    /// The most likely token of a row of logits as they are, without a report.
+    #[must_use]
+    pub fn greedy(logits_row: u32) -> Self {
+        Self {
+            logits_row: Some(logits_row),
+            temperature: 0.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition: 1.0,
+            presence: 0.0,
+            frequency: 0.0,
+            counts_slot: None,
+            biases: (0, 0),
+            mask_row: None,
+            top_logprobs: None,
+            seed: 0,
+            place: 0,
+        }
+    }
+
     /// The row as it lies in the table.
     #[must_use]
     pub fn words(&self) -> [u32; Self::WORDS] {

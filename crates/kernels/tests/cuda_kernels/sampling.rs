@@ -222,20 +222,5 @@ fn compare_report(report: &[u32], want: &RowLogprobs, asked: Option<u32>, what: 
 }
 
 fn greedy(logits_row: u32, top_logprobs: Option<u32>) -> SamplerRow {
-    SamplerRow {
-        logits_row: Some(logits_row),
-        temperature: 0.0,
-        top_k: None,
-        top_p: 1.0,
-        min_p: 0.0,
-        repetition: 1.0,
-        presence: 0.0,
-        frequency: 0.0,
-        counts_slot: None,
-        biases: (0, 0),
-        mask_row: None,
-        top_logprobs,
-        seed: 0,
-        place: 0,
-    }
+    SamplerRow { top_logprobs, ..SamplerRow::greedy(logits_row) }
 }

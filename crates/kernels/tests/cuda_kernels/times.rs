@@ -317,22 +317,7 @@ fn sample(times: &Times<'_>) -> Result<()> {
         let logits = times.noise(&[draws, vocab])?;
         let scratch = SamplingScratch::new(draws, vocab, times.gpu.device())?;
         let out = SamplingOutput::new(draws, 0, times.gpu.device())?;
-        let plain = SamplerRow {
-            logits_row: None,
-            temperature: 0.0,
-            top_k: None,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition: 1.0,
-            presence: 0.0,
-            frequency: 0.0,
-            counts_slot: None,
-            biases: (0, 0),
-            mask_row: None,
-            top_logprobs: None,
-            seed: 1,
-            place: 0,
-        };
+        let plain = SamplerRow::greedy(0);
         let kinds = [
             ("greedy", plain),
             ("temperature", SamplerRow { temperature: 0.8, ..plain }),
