@@ -211,7 +211,7 @@ fn two_ranks_and_four_compute_what_transformers_does() {
 /// As many GPUs as CANDLEPOWER_TEST_GPUS says, a thread for each: they give what one gives without NCCL. With one, NCCL has a group of one.
 #[cfg(feature = "cuda")]
 #[test]
-#[ignore = "needs GPUs: scripts/gpu-check.sh runs it"]
+#[ignore = "needs GPUs: scripts/gpu-check.sh and, with emulated ones, `cargo xtask emulated` run it"]
 fn gpus_compute_what_one_does() {
     let gpus = std::env::var("CANDLEPOWER_TEST_GPUS").unwrap().parse().unwrap();
     let first = candlepower_kernels::cuda::open(0).unwrap();
