@@ -1,4 +1,5 @@
-# A server on the CPU. Build: docker build -t candlepower . (podman build --format docker -t candlepower .)
+# A server on the CPU: docker build -t candlepower . (podman build --format docker -t candlepower .)
+# On NVIDIA GPUs of a compute capability, here 9.0: docker build --build-arg CUDA_COMPUTE_CAP=90 -t candlepower .
 
 # Rust 1.95 or later with a C and C++ compiler, on a system whose C library is not newer than that of BASE.
 ARG BUILDER=docker.io/library/rust:1.95-bookworm
@@ -6,20 +7,34 @@ ARG BUILDER=docker.io/library/rust:1.95-bookworm
 ARG BASE=docker.io/library/debian:bookworm-slim
 
 FROM ${BUILDER} AS builder
+# Of the GPUs, as for scripts/cuda-toolkit.sh; empty for the CPU.
+ARG CUDA_COMPUTE_CAP=
 WORKDIR /src
 COPY . .
-RUN cargo build --release --locked --features full \
- && install -D target/release/candlepower /image/candlepower \
- && install -d /image/data
+RUN set -e; features=full; \
+    if [ -n "$CUDA_COMPUTE_CAP" ]; then \
+      python3 -c 'import ensurepip' || { apt-get update && apt-get install -y --no-install-recommends python3-venv; }; \
+      scripts/cuda-toolkit.sh /cuda; \
+      scripts/cuda-toolkit.sh /cuda-libraries --libraries; \
+      . /cuda/env.sh; \
+      features=full,cuda; \
+    fi; \
+    cargo build --release --locked --features "$features"; \
+    install -D target/release/candlepower /image/candlepower; \
+    install -d /image/data /cuda-libraries/lib
 
 FROM ${BASE}
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="candlepower" \
-      org.opencontainers.image.description="OpenAI-compatible inference server in Rust, on the CPU" \
+      org.opencontainers.image.description="OpenAI-compatible inference server in Rust" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=builder /image/candlepower /usr/local/bin/candlepower
 COPY --from=builder --chown=10001:10001 /image/data /data
+# Nothing in an image for the CPU. What a cluster mounts of the driver may lie in the other folders.
+COPY --from=builder /cuda-libraries/lib /usr/local/lib/cuda
+ENV LD_LIBRARY_PATH=/usr/local/lib/cuda:/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 # Within a container every address is the engine's to publish or not.
 ENV BLAZE_HOST=0.0.0.0 \
     PRISM_HOST=0.0.0.0 \

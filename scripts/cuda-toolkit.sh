@@ -3,17 +3,17 @@
 #
 #   scripts/cuda-toolkit.sh DIR               for the fast build: GGUF's large matmul kernels are left empty
 #   scripts/cuda-toolkit.sh DIR --full        for the full build, which compiles them: many minutes more
-#   scripts/cuda-toolkit.sh DIR --libraries   only cuBLAS and cuRAND, for a GPU machine that lacks them: 500 MB
+#   scripts/cuda-toolkit.sh DIR --libraries   only cuBLAS, cuRAND and NCCL, for a GPU machine that lacks them: 950 MB
 #
 # Then, in any POSIX shell:
 #
 #   . DIR/env.sh
 #   cargo build --release --features cuda
 #
-# CUDA_COMPUTE_CAP chooses the GPUs: 80 (A100), 89 (L4, RTX 40), 90 (H100, H200: the default). The program that comes out
-# needs no CUDA library to start: DIR/cuda/lib holds stand-ins that look for the real ones at the first call. Builds without
-# the feature see nothing of env.sh. Needs x86-64 Linux, Python 3 with venv, cargo, and g++ up to 15. A second run with nothing
-# changed does nothing.
+# CUDA_COMPUTE_CAP chooses the GPUs: 80 (A100), 86 (A10, RTX 30), 89 (L4, L40S, RTX 40), 90 (H100, H200: the default), 100 (B200),
+# 120 (RTX 50). The program that comes out needs no CUDA library to start: DIR/cuda/lib holds stand-ins that look for the real
+# ones at the first call. Builds without the feature see nothing of env.sh. Needs x86-64 Linux, Python 3 with venv, cargo, and g++
+# up to 15. A second run with nothing changed does nothing.
 set -euo pipefail
 
 CUDA_VERSION=13000
@@ -69,7 +69,10 @@ download() {
 make_libraries() {
   download "$dir/wheels" "$scripts/cuda/libraries.txt"
   rm -rf "$dir/lib"
-  python3 "$scripts/cuda/unpack.py" "$dir/wheels" 'nvidia/cu13/lib/*.so.*' "$dir/lib"
+  local package
+  for package in cu13 nccl; do
+    python3 "$scripts/cuda/unpack.py" "$dir/wheels" "nvidia/$package/lib/*.so.*" "$dir/lib"
+  done
   rm -rf "$dir/wheels"
 }
 

@@ -7,8 +7,8 @@
 #
 # It compares the kernels with their definitions and the models with their goldens, serves and asks the demo, measures each kernel
 # beside the others that could be chosen for its work, and random weights in the shapes of Llama-3.1-8B and Qwen2.5-0.5B, with
-# CUDA graphs and without; gpu-peers.py measures PyTorch beside it.
-# `GPU_CHECK=correct` leaves the measurements out.
+# CUDA graphs and without, and over HTTP from files (16 GB in TMPDIR for as long as that takes); gpu-peers.py measures PyTorch beside it.
+# `GPU_CHECK=correct` leaves the measurements out, `GPU_CHECK=measure` the rest.
 # The GPU machine needs the NVIDIA driver, cuBLAS and cuRAND. These are looked for, in this order, in LD_LIBRARY_PATH, in DIR/lib
 # (`scripts/cuda-toolkit.sh DIR --libraries` makes it), among the packages of `python3` (PyTorch brings them), in
 # /usr/local/cuda*/lib64, and where the system looks anyway. Each comparison of the kernels runs in a process of its own, so that
@@ -46,7 +46,7 @@ shutil.copy(built["cuda_kernels"], sys.argv[1] + "/cuda_kernels")
 shutil.copy(built["all"], sys.argv[1] + "/goldens")
 shutil.copy(built["candlepower_engine"], sys.argv[1] + "/engine")' "$dir" <<<"$messages"
   strip "$dir/cuda_kernels" "$dir/goldens" "$dir/engine"
-  cp "${CARGO_TARGET_DIR:-target}/release/candlepower" scripts/gpu-check.sh scripts/gpu-peers.py "$dir"
+  cp "${CARGO_TARGET_DIR:-target}/release/candlepower" scripts/gpu-check.sh scripts/gpu-peers.py scripts/gpu-weights.py "$dir"
   rm -rf "$dir/golden" "$dir/shapes"
   cp -r tests/golden "$dir/golden"
   shapes "$dir/shapes"
@@ -137,24 +137,76 @@ check() {
   row "$name" "$result" "$seconds" "${detail:0:160}"
 }
 
-# ask_demo FLAGS..: serves the demo on the GPU and asks it what it knows.
-ask_demo() {
-  local log=$here/serve.log answer=''
-  "$here/candlepower" serve demo --device cuda --dtype bfloat16 --port 18765 "$@" >"$log" 2>&1 &
-  local server=$!
-  for _ in $(seq 300); do
-    answer=$(curl -sf http://127.0.0.1:18765/v1/chat/completions -H 'content-type: application/json' \
-      -d '{"model": "demo", "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 32}') && break
+URL=http://127.0.0.1:18765
+server=''
+
+# serve MODEL FLAGS..: a server in the background, once it is ready.
+serve() {
+  "$here/candlepower" serve "$@" --device cuda --dtype bfloat16 --port "${URL##*:}" >"$here/serve.log" 2>&1 &
+  server=$!
+  for _ in $(seq "$TEST_SECONDS"0); do
+    curl -sf "$URL/health" >/dev/null && return
     kill -0 "$server" 2>/dev/null || break
-    sleep 0.2
+    sleep 0.1
   done
+  echo "error: no server that is ready; $(tail -n 3 "$here/serve.log" | tr '\n' ' ')"
+  return 1
+}
+
+stop_server() {
   kill "$server" 2>/dev/null || true
   wait "$server" 2>/dev/null || true
+  server=''
+}
+
+# ask_demo FLAGS..: serves the demo on the GPU and asks it what it knows.
+ask_demo() {
+  local answer=''
+  if serve demo "$@"; then
+    answer=$(curl -sf "$URL/v1/chat/completions" -H 'content-type: application/json' \
+      -d '{"model": "demo", "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 32}') || true
+  fi
+  stop_server
   if ! grep -q Paris <<<"$answer"; then
-    echo "error: the demo answered \`$answer\`; $(tail -n 3 "$log" | tr '\n' ' ')"
+    echo "error: the demo answered \`$answer\`; $(tail -n 3 "$here/serve.log" | tr '\n' ' ')"
     return 1
   fi
-  echo "= $(sed -n 's/.*KV cache: //p' "$log")"
+  echo "= $(sed -n 's/.*KV cache: //p' "$here/serve.log")"
+}
+
+# load_server JSON MODEL FLAGS..: serves weights that lie in a file, and loads the server over HTTP, by number of clients.
+load_server() {
+  local json=$1 model=$2 folder result=0
+  shift 2
+  folder=$(mktemp -d)
+  cp "$here/shapes/$model"/* "$folder"
+  if python3 "$here/gpu-weights.py" "$folder" && serve "$folder" --served-model-name "$model" "$@"; then
+    timeout "$TEST_SECONDS" "$here/candlepower" bench serve --url "$URL" --workload completions --prompts ids --concurrency 1,64,256 \
+      --requests 4,192,768 --input-tokens 1000 --output-tokens 128 --json "$json" || result=1
+  else
+    result=1
+  fi
+  stop_server
+  echo "= $(du -Lh "$folder/model.safetensors" | cut -f 1) of weights, $(sed -n 's/.*docs), //p' "$here/serve.log")"
+  rm -r "$folder"
+  return "$result"
+}
+
+# http NAME MODEL FLAGS..: a row with the time until a server is ready, and what it does for its clients.
+http() {
+  local name=$1 json=$here/$1.json
+  shift
+  rm -f "$json"
+  check "$name" load_server "$json" "$@"
+  [ -s "$json" ] || return 0
+  python3 - "$json" <<'SHOW'
+import json, sys
+for level in json.load(open(sys.argv[1]))["levels"]:
+    first, token = level["time_to_first_token_s"] or {}, level["time_per_output_token_s"] or {}
+    print("    clients %4d: %8.0f tok/s out, %8.0f in; first token p50 %6.0f ms, p99 %6.0f; each further p50 %6.2f ms, p99 %6.2f" % (
+        level["concurrency"], level["output_tokens_per_s"], level["input_tokens_per_s"],
+        *(1e3 * times.get(name, 0) for times in (first, token) for name in ("p50", "p99"))))
+SHOW
 }
 
 # bench NAME MODEL FLAGS..: rows with the speeds of `candlepower bench run`.
@@ -195,6 +247,7 @@ measure() {
   bench llama-fp8-cache "${llama[@]}" --batch 256 --input-tokens 1000 --output-tokens 32 --kv-cache-dtype fp8
   bench llama-eager "${llama[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
   local qwen=(qwen2.5-0.5b --max-model-len 4096 --max-num-batched-tokens 8192)
+  http llama-http "${llama[@]}" --max-num-seqs 256
   bench qwen "${qwen[@]}" --batch 1,64,256 --input-tokens 128 --output-tokens 128
   bench qwen-eager "${qwen[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
   check gpu-peers python3 "$here/gpu-peers.py" "$here/shapes/llama-3.1-8b" "$here/shapes/qwen2.5-0.5b"
@@ -228,6 +281,12 @@ goldens() {
 
 run() {
   begin
+  [ "${GPU_CHECK:-all}" = measure ] || compare_all
+  [ "${GPU_CHECK:-all}" = correct ] || measure
+  end
+}
+
+compare_all() {
   local tests name
   tests=$("$here/cuda_kernels" --list --format terse | sed -n 's/: test$//p')
   [ -n "$tests" ] || row cuda_kernels MISSING - "the binary has no comparisons"
@@ -239,8 +298,6 @@ run() {
   check decode-memory env CANDLEPOWER_GOLDENS="$here/golden" "$here/engine" --ignored --exact \
     device_runner::tests::a_gpu_takes_no_memory_in_decodes --nocapture
   check serve ask_demo
-  [ "${GPU_CHECK:-all}" = correct ] || measure
-  end
 }
 
 # run_ranks N: what N GPUs do together.

@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # Builds the container image from the Dockerfile, runs it with Podman and checks what it promises.
 #
-#   scripts/image-check.sh [FOLDER]
+#   scripts/image-check.sh [FOLDER]                       the image for the CPU
+#   CUDA_COMPUTE_CAP=90 scripts/image-check.sh [FOLDER]   one for GPUs, which computes on the CPU here
 #
 # For Debian 12, as root: it installs Podman and debootstrap where they are missing, and makes both base images with
-# debootstrap, so no registry of images is asked. The Rust toolchain and the crates are this machine's. Takes a release
-# build and about 6 GB. All of it is removed at the end, unless FOLDER is given, which keeps the images for the next run.
+# debootstrap, so no registry of images is asked. The Rust toolchain, the crates and CUDA's wheels are this machine's. Takes a
+# release build and about 6 GB, for GPUs 15. All of it is removed at the end, unless FOLDER is given, which keeps the images for the next run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# The size without its base that the image may have.
-readonly MAX_BYTES=$((60 * 1000 * 1000))
+# The GPUs that the image is for, by their compute capability; none: the CPU.
+readonly CAPABILITY=${CUDA_COMPUTE_CAP:-}
+# The size without its base that the image may have. cuBLAS, cuRAND and NCCL take 950 MB.
+readonly MAX_BYTES=$((CAPABILITY ? 1200000000 : 60000000))
 
 keep=${1:+yes}
 work=${1:-$(mktemp -d)}
@@ -26,6 +29,9 @@ main() {
     make_bases
     build
     check_size
+    if [ -n "$CAPABILITY" ]; then
+        check_libraries
+    fi
     check_service
     check_drain
     check_other_ports
@@ -46,8 +52,9 @@ clean_up() {
 
 make_bases() {
     make_base base ""
-    make_base builder "gcc,g++,libc6-dev" \
+    make_base builder "gcc,g++,libc6-dev,python3-venv" \
         --change "ENV CARGO_HOME=/usr/local/cargo" --change "ENV CARGO_NET_OFFLINE=true" \
+        --change "ENV PIP_NO_INDEX=1" --change "ENV PIP_FIND_LINKS=/wheels" \
         --change "ENV PATH=/usr/local/rust/bin:/usr/local/bin:/usr/bin:/bin"
 }
 
@@ -68,9 +75,18 @@ make_base() {
 build() {
     local crates=${CARGO_HOME:-$HOME/.cargo}/registry
     cargo fetch --locked --quiet
+    mkdir -p "$work/wheels"
+    if [ -n "$CAPABILITY" ]; then
+        echo "Downloading CUDA's wheels"
+        for list in toolkit libraries; do
+            python3 -m pip download --quiet --no-deps --only-binary=:all: --require-hashes --dest "$work/wheels" \
+                --requirement scripts/cuda/$list.txt
+        done
+    fi
     echo "Building the image"
     nice -n 10 podman --root "$work/storage" --runroot "$work/run" build --quiet --format docker --network none \
         --build-arg BASE=localhost/candlepower-base --build-arg BUILDER=localhost/candlepower-builder \
+        --build-arg CUDA_COMPUTE_CAP="$CAPABILITY" --volume "$work/wheels:/wheels:ro" \
         --volume "$(rustc --print sysroot):/usr/local/rust:ro" --volume "$crates:/usr/local/cargo/registry" \
         --tag $IMAGE . > /dev/null
 }
@@ -84,6 +100,18 @@ check_size() {
     [ "$own" -le $MAX_BYTES ] || fail "that is more than $MAX_BYTES"
     version=$(pod run --rm --no-healthcheck $IMAGE --version)
     [ "$version" = "candlepower $(label version)" ] || fail "$version, but the label says $(label version)"
+}
+
+# What the program looks for when it uses a GPU is there, and finds what it needs itself.
+check_libraries() {
+    local library found
+    for library in libcublas.so.13 libcublasLt.so.13 libcurand.so.10 libnccl.so.2; do
+        found=$(pod run --rm --no-healthcheck --entrypoint ldd $IMAGE /usr/local/lib/cuda/$library)
+        ! grep -q "not found" <<< "$found" || fail "$library: $found"
+    done
+    found=$(pod run --rm --no-healthcheck $IMAGE serve demo --device cuda 2>&1) && fail "a GPU was found: $found"
+    grep -q "no NVIDIA driver" <<< "$found" || fail "without a driver: $found"
+    echo "CUDA's libraries are whole; without a driver: $(grep -o 'ERROR.*' <<< "$found" | head -n 1)"
 }
 
 label() {

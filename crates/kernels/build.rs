@@ -1,6 +1,6 @@
 //! Compiles the CUDA kernels, if the feature `cuda` is on, and links them.
 //!
-//! Reads `NVCC` or `CUDA_HOME`, `CUDA_COMPUTE_CAP` (80, 89 or 90) and `FLASHINFER_INCLUDE`;
+//! Reads `NVCC` or `CUDA_HOME`, `CUDA_COMPUTE_CAP` (one of [`CAPABILITIES`]) and `FLASHINFER_INCLUDE`;
 //! `scripts/cuda-toolkit.sh` assembles a toolkit and sets them. `CANDLEPOWER_NVCC` is a compiler for these kernels alone:
 //! `tests/emulator/nvcc` makes of them what runs on a CPU.
 
@@ -27,6 +27,10 @@ const SOURCES: [&str; 9] = [
 /// Sources that are compiled once per head dimension, so that the compilers run side by side.
 const SOURCES_PER_HEAD_DIM: [&str; 2] = ["attention_decode", "attention_prefill"];
 const HEAD_DIMS: [u32; 3] = [64, 128, 256];
+
+/// Compute capabilities without their point, and nvcc's names.
+const CAPABILITIES: [(&str, &str); 6] =
+    [("80", "80"), ("86", "86"), ("89", "89"), ("90", "90a"), ("100", "100"), ("120", "120")];
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
@@ -77,7 +81,7 @@ impl Toolkit {
         ]
         .map(String::from)
         .into();
-        flags.push(architecture(&variable("CUDA_COMPUTE_CAP").unwrap_or_else(|| "90".into()))?);
+        flags.push(architecture(variable("CUDA_COMPUTE_CAP").as_deref().unwrap_or_default())?);
         // The toolkit's own CCCL may be older than what FlashInfer needs; this folder holds a newer one.
         if let Some(cccl) = home.map(|home| home.join("include/cccl")).filter(|dir| dir.is_dir()) {
             flags.push(format!("-I{}", cccl.display()));
@@ -100,15 +104,16 @@ impl Toolkit {
     }
 }
 
-/// nvcc's architecture for a compute capability. Hopper's own instructions need the `a`.
+/// nvcc's architecture for a compute capability, of which the library is told, too. Hopper's own instructions need the `a`.
 fn architecture(capability: &str) -> Result<String, String> {
-    let name = match capability.trim() {
-        "80" => "80",
-        "86" => "86",
-        "89" => "89",
-        "90" | "90a" => "90a",
-        other => return Err(format!("CUDA_COMPUTE_CAP={other}: it must be 80, 86, 89 or 90")),
+    let Some((capability, name)) = CAPABILITIES.iter().find(|(known, _)| *known == capability)
+    else {
+        let known = CAPABILITIES.map(|(known, _)| known).join(", ");
+        return Err(format!(
+            "CUDA_COMPUTE_CAP={capability}: it must say which GPUs to compile for, one of {known}"
+        ));
     };
+    println!("cargo::rustc-env=CANDLEPOWER_COMPUTE_CAPABILITY={capability}");
     Ok(format!("-gencode=arch=compute_{name},code=sm_{name}"))
 }
 

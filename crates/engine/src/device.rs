@@ -159,16 +159,11 @@ mod gpu {
         let cuda = device.as_cuda_device().map_err(|error| unusable(&error))?;
         let context = cuda.cuda_stream().context().clone();
         let found = context.compute_capability().map_err(|error| unusable(&error))?;
-        check_capability(built_for(), (found.0.unsigned_abs(), found.1.unsigned_abs()))?;
+        check_capability(
+            candlepower_kernels::cuda::compiled_for(),
+            (found.0.unsigned_abs(), found.1.unsigned_abs()),
+        )?;
         Ok(device)
-    }
-
-    /// The compute capability that nvcc was told to compile for.
-    #[cfg(feature = "cuda")]
-    fn built_for() -> (u32, u32) {
-        let capability = option_env!("CUDA_COMPUTE_CAP").and_then(|text| text.parse().ok());
-        let capability: u32 = capability.unwrap_or(80);
-        (capability / 10, capability % 10)
     }
 
     /// The management library knows best why there is no GPU; where it sees one, CUDA's own words are all there is.

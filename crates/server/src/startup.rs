@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use candlepower_checkpoint::BATCHED_TOKENS;
 use candlepower_engine::{ChosenDevice, Device, EngineHealth};
@@ -42,6 +42,7 @@ pub async fn serve(
     terminal: Terminal,
     on_listening: impl FnOnce(SocketAddr),
 ) -> Result<()> {
+    let begin = Instant::now();
     let mut server =
         Server::start(&effective).await.inspect_err(|error| tracing::error!("{error}"))?;
     let (source, device) = (server.source.clone(), server.device.clone());
@@ -60,7 +61,7 @@ pub async fn serve(
     };
     match loaded {
         Ok(model) => {
-            announce_model(&effective.config, &model, &server.address);
+            announce_model(&effective.config, &model, &server.address, begin.elapsed());
             let engine = model.clone();
             server.state.set_ready(model);
             tokio::select! {
@@ -225,7 +226,7 @@ fn announce(effective: &Effective, chosen: &ChosenDevice, address: &SocketAddr) 
 }
 
 /// What can be said of the model.
-fn announce_model(config: &ServeConfig, model: &Served, address: &SocketAddr) {
+fn announce_model(config: &ServeConfig, model: &Served, address: &SocketAddr, took: Duration) {
     match model {
         Served::Generating(model) => announce_generating(config, model),
         Served::Pooling(model) => announce_pooling(config, model),
@@ -233,7 +234,10 @@ fn announce_model(config: &ServeConfig, model: &Served, address: &SocketAddr) {
     if config.api_key.is_none() && !address.ip().is_loopback() {
         tracing::warn!("everybody who reaches {address} can use this server: no API key is set");
     }
-    tracing::info!("ready: http://{address}/v1 (documentation: http://{address}/docs)");
+    tracing::info!(
+        "ready: http://{address}/v1 (documentation: http://{address}/docs), {:.1} s after the start",
+        took.as_secs_f64()
+    );
 }
 
 fn announce_pooling(config: &ServeConfig, model: &PoolingModel) {

@@ -13,10 +13,16 @@ use crate::tools::tools_folder;
 
 const EMULATOR: &str = "crates/kernels/tests/emulator";
 
-/// Comparisons of the kernels, which are a program of their own, and its measurements, of which only their end counts here; the
-/// goldens of the models; the server.
-const TESTS: [Tests; 5] = [
+/// Comparisons of the kernels, which are a program of their own, attention with the least shared memory too, and its measurements, of
+/// which only their end counts here; the goldens of the models; the server.
+const TESTS: [Tests; 6] = [
     Tests { source: KERNELS, arguments: "", names: &[], env: &[] },
+    Tests {
+        source: KERNELS,
+        arguments: "--exact paged_attention",
+        names: &[],
+        env: &[("CANDLEPOWER_EMULATED_MODEL", "l40s")],
+    },
     Tests { source: KERNELS, arguments: "--times --small", names: &[], env: &[] },
     Tests {
         source: "crates/models/tests/all",

@@ -21,6 +21,12 @@ pub fn open(ordinal: usize) -> Result<Device> {
     Ok(device)
 }
 
+/// The compute capability that the kernels are compiled for, major and minor.
+pub fn compiled_for() -> (u32, u32) {
+    let capability = env!("CANDLEPOWER_COMPUTE_CAPABILITY").parse().unwrap_or(0);
+    (capability / 10, capability % 10)
+}
+
 /// Free and total bytes of the device's memory.
 ///
 /// # Errors

@@ -37,8 +37,8 @@ unsigned char* pages(size_t bytes) {
 
 }  // namespace
 
-Block::Block(const Place** place)
-    : place_(place), stacks_(pages(kMostThreads * kStackBytes)), shared_(pages(kMostSharedBytes)) {}
+Block::Block(const Place** place, size_t most_shared_bytes)
+    : place_(place), most_shared_bytes_(most_shared_bytes), stacks_(pages(kMostThreads * kStackBytes)), shared_(pages(kMostSharedBytes)) {}
 
 Block::~Block() {
   munmap(stacks_, kMostThreads * kStackBytes);
@@ -195,7 +195,7 @@ void* Block::variable(const void* key, size_t bytes, size_t alignment) {
     if (known.key == key) return shared_ + known.begin;
   }
   const size_t begin = (shared_used_ + alignment - 1) / alignment * alignment;
-  if (begin + bytes - launch_->shared_bytes > kSharedBytesByDefault || begin + bytes > size_t(kMostSharedBytes)) {
+  if (begin + bytes - launch_->shared_bytes > kSharedBytesByDefault || begin + bytes > most_shared_bytes_) {
     fault("a block's variables are more than its shared memory");
   }
   variables_.push_back({key, begin});

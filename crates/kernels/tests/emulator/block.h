@@ -31,8 +31,8 @@ struct Fiber {
 
 class Block {
  public:
-  // `place` is told where the running thread is.
-  explicit Block(const Place** place);
+  // `place` is told where the running thread is; a block has at most `most_shared_bytes`.
+  Block(const Place** place, size_t most_shared_bytes);
   ~Block();
   Block(const Block&) = delete;
 
@@ -65,6 +65,7 @@ class Block {
   static void enter();
 
   const Place** place_;
+  const size_t most_shared_bytes_;
   const Launch* launch_ = nullptr;
   // Every second launch runs its threads and blocks from the last to the first: who does not wait for others is found out.
   bool backwards_ = false;

@@ -109,20 +109,22 @@ template <typename Kernel>
 cudaError_t set_attribute(Kernel kernel, cudaFuncAttribute attribute, int value) {
   if (machine == nullptr) return note(cudaErrorNoDevice);
   if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
-    if (value > kMostSharedBytes) return note(cudaErrorInvalidValue);
+    if (value > machine->model.block_shared_bytes) return note(cudaErrorInvalidValue);
     machine->allow_shared(reinterpret_cast<const void*>(kernel), value);
   }
   return cudaSuccess;
 }
 
 inline cudaError_t device_attribute(int* value, cudaDeviceAttr attribute, int) {
+  if (machine == nullptr) return note(cudaErrorNoDevice);
+  const Model& model = machine->model;
   switch (attribute) {
-    case cudaDevAttrMultiProcessorCount: *value = kMultiprocessors; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = kSharedBytesOfMultiprocessor; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = kMostSharedBytes; break;
-    case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1024; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
+    case cudaDevAttrMultiProcessorCount: *value = model.multiprocessors; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = model.shared_bytes; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = model.block_shared_bytes; break;
+    case cudaDevAttrReservedSharedMemoryPerBlock: *value = kReservedSharedBytes; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = model.major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = model.minor; break;
     default: return note(cudaErrorInvalidValue);
   }
   return cudaSuccess;
@@ -130,8 +132,10 @@ inline cudaError_t device_attribute(int* value, cudaDeviceAttr attribute, int) {
 
 template <typename Kernel>
 cudaError_t occupancy(int* blocks, Kernel, int threads, size_t shared_bytes) {
-  const size_t by_shared = kSharedBytesOfMultiprocessor / (shared_bytes + 1024);
-  *blocks = static_cast<int>(std::min<size_t>({by_shared, 2048u / threads, 32u}));
+  if (machine == nullptr) return note(cudaErrorNoDevice);
+  const Model& model = machine->model;
+  const int by_shared = model.shared_bytes / static_cast<int>(shared_bytes + kReservedSharedBytes);
+  *blocks = std::min({by_shared, model.threads / threads, model.blocks});
   return cudaSuccess;
 }
 

@@ -3,7 +3,8 @@
 // Work is queued and done as late as it may be, so that whoever reads a result or writes over an input too early is found
 // out; CANDLEPOWER_EMULATED_EAGER=1 does it at once. Memory begins with bytes of ones and ends before a page that nobody may
 // touch. Built as libcuda.so.1, which is libcublas, libcurand and NCCL too, by other names. A process has one GPU, all its streams in
-// one order; of CANDLEPOWER_EMULATED_GPUS=N ordinals each is that one. CANDLEPOWER_EMULATED_GIB is its memory, which uses the host's.
+// one order; of CANDLEPOWER_EMULATED_GPUS=N ordinals each is that one. CANDLEPOWER_EMULATED_GIB is its memory, which uses the host's;
+// CANDLEPOWER_EMULATED_MODEL is the name of one of `kModels`.
 #include <cuda.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -36,6 +37,15 @@ size_t setting(const char* name, size_t otherwise) {
   return value == nullptr ? otherwise : std::strtoull(value, nullptr, 10);
 }
 
+const Model& named_model(const char* name) {
+  if (name == nullptr) return kModels[0];
+  for (const Model& model : kModels) {
+    if (std::strcmp(model.name, name) == 0) return model;
+  }
+  std::fprintf(stderr, "the emulator has no GPU called %s\n", name);
+  std::abort();
+}
+
 }  // namespace
 
 Gpu& Gpu::the() {
@@ -44,7 +54,8 @@ Gpu& Gpu::the() {
 }
 
 Gpu::Gpu()
-    : block(&place),
+    : Machine(named_model(std::getenv("CANDLEPOWER_EMULATED_MODEL"))),
+      block(&place, model.block_shared_bytes),
       ordinals(setting("CANDLEPOWER_EMULATED_GPUS", 1)),
       total_bytes(setting("CANDLEPOWER_EMULATED_GIB", 2) << 30),
       is_eager(setting("CANDLEPOWER_EMULATED_EAGER", 0) != 0) {
@@ -235,14 +246,15 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal) {
   return ordinal >= 0 && ordinal < Gpu::the().ordinals ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 CUresult cuDeviceGetName(char* name, int length, CUdevice) {
-  std::snprintf(name, length, "emulated GPU");
+  std::snprintf(name, length, "emulated %s", Gpu::the().model.name);
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceTotalMem(size_t* bytes, CUdevice) { return *bytes = Gpu::the().total_bytes, CUDA_SUCCESS; }
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
   switch (attribute) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = emulated::kMultiprocessors; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = Gpu::the().model.major; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = Gpu::the().model.minor; break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = Gpu::the().model.multiprocessors; break;
     case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *value = 1; break;
     default: *value = 0;
   }

@@ -8,11 +8,29 @@
 
 namespace emulated {
 
-// An H100's, of which blocks and planners ask. Source: NVIDIA, CUDA C++ Programming Guide, Compute Capabilities.
-constexpr int kMultiprocessors = 132;
-constexpr int kSharedBytesOfMultiprocessor = 228 << 10;
+// What planners ask of a GPU and a launch is refused for. Source: NVIDIA, CUDA C++ Programming Guide, Compute Capabilities.
+struct Model {
+  const char* name;
+  int major, minor;  // of its compute capability
+  int multiprocessors;
+  int shared_bytes;  // of a multiprocessor
+  int block_shared_bytes;
+  int threads;  // of a multiprocessor
+  int blocks;   // of a multiprocessor
+};
+
+// The first is emulated where none is named.
+constexpr Model kModels[] = {
+    {"h100", 9, 0, 132, 228 << 10, 227 << 10, 2048, 32},
+    {"a100", 8, 0, 108, 164 << 10, 163 << 10, 2048, 32},
+    {"l40s", 8, 9, 142, 100 << 10, 99 << 10, 1536, 24},
+};
+
+// Of a block in any of them.
 constexpr int kMostSharedBytes = 227 << 10;
 constexpr int kSharedBytesByDefault = 48 << 10;
+// What a block takes beside its own.
+constexpr int kReservedSharedBytes = 1 << 10;
 
 struct Extent {
   uint32_t x, y, z;
@@ -35,10 +53,13 @@ struct Launch {
 };
 
 struct Machine {
+  const Model& model;
   // Where the running thread is; null while none runs.
   const Place* place = nullptr;
   // The block's shared memory.
   unsigned char* shared = nullptr;
+
+  explicit Machine(const Model& emulated) : model(emulated) {}
 
   // Queues a kernel; answers CUDA's error number.
   virtual int launch(void* stream, Launch launch) = 0;

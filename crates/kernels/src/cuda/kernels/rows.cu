@@ -9,6 +9,9 @@ namespace candlepower {
 
 // ---- RMS norm --------------------------------------------------------------------------------------
 
+// Of a row; registers must suffice for all of them.
+constexpr int32_t kMostNormThreads = 1024;
+
 struct RmsNormArgs {
   const void* x;       // [rows, dim]
   void* residual;      // [rows, dim], becomes residual + x; null where nothing is added
@@ -25,7 +28,7 @@ static_assert(sizeof(RmsNormArgs) == 56, "as in src/cuda/norm.rs");
 // One block per row. What is normalised is the sum as it is stored, so that a layer sees the same residual
 // as the layers after it.
 template <typename T, int32_t N>
-__global__ void rms_norm_kernel(RmsNormArgs args) {
+__global__ void __launch_bounds__(kMostNormThreads) rms_norm_kernel(RmsNormArgs args) {
   const int64_t start = static_cast<int64_t>(blockIdx.x) * args.dim;
   const T* x = static_cast<const T*>(args.x) + start;
   T* residual = args.residual == nullptr ? nullptr : static_cast<T*>(args.residual) + start;
@@ -85,7 +88,7 @@ static_assert(sizeof(LayerNormArgs) == 56, "as in src/cuda/norm.rs");
 
 // One block per row, which is read three times: the squares are of distances from the mean, so that nothing cancels.
 template <typename T, int32_t N>
-__global__ void layer_norm_kernel(LayerNormArgs args) {
+__global__ void __launch_bounds__(kMostNormThreads) layer_norm_kernel(LayerNormArgs args) {
   const int64_t start = static_cast<int64_t>(blockIdx.x) * args.dim;
   const T* x = static_cast<const T*>(args.x) + start;
   const T* weight = static_cast<const T*>(args.weight);
@@ -269,9 +272,9 @@ extern "C" int32_t candlepower_rms_norm(const RmsNormArgs* args, cudaStream_t st
     constexpr int32_t N = kVectorWidth<T>;
     const auto rows = static_cast<uint32_t>(args->rows);
     if (args->dim % N == 0) {
-      rms_norm_kernel<T, N><<<rows, threads_for(args->dim / N, 1024), 0, stream>>>(*args);
+      rms_norm_kernel<T, N><<<rows, threads_for(args->dim / N, kMostNormThreads), 0, stream>>>(*args);
     } else {
-      rms_norm_kernel<T, 1><<<rows, threads_for(args->dim, 1024), 0, stream>>>(*args);
+      rms_norm_kernel<T, 1><<<rows, threads_for(args->dim, kMostNormThreads), 0, stream>>>(*args);
     }
   });
 }
@@ -282,9 +285,9 @@ extern "C" int32_t candlepower_layer_norm(const LayerNormArgs* args, cudaStream_
     constexpr int32_t N = kVectorWidth<T>;
     const auto rows = static_cast<uint32_t>(args->rows);
     if (args->dim % N == 0) {
-      layer_norm_kernel<T, N><<<rows, threads_for(args->dim / N, 1024), 0, stream>>>(*args);
+      layer_norm_kernel<T, N><<<rows, threads_for(args->dim / N, kMostNormThreads), 0, stream>>>(*args);
     } else {
-      layer_norm_kernel<T, 1><<<rows, threads_for(args->dim, 1024), 0, stream>>>(*args);
+      layer_norm_kernel<T, 1><<<rows, threads_for(args->dim, kMostNormThreads), 0, stream>>>(*args);
     }
   });
 }
