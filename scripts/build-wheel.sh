@@ -3,8 +3,9 @@
 #
 #   scripts/build-wheel.sh OUTDIR [PROGRAM]
 #
-# Without PROGRAM the program is built for release. With it, that file is carried as it is, and the rest is what `cargo xtask
-# test` has built: tests do so. Needs Rust, a C++ compiler, binutils and Python 3.11 or later with its `venv`.
+# Without PROGRAM the program is built for release: for the CPU or, with env.sh of scripts/cuda-toolkit.sh sourced, for GPUs.
+# With it, that file is carried as it is, and the rest is what `cargo xtask test` has built: tests do so. Needs Rust, a C++
+# compiler, binutils and Python 3.11 or later with its `venv`.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2; }
 mkdir -p "$1"
@@ -27,7 +28,7 @@ fi
 
 if [ -z "$program" ]; then
     profile=release
-    cargo build --release --locked --package candlepower --features full
+    cargo build --release --locked --package candlepower --features "full${FLASHINFER_INCLUDE:+,cuda}"
     program=$target/release/candlepower
 else
     export CARGO=$PWD/scripts/cargo-workspace.sh

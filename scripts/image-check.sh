@@ -6,7 +6,8 @@
 #
 # For Debian 12, as root: it installs Podman and debootstrap where they are missing, and makes both base images with
 # debootstrap, so no registry of images is asked. The Rust toolchain, the crates and CUDA's wheels are this machine's. Takes a
-# release build and about 6 GB, for GPUs 15. All of it is removed at the end, unless FOLDER is given, which keeps the images for the next run.
+# release build and about 6 GB, for GPUs 15. All of it is removed at the end, unless FOLDER is given, which keeps the images for
+# the next run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
