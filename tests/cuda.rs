@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::ranks::ends_the_server;
-use crate::support::{Server, ServerBuilder, TempFolder};
+use crate::support::{Server, ServerBuilder, TempFolder, binary};
 
 /// Whether the binary under test was built with CUDA: `cargo xtask cuda` says so.
 fn built_with_cuda() -> bool {
@@ -85,6 +85,31 @@ fn a_driver_that_is_new_enough_and_opens_no_gpu_is_refused_with_its_words() {
     assert_eq!(line.contains("CUDA_ERROR_NO_DEVICE"), built_with_cuda(), "{line}");
     let server = ServerBuilder::new("demo");
     server.env("LD_LIBRARY_PATH", driver.path().to_str().unwrap()).start();
+}
+
+/// Where pip puts a wheel's program and NVIDIA's packages, so that nobody has to say where CUDA's libraries are.
+#[test]
+fn libraries_are_found_among_the_python_packages_beside_the_program() {
+    let packages = TempFolder::new();
+    let folder = |path: &str| {
+        let folder = packages.path().join(path);
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
+    };
+    let program = folder("candlepower/bin").join("candlepower");
+    std::fs::copy(binary(), &program).unwrap();
+    let (driver, libraries) = (driver(99000), folder("nvidia/cu13/lib"));
+    for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+        std::fs::copy(driver.path().join(name), libraries.join(name)).unwrap();
+    }
+
+    let mut serve = Command::new(program);
+    serve.args(["serve", "demo", "--device", "cuda", "--port", "0"]).env_remove("LD_LIBRARY_PATH");
+    let refused = serve.output().unwrap();
+    let said = [refused.stdout, refused.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert_eq!(said.contains("CUDA_ERROR_NO_DEVICE"), built_with_cuda(), "{said}");
+    assert_eq!(said.contains("has no CUDA"), !built_with_cuda(), "{said}");
 }
 
 /// The demo on so many GPUs that the CPU emulates: `cargo xtask emulated` builds a binary with kernels for them, and the loader finds

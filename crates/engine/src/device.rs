@@ -49,7 +49,7 @@ pub enum NoGpu {
     },
     /// The GPU, or a library that it is used through, does not start.
     #[error(
-        "the GPU cannot be used: {0}; libcublas and libcurand must lie where the system looks for libraries, or in LD_LIBRARY_PATH"
+        "the GPU cannot be used: {0}; libcublas and libcurand must lie where the system looks for libraries, in LD_LIBRARY_PATH, or in a folder `lib` beside the program"
     )]
     Unusable(String),
     /// The kernels are for other GPUs.
