@@ -15,7 +15,7 @@ const EMULATOR: &str = "crates/kernels/tests/emulator";
 
 /// Comparisons of the kernels, which are a program of their own, attention with the least shared memory too, and its measurements, of
 /// which only their end counts here; the goldens of the models; the server.
-const TESTS: [Tests; 6] = [
+const TESTS: [Tests; 7] = [
     Tests { source: KERNELS, arguments: "", names: &[], env: &[] },
     Tests {
         source: KERNELS,
@@ -25,19 +25,25 @@ const TESTS: [Tests; 6] = [
     },
     Tests { source: KERNELS, arguments: "--times --small", names: &[], env: &[] },
     Tests {
-        source: "crates/models/tests/all",
+        source: "crates/models/tests/all/main.rs",
         arguments: ONE_BY_ONE,
         names: &["device::a_gpu_computes_every_architecture"],
         env: &[],
     },
     Tests {
-        source: "crates/models/tests/all",
+        source: "crates/models/tests/all/main.rs",
         arguments: ONE_BY_ONE,
         names: &["device::gpus_compute_what_one_does"],
         env: &[("CANDLEPOWER_EMULATED_GPUS", "2"), ("CANDLEPOWER_TEST_GPUS", "2")],
     },
     Tests {
-        source: "tests",
+        source: "crates/engine/src/lib.rs",
+        arguments: ONE_BY_ONE,
+        names: &["device_runner::tests::a_gpu_takes_no_memory_in_decodes"],
+        env: &[],
+    },
+    Tests {
+        source: "tests/main.rs",
         arguments: ONE_BY_ONE,
         names: &[
             "cuda::an_emulated_gpu_answers_as_the_cpu_does",
@@ -47,14 +53,14 @@ const TESTS: [Tests; 6] = [
     },
 ];
 
-const KERNELS: &str = "crates/kernels/tests/cuda_kernels";
+const KERNELS: &str = "crates/kernels/tests/cuda_kernels/main.rs";
 
 /// Each is given all memory of the emulated GPUs.
 const ONE_BY_ONE: &str = "--ignored --nocapture --test-threads 1 --exact";
 
 /// Tests of one program, by name those that are ignored where there is no GPU.
 struct Tests {
-    /// The folder of its `main.rs`. The name of a target does not tell which: several packages have one that is called `all`.
+    /// The file that it is built from. The name of a target does not tell which: several packages have one that is called `all`.
     source: &'static str,
     arguments: &'static str,
     names: &'static [&'static str],
@@ -75,15 +81,17 @@ fn build(shell: &Shell) -> Result<String> {
     let script = shell.root().join(EMULATOR).join("build.sh");
     let mut libcuda = shell.command(script);
     run(&mut with_toolkit(shell, libcuda.arg(libraries(shell))))?;
-    run(&mut cargo_build(shell, ""))?;
+    run(&mut cargo(shell, "build", "--test main --bin candlepower"))?;
+    run(&mut cargo(shell, "test", TARGETS))?;
     Ok(String::new())
 }
 
+const TARGETS: &str = "--no-run --lib --test cuda_kernels --test all --test main";
+
 /// Cargo with the stand-in for nvcc, for our kernels alone: what it builds computes on the emulated GPU only.
-fn cargo_build(shell: &Shell, more: &str) -> Command {
-    let targets = "--test cuda_kernels --test all --test main --bin candlepower";
-    let arguments = format!("build {FEATURES} {targets} {more}");
-    let mut cargo = with_toolkit(shell, &shell.cargo(&arguments));
+fn cargo(shell: &Shell, command: &str, arguments: &str) -> Command {
+    let cargo = shell.cargo(&format!("{command} {FEATURES} {arguments}"));
+    let mut cargo = with_toolkit(shell, &cargo);
     cargo.env("CANDLEPOWER_NVCC", shell.root().join(EMULATOR).join("nvcc"));
     cargo
 }
@@ -91,7 +99,8 @@ fn cargo_build(shell: &Shell, more: &str) -> Command {
 /// All at once: none of them has work for more than one processor. Cargo does not start them: for one target alone it would build
 /// dependencies again, with the features that this target asks for.
 fn test(shell: &Shell) -> Result<String> {
-    let mut cargo = cargo_build(shell, "--message-format json-render-diagnostics");
+    let messages = format!("{TARGETS} --message-format json-render-diagnostics");
+    let mut cargo = cargo(shell, "test", &messages);
     let built = output(cargo.stderr(Stdio::inherit()))?;
     let outcomes = std::thread::scope(|scope| {
         let runs = TESTS.map(|tests| {
@@ -104,15 +113,15 @@ fn test(shell: &Shell) -> Result<String> {
     Ok(facts?.concat())
 }
 
-/// The program that is built from the `main.rs` of a folder, among cargo's messages, a line of JSON each.
-fn executable<'a>(messages: &'a str, folder: &Path) -> Result<&'a Path> {
-    let source = format!("\"src_path\":\"{}\"", folder.join("main.rs").display());
-    let of_source = messages.lines().filter(|message| message.contains(&source));
+/// The program that is built from a file, among cargo's messages, a line of JSON each.
+fn executable<'a>(messages: &'a str, source: &Path) -> Result<&'a Path> {
+    let of_source = format!("\"src_path\":\"{}\"", source.display());
+    let of_source = messages.lines().filter(|message| message.contains(&of_source));
     let mut programs = of_source.filter_map(|message| {
         let (_, rest) = message.split_once("\"executable\":\"")?;
         Some(Path::new(rest.split_once('"')?.0))
     });
-    programs.next().with_context(|| format!("cargo names no program of {}", folder.display()))
+    programs.next().with_context(|| format!("cargo names no program of {}", source.display()))
 }
 
 /// What a run says of its results.
@@ -147,15 +156,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_of_a_folder_is_found_among_cargos_messages() {
+    fn the_program_of_a_file_is_found_among_cargos_messages() {
         let messages = r#"{"reason":"compiler-artifact","target":{"name":"a","src_path":"/w/a/src/lib.rs"},"executable":null}
 {"reason":"compiler-artifact","target":{"name":"all","src_path":"/w/a/tests/all/main.rs"},"executable":"/t/deps/all-0a"}
 {"reason":"compiler-artifact","target":{"name":"all","src_path":"/w/b/tests/all/main.rs"},"executable":"/t/deps/all-0b"}
 {"reason":"build-finished","success":true}"#;
-        let program = |folder: &str| executable(messages, Path::new(folder)).ok();
-        assert_eq!(program("/w/a/tests/all"), Some(Path::new("/t/deps/all-0a")));
-        assert_eq!(program("/w/b/tests/all"), Some(Path::new("/t/deps/all-0b")));
-        assert_eq!(program("/w/b/tests"), None);
-        assert_eq!(program("/w/a/src"), None);
+        let program = |source: &str| executable(messages, Path::new(source)).ok();
+        assert_eq!(program("/w/a/tests/all/main.rs"), Some(Path::new("/t/deps/all-0a")));
+        assert_eq!(program("/w/b/tests/all/main.rs"), Some(Path::new("/t/deps/all-0b")));
+        assert_eq!(program("/w/b/tests/main.rs"), None);
+        assert_eq!(program("/w/a/src/lib.rs"), None);
     }
 }

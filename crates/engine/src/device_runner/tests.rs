@@ -109,7 +109,7 @@ fn decodes_take_no_memory_once_each_kind_of_draw_was_there() {
 
 #[cfg(feature = "cuda")]
 #[test]
-#[ignore = "needs a GPU: scripts/gpu-check.sh runs it"]
+#[ignore = "needs a GPU: scripts/gpu-check.sh and, with an emulated one, `cargo xtask emulated` run it"]
 fn a_gpu_takes_no_memory_in_decodes() {
     use candlepower_kernels::cuda::{open, pool_use, watch_pool};
 
