@@ -153,22 +153,29 @@ serve() {
   return 1
 }
 
+# Ends the server; answers its exit status.
 stop_server() {
+  local status=0
   kill "$server" 2>/dev/null || true
-  wait "$server" 2>/dev/null || true
+  wait "$server" 2>/dev/null || status=$?
   server=''
+  return "$status"
 }
 
 # ask_demo FLAGS..: serves the demo on the GPU and asks it what it knows.
 ask_demo() {
-  local answer=''
+  local answer='' ended=0
   if serve demo "$@"; then
     answer=$(curl -sf "$URL/v1/chat/completions" -H 'content-type: application/json' \
       -d '{"model": "demo", "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 32}') || true
   fi
-  stop_server
+  stop_server || ended=$?
   if ! grep -q Paris <<<"$answer"; then
     echo "error: the demo answered \`$answer\`; $(tail -n 3 "$here/serve.log" | tr '\n' ' ')"
+    return 1
+  fi
+  if [ "$ended" -ne 0 ]; then
+    echo "error: told to stop, the server ended with status $ended; $(tail -n 3 "$here/serve.log" | tr '\n' ' ')"
     return 1
   fi
   echo "= $(sed -n 's/.*KV cache: //p' "$here/serve.log")"
@@ -186,7 +193,7 @@ load_server() {
   else
     result=1
   fi
-  stop_server
+  stop_server || result=1
   echo "= $(du -Lh "$folder/model.safetensors" | cut -f 1) of weights, $(sed -n 's/.*docs), //p' "$here/serve.log")"
   rm -r "$folder"
   return "$result"
@@ -280,9 +287,11 @@ goldens() {
 }
 
 run() {
+  local what=${GPU_CHECK:-all}
+  case $what in all | correct | measure) ;; *) stop "GPU_CHECK is \`$what\`; it is correct, measure, or all" ;; esac
   begin
-  [ "${GPU_CHECK:-all}" = measure ] || compare_all
-  [ "${GPU_CHECK:-all}" = correct ] || measure
+  [ "$what" = measure ] || compare_all
+  [ "$what" = correct ] || measure
   end
 }
 
@@ -307,6 +316,8 @@ run_ranks() {
   compare embedding
   compare nccl
   goldens "$1" gpus_compute_what_one_does
+  check graphs-end env CANDLEPOWER_GOLDENS="$here/golden" "$here/engine" --ignored --exact \
+    device_runner::tests::graphs_end_before_the_group_of_their_sums
   check serve ask_demo --tensor-parallel-size "$1"
   check serve-eager ask_demo --tensor-parallel-size "$1" --enforce-eager
   end

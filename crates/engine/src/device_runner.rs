@@ -26,10 +26,11 @@ const NONE: u32 = u32::MAX;
 
 /// One rank's model on a device, with everything that its steps need there.
 pub(crate) struct DeviceRunner {
+    /// Dropped first: NCCL's end of a group, which the model has, waits for every graph with one of the group's sums in it.
+    graphs: Graphs,
     model: DeviceDecoder,
     workspace: Workspace,
     size: WorkspaceSize,
-    graphs: Graphs,
     /// Tokens, positions and slots, then the rows whose logits a graph computes: at the same place in each step.
     inputs: Staging,
     /// What a step draws and copies; replaced by a larger one where a step needs it.

@@ -237,12 +237,15 @@ impl Drop for Followers {
 
 /// Runs a rank until rank 0 ends. What goes wrong is told to rank 0.
 pub(crate) fn run(comm: Arc<Comm>, config: FollowerConfig) -> Result<()> {
-    let done = catch_unwind(AssertUnwindSafe(|| follow(&comm, &config)));
+    // Rank 0 is told before this rank's part is let go of, which may take a while where a GPU is in the middle of a step.
+    let mut runner = None;
+    let done = catch_unwind(AssertUnwindSafe(|| follow(&comm, &config, &mut runner)));
     let done = done.unwrap_or_else(|panic| Err(Error::Invariant(panic_message(&*panic))));
     done.inspect_err(|error| comm.fail(&error.to_string()))
 }
 
-fn follow(comm: &Arc<Comm>, config: &FollowerConfig) -> Result<()> {
+/// Does what rank 0 orders, with what it leaves in `runner`.
+fn follow(comm: &Arc<Comm>, config: &FollowerConfig, runner: &mut Option<Runner>) -> Result<()> {
     let pool = config.threads.start()?;
     let mut checkpoint = Checkpoint::open(config.files.clone())?;
     if let Some(on_load) = config.on_load {
@@ -252,7 +255,7 @@ fn follow(comm: &Arc<Comm>, config: &FollowerConfig) -> Result<()> {
     comm.answer(&encode(&model.loaded())?)?;
     let Some(order) = next_order(comm)? else { return Ok(()) };
     config.threads.bind();
-    let mut runner = model.begin(order, config.block_size, config.threads.warm()?)?;
+    let runner = runner.insert(model.begin(order, config.block_size, config.threads.warm()?)?);
     while let Some(order) = next_order(comm)? {
         let Order::Step { step, scored } = order else { return Err(unexpected()) };
         runner.follow(&step, &scored)?;

@@ -13,10 +13,15 @@ use crate::tools::tools_folder;
 
 const EMULATOR: &str = "crates/kernels/tests/emulator";
 
-/// Comparisons of the kernels, which are a program of their own, attention with the least shared memory too, and its measurements, of
-/// which only their end counts here; the goldens of the models; the server.
+/// Comparisons of the kernels, which are a program of their own, watched for races; attention with the least shared memory; and its
+/// measurements, of which only their end counts here; the goldens of the models; the runner of steps; the server.
 const TESTS: [Tests; 7] = [
-    Tests { source: KERNELS, arguments: "", names: &[], env: &[] },
+    Tests {
+        source: KERNELS,
+        arguments: "",
+        names: &[],
+        env: &[("CANDLEPOWER_EMULATED_RACES", "1")],
+    },
     Tests {
         source: KERNELS,
         arguments: "--exact paged_attention",
@@ -39,7 +44,10 @@ const TESTS: [Tests; 7] = [
     Tests {
         source: "crates/engine/src/lib.rs",
         arguments: ONE_BY_ONE,
-        names: &["device_runner::tests::a_gpu_takes_no_memory_in_decodes"],
+        names: &[
+            "device_runner::tests::a_gpu_takes_no_memory_in_decodes",
+            "device_runner::tests::graphs_end_before_the_group_of_their_sums",
+        ],
         env: &[],
     },
     Tests {

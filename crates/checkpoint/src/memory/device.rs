@@ -97,8 +97,8 @@ impl ModelSpec {
         (PARTIALS_BYTES * widest.max().unwrap_or(0).div_ceil(128).max(1) as u64) as usize
     }
 
-    /// Bytes that one rank needs on a GPU beside weights and cache: the buffers of a step, rope tables, schedules of
-    /// attention, tables for sampling and for experts, the numbers of codes, and what CUDA takes for itself.
+    /// Bytes that one rank needs on a GPU beside weights and cache: the buffers of a step, rope tables, schedules and
+    /// block tables of attention, tables for sampling and for experts, the numbers of codes, and what CUDA takes for itself.
     pub(super) fn device_activation_bytes(&self, request: &MemoryRequest, tokens: usize) -> u64 {
         let ranks = request.tensor_parallel_size;
         let element = request.weights.size() as u64;
@@ -119,7 +119,9 @@ impl ModelSpec {
                 windows.push(layer.attention.window);
             }
         }
-        let plan = self.attention_partials_bytes() as u64 + SCHEDULE_BYTES;
+        let pages = request.max_num_seqs * request.max_model_len.div_ceil(request.block_size);
+        let block_tables = 4 * (3 * (request.max_num_seqs + 1) + pages) as u64;
+        let plan = self.attention_partials_bytes() as u64 + SCHEDULE_BYTES + block_tables;
         // Which experts the tokens go to, what each counts for, and the order in which they are computed.
         let routing = self.layers.iter().find_map(|layer| layer.ffn.experts());
         let routing = routing.map_or(0, |experts| {

@@ -2,11 +2,16 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use candle_core::Device;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
+use candlepower_comm::Comm;
 use candlepower_kernels::sampling::{Penalties, SamplingRow};
-use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, load_on_device};
+use candlepower_models::{
+    LoadDtype, LoadFormat, LoadOptions, load_on_device, load_shard_on_device,
+};
 use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StepRow, TokenSource};
 
 use super::*;
@@ -15,7 +20,8 @@ use crate::runner::Place;
 const SEQS: u32 = 3;
 const PROMPT: u32 = 5;
 
-fn runner(device: &Device, dtype: LoadDtype) -> DeviceRunner {
+/// With a graph for each number of sequences; in a group of ranks of which it is the only one, or in none.
+fn runner(device: &Device, dtype: LoadDtype, in_group: bool) -> DeviceRunner {
     // A GPU machine has the goldens elsewhere.
     let goldens = std::env::var_os("CANDLEPOWER_GOLDENS").map(PathBuf::from);
     let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
@@ -24,7 +30,14 @@ fn runner(device: &Device, dtype: LoadDtype) -> DeviceRunner {
     let load_format = LoadFormat::Auto;
     let options =
         LoadOptions { device: device.clone(), dtype, load_format, max_model_len: Some(128) };
-    let model = load_on_device(&checkpoint, &options, &mut |_| {}).unwrap();
+    let model = match in_group {
+        true => {
+            let group = Comm::local(1, Duration::from_secs(60)).unwrap().remove(0);
+            load_shard_on_device(&checkpoint, &options, Arc::new(group), &mut |_| {})
+        }
+        false => load_on_device(&checkpoint, &options, &mut |_| {}),
+    };
+    let model = model.unwrap();
     let size = WorkspaceSize {
         max_tokens: 16,
         max_seqs: 4,
@@ -100,7 +113,7 @@ fn decode<T>(runner: &mut DeviceRunner, taken: impl Fn(&DeviceRunner) -> T) -> (
 /// As far as the CPU shows it: what the runner itself takes. What operations take, a GPU's pool shows.
 #[test]
 fn decodes_take_no_memory_once_each_kind_of_draw_was_there() {
-    let mut runner = runner(&Device::Cpu, LoadDtype::F32);
+    let mut runner = runner(&Device::Cpu, LoadDtype::F32, false);
     let (before, after) = decode(&mut runner, |runner| runner.grown);
     assert_eq!(before, after);
     // The first readback and the first counts; all else was reserved.
@@ -114,7 +127,7 @@ fn a_gpu_takes_no_memory_in_decodes() {
     use candlepower_kernels::cuda::{open, pool_use, watch_pool};
 
     let gpu = open(0).unwrap();
-    let mut runner = runner(&gpu, LoadDtype::Bf16);
+    let mut runner = runner(&gpu, LoadDtype::Bf16, false);
     let (before, after) = decode(&mut runner, |_| {
         let taken = pool_use(&gpu).unwrap();
         watch_pool(&gpu).unwrap();
@@ -123,4 +136,16 @@ fn a_gpu_takes_no_memory_in_decodes() {
     let most = after.most - before.now;
     println!("= {most} bytes taken in 16 decode steps beside {} reserved ones", before.now);
     assert_eq!((most, after.now), (0, before.now));
+}
+
+/// NCCL would wait for ever for a graph that outlives its group.
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "needs a GPU: scripts/gpu-check.sh and, with an emulated one, `cargo xtask emulated` run it"]
+fn graphs_end_before_the_group_of_their_sums() {
+    let gpu = candlepower_kernels::cuda::open(0).unwrap();
+    let mut runner = runner(&gpu, LoadDtype::Bf16, true);
+    step(&mut runner, 0, PROMPT, 0);
+    step(&mut runner, PROMPT, 1, 0);
+    drop(runner);
 }

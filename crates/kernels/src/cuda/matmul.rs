@@ -4,7 +4,8 @@ use std::ffi::c_void;
 
 use candle_core::cuda_backend::cudarc::cublas::result::gemm_ex;
 use candle_core::cuda_backend::cudarc::cublas::sys::{
-    cublasComputeType_t, cublasGemmAlgo_t, cublasOperation_t, cublasSetWorkspace_v2, cudaDataType,
+    cublasComputeType_t, cublasGemmAlgo_t, cublasOperation_t, cublasSetStream_v2,
+    cublasSetWorkspace_v2, cudaDataType,
 };
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candle_core::{CudaDevice, DType, Device, Tensor};
@@ -34,7 +35,7 @@ const K_MULTIPLE: usize = 8;
 #[derive(Debug)]
 pub struct Cublas {
     device: CudaDevice,
-    /// Used by every product on the device's stream, one after the other.
+    /// Used by every product on the device's stream, one after the other; the handle forgets it when this is dropped.
     _workspace: CudaSlice<u8>,
     /// u32 zeros `[max_rows]`: the rows of a bias that lies under each row of a product.
     zeros: Tensor,
@@ -179,6 +180,15 @@ impl Cublas {
         let under = self.zeros.narrow(0, 0, rows)?;
         super::gather_rows(&bias.reshape((1, n))?, &under, out)?;
         Ok(1.0)
+    }
+}
+
+impl Drop for Cublas {
+    fn drop(&mut self) {
+        let (handle, stream) = (self.device.cublas_handle(), self.device.cuda_stream());
+        // SAFETY: the handle and the stream are alive with the device. Setting the stream, the same as before, gives the handle
+        // the workspace of its own again. Source: NVIDIA, cuBLAS, cublasSetStream().
+        let _ = unsafe { cublasSetStream_v2(*handle.handle(), stream.cu_stream().cast()) };
     }
 }
 

@@ -11,6 +11,9 @@ use crate::{Error, Result};
 /// What the ranks of one group know it by; rank 0 makes it.
 pub type NcclId = [u8; 128];
 
+/// Of a decode of one sequence, and of a prefill.
+const WARM_UP_NUMBERS: [usize; 2] = [4096, 4 << 20];
+
 /// One rank's place in a group of GPUs.
 #[derive(Debug)]
 pub struct Nccl {
@@ -33,7 +36,7 @@ impl Nccl {
         Ok(id.internal.map(|byte| byte as u8))
     }
 
-    /// Joins the group `id` of `ranks` ranks with a GPU. Returns when all have.
+    /// Joins the group `id` of `ranks` ranks with a GPU. Returns when all have, and have summed and gathered once.
     ///
     /// # Errors
     /// The device is no GPU, NCCL is not there, or the GPUs do not find each other.
@@ -47,7 +50,22 @@ impl Nccl {
         let joined =
             unsafe { sys::ncclCommInitRank(&raw mut group, ranks as i32, id, rank as i32) };
         checked("ncclCommInitRank", joined)?;
-        Ok(Self { group, ranks })
+        let group = Self { group, ranks };
+        group.warm_up(device)?;
+        Ok(group)
+    }
+
+    /// Sums and gathers little and much: NCCL takes memory for each way of doing it at its first use, and what is free is
+    /// divided before a model's first step.
+    fn warm_up(&self, device: &Device) -> Result<()> {
+        for count in WARM_UP_NUMBERS {
+            let part = Tensor::zeros(count, DType::BF16, device)?;
+            let all = Tensor::zeros((self.ranks, count), DType::BF16, device)?;
+            self.all_reduce(&part)?;
+            self.all_gather(&part, &all)?;
+        }
+        // sync: the memory is NCCL's own when this returns.
+        Ok(device.synchronize()?)
     }
 
     /// Replaces `x` by the sum of all ranks' `x`: bf16, f16 or f32 of one shape. Which order NCCL adds in is its own choice, the

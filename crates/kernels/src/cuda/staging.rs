@@ -28,6 +28,9 @@ impl PinnedUploads {
     }
 
     pub(crate) fn upload(&mut self, numbers: &[u32], table: &Tensor) -> Result<()> {
+        if numbers.is_empty() {
+            return Ok(());
+        }
         let launch = Launch::of_any("upload", "table", table)?;
         let address = launch.u32s(("table", table), "[capacity]", table.dims())?;
         let (host, copied) = &mut self.turns[self.next];
@@ -73,7 +76,12 @@ impl PinnedReadback {
     }
 
     pub(crate) fn start(&mut self, tensor: &Tensor) -> Result<()> {
+        self.started = None;
         let count = tensor.elem_count();
+        // CUDA does not say what a copy of no bytes does.
+        if count == 0 {
+            return Ok(());
+        }
         let error = |error| driver("readback", error);
         let bound = self.host.len() + 1;
         if count >= bound {

@@ -142,7 +142,7 @@ pub struct ReferencePlan {
 impl ReferencePlan {
     fn prepare(&mut self, step: &AttentionStep<'_>) -> Result<()> {
         self.prepared = None;
-        check_step(step, &self.cache, &self.capacity)?;
+        check_step(step, self.spec.heads, &self.cache, &self.capacity)?;
         self.prepared = Some((step.meta.clone(), step.tokens));
         Ok(())
     }
@@ -234,9 +234,10 @@ impl Blocks {
     }
 }
 
-/// Refuses a step that a plan cannot take; returns its sequences.
+/// Refuses a step that a plan for so many heads cannot take; returns its sequences.
 pub(crate) fn check_step<'a>(
     step: &AttentionStep<'a>,
+    heads: usize,
     cache: &KvCacheConfig,
     capacity: &PlanCapacity,
 ) -> Result<Vec<SequenceView<'a>>> {
@@ -245,6 +246,8 @@ pub(crate) fn check_step<'a>(
     for (index, value, bound) in [
         ("sequences of a step", sequences.len(), capacity.max_seqs),
         ("blocks of a step", pages, capacity.max_pages),
+        // FlashInfer counts elements of all queries in 32 bits.
+        ("numbers of a step's queries", step.tokens * heads * cache.head_dim, u32::MAX as usize),
     ] {
         if value > bound {
             return Err(Error::OutOfRange { kernel: KERNEL, index, value, bound: bound + 1 });

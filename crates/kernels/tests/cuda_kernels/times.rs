@@ -5,9 +5,10 @@
 //! An operation is launched many times by one CUDA graph, as decodes launch it, over as many copies of what it reads as no cache
 //! holds. Beside its bytes a second stand those of a copy within the device, counted both ways: the ceiling.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::time::Instant;
 
+use candle_core::cuda_backend::cudarc::driver::DriverError;
 use candle_core::{DType, Tensor};
 use candlepower_kernels::cuda::{self, Cublas, PACKED_MAX_ROWS};
 use candlepower_kernels::device::{
@@ -16,8 +17,8 @@ use candlepower_kernels::device::{
     SamplingOutput, SamplingScratch,
 };
 use candlepower_kernels::{
-    Activation, Codes, KvCacheConfig, Mins, PagedAttention, QuantizedRows, Result, ScaleForm,
-    Weight,
+    Activation, Codes, Error, KvCacheConfig, Mins, PagedAttention, QuantizedRows, Result,
+    ScaleForm, Weight,
 };
 use half::bf16;
 
@@ -51,15 +52,22 @@ pub(crate) fn print(gpu: &Gpu, small: bool, choose: impl Fn(&str) -> bool) -> Re
     let times = Times { gpu, small, copy: OnceCell::new() };
     println!("{:<44} {:>9} {:>7} {:>6} {:>8}", "kernel", "us", "GB/s", "copy", "TFLOP/s");
     let bytes = if small { 1 << 20 } else { 2 << 30 };
-    let [from, to] = [(); 2].map(|()| Tensor::zeros(bytes, DType::U8, gpu.device()));
-    let (from, to) = (from?, to?);
-    let seconds = times.row("copy", (2 * bytes, 0), |_| Ok(to.slice_set(&from, 0, 0)?))?;
+    let seconds = copy(&times, bytes)?;
     let _ = times.copy.set(2.0 * bytes as f64 / seconds);
-    drop((from, to));
     for (_, part) in PARTS.iter().filter(|(name, _)| choose(name)) {
         part(&times)?;
     }
     Ok(())
+}
+
+/// Seconds of the driver's own copy of so many bytes within the device.
+fn copy(times: &Times<'_>, bytes: usize) -> Result<f64> {
+    let failed = |error: DriverError| Error::Cuda { kernel: "copy", message: error.to_string() };
+    let stream = times.gpu.device().as_cuda_device()?.cuda_stream();
+    let from = stream.alloc_zeros::<u8>(bytes).map_err(failed)?;
+    let to = RefCell::new(stream.alloc_zeros::<u8>(bytes).map_err(failed)?);
+    let copy = |_| stream.memcpy_dtod(&from, &mut *to.borrow_mut()).map_err(failed);
+    times.row("copy", (2 * bytes, 0), copy)
 }
 
 struct Times<'a> {

@@ -24,6 +24,8 @@ namespace {
 
 constexpr uint32_t kMostThreads = 1024;
 constexpr size_t kStackBytes = 256 << 10;
+// Blocks that are watched for races at each end of a launch: those between them do the same.
+constexpr uint64_t kWatchedBlocks = 16;
 // What memory has that nobody wrote: NaN in every type of float, a number beyond every bound.
 constexpr int kUnwritten = 0xff;
 
@@ -47,13 +49,16 @@ Block::~Block() {
 
 void Block::run(const Launch& launch) {
   launch_ = &launch;
+  if (races_) races_->begin_launch(launch);
   backwards_ = !backwards_;
   const Extent& grid = launch.grid;
   const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z;
   for (uint64_t i = 0; i < blocks; ++i) {
+    if (races_) *watches_ = i < kWatchedBlocks || blocks - i <= kWatchedBlocks;
     const uint64_t at = backwards_ ? blocks - 1 - i : i;
     run_one({uint32_t(at % grid.x), uint32_t(at / grid.x % grid.y), uint32_t(at / grid.x / grid.y)});
   }
+  if (races_) races_->end_launch();
   launch_ = nullptr;
   current_ = nullptr;
 }
@@ -67,6 +72,7 @@ void Block::run_one(const Extent& block) {
   shared_used_ = launch_->shared_bytes;
   fibers_.resize(threads);
   entered = this;
+  if (races_) races_->begin_block((block.z * launch_->grid.y + block.y) * launch_->grid.x + block.x, threads);
   for (uint32_t i = 0; i < threads; ++i) {
     const Extent thread{i % size.x, i / size.x % size.y, i / size.x / size.y};
     fibers_[i].place = {thread, block, size, launch_->grid};
@@ -86,6 +92,7 @@ void Block::run_one(const Extent& block) {
     }
     if (done == threads) return;
     if (done + waiting == threads) {
+      if (races_) races_->at_barrier();
       for (Fiber& fiber : fibers_) {
         if (fiber.state == Fiber::State::kAtBarrier) fiber.state = Fiber::State::kReady;
       }
@@ -131,6 +138,7 @@ bool Block::combine_lanes(uint32_t first, uint32_t end) {
     if (!complete) continue;
     current_ = &fibers_[i];
     if (combine != nullptr) combine(operands);
+    if (races_ && combine == nullptr) races_->sync_warp(first, mask);
     for (uint32_t lane = 0; lane < 32; ++lane) {
       if ((mask >> lane & 1) == 0 || first + lane >= end) continue;
       Fiber& other = fibers_[first + lane];
@@ -177,7 +185,7 @@ void Block::barrier() {
   leave();
 }
 
-void Block::collective(uint32_t mask, void* operand, Combine combine) {
+void Block::collective(uint32_t mask, void* operand, Combine combine, const void* code) {
   Fiber& own = *current_;
   const Extent& at = own.place.thread;
   const Extent& size = own.place.block_dim;
@@ -187,6 +195,7 @@ void Block::collective(uint32_t mask, void* operand, Combine combine) {
   own.mask = mask;
   own.operand = operand;
   own.combine = combine;
+  own.code = code;
   leave();
 }
 
@@ -206,11 +215,14 @@ void* Block::variable(const void* key, size_t bytes, size_t alignment) {
 
 unsigned char* Block::dynamic_shared() { return shared_; }
 
-void Block::copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present) {
+void Block::copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present, const void* code) {
   if (bytes > 16 || present > bytes) fault("a copy to shared memory is too long");
   if (to % bytes != 0 || reinterpret_cast<uintptr_t>(from) % bytes != 0) fault("a copy to shared memory is not aligned");
   if (to + bytes > shared_used_) fault("a copy goes beyond shared memory");
-  Copy copy{to, bytes, {}};
+  accessed(from, present, Access::kRead, code);
+  // It may arrive at once, and when it has been waited for.
+  accessed(shared_ + to, bytes, Access::kWrite, code);
+  Copy copy{to, bytes, code, {}};
   std::memcpy(copy.values, from, present);
   std::memset(shared_ + to, kUnwritten, bytes);
   current_->open_group.push_back(copy);
@@ -224,9 +236,28 @@ void Block::end_group() {
 void Block::wait_for_groups(uint32_t but) {
   auto& groups = current_->groups;
   while (groups.size() > but) {
-    for (const Copy& copy : groups.front()) std::memcpy(shared_ + copy.to, copy.values, copy.bytes);
+    for (const Copy& copy : groups.front()) {
+      accessed(shared_ + copy.to, copy.bytes, Access::kWrite, copy.code);
+      std::memcpy(shared_ + copy.to, copy.values, copy.bytes);
+    }
     groups.erase(groups.begin());
   }
+}
+
+// Stacks are their threads' own.
+void Block::accessed(const void* at, size_t bytes, Access access, const void* code) {
+  const auto* byte = static_cast<const unsigned char*>(at);
+  if (!races_ || !*watches_ || (byte >= stacks_ && byte < stacks_ + kMostThreads * kStackBytes)) return;
+  races_->access(current_ - fibers_.data(), at, bytes, access, code);
+}
+
+void Block::lane_accessed(uint32_t lane, const void* at, size_t bytes, Access access) {
+  const uint32_t thread = (current_ - fibers_.data()) / 32 * 32 + lane;
+  if (races_ && *watches_) races_->access(thread, at, bytes, access, fibers_[thread].code);
+}
+
+void Block::forget(const void* begin, size_t bytes) {
+  if (races_) races_->forget(begin, bytes);
 }
 
 void Block::fault(const char* what) {

@@ -1,15 +1,18 @@
 // Runs the threads of one block: each is a fiber that goes on until it waits for others.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "machine.h"
+#include "races.h"
 
 namespace emulated {
 
 struct Copy {
   uint32_t to;
   uint32_t bytes;
+  const void* code;
   unsigned char values[16];
 };
 
@@ -24,6 +27,8 @@ struct Fiber {
   uint32_t mask = 0;
   void* operand = nullptr;
   Combine combine = nullptr;
+  // What called the collective.
+  const void* code = nullptr;
   // Copies to shared memory that are under way: groups, and the one that is not ended.
   std::vector<std::vector<Copy>> groups;
   std::vector<Copy> open_group;
@@ -36,18 +41,28 @@ class Block {
   ~Block();
   Block(const Block&) = delete;
 
+  // From now on a launch with a race ends the program. `watches` is told whether a block is watched.
+  void find_races(bool* watches) {
+    races_ = std::make_unique<Races>(shared_);
+    watches_ = watches;
+  }
+
   // Runs all blocks of a launch, one after the other.
   void run(const Launch& launch);
 
   unsigned char* shared() const { return shared_; }
 
   void barrier();
-  void collective(uint32_t mask, void* operand, Combine combine);
+  void collective(uint32_t mask, void* operand, Combine combine, const void* code);
   void* variable(const void* key, size_t bytes, size_t alignment);
   unsigned char* dynamic_shared();
-  void copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present);
+  void copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present, const void* code);
   void end_group();
   void wait_for_groups(uint32_t but);
+  void accessed(const void* at, size_t bytes, Access access, const void* code);
+  void lane_accessed(uint32_t lane, const void* at, size_t bytes, Access access);
+  // Memory that is there no more.
+  void forget(const void* begin, size_t bytes);
   [[noreturn]] void fault(const char* what);
 
  private:
@@ -76,6 +91,9 @@ class Block {
   unsigned char* shared_ = nullptr;
   std::vector<Variable> variables_;
   size_t shared_used_ = 0;
+  // Null where nobody looks for races.
+  std::unique_ptr<Races> races_;
+  bool* watches_ = nullptr;
 };
 
 }  // namespace emulated

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <map>
@@ -62,6 +63,8 @@ struct Gpu final : Machine {
   void copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present) override;
   void end_group() override;
   void wait_for_groups(uint32_t but) override;
+  void accessed(const void* at, size_t bytes, Access access, const void* code) override;
+  void lane_accessed(uint32_t lane, const void* at, size_t bytes, Access access) override;
   [[noreturn]] void fault(const char* what) override;
 
  private:
@@ -73,10 +76,14 @@ struct Gpu final : Machine {
 
   Gpu();
   bool is_pinned(const void* memory) const;
+  bool is_allocated(const void* at, size_t bytes);
+  bool is_one(uintptr_t begin, size_t bytes) const;
   // Whether the calling thread records a stream, and so may not wait or allocate.
   bool is_capturing() const;
 
   std::map<void*, Mapping> mappings;
+  // Pages that are known to be allocated, or nobody's, from their first byte to their last.
+  std::array<uintptr_t, 256> whole_pages{};
   std::map<const void*, size_t> allowed_shared;
 };
 

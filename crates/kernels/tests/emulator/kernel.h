@@ -49,6 +49,12 @@ inline uint32_t linear_thread() {
 
 inline uint32_t lane() { return linear_thread() % 32; }
 
+}  // namespace emulated
+
+#include "watch.h"
+
+namespace emulated {
+
 // ---- Launches --------------------------------------------------------------------------------------
 
 inline thread_local cudaError_t last_error = cudaSuccess;
@@ -257,20 +263,32 @@ inline uint32_t __activemask() { return 0xffffffffu; }
 
 // Threads of a kernel take turns where they wait, so that nothing comes between.
 template <typename T, typename V>
-T atomicAdd(T* at, V value) {
-  return std::exchange(*at, static_cast<T>(*at + value));
+EMULATED_UNWATCHED T atomicAdd(T* at, V value) {
+  emulated::tell(at, sizeof *at, emulated::Access::kAtomic, __builtin_return_address(0));
+  const T before = *at;
+  *at = static_cast<T>(before + value);
+  return before;
 }
 template <typename T, typename V>
-T atomicOr(T* at, V value) {
-  return std::exchange(*at, *at | value);
+EMULATED_UNWATCHED T atomicOr(T* at, V value) {
+  emulated::tell(at, sizeof *at, emulated::Access::kAtomic, __builtin_return_address(0));
+  const T before = *at;
+  *at = before | value;
+  return before;
 }
 template <typename T, typename V>
-T atomicMin(T* at, V value) {
-  return std::exchange(*at, std::min<T>(*at, value));
+EMULATED_UNWATCHED T atomicMin(T* at, V value) {
+  emulated::tell(at, sizeof *at, emulated::Access::kAtomic, __builtin_return_address(0));
+  const T before = *at;
+  *at = std::min<T>(before, value);
+  return before;
 }
 template <typename T, typename V>
-T atomicMax(T* at, V value) {
-  return std::exchange(*at, std::max<T>(*at, value));
+EMULATED_UNWATCHED T atomicMax(T* at, V value) {
+  emulated::tell(at, sizeof *at, emulated::Access::kAtomic, __builtin_return_address(0));
+  const T before = *at;
+  *at = std::max<T>(before, value);
+  return before;
 }
 
 // CUDA's pass over NaN.

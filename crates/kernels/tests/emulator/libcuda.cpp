@@ -4,7 +4,8 @@
 // out; CANDLEPOWER_EMULATED_EAGER=1 does it at once. Memory begins with bytes of ones and ends before a page that nobody may
 // touch. Built as libcuda.so.1, which is libcublas, libcurand and NCCL too, by other names. A process has one GPU, all its streams in
 // one order; of CANDLEPOWER_EMULATED_GPUS=N ordinals each is that one. CANDLEPOWER_EMULATED_GIB is its memory, which uses the host's;
-// CANDLEPOWER_EMULATED_MODEL is the name of one of `kModels`.
+// CANDLEPOWER_EMULATED_MODEL is the name of one of `kModels`; CANDLEPOWER_EMULATED_RACES=1 looks for races, in kernels that are
+// compiled with -fsanitize=thread.
 #include <cuda.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -60,6 +61,7 @@ Gpu::Gpu()
       total_bytes(setting("CANDLEPOWER_EMULATED_GIB", 2) << 30),
       is_eager(setting("CANDLEPOWER_EMULATED_EAGER", 0) != 0) {
   shared = block.shared();
+  if (setting("CANDLEPOWER_EMULATED_RACES", 0) != 0) block.find_races(&watches);
 }
 
 // ---- The queue -------------------------------------------------------------------------------------
@@ -108,14 +110,36 @@ void* Gpu::map(size_t bytes) {
   void* memory = static_cast<char*>(first) + whole - used;
   std::memset(memory, kUnwritten, used);
   mappings[memory] = {first, whole + kPage, bytes};
+  whole_pages = {};
   return memory;
+}
+
+// Whether the bytes are one allocation's, or no allocation is near: what lies around one on its pages is nobody's.
+bool Gpu::is_allocated(const void* at, size_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(at);
+  const uintptr_t page = begin / kPage;
+  uintptr_t& whole = whole_pages[page % whole_pages.size()];
+  if (whole == page && begin + bytes <= (page + 1) * kPage) return true;
+  if (is_one(page * kPage, kPage)) whole = page;
+  return is_one(begin, bytes);
+}
+
+bool Gpu::is_one(uintptr_t begin, size_t bytes) const {
+  const auto first_of = [](const Mapping& mapping) { return reinterpret_cast<uintptr_t>(mapping.first); };
+  const auto after = mappings.upper_bound(reinterpret_cast<void*>(begin));
+  if (after != mappings.end() && begin + bytes > first_of(after->second)) return false;
+  if (after == mappings.begin()) return true;
+  const auto& [memory, mapping] = *std::prev(after);
+  return begin + bytes <= reinterpret_cast<uintptr_t>(memory) + mapping.bytes || begin >= first_of(mapping) + mapping.mapped;
 }
 
 void Gpu::unmap(void* memory) {
   const auto found = mappings.find(memory);
   if (found == mappings.end()) block.fault("memory is freed that is not there");
+  block.forget(found->second.first, found->second.mapped);
   munmap(found->second.first, found->second.mapped);
   mappings.erase(found);
+  whole_pages = {};
 }
 
 CUresult Gpu::allocate(CUdeviceptr* memory, size_t bytes) {
@@ -186,14 +210,23 @@ void Gpu::allow_shared(const void* kernel, size_t bytes) {
 }
 
 void Gpu::barrier() { block.barrier(); }
-void Gpu::collective(uint32_t mask, void* operand, Combine combine) { block.collective(mask, operand, combine); }
+void Gpu::collective(uint32_t mask, void* operand, Combine combine) {
+  block.collective(mask, operand, combine, __builtin_return_address(0));
+}
 void* Gpu::variable(const void* key, size_t bytes, size_t alignment) { return block.variable(key, bytes, alignment); }
 unsigned char* Gpu::dynamic_shared() { return block.shared(); }
 void Gpu::copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present) {
-  block.copy_later(to, from, bytes, present);
+  block.copy_later(to, from, bytes, present, __builtin_return_address(0));
 }
 void Gpu::end_group() { block.end_group(); }
 void Gpu::wait_for_groups(uint32_t but) { block.wait_for_groups(but); }
+void Gpu::accessed(const void* at, size_t bytes, Access access, const void* code) {
+  if (!is_allocated(at, bytes)) block.fault("a kernel reaches beyond what was allocated");
+  block.accessed(at, bytes, access, code);
+}
+void Gpu::lane_accessed(uint32_t lane, const void* at, size_t bytes, Access access) {
+  block.lane_accessed(lane, at, bytes, access);
+}
 void Gpu::fault(const char* what) { block.fault(what); }
 
 namespace {

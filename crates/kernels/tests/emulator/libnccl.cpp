@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 
 #include "gpu.h"
 
@@ -37,6 +38,8 @@ struct Shared {
 struct Group {
   Shared* shared;
   int rank, ranks;
+  // Held by the group, and by each collective that a graph has.
+  std::shared_ptr<int> held;
 
   // Waits for all ranks. Those that are threads of this process have the same GPU, whose lock is theirs meanwhile.
   void meet() const {
@@ -80,9 +83,10 @@ void sum(const Group& group, const void* from, void* to, size_t count) {
   });
 }
 
-int submit(void* stream, emulated::Work work) {
+int submit(const Group& group, void* stream, emulated::Work work) {
   const std::lock_guard guard(Gpu::the().lock);
-  return Gpu::the().submit(stream, std::move(work));
+  if (Gpu::the().capturing.count(stream) == 0) return Gpu::the().submit(stream, std::move(work));
+  return Gpu::the().submit(stream, [work = std::move(work), held = group.held] { work(); });
 }
 
 // What ranks know a group by: whose file it is, passed by value, in memory.
@@ -109,7 +113,7 @@ int ncclCommInitRank(Group** group, int ranks, Id id, int rank) {
   void* shared = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
   if (shared == MAP_FAILED) return kSystemError;
-  *group = new Group{static_cast<Shared*>(shared), rank, ranks};
+  *group = new Group{static_cast<Shared*>(shared), rank, ranks, std::make_shared<int>(0)};
   const std::lock_guard guard(Gpu::the().lock);
   if (ranks > 1) {
     // A rank that nobody asks for results does its part, too.
@@ -120,7 +124,11 @@ int ncclCommInitRank(Group** group, int ranks, Id id, int rank) {
   return 0;
 }
 
+// NCCL waits, whatever happens, until no graph has a collective of the group.
 int ncclCommAbort(Group* group) {
+  const std::lock_guard guard(Gpu::the().lock);
+  Gpu::the().wait();
+  if (group->held.use_count() > 1) Gpu::the().fault("a graph has a collective of a group of ranks that is ended");
   munmap(group->shared, sizeof(Shared));
   return delete group, 0;
 }
@@ -129,16 +137,16 @@ const char* ncclGetErrorString(int) { return "the emulated NCCL refused"; }
 
 int ncclAllReduce(const void* from, void* to, size_t count, int type, int, Group* group, void* stream) {
   switch (type) {
-    case kHalf: return submit(stream, [=] { sum<__half>(*group, from, to, count); });
-    case kBfloat16: return submit(stream, [=] { sum<__nv_bfloat16>(*group, from, to, count); });
-    case kFloat: return submit(stream, [=] { sum<float>(*group, from, to, count); });
+    case kHalf: return submit(*group, stream, [=] { sum<__half>(*group, from, to, count); });
+    case kBfloat16: return submit(*group, stream, [=] { sum<__nv_bfloat16>(*group, from, to, count); });
+    case kFloat: return submit(*group, stream, [=] { sum<float>(*group, from, to, count); });
     default: return kInvalidUsage;
   }
 }
 
 int ncclAllGather(const void* from, void* to, size_t count, int type, Group* group, void* stream) {
   const size_t bytes = count * size_of(type);
-  return submit(stream, [=] {
+  return submit(*group, stream, [=] {
     group->exchange(from, bytes, [&](size_t first, size_t part) {
       for (int rank = 0; rank < group->ranks; ++rank) {
         std::memcpy(static_cast<char*>(to) + rank * bytes + first, group->shared->slots[rank], part);

@@ -44,6 +44,9 @@ struct Place {
 // What all lanes of a collective operation brought, by lane; null where a lane takes no part.
 using Combine = void (*)(void* const operands[32]);
 
+// How a thread accesses memory: an atomic function changes it.
+enum class Access : uint8_t { kRead, kWrite, kAtomic };
+
 struct Launch {
   const char* name;
   const void* kernel;
@@ -58,6 +61,8 @@ struct Machine {
   const Place* place = nullptr;
   // The block's shared memory.
   unsigned char* shared = nullptr;
+  // Whether the machine is to be told of accesses.
+  bool watches = false;
 
   explicit Machine(const Model& emulated) : model(emulated) {}
 
@@ -77,6 +82,10 @@ struct Machine {
   virtual void copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present) = 0;
   virtual void end_group() = 0;
   virtual void wait_for_groups(uint32_t but) = 0;
+  // An access of the running thread, by what comes before `code`.
+  virtual void accessed(const void* at, size_t bytes, Access access, const void* code) = 0;
+  // An access of a lane of the collective that is being combined.
+  virtual void lane_accessed(uint32_t lane, const void* at, size_t bytes, Access access) = 0;
   [[noreturn]] virtual void fault(const char* what) = 0;
 };
 

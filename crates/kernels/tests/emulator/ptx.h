@@ -57,6 +57,7 @@ void move_matrices(void* const operands[32]) {
         const uint32_t column = kTransposed ? lane / 4 : lane % 4 * 2 + i;
         const uint32_t address = static_cast<Rows*>(operands[matrix * 8 + row])->row;
         auto* in_memory = static_cast<uint16_t*>(at_shared(address, 16)) + column;
+        machine->lane_accessed(lane, in_memory, sizeof *in_memory, kStore ? Access::kWrite : Access::kRead);
         if constexpr (kStore) {
           *in_memory = elements[i];
         } else {
@@ -88,6 +89,8 @@ void ldmatrix_sync_aligned_trans_m8n8_x4_shared_b16(Operands&&... operands) {
 inline void stmatrix_sync_aligned_m8n8_x4_shared_b16(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   Rows own{row, {a, b, c, d}};
   machine->collective(0xffffffffu, &own, move_matrices<false, true>);
+  // PTX does not promise it, but a warp's accesses of shared memory are done in their order, as FlashInfer has it.
+  sync_warp(0xffffffffu);
 }
 
 struct Product {

@@ -115,7 +115,7 @@ impl AttentionPlan {
     /// FlashInfer refused.
     pub fn prepare(&mut self, step: &AttentionStep<'_>) -> Result<()> {
         self.prepared = None;
-        let sequences = check_step(step, &self.cache, &self.capacity)?;
+        let sequences = check_step(step, self.spec.heads, &self.cache, &self.capacity)?;
         let pages: usize = sequences.iter().map(|seq| seq.block_table.len()).sum();
         let seqs = sequences.len();
         let uniform = sequences.iter().all(|seq| seq.num_queries == sequences[0].num_queries);

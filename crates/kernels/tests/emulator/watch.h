@@ -1,0 +1,46 @@
+// Tells the machine of each access to memory in kernels. The compiler calls these functions, ThreadSanitizer's, with
+// -fsanitize=thread; what they tell is checked by races.h. Included by kernel.h.
+#pragma once
+
+#define EMULATED_UNWATCHED __attribute__((no_sanitize("thread")))
+
+namespace emulated {
+
+EMULATED_UNWATCHED inline void tell(const void* at, size_t bytes, Access access, const void* code) {
+  if (machine != nullptr && machine->watches && machine->place != nullptr) machine->accessed(at, bytes, access, code);
+}
+
+}  // namespace emulated
+
+extern "C" {
+
+#define EMULATED_TOLD __attribute__((used)) EMULATED_UNWATCHED inline void
+#define EMULATED_ACCESS(name, bytes, kind) \
+  EMULATED_TOLD name(void* at) { emulated::tell(at, bytes, emulated::Access::kind, __builtin_return_address(0)); }
+#define EMULATED_ACCESSES(bytes)                        \
+  EMULATED_ACCESS(__tsan_read##bytes, bytes, kRead)     \
+  EMULATED_ACCESS(__tsan_write##bytes, bytes, kWrite)
+#define EMULATED_UNALIGNED(bytes)                                \
+  EMULATED_ACCESS(__tsan_unaligned_read##bytes, bytes, kRead)    \
+  EMULATED_ACCESS(__tsan_unaligned_write##bytes, bytes, kWrite)
+
+EMULATED_ACCESSES(1)
+EMULATED_ACCESSES(2)
+EMULATED_ACCESSES(4)
+EMULATED_ACCESSES(8)
+EMULATED_ACCESSES(16)
+EMULATED_UNALIGNED(2)
+EMULATED_UNALIGNED(4)
+EMULATED_UNALIGNED(8)
+EMULATED_UNALIGNED(16)
+
+EMULATED_TOLD __tsan_read_range(void* at, size_t bytes) {
+  emulated::tell(at, bytes, emulated::Access::kRead, __builtin_return_address(0));
+}
+EMULATED_TOLD __tsan_write_range(void* at, size_t bytes) {
+  emulated::tell(at, bytes, emulated::Access::kWrite, __builtin_return_address(0));
+}
+EMULATED_TOLD __tsan_init() {}
+EMULATED_TOLD __tsan_vptr_update(void*, void*) {}
+
+}  // extern "C"
