@@ -81,7 +81,11 @@ def random_model(recipe: dict, common: dict, seed: int) -> torch.nn.Module:
     kind = "TextConfig" if recipe.get("text") else "Config"
     config_class = getattr(transformers, recipe["cls"] + kind)
     model_class = getattr(transformers, recipe["cls"] + recipe.get("head", "ForCausalLM"))
-    config = config_class(**{**common, **recipe.get("config", {})})
+    config = {**common, **recipe.get("config", {})}
+    if "vision" in recipe:  # a model of texts and images
+        whole = dict(text_config=config, vision_config=recipe["vision"])
+        config = {**whole, "tie_word_embeddings": config["tie_word_embeddings"]}
+    config = config_class(**config)
     config._attn_implementation = "eager"
     model = model_class(config).to(torch.float32).eval()
     randomise(model, seed)
@@ -116,7 +120,7 @@ def inv_freq(model: torch.nn.Module) -> torch.Tensor:
     """Of all layers, or of those without a window; nothing where there is no rope."""
     if not hasattr(model, "model"):
         return torch.zeros(0)
-    rope = model.model.rotary_emb
+    rope = getattr(model.model, "language_model", model.model).rotary_emb
     return rope.inv_freq if hasattr(rope, "inv_freq") else rope.full_attention_inv_freq
 
 
@@ -129,7 +133,7 @@ def write_golden(
 ) -> None:
     """What a decoder computes from a random prompt, with the numbers that its codes stand for."""
     generator = torch.Generator().manual_seed(seed)
-    prompt = torch.randint(4, model.config.vocab_size, (PROMPT_LEN,), generator=generator)
+    prompt = torch.randint(4, model.config.get_text_config().vocab_size, (PROMPT_LEN,), generator=generator)
     with torch.no_grad():
         logits = model(prompt[None]).logits[0]
         ids = prompt

@@ -26,6 +26,25 @@ import torch
 from goldens import ALTERNATING
 from safetensors.torch import load_file, save_file
 
+# What a tiny encoder of images has, of which nothing is computed here.
+VISION = dict(
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    image_size=8,
+    patch_size=4,
+)
+GEMMA3_DEFAULTS = ["head_dim", "query_pre_attn_scalar", "rms_norm_eps", "hidden_activation"]
+
+def in_memory(name: str) -> str:
+    """What transformers 5 calls a tensor of a model of texts and images, which it stores by transformers 4's name."""
+    inner = name.removeprefix("language_model.")
+    if inner.startswith("lm_head."):
+        return inner
+    return "model." + name.replace("language_model.model.", "language_model.")
+
+
 # folder: class, what differs from COMMON, and how the folder is written
 MODELS = {
     "llama": dict(
@@ -296,6 +315,148 @@ MODELS = {
         ),
         # transformers 4's name.
         rewrite=lambda c: c.update(num_experts=c.pop("num_local_experts")),
+    ),
+    "gemma": dict(
+        cls="Gemma",
+        config=dict(head_dim=32, hidden_act="gelu", tie_word_embeddings=True),
+        rewrite=lambda c: (c.pop("tie_word_embeddings"), c.update(hidden_act="gelu")),
+        dtype=torch.bfloat16,
+    ),
+    # Part of a model of texts and images, which says nothing of what is as by default; transformers 4's names of tensors.
+    "gemma3-images": dict(
+        cls="Gemma3",
+        head="ForConditionalGeneration",
+        vision=dict(model_type="siglip_vision_model", **VISION, vision_use_head=False),
+        config=dict(
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=256,
+            query_pre_attn_scalar=256,
+            sliding_window=8,
+            rms_norm_eps=1e-6,
+            layer_types=ALTERNATING[:2],
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                full_attention=dict(rope_type="linear", rope_theta=1e6, factor=8.0),
+                sliding_attention=dict(rope_type="default", rope_theta=1e4),
+            ),
+        ),
+        rewrite=lambda c: (
+            [c["text_config"].pop(key) for key in GEMMA3_DEFAULTS],
+            c["text_config"].pop("rope_parameters"),
+            c["text_config"].update(rope_scaling=dict(rope_type="linear", factor=8.0)),
+        ),
+        dtype=torch.bfloat16,
+    ),
+    # The names of tensors that transformers 5 has in memory.
+    "mistral3": dict(
+        cls="Mistral3",
+        head="ForConditionalGeneration",
+        vision=dict(model_type="pixtral", **VISION),
+        config=dict(
+            model_type="mistral",
+            head_dim=24,
+            sliding_window=None,
+            rope_parameters=dict(rope_type="default", rope_theta=5000.0),
+        ),
+        rename=lambda tensors: {in_memory(name): t for name, t in tensors.items()},
+        dtype=torch.bfloat16,
+    ),
+    "glm": dict(cls="Glm", seed=602, config=dict(head_dim=24), dtype=torch.bfloat16),
+    # transformers 4's spelling: scaling for the layers without a window, of which 5 reads only the usual base for all.
+    "olmo3": dict(
+        cls="Olmo3",
+        config=dict(
+            num_hidden_layers=4,
+            sliding_window=11,
+            rope_parameters=dict(
+                full_attention=dict(
+                    rope_type="yarn",
+                    rope_theta=500000.0,
+                    factor=4.0,
+                    original_max_position_embeddings=64,
+                    beta_fast=2.0,
+                    beta_slow=0.5,
+                ),
+                sliding_attention=dict(rope_type="default", rope_theta=500000.0),
+            ),
+        ),
+        rewrite=lambda c: (
+            c.update(rope_scaling=c.pop("rope_parameters")["full_attention"]),
+            c.update(rope_theta=c["rope_scaling"].pop("rope_theta")),
+            c.pop("layer_types"),
+        ),
+        dtype=torch.bfloat16,
+    ),
+    # The spelling of transformers 5.
+    "olmo3-nested": dict(
+        cls="Olmo3",
+        config=dict(
+            sliding_window=9,
+            layer_types=ALTERNATING,
+            rope_parameters=dict(
+                full_attention=dict(rope_type="linear", rope_theta=300.0, factor=2.0),
+                sliding_attention=dict(rope_type="default", rope_theta=700.0),
+            ),
+        ),
+        dtype=torch.bfloat16,
+    ),
+    "olmoe": dict(
+        cls="Olmoe",
+        config=dict(
+            intermediate_size=40,
+            num_experts=6,
+            num_experts_per_tok=3,
+            norm_topk_prob=True,
+        ),
+        dtype=torch.bfloat16,
+    ),
+    "smollm3": dict(
+        cls="SmolLM3",
+        config=dict(
+            no_rope_layer_interval=2,
+            mlp_bias=True,
+            use_sliding_window=True,
+            sliding_window=13,
+            tie_word_embeddings=True,
+        ),
+        rewrite=lambda c: (c.pop("layer_types"), c.pop("tie_word_embeddings")),
+        dtype=torch.bfloat16,
+    ),
+    "seed-oss": dict(cls="SeedOss", config=dict(head_dim=24), dtype=torch.bfloat16),
+    "ernie4_5": dict(
+        cls="Ernie4_5",
+        config=dict(head_dim=32, use_bias=True, tie_word_embeddings=True),
+        dtype=torch.bfloat16,
+    ),
+    # As the hub has it, with a pattern in letters.
+    "exaone4": dict(
+        cls="Exaone4",
+        config=dict(num_hidden_layers=4, sliding_window=12, sliding_window_pattern=3),
+        rewrite=lambda c: c.update(sliding_window_pattern="LLG"),
+        dtype=torch.bfloat16,
+    ),
+    "exaone4-full": dict(
+        cls="Exaone4",
+        config=dict(
+            num_hidden_layers=2,
+            sliding_window=None,
+            layer_types=["full_attention"] * 2,
+        ),
+        dtype=torch.bfloat16,
+    ),
+    "stablelm": dict(
+        cls="StableLm",
+        config=dict(layer_norm_eps=1e-4, use_qkv_bias=True),
+        rewrite=lambda c: c.pop("rms_norm_eps", None),
+        dtype=torch.bfloat16,
+    ),
+    "stablelm-parallel": dict(
+        cls="StableLm",
+        config=dict(num_hidden_layers=2, use_parallel_residual=True, partial_rotary_factor=0.5),
+        rewrite=lambda c: c.pop("rms_norm_eps", None),
+        dtype=torch.bfloat16,
     ),
 }
 # What COMMON says in other words than GPT-2.

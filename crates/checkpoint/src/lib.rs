@@ -106,16 +106,20 @@ impl Checkpoint {
 
     fn from_config(files: CheckpointFiles, config: &HfConfig) -> Result<Self> {
         let arch = arch::find(config)?;
+        let text = arch.config_of_text(config)?;
         let mut checkpoint = Self {
-            spec: arch.describe(config)?,
+            spec: arch.describe(&text)?,
             arch,
-            dtype: config.dtype()?,
+            dtype: config.dtype()?.or(text.dtype()?),
             quantization: match files.gguf() {
                 Some(gguf) => Quantization::gguf(gguf),
                 None => Quantization::read(&files, config)?,
             },
             on_load: None,
-            generation: GenerationConfig::read(&files, config)?,
+            generation: GenerationConfig::read(
+                &files,
+                if config.raw("eos_token_id").is_some() { config } else { &text },
+            )?,
             sentence: SentenceSettings::read(&files)?,
             files,
         };
@@ -235,20 +239,16 @@ impl Checkpoint {
         plan
     }
 
-    /// The name that a stored tensor has in [`Self::tensor_plan`]: some checkpoints of an architecture write the name of the whole
-    /// model before every tensor's, and embedders, which are stored without a head, leave out `model.`.
+    /// The name that a stored tensor has in [`Self::tensor_plan`].
     pub fn planned_name<'a>(&self, stored: &'a str) -> Cow<'a, str> {
-        const INNER: [&str; 3] = ["embed_tokens.", "layers.", "norm."];
-        if self.arch.outer.is_none() && INNER.iter().any(|inner| stored.starts_with(inner)) {
-            return format!("model.{stored}").into();
-        }
-        self.arch.outer.and_then(|outer| stored.strip_prefix(outer)).unwrap_or(stored).into()
+        self.arch.planned_name(stored)
     }
 
     /// Whether a tensor outside [`Self::tensor_plan`] may be there: a buffer that follows from the
-    /// configuration, a copy of a tied weight, or a scale of activations.
+    /// configuration, a copy of a tied weight, a scale of activations, or a part that is for images.
     pub fn may_skip_tensor(&self, name: &str) -> bool {
         weights::may_skip(&self.spec, name)
+            || self.arch.is_for_images(name)
             || (self.files.gguf().is_some() && Gguf::is_configuration(name))
             || self.quantization.as_ref().is_some_and(|quantization| quantization.may_skip(name))
     }

@@ -315,20 +315,38 @@ impl ModelSpec {
         self.each_attention(|_, a| a.rope.iter_mut().for_each(|rope| rope.interleaved = true));
     }
 
+    /// Leaves ropes to layers with a window.
+    pub fn drop_ropes_of_full_layers(&mut self) {
+        self.each_attention(|_, a| a.rope = a.rope.take().filter(|_| a.window.is_some()));
+    }
+
+    /// Gives layers with a window the ropes of `c`.
+    pub(crate) fn set_ropes_of_windowed_layers(&mut self, c: &HfConfig) -> Result<()> {
+        for layer in &mut self.layers {
+            let attention = &mut layer.attention;
+            if attention.window.is_some() {
+                attention.rope = Some(RopeSpec::read(c, attention.head_dim)?);
+            }
+        }
+        Ok(())
+    }
+
     /// Norms q and k of every layer.
     pub fn set_qk_norm(&mut self, norm: NormSpec, span: QkNormSpan) {
         self.each_attention(|_, a| a.qk_norm = Some(QkNormSpec { norm, span }));
     }
 
-    /// Gives experts to the layers for which `has` says so. Their number is `counted_by` of the configuration, their
-    /// inner width `width_by`.
+    /// Gives experts to the layers for which `has` says so. Their inner width is `width_by` of the configuration.
     pub(crate) fn set_experts(
         &mut self,
         c: &HfConfig,
-        (counted_by, width_by): (&str, &str),
+        width_by: &str,
         renormalize: bool,
         has: impl Fn(usize) -> bool,
     ) -> Result<()> {
+        // Mixtral has the one name, Qwen the other, and transformers 5 writes Mixtral's for both.
+        let counted_by =
+            if c.contains("num_local_experts") { "num_local_experts" } else { "num_experts" };
         let count = c.bounded(counted_by, MOST_EXPERTS / self.layers.len())?;
         let top_k = c.count("num_experts_per_tok")?;
         if top_k > count {

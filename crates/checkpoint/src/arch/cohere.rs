@@ -16,7 +16,7 @@ pub(super) const ARCH: Arch = Arch {
     reads: &["attention_bias", "use_qk_norm", "logit_scale"],
     spec: cohere,
     weights: WEIGHTS,
-    outer: None,
+    ..Arch::LIKE_LLAMA
 };
 
 pub(super) const COHERE2: Arch = Arch {
@@ -30,8 +30,7 @@ pub(super) const COHERE2: Arch = Arch {
         "layer_types",
     ],
     spec: cohere2,
-    weights: &[],
-    outer: None,
+    ..Arch::LIKE_LLAMA
 };
 
 const WEIGHTS: &[WeightRule] = &[
@@ -51,11 +50,7 @@ fn cohere2(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = base(c)?;
     let pattern = c.count_opt("sliding_window_pattern")?.unwrap_or(4);
     m.set_windows(c, c.count("sliding_window")?, |i| (i + 1) % pattern != 0)?;
-    m.each_attention(|_, a| {
-        if a.window.is_none() {
-            a.rope = None;
-        }
-    });
+    m.drop_ropes_of_full_layers();
     Ok(m)
 }
 

@@ -1,11 +1,11 @@
-//! Gemma 2: norms before and after each block, soft-capped scores and logits, scaled embeddings,
-//! every second layer windowed. Source: transformers `models/gemma2`.
+//! Gemma 2: Gemma with norms before and after each block, soft-capped scores and logits, and every second layer windowed.
+//! Source: transformers `models/gemma2`.
 
-use super::Arch;
+use super::{Arch, gemma};
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{EmbedSpec, ModelSpec, NormKind, NormSpec, Residual},
+    spec::{ModelSpec, Residual},
     weights::{Slot, WeightRule, whole},
 };
 
@@ -22,7 +22,7 @@ pub(super) const ARCH: Arch = Arch {
     ],
     spec,
     weights: WEIGHTS,
-    outer: None,
+    ..Arch::LIKE_LLAMA
 };
 
 pub(super) const WEIGHTS: &[WeightRule] = &[
@@ -41,13 +41,8 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
 
 /// What Gemma 2 and 3 have in common: all but windows, norms of heads and ropes.
 pub(super) fn base(c: &HfConfig) -> Result<ModelSpec> {
-    // Absent, it would be 256, not hidden_size / num_attention_heads.
-    c.count("head_dim")?;
-    let mut m = ModelSpec::llama(c)?;
-    m.embed = EmbedSpec { scale: (m.hidden_size as f64).sqrt(), rounded: true, positions: None };
-    m.head.tied = c.flag_or("tie_word_embeddings", true)?;
+    let mut m = gemma::base(c)?;
     m.head.softcap = c.float_or_null("final_logit_softcapping")?;
-    m.set_norm(NormSpec { kind: NormKind::RmsPlusOne, ..m.final_norm });
     m.layers.iter_mut().for_each(|l| l.residual = Residual::Sandwich);
     let scale = c.float("query_pre_attn_scalar")?.powf(-0.5);
     let softcap = c.float_or_null("attn_logit_softcapping")?;

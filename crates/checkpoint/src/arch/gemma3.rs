@@ -1,11 +1,10 @@
 //! Gemma 3 (text): Gemma 2 with norms of each head of q and k in place of soft caps, and five windowed layers, with a rope of their
 //! own, to each global one. Source: transformers `models/gemma3`.
 
-use super::{Arch, gemma2};
+use super::{Arch, Around, gemma2};
 use crate::{
     config::HfConfig,
     error::Result,
-    rope::RopeSpec,
     spec::{ModelSpec, QkNormSpan},
 };
 
@@ -24,8 +23,31 @@ pub(super) const ARCH: Arch = Arch {
     ],
     spec,
     weights: gemma2::WEIGHTS,
-    outer: None,
+    ..Arch::LIKE_LLAMA
 };
+
+/// The larger ones, of which images are refused.
+pub(super) const OF_IMAGES: Arch = Arch {
+    name: "Gemma3ForConditionalGeneration",
+    model_type: "gemma3",
+    spec: of_images,
+    around: Around::Images,
+    ..ARCH
+};
+
+/// Source: transformers `models/gemma3`, `Gemma3TextConfig`.
+const DEFAULT_COUNTS: [(&str, usize); 10] = [
+    ("vocab_size", 262_208),
+    ("hidden_size", 2304),
+    ("intermediate_size", 9216),
+    ("num_hidden_layers", 26),
+    ("num_attention_heads", 8),
+    ("num_key_value_heads", 4),
+    ("head_dim", 256),
+    ("max_position_embeddings", 131_072),
+    ("query_pre_attn_scalar", 256),
+    ("sliding_window", 4096),
+];
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     // Absent, they are none; Gemma 2's would be numbers.
@@ -36,14 +58,17 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     m.set_qk_norm(norm, QkNormSpan::Head);
     let pattern = c.count_opt("sliding_window_pattern")?.unwrap_or(6);
     m.set_windows(c, c.count("sliding_window")?, |i| (i + 1) % pattern != 0)?;
-    let head_dim = m.layers[0].attention.head_dim;
-    let local = RopeSpec::read(&rope_of(c, "sliding_attention")?, head_dim)?;
-    m.each_attention(|_, a| {
-        if a.window.is_some() {
-            a.rope = Some(local.clone());
-        }
-    });
+    m.set_ropes_of_windowed_layers(&rope_of(c, "sliding_attention")?)?;
     Ok(m)
+}
+
+/// What a model of texts and images leaves out of its part for texts is as transformers has it by default.
+fn of_images(c: &HfConfig) -> Result<ModelSpec> {
+    let mut c = c.with_default("hidden_activation", "gelu_pytorch_tanh");
+    for (key, count) in DEFAULT_COUNTS {
+        c = c.with_default(key, count);
+    }
+    spec(&c.with_default("rms_norm_eps", 1e-6))
 }
 
 /// The configuration with the rope settings of one type of layers, which transformers 4 writes as `rope_theta` and

@@ -1,5 +1,5 @@
-//! GLM-4-0414: Llama with norms before and after each block, half of each head rotated, pair by pair of neighbours, biases on q, k
-//! and v, and gate and up stored as one tensor. Source: transformers `models/glm4`.
+//! GLM-4: Llama with half of each head rotated, pair by pair of neighbours, biases on q, k and v, and gate and up stored as one
+//! tensor. GLM-4-0414 has norms before and after each block. Source: transformers `models/glm`, `models/glm4`.
 
 use super::Arch;
 use crate::{
@@ -9,14 +9,16 @@ use crate::{
     weights::{Slot, WeightRule, rows, whole},
 };
 
-pub(super) const ARCH: Arch = Arch {
-    name: "Glm4ForCausalLM",
-    model_type: "glm4",
+pub(super) const GLM: Arch = Arch {
+    name: "GlmForCausalLM",
+    model_type: "glm",
     reads: &["attention_bias"],
-    spec,
+    spec: glm,
     weights: WEIGHTS,
-    outer: None,
+    ..Arch::LIKE_LLAMA
 };
+
+pub(super) const ARCH: Arch = Arch { name: "Glm4ForCausalLM", model_type: "glm4", spec, ..GLM };
 
 const WEIGHTS: &[WeightRule] = &[
     whole(Slot::AttnPostNorm, "model.layers.{i}.post_self_attn_layernorm.weight"),
@@ -25,13 +27,18 @@ const WEIGHTS: &[WeightRule] = &[
     rows(Slot::Up, "model.layers.{i}.mlp.gate_up_proj.weight"),
 ];
 
-fn spec(c: &HfConfig) -> Result<ModelSpec> {
+fn glm(c: &HfConfig) -> Result<ModelSpec> {
     // Absent, it would be 128, not hidden_size / num_attention_heads.
     c.count("head_dim")?;
     let c = c.with_default("partial_rotary_factor", 0.5).with_default("attention_bias", true);
     let mut m = ModelSpec::llama(&c)?;
-    m.layers.iter_mut().for_each(|l| l.residual = Residual::Sandwich);
     m.each_attention(|_, a| a.out_bias = false);
     m.interleave_ropes();
+    Ok(m)
+}
+
+fn spec(c: &HfConfig) -> Result<ModelSpec> {
+    let mut m = glm(c)?;
+    m.layers.iter_mut().for_each(|l| l.residual = Residual::Sandwich);
     Ok(m)
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Arch;
+use super::{Arch, Around};
 use crate::{
     config::HfConfig,
     error::Result,
@@ -20,7 +20,7 @@ pub(super) const ARCH: Arch = Arch {
     reads: &["scale_attn_by_inverse_layer_idx"],
     spec,
     weights: WEIGHTS,
-    outer: Some("transformer."),
+    around: Around::Name("transformer."),
 };
 
 const WEIGHTS: &[WeightRule] = &[

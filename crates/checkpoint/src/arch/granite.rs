@@ -15,8 +15,7 @@ pub(super) const ARCH: Arch = Arch {
         "logits_scaling",
     ],
     spec,
-    weights: &[],
-    outer: None,
+    ..Arch::LIKE_LLAMA
 };
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {

@@ -14,7 +14,7 @@ pub(super) const ARCH: Arch = Arch {
     reads: &["sliding_window", "num_local_experts"],
     spec,
     weights: WEIGHTS,
-    outer: None,
+    ..Arch::LIKE_LLAMA
 };
 
 const WEIGHTS: &[WeightRule] = &[
@@ -28,6 +28,6 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = ModelSpec::llama(&c.with_default("rope_theta", 1e6))?;
     let window = c.count_opt("sliding_window")?;
     m.each_attention(|_, a| a.window = window);
-    m.set_experts(c, ("num_local_experts", "intermediate_size"), true, |_| true)?;
+    m.set_experts(c, "intermediate_size", true, |_| true)?;
     Ok(m)
 }

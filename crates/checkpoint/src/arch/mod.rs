@@ -1,5 +1,7 @@
 //! The registry: `architectures[0]` of `config.json` -> how to describe the model.
 
+use std::borrow::Cow;
+
 use crate::{
     config::HfConfig,
     encoder::supported_encoders,
@@ -9,6 +11,9 @@ use crate::{
 };
 
 mod cohere;
+mod ernie4_5;
+mod exaone4;
+mod gemma;
 mod gemma2;
 mod gemma3;
 mod glm4;
@@ -17,10 +22,14 @@ mod granite;
 mod llama;
 mod mixtral;
 mod olmo2;
+mod olmoe;
 mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
+mod seed_oss;
+mod smollm3;
+mod stablelm;
 mod starcoder2;
 
 /// A supported architecture.
@@ -35,26 +44,46 @@ pub struct Arch {
     spec: fn(&HfConfig) -> Result<ModelSpec>,
     /// Where its weights differ from Llama's names.
     pub(crate) weights: &'static [WeightRule],
-    /// What some of its checkpoints write before the name of each tensor, and others do not.
-    pub(crate) outer: Option<&'static str>,
+    around: Around,
+}
+
+/// What is around a decoder in some checkpoints.
+#[derive(Debug)]
+enum Around {
+    Nothing,
+    /// A name before that of each tensor, which other checkpoints do not write.
+    Name(&'static str),
+    /// A model of texts and images, whose part for text it is.
+    Images,
 }
 
 const ALL: &[Arch] = &[
     llama::ARCH,
     llama::MISTRAL,
+    llama::MISTRAL3,
     qwen2::ARCH,
     qwen3::ARCH,
+    gemma::ARCH,
     gemma2::ARCH,
     gemma3::ARCH,
+    gemma3::OF_IMAGES,
     phi3::ARCH,
+    glm4::GLM,
     glm4::ARCH,
     granite::ARCH,
     olmo2::ARCH,
+    olmo2::OLMO3,
+    smollm3::ARCH,
+    seed_oss::ARCH,
+    ernie4_5::ARCH,
+    exaone4::ARCH,
+    stablelm::ARCH,
     starcoder2::ARCH,
     gpt2::ARCH,
     cohere::ARCH,
     cohere::COHERE2,
     mixtral::ARCH,
+    olmoe::ARCH,
     qwen3_moe::ARCH,
 ];
 
@@ -90,6 +119,57 @@ const MATH_KEYS: &[&str] = &[
 ];
 
 impl Arch {
+    /// Llama, and what architectures have in common with it unless they say otherwise.
+    const LIKE_LLAMA: Self = Self {
+        name: "LlamaForCausalLM",
+        model_type: "llama",
+        reads: &["attention_bias", "mlp_bias"],
+        spec: ModelSpec::llama,
+        weights: &[],
+        around: Around::Nothing,
+    };
+
+    /// The part of `config.json` that describes the decoder.
+    pub(crate) fn config_of_text(&self, config: &HfConfig) -> Result<HfConfig> {
+        match self.around {
+            Around::Nothing | Around::Name(_) => Ok(config.clone()),
+            Around::Images => {
+                let text = config.section("text_config")?;
+                let mut text = text.ok_or_else(|| config.missing("text_config", "an object"))?;
+                // Where both say it, the model of texts is meant.
+                if let Some(tied) = config.raw("tie_word_embeddings") {
+                    text = text.with_default("tie_word_embeddings", tied.clone());
+                }
+                Ok(text)
+            }
+        }
+    }
+
+    /// The name that a stored tensor has in [`Self::weights`]: some checkpoints write the name of the whole model before every
+    /// tensor's, and embedders, which are stored without a head, leave out `model.`.
+    pub(crate) fn planned_name<'a>(&self, stored: &'a str) -> Cow<'a, str> {
+        const INNER: [&str; 3] = ["embed_tokens.", "layers.", "norm."];
+        match self.around {
+            Around::Name(outer) => stored.strip_prefix(outer).unwrap_or(stored).into(),
+            // As transformers 5 and 4 write it.
+            Around::Images => match stored.strip_prefix("model.language_model.") {
+                Some(inner) => format!("model.{inner}").into(),
+                None => stored.strip_prefix("language_model.").unwrap_or(stored).into(),
+            },
+            Around::Nothing => match INNER.iter().any(|inner| stored.starts_with(inner)) {
+                true => format!("model.{stored}").into(),
+                false => stored.into(),
+            },
+        }
+    }
+
+    /// Whether a tensor is a part of the checkpoint that texts do not need.
+    pub(crate) fn is_for_images(&self, name: &str) -> bool {
+        const PARTS: [&str; 2] = ["vision_tower.", "multi_modal_projector."];
+        let name = name.strip_prefix("model.").unwrap_or(name);
+        matches!(self.around, Around::Images) && PARTS.iter().any(|part| name.starts_with(part))
+    }
+
     pub(crate) fn describe(&self, config: &HfConfig) -> Result<ModelSpec> {
         for key in MATH_KEYS.iter().filter(|key| !self.reads.contains(key)) {
             config.refuse(key)?;

@@ -9,8 +9,7 @@ pub(super) const ARCH: Arch = Arch {
     model_type: "qwen2",
     reads: &["use_sliding_window", "sliding_window", "layer_types"],
     spec,
-    weights: &[],
-    outer: None,
+    ..Arch::LIKE_LLAMA
 };
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {

@@ -13,8 +13,7 @@ pub(super) const ARCH: Arch = Arch {
     model_type: "qwen3",
     reads: &["attention_bias", "use_sliding_window", "sliding_window", "layer_types"],
     spec,
-    weights: &[],
-    outer: None,
+    ..Arch::LIKE_LLAMA
 };
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {

@@ -14,8 +14,7 @@ pub(super) const ARCH: Arch = Arch {
         "num_local_experts",
     ],
     spec,
-    weights: &[],
-    outer: None,
+    ..Arch::LIKE_LLAMA
 };
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
@@ -28,9 +27,6 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let dense = c.indices("mlp_only_layers")?;
     let has_experts = |i: usize| (i + 1).is_multiple_of(step) && !dense.contains(&(i as u32));
     let renormalize = c.flag_or("norm_topk_prob", false)?;
-    // transformers 5 writes Mixtral's name.
-    let counted_by =
-        if c.contains("num_local_experts") { "num_local_experts" } else { "num_experts" };
-    m.set_experts(c, (counted_by, "moe_intermediate_size"), renormalize, has_experts)?;
+    m.set_experts(c, "moe_intermediate_size", renormalize, has_experts)?;
     Ok(m)
 }

@@ -15,7 +15,7 @@ pub(super) const ARCH: Arch = Arch {
     reads: &["sliding_window"],
     spec,
     weights: WEIGHTS,
-    outer: None,
+    ..Arch::LIKE_LLAMA
 };
 
 const WEIGHTS: &[WeightRule] = &[

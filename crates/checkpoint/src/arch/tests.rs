@@ -7,13 +7,16 @@ use crate::{
     weights::{Slot, plan},
 };
 
+mod derived;
+
 fn config(text: &str) -> HfConfig {
     HfConfig::parse("config.json", text.as_bytes()).unwrap()
 }
 
 fn describe(text: &str) -> Result<ModelSpec> {
     let config = config(text);
-    find(&config)?.describe(&config)
+    let arch = find(&config)?;
+    arch.describe(&arch.config_of_text(&config)?)
 }
 
 fn spec(text: &str) -> ModelSpec {
@@ -589,9 +592,11 @@ fn an_unknown_architecture_gets_the_list_and_the_nearest() {
     assert_eq!(
         error(&typo),
         "architecture `Qwen3NextForCausalLM` is not supported (the nearest is `Qwen3ForCausalLM`); supported: \
-         LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, \
-         Phi3ForCausalLM, Glm4ForCausalLM, GraniteForCausalLM, Olmo2ForCausalLM, Starcoder2ForCausalLM, GPT2LMHeadModel, \
-         CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, Qwen3MoeForCausalLM, \
+         LlamaForCausalLM, MistralForCausalLM, Mistral3ForConditionalGeneration, Qwen2ForCausalLM, Qwen3ForCausalLM, \
+         GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Phi3ForCausalLM, \
+         GlmForCausalLM, Glm4ForCausalLM, GraniteForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, SmolLM3ForCausalLM, \
+         SeedOssForCausalLM, Ernie4_5ForCausalLM, Exaone4ForCausalLM, StableLmForCausalLM, Starcoder2ForCausalLM, \
+         GPT2LMHeadModel, CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, OlmoeForCausalLM, Qwen3MoeForCausalLM, \
          BertModel, BertForSequenceClassification, RobertaModel, RobertaForSequenceClassification, XLMRobertaModel, \
          XLMRobertaForSequenceClassification, DistilBertModel, DistilBertForSequenceClassification, ModernBertModel, \
          ModernBertForSequenceClassification, NomicBertModel"

@@ -44,8 +44,20 @@ const ARCHITECTURES: &[Architecture] = &[
         "llama",
     ),
     row("MistralForCausalLM", "Mistral 7B and what is built like it", "sliding window", ""),
+    row(
+        "Mistral3ForConditionalGeneration",
+        "Mistral Small 3.1 and 3.2; texts only",
+        "both spellings of tensors, a head of its own",
+        "",
+    ),
     row("Qwen2ForCausalLM", "Qwen2, Qwen2.5", "qkv biases, windows in some layers", "qwen2"),
     row("Qwen3ForCausalLM", "Qwen3 (dense)", "norms on heads of q and k", "qwen3"),
+    row(
+        "GemmaForCausalLM",
+        "Gemma",
+        "norms around one, scaled embeddings, GELU by another name",
+        "",
+    ),
     row(
         "Gemma2ForCausalLM",
         "Gemma 2",
@@ -59,11 +71,18 @@ const ARCHITECTURES: &[Architecture] = &[
         "gemma3",
     ),
     row(
+        "Gemma3ForConditionalGeneration",
+        "Gemma 3 (4B, 12B, 27B); texts only",
+        "settings that are left out, stretched global layers",
+        "",
+    ),
+    row(
         "Phi3ForCausalLM",
         "Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
         "fused tensors, partial rotary, longrope",
         "phi3",
     ),
+    row("GlmForCausalLM", "GLM-4-9B", "interleaved partial rotary, fused tensors, qkv biases", ""),
     row("Glm4ForCausalLM", "GLM-4-0414", "interleaved rope, norms before and after", ""),
     row(
         "GraniteForCausalLM",
@@ -72,6 +91,27 @@ const ARCHITECTURES: &[Architecture] = &[
         "granite",
     ),
     row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, norms over all heads", ""),
+    row(
+        "Olmo3ForCausalLM",
+        "OLMo 3",
+        "windowed layers with a rope of their own, both spellings of ropes",
+        "",
+    ),
+    row("SmolLM3ForCausalLM", "SmolLM3", "layers without rope, which have windows", ""),
+    row("SeedOssForCausalLM", "Seed-OSS", "qkv biases", ""),
+    row("Ernie4_5ForCausalLM", "ERNIE 4.5 (dense)", "interleaved rope, biases everywhere", ""),
+    row(
+        "Exaone4ForCausalLM",
+        "EXAONE 4.0",
+        "windowed layers with rope, others without; full layers alone; norms after each block",
+        "",
+    ),
+    row(
+        "StableLmForCausalLM",
+        "StableLM 2 (1.6B), StableLM 3B",
+        "LayerNorm, partial rotary, attention and feed-forward one after the other and side by side",
+        "",
+    ),
     row(
         "Starcoder2ForCausalLM",
         "StarCoder2",
@@ -97,6 +137,7 @@ const ARCHITECTURES: &[Architecture] = &[
         "",
     ),
     row("MixtralForCausalLM", "Mixtral", "experts, sliding window", ""),
+    row("OlmoeForCausalLM", "OLMoE", "experts, norms over all heads", ""),
     row(
         "Qwen3MoeForCausalLM",
         "Qwen3-30B-A3B, Qwen3-235B-A22B and their like",

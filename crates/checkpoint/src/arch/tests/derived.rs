@@ -1,0 +1,246 @@
+//! Architectures that are others with a few settings.
+
+use super::*;
+
+/// Which layers have a rope, and which a window.
+fn ropes_and_windows(m: &ModelSpec) -> (Vec<bool>, Vec<Option<usize>>) {
+    let attention = || m.layers.iter().map(|layer| &layer.attention);
+    (attention().map(|a| a.rope.is_some()).collect(), attention().map(|a| a.window).collect())
+}
+
+/// google/gemma-2b, whose `hidden_act` is not what it says.
+#[test]
+fn gemma() {
+    let text = r#"{"architectures": ["GemmaForCausalLM"], "model_type": "gemma", "attention_bias": false, "head_dim": 256,
+        "hidden_act": "gelu", "hidden_size": 2048, "intermediate_size": 16384, "max_position_embeddings": 8192,
+        "num_attention_heads": 8, "num_hidden_layers": 18, "num_key_value_heads": 1, "rms_norm_eps": 1e-06,
+        "rope_scaling": null, "rope_theta": 10000.0, "vocab_size": 256000}"#;
+    let m = spec(text);
+    assert_eq!(m.num_parameters(), 2_506_172_416);
+    assert_eq!(
+        (m.layers[0].ffn.mlp().act, m.layers[0].residual),
+        (Act::GeluTanh, Residual::PreNorm)
+    );
+    assert!(m.head.tied && m.embed.rounded && m.final_norm.kind == NormKind::RmsPlusOne);
+    // As google/gemma-1.1-2b-it says it.
+    let told = with(
+        text,
+        r#"{"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}"#,
+    );
+    assert_eq!(spec(&told), m);
+}
+
+/// google/gemma-3-4b-it and 12b-it: what is as transformers has it by default is not written.
+#[test]
+fn gemma3_of_texts_and_images() {
+    let text = r#"{"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
+        "image_token_index": 262144, "text_config": {"hidden_size": 2560, "intermediate_size": 10240,
+            "model_type": "gemma3_text", "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024}, "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1152}}"#;
+    let m = spec(text);
+    assert_eq!(m.num_parameters(), 3_880_263_168);
+    assert_eq!(m.max_model_len, 131_072);
+    let a = &m.layers[0].attention;
+    assert_eq!(
+        (a.heads, a.kv_heads, a.head_dim, a.scale, a.window),
+        (8, 4, 256, 0.0625, Some(1024))
+    );
+    assert_eq!((rope(&m, 0).theta, rope(&m, 5).theta), (1e4, 1e6));
+    assert_eq!(rope(&m, 5).scaling, RopeScaling::Linear { factor: 8.0 });
+
+    let checkpoint = open(text);
+    assert_eq!(
+        (checkpoint.dtype(), checkpoint.architecture()),
+        (Some(Dtype::Bf16), "Gemma3ForConditionalGeneration")
+    );
+    assert_eq!(checkpoint.generation().eos_token_ids, [1, 106]);
+    for stored in ["language_model.model.norm.weight", "model.language_model.norm.weight"] {
+        assert_eq!(checkpoint.planned_name(stored), "model.norm.weight");
+    }
+    for (name, may_skip) in [
+        ("vision_tower.vision_model.post_layernorm.weight", true),
+        ("model.multi_modal_projector.mm_input_projection_weight", true),
+        ("lm_head.weight", true),
+        ("model.audio_tower.norm.weight", false),
+    ] {
+        assert_eq!(checkpoint.may_skip_tensor(&checkpoint.planned_name(name)), may_skip, "{name}");
+    }
+    let none = with(text, r#"{"text_config": null}"#);
+    assert!(
+        error(&none).contains("`text_config` is missing; an object is needed"),
+        "{}",
+        error(&none)
+    );
+    let wrong = with(text, r#"{"text_config": {"hidden_size": "wide"}}"#);
+    assert!(error(&wrong).contains("`text_config.hidden_size` is \"wide\""), "{}", error(&wrong));
+}
+
+/// The checkpoint with this configuration, and nothing else.
+fn open(config: &str) -> Checkpoint {
+    let files: Vec<(&'static str, &'static [u8])> =
+        vec![("config.json", config.to_owned().leak().as_bytes())];
+    Checkpoint::open(CheckpointFiles::Embedded(files.leak())).unwrap()
+}
+
+/// mistralai/Mistral-Small-3.1-24B-Instruct-2503.
+#[test]
+fn mistral3() {
+    let text = r#"{"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "image_token_index": 10,
+        "multimodal_projector_bias": false, "spatial_merge_size": 2, "text_config": {"attention_dropout": 0.0,
+            "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120, "intermediate_size": 32768,
+            "max_position_embeddings": 131072, "model_type": "mistral", "num_attention_heads": 32,
+            "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000000.0,
+            "sliding_window": null, "vocab_size": 131072}, "torch_dtype": "bfloat16", "vision_feature_layer": -1}"#;
+    let m = spec(text);
+    assert_eq!((m.num_parameters(), m.head.tied), (23_572_403_200, false));
+    assert!(spec(&with(text, r#"{"tie_word_embeddings": true}"#)).head.tied);
+    let other = with(text, r#"{"text_config": {"model_type": "mamba"}}"#);
+    assert!(error(&other).contains("`text_config.model_type` = \"mamba\""), "{}", error(&other));
+}
+
+/// THUDM/glm-4-9b-chat-hf.
+#[test]
+fn glm() {
+    let text = with(
+        LLAMA_3_1_8B,
+        r#"{"architectures": ["GlmForCausalLM"], "model_type": "glm", "attention_bias": true, "mlp_bias": null,
+            "head_dim": 128, "intermediate_size": 13696, "num_hidden_layers": 40, "num_key_value_heads": 2,
+            "rms_norm_eps": 1.5625e-07, "rope_scaling": null, "rope_theta": 10000.0, "vocab_size": 151552}"#,
+    );
+    let m = spec(&text);
+    assert_eq!(m.num_parameters(), 9_399_951_360);
+    assert_eq!((rope(&m, 0).dim, rope(&m, 0).interleaved), (64, true));
+    assert_eq!(m.layers[0].residual, Residual::PreNorm);
+}
+
+/// allenai/Olmo-3-7B-Instruct: layers with a window are not stretched.
+#[test]
+fn olmo3() {
+    let text = with(
+        LLAMA_3_1_8B,
+        r#"{"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "num_key_value_heads": 32, "vocab_size": 100278,
+            "intermediate_size": 11008, "max_position_embeddings": 65536, "mlp_bias": null, "sliding_window": 4096,
+            "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1, "factor": 8.0,
+                "original_max_position_embeddings": 8192, "rope_type": "yarn"}}"#,
+    );
+    let m = spec(&text);
+    assert_eq!((m.num_parameters(), m.max_model_len), (7_298_011_136, 65_536));
+    let (_, windows) = ropes_and_windows(&m);
+    assert_eq!(windows[..4], [Some(4096), Some(4096), Some(4096), None]);
+    assert_eq!((rope(&m, 0).theta, &rope(&m, 0).scaling), (500_000.0, &RopeScaling::None));
+    assert!(matches!(rope(&m, 3).scaling, RopeScaling::Yarn { factor: 8.0, .. }));
+}
+
+/// allenai/OLMoE-1B-7B-0924.
+#[test]
+fn olmoe() {
+    let text = with(
+        LLAMA_3_1_8B,
+        r#"{"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "clip_qkv": null, "hidden_size": 2048,
+            "intermediate_size": 1024, "mlp_bias": null, "norm_topk_prob": false, "num_attention_heads": 16,
+            "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16, "num_key_value_heads": 16,
+            "rope_scaling": null, "vocab_size": 50304}"#,
+    );
+    let m = spec(&text);
+    assert_eq!(m.num_parameters(), 6_919_161_856);
+    assert!(m.norms_all_heads() && !m.layers[0].ffn.experts().unwrap().renormalize);
+    let clipped = with(&text, r#"{"clip_qkv": 8.0}"#);
+    assert!(error(&clipped).contains("`clip_qkv` = 8.0 is not supported by this architecture"));
+}
+
+/// HuggingFaceTB/SmolLM3-3B.
+#[test]
+fn smollm3() {
+    let text = with(
+        LLAMA_3_1_8B,
+        r#"{"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "hidden_size": 2048,
+            "intermediate_size": 11008, "max_position_embeddings": 65536, "no_rope_layer_interval": 4,
+            "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4, "rope_scaling": null,
+            "rope_theta": 5000000.0, "sliding_window": null, "tie_word_embeddings": null, "use_sliding_window": false}"#,
+    );
+    let m = spec(&text);
+    assert_eq!((m.num_parameters(), m.head.tied), (3_075_098_624, true));
+    assert_eq!(ropes_and_windows(&m).0[..5], [true, true, true, false, true]);
+    let listed = r#"{"no_rope_layers": [0, 1, 1, 1], "num_hidden_layers": 4}"#;
+    assert_eq!(ropes_and_windows(&spec(&with(&text, listed))).0, [false, true, true, true]);
+    let windowed = r#"{"use_sliding_window": true, "sliding_window": 512}"#;
+    assert_eq!(ropes_and_windows(&spec(&with(&text, windowed))).1[2..5], [None, Some(512), None]);
+    let short = error(&with(&text, r#"{"no_rope_layers": [0, 1, 1, 1]}"#));
+    assert!(
+        short.contains("`no_rope_layers` is [0,1,1,1], but an entry for each layer"),
+        "{short}"
+    );
+}
+
+/// ByteDance-Seed/Seed-OSS-36B-Instruct.
+#[test]
+fn seed_oss() {
+    let text = with(
+        LLAMA_3_1_8B,
+        r#"{"architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "attention_bias": true,
+            "attention_out_bias": false, "head_dim": 128, "hidden_size": 5120, "intermediate_size": 27648,
+            "num_attention_heads": 80, "num_hidden_layers": 64, "num_key_value_heads": 8, "rope_scaling": null,
+            "rope_theta": 10000000.0, "vocab_size": 155136}"#,
+    );
+    let m = spec(&text);
+    assert_eq!(m.num_parameters(), 36_151_104_512);
+    assert_eq!((m.layers[0].attention.qkv_bias, m.layers[0].attention.out_bias), (true, false));
+}
+
+/// baidu/ERNIE-4.5-0.3B-PT.
+#[test]
+fn ernie() {
+    let text = with(
+        LLAMA_3_1_8B,
+        r#"{"architectures": ["Ernie4_5ForCausalLM"], "model_type": "ernie4_5", "attention_bias": null, "head_dim": 128,
+            "hidden_size": 1024, "intermediate_size": 3072, "mlp_bias": null, "num_attention_heads": 16,
+            "num_hidden_layers": 18, "num_key_value_heads": 2, "rope_scaling": null, "tie_word_embeddings": true,
+            "use_bias": false, "vocab_size": 103424}"#,
+    );
+    let m = spec(&text);
+    assert_eq!((m.num_parameters(), rope(&m, 0).interleaved), (360_748_032, true));
+}
+
+/// LGAI-EXAONE/EXAONE-4.0-32B and 1.2B.
+#[test]
+fn exaone4() {
+    let text = with(
+        LLAMA_3_1_8B,
+        r#"{"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "attention_bias": null, "head_dim": 128,
+            "hidden_size": 5120, "intermediate_size": 27392, "mlp_bias": null, "num_attention_heads": 40,
+            "num_hidden_layers": 64, "num_key_value_heads": 8, "sliding_window": 4096, "sliding_window_pattern": 4,
+            "vocab_size": 102400}"#,
+    );
+    let m = spec(&text);
+    assert_eq!(m.num_parameters(), 32_003_216_384);
+    let (ropes, windows) = ropes_and_windows(&m);
+    assert_eq!((ropes[3], windows[3], ropes[2], windows[2]), (false, None, true, Some(4096)));
+    let full = with(&text, r#"{"sliding_window_pattern": null}"#)
+        .replace("\"sliding_window\":4096", "\"sliding_window\":null");
+    let (ropes, windows) = ropes_and_windows(&spec(&full));
+    assert!(ropes.iter().all(|rope| *rope) && windows.iter().all(Option::is_none));
+    let letters = error(&with(&text, r#"{"sliding_window_pattern": "LLLG"}"#));
+    assert!(letters.contains("`sliding_window_pattern` is \"LLLG\""), "{letters}");
+}
+
+/// stabilityai/stablelm-2-1_6b, and what stablelm-2-12b has.
+#[test]
+fn stablelm() {
+    let text = with(
+        LLAMA_3_1_8B,
+        r#"{"architectures": ["StableLmForCausalLM"], "model_type": "stablelm", "attention_bias": null, "hidden_size": 2048,
+            "intermediate_size": 5632, "layer_norm_eps": 1e-05, "max_position_embeddings": 4096, "mlp_bias": null,
+            "num_attention_heads": 32, "num_hidden_layers": 24, "num_key_value_heads": 32, "partial_rotary_factor": 0.25,
+            "rms_norm_eps": null, "rope_scaling": null, "rope_theta": 10000, "use_parallel_residual": false,
+            "use_qkv_bias": true, "vocab_size": 100352}"#,
+    );
+    let m = spec(&text);
+    assert_eq!((m.num_parameters(), rope(&m, 0).dim), (1_644_515_328, 16));
+    let parallel = spec(&with(&text, r#"{"use_parallel_residual": true}"#));
+    assert_eq!(parallel.layers[0].residual, Residual::Parallel);
+    let normed = error(&with(&text, r#"{"qk_layernorm": true}"#));
+    assert!(
+        normed.contains("`qk_layernorm` = true is not supported by this architecture"),
+        "{normed}"
+    );
+}
