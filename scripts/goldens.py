@@ -109,6 +109,9 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         else:  # of experts as of one matrix; GPT-2's are stored the other way round
             value = noise * 1.5 * parameter.shape[0 if "GPT2" in kind else -1] ** -0.5
         parameter.data.copy_(value)
+    for name, buffer in sorted(model.named_buffers()):
+        if name.endswith("e_score_correction_bias"):  # about as large as sigmoids
+            buffer.copy_(0.4 * torch.randn(buffer.shape, generator=generator))
 
 
 def read_back(model_class: type, folder: Path) -> torch.nn.Module:

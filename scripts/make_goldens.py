@@ -424,7 +424,11 @@ MODELS = {
         rewrite=lambda c: (c.pop("layer_types"), c.pop("tie_word_embeddings")),
         dtype=torch.bfloat16,
     ),
-    "seed-oss": dict(cls="SeedOss", config=dict(head_dim=24), dtype=torch.bfloat16),
+    "seed-oss": dict(
+        cls="SeedOss",
+        config=dict(head_dim=24, attention_out_bias=True, mlp_bias=True),
+        dtype=torch.bfloat16,
+    ),
     "ernie4_5": dict(
         cls="Ernie4_5",
         config=dict(head_dim=32, use_bias=True, tie_word_embeddings=True),
@@ -456,6 +460,72 @@ MODELS = {
         cls="StableLm",
         config=dict(num_hidden_layers=2, use_parallel_residual=True, partial_rotary_factor=0.5),
         rewrite=lambda c: c.pop("rms_norm_eps", None),
+        dtype=torch.bfloat16,
+    ),
+    "ministral3": dict(
+        cls="Ministral3",
+        config=dict(
+            head_dim=24,
+            rope_parameters=dict(
+                rope_type="yarn",
+                rope_theta=100.0,
+                factor=4.0,
+                original_max_position_embeddings=16,
+                beta_fast=2.0,
+                beta_slow=0.5,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                llama_4_scaling_beta=0.5,
+            ),
+        ),
+        dtype=torch.bfloat16,
+    ),
+    # With the layer behind the last one, of which nothing is computed, and experts that make half of what all make.
+    "glm4-moe": dict(
+        cls="Glm4Moe",
+        config=dict(
+            head_dim=24,
+            attention_bias=True,
+            use_qk_norm=True,
+            moe_intermediate_size=40,
+            n_routed_experts=6,
+            num_experts_per_tok=3,
+            n_shared_experts=2,
+            routed_scaling_factor=1.5,
+            first_k_dense_replace=1,
+        ),
+        rewrite=lambda c: (
+            c["rope_parameters"].pop("partial_rotary_factor"),
+            c.pop("partial_rotary_factor", None),
+        ),
+        rename=lambda tensors: tensors | {"model.layers.3.enorm.weight": torch.zeros(64)},
+        dtype=torch.bfloat16,
+    ),
+    # As the hub has it, with what transformers does not read.
+    "minimax-m2": dict(
+        cls="MiniMaxM2",
+        config=dict(
+            head_dim=24,
+            rotary_dim=12,
+            intermediate_size=40,
+            num_local_experts=6,
+            num_experts_per_tok=4,
+            rope_theta=3000.0,
+        ),
+        rewrite=lambda c: (
+            c.pop("rope_parameters"),
+            c.pop("partial_rotary_factor", None),
+            c.update(
+                rope_theta=3000.0,
+                rotary_dim=12,
+                attn_type_list=[1, 1, 1],
+                qk_norm_type="per_layer",
+                scoring_func="sigmoid",
+                shared_intermediate_size=0,
+                use_qk_norm=True,
+                use_routing_bias=True,
+            ),
+        ),
         dtype=torch.bfloat16,
     ),
 }

@@ -39,11 +39,11 @@ pub use memory::{
 pub use quantization::{
     Awq, Fp8, Gptq, OnLoad, Quantization, Scheme, SqueezeLlm, StoredKind, StoredTensor,
 };
-pub use rope::{RopeScaling, RopeSpec};
+pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::Shard;
 pub use spec::{
-    Act, AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, HeadSpec, LayerSpec, MlpSpec, ModelSpec,
-    NormKind, NormSpec, QkNormSpan, QkNormSpec, Residual,
+    Act, AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, HeadSpec, LayerSpec, MlpSpec,
+    ModelSpec, NormKind, NormSpec, QkNormSpan, QkNormSpec, Residual,
 };
 pub use weights::{Slot, SlotRows, Take, TensorPlan, WeightRule};
 
@@ -245,10 +245,10 @@ impl Checkpoint {
     }
 
     /// Whether a tensor outside [`Self::tensor_plan`] may be there: a buffer that follows from the
-    /// configuration, a copy of a tied weight, a scale of activations, or a part that is for images.
+    /// configuration, a copy of a tied weight, a scale of activations, or a part that is for images or for predicting more.
     pub fn may_skip_tensor(&self, name: &str) -> bool {
         weights::may_skip(&self.spec, name)
-            || self.arch.is_for_images(name)
+            || self.arch.is_beside(name, self.spec.layers.len())
             || (self.files.gguf().is_some() && Gguf::is_configuration(name))
             || self.quantization.as_ref().is_some_and(|quantization| quantization.may_skip(name))
     }

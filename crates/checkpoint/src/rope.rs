@@ -13,6 +13,27 @@ pub struct RopeSpec {
     pub theta: f64,
     /// How the frequencies are stretched for longer contexts.
     pub scaling: RopeScaling,
+    /// How queries grow with their position.
+    pub query_growth: Option<QueryGrowth>,
+}
+
+/// Queries are multiplied by `1 + beta * ln(1 + floor(position / original))`.
+/// Source: transformers `models/ministral3`, `get_llama_4_attn_scale`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// Factor on the logarithm.
+    pub beta: f64,
+    /// Positions below are left as they are.
+    pub original: usize,
+}
+
+impl QueryGrowth {
+    /// Reads it from the rope settings, where it is among them.
+    pub(crate) fn read(c: &HfConfig) -> Result<Option<Self>> {
+        let rope = c.rope_parameters()?;
+        let Some(beta) = rope.float_opt("llama_4_scaling_beta")? else { return Ok(None) };
+        Ok(Some(Self { beta, original: rope.count("original_max_position_embeddings")? }))
+    }
 }
 
 /// How the frequencies are stretched for longer contexts.
@@ -80,7 +101,7 @@ impl RopeSpec {
         let scaling = RopeScaling::read(c, &rope, dim)?;
         // Llama checkpoints from before transformers 4.31 have no rope_theta.
         let theta = rope.float_opt("rope_theta")?.unwrap_or(10_000.0);
-        Ok(Self { dim, interleaved: false, theta, scaling })
+        Ok(Self { dim, interleaved: false, theta, scaling, query_growth: None })
     }
 
     /// The longest context, given the configuration's `max_position_embeddings`: YaRN is commonly

@@ -1,7 +1,7 @@
 //! One rank's part of a model: which heads, which columns of the feed-forward, which tokens of the vocabulary it has.
 //!
 //! Matrices whose outputs are heads, columns of the feed-forward or tokens are split by rows; those whose inputs are, by
-//! columns. Every rank has a part of each expert, and all routers. Norms are on every rank, but for weights that heads have of their
+//! columns. Every rank has a part of each expert, shared ones too, and all routers. Norms are on every rank, but for weights that heads have of their
 //! own. A bias that is added to a sum over the ranks is rank 0's alone.
 
 use std::ops::Range;
@@ -47,8 +47,9 @@ impl ModelSpec {
             let attention = &mut layer.attention;
             attention.heads = attention.heads.div_ceil(ranks);
             attention.kv_heads = attention.kv_heads.div_ceil(ranks);
-            let mlp = layer.ffn.mlp_mut();
-            mlp.inner = mlp.inner.div_ceil(ranks);
+            for mlp in layer.ffn.mlps_mut() {
+                mlp.inner = mlp.inner.div_ceil(ranks);
+            }
         }
         part
     }
@@ -77,7 +78,7 @@ impl Checkpoint {
 
 /// Whether the inputs are what the ranks have parts of.
 pub(crate) fn is_split_by_columns(slot: Slot) -> bool {
-    matches!(slot, Slot::O | Slot::Down | Slot::ExpertDown(_))
+    matches!(slot, Slot::O | Slot::Down | Slot::SharedDown | Slot::ExpertDown(_))
 }
 
 /// Whether a bias is added to a sum to which every rank gives its part.
@@ -102,6 +103,8 @@ fn rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows) -> Range<usize> {
         | Slot::Up
         | Slot::UpBias
         | Slot::QNorm
+        | Slot::SharedGate
+        | Slot::SharedUp
         | Slot::ExpertGate(_)
         | Slot::ExpertUp(_) => shard.part(all.len()),
         Slot::K | Slot::KBias | Slot::V | Slot::VBias | Slot::KNorm => {
@@ -123,6 +126,8 @@ fn rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows) -> Range<usize> {
         | Slot::Down
         | Slot::DownBias
         | Slot::Router
+        | Slot::RouterBias
+        | Slot::SharedDown
         | Slot::ExpertDown(_) => 0..all.len(),
     };
     all.start + part.start..all.start + part.end

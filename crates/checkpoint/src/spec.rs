@@ -179,17 +179,39 @@ pub struct MlpSpec {
     pub bias: bool,
 }
 
-/// Feed-forwards of which each token goes to the ones with the highest softmax of the router's scores.
+/// Feed-forwards of which each token goes to some, by a router's scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsSpec {
     /// How many there are.
     pub count: usize,
     /// How many a token goes to; at least 1 and at most `count`.
     pub top_k: usize,
-    /// What the chosen ones count for sums to one.
-    pub renormalize: bool,
+    /// Which those are, and what they count for.
+    pub gating: GatingSpec,
     /// Each of them: gated, without biases.
     pub expert: MlpSpec,
+    /// One that every token goes to beside them, and that counts for one.
+    pub shared: Option<MlpSpec>,
+}
+
+/// How a router's scores become what experts count for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GatingSpec {
+    /// The sigmoid of each score, not the softmax over all.
+    pub sigmoid: bool,
+    /// Experts are chosen by what they count for and a number of their own, which is added to it.
+    pub bias: bool,
+    /// What the chosen ones count for sums to one.
+    pub renormalize: bool,
+    /// Factor on it after that.
+    pub scale: f64,
+}
+
+impl GatingSpec {
+    /// The softmax of the scores.
+    pub(crate) fn softmax(renormalize: bool) -> Self {
+        Self { sigmoid: false, bias: false, renormalize, scale: 1.0 }
+    }
 }
 
 /// An activation.
@@ -341,12 +363,12 @@ impl ModelSpec {
         &mut self,
         c: &HfConfig,
         width_by: &str,
-        renormalize: bool,
+        gating: GatingSpec,
         has: impl Fn(usize) -> bool,
     ) -> Result<()> {
-        // Mixtral has the one name, Qwen the other, and transformers 5 writes Mixtral's for both.
-        let counted_by =
-            if c.contains("num_local_experts") { "num_local_experts" } else { "num_experts" };
+        // Mixtral has the first name, Qwen the last, GLM the other one; transformers 5 writes Mixtral's for some.
+        let names = ["num_local_experts", "n_routed_experts"];
+        let counted_by = names.into_iter().find(|name| c.contains(name)).unwrap_or("num_experts");
         let count = c.bounded(counted_by, MOST_EXPERTS / self.layers.len())?;
         let top_k = c.count("num_experts_per_tok")?;
         if top_k > count {
@@ -361,7 +383,8 @@ impl ModelSpec {
         for (i, layer) in self.layers.iter_mut().enumerate() {
             if has(i) {
                 let expert = MlpSpec { inner, bias: false, ..*layer.ffn.mlp() };
-                layer.ffn = FfnSpec::Experts(ExpertsSpec { count, top_k, renormalize, expert });
+                let shared = None;
+                layer.ffn = FfnSpec::Experts(ExpertsSpec { count, top_k, gating, expert, shared });
             }
         }
         Ok(())
@@ -426,12 +449,18 @@ impl FfnSpec {
         }
     }
 
-    /// As [`Self::mlp`], to be changed.
-    pub(crate) fn mlp_mut(&mut self) -> &mut MlpSpec {
-        match self {
-            Self::Dense(mlp) => mlp,
-            Self::Experts(experts) => &mut experts.expert,
-        }
+    /// The feed-forward that every token goes to beside experts, where there is one.
+    pub fn shared(&self) -> Option<&MlpSpec> {
+        self.experts().and_then(|experts| experts.shared.as_ref())
+    }
+
+    /// [`Self::mlp`] and [`Self::shared`], to be changed.
+    pub(crate) fn mlps_mut(&mut self) -> impl Iterator<Item = &mut MlpSpec> {
+        let (mlp, shared) = match self {
+            Self::Dense(mlp) => (mlp, None),
+            Self::Experts(experts) => (&mut experts.expert, experts.shared.as_mut()),
+        };
+        std::iter::once(mlp).chain(shared)
     }
 }
 

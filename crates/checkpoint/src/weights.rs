@@ -69,6 +69,14 @@ pub enum Slot {
     DownBias,
     /// Scores of the experts `[experts, hidden]`.
     Router,
+    /// What is added to the experts' shares where they are chosen `[experts]`.
+    RouterBias,
+    /// Gate of the expert that every token goes to `[inner, hidden]`.
+    SharedGate,
+    /// What that gates `[inner, hidden]`.
+    SharedUp,
+    /// That expert's output `[hidden, inner]`.
+    SharedDown,
     /// An expert's gate `[inner, hidden]`.
     ExpertGate(usize),
     /// What an expert's gate gates `[inner, hidden]`.
@@ -167,6 +175,10 @@ const LLAMA: &[WeightRule] = &[
     whole(Slot::UpBias, "model.layers.{i}.mlp.up_proj.bias"),
     whole(Slot::DownBias, "model.layers.{i}.mlp.down_proj.bias"),
     whole(Slot::Router, "model.layers.{i}.mlp.gate.weight"),
+    whole(Slot::RouterBias, "model.layers.{i}.mlp.gate.e_score_correction_bias"),
+    whole(Slot::SharedGate, "model.layers.{i}.mlp.shared_experts.gate_proj.weight"),
+    whole(Slot::SharedUp, "model.layers.{i}.mlp.shared_experts.up_proj.weight"),
+    whole(Slot::SharedDown, "model.layers.{i}.mlp.shared_experts.down_proj.weight"),
     whole(Slot::ExpertGate(0), "model.layers.{i}.mlp.experts.{e}.gate_proj.weight"),
     whole(Slot::ExpertUp(0), "model.layers.{i}.mlp.experts.{e}.up_proj.weight"),
     whole(Slot::ExpertDown(0), "model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
@@ -371,6 +383,16 @@ fn layer_slots(layer: &LayerSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
         FfnSpec::Experts(experts) => {
             let inner = experts.expert.inner;
             slots.push((Slot::Router, vec![experts.count, hidden]));
+            if experts.gating.bias {
+                slots.push((Slot::RouterBias, vec![experts.count]));
+            }
+            if let Some(MlpSpec { inner, .. }) = experts.shared {
+                slots.extend([
+                    (Slot::SharedGate, vec![inner, hidden]),
+                    (Slot::SharedUp, vec![inner, hidden]),
+                    (Slot::SharedDown, vec![hidden, inner]),
+                ]);
+            }
             slots.extend((0..experts.count).flat_map(|expert| {
                 [
                     (Slot::ExpertGate(expert), vec![inner, hidden]),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::device::code_place;
-use crate::experts::route;
+use crate::experts::{Gating, GatingFunction};
 use crate::sampling::{Penalties, SamplingRow, sample_row_reference};
 use crate::{
     CacheOrder, KvCacheConfig, RopeStyle, layer_norm_reference, reshape_and_cache_reference,
@@ -244,37 +244,51 @@ fn codes_lie_where_the_packed_matrix_has_them() {
 #[test]
 fn experts_are_chosen_as_the_reference_does() {
     let host = Host::load("choices");
-    type NextChoice = extern "C" fn(*const f32, i32, u32, i32) -> i32;
+    type NextChoice = extern "C" fn(*const f32, i32, i32) -> i32;
     // SAFETY: the type is that of host.cpp.
     let next: NextChoice = unsafe { host.function("host_next_choice") };
     let mut random = Random(11);
     for experts in [1, 2, 5, 8, 128] {
-        for _ in 0..50 {
+        for round in 0..50 {
             // Whole numbers make ties; what is far below the rest has a share of zero.
             let scores: Vec<f32> =
                 (0..experts).map(|_| (random.unit() * 40.0).round() * 8.0).collect();
+            // With a bias ranks may be below zero.
+            let bias: Vec<f32> =
+                (0..experts).map(|_| (random.unit() * 4.0).round() - 2.0).collect();
+            let bias = (round % 2 == 1).then_some(bias.as_slice());
+            let function =
+                if round % 4 < 2 { GatingFunction::Softmax } else { GatingFunction::Sigmoid };
+            let gating = Gating { function, ..Gating::SOFTMAX };
             let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let shares: Vec<f32> = scores.iter().map(|score| (score - max).exp()).collect();
-            let (mut chosen, mut last) = (Vec::new(), (u32::MAX, -1));
+            let rank = |(i, share): (usize, f32)| match (bias, function) {
+                (Some(bias), _) => share + bias[i],
+                (None, GatingFunction::Softmax) => (scores[i] - max).exp(),
+                (None, GatingFunction::Sigmoid) => share,
+            };
+            let shares = gating.route(&scores, None, experts);
+            let ranks: Vec<f32> = shares.into_iter().map(rank).collect();
+            let (mut chosen, mut last) = (Vec::new(), -1);
             for top_k in 1..=experts.min(9) {
-                let choice = next(shares.as_ptr(), experts as i32, last.0, last.1);
-                last = (shares[choice as usize].to_bits(), choice);
-                chosen.push(choice as usize);
+                last = next(ranks.as_ptr(), experts as i32, last);
+                chosen.push(last as usize);
                 let mut found = chosen.clone();
                 found.sort_unstable();
                 let expected: Vec<usize> =
-                    route(&scores, top_k, false).into_iter().map(|(expert, _)| expert).collect();
-                assert_eq!(found, expected, "{scores:?}");
+                    gating.route(&scores, bias, top_k).into_iter().map(|(i, _)| i).collect();
+                assert_eq!(found, expected, "{scores:?} {bias:?}");
             }
         }
     }
-    // A share that is no number is not less than others, and nothing is chosen twice.
-    let shares = [f32::NAN, 0.5, f32::NAN];
-    let bits = |expert: i32| shares[expert as usize].to_bits();
-    let first = next(shares.as_ptr(), 3, u32::MAX, -1);
-    let second = next(shares.as_ptr(), 3, bits(first), first);
-    let third = next(shares.as_ptr(), 3, bits(second), second);
-    assert_eq!([first, second, third], [0, 2, 1]);
+    // A rank that is no number is not less than others, and nothing is chosen twice.
+    let ranks = [f32::NAN, 0.5, f32::NAN, -0.5];
+    let mut last = -1;
+    let chosen = [(); 5].map(|()| {
+        last = next(ranks.as_ptr(), 4, last);
+        last
+    });
+    assert_eq!(chosen[..4], [0, 2, 1, 3]);
+    assert_eq!(chosen[4], 4, "there is no other");
 }
 
 #[test]

@@ -20,14 +20,83 @@ pub struct Experts<M, All = Vec<M>> {
     pub down: All,
     /// How many of them each token goes to; at least one.
     pub top_k: usize,
-    /// What the chosen experts count for sums to one.
-    pub renormalize: bool,
+    /// Which those are, and what they count for.
+    pub gating: Gating,
     /// The activation of every expert's gate.
     pub activation: Activation,
 }
 
-/// `sum of p[e] * expert_e(x)` over the `top_k` experts with the highest `p = softmax(router(x))`, for each row of `x`
-/// `[tokens, hidden]` f32; `[tokens, hidden]`.
+/// How a router's scores become what experts count for.
+#[derive(Clone, Debug)]
+pub struct Gating {
+    /// From scores to shares.
+    pub function: GatingFunction,
+    /// f32 `[experts]`: what is added to shares where experts are chosen by them, and only there.
+    pub bias: Option<Tensor>,
+    /// The shares of the chosen experts sum to one.
+    pub renormalize: bool,
+    /// Factor on them after that.
+    pub scale: f32,
+}
+
+impl Gating {
+    /// The softmax of the scores, as it is.
+    pub const SOFTMAX: Self =
+        Self { function: GatingFunction::Softmax, bias: None, renormalize: false, scale: 1.0 };
+
+    /// The bias, where there is one, for `experts` experts.
+    fn bias(&self, experts: usize) -> Result<Option<Vec<f32>>> {
+        let Some(bias) = &self.bias else { return Ok(None) };
+        let bias = Operand::new("experts", "bias", bias);
+        bias.expect_dims("[experts]", &[experts])?;
+        Ok(Some(bias.f32s()?.to_vec()))
+    }
+
+    /// The experts that a token with these scores goes to, in their order, each with its share. Of equal ones the first is
+    /// higher.
+    pub(crate) fn route(
+        &self,
+        scores: &[f32],
+        bias: Option<&[f32]>,
+        top_k: usize,
+    ) -> Vec<(usize, f32)> {
+        let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let share = |score: &f32| match self.function {
+            GatingFunction::Softmax => (score - max).exp(),
+            GatingFunction::Sigmoid => 1.0 / (1.0 + (-score).exp()),
+        };
+        let shares: Vec<f32> = scores.iter().map(share).collect();
+        let all = match self.function {
+            GatingFunction::Softmax => shares.iter().sum(),
+            GatingFunction::Sigmoid => 1.0,
+        };
+        let rank = |expert: usize| match bias {
+            Some(bias) => shares[expert] / all + bias[expert],
+            None => shares[expert],
+        };
+        let mut chosen: Vec<usize> = (0..shares.len()).collect();
+        chosen.sort_by(|&a, &b| rank(b).total_cmp(&rank(a)));
+        chosen.truncate(top_k);
+        let total = match self.renormalize {
+            true => chosen.iter().map(|&expert| shares[expert]).sum(),
+            false => all,
+        };
+        chosen.sort_unstable();
+        chosen.into_iter().map(|expert| (expert, self.scale * shares[expert] / total)).collect()
+    }
+}
+
+/// How a score becomes a share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GatingFunction {
+    /// Its part of the softmax over all scores.
+    Softmax,
+    /// Its sigmoid.
+    Sigmoid,
+}
+
+/// `sum of p[e] * expert_e(x)` over the `top_k` experts with the highest `p = softmax(router(x))`, or what else
+/// [`Gating`] says, for each row of `x` `[tokens, hidden]` f32; `[tokens, hidden]`.
 ///
 /// Each expert computes the rows of all its tokens as one product. A token's sum is in the order of the experts, so it
 /// does not depend on the other tokens.
@@ -35,7 +104,7 @@ pub struct Experts<M, All = Vec<M>> {
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or `top_k` is zero or above the number of experts.
 ///
-/// Source: Jiang et al., "Mixtral of Experts", 2024.
+/// Source: Jiang et al., "Mixtral of Experts", 2024; DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024 (sigmoid and bias).
 pub fn experts(x: &Tensor, layer: &Experts<Weight>) -> Result<Tensor> {
     let operand = Operand::new("experts", "x", x);
     let (tokens, hidden) = operand.dims2("[tokens, hidden]")?;
@@ -45,8 +114,9 @@ pub fn experts(x: &Tensor, layer: &Experts<Weight>) -> Result<Tensor> {
     let scores = Operand::new("experts", "scores", &scores).f32s()?;
     // The rows of each expert, with what it counts for in them.
     let mut rows: Vec<Vec<(usize, f32)>> = vec![Vec::new(); count];
+    let bias = layer.gating.bias(count)?;
     for (token, scores) in scores.chunks_exact(count).enumerate() {
-        for (expert, share) in route(scores, layer.top_k, layer.renormalize) {
+        for (expert, share) in layer.gating.route(scores, bias.as_deref(), layer.top_k) {
             rows[expert].push((token, share));
         }
     }
@@ -88,22 +158,6 @@ pub(crate) fn check_top_k(top_k: usize, experts: usize) -> Result<()> {
     Ok(())
 }
 
-/// The experts that a token goes to, in their order, each with what it counts for: its part of the softmax over all
-/// scores, or of those of the chosen ones. Of equal scores the first is higher.
-pub(crate) fn route(scores: &[f32], top_k: usize, renormalize: bool) -> Vec<(usize, f32)> {
-    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut shares: Vec<(usize, f32)> =
-        scores.iter().map(|score| (score - max).exp()).enumerate().collect();
-    let all: f32 = shares.iter().map(|(_, share)| share).sum();
-    shares.sort_by(|a, b| b.1.total_cmp(&a.1));
-    shares.truncate(top_k);
-    let chosen: f32 = shares.iter().map(|(_, share)| share).sum();
-    let total = if renormalize { chosen } else { all };
-    shares.iter_mut().for_each(|(_, share)| *share /= total);
-    shares.sort_by_key(|(expert, _)| *expert);
-    shares
-}
-
 /// The definition of [`experts`] for one row, with each matrix row by row: expert by expert, output by output.
 #[must_use]
 pub fn experts_reference(x: &[f32], layer: &Experts<Vec<f32>>) -> Vec<f32> {
@@ -111,7 +165,9 @@ pub fn experts_reference(x: &[f32], layer: &Experts<Vec<f32>>) -> Vec<f32> {
         matrix.chunks_exact(x.len()).map(|row| linear_reference(x, row, None)).collect()
     };
     let mut out = vec![0f32; x.len()];
-    for (expert, share) in route(&product(x, &layer.router), layer.top_k, layer.renormalize) {
+    let scores = product(x, &layer.router);
+    let bias = layer.gating.bias(scores.len()).expect("a bias for each expert");
+    for (expert, share) in layer.gating.route(&scores, bias.as_deref(), layer.top_k) {
         let inner =
             gated_activation_reference(&product(x, &layer.gate_up[expert]), layer.activation);
         let result = product(&inner, &layer.down[expert]);
@@ -144,7 +200,7 @@ mod tests {
             gate_up: (0..count).map(|i| numbers(2 * inner * hidden, 31 * i)).collect(),
             down: (0..count).map(|i| numbers(hidden * inner, 17 * i + 5)).collect(),
             top_k: 2,
-            renormalize: true,
+            gating: Gating { renormalize: true, ..Gating::SOFTMAX },
             activation: Activation::Silu,
         }
     }
@@ -156,7 +212,7 @@ mod tests {
             gate_up: weights(&layer.gate_up, hidden),
             down: weights(&layer.down, inner),
             top_k: layer.top_k,
-            renormalize: layer.renormalize,
+            gating: layer.gating.clone(),
             activation: layer.activation,
         }
     }
@@ -167,7 +223,8 @@ mod tests {
         for (count, top_k, renormalize) in
             [(1, 1, true), (5, 2, true), (8, 8, false), (9, 3, false)]
         {
-            let reference = Experts { top_k, renormalize, ..layer(hidden, inner, count) };
+            let gating = Gating { renormalize, ..gating(count) };
+            let reference = Experts { top_k, gating, ..layer(hidden, inner, count) };
             let packed = packed(&reference, hidden, inner);
             for tokens in [1, 2, 7, 40] {
                 let x = numbers(tokens * hidden, 99);
@@ -187,6 +244,16 @@ mod tests {
         }
     }
 
+    /// The softmax of an even number of experts, and the sigmoid with a bias of an odd one.
+    fn gating(count: usize) -> Gating {
+        if count.is_multiple_of(2) {
+            return Gating::SOFTMAX;
+        }
+        let bias = Tensor::from_vec(numbers(count, 7), count, &Device::Cpu).unwrap();
+        let function = GatingFunction::Sigmoid;
+        Gating { function, bias: Some(bias), renormalize: false, scale: 2.5 }
+    }
+
     #[test]
     fn a_token_goes_to_the_highest_scores() {
         let scores = [1f32.ln(), 4f32.ln(), 2f32.ln(), 3f32.ln()];
@@ -196,9 +263,17 @@ mod tests {
                 assert!(found.0 == expected.0 && (found.1 - expected.1).abs() < 1e-6, "{found:?}");
             }
         };
-        close(route(&scores, 2, false), &[(1, 0.4), (3, 0.3)]);
-        close(route(&scores, 2, true), &[(1, 4.0 / 7.0), (3, 3.0 / 7.0)]);
-        close(route(&[0.5; 4], 2, true), &[(0, 0.5), (1, 0.5)]);
+        let renormalized = Gating { renormalize: true, ..Gating::SOFTMAX };
+        close(Gating::SOFTMAX.route(&scores, None, 2), &[(1, 0.4), (3, 0.3)]);
+        close(renormalized.route(&scores, None, 2), &[(1, 4.0 / 7.0), (3, 3.0 / 7.0)]);
+        close(renormalized.route(&[0.5; 4], None, 2), &[(0, 0.5), (1, 0.5)]);
+        // A bias moves the choice, and not what is chosen; of the scores 1, 4, 2 and 3 the sigmoids are 1/2, 4/5, 2/3 and 3/4.
+        let bias = [0.1, -0.9, 0.3, 0.0];
+        close(Gating::SOFTMAX.route(&scores, Some(&bias), 2), &[(2, 0.2), (3, 0.3)]);
+        let sigmoid = Gating { function: GatingFunction::Sigmoid, scale: 2.0, ..renormalized };
+        close(sigmoid.route(&scores, Some(&bias), 2), &[(2, 16.0 / 17.0), (3, 18.0 / 17.0)]);
+        let plain = Gating { renormalize: false, ..sigmoid };
+        close(plain.route(&scores, None, 1), &[(1, 1.6)]);
     }
 
     #[test]
@@ -212,6 +287,9 @@ mod tests {
                 Err(Error::Parameter { parameter: "top_k", .. })
             ));
         }
+        let bias = Some(Tensor::zeros(2, DType::F32, &Device::Cpu).unwrap());
+        let wrong = Experts { gating: Gating { bias, ..Gating::SOFTMAX }, ..layer.clone() };
+        assert!(matches!(experts(&x, &wrong), Err(Error::Shape { operand: "bias", .. })));
         let wrong = Experts { down: layer.down[..2].to_vec(), ..layer.clone() };
         assert!(matches!(experts(&x, &wrong), Err(Error::Parameter { .. })));
         let narrow = Tensor::zeros((2, 7), DType::F32, &Device::Cpu).unwrap();

@@ -47,7 +47,7 @@ pub use attention::{
 pub use cpu_features::{CpuFeatures, cpu_features};
 pub use embedding::{VocabPart, embedding, embedding_part, embedding_reference};
 pub use error::{Error, Result};
-pub use experts::{Experts, experts, experts_reference};
+pub use experts::{Experts, Gating, GatingFunction, experts, experts_reference};
 pub use gather::{gather_rows, gather_rows_reference};
 pub use kv_cache::{
     CacheOrder, KvCache, KvCacheConfig, KvLayer, KvScales, copy_blocks, reshape_and_cache,
@@ -59,7 +59,7 @@ pub use norm::{
     add, add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_part, rms_norm_reference,
     square_sums,
 };
-pub use rope::{RopeStyle, RopeTable, rope, rope_reference};
+pub use rope::{RopeStyle, RopeTable, rope, rope_queries, rope_reference};
 pub use threads::WarmThreads;
 pub use weight::{
     Blocks, Codes, Dtype, MinForm, Mins, MultipleForm, Multiples, QuantizedRows, ScaleForm,

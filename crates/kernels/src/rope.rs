@@ -20,6 +20,7 @@ pub struct RopeTable {
     cos: Tensor,
     sin: Tensor,
     style: RopeStyle,
+    query_scales: Option<Tensor>,
 }
 
 impl RopeTable {
@@ -34,7 +35,7 @@ impl RopeTable {
         let operand = Operand::new("rope", "sin", &sin);
         operand.expect_dims("[max_len, rot_dim / 2]", &[max_len, half])?;
         operand.f32s()?;
-        Ok(Self { cos, sin, style })
+        Ok(Self { cos, sin, style, query_scales: None })
     }
 
     /// A table of `max_len` positions from the `rot_dim / 2` inverse frequencies: entry `[p, i]` is
@@ -62,6 +63,18 @@ impl RopeTable {
         Self::new(table(f32::cos)?, table(f32::sin)?, style)
     }
 
+    /// The table with a factor on whole queries for each position, which keys do not have.
+    ///
+    /// # Errors
+    /// There are not as many factors as positions, or candle could not make the tensor.
+    pub fn with_query_scales(self, scales: Vec<f32>) -> Result<Self> {
+        let (value, expected) = (scales.len(), "one for each position");
+        if value != self.max_len() {
+            return Err(Error::Parameter { parameter: "query scales", value, expected });
+        }
+        Ok(Self { query_scales: Some(from_vec(scales, &[value])?), ..self })
+    }
+
     /// Number of positions in the table.
     #[must_use]
     pub fn max_len(&self) -> usize {
@@ -85,13 +98,24 @@ impl RopeTable {
     /// # Errors
     /// candle could not copy it.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
-        let (cos, sin) = (self.cos.to_device(device)?, self.sin.to_device(device)?);
-        Ok(Self { cos, sin, style: self.style })
+        let to_device = |table: &Tensor| table.to_device(device);
+        let query_scales = self.query_scales.as_ref().map(to_device).transpose()?;
+        Ok(Self {
+            cos: to_device(&self.cos)?,
+            sin: to_device(&self.sin)?,
+            style: self.style,
+            query_scales,
+        })
     }
 
     /// Cosines, sines and style.
     pub(crate) fn parts(&self) -> (&Tensor, &Tensor, RopeStyle) {
         (&self.cos, &self.sin, self.style)
+    }
+
+    /// f32 `[max_len]`: the factors on queries, where there are.
+    pub(crate) fn query_scales(&self) -> Option<&Tensor> {
+        self.query_scales.as_ref()
     }
 
     /// Where the table is.
@@ -110,6 +134,23 @@ impl RopeTable {
 /// An operand has the wrong dtype, shape, layout or device; `rot_dim > head_dim`; a position is not in
 /// the table.
 pub fn rope(x: &Tensor, table: &RopeTable, positions: &Tensor) -> Result<Tensor> {
+    turn(x, table, positions, None)
+}
+
+/// As [`rope`], of queries, which the table may scale.
+///
+/// # Errors
+/// As there.
+pub fn rope_queries(x: &Tensor, table: &RopeTable, positions: &Tensor) -> Result<Tensor> {
+    turn(x, table, positions, table.query_scales())
+}
+
+fn turn(
+    x: &Tensor,
+    table: &RopeTable,
+    positions: &Tensor,
+    scales: Option<&Tensor>,
+) -> Result<Tensor> {
     let x = Operand::new("rope", "x", x);
     let positions = Operand::new("rope", "positions", positions);
     let (tokens, heads, head_dim) = x.dims3("[tokens, heads, head_dim]")?;
@@ -130,6 +171,9 @@ pub fn rope(x: &Tensor, table: &RopeTable, positions: &Tensor) -> Result<Tensor>
     }
     let cos = Operand::new("rope", "cos", &table.cos).f32s()?;
     let sin = Operand::new("rope", "sin", &table.sin).f32s()?;
+    let scales = scales.map(|scales| Operand::new("rope", "query_scales", scales).f32s());
+    let scales = scales.transpose()?;
+    let scales = scales.as_deref();
     let (data, positions, cos, sin): (&[f32], &[u32], &[f32], &[f32]) =
         (&data, &positions, &cos, &sin);
     let width = heads * head_dim;
@@ -139,6 +183,10 @@ pub fn rope(x: &Tensor, table: &RopeTable, positions: &Tensor) -> Result<Tensor>
         out.copy_from_slice(&data[token * width..(token + 1) * width]);
         for head in out.chunks_exact_mut(head_dim) {
             rotate(&mut head[..2 * half], cos, sin, table.style);
+        }
+        if let Some(scales) = scales {
+            let scale = scales[positions[token] as usize];
+            out.iter_mut().for_each(|x| *x *= scale);
         }
     });
     from_vec(out, x.tensor.dims())
@@ -229,6 +277,26 @@ mod tests {
                 assert_eq!(flat(&got), want, "{style:?} {head_dim} {rot_dim}");
             }
         }
+    }
+
+    #[test]
+    fn queries_are_scaled_by_their_positions_and_keys_are_not() {
+        let x = input(3, 2, 10);
+        let at = Tensor::new(&[7u32, 0, 49], &Device::Cpu).unwrap();
+        let plain = table(6, RopeStyle::Neox);
+        let scales: Vec<f32> = (0..50).map(|position| 1.0 + position as f32).collect();
+        let scaled = plain.clone().with_query_scales(scales).unwrap();
+        let turned = flat(&rope(&x, &plain, &at).unwrap());
+        assert_eq!(flat(&rope(&x, &scaled, &at).unwrap()), turned);
+        assert_eq!(flat(&rope_queries(&x, &plain, &at).unwrap()), turned);
+        let expected: Vec<f32> = turned
+            .chunks(20)
+            .zip([8.0, 1.0, 50.0])
+            .flat_map(|(row, scale)| row.iter().map(move |x| x * scale))
+            .collect();
+        assert_eq!(flat(&rope_queries(&x, &scaled, &at).unwrap()), expected);
+        let error = plain.with_query_scales(vec![1.0; 49]).unwrap_err();
+        assert!(matches!(error, Error::Parameter { value: 49, .. }));
     }
 
     #[test]

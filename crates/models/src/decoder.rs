@@ -8,7 +8,7 @@ use candlepower_comm::Comm;
 use candlepower_kernels::{
     Activation, AttentionMetadata, KvCache, KvCacheConfig, VocabPart, Weight, activation, add,
     add_rms_norm, embedding, embedding_part, experts, gated_linear, layer_norm, linear,
-    paged_attention, reshape_and_cache, rms_norm, rms_norm_part, rope, square_sums,
+    paged_attention, reshape_and_cache, rms_norm, rms_norm_part, rope, rope_queries, square_sums,
 };
 use half::{bf16, f16};
 
@@ -286,7 +286,7 @@ impl Ops for CpuOps<'_> {
         let product = linear(x, &layer.weight, layer.bias.as_ref())?;
         match place {
             // Each rank has outputs of its own.
-            Place::Wide => Ok(product),
+            Place::Wide | Place::Part => Ok(product),
             // Each rank has some of the inputs.
             Place::Branch => all_reduce(self.comm, product),
         }
@@ -301,7 +301,7 @@ impl Ops for CpuOps<'_> {
         let q = heads_of(0, a.heads)?;
         let k = heads_of(a.heads, a.kv_heads)?;
         let (q, k) = self.norm_heads(q, k, a)?;
-        let q = rope(&q, &a.rope, &self.input.positions)?;
+        let q = rope_queries(&q, &a.rope, &self.input.positions)?;
         let k = rope(&k, &a.rope, &self.input.positions)?;
         let v = heads_of(a.heads + a.kv_heads, a.kv_heads)?;
         let layer = if self.keeps_layers { a.layer } else { 0 };
@@ -318,9 +318,18 @@ impl Ops for CpuOps<'_> {
         Ok(activation(x, act)?)
     }
 
-    fn experts(&self, x: &Tensor, layer: &RoutedExperts<Weight>) -> Result<Tensor> {
+    fn experts(
+        &self,
+        x: &Tensor,
+        layer: &RoutedExperts<Weight>,
+        shared: Option<Tensor>,
+    ) -> Result<Tensor> {
+        let mut sum = experts(x, layer)?;
+        if let Some(shared) = shared {
+            sum = add(&shared, &sum)?;
+        }
         // Each rank has some of the columns of every expert.
-        all_reduce(self.comm, experts(x, layer)?)
+        all_reduce(self.comm, sum)
     }
 }
 

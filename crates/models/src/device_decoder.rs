@@ -418,7 +418,7 @@ impl Ops for DeviceOps<'_> {
     fn linear(&self, x: &Tensor, linear: &Linear<Matrix>, place: Place) -> Result<Tensor> {
         let buffer = match place {
             Place::Wide => &self.workspace.wide,
-            Place::Branch => &self.workspace.branch,
+            Place::Branch | Place::Part => &self.workspace.branch,
         };
         let out = self.rows(buffer, linear.weight.n())?;
         self.workspace.matmul.run(x, &linear.weight, linear.bias.as_ref(), &out)?;
@@ -481,13 +481,18 @@ impl Ops for DeviceOps<'_> {
         Ok(out)
     }
 
-    fn experts(&self, x: &Tensor, layer: &RoutedExperts<Matrix>) -> Result<Tensor> {
+    fn experts(
+        &self,
+        x: &Tensor,
+        layer: &RoutedExperts<Matrix>,
+        shared: Option<Tensor>,
+    ) -> Result<Tensor> {
         let Workspace { matmul, wide, inner, .. } = self.workspace;
         let routing = self.workspace.routing.as_ref();
         let routing = routing.expect("the workspace has tables for experts").of(self.tokens)?;
         let scores = self.rows(inner, layer.router.n())?;
         matmul.run(x, &layer.router, None, &scores)?;
-        device::route(&scores, layer.renormalize, &routing)?;
+        device::route(&scores, &layer.gating, &routing)?;
         let (pairs, width) = (routing.pairs(), layer.gate_up.n());
         let gate_up = view(wide, &[pairs, width])?;
         device::expert_product(x, &layer.gate_up, &routing, &gate_up)?;
@@ -495,8 +500,9 @@ impl Ops for DeviceOps<'_> {
         device::gated_activation(&gate_up, layer.activation, &activated)?;
         let results = view(wide, &[pairs, self.hidden])?;
         device::expert_product(&activated, &layer.down, &routing, &results)?;
+        // Where the shared one has left its rows, if there is one.
         let out = self.rows(&self.workspace.branch, self.hidden)?;
-        device::combine_experts(&results, &routing, &out)?;
+        device::combine_experts(&results, &routing, shared.is_some(), &out)?;
         self.sum(&out)?;
         Ok(out)
     }

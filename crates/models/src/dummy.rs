@@ -82,12 +82,14 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
         Slot::Embed if spec.head.tied => (0.0, width(fan_in / spec.head.scale)),
         Slot::Embed => (0.0, width(1.0 / spec.embed.scale)),
         Slot::Positions => (0.0, width(0.1)),
-        Slot::O | Slot::Down | Slot::ExpertDown(_) => {
+        Slot::RouterBias => (0.0, width(0.1)),
+        Slot::O | Slot::Down | Slot::SharedDown | Slot::ExpertDown(_) => {
             (0.0, width(fan_in * (2.0 * spec.layers.len() as f64).powf(-0.5)))
         }
         Slot::Head => (0.0, width(fan_in / spec.head.scale)),
         Slot::Q | Slot::K | Slot::V | Slot::Gate | Slot::Up => (0.0, width(fan_in)),
         Slot::Router | Slot::ExpertGate(_) | Slot::ExpertUp(_) => (0.0, width(fan_in)),
+        Slot::SharedGate | Slot::SharedUp => (0.0, width(fan_in)),
     }
 }
 

@@ -2,9 +2,11 @@
 
 use candle_core::Tensor;
 use candlepower_checkpoint::{
-    Act, ExpertsSpec, FfnSpec, LayerSpec, MlpSpec, ModelSpec, QkNormSpan, Residual,
+    Act, ExpertsSpec, FfnSpec, GatingSpec, LayerSpec, MlpSpec, ModelSpec, QkNormSpan, Residual,
 };
-use candlepower_kernels::{Activation, Experts, PagedAttention, RopeTable, device::NormWeight};
+use candlepower_kernels::{
+    Activation, Experts, Gating, GatingFunction, PagedAttention, RopeTable, device::NormWeight,
+};
 
 use crate::{
     error::Result,
@@ -38,8 +40,13 @@ pub(crate) trait Ops {
     fn gated(&self, x: &Tensor, linear: &Linear<Self::Matrix>, act: Activation) -> Result<Tensor>;
     /// `act(x)`.
     fn activate(&self, x: &Tensor, act: Activation) -> Result<Tensor>;
-    /// What the experts make of the rows that they get, to be added to the residual.
-    fn experts(&self, x: &Tensor, layer: &RoutedExperts<Self::Matrix>) -> Result<Tensor>;
+    /// What the experts make of the rows that they get, to be added to the residual; with `shared`, what [`Place::Part`] has.
+    fn experts(
+        &self,
+        x: &Tensor,
+        layer: &RoutedExperts<Self::Matrix>,
+        shared: Option<Tensor>,
+    ) -> Result<Tensor>;
 }
 
 /// Where a product goes: on a device with buffers to one of them, and among ranks to this one alone or to a sum.
@@ -49,6 +56,8 @@ pub(crate) enum Place {
     Wide,
     /// Rows as wide as the model, to be added to the residual.
     Branch,
+    /// As [`Self::Branch`], but what a rank makes stays its own: the sum is made of it and of something else.
+    Part,
 }
 
 /// A layer's experts, over a device's matrices.
@@ -99,8 +108,13 @@ pub(crate) struct Attention<M> {
 /// What follows the attention.
 enum Ffn<M: Matrix> {
     Dense(Mlp<M>),
-    /// And the bytes that they hold.
-    Experts(RoutedExperts<M>, usize),
+    Experts {
+        routed: RoutedExperts<M>,
+        /// One that every token goes to.
+        shared: Option<Mlp<M>>,
+        /// Bytes of the routed ones.
+        bytes: usize,
+    },
 }
 
 /// `down(act(gate(x)) * up(x))`, with gate and up as one weight, or `down(act(up(x)))`.
@@ -310,15 +324,20 @@ impl<M: Matrix> Ffn<M> {
     /// `[tokens, hidden]` -> `[tokens, hidden]`.
     fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
         match self {
-            Self::Dense(mlp) => mlp.forward(ops, x),
-            Self::Experts(experts, _) => ops.experts(x, experts),
+            Self::Dense(mlp) => mlp.forward(ops, x, Place::Branch),
+            Self::Experts { routed, shared, .. } => {
+                let shared = shared.as_ref().map(|mlp| mlp.forward(ops, x, Place::Part));
+                ops.experts(x, routed, shared.transpose()?)
+            }
         }
     }
 
     fn num_bytes(&self) -> usize {
         match self {
-            Self::Dense(mlp) => mlp.up.num_bytes() + mlp.down.num_bytes(),
-            Self::Experts(_, bytes) => *bytes,
+            Self::Dense(mlp) => mlp.num_bytes(),
+            Self::Experts { shared, bytes, .. } => {
+                bytes + shared.as_ref().map_or(0, Mlp::num_bytes)
+            }
         }
     }
 
@@ -328,16 +347,21 @@ impl<M: Matrix> Ffn<M> {
         };
         let (gate_up, down) = (all(Part::ExpertGateUp), all(Part::ExpertDown));
         let router = parts.matrix(Some(layer), Part::Router);
-        let bytes = gate_up.iter().chain(&down).chain([&router]).map(M::num_bytes).sum();
-        let experts = Experts {
+        let bias = parts.exact(layer, Part::RouterBias)?;
+        let matrices = gate_up.iter().chain(&down).chain([&router]).map(M::num_bytes);
+        let bytes = matrices.sum::<usize>() + bias.as_ref().map_or(0, tensor_bytes);
+        let GatingSpec { sigmoid, renormalize, scale, .. } = spec.gating;
+        let function = if sigmoid { GatingFunction::Sigmoid } else { GatingFunction::Softmax };
+        let routed = Experts {
             router,
             gate_up: M::all(gate_up)?,
             down: M::all(down)?,
             top_k: spec.top_k,
-            renormalize: spec.renormalize,
+            gating: Gating { function, bias, renormalize, scale: scale as f32 },
             activation: activation(spec.expert.act),
         };
-        Ok(Self::Experts(experts, bytes))
+        let shared = spec.shared.as_ref().map(|mlp| Mlp::take_shared(parts, layer, mlp));
+        Ok(Self::Experts { routed, shared, bytes })
     }
 }
 
@@ -359,12 +383,27 @@ impl<M: Matrix> Mlp<M> {
         })
     }
 
-    fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
+    /// The one beside experts, which has no biases.
+    fn take_shared(parts: &mut Parts<M>, layer: usize, spec: &MlpSpec) -> Self {
+        let mut linear = |part| Linear { weight: parts.matrix(Some(layer), part), bias: None };
+        Self {
+            up: linear(Part::SharedGateUp),
+            gated: spec.gated,
+            activation: activation(spec.act),
+            down: linear(Part::SharedDown),
+        }
+    }
+
+    fn num_bytes(&self) -> usize {
+        self.up.num_bytes() + self.down.num_bytes()
+    }
+
+    fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor, place: Place) -> Result<Tensor> {
         let inner = match self.gated {
             true => ops.gated(x, &self.up, self.activation)?,
             false => ops.activate(&ops.linear(x, &self.up, Place::Wide)?, self.activation)?,
         };
-        ops.linear(&inner, &self.down, Place::Branch)
+        ops.linear(&inner, &self.down, place)
     }
 }
 

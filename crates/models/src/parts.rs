@@ -149,6 +149,9 @@ pub(crate) enum Part {
     Down,
     DownBias,
     Router,
+    RouterBias,
+    SharedGateUp,
+    SharedDown,
     ExpertGateUp(usize),
     ExpertDown(usize),
 }
@@ -210,6 +213,10 @@ impl Place {
         // Where a gate is stored, what it gates follows it.
         let up_row = if mlp.gated { mlp.inner } else { 0 };
         let gate_up = |part, first_row| Self { first_row, rows: up_row + mlp.inner, ..whole(part) };
+        let shared = |first_row| {
+            let inner = ffn.shared().expect("the plan has a shared expert only where it is").inner;
+            Self { first_row, rows: 2 * inner, ..whole(Part::SharedGateUp) }
+        };
         let heads = |part, heads: usize| {
             let norm = a.qk_norm.expect("the plan has norms of q and k only where they are");
             let weights = if norm.span == QkNormSpan::Head { 1 } else { heads };
@@ -242,6 +249,10 @@ impl Place {
             Slot::Down => whole(Part::Down),
             Slot::DownBias => whole(Part::DownBias),
             Slot::Router => whole(Part::Router),
+            Slot::RouterBias => whole(Part::RouterBias),
+            Slot::SharedGate => shared(0),
+            Slot::SharedUp => shared(ffn.shared().map_or(0, |mlp| mlp.inner)),
+            Slot::SharedDown => whole(Part::SharedDown),
             Slot::ExpertGate(expert) => gate_up(Part::ExpertGateUp(expert), 0),
             Slot::ExpertUp(expert) => gate_up(Part::ExpertGateUp(expert), up_row),
             Slot::ExpertDown(expert) => whole(Part::ExpertDown(expert)),
@@ -457,6 +468,13 @@ impl<M> Parts<M> {
     pub(crate) fn vector(&mut self, layer: Option<usize>, part: Part) -> Result<Option<Tensor>> {
         let vector = self.vectors.remove(&(layer, part));
         vector.map(|vector| self.tensor(vector)).transpose()
+    }
+
+    /// A vector in f32 on every device, where the model has it.
+    pub(crate) fn exact(&mut self, layer: usize, part: Part) -> Result<Option<Tensor>> {
+        let Some(vector) = self.vectors.remove(&(Some(layer), part)) else { return Ok(None) };
+        let len = vector.len();
+        Ok(Some(Tensor::from_vec(vector, len, &self.layout.device)?))
     }
 
     /// A norm, where the model has it.

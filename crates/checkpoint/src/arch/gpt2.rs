@@ -21,6 +21,7 @@ pub(super) const ARCH: Arch = Arch {
     spec,
     weights: WEIGHTS,
     around: Around::Name("transformer."),
+    ..Arch::LIKE_LLAMA
 };
 
 const WEIGHTS: &[WeightRule] = &[

@@ -1,7 +1,8 @@
-//! Llama 2 and 3, and Mistral: Llama with a window. Source: transformers `models/llama`, `models/mistral`, `models/mistral3`.
+//! Llama 2 and 3, Mistral: Llama with a window, and Ministral 3, whose queries grow with their positions.
+//! Source: transformers `models/llama`, `models/mistral`, `models/mistral3`, `models/ministral3`.
 
 use super::{Arch, Around};
-use crate::{config::HfConfig, error::Result, spec::ModelSpec};
+use crate::{config::HfConfig, error::Result, rope::QueryGrowth, spec::ModelSpec};
 
 pub(super) const ARCH: Arch = Arch::LIKE_LLAMA;
 
@@ -13,7 +14,7 @@ pub(super) const MISTRAL: Arch = Arch {
     ..Arch::LIKE_LLAMA
 };
 
-/// Mistral Small 3.1 and later, of which images are refused.
+/// Mistral Small 3.1 and later, and Ministral 3, of which images are refused.
 pub(super) const MISTRAL3: Arch = Arch {
     name: "Mistral3ForConditionalGeneration",
     model_type: "mistral3",
@@ -21,6 +22,9 @@ pub(super) const MISTRAL3: Arch = Arch {
     around: Around::Images,
     ..MISTRAL
 };
+
+pub(super) const MINISTRAL3: Arch =
+    Arch { name: "Ministral3ForCausalLM", model_type: "ministral3", spec: ministral3, ..MISTRAL };
 
 fn mistral(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = ModelSpec::llama(c)?;
@@ -32,6 +36,22 @@ fn mistral(c: &HfConfig) -> Result<ModelSpec> {
 fn mistral3(c: &HfConfig) -> Result<ModelSpec> {
     match c.text_opt("model_type")? {
         None | Some("mistral") => mistral(c),
-        Some(other) => Err(c.unsupported("model_type", &other.into(), "; mistral is")),
+        Some("ministral3") => ministral3(c),
+        Some(other) => {
+            Err(c.unsupported("model_type", &other.into(), "; mistral and ministral3 are"))
+        }
     }
+}
+
+fn ministral3(c: &HfConfig) -> Result<ModelSpec> {
+    // Absent, it would be 128, not hidden_size / num_attention_heads.
+    c.count("head_dim")?;
+    let mut m = ModelSpec::llama(c)?;
+    let window = c.count_opt("sliding_window")?;
+    let query_growth = QueryGrowth::read(c)?;
+    m.each_attention(|_, a| {
+        a.window = window;
+        a.rope.iter_mut().for_each(|rope| rope.query_growth = query_growth);
+    });
+    Ok(m)
 }

@@ -4,7 +4,7 @@ use super::Arch;
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::ModelSpec,
+    spec::{GatingSpec, ModelSpec},
     weights::{Slot, WeightRule, whole},
 };
 
@@ -28,6 +28,6 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = ModelSpec::llama(&c.with_default("rope_theta", 1e6))?;
     let window = c.count_opt("sliding_window")?;
     m.each_attention(|_, a| a.window = window);
-    m.set_experts(c, "intermediate_size", true, |_| true)?;
+    m.set_experts(c, "intermediate_size", GatingSpec::softmax(true), |_| true)?;
     Ok(m)
 }

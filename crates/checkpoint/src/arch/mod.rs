@@ -17,9 +17,11 @@ mod gemma;
 mod gemma2;
 mod gemma3;
 mod glm4;
+mod glm4_moe;
 mod gpt2;
 mod granite;
 mod llama;
+mod minimax_m2;
 mod mixtral;
 mod olmo2;
 mod olmoe;
@@ -45,6 +47,8 @@ pub struct Arch {
     /// Where its weights differ from Llama's names.
     pub(crate) weights: &'static [WeightRule],
     around: Around,
+    /// Checkpoints have layers behind the last one, which predict further tokens and are not used.
+    predicts_more: bool,
 }
 
 /// What is around a decoder in some checkpoints.
@@ -60,6 +64,7 @@ enum Around {
 const ALL: &[Arch] = &[
     llama::ARCH,
     llama::MISTRAL,
+    llama::MINISTRAL3,
     llama::MISTRAL3,
     qwen2::ARCH,
     qwen3::ARCH,
@@ -85,6 +90,8 @@ const ALL: &[Arch] = &[
     mixtral::ARCH,
     olmoe::ARCH,
     qwen3_moe::ARCH,
+    glm4_moe::ARCH,
+    minimax_m2::ARCH,
 ];
 
 /// Keys that change the computation. One that is set, and that the architecture does not read, is
@@ -127,6 +134,7 @@ impl Arch {
         spec: ModelSpec::llama,
         weights: &[],
         around: Around::Nothing,
+        predicts_more: false,
     };
 
     /// The part of `config.json` that describes the decoder.
@@ -163,11 +171,17 @@ impl Arch {
         }
     }
 
-    /// Whether a tensor is a part of the checkpoint that texts do not need.
-    pub(crate) fn is_for_images(&self, name: &str) -> bool {
-        const PARTS: [&str; 2] = ["vision_tower.", "multi_modal_projector."];
+    /// Whether a tensor is a part of the checkpoint that a decoder of `layers` layers does not need.
+    pub(crate) fn is_beside(&self, name: &str, layers: usize) -> bool {
+        const OF_IMAGES: [&str; 2] = ["vision_tower.", "multi_modal_projector."];
         let name = name.strip_prefix("model.").unwrap_or(name);
-        matches!(self.around, Around::Images) && PARTS.iter().any(|part| name.starts_with(part))
+        let is_behind = || {
+            let layer = name.strip_prefix("layers.").and_then(|rest| rest.split('.').next());
+            layer.and_then(|layer| layer.parse().ok()).is_some_and(|layer: usize| layer >= layers)
+        };
+        let is_for_images = || OF_IMAGES.iter().any(|part| name.starts_with(part));
+        (matches!(self.around, Around::Images) && is_for_images())
+            || (self.predicts_more && is_behind())
     }
 
     pub(crate) fn describe(&self, config: &HfConfig) -> Result<ModelSpec> {

@@ -4,7 +4,7 @@ use super::Arch;
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{ModelSpec, QkNormSpan},
+    spec::{GatingSpec, ModelSpec, QkNormSpan},
 };
 
 pub(super) const ARCH: Arch = Arch {
@@ -18,7 +18,7 @@ pub(super) const ARCH: Arch = Arch {
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = ModelSpec::llama(c)?;
     m.set_qk_norm(m.final_norm, QkNormSpan::AllHeads);
-    let renormalize = c.flag_or("norm_topk_prob", false)?;
-    m.set_experts(c, "intermediate_size", renormalize, |_| true)?;
+    let gating = GatingSpec::softmax(c.flag_or("norm_topk_prob", false)?);
+    m.set_experts(c, "intermediate_size", gating, |_| true)?;
     Ok(m)
 }

@@ -1,7 +1,11 @@
 //! Qwen3-MoE: Qwen3 with experts in most layers, and one window for all. Source: transformers `models/qwen3_moe`.
 
 use super::{Arch, qwen3};
-use crate::{config::HfConfig, error::Result, spec::ModelSpec};
+use crate::{
+    config::HfConfig,
+    error::Result,
+    spec::{GatingSpec, ModelSpec},
+};
 
 pub(super) const ARCH: Arch = Arch {
     name: "Qwen3MoeForCausalLM",
@@ -26,7 +30,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let step = c.count_opt("decoder_sparse_step")?.unwrap_or(1);
     let dense = c.indices("mlp_only_layers")?;
     let has_experts = |i: usize| (i + 1).is_multiple_of(step) && !dense.contains(&(i as u32));
-    let renormalize = c.flag_or("norm_topk_prob", false)?;
-    m.set_experts(c, "moe_intermediate_size", renormalize, has_experts)?;
+    let gating = GatingSpec::softmax(c.flag_or("norm_topk_prob", false)?);
+    m.set_experts(c, "moe_intermediate_size", gating, has_experts)?;
     Ok(m)
 }

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    Checkpoint, CheckpointFiles, Dtype, RopeScaling, RopeSpec,
-    spec::{Act, FfnSpec, NormKind, QkNormSpan, QkNormSpec, Residual},
+    Checkpoint, CheckpointFiles, Dtype, QueryGrowth, RopeScaling, RopeSpec,
+    spec::{Act, FfnSpec, GatingSpec, MlpSpec, NormKind, QkNormSpan, QkNormSpec, Residual},
     weights::{Slot, plan},
 };
 
@@ -492,7 +492,7 @@ fn mixtral() {
     );
     let m = spec(&text);
     let FfnSpec::Experts(experts) = &m.layers[31].ffn else { panic!("no experts") };
-    assert_eq!((experts.count, experts.top_k, experts.renormalize), (8, 2, true));
+    assert_eq!((experts.count, experts.top_k, experts.gating.renormalize), (8, 2, true));
     // The count of the published checkpoint; norms are kept in f32, and the 8 rows of a router in a panel of 32.
     assert_eq!(m.num_parameters(), 46_702_792_704);
     let routers = 32 * (32 - 8) * 4096 * 2;
@@ -592,11 +592,12 @@ fn an_unknown_architecture_gets_the_list_and_the_nearest() {
     assert_eq!(
         error(&typo),
         "architecture `Qwen3NextForCausalLM` is not supported (the nearest is `Qwen3ForCausalLM`); supported: \
-         LlamaForCausalLM, MistralForCausalLM, Mistral3ForConditionalGeneration, Qwen2ForCausalLM, Qwen3ForCausalLM, \
+         LlamaForCausalLM, MistralForCausalLM, Ministral3ForCausalLM, Mistral3ForConditionalGeneration, Qwen2ForCausalLM, Qwen3ForCausalLM, \
          GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Phi3ForCausalLM, \
          GlmForCausalLM, Glm4ForCausalLM, GraniteForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, SmolLM3ForCausalLM, \
          SeedOssForCausalLM, Ernie4_5ForCausalLM, Exaone4ForCausalLM, StableLmForCausalLM, Starcoder2ForCausalLM, \
          GPT2LMHeadModel, CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, OlmoeForCausalLM, Qwen3MoeForCausalLM, \
+         Glm4MoeForCausalLM, MiniMaxM2ForCausalLM, \
          BertModel, BertForSequenceClassification, RobertaModel, RobertaForSequenceClassification, XLMRobertaModel, \
          XLMRobertaForSequenceClassification, DistilBertModel, DistilBertForSequenceClassification, ModernBertModel, \
          ModernBertForSequenceClassification, NomicBertModel"

@@ -3,7 +3,7 @@
 use candlepower_packing::{Dtype, MatrixForm};
 
 use super::{KvDtype, MemoryRequest};
-use crate::spec::{AttentionSpec, FfnSpec, LayerSpec, ModelSpec};
+use crate::spec::{AttentionSpec, FfnSpec, LayerSpec, MlpSpec, ModelSpec};
 
 /// Widths of heads that attention on a GPU is compiled for; others are padded with zeros to the next of them.
 pub const DEVICE_HEAD_DIMS: &[usize] = &[64, 128, 256];
@@ -55,7 +55,11 @@ impl ModelSpec {
                 }
             }
         });
-        (matrices.sum::<usize>() + vectors * dtype.size()) as u64
+        // Numbers that routers add are exact.
+        let gatings = self.layers.iter().filter_map(|layer| layer.ffn.experts());
+        let exact: usize = gatings.filter(|e| e.gating.bias).map(|experts| experts.count).sum();
+        let vectors = (vectors - exact) * dtype.size() + exact * Dtype::F32.size();
+        (matrices.sum::<usize>() + vectors) as u64
     }
 
     /// Bytes on a GPU for the numbers that the codes of a part of a matrix mean.
@@ -75,12 +79,14 @@ impl ModelSpec {
         let q = |a: &AttentionSpec| a.heads.div_ceil(ranks) * device_head_dim(a.head_dim);
         let kv = |a: &AttentionSpec| a.kv_heads.div_ceil(ranks) * device_head_dim(a.head_dim);
         let ffn = |ffn: &FfnSpec| {
-            let inner = ffn.mlp().inner.div_ceil(ranks);
+            let of = |mlp: &MlpSpec| mlp.inner.div_ceil(ranks);
+            let inner = of(ffn.mlp());
+            let shared = ffn.shared().map_or(0, of);
             match ffn {
                 FfnSpec::Dense(_) => (2 * inner, inner),
                 FfnSpec::Experts(experts) => (
-                    experts.top_k * self.hidden_size.max(2 * inner),
-                    experts.count.max(experts.top_k * inner),
+                    (experts.top_k * self.hidden_size.max(2 * inner)).max(2 * shared),
+                    experts.count.max(experts.top_k * inner).max(shared),
                 ),
             }
         };

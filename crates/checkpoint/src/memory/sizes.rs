@@ -123,7 +123,9 @@ impl ModelSpec {
                 FfnSpec::Dense(_) => 0,
                 FfnSpec::Experts(experts) => 2 * self.hidden_size + experts.count,
             };
-            (4 * q + 5 * kv).max(3 * layer.ffn.mlp().inner.div_ceil(ranks) + gathered)
+            let shared = layer.ffn.shared().map_or(0, |mlp| mlp.inner);
+            let inner = 3 * layer.ffn.mlp().inner.div_ceil(ranks) + gathered;
+            (4 * q + 5 * kv).max(inner).max(3 * shared.div_ceil(ranks))
         });
         4 * self.hidden_size + widest.max().unwrap_or(0)
     }
@@ -136,8 +138,11 @@ impl ModelSpec {
                 ropes.push(&layer.attention.rope);
             }
         }
-        let dim = |rope: &Option<RopeSpec>| rope.as_ref().map_or(UNTURNED, |rope| rope.dim);
-        ropes.iter().map(|rope| dim(rope) * max_model_len).sum()
+        let numbers = |rope: &Option<RopeSpec>| match rope {
+            Some(rope) => rope.dim + usize::from(rope.query_growth.is_some()),
+            None => UNTURNED,
+        };
+        ropes.iter().map(|rope| numbers(rope) * max_model_len).sum()
     }
 
     /// Whether each layer can be split over `ranks` ranks: heads, inner width and vocabulary into equal parts, key
@@ -165,11 +170,15 @@ impl ModelSpec {
             |divides: bool, count: usize, what: &str| (!divides).then(|| format!("{count} {what}"));
         let (mut heads, mut kv_heads, mut inner) = (None, None, None);
         for layer in &self.layers {
-            let (a, width) = (&layer.attention, layer.ffn.mlp().inner);
+            let a = &layer.attention;
             heads = heads.or_else(|| unless(splits(a.heads), a.heads, "attention heads"));
             kv_heads =
                 kv_heads.or_else(|| unless(shared(a.kv_heads), a.kv_heads, "key and value heads"));
-            inner = inner.or_else(|| unless(splits(width), width, "columns of the feed-forward"));
+            for mlp in [Some(layer.ffn.mlp()), layer.ffn.shared()].into_iter().flatten() {
+                let width = mlp.inner;
+                inner =
+                    inner.or_else(|| unless(splits(width), width, "columns of the feed-forward"));
+            }
         }
         let vocab = unless(splits(self.vocab_size), self.vocab_size, "tokens of the vocabulary");
         heads.or(kv_heads).or(inner).or(vocab).or_else(|| self.indivisible_groups(ranks))
@@ -186,6 +195,7 @@ impl ModelSpec {
             let columns = match slot {
                 _ if !is_split_by_columns(slot) => return None,
                 Slot::O => attention.heads * attention.head_dim,
+                Slot::SharedDown => ffn.shared().map_or(0, |mlp| mlp.inner),
                 _ => ffn.mlp().inner,
             };
             if packed.reordered {
@@ -205,6 +215,7 @@ fn fused(slot: Slot) -> Slot {
     match slot {
         Slot::K | Slot::V => Slot::Q,
         Slot::Up => Slot::Gate,
+        Slot::SharedUp => Slot::SharedGate,
         Slot::ExpertUp(expert) => Slot::ExpertGate(expert),
         other => other,
     }

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     arch,
     config::HfConfig,
-    spec::{ExpertsSpec, FfnSpec, MlpSpec},
+    spec::{ExpertsSpec, FfnSpec, GatingSpec, MlpSpec},
 };
 
 /// meta-llama/Llama-3.1-8B-Instruct, as far as memory depends on it.
@@ -278,7 +278,8 @@ fn a_gpu_keeps_heads_padded() {
 fn a_gpu_has_room_for_every_expert_of_a_token() {
     let mut spec = llama();
     let expert = MlpSpec { inner: 14336, ..*spec.layers[0].ffn.mlp() };
-    let experts = ExpertsSpec { count: 8, top_k: 2, renormalize: true, expert };
+    let experts =
+        ExpertsSpec { count: 8, top_k: 2, gating: GatingSpec::softmax(true), expert, shared: None };
     spec.layers.iter_mut().for_each(|layer| layer.ffn = FfnSpec::Experts(experts));
     let dense = llama().device_widths(1);
     let widths = spec.device_widths(1);
@@ -299,9 +300,8 @@ fn a_gpu_has_room_for_every_expert_of_a_token() {
 fn seventy_billion_weights_over_large_gpus() {
     let mut spec = llama();
     (spec.hidden_size, spec.layers) = (8192, vec![spec.layers[0].clone(); 80]);
-    for layer in &mut spec.layers {
-        (layer.attention.heads, layer.ffn.mlp_mut().inner) = (64, 28_672);
-    }
+    spec.each_attention(|_, a| a.heads = 64);
+    spec.each_mlp(|mlp| mlp.inner = 28_672);
     assert_eq!(spec.num_parameters(), 70_553_706_496);
     let row = |ranks| {
         let plan = MemoryPlan::new(

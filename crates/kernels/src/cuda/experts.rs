@@ -6,7 +6,7 @@ use super::launch::{Address, CUstream, Launch};
 use super::packed::{PackedAddresses, address_words, code_kind};
 use crate::device::{ExpertMatrices, Matrix, PackedMatrix, Routing, check_rows};
 use crate::tensor::Operand;
-use crate::{Error, Result};
+use crate::{Error, Gating, GatingFunction, Result};
 
 const PRODUCT: &str = "expert_product";
 
@@ -49,7 +49,7 @@ pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<Tensor>> {
 ///
 /// # Errors
 /// As there.
-pub fn route(scores: &Tensor, renormalize: bool, routing: &Routing) -> Result<()> {
+pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> {
     let launch = Launch::new("route", "scores", scores)?;
     let &Routing { tokens, experts, top_k, .. } = routing;
     let (pairs, of_experts) = ([routing.pairs()], [experts + 1]);
@@ -60,12 +60,21 @@ pub fn route(scores: &Tensor, renormalize: bool, routing: &Routing) -> Result<()
         sorted: launch.u32s(("sorted", &routing.sorted), "[tokens * top_k]", &pairs)?,
         starts: launch.u32s(("starts", &routing.starts), "[experts + 1]", &of_experts)?,
         tiles: launch.u32s(("tiles", &routing.tiles), "[experts + 1]", &of_experts)?,
+        bias: match &gating.bias {
+            Some(bias) => launch.f32s(("bias", bias), "[experts]", &[experts])?,
+            None => std::ptr::null_mut(),
+        },
         tokens: tokens as i32,
         experts: experts as i32,
         top_k: top_k as i32,
-        renormalize: i32::from(renormalize),
+        renormalize: i32::from(gating.renormalize),
         tile_rows: routing.tile_rows() as i32,
         dtype: launch.dtype_code(),
+        function: match gating.function {
+            GatingFunction::Softmax => 0,
+            GatingFunction::Sigmoid => 1,
+        },
+        scale: gating.scale,
     };
     if tokens == 0 {
         return Ok(());
@@ -140,7 +149,7 @@ fn is_ordered(matrix: &Matrix) -> bool {
 ///
 /// # Errors
 /// As there.
-pub fn combine_experts(results: &Tensor, routing: &Routing, out: &Tensor) -> Result<()> {
+pub fn combine_experts(results: &Tensor, routing: &Routing, add: bool, out: &Tensor) -> Result<()> {
     const KERNEL: &str = "combine_experts";
     let launch = Launch::new(KERNEL, "results", results)?;
     let axes = "[tokens * top_k, hidden]";
@@ -154,6 +163,8 @@ pub fn combine_experts(results: &Tensor, routing: &Routing, out: &Tensor) -> Res
         top_k: routing.top_k as i32,
         hidden: hidden as i32,
         dtype: launch.dtype_code(),
+        add: i32::from(add),
+        padding: 0,
     };
     if tokens * hidden == 0 {
         return Ok(());
@@ -171,14 +182,17 @@ struct RouteArgs {
     sorted: *mut u32,
     starts: *mut u32,
     tiles: *mut u32,
+    bias: *mut f32,
     tokens: i32,
     experts: i32,
     top_k: i32,
     renormalize: i32,
     tile_rows: i32,
     dtype: i32,
+    function: i32,
+    scale: f32,
 }
-const _: () = assert!(size_of::<RouteArgs>() == 72);
+const _: () = assert!(size_of::<RouteArgs>() == 88);
 
 /// As `kNoCodes` in expert_product.cu.
 const NO_CODES: i32 = -1;
@@ -215,8 +229,10 @@ struct CombineArgs {
     top_k: i32,
     hidden: i32,
     dtype: i32,
+    add: i32,
+    padding: i32,
 }
-const _: () = assert!(size_of::<CombineArgs>() == 40);
+const _: () = assert!(size_of::<CombineArgs>() == 48);
 
 unsafe extern "C" {
     fn candlepower_route(args: *const RouteArgs, stream: CUstream) -> i32;

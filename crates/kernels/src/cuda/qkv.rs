@@ -11,7 +11,7 @@ use crate::{Error, Result, RopeStyle};
 const MAX_HEAD_DIM: usize = 512;
 
 /// Splits `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]`: norms the heads of q and k if the model does,
-/// rotates them, writes k and v into the paged cache and q to `q_out` `[tokens, heads, head_dim]`.
+/// rotates them, scales q where the table does, writes k and v into the paged cache and q to `q_out` `[tokens, heads, head_dim]`.
 ///
 /// All in f32 from load to store, rounded once, in the cache to its own dtype. The CPU's definitions, one after the other:
 /// [`crate::rms_norm_reference`] per head (or what [`QkNormSpan`] says), [`crate::rope_reference`] and
@@ -76,6 +76,10 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
         k_norm: norm("k_weight", kv_heads, qk_norm.map(|norm| norm.k_weight))?,
         cos: launch.f32s(("cos", cos), half_axes, &[max_len, rot_dim / 2])?,
         sin: launch.f32s(("sin", sin), half_axes, &[max_len, rot_dim / 2])?,
+        query_scales: match operands.rope.query_scales() {
+            Some(scales) => launch.f32s(("query_scales", scales), "[max_len]", &[max_len])?,
+            None => std::ptr::null_mut(),
+        },
         positions: launch.u32s(("positions", operands.positions), "[tokens]", &[tokens])?,
         slots: launch.u32s(("slot_mapping", operands.slot_mapping), "[tokens]", &[tokens])?,
         square_sums,
@@ -129,6 +133,7 @@ struct QkvArgs {
     k_norm: Address,
     cos: *mut f32,
     sin: *mut f32,
+    query_scales: *mut f32,
     positions: *mut u32,
     slots: *mut u32,
     square_sums: *mut f32,
@@ -155,7 +160,7 @@ struct QkvArgs {
     value_scale: f32,
     padding: i32,
 }
-const _: () = assert!(size_of::<QkvArgs>() == 168);
+const _: () = assert!(size_of::<QkvArgs>() == 176);
 
 /// As [`crate::device::square_sums`].
 ///

@@ -4,9 +4,9 @@ use candle_core::{DType, Device, Tensor};
 
 use super::reference::Reference;
 use super::{Matrix, launch_on_gpu};
-use crate::experts::{check_top_k, route as route_reference};
+use crate::experts::check_top_k;
 use crate::tensor::Operand;
-use crate::{Error, Result, linear_reference};
+use crate::{Error, Gating, Result, linear_reference};
 
 /// A warp keeps the choices of a token, one in each lane.
 const MOST_CHOICES: usize = 32;
@@ -120,23 +120,24 @@ impl ExpertMatrices {
     }
 }
 
-/// Finds for each token the `top_k` experts with the highest `softmax(scores)`, and what each counts for: its part of the
-/// softmax, or, to `renormalize`, of what the chosen ones have of it.
+/// Finds for each token the `top_k` experts that `gating` chooses by its scores, and what each counts for.
 ///
-/// `scores` is `[tokens, experts]`, bf16 or f16; computed in f32. Of equal parts the first is higher.
+/// `scores` is `[tokens, experts]`, bf16 or f16; computed in f32.
 ///
 /// # Errors
-/// `scores` has the wrong dtype, shape, layout or device, or CUDA refused the launch.
-///
-/// Source: Jiang et al., "Mixtral of Experts", 2024.
-pub fn route(scores: &Tensor, renormalize: bool, routing: &Routing) -> Result<()> {
-    launch_on_gpu!(scores, crate::cuda::route(scores, renormalize, routing));
+/// `scores` or the bias has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> {
+    launch_on_gpu!(scores, crate::cuda::route(scores, gating, routing));
     let reference = Reference::new("route", "scores", scores)?;
     let &Routing { tokens, experts, top_k, .. } = routing;
     let scores = reference.elements(("scores", scores), "[tokens, experts]", &[tokens, experts])?;
+    let bias = match &gating.bias {
+        Some(bias) => Some(reference.f32s(("bias", bias), "[experts]", &[experts])?),
+        None => None,
+    };
     let (chosen, shares): (Vec<u32>, Vec<f32>) = scores
         .chunks_exact(experts)
-        .flat_map(|scores| route_reference(scores, top_k, renormalize))
+        .flat_map(|scores| gating.route(scores, bias.as_deref(), top_k))
         .map(|(expert, share)| (expert as u32, share))
         .unzip();
     let mut sorted: Vec<u32> = (0..chosen.len() as u32).collect();
@@ -223,24 +224,29 @@ pub(crate) fn check_rows(
     Ok((rows, k))
 }
 
-/// `out[t] = sum of shares[p] * results[p]` over the pairs of each token, in the order of the experts, in f32 and rounded once.
+/// `out[t] = sum of shares[p] * results[p]` over the pairs of each token, in the order of the experts, in f32 and rounded once;
+/// to `add`, beside what `out` has already.
 ///
 /// `results` is `[tokens * top_k, hidden]` and `out` `[tokens, hidden]`, bf16 or f16.
 ///
 /// # Errors
 /// As [`expert_product`].
-pub fn combine_experts(results: &Tensor, routing: &Routing, out: &Tensor) -> Result<()> {
-    launch_on_gpu!(results, crate::cuda::combine_experts(results, routing, out));
+pub fn combine_experts(results: &Tensor, routing: &Routing, add: bool, out: &Tensor) -> Result<()> {
+    launch_on_gpu!(results, crate::cuda::combine_experts(results, routing, add, out));
     let reference = Reference::new("combine_experts", "results", results)?;
     let (_, hidden) = reference.operand("results", results).dims2("[tokens * top_k, hidden]")?;
     let pairs = routing.pairs();
     let axes = "[tokens * top_k, hidden]";
     let results = reference.elements(("results", results), axes, &[pairs, hidden])?;
     let shares = reference.f32s(("shares", &routing.shares), "[tokens * top_k]", &[pairs])?;
-    let mut sums = vec![0f32; routing.tokens * hidden];
+    let (out_axes, out_dims) = ("[tokens, hidden]", [routing.tokens, hidden]);
+    let mut sums = match add {
+        true => reference.elements(("out", out), out_axes, &out_dims)?,
+        false => vec![0f32; routing.tokens * hidden],
+    };
     for (pair, (result, share)) in results.chunks_exact(hidden).zip(shares).enumerate() {
         let sums = &mut sums[pair / routing.top_k * hidden..][..hidden];
         sums.iter_mut().zip(result).for_each(|(sum, value)| *sum += share * value);
     }
-    reference.write(("out", out), "[tokens, hidden]", &[routing.tokens, hidden], &sums)
+    reference.write(("out", out), out_axes, &out_dims, &sums)
 }

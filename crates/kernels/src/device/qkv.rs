@@ -103,7 +103,7 @@ pub fn square_sums(qkv: &Tensor, heads: [usize; 2], out: &Tensor) -> Result<()> 
 }
 
 /// Splits `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]`: norms the heads of q and k if the model does,
-/// rotates them, writes k and v into the paged cache and q to `q_out` `[tokens, heads, head_dim]`.
+/// rotates them, scales q where the table does, writes k and v into the paged cache and q to `q_out` `[tokens, heads, head_dim]`.
 ///
 /// All in f32 from load to store, rounded once, in the cache to its own dtype. The definitions, one after the other:
 /// [`crate::rms_norm_reference`] (per head where nothing else is asked for), [`crate::rope_reference`] and
@@ -166,6 +166,7 @@ struct Rotation<'a> {
     head_dim: usize,
     cos: Vec<f32>,
     sin: Vec<f32>,
+    query_scales: Option<Vec<f32>>,
     /// The weights of q's norm, and of k's.
     norms: [Option<Vec<f32>>; 2],
     span: QkNormSpan<'a>,
@@ -203,6 +204,12 @@ impl<'a> Rotation<'a> {
             table,
             cos: reference.f32s(("cos", cos), "[max_len, rot_dim / 2]", &dims)?,
             sin: reference.f32s(("sin", sin), "[max_len, rot_dim / 2]", &dims)?,
+            query_scales: match table.query_scales() {
+                Some(scales) => {
+                    Some(reference.f32s(("query_scales", scales), "[max_len]", &dims[..1])?)
+                }
+                None => None,
+            },
             head_dim,
             norms: [
                 qk_norm.map(|n| norm("q_weight", heads, n, n.q_weight)).transpose()?,
@@ -228,7 +235,11 @@ impl<'a> Rotation<'a> {
         };
         let normed = self.normalize(row, of);
         let rotate = |head| rope_reference(head, cos, sin, self.table.style());
-        normed.chunks(self.head_dim).flat_map(rotate).collect()
+        let scale = match (of, &self.query_scales) {
+            ((_, Q), Some(scales)) => scales[position],
+            _ => 1.0,
+        };
+        normed.chunks(self.head_dim).flat_map(rotate).map(|x| x * scale).collect()
     }
 
     fn normalize(&self, row: &[f32], (token, kind): (usize, usize)) -> Vec<f32> {

@@ -7,8 +7,8 @@ use candle_core::{DType, Device, Tensor};
 use super::*;
 use crate::sampling::{Penalties, SamplingRow, logprobs_of, sample_row_reference, uniform};
 use crate::{
-    Activation, Codes, Error, Experts, KvCacheConfig, Mins, QuantizedRows, ScaleForm, SparseRows,
-    Weight, WeightRows, experts_reference,
+    Activation, Codes, Error, Experts, Gating, KvCacheConfig, Mins, QuantizedRows, ScaleForm,
+    SparseRows, Weight, WeightRows, experts_reference,
 };
 
 fn integers(values: &[u32], dims: &[usize]) -> Tensor {
@@ -241,12 +241,14 @@ fn experts_step_by_step_are_the_layer() {
     for (count, top_k, renormalize, tokens) in
         [(5, 2, true, 1), (8, 8, false, 7), (40, 3, false, 9), (2, 1, true, 70), (3, 2, true, 300)]
     {
+        let bias = Tensor::from_vec(numbers(count, 5), count, &Device::Cpu).unwrap();
+        let bias = (!renormalize).then_some(bias);
         let layer = Experts {
             router: numbers(count * hidden, 3),
             gate_up: (0..count).map(|i| numbers(2 * inner * hidden, 31 * i)).collect::<Vec<_>>(),
             down: (0..count).map(|i| numbers(hidden * inner, 17 * i + 5)).collect(),
             top_k,
-            renormalize,
+            gating: Gating { bias, renormalize, ..Gating::SOFTMAX },
             activation: Activation::Silu,
         };
         let matrices = |all: &[Vec<f32>], dims| {
@@ -263,14 +265,14 @@ fn experts_step_by_step_are_the_layer() {
         let matmul = Matmul::new(&Device::Cpu, tokens, DType::F32, 0).unwrap();
         let router = Matrix::Rows(tensor(&layer.router, [count, hidden]));
         matmul.run(&rows, &router, None, &scores).unwrap();
-        route(&scores, renormalize, &routing).unwrap();
+        route(&scores, &layer.gating, &routing).unwrap();
         let up = matrices(&layer.gate_up, [2 * inner, hidden]);
         expert_product(&rows, &up, &routing, &gate_up).unwrap();
         gated_activation(&gate_up, layer.activation, &activated).unwrap();
         let (results, out) = (zeros(pairs, hidden), zeros(tokens, hidden));
         let down = matrices(&layer.down, [hidden, inner]);
         expert_product(&activated, &down, &routing, &results).unwrap();
-        combine_experts(&results, &routing, &out).unwrap();
+        combine_experts(&results, &routing, false, &out).unwrap();
         for (x, found) in x.chunks(hidden).zip(out.to_vec2::<f32>().unwrap()) {
             assert_eq!(found, experts_reference(x, &layer));
         }

@@ -71,7 +71,12 @@ fn compare_qkv(
     let angles = random.floats(MAX_LEN * half, 3.0, DType::F32);
     let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
     let cpu = |values: &[f32]| Tensor::from_slice(values, (MAX_LEN, half), &Device::Cpu).unwrap();
-    let table = RopeTable::new(cpu(&cos), cpu(&sin), style).unwrap();
+    let mut table = RopeTable::new(cpu(&cos), cpu(&sin), style).unwrap();
+    let mut query_scales = vec![1.0; MAX_LEN];
+    if form == Some(NormWeight::Plain) {
+        query_scales = random.floats(MAX_LEN, 2.0, DType::F32);
+        table = table.with_query_scales(query_scales.clone()).unwrap();
+    }
     let positions: Vec<u32> = (0..tokens).map(|_| random.below(MAX_LEN) as u32).collect();
     let mut slots = random.permutation(config.num_blocks * config.block_size);
     slots.truncate(tokens);
@@ -114,7 +119,8 @@ fn compare_qkv(
         };
         for (index, head) in row.chunks(head_dim).enumerate() {
             if index < heads {
-                q.extend(finish(head, &norms[0]));
+                let scale = query_scales[positions[token] as usize];
+                q.extend(finish(head, &norms[0]).into_iter().map(|x| x * scale));
                 continue;
             }
             if slots[token] == NO_SLOT {

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use candlepower_kernels::cuda;
 use candlepower_kernels::device::{self, ExpertMatrices, Matrix, Routing};
-use candlepower_kernels::linear_reference;
+use candlepower_kernels::{Gating, GatingFunction, linear_reference};
 
 use crate::gpu::{Gpu, HALVES, Random, Tolerance, to_vec};
 use crate::packed;
@@ -23,10 +23,23 @@ fn routed(
     let scores = random.floats(tokens * experts, 6.0, dtype);
     let on_gpu = gpu.floats(&scores, &[tokens, experts], dtype);
     let on_cpu = on_gpu.to_device(&candle_core::Device::Cpu).unwrap();
+    // Shares of both kinds, chosen by with a bias and without, and some ranks below zero.
+    let bias = random.floats(experts, 1.0, DType::F32);
+    let bias = gpu.floats(&bias, &[experts], DType::F32);
+    let function = match tokens % 4 {
+        0 | 3 => GatingFunction::Sigmoid,
+        _ => GatingFunction::Softmax,
+    };
     [on_gpu, on_cpu].map(|scores| {
+        let gating = Gating {
+            function,
+            bias: (dtype == DType::F16).then(|| bias.to_device(scores.device()).unwrap()),
+            renormalize: tokens % 2 == 0,
+            scale: 1.0 + experts as f32 / 64.0,
+        };
         let routing = Routing::new(tokens + 5, experts, top_k, scores.device()).unwrap();
         let routing = routing.of(tokens).unwrap();
-        device::route(&scores, tokens % 2 == 0, &routing).unwrap();
+        device::route(&scores, &gating, &routing).unwrap();
         routing
     })
 }
@@ -141,12 +154,21 @@ pub(crate) fn combine_experts(gpu: &Gpu) {
                 let pairs = routing.pairs();
                 let results = random.floats(pairs * hidden, 1.0, dtype);
                 let results = gpu.floats(&results, &[pairs, hidden], dtype);
-                let out = gpu.unwritten(&[step.0, hidden], dtype);
-                cuda::combine_experts(&results, &routing, &out).unwrap();
                 let cpu = &candle_core::Device::Cpu;
-                let want = Tensor::zeros((step.0, hidden), dtype, cpu).unwrap();
+                // What is not added to must not be read.
+                let add = hidden != 64;
+                let (out, want) = if add {
+                    let before = random.floats(step.0 * hidden, 1.0, dtype);
+                    let out = gpu.floats(&before, &[step.0, hidden], dtype);
+                    let want = out.to_device(cpu).unwrap();
+                    (out, want)
+                } else {
+                    let want = Tensor::zeros((step.0, hidden), dtype, cpu).unwrap();
+                    (gpu.unwritten(&[step.0, hidden], dtype), want)
+                };
+                cuda::combine_experts(&results, &routing, add, &out).unwrap();
                 let results = results.to_device(cpu).unwrap();
-                device::combine_experts(&results, &reference, &want).unwrap();
+                device::combine_experts(&results, &reference, add, &want).unwrap();
                 // Both are rounded once, of sums that differ by little.
                 let tolerance = Tolerance { own: 1.1, largest: 0.001 };
                 gpu.assert_close(&out, &to_vec(&want), tolerance, &format!("{step:?}, {hidden}"));

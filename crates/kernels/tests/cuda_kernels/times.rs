@@ -17,7 +17,7 @@ use candlepower_kernels::device::{
     SamplingOutput, SamplingScratch,
 };
 use candlepower_kernels::{
-    Activation, Codes, Error, KvCacheConfig, Mins, PagedAttention, QuantizedRows, Result,
+    Activation, Codes, Error, Gating, KvCacheConfig, Mins, PagedAttention, QuantizedRows, Result,
     ScaleForm, Weight,
 };
 use half::bf16;
@@ -218,12 +218,13 @@ fn experts(times: &Times<'_>) -> Result<()> {
         ("numbers", 2 * n * k, ExpertMatrices::new(numbers.collect::<Result<_>>()?)?),
         ("U4", n * k / 2, ExpertMatrices::new(codes.collect::<Result<_>>()?)?),
     ];
+    let gating = Gating { renormalize: true, ..Gating::SOFTMAX };
     for (kind, bytes, matrices) in &layers {
         for tokens in [1, 8, 64, 256, 508, 512, 2048].map(|tokens| times.size(tokens)) {
             let scores = Random(9).floats(tokens * experts, 6.0, DType::BF16);
             let scores = times.gpu.floats(&scores, &[tokens, experts], DType::BF16);
             let routing = Routing::new(tokens, experts, top_k, times.gpu.device())?;
-            device::route(&scores, true, &routing)?;
+            device::route(&scores, &gating, &routing)?;
             let starts = routing.starts.to_vec1::<u32>()?;
             let active = starts.windows(2).filter(|pair| pair[0] < pair[1]).count();
             let pairs = routing.pairs();

@@ -297,6 +297,22 @@ fn every_flag_is_seen_in_the_logits() {
         ("qwen3-moe", "\"norm_topk_prob\": false", "\"norm_topk_prob\": true"),
         ("qwen3-moe-renormalized", "\"norm_topk_prob\": true", "\"norm_topk_prob\": false"),
         ("qwen3-moe-renormalized", "\"sliding_window\": 11", "\"sliding_window\": 12"),
+        ("olmoe", "\"norm_topk_prob\": true", "\"norm_topk_prob\": false"),
+        ("ministral3", "_beta\": 0.5", "_beta\": 0.4"),
+        ("glm4-moe", "\"norm_topk_prob\": true", "\"norm_topk_prob\": false"),
+        ("glm4-moe", "\"routed_scaling_factor\": 1.5", "\"routed_scaling_factor\": 1.4"),
+        ("minimax-m2", "\"rotary_dim\": 12", "\"rotary_dim\": 10"),
+        ("gemma3-images", "\"factor\": 8.0", "\"factor\": 7.5"),
+        ("gemma3-images", "\"sliding_window\": 8", "\"sliding_window\": 9"),
+        ("olmo3", "\"factor\": 4.0", "\"factor\": 3.5"),
+        ("olmo3-nested", "\"rope_theta\": 300.0", "\"rope_theta\": 310.0"),
+        ("olmo3-nested", "\"rope_theta\": 700.0", "\"rope_theta\": 710.0"),
+        ("smollm3", "\"sliding_window\": 13", "\"sliding_window\": 14"),
+        ("smollm3", "    0,\n", "    1,\n"),
+        ("exaone4", "\"sliding_window\": 12", "\"sliding_window\": 13"),
+        ("exaone4", "\"full_attention\"", "\"sliding_attention\""),
+        ("stablelm", "_factor\": 0.25", "_factor\": 0.5"),
+        ("stablelm", "\"layer_norm_eps\": 0.0001", "\"layer_norm_eps\": 0.01"),
     ];
     for (name, from, to) in edits {
         let config = std::fs::read_to_string(folder(name).join("config.json")).unwrap();

@@ -44,9 +44,10 @@ const ARCHITECTURES: &[Architecture] = &[
         "llama",
     ),
     row("MistralForCausalLM", "Mistral 7B and what is built like it", "sliding window", ""),
+    row("Ministral3ForCausalLM", "Ministral 3", "queries that grow with their positions", ""),
     row(
         "Mistral3ForConditionalGeneration",
-        "Mistral Small 3.1 and 3.2; texts only",
+        "Mistral Small 3.1 and 3.2, Ministral 3; texts only",
         "both spellings of tensors, a head of its own",
         "",
     ),
@@ -142,6 +143,18 @@ const ARCHITECTURES: &[Architecture] = &[
         "Qwen3MoeForCausalLM",
         "Qwen3-30B-A3B, Qwen3-235B-A22B and their like",
         "experts in some layers, shares renormalised or not",
+        "",
+    ),
+    row(
+        "Glm4MoeForCausalLM",
+        "GLM-4.5, GLM-4.5-Air, GLM-4.6",
+        "experts chosen by sigmoids and biases beside shared ones, dense layers before them",
+        "",
+    ),
+    row(
+        "MiniMaxM2ForCausalLM",
+        "MiniMax-M2",
+        "experts chosen by sigmoids and biases, norms over all heads, partial rotary",
         "",
     ),
 ];

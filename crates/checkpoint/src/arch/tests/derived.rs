@@ -94,6 +94,23 @@ fn mistral3() {
     let m = spec(text);
     assert_eq!((m.num_parameters(), m.head.tied), (23_572_403_200, false));
     assert!(spec(&with(text, r#"{"tie_word_embeddings": true}"#)).head.tied);
+    // mistralai/Ministral-3-3B-Instruct-2512.
+    let ministral = with(
+        text,
+        r#"{"text_config": {"head_dim": 128, "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 9216,
+            "max_position_embeddings": 262144, "model_type": "ministral3", "num_attention_heads": 32,
+            "num_hidden_layers": 26, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_parameters": {
+                "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+                "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
+                "rope_type": "yarn", "type": "yarn"},
+            "sliding_window": null, "tie_word_embeddings": true, "vocab_size": 131072}}"#,
+    );
+    let m = spec(&ministral);
+    assert_eq!((m.num_parameters(), m.head.tied, m.max_model_len), (3_429_006_336, true, 262_144));
+    let growth = QueryGrowth { beta: 0.1, original: 16_384 };
+    assert_eq!(rope(&m, 0).query_growth, Some(growth));
+    assert!(matches!(rope(&m, 0).scaling, RopeScaling::Yarn { attention_factor: 1.0, .. }));
+
     let other = with(text, r#"{"text_config": {"model_type": "mamba"}}"#);
     assert!(error(&other).contains("`text_config.model_type` = \"mamba\""), "{}", error(&other));
 }
@@ -143,7 +160,7 @@ fn olmoe() {
     );
     let m = spec(&text);
     assert_eq!(m.num_parameters(), 6_919_161_856);
-    assert!(m.norms_all_heads() && !m.layers[0].ffn.experts().unwrap().renormalize);
+    assert!(m.norms_all_heads() && !m.layers[0].ffn.experts().unwrap().gating.renormalize);
     let clipped = with(&text, r#"{"clip_qkv": 8.0}"#);
     assert!(error(&clipped).contains("`clip_qkv` = 8.0 is not supported by this architecture"));
 }
@@ -243,4 +260,74 @@ fn stablelm() {
         normed.contains("`qk_layernorm` = true is not supported by this architecture"),
         "{normed}"
     );
+}
+
+/// zai-org/GLM-4.5-Air, which has a layer that predicts a further token behind the last one.
+#[test]
+fn glm4_moe() {
+    let text = r#"{"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "attention_bias": true, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 4096, "partial_rotary_factor": 0.5, "intermediate_size": 10944,
+        "max_position_embeddings": 131072, "moe_intermediate_size": 1408, "norm_topk_prob": true,
+        "num_attention_heads": 96, "n_group": 1, "topk_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
+        "routed_scaling_factor": 1.0, "num_experts_per_tok": 8, "first_k_dense_replace": 1, "num_hidden_layers": 46,
+        "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-05, "rope_scaling": null,
+        "rope_theta": 1000000, "tie_word_embeddings": false, "use_qk_norm": false, "vocab_size": 151552}"#;
+    let m = spec(text);
+    // With the numbers that routers add.
+    assert_eq!(m.num_parameters(), 106_852_245_504 + 45 * 128);
+    assert_eq!(m.tensor_parallel_sizes(), [1, 2, 4, 8, 16, 32]);
+    assert!(matches!(m.layers[0].ffn, FfnSpec::Dense(MlpSpec { inner: 10_944, .. })));
+    let experts = m.layers[1].ffn.experts().unwrap();
+    assert_eq!((experts.count, experts.expert.inner), (128, 1408));
+    assert_eq!(experts.shared, Some(experts.expert));
+    let gating = GatingSpec { sigmoid: true, bias: true, renormalize: true, scale: 1.0 };
+    assert_eq!(experts.gating, gating);
+    let a = &m.layers[1].attention;
+    assert_eq!((a.qkv_bias, a.out_bias, a.qk_norm, rope(&m, 1).dim), (true, false, None, 64));
+    let checkpoint = open(text);
+    for (name, may_skip) in [
+        ("model.layers.46.eh_proj.weight", true),
+        ("model.layers.45.eh_proj.weight", false),
+        ("model.vision_tower.norm.weight", false),
+    ] {
+        assert_eq!(checkpoint.may_skip_tensor(name), may_skip, "{name}");
+    }
+    let larger = spec(&with(
+        text,
+        r#"{"use_qk_norm": true, "n_shared_experts": 2, "first_k_dense_replace": 3}"#,
+    ));
+    let shared = larger.layers[3].ffn.shared().unwrap();
+    assert_eq!((shared.inner, larger.layers[2].ffn.experts()), (2816, None));
+    assert!(larger.layers[0].attention.qk_norm.is_some());
+    let groups = error(&with(text, r#"{"n_group": 8}"#));
+    assert!(groups.contains("`n_group` = 8 is not supported; 1 is"), "{groups}");
+}
+
+/// MiniMaxAI/MiniMax-M2.
+#[test]
+fn minimax_m2() {
+    let text = r#"{"architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "attn_type_list": [1, 1],
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 1536,
+        "max_position_embeddings": 196608, "num_attention_heads": 48, "num_experts_per_tok": 8, "num_hidden_layers": 62,
+        "num_key_value_heads": 8, "num_local_experts": 256, "qk_norm_type": "per_layer", "rms_norm_eps": 1e-06,
+        "rope_theta": 5000000, "rotary_dim": 64, "scoring_func": "sigmoid", "shared_intermediate_size": 0,
+        "tie_word_embeddings": false, "use_qk_norm": true, "use_routing_bias": true, "vocab_size": 200064}"#;
+    let m = spec(text);
+    assert_eq!(m.num_parameters(), 228_689_748_992 + 62 * 256);
+    assert_eq!((rope(&m, 0).dim, m.norms_all_heads()), (64, true));
+    for (edit, message) in [
+        (r#"{"attn_type_list": [1, 0]}"#, "`attn_type_list` = [1,0] is not supported"),
+        (
+            r#"{"scoring_func": "softmax"}"#,
+            "`scoring_func` = \"softmax\" is not supported; sigmoid is",
+        ),
+        (r#"{"use_routing_bias": false}"#, "`use_routing_bias` = false is not supported; true is"),
+        (
+            r#"{"shared_intermediate_size": 8}"#,
+            "`shared_intermediate_size` = 8 is not supported; 0 is",
+        ),
+    ] {
+        let found = error(&with(text, edit));
+        assert!(found.contains(message), "{found}");
+    }
 }

@@ -13,14 +13,20 @@ struct RouteArgs {
   uint32_t* sorted;    // [tokens * top_k]: places in `chosen`, expert by expert, in the order of the tokens
   uint32_t* starts;    // [experts + 1]: where in `sorted` those of each expert begin
   uint32_t* tiles;     // [experts + 1]: how many tiles of rows the experts before take
+  const float* bias;   // [experts]: added to shares where experts are chosen by them; null for none
   int32_t tokens;
   int32_t experts;
   int32_t top_k;
   int32_t renormalize;
   int32_t tile_rows;
   int32_t dtype;
+  int32_t function;  // GatingFunction
+  float scale;
 };
-static_assert(sizeof(RouteArgs) == 72, "as in src/cuda/experts.rs");
+static_assert(sizeof(RouteArgs) == 88, "as in src/cuda/experts.rs");
+
+// The values are those of GatingFunction in Rust.
+enum class GatingFunction : int32_t { kSoftmax = 0, kSigmoid = 1 };
 
 constexpr int32_t kChooseWarps = 4;
 
@@ -31,44 +37,49 @@ __global__ void __launch_bounds__(kChooseWarps* kWarp) choose_kernel(RouteArgs a
   const int32_t lane = threadIdx.x % kWarp;
   if (token >= args.tokens) return;
   const T* scores = static_cast<const T*>(args.scores) + static_cast<int64_t>(token) * args.experts;
+  const bool is_softmax = static_cast<GatingFunction>(args.function) == GatingFunction::kSoftmax;
   float max = -INFINITY;
   for (int32_t i = lane; i < args.experts; i += kWarp) max = fmaxf(max, static_cast<float>(scores[i]));
   max = warp_max(max);
-  const auto share_of = [&](int32_t expert) { return expf(static_cast<float>(scores[expert]) - max); };
+  const auto share_of = [&](int32_t expert) {
+    const float score = static_cast<float>(scores[expert]);
+    return is_softmax ? expf(score - max) : 1.0f / (1.0f + expf(-score));
+  };
   float all = 0.0f;
   for (int32_t i = lane; i < args.experts; i += kWarp) all += share_of(i);
-  all = warp_sum(all);
+  all = is_softmax ? warp_sum(all) : 1.0f;
+  const auto rank_of = [&](int32_t expert) {
+    const float share = share_of(expert);
+    return rank_bits(__float_as_uint(args.bias == nullptr ? share : share / all + args.bias[expert]));
+  };
 
-  float share = 0.0f;
   int32_t expert = args.experts;
   // What was found last; at first what comes before every expert.
-  uint32_t last_share = 0xffffffffu;
+  uint32_t last_rank = 0xffffffffu;
   int32_t last = -1;
   for (int32_t choice = 0; choice < args.top_k; ++choice) {
-    uint32_t best_share = 0;
+    uint32_t best_rank = 0;
     int32_t best = args.experts;
     for (int32_t i = lane; i < args.experts; i += kWarp) {
-      const uint32_t found = __float_as_uint(share_of(i));
-      if (chosen_before(last_share, last, found, i) && chosen_before(found, i, best_share, best)) {
-        best_share = found;
+      const uint32_t found = rank_of(i);
+      if (chosen_before(last_rank, last, found, i) && chosen_before(found, i, best_rank, best)) {
+        best_rank = found;
         best = i;
       }
     }
     for (int32_t offset = kWarp / 2; offset > 0; offset /= 2) {
-      const uint32_t other_share = __shfl_xor_sync(0xffffffffu, best_share, offset);
+      const uint32_t other_rank = __shfl_xor_sync(0xffffffffu, best_rank, offset);
       const int32_t other = __shfl_xor_sync(0xffffffffu, best, offset);
-      if (chosen_before(other_share, other, best_share, best)) {
-        best_share = other_share;
+      if (chosen_before(other_rank, other, best_rank, best)) {
+        best_rank = other_rank;
         best = other;
       }
     }
-    if (lane == choice) {
-      share = __uint_as_float(best_share);
-      expert = best;
-    }
-    last_share = best_share;
+    if (lane == choice) expert = best;
+    last_rank = best_rank;
     last = best;
   }
+  const float share = expert < args.experts ? share_of(expert) : 0.0f;
 
   const float total = args.renormalize != 0 ? warp_sum(share) : all;
   int32_t place = 0;
@@ -78,7 +89,7 @@ __global__ void __launch_bounds__(kChooseWarps* kWarp) choose_kernel(RouteArgs a
   if (lane >= args.top_k) return;
   const int64_t at = static_cast<int64_t>(token) * args.top_k + place;
   args.chosen[at] = static_cast<uint32_t>(expert);
-  args.shares[at] = share / total;
+  args.shares[at] = args.scale * share / total;
 }
 
 constexpr int32_t kSortThreads = 1024;
@@ -138,8 +149,10 @@ struct CombineArgs {
   int32_t top_k;
   int32_t hidden;
   int32_t dtype;
+  int32_t add;  // 1: to what `out` has
+  int32_t padding;
 };
-static_assert(sizeof(CombineArgs) == 40, "as in src/cuda/experts.rs");
+static_assert(sizeof(CombineArgs) == 48, "as in src/cuda/experts.rs");
 
 // One block per token, which adds in the order of the experts.
 template <typename T, int32_t N>
@@ -150,6 +163,10 @@ __global__ void combine_kernel(CombineArgs args) {
   T* out = static_cast<T*>(args.out) + token * args.hidden;
   for (int32_t i = threadIdx.x * N; i < args.hidden; i += blockDim.x * N) {
     float sums[N] = {};
+    if (args.add != 0) {
+      const Vector<T, N> before = load<N>(out + i);
+      for (int32_t j = 0; j < N; ++j) sums[j] = static_cast<float>(before.at[j]);
+    }
     for (int32_t choice = 0; choice < args.top_k; ++choice) {
       const Vector<T, N> values = load<N>(results + static_cast<int64_t>(choice) * args.hidden + i);
       for (int32_t j = 0; j < N; ++j) sums[j] += shares[choice] * static_cast<float>(values.at[j]);

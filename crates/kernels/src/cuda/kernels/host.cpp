@@ -142,15 +142,20 @@ uint64_t host_code_place(int32_t output, int32_t column, int32_t columns, int32_
   return found.word;
 }
 
-// The expert that is chosen after `last`, whose share has these bits; `count` where there is none.
-int32_t host_next_choice(const float* shares, int32_t count, uint32_t last_share, int32_t last) {
-  uint32_t best_share = 0;
+// The expert that is chosen after `last`, by what experts are chosen by; `count` where there is none. Before the first, -1.
+int32_t host_next_choice(const float* ranks, int32_t count, int32_t last) {
+  const auto rank_of = [&](int32_t expert) {
+    uint32_t bits;
+    std::memcpy(&bits, ranks + expert, sizeof bits);
+    return rank_bits(bits);
+  };
+  const uint32_t last_rank = last < 0 ? 0xffffffffu : rank_of(last);
+  uint32_t best_rank = 0;
   int32_t best = count;
   for (int32_t i = 0; i < count; ++i) {
-    uint32_t share;
-    std::memcpy(&share, shares + i, sizeof share);
-    if (chosen_before(last_share, last, share, i) && chosen_before(share, i, best_share, best)) {
-      best_share = share;
+    const uint32_t rank = rank_of(i);
+    if (chosen_before(last_rank, last, rank, i) && chosen_before(rank, i, best_rank, best)) {
+      best_rank = rank;
       best = i;
     }
   }

@@ -137,10 +137,12 @@ CANDLEPOWER_HD CodePlace place_after(CodePlace first, int32_t i, int32_t bits) {
 
 // ---- Experts ---------------------------------------------------------------------------------------
 
-// Whether an expert is chosen before another: the one with the larger share, of equal ones the first. Shares are not
-// negative, so that their bits are in the order of the numbers, and NaN has a place in it.
-CANDLEPOWER_HD bool chosen_before(uint32_t share, int32_t expert, uint32_t other_share, int32_t other) {
-  return share != other_share ? share > other_share : expert < other;
+// Bits in the order of the numbers that the bits of an f32 mean, NaN among them.
+CANDLEPOWER_HD uint32_t rank_bits(uint32_t bits) { return bits >> 31 != 0 ? ~bits : bits | 0x80000000u; }
+
+// Whether an expert is chosen before another: the one with the higher rank, of equal ones the first.
+CANDLEPOWER_HD bool chosen_before(uint32_t rank, int32_t expert, uint32_t other_rank, int32_t other) {
+  return rank != other_rank ? rank > other_rank : expert < other;
 }
 
 // Tiles of `tile_rows` rows that `rows` rows take.

@@ -12,6 +12,7 @@ struct QkvArgs {
   const void* k_norm;         // as for the heads of k
   const float* cos;           // [max_len, rot_dim / 2]
   const float* sin;           // [max_len, rot_dim / 2]
+  const float* query_scales;  // [max_len]: factors on whole queries; null for none
   const uint32_t* positions;  // [tokens]
   const uint32_t* slots;      // [tokens], kNoSlot: not written
   const float* square_sums;   // [tokens, 2]: of all heads of q and of k, of all ranks; null where no norm is over all heads
@@ -38,7 +39,7 @@ struct QkvArgs {
   float value_scale;
   int32_t padding;
 };
-static_assert(sizeof(QkvArgs) == 168, "as in src/cuda/qkv.rs");
+static_assert(sizeof(QkvArgs) == 176, "as in src/cuda/qkv.rs");
 
 constexpr int32_t kWarpsPerBlock = 4;
 constexpr int32_t kMaxHeadDim = 512;
@@ -134,6 +135,11 @@ __global__ void qkv_kernel(QkvArgs args) {
     rotate(values, position, args);
   }
   if (head.kind == HeadKind::kQuery) {
+    if (args.query_scales != nullptr && position < static_cast<uint32_t>(args.max_len)) {
+      const float scale = args.query_scales[position];
+      for (int32_t i = lane; i < args.head_dim; i += kWarp) values[i] *= scale;
+      __syncwarp();
+    }
     const int64_t first = (static_cast<int64_t>(token) * args.heads + head.index) * args.head_dim;
     store_head(static_cast<T*>(args.q) + first, values, 1.0f, args);
   } else {
