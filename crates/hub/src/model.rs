@@ -21,7 +21,7 @@ use crate::transfer::{Download, Transfer};
 use crate::{Error, HubConfig, ModelId, Result};
 
 /// Files that describe a model, apart from its weights and its code.
-const DESCRIPTION: [&str; 15] = [
+const DESCRIPTION: [&str; 16] = [
     CONFIG,
     "generation_config.json",
     QUANTIZATION,
@@ -30,6 +30,7 @@ const DESCRIPTION: [&str; 15] = [
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
     INDEX,
     MODULES,
     "sentence_bert_config.json",
@@ -157,7 +158,7 @@ impl Hub {
     /// # Errors
     /// As of `open`.
     pub async fn open_tokenizer(&self, id: &ModelId, revision: &str) -> Result<HubModel> {
-        let others = ["tokenizer_config.json", "chat_template.jinja"];
+        let others = ["tokenizer_config.json", "chat_template.jinja", "chat_template.json"];
         self.open_one(id, revision, TOKENIZER, |name| others.contains(&name)).await
     }
 

@@ -9,6 +9,9 @@ pub enum Error {
     /// `tokenizer_config.json` is not what it should be.
     #[error("tokenizer_config.json is damaged: {0}; download the model again")]
     BadTokenizerConfig(String),
+    /// `chat_template.json` is not what it should be.
+    #[error("chat_template.json is damaged: {0}; download the model again")]
+    BadChatTemplateJson(String),
     /// The text could not be turned into tokens.
     #[error("the text cannot be tokenized: {0}; send a shorter or simpler text")]
     Encode(String),

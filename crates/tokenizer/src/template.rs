@@ -33,6 +33,8 @@ pub struct TemplateSources<'a> {
     pub additional: &'a [(String, String)],
     /// `tokenizer_config.json`, which also has the special tokens that templates write.
     pub tokenizer_config: Option<&'a [u8]>,
+    /// `chat_template.json`, in which some models of texts and images have what others have in `tokenizer_config.json`.
+    pub chat_template_json: Option<&'a [u8]>,
 }
 
 /// What a prompt is rendered from.
@@ -72,14 +74,17 @@ impl ChatTemplate {
     /// The templates of a model, `None` when there is none: a base model.
     ///
     /// As in transformers, files win over the `chat_template` of `tokenizer_config.json`, which is one string or a list
-    /// of `{"name", "template"}`. Where there are files but no default among them, the rest is taken from there.
+    /// of `{"name", "template"}`. Where there are files but no default among them, the rest is taken from there, or, where
+    /// it has none, from `chat_template.json`.
     ///
     /// # Errors
     /// [`Error::BadTokenizerConfig`], [`Error::TemplateSyntax`].
     pub fn from_sources(sources: &TemplateSources<'_>) -> Result<Option<Self>> {
         let tokenizer_config = sources.tokenizer_config;
         let config = tokenizer_config.map(parse_config).transpose()?.unwrap_or_default();
-        let templates = all_templates(sources, config.get("chat_template"))?;
+        let in_json = sources.chat_template_json.map(template_of_json).transpose()?;
+        let mut in_config = config.get("chat_template").into_iter().chain(&in_json);
+        let templates = all_templates(sources, in_config.find(|value| !value.is_null()))?;
         if templates.is_empty() {
             return Ok(None);
         }
@@ -226,7 +231,7 @@ fn all_templates(
     let files = sources.chat_template_jinja.map(default);
     let mut all = files.into_iter().chain(sources.additional.iter().cloned()).collect::<Vec<_>>();
     if all.iter().all(|(name, _)| name != DEFAULT)
-        && let Some(value) = in_config.filter(|value| !value.is_null())
+        && let Some(value) = in_config
     {
         all.extend(templates(value)?);
     }
@@ -234,6 +239,18 @@ fn all_templates(
     let mut names = HashSet::new();
     all.retain(|(name, _)| names.insert(name.clone()));
     Ok(all)
+}
+
+/// The template in `chat_template.json`; null where it has none.
+fn template_of_json(json: &[u8]) -> Result<Value> {
+    let bad = Error::BadChatTemplateJson;
+    let file: Map<String, Value> =
+        serde_json::from_slice(json).map_err(|error| bad(error.to_string()))?;
+    match file.get("chat_template") {
+        None | Some(Value::Null) => Ok(Value::Null),
+        Some(template @ Value::String(_)) => Ok(template.clone()),
+        Some(_) => Err(bad("chat_template must be a string".into())),
+    }
 }
 
 fn templates(value: &Value) -> Result<Vec<(String, String)>> {

@@ -30,6 +30,7 @@ pub(super) fn load(
         chat_template_jinja: template.as_deref(),
         additional: &additional_templates(files)?,
         tokenizer_config: tokenizer_config.as_deref(),
+        chat_template_json: files.read("chat_template.json")?.as_deref(),
     })?;
     Ok((tokenizer, template))
 }

@@ -99,6 +99,7 @@ fn sources_of_templates() {
             chat_template_jinja: jinja,
             additional: &more(additional),
             tokenizer_config: Some(config.to_string().as_bytes()),
+            chat_template_json: Some(br#"{"chat_template": "J"}"#),
         })
     };
     // What is taken without tools and with an empty list of them.
@@ -107,7 +108,8 @@ fn sources_of_templates() {
         [None, Some(&json!([]))].map(|tools| template.source(tools).unwrap().to_owned())
     };
     assert!(ChatTemplate::from_sources(&TemplateSources::default()).unwrap().is_none());
-    assert!(of(None, None, &[], &json!({"chat_template": null})).unwrap().is_none());
+    assert_eq!(taken(of(None, None, &[], &json!({"chat_template": null}))), ["J", "J"]);
+    assert_eq!(taken(of(None, None, &["tool_use"], &json!({}))), ["J", "more tool_use"]);
     assert_eq!(taken(of(None, None, &[], &one)), ["A", "A"]);
     assert_eq!(taken(of(None, None, &[], &list)), ["D", "T"]);
     assert_eq!(taken(of(None, Some("B"), &[], &list)), ["B", "B"]);
@@ -117,6 +119,14 @@ fn sources_of_templates() {
     assert_eq!(taken(of(Some("C"), Some("B"), &["tool_use"], &list)), ["C", "C"]);
     let error = of(None, None, &[], &nameless).unwrap().unwrap().source(None).unwrap_err();
     assert!(matches!(error, Error::NoDefaultTemplate { names } if names == ["a", "b"]));
+    for damaged in ["{", r#"{"chat_template": 1}"#] {
+        let sources = TemplateSources {
+            chat_template_json: Some(damaged.as_bytes()),
+            ..TemplateSources::default()
+        };
+        let error = ChatTemplate::from_sources(&sources).unwrap_err();
+        assert!(matches!(error, Error::BadChatTemplateJson(_)), "{error}");
+    }
     assert!(matches!(
         of(None, None, &[], &json!({"chat_template": 1})),
         Err(Error::BadTokenizerConfig(_))
