@@ -480,6 +480,17 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
+    # Without the rotated part of a head, which is a half where nothing else is said.
+    "phi": dict(
+        cls="Phi",
+        config=dict(layer_norm_eps=1e-4),
+        rewrite=lambda c: (
+            c.pop("rms_norm_eps", None),
+            c["rope_parameters"].pop("partial_rotary_factor"),
+            c.pop("partial_rotary_factor", None),
+        ),
+        dtype=torch.bfloat16,
+    ),
     # With the layer behind the last one, of which nothing is computed, and experts that make half of what all make.
     "glm4-moe": dict(
         cls="Glm4Moe",

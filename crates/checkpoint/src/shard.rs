@@ -96,6 +96,7 @@ fn rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows) -> Range<usize> {
         Slot::QNorm | Slot::KNorm if norm_span == Some(QkNormSpan::Head) => 0..all.len(),
         Slot::Embed
         | Slot::Head
+        | Slot::HeadBias
         | Slot::Q
         | Slot::QBias
         | Slot::Gate

@@ -50,6 +50,8 @@ pub struct EmbedSpec {
 pub struct HeadSpec {
     /// The embedding's weight is used.
     pub tied: bool,
+    /// There is a bias.
+    pub bias: bool,
     /// Factor on the logits, before the soft cap.
     pub scale: f64,
     /// `softcap * tanh(logits / softcap)`.
@@ -296,6 +298,7 @@ impl ModelSpec {
             final_norm: norm,
             head: HeadSpec {
                 tied: c.flag_or("tie_word_embeddings", false)?,
+                bias: false,
                 scale: 1.0,
                 softcap: None,
             },

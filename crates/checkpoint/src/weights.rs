@@ -23,6 +23,8 @@ pub enum Slot {
     FinalNormBias,
     /// Projection to logits `[vocab, hidden]`, where it is not tied.
     Head,
+    /// Its bias.
+    HeadBias,
     /// Norm before the attention.
     AttnNorm,
     /// Its bias.
@@ -154,6 +156,7 @@ const LLAMA: &[WeightRule] = &[
     whole(Slot::FinalNorm, "model.norm.weight"),
     whole(Slot::FinalNormBias, "model.norm.bias"),
     whole(Slot::Head, "lm_head.weight"),
+    whole(Slot::HeadBias, "lm_head.bias"),
     whole(Slot::AttnNorm, "model.layers.{i}.input_layernorm.weight"),
     whole(Slot::AttnNormBias, "model.layers.{i}.input_layernorm.bias"),
     whole(Slot::FfnNorm, "model.layers.{i}.post_attention_layernorm.weight"),
@@ -332,6 +335,9 @@ impl ModelSpec {
         }
         if !self.head.tied {
             outside.push((Slot::Head, vec![vocab, hidden]));
+        }
+        if self.head.bias {
+            outside.push((Slot::HeadBias, vec![vocab]));
         }
         let layers = self.layers.iter().enumerate().flat_map(move |(i, layer)| {
             layer_slots(layer, hidden).into_iter().map(move |(slot, shape)| (Some(i), slot, shape))

@@ -141,7 +141,8 @@ impl Decoder {
     /// # Errors
     /// `hidden` has another width.
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        let mut logits = linear(hidden, &self.layers.head.weight, None)?;
+        let Linear { weight, bias } = &self.layers.head;
+        let mut logits = linear(hidden, weight, bias.as_ref())?;
         let head = &self.spec.head;
         if head.scale != 1.0 {
             logits = (logits * head.scale)?;

@@ -252,7 +252,8 @@ impl DeviceDecoder {
 
     /// The logits of this rank's tokens, `[rows, tokens]`.
     fn part_of_logits(&self, last: &Tensor, out: &Tensor, workspace: &Workspace) -> Result<()> {
-        workspace.matmul.run(last, &self.layers.head.weight, None, out)?;
+        let Linear { weight, bias } = &self.layers.head;
+        workspace.matmul.run(last, weight, bias.as_ref(), out)?;
         let head = &self.spec.head;
         if head.scale != 1.0 || head.softcap.is_some() {
             device::scale_and_cap(out, head.scale as f32, head.softcap.map(|cap| cap as f32))?;

@@ -87,6 +87,7 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
             (0.0, width(fan_in * (2.0 * spec.layers.len() as f64).powf(-0.5)))
         }
         Slot::Head => (0.0, width(fan_in / spec.head.scale)),
+        Slot::HeadBias => (0.0, width(0.1)),
         Slot::Q | Slot::K | Slot::V | Slot::Gate | Slot::Up => (0.0, width(fan_in)),
         Slot::Router | Slot::ExpertGate(_) | Slot::ExpertUp(_) => (0.0, width(fan_in)),
         Slot::SharedGate | Slot::SharedUp => (0.0, width(fan_in)),

@@ -184,7 +184,7 @@ impl<M: Matrix> Layers<M> {
             positions,
             layers,
             final_norm: final_norm.expect("the plan holds the final norm"),
-            head: Linear { weight: head, bias: None },
+            head: Linear { weight: head, bias: parts.vector(None, Part::HeadBias)? },
             tied: spec.head.tied,
         })
     }
@@ -217,7 +217,8 @@ impl<M: Matrix> Layers<M> {
     /// Bytes of the weights as loaded.
     pub(crate) fn num_bytes(&self) -> usize {
         let layers = self.layers.iter().map(Layer::num_bytes);
-        let head = if self.tied { 0 } else { self.head.num_bytes() };
+        let shared = if self.tied { self.head.weight.num_bytes() } else { 0 };
+        let head = self.head.num_bytes() - shared;
         let positions = self.positions.as_ref().map_or(0, M::num_bytes);
         self.embed.num_bytes()
             + positions

@@ -132,6 +132,7 @@ pub(crate) enum Part {
     FinalNorm,
     FinalNormBias,
     Head,
+    HeadBias,
     AttnNorm,
     AttnNormBias,
     AttnPostNorm,
@@ -199,6 +200,7 @@ impl Place {
             return match slot {
                 Slot::Embed => whole(Part::Embed),
                 Slot::Head => whole(Part::Head),
+                Slot::HeadBias => whole(Part::HeadBias),
                 Slot::Positions => whole(Part::Positions),
                 Slot::FinalNormBias => whole(Part::FinalNormBias),
                 _ => whole(Part::FinalNorm).norm(spec.final_norm.kind),
@@ -223,9 +225,12 @@ impl Place {
             Self { rows: weights * padded, head_dim, ..whole(part) }.norm(norm.norm.kind)
         };
         match slot {
-            Slot::Embed | Slot::Positions | Slot::Head | Slot::FinalNorm | Slot::FinalNormBias => {
-                unreachable!("not in a layer")
-            }
+            Slot::Embed
+            | Slot::Positions
+            | Slot::Head
+            | Slot::HeadBias
+            | Slot::FinalNorm
+            | Slot::FinalNormBias => unreachable!("not in a layer"),
             Slot::AttnNorm => whole(Part::AttnNorm).norm(norm.kind),
             Slot::AttnNormBias => whole(Part::AttnNormBias),
             Slot::FfnNormBias => whole(Part::FfnNormBias),

@@ -90,7 +90,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
         embed: EmbedSpec { scale: 1.0, rounded: false, positions: Some(positions) },
         layers: vec![layer; c.bounded("n_layer", MOST_LAYERS)?],
         final_norm: norm,
-        head: HeadSpec { tied, scale: 1.0, softcap: None },
+        head: HeadSpec { tied, bias: false, scale: 1.0, softcap: None },
         quantized: BTreeMap::new(),
     };
     if c.flag_or("scale_attn_by_inverse_layer_idx", false)? {

@@ -25,6 +25,7 @@ mod minimax_m2;
 mod mixtral;
 mod olmo2;
 mod olmoe;
+mod phi;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -72,6 +73,7 @@ const ALL: &[Arch] = &[
     gemma2::ARCH,
     gemma3::ARCH,
     gemma3::OF_IMAGES,
+    phi::ARCH,
     phi3::ARCH,
     glm4::GLM,
     glm4::ARCH,

@@ -593,7 +593,7 @@ fn an_unknown_architecture_gets_the_list_and_the_nearest() {
         error(&typo),
         "architecture `Qwen3NextForCausalLM` is not supported (the nearest is `Qwen3ForCausalLM`); supported: \
          LlamaForCausalLM, MistralForCausalLM, Ministral3ForCausalLM, Mistral3ForConditionalGeneration, Qwen2ForCausalLM, Qwen3ForCausalLM, \
-         GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Phi3ForCausalLM, \
+         GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, PhiForCausalLM, Phi3ForCausalLM, \
          GlmForCausalLM, Glm4ForCausalLM, GraniteForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, SmolLM3ForCausalLM, \
          SeedOssForCausalLM, Ernie4_5ForCausalLM, Exaone4ForCausalLM, StableLmForCausalLM, Starcoder2ForCausalLM, \
          GPT2LMHeadModel, CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, OlmoeForCausalLM, Qwen3MoeForCausalLM, \

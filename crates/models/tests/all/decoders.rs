@@ -40,6 +40,7 @@ pub(crate) const GOLDENS: &[&str] = &[
     "stablelm",
     "stablelm-parallel",
     "ministral3",
+    "phi",
     "glm4-moe",
     "minimax-m2",
     "gguf-yarn",

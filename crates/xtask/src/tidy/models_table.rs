@@ -78,6 +78,12 @@ const ARCHITECTURES: &[Architecture] = &[
         "",
     ),
     row(
+        "PhiForCausalLM",
+        "Phi-1, Phi-1.5, Phi-2",
+        "attention and feed-forward side by side, partial rotary, a head with a bias",
+        "",
+    ),
+    row(
         "Phi3ForCausalLM",
         "Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
         "fused tensors, partial rotary, longrope",

@@ -331,3 +331,18 @@ fn minimax_m2() {
         assert!(found.contains(message), "{found}");
     }
 }
+
+/// microsoft/phi-2.
+#[test]
+fn phi() {
+    let text = r#"{"architectures": ["PhiForCausalLM"], "model_type": "phi", "hidden_act": "gelu_new", "hidden_size": 2560,
+        "intermediate_size": 10240, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 32, "partial_rotary_factor": 0.4, "qk_layernorm": false,
+        "rope_scaling": null, "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": 51200}"#;
+    let m = spec(text);
+    assert_eq!((m.num_parameters(), rope(&m, 0).dim), (2_779_683_840, 32));
+    let plan = plan(&m, find(&config(text)).unwrap().weights);
+    let head = plan.iter().find(|tensor| tensor.name == "lm_head.bias").unwrap();
+    assert_eq!((head.slots[0].slot, &head.shape), (Slot::HeadBias, &vec![51_200]));
+    assert!(error(&with(text, r#"{"qk_layernorm": true}"#)).contains("`qk_layernorm` = true"));
+}
