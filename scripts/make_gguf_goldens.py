@@ -15,6 +15,7 @@ The folders in on-load hold golden.safetensors alone: what the model of another 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -155,6 +156,48 @@ MODELS = {
             logits_scaling=6.0,
         ),
     ),
+    # The matrices of experts are one tensor for each kind.
+    "gguf-qwen3-moe": dict(
+        cls="Qwen3Moe",
+        arch="qwen3moe",
+        types=[Type.Q5_0, Type.Q4_1, Type.Q4_0, Type.Q5_1, Type.Q8_0],
+        tokenizer="qwen2",
+        config=dict(
+            head_dim=32,
+            num_experts=5,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            norm_topk_prob=True,
+            mlp_only_layers=[],
+        ),
+    ),
+    # Blocks of 256, and rows of q and k in pairs.
+    "gguf-mixtral": dict(
+        cls="Mixtral",
+        arch="llama",
+        types=[Type.Q4_K, Type.Q6_K],
+        tokenizer="spm",
+        config=dict(
+            num_hidden_layers=1,
+            hidden_size=256,
+            intermediate_size=256,
+            num_local_experts=3,
+            num_experts_per_tok=2,
+            rope_parameters=dict(rope_type="default", rope_theta=10000.0),
+        ),
+    ),
+    "gguf-olmoe": dict(
+        cls="Olmoe",
+        arch="olmoe",
+        types=[Type.Q8_0],
+        tokenizer="llama-bpe",
+        config=dict(
+            intermediate_size=32,
+            num_experts=4,
+            num_experts_per_tok=2,
+            norm_topk_prob=False,
+        ),
+    ),
 }
 
 # folder: the folder of the model, and the type that its matrices get; the head and its like get eight bits.
@@ -273,6 +316,11 @@ def write_config(writer: gguf.GGUFWriter, config, recipe: dict) -> None:
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
+    if experts := getattr(config, "num_local_experts", None):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if arch == "qwen3moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "longrope":
@@ -292,6 +340,20 @@ def write_config(writer: gguf.GGUFWriter, config, recipe: dict) -> None:
 def pairs(rows: np.ndarray, heads: int) -> np.ndarray:
     """The rows of q or k in the order in which neighbours are rotated together."""
     return rows.reshape(heads, 2, len(rows) // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+def stored_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The model's tensors as ggml divides them, which share the model's memory."""
+    for name, parameter in model.named_parameters():
+        name = name.replace("block_sparse_moe", "mlp")
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = parameter.data.chunk(2, dim=1)
+            yield name.replace("gate_up_proj", "gate_proj.weight"), gate
+            yield name.replace("gate_up_proj", "up_proj.weight"), up
+        elif name.endswith("experts.down_proj"):
+            yield name + ".weight", parameter.data
+        else:
+            yield name, parameter.data
 
 
 def make(name: str, recipe: dict, out: Path, seed: int) -> None:
@@ -316,26 +378,30 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
         next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == arch), config.num_hidden_layers
     )
     types, dequantized, turn = recipe["types"], {}, 0
-    for parameter_name, parameter in model.named_parameters():
+    for parameter_name, parameter in stored_tensors(model):
         stored_name = names.get_name(parameter_name, (".weight", ".bias"))
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
             parameter_name.split(".")[-2]
         )
         permuted = heads if arch in ("llama", "granite") else None
-        data = parameter.detach().numpy().copy()
+        data = parameter.numpy().copy()
         if data.ndim == 1:
             # Norms that are differences from one are stored with the one.
             data = data + 1 if arch.startswith("gemma") and "norm" in parameter_name else data
             writer.add_tensor(stored_name, pairs(data, permuted) if permuted else data)
             continue
+        if parameter_name.endswith("mlp.gate.weight"):  # the router's scores are never quantized
+            writer.add_tensor(stored_name, data)
+            continue
         stored_type = types[turn % len(types)]
         turn += 1
+        shape, data = data.shape, data.reshape(-1, data.shape[-1])
         packed = gguf_formats.pack(stored_type, data, rng)
         numbers = gguf_formats.unpack(stored_type, packed)
-        parameter.data.copy_(torch.from_numpy(numbers))
+        parameter.copy_(torch.from_numpy(numbers).reshape(shape))
         if permuted:
             packed, numbers = pairs(packed, permuted), pairs(numbers, permuted)
-        writer.add_tensor(stored_name, packed, raw_dtype=stored_type)
+        writer.add_tensor(stored_name, packed.reshape(*shape[:-1], -1), raw_dtype=stored_type)
         if stored_type.name.startswith("Q") and turn <= 2 * len(types):
             rows = torch.from_numpy(numbers[:DEQUANTIZED_ROWS].copy())
             dequantized[f"dequantized.{stored_name}"] = rows

@@ -46,13 +46,20 @@ const fn arch(
 
 const ALL: &[GgufArch] = &[
     GgufArch { pairs: true, ..arch("llama", "LlamaForCausalLM", biases) },
+    MIXTRAL,
     arch("qwen2", "Qwen2ForCausalLM", |_, _| Ok(())),
     arch("qwen3", "Qwen3ForCausalLM", biases),
+    GgufArch { rules: names::EXPERTS, ..arch("qwen3moe", "Qwen3MoeForCausalLM", qwen3_moe) },
+    GgufArch { rules: names::EXPERTS, ..arch("olmoe", "OlmoeForCausalLM", olmoe) },
     arch("gemma2", "Gemma2ForCausalLM", gemma2),
     arch("gemma3", "Gemma3ForCausalLM", gemma3),
     GgufArch { rules: names::PHI3, ..arch("phi3", "Phi3ForCausalLM", window) },
     GgufArch { pairs: true, ..arch("granite", "GraniteForCausalLM", granite) },
 ];
+
+/// Llama with experts, which has no name of its own.
+const MIXTRAL: GgufArch =
+    GgufArch { pairs: true, rules: names::EXPERTS, ..arch("llama", "MixtralForCausalLM", experts) };
 
 /// Keys of an architecture that are read here, or that say nothing of the computation. Any other that is set is refused.
 const KNOWN: &[&str] = &[
@@ -80,8 +87,12 @@ pub(super) fn find(metadata: &HfConfig) -> Result<&'static GgufArch> {
     const KEY: &str = "general.architecture";
     let name = metadata.text_opt(KEY)?;
     let name = name.ok_or_else(|| metadata.missing(KEY, "the name of an architecture"))?;
+    if name == MIXTRAL.name && metadata.index_or("llama.expert_count", 0)? > 0 {
+        return Ok(&MIXTRAL);
+    }
     ALL.iter().find(|arch| arch.name == name).ok_or_else(|| {
-        let names: Vec<&str> = ALL.iter().map(|arch| arch.name).collect();
+        let mut names: Vec<&str> = ALL.iter().map(|arch| arch.name).collect();
+        names.dedup();
         metadata.unsupported(KEY, &name.into(), &format!("; {} are", names.join(", ")))
     })
 }
@@ -208,6 +219,13 @@ fn refuse_others(keys: &Keys<'_>) -> Result<()> {
             "attention.scale",
         ],
         "phi3" => &["attention.sliding_window"],
+        "llama" => &["expert_count", "expert_used_count"],
+        "qwen3moe" | "olmoe" => &[
+            "expert_count",
+            "expert_used_count",
+            "expert_feed_forward_length",
+            "expert_weights_norm",
+        ],
         "granite" => &["embedding_scale", "residual_scale", "logit_scale", "attention.scale"],
         _ => &[],
     };
@@ -277,8 +295,39 @@ fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Value> {
 
 fn biases(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
     config.insert("attention_bias".into(), keys.has_tensor("blk.0.attn_q.bias").into());
-    if keys.arch != "qwen3" {
+    if keys.arch == "llama" || keys.arch == "granite" {
         config.insert("mlp_bias".into(), keys.has_tensor("blk.0.ffn_gate.bias").into());
+    }
+    Ok(())
+}
+
+/// Of every layer.
+fn experts(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    config.insert("num_local_experts".into(), keys.count("expert_count")?.into());
+    config.insert("num_experts_per_tok".into(), keys.count("expert_used_count")?.into());
+    Ok(())
+}
+
+fn qwen3_moe(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    biases(keys, config)?;
+    experts(keys, config)?;
+    let inner = keys.count("expert_feed_forward_length")?;
+    config.insert("moe_intermediate_size".into(), inner.into());
+    renormalize(keys, config, true)
+}
+
+/// Whether what experts count for is renormalised, which older files do not say.
+fn renormalize(keys: &Keys<'_>, config: &mut Map<String, Value>, unless_told: bool) -> Result<()> {
+    let renormalize = keys.metadata.flag_or(&keys.key("expert_weights_norm"), unless_told)?;
+    config.insert("norm_topk_prob".into(), renormalize.into());
+    Ok(())
+}
+
+fn olmoe(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    experts(keys, config)?;
+    renormalize(keys, config, false)?;
+    if let Some(inner) = keys.count_opt("expert_feed_forward_length")? {
+        config.insert("intermediate_size".into(), inner.into());
     }
     Ok(())
 }

@@ -169,6 +169,12 @@ impl<R: Read> Reader<'_, R> {
             return fault(format!("tensor {name:.80} of {kind} has the dimensions {shape:?}"));
         };
         shape.reverse();
+        // Matrices of experts are one tensor, one behind the other.
+        if let [outer @ .., columns] = shape.as_slice()
+            && outer.len() > 1
+        {
+            shape = vec![outer.iter().product(), *columns];
+        }
         Ok((name, Place { kind, shape, offset, num_bytes: num_bytes as u64 }))
     }
 

@@ -29,6 +29,14 @@ pub(super) const COMMON: &[WeightRule] = &[
     whole(Slot::DownBias, "blk.{i}.ffn_down.bias"),
 ];
 
+/// The matrices of all experts of a layer, one behind the other.
+pub(super) const EXPERTS: &[WeightRule] = &[
+    whole(Slot::Router, "blk.{i}.ffn_gate_inp.weight"),
+    rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_exps.weight"),
+    rows(Slot::ExpertUp(0), "blk.{i}.ffn_up_exps.weight"),
+    rows(Slot::ExpertDown(0), "blk.{i}.ffn_down_exps.weight"),
+];
+
 /// Phi-3's fused tensors.
 pub(super) const PHI3: &[WeightRule] = &[
     rows(Slot::Q, "blk.{i}.attn_qkv.weight"),

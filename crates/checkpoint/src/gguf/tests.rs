@@ -45,6 +45,16 @@ fn the_metadata_is_the_configuration() {
     assert_eq!(llama.generation().eos_token_ids, [2]);
     assert_eq!((layer.norm.eps, llama.spec().max_model_len), (1e-5, 256));
 
+    let mixtral = checkpoint("gguf-mixtral");
+    assert_eq!(mixtral.architecture(), "MixtralForCausalLM");
+    let layer = &mixtral.spec().layers[0];
+    let experts = layer.ffn.experts().unwrap();
+    assert_eq!((experts.count, experts.top_k, experts.gating.renormalize), (3, 2, true));
+    assert!(layer.attention.rope.as_ref().unwrap().interleaved);
+    let plan = mixtral.tensor_plan();
+    let down = plan.iter().find(|tensor| tensor.name == "blk.0.ffn_down_exps.weight").unwrap();
+    assert_eq!((down.slots.len(), &down.shape), (3, &vec![3 * 256, 256]));
+
     let phi3 = checkpoint("gguf-phi3");
     assert_eq!(phi3.spec().layers[0].attention.rope.as_ref().unwrap().dim, 12);
     assert!(phi3.quantization().is_none());
@@ -160,11 +170,13 @@ fn what_is_not_supported_is_named() {
         );
         assert_eq!(set("tokenizer.ggml.model", vocabulary.into()), expected);
     }
-    let line = set("llama.expert_count", 8.into());
+    let line = set("llama.attention.clamp_kqv", 8.into());
     assert_eq!(
         line,
-        "model.gguf: `llama.expert_count` = 8 is not supported by this architecture in GGUF files"
+        "model.gguf: `llama.attention.clamp_kqv` = 8 is not supported by this architecture in GGUF files"
     );
+    let line = set("llama.expert_count", 8.into());
+    assert!(line.contains("`llama.expert_used_count` is missing"), "{line}");
     let line = set("llama.block_count", "two".into());
     assert_eq!(
         line,

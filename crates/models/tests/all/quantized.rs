@@ -30,6 +30,9 @@ pub(crate) const QUANTIZED: &[(&str, &str)] = &[
     ("gguf-gemma2", "gguf"),
     ("gguf-gemma3", "gguf"),
     ("gguf-granite", "gguf"),
+    ("gguf-qwen3-moe", "gguf"),
+    ("gguf-mixtral", "gguf"),
+    ("gguf-olmoe", "gguf"),
 ];
 /// How much is sparse, only its weights know.
 pub(crate) const SPARSE: &str = "squeezellm-sparse";

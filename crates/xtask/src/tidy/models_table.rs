@@ -143,13 +143,13 @@ const ARCHITECTURES: &[Architecture] = &[
         "windowed layers with rope, others without",
         "",
     ),
-    row("MixtralForCausalLM", "Mixtral", "experts, sliding window", ""),
-    row("OlmoeForCausalLM", "OLMoE", "experts, norms over all heads", ""),
+    row("MixtralForCausalLM", "Mixtral", "experts, sliding window", "llama"),
+    row("OlmoeForCausalLM", "OLMoE", "experts, norms over all heads", "olmoe"),
     row(
         "Qwen3MoeForCausalLM",
         "Qwen3-30B-A3B, Qwen3-235B-A22B and their like",
         "experts in some layers, shares renormalised or not",
-        "",
+        "qwen3moe",
     ),
     row(
         "Glm4MoeForCausalLM",
@@ -254,11 +254,9 @@ fn goldens(files: &[SourceFile]) -> Vec<Golden> {
             }
             // The file itself is no text; the script says which architecture it has.
             Some((name, "tokenizer.json")) => {
-                let arch = gguf_architecture(files, name);
-                ARCHITECTURES
-                    .iter()
-                    .find(|a| arch.is_some_and(|arch| a.gguf == arch))
-                    .map(|a| (name, a))
+                let class = gguf_class(files, name).map(|class| format!("{class}For"));
+                let is = |a: &&Architecture| class.as_ref().is_some_and(|c| a.class.starts_with(c));
+                ARCHITECTURES.iter().find(is).map(|a| (name, a))
             }
             _ => None,
         };
@@ -269,11 +267,11 @@ fn goldens(files: &[SourceFile]) -> Vec<Golden> {
     goldens
 }
 
-/// The `arch=".."` of a golden's recipe.
-fn gguf_architecture<'a>(files: &'a [SourceFile], golden: &str) -> Option<&'a str> {
+/// The `cls=".."` of a golden's recipe.
+fn gguf_class<'a>(files: &'a [SourceFile], golden: &str) -> Option<&'a str> {
     let script = files.iter().find(|file| file.path == "scripts/make_gguf_goldens.py")?;
     let recipe = script.text.split_once(&format!("\"{golden}\": dict("))?.1;
-    recipe.split_once("arch=\"")?.1.split('"').next()
+    recipe.split_once("cls=\"")?.1.split('"').next()
 }
 
 /// Whether a golden is of the format whose goldens begin with `prefix`; of plain safetensors where that is empty.
