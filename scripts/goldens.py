@@ -17,7 +17,7 @@ GOLDENS = ROOT / "tests" / "golden"
 PROMPT_LEN = 48
 NEW_TOKENS = 32
 
-# Small enough that all folders together stay below 15 MB; heads and kv heads divide by two.
+# Small, as every folder is in the repository; heads and kv heads divide by two.
 COMMON = dict(
     vocab_size=320,
     hidden_size=64,

@@ -512,6 +512,19 @@ MODELS = {
         rename=lambda tensors: tensors | {"model.layers.3.enorm.weight": torch.zeros(64)},
         dtype=torch.bfloat16,
     ),
+    "ernie4_5-moe": dict(
+        cls="Ernie4_5_Moe",
+        config=dict(
+            num_hidden_layers=4,
+            moe_intermediate_size=40,
+            moe_num_experts=6,
+            moe_k=3,
+            moe_num_shared_experts=2,
+            moe_layer_start_index=1,
+            moe_layer_end_index=2,
+        ),
+        dtype=torch.bfloat16,
+    ),
     # As the hub has it, with what transformers does not read.
     "minimax-m2": dict(
         cls="MiniMaxM2",

@@ -393,6 +393,16 @@ impl ModelSpec {
         Ok(())
     }
 
+    /// Gives layers with experts `count` of them that every token goes to, as one of their width together.
+    pub(crate) fn set_shared_experts(&mut self, count: usize) {
+        for layer in &mut self.layers {
+            if let FfnSpec::Experts(experts) = &mut layer.ffn {
+                let inner = count * experts.expert.inner;
+                experts.shared = (inner > 0).then_some(MlpSpec { inner, ..experts.expert });
+            }
+        }
+    }
+
     /// Whether a norm of q and k goes over all heads in some layer.
     pub fn norms_all_heads(&self) -> bool {
         self.layers.iter().any(|layer| layer.attention.norms_all_heads())

@@ -120,6 +120,8 @@ pub enum Take {
     Transposed,
     /// The vector is stored as a matrix with a row for each head.
     Heads,
+    /// The vector is stored as a matrix of one row.
+    Row,
 }
 
 /// A rule: our slot <- the checkpoint's name, where `{i}` is the layer and `{e}` the expert, and how to take it.
@@ -147,6 +149,10 @@ pub(crate) const fn transposed(slot: Slot, name: &'static str) -> WeightRule {
 
 pub(crate) const fn heads(slot: Slot, name: &'static str) -> WeightRule {
     WeightRule { slot, name, take: Take::Heads }
+}
+
+pub(crate) const fn row(slot: Slot, name: &'static str) -> WeightRule {
+    WeightRule { slot, name, take: Take::Row }
 }
 
 /// The layout most checkpoints share; an architecture's own rules are looked up first.
@@ -307,6 +313,7 @@ pub(crate) fn plan_named(
                 let head_dim = spec.layers[layer].attention.head_dim;
                 vec![n / head_dim, head_dim]
             }
+            (Take::Row, &[n]) => vec![1, n],
             (_, shape) => shape.to_vec(),
         };
     }

@@ -5,7 +5,7 @@ use super::Arch;
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{FfnSpec, GatingSpec, MOST_WIDTH, MlpSpec, ModelSpec, QkNormSpan},
+    spec::{GatingSpec, ModelSpec, QkNormSpan},
 };
 
 pub(super) const ARCH: Arch = Arch {
@@ -35,12 +35,6 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     };
     let dense = c.index_or("first_k_dense_replace", 1)?;
     m.set_experts(c, "moe_intermediate_size", gating, |i| i >= dense)?;
-    let shared = c.count_opt("n_shared_experts")?.unwrap_or(1);
-    let inner = shared * c.bounded("moe_intermediate_size", MOST_WIDTH)?;
-    for layer in &mut m.layers {
-        if let FfnSpec::Experts(experts) = &mut layer.ffn {
-            experts.shared = Some(MlpSpec { inner, ..experts.expert });
-        }
-    }
+    m.set_shared_experts(c.index_or("n_shared_experts", 1)?);
     Ok(m)
 }

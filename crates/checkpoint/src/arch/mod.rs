@@ -83,6 +83,7 @@ const ALL: &[Arch] = &[
     smollm3::ARCH,
     seed_oss::ARCH,
     ernie4_5::ARCH,
+    ernie4_5::MOE,
     exaone4::ARCH,
     stablelm::ARCH,
     starcoder2::ARCH,
@@ -183,7 +184,7 @@ impl Arch {
         };
         let is_for_images = || OF_IMAGES.iter().any(|part| name.starts_with(part));
         (matches!(self.around, Around::Images) && is_for_images())
-            || (self.predicts_more && is_behind())
+            || (self.predicts_more && (is_behind() || name.starts_with("mtp_")))
     }
 
     pub(crate) fn describe(&self, config: &HfConfig) -> Result<ModelSpec> {

@@ -595,7 +595,7 @@ fn an_unknown_architecture_gets_the_list_and_the_nearest() {
          LlamaForCausalLM, MistralForCausalLM, Ministral3ForCausalLM, Mistral3ForConditionalGeneration, Qwen2ForCausalLM, Qwen3ForCausalLM, \
          GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, PhiForCausalLM, Phi3ForCausalLM, \
          GlmForCausalLM, Glm4ForCausalLM, GraniteForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, SmolLM3ForCausalLM, \
-         SeedOssForCausalLM, Ernie4_5ForCausalLM, Exaone4ForCausalLM, StableLmForCausalLM, Starcoder2ForCausalLM, \
+         SeedOssForCausalLM, Ernie4_5ForCausalLM, Ernie4_5_MoeForCausalLM, Exaone4ForCausalLM, StableLmForCausalLM, Starcoder2ForCausalLM, \
          GPT2LMHeadModel, CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, OlmoeForCausalLM, Qwen3MoeForCausalLM, \
          Glm4MoeForCausalLM, MiniMaxM2ForCausalLM, \
          BertModel, BertForSequenceClassification, RobertaModel, RobertaForSequenceClassification, XLMRobertaModel, \

@@ -42,6 +42,7 @@ pub(crate) const GOLDENS: &[&str] = &[
     "ministral3",
     "phi",
     "glm4-moe",
+    "ernie4_5-moe",
     "minimax-m2",
     "gguf-yarn",
     "gguf-qwen3",

@@ -108,6 +108,12 @@ const ARCHITECTURES: &[Architecture] = &[
     row("SeedOssForCausalLM", "Seed-OSS", "qkv biases", ""),
     row("Ernie4_5ForCausalLM", "ERNIE 4.5 (dense)", "interleaved rope, biases everywhere", ""),
     row(
+        "Ernie4_5_MoeForCausalLM",
+        "ERNIE 4.5 (21B-A3B, 300B-A47B)",
+        "experts chosen by a softmax and biases beside shared ones, in some layers",
+        "",
+    ),
+    row(
         "Exaone4ForCausalLM",
         "EXAONE 4.0",
         "windowed layers with rope, others without; full layers alone; norms after each block",

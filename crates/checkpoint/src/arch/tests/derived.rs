@@ -218,6 +218,30 @@ fn ernie() {
     assert_eq!((m.num_parameters(), rope(&m, 0).interleaved), (360_748_032, true));
 }
 
+/// baidu/ERNIE-4.5-21B-A3B-PT.
+#[test]
+fn ernie_moe() {
+    let text = with(
+        LLAMA_3_1_8B,
+        r#"{"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "attention_bias": null,
+            "hidden_size": 2560, "intermediate_size": 12288, "mlp_bias": null, "moe_intermediate_size": 1536, "moe_k": 6,
+            "moe_layer_end_index": 27, "moe_layer_interval": 1, "moe_layer_start_index": 1, "moe_num_experts": 64,
+            "moe_num_shared_experts": 2, "num_attention_heads": 20, "num_hidden_layers": 28, "num_key_value_heads": 4,
+            "rope_scaling": null, "tie_word_embeddings": true, "use_bias": false, "vocab_size": 103424}"#,
+    );
+    let m = spec(&text);
+    assert_eq!(m.num_parameters(), 21_825_437_888);
+    let experts = m.layers[1].ffn.experts().unwrap();
+    assert_eq!((experts.shared.unwrap().inner, experts.gating.sigmoid), (3072, false));
+    assert!(m.layers[0].ffn.experts().is_none());
+    let last = spec(&with(&text, r#"{"moe_layer_end_index": -1, "moe_layer_interval": 2}"#));
+    let has = |i: usize| last.layers[i].ffn.experts().is_some();
+    assert_eq!([0, 1, 2, 27].map(has), [false, true, false, true]);
+    let biased = error(&with(&text, r#"{"use_bias": true}"#));
+    assert!(biased.contains("`use_bias` = true is not supported; experts without"), "{biased}");
+    assert!(open(&text).may_skip_tensor("model.mtp_block.0.mlp.up_proj.weight"));
+}
+
 /// LGAI-EXAONE/EXAONE-4.0-32B and 1.2B.
 #[test]
 fn exaone4() {
