@@ -35,7 +35,7 @@ VISION = dict(
     image_size=8,
     patch_size=4,
 )
-GEMMA3_DEFAULTS = ["head_dim", "query_pre_attn_scalar", "rms_norm_eps", "hidden_activation"]
+GEMMA3_DEFAULTS = ["rms_norm_eps", "hidden_activation"]
 
 def in_memory(name: str) -> str:
     """What transformers 5 calls a tensor of a model of texts and images, which it stores by transformers 4's name."""
@@ -329,10 +329,8 @@ MODELS = {
         vision=dict(model_type="siglip_vision_model", **VISION, vision_use_head=False),
         config=dict(
             num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=256,
-            query_pre_attn_scalar=256,
+            head_dim=32,
+            query_pre_attn_scalar=24,
             sliding_window=8,
             rms_norm_eps=1e-6,
             layer_types=ALTERNATING[:2],

@@ -1,12 +1,11 @@
 //! MiniMax-M2: experts chosen by sigmoids in every layer, q and k normed across all heads, and half of each head rotated.
 //! Source: transformers `models/minimax_m2`.
 
-use super::Arch;
+use super::{Arch, mixtral};
 use crate::{
     config::HfConfig,
     error::Result,
     spec::{GatingSpec, ModelSpec, QkNormSpan},
-    weights::{Slot, WeightRule, whole},
 };
 
 pub(super) const ARCH: Arch = Arch {
@@ -14,18 +13,10 @@ pub(super) const ARCH: Arch = Arch {
     model_type: "minimax_m2",
     reads: &["use_qk_norm", "num_local_experts"],
     spec,
-    weights: WEIGHTS,
+    weights: mixtral::WEIGHTS,
     predicts_more: true,
     ..Arch::LIKE_LLAMA
 };
-
-const WEIGHTS: &[WeightRule] = &[
-    whole(Slot::Router, "model.layers.{i}.block_sparse_moe.gate.weight"),
-    whole(Slot::RouterBias, "model.layers.{i}.block_sparse_moe.e_score_correction_bias"),
-    whole(Slot::ExpertGate(0), "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight"),
-    whole(Slot::ExpertDown(0), "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight"),
-    whole(Slot::ExpertUp(0), "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight"),
-];
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     // Absent, it would be 128, not hidden_size / num_attention_heads.
