@@ -29,8 +29,7 @@ pub struct QueryGrowth {
 
 impl QueryGrowth {
     /// Reads it from the rope settings, where it is among them.
-    pub(crate) fn read(c: &HfConfig) -> Result<Option<Self>> {
-        let rope = c.rope_parameters()?;
+    fn read(rope: &HfConfig) -> Result<Option<Self>> {
         let Some(beta) = rope.float_opt("llama_4_scaling_beta")? else { return Ok(None) };
         Ok(Some(Self { beta, original: rope.count("original_max_position_embeddings")? }))
     }
@@ -101,7 +100,8 @@ impl RopeSpec {
         let scaling = RopeScaling::read(c, &rope, dim)?;
         // Llama checkpoints from before transformers 4.31 have no rope_theta.
         let theta = rope.float_opt("rope_theta")?.unwrap_or(10_000.0);
-        Ok(Self { dim, interleaved: false, theta, scaling, query_growth: None })
+        let query_growth = QueryGrowth::read(&rope)?;
+        Ok(Self { dim, interleaved: false, theta, scaling, query_growth })
     }
 
     /// The longest context, given the configuration's `max_position_embeddings`: YaRN is commonly

@@ -57,9 +57,9 @@ fn moe(c: &HfConfig) -> Result<ModelSpec> {
     let interval = c.count_opt("moe_layer_interval")?.unwrap_or(1);
     let first = c.index_or("moe_layer_start_index", 1)?;
     // Of -1 it is the last layer.
-    let last = match c.raw("moe_layer_end_index").and_then(|index| index.as_i64()) {
-        None | Some(-1) => m.layers.len(),
-        Some(_) => c.index("moe_layer_end_index")?,
+    let last = match c.raw("moe_layer_end_index") {
+        Some(index) if index.as_i64() == Some(-1) => m.layers.len(),
+        _ => c.index_or("moe_layer_end_index", m.layers.len())?,
     };
     m.set_experts(c, "moe_intermediate_size", gating, |i| {
         (i + 1).is_multiple_of(interval) && (first..=last).contains(&i)

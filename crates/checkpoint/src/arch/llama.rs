@@ -2,7 +2,7 @@
 //! Source: transformers `models/llama`, `models/mistral`, `models/mistral3`, `models/ministral3`.
 
 use super::{Arch, Around};
-use crate::{config::HfConfig, error::Result, rope::QueryGrowth, spec::ModelSpec};
+use crate::{config::HfConfig, error::Result, spec::ModelSpec};
 
 pub(super) const ARCH: Arch = Arch::LIKE_LLAMA;
 
@@ -48,10 +48,6 @@ fn ministral3(c: &HfConfig) -> Result<ModelSpec> {
     c.count("head_dim")?;
     let mut m = ModelSpec::llama(c)?;
     let window = c.count_opt("sliding_window")?;
-    let query_growth = QueryGrowth::read(c)?;
-    m.each_attention(|_, a| {
-        a.window = window;
-        a.rope.iter_mut().for_each(|rope| rope.query_growth = query_growth);
-    });
+    m.each_attention(|_, a| a.window = window);
     Ok(m)
 }

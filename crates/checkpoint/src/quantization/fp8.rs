@@ -23,7 +23,11 @@ impl Fp8 {
             return Err(c.unsupported("fmt", &format.into(), "; e4m3 is"));
         }
         let block = block(c, "weight_block_size")?;
-        let scale = if block.is_some() { "weight_scale_inv" } else { "weight_scale" };
+        // transformers, which writes the size of blocks also where a tensor has one scale, has a name of its own for scales.
+        let scale = match c.contains("weight_block_size") {
+            true => "weight_scale_inv",
+            false => "weight_scale",
+        };
         Ok(Self { block, scale })
     }
 

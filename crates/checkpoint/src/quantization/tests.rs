@@ -96,6 +96,11 @@ fn fp8_has_scales_per_tensor_output_or_block() {
     let block = scheme(
         r#"{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}"#,
     );
+    // As Ministral 3 has it.
+    let of_transformers = scheme(
+        r#"{"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": null}"#,
+    );
+    assert_eq!(names_and_shapes(of_transformers, 64, 96)[1].0, "a.b.weight_scale_inv");
     let expected = ("a.b.weight_scale_inv".to_owned(), vec![vec![2, 3]]);
     assert_eq!(names_and_shapes(block, 200, 300)[1], expected);
     assert_eq!(block.packed(300).group, 128);
