@@ -8,7 +8,8 @@
 # It compares the kernels with their definitions and the models with their goldens, serves and asks the demo, measures each kernel
 # beside the others that could be chosen for its work, and random weights in the shapes of Llama-3.1-8B and Qwen2.5-0.5B, with
 # CUDA graphs and without, and over HTTP from files (16 GB in TMPDIR for as long as that takes); gpu-peers.py measures PyTorch beside it.
-# `GPU_CHECK=correct` leaves the measurements out, `GPU_CHECK=measure` the rest.
+# `GPU_CHECK=correct` leaves the measurements out, `GPU_CHECK=measure` the rest. DIR/golden may be left behind where the repository is:
+# CANDLEPOWER_GOLDENS names its tests/golden instead.
 # The GPU machine needs the NVIDIA driver, cuBLAS and cuRAND. These are looked for, in this order, in LD_LIBRARY_PATH, in DIR/lib
 # (`scripts/cuda-toolkit.sh DIR --libraries` makes it), among the packages of `python3` (PyTorch brings them), in
 # /usr/local/cuda*/lib64, and where the system looks anyway. Each comparison of the kernels runs in a process of its own, so that
@@ -23,6 +24,7 @@ TEST_SECONDS=90
 LIBRARIES=("libcublas.so.13 libcublas.so.12" "libcublasLt.so.13 libcublasLt.so.12" "libcurand.so.10")
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+golden=${CANDLEPOWER_GOLDENS:-$here/golden}
 
 stop() {
   echo "gpu-check: $1" >&2
@@ -282,7 +284,7 @@ compare() { # compare NAME: a row with a comparison of the kernels
 
 # goldens GPUS TEST: a row with a test of the models.
 goldens() {
-  check goldens env CANDLEPOWER_TEST_GPUS="$1" CANDLEPOWER_GOLDENS="$here/golden" "$here/goldens" --ignored --exact "device::$2" \
+  check goldens env CANDLEPOWER_TEST_GPUS="$1" CANDLEPOWER_GOLDENS="$golden" "$here/goldens" --ignored --exact "device::$2" \
     --nocapture
 }
 
@@ -304,7 +306,7 @@ compare_all() {
     [ "$name" = nccl ] || compare "$name"
   done
   goldens 1 a_gpu_computes_every_architecture
-  check decode-memory env CANDLEPOWER_GOLDENS="$here/golden" "$here/engine" --ignored --exact \
+  check decode-memory env CANDLEPOWER_GOLDENS="$golden" "$here/engine" --ignored --exact \
     device_runner::tests::a_gpu_takes_no_memory_in_decodes --nocapture
   check serve ask_demo
 }
@@ -316,7 +318,7 @@ run_ranks() {
   compare embedding
   compare nccl
   goldens "$1" gpus_compute_what_one_does
-  check graphs-end env CANDLEPOWER_GOLDENS="$here/golden" "$here/engine" --ignored --exact \
+  check graphs-end env CANDLEPOWER_GOLDENS="$golden" "$here/engine" --ignored --exact \
     device_runner::tests::graphs_end_before_the_group_of_their_sums
   check serve ask_demo --tensor-parallel-size "$1"
   check serve-eager ask_demo --tensor-parallel-size "$1" --enforce-eager

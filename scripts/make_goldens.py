@@ -177,6 +177,7 @@ MODELS = {
             c.pop("layer_types"),
             c.pop("_sliding_window_pattern"),
         ),
+        dtype=torch.bfloat16,
     ),
     # The spelling of transformers 5, with a list of layers that no pattern gives.
     "gemma3-nested": dict(
@@ -203,6 +204,7 @@ MODELS = {
             c["rope_parameters"].pop("partial_rotary_factor"),
             c.pop("partial_rotary_factor", None),
         ),
+        dtype=torch.bfloat16,
     ),
     "granite": dict(
         cls="Granite",
@@ -213,8 +215,9 @@ MODELS = {
             residual_multiplier=0.22,
             logits_scaling=6.0,
         ),
+        dtype=torch.bfloat16,
     ),
-    "olmo2": dict(cls="Olmo2", config=dict(attention_bias=True)),
+    "olmo2": dict(cls="Olmo2", config=dict(attention_bias=True), dtype=torch.bfloat16),
     "starcoder2": dict(
         cls="Starcoder2",
         config=dict(
@@ -225,6 +228,7 @@ MODELS = {
         ),
         # As the hub has it.
         rewrite=lambda c: (c.pop("rms_norm_eps", None), c.pop("tie_word_embeddings")),
+        dtype=torch.bfloat16,
     ),
     # Names without the outer one, and a mask, as the first checkpoints have them.
     "gpt2": dict(
@@ -261,6 +265,7 @@ MODELS = {
             tie_word_embeddings=True,
         ),
         rewrite=lambda c: (c.pop("rms_norm_eps", None), c.pop("tie_word_embeddings")),
+        dtype=torch.bfloat16,
     ),
     "cohere2": dict(
         cls="Cohere2",
@@ -276,6 +281,7 @@ MODELS = {
             c.pop("layer_types"),
             c.update(sliding_window_pattern=3),
         ),
+        dtype=torch.bfloat16,
     ),
     "mixtral": dict(
         cls="Mixtral",
@@ -286,6 +292,7 @@ MODELS = {
             sliding_window=14,
             rope_parameters=dict(rope_type="default", rope_theta=5000.0),
         ),
+        dtype=torch.bfloat16,
     ),
     "qwen3-moe": dict(
         cls="Qwen3Moe",
@@ -315,6 +322,7 @@ MODELS = {
         ),
         # transformers 4's name.
         rewrite=lambda c: c.update(num_experts=c.pop("num_local_experts")),
+        dtype=torch.bfloat16,
     ),
     "gemma": dict(
         cls="Gemma",
