@@ -229,6 +229,21 @@ fn each_format_is_found_in_the_template_and_held() {
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}",
         ),
         ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>"),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>\n{{ v }}\n</parameter>\n\
+             {% endfor %}</function>\n</tool_call>",
+        ),
+        (
+            "glm45",
+            "<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n\
+             <arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>",
+        ),
+        (
+            "minimax_m2",
+            "<minimax:tool_call>\n<invoke name=\"{{ f.name }}\">\n{% for k, v in f.arguments.items() %}\
+             <parameter name=\"{{ k }}\">{{ v }}</parameter>\n{% endfor %}</invoke>\n</minimax:tool_call>",
+        ),
         ("gpt_oss", "<|channel|>commentary to=functions.{{ f.name }}<|message|>"),
     ] {
         let file = folder.write(&format!("{name}.jinja"), template(call));

@@ -3,6 +3,7 @@
 //! Grammars are written in llguidance's Lark. A mark that is a special token of the tokenizer stands there by its id,
 //! another one as the text it is. Text is free up to the mark that begins a call.
 
+mod elements;
 mod keywords;
 mod layout;
 
@@ -138,7 +139,7 @@ impl Lark<'_> {
     /// Text up to a mark, and the mark. `before` is the terminal of the text, which may be empty.
     fn until(&mut self, name: &str, mark: &str, before: &str) -> String {
         match self.special(mark) {
-            Some(id) => self.rule(name, &format!("{TEXT}? <[{id}]>")),
+            Some(id) => self.rule(name, &format!("{before}? <[{id}]>")),
             None => self.rule(&format!("{name}[lazy]"), &format!("{before} {}", Value::from(mark))),
         }
         name.to_owned()
@@ -158,13 +159,20 @@ impl Lark<'_> {
         if thinking == Thinking::Open {
             return Ok(format!("{thought} {space} body"));
         }
-        let thoughtful = format!("{} {thought} {space} body", self.literal(open));
+        let opening = match self.special(open) {
+            Some(id) => format!("{space} <[{id}]>"),
+            None => {
+                self.rule("OPENING", &format!(r"/[ \r\n]{{0,4}}/ {}", Value::from(open)));
+                "OPENING".to_owned()
+            }
+        };
+        let thoughtful = format!("{opening} {thought} {space} body");
         if !self.is_free() || self.special(open).is_some() {
             return Ok(format!("{thoughtful} | body"));
         }
         // Free text could be the reasoning as well; it is not, if it does not begin with the mark.
-        self.rule("UNTHOUGHT", &format!(r"/(.|\n)*/ & ~/[ \t\r\n]*{open}(.|\n)*/"));
-        let thoughtless = self.free("first", "UNTHOUGHT", "UNTHOUGHT")?;
+        self.rule("UNTHOUGHT", &format!(r"UNCALLED & ~/[ \t\r\n]*{open}(.|\n)*/"));
+        let thoughtless = self.free("first", "UNTHOUGHT")?;
         Ok(format!("{thoughtful} | {thoughtless}"))
     }
 
@@ -183,7 +191,11 @@ impl Lark<'_> {
         match (self.shape.calls, self.shape.text) {
             (Calls::Required, _) => Ok("calls".to_owned()),
             (_, Some(_)) => Ok(format!("calls | {}", self.text()?)),
-            (_, None) => self.free("lead", r"/(.|\n)*/", TEXT),
+            (_, None) => {
+                let no_call = self.no_call()?;
+                self.rule("UNCALLED", &format!(r"/(.|\n)*/{no_call}"));
+                self.free("lead", "UNCALLED")
+            }
         }
     }
 
@@ -195,24 +207,37 @@ impl Lark<'_> {
         Ok("text".to_owned())
     }
 
-    /// Any text, in which calls are held to their format. `before` is the terminal of the text before the first call,
-    /// which with its mark is the rule `name`, and `plain` that of a text without calls. Later calls are behind `lead`.
-    fn free(&mut self, name: &str, before: &str, plain: &str) -> Result<String> {
+    /// Any text, in which calls are held to their format. `text` is the terminal of the text before the first call, which
+    /// with its mark is the rule `name`, and of a text without calls. Later calls are behind `lead`.
+    fn free(&mut self, name: &str, text: &str) -> Result<String> {
         let layout = self.layout()?;
         let Some(trigger) = layout.trigger else {
             let first = if layout.format == ToolFormat::Pythonic { '[' } else { '{' };
-            let other = format!(r"/[ \t\r\n]*[^\{first} \t\r\n](.|\n)*/");
             let terminal = format!("{}_OTHER", name.to_uppercase());
-            let value = if plain == TEXT { other } else { format!("{other} & {plain}") };
-            self.rule(&terminal, &value);
+            let other = format!(r"/[ \t\r\n]*[^\{first} \t\r\n](.|\n)*/ & {text}");
+            self.rule(&terminal, &other);
             return Ok(format!("calls | {terminal}?"));
         };
-        let lead = self.until(name, trigger, before);
+        let lead = self.until(name, trigger, text);
         let rest = self.calls_behind(&layout, trigger)?;
         if !self.repeats(&layout) {
-            return Ok(format!("{lead} {rest} | {plain}?"));
+            return Ok(format!("{lead} {rest} | {text}?"));
         }
-        Ok(format!("{lead} {rest} (lead {rest})* {TEXT}? | {plain}?"))
+        Ok(format!("{lead} {rest} (lead {rest})* UNCALLED? | {text}?"))
+    }
+
+    /// What keeps a terminal from holding what the parser takes for a call besides the format's trigger.
+    fn no_call(&self) -> Result<String> {
+        let layout = self.layout()?;
+        // Special tokens are no text.
+        let openers = layout.format.openers().iter().copied();
+        let others =
+            openers.filter(|mark| Some(*mark) != layout.trigger && self.special(mark).is_none());
+        let others = others.map(|mark| mark.replace('|', r"\|")).collect::<Vec<_>>();
+        Ok(match others.is_empty() {
+            true => String::new(),
+            false => format!(r" & ~/(.|\n)*({})(.|\n)*/", others.join("|")),
+        })
     }
 
     fn layout(&self) -> Result<Layout> {
@@ -223,6 +248,14 @@ impl Lark<'_> {
         self.shape.parallel && layout.repeats
     }
 
+    /// What stands between calls.
+    fn separator(&self, layout: &Layout) -> String {
+        match layout.format {
+            ToolFormat::Glm45 => layout.line.to_owned(),
+            _ => self.literal(layout.separator),
+        }
+    }
+
     /// Calls and nothing else.
     fn calls(&mut self) -> Result<String> {
         let layout = self.layout()?;
@@ -230,7 +263,7 @@ impl Lark<'_> {
         self.rule("call", &format!("{} ({functions})", self.literal(layout.before_name)));
         let (open, close) = (self.literal(layout.open), self.literal(layout.close));
         let more = match self.repeats(&layout) {
-            true => format!("({} call)*", self.literal(layout.separator)),
+            true => format!("({} call)*", self.separator(&layout)),
             false => String::new(),
         };
         Ok(format!("{open} call {more} {close}"))
@@ -248,7 +281,7 @@ impl Lark<'_> {
         let functions = functions.collect::<Vec<_>>().join(" | ");
         // Where every call has its own mark, the next one is found in the text behind it.
         let more = match self.repeats(layout) && !layout.open.is_empty() {
-            true => format!("({} call)*", self.literal(layout.separator)),
+            true => format!("({} call)*", self.separator(layout)),
             false => String::new(),
         };
         let close = self.literal(layout.close);
@@ -259,11 +292,16 @@ impl Lark<'_> {
     /// A rule per function, from its name to the end of its arguments; the alternatives.
     fn functions(&mut self, layout: &Layout) -> Result<String> {
         let mut names = Vec::new();
+        let marks = layout.format.xml();
+        if let Some(marks) = marks {
+            self.element_rules(layout, marks);
+        }
         for (index, function) in self.shape.functions.iter().enumerate() {
             let held = function.strict || self.shape.calls == Calls::Required;
             let head = self.literal(&[function.name, layout.before_arguments].concat());
-            let arguments = match layout.format {
-                ToolFormat::Pythonic => self.keywords(index, function)?,
+            let arguments = match (layout.format, marks) {
+                (ToolFormat::Pythonic, _) => self.keywords(index, function)?,
+                (_, Some(marks)) => self.elements((index, function), layout, marks, held)?,
                 _ => {
                     let schema = if held { function.schema() } else { json!({"type": "object"}) };
                     Constraint::JsonSchema(schema).as_lark_value(self.tokenizer)?

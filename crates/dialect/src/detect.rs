@@ -3,6 +3,7 @@
 use candlepower_tokenizer::{ChatTemplate, LocalTime, PromptEnd, RenderInput};
 use serde_json::{Map, Value, json};
 
+use crate::format::xml::Marks;
 use crate::format::{ReasoningFormat, ToolFormat};
 use crate::parser::Dialect;
 
@@ -93,6 +94,13 @@ fn format_of(asked: &str, rendered: &str) -> Option<ToolFormat> {
             _ => None,
         };
     }
+    let in_xml = [ToolFormat::Qwen3Coder, ToolFormat::Glm45, ToolFormat::MinimaxM2];
+    if let Some(format) = in_xml.into_iter().find(|format| {
+        let is_written = |marks| is_between_marks(marks, before, after);
+        format.xml().is_some_and(is_written)
+    }) {
+        return Some(format);
+    }
     match before {
         _ if before.ends_with("[TOOL_CALLS]") => Some(ToolFormat::Mistral),
         _ if before.ends_with("<｜tool▁call▁begin｜>function<｜tool▁sep｜>") => {
@@ -107,6 +115,16 @@ fn format_of(asked: &str, rendered: &str) -> Option<ToolFormat> {
         }
         _ => None,
     }
+}
+
+/// Whether the name between these texts, and the first key behind it, are marked as this format does.
+fn is_between_marks(marks: &Marks, before: &str, after: &str) -> bool {
+    let opens = before
+        .strip_suffix(marks.open)
+        .is_some_and(|before| before.trim_end().ends_with(marks.open_all));
+    let argument = after.strip_prefix(marks.after_name).map(str::trim_start);
+    let key = argument.and_then(|argument| argument.strip_prefix(marks.before_key));
+    opens && key.is_some_and(|key| key.starts_with("probe_key"))
 }
 
 /// What stands before `{"name": "`.
@@ -217,7 +235,32 @@ mod tests {
             ),
             (r#"Say {"name": "{{ f.name }}", "parameters": {}}"#, None),
             (r#"{"name": "{{ f.name }}", "arguments": {}}"#, None),
+            (
+                "<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>\n{{ v }}\n</parameter>\n\
+                 {% endfor %}</function>\n</tool_call>",
+                Some(ToolFormat::Qwen3Coder),
+            ),
+            (
+                "<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n\
+                 <arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>",
+                Some(ToolFormat::Glm45),
+            ),
+            (
+                "<tool_call>{{ f.name }}{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\
+                 <arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>",
+                Some(ToolFormat::Glm45),
+            ),
+            (
+                "<minimax:tool_call>\n<invoke name=\"{{ f.name }}\">\n{% for k, v in f.arguments.items() %}\
+                 <parameter name=\"{{ k }}\">{{ v }}</parameter>\n{% endfor %}</invoke>\n</minimax:tool_call>",
+                Some(ToolFormat::MinimaxM2),
+            ),
+            (
+                "<calls><invoke name=\"{{ f.name }}\"><parameter name=\"probe_key\">x</parameter></invoke></calls>",
+                None,
+            ),
             (r#"<tool_call><function={{ f.name }}></tool_call>"#, None),
+            (r#"<tool_call>{{ f.name }}({{ f.arguments | tojson }})</tool_call>"#, None),
             ("", None),
         ] {
             assert_eq!(

@@ -6,7 +6,9 @@ mod llama3;
 mod mistral;
 mod object;
 mod pythonic;
+pub(crate) mod xml;
 
+use crate::parser::Callable;
 use crate::scan::{Scan, Stop};
 
 /// How calls are written.
@@ -26,6 +28,12 @@ pub enum ToolFormat {
     DeepseekV3,
     /// DeepSeek V3.1.
     DeepseekV31,
+    /// `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5.
+    Qwen3Coder,
+    /// `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM 4.5 to 4.7.
+    Glm45,
+    /// `<invoke name="name"><parameter name="key">value</parameter></invoke>` in `<minimax:tool_call>`: MiniMax-M2.
+    MinimaxM2,
     /// Harmony: a call is a message to `functions.name`.
     GptOss,
 }
@@ -82,7 +90,7 @@ impl ReasoningFormat {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) name: String,
-    /// Where the arguments, a JSON object, begin; behind them if they are known already.
+    /// Where the arguments, a JSON object or elements, begin; behind them if they are known already.
     pub(crate) at: usize,
     /// The arguments, where they cannot be passed on as they come.
     pub(crate) arguments: Option<String>,
@@ -113,6 +121,16 @@ pub(crate) enum Position {
 }
 
 impl ToolFormat {
+    /// The marks of calls with an element for each argument.
+    pub(crate) fn xml(self) -> Option<&'static xml::Marks> {
+        match self {
+            Self::Qwen3Coder => Some(&xml::QWEN3_CODER),
+            Self::Glm45 => Some(&xml::GLM45),
+            Self::MinimaxM2 => Some(&xml::MINIMAX_M2),
+            _ => None,
+        }
+    }
+
     /// What calls begin with, anywhere in the text.
     pub(crate) fn openers(self) -> &'static [&'static str] {
         match self {
@@ -120,6 +138,9 @@ impl ToolFormat {
             Self::Llama3Json => &[llama3::OPEN],
             Self::Mistral | Self::MistralList => &[mistral::OPEN],
             Self::DeepseekV3 | Self::DeepseekV31 => &[deepseek::OPEN_ALL, deepseek::OPEN],
+            Self::Qwen3Coder | Self::Glm45 | Self::MinimaxM2 => {
+                self.xml().map_or(&[], |marks| marks.openers)
+            }
             Self::Pythonic | Self::GptOss => &[],
         }
     }
@@ -136,19 +157,25 @@ impl ToolFormat {
             Self::Llama3Json => &[llama3::OPEN],
             Self::Mistral | Self::MistralList => &[mistral::OPEN, mistral::ARGS, mistral::CALL_ID],
             Self::DeepseekV3 | Self::DeepseekV31 => &deepseek::MARKS,
+            Self::Qwen3Coder | Self::Glm45 | Self::MinimaxM2 => {
+                self.xml().map_or(&[], |marks| marks.special)
+            }
             Self::Pythonic => &[],
             Self::GptOss => &crate::harmony::MARKS,
         }
     }
 
-    /// The beginning of a call, if the text is one. `names` are the functions that there are.
-    pub(crate) fn head(self, text: &str, position: Position, names: &[String]) -> Scan<Head> {
+    /// The beginning of a call, if the text is one. `functions` are those that there are.
+    pub(crate) fn head(self, text: &str, position: Position, functions: &[Callable]) -> Scan<Head> {
         match self {
             Self::Hermes => hermes::head(text),
-            Self::Llama3Json => llama3::head(text, names),
+            Self::Llama3Json => llama3::head(text, functions),
             Self::Mistral | Self::MistralList => mistral::head(text, position),
-            Self::Pythonic => pythonic::head(text, position, names),
+            Self::Pythonic => pythonic::head(text, position, functions),
             Self::DeepseekV3 | Self::DeepseekV31 => deepseek::head(text),
+            Self::Qwen3Coder | Self::Glm45 | Self::MinimaxM2 => {
+                self.xml().map_or(Err(Stop::No), |marks| marks.head(text))
+            }
             Self::GptOss => Err(Stop::No),
         }
     }
@@ -161,6 +188,9 @@ impl ToolFormat {
             Self::Mistral | Self::MistralList if in_object => mistral::tail(text),
             Self::Pythonic => pythonic::tail(text),
             Self::DeepseekV3 | Self::DeepseekV31 => deepseek::tail(text),
+            Self::Qwen3Coder | Self::Glm45 | Self::MinimaxM2 => {
+                self.xml().map_or(Err(Stop::No), |marks| marks.tail(text))
+            }
             Self::Mistral | Self::MistralList | Self::GptOss => Err(Stop::No),
         }
     }

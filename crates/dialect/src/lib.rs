@@ -14,6 +14,7 @@ mod harmony;
 mod parser;
 mod reasoning;
 mod scan;
+mod schema;
 mod tool;
 
 pub use answer::{AnswerShape, Calls, Function};
@@ -21,4 +22,4 @@ pub use detect::writes_tools;
 pub use error::{Error, Result};
 pub use event::OutputEvent;
 pub use format::{ReasoningFormat, Thinking, ToolFormat};
-pub use parser::{Dialect, OutputParser};
+pub use parser::{Callable, Dialect, OutputParser};

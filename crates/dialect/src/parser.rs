@@ -1,5 +1,9 @@
 //! The text of one answer, in pieces, becomes events.
 
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
 use crate::event::{Events, OutputEvent};
 use crate::format::{ReasoningFormat, Thinking, ToolFormat};
 use crate::harmony::HarmonyParser;
@@ -33,6 +37,15 @@ impl Dialect {
     }
 }
 
+/// A function that may be called, as far as reading its calls needs it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Callable {
+    /// Its name.
+    pub name: String,
+    /// The JSON schema of its arguments, which tells strings from other values where these are written alike.
+    pub parameters: Option<Map<String, Value>>,
+}
+
 /// Takes the text of one answer in pieces. Events of the pieces, neighbours of one kind joined, are those of the whole.
 #[derive(Debug)]
 pub struct OutputParser(Stages);
@@ -44,9 +57,9 @@ enum Stages {
 }
 
 impl OutputParser {
-    /// For an answer that stands at `thinking` before its first character. `functions` are the names of those that may be
-    /// called; without them calls are content.
-    pub fn new(dialect: Dialect, thinking: Thinking, functions: Option<Vec<String>>) -> Self {
+    /// For an answer that stands at `thinking` before its first character. `functions` are those that may be called;
+    /// without them calls are content.
+    pub fn new(dialect: Dialect, thinking: Thinking, functions: Option<Arc<[Callable]>>) -> Self {
         if dialect.is_harmony() {
             return Self(Stages::Harmony(HarmonyParser::new(functions.is_some())));
         }
@@ -56,7 +69,7 @@ impl OutputParser {
             tools: dialect
                 .tools
                 .zip(functions)
-                .map(|(format, names)| ToolParser::new(format, names)),
+                .map(|(format, functions)| ToolParser::new(format, functions)),
         })
     }
 

@@ -140,6 +140,11 @@ impl ValueScanner {
         }
         None
     }
+
+    /// Whether the text so far ends within a string.
+    pub(crate) fn is_in_string(&self) -> bool {
+        self.in_string
+    }
 }
 
 #[cfg(test)]

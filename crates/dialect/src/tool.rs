@@ -1,18 +1,26 @@
 //! Calls within content: what is no call after all is given back as the content it is.
 
-use crate::event::Events;
-use crate::format::{Position, Tail, ToolFormat};
-use crate::scan::{Stop, ValueScanner};
+use std::sync::Arc;
 
-/// A call's name stands within so many bytes. Beyond, what begins like a call is content: text is not held back forever.
+use serde_json::Value;
+
+use crate::event::Events;
+use crate::format::xml::Element;
+use crate::format::{Position, Tail, ToolFormat};
+use crate::parser::Callable;
+use crate::scan::{Stop, ValueScanner};
+use crate::schema::Types;
+
+/// A call's name stands within so many bytes. Beyond, what begins like a call is content: text is not held back forever. An
+/// argument has no such limit, as it can be nothing else behind the call's name, and files are written as one.
 const MAX_HELD_BYTES: usize = 64 << 10;
 
 /// Reads content in pieces and finds calls in it.
 #[derive(Debug)]
 pub(crate) struct ToolParser {
     format: ToolFormat,
-    /// Names of the functions that there are.
-    names: Vec<String>,
+    /// The functions that there are.
+    functions: Arc<[Callable]>,
     /// Text that is not told yet.
     held: String,
     state: State,
@@ -30,6 +38,8 @@ enum State {
     Head { skipped: usize, position: Position },
     /// In the arguments of a call.
     Arguments { scanner: ValueScanner, in_object: bool },
+    /// Before an argument of a call of this function, or its end. So many bytes of its value hold no mark.
+    Elements { function: Option<usize>, is_first: bool, searched: usize },
     /// Behind the arguments of a call.
     Tail { in_object: bool },
     /// Behind a call, where white space says nothing.
@@ -44,10 +54,10 @@ enum Step {
 }
 
 impl ToolParser {
-    pub(crate) fn new(format: ToolFormat, names: Vec<String>) -> Self {
+    pub(crate) fn new(format: ToolFormat, functions: Arc<[Callable]>) -> Self {
         Self {
             format,
-            names,
+            functions,
             held: String::new(),
             state: State::Content,
             num_calls: 0,
@@ -73,6 +83,7 @@ impl ToolParser {
             State::Content => self.content(events),
             State::Head { skipped, position } => self.head(skipped, position, events),
             State::Arguments { .. } => self.arguments(events),
+            State::Elements { .. } => self.element(events),
             State::Tail { in_object } => self.tail(in_object),
             State::Space => {
                 let text = self.held.trim_start();
@@ -127,7 +138,7 @@ impl ToolParser {
         let text = self.held[skipped..].trim_start();
         let skipped = self.held.len() - text.len();
         let text = &text[..text.floor_char_boundary(MAX_HELD_BYTES)];
-        let head = match self.format.head(text, position, &self.names) {
+        let head = match self.format.head(text, position, &self.functions) {
             Ok(head) => head,
             Err(Stop::Wait) if !self.ended && self.held.len() - skipped < MAX_HELD_BYTES => {
                 return Step::Enough;
@@ -139,12 +150,16 @@ impl ToolParser {
                 return Step::Again;
             }
         };
+        let function = self.functions.iter().position(|function| function.name == head.name);
         events.call_start(self.num_calls, head.name);
         self.held.drain(..skipped + head.at);
         self.state = match head.arguments {
             Some(arguments) => {
                 events.call_arguments(self.num_calls, &arguments);
                 self.end_call(head.in_object, events)
+            }
+            None if self.format.xml().is_some() => {
+                State::Elements { function, is_first: true, searched: 0 }
             }
             None => {
                 State::Arguments { scanner: ValueScanner::default(), in_object: head.in_object }
@@ -163,6 +178,47 @@ impl ToolParser {
             return Step::Enough;
         }
         self.state = self.end_call(in_object, events);
+        Step::Again
+    }
+
+    /// Tells one argument, whose type the function's schema says, or the end of the call.
+    fn element(&mut self, events: &mut Events) -> Step {
+        let State::Elements { function, is_first, searched } = &mut self.state else {
+            return Step::Enough;
+        };
+        let Some(marks) = self.format.xml() else { return Step::Enough };
+        let function = function.and_then(|place| self.functions.get(place));
+        let schema = function.and_then(|function| function.parameters.as_ref());
+        let types = |key: &str| Types::of_property(key, schema);
+        let ended = self.ended;
+        if ended {
+            *searched = 0;
+        }
+        // A string of JSON that never ends was none.
+        let json = |key: &str| !ended && !types(key).have_string();
+        match marks.element(&self.held, searched, json) {
+            Ok(Element::Argument { key, value, end }) => {
+                let value = types(key).argument(value);
+                let before = if *is_first { "{" } else { ", " };
+                let argument = format!("{before}{}: {value}", Value::from(key));
+                events.call_arguments(self.num_calls, &argument);
+                (*is_first, *searched) = (false, 0);
+                self.held.drain(..end);
+            }
+            Ok(Element::End(end)) => {
+                let rest = if *is_first { "{}" } else { "}" };
+                events.call_arguments(self.num_calls, rest);
+                self.held.drain(..end);
+                self.state = self.end_call(false, events);
+            }
+            Err(Stop::Wait) => return Step::Enough,
+            // What is damaged is content, and the call has no end.
+            Err(Stop::No) => {
+                self.num_calls += 1;
+                self.has_content = true;
+                self.state = State::Space;
+            }
+        }
         Step::Again
     }
 

@@ -1,10 +1,12 @@
 //! The text of one choice becomes the parts of an answer: text, reasoning, calls.
 
+use std::sync::Arc;
+
 use candlepower_api::{
     ChatDelta, FinishReason, FunctionCall, FunctionCallDelta, ResponseMessage, ToolCall,
     ToolCallDelta,
 };
-use candlepower_dialect::{Dialect, OutputEvent, OutputParser, Thinking, ToolFormat};
+use candlepower_dialect::{Callable, Dialect, OutputEvent, OutputParser, Thinking, ToolFormat};
 use uuid::Uuid;
 
 /// How the answers to one request are read.
@@ -14,7 +16,7 @@ pub(crate) struct AnswerFormat {
     /// Where an answer stands before its first character.
     pub(crate) thinking: Thinking,
     /// The functions that may be called.
-    pub(crate) functions: Option<Vec<String>>,
+    pub(crate) functions: Option<Arc<[Callable]>>,
 }
 
 /// The answer of one choice, as it comes.
@@ -163,7 +165,7 @@ mod tests {
             tools: Some(tools),
             reasoning: Some(candlepower_dialect::ReasoningFormat::Qwen3),
         };
-        let functions = Some(vec!["f".to_owned()]);
+        let functions = Some([Callable { name: "f".into(), parameters: None }].into());
         AnswerFormat { dialect, thinking: Thinking::Possible, functions }.answer()
     }
 

@@ -152,7 +152,7 @@ pub(crate) fn turn(blocks: &[Block]) -> ChatMessage {
 
 #[cfg(test)]
 mod tests {
-    use candlepower_dialect::{Dialect, ReasoningFormat, Thinking, ToolFormat};
+    use candlepower_dialect::{Callable, Dialect, ReasoningFormat, Thinking, ToolFormat};
 
     use super::*;
     use crate::answer::AnswerFormat;
@@ -160,7 +160,7 @@ mod tests {
     fn blocks() -> Blocks {
         let dialect =
             Dialect { tools: Some(ToolFormat::Hermes), reasoning: Some(ReasoningFormat::Qwen3) };
-        let functions = Some(vec!["f".to_owned()]);
+        let functions = Some([Callable { name: "f".into(), parameters: None }].into());
         Blocks::new(AnswerFormat { dialect, thinking: Thinking::Possible, functions }.answer())
     }
 

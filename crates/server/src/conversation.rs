@@ -59,7 +59,7 @@ fn answer_format(
     AnswerFormat {
         dialect,
         thinking: thinking.unwrap_or(Thinking::Possible),
-        functions: tools.names(),
+        functions: tools.functions(),
     }
 }
 

@@ -156,6 +156,9 @@ fn dialect(config: &ServeConfig, template: Option<&ChatTemplate>) -> Result<Dial
             ToolCallParser::Pythonic => Some(ToolFormat::Pythonic),
             ToolCallParser::DeepseekV3 => Some(ToolFormat::DeepseekV3),
             ToolCallParser::DeepseekV31 => Some(ToolFormat::DeepseekV31),
+            ToolCallParser::Qwen3Coder => Some(ToolFormat::Qwen3Coder),
+            ToolCallParser::Glm45 => Some(ToolFormat::Glm45),
+            ToolCallParser::MinimaxM2 => Some(ToolFormat::MinimaxM2),
             ToolCallParser::GptOss => Some(ToolFormat::GptOss),
         },
         reasoning: match config.reasoning_parser {

@@ -1,7 +1,9 @@
 //! The functions of a request: what the model is told of them, and what its answer is held to.
 
+use std::sync::Arc;
+
 use candlepower_api::{AllowedMode, OutputConstraint, Tool, ToolChoice, ToolOptions, clip};
-use candlepower_dialect::{AnswerShape, Calls, Dialect, Error, Function, Thinking};
+use candlepower_dialect::{AnswerShape, Callable, Calls, Dialect, Error, Function, Thinking};
 use candlepower_grammar::{Constraint, Grammar};
 use serde_json::Value;
 
@@ -70,10 +72,12 @@ impl<'a> ToolUse<'a> {
         self.definitions.as_ref()
     }
 
-    /// The names of the functions that may be called; `None` if there are none.
-    pub(crate) fn names(&self) -> Option<Vec<String>> {
-        let names = || self.callable.iter().map(|(_, tool)| tool.name.clone()).collect();
-        (self.calls != Calls::None).then(names)
+    /// The functions that may be called; `None` if there are none.
+    pub(crate) fn functions(&self) -> Option<Arc<[Callable]>> {
+        let function =
+            |tool: &Tool| Callable { name: tool.name.clone(), parameters: tool.parameters.clone() };
+        let functions = || self.callable.iter().map(|(_, tool)| function(tool)).collect();
+        (self.calls != Calls::None).then(functions)
     }
 
     /// What holds an answer that stands at `thinking`: its calls, and its text to `output`.

@@ -2,7 +2,7 @@
 //! the parser of such calls reads too.
 
 use candlepower_grammar::Constraint;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::{Function, Lark};
 use crate::error::{Error, Result};
@@ -20,36 +20,61 @@ const KNOWN: [&str; 9] = [
     "$schema",
 ];
 
+/// An argument that a function takes.
+pub(super) struct Property<'a> {
+    pub(super) name: &'a str,
+    pub(super) schema: Value,
+    pub(super) is_required: bool,
+}
+
+impl<'a> Property<'a> {
+    /// Those of the schema of a function's arguments, in its order, then those that it only requires.
+    ///
+    /// # Errors
+    /// What of the schema cannot be held in calls that are written in this `notation`.
+    pub(super) fn all(schema: &'a Map<String, Value>, notation: &str) -> Result<Vec<Self>, String> {
+        if let Some(key) = schema.keys().find(|key| !KNOWN.contains(&key.as_str())) {
+            return Err(format!("`{key}` cannot be held in calls that are written as {notation}"));
+        }
+        let properties = schema.get("properties").and_then(Value::as_object);
+        let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
+        let required = Vec::from_iter(required.filter_map(Value::as_str));
+        let is_known = |name: &str| properties.is_some_and(|all| all.contains_key(name));
+        let known = properties.into_iter().flatten().map(|(name, schema)| Self {
+            name,
+            schema: schema.clone(),
+            is_required: required.contains(&name.as_str()),
+        });
+        let others = schema.get("additionalProperties").unwrap_or(&Value::Bool(true));
+        let others = required.iter().filter(|name| !is_known(name)).map(|name| Self {
+            name,
+            schema: others.clone(),
+            is_required: true,
+        });
+        Ok(known.chain(others).collect())
+    }
+}
+
 impl Lark<'_> {
     /// The arguments of function `index`: required ones always, all of them in the schema's order.
     pub(super) fn keywords(&mut self, index: usize, function: &Function<'_>) -> Result<String> {
         let refuse = |reason: String| Error::Parameters { function: index, reason };
         let empty = Map::new();
         let schema = function.parameters.unwrap_or(&empty);
-        if let Some(key) = schema.keys().find(|key| !KNOWN.contains(&key.as_str())) {
-            let reason = format!("`{key}` cannot be held in calls that are written as Python");
-            return Err(refuse(reason));
-        }
-        let properties = schema.get("properties").and_then(Value::as_object).unwrap_or(&empty);
-        let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
-        let required = Vec::from_iter(required.filter_map(Value::as_str));
-        let others = required.iter().filter(|name| !properties.contains_key(**name));
-        let names = properties.keys().map(String::as_str).chain(others.copied());
-        let names = names.collect::<Vec<_>>();
-        for (place, name) in names.iter().enumerate() {
+        let properties = Property::all(schema, "Python").map_err(refuse)?;
+        for (place, Property { name, schema: value, .. }) in properties.iter().enumerate() {
             if !is_identifier(name) {
                 return Err(refuse(format!("the property `{name}` is no name in Python")));
             }
-            let value = properties.get(*name).cloned().unwrap_or(json!(true));
-            let value = Constraint::JsonSchema(with_definitions(value, schema))
+            let value = Constraint::JsonSchema(with_definitions(value.clone(), schema))
                 .as_lark_value(self.tokenizer)?;
             self.rule(&format!("v{index}_{place}"), &value);
             self.rule(&format!("p{index}_{place}"), &format!("\"{name}=\" v{index}_{place}"));
         }
         // From place i on: `i{index}_{i}` is what may follow where nothing was written yet, `m{index}_{i}` where it was.
-        for (place, name) in names.iter().enumerate() {
+        for (place, property) in properties.iter().enumerate() {
             let (this, next) = (format!("p{index}_{place}"), place + 1);
-            let (first, more) = match required.contains(name) {
+            let (first, more) = match property.is_required {
                 true => {
                     (format!("{this} m{index}_{next}"), format!("\", \" {this} m{index}_{next}"))
                 }
@@ -61,8 +86,8 @@ impl Lark<'_> {
             self.rule(&format!("i{index}_{place}"), &first);
             self.rule(&format!("m{index}_{place}"), &more);
         }
-        self.rule(&format!("i{index}_{}", names.len()), "\"\"");
-        self.rule(&format!("m{index}_{}", names.len()), "\"\"");
+        self.rule(&format!("i{index}_{}", properties.len()), "\"\"");
+        self.rule(&format!("m{index}_{}", properties.len()), "\"\"");
         Ok(format!("i{index}_0"))
     }
 }
@@ -73,7 +98,7 @@ fn is_identifier(name: &str) -> bool {
 }
 
 /// The schema of a value, with the definitions that it may refer to.
-fn with_definitions(value: Value, schema: &Map<String, Value>) -> Value {
+pub(super) fn with_definitions(value: Value, schema: &Map<String, Value>) -> Value {
     let Value::Object(mut value) = value else { return value };
     for name in ["$defs", "definitions"] {
         if let Some(definitions) = schema.get(name) {

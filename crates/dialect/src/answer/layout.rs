@@ -11,6 +11,8 @@ pub(super) struct Layout {
     pub(super) before_arguments: &'static str,
     pub(super) after_arguments: &'static str,
     pub(super) separator: &'static str,
+    /// The line break around elements of arguments, in Lark's notation.
+    pub(super) line: &'static str,
     pub(super) close: &'static str,
     /// What calls begin with in the middle of text; without it they are the whole answer.
     pub(super) trigger: Option<&'static str>,
@@ -27,6 +29,7 @@ impl Layout {
             before_arguments: "",
             after_arguments: "",
             separator: "",
+            line: "",
             close: "",
             trigger: None,
             repeats: true,
@@ -89,6 +92,33 @@ impl Layout {
                 after_arguments: "<｜tool▁call▁end｜>",
                 close: "<｜tool▁calls▁end｜>",
                 trigger: Some("<｜tool▁calls▁begin｜>"),
+                ..plain
+            },
+            ToolFormat::Qwen3Coder => Self {
+                before_name: "<tool_call>\n<function=",
+                before_arguments: ">",
+                after_arguments: "</function>\n</tool_call>",
+                separator: "\n",
+                line: r#""\n""#,
+                trigger: Some("<tool_call>"),
+                ..plain
+            },
+            // Not all of these templates write line breaks.
+            ToolFormat::Glm45 => Self {
+                before_name: "<tool_call>",
+                after_arguments: "</tool_call>",
+                line: r#""\n"?"#,
+                trigger: Some("<tool_call>"),
+                ..plain
+            },
+            ToolFormat::MinimaxM2 => Self {
+                open: "<minimax:tool_call>\n",
+                before_name: "<invoke name=\"",
+                before_arguments: "\">",
+                after_arguments: "</invoke>\n",
+                line: r#""\n""#,
+                close: "</minimax:tool_call>",
+                trigger: Some("<minimax:tool_call>"),
                 ..plain
             },
             // The token behind a call ends the answer.

@@ -5,9 +5,11 @@ use fastrand::Rng;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{OutputEvent, OutputParser};
+use crate::{Callable, OutputEvent, OutputParser};
 
-const FORMATS: [ToolFormat; 8] = [
+mod xml;
+
+const FORMATS: [ToolFormat; 11] = [
     ToolFormat::Hermes,
     ToolFormat::Llama3Json,
     ToolFormat::Mistral,
@@ -15,6 +17,9 @@ const FORMATS: [ToolFormat; 8] = [
     ToolFormat::Pythonic,
     ToolFormat::DeepseekV3,
     ToolFormat::DeepseekV31,
+    ToolFormat::Qwen3Coder,
+    ToolFormat::Glm45,
+    ToolFormat::MinimaxM2,
     ToolFormat::GptOss,
 ];
 
@@ -131,8 +136,10 @@ impl Case {
     }
 
     fn read(&self, text: &str) -> (String, String, Vec<(String, String)>) {
-        let names = vec!["get_weather".to_owned(), "noop".to_owned()];
-        let mut parser = OutputParser::new(self.dialect, self.thinking, Some(names));
+        let functions = [("get_weather", Some(schema())), ("noop", None)];
+        let functions =
+            functions.map(|(name, parameters)| Callable { name: name.to_owned(), parameters });
+        let mut parser = OutputParser::new(self.dialect, self.thinking, Some(functions.into()));
         let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
         for event in parser.push(text).into_iter().chain(parser.finish()) {
             match event {
@@ -297,11 +304,13 @@ fn constraints_begin_behind_the_reasoning() {
         case.calls = Calls::Required;
         case.thinking = Thinking::Possible;
         case.takes(&format!("<think>Hm</think>\n{call}"));
+        case.takes(&format!("\n<think>Hm</think>\n{call}"));
         case.takes(call);
         case.calls = Calls::Allowed;
         for text in [
             "Hm",
             &format!("<think>a\n</think>\n\nWell {call}"),
+            &format!("\n<think>a</think>\nWell\n{call}"),
             &format!("Well {call} and {call}"),
             "<thin>",
             "",

@@ -1,16 +1,17 @@
 //! `{"name": .., "parameters": {..}}` as the whole answer, or behind `<|python_tag|>`; several with `;` between them.
 
 use super::{Head, Tail, object};
+use crate::parser::Callable;
 use crate::scan::{Cursor, Scan};
 
 pub(super) const OPEN: &str = "<|python_tag|>";
 
-pub(super) fn head(text: &str, names: &[String]) -> Scan<Head> {
+pub(super) fn head(text: &str, functions: &[Callable]) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if cursor.accept(OPEN)? {
         cursor.white_space();
     }
-    object::head(&mut cursor, Some(names))
+    object::head(&mut cursor, Some(functions))
 }
 
 pub(super) fn tail(text: &str) -> Scan<Tail> {

@@ -3,13 +3,14 @@
 use serde_json::Value;
 
 use crate::format::Head;
+use crate::parser::Callable;
 use crate::scan::{Cursor, Scan, Stop};
 
 /// The object up to its arguments. Where these come first, or are no object, it is read as a whole.
 ///
-/// An object without a mark before it may be an answer in JSON: it is a call only if its name is one of `names`, and that is
+/// An object without a mark before it may be an answer in JSON: it is a call only if its name is one of `functions`, and that is
 /// decided at its first other key, so that such an answer is not held back.
-pub(super) fn head(cursor: &mut Cursor<'_>, names: Option<&[String]>) -> Scan<Head> {
+pub(super) fn head(cursor: &mut Cursor<'_>, functions: Option<&[Callable]>) -> Scan<Head> {
     cursor.expect("{")?;
     let (mut name, mut arguments) = (None, None);
     loop {
@@ -22,7 +23,8 @@ pub(super) fn head(cursor: &mut Cursor<'_>, names: Option<&[String]>) -> Scan<He
         match (key(cursor)?.as_str(), &name) {
             ("name", _) => {
                 let found = cursor.json_string()?;
-                if names.is_some_and(|names| !names.contains(&found)) {
+                let is_found = |function: &Callable| function.name == found;
+                if functions.is_some_and(|functions| !functions.iter().any(is_found)) {
                     return Err(Stop::No);
                 }
                 name = Some(found);
@@ -32,7 +34,7 @@ pub(super) fn head(cursor: &mut Cursor<'_>, names: Option<&[String]>) -> Scan<He
                 return Ok(Head { name, at: cursor.at(), arguments: None, in_object: true });
             }
             ("arguments" | "parameters", _) => arguments = Some(as_object(cursor.json_value()?)?),
-            (other, _) if names.is_some() && !matches!(other, "type" | "id") => {
+            (other, _) if functions.is_some() && !matches!(other, "type" | "id") => {
                 return Err(Stop::No);
             }
             _ => {

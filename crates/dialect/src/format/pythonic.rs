@@ -3,19 +3,20 @@
 use serde_json::Value;
 
 use super::{Head, Position, Tail};
+use crate::parser::Callable;
 use crate::scan::{Cursor, Scan, Stop};
 
 /// Deepest nesting of values.
 const MAX_DEPTH: usize = 64;
 
-pub(super) fn head(text: &str, position: Position, names: &[String]) -> Scan<Head> {
+pub(super) fn head(text: &str, position: Position, functions: &[Callable]) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if position == Position::First {
         cursor.expect("[")?;
         cursor.white_space();
     }
     let name = cursor.word(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'))?;
-    if !names.iter().any(|known| known == name) {
+    if !functions.iter().any(|function| function.name == name) {
         return Err(Stop::No);
     }
     cursor.expect("(")?;

@@ -4,7 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-const FORMATS: [ToolFormat; 8] = [
+mod xml;
+
+const FORMATS: [ToolFormat; 11] = [
     ToolFormat::Hermes,
     ToolFormat::Llama3Json,
     ToolFormat::Mistral,
@@ -12,17 +14,26 @@ const FORMATS: [ToolFormat; 8] = [
     ToolFormat::Pythonic,
     ToolFormat::DeepseekV3,
     ToolFormat::DeepseekV31,
+    ToolFormat::Qwen3Coder,
+    ToolFormat::Glm45,
+    ToolFormat::MinimaxM2,
     ToolFormat::GptOss,
 ];
 
+/// Functions of which nothing but the name is known.
+fn functions(names: &[&str]) -> Option<Arc<[Callable]>> {
+    let function = |name: &&str| Callable { name: name.to_string(), parameters: None };
+    Some(names.iter().map(function).collect())
+}
+
 fn calls(format: ToolFormat) -> OutputParser {
     let dialect = Dialect { tools: Some(format), reasoning: None };
-    OutputParser::new(dialect, Thinking::Possible, Some(vec!["f".into(), "get_weather".into()]))
+    OutputParser::new(dialect, Thinking::Possible, functions(&["f", "get_weather"]))
 }
 
 fn thoughts(format: ReasoningFormat, thinking: Thinking) -> OutputParser {
     let dialect = Dialect { tools: Some(ToolFormat::Hermes), reasoning: Some(format) };
-    OutputParser::new(dialect, thinking, Some(vec!["f".into()]))
+    OutputParser::new(dialect, thinking, functions(&["f"]))
 }
 
 /// An answer as a reader sees it: content, reasoning, calls with `.` where they are complete.
@@ -255,7 +266,7 @@ fn prompts_say_where_the_answer_stands() {
 }
 
 /// Pieces that calls are made of, in all formats, and what stands between them.
-const PIECES: [&str; 44] = [
+const PIECES: [&str; 59] = [
     "<tool_call>",
     "</tool_call>",
     "{\"name\": \"f\", \"arguments\": ",
@@ -296,6 +307,21 @@ const PIECES: [&str; 44] = [
     "<|call|>",
     "analysis",
     "to=functions.f",
+    "<function=",
+    "</function>",
+    "<parameter=",
+    "</parameter>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    "<invoke name=\"",
+    "</invoke>",
+    "<parameter name=\"",
+    "\">",
+    ">",
     "<think>",
     "</think>",
     "\n",
@@ -330,7 +356,7 @@ proptest! {
         prop_assert_eq!(read(plain(), cut(&text, &ends)), whole.clone());
         prop_assert_eq!(read(plain(), text.split_inclusive(|_| true)), whole);
         let dialect = Dialect { tools: Some(format), reasoning: Some(ReasoningFormat::Qwen3) };
-        let thoughtful = || OutputParser::new(dialect, thinking, Some(vec!["f".into()]));
+        let thoughtful = || OutputParser::new(dialect, thinking, functions(&["f"]));
         let whole = read(thoughtful(), [text.as_str()]);
         prop_assert_eq!(read(thoughtful(), cut(&text, &ends)), whole);
     }
@@ -338,7 +364,7 @@ proptest! {
     #[test]
     fn a_text_without_calls_comes_out_as_it_went_in(
         text in texts(),
-        format in prop::sample::select(FORMATS[..7].to_vec()),
+        format in prop::sample::select(FORMATS[..10].to_vec()),
     ) {
         let (content, _, found) = read(calls(format), [text.as_str()]);
         if found.is_empty() {

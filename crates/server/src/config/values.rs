@@ -191,6 +191,12 @@ pub enum ToolCallParser {
     DeepseekV3,
     #[value(name = "deepseek_v31")]
     DeepseekV31,
+    #[value(name = "qwen3_coder")]
+    Qwen3Coder,
+    #[value(name = "glm45")]
+    Glm45,
+    #[value(name = "minimax_m2")]
+    MinimaxM2,
     GptOss,
 }
 

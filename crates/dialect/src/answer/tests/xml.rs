@@ -1,0 +1,180 @@
+//! Calls with an element for each argument.
+
+use super::*;
+
+const XML: [ToolFormat; 3] = [ToolFormat::Qwen3Coder, ToolFormat::Glm45, ToolFormat::MinimaxM2];
+
+/// How much of a text a required call of `f` with these arguments allows, and whether it may end there.
+fn take(format: ToolFormat, special: bool, schema: &Value, text: &str) -> (usize, bool) {
+    let marks = format.marks();
+    let tokenizer = tokenizer(if special { marks } else { &[] });
+    let constraint = constraint(format, &tokenizer, schema).unwrap().unwrap();
+    let compiler = GrammarCompiler::new(&tokenizer, &[EOS], 320).unwrap();
+    let mut grammar =
+        compiler.compile(&constraint).unwrap_or_else(|error| panic!("{error}: {constraint:?}"));
+    let mut taken = 0;
+    for id in tokenizer.encode(text, candlepower_tokenizer::AddSpecialTokens::No).unwrap() {
+        if grammar.is_finished() || !grammar.allowed().unwrap().allows(id) {
+            return (taken, false);
+        }
+        grammar.accept(id).unwrap();
+        taken += tokenizer.token_bytes(id).len();
+    }
+    (taken, grammar.is_finished() || grammar.allowed().unwrap().allows(EOS))
+}
+
+fn constraint(
+    format: ToolFormat,
+    tokenizer: &Tokenizer,
+    schema: &Value,
+) -> Result<Option<Constraint>> {
+    let functions = [Function { name: "f", parameters: schema.as_object(), strict: true }];
+    let shape = AnswerShape {
+        dialect: Dialect { tools: Some(format), reasoning: None },
+        thinking: Thinking::Possible,
+        calls: Calls::Required,
+        parallel: true,
+        functions: &functions,
+        has_others: false,
+        text: None,
+    };
+    shape.constraint(tokenizer)
+}
+
+fn call(format: ToolFormat, arguments: &[(&str, &str)]) -> String {
+    let elements = arguments.iter().map(|(key, value)| match format {
+        ToolFormat::Qwen3Coder => format!("<parameter={key}>\n{value}\n</parameter>\n"),
+        ToolFormat::Glm45 => {
+            format!("<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n")
+        }
+        _ => format!("<parameter name=\"{key}\">{value}</parameter>\n"),
+    });
+    let elements = elements.collect::<String>();
+    match format {
+        ToolFormat::Qwen3Coder => {
+            format!("<tool_call>\n<function=f>\n{elements}</function>\n</tool_call>")
+        }
+        ToolFormat::Glm45 => format!("<tool_call>f\n{elements}</tool_call>"),
+        _ => format!(
+            "<minimax:tool_call>\n<invoke name=\"f\">\n{elements}</invoke>\n</minimax:tool_call>"
+        ),
+    }
+}
+
+#[test]
+fn what_templates_write_is_allowed() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "text": {"type": "string", "description": "A text."},
+            "unit": {"$ref": "#/$defs/Unit"},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": null},
+            "days": {"type": "integer"},
+            "at": {"type": "array", "items": {"type": "number"}},
+            "any": {},
+        },
+        "required": ["text", "days"],
+        "$defs": {"Unit": {"enum": ["C", "F"]}},
+    });
+    let file = "fn a() {\n  b < c; \"é\" </x>\n}\n";
+    let all = [
+        ("text", file),
+        ("unit", "F"),
+        ("note", "null"),
+        ("days", "3"),
+        ("at", "[1.5, 2]"),
+        ("any", "x"),
+    ];
+    for (format, special) in XML.into_iter().flat_map(|format| [(format, false), (format, true)]) {
+        let take = |arguments: &[(&str, &str)]| {
+            let text = call(format, arguments);
+            let (taken, ends) = take(format, special, &schema, &text);
+            let rest = text[taken..].to_owned();
+            assert_eq!(rest.is_empty(), ends, "{text}");
+            rest
+        };
+        assert_eq!(take(&all), "", "{format:?}");
+        assert_eq!(take(&[("text", ""), ("days", "-1")]), "");
+        assert_eq!(take(&[("text", "a"), ("note", "b"), ("days", "0")]), "");
+        assert!(take(&[("text", "a"), ("days", "x")]).starts_with('x'));
+        let forgotten = take(&[("text", "a\n<parameter=b>"), ("days", "1")]);
+        assert_eq!(forgotten.is_empty(), format != ToolFormat::Qwen3Coder);
+        assert!(take(&[("text", "a"), ("unit", "K"), ("days", "1")]).starts_with('K'));
+        for (arguments, wrong) in [
+            (&[("days", "1"), ("text", "a")][..], "days"),
+            (&[("text", "a")], "</"),
+            (&[("text", "a"), ("days", "1"), ("note", "b")], "note"),
+        ] {
+            let rest = take(arguments);
+            // The mark before it may begin another argument.
+            assert!(rest.starts_with(wrong) || rest.starts_with(&wrong[1..]), "{rest}");
+        }
+    }
+    let together = "<tool_call>f<arg_key>text</arg_key><arg_value>a</arg_value><arg_key>days</arg_key><arg_value>1</arg_value></tool_call>";
+    let twice = [together, together].concat();
+    for special in [false, true] {
+        assert_eq!(take(ToolFormat::Glm45, special, &schema, &twice), (twice.len(), true));
+    }
+}
+
+#[test]
+fn functions_that_are_not_held_take_any_arguments() {
+    for format in XML {
+        for special in [false, true] {
+            let mut case = Case::new(Some(format), Calls::Allowed);
+            let marks = case.dialect.marks();
+            case.tokenizer = tokenizer(if special { &marks } else { &[] });
+            let noop = |arguments: &[(&str, &str)]| {
+                let text = call(format, arguments);
+                match format {
+                    ToolFormat::Glm45 => text.replacen(">f\n", ">noop\n", 1),
+                    ToolFormat::Qwen3Coder => text.replacen("=f>", "=noop>", 1),
+                    _ => text.replacen("\"f\"", "\"noop\"", 1),
+                }
+            };
+            for text in [
+                "",
+                "Just text. <tool_cal",
+                &noop(&[]),
+                &format!("Well\n{}\nSo.", noop(&[("any", "a\nb"), ("b", "[1]")])),
+            ] {
+                case.takes(text);
+            }
+            let held = noop(&[("days", "1")]).replacen("noop", "get_weather", 1);
+            let (taken, _) = case.take(&held);
+            assert!(!taken.contains("days"), "{taken}");
+            // What the parser takes for a call, too, is not written without its outer mark.
+            for mark in ["<function=", "<invoke name=\""] {
+                let (taken, _) = case.take(mark);
+                assert_eq!(taken == mark, !format.openers().contains(&mark), "{format:?}");
+            }
+            case.parallel = false;
+            let one = noop(&[]);
+            case.stops(&format!("{one}\n{one}"), &one);
+        }
+    }
+}
+
+#[test]
+fn what_raw_text_cannot_hold_is_refused() {
+    let refused = |schema: Value| {
+        let tokenizer = tokenizer(&[]);
+        let messages =
+            XML.map(|format| constraint(format, &tokenizer, &schema).unwrap_err().to_string());
+        assert!(messages.iter().all(|message| *message == messages[0]));
+        messages[0].clone()
+    };
+    let property = |schema: Value| refused(json!({"properties": {"city": schema}}));
+    assert!(refused(json!({"oneOf": []})).contains("`oneOf`"));
+    assert!(refused(json!({"properties": {"a>b": {}}})).contains("`a>b`"));
+    for (schema, named) in [
+        (json!({"type": "string", "pattern": "a+"}), "`pattern`"),
+        (json!({"type": "string", "format": "date"}), "`format`"),
+        (json!({"anyOf": [{"type": "string", "minLength": 2}, {"type": "null"}]}), "`minLength`"),
+        (json!({"type": "string", "enum": ["a"], "not": {"const": "a"}}), "`not`"),
+        (json!({"const": "</parameter></arg_value>"}), "marks"),
+    ] {
+        let message = property(schema);
+        assert!(message.contains(named) && message.contains("`city`"), "{message}");
+    }
+}
