@@ -393,14 +393,25 @@ impl ModelSpec {
         Ok(())
     }
 
-    /// Gives layers with experts `count` of them that every token goes to, as one of their width together.
-    pub(crate) fn set_shared_experts(&mut self, count: usize) {
+    /// Gives layers with experts as many of them that every token goes to as `key` of the configuration says, or else `default`:
+    /// as one of their width together.
+    pub(crate) fn set_shared_experts(
+        &mut self,
+        c: &HfConfig,
+        key: &str,
+        default: usize,
+    ) -> Result<()> {
+        let count = c.index_or(key, default)?;
         for layer in &mut self.layers {
-            if let FfnSpec::Experts(experts) = &mut layer.ffn {
-                let inner = count * experts.expert.inner;
-                experts.shared = (inner > 0).then_some(MlpSpec { inner, ..experts.expert });
+            let FfnSpec::Experts(experts) = &mut layer.ffn else { continue };
+            let inner = count.saturating_mul(experts.expert.inner);
+            if inner > MOST_WIDTH {
+                let hint = format!("; at most {MOST_WIDTH} columns together are");
+                return Err(c.unsupported(key, &count.into(), &hint));
             }
+            experts.shared = (inner > 0).then_some(MlpSpec { inner, ..experts.expert });
         }
+        Ok(())
     }
 
     /// Whether a norm of q and k goes over all heads in some layer.

@@ -64,6 +64,6 @@ fn moe(c: &HfConfig) -> Result<ModelSpec> {
     m.set_experts(c, "moe_intermediate_size", gating, |i| {
         (i + 1).is_multiple_of(interval) && (first..=last).contains(&i)
     })?;
-    m.set_shared_experts(c.index_or("moe_num_shared_experts", 2)?);
+    m.set_shared_experts(c, "moe_num_shared_experts", 2)?;
     Ok(m)
 }

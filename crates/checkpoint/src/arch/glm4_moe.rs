@@ -35,6 +35,6 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     };
     let dense = c.index_or("first_k_dense_replace", 1)?;
     m.set_experts(c, "moe_intermediate_size", gating, |i| i >= dense)?;
-    m.set_shared_experts(c.index_or("n_shared_experts", 1)?);
+    m.set_shared_experts(c, "n_shared_experts", 1)?;
     Ok(m)
 }

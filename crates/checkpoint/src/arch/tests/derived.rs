@@ -323,6 +323,11 @@ fn glm4_moe() {
     let shared = larger.layers[3].ffn.shared().unwrap();
     assert_eq!((shared.inner, larger.layers[2].ffn.experts()), (2816, None));
     assert!(larger.layers[0].attention.qk_norm.is_some());
+    let many = error(&with(text, r#"{"n_shared_experts": 18446744073709551615}"#));
+    assert!(
+        many.contains("`n_shared_experts` = 18446744073709551615 is not supported; at most"),
+        "{many}"
+    );
     let groups = error(&with(text, r#"{"n_group": 8}"#));
     assert!(groups.contains("`n_group` = 8 is not supported; 1 is"), "{groups}");
 }
