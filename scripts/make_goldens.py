@@ -558,6 +558,28 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
+    # Windows shorter than the prompt, and the published kind of rope.
+    "gpt-oss": dict(
+        cls="GptOss",
+        config=dict(
+            head_dim=32,
+            intermediate_size=48,
+            num_local_experts=6,
+            num_experts_per_tok=4,
+            sliding_window=8,
+            max_position_embeddings=1024,
+            rope_parameters=dict(
+                rope_type="yarn",
+                rope_theta=3000.0,
+                factor=8.0,
+                beta_fast=32.0,
+                beta_slow=1.0,
+                truncate=False,
+                original_max_position_embeddings=128,
+            ),
+        ),
+        dtype=torch.bfloat16,
+    ),
 }
 # What COMMON says in other words than GPT-2.
 LLAMA_KEYS = ["intermediate_size", "num_key_value_heads", "rms_norm_eps"]

@@ -17,7 +17,7 @@ from pathlib import Path
 import goldens
 import numpy as np
 import torch
-from quantized_formats import Awq, Fp8, Gptq, SqueezeLlm
+from quantized_formats import Awq, Fp8, Gptq, Mxfp4, SqueezeLlm
 from safetensors.torch import save_file
 
 
@@ -98,6 +98,21 @@ MODELS = {
             norm_topk_prob=True,
         ),
     ),
+    # The matrices of all experts are one tensor each.
+    "mxfp4": dict(
+        cls="GptOss",
+        format=Mxfp4(),
+        dtype=torch.bfloat16,
+        skip=["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"],
+        skip_key="modules_to_not_convert",
+        config=dict(
+            head_dim=32,
+            intermediate_size=64,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=8,
+        ),
+    ),
 }
 
 
@@ -106,9 +121,11 @@ def is_skipped(module: str, recipe: dict) -> bool:
     return module in recipe.get("skipped", ()) or (module == "lm_head" and not recipe.get("lm_head"))
 
 
-def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters by their names in the hub, where experts, which transformers keeps in one tensor, are apart."""
+def parameters(model: torch.nn.Module, recipe: dict) -> dict[str, torch.Tensor]:
+    """The parameters by their names in the hub, where most experts, which transformers keeps in one tensor, are apart."""
     named = {}
+    if isinstance(recipe["format"], Mxfp4):
+        return dict(sorted((name, parameter.data) for name, parameter in model.named_parameters()))
     for name, parameter in model.named_parameters():
         experts, _, part = name.rpartition(".")
         if part not in ("gate_up_proj", "down_proj"):
@@ -122,8 +139,8 @@ def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def to_torch(name: str, array: np.ndarray) -> torch.Tensor:
-    tensor = torch.from_numpy(np.array(array))
-    return tensor.view(torch.float8_e4m3fn) if array.dtype == np.uint8 else tensor
+    tensor = torch.from_numpy(np.ascontiguousarray(array).copy())
+    return tensor.view(torch.float8_e4m3fn) if name == "weight" and array.dtype == np.uint8 else tensor
 
 
 def make(name: str, recipe: dict, out: Path, seed: int) -> None:
@@ -138,17 +155,21 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     scheme, stored, dequantized = recipe["format"], {}, {}
     linears = {n for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    for parameter_name, parameter in parameters(model).items():
+    for parameter_name, parameter in parameters(model, recipe).items():
         module = parameter_name.removesuffix(".weight")
-        is_matrix = module in linears or ".experts." in module
+        of_all_experts = isinstance(scheme, Mxfp4)
+        is_matrix = module in linears and not of_all_experts or ".experts." in module and not module.endswith("_bias")
         if not is_matrix or is_skipped(module, recipe):
             stored[parameter_name] = parameter.to(recipe["dtype"]).contiguous()
             continue
         packed = scheme.pack(parameter.numpy(), rng)
-        stored |= {f"{module}.{part}": to_torch(part, array) for part, array in packed.items()}
+        dot = "_" if of_all_experts else "."
+        stored |= {f"{module}{dot}{part}": to_torch(part, array) for part, array in packed.items()}
         numbers = torch.from_numpy(np.ascontiguousarray(scheme.unpack(packed)))
         parameter.copy_(numbers)
         if ".layers.0." in parameter_name or module == "lm_head":
+            if of_all_experts:
+                numbers = torch.from_numpy(scheme.rows(numbers.numpy(), module.endswith("gate_up_proj")))
             dequantized[f"dequantized.{parameter_name}"] = numbers
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
 

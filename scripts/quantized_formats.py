@@ -214,3 +214,39 @@ class SqueezeLlm:
             outputs = np.repeat(np.arange(len(numbers)), np.diff(t["rows"]))
             numbers[outputs, t["cols"]] += t["vals"]
         return numbers
+
+
+class Mxfp4:
+    """The experts of gpt-oss: of [experts, inputs, outputs] two codes in a byte and the exponent of a scale for 32 inputs.
+
+    `pack` rounds to the numbers of OCP's MX formats; what packed tensors hold is what transformers converts them to.
+    """
+
+    GROUP = 32
+    NUMBERS = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
+    config = {"quant_method": "mxfp4"}
+
+    def pack(self, w: np.ndarray, rng: np.random.Generator) -> Tensors:
+        experts, inputs, outputs = w.shape
+        groups = w.transpose(0, 2, 1).reshape(experts, outputs, inputs // self.GROUP, self.GROUP)
+        # The largest number lies between 4 and 8 of the scale.
+        exponents = np.floor(np.log2(np.abs(groups).max(-1, keepdims=True))) - 2
+        sizes = np.abs(groups) / np.exp2(exponents)
+        codes = np.abs(sizes[..., None] - self.NUMBERS).argmin(-1).astype(np.uint8) | (groups < 0).astype(np.uint8) << 3
+        blocks = codes[..., 0::2] | codes[..., 1::2] << 4
+        return {"blocks": blocks, "scales": (exponents[..., 0] + 127).astype(np.uint8)}
+
+    def unpack(self, t: Tensors) -> np.ndarray:
+        import torch
+        from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+        blocks, scales = (torch.from_numpy(t[part]) for part in ("blocks", "scales"))
+        return convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).numpy()
+
+    @staticmethod
+    def rows(numbers: np.ndarray, alternating: bool) -> np.ndarray:
+        """Of all experts [experts * outputs, inputs]; where rows of gate and up alternate, all of a gate and then what it gates."""
+        of_experts = numbers.transpose(0, 2, 1)
+        if alternating:
+            of_experts = np.concatenate([of_experts[:, 0::2], of_experts[:, 1::2]], axis=1)
+        return of_experts.reshape(-1, of_experts.shape[-1])

@@ -262,7 +262,7 @@ impl Doctor {
             && quantization.scheme.is_none()
         {
             bail!(
-                "the weights are quantized with {}, which this version does not support: take a version with awq, gptq, squeezellm or fp8, or the model that is not quantized",
+                "the weights are quantized with {}, which this version does not support: take a version with awq, gptq, squeezellm, fp8 or mxfp4, or the model that is not quantized",
                 quantization.method
             );
         }

@@ -37,7 +37,7 @@ pub use memory::{
     device_logits_rows,
 };
 pub use quantization::{
-    Awq, Fp8, Gptq, OnLoad, Quantization, Scheme, SqueezeLlm, StoredKind, StoredTensor,
+    Awq, Fp8, Gptq, Mxfp4, OnLoad, Quantization, Scheme, SqueezeLlm, StoredKind, StoredTensor,
 };
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::Shard;
@@ -45,7 +45,7 @@ pub use spec::{
     Act, AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, HeadSpec, LayerSpec, MlpSpec,
     ModelSpec, NormKind, NormSpec, QkNormSpan, QkNormSpec, Residual,
 };
-pub use weights::{Slot, SlotRows, Take, TensorPlan, WeightRule};
+pub use weights::{RowOrder, Slot, SlotRows, Take, TensorPlan, WeightRule};
 
 /// What a model folder describes.
 #[derive(Debug)]

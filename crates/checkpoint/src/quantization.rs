@@ -8,13 +8,14 @@ use crate::{
     error::{Error, Result},
     files::CheckpointFiles,
     gguf::{Gguf, GgufType},
-    weights::{Slot, TensorPlan},
+    weights::{Slot, Take, TensorPlan},
 };
 
 mod awq;
 mod fp8;
 mod gptq;
 mod modules;
+mod mxfp4;
 mod on_load;
 mod squeezellm;
 
@@ -22,6 +23,7 @@ pub use awq::Awq;
 pub use fp8::Fp8;
 pub use gptq::Gptq;
 use modules::Modules;
+pub use mxfp4::Mxfp4;
 pub use on_load::OnLoad;
 pub use squeezellm::SqueezeLlm;
 
@@ -51,6 +53,8 @@ pub enum Scheme {
     Fp8(Fp8),
     /// Tables of sixteen numbers.
     SqueezeLlm(SqueezeLlm),
+    /// Four-bit floating point, of experts alone.
+    Mxfp4(Mxfp4),
     /// A type of GGUF's.
     Gguf(GgufType),
 }
@@ -77,6 +81,8 @@ pub enum StoredKind {
     Integers,
     /// Eight-bit floating-point numbers with three bits of mantissa.
     E4m3,
+    /// Bytes.
+    Bytes,
     /// Blocks of a type of GGUF's.
     Blocks(GgufType),
 }
@@ -115,6 +121,7 @@ impl Quantization {
                 head = c.flag_or("lm_head", false)?;
                 Some(Scheme::Gptq(Gptq::read(c)?))
             }
+            "mxfp4" => Some(Scheme::Mxfp4(Mxfp4::default())),
             "squeezellm" => Some(Scheme::SqueezeLlm(SqueezeLlm::read(c)?)),
             "fp8" => {
                 skipped.extend(Modules::read(c, "ignored_layers")?);
@@ -143,7 +150,14 @@ impl Quantization {
             Some(_) => tensor.shape.len() == 2,
         };
         let module = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
-        self.scheme.filter(|_| quantized && !self.skipped.contain(module))
+        let scheme = self.scheme.filter(|_| quantized && !self.skipped.contain(module))?;
+        match (scheme, tensor.take) {
+            (Scheme::Mxfp4(_), Take::Experts { .. }) => {
+                Some(Scheme::Mxfp4(Mxfp4 { experts: tensor.experts() }))
+            }
+            (Scheme::Mxfp4(_), _) => None,
+            (scheme, _) => Some(scheme),
+        }
     }
 
     /// Whether a tensor that belongs to no matrix's numbers may be there: what a running engine would round activations with,
@@ -177,6 +191,7 @@ impl Scheme {
             Self::Gptq(gptq) => gptq.tensors(module, n, k),
             Self::Fp8(fp8) => Ok(fp8.tensors(module, n, k)),
             Self::SqueezeLlm(squeezellm) => squeezellm.tensors(module, n, k),
+            Self::Mxfp4(mxfp4) => mxfp4.tensors(module, n, k),
             Self::Gguf(kind) => {
                 let kind = StoredKind::Blocks(*kind);
                 Ok(vec![StoredTensor::new(name.to_owned(), &[n, k], kind)])
@@ -191,7 +206,7 @@ impl Scheme {
         let dtype = match self {
             Self::Awq(awq) => &mut awq.scales,
             Self::Gptq(gptq) => &mut gptq.scales,
-            Self::Fp8(_) | Self::SqueezeLlm(_) | Self::Gguf(_) => return None,
+            Self::Fp8(_) | Self::SqueezeLlm(_) | Self::Mxfp4(_) | Self::Gguf(_) => return None,
         };
         Some((dtype, format!("{module}.scales")))
     }
@@ -203,6 +218,7 @@ impl Scheme {
             Self::Gptq(gptq) => gptq.packed(k),
             Self::Fp8(fp8) => fp8.packed(k),
             Self::SqueezeLlm(_) => Packed::without_mins(Codes::Table, k),
+            Self::Mxfp4(_) => Mxfp4::packed(),
             Self::Gguf(kind) => kind.packed().expect("plain types are no scheme"),
         }
     }

@@ -83,7 +83,7 @@ pub(crate) fn is_split_by_columns(slot: Slot) -> bool {
 
 /// Whether a bias is added to a sum to which every rank gives its part.
 fn is_added_once(slot: Slot) -> bool {
-    matches!(slot, Slot::OBias | Slot::DownBias)
+    matches!(slot, Slot::OBias | Slot::DownBias | Slot::ExpertDownBias(_))
 }
 
 /// The tensor's rows that a rank takes for a slot.
@@ -106,8 +106,11 @@ fn rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows) -> Range<usize> {
         | Slot::QNorm
         | Slot::SharedGate
         | Slot::SharedUp
+        | Slot::Sinks
         | Slot::ExpertGate(_)
-        | Slot::ExpertUp(_) => shard.part(all.len()),
+        | Slot::ExpertGateBias(_)
+        | Slot::ExpertUp(_)
+        | Slot::ExpertUpBias(_) => shard.part(all.len()),
         Slot::K | Slot::KBias | Slot::V | Slot::VBias | Slot::KNorm => {
             let attention = attention.expect("heads are in layers");
             let heads = shard.kv_heads(attention.kv_heads);
@@ -128,8 +131,10 @@ fn rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows) -> Range<usize> {
         | Slot::DownBias
         | Slot::Router
         | Slot::RouterBias
+        | Slot::RouterCorrection
         | Slot::SharedDown
-        | Slot::ExpertDown(_) => 0..all.len(),
+        | Slot::ExpertDown(_)
+        | Slot::ExpertDownBias(_) => 0..all.len(),
     };
     all.start + part.start..all.start + part.end
 }

@@ -130,6 +130,8 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// `softcap * tanh(scores / softcap)`.
     pub softcap: Option<f64>,
+    /// Each head has a score of its own beside those of the tokens, which takes a part of the weights to nothing.
+    pub sinks: bool,
 }
 
 impl AttentionSpec {
@@ -190,7 +192,9 @@ pub struct ExpertsSpec {
     pub top_k: usize,
     /// Which those are, and what they count for.
     pub gating: GatingSpec,
-    /// Each of them: gated, without biases.
+    /// The router's scores have a bias.
+    pub router_bias: bool,
+    /// Each of them: gated.
     pub expert: MlpSpec,
     /// One that every token goes to beside them, and that counts for one.
     pub shared: Option<MlpSpec>,
@@ -225,6 +229,8 @@ pub enum Act {
     Gelu,
     /// GELU with the tanh approximation.
     GeluTanh,
+    /// `x * sigmoid(1.702 x)` of what is at most 7, times one more than the other half held to -7 to 7 (gpt-oss); gated only.
+    SwigluOai,
 }
 
 /// Bounds that no model comes near to, so that no arithmetic on their products overflows.
@@ -280,6 +286,7 @@ impl ModelSpec {
                 rope: Some(rope),
                 window: None,
                 softcap: None,
+                sinks: false,
             },
             ffn: FfnSpec::Dense(MlpSpec {
                 inner: c.bounded("intermediate_size", MOST_WIDTH)?,
@@ -385,9 +392,14 @@ impl ModelSpec {
         let inner = c.bounded(width_by, MOST_WIDTH)?;
         for (i, layer) in self.layers.iter_mut().enumerate() {
             if has(i) {
-                let expert = MlpSpec { inner, bias: false, ..*layer.ffn.mlp() };
-                let shared = None;
-                layer.ffn = FfnSpec::Experts(ExpertsSpec { count, top_k, gating, expert, shared });
+                layer.ffn = FfnSpec::Experts(ExpertsSpec {
+                    count,
+                    top_k,
+                    gating,
+                    router_bias: false,
+                    expert: MlpSpec { inner, bias: false, ..*layer.ffn.mlp() },
+                    shared: None,
+                });
             }
         }
         Ok(())

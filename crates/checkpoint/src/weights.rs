@@ -57,6 +57,8 @@ pub enum Slot {
     QNorm,
     /// Norm of k.
     KNorm,
+    /// Scores of the heads' sinks `[heads]`.
+    Sinks,
     /// The gate `[inner, hidden]`.
     Gate,
     /// What is gated `[inner, hidden]`.
@@ -71,8 +73,10 @@ pub enum Slot {
     DownBias,
     /// Scores of the experts `[experts, hidden]`.
     Router,
-    /// What is added to the experts' shares where they are chosen `[experts]`.
+    /// Bias of the scores `[experts]`.
     RouterBias,
+    /// What is added to the experts' shares where they are chosen `[experts]`.
+    RouterCorrection,
     /// Gate of the expert that every token goes to `[inner, hidden]`.
     SharedGate,
     /// What that gates `[inner, hidden]`.
@@ -85,15 +89,24 @@ pub enum Slot {
     ExpertUp(usize),
     /// An expert's output `[hidden, inner]`.
     ExpertDown(usize),
+    /// Bias of an expert's gate.
+    ExpertGateBias(usize),
+    /// Bias of what an expert's gate gates.
+    ExpertUpBias(usize),
+    /// Bias of an expert's output.
+    ExpertDownBias(usize),
 }
 
 impl Slot {
     /// The expert that it belongs to.
     fn expert(self) -> Option<usize> {
         match self {
-            Self::ExpertGate(expert) | Self::ExpertUp(expert) | Self::ExpertDown(expert) => {
-                Some(expert)
-            }
+            Self::ExpertGate(expert)
+            | Self::ExpertUp(expert)
+            | Self::ExpertDown(expert)
+            | Self::ExpertGateBias(expert)
+            | Self::ExpertUpBias(expert)
+            | Self::ExpertDownBias(expert) => Some(expert),
             _ => None,
         }
     }
@@ -104,6 +117,9 @@ impl Slot {
             Self::ExpertGate(_) => Self::ExpertGate(0),
             Self::ExpertUp(_) => Self::ExpertUp(0),
             Self::ExpertDown(_) => Self::ExpertDown(0),
+            Self::ExpertGateBias(_) => Self::ExpertGateBias(0),
+            Self::ExpertUpBias(_) => Self::ExpertUpBias(0),
+            Self::ExpertDownBias(_) => Self::ExpertDownBias(0),
             other => other,
         }
     }
@@ -122,6 +138,12 @@ pub enum Take {
     Heads,
     /// The vector is stored as a matrix of one row.
     Row,
+    /// As [`Self::Rows`], in a tensor `[experts, in, out]` of the matrices of all experts, each transposed where they are plain numbers,
+    /// or `[experts, out]` of their vectors; where `alternating`, rows of gate and up in turn.
+    Experts {
+        /// Rows of two slots in turn, not those of one after those of the other.
+        alternating: bool,
+    },
 }
 
 /// A rule: our slot <- the checkpoint's name, where `{i}` is the layer and `{e}` the expert, and how to take it.
@@ -145,6 +167,14 @@ pub(crate) const fn rows(slot: Slot, name: &'static str) -> WeightRule {
 
 pub(crate) const fn transposed(slot: Slot, name: &'static str) -> WeightRule {
     WeightRule { slot, name, take: Take::Transposed }
+}
+
+pub(crate) const fn experts(slot: Slot, name: &'static str) -> WeightRule {
+    WeightRule { slot, name, take: Take::Experts { alternating: false } }
+}
+
+pub(crate) const fn alternating(slot: Slot, name: &'static str) -> WeightRule {
+    WeightRule { slot, name, take: Take::Experts { alternating: true } }
 }
 
 pub(crate) const fn heads(slot: Slot, name: &'static str) -> WeightRule {
@@ -177,6 +207,7 @@ const LLAMA: &[WeightRule] = &[
     whole(Slot::OBias, "model.layers.{i}.self_attn.o_proj.bias"),
     whole(Slot::QNorm, "model.layers.{i}.self_attn.q_norm.weight"),
     whole(Slot::KNorm, "model.layers.{i}.self_attn.k_norm.weight"),
+    whole(Slot::Sinks, "model.layers.{i}.self_attn.sinks"),
     whole(Slot::Gate, "model.layers.{i}.mlp.gate_proj.weight"),
     whole(Slot::Up, "model.layers.{i}.mlp.up_proj.weight"),
     whole(Slot::Down, "model.layers.{i}.mlp.down_proj.weight"),
@@ -184,13 +215,17 @@ const LLAMA: &[WeightRule] = &[
     whole(Slot::UpBias, "model.layers.{i}.mlp.up_proj.bias"),
     whole(Slot::DownBias, "model.layers.{i}.mlp.down_proj.bias"),
     whole(Slot::Router, "model.layers.{i}.mlp.gate.weight"),
-    whole(Slot::RouterBias, "model.layers.{i}.mlp.gate.e_score_correction_bias"),
+    whole(Slot::RouterBias, "model.layers.{i}.mlp.gate.bias"),
+    whole(Slot::RouterCorrection, "model.layers.{i}.mlp.gate.e_score_correction_bias"),
     whole(Slot::SharedGate, "model.layers.{i}.mlp.shared_experts.gate_proj.weight"),
     whole(Slot::SharedUp, "model.layers.{i}.mlp.shared_experts.up_proj.weight"),
     whole(Slot::SharedDown, "model.layers.{i}.mlp.shared_experts.down_proj.weight"),
     whole(Slot::ExpertGate(0), "model.layers.{i}.mlp.experts.{e}.gate_proj.weight"),
     whole(Slot::ExpertUp(0), "model.layers.{i}.mlp.experts.{e}.up_proj.weight"),
     whole(Slot::ExpertDown(0), "model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
+    whole(Slot::ExpertGateBias(0), "model.layers.{i}.mlp.experts.{e}.gate_proj.bias"),
+    whole(Slot::ExpertUpBias(0), "model.layers.{i}.mlp.experts.{e}.up_proj.bias"),
+    whole(Slot::ExpertDownBias(0), "model.layers.{i}.mlp.experts.{e}.down_proj.bias"),
 ];
 
 /// A tensor of the model.
@@ -236,10 +271,40 @@ impl TensorPlan {
         }
     }
 
+    /// Where its rows lie among those that are stored.
+    pub fn row_order(&self) -> RowOrder {
+        let alternates = self.take == Take::Experts { alternating: true };
+        // Two slots of each expert have as many rows.
+        RowOrder { half: alternates.then(|| self.shape[0] / self.experts() / 2) }
+    }
+
+    /// How many experts have a part of it, where their rows lie together; otherwise one.
+    pub fn experts(&self) -> usize {
+        match self.take {
+            Take::Experts { .. } => self.stored_shape[0],
+            _ => 1,
+        }
+    }
+
     /// The columns that are taken of a matrix.
     pub fn columns(&self) -> Option<Range<usize>> {
         let &[_, columns] = self.shape.as_slice() else { return None };
         Some(self.columns.clone().unwrap_or(0..columns))
+    }
+}
+
+/// Where rows lie among those that are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowOrder {
+    /// Where rows of two slots are stored in turn, how many rows each of them has.
+    half: Option<usize>,
+}
+
+impl RowOrder {
+    /// Where a row lies.
+    pub fn stored(self, row: usize) -> usize {
+        let alternating = |half| row / (2 * half) * (2 * half) + row % half * 2 + row / half % 2;
+        self.half.map_or(row, alternating)
     }
 }
 
@@ -283,7 +348,7 @@ pub(crate) fn plan_named(
             name = name.replace("{e}", &expert.to_string());
         }
         match by_name.get(&name) {
-            Some(&at) if matches!(take, Take::Rows | Take::Transposed) => {
+            Some(&at) if matches!(take, Take::Rows | Take::Transposed | Take::Experts { .. }) => {
                 let tensor = &mut tensors[at];
                 let rows = tensor.shape[0]..tensor.shape[0] + shape[0];
                 tensor.shape[0] = rows.end;
@@ -306,6 +371,8 @@ pub(crate) fn plan_named(
         }
     }
     for tensor in &mut tensors {
+        let experts = tensor.slots.iter().filter_map(|slot| slot.slot.expert());
+        let experts = experts.max().map_or(1, |last| last + 1);
         tensor.stored_shape = match (tensor.take, tensor.shape.as_slice()) {
             (Take::Transposed, &[n, k]) => vec![k, n],
             (Take::Heads, &[n]) => {
@@ -314,6 +381,8 @@ pub(crate) fn plan_named(
                 vec![n / head_dim, head_dim]
             }
             (Take::Row, &[n]) => vec![1, n],
+            (Take::Experts { .. }, &[n]) => vec![experts, n / experts],
+            (Take::Experts { .. }, &[n, k]) => vec![experts, k, n / experts],
             (_, shape) => shape.to_vec(),
         };
     }
@@ -391,13 +460,19 @@ fn layer_slots(layer: &LayerSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
             slots.extend([(Slot::QNorm, vec![q]), (Slot::KNorm, vec![kv])]);
         }
     }
+    if a.sinks {
+        slots.push((Slot::Sinks, vec![a.heads]));
+    }
     match &layer.ffn {
         FfnSpec::Dense(mlp) => slots.extend(mlp_slots(mlp, hidden)),
         FfnSpec::Experts(experts) => {
             let inner = experts.expert.inner;
             slots.push((Slot::Router, vec![experts.count, hidden]));
-            if experts.gating.bias {
+            if experts.router_bias {
                 slots.push((Slot::RouterBias, vec![experts.count]));
+            }
+            if experts.gating.bias {
+                slots.push((Slot::RouterCorrection, vec![experts.count]));
             }
             if let Some(MlpSpec { inner, .. }) = experts.shared {
                 slots.extend([
@@ -413,6 +488,15 @@ fn layer_slots(layer: &LayerSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
                     (Slot::ExpertDown(expert), vec![hidden, inner]),
                 ]
             }));
+            if experts.expert.bias {
+                slots.extend((0..experts.count).flat_map(|expert| {
+                    [
+                        (Slot::ExpertGateBias(expert), vec![inner]),
+                        (Slot::ExpertUpBias(expert), vec![inner]),
+                        (Slot::ExpertDownBias(expert), vec![hidden]),
+                    ]
+                }));
+            }
         }
     }
     slots

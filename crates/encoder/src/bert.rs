@@ -83,6 +83,7 @@ impl Bert {
                 Act::Gelu => Activation::Gelu,
                 Act::GeluTanh => Activation::GeluTanh,
                 Act::Silu => Activation::Silu,
+                Act::SwigluOai => Activation::SwigluOai,
             },
         })
     }

@@ -334,7 +334,7 @@ fn attention(dtype: DType, (seqs, queries, context): (usize, usize, usize)) {
     };
     let params = PagedAttention { scale: 0.125, window: None, softcap: None };
     let times = time(|| {
-        black_box(paged_attention(&q, &cache, 0, &meta, &params).expect("attention"));
+        black_box(paged_attention(&q, &cache, 0, &meta, &params, None).expect("attention"));
     });
     let visible = queries * context - queries * (queries - 1) / 2;
     let flops = 4.0 * (seqs * visible * heads * head_dim) as f64;

@@ -15,9 +15,16 @@ pub enum Activation {
     Gelu,
     /// The tanh approximation of [`Activation::Gelu`].
     GeluTanh,
+    /// `x * sigmoid(1.702 * x)` of `x` that is at most 7; what it gates is held to -7 to 7, and counts for one more.
+    SwigluOai,
 }
 
-/// `act(gate) * up` for `gate_up` `[tokens, 2 * inner]` f32, the gate in the first half of each row:
+/// What bounds both halves of [`Activation::SwigluOai`].
+const SWIGLU_LIMIT: f32 = 7.0;
+/// Factor in its sigmoid.
+const SWIGLU_ALPHA: f32 = 1.702;
+
+/// `act(gate) * up`, or what [`Activation::SwigluOai`] says, for `gate_up` `[tokens, 2 * inner]` f32, the gate in the first half of each row:
 /// `[tokens, inner]`.
 ///
 /// # Errors
@@ -71,6 +78,7 @@ impl WithSimd for Activate<'_> {
     fn with<S: Simd>(self, s: S) {
         let ones = [1.0; LANES];
         let mut x = self.x.chunks(LANES);
+        let gates = self.up.is_some();
         let mut up = self.up.map(|up| up.chunks(LANES));
         for out in self.out.chunks_mut(LANES) {
             let x = x.next().expect("x is as long as out");
@@ -92,8 +100,19 @@ impl WithSimd for Activate<'_> {
                     Activation::Silu => math::silu(s, x),
                     Activation::Gelu => math::gelu(s, x),
                     Activation::GeluTanh => math::gelu_tanh(s, x),
+                    Activation::SwigluOai => {
+                        let x = s.min(x, s.splat(SWIGLU_LIMIT));
+                        let exp = math::exp(s, s.mul(x, s.splat(-SWIGLU_ALPHA)));
+                        s.div(x, s.add(exp, s.splat(1.0)))
+                    }
                 };
-                s.store(target, s.mul(y, s.load(up)));
+                let mut up = s.load(up);
+                if gates && self.act == Activation::SwigluOai {
+                    let limit = s.splat(SWIGLU_LIMIT);
+                    up = s.max(s.min(up, limit), s.splat(-SWIGLU_LIMIT));
+                    up = s.add(up, s.splat(1.0));
+                }
+                s.store(target, s.mul(y, up));
             }
             if out.len() < LANES {
                 out.copy_from_slice(&out_end[..out.len()]);
@@ -117,6 +136,10 @@ pub fn activation_reference(x: f32, act: Activation) -> f32 {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
             0.5 * x * (1.0 + inner.tanh())
         }
+        Activation::SwigluOai => {
+            let x = x.min(f64::from(SWIGLU_LIMIT));
+            x / (1.0 + (-f64::from(SWIGLU_ALPHA) * x).exp())
+        }
     };
     y as f32
 }
@@ -125,7 +148,14 @@ pub fn activation_reference(x: f32, act: Activation) -> f32 {
 #[must_use]
 pub fn gated_activation_reference(gate_up: &[f32], act: Activation) -> Vec<f32> {
     let (gate, up) = gate_up.split_at(gate_up.len() / 2);
-    gate.iter().zip(up).map(|(gate, up)| activation_reference(*gate, act) * up).collect()
+    let gated = |(gate, up): (&f32, &f32)| {
+        let up = match act {
+            Activation::SwigluOai => up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1.0,
+            _ => *up,
+        };
+        activation_reference(*gate, act) * up
+    };
+    gate.iter().zip(up).map(gated).collect()
 }
 
 #[cfg(test)]
@@ -135,7 +165,8 @@ mod tests {
     use super::*;
     use crate::Error;
 
-    const ALL: [Activation; 3] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh];
+    const ALL: [Activation; 4] =
+        [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::SwigluOai];
 
     fn flat(tensor: &Tensor) -> Vec<f32> {
         tensor.flatten_all().unwrap().to_vec1().unwrap()
@@ -177,10 +208,16 @@ mod tests {
 
     #[test]
     fn the_reference_knows_published_values() {
-        // Values of torch.nn.functional.silu, gelu and gelu(approximate="tanh") at 1.
+        // Values of torch.nn.functional.silu, gelu and gelu(approximate="tanh") at 1, and of sigmoid at 1.702.
         let values = ALL.map(|act| activation_reference(1.0, act));
-        for (got, want) in values.into_iter().zip([0.731_058_6, 0.841_344_7, 0.841_192]) {
+        let expected = [0.731_058_6, 0.841_344_7, 0.841_192, 0.845_795_8];
+        for (got, want) in values.into_iter().zip(expected) {
             assert!((got - want).abs() < 1e-6, "{got} is not {want}");
+        }
+        // Of transformers' GptOssExperts._apply_gate: both halves are bounded.
+        let gated = gated_activation_reference(&[9.0, 1.0, -9.0, 2.0], Activation::SwigluOai);
+        for (got, want) in gated.into_iter().zip([-41.999_72, 2.537_387_3]) {
+            assert!((got - want).abs() < 1e-5, "{got} is not {want}");
         }
     }
 

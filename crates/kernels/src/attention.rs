@@ -131,6 +131,8 @@ pub(crate) struct SequenceView<'a> {
 /// queries: head `h` reads key-value head `h / (heads / kv_heads)`). The keys and values of this
 /// step's tokens must be in the cache already. Returns `[tokens, heads, head_dim]`.
 ///
+/// With `sinks`, f32 `[heads]`, each head has one more score, which takes its part of the weights to nothing.
+///
 /// All is f32, but that with a cache in bf16 the operands of both products are: `q` and the weights of the values are rounded.
 ///
 /// # Errors
@@ -142,6 +144,7 @@ pub fn paged_attention(
     layer: usize,
     meta: &AttentionMetadata,
     params: &PagedAttention,
+    sinks: Option<&Tensor>,
 ) -> Result<Tensor> {
     let q = Operand::new("paged_attention", "q", q);
     let config = *cache.config();
@@ -159,6 +162,14 @@ pub fn paged_attention(
             expected: "at least 1, or absent",
         });
     }
+    let sinks = match sinks {
+        Some(sinks) => {
+            let sinks = Operand::new("paged_attention", "sinks", sinks);
+            sinks.expect_dims("[heads]", &[heads])?;
+            Some(sinks.f32s()?)
+        }
+        None => None,
+    };
     let sequences = meta.sequences(tokens, &config)?;
     let layer = cache.layer(layer)?;
     let queries = q.f32s()?;
@@ -166,7 +177,8 @@ pub fn paged_attention(
     let mut out = Vec::with_capacity(elements);
     let shared = SharedMut::new(&mut out.spare_capacity_mut()[..elements]);
     let (params, scales) = (*params, layer.scales);
-    let step = paged::Step { q: &queries, config, heads, params, scales, out: shared };
+    let sinks = sinks.as_deref();
+    let step = paged::Step { q: &queries, config, heads, params, sinks, scales, out: shared };
     attend_layer(Isa::detect(), step, layer, &sequences)?;
     // SAFETY: the sequences hold all `tokens` queries, and `attend` writes every head of each.
     unsafe { out.set_len(elements) };
@@ -218,10 +230,10 @@ pub struct CacheView<'a> {
 }
 
 /// The definition of [`paged_attention`] for one query of one head at position `position`: the values
-/// of all visible positions, weighted with the softmax of their scores; computed in f64.
+/// of all visible positions, weighted with the softmax of their scores, and of a sink's where there is one; computed in f64.
 ///
 /// Source: Vaswani et al., "Attention Is All You Need", 2017; Kwon et al., "Efficient Memory Management
-/// for Large Language Model Serving with PagedAttention", 2023.
+/// for Large Language Model Serving with PagedAttention", 2023; transformers' `models/gpt_oss` (sinks).
 #[must_use]
 pub fn paged_attention_reference(
     q: &[f32],
@@ -229,6 +241,7 @@ pub fn paged_attention_reference(
     block_table: &[u32],
     position: usize,
     params: &PagedAttention,
+    sink: Option<f32>,
 ) -> Vec<f32> {
     let block_size = cache.config.block_size;
     let slot = |p: usize| block_table[p / block_size] as usize * block_size + p % block_size;
@@ -249,7 +262,7 @@ pub fn paged_attention_reference(
         .collect();
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-    let sum: f64 = weights.iter().sum();
+    let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (f64::from(sink) - max).exp());
     (0..q.len())
         .map(|dim| {
             let terms = weights

@@ -14,10 +14,16 @@ use crate::{
 pub struct Experts<M, All = Vec<M>> {
     /// The scores of the experts, `[experts, hidden]`.
     pub router: M,
+    /// `[experts]`: their bias, as those that follow in the dtype of activations.
+    pub router_bias: Option<Tensor>,
     /// Gate and up of each expert as one matrix, `[2 * inner, hidden]`.
     pub gate_up: All,
+    /// `[experts, 2 * inner]`.
+    pub gate_up_bias: Option<Tensor>,
     /// `[hidden, inner]` of each expert.
     pub down: All,
+    /// `[experts, hidden]`.
+    pub down_bias: Option<Tensor>,
     /// How many of them each token goes to; at least one.
     pub top_k: usize,
     /// Which those are, and what they count for.
@@ -110,7 +116,7 @@ pub fn experts(x: &Tensor, layer: &Experts<Weight>) -> Result<Tensor> {
     let (tokens, hidden) = operand.dims2("[tokens, hidden]")?;
     let count = layer.router.n();
     check(layer.top_k, count, [layer.gate_up.len(), layer.down.len()])?;
-    let scores = linear(x, &layer.router, None)?;
+    let scores = linear(x, &layer.router, layer.router_bias.as_ref())?;
     let scores = Operand::new("experts", "scores", &scores).f32s()?;
     // The rows of each expert, with what it counts for in them.
     let mut rows: Vec<Vec<(usize, f32)>> = vec![Vec::new(); count];
@@ -127,8 +133,11 @@ pub fn experts(x: &Tensor, layer: &Experts<Weight>) -> Result<Tensor> {
         let mut gathered = Vec::with_capacity(rows.len() * hidden);
         rows.iter().for_each(|(token, _)| gathered.extend(&data[token * hidden..][..hidden]));
         let gathered = from_vec(gathered, &[rows.len(), hidden])?;
-        let inner = gated_linear(&gathered, gate_up, None, layer.activation)?;
-        let results = linear(&inner, down, None)?;
+        let bias_of =
+            |biases: &Option<Tensor>| biases.as_ref().map(|all| all.get(expert)).transpose();
+        let (gate_up_bias, down_bias) = (bias_of(&layer.gate_up_bias)?, bias_of(&layer.down_bias)?);
+        let inner = gated_linear(&gathered, gate_up, gate_up_bias.as_ref(), layer.activation)?;
+        let results = linear(&inner, down, down_bias.as_ref())?;
         let results = Operand::new("experts", "down", &results);
         results.expect_dims("[rows, hidden]", &[rows.len(), hidden])?;
         for ((token, share), result) in rows.iter().zip(results.f32s()?.chunks_exact(hidden)) {
@@ -161,16 +170,25 @@ pub(crate) fn check_top_k(top_k: usize, experts: usize) -> Result<()> {
 /// The definition of [`experts`] for one row, with each matrix row by row: expert by expert, output by output.
 #[must_use]
 pub fn experts_reference(x: &[f32], layer: &Experts<Vec<f32>>) -> Vec<f32> {
-    let product = |x: &[f32], matrix: &[f32]| -> Vec<f32> {
-        matrix.chunks_exact(x.len()).map(|row| linear_reference(x, row, None)).collect()
+    let product = |x: &[f32], matrix: &[f32], bias: &[f32]| -> Vec<f32> {
+        let rows = matrix.chunks_exact(x.len()).enumerate();
+        rows.map(|(i, row)| linear_reference(x, row, bias.get(i).copied())).collect()
+    };
+    let numbers = |tensor: Tensor| -> Vec<f32> {
+        tensor.flatten_all().and_then(|numbers| numbers.to_vec1()).expect("biases are f32")
+    };
+    let of_expert = |biases: &Option<Tensor>, expert: usize| {
+        biases.as_ref().map_or(Vec::new(), |all| numbers(all.get(expert).expect("a bias of each")))
     };
     let mut out = vec![0f32; x.len()];
-    let scores = product(x, &layer.router);
+    let scores = product(x, &layer.router, &layer.router_bias.clone().map_or(Vec::new(), numbers));
     let bias = layer.gating.bias(scores.len()).expect("a bias for each expert");
     for (expert, share) in layer.gating.route(&scores, bias.as_deref(), layer.top_k) {
-        let inner =
-            gated_activation_reference(&product(x, &layer.gate_up[expert]), layer.activation);
-        let result = product(&inner, &layer.down[expert]);
+        let (gate_up_bias, down_bias) =
+            (of_expert(&layer.gate_up_bias, expert), of_expert(&layer.down_bias, expert));
+        let gate_up = product(x, &layer.gate_up[expert], &gate_up_bias);
+        let inner = gated_activation_reference(&gate_up, layer.activation);
+        let result = product(&inner, &layer.down[expert], &down_bias);
         out.iter_mut().zip(result).for_each(|(out, value)| *out += share * value);
     }
     out
@@ -197,6 +215,9 @@ mod tests {
     fn layer(hidden: usize, inner: usize, count: usize) -> Experts<Vec<f32>> {
         Experts {
             router: numbers(count * hidden, 3),
+            router_bias: None,
+            gate_up_bias: None,
+            down_bias: None,
             gate_up: (0..count).map(|i| numbers(2 * inner * hidden, 31 * i)).collect(),
             down: (0..count).map(|i| numbers(hidden * inner, 17 * i + 5)).collect(),
             top_k: 2,
@@ -209,6 +230,9 @@ mod tests {
         let weights = |all: &[Vec<f32>], k| all.iter().map(|numbers| weight(numbers, k)).collect();
         Experts {
             router: weight(&layer.router, hidden),
+            router_bias: layer.router_bias.clone(),
+            gate_up_bias: layer.gate_up_bias.clone(),
+            down_bias: layer.down_bias.clone(),
             gate_up: weights(&layer.gate_up, hidden),
             down: weights(&layer.down, inner),
             top_k: layer.top_k,
@@ -224,7 +248,17 @@ mod tests {
             [(1, 1, true), (5, 2, true), (8, 8, false), (9, 3, false)]
         {
             let gating = Gating { renormalize, ..gating(count) };
-            let reference = Experts { top_k, gating, ..layer(hidden, inner, count) };
+            let mut reference = Experts { top_k, gating, ..layer(hidden, inner, count) };
+            if count == 8 {
+                let bias = |dims: &[usize], seed| {
+                    let numbers = numbers(dims.iter().product(), seed);
+                    Some(Tensor::from_vec(numbers, dims, &Device::Cpu).unwrap())
+                };
+                reference.router_bias = bias(&[count], 11);
+                reference.gate_up_bias = bias(&[count, 2 * inner], 12);
+                reference.down_bias = bias(&[count, hidden], 13);
+                reference.activation = Activation::SwigluOai;
+            }
             let packed = packed(&reference, hidden, inner);
             for tokens in [1, 2, 7, 40] {
                 let x = numbers(tokens * hidden, 99);

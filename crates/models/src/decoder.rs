@@ -307,7 +307,8 @@ impl Ops for CpuOps<'_> {
         let v = heads_of(a.heads + a.kv_heads, a.kv_heads)?;
         let layer = if self.keeps_layers { a.layer } else { 0 };
         reshape_and_cache(&k, &v, self.cache, layer, &self.input.slot_mapping)?;
-        let out = paged_attention(&q, self.cache, layer, &self.input.attention, &a.params)?;
+        let (meta, sinks) = (&self.input.attention, a.sinks.as_ref());
+        let out = paged_attention(&q, self.cache, layer, meta, &a.params, sinks)?;
         Ok(out.reshape((tokens, a.heads * a.head_dim))?)
     }
 

@@ -146,10 +146,12 @@ impl DeviceDecoder {
             num_kv_heads: attention.kv_heads,
             head_dim: self.head_dim,
         };
+        let has_sinks = self.spec.layers.iter().any(|layer| layer.attention.sinks);
         let capacity = PlanCapacity {
             max_seqs: size.max_seqs,
             max_pages: size.max_seqs * self.max_model_len.div_ceil(size.block_size),
             partials_bytes: self.spec.attention_partials_bytes(),
+            sink_tokens: if has_sinks { size.max_tokens } else { 0 },
         };
         let cache_dtype = if size.fp8_cache { DType::F8E4M3 } else { self.dtype };
         let mut cache = PagedCache::new(config, cache_dtype, &self.device)?;
@@ -465,7 +467,13 @@ impl Ops for DeviceOps<'_> {
         };
         device::qkv_to_cache(qkv, &operands, &q)?;
         let layer = self.workspace.cache.layer(a.layer)?;
-        self.workspace.plan(a.params.window).attend(&q, layer, &a.params, &out)?;
+        self.workspace.plan(a.params.window).attend(
+            &q,
+            layer,
+            &a.params,
+            a.sinks.as_ref(),
+            &out,
+        )?;
         Ok(out.reshape((self.tokens, a.heads * a.head_dim))?)
     }
 
@@ -492,15 +500,21 @@ impl Ops for DeviceOps<'_> {
         let routing = self.workspace.routing.as_ref();
         let routing = routing.expect("the workspace has tables for experts").of(self.tokens)?;
         let scores = self.rows(inner, layer.router.n())?;
-        matmul.run(x, &layer.router, None, &scores)?;
+        matmul.run(x, &layer.router, layer.router_bias.as_ref(), &scores)?;
         device::route(&scores, &layer.gating, &routing)?;
         let (pairs, width) = (routing.pairs(), layer.gate_up.n());
         let gate_up = view(wide, &[pairs, width])?;
-        device::expert_product(x, &layer.gate_up, &routing, &gate_up)?;
+        device::expert_product(x, &layer.gate_up, layer.gate_up_bias.as_ref(), &routing, &gate_up)?;
         let activated = view(inner, &[pairs, width / 2])?;
         device::gated_activation(&gate_up, layer.activation, &activated)?;
         let results = view(wide, &[pairs, self.hidden])?;
-        device::expert_product(&activated, &layer.down, &routing, &results)?;
+        device::expert_product(
+            &activated,
+            &layer.down,
+            layer.down_bias.as_ref(),
+            &routing,
+            &results,
+        )?;
         // Where the shared one has left its rows, if there is one.
         let out = self.rows(&self.workspace.branch, self.hidden)?;
         device::combine_experts(&results, &routing, shared.is_some(), &out)?;

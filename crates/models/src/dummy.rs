@@ -82,7 +82,9 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
         Slot::Embed if spec.head.tied => (0.0, width(fan_in / spec.head.scale)),
         Slot::Embed => (0.0, width(1.0 / spec.embed.scale)),
         Slot::Positions => (0.0, width(0.1)),
-        Slot::RouterBias => (0.0, width(0.1)),
+        Slot::RouterBias | Slot::RouterCorrection | Slot::Sinks => (0.0, width(0.1)),
+        Slot::ExpertGateBias(_) | Slot::ExpertUpBias(_) => (0.0, width(0.1)),
+        Slot::ExpertDownBias(_) => (0.0, width(0.1)),
         Slot::O | Slot::Down | Slot::SharedDown | Slot::ExpertDown(_) => {
             (0.0, width(fan_in * (2.0 * spec.layers.len() as f64).powf(-0.5)))
         }
@@ -120,8 +122,8 @@ impl Piece {
 /// Random codes, whose numbers spread as those of other tensors do.
 fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
     let codes = packed.codes;
-    // Codes, and the scale with which their numbers reach from -1 to 1, if half of them are below zero. Those of E4M3 lie
-    // closer to zero than uniform ones: 116 gives them the same deviation. Bit 3 keeps NaN away.
+    // Codes, and the scale with which their numbers reach from -1 to 1, if half of them are below zero. Those of E4M3
+    // and E2M1 lie closer to zero than uniform ones: 116 and 5.07 give them the same deviation. Bit 3 keeps NaN away.
     let (mask, scale) = match codes {
         Codes::U2 => (3, 1.0 / 1.5),
         Codes::U3 => (7, 1.0 / 3.5),
@@ -130,6 +132,7 @@ fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
         Codes::U6 => (63, 1.0 / 31.5),
         Codes::U8 => (255, 1.0 / 127.5),
         Codes::E4m3 => (0xf7, 1.0 / 116.0),
+        Codes::E2m1 => (15, 1.0 / 5.07),
         Codes::Table => (15, 0.0),
     };
     let rounded = |number: f32| match packed.scales.dtype {

@@ -96,6 +96,8 @@ pub(crate) struct Attention<M> {
     pub(crate) norm_span: QkNormSpan,
     pub(crate) rope: RopeTable,
     pub(crate) params: PagedAttention,
+    /// f32 `[heads]`: scores of the heads' sinks.
+    pub(crate) sinks: Option<Tensor>,
     out: Linear<M>,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
@@ -294,6 +296,7 @@ impl<M: Matrix> Attention<M> {
                 window: spec.window,
                 softcap: spec.softcap.map(|cap| cap as f32),
             },
+            sinks: parts.exact(layer, Part::Sinks)?,
             out: Linear::take(parts, layer, Part::Out, Part::OutBias)?,
             heads: spec.heads,
             kv_heads: spec.kv_heads,
@@ -310,7 +313,8 @@ impl<M: Matrix> Attention<M> {
 
     fn num_bytes(&self) -> usize {
         let norms = self.q_norm.iter().chain(&self.k_norm).map(Norm::num_bytes);
-        self.qkv.num_bytes() + self.out.num_bytes() + norms.sum::<usize>()
+        let sinks = self.sinks.as_ref().map_or(0, tensor_bytes);
+        self.qkv.num_bytes() + self.out.num_bytes() + norms.sum::<usize>() + sinks
     }
 }
 
@@ -348,15 +352,26 @@ impl<M: Matrix> Ffn<M> {
         };
         let (gate_up, down) = (all(Part::ExpertGateUp), all(Part::ExpertDown));
         let router = parts.matrix(Some(layer), Part::Router);
-        let bias = parts.exact(layer, Part::RouterBias)?;
+        let bias = parts.exact(layer, Part::RouterCorrection)?;
+        let mut of_all = |part| -> Result<Option<Tensor>> {
+            let bias = parts.vector(Some(layer), part)?;
+            Ok(bias.map(|bias| bias.reshape((spec.count, ()))).transpose()?)
+        };
+        let (gate_up_bias, down_bias) =
+            (of_all(Part::ExpertGateUpBias)?, of_all(Part::ExpertDownBias)?);
+        let router_bias = parts.vector(Some(layer), Part::RouterBias)?;
         let matrices = gate_up.iter().chain(&down).chain([&router]).map(M::num_bytes);
-        let bytes = matrices.sum::<usize>() + bias.as_ref().map_or(0, tensor_bytes);
+        let vectors = [&bias, &gate_up_bias, &down_bias, &router_bias].into_iter().flatten();
+        let bytes = matrices.sum::<usize>() + vectors.map(tensor_bytes).sum::<usize>();
         let GatingSpec { sigmoid, renormalize, scale, .. } = spec.gating;
         let function = if sigmoid { GatingFunction::Sigmoid } else { GatingFunction::Softmax };
         let routed = Experts {
             router,
+            router_bias,
             gate_up: M::all(gate_up)?,
+            gate_up_bias,
             down: M::all(down)?,
+            down_bias,
             top_k: spec.top_k,
             gating: Gating { function, bias, renormalize, scale: scale as f32 },
             activation: activation(spec.expert.act),
@@ -371,6 +386,7 @@ fn activation(act: Act) -> Activation {
         Act::Silu => Activation::Silu,
         Act::Gelu => Activation::Gelu,
         Act::GeluTanh => Activation::GeluTanh,
+        Act::SwigluOai => Activation::SwigluOai,
     }
 }
 

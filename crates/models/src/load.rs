@@ -344,9 +344,8 @@ fn read_numbers<M: Matrix>(
             let rows = piece_rows.min(slot.rows.end - first);
             let (gathered, mapped);
             let whole: &[u8] = match (tensor.take, tensor.shape.as_slice()) {
-                (Take::Transposed, &[stored_columns, _]) => {
-                    let stored = Transposed { columns: stored_columns, size };
-                    gathered = stored.rows(shards, tensor, first..first + rows)?;
+                (Take::Transposed | Take::Experts { .. }, _) => {
+                    gathered = transposed_rows(shards, tensor, size, first..first + rows)?;
                     &gathered
                 }
                 _ => {
@@ -377,31 +376,32 @@ fn read_numbers<M: Matrix>(
     Ok(())
 }
 
-/// A matrix that is stored with a row for each of our columns.
-struct Transposed {
-    /// Numbers of a stored row.
-    columns: usize,
-    /// Bytes of a number.
+/// The rows `rows` of one slot, of numbers of `size` bytes, gathered from a matrix that is stored with a row for each of our
+/// columns, as each expert's is where one tensor has those of all.
+fn transposed_rows(
+    shards: &Shards,
+    tensor: &TensorPlan,
     size: usize,
-}
-
-impl Transposed {
-    /// Our rows `rows`, gathered from all stored ones.
-    fn rows(&self, shards: &Shards, tensor: &TensorPlan, rows: Range<usize>) -> Result<Vec<u8>> {
-        let (size, stored_bytes) = (self.size, self.columns * self.size);
-        let columns = tensor.shape[1];
-        let mut gathered = vec![0; rows.len() * columns * size];
-        let piece_columns = (PIECE_BYTES / stored_bytes).max(1);
-        for first in (0..columns).step_by(piece_columns) {
-            let count = piece_columns.min(columns - first);
-            let bytes = shards.bytes(&tensor.name, first * stored_bytes, count * stored_bytes)?;
-            for (column, stored) in (first..).zip(bytes.chunks_exact(stored_bytes)) {
-                let numbers = stored[rows.start * size..rows.end * size].chunks_exact(size);
-                for (row, number) in numbers.enumerate() {
-                    gathered[(row * columns + column) * size..][..size].copy_from_slice(number);
-                }
+    rows: Range<usize>,
+) -> Result<Vec<u8>> {
+    let (n, k) = (tensor.shape[0], tensor.shape.get(1).copied().unwrap_or(1));
+    let (stored_columns, order) = (n / tensor.experts(), tensor.row_order());
+    let stored_bytes = stored_columns * size;
+    let first_byte = rows.start / stored_columns * k * stored_bytes;
+    let places: Vec<usize> =
+        rows.clone().map(|row| order.stored(row) % stored_columns * size).collect();
+    let mut gathered = vec![0; rows.len() * k * size];
+    let piece_columns = (PIECE_BYTES / stored_bytes).max(1);
+    for first in (0..k).step_by(piece_columns) {
+        let count = piece_columns.min(k - first);
+        let start = first_byte + first * stored_bytes;
+        let bytes = shards.bytes(&tensor.name, start, count * stored_bytes)?;
+        for (column, stored) in (first..).zip(bytes.chunks_exact(stored_bytes)) {
+            for (row, place) in places.iter().enumerate() {
+                let number = &stored[*place..place + size];
+                gathered[(row * k + column) * size..][..size].copy_from_slice(number);
             }
         }
-        Ok(gathered)
     }
+    Ok(gathered)
 }

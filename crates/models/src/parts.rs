@@ -143,6 +143,7 @@ pub(crate) enum Part {
     QkvBias,
     QNorm,
     KNorm,
+    Sinks,
     Out,
     OutBias,
     GateUp,
@@ -151,10 +152,14 @@ pub(crate) enum Part {
     DownBias,
     Router,
     RouterBias,
+    RouterCorrection,
     SharedGateUp,
     SharedDown,
     ExpertGateUp(usize),
     ExpertDown(usize),
+    /// Of all experts, as the next.
+    ExpertGateUpBias,
+    ExpertDownBias,
 }
 
 impl Part {
@@ -219,6 +224,11 @@ impl Place {
             let inner = ffn.shared().expect("the plan has a shared expert only where it is").inner;
             Self { first_row, rows: 2 * inner, ..whole(Part::SharedGateUp) }
         };
+        let of_expert = |part, expert: usize, first_row: usize| {
+            let rows = if part == Part::ExpertDownBias { slot_rows } else { up_row + mlp.inner };
+            let experts = ffn.experts().map_or(1, |experts| experts.count);
+            Self { first_row: expert * rows + first_row, rows: experts * rows, ..whole(part) }
+        };
         let heads = |part, heads: usize| {
             let norm = a.qk_norm.expect("the plan has norms of q and k only where they are");
             let weights = if norm.span == QkNormSpan::Head { 1 } else { heads };
@@ -245,6 +255,7 @@ impl Place {
             Slot::VBias => qkv(Part::QkvBias, q + kv),
             Slot::QNorm => heads(Part::QNorm, a.heads),
             Slot::KNorm => heads(Part::KNorm, a.kv_heads),
+            Slot::Sinks => whole(Part::Sinks),
             Slot::O => Self { head_columns: head_dim, ..whole(Part::Out) },
             Slot::OBias => whole(Part::OutBias),
             Slot::Gate => gate_up(Part::GateUp, 0),
@@ -255,12 +266,16 @@ impl Place {
             Slot::DownBias => whole(Part::DownBias),
             Slot::Router => whole(Part::Router),
             Slot::RouterBias => whole(Part::RouterBias),
+            Slot::RouterCorrection => whole(Part::RouterCorrection),
             Slot::SharedGate => shared(0),
             Slot::SharedUp => shared(ffn.shared().map_or(0, |mlp| mlp.inner)),
             Slot::SharedDown => whole(Part::SharedDown),
             Slot::ExpertGate(expert) => gate_up(Part::ExpertGateUp(expert), 0),
             Slot::ExpertUp(expert) => gate_up(Part::ExpertGateUp(expert), up_row),
             Slot::ExpertDown(expert) => whole(Part::ExpertDown(expert)),
+            Slot::ExpertGateBias(expert) => of_expert(Part::ExpertGateUpBias, expert, 0),
+            Slot::ExpertUpBias(expert) => of_expert(Part::ExpertGateUpBias, expert, up_row),
+            Slot::ExpertDownBias(expert) => of_expert(Part::ExpertDownBias, expert, 0),
         }
     }
 

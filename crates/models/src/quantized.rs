@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use candle_core::DType;
-use candlepower_checkpoint::{Checkpoint, Dtype, Packed, Scheme, SlotRows, TensorPlan};
+use candlepower_checkpoint::{Checkpoint, Dtype, Packed, RowOrder, Scheme, SlotRows, TensorPlan};
 use candlepower_kernels::{
     Codes, MinForm, Mins, Multiples, QuantizedRows, SparseRows, Weight, WeightBuilder,
 };
@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 pub(crate) use self::on_load::quantized;
 use self::{
-    awq::AwqMatrix, fp8::Fp8Matrix, gguf::GgufMatrix, gptq::GptqMatrix,
+    awq::AwqMatrix, fp8::Fp8Matrix, gguf::GgufMatrix, gptq::GptqMatrix, mxfp4::Mxfp4Matrix,
     squeezellm::SqueezeLlmMatrix,
 };
 use crate::{
@@ -24,6 +24,7 @@ mod awq;
 mod fp8;
 mod gguf;
 mod gptq;
+mod mxfp4;
 mod on_load;
 mod squeezellm;
 #[cfg(test)]
@@ -70,6 +71,7 @@ pub(crate) enum AnyStored {
     Gptq(GptqMatrix),
     Fp8(Fp8Matrix),
     SqueezeLlm(SqueezeLlmMatrix),
+    Mxfp4(Mxfp4Matrix),
     Gguf(GgufMatrix),
 }
 
@@ -87,6 +89,7 @@ fn open_rows(files: &Tensors<'_>, scheme: Scheme, rows: Range<usize>) -> Result<
         Scheme::Gptq(scheme) => AnyStored::Gptq(GptqMatrix::open(files, scheme, packed)?),
         Scheme::Fp8(scheme) => AnyStored::Fp8(Fp8Matrix::open(files, scheme, packed, rows)?),
         Scheme::SqueezeLlm(_) => AnyStored::SqueezeLlm(SqueezeLlmMatrix::open(files, packed)?),
+        Scheme::Mxfp4(_) => AnyStored::Mxfp4(Mxfp4Matrix::open(files, packed, rows)?),
         Scheme::Gguf(kind) => AnyStored::Gguf(GgufMatrix::open(files, kind, packed, rows)?),
     })
 }
@@ -99,7 +102,7 @@ pub(crate) fn read<M: Matrix>(
     scheme: Scheme,
     parts: &mut PartsBuilder<'_, M>,
 ) -> Result<()> {
-    if !matches!(scheme, Scheme::Gguf(_) | Scheme::Fp8(_)) {
+    if !matches!(scheme, Scheme::Gguf(_) | Scheme::Fp8(_) | Scheme::Mxfp4(_)) {
         return open(shards, tensor, scheme)?.write(tensor, parts);
     }
     let files = Tensors::of(shards, tensor)?;
@@ -162,6 +165,7 @@ impl AnyStored {
             Self::Gptq(matrix) => each_piece(matrix, rows, columns, take),
             Self::Fp8(matrix) => each_piece(matrix, rows, columns, take),
             Self::SqueezeLlm(matrix) => each_piece(matrix, rows, columns, take),
+            Self::Mxfp4(matrix) => each_piece(matrix, rows, columns, take),
             Self::Gguf(matrix) => each_piece(matrix, rows, columns, take),
         }
     }
@@ -172,6 +176,7 @@ impl AnyStored {
             Self::Gptq(matrix) => matrix,
             Self::Fp8(matrix) => matrix,
             Self::SqueezeLlm(matrix) => matrix,
+            Self::Mxfp4(matrix) => matrix,
             Self::Gguf(matrix) => matrix,
         }
     }
@@ -406,12 +411,14 @@ struct Tensors<'a> {
     names: Vec<String>,
     n: usize,
     k: usize,
+    order: RowOrder,
 }
 
 impl<'a> Tensors<'a> {
     fn of(shards: &'a Shards, tensor: &TensorPlan) -> Result<Self> {
         let names = tensor.stored()?.into_iter().map(|stored| stored.name).collect();
-        Ok(Self { shards, names, n: tensor.shape[0], k: tensor.shape[1] })
+        let order = tensor.row_order();
+        Ok(Self { shards, names, n: tensor.shape[0], k: tensor.shape[1], order })
     }
 
     /// The name of the `index`-th tensor.

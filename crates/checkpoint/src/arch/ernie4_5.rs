@@ -28,7 +28,7 @@ pub(super) const MOE: Arch = Arch {
 };
 
 const WEIGHTS: &[WeightRule] =
-    &[row(Slot::RouterBias, "model.layers.{i}.mlp.moe_statics.e_score_correction_bias")];
+    &[row(Slot::RouterCorrection, "model.layers.{i}.mlp.moe_statics.e_score_correction_bias")];
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     // Absent, it would be 128, not hidden_size / num_attention_heads.

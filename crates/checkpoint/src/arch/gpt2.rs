@@ -73,6 +73,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
             rope: None,
             window: None,
             softcap: None,
+            sinks: false,
         },
         ffn: FfnSpec::Dense(MlpSpec {
             inner: c.bounded_opt("n_inner", MOST_WIDTH)?.unwrap_or(4 * hidden_size),

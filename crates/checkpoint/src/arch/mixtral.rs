@@ -20,7 +20,7 @@ pub(super) const ARCH: Arch = Arch {
 pub(super) const WEIGHTS: &[WeightRule] = &[
     whole(Slot::Router, "model.layers.{i}.block_sparse_moe.gate.weight"),
     // MiniMax has it.
-    whole(Slot::RouterBias, "model.layers.{i}.block_sparse_moe.e_score_correction_bias"),
+    whole(Slot::RouterCorrection, "model.layers.{i}.block_sparse_moe.e_score_correction_bias"),
     whole(Slot::ExpertGate(0), "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight"),
     whole(Slot::ExpertDown(0), "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight"),
     whole(Slot::ExpertUp(0), "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight"),

@@ -19,6 +19,7 @@ mod gemma3;
 mod glm4;
 mod glm4_moe;
 mod gpt2;
+mod gpt_oss;
 mod granite;
 mod llama;
 mod minimax_m2;
@@ -95,6 +96,7 @@ const ALL: &[Arch] = &[
     qwen3_moe::ARCH,
     glm4_moe::ARCH,
     minimax_m2::ARCH,
+    gpt_oss::ARCH,
 ];
 
 /// Keys that change the computation. One that is set, and that the architecture does not read, is

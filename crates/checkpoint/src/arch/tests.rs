@@ -597,7 +597,7 @@ fn an_unknown_architecture_gets_the_list_and_the_nearest() {
          GlmForCausalLM, Glm4ForCausalLM, GraniteForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, SmolLM3ForCausalLM, \
          SeedOssForCausalLM, Ernie4_5ForCausalLM, Ernie4_5_MoeForCausalLM, Exaone4ForCausalLM, StableLmForCausalLM, Starcoder2ForCausalLM, \
          GPT2LMHeadModel, CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, OlmoeForCausalLM, Qwen3MoeForCausalLM, \
-         Glm4MoeForCausalLM, MiniMaxM2ForCausalLM, \
+         Glm4MoeForCausalLM, MiniMaxM2ForCausalLM, GptOssForCausalLM, \
          BertModel, BertForSequenceClassification, RobertaModel, RobertaForSequenceClassification, XLMRobertaModel, \
          XLMRobertaForSequenceClassification, DistilBertModel, DistilBertForSequenceClassification, ModernBertModel, \
          ModernBertForSequenceClassification, NomicBertModel"

@@ -55,9 +55,13 @@ impl ModelSpec {
                 }
             }
         });
-        // Numbers that routers add are exact.
-        let gatings = self.layers.iter().filter_map(|layer| layer.ffn.experts());
-        let exact: usize = gatings.filter(|e| e.gating.bias).map(|experts| experts.count).sum();
+        // Numbers that routers add, and scores of sinks, are exact.
+        let exact = self.layers.iter().map(|LayerSpec { attention: a, ffn, .. }| {
+            let sinks = if a.sinks { a.heads.div_ceil(ranks) } else { 0 };
+            ffn.experts().filter(|experts| experts.gating.bias).map_or(0, |experts| experts.count)
+                + sinks
+        });
+        let exact: usize = exact.sum();
         let vectors = (vectors - exact) * dtype.size() + exact * Dtype::F32.size();
         (matrices.sum::<usize>() + vectors) as u64
     }
@@ -127,7 +131,12 @@ impl ModelSpec {
         }
         let pages = request.max_num_seqs * request.max_model_len.div_ceil(request.block_size);
         let block_tables = 4 * (3 * (request.max_num_seqs + 1) + pages) as u64;
-        let plan = self.attention_partials_bytes() as u64 + SCHEDULE_BYTES + block_tables;
+        // What the softmax of each head divides by.
+        let heads = self.layers.iter().map(|layer| &layer.attention).filter(|a| a.sinks);
+        let heads = heads.map(|a| a.heads.div_ceil(ranks)).max().unwrap_or(0);
+        let log_sums = 4 * tokens * heads as u64;
+        let plan =
+            self.attention_partials_bytes() as u64 + SCHEDULE_BYTES + block_tables + log_sums;
         // Which experts the tokens go to, what each counts for, and the order in which they are computed.
         let routing = self.layers.iter().find_map(|layer| layer.ffn.experts());
         let routing = routing.map_or(0, |experts| {

@@ -278,8 +278,14 @@ fn a_gpu_keeps_heads_padded() {
 fn a_gpu_has_room_for_every_expert_of_a_token() {
     let mut spec = llama();
     let expert = MlpSpec { inner: 14336, ..*spec.layers[0].ffn.mlp() };
-    let experts =
-        ExpertsSpec { count: 8, top_k: 2, gating: GatingSpec::softmax(true), expert, shared: None };
+    let experts = ExpertsSpec {
+        count: 8,
+        top_k: 2,
+        gating: GatingSpec::softmax(true),
+        router_bias: false,
+        expert,
+        shared: None,
+    };
     spec.layers.iter_mut().for_each(|layer| layer.ffn = FfnSpec::Experts(experts));
     let dense = llama().device_widths(1);
     let widths = spec.device_widths(1);

@@ -114,7 +114,7 @@ fn what_is_left_alone_is_found_by_name_and_pattern() {
         name: name.to_owned(),
         shape: vec![64, 64],
         stored_shape: vec![64, 64],
-        take: crate::Take::Whole,
+        take: Take::Whole,
         slots: vec![crate::SlotRows { slot, layer: Some(0), rows: 0..64 }],
         columns: None,
         scheme: None,

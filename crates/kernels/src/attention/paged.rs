@@ -34,6 +34,8 @@ pub(super) struct Step<'a> {
     pub(super) config: KvCacheConfig,
     pub(super) heads: usize,
     pub(super) params: PagedAttention,
+    /// `[heads]`: scores beside those of the positions.
+    pub(super) sinks: Option<&'a [f32]>,
     /// What the cache's numbers are multiplied by.
     pub(super) scales: KvScales,
     pub(super) out: SharedMut<'a>,
@@ -74,11 +76,15 @@ impl Unit<'_> {
     /// Row `r` is head `r % group` of query `r / group`: its position and where its data starts in `q`
     /// and `out`.
     fn row(&self, step: &Step<'_>, row: usize) -> (usize, usize) {
-        let group = step.group();
-        let query = self.queries.start + row / group;
-        let head = self.kv_head * group + row % group;
+        let query = self.queries.start + row / step.group();
+        let head = self.head(step, row);
         let token = self.seq.first_token + query;
         (self.seq.first_position + query, (token * step.heads + head) * step.config.head_dim)
+    }
+
+    /// The query head of a row.
+    fn head(&self, step: &Step<'_>, row: usize) -> usize {
+        self.kv_head * step.group() + row % step.group()
     }
 
     /// The positions that any of the rows sees.
@@ -189,18 +195,21 @@ impl Partial {
         }
     }
 
-    /// Divides by the sums, scales the values and writes the rows to their places.
+    /// Divides by the sums, those of sinks too, scales the values and writes the rows to their places.
     fn write(&self, step: &Step<'_>, unit: &Unit<'_>) {
         let head_dim = step.config.head_dim;
         for (row, output) in self.output.chunks_exact(head_dim).enumerate() {
             let (_, at) = unit.row(step, row);
+            let sink =
+                step.sinks.map_or(0.0, |sinks| (sinks[unit.head(step, row)] - self.max[row]).exp());
+            let sum = self.sum[row] + sink;
             // SAFETY: each row belongs to one unit, and each unit is computed once.
             let out = unsafe { step.out.at(at, head_dim) };
             for (dim, value) in output.iter().enumerate() {
                 // Adding zero makes a negative zero positive: positions that a row does not see may
                 // have added zeros to it or not.
                 // SAFETY: `dim < head_dim`.
-                unsafe { out.add(dim).write(value / self.sum[row] * step.scales.value + 0.0) };
+                unsafe { out.add(dim).write(value / sum * step.scales.value + 0.0) };
             }
         }
     }

@@ -42,6 +42,8 @@ struct Fixture {
     block_tables: Vec<Vec<u32>>,
     /// Per sequence `[length, heads, head_dim]`.
     queries: Vec<Vec<f32>>,
+    /// Of heads that share their keys.
+    sinks: Option<Vec<f32>>,
 }
 
 impl Fixture {
@@ -90,7 +92,9 @@ impl Fixture {
             block_tables.push(table);
             queries.push(numbers.take(count * group));
         }
-        Self { shape, cache, block_tables, queries }
+        let sinks = (group > 1).then(|| numbers.take(group * kv_heads));
+        let sinks = sinks.map(|sinks| sinks.into_iter().map(|sink| 3.0 * sink).collect());
+        Self { shape, cache, block_tables, queries, sinks }
     }
 
     fn row_elements(&self) -> usize {
@@ -129,6 +133,7 @@ impl Fixture {
             config: *self.cache.config(),
             heads: self.shape.group * self.shape.kv_heads,
             params: *params,
+            sinks: self.sinks.as_deref(),
             scales: layer.scales,
             out: SharedMut::new(&mut out),
         };
@@ -158,10 +163,12 @@ impl Fixture {
         let heads = q.chunks_exact(self.shape.head_dim).enumerate();
         heads
             .flat_map(|(head, q)| {
+                let sink = self.sinks.as_ref().map(|sinks| sinks[head]);
                 let head = head / self.shape.group;
                 let config = self.cache.config();
                 let view = CacheView { keys: &keys, values: &values, config, order, head };
-                paged_attention_reference(q, &view, &self.block_tables[seq], position, params)
+                let table = &self.block_tables[seq];
+                paged_attention_reference(q, &view, table, position, params, sink)
             })
             .collect()
     }
@@ -309,7 +316,10 @@ fn the_wrapper_computes_and_checks() {
     };
     let width = fixture.row_elements();
     let q = Tensor::from_slice(&fixture.queries[0][18 * width..], (2, 14, 64), device).unwrap();
-    let run = |meta: &AttentionMetadata| paged_attention(&q, &fixture.cache, 1, meta, &params);
+    let sinks = Tensor::new(fixture.sinks.clone().unwrap(), device).unwrap();
+    let run = |meta: &AttentionMetadata| {
+        paged_attention(&q, &fixture.cache, 1, meta, &params, Some(&sinks))
+    };
     let got: Vec<f32> = run(&meta).unwrap().flatten_all().unwrap().to_vec1().unwrap();
     let want = fixture.step(Isa::detect(), &[(0, 18..20)], &params).remove(0);
     assert_eq!(bits(&got), bits(&want));
@@ -322,18 +332,21 @@ fn the_wrapper_computes_and_checks() {
     assert!(refused(AttentionMetadata { block_tables: vec![0], ..meta.clone() }));
     assert!(refused(AttentionMetadata { block_tables: vec![0, 5], ..meta.clone() }));
     let narrow = PagedAttention { window: Some(0), ..params };
-    let window = paged_attention(&q, &fixture.cache, 1, &meta, &narrow);
+    let window = paged_attention(&q, &fixture.cache, 1, &meta, &narrow, None);
     assert!(matches!(window, Err(Error::Parameter { parameter: "window", .. })));
-    let layer = paged_attention(&q, &fixture.cache, 2, &meta, &params);
+    let layer = paged_attention(&q, &fixture.cache, 2, &meta, &params, None);
     assert!(matches!(layer, Err(Error::OutOfRange { index: "layer", .. })));
+    let few = sinks.narrow(0, 0, 13).unwrap();
+    let sinks = paged_attention(&q, &fixture.cache, 1, &meta, &params, Some(&few));
+    assert!(matches!(sinks, Err(Error::Shape { operand: "sinks", .. })));
     for dims in [(2, 13, 64), (2, 7, 128)] {
         let q = Tensor::zeros(dims, DType::F32, device).unwrap();
-        let shape = paged_attention(&q, &fixture.cache, 1, &meta, &params);
+        let shape = paged_attention(&q, &fixture.cache, 1, &meta, &params, None);
         assert!(matches!(shape, Err(Error::Shape { operand: "q", .. })));
     }
     let q = q.to_dtype(DType::F16).unwrap();
     assert!(matches!(
-        paged_attention(&q, &fixture.cache, 1, &meta, &params),
+        paged_attention(&q, &fixture.cache, 1, &meta, &params, None),
         Err(Error::DType { .. })
     ));
 }

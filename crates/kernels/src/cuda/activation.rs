@@ -65,6 +65,7 @@ fn code(act: Activation) -> i32 {
         Activation::Silu => 0,
         Activation::Gelu => 1,
         Activation::GeluTanh => 2,
+        Activation::SwigluOai => 3,
     }
 }
 

@@ -91,6 +91,7 @@ pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> 
 pub fn expert_product(
     x: &Tensor,
     weights: &ExpertMatrices,
+    bias: Option<&Tensor>,
     routing: &Routing,
     out: &Tensor,
 ) -> Result<()> {
@@ -117,6 +118,10 @@ pub fn expert_product(
     let args = ExpertProductArgs {
         x: launch.elements(("x", x), "[rows, k]", &[rows, k])?,
         weights: launch.u32s(("weights", table), "[experts, words]", table.dims())?,
+        bias: match bias {
+            Some(bias) => launch.elements(("bias", bias), "[experts, n]", &[experts, n])?,
+            None => std::ptr::null_mut(),
+        },
         sorted: launch.u32s(("sorted", &routing.sorted), "[tokens * top_k]", &[pairs])?,
         starts: launch.u32s(("starts", &routing.starts), "[experts + 1]", &of_experts)?,
         tiles: launch.u32s(("tiles", &routing.tiles), "[experts + 1]", &of_experts)?,
@@ -202,6 +207,7 @@ const NO_CODES: i32 = -1;
 struct ExpertProductArgs {
     x: Address,
     weights: *mut u32,
+    bias: Address,
     sorted: *mut u32,
     starts: *mut u32,
     tiles: *mut u32,
@@ -217,7 +223,7 @@ struct ExpertProductArgs {
     ordered: i32,
     padding: i32,
 }
-const _: () = assert!(size_of::<ExpertProductArgs>() == 88);
+const _: () = assert!(size_of::<ExpertProductArgs>() == 96);
 
 /// As `CombineArgs` in experts.cu.
 #[repr(C)]

@@ -22,6 +22,8 @@ pub struct PlanCapacity {
     /// Bytes for partial results of sequences that are split. 64 MiB suffice for up to 132 multiprocessors
     /// and 128 elements per head; a plan that needs more says so.
     pub partials_bytes: usize,
+    /// Tokens of a step whose heads have sinks; zero where they have none.
+    pub sink_tokens: usize,
 }
 
 /// The attention of a model's layers that one plan serves: those with the same heads and the same window.
@@ -106,7 +108,8 @@ impl AttentionPlan {
     }
 
     /// Attention of the planned step in one layer: `out` = softmax(q k^T * scale) v over each query's
-    /// sequence, causal, with the plan's window and `params.softcap`.
+    /// sequence, causal, with the plan's window and `params.softcap`; with `sinks`, f32 `[heads]`, the softmax has a score of each
+    /// head beside the others, whose part goes to nothing.
     ///
     /// `q` and `out` are `[tokens, heads, head_dim]`; head `h` reads key-value head `h / (heads /
     /// kv_heads)`. This step's keys and values must be in the cache. The definition is
@@ -120,12 +123,13 @@ impl AttentionPlan {
         q: &Tensor,
         layer: &PagedLayer,
         params: &PagedAttention,
+        sinks: Option<&Tensor>,
         out: &Tensor,
     ) -> Result<()> {
         match self {
-            Self::Reference(plan) => plan.attend(q, layer, params, out),
+            Self::Reference(plan) => plan.attend(q, layer, params, sinks, out),
             #[cfg(feature = "cuda")]
-            Self::Cuda(plan) => plan.attend(q, layer, params, out),
+            Self::Cuda(plan) => plan.attend(q, layer, params, sinks, out),
         }
     }
 }
@@ -152,6 +156,7 @@ impl ReferencePlan {
         q: &Tensor,
         layer: &PagedLayer,
         params: &PagedAttention,
+        sinks: Option<&Tensor>,
         out: &Tensor,
     ) -> Result<()> {
         let Some((meta, tokens)) = &self.prepared else {
@@ -171,6 +176,10 @@ impl ReferencePlan {
         let cache_dims = super::PagedCache::dims(&self.cache);
         let cache_axes = "[num_blocks, kv_heads, block_size, head_dim]";
         check_cache(layer, &self.spec)?;
+        let sinks = match sinks {
+            Some(sinks) => Some(reference.f32s(("sinks", sinks), "[heads]", &[heads])?),
+            None => None,
+        };
         let mut keys = reference.cached(("keys", &layer.keys), cache_axes, &cache_dims)?;
         let mut values = reference.cached(("values", &layer.values), cache_axes, &cache_dims)?;
         keys.iter_mut().for_each(|key| *key *= layer.scales.key);
@@ -181,9 +190,10 @@ impl ReferencePlan {
             for query in 0..seq.num_queries {
                 let row = &queries[(seq.first_token + query) * heads * head_dim..];
                 for (head, q) in row.chunks(head_dim).take(heads).enumerate() {
+                    let sink = sinks.as_ref().map(|sinks| sinks[head]);
                     let head = head / (heads / self.cache.num_kv_heads);
                     let position = seq.first_position + query;
-                    attended.extend(own.attend(q, head, position, params));
+                    attended.extend(own.attend(q, (head, sink), position, params));
                 }
             }
         }
@@ -222,7 +232,14 @@ impl Blocks {
         Self { config, block_table, keys, values }
     }
 
-    fn attend(&self, q: &[f32], head: usize, position: usize, params: &PagedAttention) -> Vec<f32> {
+    /// The values of one query, of which the head of keys and values is given, and the sink of its own head.
+    fn attend(
+        &self,
+        q: &[f32],
+        (head, sink): (usize, Option<f32>),
+        position: usize,
+        params: &PagedAttention,
+    ) -> Vec<f32> {
         let view = CacheView {
             keys: &self.keys,
             values: &self.values,
@@ -230,7 +247,7 @@ impl Blocks {
             order: CacheOrder::Single,
             head,
         };
-        paged_attention_reference(q, &view, &self.block_table, position, params)
+        paged_attention_reference(q, &view, &self.block_table, position, params, sink)
     }
 }
 

@@ -157,9 +157,9 @@ pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> 
     reference.write_u32s(("tiles", &routing.tiles), "[experts + 1]", &of_experts, &tiles)
 }
 
-/// `out[p] = w[e] x[p]` for each pair `p` of a token and one of its experts, `e`.
+/// `out[p] = w[e] x[p] + bias[e]` for each pair `p` of a token and one of its experts, `e`.
 ///
-/// `out` is `[tokens * top_k, n]`, and `x` `[tokens * top_k, k]`, or `[tokens, k]`, where all pairs of a token have its row;
+/// `bias` is `[experts, n]`, where there is one, `out` is `[tokens * top_k, n]`, and `x` `[tokens * top_k, k]`, or `[tokens, k]`, where all pairs of a token have its row;
 /// they and the matrices, but for codes, are bf16 or f16, summed in f32. A row's result depends on its own values and its
 /// expert alone, but for experts with codes, whose numbers are rounded before they are multiplied where experts have 32 rows on
 /// average. The definition of one output is [`crate::linear_reference`].
@@ -169,21 +169,29 @@ pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> 
 pub fn expert_product(
     x: &Tensor,
     weights: &ExpertMatrices,
+    bias: Option<&Tensor>,
     routing: &Routing,
     out: &Tensor,
 ) -> Result<()> {
     const KERNEL: &str = "expert_product";
-    launch_on_gpu!(x, crate::cuda::expert_product(x, weights, routing, out));
+    launch_on_gpu!(x, crate::cuda::expert_product(x, weights, bias, routing, out));
     let reference = Reference::new(KERNEL, "x", x)?;
     let (rows, k) = check_rows(KERNEL, x, weights, routing)?;
     let per_row = routing.pairs() / rows.max(1);
     let (pairs, n) = ([routing.pairs()], weights.n());
     let numbers = reference.elements(("x", x), "[rows, k]", &[rows, k])?;
+    let bias = match bias {
+        Some(bias) => {
+            Some(reference.elements(("bias", bias), "[experts, n]", &[routing.experts, n])?)
+        }
+        None => None,
+    };
     let sorted = reference.u32s(("sorted", &routing.sorted), "[tokens * top_k]", &pairs)?;
     let starts = [routing.experts + 1];
     let starts = reference.u32s(("starts", &routing.starts), "[experts + 1]", &starts)?;
     let mut results = vec![0f32; pairs[0] * n];
-    for (matrix, bounds) in weights.matrices.iter().zip(starts.windows(2)) {
+    for (expert, (matrix, bounds)) in weights.matrices.iter().zip(starts.windows(2)).enumerate() {
+        let bias = |output: usize| bias.as_ref().map(|bias| bias[expert * n + output]);
         let own = &sorted[bounds[0] as usize..bounds[1] as usize];
         if own.is_empty() {
             continue;
@@ -196,7 +204,8 @@ pub fn expert_product(
         }
         for &pair in own {
             let row = &numbers[pair as usize / per_row * k..][..k];
-            let outputs = matrix.chunks_exact(k).map(|matrix| linear_reference(row, matrix, None));
+            let outputs = matrix.chunks_exact(k).enumerate();
+            let outputs = outputs.map(|(i, matrix)| linear_reference(row, matrix, bias(i)));
             let results = &mut results[pair as usize * n..][..n];
             results.iter_mut().zip(outputs).for_each(|(result, output)| *result = output);
         }

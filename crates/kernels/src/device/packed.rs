@@ -6,8 +6,11 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::reference::Reference;
-use crate::weight::{Codes, TABLE, e4m3_part};
+use crate::weight::{Codes, E2M1, TABLE, e4m3_part};
 use crate::{Error, Result, Weight};
+
+/// What a [`Codes::E2m1`] whose bits are those of a half lacks: the biases of the exponents, 15 and 1, differ by 14.
+const E2M1_FACTOR: f32 = 16_384.0;
 
 /// A matrix `[n, k]` on a device.
 #[derive(Clone, Debug)]
@@ -66,7 +69,8 @@ pub struct HeadPadding {
 ///
 /// Codes lie in tiles of 16 outputs and 64 columns, and within a tile as `code_place` in index.cuh says; outputs and
 /// columns that are missing there are zeros. Codes of two and three bits have four here, of five and six eight.
-/// A number is that of [`crate::QuantizedRows`]: `code * scale + min`, rounded once.
+/// A number is that of [`crate::QuantizedRows`]: `code * scale + min`, rounded once; scales of [`Codes::E2m1`] have a factor that
+/// these are without, as halves of their bits.
 #[derive(Clone, Debug)]
 pub struct PackedMatrix {
     pub(crate) n: usize,
@@ -141,6 +145,9 @@ impl PackedMatrix {
                     let (in_group, row) = (at / outputs, at % outputs);
                     if row < n {
                         scale.copy_from_slice(&weight.scale(row, in_group));
+                        if codes == Codes::E2m1 {
+                            scale[0] *= E2M1_FACTOR;
+                        }
                     }
                 }
                 scales
@@ -221,6 +228,10 @@ impl PackedMatrix {
                 let input = inputs.as_ref().map_or(column, |inputs| inputs[column] as usize);
                 numbers[input] = match self.codes {
                     Codes::E4m3 => e4m3_part(code).mul_add(scales[at], scales[at + 1]),
+                    Codes::E2m1 => {
+                        let part = E2M1[usize::from(code)] / E2M1_FACTOR;
+                        part.mul_add(scales[at], scales[at + 1])
+                    }
                     Codes::Table => scales[row * TABLE + usize::from(code)],
                     _ => f32::from(code).mul_add(scales[at], scales[at + 1]),
                 };

@@ -162,8 +162,8 @@ fn blocks_are_brought_out_and_back_in_every_layer() {
 #[test]
 fn packed_codes_mean_the_numbers_of_the_weight() {
     let kinds = {
-        use Codes::{E4m3, Table, U2, U3, U4, U5, U6, U8};
-        [U2, U3, U4, U5, U6, U8, E4m3, Table]
+        use Codes::{E2m1, E4m3, Table, U2, U3, U4, U5, U6, U8};
+        [U2, U3, U4, U5, U6, U8, E4m3, E2m1, Table]
     };
     for codes in kinds {
         for (n, k, group) in [(1usize, 6usize, 6), (40, 96, 16), (33, 150, 48), (16, 64, 64)] {
@@ -243,13 +243,20 @@ fn experts_step_by_step_are_the_layer() {
     {
         let bias = Tensor::from_vec(numbers(count, 5), count, &Device::Cpu).unwrap();
         let bias = (!renormalize).then_some(bias);
+        let biases = |dims: &[usize], seed| {
+            let numbers = numbers(dims.iter().product(), seed);
+            (count == 8).then(|| Tensor::from_vec(numbers, dims, &Device::Cpu).unwrap())
+        };
         let layer = Experts {
             router: numbers(count * hidden, 3),
+            router_bias: biases(&[count], 11),
+            gate_up_bias: biases(&[count, 2 * inner], 12),
+            down_bias: biases(&[count, hidden], 13),
             gate_up: (0..count).map(|i| numbers(2 * inner * hidden, 31 * i)).collect::<Vec<_>>(),
             down: (0..count).map(|i| numbers(hidden * inner, 17 * i + 5)).collect(),
             top_k,
             gating: Gating { bias, renormalize, ..Gating::SOFTMAX },
-            activation: Activation::Silu,
+            activation: if count == 8 { Activation::SwigluOai } else { Activation::Silu },
         };
         let matrices = |all: &[Vec<f32>], dims| {
             let all = all.iter().map(|numbers| Matrix::Rows(tensor(numbers, dims)));
@@ -264,21 +271,23 @@ fn experts_step_by_step_are_the_layer() {
             (zeros(tokens, count), zeros(pairs, 2 * inner), zeros(pairs, inner));
         let matmul = Matmul::new(&Device::Cpu, tokens, DType::F32, 0).unwrap();
         let router = Matrix::Rows(tensor(&layer.router, [count, hidden]));
-        matmul.run(&rows, &router, None, &scores).unwrap();
+        matmul.run(&rows, &router, layer.router_bias.as_ref(), &scores).unwrap();
         route(&scores, &layer.gating, &routing).unwrap();
         let up = matrices(&layer.gate_up, [2 * inner, hidden]);
-        expert_product(&rows, &up, &routing, &gate_up).unwrap();
+        let bias = layer.gate_up_bias.as_ref();
+        expert_product(&rows, &up, bias, &routing, &gate_up).unwrap();
         gated_activation(&gate_up, layer.activation, &activated).unwrap();
         let (results, out) = (zeros(pairs, hidden), zeros(tokens, hidden));
         let down = matrices(&layer.down, [hidden, inner]);
-        expert_product(&activated, &down, &routing, &results).unwrap();
+        let bias = layer.down_bias.as_ref();
+        expert_product(&activated, &down, bias, &routing, &results).unwrap();
         combine_experts(&results, &routing, false, &out).unwrap();
         for (x, found) in x.chunks(hidden).zip(out.to_vec2::<f32>().unwrap()) {
             assert_eq!(found, experts_reference(x, &layer));
         }
-        let wrong = expert_product(&zeros(pairs + 1, hidden), &up, &routing, &gate_up);
+        let wrong = expert_product(&zeros(pairs + 1, hidden), &up, None, &routing, &gate_up);
         assert!(matches!(wrong, Err(Error::Shape { operand: "x", .. })));
-        let wrong = expert_product(&activated, &up, &routing, &gate_up);
+        let wrong = expert_product(&activated, &up, None, &routing, &gate_up);
         assert!(matches!(wrong, Err(Error::Shape { operand: "weights", .. })));
     }
     for (experts, top_k, parameter) in [(8, 9, "top_k"), (64, 33, "top_k"), (8193, 1, "experts")] {

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::Product;
 use crate::simd::{LANES, Simd};
-use crate::weight::{Codes, ElementOrder, Layout, PANEL};
+use crate::weight::{Codes, E2M1, ElementOrder, Layout, PANEL};
 
 /// What weights and activations are while they are multiplied: words of 32 bits, each an f32, or two bf16 that belong to two
 /// steps of `k`. What depends on this alone is compiled once for all formats that share it.
@@ -103,6 +103,7 @@ pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>
             Codes::U6 => coded::<S, Planes<6>>(s, p, work),
             Codes::U8 => coded::<S, U8>(s, p, work),
             Codes::E4m3 => coded::<S, E4m3>(s, p, work),
+            Codes::E2m1 => coded::<S, E2m1>(s, p, work),
             Codes::Table => unreachable!("tables have products of their own"),
         },
         order => {
@@ -289,6 +290,8 @@ struct U4;
 struct U8;
 #[derive(Clone, Copy)]
 struct E4m3;
+#[derive(Clone, Copy)]
+struct E2m1;
 /// Codes of so many bits, in [`planes`](crate::weight::planes).
 #[derive(Clone, Copy)]
 struct Planes<const BITS: usize>;
@@ -329,6 +332,23 @@ impl Code for E4m3 {
     unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
         // SAFETY: as for `U8`.
         unsafe { s.load_e4m3_part(pair.add(step * PANEL + half * LANES)) }
+    }
+}
+
+impl Code for E2m1 {
+    const CODES: Codes = Codes::E2m1;
+
+    #[inline(always)]
+    unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
+        // SAFETY: the table has sixteen numbers, and a pair lies as that of `U4`.
+        unsafe {
+            let (numbers, codes) = (s.load(E2M1.as_ptr()), pair.add(half * LANES));
+            if step == 0 {
+                s.lookup_u4::<0>(numbers, codes)
+            } else {
+                s.lookup_u4::<4>(numbers, codes)
+            }
+        }
     }
 }
 

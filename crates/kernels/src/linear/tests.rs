@@ -149,6 +149,7 @@ fn coded_sum(x: &[f32], w: &Weight, row: usize, chain: fn(&[f32], &[f32]) -> f32
     let (codes, group) = w.codes().unwrap();
     let number = |step: usize| match codes {
         Codes::E4m3 => crate::weight::e4m3_part(w.code(row, step)),
+        Codes::E2m1 => crate::weight::E2M1[usize::from(w.code(row, step))],
         _ => f32::from(w.code(row, step)),
     };
     let numbers: Vec<f32> = (0..w.k()).map(number).collect();
@@ -285,6 +286,8 @@ fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
         (40, 192, Codes::U4, 32, F16, Own, None),
         (33, 51, Codes::U5, 51, Bf16, Own, None),
         (65, 320, Codes::E4m3, 160, F32, NoMin, None),
+        (65, 96, Codes::E2m1, 32, Bf16, NoMin, None),
+        (33, 90, Codes::E2m1, 16, F32, Own, None),
         (65, 96, Codes::U6, 32, Bf16, NoMin, None),
     ] {
         let blocks = blocks.map(|(columns, multiples)| Blocks { columns, multiples });
@@ -327,6 +330,7 @@ fn sums_over_codes_are_near_those_over_numbers() {
         (Codes::U6, 128),
         (Codes::U8, 128),
         (Codes::E4m3, k),
+        (Codes::E2m1, 32),
         (Codes::Table, k),
     ] {
         // A bf16 has eight bits, an f32 24; long sums lose some more.

@@ -86,6 +86,7 @@ impl QuantizedRows<'_> {
         let [scale, min] = self.scale(k, row, column);
         let code = match self.codes {
             Codes::E4m3 => e4m3_part(code) * E4M3_FACTOR,
+            Codes::E2m1 => E2M1[usize::from(code)],
             _ => f32::from(code),
         };
         code.mul_add(scale, min)
@@ -514,7 +515,7 @@ impl Layout {
     fn code(self, codes: Codes, panel: &[u8], k: usize, column: usize) -> u8 {
         match codes {
             Codes::U8 | Codes::E4m3 => panel[self.pair(k / 2) + k % 2 * PANEL + column],
-            Codes::U4 => panel[self.pair(k / 2) + column] >> (k % 2 * 4) & 15,
+            Codes::U4 | Codes::E2m1 => panel[self.pair(k / 2) + column] >> (k % 2 * 4) & 15,
             Codes::U2 | Codes::U3 | Codes::U5 | Codes::U6 => {
                 planes::code(codes.bits(), &panel[self.pair(k / 2)..], k % 2, column)
             }
@@ -540,6 +541,7 @@ impl Layout {
                 let code = self.code(codes, panel, step, column);
                 let number = match codes {
                     Codes::E4m3 => e4m3_part(code).mul_add(scale, min),
+                    Codes::E2m1 => E2M1[usize::from(code)].mul_add(scale, min),
                     Codes::Table => f32::get(panel, column * TABLE + usize::from(code)),
                     _ => f32::from(code).mul_add(scale, min),
                 };
@@ -577,7 +579,7 @@ impl Multiple {
 fn pack_pair(codes: Codes, pair: &mut [u8], two: &[[u8; PANEL]; 2]) {
     match codes {
         Codes::U8 | Codes::E4m3 => pair.copy_from_slice(two.as_flattened()),
-        Codes::U4 => {
+        Codes::U4 | Codes::E2m1 => {
             for (byte, (even, odd)) in pair.iter_mut().zip(two[0].iter().zip(&two[1])) {
                 *byte = even | odd << 4;
             }
@@ -586,6 +588,10 @@ fn pack_pair(codes: Codes, pair: &mut [u8], two: &[[u8; PANEL]; 2]) {
         Codes::Table => unreachable!("codes of tables do not lie in pairs"),
     }
 }
+
+/// The numbers of [`Codes::E2m1`].
+pub(crate) const E2M1: [f32; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// What [`e4m3_part`] leaves out: the biases of the exponents, 15 and 7, differ by 8. Headers have it in their scales.
 const E4M3_FACTOR: f32 = 256.0;

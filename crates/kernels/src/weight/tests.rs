@@ -360,24 +360,37 @@ fn parts_with_either_kind_of_scales_are_one_weight() {
     }
 }
 
-/// Source: the table of values in "FP8 Formats for Deep Learning".
-#[test]
-fn e4m3_codes_are_the_numbers_of_the_format() {
-    let bytes: Vec<u8> = (0..=255u8).filter(|code| code & 0x7f != 0x7f).collect();
+/// The numbers of some codes whose scale is one.
+fn numbers_of(codes: Codes, bytes: &[u8]) -> Vec<f32> {
     let k = bytes.len();
-    let (codes, group) = (Codes::E4m3, k);
+    let group = k;
     let mut builder = Weight::quantized_builder(1, k, codes, group, ScaleForm::F32).unwrap();
     let rows = QuantizedRows {
         codes,
         group,
-        bytes: &bytes,
+        bytes,
         scales: &[1.0],
         mins: Mins::None,
         multiples: None,
         inputs: None,
     };
     builder.write_quantized(0, rows).unwrap();
-    let found = row(&builder.finish().unwrap(), 0);
+    row(&builder.finish().unwrap(), 0)
+}
+
+/// Source: the table of values in "OCP Microscaling Formats (MX) Specification", 5.3.3.
+#[test]
+fn e2m1_codes_are_the_numbers_of_the_format() {
+    let found = numbers_of(Codes::E2m1, &(0..16).collect::<Vec<u8>>());
+    let sizes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    assert_eq!(found, [sizes, sizes.map(|size: f32| -size)].concat());
+}
+
+/// Source: the table of values in "FP8 Formats for Deep Learning".
+#[test]
+fn e4m3_codes_are_the_numbers_of_the_format() {
+    let bytes: Vec<u8> = (0..=255u8).filter(|code| code & 0x7f != 0x7f).collect();
+    let found = numbers_of(Codes::E4m3, &bytes);
     for (code, found) in bytes.iter().zip(found) {
         let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
         let size = match exponent {

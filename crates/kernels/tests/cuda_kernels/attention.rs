@@ -318,7 +318,8 @@ pub(crate) fn paged_attention(gpu: &Gpu) {
             let mut plan = step.plan(gpu);
             plan.prepare(&step.attention_step(LaunchShape::Fitted)).unwrap();
             let out = gpu.unwritten(&step.q_dims(), dtype);
-            plan.attend(&step.q_on_gpu, &step.layer, &step.params, &out).unwrap();
+            plan.attend(&step.q_on_gpu, &step.layer, &step.params, step.sinks(gpu).as_ref(), &out)
+                .unwrap();
             step.compare(gpu, &out);
         }
     }
@@ -338,8 +339,11 @@ pub(crate) fn fixed_launch(gpu: &Gpu) {
         let mut plan = first.plan(gpu);
         plan.prepare(&first.attention_step(LaunchShape::Fixed)).unwrap();
         let out = gpu.unwritten(&first.q_dims(), dtype);
-        let attend =
-            |plan: &AttentionPlan| plan.attend(&first.q_on_gpu, &first.layer, &first.params, &out);
+        let sinks = first.sinks(gpu);
+        let attend = |plan: &AttentionPlan| {
+            let Step { q_on_gpu, layer, params, .. } = &first;
+            plan.attend(q_on_gpu, layer, params, sinks.as_ref(), &out)
+        };
         // Once outside of the graph, so that everything is loaded.
         attend(&plan).unwrap();
         first.compare(gpu, &out);
@@ -364,6 +368,8 @@ struct Step {
     params: PagedAttention,
     meta: AttentionMetadata,
     q: Vec<f32>,
+    /// Of heads that share their keys.
+    sinks: Option<Vec<f32>>,
     /// As the CPU has them: `[num_blocks, kv_heads, head_dim, block_size]`, multiplied by their scale.
     keys: Vec<f32>,
     values: Vec<f32>,
@@ -397,8 +403,10 @@ impl Step {
         let meta = metadata(random, &config, seqs);
         let tokens = seqs.iter().map(|seq| seq.0).sum::<usize>();
         let q = random.floats(tokens * shape.heads * shape.head_dim, 2.0, dtype);
+        let shared = shape.heads > shape.kv_heads;
         Self {
             heads: shape.heads,
+            sinks: shared.then(|| random.floats(shape.heads, 3.0, DType::F32)),
             params: PagedAttention {
                 scale: (shape.head_dim as f32).sqrt().recip(),
                 window: shape.window,
@@ -423,6 +431,11 @@ impl Step {
         Self { meta: metadata(random, &self.config, seqs), ..self.clone() }
     }
 
+    fn sinks(&self, gpu: &Gpu) -> Option<Tensor> {
+        let sinks = self.sinks.as_ref()?;
+        Some(Tensor::from_slice(sinks, sinks.len(), gpu.device()).unwrap())
+    }
+
     fn q_dims(&self) -> Vec<usize> {
         self.q_on_gpu.dims().to_vec()
     }
@@ -434,7 +447,12 @@ impl Step {
             dtype: self.q_on_gpu.dtype(),
             cache_dtype: self.layer.keys.dtype(),
         };
-        let capacity = PlanCapacity { max_seqs: 8, max_pages: 512, partials_bytes: 64 << 20 };
+        let capacity = PlanCapacity {
+            max_seqs: 8,
+            max_pages: 512,
+            partials_bytes: 64 << 20,
+            sink_tokens: 1024,
+        };
         AttentionPlan::new(gpu.device(), spec, &self.config, capacity).unwrap()
     }
 
@@ -462,7 +480,15 @@ impl Step {
                         order: CacheOrder::Single,
                         head: head / group,
                     };
-                    want.extend(paged_attention_reference(q, &view, table, position, &self.params));
+                    let sink = self.sinks.as_ref().map(|sinks| sinks[head]);
+                    want.extend(paged_attention_reference(
+                        q,
+                        &view,
+                        table,
+                        position,
+                        &self.params,
+                        sink,
+                    ));
                 }
             }
         }

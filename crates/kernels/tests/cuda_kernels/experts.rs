@@ -135,11 +135,19 @@ fn compare_products(
         let x = random.floats(rows * k, 1.0, dtype);
         let out = gpu.unwritten(&[pairs, n], dtype);
         let on_gpu = gpu.floats(&x, &[rows, k], dtype);
-        cuda::expert_product(&on_gpu, matrices, &routing, &out).unwrap();
+        // With biases and without.
+        let biases = (n % 2 == 0).then(|| random.floats(step.1 * n, 1.0, dtype));
+        let bias = biases.as_ref().map(|biases| gpu.floats(biases, &[step.1, n], dtype));
+        cuda::expert_product(&on_gpu, matrices, bias.as_ref(), &routing, &out).unwrap();
         let of_pair = |pair: usize| &x[pair / (pairs / rows) * k..][..k];
         let want: Vec<f32> = (0..pairs)
-            .map(|pair| (of_pair(pair), &weights[chosen[pair] as usize]))
-            .flat_map(|(x, w)| w.chunks(k).map(move |w| linear_reference(x, w, None)))
+            .map(|pair| (of_pair(pair), chosen[pair] as usize))
+            .flat_map(|(x, expert)| {
+                let biases = biases.as_deref();
+                let bias = move |output| biases.map(|all| all[expert * n + output]);
+                let rows = weights[expert].chunks(k).enumerate();
+                rows.map(move |(output, w)| linear_reference(x, w, bias(output)))
+            })
             .collect();
         gpu.assert_close(&out, &want, tolerance, &format!("{step:?}, {rows} rows, {k} x {n}"));
     }

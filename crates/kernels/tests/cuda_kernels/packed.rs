@@ -10,8 +10,8 @@ use candlepower_kernels::{
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
 
 /// Kinds of codes, with the largest code of each. Bit 3 of the largest E4M3 keeps NaN away.
-const KINDS: [(Codes, u64); 4] =
-    [(Codes::U4, 15), (Codes::U8, 255), (Codes::E4m3, 0xf7), (Codes::Table, 15)];
+const KINDS: [(Codes, u64); 5] =
+    [(Codes::U4, 15), (Codes::U8, 255), (Codes::E4m3, 0xf7), (Codes::E2m1, 15), (Codes::Table, 15)];
 
 /// A matrix on the GPU, and its numbers `[n, width]`: what codes mean, and what is added to them.
 pub(crate) struct Case {

@@ -15,6 +15,9 @@ use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
 const SHAPES: [(usize, usize); 7] =
     [(1, 896), (3, 4096), (7, 8192), (257, 128), (5, 100), (2, 33), (33, 64)];
 
+const ACTIVATIONS: [Activation; 4] =
+    [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::SwigluOai];
+
 pub(crate) fn rms_norm(gpu: &Gpu) {
     for_norms(|rows, dim, dtype, form, random| {
         let (x, weight) = (random.floats(rows * dim, 3.0, dtype), random.floats(dim, 1.0, dtype));
@@ -94,8 +97,8 @@ pub(crate) fn gated_activation(gpu: &Gpu) {
     let mut random = Random(2);
     for (tokens, inner) in [(1, 4864), (3, 14336), (129, 256), (5, 33), (2, 1)] {
         for dtype in HALVES {
-            for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
-                let gate_up = random.floats(tokens * 2 * inner, 4.0, dtype);
+            for act in ACTIVATIONS {
+                let gate_up = random.floats(tokens * 2 * inner, 6.0, dtype);
                 let out = gpu.unwritten(&[tokens, inner], dtype);
                 let input = gpu.floats(&gate_up, &[tokens, 2 * inner], dtype);
                 cuda::gated_activation(&input, act, &out).unwrap();
@@ -118,8 +121,8 @@ pub(crate) fn activation(gpu: &Gpu) {
     let mut random = Random(7);
     for (tokens, inner) in [(1, 12288), (129, 256), (5, 33), (2, 1)] {
         for dtype in HALVES {
-            for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
-                let x = random.floats(tokens * inner, 4.0, dtype);
+            for act in ACTIVATIONS {
+                let x = random.floats(tokens * inner, 6.0, dtype);
                 let out = gpu.unwritten(&[tokens, inner], dtype);
                 cuda::activation(&gpu.floats(&x, &[tokens, inner], dtype), act, &out).unwrap();
                 let want: Vec<f32> = x.iter().map(|x| activation_reference(*x, act)).collect();

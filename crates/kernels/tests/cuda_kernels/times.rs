@@ -189,7 +189,9 @@ fn packed(times: &Times<'_>, codes: Codes, (n, k): (usize, usize)) -> Result<Pac
 /// Products with codes, and with numbers that are unpacked before.
 fn codes(times: &Times<'_>) -> Result<()> {
     let cublas = Cublas::new(times.gpu.device(), 8192, DType::BF16, 64 << 20)?;
-    for (kind, matrices) in [(Codes::U4, &MATRICES[..]), (Codes::E4m3, &MATRICES[2..3])] {
+    for (kind, matrices) in
+        [(Codes::U4, &MATRICES[..]), (Codes::E4m3, &MATRICES[2..3]), (Codes::E2m1, &MATRICES[2..3])]
+    {
         for &(name, n, k) in matrices {
             let (n, k) = (times.size(n), times.size(k));
             let first = packed(times, kind, (n, k))?;
@@ -231,7 +233,7 @@ fn experts(times: &Times<'_>) -> Result<()> {
             let (x, out) = (times.noise(&[tokens, k])?, times.zeros(&[pairs, n])?);
             let what = format!("experts [{n}, {k}] {kind}, {tokens} tokens, {active} used");
             let work = (active * bytes + 2 * pairs * (n + k), 2 * pairs * n * k);
-            times.row(&what, work, |_| cuda::expert_product(&x, matrices, &routing, &out))?;
+            times.row(&what, work, |_| cuda::expert_product(&x, matrices, None, &routing, &out))?;
         }
     }
     Ok(())
@@ -280,8 +282,12 @@ fn attend(
     let q = times.noise(&[tokens, heads, head_dim])?;
     let out = times.zeros(&[tokens, heads, head_dim])?;
     let spec = AttentionSpec { heads, window, dtype: DType::BF16, cache_dtype };
-    let capacity =
-        PlanCapacity { max_seqs: seqs.len(), max_pages: pages, partials_bytes: 128 << 20 };
+    let capacity = PlanCapacity {
+        max_seqs: seqs.len(),
+        max_pages: pages,
+        partials_bytes: 128 << 20,
+        sink_tokens: 0,
+    };
     let mut plan = cuda::AttentionPlan::new(times.gpu.device(), spec, &config, capacity)?;
     let meta = attention::metadata(&mut Random(10), &config, seqs);
     let launch = if queries == 1 { LaunchShape::Fixed } else { LaunchShape::Fitted };
@@ -293,7 +299,7 @@ fn attend(
     let pairs = tokens * (context - (queries - 1) / 2);
     let work = (read + 4 * tokens * heads * head_dim, 4 * pairs * heads * head_dim);
     times.row(&what, work, |i| {
-        plan.attend(&q, cache.layer(i % config.num_layers)?, &params, &out)
+        plan.attend(&q, cache.layer(i % config.num_layers)?, &params, None, &out)
     })?;
     Ok(())
 }

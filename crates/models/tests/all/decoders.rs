@@ -44,6 +44,7 @@ pub(crate) const GOLDENS: &[&str] = &[
     "glm4-moe",
     "ernie4_5-moe",
     "minimax-m2",
+    "gpt-oss",
     "gguf-yarn",
     "gguf-qwen3",
     "gguf-phi3",

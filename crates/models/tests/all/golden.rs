@@ -302,6 +302,8 @@ fn every_flag_is_seen_in_the_logits() {
         ("glm4-moe", "\"norm_topk_prob\": true", "\"norm_topk_prob\": false"),
         ("glm4-moe", "\"routed_scaling_factor\": 1.5", "\"routed_scaling_factor\": 1.4"),
         ("minimax-m2", "\"rotary_dim\": 12", "\"rotary_dim\": 10"),
+        ("gpt-oss", "\"sliding_window\": 8", "\"sliding_window\": 9"),
+        ("gpt-oss", "\"truncate\": false", "\"truncate\": true"),
         ("gemma3-images", "\"factor\": 8.0", "\"factor\": 7.5"),
         ("gemma3-images", "\"sliding_window\": 8", "\"sliding_window\": 9"),
         ("olmo3", "\"factor\": 4.0", "\"factor\": 3.5"),

@@ -25,6 +25,7 @@ pub(crate) const QUANTIZED: &[(&str, &str)] = &[
     ("squeezellm", "squeezellm"),
     (SPARSE, "squeezellm"),
     ("awq-experts", "awq"),
+    ("mxfp4", "mxfp4"),
     ("gguf-llama", "gguf"),
     ("gguf-qwen2", "gguf"),
     ("gguf-gemma2", "gguf"),

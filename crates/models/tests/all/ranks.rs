@@ -138,8 +138,9 @@ fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
 
 /// What other ranks lack: biases that are added to sums of all ranks, in f32.
 pub(crate) fn bytes_of_rank_0_alone(spec: &ModelSpec, rank: usize) -> u64 {
-    let biases = |layer: &LayerSpec| {
-        usize::from(layer.attention.out_bias) + usize::from(layer.ffn.mlp().bias)
+    let biases = |LayerSpec { attention, ffn, .. }: &LayerSpec| {
+        let of_each = ffn.experts().map_or(1, |experts| experts.count);
+        usize::from(attention.out_bias) + of_each * usize::from(ffn.mlp().bias)
     };
     let biases: usize = spec.layers.iter().map(biases).sum();
     if rank == 0 { 0 } else { (4 * spec.hidden_size * biases) as u64 }

@@ -169,10 +169,16 @@ const ARCHITECTURES: &[Architecture] = &[
         "experts chosen by sigmoids and biases, norms over all heads, partial rotary",
         "",
     ),
+    row(
+        "GptOssForCausalLM",
+        "gpt-oss-20b, gpt-oss-120b",
+        "sinks, windows in every second layer, bounded gates, biases of experts and routers, yarn rope scaling",
+        "",
+    ),
 ];
 
 /// A format of weights: its name, the beginning of its goldens' names, the checkpoints that have it, and what is in memory.
-const FORMATS: [(&str, &str, &str, &str); 6] = [
+const FORMATS: [(&str, &str, &str, &str); 7] = [
     ("safetensors", "", "F32, F16, BF16; single and sharded", "as stored"),
     ("`awq`", "awq", "AutoAWQ: 4 bits, GEMM layout, zero points", "4-bit codes"),
     (
@@ -192,6 +198,12 @@ const FORMATS: [(&str, &str, &str, &str); 6] = [
         "squeezellm",
         "4 bits, with and without the sparse part",
         "4-bit codes and tables, sparse numbers apart",
+    ),
+    (
+        "MXFP4",
+        "mxfp4",
+        "`quant_method` mxfp4 (gpt-oss): the experts' matrices in e2m1, with a power of two for each 32 of a row",
+        "4-bit codes, with scales in bfloat16 (in single precision on a GPU)",
     ),
     (
         "GGUF",
@@ -300,7 +312,7 @@ fn tables(files: &[SourceFile]) -> Result<String, String> {
         if !own.iter().any(|golden| is_of(&golden.name, "")) {
             return Err(format!("{} has no golden in {GOLDENS} that a test runs", row.class));
         }
-        let quantized: Vec<&str> = FORMATS[1..5]
+        let quantized: Vec<&str> = FORMATS[1..6]
             .iter()
             .filter(|format| own.iter().any(|golden| is_of(&golden.name, format.1)))
             .map(|format| format.1)

@@ -361,6 +361,54 @@ fn minimax_m2() {
     }
 }
 
+/// openai/gpt-oss-20b, and gpt-oss-120b as far as it is larger.
+#[test]
+fn gpt_oss() {
+    let text = r#"{"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": true, "experts_per_token": 4,
+        "head_dim": 64, "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880,
+        "max_position_embeddings": 131072, "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+        "num_key_value_heads": 8, "num_local_experts": 32, "quantization_config": {"modules_to_not_convert":
+        ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"], "quant_method": "mxfp4"},
+        "rms_norm_eps": 1e-05, "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+        "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": false}, "rope_theta": 150000,
+        "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": false, "vocab_size": 201088}"#;
+    let m = spec(text);
+    assert_eq!((m.num_parameters(), m.max_model_len), (20_914_757_184, 131_072));
+    let windows: Vec<_> = m.layers[..3].iter().map(|layer| layer.attention.window).collect();
+    assert_eq!(windows, [Some(128), None, Some(128)]);
+    assert!(m.layers.iter().all(|layer| layer.attention.sinks && layer.attention.out_bias));
+    let experts = m.layers[0].ffn.experts().unwrap();
+    assert_eq!(
+        (experts.expert.act, experts.expert.bias, experts.router_bias),
+        (Act::SwigluOai, true, true)
+    );
+    let larger = r#"{"num_hidden_layers": 36, "num_local_experts": 128}"#;
+    assert_eq!(spec(&with(text, larger)).num_parameters(), 116_829_156_672);
+    let limit = error(&with(text, r#"{"swiglu_limit": 8.0}"#));
+    assert!(limit.contains("`swiglu_limit` = 8.0 is not supported; 7 is"), "{limit}");
+
+    // Experts are quantized, their biases are not; the two halves of a gate's tensor lie in turn.
+    let plan = open(text).tensor_plan();
+    let tensor = |name: &str| {
+        let name = format!("model.layers.3.mlp.experts.{name}");
+        plan.iter().find(|tensor| tensor.name == name).unwrap()
+    };
+    let stored = tensor("gate_up_proj").stored().unwrap();
+    let names: Vec<&str> =
+        stored.iter().map(|tensor| tensor.name.rsplit('.').next().unwrap()).collect();
+    assert_eq!(names, ["gate_up_proj_blocks", "gate_up_proj_scales"]);
+    assert_eq!(stored[0].shapes, [vec![32, 5760, 1440], vec![32, 5760, 90, 16]]);
+    assert_eq!(stored[1].shapes, [[32, 5760, 90]]);
+    let order = tensor("gate_up_proj").row_order();
+    let rows = [0, 1, 2879, 2880, 2881, 5759, 5760, 8640];
+    assert_eq!(rows.map(|row| order.stored(row)), [0, 2, 5758, 1, 3, 5759, 5760, 5761]);
+    assert_eq!(tensor("down_proj").row_order().stored(2881), 2881);
+    let bias = tensor("gate_up_proj_bias").stored().unwrap();
+    assert_eq!(bias[0].shapes, [[32, 5760]]);
+    // A group of 32 inputs is on one rank.
+    assert_eq!(open(text).spec().tensor_parallel_sizes(), [1, 2]);
+}
+
 /// microsoft/phi-2.
 #[test]
 fn phi() {

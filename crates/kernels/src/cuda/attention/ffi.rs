@@ -59,6 +59,7 @@ pub(super) struct RunArgs {
     pub(super) keys: Address,
     pub(super) values: Address,
     pub(super) out: Address,
+    pub(super) log_sums: Address,
     pub(super) query_start: Address,
     pub(super) page_start: Address,
     pub(super) page_indices: Address,
@@ -70,7 +71,21 @@ pub(super) struct RunArgs {
     pub(super) value_scale: f32,
     pub(super) padding: i32,
 }
-const _: () = assert!(size_of::<RunArgs>() == 176);
+const _: () = assert!(size_of::<RunArgs>() == 184);
+
+/// As `SinkArgs` in elements.cu.
+#[repr(C)]
+pub(super) struct SinkArgs {
+    pub(super) out: Address,
+    pub(super) log_sums: Address,
+    pub(super) sinks: *mut f32,
+    pub(super) rows: i64,
+    pub(super) heads: i32,
+    pub(super) head_dim: i32,
+    pub(super) dtype: i32,
+    pub(super) padding: i32,
+}
+const _: () = assert!(size_of::<SinkArgs>() == 48);
 
 /// Which of FlashInfer's kernels computes a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +120,7 @@ impl Functions {
 }
 
 unsafe extern "C" {
+    pub(super) fn candlepower_weigh_sinks(args: *const SinkArgs, stream: CUstream) -> i32;
     fn candlepower_plan_decode_64(args: *const PlanArgs, stream: CUstream) -> i32;
     fn candlepower_plan_decode_128(args: *const PlanArgs, stream: CUstream) -> i32;
     fn candlepower_plan_decode_256(args: *const PlanArgs, stream: CUstream) -> i32;

@@ -11,6 +11,7 @@ use candle_core::{CudaDevice, DType, Device, Tensor};
 use super::super::launch::{Address, Launch, describe};
 use super::ffi::{
     Buffers, Functions, Kernel, MESSAGE_BYTES, PLAN_WORDS, PlanArgs, REFUSED, RunArgs, Shape,
+    SinkArgs, candlepower_weigh_sinks,
 };
 use super::tables::TableLayout;
 use crate::device::{
@@ -42,6 +43,8 @@ pub struct AttentionPlan {
     cache: KvCacheConfig,
     capacity: PlanCapacity,
     partials: CudaSlice<u8>,
+    /// `[tokens, heads]`, where there are sinks.
+    log_sums: Option<CudaSlice<f32>>,
     schedule: CudaSlice<u8>,
     /// `query_start`, `page_start`, `last_page_len` and page indices, one after the other.
     tables: CudaSlice<u32>,
@@ -85,6 +88,7 @@ impl AttentionPlan {
         let stream = device.cuda_stream();
         let context = stream.context().clone();
         let tables = 3 * (capacity.max_seqs + 1) + capacity.max_pages;
+        let log_sums = capacity.sink_tokens * spec.heads;
         // SAFETY: pinned memory begins undefined; `prepare` writes what is copied from it, and any bits are
         // a valid number.
         let (schedule_host, tables_host) = unsafe {
@@ -98,6 +102,10 @@ impl AttentionPlan {
             cache: *cache,
             capacity,
             partials: stream.alloc_zeros(capacity.partials_bytes).map_err(driver)?,
+            log_sums: (log_sums > 0)
+                .then(|| stream.alloc_zeros(log_sums))
+                .transpose()
+                .map_err(driver)?,
             schedule: stream.alloc_zeros(SCHEDULE_BYTES).map_err(driver)?,
             tables: stream.alloc_zeros(tables).map_err(driver)?,
             schedule_host,
@@ -140,14 +148,15 @@ impl AttentionPlan {
     }
 
     /// Attention of the planned step in one layer: `out` = softmax(q k^T * scale) v over each query's
-    /// sequence, causal, with the plan's window and `params.softcap`.
+    /// sequence, causal, with the plan's window and `params.softcap`; with `sinks`, f32 `[heads]`, the softmax has a score of each
+    /// head beside the others, whose part goes to nothing. They are taken into account after the sum has been rounded.
     ///
     /// `q` and `out` are `[tokens, heads, head_dim]`; head `h` reads key-value head `h / (heads /
     /// kv_heads)`. This step's keys and values must be in the cache. The CPU's definition is
     /// [`crate::paged_attention_reference`].
     ///
     /// # Errors
-    /// Nothing was prepared; `params.window` is not the plan's; an operand has the wrong dtype, shape,
+    /// Nothing was prepared; `params.window` is not the plan's; it has no room for sinks; an operand has the wrong dtype, shape,
     /// layout or device; or CUDA or FlashInfer refused.
     ///
     /// Source: Ye et al., "FlashInfer: Efficient and Customizable Attention Engine for LLM Inference
@@ -157,6 +166,7 @@ impl AttentionPlan {
         q: &Tensor,
         layer: &PagedLayer,
         params: &PagedAttention,
+        sinks: Option<&Tensor>,
         out: &Tensor,
     ) -> Result<()> {
         let Some(prepared) = &self.prepared else {
@@ -173,6 +183,20 @@ impl AttentionPlan {
         let (tables, _guard) = self.tables.device_ptr(self.tables.stream());
         let table = |first: usize| (tables + (first * size_of::<u32>()) as u64) as Address;
         let mut message: [c_char; MESSAGE_BYTES] = [0; MESSAGE_BYTES];
+        let (rows, heads) = (dims[0] * dims[1], self.spec.heads);
+        let weigh_sinks = match sinks {
+            Some(sinks) => Some(SinkArgs {
+                out: launch.elements(("out", out), axes, &dims)?,
+                log_sums: self.log_sums_of(rows)?,
+                sinks: launch.f32s(("sinks", sinks), "[heads]", &[heads])?,
+                rows: rows as i64,
+                heads: heads as i32,
+                head_dim: self.cache.head_dim as i32,
+                dtype: launch.dtype_code(),
+                padding: 0,
+            }),
+            None => None,
+        };
         let args = RunArgs {
             // The kernels read the device's buffers only.
             buffers: self.buffers(std::ptr::null_mut()),
@@ -181,6 +205,7 @@ impl AttentionPlan {
             keys: launch.cached(("keys", &layer.keys), cache_axes, &cache_dims)?,
             values: launch.cached(("values", &layer.values), cache_axes, &cache_dims)?,
             out: launch.elements(("out", out), axes, &dims)?,
+            log_sums: weigh_sinks.as_ref().map_or(std::ptr::null_mut(), |args| args.log_sums),
             query_start: table(layout.query_start()),
             page_start: table(layout.page_start()),
             page_indices: table(layout.page_indices()),
@@ -204,7 +229,25 @@ impl AttentionPlan {
         // SAFETY: the operands were checked above; the tables were checked by `prepare` to name blocks of
         // the cache, and the plan's memory lives as long as `self`, whose drop waits for the stream.
         let result = unsafe { launch.run(functions.run, &args) };
-        result.map_err(|error| with_message(error, &message))
+        result.map_err(|error| with_message(error, &message))?;
+        match weigh_sinks {
+            // SAFETY: as above; `log_sums_of` has checked that there is a number for each row.
+            Some(args) => unsafe { launch.run(candlepower_weigh_sinks, &args) },
+            None => Ok(()),
+        }
+    }
+
+    /// Room for a number of each of `rows` rows.
+    fn log_sums_of(&self, rows: usize) -> Result<Address> {
+        let room = self.log_sums.as_ref().filter(|log_sums| rows <= log_sums.len());
+        match room {
+            Some(log_sums) => Ok(log_sums.device_ptr(log_sums.stream()).0 as Address),
+            None => {
+                let bound = self.log_sums.as_ref().map_or(0, CudaSlice::len) + 1;
+                let index = "rows with sinks";
+                Err(Error::OutOfRange { kernel: KERNEL, index, value: rows, bound })
+            }
+        }
     }
 
     /// Decodes go to the kernel that is bound by memory; it knows no windows, and not every group.

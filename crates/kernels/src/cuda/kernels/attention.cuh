@@ -70,6 +70,7 @@ struct RunArgs {
   const void* keys;             // [num_blocks, kv_heads, block_size, head_dim]
   const void* values;           // as keys
   void* out;                    // [tokens, heads, head_dim]
+  float* log_sums;              // [tokens, heads], written: the logarithm to base 2 of what the softmax divides by; null for none
   const int32_t* query_start;   // device [seqs + 1]
   const int32_t* page_start;    // device [seqs + 1]
   const int32_t* page_indices;  // device [page_start[seqs]]
@@ -81,7 +82,7 @@ struct RunArgs {
   float value_scale;  // what the values in the cache are multiplied by
   int32_t padding;
 };
-static_assert(sizeof(RunArgs) == 176, "as in src/cuda/attention/ffi.rs");
+static_assert(sizeof(RunArgs) == 184, "as in src/cuda/attention/ffi.rs");
 
 // Scores with window and soft cap chosen at run time: one instance serves all models.
 struct PagedScores : flashinfer::AttentionVariantBase {

@@ -14,7 +14,7 @@
 namespace candlepower {
 
 // What codes mean; the values are those of `code_kind` in src/cuda/packed.rs.
-enum class Codes : int32_t { kU4 = 0, kU8 = 1, kE4m3 = 2, kTable = 3 };
+enum class Codes : int32_t { kU4 = 0, kU8 = 1, kE4m3 = 2, kTable = 3, kE2m1 = 4 };
 
 struct PackedMatrix {
   const uint32_t* codes;          // as `code_place` says
@@ -35,7 +35,7 @@ struct PackedMatrix {
   }
 };
 
-constexpr bool is_narrow(Codes codes) { return codes == Codes::kU4 || codes == Codes::kTable; }
+constexpr bool is_narrow(Codes codes) { return codes == Codes::kU4 || codes == Codes::kTable || codes == Codes::kE2m1; }
 constexpr int32_t bits_of(Codes codes) { return is_narrow(codes) ? 4 : 8; }
 
 // ---- Numbers ---------------------------------------------------------------------------------------
@@ -44,6 +44,20 @@ constexpr int32_t bits_of(Codes codes) { return is_narrow(codes) ? 4 : 8; }
 __device__ __forceinline__ float e4m3_part(uint32_t code) {
   const uint32_t bits = (code & 0x80u) << 8 | (code & 0x7fu) << 7;
   return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+
+// A code of a sign, two bits of exponent and one of mantissa as a half, but for a factor of 2^14 that scales have.
+__device__ __forceinline__ float e2m1_part(uint32_t code) {
+  const uint32_t bits = (code & 8u) << 12 | (code & 7u) << 9;
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+
+// What a code that is multiplied by a scale is.
+template <Codes kCodes>
+__device__ __forceinline__ float code_part(uint32_t code) {
+  if constexpr (kCodes == Codes::kE4m3) return e4m3_part(code);
+  if constexpr (kCodes == Codes::kE2m1) return e2m1_part(code);
+  return static_cast<float>(code);
 }
 
 // Columns whose numbers are unpacked together.
@@ -68,8 +82,7 @@ __device__ __forceinline__ Vector<T, kUnpacked> unpacked(const PackedMatrix& w, 
     if constexpr (kCodes == Codes::kTable) {
       numbers.at[i] = T(w.scales[int64_t(output) * kTableNumbers + code]);
     } else {
-      const float value = kCodes == Codes::kE4m3 ? e4m3_part(code) : static_cast<float>(code);
-      numbers.at[i] = T(fmaf(value, scale.x, scale.y));
+      numbers.at[i] = T(fmaf(code_part<kCodes>(code), scale.x, scale.y));
     }
   }
   return numbers;
@@ -106,6 +119,7 @@ struct Pairs<__nv_bfloat16> {
 
   // The seven bits begin where the exponent does, whose bias is 120 more: 2^112 leaves the factor of 256.
   static __device__ __forceinline__ uint32_t e4m3_parts(uint32_t codes);
+  static __device__ __forceinline__ uint32_t e2m1_parts(uint32_t codes);
 };
 
 template <>
@@ -117,6 +131,7 @@ struct Pairs<__half> {
   static constexpr uint32_t kSixteen = 0x4c004c00u;
 
   static __device__ __forceinline__ uint32_t e4m3_parts(uint32_t codes);
+  static __device__ __forceinline__ uint32_t e2m1_parts(uint32_t codes);
 };
 
 template <typename T>
@@ -138,6 +153,16 @@ __device__ __forceinline__ uint32_t Pairs<__half>::e4m3_parts(uint32_t codes) {
   return (codes & 0x00800080u) << 8 | (codes & 0x007f007fu) << 7;
 }
 
+// Likewise: three bits, and the factor of 2^14 that is left.
+__device__ __forceinline__ uint32_t Pairs<__nv_bfloat16>::e2m1_parts(uint32_t codes) {
+  const uint32_t small = (codes & 0x00080008u) << 12 | (codes & 0x00070007u) << 6;
+  return as_bits(__hmul2(as_pair<__nv_bfloat16>(small), as_pair<__nv_bfloat16>(0x77807780u)));
+}
+
+__device__ __forceinline__ uint32_t Pairs<__half>::e2m1_parts(uint32_t codes) {
+  return (codes & 0x00080008u) << 12 | (codes & 0x00070007u) << 9;
+}
+
 // Two numbers below 16, each in the low bits of its half of a word, as two elements: exactly.
 template <typename T>
 __device__ __forceinline__ uint32_t small_numbers(uint32_t word) {
@@ -153,6 +178,8 @@ __device__ __forceinline__ void widen(const uint32_t* words, int32_t step, const
   for (int32_t i = 0; i < 4; ++i) {
     if constexpr (kCodes == Codes::kU4) {
       a[i] = small_numbers<T>(words[step] >> (4 * i));
+    } else if constexpr (kCodes == Codes::kE2m1) {
+      a[i] = Pairs<T>::e2m1_parts(words[step] >> (4 * i));
     } else if constexpr (kCodes == Codes::kTable) {
       const uint32_t codes = words[step] >> (4 * i);
       const T* table = tables + (threadIdx.x % kWarp / 4 + i % 2 * 8) * kTableNumbers;
@@ -322,6 +349,7 @@ void with_codes(int32_t kind, Launch launch) {
     case Codes::kU4: launch(std::integral_constant<Codes, Codes::kU4>{}); break;
     case Codes::kU8: launch(std::integral_constant<Codes, Codes::kU8>{}); break;
     case Codes::kE4m3: launch(std::integral_constant<Codes, Codes::kE4m3>{}); break;
+    case Codes::kE2m1: launch(std::integral_constant<Codes, Codes::kE2m1>{}); break;
     case Codes::kTable: launch(std::integral_constant<Codes, Codes::kTable>{}); break;
   }
 }

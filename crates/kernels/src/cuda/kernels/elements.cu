@@ -1,4 +1,4 @@
-// Operations on single elements: sums, what is done to logits, and tokens that only the device knows.
+// Operations on single elements: sums, what is done to logits and beside sinks, and tokens that only the device knows.
 
 #include "common.cuh"
 
@@ -51,6 +51,35 @@ __global__ void scale_and_cap_kernel(ScaleArgs args) {
   }
 }
 
+struct SinkArgs {
+  void* out;              // [rows, head_dim], in place
+  const float* log_sums;  // [rows]: as RunArgs in attention.cuh has them
+  const float* sinks;     // [heads]
+  int64_t rows;           // tokens * heads
+  int32_t heads;
+  int32_t head_dim;
+  int32_t dtype;
+  int32_t padding;
+};
+static_assert(sizeof(SinkArgs) == 48, "as in src/cuda/attention/ffi.rs");
+
+// What a head's sink leaves of the values: the weights of the softmax had summed up to one without it.
+template <typename T, int32_t N>
+__global__ void weigh_sinks_kernel(SinkArgs args) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  T* out = static_cast<T*>(args.out);
+  const int32_t per_row = args.head_dim / N;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < args.rows * per_row; i += step) {
+    const int64_t row = i / per_row;
+    const float sink = args.sinks[row % args.heads] * kLog2E;
+    const float left = 1.0f / (1.0f + exp2f(sink - args.log_sums[row]));
+    Vector<T, N> values = load<N>(out + i * N);
+    for (int32_t j = 0; j < N; ++j) values.at[j] = T(static_cast<float>(values.at[j]) * left);
+    store<N>(out + i * N, values);
+  }
+}
+
 struct ResolveArgs {
   uint32_t* tokens;       // [count], in place
   const uint32_t* drawn;  // [num_drawn]
@@ -89,6 +118,15 @@ extern "C" int32_t candlepower_scale_and_cap(const ScaleArgs* args, cudaStream_t
   const uint32_t grid = grid_for(args->count, kThreads);
   return with_half_type(args->dtype, [&](auto zero) {
     scale_and_cap_kernel<decltype(zero)><<<grid, kThreads, 0, stream>>>(*args);
+  });
+}
+
+extern "C" int32_t candlepower_weigh_sinks(const SinkArgs* args, cudaStream_t stream) {
+  return with_half_type(args->dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int32_t N = kVectorWidth<T>;
+    const uint32_t grid = grid_for(args->rows * (args->head_dim / N), kThreads);
+    weigh_sinks_kernel<T, N><<<grid, kThreads, 0, stream>>>(*args);
   });
 }
 

@@ -7,6 +7,7 @@ namespace candlepower {
 struct ExpertProductArgs {
   const void* x;           // [pairs / pairs_per_row, k]
   const void* weights;     // [experts]: where each matrix [n, k] begins, or a PackedMatrix each
+  const void* bias;        // [experts, n]; null for none
   const uint32_t* sorted;  // as in RouteArgs, likewise the next two
   const uint32_t* starts;
   const uint32_t* tiles;
@@ -22,7 +23,7 @@ struct ExpertProductArgs {
   int32_t ordered;  // whether the columns of all are in the order of the inputs
   int32_t padding;
 };
-static_assert(sizeof(ExpertProductArgs) == 88, "as in src/cuda/experts.rs");
+static_assert(sizeof(ExpertProductArgs) == 96, "as in src/cuda/experts.rs");
 
 constexpr int32_t kNoCodes = -1;
 
@@ -42,6 +43,13 @@ struct RowTile {
 __device__ __forceinline__ RowTile row_tile(const ExpertProductArgs& args, uint32_t tile) {
   const int32_t expert = expert_of_tile(args.tiles, args.experts, tile);
   return {expert, args.starts[expert] + (tile - args.tiles[expert]) * args.tile_rows};
+}
+
+// The bias of an output; zero where there is none.
+template <typename T>
+__device__ __forceinline__ float bias_of(const ExpertProductArgs& args, int32_t expert, int32_t output) {
+  if (args.bias == nullptr) return 0.0f;
+  return static_cast<float>(static_cast<const T*>(args.bias)[static_cast<int64_t>(expert) * args.n + output]);
 }
 
 // ---- Few rows of codes -----------------------------------------------------------------------------
@@ -68,7 +76,7 @@ __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_expert_kernel(Expe
   T* out = static_cast<T*>(args.out);
   const int32_t first_output = static_cast<int32_t>(blockIdx.x % output_tiles) * kTileOutputs;
   const auto take = [&](int32_t row, int32_t output, float sum) {
-    out[static_cast<int64_t>(pairs[row]) * args.n + output] = T(sum);
+    out[static_cast<int64_t>(pairs[row]) * args.n + output] = T(sum + bias_of<T>(args, rows.expert, output));
   };
   multiply_packed<T, kCodes, kFewRows / kTileRows, kOrdered>(w, first_output, row_of, take);
 }
@@ -238,6 +246,8 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
         if (output < args.n) sum[0] += sparse_sum(w, of_pair, output);
         if (output + 1 < args.n) sum[1] += sparse_sum(w, of_pair, output + 1);
       }
+      if (output < args.n) sum[0] += bias_of<T>(args, rows.expert, output);
+      if (output + 1 < args.n) sum[1] += bias_of<T>(args, rows.expert, output + 1);
       if (args.n % 2 == 0) {
         if (output < args.n) store<2>(out + output, Vector<T, 2>{{T(sum[0]), T(sum[1])}});
       } else {

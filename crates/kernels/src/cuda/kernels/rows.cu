@@ -129,7 +129,11 @@ __global__ void __launch_bounds__(kMostNormThreads) layer_norm_kernel(LayerNormA
 // ---- Activations -----------------------------------------------------------------------------------
 
 // The values are those of Activation in Rust.
-enum class Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2 };
+enum class Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kSwigluOai = 3 };
+
+// Of kSwigluOai: what bounds both halves, and a factor in its sigmoid.
+constexpr float kSwigluLimit = 7.0f;
+constexpr float kSwigluAlpha = 1.702f;
 
 struct GatedActivationArgs {
   const void* gate_up;  // [tokens, 2 * inner]
@@ -155,8 +159,19 @@ template <Activation kActivation>
 __device__ __forceinline__ float activate(float x) {
   if constexpr (kActivation == Activation::kSilu) return x / (1.0f + expf(-x));
   if constexpr (kActivation == Activation::kGelu) return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+  if constexpr (kActivation == Activation::kSwigluOai) {
+    const float bounded = fminf(x, kSwigluLimit);
+    return bounded / (1.0f + expf(-kSwigluAlpha * bounded));
+  }
   // sqrt(2 / pi) (x + 0.044715 x^3)
   return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+}
+
+// What a gate is multiplied with.
+template <Activation kActivation>
+__device__ __forceinline__ float gated_number(float up) {
+  if constexpr (kActivation != Activation::kSwigluOai) return up;
+  return fmaxf(fminf(up, kSwigluLimit), -kSwigluLimit) + 1.0f;
 }
 
 // Every thread has N neighbouring outputs and goes on a whole grid further.
@@ -173,7 +188,7 @@ __global__ void gated_activation_kernel(GatedActivationArgs args) {
     const Vector<T, N> up = load<N>(row + args.inner + column);
     for (int32_t j = 0; j < N; ++j) {
       const float activated = activate<kActivation>(static_cast<float>(gate.at[j]));
-      gate.at[j] = T(activated * static_cast<float>(up.at[j]));
+      gate.at[j] = T(activated * gated_number<kActivation>(static_cast<float>(up.at[j])));
     }
     store<N>(static_cast<T*>(args.out) + token * args.inner + column, gate);
   }
@@ -201,6 +216,9 @@ void with_activation(int32_t activation, Launch launch) {
     case Activation::kGelu: launch(std::integral_constant<Activation, Activation::kGelu>{}); break;
     case Activation::kGeluTanh:
       launch(std::integral_constant<Activation, Activation::kGeluTanh>{});
+      break;
+    case Activation::kSwigluOai:
+      launch(std::integral_constant<Activation, Activation::kSwigluOai>{});
       break;
   }
 }

@@ -1,0 +1,39 @@
+//! MXFP4: numbers of four bits, of which two are the exponent and one the mantissa, with a power of two for each 32 of an output; of the
+//! experts' matrices alone. Source: transformers `Mxfp4Config` and `convert_moe_packed_tensors`; Open Compute Project,
+//! "OCP Microscaling Formats (MX) Specification", 2023.
+
+use candlepower_packing::{Codes, Dtype, MinForm, Packed, ScaleForm};
+
+use super::{StoredKind, StoredTensor, check_multiple};
+use crate::error::Result;
+
+/// Columns that share a scale.
+const GROUP: usize = 32;
+
+/// How MXFP4 stores the matrices of all experts as one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mxfp4 {
+    /// How many experts they are of.
+    pub(super) experts: usize,
+}
+
+impl Mxfp4 {
+    /// A power of two is a bf16.
+    pub(super) fn packed() -> Packed {
+        let scales = ScaleForm { dtype: Dtype::Bf16, mins: MinForm::None, blocks: None };
+        Packed { scales, ..Packed::by_group(Codes::E2m1, GROUP) }
+    }
+
+    pub(super) fn tensors(self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
+        check_multiple(module, "inputs", k, GROUP)?;
+        let of_groups = [self.experts, n / self.experts, k / GROUP];
+        let of_codes = [&of_groups[..], &[GROUP / 2]].concat();
+        let tensor = |part, shape: &[usize]| {
+            StoredTensor::new(format!("{module}_{part}"), shape, StoredKind::Bytes)
+        };
+        let mut blocks = tensor("blocks", &of_codes);
+        // transformers may write the groups as one.
+        blocks.shapes.insert(0, vec![self.experts, n / self.experts, k / 2]);
+        Ok(vec![blocks, tensor("scales", &of_groups)])
+    }
+}
