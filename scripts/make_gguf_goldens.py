@@ -198,6 +198,30 @@ MODELS = {
             norm_topk_prob=False,
         ),
     ),
+    # Biases of experts, and the numbers of four bits that experts have.
+    "gguf-gpt-oss": dict(
+        cls="GptOss",
+        arch="gpt-oss",
+        types=[Type.MXFP4, Type.Q8_0, Type.MXFP4],
+        tokenizer="gpt-4o",
+        config=dict(
+            head_dim=32,
+            intermediate_size=64,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=8,
+            max_position_embeddings=1024,
+            rope_parameters=dict(
+                rope_type="yarn",
+                rope_theta=3000.0,
+                factor=8.0,
+                beta_fast=32.0,
+                beta_slow=1.0,
+                truncate=False,
+                original_max_position_embeddings=128,
+            ),
+        ),
+    ),
 }
 
 # folder: the folder of the model, and the type that its matrices get; the head and its like get eight bits.
@@ -302,7 +326,7 @@ def write_config(writer: gguf.GGUFWriter, config, recipe: dict) -> None:
     if arch != "phi3":
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    if arch in ("gemma2", "gemma3", "phi3"):
+    if arch in ("gemma2", "gemma3", "phi3", "gpt-oss"):
         writer.add_sliding_window(config.sliding_window)
     if arch == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
@@ -321,6 +345,8 @@ def write_config(writer: gguf.GGUFWriter, config, recipe: dict) -> None:
         writer.add_expert_used_count(config.num_experts_per_tok)
     if arch == "qwen3moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if arch == "gpt-oss":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "longrope":
@@ -342,11 +368,26 @@ def pairs(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, 2, len(rows) // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
+def gpt_oss_experts(name: str, data: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of all experts `[experts, in, out]` or `[experts, out]`, of which outputs of gate and up alternate."""
+    stored_name = name.removesuffix("_bias") + (".bias" if name.endswith("_bias") else ".weight")
+    data = data if data.dim() == 2 else data.transpose(1, 2)
+    if "gate_up_proj" in name:
+        yield stored_name.replace("gate_up_proj", "gate_proj"), data[:, 0::2]
+        yield stored_name.replace("gate_up_proj", "up_proj"), data[:, 1::2]
+    else:
+        yield stored_name, data
+
+
 def stored_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The model's tensors as ggml divides them, which share the model's memory."""
     for name, parameter in model.named_parameters():
         name = name.replace("block_sparse_moe", "mlp")
-        if name.endswith("experts.gate_up_proj"):
+        if type(model).__name__.startswith("GptOss") and ".experts." in name:
+            yield from gpt_oss_experts(name, parameter.data)
+        elif name.endswith(".sinks"):
+            yield name + ".weight", parameter.data
+        elif name.endswith("experts.gate_up_proj"):
             gate, up = parameter.data.chunk(2, dim=1)
             yield name.replace("gate_up_proj", "gate_proj.weight"), gate
             yield name.replace("gate_up_proj", "up_proj.weight"), up
@@ -385,12 +426,12 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
         )
         permuted = heads if arch in ("llama", "granite") else None
         data = parameter.numpy().copy()
-        if data.ndim == 1:
+        if data.ndim == 1 or parameter_name.endswith(".bias"):
             # Norms that are differences from one are stored with the one.
             data = data + 1 if arch.startswith("gemma") and "norm" in parameter_name else data
             writer.add_tensor(stored_name, pairs(data, permuted) if permuted else data)
             continue
-        if parameter_name.endswith("mlp.gate.weight"):  # the router's scores are never quantized
+        if parameter_name.endswith(("mlp.gate.weight", "mlp.router.weight")):  # the router's scores are never quantized
             writer.add_tensor(stored_name, data)
             continue
         stored_type = types[turn % len(types)]
@@ -402,7 +443,7 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
         if permuted:
             packed, numbers = pairs(packed, permuted), pairs(numbers, permuted)
         writer.add_tensor(stored_name, packed.reshape(*shape[:-1], -1), raw_dtype=stored_type)
-        if stored_type.name.startswith("Q") and turn <= 2 * len(types):
+        if stored_type.name.startswith(("Q", "MX")) and turn <= 2 * len(types):
             rows = torch.from_numpy(numbers[:DEQUANTIZED_ROWS].copy())
             dequantized[f"dequantized.{stored_name}"] = rows
     writer.write_header_to_file()

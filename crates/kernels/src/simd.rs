@@ -166,6 +166,16 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `source` points to sixteen readable bytes.
     unsafe fn lookup_u4<const SHIFT: u32>(self, table: Self::F32, source: *const u8) -> Self::F32;
+    /// Of sixteen bytes, the lanes of `table`, which are bf16, that both halves of each name, as [`Self::load_u4_pairs`] has them.
+    /// # Safety
+    /// `source` points to sixteen readable bytes.
+    #[inline(always)]
+    unsafe fn lookup_u4_pairs(self, table: Self::F32, source: *const u8) -> Self::F32 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.join_bf16(self.lookup_u4::<0>(table, source), self.lookup_u4::<4>(table, source))
+        }
+    }
     /// Asks for the cache line at `address`, which need not be mapped.
     fn prefetch(self, address: *const u8);
     /// Makes this thread ready for [`Self::tile_product`], until [`Self::end_tiles`].

@@ -51,6 +51,7 @@ const ALL: &[GgufArch] = &[
     arch("qwen3", "Qwen3ForCausalLM", biases),
     GgufArch { rules: names::EXPERTS, ..arch("qwen3moe", "Qwen3MoeForCausalLM", qwen3_moe) },
     GgufArch { rules: names::EXPERTS, ..arch("olmoe", "OlmoeForCausalLM", olmoe) },
+    GgufArch { rules: names::GPT_OSS, ..arch("gpt-oss", "GptOssForCausalLM", gpt_oss) },
     arch("gemma2", "Gemma2ForCausalLM", gemma2),
     arch("gemma3", "Gemma3ForCausalLM", gemma3),
     GgufArch { rules: names::PHI3, ..arch("phi3", "Phi3ForCausalLM", window) },
@@ -226,6 +227,12 @@ fn refuse_others(keys: &Keys<'_>) -> Result<()> {
             "expert_feed_forward_length",
             "expert_weights_norm",
         ],
+        "gpt-oss" => &[
+            "attention.sliding_window",
+            "expert_count",
+            "expert_used_count",
+            "expert_feed_forward_length",
+        ],
         "granite" => &["embedding_scale", "residual_scale", "logit_scale", "attention.scale"],
         _ => &[],
     };
@@ -346,6 +353,19 @@ fn granite(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
         ("logit_scale", "logits_scaling"),
     ] {
         config.insert(name.into(), keys.float(key)?.into());
+    }
+    Ok(())
+}
+
+/// What files do not say of the rope is as in the published models.
+fn gpt_oss(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    experts(keys, config)?;
+    window(keys, config)?;
+    let inner = keys.count("expert_feed_forward_length")?;
+    config.insert("intermediate_size".into(), inner.into());
+    config.insert("attention_bias".into(), true.into());
+    if let Some(Value::Object(rope)) = config.get_mut("rope_parameters") {
+        rope.insert("truncate".into(), false.into());
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! What ggml calls the tensors of a model. Source: `gguf-py/gguf/constants.py` of llama.cpp.
 
-use crate::weights::{Slot, WeightRule, rows, whole};
+use crate::weights::{Slot, WeightRule, experts, rows, whole};
 
 /// The names that all architectures have in common; an architecture's own rules are looked up first.
 pub(super) const COMMON: &[WeightRule] = &[
@@ -35,6 +35,20 @@ pub(super) const EXPERTS: &[WeightRule] = &[
     rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_exps.weight"),
     rows(Slot::ExpertUp(0), "blk.{i}.ffn_up_exps.weight"),
     rows(Slot::ExpertDown(0), "blk.{i}.ffn_down_exps.weight"),
+];
+
+/// Those of gpt-oss, with biases; the norm before them has another name.
+pub(super) const GPT_OSS: &[WeightRule] = &[
+    whole(Slot::FfnNorm, "blk.{i}.post_attention_norm.weight"),
+    whole(Slot::Sinks, "blk.{i}.attn_sinks.weight"),
+    whole(Slot::Router, "blk.{i}.ffn_gate_inp.weight"),
+    whole(Slot::RouterBias, "blk.{i}.ffn_gate_inp.bias"),
+    rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_exps.weight"),
+    rows(Slot::ExpertUp(0), "blk.{i}.ffn_up_exps.weight"),
+    rows(Slot::ExpertDown(0), "blk.{i}.ffn_down_exps.weight"),
+    experts(Slot::ExpertGateBias(0), "blk.{i}.ffn_gate_exps.bias"),
+    experts(Slot::ExpertUpBias(0), "blk.{i}.ffn_up_exps.bias"),
+    experts(Slot::ExpertDownBias(0), "blk.{i}.ffn_down_exps.bias"),
 ];
 
 /// Phi-3's fused tensors.

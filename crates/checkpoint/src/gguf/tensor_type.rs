@@ -3,6 +3,8 @@
 
 use candlepower_packing::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, ScaleForm};
 
+use crate::quantization::Mxfp4;
+
 /// A type of tensors that is computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GgufType {
@@ -22,6 +24,8 @@ pub enum GgufType {
     Q5_1,
     /// 32 codes of eight bits, a scale.
     Q8_0,
+    /// 32 numbers of four bits (e2m1), a scale that is a power of two.
+    Mxfp4,
     /// 256 codes of two bits; scales and minima of 16 each, of four bits, with a scale and a scale of minima.
     Q2K,
     /// 256 codes of three bits; scales of 16 each, of six bits, with a scale.
@@ -35,7 +39,7 @@ pub enum GgufType {
 }
 
 /// A type, its number in files, its name, the numbers of a block, and the block's bytes.
-const SERVED: [(GgufType, u32, &str, usize, usize); 13] = [
+const SERVED: [(GgufType, u32, &str, usize, usize); 14] = [
     (GgufType::F32, 0, "F32", 1, 4),
     (GgufType::F16, 1, "F16", 1, 2),
     (GgufType::Bf16, 30, "BF16", 1, 2),
@@ -44,6 +48,7 @@ const SERVED: [(GgufType, u32, &str, usize, usize); 13] = [
     (GgufType::Q5_0, 6, "Q5_0", 32, 22),
     (GgufType::Q5_1, 7, "Q5_1", 32, 24),
     (GgufType::Q8_0, 8, "Q8_0", 32, 34),
+    (GgufType::Mxfp4, 39, "MXFP4", 32, 17),
     (GgufType::Q2K, 10, "Q2_K", 256, 84),
     (GgufType::Q3K, 11, "Q3_K", 256, 110),
     (GgufType::Q4K, 12, "Q4_K", 256, 144),
@@ -52,7 +57,7 @@ const SERVED: [(GgufType, u32, &str, usize, usize); 13] = [
 ];
 
 /// Names of types that are not computed with, by their numbers in files.
-const OTHERS: [(u32, &str); 22] = [
+const OTHERS: [(u32, &str); 21] = [
     (9, "Q8_1"),
     (15, "Q8_K"),
     (16, "IQ2_XXS"),
@@ -71,7 +76,6 @@ const OTHERS: [(u32, &str); 22] = [
     (29, "IQ1_M"),
     (34, "TQ1_0"),
     (35, "TQ2_0"),
-    (39, "MXFP4"),
     (40, "NVFP4"),
     (4, "Q4_2"),
     (5, "Q4_3"),
@@ -123,6 +127,7 @@ impl GgufType {
             Self::Q4_0 | Self::Q4_1 | Self::Q4K => (Codes::U4, 32),
             Self::Q5_0 | Self::Q5_1 | Self::Q5K => (Codes::U5, 32),
             Self::Q8_0 => (Codes::U8, 32),
+            Self::Mxfp4 => return Some(Mxfp4::packed()),
             Self::Q2K => (Codes::U2, 16),
             Self::Q3K => (Codes::U3, 16),
             Self::Q6K => (Codes::U6, 16),

@@ -19,7 +19,7 @@ pub struct Mxfp4 {
 
 impl Mxfp4 {
     /// A power of two is a bf16.
-    pub(super) fn packed() -> Packed {
+    pub(crate) fn packed() -> Packed {
         let scales = ScaleForm { dtype: Dtype::Bf16, mins: MinForm::None, blocks: None };
         Packed { scales, ..Packed::by_group(Codes::E2m1, GROUP) }
     }

@@ -350,6 +350,12 @@ impl Code for E2m1 {
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn pair<S: Simd>(s: S, pair: *const u8, half: usize) -> S::F32 {
+        // SAFETY: as above.
+        unsafe { s.lookup_u4_pairs(s.load(E2M1.as_ptr()), pair.add(half * LANES)) }
+    }
 }
 
 impl<const BITS: usize> Code for Planes<BITS> {

@@ -380,6 +380,18 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
     }
 
     #[inline(always)]
+    unsafe fn lookup_u4_pairs(self, table: __m512, source: *const u8) -> __m512 {
+        unsafe {
+            // The upper halves of the words are what bf16 has: every second of 32 lanes.
+            let table = _mm512_srli_epi32::<16>(_mm512_castps_si512(table));
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(source.cast()));
+            let (high, low) = (_mm512_slli_epi32::<17>(bytes), _mm512_srli_epi32::<3>(bytes));
+            let lanes = _mm512_and_si512(_mm512_or_si512(high, low), _mm512_set1_epi32(0x1e_001e));
+            _mm512_castsi512_ps(_mm512_permutexvar_epi16(lanes, table))
+        }
+    }
+
+    #[inline(always)]
     fn prefetch(self, address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
     }

@@ -7,7 +7,7 @@ use candlepower_checkpoint::{GgufType, Packed};
 use half::f16;
 use rayon::prelude::*;
 
-use super::{Stored, Tensors};
+use super::{Stored, Tensors, mxfp4};
 use crate::{error::Result, shards::MappedBytes};
 
 /// A matrix as GGUF stores it.
@@ -108,9 +108,12 @@ impl Stored for GgufMatrix {
     /// A zero is positive here, whatever the sign of its scale.
     fn number(&self, row: usize, input: usize) -> f32 {
         let (scale, min) = self.group_of(row, input);
-        let steps =
-            i16::from(self.code(row, input)) - i16::from(self.kind.zero_point().unwrap_or(0));
-        scale * f32::from(steps) + min
+        let code = self.code(row, input);
+        let number = match self.kind {
+            GgufType::Mxfp4 => mxfp4::e2m1(code),
+            kind => f32::from(i16::from(code) - i16::from(kind.zero_point().unwrap_or(0))),
+        };
+        scale * number + min
     }
 }
 
@@ -122,6 +125,7 @@ fn half(bytes: &[u8], at: usize) -> f32 {
 fn factors(kind: GgufType, block: &[u8]) -> (f32, f32) {
     match kind {
         GgufType::Q4_1 | GgufType::Q5_1 => (half(block, 0), half(block, 2)),
+        GgufType::Mxfp4 => (mxfp4::scale(block[0]), 0.0),
         GgufType::Q2K => (half(block, 80), -half(block, 82)),
         GgufType::Q3K => (half(block, 108), 0.0),
         GgufType::Q4K | GgufType::Q5K => (half(block, 0), -half(block, 2)),
@@ -178,7 +182,7 @@ fn codes_of_block(kind: GgufType, block: &[u8], first: usize, codes: &mut [u8]) 
             }
         };
     }
-    of_type!(F32 F16 Bf16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2K Q3K Q4K Q5K Q6K);
+    of_type!(F32 F16 Bf16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Mxfp4 Q2K Q3K Q4K Q5K Q6K);
 }
 
 /// The codes of the `part`-th sixteenth of a block.
@@ -204,6 +208,7 @@ fn codes_alike(kind: GgufType, block: &[u8], part: usize) -> [u8; ALIKE] {
         std::array::from_fn(|i| block[at + part * 2 + i / 8] >> (i % 8) & 1)
     };
     match kind {
+        GgufType::Mxfp4 => nibble(1),
         GgufType::Q4_0 => nibble(2),
         GgufType::Q4_1 => nibble(4),
         GgufType::Q5_0 => join(nibble(6), own_bit(2), 4),

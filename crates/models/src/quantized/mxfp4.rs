@@ -8,8 +8,13 @@ use candlepower_checkpoint::{Packed, RowOrder};
 use super::{Stored, Tensors};
 use crate::{error::Result, shards::MappedBytes};
 
-/// From this exponent on a scale times what a GPU's codes lack would not be finite; 255 is NaN.
+/// Beyond this exponent a scale times what a GPU's codes lack would not be finite; 255 is NaN.
 const MOST_EXPONENT: u8 = 240;
+
+/// The scale of an exponent; NaN where it is too large.
+pub(super) fn scale(exponent: u8) -> f32 {
+    if exponent > MOST_EXPONENT { f32::NAN } else { 2f32.powi(i32::from(exponent) - 127) }
+}
 
 /// A matrix as MXFP4 checkpoints store it.
 pub(crate) struct Mxfp4Matrix {
@@ -34,7 +39,7 @@ impl Mxfp4Matrix {
             tensors.shards.bytes(tensors.name(index), start, len)
         };
         let (codes, exponents) = (map(0, k / 2)?, map(1, k / packed.group)?);
-        if exponents.iter().any(|exponent| *exponent > MOST_EXPONENT) {
+        if exponents.iter().any(|exponent| scale(*exponent).is_nan()) {
             return Err(tensors.damaged(1, "it has a scale that is NaN or beyond 2^113"));
         }
         Ok(Self { k, packed, order, first_row: stored.start, codes, exponents })
@@ -64,8 +69,7 @@ impl Stored for Mxfp4Matrix {
     }
 
     fn scale(&self, row: usize, group: usize) -> f32 {
-        let exponent = self.exponents[self.row(row) * (self.k / self.packed.group) + group];
-        2f32.powi(i32::from(exponent) - 127)
+        scale(self.exponents[self.row(row) * (self.k / self.packed.group) + group])
     }
 
     fn number(&self, row: usize, input: usize) -> f32 {
@@ -74,7 +78,7 @@ impl Stored for Mxfp4Matrix {
 }
 
 /// The number that a code without a scale is. Source: "OCP Microscaling Formats (MX) Specification", 2023, 5.3.3.
-fn e2m1(code: u8) -> f32 {
+pub(super) fn e2m1(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 1 & 3), f32::from(code & 1) / 2.0);
     let size = match exponent {
         0 => mantissa,

@@ -34,6 +34,7 @@ pub(crate) const QUANTIZED: &[(&str, &str)] = &[
     ("gguf-qwen3-moe", "gguf"),
     ("gguf-mixtral", "gguf"),
     ("gguf-olmoe", "gguf"),
+    ("gguf-gpt-oss", "gguf"),
 ];
 /// How much is sparse, only its weights know.
 pub(crate) const SPARSE: &str = "squeezellm-sparse";
