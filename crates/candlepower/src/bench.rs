@@ -61,7 +61,7 @@ const RUN_AFTER_HELP: &str = "Examples:\n  \
     settings                    batch, input_tokens, output_tokens, seed\n  \
     shapes                      a list, one object for each batch and length: batch, input_tokens, output_tokens,\n    \
     prefill                     tokens, duration_s, tokens_per_s, steps, forward_share\n    \
-    decode                      steps, tokens_per_s, step_s {mean, p50, p90, p99, max}, weights_bytes_per_s,\n                                \
+    decode                      steps, tokens_per_s, step_s {mean, p50, p90, p99, max}, weights_bytes_per_s (of\n                                experts those that so many tokens go to, if all are as likely),\n                                \
     forward_share, rest_of_step_share, between_steps_share";
 
 /// The two ways to measure.

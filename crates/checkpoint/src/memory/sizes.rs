@@ -48,6 +48,17 @@ impl ModelSpec {
         (vectors * Dtype::F32.size() + matrices) as u64
     }
 
+    /// The part of the weights' bytes that belongs to experts of which each token goes to some, with numbers in 16 bits.
+    pub fn share_of_experts(&self) -> f64 {
+        let mut without = self.clone();
+        for layer in &mut without.layers {
+            if let FfnSpec::Experts(experts) = &mut layer.ffn {
+                experts.count = 0;
+            }
+        }
+        1.0 - without.weight_bytes(Dtype::Bf16) as f64 / self.weight_bytes(Dtype::Bf16) as f64
+    }
+
     /// Bytes of the embedding as loaded, in `dtype` where it is not quantized.
     pub fn embedding_bytes(&self, dtype: Dtype) -> u64 {
         let quantized = self.quantized.get(&(None, Slot::Embed));

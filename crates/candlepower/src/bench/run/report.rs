@@ -12,8 +12,18 @@ use crate::table::table;
 /// What a step has to read.
 pub(super) struct Weights {
     bytes: u64,
-    /// Each step reads all weights once, but for an embedding table that is not the head, too: of that only some rows.
+    /// Each step reads all weights once, but for an embedding table that is not the head, too: of that only some rows; and but for
+    /// experts that no token goes to.
     bytes_per_step: u64,
+    experts: Option<Experts>,
+}
+
+/// The layers' experts.
+struct Experts {
+    /// Bytes of all of them.
+    bytes: f64,
+    /// The part of them that a token goes to.
+    chosen: f64,
 }
 
 impl Weights {
@@ -22,7 +32,22 @@ impl Weights {
         Self {
             bytes: info.weights_bytes,
             bytes_per_step: info.weights_bytes.saturating_sub(only_looked_up),
+            experts: spec.layers.iter().find_map(|layer| layer.ffn.experts()).map(|experts| {
+                Experts {
+                    bytes: info.weights_bytes as f64 * spec.share_of_experts(),
+                    chosen: experts.top_k as f64 / experts.count as f64,
+                }
+            }),
         }
+    }
+
+    /// What a step of so many tokens reads, where each expert is as likely as another.
+    fn bytes_read(&self, tokens: usize) -> f64 {
+        let unread = self
+            .experts
+            .as_ref()
+            .map_or(0.0, |experts| experts.bytes * (1.0 - experts.chosen).powf(tokens as f64));
+        self.bytes_per_step as f64 - unread
     }
 
     pub(super) fn to_json(&self, name: &str, info: &EngineInfo) -> Value {
@@ -37,7 +62,7 @@ impl Weights {
     }
 
     fn bytes_per_s(&self, result: &ShapeResult) -> f64 {
-        self.bytes_per_step as f64 / result.decode.step_s.mean
+        self.bytes_read(result.shape.batch) / result.decode.step_s.mean
     }
 }
 
@@ -91,10 +116,11 @@ pub(super) fn to_table(
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     lines.extend(results.iter().map(|result| cells(result, weights)));
     format!(
-        "{name}: {}, {} of {} weights, {} read in each step, on {} threads of the {}\n\n{}",
+        "{name}: {}, {} of {} weights, {}{} read in each step, on {} threads of the {}\n\n{}",
         info.architecture,
         ByteSize(weights.bytes),
         info.weights_dtype,
+        if weights.experts.is_some() { "at most " } else { "" },
         ByteSize(weights.bytes_per_step),
         info.num_threads,
         info.device,
@@ -113,4 +139,19 @@ fn cells(result: &ShapeResult, weights: &Weights) -> Vec<String> {
     let shares = [decode.forward_share, decode.rest_of_step_share, decode.between_steps_share];
     cells.extend(shares.map(percent));
     cells
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experts_are_read_as_far_as_tokens_go_to_them() {
+        let dense = Weights { bytes: 1000, bytes_per_step: 900, experts: None };
+        assert_eq!(dense.bytes_read(1), 900.0);
+        let experts = Some(Experts { bytes: 800.0, chosen: 0.25 });
+        let weights = Weights { experts, ..dense };
+        assert_eq!([1, 2].map(|tokens| weights.bytes_read(tokens)), [300.0, 450.0]);
+        assert!((weights.bytes_read(64) - 900.0).abs() < 0.001);
+    }
 }

@@ -382,6 +382,8 @@ fn gpt_oss() {
         (experts.expert.act, experts.expert.bias, experts.router_bias),
         (Act::SwigluOai, true, true)
     );
+    let matrices = 24.0 * 32.0 * 3.0 * 2880.0 * 2880.0;
+    assert!((m.share_of_experts() - matrices / 20_914_757_184.0).abs() < 0.001);
     let larger = r#"{"num_hidden_layers": 36, "num_local_experts": 128}"#;
     assert_eq!(spec(&with(text, larger)).num_parameters(), 116_829_156_672);
     let limit = error(&with(text, r#"{"swiglu_limit": 8.0}"#));
