@@ -20,6 +20,7 @@ mod cpu_features;
 pub mod cuda;
 #[cfg(test)]
 mod cuda_arithmetic;
+mod delta_net;
 pub mod device;
 mod embedding;
 mod error;
@@ -32,6 +33,7 @@ mod norm;
 mod parallel;
 mod rope;
 pub mod sampling;
+mod sigmoid_gate;
 mod simd;
 mod tensor;
 mod threads;
@@ -45,6 +47,10 @@ pub use attention::{
     paged_attention, paged_attention_reference,
 };
 pub use cpu_features::{CpuFeatures, cpu_features};
+pub use delta_net::{
+    DeltaDims, DeltaNet, DeltaState, RecurrentState, StateConfig, StateRows, copy_states,
+    gated_delta_net, gated_delta_net_reference,
+};
 pub use embedding::{VocabPart, embedding, embedding_part, embedding_reference};
 pub use error::{Error, Result};
 pub use experts::{Experts, Gating, GatingFunction, experts, experts_reference};
@@ -60,6 +66,7 @@ pub use norm::{
     square_sums,
 };
 pub use rope::{RopeStyle, RopeTable, rope, rope_queries, rope_reference};
+pub use sigmoid_gate::{sigmoid_gate, sigmoid_gate_reference};
 pub use threads::WarmThreads;
 pub use weight::{
     Blocks, Codes, Dtype, MinForm, Mins, MultipleForm, Multiples, QuantizedRows, ScaleForm,

@@ -24,6 +24,13 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
     s.select_lt(x, low, s.splat(0.0), s.mul(polynomial, s.pow2(n)))
 }
 
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub(crate) fn sigmoid<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    let negated = s.sub(s.splat(0.0), x);
+    s.div(s.splat(1.0), s.add(s.splat(1.0), exp(s, negated)))
+}
+
 /// `x * sigmoid(x)`.
 #[inline(always)]
 pub(crate) fn silu<S: Simd>(s: S, x: S::F32) -> S::F32 {

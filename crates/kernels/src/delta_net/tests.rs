@@ -1,0 +1,256 @@
+//! Gated delta nets against their definition, and the states that they leave.
+
+use candle_core::{DType, Device};
+
+use super::*;
+
+/// Few heads of the least size, and heads whose columns are no whole blocks.
+const DIMS: [DeltaDims; 4] = [
+    DeltaDims { key_heads: 1, value_heads: 2, key_dim: 16, value_dim: 16, kernel: 4 },
+    DeltaDims { key_heads: 2, value_heads: 6, key_dim: 32, value_dim: 80, kernel: 2 },
+    DeltaDims { key_heads: 3, value_heads: 3, key_dim: 80, value_dim: 48, kernel: 8 },
+    DeltaDims { key_heads: 1, value_heads: 2, key_dim: 128, value_dim: 128, kernel: 4 },
+];
+
+fn numbers(count: usize, seed: usize, spread: f32) -> Vec<f32> {
+    (0..count)
+        .map(|i| (((i + seed) * 7919 + 13) % 10_007) as f32 / 5003.0 * spread - spread)
+        .collect()
+}
+
+fn tensor(values: &[f32], dims: &[usize]) -> Tensor {
+    Tensor::from_slice(values, dims, &Device::Cpu).unwrap()
+}
+
+fn net(dims: DeltaDims) -> DeltaNet {
+    let DeltaDims { value_heads, value_dim, kernel, .. } = dims;
+    let numbers = |dims: &[usize], seed| tensor(&numbers(dims.iter().product(), seed, 1.0), dims);
+    DeltaNet {
+        dims,
+        conv: numbers(&[dims.channels(), kernel], 3),
+        a_log: numbers(&[value_heads], 4),
+        dt_bias: numbers(&[value_heads], 5),
+        norm: numbers(&[value_dim], 6),
+        eps: 1e-6,
+    }
+}
+
+fn state(dims: DeltaDims, num_slots: usize) -> RecurrentState {
+    let config = StateConfig { num_layers: 2, num_slots, dims };
+    RecurrentState::new(config, &Device::Cpu).unwrap()
+}
+
+/// The rows of a sequence's tokens, the same whichever step they are in.
+fn rows_of(dims: DeltaDims, sequence: usize, tokens: Range<usize>) -> [Vec<f32>; 2] {
+    let rows = |width: usize, seed: usize, spread| {
+        let seed = seed + 1000 * sequence;
+        numbers(tokens.end * width, seed, spread).split_off(tokens.start * width)
+    };
+    [rows(dims.width(), 1, 2.0), rows(dims.gates(), 2, 3.0)]
+}
+
+/// One step over tokens of sequences, each in the slot of its number; results for each.
+fn step(net: &DeltaNet, state: &RecurrentState, parts: &[(usize, Range<usize>)]) -> Vec<Vec<f32>> {
+    let dims = net.dims;
+    let rows: Vec<_> =
+        parts.iter().map(|(seq, tokens)| rows_of(dims, *seq, tokens.clone())).collect();
+    let all = |i: usize| rows.iter().flat_map(|rows| rows[i].clone()).collect::<Vec<_>>();
+    let mut query_start = vec![0];
+    parts.iter().for_each(|(_, part)| {
+        query_start.push(query_start[query_start.len() - 1] + part.len() as u32);
+    });
+    let tokens = query_start[parts.len()] as usize;
+    let state_rows = StateRows {
+        query_start: &query_start,
+        context_len: &parts.iter().map(|(_, part)| part.end as u32).collect::<Vec<_>>(),
+        slots: &parts.iter().map(|(seq, _)| *seq as u32).collect::<Vec<_>>(),
+    };
+    let out = gated_delta_net(
+        &tensor(&all(0), &[tokens, dims.width()]),
+        &tensor(&all(1), &[tokens, dims.gates()]),
+        net,
+        state,
+        1,
+        &state_rows,
+    );
+    let out: Vec<f32> = out.unwrap().flatten_all().unwrap().to_vec1().unwrap();
+    let bounds = query_start.windows(2).map(|bounds| bounds[0] as usize..bounds[1] as usize);
+    bounds.map(|rows| out[rows.start * dims.values()..rows.end * dims.values()].to_vec()).collect()
+}
+
+/// What the state's second layer has in `slot`.
+fn kept(state: &RecurrentState, slot: usize) -> DeltaState {
+    let layer = state.layer(1).unwrap();
+    let of_slot =
+        |tensor: &Tensor| tensor.get(slot).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+    DeltaState { inputs: of_slot(&layer.inputs), matrices: of_slot(&layer.matrices) }
+}
+
+fn assert_close(got: &[f32], want: &[f32]) {
+    assert_eq!(got.len(), want.len());
+    let largest = want.iter().fold(0f32, |max, value| max.max(value.abs()));
+    for (got, want) in got.iter().zip(want) {
+        assert!((got - want).abs() <= 1e-5 * largest, "{got} is not {want}");
+    }
+}
+
+#[test]
+fn the_reference_knows_values_of_transformers() {
+    // Of causal_conv1d, torch_recurrent_gated_delta_rule and RMSNormGated of transformers 5, composed as Qwen3.5's layer does.
+    let net = net(DIMS[0]);
+    let mut state = DeltaState::zeros(&net.dims);
+    let [input, gates] = rows_of(net.dims, 0, 0..5);
+    let out = gated_delta_net_reference(&input, &gates, &net, &mut state).unwrap();
+    let near = |got: [f32; 6], want: [f32; 6]| {
+        for (got, want) in got.into_iter().zip(want) {
+            assert!((got - want).abs() < 2e-6, "{got} is not {want}");
+        }
+    };
+    let places = [0, 7, 15, 16, 25, 31];
+    let want =
+        [-0.184_057_58, -0.099_928_07, -0.159_953_04, -0.094_224_06, -0.018_539_326, 0.038_805_51];
+    near(places.map(|i| out[4 * 32 + i]), want);
+    let places = [0, 3 * 16 + 5, 16 * 16 + 15 * 16 + 15, 16 * 16 + 7 * 16 + 2, 0, 0];
+    let first = -0.001_779_654_8;
+    let want = [first, -0.013_100_367, 0.000_855_315_24, 0.045_689_624, first, first];
+    near(places.map(|i| state.matrices[i]), want);
+}
+
+/// Prompts and single tokens together, and another step after it for some of them.
+#[test]
+fn matches_the_definition_and_keeps_its_state() {
+    for dims in DIMS {
+        let net = net(dims);
+        let state = state(dims, 5);
+        // Whatever a slot holds does not count where a sequence begins.
+        step(&net, &state, &[(3, 0..9), (1, 0..2)]);
+        let steps = [
+            vec![(4, 0..1), (0, 0..40), (1, 0..0), (3, 0..3), (2, 0..17)],
+            vec![(0, 40..41), (4, 1..2), (2, 17..19)],
+            vec![(4, 2..75), (3, 3..8)],
+        ];
+        let mut want: Vec<_> = (0..5).map(|_| DeltaState::zeros(&dims)).collect();
+        for parts in &steps {
+            for ((seq, tokens), got) in parts.iter().zip(step(&net, &state, parts)) {
+                let [input, gates] = rows_of(dims, *seq, tokens.clone());
+                let want =
+                    gated_delta_net_reference(&input, &gates, &net, &mut want[*seq]).unwrap();
+                assert_close(&got, &want);
+            }
+        }
+        for seq in [0, 2, 3, 4] {
+            let got = kept(&state, seq);
+            assert_eq!(got.inputs, want[seq].inputs, "{dims:?}, sequence {seq}");
+            assert_close(&got.matrices, &want[seq].matrices);
+        }
+        let untouched = state.layer(0).unwrap().matrices.sum_all().unwrap();
+        assert_eq!(untouched.to_scalar::<f32>().unwrap(), 0.0, "the other layer");
+    }
+}
+
+#[test]
+fn results_do_not_depend_on_the_batch_or_on_chunks() {
+    for dims in DIMS {
+        let net = net(dims);
+        let whole = state(dims, 3);
+        let want = step(&net, &whole, &[(2, 0..70)]).remove(0);
+        let parts = state(dims, 3);
+        let mut got = Vec::new();
+        for (i, chunk) in [0..1, 1..2, 2..5, 5..38, 38..70].into_iter().enumerate() {
+            // Others come and go beside it.
+            let other = (i % 2, 0..3 * i + 1);
+            got.extend(step(&net, &parts, &[other, (2, chunk)]).remove(1));
+        }
+        assert_eq!(got, want, "{dims:?}");
+        assert_eq!(kept(&parts, 2), kept(&whole, 2));
+    }
+}
+
+#[test]
+fn states_are_copied_in_order_and_go_on_alike() {
+    let net = net(DIMS[1]);
+    let state = state(net.dims, 4);
+    step(&net, &state, &[(0, 0..5), (1, 0..6)]);
+    copy_states(&state, &[(0, 3), (1, 0), (3, 2)]).unwrap();
+    assert_eq!(kept(&state, 0), kept(&state, 1));
+    assert_eq!(kept(&state, 2), kept(&state, 3));
+    assert_ne!(kept(&state, 0), kept(&state, 3));
+    let next = step(&net, &state, &[(1, 6..8)]);
+    copy_states(&state, &[(0, 1)]).unwrap();
+    assert_eq!(step(&net, &state, &[(1, 6..8)]), next);
+    let outside = copy_states(&state, &[(0, 4)]);
+    assert!(matches!(outside, Err(Error::OutOfRange { index: "slot", value: 4, .. })));
+}
+
+#[test]
+fn large_gates_are_not_infinite() {
+    assert_eq!(reference::decay(1000.0, (1.0, 0.0)), 0.0);
+    assert_eq!(reference::decay(-1000.0, (1.0, 0.0)), 1.0);
+    for x in [19.99f32, 20.01] {
+        let want = (-0.01 * f64::from(x).exp().ln_1p()).exp() as f32;
+        assert!((reference::decay(x, (0.01, 0.0)) - want).abs() < 1e-7);
+    }
+    assert_eq!(reference::sigmoid(-1000.0), 0.0);
+}
+
+#[test]
+fn refuses_bad_dimensions() {
+    let good = DIMS[0];
+    for (dims, parameter) in [
+        (DeltaDims { key_heads: 0, ..good }, "key_heads"),
+        (DeltaDims { key_heads: 4, ..good }, "value_heads"),
+        (DeltaDims { key_dim: 24, ..good }, "key_dim"),
+        (DeltaDims { value_dim: 0, ..good }, "value_dim"),
+        (DeltaDims { kernel: 1, ..good }, "kernel"),
+        (DeltaDims { kernel: 9, ..good }, "kernel"),
+    ] {
+        let config = StateConfig { num_layers: 1, num_slots: 1, dims };
+        let error = RecurrentState::new(config, &Device::Cpu).unwrap_err();
+        assert!(matches!(error, Error::Parameter { parameter: found, .. } if found == parameter));
+    }
+    let state = state(good, 3);
+    assert_eq!(state.num_bytes(), 2 * 3 * (3 * 64 + 2 * 16 * 16) * 4);
+}
+
+#[test]
+fn refuses_bad_operands() {
+    let dims = DIMS[0];
+    let (net, state) = (net(dims), state(dims, 3));
+    let run = |net: &DeltaNet, width: usize, dtype: DType, layer: usize, rows: &StateRows<'_>| {
+        let [input, gates] = rows_of(dims, 0, 0..4);
+        let input = tensor(&input[..4 * width], &[4, width]).to_dtype(dtype).unwrap();
+        gated_delta_net(&input, &tensor(&gates, &[4, 4]), net, &state, layer, rows).unwrap_err()
+    };
+    let good = StateRows { query_start: &[0, 3, 4], context_len: &[3, 9], slots: &[2, 0] };
+    let width = dims.width();
+    let with = |rows: &StateRows<'_>| run(&net, width, DType::F32, 0, rows);
+    let error = run(&net, width - 1, DType::F32, 0, &good);
+    assert!(matches!(error, Error::Shape { operand: "input", .. }));
+    let error = run(&net, width, DType::BF16, 0, &good);
+    assert!(matches!(error, Error::DType { operand: "input", .. }));
+    let error = run(&net, width, DType::F32, 2, &good);
+    assert!(matches!(error, Error::OutOfRange { index: "layer", value: 2, .. }));
+    let other = DeltaNet { conv: net.conv.t().unwrap().contiguous().unwrap(), ..net.clone() };
+    let error = run(&other, width, DType::F32, 0, &good);
+    assert!(matches!(error, Error::Shape { operand: "conv", .. }));
+    let other = DeltaNet { dims: DeltaDims { kernel: 3, ..dims }, ..net.clone() };
+    let error = run(&other, width, DType::F32, 0, &good);
+    assert!(matches!(error, Error::Shape { operand: "net", .. }));
+
+    let error = with(&StateRows { slots: &[2, 3], ..good });
+    assert!(matches!(error, Error::OutOfRange { index: "slot", value: 3, bound: 3, .. }));
+    for (rows, parameter) in [
+        (StateRows { slots: &[1, 1], ..good }, "slot"),
+        (StateRows { query_start: &[0, 5, 4], context_len: &[9, 9], ..good }, "query_start"),
+        (StateRows { query_start: &[0, 3, 5], ..good }, "the end of query_start"),
+        (StateRows { query_start: &[1, 3, 4], ..good }, "the length of query_start"),
+        (StateRows { query_start: &[0, 4], ..good }, "the length of query_start"),
+        (StateRows { context_len: &[9], ..good }, "the length of context_len"),
+        (StateRows { context_len: &[2, 9], ..good }, "context_len"),
+    ] {
+        let error = with(&rows);
+        assert!(matches!(error, Error::Parameter { parameter: found, .. } if found == parameter));
+    }
+    let untouched = state.layer(0).unwrap().inputs.sum_all().unwrap();
+    assert_eq!(untouched.to_scalar::<f32>().unwrap(), 0.0);
+}
