@@ -1,5 +1,7 @@
 //! Gated delta nets: linear attention whose memory of a sequence is one matrix per head, which each token corrects.
 
+mod columns;
+mod head;
 mod reference;
 mod state;
 #[cfg(test)]
@@ -8,14 +10,17 @@ mod tests;
 pub use self::reference::{DeltaState, gated_delta_net_reference};
 pub use self::state::{RecurrentState, StateConfig, copy_states};
 
-use std::cell::RefCell;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use candle_core::{CpuStorage, InplaceOp1, Layout, Tensor};
 
+use self::head::{Head, Scratch};
 use self::state::SaveInputs;
+use crate::parallel::SharedMut;
+use crate::simd::Isa;
 use crate::tensor::{CpuSlice, Operand, from_vec};
-use crate::{Error, Result};
+use crate::{Error, Result, parallel};
 
 const KERNEL: &str = "gated_delta_net";
 
@@ -227,6 +232,17 @@ pub fn gated_delta_net(
     layer: usize,
     rows: &StateRows<'_>,
 ) -> Result<Tensor> {
+    run(Isa::detect(), (input, gates), net, (state, layer), rows)
+}
+
+/// [`gated_delta_net`] with one instruction set.
+fn run(
+    isa: Isa,
+    (input, gates): (&Tensor, &Tensor),
+    net: &DeltaNet,
+    (state, layer): (&RecurrentState, usize),
+    rows: &StateRows<'_>,
+) -> Result<Tensor> {
     let dims = net.dims;
     let input = Operand::new(KERNEL, "input", input);
     let gates = Operand::new(KERNEL, "gates", gates);
@@ -236,20 +252,21 @@ pub fn gated_delta_net(
     state.config().check_dims(&dims)?;
     let sequences = rows.sequences(tokens, state.config().num_slots)?;
     let layer = state.layer(layer)?;
-    net.weights()?;
-    let (input, gates) = (input.f32s()?, gates.f32s()?);
+    let (weights, input, gates) = (net.weights()?, input.f32s()?, gates.f32s()?);
     let out = {
         let kept = Operand::new(KERNEL, "state", &layer.inputs).f32s()?;
         let step = Step {
+            isa,
             net,
+            weights: &weights,
             input: &input,
             gates: &gates,
             sequences: &sequences,
             kept: &kept,
-            out: RefCell::default(),
+            out: OnceLock::new(),
         };
         layer.matrices.inplace_op1(&step)?;
-        step.out.into_inner()
+        step.out.into_inner().expect("the operation has run")
     };
     // Every head has read what the last step kept.
     layer.inputs.inplace_op1(&SaveInputs { dims, input: &input, sequences: &sequences })?;
@@ -258,7 +275,9 @@ pub fn gated_delta_net(
 
 /// A checked step, which changes the matrices of one layer.
 struct Step<'a> {
+    isa: Isa,
     net: &'a DeltaNet,
+    weights: &'a Weights<'a>,
     /// `[tokens, width]`.
     input: &'a [f32],
     /// `[tokens, 2 * value_heads]`.
@@ -267,7 +286,7 @@ struct Step<'a> {
     /// `[slots, kernel - 1, channels]`: the inputs before this step's.
     kept: &'a [f32],
     /// `[tokens, values]`, when it is done.
-    out: RefCell<Vec<f32>>,
+    out: OnceLock<Vec<f32>>,
 }
 
 impl InplaceOp1 for Step<'_> {
@@ -277,30 +296,51 @@ impl InplaceOp1 for Step<'_> {
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
         let matrices = state::elements(storage, layout)?;
-        self.out.replace(self.run(matrices)?);
+        self.out.get_or_init(|| self.run(matrices));
         Ok(())
     }
 }
 
 impl Step<'_> {
     /// The results `[tokens, values]`; `matrices` are those of all slots.
-    fn run(&self, matrices: &mut [f32]) -> candle_core::Result<Vec<f32>> {
+    fn run(&self, matrices: &mut [f32]) -> Vec<f32> {
         let dims = self.net.dims;
-        let mut out = vec![0.0; self.gates.len() / dims.gates() * dims.values()];
-        for Sequence { tokens, slot, begins } in self.sequences {
-            let mut state = DeltaState::zeros(&dims);
-            let matrices = &mut matrices[slot * dims.matrices()..][..dims.matrices()];
-            if !begins {
-                state.inputs.copy_from_slice(&self.kept[slot * dims.kept()..][..dims.kept()]);
-                state.matrices.copy_from_slice(matrices);
+        let zeros = vec![0.0; dims.kept()];
+        let len = self.gates.len() / dims.gates() * dims.values();
+        let mut out = Vec::with_capacity(len);
+        let shared_out = SharedMut::new(&mut out.spare_capacity_mut()[..len]);
+        let matrices = SharedMut::of(matrices);
+        let heads = dims.value_heads;
+        parallel::for_ranges(self.sequences.len() * heads, 1, |units| {
+            let mut scratch = Scratch::new(&dims);
+            for unit in units {
+                let (Sequence { tokens, slot, begins }, head) =
+                    (&self.sequences[unit / heads], unit % heads);
+                let matrix = dims.key_dim * dims.value_dim;
+                // SAFETY: no other unit has this head of this slot, which no other sequence has.
+                let matrix = unsafe {
+                    let start = matrices.at((slot * heads + head) * matrix, matrix);
+                    std::slice::from_raw_parts_mut(start, matrix)
+                };
+                if *begins {
+                    matrix.fill(0.0);
+                }
+                let kept = if *begins { &zeros } else { &self.kept[slot * dims.kept()..] };
+                self.isa.run(Head {
+                    net: self.net,
+                    weights: self.weights,
+                    head,
+                    input: &self.input[tokens.start * dims.width()..tokens.end * dims.width()],
+                    gates: &self.gates[tokens.start * dims.gates()..tokens.end * dims.gates()],
+                    kept: &kept[..dims.kept()],
+                    matrix,
+                    out: (shared_out, tokens.start),
+                    scratch: &mut scratch,
+                });
             }
-            let input = &self.input[tokens.start * dims.width()..tokens.end * dims.width()];
-            let gates = &self.gates[tokens.start * dims.gates()..tokens.end * dims.gates()];
-            let results = gated_delta_net_reference(input, gates, self.net, &mut state)
-                .map_err(candle_core::Error::wrap)?;
-            out[tokens.start * dims.values()..][..results.len()].copy_from_slice(&results);
-            matrices.copy_from_slice(&state.matrices);
-        }
-        Ok(out)
+        });
+        // SAFETY: each unit has written its head of the tokens of its sequence, and the sequences have all tokens.
+        unsafe { out.set_len(len) };
+        out
     }
 }

@@ -49,8 +49,15 @@ fn rows_of(dims: DeltaDims, sequence: usize, tokens: Range<usize>) -> [Vec<f32>;
     [rows(dims.width(), 1, 2.0), rows(dims.gates(), 2, 3.0)]
 }
 
-/// One step over tokens of sequences, each in the slot of its number; results for each.
-fn step(net: &DeltaNet, state: &RecurrentState, parts: &[(usize, Range<usize>)]) -> Vec<Vec<f32>> {
+/// Tokens of sequences, each in the slot of its number.
+type Parts<'a> = &'a [(usize, Range<usize>)];
+
+/// One step; results for each sequence.
+fn step(net: &DeltaNet, state: &RecurrentState, parts: Parts<'_>) -> Vec<Vec<f32>> {
+    step_with(Isa::detect(), net, state, parts)
+}
+
+fn step_with(isa: Isa, net: &DeltaNet, state: &RecurrentState, parts: Parts<'_>) -> Vec<Vec<f32>> {
     let dims = net.dims;
     let rows: Vec<_> =
         parts.iter().map(|(seq, tokens)| rows_of(dims, *seq, tokens.clone())).collect();
@@ -65,14 +72,9 @@ fn step(net: &DeltaNet, state: &RecurrentState, parts: &[(usize, Range<usize>)])
         context_len: &parts.iter().map(|(_, part)| part.end as u32).collect::<Vec<_>>(),
         slots: &parts.iter().map(|(seq, _)| *seq as u32).collect::<Vec<_>>(),
     };
-    let out = gated_delta_net(
-        &tensor(&all(0), &[tokens, dims.width()]),
-        &tensor(&all(1), &[tokens, dims.gates()]),
-        net,
-        state,
-        1,
-        &state_rows,
-    );
+    let input = tensor(&all(0), &[tokens, dims.width()]);
+    let gates = tensor(&all(1), &[tokens, dims.gates()]);
+    let out = run(isa, (&input, &gates), net, (state, 1), &state_rows);
     let out: Vec<f32> = out.unwrap().flatten_all().unwrap().to_vec1().unwrap();
     let bounds = query_start.windows(2).map(|bounds| bounds[0] as usize..bounds[1] as usize);
     bounds.map(|rows| out[rows.start * dims.values()..rows.end * dims.values()].to_vec()).collect()
@@ -167,6 +169,21 @@ fn results_do_not_depend_on_the_batch_or_on_chunks() {
 }
 
 #[test]
+fn every_instruction_set_gives_the_same_bits() {
+    for dims in DIMS {
+        let net = net(dims);
+        let of_isa = |isa: Isa| {
+            let state = state(dims, 2);
+            let first = step_with(isa, &net, &state, &[(0, 0..37), (1, 0..1)]);
+            let second = step_with(isa, &net, &state, &[(1, 1..4), (0, 37..38)]);
+            (first, second, kept(&state, 0), kept(&state, 1))
+        };
+        let all: Vec<_> = Isa::all().into_iter().map(of_isa).collect();
+        assert!(all.iter().all(|found| *found == all[0]), "{dims:?}");
+    }
+}
+
+#[test]
 fn states_are_copied_in_order_and_go_on_alike() {
     let net = net(DIMS[1]);
     let state = state(net.dims, 4);
@@ -216,25 +233,26 @@ fn refuses_bad_dimensions() {
 fn refuses_bad_operands() {
     let dims = DIMS[0];
     let (net, state) = (net(dims), state(dims, 3));
-    let run = |net: &DeltaNet, width: usize, dtype: DType, layer: usize, rows: &StateRows<'_>| {
-        let [input, gates] = rows_of(dims, 0, 0..4);
-        let input = tensor(&input[..4 * width], &[4, width]).to_dtype(dtype).unwrap();
-        gated_delta_net(&input, &tensor(&gates, &[4, 4]), net, &state, layer, rows).unwrap_err()
-    };
+    let refused =
+        |net: &DeltaNet, width: usize, dtype: DType, layer: usize, rows: &StateRows<'_>| {
+            let [input, gates] = rows_of(dims, 0, 0..4);
+            let input = tensor(&input[..4 * width], &[4, width]).to_dtype(dtype).unwrap();
+            gated_delta_net(&input, &tensor(&gates, &[4, 4]), net, &state, layer, rows).unwrap_err()
+        };
     let good = StateRows { query_start: &[0, 3, 4], context_len: &[3, 9], slots: &[2, 0] };
     let width = dims.width();
-    let with = |rows: &StateRows<'_>| run(&net, width, DType::F32, 0, rows);
-    let error = run(&net, width - 1, DType::F32, 0, &good);
+    let with = |rows: &StateRows<'_>| refused(&net, width, DType::F32, 0, rows);
+    let error = refused(&net, width - 1, DType::F32, 0, &good);
     assert!(matches!(error, Error::Shape { operand: "input", .. }));
-    let error = run(&net, width, DType::BF16, 0, &good);
+    let error = refused(&net, width, DType::BF16, 0, &good);
     assert!(matches!(error, Error::DType { operand: "input", .. }));
-    let error = run(&net, width, DType::F32, 2, &good);
+    let error = refused(&net, width, DType::F32, 2, &good);
     assert!(matches!(error, Error::OutOfRange { index: "layer", value: 2, .. }));
     let other = DeltaNet { conv: net.conv.t().unwrap().contiguous().unwrap(), ..net.clone() };
-    let error = run(&other, width, DType::F32, 0, &good);
+    let error = refused(&other, width, DType::F32, 0, &good);
     assert!(matches!(error, Error::Shape { operand: "conv", .. }));
     let other = DeltaNet { dims: DeltaDims { kernel: 3, ..dims }, ..net.clone() };
-    let error = run(&other, width, DType::F32, 0, &good);
+    let error = refused(&other, width, DType::F32, 0, &good);
     assert!(matches!(error, Error::Shape { operand: "net", .. }));
 
     let error = with(&StateRows { slots: &[2, 3], ..good });

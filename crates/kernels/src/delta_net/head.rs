@@ -1,0 +1,246 @@
+//! The tokens of one sequence for one head of values: the convolution and the norms around the recurrence.
+
+use super::columns::{Tokens, block_len};
+use super::reference::{NORM_EPS, decay, sigmoid};
+use super::{DeltaDims, DeltaNet, Weights};
+use crate::parallel::SharedMut;
+use crate::simd::{LANES, Simd, WithSimd, math};
+
+/// Tokens whose queries, keys and values are in the cache at the same time.
+const CHUNK: usize = 32;
+
+/// Most taps of a convolution, and those that models have.
+const MOST_TAPS: usize = 8;
+const USUAL_TAPS: usize = 4;
+
+/// So many tokens ahead inputs are fetched, whose rows are too far apart for a CPU to foresee them.
+const AHEAD: usize = 4;
+
+/// What a thread needs room for, `CHUNK` tokens of one head.
+pub(super) struct Scratch {
+    /// `[kernel, 2 * key_dim + value_dim]`: the taps of the head's channels.
+    taps: Vec<f32>,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    out: Vec<f32>,
+    block: Vec<f32>,
+    factors: Vec<(f32, f32)>,
+}
+
+impl Scratch {
+    pub(super) fn new(dims: &DeltaDims) -> Self {
+        let zeros = |count| vec![0.0; count];
+        let (keys, values) = (CHUNK * dims.key_dim, CHUNK * dims.value_dim);
+        Self {
+            taps: zeros(dims.kernel * (2 * dims.key_dim + dims.value_dim)),
+            q: zeros(keys),
+            k: zeros(keys),
+            v: zeros(values),
+            out: zeros(values),
+            block: zeros(block_len(dims.key_dim)),
+            factors: Vec::with_capacity(CHUNK),
+        }
+    }
+}
+
+/// The tokens of one sequence, and one head of values.
+pub(super) struct Head<'a> {
+    pub(super) net: &'a DeltaNet,
+    pub(super) weights: &'a Weights<'a>,
+    pub(super) head: usize,
+    /// `[tokens, width]`.
+    pub(super) input: &'a [f32],
+    /// `[tokens, 2 * value_heads]`.
+    pub(super) gates: &'a [f32],
+    /// `[kernel - 1, channels]`: the inputs before these, zeros where the sequence begins.
+    pub(super) kept: &'a [f32],
+    /// `[key_dim, value_dim]`.
+    pub(super) matrix: &'a mut [f32],
+    /// `[tokens, values]` of all sequences, and the first token of this one.
+    pub(super) out: (SharedMut<'a>, usize),
+    pub(super) scratch: &'a mut Scratch,
+}
+
+impl WithSimd for Head<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) {
+        let dims = self.net.dims;
+        let DeltaDims { key_heads, value_heads, key_dim, value_dim, .. } = dims;
+        let (width, channels, head) = (dims.width(), dims.channels(), self.head);
+        let key_head = head / (value_heads / key_heads) * key_dim;
+        let own = [key_head, dims.keys() + key_head, 2 * dims.keys() + head * value_dim];
+        let weights = self.weights;
+        let rate = (weights.a_log[head].exp(), weights.dt_bias[head]);
+        let Scratch { taps, q, k, v, out, block, factors } = self.scratch;
+        let parts = [(own[0], key_dim), (own[1], key_dim), (own[2], value_dim)];
+        transpose_taps(&weights.conv, dims.kernel, parts, taps);
+        let inputs = Inputs { dims, input: self.input, kept: self.kept, taps };
+        let scale = 1.0 / (key_dim as f32).sqrt();
+
+        let count = self.input.len() / width;
+        for start in (0..count).step_by(CHUNK) {
+            let chunk = start..count.min(start + CHUNK);
+            factors.clear();
+            for (i, token) in chunk.clone().enumerate() {
+                let keys = i * key_dim..(i + 1) * key_dim;
+                inputs.convolve(s, token, (own[0], 0), &mut q[keys.clone()]);
+                normalize(s, &mut q[keys.clone()], scale);
+                inputs.convolve(s, token, (own[1], key_dim), &mut k[keys.clone()]);
+                normalize(s, &mut k[keys], 1.0);
+                let values = &mut v[i * value_dim..(i + 1) * value_dim];
+                inputs.convolve(s, token, (own[2], 2 * key_dim), values);
+                let gates = &self.gates[token * 2 * value_heads..][..2 * value_heads];
+                factors.push((decay(gates[value_heads + head], rate), sigmoid(gates[head])));
+            }
+            let tokens = Tokens { key_dim, value_dim, factors, q, k, v, out };
+            tokens.run(s, self.matrix, block);
+            for (token, x) in chunk.zip(out.chunks_exact(value_dim)) {
+                let z = token * width + channels + head * value_dim;
+                let ahead = self.input.as_ptr().wrapping_add(z + AHEAD * width);
+                for place in (0..value_dim).step_by(LANES) {
+                    s.prefetch(ahead.wrapping_add(place).cast());
+                }
+                let z = &self.input[z..][..value_dim];
+                let place = (self.out.1 + token) * dims.values() + head * value_dim;
+                // SAFETY: these are this head's alone, and are written below.
+                let to = unsafe { self.out.0.at(place, value_dim) };
+                // SAFETY: `to` points to `value_dim` numbers.
+                unsafe { gated_norm(s, x, (&weights.norm, self.net.eps), z, to) };
+            }
+        }
+    }
+}
+
+/// Brings the taps `[channels, kernel]` of three ranges of channels into lines, one for each tap.
+#[inline(always)]
+fn transpose_taps(conv: &[f32], kernel: usize, parts: [(usize, usize); 3], taps: &mut [f32]) {
+    let line = taps.len() / kernel;
+    let mut place = 0;
+    for (first, len) in parts {
+        let conv = &conv[first * kernel..(first + len) * kernel];
+        for (tap, taps) in taps.chunks_exact_mut(line).enumerate() {
+            for (channel, to) in taps[place..place + len].iter_mut().enumerate() {
+                *to = conv[channel * kernel + tap];
+            }
+        }
+        place += len;
+    }
+}
+
+/// What the convolution is over.
+struct Inputs<'a> {
+    dims: DeltaDims,
+    input: &'a [f32],
+    kept: &'a [f32],
+    taps: &'a [f32],
+}
+
+impl Inputs<'_> {
+    /// `out`: silu of the convolution of as many channels from `first` on, whose taps begin at `line` of theirs.
+    #[inline(always)]
+    fn convolve<S: Simd>(
+        &self,
+        s: S,
+        token: usize,
+        (first, line): (usize, usize),
+        out: &mut [f32],
+    ) {
+        let (kernel, width, channels) = (self.dims.kernel, self.dims.width(), self.dims.channels());
+        let taps_line = self.taps.len() / kernel;
+        let mut terms = [(out.as_ptr(), out.as_ptr()); MOST_TAPS];
+        for (tap, term) in terms[..kernel].iter_mut().enumerate() {
+            // The token that so many come before, those that are kept among them.
+            let before = token + tap;
+            let row = match before.checked_sub(kernel - 1) {
+                Some(token) => &self.input[token * width + first..][..out.len()],
+                None => &self.kept[before * channels + first..][..out.len()],
+            };
+            *term = (row.as_ptr(), self.taps[tap * taps_line + line..][..out.len()].as_ptr());
+        }
+        let ahead = self.input.as_ptr().wrapping_add((token + AHEAD) * width + first);
+        for place in (0..out.len()).step_by(LANES) {
+            s.prefetch(ahead.wrapping_add(place).cast());
+            // SAFETY: each points to as many numbers as `out` has, whole vectors.
+            unsafe {
+                // A number that is known is no loop.
+                let sum = match kernel {
+                    USUAL_TAPS => sum_taps(s, &terms, USUAL_TAPS, place),
+                    _ => sum_taps(s, &terms, kernel, place),
+                };
+                s.store(out.as_mut_ptr().add(place), math::silu(s, sum));
+            }
+        }
+    }
+}
+
+/// Of so many rows and their taps, the sum of the products at `place`.
+///
+/// # Safety
+/// They have a vector there.
+#[inline(always)]
+unsafe fn sum_taps<S: Simd>(
+    s: S,
+    terms: &[(*const f32, *const f32); MOST_TAPS],
+    kernel: usize,
+    place: usize,
+) -> S::F32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (row, taps) = terms[0];
+        let mut sum = s.mul(s.load(row.add(place)), s.load(taps.add(place)));
+        for (row, taps) in &terms[1..kernel] {
+            sum = s.fma(s.load(row.add(place)), s.load(taps.add(place)), sum);
+        }
+        sum
+    }
+}
+
+/// `x = scale * x / |x|`, of whole vectors.
+#[inline(always)]
+fn normalize<S: Simd>(s: S, x: &mut [f32], scale: f32) {
+    let scale = s.splat(scale / (squares(s, x) + NORM_EPS).sqrt());
+    for x in x.chunks_exact_mut(LANES) {
+        // SAFETY: sixteen numbers.
+        unsafe { s.store(x.as_mut_ptr(), s.mul(s.load(x.as_ptr()), scale)) };
+    }
+}
+
+/// The sum of the squares of whole vectors.
+#[inline(always)]
+fn squares<S: Simd>(s: S, x: &[f32]) -> f32 {
+    let mut sum = s.splat(0.0);
+    for x in x.chunks_exact(LANES) {
+        // SAFETY: sixteen numbers.
+        let x = unsafe { s.load(x.as_ptr()) };
+        sum = s.fma(x, x, sum);
+    }
+    s.reduce_add(sum)
+}
+
+/// `rms_norm(x) * silu(z)`, all of them as many whole vectors.
+///
+/// # Safety
+/// `to` points to as many writable numbers as `x` has.
+#[inline(always)]
+unsafe fn gated_norm<S: Simd>(
+    s: S,
+    x: &[f32],
+    (weight, eps): (&[f32], f32),
+    z: &[f32],
+    to: *mut f32,
+) {
+    assert!(weight.len() == x.len() && z.len() == x.len());
+    let scale = s.splat(1.0 / (squares(s, x) / x.len() as f32 + eps).sqrt());
+    for place in (0..x.len()).step_by(LANES) {
+        // SAFETY: all have as many numbers, whole vectors; and the caller's promise.
+        unsafe {
+            let weight = s.load(weight.as_ptr().add(place));
+            let gate = math::silu(s, s.load(z.as_ptr().add(place)));
+            let normed = s.mul(s.mul(s.load(x.as_ptr().add(place)), scale), weight);
+            s.store(to.add(place), s.mul(normed, gate));
+        }
+    }
+}
