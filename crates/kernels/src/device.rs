@@ -7,6 +7,7 @@
 //! An operand named `out` is written although it is borrowed shared, as with any candle tensor: clones see the change.
 
 mod attention;
+mod delta_net;
 mod experts;
 mod graph;
 mod matmul;
@@ -23,6 +24,11 @@ mod tests;
 pub use attention::{AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, PlanCapacity};
 #[cfg(feature = "cuda")]
 pub(crate) use attention::{check_cache, check_spec, check_step, check_window};
+pub use delta_net::{
+    DELTA_KEY_DIMS, StatePool, StateTables, copy_states, gated_delta_net, sigmoid_gate,
+};
+#[cfg(feature = "cuda")]
+pub(crate) use delta_net::{GATE_AXES, INPUTS_AXES, MATRICES_AXES, SIGMOID_GATE, gate_dims};
 #[cfg(feature = "cuda")]
 pub(crate) use experts::check_rows;
 pub use experts::{ExpertMatrices, Routing, combine_experts, expert_product, route};

@@ -7,8 +7,9 @@ use candle_core::{DType, Device, Tensor};
 use super::*;
 use crate::sampling::{Penalties, SamplingRow, logprobs_of, sample_row_reference, uniform};
 use crate::{
-    Activation, Codes, Error, Experts, Gating, KvCacheConfig, Mins, QuantizedRows, ScaleForm,
-    SparseRows, Weight, WeightRows, experts_reference,
+    Activation, Codes, DeltaDims, DeltaNet, DeltaState, Error, Experts, Gating, KvCacheConfig,
+    Mins, QuantizedRows, ScaleForm, SparseRows, StateConfig, Weight, WeightRows, experts_reference,
+    gated_delta_net_reference,
 };
 
 fn integers(values: &[u32], dims: &[usize]) -> Tensor {
@@ -311,4 +312,102 @@ fn views_in_the_midst_of_a_vector_are_refused() {
     };
     assert!(matches!(rms_norm(&halves, &norm, &halves), Err(Error::DType { .. })));
     assert!(Graph::capture(&Device::Cpu, || Ok(())).is_err());
+}
+
+/// Sequences that begin and that go on, in pools of all dtypes, beside one that pads and ones that cannot be.
+#[test]
+fn delta_nets_keep_the_states_of_their_sequences() {
+    let dims = DeltaDims { key_heads: 1, value_heads: 2, key_dim: 32, value_dim: 32, kernel: 4 };
+    let numbers = |dims: &[usize], seed: usize| {
+        let count = dims.iter().product();
+        let numbers = (0..count).map(|i| ((i * 37 + seed) % 29) as f32 / 16.0 - 0.875);
+        Tensor::from_vec(numbers.collect::<Vec<f32>>(), dims, &Device::Cpu).unwrap()
+    };
+    let net = DeltaNet {
+        dims,
+        conv: numbers(&[dims.channels(), 4], 1),
+        a_log: numbers(&[2], 2),
+        dt_bias: numbers(&[2], 3),
+        norm: numbers(&[32], 4),
+        eps: 1e-6,
+    };
+    let config = StateConfig { num_layers: 2, num_slots: 3, dims };
+    let flat = |tensor: &Tensor| -> Vec<f32> {
+        tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+    };
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let pool = StatePool::new(config, dtype, &Device::Cpu).unwrap();
+        // All of it fits bf16 exactly.
+        let rows = |tokens: usize, seed| {
+            let rows = [dims.width(), dims.gates()].map(|width| numbers(&[tokens, width], seed));
+            rows.map(|rows| rows.to_dtype(dtype).unwrap())
+        };
+        let run = |[input, gates]: &[Tensor; 2], starts: &[u32], slots: &[u32], first: &[u32]| {
+            let tokens = input.dims()[0];
+            let out = Tensor::full(7f32, (tokens, dims.values()), &Device::Cpu).unwrap();
+            let out = out.to_dtype(dtype).unwrap();
+            let mut positions = vec![9; tokens];
+            starts.iter().zip(first).for_each(|(start, first)| positions[*start as usize] = *first);
+            let tables = StateTables {
+                query_start: &integers(starts, &[starts.len()]),
+                slots: &integers(slots, &[slots.len()]),
+                positions: &integers(&positions, &[tokens]),
+            };
+            gated_delta_net(input, gates, &net, &pool, 1, &tables, &out).unwrap();
+            flat(&out)
+        };
+        let mut state = DeltaState::zeros(&dims);
+        let mut want = |[input, gates]: &[Tensor; 2], tokens: std::ops::Range<usize>| {
+            let of = |rows: &Tensor| flat(&rows.narrow(0, tokens.start, tokens.len()).unwrap());
+            let want = gated_delta_net_reference(&of(input), &of(gates), &net, &mut state);
+            flat(
+                &Tensor::from_vec(want.unwrap(), tokens.len() * 64, &Device::Cpu)
+                    .unwrap()
+                    .to_dtype(dtype)
+                    .unwrap(),
+            )
+        };
+        // What the slot held before does not count.
+        run(&rows(2, 9), &[0, 2], &[1], &[0]);
+        let [first, second] = [rows(8, 5), rows(3, 6)];
+        let found = run(&first, &[0, 5, 6, 7], &[1, NO_SLOT, 3], &[0, 4, 4]);
+        assert_eq!(found[..5 * 64], want(&first, 0..5), "{dtype:?}");
+        assert!(found[5 * 64..6 * 64].iter().all(|x| *x == 0.0), "padding");
+        assert!(found[6 * 64..7 * 64].iter().all(|x| x.is_nan()), "no slot of the pool");
+        assert!(found[7 * 64..].iter().all(|x| *x == 7.0), "of no sequence");
+        copy_states(&pool, &integers(&[1, 2, 3, 0, 1, 3], &[3, 2])).unwrap();
+        let found = run(&second, &[0, 1, 2, 9], &[2, 1, 0], &[5, 5, 5]);
+        assert_eq!(found[..64], want(&second, 0..1), "a copy goes on");
+        assert!(found[2 * 64..].iter().all(|x| *x == 7.0), "of tokens that are not there");
+        let state = pool.layer(0).unwrap();
+        assert!(flat(&state.matrices).iter().all(|x| *x == 0.0), "another layer");
+        assert!(flat(&pool.layer(1).unwrap().inputs)[..3 * 128].iter().all(|x| *x == 0.0));
+    }
+    for (wrong, parameter) in [
+        (DeltaDims { key_dim: 48, ..dims }, "key_dim"),
+        (DeltaDims { value_dim: 48, ..dims }, "value_dim"),
+        (DeltaDims { value_dim: 288, ..dims }, "value_dim"),
+    ] {
+        let config = StateConfig { dims: wrong, ..config };
+        let error = StatePool::new(config, DType::BF16, &Device::Cpu).unwrap_err();
+        assert!(matches!(error, Error::Parameter { parameter: found, .. } if found == parameter));
+    }
+    let error = StatePool::new(config, DType::U32, &Device::Cpu).unwrap_err();
+    assert!(matches!(error, Error::DType { operand: "dtype", .. }));
+}
+
+#[test]
+fn gates_multiply_rows_in_place() {
+    let tensor = |values: &[f32], dims: (usize, usize)| {
+        Tensor::from_slice(values, dims, &Device::Cpu).unwrap().to_dtype(DType::BF16).unwrap()
+    };
+    let x = tensor(&[1.0, -2.0, 3.0, 4.0], (2, 2));
+    sigmoid_gate(&x, &tensor(&[0.0, 100.0], (2, 1))).unwrap();
+    let found: Vec<Vec<f32>> = x.to_dtype(DType::F32).unwrap().to_vec2().unwrap();
+    assert_eq!(found, [[0.5, -1.0], [3.0, 4.0]]);
+    sigmoid_gate(&x, &tensor(&[100.0, 0.0, -200.0, 0.0], (2, 2))).unwrap();
+    let found: Vec<Vec<f32>> = x.to_dtype(DType::F32).unwrap().to_vec2().unwrap();
+    assert_eq!(found, [[0.5, -0.5], [0.0, 2.0]]);
+    let error = sigmoid_gate(&x, &tensor(&[0.0; 6], (2, 3))).unwrap_err();
+    assert!(matches!(error, Error::Shape { operand: "gate", .. }));
 }
