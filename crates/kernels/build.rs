@@ -12,8 +12,9 @@ use std::{env, fs};
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "expert_product",
+    "delta_net",
     "packed",
     "rows",
     "qkv",

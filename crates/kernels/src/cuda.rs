@@ -10,6 +10,7 @@
 
 mod activation;
 mod attention;
+mod delta_net;
 mod elements;
 mod experts;
 mod gather;
@@ -28,7 +29,8 @@ mod staging;
 
 pub use activation::{activation, gated_activation};
 pub use attention::AttentionPlan;
-pub use elements::{add, resolve_tokens, scale_and_cap};
+pub use delta_net::{copy_states, gated_delta_net};
+pub use elements::{add, resolve_tokens, scale_and_cap, sigmoid_gate};
 pub(crate) use experts::expert_table;
 pub use experts::{combine_experts, expert_product, route};
 pub use gather::{embedding, gather_rows};

@@ -1,9 +1,10 @@
-//! Operations on single elements: sums, what is done to logits, and tokens that only the device knows.
+//! Operations on single elements: sums, gates, what is done to logits, and tokens that only the device knows.
 
 use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch};
 use crate::Result;
+use crate::device::{GATE_AXES, SIGMOID_GATE, gate_dims};
 
 /// See [`crate::device::add`].
 ///
@@ -43,6 +44,29 @@ pub fn scale_and_cap(x: &Tensor, scale: f32, cap: Option<f32>) -> Result<()> {
     }
     // SAFETY: the address was checked above to hold `count` elements.
     unsafe { launch.run(candlepower_scale_and_cap, &args) }
+}
+
+/// See [`crate::device::sigmoid_gate`].
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+pub fn sigmoid_gate(x: &Tensor, gate: &Tensor) -> Result<()> {
+    let launch = Launch::new(SIGMOID_GATE, "x", x)?;
+    let [rows, width, gates] = gate_dims(x, gate)?;
+    let args = SigmoidGateArgs {
+        x: launch.elements(("x", x), "[rows, width]", &[rows, width])?,
+        gate: launch.elements(("gate", gate), GATE_AXES, &[rows, gates])?,
+        rows: rows as i64,
+        width: width as i32,
+        gates: gates as i32,
+        dtype: launch.dtype_code(),
+        padding: 0,
+    };
+    if rows * width == 0 {
+        return Ok(());
+    }
+    // SAFETY: the addresses were checked above to hold so many rows of `width` and of `gates` elements.
+    unsafe { launch.run(candlepower_sigmoid_gate, &args) }
 }
 
 /// See [`crate::device::resolve_tokens`].
@@ -89,6 +113,19 @@ struct ScaleArgs {
 }
 const _: () = assert!(size_of::<ScaleArgs>() == 32);
 
+/// As `SigmoidGateArgs` in elements.cu.
+#[repr(C)]
+struct SigmoidGateArgs {
+    x: Address,
+    gate: Address,
+    rows: i64,
+    width: i32,
+    gates: i32,
+    dtype: i32,
+    padding: i32,
+}
+const _: () = assert!(size_of::<SigmoidGateArgs>() == 40);
+
 /// As `ResolveArgs` in elements.cu.
 #[repr(C)]
 struct ResolveArgs {
@@ -102,5 +139,6 @@ const _: () = assert!(size_of::<ResolveArgs>() == 24);
 unsafe extern "C" {
     fn candlepower_add(args: *const AddArgs, stream: CUstream) -> i32;
     fn candlepower_scale_and_cap(args: *const ScaleArgs, stream: CUstream) -> i32;
+    fn candlepower_sigmoid_gate(args: *const SigmoidGateArgs, stream: CUstream) -> i32;
     fn candlepower_resolve_tokens(args: *const ResolveArgs, stream: CUstream) -> i32;
 }

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a comparison fails")]
 
 mod attention;
+mod delta_net;
 mod elements;
 mod experts;
 mod gpu;
@@ -23,7 +24,7 @@ use gpu::Gpu;
 /// A comparison over many shapes: panics where kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 30] = [
+const COMPARISONS: [(&str, Comparison); 33] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -40,6 +41,9 @@ const COMPARISONS: [(&str, Comparison); 30] = [
     ("expert_product", experts::expert_product),
     ("packed_expert_product", experts::packed_expert_product),
     ("combine_experts", experts::combine_experts),
+    ("gated_delta_net", delta_net::gated_delta_net),
+    ("copy_states", delta_net::copy_states),
+    ("sigmoid_gate", delta_net::sigmoid_gate),
     ("add", elements::add),
     ("scale_and_cap", elements::scale_and_cap),
     ("resolve_tokens", elements::resolve_tokens),

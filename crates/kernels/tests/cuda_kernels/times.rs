@@ -1,4 +1,4 @@
-//! How long the kernels take in the shapes of Llama-3.1-8B and of a layer of experts, for the choices between them that only a
+//! How long the kernels take in the shapes of Llama-3.1-8B, of a layer of experts and of a gated delta net, for the choices between them that only a
 //! GPU can settle: `cuda_kernels --times`, or with words for some of them. `--small` divides every shape by 32, to try the
 //! program where nothing can be measured.
 //!
@@ -14,11 +14,11 @@ use candlepower_kernels::cuda::{self, Cublas, PACKED_MAX_ROWS};
 use candlepower_kernels::device::{
     self, AttentionSpec, AttentionStep, ExpertMatrices, Graph, LaunchShape, Matrix, NormWeight,
     PackedMatrix, PagedCache, PlanCapacity, RmsNorm, Routing, SamplerRow, SamplingBatch,
-    SamplingOutput, SamplingScratch,
+    SamplingOutput, SamplingScratch, StatePool, StateTables,
 };
 use candlepower_kernels::{
-    Activation, Codes, Error, Gating, KvCacheConfig, Mins, PagedAttention, QuantizedRows, Result,
-    ScaleForm, Weight,
+    Activation, Codes, DeltaDims, DeltaNet, Error, Gating, KvCacheConfig, Mins, PagedAttention,
+    QuantizedRows, Result, ScaleForm, StateConfig, Weight,
 };
 use half::bf16;
 
@@ -37,12 +37,13 @@ const VOCAB: usize = 128_256;
 /// A group of rows.
 type Part = fn(&Times<'_>) -> Result<()>;
 
-const PARTS: [(&str, Part); 7] = [
+const PARTS: [(&str, Part); 8] = [
     ("products", products),
     ("codes", codes),
     ("experts", experts),
     ("decode", decode),
     ("prefill", prefill),
+    ("delta", delta),
     ("rows", rows),
     ("sample", sample),
 ];
@@ -320,6 +321,56 @@ fn rows(times: &Times<'_>) -> Result<()> {
         let work = (2 * rows * inner * 3, 0);
         times.row(&format!("silu_mul [{rows}, {inner}]"), work, |_| {
             cuda::gated_activation(&gate_up, Activation::Silu, &out)
+        })?;
+    }
+    Ok(())
+}
+
+/// Decodes and prompts through a gated delta net of Qwen3-Next-80B-A3B.
+fn delta(times: &Times<'_>) -> Result<()> {
+    let device = times.gpu.device();
+    let heads = times.size(32).max(2);
+    let dims = DeltaDims {
+        key_heads: heads / 2,
+        value_heads: heads,
+        key_dim: 128,
+        value_dim: 128,
+        kernel: 4,
+    };
+    let weight = |dims: &[usize]| {
+        let numbers = Random(7).floats(dims.iter().product(), 0.1, DType::F32);
+        times.gpu.floats(&numbers, dims, DType::F32)
+    };
+    let net = DeltaNet {
+        dims,
+        conv: weight(&[dims.channels(), dims.kernel]),
+        a_log: weight(&[heads]),
+        dt_bias: weight(&[heads]),
+        norm: weight(&[dims.value_dim]),
+        eps: 1e-6,
+    };
+    for (seqs, tokens) in [(1, 1), (8, 1), (64, 1), (256, 1), (1, 512), (1, 2048), (16, 512)] {
+        let (seqs, tokens) = (times.size(seqs), times.size(tokens));
+        let state = 4 * seqs * dims.values() * dims.key_dim;
+        let num_layers = times.copies(state);
+        let config = StateConfig { num_layers, num_slots: seqs, dims };
+        let pool = StatePool::new(config, DType::BF16, device)?;
+        let rows = seqs * tokens;
+        let (input, gates) =
+            (times.noise(&[rows, dims.width()])?, times.noise(&[rows, 2 * heads])?);
+        let out = times.zeros(&[rows, dims.values()])?;
+        let integers = |numbers: Vec<u32>| Tensor::new(numbers, device);
+        let tables = StateTables {
+            query_start: &integers((0..=seqs).map(|seq| (seq * tokens) as u32).collect())?,
+            slots: &integers((0..seqs as u32).collect())?,
+            // They go on from other tokens.
+            positions: &integers(vec![9; rows])?,
+        };
+        let rows_read = 2 * rows * (dims.width() + dims.values());
+        // Three multiply-adds of each number, and its decay.
+        let work = (2 * state + rows_read, 7 * state / 4 * tokens);
+        times.row(&format!("gated_delta_net {seqs} x {tokens}, {heads} heads"), work, |i| {
+            device::gated_delta_net(&input, &gates, &net, &pool, i % num_layers, &tables, &out)
         })?;
     }
     Ok(())

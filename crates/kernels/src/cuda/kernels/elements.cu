@@ -1,4 +1,4 @@
-// Operations on single elements: sums, what is done to logits and beside sinks, and tokens that only the device knows.
+// Operations on single elements: sums, gates, what is done to logits and beside sinks, and tokens that only the device knows.
 
 #include "common.cuh"
 
@@ -80,6 +80,41 @@ __global__ void weigh_sinks_kernel(SinkArgs args) {
   }
 }
 
+struct SigmoidGateArgs {
+  void* x;           // [rows, width], in place
+  const void* gate;  // [rows, gates]
+  int64_t rows;
+  int32_t width;
+  int32_t gates;  // width, or 1
+  int32_t dtype;
+  int32_t padding;
+};
+static_assert(sizeof(SigmoidGateArgs) == 40, "as in src/cuda/elements.rs");
+
+// Every thread has N neighbouring elements of a row and goes on a whole grid further.
+template <typename T, int32_t N>
+__global__ void sigmoid_gate_kernel(SigmoidGateArgs args) {
+  T* x = static_cast<T*>(args.x);
+  const T* gate = static_cast<const T*>(args.gate);
+  const int64_t total = args.rows * args.width;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * N;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  for (int64_t i = first; i < total; i += step) {
+    Vector<T, N> values = load<N>(x + i);
+    Vector<T, N> gates;
+    if (args.gates == args.width) {
+      gates = load<N>(gate + i);
+    } else {
+      const T of_row = gate[i / args.width];
+      for (int32_t j = 0; j < N; ++j) gates.at[j] = of_row;
+    }
+    for (int32_t j = 0; j < N; ++j) {
+      values.at[j] = T(static_cast<float>(values.at[j]) / (1.0f + expf(-static_cast<float>(gates.at[j]))));
+    }
+    store<N>(x + i, values);
+  }
+}
+
 struct ResolveArgs {
   uint32_t* tokens;       // [count], in place
   const uint32_t* drawn;  // [num_drawn]
@@ -127,6 +162,19 @@ extern "C" int32_t candlepower_weigh_sinks(const SinkArgs* args, cudaStream_t st
     constexpr int32_t N = kVectorWidth<T>;
     const uint32_t grid = grid_for(args->rows * (args->head_dim / N), kThreads);
     weigh_sinks_kernel<T, N><<<grid, kThreads, 0, stream>>>(*args);
+  });
+}
+
+extern "C" int32_t candlepower_sigmoid_gate(const SigmoidGateArgs* args, cudaStream_t stream) {
+  const int64_t count = args->rows * args->width;
+  return with_half_type(args->dtype, [&](auto zero) {
+    using T = decltype(zero);
+    constexpr int32_t N = kVectorWidth<T>;
+    if (args->width % N == 0) {
+      sigmoid_gate_kernel<T, N><<<grid_for(count / N, kThreads), kThreads, 0, stream>>>(*args);
+    } else {
+      sigmoid_gate_kernel<T, 1><<<grid_for(count, kThreads), kThreads, 0, stream>>>(*args);
+    }
   });
 }
 

@@ -1,0 +1,142 @@
+//! Gated delta nets, and copies of their states.
+
+use candle_core::Tensor;
+
+use super::launch::{Address, CUstream, Launch};
+use crate::device::{INPUTS_AXES, MATRICES_AXES, StatePool, StateTables};
+use crate::tensor::Operand;
+use crate::{DeltaDims, DeltaNet, Result};
+
+/// As [`crate::device::gated_delta_net`].
+///
+/// # Errors
+/// As there.
+pub fn gated_delta_net(
+    (input, gates): (&Tensor, &Tensor),
+    net: &DeltaNet,
+    (pool, layer): (&StatePool, usize),
+    tables: &StateTables<'_>,
+    out: &Tensor,
+) -> Result<()> {
+    const KERNEL: &str = "gated_delta_net";
+    let launch = Launch::new(KERNEL, "input", input)?;
+    let dims = net.dims;
+    let DeltaDims { key_heads, value_heads, key_dim, value_dim, kernel } = dims;
+    pool.config().check_dims(&dims)?;
+    let layer = pool.layer(layer)?;
+    let (tokens, _) = Operand::new(KERNEL, "input", input).dims2("[tokens, width]")?;
+    let (seqs, channels) = (tables.slots.elem_count(), dims.channels());
+    let (kept_dims, states_dims) = pool.config().layer_dims();
+    let gates_axes = "[tokens, 2 * value_heads]";
+    let starts = ("query_start", tables.query_start);
+    let args = DeltaArgs {
+        input: launch.elements(("input", input), "[tokens, width]", &[tokens, dims.width()])?,
+        gates: launch.elements(("gates", gates), gates_axes, &[tokens, dims.gates()])?,
+        out: launch.elements(("out", out), "[tokens, values]", &[tokens, dims.values()])?,
+        kept: launch.elements(("inputs", &layer.inputs), INPUTS_AXES, &kept_dims)?,
+        states: launch.f32s(("matrices", &layer.matrices), MATRICES_AXES, &states_dims)?,
+        conv: launch.f32s(("conv", &net.conv), "[channels, kernel]", &[channels, kernel])?,
+        a_log: launch.f32s(("a_log", &net.a_log), "[value_heads]", &[value_heads])?,
+        dt_bias: launch.f32s(("dt_bias", &net.dt_bias), "[value_heads]", &[value_heads])?,
+        norm: launch.f32s(("norm", &net.norm), "[value_dim]", &[value_dim])?,
+        query_start: launch.u32s(starts, "[seqs + 1]", &[seqs + 1])?,
+        slots: launch.u32s(("slots", tables.slots), "[seqs]", &[seqs])?,
+        positions: launch.u32s(("positions", tables.positions), "[tokens]", &[tokens])?,
+        tokens: tokens as i32,
+        seqs: seqs as i32,
+        key_heads: key_heads as i32,
+        value_heads: value_heads as i32,
+        key_dim: key_dim as i32,
+        value_dim: value_dim as i32,
+        kernel: kernel as i32,
+        num_slots: pool.config().num_slots as u32,
+        eps: net.eps,
+        dtype: launch.dtype_code(),
+    };
+    if tokens * seqs == 0 {
+        return Ok(());
+    }
+    // SAFETY: every address was checked above to hold the elements that the dimensions say, and the pool's maker has held these to
+    // what the kernel is compiled for; it compares the tables' numbers with `tokens` and `num_slots` before it uses them.
+    unsafe { launch.run(candlepower_gated_delta_net, &args) }
+}
+
+/// As [`crate::device::copy_states`].
+///
+/// # Errors
+/// As there.
+pub fn copy_states(pool: &StatePool, pairs: &Tensor) -> Result<()> {
+    let launch = Launch::of_any("copy_states", "pairs", pairs)?;
+    let count = pairs.elem_count() / 2;
+    let pairs = launch.u32s(("pairs", pairs), "[count, 2]", &[count, 2])?;
+    let dims = pool.config().dims;
+    let (inputs_dims, matrices_dims) = pool.config().layer_dims();
+    if count == 0 {
+        return Ok(());
+    }
+    for layer in pool.layers() {
+        let inputs = launch.own(("inputs", &layer.inputs), INPUTS_AXES, &inputs_dims)?;
+        let matrices = launch.own(("matrices", &layer.matrices), MATRICES_AXES, &matrices_dims)?;
+        let bytes = |tensor: &Tensor, numbers| (numbers * tensor.dtype().size_in_bytes()) as i64;
+        let args = CopyStatesArgs {
+            tensors: [inputs, matrices],
+            pairs,
+            slot_bytes: [
+                bytes(&layer.inputs, dims.kept()),
+                bytes(&layer.matrices, dims.matrices()),
+            ],
+            count: count as i64,
+            num_slots: pool.config().num_slots as u32,
+            padding: 0,
+        };
+        // SAFETY: the addresses were checked to hold whole slots, whose bytes are a multiple of 16 because heads are; the kernel
+        // compares slots with `num_slots` before it copies.
+        unsafe { launch.run(candlepower_copy_states, &args)? };
+    }
+    Ok(())
+}
+
+/// As `DeltaArgs` in delta_net.cu.
+#[repr(C)]
+struct DeltaArgs {
+    input: Address,
+    gates: Address,
+    out: Address,
+    kept: Address,
+    states: *mut f32,
+    conv: *mut f32,
+    a_log: *mut f32,
+    dt_bias: *mut f32,
+    norm: *mut f32,
+    query_start: *mut u32,
+    slots: *mut u32,
+    positions: *mut u32,
+    tokens: i32,
+    seqs: i32,
+    key_heads: i32,
+    value_heads: i32,
+    key_dim: i32,
+    value_dim: i32,
+    kernel: i32,
+    num_slots: u32,
+    eps: f32,
+    dtype: i32,
+}
+const _: () = assert!(size_of::<DeltaArgs>() == 136);
+
+/// As `CopyStatesArgs` in delta_net.cu.
+#[repr(C)]
+struct CopyStatesArgs {
+    tensors: [Address; 2],
+    pairs: *mut u32,
+    slot_bytes: [i64; 2],
+    count: i64,
+    num_slots: u32,
+    padding: u32,
+}
+const _: () = assert!(size_of::<CopyStatesArgs>() == 56);
+
+unsafe extern "C" {
+    fn candlepower_gated_delta_net(args: *const DeltaArgs, stream: CUstream) -> i32;
+    fn candlepower_copy_states(args: *const CopyStatesArgs, stream: CUstream) -> i32;
+}

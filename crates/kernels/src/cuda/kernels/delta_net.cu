@@ -1,0 +1,371 @@
+// Gated delta nets: the convolution of each token's queries, keys and values, the recurrence of each head's state, and the gated norm
+// of its result; and what is kept of each sequence.
+
+#include "common.cuh"
+
+namespace candlepower {
+
+// Tokens of a block whose queries, keys and values are in shared memory at the same time.
+constexpr int32_t kChunk = 16;
+// Of a convolution; as in src/delta_net.rs.
+constexpr int32_t kMostTaps = 8;
+// Of a value; as in src/device/delta_net.rs.
+constexpr int32_t kMostValueDim = 256;
+// Added to sums of squares where queries and keys are normalised; as in src/delta_net/reference.rs.
+constexpr float kNormEps = 1e-6f;
+
+struct DeltaArgs {
+  const void* input;           // [tokens, width]: queries, keys, values, and the gates z
+  const void* gates;           // [tokens, 2 * value_heads]: b, then a
+  void* out;                   // [tokens, value_heads * value_dim]
+  void* kept;                  // [num_slots, kernel - 1, channels]: the newest inputs of the steps before
+  float* states;               // [num_slots, value_heads, key_dim, value_dim]
+  const float* conv;           // [channels, kernel]
+  const float* a_log;          // [value_heads]
+  const float* dt_bias;        // [value_heads]
+  const float* norm;           // [value_dim]
+  const uint32_t* query_start;  // [seqs + 1]
+  const uint32_t* slots;       // [seqs]
+  const uint32_t* positions;   // [tokens]
+  int32_t tokens;
+  int32_t seqs;
+  int32_t key_heads;
+  int32_t value_heads;
+  int32_t key_dim;
+  int32_t value_dim;
+  int32_t kernel;
+  uint32_t num_slots;
+  float eps;
+  int32_t dtype;
+};
+static_assert(sizeof(DeltaArgs) == 136, "as in src/cuda/delta_net.rs");
+
+// One sequence of a step.
+struct Sequence {
+  int32_t start;
+  int32_t count;  // 0 where its tokens are not among the step's
+  uint32_t slot;
+  bool begins;
+};
+
+__device__ __forceinline__ Sequence sequence_of(const DeltaArgs& args, int32_t index) {
+  const uint32_t start = args.query_start[index];
+  const uint32_t end = args.query_start[index + 1];
+  if (start >= end || end > static_cast<uint32_t>(args.tokens)) return {0, 0, kNoSlot, false};
+  return {static_cast<int32_t>(start), static_cast<int32_t>(end - start), args.slots[index],
+          args.positions[start] == 0};
+}
+
+__device__ __forceinline__ int32_t channels_of(const DeltaArgs& args) {
+  return 2 * args.key_heads * args.key_dim + args.value_heads * args.value_dim;
+}
+
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+
+// What the convolution of one channel is over: a sequence's inputs, and those before the step.
+template <typename T>
+struct Channel {
+  const T* input;  // of the sequence's first token
+  const T* kept;   // [kernel - 1]; null where the sequence begins
+  int64_t width;
+  int64_t channels;
+
+  // The input `token` tokens after the step's first.
+  __device__ __forceinline__ float at(int32_t token, int32_t kernel) const {
+    if (token >= 0) return static_cast<float>(input[token * width]);
+    return kept == nullptr ? 0.0f : static_cast<float>(kept[(kernel - 1 + token) * channels]);
+  }
+};
+
+// Tokens that a thread convolves at the same time: their inputs come from memory together.
+constexpr int32_t kGroup = 4;
+
+// silu of the convolution of one channel for `count` tokens from `first` on, `distance` numbers apart.
+template <typename T>
+__device__ __forceinline__ void convolve(const Channel<T>& channel, const float* taps, int32_t kernel, int32_t first,
+                                         int32_t count, float* to, int32_t distance) {
+  // Fewer taps are the last ones: those before are zeros, and their inputs are not read.
+  float tap[kMostTaps];
+  float x[kMostTaps - 1 + kGroup];
+  const int32_t none = kMostTaps - kernel;
+#pragma unroll
+  for (int32_t j = 0; j < kMostTaps; ++j) tap[j] = j < none ? 0.0f : taps[j - none];
+#pragma unroll
+  for (int32_t j = 0; j < kMostTaps - 1; ++j) {
+    x[j] = j < none ? 0.0f : channel.at(first + j - (kMostTaps - 1), kernel);
+  }
+#pragma unroll 1
+  for (int32_t done = 0; done < count; done += kGroup) {
+#pragma unroll
+    for (int32_t t = 0; t < kGroup; ++t) {
+      x[kMostTaps - 1 + t] = done + t < count ? channel.at(first + done + t, kernel) : 0.0f;
+    }
+#pragma unroll
+    for (int32_t t = 0; t < kGroup; ++t) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int32_t j = 0; j < kMostTaps; ++j) sum += tap[j] * x[t + j];
+      if (done + t < count) to[(done + t) * distance] = silu(sum);
+    }
+#pragma unroll
+    for (int32_t j = 0; j < kMostTaps - 1; ++j) x[j] = x[j + kGroup];
+  }
+}
+
+// What a block has of a chunk in shared memory.
+struct Chunk {
+  float* q;       // [kChunk, key_dim]
+  float* k;       // [kChunk, key_dim]
+  float* v;       // [kChunk, value_dim]; an element becomes the result's when its thread has read it
+  float* decays;  // [kChunk]: what the state is multiplied by
+  float* betas;   // [kChunk]: how much of its correction counts
+};
+
+// Convolves the queries, keys and values of `count` tokens of a sequence from `first` on, for the block's head.
+template <typename T, int32_t kKeyDim>
+__device__ __forceinline__ void read_chunk(const DeltaArgs& args, const Sequence& sequence, int32_t first, int32_t count,
+                                           const Chunk& chunk) {
+  const int32_t value_dim = blockDim.x;
+  const int32_t head = blockIdx.x;
+  const int32_t keys = args.key_heads * kKeyDim;
+  const int32_t key_head = head / (args.value_heads / args.key_heads);
+  const int64_t channels = channels_of(args);
+  const int64_t width = channels + static_cast<int64_t>(args.value_heads) * value_dim;
+  const T* input = static_cast<const T*>(args.input) + sequence.start * width;
+  const T* kept = static_cast<const T*>(args.kept) + sequence.slot * (args.kernel - 1) * channels;
+#pragma unroll 1
+  for (int32_t i = threadIdx.x; i < 2 * kKeyDim + value_dim; i += value_dim) {
+    const bool is_value = i >= 2 * kKeyDim;
+    const int32_t part = i / kKeyDim;
+    const int32_t element = is_value ? i - 2 * kKeyDim : i % kKeyDim;
+    const int32_t channel = is_value ? 2 * keys + head * value_dim + element : part * keys + key_head * kKeyDim + element;
+    float* to = (is_value ? chunk.v : part == 0 ? chunk.q : chunk.k) + element;
+    const Channel<T> source{input + channel, sequence.begins ? nullptr : kept + channel, width, channels};
+    const float* taps = args.conv + static_cast<int64_t>(channel) * args.kernel;
+    convolve(source, taps, args.kernel, first, count, to, is_value ? value_dim : kKeyDim);
+  }
+  if (threadIdx.x < count) {
+    const int64_t token = static_cast<int64_t>(sequence.start) + first + threadIdx.x;
+    const T* gate = static_cast<const T*>(args.gates) + token * 2 * args.value_heads + head;
+    const float x = static_cast<float>(gate[args.value_heads]) + args.dt_bias[head];
+    // Beyond 20 the two are the same number, and further on e^x is infinite.
+    const float softplus = x > 20.0f ? x : log1pf(expf(x));
+    chunk.decays[threadIdx.x] = expf(-expf(args.a_log[head]) * softplus);
+    chunk.betas[threadIdx.x] = 1.0f / (1.0f + expf(-static_cast<float>(gate[0])));
+  }
+}
+
+// Normalises the queries and keys of a chunk, a warp each.
+template <int32_t kKeyDim>
+__device__ __forceinline__ void normalize_chunk(int32_t count, const Chunk& chunk) {
+  const int32_t lane = threadIdx.x % kWarp;
+#pragma unroll 1
+  for (int32_t row = threadIdx.x / kWarp; row < 2 * count; row += blockDim.x / kWarp) {
+    const bool is_key = row >= count;
+    float* x = is_key ? chunk.k + (row - count) * kKeyDim : chunk.q + row * kKeyDim;
+    float squares = 0.0f;
+#pragma unroll
+    for (int32_t i = lane; i < kKeyDim; i += kWarp) squares += x[i] * x[i];
+    const float scale = rsqrtf(warp_sum(squares) + kNormEps) * (is_key ? 1.0f : rsqrtf(static_cast<float>(kKeyDim)));
+#pragma unroll
+    for (int32_t i = lane; i < kKeyDim; i += kWarp) x[i] *= scale;
+  }
+}
+
+// Writes the norms of a chunk's results times their gates, a warp per token.
+template <typename T>
+__device__ __forceinline__ void write_chunk(const DeltaArgs& args, const Sequence& sequence, int32_t first, int32_t count,
+                                            const Chunk& chunk) {
+  const int32_t value_dim = blockDim.x;
+  const int32_t lane = threadIdx.x % kWarp;
+  const int64_t channels = channels_of(args);
+  const int64_t values = static_cast<int64_t>(args.value_heads) * value_dim;
+#pragma unroll 1
+  for (int32_t t = threadIdx.x / kWarp; t < count; t += value_dim / kWarp) {
+    const float* x = chunk.v + t * value_dim;
+    float squares = 0.0f;
+    for (int32_t i = lane; i < value_dim; i += kWarp) squares += x[i] * x[i];
+    const float scale = rsqrtf(warp_sum(squares) / value_dim + args.eps);
+    const int64_t token = static_cast<int64_t>(sequence.start) + first + t;
+    const T* z = static_cast<const T*>(args.input) + token * (channels + values) + channels + blockIdx.x * value_dim;
+    T* out = static_cast<T*>(args.out) + token * values + blockIdx.x * value_dim;
+    for (int32_t i = lane; i < value_dim; i += kWarp) {
+      out[i] = T(x[i] * scale * args.norm[i] * silu(static_cast<float>(z[i])));
+    }
+  }
+}
+
+// A block per head of values and sequence, with a thread per element of a value, which keeps its column of the state in registers.
+// Tokens come in chunks: all threads convolve their inputs into shared memory, then each goes through them alone, and at the end
+// warps take the norms of the results.
+template <typename T, int32_t kKeyDim>
+__global__ void __launch_bounds__(kMostValueDim) delta_kernel(DeltaArgs args) {
+  extern __shared__ __align__(16) float memory[];
+  __shared__ float decays[kChunk];
+  __shared__ float betas[kChunk];
+  // Read again after each barrier: what is computed of it takes no registers while the state does.
+  __shared__ Sequence sequence;
+  const int32_t value_dim = blockDim.x;
+  const int32_t column = threadIdx.x;
+  const Chunk chunk{memory, memory + kChunk * kKeyDim, memory + 2 * kChunk * kKeyDim, decays, betas};
+  if (threadIdx.x == 0) sequence = sequence_of(args, blockIdx.y);
+  __syncthreads();
+  if (sequence.slot >= args.num_slots) {
+    const T nothing = T(sequence.slot == kNoSlot ? 0.0f : NAN);
+    T* out = static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * value_dim + column;
+    const int64_t values = static_cast<int64_t>(args.value_heads) * value_dim;
+    for (int32_t t = 0; t < sequence.count; ++t) out[(sequence.start + t) * values] = nothing;
+    return;
+  }
+
+  const int64_t place = static_cast<int64_t>(sequence.slot) * args.value_heads + blockIdx.x;
+  float* states = args.states + place * kKeyDim * value_dim + column;
+  float state[kKeyDim];
+#pragma unroll
+  for (int32_t i = 0; i < kKeyDim; ++i) state[i] = sequence.begins ? 0.0f : states[i * value_dim];
+
+  for (int32_t first = 0; first < sequence.count; first += kChunk) {
+    const int32_t count = min(sequence.count - first, kChunk);
+    read_chunk<T, kKeyDim>(args, sequence, first, count, chunk);
+    __syncthreads();
+    normalize_chunk<kKeyDim>(count, chunk);
+    __syncthreads();
+    // S^T k of the next token, but for its decay. Two sums each, so that additions need not wait for each other.
+    float known[2] = {};
+    const float* key = chunk.k;
+    const float* query = chunk.q;
+    float* value = chunk.v + column;
+#pragma unroll
+    for (int32_t i = 0; i < kKeyDim; i += 4) {
+      const Vector<float, 4> k = load<4>(key + i);
+#pragma unroll
+      for (int32_t j = 0; j < 4; ++j) known[j % 2] += state[i + j] * k.at[j];
+    }
+#pragma unroll 1
+    for (int32_t t = 0; t < count; ++t) {
+      const float decay = decays[t];
+      const float delta = (*value - (known[0] + known[1]) * decay) * betas[t];
+      // After the last token there is none: what is known of this one's key is not used.
+      const float* next = t + 1 < count ? key + kKeyDim : key;
+      float result[2] = {};
+      known[0] = known[1] = 0.0f;
+#pragma unroll
+      for (int32_t i = 0; i < kKeyDim; i += 4) {
+        const Vector<float, 4> k = load<4>(key + i);
+        const Vector<float, 4> q = load<4>(query + i);
+        const Vector<float, 4> n = load<4>(next + i);
+#pragma unroll
+        for (int32_t j = 0; j < 4; ++j) {
+          state[i + j] = state[i + j] * decay + k.at[j] * delta;
+          result[j % 2] += state[i + j] * q.at[j];
+          known[j % 2] += state[i + j] * n.at[j];
+        }
+      }
+      *value = result[0] + result[1];
+      key = next;
+      query += kKeyDim;
+      value += value_dim;
+    }
+    __syncthreads();
+    write_chunk<T>(args, sequence, first, count, chunk);
+    // The next chunk overwrites this one only when all have read it.
+    __syncthreads();
+  }
+
+  // A distance that the compiler does not know, so that it has not kept all addresses in registers since the state was read.
+  int64_t distance = value_dim;
+  asm volatile("" : "+l"(distance));
+#pragma unroll
+  for (int32_t i = 0; i < kKeyDim; ++i) states[i * distance] = state[i];
+}
+
+constexpr int32_t kSaveThreads = 256;
+
+// A thread per channel and sequence: the newest inputs, after every head has read those before them.
+template <typename T>
+__global__ void __launch_bounds__(kSaveThreads) save_kernel(DeltaArgs args) {
+  const int64_t channels = channels_of(args);
+  const int64_t channel = static_cast<int64_t>(blockIdx.x) * kSaveThreads + threadIdx.x;
+  const Sequence sequence = sequence_of(args, blockIdx.y);
+  if (channel >= channels || sequence.count == 0 || sequence.slot >= args.num_slots) return;
+  const int64_t width = channels + static_cast<int64_t>(args.value_heads) * args.value_dim;
+  const T* input = static_cast<const T*>(args.input) + sequence.start * width + channel;
+  const int32_t rows = args.kernel - 1;
+  T* kept = static_cast<T*>(args.kept) + sequence.slot * rows * channels + channel;
+  for (int32_t row = 0; row < rows; ++row) {
+    // What is kept before comes from a later row, which has not been overwritten.
+    const int32_t token = sequence.count - rows + row;
+    T value = T(0.0f);
+    if (token >= 0) {
+      value = input[token * width];
+    } else if (!sequence.begins) {
+      value = kept[(row + sequence.count) * channels];
+    }
+    kept[row * channels] = value;
+  }
+}
+
+template <typename T, int32_t kKeyDim>
+void launch_delta(const DeltaArgs& args, cudaStream_t stream) {
+  const dim3 grid(args.value_heads, args.seqs);
+  const size_t bytes = sizeof(float) * kChunk * (2 * kKeyDim + args.value_dim);
+  delta_kernel<T, kKeyDim><<<grid, args.value_dim, bytes, stream>>>(args);
+}
+
+// ---- Copies ----------------------------------------------------------------------------------------
+
+struct CopyStatesArgs {
+  void* tensors[2];       // of one layer
+  const uint32_t* pairs;  // [count, 2]: source, destination
+  int64_t slot_bytes[2];  // of each tensor, multiples of 16
+  int64_t count;
+  uint32_t num_slots;
+  uint32_t padding;
+};
+static_assert(sizeof(CopyStatesArgs) == 56, "as in src/cuda/delta_net.rs");
+
+constexpr int32_t kCopyThreads = 256;
+// Of a state of one layer: so many blocks copy it together.
+constexpr int32_t kMostCopyBlocks = 32;
+
+// No slot may be both a source and a destination.
+__global__ void __launch_bounds__(kCopyThreads) copy_states_kernel(CopyStatesArgs args) {
+  const uint32_t source = args.pairs[2 * blockIdx.y];
+  const uint32_t destination = args.pairs[2 * blockIdx.y + 1];
+  if (source >= args.num_slots || destination >= args.num_slots) return;
+  const bool second = blockIdx.z != 0;
+  const int64_t bytes = second ? args.slot_bytes[1] : args.slot_bytes[0];
+  auto* all = static_cast<char*>(second ? args.tensors[1] : args.tensors[0]);
+  const auto* from = reinterpret_cast<const uint4*>(all + source * bytes);
+  auto* to = reinterpret_cast<uint4*>(all + destination * bytes);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kCopyThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kCopyThreads + threadIdx.x; i < bytes / 16; i += step) to[i] = from[i];
+}
+
+}  // namespace candlepower
+
+using namespace candlepower;
+
+extern "C" int32_t candlepower_gated_delta_net(const DeltaArgs* args, cudaStream_t stream) {
+  if (args->value_dim % kWarp != 0 || args->value_dim > kMostValueDim || args->kernel > kMostTaps) {
+    return cudaErrorInvalidValue;
+  }
+  return with_half_type(args->dtype, [&](auto zero) {
+    using T = decltype(zero);
+    switch (args->key_dim) {
+      case 32: launch_delta<T, 32>(*args, stream); break;
+      case 64: launch_delta<T, 64>(*args, stream); break;
+      // The wrapper has refused what is neither.
+      default: launch_delta<T, 128>(*args, stream); break;
+    }
+    const int32_t channels = 2 * args->key_heads * args->key_dim + args->value_heads * args->value_dim;
+    const dim3 grid((channels + kSaveThreads - 1) / kSaveThreads, args->seqs);
+    save_kernel<T><<<grid, kSaveThreads, 0, stream>>>(*args);
+  });
+}
+
+extern "C" int32_t candlepower_copy_states(const CopyStatesArgs* args, cudaStream_t stream) {
+  const dim3 grid(kMostCopyBlocks, static_cast<uint32_t>(args->count), 2);
+  copy_states_kernel<<<grid, kCopyThreads, 0, stream>>>(*args);
+  return cudaGetLastError();
+}

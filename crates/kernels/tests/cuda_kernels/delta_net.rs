@@ -1,0 +1,234 @@
+//! Gated delta nets, copies of their states, and gates of sigmoids.
+
+use candle_core::{DType, Device, Tensor};
+use candlepower_kernels::device::{self, Graph, NO_SLOT, StatePool, StateTables};
+use candlepower_kernels::{DeltaDims, DeltaNet, StateConfig, sigmoid_gate_reference};
+
+use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
+
+/// Key heads, value heads, elements of a key and of a value, and taps.
+const DIMS: [[usize; 5]; 7] = [
+    [2, 4, 128, 128, 4],
+    [1, 2, 128, 64, 4],
+    [2, 2, 64, 128, 4],
+    [1, 3, 64, 64, 2],
+    [1, 2, 32, 64, 8],
+    [2, 2, 32, 128, 3],
+    [1, 1, 32, 256, 4],
+];
+
+const SLOTS: usize = 6;
+const LAYERS: usize = 2;
+
+/// The same pool and weights on the GPU and on the CPU, where the definition computes.
+struct Pair {
+    nets: [DeltaNet; 2],
+    pools: [StatePool; 2],
+    dims: DeltaDims,
+    dtype: DType,
+}
+
+/// A sequence of a step: its slot, the position of its first token here, and how many there are.
+type Part = (u32, u32, usize);
+
+impl Pair {
+    fn new(
+        gpu: &Gpu,
+        [key_heads, value_heads, key_dim, value_dim, kernel]: [usize; 5],
+        dtype: DType,
+        random: &mut Random,
+    ) -> Self {
+        let dims = DeltaDims { key_heads, value_heads, key_dim, value_dim, kernel };
+        let mut weight = |dims: &[usize]| {
+            let numbers = random.floats(dims.iter().product(), 0.8, DType::F32);
+            Tensor::from_vec(numbers, dims, &Device::Cpu).unwrap()
+        };
+        let conv = weight(&[dims.channels(), kernel]);
+        let (a_log, dt_bias) = (weight(&[value_heads]), weight(&[value_heads]));
+        let norm = weight(&[value_dim]);
+        let config = StateConfig { num_layers: LAYERS, num_slots: SLOTS, dims };
+        let devices = [gpu.device(), &Device::Cpu];
+        let nets = devices.map(|device| {
+            let on = |tensor: &Tensor| tensor.to_device(device).unwrap();
+            let (conv, a_log, dt_bias, norm) = (on(&conv), on(&a_log), on(&dt_bias), on(&norm));
+            DeltaNet { dims, conv, a_log, dt_bias, norm, eps: 1e-6 }
+        });
+        let pools = devices.map(|device| StatePool::new(config, dtype, device).unwrap());
+        Self { nets, pools, dims, dtype }
+    }
+
+    /// Tokens of a step on both devices: input, gates, query_start, slots, positions and out, whose rows have all to be written.
+    fn operands(&self, gpu: &Gpu, parts: &[Part], random: &mut Random) -> [[Tensor; 6]; 2] {
+        let tokens = parts.iter().map(|(.., count)| count).sum();
+        let mut query_start = vec![0];
+        let mut positions = Vec::new();
+        for &(_, first, count) in parts {
+            positions.extend(first..first + count as u32);
+            query_start.push(positions.len() as u32);
+        }
+        let slots: Vec<u32> = parts.iter().map(|(slot, ..)| *slot).collect();
+        let (dims, dtype) = (self.dims, self.dtype);
+        let input = random.floats(tokens * dims.width(), 2.0, dtype);
+        let mut gates = random.floats(tokens * dims.gates(), 3.0, dtype);
+        // Where a softplus is its argument, and where e^x is infinite.
+        gates[1] = 30.0;
+        gates.iter_mut().rev().step_by(37).for_each(|gate| *gate = 96.0);
+        let on_gpu = [
+            gpu.floats(&input, &[tokens, dims.width()], dtype),
+            gpu.floats(&gates, &[tokens, dims.gates()], dtype),
+            gpu.integers(&query_start, &[query_start.len()]),
+            gpu.integers(&slots, &[slots.len()]),
+            gpu.integers(&positions, &[tokens]),
+            gpu.unwritten(&[tokens, dims.values()], dtype),
+        ];
+        let on_cpu = on_gpu.each_ref().map(|tensor| tensor.to_device(&Device::Cpu).unwrap());
+        [on_gpu, on_cpu]
+    }
+
+    /// Computes on one of the two: `on` is its number.
+    fn run(
+        &self,
+        on: usize,
+        layer: usize,
+        [input, gates, query_start, slots, positions, out]: &[Tensor; 6],
+    ) -> candlepower_kernels::Result<()> {
+        let tables = StateTables { query_start, slots, positions };
+        let (net, pool) = (&self.nets[on], &self.pools[on]);
+        device::gated_delta_net(input, gates, net, pool, layer, &tables, out)
+    }
+
+    /// One step on both, whose results are compared.
+    fn step(&self, gpu: &Gpu, layer: usize, parts: &[Part], random: &mut Random) {
+        let [on_gpu, on_cpu] = self.operands(gpu, parts, random);
+        self.run(0, layer, &on_gpu).unwrap();
+        self.run(1, layer, &on_cpu).unwrap();
+        self.compare(gpu, &on_gpu, &on_cpu, &format!("{parts:?}"));
+    }
+
+    fn compare(&self, gpu: &Gpu, on_gpu: &[Tensor; 6], on_cpu: &[Tensor; 6], what: &str) {
+        // Both are rounded once, of sums in another order.
+        let tolerance = Tolerance { own: 1.1, largest: 0.02 };
+        gpu.assert_close(
+            &on_gpu[5],
+            &to_vec(&on_cpu[5]),
+            tolerance,
+            &format!("{:?}, {what}", self.dims),
+        );
+    }
+}
+
+pub(crate) fn gated_delta_net(gpu: &Gpu) {
+    let mut random = Random(81);
+    for dims in DIMS {
+        for dtype in HALVES {
+            let pair = Pair::new(gpu, dims, dtype, &mut random);
+            // Prompts of all lengths beside what pads a graph; then some that go on, and one that begins where another was;
+            // then single tokens, also after fewer than the convolution has.
+            let steps = [
+                vec![(3, 0, 1), (0, 0, 40), (NO_SLOT, 0, 2), (5, 0, 3), (1, 0, 17)],
+                vec![(5, 3, 1), (0, 0, 2), (1, 17, 40), (3, 1, 17)],
+                vec![(1, 57, 1), (3, 18, 1), (5, 4, 1), (NO_SLOT, 7, 1), (0, 2, 1)],
+                vec![(0, 3, 1), (5, 5, 16), (NO_SLOT, 0, 1)],
+            ];
+            for parts in &steps {
+                pair.step(gpu, 1, parts, &mut random);
+            }
+            pair.step(gpu, 0, &[(1, 9, 3)], &mut random);
+        }
+    }
+    graph(gpu, &mut random);
+    wrong_tables(gpu, &mut random);
+}
+
+/// A recorded decode goes on from the states that it finds, for the sequences in its tables.
+fn graph(gpu: &Gpu, random: &mut Random) {
+    let pair = Pair::new(gpu, DIMS[0], DType::BF16, random);
+    pair.step(gpu, 0, &[(0, 0, 5), (1, 0, 2), (2, 0, 9)], random);
+    let parts: [[Part; 3]; 4] = [
+        [(NO_SLOT, 0, 1), (NO_SLOT, 0, 1), (NO_SLOT, 0, 1)],
+        [(2, 9, 1), (0, 5, 1), (1, 2, 1)],
+        [(0, 6, 1), (4, 0, 1), (NO_SLOT, 0, 1)],
+        [(4, 1, 1), (2, 10, 1), (0, 7, 1)],
+    ];
+    let [recorded, _] = pair.operands(gpu, &parts[0], random);
+    pair.run(0, 0, &recorded).unwrap();
+    let graph = Graph::capture(gpu.device(), || pair.run(0, 0, &recorded)).unwrap();
+    for parts in &parts[1..] {
+        let [on_gpu, on_cpu] = pair.operands(gpu, parts, random);
+        recorded.iter().zip(&on_gpu).for_each(|(to, from)| to.slice_set(from, 0, 0).unwrap());
+        graph.launch().unwrap();
+        pair.run(1, 0, &on_cpu).unwrap();
+        pair.compare(gpu, &recorded, &on_cpu, &format!("a replay for {parts:?}"));
+    }
+}
+
+/// A slot that is not there gives NaN, tokens that are not there nothing, and both leave the states of the others alone.
+fn wrong_tables(gpu: &Gpu, random: &mut Random) {
+    let pair = Pair::new(gpu, DIMS[3], DType::F16, random);
+    pair.step(gpu, 0, &[(0, 0, 5), (1, 0, 2), (SLOTS as u32 - 1, 0, 9)], random);
+    let parts = [(SLOTS as u32, 4, 2), (0, 5, 3), (1, 2, 2), (2, 9, 1)];
+    let [mut on_gpu, mut on_cpu] = pair.operands(gpu, &parts, random);
+    // The third ends before it begins, and the last one behind the last token.
+    let starts = [0, 2, 5, 4, 9];
+    for (on, operands) in [&mut on_gpu, &mut on_cpu].into_iter().enumerate() {
+        let values = pair.dims.values();
+        let sevens = gpu.floats(&vec![7.0; 8 * values], &[8, values], DType::F16);
+        operands[2] = gpu.integers(&starts, &[5]).to_device(operands[0].device()).unwrap();
+        operands[5] = sevens.to_device(operands[0].device()).unwrap();
+        pair.run(on, 0, operands).unwrap();
+    }
+    let rows = |operands: &[Tensor; 6], first, count| operands[5].narrow(0, first, count).unwrap();
+    for operands in [&on_gpu, &on_cpu] {
+        assert!(to_vec(&rows(operands, 0, 2)).iter().all(|x| x.is_nan()), "no such slot");
+        assert!(to_vec(&rows(operands, 5, 3)).iter().all(|x| *x == 7.0), "no such tokens");
+    }
+    let tolerance = Tolerance { own: 1.1, largest: 0.02 };
+    let (found, want) = (rows(&on_gpu, 2, 3), to_vec(&rows(&on_cpu, 2, 3)));
+    gpu.assert_close(&found, &want, tolerance, "beside wrong ones");
+    pair.step(gpu, 0, &[(0, 8, 1), (1, 2, 1), (SLOTS as u32 - 1, 9, 1)], random);
+}
+
+pub(crate) fn copy_states(gpu: &Gpu) {
+    let mut random = Random(82);
+    for dims in DIMS {
+        for dtype in HALVES {
+            let pair = Pair::new(gpu, dims, dtype, &mut random);
+            let parts = [(0, 0, 4), (1, 0, 3), (2, 0, 1), (3, 0, 2)];
+            for layer in 0..LAYERS {
+                pair.step(gpu, layer, &parts, &mut random);
+            }
+            // To slots that are new and that had others; and pairs with one that is not there.
+            let outside = SLOTS as u32;
+            let pairs = [1, 5, 0, 3, outside, 2, 2, outside, 1, 4];
+            for (pool, device) in pair.pools.iter().zip([gpu.device(), &Device::Cpu]) {
+                let pairs = Tensor::from_slice(&pairs, (5, 2), device).unwrap();
+                device::copy_states(pool, &pairs).unwrap();
+            }
+            let parts: Vec<Part> = (0..SLOTS as u32).map(|slot| (slot, 9, 1)).collect();
+            for layer in 0..LAYERS {
+                pair.step(gpu, layer, &parts, &mut random);
+            }
+        }
+    }
+}
+
+pub(crate) fn sigmoid_gate(gpu: &Gpu) {
+    let mut random = Random(83);
+    for (rows, width) in [(1, 1), (3, 33), (7, 64), (300, 2048)] {
+        for gates in [width, 1] {
+            for dtype in HALVES {
+                let values = random.floats(rows * width, 2.0, dtype);
+                let gate = random.floats(rows * gates, 20.0, dtype);
+                let x = gpu.floats(&values, &[rows, width], dtype);
+                device::sigmoid_gate(&x, &gpu.floats(&gate, &[rows, gates], dtype)).unwrap();
+                let want: Vec<f32> = values
+                    .chunks(width)
+                    .zip(gate.chunks(gates))
+                    .flat_map(|(x, gate)| sigmoid_gate_reference(x, gate))
+                    .collect();
+                let what = format!("{rows} x {width}, {gates} gates");
+                gpu.assert_close(&x, &want, ROUNDED_ONCE, &what);
+            }
+        }
+    }
+}
