@@ -1,7 +1,7 @@
 //! Gated delta nets: linear attention whose memory of a sequence is one matrix per head, which each token corrects.
 
 mod columns;
-mod head;
+mod heads;
 mod reference;
 mod state;
 #[cfg(test)]
@@ -15,12 +15,12 @@ use std::sync::OnceLock;
 
 use candle_core::{CpuStorage, InplaceOp1, Layout, Tensor};
 
-use self::head::{Head, Scratch};
+use self::heads::{Heads, Scratch};
 use self::state::SaveInputs;
 use crate::parallel::SharedMut;
 use crate::simd::Isa;
 use crate::tensor::{CpuSlice, Operand, from_vec};
-use crate::{Error, Result, parallel};
+use crate::{Error, Result, parallel, threads};
 
 const KERNEL: &str = "gated_delta_net";
 
@@ -310,36 +310,39 @@ impl Step<'_> {
         let mut out = Vec::with_capacity(len);
         let shared_out = SharedMut::new(&mut out.spare_capacity_mut()[..len]);
         let matrices = SharedMut::of(matrices);
-        let heads = dims.value_heads;
-        parallel::for_ranges(self.sequences.len() * heads, 1, |units| {
-            let mut scratch = Scratch::new(&dims);
+        // Heads that have the same keys share the work for them, where each thread gets some of these.
+        let shares_keys = dims.key_heads >= 2 * threads::available();
+        let together = if shares_keys { dims.value_heads / dims.key_heads } else { 1 };
+        let of_sequence = dims.value_heads / together;
+        parallel::for_ranges(self.sequences.len() * of_sequence, 1, |units| {
+            let mut scratch = Scratch::new(&dims, together);
             for unit in units {
-                let (Sequence { tokens, slot, begins }, head) =
-                    (&self.sequences[unit / heads], unit % heads);
+                let Sequence { tokens, slot, begins } = &self.sequences[unit / of_sequence];
+                let first = unit % of_sequence * together;
                 let matrix = dims.key_dim * dims.value_dim;
-                // SAFETY: no other unit has this head of this slot, which no other sequence has.
-                let matrix = unsafe {
-                    let start = matrices.at((slot * heads + head) * matrix, matrix);
-                    std::slice::from_raw_parts_mut(start, matrix)
+                // SAFETY: no other unit has these heads of this slot, which no other sequence has.
+                let matrices = unsafe {
+                    let (place, len) = (slot * dims.matrices() + first * matrix, together * matrix);
+                    std::slice::from_raw_parts_mut(matrices.at(place, len), len)
                 };
                 if *begins {
-                    matrix.fill(0.0);
+                    matrices.fill(0.0);
                 }
                 let kept = if *begins { &zeros } else { &self.kept[slot * dims.kept()..] };
-                self.isa.run(Head {
+                self.isa.run(Heads {
                     net: self.net,
                     weights: self.weights,
-                    head,
+                    heads: first..first + together,
                     input: &self.input[tokens.start * dims.width()..tokens.end * dims.width()],
                     gates: &self.gates[tokens.start * dims.gates()..tokens.end * dims.gates()],
                     kept: &kept[..dims.kept()],
-                    matrix,
+                    matrices,
                     out: (shared_out, tokens.start),
                     scratch: &mut scratch,
                 });
             }
         });
-        // SAFETY: each unit has written its head of the tokens of its sequence, and the sequences have all tokens.
+        // SAFETY: each unit has written its heads of the tokens of its sequence, and the sequences have all tokens.
         unsafe { out.set_len(len) };
         out
     }

@@ -168,6 +168,24 @@ fn results_do_not_depend_on_the_batch_or_on_chunks() {
     }
 }
 
+/// Nor on whether heads share the work for their keys, as they do where threads are few.
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    for dims in DIMS {
+        let net = net(dims);
+        let with_threads = |count| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(count).build().unwrap();
+            pool.install(|| {
+                let state = state(dims, 2);
+                let first = step(&net, &state, &[(0, 0..37), (1, 0..1)]);
+                let second = step(&net, &state, &[(1, 1..4), (0, 37..38)]);
+                (first, second, kept(&state, 0), kept(&state, 1))
+            })
+        };
+        assert_eq!(with_threads(1), with_threads(5), "{dims:?}");
+    }
+}
+
 #[test]
 fn every_instruction_set_gives_the_same_bits() {
     for dims in DIMS {

@@ -1,6 +1,6 @@
-//! How long the kernels take in the shapes of Llama-3.1-8B, of a layer of experts and of a gated delta net, for the choices between them that only a
-//! GPU can settle: `cuda_kernels --times`, or with words for some of them. `--small` divides every shape by 32, to try the
-//! program where nothing can be measured.
+//! How long the kernels take in the shapes of Llama-3.1-8B, of a layer of experts and of a gated delta net, for the choices
+//! between them that only a GPU can settle: `cuda_kernels --times`, or with words for some of them. `--small` divides every
+//! shape by 32, to try the program where nothing can be measured.
 //!
 //! An operation is launched many times by one CUDA graph, as decodes launch it, over as many copies of what it reads as no cache
 //! holds. Beside its bytes a second stand those of a copy within the device, counted both ways: the ceiling.

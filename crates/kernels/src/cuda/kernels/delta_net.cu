@@ -1,5 +1,5 @@
-// Gated delta nets: the convolution of each token's queries, keys and values, the recurrence of each head's state, and the gated norm
-// of its result; and what is kept of each sequence.
+// Gated delta nets: the convolution of each token's queries, keys and values, the recurrence of each head's state, and the gated
+// norm of its result; and what is kept of each sequence.
 
 #include "common.cuh"
 

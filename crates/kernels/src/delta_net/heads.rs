@@ -1,4 +1,6 @@
-//! The tokens of one sequence for one head of values: the convolution and the norms around the recurrence.
+//! The tokens of one sequence for heads of values that have the same keys: the convolution and the norms around the recurrence.
+
+use std::ops::Range;
 
 use super::columns::{Tokens, block_len};
 use super::reference::{NORM_EPS, decay, sigmoid};
@@ -16,9 +18,9 @@ const USUAL_TAPS: usize = 4;
 /// So many tokens ahead inputs are fetched, whose rows are too far apart for a CPU to foresee them.
 const AHEAD: usize = 4;
 
-/// What a thread needs room for, `CHUNK` tokens of one head.
+/// What a thread needs room for, `CHUNK` tokens of a head.
 pub(super) struct Scratch {
-    /// `[kernel, 2 * key_dim + value_dim]`: the taps of the head's channels.
+    /// `[kernel, 2 * key_dim + heads * value_dim]`: the taps of some heads' channels.
     taps: Vec<f32>,
     q: Vec<f32>,
     k: Vec<f32>,
@@ -29,11 +31,12 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    pub(super) fn new(dims: &DeltaDims) -> Self {
+    /// For so many heads at the same time.
+    pub(super) fn new(dims: &DeltaDims, heads: usize) -> Self {
         let zeros = |count| vec![0.0; count];
         let (keys, values) = (CHUNK * dims.key_dim, CHUNK * dims.value_dim);
         Self {
-            taps: zeros(dims.kernel * (2 * dims.key_dim + dims.value_dim)),
+            taps: zeros(dims.kernel * (2 * dims.key_dim + heads * dims.value_dim)),
             q: zeros(keys),
             k: zeros(keys),
             v: zeros(values),
@@ -44,38 +47,38 @@ impl Scratch {
     }
 }
 
-/// The tokens of one sequence, and one head of values.
-pub(super) struct Head<'a> {
+/// The tokens of one sequence, and heads of values that follow each other and have the same keys.
+pub(super) struct Heads<'a> {
     pub(super) net: &'a DeltaNet,
     pub(super) weights: &'a Weights<'a>,
-    pub(super) head: usize,
+    pub(super) heads: Range<usize>,
     /// `[tokens, width]`.
     pub(super) input: &'a [f32],
     /// `[tokens, 2 * value_heads]`.
     pub(super) gates: &'a [f32],
     /// `[kernel - 1, channels]`: the inputs before these, zeros where the sequence begins.
     pub(super) kept: &'a [f32],
-    /// `[key_dim, value_dim]`.
-    pub(super) matrix: &'a mut [f32],
+    /// `[heads, key_dim, value_dim]`.
+    pub(super) matrices: &'a mut [f32],
     /// `[tokens, values]` of all sequences, and the first token of this one.
     pub(super) out: (SharedMut<'a>, usize),
     pub(super) scratch: &'a mut Scratch,
 }
 
-impl WithSimd for Head<'_> {
+impl WithSimd for Heads<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
-        let dims = self.net.dims;
+        let (dims, weights) = (self.net.dims, self.weights);
         let DeltaDims { key_heads, value_heads, key_dim, value_dim, .. } = dims;
-        let (width, channels, head) = (dims.width(), dims.channels(), self.head);
-        let key_head = head / (value_heads / key_heads) * key_dim;
-        let own = [key_head, dims.keys() + key_head, 2 * dims.keys() + head * value_dim];
-        let weights = self.weights;
-        let rate = (weights.a_log[head].exp(), weights.dt_bias[head]);
+        let (width, channels) = (dims.width(), dims.channels());
+        let first_q = self.heads.start / (value_heads / key_heads) * key_dim;
+        let first_k = dims.keys() + first_q;
+        let first_v = 2 * dims.keys() + self.heads.start * value_dim;
         let Scratch { taps, q, k, v, out, block, factors } = self.scratch;
-        let parts = [(own[0], key_dim), (own[1], key_dim), (own[2], value_dim)];
+        let values = self.heads.len() * value_dim;
+        let parts = [(first_q, key_dim), (first_k, key_dim), (first_v, values)];
         transpose_taps(&weights.conv, dims.kernel, parts, taps);
         let inputs = Inputs { dims, input: self.input, kept: self.kept, taps };
         let scale = 1.0 / (key_dim as f32).sqrt();
@@ -83,32 +86,37 @@ impl WithSimd for Head<'_> {
         let count = self.input.len() / width;
         for start in (0..count).step_by(CHUNK) {
             let chunk = start..count.min(start + CHUNK);
-            factors.clear();
-            for (i, token) in chunk.clone().enumerate() {
-                let keys = i * key_dim..(i + 1) * key_dim;
-                inputs.convolve(s, token, (own[0], 0), &mut q[keys.clone()]);
-                normalize(s, &mut q[keys.clone()], scale);
-                inputs.convolve(s, token, (own[1], key_dim), &mut k[keys.clone()]);
-                normalize(s, &mut k[keys], 1.0);
-                let values = &mut v[i * value_dim..(i + 1) * value_dim];
-                inputs.convolve(s, token, (own[2], 2 * key_dim), values);
-                let gates = &self.gates[token * 2 * value_heads..][..2 * value_heads];
-                factors.push((decay(gates[value_heads + head], rate), sigmoid(gates[head])));
+            let keys = q.chunks_exact_mut(key_dim).zip(k.chunks_exact_mut(key_dim));
+            for (token, (q, k)) in chunk.clone().zip(keys) {
+                inputs.convolve(s, token, (first_q, 0), q);
+                normalize(s, q, scale);
+                inputs.convolve(s, token, (first_k, key_dim), k);
+                normalize(s, k, 1.0);
             }
-            let tokens = Tokens { key_dim, value_dim, factors, q, k, v, out };
-            tokens.run(s, self.matrix, block);
-            for (token, x) in chunk.zip(out.chunks_exact(value_dim)) {
-                let z = token * width + channels + head * value_dim;
-                let ahead = self.input.as_ptr().wrapping_add(z + AHEAD * width);
-                for place in (0..value_dim).step_by(LANES) {
-                    s.prefetch(ahead.wrapping_add(place).cast());
+            let matrices = self.matrices.chunks_exact_mut(key_dim * value_dim);
+            for ((i, head), matrix) in self.heads.clone().enumerate().zip(matrices) {
+                let rate = (weights.a_log[head].exp(), weights.dt_bias[head]);
+                factors.clear();
+                for (token, v) in chunk.clone().zip(v.chunks_exact_mut(value_dim)) {
+                    let place = i * value_dim;
+                    inputs.convolve(s, token, (first_v + place, 2 * key_dim + place), v);
+                    let gates = &self.gates[token * 2 * value_heads..][..2 * value_heads];
+                    factors.push((decay(gates[value_heads + head], rate), sigmoid(gates[head])));
                 }
-                let z = &self.input[z..][..value_dim];
-                let place = (self.out.1 + token) * dims.values() + head * value_dim;
-                // SAFETY: these are this head's alone, and are written below.
-                let to = unsafe { self.out.0.at(place, value_dim) };
-                // SAFETY: `to` points to `value_dim` numbers.
-                unsafe { gated_norm(s, x, (&weights.norm, self.net.eps), z, to) };
+                Tokens { key_dim, value_dim, factors, q, k, v, out }.run(s, matrix, block);
+                for (token, x) in chunk.clone().zip(out.chunks_exact(value_dim)) {
+                    let z = token * width + channels + head * value_dim;
+                    let ahead = self.input.as_ptr().wrapping_add(z + AHEAD * width);
+                    for place in (0..value_dim).step_by(LANES) {
+                        s.prefetch(ahead.wrapping_add(place).cast());
+                    }
+                    let z = &self.input[z..][..value_dim];
+                    let place = (self.out.1 + token) * dims.values() + head * value_dim;
+                    // SAFETY: these are this head's alone, and are written below.
+                    let to = unsafe { self.out.0.at(place, value_dim) };
+                    // SAFETY: `to` points to `value_dim` numbers.
+                    unsafe { gated_norm(s, x, (&weights.norm, self.net.eps), z, to) };
+                }
             }
         }
     }
