@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import golden_experts
 import goldens
 import torch
 from goldens import ALTERNATING
@@ -497,89 +498,7 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    # With the layer behind the last one, of which nothing is computed, and experts that make half of what all make.
-    "glm4-moe": dict(
-        cls="Glm4Moe",
-        config=dict(
-            head_dim=24,
-            attention_bias=True,
-            use_qk_norm=True,
-            moe_intermediate_size=40,
-            n_routed_experts=6,
-            num_experts_per_tok=3,
-            n_shared_experts=2,
-            routed_scaling_factor=1.5,
-            first_k_dense_replace=1,
-        ),
-        rewrite=lambda c: (
-            c["rope_parameters"].pop("partial_rotary_factor"),
-            c.pop("partial_rotary_factor", None),
-        ),
-        rename=lambda tensors: tensors | {"model.layers.3.enorm.weight": torch.zeros(64)},
-        dtype=torch.bfloat16,
-    ),
-    "ernie4_5-moe": dict(
-        cls="Ernie4_5_Moe",
-        config=dict(
-            num_hidden_layers=4,
-            moe_intermediate_size=40,
-            moe_num_experts=6,
-            moe_k=3,
-            moe_num_shared_experts=2,
-            moe_layer_start_index=1,
-            moe_layer_end_index=2,
-        ),
-        dtype=torch.bfloat16,
-    ),
-    # As the hub has it, with what transformers does not read.
-    "minimax-m2": dict(
-        cls="MiniMaxM2",
-        config=dict(
-            head_dim=24,
-            rotary_dim=12,
-            intermediate_size=40,
-            num_local_experts=6,
-            num_experts_per_tok=4,
-            rope_theta=3000.0,
-        ),
-        rewrite=lambda c: (
-            c.pop("rope_parameters"),
-            c.pop("partial_rotary_factor", None),
-            c.update(
-                rope_theta=3000.0,
-                rotary_dim=12,
-                attn_type_list=[1, 1, 1],
-                qk_norm_type="per_layer",
-                scoring_func="sigmoid",
-                shared_intermediate_size=0,
-                use_qk_norm=True,
-                use_routing_bias=True,
-            ),
-        ),
-        dtype=torch.bfloat16,
-    ),
-    # Windows shorter than the prompt, and the published kind of rope.
-    "gpt-oss": dict(
-        cls="GptOss",
-        config=dict(
-            head_dim=32,
-            intermediate_size=48,
-            num_local_experts=6,
-            num_experts_per_tok=4,
-            sliding_window=8,
-            max_position_embeddings=1024,
-            rope_parameters=dict(
-                rope_type="yarn",
-                rope_theta=3000.0,
-                factor=8.0,
-                beta_fast=32.0,
-                beta_slow=1.0,
-                truncate=False,
-                original_max_position_embeddings=128,
-            ),
-        ),
-        dtype=torch.bfloat16,
-    ),
+    **golden_experts.MODELS,
 }
 # What COMMON says in other words than GPT-2.
 LLAMA_KEYS = ["intermediate_size", "num_key_value_heads", "rms_norm_eps"]

@@ -56,7 +56,7 @@ const RUN_AFTER_HELP: &str = "Examples:\n  \
     kind, version, started_at   run, this program's version, seconds since 1970\n  \
     machine                     as doctor shows it\n  \
     model                       name, architecture, weights_dtype, weights_bytes, weights_bytes_per_step, max_model_len\n  \
-    engine                      device, threads, block_size, num_blocks, kv_cache_bytes, kv_cache_dtype, load_s (time to load),\n                              \
+    engine                      device, threads, block_size, num_blocks, num_states, state_bytes, kv_cache_bytes, kv_cache_dtype, load_s (time to load),\n                              \
     and settings: those of serve in force, as text\n  \
     settings                    batch, input_tokens, output_tokens, seed\n  \
     shapes                      a list, one object for each batch and length: batch, input_tokens, output_tokens,\n    \

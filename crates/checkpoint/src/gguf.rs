@@ -261,10 +261,12 @@ impl Gguf {
         plain(&mut spec.final_norm.kind);
         for layer in &mut spec.layers {
             plain(&mut layer.norm.kind);
-            layer.attention.qk_norm.iter_mut().for_each(|own| plain(&mut own.norm.kind));
-            let rope = layer.attention.rope.iter_mut();
-            rope.for_each(|rope| rope.interleaved |= self.arch.pairs);
         }
+        spec.each_attention(|_, attention| {
+            attention.qk_norm.iter_mut().for_each(|own| plain(&mut own.norm.kind));
+            let rope = attention.rope.iter_mut();
+            rope.for_each(|rope| rope.interleaved |= self.arch.pairs);
+        });
     }
 
     /// The numbers of a small tensor in single precision; `None` where it is not there.

@@ -42,8 +42,8 @@ pub use quantization::{
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::Shard;
 pub use spec::{
-    Act, AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, HeadSpec, LayerSpec, MlpSpec,
-    ModelSpec, NormKind, NormSpec, QkNormSpan, QkNormSpec, Residual,
+    Act, AttentionSpec, DeltaNetSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, HeadSpec,
+    LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec, QkNormSpan, QkNormSpec, Residual,
 };
 pub use weights::{RowOrder, Slot, SlotRows, Take, TensorPlan, WeightRule};
 
@@ -220,13 +220,22 @@ impl Checkpoint {
         EncoderMemory::new(weights_bytes, activation_bytes, request.available_bytes)
     }
 
-    /// Every tensor of the model, with its shape, the slots that it fills, and how it is stored where it is quantized.
+    /// Every tensor of the model, with its shape, the slots that it fills, and how it is stored where it is quantized. Of tensors
+    /// that some checkpoints store otherwise than most, as most do.
     pub fn tensor_plan(&self) -> Vec<TensorPlan> {
+        self.plan_of_stored(&|_| false)
+    }
+
+    /// As [`Self::tensor_plan`], where `is_stored` knows the names of the tensors that are there, as [`Self::planned_name`] has them.
+    pub fn plan_of_stored(&self, is_stored: &dyn Fn(&str) -> bool) -> Vec<TensorPlan> {
         let mut plan = match self.files.gguf() {
-            Some(gguf) => {
-                weights::plan_named(&self.spec, gguf.weight_rules(), Gguf::common_rules())
-            }
-            None => weights::plan(&self.spec, self.arch.weights),
+            Some(gguf) => weights::plan_named(
+                &self.spec,
+                gguf.weight_rules(),
+                Gguf::common_rules(),
+                is_stored,
+            ),
+            None => weights::plan(&self.spec, self.arch.weights, is_stored),
         };
         for tensor in &mut plan {
             tensor.scheme = match (self.files.gguf(), &self.quantization) {

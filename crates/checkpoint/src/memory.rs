@@ -37,7 +37,7 @@ pub struct MemoryRequest {
     pub max_model_len: usize,
     /// Tokens in one KV block.
     pub block_size: usize,
-    /// Most sequences at once.
+    /// Most sequences at once, if what each keeps beside keys and values leaves room for so many.
     pub max_num_seqs: usize,
     /// Most tokens in one step; `None` takes the default of the device, see [`MemoryPlan::max_num_batched_tokens`].
     pub max_num_batched_tokens: Option<usize>,
@@ -155,8 +155,15 @@ pub struct MemoryPlan {
     /// Most tokens in one step: what was asked for, or [`BATCHED_TOKENS`], or on a GPU up to 8192, if steps then take at most
     /// a quarter of what the weights leave free, and the model still fits.
     pub max_num_batched_tokens: usize,
+    /// Most sequences at once: what was asked for, or three quarters of the states that there is room for.
+    pub max_num_seqs: usize,
+    /// States: one for each of these sequences, and up to three times as many of beginnings that were computed; 0 where layers keep keys
+    /// and values alone.
+    pub num_states: usize,
     /// Bytes of the weights.
     pub weights_bytes: u64,
+    /// Bytes of the states, whatever the length of the sequences.
+    pub state_bytes: u64,
     /// Bytes of keys and values for one token.
     pub kv_bytes_per_token: u64,
     /// Bytes that a step needs for its intermediate results, and the rope tables: an estimate from above.
@@ -167,7 +174,7 @@ pub struct MemoryPlan {
     pub kv_cache_bytes: u64,
     /// Bytes of the blocks that one sequence of `max_model_len` fills.
     pub sequence_bytes: u64,
-    /// Bytes of weights, activations and one sequence of `max_model_len`.
+    /// Bytes of weights, activations, states, and one sequence of `max_model_len`.
     pub needed_bytes: u64,
     /// Whether the server would start so.
     pub fits: bool,
@@ -176,8 +183,9 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     /// Divides the memory.
     ///
-    /// The cache gets what was asked for. Otherwise it gets, on the CPU, a quarter of what the weights leave free, and
-    /// on a GPU what weights and activations leave of the part that it may take; and never more than `max_num_seqs` sequences of
+    /// What sequences keep may take, on the CPU, a quarter of what the weights leave free, and on a GPU what weights and
+    /// activations leave of the part that it may take. The states of models that have them get at most half of that, the cache what was
+    /// asked for or else the rest; and never more than `max_num_seqs` sequences of
     /// `max_model_len` fill. Where free memory is not known it gets one such sequence.
     pub fn new(spec: &ModelSpec, request: MemoryRequest) -> Self {
         let of = |tokens| Self::of_steps(spec, request, tokens);
@@ -216,34 +224,55 @@ impl MemoryPlan {
         let block_bytes = kv_bytes_per_token * request.block_size as u64;
         let per_sequence = request.max_model_len.div_ceil(request.block_size) as u64;
         let sequence_bytes = per_sequence * block_bytes;
-        let needed_bytes = weights_bytes + activation_bytes + sequence_bytes;
         let left = request.memory.left_bytes(weights_bytes);
-        let budget = match (request.kv_cache_bytes, left, request.memory.device) {
-            (Some(asked), _, _) => asked,
-            (None, None, _) => sequence_bytes,
-            (None, Some(left), DeviceKind::Cpu) => {
-                (left / 4).min(left.saturating_sub(activation_bytes))
-            }
-            (None, Some(left), DeviceKind::Gpu { utilization }) => {
+        let kept = left.map(|left| match request.memory.device {
+            DeviceKind::Cpu => (left / 4).min(left.saturating_sub(activation_bytes)),
+            DeviceKind::Gpu { utilization } => {
                 let free = left + weights_bytes;
                 let unused = (free as f64 * (1.0 - utilization)) as u64;
                 left.saturating_sub(unused).saturating_sub(activation_bytes)
             }
+        });
+        let inputs = match request.memory.device {
+            DeviceKind::Cpu => Dtype::F32,
+            DeviceKind::Gpu { .. } => request.weights,
+        };
+        let of_sequence = spec.state_bytes(inputs, ranks);
+        let affordable = kept.and_then(|kept| (kept / 2).checked_div(of_sequence));
+        let (max_num_seqs, num_states) = match affordable.map(|states| states.max(1) as usize) {
+            Some(states) => {
+                let max_num_seqs = request.max_num_seqs.min(states.div_ceil(4) * 3).min(states);
+                (max_num_seqs, states.min(4 * max_num_seqs))
+            }
+            None => {
+                let has_states = of_sequence > 0;
+                (request.max_num_seqs, if has_states { request.max_num_seqs } else { 0 })
+            }
+        };
+        let state_bytes = num_states as u64 * of_sequence;
+        let needed_bytes = weights_bytes + activation_bytes + state_bytes + sequence_bytes;
+        let budget = match (request.kv_cache_bytes, kept) {
+            (Some(asked), _) => asked,
+            (None, None) => sequence_bytes,
+            (None, Some(kept)) => kept.saturating_sub(state_bytes),
         };
         let affordable = budget / block_bytes;
         let useful = match request.kv_cache_bytes {
             Some(_) => affordable,
-            None => affordable.min(per_sequence.saturating_mul(request.max_num_seqs as u64)),
+            None => affordable.min(per_sequence.saturating_mul(max_num_seqs as u64)),
         };
         // Block ids are u32 and slots (block * block_size + offset) too.
         let num_blocks = useful.min(u64::from(u32::MAX) / request.block_size as u64);
         let kv_cache_bytes = num_blocks * block_bytes;
         let overflows = request.memory.counted == Counted::BeforeLoading
-            && left.is_some_and(|left| activation_bytes + kv_cache_bytes > left);
+            && left.is_some_and(|left| activation_bytes + state_bytes + kv_cache_bytes > left);
         Self {
             request,
             max_num_batched_tokens: tokens,
+            max_num_seqs,
+            num_states,
             weights_bytes,
+            state_bytes,
             kv_bytes_per_token,
             activation_bytes,
             num_blocks: num_blocks as usize,
@@ -306,19 +335,23 @@ impl MemoryPlan {
         Self::new(spec, request)
     }
 
-    /// Bytes of weights, activations and the cache that must be: the one that was asked for, or one sequence.
+    /// Bytes of weights, activations, states, and the cache that must be: the one that was asked for, or one sequence.
     fn wanted_bytes(&self) -> u64 {
         let cache = self.request.kv_cache_bytes.unwrap_or(0).max(self.sequence_bytes);
-        self.weights_bytes + self.activation_bytes + cache
+        self.weights_bytes + self.activation_bytes + self.state_bytes + cache
     }
 
     /// What the memory is needed for, in words.
     fn parts(&self) -> String {
-        let cache = self.wanted_bytes() - self.weights_bytes - self.activation_bytes;
+        let beside = self.weights_bytes + self.activation_bytes + self.state_bytes;
+        let states = match self.state_bytes {
+            0 => String::new(),
+            bytes => format!("states {}, ", Bytes(bytes)),
+        };
         format!(
-            "weights {}, keys and values {}, activations {}",
+            "weights {}, keys and values {}, {states}activations {}",
             Bytes(self.weights_bytes),
-            Bytes(cache),
+            Bytes(self.wanted_bytes() - beside),
             Bytes(self.activation_bytes)
         )
     }
@@ -326,7 +359,8 @@ impl MemoryPlan {
     /// What else would fit, in words.
     fn ways_out(&self, spec: &ModelSpec, free: u64) -> String {
         let mut ways = Vec::new();
-        let for_cache = free.saturating_sub(self.weights_bytes + self.activation_bytes);
+        let beside = self.weights_bytes + self.activation_bytes + self.state_bytes;
+        let for_cache = free.saturating_sub(beside);
         if self.request.kv_cache_bytes.is_some_and(|asked| asked > for_cache)
             && for_cache >= self.sequence_bytes
         {

@@ -145,7 +145,7 @@ impl Quantization {
     /// How the matrix of a planned tensor is stored; `None` where as plain numbers.
     pub(crate) fn scheme_of(&self, tensor: &TensorPlan) -> Option<Scheme> {
         let quantized = match tensor.slots.first().map(|slot| slot.slot) {
-            Some(Slot::Embed | Slot::Positions | Slot::Router) | None => false,
+            Some(Slot::Embed | Slot::Positions | Slot::Router | Slot::SharedScore) | None => false,
             Some(Slot::Head) => self.head,
             Some(_) => tensor.shape.len() == 2,
         };

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::{
     Checkpoint,
-    spec::{ModelSpec, QkNormSpan},
+    spec::{Mixer, ModelSpec, QkNormSpan},
     weights::{Slot, SlotRows, TensorPlan},
 };
 
@@ -44,9 +44,16 @@ impl ModelSpec {
         let mut part = self.clone();
         part.vocab_size = part.vocab_size.div_ceil(ranks);
         for layer in &mut part.layers {
-            let attention = &mut layer.attention;
-            attention.heads = attention.heads.div_ceil(ranks);
-            attention.kv_heads = attention.kv_heads.div_ceil(ranks);
+            match &mut layer.mixer {
+                Mixer::Attention(attention) => {
+                    attention.heads = attention.heads.div_ceil(ranks);
+                    attention.kv_heads = attention.kv_heads.div_ceil(ranks);
+                }
+                Mixer::DeltaNet(net) => {
+                    net.key_heads = net.key_heads.div_ceil(ranks);
+                    net.value_heads = net.value_heads.div_ceil(ranks);
+                }
+            }
             for mlp in layer.ffn.mlps_mut() {
                 mlp.inner = mlp.inner.div_ceil(ranks);
             }
@@ -56,17 +63,14 @@ impl ModelSpec {
 }
 
 impl Checkpoint {
-    /// What one rank takes of [`Checkpoint::tensor_plan`]: the same tensors, of which some may fill nothing.
-    pub fn shard_plan(&self, shard: Shard) -> Vec<TensorPlan> {
-        let mut plan = self.tensor_plan();
+    /// What one rank takes of a plan for the whole model: the same tensors, of which some may fill nothing.
+    pub fn shard_plan(&self, shard: Shard, mut plan: Vec<TensorPlan>) -> Vec<TensorPlan> {
         if shard == Shard::WHOLE {
             return plan;
         }
         for tensor in &mut plan {
             tensor.slots.retain(|slot| shard.rank == 0 || !is_added_once(slot.slot));
-            for slot in &mut tensor.slots {
-                slot.rows = rows(self.spec(), shard, slot);
-            }
+            tensor.slots = rank_rows(self.spec(), shard, &tensor.slots);
             let splits_columns = tensor.slots.iter().any(|slot| is_split_by_columns(slot.slot));
             if let (true, &[_, columns]) = (splits_columns, tensor.shape.as_slice()) {
                 tensor.columns = Some(shard.part(columns));
@@ -78,7 +82,7 @@ impl Checkpoint {
 
 /// Whether the inputs are what the ranks have parts of.
 pub(crate) fn is_split_by_columns(slot: Slot) -> bool {
-    matches!(slot, Slot::O | Slot::Down | Slot::SharedDown | Slot::ExpertDown(_))
+    matches!(slot, Slot::O | Slot::DeltaOut | Slot::Down | Slot::SharedDown | Slot::ExpertDown(_))
 }
 
 /// Whether a bias is added to a sum to which every rank gives its part.
@@ -86,14 +90,31 @@ fn is_added_once(slot: Slot) -> bool {
     matches!(slot, Slot::OBias | Slot::DownBias | Slot::ExpertDownBias(_))
 }
 
-/// The tensor's rows that a rank takes for a slot.
-fn rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows) -> Range<usize> {
-    let all = &slot.rows;
+/// The tensor's rows that a rank takes.
+fn rank_rows(spec: &ModelSpec, shard: Shard, slots: &[SlotRows]) -> Vec<SlotRows> {
+    let of_slot = |own: &SlotRows| {
+        let same = slots.iter().filter(|other| (other.layer, other.slot) == (own.layer, own.slot));
+        let part = slot_rows(spec, shard, own, same.map(|other| other.rows.len()).sum());
+        let end = part.end.min(own.first + own.rows.len());
+        let first = part.start.max(own.first).min(end);
+        let start = own.rows.start + first - own.first;
+        SlotRows {
+            rows: start..start + end - first,
+            first: first.saturating_sub(part.start),
+            ..own.clone()
+        }
+    };
+    let taken = slots.iter().map(of_slot);
+    taken.filter(|slot| !slot.rows.is_empty()).collect()
+}
+
+/// The rows that a rank takes of a slot of `all` rows.
+fn slot_rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows, all: usize) -> Range<usize> {
     // What norms of q and k have in common for all heads is not split.
-    let attention = slot.layer.map(|layer| &spec.layers[layer].attention);
+    let attention = slot.layer.and_then(|layer| spec.layers[layer].attention());
     let norm_span = attention.and_then(|a| a.qk_norm).map(|norm| norm.span);
-    let part = match slot.slot {
-        Slot::QNorm | Slot::KNorm if norm_span == Some(QkNormSpan::Head) => 0..all.len(),
+    match slot.slot {
+        Slot::QNorm | Slot::KNorm if norm_span == Some(QkNormSpan::Head) => 0..all,
         Slot::Embed
         | Slot::Head
         | Slot::HeadBias
@@ -107,10 +128,22 @@ fn rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows) -> Range<usize> {
         | Slot::SharedGate
         | Slot::SharedUp
         | Slot::Sinks
+        | Slot::AttnGate
+        | Slot::DeltaQ
+        | Slot::DeltaK
+        | Slot::DeltaV
+        | Slot::DeltaGate
+        | Slot::DeltaBeta
+        | Slot::DeltaDecay
+        | Slot::DeltaTapsQ
+        | Slot::DeltaTapsK
+        | Slot::DeltaTapsV
+        | Slot::DeltaLogRate
+        | Slot::DeltaDecayBias
         | Slot::ExpertGate(_)
         | Slot::ExpertGateBias(_)
         | Slot::ExpertUp(_)
-        | Slot::ExpertUpBias(_) => shard.part(all.len()),
+        | Slot::ExpertUpBias(_) => shard.part(all),
         Slot::K | Slot::KBias | Slot::V | Slot::VBias | Slot::KNorm => {
             let attention = attention.expect("heads are in layers");
             let heads = shard.kv_heads(attention.kv_heads);
@@ -127,16 +160,18 @@ fn rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows) -> Range<usize> {
         | Slot::FfnPostNorm
         | Slot::O
         | Slot::OBias
+        | Slot::DeltaOut
+        | Slot::DeltaNorm
         | Slot::Down
         | Slot::DownBias
         | Slot::Router
         | Slot::RouterBias
         | Slot::RouterCorrection
+        | Slot::SharedScore
         | Slot::SharedDown
         | Slot::ExpertDown(_)
-        | Slot::ExpertDownBias(_) => 0..all.len(),
-    };
-    all.start + part.start..all.start + part.end
+        | Slot::ExpertDownBias(_) => 0..all,
+    }
 }
 
 #[cfg(test)]

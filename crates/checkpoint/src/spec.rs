@@ -58,17 +58,87 @@ pub struct HeadSpec {
     pub softcap: Option<f64>,
 }
 
-/// One layer: attention, then a feed-forward.
+/// One layer: what mixes the tokens of a sequence, then a feed-forward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
     /// Where the norms stand.
     pub residual: Residual,
     /// What all the layer's norms (but those of q and k) are.
     pub norm: NormSpec,
-    /// The attention.
-    pub attention: AttentionSpec,
+    /// What mixes the tokens.
+    pub mixer: Mixer,
     /// The feed-forward.
     pub ffn: FfnSpec,
+}
+
+impl LayerSpec {
+    /// The attention, where it is one.
+    pub fn attention(&self) -> Option<&AttentionSpec> {
+        match &self.mixer {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::DeltaNet(_) => None,
+        }
+    }
+
+    /// The gated delta net, where it is one.
+    pub fn delta_net(&self) -> Option<&DeltaNetSpec> {
+        match &self.mixer {
+            Mixer::Attention(_) => None,
+            Mixer::DeltaNet(net) => Some(net),
+        }
+    }
+}
+
+/// What mixes the tokens of a sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mixer {
+    /// Attention, which keeps keys and values of every token.
+    Attention(AttentionSpec),
+    /// A gated delta net, which keeps a state of one size.
+    DeltaNet(DeltaNetSpec),
+}
+
+/// Linear attention by the gated delta rule, behind a short causal convolution of queries, keys and values.
+/// Source: "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024, arXiv 2412.06464; transformers `models/qwen3_next`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaNetSpec {
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, of the state and of what comes out; a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Width of a head of queries and keys.
+    pub key_dim: usize,
+    /// Width of a head of values.
+    pub value_dim: usize,
+    /// Taps of the convolution: a token and those before it that it sees.
+    pub taps: usize,
+}
+
+impl DeltaNetSpec {
+    /// Rows of queries, and of keys.
+    pub fn keys(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    /// Rows of values.
+    pub fn values(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Rows that are convolved: queries, keys and values.
+    pub fn channels(&self) -> usize {
+        2 * self.keys() + self.values()
+    }
+
+    /// Rows of queries, keys, values and the gate of what comes out.
+    pub fn width(&self) -> usize {
+        self.channels() + self.values()
+    }
+
+    /// Numbers of the vectors that are single precision everywhere: taps, decays and their biases, the norm.
+    pub fn exact(&self) -> usize {
+        self.channels() * self.taps + 2 * self.value_heads + self.value_dim
+    }
 }
 
 /// Where the norms stand around attention and feed-forward `f`.
@@ -132,6 +202,8 @@ pub struct AttentionSpec {
     pub softcap: Option<f64>,
     /// Each head has a score of its own beside those of the tokens, which takes a part of the weights to nothing.
     pub sinks: bool,
+    /// What comes out is multiplied by the sigmoid of a gate of its width.
+    pub gated: bool,
 }
 
 impl AttentionSpec {
@@ -198,6 +270,8 @@ pub struct ExpertsSpec {
     pub expert: MlpSpec,
     /// One that every token goes to beside them, and that counts for one.
     pub shared: Option<MlpSpec>,
+    /// It counts for the sigmoid of a score of its own instead.
+    pub shared_gate: bool,
 }
 
 /// How a router's scores become what experts count for.
@@ -275,7 +349,7 @@ impl ModelSpec {
         let layer = LayerSpec {
             residual: Residual::PreNorm,
             norm,
-            attention: AttentionSpec {
+            mixer: Mixer::Attention(AttentionSpec {
                 heads,
                 kv_heads,
                 head_dim,
@@ -287,7 +361,8 @@ impl ModelSpec {
                 window: None,
                 softcap: None,
                 sinks: false,
-            },
+                gated: false,
+            }),
             ffn: FfnSpec::Dense(MlpSpec {
                 inner: c.bounded("intermediate_size", MOST_WIDTH)?,
                 act: Act::read(c)?,
@@ -326,10 +401,22 @@ impl ModelSpec {
         }
     }
 
-    /// Edits every layer's attention; the first argument is the layer's index.
+    /// The layers' attentions, in order: as many keys and values are kept of each token.
+    pub fn attentions(&self) -> impl Iterator<Item = &AttentionSpec> {
+        self.layers.iter().filter_map(LayerSpec::attention)
+    }
+
+    /// The layers' gated delta nets, in order.
+    pub fn delta_nets(&self) -> impl Iterator<Item = &DeltaNetSpec> {
+        self.layers.iter().filter_map(LayerSpec::delta_net)
+    }
+
+    /// Edits every attention; the first argument is the layer's index.
     pub fn each_attention(&mut self, mut edit: impl FnMut(usize, &mut AttentionSpec)) {
         for (i, layer) in self.layers.iter_mut().enumerate() {
-            edit(i, &mut layer.attention);
+            if let Mixer::Attention(attention) = &mut layer.mixer {
+                edit(i, attention);
+            }
         }
     }
 
@@ -354,12 +441,13 @@ impl ModelSpec {
 
     /// Gives layers with a window the ropes of `c`.
     pub(crate) fn set_ropes_of_windowed_layers(&mut self, c: &HfConfig) -> Result<()> {
-        for layer in &mut self.layers {
-            let attention = &mut layer.attention;
-            if attention.window.is_some() {
-                attention.rope = Some(RopeSpec::read(c, attention.head_dim)?);
+        let windowed = self.attentions().find(|attention| attention.window.is_some());
+        let rope = windowed.map(|attention| RopeSpec::read(c, attention.head_dim)).transpose()?;
+        self.each_attention(|_, a| {
+            if a.window.is_some() {
+                a.rope.clone_from(&rope);
             }
-        }
+        });
         Ok(())
     }
 
@@ -399,6 +487,7 @@ impl ModelSpec {
                     router_bias: false,
                     expert: MlpSpec { inner, bias: false, ..*layer.ffn.mlp() },
                     shared: None,
+                    shared_gate: false,
                 });
             }
         }
@@ -414,12 +503,24 @@ impl ModelSpec {
         default: usize,
     ) -> Result<()> {
         let count = c.index_or(key, default)?;
+        self.set_shared_width(c, key, |expert| count.saturating_mul(expert))
+    }
+
+    /// Gives layers with experts one that every token goes to, as wide as `width` says for the width of the others; `key` is what
+    /// the configuration says of it.
+    pub(crate) fn set_shared_width(
+        &mut self,
+        c: &HfConfig,
+        key: &str,
+        width: impl Fn(usize) -> usize,
+    ) -> Result<()> {
         for layer in &mut self.layers {
             let FfnSpec::Experts(experts) = &mut layer.ffn else { continue };
-            let inner = count.saturating_mul(experts.expert.inner);
+            let inner = width(experts.expert.inner);
             if inner > MOST_WIDTH {
+                let found = c.raw(key).cloned().unwrap_or_default();
                 let hint = format!("; at most {MOST_WIDTH} columns together are");
-                return Err(c.unsupported(key, &count.into(), &hint));
+                return Err(c.unsupported(key, &found, &hint));
             }
             experts.shared = (inner > 0).then_some(MlpSpec { inner, ..experts.expert });
         }
@@ -428,7 +529,7 @@ impl ModelSpec {
 
     /// Whether a norm of q and k goes over all heads in some layer.
     pub fn norms_all_heads(&self) -> bool {
-        self.layers.iter().any(|layer| layer.attention.norms_all_heads())
+        self.attentions().any(AttentionSpec::norms_all_heads)
     }
 
     /// Gives a window to the layers that `layer_types` calls `sliding_attention`, or, where the
@@ -439,26 +540,35 @@ impl ModelSpec {
         window: usize,
         by_default: impl Fn(usize) -> bool,
     ) -> Result<()> {
-        let types = c.texts_opt("layer_types")?;
-        for (i, layer) in self.layers.iter_mut().enumerate() {
-            let sliding = match &types {
-                None => by_default(i),
-                Some(types) => match types.get(i) {
-                    Some(&"sliding_attention") => true,
-                    Some(&"full_attention") => false,
-                    Some(&other) => {
-                        let hint = "; sliding_attention and full_attention are";
-                        return Err(c.unsupported("layer_types", &other.into(), hint));
-                    }
-                    None => {
-                        let found = c.raw("layer_types").cloned().unwrap_or_default();
-                        return Err(c.ill_typed("layer_types", &found, "an entry for each layer"));
-                    }
-                },
-            };
-            layer.attention.window = sliding.then_some(window);
-        }
+        let sliding = self.layer_kinds(c, ["sliding_attention", "full_attention"], by_default)?;
+        self.each_attention(|i, a| a.window = sliding[i].then_some(window));
         Ok(())
+    }
+
+    /// Of each layer whether `layer_types` calls it by the first of two names and not by the second, or, where the configuration
+    /// has no such list, what `by_default` says.
+    pub(crate) fn layer_kinds(
+        &self,
+        c: &HfConfig,
+        [first, second]: [&str; 2],
+        by_default: impl Fn(usize) -> bool,
+    ) -> Result<Vec<bool>> {
+        let Some(types) = c.texts_opt("layer_types")? else {
+            return Ok((0..self.layers.len()).map(by_default).collect());
+        };
+        let kind = |i: usize| match types.get(i) {
+            Some(kind) if *kind == first => Ok(true),
+            Some(kind) if *kind == second => Ok(false),
+            Some(&other) => {
+                let hint = format!("; {first} and {second} are");
+                Err(c.unsupported("layer_types", &other.into(), &hint))
+            }
+            None => {
+                let found = c.raw("layer_types").cloned().unwrap_or_default();
+                Err(c.ill_typed("layer_types", &found, "an entry for each layer"))
+            }
+        };
+        (0..self.layers.len()).map(kind).collect()
     }
 
     /// Sets every norm, the final one included.

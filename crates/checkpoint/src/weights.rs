@@ -7,7 +7,10 @@ use candlepower_packing::MatrixForm;
 use crate::{
     error::Result,
     quantization::{OnLoad, Scheme, StoredTensor},
-    spec::{FfnSpec, LayerSpec, MlpSpec, ModelSpec, NormKind, QkNormSpan, Residual},
+    spec::{
+        AttentionSpec, DeltaNetSpec, FfnSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind,
+        QkNormSpan, Residual,
+    },
 };
 
 /// One of our tensors: a matrix `[out, in]` or a vector.
@@ -59,6 +62,34 @@ pub enum Slot {
     KNorm,
     /// Scores of the heads' sinks `[heads]`.
     Sinks,
+    /// Gate of what comes out of the heads `[heads * head_dim, hidden]`.
+    AttnGate,
+    /// Queries of a gated delta net `[key_heads * key_dim, hidden]`.
+    DeltaQ,
+    /// Its keys `[key_heads * key_dim, hidden]`.
+    DeltaK,
+    /// Its values `[value_heads * value_dim, hidden]`.
+    DeltaV,
+    /// The gate of what comes out of it `[value_heads * value_dim, hidden]`.
+    DeltaGate,
+    /// How strongly each head writes to its state `[value_heads, hidden]`.
+    DeltaBeta,
+    /// How fast each head's state decays `[value_heads, hidden]`.
+    DeltaDecay,
+    /// Its output `[hidden, value_heads * value_dim]`.
+    DeltaOut,
+    /// Taps of the convolution of queries `[key_heads * key_dim * taps]`.
+    DeltaTapsQ,
+    /// Of keys `[key_heads * key_dim * taps]`.
+    DeltaTapsK,
+    /// Of values `[value_heads * value_dim * taps]`.
+    DeltaTapsV,
+    /// Logarithm of each head's rate of decay `[value_heads]`.
+    DeltaLogRate,
+    /// What is added to [`Self::DeltaDecay`] `[value_heads]`.
+    DeltaDecayBias,
+    /// Norm of each head that comes out `[value_dim]`.
+    DeltaNorm,
     /// The gate `[inner, hidden]`.
     Gate,
     /// What is gated `[inner, hidden]`.
@@ -77,6 +108,8 @@ pub enum Slot {
     RouterBias,
     /// What is added to the experts' shares where they are chosen `[experts]`.
     RouterCorrection,
+    /// Score of the expert that every token goes to `[1, hidden]`.
+    SharedScore,
     /// Gate of the expert that every token goes to `[inner, hidden]`.
     SharedGate,
     /// What that gates `[inner, hidden]`.
@@ -132,10 +165,14 @@ pub enum Take {
     Whole,
     /// Slots with the same name lie in one tensor, rows after rows, in the order of [`Slot`].
     Rows,
+    /// As [`Self::Rows`], head by head: the first head's rows of each slot, then the second's. Heads are those of queries.
+    Heads,
     /// As [`Self::Rows`], in a tensor that is stored transposed, `[in, out]`.
     Transposed,
+    /// As [`Self::Rows`], of vectors that are stored as `[rows, 1, taps]`.
+    Taps,
     /// The vector is stored as a matrix with a row for each head.
-    Heads,
+    RowOfEachHead,
     /// The vector is stored as a matrix of one row.
     Row,
     /// As [`Self::Rows`], in a tensor `[experts, in, out]` of the matrices of all experts, each transposed where they are plain numbers,
@@ -144,6 +181,8 @@ pub enum Take {
         /// Rows of two slots in turn, not those of one after those of the other.
         alternating: bool,
     },
+    /// As [`Self::Rows`], in a tensor `[experts, out, in]` of the matrices of all experts.
+    ExpertRows,
 }
 
 /// A rule: our slot <- the checkpoint's name, where `{i}` is the layer and `{e}` the expert, and how to take it.
@@ -177,8 +216,20 @@ pub(crate) const fn alternating(slot: Slot, name: &'static str) -> WeightRule {
     WeightRule { slot, name, take: Take::Experts { alternating: true } }
 }
 
+pub(crate) const fn expert_rows(slot: Slot, name: &'static str) -> WeightRule {
+    WeightRule { slot, name, take: Take::ExpertRows }
+}
+
 pub(crate) const fn heads(slot: Slot, name: &'static str) -> WeightRule {
     WeightRule { slot, name, take: Take::Heads }
+}
+
+pub(crate) const fn taps(slot: Slot, name: &'static str) -> WeightRule {
+    WeightRule { slot, name, take: Take::Taps }
+}
+
+pub(crate) const fn row_of_each_head(slot: Slot, name: &'static str) -> WeightRule {
+    WeightRule { slot, name, take: Take::RowOfEachHead }
 }
 
 pub(crate) const fn row(slot: Slot, name: &'static str) -> WeightRule {
@@ -208,6 +259,20 @@ const LLAMA: &[WeightRule] = &[
     whole(Slot::QNorm, "model.layers.{i}.self_attn.q_norm.weight"),
     whole(Slot::KNorm, "model.layers.{i}.self_attn.k_norm.weight"),
     whole(Slot::Sinks, "model.layers.{i}.self_attn.sinks"),
+    heads(Slot::AttnGate, "model.layers.{i}.self_attn.q_proj.weight"),
+    rows(Slot::DeltaQ, "model.layers.{i}.linear_attn.in_proj_qkv.weight"),
+    rows(Slot::DeltaK, "model.layers.{i}.linear_attn.in_proj_qkv.weight"),
+    rows(Slot::DeltaV, "model.layers.{i}.linear_attn.in_proj_qkv.weight"),
+    whole(Slot::DeltaGate, "model.layers.{i}.linear_attn.in_proj_z.weight"),
+    whole(Slot::DeltaBeta, "model.layers.{i}.linear_attn.in_proj_b.weight"),
+    whole(Slot::DeltaDecay, "model.layers.{i}.linear_attn.in_proj_a.weight"),
+    whole(Slot::DeltaOut, "model.layers.{i}.linear_attn.out_proj.weight"),
+    taps(Slot::DeltaTapsQ, "model.layers.{i}.linear_attn.conv1d.weight"),
+    taps(Slot::DeltaTapsK, "model.layers.{i}.linear_attn.conv1d.weight"),
+    taps(Slot::DeltaTapsV, "model.layers.{i}.linear_attn.conv1d.weight"),
+    whole(Slot::DeltaLogRate, "model.layers.{i}.linear_attn.A_log"),
+    whole(Slot::DeltaDecayBias, "model.layers.{i}.linear_attn.dt_bias"),
+    whole(Slot::DeltaNorm, "model.layers.{i}.linear_attn.norm.weight"),
     whole(Slot::Gate, "model.layers.{i}.mlp.gate_proj.weight"),
     whole(Slot::Up, "model.layers.{i}.mlp.up_proj.weight"),
     whole(Slot::Down, "model.layers.{i}.mlp.down_proj.weight"),
@@ -217,6 +282,7 @@ const LLAMA: &[WeightRule] = &[
     whole(Slot::Router, "model.layers.{i}.mlp.gate.weight"),
     whole(Slot::RouterBias, "model.layers.{i}.mlp.gate.bias"),
     whole(Slot::RouterCorrection, "model.layers.{i}.mlp.gate.e_score_correction_bias"),
+    whole(Slot::SharedScore, "model.layers.{i}.mlp.shared_expert_gate.weight"),
     whole(Slot::SharedGate, "model.layers.{i}.mlp.shared_experts.gate_proj.weight"),
     whole(Slot::SharedUp, "model.layers.{i}.mlp.shared_experts.up_proj.weight"),
     whole(Slot::SharedDown, "model.layers.{i}.mlp.shared_experts.down_proj.weight"),
@@ -239,7 +305,7 @@ pub struct TensorPlan {
     pub stored_shape: Vec<usize>,
     /// How its slots are taken from it.
     pub take: Take,
-    /// What it fills, from its first row to its last.
+    /// What it fills, from its first row to its last; rows of one slot may be apart.
     pub slots: Vec<SlotRows>,
     /// The columns that are taken; all of them where `None`.
     pub columns: Option<Range<usize>>,
@@ -317,11 +383,18 @@ pub struct SlotRows {
     pub layer: Option<usize>,
     /// The tensor's rows.
     pub rows: Range<usize>,
+    /// Which row of the slot the first of them is.
+    pub first: usize,
 }
 
-/// Every tensor of the model as plain numbers, first those outside the layers.
-pub(crate) fn plan(spec: &ModelSpec, own_rules: &[WeightRule]) -> Vec<TensorPlan> {
-    plan_named(spec, own_rules, LLAMA)
+/// Every tensor of the model as plain numbers, first those outside the layers. `is_stored` says which of the names that some
+/// checkpoints have and others have not is that of a tensor.
+pub(crate) fn plan(
+    spec: &ModelSpec,
+    own_rules: &[WeightRule],
+    is_stored: &dyn Fn(&str) -> bool,
+) -> Vec<TensorPlan> {
+    plan_named(spec, own_rules, LLAMA, is_stored)
 }
 
 /// As [`plan`], where what has no rule of its own is called as `common` says.
@@ -329,34 +402,45 @@ pub(crate) fn plan_named(
     spec: &ModelSpec,
     own_rules: &[WeightRule],
     common: &[WeightRule],
+    is_stored: &dyn Fn(&str) -> bool,
 ) -> Vec<TensorPlan> {
-    let rule = |slot: Slot| {
+    let named = |rule: &WeightRule, layer: Option<usize>, slot: Slot| {
+        let name = match layer {
+            Some(i) => rule.name.replace("{i}", &i.to_string()),
+            None => rule.name.to_owned(),
+        };
+        match slot.expert() {
+            Some(expert) => name.replace("{e}", &expert.to_string()),
+            None => name,
+        }
+    };
+    // Of several rules the first whose tensor is there, or else the first.
+    let rule = |slot: Slot, layer: Option<usize>| {
         let any = slot.of_any_expert();
-        let rule = own_rules.iter().chain(common).find(|r| r.slot == any);
-        rule.expect("the common rules have every slot")
+        let mut rules = own_rules.iter().chain(common).filter(|r| r.slot == any);
+        let first = rules.next().expect("the common rules have every slot");
+        let name = named(first, layer, slot);
+        let mut others = rules.map(|rule| (rule, named(rule, layer, slot)));
+        match is_stored(&name) {
+            true => (first, name),
+            false => others.find(|(_, name)| is_stored(name)).unwrap_or((first, name)),
+        }
     };
     let mut tensors: Vec<TensorPlan> = Vec::new();
     let mut by_name: HashMap<String, usize> = HashMap::new();
     for (layer, slot, shape) in spec.slots() {
-        let rule = rule(slot);
+        let (rule, name) = rule(slot, layer);
         let take = rule.take;
-        let mut name = match layer {
-            Some(i) => rule.name.replace("{i}", &i.to_string()),
-            None => rule.name.to_owned(),
-        };
-        if let Some(expert) = slot.expert() {
-            name = name.replace("{e}", &expert.to_string());
-        }
         match by_name.get(&name) {
-            Some(&at) if matches!(take, Take::Rows | Take::Transposed | Take::Experts { .. }) => {
+            Some(&at) if !matches!(take, Take::Whole | Take::RowOfEachHead | Take::Row) => {
                 let tensor = &mut tensors[at];
                 let rows = tensor.shape[0]..tensor.shape[0] + shape[0];
                 tensor.shape[0] = rows.end;
-                tensor.slots.push(SlotRows { slot, layer, rows });
+                tensor.slots.push(SlotRows { slot, layer, rows, first: 0 });
             }
             _ => {
                 by_name.insert(name.clone(), tensors.len());
-                let slots = vec![SlotRows { slot, layer, rows: 0..shape[0] }];
+                let slots = vec![SlotRows { slot, layer, rows: 0..shape[0], first: 0 }];
                 tensors.push(TensorPlan {
                     name,
                     shape,
@@ -375,18 +459,44 @@ pub(crate) fn plan_named(
         let experts = experts.max().map_or(1, |last| last + 1);
         tensor.stored_shape = match (tensor.take, tensor.shape.as_slice()) {
             (Take::Transposed, &[n, k]) => vec![k, n],
-            (Take::Heads, &[n]) => {
-                let layer = tensor.slots[0].layer.expect("norms of heads are a layer's");
-                let head_dim = spec.layers[layer].attention.head_dim;
+            (Take::RowOfEachHead, &[n]) => {
+                let attention = spec.layer_of(&tensor.slots[0]).attention();
+                let head_dim = attention.expect("norms of heads are an attention's").head_dim;
                 vec![n / head_dim, head_dim]
+            }
+            (Take::Taps, &[n]) => {
+                let net = spec.layer_of(&tensor.slots[0]).delta_net();
+                let taps = net.expect("taps are a delta net's").taps;
+                vec![n / taps, 1, taps]
             }
             (Take::Row, &[n]) => vec![1, n],
             (Take::Experts { .. }, &[n]) => vec![experts, n / experts],
             (Take::Experts { .. }, &[n, k]) => vec![experts, k, n / experts],
+            (Take::ExpertRows, &[n, k]) => vec![experts, n / experts, k],
             (_, shape) => shape.to_vec(),
         };
+        if tensor.take == Take::Heads {
+            let heads = match &spec.layer_of(&tensor.slots[0]).mixer {
+                Mixer::Attention(attention) => attention.heads,
+                Mixer::DeltaNet(net) => net.key_heads,
+            };
+            tensor.slots = head_by_head(&tensor.slots, heads);
+        }
     }
     tensors
+}
+
+/// Slots whose rows lie one after the other, with the rows of each of `heads` heads together instead.
+fn head_by_head(slots: &[SlotRows], heads: usize) -> Vec<SlotRows> {
+    let mut start = 0;
+    let runs = (0..heads).flat_map(|head| slots.iter().map(move |slot| (head, slot)));
+    let runs = runs.map(|(head, slot)| {
+        let len = slot.rows.len() / heads;
+        let rows = start..start + len;
+        start = rows.end;
+        SlotRows { rows, first: head * len, ..slot.clone() }
+    });
+    runs.collect()
 }
 
 /// Whether a tensor that no rule names may be left out: rope's frequencies and GPT-2's causal masks, which old
@@ -399,6 +509,11 @@ pub(crate) fn may_skip(spec: &ModelSpec, name: &str) -> bool {
 }
 
 impl ModelSpec {
+    /// The layer that rows belong to, which are a layer's.
+    fn layer_of(&self, rows: &SlotRows) -> &LayerSpec {
+        &self.layers[rows.layer.expect("mixers are in layers")]
+    }
+
     /// Every tensor of the model: its layer, slot and shape.
     pub fn slots(&self) -> impl Iterator<Item = (Option<usize>, Slot, Vec<usize>)> + '_ {
         let (vocab, hidden) = (self.vocab_size, self.hidden_size);
@@ -423,8 +538,6 @@ impl ModelSpec {
 }
 
 fn layer_slots(layer: &LayerSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
-    let a = &layer.attention;
-    let (q, kv) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
     let norms: &[Slot] = match layer.residual {
         Residual::PreNorm => &[Slot::AttnNorm, Slot::FfnNorm],
         Residual::Sandwich => {
@@ -439,30 +552,10 @@ fn layer_slots(layer: &LayerSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
         let biases = biases.into_iter().filter(|(norm, _)| norms.contains(norm));
         slots.extend(biases.map(|(_, bias)| (bias, vec![hidden])));
     }
-    slots.extend([
-        (Slot::Q, vec![q, hidden]),
-        (Slot::K, vec![kv, hidden]),
-        (Slot::V, vec![kv, hidden]),
-        (Slot::O, vec![hidden, q]),
-    ]);
-    if a.qkv_bias {
-        slots.extend([(Slot::QBias, vec![q]), (Slot::KBias, vec![kv]), (Slot::VBias, vec![kv])]);
-    }
-    if a.out_bias {
-        slots.push((Slot::OBias, vec![hidden]));
-    }
-    match a.qk_norm.map(|norm| norm.span) {
-        None => {}
-        Some(QkNormSpan::Head) => {
-            slots.extend([(Slot::QNorm, vec![a.head_dim]), (Slot::KNorm, vec![a.head_dim])]);
-        }
-        Some(QkNormSpan::AllHeads | QkNormSpan::EachHead) => {
-            slots.extend([(Slot::QNorm, vec![q]), (Slot::KNorm, vec![kv])]);
-        }
-    }
-    if a.sinks {
-        slots.push((Slot::Sinks, vec![a.heads]));
-    }
+    slots.extend(match &layer.mixer {
+        Mixer::Attention(attention) => attention_slots(attention, hidden),
+        Mixer::DeltaNet(net) => delta_net_slots(net, hidden),
+    });
     match &layer.ffn {
         FfnSpec::Dense(mlp) => slots.extend(mlp_slots(mlp, hidden)),
         FfnSpec::Experts(experts) => {
@@ -475,6 +568,9 @@ fn layer_slots(layer: &LayerSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
                 slots.push((Slot::RouterCorrection, vec![experts.count]));
             }
             if let Some(MlpSpec { inner, .. }) = experts.shared {
+                if experts.shared_gate {
+                    slots.push((Slot::SharedScore, vec![1, hidden]));
+                }
                 slots.extend([
                     (Slot::SharedGate, vec![inner, hidden]),
                     (Slot::SharedUp, vec![inner, hidden]),
@@ -500,6 +596,57 @@ fn layer_slots(layer: &LayerSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
         }
     }
     slots
+}
+
+fn attention_slots(a: &AttentionSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
+    let (q, kv) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
+    let mut slots = vec![
+        (Slot::Q, vec![q, hidden]),
+        (Slot::K, vec![kv, hidden]),
+        (Slot::V, vec![kv, hidden]),
+        (Slot::O, vec![hidden, q]),
+    ];
+    if a.gated {
+        slots.insert(1, (Slot::AttnGate, vec![q, hidden]));
+    }
+    if a.qkv_bias {
+        slots.extend([(Slot::QBias, vec![q]), (Slot::KBias, vec![kv]), (Slot::VBias, vec![kv])]);
+    }
+    if a.out_bias {
+        slots.push((Slot::OBias, vec![hidden]));
+    }
+    match a.qk_norm.map(|norm| norm.span) {
+        None => {}
+        Some(QkNormSpan::Head) => {
+            slots.extend([(Slot::QNorm, vec![a.head_dim]), (Slot::KNorm, vec![a.head_dim])]);
+        }
+        Some(QkNormSpan::AllHeads | QkNormSpan::EachHead) => {
+            slots.extend([(Slot::QNorm, vec![q]), (Slot::KNorm, vec![kv])]);
+        }
+    }
+    if a.sinks {
+        slots.push((Slot::Sinks, vec![a.heads]));
+    }
+    slots
+}
+
+fn delta_net_slots(net: &DeltaNetSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
+    let (keys, values, heads) = (net.keys(), net.values(), net.value_heads);
+    vec![
+        (Slot::DeltaQ, vec![keys, hidden]),
+        (Slot::DeltaK, vec![keys, hidden]),
+        (Slot::DeltaV, vec![values, hidden]),
+        (Slot::DeltaGate, vec![values, hidden]),
+        (Slot::DeltaBeta, vec![heads, hidden]),
+        (Slot::DeltaDecay, vec![heads, hidden]),
+        (Slot::DeltaOut, vec![hidden, values]),
+        (Slot::DeltaTapsQ, vec![keys * net.taps]),
+        (Slot::DeltaTapsK, vec![keys * net.taps]),
+        (Slot::DeltaTapsV, vec![values * net.taps]),
+        (Slot::DeltaLogRate, vec![heads]),
+        (Slot::DeltaDecayBias, vec![heads]),
+        (Slot::DeltaNorm, vec![net.value_dim]),
+    ]
 }
 
 fn mlp_slots(mlp: &MlpSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {

@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor};
 use candlepower_kernels::{
     device::{
         self, AttentionStep, HostBlocks, LaunchShape, Readback, SamplerRow, SamplingOutput,
-        SamplingScratch, Staging, TokenCounts,
+        SamplingScratch, Staging, StateTables, TokenCounts,
     },
     sampling::{RowLogprobs, SampledRow},
 };
@@ -198,6 +198,9 @@ impl DeviceRunner {
         if !step.copies.is_empty() {
             self.workspace.cache().copy_blocks(&views.copies)?;
         }
+        if let Some(states) = self.workspace.states().filter(|_| !step.state_copies.is_empty()) {
+            device::copy_states(states, &views.state_copies)?;
+        }
         let launch = if bucket.is_some() { LaunchShape::Fixed } else { LaunchShape::Fitted };
         let inputs_on_device = self.prepare(&inputs, launch)?;
         if inputs.has_drawn {
@@ -261,9 +264,18 @@ impl DeviceRunner {
         let positions = upload.push(inputs.positions.iter().copied());
         let slots = upload.push(inputs.slots.iter().copied());
         let rows = upload.push(0..tokens.min(self.size.max_rows) as u32);
+        let states = self.workspace.states().map(|_| {
+            let query_start = upload.push(inputs.attention.query_start.iter().copied());
+            (query_start, upload.push(inputs.state_slots.iter().copied()))
+        });
         self.inputs.upload(&upload.numbers)?;
         let view = |range: std::ops::Range<usize>| self.inputs.view(range.start, &[range.len()]);
+        let states = match states {
+            Some((query_start, slots)) => Some((view(query_start)?, view(slots)?)),
+            None => None,
+        };
         let views = InputViews {
+            states,
             token_ids: view(token_ids)?,
             positions: view(positions)?,
             slots: view(slots)?,
@@ -288,6 +300,8 @@ impl DeviceRunner {
     fn upload_draws(&mut self, step: &Step, draws: &DrawTables) -> Result<DrawViews> {
         let mut upload = Upload::default();
         let copies = upload.push(step.copies.iter().flat_map(|copy| [copy.src.0, copy.dst.0]));
+        let state_copies =
+            upload.push(step.state_copies.iter().flat_map(|copy| [copy.src.0, copy.dst.0]));
         let swaps: Vec<_> = swap_pairs(&step.swaps)
             .into_iter()
             .map(|(to, pairs)| (to, upload.push(pairs)))
@@ -327,6 +341,7 @@ impl DeviceRunner {
         Ok(DrawViews {
             chunks: chunks.collect::<Result<_>>()?,
             copies: pairs(&copies)?,
+            state_copies: pairs(&state_copies)?,
             swaps: swaps
                 .iter()
                 .map(|(to, range)| Ok((*to, pairs(range)?)))
@@ -448,12 +463,15 @@ struct InputViews {
     slots: Tensor,
     /// The numbers from 0 on: the rows of a decode whose logits are wanted, all of them.
     rows: Tensor,
+    /// Where each sequence's tokens begin, and where its state is, where layers have such.
+    states: Option<(Tensor, Tensor)>,
 }
 
 impl InputViews {
     /// Numbers that the largest step needs, each table from a multiple of four on.
     fn capacity(size: &WorkspaceSize) -> usize {
-        3 * size.max_tokens.next_multiple_of(4) + size.max_rows
+        let of_states = 2 * (size.max_seqs + 1).next_multiple_of(4);
+        3 * size.max_tokens.next_multiple_of(4) + size.max_rows.next_multiple_of(4) + of_states
     }
 
     fn input(&self) -> DeviceInput<'_> {
@@ -461,6 +479,11 @@ impl InputViews {
             token_ids: &self.token_ids,
             positions: &self.positions,
             slot_mapping: &self.slots,
+            states: self.states.as_ref().map(|(query_start, slots)| StateTables {
+                query_start,
+                slots,
+                positions: &self.positions,
+            }),
         }
     }
 }
@@ -469,6 +492,7 @@ impl InputViews {
 struct DrawViews {
     chunks: Vec<ChunkViews>,
     copies: Tensor,
+    state_copies: Tensor,
     /// In the order in which they are made.
     swaps: Vec<(SwapTo, Tensor)>,
     biases: Option<(Tensor, Tensor)>,

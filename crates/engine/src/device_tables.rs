@@ -24,6 +24,8 @@ pub(crate) struct InputTables {
     pub(crate) positions: Vec<u32>,
     pub(crate) slots: Vec<u32>,
     pub(crate) attention: AttentionMetadata,
+    /// Where each sequence's state is.
+    pub(crate) state_slots: Vec<u32>,
     /// Whether the device has to look up tokens that it drew itself.
     pub(crate) has_drawn: bool,
 }
@@ -48,6 +50,7 @@ impl InputTables {
             }
             let context_len = row.first_position + row.tokens.len() as u32;
             tables.add_sequence(context_len, row.block_table.iter().map(|block| block.0));
+            tables.state_slots.push(row.state_slot.map_or(NO_SLOT, |slot| slot.0));
         }
         tables
     }
@@ -60,6 +63,7 @@ impl InputTables {
             self.positions.push(0);
             self.slots.push(NO_SLOT);
             self.add_sequence(1, [0].into_iter());
+            self.state_slots.push(NO_SLOT);
         }
     }
 
@@ -280,13 +284,14 @@ impl Upload {
 
 #[cfg(test)]
 mod tests {
-    use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StepRow, SwapSlot};
+    use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StateSlot, StepRow, SwapSlot};
 
     use super::*;
 
     fn row(seq: u64, first_position: u32, tokens: &[TokenSource], samples: usize) -> StepRow {
         StepRow {
             seq: SeqId(seq),
+            state_slot: Some(StateSlot(seq as u32 + 5)),
             tokens: tokens.to_vec(),
             first_position,
             block_table: vec![BlockId(7), BlockId(3)],
@@ -312,6 +317,7 @@ mod tests {
         assert_eq!(tables.attention.context_len, [17, 1, 1]);
         assert_eq!(tables.attention.block_tables, [7, 3, 0, 0, 0, 0]);
         assert_eq!(tables.slots[2..], [NO_SLOT, NO_SLOT]);
+        assert_eq!(tables.state_slots, [5, NO_SLOT, NO_SLOT]);
     }
 
     /// A place that is given back may be taken again in the same step: the order stays.

@@ -13,8 +13,8 @@ use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Gguf, KvDtype, OnLoad}
 use candlepower_comm::Comm;
 use candlepower_kernels::WarmThreads;
 use candlepower_models::{
-    Decoder, DeviceDecoder, LoadDtype, LoadFormat, LoadOptions, LoadProgress, WorkspaceSize,
-    load_shard, load_shard_on_device,
+    CacheSize, Decoder, DeviceDecoder, LoadDtype, LoadFormat, LoadOptions, LoadProgress,
+    WorkspaceSize, load_shard, load_shard_on_device,
 };
 use candlepower_scheduler::{Step, TokenSource};
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ use crate::{
 #[derive(Serialize, Deserialize, Debug)]
 pub(crate) enum Order {
     /// All ranks have loaded their parts: the cache is to have so many blocks of such numbers.
-    Begin { num_blocks: usize, kv: KvDtype },
+    Begin { num_blocks: usize, num_states: usize, kv: KvDtype },
     /// As `Begin`, on devices: what steps need, and whether decodes are recorded as graphs.
     BeginOnDevice { size: WorkspaceSize, graphs: bool, num_swap_blocks: usize },
     /// A step, in which every token is known, and the rows whose prompt tokens are scored.
@@ -291,8 +291,9 @@ impl Part {
     /// Reserves what rank 0 says.
     fn begin(self, order: Order, block_size: usize, threads: WarmThreads) -> Result<Runner> {
         match (self, order) {
-            (Self::Cpu(model), Order::Begin { num_blocks, kv }) => {
-                let cache = model.new_kv_cache(num_blocks, block_size, cache_dtype(kv))?;
+            (Self::Cpu(model), Order::Begin { num_blocks, num_states, kv }) => {
+                let size = CacheSize { num_blocks, block_size, num_states };
+                let cache = model.new_cache(size, cache_dtype(kv))?;
                 let runner = ModelRunner::new(model, cache, block_size, Followers::default());
                 Ok(Runner::Cpu(Box::new(runner), threads))
             }
@@ -361,6 +362,7 @@ mod tests {
             seq: SeqId(u64::from(100_000 + seq)),
             tokens: vec![TokenSource::Id(100_000 + seq)],
             first_position: 4095,
+            state_slot: None,
             block_table: (0..256).map(|block| BlockId(block * 256 + seq)).collect(),
             logits: LogitsFor::Last,
             samples: vec![SeqId(u64::from(100_000 + seq))],
@@ -369,7 +371,7 @@ mod tests {
         let step = Step { id: 1_000_000, rows, ..Step::default() };
         let order = Order::Step { step, scored: Vec::new() };
         let bytes = encode(&order).unwrap();
-        assert_eq!(bytes.len(), 184_457);
+        assert_eq!(bytes.len(), 184_714);
         let (Order::Step { step: sent, .. }, Order::Step { step, .. }) =
             (decode(&bytes).unwrap(), order)
         else {

@@ -46,7 +46,7 @@ pub struct EngineConfig {
     pub device_reference: bool,
     /// Positions in one KV block.
     pub block_size: usize,
-    /// Most sequences in one step.
+    /// Most sequences at once, if what each keeps beside keys and values leaves room for so many: [`EngineInfo::max_num_seqs`].
     pub max_num_seqs: usize,
     /// Most tokens in one step; `None` takes the default of the device: [`EngineInfo::max_num_batched_tokens`].
     pub max_num_batched_tokens: Option<usize>,
@@ -109,12 +109,18 @@ pub struct EngineInfo {
     pub eos_token_ids: Vec<u32>,
     /// Most tokens in one step.
     pub max_num_batched_tokens: usize,
+    /// Most sequences at once.
+    pub max_num_seqs: usize,
+    /// States of sequences, those included that are kept for later requests; 0 where layers keep keys and values alone.
+    pub num_states: usize,
     /// KV blocks.
     pub num_blocks: usize,
     /// Positions in a block.
     pub block_size: usize,
     /// Bytes of the KV cache, on all ranks.
     pub kv_cache_bytes: u64,
+    /// Bytes of these states, on all ranks.
+    pub state_bytes: u64,
     /// In which keys and values are kept, such as `bfloat16`.
     pub kv_cache_dtype: &'static str,
     /// Bytes of the weights as they lie in memory, on all ranks.

@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use candle_core::{Device, Tensor};
 use candlepower_kernels::{
-    AttentionMetadata, KvCache, copy_blocks, gather_rows,
+    AttentionMetadata, gather_rows,
     sampling::{RowLogprobs, SampledRow, SamplingRow, logprobs_of, sample},
 };
-use candlepower_models::{Decoder, ForwardInput};
+use candlepower_models::{Cache, Decoder, ForwardInput};
 use candlepower_scheduler::{Step, TokenSource};
 use serde::{Deserialize, Serialize};
 
@@ -19,10 +19,10 @@ use crate::{
 /// Rows of logits that exist at once: bounds their memory (rows * vocabulary * 4 bytes).
 const LOGITS_ROWS: usize = 128;
 
-/// One rank's model, its part of the KV cache, and the tokens drawn in the previous step.
+/// One rank's model, its part of what is kept of sequences, and the tokens drawn in the previous step.
 pub(crate) struct ModelRunner {
     model: Decoder,
-    cache: KvCache,
+    cache: Cache,
     block_size: usize,
     previous_samples: Vec<u32>,
     /// Of rank 0. They are waited for when the model is gone, and with it rank 0's end of the collectives.
@@ -132,7 +132,7 @@ impl StepOutput {
 impl ModelRunner {
     pub(crate) fn new(
         model: Decoder,
-        cache: KvCache,
+        cache: Cache,
         block_size: usize,
         followers: Followers,
     ) -> Self {
@@ -186,9 +186,10 @@ impl ModelRunner {
 
     /// Makes the step's copies and runs the layers over its tokens.
     fn forward(&self, step: &Step) -> Result<Tensor> {
-        let copies: Vec<(u32, u32)> =
-            step.copies.iter().map(|copy| (copy.src.0, copy.dst.0)).collect();
-        copy_blocks(&self.cache, &copies)?;
+        let copies: Vec<_> = step.copies.iter().map(|copy| (copy.src.0, copy.dst.0)).collect();
+        let states: Vec<_> =
+            step.state_copies.iter().map(|copy| (copy.src.0, copy.dst.0)).collect();
+        self.cache.copy(&copies, &states)?;
         Ok(self.model.forward(&self.prepare(step)?, &self.cache)?)
     }
 
@@ -223,6 +224,12 @@ impl ModelRunner {
             token_ids: tensor(token_ids)?,
             positions: tensor(positions)?,
             slot_mapping: tensor(slots)?,
+            state_slots: step
+                .rows
+                .iter()
+                .filter_map(|row| row.state_slot)
+                .map(|slot| slot.0)
+                .collect(),
             attention,
         })
     }

@@ -15,10 +15,10 @@ use candlepower_checkpoint::{
 };
 use candlepower_kernels::device::MOST_LOGPROBS;
 use candlepower_models::{
-    LoadProgress, WorkspaceSize, load_on_device, load_shard, load_shard_on_device,
+    CacheSize, LoadProgress, WorkspaceSize, load_on_device, load_shard, load_shard_on_device,
 };
 use candlepower_scheduler::{
-    BlockId, LogitsFor, Scheduler, SchedulerConfig, SeqId, Step, StepRow, TokenSource,
+    BlockId, LogitsFor, Scheduler, SchedulerConfig, SeqId, StateSlot, Step, StepRow, TokenSource,
 };
 use rayon::ThreadPool;
 
@@ -57,23 +57,25 @@ pub(crate) fn start(
     let scheduler = Scheduler::new(SchedulerConfig {
         block_size: config.block_size,
         num_blocks: info.num_blocks,
-        max_num_seqs: config.max_num_seqs,
+        max_num_seqs: info.max_num_seqs,
         max_num_batched_tokens: info.max_num_batched_tokens,
         max_model_len: info.max_model_len,
         enable_prefix_caching: config.enable_prefix_caching,
         policy: config.scheduling_policy,
         max_pinned_blocks: max_pinned_blocks(&config, &info),
         num_swap_blocks: runner.num_swap_blocks(),
+        num_state_slots: info.num_states,
     })?;
     let mut ranks = Ranks::new(runner, pool);
     progress(StartProgress::WarmingUp);
     warm_up(&mut ranks)?;
+    let in_flight_limit = info.max_num_seqs + config.max_queued_seqs;
     let shared = Arc::new(Shared {
         info,
         clock: StepClock::new(),
         stuck_after: config.stuck_after,
         in_flight: Arc::default(),
-        in_flight_limit: config.max_num_seqs + config.max_queued_seqs,
+        in_flight_limit,
         next_seed: AtomicU64::new(config.seed),
         death,
     });
@@ -169,13 +171,15 @@ fn cpu_runner(
     let info = EngineInfo {
         weights_bytes: model.weight_bytes() as u64 + others_bytes.sum::<u64>(),
         kv_cache_bytes: plan.kv_cache_bytes * ranks as u64,
+        state_bytes: plan.state_bytes * ranks as u64,
         device: "cpu".into(),
         max_logprobs: None,
         ..info(checkpoint, &plan, num_threads)
     };
-    let (num_blocks, kv) = (plan.num_blocks, plan.request.kv);
-    let cache = model.new_kv_cache(num_blocks, config.block_size, cache_dtype(kv))?;
-    comm.send_message(&encode(&Order::Begin { num_blocks, kv })?)?;
+    let (num_blocks, num_states, kv) = (plan.num_blocks, plan.num_states, plan.request.kv);
+    let size = CacheSize { num_blocks, block_size: config.block_size, num_states };
+    let cache = model.new_cache(size, cache_dtype(kv))?;
+    comm.send_message(&encode(&Order::Begin { num_blocks, num_states, kv })?)?;
     let runner = ModelRunner::new(model, cache, config.block_size, followers);
     Ok((info, Runner::Cpu(Box::new(runner), own_threads.warm()?)))
 }
@@ -225,18 +229,20 @@ fn device_runner(
     let plan = MemoryPlan::new(spec, request);
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     tracing::info!(
-        "memory of the device: {:.2} GiB of weights, {:.2} GiB free beside them, of which {:.2} GiB for steps and CUDA graphs and {:.2} GiB for the KV cache",
+        "memory of the device: {:.2} GiB of weights, {:.2} GiB free beside them, of which {:.2} GiB for steps and CUDA graphs, {:.2} GiB for states of sequences and {:.2} GiB for the KV cache",
         gib(model.weight_bytes() as u64),
         gib(plan.request.memory.available_bytes.unwrap_or(0)),
         gib(plan.activation_bytes),
+        gib(plan.state_bytes),
         gib(plan.kv_cache_bytes)
     );
     plan.check(spec)?;
-    let max_rows = device_logits_rows(config.max_num_seqs);
+    let max_rows = device_logits_rows(plan.max_num_seqs);
     let size = WorkspaceSize {
         max_tokens: plan.max_num_batched_tokens.max(max_rows),
-        max_seqs: config.max_num_seqs,
+        max_seqs: plan.max_num_seqs,
         max_rows,
+        num_states: plan.num_states,
         num_blocks: plan.num_blocks,
         block_size: config.block_size,
         fp8_cache: plan.request.kv == KvDtype::Fp8,
@@ -245,6 +251,7 @@ fn device_runner(
     let info = EngineInfo {
         weights_bytes: model.weight_bytes() as u64 + others_bytes.sum::<u64>(),
         kv_cache_bytes: plan.kv_cache_bytes * ranks as u64,
+        state_bytes: plan.state_bytes * ranks as u64,
         device: if model.device().is_cuda() { "cuda" } else { "cpu" }.into(),
         max_logprobs: Some(MOST_LOGPROBS),
         ..info(checkpoint, &plan, num_threads)
@@ -282,6 +289,12 @@ fn memory_request(
 
 /// Blocks that fit the memory of the host that preempted sequences may take.
 fn num_swap_blocks(config: &EngineConfig, info: &EngineInfo) -> Result<usize> {
+    if config.swap_bytes > 0 && info.state_bytes > 0 {
+        tracing::warn!(
+            "--swap-space has no effect on this model: states are not swapped, so preempted sequences are computed again"
+        );
+        return Ok(0);
+    }
     let free = candlepower_machine::available_bytes();
     if free.is_some_and(|free| config.swap_bytes > free) {
         return Err(Error::Config {
@@ -332,9 +345,12 @@ fn info(checkpoint: &Checkpoint, plan: &MemoryPlan, num_threads: usize) -> Engin
         vocab_size: checkpoint.spec().vocab_size,
         eos_token_ids: checkpoint.generation().eos_token_ids.clone(),
         max_num_batched_tokens: plan.max_num_batched_tokens,
+        max_num_seqs: plan.max_num_seqs,
+        num_states: plan.num_states,
         num_blocks: plan.num_blocks,
         block_size: plan.request.block_size,
         kv_cache_bytes: plan.kv_cache_bytes,
+        state_bytes: plan.state_bytes,
         kv_cache_dtype: plan.request.kv.as_str(),
         weights_bytes: plan.weights_bytes,
         weights_dtype: match (checkpoint.quantization(), checkpoint.on_load()) {
@@ -366,6 +382,7 @@ fn warm_up(ranks: &mut Ranks) -> Result<()> {
         tokens: vec![TokenSource::Id(0)],
         first_position: 0,
         block_table: vec![BlockId(0)],
+        state_slot: Some(StateSlot(0)),
         logits: LogitsFor::None,
         samples: Vec::new(),
     };

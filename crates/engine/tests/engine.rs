@@ -10,6 +10,8 @@ mod device;
 mod prism;
 #[path = "engine/ranks.rs"]
 mod ranks;
+#[path = "engine/states.rs"]
+mod states;
 
 use std::time::Duration;
 

@@ -6,14 +6,17 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{EmbedSpec, ModelSpec, QkNormSpan};
 use candlepower_comm::Comm;
 use candlepower_kernels::{
-    Activation, AttentionMetadata, KvCache, KvCacheConfig, VocabPart, Weight, activation, add,
-    add_rms_norm, embedding, embedding_part, experts, gated_linear, layer_norm, linear,
-    paged_attention, reshape_and_cache, rms_norm, rms_norm_part, rope, rope_queries, square_sums,
+    Activation, AttentionMetadata, KvCache, KvCacheConfig, RecurrentState, StateRows, VocabPart,
+    Weight, activation, add, add_rms_norm, embedding, embedding_part, experts, gated_delta_net,
+    gated_linear, layer_norm, linear, paged_attention, reshape_and_cache, rms_norm, rms_norm_part,
+    rope, rope_queries, sigmoid_gate, square_sums,
 };
 use half::{bf16, f16};
 
 use crate::{
+    cache::{Cache, CacheSize},
     collectives::{all_gather_columns, all_reduce},
+    delta_net::{DeltaNet, state_config},
     error::Result,
     kv_scales::LayerKvScales,
     layers::{Attention, Layers, Linear, Norm, NormForm, Ops, Place, RoutedExperts},
@@ -30,6 +33,8 @@ pub struct ForwardInput {
     pub slot_mapping: Tensor,
     /// Which tokens are whose, and where each sequence's keys and values lie.
     pub attention: AttentionMetadata,
+    /// Where each sequence's state is; not looked at where layers have none.
+    pub state_slots: Vec<u32>,
 }
 
 /// Tokens of a block where a text's keys and values are not kept.
@@ -69,6 +74,7 @@ impl ForwardInput {
             positions: tensor(positions)?,
             slot_mapping: tensor(slots)?,
             attention,
+            state_slots: (0..texts.len() as u32).collect(),
         };
         Ok((input, first_block as usize))
     }
@@ -101,18 +107,18 @@ impl Decoder {
         Ok(Self { spec, comm, max_model_len, device, embed_scale, kv_scales, layers })
     }
 
-    /// Runs the layers on a step's tokens and writes their keys and values to the cache. Returns
+    /// Runs the layers on a step's tokens, writes their keys and values to the cache, and moves on the states there. Returns
     /// the hidden states `[tokens, hidden]` f32 after the final norm.
     ///
     /// # Errors
     /// The input's tensors do not fit together or to the cache, or a token id or position is beyond
     /// the model's.
-    pub fn forward(&self, input: &ForwardInput, cache: &KvCache) -> Result<Tensor> {
+    pub fn forward(&self, input: &ForwardInput, cache: &Cache) -> Result<Tensor> {
         self.run(input, cache, true)
     }
 
     /// The hidden states `[tokens, hidden]` f32 after the final norm of whole texts, one after the other. Nothing is kept:
-    /// while a layer is computed there are the keys and values of that layer alone.
+    /// while a layer is computed there are the keys and values, or the states, of that layer alone.
     ///
     /// # Errors
     /// There is no text or an empty one, one is longer than [`Self::max_model_len`], or a token id is beyond the model's.
@@ -122,11 +128,12 @@ impl Decoder {
             DType::BF16 => DType::BF16,
             _ => DType::F32,
         };
-        let cache = self.kv_cache_of(1, num_blocks, TEXT_BLOCK, dtype)?;
+        let size = CacheSize { num_blocks, block_size: TEXT_BLOCK, num_states: texts.len() };
+        let cache = self.cache_of(Some(1), size, dtype)?;
         self.run(&input, &cache, false)
     }
 
-    fn run(&self, input: &ForwardInput, cache: &KvCache, keeps_layers: bool) -> Result<Tensor> {
+    fn run(&self, input: &ForwardInput, cache: &Cache, keeps_layers: bool) -> Result<Tensor> {
         self.layers.forward(&CpuOps {
             input,
             cache,
@@ -184,40 +191,33 @@ impl Decoder {
         self.layers.embed.dtype()
     }
 
-    /// An empty cache of `num_blocks` blocks of `block_size` tokens for this model, in f32, bf16 or f8e4m3; that with the
-    /// checkpoint's scales of keys and values, where it has them.
+    /// An empty cache for this model, with keys and values in f32, bf16 or f8e4m3; that with the checkpoint's scales of keys and
+    /// values, where it has them.
     ///
     /// # Errors
     /// The memory cannot be had, the sizes are not what the kernels take, or the scales cannot be used.
-    pub fn new_kv_cache(
-        &self,
-        num_blocks: usize,
-        block_size: usize,
-        dtype: DType,
-    ) -> Result<KvCache> {
-        let cache = self.kv_cache_of(self.spec.layers.len(), num_blocks, block_size, dtype)?;
-        match dtype {
-            DType::F8E4M3 => Ok(cache.with_scales(self.kv_scales.get()?)?),
-            _ => Ok(cache),
+    pub fn new_cache(&self, size: CacheSize, dtype: DType) -> Result<Cache> {
+        let mut cache = self.cache_of(None, size, dtype)?;
+        if dtype == DType::F8E4M3 {
+            let scales = self.kv_scales.of_attentions(&self.spec)?;
+            cache.kv = cache.kv.with_scales(&scales)?;
         }
+        Ok(cache)
     }
 
-    fn kv_cache_of(
-        &self,
-        num_layers: usize,
-        num_blocks: usize,
-        block_size: usize,
-        dtype: DType,
-    ) -> Result<KvCache> {
-        let attention = &self.spec.layers[0].attention;
+    /// A cache for all layers, or for so many of each kind.
+    fn cache_of(&self, num_layers: Option<usize>, size: CacheSize, dtype: DType) -> Result<Cache> {
+        let attention = self.spec.attentions().next().expect("some layer has an attention");
         let config = KvCacheConfig {
-            num_layers,
-            num_blocks,
-            block_size,
+            num_layers: num_layers.unwrap_or_else(|| self.spec.attentions().count()),
+            num_blocks: size.num_blocks,
+            block_size: size.block_size,
             num_kv_heads: attention.kv_heads,
             head_dim: attention.head_dim,
         };
-        Ok(KvCache::new(config, dtype, &self.device)?)
+        let states = state_config(&self.spec, num_layers, size.num_states);
+        let states = states.map(|config| RecurrentState::new(config, &self.device)).transpose()?;
+        Ok(Cache { kv: KvCache::new(config, dtype, &self.device)?, states })
     }
 }
 
@@ -234,7 +234,7 @@ pub(crate) fn embed_scale(spec: &EmbedSpec, dtype: DType) -> f32 {
 /// The operations on the CPU, over one step; each makes its result.
 struct CpuOps<'a> {
     input: &'a ForwardInput,
-    cache: &'a KvCache,
+    cache: &'a Cache,
     /// The cache has a place for each layer, and not one for all of them.
     keeps_layers: bool,
     embed_scale: f32,
@@ -287,7 +287,7 @@ impl Ops for CpuOps<'_> {
         let product = linear(x, &layer.weight, layer.bias.as_ref())?;
         match place {
             // Each rank has outputs of its own.
-            Place::Wide | Place::Part => Ok(product),
+            Place::Wide | Place::Narrow | Place::Part => Ok(product),
             // Each rank has some of the inputs.
             Place::Branch => all_reduce(self.comm, product),
         }
@@ -306,10 +306,23 @@ impl Ops for CpuOps<'_> {
         let k = rope(&k, &a.rope, &self.input.positions)?;
         let v = heads_of(a.heads + a.kv_heads, a.kv_heads)?;
         let layer = if self.keeps_layers { a.layer } else { 0 };
-        reshape_and_cache(&k, &v, self.cache, layer, &self.input.slot_mapping)?;
+        let kv = &self.cache.kv;
+        reshape_and_cache(&k, &v, kv, layer, &self.input.slot_mapping)?;
         let (meta, sinks) = (&self.input.attention, a.sinks.as_ref());
-        let out = paged_attention(&q, self.cache, layer, meta, &a.params, sinks)?;
+        let out = paged_attention(&q, kv, layer, meta, &a.params, sinks)?;
         Ok(out.reshape((tokens, a.heads * a.head_dim))?)
+    }
+
+    fn delta_net(&self, rows: &Tensor, gates: &Tensor, net: &DeltaNet<Weight>) -> Result<Tensor> {
+        let layer = if self.keeps_layers { net.layer } else { 0 };
+        let states = self.cache.states.as_ref().expect("the cache has the states of the model");
+        let AttentionMetadata { query_start, context_len, .. } = &self.input.attention;
+        let of_rows = StateRows { query_start, context_len, slots: &self.input.state_slots };
+        Ok(gated_delta_net(rows, gates, &net.net, states, layer, &of_rows)?)
+    }
+
+    fn gate(&self, x: Tensor, gate: &Tensor) -> Result<Tensor> {
+        Ok(sigmoid_gate(&x, gate)?)
     }
 
     fn gated(&self, x: &Tensor, layer: &Linear<Weight>, act: Activation) -> Result<Tensor> {

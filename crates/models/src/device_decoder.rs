@@ -9,7 +9,7 @@ use candlepower_kernels::{
     Activation, KvCacheConfig, VocabPart,
     device::{
         self, AttentionPlan, AttentionSpec, AttentionStep, LayerNorm, Matmul, Matrix, NormWeight,
-        PagedCache, PlanCapacity, QkNorm, QkvToCache, RmsNorm, Routing,
+        PagedCache, PlanCapacity, QkNorm, QkvToCache, RmsNorm, Routing, StatePool, StateTables,
     },
 };
 
@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     collectives::DeviceRanks,
     decoder::embed_scale,
+    delta_net::{DeltaNet, state_config},
     error::Result,
     kv_scales::LayerKvScales,
     layers::{Attention, Layers, Linear, Norm, NormForm, Ops, Place, RoutedExperts},
@@ -49,11 +50,15 @@ pub struct DeviceInput<'a> {
     pub positions: &'a Tensor,
     /// `[tokens]` u32: where each token's key and value go, or [`device::NO_SLOT`].
     pub slot_mapping: &'a Tensor,
+    /// Which tokens are whose, and where each sequence's state is, where layers have such.
+    pub states: Option<StateTables<'a>>,
 }
 
-/// The memory of steps: intermediate results, schedules of attention, and the cache.
+/// The memory of steps: intermediate results, schedules of attention, the cache, and the states of sequences.
 pub struct Workspace {
     cache: PagedCache,
+    /// Where layers have states.
+    states: Option<StatePool>,
     plans: Vec<(Option<usize>, AttentionPlan)>,
     matmul: Matmul,
     /// `[max_tokens, hidden]`.
@@ -62,9 +67,9 @@ pub struct Workspace {
     normed: Tensor,
     /// `[max_tokens, hidden]`: what is added to the residual.
     branch: Tensor,
-    /// `max_tokens` rows of q, k and v, or of gate and up, or of what experts make of a token.
+    /// `max_tokens` rows of q, k and v, of a delta net, or of gate and up, or of what experts make of a token.
     wide: Tensor,
-    /// `max_tokens` rows of q, or of activated gates, or of the scores of experts.
+    /// `max_tokens` rows of q, of what steers states, or of activated gates, or of the scores of experts.
     inner: Tensor,
     /// `max_tokens` rows of heads.
     attended: Tensor,
@@ -97,6 +102,8 @@ pub struct WorkspaceSize {
     pub max_seqs: usize,
     /// Rows of logits that exist at once.
     pub max_rows: usize,
+    /// States of sequences, where layers have such.
+    pub num_states: usize,
     /// Blocks of the cache.
     pub num_blocks: usize,
     /// Tokens of a block.
@@ -115,7 +122,8 @@ impl DeviceDecoder {
         ranks: Option<DeviceRanks>,
     ) -> Result<Self> {
         let device = parts.layout().device.clone();
-        let head_dim = parts.layout().padded_head(spec.layers[0].attention.head_dim);
+        let attention = spec.attentions().next().expect("some layer has an attention");
+        let head_dim = parts.layout().padded_head(attention.head_dim);
         let dtype = parts.layout().vectors;
         let layers = Layers::take(&spec, parts, max_model_len)?;
         let embed_scale = embed_scale(&spec.embed, dtype);
@@ -138,15 +146,15 @@ impl DeviceDecoder {
     /// # Errors
     /// Memory does not suffice, the sizes are not what the kernels take, or the scales cannot be used.
     pub fn workspace(&self, size: WorkspaceSize) -> Result<Workspace> {
-        let attention = &self.spec.layers[0].attention;
+        let attention = self.spec.attentions().next().expect("some layer has an attention");
         let config = KvCacheConfig {
-            num_layers: self.spec.layers.len(),
+            num_layers: self.spec.attentions().count(),
             num_blocks: size.num_blocks,
             block_size: size.block_size,
             num_kv_heads: attention.kv_heads,
             head_dim: self.head_dim,
         };
-        let has_sinks = self.spec.layers.iter().any(|layer| layer.attention.sinks);
+        let has_sinks = self.spec.attentions().any(|attention| attention.sinks);
         let capacity = PlanCapacity {
             max_seqs: size.max_seqs,
             max_pages: size.max_seqs * self.max_model_len.div_ceil(size.block_size),
@@ -156,20 +164,16 @@ impl DeviceDecoder {
         let cache_dtype = if size.fp8_cache { DType::F8E4M3 } else { self.dtype };
         let mut cache = PagedCache::new(config, cache_dtype, &self.device)?;
         if size.fp8_cache {
-            cache = cache.with_scales(self.kv_scales.get()?)?;
+            cache = cache.with_scales(&self.kv_scales.of_attentions(&self.spec)?)?;
         }
         let mut plans: Vec<(Option<usize>, AttentionPlan)> = Vec::new();
-        for layer in &self.spec.layers {
-            let window = layer.attention.window;
+        for attention in self.spec.attentions() {
+            let window = attention.window;
             if plans.iter().any(|plan| plan.0 == window) {
                 continue;
             }
-            let spec = AttentionSpec {
-                heads: layer.attention.heads,
-                window,
-                dtype: self.dtype,
-                cache_dtype,
-            };
+            let spec =
+                AttentionSpec { heads: attention.heads, window, dtype: self.dtype, cache_dtype };
             plans.push((window, AttentionPlan::new(&self.device, spec, &config, capacity)?));
         }
         let buffer =
@@ -189,8 +193,11 @@ impl DeviceDecoder {
         };
         let square_sums = || Tensor::zeros(2 * tokens, DType::F32, &self.device);
         let widths = self.spec.device_widths(1);
+        let states = state_config(&self.spec, None, size.num_states);
+        let states = states.map(|config| StatePool::new(config, self.dtype, &self.device));
         Ok(Workspace {
             cache,
+            states: states.transpose()?,
             plans,
             matmul: Matmul::new(
                 &self.device,
@@ -212,7 +219,7 @@ impl DeviceDecoder {
         })
     }
 
-    /// Runs the layers on a step's tokens and writes their keys and values to the cache. Returns the hidden states
+    /// Runs the layers on a step's tokens, writes their keys and values to the cache, and moves on the states. Returns the hidden states
     /// `[tokens, hidden]` after the final norm, which the next step overwrites.
     ///
     /// # Errors
@@ -311,6 +318,11 @@ impl Workspace {
     /// Keys and values.
     pub fn cache(&self) -> &PagedCache {
         &self.cache
+    }
+
+    /// The states of sequences, where layers have such.
+    pub fn states(&self) -> Option<&StatePool> {
+        self.states.as_ref()
     }
 
     fn plan(&self, window: Option<usize>) -> &AttentionPlan {
@@ -421,6 +433,7 @@ impl Ops for DeviceOps<'_> {
     fn linear(&self, x: &Tensor, linear: &Linear<Matrix>, place: Place) -> Result<Tensor> {
         let buffer = match place {
             Place::Wide => &self.workspace.wide,
+            Place::Narrow => &self.workspace.inner,
             Place::Branch | Place::Part => &self.workspace.branch,
         };
         let out = self.rows(buffer, linear.weight.n())?;
@@ -475,6 +488,19 @@ impl Ops for DeviceOps<'_> {
             &out,
         )?;
         Ok(out.reshape((self.tokens, a.heads * a.head_dim))?)
+    }
+
+    fn delta_net(&self, rows: &Tensor, gates: &Tensor, net: &DeltaNet<Matrix>) -> Result<Tensor> {
+        let out = self.rows(&self.workspace.attended, net.net.dims.values())?;
+        let states = self.workspace.states.as_ref().zip(self.input.states);
+        let (pool, tables) = states.expect("the workspace and the step have the model's states");
+        device::gated_delta_net(rows, gates, &net.net, pool, net.layer, &tables, &out)?;
+        Ok(out)
+    }
+
+    fn gate(&self, x: Tensor, gate: &Tensor) -> Result<Tensor> {
+        device::sigmoid_gate(&x, gate)?;
+        Ok(x)
     }
 
     fn gated(&self, x: &Tensor, linear: &Linear<Matrix>, act: Activation) -> Result<Tensor> {

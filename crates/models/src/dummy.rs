@@ -74,7 +74,7 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
         Slot::FinalNormBias | Slot::AttnNormBias | Slot::FfnNormBias => (0.0, width(0.1)),
         Slot::AttnPostNorm | Slot::FfnPostNorm => (norm_mean(norm.kind), 0.0),
         Slot::QNorm | Slot::KNorm => {
-            let qk_norm = layer.and_then(|i| spec.layers[i].attention.qk_norm);
+            let qk_norm = layer.and_then(|i| spec.layers[i].attention()?.qk_norm);
             (norm_mean(qk_norm.map_or(norm, |norm| norm.norm).kind), 0.0)
         }
         Slot::QBias | Slot::KBias | Slot::VBias | Slot::OBias => (0.0, width(0.1)),
@@ -85,14 +85,23 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
         Slot::RouterBias | Slot::RouterCorrection | Slot::Sinks => (0.0, width(0.1)),
         Slot::ExpertGateBias(_) | Slot::ExpertUpBias(_) => (0.0, width(0.1)),
         Slot::ExpertDownBias(_) => (0.0, width(0.1)),
-        Slot::O | Slot::Down | Slot::SharedDown | Slot::ExpertDown(_) => {
+        Slot::O | Slot::DeltaOut | Slot::Down | Slot::SharedDown | Slot::ExpertDown(_) => {
             (0.0, width(fan_in * (2.0 * spec.layers.len() as f64).powf(-0.5)))
         }
         Slot::Head => (0.0, width(fan_in / spec.head.scale)),
         Slot::HeadBias => (0.0, width(0.1)),
         Slot::Q | Slot::K | Slot::V | Slot::Gate | Slot::Up => (0.0, width(fan_in)),
         Slot::Router | Slot::ExpertGate(_) | Slot::ExpertUp(_) => (0.0, width(fan_in)),
-        Slot::SharedGate | Slot::SharedUp => (0.0, width(fan_in)),
+        Slot::SharedScore | Slot::SharedGate | Slot::SharedUp => (0.0, width(fan_in)),
+        Slot::AttnGate | Slot::DeltaQ | Slot::DeltaK | Slot::DeltaV | Slot::DeltaGate => {
+            (0.0, width(fan_in))
+        }
+        Slot::DeltaBeta | Slot::DeltaDecay => (0.0, width(fan_in)),
+        // States that forget in some tens of tokens.
+        Slot::DeltaLogRate => (0.0, width(0.5)),
+        Slot::DeltaDecayBias => (-3.0, width(0.5)),
+        Slot::DeltaTapsQ | Slot::DeltaTapsK | Slot::DeltaTapsV => (0.0, width(0.5)),
+        Slot::DeltaNorm => (1.0, 0.0),
     }
 }
 

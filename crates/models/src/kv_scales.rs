@@ -2,6 +2,7 @@
 
 use std::result::Result as StdResult;
 
+use candlepower_checkpoint::ModelSpec;
 use candlepower_kernels::{KvScales, WeightRows};
 
 use crate::{
@@ -52,13 +53,19 @@ impl LayerKvScales {
         Ok(Self(of_layers(&stored, num_layers)))
     }
 
-    /// The scales of each layer.
+    /// The scales of each layer that has an attention.
     ///
     /// # Errors
     /// What the checkpoint has are none.
-    pub(crate) fn get(&self) -> Result<&[KvScales]> {
+    pub(crate) fn of_attentions(&self, spec: &ModelSpec) -> Result<Vec<KvScales>> {
         match &self.0 {
-            Ok(scales) => Ok(scales),
+            Ok(scales) => {
+                let layers = spec.layers.iter().zip(scales);
+                Ok(layers
+                    .filter(|(layer, _)| layer.attention().is_some())
+                    .map(|of| *of.1)
+                    .collect())
+            }
             Err(Unusable { name, reason }) => Err(Error::KvScale { name: name.clone(), reason }),
         }
     }

@@ -2,13 +2,15 @@
 
 use candle_core::Tensor;
 use candlepower_checkpoint::{
-    Act, ExpertsSpec, FfnSpec, GatingSpec, LayerSpec, MlpSpec, ModelSpec, QkNormSpan, Residual,
+    Act, AttentionSpec, ExpertsSpec, FfnSpec, GatingSpec, LayerSpec, Mixer as MixerSpec, MlpSpec,
+    ModelSpec, QkNormSpan, Residual, RopeSpec,
 };
 use candlepower_kernels::{
     Activation, Experts, Gating, GatingFunction, PagedAttention, RopeTable, device::NormWeight,
 };
 
 use crate::{
+    delta_net::DeltaNet,
     error::Result,
     parts::{Matrix, Part, Parts},
     rope::rope_table,
@@ -36,6 +38,15 @@ pub(crate) trait Ops {
     /// From the rows of q, k and v to the attended rows `[tokens, heads * head_dim]`; writes keys and values to the
     /// cache.
     fn attend(&self, qkv: &Tensor, attention: &Attention<Self::Matrix>) -> Result<Tensor>;
+    /// From the rows `[q, k, v, z]` of a delta net and what steers its states to what comes out, `[tokens, values]`; moves on the states.
+    fn delta_net(
+        &self,
+        rows: &Tensor,
+        gates: &Tensor,
+        net: &DeltaNet<Self::Matrix>,
+    ) -> Result<Tensor>;
+    /// `x * sigmoid(gate)`, where `gate` is as wide as `x` or has one number for each row.
+    fn gate(&self, x: Tensor, gate: &Tensor) -> Result<Tensor>;
     /// `act(gate) * up`, where `[gate, up]` are the rows of `x W^T + b`.
     fn gated(&self, x: &Tensor, linear: &Linear<Self::Matrix>, act: Activation) -> Result<Tensor>;
     /// `act(x)`.
@@ -52,8 +63,10 @@ pub(crate) trait Ops {
 /// Where a product goes: on a device with buffers to one of them, and among ranks to this one alone or to a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Rows wider than the model: q, k and v, or gate and up.
+    /// Rows wider than the model: q, k and v, or gate and up, or a gate of what is elsewhere.
     Wide,
+    /// A few numbers for each row, which are read together with rows in [`Self::Wide`].
+    Narrow,
     /// Rows as wide as the model, to be added to the residual.
     Branch,
     /// As [`Self::Branch`], but what a rank makes stays its own: the sum is made of it and of something else.
@@ -77,7 +90,7 @@ pub(crate) struct Layers<M: Matrix> {
 /// kernel.
 struct Layer<M: Matrix> {
     attn_norm: Option<Norm>,
-    attention: Attention<M>,
+    mixer: Mixer<M>,
     attn_post_norm: Option<Norm>,
     ffn_norm: Option<Norm>,
     ffn: Ffn<M>,
@@ -86,10 +99,19 @@ struct Layer<M: Matrix> {
     parallel: bool,
 }
 
+/// What mixes the tokens of a sequence.
+enum Mixer<M> {
+    Attention(Attention<M>),
+    DeltaNet(DeltaNet<M>),
+}
+
 /// One layer's attention.
 pub(crate) struct Attention<M> {
+    /// Which of the model's attentions it is.
     pub(crate) layer: usize,
     qkv: Linear<M>,
+    /// The gate of what comes out.
+    gate: Option<Linear<M>>,
     pub(crate) q_norm: Option<Norm>,
     pub(crate) k_norm: Option<Norm>,
     /// What the two norm together.
@@ -114,6 +136,8 @@ enum Ffn<M: Matrix> {
         routed: RoutedExperts<M>,
         /// One that every token goes to.
         shared: Option<Mlp<M>>,
+        /// The gate of what that makes: one number for each token.
+        score: Option<Linear<M>>,
         /// Bytes of the routed ones.
         bytes: usize,
     },
@@ -165,21 +189,31 @@ impl<M: Matrix> Layers<M> {
         };
         let positions = spec.embed.positions.map(|_| parts.matrix(None, Part::Positions));
         let final_norm = parts.norm(None, Part::FinalNorm, &spec.final_norm)?;
-        let mut tables: Vec<(usize, RopeTable)> = Vec::new();
+        let mut tables: Vec<(&Option<RopeSpec>, RopeTable)> = Vec::new();
         let mut layers = Vec::with_capacity(spec.layers.len());
+        let (mut attentions, mut delta_nets) = (0.., 0..);
         for (i, layer) in spec.layers.iter().enumerate() {
-            let rope = &layer.attention.rope;
-            let same = |(j, _): &&(usize, _)| spec.layers[*j].attention.rope == *rope;
-            let table = match tables.iter().find(same) {
-                Some((_, table)) => table.clone(),
-                None => {
-                    let table = rope_table(rope.as_ref(), max_model_len)?;
-                    let table = table.to_device(&parts.layout().device)?;
-                    tables.push((i, table.clone()));
-                    table
+            let mixer = match &layer.mixer {
+                MixerSpec::Attention(attention) => {
+                    let rope = &attention.rope;
+                    let table = match tables.iter().find(|(same, _)| *same == rope) {
+                        Some((_, table)) => table.clone(),
+                        None => {
+                            let table = rope_table(rope.as_ref(), max_model_len)?;
+                            let table = table.to_device(&parts.layout().device)?;
+                            tables.push((rope, table.clone()));
+                            table
+                        }
+                    };
+                    let index = attentions.next().expect("there is no end of numbers");
+                    Mixer::Attention(Attention::take(&mut parts, (i, index), attention, table)?)
+                }
+                MixerSpec::DeltaNet(net) => {
+                    let index = delta_nets.next().expect("there is no end of numbers");
+                    Mixer::DeltaNet(DeltaNet::take(&mut parts, (i, index), net, &layer.norm)?)
                 }
             };
-            layers.push(Layer::take(&mut parts, i, layer, table)?);
+            layers.push(Layer::take(&mut parts, i, layer, mixer)?);
         }
         Ok(Self {
             embed,
@@ -202,7 +236,7 @@ impl<M: Matrix> Layers<M> {
         let next_norms = self.layers[1..].iter().map(|l| l.attn_norm.as_ref());
         for (layer, next_norm) in self.layers.iter().zip(next_norms.chain([Some(&self.final_norm)]))
         {
-            let y = layer.attention.forward(ops, &input)?;
+            let y = layer.mixer.forward(ops, &input)?;
             let y = optional(ops, &layer.attn_post_norm, y)?;
             if layer.parallel {
                 x = ops.add(x, &y)?;
@@ -255,7 +289,7 @@ fn add_norm<O: Ops>(
 }
 
 impl<M: Matrix> Layer<M> {
-    fn take(parts: &mut Parts<M>, i: usize, spec: &LayerSpec, rope: RopeTable) -> Result<Self> {
+    fn take(parts: &mut Parts<M>, i: usize, spec: &LayerSpec, mixer: Mixer<M>) -> Result<Self> {
         let mut norm = |part| parts.norm(Some(i), part, &spec.norm);
         Ok(Self {
             attn_norm: norm(Part::AttnNorm)?,
@@ -263,7 +297,7 @@ impl<M: Matrix> Layer<M> {
             ffn_norm: norm(Part::FfnNorm)?,
             ffn_post_norm: norm(Part::FfnPostNorm)?,
             parallel: spec.residual == Residual::Parallel,
-            attention: Attention::take(parts, i, spec, rope)?,
+            mixer,
             ffn: Ffn::take(parts, i, &spec.ffn)?,
         })
     }
@@ -272,22 +306,47 @@ impl<M: Matrix> Layer<M> {
         let before = self.attn_norm.iter().chain(&self.ffn_norm);
         let norms = before.chain(&self.attn_post_norm).chain(&self.ffn_post_norm);
         let norms = norms.map(Norm::num_bytes);
-        self.attention.num_bytes() + self.ffn.num_bytes() + norms.sum::<usize>()
+        self.mixer.num_bytes() + self.ffn.num_bytes() + norms.sum::<usize>()
+    }
+}
+
+impl<M: Matrix> Mixer<M> {
+    /// `[tokens, hidden]` -> `[tokens, hidden]`.
+    fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Attention(attention) => attention.forward(ops, x),
+            Self::DeltaNet(net) => net.forward(ops, x),
+        }
+    }
+
+    fn num_bytes(&self) -> usize {
+        match self {
+            Self::Attention(attention) => attention.num_bytes(),
+            Self::DeltaNet(net) => net.num_bytes(),
+        }
     }
 }
 
 impl<M: Matrix> Attention<M> {
-    fn take(parts: &mut Parts<M>, layer: usize, spec: &LayerSpec, rope: RopeTable) -> Result<Self> {
-        let spec = &spec.attention;
+    /// Takes the parts of the `index`-th attention, which is in layer `layer`.
+    fn take(
+        parts: &mut Parts<M>,
+        (layer, index): (usize, usize),
+        spec: &AttentionSpec,
+        rope: RopeTable,
+    ) -> Result<Self> {
         let head_dim = parts.layout().padded_head(spec.head_dim);
         let mut head_norm = |part| match &spec.qk_norm {
             Some(norm) => parts.head_norm(layer, part, norm, spec.head_dim),
             None => Ok(None),
         };
+        let (q_norm, k_norm) = (head_norm(Part::QNorm)?, head_norm(Part::KNorm)?);
+        let gate = || Linear::without_bias(parts, layer, Part::AttnGate);
         Ok(Self {
-            layer,
-            q_norm: head_norm(Part::QNorm)?,
-            k_norm: head_norm(Part::KNorm)?,
+            layer: index,
+            gate: spec.gated.then(gate),
+            q_norm,
+            k_norm,
             norm_span: spec.qk_norm.map_or(QkNormSpan::Head, |norm| norm.span),
             qkv: Linear::take(parts, layer, Part::Qkv, Part::QkvBias)?,
             rope,
@@ -308,13 +367,19 @@ impl<M: Matrix> Attention<M> {
     /// `[tokens, hidden]` -> `[tokens, hidden]`.
     fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
         let qkv = ops.linear(x, &self.qkv, Place::Wide)?;
-        ops.linear(&ops.attend(&qkv, self)?, &self.out, Place::Branch)
+        let mut attended = ops.attend(&qkv, self)?;
+        if let Some(gate) = &self.gate {
+            let gate = ops.linear(x, gate, Place::Wide)?;
+            attended = ops.gate(attended, &gate)?;
+        }
+        ops.linear(&attended, &self.out, Place::Branch)
     }
 
     fn num_bytes(&self) -> usize {
         let norms = self.q_norm.iter().chain(&self.k_norm).map(Norm::num_bytes);
         let sinks = self.sinks.as_ref().map_or(0, tensor_bytes);
-        self.qkv.num_bytes() + self.out.num_bytes() + norms.sum::<usize>() + sinks
+        let gate = self.gate.as_ref().map_or(0, Linear::num_bytes);
+        self.qkv.num_bytes() + gate + self.out.num_bytes() + norms.sum::<usize>() + sinks
     }
 }
 
@@ -330,9 +395,15 @@ impl<M: Matrix> Ffn<M> {
     fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Dense(mlp) => mlp.forward(ops, x, Place::Branch),
-            Self::Experts { routed, shared, .. } => {
-                let shared = shared.as_ref().map(|mlp| mlp.forward(ops, x, Place::Part));
-                ops.experts(x, routed, shared.transpose()?)
+            Self::Experts { routed, shared, score, .. } => {
+                let mut shared =
+                    shared.as_ref().map(|mlp| mlp.forward(ops, x, Place::Part)).transpose()?;
+                if let Some(score) = score {
+                    let made = shared.expect("what has a score is there");
+                    let score = ops.linear(x, score, Place::Wide)?;
+                    shared = Some(ops.gate(made, &score)?);
+                }
+                ops.experts(x, routed, shared)
             }
         }
     }
@@ -340,8 +411,9 @@ impl<M: Matrix> Ffn<M> {
     fn num_bytes(&self) -> usize {
         match self {
             Self::Dense(mlp) => mlp.num_bytes(),
-            Self::Experts { shared, bytes, .. } => {
-                bytes + shared.as_ref().map_or(0, Mlp::num_bytes)
+            Self::Experts { shared, score, bytes, .. } => {
+                let score = score.as_ref().map_or(0, Linear::num_bytes);
+                bytes + shared.as_ref().map_or(0, Mlp::num_bytes) + score
             }
         }
     }
@@ -377,7 +449,9 @@ impl<M: Matrix> Ffn<M> {
             activation: activation(spec.expert.act),
         };
         let shared = spec.shared.as_ref().map(|mlp| Mlp::take_shared(parts, layer, mlp));
-        Ok(Self::Experts { routed, shared, bytes })
+        let score = || Linear::without_bias(parts, layer, Part::SharedScore);
+        let score = (spec.shared_gate && spec.shared.is_some()).then(score);
+        Ok(Self::Experts { routed, shared, score, bytes })
     }
 }
 
@@ -402,7 +476,7 @@ impl<M: Matrix> Mlp<M> {
 
     /// The one beside experts, which has no biases.
     fn take_shared(parts: &mut Parts<M>, layer: usize, spec: &MlpSpec) -> Self {
-        let mut linear = |part| Linear { weight: parts.matrix(Some(layer), part), bias: None };
+        let mut linear = |part| Linear::without_bias(parts, layer, part);
         Self {
             up: linear(Part::SharedGateUp),
             gated: spec.gated,
@@ -431,7 +505,11 @@ impl<M: Matrix> Linear<M> {
         Ok(Self { weight: parts.matrix(layer, weight), bias: parts.vector(layer, bias)? })
     }
 
-    fn num_bytes(&self) -> usize {
+    pub(crate) fn without_bias(parts: &mut Parts<M>, layer: usize, weight: Part) -> Self {
+        Self { weight: parts.matrix(Some(layer), weight), bias: None }
+    }
+
+    pub(crate) fn num_bytes(&self) -> usize {
         self.weight.num_bytes() + self.bias.as_ref().map_or(0, tensor_bytes)
     }
 }

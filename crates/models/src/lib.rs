@@ -2,12 +2,14 @@
 //!
 //! [`load()`] turns a [`Checkpoint`](candlepower_checkpoint::Checkpoint) into a [`Decoder`]: one
 //! decoder, driven by the checkpoint's `ModelSpec`, runs every architecture. It keeps no state of
-//! any sequence; keys and values live in the paged `KvCache` that the caller passes to
+//! any sequence; keys, values and states live in the [`Cache`] that the caller passes to
 //! [`Decoder::forward`]. [`load_on_device()`] makes a [`DeviceDecoder`] of it, which walks through the same layers with
 //! the operations of a GPU. [`load_shard()`] and [`load_shard_on_device()`] load what one of several ranks computes.
 
+mod cache;
 mod collectives;
 mod decoder;
+mod delta_net;
 mod device_decoder;
 mod dummy;
 mod error;
@@ -20,6 +22,7 @@ mod rope;
 mod rows;
 mod shards;
 
+pub use cache::{Cache, CacheSize};
 pub use decoder::{Decoder, ForwardInput};
 pub use device_decoder::{DeviceDecoder, DeviceInput, Workspace, WorkspaceSize};
 pub use error::{Error, Result};

@@ -233,16 +233,17 @@ impl Source {
             return Err(Error::Quantized { method: quantization.method.clone() });
         }
         let shards = Shards::open(checkpoint)?;
-        shards.check(checkpoint, &checkpoint.tensor_plan())?;
+        shards.check(checkpoint, &shards.plan(checkpoint))?;
         Ok(Self::Files(shards))
     }
 
     /// The tensors of a rank, with what the files alone say of them.
     fn plan(&self, checkpoint: &Checkpoint, shard: Shard) -> Result<Vec<TensorPlan>> {
-        let mut plan = checkpoint.shard_plan(shard);
-        if let Self::Files(shards) = self {
-            quantized::note_scales(&mut plan, shards)?;
-        }
+        let Self::Files(shards) = self else {
+            return Ok(checkpoint.shard_plan(shard, checkpoint.tensor_plan()));
+        };
+        let mut plan = checkpoint.shard_plan(shard, shards.plan(checkpoint));
+        quantized::note_scales(&mut plan, shards)?;
         Ok(plan)
     }
 

@@ -5,8 +5,8 @@ use std::{borrow::Cow, collections::HashMap, ops::Range};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{
-    LayerSpec, MatrixForm, ModelSpec, NormKind, NormSpec, QkNormSpan, QkNormSpec, Slot, SlotRows,
-    TensorPlan,
+    AttentionSpec, DeltaNetSpec, LayerSpec, MatrixForm, ModelSpec, NormKind, NormSpec, QkNormSpan,
+    QkNormSpec, Slot, SlotRows, TensorPlan,
 };
 use candlepower_kernels::{
     QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows,
@@ -144,6 +144,13 @@ pub(crate) enum Part {
     QNorm,
     KNorm,
     Sinks,
+    AttnGate,
+    DeltaIn,
+    DeltaGates,
+    DeltaTaps,
+    DeltaLogRate,
+    DeltaDecayBias,
+    DeltaNorm,
     Out,
     OutBias,
     GateUp,
@@ -153,6 +160,7 @@ pub(crate) enum Part {
     Router,
     RouterBias,
     RouterCorrection,
+    SharedScore,
     SharedGateUp,
     SharedDown,
     ExpertGateUp(usize),
@@ -211,12 +219,8 @@ impl Place {
                 _ => whole(Part::FinalNorm).norm(spec.final_norm.kind),
             };
         };
-        let LayerSpec { norm, attention: a, ffn, .. } = &spec.layers[layer];
+        let LayerSpec { norm, ffn, .. } = &spec.layers[layer];
         let mlp = ffn.mlp();
-        let padded = layout.padded_head(a.head_dim);
-        let (q, kv) = (a.heads * padded, a.kv_heads * padded);
-        let head_dim = (padded != a.head_dim).then_some(a.head_dim);
-        let qkv = |part, first_row| Self { first_row, rows: q + 2 * kv, head_dim, ..whole(part) };
         // Where a gate is stored, what it gates follows it.
         let up_row = if mlp.gated { mlp.inner } else { 0 };
         let gate_up = |part, first_row| Self { first_row, rows: up_row + mlp.inner, ..whole(part) };
@@ -228,11 +232,6 @@ impl Place {
             let rows = if part == Part::ExpertDownBias { slot_rows } else { up_row + mlp.inner };
             let experts = ffn.experts().map_or(1, |experts| experts.count);
             Self { first_row: expert * rows + first_row, rows: experts * rows, ..whole(part) }
-        };
-        let heads = |part, heads: usize| {
-            let norm = a.qk_norm.expect("the plan has norms of q and k only where they are");
-            let weights = if norm.span == QkNormSpan::Head { 1 } else { heads };
-            Self { rows: weights * padded, head_dim, ..whole(part) }.norm(norm.norm.kind)
         };
         match slot {
             Slot::Embed
@@ -247,17 +246,39 @@ impl Place {
             Slot::AttnPostNorm => whole(Part::AttnPostNorm).norm(norm.kind),
             Slot::FfnNorm => whole(Part::FfnNorm).norm(norm.kind),
             Slot::FfnPostNorm => whole(Part::FfnPostNorm).norm(norm.kind),
-            Slot::Q => qkv(Part::Qkv, 0),
-            Slot::K => qkv(Part::Qkv, q),
-            Slot::V => qkv(Part::Qkv, q + kv),
-            Slot::QBias => qkv(Part::QkvBias, 0),
-            Slot::KBias => qkv(Part::QkvBias, q),
-            Slot::VBias => qkv(Part::QkvBias, q + kv),
-            Slot::QNorm => heads(Part::QNorm, a.heads),
-            Slot::KNorm => heads(Part::KNorm, a.kv_heads),
-            Slot::Sinks => whole(Part::Sinks),
-            Slot::O => Self { head_columns: head_dim, ..whole(Part::Out) },
-            Slot::OBias => whole(Part::OutBias),
+            Slot::Q
+            | Slot::K
+            | Slot::V
+            | Slot::QBias
+            | Slot::KBias
+            | Slot::VBias
+            | Slot::QNorm
+            | Slot::KNorm
+            | Slot::Sinks
+            | Slot::AttnGate
+            | Slot::O
+            | Slot::OBias => {
+                let attention = spec.layers[layer].attention();
+                let attention = attention.expect("the plan has its slots only where it is");
+                Self::in_attention(attention, layout, slot, whole)
+            }
+            Slot::DeltaQ
+            | Slot::DeltaK
+            | Slot::DeltaV
+            | Slot::DeltaGate
+            | Slot::DeltaBeta
+            | Slot::DeltaDecay
+            | Slot::DeltaOut
+            | Slot::DeltaTapsQ
+            | Slot::DeltaTapsK
+            | Slot::DeltaTapsV
+            | Slot::DeltaLogRate
+            | Slot::DeltaDecayBias
+            | Slot::DeltaNorm => {
+                let net = spec.layers[layer].delta_net();
+                let net = net.expect("the plan has its slots only where it is");
+                Self::in_delta_net(net, slot, whole)
+            }
             Slot::Gate => gate_up(Part::GateUp, 0),
             Slot::Up => gate_up(Part::GateUp, up_row),
             Slot::GateBias => gate_up(Part::GateUpBias, 0),
@@ -267,6 +288,7 @@ impl Place {
             Slot::Router => whole(Part::Router),
             Slot::RouterBias => whole(Part::RouterBias),
             Slot::RouterCorrection => whole(Part::RouterCorrection),
+            Slot::SharedScore => whole(Part::SharedScore),
             Slot::SharedGate => shared(0),
             Slot::SharedUp => shared(ffn.shared().map_or(0, |mlp| mlp.inner)),
             Slot::SharedDown => whole(Part::SharedDown),
@@ -276,6 +298,64 @@ impl Place {
             Slot::ExpertGateBias(expert) => of_expert(Part::ExpertGateUpBias, expert, 0),
             Slot::ExpertUpBias(expert) => of_expert(Part::ExpertGateUpBias, expert, up_row),
             Slot::ExpertDownBias(expert) => of_expert(Part::ExpertDownBias, expert, 0),
+        }
+    }
+
+    fn in_attention(
+        a: &AttentionSpec,
+        layout: &Layout,
+        slot: Slot,
+        whole: impl Fn(Part) -> Self,
+    ) -> Self {
+        let padded = layout.padded_head(a.head_dim);
+        let (q, kv) = (a.heads * padded, a.kv_heads * padded);
+        let head_dim = (padded != a.head_dim).then_some(a.head_dim);
+        let qkv = |part, first_row| Self { first_row, rows: q + 2 * kv, head_dim, ..whole(part) };
+        let heads = |part, heads: usize| {
+            let norm = a.qk_norm.expect("the plan has norms of q and k only where they are");
+            let weights = if norm.span == QkNormSpan::Head { 1 } else { heads };
+            Self { rows: weights * padded, head_dim, ..whole(part) }.norm(norm.norm.kind)
+        };
+        match slot {
+            Slot::Q => qkv(Part::Qkv, 0),
+            Slot::K => qkv(Part::Qkv, q),
+            Slot::V => qkv(Part::Qkv, q + kv),
+            Slot::QBias => qkv(Part::QkvBias, 0),
+            Slot::KBias => qkv(Part::QkvBias, q),
+            Slot::VBias => qkv(Part::QkvBias, q + kv),
+            Slot::QNorm => heads(Part::QNorm, a.heads),
+            Slot::KNorm => heads(Part::KNorm, a.kv_heads),
+            Slot::Sinks => whole(Part::Sinks),
+            Slot::AttnGate => Self { rows: q, head_dim, ..whole(Part::AttnGate) },
+            Slot::O => Self { head_columns: head_dim, ..whole(Part::Out) },
+            Slot::OBias => whole(Part::OutBias),
+            other => unreachable!("{other:?} is not an attention's"),
+        }
+    }
+
+    fn in_delta_net(net: &DeltaNetSpec, slot: Slot, whole: impl Fn(Part) -> Self) -> Self {
+        let (keys, values, heads) = (net.keys(), net.values(), net.value_heads);
+        let part = |part, first_row, rows| Self { first_row, rows, ..whole(part) };
+        let rows = |first_row| part(Part::DeltaIn, first_row, net.width());
+        let gates = |first_row| part(Part::DeltaGates, first_row, 2 * heads);
+        let taps = |first_row: usize| {
+            part(Part::DeltaTaps, first_row * net.taps, net.channels() * net.taps)
+        };
+        match slot {
+            Slot::DeltaQ => rows(0),
+            Slot::DeltaK => rows(keys),
+            Slot::DeltaV => rows(2 * keys),
+            Slot::DeltaGate => rows(2 * keys + values),
+            Slot::DeltaBeta => gates(0),
+            Slot::DeltaDecay => gates(heads),
+            Slot::DeltaOut => whole(Part::Out),
+            Slot::DeltaTapsQ => taps(0),
+            Slot::DeltaTapsK => taps(keys),
+            Slot::DeltaTapsV => taps(2 * keys),
+            Slot::DeltaLogRate => whole(Part::DeltaLogRate),
+            Slot::DeltaDecayBias => whole(Part::DeltaDecayBias),
+            Slot::DeltaNorm => whole(Part::DeltaNorm),
+            other => unreachable!("{other:?} is not a delta net's"),
         }
     }
 
@@ -338,7 +418,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         Ok(Self { spec, matrices: builders.collect::<Result<_>>()?, vectors, layout })
     }
 
-    /// Writes rows of a slot, from its row `first` on.
+    /// Writes rows of a slot, from the row `first` of those that `slot` names on.
     pub(crate) fn write(
         &mut self,
         slot: &SlotRows,
@@ -346,7 +426,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         data: WeightRows<'_>,
     ) -> Result<()> {
         let place = Place::of(self.spec, &self.layout, slot.layer, slot.slot, slot.rows.len());
-        let key = (slot.layer, place.part);
+        let (key, first) = ((slot.layer, place.part), slot.first + first);
         let Some(matrix) = self.matrices.get_mut(&key) else {
             let vector = self.vectors.get_mut(&key).expect("every planned slot has a part");
             let offset = if place.plus_one && self.layout.adds_one { 1.0 } else { 0.0 };
@@ -376,7 +456,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         Ok(())
     }
 
-    /// Writes quantized rows of a matrix's slot, each of `k` columns, from its row `first` on.
+    /// Writes quantized rows of a matrix's slot, each of `k` columns, from the row `first` of those that `slot` names on.
     pub(crate) fn write_quantized(
         &mut self,
         slot: &SlotRows,
@@ -396,7 +476,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         })
     }
 
-    /// Calls `write` with the matrix of which a quantized slot is a part, and those of the slot's rows `rows` that lie
+    /// Calls `write` with the matrix of which a quantized slot is a part, and those of the rows `rows` that `slot` names that lie
     /// together in it, with the matrix's row of their first.
     fn each_run(
         &mut self,
@@ -407,11 +487,14 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         let place = Place::of(self.spec, &self.layout, slot.layer, slot.slot, slot.rows.len());
         let matrix = self.matrices.get_mut(&(slot.layer, place.part));
         let matrix = matrix.expect("vectors are not quantized");
+        let before = slot.first;
         let Some(head_dim) = place.head_dim else {
-            return write(matrix, place.first_row + rows.start, rows);
+            return write(matrix, place.first_row + before + rows.start, rows);
         };
-        heads(rows, head_dim)
-            .try_for_each(|head| write(matrix, place.row(&self.layout, head.start), head))
+        heads(before + rows.start..before + rows.end, head_dim).try_for_each(|head| {
+            let target = place.row(&self.layout, head.start);
+            write(matrix, target, head.start - before..head.end - before)
+        })
     }
 
     /// The filled parts.

@@ -188,10 +188,10 @@ impl AnyStored {
 /// # Errors
 /// The weight files are damaged, or do not hold what the configuration says.
 pub fn dequantize_reference(checkpoint: &Checkpoint, name: &str) -> Result<Option<Vec<f32>>> {
-    let plan = checkpoint.tensor_plan();
+    let shards = Shards::open(checkpoint)?;
+    let plan = shards.plan(checkpoint);
     let Some(tensor) = plan.iter().find(|tensor| tensor.name == name) else { return Ok(None) };
     let (Some(scheme), &[n, k]) = (tensor.scheme, tensor.shape.as_slice()) else { return Ok(None) };
-    let shards = Shards::open(checkpoint)?;
     shards.check(checkpoint, &plan)?;
     let matrix = open(&shards, tensor, scheme)?;
     let matrix = matrix.stored();

@@ -119,7 +119,7 @@ mod tests {
         let expected: Vec<f32> =
             data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
         let checkpoint = Checkpoint::open(CheckpointFiles::Folder(folder)).unwrap();
-        let spec = checkpoint.spec().layers[0].attention.rope.as_ref().unwrap();
+        let spec = checkpoint.spec().attentions().next().unwrap().rope.as_ref().unwrap();
         let (found, _) = inverse_frequencies(spec, max_len);
         assert_eq!(found.len(), expected.len(), "{golden}");
         for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {

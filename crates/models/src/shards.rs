@@ -87,6 +87,11 @@ impl Shards {
         self.tensors.keys().map(String::as_str)
     }
 
+    /// The tensors that the model takes of these files.
+    pub(crate) fn plan(&self, checkpoint: &Checkpoint) -> Vec<TensorPlan> {
+        checkpoint.plan_of_stored(&|name| self.tensors.contains_key(name))
+    }
+
     /// Opens GGUF files, whose headers are read already.
     fn open_gguf(files: &CheckpointFiles, gguf: &Gguf, names: &WeightFiles) -> Result<Self> {
         let open = |name: &String| Shard::open(files, name, names);

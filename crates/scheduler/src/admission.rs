@@ -1,12 +1,14 @@
 //! Which waiting sequences start, and with which cached blocks.
 
 use std::cmp::Reverse;
+use std::ops::RangeInclusive;
 
 use crate::batch::Batch;
 use crate::block_manager::PrefixChain;
 use crate::prefix_cache::num_common;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, State, Turn};
+use crate::state_slots::KeptState;
 use crate::{BlockId, SchedulingPolicy, SeqId};
 
 /// Waiting sequences that `LongestPrefix` compares.
@@ -38,9 +40,13 @@ impl Scheduler {
         }
     }
 
-    /// The running sequences whose prompts are not in the cache yet; none where it does not matter.
+    /// The running sequences whose prompts are not in the cache yet; none where it does not matter. What leads to a state is kept only
+    /// when others have been seen to begin so: it is not worth waiting for.
     fn computing(&self) -> Vec<SeqId> {
-        if self.config.policy == SchedulingPolicy::Fcfs || !self.config.enable_prefix_caching {
+        if self.config.policy == SchedulingPolicy::Fcfs
+            || !self.config.enable_prefix_caching
+            || self.state_slots.are_needed()
+        {
             return Vec::new();
         }
         let ids = self.running.iter().map(|(_, id)| *id);
@@ -97,8 +103,13 @@ impl Scheduler {
         let mut ranked: Vec<_> = window
             .map(|(_, turn, id)| {
                 let seq = &self.sequences[id];
-                let num_cached =
-                    if self.is_due(seq) { usize::MAX } else { self.num_cached_blocks(*id) };
+                let num_cached = match self.is_due(seq) {
+                    true => usize::MAX,
+                    false if self.state_slots.are_needed() => {
+                        self.find_cached(seq, true).blocks.len()
+                    }
+                    false => self.num_cached_blocks(*id),
+                };
                 (*turn, Reverse(num_cached), *id)
             })
             .collect();
@@ -125,14 +136,33 @@ impl Scheduler {
         if seq.num_pending > 0 {
             return false;
         }
-        let mut found = self.find_cached(seq);
-        let num_found = found.blocks.len();
-        if seq.swapped.slots.len() > num_found {
+        let mut found = self.find_cached(seq, true);
+        if seq.swapped.slots.len() > found.blocks.len() {
             // The next block comes from the host, with more tokens or as many.
             found.beginning = None;
         }
-        let num_new = self.blocks.blocks_for(seq.num_target_tokens()) - found.blocks.len();
-        let Some(num_spare) = self.make_room_for(&found.blocks, num_new) else { return false };
+        let num_target = self.blocks.blocks_for(seq.num_target_tokens());
+        let room = self.make_room_for(&found.blocks, num_target - found.blocks.len());
+        let Some(mut num_spare) = room else { return false };
+        let is_at_hand = |scheduler: &Self, found: &Found, num_spare: usize| {
+            let mut beginning = found.beginning.iter();
+            beginning.all(|(src, _)| scheduler.blocks.ref_count(*src) > 0 || num_spare > 0)
+        };
+        if found.state.is_some() && !is_at_hand(self, &found, num_spare) {
+            // The state is that of the beginning's end.
+            found = self.find_cached(&self.sequences[&id], false);
+            let room = self.make_room_for(&found.blocks, num_target - found.blocks.len());
+            let Some(less) = room else { return false };
+            num_spare = less;
+        }
+        let mut state_slot = None;
+        if self.state_slots.are_needed() {
+            state_slot = self.state_slots.begin(found.state);
+            if state_slot.is_none() {
+                return false;
+            }
+        }
+        let (num_found, num_new) = (found.blocks.len(), num_target - found.blocks.len());
         // Held before anything is allocated, so that they are not evicted for it.
         found.blocks.iter().for_each(|block| self.blocks.share(*block));
         let beginning =
@@ -157,18 +187,48 @@ impl Scheduler {
         seq.block_table = block_table;
         seq.prefix_chain = found.chain;
         seq.state = State::Running;
+        seq.state_slot = state_slot;
+        seq.state_to_keep = found.to_keep.filter(|(at, _)| *at > seq.num_computed_tokens);
         self.running.insert(seq.running_key());
         self.count_cached(id);
         true
     }
 
-    /// What the cache has of a sequence that starts.
-    fn find_cached(&self, seq: &Sequence) -> Found {
-        let mut chain = seq.prefix_chain.clone();
+    /// What the cache has of a sequence that starts; where sequences have states, as far as one is kept.
+    fn find_cached(&self, seq: &Sequence, with_beginning: bool) -> Found {
+        let block_size = self.config.block_size;
+        let start = seq.prefix_chain.clone();
+        let mut chain = start.clone();
         let tokens = seq.cacheable_tokens();
         let blocks = self.blocks.find_prefix(&mut chain, tokens);
-        let rest = &tokens[blocks.len() * self.config.block_size..];
-        Found { beginning: self.blocks.find_beginning(&chain, rest), chain, blocks }
+        let beginning = self.blocks.find_beginning(&chain, &tokens[blocks.len() * block_size..]);
+        if !self.state_slots.are_needed() {
+            return Found { blocks, chain, beginning, state: None, to_keep: None };
+        }
+        // The next time that somebody begins with all these blocks, their state should be there.
+        let to_keep = chain
+            .node()
+            .map(|node| (blocks.len() * block_size, KeptState { node, num_tokens: block_size }));
+        let num_blocks = blocks.len();
+        let full = blocks.iter().map(|block| (*block, block_size)).enumerate();
+        for (i, (block, num_common)) in full.chain(beginning.map(|of| (num_blocks, of))).rev() {
+            let least = if with_beginning { 1 } else { block_size };
+            let Some(state) = self.kept_state(block, least..=num_common) else { continue };
+            let is_full = state.num_tokens == block_size;
+            let mut chain = start;
+            let whole = (i + usize::from(is_full)) * block_size;
+            let blocks = self.blocks.find_prefix(&mut chain, &tokens[..whole]);
+            let beginning = (!is_full).then_some((block, state.num_tokens));
+            return Found { blocks, chain, beginning, state: Some(state), to_keep };
+        }
+        Found { blocks: Vec::new(), chain: start, beginning: None, state: None, to_keep }
+    }
+
+    /// The state that is kept of most of so many tokens of a cached block.
+    fn kept_state(&self, block: BlockId, mut counts: RangeInclusive<usize>) -> Option<KeptState> {
+        let node = self.blocks.node(block)?;
+        let state = |num_tokens| KeptState { node, num_tokens };
+        counts.rfind(|count| self.state_slots.has(state(*count))).map(state)
     }
 
     /// Gives up pins until a new sequence can have `num_new` blocks beside those of the cache. Returns how many are free
@@ -210,4 +270,8 @@ struct Found {
     chain: PrefixChain,
     /// A block of which it can copy the beginning, and how many tokens that is.
     beginning: Option<(BlockId, usize)>,
+    /// The state of the end of all that.
+    state: Option<KeptState>,
+    /// After how many tokens its state is worth keeping, and what it is called.
+    to_keep: Option<(usize, KeptState)>,
 }

@@ -58,6 +58,7 @@ impl Scheduler {
         self.blocks.release(batch.sources);
         if !batch.step.rows.is_empty() {
             batch.step.swaps = self.swap_space.take_pending();
+            batch.step.state_copies = self.state_slots.finish_step();
         }
         batch.step
     }
@@ -84,10 +85,16 @@ impl Scheduler {
             tokens: (start..end).map(|position| seq.token_source(position)).collect(),
             first_position: start as u32,
             block_table: seq.block_table[..self.blocks.blocks_for(end)].to_vec(),
+            state_slot: seq.state_slot,
             logits: seq.row_logits(&samples),
             samples,
         });
         seq.advance(num_tokens, batch.step.id);
+        if let Some((_, state)) = seq.state_to_keep.take_if(|(at, _)| *at == end)
+            && let Some(slot) = seq.state_slot
+        {
+            self.state_slots.keep(slot, state);
+        }
         if num_samples > 0 {
             seq.sample_index = batch.num_samples;
             seq.num_pending += 1;
@@ -105,10 +112,15 @@ impl Scheduler {
             self.reserved.remove(&sibling);
             let mut seq = self.sequences[&id].fork(sibling);
             seq.sample_index += 1 + index as u32;
-            if self.running.len() < self.config.max_num_seqs {
+            let may_run = self.running.len() < self.config.max_num_seqs;
+            let state_slot = seq.state_slot.take_if(|_| may_run);
+            let state_slot = state_slot.map(|slot| self.state_slots.fork(slot));
+            if may_run && state_slot != Some(None) {
                 seq.block_table.iter().for_each(|block| self.blocks.share(*block));
+                seq.state_slot = state_slot.flatten();
                 self.running.insert(seq.running_key());
             } else {
+                seq.state_slot = None;
                 seq.reset();
                 self.waiting.insert(seq.waiting_key(Turn::Preempted));
             }
@@ -144,6 +156,9 @@ impl Scheduler {
         let num_tokens = seq.num_computed_tokens;
         let computed = &seq.block_table[..self.blocks.blocks_for(num_tokens)];
         seq.swapped = self.swap_space.bring_out(computed, num_tokens);
+        if let Some(slot) = seq.state_slot.take() {
+            self.state_slots.give_up(slot, None);
+        }
         self.blocks.release(seq.reset());
         self.waiting.insert(seq.waiting_key(Turn::Preempted));
         self.num_preemptions += 1;

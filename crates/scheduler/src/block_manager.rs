@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::BlockId;
 use crate::lru::LruList;
 use crate::prefix_cache::{Parent, PrefixCache};
+use crate::state_slots::KeptState;
 
 /// Every block is in exactly one place: held by sequences (its reference count), on the free list, or evictable:
 /// held by nobody, but still found by content until its memory is needed.
@@ -26,6 +27,14 @@ pub(crate) struct PrefixChain {
 impl PrefixChain {
     pub(crate) fn new(cache_salt: Option<Arc<str>>) -> Self {
         Self { num_blocks: 0, parent: Parent::Root(cache_salt) }
+    }
+
+    /// The number of the last block's node.
+    pub(crate) fn node(&self) -> Option<u64> {
+        match self.parent {
+            Parent::Root(_) => None,
+            Parent::Node(node) => Some(node),
+        }
     }
 }
 
@@ -154,6 +163,24 @@ impl BlockManager {
         if !rest.is_empty() && !is_known {
             cache.insert(&chain.parent, rest, block_table[chain.num_blocks]);
         }
+    }
+
+    /// What the state of a sequence is called that has computed just `tokens`, which [`Self::register_all`] has made known; `None`
+    /// where there is no prefix cache.
+    pub(crate) fn end_of(&self, chain: &PrefixChain, tokens: &[u32]) -> Option<KeptState> {
+        let cache = self.prefix_cache.as_ref()?;
+        let rest = &tokens[chain.num_blocks * self.block_size..];
+        if rest.is_empty() {
+            return Some(KeptState { node: chain.node()?, num_tokens: self.block_size });
+        }
+        let (block, num_common) = cache.find_beginning(&chain.parent, rest)?;
+        let node = cache.node(block).filter(|_| num_common == rest.len())?;
+        Some(KeptState { node, num_tokens: rest.len() })
+    }
+
+    /// The number of a cached block in the prefix cache.
+    pub(crate) fn node(&self, block: BlockId) -> Option<u64> {
+        self.prefix_cache.as_ref()?.node(block)
     }
 
     /// Verifies that each block is in exactly one place; `num_holders[block]` counts the sequences that hold it.

@@ -26,6 +26,7 @@ impl Scheduler {
         self.blocks.check(&num_holders)?;
         self.pins.check(self.config.max_pinned_blocks)?;
         self.swap_space.check(self.sequences.values().map(|seq| &seq.swapped))?;
+        self.state_slots.check(self.sequences.values().filter_map(|seq| seq.state_slot))?;
         if self.running.len() + self.waiting.len() != self.sequences.len() {
             return Err("the queues name sequences which do not exist".into());
         }
@@ -52,6 +53,10 @@ impl Scheduler {
             State::Running => num_held >= self.blocks.blocks_for(seq.num_computed_tokens),
             State::Waiting(_) => num_held == 0 && seq.num_computed_tokens == 0,
         };
+        let has_state = seq.state == State::Running && self.state_slots.are_needed();
+        if seq.state_slot.is_some() != has_state {
+            return Err(format!("is {:?} with {:?}", seq.state, seq.state_slot));
+        }
         let is_swapped_fit = match seq.state {
             State::Running => seq.swapped.slots.is_empty(),
             State::Waiting(_) => {

@@ -24,6 +24,9 @@ pub struct SchedulerConfig {
     /// Blocks in the memory of the host for what preempted sequences have computed; without room there they compute it
     /// again.
     pub num_swap_blocks: usize,
+    /// Places for states of sequences: at least `max_num_seqs`, and what is beyond for those of beginnings that were computed; 0 where
+    /// sequences have none. With states, `num_swap_blocks` is 0.
+    pub num_state_slots: usize,
 }
 
 /// Which waiting sequence starts first among those of equal priority.
@@ -53,6 +56,10 @@ impl SchedulerConfig {
                 return Err(Error::SettingTooLarge { field, value });
             }
         }
+        let Self { num_state_slots, max_num_seqs, num_swap_blocks, .. } = *self;
+        if num_state_slots > 0 && (num_state_slots < max_num_seqs || num_swap_blocks > 0) {
+            return Err(Error::StateSlots { num_state_slots, max_num_seqs });
+        }
         if self.max_model_len.div_ceil(self.block_size) > self.num_blocks {
             return Err(Error::ModelLenDoesNotFit {
                 max_model_len: self.max_model_len,
@@ -78,6 +85,7 @@ mod tests {
         policy: SchedulingPolicy::Fcfs,
         max_pinned_blocks: 2,
         num_swap_blocks: 0,
+        num_state_slots: 0,
     };
 
     #[test]
@@ -86,6 +94,16 @@ mod tests {
         let error = SchedulerConfig { max_model_len: 65, ..VALID }.validate().unwrap_err();
         assert_eq!(error, Error::ModelLenDoesNotFit { max_model_len: 65, num_blocks: 4, fits: 64 });
         assert!(error.to_string().contains("lower max_model_len to 64"));
+    }
+
+    #[test]
+    fn every_sequence_that_runs_has_a_place_for_its_state() {
+        let with = |num_state_slots, num_swap_blocks| {
+            SchedulerConfig { num_state_slots, num_swap_blocks, ..VALID }.validate()
+        };
+        assert_eq!((with(2, 0), with(0, 3)), (Ok(()), Ok(())));
+        let error = Error::StateSlots { num_state_slots: 1, max_num_seqs: 2 };
+        assert_eq!((with(1, 0), with(3, 1).is_err()), (Err(error), true));
     }
 
     #[test]

@@ -32,6 +32,16 @@ pub enum Error {
         /// Tokens that they hold.
         fits: usize,
     },
+    /// States need a place for each sequence that runs, and are not swapped.
+    #[error(
+        "{num_state_slots} places for states are too few for {max_num_seqs} sequences, or blocks are swapped, which states are not"
+    )]
+    StateSlots {
+        /// Places that there are.
+        num_state_slots: usize,
+        /// Sequences that may run at once.
+        max_num_seqs: usize,
+    },
     /// A prompt without a token.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,

@@ -17,6 +17,7 @@
 //!     policy: SchedulingPolicy::Fcfs,
 //!     max_pinned_blocks: 32,
 //!     num_swap_blocks: 0,
+//!     num_state_slots: 0,
 //! })?;
 //! let ids = scheduler.add(NewSequence::new(vec![1, 2, 3]))?;
 //! let step = scheduler.schedule();
@@ -38,6 +39,7 @@ mod pins;
 mod prefix_cache;
 mod scheduler;
 mod sequence;
+mod state_slots;
 mod step;
 mod swap_space;
 
@@ -47,5 +49,6 @@ pub use pins::PinId;
 pub use scheduler::{Scheduler, SchedulerStats};
 pub use sequence::NewSequence;
 pub use step::{
-    BlockCopy, BlockId, LogitsFor, Sampled, SeqId, Step, StepRow, Swap, SwapSlot, TokenSource,
+    BlockCopy, BlockId, LogitsFor, Sampled, SeqId, StateCopy, StateSlot, Step, StepRow, Swap,
+    SwapSlot, TokenSource,
 };

@@ -93,6 +93,12 @@ impl PrefixCache {
         }
     }
 
+    /// The number of a cached block's node.
+    pub(crate) fn node(&self, block: BlockId) -> Option<u64> {
+        let key = self.keys.get(&block)?;
+        Some(self.children.get(&key.parent)?.get(&key.tokens)?.id)
+    }
+
     pub(crate) fn contains(&self, block: BlockId) -> bool {
         self.keys.contains_key(&block)
     }

@@ -6,6 +6,7 @@ use crate::block_manager::BlockManager;
 use crate::pins::Pins;
 use crate::prefix_cache::PrefixCache;
 use crate::sequence::{RunningKey, Sequence, State, Turn, WaitingKey};
+use crate::state_slots::StateSlots;
 use crate::swap_space::SwapSpace;
 use crate::{Error, NewSequence, Sampled, SchedulerConfig, SeqId, Step};
 
@@ -35,6 +36,7 @@ pub struct Scheduler {
     pub(crate) waiting: BTreeSet<WaitingKey>,
     pub(crate) pins: Pins,
     pub(crate) swap_space: SwapSpace,
+    pub(crate) state_slots: StateSlots,
     /// Ids of the uncommitted steps with rows, the oldest first; at most two.
     pub(crate) in_flight: VecDeque<u64>,
     pub(crate) num_prefix_queries: u64,
@@ -84,6 +86,7 @@ impl Scheduler {
         Ok(Self {
             blocks: BlockManager::new(config.num_blocks as u32, config.block_size, prefix_cache),
             swap_space: SwapSpace::new(config.num_swap_blocks as u32),
+            state_slots: StateSlots::new(config.num_state_slots),
             config,
             sequences: HashMap::new(),
             reserved: HashMap::new(),
@@ -209,6 +212,12 @@ impl Scheduler {
             // Steps run in their order: who finds a block runs after whatever still computes it.
             let computed = &seq.tokens[..seq.computed_tokens().len()];
             self.blocks.register_all(&mut seq.prefix_chain, computed, &seq.block_table);
+            if let Some(slot) = seq.state_slot {
+                // Tokens of which nobody knows what they are lead to a state of nobody knows what.
+                let is_known = computed.len() == seq.num_computed_tokens;
+                let state = is_known.then(|| self.blocks.end_of(&seq.prefix_chain, computed));
+                self.state_slots.give_up(slot, state.flatten());
+            }
             self.blocks.release(seq.block_table);
         } else {
             self.hand_over(seq);

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::block_manager::PrefixChain;
-use crate::step::{LogitsFor, TokenSource};
+use crate::state_slots::KeptState;
+use crate::step::{LogitsFor, StateSlot, TokenSource};
 use crate::swap_space::Swapped;
 use crate::{BlockId, SeqId};
 
@@ -61,6 +62,10 @@ pub(crate) struct Sequence {
     /// Tokens whose keys and values are in `block_table`, those of uncommitted steps included.
     pub(crate) num_computed_tokens: usize,
     pub(crate) block_table: Vec<BlockId>,
+    /// Where its state is while it runs, where the model has states.
+    pub(crate) state_slot: Option<StateSlot>,
+    /// After how many tokens its state is worth keeping: others begin with the same, and none was kept of them.
+    pub(crate) state_to_keep: Option<(usize, KeptState)>,
     /// What it has in the memory of the host while it waits; nothing while it runs.
     pub(crate) swapped: Swapped,
     /// The committed full blocks of `block_table`.
@@ -116,6 +121,8 @@ impl Sequence {
             max_computed_tokens: max_tokens - usize::from(sample),
             num_computed_tokens: 0,
             block_table: Vec::new(),
+            state_slot: None,
+            state_to_keep: None,
             swapped: Swapped::default(),
             prefix_chain: PrefixChain::new(new.cache_salt.clone()),
             num_cached_tokens: None,
@@ -147,10 +154,13 @@ impl Sequence {
         num_tokens.min(self.max_computed_tokens)
     }
 
-    /// The part of the new tokens that one row may hold. Prompt positions whose logits were delivered before a
+    /// The part of the new tokens that one row may hold. A row ends where a state is to be kept. Prompt positions whose logits were delivered before a
     /// preemption go in rows of their own, so that logits are asked for exactly once.
     pub(crate) fn num_row_tokens(&self, budget: usize) -> usize {
-        let num_tokens = self.num_new_tokens().min(budget);
+        let mut num_tokens = self.num_new_tokens().min(budget);
+        if let Some((at, _)) = self.state_to_keep {
+            num_tokens = num_tokens.min(at - self.num_computed_tokens);
+        }
         match self.due_prompt_logits() {
             Some(start) if start > self.num_computed_tokens => {
                 num_tokens.min(start - self.num_computed_tokens)
@@ -210,6 +220,7 @@ impl Sequence {
         self.num_computed_tokens = 0;
         self.prefix_chain = PrefixChain::new(self.cache_salt.clone());
         self.state = State::Waiting(Turn::Preempted);
+        self.state_to_keep = None;
         std::mem::take(&mut self.block_table)
     }
 

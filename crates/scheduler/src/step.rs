@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One forward pass: the swaps and block copies to make first, then the rows to run.
+/// One forward pass: the swaps and copies to make first, then the rows to run.
 ///
 /// Steps are executed in the order of their ids.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -14,6 +14,9 @@ pub struct Step {
     /// Copies to make before any row writes. No destination is also a source or named twice, so they may run in any
     /// order.
     pub copies: Vec<BlockCopy>,
+    /// Copies of states to make before any row runs, for models that have them. No destination is also a source or named twice,
+    /// so they may be made in any order.
+    pub state_copies: Vec<StateCopy>,
     /// At most one row per sequence. Empty when nothing can run; such a step needs no execution.
     pub rows: Vec<StepRow>,
 }
@@ -41,6 +44,8 @@ pub struct StepRow {
     pub first_position: u32,
     /// Blocks of positions `0..first_position + tokens.len()`, in order, and no more than these.
     pub block_table: Vec<BlockId>,
+    /// Where the sequence's state is, for models that have one: it is that of `first_position`, and where this is 0 whatever it is.
+    pub state_slot: Option<StateSlot>,
     /// Which logits the row must produce.
     pub logits: LogitsFor,
     /// Sequences that draw their next token from the last position's logits: none while a prompt is incomplete, and
@@ -78,6 +83,15 @@ pub struct BlockCopy {
     pub dst: BlockId,
 }
 
+/// A copy of one sequence's state, in all layers.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateCopy {
+    /// Place to read.
+    pub src: StateSlot,
+    /// Place to write.
+    pub dst: StateSlot,
+}
+
 /// A copy of one block's contents, in all layers, between the cache and the memory of the host.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swap {
@@ -113,6 +127,10 @@ pub struct SeqId(pub u64);
 /// Names a place for one block in the memory of the host: an index below `num_swap_blocks`.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SwapSlot(pub u32);
+
+/// Names a place for the state of one sequence: an index below `num_state_slots`.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StateSlot(pub u32);
 
 /// Names a block of the KV cache: an index below `num_blocks`.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -289,13 +289,28 @@ fn announce_generating(config: &ServeConfig, model: &LoadedModel) {
         info.block_size,
         ByteSize(info.kv_cache_bytes),
         info.kv_cache_dtype,
-        config.max_num_seqs,
+        info.max_num_seqs,
         info.max_num_batched_tokens,
         match info.device.as_str() {
             "cpu" => format!("{} threads of the cpu", info.num_threads),
             device => device.to_owned(),
         }
     );
+    if info.num_states > 0 {
+        tracing::info!(
+            "states of sequences: {}, {} for as many at once as may run, and for beginnings that come again",
+            ByteSize(info.state_bytes),
+            info.num_states
+        );
+    }
+    if info.max_num_seqs < config.max_num_seqs {
+        tracing::warn!(
+            "at most {} sequences run at once, not {}: their states take {} each, and leave half of the memory to keys and values",
+            info.max_num_seqs,
+            config.max_num_seqs,
+            ByteSize(info.state_bytes / info.num_states.max(1) as u64)
+        );
+    }
     if model.chat_template.is_none() {
         tracing::warn!(
             "the model has no chat template: /v1/chat/completions answers 400; --chat-template gives one"

@@ -111,7 +111,7 @@ impl RunArgs {
     /// Refuses what the engine could only run in parts, which would measure something else.
     fn check(&self, shape: &Shape, info: &EngineInfo) -> Result<()> {
         let settings = &self.settings;
-        let at_once = settings.max_num_seqs.min(info.max_num_batched_tokens);
+        let at_once = info.max_num_seqs.min(info.max_num_batched_tokens);
         if shape.batch > at_once {
             bail!(
                 "{shape}: at most {at_once} sequences are in a step; raise --max-num-seqs and --max-num-batched-tokens"
@@ -159,6 +159,8 @@ impl RunArgs {
             "max_num_batched_tokens": info.max_num_batched_tokens,
             "block_size": info.block_size,
             "num_blocks": info.num_blocks,
+            "num_states": info.num_states,
+            "state_bytes": info.state_bytes,
             "kv_cache_bytes": info.kv_cache_bytes,
             "kv_cache_dtype": info.kv_cache_dtype,
             "load_s": load_s,

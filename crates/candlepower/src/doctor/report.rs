@@ -115,6 +115,10 @@ impl fmt::Display for ModelReport {
             "  for contexts of {} tokens, at most {} at once",
             request.max_model_len, request.max_num_seqs
         )?;
+        let state = first.plan.state_bytes.checked_div(first.plan.num_states as u64);
+        if let Some(bytes) = state {
+            writeln!(f, "  each keeps a state of {} beside keys and values", Bytes(bytes))?;
+        }
         if request.tensor_parallel_size > 1 {
             writeln!(f, "  each of {} ranks takes:", request.tensor_parallel_size)?;
         }
@@ -136,11 +140,6 @@ impl fmt::Display for ModelReport {
         lines.extend(self.placements.iter().map(Placement::cells));
         write!(f, "\n{}\n", table(&lines))?;
         match &self.problem {
-            None if request.tensor_parallel_size > 1 => writeln!(
-                f,
-                "{} fits so. This version splits models over ranks of the CPU, and takes one GPU.",
-                self.model
-            ),
             None => writeln!(f, "{} fits this machine.", self.model),
             Some(problem) => writeln!(f, "{} does not fit this machine: {problem}", self.model),
         }
@@ -200,6 +199,8 @@ impl Placement {
             "weights_bytes": plan.weights_bytes,
             "kv_bytes_per_token": plan.kv_bytes_per_token,
             "kv_bytes_per_sequence": plan.sequence_bytes,
+            "max_num_seqs": plan.max_num_seqs,
+            "state_bytes": plan.state_bytes,
             "activation_bytes": plan.activation_bytes,
             "needed_bytes": plan.needed_bytes,
             "available_bytes": plan.request.memory.available_bytes,

@@ -7,7 +7,7 @@ use crate::{
     config::HfConfig,
     error::Result,
     spec::{ModelSpec, NormKind, NormSpec, QkNormSpan, Residual},
-    weights::{Slot, WeightRule, heads},
+    weights::{Slot, WeightRule, row_of_each_head},
 };
 
 pub(super) const ARCH: Arch = Arch {
@@ -34,8 +34,8 @@ pub(super) const COHERE2: Arch = Arch {
 };
 
 const WEIGHTS: &[WeightRule] = &[
-    heads(Slot::QNorm, "model.layers.{i}.self_attn.q_norm.weight"),
-    heads(Slot::KNorm, "model.layers.{i}.self_attn.k_norm.weight"),
+    row_of_each_head(Slot::QNorm, "model.layers.{i}.self_attn.q_norm.weight"),
+    row_of_each_head(Slot::KNorm, "model.layers.{i}.self_attn.k_norm.weight"),
 ];
 
 fn cohere(c: &HfConfig) -> Result<ModelSpec> {

@@ -9,7 +9,7 @@ use crate::{
     error::Result,
     spec::{
         Act, AttentionSpec, EmbedSpec, FfnSpec, HeadSpec, LayerSpec, MOST_HEADS, MOST_LAYERS,
-        MOST_TOKENS, MOST_WIDTH, MlpSpec, ModelSpec, NormKind, NormSpec, Residual,
+        MOST_TOKENS, MOST_WIDTH, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec, Residual,
     },
     weights::{Slot, WeightRule, rows, transposed, whole},
 };
@@ -62,7 +62,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let layer = LayerSpec {
         residual: Residual::PreNorm,
         norm,
-        attention: AttentionSpec {
+        mixer: Mixer::Attention(AttentionSpec {
             heads,
             kv_heads: heads,
             head_dim,
@@ -74,7 +74,8 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
             window: None,
             softcap: None,
             sinks: false,
-        },
+            gated: false,
+        }),
         ffn: FfnSpec::Dense(MlpSpec {
             inner: c.bounded_opt("n_inner", MOST_WIDTH)?.unwrap_or(4 * hidden_size),
             act: Act::read_key(&c, "activation_function")?,

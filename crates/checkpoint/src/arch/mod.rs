@@ -29,8 +29,10 @@ mod olmoe;
 mod phi;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod qwen3_next;
 mod seed_oss;
 mod smollm3;
 mod stablelm;
@@ -93,7 +95,13 @@ const ALL: &[Arch] = &[
     cohere::COHERE2,
     mixtral::ARCH,
     olmoe::ARCH,
+    qwen2_moe::ARCH,
     qwen3_moe::ARCH,
+    qwen3_next::NEXT,
+    qwen3_next::QWEN3_5,
+    qwen3_next::QWEN3_5_OF_IMAGES,
+    qwen3_next::QWEN3_5_MOE,
+    qwen3_next::QWEN3_5_MOE_OF_IMAGES,
     glm4_moe::ARCH,
     minimax_m2::ARCH,
     gpt_oss::ARCH,
@@ -178,7 +186,7 @@ impl Arch {
 
     /// Whether a tensor is a part of the checkpoint that a decoder of `layers` layers does not need.
     pub(crate) fn is_beside(&self, name: &str, layers: usize) -> bool {
-        const OF_IMAGES: [&str; 2] = ["vision_tower.", "multi_modal_projector."];
+        const OF_IMAGES: [&str; 3] = ["vision_tower.", "multi_modal_projector.", "visual."];
         let name = name.strip_prefix("model.").unwrap_or(name);
         let is_behind = || {
             let layer = name.strip_prefix("layers.").and_then(|rest| rest.split('.').next());
@@ -186,7 +194,8 @@ impl Arch {
         };
         let is_for_images = || OF_IMAGES.iter().any(|part| name.starts_with(part));
         (matches!(self.around, Around::Images) && is_for_images())
-            || (self.predicts_more && (is_behind() || name.starts_with("mtp_")))
+            || (self.predicts_more
+                && (is_behind() || name.starts_with("mtp_") || name.starts_with("mtp.")))
     }
 
     pub(crate) fn describe(&self, config: &HfConfig) -> Result<ModelSpec> {

@@ -12,7 +12,7 @@ pub(super) const ARCH: Arch = Arch {
     ..Arch::LIKE_LLAMA
 };
 
-fn spec(c: &HfConfig) -> Result<ModelSpec> {
+pub(super) fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = ModelSpec::llama(c)?;
     m.each_attention(|_, a| a.qkv_bias = true);
     windows(&mut m, c)?;

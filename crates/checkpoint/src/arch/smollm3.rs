@@ -37,7 +37,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     if c.flag_or("use_sliding_window", false)?
         && let Some(window) = c.count_opt("sliding_window")?
     {
-        let ropes: Vec<bool> = m.layers.iter().map(|l| l.attention.rope.is_some()).collect();
+        let ropes: Vec<bool> = m.attentions().map(|a| a.rope.is_some()).collect();
         m.set_windows(c, window, |i| !ropes[i])?;
     }
     Ok(m)

@@ -4,10 +4,11 @@ use super::*;
 use crate::{
     Checkpoint, CheckpointFiles, Dtype, QueryGrowth, RopeScaling, RopeSpec,
     spec::{Act, FfnSpec, GatingSpec, MlpSpec, NormKind, QkNormSpan, QkNormSpec, Residual},
-    weights::{Slot, plan},
+    weights::{self, Slot, TensorPlan},
 };
 
 mod derived;
+mod hybrid;
 
 fn config(text: &str) -> HfConfig {
     HfConfig::parse("config.json", text.as_bytes()).unwrap()
@@ -24,7 +25,19 @@ fn spec(text: &str) -> ModelSpec {
 }
 
 fn rope(spec: &ModelSpec, layer: usize) -> &RopeSpec {
-    spec.layers[layer].attention.rope.as_ref().unwrap()
+    spec.layers[layer].attention().unwrap().rope.as_ref().unwrap()
+}
+
+/// The tensors that a model of the configuration has.
+fn plan(spec: &ModelSpec, rules: &[WeightRule]) -> Vec<TensorPlan> {
+    weights::plan(spec, rules, &|_| false)
+}
+
+/// The checkpoint with this configuration, and nothing else.
+fn open(config: &str) -> Checkpoint {
+    let files: Vec<(&'static str, &'static [u8])> =
+        vec![("config.json", config.to_owned().leak().as_bytes())];
+    Checkpoint::open(CheckpointFiles::Embedded(files.leak())).unwrap()
 }
 
 fn error(text: &str) -> String {
@@ -113,7 +126,7 @@ const PHI_3_MINI: &str = r#"{
 #[test]
 fn llama_3_1() {
     let m = spec(LLAMA_3_1_8B);
-    let a = &m.layers[31].attention;
+    let a = m.layers[31].attention().unwrap();
     assert_eq!((m.vocab_size, m.hidden_size, m.layers.len()), (128_256, 4096, 32));
     assert_eq!((a.heads, a.kv_heads, a.head_dim, a.window), (32, 8, 128, None));
     assert!((a.scale - 1.0 / 128f64.sqrt()).abs() < 1e-15);
@@ -155,7 +168,7 @@ fn an_old_llama() {
             "attention_bias": null, "mlp_bias": null}"#,
     );
     let m = spec(&old);
-    let a = &m.layers[0].attention;
+    let a = m.layers[0].attention().unwrap();
     let rope = a.rope.as_ref().unwrap();
     assert_eq!((a.kv_heads, rope.theta, &rope.scaling), (32, 10_000.0, &RopeScaling::None));
 }
@@ -172,11 +185,11 @@ fn llama_biases() {
 
 #[test]
 fn mistral() {
-    assert!(spec(MISTRAL_7B).layers.iter().all(|l| l.attention.window == Some(4096)));
+    assert!(spec(MISTRAL_7B).layers.iter().all(|l| l.attention().unwrap().window == Some(4096)));
     let v3 = MISTRAL_7B.replace(r#""sliding_window": 4096"#, r#""sliding_window": null"#);
-    assert!(spec(&v3).layers.iter().all(|l| l.attention.window.is_none()));
+    assert!(spec(&v3).layers.iter().all(|l| l.attention().unwrap().window.is_none()));
     let nemo = with(MISTRAL_7B, r#"{"hidden_size": 5120, "head_dim": 128}"#);
-    assert_eq!(spec(&nemo).layers[0].attention.head_dim, 128);
+    assert_eq!(spec(&nemo).layers[0].attention().unwrap().head_dim, 128);
     let silent = with(MISTRAL_7B, r#"{"sliding_window": null}"#);
     assert!(error(&silent).contains("`sliding_window` is missing"));
 }
@@ -185,13 +198,18 @@ fn mistral() {
 fn qwen2() {
     let m = spec(QWEN2_5);
     assert!(m.head.tied);
-    assert!(m.layers.iter().all(|l| l.attention.window.is_none()));
-    assert!(m.layers.iter().all(|l| l.attention.qkv_bias && !l.attention.out_bias));
+    assert!(m.layers.iter().all(|l| l.attention().unwrap().window.is_none()));
+    assert!(
+        m.layers
+            .iter()
+            .all(|l| l.attention().unwrap().qkv_bias && !l.attention().unwrap().out_bias)
+    );
     let windowed = with(QWEN2_5, r#"{"use_sliding_window": true}"#);
-    let windows = spec(&windowed).layers.iter().filter(|l| l.attention.window.is_some()).count();
+    let windows =
+        spec(&windowed).layers.iter().filter(|l| l.attention().unwrap().window.is_some()).count();
     assert_eq!(windows, 3, "from layer 21 of 24 on");
     let all = with(&windowed, r#"{"max_window_layers": 0}"#);
-    assert!(spec(&all).layers.iter().all(|l| l.attention.window == Some(32_768)));
+    assert!(spec(&all).layers.iter().all(|l| l.attention().unwrap().window == Some(32_768)));
 }
 
 /// As the model card tells people to switch it on, in both spellings.
@@ -218,7 +236,7 @@ fn qwen2_yarn_extends_the_context() {
 #[test]
 fn qwen3() {
     let m = spec(QWEN3);
-    let a = &m.layers[0].attention;
+    let a = m.layers[0].attention().unwrap();
     assert_eq!((a.heads * a.head_dim, m.hidden_size), (2048, 1024));
     assert_eq!(a.qk_norm, Some(QkNormSpec { norm: m.final_norm, span: QkNormSpan::Head }));
     let norm = plan(&m, &[]).into_iter().find(|t| t.slots[0].slot == Slot::KNorm).unwrap();
@@ -232,19 +250,19 @@ fn qwen3() {
 #[test]
 fn gemma2() {
     let m = spec(GEMMA_2_2B);
-    let windows: Vec<_> = m.layers[..3].iter().map(|l| l.attention.window).collect();
+    let windows: Vec<_> = m.layers[..3].iter().map(|l| l.attention().unwrap().window).collect();
     assert_eq!(windows, [Some(4096), None, Some(4096)]);
     assert_eq!(m.embed.scale, 48.0);
     assert_eq!((m.head.tied, m.head.softcap), (true, Some(30.0)));
     let l = &m.layers[25];
     assert_eq!((l.residual, l.norm.kind), (Residual::Sandwich, NormKind::RmsPlusOne));
-    assert_eq!((l.ffn.mlp().act, l.attention.softcap), (Act::GeluTanh, Some(50.0)));
-    assert_eq!(l.attention.scale, 1.0 / 16.0);
+    assert_eq!((l.ffn.mlp().act, l.attention().unwrap().softcap), (Act::GeluTanh, Some(50.0)));
+    assert_eq!(l.attention().unwrap().scale, 1.0 / 16.0);
 
     // transformers 5 spells the layers out; they win over the pattern.
     let full = vec!["full_attention"; 26];
     let listed = with(GEMMA_2_2B, &serde_json::json!({"layer_types": full}).to_string());
-    assert!(spec(&listed).layers.iter().all(|l| l.attention.window.is_none()));
+    assert!(spec(&listed).layers.iter().all(|l| l.attention().unwrap().window.is_none()));
     let odd = with(GEMMA_2_2B, r#"{"layer_types": ["linear_attention"]}"#);
     assert!(error(&odd).contains("linear_attention"));
     let short = with(GEMMA_2_2B, r#"{"layer_types": ["full_attention"]}"#);
@@ -268,7 +286,7 @@ fn gemma2_names_its_four_norms() {
 fn phi3_stores_qkv_and_gate_up_fused() {
     let config = config(PHI_3_MINI);
     let m = spec(PHI_3_MINI);
-    assert!(m.layers.iter().all(|l| l.attention.window == Some(2047)));
+    assert!(m.layers.iter().all(|l| l.attention().unwrap().window == Some(2047)));
     let plan = plan(&m, find(&config).unwrap().weights);
     let qkv = plan.iter().find(|t| t.name == "model.layers.3.self_attn.qkv_proj.weight").unwrap();
     assert_eq!(qkv.shape, [9216, 3072]);
@@ -318,12 +336,12 @@ fn gemma3() {
             "max_position_embeddings": 32768}"#,
     );
     let m = spec(&four);
-    let windows: Vec<_> = m.layers.iter().map(|l| l.attention.window).collect();
+    let windows: Vec<_> = m.layers.iter().map(|l| l.attention().unwrap().window).collect();
     assert_eq!(windows[..6], [[Some(512); 5].as_slice(), &[None]].concat());
     let thetas: Vec<_> = (4..7).map(|i| rope(&m, i).theta).collect();
     assert_eq!(thetas, [1e4, 1e6, 1e4]);
-    assert!(m.layers[0].attention.qk_norm.is_some() && m.embed.rounded);
-    assert_eq!((m.head.softcap, m.layers[0].attention.softcap), (None, None));
+    assert!(m.layers[0].attention().unwrap().qk_norm.is_some() && m.embed.rounded);
+    assert_eq!((m.head.softcap, m.layers[0].attention().unwrap().softcap), (None, None));
 
     // As for the larger ones, global layers alone are stretched; bases that are not written have defaults.
     let edit = r#"{"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_theta": null,
@@ -352,7 +370,7 @@ fn glm4() {
             "num_key_value_heads": 2, "partial_rotary_factor": 0.5, "rope_scaling": null, "mlp_bias": null}"#,
     );
     let m = spec(&text);
-    let a = &m.layers[31].attention;
+    let a = m.layers[31].attention().unwrap();
     let rope = rope(&m, 31);
     assert_eq!((rope.dim, rope.interleaved), (64, true));
     assert!(a.qkv_bias && !a.out_bias);
@@ -374,7 +392,7 @@ fn granite() {
     );
     let m = spec(&text);
     assert_eq!((m.embed.scale, m.embed.rounded, m.head.scale), (48.0, false, 0.125));
-    assert_eq!(m.layers[0].attention.scale, 1.0 / 64.0);
+    assert_eq!(m.layers[0].attention().unwrap().scale, 1.0 / 64.0);
     assert_eq!((m.final_norm.eps, m.layers[0].norm.eps), (1.6e-4, 1.6e-4));
     let none = with(&text, r#"{"residual_multiplier": 0.0}"#);
     assert!(error(&none).contains("`residual_multiplier` is 0.0"));
@@ -413,12 +431,17 @@ fn starcoder2() {
     let m = spec(STARCODER2);
     let l = &m.layers[29];
     assert_eq!(l.norm.kind, NormKind::Layer { bias: true });
-    assert_eq!((l.attention.window, l.attention.out_bias, m.head.tied), (Some(4096), true, true));
+    assert_eq!(
+        (l.attention().unwrap().window, l.attention().unwrap().out_bias, m.head.tied),
+        (Some(4096), true, true)
+    );
     assert_eq!((l.ffn.mlp().gated, l.ffn.mlp().bias), (false, true));
     // The count of the published checkpoint.
     assert_eq!(m.num_parameters(), 3_030_371_328);
     let unbiased = spec(&with(STARCODER2, r#"{"use_bias": false}"#));
-    assert!(!unbiased.layers[0].attention.qkv_bias && !unbiased.layers[0].ffn.mlp().bias);
+    assert!(
+        !unbiased.layers[0].attention().unwrap().qkv_bias && !unbiased.layers[0].ffn.mlp().bias
+    );
 }
 
 /// openai-community/gpt2.
@@ -439,7 +462,7 @@ fn gpt2() {
     assert_eq!((&qkv.shape[..], &qkv.stored_shape[..]), (&[2304, 768][..], &[768, 2304][..]));
     assert_eq!(qkv.slots[2].rows, 1536..2304);
     let scaled = spec(&with(GPT2, r#"{"scale_attn_by_inverse_layer_idx": true}"#));
-    assert_eq!(scaled.layers[3].attention.scale, 1.0 / 8.0 / 4.0);
+    assert_eq!(scaled.layers[3].attention().unwrap().scale, 1.0 / 8.0 / 4.0);
     for (edit, message) in [
         (r#"{"n_head": 7}"#, "`n_head` is 7, but a divisor of n_embd is needed"),
         (r#"{"n_positions": 4294967295}"#, "`n_positions` = 4294967295 is not supported"),
@@ -463,7 +486,7 @@ fn cohere() {
     let l = &m.layers[0];
     assert_eq!((l.residual, l.norm.kind), (Residual::Parallel, NormKind::Layer { bias: false }));
     assert!(rope(&m, 0).interleaved && m.head.tied);
-    let norm = |m: &ModelSpec| m.layers[0].attention.qk_norm;
+    let norm = |m: &ModelSpec| m.layers[0].attention().unwrap().qk_norm;
     assert_eq!(norm(&m).unwrap().span, QkNormSpan::EachHead);
     let plan = plan(&m, find(&config(&text)).unwrap().weights);
     let norm_plan = plan.iter().find(|t| t.slots[0].slot == Slot::KNorm).unwrap();
@@ -477,8 +500,10 @@ fn cohere() {
             "sliding_window": 4096, "sliding_window_pattern": 4, "logit_scale": 0.25}"#,
     );
     let m = spec(&second);
-    let layers: Vec<_> =
-        m.layers[2..5].iter().map(|l| (l.attention.window, l.attention.rope.is_some())).collect();
+    let layers: Vec<_> = m.layers[2..5]
+        .iter()
+        .map(|l| (l.attention().unwrap().window, l.attention().unwrap().rope.is_some()))
+        .collect();
     assert_eq!(layers, [(Some(4096), true), (None, false), (Some(4096), true)]);
 }
 
@@ -588,16 +613,17 @@ fn what_is_not_known_is_refused_by_name() {
 
 #[test]
 fn an_unknown_architecture_gets_the_list_and_the_nearest() {
-    let typo = with(LLAMA_3_1_8B, r#"{"architectures": ["Qwen3NextForCausalLM"]}"#);
+    let typo = with(LLAMA_3_1_8B, r#"{"architectures": ["Llama2ForCausalLM"]}"#);
     assert_eq!(
         error(&typo),
-        "architecture `Qwen3NextForCausalLM` is not supported (the nearest is `Qwen3ForCausalLM`); supported: \
+        "architecture `Llama2ForCausalLM` is not supported (the nearest is `LlamaForCausalLM`); supported: \
          LlamaForCausalLM, MistralForCausalLM, Ministral3ForCausalLM, Mistral3ForConditionalGeneration, Qwen2ForCausalLM, Qwen3ForCausalLM, \
          GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, PhiForCausalLM, Phi3ForCausalLM, \
          GlmForCausalLM, Glm4ForCausalLM, GraniteForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, SmolLM3ForCausalLM, \
          SeedOssForCausalLM, Ernie4_5ForCausalLM, Ernie4_5_MoeForCausalLM, Exaone4ForCausalLM, StableLmForCausalLM, Starcoder2ForCausalLM, \
-         GPT2LMHeadModel, CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, OlmoeForCausalLM, Qwen3MoeForCausalLM, \
-         Glm4MoeForCausalLM, MiniMaxM2ForCausalLM, GptOssForCausalLM, \
+         GPT2LMHeadModel, CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, OlmoeForCausalLM, Qwen2MoeForCausalLM, \
+         Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5MoeForCausalLM, \
+         Qwen3_5MoeForConditionalGeneration, Glm4MoeForCausalLM, MiniMaxM2ForCausalLM, GptOssForCausalLM, \
          BertModel, BertForSequenceClassification, RobertaModel, RobertaForSequenceClassification, XLMRobertaModel, \
          XLMRobertaForSequenceClassification, DistilBertModel, DistilBertForSequenceClassification, ModernBertModel, \
          ModernBertForSequenceClassification, NomicBertModel"
@@ -613,7 +639,7 @@ fn an_unknown_architecture_gets_the_list_and_the_nearest() {
 #[test]
 fn model_type_serves_where_architectures_is_missing() {
     let m = spec(&with(QWEN3, r#"{"architectures": null}"#));
-    assert!(m.layers[0].attention.qk_norm.is_some());
+    assert!(m.layers[0].attention().unwrap().qk_norm.is_some());
     let neither = with(QWEN3, r#"{"architectures": null, "model_type": null}"#);
     assert!(error(&neither).contains("`architectures` is missing"));
 }

@@ -34,7 +34,7 @@ fn the_metadata_is_the_configuration() {
     let llama = checkpoint("gguf-llama");
     assert_eq!(llama.architecture(), "LlamaForCausalLM");
     let layer = &llama.spec().layers[0];
-    let attention = &layer.attention;
+    let attention = layer.attention().unwrap();
     assert!(
         attention.qkv_bias
             && attention.out_bias
@@ -50,18 +50,18 @@ fn the_metadata_is_the_configuration() {
     let layer = &mixtral.spec().layers[0];
     let experts = layer.ffn.experts().unwrap();
     assert_eq!((experts.count, experts.top_k, experts.gating.renormalize), (3, 2, true));
-    assert!(layer.attention.rope.as_ref().unwrap().interleaved);
+    assert!(layer.attention().unwrap().rope.as_ref().unwrap().interleaved);
     let plan = mixtral.tensor_plan();
     let down = plan.iter().find(|tensor| tensor.name == "blk.0.ffn_down_exps.weight").unwrap();
     assert_eq!((down.slots.len(), &down.shape), (3, &vec![3 * 256, 256]));
 
     let phi3 = checkpoint("gguf-phi3");
-    assert_eq!(phi3.spec().layers[0].attention.rope.as_ref().unwrap().dim, 12);
+    assert_eq!(phi3.spec().layers[0].attention().unwrap().rope.as_ref().unwrap().dim, 12);
     assert!(phi3.quantization().is_none());
     assert_eq!((phi3.spec().max_model_len, phi3.spec().max_positions), (32, 256));
 
     let gemma3 = checkpoint("gguf-gemma3");
-    let windows = gemma3.spec().layers.iter().map(|layer| layer.attention.window);
+    let windows = gemma3.spec().layers.iter().map(|layer| layer.attention().unwrap().window);
     assert_eq!(windows.collect::<Vec<_>>(), [Some(10), None, Some(10)]);
     assert_eq!(gemma3.spec().final_norm.kind, NormKind::Rms);
     // It ends with a token that the file does not name as an end.

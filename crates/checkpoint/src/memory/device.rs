@@ -3,7 +3,7 @@
 use candlepower_packing::{Dtype, MatrixForm};
 
 use super::{KvDtype, MemoryRequest};
-use crate::spec::{AttentionSpec, FfnSpec, LayerSpec, MlpSpec, ModelSpec};
+use crate::spec::{FfnSpec, LayerSpec, Mixer, MlpSpec, ModelSpec};
 
 /// Widths of heads that attention on a GPU is compiled for; others are padded with zeros to the next of them.
 pub const DEVICE_HEAD_DIMS: &[usize] = &[64, 128, 256];
@@ -21,9 +21,9 @@ const FIXED_BYTES: u64 = 512 << 20;
 /// Numbers per token in the buffers that layers share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceWidths {
-    /// Of q, k and v, or of gate and up, those of all experts that a token goes to, or of what they make of it.
+    /// Of q, k and v, of the rows of a delta net, or of gate and up, those of all experts that a token goes to, or of what they make of it.
     pub wide: usize,
-    /// Of q, or of the activated gate, likewise, or of the scores of experts.
+    /// Of q, of what steers a delta net's states, of the activated gate, likewise, or of the scores of experts.
     pub inner: usize,
     /// Of all heads.
     pub attended: usize,
@@ -55,11 +55,20 @@ impl ModelSpec {
                 }
             }
         });
-        // Numbers that routers add, and scores of sinks, are exact.
-        let exact = self.layers.iter().map(|LayerSpec { attention: a, ffn, .. }| {
-            let sinks = if a.sinks { a.heads.div_ceil(ranks) } else { 0 };
+        // Numbers that routers add, scores of sinks, and the vectors of delta nets are exact.
+        let exact = self.shard(ranks).layers.into_iter().map(|LayerSpec { mixer, ffn, .. }| {
+            let of_mixer = match mixer {
+                Mixer::Attention(a) => {
+                    if a.sinks {
+                        a.heads
+                    } else {
+                        0
+                    }
+                }
+                Mixer::DeltaNet(net) => net.exact(),
+            };
             ffn.experts().filter(|experts| experts.gating.bias).map_or(0, |experts| experts.count)
-                + sinks
+                + of_mixer
         });
         let exact: usize = exact.sum();
         let vectors = (vectors - exact) * dtype.size() + exact * Dtype::F32.size();
@@ -80,8 +89,20 @@ impl ModelSpec {
     pub fn device_widths(&self, ranks: usize) -> DeviceWidths {
         let widest =
             |width: &dyn Fn(&LayerSpec) -> usize| self.layers.iter().map(width).max().unwrap_or(0);
-        let q = |a: &AttentionSpec| a.heads.div_ceil(ranks) * device_head_dim(a.head_dim);
-        let kv = |a: &AttentionSpec| a.kv_heads.div_ceil(ranks) * device_head_dim(a.head_dim);
+        // As they are wide, inner and attended.
+        let mixer = |mixer: &Mixer| match mixer {
+            Mixer::Attention(a) => {
+                let padded = device_head_dim(a.head_dim);
+                let (q, kv) =
+                    (a.heads.div_ceil(ranks) * padded, a.kv_heads.div_ceil(ranks) * padded);
+                (q + 2 * kv, q, q)
+            }
+            Mixer::DeltaNet(net) => (
+                net.width().div_ceil(ranks),
+                2 * net.value_heads.div_ceil(ranks),
+                net.values().div_ceil(ranks),
+            ),
+        };
         let ffn = |ffn: &FfnSpec| {
             let of = |mlp: &MlpSpec| mlp.inner.div_ceil(ranks);
             let inner = of(ffn.mlp());
@@ -95,15 +116,15 @@ impl ModelSpec {
             }
         };
         DeviceWidths {
-            wide: widest(&|l| (q(&l.attention) + 2 * kv(&l.attention)).max(ffn(&l.ffn).0)),
-            inner: widest(&|l| q(&l.attention).max(ffn(&l.ffn).1)),
-            attended: widest(&|l| q(&l.attention)),
+            wide: widest(&|l| mixer(&l.mixer).0.max(ffn(&l.ffn).0)),
+            inner: widest(&|l| mixer(&l.mixer).1.max(ffn(&l.ffn).1)),
+            attended: widest(&|l| mixer(&l.mixer).2),
         }
     }
 
     /// Bytes of the partial results of attention, for each kind of window.
     pub fn attention_partials_bytes(&self) -> usize {
-        let widest = self.layers.iter().map(|layer| device_head_dim(layer.attention.head_dim));
+        let widest = self.attentions().map(|attention| device_head_dim(attention.head_dim));
         (PARTIALS_BYTES * widest.max().unwrap_or(0).div_ceil(128).max(1) as u64) as usize
     }
 
@@ -124,15 +145,15 @@ impl ModelSpec {
         // Scores and counts of each draw are four bytes, a grammar's mask is a bit.
         let sampling = rows * (8 * vocab + vocab.div_ceil(8));
         let mut windows = Vec::new();
-        for layer in &self.layers {
-            if !windows.contains(&layer.attention.window) {
-                windows.push(layer.attention.window);
+        for attention in self.attentions() {
+            if !windows.contains(&attention.window) {
+                windows.push(attention.window);
             }
         }
         let pages = request.max_num_seqs * request.max_model_len.div_ceil(request.block_size);
         let block_tables = 4 * (3 * (request.max_num_seqs + 1) + pages) as u64;
         // What the softmax of each head divides by.
-        let heads = self.layers.iter().map(|layer| &layer.attention).filter(|a| a.sinks);
+        let heads = self.attentions().filter(|a| a.sinks);
         let heads = heads.map(|a| a.heads.div_ceil(ranks)).max().unwrap_or(0);
         let log_sums = 4 * tokens * heads as u64;
         let plan =

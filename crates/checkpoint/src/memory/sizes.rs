@@ -9,7 +9,7 @@ use crate::{
     error::{Error, Result},
     rope::RopeSpec,
     shard::is_split_by_columns,
-    spec::{FfnSpec, LayerSpec, ModelSpec},
+    spec::{DeltaNetSpec, FfnSpec, LayerSpec, Mixer, ModelSpec},
     weights::Slot,
 };
 
@@ -95,8 +95,18 @@ impl ModelSpec {
     /// Bytes of keys and values that one token takes on one of `ranks` ranks.
     pub fn rank_kv_bytes_per_token(&self, dtype: impl Into<KvDtype>, ranks: usize) -> u64 {
         let of_layer = |a: &crate::AttentionSpec| 2 * a.kv_heads.div_ceil(ranks) * a.head_dim;
-        let numbers: usize = self.layers.iter().map(|layer| of_layer(&layer.attention)).sum();
+        let numbers: usize = self.attentions().map(of_layer).sum();
         (numbers * dtype.into().size()) as u64
+    }
+
+    /// Bytes of what delta nets keep of one sequence on one of `ranks` ranks: their states in single precision, and in `inputs` the
+    /// last inputs of their convolutions.
+    pub fn state_bytes(&self, inputs: Dtype, ranks: usize) -> u64 {
+        let of_layer = |net: &DeltaNetSpec| {
+            let state = net.values().div_ceil(ranks) * net.key_dim * Dtype::F32.size();
+            state + (net.taps - 1) * net.channels().div_ceil(ranks) * inputs.size()
+        };
+        self.delta_nets().map(of_layer).sum::<usize>() as u64
     }
 
     /// Bytes that one rank needs beside weights and cache: an estimate from above of what a full step holds at once,
@@ -105,7 +115,8 @@ impl ModelSpec {
     /// `4 * (T * (4 * hidden + max(4 * q + 5 * kv, 3 * inner)) + 2 * min(T, 128) * vocab + L * rotary)` bytes, where
     /// `T` is the token budget of a step, `q`, `kv`, `inner` and `vocab` are the widths on one rank, and `L` is
     /// max_model_len, once for each different rope; beside `3 * inner`, layers of experts have `2 * hidden + experts`, for one
-    /// expert's tokens and results, and scores. It counts: the residual, its norm and their successors; q, k and v
+    /// expert's tokens and results, and scores. A gate of the attention counts as `2 * q`, a delta net as its rows, those
+    /// convolved, and twice what comes out. It counts: the residual, its norm and their successors; q, k and v
     /// as one tensor, apart, and rotated, with the attention's output; gate and up with their product; the logits of
     /// as many rows as the engine takes at once, and a copy for sampling.
     pub(super) fn activation_bytes(&self, request: &MemoryRequest, tokens: usize) -> u64 {
@@ -118,8 +129,7 @@ impl ModelSpec {
 
     /// As [`Self::activation_bytes`], of a batch of `tokens` tokens without logits, with the keys and values of one layer.
     pub(crate) fn batch_bytes(&self, tokens: usize, max_model_len: usize) -> u64 {
-        let keys =
-            self.layers.iter().map(|layer| 2 * layer.attention.kv_heads * layer.attention.head_dim);
+        let keys = self.attentions().map(|a| 2 * a.kv_heads * a.head_dim);
         let width = self.step_width(1) + keys.max().unwrap_or(0);
         ACTIVATION_BYTES * (tokens as u64 * width as u64 + self.rope_numbers(max_model_len) as u64)
     }
@@ -127,16 +137,24 @@ impl ModelSpec {
     /// Numbers that a step holds at once for each token, on one of `ranks` ranks.
     fn step_width(&self, ranks: usize) -> usize {
         let widest = self.layers.iter().map(|layer| {
-            let a = &layer.attention;
-            let q = a.heads.div_ceil(ranks) * a.head_dim;
-            let kv = a.kv_heads.div_ceil(ranks) * a.head_dim;
+            let mixer = match &layer.mixer {
+                Mixer::Attention(a) => {
+                    let q = a.heads.div_ceil(ranks) * a.head_dim;
+                    let kv = a.kv_heads.div_ceil(ranks) * a.head_dim;
+                    4 * q + 5 * kv + if a.gated { 2 * q } else { 0 }
+                }
+                Mixer::DeltaNet(net) => {
+                    let rows = net.width() + net.channels() + 2 * net.values();
+                    (rows + 2 * net.value_heads).div_ceil(ranks)
+                }
+            };
             let gathered = match &layer.ffn {
                 FfnSpec::Dense(_) => 0,
                 FfnSpec::Experts(experts) => 2 * self.hidden_size + experts.count,
             };
             let shared = layer.ffn.shared().map_or(0, |mlp| mlp.inner);
             let inner = 3 * layer.ffn.mlp().inner.div_ceil(ranks) + gathered;
-            (4 * q + 5 * kv).max(inner).max(3 * shared.div_ceil(ranks))
+            mixer.max(inner).max(3 * shared.div_ceil(ranks))
         });
         4 * self.hidden_size + widest.max().unwrap_or(0)
     }
@@ -144,9 +162,9 @@ impl ModelSpec {
     /// Count of the numbers in the rope tables of `max_model_len` positions.
     pub(super) fn rope_numbers(&self, max_model_len: usize) -> usize {
         let mut ropes = Vec::new();
-        for layer in &self.layers {
-            if !ropes.contains(&&layer.attention.rope) {
-                ropes.push(&layer.attention.rope);
+        for attention in self.attentions() {
+            if !ropes.contains(&&attention.rope) {
+                ropes.push(&attention.rope);
             }
         }
         let numbers = |rope: &Option<RopeSpec>| match rope {
@@ -181,10 +199,18 @@ impl ModelSpec {
             |divides: bool, count: usize, what: &str| (!divides).then(|| format!("{count} {what}"));
         let (mut heads, mut kv_heads, mut inner) = (None, None, None);
         for layer in &self.layers {
-            let a = &layer.attention;
-            heads = heads.or_else(|| unless(splits(a.heads), a.heads, "attention heads"));
-            kv_heads =
-                kv_heads.or_else(|| unless(shared(a.kv_heads), a.kv_heads, "key and value heads"));
+            match &layer.mixer {
+                Mixer::Attention(a) => {
+                    heads = heads.or_else(|| unless(splits(a.heads), a.heads, "attention heads"));
+                    let divides = shared(a.kv_heads);
+                    kv_heads =
+                        kv_heads.or_else(|| unless(divides, a.kv_heads, "key and value heads"));
+                }
+                Mixer::DeltaNet(net) => {
+                    let (divides, count) = (splits(net.key_heads), net.key_heads);
+                    heads = heads.or_else(|| unless(divides, count, "key heads of delta nets"));
+                }
+            }
             for mlp in [Some(layer.ffn.mlp()), layer.ffn.shared()].into_iter().flatten() {
                 let width = mlp.inner;
                 inner =
@@ -202,11 +228,12 @@ impl ModelSpec {
             return None;
         }
         self.quantized.iter().find_map(|(&(layer, slot), packed)| {
-            let LayerSpec { attention, ffn, .. } = &self.layers[layer?];
-            let columns = match slot {
+            let LayerSpec { mixer, ffn, .. } = &self.layers[layer?];
+            let columns = match (slot, mixer) {
                 _ if !is_split_by_columns(slot) => return None,
-                Slot::O => attention.heads * attention.head_dim,
-                Slot::SharedDown => ffn.shared().map_or(0, |mlp| mlp.inner),
+                (Slot::O, Mixer::Attention(attention)) => attention.heads * attention.head_dim,
+                (Slot::DeltaOut, Mixer::DeltaNet(net)) => net.values(),
+                (Slot::SharedDown, _) => ffn.shared().map_or(0, |mlp| mlp.inner),
                 _ => ffn.mlp().inner,
             };
             if packed.reordered {
@@ -225,6 +252,8 @@ impl ModelSpec {
 fn fused(slot: Slot) -> Slot {
     match slot {
         Slot::K | Slot::V => Slot::Q,
+        Slot::DeltaK | Slot::DeltaV | Slot::DeltaGate => Slot::DeltaQ,
+        Slot::DeltaDecay => Slot::DeltaBeta,
         Slot::Up => Slot::Gate,
         Slot::SharedUp => Slot::SharedGate,
         Slot::ExpertUp(expert) => Slot::ExpertGate(expert),

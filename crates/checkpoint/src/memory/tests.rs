@@ -285,6 +285,7 @@ fn a_gpu_has_room_for_every_expert_of_a_token() {
         router_bias: false,
         expert,
         shared: None,
+        shared_gate: false,
     };
     spec.layers.iter_mut().for_each(|layer| layer.ffn = FfnSpec::Experts(experts));
     let dense = llama().device_widths(1);

@@ -9,7 +9,7 @@ use crate::weights::{Slot, TensorPlan};
 const GROUP: usize = 32;
 
 /// What the matrices of a checkpoint that is not quantized become while they are loaded: of each output, groups of 32 inputs. The
-/// embedding and the experts' router stay as they are stored, but for an embedding that is the head, too.
+/// embedding, the routers of experts and what steers the states of delta nets stay as they are stored, but for an embedding that is the head, too.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnLoad {
     /// Codes of eight bits with a scale, the numbers of GGUF's Q8_0.
@@ -35,7 +35,9 @@ impl OnLoad {
         // Vectors have none.
         tensor.columns()?;
         match tensor.slots.first()?.slot {
-            Slot::Positions | Slot::Router => None,
+            Slot::Positions | Slot::Router | Slot::SharedScore => None,
+            // A number for each head: hardly any memory, and what is kept of a sequence hangs on them.
+            Slot::DeltaBeta | Slot::DeltaDecay => None,
             Slot::Embed => tied.then_some(Self::Int8),
             Slot::Head => Some(Self::Int8),
             _ => Some(self),

@@ -115,7 +115,7 @@ fn what_is_left_alone_is_found_by_name_and_pattern() {
         shape: vec![64, 64],
         stored_shape: vec![64, 64],
         take: Take::Whole,
-        slots: vec![crate::SlotRows { slot, layer: Some(0), rows: 0..64 }],
+        slots: vec![crate::SlotRows { slot, layer: Some(0), rows: 0..64, first: 0 }],
         columns: None,
         scheme: None,
         on_load: None,

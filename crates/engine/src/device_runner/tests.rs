@@ -12,7 +12,7 @@ use candlepower_kernels::sampling::{Penalties, SamplingRow};
 use candlepower_models::{
     LoadDtype, LoadFormat, LoadOptions, load_on_device, load_shard_on_device,
 };
-use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StepRow, TokenSource};
+use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StateSlot, StepRow, TokenSource};
 
 use super::*;
 use crate::runner::Place;
@@ -39,6 +39,7 @@ fn runner(device: &Device, dtype: LoadDtype, in_group: bool) -> DeviceRunner {
     };
     let model = model.unwrap();
     let size = WorkspaceSize {
+        num_states: 8,
         max_tokens: 16,
         max_seqs: 4,
         max_rows: 4,
@@ -61,6 +62,7 @@ fn step(runner: &mut DeviceRunner, first_position: u32, tokens: u32, kind: u32) 
         seq: SeqId(u64::from(seq)),
         tokens: (0..tokens).map(|token| source(token + seq)).collect(),
         first_position,
+        state_slot: Some(StateSlot(seq)),
         block_table: vec![BlockId(2 * seq), BlockId(2 * seq + 1)],
         logits: LogitsFor::Last,
         samples: vec![SeqId(u64::from(seq))],

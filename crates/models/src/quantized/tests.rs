@@ -45,8 +45,8 @@ fn packed_numbers_are_those_of_the_format_to_the_bit() {
     for folder in folders.filter(|folder| !others.iter().any(|other| folder.ends_with(other))) {
         let files = CheckpointFiles::find(&folder).unwrap().unwrap();
         let checkpoint = Checkpoint::open(files).unwrap();
-        let mut plan = checkpoint.tensor_plan();
         let shards = Shards::open(&checkpoint).unwrap();
+        let mut plan = shards.plan(&checkpoint);
         shards.check(&checkpoint, &plan).unwrap();
         note_scales(&mut plan, &shards).unwrap();
         for tensor in &plan {

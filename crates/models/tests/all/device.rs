@@ -10,7 +10,7 @@ use candlepower_checkpoint::{Dtype as Planned, KvDtype};
 use candlepower_comm::Comm;
 use candlepower_kernels::{
     AttentionMetadata,
-    device::{AttentionStep, LaunchShape, NO_SLOT},
+    device::{AttentionStep, LaunchShape, NO_SLOT, StateTables},
 };
 use candlepower_models::{
     DeviceDecoder, DeviceInput, LoadDtype, LoadOptions, Workspace, WorkspaceSize, load_on_device,
@@ -21,7 +21,7 @@ use crate::quantized::{self, SPARSE};
 use crate::{
     decoders::GOLDENS,
     golden::{
-        BLOCK_SIZE, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, has_experts, largest,
+        BLOCK_SIZE, CACHE, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, has_experts, largest,
         max_difference, options, prefill_in,
     },
     ranks::{bytes_of_rank_0_alone, numbers_of_ranks, on_ranks},
@@ -94,12 +94,18 @@ impl Runner {
             meta.block_tables.extend(vec![0; max_blocks]);
         }
         let tokens = token_ids.len();
+        // A place that no sequence with other blocks has.
+        let own = work.iter().map(|work| work.2[0]);
+        let state_slots = own.chain(vec![NO_SLOT; padded.saturating_sub(work.len())]).collect();
         self.workspace.prepare(&AttentionStep { meta: &meta, tokens, launch }).unwrap();
         let tensor = |numbers: Vec<u32>| Tensor::new(numbers, self.model.device()).unwrap();
+        let positions = &tensor(positions);
+        let (query_start, slots_of_states) = (&tensor(meta.query_start), &tensor(state_slots));
         let input = DeviceInput {
             token_ids: &tensor(token_ids),
-            positions: &tensor(positions),
+            positions,
             slot_mapping: &tensor(slots),
+            states: Some(StateTables { query_start, slots: slots_of_states, positions }),
         };
         let hidden = self.model.forward(&input, &self.workspace).unwrap();
         let rows = tensor((0..real as u32).collect());
@@ -141,6 +147,7 @@ pub(crate) fn size(fp8_cache: bool) -> WorkspaceSize {
     WorkspaceSize {
         max_tokens: 64,
         max_seqs: 4,
+        num_states: NUM_BLOCKS,
         max_rows: 64,
         num_blocks: NUM_BLOCKS,
         block_size: BLOCK_SIZE,
@@ -314,9 +321,13 @@ fn a_cache_in_fp8_moves_the_logits_but_little() {
         let golden = Golden::read(name);
         let (prompt, blocks) = (&golden.prompt[..], [3, 1, 2, 0]);
         let model = crate::golden::model(name);
-        let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::F8E4M3).unwrap();
+        let cache = model.new_cache(CACHE, DType::F8E4M3).unwrap();
         let planned = checkpoint(name).spec().kv_bytes_per_token(KvDtype::Fp8);
-        assert_eq!(cache.num_bytes() as u64, planned * (NUM_BLOCKS * BLOCK_SIZE) as u64, "{name}");
+        assert_eq!(
+            cache.kv().num_bytes() as u64,
+            planned * (NUM_BLOCKS * BLOCK_SIZE) as u64,
+            "{name}"
+        );
         let on_cpu = prefill_in(&model, &cache, prompt, prompt.len(), blocks);
         let cut = prefill_in(&model, &cache, prompt, 7, [9, 4, 20, 11]);
         assert_eq!(max_difference(&on_cpu, &cut), 0.0, "{name} in chunks");

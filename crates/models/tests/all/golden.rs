@@ -7,9 +7,9 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{
     Checkpoint, CheckpointFiles, Dtype as Planned, FfnSpec, LayerSpec, OnLoad,
 };
-use candlepower_kernels::{AttentionMetadata, KvCache};
+use candlepower_kernels::AttentionMetadata;
 use candlepower_models::{
-    Decoder, ForwardInput, LoadDtype, LoadFormat, LoadOptions, LoadProgress, load,
+    Cache, CacheSize, Decoder, ForwardInput, LoadDtype, LoadFormat, LoadOptions, LoadProgress, load,
 };
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
@@ -100,10 +100,15 @@ impl Sequence {
     fn new(block_table: impl IntoIterator<Item = u32>) -> Self {
         Self { block_table: block_table.into_iter().collect(), num_computed: 0 }
     }
+
+    /// A place that no sequence with other blocks has.
+    fn state_slot(&self) -> u32 {
+        self.block_table[0]
+    }
 }
 
 /// Runs one step: the next tokens of each sequence. Returns a row of logits for each token.
-fn step(model: &Decoder, cache: &KvCache, work: &mut [(&mut Sequence, &[u32])]) -> Vec<Vec<f32>> {
+fn step(model: &Decoder, cache: &Cache, work: &mut [(&mut Sequence, &[u32])]) -> Vec<Vec<f32>> {
     let max_blocks = work.iter().map(|(s, _)| s.block_table.len()).max().unwrap();
     let (mut token_ids, mut positions, mut slots) = (vec![], vec![], vec![]);
     let mut attention = AttentionMetadata {
@@ -112,7 +117,7 @@ fn step(model: &Decoder, cache: &KvCache, work: &mut [(&mut Sequence, &[u32])]) 
         block_tables: vec![],
         max_blocks,
     };
-    for (sequence, tokens) in work {
+    for (sequence, tokens) in work.iter_mut() {
         for (i, &token) in tokens.iter().enumerate() {
             let position = sequence.num_computed + i;
             token_ids.push(token);
@@ -132,14 +137,19 @@ fn step(model: &Decoder, cache: &KvCache, work: &mut [(&mut Sequence, &[u32])]) 
         token_ids: tensor(token_ids),
         positions: tensor(positions),
         slot_mapping: tensor(slots),
+        state_slots: work.iter().map(|(sequence, _)| sequence.state_slot()).collect(),
         attention,
     };
     let hidden = model.forward(&input, cache).unwrap();
     model.logits(&hidden).unwrap().to_vec2().unwrap()
 }
 
-fn cache(model: &Decoder) -> KvCache {
-    model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::F32).unwrap()
+/// Enough for the goldens.
+pub(crate) const CACHE: CacheSize =
+    CacheSize { num_blocks: NUM_BLOCKS, block_size: BLOCK_SIZE, num_states: NUM_BLOCKS };
+
+fn cache(model: &Decoder) -> Cache {
+    model.new_cache(CACHE, DType::F32).unwrap()
 }
 
 /// Logits of a whole prompt, computed in chunks of so many tokens, in the given blocks.
@@ -155,7 +165,7 @@ pub(crate) fn prefill(
 /// As [`prefill`], in a cache that is there.
 pub(crate) fn prefill_in(
     model: &Decoder,
-    cache: &KvCache,
+    cache: &Cache,
     prompt: &[u32],
     chunk: usize,
     blocks: impl IntoIterator<Item = u32>,
@@ -213,7 +223,7 @@ fn logits_and_greedy_tokens_are_those_of_transformers() {
 fn a_cache_in_bf16_moves_the_logits_but_little() {
     for name in GOLDENS.iter().filter(|name| !has_experts(name)) {
         let (model, golden) = (model(name), Golden::read(name));
-        let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::BF16).unwrap();
+        let cache = model.new_cache(CACHE, DType::BF16).unwrap();
         let prompt = &golden.prompt[..];
         let logits = prefill_in(&model, &cache, prompt, prompt.len(), [3, 1, 2, 0]);
         let moved = max_difference(&logits, &golden.logits);
@@ -445,10 +455,12 @@ fn memory_is_computed_before_loading() {
             let planned = checkpoint.weight_bytes(planned);
             assert_eq!(model.weight_bytes() as u64, planned, "{name} as {dtype:?}");
             for (dtype, kv) in [(DType::F32, Planned::F32), (DType::BF16, Planned::Bf16)] {
-                let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, dtype).unwrap();
+                let cache = model.new_cache(CACHE, dtype).unwrap();
                 let planned = checkpoint.spec().kv_bytes_per_token(kv);
                 let tokens = (NUM_BLOCKS * BLOCK_SIZE) as u64;
-                assert_eq!(cache.num_bytes() as u64, planned * tokens, "{name}");
+                assert_eq!(cache.kv().num_bytes() as u64, planned * tokens, "{name}");
+                let planned = checkpoint.spec().state_bytes(Planned::F32, 1);
+                assert_eq!(cache.state_bytes() as u64, planned * CACHE.num_states as u64, "{name}");
             }
         }
     }

@@ -8,7 +8,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use crate::{
     decoders::folder,
     device::{Runner, size},
-    golden::{BLOCK_SIZE, Golden, NUM_BLOCKS, largest, max_difference, options, prefill_in},
+    golden::{CACHE, Golden, largest, max_difference, options, prefill_in},
 };
 
 /// What keys and values are multiplied by: far beyond the 448 of e4m3.
@@ -60,7 +60,7 @@ fn checkpoint_without() -> Checkpoint {
 /// With a cache in `dtype`, on the CPU.
 fn logits(checkpoint: &Checkpoint, dtype: DType) -> Vec<Vec<f32>> {
     let model = load(checkpoint, &options(), &mut |_| {}).unwrap();
-    let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, dtype).unwrap();
+    let cache = model.new_cache(CACHE, dtype).unwrap();
     let prompt = Golden::read("fp8").prompt;
     prefill_in(&model, &cache, &prompt, prompt.len(), [3, 1, 2, 0])
 }
@@ -101,10 +101,9 @@ fn scales_that_cannot_be_used_are_named_when_a_cache_in_fp8_is_made() {
         assert!(max_difference(&logits(&checkpoint, DType::F32), &small) < 1e-4, "{reason}");
         let on_cpu = load(&checkpoint, &options(), &mut |_| {}).unwrap();
         let on_device = load_on_device(&checkpoint, &options(), &mut |_| {}).unwrap();
-        for refused in [
-            on_cpu.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::F8E4M3).err(),
-            on_device.workspace(size(true)).err(),
-        ] {
+        for refused in
+            [on_cpu.new_cache(CACHE, DType::F8E4M3).err(), on_device.workspace(size(true)).err()]
+        {
             assert_eq!(
                 refused.unwrap().to_string(),
                 format!(

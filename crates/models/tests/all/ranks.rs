@@ -10,8 +10,8 @@ use candlepower_models::{Decoder, LoadDtype, LoadFormat, LoadOptions, load, load
 use crate::{
     decoders::{GOLDENS, folder},
     golden::{
-        BLOCK_SIZE, Golden, NUM_BLOCKS, ON_LOAD, TOLERANCE, checkpoint, greedy, max_difference,
-        options, prefill,
+        BLOCK_SIZE, CACHE, Golden, NUM_BLOCKS, ON_LOAD, TOLERANCE, checkpoint, greedy,
+        max_difference, options, prefill,
     },
 };
 
@@ -111,9 +111,9 @@ fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
             let prompt: Vec<u32> = (10..23).collect();
             let as_stored = LoadOptions { dtype: LoadDtype::Auto, ..options() };
             let found = on_shards(&checkpoint, &as_stored, ranks, |model| {
-                let cache = model.new_kv_cache(NUM_BLOCKS, BLOCK_SIZE, DType::F32).unwrap();
+                let cache = model.new_cache(CACHE, DType::F32).unwrap();
                 prefill(model, &prompt, 13, 0..8);
-                (model.weight_bytes() as u64, cache.num_bytes() as u64, model.comm().traffic())
+                (model.weight_bytes() as u64, cache.kv().num_bytes() as u64, model.comm().traffic())
             });
             for (rank, (weights, cache, traffic)) in found.into_iter().enumerate() {
                 let planned = spec.rank_weight_bytes(checkpoint.weights_dtype(None), ranks);
@@ -121,7 +121,7 @@ fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
                 assert_eq!(weights, planned, "{name}, rank {rank} of {ranks}");
                 let tokens = (NUM_BLOCKS * BLOCK_SIZE) as u64;
                 assert_eq!(cache, tokens * spec.rank_kv_bytes_per_token(Dtype::F32, ranks));
-                let norms = spec.layers.iter().filter(|l| l.attention.norms_all_heads());
+                let norms = spec.attentions().filter(|a| a.norms_all_heads());
                 let norms = norms.count() as u64;
                 let expected = Traffic {
                     all_reduces: 2 * layers + 1 + norms,
@@ -138,9 +138,10 @@ fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
 
 /// What other ranks lack: biases that are added to sums of all ranks, in f32.
 pub(crate) fn bytes_of_rank_0_alone(spec: &ModelSpec, rank: usize) -> u64 {
-    let biases = |LayerSpec { attention, ffn, .. }: &LayerSpec| {
-        let of_each = ffn.experts().map_or(1, |experts| experts.count);
-        usize::from(attention.out_bias) + of_each * usize::from(ffn.mlp().bias)
+    let biases = |layer: &LayerSpec| {
+        let of_each = layer.ffn.experts().map_or(1, |experts| experts.count);
+        let of_attention = layer.attention().is_some_and(|attention| attention.out_bias);
+        usize::from(of_attention) + of_each * usize::from(layer.ffn.mlp().bias)
     };
     let biases: usize = spec.layers.iter().map(biases).sum();
     if rank == 0 { 0 } else { (4 * spec.hidden_size * biases) as u64 }
@@ -153,7 +154,9 @@ fn ranks_make_the_dummy_weights_of_the_whole() {
     let awq = std::fs::read_to_string(folder("awq").join("config.json")).unwrap();
     let awq = awq.replace("\"intermediate_size\": 96", "\"intermediate_size\": 128");
     let llama = std::fs::read_to_string(folder("llama").join("config.json")).unwrap();
-    for config in [llama, awq] {
+    // Rows that lie head by head.
+    let qwen3_next = std::fs::read_to_string(folder("qwen3-next").join("config.json")).unwrap();
+    for config in [llama, awq, qwen3_next] {
         let config: &'static [u8] = config.into_bytes().leak();
         let files = CheckpointFiles::Embedded(Box::leak(Box::new([("config.json", config)])));
         let checkpoint = Checkpoint::open(files).unwrap();

@@ -3,6 +3,8 @@
 use super::*;
 use crate::{BlockCopy, BlockId, LogitsFor, SchedulingPolicy, Swap, SwapSlot, TokenSource};
 
+mod states;
+
 const CONFIG: SchedulerConfig = SchedulerConfig {
     block_size: 4,
     num_blocks: 16,
@@ -13,6 +15,7 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     policy: SchedulingPolicy::Fcfs,
     max_pinned_blocks: 8,
     num_swap_blocks: 0,
+    num_state_slots: 0,
 };
 
 fn scheduler(config: SchedulerConfig) -> Scheduler {

@@ -16,6 +16,7 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     policy: SchedulingPolicy::Fcfs,
     max_pinned_blocks: 100,
     num_swap_blocks: 0,
+    num_state_slots: 0,
 };
 
 /// Runs one step; returns the tokens that each sequence got.

@@ -1,8 +1,8 @@
-//! A naive KV cache: what each slot holds, after executing steps to the letter.
+//! A naive KV cache and naive states: what each slot holds, after executing steps to the letter.
 
 use std::collections::{HashMap, HashSet};
 
-use candlepower_scheduler::{BlockId, Step, StepRow, Swap, SwapSlot};
+use candlepower_scheduler::{BlockId, SchedulerConfig, StateSlot, Step, StepRow, Swap, SwapSlot};
 
 /// What a slot holds: a digest of the salt and all tokens up to and including its position. Keys and values depend on
 /// just these, so equal digests mean that the slot may be shared.
@@ -14,12 +14,21 @@ pub(crate) struct Memory {
     block_size: usize,
     /// Blocks in the memory of the host.
     host: HashMap<SwapSlot, Vec<Option<Content>>>,
+    /// States, which hold what the last computed position does.
+    states: HashMap<StateSlot, Content>,
+    num_state_slots: usize,
 }
 
 impl Memory {
-    pub(crate) fn new(num_blocks: usize, block_size: usize) -> Self {
-        let slots = vec![vec![None; block_size]; num_blocks];
-        Self { slots, block_size, host: HashMap::new() }
+    pub(crate) fn new(config: &SchedulerConfig) -> Self {
+        let slots = vec![vec![None; config.block_size]; config.num_blocks];
+        Self {
+            slots,
+            block_size: config.block_size,
+            host: HashMap::new(),
+            states: HashMap::new(),
+            num_state_slots: config.num_state_slots,
+        }
     }
 
     /// Makes the swaps and copies of a step and writes its rows; `contents(row)` are those of all positions up to the row's end.
@@ -32,6 +41,7 @@ impl Memory {
     ) {
         self.swap(step);
         self.copy(step);
+        self.advance_states(step, &contents);
         for row in &step.rows {
             self.assert_holds(row, &contents(row)[..row.first_position as usize]);
         }
@@ -82,6 +92,30 @@ impl Memory {
                 step.copies
             );
             self.slots[copy.dst.index()] = self.slots[copy.src.index()].clone();
+        }
+    }
+
+    fn advance_states<'a>(&mut self, step: &Step, contents: impl Fn(&StepRow) -> &'a [Content]) {
+        if self.num_state_slots == 0 {
+            assert!(step.state_copies.is_empty());
+            return assert!(step.rows.iter().all(|row| row.state_slot.is_none()));
+        }
+        let places: HashSet<_> = step.rows.iter().map(|row| row.state_slot).collect();
+        assert_eq!(places.len(), step.rows.len(), "two rows have one state: {step:?}");
+        let sources: HashSet<_> = step.state_copies.iter().map(|copy| copy.src).collect();
+        let destinations: HashSet<_> = step.state_copies.iter().map(|copy| copy.dst).collect();
+        assert_eq!(destinations.len(), step.state_copies.len(), "states clash: {step:?}");
+        assert!(sources.is_disjoint(&destinations), "states clash: {step:?}");
+        for copy in &step.state_copies {
+            self.states.insert(copy.dst, self.states[&copy.src]);
+        }
+        for row in &step.rows {
+            let (contents, slot) = (contents(row), row.state_slot.expect("rows have states"));
+            assert!((slot.0 as usize) < self.num_state_slots);
+            if let Some(last) = (row.first_position as usize).checked_sub(1) {
+                assert_eq!(self.states.get(&slot), Some(&contents[last]), "state of {row:?}");
+            }
+            self.states.insert(slot, contents[contents.len() - 1]);
         }
     }
 

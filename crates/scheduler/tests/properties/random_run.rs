@@ -108,16 +108,25 @@ impl Random {
         let max_model_len = 8 + self.below(40);
         let least_blocks = max_model_len.div_ceil(block_size);
         let spare_blocks = [0, 1, 2, least_blocks, 20 * least_blocks][self.below(5)];
+        let max_num_seqs = 1 + self.below(12);
+        let has_states = self.below(3) == 0;
         SchedulerConfig {
             block_size,
             num_blocks: least_blocks + spare_blocks,
-            max_num_seqs: 1 + self.below(12),
+            max_num_seqs,
             max_num_batched_tokens: [1, 2, 3, 4, 7, 16, 64][self.below(7)],
             max_model_len,
             enable_prefix_caching: self.below(5) > 0,
             policy: [SchedulingPolicy::Fcfs, SchedulingPolicy::LongestPrefix][self.below(2)],
             max_pinned_blocks: [0, 1, least_blocks, 10 * least_blocks][self.below(4)],
-            num_swap_blocks: [0, 1, least_blocks, 10 * least_blocks][self.below(4)],
+            num_swap_blocks: match has_states {
+                true => 0,
+                false => [0, 1, least_blocks, 10 * least_blocks][self.below(4)],
+            },
+            num_state_slots: match has_states {
+                true => max_num_seqs + [0, 1, 3, 40][self.below(4)],
+                false => 0,
+            },
         }
     }
 
@@ -152,7 +161,7 @@ fn two_hundred_thousand_random_operations() {
     let mut random = Random(2);
     let mut total = Seen::default();
     let (mut num_preemptions, mut num_hits, mut num_swaps) = (0, 0, (0, 0));
-    for run in 0..100 {
+    for run in 0..120 {
         let mut workload = Workload::new(random.config());
         for _ in 0..2000 {
             apply(&mut workload, &random.op(), 1 + run % 2);
@@ -176,12 +185,15 @@ fn two_hundred_thousand_random_operations() {
         total.appended += seen.appended;
         total.pins += seen.pins;
         total.beginnings += seen.beginnings;
+        total.state_copies += seen.state_copies;
+        total.resumed += seen.resumed;
         total.longest_stay = total.longest_stay.max(seen.longest_stay);
     }
     // The run is worth its time only if it meets everything often.
     assert!(total.steps > 40_000 && total.mixed_steps > 5_000, "{total:?}");
     assert!(total.forks > 5_000 && total.copies > 800 && total.previous_rows > 9_000, "{total:?}");
     assert!(total.finished > 10_000 && total.cancelled > 5_000, "{total:?}");
+    assert!(total.state_copies > 2_000 && total.resumed > 100, "{total:?}");
     assert!(total.appended > 5_000 && total.pins > 4_000 && total.beginnings > 1_000, "{total:?}");
     assert!(
         num_preemptions > 1_000 && num_hits > 20_000,
@@ -193,8 +205,10 @@ fn two_hundred_thousand_random_operations() {
 
 fn config() -> impl Strategy<Value = SchedulerConfig> {
     let sizes = (1..5_usize, 4..24_usize, 0..12_usize, 1..6_usize, 1..20_usize);
-    (sizes, any::<bool>(), any::<bool>()).prop_map(|(sizes, enable_prefix_caching, is_fcfs)| {
+    let switches = (any::<bool>(), any::<bool>(), any::<bool>());
+    (sizes, switches).prop_map(|(sizes, switches)| {
         let (block_size, max_model_len, spare_blocks, max_num_seqs, max_num_batched_tokens) = sizes;
+        let (enable_prefix_caching, is_fcfs, has_states) = switches;
         SchedulerConfig {
             block_size,
             num_blocks: max_model_len.div_ceil(block_size) + spare_blocks,
@@ -204,7 +218,8 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
             enable_prefix_caching,
             policy: if is_fcfs { SchedulingPolicy::Fcfs } else { SchedulingPolicy::LongestPrefix },
             max_pinned_blocks: spare_blocks,
-            num_swap_blocks: 2 * spare_blocks,
+            num_swap_blocks: if has_states { 0 } else { 2 * spare_blocks },
+            num_state_slots: if has_states { max_num_seqs + spare_blocks } else { 0 },
         }
     })
 }

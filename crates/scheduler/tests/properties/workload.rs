@@ -42,6 +42,10 @@ pub(crate) struct Seen {
     pub(crate) pins: usize,
     /// Blocks of which a new sequence copied the beginning.
     pub(crate) beginnings: usize,
+    /// States that were copied for sequences that fork or begin, or to be kept.
+    pub(crate) state_copies: usize,
+    /// New sequences that began with the state of others' tokens.
+    pub(crate) resumed: usize,
     /// The longest time from a sequence's arrival to its end, in steps.
     pub(crate) longest_stay: usize,
 }
@@ -70,7 +74,7 @@ pub(crate) struct LiveSequence {
 impl Workload {
     pub(crate) fn new(config: SchedulerConfig) -> Self {
         Self {
-            memory: Memory::new(config.num_blocks, config.block_size),
+            memory: Memory::new(&config),
             scheduler: Scheduler::new(config).expect("a valid configuration"),
             live: BTreeMap::new(),
             seen: Seen::default(),
@@ -172,6 +176,8 @@ impl Workload {
         }
         self.seen.steps += 1;
         self.seen.copies += step.copies.len();
+        self.seen.state_copies += step.state_copies.len();
+        self.seen.resumed += self.num_resumed(&step);
         let live = &self.live;
         self.memory.execute(&step, |row| &live[&row.seq].contents[..end(row)]);
         let sampled = self.draw(&step);
@@ -269,6 +275,17 @@ impl Workload {
             !self.live[&row.seq].is_started && step.copies.iter().any(|copy| copy.dst == block)
         };
         step.rows.iter().filter(is_beginning).count()
+    }
+
+    /// Rows of sequences that drew nothing yet and begin with a state that was copied for them.
+    fn num_resumed(&self, step: &Step) -> usize {
+        let has_copy =
+            |row: &&StepRow| step.state_copies.iter().any(|copy| Some(copy.dst) == row.state_slot);
+        let is_first = |row: &&StepRow| {
+            let seq = &self.live[&row.seq];
+            row.first_position > 0 && !seq.is_started && row.seq == seq.request
+        };
+        step.rows.iter().filter(has_copy).filter(is_first).count()
     }
 
     fn check(&self) {

@@ -152,10 +152,46 @@ const ARCHITECTURES: &[Architecture] = &[
     row("MixtralForCausalLM", "Mixtral", "experts, sliding window", "llama"),
     row("OlmoeForCausalLM", "OLMoE", "experts, norms over all heads", "olmoe"),
     row(
+        "Qwen2MoeForCausalLM",
+        "Qwen1.5-MoE, Qwen2-57B-A14B",
+        "experts in some layers, beside one with a score of its own",
+        "",
+    ),
+    row(
         "Qwen3MoeForCausalLM",
         "Qwen3-30B-A3B, Qwen3-235B-A22B and their like",
         "experts in some layers, shares renormalised or not",
         "qwen3moe",
+    ),
+    row(
+        "Qwen3NextForCausalLM",
+        "Qwen3-Next-80B-A3B, Qwen3-Coder-Next",
+        "gated delta nets, gated attention, rows that lie head by head, experts in some layers",
+        "",
+    ),
+    row(
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3.5, dense (0.8B to 27B); texts only",
+        "gated delta nets, heads of keys and values of different widths",
+        "",
+    ),
+    row(
+        "Qwen3_5ForCausalLM",
+        "Qwen3.5, dense, without the part for images",
+        "settings by default",
+        "",
+    ),
+    row(
+        "Qwen3_5MoeForConditionalGeneration",
+        "Qwen3.5 with experts (35B-A3B, 122B-A10B, 397B-A17B); texts only",
+        "one tensor for all experts of a layer",
+        "",
+    ),
+    row(
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3.5 with experts, without the part for images",
+        "a tensor for each expert, a shorter convolution",
+        "",
     ),
     row(
         "Glm4MoeForCausalLM",

@@ -4,7 +4,7 @@ use super::*;
 
 /// Which layers have a rope, and which a window.
 fn ropes_and_windows(m: &ModelSpec) -> (Vec<bool>, Vec<Option<usize>>) {
-    let attention = || m.layers.iter().map(|layer| &layer.attention);
+    let attention = || m.layers.iter().map(|layer| layer.attention().unwrap());
     (attention().map(|a| a.rope.is_some()).collect(), attention().map(|a| a.window).collect())
 }
 
@@ -40,7 +40,7 @@ fn gemma3_of_texts_and_images() {
     let m = spec(text);
     assert_eq!(m.num_parameters(), 3_880_263_168);
     assert_eq!(m.max_model_len, 131_072);
-    let a = &m.layers[0].attention;
+    let a = m.layers[0].attention().unwrap();
     assert_eq!(
         (a.heads, a.kv_heads, a.head_dim, a.scale, a.window),
         (8, 4, 256, 0.0625, Some(1024))
@@ -73,13 +73,6 @@ fn gemma3_of_texts_and_images() {
     );
     let wrong = with(text, r#"{"text_config": {"hidden_size": "wide"}}"#);
     assert!(error(&wrong).contains("`text_config.hidden_size` is \"wide\""), "{}", error(&wrong));
-}
-
-/// The checkpoint with this configuration, and nothing else.
-fn open(config: &str) -> Checkpoint {
-    let files: Vec<(&'static str, &'static [u8])> =
-        vec![("config.json", config.to_owned().leak().as_bytes())];
-    Checkpoint::open(CheckpointFiles::Embedded(files.leak())).unwrap()
 }
 
 /// mistralai/Mistral-Small-3.1-24B-Instruct-2503.
@@ -201,7 +194,10 @@ fn seed_oss() {
     );
     let m = spec(&text);
     assert_eq!(m.num_parameters(), 36_151_104_512);
-    assert_eq!((m.layers[0].attention.qkv_bias, m.layers[0].attention.out_bias), (true, false));
+    assert_eq!(
+        (m.layers[0].attention().unwrap().qkv_bias, m.layers[0].attention().unwrap().out_bias),
+        (true, false)
+    );
 }
 
 /// baidu/ERNIE-4.5-0.3B-PT.
@@ -306,7 +302,7 @@ fn glm4_moe() {
     assert_eq!(experts.shared, Some(experts.expert));
     let gating = GatingSpec { sigmoid: true, bias: true, renormalize: true, scale: 1.0 };
     assert_eq!(experts.gating, gating);
-    let a = &m.layers[1].attention;
+    let a = m.layers[1].attention().unwrap();
     assert_eq!((a.qkv_bias, a.out_bias, a.qk_norm, rope(&m, 1).dim), (true, false, None, 64));
     let checkpoint = open(text);
     for (name, may_skip) in [
@@ -322,7 +318,7 @@ fn glm4_moe() {
     ));
     let shared = larger.layers[3].ffn.shared().unwrap();
     assert_eq!((shared.inner, larger.layers[2].ffn.experts()), (2816, None));
-    assert!(larger.layers[0].attention.qk_norm.is_some());
+    assert!(larger.layers[0].attention().unwrap().qk_norm.is_some());
     let many = error(&with(text, r#"{"n_shared_experts": 18446744073709551615}"#));
     assert!(
         many.contains("`n_shared_experts` = 18446744073709551615 is not supported; at most"),
@@ -374,9 +370,14 @@ fn gpt_oss() {
         "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": false, "vocab_size": 201088}"#;
     let m = spec(text);
     assert_eq!((m.num_parameters(), m.max_model_len), (20_914_757_184, 131_072));
-    let windows: Vec<_> = m.layers[..3].iter().map(|layer| layer.attention.window).collect();
+    let windows: Vec<_> =
+        m.layers[..3].iter().map(|layer| layer.attention().unwrap().window).collect();
     assert_eq!(windows, [Some(128), None, Some(128)]);
-    assert!(m.layers.iter().all(|layer| layer.attention.sinks && layer.attention.out_bias));
+    assert!(
+        m.layers
+            .iter()
+            .all(|layer| layer.attention().unwrap().sinks && layer.attention().unwrap().out_bias)
+    );
     let experts = m.layers[0].ffn.experts().unwrap();
     assert_eq!(
         (experts.expert.act, experts.expert.bias, experts.router_bias),

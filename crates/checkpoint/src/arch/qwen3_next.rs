@@ -1,0 +1,159 @@
+//! Qwen3-Next and Qwen3.5: three gated delta nets to each attention, whose output is gated, rotates a quarter of its heads and norms
+//! them; norms are stored as differences from one; dense or with experts beside one that every token goes to by a score of its own.
+//! Source: transformers `models/qwen3_next`, `models/qwen3_5`, `models/qwen3_5_moe`.
+
+use super::{Arch, Around, qwen2_moe};
+use crate::{
+    config::HfConfig,
+    error::Result,
+    spec::{
+        Act, DeltaNetSpec, MOST_HEADS, MOST_WIDTH, Mixer, ModelSpec, NormKind, NormSpec, QkNormSpan,
+    },
+    weights::{Slot, WeightRule, expert_rows, heads, whole},
+};
+
+pub(super) const NEXT: Arch = Arch {
+    name: "Qwen3NextForCausalLM",
+    model_type: "qwen3_next",
+    spec: next,
+    weights: OF_NEXT,
+    ..QWEN3_5_MOE
+};
+
+pub(super) const QWEN3_5: Arch = Arch {
+    name: "Qwen3_5ForCausalLM",
+    model_type: "qwen3_5_text",
+    reads: &["layer_types", "num_experts", "num_local_experts"],
+    spec: base,
+    weights: GATED,
+    around: Around::Nothing,
+    predicts_more: true,
+};
+
+pub(super) const QWEN3_5_MOE: Arch = Arch {
+    name: "Qwen3_5MoeForCausalLM",
+    model_type: "qwen3_5_moe_text",
+    spec: moe,
+    weights: OF_MOE,
+    ..QWEN3_5
+};
+
+/// As published, of which images are refused.
+pub(super) const QWEN3_5_OF_IMAGES: Arch = Arch {
+    name: "Qwen3_5ForConditionalGeneration",
+    model_type: "qwen3_5",
+    around: Around::Images,
+    ..QWEN3_5
+};
+
+pub(super) const QWEN3_5_MOE_OF_IMAGES: Arch = Arch {
+    name: "Qwen3_5MoeForConditionalGeneration",
+    model_type: "qwen3_5_moe",
+    around: Around::Images,
+    ..QWEN3_5_MOE
+};
+
+/// Each head's queries and the gate of what it makes.
+const Q: WeightRule = heads(Slot::Q, "model.layers.{i}.self_attn.q_proj.weight");
+const GATED: &[WeightRule] = &[Q];
+
+/// Quantized checkpoints have a tensor for each expert, others one for all of a layer.
+const OF_MOE: &[WeightRule] = &[
+    Q,
+    qwen2_moe::SHARED[0],
+    qwen2_moe::SHARED[1],
+    qwen2_moe::SHARED[2],
+    whole(Slot::ExpertGate(0), "model.layers.{i}.mlp.experts.{e}.gate_proj.weight"),
+    whole(Slot::ExpertUp(0), "model.layers.{i}.mlp.experts.{e}.up_proj.weight"),
+    whole(Slot::ExpertDown(0), "model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
+    expert_rows(Slot::ExpertGate(0), "model.layers.{i}.mlp.experts.gate_up_proj"),
+    expert_rows(Slot::ExpertUp(0), "model.layers.{i}.mlp.experts.gate_up_proj"),
+    expert_rows(Slot::ExpertDown(0), "model.layers.{i}.mlp.experts.down_proj"),
+];
+
+const OF_NEXT: &[WeightRule] = &[
+    Q,
+    qwen2_moe::SHARED[0],
+    qwen2_moe::SHARED[1],
+    qwen2_moe::SHARED[2],
+    heads(Slot::DeltaQ, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
+    heads(Slot::DeltaK, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
+    heads(Slot::DeltaV, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
+    heads(Slot::DeltaGate, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
+    heads(Slot::DeltaBeta, "model.layers.{i}.linear_attn.in_proj_ba.weight"),
+    heads(Slot::DeltaDecay, "model.layers.{i}.linear_attn.in_proj_ba.weight"),
+];
+
+fn next(c: &HfConfig) -> Result<ModelSpec> {
+    let mut m = base(c)?;
+    qwen2_moe::set_experts(&mut m, c, c.flag_or("norm_topk_prob", true)?)?;
+    Ok(m)
+}
+
+fn moe(c: &HfConfig) -> Result<ModelSpec> {
+    // All layers have experts, and configurations need not say how wide others would be.
+    let inner = c.bounded("moe_intermediate_size", MOST_WIDTH)?;
+    let mut m = base(&c.with_default("intermediate_size", inner))?;
+    qwen2_moe::set_experts(&mut m, &c.without(&["decoder_sparse_step", "mlp_only_layers"]), true)?;
+    Ok(m)
+}
+
+fn base(c: &HfConfig) -> Result<ModelSpec> {
+    // Absent, it would be 256, not hidden_size / num_attention_heads.
+    c.count("head_dim")?;
+    let mut m = ModelSpec::llama(&c.with_default("partial_rotary_factor", 0.25))?;
+    if !c.flag_or("attn_output_gate", true)? {
+        return Err(c.unsupported("attn_output_gate", &false.into(), "; true is"));
+    }
+    m.set_norm(NormSpec { kind: NormKind::RmsPlusOne, ..m.final_norm });
+    m.set_qk_norm(m.final_norm, QkNormSpan::Head);
+    m.each_attention(|_, a| a.gated = true);
+    let net = delta_net(c, m.layers[0].ffn.mlp().act)?;
+    let interval = c.count_opt("full_attention_interval")?.unwrap_or(4);
+    let by_default = |i: usize| !(i + 1).is_multiple_of(interval);
+    let is_linear = m.layer_kinds(c, ["linear_attention", "full_attention"], by_default)?;
+    if is_linear.iter().all(|is_linear| *is_linear) {
+        let found = c.raw("layer_types").cloned().unwrap_or_default();
+        return Err(c.ill_typed("layer_types", &found, "full_attention in one layer at least"));
+    }
+    for (layer, is_linear) in m.layers.iter_mut().zip(is_linear) {
+        if is_linear {
+            layer.mixer = Mixer::DeltaNet(net);
+        }
+    }
+    Ok(m)
+}
+
+/// The delta net of a layer whose convolution has the feed-forward's activation.
+fn delta_net(c: &HfConfig, act: Act) -> Result<DeltaNetSpec> {
+    const MOST_TAPS: usize = 8;
+    if act != Act::Silu {
+        let found = c.raw("hidden_act").cloned().unwrap_or_default();
+        return Err(c.unsupported("hidden_act", &found, "; silu is"));
+    }
+    let net = DeltaNetSpec {
+        key_heads: c.bounded("linear_num_key_heads", MOST_HEADS)?,
+        value_heads: c.bounded("linear_num_value_heads", MOST_HEADS)?,
+        key_dim: head_width(c, "linear_key_head_dim")?,
+        value_dim: head_width(c, "linear_value_head_dim")?,
+        taps: c.bounded("linear_conv_kernel_dim", MOST_TAPS)?,
+    };
+    if !net.value_heads.is_multiple_of(net.key_heads) {
+        let (key, found) = ("linear_num_value_heads", net.value_heads.into());
+        return Err(c.ill_typed(key, &found, "a multiple of linear_num_key_heads"));
+    }
+    if net.taps < 2 {
+        let found = net.taps.into();
+        return Err(c.ill_typed("linear_conv_kernel_dim", &found, "at least 2"));
+    }
+    Ok(net)
+}
+
+/// The width of a delta net's heads, which kernels have in steps of 16, up to 256.
+fn head_width(c: &HfConfig, key: &str) -> Result<usize> {
+    let width = c.count(key)?;
+    match width.is_multiple_of(16) && width <= 256 {
+        true => Ok(width),
+        false => Err(c.unsupported(key, &width.into(), "; multiples of 16 up to 256 are")),
+    }
+}

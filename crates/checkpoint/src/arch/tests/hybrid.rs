@@ -1,0 +1,168 @@
+//! Models of delta nets and attention, and what came with them.
+
+use super::*;
+use crate::{KvDtype, Shard, spec::DeltaNetSpec, weights::SlotRows};
+
+/// Qwen/Qwen3-Next-80B-A3B-Instruct.
+const QWEN3_NEXT: &str = r#"{"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "attention_bias": false,
+    "decoder_sparse_step": 1, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+    "intermediate_size": 5120, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [],
+    "moe_intermediate_size": 512, "norm_topk_prob": true, "num_attention_heads": 16, "num_experts": 512,
+    "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2, "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000000, "shared_expert_intermediate_size": 512,
+    "tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151936}"#;
+
+/// As a Qwen3.5 with experts has it, in the part for texts.
+const QWEN3_5_MOE: &str = r#"{"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+    "tie_word_embeddings": false, "vision_config": {}, "text_config": {"attn_output_gate": true, "head_dim": 256,
+    "hidden_act": "silu", "hidden_size": 2048, "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144, "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 512, "mtp_num_hidden_layers": 1, "num_attention_heads": 16, "num_experts": 256,
+    "num_experts_per_tok": 8, "num_hidden_layers": 40, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+    "rope_parameters": {"mrope_interleaved": true, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25,
+    "rope_theta": 10000000, "rope_type": "default"}, "shared_expert_intermediate_size": 512, "vocab_size": 248320}}"#;
+
+#[test]
+fn qwen3_next() {
+    let m = spec(QWEN3_NEXT);
+    let net =
+        DeltaNetSpec { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, taps: 4 };
+    assert_eq!((m.delta_nets().count(), m.delta_nets().next()), (36, Some(&net)));
+    assert_eq!((net.channels(), net.width()), (8192, 12_288));
+    let attention = m.layers[3].attention().unwrap();
+    assert!(attention.gated && m.layers[4].attention().is_none());
+    assert_eq!((rope(&m, 47).dim, m.final_norm.kind), (64, NormKind::RmsPlusOne));
+    let experts = m.layers[0].ffn.experts().unwrap();
+    assert!(experts.gating.renormalize && experts.shared_gate);
+    assert_eq!(experts.shared.unwrap().inner, 512);
+    // What is published has a layer more, which predicts a further token: attention and experts behind a projection of two rows.
+    let of_layer = |i: usize| -> usize {
+        let slots = m.slots().filter(|(layer, ..)| *layer == Some(i));
+        slots.map(|(_, _, shape)| shape.iter().product::<usize>()).sum()
+    };
+    let beside = 2 * 2048 * 2048 + 3 * 2048;
+    assert_eq!(m.num_parameters() as usize + of_layer(3) + beside, 81_324_862_720);
+    // Keys and values of one layer in four; states of the others, whatever the length.
+    assert_eq!(m.kv_bytes_per_token(KvDtype::Plain(Dtype::Bf16)), 12 * 2 * 2 * 256 * 2);
+    assert_eq!(m.state_bytes(Dtype::Bf16, 1), 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2));
+    assert_eq!(m.tensor_parallel_sizes(), [1, 2, 4, 8, 16]);
+}
+
+/// Rows of a tensor lie head by head, and so do those that a rank takes.
+#[test]
+fn rows_of_heads_lie_together() {
+    let checkpoint = open(QWEN3_NEXT);
+    let plan = checkpoint.tensor_plan();
+    let find = |plan: &[TensorPlan], name: &str| {
+        let name = format!("model.layers.{name}.weight");
+        plan.iter().find(|tensor| tensor.name == name).unwrap().clone()
+    };
+    let rows = |slot, layer, rows, first| SlotRows { slot, layer: Some(layer), rows, first };
+    let queries = find(&plan, "3.self_attn.q_proj");
+    assert_eq!((&queries.shape, queries.slots.len()), (&vec![8192, 2048], 32));
+    assert_eq!(
+        queries.slots[2..4],
+        [rows(Slot::Q, 3, 512..768, 256), rows(Slot::AttnGate, 3, 768..1024, 256)]
+    );
+    let mixed = find(&plan, "0.linear_attn.in_proj_qkvz");
+    assert_eq!((&mixed.shape, &mixed.stored_shape), (&vec![12_288, 2048], &vec![12_288, 2048]));
+    // Of the second key head: 128 rows of q and k, and two value heads of 128.
+    assert_eq!(
+        mixed.slots[4..8],
+        [
+            rows(Slot::DeltaQ, 0, 768..896, 128),
+            rows(Slot::DeltaK, 0, 896..1024, 128),
+            rows(Slot::DeltaV, 0, 1024..1280, 256),
+            rows(Slot::DeltaGate, 0, 1280..1536, 256)
+        ]
+    );
+    let taps = find(&plan, "0.linear_attn.conv1d");
+    assert_eq!((&taps.shape, &taps.stored_shape), (&vec![8192 * 4], &vec![8192, 1, 4]));
+
+    let part = checkpoint.shard_plan(Shard { rank: 1, ranks: 8 }, plan);
+    let mixed = find(&part, "0.linear_attn.in_proj_qkvz");
+    assert_eq!(mixed.slots.len(), 8);
+    assert_eq!(
+        mixed.slots[4..6],
+        [
+            rows(Slot::DeltaQ, 0, 3 * 768..3 * 768 + 128, 128),
+            rows(Slot::DeltaK, 0, 3 * 768 + 128..3 * 768 + 256, 128)
+        ]
+    );
+    let taps = find(&part, "0.linear_attn.conv1d");
+    let of_keys = (2048 + 256) * 4..(2048 + 512) * 4;
+    assert_eq!(taps.slots[1], rows(Slot::DeltaTapsK, 0, of_keys, 0));
+    let out = find(&part, "0.linear_attn.out_proj");
+    assert_eq!((out.columns, out.slots[0].rows.clone()), (Some(512..1024), 0..2048));
+}
+
+#[test]
+fn qwen3_5_moe() {
+    let m = spec(QWEN3_5_MOE);
+    assert_eq!((m.delta_nets().count(), m.attentions().count()), (30, 10));
+    assert_eq!((rope(&m, 3).dim, m.layers[0].ffn.experts().unwrap().count), (64, 256));
+    let checkpoint = open(QWEN3_5_MOE);
+    let names = |is_stored: &dyn Fn(&str) -> bool| {
+        let plan = checkpoint.plan_of_stored(is_stored).into_iter();
+        plan.filter(|tensor| tensor.name.contains("layers.1.mlp.experts")).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&|_| false).len(), 3 * 256, "a tensor for each expert");
+    let fused =
+        names(&|name| name.ends_with("gate_up_proj") || name.ends_with("experts.down_proj"));
+    assert_eq!(fused.len(), 2);
+    assert_eq!(
+        (&fused[0].shape, &fused[0].stored_shape),
+        (&vec![262_144, 2048], &vec![256, 1024, 2048])
+    );
+    assert_eq!(fused[0].slots[3].slot, Slot::ExpertUp(1));
+    assert_eq!((fused[0].slots[3].rows.clone(), fused[0].slots[3].first), (1536..2048, 0));
+    assert_eq!(
+        checkpoint.planned_name("model.language_model.layers.0.linear_attn.A_log"),
+        "model.layers.0.linear_attn.A_log"
+    );
+    assert!(checkpoint.may_skip_tensor("model.visual.pos_embed.weight"));
+    assert!(checkpoint.may_skip_tensor("mtp.fc.weight"));
+}
+
+#[test]
+fn what_delta_nets_cannot_be_is_refused() {
+    for (edits, line) in [
+        (
+            r#"{"linear_value_head_dim": 100}"#,
+            "`linear_value_head_dim` = 100 is not supported; multiples of 16 up to 256 are",
+        ),
+        (
+            r#"{"linear_num_value_heads": 24}"#,
+            "`linear_num_value_heads` is 24, but a multiple of linear_num_key_heads is needed",
+        ),
+        (
+            r#"{"linear_conv_kernel_dim": 1}"#,
+            "`linear_conv_kernel_dim` is 1, but at least 2 is needed",
+        ),
+        (r#"{"hidden_act": "gelu"}"#, "`hidden_act` = \"gelu\" is not supported; silu is"),
+        (r#"{"attention_bias": true}"#, "`attention_bias` = true"),
+        (r#"{"attn_output_gate": false}"#, "`attn_output_gate` = false is not supported; true is"),
+        (r#"{"full_attention_interval": 64}"#, "full_attention in one layer at least"),
+    ] {
+        let found = error(&with(QWEN3_NEXT, edits));
+        assert!(found.contains(line), "{edits}: {found}");
+    }
+}
+
+/// Qwen/Qwen1.5-MoE-A2.7B.
+#[test]
+fn qwen2_moe() {
+    let text = r#"{"architectures": ["Qwen2MoeForCausalLM"], "decoder_sparse_step": 1, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 5632, "max_position_embeddings": 8192, "max_window_layers": 21, "model_type": "qwen2_moe",
+        "moe_intermediate_size": 1408, "norm_topk_prob": false, "num_attention_heads": 16, "num_experts": 60,
+        "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 16, "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0, "shared_expert_intermediate_size": 5632, "sliding_window": 32768,
+        "tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151936}"#;
+    let m = spec(text);
+    assert_eq!(m.num_parameters(), 14_315_784_192);
+    let experts = m.layers[0].ffn.experts().unwrap();
+    assert!(m.layers[0].attention().unwrap().qkv_bias && !experts.gating.renormalize);
+    assert_eq!((experts.shared.unwrap().inner, experts.shared_gate), (5632, true));
+}

@@ -1,0 +1,87 @@
+//! A layer's gated delta net: its parts, and what is computed of them.
+
+use candle_core::Tensor;
+use candlepower_checkpoint::{DeltaNetSpec, ModelSpec, NormSpec};
+use candlepower_kernels::{DeltaDims, StateConfig};
+
+use crate::{
+    error::Result,
+    layers::{Linear, Ops, Place, tensor_bytes},
+    parts::{Matrix, Part, Parts},
+};
+
+/// One layer's gated delta net.
+pub(crate) struct DeltaNet<M> {
+    /// Which of the model's delta nets it is.
+    pub(crate) layer: usize,
+    rows: Linear<M>,
+    gates: Linear<M>,
+    pub(crate) net: candlepower_kernels::DeltaNet,
+    out: Linear<M>,
+}
+
+impl<M: Matrix> DeltaNet<M> {
+    /// Takes the parts of the `index`-th delta net, which is in layer `layer`.
+    pub(crate) fn take(
+        parts: &mut Parts<M>,
+        (layer, index): (usize, usize),
+        spec: &DeltaNetSpec,
+        norm: &NormSpec,
+    ) -> Result<Self> {
+        let mut exact = |part| -> Result<Tensor> {
+            Ok(parts.exact(layer, part)?.expect("the plan holds every vector of the spec"))
+        };
+        let net = candlepower_kernels::DeltaNet {
+            dims: delta_dims(spec),
+            conv: exact(Part::DeltaTaps)?.reshape((spec.channels(), spec.taps))?,
+            a_log: exact(Part::DeltaLogRate)?,
+            dt_bias: exact(Part::DeltaDecayBias)?,
+            norm: exact(Part::DeltaNorm)?,
+            eps: norm.eps as f32,
+        };
+        let mut linear = |part| Linear::without_bias(parts, layer, part);
+        Ok(Self {
+            layer: index,
+            rows: linear(Part::DeltaIn),
+            gates: linear(Part::DeltaGates),
+            out: linear(Part::Out),
+            net,
+        })
+    }
+
+    /// `[tokens, hidden]` -> `[tokens, hidden]`.
+    pub(crate) fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
+        let rows = ops.linear(x, &self.rows, Place::Wide)?;
+        let gates = ops.linear(x, &self.gates, Place::Narrow)?;
+        ops.linear(&ops.delta_net(&rows, &gates, self)?, &self.out, Place::Branch)
+    }
+
+    pub(crate) fn num_bytes(&self) -> usize {
+        let candlepower_kernels::DeltaNet { conv, a_log, dt_bias, norm, .. } = &self.net;
+        let vectors = [conv, a_log, dt_bias, norm].map(tensor_bytes).iter().sum::<usize>();
+        let matrices = [&self.rows, &self.gates, &self.out].map(Linear::num_bytes);
+        matrices.iter().sum::<usize>() + vectors
+    }
+}
+
+/// The dimensions of a delta net as kernels take them.
+fn delta_dims(spec: &DeltaNetSpec) -> DeltaDims {
+    DeltaDims {
+        key_heads: spec.key_heads,
+        value_heads: spec.value_heads,
+        key_dim: spec.key_dim,
+        value_dim: spec.value_dim,
+        kernel: spec.taps,
+    }
+}
+
+/// So many states of a model, of all delta nets or of so many; `None` where it has none.
+pub(crate) fn state_config(
+    spec: &ModelSpec,
+    num_layers: Option<usize>,
+    num_states: usize,
+) -> Option<StateConfig> {
+    let dims = delta_dims(spec.delta_nets().next()?);
+    let num_layers = num_layers.unwrap_or_else(|| spec.delta_nets().count());
+    Some(StateConfig { num_layers, num_slots: num_states, dims })
+}

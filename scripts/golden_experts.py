@@ -1,0 +1,220 @@
+"""Recipes of make_goldens.py: models with experts beside shared ones, and models of delta nets."""
+
+from __future__ import annotations
+
+import torch
+
+# What a tiny encoder of images has, of which nothing is computed here.
+QWEN_VISION = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=1, patch_size=4)
+
+
+def of_all_experts(tensors: dict, experts: int) -> dict:
+    """With the matrices of each layer's experts in one tensor, gate and up one behind the other."""
+    one = lambda name, expert, matrix: tensors.pop(name.replace("experts.0.gate_proj", f"experts.{expert}.{matrix}"))
+    for name in [name for name in tensors if name.endswith(".experts.0.gate_proj.weight")]:
+        layer = name.split("0.gate_proj")[0]
+        both = [torch.cat([one(name, e, "gate_proj"), one(name, e, "up_proj")]) for e in range(experts)]
+        tensors[layer + "gate_up_proj"] = torch.stack(both)
+        tensors[layer + "down_proj"] = torch.stack([one(name, e, "down_proj") for e in range(experts)])
+    return tensors
+
+
+# As MODELS of make_goldens.py.
+MODELS = {
+    # With the layer behind the last one, of which nothing is computed, and experts that make half of what all make.
+    "glm4-moe": dict(
+        cls="Glm4Moe",
+        config=dict(
+            head_dim=24,
+            attention_bias=True,
+            use_qk_norm=True,
+            moe_intermediate_size=40,
+            n_routed_experts=6,
+            num_experts_per_tok=3,
+            n_shared_experts=2,
+            routed_scaling_factor=1.5,
+            first_k_dense_replace=1,
+        ),
+        rewrite=lambda c: (
+            c["rope_parameters"].pop("partial_rotary_factor"),
+            c.pop("partial_rotary_factor", None),
+        ),
+        rename=lambda tensors: tensors | {"model.layers.3.enorm.weight": torch.zeros(64)},
+        dtype=torch.bfloat16,
+    ),
+    "ernie4_5-moe": dict(
+        cls="Ernie4_5_Moe",
+        config=dict(
+            num_hidden_layers=4,
+            moe_intermediate_size=40,
+            moe_num_experts=6,
+            moe_k=3,
+            moe_num_shared_experts=2,
+            moe_layer_start_index=1,
+            moe_layer_end_index=2,
+        ),
+        dtype=torch.bfloat16,
+    ),
+    # As the hub has it, with what transformers does not read.
+    "minimax-m2": dict(
+        cls="MiniMaxM2",
+        config=dict(
+            head_dim=24,
+            rotary_dim=12,
+            intermediate_size=40,
+            num_local_experts=6,
+            num_experts_per_tok=4,
+            rope_theta=3000.0,
+        ),
+        rewrite=lambda c: (
+            c.pop("rope_parameters"),
+            c.pop("partial_rotary_factor", None),
+            c.update(
+                rope_theta=3000.0,
+                rotary_dim=12,
+                attn_type_list=[1, 1, 1],
+                qk_norm_type="per_layer",
+                scoring_func="sigmoid",
+                shared_intermediate_size=0,
+                use_qk_norm=True,
+                use_routing_bias=True,
+            ),
+        ),
+        dtype=torch.bfloat16,
+    ),
+    # Windows shorter than the prompt, and the published kind of rope.
+    "gpt-oss": dict(
+        cls="GptOss",
+        config=dict(
+            head_dim=32,
+            intermediate_size=48,
+            num_local_experts=6,
+            num_experts_per_tok=4,
+            sliding_window=8,
+            max_position_embeddings=1024,
+            rope_parameters=dict(
+                rope_type="yarn",
+                rope_theta=3000.0,
+                factor=8.0,
+                beta_fast=32.0,
+                beta_slow=1.0,
+                truncate=False,
+                original_max_position_embeddings=128,
+            ),
+        ),
+        dtype=torch.bfloat16,
+    ),
+    # As the hub has it, without the list of layers.
+    "qwen3-next": dict(
+        cls="Qwen3Next",
+        config=dict(
+            head_dim=32,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=32,
+            linear_value_head_dim=32,
+            full_attention_interval=2,
+            num_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=40,
+            shared_expert_intermediate_size=48,
+            mlp_only_layers=[2],
+        ),
+        rewrite=lambda c: (
+            c.pop("layer_types"),
+            c.update(full_attention_interval=2),
+            c["rope_parameters"].pop("partial_rotary_factor", None),
+            c.pop("partial_rotary_factor", None),
+        ),
+        rename=lambda tensors: tensors | {"mtp.norm.weight": torch.zeros(64)},
+        dtype=torch.bfloat16,
+    ),
+    # Part of a model of texts and images. Heads of keys and of values are of different widths.
+    "qwen3_5": dict(
+        cls="Qwen3_5",
+        head="ForConditionalGeneration",
+        vision=dict(**QWEN_VISION, out_hidden_size=64),
+        config=dict(
+            head_dim=32,
+            linear_num_key_heads=2,
+            linear_num_value_heads=6,
+            linear_key_head_dim=32,
+            linear_value_head_dim=64,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                rope_type="default",
+                rope_theta=5000.0,
+                partial_rotary_factor=0.5,
+                mrope_section=[4, 2, 2],
+                mrope_interleaved=True,
+            ),
+        ),
+        dtype=torch.bfloat16,
+    ),
+    "qwen3_5-text": dict(
+        cls="Qwen3_5",
+        text=True,
+        config=dict(
+            num_hidden_layers=2,
+            head_dim=16,
+            linear_num_key_heads=2,
+            linear_num_value_heads=2,
+            linear_key_head_dim=32,
+            linear_value_head_dim=32,
+            layer_types=["linear_attention", "full_attention"],
+        ),
+        dtype=torch.bfloat16,
+    ),
+    # As published, with one tensor for all experts of a layer.
+    "qwen3_5-moe": dict(
+        cls="Qwen3_5Moe",
+        head="ForConditionalGeneration",
+        vision=dict(**QWEN_VISION, out_hidden_size=64),
+        config=dict(
+            num_hidden_layers=2,
+            head_dim=32,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=32,
+            linear_value_head_dim=32,
+            layer_types=["linear_attention", "full_attention"],
+            num_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=48,
+        ),
+        rename=lambda tensors: of_all_experts(tensors, 6),
+        dtype=torch.bfloat16,
+    ),
+    "qwen3_5-moe-text": dict(
+        cls="Qwen3_5Moe",
+        text=True,
+        config=dict(
+            head_dim=32,
+            linear_num_key_heads=4,
+            linear_num_value_heads=4,
+            linear_key_head_dim=32,
+            linear_value_head_dim=32,
+            linear_conv_kernel_dim=3,
+            layer_types=["linear_attention", "linear_attention", "full_attention"],
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=64,
+        ),
+        dtype=torch.bfloat16,
+    ),
+    "qwen2-moe": dict(
+        cls="Qwen2Moe",
+        config=dict(
+            num_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=40,
+            shared_expert_intermediate_size=80,
+            norm_topk_prob=False,
+            mlp_only_layers=[1],
+        ),
+        dtype=torch.bfloat16,
+    ),
+}
