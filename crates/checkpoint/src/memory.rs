@@ -238,7 +238,10 @@ impl MemoryPlan {
             DeviceKind::Gpu { .. } => request.weights,
         };
         let of_sequence = spec.state_bytes(inputs, ranks);
-        let affordable = kept.and_then(|kept| (kept / 2).checked_div(of_sequence));
+        // One sequence comes first, or the cache that was asked for.
+        let cache = request.kv_cache_bytes.unwrap_or(0).max(sequence_bytes);
+        let for_states = kept.map(|kept| (kept / 2).min(kept.saturating_sub(cache)));
+        let affordable = for_states.and_then(|bytes| bytes.checked_div(of_sequence));
         let (max_num_seqs, num_states) = match affordable.map(|states| states.max(1) as usize) {
             Some(states) => {
                 let max_num_seqs = request.max_num_seqs.min(states.div_ceil(4) * 3).min(states);
@@ -365,6 +368,9 @@ impl MemoryPlan {
             && for_cache >= self.sequence_bytes
         {
             ways.push(format!("lower --kv-cache-memory to {for_cache}"));
+        }
+        if self.state_bytes > 0 && self.with(spec, |r| r.max_num_seqs = 1).fits {
+            ways.push("lower --max-num-seqs, for fewer states".to_owned());
         }
         match self.max_model_len_that_fits(spec) {
             0 => {}

@@ -264,6 +264,11 @@ impl EngineHandle {
         }
     }
 
+    /// Most sequences that may run or wait.
+    pub fn in_flight_limit(&self) -> usize {
+        self.shared.in_flight_limit
+    }
+
     /// Sequences running or waiting.
     pub fn num_in_flight(&self) -> usize {
         self.shared.in_flight.load(Ordering::Relaxed)

@@ -1,7 +1,6 @@
 //! Which waiting sequences start, and with which cached blocks.
 
 use std::cmp::Reverse;
-use std::ops::RangeInclusive;
 
 use crate::batch::Batch;
 use crate::block_manager::PrefixChain;
@@ -157,13 +156,14 @@ impl Scheduler {
         }
         let mut state_slot = None;
         if self.state_slots.are_needed() {
-            state_slot = self.state_slots.begin(found.state);
+            state_slot = self.state_slots.begin(found.state.as_ref());
             if state_slot.is_none() {
                 return false;
             }
         }
         let (num_found, num_new) = (found.blocks.len(), num_target - found.blocks.len());
         // Held before anything is allocated, so that they are not evicted for it.
+        found.beyond.iter().rev().for_each(|block| self.blocks.touch(*block));
         found.blocks.iter().for_each(|block| self.blocks.share(*block));
         let beginning =
             found.beginning.filter(|(src, _)| self.blocks.ref_count(*src) > 0 || num_spare > 0);
@@ -188,6 +188,7 @@ impl Scheduler {
         seq.prefix_chain = found.chain;
         seq.state = State::Running;
         seq.state_slot = state_slot;
+        // The next time that somebody begins with all of these blocks, their state should be there.
         seq.state_to_keep = found.to_keep.filter(|(at, _)| *at > seq.num_computed_tokens);
         self.running.insert(seq.running_key());
         self.count_cached(id);
@@ -196,39 +197,41 @@ impl Scheduler {
 
     /// What the cache has of a sequence that starts; where sequences have states, as far as one is kept.
     fn find_cached(&self, seq: &Sequence, with_beginning: bool) -> Found {
-        let block_size = self.config.block_size;
-        let start = seq.prefix_chain.clone();
-        let mut chain = start.clone();
-        let tokens = seq.cacheable_tokens();
-        let blocks = self.blocks.find_prefix(&mut chain, tokens);
-        let beginning = self.blocks.find_beginning(&chain, &tokens[blocks.len() * block_size..]);
+        let (tokens, block_size) = (seq.cacheable_tokens(), self.config.block_size);
+        let mut chain = seq.prefix_chain.clone();
         if !self.state_slots.are_needed() {
-            return Found { blocks, chain, beginning, state: None, to_keep: None };
+            let blocks = self.blocks.find_prefix(&mut chain, tokens);
+            let rest = &tokens[blocks.len() * block_size..];
+            let beginning = self.blocks.find_beginning(&chain, rest);
+            let (state, beyond, to_keep) = (None, Vec::new(), None);
+            return Found { blocks, chain, beginning, state, beyond, to_keep };
         }
-        // The next time that somebody begins with all these blocks, their state should be there.
-        let to_keep = chain
-            .node()
-            .map(|node| (blocks.len() * block_size, KeptState { node, num_tokens: block_size }));
-        let num_blocks = blocks.len();
-        let full = blocks.iter().map(|block| (*block, block_size)).enumerate();
-        for (i, (block, num_common)) in full.chain(beginning.map(|of| (num_blocks, of))).rev() {
-            let least = if with_beginning { 1 } else { block_size };
-            let Some(state) = self.kept_state(block, least..=num_common) else { continue };
-            let is_full = state.num_tokens == block_size;
-            let mut chain = start;
-            let whole = (i + usize::from(is_full)) * block_size;
-            let blocks = self.blocks.find_prefix(&mut chain, &tokens[..whole]);
-            let beginning = (!is_full).then_some((block, state.num_tokens));
-            return Found { blocks, chain, beginning, state: Some(state), to_keep };
+        // What leads to each block, and the blocks.
+        let mut chains = vec![chain.clone()];
+        let mut blocks = Vec::new();
+        let ends = (1..=tokens.len() / block_size).map(|num_blocks| num_blocks * block_size);
+        for end in ends.skip(chain.num_blocks) {
+            let found = self.blocks.find_prefix(&mut chain, &tokens[..end]);
+            let [block] = found[..] else { break };
+            blocks.push(block);
+            chains.push(chain.clone());
         }
-        Found { blocks: Vec::new(), chain: start, beginning: None, state: None, to_keep }
-    }
-
-    /// The state that is kept of most of so many tokens of a cached block.
-    fn kept_state(&self, block: BlockId, mut counts: RangeInclusive<usize>) -> Option<KeptState> {
-        let node = self.blocks.node(block)?;
-        let state = |num_tokens| KeptState { node, num_tokens };
-        counts.rfind(|count| self.state_slots.has(state(*count))).map(state)
+        let end = KeptState { after: chain.parent().clone(), rest: Box::default() };
+        let to_keep = (!blocks.is_empty()).then(|| (blocks.len() * block_size, end));
+        for (num_blocks, chain) in chains.into_iter().enumerate().rev() {
+            let behind = &tokens[num_blocks * block_size..];
+            let beginning = self.blocks.find_beginning(&chain, behind).filter(|_| with_beginning);
+            let most = beginning.map_or(0, |of| of.1).min(block_size - 1);
+            let Some(state) = self.state_slots.longest(chain.parent(), &behind[..most]) else {
+                continue;
+            };
+            let beyond = blocks.split_off(num_blocks);
+            let beginning = beginning.map(|(block, _)| (block, state.rest.len()));
+            let beginning = beginning.filter(|(_, count)| *count > 0);
+            return Found { blocks, chain, beginning, state: Some(state), beyond, to_keep };
+        }
+        let (chain, beginning, state) = (seq.prefix_chain.clone(), None, None);
+        Found { blocks: Vec::new(), chain, beginning, state, beyond: blocks, to_keep }
     }
 
     /// Gives up pins until a new sequence can have `num_new` blocks beside those of the cache. Returns how many are free
@@ -272,6 +275,8 @@ struct Found {
     beginning: Option<(BlockId, usize)>,
     /// The state of the end of all that.
     state: Option<KeptState>,
-    /// After how many tokens its state is worth keeping, and what it is called.
+    /// The blocks that follow, which are there in vain, since there is no state behind them.
+    beyond: Vec<BlockId>,
+    /// After how many tokens, the end of these, its state is worth keeping, and what it is called.
     to_keep: Option<(usize, KeptState)>,
 }

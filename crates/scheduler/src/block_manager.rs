@@ -29,12 +29,9 @@ impl PrefixChain {
         Self { num_blocks: 0, parent: Parent::Root(cache_salt) }
     }
 
-    /// The number of the last block's node.
-    pub(crate) fn node(&self) -> Option<u64> {
-        match self.parent {
-            Parent::Root(_) => None,
-            Parent::Node(node) => Some(node),
-        }
+    /// What to look up the blocks behind it with.
+    pub(crate) fn parent(&self) -> &Parent {
+        &self.parent
     }
 }
 
@@ -165,22 +162,22 @@ impl BlockManager {
         }
     }
 
-    /// What the state of a sequence is called that has computed just `tokens`, which [`Self::register_all`] has made known; `None`
-    /// where there is no prefix cache.
+    /// What the state of a sequence is called that has computed just `tokens`, of which `chain` has the full blocks; `None` where there
+    /// is no prefix cache.
     pub(crate) fn end_of(&self, chain: &PrefixChain, tokens: &[u32]) -> Option<KeptState> {
-        let cache = self.prefix_cache.as_ref()?;
-        let rest = &tokens[chain.num_blocks * self.block_size..];
-        if rest.is_empty() {
-            return Some(KeptState { node: chain.node()?, num_tokens: self.block_size });
+        if self.prefix_cache.is_none() || tokens.is_empty() {
+            return None;
         }
-        let (block, num_common) = cache.find_beginning(&chain.parent, rest)?;
-        let node = cache.node(block).filter(|_| num_common == rest.len())?;
-        Some(KeptState { node, num_tokens: rest.len() })
+        let rest = tokens[chain.num_blocks * self.block_size..].into();
+        Some(KeptState { after: chain.parent.clone(), rest })
     }
 
-    /// The number of a cached block in the prefix cache.
-    pub(crate) fn node(&self, block: BlockId) -> Option<u64> {
-        self.prefix_cache.as_ref()?.node(block)
+    /// Counts a cached block as used now.
+    pub(crate) fn touch(&mut self, block: BlockId) {
+        if self.evictable.contains(block) {
+            self.evictable.remove(block);
+            self.evictable.push(block);
+        }
     }
 
     /// Verifies that each block is in exactly one place; `num_holders[block]` counts the sequences that hold it.

@@ -22,7 +22,7 @@ pub(crate) struct PrefixCache {
 }
 
 /// What precedes a block.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Parent {
     /// Nothing; prompts with different salts never share.
     Root(Option<Arc<str>>),
@@ -91,12 +91,6 @@ impl PrefixCache {
         if siblings.is_empty() {
             self.children.remove(&key.parent);
         }
-    }
-
-    /// The number of a cached block's node.
-    pub(crate) fn node(&self, block: BlockId) -> Option<u64> {
-        let key = self.keys.get(&block)?;
-        Some(self.children.get(&key.parent)?.get(&key.tokens)?.id)
     }
 
     pub(crate) fn contains(&self, block: BlockId) -> bool {

@@ -1,7 +1,9 @@
 //! Places for what a model keeps of a sequence beside keys and values: states of delta nets, which are those of its newest token.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::ops::Bound;
 
+use crate::prefix_cache::{Parent, num_common};
 use crate::step::{StateCopy, StateSlot};
 
 /// Which places are free, which hold states of beginnings for later sequences, and the copies that steps make.
@@ -14,7 +16,8 @@ pub(crate) struct StateSlots {
     free: Vec<StateSlot>,
     /// Free as soon as the next step has read them.
     cooling: Vec<StateSlot>,
-    kept: HashMap<KeptState, (StateSlot, u64)>,
+    /// Those behind the same block follow each other in the order of the alphabet.
+    kept: BTreeMap<KeptState, (StateSlot, u64)>,
     /// The least recently used first.
     by_age: BTreeMap<u64, KeptState>,
     last_use: u64,
@@ -30,12 +33,12 @@ struct Copies {
     kept: Vec<(KeptState, StateSlot)>,
 }
 
-/// Whose state it is: that of all tokens up to and with the first `num_tokens` of a cached block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Whose state it is: that of all tokens of some blocks of the prefix cache, and of fewer than a block behind them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct KeptState {
-    /// The block's number in the prefix cache, which is never used again.
-    pub(crate) node: u64,
-    pub(crate) num_tokens: usize,
+    /// The last of these blocks.
+    pub(crate) after: Parent,
+    pub(crate) rest: Box<[u32]>,
 }
 
 impl StateSlots {
@@ -45,7 +48,7 @@ impl StateSlots {
             num_slots,
             free: (0..num_slots as u32).rev().map(StateSlot).collect(),
             cooling: Vec::new(),
-            kept: HashMap::new(),
+            kept: BTreeMap::new(),
             by_age: BTreeMap::new(),
             last_use: 0,
             copies: Default::default(),
@@ -59,10 +62,14 @@ impl StateSlots {
 
     /// A place for a sequence that begins to run, from its first token on or from where a state that is kept was taken. `None` while
     /// all are in use.
-    pub(crate) fn begin(&mut self, from: Option<KeptState>) -> Option<StateSlot> {
-        let from = from.map(|state| self.use_kept(state));
-        let dst = self.take(from)?;
-        self.copies[0].all.extend(from.map(|src| StateCopy { src, dst }));
+    pub(crate) fn begin(&mut self, from: Option<&KeptState>) -> Option<StateSlot> {
+        let Some(state) = from else { return self.take(None) };
+        let src = self.use_kept(state);
+        let Some(dst) = self.take(Some(src)) else {
+            // There is no other place: it is the sequence's own from now on. What reads it in this step does so before.
+            return self.forget(state);
+        };
+        self.copies[0].all.push(StateCopy { src, dst });
         Some(dst)
     }
 
@@ -77,7 +84,7 @@ impl StateSlots {
     /// Keeps what will be in `src` when the step that is being planned has run, if there is a place for it.
     pub(crate) fn keep(&mut self, src: StateSlot, state: KeptState) {
         let is_due = self.copies.iter().flat_map(|copies| &copies.kept).any(|due| due.0 == state);
-        if is_due || self.kept.contains_key(&state) {
+        if is_due || self.has(&state) {
             return;
         }
         let Some(dst) = self.take(Some(src)) else { return };
@@ -85,15 +92,34 @@ impl StateSlots {
         self.copies[1].kept.push((state, dst));
     }
 
-    /// Whether a state is kept.
-    pub(crate) fn has(&self, state: KeptState) -> bool {
-        self.kept.contains_key(&state)
+    /// The state that is kept of the most of the tokens `rest`, fewer than a block, that follow the block `after`.
+    pub(crate) fn longest(&self, after: &Parent, rest: &[u32]) -> Option<KeptState> {
+        let state = |rest: &[u32]| KeptState { after: after.clone(), rest: rest.into() };
+        // Of those that are not behind `rest` in the alphabet the last one has the most in common with it; if that is not all of it,
+        // what begins `rest` is not longer than what they have in common.
+        let mut most = rest.len();
+        loop {
+            let upper = Bound::Included(state(&rest[..most]));
+            let (found, _) = self.kept.range((Bound::Unbounded, upper)).next_back()?;
+            if found.after != *after {
+                return None;
+            }
+            let common = num_common(&found.rest, rest);
+            if common == found.rest.len() {
+                return Some(found.clone());
+            }
+            most = common;
+        }
+    }
+
+    fn has(&self, state: &KeptState) -> bool {
+        self.kept.contains_key(state)
     }
 
     /// Ends the use of a sequence's place; what is in it is kept as `state`, where that is known.
     pub(crate) fn give_up(&mut self, slot: StateSlot, state: Option<KeptState>) {
         let is_written = self.copies.iter().flat_map(|copies| &copies.all).any(|c| c.dst == slot);
-        match state.filter(|state| !is_written && !self.has(*state)) {
+        match state.filter(|state| !is_written && !self.has(state)) {
             Some(state) => self.insert(state, slot),
             None => {
                 self.copies.iter_mut().for_each(|copies| copies.all.retain(|c| c.dst != slot));
@@ -141,18 +167,18 @@ impl StateSlots {
         if let Some(slot) = self.free.pop() {
             return Some(slot);
         }
-        let may_go = |state: &KeptState| {
-            let (slot, _) = self.kept[state];
+        let may_go = |state: &&KeptState| {
+            let (slot, _) = self.kept[*state];
             Some(slot) != except && !self.is_read(slot)
         };
-        if let Some(state) = self.by_age.values().copied().find(may_go) {
-            let (slot, age) = self.kept.remove(&state).expect("it has an age");
-            self.by_age.remove(&age);
-            return Some(slot);
+        if let Some(state) = self.by_age.values().find(may_go).cloned() {
+            return self.forget(&state);
         }
-        for (_, slot) in std::mem::take(&mut self.copies[0].kept) {
-            self.copies[0].all.retain(|copy| copy.dst != slot);
-            self.free.push(slot);
+        for copies in &mut self.copies {
+            for (_, slot) in std::mem::take(&mut copies.kept) {
+                copies.all.retain(|copy| copy.dst != slot);
+                self.free.push(slot);
+            }
         }
         for slot in std::mem::take(&mut self.cooling) {
             self.release(slot);
@@ -172,21 +198,28 @@ impl StateSlots {
     }
 
     fn insert(&mut self, state: KeptState, slot: StateSlot) {
-        if self.has(state) {
+        if self.has(&state) {
             return self.release(slot);
         }
         self.last_use += 1;
-        self.kept.insert(state, (slot, self.last_use));
+        self.kept.insert(state.clone(), (slot, self.last_use));
         self.by_age.insert(self.last_use, state);
     }
 
+    /// Keeps a state no longer; returns where it is.
+    fn forget(&mut self, state: &KeptState) -> Option<StateSlot> {
+        let (slot, age) = self.kept.remove(state)?;
+        self.by_age.remove(&age);
+        Some(slot)
+    }
+
     /// Where a state is that is kept, which counts as used now.
-    fn use_kept(&mut self, state: KeptState) -> StateSlot {
-        let (slot, age) = self.kept.get_mut(&state).expect("it was found");
+    fn use_kept(&mut self, state: &KeptState) -> StateSlot {
+        let (slot, age) = self.kept.get_mut(state).expect("it was found");
         self.by_age.remove(age);
         self.last_use += 1;
         *age = self.last_use;
-        self.by_age.insert(*age, state);
+        self.by_age.insert(*age, state.clone());
         *slot
     }
 }

@@ -28,13 +28,8 @@ pub(crate) fn limits<'a>(
 }
 
 /// Turns a request away before the costly part if there is no place for its choices.
-pub(crate) fn check_queue(
-    model: &LoadedModel,
-    config: &ServeConfig,
-    num_prompts: usize,
-    n: usize,
-) -> ApiResult<()> {
-    let (asked, limit) = (num_prompts.saturating_mul(n), config.max_in_flight());
+pub(crate) fn check_queue(model: &LoadedModel, num_prompts: usize, n: usize) -> ApiResult<()> {
+    let (asked, limit) = (num_prompts.saturating_mul(n), model.engine.in_flight_limit());
     if num_prompts > 1 && asked > limit {
         let message = format!(
             "{num_prompts} prompts with {n} choices each are more than the {limit} that this server takes at once."

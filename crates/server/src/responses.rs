@@ -125,7 +125,7 @@ impl Prepared {
         }
         let generation_fields = std::mem::take(&mut request.generation);
         let mut generation = Generation::new(&generation_fields, &limits)?;
-        check_queue(model, config, 1, 1)?;
+        check_queue(model, 1, 1)?;
         let previous = request.previous_response_id.as_deref();
         let previous =
             previous.map(|id| model.responses.get("previous_response_id", id)).transpose()?;

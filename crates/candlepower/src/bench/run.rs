@@ -114,7 +114,7 @@ impl RunArgs {
         let at_once = info.max_num_seqs.min(info.max_num_batched_tokens);
         if shape.batch > at_once {
             bail!(
-                "{shape}: at most {at_once} sequences are in a step; raise --max-num-seqs and --max-num-batched-tokens"
+                "{shape}: at most {at_once} sequences are in a step; raise --max-num-seqs and --max-num-batched-tokens, or give sequences that have states more memory"
             );
         }
         let length = shape.sequence_tokens();

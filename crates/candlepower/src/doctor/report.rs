@@ -113,7 +113,7 @@ impl fmt::Display for ModelReport {
         writeln!(
             f,
             "  for contexts of {} tokens, at most {} at once",
-            request.max_model_len, request.max_num_seqs
+            request.max_model_len, first.plan.max_num_seqs
         )?;
         let state = first.plan.state_bytes.checked_div(first.plan.num_states as u64);
         if let Some(bytes) = state {

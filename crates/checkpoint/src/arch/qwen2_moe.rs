@@ -5,7 +5,7 @@ use super::{Arch, qwen2};
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{FfnSpec, GatingSpec, ModelSpec},
+    spec::{FfnSpec, GatingSpec, MOST_WIDTH, ModelSpec},
     weights::{Slot, WeightRule, whole},
 };
 
@@ -36,6 +36,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let bias = c.flag_or("qkv_bias", true)?;
     m.each_attention(|_, a| a.qkv_bias = bias);
     set_experts(&mut m, c, c.flag_or("norm_topk_prob", false)?)?;
+    set_shared_expert(&mut m, c)?;
     Ok(m)
 }
 
@@ -44,9 +45,13 @@ pub(super) fn set_experts(m: &mut ModelSpec, c: &HfConfig, renormalize: bool) ->
     let step = c.count_opt("decoder_sparse_step")?.unwrap_or(1);
     let dense = c.indices("mlp_only_layers")?;
     let has_experts = |i: usize| (i + 1).is_multiple_of(step) && !dense.contains(&(i as u32));
-    m.set_experts(c, "moe_intermediate_size", GatingSpec::softmax(renormalize), has_experts)?;
-    let Some(shared) = c.count_opt("shared_expert_intermediate_size")? else { return Ok(()) };
-    m.set_shared_width(c, "shared_expert_intermediate_size", |_| shared)?;
+    m.set_experts(c, "moe_intermediate_size", GatingSpec::softmax(renormalize), has_experts)
+}
+
+/// Gives layers with experts the one that every token goes to by a score of its own.
+pub(super) fn set_shared_expert(m: &mut ModelSpec, c: &HfConfig) -> Result<()> {
+    let width = c.bounded("shared_expert_intermediate_size", MOST_WIDTH)?;
+    m.set_shared_width(c, "shared_expert_intermediate_size", |_| width)?;
     for layer in &mut m.layers {
         if let FfnSpec::Experts(experts) = &mut layer.ffn {
             experts.shared_gate = true;

@@ -12,6 +12,7 @@ pub(super) const ARCH: Arch = Arch {
         "sliding_window",
         "num_experts",
         "num_local_experts",
+        "use_qk_norm",
     ],
     spec,
     ..Arch::LIKE_LLAMA
@@ -19,6 +20,10 @@ pub(super) const ARCH: Arch = Arch {
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = qwen3::base(c)?;
+    // As Qwen3-Coder writes it.
+    if !c.flag_or("use_qk_norm", true)? {
+        return Err(c.unsupported("use_qk_norm", &false.into(), "; true is"));
+    }
     if c.flag_or("use_sliding_window", false)? {
         let window = c.count_or_null("sliding_window")?;
         m.each_attention(|_, a| a.window = window);

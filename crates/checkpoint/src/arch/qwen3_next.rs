@@ -87,6 +87,7 @@ const OF_NEXT: &[WeightRule] = &[
 fn next(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = base(c)?;
     qwen2_moe::set_experts(&mut m, c, c.flag_or("norm_topk_prob", true)?)?;
+    qwen2_moe::set_shared_expert(&mut m, c)?;
     Ok(m)
 }
 
@@ -95,6 +96,7 @@ fn moe(c: &HfConfig) -> Result<ModelSpec> {
     let inner = c.bounded("moe_intermediate_size", MOST_WIDTH)?;
     let mut m = base(&c.with_default("intermediate_size", inner))?;
     qwen2_moe::set_experts(&mut m, &c.without(&["decoder_sparse_step", "mlp_only_layers"]), true)?;
+    qwen2_moe::set_shared_expert(&mut m, c)?;
     Ok(m)
 }
 

@@ -367,3 +367,40 @@ fn steps_have_as_many_tokens_as_a_gpu_has_room_for_and_512_on_the_cpu() {
     assert_eq!(plan(|r| r.max_num_batched_tokens = None).max_num_batched_tokens, BATCHED_TOKENS);
     assert_eq!(plan(|r| r.max_num_batched_tokens = Some(9)).max_num_batched_tokens, 9);
 }
+
+/// Qwen3.5 9B, as far as memory depends on it.
+const QWEN3_5: &str = r#"{"architectures": ["Qwen3_5ForCausalLM"], "head_dim": 256, "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 12288, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144, "num_attention_heads": 16,
+    "num_hidden_layers": 32, "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 10000000, "vocab_size": 248320}"#;
+
+/// States get half of what sequences may keep, and one sequence of the longest length comes before all of them but one.
+#[test]
+fn states_leave_room_for_keys_and_values() {
+    let config = HfConfig::parse("config.json", QWEN3_5.as_bytes()).unwrap();
+    let spec = arch::find(&config).unwrap().describe(&config).unwrap();
+    let gpu = |free: u64, change: &dyn Fn(&mut MemoryRequest)| {
+        let mut request = request(free);
+        request.kv = KvDtype::Plain(Dtype::Bf16);
+        request.max_num_seqs = 256;
+        request.memory.device = DeviceKind::Gpu { utilization: 0.9 };
+        change(&mut request);
+        MemoryPlan::new(&spec, request)
+    };
+    let of_one = 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2);
+    assert_eq!(spec.state_bytes(Dtype::Bf16, 1), of_one);
+    let large = gpu(80 * GIB, &|_| {});
+    assert_eq!(large.max_num_seqs, 256);
+    assert!(large.num_states > 400 && large.state_bytes == large.num_states as u64 * of_one);
+    assert!(large.state_bytes <= large.kv_cache_bytes + of_one);
+    // Fewer run at once where they would not leave as much to keys and values.
+    let small = gpu(30 * GIB, &|_| {});
+    assert!(small.fits && small.max_num_seqs < 100 && small.num_states > small.max_num_seqs);
+    let long = gpu(30 * GIB, &|request| request.max_model_len = 200_000);
+    assert!(long.fits && long.num_states < small.num_states && long.num_sequences() == 1);
+    let asked = gpu(30 * GIB, &|request| request.kv_cache_bytes = Some(6 * GIB));
+    assert!(asked.fits && asked.num_states < small.num_states);
+    // One state there must be, and one place is for the sequence that runs.
+    let least = gpu(22 * GIB, &|request| request.max_model_len = 1024);
+    assert!(least.max_num_seqs >= 1 && least.num_states >= least.max_num_seqs);
+}

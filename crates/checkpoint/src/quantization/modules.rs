@@ -36,10 +36,19 @@ impl Modules {
     }
 
     /// Whether a module is one of them, or lies in one of them. A name may be the end of a module's name, or stand in its
-    /// middle: `lm_head`, `mlp.down_proj`, `model.layers.0`.
+    /// middle: `lm_head`, `mlp.down_proj`, `model.layers.0`. Models of texts and images name the same module with what they call
+    /// their part for texts.
     pub(super) fn contain(&self, module: &str) -> bool {
-        let dotted = format!(".{module}.");
-        self.names.iter().any(|name| dotted.contains(&format!(".{name}.")))
-            || self.patterns.iter().any(|pattern| pattern.is_match(module))
+        let inner = module.strip_prefix("model.").unwrap_or(module);
+        let spellings = [
+            module.to_owned(),
+            format!("model.language_model.{inner}"),
+            format!("language_model.{module}"),
+        ];
+        spellings.iter().any(|module| {
+            let dotted = format!(".{module}.");
+            self.names.iter().any(|name| dotted.contains(&format!(".{name}.")))
+                || self.patterns.iter().any(|pattern| pattern.is_match(module))
+        })
     }
 }

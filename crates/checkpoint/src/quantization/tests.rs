@@ -135,6 +135,10 @@ fn what_is_left_alone_is_found_by_name_and_pattern() {
         ("own_proj", true),
         ("re:.*down.*", false),
         ("re:down.*", true),
+        ("model.language_model.layers.10.mlp.down_proj", false),
+        ("language_model.model.layers.10.mlp", false),
+        ("re:model\\.language_model\\.layers\\.10\\..*", false),
+        ("model.language_model.layers.1", true),
     ] {
         let text = AWQ.replace("null", &format!("[{skipped:?}]"));
         let found = parse(&text).unwrap();

@@ -151,6 +151,21 @@ fn what_delta_nets_cannot_be_is_refused() {
     }
 }
 
+/// As Qwen3-Coder has it: without an expert that every token goes to, and with a key that changes nothing.
+#[test]
+fn qwen3_coder() {
+    let text = r#"{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "decoder_sparse_step": 1, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5472, "max_position_embeddings": 262144,
+        "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": true,
+        "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+        "num_key_value_heads": 4, "qkv_bias": false, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000000,
+        "shared_expert_intermediate_size": 0, "sliding_window": null, "tie_word_embeddings": false, "use_qk_norm": true,
+        "use_sliding_window": false, "vocab_size": 151936}"#;
+    let m = spec(text);
+    assert_eq!((m.num_parameters(), m.layers[0].ffn.shared()), (30_532_122_624, None));
+    assert!(error(&with(text, r#"{"use_qk_norm": false}"#)).contains("`use_qk_norm` = false"));
+}
+
 /// Qwen/Qwen1.5-MoE-A2.7B.
 #[test]
 fn qwen2_moe() {

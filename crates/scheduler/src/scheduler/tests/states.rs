@@ -104,6 +104,35 @@ fn a_state_of_unknown_tokens_is_not_kept() {
     assert_eq!(rows(&run_step(&mut scheduler))[0].1, 0);
 }
 
+/// A turn that is made again goes on from where the first one did, though that has gone on since.
+#[test]
+fn a_state_is_found_beside_the_blocks_of_who_went_on_from_it() {
+    let mut scheduler = scheduler(WITH_STATES);
+    let first = scheduler.add(request(0..9)).unwrap()[0];
+    run_step(&mut scheduler);
+    scheduler.remove(first);
+    for answer in [50, 60] {
+        let turn = scheduler.add(request((0..9).chain(answer..answer + 6))).unwrap()[0];
+        let step = run_step(&mut scheduler);
+        assert_eq!(rows(&step)[0].1, 9, "{answer}");
+        scheduler.remove(turn);
+    }
+}
+
+/// One place is enough: a state that goes on is the sequence's own.
+#[test]
+fn one_place_goes_from_turn_to_turn() {
+    let mut scheduler =
+        scheduler(SchedulerConfig { num_state_slots: 1, max_num_seqs: 1, ..WITH_STATES });
+    for turn in 0..3 {
+        let id = scheduler.add(request(0..6 + 2 * turn)).unwrap()[0];
+        let step = run_step(&mut scheduler);
+        let start = if turn == 0 { 0 } else { 4 + 2 * turn };
+        assert_eq!((rows(&step)[0].1, slots(&step), copies(&step)), (start, vec![0], vec![]));
+        scheduler.remove(id);
+    }
+}
+
 #[test]
 fn without_states_rows_have_none() {
     let mut scheduler = scheduler(CONFIG);
