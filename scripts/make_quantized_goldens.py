@@ -113,6 +113,27 @@ MODELS = {
             sliding_window=8,
         ),
     ),
+    # Rows of a delta net and of a gated attention, which lie head by head.
+    "awq-delta": dict(
+        cls="Qwen3Next",
+        format=Awq(group=32),
+        dtype=torch.float16,
+        skip=["gate", "shared_expert_gate", "linear_attn.in_proj_ba"],
+        skipped=in_layer(0, "linear_attn.in_proj_ba", "mlp.shared_expert_gate") + in_layer(1, "mlp.shared_expert_gate"),
+        skip_key="modules_to_not_convert",
+        config=dict(
+            head_dim=32,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=32,
+            linear_value_head_dim=32,
+            full_attention_interval=2,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=64,
+        ),
+    ),
 }
 
 

@@ -26,6 +26,7 @@ pub(crate) const QUANTIZED: &[(&str, &str)] = &[
     (SPARSE, "squeezellm"),
     ("awq-experts", "awq"),
     ("mxfp4", "mxfp4"),
+    ("awq-delta", "awq"),
     ("gguf-llama", "gguf"),
     ("gguf-qwen2", "gguf"),
     ("gguf-gemma2", "gguf"),

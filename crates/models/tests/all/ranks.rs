@@ -56,6 +56,7 @@ fn two_ranks_and_four_give_what_one_gives() {
         "squeezellm",
         "squeezellm-sparse",
         "awq-experts",
+        "awq-delta",
         K_QUANTS,
     ];
     let on_load = ON_LOAD.iter().map(|(name, ..)| *name);
