@@ -159,7 +159,7 @@ const ARCHITECTURES: &[Architecture] = &[
     ),
     row(
         "Qwen3MoeForCausalLM",
-        "Qwen3-30B-A3B, Qwen3-235B-A22B and their like",
+        "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder and their like",
         "experts in some layers, shares renormalised or not",
         "qwen3moe",
     ),
