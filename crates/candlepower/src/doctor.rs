@@ -49,10 +49,8 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     weights_bytes            of the weights as loaded\n  \
     kv_bytes_per_token       of keys and values of one token\n  \
     kv_bytes_per_sequence    of one sequence of max_model_len\n  \
-    max_num_seqs             sequences at once: what was asked for, or fewer where their states take too much
-  \
-    state_bytes              of states, which sequences of some models have beside keys and values
-  \
+    max_num_seqs             sequences at once: what was asked for, or fewer where their states take too much\n  \
+    state_bytes              of states, which sequences of some models have beside keys and values\n  \
     activation_bytes         of a step's intermediate results, an estimate from above\n  \
     needed_bytes             weights, states, activations and one sequence\n  \
     available_bytes          what is free, or null\n  \

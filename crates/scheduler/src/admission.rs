@@ -102,13 +102,8 @@ impl Scheduler {
         let mut ranked: Vec<_> = window
             .map(|(_, turn, id)| {
                 let seq = &self.sequences[id];
-                let num_cached = match self.is_due(seq) {
-                    true => usize::MAX,
-                    false if self.state_slots.are_needed() => {
-                        self.find_cached(seq, true).blocks.len()
-                    }
-                    false => self.num_cached_blocks(*id),
-                };
+                let num_cached =
+                    if self.is_due(seq) { usize::MAX } else { self.num_cached_blocks(*id) };
                 (*turn, Reverse(num_cached), *id)
             })
             .collect();
@@ -117,8 +112,7 @@ impl Scheduler {
     }
 
     fn num_cached_blocks(&self, id: SeqId) -> usize {
-        let seq = &self.sequences[&id];
-        self.blocks.find_prefix(&mut seq.prefix_chain.clone(), seq.cacheable_tokens()).len()
+        self.find_cached(&self.sequences[&id], true).blocks.len()
     }
 
     fn count_overtaken(&mut self, admitted: SeqId, candidates: &[SeqId]) {
