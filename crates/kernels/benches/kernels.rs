@@ -358,7 +358,7 @@ fn row_wise() {
         let x = Tensor::full(0.5f32, (tokens, 896), &Device::Cpu).expect("an input");
         let weight = Tensor::ones(896, DType::F32, &Device::Cpu).expect("a weight");
         let times = time(|| {
-            black_box(add_rms_norm(&x, &x, &weight, 1e-6).expect("a norm"));
+            black_box(add_rms_norm(&x, &x, 1.0, &weight, 1e-6).expect("a norm"));
         });
         report(&format!("add_rms_norm [{tokens}, 896]"), times, (tokens * 896 * 16) as f64, "GB/s");
     }

@@ -62,8 +62,8 @@ pub use kv_cache::{
 pub use layer_norm::{add_layer_norm, layer_norm, layer_norm_reference};
 pub use linear::{gated_linear, linear, linear_reference};
 pub use norm::{
-    add, add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_part, rms_norm_reference,
-    square_sums,
+    add, add_rms_norm, add_rms_norm_reference, add_scaled, rms_norm, rms_norm_part,
+    rms_norm_reference, square_sums,
 };
 pub use rope::{RopeStyle, RopeTable, rope, rope_queries, rope_reference};
 pub use sigmoid_gate::{sigmoid_gate, sigmoid_gate_reference};

@@ -10,12 +10,20 @@ use crate::{Result, parallel};
 /// # Errors
 /// An operand is not a contiguous f32 CPU tensor, or the shapes differ.
 pub fn add(residual: &Tensor, x: &Tensor) -> Result<Tensor> {
+    add_scaled(residual, x, 1.0)
+}
+
+/// `(residual + x) * scale`, two f32 tensors of one shape: the sum of a layer whose output has a factor.
+///
+/// # Errors
+/// As [`add`].
+pub fn add_scaled(residual: &Tensor, x: &Tensor, scale: f32) -> Result<Tensor> {
     let residual = Operand::new("add", "residual", residual);
     let x = Operand::new("add", "x", x);
     let dim = last_dim(&residual)?;
     x.expect_dims("the residual's shape", residual.tensor.dims())?;
     let (a, b) = (residual.f32s()?, x.f32s()?);
-    from_vec(sum_rows(&a, &b, dim), residual.tensor.dims())
+    from_vec(sum_rows(&a, &b, scale, dim), residual.tensor.dims())
 }
 
 /// `x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
@@ -77,7 +85,7 @@ pub fn rms_norm_part(
     from_vec(out, x.tensor.dims())
 }
 
-/// `(sum, normed)`: `sum = residual + x`, `normed = rms_norm(sum)`. Shapes as in [`rms_norm`];
+/// `(sum, normed)`: `sum = (residual + x) * scale`, `normed = rms_norm(sum)`. Shapes as in [`rms_norm`];
 /// `residual` and `x` have the same shape.
 ///
 /// # Errors
@@ -85,6 +93,7 @@ pub fn rms_norm_part(
 pub fn add_rms_norm(
     residual: &Tensor,
     x: &Tensor,
+    scale: f32,
     weight: &Tensor,
     eps: f32,
 ) -> Result<(Tensor, Tensor)> {
@@ -98,7 +107,7 @@ pub fn add_rms_norm(
     let (a, b, weight) = (residual.f32s()?, x.f32s()?, weight.f32s()?);
     let (a, b, weight): (&[f32], &[f32], &[f32]) = (&a, &b, &weight);
     let rows = a.len() / dim;
-    let sum = sum_rows(a, b, dim);
+    let sum = sum_rows(a, b, scale, dim);
     let normed = parallel::build_rows(rows, dim, |row, out| {
         normalize(&sum[row * dim..(row + 1) * dim], weight, eps, out);
     });
@@ -123,20 +132,21 @@ pub fn rms_norm_reference(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
 pub fn add_rms_norm_reference(
     residual: &[f32],
     x: &[f32],
+    scale: f32,
     weight: &[f32],
     eps: f32,
 ) -> (Vec<f32>, Vec<f32>) {
-    let sum: Vec<f32> = residual.iter().zip(x).map(|(a, b)| a + b).collect();
+    let sum: Vec<f32> = residual.iter().zip(x).map(|(a, b)| (a + b) * scale).collect();
     let normed = rms_norm_reference(&sum, weight, eps);
     (sum, normed)
 }
 
-/// `a + b`, both rows of `dim` elements.
-fn sum_rows(a: &[f32], b: &[f32], dim: usize) -> Vec<f32> {
+/// `(a + b) * scale`, both rows of `dim` elements.
+fn sum_rows(a: &[f32], b: &[f32], scale: f32, dim: usize) -> Vec<f32> {
     parallel::build_rows(a.len() / dim, dim, |row, out| {
         let range = row * dim..(row + 1) * dim;
         for ((out, a), b) in out.iter_mut().zip(&a[range.clone()]).zip(&b[range]) {
-            *out = a + b;
+            *out = (a + b) * scale;
         }
     })
 }
@@ -224,16 +234,20 @@ mod tests {
             );
             let normed = rms_norm(&tx, &tw, 1e-5).unwrap();
             assert_close(&flat(&normed), &rms_norm_reference(&x, &weight, 1e-5));
-            let (sum, fused) = add_rms_norm(&tr, &tx, &tw, 1e-5).unwrap();
-            let (want_sum, want) = add_rms_norm_reference(&residual, &x, &weight, 1e-5);
-            assert_eq!(flat(&sum), want_sum);
-            assert_eq!(flat(&add(&tr, &tx).unwrap()), want_sum);
-            assert_close(&flat(&fused), &want);
-            assert_eq!(
-                flat(&fused),
-                flat(&rms_norm(&sum, &tw, 1e-5).unwrap()),
-                "fused and plain agree"
-            );
+            for scale in [1.0, 0.37] {
+                let (sum, fused) = add_rms_norm(&tr, &tx, scale, &tw, 1e-5).unwrap();
+                let (want_sum, want) = add_rms_norm_reference(&residual, &x, scale, &weight, 1e-5);
+                assert_eq!(flat(&sum), want_sum);
+                assert_eq!(flat(&add_scaled(&tr, &tx, scale).unwrap()), want_sum);
+                assert_close(&flat(&fused), &want);
+                assert_eq!(
+                    flat(&fused),
+                    flat(&rms_norm(&sum, &tw, 1e-5).unwrap()),
+                    "fused and plain agree"
+                );
+            }
+            let sums: Vec<f32> = residual.iter().zip(&x).map(|(a, b)| a + b).collect();
+            assert_eq!(flat(&add(&tr, &tx).unwrap()), sums);
             let last = tensor(&x[(rows - 1) * dim..], &[1, dim]);
             let alone = flat(&rms_norm(&last, &tw, 1e-5).unwrap());
             assert_eq!(alone, flat(&normed)[(rows - 1) * dim..], "a row alone");
@@ -263,7 +277,7 @@ mod tests {
             Err(Error::DType { .. })
         ));
         let other = tensor(&numbers(3), &[1, 3]);
-        let error = add_rms_norm(&x, &other, &weight, 1e-6).unwrap_err();
+        let error = add_rms_norm(&x, &other, 1.0, &weight, 1e-6).unwrap_err();
         assert!(matches!(error, Error::Shape { operand: "x", .. }));
         assert!(matches!(add(&x, &other), Err(Error::Shape { operand: "x", .. })));
     }

@@ -10,14 +10,14 @@ use crate::device::{GATE_AXES, SIGMOID_GATE, gate_dims};
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
-pub fn add(residual: &Tensor, x: &Tensor) -> Result<()> {
+pub fn add(residual: &Tensor, x: &Tensor, scale: f32) -> Result<()> {
     let launch = Launch::new("add", "x", x)?;
     let args = AddArgs {
         residual: launch.elements(("residual", residual), "x's shape", x.dims())?,
         x: launch.elements(("x", x), "any shape", x.dims())?,
         count: x.elem_count() as i64,
         dtype: launch.dtype_code(),
-        padding: 0,
+        scale,
     };
     if args.count == 0 {
         return Ok(());
@@ -97,7 +97,7 @@ struct AddArgs {
     x: Address,
     count: i64,
     dtype: i32,
-    padding: i32,
+    scale: f32,
 }
 const _: () = assert!(size_of::<AddArgs>() == 32);
 

@@ -20,20 +20,26 @@ pub fn rms_norm(x: &Tensor, norm: &RmsNorm<'_>, out: &Tensor) -> Result<()> {
     launch("rms_norm", None, x, norm, out)
 }
 
-/// `residual = residual + x`, then `out = rms_norm(residual)`. Shapes as in [`rms_norm`].
+/// `residual = (residual + x) * scale`, then `out = rms_norm(residual)`. Shapes as in [`rms_norm`].
 ///
 /// The norm is of the sum as it is stored, rounded to the element type. The CPU's definition is
 /// [`crate::add_rms_norm_reference`].
 ///
 /// # Errors
 /// As [`rms_norm`].
-pub fn add_rms_norm(residual: &Tensor, x: &Tensor, norm: &RmsNorm<'_>, out: &Tensor) -> Result<()> {
-    launch("add_rms_norm", Some(residual), x, norm, out)
+pub fn add_rms_norm(
+    residual: &Tensor,
+    x: &Tensor,
+    scale: f32,
+    norm: &RmsNorm<'_>,
+    out: &Tensor,
+) -> Result<()> {
+    launch("add_rms_norm", Some((residual, scale)), x, norm, out)
 }
 
 fn launch(
     kernel: &'static str,
-    residual: Option<&Tensor>,
+    residual: Option<(&Tensor, f32)>,
     x: &Tensor,
     norm: &RmsNorm<'_>,
     out: &Tensor,
@@ -45,7 +51,7 @@ fn launch(
     let args = RmsNormArgs {
         x: launch.elements(("x", x), "[.., dim]", dims)?,
         residual: match residual {
-            Some(residual) => launch.elements(("residual", residual), "x's shape", dims)?,
+            Some((residual, _)) => launch.elements(("residual", residual), "x's shape", dims)?,
             None => std::ptr::null_mut(),
         },
         weight: launch.elements(("weight", norm.weight), "[dim]", &[dim])?,
@@ -55,6 +61,8 @@ fn launch(
         dtype: launch.dtype_code(),
         eps: norm.eps,
         weight_offset: norm.form.offset(),
+        residual_scale: residual.map_or(1.0, |(_, scale)| scale),
+        padding: 0,
     };
     if rows == 0 {
         return Ok(());
@@ -110,8 +118,10 @@ struct RmsNormArgs {
     dtype: i32,
     eps: f32,
     weight_offset: f32,
+    residual_scale: f32,
+    padding: i32,
 }
-const _: () = assert!(size_of::<RmsNormArgs>() == 56);
+const _: () = assert!(size_of::<RmsNormArgs>() == 64);
 
 /// As `LayerNormArgs` in rows.cu.
 #[repr(C)]

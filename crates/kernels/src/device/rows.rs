@@ -57,35 +57,41 @@ pub fn rms_norm(x: &Tensor, norm: &RmsNorm<'_>, out: &Tensor) -> Result<()> {
     reference.write(("out", out), "x's shape", x.dims(), &normed)
 }
 
-/// `residual = residual + x`, then `out = rms_norm(residual)`. Shapes as in [`rms_norm`].
+/// `residual = (residual + x) * scale`, then `out = rms_norm(residual)`. Shapes as in [`rms_norm`].
 ///
 /// The norm is of the sum as it is stored, rounded to the element type. The definition is
 /// [`crate::add_rms_norm_reference`].
 ///
 /// # Errors
 /// As [`rms_norm`].
-pub fn add_rms_norm(residual: &Tensor, x: &Tensor, norm: &RmsNorm<'_>, out: &Tensor) -> Result<()> {
-    launch_on_gpu!(x, crate::cuda::add_rms_norm(residual, x, norm, out));
+pub fn add_rms_norm(
+    residual: &Tensor,
+    x: &Tensor,
+    scale: f32,
+    norm: &RmsNorm<'_>,
+    out: &Tensor,
+) -> Result<()> {
+    launch_on_gpu!(x, crate::cuda::add_rms_norm(residual, x, scale, norm, out));
     let reference = Reference::new("add_rms_norm", "x", x)?;
     let dims = x.dims();
     let added = reference.elements(("x", x), "[.., dim]", dims)?;
     let before = reference.elements(("residual", residual), "x's shape", dims)?;
-    let (sum, _) =
-        add_rms_norm_reference(&before, &added, &factors(&reference, x, norm)?, norm.eps);
+    let weight = factors(&reference, x, norm)?;
+    let (sum, _) = add_rms_norm_reference(&before, &added, scale, &weight, norm.eps);
     reference.write(("residual", residual), "x's shape", dims, &sum)?;
     rms_norm(residual, norm, out)
 }
 
-/// `residual = residual + x`, rounded once; both are bf16 or f16 of one shape.
+/// `residual = (residual + x) * scale`, rounded once; both are bf16 or f16 of one shape.
 ///
 /// # Errors
 /// As [`rms_norm`].
-pub fn add(residual: &Tensor, x: &Tensor) -> Result<()> {
-    launch_on_gpu!(x, crate::cuda::add(residual, x));
+pub fn add(residual: &Tensor, x: &Tensor, scale: f32) -> Result<()> {
+    launch_on_gpu!(x, crate::cuda::add(residual, x, scale));
     let reference = Reference::new("add", "x", x)?;
     let added = reference.elements(("x", x), "any shape", x.dims())?;
     let mut sum = reference.elements(("residual", residual), "x's shape", x.dims())?;
-    sum.iter_mut().zip(added).for_each(|(sum, added)| *sum += added);
+    sum.iter_mut().zip(added).for_each(|(sum, added)| *sum = (*sum + added) * scale);
     reference.write(("residual", residual), "x's shape", x.dims(), &sum)
 }
 

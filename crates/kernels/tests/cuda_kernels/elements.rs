@@ -45,10 +45,15 @@ pub(crate) fn add(gpu: &Gpu) {
     for count in [1, 33, 4096, 70_000, 20_000_000] {
         for dtype in HALVES {
             let (before, x) = (random.floats(count, 2.0, dtype), random.floats(count, 2.0, dtype));
-            let residual = gpu.floats(&before, &[count], dtype);
-            device::add(&residual, &gpu.floats(&x, &[count], dtype)).unwrap();
-            let want: Vec<f32> = before.iter().zip(&x).map(|(a, b)| a + b).collect();
-            gpu.assert_close(&residual, &want, ROUNDED_ONCE, &format!("{count} sums"));
+            let x_on_gpu = gpu.floats(&x, &[count], dtype);
+            let scales: &[f32] = if count == 20_000_000 { &[1.0] } else { &[1.0, 0.37] };
+            for &scale in scales {
+                let residual = gpu.floats(&before, &[count], dtype);
+                device::add(&residual, &x_on_gpu, scale).unwrap();
+                let want: Vec<f32> = before.iter().zip(&x).map(|(a, b)| (a + b) * scale).collect();
+                let what = format!("{count} sums times {scale}");
+                gpu.assert_close(&residual, &want, ROUNDED_ONCE, &what);
+            }
         }
     }
 }

@@ -37,9 +37,11 @@ pub(crate) fn add_rms_norm(gpu: &Gpu) {
         let out = gpu.unwritten(&[rows, dim], dtype);
         let norm = RmsNorm { weight: &gpu.floats(&weight, &[dim], dtype), form, eps: 1e-6 };
         let added = gpu.floats(&x, &[rows, dim], dtype);
-        cuda::add_rms_norm(&residual, &added, &norm, &out).unwrap();
-        let what = format!("{rows} x {dim}, {form:?}");
-        let (sum, _) = add_rms_norm_reference(&before, &x, &weight, 1e-6);
+        // With and without a factor.
+        let scale = if form == NormWeight::Plain { 1.0 } else { 0.37 };
+        cuda::add_rms_norm(&residual, &added, scale, &norm, &out).unwrap();
+        let what = format!("{rows} x {dim}, {form:?}, times {scale}");
+        let (sum, _) = add_rms_norm_reference(&before, &x, scale, &weight, 1e-6);
         gpu.assert_close(&residual, &sum, ROUNDED_ONCE, &format!("{what}: sum"));
         // The norm is that of the sum as stored.
         let want = rms_norm_reference(&rounded(&sum, dtype), &effective(&weight, form), 1e-6);

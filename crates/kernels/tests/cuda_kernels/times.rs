@@ -315,7 +315,7 @@ fn rows(times: &Times<'_>) -> Result<()> {
         let (x, residual, out) = (x?, residual?, out?);
         let work = (2 * rows * hidden * 4, 0);
         times.row(&format!("add_rms_norm [{rows}, {hidden}]"), work, |_| {
-            cuda::add_rms_norm(&residual, &x, &norm, &out)
+            cuda::add_rms_norm(&residual, &x, 1.0, &norm, &out)
         })?;
         let (gate_up, out) = (times.noise(&[rows, 2 * inner])?, times.zeros(&[rows, inner])?);
         let work = (2 * rows * inner * 3, 0);

@@ -7,11 +7,11 @@ namespace candlepower {
 constexpr int32_t kThreads = 256;
 
 struct AddArgs {
-  void* residual;  // [count], becomes residual + x
+  void* residual;  // [count], becomes (residual + x) * scale
   const void* x;   // [count]
   int64_t count;
   int32_t dtype;
-  int32_t padding;
+  float scale;
 };
 static_assert(sizeof(AddArgs) == 32, "as in src/cuda/elements.rs");
 
@@ -26,7 +26,7 @@ __global__ void add_kernel(AddArgs args) {
     Vector<T, N> sum = load<N>(residual + i);
     const Vector<T, N> added = load<N>(x + i);
     for (int32_t j = 0; j < N; ++j) {
-      sum.at[j] = T(static_cast<float>(sum.at[j]) + static_cast<float>(added.at[j]));
+      sum.at[j] = T((static_cast<float>(sum.at[j]) + static_cast<float>(added.at[j])) * args.scale);
     }
     store<N>(residual + i, sum);
   }

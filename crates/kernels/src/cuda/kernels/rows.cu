@@ -14,7 +14,7 @@ constexpr int32_t kMostNormThreads = 1024;
 
 struct RmsNormArgs {
   const void* x;       // [rows, dim]
-  void* residual;      // [rows, dim], becomes residual + x; null where nothing is added
+  void* residual;      // [rows, dim], becomes (residual + x) * residual_scale; null where nothing is added
   const void* weight;  // [dim]
   void* out;           // [rows, dim], may be x
   int64_t rows;
@@ -22,6 +22,8 @@ struct RmsNormArgs {
   int32_t dtype;
   float eps;
   float weight_offset;  // 1 where the model multiplies by 1 + weight, else 0
+  float residual_scale;
+  int32_t padding;
 };
 static_assert(sizeof(RmsNormArgs) == 56, "as in src/cuda/norm.rs");
 
@@ -47,7 +49,8 @@ __global__ void __launch_bounds__(kMostNormThreads) rms_norm_kernel(RmsNormArgs 
     if (residual != nullptr) {
       const Vector<T, N> before = load<N>(residual + i);
       for (int32_t j = 0; j < N; ++j) {
-        values.at[j] = T(static_cast<float>(before.at[j]) + static_cast<float>(values.at[j]));
+        const float sum = static_cast<float>(before.at[j]) + static_cast<float>(values.at[j]);
+        values.at[j] = T(sum * args.residual_scale);
       }
       store<N>(residual + i, values);
     }
