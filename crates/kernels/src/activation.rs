@@ -46,6 +46,44 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation) -> Result<Tensor> {
     from_vec(out, &[tokens, inner])
 }
 
+/// `act(x) * by`, column by column: `out[t, j] = act(x[t, j]) * by[t, first + j]` for `x` f32 `[tokens, inner]` and `by` f32
+/// `[tokens, width]`, of which other columns may belong to other layers. `[tokens, inner]`. [`Activation::SwigluOai`] takes `by`
+/// for what it gates.
+///
+/// # Errors
+/// An operand is not a contiguous f32 CPU matrix, or `by` has other rows, or fewer than `first + inner` columns.
+pub fn activation_times(x: &Tensor, act: Activation, by: &Tensor, first: usize) -> Result<Tensor> {
+    let x = Operand::new(TIMES, "x", x);
+    let by = Operand::new(TIMES, "by", by);
+    let (tokens, inner) = x.dims2("[tokens, inner]")?;
+    let width = times_width(&by, [tokens, inner], first)?;
+    let (data, factors) = (x.f32s()?, by.f32s()?);
+    let (data, factors): (&[f32], &[f32]) = (&data, &factors);
+    let isa = Isa::detect();
+    let out = parallel::build_rows(tokens, inner, |token, out| {
+        let x = &data[token * inner..(token + 1) * inner];
+        let up = Some(&factors[token * width + first..][..inner]);
+        isa.run(Activate { x, up, act, out });
+    });
+    from_vec(out, &[tokens, inner])
+}
+
+/// The name in errors of what [`activation_times`] is on any device.
+pub(crate) const TIMES: &str = "activation_times";
+
+/// Columns of `by`, if it has a row for each of `x` and the columns that meet those of `x`.
+pub(crate) fn times_width(
+    by: &Operand<'_>,
+    [tokens, inner]: [usize; 2],
+    first: usize,
+) -> Result<usize> {
+    let columns = first + inner;
+    match by.dims2("[tokens, width]")? {
+        (rows, width) if rows == tokens && width >= columns => Ok(width),
+        _ => Err(by.shape_error(format!("[{tokens}, at least {columns}]"))),
+    }
+}
+
 /// `act(x)` element by element, for a feed-forward layer without a gate. `x` is f32 `[tokens, inner]`.
 ///
 /// # Errors
@@ -148,14 +186,20 @@ pub fn activation_reference(x: f32, act: Activation) -> f32 {
 #[must_use]
 pub fn gated_activation_reference(gate_up: &[f32], act: Activation) -> Vec<f32> {
     let (gate, up) = gate_up.split_at(gate_up.len() / 2);
-    let gated = |(gate, up): (&f32, &f32)| {
-        let up = match act {
-            Activation::SwigluOai => up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1.0,
-            _ => *up,
+    activation_times_reference(gate, up, act)
+}
+
+/// The definition of [`activation_times`] for one row and the columns that it meets.
+#[must_use]
+pub fn activation_times_reference(x: &[f32], by: &[f32], act: Activation) -> Vec<f32> {
+    let gated = |(x, by): (&f32, &f32)| {
+        let by = match act {
+            Activation::SwigluOai => by.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1.0,
+            _ => *by,
         };
-        activation_reference(*gate, act) * up
+        activation_reference(*x, act) * by
     };
-    gate.iter().zip(up).map(gated).collect()
+    x.iter().zip(by).map(gated).collect()
 }
 
 #[cfg(test)]
@@ -206,6 +250,35 @@ mod tests {
         }
     }
 
+    /// By columns of wider rows, those of another layer among them.
+    #[test]
+    fn columns_of_wider_rows_are_factors() {
+        for (tokens, inner, width, first) in
+            [(1, 1, 1, 0), (3, 15, 40, 25), (2, 16, 48, 16), (300, 130, 300, 7)]
+        {
+            let numbers = |count: usize, seed: usize| -> Vec<f32> {
+                (0..count).map(|i| ((i * 7919 + seed) % 10_007) as f32 / 600.0 - 8.0).collect()
+            };
+            let (x, by) = (numbers(tokens * inner, 13), numbers(tokens * width, 77));
+            let on = |values: &[f32], width| {
+                Tensor::from_slice(values, (tokens, width), &Device::Cpu).unwrap()
+            };
+            for act in ALL {
+                let out = activation_times(&on(&x, inner), act, &on(&by, width), first).unwrap();
+                assert_eq!(out.dims(), [tokens, inner]);
+                let rows = x.chunks(inner).zip(by.chunks(width));
+                let want = rows
+                    .flat_map(|(x, by)| activation_times_reference(x, &by[first..][..inner], act));
+                for (got, want) in flat(&out).into_iter().zip(want) {
+                    assert!(
+                        (got - want).abs() <= 2e-6 * want.abs().max(1.0),
+                        "{act:?}: {got} is not {want}"
+                    );
+                }
+            }
+        }
+    }
+
     #[test]
     fn the_reference_knows_published_values() {
         // Values of torch.nn.functional.silu, gelu and gelu(approximate="tanh") at 1, and of sigmoid at 1.702.
@@ -231,5 +304,10 @@ mod tests {
             activation(&odd.t().unwrap(), Activation::Gelu),
             Err(Error::NotContiguous { .. })
         ));
+        for (rows, width, first) in [(3, 8, 0), (2, 2, 0), (2, 8, 6)] {
+            let by = Tensor::zeros((rows, width), DType::F32, &Device::Cpu).unwrap();
+            let refused = activation_times(&odd, Activation::GeluTanh, &by, first);
+            assert!(matches!(refused, Err(Error::Shape { operand: "by", .. })));
+        }
     }
 }

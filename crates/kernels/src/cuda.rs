@@ -27,7 +27,7 @@ mod qkv;
 mod sampling;
 mod staging;
 
-pub use activation::{activation, gated_activation};
+pub use activation::{activation, activation_times, gated_activation};
 pub use attention::AttentionPlan;
 pub use delta_net::{copy_states, gated_delta_net};
 pub use elements::{add, resolve_tokens, scale_and_cap, sigmoid_gate};

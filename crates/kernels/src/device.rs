@@ -42,8 +42,8 @@ pub use qkv::{NO_SLOT, QkNorm, QkNormSpan, QkvToCache, qkv_to_cache, square_sums
 #[cfg(feature = "cuda")]
 pub(crate) use qkv::{QKV_AXES, SQUARE_SUMS, head_dim_of};
 pub use rows::{
-    LayerNorm, NormWeight, RmsNorm, activation, add, add_rms_norm, embedding, gated_activation,
-    gather_rows, layer_norm, resolve_tokens, rms_norm, scale_and_cap,
+    LayerNorm, NormWeight, RmsNorm, activation, activation_times, add, add_rms_norm, embedding,
+    gated_activation, gather_rows, layer_norm, resolve_tokens, rms_norm, scale_and_cap,
 };
 pub use sampling::{
     MOST_LOGPROBS, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts, sample,

@@ -40,7 +40,8 @@ mod threads;
 mod weight;
 
 pub use activation::{
-    Activation, activation, activation_reference, gated_activation, gated_activation_reference,
+    Activation, activation, activation_reference, activation_times, activation_times_reference,
+    gated_activation, gated_activation_reference,
 };
 pub use attention::{
     AttentionMetadata, CacheView, PagedAttention, full_attention, full_attention_reference,

@@ -3,6 +3,7 @@
 use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch};
+use crate::activation::{TIMES, times_width};
 use crate::tensor::Operand;
 use crate::{Activation, Result};
 
@@ -22,11 +23,15 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
         return Err(operand.shape_error("[tokens, 2 * inner]"));
     }
     let inner = width / 2;
+    let gate = launch.elements(("gate_up", gate_up), "[tokens, 2 * inner]", &[tokens, width])?;
     let args = GatedActivationArgs {
-        gate_up: launch.elements(("gate_up", gate_up), "[tokens, 2 * inner]", &[tokens, width])?,
+        gate,
+        up: columns_from(gate, inner),
         out: launch.elements(("out", out), "[tokens, inner]", &[tokens, inner])?,
         tokens: tokens as i64,
         inner: inner as i32,
+        gate_width: width as i32,
+        up_width: width as i32,
         dtype: launch.dtype_code(),
         activation: code(act),
         padding: 0,
@@ -36,6 +41,46 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
     }
     // SAFETY: every address was checked above to hold the elements that the dimensions say.
     unsafe { launch.run(candlepower_gated_activation, &args) }
+}
+
+/// As [`crate::device::activation_times`].
+///
+/// # Errors
+/// As there.
+pub fn activation_times(
+    x: &Tensor,
+    act: Activation,
+    by: &Tensor,
+    first: usize,
+    out: &Tensor,
+) -> Result<()> {
+    let launch = Launch::new(TIMES, "x", x)?;
+    let (tokens, inner) = Operand::new(TIMES, "x", x).dims2("[tokens, inner]")?;
+    let width = times_width(&Operand::new(TIMES, "by", by), [tokens, inner], first)?;
+    let factors = launch.elements(("by", by), "[tokens, width]", &[tokens, width])?;
+    let args = GatedActivationArgs {
+        gate: launch.elements(("x", x), "[tokens, inner]", &[tokens, inner])?,
+        up: columns_from(factors, first),
+        out: launch.elements(("out", out), "[tokens, inner]", &[tokens, inner])?,
+        tokens: tokens as i64,
+        inner: inner as i32,
+        gate_width: inner as i32,
+        up_width: width as i32,
+        dtype: launch.dtype_code(),
+        activation: code(act),
+        padding: 0,
+    };
+    if tokens * inner == 0 {
+        return Ok(());
+    }
+    // SAFETY: every address was checked above to hold the elements that the dimensions say, and `by` to have `inner` columns from
+    // `first` on.
+    unsafe { launch.run(candlepower_gated_activation, &args) }
+}
+
+/// The same rows from column `first` on; elements have 16 bits.
+fn columns_from(rows: Address, first: usize) -> Address {
+    rows.wrapping_byte_add(first * size_of::<u16>())
 }
 
 /// `out = act(x)`, in f32 and rounded once; both are bf16 or f16 of one shape. The CPU's definition is
@@ -72,15 +117,18 @@ fn code(act: Activation) -> i32 {
 /// As `GatedActivationArgs` in rows.cu.
 #[repr(C)]
 struct GatedActivationArgs {
-    gate_up: Address,
+    gate: Address,
+    up: Address,
     out: Address,
     tokens: i64,
     inner: i32,
+    gate_width: i32,
+    up_width: i32,
     dtype: i32,
     activation: i32,
     padding: i32,
 }
-const _: () = assert!(size_of::<GatedActivationArgs>() == 40);
+const _: () = assert!(size_of::<GatedActivationArgs>() == 56);
 
 /// As `ActivationArgs` in rows.cu.
 #[repr(C)]

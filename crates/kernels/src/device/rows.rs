@@ -5,10 +5,11 @@ use candle_core::Tensor;
 use super::packed::rounded;
 use super::reference::Reference;
 use super::{Matrix, launch_on_gpu};
+use crate::activation::{TIMES, times_width};
 use crate::tensor::Operand;
 use crate::{
-    Activation, Result, VocabPart, activation_reference, add_rms_norm_reference,
-    gated_activation_reference, layer_norm_reference, rms_norm_reference,
+    Activation, Result, VocabPart, activation_reference, activation_times_reference,
+    add_rms_norm_reference, gated_activation_reference, layer_norm_reference, rms_norm_reference,
 };
 
 /// How the weight of a norm enters.
@@ -168,6 +169,31 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
     let activated: Vec<f32> =
         values.chunks(width).flat_map(|row| gated_activation_reference(row, act)).collect();
     reference.write(("out", out), "[tokens, inner]", &[tokens, width / 2], &activated)
+}
+
+/// `out[t, j] = act(x[t, j]) * by[t, first + j]`, in f32 and rounded once: `x` and `out` are `[tokens, inner]`, `by` is
+/// `[tokens, width]`, all bf16 or f16; `out` may be `x`. The definition is [`crate::activation_times_reference`].
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+pub fn activation_times(
+    x: &Tensor,
+    act: Activation,
+    by: &Tensor,
+    first: usize,
+    out: &Tensor,
+) -> Result<()> {
+    launch_on_gpu!(x, crate::cuda::activation_times(x, act, by, first, out));
+    let reference = Reference::new(TIMES, "x", x)?;
+    let (tokens, inner) = Operand::new(TIMES, "x", x).dims2("[tokens, inner]")?;
+    let width = times_width(&Operand::new(TIMES, "by", by), [tokens, inner], first)?;
+    let values = reference.elements(("x", x), "[tokens, inner]", &[tokens, inner])?;
+    let factors = reference.elements(("by", by), "[tokens, width]", &[tokens, width])?;
+    let rows = values.chunks(inner.max(1)).zip(factors.chunks(width.max(1)));
+    let products =
+        rows.flat_map(|(x, by)| activation_times_reference(x, &by[first..][..inner], act));
+    let products: Vec<f32> = products.collect();
+    reference.write(("out", out), "[tokens, inner]", &[tokens, inner], &products)
 }
 
 /// `out[t] = table[token_ids[t]] * scale`, rounded once; the numbers that codes mean are rounded before.

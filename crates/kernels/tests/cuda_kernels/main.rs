@@ -24,12 +24,13 @@ use gpu::Gpu;
 /// A comparison over many shapes: panics where kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 33] = [
+const COMPARISONS: [(&str, Comparison); 34] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
     ("activation", rows::activation),
     ("gated_activation", rows::gated_activation),
+    ("activation_times", rows::activation_times),
     ("embedding", rows::embedding),
     ("gather_rows", rows::gather_rows),
     ("gemv", rows::gemv),

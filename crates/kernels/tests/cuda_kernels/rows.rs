@@ -2,11 +2,11 @@
 
 use candle_core::DType;
 use candlepower_kernels::cuda;
-use candlepower_kernels::device::{LayerNorm, NormWeight, RmsNorm};
+use candlepower_kernels::device::{self, LayerNorm, NormWeight, RmsNorm};
 use candlepower_kernels::{
-    Activation, VocabPart, activation_reference, add_rms_norm_reference, embedding_reference,
-    gated_activation_reference, gather_rows_reference, layer_norm_reference, linear_reference,
-    rms_norm_reference,
+    Activation, VocabPart, activation_reference, activation_times_reference,
+    add_rms_norm_reference, embedding_reference, gated_activation_reference, gather_rows_reference,
+    layer_norm_reference, linear_reference, rms_norm_reference,
 };
 
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
@@ -130,6 +130,38 @@ pub(crate) fn activation(gpu: &Gpu) {
                 let want: Vec<f32> = x.iter().map(|x| activation_reference(*x, act)).collect();
                 let what = format!("{tokens} x {inner}, {act:?}");
                 gpu.assert_close(&out, &want, ROUNDED_ONCE, &what);
+            }
+        }
+    }
+}
+
+/// By columns of wider rows, from where vectors begin and from elsewhere; and in place.
+pub(crate) fn activation_times(gpu: &Gpu) {
+    let mut random = Random(8);
+    for (tokens, inner, width, first) in [
+        (1, 256, 256 * 35, 256 * 34),
+        (129, 64, 192, 64),
+        (5, 64, 192, 3),
+        (7, 33, 70, 37),
+        (300, 40, 44, 0),
+        (2, 1, 1, 0),
+    ] {
+        for dtype in HALVES {
+            for act in ACTIVATIONS {
+                let x = random.floats(tokens * inner, 6.0, dtype);
+                let by = random.floats(tokens * width, 6.0, dtype);
+                let on_gpu = gpu.floats(&x, &[tokens, inner], dtype);
+                let factors = gpu.floats(&by, &[tokens, width], dtype);
+                let out = gpu.unwritten(&[tokens, inner], dtype);
+                device::activation_times(&on_gpu, act, &factors, first, &out).unwrap();
+                device::activation_times(&on_gpu, act, &factors, first, &on_gpu).unwrap();
+                let rows = x.chunks(inner).zip(by.chunks(width));
+                let want: Vec<f32> = rows
+                    .flat_map(|(x, by)| activation_times_reference(x, &by[first..][..inner], act))
+                    .collect();
+                let what = format!("{tokens} x {inner} of {width} from {first}, {act:?}");
+                gpu.assert_close(&out, &want, ROUNDED_ONCE, &what);
+                gpu.assert_close(&on_gpu, &want, ROUNDED_ONCE, &format!("{what}, in place"));
             }
         }
     }

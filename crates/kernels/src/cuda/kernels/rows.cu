@@ -25,7 +25,7 @@ struct RmsNormArgs {
   float residual_scale;
   int32_t padding;
 };
-static_assert(sizeof(RmsNormArgs) == 56, "as in src/cuda/norm.rs");
+static_assert(sizeof(RmsNormArgs) == 64, "as in src/cuda/norm.rs");
 
 // One block per row. What is normalised is the sum as it is stored, so that a layer sees the same residual
 // as the layers after it.
@@ -139,15 +139,18 @@ constexpr float kSwigluLimit = 7.0f;
 constexpr float kSwigluAlpha = 1.702f;
 
 struct GatedActivationArgs {
-  const void* gate_up;  // [tokens, 2 * inner]
-  void* out;            // [tokens, inner]
+  const void* gate;  // [tokens, gate_width], of which the first `inner` columns are meant
+  const void* up;    // as well, of [tokens, up_width]
+  void* out;         // [tokens, inner], may be the gate
   int64_t tokens;
   int32_t inner;
+  int32_t gate_width;
+  int32_t up_width;
   int32_t dtype;
   int32_t activation;
   int32_t padding;
 };
-static_assert(sizeof(GatedActivationArgs) == 40, "as in src/cuda/activation.rs");
+static_assert(sizeof(GatedActivationArgs) == 56, "as in src/cuda/activation.rs");
 
 struct ActivationArgs {
   const void* x;  // [count]
@@ -186,9 +189,8 @@ __global__ void gated_activation_kernel(GatedActivationArgs args) {
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += step) {
     const int64_t token = i / per_row;
     const int32_t column = static_cast<int32_t>(i % per_row) * N;
-    const T* row = static_cast<const T*>(args.gate_up) + token * 2 * args.inner;
-    Vector<T, N> gate = load<N>(row + column);
-    const Vector<T, N> up = load<N>(row + args.inner + column);
+    Vector<T, N> gate = load<N>(static_cast<const T*>(args.gate) + token * args.gate_width + column);
+    const Vector<T, N> up = load<N>(static_cast<const T*>(args.up) + token * args.up_width + column);
     for (int32_t j = 0; j < N; ++j) {
       const float activated = activate<kActivation>(static_cast<float>(gate.at[j]));
       gate.at[j] = T(activated * gated_number<kActivation>(static_cast<float>(up.at[j])));
@@ -329,7 +331,9 @@ extern "C" int32_t candlepower_gated_activation(const GatedActivationArgs* args,
   return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
     constexpr int32_t N = kVectorWidth<T>;
-    if (args->inner % N == 0) {
+    // `up` may begin in the midst of a row.
+    const bool aligned = reinterpret_cast<uintptr_t>(args->up) % (N * sizeof(T)) == 0;
+    if (aligned && args->inner % N == 0 && args->gate_width % N == 0 && args->up_width % N == 0) {
       launch_gated_activation<T, N>(*args, stream);
     } else {
       launch_gated_activation<T, 1>(*args, stream);
