@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::device::code_place;
-use crate::experts::{Gating, GatingFunction};
+use crate::experts::{Gating, GatingFunction, OfExperts};
 use crate::sampling::{Penalties, SamplingRow, sample_row_reference};
 use crate::{
     CacheOrder, KvCacheConfig, RopeStyle, layer_norm_reference, reshape_and_cache_reference,
@@ -256,17 +256,17 @@ fn experts_are_chosen_as_the_reference_does() {
             // With a bias ranks may be below zero.
             let bias: Vec<f32> =
                 (0..experts).map(|_| (random.unit() * 4.0).round() - 2.0).collect();
-            let bias = (round % 2 == 1).then_some(bias.as_slice());
+            let of_experts = OfExperts { bias: (round % 2 == 1).then_some(bias), scales: None };
             let function =
                 if round % 4 < 2 { GatingFunction::Softmax } else { GatingFunction::Sigmoid };
             let gating = Gating { function, ..Gating::SOFTMAX };
             let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let rank = |(i, share): (usize, f32)| match (bias, function) {
+            let rank = |(i, share): (usize, f32)| match (&of_experts.bias, function) {
                 (Some(bias), _) => share + bias[i],
                 (None, GatingFunction::Softmax) => (scores[i] - max).exp(),
                 (None, GatingFunction::Sigmoid) => share,
             };
-            let shares = gating.route(&scores, None, experts);
+            let shares = gating.route(&scores, &OfExperts::default(), experts);
             let ranks: Vec<f32> = shares.into_iter().map(rank).collect();
             let (mut chosen, mut last) = (Vec::new(), -1);
             for top_k in 1..=experts.min(9) {
@@ -274,9 +274,9 @@ fn experts_are_chosen_as_the_reference_does() {
                 chosen.push(last as usize);
                 let mut found = chosen.clone();
                 found.sort_unstable();
-                let expected: Vec<usize> =
-                    gating.route(&scores, bias, top_k).into_iter().map(|(i, _)| i).collect();
-                assert_eq!(found, expected, "{scores:?} {bias:?}");
+                let expected = gating.route(&scores, &of_experts, top_k).into_iter();
+                let expected: Vec<usize> = expected.map(|(i, _)| i).collect();
+                assert_eq!(found, expected, "{scores:?} {of_experts:?}");
             }
         }
     }

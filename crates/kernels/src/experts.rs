@@ -43,19 +43,36 @@ pub struct Gating {
     pub renormalize: bool,
     /// Factor on them after that.
     pub scale: f32,
+    /// f32 `[experts]`: factors on the share of each after all of that.
+    pub scales: Option<Tensor>,
+}
+
+/// What a gating has for each expert, read.
+#[derive(Debug, Default)]
+pub(crate) struct OfExperts {
+    pub(crate) bias: Option<Vec<f32>>,
+    pub(crate) scales: Option<Vec<f32>>,
 }
 
 impl Gating {
     /// The softmax of the scores, as it is.
-    pub const SOFTMAX: Self =
-        Self { function: GatingFunction::Softmax, bias: None, renormalize: false, scale: 1.0 };
+    pub const SOFTMAX: Self = Self {
+        function: GatingFunction::Softmax,
+        bias: None,
+        renormalize: false,
+        scale: 1.0,
+        scales: None,
+    };
 
-    /// The bias, where there is one, for `experts` experts.
-    fn bias(&self, experts: usize) -> Result<Option<Vec<f32>>> {
-        let Some(bias) = &self.bias else { return Ok(None) };
-        let bias = Operand::new("experts", "bias", bias);
-        bias.expect_dims("[experts]", &[experts])?;
-        Ok(Some(bias.f32s()?.to_vec()))
+    /// What there is for each of `experts` experts.
+    fn of_experts(&self, experts: usize) -> Result<OfExperts> {
+        let read = |name, tensor: &Option<Tensor>| -> Result<Option<Vec<f32>>> {
+            let Some(tensor) = tensor else { return Ok(None) };
+            let operand = Operand::new("experts", name, tensor);
+            operand.expect_dims("[experts]", &[experts])?;
+            Ok(Some(operand.f32s()?.to_vec()))
+        };
+        Ok(OfExperts { bias: read("bias", &self.bias)?, scales: read("scales", &self.scales)? })
     }
 
     /// The experts that a token with these scores goes to, in their order, each with its share. Of equal ones the first is
@@ -63,7 +80,7 @@ impl Gating {
     pub(crate) fn route(
         &self,
         scores: &[f32],
-        bias: Option<&[f32]>,
+        of_experts: &OfExperts,
         top_k: usize,
     ) -> Vec<(usize, f32)> {
         let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -76,7 +93,7 @@ impl Gating {
             GatingFunction::Softmax => shares.iter().sum(),
             GatingFunction::Sigmoid => 1.0,
         };
-        let rank = |expert: usize| match bias {
+        let rank = |expert: usize| match &of_experts.bias {
             Some(bias) => shares[expert] / all + bias[expert],
             None => shares[expert],
         };
@@ -88,7 +105,11 @@ impl Gating {
             false => all,
         };
         chosen.sort_unstable();
-        chosen.into_iter().map(|expert| (expert, self.scale * shares[expert] / total)).collect()
+        let counts_for = |expert: usize| {
+            let share = self.scale * shares[expert] / total;
+            of_experts.scales.as_ref().map_or(share, |scales| share * scales[expert])
+        };
+        chosen.into_iter().map(|expert| (expert, counts_for(expert))).collect()
     }
 }
 
@@ -102,7 +123,8 @@ pub enum GatingFunction {
 }
 
 /// `sum of p[e] * expert_e(x)` over the `top_k` experts with the highest `p = softmax(router(x))`, or what else
-/// [`Gating`] says, for each row of `x` `[tokens, hidden]` f32; `[tokens, hidden]`.
+/// [`Gating`] says, for each row of `x` `[tokens, hidden]` f32; `[tokens, hidden]`. The router reads the rows of `scored`
+/// `[tokens, hidden]` instead, which in most models are those of `x`.
 ///
 /// Each expert computes the rows of all its tokens as one product. A token's sum is in the order of the experts, so it
 /// does not depend on the other tokens.
@@ -111,18 +133,19 @@ pub enum GatingFunction {
 /// An operand has the wrong dtype, shape, layout or device, or `top_k` is zero or above the number of experts.
 ///
 /// Source: Jiang et al., "Mixtral of Experts", 2024; DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024 (sigmoid and bias).
-pub fn experts(x: &Tensor, layer: &Experts<Weight>) -> Result<Tensor> {
+pub fn experts(x: &Tensor, scored: &Tensor, layer: &Experts<Weight>) -> Result<Tensor> {
     let operand = Operand::new("experts", "x", x);
     let (tokens, hidden) = operand.dims2("[tokens, hidden]")?;
+    Operand::new("experts", "scored", scored).expect_dims("x's shape", &[tokens, hidden])?;
     let count = layer.router.n();
     check(layer.top_k, count, [layer.gate_up.len(), layer.down.len()])?;
-    let scores = linear(x, &layer.router, layer.router_bias.as_ref())?;
+    let scores = linear(scored, &layer.router, layer.router_bias.as_ref())?;
     let scores = Operand::new("experts", "scores", &scores).f32s()?;
     // The rows of each expert, with what it counts for in them.
     let mut rows: Vec<Vec<(usize, f32)>> = vec![Vec::new(); count];
-    let bias = layer.gating.bias(count)?;
+    let of_experts = layer.gating.of_experts(count)?;
     for (token, scores) in scores.chunks_exact(count).enumerate() {
-        for (expert, share) in layer.gating.route(scores, bias.as_deref(), layer.top_k) {
+        for (expert, share) in layer.gating.route(scores, &of_experts, layer.top_k) {
             rows[expert].push((token, share));
         }
     }
@@ -167,9 +190,10 @@ pub(crate) fn check_top_k(top_k: usize, experts: usize) -> Result<()> {
     Ok(())
 }
 
-/// The definition of [`experts`] for one row, with each matrix row by row: expert by expert, output by output.
+/// The definition of [`experts`] for one row and what the router reads of it, with each matrix row by row: expert by expert,
+/// output by output.
 #[must_use]
-pub fn experts_reference(x: &[f32], layer: &Experts<Vec<f32>>) -> Vec<f32> {
+pub fn experts_reference(x: &[f32], scored: &[f32], layer: &Experts<Vec<f32>>) -> Vec<f32> {
     let product = |x: &[f32], matrix: &[f32], bias: &[f32]| -> Vec<f32> {
         let rows = matrix.chunks_exact(x.len()).enumerate();
         rows.map(|(i, row)| linear_reference(x, row, bias.get(i).copied())).collect()
@@ -181,9 +205,10 @@ pub fn experts_reference(x: &[f32], layer: &Experts<Vec<f32>>) -> Vec<f32> {
         biases.as_ref().map_or(Vec::new(), |all| numbers(all.get(expert).expect("a bias of each")))
     };
     let mut out = vec![0f32; x.len()];
-    let scores = product(x, &layer.router, &layer.router_bias.clone().map_or(Vec::new(), numbers));
-    let bias = layer.gating.bias(scores.len()).expect("a bias for each expert");
-    for (expert, share) in layer.gating.route(&scores, bias.as_deref(), layer.top_k) {
+    let scores =
+        product(scored, &layer.router, &layer.router_bias.clone().map_or(Vec::new(), numbers));
+    let of_experts = layer.gating.of_experts(scores.len()).expect("a number for each expert");
+    for (expert, share) in layer.gating.route(&scores, &of_experts, layer.top_k) {
         let (gate_up_bias, down_bias) =
             (of_expert(&layer.gate_up_bias, expert), of_expert(&layer.down_bias, expert));
         let gate_up = product(x, &layer.gate_up[expert], &gate_up_bias);
@@ -263,29 +288,36 @@ mod tests {
             for tokens in [1, 2, 7, 40] {
                 let x = numbers(tokens * hidden, 99);
                 let tensor = Tensor::from_slice(&x, (tokens, hidden), &Device::Cpu).unwrap();
-                let found: Vec<Vec<f32>> = experts(&tensor, &packed).unwrap().to_vec2().unwrap();
-                for (row, found) in x.chunks(hidden).zip(&found) {
-                    let expected = experts_reference(row, &reference);
+                // What the router reads may be other rows.
+                let scored = if count == 9 { numbers(tokens * hidden, 7) } else { x.clone() };
+                let router_reads =
+                    Tensor::from_slice(&scored, (tokens, hidden), &Device::Cpu).unwrap();
+                let found = experts(&tensor, &router_reads, &packed).unwrap();
+                let found: Vec<Vec<f32>> = found.to_vec2().unwrap();
+                let rows = x.chunks(hidden).zip(scored.chunks(hidden));
+                for ((row, scored), found) in rows.zip(&found) {
+                    let expected = experts_reference(row, scored, &reference);
                     for (found, expected) in found.iter().zip(&expected) {
                         let error = (found - expected).abs();
                         assert!(error <= 2e-5 * expected.abs().max(1.0), "{found}, not {expected}");
                     }
                 }
-                let last = tensor.narrow(0, tokens - 1, 1).unwrap();
-                let alone: Vec<Vec<f32>> = experts(&last, &packed).unwrap().to_vec2().unwrap();
-                assert_eq!(alone[0], found[tokens - 1]);
+                let last = |rows: &Tensor| rows.narrow(0, tokens - 1, 1).unwrap();
+                let alone = experts(&last(&tensor), &last(&router_reads), &packed).unwrap();
+                assert_eq!(alone.to_vec2::<f32>().unwrap()[0], found[tokens - 1]);
             }
         }
     }
 
-    /// The softmax of an even number of experts, and the sigmoid with a bias of an odd one.
+    /// The softmax of an even number of experts, and the sigmoid with a bias and scales of an odd one.
     fn gating(count: usize) -> Gating {
         if count.is_multiple_of(2) {
             return Gating::SOFTMAX;
         }
-        let bias = Tensor::from_vec(numbers(count, 7), count, &Device::Cpu).unwrap();
+        let [bias, scales] = [7, 8]
+            .map(|seed| Some(Tensor::from_vec(numbers(count, seed), count, &Device::Cpu).unwrap()));
         let function = GatingFunction::Sigmoid;
-        Gating { function, bias: Some(bias), renormalize: false, scale: 2.5 }
+        Gating { function, bias, renormalize: false, scale: 2.5, scales }
     }
 
     #[test]
@@ -297,17 +329,22 @@ mod tests {
                 assert!(found.0 == expected.0 && (found.1 - expected.1).abs() < 1e-6, "{found:?}");
             }
         };
+        let none = OfExperts::default();
         let renormalized = Gating { renormalize: true, ..Gating::SOFTMAX };
-        close(Gating::SOFTMAX.route(&scores, None, 2), &[(1, 0.4), (3, 0.3)]);
-        close(renormalized.route(&scores, None, 2), &[(1, 4.0 / 7.0), (3, 3.0 / 7.0)]);
-        close(renormalized.route(&[0.5; 4], None, 2), &[(0, 0.5), (1, 0.5)]);
+        close(Gating::SOFTMAX.route(&scores, &none, 2), &[(1, 0.4), (3, 0.3)]);
+        close(renormalized.route(&scores, &none, 2), &[(1, 4.0 / 7.0), (3, 3.0 / 7.0)]);
+        close(renormalized.route(&[0.5; 4], &none, 2), &[(0, 0.5), (1, 0.5)]);
         // A bias moves the choice, and not what is chosen; of the scores 1, 4, 2 and 3 the sigmoids are 1/2, 4/5, 2/3 and 3/4.
-        let bias = [0.1, -0.9, 0.3, 0.0];
-        close(Gating::SOFTMAX.route(&scores, Some(&bias), 2), &[(2, 0.2), (3, 0.3)]);
+        let bias = OfExperts { bias: Some(vec![0.1, -0.9, 0.3, 0.0]), scales: None };
+        close(Gating::SOFTMAX.route(&scores, &bias, 2), &[(2, 0.2), (3, 0.3)]);
         let sigmoid = Gating { function: GatingFunction::Sigmoid, scale: 2.0, ..renormalized };
-        close(sigmoid.route(&scores, Some(&bias), 2), &[(2, 16.0 / 17.0), (3, 18.0 / 17.0)]);
+        close(sigmoid.route(&scores, &bias, 2), &[(2, 16.0 / 17.0), (3, 18.0 / 17.0)]);
         let plain = Gating { renormalize: false, ..sigmoid };
-        close(plain.route(&scores, None, 1), &[(1, 1.6)]);
+        close(plain.route(&scores, &none, 1), &[(1, 1.6)]);
+        // Scales change what experts count for, and neither the choice nor what shares sum up to before.
+        let scales = OfExperts { bias: None, scales: Some(vec![9.0, 0.5, 100.0, -1.0]) };
+        let found = Gating { renormalize: true, ..Gating::SOFTMAX }.route(&scores, &scales, 2);
+        close(found, &[(1, 2.0 / 7.0), (3, -3.0 / 7.0)]);
     }
 
     #[test]
@@ -317,16 +354,21 @@ mod tests {
         for top_k in [0, 4] {
             let wrong = Experts { top_k, ..layer.clone() };
             assert!(matches!(
-                experts(&x, &wrong),
+                experts(&x, &x, &wrong),
                 Err(Error::Parameter { parameter: "top_k", .. })
             ));
         }
         let bias = Some(Tensor::zeros(2, DType::F32, &Device::Cpu).unwrap());
         let wrong = Experts { gating: Gating { bias, ..Gating::SOFTMAX }, ..layer.clone() };
-        assert!(matches!(experts(&x, &wrong), Err(Error::Shape { operand: "bias", .. })));
+        assert!(matches!(experts(&x, &x, &wrong), Err(Error::Shape { operand: "bias", .. })));
         let wrong = Experts { down: layer.down[..2].to_vec(), ..layer.clone() };
-        assert!(matches!(experts(&x, &wrong), Err(Error::Parameter { .. })));
+        assert!(matches!(experts(&x, &x, &wrong), Err(Error::Parameter { .. })));
         let narrow = Tensor::zeros((2, 7), DType::F32, &Device::Cpu).unwrap();
-        assert!(matches!(experts(&narrow, &layer), Err(Error::Shape { .. })));
+        assert!(matches!(experts(&narrow, &narrow, &layer), Err(Error::Shape { .. })));
+        let wrong = experts(&x, &narrow, &layer);
+        assert!(matches!(wrong, Err(Error::Shape { operand: "scored", .. })));
+        let scales = Some(Tensor::zeros(2, DType::F32, &Device::Cpu).unwrap());
+        let wrong = Experts { gating: Gating { scales, ..Gating::SOFTMAX }, ..layer.clone() };
+        assert!(matches!(experts(&x, &x, &wrong), Err(Error::Shape { operand: "scales", .. })));
     }
 }

@@ -64,6 +64,10 @@ pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> 
             Some(bias) => launch.f32s(("bias", bias), "[experts]", &[experts])?,
             None => std::ptr::null_mut(),
         },
+        scales: match &gating.scales {
+            Some(scales) => launch.f32s(("scales", scales), "[experts]", &[experts])?,
+            None => std::ptr::null_mut(),
+        },
         tokens: tokens as i32,
         experts: experts as i32,
         top_k: top_k as i32,
@@ -188,6 +192,7 @@ struct RouteArgs {
     starts: *mut u32,
     tiles: *mut u32,
     bias: *mut f32,
+    scales: *mut f32,
     tokens: i32,
     experts: i32,
     top_k: i32,
@@ -197,7 +202,7 @@ struct RouteArgs {
     function: i32,
     scale: f32,
 }
-const _: () = assert!(size_of::<RouteArgs>() == 88);
+const _: () = assert!(size_of::<RouteArgs>() == 96);
 
 /// As `kNoCodes` in expert_product.cu.
 const NO_CODES: i32 = -1;

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 
 use super::reference::Reference;
 use super::{Matrix, launch_on_gpu};
-use crate::experts::check_top_k;
+use crate::experts::{OfExperts, check_top_k};
 use crate::tensor::Operand;
 use crate::{Error, Gating, Result, linear_reference};
 
@@ -125,19 +125,21 @@ impl ExpertMatrices {
 /// `scores` is `[tokens, experts]`, bf16 or f16; computed in f32.
 ///
 /// # Errors
-/// `scores` or the bias has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+/// `scores` or what the gating has of each expert has the wrong dtype, shape, layout or device, or CUDA refused the launch.
 pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> {
     launch_on_gpu!(scores, crate::cuda::route(scores, gating, routing));
     let reference = Reference::new("route", "scores", scores)?;
     let &Routing { tokens, experts, top_k, .. } = routing;
     let scores = reference.elements(("scores", scores), "[tokens, experts]", &[tokens, experts])?;
-    let bias = match &gating.bias {
-        Some(bias) => Some(reference.f32s(("bias", bias), "[experts]", &[experts])?),
-        None => None,
+    let read = |name, tensor: &Option<Tensor>| -> Result<Option<Vec<f32>>> {
+        let numbers = tensor.as_ref().map(|t| reference.f32s((name, t), "[experts]", &[experts]));
+        numbers.transpose()
     };
+    let of_experts =
+        OfExperts { bias: read("bias", &gating.bias)?, scales: read("scales", &gating.scales)? };
     let (chosen, shares): (Vec<u32>, Vec<f32>) = scores
         .chunks_exact(experts)
-        .flat_map(|scores| gating.route(scores, bias.as_deref(), top_k))
+        .flat_map(|scores| gating.route(scores, &of_experts, top_k))
         .map(|(expert, share)| (expert as u32, share))
         .unzip();
     let mut sorted: Vec<u32> = (0..chosen.len() as u32).collect();

@@ -8,8 +8,8 @@ use super::*;
 use crate::sampling::{Penalties, SamplingRow, logprobs_of, sample_row_reference, uniform};
 use crate::{
     Activation, Codes, DeltaDims, DeltaNet, DeltaState, Error, Experts, Gating, KvCacheConfig,
-    Mins, QuantizedRows, ScaleForm, SparseRows, StateConfig, Weight, WeightRows, experts_reference,
-    gated_delta_net_reference,
+    Mins, QuantizedRows, RopeStyle, RopeTable, ScaleForm, SparseRows, StateConfig, Weight,
+    WeightRows, experts_reference, gated_delta_net_reference,
 };
 
 fn integers(values: &[u32], dims: &[usize]) -> Tensor {
@@ -242,8 +242,11 @@ fn experts_step_by_step_are_the_layer() {
     for (count, top_k, renormalize, tokens) in
         [(5, 2, true, 1), (8, 8, false, 7), (40, 3, false, 9), (2, 1, true, 70), (3, 2, true, 300)]
     {
-        let bias = Tensor::from_vec(numbers(count, 5), count, &Device::Cpu).unwrap();
-        let bias = (!renormalize).then_some(bias);
+        let of_experts = |seed| {
+            let numbers = Tensor::from_vec(numbers(count, seed), count, &Device::Cpu).unwrap();
+            (!renormalize).then_some(numbers)
+        };
+        let (bias, scales) = (of_experts(5), of_experts(6));
         let biases = |dims: &[usize], seed| {
             let numbers = numbers(dims.iter().product(), seed);
             (count == 8).then(|| Tensor::from_vec(numbers, dims, &Device::Cpu).unwrap())
@@ -284,7 +287,7 @@ fn experts_step_by_step_are_the_layer() {
         expert_product(&activated, &down, bias, &routing, &results).unwrap();
         combine_experts(&results, &routing, false, &out).unwrap();
         for (x, found) in x.chunks(hidden).zip(out.to_vec2::<f32>().unwrap()) {
-            assert_eq!(found, experts_reference(x, &layer));
+            assert_eq!(found, experts_reference(x, x, &layer));
         }
         let wrong = expert_product(&zeros(pairs + 1, hidden), &up, None, &routing, &gate_up);
         assert!(matches!(wrong, Err(Error::Shape { operand: "x", .. })));

@@ -26,6 +26,8 @@ fn routed(
     // Shares of both kinds, chosen by with a bias and without, and some ranks below zero.
     let bias = random.floats(experts, 1.0, DType::F32);
     let bias = gpu.floats(&bias, &[experts], DType::F32);
+    let scales = random.floats(experts, 2.0, DType::F32);
+    let scales = gpu.floats(&scales, &[experts], DType::F32);
     let function = match tokens % 4 {
         0 | 3 => GatingFunction::Sigmoid,
         _ => GatingFunction::Softmax,
@@ -36,6 +38,7 @@ fn routed(
             bias: (dtype == DType::F16).then(|| bias.to_device(scores.device()).unwrap()),
             renormalize: tokens % 2 == 0,
             scale: 1.0 + experts as f32 / 64.0,
+            scales: (tokens % 3 == 0).then(|| scales.to_device(scores.device()).unwrap()),
         };
         let routing = Routing::new(tokens + 5, experts, top_k, scores.device()).unwrap();
         let routing = routing.of(tokens).unwrap();

@@ -14,6 +14,7 @@ struct RouteArgs {
   uint32_t* starts;    // [experts + 1]: where in `sorted` those of each expert begin
   uint32_t* tiles;     // [experts + 1]: how many tiles of rows the experts before take
   const float* bias;   // [experts]: added to shares where experts are chosen by them; null for none
+  const float* scales; // [experts]: factors on what each counts for; null for none
   int32_t tokens;
   int32_t experts;
   int32_t top_k;
@@ -23,7 +24,7 @@ struct RouteArgs {
   int32_t function;  // GatingFunction
   float scale;
 };
-static_assert(sizeof(RouteArgs) == 88, "as in src/cuda/experts.rs");
+static_assert(sizeof(RouteArgs) == 96, "as in src/cuda/experts.rs");
 
 // The values are those of GatingFunction in Rust.
 enum class GatingFunction : int32_t { kSoftmax = 0, kSigmoid = 1 };
@@ -89,7 +90,8 @@ __global__ void __launch_bounds__(kChooseWarps* kWarp) choose_kernel(RouteArgs a
   if (lane >= args.top_k) return;
   const int64_t at = static_cast<int64_t>(token) * args.top_k + place;
   args.chosen[at] = static_cast<uint32_t>(expert);
-  args.shares[at] = args.scale * share / total;
+  const float counts = args.scale * share / total;
+  args.shares[at] = args.scales == nullptr ? counts : counts * args.scales[expert];
 }
 
 constexpr int32_t kSortThreads = 1024;
