@@ -38,9 +38,9 @@ pub use matmul::Matmul;
 pub(crate) use packed::code_place;
 pub use packed::{HeadPadding, Matrix, PackedMatrix};
 pub use paged_cache::{HostBlocks, PagedCache, PagedLayer};
-pub use qkv::{NO_SLOT, QkNorm, QkNormSpan, QkvToCache, qkv_to_cache, square_sums};
+pub use qkv::{NO_SLOT, QkNorm, QkNormSpan, QkvToCache, ValueNorm, qkv_to_cache, square_sums};
 #[cfg(feature = "cuda")]
-pub(crate) use qkv::{QKV_AXES, SQUARE_SUMS, head_dim_of};
+pub(crate) use qkv::{QKV_AXES, QkvShape, SQUARE_SUMS, head_dim_of};
 pub use rows::{
     LayerNorm, NormWeight, RmsNorm, activation, activation_times, add, add_rms_norm, embedding,
     gated_activation, gather_rows, layer_norm, resolve_tokens, rms_norm, scale_and_cap,

@@ -3,30 +3,24 @@
 use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch, is_fp8};
-use crate::device::{PagedCache, QKV_AXES, QkNormSpan, QkvToCache, SQUARE_SUMS, head_dim_of};
+use crate::device::{
+    PagedCache, QKV_AXES, QkNormSpan, QkvShape, QkvToCache, SQUARE_SUMS, head_dim_of,
+};
 use crate::tensor::Operand;
-use crate::{Error, Result, RopeStyle};
+use crate::{Error, KvScales, Result, RopeStyle};
 
 /// The largest head that the kernel holds in shared memory.
 const MAX_HEAD_DIM: usize = 512;
 
-/// Splits `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]`: norms the heads of q and k if the model does,
-/// rotates them, scales q where the table does, writes k and v into the paged cache and q to `q_out` `[tokens, heads, head_dim]`.
-///
-/// All in f32 from load to store, rounded once, in the cache to its own dtype. The CPU's definitions, one after the other:
-/// [`crate::rms_norm_reference`] per head (or what [`QkNormSpan`] says), [`crate::rope_reference`] and
-/// [`crate::reshape_and_cache_reference`], whose place of values is that of keys and values here.
+/// As [`crate::device::qkv_to_cache`].
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device; `rot_dim > head_dim`; there is no such layer;
-/// or CUDA refused the launch.
+/// As there, and when heads have more than 512 elements.
 pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> Result<()> {
     const KERNEL: &str = "qkv_to_cache";
     let launch = Launch::new(KERNEL, "qkv", qkv)?;
-    let config = operands.cache.config();
-    let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
-    let q_operand = Operand::new(KERNEL, "q_out", q_out);
-    let (tokens, heads, _) = q_operand.dims3("[tokens, heads, head_dim]")?;
+    let shape = QkvShape::of(KERNEL, operands, q_out)?;
+    let QkvShape { tokens, heads, kv_heads, head_dim } = shape;
     if head_dim > MAX_HEAD_DIM {
         return Err(Error::Parameter {
             parameter: "head_dim",
@@ -37,9 +31,8 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
     let (cos, sin, style) = operands.rope.parts();
     let (max_len, rot_dim) = (operands.rope.max_len(), operands.rope.rot_dim());
     if rot_dim > head_dim {
-        return Err(
-            q_operand.shape_error(format!("[tokens, heads, head_dim >= rot_dim = {rot_dim}]"))
-        );
+        let expected = format!("[tokens, heads, head_dim >= rot_dim = {rot_dim}]");
+        return Err(Operand::new(KERNEL, "q_out", q_out).shape_error(expected));
     }
     let qk_norm = operands.qk_norm;
     let span = qk_norm.map_or(QkNormSpan::Head, |norm| norm.span);
@@ -52,10 +45,6 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
         }
         QkNormSpan::EachHead { len } => (2, len, no_sums),
     };
-    if head_len == 0 || head_len > head_dim {
-        let expected = "at least one, and at most head_dim";
-        return Err(Error::Parameter { parameter: "len", value: head_len, expected });
-    }
     let norm = |name, heads: usize, weight: Option<&Tensor>| match (weight, span) {
         (None, _) => Ok(std::ptr::null_mut()),
         (Some(weight), QkNormSpan::Head) => {
@@ -65,15 +54,20 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
             launch.elements((name, weight), "[heads * head_dim]", &[heads * head_dim])
         }
     };
-    let row = (heads + 2 * kv_heads) * head_dim;
-    let layer = operands.cache.layer(operands.layer)?;
-    let cache_dims = PagedCache::dims(config);
-    let cache_axes = "[num_blocks, kv_heads, block_size, head_dim]";
+    let cache = match operands.cache {
+        Some((cache, layer)) => Cache::of(&launch, cache, layer)?,
+        None => Cache::NONE,
+    };
+    let slots = match operands.cache {
+        Some(_) => launch.u32s(("slot_mapping", operands.slot_mapping), "[tokens]", &[tokens])?,
+        None => std::ptr::null_mut(),
+    };
+    let k_weight = qk_norm.and_then(|norm| norm.k_weight).filter(|_| kv_heads > 0);
     let half_axes = "[max_len, rot_dim / 2]";
     let args = QkvArgs {
-        qkv: launch.elements(("qkv", qkv), QKV_AXES, &[tokens, row])?,
+        qkv: launch.elements(("qkv", qkv), QKV_AXES, &[tokens, shape.width()])?,
         q_norm: norm("q_weight", heads, qk_norm.map(|norm| norm.q_weight))?,
-        k_norm: norm("k_weight", kv_heads, qk_norm.map(|norm| norm.k_weight))?,
+        k_norm: norm("k_weight", kv_heads, k_weight)?,
         cos: launch.f32s(("cos", cos), half_axes, &[max_len, rot_dim / 2])?,
         sin: launch.f32s(("sin", sin), half_axes, &[max_len, rot_dim / 2])?,
         query_scales: match operands.rope.query_scales() {
@@ -81,23 +75,23 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
             None => std::ptr::null_mut(),
         },
         positions: launch.u32s(("positions", operands.positions), "[tokens]", &[tokens])?,
-        slots: launch.u32s(("slot_mapping", operands.slot_mapping), "[tokens]", &[tokens])?,
+        slots,
         square_sums,
         q: launch.elements(
             ("q_out", q_out),
             "[tokens, heads, head_dim]",
             &[tokens, heads, head_dim],
         )?,
-        keys: launch.cached(("keys", &layer.keys), cache_axes, &cache_dims)?,
-        values: launch.cached(("values", &layer.values), cache_axes, &cache_dims)?,
+        keys: cache.keys,
+        values: cache.values,
         tokens: tokens as i64,
         heads: heads as i32,
         kv_heads: kv_heads as i32,
         head_dim: head_dim as i32,
         rot_dim: rot_dim as i32,
         max_len: max_len as i32,
-        block_size: config.block_size as i32,
-        num_slots: (config.num_blocks * config.block_size) as u32,
+        block_size: cache.block_size as i32,
+        num_slots: cache.num_slots as u32,
         rope_style: match style {
             RopeStyle::Neox => 0,
             RopeStyle::Interleaved => 1,
@@ -105,24 +99,62 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
         dtype: launch.dtype_code(),
         eps: qk_norm.map_or(0.0, |norm| norm.eps),
         weight_offset: qk_norm.map_or(0.0, |norm| norm.form.offset()),
-        fp8_cache: i32::from(is_fp8(&layer.keys)),
+        fp8_cache: i32::from(cache.fp8),
         norm_span,
         head_len: head_len as i32,
         ranks: ranks as i32,
-        key_scale: layer.scales.key,
-        value_scale: layer.scales.value,
+        key_scale: cache.scales.key,
+        value_scale: cache.scales.value,
+        value_len: operands.v_norm.map_or(0, |norm| norm.len) as i32,
+        value_eps: operands.v_norm.map_or(0.0, |norm| norm.eps),
         padding: 0,
     };
-    if is_fp8(&layer.keys) != is_fp8(&layer.values) {
-        let (operand, found) = ("values", layer.values.dtype());
-        return Err(Error::DType { kernel: KERNEL, operand, expected: "as the keys", found });
-    }
     if tokens == 0 {
         return Ok(());
     }
     // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel
     // compares positions with `max_len` and slots with `num_slots` before it uses them.
     unsafe { launch.run(candlepower_qkv, &args) }
+}
+
+/// A layer of the cache.
+struct Cache {
+    keys: Address,
+    values: Address,
+    block_size: usize,
+    num_slots: usize,
+    fp8: bool,
+    scales: KvScales,
+}
+
+impl Cache {
+    /// Where there is none; nobody divides by its numbers.
+    const NONE: Self = Self {
+        keys: std::ptr::null_mut(),
+        values: std::ptr::null_mut(),
+        block_size: 1,
+        num_slots: 0,
+        fp8: false,
+        scales: KvScales::ONE,
+    };
+
+    fn of(launch: &Launch, cache: &PagedCache, layer: usize) -> Result<Self> {
+        let (config, layer) = (cache.config(), cache.layer(layer)?);
+        let dims = PagedCache::dims(config);
+        let axes = "[num_blocks, kv_heads, block_size, head_dim]";
+        if is_fp8(&layer.keys) != is_fp8(&layer.values) {
+            let (kernel, operand, found) = (launch.kernel(), "values", layer.values.dtype());
+            return Err(Error::DType { kernel, operand, expected: "as the keys", found });
+        }
+        Ok(Self {
+            keys: launch.cached(("keys", &layer.keys), axes, &dims)?,
+            values: launch.cached(("values", &layer.values), axes, &dims)?,
+            block_size: config.block_size,
+            num_slots: config.num_blocks * config.block_size,
+            fp8: is_fp8(&layer.keys),
+            scales: layer.scales,
+        })
+    }
 }
 
 /// As `QkvArgs` in qkv.cu.
@@ -158,9 +190,11 @@ struct QkvArgs {
     ranks: i32,
     key_scale: f32,
     value_scale: f32,
+    value_len: i32,
+    value_eps: f32,
     padding: i32,
 }
-const _: () = assert!(size_of::<QkvArgs>() == 176);
+const _: () = assert!(size_of::<QkvArgs>() == 184);
 
 /// As [`crate::device::square_sums`].
 ///

@@ -7,7 +7,7 @@ use super::reference::Reference;
 use super::{NormWeight, PagedCache};
 use crate::tensor::Operand;
 use crate::{
-    CacheOrder, KvCacheConfig, KvScales, Result, RopeTable, layer_norm_reference,
+    CacheOrder, Error, KvScales, Result, RopeTable, layer_norm_reference,
     reshape_and_cache_reference, rms_norm_reference, rope_reference,
 };
 
@@ -20,8 +20,8 @@ pub const NO_SLOT: u32 = u32::MAX;
 pub struct QkNorm<'a> {
     /// Of q, bf16 or f16: `[head_dim]`, or what `span` says.
     pub q_weight: &'a Tensor,
-    /// Of k.
-    pub k_weight: &'a Tensor,
+    /// Of k; absent only where the rows are q alone.
+    pub k_weight: Option<&'a Tensor>,
     /// What is normalised together.
     pub span: QkNormSpan<'a>,
     /// How both weights enter.
@@ -50,21 +50,90 @@ pub enum QkNormSpan<'a> {
     },
 }
 
+/// The norm of v: RMSNorm without a weight over each head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ValueNorm {
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Elements of a head that are not padding; the others become zeros.
+    pub len: usize,
+}
+
 /// The operands of [`qkv_to_cache`] beside the qkv rows.
 #[derive(Clone, Copy, Debug)]
 pub struct QkvToCache<'a> {
     /// The norms of the heads of q and k, if the model has them.
     pub qk_norm: Option<QkNorm<'a>>,
+    /// The norm of the heads of v, if the model has it.
+    pub v_norm: Option<ValueNorm>,
     /// The table of positions, on the device ([`RopeTable::to_device`]).
     pub rope: &'a RopeTable,
     /// u32 `[tokens]`. A position beyond the table makes its token's q and k NaN.
     pub positions: &'a Tensor,
-    /// u32 `[tokens]`, each `block * block_size + offset`, or [`NO_SLOT`].
+    /// u32 `[tokens]`, each `block * block_size + offset`, or [`NO_SLOT`]. Without a cache nobody looks at it.
     pub slot_mapping: &'a Tensor,
-    /// Where keys and values go.
-    pub cache: &'a PagedCache,
-    /// In which layer.
-    pub layer: usize,
+    /// Where keys and values go, and in which layer. Without it the rows are q alone, of a layer that reads what another one
+    /// has written.
+    pub cache: Option<(&'a PagedCache, usize)>,
+}
+
+/// What a row of q, k and v consists of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QkvShape {
+    pub(crate) tokens: usize,
+    pub(crate) heads: usize,
+    /// Zero where rows are q alone.
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+}
+
+impl QkvShape {
+    /// What `q_out` and the operands say of it, if their norms fit.
+    pub(crate) fn of(
+        kernel: &'static str,
+        operands: &QkvToCache<'_>,
+        q_out: &Tensor,
+    ) -> Result<Self> {
+        let error =
+            |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
+        let q_out = Operand::new(kernel, "q_out", q_out);
+        let (tokens, heads, last) = q_out.dims3("[tokens, heads, head_dim]")?;
+        let (kv_heads, head_dim) = match operands.cache {
+            Some((cache, _)) => (cache.config().num_kv_heads, cache.config().head_dim),
+            // As the heads of caches are.
+            None if last > 0 && last.is_multiple_of(8) => (0, last),
+            None => return error("head_dim", last, "a positive multiple of 8"),
+        };
+        match operands.qk_norm {
+            Some(QkNorm { k_weight: None, .. }) if kv_heads > 0 => {
+                return error("the number of weights for k", 0, "1 where keys are written");
+            }
+            Some(QkNorm { span: QkNormSpan::AllHeads { .. }, .. }) if kv_heads == 0 => {
+                return error(
+                    "the number of heads of k",
+                    0,
+                    "at least 1 for a norm over all heads",
+                );
+            }
+            Some(QkNorm { span: QkNormSpan::EachHead { len }, .. })
+                if len == 0 || len > head_dim =>
+            {
+                return error("len", len, "at least one, and at most head_dim");
+            }
+            _ => {}
+        }
+        match operands.v_norm {
+            Some(ValueNorm { len, .. }) if len == 0 || len > head_dim => {
+                error("len", len, "at least one, and at most head_dim")
+            }
+            _ => Ok(Self { tokens, heads, kv_heads, head_dim }),
+        }
+    }
+
+    /// Elements of a row.
+    pub(crate) fn width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
 }
 
 pub(crate) const QKV_AXES: &str = "[tokens, (heads + 2 kv_heads) * head_dim]";
@@ -103,47 +172,56 @@ pub fn square_sums(qkv: &Tensor, heads: [usize; 2], out: &Tensor) -> Result<()> 
 }
 
 /// Splits `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]`: norms the heads of q and k if the model does,
-/// rotates them, scales q where the table does, writes k and v into the paged cache and q to `q_out` `[tokens, heads, head_dim]`.
+/// rotates them, scales q where the table does, norms the heads of v if the model does, writes k and v into the paged cache and q to
+/// `q_out` `[tokens, heads, head_dim]`. Without a cache the rows are q alone, `[tokens, heads * head_dim]`.
 ///
 /// All in f32 from load to store, rounded once, in the cache to its own dtype. The definitions, one after the other:
 /// [`crate::rms_norm_reference`] (per head where nothing else is asked for), [`crate::rope_reference`] and
 /// [`crate::reshape_and_cache_reference`], whose place of values is that of keys and values here.
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device; `rot_dim > head_dim`; there is no such layer;
-/// or CUDA refused the launch.
+/// An operand has the wrong dtype, shape, layout or device; `rot_dim > head_dim`; there is no such layer; k has no weight of its
+/// norm, or there is no k beside a norm over all heads; or CUDA refused the launch.
 pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> Result<()> {
     launch_on_gpu!(qkv, crate::cuda::qkv_to_cache(qkv, operands, q_out));
     const KERNEL: &str = "qkv_to_cache";
     let reference = Reference::new(KERNEL, "qkv", qkv)?;
-    let config = operands.cache.config();
-    let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
-    let (tokens, heads, _) =
-        Operand::new(KERNEL, "q_out", q_out).dims3("[tokens, heads, head_dim]")?;
-    let width = (heads + 2 * kv_heads) * head_dim;
+    let shape = QkvShape::of(KERNEL, operands, q_out)?;
+    let QkvShape { tokens, heads, kv_heads, head_dim } = shape;
+    let width = shape.width();
     let rows = reference.elements(("qkv", qkv), QKV_AXES, &[tokens, width])?;
     let positions = reference.u32s(("positions", operands.positions), "[tokens]", &[tokens])?;
+    let turn = Rotation::read(&reference, operands, &shape)?;
+    let q_width = heads * head_dim;
+    let of_token = rows.chunks(width.max(1)).zip(&positions).enumerate();
+    let q = of_token.flat_map(|(token, (row, position))| {
+        turn.apply(&row[..q_width], (token, Q), *position as usize)
+    });
+    let q: Vec<f32> = q.collect();
+    let q_dims = [tokens, heads, head_dim];
+    reference.write(("q_out", q_out), "[tokens, heads, head_dim]", &q_dims, &q)?;
+    let Some((cache, layer)) = operands.cache else { return Ok(()) };
     let slots = reference.u32s(("slot_mapping", operands.slot_mapping), "[tokens]", &[tokens])?;
-    let turn = Rotation::read(&reference, operands, (tokens, heads), config)?;
-    let layer = operands.cache.layer(operands.layer)?;
+    let (config, layer) = (cache.config(), cache.layer(layer)?);
     let dims = PagedCache::dims(config);
     let axes = "[num_blocks, kv_heads, block_size, head_dim]";
     let mut keys = reference.cached(("keys", &layer.keys), axes, &dims)?;
     let mut values = reference.cached(("values", &layer.values), axes, &dims)?;
-    let mut q = Vec::with_capacity(tokens * heads * head_dim);
     let num_slots = config.num_blocks * config.block_size;
     for (token, row) in rows.chunks(width).enumerate() {
         let position = positions[token] as usize;
         let slot = slots[token] as usize;
-        let (q_row, kv_row) = row.split_at(heads * head_dim);
-        let (k_row, v_row) = kv_row.split_at(kv_heads * head_dim);
-        q.extend(turn.apply(q_row, (token, Q), position));
+        let (k_row, v_row) = row[q_width..].split_at(kv_heads * head_dim);
         if slot >= num_slots {
             continue;
         }
         let k_row = turn.apply(k_row, (token, K), position);
+        let v_row = match operands.v_norm {
+            Some(norm) => v_row.chunks(head_dim).flat_map(|head| norm.apply(head)).collect(),
+            None => v_row.to_vec(),
+        };
         let KvScales { key, value } = layer.scales;
-        for (target, row, scale) in [(&mut keys, &k_row[..], key), (&mut values, v_row, value)] {
+        for (target, row, scale) in [(&mut keys, k_row, key), (&mut values, v_row, value)] {
             for (kv_head, head) in row.chunks(head_dim).enumerate() {
                 let (_, at) =
                     reshape_and_cache_reference(config, CacheOrder::Single, slot, (kv_head, 0));
@@ -153,8 +231,16 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
         }
     }
     reference.write_cached(("keys", &layer.keys), axes, &dims, &keys)?;
-    reference.write_cached(("values", &layer.values), axes, &dims, &values)?;
-    reference.write(("q_out", q_out), "[tokens, heads, head_dim]", &[tokens, heads, head_dim], &q)
+    reference.write_cached(("values", &layer.values), axes, &dims, &values)
+}
+
+impl ValueNorm {
+    /// One head.
+    fn apply(&self, head: &[f32]) -> Vec<f32> {
+        let mut normed = rms_norm_reference(&head[..self.len], &vec![1.0; self.len], self.eps);
+        normed.resize(head.len(), 0.0);
+        normed
+    }
 }
 
 const Q: usize = 0;
@@ -179,10 +265,8 @@ impl<'a> Rotation<'a> {
     fn read(
         reference: &Reference,
         operands: &QkvToCache<'a>,
-        (tokens, heads): (usize, usize),
-        config: &KvCacheConfig,
+        &QkvShape { tokens, heads, kv_heads, head_dim }: &QkvShape,
     ) -> Result<Self> {
-        let (kv_heads, head_dim) = (config.num_kv_heads, config.head_dim);
         let table = operands.rope;
         let (cos, sin, _) = table.parts();
         let dims = [table.max_len(), table.rot_dim() / 2];
@@ -213,7 +297,12 @@ impl<'a> Rotation<'a> {
             head_dim,
             norms: [
                 qk_norm.map(|n| norm("q_weight", heads, n, n.q_weight)).transpose()?,
-                qk_norm.map(|n| norm("k_weight", kv_heads, n, n.k_weight)).transpose()?,
+                match qk_norm.and_then(|n| Some((n, n.k_weight?))) {
+                    Some((n, weight)) if kv_heads > 0 => {
+                        Some(norm("k_weight", kv_heads, n, weight)?)
+                    }
+                    _ => None,
+                },
             ],
             span,
             square_sums: match span {

@@ -259,7 +259,7 @@ fn experts_step_by_step_are_the_layer() {
             gate_up: (0..count).map(|i| numbers(2 * inner * hidden, 31 * i)).collect::<Vec<_>>(),
             down: (0..count).map(|i| numbers(hidden * inner, 17 * i + 5)).collect(),
             top_k,
-            gating: Gating { bias, renormalize, ..Gating::SOFTMAX },
+            gating: Gating { bias, renormalize, scales, ..Gating::SOFTMAX },
             activation: if count == 8 { Activation::SwigluOai } else { Activation::Silu },
         };
         let matrices = |all: &[Vec<f32>], dims| {
@@ -413,4 +413,129 @@ fn gates_multiply_rows_in_place() {
     assert_eq!(found, [[0.5, -0.5], [0.0, 2.0]]);
     let error = sigmoid_gate(&x, &tensor(&[0.0; 6], (2, 3))).unwrap_err();
     assert!(matches!(error, Error::Shape { operand: "gate", .. }));
+}
+
+/// With a norm of v, whose heads are padded, beside one of q and k; and of q alone, where nothing else is touched.
+#[test]
+fn values_are_normed_and_queries_may_come_alone() {
+    let (heads, head_dim, len, tokens) = (2, 16, 12, 3);
+    let config =
+        KvCacheConfig { num_layers: 2, num_blocks: 2, block_size: 16, num_kv_heads: 1, head_dim };
+    let tensor =
+        |values: &[f32], dims: &[usize]| Tensor::from_slice(values, dims, &Device::Cpu).unwrap();
+    let numbers = |count: usize, seed: usize| -> Vec<f32> {
+        (0..count).map(|i| ((i * 37 + seed) % 29) as f32 / 16.0 - 0.875).collect()
+    };
+    let mut rows = numbers(tokens * 4 * head_dim, 3);
+    rows.chunks_mut(head_dim).for_each(|head| head[len..].fill(0.0));
+    let angles = numbers(8 * head_dim / 2, 5);
+    let half = |f: fn(f32) -> f32| {
+        let values: Vec<f32> = angles.iter().map(|angle| f(*angle)).collect();
+        tensor(&values, &[8, head_dim / 2])
+    };
+    let rope = RopeTable::new(half(f32::cos), half(f32::sin), RopeStyle::Neox).unwrap();
+    let (positions, slots) = (integers(&[1, 7, 2], &[3]), integers(&[17, NO_SLOT, 4], &[3]));
+    let weight = tensor(&numbers(head_dim, 9), &[head_dim]);
+    let qk_norm = QkNorm {
+        q_weight: &weight,
+        k_weight: Some(&weight),
+        span: QkNormSpan::Head,
+        form: NormWeight::OnePlus,
+        eps: 1e-6,
+    };
+    let cache = PagedCache::new(config, DType::F32, &Device::Cpu).unwrap();
+    let of_cache = || {
+        let layer = cache.layer(1).unwrap();
+        [&layer.keys, &layer.values].map(|t| t.flatten_all().unwrap().to_vec1::<f32>().unwrap())
+    };
+    let all = QkvToCache {
+        qk_norm: Some(qk_norm),
+        v_norm: Some(ValueNorm { eps: 1e-3, len }),
+        rope: &rope,
+        positions: &positions,
+        slot_mapping: &slots,
+        cache: Some((&cache, 1)),
+    };
+    let run = |rows: &[f32], operands: &QkvToCache<'_>| {
+        let q = Tensor::zeros((tokens, heads, head_dim), DType::F32, &Device::Cpu).unwrap();
+        let rows = tensor(rows, &[tokens, rows.len() / tokens]);
+        qkv_to_cache(&rows, operands, &q)?;
+        Ok(q.flatten_all().unwrap().to_vec1::<f32>().unwrap())
+    };
+    let q = run(&rows, &all).unwrap();
+    let [keys, values] = of_cache();
+    for (token, slot) in [(0, 17), (2, 4)] {
+        let v = &rows[(token * 4 + 3) * head_dim..][..len];
+        let mean = v.iter().map(|x| x * x).sum::<f32>() / len as f32;
+        let found = &values[slot * head_dim..][..head_dim];
+        for (found, v) in found.iter().zip(v) {
+            assert!((found - v / (mean + 1e-3).sqrt()).abs() < 1e-6);
+        }
+        assert!(found[len..].iter().all(|x| *x == 0.0), "padding");
+    }
+    let others = values.chunks(head_dim).enumerate().filter(|(slot, _)| ![17, 4].contains(slot));
+    assert!(others.flat_map(|(_, head)| head).all(|x| *x == 0.0), "one token has no slot");
+    // What is done to v changes nothing of q and k.
+    assert_eq!(run(&rows, &QkvToCache { v_norm: None, ..all }).unwrap(), q);
+    assert_eq!(of_cache()[0], keys);
+    assert_ne!(of_cache()[1], values);
+
+    let before = of_cache();
+    let alone: Vec<f32> =
+        rows.chunks(4 * head_dim).flat_map(|row| row[..heads * head_dim].to_vec()).collect();
+    let nowhere = integers(&[], &[0]);
+    let queries = QkvToCache {
+        qk_norm: Some(QkNorm { k_weight: None, ..qk_norm }),
+        slot_mapping: &nowhere,
+        cache: None,
+        ..all
+    };
+    assert_eq!(run(&alone, &queries).unwrap(), q);
+    assert_eq!(of_cache(), before);
+
+    let refused = |rows: &[f32], operands: QkvToCache<'_>, wanted: &str| match run(rows, &operands)
+    {
+        Err(Error::Parameter { parameter, .. }) => assert_eq!(parameter, wanted),
+        other => panic!("{wanted}: {other:?}"),
+    };
+    let without = Some(QkNorm { k_weight: None, ..qk_norm });
+    refused(&rows, QkvToCache { qk_norm: without, ..all }, "the number of weights for k");
+    let span = QkNormSpan::AllHeads { square_sums: &weight, ranks: 1 };
+    let wide = Some(QkNorm { span, ..qk_norm });
+    refused(&alone, QkvToCache { qk_norm: wide, ..queries }, "the number of heads of k");
+    for len in [0, head_dim + 1] {
+        let v_norm = Some(ValueNorm { eps: 1e-3, len });
+        refused(&rows, QkvToCache { v_norm, ..all }, "len");
+    }
+    let wrong = run(&rows, &queries);
+    assert!(matches!(wrong, Err(Error::Shape { operand: "qkv", .. })));
+}
+
+#[test]
+fn sums_have_factors_and_activations_too() {
+    let tensor = |values: &[f32], dims: (usize, usize)| {
+        Tensor::from_slice(values, dims, &Device::Cpu).unwrap().to_dtype(DType::BF16).unwrap()
+    };
+    let rows = |tensor: &Tensor| -> Vec<Vec<f32>> {
+        tensor.to_dtype(DType::F32).unwrap().to_vec2().unwrap()
+    };
+    let (residual, x) = (tensor(&[1.0, -2.0], (1, 2)), tensor(&[2.0, 4.0], (1, 2)));
+    add(&residual, &x, 0.5).unwrap();
+    assert_eq!(rows(&residual), [[1.5, 1.0]]);
+    let ones = Tensor::ones(2, DType::BF16, &Device::Cpu).unwrap();
+    let norm = RmsNorm { weight: &ones, form: NormWeight::Plain, eps: 0.0 };
+    let out = tensor(&[0.0; 2], (1, 2));
+    add_rms_norm(&residual, &x, 2.0, &norm, &out).unwrap();
+    assert_eq!(rows(&residual), [[7.0, 10.0]]);
+    assert!((rows(&out)[0][0] - 7.0 / 74.5f32.sqrt()).abs() < 4e-3);
+
+    let x = tensor(&[1.0, 0.0, -1.0, 2.0], (2, 2));
+    let by = tensor(&[9.0, 2.0, 4.0, 9.0, 8.0, 0.5], (2, 3));
+    activation_times(&x, Activation::Silu, &by, 1, &x).unwrap();
+    let want = [2.0 * 0.731_058_6, 0.0, -8.0 * 0.268_941_4, 0.5 * 1.761_594_2f32];
+    for (found, want) in rows(&x).iter().flatten().zip(want) {
+        assert!((found - want).abs() <= want.abs() / 256.0, "{found}, not {want}");
+    }
+    let error = activation_times(&x, Activation::Silu, &by, 2, &x).unwrap_err();
+    assert!(matches!(error, Error::Shape { operand: "by", .. }));
 }

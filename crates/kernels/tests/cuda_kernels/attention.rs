@@ -93,13 +93,13 @@ fn compare_qkv(
     let operands = QkvToCache {
         qk_norm: form.map(|form| {
             let span = QkNormSpan::Head;
-            QkNorm { q_weight, k_weight, span, form, eps: EPS }
+            QkNorm { q_weight, k_weight: Some(k_weight), span, form, eps: EPS }
         }),
         rope: &table.to_device(gpu.device()).unwrap(),
         positions: &gpu.integers(&positions, &[tokens]),
         slot_mapping: &gpu.integers(&slots, &[tokens]),
-        cache: &cache,
-        layer: 0,
+        v_norm: None,
+        cache: Some((&cache, 0)),
     };
     cuda::qkv_to_cache(&gpu.floats(&qkv, &[tokens, width], dtype), &operands, &q_out).unwrap();
 
@@ -186,7 +186,7 @@ pub(crate) fn wide_qk_norms(gpu: &Gpu) {
                 let operands = QkvToCache {
                     qk_norm: Some(QkNorm {
                         q_weight: &q_weight,
-                        k_weight: &k_weight,
+                        k_weight: Some(&k_weight),
                         span: match ranks {
                             None => QkNormSpan::EachHead { len },
                             Some(ranks) => QkNormSpan::AllHeads { square_sums: &sums, ranks },
@@ -197,8 +197,8 @@ pub(crate) fn wide_qk_norms(gpu: &Gpu) {
                     rope: &table.unwrap().to_device(device).unwrap(),
                     positions: &numbers,
                     slot_mapping: &numbers,
-                    cache: &cache,
-                    layer: 0,
+                    v_norm: None,
+                    cache: Some((&cache, 0)),
                 };
                 device::qkv_to_cache(&qkv, &operands, &q_out).unwrap();
                 (sums, q_out, cache.layer(0).unwrap().keys.clone())

@@ -14,7 +14,7 @@ struct QkvArgs {
   const float* sin;           // [max_len, rot_dim / 2]
   const float* query_scales;  // [max_len]: factors on whole queries; null for none
   const uint32_t* positions;  // [tokens]
-  const uint32_t* slots;      // [tokens], kNoSlot: not written
+  const uint32_t* slots;      // [tokens], kNoSlot: not written; null where the rows are q alone and kv_heads is 0
   const float* square_sums;   // [tokens, 2]: of all heads of q and of k, of all ranks; null where no norm is over all heads
   void* q;                    // [tokens, heads, head_dim]
   void* keys;                 // [num_blocks, kv_heads, block_size, head_dim]
@@ -37,9 +37,11 @@ struct QkvArgs {
   int32_t ranks;        // each of which has as many heads
   float key_scale;      // what keys are divided by
   float value_scale;
+  int32_t value_len;  // elements of a head of v that are not padding, which are normed; 0: it is not
+  float value_eps;
   int32_t padding;
 };
-static_assert(sizeof(QkvArgs) == 176, "as in src/cuda/qkv.rs");
+static_assert(sizeof(QkvArgs) == 184, "as in src/cuda/qkv.rs");
 
 constexpr int32_t kWarpsPerBlock = 4;
 constexpr int32_t kMaxHeadDim = 512;
@@ -74,6 +76,16 @@ __device__ void normalize(float* values, const T* norm, int32_t token, Head head
     const float factor = scale * (static_cast<float>(weight[i]) + args.weight_offset);
     values[i] = i < args.head_len ? (values[i] - mean) * factor : 0.0f;
   }
+  __syncwarp();
+}
+
+// Normalises the first `value_len` elements of the head of v in `values` without a weight; the others are zeros.
+__device__ inline void normalize_value(float* values, const QkvArgs& args) {
+  const int32_t lane = threadIdx.x % kWarp;
+  float squares = 0.0f;
+  for (int32_t i = lane; i < args.value_len; i += kWarp) squares += values[i] * values[i];
+  const float scale = rsqrtf(warp_sum(squares) / args.value_len + args.value_eps);
+  for (int32_t i = lane; i < args.head_dim; i += kWarp) values[i] = i < args.value_len ? values[i] * scale : 0.0f;
   __syncwarp();
 }
 
@@ -117,7 +129,7 @@ __global__ void qkv_kernel(QkvArgs args) {
   if (item >= args.tokens * all_heads) return;  // The whole warp leaves; no block-wide barrier follows.
   const auto token = static_cast<int32_t>(item / all_heads);
   const Head head = fused_head(static_cast<int32_t>(item % all_heads), args.heads, args.kv_heads);
-  const uint32_t slot = args.slots[token];
+  const uint32_t slot = args.slots == nullptr ? kNoSlot : args.slots[token];
   const uint32_t position = args.positions[token];
   if (head.kind != HeadKind::kQuery && slot >= args.num_slots) return;  // kNoSlot is such a slot.
 
@@ -133,6 +145,8 @@ __global__ void qkv_kernel(QkvArgs args) {
     const auto* norm = static_cast<const T*>(head.kind == HeadKind::kQuery ? args.q_norm : args.k_norm);
     if (norm != nullptr) normalize(values, norm, token, head, args);
     rotate(values, position, args);
+  } else if (args.value_len > 0) {
+    normalize_value(values, args);
   }
   if (head.kind == HeadKind::kQuery) {
     if (args.query_scales != nullptr && position < static_cast<uint32_t>(args.max_len)) {
