@@ -273,6 +273,8 @@ mod tests {
             (12, 32, vec![3, 1, 40, 16]),
             (2, 64, vec![33, 70]),
             (3, 20, vec![5, 0, 9]),
+            (2, 256, vec![19, 6]),
+            (1, 512, vec![35]),
         ] {
             let hidden = heads * dim;
             let tokens: usize = lengths.iter().sum();
@@ -307,6 +309,23 @@ mod tests {
                     assert_eq!(alone, out[first * hidden..][..len * hidden], "a text alone");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_gives_the_same_bits() {
+        for (head_dim, len) in [(20, 9), (256, 19), (512, 35)] {
+            let qkv = numbers(len * 3 * head_dim);
+            let attended = |isa: Isa| {
+                let mut out = vec![std::mem::MaybeUninit::new(f32::NAN); len * head_dim];
+                let shared = SharedMut::new(&mut out);
+                let (first, hidden, head) = (0, head_dim, 0);
+                isa.run(Head { qkv: &qkv, first, len, hidden, head_dim, head, out: shared });
+                // SAFETY: all elements were initialised with NaN.
+                out.into_iter().map(|v| unsafe { v.assume_init() }).collect::<Vec<f32>>()
+            };
+            let all: Vec<Vec<f32>> = Isa::all().into_iter().map(attended).collect();
+            assert!(all.iter().all(|out| *out == all[0]), "heads of {head_dim}");
         }
     }
 

@@ -182,7 +182,7 @@ fn params(window: Option<usize>, softcap: Option<f32>) -> PagedAttention {
     PagedAttention { scale: 0.3, window, softcap }
 }
 
-const SHAPES: [Shape; 7] = [
+const SHAPES: [Shape; 9] = [
     Shape { group: 7, kv_heads: 2, head_dim: 64, block_size: 16 },
     Shape { group: 1, kv_heads: 3, head_dim: 80, block_size: 32 },
     Shape { group: 4, kv_heads: 1, head_dim: 128, block_size: 16 },
@@ -190,6 +190,8 @@ const SHAPES: [Shape; 7] = [
     Shape { group: 16, kv_heads: 1, head_dim: 96, block_size: 48 },
     Shape { group: 3, kv_heads: 1, head_dim: 264, block_size: 128 },
     Shape { group: 71, kv_heads: 1, head_dim: 24, block_size: 16 },
+    Shape { group: 2, kv_heads: 2, head_dim: 256, block_size: 16 },
+    Shape { group: 5, kv_heads: 1, head_dim: 512, block_size: 32 },
 ];
 
 const PARAMS: [(Option<usize>, Option<f32>); 5] =
@@ -217,6 +219,8 @@ fn every_shape_of_a_cache_in_fp8_matches_the_definition() {
 fn compare_shapes(dtype: DType, lengths: &[usize], limit: f32) -> f64 {
     let (mut moved, mut count) = (0.0, 0);
     for shape in SHAPES {
+        // Scores are sums over a head, whose errors grow with it.
+        let limit = limit * (shape.head_dim as f32 / 256.0).max(1.0);
         let fixture = Fixture::of(dtype, shape, lengths);
         for (window, softcap) in PARAMS {
             let params = params(window, softcap);
