@@ -100,7 +100,14 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() == 1 or "_norm." in name:
             is_norm = name.endswith("weight") and ("norm" in name.lower() or "ln_" in name)
-            value = (1.0 if is_norm and "Gemma" not in kind else 0.0) + 0.2 * noise
+            is_factor = is_norm or name.endswith("scale")
+            from_zero = "Gemma" in kind and "Gemma4" not in kind
+            value = (1.0 if is_factor and not from_zero else 0.0) + 0.2 * noise
+            if "Gemma4" in kind and name.endswith(("q_norm.weight", "k_norm.weight")):
+                # Their products are the scores, as they are.
+                value *= parameter.shape[0] ** -0.25
+        elif "embed_tokens_per_layer" in name:
+            value = noise * 0.3
         elif "embed" in name:
             # Gemma multiplies it by sqrt(hidden_size), and its tied logits should not saturate.
             value = noise * (0.03 if "Gemma" in kind else 0.5)
@@ -112,6 +119,8 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     for name, buffer in sorted(model.named_buffers()):
         if name.endswith("e_score_correction_bias"):  # about as large as sigmoids
             buffer.copy_(0.4 * torch.randn(buffer.shape, generator=generator))
+        if name.endswith("layer_scalar"):
+            buffer.copy_(0.6 + 0.8 * torch.rand(buffer.shape, generator=generator))
 
 
 def read_back(model_class: type, folder: Path) -> torch.nn.Module:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import golden_experts
+import golden_gemma4
 import goldens
 import torch
 from goldens import ALTERNATING
@@ -499,6 +500,7 @@ MODELS = {
         dtype=torch.bfloat16,
     ),
     **golden_experts.MODELS,
+    **golden_gemma4.MODELS,
 }
 # What COMMON says in other words than GPT-2.
 LLAMA_KEYS = ["intermediate_size", "num_key_value_heads", "rms_norm_eps"]

@@ -17,7 +17,7 @@ from pathlib import Path
 import goldens
 import numpy as np
 import torch
-from quantized_formats import Awq, Fp8, Gptq, Mxfp4, SqueezeLlm
+from quantized_formats import Awq, CompressedInt, Fp8, Gptq, Mxfp4, SqueezeLlm
 from safetensors.torch import save_file
 
 
@@ -82,6 +82,54 @@ MODELS = {
         dtype=torch.bfloat16,
         config=dict(head_dim=32),
     ),
+    # Experts beside the feed-forward, values that the rows of keys make, heads of two widths.
+    "compressed-tensors-w4a16": dict(
+        cls="Gemma4",
+        text=True,
+        format=CompressedInt(4, group=32),
+        dtype=torch.bfloat16,
+        skip=["lm_head", "re:.*router.*"],
+        skip_key="ignore",
+        skipped=in_layer(0, "router.proj") + in_layer(1, "router.proj"),
+        config=dict(
+            head_dim=32,
+            global_head_dim=64,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            layer_types=["sliding_attention", "full_attention"],
+            hidden_size_per_layer_input=0,
+            sliding_window=11,
+            enable_moe_block=True,
+            num_experts=4,
+            top_k_experts=2,
+            moe_intermediate_size=32,
+            tie_word_embeddings=True,
+        ),
+    ),
+    # Inputs in the order of their weight, with zero points; the head, too.
+    "compressed-tensors-w4a16-order": dict(
+        cls="Llama",
+        format=CompressedInt(4, group=16, symmetric=False, act_order=True),
+        dtype=torch.float16,
+        lm_head=True,
+        skip=[],
+        skip_key="ignore",
+    ),
+    "compressed-tensors-w8a16": dict(
+        cls="Qwen2",
+        format=CompressedInt(8, group=32, symmetric=False),
+        dtype=torch.bfloat16,
+        skip=["lm_head"],
+        skip_key="ignore",
+    ),
+    "compressed-tensors-w8a8": dict(
+        cls="Qwen3",
+        format=CompressedInt(8, group=None, in_words=False),
+        dtype=torch.bfloat16,
+        config=dict(head_dim=32),
+        skip=["lm_head"],
+        skip_key="ignore",
+    ),
     "squeezellm": dict(cls="Mistral", format=SqueezeLlm(), dtype=torch.float16),
     "squeezellm-sparse": dict(cls="Llama", format=SqueezeLlm(outliers=0.02), dtype=torch.float16),
     "awq-experts": dict(
@@ -144,7 +192,7 @@ def is_skipped(module: str, recipe: dict) -> bool:
 
 def parameters(model: torch.nn.Module, recipe: dict) -> dict[str, torch.Tensor]:
     """The parameters by their names in the hub, where most experts, which transformers keeps in one tensor, are apart."""
-    named = {}
+    named = {name: model.state_dict()[name] for name, _ in model.named_buffers() if name in model.state_dict()}
     if isinstance(recipe["format"], Mxfp4):
         return dict(sorted((name, parameter.data) for name, parameter in model.named_parameters()))
     for name, parameter in model.named_parameters():
@@ -161,6 +209,9 @@ def parameters(model: torch.nn.Module, recipe: dict) -> dict[str, torch.Tensor]:
 
 def to_torch(name: str, array: np.ndarray) -> torch.Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(array).copy())
+    if name == "weight_scale" and array.dtype == np.float16:
+        # compressed-tensors' are as the other numbers; NumPy has no bfloat16.
+        return tensor.to(torch.bfloat16)
     return tensor.view(torch.float8_e4m3fn) if name == "weight" and array.dtype == np.uint8 else tensor
 
 
@@ -169,9 +220,10 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     folder = goldens.empty(out / name)
     # Configurations as transformers writes them; the weights are replaced.
     copy.deepcopy(model).to(recipe["dtype"]).save_pretrained(folder)
-    # Not the whole model: the rope's frequencies stay as they are.
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(recipe["dtype"]).to(torch.float32)
+    # Not the whole model: the rope's frequencies, which are not stored, stay as they are.
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.copy_(tensor.to(recipe["dtype"]))
 
     rng = np.random.default_rng(seed)
     scheme, stored, dequantized = recipe["format"], {}, {}

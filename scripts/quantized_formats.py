@@ -182,6 +182,69 @@ class Fp8:
         return numbers * self.spread(t[self.scale_name], *codes.shape)
 
 
+class CompressedInt:
+    """compressed-tensors' integers: `pack-quantized`, in words that its own code packs, or `int-quantized`, a byte each."""
+
+    def __init__(self, bits: int, group: int | None, symmetric: bool = True, act_order: bool = False, in_words: bool = True):
+        self.bits, self.group, self.symmetric = bits, group, symmetric
+        self.act_order, self.in_words = act_order, in_words
+        weights = {
+            "num_bits": bits, "type": "int", "symmetric": symmetric, "dynamic": False,
+            "strategy": "group" if group else "channel", "group_size": group,
+            "actorder": "group" if act_order else None,
+        }
+        activations = None if in_words else {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+        self.config = {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized" if in_words else "int-quantized",
+            "quantization_status": "compressed",
+            "config_groups": {
+                "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations},
+            },
+        }
+
+    def pack(self, w: np.ndarray, rng: np.random.Generator) -> Tensors:
+        import torch
+        from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+        inputs, middle = w.shape[1], 2 ** (self.bits - 1)
+        groups = np.arange(inputs) // (self.group or inputs)
+        if self.act_order:
+            groups = groups[np.random.default_rng(inputs).permutation(inputs)]
+        scales, zeros = scales_and_zeros(by_group(w, groups, groups.max() + 1), self.bits, self.symmetric)
+        scales = torch.from_numpy(scales).to(torch.bfloat16).float().numpy()
+        codes = torch.from_numpy((rounded(w, scales, zeros, groups, self.bits) - middle).astype(np.int8))
+        stored = {"weight_scale": np.ascontiguousarray(scales.T).astype(np.float16)}
+        # In float16, which has every bit that is left.
+        assert (stored["weight_scale"].astype(np.float32) == scales.T).all()
+        if not self.in_words:
+            return stored | {"weight": codes.numpy()}
+        stored["weight_packed"] = pack_to_int32(codes, self.bits).numpy()
+        stored["weight_shape"] = np.array(w.shape, np.int64)
+        if not self.symmetric:
+            points = torch.from_numpy(np.ascontiguousarray((zeros.T - middle).astype(np.int8)))
+            stored["weight_zero_point"] = pack_to_int32(points, self.bits, packed_dim=0).numpy()
+        if self.act_order:
+            stored["weight_g_idx"] = groups.astype(np.int32)
+        return stored
+
+    def unpack(self, t: Tensors) -> np.ndarray:
+        import torch
+        from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+
+        scales = t["weight_scale"].astype(np.float32)
+        if not self.in_words:
+            return t["weight"].astype(np.float32) * scales
+        shape = torch.Size(t["weight_shape"].tolist())
+        codes = unpack_from_int32(torch.from_numpy(t["weight_packed"]), self.bits, shape).numpy()
+        groups = t.get("weight_g_idx", np.arange(shape[1]) // (self.group or shape[1]))
+        zeros = np.zeros(scales.shape, np.int8)
+        if "weight_zero_point" in t:
+            points = torch.from_numpy(t["weight_zero_point"])
+            zeros = unpack_from_int32(points, self.bits, torch.Size(scales.shape), packed_dim=0).numpy()
+        return (codes.astype(np.float32) - zeros[:, groups]) * scales[:, groups]
+
+
 class SqueezeLlm:
     """SqueezeLLM's layout: [inputs / 8, outputs] words, whose codes name one of the output's sixteen numbers.
 

@@ -33,17 +33,19 @@ pub use generation::{GenerationConfig, SamplingDefaults};
 pub use gguf::{Gguf, GgufTensor, GgufType, ReadRange};
 pub use memory::{
     BATCHED_TOKENS, Counted, DEVICE_HEAD_DIMS, DeviceKind, DeviceMemory, DeviceWidths,
-    GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan, MemoryRequest, device_head_dim,
-    device_logits_rows,
+    GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan, MemoryRequest, attention_partials_bytes,
+    device_head_dim, device_logits_rows,
 };
 pub use quantization::{
-    Awq, Fp8, Gptq, Mxfp4, OnLoad, Quantization, Scheme, SqueezeLlm, StoredKind, StoredTensor,
+    Awq, CompressedInt, Fp8, Gptq, Mxfp4, OnLoad, Quantization, Scheme, SqueezeLlm, StoredKind,
+    StoredTensor,
 };
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::Shard;
 pub use spec::{
     Act, AttentionSpec, DeltaNetSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, HeadSpec,
-    LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec, QkNormSpan, QkNormSpec, Residual,
+    KvKind, KvPlace, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec, PerLayerSpec,
+    QkNormSpan, QkNormSpec, Residual,
 };
 pub use weights::{RowOrder, Slot, SlotRows, Take, TensorPlan, WeightRule};
 

@@ -12,6 +12,7 @@ use crate::{
 };
 
 mod awq;
+mod compressed_int;
 mod fp8;
 mod gptq;
 mod modules;
@@ -20,6 +21,7 @@ mod on_load;
 mod squeezellm;
 
 pub use awq::Awq;
+pub use compressed_int::CompressedInt;
 pub use fp8::Fp8;
 pub use gptq::Gptq;
 use modules::Modules;
@@ -51,6 +53,8 @@ pub enum Scheme {
     Gptq(Gptq),
     /// Eight-bit floating point.
     Fp8(Fp8),
+    /// Integers of compressed-tensors.
+    CompressedInt(CompressedInt),
     /// Tables of sixteen numbers.
     SqueezeLlm(SqueezeLlm),
     /// Four-bit floating point, of experts alone.
@@ -81,6 +85,8 @@ pub enum StoredKind {
     Integers,
     /// Eight-bit floating-point numbers with three bits of mantissa.
     E4m3,
+    /// Eight-bit integers with a sign.
+    SignedBytes,
     /// Bytes.
     Bytes,
     /// Blocks of a type of GGUF's.
@@ -128,14 +134,25 @@ impl Quantization {
                 Some(Scheme::Fp8(Fp8::read(c)?))
             }
             "compressed-tensors" => {
-                let format = c.text_opt("format")?.unwrap_or("unnamed");
-                if format != "float-quantized" {
-                    let method = format!("compressed-tensors ({format})");
-                    return Ok(Self { method, scheme: None, head, skipped });
-                }
                 skipped.extend(Modules::read(c, "ignore")?);
-                let scheme = Some(Scheme::Fp8(Fp8::read_compressed_tensors(c)?));
-                return Ok(Self { method: "fp8".to_owned(), scheme, head: true, skipped });
+                let format = c.text_opt("format")?.unwrap_or("unnamed");
+                let integers = |in_words| -> Result<_> {
+                    let read = CompressedInt::read(&weights_of_linear(c)?, in_words)?;
+                    Ok((method.clone(), Scheme::CompressedInt(read)))
+                };
+                let (method, scheme) = match format {
+                    "float-quantized" => {
+                        let read = Fp8::read_compressed_tensors(&weights_of_linear(c)?)?;
+                        ("fp8".to_owned(), Scheme::Fp8(read))
+                    }
+                    "pack-quantized" => integers(true)?,
+                    "int-quantized" => integers(false)?,
+                    other => {
+                        let method = format!("compressed-tensors ({other})");
+                        return Ok(Self { method, scheme: None, head, skipped });
+                    }
+                };
+                return Ok(Self { method, scheme: Some(scheme), head: true, skipped });
             }
             _ => None,
         };
@@ -145,7 +162,14 @@ impl Quantization {
     /// How the matrix of a planned tensor is stored; `None` where as plain numbers.
     pub(crate) fn scheme_of(&self, tensor: &TensorPlan) -> Option<Scheme> {
         let quantized = match tensor.slots.first().map(|slot| slot.slot) {
-            Some(Slot::Embed | Slot::Positions | Slot::Router | Slot::SharedScore) | None => false,
+            Some(
+                Slot::Embed
+                | Slot::PerLayerEmbed
+                | Slot::Positions
+                | Slot::Router
+                | Slot::SharedScore,
+            )
+            | None => false,
             Some(Slot::Head) => self.head,
             Some(_) => tensor.shape.len() == 2,
         };
@@ -172,6 +196,7 @@ impl Quantization {
                 ".v_scale",
                 ".kv_scale",
             ],
+            Some(Scheme::CompressedInt(ints)) => ints.beside(),
             Some(Scheme::SqueezeLlm(_)) => &[".startrows"],
             _ => &[],
         };
@@ -190,6 +215,7 @@ impl Scheme {
             Self::Awq(awq) => awq.tensors(module, n, k),
             Self::Gptq(gptq) => gptq.tensors(module, n, k),
             Self::Fp8(fp8) => Ok(fp8.tensors(module, n, k)),
+            Self::CompressedInt(ints) => ints.tensors(module, n, k),
             Self::SqueezeLlm(squeezellm) => squeezellm.tensors(module, n, k),
             Self::Mxfp4(mxfp4) => mxfp4.tensors(module, n, k),
             Self::Gguf(kind) => {
@@ -203,12 +229,13 @@ impl Scheme {
     /// files say otherwise it is F16.
     pub fn scales_mut(&mut self, name: &str) -> Option<(&mut Dtype, String)> {
         let module = name.strip_suffix(".weight").unwrap_or(name);
-        let dtype = match self {
-            Self::Awq(awq) => &mut awq.scales,
-            Self::Gptq(gptq) => &mut gptq.scales,
+        let (dtype, part) = match self {
+            Self::Awq(awq) => (&mut awq.scales, "scales"),
+            Self::Gptq(gptq) => (&mut gptq.scales, "scales"),
+            Self::CompressedInt(ints) => (&mut ints.scales, "weight_scale"),
             Self::Fp8(_) | Self::SqueezeLlm(_) | Self::Mxfp4(_) | Self::Gguf(_) => return None,
         };
-        Some((dtype, format!("{module}.scales")))
+        Some((dtype, format!("{module}.{part}")))
     }
 
     /// How a matrix with `k` columns is kept in memory.
@@ -217,11 +244,29 @@ impl Scheme {
             Self::Awq(awq) => awq.packed(k),
             Self::Gptq(gptq) => gptq.packed(k),
             Self::Fp8(fp8) => fp8.packed(k),
+            Self::CompressedInt(ints) => ints.packed(k),
             Self::SqueezeLlm(_) => Packed::without_mins(Codes::Table, k),
             Self::Mxfp4(_) => Mxfp4::packed(),
             Self::Gguf(kind) => kind.packed().expect("plain types are no scheme"),
         }
     }
+}
+
+/// What compressed-tensors says of the weights of all linear layers.
+fn weights_of_linear(c: &HfConfig) -> Result<HfConfig> {
+    const GROUPS: &str = "an object with the quantization of all linear layers";
+    let groups = c.section("config_groups")?.ok_or_else(|| c.missing("config_groups", GROUPS))?;
+    let mut names = groups.entries().map(|(name, _)| name.to_owned());
+    let (Some(name), None) = (names.next(), names.next()) else {
+        let found = c.raw("config_groups").cloned().unwrap_or_default();
+        return Err(c.unsupported("config_groups", &found, "; one group of all Linear is"));
+    };
+    let group = groups.section(&name)?.ok_or_else(|| groups.missing(&name, GROUPS))?;
+    if group.texts_opt("targets")?.as_deref() != Some(&["Linear"]) {
+        let found = group.raw("targets").cloned().unwrap_or_default();
+        return Err(group.unsupported("targets", &found, "; [\"Linear\"] is"));
+    }
+    group.section("weights")?.ok_or_else(|| group.missing("weights", "an object"))
 }
 
 /// Scales as the files have them, and a zero point for each: how AWQ and GPTQ are kept.

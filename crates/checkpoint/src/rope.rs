@@ -84,6 +84,13 @@ pub enum RopeScaling {
         /// Factor on cos and sin.
         attention_factor: f64,
     },
+    /// Of the frequencies of whole heads the first, all divided by a factor; the other pairs stay as they are (Gemma 4).
+    Proportional {
+        /// How many pairs are turned.
+        turned: usize,
+        /// The factor.
+        factor: f64,
+    },
 }
 
 impl RopeSpec {
@@ -91,13 +98,22 @@ impl RopeSpec {
     pub(crate) fn read(c: &HfConfig, head_dim: usize) -> Result<Self> {
         let rope = c.rope_parameters()?;
         let partial = rope.float_opt("partial_rotary_factor")?.unwrap_or(1.0);
-        let dim = (head_dim as f64 * partial) as usize;
-        if dim == 0 || dim > head_dim || dim % 2 == 1 {
+        let turned = (head_dim as f64 * partial) as usize;
+        let proportional = rope.text_opt("rope_type")? == Some("proportional");
+        // Pairs that are not turned count as turned by nothing: they lie between those that are.
+        let dim = if proportional { head_dim } else { turned };
+        if turned == 0 || dim == 0 || dim > head_dim || dim % 2 == 1 {
             let needed = "a factor that leaves an even part of head_dim";
             let place = if c.contains("partial_rotary_factor") { c } else { &rope };
             return Err(place.ill_typed("partial_rotary_factor", &partial.into(), needed));
         }
-        let scaling = RopeScaling::read(c, &rope, dim)?;
+        let scaling = match proportional {
+            true => RopeScaling::Proportional {
+                turned: turned / 2,
+                factor: rope.float_opt("factor")?.unwrap_or(1.0),
+            },
+            false => RopeScaling::read(c, &rope, dim)?,
+        };
         // Llama checkpoints from before transformers 4.31 have no rope_theta.
         let theta = rope.float_opt("rope_theta")?.unwrap_or(10_000.0);
         let query_growth = QueryGrowth::read(&rope)?;
@@ -137,7 +153,7 @@ impl RopeScaling {
             other => Err(rope.unsupported(
                 "rope_type",
                 &other.into(),
-                "; default, linear, llama3, yarn and longrope are",
+                "; default, linear, llama3, yarn, longrope and proportional are",
             )),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Matrices whose outputs are heads, columns of the feed-forward or tokens are split by rows; those whose inputs are, by
 //! columns. Every rank has a part of each expert, shared ones too, and all routers. Norms are on every rank, but for weights that heads have of their
-//! own. A bias that is added to a sum over the ranks is rank 0's alone.
+//! own; so is all that makes of a token what each layer gets beside the residual. A bias that is added to a sum over the ranks is rank 0's alone.
 
 use std::ops::Range;
 
@@ -150,6 +150,18 @@ fn slot_rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows, all: usize) -> Ran
             heads.start * attention.head_dim..heads.end * attention.head_dim
         }
         Slot::Positions
+        | Slot::PerLayerEmbed
+        | Slot::PerLayerProjection
+        | Slot::PerLayerNorm
+        | Slot::LayerScale
+        | Slot::PerLayerGate
+        | Slot::PerLayerOut
+        | Slot::PerLayerPostNorm
+        | Slot::RouterScales
+        | Slot::RouterNorm
+        | Slot::ExpertsNorm
+        | Slot::ExpertsPostNorm
+        | Slot::SharedPostNorm
         | Slot::FinalNorm
         | Slot::FinalNormBias
         | Slot::AttnNorm

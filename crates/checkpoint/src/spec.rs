@@ -11,6 +11,8 @@ use crate::{
     weights::Slot,
 };
 
+mod edits;
+
 /// A decoder-only language model, as data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
@@ -30,6 +32,8 @@ pub struct ModelSpec {
     pub final_norm: NormSpec,
     /// The projection to logits.
     pub head: HeadSpec,
+    /// What each layer gets of a token beside the residual, where layers get such.
+    pub per_layer: Option<PerLayerSpec>,
     /// How the matrices are kept that are quantized, by layer and slot; the others are plain numbers.
     pub quantized: BTreeMap<(Option<usize>, Slot), Packed>,
 }
@@ -58,6 +62,23 @@ pub struct HeadSpec {
     pub softcap: Option<f64>,
 }
 
+/// A vector of each token for each layer: `(norm(projection(embedding)) + row of a table of its own) / sqrt(2)`. A layer adds
+/// `norm(out(act(gate(x)) * vector))` to its residual.
+/// Source: transformers `models/gemma4`, `Gemma4TextModel`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PerLayerSpec {
+    /// Rows of the table.
+    pub vocab_size: usize,
+    /// Numbers of a token for one layer.
+    pub width: usize,
+    /// Factor on the rows of the table, rounded as [`EmbedSpec::rounded`] says.
+    pub scale: f64,
+    /// Added to the mean square of what is projected.
+    pub eps: f64,
+    /// The activation of the layers' gates.
+    pub act: Act,
+}
+
 /// One layer: what mixes the tokens of a sequence, then a feed-forward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
@@ -69,6 +90,8 @@ pub struct LayerSpec {
     pub mixer: Mixer,
     /// The feed-forward.
     pub ffn: FfnSpec,
+    /// What comes out of it all is multiplied by a number of the checkpoint.
+    pub scaled: bool,
 }
 
 impl LayerSpec {
@@ -204,12 +227,48 @@ pub struct AttentionSpec {
     pub sinks: bool,
     /// What comes out is multiplied by the sigmoid of a gate of its width.
     pub gated: bool,
+    /// Each head of v is divided by its root mean square, to which so much is added, before it is kept.
+    pub v_norm: Option<f64>,
+    /// Values are what the rows of keys make, before those are normed and rotated.
+    pub values_are_keys: bool,
+    /// There are queries alone: keys and values are those of this layer before it.
+    pub keys_of: Option<usize>,
+}
+
+/// Attentions whose keys and values lie in one cache: as many heads, of one width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvKind {
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of each head.
+    pub head_dim: usize,
+    /// How many attentions keep such.
+    pub layers: usize,
+}
+
+/// Where an attention's keys and values lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvPlace {
+    /// Which of [`ModelSpec::kv_kinds`].
+    pub kind: usize,
+    /// Which of its layers.
+    pub layer: usize,
 }
 
 impl AttentionSpec {
     /// Whether all heads of q, and all of k, are normalised together.
     pub fn norms_all_heads(&self) -> bool {
         self.qk_norm.is_some_and(|norm| norm.span == QkNormSpan::AllHeads)
+    }
+
+    /// The cache for its keys and values alone.
+    fn kv_kind(&self) -> KvKind {
+        KvKind { kv_heads: self.kv_heads, head_dim: self.head_dim, layers: 1 }
+    }
+
+    /// Whether its keys and values lie in such a cache.
+    fn keeps(&self, kind: &KvKind) -> bool {
+        (self.kv_heads, self.head_dim) == (kind.kv_heads, kind.head_dim)
     }
 }
 
@@ -272,6 +331,9 @@ pub struct ExpertsSpec {
     pub shared: Option<MlpSpec>,
     /// It counts for the sigmoid of a score of its own instead.
     pub shared_gate: bool,
+    /// The residual is normed for the router, for the experts, and for the one beside them; what the latter two make is normed before it is
+    /// added up.
+    pub own_norms: bool,
 }
 
 /// How a router's scores become what experts count for.
@@ -285,12 +347,14 @@ pub struct GatingSpec {
     pub renormalize: bool,
     /// Factor on it after that.
     pub scale: f64,
+    /// Each expert has a factor of its own, too.
+    pub scales: bool,
 }
 
 impl GatingSpec {
     /// The softmax of the scores.
     pub(crate) fn softmax(renormalize: bool) -> Self {
-        Self { sigmoid: false, bias: false, renormalize, scale: 1.0 }
+        Self { sigmoid: false, bias: false, renormalize, scale: 1.0, scales: false }
     }
 }
 
@@ -310,7 +374,7 @@ pub enum Act {
 /// Bounds that no model comes near to, so that no arithmetic on their products overflows.
 pub(crate) const MOST_WIDTH: usize = 1 << 20;
 pub(crate) const MOST_HEADS: usize = 1 << 12;
-const MOST_HEAD_DIM: usize = 1 << 12;
+pub(crate) const MOST_HEAD_DIM: usize = 1 << 12;
 pub(crate) const MOST_LAYERS: usize = 1 << 12;
 /// Of all layers together.
 const MOST_EXPERTS: usize = 1 << 16;
@@ -362,6 +426,9 @@ impl ModelSpec {
                 softcap: None,
                 sinks: false,
                 gated: false,
+                v_norm: None,
+                values_are_keys: false,
+                keys_of: None,
             }),
             ffn: FfnSpec::Dense(MlpSpec {
                 inner: c.bounded("intermediate_size", MOST_WIDTH)?,
@@ -369,6 +436,7 @@ impl ModelSpec {
                 gated: true,
                 bias: c.flag_or("mlp_bias", false)?,
             }),
+            scaled: false,
         };
         Ok(Self {
             vocab_size: c.bounded("vocab_size", MOST_TOKENS)?,
@@ -384,6 +452,7 @@ impl ModelSpec {
                 scale: 1.0,
                 softcap: None,
             },
+            per_layer: None,
             quantized: BTreeMap::new(),
         })
     }
@@ -401,9 +470,33 @@ impl ModelSpec {
         }
     }
 
-    /// The layers' attentions, in order: as many keys and values are kept of each token.
+    /// The layers' attentions, in order.
     pub fn attentions(&self) -> impl Iterator<Item = &AttentionSpec> {
         self.layers.iter().filter_map(LayerSpec::attention)
+    }
+
+    /// The kinds of caches of keys and values, in the order of the first layer that has each.
+    pub fn kv_kinds(&self) -> Vec<KvKind> {
+        let mut kinds: Vec<KvKind> = Vec::new();
+        for attention in self.attentions().filter(|attention| attention.keys_of.is_none()) {
+            match kinds.iter_mut().find(|kind| attention.keeps(kind)) {
+                Some(kind) => kind.layers += 1,
+                None => kinds.push(attention.kv_kind()),
+            }
+        }
+        kinds
+    }
+
+    /// Where the keys and values of a layer's attention lie: of [`Self::kv_kinds`]' caches the layer that it, or the one whose keys it
+    /// reads, writes to. `None` of a layer without attention.
+    pub fn kv_place(&self, layer: usize) -> Option<KvPlace> {
+        let attention = self.layers[layer].attention()?;
+        let owner = attention.keys_of.unwrap_or(layer);
+        let before = self.layers[..owner].iter().filter_map(LayerSpec::attention);
+        let kept = before.filter(|a| a.keys_of.is_none() && a.keeps(&attention.kv_kind()));
+        let kinds = self.kv_kinds();
+        let kind = kinds.iter().position(|kind| attention.keeps(kind))?;
+        Some(KvPlace { kind, layer: kept.count() })
     }
 
     /// The layers' gated delta nets, in order.
@@ -411,170 +504,9 @@ impl ModelSpec {
         self.layers.iter().filter_map(LayerSpec::delta_net)
     }
 
-    /// Edits every attention; the first argument is the layer's index.
-    pub fn each_attention(&mut self, mut edit: impl FnMut(usize, &mut AttentionSpec)) {
-        for (i, layer) in self.layers.iter_mut().enumerate() {
-            if let Mixer::Attention(attention) = &mut layer.mixer {
-                edit(i, attention);
-            }
-        }
-    }
-
-    /// Edits every layer's feed-forward, as long as there are no experts.
-    pub fn each_mlp(&mut self, mut edit: impl FnMut(&mut MlpSpec)) {
-        for layer in &mut self.layers {
-            if let FfnSpec::Dense(mlp) = &mut layer.ffn {
-                edit(mlp);
-            }
-        }
-    }
-
-    /// Makes neighbours the pairs that are turned.
-    pub fn interleave_ropes(&mut self) {
-        self.each_attention(|_, a| a.rope.iter_mut().for_each(|rope| rope.interleaved = true));
-    }
-
-    /// Leaves ropes to layers with a window.
-    pub fn drop_ropes_of_full_layers(&mut self) {
-        self.each_attention(|_, a| a.rope = a.rope.take().filter(|_| a.window.is_some()));
-    }
-
-    /// Gives layers with a window the ropes of `c`.
-    pub(crate) fn set_ropes_of_windowed_layers(&mut self, c: &HfConfig) -> Result<()> {
-        let windowed = self.attentions().find(|attention| attention.window.is_some());
-        let rope = windowed.map(|attention| RopeSpec::read(c, attention.head_dim)).transpose()?;
-        self.each_attention(|_, a| {
-            if a.window.is_some() {
-                a.rope.clone_from(&rope);
-            }
-        });
-        Ok(())
-    }
-
-    /// Norms q and k of every layer.
-    pub fn set_qk_norm(&mut self, norm: NormSpec, span: QkNormSpan) {
-        self.each_attention(|_, a| a.qk_norm = Some(QkNormSpec { norm, span }));
-    }
-
-    /// Gives experts to the layers for which `has` says so. Their inner width is `width_by` of the configuration.
-    pub(crate) fn set_experts(
-        &mut self,
-        c: &HfConfig,
-        width_by: &str,
-        gating: GatingSpec,
-        has: impl Fn(usize) -> bool,
-    ) -> Result<()> {
-        // Mixtral has the first name, Qwen the last, GLM the other one; transformers 5 writes Mixtral's for some.
-        let names = ["num_local_experts", "n_routed_experts"];
-        let counted_by = names.into_iter().find(|name| c.contains(name)).unwrap_or("num_experts");
-        let count = c.bounded(counted_by, MOST_EXPERTS / self.layers.len())?;
-        let top_k = c.count("num_experts_per_tok")?;
-        if top_k > count {
-            let found = top_k.into();
-            return Err(c.ill_typed(
-                "num_experts_per_tok",
-                &found,
-                "at most the number of experts",
-            ));
-        }
-        let inner = c.bounded(width_by, MOST_WIDTH)?;
-        for (i, layer) in self.layers.iter_mut().enumerate() {
-            if has(i) {
-                layer.ffn = FfnSpec::Experts(ExpertsSpec {
-                    count,
-                    top_k,
-                    gating,
-                    router_bias: false,
-                    expert: MlpSpec { inner, bias: false, ..*layer.ffn.mlp() },
-                    shared: None,
-                    shared_gate: false,
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives layers with experts as many of them that every token goes to as `key` of the configuration says, or else `default`:
-    /// as one of their width together.
-    pub(crate) fn set_shared_experts(
-        &mut self,
-        c: &HfConfig,
-        key: &str,
-        default: usize,
-    ) -> Result<()> {
-        let count = c.index_or(key, default)?;
-        self.set_shared_width(c, key, |expert| count.saturating_mul(expert))
-    }
-
-    /// Gives layers with experts one that every token goes to, as wide as `width` says for the width of the others; `key` is what
-    /// the configuration says of it.
-    pub(crate) fn set_shared_width(
-        &mut self,
-        c: &HfConfig,
-        key: &str,
-        width: impl Fn(usize) -> usize,
-    ) -> Result<()> {
-        for layer in &mut self.layers {
-            let FfnSpec::Experts(experts) = &mut layer.ffn else { continue };
-            let inner = width(experts.expert.inner);
-            if inner > MOST_WIDTH {
-                let found = c.raw(key).cloned().unwrap_or_default();
-                let hint = format!("; at most {MOST_WIDTH} columns together are");
-                return Err(c.unsupported(key, &found, &hint));
-            }
-            experts.shared = (inner > 0).then_some(MlpSpec { inner, ..experts.expert });
-        }
-        Ok(())
-    }
-
     /// Whether a norm of q and k goes over all heads in some layer.
     pub fn norms_all_heads(&self) -> bool {
         self.attentions().any(AttentionSpec::norms_all_heads)
-    }
-
-    /// Gives a window to the layers that `layer_types` calls `sliding_attention`, or, where the
-    /// configuration has no such list, to those for which `by_default` says so.
-    pub fn set_windows(
-        &mut self,
-        c: &HfConfig,
-        window: usize,
-        by_default: impl Fn(usize) -> bool,
-    ) -> Result<()> {
-        let sliding = self.layer_kinds(c, ["sliding_attention", "full_attention"], by_default)?;
-        self.each_attention(|i, a| a.window = sliding[i].then_some(window));
-        Ok(())
-    }
-
-    /// Of each layer whether `layer_types` calls it by the first of two names and not by the second, or, where the configuration
-    /// has no such list, what `by_default` says.
-    pub(crate) fn layer_kinds(
-        &self,
-        c: &HfConfig,
-        [first, second]: [&str; 2],
-        by_default: impl Fn(usize) -> bool,
-    ) -> Result<Vec<bool>> {
-        let Some(types) = c.texts_opt("layer_types")? else {
-            return Ok((0..self.layers.len()).map(by_default).collect());
-        };
-        let kind = |i: usize| match types.get(i) {
-            Some(kind) if *kind == first => Ok(true),
-            Some(kind) if *kind == second => Ok(false),
-            Some(&other) => {
-                let hint = format!("; {first} and {second} are");
-                Err(c.unsupported("layer_types", &other.into(), &hint))
-            }
-            None => {
-                let found = c.raw("layer_types").cloned().unwrap_or_default();
-                Err(c.ill_typed("layer_types", &found, "an entry for each layer"))
-            }
-        };
-        (0..self.layers.len()).map(kind).collect()
-    }
-
-    /// Sets every norm, the final one included.
-    pub fn set_norm(&mut self, norm: NormSpec) {
-        self.final_norm = norm;
-        self.layers.iter_mut().for_each(|l| l.norm = norm);
     }
 }
 

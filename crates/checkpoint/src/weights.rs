@@ -9,15 +9,23 @@ use crate::{
     quantization::{OnLoad, Scheme, StoredTensor},
     spec::{
         AttentionSpec, DeltaNetSpec, FfnSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind,
-        QkNormSpan, Residual,
+        PerLayerSpec, QkNormSpan, Residual,
     },
 };
+
+mod names;
 
 /// One of our tensors: a matrix `[out, in]` or a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Slot {
     /// Token embedding `[vocab, hidden]`.
     Embed,
+    /// Vectors of tokens for all layers `[vocab, layers * width]`.
+    PerLayerEmbed,
+    /// What the embedding becomes beside them `[layers * width, hidden]`.
+    PerLayerProjection,
+    /// Norm of what it becomes `[width]`.
+    PerLayerNorm,
     /// Position embedding `[positions, hidden]`.
     Positions,
     /// Norm before the head.
@@ -40,6 +48,14 @@ pub enum Slot {
     FfnNormBias,
     /// Norm after the feed-forward.
     FfnPostNorm,
+    /// Factor on what comes out of the layer `[1]`.
+    LayerScale,
+    /// Gate of the layer's vector of a token `[width, hidden]`.
+    PerLayerGate,
+    /// What that becomes `[hidden, width]`.
+    PerLayerOut,
+    /// Norm after it.
+    PerLayerPostNorm,
     /// Queries `[heads * head_dim, hidden]`.
     Q,
     /// Keys `[kv_heads * head_dim, hidden]`.
@@ -108,6 +124,16 @@ pub enum Slot {
     RouterBias,
     /// What is added to the experts' shares where they are chosen `[experts]`.
     RouterCorrection,
+    /// Factors on the experts' shares `[experts]`.
+    RouterScales,
+    /// Norm before the router; stored without the factor `1 / sqrt(hidden)` that it has.
+    RouterNorm,
+    /// Norm before the experts, where the one beside them has its own.
+    ExpertsNorm,
+    /// Norm after the experts, likewise.
+    ExpertsPostNorm,
+    /// Norm after the one beside them.
+    SharedPostNorm,
     /// Score of the expert that every token goes to `[1, hidden]`.
     SharedScore,
     /// Gate of the expert that every token goes to `[inner, hidden]`.
@@ -236,64 +262,6 @@ pub(crate) const fn row(slot: Slot, name: &'static str) -> WeightRule {
     WeightRule { slot, name, take: Take::Row }
 }
 
-/// The layout most checkpoints share; an architecture's own rules are looked up first.
-const LLAMA: &[WeightRule] = &[
-    whole(Slot::Embed, "model.embed_tokens.weight"),
-    whole(Slot::Positions, "model.embed_positions.weight"),
-    whole(Slot::FinalNorm, "model.norm.weight"),
-    whole(Slot::FinalNormBias, "model.norm.bias"),
-    whole(Slot::Head, "lm_head.weight"),
-    whole(Slot::HeadBias, "lm_head.bias"),
-    whole(Slot::AttnNorm, "model.layers.{i}.input_layernorm.weight"),
-    whole(Slot::AttnNormBias, "model.layers.{i}.input_layernorm.bias"),
-    whole(Slot::FfnNorm, "model.layers.{i}.post_attention_layernorm.weight"),
-    whole(Slot::FfnNormBias, "model.layers.{i}.post_attention_layernorm.bias"),
-    whole(Slot::Q, "model.layers.{i}.self_attn.q_proj.weight"),
-    whole(Slot::K, "model.layers.{i}.self_attn.k_proj.weight"),
-    whole(Slot::V, "model.layers.{i}.self_attn.v_proj.weight"),
-    whole(Slot::O, "model.layers.{i}.self_attn.o_proj.weight"),
-    whole(Slot::QBias, "model.layers.{i}.self_attn.q_proj.bias"),
-    whole(Slot::KBias, "model.layers.{i}.self_attn.k_proj.bias"),
-    whole(Slot::VBias, "model.layers.{i}.self_attn.v_proj.bias"),
-    whole(Slot::OBias, "model.layers.{i}.self_attn.o_proj.bias"),
-    whole(Slot::QNorm, "model.layers.{i}.self_attn.q_norm.weight"),
-    whole(Slot::KNorm, "model.layers.{i}.self_attn.k_norm.weight"),
-    whole(Slot::Sinks, "model.layers.{i}.self_attn.sinks"),
-    heads(Slot::AttnGate, "model.layers.{i}.self_attn.q_proj.weight"),
-    rows(Slot::DeltaQ, "model.layers.{i}.linear_attn.in_proj_qkv.weight"),
-    rows(Slot::DeltaK, "model.layers.{i}.linear_attn.in_proj_qkv.weight"),
-    rows(Slot::DeltaV, "model.layers.{i}.linear_attn.in_proj_qkv.weight"),
-    whole(Slot::DeltaGate, "model.layers.{i}.linear_attn.in_proj_z.weight"),
-    whole(Slot::DeltaBeta, "model.layers.{i}.linear_attn.in_proj_b.weight"),
-    whole(Slot::DeltaDecay, "model.layers.{i}.linear_attn.in_proj_a.weight"),
-    whole(Slot::DeltaOut, "model.layers.{i}.linear_attn.out_proj.weight"),
-    taps(Slot::DeltaTapsQ, "model.layers.{i}.linear_attn.conv1d.weight"),
-    taps(Slot::DeltaTapsK, "model.layers.{i}.linear_attn.conv1d.weight"),
-    taps(Slot::DeltaTapsV, "model.layers.{i}.linear_attn.conv1d.weight"),
-    whole(Slot::DeltaLogRate, "model.layers.{i}.linear_attn.A_log"),
-    whole(Slot::DeltaDecayBias, "model.layers.{i}.linear_attn.dt_bias"),
-    whole(Slot::DeltaNorm, "model.layers.{i}.linear_attn.norm.weight"),
-    whole(Slot::Gate, "model.layers.{i}.mlp.gate_proj.weight"),
-    whole(Slot::Up, "model.layers.{i}.mlp.up_proj.weight"),
-    whole(Slot::Down, "model.layers.{i}.mlp.down_proj.weight"),
-    whole(Slot::GateBias, "model.layers.{i}.mlp.gate_proj.bias"),
-    whole(Slot::UpBias, "model.layers.{i}.mlp.up_proj.bias"),
-    whole(Slot::DownBias, "model.layers.{i}.mlp.down_proj.bias"),
-    whole(Slot::Router, "model.layers.{i}.mlp.gate.weight"),
-    whole(Slot::RouterBias, "model.layers.{i}.mlp.gate.bias"),
-    whole(Slot::RouterCorrection, "model.layers.{i}.mlp.gate.e_score_correction_bias"),
-    whole(Slot::SharedScore, "model.layers.{i}.mlp.shared_expert_gate.weight"),
-    whole(Slot::SharedGate, "model.layers.{i}.mlp.shared_experts.gate_proj.weight"),
-    whole(Slot::SharedUp, "model.layers.{i}.mlp.shared_experts.up_proj.weight"),
-    whole(Slot::SharedDown, "model.layers.{i}.mlp.shared_experts.down_proj.weight"),
-    whole(Slot::ExpertGate(0), "model.layers.{i}.mlp.experts.{e}.gate_proj.weight"),
-    whole(Slot::ExpertUp(0), "model.layers.{i}.mlp.experts.{e}.up_proj.weight"),
-    whole(Slot::ExpertDown(0), "model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
-    whole(Slot::ExpertGateBias(0), "model.layers.{i}.mlp.experts.{e}.gate_proj.bias"),
-    whole(Slot::ExpertUpBias(0), "model.layers.{i}.mlp.experts.{e}.up_proj.bias"),
-    whole(Slot::ExpertDownBias(0), "model.layers.{i}.mlp.experts.{e}.down_proj.bias"),
-];
-
 /// A tensor of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorPlan {
@@ -394,7 +362,7 @@ pub(crate) fn plan(
     own_rules: &[WeightRule],
     is_stored: &dyn Fn(&str) -> bool,
 ) -> Vec<TensorPlan> {
-    plan_named(spec, own_rules, LLAMA, is_stored)
+    plan_named(spec, own_rules, names::LLAMA, is_stored)
 }
 
 /// As [`plan`], where what has no rule of its own is called as `common` says.
@@ -429,6 +397,13 @@ pub(crate) fn plan_named(
     let mut tensors: Vec<TensorPlan> = Vec::new();
     let mut by_name: HashMap<String, usize> = HashMap::new();
     for (layer, slot, shape) in spec.slots() {
+        let attention = layer.and_then(|layer| spec.layers[layer].attention());
+        if slot == Slot::V && attention.is_some_and(|attention| attention.values_are_keys) {
+            let at = by_name[&rule(Slot::K, layer).1];
+            let rows = tensors[at].slots[0].rows.clone();
+            tensors[at].slots.push(SlotRows { slot, layer, rows, first: 0 });
+            continue;
+        }
         let (rule, name) = rule(slot, layer);
         let take = rule.take;
         match by_name.get(&name) {
@@ -500,13 +475,27 @@ fn head_by_head(slots: &[SlotRows], heads: usize) -> Vec<SlotRows> {
 }
 
 /// Whether a tensor that no rule names may be left out: rope's frequencies and GPT-2's causal masks, which old
-/// checkpoints stored, and a copy of the embedding as the head of a tied model.
+/// checkpoints stored, a copy of the embedding as the head of a tied model, and keys and values of layers that read those of others.
 pub(crate) fn may_skip(spec: &ModelSpec, name: &str) -> bool {
+    let is_unused = || {
+        let rest = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        rest.is_some_and(|(layer, part)| {
+            let layer = layer.parse().ok().and_then(|layer: usize| spec.layers.get(layer));
+            let attention = layer.and_then(LayerSpec::attention);
+            let reads_others = attention.is_some_and(|attention| attention.keys_of.is_some());
+            reads_others && KEYS.iter().any(|keys| part.starts_with(keys))
+        })
+    };
     let is_mask = || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
     name.ends_with(".rotary_emb.inv_freq")
         || (spec.head.tied && name == "lm_head.weight")
         || (spec.embed.positions.is_some() && is_mask())
+        || is_unused()
 }
+
+/// Parts of an attention that one which reads the keys and values of another does not use.
+const KEYS: [&str; 4] =
+    ["self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.", "self_attn.v_norm."];
 
 impl ModelSpec {
     /// The layer that rows belong to, which are a layer's.
@@ -524,20 +513,32 @@ impl ModelSpec {
         if let Some(positions) = self.embed.positions {
             outside.push((Slot::Positions, vec![positions, hidden]));
         }
+        if let Some(PerLayerSpec { vocab_size, width, .. }) = self.per_layer {
+            let all = self.layers.len() * width;
+            outside.extend([
+                (Slot::PerLayerEmbed, vec![vocab_size, all]),
+                (Slot::PerLayerProjection, vec![all, hidden]),
+                (Slot::PerLayerNorm, vec![width]),
+            ]);
+        }
         if !self.head.tied {
             outside.push((Slot::Head, vec![vocab, hidden]));
         }
         if self.head.bias {
             outside.push((Slot::HeadBias, vec![vocab]));
         }
+        let width = self.per_layer.map(|per_layer| per_layer.width);
         let layers = self.layers.iter().enumerate().flat_map(move |(i, layer)| {
-            layer_slots(layer, hidden).into_iter().map(move |(slot, shape)| (Some(i), slot, shape))
+            layer_slots(layer, hidden, width)
+                .into_iter()
+                .map(move |(slot, shape)| (Some(i), slot, shape))
         });
         outside.into_iter().map(|(slot, shape)| (None, slot, shape)).chain(layers)
     }
 }
 
-fn layer_slots(layer: &LayerSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
+/// `width` is that of what layers get beside the residual.
+fn layer_slots(layer: &LayerSpec, hidden: usize, width: Option<usize>) -> Vec<(Slot, Vec<usize>)> {
     let norms: &[Slot] = match layer.residual {
         Residual::PreNorm => &[Slot::AttnNorm, Slot::FfnNorm],
         Residual::Sandwich => {
@@ -551,6 +552,16 @@ fn layer_slots(layer: &LayerSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
         let biases = [(Slot::AttnNorm, Slot::AttnNormBias), (Slot::FfnNorm, Slot::FfnNormBias)];
         let biases = biases.into_iter().filter(|(norm, _)| norms.contains(norm));
         slots.extend(biases.map(|(_, bias)| (bias, vec![hidden])));
+    }
+    if layer.scaled {
+        slots.push((Slot::LayerScale, vec![1]));
+    }
+    if let Some(width) = width {
+        slots.extend([
+            (Slot::PerLayerGate, vec![width, hidden]),
+            (Slot::PerLayerOut, vec![hidden, width]),
+            (Slot::PerLayerPostNorm, vec![hidden]),
+        ]);
     }
     slots.extend(match &layer.mixer {
         Mixer::Attention(attention) => attention_slots(attention, hidden),
@@ -566,6 +577,18 @@ fn layer_slots(layer: &LayerSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
             }
             if experts.gating.bias {
                 slots.push((Slot::RouterCorrection, vec![experts.count]));
+            }
+            if experts.gating.scales {
+                slots.push((Slot::RouterScales, vec![experts.count]));
+            }
+            if experts.own_norms {
+                let norms = [
+                    Slot::RouterNorm,
+                    Slot::ExpertsNorm,
+                    Slot::ExpertsPostNorm,
+                    Slot::SharedPostNorm,
+                ];
+                slots.extend(norms.map(|norm| (norm, vec![hidden])));
             }
             if let Some(MlpSpec { inner, .. }) = experts.shared {
                 if experts.shared_gate {
@@ -600,25 +623,26 @@ fn layer_slots(layer: &LayerSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
 
 fn attention_slots(a: &AttentionSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
     let (q, kv) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
-    let mut slots = vec![
-        (Slot::Q, vec![q, hidden]),
-        (Slot::K, vec![kv, hidden]),
-        (Slot::V, vec![kv, hidden]),
-        (Slot::O, vec![hidden, q]),
-    ];
+    let mut slots = vec![(Slot::Q, vec![q, hidden])];
+    if a.keys_of.is_none() {
+        slots.extend([(Slot::K, vec![kv, hidden]), (Slot::V, vec![kv, hidden])]);
+    }
+    slots.push((Slot::O, vec![hidden, q]));
     if a.gated {
         slots.insert(1, (Slot::AttnGate, vec![q, hidden]));
     }
     if a.qkv_bias {
         slots.extend([(Slot::QBias, vec![q]), (Slot::KBias, vec![kv]), (Slot::VBias, vec![kv])]);
     }
+    let has_keys = |slot: &(Slot, Vec<usize>)| slot.0 != Slot::KNorm || a.keys_of.is_none();
     if a.out_bias {
         slots.push((Slot::OBias, vec![hidden]));
     }
     match a.qk_norm.map(|norm| norm.span) {
         None => {}
         Some(QkNormSpan::Head) => {
-            slots.extend([(Slot::QNorm, vec![a.head_dim]), (Slot::KNorm, vec![a.head_dim])]);
+            let norms = [(Slot::QNorm, vec![a.head_dim]), (Slot::KNorm, vec![a.head_dim])];
+            slots.extend(norms.into_iter().filter(has_keys));
         }
         Some(QkNormSpan::AllHeads | QkNormSpan::EachHead) => {
             slots.extend([(Slot::QNorm, vec![q]), (Slot::KNorm, vec![kv])]);

@@ -47,7 +47,8 @@ pub(crate) struct DeviceRunner {
     /// Room for the reports of others.
     readbacks: Vec<Readback>,
     /// Blocks of preempted sequences, where there is room for any.
-    host: Option<HostBlocks>,
+    /// For each of the workspace's caches; none where nothing is swapped.
+    host: Vec<HostBlocks>,
     num_swap_blocks: usize,
     /// The tokens that the last step drew, as far as the host knows them.
     previous_samples: Vec<u32>,
@@ -80,10 +81,9 @@ impl DeviceRunner {
     ) -> Result<Self> {
         let device = model.device().clone();
         let workspace = model.workspace(size)?;
-        let host = match num_swap_blocks {
-            0 => None,
-            count => Some(HostBlocks::new(workspace.cache(), count)?),
-        };
+        let caches = workspace.caches().iter().filter(|_| num_swap_blocks > 0);
+        let host = caches.map(|cache| Ok(HostBlocks::new(cache, num_swap_blocks)?));
+        let host = host.collect::<Result<_>>()?;
         let draws = 2 * size.max_rows;
         let vocab = model.vocab_size();
         Ok(Self {
@@ -196,7 +196,8 @@ impl DeviceRunner {
         let views = self.upload_draws(step, &draws)?;
         self.swap(&views.swaps)?;
         if !step.copies.is_empty() {
-            self.workspace.cache().copy_blocks(&views.copies)?;
+            let mut caches = self.workspace.caches().iter();
+            caches.try_for_each(|cache| cache.copy_blocks(&views.copies))?;
         }
         if let Some(states) = self.workspace.states().filter(|_| !step.state_copies.is_empty()) {
             device::copy_states(states, &views.state_copies)?;
@@ -229,14 +230,17 @@ impl DeviceRunner {
 
     /// Queues a step's swaps.
     fn swap(&self, swaps: &[(SwapTo, Tensor)]) -> Result<()> {
-        let cache = self.workspace.cache();
+        if !swaps.is_empty() && self.host.is_empty() {
+            return Err(Error::Invariant(
+                "a step swaps blocks, and there is no room for any".into(),
+            ));
+        }
         for (to, pairs) in swaps {
-            let host = self.host.as_ref().ok_or_else(|| {
-                Error::Invariant("a step swaps blocks, and there is no room for any".into())
-            })?;
-            match to {
-                SwapTo::Host => cache.bring_out(host, pairs)?,
-                SwapTo::Cache => cache.bring_back(host, pairs)?,
+            for (cache, host) in self.workspace.caches().iter().zip(&self.host) {
+                match to {
+                    SwapTo::Host => cache.bring_out(host, pairs)?,
+                    SwapTo::Cache => cache.bring_back(host, pairs)?,
+                }
             }
         }
         Ok(())

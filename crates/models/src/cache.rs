@@ -18,14 +18,15 @@ pub struct CacheSize {
 /// Keys and values of the tokens of sequences, and the states of sequences where layers have such.
 #[derive(Debug)]
 pub struct Cache {
-    pub(crate) kv: KvCache,
+    /// One for each of the model's `kv_kinds`; a block is the same place in all of them.
+    pub(crate) kv: Vec<KvCache>,
     pub(crate) states: Option<RecurrentState>,
 }
 
 impl Cache {
-    /// Keys and values.
-    pub fn kv(&self) -> &KvCache {
-        &self.kv
+    /// Bytes of all keys and values.
+    pub fn kv_bytes(&self) -> usize {
+        self.kv.iter().map(KvCache::num_bytes).sum()
     }
 
     /// Bytes of the states of all sequences.
@@ -38,7 +39,7 @@ impl Cache {
     /// # Errors
     /// One of them is not there.
     pub fn copy(&self, blocks: &[(u32, u32)], states: &[(u32, u32)]) -> Result<()> {
-        copy_blocks(&self.kv, blocks)?;
+        self.kv.iter().try_for_each(|kv| copy_blocks(kv, blocks))?;
         match &self.states {
             Some(of_all) => Ok(copy_states(of_all, states)?),
             None => Ok(()),

@@ -1,15 +1,15 @@
 //! The decoder on the CPU: packed weights, f32 activations.
 
-use std::sync::Arc;
+use std::{f32::consts::FRAC_1_SQRT_2, sync::Arc};
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_checkpoint::{EmbedSpec, ModelSpec, QkNormSpan};
+use candlepower_checkpoint::{EmbedSpec, KvKind, ModelSpec, QkNormSpan};
 use candlepower_comm::Comm;
 use candlepower_kernels::{
     Activation, AttentionMetadata, KvCache, KvCacheConfig, RecurrentState, StateRows, VocabPart,
-    Weight, activation, add, add_rms_norm, embedding, embedding_part, experts, gated_delta_net,
-    gated_linear, layer_norm, linear, paged_attention, reshape_and_cache, rms_norm, rms_norm_part,
-    rope, rope_queries, sigmoid_gate, square_sums,
+    Weight, activation, activation_times, add, add_rms_norm, add_scaled, embedding, embedding_part,
+    experts, gated_delta_net, gated_linear, layer_norm, linear, paged_attention, reshape_and_cache,
+    rms_norm, rms_norm_part, rope, rope_queries, sigmoid_gate, square_sums,
 };
 use half::{bf16, f16};
 
@@ -19,7 +19,7 @@ use crate::{
     delta_net::{DeltaNet, state_config},
     error::Result,
     kv_scales::LayerKvScales,
-    layers::{Attention, Layers, Linear, Norm, NormForm, Ops, Place, RoutedExperts},
+    layers::{Attention, Layers, Linear, Norm, NormForm, Ops, PerLayer, Place, RoutedExperts},
     parts::Parts,
 };
 
@@ -118,7 +118,7 @@ impl Decoder {
     }
 
     /// The hidden states `[tokens, hidden]` f32 after the final norm of whole texts, one after the other. Nothing is kept:
-    /// while a layer is computed there are the keys and values, or the states, of that layer alone.
+    /// while a layer is computed there are the keys and values, or the states, of that layer alone, unless later ones read them.
     ///
     /// # Errors
     /// There is no text or an empty one, one is longer than [`Self::max_model_len`], or a token id is beyond the model's.
@@ -129,8 +129,9 @@ impl Decoder {
             _ => DType::F32,
         };
         let size = CacheSize { num_blocks, block_size: TEXT_BLOCK, num_states: texts.len() };
-        let cache = self.cache_of(Some(1), size, dtype)?;
-        self.run(&input, &cache, false)
+        let keeps_layers = self.spec.attentions().any(|attention| attention.keys_of.is_some());
+        let cache = self.cache_of((!keeps_layers).then_some(1), size, dtype)?;
+        self.run(&input, &cache, keeps_layers)
     }
 
     fn run(&self, input: &ForwardInput, cache: &Cache, keeps_layers: bool) -> Result<Tensor> {
@@ -199,25 +200,30 @@ impl Decoder {
     pub fn new_cache(&self, size: CacheSize, dtype: DType) -> Result<Cache> {
         let mut cache = self.cache_of(None, size, dtype)?;
         if dtype == DType::F8E4M3 {
-            let scales = self.kv_scales.of_attentions(&self.spec)?;
-            cache.kv = cache.kv.with_scales(&scales)?;
+            let kinds = cache.kv.into_iter().enumerate();
+            let scaled = kinds
+                .map(|(kind, kv)| Ok(kv.with_scales(&self.kv_scales.of_kind(&self.spec, kind)?)?));
+            cache.kv = scaled.collect::<Result<_>>()?;
         }
         Ok(cache)
     }
 
     /// A cache for all layers, or for so many of each kind.
     fn cache_of(&self, num_layers: Option<usize>, size: CacheSize, dtype: DType) -> Result<Cache> {
-        let attention = self.spec.attentions().next().expect("some layer has an attention");
-        let config = KvCacheConfig {
-            num_layers: num_layers.unwrap_or_else(|| self.spec.attentions().count()),
-            num_blocks: size.num_blocks,
-            block_size: size.block_size,
-            num_kv_heads: attention.kv_heads,
-            head_dim: attention.head_dim,
+        let of_kind = |kind: KvKind| {
+            let config = KvCacheConfig {
+                num_layers: num_layers.unwrap_or(kind.layers),
+                num_blocks: size.num_blocks,
+                block_size: size.block_size,
+                num_kv_heads: kind.kv_heads,
+                head_dim: kind.head_dim,
+            };
+            Ok(KvCache::new(config, dtype, &self.device)?)
         };
+        let kv = self.spec.kv_kinds().into_iter().map(of_kind).collect::<Result<_>>()?;
         let states = state_config(&self.spec, num_layers, size.num_states);
         let states = states.map(|config| RecurrentState::new(config, &self.device)).transpose()?;
-        Ok(Cache { kv: KvCache::new(config, dtype, &self.device)?, states })
+        Ok(Cache { kv, states })
     }
 }
 
@@ -257,6 +263,25 @@ impl Ops for CpuOps<'_> {
         }
     }
 
+    fn per_layer(&self, x: &Tensor, of: &PerLayer<Weight>) -> Result<Tensor> {
+        let projected = linear(x, &of.projection, None)?;
+        let width = of.norm.weight.elem_count();
+        let normed = self.norm(&projected.reshape(((), width))?, &of.norm)?;
+        let scale = embed_scale(&of.embed, of.table.dtype());
+        let rows = embedding(&self.input.token_ids, &of.table, scale)?;
+        Ok(add_scaled(&normed.reshape(rows.shape())?, &rows, FRAC_1_SQRT_2)?)
+    }
+
+    fn times(
+        &self,
+        x: Tensor,
+        act: Activation,
+        per_layer: &Tensor,
+        first: usize,
+    ) -> Result<Tensor> {
+        Ok(activation_times(&x, act, per_layer, first)?)
+    }
+
     fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor> {
         Ok(match &norm.form {
             NormForm::Rms(_) => rms_norm(residual, &norm.weight, norm.eps)?,
@@ -268,15 +293,21 @@ impl Ops for CpuOps<'_> {
         self.norm(&x, norm)
     }
 
-    fn add(&self, residual: Tensor, x: &Tensor) -> Result<Tensor> {
-        Ok(add(&residual, x)?)
+    fn add(&self, residual: Tensor, x: &Tensor, scale: f32) -> Result<Tensor> {
+        Ok(add_scaled(&residual, x, scale)?)
     }
 
-    fn add_norm(&self, residual: Tensor, x: &Tensor, norm: &Norm) -> Result<(Tensor, Tensor)> {
+    fn add_norm(
+        &self,
+        residual: Tensor,
+        x: &Tensor,
+        scale: f32,
+        norm: &Norm,
+    ) -> Result<(Tensor, Tensor)> {
         match norm.form {
-            NormForm::Rms(_) => Ok(add_rms_norm(&residual, x, &norm.weight, norm.eps)?),
+            NormForm::Rms(_) => Ok(add_rms_norm(&residual, x, scale, &norm.weight, norm.eps)?),
             NormForm::Layer(_) => {
-                let sum = add(&residual, x)?;
+                let sum = add_scaled(&residual, x, scale)?;
                 let normed = self.norm(&sum, norm)?;
                 Ok((sum, normed))
             }
@@ -289,7 +320,7 @@ impl Ops for CpuOps<'_> {
             // Each rank has outputs of its own.
             Place::Wide | Place::Narrow | Place::Part => Ok(product),
             // Each rank has some of the inputs.
-            Place::Branch => all_reduce(self.comm, product),
+            Place::Branch | Place::Aside => all_reduce(self.comm, product),
         }
     }
 
@@ -299,15 +330,22 @@ impl Ops for CpuOps<'_> {
             let part = qkv.narrow(1, first * a.head_dim, heads * a.head_dim)?;
             part.contiguous()?.reshape((tokens, heads, a.head_dim))
         };
-        let q = heads_of(0, a.heads)?;
-        let k = heads_of(a.heads, a.kv_heads)?;
-        let (q, k) = self.norm_heads(q, k, a)?;
+        let kv = &self.cache.kv[a.place.kind];
+        let layer = if self.keeps_layers { a.place.layer } else { 0 };
+        let mut q = heads_of(0, a.heads)?;
+        if a.has_keys {
+            let mut v = heads_of(a.heads + a.kv_heads, a.kv_heads)?;
+            if let Some(eps) = a.v_norm {
+                v = rms_norm(&v, &Tensor::ones(a.head_dim, DType::F32, &Device::Cpu)?, eps)?;
+            }
+            let (normed, k) = self.norm_heads(q, heads_of(a.heads, a.kv_heads)?, a)?;
+            let k = rope(&k, &a.rope, &self.input.positions)?;
+            reshape_and_cache(&k, &v, kv, layer, &self.input.slot_mapping)?;
+            q = normed;
+        } else if let Some(norm) = &a.q_norm {
+            q = self.norm(&q, norm)?;
+        }
         let q = rope_queries(&q, &a.rope, &self.input.positions)?;
-        let k = rope(&k, &a.rope, &self.input.positions)?;
-        let v = heads_of(a.heads + a.kv_heads, a.kv_heads)?;
-        let layer = if self.keeps_layers { a.layer } else { 0 };
-        let kv = &self.cache.kv;
-        reshape_and_cache(&k, &v, kv, layer, &self.input.slot_mapping)?;
         let (meta, sinks) = (&self.input.attention, a.sinks.as_ref());
         let out = paged_attention(&q, kv, layer, meta, &a.params, sinks)?;
         Ok(out.reshape((tokens, a.heads * a.head_dim))?)
@@ -333,13 +371,20 @@ impl Ops for CpuOps<'_> {
         Ok(activation(x, act)?)
     }
 
+    /// What the router reads; experts look themselves.
+    fn route(&self, scored: &Tensor, _: &RoutedExperts<Weight>) -> Result<Tensor> {
+        Ok(scored.clone())
+    }
+
     fn experts(
         &self,
         x: &Tensor,
+        routes: &Tensor,
         layer: &RoutedExperts<Weight>,
         shared: Option<Tensor>,
+        _: Place,
     ) -> Result<Tensor> {
-        let mut sum = experts(x, layer)?;
+        let mut sum = experts(x, routes, layer)?;
         if let Some(shared) = shared {
             sum = add(&shared, &sum)?;
         }

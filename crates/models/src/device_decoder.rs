@@ -1,15 +1,18 @@
 //! The decoder on a device: row-major weights or codes, and buffers that are reserved once.
 
-use std::sync::Arc;
+use std::{f32::consts::FRAC_1_SQRT_2, sync::Arc};
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_checkpoint::{ExpertsSpec, ModelSpec, QkNormSpan};
+use candlepower_checkpoint::{
+    ExpertsSpec, KvKind, KvPlace, ModelSpec, QkNormSpan, attention_partials_bytes, device_head_dim,
+};
 use candlepower_comm::Comm;
 use candlepower_kernels::{
     Activation, KvCacheConfig, VocabPart,
     device::{
         self, AttentionPlan, AttentionSpec, AttentionStep, LayerNorm, Matmul, Matrix, NormWeight,
         PagedCache, PlanCapacity, QkNorm, QkvToCache, RmsNorm, Routing, StatePool, StateTables,
+        ValueNorm,
     },
 };
 
@@ -21,7 +24,7 @@ use crate::{
     delta_net::{DeltaNet, state_config},
     error::Result,
     kv_scales::LayerKvScales,
-    layers::{Attention, Layers, Linear, Norm, NormForm, Ops, Place, RoutedExperts},
+    layers::{Attention, Layers, Linear, Norm, NormForm, Ops, PerLayer, Place, RoutedExperts},
     parts::Parts,
 };
 
@@ -34,7 +37,6 @@ pub struct DeviceDecoder {
     max_model_len: usize,
     device: Device,
     dtype: DType,
-    head_dim: usize,
     embed_scale: f32,
     kv_scales: LayerKvScales,
     layers: Layers<Matrix>,
@@ -56,10 +58,11 @@ pub struct DeviceInput<'a> {
 
 /// The memory of steps: intermediate results, schedules of attention, the cache, and the states of sequences.
 pub struct Workspace {
-    cache: PagedCache,
+    /// One for each of the model's `kv_kinds`.
+    caches: Vec<PagedCache>,
     /// Where layers have states.
     states: Option<StatePool>,
-    plans: Vec<(Option<usize>, AttentionPlan)>,
+    plans: Vec<PlanOf>,
     matmul: Matmul,
     /// `[max_tokens, hidden]`.
     residual: Tensor,
@@ -71,8 +74,10 @@ pub struct Workspace {
     wide: Tensor,
     /// `max_tokens` rows of q, of what steers states, or of activated gates, or of the scores of experts.
     inner: Tensor,
-    /// `max_tokens` rows of heads.
+    /// `max_tokens` rows of heads, or of what experts make beside another feed-forward.
     attended: Tensor,
+    /// `max_tokens` rows of what layers get beside the residual, where they get such.
+    per_layer: Option<Tensor>,
     /// `[max_rows, hidden]`.
     last: Tensor,
     /// `[max_rows, vocab]`.
@@ -83,6 +88,13 @@ pub struct Workspace {
     routing: Option<Routing>,
     /// Where there are ranks.
     gathered: Option<Gathered>,
+}
+
+/// The plan of the attentions that have one cache and one window.
+struct PlanOf {
+    kind: usize,
+    window: Option<usize>,
+    plan: AttentionPlan,
 }
 
 /// Logits on their way from the ranks that computed them.
@@ -122,22 +134,10 @@ impl DeviceDecoder {
         ranks: Option<DeviceRanks>,
     ) -> Result<Self> {
         let device = parts.layout().device.clone();
-        let attention = spec.attentions().next().expect("some layer has an attention");
-        let head_dim = parts.layout().padded_head(attention.head_dim);
         let dtype = parts.layout().vectors;
         let layers = Layers::take(&spec, parts, max_model_len)?;
         let embed_scale = embed_scale(&spec.embed, dtype);
-        Ok(Self {
-            spec,
-            ranks,
-            max_model_len,
-            device,
-            dtype,
-            head_dim,
-            embed_scale,
-            kv_scales,
-            layers,
-        })
+        Ok(Self { spec, ranks, max_model_len, device, dtype, embed_scale, kv_scales, layers })
     }
 
     /// Reserves what steps of up to this size need, with an empty cache: in FP8 with the checkpoint's scales of keys and values,
@@ -146,35 +146,44 @@ impl DeviceDecoder {
     /// # Errors
     /// Memory does not suffice, the sizes are not what the kernels take, or the scales cannot be used.
     pub fn workspace(&self, size: WorkspaceSize) -> Result<Workspace> {
-        let attention = self.spec.attentions().next().expect("some layer has an attention");
-        let config = KvCacheConfig {
-            num_layers: self.spec.attentions().count(),
+        let config = |kind: &KvKind| KvCacheConfig {
+            num_layers: kind.layers,
             num_blocks: size.num_blocks,
             block_size: size.block_size,
-            num_kv_heads: attention.kv_heads,
-            head_dim: self.head_dim,
+            num_kv_heads: kind.kv_heads,
+            head_dim: device_head_dim(kind.head_dim),
         };
         let has_sinks = self.spec.attentions().any(|attention| attention.sinks);
-        let capacity = PlanCapacity {
+        let capacity = |head_dim: usize| PlanCapacity {
             max_seqs: size.max_seqs,
             max_pages: size.max_seqs * self.max_model_len.div_ceil(size.block_size),
-            partials_bytes: self.spec.attention_partials_bytes(),
+            partials_bytes: attention_partials_bytes(head_dim),
             sink_tokens: if has_sinks { size.max_tokens } else { 0 },
         };
         let cache_dtype = if size.fp8_cache { DType::F8E4M3 } else { self.dtype };
-        let mut cache = PagedCache::new(config, cache_dtype, &self.device)?;
-        if size.fp8_cache {
-            cache = cache.with_scales(&self.kv_scales.of_attentions(&self.spec)?)?;
+        let kinds = self.spec.kv_kinds();
+        let mut caches = Vec::with_capacity(kinds.len());
+        for (i, kind) in kinds.iter().enumerate() {
+            let mut cache = PagedCache::new(config(kind), cache_dtype, &self.device)?;
+            if size.fp8_cache {
+                cache = cache.with_scales(&self.kv_scales.of_kind(&self.spec, i)?)?;
+            }
+            caches.push(cache);
         }
-        let mut plans: Vec<(Option<usize>, AttentionPlan)> = Vec::new();
-        for attention in self.spec.attentions() {
-            let window = attention.window;
-            if plans.iter().any(|plan| plan.0 == window) {
+        let mut plans: Vec<PlanOf> = Vec::new();
+        for (layer, spec) in self.spec.layers.iter().enumerate() {
+            let Some((attention, place)) = spec.attention().zip(self.spec.kv_place(layer)) else {
+                continue;
+            };
+            let (kind, window) = (place.kind, attention.window);
+            if plans.iter().any(|plan| (plan.kind, plan.window) == (kind, window)) {
                 continue;
             }
             let spec =
                 AttentionSpec { heads: attention.heads, window, dtype: self.dtype, cache_dtype };
-            plans.push((window, AttentionPlan::new(&self.device, spec, &config, capacity)?));
+            let config = config(&kinds[kind]);
+            let plan = AttentionPlan::new(&self.device, spec, &config, capacity(config.head_dim))?;
+            plans.push(PlanOf { kind, window, plan });
         }
         let buffer =
             |rows: usize, width: usize| Tensor::zeros(rows * width, self.dtype, &self.device);
@@ -196,7 +205,7 @@ impl DeviceDecoder {
         let states = state_config(&self.spec, None, size.num_states);
         let states = states.map(|config| StatePool::new(config, self.dtype, &self.device));
         Ok(Workspace {
-            cache,
+            caches,
             states: states.transpose()?,
             plans,
             matmul: Matmul::new(
@@ -211,6 +220,10 @@ impl DeviceDecoder {
             wide: buffer(tokens, widths.wide)?,
             inner: buffer(tokens, widths.inner)?,
             attended: buffer(tokens, widths.attended)?,
+            per_layer: match &self.spec.per_layer {
+                Some(of) => Some(buffer(tokens, of.width * self.spec.layers.len())?),
+                None => None,
+            },
             last: buffer(size.max_rows, hidden)?,
             logits: buffer(size.max_rows, self.vocab_size())?,
             square_sums: self.spec.norms_all_heads().then(square_sums).transpose()?,
@@ -312,12 +325,12 @@ impl Workspace {
     /// # Errors
     /// The metadata contradicts itself or the cache, the step is too large, or CUDA refused.
     pub fn prepare(&mut self, step: &AttentionStep<'_>) -> Result<()> {
-        self.plans.iter_mut().try_for_each(|(_, plan)| Ok(plan.prepare(step)?))
+        self.plans.iter_mut().try_for_each(|of| Ok(of.plan.prepare(step)?))
     }
 
-    /// Keys and values.
-    pub fn cache(&self) -> &PagedCache {
-        &self.cache
+    /// Keys and values, of each of the model's `kv_kinds`; a block is the same place in all of them.
+    pub fn caches(&self) -> &[PagedCache] {
+        &self.caches
     }
 
     /// The states of sequences, where layers have such.
@@ -325,9 +338,10 @@ impl Workspace {
         self.states.as_ref()
     }
 
-    fn plan(&self, window: Option<usize>) -> &AttentionPlan {
-        let plan = self.plans.iter().find(|plan| plan.0 == window);
-        &plan.expect("the workspace has a plan for each window of the model").1
+    fn plan(&self, place: KvPlace, window: Option<usize>) -> &AttentionPlan {
+        let same = |of: &&PlanOf| (of.kind, of.window) == (place.kind, window);
+        let plan = self.plans.iter().find(same);
+        &plan.expect("the workspace has a plan for each cache and window of the model").plan
     }
 }
 
@@ -359,6 +373,12 @@ impl DeviceOps<'_> {
         device::square_sums(qkv, [a.heads, a.kv_heads], &sums)?;
         self.sum(&sums)?;
         Ok(sums)
+    }
+
+    /// The tables of this step's experts.
+    fn routing(&self) -> Result<Routing> {
+        let routing = self.workspace.routing.as_ref();
+        Ok(routing.expect("the workspace has tables for experts").of(self.tokens)?)
     }
 
     fn rows(&self, buffer: &Tensor, width: usize) -> Result<Tensor> {
@@ -397,9 +417,36 @@ impl Ops for DeviceOps<'_> {
             let rows = self.rows(&self.workspace.branch, self.hidden)?;
             let whole = VocabPart { first: 0, vocab_size: table.n() };
             device::embedding(self.input.positions, table, 1.0, whole, &rows)?;
-            device::add(&out, &rows)?;
+            device::add(&out, &rows, 1.0)?;
         }
         Ok(out)
+    }
+
+    fn per_layer(&self, x: &Tensor, of: &PerLayer<Matrix>) -> Result<Tensor> {
+        let Workspace { per_layer, wide, matmul, .. } = self.workspace;
+        let buffer = per_layer.as_ref().expect("the workspace has room for what layers get");
+        let (all, width) = (of.projection.n(), of.norm.weight.elem_count());
+        let out = self.rows(buffer, all)?;
+        matmul.run(x, &of.projection, None, &out)?;
+        let by_layer = out.reshape(((), width))?;
+        of.norm.run(&by_layer, &by_layer)?;
+        let rows = self.rows(wide, all)?;
+        let whole = VocabPart { first: 0, vocab_size: of.table.n() };
+        let scale = embed_scale(&of.embed, x.dtype());
+        device::embedding(self.input.token_ids, &of.table, scale, whole, &rows)?;
+        device::add(&out, &rows, FRAC_1_SQRT_2)?;
+        Ok(out)
+    }
+
+    fn times(
+        &self,
+        x: Tensor,
+        act: Activation,
+        per_layer: &Tensor,
+        first: usize,
+    ) -> Result<Tensor> {
+        device::activation_times(&x, act, per_layer, first, &x)?;
+        Ok(x)
     }
 
     fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor> {
@@ -413,20 +460,26 @@ impl Ops for DeviceOps<'_> {
         Ok(x)
     }
 
-    fn add(&self, residual: Tensor, x: &Tensor) -> Result<Tensor> {
-        device::add(&residual, x)?;
+    fn add(&self, residual: Tensor, x: &Tensor, scale: f32) -> Result<Tensor> {
+        device::add(&residual, x, scale)?;
         Ok(residual)
     }
 
-    fn add_norm(&self, residual: Tensor, x: &Tensor, norm: &Norm) -> Result<(Tensor, Tensor)> {
+    fn add_norm(
+        &self,
+        residual: Tensor,
+        x: &Tensor,
+        scale: f32,
+        norm: &Norm,
+    ) -> Result<(Tensor, Tensor)> {
         let NormForm::Rms(form) = norm.form else {
-            let residual = self.add(residual, x)?;
+            let residual = self.add(residual, x, scale)?;
             let normed = self.norm(&residual, norm)?;
             return Ok((residual, normed));
         };
         let out = self.rows(&self.workspace.normed, self.hidden)?;
         let norm = RmsNorm { weight: &norm.weight, form, eps: norm.eps };
-        device::add_rms_norm(&residual, x, &norm, &out)?;
+        device::add_rms_norm(&residual, x, scale, &norm, &out)?;
         Ok((residual, out))
     }
 
@@ -435,10 +488,11 @@ impl Ops for DeviceOps<'_> {
             Place::Wide => &self.workspace.wide,
             Place::Narrow => &self.workspace.inner,
             Place::Branch | Place::Part => &self.workspace.branch,
+            Place::Aside => &self.workspace.attended,
         };
         let out = self.rows(buffer, linear.weight.n())?;
         self.workspace.matmul.run(x, &linear.weight, linear.bias.as_ref(), &out)?;
-        if place == Place::Branch {
+        if matches!(place, Place::Branch | Place::Aside) {
             self.sum(&out)?;
         }
         Ok(out)
@@ -460,9 +514,10 @@ impl Ops for DeviceOps<'_> {
             (None, QkNormSpan::EachHead) => device::QkNormSpan::EachHead { len: a.head_len },
             (None, _) => device::QkNormSpan::Head,
         };
-        let qk_norm = a.q_norm.as_ref().zip(a.k_norm.as_ref()).map(|(q, k)| QkNorm {
+        let k_norm = a.k_norm.as_ref();
+        let qk_norm = a.q_norm.as_ref().map(|q| QkNorm {
             q_weight: &q.weight,
-            k_weight: &k.weight,
+            k_weight: k_norm.map(|k| &k.weight),
             span,
             form: match q.form {
                 NormForm::Rms(form) => form,
@@ -470,23 +525,19 @@ impl Ops for DeviceOps<'_> {
             },
             eps: q.eps,
         });
+        let cache = &self.workspace.caches[a.place.kind];
         let operands = QkvToCache {
             qk_norm,
+            v_norm: a.v_norm.map(|eps| ValueNorm { eps, len: a.head_len }),
             rope: &a.rope,
             positions: self.input.positions,
             slot_mapping: self.input.slot_mapping,
-            cache: &self.workspace.cache,
-            layer: a.layer,
+            cache: a.has_keys.then_some((cache, a.place.layer)),
         };
         device::qkv_to_cache(qkv, &operands, &q)?;
-        let layer = self.workspace.cache.layer(a.layer)?;
-        self.workspace.plan(a.params.window).attend(
-            &q,
-            layer,
-            &a.params,
-            a.sinks.as_ref(),
-            &out,
-        )?;
+        let layer = cache.layer(a.place.layer)?;
+        let plan = self.workspace.plan(a.place, a.params.window);
+        plan.attend(&q, layer, &a.params, a.sinks.as_ref(), &out)?;
         Ok(out.reshape((self.tokens, a.heads * a.head_dim))?)
     }
 
@@ -516,18 +567,25 @@ impl Ops for DeviceOps<'_> {
         Ok(out)
     }
 
+    /// The scores; which experts these choose lies in the workspace's tables.
+    fn route(&self, scored: &Tensor, layer: &RoutedExperts<Matrix>) -> Result<Tensor> {
+        let scores = self.rows(&self.workspace.inner, layer.router.n())?;
+        let bias = layer.router_bias.as_ref();
+        self.workspace.matmul.run(scored, &layer.router, bias, &scores)?;
+        device::route(&scores, &layer.gating, &self.routing()?)?;
+        Ok(scores)
+    }
+
     fn experts(
         &self,
         x: &Tensor,
+        _: &Tensor,
         layer: &RoutedExperts<Matrix>,
         shared: Option<Tensor>,
+        place: Place,
     ) -> Result<Tensor> {
-        let Workspace { matmul, wide, inner, .. } = self.workspace;
-        let routing = self.workspace.routing.as_ref();
-        let routing = routing.expect("the workspace has tables for experts").of(self.tokens)?;
-        let scores = self.rows(inner, layer.router.n())?;
-        matmul.run(x, &layer.router, layer.router_bias.as_ref(), &scores)?;
-        device::route(&scores, &layer.gating, &routing)?;
+        let Workspace { wide, inner, branch, attended, .. } = self.workspace;
+        let routing = self.routing()?;
         let (pairs, width) = (routing.pairs(), layer.gate_up.n());
         let gate_up = view(wide, &[pairs, width])?;
         device::expert_product(x, &layer.gate_up, layer.gate_up_bias.as_ref(), &routing, &gate_up)?;
@@ -542,7 +600,8 @@ impl Ops for DeviceOps<'_> {
             &results,
         )?;
         // Where the shared one has left its rows, if there is one.
-        let out = self.rows(&self.workspace.branch, self.hidden)?;
+        let out = if place == Place::Aside { attended } else { branch };
+        let out = self.rows(out, self.hidden)?;
         device::combine_experts(&results, &routing, shared.is_some(), &out)?;
         self.sum(&out)?;
         Ok(out)

@@ -72,7 +72,19 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
     match slot {
         Slot::FinalNorm | Slot::AttnNorm | Slot::FfnNorm => (norm_mean(norm.kind), 0.0),
         Slot::FinalNormBias | Slot::AttnNormBias | Slot::FfnNormBias => (0.0, width(0.1)),
-        Slot::AttnPostNorm | Slot::FfnPostNorm => (norm_mean(norm.kind), 0.0),
+        Slot::AttnPostNorm
+        | Slot::FfnPostNorm
+        | Slot::PerLayerNorm
+        | Slot::PerLayerPostNorm
+        | Slot::RouterNorm
+        | Slot::ExpertsNorm
+        | Slot::ExpertsPostNorm
+        | Slot::SharedPostNorm => (norm_mean(norm.kind), 0.0),
+        Slot::LayerScale | Slot::RouterScales => (1.0, 0.0),
+        Slot::PerLayerEmbed => {
+            (0.0, width(1.0 / spec.per_layer.map_or(1.0, |per_layer| per_layer.scale)))
+        }
+        Slot::PerLayerProjection | Slot::PerLayerGate | Slot::PerLayerOut => (0.0, width(fan_in)),
         Slot::QNorm | Slot::KNorm => {
             let qk_norm = layer.and_then(|i| spec.layers[i].attention()?.qk_norm);
             (norm_mean(qk_norm.map_or(norm, |norm| norm.norm).kind), 0.0)

@@ -53,18 +53,20 @@ impl LayerKvScales {
         Ok(Self(of_layers(&stored, num_layers)))
     }
 
-    /// The scales of each layer that has an attention.
+    /// The scales of each layer of one of [`ModelSpec::kv_kinds`]' caches.
     ///
     /// # Errors
     /// What the checkpoint has are none.
-    pub(crate) fn of_attentions(&self, spec: &ModelSpec) -> Result<Vec<KvScales>> {
+    pub(crate) fn of_kind(&self, spec: &ModelSpec, kind: usize) -> Result<Vec<KvScales>> {
         match &self.0 {
             Ok(scales) => {
-                let layers = spec.layers.iter().zip(scales);
-                Ok(layers
-                    .filter(|(layer, _)| layer.attention().is_some())
-                    .map(|of| *of.1)
-                    .collect())
+                let keeps = |layer: usize| {
+                    let attention = spec.layers[layer].attention();
+                    attention.is_some_and(|attention| attention.keys_of.is_none())
+                        && spec.kv_place(layer).is_some_and(|place| place.kind == kind)
+                };
+                let layers = scales.iter().enumerate().filter(|(layer, _)| keeps(*layer));
+                Ok(layers.map(|(_, scales)| *scales).collect())
             }
             Err(Unusable { name, reason }) => Err(Error::KvScale { name: name.clone(), reason }),
         }

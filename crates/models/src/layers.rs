@@ -2,8 +2,8 @@
 
 use candle_core::Tensor;
 use candlepower_checkpoint::{
-    Act, AttentionSpec, ExpertsSpec, FfnSpec, GatingSpec, LayerSpec, Mixer as MixerSpec, MlpSpec,
-    ModelSpec, QkNormSpan, Residual, RopeSpec,
+    Act, AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, KvPlace, LayerSpec,
+    Mixer as MixerSpec, MlpSpec, ModelSpec, NormSpec, PerLayerSpec, QkNormSpan, Residual, RopeSpec,
 };
 use candlepower_kernels::{
     Activation, Experts, Gating, GatingFunction, PagedAttention, RopeTable, device::NormWeight,
@@ -25,17 +25,28 @@ pub(crate) trait Ops {
     /// The embeddings of the step's tokens, `[tokens, hidden]`, with those of their positions where the model has such:
     /// the first residual.
     fn embed(&self, table: &Self::Matrix, positions: Option<&Self::Matrix>) -> Result<Tensor>;
+    /// What each layer gets of the step's tokens beside the residual, `[tokens, layers * width]`, of their embeddings.
+    fn per_layer(&self, x: &Tensor, of: &PerLayer<Self::Matrix>) -> Result<Tensor>;
+    /// `act(x)` times as many columns of `per_layer`, from `first` on, in place of `x`.
+    fn times(&self, x: Tensor, act: Activation, per_layer: &Tensor, first: usize)
+    -> Result<Tensor>;
     /// The norm of the residual.
     fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor>;
     /// The norm of what is about to be added to the residual.
     fn post_norm(&self, x: Tensor, norm: &Norm) -> Result<Tensor>;
-    /// `residual + x`.
-    fn add(&self, residual: Tensor, x: &Tensor) -> Result<Tensor>;
-    /// `residual + x`, and its norm.
-    fn add_norm(&self, residual: Tensor, x: &Tensor, norm: &Norm) -> Result<(Tensor, Tensor)>;
+    /// `(residual + x) * scale`.
+    fn add(&self, residual: Tensor, x: &Tensor, scale: f32) -> Result<Tensor>;
+    /// `(residual + x) * scale`, and its norm.
+    fn add_norm(
+        &self,
+        residual: Tensor,
+        x: &Tensor,
+        scale: f32,
+        norm: &Norm,
+    ) -> Result<(Tensor, Tensor)>;
     /// `x W^T + b`.
     fn linear(&self, x: &Tensor, linear: &Linear<Self::Matrix>, place: Place) -> Result<Tensor>;
-    /// From the rows of q, k and v to the attended rows `[tokens, heads * head_dim]`; writes keys and values to the
+    /// From the rows of q, k and v, or of q alone, to the attended rows `[tokens, heads * head_dim]`; writes keys and values to the
     /// cache.
     fn attend(&self, qkv: &Tensor, attention: &Attention<Self::Matrix>) -> Result<Tensor>;
     /// From the rows `[q, k, v, z]` of a delta net and what steers its states to what comes out, `[tokens, values]`; moves on the states.
@@ -51,12 +62,16 @@ pub(crate) trait Ops {
     fn gated(&self, x: &Tensor, linear: &Linear<Self::Matrix>, act: Activation) -> Result<Tensor>;
     /// `act(x)`.
     fn activate(&self, x: &Tensor, act: Activation) -> Result<Tensor>;
-    /// What the experts make of the rows that they get, to be added to the residual; with `shared`, what [`Place::Part`] has.
+    /// Finds by `scored` which experts the tokens go to: what [`Self::experts`] is to be told.
+    fn route(&self, scored: &Tensor, layer: &RoutedExperts<Self::Matrix>) -> Result<Tensor>;
+    /// What the experts make of the rows that they get, in [`Place::Branch`] or [`Place::Aside`]; with `shared`, what [`Place::Part`] has.
     fn experts(
         &self,
         x: &Tensor,
+        routes: &Tensor,
         layer: &RoutedExperts<Self::Matrix>,
         shared: Option<Tensor>,
+        place: Place,
     ) -> Result<Tensor>;
 }
 
@@ -69,8 +84,10 @@ pub(crate) enum Place {
     Narrow,
     /// Rows as wide as the model, to be added to the residual.
     Branch,
-    /// As [`Self::Branch`], but what a rank makes stays its own: the sum is made of it and of something else.
+    /// As [`Self::Branch`], but what a rank makes stays its own: the sum is made of it and of something else, or all ranks make the same.
     Part,
+    /// As [`Self::Branch`], where the attended rows were, so that what is in the other place stays.
+    Aside,
 }
 
 /// A layer's experts, over a device's matrices.
@@ -80,10 +97,32 @@ pub(crate) type RoutedExperts<M> = Experts<M, <M as Matrix>::All>;
 pub(crate) struct Layers<M: Matrix> {
     pub(crate) embed: M,
     positions: Option<M>,
+    per_layer: Option<PerLayer<M>>,
     layers: Vec<Layer<M>>,
     final_norm: Norm,
     pub(crate) head: Linear<M>,
     tied: bool,
+}
+
+/// What makes of a token what each layer gets beside the residual.
+pub(crate) struct PerLayer<M> {
+    /// Its rows `[vocab, layers * width]`.
+    pub(crate) table: M,
+    /// The factor on these.
+    pub(crate) embed: EmbedSpec,
+    /// What the embedding becomes `[layers * width, hidden]`.
+    pub(crate) projection: M,
+    /// The norm of that, for each layer's numbers.
+    pub(crate) norm: Norm,
+    width: usize,
+    activation: Activation,
+}
+
+/// Where a layer takes its part of them.
+struct OfLayer<M> {
+    gate: Linear<M>,
+    out: Linear<M>,
+    norm: Norm,
 }
 
 /// One layer. The norm before the attention belongs to the sum before it, so that the two are one
@@ -95,6 +134,9 @@ struct Layer<M: Matrix> {
     ffn_norm: Option<Norm>,
     ffn: Ffn<M>,
     ffn_post_norm: Option<Norm>,
+    per_layer: Option<OfLayer<M>>,
+    /// What the residual behind it is multiplied by.
+    scale: f32,
     /// The feed-forward reads what the attention read.
     parallel: bool,
 }
@@ -107,8 +149,10 @@ enum Mixer<M> {
 
 /// One layer's attention.
 pub(crate) struct Attention<M> {
-    /// Which of the model's attentions it is.
-    pub(crate) layer: usize,
+    /// Where its keys and values lie.
+    pub(crate) place: KvPlace,
+    /// Whether it makes them: else there are queries alone.
+    pub(crate) has_keys: bool,
     qkv: Linear<M>,
     /// The gate of what comes out.
     gate: Option<Linear<M>>,
@@ -118,6 +162,8 @@ pub(crate) struct Attention<M> {
     pub(crate) norm_span: QkNormSpan,
     pub(crate) rope: RopeTable,
     pub(crate) params: PagedAttention,
+    /// What is added to the mean square of each head of v, where those are normed.
+    pub(crate) v_norm: Option<f32>,
     /// f32 `[heads]`: scores of the heads' sinks.
     pub(crate) sinks: Option<Tensor>,
     out: Linear<M>,
@@ -138,9 +184,19 @@ enum Ffn<M: Matrix> {
         shared: Option<Mlp<M>>,
         /// The gate of what that makes: one number for each token.
         score: Option<Linear<M>>,
+        /// Where each of the two reads what it norms itself.
+        norms: Option<OwnNorms>,
         /// Bytes of the routed ones.
         bytes: usize,
     },
+}
+
+/// Norms of experts, of what chooses them, and of what is beside them.
+struct OwnNorms {
+    router: Norm,
+    experts: Norm,
+    experts_post: Norm,
+    shared_post: Norm,
 }
 
 /// `down(act(gate(x)) * up(x))`, with gate and up as one weight, or `down(act(up(x)))`.
@@ -188,10 +244,12 @@ impl<M: Matrix> Layers<M> {
             false => parts.matrix(None, Part::Head),
         };
         let positions = spec.embed.positions.map(|_| parts.matrix(None, Part::Positions));
+        let per_layer = spec.per_layer.as_ref();
+        let per_layer = per_layer.map(|of| PerLayer::take(&mut parts, of, spec)).transpose()?;
         let final_norm = parts.norm(None, Part::FinalNorm, &spec.final_norm)?;
         let mut tables: Vec<(&Option<RopeSpec>, RopeTable)> = Vec::new();
         let mut layers = Vec::with_capacity(spec.layers.len());
-        let (mut attentions, mut delta_nets) = (0.., 0..);
+        let mut delta_nets = 0..;
         for (i, layer) in spec.layers.iter().enumerate() {
             let mixer = match &layer.mixer {
                 MixerSpec::Attention(attention) => {
@@ -205,8 +263,8 @@ impl<M: Matrix> Layers<M> {
                             table
                         }
                     };
-                    let index = attentions.next().expect("there is no end of numbers");
-                    Mixer::Attention(Attention::take(&mut parts, (i, index), attention, table)?)
+                    let place = spec.kv_place(i).expect("the layer has an attention");
+                    Mixer::Attention(Attention::take(&mut parts, (i, place), attention, table)?)
                 }
                 MixerSpec::DeltaNet(net) => {
                     let index = delta_nets.next().expect("there is no end of numbers");
@@ -218,6 +276,7 @@ impl<M: Matrix> Layers<M> {
         Ok(Self {
             embed,
             positions,
+            per_layer,
             layers,
             final_norm: final_norm.expect("the plan holds the final norm"),
             head: Linear { weight: head, bias: parts.vector(None, Part::HeadBias)? },
@@ -228,24 +287,34 @@ impl<M: Matrix> Layers<M> {
     /// Runs the layers over a step's tokens. Returns the hidden states `[tokens, hidden]` after the final norm.
     pub(crate) fn forward<O: Ops<Matrix = M>>(&self, ops: &O) -> Result<Tensor> {
         let mut x = ops.embed(&self.embed, self.positions.as_ref())?;
+        let per_layer = match &self.per_layer {
+            Some(of) => Some((of, ops.per_layer(&x, of)?)),
+            None => None,
+        };
         let Some(first) = self.layers.first() else { return ops.norm(&x, &self.final_norm) };
         let mut input = match &first.attn_norm {
             Some(norm) => ops.norm(&x, norm)?,
             None => x.clone(),
         };
         let next_norms = self.layers[1..].iter().map(|l| l.attn_norm.as_ref());
-        for (layer, next_norm) in self.layers.iter().zip(next_norms.chain([Some(&self.final_norm)]))
-        {
+        let next_norms = next_norms.chain([Some(&self.final_norm)]);
+        for (i, (layer, next_norm)) in self.layers.iter().zip(next_norms).enumerate() {
             let y = layer.mixer.forward(ops, &input)?;
             let y = optional(ops, &layer.attn_post_norm, y)?;
             if layer.parallel {
-                x = ops.add(x, &y)?;
+                x = ops.add(x, &y, 1.0)?;
             } else {
-                (x, input) = add_norm(ops, x, &y, layer.ffn_norm.as_ref())?;
+                (x, input) = add_norm(ops, x, &y, 1.0, layer.ffn_norm.as_ref())?;
             }
-            let y = layer.ffn.forward(ops, &input)?;
-            let y = optional(ops, &layer.ffn_post_norm, y)?;
-            (x, input) = add_norm(ops, x, &y, next_norm)?;
+            let y = layer.ffn.forward(ops, &input, &x)?;
+            let mut y = optional(ops, &layer.ffn_post_norm, y)?;
+            if let Some((own, (of, all))) = layer.per_layer.as_ref().zip(per_layer.as_ref()) {
+                x = ops.add(x, &y, 1.0)?;
+                let gate = ops.linear(&x, &own.gate, Place::Narrow)?;
+                let part = ops.times(gate, of.activation, all, i * of.width)?;
+                y = ops.post_norm(ops.linear(&part, &own.out, Place::Part)?, &own.norm)?;
+            }
+            (x, input) = add_norm(ops, x, &y, layer.scale, next_norm)?;
         }
         Ok(input)
     }
@@ -256,8 +325,10 @@ impl<M: Matrix> Layers<M> {
         let shared = if self.tied { self.head.weight.num_bytes() } else { 0 };
         let head = self.head.num_bytes() - shared;
         let positions = self.positions.as_ref().map_or(0, M::num_bytes);
+        let per_layer = self.per_layer.as_ref().map_or(0, PerLayer::num_bytes);
         self.embed.num_bytes()
             + positions
+            + per_layer
             + head
             + self.final_norm.num_bytes()
             + layers.sum::<usize>()
@@ -272,19 +343,58 @@ fn optional<O: Ops>(ops: &O, norm: &Option<Norm>, x: Tensor) -> Result<Tensor> {
     }
 }
 
-/// `residual + x`, and what the next block reads: its norm, or, where that has none before it, the sum itself.
+/// `(residual + x) * scale`, and what the next block reads: its norm, or, where that has none before it, the sum itself.
 fn add_norm<O: Ops>(
     ops: &O,
     residual: Tensor,
     x: &Tensor,
+    scale: f32,
     norm: Option<&Norm>,
 ) -> Result<(Tensor, Tensor)> {
     match norm {
-        Some(norm) => ops.add_norm(residual, x, norm),
+        Some(norm) => ops.add_norm(residual, x, scale, norm),
         None => {
-            let sum = ops.add(residual, x)?;
+            let sum = ops.add(residual, x, scale)?;
             Ok((sum.clone(), sum))
         }
+    }
+}
+
+impl<M: Matrix> PerLayer<M> {
+    fn take(parts: &mut Parts<M>, spec: &PerLayerSpec, model: &ModelSpec) -> Result<Self> {
+        let table = parts.matrix(None, Part::PerLayerEmbed);
+        // What is projected has a factor before its norm, which the norm takes out again but for what it adds.
+        let eps = spec.eps * model.hidden_size as f64;
+        let norm = NormSpec { eps, ..model.final_norm };
+        let norm = parts.norm(None, Part::PerLayerNorm, &norm)?;
+        Ok(Self {
+            embed: EmbedSpec { scale: spec.scale, ..model.embed },
+            table,
+            projection: parts.matrix(None, Part::PerLayerProjection),
+            norm: norm.expect("the plan holds the norm"),
+            width: spec.width,
+            activation: activation(spec.act),
+        })
+    }
+
+    fn num_bytes(&self) -> usize {
+        self.table.num_bytes() + self.projection.num_bytes() + self.norm.num_bytes()
+    }
+}
+
+impl<M: Matrix> OfLayer<M> {
+    fn take(parts: &mut Parts<M>, i: usize, spec: &LayerSpec) -> Result<Option<Self>> {
+        let norm = parts.norm(Some(i), Part::PerLayerPostNorm, &spec.norm)?;
+        let mut linear = |part| Linear::without_bias(parts, i, part);
+        Ok(norm.map(|norm| Self {
+            gate: linear(Part::PerLayerGate),
+            out: linear(Part::PerLayerOut),
+            norm,
+        }))
+    }
+
+    fn num_bytes(&self) -> usize {
+        self.gate.num_bytes() + self.out.num_bytes() + self.norm.num_bytes()
     }
 }
 
@@ -298,7 +408,9 @@ impl<M: Matrix> Layer<M> {
             ffn_post_norm: norm(Part::FfnPostNorm)?,
             parallel: spec.residual == Residual::Parallel,
             mixer,
-            ffn: Ffn::take(parts, i, &spec.ffn)?,
+            per_layer: OfLayer::take(parts, i, spec)?,
+            scale: parts.number(i, Part::LayerScale).unwrap_or(1.0),
+            ffn: Ffn::take(parts, i, spec)?,
         })
     }
 
@@ -306,7 +418,8 @@ impl<M: Matrix> Layer<M> {
         let before = self.attn_norm.iter().chain(&self.ffn_norm);
         let norms = before.chain(&self.attn_post_norm).chain(&self.ffn_post_norm);
         let norms = norms.map(Norm::num_bytes);
-        self.mixer.num_bytes() + self.ffn.num_bytes() + norms.sum::<usize>()
+        let per_layer = self.per_layer.as_ref().map_or(0, OfLayer::num_bytes);
+        self.mixer.num_bytes() + self.ffn.num_bytes() + norms.sum::<usize>() + per_layer
     }
 }
 
@@ -328,10 +441,10 @@ impl<M: Matrix> Mixer<M> {
 }
 
 impl<M: Matrix> Attention<M> {
-    /// Takes the parts of the `index`-th attention, which is in layer `layer`.
+    /// Takes the parts of the attention of layer `layer`, whose keys and values lie at `place`.
     fn take(
         parts: &mut Parts<M>,
-        (layer, index): (usize, usize),
+        (layer, place): (usize, KvPlace),
         spec: &AttentionSpec,
         rope: RopeTable,
     ) -> Result<Self> {
@@ -343,7 +456,8 @@ impl<M: Matrix> Attention<M> {
         let (q_norm, k_norm) = (head_norm(Part::QNorm)?, head_norm(Part::KNorm)?);
         let gate = || Linear::without_bias(parts, layer, Part::AttnGate);
         Ok(Self {
-            layer: index,
+            place,
+            has_keys: spec.keys_of.is_none(),
             gate: spec.gated.then(gate),
             q_norm,
             k_norm,
@@ -355,6 +469,7 @@ impl<M: Matrix> Attention<M> {
                 window: spec.window,
                 softcap: spec.softcap.map(|cap| cap as f32),
             },
+            v_norm: spec.v_norm.map(|eps| eps as f32),
             sinks: parts.exact(layer, Part::Sinks)?,
             out: Linear::take(parts, layer, Part::Out, Part::OutBias)?,
             heads: spec.heads,
@@ -384,17 +499,34 @@ impl<M: Matrix> Attention<M> {
 }
 
 impl<M: Matrix> Ffn<M> {
-    fn take(parts: &mut Parts<M>, layer: usize, spec: &FfnSpec) -> Result<Self> {
-        Ok(match spec {
+    fn take(parts: &mut Parts<M>, layer: usize, spec: &LayerSpec) -> Result<Self> {
+        Ok(match &spec.ffn {
             FfnSpec::Dense(mlp) => Self::Dense(Mlp::take(parts, layer, mlp)?),
-            FfnSpec::Experts(experts) => Self::take_experts(parts, layer, experts)?,
+            FfnSpec::Experts(experts) => {
+                let norms = OwnNorms::take(parts, layer, spec)?;
+                Self::take_experts(parts, layer, experts, norms)?
+            }
         })
     }
 
-    /// `[tokens, hidden]` -> `[tokens, hidden]`.
-    fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
+    /// `[tokens, hidden]` -> `[tokens, hidden]`, of what is normed and of the residual that it is the norm of.
+    fn forward<O: Ops<Matrix = M>>(
+        &self,
+        ops: &O,
+        x: &Tensor,
+        residual: &Tensor,
+    ) -> Result<Tensor> {
         match self {
             Self::Dense(mlp) => mlp.forward(ops, x, Place::Branch),
+            Self::Experts { routed, shared: Some(beside), norms: Some(norms), .. } => {
+                let made = beside.forward(ops, x, Place::Branch)?;
+                let made = ops.post_norm(made, &norms.shared_post)?;
+                let routes = ops.route(&ops.norm(residual, &norms.router)?, routed)?;
+                let x = ops.norm(residual, &norms.experts)?;
+                let others = ops.experts(&x, &routes, routed, None, Place::Aside)?;
+                let others = ops.post_norm(others, &norms.experts_post)?;
+                ops.add(made, &others, 1.0)
+            }
             Self::Experts { routed, shared, score, .. } => {
                 let mut shared =
                     shared.as_ref().map(|mlp| mlp.forward(ops, x, Place::Part)).transpose()?;
@@ -403,7 +535,8 @@ impl<M: Matrix> Ffn<M> {
                     let score = ops.linear(x, score, Place::Wide)?;
                     shared = Some(ops.gate(made, &score)?);
                 }
-                ops.experts(x, routed, shared)
+                let routes = ops.route(x, routed)?;
+                ops.experts(x, &routes, routed, shared, Place::Branch)
             }
         }
     }
@@ -411,20 +544,27 @@ impl<M: Matrix> Ffn<M> {
     fn num_bytes(&self) -> usize {
         match self {
             Self::Dense(mlp) => mlp.num_bytes(),
-            Self::Experts { shared, score, bytes, .. } => {
+            Self::Experts { shared, score, norms, bytes, .. } => {
                 let score = score.as_ref().map_or(0, Linear::num_bytes);
-                bytes + shared.as_ref().map_or(0, Mlp::num_bytes) + score
+                let norms = norms.as_ref().map_or(0, OwnNorms::num_bytes);
+                bytes + shared.as_ref().map_or(0, Mlp::num_bytes) + score + norms
             }
         }
     }
 
-    fn take_experts(parts: &mut Parts<M>, layer: usize, spec: &ExpertsSpec) -> Result<Self> {
+    fn take_experts(
+        parts: &mut Parts<M>,
+        layer: usize,
+        spec: &ExpertsSpec,
+        norms: Option<OwnNorms>,
+    ) -> Result<Self> {
         let mut all = |part: fn(usize) -> Part| -> Vec<M> {
             (0..spec.count).map(|expert| parts.matrix(Some(layer), part(expert))).collect()
         };
         let (gate_up, down) = (all(Part::ExpertGateUp), all(Part::ExpertDown));
         let router = parts.matrix(Some(layer), Part::Router);
         let bias = parts.exact(layer, Part::RouterCorrection)?;
+        let scales = parts.exact(layer, Part::RouterScales)?;
         let mut of_all = |part| -> Result<Option<Tensor>> {
             let bias = parts.vector(Some(layer), part)?;
             Ok(bias.map(|bias| bias.reshape((spec.count, ()))).transpose()?)
@@ -433,8 +573,9 @@ impl<M: Matrix> Ffn<M> {
             (of_all(Part::ExpertGateUpBias)?, of_all(Part::ExpertDownBias)?);
         let router_bias = parts.vector(Some(layer), Part::RouterBias)?;
         let matrices = gate_up.iter().chain(&down).chain([&router]).map(M::num_bytes);
-        let vectors = [&bias, &gate_up_bias, &down_bias, &router_bias].into_iter().flatten();
-        let bytes = matrices.sum::<usize>() + vectors.map(tensor_bytes).sum::<usize>();
+        let vectors = [&bias, &scales, &gate_up_bias, &down_bias, &router_bias];
+        let vectors = vectors.into_iter().flatten().map(tensor_bytes);
+        let bytes = matrices.sum::<usize>() + vectors.sum::<usize>();
         let GatingSpec { sigmoid, renormalize, scale, .. } = spec.gating;
         let function = if sigmoid { GatingFunction::Sigmoid } else { GatingFunction::Softmax };
         let routed = Experts {
@@ -445,13 +586,33 @@ impl<M: Matrix> Ffn<M> {
             down: M::all(down)?,
             down_bias,
             top_k: spec.top_k,
-            gating: Gating { function, bias, renormalize, scale: scale as f32 },
+            gating: Gating { function, bias, renormalize, scale: scale as f32, scales },
             activation: activation(spec.expert.act),
         };
         let shared = spec.shared.as_ref().map(|mlp| Mlp::take_shared(parts, layer, mlp));
         let score = || Linear::without_bias(parts, layer, Part::SharedScore);
         let score = (spec.shared_gate && spec.shared.is_some()).then(score);
-        Ok(Self::Experts { routed, shared, score, bytes })
+        Ok(Self::Experts { routed, shared, score, norms, bytes })
+    }
+}
+
+impl OwnNorms {
+    fn take<M>(parts: &mut Parts<M>, layer: usize, spec: &LayerSpec) -> Result<Option<Self>> {
+        let mut norm = |part| parts.norm(Some(layer), part, &spec.norm);
+        let Some(router) = norm(Part::RouterNorm)? else { return Ok(None) };
+        let mut own =
+            |part| -> Result<Norm> { Ok(norm(part)?.expect("the plan has all of them or none")) };
+        Ok(Some(Self {
+            router,
+            experts: own(Part::ExpertsNorm)?,
+            experts_post: own(Part::ExpertsPostNorm)?,
+            shared_post: own(Part::SharedPostNorm)?,
+        }))
+    }
+
+    fn num_bytes(&self) -> usize {
+        let norms = [&self.router, &self.experts, &self.experts_post, &self.shared_post];
+        norms.into_iter().map(Norm::num_bytes).sum()
     }
 }
 

@@ -128,6 +128,9 @@ impl Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Part {
     Embed,
+    PerLayerEmbed,
+    PerLayerProjection,
+    PerLayerNorm,
     Positions,
     FinalNorm,
     FinalNormBias,
@@ -139,6 +142,10 @@ pub(crate) enum Part {
     FfnNorm,
     FfnNormBias,
     FfnPostNorm,
+    LayerScale,
+    PerLayerGate,
+    PerLayerOut,
+    PerLayerPostNorm,
     Qkv,
     QkvBias,
     QNorm,
@@ -160,6 +167,11 @@ pub(crate) enum Part {
     Router,
     RouterBias,
     RouterCorrection,
+    RouterScales,
+    RouterNorm,
+    ExpertsNorm,
+    ExpertsPostNorm,
+    SharedPostNorm,
     SharedScore,
     SharedGateUp,
     SharedDown,
@@ -192,6 +204,8 @@ struct Place {
     rows: usize,
     /// The stored numbers are differences from one.
     plus_one: bool,
+    /// What they are multiplied by after that.
+    factor: f32,
     /// The rows are those of heads, of so many elements each, which the device may pad.
     head_dim: Option<usize>,
     /// The columns are.
@@ -206,12 +220,21 @@ impl Place {
         slot: Slot,
         slot_rows: usize,
     ) -> Self {
-        let (plus_one, head_dim, head_columns) = (false, None, None);
-        let whole =
-            |part| Self { part, first_row: 0, rows: slot_rows, plus_one, head_dim, head_columns };
+        let whole = |part| Self {
+            part,
+            first_row: 0,
+            rows: slot_rows,
+            plus_one: false,
+            factor: 1.0,
+            head_dim: None,
+            head_columns: None,
+        };
         let Some(layer) = layer else {
             return match slot {
                 Slot::Embed => whole(Part::Embed),
+                Slot::PerLayerEmbed => whole(Part::PerLayerEmbed),
+                Slot::PerLayerProjection => whole(Part::PerLayerProjection),
+                Slot::PerLayerNorm => whole(Part::PerLayerNorm).norm(spec.final_norm.kind),
                 Slot::Head => whole(Part::Head),
                 Slot::HeadBias => whole(Part::HeadBias),
                 Slot::Positions => whole(Part::Positions),
@@ -235,6 +258,9 @@ impl Place {
         };
         match slot {
             Slot::Embed
+            | Slot::PerLayerEmbed
+            | Slot::PerLayerProjection
+            | Slot::PerLayerNorm
             | Slot::Positions
             | Slot::Head
             | Slot::HeadBias
@@ -246,6 +272,10 @@ impl Place {
             Slot::AttnPostNorm => whole(Part::AttnPostNorm).norm(norm.kind),
             Slot::FfnNorm => whole(Part::FfnNorm).norm(norm.kind),
             Slot::FfnPostNorm => whole(Part::FfnPostNorm).norm(norm.kind),
+            Slot::LayerScale => whole(Part::LayerScale),
+            Slot::PerLayerGate => whole(Part::PerLayerGate),
+            Slot::PerLayerOut => whole(Part::PerLayerOut),
+            Slot::PerLayerPostNorm => whole(Part::PerLayerPostNorm).norm(norm.kind),
             Slot::Q
             | Slot::K
             | Slot::V
@@ -288,6 +318,15 @@ impl Place {
             Slot::Router => whole(Part::Router),
             Slot::RouterBias => whole(Part::RouterBias),
             Slot::RouterCorrection => whole(Part::RouterCorrection),
+            Slot::RouterScales => whole(Part::RouterScales),
+            // What the router reads has this factor, too.
+            Slot::RouterNorm => Self {
+                factor: (spec.hidden_size as f64).powf(-0.5) as f32,
+                ..whole(Part::RouterNorm).norm(norm.kind)
+            },
+            Slot::ExpertsNorm => whole(Part::ExpertsNorm).norm(norm.kind),
+            Slot::ExpertsPostNorm => whole(Part::ExpertsPostNorm).norm(norm.kind),
+            Slot::SharedPostNorm => whole(Part::SharedPostNorm).norm(norm.kind),
             Slot::SharedScore => whole(Part::SharedScore),
             Slot::SharedGate => shared(0),
             Slot::SharedUp => shared(ffn.shared().map_or(0, |mlp| mlp.inner)),
@@ -308,7 +347,8 @@ impl Place {
         whole: impl Fn(Part) -> Self,
     ) -> Self {
         let padded = layout.padded_head(a.head_dim);
-        let (q, kv) = (a.heads * padded, a.kv_heads * padded);
+        let kv_heads = if a.keys_of.is_some() { 0 } else { a.kv_heads };
+        let (q, kv) = (a.heads * padded, kv_heads * padded);
         let head_dim = (padded != a.head_dim).then_some(a.head_dim);
         let qkv = |part, first_row| Self { first_row, rows: q + 2 * kv, head_dim, ..whole(part) };
         let heads = |part, heads: usize| {
@@ -431,7 +471,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
             let vector = self.vectors.get_mut(&key).expect("every planned slot has a part");
             let offset = if place.plus_one && self.layout.adds_one { 1.0 } else { 0.0 };
             for (row, number) in (first..).zip(numbers(data)) {
-                vector[place.row(&self.layout, row)] = number + offset;
+                vector[place.row(&self.layout, row)] = (number + offset) * place.factor;
             }
             return Ok(());
         };
@@ -578,6 +618,11 @@ impl<M> Parts<M> {
         let Some(vector) = self.vectors.remove(&(Some(layer), part)) else { return Ok(None) };
         let len = vector.len();
         Ok(Some(Tensor::from_vec(vector, len, &self.layout.device)?))
+    }
+
+    /// A number that the host has, where the model has it.
+    pub(crate) fn number(&mut self, layer: usize, part: Part) -> Option<f32> {
+        Some(self.vectors.remove(&(Some(layer), part))?[0])
     }
 
     /// A norm, where the model has it.

@@ -11,8 +11,8 @@ use rayon::prelude::*;
 
 pub(crate) use self::on_load::quantized;
 use self::{
-    awq::AwqMatrix, fp8::Fp8Matrix, gguf::GgufMatrix, gptq::GptqMatrix, mxfp4::Mxfp4Matrix,
-    squeezellm::SqueezeLlmMatrix,
+    awq::AwqMatrix, compressed_int::CompressedIntMatrix, fp8::Fp8Matrix, gguf::GgufMatrix,
+    gptq::GptqMatrix, mxfp4::Mxfp4Matrix, squeezellm::SqueezeLlmMatrix,
 };
 use crate::{
     error::{Error, Result},
@@ -21,6 +21,7 @@ use crate::{
 };
 
 mod awq;
+mod compressed_int;
 mod fp8;
 mod gguf;
 mod gptq;
@@ -70,6 +71,7 @@ pub(crate) enum AnyStored {
     Awq(AwqMatrix),
     Gptq(GptqMatrix),
     Fp8(Fp8Matrix),
+    CompressedInt(CompressedIntMatrix),
     SqueezeLlm(SqueezeLlmMatrix),
     Mxfp4(Mxfp4Matrix),
     Gguf(GgufMatrix),
@@ -88,6 +90,9 @@ fn open_rows(files: &Tensors<'_>, scheme: Scheme, rows: Range<usize>) -> Result<
         Scheme::Awq(_) => AnyStored::Awq(AwqMatrix::open(files, packed)?),
         Scheme::Gptq(scheme) => AnyStored::Gptq(GptqMatrix::open(files, scheme, packed)?),
         Scheme::Fp8(scheme) => AnyStored::Fp8(Fp8Matrix::open(files, scheme, packed, rows)?),
+        Scheme::CompressedInt(scheme) => {
+            AnyStored::CompressedInt(CompressedIntMatrix::open(files, scheme, packed)?)
+        }
         Scheme::SqueezeLlm(_) => AnyStored::SqueezeLlm(SqueezeLlmMatrix::open(files, packed)?),
         Scheme::Mxfp4(_) => AnyStored::Mxfp4(Mxfp4Matrix::open(files, packed, rows)?),
         Scheme::Gguf(kind) => AnyStored::Gguf(GgufMatrix::open(files, kind, packed, rows)?),
@@ -164,6 +169,7 @@ impl AnyStored {
             Self::Awq(matrix) => each_piece(matrix, rows, columns, take),
             Self::Gptq(matrix) => each_piece(matrix, rows, columns, take),
             Self::Fp8(matrix) => each_piece(matrix, rows, columns, take),
+            Self::CompressedInt(matrix) => each_piece(matrix, rows, columns, take),
             Self::SqueezeLlm(matrix) => each_piece(matrix, rows, columns, take),
             Self::Mxfp4(matrix) => each_piece(matrix, rows, columns, take),
             Self::Gguf(matrix) => each_piece(matrix, rows, columns, take),
@@ -175,6 +181,7 @@ impl AnyStored {
             Self::Awq(matrix) => matrix,
             Self::Gptq(matrix) => matrix,
             Self::Fp8(matrix) => matrix,
+            Self::CompressedInt(matrix) => matrix,
             Self::SqueezeLlm(matrix) => matrix,
             Self::Mxfp4(matrix) => matrix,
             Self::Gguf(matrix) => matrix,
@@ -444,6 +451,38 @@ impl<'a> Tensors<'a> {
 
     fn damaged(&self, index: usize, reason: &'static str) -> Error {
         Error::DamagedTensor { name: self.names[index].clone(), reason }
+    }
+}
+
+/// Which inputs share scales.
+struct GroupOrder {
+    /// The inputs of the first group, of the second, and so on, where they do not lie so.
+    inputs: Option<Vec<u32>>,
+    /// `[k]`: the group of each input.
+    groups: Vec<u32>,
+}
+
+impl GroupOrder {
+    /// As the `index`-th tensor says, where it is there; otherwise inputs lie group by group.
+    fn read(tensors: &Tensors<'_>, index: usize, packed: Packed) -> Result<Self> {
+        let in_order: Vec<u32> =
+            (0..tensors.k).map(|input| (input / packed.group) as u32).collect();
+        let name = tensors.names.get(index).filter(|name| tensors.shards.contains(name));
+        let groups = match name {
+            Some(_) => {
+                let words = tensors.words(index)?;
+                (0..tensors.k).map(|input| words.get(input)).collect()
+            }
+            None => in_order.clone(),
+        };
+        let mut inputs: Vec<u32> = (0..tensors.k as u32).collect();
+        inputs.sort_by_key(|input| groups[*input as usize]);
+        if inputs.iter().zip(&in_order).any(|(input, group)| groups[*input as usize] != *group) {
+            let reason = "it does not assign inputs to groups of the size that config.json says";
+            return Err(tensors.damaged(index, reason));
+        }
+        let reordered = packed.reordered || groups != in_order;
+        Ok(Self { inputs: reordered.then_some(inputs), groups })
     }
 }
 

@@ -39,6 +39,12 @@ fn inverse_frequencies(spec: &RopeSpec, max_len: usize) -> (Vec<f32>, f64) {
             (plain.iter().map(|&freq| llama3(freq, &spec.scaling)).collect(), 1.0)
         }
         RopeScaling::Yarn { attention_factor, .. } => (yarn(spec), *attention_factor),
+        RopeScaling::Proportional { turned, factor } => {
+            let divided = |(pair, freq): (usize, &f32)| {
+                if pair < *turned { freq / *factor as f32 } else { 0.0 }
+            };
+            (plain.iter().enumerate().map(divided).collect(), 1.0)
+        }
         RopeScaling::LongRope { short_factor, long_factor, original, attention_factor } => {
             let factors = if max_len > *original { long_factor } else { short_factor };
             let stretch = |(power, &factor): (f32, &f64)| 1.0 / (factor as f32 * power);

@@ -160,7 +160,7 @@ impl Shards {
             });
         }
         use StoredDtype::{Gguf, Safetensors};
-        use safetensors::Dtype::{F8_E4M3, I32, U8, U32};
+        use safetensors::Dtype::{F8_E4M3, I8, I32, U8, U32};
         let wrong = |expected| {
             let found = found.dtype.name();
             Err(Error::TensorDtype { name: name.clone(), found, expected })
@@ -169,10 +169,12 @@ impl Shards {
             (StoredKind::Numbers, _) => self.dtype(name).map(|_| ()),
             (StoredKind::Integers, Safetensors(I32 | U32))
             | (StoredKind::E4m3, Safetensors(F8_E4M3))
+            | (StoredKind::SignedBytes, Safetensors(I8))
             | (StoredKind::Bytes, Safetensors(U8)) => Ok(()),
             (StoredKind::Blocks(planned), Gguf(found)) if planned == found => Ok(()),
             (StoredKind::Integers, _) => wrong("I32 is"),
             (StoredKind::E4m3, _) => wrong("F8_E4M3 is"),
+            (StoredKind::SignedBytes, _) => wrong("I8 is"),
             (StoredKind::Bytes, _) => wrong("U8 is"),
             (StoredKind::Blocks(planned), _) => wrong(planned.as_str()),
         }

@@ -31,7 +31,7 @@ pub(super) const OF_IMAGES: Arch = Arch {
     name: "Gemma3ForConditionalGeneration",
     model_type: "gemma3",
     spec: of_images,
-    around: Around::Images,
+    around: Around::Images(super::FOR_IMAGES),
     ..ARCH
 };
 

@@ -28,6 +28,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
         return Err(c.unsupported("n_group", &groups.into(), "; 1 is"));
     }
     let gating = GatingSpec {
+        scales: false,
         sigmoid: true,
         bias: true,
         renormalize: c.flag_or("norm_topk_prob", true)?,

@@ -75,6 +75,9 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
             softcap: None,
             sinks: false,
             gated: false,
+            v_norm: None,
+            values_are_keys: false,
+            keys_of: None,
         }),
         ffn: FfnSpec::Dense(MlpSpec {
             inner: c.bounded_opt("n_inner", MOST_WIDTH)?.unwrap_or(4 * hidden_size),
@@ -82,6 +85,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
             gated: false,
             bias: true,
         }),
+        scaled: false,
     };
     let tied = c.flag_or("tie_word_embeddings", true)?;
     let mut m = ModelSpec {
@@ -93,6 +97,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
         layers: vec![layer; c.bounded("n_layer", MOST_LAYERS)?],
         final_norm: norm,
         head: HeadSpec { tied, bias: false, scale: 1.0, softcap: None },
+        per_layer: None,
         quantized: BTreeMap::new(),
     };
     if c.flag_or("scale_attn_by_inverse_layer_idx", false)? {

@@ -19,7 +19,7 @@ pub(super) const MISTRAL3: Arch = Arch {
     name: "Mistral3ForConditionalGeneration",
     model_type: "mistral3",
     spec: mistral3,
-    around: Around::Images,
+    around: Around::Images(super::FOR_IMAGES),
     ..MISTRAL
 };
 

@@ -16,6 +16,7 @@ mod exaone4;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod glm4;
 mod glm4_moe;
 mod gpt2;
@@ -61,9 +62,12 @@ enum Around {
     Nothing,
     /// A name before that of each tensor, which other checkpoints do not write.
     Name(&'static str),
-    /// A model of texts and images, whose part for text it is.
-    Images,
+    /// A model of texts and images, whose part for text it is, beside parts of these names.
+    Images(&'static [&'static str]),
 }
+
+/// The parts for images that most such models have.
+const FOR_IMAGES: &[&str] = &["vision_tower.", "multi_modal_projector.", "visual."];
 
 const ALL: &[Arch] = &[
     llama::ARCH,
@@ -76,6 +80,9 @@ const ALL: &[Arch] = &[
     gemma2::ARCH,
     gemma3::ARCH,
     gemma3::OF_IMAGES,
+    gemma4::ARCH,
+    gemma4::OF_IMAGES,
+    gemma4::UNIFIED,
     phi::ARCH,
     phi3::ARCH,
     glm4::GLM,
@@ -154,7 +161,7 @@ impl Arch {
     pub(crate) fn config_of_text(&self, config: &HfConfig) -> Result<HfConfig> {
         match self.around {
             Around::Nothing | Around::Name(_) => Ok(config.clone()),
-            Around::Images => {
+            Around::Images(_) => {
                 let text = config.section("text_config")?;
                 let mut text = text.ok_or_else(|| config.missing("text_config", "an object"))?;
                 // Where both say it, the model of texts is meant.
@@ -173,7 +180,7 @@ impl Arch {
         match self.around {
             Around::Name(outer) => stored.strip_prefix(outer).unwrap_or(stored).into(),
             // As transformers 5 and 4 write it.
-            Around::Images => match stored.strip_prefix("model.language_model.") {
+            Around::Images(_) => match stored.strip_prefix("model.language_model.") {
                 Some(inner) => format!("model.{inner}").into(),
                 None => stored.strip_prefix("language_model.").unwrap_or(stored).into(),
             },
@@ -186,14 +193,13 @@ impl Arch {
 
     /// Whether a tensor is a part of the checkpoint that a decoder of `layers` layers does not need.
     pub(crate) fn is_beside(&self, name: &str, layers: usize) -> bool {
-        const OF_IMAGES: [&str; 3] = ["vision_tower.", "multi_modal_projector.", "visual."];
         let name = name.strip_prefix("model.").unwrap_or(name);
         let is_behind = || {
             let layer = name.strip_prefix("layers.").and_then(|rest| rest.split('.').next());
             layer.and_then(|layer| layer.parse().ok()).is_some_and(|layer: usize| layer >= layers)
         };
-        let is_for_images = || OF_IMAGES.iter().any(|part| name.starts_with(part));
-        (matches!(self.around, Around::Images) && is_for_images())
+        let is_part = |parts: &[&str]| parts.iter().any(|part| name.starts_with(part));
+        matches!(self.around, Around::Images(parts) if is_part(parts))
             || (self.predicts_more
                 && (is_behind() || name.starts_with("mtp_") || name.starts_with("mtp.")))
     }

@@ -42,14 +42,14 @@ pub(super) const QWEN3_5_MOE: Arch = Arch {
 pub(super) const QWEN3_5_OF_IMAGES: Arch = Arch {
     name: "Qwen3_5ForConditionalGeneration",
     model_type: "qwen3_5",
-    around: Around::Images,
+    around: Around::Images(super::FOR_IMAGES),
     ..QWEN3_5
 };
 
 pub(super) const QWEN3_5_MOE_OF_IMAGES: Arch = Arch {
     name: "Qwen3_5MoeForConditionalGeneration",
     model_type: "qwen3_5_moe",
-    around: Around::Images,
+    around: Around::Images(super::FOR_IMAGES),
     ..QWEN3_5_MOE
 };
 

@@ -8,6 +8,7 @@ use crate::{
 };
 
 mod derived;
+mod gemma4;
 mod hybrid;
 
 fn config(text: &str) -> HfConfig {
@@ -581,7 +582,7 @@ fn what_is_not_known_is_refused_by_name() {
     let cases = [
         (
             r#"{"rope_scaling": {"type": "dynamic", "factor": 2.0}}"#,
-            "`rope_scaling.rope_type` = \"dynamic\" is not supported; default, linear, llama3, yarn and longrope are",
+            "`rope_scaling.rope_type` = \"dynamic\" is not supported; default, linear, llama3, yarn, longrope and proportional are",
         ),
         (r#"{"hidden_act": "relu2"}"#, "`hidden_act` = \"relu2\" is not supported"),
         (r#"{"attn_logit_softcapping": 50.0}"#, "`attn_logit_softcapping` = 50.0"),
@@ -618,7 +619,8 @@ fn an_unknown_architecture_gets_the_list_and_the_nearest() {
         error(&typo),
         "architecture `Llama2ForCausalLM` is not supported (the nearest is `LlamaForCausalLM`); supported: \
          LlamaForCausalLM, MistralForCausalLM, Ministral3ForCausalLM, Mistral3ForConditionalGeneration, Qwen2ForCausalLM, Qwen3ForCausalLM, \
-         GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, PhiForCausalLM, Phi3ForCausalLM, \
+         GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma4ForCausalLM, \
+         Gemma4ForConditionalGeneration, Gemma4UnifiedForConditionalGeneration, PhiForCausalLM, Phi3ForCausalLM, \
          GlmForCausalLM, Glm4ForCausalLM, GraniteForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, SmolLM3ForCausalLM, \
          SeedOssForCausalLM, Ernie4_5ForCausalLM, Ernie4_5_MoeForCausalLM, Exaone4ForCausalLM, StableLmForCausalLM, Starcoder2ForCausalLM, \
          GPT2LMHeadModel, CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, OlmoeForCausalLM, Qwen2MoeForCausalLM, \

@@ -3,14 +3,14 @@
 use candlepower_packing::{Dtype, MatrixForm};
 
 use super::{KvDtype, MemoryRequest};
-use crate::spec::{FfnSpec, LayerSpec, Mixer, MlpSpec, ModelSpec};
+use crate::spec::{FfnSpec, GatingSpec, LayerSpec, Mixer, MlpSpec, ModelSpec};
 
 /// Widths of heads that attention on a GPU is compiled for; others are padded with zeros to the next of them.
-pub const DEVICE_HEAD_DIMS: &[usize] = &[64, 128, 256];
+pub const DEVICE_HEAD_DIMS: &[usize] = &[64, 128, 256, 512];
 /// Most rows of logits that exist at once on a GPU.
 const MOST_LOGITS_ROWS: usize = 256;
 /// Partial results of attention for heads of 128 elements, for each kind of window. Source: FlashInfer's own callers.
-const PARTIALS_BYTES: u64 = 128 << 20;
+const PARTIALS_BYTES: usize = 128 << 20;
 /// Numbers that are computed from codes at once: enough to keep a product of many rows busy.
 const UNPACKED_BYTES: usize = 64 << 20;
 /// The schedule of attention, for each kind of window. Source: `AttentionPlan` of the crate `kernels`.
@@ -32,6 +32,12 @@ pub struct DeviceWidths {
 /// The width of a head of `head_dim` elements in the memory of a GPU.
 pub fn device_head_dim(head_dim: usize) -> usize {
     DEVICE_HEAD_DIMS.iter().copied().find(|dim| *dim >= head_dim).unwrap_or(head_dim)
+}
+
+/// Bytes of the partial results of attention over heads of `head_dim` elements, as a GPU has them, for each kind of window. Of the widest heads
+/// half the values are computed at once.
+pub fn attention_partials_bytes(head_dim: usize) -> usize {
+    PARTIALS_BYTES * head_dim.min(256).div_ceil(128).max(1)
 }
 
 /// Rows of logits that exist at once on a GPU.
@@ -67,8 +73,11 @@ impl ModelSpec {
                 }
                 Mixer::DeltaNet(net) => net.exact(),
             };
-            ffn.experts().filter(|experts| experts.gating.bias).map_or(0, |experts| experts.count)
-                + of_mixer
+            let of_router = ffn.experts().map_or(0, |experts| {
+                let GatingSpec { bias, scales, .. } = experts.gating;
+                experts.count * (usize::from(bias) + usize::from(scales))
+            });
+            of_router + of_mixer
         });
         let exact: usize = exact.sum();
         let vectors = (vectors - exact) * dtype.size() + exact * Dtype::F32.size();
@@ -115,17 +124,19 @@ impl ModelSpec {
                 ),
             }
         };
+        // Rows of the table of what layers get beside the residual, and a layer's gate of it.
+        let per_layer = self.per_layer.map_or(0, |per_layer| per_layer.width);
+        // What experts make beside another feed-forward.
+        let aside = |l: &LayerSpec| {
+            let own_norms = l.ffn.experts().is_some_and(|experts| experts.own_norms);
+            if own_norms { self.hidden_size } else { 0 }
+        };
         DeviceWidths {
-            wide: widest(&|l| mixer(&l.mixer).0.max(ffn(&l.ffn).0)),
-            inner: widest(&|l| mixer(&l.mixer).1.max(ffn(&l.ffn).1)),
-            attended: widest(&|l| mixer(&l.mixer).2),
+            wide: widest(&|l| mixer(&l.mixer).0.max(ffn(&l.ffn).0))
+                .max(per_layer * self.layers.len()),
+            inner: widest(&|l| mixer(&l.mixer).1.max(ffn(&l.ffn).1)).max(per_layer),
+            attended: widest(&|l| mixer(&l.mixer).2.max(aside(l))),
         }
-    }
-
-    /// Bytes of the partial results of attention, for each kind of window.
-    pub fn attention_partials_bytes(&self) -> usize {
-        let widest = self.attentions().map(|attention| device_head_dim(attention.head_dim));
-        (PARTIALS_BYTES * widest.max().unwrap_or(0).div_ceil(128).max(1) as u64) as usize
     }
 
     /// Bytes that one rank needs on a GPU beside weights and cache: the buffers of a step, rope tables, schedules and
@@ -139,15 +150,19 @@ impl ModelSpec {
         let vocab = self.vocab_size as u64;
         // What ranks gather their logits in.
         let gathered = if ranks > 1 { rows * (vocab + vocab.div_ceil(ranks as u64)) } else { 0 };
-        let buffers = tokens * (3 * self.hidden_size + wide + inner + attended) as u64
+        // What layers get of a token beside the residual.
+        let per_layer = self.per_layer.map_or(0, |of| of.width * self.layers.len());
+        let buffers = tokens * (3 * self.hidden_size + wide + inner + attended + per_layer) as u64
             + rows * (self.hidden_size as u64 + vocab)
             + gathered;
         // Scores and counts of each draw are four bytes, a grammar's mask is a bit.
         let sampling = rows * (8 * vocab + vocab.div_ceil(8));
-        let mut windows = Vec::new();
+        // One for each kind of cache and window.
+        let mut plans = Vec::new();
         for attention in self.attentions() {
-            if !windows.contains(&attention.window) {
-                windows.push(attention.window);
+            let plan = (attention.kv_heads, attention.head_dim, attention.window);
+            if !plans.contains(&plan) {
+                plans.push(plan);
             }
         }
         let pages = request.max_num_seqs * request.max_model_len.div_ceil(request.block_size);
@@ -156,8 +171,12 @@ impl ModelSpec {
         let heads = self.attentions().filter(|a| a.sinks);
         let heads = heads.map(|a| a.heads.div_ceil(ranks)).max().unwrap_or(0);
         let log_sums = 4 * tokens * heads as u64;
-        let plan =
-            self.attention_partials_bytes() as u64 + SCHEDULE_BYTES + block_tables + log_sums;
+        let own = SCHEDULE_BYTES + block_tables + log_sums;
+        let of_plans = plans.iter().map(|(_, head_dim, _)| {
+            let head_dim = device_head_dim(*head_dim);
+            attention_partials_bytes(head_dim) as u64 + own
+        });
+        let of_plans: u64 = of_plans.sum();
         // Which experts the tokens go to, what each counts for, and the order in which they are computed.
         let routing = self.layers.iter().find_map(|layer| layer.ffn.experts());
         let routing = routing.map_or(0, |experts| {
@@ -167,7 +186,7 @@ impl ModelSpec {
         let unpacked = self.device_unpacked_bytes() as u64;
         let ropes = 4 * self.rope_numbers(request.max_model_len) as u64;
         let tables = sampling + routing + square_sums + ropes;
-        element * buffers + tables + windows.len() as u64 * plan + unpacked + FIXED_BYTES
+        element * buffers + tables + of_plans + unpacked + FIXED_BYTES
     }
 
     /// The model with heads as wide as a GPU keeps them.

@@ -9,7 +9,7 @@ use crate::{
     error::{Error, Result},
     rope::RopeSpec,
     shard::is_split_by_columns,
-    spec::{DeltaNetSpec, FfnSpec, LayerSpec, Mixer, ModelSpec},
+    spec::{DeltaNetSpec, FfnSpec, KvKind, LayerSpec, Mixer, ModelSpec},
     weights::Slot,
 };
 
@@ -32,7 +32,11 @@ pub(super) struct Matrix {
 impl ModelSpec {
     /// Count of all weights.
     pub fn num_parameters(&self) -> u64 {
-        self.slots().map(|(_, _, shape)| shape.iter().product::<usize>() as u64).sum()
+        let stored = self.slots().filter(|(layer, slot, _)| {
+            let attention = layer.and_then(|layer| self.layers[layer].attention());
+            *slot != Slot::V || attention.is_none_or(|attention| !attention.values_are_keys)
+        });
+        stored.map(|(_, _, shape)| shape.iter().product::<usize>() as u64).sum()
     }
 
     /// Bytes of the weights as loaded, with the matrices that are not quantized in `dtype`; norms and biases are always F32.
@@ -70,7 +74,9 @@ impl ModelSpec {
     pub(super) fn rank_shapes(&self, ranks: usize) -> (Vec<Matrix>, usize) {
         let mut matrices: BTreeMap<(Option<usize>, Slot), Matrix> = BTreeMap::new();
         let mut vectors = 0;
-        for (layer, slot, shape) in self.shard(ranks).slots() {
+        // What a layer's output is multiplied by is an argument of a kernel.
+        let slots = self.shard(ranks);
+        for (layer, slot, shape) in slots.slots().filter(|slot| slot.1 != Slot::LayerScale) {
             match *shape.as_slice() {
                 [n] => vectors += n,
                 [rows, columns] => {
@@ -94,8 +100,9 @@ impl ModelSpec {
 
     /// Bytes of keys and values that one token takes on one of `ranks` ranks.
     pub fn rank_kv_bytes_per_token(&self, dtype: impl Into<KvDtype>, ranks: usize) -> u64 {
-        let of_layer = |a: &crate::AttentionSpec| 2 * a.kv_heads.div_ceil(ranks) * a.head_dim;
-        let numbers: usize = self.attentions().map(of_layer).sum();
+        let of_kind =
+            |kind: KvKind| 2 * kind.kv_heads.div_ceil(ranks) * kind.head_dim * kind.layers;
+        let numbers: usize = self.kv_kinds().into_iter().map(of_kind).sum();
         (numbers * dtype.into().size()) as u64
     }
 
@@ -118,7 +125,7 @@ impl ModelSpec {
     /// expert's tokens and results, and scores. A gate of the attention counts as `2 * q`, a delta net as its rows, those
     /// convolved, and twice what comes out. It counts: the residual, its norm and their successors; q, k and v
     /// as one tensor, apart, and rotated, with the attention's output; gate and up with their product; the logits of
-    /// as many rows as the engine takes at once, and a copy for sampling.
+    /// as many rows as the engine takes at once, and a copy for sampling. What layers get of a token beside the residual counts four times.
     pub(super) fn activation_bytes(&self, request: &MemoryRequest, tokens: usize) -> u64 {
         let ranks = request.tensor_parallel_size;
         let logits = 2 * tokens.min(LOGITS_ROWS) as u64 * self.vocab_size.div_ceil(ranks) as u64;
@@ -129,8 +136,12 @@ impl ModelSpec {
 
     /// As [`Self::activation_bytes`], of a batch of `tokens` tokens without logits, with the keys and values of one layer.
     pub(crate) fn batch_bytes(&self, tokens: usize, max_model_len: usize) -> u64 {
-        let keys = self.attentions().map(|a| 2 * a.kv_heads * a.head_dim);
-        let width = self.step_width(1) + keys.max().unwrap_or(0);
+        // Where layers read the keys of others, those of all layers are kept.
+        let keeps_all = self.attentions().any(|a| a.keys_of.is_some());
+        let keys = self.kv_kinds().into_iter().map(|kind| {
+            2 * kind.kv_heads * kind.head_dim * if keeps_all { kind.layers } else { 1 }
+        });
+        let width = self.step_width(1) + keys.sum::<usize>();
         ACTIVATION_BYTES * (tokens as u64 * width as u64 + self.rope_numbers(max_model_len) as u64)
     }
 
@@ -150,13 +161,18 @@ impl ModelSpec {
             };
             let gathered = match &layer.ffn {
                 FfnSpec::Dense(_) => 0,
-                FfnSpec::Experts(experts) => 2 * self.hidden_size + experts.count,
+                FfnSpec::Experts(experts) => {
+                    let normed = if experts.own_norms { 3 * self.hidden_size } else { 0 };
+                    2 * self.hidden_size + experts.count + normed
+                }
             };
             let shared = layer.ffn.shared().map_or(0, |mlp| mlp.inner);
             let inner = 3 * layer.ffn.mlp().inner.div_ceil(ranks) + gathered;
             mixer.max(inner).max(3 * shared.div_ceil(ranks))
         });
-        4 * self.hidden_size + widest.max().unwrap_or(0)
+        // What is projected, its norm, the rows of the table and their sum.
+        let per_layer = self.per_layer.map_or(0, |of| 4 * of.width * self.layers.len());
+        4 * self.hidden_size + widest.max().unwrap_or(0) + per_layer
     }
 
     /// Count of the numbers in the rope tables of `max_model_len` positions.

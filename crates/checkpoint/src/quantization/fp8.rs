@@ -31,21 +31,8 @@ impl Fp8 {
         Ok(Self { block, scale })
     }
 
-    pub(super) fn read_compressed_tensors(c: &HfConfig) -> Result<Self> {
-        const GROUPS: &str = "an object with the quantization of all linear layers";
-        let groups =
-            c.section("config_groups")?.ok_or_else(|| c.missing("config_groups", GROUPS))?;
-        let mut names = groups.entries().map(|(name, _)| name.to_owned());
-        let (Some(name), None) = (names.next(), names.next()) else {
-            let found = c.raw("config_groups").cloned().unwrap_or_default();
-            return Err(c.unsupported("config_groups", &found, "; one group of all Linear is"));
-        };
-        let group = groups.section(&name)?.ok_or_else(|| groups.missing(&name, GROUPS))?;
-        if group.texts_opt("targets")?.as_deref() != Some(&["Linear"]) {
-            let found = group.raw("targets").cloned().unwrap_or_default();
-            return Err(group.unsupported("targets", &found, "; [\"Linear\"] is"));
-        }
-        let w = group.section("weights")?.ok_or_else(|| group.missing("weights", "an object"))?;
+    /// Reads the description of the weights of all linear layers.
+    pub(super) fn read_compressed_tensors(w: &HfConfig) -> Result<Self> {
         let wanted = [
             ("num_bits", &[8.into()][..]),
             ("type", &["float".into()]),
@@ -62,7 +49,7 @@ impl Fp8 {
             }
         }
         let block = match w.text_opt("strategy")? {
-            Some("block") => block(&w, "block_structure")?,
+            Some("block") => block(w, "block_structure")?,
             _ => None,
         };
         Ok(Self { block, scale: "weight_scale" })

@@ -9,12 +9,13 @@ use crate::weights::{Slot, TensorPlan};
 const GROUP: usize = 32;
 
 /// What the matrices of a checkpoint that is not quantized become while they are loaded: of each output, groups of 32 inputs. The
-/// embedding, the routers of experts and what steers the states of delta nets stay as they are stored, but for an embedding that is the head, too.
+/// embedding, the routers of experts and what steers the states of delta nets stay as they are stored, but for an embedding that is the head, too, and for the vectors that
+/// tokens have for each layer, which are most of what such a model stores.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnLoad {
     /// Codes of eight bits with a scale, the numbers of GGUF's Q8_0.
     Int8,
-    /// Codes of four bits with a scale and a minimum, the numbers of GGUF's Q4_1; of the head as [`Self::Int8`].
+    /// Codes of four bits with a scale and a minimum, the numbers of GGUF's Q4_1; of head and embeddings as [`Self::Int8`].
     Int4,
 }
 
@@ -38,6 +39,7 @@ impl OnLoad {
             Slot::Positions | Slot::Router | Slot::SharedScore => None,
             // A number for each head: hardly any memory, and what is kept of a sequence hangs on them.
             Slot::DeltaBeta | Slot::DeltaDecay => None,
+            Slot::PerLayerEmbed => Some(Self::Int8),
             Slot::Embed => tied.then_some(Self::Int8),
             Slot::Head => Some(Self::Int8),
             _ => Some(self),

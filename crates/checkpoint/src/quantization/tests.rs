@@ -34,6 +34,59 @@ const COMPRESSED: &str = r#"{"quant_method": "compressed-tensors", "format": "fl
         "targets": ["Linear"], "input_activations": {"dynamic": true, "num_bits": 8},
         "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": true}}}}"#;
 
+/// As google/gemma-4-12B-it-qat-w4a16-ct has it.
+const INTS: &str = r#"{"quant_method": "compressed-tensors", "format": "pack-quantized",
+    "quantization_status": "compressed", "ignore": ["lm_head"], "kv_cache_scheme": null, "config_groups": {"group_0": {
+        "targets": ["Linear"], "input_activations": null, "output_activations": null,
+        "weights": {"actorder": null, "block_structure": null, "dynamic": false, "group_size": 32, "num_bits": 4,
+            "observer": "minmax", "strategy": "group", "symmetric": true, "type": "int"}}}}"#;
+
+#[test]
+fn compressed_tensors_packs_inputs() {
+    let ints = scheme(INTS);
+    let expected = [
+        ("a.b.weight_packed".to_owned(), vec![vec![64, 32]]),
+        ("a.b.weight_scale".to_owned(), vec![vec![64, 8]]),
+    ];
+    assert_eq!(names_and_shapes(ints, 64, 256), expected);
+    let scales = ScaleForm { dtype: Dtype::Bf16, mins: MinForm::ZeroPoint(8), blocks: None };
+    assert_eq!(ints.packed(256), Packed { scales, ..Packed::by_group(Codes::U4, 32) });
+    let whole = parse(INTS).unwrap();
+    assert!(whole.may_skip("a.b.weight_shape") && whole.may_skip("a.b.weight_zero_point"));
+
+    // With zero points, of inputs that are spread over groups.
+    let spread = INTS.replace("\"symmetric\": true", "\"symmetric\": false");
+    let spread = spread.replace("\"actorder\": null", "\"actorder\": \"group\"");
+    let expected = [
+        ("a.b.weight_zero_point".to_owned(), vec![vec![8, 8]]),
+        ("a.b.weight_g_idx".to_owned(), vec![vec![256]]),
+    ];
+    assert_eq!(names_and_shapes(scheme(&spread), 64, 256)[2..], expected);
+    let packed = scheme(&spread).packed(256);
+    assert_eq!((packed.scales.mins, packed.reordered), (MinForm::ZeroPoints, true));
+    assert!(!parse(&spread).unwrap().may_skip("a.b.weight_zero_point"));
+    let error = scheme(&spread).tensors("a.b.weight", 60, 256).unwrap_err().to_string();
+    assert!(error.contains("a.b has 60 outputs, which the quantization packs in units of 8"));
+    // The order in which columns were quantized changes nothing.
+    let weighed = INTS.replace("\"actorder\": null", "\"actorder\": \"weight\"");
+    assert_eq!(scheme(&weighed), ints);
+
+    // A byte each, whose activations others round, too.
+    let bytes = INTS
+        .replace("pack-quantized", "int-quantized")
+        .replace("\"num_bits\": 4", "\"num_bits\": 8");
+    let bytes = bytes.replace("\"strategy\": \"group\"", "\"strategy\": \"channel\"");
+    let expected = [
+        ("a.b.weight".to_owned(), vec![vec![60, 250]]),
+        ("a.b.weight_scale".to_owned(), vec![vec![60, 1]]),
+    ];
+    assert_eq!(names_and_shapes(scheme(&bytes), 60, 250), expected);
+    let scales = ScaleForm { dtype: Dtype::Bf16, mins: MinForm::ZeroPoint(128), blocks: None };
+    let packed = Packed { scales, ..Packed::by_group(Codes::U8, 250) };
+    assert_eq!(scheme(&bytes).packed(250), packed);
+    assert!(parse(&bytes).unwrap().may_skip("a.b.input_scale"));
+}
+
 #[test]
 fn awq_packs_outputs() {
     let awq = scheme(AWQ);
@@ -161,8 +214,8 @@ fn what_is_not_computed_with_has_no_scheme() {
     for (text, method) in [
         (r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#, "bitsandbytes"),
         (
-            r#"{"quant_method": "compressed-tensors", "format": "pack-quantized"}"#,
-            "compressed-tensors (pack-quantized)",
+            r#"{"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}"#,
+            "compressed-tensors (nvfp4-pack-quantized)",
         ),
     ] {
         let found = parse(text).unwrap();
@@ -173,6 +226,30 @@ fn what_is_not_computed_with_has_no_scheme() {
 #[test]
 fn refusals_name_the_key() {
     for (text, message) in [
+        (
+            INTS.replace("\"num_bits\": 4", "\"num_bits\": 3"),
+            "`q.config_groups.group_0.weights.num_bits` = 3 is not supported, but integers of 4 or 8 bits per group or channel",
+        ),
+        (
+            INTS.replace("\"strategy\": \"group\"", "\"strategy\": \"tensor\""),
+            "`q.config_groups.group_0.weights.strategy` = \"tensor\" is not supported, but integers of 4 or 8 bits per group or channel",
+        ),
+        (
+            INTS.replace("\"group_size\": 32", "\"group_size\": 33"),
+            "`q.config_groups.group_0.weights.group_size` is 33, but an even number of weights is needed",
+        ),
+        (
+            INTS.replace("\"actorder\": null", "\"actorder\": \"other\""),
+            "`q.config_groups.group_0.weights.actorder` = \"other\" is not supported; group, weight and none are",
+        ),
+        (
+            INTS.replace("pack-quantized", "int-quantized"),
+            "`q.config_groups.group_0.weights.num_bits` = 4 is not supported, but integers of 4 or 8 bits per group or channel",
+        ),
+        (
+            INTS.replace("[\"Linear\"]", "[\"Linear\", \"Embedding\"]"),
+            "`q.config_groups.group_0.targets` = [\"Linear\",\"Embedding\"] is not supported; [\"Linear\"] is",
+        ),
         ("{}".to_owned(), "`q.quant_method` is missing; the name of the quantization is needed"),
         (AWQ.replace("\"gemm\"", "\"gemv\""), "`q.version` = \"gemv\" is not supported; gemm is"),
         (AWQ.replace("4", "3"), "`q.bits` = 3 is not supported; awq has 4"),

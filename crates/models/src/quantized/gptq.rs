@@ -3,7 +3,7 @@
 
 use candlepower_checkpoint::{Gptq, Packed};
 
-use super::{Stored, Tensors, Words};
+use super::{GroupOrder, Stored, Tensors, Words};
 use crate::error::Result;
 
 /// A matrix as GPTQ stores it.
@@ -18,40 +18,20 @@ pub(crate) struct GptqMatrix {
     zeros: Words,
     /// `[groups][n]`.
     scales: Vec<f32>,
-    /// The inputs of the first group, of the second, and so on, where they do not lie so.
-    inputs: Option<Vec<u32>>,
-    /// `[k]`: the group of each input.
-    groups: Vec<u32>,
+    order: GroupOrder,
 }
 
 impl GptqMatrix {
     pub(super) fn open(tensors: &Tensors<'_>, scheme: Gptq, packed: Packed) -> Result<Self> {
-        let (n, k) = (tensors.n, tensors.k);
-        let in_order: Vec<u32> = (0..k).map(|input| (input / packed.group) as u32).collect();
-        let groups = match tensors.shards.contains(tensors.name(3)) {
-            true => {
-                let words = tensors.words(3)?;
-                (0..k).map(|input| words.get(input)).collect()
-            }
-            false => in_order.clone(),
-        };
-        let mut inputs: Vec<u32> = (0..k as u32).collect();
-        inputs.sort_by_key(|input| groups[*input as usize]);
-        if inputs.iter().zip(&in_order).any(|(input, group)| groups[*input as usize] != *group) {
-            let reason = "it does not assign inputs to groups of the size that config.json says";
-            return Err(tensors.damaged(3, reason));
-        }
-        let reordered = packed.reordered || groups != in_order;
         Ok(Self {
-            n,
+            n: tensors.n,
             bits: scheme.bits,
             zero_offset: scheme.zero_offset,
             packed,
             codes: tensors.words(0)?,
             zeros: tensors.words(1)?,
             scales: tensors.numbers(2)?,
-            inputs: reordered.then_some(inputs),
-            groups,
+            order: GroupOrder::read(tensors, 3, packed)?,
         })
     }
 }
@@ -62,7 +42,7 @@ impl Stored for GptqMatrix {
     }
 
     fn inputs(&self) -> Option<&[u32]> {
-        self.inputs.as_deref()
+        self.order.inputs.as_deref()
     }
 
     fn code(&self, row: usize, input: usize) -> u8 {
@@ -88,7 +68,7 @@ impl Stored for GptqMatrix {
     }
 
     fn number(&self, row: usize, input: usize) -> f32 {
-        let group = self.groups[input] as usize;
+        let group = self.order.groups[input] as usize;
         let steps = i16::from(self.code(row, input)) - i16::from(self.zero_point(row, group));
         f32::from(steps) * self.scale(row, group)
     }

@@ -458,7 +458,7 @@ fn memory_is_computed_before_loading() {
                 let cache = model.new_cache(CACHE, dtype).unwrap();
                 let planned = checkpoint.spec().kv_bytes_per_token(kv);
                 let tokens = (NUM_BLOCKS * BLOCK_SIZE) as u64;
-                assert_eq!(cache.kv().num_bytes() as u64, planned * tokens, "{name}");
+                assert_eq!(cache.kv_bytes() as u64, planned * tokens, "{name}");
                 let planned = checkpoint.spec().state_bytes(Planned::F32, 1);
                 assert_eq!(cache.state_bytes() as u64, planned * CACHE.num_states as u64, "{name}");
             }

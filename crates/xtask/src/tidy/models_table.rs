@@ -78,6 +78,24 @@ const ARCHITECTURES: &[Architecture] = &[
         "",
     ),
     row(
+        "Gemma4ForConditionalGeneration",
+        "Gemma 4 (E2B, E4B, 26B-A4B, 31B); texts only",
+        "layers that read the keys of others, vectors of tokens for each layer, wider global heads, part of whose pairs turn",
+        "",
+    ),
+    row(
+        "Gemma4ForCausalLM",
+        "Gemma 4 without the parts for images and sounds",
+        "experts with norms of their own beside a feed-forward, values that are keys",
+        "",
+    ),
+    row(
+        "Gemma4UnifiedForConditionalGeneration",
+        "Gemma 4 12B; texts only",
+        "heads as wide as published, settings by default",
+        "",
+    ),
+    row(
         "PhiForCausalLM",
         "Phi-1, Phi-1.5, Phi-2",
         "attention and feed-forward side by side, partial rotary, a head with a bias",
@@ -214,7 +232,7 @@ const ARCHITECTURES: &[Architecture] = &[
 ];
 
 /// A format of weights: its name, the beginning of its goldens' names, the checkpoints that have it, and what is in memory.
-const FORMATS: [(&str, &str, &str, &str); 7] = [
+const FORMATS: [(&str, &str, &str, &str); 8] = [
     ("safetensors", "", "F32, F16, BF16; single and sharded", "as stored"),
     ("`awq`", "awq", "AutoAWQ: 4 bits, GEMM layout, zero points", "4-bit codes"),
     (
@@ -228,6 +246,13 @@ const FORMATS: [(&str, &str, &str, &str); 7] = [
         "fp8",
         "`quant_method` fp8 (scales per tensor, output or block) and compressed-tensors' `float-quantized`: e4m3 weights; activations are not rounded",
         "8-bit codes",
+    ),
+    (
+        "compressed-tensors",
+        "compressed-tensors",
+        "`pack-quantized` (integers of 4 and 8 bits, per group or output, symmetric or not, with and without act-order) and `int-quantized` (8 bits per \
+         output); activations are not rounded",
+        "codes of 4 or 8 bits",
     ),
     (
         "`squeezellm`",
@@ -348,7 +373,7 @@ fn tables(files: &[SourceFile]) -> Result<String, String> {
         if !own.iter().any(|golden| is_of(&golden.name, "")) {
             return Err(format!("{} has no golden in {GOLDENS} that a test runs", row.class));
         }
-        let quantized: Vec<&str> = FORMATS[1..6]
+        let quantized: Vec<&str> = FORMATS[1..7]
             .iter()
             .filter(|format| own.iter().any(|golden| is_of(&golden.name, format.1)))
             .map(|format| format.1)

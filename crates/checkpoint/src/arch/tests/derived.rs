@@ -3,7 +3,7 @@
 use super::*;
 
 /// Which layers have a rope, and which a window.
-fn ropes_and_windows(m: &ModelSpec) -> (Vec<bool>, Vec<Option<usize>>) {
+pub(super) fn ropes_and_windows(m: &ModelSpec) -> (Vec<bool>, Vec<Option<usize>>) {
     let attention = || m.layers.iter().map(|layer| layer.attention().unwrap());
     (attention().map(|a| a.rope.is_some()).collect(), attention().map(|a| a.window).collect())
 }
@@ -300,7 +300,8 @@ fn glm4_moe() {
     let experts = m.layers[1].ffn.experts().unwrap();
     assert_eq!((experts.count, experts.expert.inner), (128, 1408));
     assert_eq!(experts.shared, Some(experts.expert));
-    let gating = GatingSpec { sigmoid: true, bias: true, renormalize: true, scale: 1.0 };
+    let gating =
+        GatingSpec { sigmoid: true, bias: true, renormalize: true, scale: 1.0, scales: false };
     assert_eq!(experts.gating, gating);
     let a = m.layers[1].attention().unwrap();
     assert_eq!((a.qkv_bias, a.out_bias, a.qk_norm, rope(&m, 1).dim), (true, false, None, 64));

@@ -1,0 +1,126 @@
+//! Integers of compressed-tensors, around zero or with zero points, with a scale per group of inputs or per output: codes of four or eight
+//! bits of neighbouring inputs in words (`pack-quantized`), or a byte each (`int-quantized`).
+//! Source: compressed-tensors, `compressors/pack_quantized`, `compressors/naive_quantized` and `quantization/quant_args.py`.
+
+use candlepower_packing::{Codes, Dtype, MinForm, Packed, ScaleForm};
+
+use super::{StoredKind, StoredTensor, check_multiple, with_zero_points};
+use crate::{config::HfConfig, error::Result};
+
+/// How compressed-tensors stores matrices of integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompressedInt {
+    /// Bits of a code: 4 or 8.
+    pub bits: usize,
+    /// Codes lie in words of 32 bits, not in bytes.
+    pub in_words: bool,
+    /// Each group has the code that means zero; otherwise it is the one in the middle.
+    pub zero_points: bool,
+    group: Option<usize>,
+    act_order: bool,
+    /// The dtype of the stored scales.
+    pub(super) scales: Dtype,
+}
+
+impl CompressedInt {
+    /// Reads the description of the weights of all linear layers.
+    pub(super) fn read(w: &HfConfig, in_words: bool) -> Result<Self> {
+        const HINT: &str = ", but integers of 4 or 8 bits per group or channel";
+        let bits = w.count("num_bits")?;
+        let of_bytes = bits == 8 && !in_words;
+        if !of_bytes && !(in_words && matches!(bits, 4 | 8)) {
+            return Err(w.unsupported("num_bits", &bits.into(), HINT));
+        }
+        let kind = w.text_opt("type")?.unwrap_or("int");
+        if kind != "int" {
+            return Err(w.unsupported("type", &kind.into(), HINT));
+        }
+        w.refuse("dynamic")?;
+        let group = match w.text_opt("strategy")? {
+            Some("group") => Some(w.count("group_size")?),
+            Some("channel") => None,
+            other => return Err(w.unsupported("strategy", &other.into(), HINT)),
+        };
+        if let Some(odd) = group.filter(|group| group % 2 == 1) {
+            return Err(w.ill_typed("group_size", &odd.into(), "an even number of weights"));
+        }
+        let act_order = match w.text_opt("actorder")? {
+            // Columns were quantized in another order, and lie in their own.
+            None | Some("weight" | "static") => false,
+            Some("group" | "dynamic") => true,
+            Some(other) => {
+                let hint = "; group, weight and none are";
+                return Err(w.unsupported("actorder", &other.into(), hint));
+            }
+        };
+        let zero_points = !w.flag_or("symmetric", true)?;
+        if zero_points && !in_words {
+            return Err(w.unsupported("symmetric", &false.into(), " for bytes; true is"));
+        }
+        Ok(Self { bits, in_words, zero_points, group, act_order, scales: Dtype::Bf16 })
+    }
+
+    /// Columns that share a scale, of `k`.
+    pub fn group(&self, k: usize) -> usize {
+        self.group.unwrap_or(k).min(k)
+    }
+
+    /// Codes in a word of 32 bits.
+    pub fn codes_per_word(&self) -> usize {
+        32 / self.bits
+    }
+
+    /// The code in the middle, which is stored as zero.
+    pub fn middle(&self) -> u8 {
+        1 << (self.bits - 1)
+    }
+
+    pub(super) fn packed(&self, k: usize) -> Packed {
+        let codes = if self.bits == 4 { Codes::U4 } else { Codes::U8 };
+        let scales = match self.zero_points {
+            true => with_zero_points(self.scales),
+            false => {
+                let mins = MinForm::ZeroPoint(self.middle());
+                ScaleForm { dtype: self.scales, mins, blocks: None }
+            }
+        };
+        let reordered = self.act_order && self.group(k) < k;
+        Packed { scales, reordered, ..Packed::by_group(codes, self.group(k)) }
+    }
+
+    /// The codes, the scales, the zero points where there are, and the group of each input where inputs are spread over groups.
+    pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
+        let per_word = self.codes_per_word();
+        let groups = k.div_ceil(self.group(k));
+        let tensor = |part, shape: &[usize], kind| {
+            StoredTensor::new(format!("{module}.{part}"), shape, kind)
+        };
+        let codes = match self.in_words {
+            true => {
+                check_multiple(module, "inputs", k, per_word)?;
+                tensor("weight_packed", &[n, k / per_word], StoredKind::Integers)
+            }
+            false => tensor("weight", &[n, k], StoredKind::SignedBytes),
+        };
+        let scales = tensor("weight_scale", &[n, groups], StoredKind::Numbers);
+        let mut tensors = vec![codes, scales];
+        if self.zero_points {
+            check_multiple(module, "outputs", n, per_word)?;
+            let shape = [n / per_word, groups];
+            tensors.push(tensor("weight_zero_point", &shape, StoredKind::Integers));
+        }
+        if self.act_order {
+            tensors.push(tensor("weight_g_idx", &[k], StoredKind::Integers));
+        }
+        Ok(tensors)
+    }
+
+    /// Ends of names of tensors that say nothing more.
+    pub(super) fn beside(&self) -> &'static [&'static str] {
+        match self.zero_points {
+            true => &[".weight_shape", ".input_scale"],
+            // All zero.
+            false => &[".weight_shape", ".weight_zero_point", ".input_scale"],
+        }
+    }
+}

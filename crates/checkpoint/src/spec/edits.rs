@@ -1,0 +1,175 @@
+//! What architectures change of the description that they start from.
+
+use super::*;
+
+impl ModelSpec {
+    /// A layer's attention, to be changed.
+    pub(crate) fn attention_mut(&mut self, layer: usize) -> Option<&mut AttentionSpec> {
+        match &mut self.layers[layer].mixer {
+            Mixer::Attention(attention) => Some(attention),
+            Mixer::DeltaNet(_) => None,
+        }
+    }
+
+    /// Edits every attention; the first argument is the layer's index.
+    pub fn each_attention(&mut self, mut edit: impl FnMut(usize, &mut AttentionSpec)) {
+        for (i, layer) in self.layers.iter_mut().enumerate() {
+            if let Mixer::Attention(attention) = &mut layer.mixer {
+                edit(i, attention);
+            }
+        }
+    }
+
+    /// Edits every layer's feed-forward, as long as there are no experts.
+    pub fn each_mlp(&mut self, mut edit: impl FnMut(&mut MlpSpec)) {
+        for layer in &mut self.layers {
+            if let FfnSpec::Dense(mlp) = &mut layer.ffn {
+                edit(mlp);
+            }
+        }
+    }
+
+    /// Makes neighbours the pairs that are turned.
+    pub fn interleave_ropes(&mut self) {
+        self.each_attention(|_, a| a.rope.iter_mut().for_each(|rope| rope.interleaved = true));
+    }
+
+    /// Leaves ropes to layers with a window.
+    pub fn drop_ropes_of_full_layers(&mut self) {
+        self.each_attention(|_, a| a.rope = a.rope.take().filter(|_| a.window.is_some()));
+    }
+
+    /// Gives layers with a window the ropes of `c`.
+    pub(crate) fn set_ropes_of_windowed_layers(&mut self, c: &HfConfig) -> Result<()> {
+        let windowed = self.attentions().find(|attention| attention.window.is_some());
+        let rope = windowed.map(|attention| RopeSpec::read(c, attention.head_dim)).transpose()?;
+        self.each_attention(|_, a| {
+            if a.window.is_some() {
+                a.rope.clone_from(&rope);
+            }
+        });
+        Ok(())
+    }
+
+    /// Norms q and k of every layer.
+    pub fn set_qk_norm(&mut self, norm: NormSpec, span: QkNormSpan) {
+        self.each_attention(|_, a| a.qk_norm = Some(QkNormSpec { norm, span }));
+    }
+
+    /// Gives experts to the layers for which `has` says so. Their inner width is `width_by` of the configuration.
+    pub(crate) fn set_experts(
+        &mut self,
+        c: &HfConfig,
+        width_by: &str,
+        gating: GatingSpec,
+        has: impl Fn(usize) -> bool,
+    ) -> Result<()> {
+        // Mixtral has the first name, Qwen the last, GLM the other one; transformers 5 writes Mixtral's for some.
+        let names = ["num_local_experts", "n_routed_experts"];
+        let counted_by = names.into_iter().find(|name| c.contains(name)).unwrap_or("num_experts");
+        let count = c.bounded(counted_by, MOST_EXPERTS / self.layers.len())?;
+        let top_k = c.count("num_experts_per_tok")?;
+        if top_k > count {
+            let found = top_k.into();
+            return Err(c.ill_typed(
+                "num_experts_per_tok",
+                &found,
+                "at most the number of experts",
+            ));
+        }
+        let inner = c.bounded(width_by, MOST_WIDTH)?;
+        for (i, layer) in self.layers.iter_mut().enumerate() {
+            if has(i) {
+                layer.ffn = FfnSpec::Experts(ExpertsSpec {
+                    count,
+                    top_k,
+                    gating,
+                    router_bias: false,
+                    expert: MlpSpec { inner, bias: false, ..*layer.ffn.mlp() },
+                    shared: None,
+                    shared_gate: false,
+                    own_norms: false,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives layers with experts as many of them that every token goes to as `key` of the configuration says, or else `default`:
+    /// as one of their width together.
+    pub(crate) fn set_shared_experts(
+        &mut self,
+        c: &HfConfig,
+        key: &str,
+        default: usize,
+    ) -> Result<()> {
+        let count = c.index_or(key, default)?;
+        self.set_shared_width(c, key, |expert| count.saturating_mul(expert))
+    }
+
+    /// Gives layers with experts one that every token goes to, as wide as `width` says for the width of the others; `key` is what
+    /// the configuration says of it.
+    pub(crate) fn set_shared_width(
+        &mut self,
+        c: &HfConfig,
+        key: &str,
+        width: impl Fn(usize) -> usize,
+    ) -> Result<()> {
+        for layer in &mut self.layers {
+            let FfnSpec::Experts(experts) = &mut layer.ffn else { continue };
+            let inner = width(experts.expert.inner);
+            if inner > MOST_WIDTH {
+                let found = c.raw(key).cloned().unwrap_or_default();
+                let hint = format!("; at most {MOST_WIDTH} columns together are");
+                return Err(c.unsupported(key, &found, &hint));
+            }
+            experts.shared = (inner > 0).then_some(MlpSpec { inner, ..experts.expert });
+        }
+        Ok(())
+    }
+
+    /// Gives a window to the layers that `layer_types` calls `sliding_attention`, or, where the
+    /// configuration has no such list, to those for which `by_default` says so.
+    pub fn set_windows(
+        &mut self,
+        c: &HfConfig,
+        window: usize,
+        by_default: impl Fn(usize) -> bool,
+    ) -> Result<()> {
+        let sliding = self.layer_kinds(c, ["sliding_attention", "full_attention"], by_default)?;
+        self.each_attention(|i, a| a.window = sliding[i].then_some(window));
+        Ok(())
+    }
+
+    /// Of each layer whether `layer_types` calls it by the first of two names and not by the second, or, where the configuration
+    /// has no such list, what `by_default` says.
+    pub(crate) fn layer_kinds(
+        &self,
+        c: &HfConfig,
+        [first, second]: [&str; 2],
+        by_default: impl Fn(usize) -> bool,
+    ) -> Result<Vec<bool>> {
+        let Some(types) = c.texts_opt("layer_types")? else {
+            return Ok((0..self.layers.len()).map(by_default).collect());
+        };
+        let kind = |i: usize| match types.get(i) {
+            Some(kind) if *kind == first => Ok(true),
+            Some(kind) if *kind == second => Ok(false),
+            Some(&other) => {
+                let hint = format!("; {first} and {second} are");
+                Err(c.unsupported("layer_types", &other.into(), &hint))
+            }
+            None => {
+                let found = c.raw("layer_types").cloned().unwrap_or_default();
+                Err(c.ill_typed("layer_types", &found, "an entry for each layer"))
+            }
+        };
+        (0..self.layers.len()).map(kind).collect()
+    }
+
+    /// Sets every norm, the final one included.
+    pub fn set_norm(&mut self, norm: NormSpec) {
+        self.final_norm = norm;
+        self.layers.iter_mut().for_each(|l| l.norm = norm);
+    }
+}

@@ -1,0 +1,106 @@
+"""Recipes of make_goldens.py: Gemma 4, whose layers differ in more than windows."""
+
+from __future__ import annotations
+
+import torch
+
+# What tiny encoders of images and sounds have, of which nothing is computed here.
+VISION = dict(
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    head_dim=8,
+    patch_size=4,
+    position_embedding_size=8,
+)
+UNIFIED_VISION = dict(patch_size=2, pooling_kernel_size=1, mm_embed_dim=64, mm_posemb_size=4, output_proj_dims=64)
+
+
+def as_published(config: dict) -> None:
+    """Says what global layers have in two keys, where transformers 5.23 writes what every such layer has."""
+    text = config["text_config"]
+    of_global = next(iter(text.pop("per_layer_config").values()))
+    text["global_head_dim"] = of_global["head_dim"]
+    text["num_global_key_value_heads"] = of_global.get("num_key_value_heads")
+
+
+# As MODELS of make_goldens.py.
+MODELS = {
+    # The last three layers read the keys and values of the two before them that are of their kind; the files have some of their own, unused.
+    "gemma4": dict(
+        cls="Gemma4",
+        seed=706,
+        head="ForConditionalGeneration",
+        vision=VISION,
+        config=dict(
+            num_hidden_layers=6,
+            head_dim=16,
+            global_head_dim=32,
+            layer_types=[
+                "sliding_attention",
+                "sliding_attention",
+                "full_attention",
+                "sliding_attention",
+                "sliding_attention",
+                "full_attention",
+            ],
+            num_kv_shared_layers=3,
+            use_double_wide_mlp=True,
+            hidden_size_per_layer_input=8,
+            vocab_size_per_layer_input=320,
+            sliding_window=10,
+            final_logit_softcapping=2.0,
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                full_attention=dict(rope_type="proportional", rope_theta=50000.0, partial_rotary_factor=0.25),
+                sliding_attention=dict(rope_type="default", rope_theta=500.0),
+            ),
+        ),
+        rewrite=as_published,
+        rename=lambda tensors: tensors
+        | {f"model.language_model.layers.{i}.self_attn.k_norm.weight": torch.ones(16) for i in (3, 4)},
+        dtype=torch.bfloat16,
+    ),
+    # Heads of global layers that no kernel has in their width; experts beside the feed-forward.
+    "gemma4-moe": dict(
+        cls="Gemma4",
+        text=True,
+        config=dict(
+            head_dim=24,
+            global_head_dim=80,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            layer_types=["sliding_attention", "full_attention", "full_attention"],
+            hidden_size_per_layer_input=0,
+            sliding_window=11,
+            enable_moe_block=True,
+            num_experts=6,
+            top_k_experts=3,
+            moe_intermediate_size=40,
+            tie_word_embeddings=True,
+        ),
+        dtype=torch.bfloat16,
+    ),
+    # Heads as wide as published, all settings of ropes by default.
+    "gemma4-unified": dict(
+        cls="Gemma4Unified",
+        head="ForConditionalGeneration",
+        vision=UNIFIED_VISION,
+        config=dict(
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            head_dim=256,
+            global_head_dim=512,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            layer_types=["sliding_attention", "full_attention"],
+            hidden_size_per_layer_input=0,
+            sliding_window=12,
+            tie_word_embeddings=True,
+        ),
+        rewrite=lambda c: (as_published(c), c["text_config"].pop("rope_parameters")),
+        dtype=torch.bfloat16,
+    ),
+}
