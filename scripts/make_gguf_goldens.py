@@ -126,6 +126,52 @@ MODELS = {
             ),
         ),
     ),
+    # Layers that read the keys of others and have wider feed-forwards, vectors of tokens for each layer.
+    "gguf-gemma4": dict(
+        cls="Gemma4",
+        text=True,
+        arch="gemma4",
+        types=[Type.Q4_0, Type.Q8_0],
+        tokenizer="spm-gemma4",
+        config=dict(
+            num_hidden_layers=4,
+            head_dim=32,
+            global_head_dim=64,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            num_kv_shared_layers=2,
+            use_double_wide_mlp=True,
+            hidden_size_per_layer_input=32,
+            sliding_window=10,
+            final_logit_softcapping=2.0,
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                full_attention=dict(rope_type="proportional", rope_theta=50000.0, partial_rotary_factor=0.25),
+                sliding_attention=dict(rope_type="default", rope_theta=500.0),
+            ),
+        ),
+    ),
+    # Experts beside a feed-forward, values that the rows of keys make, heads in other numbers.
+    "gguf-gemma4-moe": dict(
+        cls="Gemma4",
+        text=True,
+        arch="gemma4",
+        types=[Type.Q8_0, Type.Q4_0],
+        tokenizer="spm-gemma4",
+        config=dict(
+            head_dim=32,
+            global_head_dim=64,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            layer_types=["sliding_attention", "full_attention"],
+            hidden_size_per_layer_input=0,
+            sliding_window=11,
+            enable_moe_block=True,
+            num_experts=4,
+            top_k_experts=2,
+            moe_intermediate_size=32,
+            tie_word_embeddings=True,
+        ),
+    ),
     "gguf-phi3": dict(
         cls="Phi3",
         arch="phi3",
@@ -263,7 +309,7 @@ def sentence_piece(name: str) -> dict:
     """The tokenizer.json that transformers makes of a SentencePiece vocabulary."""
     original = json.loads((FIXTURES / "byte_fallback.tokenizer.json").read_text())
     model = original["model"]
-    if name == "spm-no-space":
+    if name in ("spm-no-space", "spm-gemma4"):
         original["normalizer"] = original["normalizer"]["normalizers"][1]
         original["decoder"]["decoders"].pop()
     if name == "spm-phi3":
@@ -273,6 +319,12 @@ def sentence_piece(name: str) -> dict:
             model["vocab"][content] = token["id"]
         for token in original["added_tokens"]:
             token["rstrip"] = token["content"] not in ("<unk>", "<s>")
+    if name == "spm-gemma4":
+        # Its marks, among them one that files have as a user's, and what ends a turn.
+        for content in ["<turn|>", "<|tool_response>", '<|"|>']:
+            token = {**original["added_tokens"][0], "id": len(model["vocab"]), "content": content}
+            original["added_tokens"].append(token)
+            model["vocab"][content] = token["id"]
     vocab = model["vocab"]
     scores = {token: -float(id) for token, id in vocab.items()}
     skipped = [t["content"] for t in original["added_tokens"]] + [t for t in vocab if t.startswith("<0x")]
@@ -288,6 +340,8 @@ def write_tokenizer(writer: gguf.GGUFWriter, original: dict, name: str) -> None:
     def kind(token: str) -> TokenType:
         if token == "<unk>":
             return TokenType.UNKNOWN
+        if token in ("<|tool_response>", '<|"|>'):
+            return TokenType.USER_DEFINED
         if token in added:
             return TokenType.CONTROL if added[token] else TokenType.USER_DEFINED
         spm_byte = name.startswith("spm") and token.startswith("<0x")
@@ -296,10 +350,15 @@ def write_tokenizer(writer: gguf.GGUFWriter, original: dict, name: str) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types([kind(token) for token in tokens])
     if name.startswith("spm"):
-        writer.add_tokenizer_model("llama")
-        writer.add_tokenizer_pre("default")
-        writer.add_token_scores([-float(id) for _, id in vocab])
-        writer.add_add_space_prefix(name != "spm-no-space")
+        if name == "spm-gemma4":
+            writer.add_tokenizer_model("gemma4")
+            writer.add_token_scores([-1000.0] * len(tokens))
+            writer.add_token_merges([" ".join(merge) for merge in original["model"]["merges"]])
+        else:
+            writer.add_tokenizer_model("llama")
+            writer.add_tokenizer_pre("default")
+            writer.add_token_scores([-float(id) for _, id in vocab])
+        writer.add_add_space_prefix(name not in ("spm-no-space", "spm-gemma4"))
         writer.add_bos_token_id(tokens.index("<s>"))
         writer.add_eos_token_id(tokens.index("</s>"))
         writer.add_unk_token_id(tokens.index("<unk>"))
@@ -313,12 +372,48 @@ def write_tokenizer(writer: gguf.GGUFWriter, original: dict, name: str) -> None:
         writer.add_chat_template(TEMPLATE)
 
 
+def write_gemma4(writer: gguf.GGUFWriter, config) -> None:
+    """What differs from other models, as the converter writes it."""
+    windowed = [kind == "sliding_attention" for kind in config.layer_types]
+    layers = [config.per_layer_config[i] for i in range(config.num_hidden_layers)]
+    wide, narrow = (layers[windowed.index(kind)].head_dim for kind in (False, True))
+    for swa, width in [("_swa", narrow), ("", wide)]:
+        getattr(writer, f"add_key_length{swa}")(width)
+        getattr(writer, f"add_value_length{swa}")(width)
+        getattr(writer, f"add_rope_dimension_count{swa}")(width)
+    writer.add_head_count_kv([layer.num_key_value_heads for layer in layers])
+    first_shared = config.num_hidden_layers - config.num_kv_shared_layers
+    width = lambda i: config.intermediate_size * (2 if config.use_double_wide_mlp and i >= first_shared else 1)
+    writer.add_feed_forward_length([width(i) for i in range(config.num_hidden_layers)])
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(windowed)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    turned = int(wide * rope["full_attention"]["partial_rotary_factor"] / 2)
+    divisors = np.array([1.0] * turned + [1e30] * (wide // 2 - turned), np.float32)
+    writer.add_tensor("rope_freqs.weight", divisors)
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
 def write_config(writer: gguf.GGUFWriter, config, recipe: dict) -> None:
     arch, rope = recipe["arch"], config.rope_parameters
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
+    if arch == "gemma4":
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        write_gemma4(writer, config)
+        return
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
@@ -381,10 +476,15 @@ def gpt_oss_experts(name: str, data: torch.Tensor) -> Iterator[tuple[str, torch.
 
 def stored_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The model's tensors as ggml divides them, which share the model's memory."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            yield name + ".weight", buffer
     for name, parameter in model.named_parameters():
         name = name.replace("block_sparse_moe", "mlp")
         if type(model).__name__.startswith("GptOss") and ".experts." in name:
             yield from gpt_oss_experts(name, parameter.data)
+        elif type(model).__name__.startswith("Gemma4") and ".experts." in name:
+            yield name + ".weight", parameter.data
         elif name.endswith(".sinks"):
             yield name + ".weight", parameter.data
         elif name.endswith("experts.gate_up_proj"):
@@ -397,11 +497,20 @@ def stored_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
             yield name, parameter.data
 
 
+def router_scale(name: str) -> str:
+    """The name of one of the two scales of Gemma 4's routers."""
+    layer, scale = name.split(".")[2], name.rpartition(".")[2]
+    return f"blk.{layer}." + {"scale": "ffn_gate_inp.scale", "per_expert_scale": "ffn_down_exps.scale"}[scale]
+
+
 def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     spm = recipe["tokenizer"].startswith("spm")
     original = (sentence_piece if spm else byte_level)(recipe["tokenizer"])
     vocab_size = len(original["model"]["vocab"])
-    model = goldens.random_model(recipe, {**goldens.TWO_LAYERS, "vocab_size": vocab_size}, seed)
+    common = {**goldens.TWO_LAYERS, "vocab_size": vocab_size}
+    if recipe["arch"] == "gemma4":
+        common["vocab_size_per_layer_input"] = vocab_size
+    model = goldens.random_model(recipe, common, seed)
     config, folder = model.config, goldens.empty(out / name)
     (folder / "tokenizer.json").write_text(json.dumps(original, ensure_ascii=False, separators=(",", ":")) + "\n")
     arch = recipe["arch"]
@@ -420,18 +529,19 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     )
     types, dequantized, turn = recipe["types"], {}, 0
     for parameter_name, parameter in stored_tensors(model):
-        stored_name = names.get_name(parameter_name, (".weight", ".bias"))
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
-            parameter_name.split(".")[-2]
-        )
-        permuted = heads if arch in ("llama", "granite") else None
+        stored_name = names.get_name(parameter_name, (".weight", ".bias")) or router_scale(parameter_name)
+        permuted = None
+        if arch in ("llama", "granite"):
+            heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+            permuted = heads.get(parameter_name.split(".")[-2])
         data = parameter.numpy().copy()
         if data.ndim == 1 or parameter_name.endswith(".bias"):
             # Norms that are differences from one are stored with the one.
-            data = data + 1 if arch.startswith("gemma") and "norm" in parameter_name else data
+            from_one = arch in ("gemma2", "gemma3") and "norm" in parameter_name
+            data = data + 1 if from_one else data
             writer.add_tensor(stored_name, pairs(data, permuted) if permuted else data)
             continue
-        if parameter_name.endswith(("mlp.gate.weight", "mlp.router.weight")):  # the router's scores are never quantized
+        if parameter_name.endswith(("mlp.gate.weight", "mlp.router.weight", "router.proj.weight")):  # the router's scores are never quantized
             writer.add_tensor(stored_name, data)
             continue
         stored_type = types[turn % len(types)]

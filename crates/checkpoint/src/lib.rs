@@ -50,6 +50,7 @@ pub use spec::{
 pub use weights::{RowOrder, Slot, SlotRows, Take, TensorPlan, WeightRule};
 
 /// What a model folder describes.
+#[expect(clippy::large_enum_variant, reason = "there is one of them, not many")]
 #[derive(Debug)]
 pub enum Description {
     /// A model that continues texts.
@@ -235,7 +236,8 @@ impl Checkpoint {
                 &self.spec,
                 gguf.weight_rules(),
                 Gguf::common_rules(),
-                is_stored,
+                // Its header is there whenever the configuration is.
+                &|name| gguf.tensors().contains_key(name),
             ),
             None => weights::plan(&self.spec, self.arch.weights, is_stored),
         };

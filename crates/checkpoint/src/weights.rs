@@ -478,7 +478,8 @@ fn head_by_head(slots: &[SlotRows], heads: usize) -> Vec<SlotRows> {
 /// checkpoints stored, a copy of the embedding as the head of a tied model, and keys and values of layers that read those of others.
 pub(crate) fn may_skip(spec: &ModelSpec, name: &str) -> bool {
     let is_unused = || {
-        let rest = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let of_layer = name.strip_prefix("model.layers.").or_else(|| name.strip_prefix("blk."));
+        let rest = of_layer.and_then(|rest| rest.split_once('.'));
         rest.is_some_and(|(layer, part)| {
             let layer = layer.parse().ok().and_then(|layer: usize| spec.layers.get(layer));
             let attention = layer.and_then(LayerSpec::attention);
@@ -494,8 +495,16 @@ pub(crate) fn may_skip(spec: &ModelSpec, name: &str) -> bool {
 }
 
 /// Parts of an attention that one which reads the keys and values of another does not use.
-const KEYS: [&str; 4] =
-    ["self_attn.k_proj.", "self_attn.v_proj.", "self_attn.k_norm.", "self_attn.v_norm."];
+const KEYS: [&str; 7] = [
+    "self_attn.k_proj.",
+    "self_attn.v_proj.",
+    "self_attn.k_norm.",
+    "self_attn.v_norm.",
+    // In GGUF files.
+    "attn_k.",
+    "attn_v.",
+    "attn_k_norm.",
+];
 
 impl ModelSpec {
     /// The layer that rows belong to, which are a layer's.

@@ -185,7 +185,7 @@ enum Ffn<M: Matrix> {
         /// The gate of what that makes: one number for each token.
         score: Option<Linear<M>>,
         /// Where each of the two reads what it norms itself.
-        norms: Option<OwnNorms>,
+        norms: Option<Box<OwnNorms>>,
         /// Bytes of the routed ones.
         bytes: usize,
     },
@@ -503,7 +503,7 @@ impl<M: Matrix> Ffn<M> {
         Ok(match &spec.ffn {
             FfnSpec::Dense(mlp) => Self::Dense(Mlp::take(parts, layer, mlp)?),
             FfnSpec::Experts(experts) => {
-                let norms = OwnNorms::take(parts, layer, spec)?;
+                let norms = OwnNorms::take(parts, layer, spec)?.map(Box::new);
                 Self::take_experts(parts, layer, experts, norms)?
             }
         })
@@ -546,7 +546,7 @@ impl<M: Matrix> Ffn<M> {
             Self::Dense(mlp) => mlp.num_bytes(),
             Self::Experts { shared, score, norms, bytes, .. } => {
                 let score = score.as_ref().map_or(0, Linear::num_bytes);
-                let norms = norms.as_ref().map_or(0, OwnNorms::num_bytes);
+                let norms = norms.as_ref().map_or(0, |norms| norms.num_bytes());
                 bytes + shared.as_ref().map_or(0, Mlp::num_bytes) + score + norms
             }
         }
@@ -556,7 +556,7 @@ impl<M: Matrix> Ffn<M> {
         parts: &mut Parts<M>,
         layer: usize,
         spec: &ExpertsSpec,
-        norms: Option<OwnNorms>,
+        norms: Option<Box<OwnNorms>>,
     ) -> Result<Self> {
         let mut all = |part: fn(usize) -> Part| -> Vec<M> {
             (0..spec.count).map(|expert| parts.matrix(Some(layer), part(expert))).collect()

@@ -54,6 +54,7 @@ const ALL: &[GgufArch] = &[
     GgufArch { rules: names::GPT_OSS, ..arch("gpt-oss", "GptOssForCausalLM", gpt_oss) },
     arch("gemma2", "Gemma2ForCausalLM", gemma2),
     arch("gemma3", "Gemma3ForCausalLM", gemma3),
+    GgufArch { rules: names::GEMMA4, ..arch("gemma4", "Gemma4ForCausalLM", gemma4) },
     GgufArch { rules: names::PHI3, ..arch("phi3", "Phi3ForCausalLM", window) },
     GgufArch { pairs: true, ..arch("granite", "GraniteForCausalLM", granite) },
 ];
@@ -123,6 +124,32 @@ impl Keys<'_> {
         }
     }
 
+    /// What a key says of each layer: one number for all, or a list.
+    fn counts_of_layers(&self, key: &str) -> Result<Vec<usize>> {
+        let full = self.key(key);
+        let Some(Value::Array(list)) = self.metadata.raw(&full) else {
+            return Ok(self.count_opt(key)?.into_iter().collect());
+        };
+        let layers = self.count("block_count")?;
+        let counts: Option<Vec<usize>> = list
+            .iter()
+            .map(|count| usize::try_from(count.as_u64()?).ok().filter(|count| *count > 0))
+            .collect();
+        counts.filter(|counts| counts.len() == layers).ok_or_else(|| {
+            self.metadata.ill_typed(&full, &list.clone().into(), "a number for each layer")
+        })
+    }
+
+    /// What a key says of the first layer, where its architecture takes different ones, and otherwise of all layers alike.
+    fn count_of_layers(&self, key: &str) -> Result<Option<usize>> {
+        let counts = self.counts_of_layers(key)?;
+        let differ = counts.iter().any(|count| *count != counts[0]);
+        match differ && self.arch != "gemma4" {
+            true => Err(self.unsupported(key, "; the same number for all layers is")),
+            false => Ok(counts.first().copied()),
+        }
+    }
+
     fn float(&self, key: &str) -> Result<f64> {
         self.metadata.float(&self.key(key))
     }
@@ -172,10 +199,10 @@ impl Gguf {
             "architectures": [self.arch.class],
             "vocab_size": embedding.shape[0],
             "hidden_size": keys.count("embedding_length")?,
-            "intermediate_size": keys.count("feed_forward_length")?,
+            "intermediate_size": keys.count_of_layers("feed_forward_length")?,
             "num_hidden_layers": keys.count("block_count")?,
             "num_attention_heads": keys.count("attention.head_count")?,
-            "num_key_value_heads": keys.count_opt("attention.head_count_kv")?,
+            "num_key_value_heads": keys.count_of_layers("attention.head_count_kv")?,
             "head_dim": head_dim,
             "hidden_act": "silu",
             "rms_norm_eps": keys.float("attention.layer_norm_rms_epsilon")?,
@@ -218,6 +245,20 @@ fn refuse_others(keys: &Keys<'_>) -> Result<()> {
             "rope.freq_base_swa",
             "final_logit_softcapping",
             "attention.scale",
+        ],
+        "gemma4" => &[
+            "attention.sliding_window",
+            "attention.sliding_window_pattern",
+            "attention.shared_kv_layers",
+            "attention.key_length_swa",
+            "attention.value_length_swa",
+            "rope.freq_base_swa",
+            "rope.dimension_count_swa",
+            "final_logit_softcapping",
+            "embedding_length_per_layer_input",
+            "expert_count",
+            "expert_used_count",
+            "expert_feed_forward_length",
         ],
         "phi3" => &["attention.sliding_window"],
         "llama" => &["expert_count", "expert_used_count"],
@@ -406,21 +447,138 @@ fn gemma3(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
     let local = json!({"rope_type": "default", "rope_theta": theta});
     let ropes = json!({"full_attention": global, "sliding_attention": local});
     config.insert("rope_parameters".into(), ropes);
-    let key = keys.key("attention.sliding_window_pattern");
-    match keys.metadata.raw(&key) {
-        Some(Value::Array(layers)) => {
-            let kind = |layer: &Value| match layer.as_bool() {
-                Some(true) => Ok("sliding_attention"),
-                Some(false) => Ok("full_attention"),
-                None => Err(keys.metadata.ill_typed(&key, layer, "a list of true and false")),
-            };
-            let kinds = layers.iter().map(kind).collect::<Result<Vec<_>>>()?;
-            config.insert("layer_types".into(), kinds.into());
+    match windowed_layers(keys)? {
+        Some(kinds) => {
+            config.insert("layer_types".into(), names_of_layers(&kinds));
         }
-        _ => {
+        None => {
+            let key = keys.key("attention.sliding_window_pattern");
             let every = keys.metadata.count_opt(&key)?.unwrap_or(6);
             config.insert("sliding_window_pattern".into(), every.into());
         }
     }
     Ok(())
+}
+
+/// Which layers have a window, where the file has a list.
+fn windowed_layers(keys: &Keys<'_>) -> Result<Option<Vec<bool>>> {
+    let key = keys.key("attention.sliding_window_pattern");
+    let Some(Value::Array(layers)) = keys.metadata.raw(&key) else { return Ok(None) };
+    let kind = |layer: &Value| {
+        let found = layer.as_bool();
+        found.ok_or_else(|| keys.metadata.ill_typed(&key, layer, "a list of true and false"))
+    };
+    layers.iter().map(kind).collect::<Result<Vec<_>>>().map(Some)
+}
+
+fn names_of_layers(windowed: &[bool]) -> Value {
+    let name = |windowed: &bool| match windowed {
+        true => "sliding_attention",
+        false => "full_attention",
+    };
+    windowed.iter().map(name).collect::<Vec<_>>().into()
+}
+
+fn gemma4(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    config.remove("hidden_act");
+    let pattern = keys.key(PATTERN);
+    let missing = || keys.metadata.missing(&pattern, "a list of true and false");
+    let windowed = windowed_layers(keys)?.ok_or_else(missing)?;
+    if windowed.len() != keys.count("block_count")? {
+        let found = keys.metadata.raw(&pattern).cloned().unwrap_or_default();
+        return Err(keys.metadata.ill_typed(&pattern, &found, "an entry for each layer"));
+    }
+    let (wide, narrow) = (keys.head_dim()?, keys.count("attention.key_length_swa")?);
+    for (key, width) in [
+        ("attention.value_length_swa", narrow),
+        ("rope.dimension_count", wide),
+        ("rope.dimension_count_swa", narrow),
+    ] {
+        if keys.count_opt(key)?.is_some_and(|found| found != width) {
+            return Err(keys.unsupported(key, "; the width of keys is"));
+        }
+    }
+    let heads = keys.counts_of_layers("attention.head_count_kv")?;
+    let heads_of = |layer: usize| heads.get(layer).or(heads.first()).copied();
+    let of_kind = |kind: bool| {
+        let layers = windowed.iter().enumerate();
+        layers.filter(move |(_, windowed)| **windowed == kind).map(|(layer, _)| layer)
+    };
+    let own = of_kind(false)
+        .map(|i| (i.to_string(), json!({"head_dim": wide, "num_key_value_heads": heads_of(i)})));
+    let own: Map<String, Value> = own.collect();
+    let (global, local) = (of_kind(false).next(), of_kind(true).next());
+    let shared = keys.count_opt("attention.shared_kv_layers")?.unwrap_or(0);
+    let values = global.map(|i| format!("blk.{i}.attn_v.weight"));
+    let experts = keys.count_opt("expert_count")?;
+    let of_layers = keys.gguf.tensors.get("per_layer_token_embd.weight");
+    let of_layers = of_layers.and_then(|tensor| tensor.shape.first().copied());
+    for (name, value) in [
+        ("hidden_activation", json!("gelu_pytorch_tanh")),
+        ("layer_types", names_of_layers(&windowed)),
+        ("head_dim", narrow.into()),
+        ("num_key_value_heads", local.and_then(heads_of).or(heads_of(0)).into()),
+        ("per_layer_config", own.into()),
+        ("attention_k_eq_v", values.is_some_and(|values| !keys.has_tensor(&values)).into()),
+        ("num_kv_shared_layers", shared.into()),
+        ("use_double_wide_mlp", is_wide_at_the_end(keys, shared)?.into()),
+        (
+            "hidden_size_per_layer_input",
+            keys.count_opt("embedding_length_per_layer_input")?.unwrap_or(0).into(),
+        ),
+        ("vocab_size_per_layer_input", of_layers.into()),
+        ("sliding_window", keys.count("attention.sliding_window")?.into()),
+        ("final_logit_softcapping", keys.float_opt("final_logit_softcapping")?.into()),
+        ("enable_moe_block", experts.is_some().into()),
+        ("num_experts", experts.into()),
+        ("top_k_experts", keys.count_opt("expert_used_count")?.into()),
+        ("moe_intermediate_size", keys.count_opt("expert_feed_forward_length")?.into()),
+        (
+            "rope_parameters",
+            json!({
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": keys.float_opt("rope.freq_base")?.unwrap_or(1e6),
+                    "partial_rotary_factor": turned_part(keys, wide)?,
+                },
+                "sliding_attention": {
+                    "rope_type": "default",
+                    "rope_theta": keys.float_opt("rope.freq_base_swa")?.unwrap_or(1e4),
+                },
+            }),
+        ),
+    ] {
+        config.insert(name.into(), value);
+    }
+    Ok(())
+}
+
+/// Whether the feed-forwards of the last `shared` layers are twice as wide as those before.
+fn is_wide_at_the_end(keys: &Keys<'_>, shared: usize) -> Result<bool> {
+    const KEY: &str = "feed_forward_length";
+    let widths = keys.counts_of_layers(KEY)?;
+    let (Some(first), Some(last)) = (widths.first(), widths.last()) else { return Ok(false) };
+    let wide = first != last;
+    let width = |i: usize| if wide && i + shared >= widths.len() { 2 * first } else { *first };
+    match widths.iter().enumerate().all(|(i, found)| *found == width(i)) {
+        true => Ok(wide),
+        false => {
+            Err(keys.unsupported(KEY, "; layers that share keys and values twice as wide are"))
+        }
+    }
+}
+
+/// The part of the pairs of a head that is turned: the others' frequencies are divided by what leaves nothing.
+fn turned_part(keys: &Keys<'_>, head_dim: usize) -> Result<f64> {
+    const NAME: &str = "rope_freqs.weight";
+    let Some(divisors) = keys.gguf.divisors.get(NAME) else { return Ok(1.0) };
+    let turned = divisors.iter().take_while(|divisor| **divisor == 1.0).count();
+    let rest = &divisors[turned..];
+    if divisors.len() != head_dim / 2 || rest.iter().any(|divisor| *divisor < 1e20) {
+        let reason = format!("{NAME} does not turn the first pairs of a head and leave the others");
+        return Err(Error::Gguf { file: keys.gguf.files[0].clone(), reason });
+    }
+    // Half an element more: the product with the width is cut to a whole number.
+    Ok((turned as f64 + 0.25) / (head_dim / 2) as f64)
 }

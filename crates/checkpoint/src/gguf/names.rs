@@ -51,6 +51,31 @@ pub(super) const GPT_OSS: &[WeightRule] = &[
     experts(Slot::ExpertDownBias(0), "blk.{i}.ffn_down_exps.bias"),
 ];
 
+/// Gemma 4's; experts of most files have gate and up in one tensor, expert by expert.
+pub(super) const GEMMA4: &[WeightRule] = &[
+    whole(Slot::PerLayerEmbed, "per_layer_token_embd.weight"),
+    whole(Slot::PerLayerProjection, "per_layer_model_proj.weight"),
+    whole(Slot::PerLayerNorm, "per_layer_proj_norm.weight"),
+    whole(Slot::LayerScale, "blk.{i}.layer_output_scale.weight"),
+    whole(Slot::PerLayerGate, "blk.{i}.inp_gate.weight"),
+    whole(Slot::PerLayerOut, "blk.{i}.proj.weight"),
+    whole(Slot::PerLayerPostNorm, "blk.{i}.post_norm.weight"),
+    whole(Slot::SharedGate, "blk.{i}.ffn_gate.weight"),
+    whole(Slot::SharedUp, "blk.{i}.ffn_up.weight"),
+    whole(Slot::SharedDown, "blk.{i}.ffn_down.weight"),
+    whole(Slot::SharedPostNorm, "blk.{i}.post_ffw_norm_1.weight"),
+    whole(Slot::Router, "blk.{i}.ffn_gate_inp.weight"),
+    whole(Slot::RouterNorm, "blk.{i}.ffn_gate_inp.scale"),
+    whole(Slot::RouterScales, "blk.{i}.ffn_down_exps.scale"),
+    whole(Slot::ExpertsNorm, "blk.{i}.pre_ffw_norm_2.weight"),
+    whole(Slot::ExpertsPostNorm, "blk.{i}.post_ffw_norm_2.weight"),
+    rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_up_exps.weight"),
+    rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_exps.weight"),
+    rows(Slot::ExpertUp(0), "blk.{i}.ffn_gate_up_exps.weight"),
+    rows(Slot::ExpertUp(0), "blk.{i}.ffn_up_exps.weight"),
+    rows(Slot::ExpertDown(0), "blk.{i}.ffn_down_exps.weight"),
+];
+
 /// Phi-3's fused tensors.
 pub(super) const PHI3: &[WeightRule] = &[
     rows(Slot::Q, "blk.{i}.attn_qkv.weight"),

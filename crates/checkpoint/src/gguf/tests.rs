@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::{Checkpoint, CheckpointFiles, FfnSpec};
+use crate::{Checkpoint, CheckpointFiles, FfnSpec, RopeScaling, Slot};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
@@ -69,6 +69,77 @@ fn the_metadata_is_the_configuration() {
     let metadata = &gemma3.files().gguf().unwrap().metadata;
     let tokens = metadata.texts_opt("tokenizer.ggml.tokens").unwrap().unwrap();
     assert_eq!(tokens[end as usize], "<|end|>");
+}
+
+#[test]
+fn gemma4() {
+    let gemma4 = checkpoint("gguf-gemma4");
+    let (spec, metadata) = (gemma4.spec(), &gemma4.files().gguf().unwrap().metadata);
+    let attention = |layer: usize| spec.layers[layer].attention().unwrap();
+    assert_eq!([0, 1, 2, 3].map(|i| attention(i).keys_of), [None, None, Some(0), Some(1)]);
+    assert_eq!([0, 1].map(|i| attention(i).head_dim), [32, 64]);
+    assert_eq!([1, 2].map(|i| spec.layers[i].ffn.mlp().inner), [96, 192]);
+    let turned = RopeScaling::Proportional { turned: 8, factor: 1.0 };
+    assert_eq!(attention(1).rope.as_ref().unwrap().scaling, turned);
+    assert_eq!(spec.per_layer.unwrap().width, 32);
+    assert!(!attention(1).values_are_keys);
+    // What a file may have of layers that read the keys of others.
+    assert!(gemma4.may_skip_tensor("blk.2.attn_k.weight"));
+    assert!(!gemma4.may_skip_tensor("blk.1.attn_k.weight"));
+    let tokens = metadata.texts_opt("tokenizer.ggml.tokens").unwrap().unwrap();
+    let ends = gemma4.generation().eos_token_ids.iter().map(|id| tokens[*id as usize]);
+    assert_eq!(ends.collect::<Vec<_>>(), ["</s>", "<turn|>", "<|tool_response>"]);
+
+    let experts = checkpoint("gguf-gemma4-moe");
+    let global = experts.spec().layers[1].attention().unwrap();
+    assert_eq!((global.kv_heads, global.values_are_keys), (1, true));
+    let plan = experts.tensor_plan();
+    let both = plan.iter().find(|tensor| tensor.name == "blk.0.ffn_gate_up_exps.weight").unwrap();
+    let first = both.slots[..3].iter().map(|slot| (slot.slot, slot.rows.start));
+    let expected = [(Slot::ExpertGate(0), 0), (Slot::ExpertUp(0), 32), (Slot::ExpertGate(1), 64)];
+    assert_eq!(first.collect::<Vec<_>>(), expected);
+
+    for (key, value, message) in [
+        (
+            "gemma4.attention.sliding_window_pattern",
+            json!([true, false]),
+            "an entry for each layer",
+        ),
+        ("gemma4.attention.head_count_kv", json!([2, 2]), "a number for each layer is needed"),
+        (
+            "gemma4.attention.head_count_kv",
+            json!([2, 2, 0, 2]),
+            "a number for each layer is needed",
+        ),
+        (
+            "gemma4.feed_forward_length",
+            json!([96, 96, 96, 192]),
+            "layers that share keys and values twice as wide are",
+        ),
+        ("gemma4.rope.dimension_count_swa", json!(16), "the width of keys is"),
+        ("gemma4.attention.value_length_swa", json!(16), "the width of keys is"),
+        ("gemma4.attention.causal", json!(true), "by this architecture in GGUF files"),
+    ] {
+        let line = refused("gguf-gemma4", &|m| drop(m.insert(key.to_owned(), value.clone())));
+        let line = line.unwrap_err();
+        assert!(line.contains(&format!("`{key}`")) && line.contains(message), "{line}");
+    }
+}
+
+/// What is said of a golden's file whose metadata are edited.
+fn refused(
+    name: &str,
+    edit: &dyn Fn(&mut serde_json::Map<String, Value>),
+) -> std::result::Result<(), String> {
+    let gguf = Gguf::open(&golden(name).join("model.gguf")).unwrap();
+    let mut entries: serde_json::Map<String, Value> =
+        gguf.metadata.entries().map(|(key, value)| (key.to_owned(), value.clone())).collect();
+    edit(&mut entries);
+    let metadata = HfConfig::from_entries("model.gguf", entries);
+    let arch = config::find(&metadata).map_err(|error| error.to_string())?;
+    let gguf = Gguf { metadata, arch, ..gguf };
+    let both = gguf.config().and_then(|_| gguf.tokenizer());
+    both.map(drop).map_err(|error| error.to_string())
 }
 
 /// A file with these values and no tensors.
@@ -142,20 +213,9 @@ fn counts_are_held_against_the_bytes_that_are_there() {
 fn what_is_not_supported_is_named() {
     assert_eq!(GgufType::of(20).unwrap_err(), "IQ4_NL");
     assert_eq!(GgufType::of(77).unwrap_err(), "type 77");
-    let refused = |edit: &dyn Fn(&mut serde_json::Map<String, Value>)| {
-        let gguf = Gguf::open(&golden("gguf-yarn").join("model.gguf")).unwrap();
-        let mut entries: serde_json::Map<String, Value> =
-            gguf.metadata.entries().map(|(key, value)| (key.to_owned(), value.clone())).collect();
-        edit(&mut entries);
-        let metadata = HfConfig::from_entries("model.gguf", entries);
-        let arch = config::find(&metadata).map_err(|error| error.to_string())?;
-        let gguf = Gguf { metadata, arch, ..gguf };
-        let both = gguf.config().and_then(|_| gguf.tokenizer());
-        both.map(drop).map_err(|error| error.to_string())
-    };
-    assert_eq!(refused(&|_| {}), Ok(()));
+    assert_eq!(refused("gguf-yarn", &|_| {}), Ok(()));
     let set = |key: &'static str, value: Value| {
-        refused(&move |m| drop(m.insert(key.to_owned(), value.clone()))).unwrap_err()
+        refused("gguf-yarn", &move |m| drop(m.insert(key.to_owned(), value.clone()))).unwrap_err()
     };
     let line = set("general.architecture", "mamba".into());
     let expected =
@@ -166,7 +226,7 @@ fn what_is_not_supported_is_named() {
     );
     for vocabulary in ["bert", "t5"] {
         let expected = format!(
-            "model.gguf: `tokenizer.ggml.model` = \"{vocabulary}\" is not supported; gpt2 and llama are, or name a folder with the model's own tokenizer.json by --tokenizer"
+            "model.gguf: `tokenizer.ggml.model` = \"{vocabulary}\" is not supported; gpt2, llama and gemma4 are, or name a folder with the model's own tokenizer.json by --tokenizer"
         );
         assert_eq!(set("tokenizer.ggml.model", vocabulary.into()), expected);
     }

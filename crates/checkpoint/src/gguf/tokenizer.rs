@@ -19,16 +19,30 @@ const UNUSED: u32 = 5;
 const BYTE: u32 = 6;
 
 /// Tokens that end a turn wherever they are control tokens: older files do not say so otherwise.
-const ENDS: [&str; 9] = [
+const ENDS: [&str; 11] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
     "<|end|>",
     "<end_of_turn>",
+    "<turn|>",
+    "<eos>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "<EOT>",
     "<｜end▁of▁sentence｜>",
+];
+
+/// Marks that Gemma 4's checkpoints have as special tokens, and their files as those that a user defined. Behind the last one the
+/// answer to a call is expected.
+const GEMMA4_MARKS: [&str; 7] = [
+    "<|channel>",
+    "<channel|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<tool_response|>",
+    "<|\"|>",
+    "<|tool_response>",
 ];
 
 /// How byte-level texts are split before merging.
@@ -112,14 +126,16 @@ impl Gguf {
     pub(super) fn tokenizer(&self) -> Result<Value> {
         const MODEL: &str = "tokenizer.ggml.model";
         let vocabulary = self.vocabulary()?;
-        let expected = "gpt2 or llama";
+        let expected = "gpt2, llama or gemma4";
         let model = self.metadata.text_opt(MODEL)?;
         match model.ok_or_else(|| self.metadata.missing(MODEL, expected))? {
             "gpt2" => self.byte_level(&vocabulary),
-            "llama" => self.sentence_piece(&vocabulary),
+            "llama" | "gemma4" => self.sentence_piece(&vocabulary),
             other => {
-                let hint =
-                    format!("; gpt2 and llama are{}", ELSEWHERE.replace("; name", ", or name"));
+                let hint = format!(
+                    "; gpt2, llama and gemma4 are{}",
+                    ELSEWHERE.replace("; name", ", or name")
+                );
                 Err(self.metadata.unsupported(MODEL, &other.into(), &hint))
             }
         }
@@ -164,8 +180,9 @@ impl Gguf {
         if self.metadata.contains(TOKENS) {
             let vocabulary = self.vocabulary()?;
             let is_end = |id: &usize| vocabulary.kinds[*id] == CONTROL;
-            let ends =
-                ENDS.iter().filter_map(|end| vocabulary.ids.get(end).copied().filter(is_end));
+            let of_calls = GEMMA4_MARKS.last().filter(|_| self.arch.is("gemma4"));
+            let ends = ENDS.iter().chain(of_calls);
+            let ends = ends.filter_map(|end| vocabulary.ids.get(end).copied().filter(is_end));
             ids.extend(ends.map(|id| id as u32));
         }
         let mut seen = HashSet::new();
@@ -182,6 +199,13 @@ impl Gguf {
             kinds = vec![1; tokens.len()];
         }
         self.as_many(KINDS, kinds.len(), tokens.len())?;
+        if self.arch.is("gemma4") {
+            for (token, kind) in tokens.iter().zip(&mut kinds) {
+                if GEMMA4_MARKS.contains(token) {
+                    *kind = CONTROL;
+                }
+            }
+        }
         let mut ids = HashMap::new();
         for (id, token) in tokens.iter().enumerate() {
             if let Some(first) = ids.insert(*token, id) {
@@ -213,7 +237,6 @@ impl Gguf {
 
     fn byte_level(&self, vocabulary: &Vocabulary<'_>) -> Result<Value> {
         const PRE: &str = "tokenizer.ggml.pre";
-        const MERGES: &str = "tokenizer.ggml.merges";
         let m = &self.metadata;
         let name =
             m.text_opt(PRE)?.ok_or_else(|| m.missing(PRE, "the name of a splitting rule"))?;
@@ -223,12 +246,7 @@ impl Gguf {
                 format!("; {} are{}", names.join(", "), ELSEWHERE.replace("; name", ", or name"));
             return Err(m.unsupported(PRE, &name.into(), &hint));
         };
-        let merges = m.texts_opt(MERGES)?.ok_or_else(|| m.missing(MERGES, "a list of merges"))?;
-        let halves = |merge: &&str| match merge.split_once(' ') {
-            Some((left, right)) => Ok(json!([left, right])),
-            None => Err(m.ill_typed(MERGES, &(*merge).into(), "two tokens with a space between")),
-        };
-        let merges: Vec<Value> = merges.iter().map(halves).collect::<Result<_>>()?;
+        let merges = self.stored_merges()?;
         let bytes = |use_regex: bool| {
             json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
                 "use_regex": use_regex})
@@ -262,8 +280,15 @@ impl Gguf {
     fn sentence_piece(&self, vocabulary: &Vocabulary<'_>) -> Result<Value> {
         const SCORES: &str = "tokenizer.ggml.scores";
         let m = &self.metadata;
-        let scores = m.floats(SCORES)?;
-        self.as_many(SCORES, scores.len(), vocabulary.tokens.len())?;
+        let merges = match m.text_opt("tokenizer.ggml.model")? {
+            // Its scores say nothing.
+            Some("gemma4") => self.stored_merges()?,
+            _ => {
+                let scores = m.floats(SCORES)?;
+                self.as_many(SCORES, scores.len(), vocabulary.tokens.len())?;
+                merges(vocabulary, &scores)
+            }
+        };
         if let Some(true) =
             m.raw("tokenizer.ggml.remove_extra_whitespaces").and_then(Value::as_bool)
         {
@@ -302,10 +327,21 @@ impl Gguf {
             "model": {
                 "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
                 "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
-                "ignore_merges": false, "vocab": vocab(vocabulary),
-                "merges": merges(vocabulary, &scores),
+                "ignore_merges": false, "vocab": vocab(vocabulary), "merges": merges,
             },
         }))
+    }
+
+    /// The merges that the file has, the first ones first.
+    fn stored_merges(&self) -> Result<Vec<Value>> {
+        const MERGES: &str = "tokenizer.ggml.merges";
+        let m = &self.metadata;
+        let merges = m.texts_opt(MERGES)?.ok_or_else(|| m.missing(MERGES, "a list of merges"))?;
+        let halves = |merge: &&str| match merge.split_once(' ') {
+            Some((left, right)) => Ok(json!([left, right])),
+            None => Err(m.ill_typed(MERGES, &(*merge).into(), "two tokens with a space between")),
+        };
+        merges.iter().map(halves).collect()
     }
 
     /// What puts tokens before and behind a text.

@@ -27,8 +27,7 @@ impl CompressedInt {
     pub(super) fn read(w: &HfConfig, in_words: bool) -> Result<Self> {
         const HINT: &str = ", but integers of 4 or 8 bits per group or channel";
         let bits = w.count("num_bits")?;
-        let of_bytes = bits == 8 && !in_words;
-        if !of_bytes && !(in_words && matches!(bits, 4 | 8)) {
+        if !matches!((bits, in_words), (8, _) | (4, true)) {
             return Err(w.unsupported("num_bits", &bits.into(), HINT));
         }
         let kind = w.text_opt("type")?.unwrap_or("int");

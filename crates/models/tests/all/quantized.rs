@@ -35,6 +35,8 @@ pub(crate) const QUANTIZED: &[(&str, &str)] = &[
     ("gguf-qwen2", "gguf"),
     ("gguf-gemma2", "gguf"),
     ("gguf-gemma3", "gguf"),
+    ("gguf-gemma4", "gguf"),
+    ("gguf-gemma4-moe", "gguf"),
     ("gguf-granite", "gguf"),
     ("gguf-qwen3-moe", "gguf"),
     ("gguf-mixtral", "gguf"),

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     /// Golden models, and how the vocabulary of each is cut.
-    const MODELS: [(&str, &str); 8] = [
+    const MODELS: [(&str, &str); 9] = [
         ("gguf-llama", "llama"),
         ("gguf-gemma2", "llama without a leading space"),
         ("gguf-phi3", "llama with tokens that strip"),
@@ -76,6 +76,7 @@ mod tests {
         ("gguf-qwen3", "llama-bpe"),
         ("gguf-gemma3", "tekken"),
         ("gguf-granite", "refact"),
+        ("gguf-gemma4", "llama with merges of its own"),
     ];
 
     /// A vocabulary in a GGUF file cuts a thousand texts as the tokenizer.json does from which it was written.

@@ -78,15 +78,15 @@ const ARCHITECTURES: &[Architecture] = &[
         "",
     ),
     row(
+        "Gemma4ForCausalLM",
+        "Gemma 4 without parts for images and sounds; all sizes in GGUF",
+        "experts with norms of their own beside a feed-forward, values that are keys",
+        "gemma4",
+    ),
+    row(
         "Gemma4ForConditionalGeneration",
         "Gemma 4 (E2B, E4B, 26B-A4B, 31B); texts only",
         "layers that read the keys of others, vectors of tokens for each layer, wider global heads, part of whose pairs turn",
-        "",
-    ),
-    row(
-        "Gemma4ForCausalLM",
-        "Gemma 4 without the parts for images and sounds",
-        "experts with norms of their own beside a feed-forward, values that are keys",
         "",
     ),
     row(
