@@ -26,13 +26,18 @@ pub struct SamplingDefaults {
     pub repetition_penalty: Option<f64>,
     /// Most new tokens.
     pub max_new_tokens: Option<usize>,
+    /// Ids that the model is not to draw: those of what it reads and never writes.
+    pub suppress_tokens: Vec<u32>,
 }
 
 impl GenerationConfig {
     pub(crate) fn read(files: &CheckpointFiles, config: &HfConfig) -> Result<Self> {
         let from_config = config.token_ids("eos_token_id")?;
         let Some(g) = HfConfig::read(files, "generation_config.json")? else {
-            return Ok(Self { eos_token_ids: from_config, ..Self::default() });
+            // As GGUF files say it.
+            let suppress_tokens = config.token_ids("suppress_tokens")?;
+            let sampling = SamplingDefaults { suppress_tokens, ..SamplingDefaults::default() };
+            return Ok(Self { eos_token_ids: from_config, sampling });
         };
         let mut eos_token_ids = g.token_ids("eos_token_id")?;
         if eos_token_ids.is_empty() {
@@ -49,6 +54,7 @@ impl GenerationConfig {
             min_p: g.float_opt("min_p")?,
             repetition_penalty: g.float_opt("repetition_penalty")?,
             max_new_tokens: g.count_opt("max_new_tokens")?,
+            suppress_tokens: g.token_ids("suppress_tokens")?,
         };
         Ok(Self { eos_token_ids, sampling })
     }
@@ -80,10 +86,16 @@ mod tests {
     fn sampling_values_are_read() {
         let g = read(
             "{}",
-            Some(r#"{"temperature": 0.7, "top_p": 0.8, "top_k": 0, "do_sample": true}"#),
+            Some(
+                r#"{"temperature": 0.7, "top_p": 0.8, "top_k": 0, "do_sample": true, "suppress_tokens": [9, 8]}"#,
+            ),
         );
-        let expected =
-            SamplingDefaults { temperature: Some(0.7), top_p: Some(0.8), ..Default::default() };
+        let expected = SamplingDefaults {
+            temperature: Some(0.7),
+            top_p: Some(0.8),
+            suppress_tokens: vec![9, 8],
+            ..Default::default()
+        };
         assert_eq!(g.sampling, expected);
     }
 }

@@ -247,12 +247,14 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
     }
 }
 
-/// The model's own sampling, where it is asked for; values that no request could have are left out.
+/// The model's own sampling, where it is asked for; values that no request could have are left out. What the model is not to draw is not
+/// drawn in any case.
 fn sampling_defaults(config: &ServeConfig, checkpoint: &Checkpoint) -> SamplingDefaults {
-    if config.generation_config == GenerationConfigSource::None {
-        return SamplingDefaults::default();
-    }
     let found = checkpoint.generation().sampling.clone();
+    let SamplingDefaults { suppress_tokens, .. } = found.clone();
+    if config.generation_config == GenerationConfigSource::None {
+        return SamplingDefaults { suppress_tokens, ..SamplingDefaults::default() };
+    }
     let usable = SamplingDefaults {
         temperature: found.temperature.filter(|value| (0.0..=2.0).contains(value)),
         top_p: found.top_p.filter(|value| *value > 0.0 && *value <= 1.0),
@@ -262,6 +264,7 @@ fn sampling_defaults(config: &ServeConfig, checkpoint: &Checkpoint) -> SamplingD
             .repetition_penalty
             .filter(|value| (*value as f32).is_normal() && *value > 0.0),
         max_new_tokens: found.max_new_tokens.filter(|value| *value >= 1),
+        suppress_tokens,
     };
     if usable != found {
         tracing::warn!(

@@ -1,6 +1,6 @@
 //! From the wire's fields to the engine's sampling parameters: all bounds, each with its field's name.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use candlepower_api::GenerationFields;
 use candlepower_checkpoint::SamplingDefaults;
@@ -18,6 +18,8 @@ const MAX_TOKEN_LIST: usize = 1024;
 const MAX_SALT_BYTES: usize = 1024;
 /// Temperatures below this are greedy: dividing logits by them would overflow. Source: `_SAMPLING_EPS` in vLLM.
 const GREEDY_BELOW: f64 = 1e-5;
+/// What keeps a token from being drawn.
+const LEAST_BIAS: f32 = -100.0;
 
 /// What bounds a request, of the model and of the server.
 #[derive(Clone, Copy)]
@@ -267,8 +269,13 @@ fn min_tokens(fields: &GenerationFields, max_tokens: Option<usize>) -> ApiResult
     Err(out_of_range("min_tokens", asked, "at least 0 and at most `max_tokens`"))
 }
 
+/// The biases that are asked for, and of what the model is not to draw the least that there is.
 fn logit_bias(fields: &GenerationFields, limits: &Limits<'_>) -> ApiResult<Vec<(u32, f32)>> {
-    let Some(biases) = &fields.logit_bias else { return Ok(Vec::new()) };
+    let none = BTreeMap::new();
+    let biases = fields.logit_bias.as_ref().unwrap_or(&none);
+    let suppressed = limits.sampling_defaults.suppress_tokens.iter();
+    let suppressed =
+        suppressed.filter(|id| (**id as usize) < limits.vocab_size && !biases.contains_key(id));
     if biases.len() > MAX_TOKEN_LIST {
         return Err(out_of_range(
             "logit_bias",
@@ -279,9 +286,10 @@ fn logit_bias(fields: &GenerationFields, limits: &Limits<'_>) -> ApiResult<Vec<(
     let checked = biases.iter().map(|(&id, &bias)| {
         let name = format!("logit_bias.{id}");
         check_token_id(&name, id, limits)?;
-        Ok((id, float(&name, bias, -100.0..=100.0, "-100 to 100")?))
+        let range = f64::from(LEAST_BIAS)..=100.0;
+        Ok((id, float(&name, bias, range, "-100 to 100")?))
     });
-    checked.collect()
+    checked.chain(suppressed.map(|id| Ok((*id, LEAST_BIAS)))).collect()
 }
 
 fn stop_token_ids(fields: &GenerationFields, limits: &Limits<'_>) -> ApiResult<Vec<u32>> {

@@ -210,6 +210,7 @@ impl Gguf {
             "tie_word_embeddings": !keys.has_tensor("output.weight"),
             "rope_parameters": rope(&keys, head_dim)?,
             "eos_token_id": self.end_ids()?,
+            "suppress_tokens": self.metadata.token_ids("tokenizer.ggml.suppress_tokens")?,
             "dtype": self.plain_dtype(),
         });
         let Value::Object(mut config) = config else { unreachable!("it is written as an object") };

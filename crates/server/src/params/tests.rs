@@ -53,6 +53,23 @@ fn silence_means_the_contracts_defaults() {
 }
 
 #[test]
+fn what_a_model_is_not_to_draw_has_the_least_bias_unless_it_is_asked_for() {
+    let suppressed =
+        SamplingDefaults { suppress_tokens: vec![7, 9, 50], ..SamplingDefaults::default() };
+    let biases = |body: serde_json::Value| {
+        let defaults = suppressed.clone();
+        let found = generation(body, |limits| {
+            // It outlives the request.
+            limits.sampling_defaults = Box::leak(Box::new(defaults));
+        });
+        found.unwrap().sampling_for(10, 100).logit_bias
+    };
+    // The last id is beyond the vocabulary.
+    assert_eq!(biases(json!({})), [(7, -100.0), (9, -100.0)]);
+    assert_eq!(biases(json!({"logit_bias": {"9": 1.5}})), [(9, 1.5), (7, -100.0)]);
+}
+
+#[test]
 fn silence_means_the_models_defaults_where_it_has_some() {
     let sampling = taken(json!({"user": "x"})).sampling_for(10, 100);
     assert_eq!((sampling.temperature, sampling.top_k, sampling.max_tokens), (0.6, Some(20), 64));
