@@ -499,6 +499,13 @@ impl ModelSpec {
         Some(KvPlace { kind, layer: kept.count() })
     }
 
+    /// The layer from which on all read the keys and values of others: what they make of a token is of no use to other tokens. The number of
+    /// layers, where there is none.
+    pub fn first_reader(&self) -> usize {
+        let reads = |layer: &LayerSpec| layer.attention().is_some_and(|a| a.keys_of.is_some());
+        self.layers.iter().rposition(|layer| !reads(layer)).map_or(0, |last| last + 1)
+    }
+
     /// The layers' gated delta nets, in order.
     pub fn delta_nets(&self) -> impl Iterator<Item = &DeltaNetSpec> {
         self.layers.iter().filter_map(LayerSpec::delta_net)

@@ -8,7 +8,7 @@ use candlepower_kernels::{
     sampling::{RowLogprobs, SampledRow, SamplingRow, logprobs_of, sample},
 };
 use candlepower_models::{Cache, Decoder, ForwardInput};
-use candlepower_scheduler::{Step, TokenSource};
+use candlepower_scheduler::{Step, StepRow, TokenSource};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -111,6 +111,15 @@ fn last_positions(step: &Step) -> Vec<u32> {
     positions
 }
 
+/// How many of the last tokens of each row are looked at: the one that draws, or all that are scored from the first on.
+fn num_wanted(step: &Step, scored: &[Scored]) -> Vec<usize> {
+    let of_row = |(index, row): (usize, &StepRow)| {
+        let is_scored = scored.iter().any(|scored| scored.row == index && scored.num_positions > 0);
+        if is_scored { row.tokens.len() } else { usize::from(!row.samples.is_empty()) }
+    };
+    step.rows.iter().enumerate().map(of_row).collect()
+}
+
 /// What a step yields.
 #[derive(Default)]
 pub(crate) struct StepOutput {
@@ -149,7 +158,8 @@ impl ModelRunner {
         if self.model.comm().size() > 1 {
             tell_others(self.model.comm(), step, &self.previous_samples, batch)?;
         }
-        let hidden = self.forward(step)?;
+        let scored: Vec<_> = batch.prompts.iter().map(PromptRow::scored).collect();
+        let hidden = self.forward(step, &scored)?;
         let mut output = StepOutput {
             forward_seconds: started.elapsed().as_secs_f64(),
             ..StepOutput::default()
@@ -166,7 +176,7 @@ impl ModelRunner {
 
     /// Runs a step of rank 0's, which draws: all that is computed here goes to it.
     pub(crate) fn follow(&mut self, step: &Step, scored: &[Scored]) -> Result<()> {
-        let hidden = self.forward(step)?;
+        let hidden = self.forward(step, scored)?;
         let drawn = last_positions(step);
         let scored = scored.iter().map(|scored| scored.positions(step));
         for positions in [drawn].into_iter().chain(scored) {
@@ -184,13 +194,14 @@ impl ModelRunner {
         }
     }
 
-    /// Makes the step's copies and runs the layers over its tokens.
-    fn forward(&self, step: &Step) -> Result<Tensor> {
+    /// Makes the step's copies and runs the layers over its tokens. The hidden states are those of tokens that draw or whose next one is scored.
+    fn forward(&self, step: &Step, scored: &[Scored]) -> Result<Tensor> {
         let copies: Vec<_> = step.copies.iter().map(|copy| (copy.src.0, copy.dst.0)).collect();
         let states: Vec<_> =
             step.state_copies.iter().map(|copy| (copy.src.0, copy.dst.0)).collect();
         self.cache.copy(&copies, &states)?;
-        Ok(self.model.forward(&self.prepare(step)?, &self.cache)?)
+        let input = self.prepare(step)?.with_wanted(&num_wanted(step, scored))?;
+        Ok(self.model.forward(&input, &self.cache)?)
     }
 
     /// The step's tokens, positions, slots and block tables as the model takes them.
@@ -231,6 +242,7 @@ impl ModelRunner {
                 .map(|slot| slot.0)
                 .collect(),
             attention,
+            wanted: None,
         })
     }
 

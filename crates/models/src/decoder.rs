@@ -8,8 +8,8 @@ use candlepower_comm::Comm;
 use candlepower_kernels::{
     Activation, AttentionMetadata, KvCache, KvCacheConfig, RecurrentState, StateRows, VocabPart,
     Weight, activation, activation_times, add, add_rms_norm, add_scaled, embedding, embedding_part,
-    experts, gated_delta_net, gated_linear, layer_norm, linear, paged_attention, reshape_and_cache,
-    rms_norm, rms_norm_part, rope, rope_queries, sigmoid_gate, square_sums,
+    experts, gated_delta_net, gated_linear, gather_rows, layer_norm, linear, paged_attention,
+    reshape_and_cache, rms_norm, rms_norm_part, rope, rope_queries, sigmoid_gate, square_sums,
 };
 use half::{bf16, f16};
 
@@ -19,7 +19,10 @@ use crate::{
     delta_net::{DeltaNet, state_config},
     error::Result,
     kv_scales::LayerKvScales,
-    layers::{Attention, Layers, Linear, Norm, NormForm, Ops, PerLayer, Place, RoutedExperts},
+    layers::{
+        Attention, Layers, Linear, Norm, NormForm, Ops, PerLayer, Place, RoutedExperts, Tokens,
+        Wanted,
+    },
     parts::Parts,
 };
 
@@ -35,12 +38,59 @@ pub struct ForwardInput {
     pub attention: AttentionMetadata,
     /// Where each sequence's state is; not looked at where layers have none.
     pub state_slots: Vec<u32>,
+    /// Whose hidden states are wanted, where not all are.
+    pub wanted: Option<WantedTokens>,
+}
+
+/// The tokens of a step whose hidden states are wanted: the last ones of each sequence.
+pub struct WantedTokens {
+    /// Which of the step's tokens they are.
+    rows: Vec<u32>,
+    /// `[wanted]` u32: the position of each.
+    positions: Tensor,
+    /// Of sequences that have such.
+    attention: AttentionMetadata,
 }
 
 /// Tokens of a block where a text's keys and values are not kept.
 const TEXT_BLOCK: usize = 16;
 
 impl ForwardInput {
+    /// With the last `counts` tokens of each sequence wanted and no others, so that layers whose work only these need leave the others
+    /// out; the hidden states of others may be zeros then.
+    ///
+    /// # Errors
+    /// There is not a count for each sequence, or one is beyond its tokens.
+    pub fn with_wanted(mut self, counts: &[usize]) -> Result<Self> {
+        let meta = &self.attention;
+        let tokens = meta.query_start.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
+        if counts.len() != meta.context_len.len()
+            || counts.iter().zip(tokens.clone()).any(|(count, tokens)| *count > tokens)
+        {
+            let reason = "the last tokens that are wanted are not those of the sequences";
+            return Err(candlepower_kernels::Error::Metadata(reason.into()).into());
+        }
+        if counts.iter().sum::<usize>() == tokens.sum::<usize>() {
+            return Ok(self);
+        }
+        let positions = self.positions.to_vec1::<u32>()?;
+        let (mut rows, mut attention) =
+            (Vec::new(), AttentionMetadata { max_blocks: meta.max_blocks, ..Default::default() });
+        attention.query_start.push(0);
+        for (seq, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            let end = meta.query_start[seq + 1];
+            rows.extend(end - count as u32..end);
+            attention.query_start.push(rows.len() as u32);
+            attention.context_len.push(meta.context_len[seq]);
+            let blocks = seq * meta.max_blocks..(seq + 1) * meta.max_blocks;
+            attention.block_tables.extend(&meta.block_tables[blocks]);
+        }
+        let positions = rows.iter().map(|row| positions[*row as usize]).collect::<Vec<_>>();
+        let positions = Tensor::from_vec(positions, rows.len(), &Device::Cpu)?;
+        self.wanted = Some(WantedTokens { rows, positions, attention });
+        Ok(self)
+    }
+
     /// All tokens of some texts, and how many blocks of [`TEXT_BLOCK`] tokens their keys and values take.
     fn of_texts(texts: &[&[u32]]) -> Result<(Self, usize)> {
         let blocks = |text: &&[u32]| text.len().div_ceil(TEXT_BLOCK);
@@ -75,6 +125,7 @@ impl ForwardInput {
             slot_mapping: tensor(slots)?,
             attention,
             state_slots: (0..texts.len() as u32).collect(),
+            wanted: None,
         };
         Ok((input, first_block as usize))
     }
@@ -135,11 +186,15 @@ impl Decoder {
     }
 
     fn run(&self, input: &ForwardInput, cache: &Cache, keeps_layers: bool) -> Result<Tensor> {
+        let ForwardInput { positions, attention, .. } = input;
         self.layers.forward(&CpuOps {
             input,
+            positions,
+            attention,
             cache,
             keeps_layers,
             embed_scale: self.embed_scale,
+            hidden: self.spec.hidden_size,
             comm: &self.comm,
         })
     }
@@ -240,10 +295,14 @@ pub(crate) fn embed_scale(spec: &EmbedSpec, dtype: DType) -> f32 {
 /// The operations on the CPU, over one step; each makes its result.
 struct CpuOps<'a> {
     input: &'a ForwardInput,
+    /// Of the tokens that are computed: all of the input, or those that are wanted.
+    positions: &'a Tensor,
+    attention: &'a AttentionMetadata,
     cache: &'a Cache,
     /// The cache has a place for each layer, and not one for all of them.
     keeps_layers: bool,
     embed_scale: f32,
+    hidden: usize,
     comm: &'a Comm,
 }
 
@@ -280,6 +339,36 @@ impl Ops for CpuOps<'_> {
         first: usize,
     ) -> Result<Tensor> {
         Ok(activation_times(&x, act, per_layer, first)?)
+    }
+
+    fn of_wanted(&self, tokens: &Tokens) -> Result<Wanted<Self>> {
+        let Some(WantedTokens { rows, positions, attention }) = &self.input.wanted else {
+            return Ok(Wanted::All);
+        };
+        if rows.is_empty() {
+            return Ok(Wanted::None);
+        }
+        let of = |tensor: &Tensor| gather_rows(tensor, rows);
+        let tokens = Tokens {
+            x: of(&tokens.x)?,
+            input: of(&tokens.input)?,
+            per_layer: tokens.per_layer.as_ref().map(of).transpose()?,
+        };
+        Ok(Wanted::Some(Self { positions, attention, ..*self }, tokens))
+    }
+
+    fn among_all(&self, wanted: Option<&Tensor>) -> Result<Tensor> {
+        let tokens = self.input.token_ids.elem_count();
+        let Some(hidden) = wanted else {
+            return Ok(Tensor::zeros((tokens, self.hidden), DType::F32, &Device::Cpu)?);
+        };
+        let rows = self.input.wanted.iter().flat_map(|wanted| &wanted.rows);
+        let mut all = vec![0f32; tokens * self.hidden];
+        let numbers = hidden.flatten_all()?.to_vec1::<f32>()?;
+        for (row, numbers) in rows.zip(numbers.chunks_exact(self.hidden)) {
+            all[*row as usize * self.hidden..][..self.hidden].copy_from_slice(numbers);
+        }
+        Ok(Tensor::from_vec(all, (tokens, self.hidden), &Device::Cpu)?)
     }
 
     fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor> {
@@ -339,15 +428,15 @@ impl Ops for CpuOps<'_> {
                 v = rms_norm(&v, &Tensor::ones(a.head_dim, DType::F32, &Device::Cpu)?, eps)?;
             }
             let (normed, k) = self.norm_heads(q, heads_of(a.heads, a.kv_heads)?, a)?;
-            let k = rope(&k, &a.rope, &self.input.positions)?;
+            let k = rope(&k, &a.rope, self.positions)?;
             reshape_and_cache(&k, &v, kv, layer, &self.input.slot_mapping)?;
             q = normed;
         } else if let Some(norm) = &a.q_norm {
             q = self.norm(&q, norm)?;
         }
-        let q = rope_queries(&q, &a.rope, &self.input.positions)?;
-        let (meta, sinks) = (&self.input.attention, a.sinks.as_ref());
-        let out = paged_attention(&q, kv, layer, meta, &a.params, sinks)?;
+        let q = rope_queries(&q, &a.rope, self.positions)?;
+        let sinks = a.sinks.as_ref();
+        let out = paged_attention(&q, kv, layer, self.attention, &a.params, sinks)?;
         Ok(out.reshape((tokens, a.heads * a.head_dim))?)
     }
 

@@ -24,7 +24,10 @@ use crate::{
     delta_net::{DeltaNet, state_config},
     error::Result,
     kv_scales::LayerKvScales,
-    layers::{Attention, Layers, Linear, Norm, NormForm, Ops, PerLayer, Place, RoutedExperts},
+    layers::{
+        Attention, Layers, Linear, Norm, NormForm, Ops, PerLayer, Place, RoutedExperts, Tokens,
+        Wanted,
+    },
     parts::Parts,
 };
 
@@ -447,6 +450,14 @@ impl Ops for DeviceOps<'_> {
     ) -> Result<Tensor> {
         device::activation_times(&x, act, per_layer, first, &x)?;
         Ok(x)
+    }
+
+    fn of_wanted(&self, _: &Tokens) -> Result<Wanted<Self>> {
+        Ok(Wanted::All)
+    }
+
+    fn among_all(&self, _: Option<&Tensor>) -> Result<Tensor> {
+        unreachable!("all tokens are wanted")
     }
 
     fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor> {

@@ -1,5 +1,7 @@
 //! The walk over a model's layers, once for all devices: what is computed in which order.
 
+use std::ops::Range;
+
 use candle_core::Tensor;
 use candlepower_checkpoint::{
     Act, AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, KvPlace, LayerSpec,
@@ -30,6 +32,13 @@ pub(crate) trait Ops {
     /// `act(x)` times as many columns of `per_layer`, from `first` on, in place of `x`.
     fn times(&self, x: Tensor, act: Activation, per_layer: &Tensor, first: usize)
     -> Result<Tensor>;
+    /// The operations on the wanted tokens alone, of which `tokens` are the rows, where not all are wanted; `None` of these where
+    /// none is.
+    fn of_wanted(&self, tokens: &Tokens) -> Result<Wanted<Self>>
+    where
+        Self: Sized;
+    /// The wanted tokens' rows among those of all tokens, the others zeros: `None` where there are none.
+    fn among_all(&self, wanted: Option<&Tensor>) -> Result<Tensor>;
     /// The norm of the residual.
     fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor>;
     /// The norm of what is about to be added to the residual.
@@ -75,6 +84,24 @@ pub(crate) trait Ops {
     ) -> Result<Tensor>;
 }
 
+/// What goes from layer to layer.
+#[derive(Clone)]
+pub(crate) struct Tokens {
+    /// The residual, `[tokens, hidden]`.
+    pub(crate) x: Tensor,
+    /// What the next block reads of it.
+    pub(crate) input: Tensor,
+    /// What [`Ops::per_layer`] has made.
+    pub(crate) per_layer: Option<Tensor>,
+}
+
+/// Of which tokens the hidden states are wanted.
+pub(crate) enum Wanted<O> {
+    All,
+    Some(O, Tokens),
+    None,
+}
+
 /// Where a product goes: on a device with buffers to one of them, and among ranks to this one alone or to a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -99,6 +126,8 @@ pub(crate) struct Layers<M: Matrix> {
     positions: Option<M>,
     per_layer: Option<PerLayer<M>>,
     layers: Vec<Layer<M>>,
+    /// From this layer on, all have queries alone: what they make of a token is of no use to others.
+    first_reader: usize,
     final_norm: Norm,
     pub(crate) head: Linear<M>,
     tied: bool,
@@ -278,27 +307,52 @@ impl<M: Matrix> Layers<M> {
             positions,
             per_layer,
             layers,
+            first_reader: spec.first_reader(),
             final_norm: final_norm.expect("the plan holds the final norm"),
             head: Linear { weight: head, bias: parts.vector(None, Part::HeadBias)? },
             tied: spec.head.tied,
         })
     }
 
-    /// Runs the layers over a step's tokens. Returns the hidden states `[tokens, hidden]` after the final norm.
+    /// Runs the layers over a step's tokens. Returns the hidden states `[tokens, hidden]` after the final norm, of those that are wanted.
     pub(crate) fn forward<O: Ops<Matrix = M>>(&self, ops: &O) -> Result<Tensor> {
-        let mut x = ops.embed(&self.embed, self.positions.as_ref())?;
-        let per_layer = match &self.per_layer {
-            Some(of) => Some((of, ops.per_layer(&x, of)?)),
-            None => None,
-        };
+        let x = ops.embed(&self.embed, self.positions.as_ref())?;
+        let per_layer = self.per_layer.as_ref().map(|of| ops.per_layer(&x, of)).transpose()?;
         let Some(first) = self.layers.first() else { return ops.norm(&x, &self.final_norm) };
-        let mut input = match &first.attn_norm {
+        let input = match &first.attn_norm {
             Some(norm) => ops.norm(&x, norm)?,
             None => x.clone(),
         };
-        let next_norms = self.layers[1..].iter().map(|l| l.attn_norm.as_ref());
-        let next_norms = next_norms.chain([Some(&self.final_norm)]);
-        for (i, (layer, next_norm)) in self.layers.iter().zip(next_norms).enumerate() {
+        let tokens = Tokens { x, input, per_layer };
+        let tokens = self.walk(ops, 0..self.first_reader, tokens)?;
+        let readers = self.first_reader..self.layers.len();
+        if readers.is_empty() {
+            return Ok(tokens.input);
+        }
+        match ops.of_wanted(&tokens)? {
+            Wanted::All => Ok(self.walk(ops, readers, tokens)?.input),
+            Wanted::Some(of_wanted, tokens) => {
+                let hidden = self.walk(&of_wanted, readers, tokens)?.input;
+                ops.among_all(Some(&hidden))
+            }
+            Wanted::None => ops.among_all(None),
+        }
+    }
+
+    /// Runs some of the layers.
+    fn walk<O: Ops<Matrix = M>>(
+        &self,
+        ops: &O,
+        layers: Range<usize>,
+        tokens: Tokens,
+    ) -> Result<Tokens> {
+        let Tokens { mut x, mut input, per_layer } = tokens;
+        for i in layers {
+            let layer = &self.layers[i];
+            let next_norm = match self.layers.get(i + 1) {
+                Some(next) => next.attn_norm.as_ref(),
+                None => Some(&self.final_norm),
+            };
             let y = layer.mixer.forward(ops, &input)?;
             let y = optional(ops, &layer.attn_post_norm, y)?;
             if layer.parallel {
@@ -308,7 +362,8 @@ impl<M: Matrix> Layers<M> {
             }
             let y = layer.ffn.forward(ops, &input, &x)?;
             let mut y = optional(ops, &layer.ffn_post_norm, y)?;
-            if let Some((own, (of, all))) = layer.per_layer.as_ref().zip(per_layer.as_ref()) {
+            let of_model = self.per_layer.as_ref().zip(per_layer.as_ref());
+            if let Some((own, (of, all))) = layer.per_layer.as_ref().zip(of_model) {
                 x = ops.add(x, &y, 1.0)?;
                 let gate = ops.linear(&x, &own.gate, Place::Narrow)?;
                 let part = ops.times(gate, of.activation, all, i * of.width)?;
@@ -316,7 +371,7 @@ impl<M: Matrix> Layers<M> {
             }
             (x, input) = add_norm(ops, x, &y, layer.scale, next_norm)?;
         }
-        Ok(input)
+        Ok(Tokens { x, input, per_layer })
     }
 
     /// Bytes of the weights as loaded.

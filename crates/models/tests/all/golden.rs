@@ -109,6 +109,15 @@ impl Sequence {
 
 /// Runs one step: the next tokens of each sequence. Returns a row of logits for each token.
 fn step(model: &Decoder, cache: &Cache, work: &mut [(&mut Sequence, &[u32])]) -> Vec<Vec<f32>> {
+    run(model, cache, input_of(work))
+}
+
+fn run(model: &Decoder, cache: &Cache, input: ForwardInput) -> Vec<Vec<f32>> {
+    let hidden = model.forward(&input, cache).unwrap();
+    model.logits(&hidden).unwrap().to_vec2().unwrap()
+}
+
+fn input_of(work: &mut [(&mut Sequence, &[u32])]) -> ForwardInput {
     let max_blocks = work.iter().map(|(s, _)| s.block_table.len()).max().unwrap();
     let (mut token_ids, mut positions, mut slots) = (vec![], vec![], vec![]);
     let mut attention = AttentionMetadata {
@@ -133,15 +142,14 @@ fn step(model: &Decoder, cache: &Cache, work: &mut [(&mut Sequence, &[u32])]) ->
         attention.block_tables.extend(table);
     }
     let tensor = |v: Vec<u32>| Tensor::new(v, &Device::Cpu).unwrap();
-    let input = ForwardInput {
+    ForwardInput {
         token_ids: tensor(token_ids),
         positions: tensor(positions),
         slot_mapping: tensor(slots),
         state_slots: work.iter().map(|(sequence, _)| sequence.state_slot()).collect(),
         attention,
-    };
-    let hidden = model.forward(&input, cache).unwrap();
-    model.logits(&hidden).unwrap().to_vec2().unwrap()
+        wanted: None,
+    }
 }
 
 /// Enough for the goldens.
@@ -403,6 +411,42 @@ fn sequences_in_one_batch_equal_each_alone_to_the_bit() {
         let decoded = together[0].len();
         assert_eq!(max_difference(&alone[0][..decoded], &together[0]), 0.0, "{name}: decoding");
         assert_eq!(max_difference(&alone[1], &together[1]), 0.0, "{name}: prompt");
+    }
+}
+
+/// Layers that read the keys of others are computed for the tokens that are looked at alone, to the same bits.
+#[test]
+fn tokens_that_nobody_looks_at_change_nothing() {
+    for name in ["gemma4", "gguf-gemma4", "gemma4-moe"] {
+        let (model, golden) = (model(name), Golden::read(name));
+        let reads_others = model.spec().first_reader() < model.spec().layers.len();
+        let prompts = [&golden.prompt[..30], &golden.prompt[5..23], &golden.prompt[8..32]];
+        let run = |counts: &[usize]| {
+            let cache = cache(&model);
+            let sequences = [[9, 1, 14], [3, 20, 11], [4, 5, 6]].map(Sequence::new);
+            let [mut a, mut b, mut c] = sequences;
+            let work = &mut [(&mut a, prompts[0]), (&mut b, prompts[1]), (&mut c, prompts[2])];
+            let input = input_of(work).with_wanted(counts).unwrap();
+            let logits = run(&model, &cache, input);
+            let next = &mut [(&mut a, &[7][..]), (&mut b, &[8]), (&mut c, &[9])];
+            (logits, step(&model, &cache, next))
+        };
+        let whole = run(&[30, 18, 24]);
+        for counts in [[1, 0, 24], [0, 2, 1], [0, 0, 0]] {
+            let (logits, next) = run(&counts);
+            assert_eq!(max_difference(&next, &whole.1), 0.0, "{name}: what comes next");
+            for (end, count) in [30, 48, 72].into_iter().zip(counts) {
+                let wanted = end - count..end;
+                let (found, expected) = (&logits[wanted.clone()], &whole.0[wanted]);
+                assert_eq!(max_difference(found, expected), 0.0, "{name}: {counts:?}");
+            }
+            // The others' were not computed, where they need not be.
+            let others = counts[0] == 0 && logits[29].iter().all(|logit| *logit == 0.0);
+            assert_eq!(others, reads_others && counts[0] == 0, "{name}: {counts:?}");
+        }
+        let mut sequence = Sequence::new([0, 1]);
+        let input = input_of(&mut [(&mut sequence, &golden.prompt[..5])]);
+        assert!(input.with_wanted(&[6]).is_err());
     }
 }
 
