@@ -102,6 +102,12 @@ impl AnswerShape<'_> {
 /// Any text.
 const TEXT: &str = r"/(.|\n)+/";
 
+/// A mark in a regular expression.
+fn escaped(mark: &str) -> String {
+    let escape = |c| if matches!(c, '|' | '[' | ']' | '/') { vec!['\\', c] } else { vec![c] };
+    mark.chars().flat_map(escape).collect()
+}
+
 /// A grammar that is being written.
 struct Lark<'a> {
     shape: &'a AnswerShape<'a>,
@@ -171,6 +177,7 @@ impl Lark<'_> {
             return Ok(format!("{thoughtful} | body"));
         }
         // Free text could be the reasoning as well; it is not, if it does not begin with the mark.
+        let open = escaped(open);
         self.rule("UNTHOUGHT", &format!(r"UNCALLED & ~/[ \t\r\n]*{open}(.|\n)*/"));
         let thoughtless = self.free("first", "UNTHOUGHT")?;
         Ok(format!("{thoughtful} | {thoughtless}"))
@@ -233,7 +240,7 @@ impl Lark<'_> {
         let openers = layout.format.openers().iter().copied();
         let others =
             openers.filter(|mark| Some(*mark) != layout.trigger && self.special(mark).is_none());
-        let others = others.map(|mark| mark.replace('|', r"\|")).collect::<Vec<_>>();
+        let others = others.map(escaped).collect::<Vec<_>>();
         Ok(match others.is_empty() {
             true => String::new(),
             false => format!(r" & ~/(.|\n)*({})(.|\n)*/", others.join("|")),

@@ -327,6 +327,15 @@ fn constraints_begin_behind_the_reasoning() {
 }
 
 #[test]
+fn a_text_may_begin_with_a_letter_of_a_mark() {
+    let mut case = Case::new(Some(ToolFormat::Mistral), Calls::Allowed);
+    case.dialect.reasoning = Some(ReasoningFormat::Mistral);
+    for text in ["There.", "[THIN", "[THINK]Hm[/THINK]There."] {
+        case.takes(text);
+    }
+}
+
+#[test]
 fn harmony_has_its_own_messages() {
     let marks = Dialect { tools: Some(ToolFormat::GptOss), reasoning: None }.marks();
     let mut case = Case::new(Some(ToolFormat::GptOss), Calls::Allowed);
