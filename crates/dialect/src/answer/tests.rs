@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{Callable, OutputEvent, OutputParser};
 
+mod gemma4;
 mod xml;
 
-const FORMATS: [ToolFormat; 11] = [
+const FORMATS: [ToolFormat; 12] = [
     ToolFormat::Hermes,
     ToolFormat::Llama3Json,
     ToolFormat::Mistral,
@@ -20,6 +21,7 @@ const FORMATS: [ToolFormat; 11] = [
     ToolFormat::Qwen3Coder,
     ToolFormat::Glm45,
     ToolFormat::MinimaxM2,
+    ToolFormat::Gemma4,
     ToolFormat::GptOss,
 ];
 
