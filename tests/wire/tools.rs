@@ -244,6 +244,11 @@ fn each_format_is_found_in_the_template_and_held() {
             "<minimax:tool_call>\n<invoke name=\"{{ f.name }}\">\n{% for k, v in f.arguments.items() %}\
              <parameter name=\"{{ k }}\">{{ v }}</parameter>\n{% endfor %}</invoke>\n</minimax:tool_call>",
         ),
+        (
+            "gemma4",
+            "<|tool_call>call:{{ f.name }}{{ '{' }}{% for k, v in f.arguments | dictsort %}{{ k }}:\
+             {% if v is string %}<|\"|>{{ v }}<|\"|>{% else %}{{ v }}{% endif %}{{ ',' if not loop.last }}{% endfor %}}<tool_call|>",
+        ),
         ("gpt_oss", "<|channel|>commentary to=functions.{{ f.name }}<|message|>"),
     ] {
         let file = folder.write(&format!("{name}.jinja"), template(call));

@@ -6,6 +6,7 @@
 mod elements;
 mod keywords;
 mod layout;
+mod notation;
 
 use candlepower_grammar::Constraint;
 use candlepower_tokenizer::Tokenizer;
@@ -102,6 +103,12 @@ impl AnswerShape<'_> {
 /// Any text.
 const TEXT: &str = r"/(.|\n)+/";
 
+/// A mark in a regular expression.
+fn escaped(mark: &str) -> String {
+    let escape = |c| if matches!(c, '|' | '[' | ']' | '/') { vec!['\\', c] } else { vec![c] };
+    mark.chars().flat_map(escape).collect()
+}
+
 /// A grammar that is being written.
 struct Lark<'a> {
     shape: &'a AnswerShape<'a>,
@@ -147,22 +154,27 @@ impl Lark<'_> {
 
     /// Reasoning between marks, then the answer.
     fn marked(&mut self) -> Result<String> {
-        let marks = self.shape.dialect.reasoning.and_then(ReasoningFormat::marks);
+        let reasoning = self.shape.dialect.reasoning;
+        let marks = reasoning.and_then(ReasoningFormat::marks);
         let thinking = self.shape.thinking;
         let Some((open, close)) = marks.filter(|_| thinking != Thinking::Closed) else {
             return self.body();
         };
-        let thought = self.until("thought", close, r"/(.|\n)*/");
+        self.rule("THOUGHT", &self.thought());
+        let thought = self.until("thought", close, "THOUGHT");
         let body = self.body()?;
         self.rule("body", &body);
         let space = r"/[ \r\n]{1,4}/?";
         if thinking == Thinking::Open {
             return Ok(format!("{thought} {space} body"));
         }
+        let title = reasoning.map(ReasoningFormat::title).filter(|title| !title.is_empty());
+        let title = title.map(|title| format!("{title}\n")).unwrap_or_default();
         let opening = match self.special(open) {
-            Some(id) => format!("{space} <[{id}]>"),
+            Some(id) => format!("{space} <[{id}]> {}", Value::from(title)),
             None => {
-                self.rule("OPENING", &format!(r"/[ \r\n]{{0,4}}/ {}", Value::from(open)));
+                let open = Value::from([open, &title].concat());
+                self.rule("OPENING", &format!(r"/[ \r\n]{{0,4}}/ {open}"));
                 "OPENING".to_owned()
             }
         };
@@ -171,9 +183,17 @@ impl Lark<'_> {
             return Ok(format!("{thoughtful} | body"));
         }
         // Free text could be the reasoning as well; it is not, if it does not begin with the mark.
+        let open = escaped(open);
         self.rule("UNTHOUGHT", &format!(r"UNCALLED & ~/[ \t\r\n]*{open}(.|\n)*/"));
         let thoughtless = self.free("first", "UNTHOUGHT")?;
         Ok(format!("{thoughtful} | {thoughtless}"))
+    }
+
+    /// The terminal of reasoning, in which nothing ends it for the parser but its mark.
+    fn thought(&self) -> String {
+        let ended_by = self.shape.dialect.tools.and_then(ToolFormat::ends_reasoning);
+        let ended_by = ended_by.map(|mark| format!(r" & ~/(.|\n)*{}(.|\n)*/", escaped(mark)));
+        format!(r"/(.|\n)*/{}", ended_by.unwrap_or_default())
     }
 
     /// Whether the answer may be any text.
@@ -233,7 +253,7 @@ impl Lark<'_> {
         let openers = layout.format.openers().iter().copied();
         let others =
             openers.filter(|mark| Some(*mark) != layout.trigger && self.special(mark).is_none());
-        let others = others.map(|mark| mark.replace('|', r"\|")).collect::<Vec<_>>();
+        let others = others.map(escaped).collect::<Vec<_>>();
         Ok(match others.is_empty() {
             true => String::new(),
             false => format!(r" & ~/(.|\n)*({})(.|\n)*/", others.join("|")),
@@ -296,11 +316,15 @@ impl Lark<'_> {
         if let Some(marks) = marks {
             self.element_rules(layout, marks);
         }
+        if layout.format == ToolFormat::Gemma4 {
+            self.notation_rules();
+        }
         for (index, function) in self.shape.functions.iter().enumerate() {
             let held = function.strict || self.shape.calls == Calls::Required;
             let head = self.literal(&[function.name, layout.before_arguments].concat());
             let arguments = match (layout.format, marks) {
                 (ToolFormat::Pythonic, _) => self.keywords(index, function)?,
+                (ToolFormat::Gemma4, _) => self.notation(index, function, held)?,
                 (_, Some(marks)) => self.elements((index, function), layout, marks, held)?,
                 _ => {
                     let schema = if held { function.schema() } else { json!({"type": "object"}) };

@@ -113,6 +113,9 @@ fn format_of(asked: &str, rendered: &str) -> Option<ToolFormat> {
         _ if before.strip_suffix('[').is_some_and(is_bare) && after.starts_with("(probe_key=") => {
             Some(ToolFormat::Pythonic)
         }
+        _ if before.ends_with("<|tool_call>call:") && after.starts_with('{') => {
+            Some(ToolFormat::Gemma4)
+        }
         _ => None,
     }
 }
@@ -153,11 +156,11 @@ fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
     let parts = parts.unwrap_or_default();
     let before_thought =
         |text: &str| text.split_once(THOUGHT).map(|(before, _)| before.trim_end().to_owned());
-    let opens = |mark: &str| {
+    let opens = |mark: &str, title: &str| {
         [&apart, &parts]
             .into_iter()
             .filter_map(|text| before_thought(text))
-            .any(|before| before.ends_with(mark))
+            .any(|before| before.strip_suffix(title).is_some_and(|before| before.ends_with(mark)))
     };
     // Reasoning within an earlier answer is taken away.
     let taken = |(open, close): (&str, &str)| {
@@ -166,13 +169,14 @@ fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
         let rendered = turn(&messages, PromptEnd::LastMessage).unwrap_or_default();
         rendered.contains(ANSWER) && !rendered.contains(THOUGHT)
     };
-    if opens("<|channel|>analysis<|message|>") {
+    if opens("<|channel|>analysis<|message|>", "") {
         return Some(ReasoningFormat::GptOss);
     }
-    [ReasoningFormat::Qwen3, ReasoningFormat::Mistral].into_iter().find(|format| {
+    let formats = [ReasoningFormat::Qwen3, ReasoningFormat::Mistral, ReasoningFormat::Gemma4];
+    formats.into_iter().find(|format| {
         format.marks().is_some_and(|(open, close)| {
-            let marks = [open, close];
-            marks.iter().any(|mark| opening.contains(mark)) || opens(open) || taken((open, close))
+            let written = [open, close].iter().any(|mark| opening.contains(mark));
+            written || opens(open, format.title()) || taken((open, close))
         })
     })
 }
@@ -233,6 +237,12 @@ mod tests {
                 "<|channel|>commentary to=functions.{{ f.name }}<|message|>{}",
                 Some(ToolFormat::GptOss),
             ),
+            (
+                "<|tool_call>call:{{ f.name }}{{ '{' }}{% for k, v in f.arguments | dictsort %}{{ k }}:<|\"|>{{ v }}<|\"|>{% endfor %}}\
+                 <tool_call|>",
+                Some(ToolFormat::Gemma4),
+            ),
+            ("<|tool_call>call:{{ f.name }}({{ f.arguments | tojson }})<tool_call|>", None),
             (r#"Say {"name": "{{ f.name }}", "parameters": {}}"#, None),
             (r#"{"name": "{{ f.name }}", "arguments": {}}"#, None),
             (
@@ -298,5 +308,10 @@ mod tests {
             Some(ReasoningFormat::GptOss)
         );
         assert_eq!(reasoning(&apart_in("<thoughts>"), ""), None);
+        let gemma = Some(ReasoningFormat::Gemma4);
+        assert_eq!(reasoning(&apart_in("<|channel>thought\n"), ""), gemma);
+        assert_eq!(reasoning(plain, "<|channel>thought\n<channel|>"), gemma);
+        let taken = "{{ m.content.split('<|channel>')[0] }}{{ m.content.split('<channel|>')[-1] }}";
+        assert_eq!(reasoning(taken, ""), gemma);
     }
 }

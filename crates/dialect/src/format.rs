@@ -1,6 +1,7 @@
 //! The formats of tool calls and of reasoning, one file per format of calls.
 
 mod deepseek;
+pub(crate) mod gemma4;
 mod hermes;
 mod llama3;
 mod mistral;
@@ -34,6 +35,8 @@ pub enum ToolFormat {
     Glm45,
     /// `<invoke name="name"><parameter name="key">value</parameter></invoke>` in `<minimax:tool_call>`: MiniMax-M2.
     MinimaxM2,
+    /// `<|tool_call>call:name{key:<|"|>text<|"|>}<tool_call|>`: Gemma 4.
+    Gemma4,
     /// Harmony: a call is a message to `functions.name`.
     GptOss,
 }
@@ -47,6 +50,8 @@ pub enum ReasoningFormat {
     Qwen3,
     /// `[THINK]..[/THINK]`, if the prompt or the answer opens it.
     Mistral,
+    /// `<|channel>thought\n..<channel|>`, if the prompt or the answer opens it.
+    Gemma4,
     /// Harmony: the channel `analysis`.
     GptOss,
 }
@@ -68,7 +73,16 @@ impl ReasoningFormat {
         match self {
             Self::DeepseekR1 | Self::Qwen3 => Some(("<think>", "</think>")),
             Self::Mistral => Some(("[THINK]", "[/THINK]")),
+            Self::Gemma4 => Some(("<|channel>", "<channel|>")),
             Self::GptOss => None,
+        }
+    }
+
+    /// What stands on a line of its own behind the mark that opens, and is no reasoning; empty where nothing does.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::Gemma4 => "thought",
+            Self::DeepseekR1 | Self::Qwen3 | Self::Mistral | Self::GptOss => "",
         }
     }
 
@@ -76,9 +90,11 @@ impl ReasoningFormat {
     pub fn after_prompt(self, prompt: &str) -> Thinking {
         let Some((open, close)) = self.marks() else { return Thinking::Possible };
         let end = prompt.trim_end();
+        let title = self.title();
         if end.ends_with(close) {
             Thinking::Closed
-        } else if end.ends_with(open) || self == Self::DeepseekR1 {
+        } else if end.strip_suffix(title).unwrap_or(end).ends_with(open) || self == Self::DeepseekR1
+        {
             Thinking::Open
         } else {
             Thinking::Possible
@@ -90,7 +106,7 @@ impl ReasoningFormat {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) name: String,
-    /// Where the arguments, a JSON object or elements, begin; behind them if they are known already.
+    /// Where the arguments, an object or elements, begin; behind them if they are known already.
     pub(crate) at: usize,
     /// The arguments, where they cannot be passed on as they come.
     pub(crate) arguments: Option<String>,
@@ -138,11 +154,17 @@ impl ToolFormat {
             Self::Llama3Json => &[llama3::OPEN],
             Self::Mistral | Self::MistralList => &[mistral::OPEN],
             Self::DeepseekV3 | Self::DeepseekV31 => &[deepseek::OPEN_ALL, deepseek::OPEN],
+            Self::Gemma4 => &[gemma4::OPEN],
             Self::Qwen3Coder | Self::Glm45 | Self::MinimaxM2 => {
                 self.xml().map_or(&[], |marks| marks.openers)
             }
             Self::Pythonic | Self::GptOss => &[],
         }
+    }
+
+    /// What ends reasoning that is not closed, because a call begins with it.
+    pub(crate) fn ends_reasoning(self) -> Option<&'static str> {
+        (self == Self::Gemma4).then_some(gemma4::BEGIN)
     }
 
     /// Whether a call without any mark may be the beginning of the text.
@@ -161,6 +183,7 @@ impl ToolFormat {
                 self.xml().map_or(&[], |marks| marks.special)
             }
             Self::Pythonic => &[],
+            Self::Gemma4 => &gemma4::MARKS,
             Self::GptOss => &crate::harmony::MARKS,
         }
     }
@@ -176,6 +199,7 @@ impl ToolFormat {
             Self::Qwen3Coder | Self::Glm45 | Self::MinimaxM2 => {
                 self.xml().map_or(Err(Stop::No), |marks| marks.head(text))
             }
+            Self::Gemma4 => gemma4::head(text),
             Self::GptOss => Err(Stop::No),
         }
     }
@@ -191,6 +215,7 @@ impl ToolFormat {
             Self::Qwen3Coder | Self::Glm45 | Self::MinimaxM2 => {
                 self.xml().map_or(Err(Stop::No), |marks| marks.tail(text))
             }
+            Self::Gemma4 => gemma4::tail(text),
             Self::Mistral | Self::MistralList | Self::GptOss => Err(Stop::No),
         }
     }

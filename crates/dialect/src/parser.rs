@@ -63,13 +63,12 @@ impl OutputParser {
         if dialect.is_harmony() {
             return Self(Stages::Harmony(HarmonyParser::new(functions.is_some())));
         }
-        let marks = dialect.reasoning.and_then(ReasoningFormat::marks);
+        let tools = dialect.tools.zip(functions);
+        let ended_by = tools.as_ref().and_then(|(format, _)| format.ends_reasoning());
+        let reasoning = |format| ReasoningParser::new(format, thinking, ended_by);
         Self(Stages::Marked {
-            reasoning: marks.map(|marks| ReasoningParser::new(marks, thinking)),
-            tools: dialect
-                .tools
-                .zip(functions)
-                .map(|(format, functions)| ToolParser::new(format, functions)),
+            reasoning: dialect.reasoning.and_then(reasoning),
+            tools: tools.map(|(format, functions)| ToolParser::new(format, functions)),
         })
     }
 

@@ -10,18 +10,34 @@ const MAX_DEPTH: usize = 16;
 pub(crate) struct Types(u8);
 
 impl Types {
-    const NULL: Self = Self(1);
-    const BOOLEAN: Self = Self(2);
-    const NUMBER: Self = Self(4);
-    const STRING: Self = Self(8);
-    const ARRAY: Self = Self(16);
-    const OBJECT: Self = Self(32);
+    pub(crate) const NONE: Self = Self(0);
+    pub(crate) const NULL: Self = Self(1);
+    pub(crate) const BOOLEAN: Self = Self(2);
+    pub(crate) const NUMBER: Self = Self(4);
+    pub(crate) const STRING: Self = Self(8);
+    pub(crate) const ARRAY: Self = Self(16);
+    pub(crate) const OBJECT: Self = Self(32);
+    pub(crate) const ALL: Self = Self(63);
     /// Where no schema says: a bare word is rather a text than JSON.
     const UNSAID: Self = Self(Self::NUMBER.0 | Self::STRING.0 | Self::ARRAY.0 | Self::OBJECT.0);
 
     /// The types that `schema`, which stands in `root`, allows.
     pub(crate) fn of(schema: &Value, root: &Map<String, Value>) -> Self {
         said(schema, root, 0).unwrap_or(Self::UNSAID)
+    }
+
+    /// Those of them that `schema`, which stands in `root`, does not rule out.
+    pub(crate) fn within(self, schema: &Map<String, Value>, root: &Map<String, Value>) -> Self {
+        said_by(schema, root, 0).map_or(self, |types| self.and(types))
+    }
+
+    /// The types that `schema` does not rule out.
+    pub(crate) fn not_ruled_out(schema: &Value, root: &Map<String, Value>) -> Self {
+        match schema {
+            Value::Object(schema) => Self::ALL.within(schema, root),
+            other if *other == Value::Bool(false) => Self::NONE,
+            _ => Self::ALL,
+        }
     }
 
     /// The types of the property `key` of an object.
@@ -49,7 +65,7 @@ impl Types {
         Self(self.0 & other.0)
     }
 
-    fn have(self, other: Self) -> bool {
+    pub(crate) fn have(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
@@ -90,7 +106,10 @@ fn type_of(value: &Value) -> Types {
 
 /// The types that every keyword of the schema allows; `None` if none of them says.
 fn said(schema: &Value, root: &Map<String, Value>, depth: usize) -> Option<Types> {
-    let schema = schema.as_object().filter(|_| depth < MAX_DEPTH)?;
+    said_by(schema.as_object().filter(|_| depth < MAX_DEPTH)?, root, depth)
+}
+
+fn said_by(schema: &Map<String, Value>, root: &Map<String, Value>, depth: usize) -> Option<Types> {
     let inner = |schema: &Value| said(schema, root, depth + 1);
     let of_keyword = |(keyword, value): (&String, &Value)| match (keyword.as_str(), value) {
         ("type", Value::String(name)) => named(name),

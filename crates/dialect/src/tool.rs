@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::event::Events;
 use crate::format::xml::Element;
-use crate::format::{Position, Tail, ToolFormat};
+use crate::format::{Position, Tail, ToolFormat, gemma4};
 use crate::parser::Callable;
 use crate::scan::{Stop, ValueScanner};
 use crate::schema::Types;
@@ -38,6 +38,8 @@ enum State {
     Head { skipped: usize, position: Position },
     /// In the arguments of a call.
     Arguments { scanner: ValueScanner, in_object: bool },
+    /// In the arguments of a call of this function, which become JSON.
+    Translated { function: Option<usize>, arguments: gemma4::Arguments },
     /// Before an argument of a call of this function, or its end. So many bytes of its value hold no mark.
     Elements { function: Option<usize>, is_first: bool, searched: usize },
     /// Behind the arguments of a call.
@@ -83,6 +85,7 @@ impl ToolParser {
             State::Content => self.content(events),
             State::Head { skipped, position } => self.head(skipped, position, events),
             State::Arguments { .. } => self.arguments(events),
+            State::Translated { .. } => self.translated(events),
             State::Elements { .. } => self.element(events),
             State::Tail { in_object } => self.tail(in_object),
             State::Space => {
@@ -161,6 +164,9 @@ impl ToolParser {
             None if self.format.xml().is_some() => {
                 State::Elements { function, is_first: true, searched: 0 }
             }
+            None if self.format == ToolFormat::Gemma4 => {
+                State::Translated { function, arguments: gemma4::Arguments::default() }
+            }
             None => {
                 State::Arguments { scanner: ValueScanner::default(), in_object: head.in_object }
             }
@@ -178,6 +184,26 @@ impl ToolParser {
             return Step::Enough;
         }
         self.state = self.end_call(in_object, events);
+        Step::Again
+    }
+
+    /// Tells what there is of arguments that are not written as JSON.
+    fn translated(&mut self, events: &mut Events) -> Step {
+        let State::Translated { function, arguments } = &mut self.state else {
+            return Step::Enough;
+        };
+        let function = function.and_then(|place| self.functions.get(place));
+        let schema = function.and_then(|function| function.parameters.as_ref());
+        let mut json = String::new();
+        let types = |key: &str| Types::of_property(key, schema);
+        let (taken, result) = arguments.read(&self.held, self.ended, &mut json, types);
+        self.held.drain(..taken);
+        events.call_arguments(self.num_calls, &json);
+        self.state = match result {
+            Ok(()) => self.end_call(false, events),
+            Err(Stop::Wait) => return Step::Enough,
+            Err(Stop::No) => self.break_off(),
+        };
         Step::Again
     }
 
@@ -212,14 +238,16 @@ impl ToolParser {
                 self.state = self.end_call(false, events);
             }
             Err(Stop::Wait) => return Step::Enough,
-            // What is damaged is content, and the call has no end.
-            Err(Stop::No) => {
-                self.num_calls += 1;
-                self.has_content = true;
-                self.state = State::Space;
-            }
+            Err(Stop::No) => self.state = self.break_off(),
         }
         Step::Again
+    }
+
+    /// What is damaged is content, and the call has no end.
+    fn break_off(&mut self) -> State {
+        self.num_calls += 1;
+        self.has_content = true;
+        State::Space
     }
 
     fn end_call(&mut self, in_object: bool, events: &mut Events) -> State {

@@ -159,6 +159,7 @@ fn dialect(config: &ServeConfig, template: Option<&ChatTemplate>) -> Result<Dial
             ToolCallParser::Qwen3Coder => Some(ToolFormat::Qwen3Coder),
             ToolCallParser::Glm45 => Some(ToolFormat::Glm45),
             ToolCallParser::MinimaxM2 => Some(ToolFormat::MinimaxM2),
+            ToolCallParser::Gemma4 => Some(ToolFormat::Gemma4),
             ToolCallParser::GptOss => Some(ToolFormat::GptOss),
         },
         reasoning: match config.reasoning_parser {
@@ -167,6 +168,7 @@ fn dialect(config: &ServeConfig, template: Option<&ChatTemplate>) -> Result<Dial
             ReasoningParser::DeepseekR1 => Some(ReasoningFormat::DeepseekR1),
             ReasoningParser::Qwen3 => Some(ReasoningFormat::Qwen3),
             ReasoningParser::Mistral => Some(ReasoningFormat::Mistral),
+            ReasoningParser::Gemma4 => Some(ReasoningFormat::Gemma4),
             ReasoningParser::GptOss => Some(ReasoningFormat::GptOss),
         },
     };

@@ -11,7 +11,7 @@ use crate::format::xml::Marks;
 use crate::schema::{Types, resolve};
 
 /// Keywords that say nothing of a value but its type.
-const ANNOTATIONS: [&str; 12] = [
+pub(super) const ANNOTATIONS: [&str; 12] = [
     "title",
     "description",
     "default",

@@ -36,6 +36,11 @@ impl<'a> Property<'a> {
         if let Some(key) = schema.keys().find(|key| !KNOWN.contains(&key.as_str())) {
             return Err(format!("`{key}` cannot be held in calls that are written as {notation}"));
         }
+        Ok(Self::named_by(schema))
+    }
+
+    /// Those of any schema of objects.
+    pub(super) fn named_by(schema: &'a Map<String, Value>) -> Vec<Self> {
         let properties = schema.get("properties").and_then(Value::as_object);
         let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
         let required = Vec::from_iter(required.filter_map(Value::as_str));
@@ -51,7 +56,7 @@ impl<'a> Property<'a> {
             schema: others.clone(),
             is_required: true,
         });
-        Ok(known.chain(others).collect())
+        known.chain(others).collect()
     }
 }
 
@@ -71,24 +76,37 @@ impl Lark<'_> {
             self.rule(&format!("v{index}_{place}"), &value);
             self.rule(&format!("p{index}_{place}"), &format!("\"{name}=\" v{index}_{place}"));
         }
-        // From place i on: `i{index}_{i}` is what may follow where nothing was written yet, `m{index}_{i}` where it was.
-        for (place, property) in properties.iter().enumerate() {
-            let (this, next) = (format!("p{index}_{place}"), place + 1);
-            let (first, more) = match property.is_required {
-                true => {
-                    (format!("{this} m{index}_{next}"), format!("\", \" {this} m{index}_{next}"))
-                }
+        let are_required = properties.iter().map(|property| property.is_required);
+        Ok(self.members(&index.to_string(), ", ", are_required))
+    }
+
+    /// The members of an object, `p{name}_0`, `p{name}_1` and so on, with separators between those that are written.
+    pub(super) fn members(
+        &mut self,
+        name: &str,
+        separator: &str,
+        are_required: impl ExactSizeIterator<Item = bool>,
+    ) -> String {
+        let count = are_required.len();
+        // From place i on: `i{name}_{i}` is what may follow where nothing was written yet, `m{name}_{i}` where it was.
+        for (place, is_required) in are_required.enumerate() {
+            let (this, next) = (format!("p{name}_{place}"), place + 1);
+            let (first, more) = match is_required {
+                true => (
+                    format!("{this} m{name}_{next}"),
+                    format!("\"{separator}\" {this} m{name}_{next}"),
+                ),
                 false => (
-                    format!("{this} m{index}_{next} | i{index}_{next}"),
-                    format!("(\", \" {this})? m{index}_{next}"),
+                    format!("{this} m{name}_{next} | i{name}_{next}"),
+                    format!("(\"{separator}\" {this})? m{name}_{next}"),
                 ),
             };
-            self.rule(&format!("i{index}_{place}"), &first);
-            self.rule(&format!("m{index}_{place}"), &more);
+            self.rule(&format!("i{name}_{place}"), &first);
+            self.rule(&format!("m{name}_{place}"), &more);
         }
-        self.rule(&format!("i{index}_{}", properties.len()), "\"\"");
-        self.rule(&format!("m{index}_{}", properties.len()), "\"\"");
-        Ok(format!("i{index}_0"))
+        self.rule(&format!("i{name}_{count}"), "\"\"");
+        self.rule(&format!("m{name}_{count}"), "\"\"");
+        format!("i{name}_0")
     }
 }
 

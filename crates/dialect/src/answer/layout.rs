@@ -121,6 +121,12 @@ impl Layout {
                 trigger: Some("<minimax:tool_call>"),
                 ..plain
             },
+            ToolFormat::Gemma4 => Self {
+                before_name: "<|tool_call>call:",
+                after_arguments: "<tool_call|>",
+                trigger: Some("<|tool_call>"),
+                ..plain
+            },
             // The token behind a call ends the answer.
             ToolFormat::GptOss => Self {
                 before_name: "<|channel|>commentary to=functions.",

@@ -7,9 +7,10 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{Callable, OutputEvent, OutputParser};
 
+mod gemma4;
 mod xml;
 
-const FORMATS: [ToolFormat; 11] = [
+const FORMATS: [ToolFormat; 12] = [
     ToolFormat::Hermes,
     ToolFormat::Llama3Json,
     ToolFormat::Mistral,
@@ -20,6 +21,7 @@ const FORMATS: [ToolFormat; 11] = [
     ToolFormat::Qwen3Coder,
     ToolFormat::Glm45,
     ToolFormat::MinimaxM2,
+    ToolFormat::Gemma4,
     ToolFormat::GptOss,
 ];
 
@@ -323,6 +325,15 @@ fn constraints_begin_behind_the_reasoning() {
         if special.is_empty() {
             case.takes("<think>a <tool_call>x</think>b");
         }
+    }
+}
+
+#[test]
+fn a_text_may_begin_with_a_letter_of_a_mark() {
+    let mut case = Case::new(Some(ToolFormat::Mistral), Calls::Allowed);
+    case.dialect.reasoning = Some(ReasoningFormat::Mistral);
+    for text in ["There.", "[THIN", "[THINK]Hm[/THINK]There."] {
+        case.takes(text);
     }
 }
 

@@ -116,7 +116,7 @@ fn value(cursor: &mut Cursor<'_>, depth: usize) -> Scan<String> {
 /// The text of a string of Python, without prefixes and triple quotes.
 ///
 /// Source: the table of escape sequences in The Python Language Reference, 2.4.1.
-fn string(cursor: &mut Cursor<'_>) -> Scan<String> {
+pub(super) fn string(cursor: &mut Cursor<'_>) -> Scan<String> {
     let quote = match cursor.peek()? {
         b'\'' => '\'',
         b'"' => '"',

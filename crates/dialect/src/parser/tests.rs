@@ -4,9 +4,10 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod gemma4;
 mod xml;
 
-const FORMATS: [ToolFormat; 11] = [
+const FORMATS: [ToolFormat; 12] = [
     ToolFormat::Hermes,
     ToolFormat::Llama3Json,
     ToolFormat::Mistral,
@@ -17,6 +18,7 @@ const FORMATS: [ToolFormat; 11] = [
     ToolFormat::Qwen3Coder,
     ToolFormat::Glm45,
     ToolFormat::MinimaxM2,
+    ToolFormat::Gemma4,
     ToolFormat::GptOss,
 ];
 
@@ -266,7 +268,7 @@ fn prompts_say_where_the_answer_stands() {
 }
 
 /// Pieces that calls are made of, in all formats, and what stands between them.
-const PIECES: [&str; 59] = [
+const PIECES: [&str; 69] = [
     "<tool_call>",
     "</tool_call>",
     "{\"name\": \"f\", \"arguments\": ",
@@ -322,6 +324,16 @@ const PIECES: [&str; 59] = [
     "<parameter name=\"",
     "\">",
     ">",
+    "<|tool_call>",
+    "call:f{",
+    "<|\"|>",
+    "<tool_call|>",
+    "a:",
+    ":",
+    ",",
+    "<|channel>",
+    "<channel|>",
+    "thought",
     "<think>",
     "</think>",
     "\n",
@@ -355,7 +367,11 @@ proptest! {
         let whole = read(plain(), [text.as_str()]);
         prop_assert_eq!(read(plain(), cut(&text, &ends)), whole.clone());
         prop_assert_eq!(read(plain(), text.split_inclusive(|_| true)), whole);
-        let dialect = Dialect { tools: Some(format), reasoning: Some(ReasoningFormat::Qwen3) };
+        let reasoning = match format {
+            ToolFormat::Gemma4 => ReasoningFormat::Gemma4,
+            _ => ReasoningFormat::Qwen3,
+        };
+        let dialect = Dialect { tools: Some(format), reasoning: Some(reasoning) };
         let thoughtful = || OutputParser::new(dialect, thinking, functions(&["f"]));
         let whole = read(thoughtful(), [text.as_str()]);
         prop_assert_eq!(read(thoughtful(), cut(&text, &ends)), whole);
@@ -364,7 +380,7 @@ proptest! {
     #[test]
     fn a_text_without_calls_comes_out_as_it_went_in(
         text in texts(),
-        format in prop::sample::select(FORMATS[..10].to_vec()),
+        format in prop::sample::select(FORMATS[..11].to_vec()),
     ) {
         let (content, _, found) = read(calls(format), [text.as_str()]);
         if found.is_empty() {

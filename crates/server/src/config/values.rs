@@ -197,6 +197,8 @@ pub enum ToolCallParser {
     Glm45,
     #[value(name = "minimax_m2")]
     MinimaxM2,
+    #[value(name = "gemma4")]
+    Gemma4,
     GptOss,
 }
 
@@ -215,6 +217,8 @@ pub enum ReasoningParser {
     #[value(name = "qwen3")]
     Qwen3,
     Mistral,
+    #[value(name = "gemma4")]
+    Gemma4,
     GptOss,
 }
 

@@ -1,0 +1,336 @@
+//! The arguments of a call in Gemma's notation, from a JSON schema: keys are bare, in the order in which the template writes
+//! them, strings stand between marks, and other values are those of JSON.
+
+use candlepower_grammar::Constraint;
+use serde_json::{Map, Value, json};
+
+use super::elements::ANNOTATIONS;
+use super::keywords::Property;
+use super::{Function, Lark};
+use crate::error::{Error, Result};
+use crate::format::gemma4::{QUOTE, is_key, written};
+use crate::schema::{Types, resolve};
+
+const NUMERIC: [&str; 5] =
+    ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
+
+/// Keywords that say something of values of one type, and are held.
+const HELD: [(Types, &[&str]); 4] = [
+    (Types::OBJECT, &["properties", "required", "additionalProperties"]),
+    (Types::ARRAY, &["items", "minItems", "maxItems"]),
+    (Types::STRING, &["minLength", "maxLength"]),
+    (Types::NUMBER, &NUMERIC),
+];
+
+const NO_VALUE: &str = "a schema that allows no value";
+
+/// A rule's name or what it says, or what of a schema cannot be held.
+type Rule = Result<String, String>;
+
+/// The schema of a function's arguments while its rules are written.
+struct Schema<'a> {
+    function: usize,
+    root: &'a Map<String, Value>,
+    /// The rules of definitions, by their reference and the types that are left of them.
+    definitions: Vec<(String, Types, String)>,
+    num_names: usize,
+}
+
+impl Schema<'_> {
+    /// What no other rule's name ends with.
+    fn name(&mut self) -> String {
+        self.num_names += 1;
+        format!("{}_{}", self.function, self.num_names)
+    }
+}
+
+impl Lark<'_> {
+    /// What the arguments of all functions are made of.
+    pub(super) fn notation_rules(&mut self) {
+        let quote = self.literal(QUOTE);
+        self.rule("RAW", &raw("*"));
+        self.until("raw", QUOTE, "RAW");
+        self.rule("string", &format!("{quote} raw"));
+        let number = r"-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?";
+        self.rule("SCALAR", &format!("/null|true|false|{number}/"));
+        self.rule("KEY", r#"/[^\s:=,{}\[\]<"'][^:=,{}\[\]<\r\n]{0,200}/"#);
+        self.rule("any", "string | SCALAR | list | object");
+        self.rule("list", r#""[" (any ("," any)*)? "]""#);
+        self.rule("object", r#""{" (KEY ":" any ("," KEY ":" any)*)? "}""#);
+    }
+
+    /// The arguments of function `index`, of which each object has the required keys always. Where they are not held to the
+    /// schema, any.
+    pub(super) fn notation(
+        &mut self,
+        index: usize,
+        function: &Function<'_>,
+        held: bool,
+    ) -> Result<String> {
+        let root = match function.parameters {
+            _ if !held => return Ok("object".to_owned()),
+            None => return Ok(r#""{}""#.to_owned()),
+            Some(parameters) => parameters,
+        };
+        let mut schema = Schema { function: index, root, definitions: Vec::new(), num_names: 0 };
+        self.object_schema(&mut schema, root, Types::OBJECT).map_err(|what| {
+            let reason = format!("{what} cannot be held in calls that are written as Gemma's");
+            Error::Parameters { function: index, reason }
+        })
+    }
+
+    /// A rule of its own; its name.
+    fn named(&mut self, schema: &mut Schema<'_>, value: &str) -> String {
+        let name = format!("v{}", schema.name());
+        self.rule(&name, value);
+        name
+    }
+
+    /// The values of these types that a schema allows.
+    fn schema(&mut self, schema: &mut Schema<'_>, of: &Value, types: Types) -> Rule {
+        match of {
+            Value::Bool(true) => self.object_schema(schema, &Map::new(), types),
+            Value::Object(of) => self.object_schema(schema, of, types),
+            _ => Err(NO_VALUE.to_owned()),
+        }
+    }
+
+    fn object_schema(
+        &mut self,
+        schema: &mut Schema<'_>,
+        of: &Map<String, Value>,
+        types: Types,
+    ) -> Rule {
+        let types = types.within(of, schema.root);
+        let said = of.iter().filter(|(keyword, _)| !ANNOTATIONS.contains(&keyword.as_str()));
+        let said = said.map(|(keyword, value)| (keyword.as_str(), value)).collect::<Vec<_>>();
+        // A number may be of this type and not of that of an inner schema.
+        let is_integer = of.get("type").is_some_and(|names| {
+            *names == "integer"
+                || names.as_array().is_some_and(|names| names.contains(&json!("integer")))
+        });
+        match said.as_slice() {
+            _ if types == Types::NONE => Err(NO_VALUE.to_owned()),
+            [("const", value)] => self.choice(schema, std::slice::from_ref(value), types),
+            [("enum", Value::Array(values))] => {
+                self.choice(schema, &values.iter().collect::<Vec<_>>(), types)
+            }
+            [(keyword @ ("anyOf" | "oneOf" | "allOf" | "$ref"), _)] if is_integer => {
+                Err(format!("`type` beside `{keyword}`"))
+            }
+            [("anyOf", Value::Array(schemas))] => self.any_of(schema, schemas, types),
+            [("oneOf", Value::Array(schemas))] => {
+                if !are_disjoint(schemas, schema.root) {
+                    return Err("`oneOf` of schemas that share a type".to_owned());
+                }
+                self.any_of(schema, schemas, types)
+            }
+            [("allOf", Value::Array(schemas))] if schemas.len() == 1 => {
+                self.schema(schema, &schemas[0], types)
+            }
+            [("$ref", Value::String(reference))] => self.definition(schema, reference, types),
+            [] if types == Types::ALL => Ok("any".to_owned()),
+            _ => self.by_types(schema, of, &said, types),
+        }
+    }
+
+    fn choice(&mut self, schema: &mut Schema<'_>, values: &[&Value], types: Types) -> Rule {
+        let allowed = values.iter().filter(|value| types.allow(value));
+        let written = allowed.map(|value| written(value)).collect::<Result<Vec<_>, _>>()?;
+        let literals = written.iter().map(|text| self.literal(text)).collect::<Vec<_>>();
+        match literals.is_empty() {
+            true => Err(NO_VALUE.to_owned()),
+            false => Ok(self.named(schema, &literals.join(" | "))),
+        }
+    }
+
+    fn any_of(&mut self, schema: &mut Schema<'_>, schemas: &[Value], types: Types) -> Rule {
+        let mut all = Vec::new();
+        for arm in schemas {
+            if Types::not_ruled_out(arm, schema.root).have(types) {
+                all.push(self.schema(schema, arm, types)?);
+            }
+        }
+        match all.is_empty() {
+            true => Err(NO_VALUE.to_owned()),
+            false => Ok(self.one_of(schema, all)),
+        }
+    }
+
+    /// One of some rules.
+    fn one_of(&mut self, schema: &mut Schema<'_>, mut rules: Vec<String>) -> String {
+        match rules.pop() {
+            Some(rule) if rules.is_empty() => rule,
+            last => {
+                rules.extend(last);
+                self.named(schema, &rules.join(" | "))
+            }
+        }
+    }
+
+    fn definition(&mut self, schema: &mut Schema<'_>, reference: &str, types: Types) -> Rule {
+        let is_it = |known: &&(String, Types, String)| known.0 == reference && known.1 == types;
+        if let Some((.., rule)) = schema.definitions.iter().find(is_it) {
+            return Ok(rule.clone());
+        }
+        let definition = resolve(reference, schema.root);
+        let definition = definition.ok_or_else(|| format!("the reference `{reference}`"))?;
+        let rule = format!("d{}", schema.name());
+        schema.definitions.push((reference.to_owned(), types, rule.clone()));
+        let value = self.schema(schema, definition, types)?;
+        self.rule(&rule, &value);
+        Ok(rule)
+    }
+
+    /// What keywords say of the values of each type.
+    fn by_types(
+        &mut self,
+        schema: &mut Schema<'_>,
+        of: &Map<String, Value>,
+        said: &[(&str, &Value)],
+        types: Types,
+    ) -> Rule {
+        let is_held = |keyword: &str| HELD.iter().any(|(_, held)| held.contains(&keyword));
+        if let Some((keyword, _)) = said.iter().find(|(keyword, _)| !is_held(keyword)) {
+            return Err(format!("`{keyword}`"));
+        }
+        let mut all = Vec::new();
+        if types.have(Types::OBJECT) {
+            all.push(self.object(schema, of)?);
+        }
+        if types.have(Types::ARRAY) {
+            all.push(self.array(schema, of)?);
+        }
+        if types.have(Types::STRING) {
+            all.push(self.string(schema, of)?);
+        }
+        all.extend(self.scalar(schema, of, types)?);
+        Ok(self.one_of(schema, all))
+    }
+
+    fn object(&mut self, schema: &mut Schema<'_>, of: &Map<String, Value>) -> Rule {
+        let mut properties = Property::named_by(of);
+        properties.retain(|property| property.is_required || property.schema != json!(false));
+        if properties.is_empty() {
+            return match of.get("additionalProperties") {
+                None if of.contains_key("properties") => Ok(r#""{}""#.to_owned()),
+                Some(Value::Bool(false)) => Ok(r#""{}""#.to_owned()),
+                None | Some(Value::Bool(true)) => Ok("object".to_owned()),
+                Some(others) => {
+                    let value = self.schema(schema, others, Types::ALL)?;
+                    let member = format!("KEY \":\" {value}");
+                    Ok(self.named(schema, &format!(r#""{{" ({member} ("," {member})*)? "}}""#)))
+                }
+            };
+        }
+        // The template writes them in this order.
+        properties.sort_by_key(|property| property.name.to_lowercase());
+        let name = schema.name();
+        for (place, property) in properties.iter().enumerate() {
+            if !is_key(property.name) {
+                return Err(format!("the name `{}`", property.name));
+            }
+            let value = self.schema(schema, &property.schema, Types::ALL);
+            let value = value.map_err(|what| format!("{what} in `{}`", property.name))?;
+            let key = self.literal(&format!("{}:", property.name));
+            self.rule(&format!("p{name}_{place}"), &format!("{key} {value}"));
+        }
+        let are_required = properties.iter().map(|property| property.is_required);
+        let members = self.members(&name, ",", are_required);
+        Ok(self.named(schema, &format!(r#""{{" {members} "}}""#)))
+    }
+
+    fn array(&mut self, schema: &mut Schema<'_>, of: &Map<String, Value>) -> Rule {
+        let (least, most) = (count(of, "minItems")?.unwrap_or(0), count(of, "maxItems")?);
+        if most.is_some_and(|most| most < least) {
+            return Err(NO_VALUE.to_owned());
+        }
+        if most == Some(0) {
+            return Ok(r#""[]""#.to_owned());
+        }
+        let item = match of.get("items") {
+            None => "any".to_owned(),
+            Some(items) => self.schema(schema, items, Types::ALL)?,
+        };
+        let most = most.map(|most| (most - 1).to_string());
+        let more = match most.as_deref() {
+            Some("0") => String::new(),
+            most => {
+                let least = least.saturating_sub(1);
+                format!(r#"("," {item}){{{least},{}}}"#, most.unwrap_or_default())
+            }
+        };
+        let optional = if least == 0 { "?" } else { "" };
+        Ok(self.named(schema, &format!(r#""[" ({item} {more}){optional} "]""#)))
+    }
+
+    fn string(&mut self, schema: &mut Schema<'_>, of: &Map<String, Value>) -> Rule {
+        let (least, most) = (count(of, "minLength")?.unwrap_or(0), count(of, "maxLength")?);
+        let times = match most {
+            Some(most) if most < least => return Err(NO_VALUE.to_owned()),
+            Some(most) => format!("{{{least},{most}}}"),
+            None if least == 0 => return Ok("string".to_owned()),
+            None => format!("{{{least},}}"),
+        };
+        let name = schema.name();
+        let terminal = format!("RAW{name}");
+        self.rule(&terminal, &raw(&times));
+        let rest = format!("r{name}");
+        match self.special(QUOTE) {
+            Some(id) if least > 0 => self.rule(&rest, &format!("{terminal} <[{id}]>")),
+            _ => drop(self.until(&rest, QUOTE, &terminal)),
+        }
+        Ok(self.named(schema, &format!("{} {rest}", self.literal(QUOTE))))
+    }
+
+    /// What is neither a container nor a string, if the types have that.
+    fn scalar(
+        &mut self,
+        schema: &mut Schema<'_>,
+        of: &Map<String, Value>,
+        types: Types,
+    ) -> Result<Option<String>, String> {
+        let any = [json!("null"), json!("boolean"), json!("number")];
+        let names = match of.get("type") {
+            Some(Value::Array(names)) => names.as_slice(),
+            Some(name) => std::slice::from_ref(name),
+            None => &any,
+        };
+        let of_name = |name: &&Value| match name.as_str() {
+            Some("null") => types.have(Types::NULL),
+            Some("boolean") => types.have(Types::BOOLEAN),
+            Some("number" | "integer") => types.have(Types::NUMBER),
+            _ => false,
+        };
+        let names = names.iter().filter(of_name).cloned().collect::<Vec<_>>();
+        if names.is_empty() {
+            return Ok(None);
+        }
+        let mut json = Map::from_iter([("type".to_owned(), Value::from(names))]);
+        let said = of.iter().filter(|(keyword, _)| NUMERIC.contains(&keyword.as_str()));
+        json.extend(said.map(|(keyword, value)| (keyword.clone(), value.clone())));
+        let json = Constraint::JsonSchema(Value::Object(json)).as_lark_value(self.tokenizer);
+        Ok(Some(self.named(schema, &json.map_err(|error| error.to_string())?)))
+    }
+}
+
+/// A text that is repeated so often, and has no mark that would end it.
+fn raw(times: &str) -> String {
+    format!(r#"/(.|\n){times}/ & ~/(.|\n)*<\|"\|>(.|\n)*/"#)
+}
+
+/// Whether no two of the schemas allow values of one type.
+fn are_disjoint(schemas: &[Value], root: &Map<String, Value>) -> bool {
+    let types = |schema: &Value| Types::not_ruled_out(schema, root);
+    schemas.iter().enumerate().all(|(place, schema)| {
+        schemas[..place].iter().all(|other| !types(schema).have(types(other)))
+    })
+}
+
+/// A count that a keyword says, which may be spelled `2.0`.
+fn count(of: &Map<String, Value>, keyword: &str) -> Result<Option<u64>, String> {
+    let Some(value) = of.get(keyword) else { return Ok(None) };
+    let spelled = value.as_f64().filter(|number| number.fract() == 0.0 && *number >= 0.0);
+    let count = value.as_u64().or_else(|| spelled.map(|number| number as u64));
+    count.map(Some).ok_or_else(|| format!("`{keyword}`"))
+}

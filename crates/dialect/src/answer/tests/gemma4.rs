@@ -1,0 +1,356 @@
+//! Calls as Gemma 4 writes them, and its reasoning.
+
+use candlepower_tokenizer::{ChatTemplate, LocalTime, PromptEnd, RenderInput, TemplateSources};
+
+use super::*;
+
+const FORMAT: ToolFormat = ToolFormat::Gemma4;
+const DIALECT: Dialect = Dialect { tools: Some(FORMAT), reasoning: Some(ReasoningFormat::Gemma4) };
+
+/// Writes calls as the template of these models does.
+const TEMPLATE: &str = r#"{%- macro value(v) -%}
+{%- if v is none -%}null
+{%- elif v is string -%}<|"|>{{ v }}<|"|>
+{%- elif v is boolean -%}{{ 'true' if v else 'false' }}
+{%- elif v is mapping -%}{{ '{' }}{% for key, item in v | dictsort %}{{ key }}:{{ value(item) }}{{ ',' if not loop.last }}{% endfor %}{{ '}' }}
+{%- elif v is sequence -%}[{% for item in v %}{{ value(item) }}{{ ',' if not loop.last }}{% endfor %}]
+{%- else -%}{{ v }}{%- endif -%}
+{%- endmacro -%}
+{%- for m in messages -%}
+{%- if m.reasoning_content -%}<|channel>thought{{ '\n' }}{{ m.reasoning_content }}{{ '\n' }}<channel|>{%- endif -%}
+{%- for c in m.tool_calls -%}<|tool_call>call:{{ c.function.name }}{{ value(c.function.arguments) }}<tool_call|>{%- endfor -%}
+{%- endfor -%}"#;
+
+/// An answer with these calls, of which each is a name and arguments.
+fn written(reasoning: Option<&str>, calls: &[(&str, &Value)]) -> String {
+    let sources = TemplateSources { chosen: Some(TEMPLATE), ..TemplateSources::default() };
+    let template = ChatTemplate::from_sources(&sources).unwrap().unwrap();
+    let call = |(name, arguments): &(&str, &Value)| json!({"function": {"name": name, "arguments": arguments}});
+    let calls = calls.iter().map(call).collect::<Vec<_>>();
+    let message = json!({"role": "assistant", "reasoning_content": reasoning, "tool_calls": calls});
+    let input = RenderInput {
+        messages: &json!([message]),
+        tools: None,
+        documents: None,
+        end: PromptEnd::LastMessage,
+        chat_template_kwargs: &Map::new(),
+        now: LocalTime { unix_s: 0, utc_offset_s: 0 },
+    };
+    template.render(&input).unwrap()
+}
+
+/// A model that has to call `f`.
+struct Held {
+    tokenizer: Tokenizer,
+    schema: Value,
+}
+
+impl Held {
+    fn new(special: &[&str], schema: &Value) -> Self {
+        Self { tokenizer: tokenizer(special), schema: schema.clone() }
+    }
+
+    fn constraint(&self) -> Result<Constraint> {
+        let parameters = self.schema.as_object();
+        let functions = [Function { name: "f", parameters, strict: true }];
+        let shape = AnswerShape {
+            dialect: Dialect { reasoning: None, ..DIALECT },
+            thinking: Thinking::Possible,
+            calls: Calls::Required,
+            parallel: true,
+            functions: &functions,
+            has_others: false,
+            text: None,
+        };
+        shape.constraint(&self.tokenizer).map(Option::unwrap)
+    }
+
+    fn grammar(&self) -> Grammar {
+        let constraint = self.constraint().unwrap();
+        let compiler = GrammarCompiler::new(&self.tokenizer, &[EOS], 320).unwrap();
+        compiler.compile(&constraint).unwrap_or_else(|error| panic!("{error}: {constraint:?}"))
+    }
+
+    /// What of this text is not allowed.
+    fn rest<'a>(&self, text: &'a str) -> &'a str {
+        let mut grammar = self.grammar();
+        let mut taken = 0;
+        for id in self.tokenizer.encode(text, candlepower_tokenizer::AddSpecialTokens::No).unwrap()
+        {
+            if grammar.is_finished() || !grammar.allowed().unwrap().allows(id) {
+                return &text[taken..];
+            }
+            grammar.accept(id).unwrap();
+            taken += self.tokenizer.token_bytes(id).len();
+        }
+        assert!(grammar.is_finished() || grammar.allowed().unwrap().allows(EOS), "{text}");
+        ""
+    }
+
+    fn rest_of_call(&self, arguments: &Value) -> String {
+        self.rest(&written(None, &[("f", arguments)])).to_owned()
+    }
+}
+
+/// The arguments of all calls of an answer without content.
+fn read(text: &str) -> Vec<Value> {
+    let dialect = Dialect { reasoning: None, ..DIALECT };
+    let functions = [Callable { name: "f".to_owned(), parameters: None }];
+    let mut parser = OutputParser::new(dialect, Thinking::Possible, Some(functions.into()));
+    let mut calls = Vec::<String>::new();
+    for event in parser.push(text).into_iter().chain(parser.finish()) {
+        match event {
+            OutputEvent::CallStart { .. } => calls.push(String::new()),
+            OutputEvent::CallArguments { index, fragment } => calls[index].push_str(&fragment),
+            OutputEvent::CallEnd { .. } => {}
+            other => panic!("{other:?} in {text}"),
+        }
+    }
+    calls.iter().map(|arguments| serde_json::from_str(arguments).unwrap()).collect()
+}
+
+fn schema() -> Value {
+    json!({
+        "type": "object",
+        "title": "Order",
+        "properties": {
+            "text": {"type": "string", "description": "A text."},
+            "Unit": {"$ref": "#/$defs/Unit"},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": null},
+            "days": {"type": "integer", "minimum": 1, "maximum": 14},
+            "at": {"type": "array", "items": {"type": "number", "minimum": -9, "maximum": 9}, "minItems": 1, "maxItems": 2},
+            "codes": {"type": ["array", "boolean"], "items": {"type": "string", "minLength": 2, "maxLength": 3}},
+            "labels": {"type": "object", "additionalProperties": {"type": ["integer", "null"]}},
+            "node": {"$ref": "#/$defs/Node"},
+            "mode": {"const": {"b": [1, "x"], "A": null}},
+            "any": {},
+        },
+        "required": ["text", "days"],
+        "$defs": {
+            "Unit": {"enum": ["C", "F, \"é\"\n", 1.5, true]},
+            "Node": {
+                "type": "object",
+                "properties": {"name": {"type": "string"}, "next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}},
+                "required": ["next"],
+                "additionalProperties": false,
+            },
+        },
+        "additionalProperties": false,
+    })
+}
+
+const SPECIAL: [&[&str]; 3] = [&[], &["<|tool_call>", "<tool_call|>", "<|\"|>"], &["<|\"|>"]];
+
+#[test]
+fn what_the_template_writes_is_allowed_and_read() {
+    for special in SPECIAL {
+        let held = Held::new(special, &schema());
+        for arguments in [
+            json!({"text": "", "days": 1}),
+            json!({"text": "fn a() {\n  b[0] < c; \"é\" </x> <|x>\n}, d:", "days": 14}),
+            json!({
+                "text": "a", "Unit": "F, \"é\"\n", "note": null, "days": 3, "at": [1.5, -2], "codes": ["ab", "äöü"],
+                "labels": {"größe": 1, "a b": null}, "node": {"name": "n", "next": {"next": null}}, "mode": {"b": [1, "x"], "A": null},
+                "any": {"k": [1, "x", null, {}, [], {"a": false}]},
+            }),
+            json!({"text": "a", "days": 2, "Unit": 1.5, "note": "null", "codes": false, "labels": {}, "any": "x"}),
+            json!({"text": "a", "days": 2, "Unit": true, "codes": [], "any": -1.5e-05}),
+        ] {
+            let text = written(None, &[("f", &arguments), ("f", &arguments)]);
+            assert_eq!(held.rest(&text), "");
+            assert_eq!(read(&text), [arguments.clone(), arguments]);
+        }
+    }
+}
+
+#[test]
+fn nothing_else_is_allowed() {
+    for special in SPECIAL {
+        let held = Held::new(special, &schema());
+        let begins = |arguments: &Value, rest: &str| {
+            let found = held.rest_of_call(arguments);
+            assert!(found.starts_with(rest), "{found} {arguments}");
+        };
+        begins(&json!({"text": "a"}), "text");
+        begins(&json!({"days": 2}), "}<");
+        begins(&json!({"days": 15, "text": "a"}), "5,");
+        begins(&json!({"days": 0, "text": "a"}), "0,");
+        begins(&json!({"days": "2", "text": "a"}), "<|\"|>2");
+        begins(&json!({"days": 2, "text": 3}), "3}");
+        begins(&json!({"days": 2, "text": "a", "Unit": "K"}), "K<");
+        begins(&json!({"any": 1, "at": [], "days": 2, "text": "a"}), "]");
+        begins(&json!({"at": [1, 2, 3], "days": 2, "text": "a"}), ",3");
+        let short = held.rest_of_call(&json!({"codes": ["a"], "days": 2, "text": "a"}));
+        // The beginning of a mark may be a text.
+        assert!(short.trim_start_matches(['<', '|', '"', '>']).starts_with(']'), "{short}");
+        begins(&json!({"codes": ["abcd"], "days": 2, "text": "a"}), "d");
+        begins(&json!({"days": 2, "labels": {"a": "b"}, "text": "a"}), "<|\"|>b");
+        begins(&json!({"days": 2, "node": {}, "text": "a"}), "}");
+        begins(&json!({"days": 2, "node": {"next": null, "other": 1}, "text": "a"}), ",other");
+        begins(&json!({"days": 2, "text": "a", "zoo": 1}), "zoo");
+        // The mark of a string within one ends it.
+        begins(&json!({"days": 2, "text": "a<|\"|>b"}), "b<");
+        assert_eq!(held.rest("Well"), "Well");
+    }
+}
+
+#[test]
+fn all_that_may_be_written_fits_the_schema() {
+    // Where the marks are spelled out, texts that are drawn do not end.
+    for (special, seed) in SPECIAL[1..].iter().zip(0..) {
+        let held = Held::new(special, &schema());
+        let (grammar, mut random) = (held.grammar(), Rng::with_seed(seed));
+        let mut num_read = 0;
+        for _ in 0..24 {
+            let Some(text) = draw(&held.tokenizer, grammar.clone(), &mut random) else { continue };
+            for arguments in read(&text) {
+                num_read += 1;
+                let is_held = |key: &str, holds: &dyn Fn(&Value) -> bool| {
+                    assert!(arguments.get(key).is_none_or(holds), "{arguments}");
+                };
+                assert!(arguments["text"].is_string(), "{arguments}");
+                assert!((1..=14).contains(&arguments["days"].as_i64().unwrap()), "{arguments}");
+                is_held("Unit", &|unit| {
+                    [json!("C"), json!("F, \"é\"\n"), json!(1.5), json!(true)].contains(unit)
+                });
+                is_held("note", &|note| note.is_string() || note.is_null());
+                let is_code = |code: &Value| {
+                    (2..4).contains(&code.as_str().map_or(0, |code| code.chars().count()))
+                };
+                is_held("codes", &|codes| {
+                    codes.is_boolean() || codes.as_array().unwrap().iter().all(is_code)
+                });
+                is_held("at", &|at| (1..3).contains(&at.as_array().unwrap().len()));
+                is_held("labels", &|labels| {
+                    labels
+                        .as_object()
+                        .unwrap()
+                        .values()
+                        .all(|label| label.is_i64() || label.is_null())
+                });
+                is_held("node", &|node| node.get("next").is_some());
+            }
+        }
+        assert!(num_read > 5, "{num_read}");
+    }
+}
+
+#[test]
+fn what_the_notation_cannot_hold_is_refused() {
+    let refused = |schema: Value| Held::new(&[], &schema).constraint().unwrap_err().to_string();
+    let property = |schema: Value| {
+        let message = refused(json!({"properties": {"city": schema}}));
+        assert!(message.contains("in `city`"), "{message}");
+        message
+    };
+    assert!(refused(json!({"not": {}})).contains("`not`"));
+    assert!(refused(json!({"type": "string"})).contains("no value"));
+    for name in ["a:b", "a=b", "a,b", " a", "", "a{", "\"a", "<a", "a\nb"] {
+        let message = refused(json!({"properties": {name: {}}}));
+        assert!(message.contains(&format!("`{name}`")), "{message}");
+    }
+    for (schema, named) in [
+        (json!({"type": "string", "pattern": "a+"}), "`pattern`"),
+        (json!({"type": "string", "format": "date"}), "`format`"),
+        (json!({"type": "array", "uniqueItems": true}), "`uniqueItems`"),
+        (json!({"type": "array", "prefixItems": []}), "`prefixItems`"),
+        (json!({"type": "object", "patternProperties": {}}), "`patternProperties`"),
+        (json!({"type": "integer", "anyOf": [{"minimum": 1}, {"type": "string"}]}), "`type`"),
+        (json!({"oneOf": [{"type": "string"}, {"enum": ["a", 1]}]}), "`oneOf`"),
+        (json!({"allOf": [{"type": "string"}, {"minLength": 1}]}), "`allOf`"),
+        (json!({"const": "a<|\"|>"}), "marks"),
+        (json!({"const": {"a:b": 1}}), "`a:b`"),
+        (json!({"type": "string", "enum": [1]}), "no value"),
+        (json!({"type": "string", "minLength": 2, "maxLength": 1}), "no value"),
+        (json!({"type": "string", "minLength": -1}), "`minLength`"),
+        (json!({"$ref": "#/$defs/Nothing"}), "`#/$defs/Nothing`"),
+    ] {
+        let message = property(schema);
+        assert!(message.contains(named), "{message}");
+    }
+    // What no value is needed of is left out.
+    let held = Held::new(
+        &[],
+        &json!({"properties": {"a": false, "b": {"oneOf": [{"type": "string"}, {"type": "null"}]}}}),
+    );
+    assert_eq!(held.rest_of_call(&json!({"b": null})), "");
+    assert_eq!(held.rest_of_call(&json!({})), "");
+}
+
+#[test]
+fn functions_that_are_not_held_take_any_arguments() {
+    for special in SPECIAL {
+        let mut case = Case::new(Some(FORMAT), Calls::Allowed);
+        case.tokenizer = tokenizer(special);
+        let noop = |arguments: &Value| written(None, &[("noop", arguments)]);
+        let any = json!({"any": [1, {"b": "}"}], "c d": null});
+        for text in
+            ["", "Just text. <|tool_cal", &noop(&json!({})), &format!("Well\n{}\nSo.", noop(&any))]
+        {
+            case.takes(text);
+        }
+        let weather = written(
+            None,
+            &[
+                ("get_weather", &json!({"city": "Bern"})),
+                ("get_weather", &json!({"city": "Basel", "days": 3})),
+            ],
+        );
+        case.takes(&weather);
+        assert_eq!(case.read(&weather).2.len(), 2);
+        case.stops("<|tool_call> x", "<|tool_call>");
+        case.stops("<|tool_call>call:g{}", "<|tool_call>call:g");
+        case.stops(&weather.replace("Bern", "Rome"), "<|tool_call>call:get_weather{city:<|\"|>");
+        case.parallel = false;
+        case.takes(&format!("Well {}", noop(&any)));
+        case.stops(&weather, &weather[..weather.rfind("<|tool_call>").unwrap()]);
+    }
+}
+
+#[test]
+fn calls_are_behind_the_reasoning() {
+    let marks = DIALECT.marks();
+    assert_eq!(marks, ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|\"|>"]);
+    for special in [&[][..], &marks[..]] {
+        let mut case = Case::new(Some(FORMAT), Calls::Required);
+        case.tokenizer = tokenizer(special);
+        case.dialect = DIALECT;
+        let calls = [("get_weather", &json!({"city": "Bern"})), ("noop", &json!({}))];
+        let (call, thoughtful) = (written(None, &calls), written(Some("Hm, <b>.\n\nSo."), &calls));
+        let check = |case: &Case, text: &str, reasoning: &str| {
+            case.takes(text);
+            let (content, thought, calls) = case.read(text);
+            assert_eq!(
+                (content.as_str(), thought.as_str(), calls.len()),
+                ("", reasoning, 2),
+                "{text}"
+            );
+        };
+        check(&case, &call, "");
+        check(&case, &thoughtful, "Hm, <b>.\n\nSo.");
+        check(&case, &format!("<|channel>thought\n<channel|>{call}"), "");
+        case.stops("<|channel>plan", "<|channel>");
+        case.stops("Well", "");
+        case.stops("<|channel>thought\na<channel|>b", "<|channel>thought\na<channel|>");
+        case.thinking = Thinking::Open;
+        check(&case, thoughtful.strip_prefix("<|channel>thought\n").unwrap(), "Hm, <b>.\n\nSo.");
+        // What ends the reasoning is no part of it.
+        let (taken, _) = case.take("a<|tool_call>call:x");
+        assert!(taken.len() <= "a<|tool_call>call".len(), "{taken}");
+        case.thinking = Thinking::Closed;
+        check(&case, &call, "");
+        case.stops(&thoughtful, if special.is_empty() { "<|" } else { "" });
+        case.calls = Calls::Allowed;
+        case.takes("Four.");
+        check(&case, &call, "");
+        case.thinking = Thinking::Possible;
+        case.takes("thought");
+        case.takes("<|channel>thought\na\n<channel|>Four.");
+        check(&case, &thoughtful, "Hm, <b>.\n\nSo.");
+        case.calls = Calls::None;
+        case.text = Some(Constraint::Choice(vec!["yes".into()]));
+        case.takes("<|channel>thought\na\n<channel|>yes");
+        case.takes("yes");
+        case.stops("no", "");
+    }
+}

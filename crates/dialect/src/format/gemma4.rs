@@ -1,0 +1,209 @@
+//! `<|tool_call>call:name{key:<|"|>text<|"|>,other:[1,true]}<tool_call|>`: keys are bare, and strings stand between marks
+//! without escapes.
+//!
+//! Arguments become JSON while they come. The models often write otherwise than their template does: they forget the first
+//! mark of a string, take the quotes of JSON or Python, or write `=` behind a key. That is read as what it means; a word
+//! that is no literal is a string.
+
+mod words;
+
+use super::{Head, Tail};
+use crate::scan::{Cursor, Scan, Stop};
+use crate::schema::Types;
+use words::{bare, key, quoted};
+pub(crate) use words::{is_key, written};
+
+pub(super) const OPEN: &str = "<|tool_call>";
+const CLOSE: &str = "<tool_call|>";
+pub(crate) const QUOTE: &str = "<|\"|>";
+pub(crate) const MARKS: [&str; 3] = [OPEN, CLOSE, QUOTE];
+/// What a call begins with; also within reasoning, which some models do not close before it.
+pub(super) const BEGIN: &str = "<|tool_call>call:";
+
+/// Deepest nesting of values.
+const MAX_DEPTH: usize = 64;
+
+pub(super) fn head(text: &str) -> Scan<Head> {
+    let mut cursor = Cursor::new(text);
+    cursor.expect(BEGIN)?;
+    cursor.white_space();
+    let path = cursor.word(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':'))?;
+    // Models put the name of a server before the function's.
+    let name = path.rsplit(':').next().unwrap_or_default().to_owned();
+    cursor.white_space();
+    let at = cursor.at();
+    cursor.expect("{")?;
+    cursor.white_space();
+    if name.is_empty() {
+        return Err(Stop::No);
+    }
+    if cursor.peek()? != b'}' {
+        key(cursor.rest())?;
+    }
+    Ok(Head { name, at, arguments: None, in_object: false })
+}
+
+/// Models forget the mark.
+pub(super) fn tail(text: &str) -> Scan<Tail> {
+    let mut cursor = Cursor::new(text);
+    cursor.white_space();
+    Ok(Tail::end(if cursor.accept(CLOSE)? { cursor.at() } else { 0 }))
+}
+
+/// The arguments of a call, which begin with `{`, as far as they were read.
+#[derive(Debug, Default)]
+pub(crate) struct Arguments {
+    /// The brackets that end what is open.
+    ends: Vec<char>,
+    next: Next,
+    /// The last key of the call itself, which its function's schema may know.
+    key: String,
+}
+
+/// What is read next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Next {
+    #[default]
+    Value,
+    /// A key or an item, or the end of what is open.
+    Member { is_first: bool },
+    /// The rest of a string.
+    Text,
+    /// What follows a value.
+    Behind { is_text: bool },
+    /// Nothing.
+    End,
+}
+
+impl Arguments {
+    /// Reads as much of `text` as there is, and adds it to `json`. The bytes that were read, and why not more. Text may
+    /// follow unless it has `ended`; `types` are those of the values of the function's arguments.
+    pub(crate) fn read(
+        &mut self,
+        text: &str,
+        ended: bool,
+        json: &mut String,
+        types: impl Fn(&str) -> Types,
+    ) -> (usize, Scan<()>) {
+        let mut cursor = Cursor::new(text);
+        while self.next != Next::End {
+            let before = cursor;
+            if let Err(stop) = self.step(&mut cursor, ended, json, &types) {
+                // The part of a string that is certain was taken.
+                let at = if self.next == Next::Text { cursor.at() } else { before.at() };
+                return (at, Err(stop));
+            }
+        }
+        (cursor.at(), Ok(()))
+    }
+
+    fn step(
+        &mut self,
+        cursor: &mut Cursor<'_>,
+        ended: bool,
+        json: &mut String,
+        types: &impl Fn(&str) -> Types,
+    ) -> Scan<()> {
+        if self.next == Next::Text {
+            return self.text(cursor, json);
+        }
+        cursor.white_space();
+        self.next = match self.next {
+            Next::Value => self.value(cursor, ended, json, types)?,
+            Next::Member { is_first } => {
+                if self.ends_here(cursor)? {
+                    self.end(cursor, json)
+                } else {
+                    self.member(cursor, json, is_first)?
+                }
+            }
+            Next::Behind { .. } if self.ends_here(cursor)? => self.end(cursor, json),
+            Next::Behind { .. } if cursor.accept(",")? => Next::Member { is_first: false },
+            // Models forget the comma behind a string.
+            Next::Behind { is_text: true } => Next::Member { is_first: false },
+            Next::Behind { is_text: false } | Next::Text | Next::End => return Err(Stop::No),
+        };
+        Ok(())
+    }
+
+    /// Whether the innermost of what is open ends here, or all of it, where models forget brackets before the mark.
+    fn ends_here(&self, cursor: &Cursor<'_>) -> Scan<bool> {
+        let mut cursor = *cursor;
+        let is_end = self.ends.last().is_some_and(|end| cursor.rest().starts_with(*end));
+        Ok(is_end || cursor.accept(CLOSE)?)
+    }
+
+    /// Ends it. The mark is left for what follows the arguments.
+    fn end(&mut self, cursor: &mut Cursor<'_>, json: &mut String) -> Next {
+        if cursor.rest().starts_with(CLOSE) {
+            json.extend(self.ends.drain(..).rev());
+        } else {
+            json.extend(self.ends.pop());
+            cursor.advance(1);
+        }
+        if self.ends.is_empty() { Next::End } else { Next::Behind { is_text: false } }
+    }
+
+    fn member(&mut self, cursor: &mut Cursor<'_>, json: &mut String, is_first: bool) -> Scan<Next> {
+        let before = if is_first { "" } else { ", " };
+        if self.ends.last() == Some(&']') {
+            json.push_str(before);
+            return Ok(Next::Value);
+        }
+        let (key, length) = key(cursor.rest())?;
+        cursor.advance(length);
+        json.push_str(&format!("{before}{}: ", quoted(&key)));
+        if self.ends.len() == 1 {
+            self.key = key;
+        }
+        Ok(Next::Value)
+    }
+
+    fn value(
+        &mut self,
+        cursor: &mut Cursor<'_>,
+        ended: bool,
+        json: &mut String,
+        types: &impl Fn(&str) -> Types,
+    ) -> Scan<Next> {
+        if cursor.accept(QUOTE)? {
+            json.push('"');
+            return Ok(Next::Text);
+        }
+        let first = cursor.peek()?;
+        if matches!(first, b'{' | b'[') {
+            if self.ends.len() == MAX_DEPTH {
+                return Err(Stop::No);
+            }
+            cursor.advance(1);
+            json.push(char::from(first));
+            self.ends.push(if first == b'{' { '}' } else { ']' });
+            return Ok(Next::Member { is_first: true });
+        }
+        let wants_text = self.ends.len() == 1 && types(&self.key).are_text();
+        let (value, is_text) = bare(cursor, ended, wants_text)?;
+        json.push_str(&value);
+        Ok(Next::Behind { is_text })
+    }
+
+    /// More of a string; `Wait` behind what is certain of it.
+    fn text(&mut self, cursor: &mut Cursor<'_>, json: &mut String) -> Scan<()> {
+        let rest = cursor.rest();
+        let end = rest.find(QUOTE);
+        let length = end.unwrap_or(rest.len() - crate::tool::len_of_beginning(rest, QUOTE));
+        json.push_str(inner(&quoted(&rest[..length])));
+        cursor.advance(length);
+        if end.is_none() {
+            return Err(Stop::Wait);
+        }
+        cursor.advance(QUOTE.len());
+        json.push('"');
+        self.next = Next::Behind { is_text: true };
+        Ok(())
+    }
+}
+
+/// What stands between the quotes of a string of JSON.
+fn inner(string: &str) -> &str {
+    &string[1..string.len() - 1]
+}

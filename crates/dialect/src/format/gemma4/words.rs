@@ -1,0 +1,165 @@
+//! What stands without the marks of a string: keys, literals, and strings that models write otherwise. And how values are
+//! written.
+
+use serde_json::Value;
+
+use super::{CLOSE, MARKS, QUOTE};
+use crate::format::pythonic;
+use crate::scan::{Cursor, Scan, Stop};
+
+/// Longest key.
+const MAX_KEY_BYTES: usize = 4 << 10;
+
+/// A string of JSON.
+pub(super) fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// A key and its colon, and the bytes of them.
+pub(super) fn key(text: &str) -> Scan<(String, usize)> {
+    let near = &text[..text.floor_char_boundary(MAX_KEY_BYTES)];
+    match key_within(near) {
+        Err(Stop::Wait) if text.len() >= MAX_KEY_BYTES => Err(Stop::No),
+        other => other,
+    }
+}
+
+fn key_within(text: &str) -> Scan<(String, usize)> {
+    let mut cursor = Cursor::new(text);
+    let key = if cursor.accept(QUOTE)? {
+        cursor.until(QUOTE)?.to_owned()
+    } else if matches!(cursor.peek()?, b'"' | b'\'') {
+        pythonic::string(&mut cursor)?
+    } else {
+        let is_end = |c| matches!(c, ':' | '=' | ',' | '{' | '}' | '[' | ']' | '<' | '\n');
+        cursor.word(|c| !is_end(c))?.trim_end().to_owned()
+    };
+    cursor.white_space();
+    if key.is_empty() || !(cursor.accept(":")? || cursor.accept("=")?) {
+        return Err(Stop::No);
+    }
+    Ok((key, cursor.at()))
+}
+
+/// A value without the marks of a string, as JSON, and whether it is a string. Where one is wanted, other literals than null
+/// are strings, too.
+pub(super) fn bare(cursor: &mut Cursor<'_>, ended: bool, wants_text: bool) -> Scan<(String, bool)> {
+    let rest = cursor.rest();
+    if let Some((text, length)) = in_quotes(rest, ended)? {
+        cursor.advance(length);
+        return Ok((quoted(&text), true));
+    }
+    let is_literal = |word: &&str| *word == "null" || !wants_text;
+    let literal_in = |text: &str| literal(text.trim()).filter(is_literal).map(str::to_owned);
+    let end = rest.find([',', '}', ']']);
+    if let Some((end, value)) = end.and_then(|end| Some((end, literal_in(&rest[..end])?))) {
+        cursor.advance(end);
+        return Ok((value, false));
+    }
+    // A string whose first mark is missing has its second one, before that of another string.
+    let behind_all = end.filter(|_| ended).map(|_| (CLOSE, rest.len()));
+    let (mark, at) = first_mark(rest).or(behind_all).ok_or(Stop::Wait)?;
+    let before = &rest[..at];
+    let opens =
+        before.trim_end().ends_with([':', '=', ',', '{', '[']) && end.is_some_and(|end| end < at);
+    if mark == QUOTE && !opens {
+        cursor.advance(at + QUOTE.len());
+        return Ok((quoted(before), true));
+    }
+    let end = end.map_or(at, |end| end.min(at));
+    let word = rest[..end].trim_end();
+    if word.is_empty() {
+        return Err(Stop::No);
+    }
+    cursor.advance(end);
+    Ok(literal_in(word).map_or_else(|| (quoted(word), true), |value| (value, false)))
+}
+
+/// A string in the quotes of JSON or Python, and its bytes, perhaps with a mark behind it.
+fn in_quotes(text: &str, ended: bool) -> Scan<Option<(String, usize)>> {
+    if !text.starts_with(['"', '\'']) {
+        return Ok(None);
+    }
+    let mark = first_mark(text);
+    let mut cursor = Cursor::new(&text[..mark.map_or(text.len(), |(_, at)| at)]);
+    let string = match pythonic::string(&mut cursor) {
+        Ok(string) => string,
+        Err(Stop::Wait) if mark.is_none() && !ended => return Err(Stop::Wait),
+        Err(_) => return Ok(None),
+    };
+    let mut cursor = Cursor::new(&text[cursor.at()..]);
+    let before = text.len() - cursor.rest().len();
+    cursor.white_space();
+    if cursor.accept(QUOTE)? {
+        return Ok(Some((string, before + cursor.at())));
+    }
+    let is_end = matches!(cursor.peek()?, b',' | b'}' | b']') || { cursor }.accept(CLOSE)?;
+    Ok(is_end.then_some((string, before)))
+}
+
+/// The first mark of a string's or of the call's end, and where it is.
+fn first_mark(text: &str) -> Option<(&'static str, usize)> {
+    let found = [QUOTE, CLOSE].map(|mark| text.find(mark).map(|at| (mark, at)));
+    found.into_iter().flatten().min_by_key(|(_, at)| *at)
+}
+
+/// The word as JSON, where it is a literal of JSON, or one of Python, as older templates write them.
+fn literal(word: &str) -> Option<&str> {
+    match word {
+        "true" | "True" => Some("true"),
+        "false" | "False" => Some("false"),
+        "null" | "None" => Some("null"),
+        _ => is_number(word).then_some(word),
+    }
+}
+
+/// Whether the word is a number of JSON, however large.
+fn is_number(word: &str) -> bool {
+    let word = word.strip_prefix('-').unwrap_or(word);
+    let (mantissa, exponent) = match word.split_once(['e', 'E']) {
+        Some((mantissa, exponent)) => {
+            (mantissa, exponent.strip_prefix(['+', '-']).unwrap_or(exponent))
+        }
+        None => (word, "0"),
+    };
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, "0"));
+    let are_digits =
+        |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    [whole, fraction, exponent].into_iter().all(are_digits)
+        && (whole == "0" || !whole.starts_with('0'))
+}
+
+/// A value as the template writes it, or what of it cannot be written.
+pub(crate) fn written(value: &Value) -> Result<String, String> {
+    match value {
+        Value::String(text) if MARKS.iter().any(|mark| text.contains(mark)) => {
+            Err("a value with marks of a call".to_owned())
+        }
+        Value::String(text) => Ok(format!("{QUOTE}{text}{QUOTE}")),
+        Value::Array(values) => {
+            let values = values.iter().map(written).collect::<Result<Vec<_>, _>>()?;
+            Ok(format!("[{}]", values.join(",")))
+        }
+        Value::Object(members) => {
+            let mut members = members.iter().collect::<Vec<_>>();
+            members.sort_by_key(|(key, _)| key.to_lowercase());
+            let member = |(key, value): (&String, &Value)| match is_key(key) {
+                true => Ok(format!("{key}:{}", written(value)?)),
+                false => Err(format!("the name `{key}`")),
+            };
+            let members = members.into_iter().map(member).collect::<Result<Vec<_>, _>>()?;
+            Ok(format!("{{{}}}", members.join(",")))
+        }
+        other => Ok(other.to_string()),
+    }
+}
+
+/// Whether it is read as one key.
+pub(crate) fn is_key(name: &str) -> bool {
+    let is_mark =
+        |c: char| c.is_control() || matches!(c, ':' | '=' | ',' | '{' | '}' | '[' | ']' | '<');
+    !name.is_empty()
+        && name.trim() == name
+        && !name.starts_with(['"', '\''])
+        && !name.contains(is_mark)
+}
