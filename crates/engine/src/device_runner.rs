@@ -4,13 +4,16 @@ use std::{collections::VecDeque, time::Instant};
 
 use candle_core::{DType, Tensor};
 use candlepower_kernels::{
+    AttentionMetadata,
     device::{
         self, AttentionStep, HostBlocks, LaunchShape, Readback, SamplerRow, SamplingOutput,
         SamplingScratch, Staging, StateTables, TokenCounts,
     },
     sampling::{RowLogprobs, SampledRow},
 };
-use candlepower_models::{DeviceDecoder, DeviceInput, Workspace, WorkspaceSize};
+use candlepower_models::{
+    DeviceDecoder, DeviceInput, DeviceWanted, WantedTokens, Workspace, WorkspaceSize,
+};
 use candlepower_scheduler::Step;
 
 use crate::{
@@ -18,7 +21,7 @@ use crate::{
     device_graphs::Graphs,
     device_tables::{Chunk, DrawLimits, DrawTables, InputTables, SwapTo, Upload, swap_pairs},
     follower::{Followers, tell_others},
-    runner::{SamplingBatch, Scored, StepOutput},
+    runner::{PromptRow, SamplingBatch, Scored, StepOutput, num_wanted},
 };
 
 /// "No token" in what the device reports.
@@ -192,7 +195,16 @@ impl DeviceRunner {
             vocab: self.model.vocab_size(),
             has_logits: bucket.is_some(),
         };
-        let draws = DrawTables::new(step, batch, limits);
+        let mut draws = DrawTables::new(step, batch, limits);
+        let spec = self.model.spec();
+        if bucket.is_none() && spec.first_reader() < spec.layers.len() {
+            let scored: Vec<_> = batch.prompts.iter().map(PromptRow::scored).collect();
+            let counts = num_wanted(step, &scored);
+            inputs.wanted = WantedTokens::of(&inputs.attention, &inputs.positions, &counts)?;
+        }
+        if let Some(wanted) = &inputs.wanted {
+            draws.read_wanted(wanted);
+        }
         let views = self.upload_draws(step, &draws)?;
         self.swap(&views.swaps)?;
         if !step.copies.is_empty() {
@@ -272,13 +284,28 @@ impl DeviceRunner {
             let query_start = upload.push(inputs.attention.query_start.iter().copied());
             (query_start, upload.push(inputs.state_slots.iter().copied()))
         });
+        let wanted = inputs.wanted.as_ref().map(|wanted| {
+            let rows = upload.push(wanted.rows.iter().copied());
+            (rows, upload.push(wanted.positions.iter().copied()), wanted.attention.clone())
+        });
         self.inputs.upload(&upload.numbers)?;
         let view = |range: std::ops::Range<usize>| self.inputs.view(range.start, &[range.len()]);
         let states = match states {
             Some((query_start, slots)) => Some((view(query_start)?, view(slots)?)),
             None => None,
         };
+        let wanted = match wanted {
+            Some((rows, positions, attention)) => {
+                let tables = match rows.is_empty() {
+                    true => None,
+                    false => Some((view(rows)?, view(positions)?)),
+                };
+                Some(WantedViews { tables, attention })
+            }
+            None => None,
+        };
         let views = InputViews {
+            wanted,
             states,
             token_ids: view(token_ids)?,
             positions: view(positions)?,
@@ -469,13 +496,22 @@ struct InputViews {
     rows: Tensor,
     /// Where each sequence's tokens begin, and where its state is, where layers have such.
     states: Option<(Tensor, Tensor)>,
+    /// Whose hidden states are wanted, where not all are.
+    wanted: Option<WantedViews>,
+}
+
+/// As [`DeviceWanted`].
+struct WantedViews {
+    tables: Option<(Tensor, Tensor)>,
+    attention: AttentionMetadata,
 }
 
 impl InputViews {
     /// Numbers that the largest step needs, each table from a multiple of four on.
     fn capacity(size: &WorkspaceSize) -> usize {
         let of_states = 2 * (size.max_seqs + 1).next_multiple_of(4);
-        3 * size.max_tokens.next_multiple_of(4) + size.max_rows.next_multiple_of(4) + of_states
+        // Tokens, positions and slots, and the rows and positions of those that are wanted.
+        5 * size.max_tokens.next_multiple_of(4) + size.max_rows.next_multiple_of(4) + of_states
     }
 
     fn input(&self) -> DeviceInput<'_> {
@@ -487,6 +523,10 @@ impl InputViews {
                 query_start,
                 slots,
                 positions: &self.positions,
+            }),
+            wanted: self.wanted.as_ref().map(|wanted| DeviceWanted {
+                tables: wanted.tables.as_ref().map(|(rows, positions)| (rows, positions)),
+                attention: &wanted.attention,
             }),
         }
     }

@@ -7,6 +7,7 @@ use candlepower_kernels::{
     device::{NO_SLOT, SamplerRow},
     sampling::SamplingRow,
 };
+use candlepower_models::WantedTokens;
 use candlepower_scheduler::{Step, Swap, TokenSource};
 
 use crate::runner::{Place, SamplingBatch};
@@ -28,6 +29,8 @@ pub(crate) struct InputTables {
     pub(crate) state_slots: Vec<u32>,
     /// Whether the device has to look up tokens that it drew itself.
     pub(crate) has_drawn: bool,
+    /// Whose hidden states are wanted, where not all are.
+    pub(crate) wanted: Option<WantedTokens>,
 }
 
 impl InputTables {
@@ -140,6 +143,14 @@ impl DrawTables {
             }
         }
         tables
+    }
+
+    /// Has draws read the hidden states of the wanted tokens, which alone there are: all of these draws'.
+    pub(crate) fn read_wanted(&mut self, wanted: &WantedTokens) {
+        for row in self.chunks.iter_mut().flat_map(|chunk| &mut chunk.rows) {
+            let place = wanted.rows.binary_search(row);
+            *row = place.expect("what draws is wanted") as u32;
+        }
     }
 
     /// Draws of all chunks.

@@ -112,7 +112,7 @@ fn last_positions(step: &Step) -> Vec<u32> {
 }
 
 /// How many of the last tokens of each row are looked at: the one that draws, or all that are scored from the first on.
-fn num_wanted(step: &Step, scored: &[Scored]) -> Vec<usize> {
+pub(crate) fn num_wanted(step: &Step, scored: &[Scored]) -> Vec<usize> {
     let of_row = |(index, row): (usize, &StepRow)| {
         let is_scored = scored.iter().any(|scored| scored.row == index && scored.num_positions > 0);
         if is_scored { row.tokens.len() } else { usize::from(!row.samples.is_empty()) }

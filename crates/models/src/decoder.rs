@@ -24,6 +24,7 @@ use crate::{
         Wanted,
     },
     parts::Parts,
+    wanted::WantedTokens,
 };
 
 /// What one step computes: some tokens of some sequences, one sequence after the other.
@@ -42,16 +43,6 @@ pub struct ForwardInput {
     pub wanted: Option<WantedTokens>,
 }
 
-/// The tokens of a step whose hidden states are wanted: the last ones of each sequence.
-pub struct WantedTokens {
-    /// Which of the step's tokens they are.
-    rows: Vec<u32>,
-    /// `[wanted]` u32: the position of each.
-    positions: Tensor,
-    /// Of sequences that have such.
-    attention: AttentionMetadata,
-}
-
 /// Tokens of a block where a text's keys and values are not kept.
 const TEXT_BLOCK: usize = 16;
 
@@ -62,32 +53,8 @@ impl ForwardInput {
     /// # Errors
     /// There is not a count for each sequence, or one is beyond its tokens.
     pub fn with_wanted(mut self, counts: &[usize]) -> Result<Self> {
-        let meta = &self.attention;
-        let tokens = meta.query_start.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
-        if counts.len() != meta.context_len.len()
-            || counts.iter().zip(tokens.clone()).any(|(count, tokens)| *count > tokens)
-        {
-            let reason = "the last tokens that are wanted are not those of the sequences";
-            return Err(candlepower_kernels::Error::Metadata(reason.into()).into());
-        }
-        if counts.iter().sum::<usize>() == tokens.sum::<usize>() {
-            return Ok(self);
-        }
         let positions = self.positions.to_vec1::<u32>()?;
-        let (mut rows, mut attention) =
-            (Vec::new(), AttentionMetadata { max_blocks: meta.max_blocks, ..Default::default() });
-        attention.query_start.push(0);
-        for (seq, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
-            let end = meta.query_start[seq + 1];
-            rows.extend(end - count as u32..end);
-            attention.query_start.push(rows.len() as u32);
-            attention.context_len.push(meta.context_len[seq]);
-            let blocks = seq * meta.max_blocks..(seq + 1) * meta.max_blocks;
-            attention.block_tables.extend(&meta.block_tables[blocks]);
-        }
-        let positions = rows.iter().map(|row| positions[*row as usize]).collect::<Vec<_>>();
-        let positions = Tensor::from_vec(positions, rows.len(), &Device::Cpu)?;
-        self.wanted = Some(WantedTokens { rows, positions, attention });
+        self.wanted = WantedTokens::of(&self.attention, &positions, counts)?;
         Ok(self)
     }
 
@@ -189,7 +156,7 @@ impl Decoder {
         let ForwardInput { positions, attention, .. } = input;
         self.layers.forward(&CpuOps {
             input,
-            positions,
+            positions: positions.clone(),
             attention,
             cache,
             keeps_layers,
@@ -296,7 +263,7 @@ pub(crate) fn embed_scale(spec: &EmbedSpec, dtype: DType) -> f32 {
 struct CpuOps<'a> {
     input: &'a ForwardInput,
     /// Of the tokens that are computed: all of the input, or those that are wanted.
-    positions: &'a Tensor,
+    positions: Tensor,
     attention: &'a AttentionMetadata,
     cache: &'a Cache,
     /// The cache has a place for each layer, and not one for all of them.
@@ -354,6 +321,7 @@ impl Ops for CpuOps<'_> {
             input: of(&tokens.input)?,
             per_layer: tokens.per_layer.as_ref().map(of).transpose()?,
         };
+        let positions = Tensor::from_slice(positions, rows.len(), &Device::Cpu)?;
         Ok(Wanted::Some(Self { positions, attention, ..*self }, tokens))
     }
 
@@ -428,13 +396,13 @@ impl Ops for CpuOps<'_> {
                 v = rms_norm(&v, &Tensor::ones(a.head_dim, DType::F32, &Device::Cpu)?, eps)?;
             }
             let (normed, k) = self.norm_heads(q, heads_of(a.heads, a.kv_heads)?, a)?;
-            let k = rope(&k, &a.rope, self.positions)?;
+            let k = rope(&k, &a.rope, &self.positions)?;
             reshape_and_cache(&k, &v, kv, layer, &self.input.slot_mapping)?;
             q = normed;
         } else if let Some(norm) = &a.q_norm {
             q = self.norm(&q, norm)?;
         }
-        let q = rope_queries(&q, &a.rope, self.positions)?;
+        let q = rope_queries(&q, &a.rope, &self.positions)?;
         let sinks = a.sinks.as_ref();
         let out = paged_attention(&q, kv, layer, self.attention, &a.params, sinks)?;
         Ok(out.reshape((tokens, a.heads * a.head_dim))?)

@@ -1,6 +1,6 @@
 //! The decoder on a device: row-major weights or codes, and buffers that are reserved once.
 
-use std::{f32::consts::FRAC_1_SQRT_2, sync::Arc};
+use std::{cell::RefCell, f32::consts::FRAC_1_SQRT_2, sync::Arc};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{
@@ -8,11 +8,11 @@ use candlepower_checkpoint::{
 };
 use candlepower_comm::Comm;
 use candlepower_kernels::{
-    Activation, KvCacheConfig, VocabPart,
+    Activation, AttentionMetadata, KvCacheConfig, VocabPart,
     device::{
-        self, AttentionPlan, AttentionSpec, AttentionStep, LayerNorm, Matmul, Matrix, NormWeight,
-        PagedCache, PlanCapacity, QkNorm, QkvToCache, RmsNorm, Routing, StatePool, StateTables,
-        ValueNorm,
+        self, AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, LayerNorm, Matmul, Matrix,
+        NormWeight, PagedCache, PlanCapacity, QkNorm, QkvToCache, RmsNorm, Routing, StatePool,
+        StateTables, ValueNorm,
     },
 };
 
@@ -57,6 +57,17 @@ pub struct DeviceInput<'a> {
     pub slot_mapping: &'a Tensor,
     /// Which tokens are whose, and where each sequence's state is, where layers have such.
     pub states: Option<StateTables<'a>>,
+    /// Whose hidden states are wanted, where not all are: only for models that have a [`ModelSpec::first_reader`].
+    pub wanted: Option<DeviceWanted<'a>>,
+}
+
+/// The tokens of a step whose hidden states are wanted, as [`crate::WantedTokens`] has them.
+#[derive(Clone, Copy)]
+pub struct DeviceWanted<'a> {
+    /// u32 `[wanted]` each: which of the step's tokens they are, and the position of each; `None` where nobody's are wanted.
+    pub tables: Option<(&'a Tensor, &'a Tensor)>,
+    /// Of the sequences that have such.
+    pub attention: &'a AttentionMetadata,
 }
 
 /// The memory of steps: intermediate results, schedules of attention, the cache, and the states of sequences.
@@ -65,7 +76,8 @@ pub struct Workspace {
     caches: Vec<PagedCache>,
     /// Where layers have states.
     states: Option<StatePool>,
-    plans: Vec<PlanOf>,
+    /// Planned anew within a step where some tokens alone are wanted.
+    plans: RefCell<Vec<PlanOf>>,
     matmul: Matmul,
     /// `[max_tokens, hidden]`.
     residual: Tensor,
@@ -210,7 +222,7 @@ impl DeviceDecoder {
         Ok(Workspace {
             caches,
             states: states.transpose()?,
-            plans,
+            plans: RefCell::new(plans),
             matmul: Matmul::new(
                 &self.device,
                 tokens.max(size.max_rows),
@@ -236,7 +248,7 @@ impl DeviceDecoder {
     }
 
     /// Runs the layers on a step's tokens, writes their keys and values to the cache, and moves on the states. Returns the hidden states
-    /// `[tokens, hidden]` after the final norm, which the next step overwrites.
+    /// `[tokens, hidden]` after the final norm, which the next step overwrites: those of the wanted tokens, where not all are wanted.
     ///
     /// # Errors
     /// The input's tensors do not fit together, to the plan or to the workspace; or CUDA refused.
@@ -245,6 +257,7 @@ impl DeviceDecoder {
             input,
             workspace,
             tokens: input.token_ids.elem_count(),
+            positions: input.positions,
             hidden: self.spec.hidden_size,
             embed_scale: self.embed_scale,
             ranks: self.ranks.as_ref(),
@@ -328,7 +341,7 @@ impl Workspace {
     /// # Errors
     /// The metadata contradicts itself or the cache, the step is too large, or CUDA refused.
     pub fn prepare(&mut self, step: &AttentionStep<'_>) -> Result<()> {
-        self.plans.iter_mut().try_for_each(|of| Ok(of.plan.prepare(step)?))
+        plan_all(self.plans.get_mut(), step)
     }
 
     /// Keys and values, of each of the model's `kv_kinds`; a block is the same place in all of them.
@@ -340,12 +353,16 @@ impl Workspace {
     pub fn states(&self) -> Option<&StatePool> {
         self.states.as_ref()
     }
+}
 
-    fn plan(&self, place: KvPlace, window: Option<usize>) -> &AttentionPlan {
-        let same = |of: &&PlanOf| (of.kind, of.window) == (place.kind, window);
-        let plan = self.plans.iter().find(same);
-        &plan.expect("the workspace has a plan for each cache and window of the model").plan
-    }
+fn plan_all(plans: &mut [PlanOf], step: &AttentionStep<'_>) -> Result<()> {
+    plans.iter_mut().try_for_each(|of| Ok(of.plan.prepare(step)?))
+}
+
+fn plan_of(plans: &[PlanOf], place: KvPlace, window: Option<usize>) -> &AttentionPlan {
+    let same = |of: &&PlanOf| (of.kind, of.window) == (place.kind, window);
+    let plan = plans.iter().find(same);
+    &plan.expect("the workspace has a plan for each cache and window of the model").plan
 }
 
 /// The beginning of a buffer in some shape: the same memory each time.
@@ -357,7 +374,10 @@ fn view(buffer: &Tensor, dims: &[usize]) -> Result<Tensor> {
 struct DeviceOps<'a> {
     input: &'a DeviceInput<'a>,
     workspace: &'a Workspace,
+    /// Those that are computed: all of the input, or those that are wanted.
     tokens: usize,
+    /// Of these.
+    positions: &'a Tensor,
     hidden: usize,
     embed_scale: f32,
     ranks: Option<&'a DeviceRanks>,
@@ -452,12 +472,40 @@ impl Ops for DeviceOps<'_> {
         Ok(x)
     }
 
-    fn of_wanted(&self, _: &Tokens) -> Result<Wanted<Self>> {
-        Ok(Wanted::All)
+    fn of_wanted(&self, tokens: &Tokens) -> Result<Wanted<Self>> {
+        let Some(DeviceWanted { tables, attention }) = self.input.wanted else {
+            return Ok(Wanted::All);
+        };
+        let Some((rows, positions)) = tables else { return Ok(Wanted::None) };
+        let Workspace { branch, wide, normed, residual, per_layer, plans, .. } = self.workspace;
+        let count = rows.elem_count();
+        let step = AttentionStep { meta: attention, tokens: count, launch: LaunchShape::Fitted };
+        plan_all(&mut plans.borrow_mut(), &step)?;
+        // By way of another buffer: rows move within their own.
+        let keep = |from: &Tensor, beside: &Tensor, to: &Tensor| -> Result<Tensor> {
+            let dims = [count, from.dim(1)?];
+            let (beside, to) = (view(beside, &dims)?, view(to, &dims)?);
+            device::gather_rows(from, rows, &beside)?;
+            to.slice_set(&beside, 0, 0)?;
+            Ok(to)
+        };
+        // The residual last: what is read of it may be itself.
+        let input = keep(&tokens.input, branch, normed)?;
+        let per_layer = tokens.per_layer.as_ref().zip(per_layer.as_ref());
+        let kept = Tokens {
+            input,
+            per_layer: per_layer.map(|(from, to)| keep(from, wide, to)).transpose()?,
+            x: keep(&tokens.x, branch, residual)?,
+        };
+        Ok(Wanted::Some(Self { tokens: count, positions, ..*self }, kept))
     }
 
-    fn among_all(&self, _: Option<&Tensor>) -> Result<Tensor> {
-        unreachable!("all tokens are wanted")
+    /// The wanted ones' themselves.
+    fn among_all(&self, wanted: Option<&Tensor>) -> Result<Tensor> {
+        match wanted {
+            Some(wanted) => Ok(wanted.clone()),
+            None => self.rows(&self.workspace.normed, self.hidden),
+        }
     }
 
     fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor> {
@@ -541,14 +589,20 @@ impl Ops for DeviceOps<'_> {
             qk_norm,
             v_norm: a.v_norm.map(|eps| ValueNorm { eps, len: a.head_len }),
             rope: &a.rope,
-            positions: self.input.positions,
+            positions: self.positions,
             slot_mapping: self.input.slot_mapping,
             cache: a.has_keys.then_some((cache, a.place.layer)),
         };
         device::qkv_to_cache(qkv, &operands, &q)?;
         let layer = cache.layer(a.place.layer)?;
-        let plan = self.workspace.plan(a.place, a.params.window);
-        plan.attend(&q, layer, &a.params, a.sinks.as_ref(), &out)?;
+        let plans = self.workspace.plans.borrow();
+        plan_of(&plans, a.place, a.params.window).attend(
+            &q,
+            layer,
+            &a.params,
+            a.sinks.as_ref(),
+            &out,
+        )?;
         Ok(out.reshape((self.tokens, a.heads * a.head_dim))?)
     }
 

@@ -37,7 +37,8 @@ pub(crate) trait Ops {
     fn of_wanted(&self, tokens: &Tokens) -> Result<Wanted<Self>>
     where
         Self: Sized;
-    /// The wanted tokens' rows among those of all tokens, the others zeros: `None` where there are none.
+    /// What [`Layers::forward`] is to return where not all tokens are wanted: on the CPU their rows among those of all, the others zeros; on a
+    /// device the rows themselves. `None` where there are none.
     fn among_all(&self, wanted: Option<&Tensor>) -> Result<Tensor>;
     /// The norm of the residual.
     fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor>;

@@ -21,13 +21,15 @@ mod quantized;
 mod rope;
 mod rows;
 mod shards;
+mod wanted;
 
 pub use cache::{Cache, CacheSize};
 pub use decoder::{Decoder, ForwardInput};
-pub use device_decoder::{DeviceDecoder, DeviceInput, Workspace, WorkspaceSize};
+pub use device_decoder::{DeviceDecoder, DeviceInput, DeviceWanted, Workspace, WorkspaceSize};
 pub use error::{Error, Result};
 pub use load::{
     LoadDtype, LoadFormat, LoadOptions, LoadProgress, load, load_on_device, load_shard,
     load_shard_on_device,
 };
 pub use quantized::dequantize_reference;
+pub use wanted::WantedTokens;

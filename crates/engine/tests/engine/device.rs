@@ -83,6 +83,22 @@ fn a_device_gives_what_the_cpu_gives_whatever_is_asked() {
     assert_same(&run_together(&eager), &want, "eager");
 }
 
+/// Several caches, and layers that are computed for the tokens alone that draw or are scored; prompts in chunks of a few tokens, alone and over ranks.
+#[test]
+fn layers_that_read_others_keys_give_the_same_on_both() {
+    let checkpoint = checkpoint("gemma4");
+    let start = |config| EngineHandle::start(&checkpoint, config, &mut |_| ()).unwrap();
+    let of_cpu = EngineConfig { load: on_device().load, ..config() };
+    let want = run_together(&start(of_cpu.clone()));
+    let chunked = EngineConfig { max_num_batched_tokens: Some(16), ..of_cpu };
+    assert_same(&run_together(&start(chunked.clone())), &want, "in chunks");
+    let ranks = EngineConfig { tensor_parallel_size: 2, ..chunked };
+    assert_same(&run_together(&start(ranks)), &want, "over ranks");
+    assert_same(&run_together(&start(on_device())), &want, "on a device");
+    let chunked = EngineConfig { max_num_batched_tokens: Some(16), ..on_device() };
+    assert_same(&run_together(&start(chunked)), &want, "on a device, in chunks");
+}
+
 /// A device draws the token after the last while the last is not known yet; nobody sees that one.
 #[test]
 fn what_runs_ahead_of_an_end_is_dropped() {

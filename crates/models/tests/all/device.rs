@@ -13,8 +13,8 @@ use candlepower_kernels::{
     device::{AttentionStep, LaunchShape, NO_SLOT, StateTables},
 };
 use candlepower_models::{
-    DeviceDecoder, DeviceInput, LoadDtype, LoadOptions, Workspace, WorkspaceSize, load_on_device,
-    load_shard_on_device,
+    DeviceDecoder, DeviceInput, DeviceWanted, LoadDtype, LoadOptions, WantedTokens, Workspace,
+    WorkspaceSize, load_on_device, load_shard_on_device,
 };
 
 use crate::quantized::{self, SPARSE};
@@ -68,6 +68,17 @@ impl Runner {
 
     /// Runs a step, padded with idle sequences of one token to `padded` sequences. A row of logits per token.
     fn step(&mut self, work: &[Work<'_>], padded: usize, launch: LaunchShape) -> Vec<Vec<f32>> {
+        self.step_of(work, padded, launch, None)
+    }
+
+    /// As [`Self::step`], where the hidden states of so many last tokens of each sequence are wanted: logits of these.
+    fn step_of(
+        &mut self,
+        work: &[Work<'_>],
+        padded: usize,
+        launch: LaunchShape,
+        counts: Option<&[usize]>,
+    ) -> Vec<Vec<f32>> {
         let max_blocks = work.iter().map(|work| work.2.len()).max().unwrap();
         let (mut token_ids, mut positions, mut slots) = (vec![], vec![], vec![]);
         let mut meta = AttentionMetadata {
@@ -103,6 +114,12 @@ impl Runner {
         let state_slots = own.chain(vec![NO_SLOT; padded.saturating_sub(work.len())]).collect();
         self.workspace.prepare(&AttentionStep { meta: &meta, tokens, launch }).unwrap();
         let tensor = |numbers: Vec<u32>| Tensor::new(numbers, self.model.device()).unwrap();
+        let wanted = counts.and_then(|counts| WantedTokens::of(&meta, &positions, counts).unwrap());
+        let wanted = wanted.map(|of| {
+            let tables = (!of.rows.is_empty())
+                .then(|| (tensor(of.rows.clone()), tensor(of.positions.clone())));
+            (of, tables)
+        });
         let positions = &tensor(positions);
         let (query_start, slots_of_states) = (&tensor(meta.query_start), &tensor(state_slots));
         let input = DeviceInput {
@@ -110,8 +127,16 @@ impl Runner {
             positions,
             slot_mapping: &tensor(slots),
             states: Some(StateTables { query_start, slots: slots_of_states, positions }),
+            wanted: wanted.as_ref().map(|(of, tables)| DeviceWanted {
+                tables: tables.as_ref().map(|(rows, positions)| (rows, positions)),
+                attention: &of.attention,
+            }),
         };
         let hidden = self.model.forward(&input, &self.workspace).unwrap();
+        let real = wanted.as_ref().map_or(real, |(of, _)| of.rows.len());
+        if real == 0 {
+            return Vec::new();
+        }
         let rows = tensor((0..real as u32).collect());
         let logits = self.model.logits(&hidden, &rows, &self.workspace).unwrap();
         let logits = logits.to_device(&Device::Cpu).unwrap().to_dtype(DType::F32).unwrap();
@@ -352,6 +377,31 @@ fn a_cache_in_fp8_moves_the_logits_but_little() {
         worst = worst.max(if has_experts(name) { 0.0 } else { error });
     }
     println!("= logits with a cache in FP8 within {worst:.3} of the largest");
+}
+
+/// Layers that read the keys of others are computed for the tokens that are looked at alone.
+#[test]
+fn tokens_that_nobody_looks_at_are_left_out() {
+    for name in ["gemma4", "gguf-gemma4"] {
+        let (mut runner, golden) = (Runner::new(name, LoadDtype::F32), Golden::read(name));
+        let prompt = &golden.prompt;
+        let work =
+            |of: [&'static [u32]; 2]| [(0, &prompt[..30], of[0]), (0, &prompt[5..23], of[1])];
+        let mut run = |counts: Option<&[usize]>| {
+            let blocks: [&'static [u32]; 2] = [&[9, 1, 14], &[3, 20]];
+            let logits = runner.step_of(&work(blocks), 2, LaunchShape::Fitted, counts);
+            let next = [(30, &[7][..], blocks[0]), (18, &[8], blocks[1])];
+            (logits, runner.step(&next, 2, LaunchShape::Fixed))
+        };
+        let whole = run(None);
+        for counts in [[1, 1], [0, 3], [30, 0], [0, 0]] {
+            let (logits, next) = run(Some(&counts));
+            assert!(max_difference(&next, &whole.1) < 1e-5, "{name}: what comes next");
+            let of_first = 30 - counts[0]..30;
+            let expected = [&whole.0[of_first], &whole.0[48 - counts[1]..]].concat();
+            assert!(max_difference(&logits, &expected) < 1e-5, "{name}: {counts:?}");
+        }
+    }
 }
 
 /// One sequence is being decoded while the other's prompt comes in chunks.
