@@ -127,8 +127,8 @@ pub struct EngineInfo {
     pub weights_bytes: u64,
     /// How most weights are kept: their type, such as `bf16`, or the method of their quantization, such as `awq`.
     pub weights_dtype: String,
-    /// Bytes of the embedding table as it lies in memory.
-    pub embedding_bytes: u64,
+    /// Bytes of the tables of which each token needs a row alone.
+    pub looked_up_bytes: u64,
     /// Where it runs: `cpu` or `cuda`.
     pub device: String,
     /// Most alternatives that log-probabilities can have; `None`: any number.

@@ -362,7 +362,7 @@ fn info(checkpoint: &Checkpoint, plan: &MemoryPlan, num_threads: usize) -> Engin
                 Dtype::Bf16 => "bf16".to_owned(),
             },
         },
-        embedding_bytes: checkpoint.spec().embedding_bytes(plan.request.weights),
+        looked_up_bytes: checkpoint.spec().looked_up_bytes(plan.request.weights),
         device: String::new(),
         max_logprobs: None,
         num_threads,

@@ -63,11 +63,22 @@ impl ModelSpec {
         1.0 - without.weight_bytes(Dtype::Bf16) as f64 / self.weight_bytes(Dtype::Bf16) as f64
     }
 
-    /// Bytes of the embedding as loaded, in `dtype` where it is not quantized.
-    pub fn embedding_bytes(&self, dtype: Dtype) -> u64 {
-        let quantized = self.quantized.get(&(None, Slot::Embed));
-        let form = quantized.map_or(MatrixForm::Plain, |packed| MatrixForm::Quantized(*packed));
-        form.bytes(self.vocab_size, self.hidden_size, dtype) as u64
+    /// Bytes of the tables as loaded of which each token needs a row alone, in `dtype` where they are not quantized: the embedding, unless
+    /// it is the head, too, and what each layer gets of a token beside the residual.
+    pub fn looked_up_bytes(&self, dtype: Dtype) -> u64 {
+        let bytes = |slot, rows, columns| {
+            let quantized = self.quantized.get(&(None, slot));
+            let form = quantized.map_or(MatrixForm::Plain, |packed| MatrixForm::Quantized(*packed));
+            form.bytes(rows, columns, dtype) as u64
+        };
+        let embedding = match self.head.tied {
+            true => 0,
+            false => bytes(Slot::Embed, self.vocab_size, self.hidden_size),
+        };
+        let per_layer = self.per_layer.map_or(0, |of| {
+            bytes(Slot::PerLayerEmbed, of.vocab_size, of.width * self.layers.len())
+        });
+        embedding + per_layer
     }
 
     /// The matrices that one of `ranks` ranks loads, and the count of its norms' and biases' numbers.

@@ -12,8 +12,7 @@ use crate::table::table;
 /// What a step has to read.
 pub(super) struct Weights {
     bytes: u64,
-    /// Each step reads all weights once, but for an embedding table that is not the head, too: of that only some rows; and but for
-    /// experts that no token goes to.
+    /// Each step reads all weights once, but for tables that only some rows are read of, and experts that no token goes to.
     bytes_per_step: u64,
     experts: Option<Experts>,
 }
@@ -28,10 +27,9 @@ struct Experts {
 
 impl Weights {
     pub(super) fn new(info: &EngineInfo, spec: &ModelSpec) -> Self {
-        let only_looked_up = if spec.head.tied { 0 } else { info.embedding_bytes };
         Self {
             bytes: info.weights_bytes,
-            bytes_per_step: info.weights_bytes.saturating_sub(only_looked_up),
+            bytes_per_step: info.weights_bytes.saturating_sub(info.looked_up_bytes),
             experts: spec.layers.iter().find_map(|layer| layer.ffn.experts()).map(|experts| {
                 Experts {
                     bytes: info.weights_bytes as f64 * spec.share_of_experts(),
