@@ -316,7 +316,18 @@ const STEPS: [&[(usize, usize)]; 4] = [
 ];
 
 fn shapes() -> Vec<Shape> {
-    let heads = [(14, 2, 64), (8, 8, 64), (8, 2, 128), (32, 4, 128), (8, 4, 256), (5, 1, 128)];
+    let heads = [
+        (14, 2, 64),
+        (8, 8, 64),
+        (8, 2, 128),
+        (32, 4, 128),
+        (8, 4, 256),
+        (5, 1, 128),
+        (8, 1, 512),
+        (4, 2, 512),
+        (5, 1, 512),
+        (16, 1, 512),
+    ];
     let scores = [(None, None), (Some(48), None), (None, Some(30.0)), (Some(100), Some(50.0))];
     let mut shapes = Vec::new();
     for (i, (heads, kv_heads, head_dim)) in heads.into_iter().enumerate() {
@@ -356,12 +367,17 @@ pub(crate) fn fixed_launch(gpu: &Gpu) {
     let mut random = Random(24);
     let Device::Cuda(device) = gpu.device() else { unreachable!("the tests run on a GPU") };
     let stream = device.cuda_stream();
-    // The second is for the tensor cores: FlashInfer's decode kernel has no groups of seven.
-    for (heads, kv_heads, head_dim) in [(8, 2, 128), (14, 2, 64)] {
+    // Every second one is for the tensor cores: FlashInfer's decode kernel has no groups of seven or of five.
+    for (heads, kv_heads, head_dim, cache_dtype) in [
+        (8, 2, 128, DType::BF16),
+        (14, 2, 64, DType::BF16),
+        (8, 1, 512, DType::BF16),
+        (5, 1, 512, DType::F8E4M3),
+    ] {
         let shape =
             Shape { heads, kv_heads, head_dim, window: None, softcap: None, seqs: STEPS[0] };
         let dtype = DType::BF16;
-        let first = Step::new(gpu, &mut random, &shape, ((dtype, dtype), STEPS[0]));
+        let first = Step::new(gpu, &mut random, &shape, ((dtype, cache_dtype), STEPS[0]));
         let mut plan = first.plan(gpu);
         plan.prepare(&first.attention_step(LaunchShape::Fixed)).unwrap();
         let out = gpu.unwritten(&first.q_dims(), dtype);
