@@ -26,8 +26,9 @@ const SOURCES: [&str; 10] = [
 ];
 
 /// Sources that are compiled once per head dimension, so that the compilers run side by side.
-const SOURCES_PER_HEAD_DIM: [&str; 2] = ["attention_decode", "attention_prefill"];
-const HEAD_DIMS: [u32; 3] = [64, 128, 256];
+const SOURCES_PER_HEAD_DIM: [&str; 2] = ["attention_prefill", "attention_decode"];
+/// The wider the head, the longer its compilation.
+const HEAD_DIMS: [u32; 4] = [512, 256, 128, 64];
 
 /// Compute capabilities without their point, and nvcc's names.
 const CAPABILITIES: [(&str, &str); 6] =

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::cuda::{self, AttentionPlan};
 use candlepower_kernels::device::{
     self, AttentionSpec, AttentionStep, HostBlocks, LaunchShape, NO_SLOT, NormWeight, PagedCache,
-    PagedLayer, PlanCapacity, QkNorm, QkNormSpan, QkvToCache,
+    PagedLayer, PlanCapacity, QkNorm, QkNormSpan, QkvToCache, ValueNorm,
 };
 use candlepower_kernels::{
     AttentionMetadata, CacheOrder, CacheView, KvCacheConfig, KvScales, PagedAttention, RopeStyle,
@@ -19,10 +19,11 @@ use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
 use crate::rows::effective;
 
 /// Heads of q and k, elements of a head and of its rotated part, tokens.
-const QKV_SHAPES: [(usize, usize, usize, usize, usize); 5] = [
+const QKV_SHAPES: [(usize, usize, usize, usize, usize); 6] = [
     (14, 2, 64, 64, 1),
     (32, 8, 128, 128, 33),
     (8, 4, 256, 64, 7),
+    (4, 1, 512, 128, 6),
     (4, 4, 96, 96, 5),
     (3, 1, 80, 20, 129),
 ];
@@ -90,6 +91,11 @@ fn compare_qkv(
     let q_out = gpu.unwritten(&[tokens, heads, head_dim], dtype);
     let weights = norms.each_ref().map(|norm| gpu.floats(norm, &[head_dim], dtype));
     let [q_weight, k_weight] = &weights;
+    // Of whole heads, or of heads with padding.
+    let v_norm = (form == Some(NormWeight::OnePlus)).then_some(ValueNorm {
+        eps: 1e-3,
+        len: if style == RopeStyle::Neox { head_dim } else { head_dim - head_dim / 4 },
+    });
     let operands = QkvToCache {
         qk_norm: form.map(|form| {
             let span = QkNormSpan::Head;
@@ -98,10 +104,22 @@ fn compare_qkv(
         rope: &table.to_device(gpu.device()).unwrap(),
         positions: &gpu.integers(&positions, &[tokens]),
         slot_mapping: &gpu.integers(&slots, &[tokens]),
-        v_norm: None,
+        v_norm,
         cache: Some((&cache, 0)),
     };
     cuda::qkv_to_cache(&gpu.floats(&qkv, &[tokens, width], dtype), &operands, &q_out).unwrap();
+    // Queries alone, without anything that keys and values have.
+    let q_alone = gpu.unwritten(&[tokens, heads, head_dim], dtype);
+    let own = |row: &[f32]| row[..heads * head_dim].to_vec();
+    let rows: Vec<f32> = qkv.chunks(width).flat_map(own).collect();
+    let of_queries = QkvToCache {
+        qk_norm: operands.qk_norm.map(|norm| QkNorm { k_weight: None, ..norm }),
+        slot_mapping: &q_out,
+        cache: None,
+        ..operands
+    };
+    let rows = gpu.floats(&rows, &[tokens, heads * head_dim], dtype);
+    cuda::qkv_to_cache(&rows, &of_queries, &q_alone).unwrap();
 
     let layer = cache.layer(0).unwrap();
     let elements = config.num_blocks * config.block_size * kv_heads * head_dim;
@@ -129,7 +147,14 @@ fn compare_qkv(
             let (target, kv_head, head, scale) = if index < heads + kv_heads {
                 (&mut keys, index - heads, finish(head, &norms[1]), scales.key)
             } else {
-                (&mut values, index - heads - kv_heads, head.to_vec(), scales.value)
+                let head = match v_norm {
+                    Some(ValueNorm { eps, len }) => {
+                        let normed = rms_norm_reference(&head[..len], &vec![1.0; len], eps);
+                        [normed, vec![0.0; head_dim - len]].concat()
+                    }
+                    None => head.to_vec(),
+                };
+                (&mut values, index - heads - kv_heads, head, scales.value)
             };
             let (_, at) = reshape_and_cache_reference(
                 &config,
@@ -144,6 +169,7 @@ fn compare_qkv(
     // Rotation subtracts products, so an element may be smaller than what it was made of.
     let rotated = Tolerance { own: 0.6, largest: 0.001 };
     gpu.assert_close(&q_out, &q, rotated, &format!("q of {what}"));
+    gpu.assert_close(&q_alone, &q, rotated, &format!("q of {what}, alone"));
     gpu.assert_close(&layer.keys, &keys, rotated, &format!("k of {what}"));
     gpu.assert_close(&layer.values, &values, ROUNDED_ONCE, &format!("v of {what}"));
 }
@@ -290,7 +316,18 @@ const STEPS: [&[(usize, usize)]; 4] = [
 ];
 
 fn shapes() -> Vec<Shape> {
-    let heads = [(14, 2, 64), (8, 8, 64), (8, 2, 128), (32, 4, 128), (8, 4, 256), (5, 1, 128)];
+    let heads = [
+        (14, 2, 64),
+        (8, 8, 64),
+        (8, 2, 128),
+        (32, 4, 128),
+        (8, 4, 256),
+        (5, 1, 128),
+        (8, 1, 512),
+        (4, 2, 512),
+        (5, 1, 512),
+        (16, 1, 512),
+    ];
     let scores = [(None, None), (Some(48), None), (None, Some(30.0)), (Some(100), Some(50.0))];
     let mut shapes = Vec::new();
     for (i, (heads, kv_heads, head_dim)) in heads.into_iter().enumerate() {
@@ -330,12 +367,17 @@ pub(crate) fn fixed_launch(gpu: &Gpu) {
     let mut random = Random(24);
     let Device::Cuda(device) = gpu.device() else { unreachable!("the tests run on a GPU") };
     let stream = device.cuda_stream();
-    // The second is for the tensor cores: FlashInfer's decode kernel has no groups of seven.
-    for (heads, kv_heads, head_dim) in [(8, 2, 128), (14, 2, 64)] {
+    // Every second one is for the tensor cores: FlashInfer's decode kernel has no groups of seven or of five.
+    for (heads, kv_heads, head_dim, cache_dtype) in [
+        (8, 2, 128, DType::BF16),
+        (14, 2, 64, DType::BF16),
+        (8, 1, 512, DType::BF16),
+        (5, 1, 512, DType::F8E4M3),
+    ] {
         let shape =
             Shape { heads, kv_heads, head_dim, window: None, softcap: None, seqs: STEPS[0] };
         let dtype = DType::BF16;
-        let first = Step::new(gpu, &mut random, &shape, ((dtype, dtype), STEPS[0]));
+        let first = Step::new(gpu, &mut random, &shape, ((dtype, cache_dtype), STEPS[0]));
         let mut plan = first.plan(gpu);
         plan.prepare(&first.attention_step(LaunchShape::Fixed)).unwrap();
         let out = gpu.unwritten(&first.q_dims(), dtype);

@@ -33,16 +33,21 @@ const MATRICES: [(&str, usize, usize); 4] =
     [("qkv", 6144, 4096), ("o", 4096, 4096), ("gate_up", 28672, 4096), ("down", 4096, 14336)];
 const HIDDEN: usize = 4096;
 const VOCAB: usize = 128_256;
+/// Heads of q, heads of k and v, and elements of a head.
+const HEADS: [usize; 3] = [32, 8, 128];
+/// The widest heads that attention is compiled for.
+const WIDE_HEADS: [usize; 3] = [32, 4, 512];
 
 /// A group of rows.
 type Part = fn(&Times<'_>) -> Result<()>;
 
-const PARTS: [(&str, Part); 8] = [
+const PARTS: [(&str, Part); 9] = [
     ("products", products),
     ("codes", codes),
     ("experts", experts),
     ("decode", decode),
     ("prefill", prefill),
+    ("wide", wide),
     ("delta", delta),
     ("rows", rows),
     ("sample", sample),
@@ -246,7 +251,7 @@ fn decode(times: &Times<'_>) -> Result<()> {
         let seqs = vec![(1, times.size(context)); if times.small { 2 } else { seqs }];
         for cache_dtype in [DType::BF16, DType::F8E4M3] {
             for window in [None, Some(1 << 20)] {
-                attend(times, &seqs, cache_dtype, window)?;
+                attend(times, HEADS, &seqs, cache_dtype, window)?;
             }
         }
     }
@@ -256,18 +261,31 @@ fn decode(times: &Times<'_>) -> Result<()> {
 /// A prompt alone, and a chunk behind a long context.
 fn prefill(times: &Times<'_>) -> Result<()> {
     for (queries, context) in [(1024, 1024), (8192, 8192), (2048, 16384)] {
-        attend(times, &[(times.size(queries), times.size(context))], DType::BF16, None)?;
+        let seqs = [(times.size(queries), times.size(context))];
+        attend(times, HEADS, &seqs, DType::BF16, None)?;
+    }
+    Ok(())
+}
+
+/// Decodes and a prompt of wide heads.
+fn wide(times: &Times<'_>) -> Result<()> {
+    for cache_dtype in [DType::BF16, DType::F8E4M3] {
+        for (seqs, queries, context) in [(1, 1, 8000), (64, 1, 1000), (1, 2048, 2048)] {
+            let seq = (times.size(queries), times.size(context));
+            attend(times, WIDE_HEADS, &vec![seq; times.size(seqs)], cache_dtype, None)?;
+        }
     }
     Ok(())
 }
 
 fn attend(
     times: &Times<'_>,
+    [heads, num_kv_heads, head_dim]: [usize; 3],
     seqs: &[(usize, usize)],
     cache_dtype: DType,
     window: Option<usize>,
 ) -> Result<()> {
-    let (heads, num_kv_heads, head_dim, block_size) = (32, 8, 128, 16);
+    let block_size = 16;
     let (queries, context) = seqs[0];
     let pages = seqs.len() * context.div_ceil(block_size);
     let read = 2 * seqs.len() * context * num_kv_heads * head_dim * cache_dtype.size_in_bytes();
@@ -296,6 +314,7 @@ fn attend(
     let params = PagedAttention { scale: 0.09, window, softcap: None };
     let kernel = if queries == 1 && window.is_none() { "decode kernel" } else { "prefill kernel" };
     let what = format!("{} seqs, {queries} of {context} in {cache_dtype:?}, {kernel}", seqs.len());
+    let what = if head_dim > 128 { format!("{what}, heads of {head_dim}") } else { what };
     // A query sees on average what is before the middle of the queries.
     let pairs = tokens * (context - (queries - 1) / 2);
     let work = (read + 4 * tokens * heads * head_dim, 4 * pairs * heads * head_dim);

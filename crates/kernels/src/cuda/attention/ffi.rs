@@ -96,6 +96,14 @@ pub(super) enum Kernel {
     Prefill,
 }
 
+impl Kernel {
+    /// Whether it leaves the factor of the outputs away: FlashInfer's kernel whose warps share the columns of the values, of which
+    /// there are too many for the registers of one, does not ask its variant for what becomes of an output.
+    pub(super) fn leaves_values_unscaled(self, head_dim: usize) -> bool {
+        self == Self::Prefill && head_dim > 256
+    }
+}
+
 /// The planner and the kernel of one head dimension.
 #[derive(Clone, Copy)]
 pub(super) struct Functions {
@@ -110,9 +118,11 @@ impl Functions {
             (Kernel::Decode, 64) => (candlepower_plan_decode_64, candlepower_run_decode_64),
             (Kernel::Decode, 128) => (candlepower_plan_decode_128, candlepower_run_decode_128),
             (Kernel::Decode, 256) => (candlepower_plan_decode_256, candlepower_run_decode_256),
+            (Kernel::Decode, 512) => (candlepower_plan_decode_512, candlepower_run_decode_512),
             (Kernel::Prefill, 64) => (candlepower_plan_prefill_64, candlepower_run_prefill_64),
             (Kernel::Prefill, 128) => (candlepower_plan_prefill_128, candlepower_run_prefill_128),
             (Kernel::Prefill, 256) => (candlepower_plan_prefill_256, candlepower_run_prefill_256),
+            (Kernel::Prefill, 512) => (candlepower_plan_prefill_512, candlepower_run_prefill_512),
             _ => return None,
         };
         Some(Self { plan, run })
@@ -124,13 +134,17 @@ unsafe extern "C" {
     fn candlepower_plan_decode_64(args: *const PlanArgs, stream: CUstream) -> i32;
     fn candlepower_plan_decode_128(args: *const PlanArgs, stream: CUstream) -> i32;
     fn candlepower_plan_decode_256(args: *const PlanArgs, stream: CUstream) -> i32;
+    fn candlepower_plan_decode_512(args: *const PlanArgs, stream: CUstream) -> i32;
     fn candlepower_plan_prefill_64(args: *const PlanArgs, stream: CUstream) -> i32;
     fn candlepower_plan_prefill_128(args: *const PlanArgs, stream: CUstream) -> i32;
     fn candlepower_plan_prefill_256(args: *const PlanArgs, stream: CUstream) -> i32;
+    fn candlepower_plan_prefill_512(args: *const PlanArgs, stream: CUstream) -> i32;
     fn candlepower_run_decode_64(args: *const RunArgs, stream: CUstream) -> i32;
     fn candlepower_run_decode_128(args: *const RunArgs, stream: CUstream) -> i32;
     fn candlepower_run_decode_256(args: *const RunArgs, stream: CUstream) -> i32;
+    fn candlepower_run_decode_512(args: *const RunArgs, stream: CUstream) -> i32;
     fn candlepower_run_prefill_64(args: *const RunArgs, stream: CUstream) -> i32;
     fn candlepower_run_prefill_128(args: *const RunArgs, stream: CUstream) -> i32;
     fn candlepower_run_prefill_256(args: *const RunArgs, stream: CUstream) -> i32;
+    fn candlepower_run_prefill_512(args: *const RunArgs, stream: CUstream) -> i32;
 }

@@ -8,6 +8,7 @@ use candle_core::cuda_backend::cudarc::driver::{
 };
 use candle_core::{CudaDevice, DType, Device, Tensor};
 
+use super::super::elements::scale_and_cap;
 use super::super::launch::{Address, Launch, describe};
 use super::ffi::{
     Buffers, Functions, Kernel, MESSAGE_BYTES, PLAN_WORDS, PlanArgs, REFUSED, RunArgs, Shape,
@@ -72,7 +73,7 @@ impl AttentionPlan {
     /// Reserves the memory of plans for a cache of these dimensions.
     ///
     /// # Errors
-    /// The device is no GPU, `spec` does not fit the cache, `head_dim` is not 64, 128 or 256, or the memory
+    /// The device is no GPU, `spec` does not fit the cache, `head_dim` is not 64, 128, 256 or 512, or the memory
     /// does not suffice.
     pub fn new(
         device: &Device,
@@ -149,7 +150,8 @@ impl AttentionPlan {
 
     /// Attention of the planned step in one layer: `out` = softmax(q k^T * scale) v over each query's
     /// sequence, causal, with the plan's window and `params.softcap`; with `sinks`, f32 `[heads]`, the softmax has a score of each
-    /// head beside the others, whose part goes to nothing. They are taken into account after the sum has been rounded.
+    /// head beside the others, whose part goes to nothing. They are taken into account after the sum has been rounded, and so is
+    /// the scale of the values in a cache where heads of 512 elements are not decodes.
     ///
     /// `q` and `out` are `[tokens, heads, head_dim]`; head `h` reads key-value head `h / (heads /
     /// kv_heads)`. This step's keys and values must be in the cache. The CPU's definition is
@@ -230,6 +232,10 @@ impl AttentionPlan {
         // the cache, and the plan's memory lives as long as `self`, whose drop waits for the stream.
         let result = unsafe { launch.run(functions.run, &args) };
         result.map_err(|error| with_message(error, &message))?;
+        if prepared.kernel.leaves_values_unscaled(self.cache.head_dim) && layer.scales.value != 1.0
+        {
+            scale_and_cap(out, layer.scales.value, None)?;
+        }
         match weigh_sinks {
             // SAFETY: as above; `log_sums_of` has checked that there is a number for each row.
             Some(args) => unsafe { launch.run(candlepower_weigh_sinks, &args) },
@@ -342,7 +348,11 @@ fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
     }
     if Functions::of(Kernel::Prefill, cache.head_dim).is_none() {
         let (parameter, value) = ("head_dim", cache.head_dim);
-        return Err(Error::Parameter { parameter, value, expected: "64, 128 or 256 on a GPU" });
+        return Err(Error::Parameter {
+            parameter,
+            value,
+            expected: "64, 128, 256 or 512 on a GPU",
+        });
     }
     Ok(())
 }

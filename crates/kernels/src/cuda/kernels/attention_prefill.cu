@@ -69,12 +69,19 @@ cudaError_t run_prefill(const RunArgs& args, cudaStream_t stream) {
   };
   switch (plan.cta_tile_q) {
     case 16: return run(std::integral_constant<uint32_t, 16>{});
-    case 64: return run(std::integral_constant<uint32_t, 64>{});
+    // Which tiles FlashInfer plans beside these depends on the head: the wider it is, the fewer queries.
+    case 32:
+      if constexpr (kHeadDim >= 512) return run(std::integral_constant<uint32_t, 32>{});
+      break;
+    case 64:
+      if constexpr (kHeadDim < 512) return run(std::integral_constant<uint32_t, 64>{});
+      break;
     case 128:
-      // FlashInfer plans tiles of 128 queries for heads of less than 256 elements only.
       if constexpr (kHeadDim < 256) return run(std::integral_constant<uint32_t, 128>{});
-    default: return cudaErrorInvalidConfiguration;
+      break;
+    default: break;
   }
+  return cudaErrorInvalidConfiguration;
 }
 
 }  // inline namespace

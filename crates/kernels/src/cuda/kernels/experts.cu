@@ -14,7 +14,7 @@ struct RouteArgs {
   uint32_t* starts;    // [experts + 1]: where in `sorted` those of each expert begin
   uint32_t* tiles;     // [experts + 1]: how many tiles of rows the experts before take
   const float* bias;   // [experts]: added to shares where experts are chosen by them; null for none
-  const float* scales; // [experts]: factors on what each counts for; null for none
+  const float* scales;  // [experts]: factors on what each counts for; null for none
   int32_t tokens;
   int32_t experts;
   int32_t top_k;
