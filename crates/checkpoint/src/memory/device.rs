@@ -34,8 +34,8 @@ pub fn device_head_dim(head_dim: usize) -> usize {
     DEVICE_HEAD_DIMS.iter().copied().find(|dim| *dim >= head_dim).unwrap_or(head_dim)
 }
 
-/// Bytes of the partial results of attention over heads of `head_dim` elements, as a GPU has them, for each kind of window. Of the widest heads
-/// half the values are computed at once.
+/// Bytes of the partial results of attention over heads of `head_dim` elements, as a GPU has them, for each kind of window. The widest heads are
+/// computed in shorter tiles.
 pub fn attention_partials_bytes(head_dim: usize) -> usize {
     PARTIALS_BYTES * head_dim.min(256).div_ceil(128).max(1)
 }
