@@ -305,6 +305,13 @@ fn a_gpu_computes_every_architecture() {
             let error = max_difference(&logits, &whole[i..=i]) / largest(whole);
             assert!(error < 0.1, "{name}: position {i} decoded differs by {error}");
         }
+        let spec = runner.model.spec();
+        if spec.first_reader() < spec.layers.len() {
+            let (work, last) = ([(0, &prompt[..start], &blocks[..])], start - 3..start);
+            let logits = runner.step_of(&work, 1, LaunchShape::Fitted, Some(&[3]));
+            let error = max_difference(&logits, &whole[last]) / largest(whole);
+            assert!(error < 0.1, "{name}: the last tokens alone differ by {error}");
+        }
     });
 }
 
