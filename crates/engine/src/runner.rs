@@ -200,7 +200,11 @@ impl ModelRunner {
         let states: Vec<_> =
             step.state_copies.iter().map(|copy| (copy.src.0, copy.dst.0)).collect();
         self.cache.copy(&copies, &states)?;
-        let input = self.prepare(step)?.with_wanted(&num_wanted(step, scored))?;
+        let mut input = self.prepare(step)?;
+        let spec = self.model.spec();
+        if spec.first_reader() < spec.layers.len() {
+            input = input.with_wanted(&num_wanted(step, scored))?;
+        }
         Ok(self.model.forward(&input, &self.cache)?)
     }
 

@@ -18,7 +18,6 @@ pub(super) const ARCH: Arch = Arch {
     name: "Gemma4ForCausalLM",
     model_type: "gemma4_text",
     reads: &[
-        "attention_bias",
         "sliding_window",
         "layer_types",
         "final_logit_softcapping",
@@ -134,6 +133,11 @@ fn set_attentions(
         match &of_layers {
             Some(all) => {
                 if let Some(own) = all.section(&i.to_string())? {
+                    const KEYS: [&str; 2] = ["head_dim", "num_key_value_heads"];
+                    if let Some((key, value)) = own.entries().find(|(key, _)| !KEYS.contains(key)) {
+                        let hint = "; head_dim and num_key_value_heads of single layers are";
+                        return Err(own.unsupported(key, value, hint));
+                    }
                     a.head_dim = own.bounded_opt("head_dim", MOST_HEAD_DIM)?.unwrap_or(head_dim);
                     let heads = own.bounded_opt("num_key_value_heads", MOST_HEADS)?;
                     a.kv_heads = heads.unwrap_or(a.kv_heads);

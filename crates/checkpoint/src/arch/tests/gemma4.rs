@@ -175,6 +175,11 @@ fn what_cannot_be_is_refused() {
         (r#"{"num_kv_shared_layers": 32}"#, "a layer of each kind has keys and values of its own"),
         (r#"{"vocab_size_per_layer_input": 1000}"#, "at least vocab_size"),
         (r#"{"hidden_size_per_layer_input": 100000}"#, "for all layers together are"),
+        (r#"{"attention_bias": true}"#, "`text_config.attention_bias` = true is not supported"),
+        (
+            r#"{"per_layer_config": {"34": {"sliding_window": 5}}}"#,
+            "`text_config.per_layer_config.34.sliding_window` = 5 is not supported; head_dim and",
+        ),
         (r#"{"head_dim": null}"#, "`text_config.head_dim` is missing"),
         (
             r#"{"per_layer_config": {"34": {"head_dim": 512, "num_key_value_heads": 3}}}"#,
