@@ -187,20 +187,16 @@ impl Quantization {
     /// Whether a tensor that belongs to no matrix's numbers may be there: what a running engine would round activations with,
     /// which are not rounded here, or how it would divide work; and the scales of keys and values, which a cache in FP8 takes.
     pub(crate) fn may_skip(&self, name: &str) -> bool {
-        let ends: &[&str] = match self.scheme {
-            Some(Scheme::Fp8(_)) => &[
-                ".input_scale",
-                ".activation_scale",
-                ".q_scale",
-                ".k_scale",
-                ".v_scale",
-                ".kv_scale",
-            ],
-            Some(Scheme::CompressedInt(ints)) => ints.beside(),
-            Some(Scheme::SqueezeLlm(_)) => &[".startrows"],
-            _ => &[],
-        };
-        ends.iter().any(|end| name.ends_with(end))
+        const OF_CACHE: [&str; 4] = [".q_scale", ".k_scale", ".v_scale", ".kv_scale"];
+        let ends_in = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
+        match self.scheme {
+            Some(Scheme::Fp8(_)) => {
+                ends_in(&OF_CACHE) || ends_in(&[".input_scale", ".activation_scale"])
+            }
+            Some(Scheme::CompressedInt(ints)) => ends_in(&OF_CACHE) || ints.is_beside(name),
+            Some(Scheme::SqueezeLlm(_)) => ends_in(&[".startrows"]),
+            _ => false,
+        }
     }
 }
 

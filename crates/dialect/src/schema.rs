@@ -1,9 +1,13 @@
 //! What a JSON schema says of a value whose text does not tell a string from other JSON.
 
+use std::cell::Cell;
+
 use serde_json::{Map, Value};
 
 /// Schemas within schemas are looked at this deep.
 const MAX_DEPTH: usize = 16;
+/// So many of them, all together.
+const MAX_SCHEMAS: usize = 1 << 12;
 
 /// Types of JSON; integers are numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,12 +27,12 @@ impl Types {
 
     /// The types that `schema`, which stands in `root`, allows.
     pub(crate) fn of(schema: &Value, root: &Map<String, Value>) -> Self {
-        said(schema, root, 0).unwrap_or(Self::UNSAID)
+        Look::at(root).said(schema, 0).unwrap_or(Self::UNSAID)
     }
 
     /// Those of them that `schema`, which stands in `root`, does not rule out.
     pub(crate) fn within(self, schema: &Map<String, Value>, root: &Map<String, Value>) -> Self {
-        said_by(schema, root, 0).map_or(self, |types| self.and(types))
+        Look::at(root).said_by(schema, 0).map_or(self, |types| self.and(types))
     }
 
     /// The types that `schema` does not rule out.
@@ -59,6 +63,10 @@ impl Types {
 
     pub(crate) fn allow(self, value: &Value) -> bool {
         self.have(type_of(value))
+    }
+
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
     }
 
     pub(crate) fn and(self, other: Self) -> Self {
@@ -104,26 +112,45 @@ fn type_of(value: &Value) -> Types {
     }
 }
 
-/// The types that every keyword of the schema allows; `None` if none of them says.
-fn said(schema: &Value, root: &Map<String, Value>, depth: usize) -> Option<Types> {
-    said_by(schema.as_object().filter(|_| depth < MAX_DEPTH)?, root, depth)
+/// A look at what schemas say, which ends: schemas may refer to each other without end.
+struct Look<'a> {
+    root: &'a Map<String, Value>,
+    /// Schemas that may still be looked at.
+    left: Cell<usize>,
 }
 
-fn said_by(schema: &Map<String, Value>, root: &Map<String, Value>, depth: usize) -> Option<Types> {
-    let inner = |schema: &Value| said(schema, root, depth + 1);
-    let of_keyword = |(keyword, value): (&String, &Value)| match (keyword.as_str(), value) {
-        ("type", Value::String(name)) => named(name),
-        ("type", Value::Array(names)) => {
-            union(names.iter().map(|name| name.as_str().and_then(named)))
-        }
-        ("const", value) => Some(type_of(value)),
-        ("enum", Value::Array(values)) => union(values.iter().map(|value| Some(type_of(value)))),
-        ("anyOf" | "oneOf", Value::Array(schemas)) => union(schemas.iter().map(inner)),
-        ("allOf", Value::Array(schemas)) => schemas.iter().filter_map(inner).reduce(Types::and),
-        ("$ref", Value::String(reference)) => resolve(reference, root).and_then(inner),
-        _ => None,
-    };
-    schema.iter().filter_map(of_keyword).reduce(Types::and)
+impl<'a> Look<'a> {
+    fn at(root: &'a Map<String, Value>) -> Self {
+        Self { root, left: Cell::new(MAX_SCHEMAS) }
+    }
+
+    /// The types that every keyword of the schema allows; `None` if none of them says.
+    fn said(&self, schema: &Value, depth: usize) -> Option<Types> {
+        self.said_by(schema.as_object().filter(|_| depth < MAX_DEPTH)?, depth)
+    }
+
+    fn said_by(&self, schema: &Map<String, Value>, depth: usize) -> Option<Types> {
+        self.left.set(self.left.get().checked_sub(1)?);
+        let inner = |schema: &Value| self.said(schema, depth + 1);
+        let of_keyword = |(keyword, value): (&String, &Value)| match (keyword.as_str(), value) {
+            ("type", Value::String(name)) => named(name),
+            ("type", Value::Array(names)) => {
+                union(names.iter().map(|name| name.as_str().and_then(named)))
+            }
+            ("const", value) => Some(type_of(value)),
+            ("enum", Value::Array(values)) => {
+                union(values.iter().map(|value| Some(type_of(value))))
+            }
+            ("anyOf" | "oneOf", Value::Array(schemas)) => union(schemas.iter().map(inner)),
+            ("allOf", Value::Array(schemas)) => {
+                let looked_at = schemas.iter().take_while(|_| self.left.get() > 0);
+                looked_at.filter_map(inner).reduce(Types::and)
+            }
+            ("$ref", Value::String(reference)) => resolve(reference, self.root).and_then(inner),
+            _ => None,
+        };
+        schema.iter().filter_map(of_keyword).reduce(Types::and)
+    }
 }
 
 /// All of them; `None` if one of them is not known.

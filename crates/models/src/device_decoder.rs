@@ -169,10 +169,10 @@ impl DeviceDecoder {
             head_dim: device_head_dim(kind.head_dim),
         };
         let has_sinks = self.spec.attentions().any(|attention| attention.sinks);
-        let capacity = |head_dim: usize| PlanCapacity {
+        let capacity = |of: &KvCacheConfig| PlanCapacity {
             max_seqs: size.max_seqs,
             max_pages: size.max_seqs * self.max_model_len.div_ceil(size.block_size),
-            partials_bytes: attention_partials_bytes(head_dim),
+            partials_bytes: attention_partials_bytes(of.head_dim, of.num_kv_heads, size.max_seqs),
             sink_tokens: if has_sinks { size.max_tokens } else { 0 },
         };
         let cache_dtype = if size.fp8_cache { DType::F8E4M3 } else { self.dtype };
@@ -197,7 +197,7 @@ impl DeviceDecoder {
             let spec =
                 AttentionSpec { heads: attention.heads, window, dtype: self.dtype, cache_dtype };
             let config = config(&kinds[kind]);
-            let plan = AttentionPlan::new(&self.device, spec, &config, capacity(config.head_dim))?;
+            let plan = AttentionPlan::new(&self.device, spec, &config, capacity(&config))?;
             plans.push(PlanOf { kind, window, plan });
         }
         let buffer =

@@ -2,6 +2,8 @@
 //! scaled; smaller ones with a vector of each token for each layer, and layers that read the keys and values of others; one with experts.
 //! Source: transformers `models/gemma4`.
 
+use std::collections::HashMap;
+
 use super::{Arch, Around, gemma2};
 use crate::{
     config::HfConfig,
@@ -122,7 +124,8 @@ fn set_attentions(
     let global_dim = c.bounded_opt("global_head_dim", MOST_HEAD_DIM)?.unwrap_or(512);
     let global_heads = c.bounded_opt("num_global_key_value_heads", MOST_HEADS)?;
     // What transformers 5 writes in place of the two, for each layer that differs.
-    let of_layers = c.section("per_layer_config")?;
+    let of_layers = c.section("per_layer_config")?.map(|all| by_layer(&all, is_windowed.len()));
+    let of_layers = of_layers.transpose()?;
     let eps = m.final_norm.eps;
     for (i, &is_windowed) in is_windowed.iter().enumerate() {
         let Some(a) = m.attention_mut(i) else { continue };
@@ -132,12 +135,7 @@ fn set_attentions(
         a.values_are_keys = keys_as_values && !is_windowed;
         match &of_layers {
             Some(all) => {
-                if let Some(own) = all.section(&i.to_string())? {
-                    const KEYS: [&str; 2] = ["head_dim", "num_key_value_heads"];
-                    if let Some((key, value)) = own.entries().find(|(key, _)| !KEYS.contains(key)) {
-                        let hint = "; head_dim and num_key_value_heads of single layers are";
-                        return Err(own.unsupported(key, value, hint));
-                    }
+                if let Some(own) = all.get(&i) {
                     a.head_dim = own.bounded_opt("head_dim", MOST_HEAD_DIM)?.unwrap_or(head_dim);
                     let heads = own.bounded_opt("num_key_value_heads", MOST_HEADS)?;
                     a.kv_heads = heads.unwrap_or(a.kv_heads);
@@ -159,6 +157,23 @@ fn set_attentions(
         }
     }
     Ok(())
+}
+
+/// What is said of single layers, by their numbers, which transformers writes with as many digits each.
+fn by_layer(all: &HfConfig, layers: usize) -> Result<HashMap<usize, HfConfig>> {
+    const KEYS: [&str; 2] = ["head_dim", "num_key_value_heads"];
+    let of_key = |(key, value): (&str, &serde_json::Value)| {
+        let layer = key.parse().ok().filter(|layer: &usize| *layer < layers);
+        let own = layer.zip(all.section(key)?);
+        let (layer, own) =
+            own.ok_or_else(|| all.unsupported(key, value, "; numbers of layers are"))?;
+        if let Some((key, value)) = own.entries().find(|(key, _)| !KEYS.contains(key)) {
+            let hint = "; head_dim and num_key_value_heads of single layers are";
+            return Err(own.unsupported(key, value, hint));
+        }
+        Ok((layer, own))
+    };
+    all.entries().map(of_key).collect()
 }
 
 /// The last layers read the keys and values of the last layer of their kind before them.

@@ -36,8 +36,10 @@ pub fn device_head_dim(head_dim: usize) -> usize {
 
 /// Bytes of the partial results of attention over heads of `head_dim` elements, as a GPU has them, for each kind of window. The widest heads are
 /// computed in shorter tiles.
-pub fn attention_partials_bytes(head_dim: usize) -> usize {
-    PARTIALS_BYTES * head_dim.min(256).div_ceil(128).max(1)
+/// Decodes that are launched as graphs are always split, and take some for each sequence. Source: FlashInfer's `PrefillPlan`, tiles of 16 queries.
+pub fn attention_partials_bytes(head_dim: usize, kv_heads: usize, max_seqs: usize) -> usize {
+    let of_graphs = 64 * (head_dim + 1) * kv_heads * max_seqs;
+    (PARTIALS_BYTES * head_dim.min(256).div_ceil(128).max(1)).max(of_graphs)
 }
 
 /// Rows of logits that exist at once on a GPU.
@@ -172,9 +174,9 @@ impl ModelSpec {
         let heads = heads.map(|a| a.heads.div_ceil(ranks)).max().unwrap_or(0);
         let log_sums = 4 * tokens * heads as u64;
         let own = SCHEDULE_BYTES + block_tables + log_sums;
-        let of_plans = plans.iter().map(|(_, head_dim, _)| {
-            let head_dim = device_head_dim(*head_dim);
-            attention_partials_bytes(head_dim) as u64 + own
+        let of_plans = plans.iter().map(|(kv_heads, head_dim, _)| {
+            let (kv_heads, head_dim) = (kv_heads.div_ceil(ranks), device_head_dim(*head_dim));
+            attention_partials_bytes(head_dim, kv_heads, request.max_num_seqs) as u64 + own
         });
         let of_plans: u64 = of_plans.sum();
         // Which experts the tokens go to, what each counts for, and the order in which they are computed.

@@ -3,6 +3,7 @@
 //! Source: compressed-tensors, `compressors/pack_quantized`, `compressors/naive_quantized` and `quantization/quant_args.py`.
 
 use candlepower_packing::{Codes, Dtype, MinForm, Packed, ScaleForm};
+use serde_json::Value;
 
 use super::{StoredKind, StoredTensor, check_multiple, with_zero_points};
 use crate::{config::HfConfig, error::Result};
@@ -43,14 +44,15 @@ impl CompressedInt {
         if let Some(odd) = group.filter(|group| group % 2 == 1) {
             return Err(w.ill_typed("group_size", &odd.into(), "an even number of weights"));
         }
-        let act_order = match w.text_opt("actorder")? {
-            // Columns were quantized in another order, and lie in their own.
-            None | Some("weight" | "static") => false,
-            Some("group" | "dynamic") => true,
-            Some(other) => {
-                let hint = "; group, weight and none are";
-                return Err(w.unsupported("actorder", &other.into(), hint));
-            }
+        let act_order = match w.raw("actorder") {
+            None | Some(Value::Null) => false,
+            Some(Value::Bool(by_group)) => *by_group,
+            Some(order) => match order.as_str() {
+                // Columns were quantized in another order, and lie in their own.
+                Some("weight" | "static") => false,
+                Some("group" | "dynamic") => true,
+                _ => return Err(w.unsupported("actorder", order, "; group, weight and none are")),
+            },
         };
         let zero_points = !w.flag_or("symmetric", true)?;
         if zero_points && !in_words {
@@ -114,12 +116,10 @@ impl CompressedInt {
         Ok(tensors)
     }
 
-    /// Ends of names of tensors that say nothing more.
-    pub(super) fn beside(&self) -> &'static [&'static str] {
-        match self.zero_points {
-            true => &[".weight_shape", ".input_scale"],
-            // All zero.
-            false => &[".weight_shape", ".weight_zero_point", ".input_scale"],
-        }
+    /// Whether a tensor says nothing more of weights: their shape, zero points that are all zero, and what others round activations by.
+    pub(super) fn is_beside(&self, name: &str) -> bool {
+        const ENDS: [&str; 3] = [".weight_shape", ".input_scale", ".input_zero_point"];
+        ENDS.iter().any(|end| name.ends_with(end))
+            || (!self.zero_points && name.ends_with(".weight_zero_point"))
     }
 }

@@ -70,6 +70,11 @@ fn compressed_tensors_packs_inputs() {
     // The order in which columns were quantized changes nothing.
     let weighed = INTS.replace("\"actorder\": null", "\"actorder\": \"weight\"");
     assert_eq!(scheme(&weighed), ints);
+    assert_eq!(scheme(&INTS.replace("\"actorder\": null", "\"actorder\": false")), ints);
+    for beside in ["a.self_attn.k_scale", "a.b.input_zero_point", "a.b.input_scale"] {
+        assert!(whole.may_skip(beside), "{beside}");
+    }
+    assert!(!whole.may_skip("a.b.weight_scale"));
 
     // A byte each, whose activations others round, too.
     let bytes = INTS

@@ -22,6 +22,9 @@ const HELD: [(Types, &[&str]); 4] = [
     (Types::NUMBER, &NUMERIC),
 ];
 
+/// Most definitions that a schema's values are made of.
+const MAX_DEFINITIONS: usize = 256;
+
 const NO_VALUE: &str = "a schema that allows no value";
 
 /// A rule's name or what it says, or what of a schema cannot be held.
@@ -31,12 +34,36 @@ type Rule = Result<String, String>;
 struct Schema<'a> {
     function: usize,
     root: &'a Map<String, Value>,
-    /// The rules of definitions, by their reference and the types that are left of them.
-    definitions: Vec<(String, Types, String)>,
+    /// The rules of definitions.
+    definitions: Vec<Definition>,
     num_names: usize,
 }
 
+/// A definition, and the types that are left of it.
+struct Definition {
+    reference: String,
+    types: Types,
+    rule: String,
+    /// The rule of another one, where it says that alone.
+    same_as: Option<String>,
+}
+
 impl Schema<'_> {
+    /// Whether a rule is another one's, by any number of definitions that say others alone.
+    fn leads_to<'b>(&'b self, mut rule: &'b str, other: &str) -> bool {
+        for _ in 0..=self.definitions.len() {
+            if rule == other {
+                return true;
+            }
+            let definition = self.definitions.iter().find(|of| of.rule == rule);
+            match definition.and_then(|of| of.same_as.as_deref()) {
+                Some(next) => rule = next,
+                None => return false,
+            }
+        }
+        true
+    }
+
     /// What no other rule's name ends with.
     fn name(&mut self) -> String {
         self.num_names += 1;
@@ -169,15 +196,27 @@ impl Lark<'_> {
     }
 
     fn definition(&mut self, schema: &mut Schema<'_>, reference: &str, types: Types) -> Rule {
-        let is_it = |known: &&(String, Types, String)| known.0 == reference && known.1 == types;
-        if let Some((.., rule)) = schema.definitions.iter().find(is_it) {
-            return Ok(rule.clone());
+        let is_it = |of: &&Definition| of.reference == reference && of.types == types;
+        if let Some(known) = schema.definitions.iter().find(is_it) {
+            return Ok(known.rule.clone());
+        }
+        // Each may be within the one before.
+        let place = schema.definitions.len();
+        if place == MAX_DEFINITIONS {
+            return Err(format!("more than {MAX_DEFINITIONS} definitions"));
         }
         let definition = resolve(reference, schema.root);
         let definition = definition.ok_or_else(|| format!("the reference `{reference}`"))?;
         let rule = format!("d{}", schema.name());
-        schema.definitions.push((reference.to_owned(), types, rule.clone()));
+        let reference = reference.to_owned();
+        let new = Definition { reference, types, rule: rule.clone(), same_as: None };
+        schema.definitions.push(new);
         let value = self.schema(schema, definition, types)?;
+        if schema.leads_to(&value, &rule) {
+            let reference = &schema.definitions[place].reference;
+            return Err(format!("the reference `{reference}`, which says itself alone,"));
+        }
+        schema.definitions[place].same_as = Some(value.clone());
         self.rule(&rule, &value);
         Ok(rule)
     }
@@ -321,9 +360,12 @@ fn raw(times: &str) -> String {
 
 /// Whether no two of the schemas allow values of one type.
 fn are_disjoint(schemas: &[Value], root: &Map<String, Value>) -> bool {
-    let types = |schema: &Value| Types::not_ruled_out(schema, root);
-    schemas.iter().enumerate().all(|(place, schema)| {
-        schemas[..place].iter().all(|other| !types(schema).have(types(other)))
+    let mut before = Types::NONE;
+    schemas.iter().all(|schema| {
+        let types = Types::not_ruled_out(schema, root);
+        let is_new = !before.have(types);
+        before = before.or(types);
+        is_new
     })
 }
 

@@ -150,7 +150,7 @@ fn what_newer_files_say_of_layers_is_read() {
     // transformers 5.23 writes what each global layer has in place of what all have.
     let all: Vec<String> = (5..30)
         .step_by(6)
-        .map(|i| format!(r#""{i}": {{"head_dim": 512, "num_key_value_heads": 2}}"#))
+        .map(|i| format!(r#""{i:02}": {{"head_dim": 512, "num_key_value_heads": 2}}"#))
         .collect();
     let own = all.join(", ");
     let edit = format!(
@@ -179,6 +179,10 @@ fn what_cannot_be_is_refused() {
         (
             r#"{"per_layer_config": {"34": {"sliding_window": 5}}}"#,
             "`text_config.per_layer_config.34.sliding_window` = 5 is not supported; head_dim and",
+        ),
+        (
+            r#"{"per_layer_config": {"35": {"head_dim": 512}}}"#,
+            "`text_config.per_layer_config.35` = {\"head_dim\":512} is not supported; numbers of layers",
         ),
         (r#"{"head_dim": null}"#, "`text_config.head_dim` is missing"),
         (

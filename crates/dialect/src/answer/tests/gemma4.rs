@@ -277,6 +277,46 @@ fn what_the_notation_cannot_hold_is_refused() {
     assert_eq!(held.rest_of_call(&json!({})), "");
 }
 
+/// Schemas may refer to themselves and to each other without end, or to a great many.
+#[test]
+fn references_come_to_an_end() {
+    let of = |a: Value, defs: Value| json!({"properties": {"a": a}, "$defs": defs});
+    let refused =
+        |a: Value, defs: Value| Held::new(&[], &of(a, defs)).constraint().unwrap_err().to_string();
+    let reference = |name: &str| json!({"$ref": format!("#/$defs/{name}")});
+    for defs in [
+        json!({"x": reference("x")}),
+        json!({"x": reference("y"), "y": reference("z"), "z": reference("x")}),
+        json!({"x": {"anyOf": [reference("y")]}, "y": {"allOf": [reference("x")]}}),
+    ] {
+        let message = refused(reference("x"), defs);
+        assert!(message.contains("which says itself alone"), "{message}");
+    }
+    // A list of itself is something, and so is another name of what is being defined.
+    let defs = json!({
+        "x": {"type": "array", "items": reference("y")},
+        "y": reference("x"),
+    });
+    let held = Held::new(&[], &of(reference("y"), defs));
+    assert_eq!(held.rest_of_call(&json!({"a": [[], [[]]]})), "");
+    assert_ne!(held.rest_of_call(&json!({"a": [1]})), "");
+
+    // As many ways as a tree of eight levels with thirty branches has.
+    let all = vec![reference("x"); 30];
+    let message = refused(reference("x"), json!({"x": {"allOf": all}}));
+    assert!(message.contains("`allOf`"), "{message}");
+    let chain = (0..20_000).map(|i| {
+        let next = reference(&format!("d{}", i + 1));
+        (format!("d{i}"), json!({"type": "array", "items": next}))
+    });
+    let chain: serde_json::Map<String, Value> = chain.collect();
+    let message = refused(reference("d0"), chain.into());
+    assert!(message.contains("more than 256 definitions"), "{message}");
+    let never = vec![json!(false); 100_000];
+    let message = refused(json!({"oneOf": never}), json!({}));
+    assert!(message.contains("no value"), "{message}");
+}
+
 #[test]
 fn functions_that_are_not_held_take_any_arguments() {
     for special in SPECIAL {
