@@ -25,6 +25,9 @@ const HELD: [(Types, &[&str]); 4] = [
 /// Most definitions that a schema's values are made of.
 const MAX_DEFINITIONS: usize = 256;
 
+/// Most schemas within each other, by nesting and by reference: each takes a part of the stack.
+const MAX_DEPTH: usize = 128;
+
 const NO_VALUE: &str = "a schema that allows no value";
 
 /// A rule's name or what it says, or what of a schema cannot be held.
@@ -36,6 +39,8 @@ struct Schema<'a> {
     root: &'a Map<String, Value>,
     /// The rules of definitions.
     definitions: Vec<Definition>,
+    /// Schemas around the one that is being written.
+    depth: usize,
     num_names: usize,
 }
 
@@ -99,7 +104,8 @@ impl Lark<'_> {
             None => return Ok(r#""{}""#.to_owned()),
             Some(parameters) => parameters,
         };
-        let mut schema = Schema { function: index, root, definitions: Vec::new(), num_names: 0 };
+        let mut schema =
+            Schema { function: index, root, definitions: Vec::new(), depth: 0, num_names: 0 };
         self.object_schema(&mut schema, root, Types::OBJECT).map_err(|what| {
             let reason = format!("{what} cannot be held in calls that are written as Gemma's");
             Error::Parameters { function: index, reason }
@@ -115,11 +121,17 @@ impl Lark<'_> {
 
     /// The values of these types that a schema allows.
     fn schema(&mut self, schema: &mut Schema<'_>, of: &Value, types: Types) -> Rule {
-        match of {
+        if schema.depth == MAX_DEPTH {
+            return Err(format!("more than {MAX_DEPTH} schemas within each other"));
+        }
+        schema.depth += 1;
+        let rule = match of {
             Value::Bool(true) => self.object_schema(schema, &Map::new(), types),
             Value::Object(of) => self.object_schema(schema, of, types),
             _ => Err(NO_VALUE.to_owned()),
-        }
+        };
+        schema.depth -= 1;
+        rule
     }
 
     fn object_schema(
@@ -200,7 +212,6 @@ impl Lark<'_> {
         if let Some(known) = schema.definitions.iter().find(is_it) {
             return Ok(known.rule.clone());
         }
-        // Each may be within the one before.
         let place = schema.definitions.len();
         if place == MAX_DEFINITIONS {
             return Err(format!("more than {MAX_DEFINITIONS} definitions"));

@@ -307,10 +307,13 @@ fn references_come_to_an_end() {
     assert!(message.contains("`allOf`"), "{message}");
     let chain = (0..20_000).map(|i| {
         let next = reference(&format!("d{}", i + 1));
-        (format!("d{i}"), json!({"type": "array", "items": next}))
+        (format!("d{i}"), json!({"type": "object", "properties": {"p": next}}))
     });
-    let chain: serde_json::Map<String, Value> = chain.collect();
-    let message = refused(reference("d0"), chain.into());
+    let message = refused(reference("d0"), chain.collect());
+    assert!(message.contains("more than 128 schemas within each other"), "{message}");
+    let many = (0..20_000).map(|i| (format!("d{i}"), json!({"type": "array"})));
+    let any = (0..20_000).map(|i| reference(&format!("d{i}"))).collect::<Vec<_>>();
+    let message = refused(json!({"anyOf": any}), many.collect());
     assert!(message.contains("more than 256 definitions"), "{message}");
     let never = vec![json!(false); 100_000];
     let message = refused(json!({"oneOf": never}), json!({}));
