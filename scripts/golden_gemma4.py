@@ -17,6 +17,22 @@ VISION = dict(
 )
 UNIFIED_VISION = dict(patch_size=2, pooling_kernel_size=1, mm_embed_dim=64, mm_posemb_size=4, output_proj_dims=64)
 
+# What models of experts have whose matrices the scripts for quantized goldens pack: rows of whole blocks.
+TWO_LAYERS_OF_EXPERTS = dict(
+    head_dim=32,
+    global_head_dim=64,
+    num_global_key_value_heads=1,
+    attention_k_eq_v=True,
+    layer_types=["sliding_attention", "full_attention"],
+    hidden_size_per_layer_input=0,
+    sliding_window=11,
+    enable_moe_block=True,
+    num_experts=4,
+    top_k_experts=2,
+    moe_intermediate_size=32,
+    tie_word_embeddings=True,
+)
+
 
 def as_published(config: dict) -> None:
     """Says what global layers have in two keys, where transformers 5.23 writes what every such layer has."""
@@ -68,18 +84,13 @@ MODELS = {
         cls="Gemma4",
         text=True,
         config=dict(
+            TWO_LAYERS_OF_EXPERTS,
             head_dim=24,
             global_head_dim=80,
-            num_global_key_value_heads=1,
-            attention_k_eq_v=True,
             layer_types=["sliding_attention", "full_attention", "full_attention"],
-            hidden_size_per_layer_input=0,
-            sliding_window=11,
-            enable_moe_block=True,
             num_experts=6,
             top_k_experts=3,
             moe_intermediate_size=40,
-            tie_word_embeddings=True,
         ),
         dtype=torch.bfloat16,
     ),

@@ -26,6 +26,7 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
 from gguf import TokenType
+from golden_gemma4 import TWO_LAYERS_OF_EXPERTS
 from make_tokenizer_fixtures import LLAMA3_SPLIT
 from transformers.convert_slow_tokenizer import generate_merges
 
@@ -157,20 +158,7 @@ MODELS = {
         arch="gemma4",
         types=[Type.Q8_0, Type.Q4_0],
         tokenizer="spm-gemma4",
-        config=dict(
-            head_dim=32,
-            global_head_dim=64,
-            num_global_key_value_heads=1,
-            attention_k_eq_v=True,
-            layer_types=["sliding_attention", "full_attention"],
-            hidden_size_per_layer_input=0,
-            sliding_window=11,
-            enable_moe_block=True,
-            num_experts=4,
-            top_k_experts=2,
-            moe_intermediate_size=32,
-            tie_word_embeddings=True,
-        ),
+        config=TWO_LAYERS_OF_EXPERTS,
     ),
     "gguf-phi3": dict(
         cls="Phi3",

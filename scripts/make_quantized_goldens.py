@@ -17,6 +17,7 @@ from pathlib import Path
 import goldens
 import numpy as np
 import torch
+from golden_gemma4 import TWO_LAYERS_OF_EXPERTS
 from quantized_formats import Awq, CompressedInt, Fp8, Gptq, Mxfp4, SqueezeLlm
 from safetensors.torch import save_file
 
@@ -91,20 +92,7 @@ MODELS = {
         skip=["lm_head", "re:.*router.*"],
         skip_key="ignore",
         skipped=in_layer(0, "router.proj") + in_layer(1, "router.proj"),
-        config=dict(
-            head_dim=32,
-            global_head_dim=64,
-            num_global_key_value_heads=1,
-            attention_k_eq_v=True,
-            layer_types=["sliding_attention", "full_attention"],
-            hidden_size_per_layer_input=0,
-            sliding_window=11,
-            enable_moe_block=True,
-            num_experts=4,
-            top_k_experts=2,
-            moe_intermediate_size=32,
-            tie_word_embeddings=True,
-        ),
+        config=TWO_LAYERS_OF_EXPERTS,
     ),
     # Inputs in the order of their weight, with zero points; the head, too.
     "compressed-tensors-w4a16-order": dict(
