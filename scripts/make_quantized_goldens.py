@@ -18,7 +18,7 @@ import goldens
 import numpy as np
 import torch
 from golden_gemma4 import TWO_LAYERS_OF_EXPERTS
-from quantized_formats import Awq, CompressedInt, Fp8, Gptq, Mxfp4, SqueezeLlm
+from quantized_formats import Awq, CompressedInt, Fp8, Gptq, Mxfp4, Nvfp4, SqueezeLlm
 from safetensors.torch import save_file
 
 
@@ -52,7 +52,7 @@ MODELS = {
         cls="Phi3",
         format=Gptq(bits=8, group=-1, act_order=False, symmetric=False, version=2),
         dtype=torch.bfloat16,
-        own_file=True,
+        own_file="quantize_config.json",
         config=dict(original_max_position_embeddings=256),
     ),
     "gptq-sym": dict(
@@ -117,6 +117,31 @@ MODELS = {
         config=dict(head_dim=32),
         skip=["lm_head"],
         skip_key="ignore",
+    ),
+    "nvfp4": dict(
+        cls="Llama",
+        format=Nvfp4(),
+        dtype=torch.bfloat16,
+        skip=["lm_head", "model.layers.1.self_attn.o_proj"],
+        skipped=in_layer(1, "self_attn.o_proj"),
+        skip_key="ignore",
+    ),
+    # Experts, and a description in a file of its own.
+    "nvfp4-modelopt": dict(
+        cls="Qwen3Moe",
+        format=Nvfp4(modelopt=True),
+        dtype=torch.bfloat16,
+        own_file="hf_quant_config.json",
+        skip=["lm_head", "model.layers.*.mlp.gate", "model.layers.1.self_attn*"],
+        skipped=in_layer(1, *ATTENTION) + in_layer(0, "mlp.gate") + in_layer(1, "mlp.gate"),
+        skip_key="exclude_modules",
+        config=dict(
+            head_dim=32,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            norm_topk_prob=True,
+        ),
     ),
     "squeezellm": dict(cls="Mistral", format=SqueezeLlm(), dtype=torch.float16),
     "squeezellm-sparse": dict(cls="Llama", format=SqueezeLlm(outliers=0.02), dtype=torch.float16),
@@ -195,7 +220,9 @@ def parameters(model: torch.nn.Module, recipe: dict) -> dict[str, torch.Tensor]:
     return dict(sorted(named.items()))
 
 
-def to_torch(name: str, array: np.ndarray) -> torch.Tensor:
+def to_torch(name: str, array: np.ndarray | torch.Tensor) -> torch.Tensor:
+    if isinstance(array, torch.Tensor):
+        return array.contiguous()
     tensor = torch.from_numpy(np.ascontiguousarray(array).copy())
     if name == "weight_scale" and array.dtype == np.float16:
         # compressed-tensors' are as the other numbers; NumPy has no bfloat16.
@@ -237,9 +264,10 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     quantization = dict(scheme.config)
     if "skip" in recipe:
         quantization[recipe["skip_key"]] = recipe["skip"]
-    if recipe.get("own_file"):
-        del quantization["quant_method"]
-        goldens.write_json(folder / "quantize_config.json", quantization)
+    if own_file := recipe.get("own_file"):
+        quantization.pop("quant_method", None)
+        of_modelopt = own_file.startswith("hf_")
+        goldens.write_json(folder / own_file, {"quantization": quantization} if of_modelopt else quantization)
     else:
         goldens.rewrite_json(
             folder / "config.json", lambda c: c.update(quantization_config=quantization)

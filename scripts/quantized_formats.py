@@ -245,6 +245,59 @@ class CompressedInt:
         return (codes.astype(np.float32) - zeros[:, groups]) * scales[:, groups]
 
 
+class Nvfp4:
+    """Four-bit floating point, by compressed-tensors' own code: a float8 scale for 16 inputs, and a number that divides all of them.
+
+    ModelOpt has other names, and a number that multiplies.
+    """
+
+    GROUP = 16
+
+    def __init__(self, modelopt: bool = False):
+        self.modelopt = modelopt
+        if modelopt:
+            self.config = {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": self.GROUP}
+            self.names = ["weight", "weight_scale", "weight_scale_2"]
+            return
+        numbers = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": self.GROUP, "symmetric": True}
+        self.config = {
+            "quant_method": "compressed-tensors",
+            "format": "nvfp4-pack-quantized",
+            "quantization_status": "compressed",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": numbers | {"dynamic": False},
+                    "input_activations": numbers | {"dynamic": "local"},
+                },
+            },
+        }
+        self.names = ["weight_packed", "weight_scale", "weight_global_scale"]
+
+    def pack(self, w: np.ndarray, rng: np.random.Generator) -> Tensors:
+        import torch
+        from compressed_tensors.compressors.nvfp4.helpers import quantize_and_pack_fp4
+
+        weight = torch.from_numpy(w.copy())
+        of_all = 448 * 6 / weight.abs().max().reshape(1)
+        largest = weight.unflatten(1, (-1, self.GROUP)).abs().amax(-1)
+        scales = (largest / 6 * of_all).to(torch.float8_e4m3fn)
+        codes = quantize_and_pack_fp4(weight, scales.float(), global_scale=of_all, zero_point=None, group_size=self.GROUP)
+        of_all = 1 / of_all.squeeze() if self.modelopt else of_all
+        beside = {"input_scale" if self.modelopt else "input_global_scale": np.array([0.5], np.float32)}
+        return dict(zip(self.names, (codes, scales, of_all), strict=True)) | beside
+
+    def unpack(self, t: Tensors) -> np.ndarray:
+        from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+        import torch
+
+        codes, scales, of_all = (t[name] for name in self.names)
+        n, half = codes.shape
+        numbers = unpack_fp4_from_uint8(codes, n, 2 * half, dtype=torch.float32)
+        scales = scales.float() * of_all if self.modelopt else scales.float() / of_all
+        return (numbers * scales.repeat_interleave(self.GROUP, 1)).numpy()
+
+
 class SqueezeLlm:
     """SqueezeLLM's layout: [inputs / 8, outputs] words, whose codes name one of the output's sixteen numbers.
 

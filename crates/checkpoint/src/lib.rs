@@ -37,8 +37,8 @@ pub use memory::{
     device_head_dim, device_logits_rows,
 };
 pub use quantization::{
-    Awq, CompressedInt, Fp8, Gptq, Mxfp4, OnLoad, Quantization, Scheme, SqueezeLlm, StoredKind,
-    StoredTensor,
+    Awq, CompressedInt, Fp8, Gptq, Mxfp4, Nvfp4, OnLoad, Quantization, Scheme, SqueezeLlm,
+    StoredKind, StoredTensor,
 };
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::Shard;
@@ -95,7 +95,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads `config.json` and, where they are there, `generation_config.json`, `quantize_config.json` and the files of
+    /// Reads `config.json` and, where they are there, `generation_config.json`, `quantize_config.json` or `hf_quant_config.json`, and the files of
     /// sentence-transformers.
     ///
     /// # Errors
@@ -182,7 +182,7 @@ impl Checkpoint {
         self.dtype
     }
 
-    /// The quantization found in `config.json` or `quantize_config.json`.
+    /// The quantization found in `config.json`, `quantize_config.json` or `hf_quant_config.json`.
     pub fn quantization(&self) -> Option<&Quantization> {
         self.quantization.as_ref()
     }

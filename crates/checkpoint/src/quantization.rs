@@ -17,6 +17,7 @@ mod fp8;
 mod gptq;
 mod modules;
 mod mxfp4;
+mod nvfp4;
 mod on_load;
 mod squeezellm;
 
@@ -26,11 +27,15 @@ pub use fp8::Fp8;
 pub use gptq::Gptq;
 use modules::Modules;
 pub use mxfp4::Mxfp4;
+pub use nvfp4::Nvfp4;
 pub use on_load::OnLoad;
 pub use squeezellm::SqueezeLlm;
 
 /// A file that older checkpoints of GPTQ have beside a `config.json` that says nothing.
-const OWN_FILE: &str = "quantize_config.json";
+const GPTQ_FILE: &str = "quantize_config.json";
+/// As [`GPTQ_FILE`], of NVIDIA ModelOpt's, which says it in a section.
+const MODELOPT_FILE: &str = "hf_quant_config.json";
+const MODELOPT_SECTION: &str = "quantization";
 
 /// The `quantization_config` of `config.json`.
 #[derive(Clone, Debug)]
@@ -59,6 +64,8 @@ pub enum Scheme {
     SqueezeLlm(SqueezeLlm),
     /// Four-bit floating point, of experts alone.
     Mxfp4(Mxfp4),
+    /// Four-bit floating point with scales in two levels.
+    Nvfp4(Nvfp4),
     /// A type of GGUF's.
     Gguf(GgufType),
 }
@@ -95,14 +102,16 @@ pub enum StoredKind {
 
 impl Quantization {
     pub(crate) fn read(files: &CheckpointFiles, config: &HfConfig) -> Result<Option<Self>> {
-        let (section, default) = match config.section("quantization_config")? {
-            Some(section) => (section, None),
-            None => match HfConfig::read(files, OWN_FILE)? {
-                Some(own) => (own, Some("gptq")),
-                None => return Ok(None),
-            },
-        };
-        Self::parse(&section, default).map(Some)
+        if let Some(section) = config.section("quantization_config")? {
+            return Self::parse(&section, None).map(Some);
+        }
+        if let Some(own) = HfConfig::read(files, GPTQ_FILE)? {
+            return Self::parse(&own, Some("gptq")).map(Some);
+        }
+        let Some(own) = HfConfig::read(files, MODELOPT_FILE)? else { return Ok(None) };
+        let section = own.section(MODELOPT_SECTION)?;
+        let section = section.ok_or_else(|| own.missing(MODELOPT_SECTION, "an object"))?;
+        Self::parse(&section, Some("modelopt")).map(Some)
     }
 
     /// What GGUF files say: each tensor of its type.
@@ -147,12 +156,26 @@ impl Quantization {
                     }
                     "pack-quantized" => integers(true)?,
                     "int-quantized" => integers(false)?,
+                    "nvfp4-pack-quantized" => {
+                        let read = Nvfp4::read_compressed_tensors(&weights_of_linear(c)?)?;
+                        ("nvfp4".to_owned(), Scheme::Nvfp4(read))
+                    }
                     other => {
                         let method = format!("compressed-tensors ({other})");
                         return Ok(Self { method, scheme: None, head, skipped });
                     }
                 };
                 return Ok(Self { method, scheme: Some(scheme), head: true, skipped });
+            }
+            "modelopt" => {
+                skipped.extend(Modules::read_globs(c, "ignore")?);
+                skipped.extend(Modules::read_globs(c, "exclude_modules")?);
+                let (method, scheme) = match c.text_opt("quant_algo")?.unwrap_or("unnamed") {
+                    "FP8" => ("fp8".to_owned(), Some(Scheme::Fp8(Fp8::of_tensors()))),
+                    "NVFP4" => ("nvfp4".to_owned(), Some(Scheme::Nvfp4(Nvfp4::read_modelopt(c)?))),
+                    other => (format!("modelopt ({other})"), None),
+                };
+                return Ok(Self { method, scheme, head: true, skipped });
             }
             _ => None,
         };
@@ -194,6 +217,9 @@ impl Quantization {
                 ends_in(&OF_CACHE) || ends_in(&[".input_scale", ".activation_scale"])
             }
             Some(Scheme::CompressedInt(ints)) => ends_in(&OF_CACHE) || ints.is_beside(name),
+            Some(Scheme::Nvfp4(_)) => {
+                ends_in(&OF_CACHE) || ends_in(&[".input_scale", ".input_global_scale"])
+            }
             Some(Scheme::SqueezeLlm(_)) => ends_in(&[".startrows"]),
             _ => false,
         }
@@ -214,6 +240,7 @@ impl Scheme {
             Self::CompressedInt(ints) => ints.tensors(module, n, k),
             Self::SqueezeLlm(squeezellm) => squeezellm.tensors(module, n, k),
             Self::Mxfp4(mxfp4) => mxfp4.tensors(module, n, k),
+            Self::Nvfp4(nvfp4) => nvfp4.tensors(module, n, k),
             Self::Gguf(kind) => {
                 let kind = StoredKind::Blocks(*kind);
                 Ok(vec![StoredTensor::new(name.to_owned(), &[n, k], kind)])
@@ -229,7 +256,11 @@ impl Scheme {
             Self::Awq(awq) => (&mut awq.scales, "scales"),
             Self::Gptq(gptq) => (&mut gptq.scales, "scales"),
             Self::CompressedInt(ints) => (&mut ints.scales, "weight_scale"),
-            Self::Fp8(_) | Self::SqueezeLlm(_) | Self::Mxfp4(_) | Self::Gguf(_) => return None,
+            Self::Fp8(_)
+            | Self::SqueezeLlm(_)
+            | Self::Mxfp4(_)
+            | Self::Nvfp4(_)
+            | Self::Gguf(_) => return None,
         };
         Some((dtype, format!("{module}.{part}")))
     }
@@ -243,6 +274,7 @@ impl Scheme {
             Self::CompressedInt(ints) => ints.packed(k),
             Self::SqueezeLlm(_) => Packed::without_mins(Codes::Table, k),
             Self::Mxfp4(_) => Mxfp4::packed(),
+            Self::Nvfp4(_) => Nvfp4::packed(),
             Self::Gguf(kind) => kind.packed().expect("plain types are no scheme"),
         }
     }

@@ -21,10 +21,11 @@ use crate::transfer::{Download, Transfer};
 use crate::{Error, HubConfig, ModelId, Result};
 
 /// Files that describe a model, apart from its weights and its code.
-const DESCRIPTION: [&str; 16] = [
+const DESCRIPTION: [&str; 17] = [
     CONFIG,
     "generation_config.json",
-    QUANTIZATION,
+    GPTQ,
+    MODELOPT,
     TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -41,7 +42,9 @@ const DESCRIPTION: [&str; 16] = [
 ];
 const CONFIG: &str = "config.json";
 /// What older checkpoints of GPTQ say beside it.
-const QUANTIZATION: &str = "quantize_config.json";
+const GPTQ: &str = "quantize_config.json";
+/// What those of NVIDIA ModelOpt do.
+const MODELOPT: &str = "hf_quant_config.json";
 const MODULES: &str = "modules.json";
 const TOKENIZER: &str = "tokenizer.json";
 const SINGLE: &str = "model.safetensors";
@@ -148,7 +151,7 @@ impl Hub {
             return self.open_gguf(id, wanted, revision).await;
         }
         let wanted = |name: &str| {
-            [QUANTIZATION, MODULES, "1_Pooling/config.json"].contains(&name) || is_dense(name)
+            [GPTQ, MODELOPT, MODULES, "1_Pooling/config.json"].contains(&name) || is_dense(name)
         };
         self.open_one(id, revision, CONFIG, wanted).await
     }

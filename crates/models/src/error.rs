@@ -19,7 +19,7 @@ pub enum Error {
     Candle(#[from] candle_core::Error),
     /// The weights are quantized.
     #[error(
-        "the checkpoint is quantized with {method}, which is not supported; awq, gptq, squeezellm, fp8, mxfp4 and compressed-tensors' integers are: use such a version of it, or its float16 or bfloat16 original"
+        "the checkpoint is quantized with {method}, which is not supported; awq, gptq, squeezellm, fp8, mxfp4, nvfp4 and compressed-tensors' integers are: use such a version of it, or its float16 or bfloat16 original"
     )]
     Quantized {
         /// The method's name.

@@ -11,8 +11,8 @@ use rayon::prelude::*;
 
 pub(crate) use self::on_load::quantized;
 use self::{
-    awq::AwqMatrix, compressed_int::CompressedIntMatrix, fp8::Fp8Matrix, gguf::GgufMatrix,
-    gptq::GptqMatrix, mxfp4::Mxfp4Matrix, squeezellm::SqueezeLlmMatrix,
+    awq::AwqMatrix, compressed_int::CompressedIntMatrix, e2m1::E2m1Matrix, fp8::Fp8Matrix,
+    gguf::GgufMatrix, gptq::GptqMatrix, squeezellm::SqueezeLlmMatrix,
 };
 use crate::{
     error::{Error, Result},
@@ -22,10 +22,10 @@ use crate::{
 
 mod awq;
 mod compressed_int;
+mod e2m1;
 mod fp8;
 mod gguf;
 mod gptq;
-mod mxfp4;
 mod on_load;
 mod squeezellm;
 #[cfg(test)]
@@ -73,7 +73,7 @@ pub(crate) enum AnyStored {
     Fp8(Fp8Matrix),
     CompressedInt(CompressedIntMatrix),
     SqueezeLlm(SqueezeLlmMatrix),
-    Mxfp4(Mxfp4Matrix),
+    E2m1(E2m1Matrix),
     Gguf(GgufMatrix),
 }
 
@@ -94,7 +94,8 @@ fn open_rows(files: &Tensors<'_>, scheme: Scheme, rows: Range<usize>) -> Result<
             AnyStored::CompressedInt(CompressedIntMatrix::open(files, scheme, packed)?)
         }
         Scheme::SqueezeLlm(_) => AnyStored::SqueezeLlm(SqueezeLlmMatrix::open(files, packed)?),
-        Scheme::Mxfp4(_) => AnyStored::Mxfp4(Mxfp4Matrix::open(files, packed, rows)?),
+        Scheme::Mxfp4(_) => AnyStored::E2m1(E2m1Matrix::mxfp4(files, packed, rows)?),
+        Scheme::Nvfp4(scheme) => AnyStored::E2m1(E2m1Matrix::nvfp4(files, scheme, packed, rows)?),
         Scheme::Gguf(kind) => AnyStored::Gguf(GgufMatrix::open(files, kind, packed, rows)?),
     })
 }
@@ -107,7 +108,9 @@ pub(crate) fn read<M: Matrix>(
     scheme: Scheme,
     parts: &mut PartsBuilder<'_, M>,
 ) -> Result<()> {
-    if !matches!(scheme, Scheme::Gguf(_) | Scheme::Fp8(_) | Scheme::Mxfp4(_)) {
+    let by_rows =
+        matches!(scheme, Scheme::Gguf(_) | Scheme::Fp8(_) | Scheme::Mxfp4(_) | Scheme::Nvfp4(_));
+    if !by_rows {
         return open(shards, tensor, scheme)?.write(tensor, parts);
     }
     let files = Tensors::of(shards, tensor)?;
@@ -171,7 +174,7 @@ impl AnyStored {
             Self::Fp8(matrix) => each_piece(matrix, rows, columns, take),
             Self::CompressedInt(matrix) => each_piece(matrix, rows, columns, take),
             Self::SqueezeLlm(matrix) => each_piece(matrix, rows, columns, take),
-            Self::Mxfp4(matrix) => each_piece(matrix, rows, columns, take),
+            Self::E2m1(matrix) => each_piece(matrix, rows, columns, take),
             Self::Gguf(matrix) => each_piece(matrix, rows, columns, take),
         }
     }
@@ -183,7 +186,7 @@ impl AnyStored {
             Self::Fp8(matrix) => matrix,
             Self::CompressedInt(matrix) => matrix,
             Self::SqueezeLlm(matrix) => matrix,
-            Self::Mxfp4(matrix) => matrix,
+            Self::E2m1(matrix) => matrix,
             Self::Gguf(matrix) => matrix,
         }
     }

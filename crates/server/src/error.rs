@@ -56,7 +56,7 @@ pub enum Error {
     },
     /// The weights are quantized in a way that is not computed with.
     #[error(
-        "the weights are quantized with {0}, which is not supported; awq, gptq, squeezellm, fp8, mxfp4 and compressed-tensors' integers are: use such a version of the model, or its float16 or bfloat16 original"
+        "the weights are quantized with {0}, which is not supported; awq, gptq, squeezellm, fp8, mxfp4, nvfp4 and compressed-tensors' integers are: use such a version of the model, or its float16 or bfloat16 original"
     )]
     QuantizationUnsupported(String),
     /// The weights are quantized, and the model gives vectors or scores.

@@ -31,6 +31,11 @@ impl Fp8 {
         Ok(Self { block, scale })
     }
 
+    /// With a scale for each tensor, as NVIDIA ModelOpt's `quant_algo` FP8 has.
+    pub(super) fn of_tensors() -> Self {
+        Self { block: None, scale: "weight_scale" }
+    }
+
     /// Reads the description of the weights of all linear layers.
     pub(super) fn read_compressed_tensors(w: &HfConfig) -> Result<Self> {
         let wanted = [

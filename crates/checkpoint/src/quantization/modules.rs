@@ -14,11 +14,28 @@ pub(super) struct Modules {
 impl Modules {
     /// Reads a list of names; `re:` begins a regular expression.
     pub(super) fn read(c: &HfConfig, key: &str) -> Result<Self> {
+        Self::read_as(c, key, |entry| Some(format!("^(?:{})", entry.strip_prefix("re:")?)))
+    }
+
+    /// Reads a list of names and of patterns in which `*` stands for anything.
+    pub(super) fn read_globs(c: &HfConfig, key: &str) -> Result<Self> {
+        Self::read_as(c, key, |entry| {
+            let pattern = regex::escape(entry).replace(r"\*", ".*");
+            entry.contains('*').then(|| format!("^(?:{pattern})$"))
+        })
+    }
+
+    /// Reads a list of names, some of which `pattern_of` says to be regular expressions.
+    fn read_as(
+        c: &HfConfig,
+        key: &str,
+        pattern_of: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self> {
         let mut modules = Self::default();
         for entry in c.texts_opt(key)?.unwrap_or_default() {
-            match entry.strip_prefix("re:") {
+            match pattern_of(entry) {
                 None => modules.names.push(entry.to_owned()),
-                Some(pattern) => match Regex::new(&format!("^(?:{pattern})")) {
+                Some(pattern) => match Regex::new(&pattern) {
                     Ok(pattern) => modules.patterns.push(pattern),
                     Err(_) => {
                         let hint = "; a list of names and regular expressions is";

@@ -166,6 +166,54 @@ fn fp8_has_scales_per_tensor_output_or_block() {
     assert_eq!((compressed.method.as_str(), compressed.scheme), ("fp8", Some(any)));
 }
 
+/// As compressed-tensors writes it.
+const NVFP4: &str = r#"{"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+    "quantization_status": "compressed", "ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"],
+        "input_activations": {"dynamic": "local", "group_size": 16, "num_bits": 4, "strategy": "tensor_group", "type": "float"},
+        "weights": {"dynamic": false, "group_size": 16, "num_bits": 4, "strategy": "tensor_group", "symmetric": true,
+            "type": "float"}}}}"#;
+
+#[test]
+fn nvfp4_has_scales_of_sixteen_and_a_number_for_all() {
+    let tensors = |[codes, of_all]: [&str; 2]| {
+        [
+            (format!("a.b.{codes}"), vec![vec![64, 128]]),
+            ("a.b.weight_scale".to_owned(), vec![vec![64, 16]]),
+            (format!("a.b.{of_all}"), vec![vec![], vec![1]]),
+        ]
+    };
+    let compressed = scheme(NVFP4);
+    let expected = tensors(["weight_packed", "weight_global_scale"]);
+    assert_eq!(names_and_shapes(compressed, 64, 256), expected);
+    assert_eq!(compressed.packed(256), Packed::without_mins(Codes::E2m1, 16));
+    let uneven = compressed.tensors("a.b.weight", 64, 264).unwrap_err().to_string();
+    assert!(uneven.contains("264") && uneven.contains("16"), "{uneven}");
+    let wider = NVFP4.replace("\"group_size\": 16", "\"group_size\": 32");
+    let error = parse(&wider).unwrap_err().to_string();
+    assert!(error.contains("group_size"), "{error}");
+
+    let modelopt = r#"{"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16,
+        "ignore": ["lm_head", "model.layers.0.self_attn*", "*.gate"]}"#;
+    let read = parse(modelopt).unwrap();
+    assert_eq!(read.method, "nvfp4");
+    let expected = tensors(["weight", "weight_scale_2"]);
+    assert_eq!(names_and_shapes(read.scheme.unwrap(), 64, 256), expected);
+    for name in ["lm_head", "model.layers.0.self_attn.q_proj", "model.layers.3.mlp.gate"] {
+        assert!(read.skipped.contain(name), "{name}");
+    }
+    for name in ["model.layers.10.self_attn.q_proj", "model.layers.3.mlp.gate_proj"] {
+        assert!(!read.skipped.contain(name), "{name}");
+    }
+    assert!(read.may_skip("a.b.input_scale") && read.may_skip("a.k_proj.k_scale"));
+
+    let fp8 = parse(&modelopt.replace("NVFP4", "FP8")).unwrap();
+    assert_eq!(fp8.method, "fp8");
+    let names = names_and_shapes(fp8.scheme.unwrap(), 64, 256);
+    assert_eq!((names[0].0.as_str(), names[1].0.as_str()), ("a.b.weight", "a.b.weight_scale"));
+    let other = parse(&modelopt.replace("NVFP4", "W4A8_AWQ")).unwrap();
+    assert_eq!((other.method.as_str(), other.scheme), ("modelopt (W4A8_AWQ)", None));
+}
+
 #[test]
 fn what_is_left_alone_is_found_by_name_and_pattern() {
     let plan = |name: &str, slot| TensorPlan {
@@ -219,8 +267,8 @@ fn what_is_not_computed_with_has_no_scheme() {
     for (text, method) in [
         (r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#, "bitsandbytes"),
         (
-            r#"{"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}"#,
-            "compressed-tensors (nvfp4-pack-quantized)",
+            r#"{"quant_method": "compressed-tensors", "format": "mixed-precision"}"#,
+            "compressed-tensors (mixed-precision)",
         ),
     ] {
         let found = parse(text).unwrap();

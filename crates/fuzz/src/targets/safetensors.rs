@@ -4,7 +4,8 @@ use super::{Folder, load_model};
 use crate::{Round, change};
 
 pub(super) fn open() -> Round {
-    const GOLDENS: [&str; 6] = ["llama-yarn", "awq", "gptq", "fp8-block", "squeezellm", "mxfp4"];
+    const GOLDENS: [&str; 7] =
+        ["llama-yarn", "awq", "gptq", "fp8-block", "squeezellm", "mxfp4", "nvfp4"];
     const FILE: &str = "model.safetensors";
     let copies = GOLDENS.map(|golden| {
         let folder = Folder::copy_of(golden);

@@ -69,7 +69,7 @@ impl Stored for Fp8Matrix {
 }
 
 /// The number that a code without a scale is. Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
-fn e4m3(code: u8) -> f32 {
+pub(super) fn e4m3(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7) / 8.0);
     let size = match exponent {
         0 => mantissa * 2f32.powi(-6),

@@ -7,7 +7,7 @@ use candlepower_checkpoint::{GgufType, Packed};
 use half::f16;
 use rayon::prelude::*;
 
-use super::{Stored, Tensors, mxfp4};
+use super::{Stored, Tensors, e2m1};
 use crate::{error::Result, shards::MappedBytes};
 
 /// A matrix as GGUF stores it.
@@ -110,7 +110,7 @@ impl Stored for GgufMatrix {
         let (scale, min) = self.group_of(row, input);
         let code = self.code(row, input);
         let number = match self.kind {
-            GgufType::Mxfp4 => mxfp4::e2m1(code),
+            GgufType::Mxfp4 => e2m1::e2m1(code),
             kind => f32::from(i16::from(code) - i16::from(kind.zero_point().unwrap_or(0))),
         };
         scale * number + min
@@ -125,7 +125,7 @@ fn half(bytes: &[u8], at: usize) -> f32 {
 fn factors(kind: GgufType, block: &[u8]) -> (f32, f32) {
     match kind {
         GgufType::Q4_1 | GgufType::Q5_1 => (half(block, 0), half(block, 2)),
-        GgufType::Mxfp4 => (mxfp4::scale(block[0]), 0.0),
+        GgufType::Mxfp4 => (e2m1::power_of_two(block[0]), 0.0),
         GgufType::Q2K => (half(block, 80), -half(block, 82)),
         GgufType::Q3K => (half(block, 108), 0.0),
         GgufType::Q4K | GgufType::Q5K => (half(block, 0), -half(block, 2)),

@@ -260,7 +260,7 @@ fn quantized_weights() {
     copy.config("\"vocab_size\"", &quantized("{\"quant_method\": \"quip\"}"));
     assert!(
         copy.error()
-            .starts_with("the checkpoint is quantized with quip, which is not supported; awq, gptq, squeezellm, fp8, mxfp4 and compressed-tensors' integers are")
+            .starts_with("the checkpoint is quantized with quip, which is not supported; awq, gptq, squeezellm, fp8, mxfp4, nvfp4 and compressed-tensors' integers are")
     );
     copy.config("\"quip\"", "\"gptq\"");
     assert_eq!(

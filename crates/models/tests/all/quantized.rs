@@ -30,6 +30,8 @@ pub(crate) const QUANTIZED: &[(&str, &str)] = &[
     (SPARSE, "squeezellm"),
     ("awq-experts", "awq"),
     ("mxfp4", "mxfp4"),
+    ("nvfp4", "nvfp4"),
+    ("nvfp4-modelopt", "nvfp4"),
     ("awq-delta", "awq"),
     ("gguf-llama", "gguf"),
     ("gguf-qwen2", "gguf"),

@@ -232,7 +232,7 @@ const ARCHITECTURES: &[Architecture] = &[
 ];
 
 /// A format of weights: its name, the beginning of its goldens' names, the checkpoints that have it, and what is in memory.
-const FORMATS: [(&str, &str, &str, &str); 8] = [
+const FORMATS: [(&str, &str, &str, &str); 9] = [
     ("safetensors", "", "F32, F16, BF16; single and sharded", "as stored"),
     ("`awq`", "awq", "AutoAWQ: 4 bits, GEMM layout, zero points", "4-bit codes"),
     (
@@ -244,7 +244,7 @@ const FORMATS: [(&str, &str, &str, &str); 8] = [
     (
         "`fp8`",
         "fp8",
-        "`quant_method` fp8 (scales per tensor, output or block) and compressed-tensors' `float-quantized`: e4m3 weights; activations are not rounded",
+        "`quant_method` fp8 (scales per tensor, output or block), compressed-tensors' `float-quantized` and ModelOpt's FP8: e4m3 weights; activations are not rounded",
         "8-bit codes",
     ),
     (
@@ -265,6 +265,13 @@ const FORMATS: [(&str, &str, &str, &str); 8] = [
         "mxfp4",
         "`quant_method` mxfp4 (gpt-oss): the experts' matrices in e2m1, with a power of two for each 32 of a row",
         "4-bit codes, with scales in bfloat16 (in single precision on a GPU)",
+    ),
+    (
+        "NVFP4",
+        "nvfp4",
+        "compressed-tensors' `nvfp4-pack-quantized` and ModelOpt's NVFP4: e2m1 weights with an e4m3 scale for each 16 of a row and one number for all; \
+         activations are not rounded",
+        "4-bit codes, with scales in single precision",
     ),
     (
         "GGUF",

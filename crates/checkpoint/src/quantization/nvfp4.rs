@@ -1,0 +1,76 @@
+//! NVFP4: numbers of four bits, of which two are the exponent and one the mantissa, with an eight-bit floating-point scale for each 16 of an
+//! output, all of which a number of the matrix scales. Activations are not rounded.
+//! Source: compressed-tensors' format `nvfp4-pack-quantized`; NVIDIA ModelOpt's `quant_algo` NVFP4.
+
+use candlepower_packing::{Codes, Packed};
+use serde_json::Value;
+
+use super::{StoredKind, StoredTensor, check_multiple};
+use crate::{config::HfConfig, error::Result};
+
+/// Columns that share a scale.
+const GROUP: usize = 16;
+
+/// Who stored matrices as NVFP4: what the tensors are called, and what the number of the matrix does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nvfp4 {
+    /// It divides the scales.
+    CompressedTensors,
+    /// It multiplies them.
+    ModelOpt,
+}
+
+impl Nvfp4 {
+    /// Reads the description of the weights of all linear layers.
+    pub(super) fn read_compressed_tensors(w: &HfConfig) -> Result<Self> {
+        let wanted: [(&str, Value); 4] = [
+            ("num_bits", 4.into()),
+            ("type", "float".into()),
+            ("strategy", "tensor_group".into()),
+            ("group_size", GROUP.into()),
+        ];
+        for (key, wanted) in wanted {
+            let found = w.raw(key).ok_or_else(|| w.missing(key, "a description of the weights"))?;
+            if *found != wanted {
+                return Err(w.unsupported(
+                    key,
+                    found,
+                    ", but 4 bits of float per tensor_group of 16",
+                ));
+            }
+        }
+        if !w.flag_or("symmetric", true)? {
+            return Err(w.unsupported("symmetric", &false.into(), "; true is"));
+        }
+        Ok(Self::CompressedTensors)
+    }
+
+    /// Reads what ModelOpt says.
+    pub(super) fn read_modelopt(c: &HfConfig) -> Result<Self> {
+        match c.count_opt("group_size")? {
+            None | Some(GROUP) => Ok(Self::ModelOpt),
+            Some(other) => Err(c.unsupported("group_size", &other.into(), "; 16 is")),
+        }
+    }
+
+    pub(super) fn packed() -> Packed {
+        Packed::without_mins(Codes::E2m1, GROUP)
+    }
+
+    pub(super) fn tensors(self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
+        check_multiple(module, "inputs", k, GROUP)?;
+        let [codes, of_all] = match self {
+            Self::CompressedTensors => ["weight_packed", "weight_global_scale"],
+            Self::ModelOpt => ["weight", "weight_scale_2"],
+        };
+        let tensor = |part, shape: &[usize], kind| {
+            StoredTensor::new(format!("{module}.{part}"), shape, kind)
+        };
+        let of_all = tensor(of_all, &[], StoredKind::Numbers);
+        Ok(vec![
+            tensor(codes, &[n, k / 2], StoredKind::Bytes),
+            tensor("weight_scale", &[n, k / GROUP], StoredKind::E4m3),
+            StoredTensor { shapes: vec![vec![], vec![1]], ..of_all },
+        ])
+    }
+}

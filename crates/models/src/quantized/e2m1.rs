@@ -1,0 +1,121 @@
+//! Four-bit floating point: two codes in a byte, the first in its low bits, and a byte for the scale of each group of an output. Of MXFP4 it is
+//! an exponent, of NVFP4 an eight-bit number that a number of the whole matrix scales.
+//! Source: transformers `convert_moe_packed_tensors`; compressed-tensors, `compressors/nvfp4`.
+
+use std::{array, ops::Range};
+
+use candlepower_checkpoint::{Nvfp4, Packed, RowOrder};
+
+use super::{Stored, Tensors, fp8::e4m3};
+use crate::{error::Result, shards::MappedBytes};
+
+/// Beyond this exponent a scale times what a GPU's codes lack would not be finite; 255 is NaN.
+const MOST_EXPONENT: u8 = 240;
+
+/// The scale of an exponent; NaN where it is too large.
+pub(super) fn power_of_two(exponent: u8) -> f32 {
+    if exponent > MOST_EXPONENT { f32::NAN } else { 2f32.powi(i32::from(exponent) - 127) }
+}
+
+/// A matrix of four-bit floating point as checkpoints store it.
+pub(crate) struct E2m1Matrix {
+    k: usize,
+    packed: Packed,
+    order: RowOrder,
+    /// The first of the stored rows that are mapped.
+    first_row: usize,
+    /// `[rows][k / 2]`.
+    codes: MappedBytes,
+    /// `[rows][k / group]`.
+    scales: MappedBytes,
+    /// The scale that each byte of `scales` is.
+    scale_of: Box<[f32; 256]>,
+}
+
+impl E2m1Matrix {
+    /// Maps the rows `rows` of an MXFP4 matrix, of which alone codes and scales may be asked for: those of one slot, or all.
+    pub(super) fn mxfp4(tensors: &Tensors<'_>, packed: Packed, rows: Range<usize>) -> Result<Self> {
+        Self::open(tensors, packed, rows, power_of_two)
+    }
+
+    /// As [`Self::mxfp4`], of an NVFP4 matrix.
+    pub(super) fn nvfp4(
+        tensors: &Tensors<'_>,
+        scheme: Nvfp4,
+        packed: Packed,
+        rows: Range<usize>,
+    ) -> Result<Self> {
+        let of_all = tensors.numbers(2)?[0];
+        Self::open(tensors, packed, rows, |code| {
+            let scale = match scheme {
+                Nvfp4::CompressedTensors => e4m3(code) / of_all,
+                Nvfp4::ModelOpt => e4m3(code) * of_all,
+            };
+            let usable = code & 0x7f != 0x7f && scale.abs() <= power_of_two(MOST_EXPONENT);
+            if usable { scale } else { f32::NAN }
+        })
+    }
+
+    fn open(
+        tensors: &Tensors<'_>,
+        packed: Packed,
+        rows: Range<usize>,
+        scale_of: impl Fn(u8) -> f32,
+    ) -> Result<Self> {
+        let (k, order) = (tensors.k, tensors.order);
+        let stored = order.stored(rows.start)..order.stored(rows.end - 1) + 1;
+        let map = |index: usize, row_bytes: usize| {
+            let (start, len) = (stored.start * row_bytes, stored.len() * row_bytes);
+            tensors.shards.bytes(tensors.name(index), start, len)
+        };
+        let (codes, scales) = (map(0, k / 2)?, map(1, k / packed.group)?);
+        let scale_of = Box::new(array::from_fn(|byte| scale_of(byte as u8)));
+        let matrix = Self { k, packed, order, first_row: stored.start, codes, scales, scale_of };
+        if matrix.scales.iter().any(|byte| matrix.scale_of[usize::from(*byte)].is_nan()) {
+            return Err(tensors.damaged(1, "it has a scale that is NaN or beyond 2^113"));
+        }
+        Ok(matrix)
+    }
+
+    /// Which of the mapped rows a row is.
+    fn row(&self, row: usize) -> usize {
+        self.order.stored(row) - self.first_row
+    }
+}
+
+impl Stored for E2m1Matrix {
+    fn packed(&self) -> Packed {
+        self.packed
+    }
+
+    fn code(&self, row: usize, input: usize) -> u8 {
+        self.codes[self.row(row) * self.k / 2 + input / 2] >> (input % 2 * 4) & 15
+    }
+
+    fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]) {
+        let of_row = &self.codes[self.row(row) * self.k / 2..][..self.k / 2];
+        let fields = of_row[input / 2..].iter().flat_map(|byte| [byte & 15, byte >> 4]);
+        for (code, field) in codes.iter_mut().zip(fields.skip(input % 2)) {
+            *code = field;
+        }
+    }
+
+    fn scale(&self, row: usize, group: usize) -> f32 {
+        let byte = self.scales[self.row(row) * (self.k / self.packed.group) + group];
+        self.scale_of[usize::from(byte)]
+    }
+
+    fn number(&self, row: usize, input: usize) -> f32 {
+        e2m1(self.code(row, input)) * self.scale(row, input / self.packed.group)
+    }
+}
+
+/// The number that a code without a scale is. Source: "OCP Microscaling Formats (MX) Specification", 2023, 5.3.3.
+pub(super) fn e2m1(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 1 & 3), f32::from(code & 1) / 2.0);
+    let size = match exponent {
+        0 => mantissa,
+        _ => (1.0 + mantissa) * 2f32.powi(exponent - 1),
+    };
+    if code & 8 == 0 { size } else { -size }
+}
