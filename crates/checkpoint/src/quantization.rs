@@ -167,7 +167,7 @@ impl Quantization {
                 };
                 return Ok(Self { method, scheme: Some(scheme), head: true, skipped });
             }
-            "modelopt" => {
+            "modelopt" | "modelopt_fp4" => {
                 skipped.extend(Modules::read_globs(c, "ignore")?);
                 skipped.extend(Modules::read_globs(c, "exclude_modules")?);
                 let (method, scheme) = match c.text_opt("quant_algo")?.unwrap_or("unnamed") {

@@ -210,6 +210,8 @@ fn nvfp4_has_scales_of_sixteen_and_a_number_for_all() {
     assert_eq!(fp8.method, "fp8");
     let names = names_and_shapes(fp8.scheme.unwrap(), 64, 256);
     assert_eq!((names[0].0.as_str(), names[1].0.as_str()), ("a.b.weight", "a.b.weight_scale"));
+    let by_name = parse(&modelopt.replace("\"modelopt\"", "\"modelopt_fp4\"")).unwrap();
+    assert_eq!(by_name.scheme, read.scheme);
     let other = parse(&modelopt.replace("NVFP4", "W4A8_AWQ")).unwrap();
     assert_eq!((other.method.as_str(), other.scheme), ("modelopt (W4A8_AWQ)", None));
 }

@@ -271,7 +271,7 @@ const FORMATS: [(&str, &str, &str, &str); 9] = [
         "nvfp4",
         "compressed-tensors' `nvfp4-pack-quantized` and ModelOpt's NVFP4: e2m1 weights with an e4m3 scale for each 16 of a row and one number for all; \
          activations are not rounded",
-        "4-bit codes, with scales in single precision",
+        "4-bit codes, with scales in single precision: 6 bits a weight, on a GPU 8",
     ),
     (
         "GGUF",
