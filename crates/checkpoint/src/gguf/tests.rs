@@ -131,15 +131,40 @@ fn refused(
     name: &str,
     edit: &dyn Fn(&mut serde_json::Map<String, Value>),
 ) -> std::result::Result<(), String> {
+    let gguf = edited(name, edit).map_err(|error| error.to_string())?;
+    let both = gguf.config().and_then(|_| gguf.tokenizer());
+    both.map(drop).map_err(|error| error.to_string())
+}
+
+/// A golden with other metadata.
+fn edited(name: &str, edit: &dyn Fn(&mut serde_json::Map<String, Value>)) -> Result<Gguf> {
     let gguf = Gguf::open(&golden(name).join("model.gguf")).unwrap();
     let mut entries: serde_json::Map<String, Value> =
         gguf.metadata.entries().map(|(key, value)| (key.to_owned(), value.clone())).collect();
     edit(&mut entries);
     let metadata = HfConfig::from_entries("model.gguf", entries);
-    let arch = config::find(&metadata).map_err(|error| error.to_string())?;
-    let gguf = Gguf { metadata, arch, ..gguf };
-    let both = gguf.config().and_then(|_| gguf.tokenizer());
-    both.map(drop).map_err(|error| error.to_string())
+    let arch = config::find(&metadata)?;
+    Ok(Gguf { metadata, arch, ..gguf })
+}
+
+#[test]
+fn rules_of_splitting_are_applied_in_a_row() {
+    for (name, first, last, count) in [
+        ("qwen2", "(?i:'s|", r"|\s+", 1),
+        ("deepseek-llm", r"[\r\n]", r"\p{N}", 6),
+        ("deepseek-coder", r"[\r\n]", r"\p{N}", 5),
+    ] {
+        let gguf =
+            edited("gguf-qwen2", &|m| drop(m.insert("tokenizer.ggml.pre".into(), name.into())));
+        let tokenizer = gguf.unwrap().tokenizer().unwrap();
+        let steps = tokenizer["pre_tokenizer"]["pretokenizers"].as_array().unwrap();
+        let (bytes, splits) = steps.split_last().unwrap();
+        assert_eq!((&bytes["type"], &bytes["use_regex"]), (&json!("ByteLevel"), &json!(false)));
+        let rules: Vec<_> =
+            splits.iter().map(|split| split["pattern"]["Regex"].as_str().unwrap()).collect();
+        assert_eq!(rules.len(), count, "{name}");
+        assert!(rules[0].starts_with(first) && rules[count - 1].ends_with(last), "{rules:?}");
+    }
 }
 
 /// A file with these values and no tensors.

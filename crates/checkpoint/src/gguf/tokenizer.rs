@@ -49,8 +49,8 @@ const GEMMA4_MARKS: [&str; 7] = [
 struct Splitting {
     /// The names that files have for it.
     names: &'static [&'static str],
-    /// A rule; `None` for GPT-2's own.
-    rule: Option<&'static str>,
+    /// Rules, each for what the ones before it left; none for GPT-2's own.
+    rules: &'static [&'static str],
     /// Digits are split from each other before.
     digits: bool,
     /// A word that is a token is not merged.
@@ -63,7 +63,7 @@ struct Splitting {
 
 const GPT2: Splitting = Splitting {
     names: &["gpt-2"],
-    rule: None,
+    rules: &[],
     digits: false,
     ignore_merges: false,
     nfc: false,
@@ -75,41 +75,63 @@ const SPLITTINGS: &[Splitting] = &[
     Splitting { names: &["smollm", "starcoder", "refact"], digits: true, ..GPT2 },
     Splitting {
         names: &["llama-bpe", "llama3", "llama-v3"],
-        rule: Some(concat!(
+        rules: &[concat!(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
             r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )),
+        )],
         ignore_merges: true,
         bos: true,
         ..GPT2
     },
     Splitting {
         names: &["qwen2", "deepseek-r1-qwen"],
-        rule: Some(concat!(
+        rules: &[concat!(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
             r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )),
+        )],
         nfc: true,
         ..GPT2
     },
     Splitting {
         names: &["gpt-4o"],
-        rule: Some(concat!(
+        rules: &[concat!(
             r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
             r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
             r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )),
+        )],
         ..GPT2
     },
     Splitting {
         names: &["tekken"],
-        rule: Some(concat!(
+        rules: &[concat!(
             r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
             r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
             r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )),
+        )],
         ignore_merges: true,
         bos: true,
+        ..GPT2
+    },
+    Splitting {
+        names: &["deepseek-llm"],
+        rules: &[
+            r"[\r\n]",
+            concat!(
+                r"\s?",
+                r"[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙ",
+                r"ὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗ",
+                r"Ａ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
+            ),
+            r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+            r"\s+$",
+            r"[一-龥ࠀ-一가-퟿]+",
+            r"\p{N}",
+        ],
+        ..GPT2
+    },
+    Splitting {
+        names: &["deepseek-coder"],
+        rules: &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"],
         ..GPT2
     },
 ];
@@ -255,11 +277,11 @@ impl Gguf {
         if splitting.digits {
             steps.push(json!({"type": "Digits", "individual_digits": true}));
         }
-        if let Some(rule) = splitting.rule {
-            steps.push(json!({"type": "Split", "pattern": {"Regex": rule}, "behavior": "Isolated",
-                "invert": false}));
-        }
-        steps.push(bytes(splitting.rule.is_none()));
+        steps.extend(splitting.rules.iter().map(|rule| {
+            json!({"type": "Split", "pattern": {"Regex": rule}, "behavior": "Isolated",
+                "invert": false})
+        }));
+        steps.push(bytes(splitting.rules.is_empty()));
         Ok(json!({
             "version": "1.0",
             "truncation": null,
