@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use candlepower_dialect::{Dialect, writes_tools};
+use candlepower_dialect::{Dialect, PastCalls, writes_tools};
 use candlepower_tokenizer::{ChatTemplate, TemplateSources};
 
 const TOKENIZER_CONFIG: &[u8] = br#"{"bos_token": "<s>", "eos_token": "</s>"}"#;
@@ -15,7 +15,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "jinja"));
     paths.sort();
     let mut output = std::io::stdout().lock();
-    writeln!(output, "{:50} {:12} {:12} told of tools", "template", "calls", "reasoning")?;
+    writeln!(
+        output,
+        "{:50} {:12} {:12} {:5}  past calls",
+        "template", "calls", "reasoning", "tools"
+    )?;
     for path in paths {
         let source = std::fs::read_to_string(&path)?;
         let template = ChatTemplate::from_sources(&TemplateSources {
@@ -28,7 +32,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         let tools = tools.map_or("-".to_owned(), |format| format!("{format:?}"));
         let reasoning = reasoning.map_or("-".to_owned(), |format| format!("{format:?}"));
-        writeln!(output, "{name:50} {tools:12} {reasoning:12} {}", writes_tools(&template))?;
+        let (told, past) = (writes_tools(&template), PastCalls::detect(&template));
+        writeln!(output, "{name:50} {tools:12} {reasoning:12} {told:5}  {past:?}")?;
     }
     Ok(())
 }

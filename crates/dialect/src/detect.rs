@@ -6,10 +6,12 @@ use serde_json::{Map, Value, json};
 use crate::format::xml::Marks;
 use crate::format::{ReasoningFormat, ToolFormat};
 use crate::parser::Dialect;
+use crate::past_calls::PastCalls;
 
 // Texts that no template has of its own.
 const QUESTION: &str = "probe_question";
 const FUNCTION: &str = "probe_function";
+pub(crate) const VALUE: &str = "probe_value";
 const THOUGHT: &str = "probe_thought";
 const ANSWER: &str = "probe_answer";
 
@@ -46,6 +48,7 @@ fn render(
         messages,
         tools,
         documents: None,
+        keeps_null: true,
         end,
         chat_template_kwargs: &Map::new(),
         now: LocalTime { unix_s: 0, utc_offset_s: 0 },
@@ -54,23 +57,26 @@ fn render(
 }
 
 fn tool_format(template: &ChatTemplate) -> Option<ToolFormat> {
-    let tools = tools();
-    let question = json!({"role": "user", "content": QUESTION});
-    let asked = render(template, &json!([question]), Some(&tools), PromptEnd::GenerationPrompt)?;
-    // Some templates want the arguments as the text of an object, some no content beside calls.
-    let object = json!({"probe_key": "probe_value"});
-    let text = Value::from(object.to_string());
-    let called = [(object.clone(), json!("")), (object, Value::Null), (text, json!(""))];
-    called.into_iter().find_map(|(arguments, content)| {
-        let call = json!({"id": "abcdefgh1", "type": "function", "function": {"name": FUNCTION, "arguments": arguments}});
-        let messages = json!([
-            question,
-            {"role": "assistant", "content": content, "tool_calls": [call]},
-            {"role": "tool", "name": FUNCTION, "tool_call_id": "abcdefgh1", "content": ANSWER},
-        ]);
-        let rendered = render(template, &messages, Some(&tools), PromptEnd::LastMessage)?;
-        format_of(&asked, &rendered)
-    })
+    let question = json!([{"role": "user", "content": QUESTION}]);
+    let asked = render(template, &question, Some(&tools()), PromptEnd::GenerationPrompt)?;
+    PastCalls::ALL.into_iter().find_map(|form| format_of(&asked, &render_call(template, form)?))
+}
+
+/// A conversation with a call and its answer, in the given form.
+pub(crate) fn render_call(template: &ChatTemplate, form: PastCalls) -> Option<String> {
+    let mut arguments = json!({"probe_key": VALUE});
+    form.shape_arguments(&mut arguments);
+    let call = json!({"id": "abcdefgh1", "type": "function", "function": {"name": FUNCTION, "arguments": arguments}});
+    let mut turn = json!({"role": "assistant", "tool_calls": [call]});
+    if let Some(content) = form.no_content.value() {
+        turn["content"] = content;
+    }
+    let messages = json!([
+        {"role": "user", "content": QUESTION},
+        turn,
+        {"role": "tool", "name": FUNCTION, "tool_call_id": "abcdefgh1", "content": ANSWER},
+    ]);
+    render(template, &messages, Some(&tools()), PromptEnd::LastMessage)
 }
 
 /// The format of the call in `rendered`; `asked` is the same conversation up to the call.

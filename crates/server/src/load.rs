@@ -7,7 +7,7 @@ use candlepower_api::LoadProgress;
 use candlepower_checkpoint::{
     BATCHED_TOKENS, Checkpoint, Description, Pooling, SamplingDefaults, SentenceSettings,
 };
-use candlepower_dialect::{Dialect, ReasoningFormat, ToolFormat};
+use candlepower_dialect::{Dialect, PastCalls, ReasoningFormat, ToolFormat};
 use candlepower_engine::{
     ChosenDevice, Device, DeviceChoice, Embedder, EmbedderConfig, EngineConfig, EngineHandle,
     LoadDtype, LoadFormat as LoadFrom, LoadOptions, PoolingSource, RankKind, SchedulingPolicy,
@@ -129,6 +129,7 @@ fn generating(
         card,
         engine,
         writes_tools: chat_template.as_ref().is_some_and(candlepower_dialect::writes_tools),
+        past_calls: chat_template.as_ref().map(PastCalls::detect).unwrap_or_default(),
         chat_template,
         knows_developer,
         dialect,

@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use candlepower_api::{ChatMessage, PastToolCall, Role};
+use candlepower_dialect::{NoContent, PastCalls};
 use candlepower_tokenizer::{AddSpecialTokens, LocalTime, Prompt, PromptEnd, RenderInput};
 use serde_json::{Map, Value};
 
@@ -55,11 +56,12 @@ impl ChatPrompt<'_> {
         if let Some(effort) = self.reasoning_effort {
             kwargs.entry("reasoning_effort").or_insert_with(|| effort.into());
         }
-        let messages = template_messages(self.messages, model.knows_developer);
+        let messages = template_messages(self.messages, model.knows_developer, model.past_calls);
         let input = RenderInput {
             messages: &messages,
             tools: self.tools,
             documents: None,
+            keeps_null: true,
             end: self.end()?,
             chat_template_kwargs: &kwargs,
             now: now(),
@@ -159,8 +161,12 @@ pub(crate) fn check_prompt(
     }
 }
 
-/// The messages as templates know them.
-fn template_messages(messages: &[ChatMessage], knows_developer: bool) -> Value {
+/// The messages as templates know them; calls in the form that the template takes.
+fn template_messages(
+    messages: &[ChatMessage],
+    knows_developer: bool,
+    past_calls: PastCalls,
+) -> Value {
     let message = |message: &ChatMessage| {
         let mut object = Map::new();
         let role = match message.role {
@@ -171,35 +177,42 @@ fn template_messages(messages: &[ChatMessage], knows_developer: bool) -> Value {
             Role::Tool => "tool",
         };
         object.insert("role".into(), role.into());
-        object.insert(
-            "content".into(),
-            message.content.as_ref().map_or(Value::Null, |content| content.to_text().into()),
-        );
         let mut optional = |key: &str, value: Option<Value>| {
             if let Some(value) = value {
                 object.insert(key.into(), value);
             }
         };
+        optional("content", content(message, past_calls.no_content));
         optional("name", message.name.clone().map(Value::from));
         optional("tool_call_id", message.tool_call_id.clone().map(Value::from));
         optional("reasoning_content", message.reasoning_content.clone().map(Value::from));
         optional(
             "tool_calls",
-            message.tool_calls.as_ref().map(|calls| calls.iter().map(tool_call).collect()),
+            message
+                .tool_calls
+                .as_ref()
+                .map(|calls| calls.iter().map(|call| tool_call(call, past_calls)).collect()),
         );
         Value::Object(object)
     };
     messages.iter().map(message).collect()
 }
 
-/// A call with its arguments as an object: the protocol has them as a string of JSON, templates expect the object.
-fn tool_call(PastToolCall(call): &PastToolCall) -> Value {
+/// What a message says, and in the form that the template takes where it says nothing beside its calls.
+fn content(message: &ChatMessage, no_content: NoContent) -> Option<Value> {
+    let Some(content) = &message.content else { return no_content.value() };
+    let text = content.to_text();
+    let is_null = no_content == NoContent::Null && message.tool_calls.is_some() && text.is_empty();
+    Some(if is_null { Value::Null } else { text.into() })
+}
+
+/// A call with its arguments as the template takes them; the protocol has them as a string of JSON.
+fn tool_call(PastToolCall(call): &PastToolCall, past_calls: PastCalls) -> Value {
     let mut call = call.clone();
-    if let Some(Value::Object(function)) = call.get_mut("function")
-        && let Some(Value::String(text)) = function.get("arguments")
-        && let Ok(arguments @ Value::Object(_)) = serde_json::from_str(text)
+    if let Some(arguments) =
+        call.get_mut("function").and_then(|function| function.get_mut("arguments"))
     {
-        function.insert("arguments".into(), arguments);
+        past_calls.shape_arguments(arguments);
     }
     Value::Object(call)
 }
@@ -233,10 +246,13 @@ mod tests {
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         ]));
         assert_eq!(
-            template_messages(&messages, false),
+            template_messages(&messages, false, PastCalls::default()),
             json!([{"role": "system", "content": "be brief"}, {"role": "user", "content": "a\nb"}])
         );
-        assert_eq!(template_messages(&messages, true)[0]["role"], "developer");
+        assert_eq!(
+            template_messages(&messages, true, PastCalls::default())[0]["role"],
+            "developer"
+        );
     }
 
     #[test]
@@ -245,9 +261,29 @@ mod tests {
             {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}},
             {"id": "d", "type": "function", "function": {"name": "g", "arguments": "not json"}},
         ]}]));
-        let rendered = template_messages(&messages, false);
+        let rendered = template_messages(&messages, false, PastCalls::default());
         assert_eq!(rendered[0]["tool_calls"][0]["function"]["arguments"], json!({"x": 1}));
         assert_eq!(rendered[0]["tool_calls"][1]["function"]["arguments"], "not json");
+    }
+
+    #[test]
+    fn calls_have_the_form_that_the_template_takes() {
+        let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}});
+        let turn =
+            |content: Value| json!({"role": "assistant", "content": content, "tool_calls": [call]});
+        let messages = messages(json!([turn(Value::Null), turn(json!("")), turn(json!("a"))]));
+        for (no_content, contents) in [
+            (NoContent::Absent, [None, Some(json!("")), Some(json!("a"))]),
+            (NoContent::Empty, [Some(json!("")), Some(json!("")), Some(json!("a"))]),
+            (NoContent::Null, [Some(Value::Null), Some(Value::Null), Some(json!("a"))]),
+        ] {
+            let past_calls = PastCalls { arguments_as_text: true, no_content };
+            let rendered = template_messages(&messages, false, past_calls);
+            for (turn, content) in rendered.as_array().unwrap().iter().zip(contents) {
+                assert_eq!(turn.get("content"), content.as_ref(), "{no_content:?}");
+                assert_eq!(turn["tool_calls"][0], call);
+            }
+        }
     }
 
     #[test]

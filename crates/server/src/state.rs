@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candlepower_api::{HealthResponse, LoadProgress};
 use candlepower_checkpoint::SamplingDefaults;
-use candlepower_dialect::Dialect;
+use candlepower_dialect::{Dialect, PastCalls};
 use candlepower_engine::{EngineHandle, EngineHealth};
 use candlepower_grammar::GrammarCompiler;
 use candlepower_hub::DownloadProgress;
@@ -61,6 +61,8 @@ pub(crate) struct LoadedModel {
     pub(crate) dialect: Dialect,
     /// Whether the chat template tells the model what it may call.
     pub(crate) writes_tools: bool,
+    /// How the chat template takes the calls of earlier turns.
+    pub(crate) past_calls: PastCalls,
     /// Sampling of requests that do not say.
     pub(crate) sampling_defaults: SamplingDefaults,
     /// The conversations of /generate.

@@ -46,6 +46,8 @@ pub struct RenderInput<'a> {
     pub tools: Option<&'a Value>,
     /// Documents to answer from, a list of objects.
     pub documents: Option<&'a Value>,
+    /// Whether keys of messages whose value is null are there for the template. In transformers they are absent.
+    pub keeps_null: bool,
     /// How the prompt ends.
     pub end: PromptEnd,
     /// Further variables for the template; they win over special tokens.
@@ -108,15 +110,14 @@ impl ChatTemplate {
 
     /// The prompt. Time and length are bounded, whatever the conversation.
     ///
-    /// As in transformers, keys of messages whose value is null are the same as absent ones, and reasoning may be given
-    /// as `reasoning_content`, `reasoning` or `thinking`.
+    /// As in transformers, reasoning may be given as `reasoning_content`, `reasoning` or `thinking`.
     ///
     /// # Errors
     /// [`Error::TemplateRaised`] when the template refuses the conversation; the other `Template..` variants,
     /// [`Error::BadMessages`], [`Error::CannotContinue`].
     pub fn render(&self, input: &RenderInput<'_>) -> Result<String> {
         let (name, source) = self.select(input.tools)?;
-        let mut messages = normalize(input.messages)?;
+        let mut messages = normalize(input.messages, input.keeps_null)?;
         if input.end != PromptEnd::ContinueFinalMessage {
             return self.render_messages(name, input, messages);
         }
@@ -273,7 +274,7 @@ fn templates(value: &Value) -> Result<Vec<(String, String)>> {
 const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// Source: `apply_chat_template` (nulls) and `_alias_reasoning_fields` in transformers.
-fn normalize(messages: &Value) -> Result<Vec<Value>> {
+fn normalize(messages: &Value, keeps_null: bool) -> Result<Vec<Value>> {
     let list = messages.as_array().ok_or_else(|| Error::BadMessages("it is no list".into()))?;
     let normalize_one = |(index, message): (usize, &Value)| {
         let fields = message
@@ -281,10 +282,13 @@ fn normalize(messages: &Value) -> Result<Vec<Value>> {
             .ok_or_else(|| Error::BadMessages(format!("item {index} is no object")))?;
         let mut fields: Map<_, _> = fields
             .iter()
-            .filter(|(_, value)| !value.is_null())
+            .filter(|(_, value)| keeps_null || !value.is_null())
             .map(|(k, v)| (k.clone(), v.clone()))
             .collect();
-        if let Some(reasoning) = REASONING_FIELDS.iter().find_map(|&name| fields.get(name)).cloned()
+        if let Some(reasoning) = REASONING_FIELDS
+            .iter()
+            .find_map(|&name| fields.get(name).filter(|value| !value.is_null()))
+            .cloned()
         {
             fields.entry("thinking").or_insert_with(|| reasoning.clone());
             fields.insert("reasoning_content".into(), reasoning);

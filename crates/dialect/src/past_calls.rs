@@ -1,0 +1,190 @@
+//! What a chat template is to be given for the calls that a conversation already has.
+
+use candlepower_tokenizer::ChatTemplate;
+use serde_json::Value;
+
+use crate::detect::{VALUE, render_call};
+
+/// The form in which a template takes the calls of earlier turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PastCalls {
+    /// Whether arguments are the text of a JSON object, which the template joins to other texts; else they are the object.
+    pub arguments_as_text: bool,
+    /// What the turn has for its content where nothing is said beside the calls.
+    pub no_content: NoContent,
+}
+
+/// The content of a turn in which nothing is said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NoContent {
+    /// There is none, as in transformers.
+    #[default]
+    Absent,
+    /// Null, for templates that ask `is none`: what is absent is not.
+    Null,
+    /// A text without characters, for templates that look into it or join it to others.
+    Empty,
+}
+
+impl NoContent {
+    /// The value of the key `content`, where there is one.
+    pub fn value(self) -> Option<Value> {
+        match self {
+            Self::Absent => None,
+            Self::Null => Some(Value::Null),
+            Self::Empty => Some("".into()),
+        }
+    }
+}
+
+impl PastCalls {
+    /// The usual form first.
+    pub(crate) const ALL: [Self; 6] = [
+        Self { arguments_as_text: false, no_content: NoContent::Absent },
+        Self { arguments_as_text: false, no_content: NoContent::Null },
+        Self { arguments_as_text: false, no_content: NoContent::Empty },
+        Self { arguments_as_text: true, no_content: NoContent::Absent },
+        Self { arguments_as_text: true, no_content: NoContent::Null },
+        Self { arguments_as_text: true, no_content: NoContent::Empty },
+    ];
+
+    /// The first form in which the template writes a call with its arguments; the usual one where it never does.
+    pub fn detect(template: &ChatTemplate) -> Self {
+        let is_written =
+            |form: &Self| render_call(template, *form).is_some_and(|prompt| prompt.contains(VALUE));
+        Self::ALL.into_iter().find(is_written).unwrap_or_default()
+    }
+
+    /// Makes an object of arguments, or the text of one, what the template takes. What is no object stays as it is.
+    pub fn shape_arguments(self, arguments: &mut Value) {
+        match arguments {
+            Value::Object(_) if self.arguments_as_text => {
+                *arguments = arguments.to_string().into();
+            }
+            Value::String(text) if !self.arguments_as_text => {
+                if let Ok(object @ Value::Object(_)) = serde_json::from_str(text) {
+                    *arguments = object;
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candlepower_tokenizer::TemplateSources;
+    use serde_json::json;
+
+    use super::*;
+    use crate::{Dialect, ReasoningFormat, ToolFormat};
+
+    const OBJECT: PastCalls = PastCalls { arguments_as_text: false, no_content: NoContent::Absent };
+
+    fn template(source: &str) -> ChatTemplate {
+        let sources = TemplateSources { chosen: Some(source), ..TemplateSources::default() };
+        ChatTemplate::from_sources(&sources).unwrap().unwrap()
+    }
+
+    /// Turns as DeepSeek's templates write them: `calls` writes those of a turn, with `m` for the turn; texts are joined by `+`.
+    fn deepseek(calls: &str) -> ChatTemplate {
+        template(&format!(
+            "{{% for m in messages %}}{{% if m['role'] == 'user' %}}{{{{ '<｜User｜>' + m['content'] }}}}{{% endif %}}{calls}\
+             {{% if m['role'] == 'tool' %}}{{{{ '<｜tool▁output▁begin｜>' + m['content'] + '<｜tool▁output▁end｜>' }}}}{{% endif %}}\
+             {{% endfor %}}{{% if add_generation_prompt %}}{{{{ '<｜Assistant｜>' }}}}{{% endif %}}"
+        ))
+    }
+
+    const CALL: &str = r"'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + c['type'] + '<｜tool▁sep｜>' + c['function']['name'] + '\n```json\n' + c['function']['arguments'] + '\n```<｜tool▁call▁end｜>'";
+    const ANSWER: &str = "{% if '</think>' in m['content'] %}{{ m['content'].split('</think>')[-1] }}\
+                          {% else %}{{ '<｜Assistant｜>' + m['content'] }}{% endif %}";
+
+    /// Calls as R1 has them, whose content is joined to them unless it is null.
+    fn r1() -> ChatTemplate {
+        deepseek(&format!(
+            "{{% if m['role'] == 'assistant' and 'tool_calls' in m %}}{{% for c in m['tool_calls'] %}}\
+             {{% if m['content'] is none %}}{{{{ '<｜Assistant｜>' + {CALL} }}}}\
+             {{% else %}}{{{{ '<｜Assistant｜>' + m['content'] + {CALL} }}}}{{% endif %}}{{% endfor %}}{{% endif %}}\
+             {{% if m['role'] == 'assistant' and 'tool_calls' not in m %}}{ANSWER}{{% endif %}}"
+        ))
+    }
+
+    /// Calls as R1's distilled models have them, which are written only where the content is null.
+    fn distilled() -> ChatTemplate {
+        deepseek(&format!(
+            "{{% if m['role'] == 'assistant' and m['content'] is none %}}{{% for c in m['tool_calls'] %}}\
+             {{{{ '<｜Assistant｜>' + {CALL} }}}}{{% endfor %}}{{% endif %}}\
+             {{% if m['role'] == 'assistant' and m['content'] is not none %}}{ANSWER}{{% endif %}}"
+        ))
+    }
+
+    #[test]
+    fn templates_that_join_arguments_to_texts_are_given_texts() {
+        let found = Dialect {
+            tools: Some(ToolFormat::DeepseekV3),
+            reasoning: Some(ReasoningFormat::Qwen3),
+        };
+        for template in [r1(), distilled()] {
+            // The usual form is an error.
+            assert_eq!(render_call(&template, OBJECT), None);
+            let form = PastCalls::detect(&template);
+            assert_eq!(form, PastCalls { arguments_as_text: true, no_content: NoContent::Null });
+            assert_eq!(
+                render_call(&template, form).unwrap(),
+                "<｜User｜>probe_question<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>probe_function\n\
+                 ```json\n{\"probe_key\":\"probe_value\"}\n```<｜tool▁call▁end｜><｜tool▁output▁begin｜>probe_answer<｜tool▁output▁end｜>"
+            );
+            assert_eq!(Dialect::detect(&template), found);
+        }
+    }
+
+    #[test]
+    fn content_is_there_for_templates_that_cannot_do_without() {
+        for (content, no_content) in [
+            (
+                "{% if m.content is none %}{{ '' }}{% else %}{{ m.content + '' }}{% endif %}",
+                NoContent::Null,
+            ),
+            ("{{ m.content + '' }}", NoContent::Empty),
+            ("{{ m.content }}", NoContent::Absent),
+        ] {
+            let source = format!(
+                "{{% for m in messages %}}{content}{{% for c in m.tool_calls %}}{{{{ c | tojson }}}}{{% endfor %}}{{% endfor %}}"
+            );
+            let form = PastCalls { arguments_as_text: false, no_content };
+            assert_eq!(PastCalls::detect(&template(&source)), form, "{content}");
+        }
+    }
+
+    #[test]
+    fn templates_that_take_objects_are_given_objects() {
+        for arguments in [
+            "{{ c.function.arguments | tojson }}",
+            "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}",
+            "{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}{{ c.function.arguments | tojson }}{% endif %}",
+            "",
+        ] {
+            let source = format!(
+                "{{% for m in messages %}}{{{{ m.content }}}}{{% for c in m.tool_calls %}}{arguments}{{% endfor %}}{{% endfor %}}"
+            );
+            assert_eq!(PastCalls::detect(&template(&source)), OBJECT, "{arguments}");
+        }
+    }
+
+    #[test]
+    fn arguments_become_objects_or_texts() {
+        let shaped = |arguments_as_text, mut arguments: Value| {
+            PastCalls { arguments_as_text, ..OBJECT }.shape_arguments(&mut arguments);
+            arguments
+        };
+        let (object, text) = (json!({"x": 1}), json!("{\"x\": 1}"));
+        assert_eq!(shaped(false, text.clone()), object);
+        assert_eq!(shaped(false, object.clone()), object);
+        assert_eq!(shaped(true, text.clone()), text);
+        assert_eq!(shaped(true, object), json!("{\"x\":1}"));
+        for other in [json!("not json"), json!("[1]"), Value::Null] {
+            assert_eq!(shaped(false, other.clone()), other);
+            assert_eq!(shaped(true, other.clone()), other);
+        }
+    }
+}
