@@ -393,22 +393,24 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load_u8(self, source: *const u8) -> Pair {
-        let half = |source: *const u8| unsafe { _mm256_cvtepi32_ps(bytes(source)) };
-        [half(source), half(source.wrapping_add(8))]
+        unsafe { [_mm256_cvtepi32_ps(bytes(source)), _mm256_cvtepi32_ps(bytes(source.add(8)))] }
     }
 
     #[inline(always)]
     unsafe fn load_i8(self, source: *const u8) -> Pair {
-        let half = |source: *const u8| unsafe {
-            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(source.cast())))
-        };
-        [half(source), half(source.wrapping_add(8))]
+        unsafe {
+            let first = _mm256_cvtepi8_epi32(_mm_loadl_epi64(source.cast()));
+            let second = _mm256_cvtepi8_epi32(_mm_loadl_epi64(source.add(8).cast()));
+            [_mm256_cvtepi32_ps(first), _mm256_cvtepi32_ps(second)]
+        }
     }
 
     #[inline(always)]
     unsafe fn load_u4<const SHIFT: u32>(self, source: *const u8) -> Pair {
-        let half = |source: *const u8| unsafe { _mm256_cvtepi32_ps(nibbles::<SHIFT>(source)) };
-        [half(source), half(source.wrapping_add(8))]
+        unsafe {
+            let (first, second) = (nibbles::<SHIFT>(source), nibbles::<SHIFT>(source.add(8)));
+            [_mm256_cvtepi32_ps(first), _mm256_cvtepi32_ps(second)]
+        }
     }
 
     #[inline(always)]
