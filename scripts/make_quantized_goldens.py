@@ -132,6 +132,7 @@ MODELS = {
         format=Nvfp4(modelopt=True),
         dtype=torch.bfloat16,
         own_file="hf_quant_config.json",
+        own_section="quantization",
         skip=["lm_head", "model.layers.*.mlp.gate", "model.layers.1.self_attn*"],
         skipped=in_layer(1, *ATTENTION) + in_layer(0, "mlp.gate") + in_layer(1, "mlp.gate"),
         skip_key="exclude_modules",
@@ -266,8 +267,8 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
         quantization[recipe["skip_key"]] = recipe["skip"]
     if own_file := recipe.get("own_file"):
         quantization.pop("quant_method", None)
-        of_modelopt = own_file.startswith("hf_")
-        goldens.write_json(folder / own_file, {"quantization": quantization} if of_modelopt else quantization)
+        section = recipe.get("own_section")
+        goldens.write_json(folder / own_file, {section: quantization} if section else quantization)
     else:
         goldens.rewrite_json(
             folder / "config.json", lambda c: c.update(quantization_config=quantization)

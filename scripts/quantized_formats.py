@@ -1,14 +1,20 @@
 """The formats of quantized weights, by their own definitions: how a matrix is packed, and which numbers it then holds.
 
 Each class has the `quantization_config` that names it, `pack`, which rounds a matrix to it, and `unpack`, which reads the
-numbers back from the packed tensors alone. Matrices are [outputs, inputs] float32; everything is NumPy.
+numbers back from the packed tensors alone. Matrices are [outputs, inputs] float32; everything is NumPy, but for
+dtypes that it lacks, which are PyTorch's.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-Tensors = dict[str, np.ndarray]
+if TYPE_CHECKING:
+    import torch
+
+Tensors = dict[str, "np.ndarray | torch.Tensor"]
 
 
 def by_group(w: np.ndarray, group_of_input: np.ndarray, groups: int) -> list[np.ndarray]:

@@ -2,6 +2,7 @@
 //! alone, and how the others are stored and kept.
 
 use candlepower_packing::{Codes, Dtype, MinForm, Packed, ScaleForm};
+use serde_json::Value;
 
 use crate::{
     config::HfConfig,
@@ -168,10 +169,10 @@ impl Quantization {
                 return Ok(Self { method, scheme: Some(scheme), head: true, skipped });
             }
             "modelopt" | "modelopt_fp4" => {
-                skipped.extend(Modules::read_globs(c, "ignore")?);
-                skipped.extend(Modules::read_globs(c, "exclude_modules")?);
+                skipped.extend(Modules::read(c, "ignore")?);
+                skipped.extend(Modules::read(c, "exclude_modules")?);
                 let (method, scheme) = match c.text_opt("quant_algo")?.unwrap_or("unnamed") {
-                    "FP8" => ("fp8".to_owned(), Some(Scheme::Fp8(Fp8::of_tensors()))),
+                    "FP8" => ("fp8".to_owned(), Some(Scheme::Fp8(Fp8::read(c)?))),
                     "NVFP4" => ("nvfp4".to_owned(), Some(Scheme::Nvfp4(Nvfp4::read_modelopt(c)?))),
                     other => (format!("modelopt ({other})"), None),
                 };
@@ -295,6 +296,17 @@ fn weights_of_linear(c: &HfConfig) -> Result<HfConfig> {
         return Err(group.unsupported("targets", &found, "; [\"Linear\"] is"));
     }
     group.section("weights")?.ok_or_else(|| group.missing("weights", "an object"))
+}
+
+/// Checks that the description of the weights of all linear layers has one of the values that each key may have; `hint` says which.
+fn check_weights(w: &HfConfig, wanted: &[(&str, &[Value])], hint: &'static str) -> Result<()> {
+    for (key, allowed) in wanted {
+        let found = w.raw(key).ok_or_else(|| w.missing(key, "a description of the weights"))?;
+        if !allowed.contains(found) {
+            return Err(w.unsupported(key, found, hint));
+        }
+    }
+    Ok(())
 }
 
 /// Scales as the files have them, and a zero point for each: how AWQ and GPTQ are kept.

@@ -48,7 +48,6 @@ fn render(
         messages,
         tools,
         documents: None,
-        keeps_null: true,
         end,
         chat_template_kwargs: &Map::new(),
         now: LocalTime { unix_s: 0, utc_offset_s: 0 },

@@ -61,7 +61,6 @@ impl ChatPrompt<'_> {
             messages: &messages,
             tools: self.tools,
             documents: None,
-            keeps_null: true,
             end: self.end()?,
             chat_template_kwargs: &kwargs,
             now: now(),

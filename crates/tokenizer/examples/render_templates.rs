@@ -34,7 +34,6 @@ fn render(case: &Value) -> Result<String, Error> {
         messages: &case["messages"],
         tools: Some(&case["tools"]).filter(|tools| !tools.is_null()),
         documents: None,
-        keeps_null: false,
         end: PromptEnd::GenerationPrompt,
         chat_template_kwargs: case["kwargs"].as_object().unwrap_or(&Map::new()),
         now: LocalTime { unix_s: case["now_unix_s"].as_i64().unwrap_or(0), utc_offset_s: 0 },

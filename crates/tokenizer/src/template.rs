@@ -46,8 +46,6 @@ pub struct RenderInput<'a> {
     pub tools: Option<&'a Value>,
     /// Documents to answer from, a list of objects.
     pub documents: Option<&'a Value>,
-    /// Whether keys of messages whose value is null are there for the template. In transformers they are absent.
-    pub keeps_null: bool,
     /// How the prompt ends.
     pub end: PromptEnd,
     /// Further variables for the template; they win over special tokens.
@@ -110,14 +108,15 @@ impl ChatTemplate {
 
     /// The prompt. Time and length are bounded, whatever the conversation.
     ///
-    /// As in transformers, reasoning may be given as `reasoning_content`, `reasoning` or `thinking`.
+    /// As in transformers, reasoning may be given as `reasoning_content`, `reasoning` or `thinking`. Other than there, keys of messages whose value
+    /// is null are not absent: some templates ask for such.
     ///
     /// # Errors
     /// [`Error::TemplateRaised`] when the template refuses the conversation; the other `Template..` variants,
     /// [`Error::BadMessages`], [`Error::CannotContinue`].
     pub fn render(&self, input: &RenderInput<'_>) -> Result<String> {
         let (name, source) = self.select(input.tools)?;
-        let mut messages = normalize(input.messages, input.keeps_null)?;
+        let mut messages = normalize(input.messages)?;
         if input.end != PromptEnd::ContinueFinalMessage {
             return self.render_messages(name, input, messages);
         }
@@ -273,24 +272,22 @@ fn templates(value: &Value) -> Result<Vec<(String, String)>> {
 /// Names that reasoning is passed under; templates read the first, and gpt-oss's the second.
 const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// Source: `apply_chat_template` (nulls) and `_alias_reasoning_fields` in transformers.
-fn normalize(messages: &Value, keeps_null: bool) -> Result<Vec<Value>> {
+/// Source: `_alias_reasoning_fields` in transformers.
+fn normalize(messages: &Value) -> Result<Vec<Value>> {
     let list = messages.as_array().ok_or_else(|| Error::BadMessages("it is no list".into()))?;
     let normalize_one = |(index, message): (usize, &Value)| {
         let fields = message
             .as_object()
             .ok_or_else(|| Error::BadMessages(format!("item {index} is no object")))?;
-        let mut fields: Map<_, _> = fields
-            .iter()
-            .filter(|(_, value)| keeps_null || !value.is_null())
-            .map(|(k, v)| (k.clone(), v.clone()))
-            .collect();
+        let mut fields = fields.clone();
         if let Some(reasoning) = REASONING_FIELDS
             .iter()
             .find_map(|&name| fields.get(name).filter(|value| !value.is_null()))
             .cloned()
         {
-            fields.entry("thinking").or_insert_with(|| reasoning.clone());
+            if fields.get("thinking").is_none_or(Value::is_null) {
+                fields.insert("thinking".into(), reasoning.clone());
+            }
             fields.insert("reasoning_content".into(), reasoning);
         }
         Ok(Value::Object(fields))

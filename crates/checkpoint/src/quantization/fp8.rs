@@ -3,7 +3,7 @@
 
 use candlepower_packing::{Codes, Packed};
 
-use super::{StoredKind, StoredTensor};
+use super::{StoredKind, StoredTensor, check_weights};
 use crate::{config::HfConfig, error::Result};
 
 /// How FP8 stores matrices.
@@ -31,11 +31,6 @@ impl Fp8 {
         Ok(Self { block, scale })
     }
 
-    /// With a scale for each tensor, as NVIDIA ModelOpt's `quant_algo` FP8 has.
-    pub(super) fn of_tensors() -> Self {
-        Self { block: None, scale: "weight_scale" }
-    }
-
     /// Reads the description of the weights of all linear layers.
     pub(super) fn read_compressed_tensors(w: &HfConfig) -> Result<Self> {
         let wanted = [
@@ -43,16 +38,7 @@ impl Fp8 {
             ("type", &["float".into()]),
             ("strategy", &["tensor".into(), "channel".into(), "block".into()]),
         ];
-        for (key, allowed) in wanted {
-            let found = w.raw(key).ok_or_else(|| w.missing(key, "a description of the weights"))?;
-            if !allowed.contains(found) {
-                return Err(w.unsupported(
-                    key,
-                    found,
-                    ", but 8 bits of float per tensor, channel or block",
-                ));
-            }
-        }
+        check_weights(w, &wanted, ", but 8 bits of float per tensor, channel or block")?;
         let block = match w.text_opt("strategy")? {
             Some("block") => block(w, "block_structure")?,
             _ => None,

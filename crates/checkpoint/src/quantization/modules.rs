@@ -12,28 +12,18 @@ pub(super) struct Modules {
 }
 
 impl Modules {
-    /// Reads a list of names; `re:` begins a regular expression.
+    /// Reads a list of names; `re:` begins a regular expression, and `*` stands for anything.
     pub(super) fn read(c: &HfConfig, key: &str) -> Result<Self> {
-        Self::read_as(c, key, |entry| Some(format!("^(?:{})", entry.strip_prefix("re:")?)))
-    }
-
-    /// Reads a list of names and of patterns in which `*` stands for anything.
-    pub(super) fn read_globs(c: &HfConfig, key: &str) -> Result<Self> {
-        Self::read_as(c, key, |entry| {
-            let pattern = regex::escape(entry).replace(r"\*", ".*");
-            entry.contains('*').then(|| format!("^(?:{pattern})$"))
-        })
-    }
-
-    /// Reads a list of names, some of which `pattern_of` says to be regular expressions.
-    fn read_as(
-        c: &HfConfig,
-        key: &str,
-        pattern_of: impl Fn(&str) -> Option<String>,
-    ) -> Result<Self> {
         let mut modules = Self::default();
         for entry in c.texts_opt(key)?.unwrap_or_default() {
-            match pattern_of(entry) {
+            let pattern = match entry.strip_prefix("re:") {
+                Some(pattern) => Some(format!("^(?:{pattern})")),
+                None => entry.contains('*').then(|| {
+                    let pattern = regex::escape(entry).replace(r"\*", ".*");
+                    format!(r"^(?:{pattern})(?:\.|$)")
+                }),
+            };
+            match pattern {
                 None => modules.names.push(entry.to_owned()),
                 Some(pattern) => match Regex::new(&pattern) {
                     Ok(pattern) => modules.patterns.push(pattern),

@@ -3,9 +3,8 @@
 //! Source: compressed-tensors' format `nvfp4-pack-quantized`; NVIDIA ModelOpt's `quant_algo` NVFP4.
 
 use candlepower_packing::{Codes, Packed};
-use serde_json::Value;
 
-use super::{StoredKind, StoredTensor, check_multiple};
+use super::{StoredKind, StoredTensor, check_multiple, check_weights};
 use crate::{config::HfConfig, error::Result};
 
 /// Columns that share a scale.
@@ -23,22 +22,13 @@ pub enum Nvfp4 {
 impl Nvfp4 {
     /// Reads the description of the weights of all linear layers.
     pub(super) fn read_compressed_tensors(w: &HfConfig) -> Result<Self> {
-        let wanted: [(&str, Value); 4] = [
-            ("num_bits", 4.into()),
-            ("type", "float".into()),
-            ("strategy", "tensor_group".into()),
-            ("group_size", GROUP.into()),
+        let wanted = [
+            ("num_bits", &[4.into()][..]),
+            ("type", &["float".into()]),
+            ("strategy", &["tensor_group".into()]),
+            ("group_size", &[GROUP.into()]),
         ];
-        for (key, wanted) in wanted {
-            let found = w.raw(key).ok_or_else(|| w.missing(key, "a description of the weights"))?;
-            if *found != wanted {
-                return Err(w.unsupported(
-                    key,
-                    found,
-                    ", but 4 bits of float per tensor_group of 16",
-                ));
-            }
-        }
+        check_weights(w, &wanted, ", but 4 bits of float per tensor_group of 16")?;
         if !w.flag_or("symmetric", true)? {
             return Err(w.unsupported("symmetric", &false.into(), "; true is"));
         }

@@ -193,12 +193,17 @@ fn nvfp4_has_scales_of_sixteen_and_a_number_for_all() {
     assert!(error.contains("group_size"), "{error}");
 
     let modelopt = r#"{"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16,
-        "ignore": ["lm_head", "model.layers.0.self_attn*", "*.gate"]}"#;
+        "ignore": ["lm_head", "model.layers.0.self_attn*", "model.layers.*.mtp", "*.gate"]}"#;
     let read = parse(modelopt).unwrap();
     assert_eq!(read.method, "nvfp4");
     let expected = tensors(["weight", "weight_scale_2"]);
     assert_eq!(names_and_shapes(read.scheme.unwrap(), 64, 256), expected);
-    for name in ["lm_head", "model.layers.0.self_attn.q_proj", "model.layers.3.mlp.gate"] {
+    for name in [
+        "lm_head",
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.5.mtp.up",
+        "model.layers.3.mlp.gate",
+    ] {
         assert!(read.skipped.contain(name), "{name}");
     }
     for name in ["model.layers.10.self_attn.q_proj", "model.layers.3.mlp.gate_proj"] {

@@ -31,7 +31,6 @@ fn input<'a>(messages: &'a Value, kwargs: &'a Map<String, Value>) -> RenderInput
         messages,
         tools: None,
         documents: None,
-        keeps_null: false,
         end: PromptEnd::GenerationPrompt,
         chat_template_kwargs: kwargs,
         now: NOW,

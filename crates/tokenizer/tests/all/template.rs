@@ -26,7 +26,6 @@ fn render_with(template: &ChatTemplate, messages: &Value, end: PromptEnd) -> Res
         messages,
         tools: None,
         documents: None,
-        keeps_null: false,
         end,
         chat_template_kwargs: &Map::new(),
         now: NOW,
@@ -51,7 +50,6 @@ fn goldens_of_transformers() {
                 messages: &goldens["conversations"][case["conversation"].as_str().unwrap()],
                 tools: (case["has_tools"] == true).then_some(&goldens["tools"]),
                 documents: None,
-                keeps_null: false,
                 end: match case["end"].as_str().unwrap() {
                     "generation_prompt" => PromptEnd::GenerationPrompt,
                     "last_message" => PromptEnd::LastMessage,
@@ -153,7 +151,6 @@ fn keys_keep_their_order_and_kwargs_win_over_special_tokens() {
         messages: &messages,
         tools: None,
         documents: Some(&json!([{"text": "D"}])),
-        keeps_null: false,
         end: PromptEnd::LastMessage,
         chat_template_kwargs: kwargs.as_object().unwrap(),
         now: NOW,

@@ -32,7 +32,6 @@ fn written(reasoning: Option<&str>, calls: &[(&str, &Value)]) -> String {
         messages: &json!([message]),
         tools: None,
         documents: None,
-        keeps_null: false,
         end: PromptEnd::LastMessage,
         chat_template_kwargs: &Map::new(),
         now: LocalTime { unix_s: 0, utc_offset_s: 0 },
