@@ -316,6 +316,7 @@ fn attention(dtype: DType, (seqs, queries, context): (usize, usize, usize)) {
         block_size,
         num_kv_heads,
         head_dim,
+        latent: None,
     };
     let cache = KvCache::new(config, dtype, &Device::Cpu).expect("a cache");
     // Every position is written: pages that were never written are one and the same page of zeros.

@@ -129,7 +129,7 @@ pub(crate) struct SequenceView<'a> {
 ///
 /// `q` is f32 `[tokens, heads, head_dim]`, `heads` a multiple of the cache's `kv_heads` (grouped
 /// queries: head `h` reads key-value head `h / (heads / kv_heads)`). The keys and values of this
-/// step's tokens must be in the cache already. Returns `[tokens, heads, head_dim]`.
+/// step's tokens must be in the cache already. Returns `[tokens, heads, value_dim]`.
 ///
 /// With `sinks`, f32 `[heads]`, each head has one more score, which takes its part of the weights to nothing.
 ///
@@ -173,7 +173,7 @@ pub fn paged_attention(
     let sequences = meta.sequences(tokens, &config)?;
     let layer = cache.layer(layer)?;
     let queries = q.f32s()?;
-    let elements = tokens * heads * head_dim;
+    let elements = tokens * heads * config.value_dim();
     let mut out = Vec::with_capacity(elements);
     let shared = SharedMut::new(&mut out.spare_capacity_mut()[..elements]);
     let (params, scales) = (*params, layer.scales);
@@ -182,7 +182,7 @@ pub fn paged_attention(
     attend_layer(Isa::detect(), step, layer, &sequences)?;
     // SAFETY: the sequences hold all `tokens` queries, and `attend` writes every head of each.
     unsafe { out.set_len(elements) };
-    from_vec(out, &[tokens, heads, head_dim])
+    from_vec(out, &[tokens, heads, config.value_dim()])
 }
 
 /// Writes the attention of every query of `sequences` over the keys and values of one layer.
@@ -263,7 +263,7 @@ pub fn paged_attention_reference(
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
     let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (f64::from(sink) - max).exp());
-    (0..q.len())
+    (0..cache.config.value_dim())
         .map(|dim| {
             let terms = weights
                 .iter()

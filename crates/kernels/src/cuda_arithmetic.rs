@@ -118,7 +118,14 @@ fn heads_and_slots_are_where_the_references_have_them() {
         (offset, fused)
     };
     let (num_kv_heads, block_size, head_dim) = (3, 16, 8);
-    let config = KvCacheConfig { num_layers: 1, num_blocks: 5, block_size, num_kv_heads, head_dim };
+    let config = KvCacheConfig {
+        num_layers: 1,
+        num_blocks: 5,
+        block_size,
+        num_kv_heads,
+        head_dim,
+        latent: None,
+    };
     for slot in 0..config.num_blocks * block_size {
         for head in 0..num_kv_heads {
             let (_, value) =

@@ -10,6 +10,7 @@ mod attention;
 mod delta_net;
 mod experts;
 mod graph;
+mod latent;
 mod matmul;
 mod packed;
 mod paged_cache;
@@ -33,6 +34,9 @@ pub(crate) use delta_net::{GATE_AXES, INPUTS_AXES, MATRICES_AXES, SIGMOID_GATE, 
 pub(crate) use experts::check_rows;
 pub use experts::{ExpertMatrices, Routing, combine_experts, expert_product, route};
 pub use graph::Graph;
+#[cfg(feature = "cuda")]
+pub(crate) use latent::{HEAD_PRODUCT, HeadShape, LATENTS, LatentShape};
+pub use latent::{LatentsToCache, head_product, latents_to_cache};
 pub use matmul::Matmul;
 #[cfg(test)]
 pub(crate) use packed::code_place;

@@ -45,6 +45,65 @@ pub struct Gating {
     pub scale: f32,
     /// f32 `[experts]`: factors on the share of each after all of that.
     pub scales: Option<Tensor>,
+    /// Experts are chosen among those of some groups.
+    pub groups: Option<ExpertGroups>,
+}
+
+/// Experts in groups of as many, one group after the other; a token's experts are those of its best groups alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// How many groups there are: at most 32, and a divisor of the number of experts.
+    pub count: usize,
+    /// How many of them a token's experts are chosen from; with at least `top_k` experts together.
+    pub chosen: usize,
+    /// Which those are.
+    pub score: GroupScore,
+}
+
+/// How good a group is for a token, by what its experts are chosen by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupScore {
+    /// As its best expert (DeepSeek V2).
+    Best,
+    /// As the sum of its best two (DeepSeek V3).
+    BestTwo,
+}
+
+/// Most groups: a lane of a warp has one.
+const MOST_GROUPS: usize = 32;
+
+impl ExpertGroups {
+    /// Fails unless `top_k` of `experts` experts can be chosen so.
+    pub(crate) fn check(&self, experts: usize, top_k: usize) -> Result<()> {
+        let Self { count, chosen, .. } = *self;
+        let error =
+            |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
+        if count == 0 || count > MOST_GROUPS || !experts.is_multiple_of(count) {
+            return error("groups", count, "at most 32, and a divisor of the number of experts");
+        }
+        if chosen == 0 || chosen > count || chosen * (experts / count) < top_k {
+            return error("chosen groups", chosen, "enough for top_k, and at most all of them");
+        }
+        Ok(())
+    }
+
+    /// Of each group whether it is one of the chosen, where experts are chosen by `ranks`. Of equal ones the first is better.
+    fn are_chosen(&self, ranks: &[f32]) -> Vec<bool> {
+        let scores: Vec<f32> = ranks
+            .chunks_exact(ranks.len() / self.count)
+            .map(|ranks| {
+                let mut ranks = ranks.to_vec();
+                ranks.sort_by(|a, b| b.total_cmp(a));
+                match self.score {
+                    GroupScore::Best => ranks[0],
+                    GroupScore::BestTwo => ranks.iter().take(2).sum(),
+                }
+            })
+            .collect();
+        let mut order: Vec<usize> = (0..self.count).collect();
+        order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+        (0..self.count).map(|group| order[..self.chosen].contains(&group)).collect()
+    }
 }
 
 /// What a gating has for each expert, read.
@@ -62,6 +121,7 @@ impl Gating {
         renormalize: false,
         scale: 1.0,
         scales: None,
+        groups: None,
     };
 
     /// What there is for each of `experts` experts.
@@ -97,8 +157,13 @@ impl Gating {
             Some(bias) => shares[expert] / all + bias[expert],
             None => shares[expert],
         };
+        let ranks: Vec<f32> = (0..shares.len()).map(rank).collect();
         let mut chosen: Vec<usize> = (0..shares.len()).collect();
-        chosen.sort_by(|&a, &b| rank(b).total_cmp(&rank(a)));
+        if let Some(groups) = &self.groups {
+            let are_chosen = groups.are_chosen(&ranks);
+            chosen.retain(|expert| are_chosen[expert / (ranks.len() / groups.count)]);
+        }
+        chosen.sort_by(|&a, &b| ranks[b].total_cmp(&ranks[a]));
         chosen.truncate(top_k);
         let total = match self.renormalize {
             true => chosen.iter().map(|&expert| shares[expert]).sum(),
@@ -139,6 +204,7 @@ pub fn experts(x: &Tensor, scored: &Tensor, layer: &Experts<Weight>) -> Result<T
     Operand::new("experts", "scored", scored).expect_dims("x's shape", &[tokens, hidden])?;
     let count = layer.router.n();
     check(layer.top_k, count, [layer.gate_up.len(), layer.down.len()])?;
+    layer.gating.groups.map_or(Ok(()), |groups| groups.check(count, layer.top_k))?;
     let scores = linear(scored, &layer.router, layer.router_bias.as_ref())?;
     let scores = Operand::new("experts", "scores", &scores).f32s()?;
     // The rows of each expert, with what it counts for in them.
@@ -317,7 +383,32 @@ mod tests {
         let [bias, scales] = [7, 8]
             .map(|seed| Some(Tensor::from_vec(numbers(count, seed), count, &Device::Cpu).unwrap()));
         let function = GatingFunction::Sigmoid;
-        Gating { function, bias, renormalize: false, scale: 2.5, scales }
+        let groups = match count {
+            9 => Some(ExpertGroups { count: 3, chosen: 2, score: GroupScore::BestTwo }),
+            5 => Some(ExpertGroups { count: 5, chosen: 3, score: GroupScore::Best }),
+            _ => None,
+        };
+        Gating { function, bias, renormalize: false, scale: 2.5, scales, groups }
+    }
+
+    #[test]
+    fn a_token_goes_to_experts_of_its_best_groups() {
+        let scores = [0.9f32, 0.1, 0.6, 0.5, 0.7, 0.3].map(f32::ln);
+        let of = |groups: ExpertGroups, top_k| -> Vec<usize> {
+            let gating = Gating { groups: Some(groups), ..Gating::SOFTMAX };
+            let chosen = gating.route(&scores, &OfExperts::default(), top_k);
+            chosen.into_iter().map(|(expert, _)| expert).collect()
+        };
+        let groups = |chosen, score| ExpertGroups { count: 3, chosen, score };
+        assert_eq!(of(groups(1, GroupScore::Best), 2), [0, 1]);
+        assert_eq!(of(groups(2, GroupScore::Best), 2), [0, 4]);
+        assert_eq!(of(groups(1, GroupScore::BestTwo), 2), [2, 3]);
+        assert_eq!(of(groups(2, GroupScore::BestTwo), 2), [0, 2], "of equal groups the first");
+        assert_eq!(of(groups(3, GroupScore::Best), 3), [0, 2, 4]);
+        let refused = |groups: ExpertGroups| groups.check(6, 3).is_err();
+        assert!(refused(groups(1, GroupScore::Best)) && refused(groups(4, GroupScore::Best)));
+        assert!(refused(ExpertGroups { count: 4, ..groups(2, GroupScore::Best) }));
+        assert!(!refused(groups(2, GroupScore::Best)));
     }
 
     #[test]

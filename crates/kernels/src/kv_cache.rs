@@ -27,6 +27,9 @@ pub struct KvCacheConfig {
     pub num_kv_heads: usize,
     /// Elements of one head, a multiple of 8.
     pub head_dim: usize,
+    /// Where values are the first so many elements of the keys, of which there is one head (multi-head latent attention): how many, a
+    /// multiple of 8.
+    pub latent: Option<usize>,
 }
 
 impl KvCacheConfig {
@@ -41,6 +44,14 @@ impl KvCacheConfig {
                 return Err(Error::Parameter { parameter, value, expected });
             }
         }
+        if let Some(value) = self.latent {
+            let fits = value > 0 && value.is_multiple_of(8) && value <= self.head_dim;
+            if !fits || self.num_kv_heads != 1 {
+                let expected =
+                    "a positive multiple of 8, at most head_dim, with one key-value head";
+                return Err(Error::Parameter { parameter: "latent", value, expected });
+            }
+        }
         if u32::try_from(self.num_blocks * self.block_size).is_err() {
             return Err(Error::Parameter {
                 parameter: "num_blocks",
@@ -51,8 +62,20 @@ impl KvCacheConfig {
         Ok(())
     }
 
+    /// Elements of a head of the values.
+    #[must_use]
+    pub fn value_dim(&self) -> usize {
+        self.latent.unwrap_or(self.head_dim)
+    }
+
+    /// Elements of the keys of a block.
     pub(crate) fn block_elements(&self) -> usize {
         self.num_kv_heads * self.head_dim * self.block_size
+    }
+
+    /// Elements of the values of a block.
+    pub(crate) fn value_elements(&self) -> usize {
+        self.num_kv_heads * self.value_dim() * self.block_size
     }
 }
 
@@ -88,7 +111,7 @@ impl KvScales {
 /// [`KvScales`] and rounded to the nearest of its 256, and those beyond 448 become 448).
 ///
 /// Keys are transposed inside a block, so sixteen positions of one head dimension, or of two in bf16, are one vector. Where each
-/// number lies says [`CacheOrder`]. The memory is reserved at once and touched only when used. Writing goes through `&self`, as
+/// number lies says [`CacheOrder`]: values that are a part of the keys lie apart, too, since the two are in different orders. The memory is reserved at once and touched only when used. Writing goes through `&self`, as
 /// with any candle tensor: each tensor is locked while it is written.
 #[derive(Debug)]
 pub struct KvCache {
@@ -111,10 +134,10 @@ pub struct KvLayer {
 /// How the numbers of a block follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheOrder {
-    /// Keys `[num_blocks, kv_heads, head_dim, block_size]`, values `[num_blocks, kv_heads, block_size, head_dim]`.
+    /// Keys `[num_blocks, kv_heads, head_dim, block_size]`, values `[num_blocks, kv_heads, block_size, value_dim]`.
     Single,
     /// In pairs, for dot products of bf16: keys `[num_blocks, kv_heads, head_dim / 2, block_size, 2]`, values
-    /// `[num_blocks, kv_heads, block_size / 2, head_dim, 2]`.
+    /// `[num_blocks, kv_heads, block_size / 2, value_dim, 2]`.
     Pairs,
 }
 
@@ -138,9 +161,11 @@ impl CacheOrder {
         let KvCacheConfig { num_blocks, block_size, num_kv_heads, head_dim, .. } = *config;
         let steps = self.steps();
         let last = (steps > 1).then_some(steps);
-        [(head_dim / steps, block_size), (block_size / steps, head_dim)].map(|(lines, line)| {
-            [num_blocks, num_kv_heads, lines, line].into_iter().chain(last).collect()
-        })
+        [(head_dim / steps, block_size), (block_size / steps, config.value_dim())].map(
+            |(lines, line)| {
+                [num_blocks, num_kv_heads, lines, line].into_iter().chain(last).collect()
+            },
+        )
     }
 }
 
@@ -192,7 +217,8 @@ impl KvCache {
     /// looked at, so this answers how many blocks fit some memory.
     #[must_use]
     pub fn bytes_per_block(config: &KvCacheConfig, dtype: DType) -> usize {
-        2 * config.num_layers * config.block_elements() * dtype.size_in_bytes()
+        let elements = config.block_elements() + config.value_elements();
+        config.num_layers * elements * dtype.size_in_bytes()
     }
 
     /// The dimensions it was made with.
@@ -253,8 +279,8 @@ fn zeros(dims: &[usize], dtype: DType) -> Result<Tensor> {
 
 /// Writes the keys and values of this step's tokens into their slots of layer `layer`.
 ///
-/// `k` and `v` are f32 `[tokens, kv_heads, head_dim]`; `slot_mapping` is u32 `[tokens]`, each entry
-/// `block * block_size + offset`.
+/// `k` is f32 `[tokens, kv_heads, head_dim]`, `v` `[tokens, kv_heads, value_dim]`; `slot_mapping` is u32 `[tokens]`, each
+/// entry `block * block_size + offset`.
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, there is no such layer, or a slot is not in
@@ -272,9 +298,9 @@ pub fn reshape_and_cache(
     let slot_mapping = Operand::new(KERNEL, "slot_mapping", slot_mapping);
     let KvCacheConfig { num_blocks, block_size, num_kv_heads, head_dim, .. } = cache.config;
     let (tokens, _, _) = k.dims3("[tokens, kv_heads, head_dim]")?;
-    for operand in [&k, &v] {
-        operand.expect_dims("[tokens, kv_heads, head_dim]", &[tokens, num_kv_heads, head_dim])?;
-    }
+    k.expect_dims("[tokens, kv_heads, head_dim]", &[tokens, num_kv_heads, head_dim])?;
+    let value_dim = cache.config.value_dim();
+    v.expect_dims("[tokens, kv_heads, value_dim]", &[tokens, num_kv_heads, value_dim])?;
     slot_mapping.expect_dims("[tokens]", &[tokens])?;
     let slots = slot_mapping.u32s()?;
     let bound = num_blocks * block_size;
@@ -317,10 +343,14 @@ pub fn copy_blocks(cache: &KvCache, copies: &[(u32, u32)]) -> Result<()> {
     if copies.is_empty() {
         return Ok(());
     }
-    let update = Update { config: &cache.config, edit: Edit::Copy(copies), scale: 1.0 };
+    let copy = |block_elements| {
+        let edit = Edit::Copy { copies, block_elements };
+        Update { config: &cache.config, edit, scale: 1.0 }
+    };
+    let (keys, values) = (copy(cache.config.block_elements()), copy(cache.config.value_elements()));
     for layer in &cache.layers {
-        layer.keys.inplace_op1(&update)?;
-        layer.values.inplace_op1(&update)?;
+        layer.keys.inplace_op1(&keys)?;
+        layer.values.inplace_op1(&values)?;
     }
     Ok(())
 }
@@ -336,7 +366,7 @@ struct Update<'a> {
 enum Edit<'a> {
     Keys { rows: &'a [f32], slots: &'a [u32] },
     Values { rows: &'a [f32], slots: &'a [u32] },
-    Copy(&'a [(u32, u32)]),
+    Copy { copies: &'a [(u32, u32)], block_elements: usize },
 }
 
 impl InplaceOp1 for Update<'_> {
@@ -370,8 +400,7 @@ impl Update<'_> {
             Edit::Values { rows, slots } => {
                 write_values::<_, STEPS>(data, (rows, round), slots, self.config);
             }
-            Edit::Copy(copies) => {
-                let len = self.config.block_elements();
+            Edit::Copy { copies, block_elements: len } => {
                 for &(source, destination) in copies {
                     let source = source as usize * len;
                     data.copy_within(source..source + len, destination as usize * len);
@@ -401,21 +430,20 @@ fn write_keys<T, const STEPS: usize>(
     }
 }
 
-/// Copies token rows `[kv_heads, head_dim]`, each number rounded, into value blocks.
+/// Copies token rows `[kv_heads, value_dim]`, each number rounded, into value blocks.
 fn write_values<T, const STEPS: usize>(
     values: &mut [T],
     (rows, round): (&[f32], impl Fn(f32) -> T),
     slots: &[u32],
     config: &KvCacheConfig,
 ) {
-    let KvCacheConfig { block_size, num_kv_heads, head_dim, .. } = *config;
-    for (row, &slot) in rows.chunks_exact(num_kv_heads * head_dim).zip(slots) {
+    let KvCacheConfig { block_size, num_kv_heads, .. } = *config;
+    let (width, len) = (config.value_dim(), config.value_elements());
+    for (row, &slot) in rows.chunks_exact(num_kv_heads * width).zip(slots) {
         let (block, offset) = (slot as usize / block_size, slot as usize % block_size);
-        let block = &mut values[block * config.block_elements()..][..config.block_elements()];
-        for (head, row) in
-            block.chunks_exact_mut(block_size * head_dim).zip(row.chunks_exact(head_dim))
-        {
-            let line = head.chunks_exact_mut(head_dim * STEPS).nth(offset / STEPS);
+        let block = &mut values[block * len..][..len];
+        for (head, row) in block.chunks_exact_mut(block_size * width).zip(row.chunks_exact(width)) {
+            let line = head.chunks_exact_mut(width * STEPS).nth(offset / STEPS);
             let line = line.expect("a slot is in its block");
             let place = line.iter_mut().skip(offset % STEPS).step_by(STEPS);
             place.zip(row).for_each(|(place, value)| *place = round(*value));
@@ -424,7 +452,7 @@ fn write_values<T, const STEPS: usize>(
 }
 
 /// The definition of [`reshape_and_cache`] for one element: where element `dim` of head `head` of the
-/// token in `slot` lies in the keys and in the values.
+/// token in `slot` lies in the keys and, if it is below `value_dim`, in the values.
 #[must_use]
 pub fn reshape_and_cache_reference(
     config: &KvCacheConfig,
@@ -437,7 +465,7 @@ pub fn reshape_and_cache_reference(
     let head = block * num_kv_heads + head;
     let steps = order.steps();
     let key = ((head * head_dim / steps + dim / steps) * block_size + offset) * steps + dim % steps;
-    let value =
-        ((head * block_size / steps + offset / steps) * head_dim + dim) * steps + offset % steps;
+    let line = head * block_size / steps + offset / steps;
+    let value = (line * config.value_dim() + dim) * steps + offset % steps;
     (key, value)
 }

@@ -26,6 +26,7 @@ mod embedding;
 mod error;
 mod experts;
 mod gather;
+mod heads;
 mod kv_cache;
 mod layer_norm;
 mod linear;
@@ -54,8 +55,11 @@ pub use delta_net::{
 };
 pub use embedding::{VocabPart, embedding, embedding_part, embedding_reference};
 pub use error::{Error, Result};
-pub use experts::{Experts, Gating, GatingFunction, experts, experts_reference};
+pub use experts::{
+    ExpertGroups, Experts, Gating, GatingFunction, GroupScore, experts, experts_reference,
+};
 pub use gather::{gather_rows, gather_rows_reference};
+pub use heads::linear_heads;
 pub use kv_cache::{
     CacheOrder, KvCache, KvCacheConfig, KvLayer, KvScales, copy_blocks, reshape_and_cache,
     reshape_and_cache_reference,

@@ -21,7 +21,7 @@ pub(super) struct Group<C> {
     max: [f32; MOST_ROWS],
     /// Sixteen partial sums of each row.
     sum: [[f32; LANES]; MOST_ROWS],
-    /// `[rows][head_dim]`.
+    /// `[rows][value_dim]`.
     output: Vec<f32>,
     cell: PhantomData<C>,
 }
@@ -38,6 +38,7 @@ impl<C: Cell> Group<C> {
     /// A group of rows, each a position and a query.
     pub(super) fn new<'q>(
         rows: impl ExactSizeIterator<Item = (usize, &'q [f32])>,
+        value_dim: usize,
         params: &PagedAttention,
     ) -> Self {
         let count = rows.len();
@@ -47,7 +48,7 @@ impl<C: Cell> Group<C> {
             q: Vec::new(),
             max: [f32::NEG_INFINITY; MOST_ROWS],
             sum: [[0.0; LANES]; MOST_ROWS],
-            output: Vec::new(),
+            output: vec![0.0; count * value_dim],
             cell: PhantomData,
         };
         for (row, (position, q)) in rows.enumerate() {
@@ -57,7 +58,6 @@ impl<C: Cell> Group<C> {
                 group.q[line * count + row] = C::word(numbers);
             }
         }
-        group.output = vec![0.0; group.q.len() * C::STEPS];
         group
     }
 
@@ -214,7 +214,7 @@ impl<C: Cell> Group<C> {
         factors[0]
     }
 
-    /// `output = output * factor + weights x values` over all of `head_dim`.
+    /// `output = output * factor + weights x values` over all of `value_dim`.
     #[inline(always)]
     fn accumulate_all<S: Simd, const ROWS: usize>(
         &mut self,
@@ -226,7 +226,7 @@ impl<C: Cell> Group<C> {
     ) {
         let mut dim = 0;
         if const { S::TILE_VECTORS == 2 } {
-            while dim + 2 * LANES <= tile.head_dim {
+            while dim + 2 * LANES <= tile.value_dim {
                 self.accumulate::<S, ROWS, 2, false>(
                     s,
                     tile,
@@ -238,11 +238,11 @@ impl<C: Cell> Group<C> {
                 dim += 2 * LANES;
             }
         }
-        while dim + LANES <= tile.head_dim {
+        while dim + LANES <= tile.value_dim {
             self.accumulate::<S, ROWS, 1, false>(s, tile, dim, visible.clone(), weights, factors);
             dim += LANES;
         }
-        if dim < tile.head_dim {
+        if dim < tile.value_dim {
             self.accumulate::<S, ROWS, 1, true>(s, tile, dim, visible, weights, factors);
         }
     }
@@ -261,14 +261,14 @@ impl<C: Cell> Group<C> {
     ) {
         let width = if HALF { LANES / 2 } else { VECS * LANES };
         assert!(
-            dim + width <= tile.head_dim && self.output.len() == ROWS * tile.head_dim,
+            dim + width <= tile.value_dim && self.output.len() == ROWS * tile.value_dim,
             "shapes agree"
         );
         let output = self.output.as_mut_ptr().wrapping_add(dim);
         let mut sums = [[s.splat(0.0); VECS]; ROWS];
         for (row, sums) in sums.iter_mut().enumerate() {
             for (v, sum) in sums.iter_mut().enumerate() {
-                let at = output.wrapping_add(row * tile.head_dim + v * LANES);
+                let at = output.wrapping_add(row * tile.value_dim + v * LANES);
                 // SAFETY: `width` elements from `dim` on lie in the row, asserted above.
                 let old = unsafe { load::<S, HALF>(s, at) };
                 *sum = s.mul(old, s.splat(factors[row]));
@@ -283,7 +283,7 @@ impl<C: Cell> Group<C> {
         }
         for (row, sums) in sums.iter().enumerate() {
             for (v, sum) in sums.iter().enumerate() {
-                let at = output.wrapping_add(row * tile.head_dim + v * LANES);
+                let at = output.wrapping_add(row * tile.value_dim + v * LANES);
                 // SAFETY: `width` elements from `dim` on lie in the row, asserted above.
                 unsafe { if HALF { s.store_half(at, *sum) } else { s.store(at, *sum) } }
             }
@@ -311,7 +311,7 @@ fn add_cell<
     sums: &mut [[S::F32; VECS]; ROWS],
 ) {
     let run = tile.values[index * C::STEPS / LANES].as_ptr();
-    let at = run.wrapping_add(index % (LANES / C::STEPS) * tile.head_dim + dim);
+    let at = run.wrapping_add(index % (LANES / C::STEPS) * tile.value_dim + dim);
     let mut values = [s.splat(0.0); VECS];
     for (v, value) in values.iter_mut().enumerate() {
         // SAFETY: whoever made the tile checked that all cells lie in each slice; a cell is 32 bits.

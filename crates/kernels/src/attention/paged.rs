@@ -27,7 +27,7 @@ const UNIT_ROWS: usize = 64;
 /// Calls of fewer multiplications than this run on the calling thread.
 const INLINE_PRODUCTS: usize = 64 * 1024;
 
-/// Checked operands but for the cache: `q` and `out` are `[tokens, heads, head_dim]`.
+/// Checked operands but for the cache: `q` is `[tokens, heads, head_dim]`, `out` `[tokens, heads, value_dim]`.
 #[derive(Clone, Copy)]
 pub(super) struct Step<'a> {
     pub(super) q: &'a [f32],
@@ -73,13 +73,12 @@ struct Unit<'a> {
 }
 
 impl Unit<'_> {
-    /// Row `r` is head `r % group` of query `r / group`: its position and where its data starts in `q`
-    /// and `out`.
+    /// Row `r` is head `r % group` of query `r / group`: its position, and which of the heads of all tokens it is.
     fn row(&self, step: &Step<'_>, row: usize) -> (usize, usize) {
         let query = self.queries.start + row / step.group();
         let head = self.head(step, row);
         let token = self.seq.first_token + query;
-        (self.seq.first_position + query, (token * step.heads + head) * step.config.head_dim)
+        (self.seq.first_position + query, token * step.heads + head)
     }
 
     /// The query head of a row.
@@ -173,15 +172,15 @@ pub(super) struct Partial {
     pub(super) max: Vec<f32>,
     /// The sum of `exp(score - max)`.
     pub(super) sum: Vec<f32>,
-    /// `[rows, head_dim]`: the sum of `exp(score - max) * value`.
+    /// `[rows, value_dim]`: the sum of `exp(score - max) * value`.
     pub(super) output: Vec<f32>,
 }
 
 impl Partial {
     /// Adds the positions that follow.
     fn combine(&mut self, next: &Self) {
-        let head_dim = self.output.len() / self.max.len();
-        for (row, output) in self.output.chunks_exact_mut(head_dim).enumerate() {
+        let value_dim = self.output.len() / self.max.len();
+        for (row, output) in self.output.chunks_exact_mut(value_dim).enumerate() {
             let max = self.max[row].max(next.max[row]);
             if max == f32::NEG_INFINITY {
                 continue;
@@ -189,7 +188,7 @@ impl Partial {
             let (old, new) = ((self.max[row] - max).exp(), (next.max[row] - max).exp());
             self.max[row] = max;
             self.sum[row] = self.sum[row] * old + next.sum[row] * new;
-            for (output, next) in output.iter_mut().zip(&next.output[row * head_dim..]) {
+            for (output, next) in output.iter_mut().zip(&next.output[row * value_dim..]) {
                 *output = *output * old + next * new;
             }
         }
@@ -197,18 +196,18 @@ impl Partial {
 
     /// Divides by the sums, those of sinks too, scales the values and writes the rows to their places.
     fn write(&self, step: &Step<'_>, unit: &Unit<'_>) {
-        let head_dim = step.config.head_dim;
-        for (row, output) in self.output.chunks_exact(head_dim).enumerate() {
+        let value_dim = step.config.value_dim();
+        for (row, output) in self.output.chunks_exact(value_dim).enumerate() {
             let (_, at) = unit.row(step, row);
             let sink =
                 step.sinks.map_or(0.0, |sinks| (sinks[unit.head(step, row)] - self.max[row]).exp());
             let sum = self.sum[row] + sink;
             // SAFETY: each row belongs to one unit, and each unit is computed once.
-            let out = unsafe { step.out.at(at, head_dim) };
+            let out = unsafe { step.out.at(at * value_dim, value_dim) };
             for (dim, value) in output.iter().enumerate() {
                 // Adding zero makes a negative zero positive: positions that a row does not see may
                 // have added zeros to it or not.
-                // SAFETY: `dim < head_dim`.
+                // SAFETY: `dim < value_dim`.
                 unsafe { out.add(dim).write(value / sum * step.scales.value + 0.0) };
             }
         }
@@ -228,6 +227,7 @@ impl<T: Cached> WithSimd for Attend<'_, T> {
     #[inline(always)]
     fn with<S: Simd>(self, s: S) -> Partial {
         let Self { operands: Operands { step, cache }, unit, partition } = self;
+        let (head_dim, value_dim) = (step.config.head_dim, step.config.value_dim());
         let rows = unit.queries.len() * step.group();
         let count = rows.div_ceil(Group::<T::Cell>::most_rows::<S>());
         let bound = |group: usize| group * rows / count;
@@ -236,9 +236,9 @@ impl<T: Cached> WithSimd for Attend<'_, T> {
             .map(|group| {
                 let rows = (bound(group)..bound(group + 1)).map(|row| {
                     let (position, at) = unit.row(step, row);
-                    (position, &step.q[at..at + step.config.head_dim])
+                    (position, &step.q[at * head_dim..(at + 1) * head_dim])
                 });
-                Group::new(rows, &params)
+                Group::new(rows, value_dim, &params)
             })
             .collect();
         let visible = unit.visible(&params);
@@ -260,7 +260,7 @@ impl<T: Cached> WithSimd for Attend<'_, T> {
         let mut partial = Partial {
             max: Vec::with_capacity(rows),
             sum: Vec::with_capacity(rows),
-            output: Vec::with_capacity(rows * step.config.head_dim),
+            output: Vec::with_capacity(rows * value_dim),
         };
         groups.iter().for_each(|group| group.append_to(&mut partial));
         partial

@@ -118,7 +118,7 @@ pub(super) trait Cached: Copy + Send + Sync {
 }
 
 /// A cache whose cells are read as they lie: keys `[num_blocks, kv_heads, head_dim / STEPS, block_size]`, values
-/// `[num_blocks, kv_heads, block_size / STEPS, head_dim]`.
+/// `[num_blocks, kv_heads, block_size / STEPS, value_dim]`.
 #[derive(Clone, Copy)]
 pub(super) struct Plain<'a, C> {
     pub(super) keys: &'a [C],
@@ -138,9 +138,10 @@ pub(super) struct KvTile<'a, C> {
     /// From the keys of each sixteen positions on: `[head_dim / STEPS]` lines, `line` apart. Vectors beyond the last position
     /// repeat the first.
     pub(super) keys: [&'a [C]; VECTORS],
-    /// From the values of each sixteen positions on: `[16 / STEPS, head_dim]`.
+    /// From the values of each sixteen positions on: `[16 / STEPS, value_dim]`.
     pub(super) values: [&'a [C]; VECTORS],
     pub(super) head_dim: usize,
+    pub(super) value_dim: usize,
     pub(super) line: usize,
 }
 
@@ -155,13 +156,13 @@ pub(super) struct TilePlace<'a> {
 }
 
 impl TilePlace<'_> {
-    /// At which number the head begins in the block of a vector of positions, and the first of them in that block.
-    fn vector(&self, vector: usize) -> (usize, usize) {
-        let KvCacheConfig { block_size, head_dim, num_kv_heads, .. } = *self.config;
+    /// At which number a head of `width` elements begins in the block of a vector of positions, and the first of them in that block.
+    fn vector(&self, vector: usize, width: usize) -> (usize, usize) {
+        let KvCacheConfig { block_size, num_kv_heads, .. } = *self.config;
         let position = self.positions.start + vector * LANES;
         let position = if position < self.positions.end { position } else { self.positions.start };
         let block = self.block_table[position / block_size] as usize;
-        ((block * num_kv_heads + self.kv_head) * block_size * head_dim, position % block_size)
+        ((block * num_kv_heads + self.kv_head) * block_size * width, position % block_size)
     }
 }
 
@@ -170,20 +171,21 @@ impl<C: Cell> Cached for Plain<'_, C> {
 
     fn tile<'a>(&'a self, place: &TilePlace<'_>, _: &'a mut Vec<f32>) -> KvTile<'a, C> {
         let KvCacheConfig { block_size, head_dim, .. } = *place.config;
-        let lines = head_dim / C::STEPS;
+        let (lines, value_dim) = (head_dim / C::STEPS, place.config.value_dim());
         let keys = std::array::from_fn(|vector| {
-            let (head, offset) = place.vector(vector);
+            let (head, offset) = place.vector(vector, head_dim);
             let keys = &self.keys[head / C::STEPS + offset..];
             assert!(keys.len() >= (lines - 1) * block_size + LANES, "the keys lie in the cache");
             keys
         });
         let values = std::array::from_fn(|vector| {
-            let (head, offset) = place.vector(vector);
-            let values = &self.values[(head + offset * head_dim) / C::STEPS..];
-            assert!(values.len() >= LANES / C::STEPS * head_dim, "the values lie in the cache");
+            let (head, offset) = place.vector(vector, value_dim);
+            let values = &self.values[(head + offset * value_dim) / C::STEPS..];
+            assert!(values.len() >= LANES / C::STEPS * value_dim, "the values lie in the cache");
             values
         });
-        KvTile { first_position: place.positions.start, keys, values, head_dim, line: block_size }
+        let first_position = place.positions.start;
+        KvTile { first_position, keys, values, head_dim, value_dim, line: block_size }
     }
 }
 
@@ -193,23 +195,25 @@ impl Cached for Codes<'_> {
     /// Widened to f32, which is exact.
     fn tile<'a>(&'a self, place: &TilePlace<'_>, room: &'a mut Vec<f32>) -> KvTile<'a, f32> {
         let KvCacheConfig { block_size, head_dim, .. } = *place.config;
-        let len = LANES * head_dim;
+        let value_dim = place.config.value_dim();
+        let (len, value_len) = (LANES * head_dim, LANES * value_dim);
         room.clear();
         for vector in 0..VECTORS {
-            let (head, offset) = place.vector(vector);
+            let (head, offset) = place.vector(vector, head_dim);
             let lines = self.keys[head..][..head_dim * block_size].chunks_exact(block_size);
             room.extend(lines.flat_map(|line| &line[offset..offset + LANES]).map(widened));
         }
         for vector in 0..VECTORS {
-            let (head, offset) = place.vector(vector);
-            room.extend(self.values[head + offset * head_dim..][..len].iter().map(widened));
+            let (head, offset) = place.vector(vector, value_dim);
+            room.extend(self.values[head + offset * value_dim..][..value_len].iter().map(widened));
         }
         let (keys, values) = room.split_at(VECTORS * len);
         KvTile {
             first_position: place.positions.start,
             keys: std::array::from_fn(|vector| &keys[vector * len..]),
-            values: std::array::from_fn(|vector| &values[vector * len..]),
+            values: std::array::from_fn(|vector| &values[vector * value_len..]),
             head_dim,
+            value_dim,
             line: LANES,
         }
     }

@@ -112,7 +112,7 @@ impl AttentionPlan {
     /// sequence, causal, with the plan's window and `params.softcap`; with `sinks`, f32 `[heads]`, the softmax has a score of each
     /// head beside the others, whose part goes to nothing.
     ///
-    /// `q` and `out` are `[tokens, heads, head_dim]`; head `h` reads key-value head `h / (heads /
+    /// `q` is `[tokens, heads, head_dim]`, `out` `[tokens, heads, value_dim]`; head `h` reads key-value head `h / (heads /
     /// kv_heads)`. This step's keys and values must be in the cache. The definition is
     /// [`crate::paged_attention_reference`].
     ///
@@ -171,6 +171,7 @@ impl ReferencePlan {
             return Err(Error::DType { kernel: KERNEL, operand, expected, found });
         }
         let (heads, head_dim) = (self.spec.heads, self.cache.head_dim);
+        let value_dim = self.cache.value_dim();
         let dims = [*tokens, heads, head_dim];
         let axes = "[tokens, heads, head_dim]";
         let queries = reference.elements(("q", q), axes, &dims)?;
@@ -184,7 +185,14 @@ impl ReferencePlan {
         let mut keys = reference.cached(("keys", &layer.keys), cache_axes, &cache_dims)?;
         let mut values = reference.cached(("values", &layer.values), cache_axes, &cache_dims)?;
         keys.iter_mut().for_each(|key| *key *= layer.scales.key);
-        values.iter_mut().for_each(|value| *value *= layer.scales.value);
+        match self.cache.latent {
+            // They are a part of the keys, and have their scale.
+            Some(_) => {
+                let rows = keys.chunks(head_dim).flat_map(|row| &row[..value_dim]);
+                values = rows.copied().collect();
+            }
+            None => values.iter_mut().for_each(|value| *value *= layer.scales.value),
+        }
         let mut attended = Vec::with_capacity(queries.len());
         for seq in meta.sequences(*tokens, &self.cache)? {
             let own = Blocks::gather(&self.cache, seq.block_table, &keys, &values);
@@ -198,6 +206,7 @@ impl ReferencePlan {
                 }
             }
         }
+        let (axes, dims) = ("[tokens, heads, value_dim]", [*tokens, heads, value_dim]);
         reference.write(("out", out), axes, &dims, &attended)
     }
 }
@@ -212,19 +221,21 @@ struct Blocks {
 
 impl Blocks {
     fn gather(cache: &KvCacheConfig, blocks: &[u32], keys: &[f32], values: &[f32]) -> Self {
-        let len = cache.block_elements();
         let config = KvCacheConfig { num_blocks: blocks.len(), num_layers: 1, ..*cache };
-        let of = |all: &[f32]| -> Vec<f32> {
+        let of = |all: &[f32], len: usize| -> Vec<f32> {
             let block = |block: &u32| all[*block as usize * len..][..len].to_vec();
             blocks.iter().flat_map(block).collect()
         };
-        let (by_position, values) = (of(keys), of(values));
+        let by_position = of(keys, cache.block_elements());
+        let values = of(values, cache.value_elements());
+        let by_token = KvCacheConfig { latent: None, ..config };
         let mut keys = vec![0.0; by_position.len()];
         for slot in 0..config.num_blocks * config.block_size {
             for head in 0..config.num_kv_heads {
                 for dim in 0..config.head_dim {
+                    let order = CacheOrder::Single;
                     let (key, value) =
-                        reshape_and_cache_reference(&config, CacheOrder::Single, slot, (head, dim));
+                        reshape_and_cache_reference(&by_token, order, slot, (head, dim));
                     keys[key] = by_position[value];
                 }
             }
@@ -315,6 +326,9 @@ pub(crate) fn check_spec(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<
     if spec.cache_dtype != spec.dtype && spec.cache_dtype != DType::F8E4M3 {
         let (operand, expected) = ("cache_dtype", "the dtype of q, or f8e4m3");
         return Err(Error::DType { kernel: KERNEL, operand, expected, found: spec.cache_dtype });
+    }
+    if cache.latent.is_some() && spec.window.is_some() {
+        return error("window", spec.window.unwrap_or(0), "absent where latents are kept");
     }
     match spec.window {
         Some(0) => error("window", 0, "at least 1, or absent"),

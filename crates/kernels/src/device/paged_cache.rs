@@ -11,7 +11,8 @@ use crate::{Error, KvCacheConfig, KvScales, Result};
 /// Each layer has two tensors `[num_blocks, kv_heads, block_size, head_dim]`, bf16, f16 or FP8 (e4m3: numbers are divided by their
 /// [`KvScales`] and rounded to its 256, and those beyond 448 become 448): FlashInfer's HND layout. A head's positions of one block
 /// lie together, so that a thread block, which works on one head, reads long runs; it is also the order of the values on the CPU,
-/// and tensor parallelism and a copy to the CPU divide it by whole heads. Cloning shares the memory.
+/// and tensor parallelism and a copy to the CPU divide it by whole heads. Values that are a part of the keys are not kept apart. Cloning
+/// shares the memory.
 #[derive(Clone, Debug)]
 pub struct PagedCache {
     config: KvCacheConfig,
@@ -23,10 +24,17 @@ pub struct PagedCache {
 pub struct PagedLayer {
     /// The keys.
     pub keys: Tensor,
-    /// The values.
+    /// The values; where they are a part of the keys, the same memory.
     pub values: Tensor,
     /// What both were divided by.
     pub scales: KvScales,
+}
+
+impl PagedLayer {
+    /// Each piece of its memory.
+    pub(crate) fn tensors(&self, config: &KvCacheConfig) -> impl Iterator<Item = &Tensor> {
+        std::iter::once(&self.keys).chain(config.latent.is_none().then_some(&self.values))
+    }
 }
 
 impl PagedCache {
@@ -47,8 +55,12 @@ impl PagedCache {
         }
         let dims = Self::dims(&config);
         let layer = || -> Result<PagedLayer> {
-            let zeros = || Tensor::zeros(&dims, dtype, device);
-            Ok(PagedLayer { keys: zeros()?, values: zeros()?, scales: KvScales::ONE })
+            let keys = Tensor::zeros(&dims, dtype, device)?;
+            let values = match config.latent {
+                Some(_) => keys.clone(),
+                None => Tensor::zeros(&dims, dtype, device)?,
+            };
+            Ok(PagedLayer { keys, values, scales: KvScales::ONE })
         };
         let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
         Ok(Self { config, layers })
@@ -71,7 +83,7 @@ impl PagedCache {
     #[must_use]
     pub fn num_bytes(&self) -> usize {
         let bytes = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
-        self.layers.iter().map(|layer| bytes(&layer.keys) + bytes(&layer.values)).sum()
+        self.layers.iter().flat_map(|layer| layer.tensors(&self.config)).map(bytes).sum()
     }
 
     /// The dimensions it was made with.
@@ -144,7 +156,7 @@ fn copy_between(from: &PagedCache, to: &PagedCache, copies: &Tensor) -> Result<(
     let (from_dims, to_dims) = (PagedCache::dims(&from.config), PagedCache::dims(&to.config));
     let len = from.config.block_elements();
     let tensors = |cache: &PagedCache| -> Vec<Tensor> {
-        cache.layers.iter().flat_map(|l| [l.keys.clone(), l.values.clone()]).collect()
+        cache.layers.iter().flat_map(|layer| layer.tensors(&cache.config)).cloned().collect()
     };
     for (from, to) in tensors(from).iter().zip(&tensors(to)) {
         let reference = Reference::of_cache(KERNEL, from);

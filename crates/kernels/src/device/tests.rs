@@ -125,6 +125,7 @@ fn blocks_are_copied_in_every_layer() {
         block_size: 16,
         num_kv_heads: 1,
         head_dim: 8,
+        latent: None,
     };
     let cache = PagedCache::new(config, DType::BF16, &Device::Cpu).unwrap();
     let keys = &cache.layer(1).unwrap().keys;
@@ -142,7 +143,14 @@ fn blocks_are_copied_in_every_layer() {
 #[test]
 fn blocks_are_brought_out_and_back_in_every_layer() {
     let (num_layers, num_blocks, block_size) = (2, 3, 16);
-    let config = KvCacheConfig { num_layers, num_blocks, block_size, num_kv_heads: 1, head_dim: 8 };
+    let config = KvCacheConfig {
+        num_layers,
+        num_blocks,
+        block_size,
+        num_kv_heads: 1,
+        head_dim: 8,
+        latent: None,
+    };
     let cache = PagedCache::new(config, DType::F8E4M3, &Device::Cpu).unwrap();
     let host = HostBlocks::new(&cache, 2).unwrap();
     let values = &cache.layer(1).unwrap().values;
@@ -419,8 +427,14 @@ fn gates_multiply_rows_in_place() {
 #[test]
 fn values_are_normed_and_queries_may_come_alone() {
     let (heads, head_dim, len, tokens) = (2, 16, 12, 3);
-    let config =
-        KvCacheConfig { num_layers: 2, num_blocks: 2, block_size: 16, num_kv_heads: 1, head_dim };
+    let config = KvCacheConfig {
+        num_layers: 2,
+        num_blocks: 2,
+        block_size: 16,
+        num_kv_heads: 1,
+        head_dim,
+        latent: None,
+    };
     let tensor =
         |values: &[f32], dims: &[usize]| Tensor::from_slice(values, dims, &Device::Cpu).unwrap();
     let numbers = |count: usize, seed: usize| -> Vec<f32> {

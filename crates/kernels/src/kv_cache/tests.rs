@@ -2,8 +2,14 @@
 
 use super::*;
 
-const CONFIG: KvCacheConfig =
-    KvCacheConfig { num_layers: 2, num_blocks: 5, block_size: 32, num_kv_heads: 3, head_dim: 8 };
+const CONFIG: KvCacheConfig = KvCacheConfig {
+    num_layers: 2,
+    num_blocks: 5,
+    block_size: 32,
+    num_kv_heads: 3,
+    head_dim: 8,
+    latent: None,
+};
 
 fn flat(tensor: &Tensor) -> Vec<f32> {
     tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()

@@ -556,7 +556,14 @@ impl Step {
 }
 
 fn config(num_blocks: usize, num_kv_heads: usize, head_dim: usize) -> KvCacheConfig {
-    KvCacheConfig { num_layers: 1, num_blocks, block_size: 16, num_kv_heads, head_dim }
+    KvCacheConfig {
+        num_layers: 1,
+        num_blocks,
+        block_size: 16,
+        num_kv_heads,
+        head_dim,
+        latent: None,
+    }
 }
 
 /// Sequences whose blocks lie anywhere in the cache.

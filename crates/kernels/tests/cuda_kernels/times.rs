@@ -295,6 +295,7 @@ fn attend(
         block_size,
         num_kv_heads,
         head_dim,
+        latent: None,
     };
     let cache = PagedCache::new(config, cache_dtype, times.gpu.device())?;
     let tokens = seqs.len() * queries;

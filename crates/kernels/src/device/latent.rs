@@ -1,0 +1,224 @@
+//! Multi-head latent attention beside the attention itself: what is kept of a token, and the products of each head with matrices of its
+//! own.
+
+use candle_core::Tensor;
+
+use super::reference::Reference;
+use super::{ExpertMatrices, PagedCache, RmsNorm, launch_on_gpu};
+use crate::tensor::Operand;
+use crate::{
+    CacheOrder, Error, KvCacheConfig, Result, RopeTable, linear_reference,
+    reshape_and_cache_reference, rms_norm_reference, rope_reference,
+};
+
+pub(crate) const LATENTS: &str = "latents_to_cache";
+pub(crate) const HEAD_PRODUCT: &str = "head_product";
+
+/// The operands of [`latents_to_cache`] beside the rows.
+#[derive(Clone, Copy, Debug)]
+pub struct LatentsToCache<'a> {
+    /// The norm of a token's latent.
+    pub norm: RmsNorm<'a>,
+    /// The table of positions, on the device ([`RopeTable::to_device`]).
+    pub rope: &'a RopeTable,
+    /// u32 `[tokens]`. A position beyond the table makes what is turned NaN.
+    pub positions: &'a Tensor,
+    /// u32 `[tokens]`, each `block * block_size + offset`, or [`super::NO_SLOT`].
+    pub slot_mapping: &'a Tensor,
+    /// Where latents go, and in which layer.
+    pub cache: (&'a PagedCache, usize),
+}
+
+/// The dimensions of latents, of what is turned, and of queries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LatentShape {
+    pub(crate) tokens: usize,
+    pub(crate) heads: usize,
+    /// Elements of a head of q, of which the last [`Self::turned`] are rotated.
+    pub(crate) q_dim: usize,
+    /// Elements of a latent that are not padding.
+    pub(crate) rank: usize,
+    pub(crate) turned: usize,
+    /// Elements of a latent in the cache.
+    pub(crate) latent: usize,
+    /// Elements of a row of the cache, and of a head of what attention reads as q.
+    pub(crate) head_dim: usize,
+}
+
+impl LatentShape {
+    /// What the operands say of it, if they fit together.
+    pub(crate) fn of(q: &Tensor, operands: &LatentsToCache<'_>) -> Result<Self> {
+        let operand = Operand::new(LATENTS, "q", q);
+        let (tokens, heads, q_dim) = operand.dims3("[tokens, heads, q_dim]")?;
+        let KvCacheConfig { head_dim, latent, .. } = *operands.cache.0.config();
+        let error =
+            |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
+        let Some(latent) = latent else {
+            return error("latent", 0, "some: the cache is one of keys and values");
+        };
+        let (rank, turned) = (operands.norm.weight.elem_count(), operands.rope.rot_dim());
+        if rank == 0 || rank > latent {
+            return error("rank", rank, "at least 1, and at most the cache's latent");
+        }
+        if turned > head_dim - latent {
+            return error("rot_dim", turned, "at most the cache's head_dim without its latent");
+        }
+        if q_dim < turned {
+            return Err(operand.shape_error(format!("[tokens, heads, q_dim >= {turned}]")));
+        }
+        Ok(Self { tokens, heads, q_dim, rank, turned, latent, head_dim })
+    }
+}
+
+/// Of `latents` `[tokens, rank + rot_dim]` norms the first `rank` elements, turns the others, and writes both to the cache; turns the
+/// last `rot_dim` elements of each head of `q` `[tokens, heads, q_dim]` and writes them to `q_out` `[tokens, heads, head_dim]` behind
+/// its first `latent` elements, which it leaves as they are. In the cache a latent is padded to `latent` elements with zeros, and
+/// so is what follows it, there and in `q_out`.
+///
+/// All in f32 from load to store, rounded once, in the cache to its own dtype, by its scale of keys. The definitions, one after the other:
+/// [`rms_norm_reference`], [`rope_reference`] and [`reshape_and_cache_reference`], whose place of values is that of keys here.
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device; the cache keeps no latents, or shorter ones; there is no such layer; or
+/// CUDA refused the launch.
+///
+/// Source: DeepSeek-AI, "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model", 2024, 2.1.
+pub fn latents_to_cache(
+    q: &Tensor,
+    latents: &Tensor,
+    operands: &LatentsToCache<'_>,
+    q_out: &Tensor,
+) -> Result<()> {
+    launch_on_gpu!(q, crate::cuda::latents_to_cache(q, latents, operands, q_out));
+    let reference = Reference::new(LATENTS, "q", q)?;
+    let shape = LatentShape::of(q, operands)?;
+    let LatentShape { tokens, heads, q_dim, rank, turned, latent, head_dim } = shape;
+    let queries =
+        reference.elements(("q", q), "[tokens, heads, q_dim]", &[tokens, heads, q_dim])?;
+    let (axes, width) = ("[tokens, rank + rot_dim]", rank + turned);
+    let rows = reference.elements(("latents", latents), axes, &[tokens, width])?;
+    let positions = reference.u32s(("positions", operands.positions), "[tokens]", &[tokens])?;
+    let slots = reference.u32s(("slot_mapping", operands.slot_mapping), "[tokens]", &[tokens])?;
+    let weight = reference.elements(("weight", operands.norm.weight), "[rank]", &[rank])?;
+    let weight: Vec<f32> = weight.iter().map(|w| w + operands.norm.form.offset()).collect();
+    let (cos, sin, style) = operands.rope.parts();
+    let (table_axes, dims) = ("[max_len, rot_dim / 2]", [operands.rope.max_len(), turned / 2]);
+    let cos = reference.f32s(("cos", cos), table_axes, &dims)?;
+    let sin = reference.f32s(("sin", sin), table_axes, &dims)?;
+    let turn = |part: &[f32], token: usize| -> Vec<f32> {
+        let at = positions[token] as usize * turned / 2;
+        let at = at..at + turned / 2;
+        let mut out = match (cos.get(at.clone()), sin.get(at)) {
+            (Some(cos), Some(sin)) => rope_reference(part, cos, sin, style),
+            _ => vec![f32::NAN; turned],
+        };
+        out.resize(head_dim - latent, 0.0);
+        out
+    };
+    let (out_axes, out_dims) = ("[tokens, heads, head_dim]", [tokens, heads, head_dim]);
+    let mut turned_q = reference.elements(("q_out", q_out), out_axes, &out_dims)?;
+    for (head, q) in queries.chunks(q_dim).enumerate() {
+        let target = &mut turned_q[head * head_dim + latent..(head + 1) * head_dim];
+        target.copy_from_slice(&turn(&q[q_dim - turned..], head / heads));
+    }
+    reference.write(("q_out", q_out), out_axes, &out_dims, &turned_q)?;
+    let (cache, layer) = operands.cache;
+    let (config, layer) = (cache.config(), cache.layer(layer)?);
+    let (axes, dims) = ("[num_blocks, 1, block_size, head_dim]", PagedCache::dims(config));
+    let mut kept = reference.cached(("keys", &layer.keys), axes, &dims)?;
+    // In the device's order keys lie as values that are as wide do.
+    let config = KvCacheConfig { latent: None, ..*config };
+    for (token, row) in rows.chunks(width).enumerate() {
+        let slot = slots[token] as usize;
+        if slot >= config.num_blocks * config.block_size {
+            continue;
+        }
+        let mut numbers = rms_norm_reference(&row[..rank], &weight, operands.norm.eps);
+        numbers.resize(latent, 0.0);
+        numbers.extend(turn(&row[rank..], token));
+        let (_, at) = reshape_and_cache_reference(&config, CacheOrder::Single, slot, (0, 0));
+        for (place, number) in kept[at..at + head_dim].iter_mut().zip(numbers) {
+            *place = number / layer.scales.key;
+        }
+    }
+    reference.write_cached(("keys", &layer.keys), axes, &dims, &kept)
+}
+
+/// `out[t, h] = w[h] x[t, h]` for each head: `x` is `[tokens, heads, at least k]`, of which the first `k` elements of each head are
+/// read, and `out` `[tokens, heads, at least n]`, of which the first `n` are written; the matrices are `[n, k]`, one for each head.
+///
+/// All are bf16 or f16, summed in f32. A row's result depends on its own values and its head alone. The definition of one output is
+/// [`linear_reference`].
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+pub fn head_product(x: &Tensor, weights: &ExpertMatrices, out: &Tensor) -> Result<()> {
+    launch_on_gpu!(x, crate::cuda::head_product(x, weights, out));
+    let reference = Reference::new(HEAD_PRODUCT, "x", x)?;
+    let HeadShape { tokens, heads, n, k, x_width, out_width } = HeadShape::of(x, weights, out)?;
+    let axes = "[tokens, heads, at least k]";
+    let numbers = reference.elements(("x", x), axes, &[tokens, heads, x_width])?;
+    let (axes, dims) = ("[tokens, heads, at least n]", [tokens, heads, out_width]);
+    let mut results = reference.elements(("out", out), axes, &dims)?;
+    for (head, matrix) in weights.matrices.iter().enumerate() {
+        let (matrix, _) = matrix.elements(&reference, "weights")?;
+        for token in 0..tokens {
+            let row = token * heads + head;
+            let x = &numbers[row * x_width..][..k];
+            let outputs = matrix.chunks_exact(k).map(|matrix| linear_reference(x, matrix, None));
+            let results = results[row * out_width..][..n].iter_mut();
+            results.zip(outputs).for_each(|(result, output)| *result = output);
+        }
+    }
+    reference.write(("out", out), axes, &dims, &results)
+}
+
+/// The dimensions of [`head_product`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadShape {
+    pub(crate) tokens: usize,
+    pub(crate) heads: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) x_width: usize,
+    pub(crate) out_width: usize,
+}
+
+impl HeadShape {
+    /// What the operands say of it, if they fit together.
+    pub(crate) fn of(x: &Tensor, weights: &ExpertMatrices, out: &Tensor) -> Result<Self> {
+        let operand = Operand::new(HEAD_PRODUCT, "x", x);
+        let (tokens, heads, x_width) = operand.dims3("[tokens, heads, at least k]")?;
+        let out_operand = Operand::new(HEAD_PRODUCT, "out", out);
+        let (_, _, out_width) = out_operand.dims3("[tokens, heads, at least n]")?;
+        let [n, k] = match weights.matrices.first() {
+            Some(super::Matrix::Rows(first)) if weights.matrices.len() == heads => {
+                let (n, k) = Operand::new(HEAD_PRODUCT, "weights", first).dims2("[n, k]")?;
+                [n, k]
+            }
+            _ => {
+                let (value, expected) = (weights.matrices.len(), "one of numbers for each head");
+                return Err(Error::Parameter { parameter: "matrices of heads", value, expected });
+            }
+        };
+        for matrix in &weights.matrices {
+            match matrix {
+                super::Matrix::Rows(rows) => {
+                    Operand::new(HEAD_PRODUCT, "weights", rows).expect_dims("[n, k]", &[n, k])?;
+                }
+                super::Matrix::Packed(_) => {
+                    let (parameter, expected) = ("matrices of heads", "numbers, not codes");
+                    return Err(Error::Parameter { parameter, value: 1, expected });
+                }
+            }
+        }
+        if x_width < k {
+            return Err(operand.shape_error(format!("[tokens, heads, at least {k}]")));
+        }
+        if out_width < n {
+            return Err(out_operand.shape_error(format!("[tokens, heads, at least {n}]")));
+        }
+        out_operand.expect_dims("[tokens, heads, at least n]", &[tokens, heads, out_width])?;
+        Ok(Self { tokens, heads, n, k, x_width, out_width })
+    }
+}
