@@ -19,6 +19,41 @@ def of_all_experts(tensors: dict, experts: int) -> dict:
     return tensors
 
 
+# Of models with multi-head latent attention.
+LATENTS = dict(
+    num_key_value_heads=4,
+    kv_lora_rank=32,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=8,
+    v_head_dim=24,
+    moe_intermediate_size=40,
+    first_k_dense_replace=1,
+)
+
+
+def yarn(mscale: float) -> dict:
+    """Contexts stretched as DeepSeek stretches them."""
+    return dict(
+        rope_type="yarn",
+        rope_theta=10000.0,
+        factor=4.0,
+        original_max_position_embeddings=64,
+        beta_fast=32.0,
+        beta_slow=1.0,
+        mscale=mscale,
+        mscale_all_dim=mscale,
+    )
+
+
+def as_published(config: dict, **others) -> None:
+    """As the hub's files are, with what transformers does not read."""
+    rope = config.pop("rope_parameters")
+    theta, kind = rope.pop("rope_theta"), rope.pop("rope_type")
+    for key in ("head_dim", "qk_head_dim", "partial_rotary_factor"):
+        config.pop(key, None)
+    config.update(rope_theta=theta, rope_scaling={"type": kind, **rope}, **others)
+
+
 # As MODELS of make_goldens.py.
 MODELS = {
     # With the layer behind the last one, of which nothing is computed, and experts that make half of what all make.
@@ -40,6 +75,65 @@ MODELS = {
             c.pop("partial_rotary_factor", None),
         ),
         rename=lambda tensors: tensors | {"model.layers.3.enorm.weight": torch.zeros(64)},
+        dtype=torch.bfloat16,
+    ),
+    # As DeepSeek-V2-Lite: queries without a latent.
+    "deepseek-v2": dict(
+        cls="DeepseekV2",
+        config=dict(
+            **LATENTS,
+            q_lora_rank=None,
+            n_routed_experts=6,
+            num_experts_per_tok=3,
+            n_shared_experts=2,
+            rope_parameters=yarn(0.707),
+        ),
+        rewrite=lambda c: as_published(c, scoring_func="softmax", moe_layer_freq=1),
+        dtype=torch.bfloat16,
+    ),
+    # As DeepSeek-V2.
+    "deepseek-v2-groups": dict(
+        cls="DeepseekV2",
+        config=dict(
+            **LATENTS,
+            q_lora_rank=40,
+            n_routed_experts=8,
+            num_experts_per_tok=3,
+            n_shared_experts=1,
+            n_group=4,
+            topk_group=2,
+            topk_method="group_limited_greedy",
+            routed_scaling_factor=1.5,
+        ),
+        dtype=torch.bfloat16,
+    ),
+    # With the layer behind the last one, of which nothing is computed.
+    "deepseek-v3": dict(
+        cls="DeepseekV3",
+        config=dict(
+            **LATENTS,
+            q_lora_rank=40,
+            n_routed_experts=8,
+            num_experts_per_tok=3,
+            n_shared_experts=1,
+            n_group=4,
+            topk_group=2,
+            routed_scaling_factor=2.5,
+            rope_parameters=yarn(1.0),
+        ),
+        rewrite=lambda c: as_published(c, scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1),
+        rename=lambda tensors: tensors | {"model.layers.3.enorm.weight": torch.zeros(64)},
+        dtype=torch.bfloat16,
+    ),
+    "glm4-moe-lite": dict(
+        cls="Glm4MoeLite",
+        config=dict(
+            **{**LATENTS, "qk_nope_head_dim": 24, "v_head_dim": 32},
+            q_lora_rank=40,
+            n_routed_experts=6,
+            num_experts_per_tok=2,
+            routed_scaling_factor=1.8,
+        ),
         dtype=torch.bfloat16,
     ),
     "ernie4_5-moe": dict(

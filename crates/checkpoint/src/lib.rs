@@ -33,8 +33,8 @@ pub use generation::{GenerationConfig, SamplingDefaults};
 pub use gguf::{Gguf, GgufTensor, GgufType, ReadRange};
 pub use memory::{
     BATCHED_TOKENS, Counted, DEVICE_HEAD_DIMS, DeviceKind, DeviceMemory, DeviceWidths,
-    GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan, MemoryRequest, attention_partials_bytes,
-    device_head_dim, device_logits_rows,
+    GPU_MEMORY_UTILIZATION, KvDtype, LATENT_PARTIALS_BYTES, MemoryPlan, MemoryRequest,
+    attention_partials_bytes, device_head_dim, device_latent_dims, device_logits_rows,
 };
 pub use quantization::{
     Awq, CompressedInt, Fp8, Gptq, Mxfp4, Nvfp4, OnLoad, Quantization, Scheme, SqueezeLlm,
@@ -43,9 +43,9 @@ pub use quantization::{
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::Shard;
 pub use spec::{
-    Act, AttentionSpec, DeltaNetSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, HeadSpec,
-    KvKind, KvPlace, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec, PerLayerSpec,
-    QkNormSpan, QkNormSpec, Residual,
+    Act, AttentionSpec, DeltaNetSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, GroupsSpec,
+    HeadSpec, KvKind, KvPlace, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind,
+    NormSpec, PerLayerSpec, QkNormSpan, QkNormSpec, Residual,
 };
 pub use weights::{RowOrder, Slot, SlotRows, Take, TensorPlan, WeightRule};
 

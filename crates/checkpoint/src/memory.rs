@@ -1,7 +1,8 @@
 //! How much memory a model needs, and which context fits: the one place for this arithmetic, before and after loading.
 
 pub use device::{
-    DEVICE_HEAD_DIMS, DeviceWidths, attention_partials_bytes, device_head_dim, device_logits_rows,
+    DEVICE_HEAD_DIMS, DeviceWidths, LATENT_PARTIALS_BYTES, attention_partials_bytes,
+    device_head_dim, device_latent_dims, device_logits_rows,
 };
 
 use candlepower_packing::Dtype;

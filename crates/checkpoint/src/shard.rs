@@ -120,6 +120,9 @@ fn slot_rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows, all: usize) -> Ran
         | Slot::HeadBias
         | Slot::Q
         | Slot::QBias
+        | Slot::QUp
+        | Slot::KeyUp
+        | Slot::ValueUp
         | Slot::Gate
         | Slot::GateBias
         | Slot::Up
@@ -172,6 +175,10 @@ fn slot_rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows, all: usize) -> Ran
         | Slot::FfnPostNorm
         | Slot::O
         | Slot::OBias
+        | Slot::QLatent
+        | Slot::QLatentNorm
+        | Slot::KvLatent
+        | Slot::KvLatentNorm
         | Slot::DeltaOut
         | Slot::DeltaNorm
         | Slot::Down

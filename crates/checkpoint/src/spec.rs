@@ -7,6 +7,7 @@ use candlepower_packing::{Dtype, Packed};
 use crate::{
     config::HfConfig,
     error::{Error, Result},
+    memory::{device_head_dim, device_latent_dims},
     rope::{RopeScaling, RopeSpec},
     weights::Slot,
 };
@@ -233,6 +234,28 @@ pub struct AttentionSpec {
     pub values_are_keys: bool,
     /// There are queries alone: keys and values are those of this layer before it.
     pub keys_of: Option<usize>,
+    /// Keys and values are made of a latent of each token, which is kept in their place.
+    pub latent: Option<LatentSpec>,
+}
+
+/// Multi-head latent attention. A token has a latent and a part of a key that is rotated, for all heads; a head has a matrix that makes
+/// the rest of its key of the latent, and one that makes its value. A query is multiplied by the first of them, and what comes out by the
+/// second: so attention is over latents, as over one head of keys of which the first `rank` elements are values. The attention's
+/// `kv_heads`, `head_dim` and `rope` are those of that head: `head_dim` is `rank` and the elements that are rotated, of a query its
+/// last ones.
+/// Source: DeepSeek-AI, "DeepSeek-V2", 2024, arXiv 2405.04434, 2.1; transformers `models/deepseek_v3`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentSpec {
+    /// Elements of a latent.
+    pub rank: usize,
+    /// Elements of a head's key that are made of it.
+    pub key_dim: usize,
+    /// Elements of a head's value.
+    pub value_dim: usize,
+    /// Queries are made of a latent of so many elements, too.
+    pub q_rank: Option<usize>,
+    /// Added to the mean squares of latents, which are normed.
+    pub eps: f64,
 }
 
 /// Attentions whose keys and values lie in one cache: as many heads, of one width.
@@ -242,8 +265,28 @@ pub struct KvKind {
     pub kv_heads: usize,
     /// Width of each head.
     pub head_dim: usize,
+    /// Values are the first so many elements of the keys.
+    pub latent: Option<usize>,
     /// How many attentions keep such.
     pub layers: usize,
+}
+
+impl KvKind {
+    /// Numbers of a token for one head of one layer, where values lie apart from keys, as they do on the CPU.
+    pub(crate) fn numbers(&self) -> usize {
+        self.head_dim + self.latent.unwrap_or(self.head_dim)
+    }
+
+    /// The same as a GPU keeps them: heads padded, and values that are a part of keys with these.
+    pub fn on_device(&self) -> Self {
+        match self.latent {
+            None => Self { head_dim: device_head_dim(self.head_dim), ..*self },
+            Some(rank) => {
+                let (latent, head_dim) = device_latent_dims(rank, self.head_dim - rank);
+                Self { head_dim, latent: Some(latent), ..*self }
+            }
+        }
+    }
 }
 
 /// Where an attention's keys and values lie.
@@ -263,12 +306,23 @@ impl AttentionSpec {
 
     /// The cache for its keys and values alone.
     fn kv_kind(&self) -> KvKind {
-        KvKind { kv_heads: self.kv_heads, head_dim: self.head_dim, layers: 1 }
+        let latent = self.latent.map(|latent| latent.rank);
+        KvKind { kv_heads: self.kv_heads, head_dim: self.head_dim, latent, layers: 1 }
     }
 
     /// Whether its keys and values lie in such a cache.
     fn keeps(&self, kind: &KvKind) -> bool {
-        (self.kv_heads, self.head_dim) == (kind.kv_heads, kind.head_dim)
+        KvKind { layers: kind.layers, ..self.kv_kind() } == *kind
+    }
+
+    /// Elements of a head of queries as the projection makes them.
+    pub fn q_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.key_dim + self.head_dim - latent.rank)
+    }
+
+    /// Elements of a head of what comes out.
+    pub fn out_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.value_dim)
     }
 }
 
@@ -349,12 +403,25 @@ pub struct GatingSpec {
     pub scale: f64,
     /// Each expert has a factor of its own, too.
     pub scales: bool,
+    /// Experts are chosen among those of some groups.
+    pub groups: Option<GroupsSpec>,
+}
+
+/// Groups of as many experts, one after the other, of which a token's experts are chosen from some.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupsSpec {
+    /// How many there are; a divisor of the number of experts.
+    pub count: usize,
+    /// From how many a token's experts are chosen.
+    pub chosen: usize,
+    /// A group is as good as its two best experts together, not as its best.
+    pub best_two: bool,
 }
 
 impl GatingSpec {
     /// The softmax of the scores.
     pub(crate) fn softmax(renormalize: bool) -> Self {
-        Self { sigmoid: false, bias: false, renormalize, scale: 1.0, scales: false }
+        Self { sigmoid: false, bias: false, renormalize, scale: 1.0, scales: false, groups: None }
     }
 }
 
@@ -429,6 +496,7 @@ impl ModelSpec {
                 v_norm: None,
                 values_are_keys: false,
                 keys_of: None,
+                latent: None,
             }),
             ffn: FfnSpec::Dense(MlpSpec {
                 inner: c.bounded("intermediate_size", MOST_WIDTH)?,

@@ -8,8 +8,8 @@ use crate::{
     error::Result,
     quantization::{OnLoad, Scheme, StoredTensor},
     spec::{
-        AttentionSpec, DeltaNetSpec, FfnSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind,
-        PerLayerSpec, QkNormSpan, Residual,
+        AttentionSpec, DeltaNetSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec,
+        NormKind, PerLayerSpec, QkNormSpan, Residual,
     },
 };
 
@@ -76,6 +76,20 @@ pub enum Slot {
     QNorm,
     /// Norm of k.
     KNorm,
+    /// What latents of queries are made by `[q_rank, hidden]`.
+    QLatent,
+    /// Their norm `[q_rank]`.
+    QLatentNorm,
+    /// What queries are made of them by `[heads * q_dim, q_rank]`.
+    QUp,
+    /// What latents of keys and values are made by, and then the part of keys that is rotated `[head_dim, hidden]`.
+    KvLatent,
+    /// Norm of latents of keys and values `[rank]`.
+    KvLatentNorm,
+    /// What makes each head's keys of them `[heads * key_dim, rank]`.
+    KeyUp,
+    /// What makes each head's values of them `[heads * value_dim, rank]`.
+    ValueUp,
     /// Scores of the heads' sinks `[heads]`.
     Sinks,
     /// Gate of what comes out of the heads `[heads * head_dim, hidden]`.
@@ -157,6 +171,11 @@ pub enum Slot {
 }
 
 impl Slot {
+    /// Whether it has a matrix for each head, which is not kept as codes: one of them is multiplied by transposed.
+    pub fn is_of_heads(self) -> bool {
+        matches!(self, Self::KeyUp | Self::ValueUp)
+    }
+
     /// The expert that it belongs to.
     fn expert(self) -> Option<usize> {
         match self {
@@ -298,11 +317,17 @@ impl TensorPlan {
     /// How it is kept in memory.
     pub fn form(&self) -> MatrixForm {
         match (&self.scheme, self.columns()) {
+            (Some(_), Some(_)) if self.is_of_heads() => MatrixForm::Widened,
             (Some(scheme), Some(columns)) => MatrixForm::Quantized(scheme.packed(columns.len())),
             _ => {
                 self.on_load.map_or(MatrixForm::Plain, |kind| MatrixForm::Quantized(kind.packed()))
             }
         }
+    }
+
+    /// Whether it has matrices of heads: see [`Slot::is_of_heads`].
+    pub fn is_of_heads(&self) -> bool {
+        self.slots.iter().any(|slot| slot.slot.is_of_heads())
     }
 
     /// Where its rows lie among those that are stored.
@@ -631,6 +656,9 @@ fn layer_slots(layer: &LayerSpec, hidden: usize, width: Option<usize>) -> Vec<(S
 }
 
 fn attention_slots(a: &AttentionSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
+    if let Some(latent) = &a.latent {
+        return latent_slots(a, latent, hidden);
+    }
     let (q, kv) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
     let mut slots = vec![(Slot::Q, vec![q, hidden])];
     if a.keys_of.is_none() {
@@ -661,6 +689,26 @@ fn attention_slots(a: &AttentionSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> 
         slots.push((Slot::Sinks, vec![a.heads]));
     }
     slots
+}
+
+fn latent_slots(a: &AttentionSpec, l: &LatentSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
+    let q = a.heads * a.q_dim();
+    let queries = match l.q_rank {
+        None => vec![(Slot::Q, vec![q, hidden])],
+        Some(rank) => vec![
+            (Slot::QLatent, vec![rank, hidden]),
+            (Slot::QLatentNorm, vec![rank]),
+            (Slot::QUp, vec![q, rank]),
+        ],
+    };
+    let others = [
+        (Slot::KvLatent, vec![a.head_dim, hidden]),
+        (Slot::KvLatentNorm, vec![l.rank]),
+        (Slot::KeyUp, vec![a.heads * l.key_dim, l.rank]),
+        (Slot::ValueUp, vec![a.heads * l.value_dim, l.rank]),
+        (Slot::O, vec![hidden, a.heads * l.value_dim]),
+    ];
+    queries.into_iter().chain(others).collect()
 }
 
 fn delta_net_slots(net: &DeltaNetSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {

@@ -3,13 +3,14 @@
 use std::{f32::consts::FRAC_1_SQRT_2, sync::Arc};
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_checkpoint::{EmbedSpec, KvKind, ModelSpec, QkNormSpan};
+use candlepower_checkpoint::{EmbedSpec, KvKind, LatentSpec, ModelSpec, QkNormSpan};
 use candlepower_comm::Comm;
 use candlepower_kernels::{
     Activation, AttentionMetadata, KvCache, KvCacheConfig, RecurrentState, StateRows, VocabPart,
     Weight, activation, activation_times, add, add_rms_norm, add_scaled, embedding, embedding_part,
-    experts, gated_delta_net, gated_linear, gather_rows, layer_norm, linear, paged_attention,
-    reshape_and_cache, rms_norm, rms_norm_part, rope, rope_queries, sigmoid_gate, square_sums,
+    experts, gated_delta_net, gated_linear, gather_rows, layer_norm, linear, linear_heads,
+    paged_attention, reshape_and_cache, rms_norm, rms_norm_part, rope, rope_queries, sigmoid_gate,
+    square_sums,
 };
 use half::{bf16, f16};
 
@@ -19,6 +20,7 @@ use crate::{
     delta_net::{DeltaNet, state_config},
     error::Result,
     kv_scales::LayerKvScales,
+    latent_attention::LatentAttention,
     layers::{
         Attention, Layers, Linear, Norm, NormForm, Ops, PerLayer, Place, RoutedExperts, Tokens,
         Wanted,
@@ -239,6 +241,7 @@ impl Decoder {
                 block_size: size.block_size,
                 num_kv_heads: kind.kv_heads,
                 head_dim: kind.head_dim,
+                latent: kind.latent,
             };
             Ok(KvCache::new(config, dtype, &self.device)?)
         };
@@ -406,6 +409,30 @@ impl Ops for CpuOps<'_> {
         let sinks = a.sinks.as_ref();
         let out = paged_attention(&q, kv, layer, self.attention, &a.params, sinks)?;
         Ok(out.reshape((tokens, a.heads * a.head_dim))?)
+    }
+
+    fn attend_latents(
+        &self,
+        q: &Tensor,
+        latents: &Tensor,
+        a: &LatentAttention<Weight>,
+    ) -> Result<Tensor> {
+        let (tokens, LatentSpec { rank, key_dim, value_dim, .. }) = (q.dim(0)?, a.spec);
+        let turned = a.q_dim - key_dim;
+        let q = q.reshape((tokens, a.heads, a.q_dim))?;
+        let of_keys = q.narrow(2, key_dim, turned)?.contiguous()?;
+        let of_keys = rope(&of_keys, &a.rope, &self.positions)?;
+        let q = Tensor::cat(&[linear_heads(&q, &a.key_up)?, of_keys], 2)?;
+        let values = self.norm(&latents.narrow(1, 0, rank)?.contiguous()?, &a.kv_norm)?;
+        let values = values.reshape((tokens, 1, rank))?;
+        let keys = latents.narrow(1, rank, turned)?.contiguous()?.reshape((tokens, 1, turned))?;
+        let keys = Tensor::cat(&[&values, &rope(&keys, &a.rope, &self.positions)?], 2)?;
+        let kv = &self.cache.kv[a.place.kind];
+        let layer = if self.keeps_layers { a.place.layer } else { 0 };
+        reshape_and_cache(&keys, &values, kv, layer, &self.input.slot_mapping)?;
+        let attended = paged_attention(&q, kv, layer, self.attention, &a.params, None)?;
+        let values = linear_heads(&attended, &a.value_up)?;
+        Ok(values.reshape((tokens, a.heads * value_dim))?)
     }
 
     fn delta_net(&self, rows: &Tensor, gates: &Tensor, net: &DeltaNet<Weight>) -> Result<Tensor> {

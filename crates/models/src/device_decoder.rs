@@ -4,15 +4,16 @@ use std::{cell::RefCell, f32::consts::FRAC_1_SQRT_2, sync::Arc};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{
-    ExpertsSpec, KvKind, KvPlace, ModelSpec, QkNormSpan, attention_partials_bytes, device_head_dim,
+    ExpertsSpec, KvKind, KvPlace, LATENT_PARTIALS_BYTES, ModelSpec, QkNormSpan,
+    attention_partials_bytes,
 };
 use candlepower_comm::Comm;
 use candlepower_kernels::{
     Activation, AttentionMetadata, KvCacheConfig, VocabPart,
     device::{
-        self, AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, LayerNorm, Matmul, Matrix,
-        NormWeight, PagedCache, PlanCapacity, QkNorm, QkvToCache, RmsNorm, Routing, StatePool,
-        StateTables, ValueNorm,
+        self, AttentionPlan, AttentionSpec, AttentionStep, LatentsToCache, LaunchShape, LayerNorm,
+        Matmul, Matrix, NormWeight, PagedCache, PlanCapacity, QkNorm, QkvToCache, RmsNorm, Routing,
+        StatePool, StateTables, ValueNorm,
     },
 };
 
@@ -24,6 +25,7 @@ use crate::{
     delta_net::{DeltaNet, state_config},
     error::Result,
     kv_scales::LayerKvScales,
+    latent_attention::LatentAttention,
     layers::{
         Attention, Layers, Linear, Norm, NormForm, Ops, PerLayer, Place, RoutedExperts, Tokens,
         Wanted,
@@ -166,13 +168,17 @@ impl DeviceDecoder {
             num_blocks: size.num_blocks,
             block_size: size.block_size,
             num_kv_heads: kind.kv_heads,
-            head_dim: device_head_dim(kind.head_dim),
+            head_dim: kind.on_device().head_dim,
+            latent: kind.on_device().latent,
         };
         let has_sinks = self.spec.attentions().any(|attention| attention.sinks);
         let capacity = |of: &KvCacheConfig| PlanCapacity {
             max_seqs: size.max_seqs,
             max_pages: size.max_seqs * self.max_model_len.div_ceil(size.block_size),
-            partials_bytes: attention_partials_bytes(of.head_dim, of.num_kv_heads, size.max_seqs),
+            partials_bytes: match of.latent {
+                Some(_) => LATENT_PARTIALS_BYTES,
+                None => attention_partials_bytes(of.head_dim, of.num_kv_heads, size.max_seqs),
+            },
             sink_tokens: if has_sinks { size.max_tokens } else { 0 },
         };
         let cache_dtype = if size.fp8_cache { DType::F8E4M3 } else { self.dtype };
@@ -604,6 +610,39 @@ impl Ops for DeviceOps<'_> {
             &out,
         )?;
         Ok(out.reshape((self.tokens, a.heads * a.head_dim))?)
+    }
+
+    fn attend_latents(
+        &self,
+        q: &Tensor,
+        latents: &Tensor,
+        a: &LatentAttention<Matrix>,
+    ) -> Result<Tensor> {
+        let (tokens, heads) = (self.tokens, a.heads);
+        let cache = &self.workspace.caches[a.place.kind];
+        let &KvCacheConfig { head_dim, .. } = cache.config();
+        let (latent, value_dim) = (cache.config().value_dim(), a.spec.value_dim);
+        let NormForm::Rms(form) = a.kv_norm.form else { unreachable!("latents have RMSNorm") };
+        let operands = LatentsToCache {
+            norm: RmsNorm { weight: &a.kv_norm.weight, form, eps: a.kv_norm.eps },
+            rope: &a.rope,
+            positions: self.positions,
+            slot_mapping: self.input.slot_mapping,
+            cache: (cache, a.place.layer),
+        };
+        let Workspace { wide, inner, attended, plans, .. } = self.workspace;
+        let q = q.reshape((tokens, heads, a.q_dim))?;
+        let absorbed = view(attended, &[tokens, heads, head_dim])?;
+        device::head_product(&q, &a.key_up, &absorbed)?;
+        device::latents_to_cache(&q, latents, &operands, &absorbed)?;
+        // Where the queries were.
+        let out = view(wide, &[tokens, heads, latent])?;
+        let (layer, plans) = (cache.layer(a.place.layer)?, plans.borrow());
+        plan_of(&plans, a.place, None).attend(&absorbed, layer, &a.params, None, &out)?;
+        // Where the latents were.
+        let values = view(inner, &[tokens, heads, value_dim])?;
+        device::head_product(&out, &a.value_up, &values)?;
+        Ok(values.reshape((tokens, heads * value_dim))?)
     }
 
     fn delta_net(&self, rows: &Tensor, gates: &Tensor, net: &DeltaNet<Matrix>) -> Result<Tensor> {

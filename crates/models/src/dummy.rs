@@ -105,6 +105,10 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
         Slot::Q | Slot::K | Slot::V | Slot::Gate | Slot::Up => (0.0, width(fan_in)),
         Slot::Router | Slot::ExpertGate(_) | Slot::ExpertUp(_) => (0.0, width(fan_in)),
         Slot::SharedScore | Slot::SharedGate | Slot::SharedUp => (0.0, width(fan_in)),
+        Slot::QLatentNorm | Slot::KvLatentNorm => (1.0, 0.0),
+        Slot::QLatent | Slot::QUp | Slot::KvLatent | Slot::KeyUp | Slot::ValueUp => {
+            (0.0, width(fan_in))
+        }
         Slot::AttnGate | Slot::DeltaQ | Slot::DeltaK | Slot::DeltaV | Slot::DeltaGate => {
             (0.0, width(fan_in))
         }

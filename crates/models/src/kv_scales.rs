@@ -66,7 +66,13 @@ impl LayerKvScales {
                         && spec.kv_place(layer).is_some_and(|place| place.kind == kind)
                 };
                 let layers = scales.iter().enumerate().filter(|(layer, _)| keeps(*layer));
-                Ok(layers.map(|(_, scales)| *scales).collect())
+                let is_of_latents = spec.kv_kinds()[kind].latent.is_some();
+                // Values that are a part of the keys have their scale.
+                let of_layer = |scales: &KvScales| match is_of_latents {
+                    true => KvScales { value: scales.key, ..*scales },
+                    false => *scales,
+                };
+                Ok(layers.map(|(_, scales)| of_layer(scales)).collect())
             }
             Err(Unusable { name, reason }) => Err(Error::KvScale { name: name.clone(), reason }),
         }

@@ -12,6 +12,7 @@ use candlepower_kernels::{Activation, Experts, PagedAttention, RopeTable, device
 use crate::{
     delta_net::DeltaNet,
     error::Result,
+    latent_attention::LatentAttention,
     parts::{Matrix, Part, Parts},
     rope::rope_table,
 };
@@ -61,6 +62,13 @@ pub(crate) trait Ops {
     /// From the rows of q, k and v, or of q alone, to the attended rows `[tokens, heads * head_dim]`; writes keys and values to the
     /// cache.
     fn attend(&self, qkv: &Tensor, attention: &Attention<Self::Matrix>) -> Result<Tensor>;
+    /// From the rows of queries and of latents to the attended rows `[tokens, heads * value_dim]`; writes latents to the cache.
+    fn attend_latents(
+        &self,
+        q: &Tensor,
+        latents: &Tensor,
+        attention: &LatentAttention<Self::Matrix>,
+    ) -> Result<Tensor>;
     /// From the rows `[q, k, v, z]` of a delta net and what steers its states to what comes out, `[tokens, values]`; moves on the states.
     fn delta_net(
         &self,
@@ -174,8 +182,9 @@ struct Layer<M: Matrix> {
 }
 
 /// What mixes the tokens of a sequence.
-enum Mixer<M> {
+enum Mixer<M: Matrix> {
     Attention(Attention<M>),
+    Latent(LatentAttention<M>),
     DeltaNet(DeltaNet<M>),
 }
 
@@ -264,7 +273,16 @@ impl<M: Matrix> Layers<M> {
                         }
                     };
                     let place = spec.kv_place(i).expect("the layer has an attention");
-                    Mixer::Attention(Attention::take(&mut parts, (i, place), attention, table)?)
+                    let at = (i, place);
+                    match &attention.latent {
+                        None => {
+                            Mixer::Attention(Attention::take(&mut parts, at, attention, table)?)
+                        }
+                        Some(latent) => {
+                            let of = (attention, latent);
+                            Mixer::Latent(LatentAttention::take(&mut parts, at, of, table)?)
+                        }
+                    }
                 }
                 MixerSpec::DeltaNet(net) => {
                     let index = delta_nets.next().expect("there is no end of numbers");
@@ -454,6 +472,7 @@ impl<M: Matrix> Mixer<M> {
     fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Attention(attention) => attention.forward(ops, x),
+            Self::Latent(attention) => attention.forward(ops, x),
             Self::DeltaNet(net) => net.forward(ops, x),
         }
     }
@@ -461,6 +480,7 @@ impl<M: Matrix> Mixer<M> {
     fn num_bytes(&self) -> usize {
         match self {
             Self::Attention(attention) => attention.num_bytes(),
+            Self::Latent(attention) => attention.num_bytes(),
             Self::DeltaNet(net) => net.num_bytes(),
         }
     }
@@ -541,7 +561,7 @@ impl<M: Matrix> Linear<M> {
 }
 
 impl Norm {
-    fn num_bytes(&self) -> usize {
+    pub(crate) fn num_bytes(&self) -> usize {
         let bias = match &self.form {
             NormForm::Layer(Some(bias)) => tensor_bytes(bias),
             _ => 0,

@@ -14,6 +14,7 @@ mod device_decoder;
 mod dummy;
 mod error;
 mod kv_scales;
+mod latent_attention;
 mod layers;
 mod load;
 mod parts;

@@ -203,7 +203,7 @@ fn load_device_part(
 
 /// Whether a tensor is kept as codes.
 fn is_quantized(tensor: &TensorPlan) -> bool {
-    matches!(tensor.form(), MatrixForm::Quantized(_))
+    tensor.scheme.is_some() || tensor.on_load.is_some()
 }
 
 /// Who is told how far loading has come, and may end it.

@@ -1,12 +1,12 @@
 //! The tensors a model computes with, filled slot by slot: q, k and v become one weight, gate and
 //! up another.
 
-use std::{borrow::Cow, collections::HashMap, ops::Range};
+use std::{borrow::Cow, collections::HashMap, ops::Range, rc::Rc};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{
     AttentionSpec, DeltaNetSpec, LayerSpec, MatrixForm, ModelSpec, NormKind, NormSpec, QkNormSpan,
-    QkNormSpec, Slot, SlotRows, TensorPlan,
+    QkNormSpec, Slot, SlotRows, TensorPlan, device_latent_dims,
 };
 use candlepower_kernels::{
     QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows,
@@ -122,6 +122,11 @@ impl Layout {
     pub(crate) fn padded_head(&self, head_dim: usize) -> usize {
         self.head_dims.iter().copied().find(|dim| *dim >= head_dim).unwrap_or(head_dim)
     }
+
+    /// The elements of a latent of `rank` elements, behind which `turned` elements lie.
+    fn padded_latent(&self, rank: usize, turned: usize) -> usize {
+        if self.head_dims.is_empty() { rank } else { device_latent_dims(rank, turned).0 }
+    }
 }
 
 /// One tensor of the running model.
@@ -146,8 +151,16 @@ pub(crate) enum Part {
     PerLayerGate,
     PerLayerOut,
     PerLayerPostNorm,
+    /// q, k and v; or q alone.
     Qkv,
     QkvBias,
+    QLatent,
+    QLatentNorm,
+    KvLatent,
+    KvLatentNorm,
+    /// Of all heads, as the next.
+    KeyUp,
+    ValueUp,
     QNorm,
     KNorm,
     Sinks,
@@ -292,6 +305,13 @@ impl Place {
                 let attention = attention.expect("the plan has its slots only where it is");
                 Self::in_attention(attention, layout, slot, whole)
             }
+            Slot::QUp => whole(Part::Qkv),
+            Slot::QLatent => whole(Part::QLatent),
+            Slot::QLatentNorm => whole(Part::QLatentNorm),
+            Slot::KvLatent => whole(Part::KvLatent),
+            Slot::KvLatentNorm => whole(Part::KvLatentNorm),
+            Slot::KeyUp => whole(Part::KeyUp),
+            Slot::ValueUp => whole(Part::ValueUp),
             Slot::DeltaQ
             | Slot::DeltaK
             | Slot::DeltaV
@@ -346,6 +366,9 @@ impl Place {
         slot: Slot,
         whole: impl Fn(Part) -> Self,
     ) -> Self {
+        if a.latent.is_some() {
+            return whole(if slot == Slot::O { Part::Out } else { Part::Qkv });
+        }
         let padded = layout.padded_head(a.head_dim);
         let kv_heads = if a.keys_of.is_some() { 0 } else { a.kv_heads };
         let (q, kv) = (a.heads * padded, kv_heads * padded);
@@ -411,7 +434,105 @@ pub(crate) struct PartsBuilder<'a, M: Matrix> {
     spec: &'a ModelSpec,
     layout: Layout,
     matrices: HashMap<Key, M::Builder>,
+    of_heads: HashMap<Key, HeadsBuilder<'a, M>>,
     vectors: HashMap<Key, Vec<f32>>,
+}
+
+/// Makes a matrix that is to be filled.
+type Reserve<'a, M> = dyn Fn(Shape) -> Result<<M as Matrix>::Builder> + 'a;
+
+/// The matrices of the heads of one part, which are gathered as numbers, and made when all of them are there.
+struct HeadsBuilder<'a, M: Matrix> {
+    reserve: Rc<Reserve<'a, M>>,
+    /// Of each of the matrices, as it is to be.
+    shape: Shape,
+    /// As they are stored: rows of each head, and columns.
+    stored: [usize; 2],
+    /// A stored matrix is transposed.
+    transposed: bool,
+    missing_rows: usize,
+    numbers: Vec<f32>,
+    finished: Vec<M>,
+}
+
+impl<'a, M: Matrix> HeadsBuilder<'a, M> {
+    /// For the slot `slot` of `rows` rows of `columns` columns, in an attention of latents.
+    fn new(
+        reserve: Rc<Reserve<'a, M>>,
+        attention: &AttentionSpec,
+        layout: &Layout,
+        (slot, rows, columns): (Slot, usize, usize),
+        dtype: DType,
+    ) -> Self {
+        let of_head = rows / attention.heads;
+        let latent = layout.padded_latent(columns, attention.head_dim - columns);
+        let transposed = slot == Slot::KeyUp;
+        let [n, k] = if transposed { [latent, of_head] } else { [of_head, latent] };
+        let form = MatrixForm::Plain;
+        Self {
+            reserve,
+            shape: Shape { rows: n, columns: k, dtype, form, heads: None, written_rows: n },
+            stored: [of_head, columns],
+            transposed,
+            missing_rows: rows,
+            numbers: vec![0.0; rows * columns],
+            finished: Vec::new(),
+        }
+    }
+
+    /// Adds rows from `first` on; those that are quantized may have a sparse part beside them.
+    fn add_rows(&mut self, first: usize, numbers: &[f32]) -> Result<()> {
+        let [of_head, columns] = self.stored;
+        let places = self.numbers[first * columns..][..numbers.len()].iter_mut();
+        places.zip(numbers).for_each(|(place, number)| *place += number);
+        self.missing_rows -= numbers.len() / columns;
+        if self.missing_rows > 0 {
+            return Ok(());
+        }
+        let numbers = std::mem::take(&mut self.numbers);
+        let matrices = numbers.chunks_exact(of_head * columns).map(|head| self.matrix(head));
+        self.finished = matrices.collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    /// Adds the sparse part of rows from `first` on, which come after it.
+    fn add_sparse(&mut self, first: usize, part: &SparseRows<'_>) {
+        let columns = self.stored[1];
+        for (row, bounds) in part.starts.windows(2).enumerate() {
+            let range = bounds[0] as usize..bounds[1] as usize;
+            for (input, number) in part.inputs[range.clone()].iter().zip(&part.numbers[range]) {
+                self.numbers[(first + row) * columns + *input as usize] += number;
+            }
+        }
+    }
+
+    /// The matrix of one head.
+    fn matrix(&self, stored: &[f32]) -> Result<M> {
+        let (Shape { rows, columns: k, .. }, [_, columns]) = (self.shape, self.stored);
+        let mut numbers = vec![0f32; rows * k];
+        for (row, stored) in stored.chunks_exact(columns).enumerate() {
+            for (column, number) in stored.iter().enumerate() {
+                let at = if self.transposed { column * k + row } else { row * k + column };
+                numbers[at] = *number;
+            }
+        }
+        let dtype = self.shape.dtype;
+        let tensor = Tensor::from_vec(numbers, (rows, k), &Device::Cpu)?.to_dtype(dtype)?;
+        let mut builder = (self.reserve)(self.shape)?;
+        let bytes = bytes_of(&tensor)?;
+        builder.write_rows(0, WeightRows { dtype, bytes: &bytes })?;
+        builder.finish()
+    }
+}
+
+/// The bytes of a tensor's numbers, in order.
+fn bytes_of(tensor: &Tensor) -> Result<Vec<u8>> {
+    let flat = tensor.flatten_all()?;
+    Ok(match tensor.dtype() {
+        DType::BF16 => flat.to_vec1::<bf16>()?.into_iter().flat_map(bf16::to_le_bytes).collect(),
+        DType::F16 => flat.to_vec1::<f16>()?.into_iter().flat_map(f16::to_le_bytes).collect(),
+        _ => flat.to_vec1::<f32>()?.into_iter().flat_map(f32::to_le_bytes).collect(),
+    })
 }
 
 impl<'a, M: Matrix> PartsBuilder<'a, M> {
@@ -422,10 +543,12 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         plan: &[TensorPlan],
         layout: Layout,
         dtype: impl Fn(&TensorPlan) -> Result<DType>,
-        reserve: impl Fn(Shape) -> Result<M::Builder>,
+        reserve: impl Fn(Shape) -> Result<M::Builder> + 'a,
     ) -> Result<Self> {
+        let reserve: Rc<Reserve<'a, M>> = Rc::new(reserve);
         let mut shapes: HashMap<Key, Shape> = HashMap::new();
         let mut vectors = HashMap::new();
+        let mut heads_rows: HashMap<Key, (Slot, usize, usize, DType)> = HashMap::new();
         for tensor in plan {
             for slot in &tensor.slots {
                 let place = Place::of(spec, &layout, slot.layer, slot.slot, slot.rows.len());
@@ -434,6 +557,12 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
                     vectors.entry(key).or_insert_with(|| vec![0.0; place.rows]);
                     continue;
                 };
+                if slot.slot.is_of_heads() {
+                    let all = heads_rows.entry(key);
+                    let all = all.or_insert((slot.slot, 0, columns, dtype(tensor)?));
+                    all.1 += slot.rows.len();
+                    continue;
+                }
                 let heads = place
                     .head_columns
                     .map(|len| HeadPadding { len, padded: layout.padded_head(len) });
@@ -455,7 +584,15 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
             }
         }
         let builders = shapes.into_iter().map(|(key, shape)| Ok((key, reserve(shape)?)));
-        Ok(Self { spec, matrices: builders.collect::<Result<_>>()?, vectors, layout })
+        let matrices = builders.collect::<Result<_>>()?;
+        let of_heads = heads_rows.into_iter().map(|(key, (slot, rows, columns, dtype))| {
+            let attention = key.0.and_then(|layer| spec.layers[layer].attention());
+            let attention = attention.expect("matrices of heads are an attention's");
+            let rows = (slot, rows, columns);
+            (key, HeadsBuilder::new(reserve.clone(), attention, &layout, rows, dtype))
+        });
+        let of_heads = of_heads.collect();
+        Ok(Self { spec, matrices, of_heads, vectors, layout })
     }
 
     /// Writes rows of a slot, from the row `first` of those that `slot` names on.
@@ -467,6 +604,9 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
     ) -> Result<()> {
         let place = Place::of(self.spec, &self.layout, slot.layer, slot.slot, slot.rows.len());
         let (key, first) = ((slot.layer, place.part), slot.first + first);
+        if let Some(of_heads) = self.of_heads.get_mut(&key) {
+            return of_heads.add_rows(first, &numbers(data));
+        }
         let Some(matrix) = self.matrices.get_mut(&key) else {
             let vector = self.vectors.get_mut(&key).expect("every planned slot has a part");
             let offset = if place.plus_one && self.layout.adds_one { 1.0 } else { 0.0 };
@@ -504,6 +644,10 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         k: usize,
         rows: QuantizedRows<'_>,
     ) -> Result<()> {
+        let place = Place::of(self.spec, &self.layout, slot.layer, slot.slot, slot.rows.len());
+        if let Some(of_heads) = self.of_heads.get_mut(&(slot.layer, place.part)) {
+            return of_heads.add_rows(slot.first + first, &rows.numbers(k)?);
+        }
         self.each_run(slot, first..first + rows.bytes.len() / k, |matrix, target, run| {
             matrix.write_quantized(target, rows.rows(k, run.start - first..run.end - first))
         })
@@ -511,6 +655,11 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
 
     /// Adds the sparse part of a matrix's slot.
     pub(crate) fn write_sparse(&mut self, slot: &SlotRows, part: SparseRows<'_>) -> Result<()> {
+        let place = Place::of(self.spec, &self.layout, slot.layer, slot.slot, slot.rows.len());
+        if let Some(of_heads) = self.of_heads.get_mut(&(slot.layer, place.part)) {
+            of_heads.add_sparse(slot.first, &part);
+            return Ok(());
+        }
         self.each_run(slot, 0..part.starts.len() - 1, |matrix, target, run| {
             matrix.write_sparse(target, part.rows(run))
         })
@@ -540,8 +689,10 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
     /// The filled parts.
     pub(crate) fn finish(self) -> Result<Parts<M>> {
         let matrices = self.matrices.into_iter().map(|(key, m)| Ok((key, m.finish()?)));
+        let of_heads = self.of_heads.into_iter().map(|(key, heads)| (key, heads.finished));
         Ok(Parts {
             matrices: matrices.collect::<Result<_>>()?,
+            of_heads: of_heads.collect(),
             vectors: self.vectors,
             layout: self.layout,
         })
@@ -592,6 +743,7 @@ pub(crate) fn pad_columns(data: WeightRows<'_>, heads: HeadPadding) -> Vec<u8> {
 /// The parts of a model, to be taken by its layers.
 pub(crate) struct Parts<M> {
     matrices: HashMap<Key, M>,
+    of_heads: HashMap<Key, Vec<M>>,
     vectors: HashMap<Key, Vec<f32>>,
     layout: Layout,
 }
@@ -605,6 +757,11 @@ impl<M> Parts<M> {
     /// A matrix that the model's description promises.
     pub(crate) fn matrix(&mut self, layer: Option<usize>, part: Part) -> M {
         self.matrices.remove(&(layer, part)).expect("the plan holds every weight of the spec")
+    }
+
+    /// The matrices of the heads of a layer's attention, which the model's description promises.
+    pub(crate) fn of_heads(&mut self, layer: usize, part: Part) -> Vec<M> {
+        self.of_heads.remove(&(Some(layer), part)).expect("the plan holds every weight of the spec")
     }
 
     /// A vector, where the model has it.

@@ -79,7 +79,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     m.head.tied = c.flag_or("tie_word_embeddings", true)?;
     m.head.softcap = c.float_or_null("final_logit_softcapping")?;
     m.set_qk_norm(m.final_norm, QkNormSpan::Head);
-    let mut is_windowed = m.layer_kinds(c, KINDS, |i| (i + 1) % 6 != 0)?;
+    let mut is_windowed = m.layer_kinds(c, "layer_types", KINDS, |i| (i + 1) % 6 != 0)?;
     // As in transformers, whatever is written.
     is_windowed.pop();
     is_windowed.push(false);

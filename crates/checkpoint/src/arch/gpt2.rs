@@ -78,6 +78,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
             v_norm: None,
             values_are_keys: false,
             keys_of: None,
+            latent: None,
         }),
         ffn: FfnSpec::Dense(MlpSpec {
             inner: c.bounded_opt("n_inner", MOST_WIDTH)?.unwrap_or(4 * hidden_size),

@@ -11,6 +11,7 @@ use crate::{
 };
 
 mod cohere;
+mod deepseek;
 mod ernie4_5;
 mod exaone4;
 mod gemma;
@@ -110,6 +111,9 @@ const ALL: &[Arch] = &[
     qwen3_next::QWEN3_5_MOE,
     qwen3_next::QWEN3_5_MOE_OF_IMAGES,
     glm4_moe::ARCH,
+    deepseek::V2,
+    deepseek::V3,
+    deepseek::GLM_LITE,
     minimax_m2::ARCH,
     gpt_oss::ARCH,
 ];

@@ -113,7 +113,8 @@ fn base(c: &HfConfig) -> Result<ModelSpec> {
     let net = delta_net(c, m.layers[0].ffn.mlp().act)?;
     let interval = c.count_opt("full_attention_interval")?.unwrap_or(4);
     let by_default = |i: usize| !(i + 1).is_multiple_of(interval);
-    let is_linear = m.layer_kinds(c, ["linear_attention", "full_attention"], by_default)?;
+    let kinds = ["linear_attention", "full_attention"];
+    let is_linear = m.layer_kinds(c, "layer_types", kinds, by_default)?;
     if is_linear.iter().all(|is_linear| *is_linear) {
         let found = c.raw("layer_types").cloned().unwrap_or_default();
         return Err(c.ill_typed("layer_types", &found, "full_attention in one layer at least"));

@@ -3,14 +3,22 @@
 use candlepower_packing::{Dtype, MatrixForm};
 
 use super::{KvDtype, MemoryRequest};
-use crate::spec::{FfnSpec, GatingSpec, LayerSpec, Mixer, MlpSpec, ModelSpec};
+use crate::spec::{
+    AttentionSpec, FfnSpec, GatingSpec, KvKind, LayerSpec, Mixer, MlpSpec, ModelSpec,
+};
 
 /// Widths of heads that attention on a GPU is compiled for; others are padded with zeros to the next of them.
 pub const DEVICE_HEAD_DIMS: &[usize] = &[64, 128, 256, 512];
+/// Elements of a latent that attention on a GPU is compiled for, and of a row with the part of keys that is turned behind it; shorter ones are
+/// padded with zeros.
+const DEVICE_LATENT_DIMS: (usize, usize) = (512, 576);
 /// Most rows of logits that exist at once on a GPU.
 const MOST_LOGITS_ROWS: usize = 256;
 /// Partial results of attention for heads of 128 elements, for each kind of window. Source: FlashInfer's own callers.
 const PARTIALS_BYTES: usize = 128 << 20;
+/// Partial results of attention over latents: two tiles of 128 queries for each pair of multiprocessors, of which no GPU has more than 120 pairs.
+/// Source: FlashInfer's `MLAPlan`.
+pub const LATENT_PARTIALS_BYTES: usize = 64 << 20;
 /// Numbers that are computed from codes at once: enough to keep a product of many rows busy.
 const UNPACKED_BYTES: usize = 64 << 20;
 /// The schedule of attention, for each kind of window. Source: `AttentionPlan` of the crate `kernels`.
@@ -32,6 +40,15 @@ pub struct DeviceWidths {
 /// The width of a head of `head_dim` elements in the memory of a GPU.
 pub fn device_head_dim(head_dim: usize) -> usize {
     DEVICE_HEAD_DIMS.iter().copied().find(|dim| *dim >= head_dim).unwrap_or(head_dim)
+}
+
+/// The elements of a latent of `rank` elements in the memory of a GPU, and of a row with the `turned` elements behind it.
+pub fn device_latent_dims(rank: usize, turned: usize) -> (usize, usize) {
+    let (latent, row) = DEVICE_LATENT_DIMS;
+    match rank <= latent && turned <= row - latent {
+        true => (latent, row),
+        false => (rank, rank + turned),
+    }
 }
 
 /// Bytes of the partial results of attention over heads of `head_dim` elements, as a GPU has them, for each kind of window. The widest heads are
@@ -83,7 +100,14 @@ impl ModelSpec {
         });
         let exact: usize = exact.sum();
         let vectors = (vectors - exact) * dtype.size() + exact * Dtype::F32.size();
-        (matrices.sum::<usize>() + vectors) as u64
+        // What pads latents in the matrices of heads.
+        let padded_latents = self.attentions().filter_map(|a| {
+            let latent = a.latent?;
+            let (padded, _) = device_latent_dims(latent.rank, a.head_dim - latent.rank);
+            let columns = latent.key_dim + latent.value_dim;
+            Some(a.heads.div_ceil(ranks) * columns * (padded - latent.rank) * dtype.size())
+        });
+        (matrices.sum::<usize>() + vectors + padded_latents.sum::<usize>()) as u64
     }
 
     /// Bytes on a GPU for the numbers that the codes of a part of a matrix mean.
@@ -93,7 +117,13 @@ impl ModelSpec {
 
     /// Bytes of keys and values that one token takes on a GPU that is one of `ranks`.
     pub fn device_kv_bytes_per_token(&self, dtype: impl Into<KvDtype>, ranks: usize) -> u64 {
-        self.with_padded_heads().rank_kv_bytes_per_token(dtype, ranks)
+        let of_kind = |kind: KvKind| {
+            let kind = kind.on_device();
+            let of_head = if kind.latent.is_some() { kind.head_dim } else { 2 * kind.head_dim };
+            kind.kv_heads.div_ceil(ranks) * of_head * kind.layers
+        };
+        let numbers: usize = self.kv_kinds().into_iter().map(of_kind).sum();
+        (numbers * dtype.into().size()) as u64
     }
 
     /// Numbers per token in the buffers that layers share, on one of `ranks` ranks.
@@ -102,6 +132,12 @@ impl ModelSpec {
             |width: &dyn Fn(&LayerSpec) -> usize| self.layers.iter().map(width).max().unwrap_or(0);
         // As they are wide, inner and attended.
         let mixer = |mixer: &Mixer| match mixer {
+            Mixer::Attention(a @ AttentionSpec { latent: Some(l), .. }) => {
+                let heads = a.heads.div_ceil(ranks);
+                let (latent, row) = device_latent_dims(l.rank, a.head_dim - l.rank);
+                let inner = a.head_dim.max(l.q_rank.unwrap_or(0)).max(heads * l.value_dim);
+                (heads * a.q_dim().max(latent), inner, heads * row)
+            }
             Mixer::Attention(a) => {
                 let padded = device_head_dim(a.head_dim);
                 let (q, kv) =
@@ -162,7 +198,12 @@ impl ModelSpec {
         // One for each kind of cache and window.
         let mut plans = Vec::new();
         for attention in self.attentions() {
-            let plan = (attention.kv_heads, attention.head_dim, attention.window);
+            let plan = (
+                attention.kv_heads,
+                attention.head_dim,
+                attention.latent.is_some(),
+                attention.window,
+            );
             if !plans.contains(&plan) {
                 plans.push(plan);
             }
@@ -174,9 +215,13 @@ impl ModelSpec {
         let heads = heads.map(|a| a.heads.div_ceil(ranks)).max().unwrap_or(0);
         let log_sums = 4 * tokens * heads as u64;
         let own = SCHEDULE_BYTES + block_tables + log_sums;
-        let of_plans = plans.iter().map(|(kv_heads, head_dim, _)| {
+        let of_plans = plans.iter().map(|(kv_heads, head_dim, has_latents, _)| {
             let (kv_heads, head_dim) = (kv_heads.div_ceil(ranks), device_head_dim(*head_dim));
-            attention_partials_bytes(head_dim, kv_heads, request.max_num_seqs) as u64 + own
+            let partials = match has_latents {
+                true => LATENT_PARTIALS_BYTES,
+                false => attention_partials_bytes(head_dim, kv_heads, request.max_num_seqs),
+            };
+            partials as u64 + own
         });
         let of_plans: u64 = of_plans.sum();
         // Which experts the tokens go to, what each counts for, and the order in which they are computed.
@@ -194,7 +239,11 @@ impl ModelSpec {
     /// The model with heads as wide as a GPU keeps them.
     fn with_padded_heads(&self) -> Self {
         let mut padded = self.clone();
-        padded.each_attention(|_, a| a.head_dim = device_head_dim(a.head_dim));
+        padded.each_attention(|_, a| {
+            if a.latent.is_none() {
+                a.head_dim = device_head_dim(a.head_dim);
+            }
+        });
         padded
     }
 }

@@ -87,9 +87,21 @@ impl ModelSpec {
         let mut vectors = 0;
         // What a layer's output is multiplied by is an argument of a kernel.
         let slots = self.shard(ranks);
+        let mut of_heads = Vec::new();
         for (layer, slot, shape) in slots.slots().filter(|slot| slot.1 != Slot::LayerScale) {
             match *shape.as_slice() {
                 [n] => vectors += n,
+                [all, rank] if slot.is_of_heads() => {
+                    let attention = layer.and_then(|layer| slots.layers[layer].attention());
+                    let heads = attention.map_or(1, |attention| attention.heads);
+                    let (rows, columns) = match slot {
+                        // Transposed.
+                        Slot::KeyUp => (rank, all / heads),
+                        _ => (all / heads, rank),
+                    };
+                    let matrix = || Matrix { rows, columns, form: MatrixForm::Plain };
+                    of_heads.extend((0..heads).map(|_| matrix()));
+                }
                 [rows, columns] => {
                     let quantized = self.quantized.get(&(layer, slot));
                     let form = quantized.map_or(MatrixForm::Plain, |p| MatrixForm::Quantized(*p));
@@ -101,7 +113,7 @@ impl ModelSpec {
                 _ => unreachable!("slots are vectors and matrices"),
             }
         }
-        (matrices.into_values().collect(), vectors)
+        (matrices.into_values().chain(of_heads).collect(), vectors)
     }
 
     /// Bytes of keys and values that one token takes in all layers.
@@ -111,8 +123,7 @@ impl ModelSpec {
 
     /// Bytes of keys and values that one token takes on one of `ranks` ranks.
     pub fn rank_kv_bytes_per_token(&self, dtype: impl Into<KvDtype>, ranks: usize) -> u64 {
-        let of_kind =
-            |kind: KvKind| 2 * kind.kv_heads.div_ceil(ranks) * kind.head_dim * kind.layers;
+        let of_kind = |kind: KvKind| kind.kv_heads.div_ceil(ranks) * kind.numbers() * kind.layers;
         let numbers: usize = self.kv_kinds().into_iter().map(of_kind).sum();
         (numbers * dtype.into().size()) as u64
     }
@@ -149,9 +160,10 @@ impl ModelSpec {
     pub(crate) fn batch_bytes(&self, tokens: usize, max_model_len: usize) -> u64 {
         // Where layers read the keys of others, those of all layers are kept.
         let keeps_all = self.attentions().any(|a| a.keys_of.is_some());
-        let keys = self.kv_kinds().into_iter().map(|kind| {
-            2 * kind.kv_heads * kind.head_dim * if keeps_all { kind.layers } else { 1 }
-        });
+        let keys = self
+            .kv_kinds()
+            .into_iter()
+            .map(|kind| kind.kv_heads * kind.numbers() * if keeps_all { kind.layers } else { 1 });
         let width = self.step_width(1) + keys.sum::<usize>();
         ACTIVATION_BYTES * (tokens as u64 * width as u64 + self.rope_numbers(max_model_len) as u64)
     }
@@ -160,6 +172,11 @@ impl ModelSpec {
     fn step_width(&self, ranks: usize) -> usize {
         let widest = self.layers.iter().map(|layer| {
             let mixer = match &layer.mixer {
+                Mixer::Attention(a) if a.latent.is_some() => {
+                    // As they are projected, multiplied, turned and put together; what comes out, latents and values.
+                    let of_head = 2 * a.q_dim() + 3 * a.head_dim + a.out_dim();
+                    a.heads.div_ceil(ranks) * of_head + 5 * a.head_dim
+                }
                 Mixer::Attention(a) => {
                     let q = a.heads.div_ceil(ranks) * a.head_dim;
                     let kv = a.kv_heads.div_ceil(ranks) * a.head_dim;
@@ -258,7 +275,7 @@ impl ModelSpec {
             let LayerSpec { mixer, ffn, .. } = &self.layers[layer?];
             let columns = match (slot, mixer) {
                 _ if !is_split_by_columns(slot) => return None,
-                (Slot::O, Mixer::Attention(attention)) => attention.heads * attention.head_dim,
+                (Slot::O, Mixer::Attention(attention)) => attention.heads * attention.out_dim(),
                 (Slot::DeltaOut, Mixer::DeltaNet(net)) => net.values(),
                 (Slot::SharedDown, _) => ffn.shared().map_or(0, |mlp| mlp.inner),
                 _ => ffn.mlp().inner,

@@ -39,6 +39,7 @@ impl OnLoad {
             Slot::Positions | Slot::Router | Slot::SharedScore => None,
             // A number for each head: hardly any memory, and what is kept of a sequence hangs on them.
             Slot::DeltaBeta | Slot::DeltaDecay => None,
+            slot if slot.is_of_heads() => None,
             Slot::PerLayerEmbed => Some(Self::Int8),
             Slot::Embed => tied.then_some(Self::Int8),
             Slot::Head => Some(Self::Int8),

@@ -136,20 +136,22 @@ impl ModelSpec {
         window: usize,
         by_default: impl Fn(usize) -> bool,
     ) -> Result<()> {
-        let sliding = self.layer_kinds(c, ["sliding_attention", "full_attention"], by_default)?;
+        let kinds = ["sliding_attention", "full_attention"];
+        let sliding = self.layer_kinds(c, "layer_types", kinds, by_default)?;
         self.each_attention(|i, a| a.window = sliding[i].then_some(window));
         Ok(())
     }
 
-    /// Of each layer whether `layer_types` calls it by the first of two names and not by the second, or, where the configuration
+    /// Of each layer whether the list `key` calls it by the first of two names and not by the second, or, where the configuration
     /// has no such list, what `by_default` says.
     pub(crate) fn layer_kinds(
         &self,
         c: &HfConfig,
+        key: &str,
         [first, second]: [&str; 2],
         by_default: impl Fn(usize) -> bool,
     ) -> Result<Vec<bool>> {
-        let Some(types) = c.texts_opt("layer_types")? else {
+        let Some(types) = c.texts_opt(key)? else {
             return Ok((0..self.layers.len()).map(by_default).collect());
         };
         let kind = |i: usize| match types.get(i) {
@@ -157,11 +159,11 @@ impl ModelSpec {
             Some(kind) if *kind == second => Ok(false),
             Some(&other) => {
                 let hint = format!("; {first} and {second} are");
-                Err(c.unsupported("layer_types", &other.into(), &hint))
+                Err(c.unsupported(key, &other.into(), &hint))
             }
             None => {
-                let found = c.raw("layer_types").cloned().unwrap_or_default();
-                Err(c.ill_typed("layer_types", &found, "an entry for each layer"))
+                let found = c.raw(key).cloned().unwrap_or_default();
+                Err(c.ill_typed(key, &found, "an entry for each layer"))
             }
         };
         (0..self.layers.len()).map(kind).collect()

@@ -1,8 +1,10 @@
 //! What follows a layer's attention: a feed-forward, or experts.
 
 use candle_core::Tensor;
-use candlepower_checkpoint::{Act, ExpertsSpec, FfnSpec, GatingSpec, LayerSpec, MlpSpec};
-use candlepower_kernels::{Activation, Experts, Gating, GatingFunction};
+use candlepower_checkpoint::{
+    Act, ExpertsSpec, FfnSpec, GatingSpec, GroupsSpec, LayerSpec, MlpSpec,
+};
+use candlepower_kernels::{Activation, ExpertGroups, Experts, Gating, GatingFunction, GroupScore};
 
 use super::{Linear, Norm, Ops, Place, RoutedExperts, tensor_bytes};
 use crate::{
@@ -120,7 +122,12 @@ impl<M: Matrix> Ffn<M> {
         let vectors = [&bias, &scales, &gate_up_bias, &down_bias, &router_bias];
         let vectors = vectors.into_iter().flatten().map(tensor_bytes);
         let bytes = matrices.sum::<usize>() + vectors.sum::<usize>();
-        let GatingSpec { sigmoid, renormalize, scale, .. } = spec.gating;
+        let GatingSpec { sigmoid, renormalize, scale, groups, .. } = spec.gating;
+        let groups = groups.map(|GroupsSpec { count, chosen, best_two }| ExpertGroups {
+            count,
+            chosen,
+            score: if best_two { GroupScore::BestTwo } else { GroupScore::Best },
+        });
         let function = if sigmoid { GatingFunction::Sigmoid } else { GatingFunction::Softmax };
         let routed = Experts {
             router,
@@ -130,7 +137,7 @@ impl<M: Matrix> Ffn<M> {
             down: M::all(down)?,
             down_bias,
             top_k: spec.top_k,
-            gating: Gating { function, bias, renormalize, scale: scale as f32, scales },
+            gating: Gating { function, bias, renormalize, scale: scale as f32, scales, groups },
             activation: activation(spec.expert.act),
         };
         let shared = spec.shared.as_ref().map(|mlp| Mlp::take_shared(parts, layer, mlp));

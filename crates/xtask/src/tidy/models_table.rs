@@ -218,6 +218,24 @@ const ARCHITECTURES: &[Architecture] = &[
         "",
     ),
     row(
+        "DeepseekV2ForCausalLM",
+        "DeepSeek-V2, V2-Lite, V2.5, DeepSeek-Coder-V2",
+        "multi-head latent attention, experts of some groups, yarn rope scaling",
+        "",
+    ),
+    row(
+        "DeepseekV3ForCausalLM",
+        "DeepSeek-V3, V3.1, R1; Moonlight",
+        "multi-head latent attention, experts chosen by sigmoids and biases among those of some groups",
+        "",
+    ),
+    row(
+        "Glm4MoeLiteForCausalLM",
+        "GLM-4.7-Flash",
+        "multi-head latent attention, experts chosen by sigmoids and biases",
+        "",
+    ),
+    row(
         "MiniMaxM2ForCausalLM",
         "MiniMax-M2",
         "experts chosen by sigmoids and biases, norms over all heads, partial rotary",

@@ -300,8 +300,14 @@ fn glm4_moe() {
     let experts = m.layers[1].ffn.experts().unwrap();
     assert_eq!((experts.count, experts.expert.inner), (128, 1408));
     assert_eq!(experts.shared, Some(experts.expert));
-    let gating =
-        GatingSpec { sigmoid: true, bias: true, renormalize: true, scale: 1.0, scales: false };
+    let gating = GatingSpec {
+        sigmoid: true,
+        bias: true,
+        renormalize: true,
+        scale: 1.0,
+        scales: false,
+        groups: None,
+    };
     assert_eq!(experts.gating, gating);
     let a = m.layers[1].attention().unwrap();
     assert_eq!((a.qkv_bias, a.out_bias, a.qk_norm, rope(&m, 1).dim), (true, false, None, 64));

@@ -59,8 +59,8 @@ fn e2b() {
     let m = spec(&text);
     // The first fifteen layers have keys and values of their own.
     let kinds = [
-        KvKind { kv_heads: 1, head_dim: 256, layers: 12 },
-        KvKind { kv_heads: 1, head_dim: 512, layers: 3 },
+        KvKind { kv_heads: 1, head_dim: 256, latent: None, layers: 12 },
+        KvKind { kv_heads: 1, head_dim: 512, latent: None, layers: 3 },
     ];
     assert_eq!(m.kv_kinds(), kinds);
     let place = |kind, layer| Some(KvPlace { kind, layer });
@@ -108,8 +108,8 @@ fn a4b() {
     let text = layers(A4B, 30, 6);
     let m = spec(&text);
     let kinds = [
-        KvKind { kv_heads: 8, head_dim: 256, layers: 25 },
-        KvKind { kv_heads: 2, head_dim: 512, layers: 5 },
+        KvKind { kv_heads: 8, head_dim: 256, latent: None, layers: 25 },
+        KvKind { kv_heads: 2, head_dim: 512, latent: None, layers: 5 },
     ];
     assert_eq!((m.kv_kinds(), m.per_layer), (kinds.to_vec(), None));
     let experts = m.layers[0].ffn.experts().unwrap();

@@ -1,0 +1,179 @@
+//! Models with multi-head latent attention, experts beside some that every token goes to, and dense layers before these: DeepSeek V2, and
+//! V3 with R1, Moonlight and Kimi K2; GLM-4.7-Flash. Source: transformers `models/deepseek_v2`, `deepseek_v3`, `glm4_moe_lite`.
+
+use super::Arch;
+use crate::{
+    config::HfConfig,
+    error::Result,
+    spec::{GatingSpec, GroupsSpec, LatentSpec, MOST_HEAD_DIM, MOST_WIDTH, ModelSpec},
+};
+
+pub(super) const V2: Arch = Arch {
+    name: "DeepseekV2ForCausalLM",
+    model_type: "deepseek_v2",
+    reads: &["num_experts"],
+    spec: v2,
+    ..Arch::LIKE_LLAMA
+};
+
+pub(super) const V3: Arch = Arch {
+    name: "DeepseekV3ForCausalLM",
+    model_type: "deepseek_v3",
+    reads: &["num_local_experts"],
+    spec: v3,
+    predicts_more: true,
+    ..Arch::LIKE_LLAMA
+};
+
+pub(super) const GLM_LITE: Arch = Arch {
+    name: "Glm4MoeLiteForCausalLM",
+    model_type: "glm4_moe_lite",
+    reads: &["num_local_experts"],
+    spec: glm_lite,
+    predicts_more: true,
+    ..Arch::LIKE_LLAMA
+};
+
+/// What the norms of latents add to mean squares, whatever `rms_norm_eps` says. Source: `DeepseekV3RMSNorm`'s default.
+const LATENT_EPS: f64 = 1e-6;
+
+fn v2(c: &HfConfig) -> Result<ModelSpec> {
+    let mut m = with_latents(c)?;
+    expect(c, "scoring_func", "softmax")?;
+    let groups = match c.text_opt("topk_method")? {
+        None | Some("greedy") => None,
+        Some("group_limited_greedy") => groups(c, false)?,
+        Some(other) => {
+            let hint = "; greedy and group_limited_greedy are";
+            return Err(c.unsupported("topk_method", &other.into(), hint));
+        }
+    };
+    // DeepSeek's own code and transformers differ in what it does; no published model sets it.
+    c.refuse("norm_topk_prob")?;
+    let scale = c.float_opt("routed_scaling_factor")?.unwrap_or(1.0);
+    let gating = GatingSpec { scale, groups, ..GatingSpec::softmax(false) };
+    let dense = c.index_or("first_k_dense_replace", 0)?;
+    m.set_experts(c, "moe_intermediate_size", gating, |i| i >= dense)?;
+    m.set_shared_experts(c, "n_shared_experts", 2)?;
+    Ok(m)
+}
+
+fn v3(c: &HfConfig) -> Result<ModelSpec> {
+    let mut m = with_latents(c)?;
+    expect(c, "scoring_func", "sigmoid")?;
+    expect(c, "topk_method", "noaux_tc")?;
+    let dense = c.index_or("first_k_dense_replace", 3)?;
+    let of_files = c.with_default("n_group", 8).with_default("topk_group", 4);
+    let gating = biased_sigmoids(&of_files.with_default("routed_scaling_factor", 2.5))?;
+    m.set_experts(c, "moe_intermediate_size", gating, |i| i >= dense)?;
+    m.set_shared_experts(c, "n_shared_experts", 1)?;
+    Ok(m)
+}
+
+fn glm_lite(c: &HfConfig) -> Result<ModelSpec> {
+    let mut m = with_latents(c)?;
+    let dense = c.index_or("first_k_dense_replace", 1)?;
+    let kinds = ["sparse", "dense"];
+    let has_experts = m.layer_kinds(c, "mlp_layer_types", kinds, |i| i >= dense)?;
+    let gating = biased_sigmoids(&c.with_default("routed_scaling_factor", 1.8))?;
+    m.set_experts(c, "moe_intermediate_size", gating, |i| has_experts[i])?;
+    m.set_shared_experts(c, "n_shared_experts", 1)?;
+    Ok(m)
+}
+
+/// Experts chosen by sigmoids and a bias, in some models among those of the best groups.
+pub(super) fn biased_sigmoids(c: &HfConfig) -> Result<GatingSpec> {
+    Ok(GatingSpec {
+        sigmoid: true,
+        bias: true,
+        scale: c.float_opt("routed_scaling_factor")?.unwrap_or(1.0),
+        groups: groups(c, true)?,
+        ..GatingSpec::softmax(c.flag_or("norm_topk_prob", true)?)
+    })
+}
+
+/// The groups from some of which experts are chosen.
+fn groups(c: &HfConfig, best_two: bool) -> Result<Option<GroupsSpec>> {
+    /// Most that a GPU's kernel chooses from.
+    const MOST: usize = 32;
+    let count = c.count_opt("n_group")?.unwrap_or(1);
+    let chosen = c.count_opt("topk_group")?.unwrap_or(1);
+    let ill = |key: &str, needed| {
+        let found = c.raw(key).cloned().unwrap_or_default();
+        Err(c.ill_typed(key, &found, needed))
+    };
+    if count == 1 {
+        return Ok(None);
+    }
+    let names = ["n_routed_experts", "num_local_experts", "num_experts"];
+    let experts = names.into_iter().find(|name| c.contains(name)).unwrap_or(names[0]);
+    let experts = c.count(experts)?;
+    if count > MOST || !experts.is_multiple_of(count) {
+        return ill("n_group", "at most 32, and a divisor of the number of experts");
+    }
+    if chosen > count || chosen * (experts / count) < c.count("num_experts_per_tok")? {
+        return ill("topk_group", "at most n_group, with num_experts_per_tok experts or more");
+    }
+    Ok(Some(GroupsSpec { count, chosen, best_two }))
+}
+
+/// Fails where a key is there and says something else.
+fn expect(c: &HfConfig, key: &str, name: &str) -> Result<()> {
+    match c.text_opt(key)? {
+        Some(other) if other != name => {
+            Err(c.unsupported(key, &other.into(), &format!("; {name} is")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Llama with multi-head latent attention.
+fn with_latents(c: &HfConfig) -> Result<ModelSpec> {
+    if let Some(every) = c.count_opt("moe_layer_freq")?.filter(|every| *every != 1) {
+        return Err(c.unsupported("moe_layer_freq", &every.into(), "; 1 is"));
+    }
+    let turned = c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?;
+    // What is said of heads of keys and values: latents are one.
+    let base = c.without(&["head_dim", "num_key_value_heads"]).with_default("head_dim", turned);
+    let mut m = ModelSpec::llama(&base)?;
+    let latent = LatentSpec {
+        rank: c.bounded("kv_lora_rank", MOST_WIDTH)?,
+        key_dim: c.bounded("qk_nope_head_dim", MOST_HEAD_DIM)?,
+        value_dim: c.bounded("v_head_dim", MOST_HEAD_DIM)?,
+        q_rank: c.bounded_opt("q_lora_rank", MOST_WIDTH)?,
+        eps: LATENT_EPS,
+    };
+    for (key, width) in [("kv_lora_rank", latent.rank), ("qk_rope_head_dim", turned)] {
+        if !width.is_multiple_of(8) {
+            return Err(c.ill_typed(key, &width.into(), "a multiple of 8"));
+        }
+    }
+    let whole = |a: &crate::spec::AttentionSpec| a.rope.as_ref().is_some_and(|r| r.dim == turned);
+    if !m.attentions().all(whole) {
+        let found = c.raw("partial_rotary_factor").cloned().unwrap_or_default();
+        return Err(c.unsupported("partial_rotary_factor", &found, "; 1 is"));
+    }
+    let scale = ((latent.key_dim + turned) as f64).powf(-0.5) * temperature(c)?.powi(2);
+    m.each_attention(|_, a| {
+        a.kv_heads = 1;
+        a.head_dim = latent.rank + turned;
+        a.scale = scale;
+        a.latent = Some(latent);
+    });
+    if c.flag_or("rope_interleave", true)? {
+        m.interleave_ropes();
+    }
+    Ok(m)
+}
+
+/// The factor on queries and on keys where contexts are stretched. Source: `yarn_apply_mscale`.
+fn temperature(c: &HfConfig) -> Result<f64> {
+    let rope = c.rope_parameters()?;
+    let is_stretched = rope.text_opt("rope_type")?.is_some_and(|kind| kind != "default");
+    let Some(mscale) = rope.float_opt("mscale_all_dim")?.filter(|m| *m != 0.0 && is_stretched)
+    else {
+        return Ok(1.0);
+    };
+    let factor = rope.float("factor")?;
+    Ok(if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 })
+}
