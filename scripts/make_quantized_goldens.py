@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
+import golden_experts
 import goldens
 import numpy as np
 import torch
@@ -82,6 +83,21 @@ MODELS = {
         format=Fp8("block", block=(48, 32)),
         dtype=torch.bfloat16,
         config=dict(head_dim=32),
+    ),
+    # As DeepSeek-V3: the matrix of which each head has a part is read as numbers, whose scales are not those of heads.
+    "fp8-latents": dict(
+        cls="DeepseekV3",
+        format=Fp8("block", block=(48, 32)),
+        dtype=torch.bfloat16,
+        config=dict(
+            **{**golden_experts.LATENTS, "moe_intermediate_size": 32},
+            q_lora_rank=40,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_group=2,
+            topk_group=1,
+            routed_scaling_factor=2.5,
+        ),
     ),
     # Experts beside the feed-forward, values that the rows of keys make, heads of two widths.
     "compressed-tensors-w4a16": dict(

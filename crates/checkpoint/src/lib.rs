@@ -149,10 +149,18 @@ impl Checkpoint {
     /// Notes in the specification which slots are kept as codes.
     fn note_quantized(&mut self) -> Result<()> {
         for tensor in self.tensor_plan() {
-            let MatrixForm::Quantized(packed) = tensor.form() else { continue };
+            let form = tensor.form();
+            if form == MatrixForm::Plain {
+                continue;
+            }
             tensor.stored()?;
-            let slots = tensor.slots.iter().map(|slot| ((slot.layer, slot.slot), packed));
-            self.spec.quantized.extend(slots);
+            let slots = tensor.slots.iter().map(|slot| (slot.layer, slot.slot));
+            match form {
+                MatrixForm::Quantized(packed) => {
+                    self.spec.quantized.extend(slots.map(|slot| (slot, packed)));
+                }
+                _ => self.spec.widened.extend(slots),
+            }
         }
         Ok(())
     }

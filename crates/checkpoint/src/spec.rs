@@ -1,6 +1,6 @@
 //! The vocabulary in which every decoder is described.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use candlepower_packing::{Dtype, Packed};
 
@@ -37,6 +37,8 @@ pub struct ModelSpec {
     pub per_layer: Option<PerLayerSpec>,
     /// How the matrices are kept that are quantized, by layer and slot; the others are plain numbers.
     pub quantized: BTreeMap<(Option<usize>, Slot), Packed>,
+    /// The matrices that are stored quantized and kept as plain numbers: [`Slot::is_of_heads`].
+    pub widened: BTreeSet<(Option<usize>, Slot)>,
 }
 
 /// The token embedding.
@@ -522,6 +524,7 @@ impl ModelSpec {
             },
             per_layer: None,
             quantized: BTreeMap::new(),
+            widened: BTreeSet::new(),
         })
     }
 

@@ -1,7 +1,7 @@
 //! GPT-2: learned positions, LayerNorm, biases everywhere, and matrices stored `[in, out]`. Its configuration has names of
 //! its own. Source: transformers `models/gpt2`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Arch, Around};
 use crate::{
@@ -100,6 +100,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
         head: HeadSpec { tied, bias: false, scale: 1.0, softcap: None },
         per_layer: None,
         quantized: BTreeMap::new(),
+        widened: BTreeSet::new(),
     };
     if c.flag_or("scale_attn_by_inverse_layer_idx", false)? {
         m.each_attention(|i, a| a.scale /= (i + 1) as f64);

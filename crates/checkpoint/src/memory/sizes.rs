@@ -99,7 +99,11 @@ impl ModelSpec {
                         Slot::KeyUp => (rank, all / heads),
                         _ => (all / heads, rank),
                     };
-                    let matrix = || Matrix { rows, columns, form: MatrixForm::Plain };
+                    let form = match self.widened.contains(&(layer, slot)) {
+                        true => MatrixForm::Widened,
+                        false => MatrixForm::Plain,
+                    };
+                    let matrix = || Matrix { rows, columns, form };
                     of_heads.extend((0..heads).map(|_| matrix()));
                 }
                 [rows, columns] => {

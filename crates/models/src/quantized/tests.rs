@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
-use candlepower_checkpoint::{CheckpointFiles, MatrixForm};
+use candlepower_checkpoint::CheckpointFiles;
 use candlepower_kernels::embedding;
 
 use super::*;
@@ -11,7 +11,7 @@ use super::*;
 /// Packs the planned columns of a matrix alone and reads them back.
 fn packed_numbers(matrix: &AnyStored, tensor: &TensorPlan) -> Vec<f32> {
     let (n, columns) = (tensor.shape[0], tensor.columns().unwrap());
-    let MatrixForm::Quantized(packed) = tensor.form() else { panic!("{} is plain", tensor.name) };
+    let packed = tensor.scheme.expect("the matrix is quantized").packed(columns.len());
     let mut builder = builder(n, columns.len(), packed).unwrap();
     let mut write = |first, rows: QuantizedRows<'_>| Ok(builder.write_quantized(first, rows)?);
     matrix.each_piece(0..n, columns.clone(), &mut write).unwrap();

@@ -22,6 +22,7 @@ pub(crate) const QUANTIZED: &[(&str, &str)] = &[
     ("fp8", "fp8"),
     ("fp8-channel", "fp8"),
     ("fp8-block", "fp8"),
+    ("fp8-latents", "fp8"),
     ("compressed-tensors-w4a16", "compressed-tensors"),
     ("compressed-tensors-w4a16-order", "compressed-tensors"),
     ("compressed-tensors-w8a16", "compressed-tensors"),
