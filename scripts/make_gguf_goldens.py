@@ -20,12 +20,14 @@ from pathlib import Path
 
 import gguf
 import gguf_formats
+import golden_experts
 import goldens
 import numpy as np
 import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
 from gguf import TokenType
+from golden_experts import yarn
 from golden_gemma4 import TWO_LAYERS_OF_EXPERTS
 from make_tokenizer_fixtures import LLAMA3_SPLIT
 from transformers.convert_slow_tokenizer import generate_merges
@@ -46,8 +48,21 @@ REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEKKEN_SPLIT = WORDS % ("", "") + r"|\p{N}" + REST
 GPT_4O_SPLIT = WORDS % (SUFFIX, SUFFIX) + r"|\p{N}{1,3}" + REST
 
+# DeepSeek-V3's, one after the other.
+DEEPSEEK_V3_SPLITS = [
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    + r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+]
+
 LEGACY = [Type.Q5_0, Type.Q4_1, Type.Q4_0, Type.Q5_1, Type.F16, Type.Q8_0, Type.Q4_0]
 K_QUANTS = [Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K]
+
+# Of models with multi-head latent attention; formats have blocks of 32 numbers.
+LATENTS = golden_experts.LATENTS | dict(
+    kv_lora_rank=64, qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=32
+)
 
 # folder: class, ggml's architecture, types of the matrices in turn, tokenizer, and what differs from COMMON.
 MODELS = {
@@ -232,6 +247,39 @@ MODELS = {
             norm_topk_prob=False,
         ),
     ),
+    # As DeepSeek-V3: matrices of heads apart, those of keys transposed.
+    "gguf-deepseek2": dict(
+        cls="DeepseekV3",
+        arch="deepseek2",
+        types=[Type.Q8_0, Type.Q4_0, Type.Q5_1],
+        tokenizer="deepseek-v3",
+        config=dict(
+            **LATENTS,
+            q_lora_rank=32,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_group=2,
+            topk_group=1,
+            routed_scaling_factor=2.5,
+            rope_parameters=yarn(1.0),
+        ),
+    ),
+    # As files of DeepSeek-V2-Lite were at first: keys and values of heads in one matrix.
+    "gguf-deepseek2-lite": dict(
+        cls="DeepseekV2",
+        arch="deepseek2",
+        types=[Type.Q8_0, Type.Q5_0],
+        tokenizer="glm4",
+        whole_heads=True,
+        config=dict(
+            **LATENTS,
+            q_lora_rank=None,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_shared_experts=2,
+            rope_parameters=yarn(0.707),
+        ),
+    ),
     # Biases of experts, and the numbers of four bits that experts have.
     "gguf-gpt-oss": dict(
         cls="GptOss",
@@ -276,9 +324,12 @@ def byte_level(name: str) -> dict:
     model, steps = original["model"], original["pre_tokenizer"]["pretokenizers"]
     rules = {
         "llama-bpe": LLAMA3_SPLIT, "qwen2": LLAMA3_SPLIT.replace("{1,3}", ""),
-        "tekken": TEKKEN_SPLIT, "gpt-4o": GPT_4O_SPLIT,
+        "tekken": TEKKEN_SPLIT, "gpt-4o": GPT_4O_SPLIT, "glm4": LLAMA3_SPLIT,
     }
-    if name in rules:
+    if name == "deepseek-v3":
+        split = steps[0]
+        steps[:1] = [{**split, "pattern": {"Regex": rule}} for rule in DEEPSEEK_V3_SPLITS]
+    elif name in rules:
         steps[0]["pattern"]["Regex"] = rules[name]
     else:
         steps[0] = {"type": "Digits", "individual_digits": True}
@@ -391,6 +442,42 @@ def write_gemma4(writer: gguf.GGUFWriter, config) -> None:
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
+def write_deepseek2(writer: gguf.GGUFWriter, config, whole_heads: bool) -> None:
+    """What differs from other models, as the converter writes it; older files have other widths of heads."""
+    rope, latent = config.rope_parameters, config.kv_lora_rank
+    widths = (config.qk_head_dim, config.v_head_dim)
+    if whole_heads:
+        writer.add_head_count_kv(config.num_attention_heads)
+        writer.add_key_length(widths[0])
+        writer.add_value_length(widths[1])
+    else:
+        writer.add_head_count_kv(1)
+        writer.add_key_length(latent + config.qk_rope_head_dim)
+        writer.add_value_length(latent)
+        writer.add_key_length_mla(widths[0])
+        writer.add_value_length_mla(widths[1])
+    writer.add_kv_lora_rank(latent)
+    if config.q_lora_rank:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if config.model_type == "deepseek_v3":
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    writer.add_rope_dimension_count(config.qk_rope_head_dim)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+
+
 def write_config(writer: gguf.GGUFWriter, config, recipe: dict) -> None:
     arch, rope = recipe["arch"], config.rope_parameters
     writer.add_context_length(config.max_position_embeddings)
@@ -400,6 +487,12 @@ def write_config(writer: gguf.GGUFWriter, config, recipe: dict) -> None:
         writer.add_head_count(config.num_attention_heads)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         write_gemma4(writer, config)
+        return
+    if arch == "deepseek2":
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        write_deepseek2(writer, config, recipe.get("whole_heads", False))
         return
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_feed_forward_length(config.intermediate_size)
@@ -462,9 +555,11 @@ def gpt_oss_experts(name: str, data: torch.Tensor) -> Iterator[tuple[str, torch.
         yield stored_name, data
 
 
-def stored_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def stored_tensors(model: torch.nn.Module, whole_heads: bool) -> Iterator[tuple[str, torch.Tensor]]:
     """The model's tensors as ggml divides them, which share the model's memory."""
     for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            yield name.replace("_bias", ".bias"), buffer
         if name.endswith("layer_scalar"):
             yield name + ".weight", buffer
     for name, parameter in model.named_parameters():
@@ -473,6 +568,11 @@ def stored_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
             yield from gpt_oss_experts(name, parameter.data)
         elif type(model).__name__.startswith("Gemma4") and ".experts." in name:
             yield name + ".weight", parameter.data
+        elif name.endswith("kv_b_proj.weight") and not whole_heads:
+            heads, keys = model.config.num_attention_heads, model.config.qk_nope_head_dim
+            of_heads = parameter.data.view(heads, -1, model.config.kv_lora_rank)
+            yield name.replace("kv_b", "k_b"), of_heads[:, :keys].transpose(1, 2)
+            yield name.replace("kv_b", "v_b"), of_heads[:, keys:]
         elif name.endswith(".sinks"):
             yield name + ".weight", parameter.data
         elif name.endswith("experts.gate_up_proj"):
@@ -516,7 +616,7 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
         next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == arch), config.num_hidden_layers
     )
     types, dequantized, turn = recipe["types"], {}, 0
-    for parameter_name, parameter in stored_tensors(model):
+    for parameter_name, parameter in stored_tensors(model, recipe.get("whole_heads", False)):
         stored_name = names.get_name(parameter_name, (".weight", ".bias")) or router_scale(parameter_name)
         permuted = None
         if arch in ("llama", "granite"):

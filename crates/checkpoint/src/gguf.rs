@@ -264,6 +264,9 @@ impl Gguf {
         }
         spec.each_attention(|_, attention| {
             attention.qk_norm.iter_mut().for_each(|own| plain(&mut own.norm.kind));
+            if let Some(latent) = &mut attention.latent {
+                latent.transposed_keys = self.tensors.contains_key("blk.0.attn_k_b.weight");
+            }
             let rope = attention.rope.iter_mut();
             rope.for_each(|rope| rope.interleaved |= self.arch.pairs);
         });

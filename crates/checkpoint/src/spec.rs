@@ -258,6 +258,8 @@ pub struct LatentSpec {
     pub q_rank: Option<usize>,
     /// Added to the mean squares of latents, which are normed.
     pub eps: f64,
+    /// The matrices that make keys are stored transposed, as they are used.
+    pub transposed_keys: bool,
 }
 
 /// Attentions whose keys and values lie in one cache: as many heads, of one width.

@@ -86,7 +86,7 @@ pub enum Slot {
     KvLatent,
     /// Norm of latents of keys and values `[rank]`.
     KvLatentNorm,
-    /// What makes each head's keys of them `[heads * key_dim, rank]`.
+    /// What makes each head's keys of them `[heads * key_dim, rank]`; in some files `[heads * rank, key_dim]`.
     KeyUp,
     /// What makes each head's values of them `[heads * value_dim, rank]`.
     ValueUp,
@@ -704,7 +704,10 @@ fn latent_slots(a: &AttentionSpec, l: &LatentSpec, hidden: usize) -> Vec<(Slot, 
     let others = [
         (Slot::KvLatent, vec![a.head_dim, hidden]),
         (Slot::KvLatentNorm, vec![l.rank]),
-        (Slot::KeyUp, vec![a.heads * l.key_dim, l.rank]),
+        match l.transposed_keys {
+            true => (Slot::KeyUp, vec![a.heads * l.rank, l.key_dim]),
+            false => (Slot::KeyUp, vec![a.heads * l.key_dim, l.rank]),
+        },
         (Slot::ValueUp, vec![a.heads * l.value_dim, l.rank]),
         (Slot::O, vec![hidden, a.heads * l.value_dim]),
     ];

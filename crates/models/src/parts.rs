@@ -5,8 +5,8 @@ use std::{borrow::Cow, collections::HashMap, ops::Range, rc::Rc};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{
-    AttentionSpec, DeltaNetSpec, LayerSpec, MatrixForm, ModelSpec, NormKind, NormSpec, QkNormSpan,
-    QkNormSpec, Slot, SlotRows, TensorPlan, device_latent_dims,
+    AttentionSpec, DeltaNetSpec, LatentSpec, LayerSpec, MatrixForm, ModelSpec, NormKind, NormSpec,
+    QkNormSpan, QkNormSpec, Slot, SlotRows, TensorPlan, device_latent_dims,
 };
 use candlepower_kernels::{
     QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows,
@@ -465,9 +465,11 @@ impl<'a, M: Matrix> HeadsBuilder<'a, M> {
         dtype: DType,
     ) -> Self {
         let of_head = rows / attention.heads;
-        let latent = layout.padded_latent(columns, attention.head_dim - columns);
-        let transposed = slot == Slot::KeyUp;
-        let [n, k] = if transposed { [latent, of_head] } else { [of_head, latent] };
+        let LatentSpec { rank, key_dim, value_dim, transposed_keys, .. } =
+            attention.latent.expect("matrices of heads make keys and values of latents");
+        let latent = layout.padded_latent(rank, attention.head_dim - rank);
+        let [n, k] = if slot == Slot::KeyUp { [latent, key_dim] } else { [value_dim, latent] };
+        let transposed = slot == Slot::KeyUp && !transposed_keys;
         let form = MatrixForm::Plain;
         Self {
             reserve,

@@ -142,6 +142,7 @@ fn with_latents(c: &HfConfig) -> Result<ModelSpec> {
         value_dim: c.bounded("v_head_dim", MOST_HEAD_DIM)?,
         q_rank: c.bounded_opt("q_lora_rank", MOST_WIDTH)?,
         eps: LATENT_EPS,
+        transposed_keys: false,
     };
     for (key, width) in [("kv_lora_rank", latent.rank), ("qk_rope_head_dim", turned)] {
         if !width.is_multiple_of(8) {

@@ -55,6 +55,8 @@ const ALL: &[GgufArch] = &[
     arch("gemma2", "Gemma2ForCausalLM", gemma2),
     arch("gemma3", "Gemma3ForCausalLM", gemma3),
     GgufArch { rules: names::GEMMA4, ..arch("gemma4", "Gemma4ForCausalLM", gemma4) },
+    GgufArch { rules: names::DEEPSEEK2, ..arch(DEEPSEEK, "DeepseekV2ForCausalLM", deepseek2) },
+    DEEPSEEK_V3,
     GgufArch { rules: names::PHI3, ..arch("phi3", "Phi3ForCausalLM", window) },
     GgufArch { pairs: true, ..arch("granite", "GraniteForCausalLM", granite) },
 ];
@@ -62,6 +64,12 @@ const ALL: &[GgufArch] = &[
 /// Llama with experts, which has no name of its own.
 const MIXTRAL: GgufArch =
     GgufArch { pairs: true, rules: names::EXPERTS, ..arch("llama", "MixtralForCausalLM", experts) };
+
+const DEEPSEEK: &str = "deepseek2";
+
+/// DeepSeek V3 and what is like it, by the same name as V2.
+const DEEPSEEK_V3: GgufArch =
+    GgufArch { rules: names::DEEPSEEK2, ..arch(DEEPSEEK, "DeepseekV3ForCausalLM", deepseek2) };
 
 /// Keys of an architecture that are read here, or that say nothing of the computation. Any other that is set is refused.
 const KNOWN: &[&str] = &[
@@ -92,11 +100,30 @@ pub(super) fn find(metadata: &HfConfig) -> Result<&'static GgufArch> {
     if name == MIXTRAL.name && metadata.index_or("llama.expert_count", 0)? > 0 {
         return Ok(&MIXTRAL);
     }
+    if name == DEEPSEEK && has_sigmoids(metadata)? {
+        return Ok(&DEEPSEEK_V3);
+    }
     ALL.iter().find(|arch| arch.name == name).ok_or_else(|| {
         let mut names: Vec<&str> = ALL.iter().map(|arch| arch.name).collect();
         names.dedup();
         metadata.unsupported(KEY, &name.into(), &format!("; {} are", names.join(", ")))
     })
+}
+
+/// Whether DeepSeek's experts are chosen by sigmoids. GLM-4.7-Flash does not say so: its layers and its vocabulary do.
+fn has_sigmoids(metadata: &HfConfig) -> Result<bool> {
+    const KEY: &str = "deepseek2.expert_gating_func";
+    const GLM_LAYERS: [usize; 2] = [47, 48];
+    const GLM_VOCABULARY: usize = 154_880;
+    match metadata.count_opt(KEY)? {
+        Some(1) => Ok(false),
+        Some(2) => Ok(true),
+        Some(other) => {
+            Err(metadata.unsupported(KEY, &other.into(), "; 1, softmax, and 2, sigmoids, are"))
+        }
+        None => Ok(GLM_LAYERS.contains(&metadata.index_or("deepseek2.block_count", 0)?)
+            && metadata.index_or("deepseek2.vocab_size", 0)? == GLM_VOCABULARY),
+    }
 }
 
 /// The keys that belong to the architecture.
@@ -169,6 +196,10 @@ impl Keys<'_> {
     }
 
     fn head_dim(&self) -> Result<usize> {
+        if self.arch == DEEPSEEK {
+            // Of the part that is turned; the widths of keys are another matter.
+            return self.count("rope.dimension_count");
+        }
         let (hidden, heads) =
             (self.count("embedding_length")?, self.count("attention.head_count")?);
         match self.count_opt("attention.key_length")? {
@@ -187,7 +218,8 @@ impl Gguf {
     pub(super) fn config(&self) -> Result<Value> {
         let keys = Keys { gguf: self, metadata: &self.metadata, arch: self.arch.name };
         let head_dim = keys.head_dim()?;
-        if keys.count_opt("attention.value_length")?.is_some_and(|found| found != head_dim) {
+        let value_length = keys.count_opt("attention.value_length")?;
+        if self.arch.name != DEEPSEEK && value_length.is_some_and(|found| found != head_dim) {
             return Err(keys.unsupported("attention.value_length", "; the width of keys is"));
         }
         let embedding = "token_embd.weight";
@@ -275,6 +307,23 @@ fn refuse_others(keys: &Keys<'_>) -> Result<()> {
             "expert_used_count",
             "expert_feed_forward_length",
         ],
+        DEEPSEEK => &[
+            "attention.q_lora_rank",
+            "attention.kv_lora_rank",
+            "attention.key_length_mla",
+            "attention.value_length_mla",
+            "leading_dense_block_count",
+            "expert_count",
+            "expert_used_count",
+            "expert_shared_count",
+            "expert_feed_forward_length",
+            "expert_weights_scale",
+            "expert_weights_norm",
+            "expert_gating_func",
+            "expert_group_count",
+            "expert_group_used_count",
+            "rope.scaling.yarn_log_multiplier",
+        ],
         "granite" => &["embedding_scale", "residual_scale", "logit_scale", "attention.scale"],
         _ => &[],
     };
@@ -329,6 +378,12 @@ fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Value> {
             "yarn" => {
                 rope["factor"] = keys.float("rope.scaling.factor")?.into();
                 rope["original_max_position_embeddings"] = original.into();
+                if keys.arch == DEEPSEEK {
+                    // The scores alone are multiplied by a temperature.
+                    let temperature = keys.float_opt("rope.scaling.yarn_log_multiplier")?;
+                    rope["mscale_all_dim"] = (10.0 * temperature.unwrap_or(0.0)).into();
+                    rope["attention_factor"] = 1.0.into();
+                }
             }
             _ => return Err(keys.unsupported("rope.scaling.type", "; none, linear and yarn are")),
         }
@@ -395,6 +450,43 @@ fn granite(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
         ("logit_scale", "logits_scaling"),
     ] {
         config.insert(name.into(), keys.float(key)?.into());
+    }
+    Ok(())
+}
+
+/// Widths of heads have keys of their own where others are those of what attention is over, of latents.
+fn deepseek2(keys: &Keys<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    let width = |mla: &str, older: &str| match keys.count_opt(mla)? {
+        Some(width) => Ok(width),
+        None => keys.count(older),
+    };
+    let key_dim = width("attention.key_length_mla", "attention.key_length")?;
+    let turned = keys.count("rope.dimension_count")?;
+    let Some(key_dim) = key_dim.checked_sub(turned).filter(|dim| *dim > 0) else {
+        return Err(keys.unsupported("rope.dimension_count", "; a part of the width of keys is"));
+    };
+    let groups = keys.count_opt("expert_group_count")?.unwrap_or(1);
+    let is_v2 = keys.gguf.arch.class != DEEPSEEK_V3.class;
+    renormalize(keys, config, !is_v2)?;
+    for (name, value) in [
+        ("q_lora_rank", json!(keys.count_opt("attention.q_lora_rank")?)),
+        ("kv_lora_rank", keys.count("attention.kv_lora_rank")?.into()),
+        ("qk_nope_head_dim", key_dim.into()),
+        ("qk_rope_head_dim", turned.into()),
+        ("v_head_dim", width("attention.value_length_mla", "attention.value_length")?.into()),
+        ("first_k_dense_replace", keys.count_opt("leading_dense_block_count")?.unwrap_or(0).into()),
+        ("n_routed_experts", keys.count("expert_count")?.into()),
+        ("num_experts_per_tok", keys.count("expert_used_count")?.into()),
+        ("n_shared_experts", keys.count_opt("expert_shared_count")?.unwrap_or(0).into()),
+        ("moe_intermediate_size", keys.count("expert_feed_forward_length")?.into()),
+        ("routed_scaling_factor", keys.float_opt("expert_weights_scale")?.unwrap_or(1.0).into()),
+        ("n_group", groups.into()),
+        ("topk_group", keys.count_opt("expert_group_used_count")?.unwrap_or(groups).into()),
+    ] {
+        config.insert(name.into(), value);
+    }
+    if is_v2 && groups > 1 {
+        config.insert("topk_method".into(), "group_limited_greedy".into());
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! What ggml calls the tensors of a model. Source: `gguf-py/gguf/constants.py` of llama.cpp.
 
-use crate::weights::{Slot, WeightRule, experts, rows, whole};
+use crate::weights::{Slot, WeightRule, experts, heads, rows, whole};
 
 /// The names that all architectures have in common; an architecture's own rules are looked up first.
 pub(super) const COMMON: &[WeightRule] = &[
@@ -49,6 +49,27 @@ pub(super) const GPT_OSS: &[WeightRule] = &[
     experts(Slot::ExpertGateBias(0), "blk.{i}.ffn_gate_exps.bias"),
     experts(Slot::ExpertUpBias(0), "blk.{i}.ffn_up_exps.bias"),
     experts(Slot::ExpertDownBias(0), "blk.{i}.ffn_down_exps.bias"),
+];
+
+/// DeepSeek's. Older files have keys and values of heads in one matrix; in others those of keys are transposed.
+pub(super) const DEEPSEEK2: &[WeightRule] = &[
+    whole(Slot::QLatent, "blk.{i}.attn_q_a.weight"),
+    whole(Slot::QLatentNorm, "blk.{i}.attn_q_a_norm.weight"),
+    whole(Slot::QUp, "blk.{i}.attn_q_b.weight"),
+    whole(Slot::KvLatent, "blk.{i}.attn_kv_a_mqa.weight"),
+    whole(Slot::KvLatentNorm, "blk.{i}.attn_kv_a_norm.weight"),
+    whole(Slot::KeyUp, "blk.{i}.attn_k_b.weight"),
+    heads(Slot::KeyUp, "blk.{i}.attn_kv_b.weight"),
+    whole(Slot::ValueUp, "blk.{i}.attn_v_b.weight"),
+    heads(Slot::ValueUp, "blk.{i}.attn_kv_b.weight"),
+    whole(Slot::Router, "blk.{i}.ffn_gate_inp.weight"),
+    whole(Slot::RouterCorrection, "blk.{i}.exp_probs_b.bias"),
+    whole(Slot::SharedGate, "blk.{i}.ffn_gate_shexp.weight"),
+    whole(Slot::SharedUp, "blk.{i}.ffn_up_shexp.weight"),
+    whole(Slot::SharedDown, "blk.{i}.ffn_down_shexp.weight"),
+    rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_exps.weight"),
+    rows(Slot::ExpertUp(0), "blk.{i}.ffn_up_exps.weight"),
+    rows(Slot::ExpertDown(0), "blk.{i}.ffn_down_exps.weight"),
 ];
 
 /// Gemma 4's; experts of most files have gate and up in one tensor, expert by expert.

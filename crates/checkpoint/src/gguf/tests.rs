@@ -153,6 +153,8 @@ fn rules_of_splitting_are_applied_in_a_row() {
         ("qwen2", "(?i:'s|", r"|\s+", 1),
         ("deepseek-llm", r"[\r\n]", r"\p{N}", 6),
         ("deepseek-coder", r"[\r\n]", r"\p{N}", 5),
+        ("deepseek-v3", r"\p{N}{1,3}", r"|\s+", 3),
+        ("glm4", "(?i:'s|", r"|\s+", 1),
     ] {
         let gguf =
             edited("gguf-qwen2", &|m| drop(m.insert("tokenizer.ggml.pre".into(), name.into())));

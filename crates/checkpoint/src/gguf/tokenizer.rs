@@ -113,6 +113,26 @@ const SPLITTINGS: &[Splitting] = &[
         ..GPT2
     },
     Splitting {
+        names: &["glm4", "chatglm-bpe"],
+        rules: &[concat!(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )],
+        ..GPT2
+    },
+    Splitting {
+        names: &["deepseek-v3"],
+        rules: &[
+            r"\p{N}{1,3}",
+            r"[一-龥぀-ゟ゠-ヿ]+",
+            concat!(
+                r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"##,
+                r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+        ],
+        ..GPT2
+    },
+    Splitting {
         names: &["deepseek-llm"],
         rules: &[
             r"[\r\n]",

@@ -91,13 +91,13 @@ impl ModelSpec {
         for (layer, slot, shape) in slots.slots().filter(|slot| slot.1 != Slot::LayerScale) {
             match *shape.as_slice() {
                 [n] => vectors += n,
-                [all, rank] if slot.is_of_heads() => {
+                [..] if slot.is_of_heads() => {
                     let attention = layer.and_then(|layer| slots.layers[layer].attention());
-                    let heads = attention.map_or(1, |attention| attention.heads);
-                    let (rows, columns) = match slot {
-                        // Transposed.
-                        Slot::KeyUp => (rank, all / heads),
-                        _ => (all / heads, rank),
+                    let attention = attention.expect("matrices of heads are an attention's");
+                    let latent = attention.latent.expect("they make keys and values of latents");
+                    let (heads, (rows, columns)) = match slot {
+                        Slot::KeyUp => (attention.heads, (latent.rank, latent.key_dim)),
+                        _ => (attention.heads, (latent.value_dim, latent.rank)),
                     };
                     let form = match self.widened.contains(&(layer, slot)) {
                         true => MatrixForm::Widened,

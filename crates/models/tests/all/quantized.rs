@@ -45,6 +45,8 @@ pub(crate) const QUANTIZED: &[(&str, &str)] = &[
     ("gguf-mixtral", "gguf"),
     ("gguf-olmoe", "gguf"),
     ("gguf-gpt-oss", "gguf"),
+    ("gguf-deepseek2", "gguf"),
+    ("gguf-deepseek2-lite", "gguf"),
 ];
 /// How much is sparse, only its weights know.
 pub(crate) const SPARSE: &str = "squeezellm-sparse";

@@ -221,13 +221,13 @@ const ARCHITECTURES: &[Architecture] = &[
         "DeepseekV2ForCausalLM",
         "DeepSeek-V2, V2-Lite, V2.5, DeepSeek-Coder-V2",
         "multi-head latent attention, experts of some groups, yarn rope scaling",
-        "",
+        "deepseek2",
     ),
     row(
         "DeepseekV3ForCausalLM",
         "DeepSeek-V3, V3.1, R1; Moonlight",
         "multi-head latent attention, experts chosen by sigmoids and biases among those of some groups",
-        "",
+        "deepseek2",
     ),
     row(
         "Glm4MoeLiteForCausalLM",

@@ -36,7 +36,14 @@ fn deepseek_v2_lite() {
     // As published, with nothing beside.
     assert_eq!(m.num_parameters(), 15_706_484_224);
     let a = m.layers[26].attention().unwrap();
-    let latent = LatentSpec { rank: 512, key_dim: 128, value_dim: 128, q_rank: None, eps: 1e-6 };
+    let latent = LatentSpec {
+        rank: 512,
+        key_dim: 128,
+        value_dim: 128,
+        q_rank: None,
+        eps: 1e-6,
+        transposed_keys: false,
+    };
     assert_eq!((a.latent, a.heads, a.kv_heads, a.head_dim), (Some(latent), 16, 1, 576));
     assert_eq!((a.q_dim(), a.out_dim()), (192, 128));
     let temperature = 0.1 * 0.707 * 40f64.ln() + 1.0;
