@@ -136,6 +136,53 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
+    # Queries grow, and ropes are told of whole heads.
+    "mistral4": dict(
+        cls="Mistral4",
+        config=dict(
+            **{**LATENTS, "first_k_dense_replace": 0, "qk_nope_head_dim": 8},
+            num_hidden_layers=2,
+            q_lora_rank=40,
+            n_routed_experts=6,
+            num_experts_per_tok=2,
+            rope_parameters=dict(
+                **yarn(1.0) | {"original_max_position_embeddings": 16},
+                llama_4_scaling_beta=0.1,
+            ),
+        ),
+        dtype=torch.bfloat16,
+    ),
+    "youtu": dict(
+        cls="Youtu",
+        config=dict(
+            **{key: LATENTS[key] for key in LATENTS if key not in ("moe_intermediate_size", "first_k_dense_replace")},
+            q_lora_rank=40,
+            tie_word_embeddings=True,
+            # transformers takes its embedding for zeros.
+            pad_token_id=None,
+        ),
+        dtype=torch.bfloat16,
+    ),
+    "minicpm3": dict(
+        cls="MiniCPM3",
+        config=dict(
+            **{key: LATENTS[key] for key in LATENTS if key not in ("moe_intermediate_size", "first_k_dense_replace")},
+            q_lora_rank=40,
+            scale_emb=0.6,
+            dim_model_base=32,
+            scale_depth=2.8,
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                rope_type="longrope",
+                rope_theta=10000.0,
+                factor=1.0,
+                original_max_position_embeddings=256,
+                short_factor=[1.0, 1.1, 1.3, 2.0],
+                long_factor=[1.0, 1.1, 1.3, 2.0],
+            ),
+        ),
+        dtype=torch.bfloat16,
+    ),
     "ernie4_5-moe": dict(
         cls="Ernie4_5_Moe",
         config=dict(

@@ -70,7 +70,7 @@ pub use norm::{
     add, add_rms_norm, add_rms_norm_reference, add_scaled, rms_norm, rms_norm_part,
     rms_norm_reference, square_sums,
 };
-pub use rope::{RopeStyle, RopeTable, rope, rope_queries, rope_reference};
+pub use rope::{RopeStyle, RopeTable, rope, rope_queries, rope_reference, scale_queries};
 pub use sigmoid_gate::{sigmoid_gate, sigmoid_gate_reference};
 pub use threads::WarmThreads;
 pub use weight::{

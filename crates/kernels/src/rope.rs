@@ -145,6 +145,16 @@ pub fn rope_queries(x: &Tensor, table: &RopeTable, positions: &Tensor) -> Result
     turn(x, table, positions, table.query_scales())
 }
 
+/// `x` `[tokens, heads, head_dim]` f32, queries of whatever width, times the table's factors at their positions, where it has such.
+///
+/// # Errors
+/// `positions` is not u32 `[tokens]`, or one is not in the table.
+pub fn scale_queries(x: Tensor, table: &RopeTable, positions: &Tensor) -> Result<Tensor> {
+    let Some(scales) = table.query_scales() else { return Ok(x) };
+    let factors = scales.index_select(positions, 0)?.reshape(((), 1, 1))?;
+    Ok(x.broadcast_mul(&factors)?)
+}
+
 fn turn(
     x: &Tensor,
     table: &RopeTable,
@@ -286,15 +296,18 @@ mod tests {
         let plain = table(6, RopeStyle::Neox);
         let scales: Vec<f32> = (0..50).map(|position| 1.0 + position as f32).collect();
         let scaled = plain.clone().with_query_scales(scales).unwrap();
+        let scale_row =
+            |(row, scale): (&[f32], f32)| -> Vec<f32> { row.iter().map(|x| x * scale).collect() };
         let turned = flat(&rope(&x, &plain, &at).unwrap());
         assert_eq!(flat(&rope(&x, &scaled, &at).unwrap()), turned);
         assert_eq!(flat(&rope_queries(&x, &plain, &at).unwrap()), turned);
-        let expected: Vec<f32> = turned
-            .chunks(20)
-            .zip([8.0, 1.0, 50.0])
-            .flat_map(|(row, scale)| row.iter().map(move |x| x * scale))
-            .collect();
+        let expected: Vec<f32> =
+            turned.chunks(20).zip([8.0, 1.0, 50.0]).flat_map(scale_row).collect();
         assert_eq!(flat(&rope_queries(&x, &scaled, &at).unwrap()), expected);
+        assert_eq!(flat(&scale_queries(x.clone(), &plain, &at).unwrap()), flat(&x));
+        let untouched =
+            flat(&x).chunks(20).zip([8.0, 1.0, 50.0]).flat_map(scale_row).collect::<Vec<_>>();
+        assert_eq!(flat(&scale_queries(x, &scaled, &at).unwrap()), untouched);
         let error = plain.with_query_scales(vec![1.0; 49]).unwrap_err();
         assert!(matches!(error, Error::Parameter { value: 49, .. }));
     }

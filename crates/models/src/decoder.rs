@@ -9,8 +9,8 @@ use candlepower_kernels::{
     Activation, AttentionMetadata, KvCache, KvCacheConfig, RecurrentState, StateRows, VocabPart,
     Weight, activation, activation_times, add, add_rms_norm, add_scaled, embedding, embedding_part,
     experts, gated_delta_net, gated_linear, gather_rows, layer_norm, linear, linear_heads,
-    paged_attention, reshape_and_cache, rms_norm, rms_norm_part, rope, rope_queries, sigmoid_gate,
-    square_sums,
+    paged_attention, reshape_and_cache, rms_norm, rms_norm_part, rope, rope_queries, scale_queries,
+    sigmoid_gate, square_sums,
 };
 use half::{bf16, f16};
 
@@ -423,6 +423,7 @@ impl Ops for CpuOps<'_> {
         let of_keys = q.narrow(2, key_dim, turned)?.contiguous()?;
         let of_keys = rope(&of_keys, &a.rope, &self.positions)?;
         let q = Tensor::cat(&[linear_heads(&q, &a.key_up)?, of_keys], 2)?;
+        let q = scale_queries(q, &a.rope, &self.positions)?;
         let values = self.norm(&latents.narrow(1, 0, rank)?.contiguous()?, &a.kv_norm)?;
         let values = values.reshape((tokens, 1, rank))?;
         let keys = latents.narrow(1, rank, turned)?.contiguous()?.reshape((tokens, 1, turned))?;

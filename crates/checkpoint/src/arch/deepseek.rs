@@ -1,5 +1,6 @@
 //! Models with multi-head latent attention, experts beside some that every token goes to, and dense layers before these: DeepSeek V2, and
-//! V3 with R1, Moonlight and Kimi K2; GLM-4.7-Flash. Source: transformers `models/deepseek_v2`, `deepseek_v3`, `glm4_moe_lite`.
+//! V3 with R1, Moonlight and Kimi K2; GLM-4.7-Flash; Mistral 4. And models without experts: Youtu, MiniCPM3.
+//! Source: transformers `models/deepseek_v2`, `deepseek_v3`, `glm4_moe_lite`, `mistral4`, `youtu` and `minicpm3`.
 
 use super::Arch;
 use crate::{
@@ -34,11 +35,35 @@ pub(super) const GLM_LITE: Arch = Arch {
     ..Arch::LIKE_LLAMA
 };
 
+pub(super) const MISTRAL4: Arch = Arch {
+    name: "Mistral4ForCausalLM",
+    model_type: "mistral4",
+    reads: &["num_local_experts"],
+    spec: mistral4,
+    ..Arch::LIKE_LLAMA
+};
+
+pub(super) const YOUTU: Arch = Arch {
+    name: "YoutuForCausalLM",
+    model_type: "youtu",
+    reads: &["mlp_bias"],
+    spec: of_turned,
+    ..Arch::LIKE_LLAMA
+};
+
+pub(super) const MINICPM3: Arch = Arch {
+    name: "MiniCPM3ForCausalLM",
+    model_type: "minicpm3",
+    reads: &["mlp_bias"],
+    spec: minicpm3,
+    ..Arch::LIKE_LLAMA
+};
+
 /// What the norms of latents add to mean squares, whatever `rms_norm_eps` says. Source: `DeepseekV3RMSNorm`'s default.
 const LATENT_EPS: f64 = 1e-6;
 
 fn v2(c: &HfConfig) -> Result<ModelSpec> {
-    let mut m = with_latents(c)?;
+    let mut m = of_turned(c)?;
     expect(c, "scoring_func", "softmax")?;
     let groups = match c.text_opt("topk_method")? {
         None | Some("greedy") => None,
@@ -59,7 +84,7 @@ fn v2(c: &HfConfig) -> Result<ModelSpec> {
 }
 
 fn v3(c: &HfConfig) -> Result<ModelSpec> {
-    let mut m = with_latents(c)?;
+    let mut m = of_turned(c)?;
     expect(c, "scoring_func", "sigmoid")?;
     expect(c, "topk_method", "noaux_tc")?;
     let dense = c.index_or("first_k_dense_replace", 3)?;
@@ -71,13 +96,44 @@ fn v3(c: &HfConfig) -> Result<ModelSpec> {
 }
 
 fn glm_lite(c: &HfConfig) -> Result<ModelSpec> {
-    let mut m = with_latents(c)?;
+    let mut m = of_turned(c)?;
     let dense = c.index_or("first_k_dense_replace", 1)?;
     let kinds = ["sparse", "dense"];
     let has_experts = m.layer_kinds(c, "mlp_layer_types", kinds, |i| i >= dense)?;
     let gating = biased_sigmoids(&c.with_default("routed_scaling_factor", 1.8))?;
     m.set_experts(c, "moe_intermediate_size", gating, |i| has_experts[i])?;
     m.set_shared_experts(c, "n_shared_experts", 1)?;
+    Ok(m)
+}
+
+/// Part of a model of texts and images, too.
+pub(super) fn mistral4(c: &HfConfig) -> Result<ModelSpec> {
+    let heads = c.bounded("qk_nope_head_dim", MOST_HEAD_DIM)?;
+    let mut m = with_latents(c, heads + c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?)?;
+    let gating = GatingSpec {
+        scale: c.float_opt("routed_scaling_factor")?.unwrap_or(1.0),
+        groups: groups(c, true)?,
+        ..GatingSpec::softmax(c.flag_or("norm_topk_prob", true)?)
+    };
+    let dense = c.index_or("first_k_dense_replace", 0)?;
+    m.set_experts(c, "moe_intermediate_size", gating, |i| i >= dense)?;
+    m.set_shared_experts(c, "n_shared_experts", 1)?;
+    Ok(m)
+}
+
+fn minicpm3(c: &HfConfig) -> Result<ModelSpec> {
+    let factor = |key: &str, default: f64| match c.float_opt(key)?.unwrap_or(default) {
+        factor if factor > 0.0 => Ok(factor),
+        factor => Err(c.ill_typed(key, &factor.into(), "a number above 0")),
+    };
+    let (hidden, heads) = (c.count("hidden_size")?, c.count("num_attention_heads")?);
+    let mut m = of_turned(&c.with_default("v_head_dim", hidden / heads))?;
+    // Halves of what is turned are pairs, unless a file says otherwise.
+    let interleaved = c.flag_or("rope_interleave", false)?;
+    m.each_attention(|_, a| a.rope.iter_mut().for_each(|rope| rope.interleaved = interleaved));
+    m.embed.scale = factor("scale_emb", 12.0)?;
+    m.head.scale = factor("dim_model_base", 256.0)? / hidden as f64;
+    m.scale_branches(factor("scale_depth", 1.4)? / (m.layers.len() as f64).sqrt());
     Ok(m)
 }
 
@@ -127,14 +183,19 @@ fn expect(c: &HfConfig, key: &str, name: &str) -> Result<()> {
     }
 }
 
-/// Llama with multi-head latent attention.
-fn with_latents(c: &HfConfig) -> Result<ModelSpec> {
+/// Llama with multi-head latent attention, whose settings of ropes are of the part of heads that is turned.
+fn of_turned(c: &HfConfig) -> Result<ModelSpec> {
+    with_latents(c, c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?)
+}
+
+/// The same, whose settings of ropes are of heads of `width` elements.
+fn with_latents(c: &HfConfig, width: usize) -> Result<ModelSpec> {
     if let Some(every) = c.count_opt("moe_layer_freq")?.filter(|every| *every != 1) {
         return Err(c.unsupported("moe_layer_freq", &every.into(), "; 1 is"));
     }
     let turned = c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?;
     // What is said of heads of keys and values: latents are one.
-    let base = c.without(&["head_dim", "num_key_value_heads"]).with_default("head_dim", turned);
+    let base = c.without(&["head_dim", "num_key_value_heads"]).with_default("head_dim", width);
     let mut m = ModelSpec::llama(&base)?;
     let latent = LatentSpec {
         rank: c.bounded("kv_lora_rank", MOST_WIDTH)?,
@@ -152,7 +213,7 @@ fn with_latents(c: &HfConfig) -> Result<ModelSpec> {
     let whole = |a: &crate::spec::AttentionSpec| a.rope.as_ref().is_some_and(|r| r.dim == turned);
     if !m.attentions().all(whole) {
         let found = c.raw("partial_rotary_factor").cloned().unwrap_or_default();
-        return Err(c.unsupported("partial_rotary_factor", &found, "; 1 is"));
+        return Err(c.unsupported("partial_rotary_factor", &found, "; all of qk_rope_head_dim is"));
     }
     let scale = ((latent.key_dim + turned) as f64).powf(-0.5) * temperature(c)?.powi(2);
     m.each_attention(|_, a| {

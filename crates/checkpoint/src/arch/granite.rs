@@ -27,12 +27,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let attention = factor("attention_multiplier")?;
     m.each_attention(|_, a| a.scale = attention);
     m.head.scale = 1.0 / factor("logits_scaling")?;
-    // Each block adds `r f(norm(x))` to `x`. In units of `r`, with `y = x / r`, it adds `f(norm(x))` to `y`, and the norm of
-    // `x` is that of `y` with an epsilon of `eps / r^2`: so a plain residual does.
-    let residual = factor("residual_multiplier")?;
-    m.embed.scale = factor("embedding_multiplier")? / residual;
-    let mut norm = m.final_norm;
-    norm.eps /= residual * residual;
-    m.set_norm(norm);
+    m.embed.scale = factor("embedding_multiplier")?;
+    m.scale_branches(factor("residual_multiplier")?);
     Ok(m)
 }

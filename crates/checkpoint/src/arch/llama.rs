@@ -1,7 +1,7 @@
 //! Llama 2 and 3, Mistral: Llama with a window, and Ministral 3, whose queries grow with their positions.
 //! Source: transformers `models/llama`, `models/mistral`, `models/mistral3`, `models/ministral3`.
 
-use super::{Arch, Around};
+use super::{Arch, Around, deepseek::mistral4};
 use crate::{config::HfConfig, error::Result, spec::ModelSpec};
 
 pub(super) const ARCH: Arch = Arch::LIKE_LLAMA;
@@ -37,8 +37,10 @@ fn mistral3(c: &HfConfig) -> Result<ModelSpec> {
     match c.text_opt("model_type")? {
         None | Some("mistral") => mistral(c),
         Some("ministral3") => ministral3(c),
+        Some("mistral4") => mistral4(c),
         Some(other) => {
-            Err(c.unsupported("model_type", &other.into(), "; mistral and ministral3 are"))
+            let hint = "; mistral, ministral3 and mistral4 are";
+            Err(c.unsupported("model_type", &other.into(), hint))
         }
     }
 }

@@ -114,6 +114,9 @@ const ALL: &[Arch] = &[
     deepseek::V2,
     deepseek::V3,
     deepseek::GLM_LITE,
+    deepseek::MISTRAL4,
+    deepseek::YOUTU,
+    deepseek::MINICPM3,
     minimax_m2::ARCH,
     gpt_oss::ARCH,
 ];

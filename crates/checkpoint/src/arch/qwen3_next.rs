@@ -9,7 +9,7 @@ use crate::{
     spec::{
         Act, DeltaNetSpec, MOST_HEADS, MOST_WIDTH, Mixer, ModelSpec, NormKind, NormSpec, QkNormSpan,
     },
-    weights::{Slot, WeightRule, expert_rows, heads, whole},
+    weights::{Slot, WeightRule, heads},
 };
 
 pub(super) const NEXT: Arch = Arch {
@@ -57,19 +57,8 @@ pub(super) const QWEN3_5_MOE_OF_IMAGES: Arch = Arch {
 const Q: WeightRule = heads(Slot::Q, "model.layers.{i}.self_attn.q_proj.weight");
 const GATED: &[WeightRule] = &[Q];
 
-/// Quantized checkpoints have a tensor for each expert, others one for all of a layer.
-const OF_MOE: &[WeightRule] = &[
-    Q,
-    qwen2_moe::SHARED[0],
-    qwen2_moe::SHARED[1],
-    qwen2_moe::SHARED[2],
-    whole(Slot::ExpertGate(0), "model.layers.{i}.mlp.experts.{e}.gate_proj.weight"),
-    whole(Slot::ExpertUp(0), "model.layers.{i}.mlp.experts.{e}.up_proj.weight"),
-    whole(Slot::ExpertDown(0), "model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
-    expert_rows(Slot::ExpertGate(0), "model.layers.{i}.mlp.experts.gate_up_proj"),
-    expert_rows(Slot::ExpertUp(0), "model.layers.{i}.mlp.experts.gate_up_proj"),
-    expert_rows(Slot::ExpertDown(0), "model.layers.{i}.mlp.experts.down_proj"),
-];
+const OF_MOE: &[WeightRule] =
+    &[Q, qwen2_moe::SHARED[0], qwen2_moe::SHARED[1], qwen2_moe::SHARED[2]];
 
 const OF_NEXT: &[WeightRule] = &[
     Q,

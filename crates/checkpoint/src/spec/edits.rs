@@ -128,6 +128,15 @@ impl ModelSpec {
         Ok(())
     }
 
+    /// Has each block add `factor * f(norm(x))` to `x`. In units of the factor `r`, with `y = x / r`, it adds `f(norm(x))` to `y`, and
+    /// the norm of `x` is that of `y` with an epsilon of `eps / r^2`: so a plain residual does.
+    pub fn scale_branches(&mut self, factor: f64) {
+        self.embed.scale /= factor;
+        let mut norm = self.final_norm;
+        norm.eps /= factor * factor;
+        self.set_norm(norm);
+    }
+
     /// Gives a window to the layers that `layer_types` calls `sliding_attention`, or, where the
     /// configuration has no such list, to those for which `by_default` says so.
     pub fn set_windows(

@@ -1,6 +1,6 @@
 //! What most checkpoints call the tensors of a model.
 
-use super::{Slot, WeightRule, heads, rows, taps, whole};
+use super::{Slot, WeightRule, expert_rows, heads, rows, taps, whole};
 
 /// The layout most checkpoints share; an architecture's own rules are looked up first.
 pub(super) const LLAMA: &[WeightRule] = &[
@@ -74,6 +74,10 @@ pub(super) const LLAMA: &[WeightRule] = &[
     whole(Slot::ExpertGate(0), "model.layers.{i}.mlp.experts.{e}.gate_proj.weight"),
     whole(Slot::ExpertUp(0), "model.layers.{i}.mlp.experts.{e}.up_proj.weight"),
     whole(Slot::ExpertDown(0), "model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
+    // Some have one tensor for all experts of a layer.
+    expert_rows(Slot::ExpertGate(0), "model.layers.{i}.mlp.experts.gate_up_proj"),
+    expert_rows(Slot::ExpertUp(0), "model.layers.{i}.mlp.experts.gate_up_proj"),
+    expert_rows(Slot::ExpertDown(0), "model.layers.{i}.mlp.experts.down_proj"),
     whole(Slot::ExpertGateBias(0), "model.layers.{i}.mlp.experts.{e}.gate_proj.bias"),
     whole(Slot::ExpertUpBias(0), "model.layers.{i}.mlp.experts.{e}.up_proj.bias"),
     whole(Slot::ExpertDownBias(0), "model.layers.{i}.mlp.experts.{e}.down_proj.bias"),

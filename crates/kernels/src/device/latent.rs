@@ -72,8 +72,8 @@ impl LatentShape {
 
 /// Of `latents` `[tokens, rank + rot_dim]` norms the first `rank` elements, turns the others, and writes both to the cache; turns the
 /// last `rot_dim` elements of each head of `q` `[tokens, heads, q_dim]` and writes them to `q_out` `[tokens, heads, head_dim]` behind
-/// its first `latent` elements, which it leaves as they are. In the cache a latent is padded to `latent` elements with zeros, and
-/// so is what follows it, there and in `q_out`.
+/// its first `latent` elements, which it leaves as they are; where the table scales queries, all of `q_out` is scaled. In the cache
+/// a latent is padded to `latent` elements with zeros, and so is what follows it, there and in `q_out`.
 ///
 /// All in f32 from load to store, rounded once, in the cache to its own dtype, by its scale of keys. The definitions, one after the other:
 /// [`rms_norm_reference`], [`rope_reference`] and [`reshape_and_cache_reference`], whose place of values is that of keys here.
@@ -115,11 +115,21 @@ pub fn latents_to_cache(
         out.resize(head_dim - latent, 0.0);
         out
     };
+    let scales = match operands.rope.query_scales() {
+        Some(scales) => Some(reference.f32s(("query_scales", scales), "[max_len]", &dims[..1])?),
+        None => None,
+    };
+    let scale_at = |token: usize| {
+        let of_position = |scales: &Vec<f32>| scales.get(positions[token] as usize).copied();
+        scales.as_ref().and_then(of_position).unwrap_or(1.0)
+    };
     let (out_axes, out_dims) = ("[tokens, heads, head_dim]", [tokens, heads, head_dim]);
     let mut turned_q = reference.elements(("q_out", q_out), out_axes, &out_dims)?;
     for (head, q) in queries.chunks(q_dim).enumerate() {
-        let target = &mut turned_q[head * head_dim + latent..(head + 1) * head_dim];
-        target.copy_from_slice(&turn(&q[q_dim - turned..], head / heads));
+        let token = head / heads;
+        let target = &mut turned_q[head * head_dim..(head + 1) * head_dim];
+        target[latent..].copy_from_slice(&turn(&q[q_dim - turned..], token));
+        target.iter_mut().for_each(|number| *number *= scale_at(token));
     }
     reference.write(("q_out", q_out), out_axes, &out_dims, &turned_q)?;
     let (cache, layer) = operands.cache;

@@ -236,6 +236,19 @@ const ARCHITECTURES: &[Architecture] = &[
         "",
     ),
     row(
+        "Mistral4ForCausalLM",
+        "Mistral Small 4, without the part for images",
+        "multi-head latent attention, experts beside a shared one, queries that grow with their positions",
+        "",
+    ),
+    row("YoutuForCausalLM", "Youtu-LLM", "multi-head latent attention, tied embeddings", ""),
+    row(
+        "MiniCPM3ForCausalLM",
+        "MiniCPM3",
+        "multi-head latent attention, scaled branches, longrope",
+        "",
+    ),
+    row(
         "MiniMaxM2ForCausalLM",
         "MiniMax-M2",
         "experts chosen by sigmoids and biases, norms over all heads, partial rotary",

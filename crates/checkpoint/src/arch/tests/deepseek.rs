@@ -151,3 +151,27 @@ fn what_latents_cannot_be_is_refused() {
     let groups = grouped.layers[1].ffn.experts().unwrap().gating.groups;
     assert_eq!(groups, Some(GroupsSpec { count: 8, chosen: 3, best_two: false }));
 }
+
+/// As Mistral Small 4 has it, in the part for texts of a model of images.
+#[test]
+fn mistral4() {
+    let text = r#"{"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "vision_config": {},
+        "text_config": {"model_type": "mistral4", "attention_bias": false, "first_k_dense_replace": 0, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12288, "kv_lora_rank": 256,
+        "max_position_embeddings": 1048576, "moe_intermediate_size": 2048, "n_group": 1, "n_routed_experts": 128,
+        "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 32, "num_experts_per_tok": 4,
+        "num_hidden_layers": 36, "num_key_value_heads": 32, "q_lora_rank": 1024, "qk_nope_head_dim": 64, "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-06, "rope_parameters": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 128.0,
+        "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 8192,
+        "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "rope_type": "yarn"}, "routed_scaling_factor": 1.0,
+        "topk_group": 1, "v_head_dim": 128, "vocab_size": 131072}}"#;
+    let m = spec(text);
+    let a = m.layers[0].attention().unwrap();
+    assert_eq!((a.head_dim, a.q_dim(), a.out_dim(), rope(&m, 0).dim), (320, 128, 128, 64));
+    assert!(rope(&m, 0).query_growth.is_some());
+    let experts = m.layers[0].ffn.experts().unwrap();
+    assert_eq!((experts.gating, experts.shared), (GatingSpec::softmax(true), Some(experts.expert)));
+    // On a GPU latents are padded.
+    let bf16 = KvDtype::Plain(Dtype::Bf16);
+    assert_eq!(m.device_kv_bytes_per_token(bf16, 1), 36 * 576 * 2);
+}
