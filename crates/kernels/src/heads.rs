@@ -1,12 +1,17 @@
 //! Products of each head with a matrix of its own.
 
+use std::ops::Range;
+
 use candle_core::Tensor;
 
+use crate::linear::product_of_rows as product;
+use crate::parallel::{self, SharedMut};
 use crate::tensor::{Operand, from_vec};
-use crate::{Error, Result, Weight, linear};
+use crate::threads::available;
+use crate::{Error, Result, Weight};
 
 /// `out[t, h] = w[h] x[t, h]`: `x` is f32 `[tokens, heads, at least k]`, of which the first `k` elements of each head are read; the
-/// weights are `[n, k]`, one for each head. Result `[tokens, heads, n]` f32; each output is as [`linear`] computes it.
+/// weights are `[n, k]`, one for each head. Result `[tokens, heads, n]` f32; each output is as [`crate::linear`] computes it.
 ///
 /// # Errors
 /// `x` has the wrong dtype, shape, layout or device, or the weights differ in shape.
@@ -23,15 +28,24 @@ pub fn linear_heads(x: &Tensor, weights: &[Weight]) -> Result<Tensor> {
         return Err(operand.shape_error(format!("[tokens, heads, at least {k}]")));
     }
     let data = operand.f32s()?;
+    let data: &[f32] = &data;
     let mut out = vec![0f32; tokens * heads * n];
-    for (head, weight) in weights.iter().enumerate() {
-        let rows = (0..tokens).flat_map(|token| &data[(token * heads + head) * width..][..k]);
-        let rows = from_vec(rows.copied().collect(), &[tokens, k])?;
-        let results = linear(&rows, weight, None)?;
-        let results = Operand::new(KERNEL, "results", &results).f32s()?;
-        for (token, result) in results.chunks_exact(n).enumerate() {
-            out[(token * heads + head) * n..][..n].copy_from_slice(result);
+    let shared = SharedMut::of(&mut out);
+    let work = |heads_of_part: Range<usize>| {
+        for head in heads_of_part {
+            let row = |token: usize| token * heads + head;
+            let rows = (0..tokens).flat_map(|token| &data[row(token) * width..][..k]);
+            let rows: Vec<f32> = rows.copied().collect();
+            for (token, result) in product(&rows, &weights[head]).chunks_exact(n).enumerate() {
+                // SAFETY: each head of each token is written once.
+                unsafe { shared.at(row(token) * n, n).copy_from(result.as_ptr(), n) };
+            }
         }
+    };
+    // A thread that is at a head computes it alone.
+    match heads >= available() {
+        true => parallel::for_ranges(heads, 1, work),
+        false => work(0..heads),
     }
     from_vec(out, &[tokens, heads, n])
 }

@@ -84,11 +84,21 @@ fn product(
         bias.f32s()
     });
     let bias = bias.transpose()?;
-    let mut out = multiply(Isa::detect(), &in_order(&data, w), w, bias.as_deref(), gate);
-    if let Some(sparse) = w.sparse() {
-        sparse.add_products(&data, k, &mut out);
-    }
+    let out = computed(&data, w, bias.as_deref(), gate);
     from_vec(out, &[tokens, if gate.is_some() { n / 2 } else { n }])
+}
+
+/// [`linear`] of checked rows `[rows, k]`, without a bias.
+pub(crate) fn product_of_rows(x: &[f32], w: &Weight) -> Vec<f32> {
+    computed(x, w, None, None)
+}
+
+fn computed(x: &[f32], w: &Weight, bias: Option<&[f32]>, gate: Option<Activation>) -> Vec<f32> {
+    let mut out = multiply(Isa::detect(), &in_order(x, w), w, bias, gate);
+    if let Some(sparse) = w.sparse() {
+        sparse.add_products(x, w.k(), &mut out);
+    }
+    out
 }
 
 /// The activations in the order in which `w` keeps its inputs.
