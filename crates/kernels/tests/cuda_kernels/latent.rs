@@ -218,6 +218,13 @@ fn refuses_what_it_has_not(gpu: &Gpu) {
     ] {
         assert!(error.contains(word), "{error}");
     }
+    let mut plan = step.plan(gpu.device()).unwrap();
+    plan.prepare(&step.attention_step(LaunchShape::Fitted)).unwrap();
+    let (q, layer) = step.operands(gpu.device());
+    let out = gpu.unwritten(&step.out_dims(), types.0);
+    let capped = PagedAttention { softcap: Some(30.0), ..step.params() };
+    let error = plan.attend(&q, &layer, &capped, None, &out).unwrap_err().to_string();
+    assert!(error.contains("soft cap"), "{error}");
     // More tiles of queries than FlashInfer has room for.
     let tokens = 16384;
     let meta = AttentionMetadata {

@@ -50,8 +50,9 @@ Block::~Block() {
 void Block::run(const Launch& launch) {
   launch_ = &launch;
   is_second_run_ = false;
+  ended_at_grid_barrier_ = false;
   run_all();
-  if (launch.cooperative) {
+  if (ended_at_grid_barrier_) {
     is_second_run_ = true;
     run_all();
   }
@@ -202,6 +203,7 @@ void Block::grid_barrier() {
     barrier();
     current_->passed_grid_barrier = true;
   } else {
+    ended_at_grid_barrier_ = true;
     current_->state = Fiber::State::kDone;
     leave();
   }

@@ -49,9 +49,9 @@ class Block {
     watches_ = watches;
   }
 
-  // Runs all blocks of a launch, one after the other. A cooperative launch runs twice: at first each thread ends where it waits for all
-  // blocks, then it goes on there. What comes before it does again, which is right for kernels whose part before writes, to memory that
-  // the part behind does not write, what depends on their inputs alone: the same numbers as at first.
+  // Runs all blocks of a launch, one after the other. Where threads wait for all blocks it runs twice: at first each thread ends there,
+  // then it goes on there. What comes before is done again, which is right where that writes what depends on inputs alone, to memory
+  // that what comes behind does not write: it writes the same numbers as at first.
   void run(const Launch& launch);
 
   unsigned char* shared() const { return shared_; }
@@ -89,8 +89,9 @@ class Block {
   const Place** place_;
   const size_t most_shared_bytes_;
   const Launch* launch_ = nullptr;
-  // Which run of a cooperative launch it is.
   bool is_second_run_ = false;
+  // Whether a second run must be.
+  bool ended_at_grid_barrier_ = false;
   // Every second launch runs its threads and blocks from the last to the first: who does not wait for others is found out.
   bool backwards_ = false;
   std::vector<Fiber> fibers_;

@@ -31,8 +31,8 @@ const DECODE_GROUPS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
 const LATENT: (usize, usize) = (512, 576);
 /// Heads that read one row, at most.
 const MOST_LATENT_HEADS: usize = 128;
-/// Bytes of a thread block that FlashInfer's kernel widens FP8 in.
-const FP8_LATENT_BYTES: i32 = 184_320;
+/// Bytes of shared memory that FlashInfer's kernel takes for latents of FP8, which it widens there.
+const FP8_LATENT_BYTES: i32 = 184_832;
 
 /// Bytes of the device's schedule of one step, and of its pinned twin.
 const SCHEDULE_BYTES: usize = 8 << 20;
@@ -83,7 +83,7 @@ impl AttentionPlan {
     /// # Errors
     /// The device is no GPU, `spec` does not fit the cache, `head_dim` is not 64, 128, 256 or 512, the memory does not suffice, or
     /// latents are kept and are not 512 elements of 576, have more than 128 heads, sinks, or are of FP8 where queries are not bf16 or
-    /// thread blocks have less than 180 KiB.
+    /// thread blocks have less than 181 KiB.
     pub fn new(
         device: &Device,
         spec: AttentionSpec,
@@ -401,7 +401,8 @@ fn check_latent(spec: &AttentionSpec, capacity: &PlanCapacity, block_bytes: i32)
     let fits = spec.dtype == DType::BF16 && block_bytes >= FP8_LATENT_BYTES;
     if spec.cache_dtype == DType::F8E4M3 && !fits {
         let (operand, found) = ("cache_dtype", spec.cache_dtype);
-        let expected = "that of q: latents of FP8 need queries of bf16, and an H100 or newer";
+        let expected =
+            "that of q: latents of FP8 need queries of bf16, and the shared memory of an H100";
         return Err(Error::DType { kernel: KERNEL, operand, expected, found });
     }
     Ok(())

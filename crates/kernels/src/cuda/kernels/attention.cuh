@@ -69,8 +69,8 @@ struct RunArgs {
   AttentionShape shape;
   const void* q;                // [tokens, heads, head_dim]
   const void* keys;             // [num_blocks, kv_heads, block_size, head_dim]
-  const void* values;           // as keys
-  void* out;                    // [tokens, heads, head_dim]
+  const void* values;           // as keys; where latents are kept the same memory
+  void* out;                    // [tokens, heads, head_dim], or where latents are kept [tokens, heads, latent]
   float* log_sums;              // [tokens, heads], written: the logarithm to base 2 of what the softmax divides by; null for none
   const int32_t* query_start;   // device [seqs + 1]
   const int32_t* page_start;    // device [seqs + 1]

@@ -52,8 +52,9 @@ struct Parts {
     return tiles;
   }
 
-  // FlashInfer rounds down which is the last query of a tile, and so passes over the newest positions of a query whose heads are in
-  // two tiles: such tiles there must not be. What is returned depends, where all sequences have as many queries, on their number alone.
+  // So that no query's heads are in two tiles: FlashInfer's kernel does not count such a query among those of the first one, and passes
+  // over its newest position, or before all positions. Where all sequences have as many queries, how many parts there are depends on
+  // the numbers of sequences and queries alone, as fixed launches need it.
   static Parts of(const PlanArgs& args) {
     const int32_t heads = args.shape.heads;
     if (kTileRows % heads == 0 || heads == 2 * kTileRows) return {args, INT32_MAX};
