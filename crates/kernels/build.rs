@@ -12,12 +12,14 @@ use std::{env, fs};
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 12] = [
+    "attention_latent",
     "expert_product",
     "delta_net",
     "packed",
     "rows",
     "qkv",
+    "latent",
     "sampling",
     "experts",
     "token_counts",

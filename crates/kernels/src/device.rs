@@ -30,9 +30,9 @@ pub use delta_net::{
 };
 #[cfg(feature = "cuda")]
 pub(crate) use delta_net::{GATE_AXES, INPUTS_AXES, MATRICES_AXES, SIGMOID_GATE, gate_dims};
-#[cfg(feature = "cuda")]
-pub(crate) use experts::check_rows;
 pub use experts::{ExpertMatrices, Routing, combine_experts, expert_product, route};
+#[cfg(feature = "cuda")]
+pub(crate) use experts::{check_rows, tile_rows};
 pub use graph::Graph;
 #[cfg(feature = "cuda")]
 pub(crate) use latent::{HEAD_PRODUCT, HeadShape, LATENTS, LatentShape};

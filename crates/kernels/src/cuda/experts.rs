@@ -6,7 +6,7 @@ use super::launch::{Address, CUstream, Launch};
 use super::packed::{PackedAddresses, address_words, code_kind};
 use crate::device::{ExpertMatrices, Matrix, PackedMatrix, Routing, check_rows};
 use crate::tensor::Operand;
-use crate::{Error, Gating, GatingFunction, Result};
+use crate::{Error, ExpertGroups, Gating, GatingFunction, GroupScore, Result};
 
 const PRODUCT: &str = "expert_product";
 
@@ -52,6 +52,9 @@ pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<Tensor>> {
 pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> {
     let launch = Launch::new("route", "scores", scores)?;
     let &Routing { tokens, experts, top_k, .. } = routing;
+    gating.groups.map_or(Ok(()), |groups| groups.check(experts, top_k))?;
+    let all = ExpertGroups { count: 1, chosen: 1, score: GroupScore::Best };
+    let groups = gating.groups.unwrap_or(all);
     let (pairs, of_experts) = ([routing.pairs()], [experts + 1]);
     let args = RouteArgs {
         scores: launch.elements(("scores", scores), "[tokens, experts]", &[tokens, experts])?,
@@ -79,6 +82,13 @@ pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> 
             GatingFunction::Sigmoid => 1,
         },
         scale: gating.scale,
+        groups: groups.count as i32,
+        chosen_groups: groups.chosen as i32,
+        group_score: match groups.score {
+            GroupScore::Best => 0,
+            GroupScore::BestTwo => 1,
+        },
+        padding: 0,
     };
     if tokens == 0 {
         return Ok(());
@@ -139,6 +149,8 @@ pub fn expert_product(
         dtype: launch.dtype_code(),
         codes,
         ordered: i32::from(weights.matrices.iter().all(is_ordered)),
+        x_stride: k as i32,
+        out_stride: n as i32,
         padding: 0,
     };
     if pairs * n == 0 {
@@ -201,34 +213,40 @@ struct RouteArgs {
     dtype: i32,
     function: i32,
     scale: f32,
+    groups: i32,
+    chosen_groups: i32,
+    group_score: i32,
+    padding: i32,
 }
-const _: () = assert!(size_of::<RouteArgs>() == 96);
+const _: () = assert!(size_of::<RouteArgs>() == 112);
 
 /// As `kNoCodes` in expert_product.cu.
-const NO_CODES: i32 = -1;
+pub(super) const NO_CODES: i32 = -1;
 
 /// As `ExpertProductArgs` in expert_product.cu.
 #[repr(C)]
-struct ExpertProductArgs {
-    x: Address,
-    weights: *mut u32,
-    bias: Address,
-    sorted: *mut u32,
-    starts: *mut u32,
-    tiles: *mut u32,
-    out: Address,
-    pairs: i32,
-    pairs_per_row: i32,
-    experts: i32,
-    n: i32,
-    k: i32,
-    tile_rows: i32,
-    dtype: i32,
-    codes: i32,
-    ordered: i32,
-    padding: i32,
+pub(super) struct ExpertProductArgs {
+    pub(super) x: Address,
+    pub(super) weights: *mut u32,
+    pub(super) bias: Address,
+    pub(super) sorted: *mut u32,
+    pub(super) starts: *mut u32,
+    pub(super) tiles: *mut u32,
+    pub(super) out: Address,
+    pub(super) pairs: i32,
+    pub(super) pairs_per_row: i32,
+    pub(super) experts: i32,
+    pub(super) n: i32,
+    pub(super) k: i32,
+    pub(super) tile_rows: i32,
+    pub(super) dtype: i32,
+    pub(super) codes: i32,
+    pub(super) ordered: i32,
+    pub(super) x_stride: i32,
+    pub(super) out_stride: i32,
+    pub(super) padding: i32,
 }
-const _: () = assert!(size_of::<ExpertProductArgs>() == 96);
+const _: () = assert!(size_of::<ExpertProductArgs>() == 104);
 
 /// As `CombineArgs` in experts.cu.
 #[repr(C)]
@@ -247,6 +265,9 @@ const _: () = assert!(size_of::<CombineArgs>() == 48);
 
 unsafe extern "C" {
     fn candlepower_route(args: *const RouteArgs, stream: CUstream) -> i32;
-    fn candlepower_expert_product(args: *const ExpertProductArgs, stream: CUstream) -> i32;
+    pub(super) fn candlepower_expert_product(
+        args: *const ExpertProductArgs,
+        stream: CUstream,
+    ) -> i32;
     fn candlepower_combine_experts(args: *const CombineArgs, stream: CUstream) -> i32;
 }

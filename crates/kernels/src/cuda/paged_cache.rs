@@ -12,7 +12,7 @@ const KERNEL: &str = "copy_blocks";
 /// `CU_MEMHOSTALLOC_DEVICEMAP`: kernels read and write the memory at the address that the host has.
 const MAPPED: u32 = 2;
 
-/// Pinned memory for blocks: keys, then values of each layer, `[layers][2][num_blocks][block bytes]`.
+/// Pinned memory for blocks: keys, then values if they are kept apart, of each layer, `[layers][tensors][num_blocks][block bytes]`.
 #[derive(Debug)]
 pub(crate) struct PinnedBlocks {
     device: CudaDevice,
@@ -25,7 +25,7 @@ impl PinnedBlocks {
     pub(crate) fn new(cache: &PagedCache, num_blocks: usize, device: &CudaDevice) -> Result<Self> {
         let config = KvCacheConfig { num_blocks, ..*cache.config() };
         let block_bytes = block_bytes(cache)?;
-        let bytes = 2 * config.num_layers * num_blocks * block_bytes;
+        let bytes = tensors(&config) * config.num_layers * num_blocks * block_bytes;
         let context = device.cuda_stream().context().clone();
         // SAFETY: any bits are a valid number, and the host reads none of them.
         let memory = unsafe { context.alloc_pinned_with_flags(bytes.max(1), MAPPED) };
@@ -42,8 +42,13 @@ impl PinnedBlocks {
     fn layer(&self, layer: usize) -> Result<[Address; 2]> {
         let first = self.memory.as_ptr().map_err(|error| driver(KERNEL, error))?;
         let part = self.config.num_blocks * self.block_bytes;
-        // `layer` is below `num_layers`, so both parts lie in the memory.
-        Ok([2 * layer, 2 * layer + 1].map(|index| first.wrapping_add(index * part) as Address))
+        // `layer` is below `num_layers`, so its parts lie in the memory.
+        let first = first.wrapping_add(tensors(&self.config) * layer * part);
+        let values = match self.config.latent {
+            Some(_) => std::ptr::null_mut(),
+            None => first.wrapping_add(part) as Address,
+        };
+        Ok([first as Address, values])
     }
 }
 
@@ -88,7 +93,7 @@ impl Blocks<'_> {
         }
     }
 
-    /// Keys and values of a layer.
+    /// Keys and values of a layer; null where values are a part of the keys.
     fn layer(&self, launch: &Launch, layer: usize) -> Result<[Address; 2]> {
         let cache = match self {
             Self::Cache(cache) => cache,
@@ -96,8 +101,11 @@ impl Blocks<'_> {
         };
         let (dims, layer) = (PagedCache::dims(cache.config()), cache.layer(layer)?);
         let axes = "[num_blocks, kv_heads, block_size, head_dim]";
-        let address = |name, tensor: &Tensor| launch.own((name, tensor), axes, &dims);
-        Ok([address("keys", &layer.keys)?, address("values", &layer.values)?])
+        let mut addresses = [std::ptr::null_mut(); 2];
+        for (address, tensor) in addresses.iter_mut().zip(layer.tensors(cache.config())) {
+            *address = launch.own(("keys or values", tensor), axes, &dims)?;
+        }
+        Ok(addresses)
     }
 }
 
@@ -107,6 +115,11 @@ fn pinned(host: &HostBlocks) -> Result<&PinnedBlocks> {
         operand: "host",
         device: candle_core::DeviceLocation::Cpu,
     })
+}
+
+/// Pieces of memory of a layer.
+fn tensors(config: &KvCacheConfig) -> usize {
+    if config.latent.is_some() { 1 } else { 2 }
 }
 
 fn block_bytes(cache: &PagedCache) -> Result<usize> {
@@ -134,6 +147,8 @@ pub(crate) fn copy_blocks(from: Blocks<'_>, to: Blocks<'_>, copies: &Tensor) -> 
             block_bytes: from.block_bytes()? as i64,
             from_blocks: from_config.num_blocks as u32,
             to_blocks: to_config.num_blocks as u32,
+            tensors: tensors(&from_config) as i32,
+            padding: 0,
         };
         // SAFETY: the addresses were checked to hold whole blocks, or were reserved for them, and their bytes are a
         // multiple of 16 because positions are; the kernel compares block numbers before it copies.
@@ -152,8 +167,10 @@ struct CopyBlocksArgs {
     block_bytes: i64,
     from_blocks: u32,
     to_blocks: u32,
+    tensors: i32,
+    padding: i32,
 }
-const _: () = assert!(size_of::<CopyBlocksArgs>() == 64);
+const _: () = assert!(size_of::<CopyBlocksArgs>() == 72);
 
 unsafe extern "C" {
     fn candlepower_copy_blocks(args: *const CopyBlocksArgs, stream: CUstream) -> i32;

@@ -87,8 +87,13 @@ impl Routing {
 
     /// Rows of a tile of a product.
     pub(crate) fn tile_rows(&self) -> usize {
-        TILE_ROWS[usize::from(self.pairs() >= MANY_ROWS * self.experts)]
+        tile_rows(self.pairs(), self.experts)
     }
+}
+
+/// Rows of a tile of a product of so many pairs of a row and an expert.
+pub(crate) fn tile_rows(pairs: usize, experts: usize) -> usize {
+    TILE_ROWS[usize::from(pairs >= MANY_ROWS * experts)]
 }
 
 /// The matrices `[n, k]` of all experts of a layer.

@@ -16,6 +16,7 @@ use candlepower_kernels::{
 };
 
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
+use crate::latent;
 use crate::rows::effective;
 
 /// Heads of q and k, elements of a head and of its rotated part, tokens.
@@ -242,17 +243,30 @@ pub(crate) fn wide_qk_norms(gpu: &Gpu) {
     }
 }
 
+/// Of keys and values, and of latents.
+fn block_configs() -> [KvCacheConfig; 2] {
+    [config(9, 3, 64), latent::config(9, 32, 40)]
+}
+
+fn tensors<'a>(layer: &'a PagedLayer, config: &KvCacheConfig) -> Vec<&'a Tensor> {
+    match config.latent {
+        Some(_) => vec![&layer.keys],
+        None => vec![&layer.keys, &layer.values],
+    }
+}
+
 pub(crate) fn copy_blocks(gpu: &Gpu) {
     let mut random = Random(22);
-    for dtype in HALVES {
-        let config = KvCacheConfig { num_layers: 2, ..config(9, 3, 64) };
+    for (dtype, config) in HALVES.into_iter().flat_map(|dtype| block_configs().map(|c| (dtype, c)))
+    {
+        let config = KvCacheConfig { num_layers: 2, ..config };
         let cache = PagedCache::new(config, dtype, gpu.device()).unwrap();
         let block = config.block_size * config.num_kv_heads * config.head_dim;
         let copies = [(1u32, 4u32), (1, 5), (8, 0)];
         let mut expected = Vec::new();
         for layer in 0..2 {
             let layer = cache.layer(layer).unwrap();
-            for tensor in [&layer.keys, &layer.values] {
+            for tensor in tensors(layer, &config) {
                 let mut data = random.floats(9 * block, 1.0, dtype);
                 tensor.slice_set(&gpu.floats(&data, tensor.dims(), dtype), 0, 0).unwrap();
                 for (from, to) in copies.map(|(from, to)| (from as usize, to as usize)) {
@@ -272,15 +286,17 @@ pub(crate) fn copy_blocks(gpu: &Gpu) {
 /// Out to pinned memory, and back to other blocks.
 pub(crate) fn swap_blocks(gpu: &Gpu) {
     let mut random = Random(25);
-    for dtype in [DType::BF16, DType::F8E4M3] {
-        let config = KvCacheConfig { num_layers: 3, ..config(9, 3, 64) };
+    let dtypes = [DType::BF16, DType::F8E4M3];
+    for (dtype, config) in dtypes.into_iter().flat_map(|dtype| block_configs().map(|c| (dtype, c)))
+    {
+        let config = KvCacheConfig { num_layers: 3, ..config };
         let cache = PagedCache::new(config, dtype, gpu.device()).unwrap();
         let host = HostBlocks::new(&cache, 5).unwrap();
         let block = config.block_size * config.num_kv_heads * config.head_dim;
         let mut expected = Vec::new();
         for layer in 0..3 {
             let layer = cache.layer(layer).unwrap();
-            for tensor in [&layer.keys, &layer.values] {
+            for tensor in tensors(layer, &config) {
                 let mut data = random.floats(9 * block, 1.0, dtype);
                 tensor.slice_set(&gpu.floats(&data, tensor.dims(), dtype), 0, 0).unwrap();
                 data.copy_within(2 * block..3 * block, 0);

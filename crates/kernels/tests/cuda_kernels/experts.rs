@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use candlepower_kernels::cuda;
 use candlepower_kernels::device::{self, ExpertMatrices, Matrix, Routing};
-use candlepower_kernels::{Gating, GatingFunction, linear_reference};
+use candlepower_kernels::{ExpertGroups, Gating, GatingFunction, GroupScore, linear_reference};
 
 use crate::gpu::{Gpu, HALVES, Random, Tolerance, to_vec};
 use crate::packed;
@@ -39,12 +39,27 @@ fn routed(
             renormalize: tokens % 2 == 0,
             scale: 1.0 + experts as f32 / 64.0,
             scales: (tokens % 3 == 0).then(|| scales.to_device(scores.device()).unwrap()),
+            groups: groups(step, dtype),
         };
         let routing = Routing::new(tokens + 5, experts, top_k, scores.device()).unwrap();
         let routing = routing.of(tokens).unwrap();
         device::route(&scores, &gating, &routing).unwrap();
         routing
     })
+}
+
+/// Groups of experts, also of one each, or none.
+fn groups(step: (usize, usize, usize), dtype: DType) -> Option<ExpertGroups> {
+    let (count, chosen, score) = match (step, dtype) {
+        ((1, 8, 2), _) => (4, 2, GroupScore::Best),
+        ((3, 128, 8), DType::F16) => (8, 4, GroupScore::BestTwo),
+        ((64, 128, 8), _) => (8, 1, GroupScore::BestTwo),
+        ((129, 4, 2), DType::BF16) => (4, 2, GroupScore::BestTwo),
+        ((700, 60, 6), DType::BF16) => (20, 3, GroupScore::BestTwo),
+        ((700, 60, 6), _) => (30, 3, GroupScore::Best),
+        _ => return None,
+    };
+    Some(ExpertGroups { count, chosen, score })
 }
 
 pub(crate) fn route(gpu: &Gpu) {

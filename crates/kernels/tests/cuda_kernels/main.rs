@@ -11,6 +11,7 @@ mod delta_net;
 mod elements;
 mod experts;
 mod gpu;
+mod latent;
 mod packed;
 mod rows;
 mod sampling;
@@ -24,7 +25,7 @@ use gpu::Gpu;
 /// A comparison over many shapes: panics where kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 34] = [
+const COMPARISONS: [(&str, Comparison); 38] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -57,6 +58,10 @@ const COMPARISONS: [(&str, Comparison); 34] = [
     ("swap_blocks", attention::swap_blocks),
     ("paged_attention", attention::paged_attention),
     ("fixed_launch", attention::fixed_launch),
+    ("latents_to_cache", latent::latents_to_cache),
+    ("head_product", latent::head_product),
+    ("latent_attention", latent::latent_attention),
+    ("latent_fixed_launch", latent::latent_fixed_launch),
     ("sample", sampling::sample),
     ("sample_logprobs", sampling::logprobs),
 ];

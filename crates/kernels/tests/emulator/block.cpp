@@ -49,9 +49,21 @@ Block::~Block() {
 
 void Block::run(const Launch& launch) {
   launch_ = &launch;
-  if (races_) races_->begin_launch(launch);
+  is_second_run_ = false;
+  ended_at_grid_barrier_ = false;
+  run_all();
+  if (ended_at_grid_barrier_) {
+    is_second_run_ = true;
+    run_all();
+  }
+  launch_ = nullptr;
+  current_ = nullptr;
+}
+
+void Block::run_all() {
+  if (races_) races_->begin_launch(*launch_);
   backwards_ = !backwards_;
-  const Extent& grid = launch.grid;
+  const Extent& grid = launch_->grid;
   const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z;
   for (uint64_t i = 0; i < blocks; ++i) {
     if (races_) *watches_ = i < kWatchedBlocks || blocks - i <= kWatchedBlocks;
@@ -59,8 +71,6 @@ void Block::run(const Launch& launch) {
     run_one({uint32_t(at % grid.x), uint32_t(at / grid.x % grid.y), uint32_t(at / grid.x / grid.y)});
   }
   if (races_) races_->end_launch();
-  launch_ = nullptr;
-  current_ = nullptr;
 }
 
 void Block::run_one(const Extent& block) {
@@ -152,6 +162,7 @@ bool Block::combine_lanes(uint32_t first, uint32_t end) {
 void Block::start(uint32_t thread) {
   Fiber& fiber = fibers_[thread];
   fiber.state = Fiber::State::kReady;
+  fiber.passed_grid_barrier = false;
   fiber.groups.clear();
   fiber.open_group.clear();
   // Not all at one distance of a power of two, which would have them all in one place of the CPU's caches.
@@ -183,6 +194,19 @@ void Block::leave() { emulated_switch(&current_->stack, scheduler_stack_); }
 void Block::barrier() {
   current_->state = Fiber::State::kAtBarrier;
   leave();
+}
+
+void Block::grid_barrier() {
+  if (!launch_->cooperative) fault("a kernel whose launch is not cooperative waits for all blocks");
+  if (current_->passed_grid_barrier) fault("a kernel waits for all blocks twice");
+  if (is_second_run_) {
+    barrier();
+    current_->passed_grid_barrier = true;
+  } else {
+    ended_at_grid_barrier_ = true;
+    current_->state = Fiber::State::kDone;
+    leave();
+  }
 }
 
 void Block::collective(uint32_t mask, void* operand, Combine combine, const void* code) {
@@ -244,16 +268,21 @@ void Block::wait_for_groups(uint32_t but) {
   }
 }
 
+// What comes before all blocks wait for each other was looked at in the first run.
+bool Block::is_watched(const Fiber& fiber) const {
+  return races_ && *watches_ && (!is_second_run_ || fiber.passed_grid_barrier);
+}
+
 // Stacks are their threads' own.
 void Block::accessed(const void* at, size_t bytes, Access access, const void* code) {
   const auto* byte = static_cast<const unsigned char*>(at);
-  if (!races_ || !*watches_ || (byte >= stacks_ && byte < stacks_ + kMostThreads * kStackBytes)) return;
+  if (!is_watched(*current_) || (byte >= stacks_ && byte < stacks_ + kMostThreads * kStackBytes)) return;
   races_->access(current_ - fibers_.data(), at, bytes, access, code);
 }
 
 void Block::lane_accessed(uint32_t lane, const void* at, size_t bytes, Access access) {
   const uint32_t thread = (current_ - fibers_.data()) / 32 * 32 + lane;
-  if (races_ && *watches_) races_->access(thread, at, bytes, access, fibers_[thread].code);
+  if (is_watched(fibers_[thread])) races_->access(thread, at, bytes, access, fibers_[thread].code);
 }
 
 void Block::forget(const void* begin, size_t bytes) {

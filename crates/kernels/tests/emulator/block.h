@@ -27,6 +27,8 @@ struct Fiber {
   uint32_t mask = 0;
   void* operand = nullptr;
   Combine combine = nullptr;
+  // Whether it has waited for all blocks.
+  bool passed_grid_barrier = false;
   // What called the collective.
   const void* code = nullptr;
   // Copies to shared memory that are under way: groups, and the one that is not ended.
@@ -47,12 +49,15 @@ class Block {
     watches_ = watches;
   }
 
-  // Runs all blocks of a launch, one after the other.
+  // Runs all blocks of a launch, one after the other. Where threads wait for all blocks it runs twice: at first each thread ends there,
+  // then it goes on there. What comes before is done again, which is right where that writes what depends on inputs alone, to memory
+  // that what comes behind does not write: it writes the same numbers as at first.
   void run(const Launch& launch);
 
   unsigned char* shared() const { return shared_; }
 
   void barrier();
+  void grid_barrier();
   void collective(uint32_t mask, void* operand, Combine combine, const void* code);
   void* variable(const void* key, size_t bytes, size_t alignment);
   unsigned char* dynamic_shared();
@@ -71,7 +76,9 @@ class Block {
     size_t begin;
   };
 
+  void run_all();
   void run_one(const Extent& block);
+  bool is_watched(const Fiber& fiber) const;
   void start(uint32_t thread);
   void resume(Fiber& fiber);
   void leave();
@@ -82,6 +89,9 @@ class Block {
   const Place** place_;
   const size_t most_shared_bytes_;
   const Launch* launch_ = nullptr;
+  bool is_second_run_ = false;
+  // Whether a second run must be.
+  bool ended_at_grid_barrier_ = false;
   // Every second launch runs its threads and blocks from the last to the first: who does not wait for others is found out.
   bool backwards_ = false;
   std::vector<Fiber> fibers_;

@@ -57,6 +57,7 @@ struct Gpu final : Machine {
   int copy(void* stream, void* to, const void* from, size_t bytes) override;
   void allow_shared(const void* kernel, size_t bytes) override;
   void barrier() override;
+  void grid_barrier() override;
   void collective(uint32_t mask, void* operand, Combine combine) override;
   void* variable(const void* key, size_t bytes, size_t alignment) override;
   unsigned char* dynamic_shared() override;

@@ -68,6 +68,7 @@ struct Configuration {
   dim3 grid, block;
   size_t shared_bytes = 0;
   cudaStream_t stream = nullptr;
+  bool cooperative = false;
 };
 
 inline Configuration configuration(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream) {
@@ -80,8 +81,8 @@ cudaError_t launch(const char* name, const Configuration& with, void (*kernel)(P
   // Parameters are copied when a kernel is launched, not when it runs.
   auto body = [kernel, ... copied = Parameters(std::forward<Arguments>(arguments))] { kernel(copied...); };
   const auto extent = [](dim3 d) { return Extent{d.x, d.y, d.z}; };
-  return note(machine->launch(with.stream, {name, reinterpret_cast<const void*>(kernel), extent(with.grid),
-                                            extent(with.block), with.shared_bytes, std::move(body)}));
+  return note(machine->launch(with.stream, {name, reinterpret_cast<const void*>(kernel), extent(with.grid), extent(with.block),
+                                            with.shared_bytes, with.cooperative, std::move(body)}));
 }
 
 template <typename... Parameters, size_t... kIndex>
@@ -90,16 +91,17 @@ cudaError_t launch_pointers(const char* name, const Configuration& with, void (*
   return launch(name, with, kernel, *static_cast<std::remove_cvref_t<Parameters>*>(arguments[kIndex])...);
 }
 
-// cudaLaunchKernel, which knows of its arguments what the kernel says.
-template <typename... Parameters>
+// cudaLaunchKernel and cudaLaunchCooperativeKernel, which know of their arguments what the kernel says.
+template <bool kCooperative, typename... Parameters>
 cudaError_t launch_kernel(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
                           size_t shared_bytes, cudaStream_t stream) {
-  return launch_pointers(name, {grid, block, shared_bytes, stream}, kernel, arguments,
+  return launch_pointers(name, {grid, block, shared_bytes, stream, kCooperative}, kernel, arguments,
                          std::index_sequence_for<Parameters...>());
 }
 
 // A kernel whose type has been forgotten, which nothing of ours starts.
-inline cudaError_t launch_kernel(const char*, void*, dim3, dim3, void**, size_t, cudaStream_t) {
+template <bool kCooperative>
+cudaError_t launch_kernel(const char*, void*, dim3, dim3, void**, size_t, cudaStream_t) {
   return note(cudaErrorNotSupported);
 }
 

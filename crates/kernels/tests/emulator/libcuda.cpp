@@ -196,6 +196,11 @@ int Gpu::launch(void* stream, Launch launch) {
   const auto allowed = allowed_shared.find(launch.kernel);
   const size_t most = allowed == allowed_shared.end() ? kSharedBytesByDefault : allowed->second;
   if (launch.shared_bytes > std::max<size_t>(most, kSharedBytesByDefault)) return CUDA_ERROR_INVALID_VALUE;
+  if (launch.cooperative) {
+    const int by_shared = model.shared_bytes / static_cast<int>(launch.shared_bytes + kReservedSharedBytes);
+    const int resident = std::min({by_shared, model.threads / static_cast<int>(threads), model.blocks});
+    if (uint64_t(grid.x) * grid.y * grid.z > uint64_t(resident) * model.multiprocessors) return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+  }
   return submit(stream, [this, launch = std::move(launch)] { block.run(launch); });
 }
 
@@ -210,6 +215,7 @@ void Gpu::allow_shared(const void* kernel, size_t bytes) {
 }
 
 void Gpu::barrier() { block.barrier(); }
+void Gpu::grid_barrier() { block.grid_barrier(); }
 void Gpu::collective(uint32_t mask, void* operand, Combine combine) {
   block.collective(mask, operand, combine, __builtin_return_address(0));
 }
@@ -288,6 +294,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = Gpu::the().model.major; break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = Gpu::the().model.minor; break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = Gpu::the().model.multiprocessors; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = Gpu::the().model.block_shared_bytes; break;
     case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *value = 1; break;
     default: *value = 0;
   }

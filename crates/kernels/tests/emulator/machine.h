@@ -52,6 +52,8 @@ struct Launch {
   const void* kernel;
   Extent grid, block;
   size_t shared_bytes;
+  // Its blocks may wait for each other.
+  bool cooperative;
   std::function<void()> body;
 };
 
@@ -73,6 +75,8 @@ struct Machine {
 
   // Of the running thread: waits for its block.
   virtual void barrier() = 0;
+  // Of the running thread: waits for all blocks of a cooperative launch.
+  virtual void grid_barrier() = 0;
   // Of the running thread: waits for the lanes of `mask`; the last one to come calls `combine` for all.
   virtual void collective(uint32_t mask, void* operand, Combine combine) = 0;
   // The block's variable `key`.

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use super::super::launch::{Address, CUstream, Launcher};
 
 /// Numbers of a plan that FlashInfer keeps on the host.
-pub(super) const PLAN_WORDS: usize = 16;
+pub(super) const PLAN_WORDS: usize = 18;
 /// Room for a message of FlashInfer's.
 pub(super) const MESSAGE_BYTES: usize = 256;
 /// What a function answers when it wrote a message instead of an error number of CUDA's.
@@ -45,10 +45,11 @@ pub(super) struct PlanArgs {
     pub(super) shape: Shape,
     pub(super) query_start: *mut u32,
     pub(super) page_start: *mut u32,
+    pub(super) context_len: *const u32,
     pub(super) plan: *mut i64,
     pub(super) message: *mut c_char,
 }
-const _: () = assert!(size_of::<PlanArgs>() == 112);
+const _: () = assert!(size_of::<PlanArgs>() == 120);
 
 /// As `RunArgs` in attention.cuh.
 #[repr(C)]
@@ -94,13 +95,16 @@ pub(super) enum Kernel {
     Decode,
     /// Any mixture, on the tensor cores.
     Prefill,
+    /// Any mixture over latents: cooperative, as many thread blocks as multiprocessors.
+    Latent,
 }
 
 impl Kernel {
     /// Whether it leaves the factor of the outputs away: FlashInfer's kernel whose warps share the columns of the values, of which
-    /// there are too many for the registers of one, does not ask its variant for what becomes of an output.
+    /// there are too many for the registers of one, does not ask its variant for what becomes of an output. That of latents would
+    /// round the factor, and multiply each latent by it.
     pub(super) fn leaves_values_unscaled(self, head_dim: usize) -> bool {
-        self == Self::Prefill && head_dim > 256
+        self == Self::Latent || self == Self::Prefill && head_dim > 256
     }
 }
 
@@ -123,6 +127,7 @@ impl Functions {
             (Kernel::Prefill, 128) => (candlepower_plan_prefill_128, candlepower_run_prefill_128),
             (Kernel::Prefill, 256) => (candlepower_plan_prefill_256, candlepower_run_prefill_256),
             (Kernel::Prefill, 512) => (candlepower_plan_prefill_512, candlepower_run_prefill_512),
+            (Kernel::Latent, 576) => (candlepower_plan_latent, candlepower_run_latent),
             _ => return None,
         };
         Some(Self { plan, run })
@@ -131,6 +136,8 @@ impl Functions {
 
 unsafe extern "C" {
     pub(super) fn candlepower_weigh_sinks(args: *const SinkArgs, stream: CUstream) -> i32;
+    fn candlepower_plan_latent(args: *const PlanArgs, stream: CUstream) -> i32;
+    fn candlepower_run_latent(args: *const RunArgs, stream: CUstream) -> i32;
     fn candlepower_plan_decode_64(args: *const PlanArgs, stream: CUstream) -> i32;
     fn candlepower_plan_decode_128(args: *const PlanArgs, stream: CUstream) -> i32;
     fn candlepower_plan_decode_256(args: *const PlanArgs, stream: CUstream) -> i32;

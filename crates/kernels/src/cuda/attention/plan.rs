@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char};
 
 use candle_core::cuda_backend::cudarc::driver::result::memcpy_htod_async;
+use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute;
 use candle_core::cuda_backend::cudarc::driver::{
     CudaEvent, CudaSlice, DevicePtr, DriverError, PinnedHostSlice,
 };
@@ -25,6 +26,13 @@ const KERNEL: &str = "paged_attention";
 
 /// Groups of query heads that FlashInfer's decode kernel has; the prefill kernel takes any.
 const DECODE_GROUPS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
+
+/// Elements of latents, and of rows of the cache, that FlashInfer's kernel for latents is made for here.
+const LATENT: (usize, usize) = (512, 576);
+/// Heads that read one row, at most.
+const MOST_LATENT_HEADS: usize = 128;
+/// Bytes of shared memory that FlashInfer's kernel takes for latents of FP8, which it widens there.
+const FP8_LATENT_BYTES: i32 = 184_832;
 
 /// Bytes of the device's schedule of one step, and of its pinned twin.
 const SCHEDULE_BYTES: usize = 8 << 20;
@@ -73,8 +81,9 @@ impl AttentionPlan {
     /// Reserves the memory of plans for a cache of these dimensions.
     ///
     /// # Errors
-    /// The device is no GPU, `spec` does not fit the cache, `head_dim` is not 64, 128, 256 or 512, or the memory
-    /// does not suffice.
+    /// The device is no GPU, `spec` does not fit the cache, `head_dim` is not 64, 128, 256 or 512, the memory does not suffice, or
+    /// latents are kept and are not 512 elements of 576, have more than 128 heads, sinks, or are of FP8 where queries are not bf16 or
+    /// thread blocks have less than 181 KiB.
     pub fn new(
         device: &Device,
         spec: AttentionSpec,
@@ -88,6 +97,10 @@ impl AttentionPlan {
         check(&spec, cache)?;
         let stream = device.cuda_stream();
         let context = stream.context().clone();
+        if cache.latent.is_some() {
+            let bytes = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+            check_latent(&spec, &capacity, context.attribute(bytes).map_err(driver)?)?;
+        }
         let tables = 3 * (capacity.max_seqs + 1) + capacity.max_pages;
         let log_sums = capacity.sink_tokens * spec.heads;
         // SAFETY: pinned memory begins undefined; `prepare` writes what is copied from it, and any bits are
@@ -151,14 +164,14 @@ impl AttentionPlan {
     /// Attention of the planned step in one layer: `out` = softmax(q k^T * scale) v over each query's
     /// sequence, causal, with the plan's window and `params.softcap`; with `sinks`, f32 `[heads]`, the softmax has a score of each
     /// head beside the others, whose part goes to nothing. They are taken into account after the sum has been rounded, and so is
-    /// the scale of the values in a cache where heads of 512 elements are not decodes.
+    /// the scale of the values in a cache where heads of 512 elements are not decodes, or of latents.
     ///
-    /// `q` and `out` are `[tokens, heads, head_dim]`; head `h` reads key-value head `h / (heads /
+    /// `q` is `[tokens, heads, head_dim]`, `out` `[tokens, heads, value_dim]`; head `h` reads key-value head `h / (heads /
     /// kv_heads)`. This step's keys and values must be in the cache. The CPU's definition is
     /// [`crate::paged_attention_reference`].
     ///
     /// # Errors
-    /// Nothing was prepared; `params.window` is not the plan's; it has no room for sinks; an operand has the wrong dtype, shape,
+    /// Nothing was prepared; `params.window` is not the plan's; it has no room for sinks; scores over latents are capped; an operand has the wrong dtype, shape,
     /// layout or device; or CUDA or FlashInfer refused.
     ///
     /// Source: Ye et al., "FlashInfer: Efficient and Customizable Attention Engine for LLM Inference
@@ -176,10 +189,19 @@ impl AttentionPlan {
         };
         check_window(params, &self.spec)?;
         check_cache(layer, &self.spec)?;
+        if self.cache.latent.is_some() && params.softcap.is_some() {
+            return Err(Error::Metadata("scores over latents have no soft cap on a GPU".into()));
+        }
         let launch = Launch::new(KERNEL, "q", q)?;
         let dims = [prepared.shape.tokens as usize, self.spec.heads, self.cache.head_dim];
+        let out_dims = [dims[0], dims[1], self.cache.value_dim()];
         let (axes, cache_axes) =
             ("[tokens, heads, head_dim]", "[num_blocks, kv_heads, block_size, head_dim]");
+        let out_axes = "[tokens, heads, value_dim]";
+        let value_scale = match self.cache.latent {
+            Some(_) => layer.scales.key,
+            None => layer.scales.value,
+        };
         let cache_dims = PagedCache::dims(&self.cache);
         let layout = TableLayout { seqs: prepared.shape.seqs as usize };
         let (tables, _guard) = self.tables.device_ptr(self.tables.stream());
@@ -188,7 +210,7 @@ impl AttentionPlan {
         let (rows, heads) = (dims[0] * dims[1], self.spec.heads);
         let weigh_sinks = match sinks {
             Some(sinks) => Some(SinkArgs {
-                out: launch.elements(("out", out), axes, &dims)?,
+                out: launch.elements(("out", out), out_axes, &out_dims)?,
                 log_sums: self.log_sums_of(rows)?,
                 sinks: launch.f32s(("sinks", sinks), "[heads]", &[heads])?,
                 rows: rows as i64,
@@ -206,7 +228,7 @@ impl AttentionPlan {
             q: launch.elements(("q", q), axes, &dims)?,
             keys: launch.cached(("keys", &layer.keys), cache_axes, &cache_dims)?,
             values: launch.cached(("values", &layer.values), cache_axes, &cache_dims)?,
-            out: launch.elements(("out", out), axes, &dims)?,
+            out: launch.elements(("out", out), out_axes, &out_dims)?,
             log_sums: weigh_sinks.as_ref().map_or(std::ptr::null_mut(), |args| args.log_sums),
             query_start: table(layout.query_start()),
             page_start: table(layout.page_start()),
@@ -216,7 +238,7 @@ impl AttentionPlan {
             message: message.as_mut_ptr(),
             scale: params.scale * layer.scales.key,
             softcap: params.softcap.unwrap_or(0.0),
-            value_scale: layer.scales.value,
+            value_scale,
             padding: 0,
         };
         if launch.dtype_code() != prepared.shape.dtype {
@@ -232,9 +254,8 @@ impl AttentionPlan {
         // the cache, and the plan's memory lives as long as `self`, whose drop waits for the stream.
         let result = unsafe { launch.run(functions.run, &args) };
         result.map_err(|error| with_message(error, &message))?;
-        if prepared.kernel.leaves_values_unscaled(self.cache.head_dim) && layer.scales.value != 1.0
-        {
-            scale_and_cap(out, layer.scales.value, None)?;
+        if prepared.kernel.leaves_values_unscaled(self.cache.head_dim) && value_scale != 1.0 {
+            scale_and_cap(out, value_scale, None)?;
         }
         match weigh_sinks {
             // SAFETY: as above; `log_sums_of` has checked that there is a number for each row.
@@ -258,6 +279,9 @@ impl AttentionPlan {
 
     /// Decodes go to the kernel that is bound by memory; it knows no windows, and not every group.
     fn kernel_for(&self, decode: bool) -> Kernel {
+        if self.cache.latent.is_some() {
+            return Kernel::Latent;
+        }
         let group = self.spec.heads / self.cache.num_kv_heads;
         let fits = self.spec.window.is_none() && DECODE_GROUPS.contains(&group);
         if decode && fits { Kernel::Decode } else { Kernel::Prefill }
@@ -305,6 +329,7 @@ impl AttentionPlan {
         let args = PlanArgs {
             query_start: tables[layout.query_start()..].as_mut_ptr(),
             page_start: tables[layout.page_start()..].as_mut_ptr(),
+            context_len: step.meta.context_len.as_ptr(),
             buffers: self.buffers(host),
             shape,
             plan: words.as_mut_ptr(),
@@ -313,7 +338,7 @@ impl AttentionPlan {
         let stream = self.device.cuda_stream();
         stream.context().bind_to_thread().map_err(driver)?;
         let functions = self.functions(kernel);
-        // SAFETY: the tables hold `seqs + 1` numbers each from where they begin, `words` and `message` what
+        // SAFETY: the tables hold `seqs + 1` numbers each from where they begin, `context_len` holds `seqs`, `words` and `message` what
         // the header says, and host and device schedules are equally long.
         let code = unsafe { (functions.plan)(&args, stream.cu_stream()) };
         if code != 0 {
@@ -346,6 +371,13 @@ fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
         let (kernel, operand, expected) = (KERNEL, "dtype", "bf16 or f16");
         return Err(Error::DType { kernel, operand, expected, found: spec.dtype });
     }
+    if let Some(value) = cache.latent {
+        if (value, cache.head_dim) != LATENT {
+            let expected = "512, and head_dim 576, on a GPU";
+            return Err(Error::Parameter { parameter: "latent", value, expected });
+        }
+        return Ok(());
+    }
     if Functions::of(Kernel::Prefill, cache.head_dim).is_none() {
         let (parameter, value) = ("head_dim", cache.head_dim);
         return Err(Error::Parameter {
@@ -353,6 +385,25 @@ fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
             value,
             expected: "64, 128, 256 or 512 on a GPU",
         });
+    }
+    Ok(())
+}
+
+/// Refuses what FlashInfer's kernel for latents has not, on a device whose thread blocks have so many bytes of shared memory.
+fn check_latent(spec: &AttentionSpec, capacity: &PlanCapacity, block_bytes: i32) -> Result<()> {
+    let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
+    if spec.heads > MOST_LATENT_HEADS {
+        return error("heads", spec.heads, "at most 128 on a GPU where latents are kept");
+    }
+    if capacity.sink_tokens > 0 {
+        return error("sink_tokens", capacity.sink_tokens, "0 on a GPU where latents are kept");
+    }
+    let fits = spec.dtype == DType::BF16 && block_bytes >= FP8_LATENT_BYTES;
+    if spec.cache_dtype == DType::F8E4M3 && !fits {
+        let (operand, found) = ("cache_dtype", spec.cache_dtype);
+        let expected =
+            "that of q: latents of FP8 need queries of bf16, and the shared memory of an H100";
+        return Err(Error::DType { kernel: KERNEL, operand, expected, found });
     }
     Ok(())
 }

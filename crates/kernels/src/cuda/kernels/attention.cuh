@@ -2,8 +2,8 @@
 // calls. FlashInfer's planners run on the host and divide a step's work among the device's blocks; its
 // kernels then read that division from device memory, so that a CUDA graph can be replayed with another one.
 //
-// Each attention_*.cu is compiled once per head dimension, which the build gives as CANDLEPOWER_HEAD_DIM. All
-// of it lies in a namespace of that dimension: functions of one name would be merged by the linker.
+// Each attention_*.cu is compiled once per head dimension, which the build gives as CANDLEPOWER_HEAD_DIM, but
+// attention_latent.cu, which has one. All of it lies in a namespace of that dimension: functions of one name would be merged by the linker.
 #pragma once
 
 #include <cstdio>
@@ -28,7 +28,7 @@ namespace candlepower {
 inline namespace CANDLEPOWER_PER_HEAD_DIM(head_dim_) {
 
 constexpr uint32_t kHeadDim = CANDLEPOWER_HEAD_DIM;
-constexpr int32_t kPlanWords = 16;
+constexpr int32_t kPlanWords = 18;
 constexpr int32_t kMessageBytes = 256;
 
 // Memory that planner and kernels share.
@@ -58,18 +58,19 @@ struct PlanArgs {
   AttentionShape shape;
   int32_t* query_start;  // host [seqs + 1]
   int32_t* page_start;   // host [seqs + 1]
+  const int32_t* context_len;  // host [seqs]
   int64_t* plan;         // host [kPlanWords], written
   char* message;         // host [kMessageBytes], written on an error
 };
-static_assert(sizeof(PlanArgs) == 112, "as in src/cuda/attention/ffi.rs");
+static_assert(sizeof(PlanArgs) == 120, "as in src/cuda/attention/ffi.rs");
 
 struct RunArgs {
   AttentionBuffers buffers;
   AttentionShape shape;
   const void* q;                // [tokens, heads, head_dim]
   const void* keys;             // [num_blocks, kv_heads, block_size, head_dim]
-  const void* values;           // as keys
-  void* out;                    // [tokens, heads, head_dim]
+  const void* values;           // as keys; where latents are kept the same memory
+  void* out;                    // [tokens, heads, head_dim], or where latents are kept [tokens, heads, latent]
   float* log_sums;              // [tokens, heads], written: the logarithm to base 2 of what the softmax divides by; null for none
   const int32_t* query_start;   // device [seqs + 1]
   const int32_t* page_start;    // device [seqs + 1]
@@ -125,9 +126,9 @@ struct Scaled : Params {
 template <typename Run>
 int32_t with_types(const AttentionShape& shape, Run run) {
 #ifdef CANDLEPOWER_LINK_ONLY
-  // A program that is linked and never computes (scripts/cuda/fast_nvcc.py): one instance, for the smallest heads, shows that
-  // all of this compiles.
-  if constexpr (kHeadDim == 64) run(__nv_bfloat16{}, __nv_bfloat16{});
+  // A program that is linked and never computes (scripts/cuda/fast_nvcc.py): one instance, for the smallest heads and for
+  // latents, shows that all of this compiles.
+  if constexpr (kHeadDim == 64 || kHeadDim == 576) run(__nv_bfloat16{}, __nv_bfloat16{});
   return cudaErrorNotSupported;
 #else
   return with_half_type(shape.dtype, [&](auto zero) {

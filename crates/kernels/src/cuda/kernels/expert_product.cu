@@ -5,13 +5,13 @@
 namespace candlepower {
 
 struct ExpertProductArgs {
-  const void* x;           // [pairs / pairs_per_row, k]
+  const void* x;           // [pairs / pairs_per_row, x_stride]
   const void* weights;     // [experts]: where each matrix [n, k] begins, or a PackedMatrix each
   const void* bias;        // [experts, n]; null for none
-  const uint32_t* sorted;  // as in RouteArgs, likewise the next two
+  const uint32_t* sorted;  // as in RouteArgs, likewise the next two; null: every token has every expert, in their order
   const uint32_t* starts;
   const uint32_t* tiles;
-  void* out;  // [pairs, n]
+  void* out;  // [pairs, out_stride]
   int32_t pairs;
   int32_t pairs_per_row;
   int32_t experts;
@@ -21,11 +21,24 @@ struct ExpertProductArgs {
   int32_t dtype;
   int32_t codes;    // kNoCodes, or the kind of all
   int32_t ordered;  // whether the columns of all are in the order of the inputs
+  int32_t x_stride;    // of which the first k are read
+  int32_t out_stride;  // of which the first n are written
   int32_t padding;
 };
-static_assert(sizeof(ExpertProductArgs) == 96, "as in src/cuda/experts.rs");
+static_assert(sizeof(ExpertProductArgs) == 104, "as in src/cuda/experts.rs");
 
 constexpr int32_t kNoCodes = -1;
+
+// The rows of each expert where every token has every expert.
+__device__ __forceinline__ uint32_t tokens_of_all(const ExpertProductArgs& args) {
+  return static_cast<uint32_t>(args.pairs) / args.experts;
+}
+
+// The tiles of all experts.
+__device__ __forceinline__ uint32_t num_tiles(const ExpertProductArgs& args) {
+  if (args.sorted == nullptr) return args.experts * tiles_of(tokens_of_all(args), args.tile_rows);
+  return args.tiles[args.experts];
+}
 
 // A tile of the rows of one expert. Nothing of it is known to the host: a grid has room for the most tiles that there may be.
 struct RowTile {
@@ -35,12 +48,19 @@ struct RowTile {
   // The pair that is row `row` of the tile, or -1.
   __device__ __forceinline__ int32_t pair(const ExpertProductArgs& args, int32_t row) const {
     const uint32_t at = first_row + row;
+    if (args.sorted == nullptr) {
+      return at < tokens_of_all(args) ? static_cast<int32_t>(at) * args.experts + expert : -1;
+    }
     return at < args.starts[expert + 1] ? static_cast<int32_t>(args.sorted[at]) : -1;
   }
 };
 
-// `tile` is below `args.tiles[args.experts]`.
+// `tile` is below `num_tiles(args)`.
 __device__ __forceinline__ RowTile row_tile(const ExpertProductArgs& args, uint32_t tile) {
+  if (args.sorted == nullptr) {
+    const uint32_t of_expert = tiles_of(tokens_of_all(args), args.tile_rows);
+    return {static_cast<int32_t>(tile / of_expert), tile % of_expert * args.tile_rows};
+  }
   const int32_t expert = expert_of_tile(args.tiles, args.experts, tile);
   return {expert, args.starts[expert] + (tile - args.tiles[expert]) * args.tile_rows};
 }
@@ -64,19 +84,19 @@ __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_expert_kernel(Expe
   __shared__ int32_t pairs[kFewRows];
   const uint32_t output_tiles = tiles_of(args.n, kTileOutputs);
   const uint32_t tile = blockIdx.x / output_tiles;
-  if (tile >= args.tiles[args.experts]) return;
+  if (tile >= num_tiles(args)) return;
   const RowTile rows = row_tile(args, tile);
   if (threadIdx.x < kFewRows) pairs[threadIdx.x] = rows.pair(args, threadIdx.x);
   __syncthreads();
   const PackedMatrix w = static_cast<const PackedMatrix*>(args.weights)[rows.expert];
   const T* x = static_cast<const T*>(args.x);
   const auto row_of = [&](int32_t row) {
-    return pairs[row] < 0 ? nullptr : x + static_cast<int64_t>(pairs[row] / args.pairs_per_row) * args.k;
+    return pairs[row] < 0 ? nullptr : x + static_cast<int64_t>(pairs[row] / args.pairs_per_row) * args.x_stride;
   };
   T* out = static_cast<T*>(args.out);
   const int32_t first_output = static_cast<int32_t>(blockIdx.x % output_tiles) * kTileOutputs;
   const auto take = [&](int32_t row, int32_t output, float sum) {
-    out[static_cast<int64_t>(pairs[row]) * args.n + output] = T(sum + bias_of<T>(args, rows.expert, output));
+    out[static_cast<int64_t>(pairs[row]) * args.out_stride + output] = T(sum + bias_of<T>(args, rows.expert, output));
   };
   multiply_packed<T, kCodes, kFewRows / kTileRows, kOrdered>(w, first_output, row_of, take);
 }
@@ -133,7 +153,7 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
   __shared__ int32_t rows_of_x[Shape::kRows];
   const uint32_t output_tiles = tiles_of(args.n, Shape::kOutputs);
   const uint32_t tile = blockIdx.x / output_tiles;
-  if (tile >= args.tiles[args.experts]) return;
+  if (tile >= num_tiles(args)) return;
   const RowTile rows = row_tile(args, tile);
   const int32_t first_output = static_cast<int32_t>(blockIdx.x % output_tiles) * Shape::kOutputs;
   for (int32_t i = threadIdx.x; i < Shape::kRows; i += Shape::kThreads) {
@@ -153,8 +173,8 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
   // Columns of codes may be in another order.
   const bool whole = kWhole && (kKind == kNoCodes || w.inputs == nullptr);
   // Columns from `column` on of row `row` of a matrix, as many as there are.
-  const auto load_chunk = [&](uint4* to, const T* matrix, int32_t row, bool exists, int32_t column) {
-    if (exists) matrix += static_cast<int64_t>(row) * args.k;
+  const auto load_chunk = [&](uint4* to, const T* matrix, int32_t stride, int32_t row, bool exists, int32_t column) {
+    if (exists) matrix += static_cast<int64_t>(row) * stride;
     if (whole) {
       const bool within = exists && column < args.k;
       copy_chunk(to, within ? matrix + column : matrix, within);
@@ -176,12 +196,12 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
       const int32_t column = step * kStageInputs + chunk * kVectorWidth<T>;
       uint4* to = stage + swizzled(row, chunk);
       if (row < Shape::kRows) {
-        load_chunk(to, x, rows_of_x[row], rows_of_x[row] >= 0, column);
+        load_chunk(to, x, args.x_stride, rows_of_x[row], rows_of_x[row] >= 0, column);
         continue;
       }
       const int32_t output = first_output + row - Shape::kRows;
       if constexpr (kKind == kNoCodes) {
-        load_chunk(to, numbers, output, output < args.n, column);
+        load_chunk(to, numbers, args.k, output, output < args.n, column);
       } else {
         Vector<T, kUnpacked> values{};
         if (output < args.n && column < w.k) values = unpacked<T, static_cast<Codes>(kKind)>(w, output, column);
@@ -236,8 +256,8 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
   for (int32_t i = 0; i < Shape::kRowTiles * 2; ++i) {
     const int32_t pair = pairs[warp_row + i * 8 + lane / 4];
     if (pair < 0) continue;
-    T* out = static_cast<T*>(args.out) + static_cast<int64_t>(pair) * args.n;
-    const T* of_pair = x + static_cast<int64_t>(pair / args.pairs_per_row) * args.k;
+    T* out = static_cast<T*>(args.out) + static_cast<int64_t>(pair) * args.out_stride;
+    const T* of_pair = x + static_cast<int64_t>(pair / args.pairs_per_row) * args.x_stride;
 #pragma unroll
     for (int32_t j = 0; j < Shape::kOutputTiles; ++j) {
       const int32_t output = first_output + warp_output + j * 8 + lane % 4 * 2;
@@ -248,7 +268,7 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
       }
       if (output < args.n) sum[0] += bias_of<T>(args, rows.expert, output);
       if (output + 1 < args.n) sum[1] += bias_of<T>(args, rows.expert, output + 1);
-      if (args.n % 2 == 0) {
+      if (args.n % 2 == 0 && args.out_stride % 2 == 0) {
         if (output < args.n) store<2>(out + output, Vector<T, 2>{{T(sum[0]), T(sum[1])}});
       } else {
         if (output < args.n) out[output] = T(sum[0]);
@@ -260,8 +280,9 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
 
 template <typename T, typename Shape, int32_t kKind>
 void launch_tiles(const ExpertProductArgs& args, cudaStream_t stream) {
-  const auto kernel = args.k % kVectorWidth<T> == 0 ? expert_product_kernel<T, Shape, kKind, true>
-                                                    : expert_product_kernel<T, Shape, kKind, false>;
+  const bool is_whole = args.k % kVectorWidth<T> == 0 && args.x_stride % kVectorWidth<T> == 0;
+  const auto kernel =
+      is_whole ? expert_product_kernel<T, Shape, kKind, true> : expert_product_kernel<T, Shape, kKind, false>;
   // What it says no to, the launch says no to.
   (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
   const uint32_t blocks = most_tiles(args.pairs, args.experts, Shape::kRows) * tiles_of(args.n, Shape::kOutputs);

@@ -23,13 +23,50 @@ struct RouteArgs {
   int32_t dtype;
   int32_t function;  // GatingFunction
   float scale;
+  int32_t groups;  // of as many experts, at most a warp has lanes; 1: experts are chosen among all
+  int32_t chosen_groups;
+  int32_t group_score;  // GroupScore
+  int32_t padding;
 };
-static_assert(sizeof(RouteArgs) == 96, "as in src/cuda/experts.rs");
+static_assert(sizeof(RouteArgs) == 112, "as in src/cuda/experts.rs");
 
 // The values are those of GatingFunction in Rust.
 enum class GatingFunction : int32_t { kSoftmax = 0, kSigmoid = 1 };
+// As GroupScore in Rust.
+enum class GroupScore : int32_t { kBest = 0, kBestTwo = 1 };
 
 constexpr int32_t kChooseWarps = 4;
+
+// The groups that a token's experts are chosen among, a bit each: those with the highest scores, of equal ones the first. Experts
+// are chosen by what `choose_by` says of them. A lane has a group.
+template <typename ChooseBy>
+__device__ uint32_t best_groups(const RouteArgs& args, ChooseBy choose_by) {
+  const int32_t lane = threadIdx.x % kWarp;
+  const int32_t size = args.experts / args.groups;
+  uint32_t rank = 0;
+  if (lane < args.groups) {
+    const int32_t first = lane * size;
+    float best = choose_by(first);
+    float second = 0.0f;
+    for (int32_t i = 1; i < size; ++i) {
+      const float found = choose_by(first + i);
+      if (rank_bits(__float_as_uint(found)) > rank_bits(__float_as_uint(best))) {
+        second = best;
+        best = found;
+      } else if (i == 1 || rank_bits(__float_as_uint(found)) > rank_bits(__float_as_uint(second))) {
+        second = found;
+      }
+    }
+    const bool of_two = static_cast<GroupScore>(args.group_score) == GroupScore::kBestTwo;
+    rank = rank_bits(__float_as_uint(of_two ? best + second : best));
+  }
+  int32_t better = 0;
+  for (int32_t group = 0; group < args.groups; ++group) {
+    const uint32_t other = __shfl_sync(0xffffffffu, rank, group);
+    better += chosen_before(other, group, rank, lane) ? 1 : 0;
+  }
+  return __ballot_sync(0xffffffffu, lane < args.groups && better < args.chosen_groups);
+}
 
 // A warp per token, which looks for the next best expert `top_k` times.
 template <typename T>
@@ -49,10 +86,12 @@ __global__ void __launch_bounds__(kChooseWarps* kWarp) choose_kernel(RouteArgs a
   float all = 0.0f;
   for (int32_t i = lane; i < args.experts; i += kWarp) all += share_of(i);
   all = is_softmax ? warp_sum(all) : 1.0f;
-  const auto rank_of = [&](int32_t expert) {
+  const auto choose_by = [&](int32_t expert) {
     const float share = share_of(expert);
-    return rank_bits(__float_as_uint(args.bias == nullptr ? share : share / all + args.bias[expert]));
+    return args.bias == nullptr ? share : share / all + args.bias[expert];
   };
+  const uint32_t groups = args.groups > 1 ? best_groups(args, choose_by) : 1u;
+  const int32_t group_size = args.experts / args.groups;
 
   int32_t expert = args.experts;
   // What was found last; at first what comes before every expert.
@@ -62,7 +101,8 @@ __global__ void __launch_bounds__(kChooseWarps* kWarp) choose_kernel(RouteArgs a
     uint32_t best_rank = 0;
     int32_t best = args.experts;
     for (int32_t i = lane; i < args.experts; i += kWarp) {
-      const uint32_t found = rank_of(i);
+      if ((groups >> i / group_size & 1) == 0) continue;
+      const uint32_t found = rank_bits(__float_as_uint(choose_by(i)));
       if (chosen_before(last_rank, last, found, i) && chosen_before(found, i, best_rank, best)) {
         best_rank = found;
         best = i;

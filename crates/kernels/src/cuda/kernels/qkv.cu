@@ -1,6 +1,6 @@
 // Norm of heads, rotary embedding and the write into the paged cache, in one pass over the fused qkv rows.
 
-#include "common.cuh"
+#include "heads.cuh"
 
 #include <cuda_fp8.h>
 
@@ -89,34 +89,6 @@ __device__ inline void normalize_value(float* values, const QkvArgs& args) {
   __syncwarp();
 }
 
-// Rotates the head in `values`.
-__device__ inline void rotate(float* values, uint32_t position, const QkvArgs& args) {
-  const int32_t lane = threadIdx.x % kWarp;
-  const int32_t half = args.rot_dim / 2;
-  const bool in_table = position < static_cast<uint32_t>(args.max_len);
-  const int64_t row = in_table ? static_cast<int64_t>(position) * half : 0;
-  for (int32_t i = lane; i < half; i += kWarp) {
-    const RopePair pair = rope_pair(i, half, static_cast<RopeStyle>(args.rope_style));
-    const float a = values[pair.first];
-    const float b = values[pair.second];
-    // A position beyond the table becomes NaN, which sampling reports: a device cannot refuse.
-    const float cos = in_table ? args.cos[row + i] : NAN;
-    const float sin = in_table ? args.sin[row + i] : NAN;
-    values[pair.first] = a * cos - b * sin;
-    values[pair.second] = b * cos + a * sin;
-  }
-  __syncwarp();
-}
-
-// The head in `values`, divided by `scale`.
-template <typename To>
-__device__ void store_head(To* out, const float* values, float scale, const QkvArgs& args) {
-  const int32_t lane = threadIdx.x % kWarp;
-  for (int32_t i = lane * 2; i < args.head_dim; i += kWarp * 2) {
-    store<2>(out + i, Vector<To, 2>{{To(values[i] / scale), To(values[i + 1] / scale)}});
-  }
-}
-
 // One warp per head of a token, two elements per lane and step: 128 bytes of a warp lie together. T is the type of the
 // rows, C that of the cache; what e4m3 cannot hold becomes its largest number.
 template <typename T, typename C>
@@ -144,7 +116,8 @@ __global__ void qkv_kernel(QkvArgs args) {
   if (head.kind != HeadKind::kValue) {
     const auto* norm = static_cast<const T*>(head.kind == HeadKind::kQuery ? args.q_norm : args.k_norm);
     if (norm != nullptr) normalize(values, norm, token, head, args);
-    rotate(values, position, args);
+    const auto style = static_cast<RopeStyle>(args.rope_style);
+    rotate(values, position, {args.cos, args.sin, args.rot_dim, args.max_len, style});
   } else if (args.value_len > 0) {
     normalize_value(values, args);
   }
@@ -155,14 +128,14 @@ __global__ void qkv_kernel(QkvArgs args) {
       __syncwarp();
     }
     const int64_t first = (static_cast<int64_t>(token) * args.heads + head.index) * args.head_dim;
-    store_head(static_cast<T*>(args.q) + first, values, 1.0f, args);
+    store_head(static_cast<T*>(args.q) + first, values, args.head_dim, 1.0f);
   } else {
     const bool is_key = head.kind == HeadKind::kKey;
     void* cache = is_key ? args.keys : args.values;
     const float scale = is_key ? args.key_scale : args.value_scale;
     const uint64_t first =
         cache_offset(slot, head.index, args.kv_heads, args.block_size, args.head_dim);
-    store_head(static_cast<C*>(cache) + first, values, scale, args);
+    store_head(static_cast<C*>(cache) + first, values, args.head_dim, scale);
   }
 }
 
@@ -206,8 +179,10 @@ struct CopyBlocksArgs {
   int64_t block_bytes;  // a multiple of 16
   uint32_t from_blocks;
   uint32_t to_blocks;
+  int32_t tensors;  // 1: keys alone; 2: values too
+  int32_t padding;
 };
-static_assert(sizeof(CopyBlocksArgs) == 64, "as in src/cuda/paged_cache.rs");
+static_assert(sizeof(CopyBlocksArgs) == 72, "as in src/cuda/paged_cache.rs");
 
 // One block of threads per copied block and tensor. No block may be both a source and a destination.
 __global__ void copy_blocks_kernel(CopyBlocksArgs args) {
@@ -248,7 +223,7 @@ extern "C" int32_t candlepower_square_sums(const SquareSumsArgs* args, cudaStrea
 }
 
 extern "C" int32_t candlepower_copy_blocks(const CopyBlocksArgs* args, cudaStream_t stream) {
-  const dim3 grid(static_cast<uint32_t>(args->count), 2);
+  const dim3 grid(static_cast<uint32_t>(args->count), args->tensors);
   copy_blocks_kernel<<<grid, 256, 0, stream>>>(*args);
   return cudaGetLastError();
 }

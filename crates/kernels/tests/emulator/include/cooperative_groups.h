@@ -1,4 +1,4 @@
-// Of cooperative groups what FlashInfer uses: the block of the running thread.
+// Of cooperative groups what FlashInfer uses: the block of the running thread, and all blocks.
 #pragma once
 
 namespace cooperative_groups {
@@ -9,7 +9,10 @@ struct thread_block {
 };
 
 inline thread_block this_thread_block() { return {}; }
-// Named, and not used.
-inline int this_grid() { return 0; }
+struct grid_group {
+  void sync() const { emulated::machine->grid_barrier(); }
+};
+
+inline grid_group this_grid() { return {}; }
 
 }  // namespace cooperative_groups
