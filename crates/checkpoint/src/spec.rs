@@ -119,7 +119,7 @@ impl LayerSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mixer {
     /// Attention, which keeps keys and values of every token.
-    Attention(AttentionSpec),
+    Attention(Box<AttentionSpec>),
     /// A gated delta net, which keeps a state of one size.
     DeltaNet(DeltaNetSpec),
 }
@@ -484,7 +484,7 @@ impl ModelSpec {
         let layer = LayerSpec {
             residual: Residual::PreNorm,
             norm,
-            mixer: Mixer::Attention(AttentionSpec {
+            mixer: Mixer::Attention(Box::new(AttentionSpec {
                 heads,
                 kv_heads,
                 head_dim,
@@ -501,7 +501,7 @@ impl ModelSpec {
                 values_are_keys: false,
                 keys_of: None,
                 latent: None,
-            }),
+            })),
             ffn: FfnSpec::Dense(MlpSpec {
                 inner: c.bounded("intermediate_size", MOST_WIDTH)?,
                 act: Act::read(c)?,

@@ -1,28 +1,22 @@
 //! The decoder on a device: row-major weights or codes, and buffers that are reserved once.
 
-use std::{cell::RefCell, f32::consts::FRAC_1_SQRT_2, sync::Arc};
+use std::{f32::consts::FRAC_1_SQRT_2, sync::Arc};
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_checkpoint::{
-    ExpertsSpec, KvKind, KvPlace, LATENT_PARTIALS_BYTES, ModelSpec, QkNormSpan,
-    attention_partials_bytes,
-};
+use candlepower_checkpoint::{ModelSpec, QkNormSpan};
 use candlepower_comm::Comm;
 use candlepower_kernels::{
     Activation, AttentionMetadata, KvCacheConfig, VocabPart,
     device::{
-        self, AttentionPlan, AttentionSpec, AttentionStep, LatentsToCache, LaunchShape, LayerNorm,
-        Matmul, Matrix, NormWeight, PagedCache, PlanCapacity, QkNorm, QkvToCache, RmsNorm, Routing,
-        StatePool, StateTables, ValueNorm,
+        self, AttentionStep, LatentsToCache, LaunchShape, LayerNorm, Matrix, NormWeight, QkNorm,
+        QkvToCache, RmsNorm, Routing, StateTables, ValueNorm,
     },
 };
-
-use serde::{Deserialize, Serialize};
 
 use crate::{
     collectives::DeviceRanks,
     decoder::embed_scale,
-    delta_net::{DeltaNet, state_config},
+    delta_net::DeltaNet,
     error::Result,
     kv_scales::LayerKvScales,
     latent_attention::LatentAttention,
@@ -32,6 +26,11 @@ use crate::{
     },
     parts::Parts,
 };
+
+mod workspace;
+
+pub use workspace::{Workspace, WorkspaceSize};
+use workspace::{plan_all, plan_of};
 
 /// A decoder-only language model whose weights are on a device.
 pub struct DeviceDecoder {
@@ -72,75 +71,6 @@ pub struct DeviceWanted<'a> {
     pub attention: &'a AttentionMetadata,
 }
 
-/// The memory of steps: intermediate results, schedules of attention, the cache, and the states of sequences.
-pub struct Workspace {
-    /// One for each of the model's `kv_kinds`.
-    caches: Vec<PagedCache>,
-    /// Where layers have states.
-    states: Option<StatePool>,
-    /// Planned anew within a step where some tokens alone are wanted.
-    plans: RefCell<Vec<PlanOf>>,
-    matmul: Matmul,
-    /// `[max_tokens, hidden]`.
-    residual: Tensor,
-    /// `[max_tokens, hidden]`.
-    normed: Tensor,
-    /// `[max_tokens, hidden]`: what is added to the residual.
-    branch: Tensor,
-    /// `max_tokens` rows of q, k and v, of a delta net, or of gate and up, or of what experts make of a token.
-    wide: Tensor,
-    /// `max_tokens` rows of q, of what steers states, or of activated gates, or of the scores of experts.
-    inner: Tensor,
-    /// `max_tokens` rows of heads, or of what experts make beside another feed-forward.
-    attended: Tensor,
-    /// `max_tokens` rows of what layers get beside the residual, where they get such.
-    per_layer: Option<Tensor>,
-    /// `[max_rows, hidden]`.
-    last: Tensor,
-    /// `[max_rows, vocab]`.
-    logits: Tensor,
-    /// f32 `max_tokens` rows of two, where norms of q and k are over all heads.
-    square_sums: Option<Tensor>,
-    /// Where there are experts.
-    routing: Option<Routing>,
-    /// Where there are ranks.
-    gathered: Option<Gathered>,
-}
-
-/// The plan of the attentions that have one cache and one window.
-struct PlanOf {
-    kind: usize,
-    window: Option<usize>,
-    plan: AttentionPlan,
-}
-
-/// Logits on their way from the ranks that computed them.
-struct Gathered {
-    /// This rank's, `[max_rows, tokens]`.
-    own: Tensor,
-    /// Those of each rank, one after the other.
-    all: Tensor,
-}
-
-/// How large steps are.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug)]
-pub struct WorkspaceSize {
-    /// Tokens of a step.
-    pub max_tokens: usize,
-    /// Sequences of a step.
-    pub max_seqs: usize,
-    /// Rows of logits that exist at once.
-    pub max_rows: usize,
-    /// States of sequences, where layers have such.
-    pub num_states: usize,
-    /// Blocks of the cache.
-    pub num_blocks: usize,
-    /// Tokens of a block.
-    pub block_size: usize,
-    /// Whether keys and values are kept in FP8 (e4m3), or in the model's dtype.
-    pub fp8_cache: bool,
-}
-
 impl DeviceDecoder {
     /// Builds the model from its parts, with rope tables for `max_model_len` positions.
     pub(crate) fn new(
@@ -155,102 +85,6 @@ impl DeviceDecoder {
         let layers = Layers::take(&spec, parts, max_model_len)?;
         let embed_scale = embed_scale(&spec.embed, dtype);
         Ok(Self { spec, ranks, max_model_len, device, dtype, embed_scale, kv_scales, layers })
-    }
-
-    /// Reserves what steps of up to this size need, with an empty cache: in FP8 with the checkpoint's scales of keys and values,
-    /// where it has them.
-    ///
-    /// # Errors
-    /// Memory does not suffice, the sizes are not what the kernels take, or the scales cannot be used.
-    pub fn workspace(&self, size: WorkspaceSize) -> Result<Workspace> {
-        let config = |kind: &KvKind| KvCacheConfig {
-            num_layers: kind.layers,
-            num_blocks: size.num_blocks,
-            block_size: size.block_size,
-            num_kv_heads: kind.kv_heads,
-            head_dim: kind.on_device().head_dim,
-            latent: kind.on_device().latent,
-        };
-        let has_sinks = self.spec.attentions().any(|attention| attention.sinks);
-        let capacity = |of: &KvCacheConfig| PlanCapacity {
-            max_seqs: size.max_seqs,
-            max_pages: size.max_seqs * self.max_model_len.div_ceil(size.block_size),
-            partials_bytes: match of.latent {
-                Some(_) => LATENT_PARTIALS_BYTES,
-                None => attention_partials_bytes(of.head_dim, of.num_kv_heads, size.max_seqs),
-            },
-            sink_tokens: if has_sinks { size.max_tokens } else { 0 },
-        };
-        let cache_dtype = if size.fp8_cache { DType::F8E4M3 } else { self.dtype };
-        let kinds = self.spec.kv_kinds();
-        let mut caches = Vec::with_capacity(kinds.len());
-        for (i, kind) in kinds.iter().enumerate() {
-            let mut cache = PagedCache::new(config(kind), cache_dtype, &self.device)?;
-            if size.fp8_cache {
-                cache = cache.with_scales(&self.kv_scales.of_kind(&self.spec, i)?)?;
-            }
-            caches.push(cache);
-        }
-        let mut plans: Vec<PlanOf> = Vec::new();
-        for (layer, spec) in self.spec.layers.iter().enumerate() {
-            let Some((attention, place)) = spec.attention().zip(self.spec.kv_place(layer)) else {
-                continue;
-            };
-            let (kind, window) = (place.kind, attention.window);
-            if plans.iter().any(|plan| (plan.kind, plan.window) == (kind, window)) {
-                continue;
-            }
-            let spec =
-                AttentionSpec { heads: attention.heads, window, dtype: self.dtype, cache_dtype };
-            let config = config(&kinds[kind]);
-            let plan = AttentionPlan::new(&self.device, spec, &config, capacity(&config))?;
-            plans.push(PlanOf { kind, window, plan });
-        }
-        let buffer =
-            |rows: usize, width: usize| Tensor::zeros(rows * width, self.dtype, &self.device);
-        let gathered = match self.ranks {
-            Some(_) => Some(Gathered {
-                own: buffer(size.max_rows, self.spec.vocab_size)?,
-                all: buffer(size.max_rows, self.vocab_size())?,
-            }),
-            None => None,
-        };
-        let (tokens, hidden) = (size.max_tokens, self.spec.hidden_size);
-        // All layers that have experts have as many.
-        let experts = self.spec.layers.iter().find_map(|layer| layer.ffn.experts());
-        let routing = |experts: &ExpertsSpec| {
-            Routing::new(tokens, experts.count, experts.top_k, &self.device)
-        };
-        let square_sums = || Tensor::zeros(2 * tokens, DType::F32, &self.device);
-        let widths = self.spec.device_widths(1);
-        let states = state_config(&self.spec, None, size.num_states);
-        let states = states.map(|config| StatePool::new(config, self.dtype, &self.device));
-        Ok(Workspace {
-            caches,
-            states: states.transpose()?,
-            plans: RefCell::new(plans),
-            matmul: Matmul::new(
-                &self.device,
-                tokens.max(size.max_rows),
-                self.dtype,
-                self.spec.device_unpacked_bytes(),
-            )?,
-            residual: buffer(tokens, hidden)?,
-            normed: buffer(tokens, hidden)?,
-            branch: buffer(tokens, hidden)?,
-            wide: buffer(tokens, widths.wide)?,
-            inner: buffer(tokens, widths.inner)?,
-            attended: buffer(tokens, widths.attended)?,
-            per_layer: match &self.spec.per_layer {
-                Some(of) => Some(buffer(tokens, of.width * self.spec.layers.len())?),
-                None => None,
-            },
-            last: buffer(size.max_rows, hidden)?,
-            logits: buffer(size.max_rows, self.vocab_size())?,
-            square_sums: self.spec.norms_all_heads().then(square_sums).transpose()?,
-            routing: experts.map(routing).transpose()?,
-            gathered,
-        })
     }
 
     /// Runs the layers on a step's tokens, writes their keys and values to the cache, and moves on the states. Returns the hidden states
@@ -339,36 +173,6 @@ impl DeviceDecoder {
     pub fn weight_bytes(&self) -> usize {
         self.layers.num_bytes()
     }
-}
-
-impl Workspace {
-    /// Plans the attention of a step.
-    ///
-    /// # Errors
-    /// The metadata contradicts itself or the cache, the step is too large, or CUDA refused.
-    pub fn prepare(&mut self, step: &AttentionStep<'_>) -> Result<()> {
-        plan_all(self.plans.get_mut(), step)
-    }
-
-    /// Keys and values, of each of the model's `kv_kinds`; a block is the same place in all of them.
-    pub fn caches(&self) -> &[PagedCache] {
-        &self.caches
-    }
-
-    /// The states of sequences, where layers have such.
-    pub fn states(&self) -> Option<&StatePool> {
-        self.states.as_ref()
-    }
-}
-
-fn plan_all(plans: &mut [PlanOf], step: &AttentionStep<'_>) -> Result<()> {
-    plans.iter_mut().try_for_each(|of| Ok(of.plan.prepare(step)?))
-}
-
-fn plan_of(plans: &[PlanOf], place: KvPlace, window: Option<usize>) -> &AttentionPlan {
-    let same = |of: &&PlanOf| (of.kind, of.window) == (place.kind, window);
-    let plan = plans.iter().find(same);
-    &plan.expect("the workspace has a plan for each cache and window of the model").plan
 }
 
 /// The beginning of a buffer in some shape: the same memory each time.

@@ -279,7 +279,7 @@ impl<M: Matrix> Layers<M> {
                             Mixer::Attention(Attention::take(&mut parts, at, attention, table)?)
                         }
                         Some(latent) => {
-                            let of = (attention, latent);
+                            let of = (&**attention, latent);
                             Mixer::Latent(LatentAttention::take(&mut parts, at, of, table)?)
                         }
                     }

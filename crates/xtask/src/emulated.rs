@@ -24,7 +24,7 @@ const TESTS: [Tests; 7] = [
     },
     Tests {
         source: KERNELS,
-        arguments: "--exact paged_attention",
+        arguments: "--exact paged_attention latent_attention",
         names: &[],
         env: &[("CANDLEPOWER_EMULATED_MODEL", "l40s")],
     },

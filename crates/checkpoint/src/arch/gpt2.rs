@@ -62,7 +62,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let layer = LayerSpec {
         residual: Residual::PreNorm,
         norm,
-        mixer: Mixer::Attention(AttentionSpec {
+        mixer: Mixer::Attention(Box::new(AttentionSpec {
             heads,
             kv_heads: heads,
             head_dim,
@@ -79,7 +79,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
             values_are_keys: false,
             keys_of: None,
             latent: None,
-        }),
+        })),
         ffn: FfnSpec::Dense(MlpSpec {
             inner: c.bounded_opt("n_inner", MOST_WIDTH)?.unwrap_or(4 * hidden_size),
             act: Act::read_key(&c, "activation_function")?,

@@ -3,9 +3,7 @@
 use candlepower_packing::{Dtype, MatrixForm};
 
 use super::{KvDtype, MemoryRequest};
-use crate::spec::{
-    AttentionSpec, FfnSpec, GatingSpec, KvKind, LayerSpec, Mixer, MlpSpec, ModelSpec,
-};
+use crate::spec::{FfnSpec, GatingSpec, KvKind, LayerSpec, Mixer, MlpSpec, ModelSpec};
 
 /// Widths of heads that attention on a GPU is compiled for; others are padded with zeros to the next of them.
 pub const DEVICE_HEAD_DIMS: &[usize] = &[64, 128, 256, 512];
@@ -132,17 +130,20 @@ impl ModelSpec {
             |width: &dyn Fn(&LayerSpec) -> usize| self.layers.iter().map(width).max().unwrap_or(0);
         // As they are wide, inner and attended.
         let mixer = |mixer: &Mixer| match mixer {
-            Mixer::Attention(a @ AttentionSpec { latent: Some(l), .. }) => {
-                let heads = a.heads.div_ceil(ranks);
-                let (latent, row) = device_latent_dims(l.rank, a.head_dim - l.rank);
-                let inner = a.head_dim.max(l.q_rank.unwrap_or(0)).max(heads * l.value_dim);
-                (heads * a.q_dim().max(latent), inner, heads * row)
-            }
             Mixer::Attention(a) => {
-                let padded = device_head_dim(a.head_dim);
-                let (q, kv) =
-                    (a.heads.div_ceil(ranks) * padded, a.kv_heads.div_ceil(ranks) * padded);
-                (q + 2 * kv, q, q)
+                let heads = a.heads.div_ceil(ranks);
+                match &a.latent {
+                    Some(l) => {
+                        let (latent, row) = device_latent_dims(l.rank, a.head_dim - l.rank);
+                        let inner = a.head_dim.max(l.q_rank.unwrap_or(0)).max(heads * l.value_dim);
+                        (heads * a.q_dim().max(latent), inner, heads * row)
+                    }
+                    None => {
+                        let padded = device_head_dim(a.head_dim);
+                        let (q, kv) = (heads * padded, a.kv_heads.div_ceil(ranks) * padded);
+                        (q + 2 * kv, q, q)
+                    }
+                }
             }
             Mixer::DeltaNet(net) => (
                 net.width().div_ceil(ranks),

@@ -46,6 +46,10 @@ pub fn latents_to_cache(
         sin: launch.f32s(("sin", sin), table_axes, &table)?,
         positions: launch.u32s(("positions", operands.positions), "[tokens]", &[tokens])?,
         slots: launch.u32s(("slot_mapping", operands.slot_mapping), "[tokens]", &[tokens])?,
+        query_scales: match operands.rope.query_scales() {
+            Some(scales) => launch.f32s(("query_scales", scales), "[max_len]", &table[..1])?,
+            None => std::ptr::null_mut(),
+        },
         q_out: launch.elements(("q_out", q_out), out_axes, &[tokens, heads, head_dim])?,
         keys: launch.cached(("keys", &layer.keys), cache_axes, &PagedCache::dims(config))?,
         tokens: tokens as i64,
@@ -131,6 +135,7 @@ struct LatentArgs {
     sin: *mut f32,
     positions: *mut u32,
     slots: *mut u32,
+    query_scales: *mut f32,
     q_out: Address,
     keys: Address,
     tokens: i64,
@@ -151,7 +156,7 @@ struct LatentArgs {
     key_scale: f32,
     padding: i32,
 }
-const _: () = assert!(size_of::<LatentArgs>() == 144);
+const _: () = assert!(size_of::<LatentArgs>() == 152);
 
 unsafe extern "C" {
     fn candlepower_latents_to_cache(args: *const LatentArgs, stream: CUstream) -> i32;

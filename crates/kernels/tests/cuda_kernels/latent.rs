@@ -93,7 +93,11 @@ fn compare_kept(
             let values: Vec<f32> = angles.iter().map(|angle| f(*angle)).collect();
             Tensor::from_vec(values, (MAX_LEN, turned / 2), &Device::Cpu).unwrap()
         };
-        let rope = RopeTable::new(table(f32::cos), table(f32::sin), style).unwrap();
+        let mut rope = RopeTable::new(table(f32::cos), table(f32::sin), style).unwrap();
+        if style == RopeStyle::Interleaved {
+            let growing = (0..MAX_LEN).map(|position| 1.0 + position as f32 / 16.0).collect();
+            rope = rope.with_query_scales(growing).unwrap();
+        }
         let mut cache = PagedCache::new(config, cache_dtype, device).unwrap();
         if cache_dtype == DType::F8E4M3 {
             cache = cache.with_scales(&[KvScales { key: 0.6, value: 0.6 }]).unwrap();

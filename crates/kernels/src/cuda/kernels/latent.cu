@@ -14,7 +14,8 @@ struct LatentArgs {
   const float* sin;           // [max_len, rot_dim / 2]
   const uint32_t* positions;  // [tokens]
   const uint32_t* slots;      // [tokens], kNoSlot: not written
-  void* q_out;                // [tokens, heads, head_dim]: of each head what is behind its first `latent` elements is written
+  const float* query_scales;  // [max_len]: factors on whole queries; null for none
+  void* q_out;                // [tokens, heads, head_dim]: of each head what is behind its first `latent` elements is written, and all is scaled
   void* keys;                 // [num_blocks, 1, block_size, head_dim]
   int64_t tokens;
   int32_t heads;
@@ -34,7 +35,7 @@ struct LatentArgs {
   float key_scale;      // what keys are divided by
   int32_t padding;
 };
-static_assert(sizeof(LatentArgs) == 144, "as in src/cuda/latent.rs");
+static_assert(sizeof(LatentArgs) == 152, "as in src/cuda/latent.rs");
 
 constexpr int32_t kWarpsPerBlock = 4;
 constexpr int32_t kMaxRow = 1024;
@@ -82,8 +83,15 @@ __global__ void latents_kernel(LatentArgs args) {
   const RotaryTable table{args.cos, args.sin, args.rot_dim, args.max_len, static_cast<RopeStyle>(args.rope_style)};
   rotate(turned, args.positions[token], table);
   if (is_query) {
-    const int64_t first = (token * args.heads + head) * args.head_dim + args.latent;
-    store_head(static_cast<T*>(args.q_out) + first, turned, args.head_dim - args.latent, 1.0f);
+    T* out = static_cast<T*>(args.q_out) + (token * args.heads + head) * args.head_dim;
+    const uint32_t position = args.positions[token];
+    if (args.query_scales != nullptr && position < static_cast<uint32_t>(args.max_len)) {
+      const float scale = args.query_scales[position];
+      for (int32_t i = lane; i < args.latent; i += kWarp) out[i] = T(static_cast<float>(out[i]) * scale);
+      for (int32_t i = lane; i < args.head_dim - args.latent; i += kWarp) turned[i] *= scale;
+      __syncwarp();
+    }
+    store_head(out + args.latent, turned, args.head_dim - args.latent, 1.0f);
   } else {
     normalize_latent<T>(values, args);
     const uint64_t first = cache_offset(slot, 0, 1, args.block_size, args.head_dim);

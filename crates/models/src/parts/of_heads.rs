@@ -1,0 +1,107 @@
+//! Matrices of heads, made of one tensor.
+
+use std::rc::Rc;
+
+use candle_core::{DType, Device, Tensor};
+use candlepower_checkpoint::{AttentionSpec, LatentSpec, MatrixForm, Slot};
+use candlepower_kernels::{SparseRows, WeightRows};
+use half::{bf16, f16};
+
+use super::{Layout, Matrix, MatrixBuilder, Reserve, Shape};
+use crate::error::Result;
+
+/// The matrices of the heads of one part, which are gathered as numbers, and made when all of them are there.
+pub(super) struct HeadsBuilder<'a, M: Matrix> {
+    reserve: Rc<Reserve<'a, M>>,
+    /// Of each of the matrices, as it is to be.
+    shape: Shape,
+    /// As they are stored: rows of each head, and columns.
+    stored: [usize; 2],
+    /// A stored matrix is transposed.
+    transposed: bool,
+    missing_rows: usize,
+    numbers: Vec<f32>,
+    pub(super) finished: Vec<M>,
+}
+
+impl<'a, M: Matrix> HeadsBuilder<'a, M> {
+    /// For the slot `slot` of `rows` rows of `columns` columns, in an attention of latents.
+    pub(super) fn new(
+        reserve: Rc<Reserve<'a, M>>,
+        attention: &AttentionSpec,
+        layout: &Layout,
+        (slot, rows, columns): (Slot, usize, usize),
+        dtype: DType,
+    ) -> Self {
+        let of_head = rows / attention.heads;
+        let LatentSpec { rank, key_dim, value_dim, transposed_keys, .. } =
+            attention.latent.expect("matrices of heads make keys and values of latents");
+        let latent = layout.padded_latent(rank, attention.head_dim - rank);
+        let [n, k] = if slot == Slot::KeyUp { [latent, key_dim] } else { [value_dim, latent] };
+        let transposed = slot == Slot::KeyUp && !transposed_keys;
+        let form = MatrixForm::Plain;
+        Self {
+            reserve,
+            shape: Shape { rows: n, columns: k, dtype, form, heads: None, written_rows: n },
+            stored: [of_head, columns],
+            transposed,
+            missing_rows: rows,
+            numbers: vec![0.0; rows * columns],
+            finished: Vec::new(),
+        }
+    }
+
+    /// Adds rows from `first` on; those that are quantized may have a sparse part beside them.
+    pub(super) fn add_rows(&mut self, first: usize, numbers: &[f32]) -> Result<()> {
+        let [of_head, columns] = self.stored;
+        let places = self.numbers[first * columns..][..numbers.len()].iter_mut();
+        places.zip(numbers).for_each(|(place, number)| *place += number);
+        self.missing_rows -= numbers.len() / columns;
+        if self.missing_rows > 0 {
+            return Ok(());
+        }
+        let numbers = std::mem::take(&mut self.numbers);
+        let matrices = numbers.chunks_exact(of_head * columns).map(|head| self.matrix(head));
+        self.finished = matrices.collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    /// Adds the sparse part of rows from `first` on, which come after it.
+    pub(super) fn add_sparse(&mut self, first: usize, part: &SparseRows<'_>) {
+        let columns = self.stored[1];
+        for (row, bounds) in part.starts.windows(2).enumerate() {
+            let range = bounds[0] as usize..bounds[1] as usize;
+            for (input, number) in part.inputs[range.clone()].iter().zip(&part.numbers[range]) {
+                self.numbers[(first + row) * columns + *input as usize] += number;
+            }
+        }
+    }
+
+    /// The matrix of one head.
+    fn matrix(&self, stored: &[f32]) -> Result<M> {
+        let (Shape { rows, columns: k, .. }, [_, columns]) = (self.shape, self.stored);
+        let mut numbers = vec![0f32; rows * k];
+        for (row, stored) in stored.chunks_exact(columns).enumerate() {
+            for (column, number) in stored.iter().enumerate() {
+                let at = if self.transposed { column * k + row } else { row * k + column };
+                numbers[at] = *number;
+            }
+        }
+        let dtype = self.shape.dtype;
+        let tensor = Tensor::from_vec(numbers, (rows, k), &Device::Cpu)?.to_dtype(dtype)?;
+        let mut builder = (self.reserve)(self.shape)?;
+        let bytes = bytes_of(&tensor)?;
+        builder.write_rows(0, WeightRows { dtype, bytes: &bytes })?;
+        builder.finish()
+    }
+}
+
+/// The bytes of a tensor's numbers, in order.
+fn bytes_of(tensor: &Tensor) -> Result<Vec<u8>> {
+    let flat = tensor.flatten_all()?;
+    Ok(match tensor.dtype() {
+        DType::BF16 => flat.to_vec1::<bf16>()?.into_iter().flat_map(bf16::to_le_bytes).collect(),
+        DType::F16 => flat.to_vec1::<f16>()?.into_iter().flat_map(f16::to_le_bytes).collect(),
+        _ => flat.to_vec1::<f32>()?.into_iter().flat_map(f32::to_le_bytes).collect(),
+    })
+}
