@@ -104,6 +104,12 @@ pub enum Error {
         /// The method by which they are quantized.
         method: String,
     },
+    /// A vocabulary in tiktoken's format that cannot be used.
+    #[error("tiktoken.model: {reason}")]
+    Tiktoken {
+        /// What is wrong.
+        reason: String,
+    },
     /// A GGUF file is not what it should be.
     #[error("{file} is damaged, or no GGUF file: {}; download it again", one_line(reason))]
     Gguf {

@@ -14,10 +14,12 @@ use crate::{
     config::HfConfig,
     error::{Error, Result},
     gguf::{Gguf, is_gguf},
+    tiktoken,
 };
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+const TOKENIZER: &str = "tokenizer.json";
 
 /// The files of a checkpoint.
 #[derive(Clone)]
@@ -28,6 +30,23 @@ pub enum CheckpointFiles {
     Embedded(&'static [(&'static str, &'static [u8])]),
     /// GGUF files, whose metadata is read as what a folder would hold.
     Gguf(Arc<Gguf>),
+}
+
+/// The contents of a file; `None` where there is none.
+fn read_file(path: PathBuf) -> Result<Option<Vec<u8>>> {
+    match std::fs::read(&path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::Io { path, source }),
+    }
+}
+
+/// The `tokenizer.json` that a vocabulary in tiktoken's format says, where a folder has such.
+fn from_tiktoken(folder: &Path) -> Result<Option<Vec<u8>>> {
+    let Some(vocabulary) = read_file(folder.join(tiktoken::FILE))? else { return Ok(None) };
+    let config = read_file(folder.join("tokenizer_config.json"))?.unwrap_or_default();
+    let tokenizer = tiktoken::tokenizer(&vocabulary, &config)?;
+    Ok(Some(tokenizer.to_string().into_bytes()))
 }
 
 impl CheckpointFiles {
@@ -59,14 +78,10 @@ impl CheckpointFiles {
         match self {
             Self::Embedded(_) => Ok(self.embedded(name).map(Cow::Borrowed)),
             Self::Gguf(gguf) => Ok(gguf.folder_file(name)?.map(Cow::Owned)),
-            Self::Folder(folder) => {
-                let path = folder.join(name);
-                match std::fs::read(&path) {
-                    Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
-                    Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-                    Err(source) => Err(Error::Io { path, source }),
-                }
-            }
+            Self::Folder(folder) => Ok(match (read_file(folder.join(name))?, name) {
+                (None, TOKENIZER) => from_tiktoken(folder)?.map(Cow::Owned),
+                (bytes, _) => bytes.map(Cow::Owned),
+            }),
         }
     }
 

@@ -26,6 +26,8 @@ mod names;
 mod tensor_type;
 mod tokenizer;
 
+pub(crate) use tokenizer::{KIMI as KIMI_SPLITTING, byte_level_steps};
+
 use config::GgufArch;
 use header::{Header, Place};
 pub use tensor_type::GgufType;

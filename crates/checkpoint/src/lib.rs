@@ -15,6 +15,7 @@ mod quantization;
 mod rope;
 mod shard;
 mod spec;
+mod tiktoken;
 mod weights;
 
 use std::borrow::Cow;

@@ -321,7 +321,13 @@ impl Lark<'_> {
         }
         for (index, function) in self.shape.functions.iter().enumerate() {
             let held = function.strict || self.shape.calls == Calls::Required;
-            let head = self.literal(&[function.name, layout.before_arguments].concat());
+            let head = match layout.numbered {
+                false => self.literal(&[function.name, layout.before_arguments].concat()),
+                true => {
+                    let name = self.literal(&[function.name, ":"].concat());
+                    format!("{name} /[0-9]+/ {}", self.literal(layout.before_arguments))
+                }
+            };
             let arguments = match (layout.format, marks) {
                 (ToolFormat::Pythonic, _) => self.keywords(index, function)?,
                 (ToolFormat::Gemma4, _) => self.notation(index, function, held)?,

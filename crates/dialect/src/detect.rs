@@ -9,8 +9,8 @@ use crate::parser::Dialect;
 use crate::past_calls::PastCalls;
 
 // Texts that no template has of its own.
-const QUESTION: &str = "probe_question";
-const FUNCTION: &str = "probe_function";
+pub(crate) const QUESTION: &str = "probe_question";
+pub(crate) const FUNCTION: &str = "probe_function";
 pub(crate) const VALUE: &str = "probe_value";
 const THOUGHT: &str = "probe_thought";
 const ANSWER: &str = "probe_answer";
@@ -65,7 +65,8 @@ fn tool_format(template: &ChatTemplate) -> Option<ToolFormat> {
 pub(crate) fn render_call(template: &ChatTemplate, form: PastCalls) -> Option<String> {
     let mut arguments = json!({"probe_key": VALUE});
     form.shape_arguments(&mut arguments);
-    let call = json!({"id": "abcdefgh1", "type": "function", "function": {"name": FUNCTION, "arguments": arguments}});
+    let id = if form.ids_name_functions { PastCalls::id(FUNCTION, 0) } else { "abcdefgh1".into() };
+    let call = json!({"id": id, "type": "function", "function": {"name": FUNCTION, "arguments": arguments}});
     let mut turn = json!({"role": "assistant", "tool_calls": [call]});
     if let Some(content) = form.no_content.value() {
         turn["content"] = content;
@@ -73,7 +74,7 @@ pub(crate) fn render_call(template: &ChatTemplate, form: PastCalls) -> Option<St
     let messages = json!([
         {"role": "user", "content": QUESTION},
         turn,
-        {"role": "tool", "name": FUNCTION, "tool_call_id": "abcdefgh1", "content": ANSWER},
+        {"role": "tool", "name": FUNCTION, "tool_call_id": id, "content": ANSWER},
     ]);
     render(template, &messages, Some(&tools()), PromptEnd::LastMessage)
 }
@@ -117,6 +118,11 @@ fn format_of(asked: &str, rendered: &str) -> Option<ToolFormat> {
         }
         _ if before.strip_suffix('[').is_some_and(is_bare) && after.starts_with("(probe_key=") => {
             Some(ToolFormat::Pythonic)
+        }
+        _ if before.ends_with("<|tool_call_begin|>functions.")
+            && after.starts_with(":0<|tool_call_argument_begin|>") =>
+        {
+            Some(ToolFormat::KimiK2)
         }
         _ if before.ends_with("<|tool_call>call:") && after.starts_with('{') => {
             Some(ToolFormat::Gemma4)
@@ -246,6 +252,10 @@ mod tests {
                 "<|tool_call>call:{{ f.name }}{{ '{' }}{% for k, v in f.arguments | dictsort %}{{ k }}:<|\"|>{{ v }}<|\"|>{% endfor %}}\
                  <tool_call|>",
                 Some(ToolFormat::Gemma4),
+            ),
+            (
+                "<|tool_calls_section_begin|><|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ f.arguments | tojson }}<|tool_call_end|>",
+                Some(ToolFormat::KimiK2),
             ),
             ("<|tool_call>call:{{ f.name }}({{ f.arguments | tojson }})<tool_call|>", None),
             (r#"Say {"name": "{{ f.name }}", "parameters": {}}"#, None),

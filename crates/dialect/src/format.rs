@@ -3,6 +3,7 @@
 mod deepseek;
 pub(crate) mod gemma4;
 mod hermes;
+mod kimi;
 mod llama3;
 mod mistral;
 mod object;
@@ -37,6 +38,8 @@ pub enum ToolFormat {
     MinimaxM2,
     /// `<|tool_call>call:name{key:<|"|>text<|"|>}<tool_call|>`: Gemma 4.
     Gemma4,
+    /// `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{..}<|tool_call_end|>` in a section: Kimi K2.
+    KimiK2,
     /// Harmony: a call is a message to `functions.name`.
     GptOss,
 }
@@ -155,6 +158,7 @@ impl ToolFormat {
             Self::Mistral | Self::MistralList => &[mistral::OPEN],
             Self::DeepseekV3 | Self::DeepseekV31 => &[deepseek::OPEN_ALL, deepseek::OPEN],
             Self::Gemma4 => &[gemma4::OPEN],
+            Self::KimiK2 => &[kimi::OPEN_ALL, kimi::OPEN],
             Self::Qwen3Coder | Self::Glm45 | Self::MinimaxM2 => {
                 self.xml().map_or(&[], |marks| marks.openers)
             }
@@ -184,6 +188,7 @@ impl ToolFormat {
             }
             Self::Pythonic => &[],
             Self::Gemma4 => &gemma4::MARKS,
+            Self::KimiK2 => &kimi::MARKS,
             Self::GptOss => &crate::harmony::MARKS,
         }
     }
@@ -200,6 +205,7 @@ impl ToolFormat {
                 self.xml().map_or(Err(Stop::No), |marks| marks.head(text))
             }
             Self::Gemma4 => gemma4::head(text),
+            Self::KimiK2 => kimi::head(text),
             Self::GptOss => Err(Stop::No),
         }
     }
@@ -216,6 +222,7 @@ impl ToolFormat {
                 self.xml().map_or(Err(Stop::No), |marks| marks.tail(text))
             }
             Self::Gemma4 => gemma4::tail(text),
+            Self::KimiK2 => kimi::tail(text),
             Self::Mistral | Self::MistralList | Self::GptOss => Err(Stop::No),
         }
     }

@@ -1,9 +1,11 @@
 //! What a chat template is to be given for the calls that a conversation already has.
 
+use std::collections::HashMap;
+
 use candlepower_tokenizer::ChatTemplate;
 use serde_json::Value;
 
-use crate::detect::{VALUE, render_call};
+use crate::detect::{FUNCTION, QUESTION, VALUE, render_call};
 
 /// The form in which a template takes the calls of earlier turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,6 +14,9 @@ pub struct PastCalls {
     pub arguments_as_text: bool,
     /// What the turn has for its content where nothing is said beside the calls.
     pub no_content: NoContent,
+    /// Whether the template writes ids in place of names: they have to be those of [`Self::id`], with calls counted from the beginning of
+    /// the conversation.
+    pub ids_name_functions: bool,
 }
 
 /// The content of a turn in which nothing is said.
@@ -39,20 +44,57 @@ impl NoContent {
 
 impl PastCalls {
     /// The usual form first.
-    pub(crate) const ALL: [Self; 6] = [
-        Self { arguments_as_text: false, no_content: NoContent::Absent },
-        Self { arguments_as_text: false, no_content: NoContent::Null },
-        Self { arguments_as_text: false, no_content: NoContent::Empty },
-        Self { arguments_as_text: true, no_content: NoContent::Absent },
-        Self { arguments_as_text: true, no_content: NoContent::Null },
-        Self { arguments_as_text: true, no_content: NoContent::Empty },
+    pub(crate) const ALL: [Self; 7] = [
+        Self::form(false, NoContent::Absent),
+        Self { ids_name_functions: true, ..Self::form(false, NoContent::Absent) },
+        Self::form(false, NoContent::Null),
+        Self::form(false, NoContent::Empty),
+        Self::form(true, NoContent::Absent),
+        Self::form(true, NoContent::Null),
+        Self::form(true, NoContent::Empty),
     ];
 
-    /// The first form in which the template writes a call with its arguments; the usual one where it never does.
+    const fn form(arguments_as_text: bool, no_content: NoContent) -> Self {
+        Self { arguments_as_text, no_content, ids_name_functions: false }
+    }
+
+    /// The first form in which the template writes a call with its name and its arguments; the usual one where it never does.
     pub fn detect(template: &ChatTemplate) -> Self {
-        let is_written =
-            |form: &Self| render_call(template, *form).is_some_and(|prompt| prompt.contains(VALUE));
+        let is_written = |form: &Self| {
+            let prompt = render_call(template, *form).unwrap_or_default();
+            let turn = prompt.split_once(QUESTION).map_or("", |(_, turn)| turn);
+            turn.contains(FUNCTION) && turn.contains(VALUE)
+        };
         Self::ALL.into_iter().find(is_written).unwrap_or_default()
+    }
+
+    /// The id of the `number`-th call of a conversation, which names its function. Source: Kimi K2's `docs/tool_call_guidance.md`.
+    pub fn id(function: &str, number: usize) -> String {
+        format!("functions.{function}:{number}")
+    }
+
+    /// Gives the calls of `messages`, and what answers them, the ids that the template needs.
+    pub fn name_calls(self, messages: &mut [Value]) {
+        if !self.ids_name_functions {
+            return;
+        }
+        let mut named: HashMap<String, String> = HashMap::new();
+        for message in messages {
+            let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+            for call in calls.into_iter().flatten() {
+                let function = call.pointer("/function/name").and_then(Value::as_str);
+                let id = Self::id(function.unwrap_or_default(), named.len());
+                if let Some(Value::String(old)) = call.get("id") {
+                    named.insert(old.clone(), id.clone());
+                }
+                call["id"] = id.into();
+            }
+            if let Some(Value::String(of)) = message.get_mut("tool_call_id")
+                && let Some(id) = named.get(of)
+            {
+                of.clone_from(id);
+            }
+        }
     }
 
     /// Makes an object of arguments, or the text of one, what the template takes. What is no object stays as it is.
@@ -79,7 +121,7 @@ mod tests {
     use super::*;
     use crate::{Dialect, ReasoningFormat, ToolFormat};
 
-    const OBJECT: PastCalls = PastCalls { arguments_as_text: false, no_content: NoContent::Absent };
+    const OBJECT: PastCalls = PastCalls::form(false, NoContent::Absent);
 
     fn template(source: &str) -> ChatTemplate {
         let sources = TemplateSources { chosen: Some(source), ..TemplateSources::default() };
@@ -128,7 +170,7 @@ mod tests {
             // The usual form is an error.
             assert_eq!(render_call(&template, OBJECT), None);
             let form = PastCalls::detect(&template);
-            assert_eq!(form, PastCalls { arguments_as_text: true, no_content: NoContent::Null });
+            assert_eq!(form, PastCalls::form(true, NoContent::Null));
             assert_eq!(
                 render_call(&template, form).unwrap(),
                 "<｜User｜>probe_question<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>probe_function\n\
@@ -151,7 +193,7 @@ mod tests {
             let source = format!(
                 "{{% for m in messages %}}{content}{{% for c in m.tool_calls %}}{{{{ c | tojson }}}}{{% endfor %}}{{% endfor %}}"
             );
-            let form = PastCalls { arguments_as_text: false, no_content };
+            let form = PastCalls::form(false, no_content);
             assert_eq!(PastCalls::detect(&template(&source)), form, "{content}");
         }
     }
@@ -186,5 +228,58 @@ mod tests {
             assert_eq!(shaped(false, other.clone()), other);
             assert_eq!(shaped(true, other.clone()), other);
         }
+    }
+
+    /// Ids in place of names, as Kimi K2's template writes them.
+    #[test]
+    fn ids_that_are_written_in_place_of_names_name_functions() {
+        let kimi = template(
+            "{% for m in messages %}<|im_{{ m.role }}|>{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{% endif %}{{ m.content }}\
+             {% if m.tool_calls %}<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id }}\
+             <|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}\
+             {% endfor %}",
+        );
+        let form = PastCalls::detect(&kimi);
+        assert_eq!(form, PastCalls { ids_name_functions: true, ..OBJECT });
+        assert_eq!(Dialect::detect(&kimi).tools, Some(ToolFormat::KimiK2));
+        let call = |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name}});
+        let conversation = json!([
+            {"role": "assistant", "tool_calls": [call("call_a", "f"), call("call_b", "g")]},
+            {"role": "tool", "tool_call_id": "call_b", "content": "2"},
+            {"role": "tool", "tool_call_id": "call_a", "content": "1"},
+            {"role": "assistant", "tool_calls": [call("functions.f:0", "f")]},
+            {"role": "tool", "tool_call_id": "functions.f:0", "content": "3"},
+            {"role": "tool", "tool_call_id": "unknown", "content": "4"},
+        ]);
+        let mut named = conversation.as_array().unwrap().clone();
+        form.name_calls(&mut named);
+        let ids: Vec<&str> =
+            ["/0/tool_calls/0/id", "/0/tool_calls/1/id", "/1/tool_call_id", "/2/tool_call_id"]
+                .into_iter()
+                .chain(["/3/tool_calls/0/id", "/4/tool_call_id", "/5/tool_call_id"])
+                .map(|at| {
+                    let (index, rest) = at[1..].split_once('/').unwrap();
+                    named[index.parse::<usize>().unwrap()]
+                        .pointer(&format!("/{rest}"))
+                        .unwrap()
+                        .as_str()
+                        .unwrap()
+                })
+                .collect();
+        assert_eq!(
+            ids,
+            [
+                "functions.f:0",
+                "functions.g:1",
+                "functions.g:1",
+                "functions.f:0",
+                "functions.f:2",
+                "functions.f:2",
+                "unknown"
+            ]
+        );
+        let mut untouched = conversation.as_array().unwrap().clone();
+        OBJECT.name_calls(&mut untouched);
+        assert_eq!(Value::from(untouched), conversation);
     }
 }

@@ -21,12 +21,13 @@ use crate::transfer::{Download, Transfer};
 use crate::{Error, HubConfig, ModelId, Result};
 
 /// Files that describe a model, apart from its weights and its code.
-const DESCRIPTION: [&str; 17] = [
+const DESCRIPTION: [&str; 18] = [
     CONFIG,
     "generation_config.json",
     GPTQ,
     MODELOPT,
     TOKENIZER,
+    TIKTOKEN,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -47,6 +48,8 @@ const GPTQ: &str = "quantize_config.json";
 const MODELOPT: &str = "hf_quant_config.json";
 const MODULES: &str = "modules.json";
 const TOKENIZER: &str = "tokenizer.json";
+/// What Kimi's models have in its place.
+const TIKTOKEN: &str = "tiktoken.model";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Folders whose small files describe a model, too.

@@ -160,6 +160,7 @@ fn dialect(config: &ServeConfig, template: Option<&ChatTemplate>) -> Result<Dial
             ToolCallParser::Qwen3Coder => Some(ToolFormat::Qwen3Coder),
             ToolCallParser::Glm45 => Some(ToolFormat::Glm45),
             ToolCallParser::MinimaxM2 => Some(ToolFormat::MinimaxM2),
+            ToolCallParser::KimiK2 => Some(ToolFormat::KimiK2),
             ToolCallParser::Gemma4 => Some(ToolFormat::Gemma4),
             ToolCallParser::GptOss => Some(ToolFormat::GptOss),
         },

@@ -194,7 +194,9 @@ fn template_messages(
         );
         Value::Object(object)
     };
-    messages.iter().map(message).collect()
+    let mut messages: Vec<Value> = messages.iter().map(message).collect();
+    past_calls.name_calls(&mut messages);
+    messages.into()
 }
 
 /// What a message says, and in the form that the template takes where it says nothing beside its calls.
@@ -276,7 +278,8 @@ mod tests {
             (NoContent::Empty, [Some(json!("")), Some(json!("")), Some(json!("a"))]),
             (NoContent::Null, [Some(Value::Null), Some(Value::Null), Some(json!("a"))]),
         ] {
-            let past_calls = PastCalls { arguments_as_text: true, no_content };
+            let past_calls =
+                PastCalls { arguments_as_text: true, no_content, ..PastCalls::default() };
             let rendered = template_messages(&messages, false, past_calls);
             for (turn, content) in rendered.as_array().unwrap().iter().zip(contents) {
                 assert_eq!(turn.get("content"), content.as_ref(), "{no_content:?}");

@@ -155,6 +155,7 @@ fn rules_of_splitting_are_applied_in_a_row() {
         ("deepseek-coder", r"[\r\n]", r"\p{N}", 5),
         ("deepseek-v3", r"\p{N}{1,3}", r"|\s+", 3),
         ("glm4", "(?i:'s|", r"|\s+", 1),
+        ("kimi-k2", r"[\p{Han}]+", r"|\s+", 1),
     ] {
         let gguf =
             edited("gguf-qwen2", &|m| drop(m.insert("tokenizer.ggml.pre".into(), name.into())));

@@ -46,7 +46,7 @@ const GEMMA4_MARKS: [&str; 7] = [
 ];
 
 /// How byte-level texts are split before merging.
-struct Splitting {
+pub(crate) struct Splitting {
     /// The names that files have for it.
     names: &'static [&'static str],
     /// Rules, each for what the ones before it left; none for GPT-2's own.
@@ -70,8 +70,22 @@ const GPT2: Splitting = Splitting {
     bos: false,
 };
 
+/// Kimi's, of which tiktoken's files say nothing.
+pub(crate) const KIMI: Splitting = Splitting {
+    names: &["kimi-k2"],
+    rules: &[concat!(
+        r"[\p{Han}]+",
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )],
+    ignore_merges: true,
+    ..GPT2
+};
+
 const SPLITTINGS: &[Splitting] = &[
     GPT2,
+    KIMI,
     Splitting { names: &["smollm", "starcoder", "refact"], digits: true, ..GPT2 },
     Splitting {
         names: &["llama-bpe", "llama3", "llama-v3"],
@@ -289,28 +303,15 @@ impl Gguf {
             return Err(m.unsupported(PRE, &name.into(), &hint));
         };
         let merges = self.stored_merges()?;
-        let bytes = |use_regex: bool| {
-            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
-                "use_regex": use_regex})
-        };
-        let mut steps = Vec::new();
-        if splitting.digits {
-            steps.push(json!({"type": "Digits", "individual_digits": true}));
-        }
-        steps.extend(splitting.rules.iter().map(|rule| {
-            json!({"type": "Split", "pattern": {"Regex": rule}, "behavior": "Isolated",
-                "invert": false})
-        }));
-        steps.push(bytes(splitting.rules.is_empty()));
         Ok(json!({
             "version": "1.0",
             "truncation": null,
             "padding": null,
             "added_tokens": added_tokens(vocabulary, false),
             "normalizer": splitting.nfc.then(|| json!({"type": "NFC"})),
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": byte_level_steps(splitting)},
             "post_processor": self.post_processor(vocabulary, splitting.bos)?,
-            "decoder": bytes(true),
+            "decoder": byte_level(true),
             "model": {
                 "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
                 "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
@@ -415,6 +416,25 @@ impl Gguf {
 }
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
+
+fn byte_level(use_regex: bool) -> Value {
+    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+        "use_regex": use_regex})
+}
+
+/// What cuts texts before they are merged.
+pub(crate) fn byte_level_steps(splitting: &Splitting) -> Vec<Value> {
+    let mut steps = Vec::new();
+    if splitting.digits {
+        steps.push(json!({"type": "Digits", "individual_digits": true}));
+    }
+    steps.extend(splitting.rules.iter().map(|rule| {
+        json!({"type": "Split", "pattern": {"Regex": rule}, "behavior": "Isolated",
+            "invert": false})
+    }));
+    steps.push(byte_level(splitting.rules.is_empty()));
+    steps
+}
 
 fn vocab(vocabulary: &Vocabulary<'_>) -> Map<String, Value> {
     vocabulary

@@ -8,6 +8,8 @@ pub(super) struct Layout {
     pub(super) format: ToolFormat,
     pub(super) open: &'static str,
     pub(super) before_name: &'static str,
+    /// Whether a number follows the name.
+    pub(super) numbered: bool,
     pub(super) before_arguments: &'static str,
     pub(super) after_arguments: &'static str,
     pub(super) separator: &'static str,
@@ -26,6 +28,7 @@ impl Layout {
             format,
             open: "",
             before_name: "",
+            numbered: false,
             before_arguments: "",
             after_arguments: "",
             separator: "",
@@ -125,6 +128,16 @@ impl Layout {
                 before_name: "<|tool_call>call:",
                 after_arguments: "<tool_call|>",
                 trigger: Some("<|tool_call>"),
+                ..plain
+            },
+            ToolFormat::KimiK2 => Self {
+                open: "<|tool_calls_section_begin|>",
+                before_name: "<|tool_call_begin|>functions.",
+                numbered: true,
+                before_arguments: "<|tool_call_argument_begin|>",
+                after_arguments: "<|tool_call_end|>",
+                close: "<|tool_calls_section_end|>",
+                trigger: Some("<|tool_calls_section_begin|>"),
                 ..plain
             },
             // The token behind a call ends the answer.

@@ -10,7 +10,7 @@ use crate::{Callable, OutputEvent, OutputParser};
 mod gemma4;
 mod xml;
 
-const FORMATS: [ToolFormat; 12] = [
+const FORMATS: [ToolFormat; 13] = [
     ToolFormat::Hermes,
     ToolFormat::Llama3Json,
     ToolFormat::Mistral,
@@ -22,6 +22,7 @@ const FORMATS: [ToolFormat; 12] = [
     ToolFormat::Glm45,
     ToolFormat::MinimaxM2,
     ToolFormat::Gemma4,
+    ToolFormat::KimiK2,
     ToolFormat::GptOss,
 ];
 

@@ -7,7 +7,7 @@ use super::*;
 mod gemma4;
 mod xml;
 
-const FORMATS: [ToolFormat; 12] = [
+const FORMATS: [ToolFormat; 13] = [
     ToolFormat::Hermes,
     ToolFormat::Llama3Json,
     ToolFormat::Mistral,
@@ -19,6 +19,7 @@ const FORMATS: [ToolFormat; 12] = [
     ToolFormat::Glm45,
     ToolFormat::MinimaxM2,
     ToolFormat::Gemma4,
+    ToolFormat::KimiK2,
     ToolFormat::GptOss,
 ];
 
@@ -197,6 +198,17 @@ fn deepseek() {
         assert_eq!(called(format, v3), is("Ok.", &["f {\"a\": 1}.", "g {}."]));
         assert_eq!(called(format, v31), is("Ok.", &["f {\"a\": 1}.", "g {}."]));
     }
+}
+
+#[test]
+fn kimi_k2() {
+    let calls = "Ok.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|><|tool_call_begin|>functions.g:12<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>";
+    assert_eq!(called(ToolFormat::KimiK2, calls), is("Ok.", &["f {\"a\": 1}.", "g {}."]));
+    // Without what is around the name.
+    let bare = "<|tool_call_begin|>f<|tool_call_argument_begin|>{}<|tool_call_end|>";
+    assert_eq!(called(ToolFormat::KimiK2, bare), is("", &["f {}."]));
+    let nameless = "<|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}";
+    assert_eq!(called(ToolFormat::KimiK2, nameless), is(nameless, &[]));
 }
 
 #[test]

@@ -253,9 +253,9 @@ fn gpus_compute_what_one_does() {
     let first = candlepower_kernels::cuda::open(0).unwrap();
     let (mut worst, mut models) = (0f32, 0);
     let splits = |name: &&str| checkpoint(name).spec().check_tensor_parallel(gpus).is_ok();
-    // How codes are split among ranks is tested on the CPU, of every format; here are some that are.
-    let some_quantized = GOLDENS.iter().copied().chain(quantized::all().step_by(3));
-    for name in some_quantized.filter(splits) {
+    // How each model and format is split among ranks is tested on the CPU; here are some that are.
+    let some = GOLDENS.iter().copied().step_by(2).chain(quantized::all().step_by(3));
+    for name in some.filter(splits) {
         let golden = Golden::read(name);
         // Of two blocks: what is added up among ranks is the same work for every token, and emulated GPUs take their time for each.
         let prompt = &golden.prompt[..BLOCK_SIZE + 1];

@@ -197,6 +197,8 @@ pub enum ToolCallParser {
     Glm45,
     #[value(name = "minimax_m2")]
     MinimaxM2,
+    #[value(name = "kimi_k2")]
+    KimiK2,
     #[value(name = "gemma4")]
     Gemma4,
     GptOss,

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     /// Golden models, and how the vocabulary of each is cut.
-    const MODELS: [(&str, &str); 9] = [
+    const MODELS: [(&str, &str); 11] = [
         ("gguf-llama", "llama"),
         ("gguf-gemma2", "llama without a leading space"),
         ("gguf-phi3", "llama with tokens that strip"),
@@ -77,7 +77,39 @@ mod tests {
         ("gguf-gemma3", "tekken"),
         ("gguf-granite", "refact"),
         ("gguf-gemma4", "llama with merges of its own"),
+        ("gguf-deepseek2", "deepseek-v3"),
+        ("gguf-deepseek2-lite", "glm4"),
     ];
+
+    /// A vocabulary in tiktoken's format cuts a thousand texts as the Python package of this name does
+    /// (scripts/make_tiktoken_fixture.py).
+    #[test]
+    fn tiktoken_vocabularies_cut_texts_as_their_package_does() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tokenizer/tests/data");
+        let read = |name: &str| -> Value {
+            serde_json::from_slice(&std::fs::read(data.join(name)).unwrap()).unwrap()
+        };
+        let texts: Vec<String> =
+            serde_json::from_value(read("tokenization.json")["strings"].clone()).unwrap();
+        let expected = read("kimi/ids.json");
+        let expected = expected["digests"].as_str().unwrap().as_bytes().chunks(8);
+        let files = CheckpointFiles::Folder(data.join("kimi"));
+        let json = files.read("tokenizer.json").unwrap().unwrap();
+        let config = files.read("tokenizer_config.json").unwrap();
+        let tokenizer = Tokenizer::from_bytes(&json, config.as_deref()).unwrap();
+        assert_eq!((texts.len(), expected.len(), tokenizer.vocab_size()), (1000, 1000, 604 + 256));
+        for (text, expected) in texts.iter().zip(expected) {
+            let ids = tokenizer.encode(text, AddSpecialTokens::No).unwrap();
+            // FNV-1a.
+            let bytes = ids.iter().flat_map(|id| id.to_le_bytes());
+            let digest = bytes.fold(0x811c_9dc5_u32, |state, byte| {
+                (state ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+            });
+            assert_eq!(format!("{digest:08x}").as_bytes(), expected, "{text:?}");
+            let back = tokenizer.decode(&ids, SkipSpecialTokens::No).unwrap();
+            assert_eq!(&back, text);
+        }
+    }
 
     /// A vocabulary in a GGUF file cuts a thousand texts as the tokenizer.json does from which it was written.
     #[test]

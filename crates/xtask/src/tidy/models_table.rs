@@ -225,7 +225,7 @@ const ARCHITECTURES: &[Architecture] = &[
     ),
     row(
         "DeepseekV3ForCausalLM",
-        "DeepSeek-V3, V3.1, R1; Moonlight",
+        "DeepSeek-V3, V3.1, R1; Kimi K2, Moonlight",
         "multi-head latent attention, experts chosen by sigmoids and biases among those of some groups",
         "deepseek2",
     ),

@@ -1,0 +1,61 @@
+"""Writes a small vocabulary in tiktoken's format, as Kimi's models have it, and what the `tiktoken` package makes of the
+strings of make_tokenizer_fixtures.py with it: crates/tokenizer/tests/data/kimi.
+
+Needs: pip install tiktoken==0.14.0 tokenizers==0.23.3
+Run from the repository's root: python scripts/make_tiktoken_fixture.py
+"""
+
+import base64
+import json
+
+import tiktoken
+from make_tokenizer_fixtures import OUT, digest, strings
+
+# The rule of `tokenization_kimi.py`, which the files of a model do not have otherwise.
+LOWER, UPPER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+RULE = "|".join(
+    [
+        r"[\p{Han}]+",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{SUFFIX}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{SUFFIX}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+NAMED = {0: "[BOS]", 1: "[EOS]", 2: "<|im_end|>", 11: "<|tool_calls_section_begin|>"}
+RESERVED = 256
+
+
+def bytes_of_characters() -> dict[str, int]:
+    """The bytes that the characters of byte-level vocabularies stand for."""
+    seen = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def main() -> None:
+    original = json.loads((OUT / "byte_level.tokenizer.json").read_text())["model"]
+    by_character = bytes_of_characters()
+    token = lambda spelled: bytes(by_character[character] for character in spelled)
+    tokens = [bytes([byte]) for byte in range(256)] + [token("".join(merge)) for merge in original["merges"]]
+    ranks = {token: rank for rank, token in enumerate(dict.fromkeys(tokens))}
+    special = {NAMED.get(i, f"<|reserved_token_{len(ranks) + i}|>"): len(ranks) + i for i in range(RESERVED)}
+    encoding = tiktoken.Encoding("kimi", pat_str=RULE, mergeable_ranks=ranks, special_tokens=special)
+    folder = OUT / "kimi"
+    folder.mkdir(exist_ok=True)
+    lines = [f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ranks.items()]
+    (folder / "tiktoken.model").write_text("".join(lines))
+    added = {str(len(ranks) + i): {"content": content, "special": True} for i, content in NAMED.items()}
+    config = {"tokenizer_class": "TikTokenTokenizer", "bos_token": "[BOS]", "added_tokens_decoder": added}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    ids = [encoding.encode(text, allowed_special="all") for text in strings()]
+    (folder / "ids.json").write_text(json.dumps({"digests": "".join(map(digest, ids))}) + "\n")
+    print(f"{folder}: {len(ranks)} tokens, {len(ids)} strings")
+
+
+if __name__ == "__main__":
+    main()
