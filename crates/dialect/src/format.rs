@@ -11,7 +11,7 @@ mod pythonic;
 pub(crate) mod xml;
 
 use crate::parser::Callable;
-use crate::scan::{Scan, Stop};
+use crate::scan::{Cursor, Scan, Stop};
 
 /// How calls are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +129,19 @@ pub(crate) struct Tail {
 impl Tail {
     fn end(end: usize) -> Self {
         Self { end, separator: None }
+    }
+
+    /// Behind those of some marks that are there, in their order: models forget marks.
+    fn behind(text: &str, marks: &[&str]) -> Scan<Self> {
+        let mut cursor = Cursor::new(text);
+        let mut end = 0;
+        for mark in marks {
+            cursor.white_space();
+            if cursor.accept(mark)? {
+                end = cursor.at();
+            }
+        }
+        Ok(Self::end(end))
     }
 }
 

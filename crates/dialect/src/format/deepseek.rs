@@ -39,15 +39,6 @@ pub(super) fn head(text: &str) -> Scan<Head> {
     Ok(Head { name: name.to_owned(), at: cursor.at(), arguments: None, in_object: false })
 }
 
-/// Models forget marks; what is there is taken.
 pub(super) fn tail(text: &str) -> Scan<Tail> {
-    let mut cursor = Cursor::new(text);
-    let mut end = 0;
-    for mark in ["```", CLOSE, CLOSE_ALL] {
-        cursor.white_space();
-        if cursor.accept(mark)? {
-            end = cursor.at();
-        }
-    }
-    Ok(Tail::end(end))
+    Tail::behind(text, &["```", CLOSE, CLOSE_ALL])
 }
