@@ -35,7 +35,8 @@ pub use gguf::{Gguf, GgufTensor, GgufType, ReadRange};
 pub use memory::{
     BATCHED_TOKENS, Counted, DEVICE_HEAD_DIMS, DeviceKind, DeviceMemory, DeviceWidths,
     GPU_MEMORY_UTILIZATION, KvDtype, LATENT_PARTIALS_BYTES, MemoryPlan, MemoryRequest,
-    attention_partials_bytes, device_head_dim, device_latent_dims, device_logits_rows,
+    attention_partials_bytes, device_head_dim, device_latent_dims, device_latent_tokens,
+    device_logits_rows,
 };
 pub use quantization::{
     Awq, CompressedInt, Fp8, Gptq, Mxfp4, Nvfp4, OnLoad, Quantization, Scheme, SqueezeLlm,

@@ -2,7 +2,7 @@
 
 pub use device::{
     DEVICE_HEAD_DIMS, DeviceWidths, LATENT_PARTIALS_BYTES, attention_partials_bytes,
-    device_head_dim, device_latent_dims, device_logits_rows,
+    device_head_dim, device_latent_dims, device_latent_tokens, device_logits_rows,
 };
 
 use candlepower_packing::Dtype;

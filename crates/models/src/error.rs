@@ -43,6 +43,16 @@ pub enum Error {
         /// What is wrong with it, in words.
         reason: &'static str,
     },
+    /// A step is larger than attention over latents takes on a GPU.
+    #[error(
+        "a step of {asked} tokens is more than attention over this model's latents has room for on a GPU; set --max-num-batched-tokens to at most {most}"
+    )]
+    LatentTokens {
+        /// Tokens of a step.
+        asked: usize,
+        /// How many there may be.
+        most: usize,
+    },
     /// A matrix that is to be quantized holds what no scale reaches.
     #[error(
         "tensor {name} holds infinity, NaN or numbers too large for {kind}; leave --quantize-on-load out"

@@ -49,6 +49,13 @@ pub fn device_latent_dims(rank: usize, turned: usize) -> (usize, usize) {
     }
 }
 
+/// How many tokens a step may have on a GPU, with so many sequences, where so many heads read latents: attention has room for 16,384 tiles of 128 rows, each a token
+/// and a head, of which multiprocessors and the ends of sequences take some. Source: FlashInfer's `MLAPlan`.
+pub fn device_latent_tokens(heads: usize, max_seqs: usize) -> usize {
+    const TILES: usize = 16_384 - 512;
+    TILES.saturating_sub(max_seqs).max(1) * (128 / heads.max(1)).max(1)
+}
+
 /// Bytes of the partial results of attention over heads of `head_dim` elements, as a GPU has them, for each kind of window. The widest heads are
 /// computed in shorter tiles.
 /// Decodes that are launched as graphs are always split, and take some for each sequence. Source: FlashInfer's `PrefillPlan`, tiles of 16 queries.

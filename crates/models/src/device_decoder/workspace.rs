@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use candle_core::{DType, Tensor};
 use candlepower_checkpoint::{
     ExpertsSpec, KvKind, KvPlace, LATENT_PARTIALS_BYTES, attention_partials_bytes,
+    device_latent_tokens,
 };
 use candlepower_kernels::{
     KvCacheConfig,
@@ -16,7 +17,10 @@ use candlepower_kernels::{
 use serde::{Deserialize, Serialize};
 
 use super::DeviceDecoder;
-use crate::{delta_net::state_config, error::Result};
+use crate::{
+    delta_net::state_config,
+    error::{Error, Result},
+};
 
 /// The memory of steps: intermediate results, schedules of attention, the cache, and the states of sequences.
 pub struct Workspace {
@@ -94,6 +98,13 @@ impl DeviceDecoder {
     /// # Errors
     /// Memory does not suffice, the sizes are not what the kernels take, or the scales cannot be used.
     pub fn workspace(&self, size: WorkspaceSize) -> Result<Workspace> {
+        for attention in self.spec.attentions().filter(|attention| attention.latent.is_some()) {
+            let (asked, most) =
+                (size.max_tokens, device_latent_tokens(attention.heads, size.max_seqs));
+            if asked > most {
+                return Err(Error::LatentTokens { asked, most });
+            }
+        }
         let config = |kind: &KvKind| KvCacheConfig {
             num_layers: kind.layers,
             num_blocks: size.num_blocks,

@@ -184,6 +184,16 @@ pub(crate) fn size(fp8_cache: bool) -> WorkspaceSize {
     }
 }
 
+#[test]
+fn steps_that_attention_over_latents_has_no_room_for_are_refused_before() {
+    let options = options_for("deepseek-v3", &Device::Cpu, LoadDtype::F32);
+    let model = load_on_device(&checkpoint("deepseek-v3"), &options, &mut |_| {}).unwrap();
+    let many = WorkspaceSize { max_tokens: 1 << 20, ..size(false) };
+    let error = model.workspace(many).map(drop).unwrap_err().to_string();
+    let most = (16_384 - 512 - 4) * (128 / 4);
+    assert!(error.ends_with(&format!("set --max-num-batched-tokens to at most {most}")), "{error}");
+}
+
 /// At the context for which golden values were made.
 fn options_for(name: &str, device: &Device, dtype: LoadDtype) -> LoadOptions {
     let max_model_len = Some(checkpoint(name).spec().max_positions);
