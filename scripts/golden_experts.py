@@ -19,16 +19,16 @@ def of_all_experts(tensors: dict, experts: int) -> dict:
     return tensors
 
 
-# Of models with multi-head latent attention.
+# Of models with multi-head latent attention, and of those that have experts, too.
 LATENTS = dict(
     num_key_value_heads=4,
+    q_lora_rank=40,
     kv_lora_rank=32,
     qk_nope_head_dim=16,
     qk_rope_head_dim=8,
     v_head_dim=24,
-    moe_intermediate_size=40,
-    first_k_dense_replace=1,
 )
+WITH_EXPERTS = LATENTS | dict(moe_intermediate_size=40, first_k_dense_replace=1)
 
 
 def yarn(mscale: float) -> dict:
@@ -81,8 +81,7 @@ MODELS = {
     "deepseek-v2": dict(
         cls="DeepseekV2",
         config=dict(
-            **LATENTS,
-            q_lora_rank=None,
+            **WITH_EXPERTS | dict(q_lora_rank=None),
             n_routed_experts=6,
             num_experts_per_tok=3,
             n_shared_experts=2,
@@ -95,8 +94,7 @@ MODELS = {
     "deepseek-v2-groups": dict(
         cls="DeepseekV2",
         config=dict(
-            **LATENTS,
-            q_lora_rank=40,
+            **WITH_EXPERTS,
             n_routed_experts=8,
             num_experts_per_tok=3,
             n_shared_experts=1,
@@ -111,8 +109,7 @@ MODELS = {
     "deepseek-v3": dict(
         cls="DeepseekV3",
         config=dict(
-            **LATENTS,
-            q_lora_rank=40,
+            **WITH_EXPERTS,
             n_routed_experts=8,
             num_experts_per_tok=3,
             n_shared_experts=1,
@@ -128,8 +125,7 @@ MODELS = {
     "glm4-moe-lite": dict(
         cls="Glm4MoeLite",
         config=dict(
-            **{**LATENTS, "qk_nope_head_dim": 24, "v_head_dim": 32},
-            q_lora_rank=40,
+            **WITH_EXPERTS | dict(qk_nope_head_dim=24, v_head_dim=32),
             n_routed_experts=6,
             num_experts_per_tok=2,
             routed_scaling_factor=1.8,
@@ -140,9 +136,8 @@ MODELS = {
     "mistral4": dict(
         cls="Mistral4",
         config=dict(
-            **{**LATENTS, "first_k_dense_replace": 0, "qk_nope_head_dim": 8},
+            **WITH_EXPERTS | dict(first_k_dense_replace=0, qk_nope_head_dim=8),
             num_hidden_layers=2,
-            q_lora_rank=40,
             n_routed_experts=6,
             num_experts_per_tok=2,
             rope_parameters=dict(
@@ -155,8 +150,7 @@ MODELS = {
     "youtu": dict(
         cls="Youtu",
         config=dict(
-            **{key: LATENTS[key] for key in LATENTS if key not in ("moe_intermediate_size", "first_k_dense_replace")},
-            q_lora_rank=40,
+            **LATENTS,
             tie_word_embeddings=True,
             # transformers takes its embedding for zeros.
             pad_token_id=None,
@@ -166,8 +160,7 @@ MODELS = {
     "minicpm3": dict(
         cls="MiniCPM3",
         config=dict(
-            **{key: LATENTS[key] for key in LATENTS if key not in ("moe_intermediate_size", "first_k_dense_replace")},
-            q_lora_rank=40,
+            **LATENTS,
             scale_emb=0.6,
             dim_model_base=32,
             scale_depth=2.8,

@@ -60,8 +60,8 @@ LEGACY = [Type.Q5_0, Type.Q4_1, Type.Q4_0, Type.Q5_1, Type.F16, Type.Q8_0, Type.
 K_QUANTS = [Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K]
 
 # Of models with multi-head latent attention; formats have blocks of 32 numbers.
-LATENTS = golden_experts.LATENTS | dict(
-    kv_lora_rank=64, qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=32
+LATENTS = golden_experts.WITH_EXPERTS | dict(
+    q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=32
 )
 
 # folder: class, ggml's architecture, types of the matrices in turn, tokenizer, and what differs from COMMON.
@@ -255,7 +255,6 @@ MODELS = {
         tokenizer="deepseek-v3",
         config=dict(
             **LATENTS,
-            q_lora_rank=32,
             n_routed_experts=4,
             num_experts_per_tok=2,
             n_group=2,
@@ -272,8 +271,7 @@ MODELS = {
         tokenizer="glm4",
         whole_heads=True,
         config=dict(
-            **LATENTS,
-            q_lora_rank=None,
+            **LATENTS | dict(q_lora_rank=None),
             n_routed_experts=4,
             num_experts_per_tok=2,
             n_shared_experts=2,

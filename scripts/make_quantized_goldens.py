@@ -90,8 +90,7 @@ MODELS = {
         format=Fp8("block", block=(48, 32)),
         dtype=torch.bfloat16,
         config=dict(
-            **{**golden_experts.LATENTS, "moe_intermediate_size": 32},
-            q_lora_rank=40,
+            **golden_experts.WITH_EXPERTS | dict(moe_intermediate_size=32),
             n_routed_experts=4,
             num_experts_per_tok=2,
             n_group=2,

@@ -647,6 +647,21 @@ impl Act {
 }
 
 impl HfConfig {
+    /// The key that says how many experts a layer has. Mixtral has the first of three names, Qwen the last, GLM the other one;
+    /// transformers 5 writes Mixtral's for some.
+    pub(crate) fn counts_experts_by(&self) -> &'static str {
+        let names = ["num_local_experts", "n_routed_experts"];
+        names.into_iter().find(|name| self.contains(name)).unwrap_or("num_experts")
+    }
+
+    /// A factor, or `default` where there is none.
+    pub(crate) fn factor_or(&self, key: &str, default: f64) -> Result<f64> {
+        match self.float_opt(key)?.unwrap_or(default) {
+            factor if factor > 0.0 => Ok(factor),
+            factor => Err(self.ill_typed(key, &factor.into(), "a number above 0")),
+        }
+    }
+
     /// Reads `dtype` (transformers 5) or `torch_dtype` (4).
     pub(crate) fn dtype(&self) -> Result<Option<Dtype>> {
         let key = if self.raw("dtype").is_some() { "dtype" } else { "torch_dtype" };

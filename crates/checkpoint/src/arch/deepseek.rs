@@ -6,7 +6,9 @@ use super::Arch;
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{GatingSpec, GroupsSpec, LatentSpec, MOST_HEAD_DIM, MOST_WIDTH, ModelSpec},
+    spec::{
+        AttentionSpec, GatingSpec, GroupsSpec, LatentSpec, MOST_HEAD_DIM, MOST_WIDTH, ModelSpec,
+    },
 };
 
 pub(super) const V2: Arch = Arch {
@@ -77,9 +79,7 @@ fn v2(c: &HfConfig) -> Result<ModelSpec> {
     c.refuse("norm_topk_prob")?;
     let scale = c.float_opt("routed_scaling_factor")?.unwrap_or(1.0);
     let gating = GatingSpec { scale, groups, ..GatingSpec::softmax(false) };
-    let dense = c.index_or("first_k_dense_replace", 0)?;
-    m.set_experts(c, "moe_intermediate_size", gating, |i| i >= dense)?;
-    m.set_shared_experts(c, "n_shared_experts", 2)?;
+    add_experts(&mut m, c, gating, [0, 2])?;
     Ok(m)
 }
 
@@ -87,11 +87,9 @@ fn v3(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = of_turned(c)?;
     expect(c, "scoring_func", "sigmoid")?;
     expect(c, "topk_method", "noaux_tc")?;
-    let dense = c.index_or("first_k_dense_replace", 3)?;
     let of_files = c.with_default("n_group", 8).with_default("topk_group", 4);
     let gating = biased_sigmoids(&of_files.with_default("routed_scaling_factor", 2.5))?;
-    m.set_experts(c, "moe_intermediate_size", gating, |i| i >= dense)?;
-    m.set_shared_experts(c, "n_shared_experts", 1)?;
+    add_experts(&mut m, c, gating, [3, 1])?;
     Ok(m)
 }
 
@@ -110,38 +108,42 @@ fn glm_lite(c: &HfConfig) -> Result<ModelSpec> {
 pub(super) fn mistral4(c: &HfConfig) -> Result<ModelSpec> {
     let heads = c.bounded("qk_nope_head_dim", MOST_HEAD_DIM)?;
     let mut m = with_latents(c, heads + c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?)?;
-    let gating = GatingSpec {
-        scale: c.float_opt("routed_scaling_factor")?.unwrap_or(1.0),
-        groups: groups(c, true)?,
-        ..GatingSpec::softmax(c.flag_or("norm_topk_prob", true)?)
-    };
-    let dense = c.index_or("first_k_dense_replace", 0)?;
-    m.set_experts(c, "moe_intermediate_size", gating, |i| i >= dense)?;
-    m.set_shared_experts(c, "n_shared_experts", 1)?;
+    add_experts(&mut m, c, renormalized(c)?, [0, 1])?;
     Ok(m)
 }
 
 fn minicpm3(c: &HfConfig) -> Result<ModelSpec> {
-    let factor = |key: &str, default: f64| match c.float_opt(key)?.unwrap_or(default) {
-        factor if factor > 0.0 => Ok(factor),
-        factor => Err(c.ill_typed(key, &factor.into(), "a number above 0")),
-    };
     let (hidden, heads) = (c.count("hidden_size")?, c.count("num_attention_heads")?);
     let mut m = of_turned(&c.with_default("v_head_dim", hidden / heads))?;
     // Halves of what is turned are pairs, unless a file says otherwise.
     let interleaved = c.flag_or("rope_interleave", false)?;
     m.each_attention(|_, a| a.rope.iter_mut().for_each(|rope| rope.interleaved = interleaved));
-    m.embed.scale = factor("scale_emb", 12.0)?;
-    m.head.scale = factor("dim_model_base", 256.0)? / hidden as f64;
-    m.scale_branches(factor("scale_depth", 1.4)? / (m.layers.len() as f64).sqrt());
+    m.embed.scale = c.factor_or("scale_emb", 12.0)?;
+    m.head.scale = c.factor_or("dim_model_base", 256.0)? / hidden as f64;
+    m.scale_branches(c.factor_or("scale_depth", 1.4)? / (m.layers.len() as f64).sqrt());
     Ok(m)
 }
 
-/// Experts chosen by sigmoids and a bias, in some models among those of the best groups.
+/// Gives experts to layers behind dense ones, beside some that every token goes to. By default there are so many of both.
+fn add_experts(
+    m: &mut ModelSpec,
+    c: &HfConfig,
+    gating: GatingSpec,
+    [dense, shared]: [usize; 2],
+) -> Result<()> {
+    let dense = c.index_or("first_k_dense_replace", dense)?;
+    m.set_experts(c, "moe_intermediate_size", gating, |i| i >= dense)?;
+    m.set_shared_experts(c, "n_shared_experts", shared)
+}
+
+/// Experts chosen by sigmoids and a bias, otherwise as [`renormalized`].
 pub(super) fn biased_sigmoids(c: &HfConfig) -> Result<GatingSpec> {
+    Ok(GatingSpec { sigmoid: true, bias: true, ..renormalized(c)? })
+}
+
+/// Experts chosen by softmax, in some models among those of the best groups.
+fn renormalized(c: &HfConfig) -> Result<GatingSpec> {
     Ok(GatingSpec {
-        sigmoid: true,
-        bias: true,
         scale: c.float_opt("routed_scaling_factor")?.unwrap_or(1.0),
         groups: groups(c, true)?,
         ..GatingSpec::softmax(c.flag_or("norm_topk_prob", true)?)
@@ -161,9 +163,7 @@ fn groups(c: &HfConfig, best_two: bool) -> Result<Option<GroupsSpec>> {
     if count == 1 {
         return Ok(None);
     }
-    let names = ["n_routed_experts", "num_local_experts", "num_experts"];
-    let experts = names.into_iter().find(|name| c.contains(name)).unwrap_or(names[0]);
-    let experts = c.count(experts)?;
+    let experts = c.count(c.counts_experts_by())?;
     if count > MOST || !experts.is_multiple_of(count) {
         return ill("n_group", "at most 32, and a divisor of the number of experts");
     }
@@ -210,7 +210,7 @@ fn with_latents(c: &HfConfig, width: usize) -> Result<ModelSpec> {
             return Err(c.ill_typed(key, &width.into(), "a multiple of 8"));
         }
     }
-    let whole = |a: &crate::spec::AttentionSpec| a.rope.as_ref().is_some_and(|r| r.dim == turned);
+    let whole = |a: &AttentionSpec| a.rope.as_ref().is_some_and(|r| r.dim == turned);
     if !m.attentions().all(whole) {
         let found = c.raw("partial_rotary_factor").cloned().unwrap_or_default();
         return Err(c.unsupported("partial_rotary_factor", &found, "; all of qk_rope_head_dim is"));

@@ -20,10 +20,7 @@ pub(super) const ARCH: Arch = Arch {
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = ModelSpec::llama(c)?;
-    let factor = |key: &str| match c.float_opt(key)?.unwrap_or(1.0) {
-        factor if factor > 0.0 => Ok(factor),
-        factor => Err(c.ill_typed(key, &factor.into(), "a number above 0")),
-    };
+    let factor = |key: &str| c.factor_or(key, 1.0);
     let attention = factor("attention_multiplier")?;
     m.each_attention(|_, a| a.scale = attention);
     m.head.scale = 1.0 / factor("logits_scaling")?;

@@ -64,10 +64,7 @@ impl ModelSpec {
         gating: GatingSpec,
         has: impl Fn(usize) -> bool,
     ) -> Result<()> {
-        // Mixtral has the first name, Qwen the last, GLM the other one; transformers 5 writes Mixtral's for some.
-        let names = ["num_local_experts", "n_routed_experts"];
-        let counted_by = names.into_iter().find(|name| c.contains(name)).unwrap_or("num_experts");
-        let count = c.bounded(counted_by, MOST_EXPERTS / self.layers.len())?;
+        let count = c.bounded(c.counts_experts_by(), MOST_EXPERTS / self.layers.len())?;
         let top_k = c.count("num_experts_per_tok")?;
         if top_k > count {
             let found = top_k.into();
