@@ -79,11 +79,13 @@ impl PastCalls {
             return;
         }
         let mut named: HashMap<String, String> = HashMap::new();
+        let mut number = 0;
         for message in messages {
             let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
             for call in calls.into_iter().flatten() {
                 let function = call.pointer("/function/name").and_then(Value::as_str);
-                let id = Self::id(function.unwrap_or_default(), named.len());
+                let id = Self::id(function.unwrap_or_default(), number);
+                number += 1;
                 if let Some(Value::String(old)) = call.get("id") {
                     named.insert(old.clone(), id.clone());
                 }
@@ -250,6 +252,9 @@ mod tests {
             {"role": "assistant", "tool_calls": [call("functions.f:0", "f")]},
             {"role": "tool", "tool_call_id": "functions.f:0", "content": "3"},
             {"role": "tool", "tool_call_id": "unknown", "content": "4"},
+            // Clients may repeat ids in other turns.
+            {"role": "assistant", "tool_calls": [call("call_a", "g"), call("call_b", "f")]},
+            {"role": "tool", "tool_call_id": "call_a", "content": "5"},
         ]);
         let mut named = conversation.as_array().unwrap().clone();
         form.name_calls(&mut named);
@@ -257,6 +262,7 @@ mod tests {
             ["/0/tool_calls/0/id", "/0/tool_calls/1/id", "/1/tool_call_id", "/2/tool_call_id"]
                 .into_iter()
                 .chain(["/3/tool_calls/0/id", "/4/tool_call_id", "/5/tool_call_id"])
+                .chain(["/6/tool_calls/0/id", "/6/tool_calls/1/id", "/7/tool_call_id"])
                 .map(|at| {
                     let (index, rest) = at[1..].split_once('/').unwrap();
                     named[index.parse::<usize>().unwrap()]
@@ -275,7 +281,10 @@ mod tests {
                 "functions.f:0",
                 "functions.f:2",
                 "functions.f:2",
-                "unknown"
+                "unknown",
+                "functions.g:3",
+                "functions.f:4",
+                "functions.g:3"
             ]
         );
         let mut untouched = conversation.as_array().unwrap().clone();

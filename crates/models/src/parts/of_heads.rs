@@ -2,10 +2,9 @@
 
 use std::rc::Rc;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::DType;
 use candlepower_checkpoint::{AttentionSpec, LatentSpec, MatrixForm, Slot};
 use candlepower_kernels::{SparseRows, WeightRows};
-use half::{bf16, f16};
 
 use super::{Layout, Matrix, MatrixBuilder, Reserve, Shape};
 use crate::error::Result;
@@ -87,21 +86,9 @@ impl<'a, M: Matrix> HeadsBuilder<'a, M> {
                 numbers[at] = *number;
             }
         }
-        let dtype = self.shape.dtype;
-        let tensor = Tensor::from_vec(numbers, (rows, k), &Device::Cpu)?.to_dtype(dtype)?;
+        let bytes: Vec<u8> = numbers.into_iter().flat_map(f32::to_le_bytes).collect();
         let mut builder = (self.reserve)(self.shape)?;
-        let bytes = bytes_of(&tensor)?;
-        builder.write_rows(0, WeightRows { dtype, bytes: &bytes })?;
+        builder.write_rows(0, WeightRows { dtype: DType::F32, bytes: &bytes })?;
         builder.finish()
     }
-}
-
-/// The bytes of a tensor's numbers, in order.
-fn bytes_of(tensor: &Tensor) -> Result<Vec<u8>> {
-    let flat = tensor.flatten_all()?;
-    Ok(match tensor.dtype() {
-        DType::BF16 => flat.to_vec1::<bf16>()?.into_iter().flat_map(bf16::to_le_bytes).collect(),
-        DType::F16 => flat.to_vec1::<f16>()?.into_iter().flat_map(f16::to_le_bytes).collect(),
-        _ => flat.to_vec1::<f32>()?.into_iter().flat_map(f32::to_le_bytes).collect(),
-    })
 }
