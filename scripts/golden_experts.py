@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from goldens import TWO_LAYERS
 
 # What a tiny encoder of images has, of which nothing is computed here.
 QWEN_VISION = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=1, patch_size=4)
@@ -349,6 +350,98 @@ MODELS = {
             norm_topk_prob=False,
             mlp_only_layers=[1],
         ),
+        dtype=torch.bfloat16,
+    ),
+}
+
+GRANITE = dict(
+    embedding_multiplier=12.0,
+    attention_multiplier=0.0625,
+    residual_multiplier=0.22,
+    logits_scaling=6.0,
+)
+
+# The same, that came later: each folder's seed is that of its place.
+MORE = {
+    "granite-moe": dict(
+        cls="GraniteMoe",
+        config=TWO_LAYERS
+        | GRANITE
+        | dict(num_local_experts=5, num_experts_per_tok=2, intermediate_size=40, attention_bias=True),
+        dtype=torch.bfloat16,
+    ),
+    "granite-moe-shared": dict(
+        cls="GraniteMoeShared",
+        config=TWO_LAYERS
+        | GRANITE
+        | dict(
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            intermediate_size=40,
+            shared_intermediate_size=48,
+        ),
+        dtype=torch.bfloat16,
+    ),
+    # As Granite 4 Micro, without experts.
+    "granite-hybrid-dense": dict(
+        cls="GraniteMoeHybrid",
+        config=TWO_LAYERS
+        | GRANITE
+        | dict(
+            num_local_experts=0,
+            shared_intermediate_size=80,
+            layer_types=["full_attention"] * 2,
+            position_embedding_type="rope",
+            mamba_n_heads=4,
+        ),
+        rewrite=lambda c: c.update(layer_types=["attention"] * 2),
+        dtype=torch.bfloat16,
+    ),
+    "dots1": dict(
+        cls="Dots1",
+        config=dict(
+            moe_intermediate_size=40,
+            n_routed_experts=6,
+            num_experts_per_tok=3,
+            n_shared_experts=2,
+            routed_scaling_factor=1.5,
+            first_k_dense_replace=1,
+            norm_topk_prob=True,
+            attention_bias=True,
+            sliding_window=9,
+            max_window_layers=2,
+        ),
+        rewrite=lambda c: c.pop("layer_types"),
+        dtype=torch.bfloat16,
+    ),
+    "solar-open": dict(
+        cls="SolarOpen",
+        config=TWO_LAYERS
+        | dict(
+            head_dim=24,
+            moe_intermediate_size=40,
+            n_routed_experts=6,
+            num_experts_per_tok=3,
+            attention_bias=True,
+        ),
+        rewrite=lambda c: c.pop("intermediate_size", None),
+        dtype=torch.bfloat16,
+    ),
+    "afmoe": dict(
+        cls="Afmoe",
+        config=dict(
+            head_dim=24,
+            moe_intermediate_size=40,
+            num_experts=6,
+            num_experts_per_tok=3,
+            num_shared_experts=2,
+            num_dense_layers=1,
+            route_scale=1.7,
+            sliding_window=9,
+            global_attn_every_n_layers=2,
+            mup_enabled=True,
+        ),
+        rewrite=lambda c: (c.pop("layer_types"), c.update(score_func="sigmoid", route_norm=True)),
         dtype=torch.bfloat16,
     ),
 }

@@ -108,6 +108,8 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 value *= parameter.shape[0] ** -0.25
         elif "embed_tokens_per_layer" in name:
             value = noise * 0.3
+        elif "word_embeddings" in name or ("embed" in name and "OPT" in kind):
+            value = noise * 0.1
         elif "embed" in name:
             # Gemma multiplies it by sqrt(hidden_size), and its tied logits should not saturate.
             value = noise * (0.03 if "Gemma" in kind else 0.5)
@@ -115,6 +117,8 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             value = noise * 0.2
         else:  # of experts as of one matrix; GPT-2's are stored the other way round
             value = noise * 1.5 * parameter.shape[0 if "GPT2" in kind else -1] ** -0.5
+            if "GPTNeoFor" in kind and name.endswith(("q_proj.weight", "k_proj.weight")):
+                value *= 0.5  # their products are the scores, as they are
         parameter.data.copy_(value)
     for name, buffer in sorted(model.named_buffers()):
         if name.endswith("e_score_correction_bias"):  # about as large as sigmoids
@@ -132,7 +136,9 @@ def inv_freq(model: torch.nn.Module) -> torch.Tensor:
     """Of all layers, or of those without a window; nothing where there is no rope."""
     if not hasattr(model, "model"):
         return torch.zeros(0)
-    rope = getattr(model.model, "language_model", model.model).rotary_emb
+    rope = getattr(getattr(model.model, "language_model", model.model), "rotary_emb", None)
+    if rope is None:
+        return torch.zeros(0)
     return rope.inv_freq if hasattr(rope, "inv_freq") else rope.full_attention_inv_freq
 
 

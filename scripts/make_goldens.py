@@ -23,6 +23,7 @@ from pathlib import Path
 
 import golden_experts
 import golden_gemma4
+import golden_gpts
 import goldens
 import torch
 from goldens import ALTERNATING
@@ -242,7 +243,7 @@ MODELS = {
             scale_attn_by_inverse_layer_idx=True,
             tie_word_embeddings=True,
         ),
-        rewrite=lambda c: [c.pop(key, None) for key in LLAMA_KEYS],
+        rewrite=golden_gpts.without(),
         rename=lambda tensors: {
             **{name.removeprefix("transformer."): t for name, t in tensors.items()},
             "h.0.attn.bias": torch.ones(1, 1, 96, 96).tril(),
@@ -254,7 +255,7 @@ MODELS = {
         config=dict(
             max_position_embeddings=96, activation_function="gelu", scale_attn_weights=False
         ),
-        rewrite=lambda c: [c.pop(key, None) for key in LLAMA_KEYS],
+        rewrite=golden_gpts.without(),
         dtype=torch.float16,
     ),
     "cohere": dict(
@@ -501,11 +502,9 @@ MODELS = {
     ),
     **golden_experts.MODELS,
     **golden_gemma4.MODELS,
+    **golden_gpts.MODELS,
+    **golden_experts.MORE,
 }
-# What COMMON says in other words than GPT-2.
-LLAMA_KEYS = ["intermediate_size", "num_key_value_heads", "rms_norm_eps"]
-
-
 
 def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     model = goldens.random_model(recipe, goldens.COMMON, seed)

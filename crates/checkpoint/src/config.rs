@@ -15,6 +15,8 @@ pub struct HfConfig {
     /// The keys around this object, each with a dot after it.
     path: String,
     entries: Map<String, Value>,
+    /// Keys that are not called as the file calls them, and what it does.
+    renamed: &'static [(&'static str, &'static str)],
 }
 
 impl HfConfig {
@@ -34,12 +36,12 @@ impl HfConfig {
     pub fn parse(name: &str, bytes: &[u8]) -> Result<Self> {
         let entries = serde_json::from_slice(bytes)
             .map_err(|e| Error::Json { file: name.to_owned(), reason: e.to_string() })?;
-        Ok(Self { file: name.to_owned(), path: String::new(), entries })
+        Ok(Self { file: name.to_owned(), path: String::new(), entries, renamed: &[] })
     }
 
     /// The object with these entries, of the file `file`.
     pub(crate) fn from_entries(file: &str, entries: Map<String, Value>) -> Self {
-        Self { file: file.to_owned(), path: String::new(), entries }
+        Self { file: file.to_owned(), path: String::new(), entries, renamed: &[] }
     }
 
     /// The value of a key, unless absent or `null`.
@@ -177,6 +179,7 @@ impl HfConfig {
                 file: self.file.clone(),
                 path: format!("{}{key}.", self.path),
                 entries: entries.clone(),
+                renamed: &[],
             })),
             Some(other) => Err(self.ill_typed(key, other, "an object")),
         }
@@ -199,6 +202,7 @@ impl HfConfig {
             file: self.file.clone(),
             path: String::new(),
             entries: Map::new(),
+            renamed: &[],
         });
         if let Some((key, value)) = rope.entries().find(|(_, v)| v.is_object()) {
             return Err(rope.unsupported(
@@ -229,6 +233,18 @@ impl HfConfig {
         let mut config = self.clone();
         if config.raw(key).is_none() {
             config.entries.insert(key.into(), value.into());
+        }
+        config
+    }
+
+    /// This configuration with keys by their usual names, each of which is given with what the file calls it; errors name the latter.
+    #[must_use]
+    pub(crate) fn renamed(&self, names: &'static [(&'static str, &'static str)]) -> Self {
+        let mut config = Self { renamed: names, ..self.clone() };
+        for (usual, written) in names {
+            if let Some(value) = config.entries.remove(*written) {
+                config.entries.insert((*usual).into(), value);
+            }
         }
         config
     }
@@ -297,7 +313,8 @@ impl HfConfig {
     }
 
     fn full(&self, key: &str) -> String {
-        format!("{}{key}", self.path)
+        let written = self.renamed.iter().find(|(usual, _)| *usual == key);
+        format!("{}{}", self.path, written.map_or(key, |(_, written)| written))
     }
 }
 

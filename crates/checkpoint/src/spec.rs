@@ -178,6 +178,8 @@ pub enum Residual {
     PostNorm,
     /// `x + attention(norm(x)) + feed_forward(norm(x))`, with one norm for both.
     Parallel,
+    /// The same with a norm for each.
+    ParallelNorms,
 }
 
 /// A norm over the last dimension.
@@ -201,6 +203,15 @@ pub enum NormKind {
         /// A bias is added. Norms after a block and norms of q and k have none.
         bias: bool,
     },
+    /// LayerNorm with a bias, whose stored weight is the difference from one (Nemotron).
+    LayerPlusOne,
+}
+
+impl NormKind {
+    /// Whether a bias is added, but after a block.
+    pub(crate) fn has_bias(self) -> bool {
+        matches!(self, Self::Layer { bias: true } | Self::LayerPlusOne)
+    }
 }
 
 /// Causal self-attention with grouped key and value heads.
@@ -438,6 +449,10 @@ pub enum Act {
     Gelu,
     /// GELU with the tanh approximation.
     GeluTanh,
+    /// `max(x, 0)`
+    Relu,
+    /// `max(x, 0)^2`
+    ReluSquared,
     /// `x * sigmoid(1.702 x)` of what is at most 7, times one more than the other half held to -7 to 7 (gpt-oss); gated only.
     SwigluOai,
 }
@@ -637,11 +652,12 @@ impl Act {
             "silu" | "swish" => Ok(Self::Silu),
             "gelu" => Ok(Self::Gelu),
             "gelu_pytorch_tanh" | "gelu_new" => Ok(Self::GeluTanh),
-            other => Err(c.unsupported(
-                key,
-                &other.into(),
-                "; silu, gelu, gelu_pytorch_tanh and gelu_new are",
-            )),
+            "relu" => Ok(Self::Relu),
+            "relu2" => Ok(Self::ReluSquared),
+            other => {
+                let known = "; silu, gelu, gelu_pytorch_tanh, gelu_new, relu and relu2 are";
+                Err(c.unsupported(key, &other.into(), known))
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     quantization::{OnLoad, Scheme, StoredTensor},
     spec::{
         AttentionSpec, DeltaNetSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec,
-        NormKind, PerLayerSpec, QkNormSpan, Residual,
+        PerLayerSpec, QkNormSpan, Residual,
     },
 };
 
@@ -25,8 +25,11 @@ pub enum Take {
     Whole,
     /// Slots with the same name lie in one tensor, rows after rows, in the order of [`Slot`].
     Rows,
-    /// As [`Self::Rows`], head by head: the first head's rows of each slot, then the second's. Heads are those of queries.
+    /// As [`Self::Rows`], head by head: the first head's rows of each slot, then the second's. Heads are those of keys, with all queries
+    /// that read one, or, where the tensor has no keys, those of queries.
     Heads,
+    /// They are the whole tensor but for so many rows before them.
+    Behind(usize),
     /// As [`Self::Rows`], in a tensor that is stored transposed, `[in, out]`.
     Transposed,
     /// As [`Self::Rows`], of vectors that are stored as `[rows, 1, taps]`.
@@ -82,6 +85,10 @@ pub(crate) const fn expert_rows(slot: Slot, name: &'static str) -> WeightRule {
 
 pub(crate) const fn heads(slot: Slot, name: &'static str) -> WeightRule {
     WeightRule { slot, name, take: Take::Heads }
+}
+
+pub(crate) const fn behind(rows: usize, slot: Slot, name: &'static str) -> WeightRule {
+    WeightRule { slot, name, take: Take::Behind(rows) }
 }
 
 pub(crate) const fn taps(slot: Slot, name: &'static str) -> WeightRule {
@@ -236,7 +243,7 @@ pub(crate) fn plan_named(
     };
     let mut tensors: Vec<TensorPlan> = Vec::new();
     let mut by_name: HashMap<String, usize> = HashMap::new();
-    for (layer, slot, shape) in spec.slots() {
+    for (layer, slot, mut shape) in spec.slots() {
         let attention = layer.and_then(|layer| spec.layers[layer].attention());
         if slot == Slot::V && attention.is_some_and(|attention| attention.values_are_keys) {
             let at = by_name[&rule(Slot::K, layer).1];
@@ -255,7 +262,9 @@ pub(crate) fn plan_named(
             }
             _ => {
                 by_name.insert(name.clone(), tensors.len());
-                let slots = vec![SlotRows { slot, layer, rows: 0..shape[0], first: 0 }];
+                let before = if let Take::Behind(rows) = take { rows } else { 0 };
+                shape[0] += before;
+                let slots = vec![SlotRows { slot, layer, rows: before..shape[0], first: 0 }];
                 tensors.push(TensorPlan {
                     name,
                     shape,
@@ -291,7 +300,9 @@ pub(crate) fn plan_named(
             (_, shape) => shape.to_vec(),
         };
         if tensor.take == Take::Heads {
+            let keys = |rows: &SlotRows| matches!(rows.slot, Slot::K | Slot::KBias);
             let heads = match &spec.layer_of(&tensor.slots[0]).mixer {
+                Mixer::Attention(a) if tensor.slots.iter().any(keys) => a.kv_heads,
                 Mixer::Attention(attention) => attention.heads,
                 Mixer::DeltaNet(net) => net.key_heads,
             };
@@ -314,8 +325,7 @@ fn head_by_head(slots: &[SlotRows], heads: usize) -> Vec<SlotRows> {
     runs.collect()
 }
 
-/// Whether a tensor that no rule names may be left out: rope's frequencies and GPT-2's causal masks, which old
-/// checkpoints stored, a copy of the embedding as the head of a tied model, and keys and values of layers that read those of others.
+/// Whether a tensor that no rule names may be left out: rope's frequencies and causal masks, which old checkpoints stored, a copy of the embedding as the head of a tied model, and keys and values of layers that read those of others.
 pub(crate) fn may_skip(spec: &ModelSpec, name: &str) -> bool {
     let is_unused = || {
         let of_layer = name.strip_prefix("model.layers.").or_else(|| name.strip_prefix("blk."));
@@ -327,12 +337,16 @@ pub(crate) fn may_skip(spec: &ModelSpec, name: &str) -> bool {
             reads_others && KEYS.iter().any(|keys| part.starts_with(keys))
         })
     };
-    let is_mask = || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+    let is_mask = || MASKS.iter().any(|mask| name.ends_with(mask));
     name.ends_with(".rotary_emb.inv_freq")
         || (spec.head.tied && name == "lm_head.weight")
-        || (spec.embed.positions.is_some() && is_mask())
+        || is_mask()
         || is_unused()
 }
+
+/// What old checkpoints of GPTs have of which tokens see which.
+const MASKS: [&str; 4] =
+    [".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"];
 
 /// Parts of an attention that one which reads the keys and values of another does not use.
 const KEYS: [&str; 7] = [
@@ -356,7 +370,7 @@ impl ModelSpec {
     pub fn slots(&self) -> impl Iterator<Item = (Option<usize>, Slot, Vec<usize>)> + '_ {
         let (vocab, hidden) = (self.vocab_size, self.hidden_size);
         let mut outside = vec![(Slot::Embed, vec![vocab, hidden]), (Slot::FinalNorm, vec![hidden])];
-        if self.final_norm.kind == (NormKind::Layer { bias: true }) {
+        if self.final_norm.kind.has_bias() {
             outside.push((Slot::FinalNormBias, vec![hidden]));
         }
         if let Some(positions) = self.embed.positions {
@@ -389,7 +403,7 @@ impl ModelSpec {
 /// `width` is that of what layers get beside the residual.
 fn layer_slots(layer: &LayerSpec, hidden: usize, width: Option<usize>) -> Vec<(Slot, Vec<usize>)> {
     let norms: &[Slot] = match layer.residual {
-        Residual::PreNorm => &[Slot::AttnNorm, Slot::FfnNorm],
+        Residual::PreNorm | Residual::ParallelNorms => &[Slot::AttnNorm, Slot::FfnNorm],
         Residual::Sandwich => {
             &[Slot::AttnNorm, Slot::FfnNorm, Slot::AttnPostNorm, Slot::FfnPostNorm]
         }
@@ -397,7 +411,7 @@ fn layer_slots(layer: &LayerSpec, hidden: usize, width: Option<usize>) -> Vec<(S
         Residual::Parallel => &[Slot::AttnNorm],
     };
     let mut slots: Vec<_> = norms.iter().map(|norm| (*norm, vec![hidden])).collect();
-    if layer.norm.kind == (NormKind::Layer { bias: true }) {
+    if layer.norm.kind.has_bias() {
         let biases = [(Slot::AttnNorm, Slot::AttnNormBias), (Slot::FfnNorm, Slot::FfnNormBias)];
         let biases = biases.into_iter().filter(|(norm, _)| norms.contains(norm));
         slots.extend(biases.map(|(_, bias)| (bias, vec![hidden])));

@@ -83,6 +83,8 @@ impl Bert {
                 Act::Gelu => Activation::Gelu,
                 Act::GeluTanh => Activation::GeluTanh,
                 Act::Silu => Activation::Silu,
+                Act::Relu => Activation::Relu,
+                Act::ReluSquared => Activation::ReluSquared,
                 Act::SwigluOai => Activation::SwigluOai,
             },
         })

@@ -15,6 +15,10 @@ pub enum Activation {
     Gelu,
     /// The tanh approximation of [`Activation::Gelu`].
     GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)^2`.
+    ReluSquared,
     /// `x * sigmoid(1.702 * x)` of `x` that is at most 7; what it gates is held to -7 to 7, and counts for one more.
     SwigluOai,
 }
@@ -138,6 +142,11 @@ impl WithSimd for Activate<'_> {
                     Activation::Silu => math::silu(s, x),
                     Activation::Gelu => math::gelu(s, x),
                     Activation::GeluTanh => math::gelu_tanh(s, x),
+                    Activation::Relu => s.max(x, s.splat(0.0)),
+                    Activation::ReluSquared => {
+                        let x = s.max(x, s.splat(0.0));
+                        s.mul(x, x)
+                    }
                     Activation::SwigluOai => {
                         let x = s.min(x, s.splat(SWIGLU_LIMIT));
                         let exp = math::exp(s, s.mul(x, s.splat(-SWIGLU_ALPHA)));
@@ -174,6 +183,8 @@ pub fn activation_reference(x: f32, act: Activation) -> f32 {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
             0.5 * x * (1.0 + inner.tanh())
         }
+        Activation::Relu => x.max(0.0),
+        Activation::ReluSquared => x.max(0.0).powi(2),
         Activation::SwigluOai => {
             let x = x.min(f64::from(SWIGLU_LIMIT));
             x / (1.0 + (-f64::from(SWIGLU_ALPHA) * x).exp())
@@ -209,8 +220,14 @@ mod tests {
     use super::*;
     use crate::Error;
 
-    const ALL: [Activation; 4] =
-        [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::SwigluOai];
+    const ALL: [Activation; 6] = [
+        Activation::Silu,
+        Activation::Gelu,
+        Activation::GeluTanh,
+        Activation::Relu,
+        Activation::ReluSquared,
+        Activation::SwigluOai,
+    ];
 
     fn flat(tensor: &Tensor) -> Vec<f32> {
         tensor.flatten_all().unwrap().to_vec1().unwrap()
@@ -283,10 +300,12 @@ mod tests {
     fn the_reference_knows_published_values() {
         // Values of torch.nn.functional.silu, gelu and gelu(approximate="tanh") at 1, and of sigmoid at 1.702.
         let values = ALL.map(|act| activation_reference(1.0, act));
-        let expected = [0.731_058_6, 0.841_344_7, 0.841_192, 0.845_795_8];
+        let expected = [0.731_058_6, 0.841_344_7, 0.841_192, 1.0, 1.0, 0.845_795_8];
         for (got, want) in values.into_iter().zip(expected) {
             assert!((got - want).abs() < 1e-6, "{got} is not {want}");
         }
+        let squared = [-2.0, 3.0].map(|x| activation_reference(x, Activation::ReluSquared));
+        assert_eq!(squared, [0.0, 9.0]);
         // Of transformers' GptOssExperts._apply_gate: both halves are bounded.
         let gated = gated_activation_reference(&[9.0, 1.0, -9.0, 2.0], Activation::SwigluOai);
         for (got, want) in gated.into_iter().zip([-41.999_72, 2.537_387_3]) {

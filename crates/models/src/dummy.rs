@@ -64,7 +64,10 @@ pub(crate) fn fill<M: Matrix>(
 
 /// Mean and half-width of a slot's uniform distribution.
 fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usize) -> (f32, f32) {
-    let norm_mean = |kind: NormKind| if kind == NormKind::RmsPlusOne { 0.0 } else { 1.0 };
+    let norm_mean = |kind: NormKind| match kind {
+        NormKind::RmsPlusOne | NormKind::LayerPlusOne => 0.0,
+        NormKind::Rms | NormKind::Layer { .. } => 1.0,
+    };
     let norm = layer.map_or(spec.final_norm, |i| spec.layers[i].norm);
     // A uniform distribution's half-width is sqrt(3) standard deviations.
     let width = |deviation: f64| (3f64.sqrt() * deviation) as f32;

@@ -177,7 +177,7 @@ struct Layer<M: Matrix> {
     per_layer: Option<OfLayer<M>>,
     /// What the residual behind it is multiplied by.
     scale: f32,
-    /// The feed-forward reads what the attention read.
+    /// The feed-forward reads what the attention read, or a norm of the same residual.
     parallel: bool,
 }
 
@@ -345,6 +345,9 @@ impl<M: Matrix> Layers<M> {
             let y = layer.mixer.forward(ops, &input)?;
             let y = optional(ops, &layer.attn_post_norm, y)?;
             if layer.parallel {
+                if let Some(norm) = &layer.ffn_norm {
+                    input = ops.norm(&x, norm)?;
+                }
                 x = ops.add(x, &y, 1.0)?;
             } else {
                 (x, input) = add_norm(ops, x, &y, 1.0, layer.ffn_norm.as_ref())?;
@@ -450,7 +453,7 @@ impl<M: Matrix> Layer<M> {
             attn_post_norm: norm(Part::AttnPostNorm)?,
             ffn_norm: norm(Part::FfnNorm)?,
             ffn_post_norm: norm(Part::FfnPostNorm)?,
-            parallel: spec.residual == Residual::Parallel,
+            parallel: matches!(spec.residual, Residual::Parallel | Residual::ParallelNorms),
             mixer,
             per_layer: OfLayer::take(parts, i, spec)?,
             scale: parts.number(i, Part::LayerScale).unwrap_or(1.0),

@@ -114,7 +114,7 @@ pub(crate) struct Layout {
     pub(crate) vectors: DType,
     /// Heads are padded with zeros to one of these widths, in ascending order; to none on the CPU.
     pub(crate) head_dims: &'static [usize],
-    /// Norms stored as differences from one have it added.
+    /// RMSNorms stored as differences from one have it added.
     pub(crate) adds_one: bool,
 }
 
@@ -224,7 +224,11 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         }
         let Some(matrix) = self.matrices.get_mut(&key) else {
             let vector = self.vectors.get_mut(&key).expect("every planned slot has a part");
-            let offset = if place.plus_one && self.layout.adds_one { 1.0 } else { 0.0 };
+            let offset = match place.norm {
+                Some(NormKind::RmsPlusOne) if self.layout.adds_one => 1.0,
+                Some(NormKind::LayerPlusOne) => 1.0,
+                _ => 0.0,
+            };
             for (row, number) in (first..).zip(numbers(data)) {
                 vector[place.row(&self.layout, row)] = (number + offset) * place.factor;
             }
@@ -400,7 +404,9 @@ impl<M> Parts<M> {
             NormKind::RmsPlusOne if !self.layout.adds_one => NormForm::Rms(NormWeight::OnePlus),
             NormKind::Rms | NormKind::RmsPlusOne => NormForm::Rms(NormWeight::Plain),
             NormKind::Layer { bias: false } => NormForm::Layer(None),
-            NormKind::Layer { bias: true } => NormForm::Layer(self.vector(layer, part.bias())?),
+            NormKind::Layer { bias: true } | NormKind::LayerPlusOne => {
+                NormForm::Layer(self.vector(layer, part.bias())?)
+            }
         };
         Ok(Some(Norm { weight, form, eps: spec.eps as f32 }))
     }

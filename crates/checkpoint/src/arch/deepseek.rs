@@ -174,7 +174,7 @@ fn groups(c: &HfConfig, best_two: bool) -> Result<Option<GroupsSpec>> {
 }
 
 /// Fails where a key is there and says something else.
-fn expect(c: &HfConfig, key: &str, name: &str) -> Result<()> {
+pub(super) fn expect(c: &HfConfig, key: &str, name: &str) -> Result<()> {
     match c.text_opt(key)? {
         Some(other) if other != name => {
             Err(c.unsupported(key, &other.into(), &format!("; {name} is")))

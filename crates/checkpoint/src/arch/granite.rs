@@ -1,7 +1,13 @@
-//! Granite 3: Llama with four fixed factors. Source: transformers `models/granite`.
+//! Granite 3: Llama with four fixed factors, and with experts, beside one that every token goes to in some; Granite 4 as far as its layers are
+//! attentions. Source: transformers `models/granite`, `models/granitemoe`, `models/granitemoeshared`, `models/granitemoehybrid`.
 
 use super::Arch;
-use crate::{config::HfConfig, error::Result, spec::ModelSpec};
+use crate::{
+    config::HfConfig,
+    error::Result,
+    spec::{GatingSpec, MOST_WIDTH, ModelSpec},
+    weights::{Slot, WeightRule, expert_rows, rows, whole},
+};
 
 pub(super) const ARCH: Arch = Arch {
     name: "GraniteForCausalLM",
@@ -18,6 +24,50 @@ pub(super) const ARCH: Arch = Arch {
     ..Arch::LIKE_LLAMA
 };
 
+const OF_EXPERTS: Arch = Arch {
+    reads: &[
+        "attention_bias",
+        "num_local_experts",
+        "embedding_multiplier",
+        "attention_multiplier",
+        "residual_multiplier",
+        "logits_scaling",
+        "layer_types",
+    ],
+    weights: WEIGHTS,
+    ..ARCH
+};
+
+pub(super) const MOE: Arch =
+    Arch { name: "GraniteMoeForCausalLM", model_type: "granitemoe", spec: moe, ..OF_EXPERTS };
+
+pub(super) const SHARED: Arch = Arch {
+    name: "GraniteMoeSharedForCausalLM",
+    model_type: "granitemoeshared",
+    spec: shared,
+    ..OF_EXPERTS
+};
+
+pub(super) const HYBRID: Arch = Arch {
+    name: "GraniteMoeHybridForCausalLM",
+    model_type: "granitemoehybrid",
+    spec: hybrid,
+    ..OF_EXPERTS
+};
+
+const WEIGHTS: &[WeightRule] = &[
+    whole(Slot::Router, "model.layers.{i}.block_sparse_moe.router.layer.weight"),
+    expert_rows(Slot::ExpertGate(0), "model.layers.{i}.block_sparse_moe.input_linear.weight"),
+    expert_rows(Slot::ExpertUp(0), "model.layers.{i}.block_sparse_moe.input_linear.weight"),
+    expert_rows(Slot::ExpertDown(0), "model.layers.{i}.block_sparse_moe.output_linear.weight"),
+    rows(Slot::SharedGate, "model.layers.{i}.shared_mlp.input_linear.weight"),
+    rows(Slot::SharedUp, "model.layers.{i}.shared_mlp.input_linear.weight"),
+    whole(Slot::SharedDown, "model.layers.{i}.shared_mlp.output_linear.weight"),
+    rows(Slot::Gate, "model.layers.{i}.shared_mlp.input_linear.weight"),
+    rows(Slot::Up, "model.layers.{i}.shared_mlp.input_linear.weight"),
+    whole(Slot::Down, "model.layers.{i}.shared_mlp.output_linear.weight"),
+];
+
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = ModelSpec::llama(c)?;
     let factor = |key: &str| c.factor_or(key, 1.0);
@@ -26,5 +76,47 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     m.head.scale = 1.0 / factor("logits_scaling")?;
     m.embed.scale = factor("embedding_multiplier")?;
     m.scale_branches(factor("residual_multiplier")?);
+    Ok(m)
+}
+
+fn moe(c: &HfConfig) -> Result<ModelSpec> {
+    let mut m = spec(c)?;
+    m.set_experts(c, "intermediate_size", GatingSpec::softmax(true), |_| true)?;
+    Ok(m)
+}
+
+fn shared(c: &HfConfig) -> Result<ModelSpec> {
+    let mut m = moe(c)?;
+    const KEY: &str = "shared_intermediate_size";
+    let width = c.index_or(KEY, 0)?;
+    m.set_shared_width(c, KEY, |_| width)?;
+    Ok(m)
+}
+
+fn hybrid(c: &HfConfig) -> Result<ModelSpec> {
+    let kinds = c.texts_opt("layer_types")?.unwrap_or_default();
+    if let Some(kind) = kinds.iter().find(|kind| !matches!(**kind, "attention" | "full_attention"))
+    {
+        return Err(c.unsupported("layer_types", &(*kind).into(), "; attention is"));
+    }
+    let layers = c.count("num_hidden_layers")?;
+    if kinds.len() != layers {
+        return Err(c.missing("layer_types", "a list of `attention` for each layer"));
+    }
+    let mut m = match c.index_or("num_local_experts", 8)? {
+        0 => {
+            let width = c.bounded("shared_intermediate_size", MOST_WIDTH)?;
+            spec(&c.without(&["intermediate_size"]).with_default("intermediate_size", width))?
+        }
+        _ => shared(c)?,
+    };
+    match c.text_opt("position_embedding_type")? {
+        Some("rope") => {}
+        None | Some("nope") => m.each_attention(|_, a| a.rope = None),
+        Some(other) => {
+            let key = "position_embedding_type";
+            return Err(c.unsupported(key, &other.into(), "; rope and nope are"));
+        }
+    }
     Ok(m)
 }

@@ -1,5 +1,5 @@
-//! Llama 2 and 3, Mistral: Llama with a window, and Ministral 3, whose queries grow with their positions.
-//! Source: transformers `models/llama`, `models/mistral`, `models/mistral3`, `models/ministral3`.
+//! Llama 2 and 3, Mistral: Llama with a window, Ministral 3, whose queries grow with their positions, and Helium, whose ropes turn neighbours.
+//! Source: transformers `models/llama`, `models/mistral`, `models/mistral3`, `models/ministral3`, `models/helium`.
 
 use super::{Arch, Around, deepseek::mistral4};
 use crate::{config::HfConfig, error::Result, spec::ModelSpec};
@@ -25,6 +25,21 @@ pub(super) const MISTRAL3: Arch = Arch {
 
 pub(super) const MINISTRAL3: Arch =
     Arch { name: "Ministral3ForCausalLM", model_type: "ministral3", spec: ministral3, ..MISTRAL };
+
+pub(super) const HELIUM: Arch = Arch {
+    name: "HeliumForCausalLM",
+    model_type: "helium",
+    reads: &["attention_bias"],
+    spec: helium,
+    ..Arch::LIKE_LLAMA
+};
+
+fn helium(c: &HfConfig) -> Result<ModelSpec> {
+    let mut m = ModelSpec::llama(&c.with_default("head_dim", 128))?;
+    m.each_attention(|_, a| a.out_bias = false);
+    m.interleave_ropes();
+    Ok(m)
+}
 
 fn mistral(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = ModelSpec::llama(c)?;

@@ -10,10 +10,12 @@ use crate::{
     weights::WeightRule,
 };
 
+mod afmoe;
 mod cohere;
 mod deepseek;
 mod ernie4_5;
 mod exaone4;
+mod falcon;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -21,13 +23,17 @@ mod gemma4;
 mod glm4;
 mod glm4_moe;
 mod gpt2;
+mod gpt_neo;
+mod gpt_neox;
 mod gpt_oss;
 mod granite;
 mod llama;
 mod minimax_m2;
 mod mixtral;
+mod nemotron;
 mod olmo2;
 mod olmoe;
+mod opt;
 mod phi;
 mod phi3;
 mod qwen2;
@@ -75,6 +81,7 @@ const ALL: &[Arch] = &[
     llama::MISTRAL,
     llama::MINISTRAL3,
     llama::MISTRAL3,
+    llama::HELIUM,
     qwen2::ARCH,
     qwen3::ARCH,
     gemma::ARCH,
@@ -89,6 +96,9 @@ const ALL: &[Arch] = &[
     glm4::GLM,
     glm4::ARCH,
     granite::ARCH,
+    granite::MOE,
+    granite::SHARED,
+    granite::HYBRID,
     olmo2::ARCH,
     olmo2::OLMO3,
     smollm3::ARCH,
@@ -99,6 +109,15 @@ const ALL: &[Arch] = &[
     stablelm::ARCH,
     starcoder2::ARCH,
     gpt2::ARCH,
+    gpt2::BIG_CODE,
+    gpt2::GPT_J,
+    gpt_neo::ARCH,
+    gpt_neox::ARCH,
+    opt::ARCH,
+    falcon::ARCH,
+    nemotron::ARCH,
+    nemotron::ARCEE,
+    nemotron::JAIS2,
     cohere::ARCH,
     cohere::COHERE2,
     mixtral::ARCH,
@@ -111,6 +130,9 @@ const ALL: &[Arch] = &[
     qwen3_next::QWEN3_5_MOE,
     qwen3_next::QWEN3_5_MOE_OF_IMAGES,
     glm4_moe::ARCH,
+    glm4_moe::SOLAR_OPEN,
+    glm4_moe::DOTS1,
+    afmoe::ARCH,
     deepseek::V2,
     deepseek::V3,
     deepseek::GLM_LITE,

@@ -5,7 +5,7 @@ use super::Arch;
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{ModelSpec, NormKind, NormSpec, Residual},
+    spec::{ModelSpec, Residual},
     weights::{Slot, WeightRule, whole},
 };
 
@@ -30,13 +30,9 @@ const WEIGHTS: &[WeightRule] = &[
 ];
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
-    let eps = c.float_opt("layer_norm_eps")?.unwrap_or(1e-5);
-    let c = c.with_default("rms_norm_eps", eps).with_default("hidden_act", "gelu_new");
-    let mut m = ModelSpec::llama(&c.with_default("partial_rotary_factor", 0.5))?;
-    m.set_norm(NormSpec { kind: NormKind::Layer { bias: true }, eps });
+    let c = c.with_default("hidden_act", "gelu_new").with_default("partial_rotary_factor", 0.5);
+    let mut m = ModelSpec::gpt(&c, "layer_norm_eps")?;
     m.layers.iter_mut().for_each(|l| l.residual = Residual::Parallel);
-    m.each_attention(|_, a| (a.qkv_bias, a.out_bias) = (true, true));
-    m.each_mlp(|mlp| (mlp.gated, mlp.bias) = (false, true));
     m.head.bias = true;
     Ok(m)
 }

@@ -5,7 +5,7 @@ use super::Arch;
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{ModelSpec, NormKind, NormSpec},
+    spec::ModelSpec,
     weights::{Slot, WeightRule, whole},
 };
 
@@ -26,17 +26,11 @@ const WEIGHTS: &[WeightRule] = &[
 ];
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
-    let eps = c.float_opt("norm_epsilon")?.unwrap_or(1e-5);
-    let c = c.with_default("rms_norm_eps", eps).with_default("hidden_act", "gelu_pytorch_tanh");
-    let mut m = ModelSpec::llama(&c)?;
-    m.set_norm(NormSpec { kind: NormKind::Layer { bias: true }, eps });
+    let c = c.with_default("hidden_act", "gelu_pytorch_tanh");
+    let mut m = ModelSpec::gpt(&c, "norm_epsilon")?;
     m.head.tied = c.flag_or("tie_word_embeddings", true)?;
-    let bias = c.flag_or("use_bias", true)?;
+    m.set_biases(c.flag_or("use_bias", true)?);
     let window = c.count_opt("sliding_window")?;
-    m.each_attention(|_, a| {
-        (a.qkv_bias, a.out_bias) = (bias, bias);
-        a.window = window;
-    });
-    m.each_mlp(|mlp| (mlp.gated, mlp.bias) = (false, bias));
+    m.each_attention(|_, a| a.window = window);
     Ok(m)
 }

@@ -10,6 +10,7 @@ use crate::{
 mod deepseek;
 mod derived;
 mod gemma4;
+mod gpts;
 mod hybrid;
 
 fn config(text: &str) -> HfConfig {
@@ -466,10 +467,10 @@ fn gpt2() {
     let scaled = spec(&with(GPT2, r#"{"scale_attn_by_inverse_layer_idx": true}"#));
     assert_eq!(scaled.layers[3].attention().unwrap().scale, 1.0 / 8.0 / 4.0);
     for (edit, message) in [
-        (r#"{"n_head": 7}"#, "`n_head` is 7, but a divisor of n_embd is needed"),
+        (r#"{"n_head": 7}"#, "`n_head` is 7, but a divisor of the hidden states' width is needed"),
         (r#"{"n_positions": 4294967295}"#, "`n_positions` = 4294967295 is not supported"),
         (r#"{"add_cross_attention": true}"#, "`add_cross_attention` = true"),
-        (r#"{"activation_function": "relu"}"#, "`activation_function` = \"relu\""),
+        (r#"{"activation_function": "mish"}"#, "`activation_function` = \"mish\""),
     ] {
         assert!(error(&with(GPT2, edit)).contains(message), "{edit}");
     }
@@ -585,7 +586,7 @@ fn what_is_not_known_is_refused_by_name() {
             r#"{"rope_scaling": {"type": "dynamic", "factor": 2.0}}"#,
             "`rope_scaling.rope_type` = \"dynamic\" is not supported; default, linear, llama3, yarn, longrope and proportional are",
         ),
-        (r#"{"hidden_act": "relu2"}"#, "`hidden_act` = \"relu2\" is not supported"),
+        (r#"{"hidden_act": "relu6"}"#, "`hidden_act` = \"relu6\" is not supported"),
         (r#"{"attn_logit_softcapping": 50.0}"#, "`attn_logit_softcapping` = 50.0"),
         (
             r#"{"sliding_window": 4096}"#,
@@ -619,14 +620,15 @@ fn an_unknown_architecture_gets_the_list_and_the_nearest() {
     assert_eq!(
         error(&typo),
         "architecture `Llama2ForCausalLM` is not supported (the nearest is `LlamaForCausalLM`); supported: \
-         LlamaForCausalLM, MistralForCausalLM, Ministral3ForCausalLM, Mistral3ForConditionalGeneration, Qwen2ForCausalLM, Qwen3ForCausalLM, \
+         LlamaForCausalLM, MistralForCausalLM, Ministral3ForCausalLM, Mistral3ForConditionalGeneration, HeliumForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, \
          GemmaForCausalLM, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma4ForCausalLM, \
          Gemma4ForConditionalGeneration, Gemma4UnifiedForConditionalGeneration, PhiForCausalLM, Phi3ForCausalLM, \
-         GlmForCausalLM, Glm4ForCausalLM, GraniteForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, SmolLM3ForCausalLM, \
+         GlmForCausalLM, Glm4ForCausalLM, GraniteForCausalLM, GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM, GraniteMoeHybridForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, SmolLM3ForCausalLM, \
          SeedOssForCausalLM, Ernie4_5ForCausalLM, Ernie4_5_MoeForCausalLM, Exaone4ForCausalLM, StableLmForCausalLM, Starcoder2ForCausalLM, \
-         GPT2LMHeadModel, CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, OlmoeForCausalLM, Qwen2MoeForCausalLM, \
+         GPT2LMHeadModel, GPTBigCodeForCausalLM, GPTJForCausalLM, GPTNeoForCausalLM, GPTNeoXForCausalLM, OPTForCausalLM, \
+         FalconForCausalLM, NemotronForCausalLM, ArceeForCausalLM, Jais2ForCausalLM, CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, OlmoeForCausalLM, Qwen2MoeForCausalLM, \
          Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5MoeForCausalLM, \
-         Qwen3_5MoeForConditionalGeneration, Glm4MoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeLiteForCausalLM, Mistral4ForCausalLM, YoutuForCausalLM, MiniCPM3ForCausalLM, MiniMaxM2ForCausalLM, GptOssForCausalLM, \
+         Qwen3_5MoeForConditionalGeneration, Glm4MoeForCausalLM, SolarOpenForCausalLM, Dots1ForCausalLM, AfmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeLiteForCausalLM, Mistral4ForCausalLM, YoutuForCausalLM, MiniCPM3ForCausalLM, MiniMaxM2ForCausalLM, GptOssForCausalLM, \
          BertModel, BertForSequenceClassification, RobertaModel, RobertaForSequenceClassification, XLMRobertaModel, \
          XLMRobertaForSequenceClassification, DistilBertModel, DistilBertForSequenceClassification, ModernBertModel, \
          ModernBertForSequenceClassification, NomicBertModel"

@@ -3,6 +3,37 @@
 use super::*;
 
 impl ModelSpec {
+    /// What GPTs and their like have in common: Llama's shape with LayerNorms, to whose variances `eps_by` of the configuration is added,
+    /// biases everywhere but at the head, and a feed-forward without a gate.
+    pub(crate) fn gpt(c: &HfConfig, eps_by: &str) -> Result<Self> {
+        let eps = c.float_opt(eps_by)?.unwrap_or(1e-5);
+        let hidden_size = c.bounded("hidden_size", MOST_WIDTH)?;
+        let heads = c.bounded("num_attention_heads", MOST_HEADS)?;
+        if !c.contains("head_dim") && !hidden_size.is_multiple_of(heads) {
+            let needed = "a divisor of the hidden states' width";
+            return Err(c.ill_typed("num_attention_heads", &heads.into(), needed));
+        }
+        let c = c.without(&["rms_norm_eps"]).with_default("rms_norm_eps", eps);
+        let mut m = Self::llama(&c.with_default("intermediate_size", 4 * hidden_size))?;
+        m.set_norm(NormSpec { kind: NormKind::Layer { bias: true }, eps });
+        m.set_biases(true);
+        m.each_mlp(|mlp| mlp.gated = false);
+        Ok(m)
+    }
+
+    /// Gives biases to the projections of all attentions and feed-forwards, or takes them away.
+    pub(crate) fn set_biases(&mut self, bias: bool) {
+        self.each_attention(|_, a| (a.qkv_bias, a.out_bias) = (bias, bias));
+        self.each_mlp(|mlp| mlp.bias = bias);
+    }
+
+    /// Has the embeddings of positions added to those of tokens, in place of ropes.
+    pub(crate) fn learn_positions(&mut self, c: &HfConfig) -> Result<()> {
+        self.embed.positions = Some(c.bounded("max_position_embeddings", MOST_TOKENS)?);
+        self.each_attention(|_, a| a.rope = None);
+        Ok(())
+    }
+
     /// A layer's attention, to be changed.
     pub(crate) fn attention_mut(&mut self, layer: usize) -> Option<&mut AttentionSpec> {
         match &mut self.layers[layer].mixer {

@@ -111,6 +111,8 @@ fn code(act: Activation) -> i32 {
         Activation::Gelu => 1,
         Activation::GeluTanh => 2,
         Activation::SwigluOai => 3,
+        Activation::Relu => 4,
+        Activation::ReluSquared => 5,
     }
 }
 

@@ -15,8 +15,14 @@ use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
 const SHAPES: [(usize, usize); 7] =
     [(1, 896), (3, 4096), (7, 8192), (257, 128), (5, 100), (2, 33), (33, 64)];
 
-const ACTIVATIONS: [Activation; 4] =
-    [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::SwigluOai];
+const ACTIVATIONS: [Activation; 6] = [
+    Activation::Silu,
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::Relu,
+    Activation::ReluSquared,
+    Activation::SwigluOai,
+];
 
 pub(crate) fn rms_norm(gpu: &Gpu) {
     for_norms(|rows, dim, dtype, form, random| {

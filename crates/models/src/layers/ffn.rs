@@ -152,6 +152,8 @@ pub(super) fn activation(act: Act) -> Activation {
         Act::Silu => Activation::Silu,
         Act::Gelu => Activation::Gelu,
         Act::GeluTanh => Activation::GeluTanh,
+        Act::Relu => Activation::Relu,
+        Act::ReluSquared => Activation::ReluSquared,
         Act::SwigluOai => Activation::SwigluOai,
     }
 }

@@ -92,8 +92,8 @@ pub(super) struct Place {
     pub(super) first_row: usize,
     /// Rows of the whole part.
     pub(super) rows: usize,
-    /// The stored numbers are differences from one.
-    pub(super) plus_one: bool,
+    /// They are a norm's weight.
+    pub(super) norm: Option<NormKind>,
     /// What they are multiplied by after that.
     pub(super) factor: f32,
     /// The rows are those of heads, of so many elements each, which the device may pad.
@@ -114,7 +114,7 @@ impl Place {
             part,
             first_row: 0,
             rows: slot_rows,
-            plus_one: false,
+            norm: None,
             factor: 1.0,
             head_dim: None,
             head_columns: None,
@@ -300,7 +300,7 @@ impl Place {
     }
 
     fn norm(self, kind: NormKind) -> Self {
-        Self { plus_one: kind == NormKind::RmsPlusOne, ..self }
+        Self { norm: Some(kind), ..self }
     }
 
     /// Where a slot's row lies in the part.

@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kMostNormThreads) layer_norm_kernel(LayerNormA
 // ---- Activations -----------------------------------------------------------------------------------
 
 // The values are those of Activation in Rust.
-enum class Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kSwigluOai = 3 };
+enum class Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kSwigluOai = 3, kRelu = 4, kReluSquared = 5 };
 
 // Of kSwigluOai: what bounds both halves, and a factor in its sigmoid.
 constexpr float kSwigluLimit = 7.0f;
@@ -168,6 +168,11 @@ __device__ __forceinline__ float activate(float x) {
   if constexpr (kActivation == Activation::kSwigluOai) {
     const float bounded = fminf(x, kSwigluLimit);
     return bounded / (1.0f + expf(-kSwigluAlpha * bounded));
+  }
+  if constexpr (kActivation == Activation::kRelu) return fmaxf(x, 0.0f);
+  if constexpr (kActivation == Activation::kReluSquared) {
+    const float positive = fmaxf(x, 0.0f);
+    return positive * positive;
   }
   // sqrt(2 / pi) (x + 0.044715 x^3)
   return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
@@ -224,6 +229,10 @@ void with_activation(int32_t activation, Launch launch) {
       break;
     case Activation::kSwigluOai:
       launch(std::integral_constant<Activation, Activation::kSwigluOai>{});
+      break;
+    case Activation::kRelu: launch(std::integral_constant<Activation, Activation::kRelu>{}); break;
+    case Activation::kReluSquared:
+      launch(std::integral_constant<Activation, Activation::kReluSquared>{});
       break;
   }
 }
