@@ -4,4 +4,4 @@ mod ffi;
 mod plan;
 mod tables;
 
-pub use plan::AttentionPlan;
+pub use plan::{AttentionPlan, DecodeKernel};

@@ -4,8 +4,8 @@ use std::ffi::c_void;
 
 use candle_core::cuda_backend::cudarc::cublas::result::gemm_ex;
 use candle_core::cuda_backend::cudarc::cublas::sys::{
-    cublasComputeType_t, cublasGemmAlgo_t, cublasOperation_t, cublasSetStream_v2,
-    cublasSetWorkspace_v2, cudaDataType,
+    cublasComputeType_t, cublasGemmAlgo_t, cublasMath_t, cublasOperation_t, cublasSetMathMode,
+    cublasSetStream_v2, cublasSetWorkspace_v2, cudaDataType,
 };
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candle_core::{CudaDevice, DType, Device, Tensor};
@@ -66,18 +66,21 @@ impl Cublas {
         let workspace =
             stream.alloc_zeros::<u8>(WORKSPACE_BYTES).map_err(|error| driver(KERNEL, error))?;
         let address = workspace.device_ptr(&stream).0;
-        // SAFETY: the handle is alive with the device, and the memory with `self`, which every product goes through.
-        let status = unsafe {
-            cublasSetWorkspace_v2(
-                *device.cublas_handle().handle(),
-                address as *mut c_void,
-                WORKSPACE_BYTES,
-            )
+        let handle = *device.cublas_handle().handle();
+        let refused = |what| {
+            move |error| {
+                let message = format!("cuBLAS takes no {what}: {error:?}");
+                Error::Cuda { kernel: KERNEL, message }
+            }
         };
-        status.result().map_err(|error| Error::Cuda {
-            kernel: KERNEL,
-            message: format!("cuBLAS takes no workspace: {error:?}"),
-        })?;
+        // SAFETY: the handle is alive with the device, and the memory with `self`, which every product goes through.
+        let status =
+            unsafe { cublasSetWorkspace_v2(handle, address as *mut c_void, WORKSPACE_BYTES) };
+        status.result().map_err(refused("workspace"))?;
+        // Otherwise products that are split along k may be added up in 16 bits.
+        let mode = cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+        // SAFETY: the handle is alive.
+        unsafe { cublasSetMathMode(handle, mode) }.result().map_err(refused("math mode"))?;
         Ok(Self { device: device.clone(), _workspace: workspace, zeros, unpacked })
     }
 

@@ -27,12 +27,17 @@ pub fn compiled_for() -> (u32, u32) {
     (capability / 10, capability % 10)
 }
 
-/// Free and total bytes of the device's memory.
+/// Free and total bytes of the device's memory. What the pool keeps of memory that was freed is given back before.
 ///
 /// # Errors
 /// The device is no GPU, or CUDA refused.
 pub fn memory(device: &Device) -> Result<(u64, u64)> {
-    let context = device.as_cuda_device()?.cuda_stream().context().clone();
+    let stream = device.as_cuda_device()?.cuda_stream();
+    stream.synchronize().map_err(|error| driver("memory", error))?;
+    // SAFETY: the device is open.
+    unsafe { result::mem_pool::trim_to(pool_of(device)?, 0) }
+        .map_err(|error| driver("memory", error))?;
+    let context = stream.context().clone();
     let (free, total) = context.mem_get_info().map_err(|error| driver("memory", error))?;
     Ok((free as u64, total as u64))
 }

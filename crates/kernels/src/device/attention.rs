@@ -20,7 +20,7 @@ pub struct PlanCapacity {
     /// Blocks of all sequences of a step together, shared blocks counted each time.
     pub max_pages: usize,
     /// Bytes for partial results of sequences that are split. 64 MiB suffice for up to 132 multiprocessors, whatever the heads, but
-    /// for fixed launches that FlashInfer's prefill kernel serves (with a window, or groups of heads that its decode kernel has not):
+    /// for fixed launches that FlashInfer's prefill kernel serves (with a window, or groups of four heads and more):
     /// each sequence takes `64 * kv_heads * head_dim` bytes there. A plan that needs more says so.
     pub partials_bytes: usize,
     /// Tokens of a step whose heads have sinks; zero where they have none.

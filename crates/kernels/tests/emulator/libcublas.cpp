@@ -78,6 +78,7 @@ int cublasCreate_v2(void** handle) { return *handle = new Handle, 0; }
 int cublasDestroy_v2(void* handle) { return delete static_cast<Handle*>(handle), 0; }
 int cublasSetStream_v2(void* handle, void* stream) { return static_cast<Handle*>(handle)->stream = stream, 0; }
 int cublasSetWorkspace_v2(void*, void*, size_t) { return 0; }
+int cublasSetMathMode(void*, int) { return 0; }
 
 int cublasGemmEx(void* handle, int op_a, int op_b, int m, int n, int k, const void* alpha, const void* a, int type_a, int lda,
                  const void* b, int type_b, int ldb, const void* beta, void* c, int type_c, int ldc, int, int) {

@@ -459,6 +459,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool, CUmemPool_attribute attribute, void
   *static_cast<cuuint64_t*>(value) = most ? Gpu::the().most_used_bytes : Gpu::the().used_bytes;
   return CUDA_SUCCESS;
 }
+CUresult cuMemPoolTrimTo(CUmemoryPool, size_t) { return CUDA_SUCCESS; }
 CUresult cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute attribute, void*) {
   const Guard guard(Gpu::the().lock);
   if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH) Gpu::the().most_used_bytes = Gpu::the().used_bytes;

@@ -70,7 +70,8 @@ void Races::sync_warp(uint32_t first, uint32_t mask) {
   };
   each([&](uint32_t lane, Lane& own) {
     for (uint32_t i = 0; i < 32; ++i) known[i] = std::max(known[i], own.known[i]);
-    known[lane] = std::max(known[lane], own.time);
+    // As accesses have it: the block may have met since the lane's time moved.
+    known[lane] = std::max({known[lane], own.time, met_});
   });
   ++time_;
   each([&](uint32_t, Lane& own) {

@@ -40,6 +40,15 @@ const SCHEDULE_BYTES: usize = 8 << 20;
 /// Flags of pinned memory that the host reads as well: not write-combined, which is slow to read.
 const READ_BACK: u32 = 0;
 
+/// Which of FlashInfer's kernels computes decodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecodeKernel {
+    /// The one for decodes, where it has the group of heads and there is no window.
+    CudaCores,
+    /// That for prompts.
+    TensorCores,
+}
+
 /// Memory and schedule of the attention of one step: `prepare` once, then `attend` for each layer.
 ///
 /// All of its memory is reserved in `new`, at addresses that stay. `prepare` runs on the host and queues one
@@ -51,6 +60,7 @@ pub struct AttentionPlan {
     spec: AttentionSpec,
     cache: KvCacheConfig,
     capacity: PlanCapacity,
+    decode_kernel: DecodeKernel,
     partials: CudaSlice<u8>,
     /// `[tokens, heads]`, where there are sinks.
     log_sums: Option<CudaSlice<f32>>,
@@ -115,6 +125,7 @@ impl AttentionPlan {
             spec,
             cache: *cache,
             capacity,
+            decode_kernel: decode_kernel(&spec, cache),
             partials: stream.alloc_zeros(capacity.partials_bytes).map_err(driver)?,
             log_sums: (log_sums > 0)
                 .then(|| stream.alloc_zeros(log_sums))
@@ -128,6 +139,13 @@ impl AttentionPlan {
             prepared: None,
             device: device.clone(),
         })
+    }
+
+    /// Has decodes computed by another kernel than is chosen by the heads and the cache.
+    #[must_use]
+    pub fn with_decode_kernel(mut self, decode_kernel: DecodeKernel) -> Self {
+        self.decode_kernel = decode_kernel;
+        self
     }
 
     /// Plans a step and queues its schedule on the stream.
@@ -277,14 +295,18 @@ impl AttentionPlan {
         }
     }
 
-    /// Decodes go to the kernel that is bound by memory; it knows no windows, and not every group.
     fn kernel_for(&self, decode: bool) -> Kernel {
         if self.cache.latent.is_some() {
             return Kernel::Latent;
         }
-        let group = self.spec.heads / self.cache.num_kv_heads;
-        let fits = self.spec.window.is_none() && DECODE_GROUPS.contains(&group);
-        if decode && fits { Kernel::Decode } else { Kernel::Prefill }
+        let fits = self.spec.window.is_none() && DECODE_GROUPS.contains(&self.group());
+        let wanted = decode && self.decode_kernel == DecodeKernel::CudaCores;
+        if wanted && fits { Kernel::Decode } else { Kernel::Prefill }
+    }
+
+    /// Heads of queries that read one of keys.
+    fn group(&self) -> usize {
+        self.spec.heads / self.cache.num_kv_heads
     }
 
     fn functions(&self, kernel: Kernel) -> Functions {
@@ -363,6 +385,14 @@ impl Drop for AttentionPlan {
         // Nothing can be done about an error here, and the pinned memory must not go before its copies.
         let _ = self.wait_for_copies();
     }
+}
+
+/// Groups of four and more, and codes of FP8, take the CUDA cores longer than the memory; the widest heads have tiles of few queries on tensor
+/// cores. Source: the choice of SGLang and vLLM; not measured here yet.
+fn decode_kernel(spec: &AttentionSpec, cache: &KvCacheConfig) -> DecodeKernel {
+    let group = spec.heads / cache.num_kv_heads.max(1);
+    let small = group < 4 && spec.cache_dtype != DType::F8E4M3;
+    if small || cache.head_dim > 256 { DecodeKernel::CudaCores } else { DecodeKernel::TensorCores }
 }
 
 fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {

@@ -9,6 +9,7 @@
 
 #include <type_traits>
 
+#include "async_copy.cuh"
 #include "tensor_core.cuh"
 
 namespace candlepower {
@@ -217,6 +218,24 @@ __device__ __forceinline__ void load_inputs(const PackedMatrix& w, const T* x, i
   b[1] = pairs[1];
 }
 
+// What is on its way to a warp: the codes of a tile, of `kWords` bits, and what those of its parts count for.
+template <int32_t kWords>
+struct PackedStage {
+  uint4 codes[kWords / 4][kWarp];
+  float2 scales[kTileInputs / kStepInputs][kTileOutputs];
+};
+
+// Tiles that are on their way to a warp: as many as a block's shared memory has room for.
+template <int32_t kWords>
+constexpr int32_t kPackedStages = kWords == 4 ? 4 : 3;
+
+// What the warps of a block have, and then what they found.
+template <int32_t kWords, int32_t kRows>
+union PackedShared {
+  PackedStage<kWords> coming[kPackedWarps][kPackedStages<kWords>];
+  float partial[kPackedWarps][kTileOutputs][kRows];
+};
+
 // A block computes 16 outputs, those from `first_output` on, of all rows; each of its warps has a run of the inputs, and their
 // sums are added in their order: a row's result depends on its own values and the shape of `w` alone. `row_of` says where in x
 // a row of the tile begins, or null; `take` gets the row, the output and the sum of each that there is.
@@ -225,7 +244,8 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
   constexpr int32_t kRows = kRowTiles * kTileRows;
   constexpr int32_t kWords = bits_of(kCodes);
   constexpr bool kScaled = kCodes != Codes::kTable;
-  __shared__ float partial[kPackedWarps][kTileOutputs][kRows];
+  constexpr int32_t kStages = kPackedStages<kWords>;
+  __shared__ PackedShared<kWords, kRows> shared;
   __shared__ T tables[kScaled ? 1 : kTileOutputs * kTableNumbers];
   const int32_t warp = threadIdx.x / kWarp;
   const int32_t lane = threadIdx.x % kWarp;
@@ -242,92 +262,82 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
   float sums[kRowTiles][4] = {};
   float inputs[kRowTiles][4] = {};
   const uint32_t ones[4] = {Pairs<T>::kOnes, Pairs<T>::kOnes, Pairs<T>::kOnes, Pairs<T>::kOnes};
-  // What the codes of a group count for, those of this lane's two outputs. They are asked for a group ahead.
-  float2 scales[2] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
-  float2 next_scales[2] = {{1.0f, 0.0f}, {1.0f, 0.0f}};
-  const auto load_scales = [&](int32_t group) {
-    if constexpr (kScaled) {
-      if (int64_t(group) * w.group >= w.k) return;
-      const auto* of_group = reinterpret_cast<const float2*>(w.scales) + int64_t(group) * w.whole_outputs();
-      next_scales[0] = of_group[first_output + lane / 4];
-      next_scales[1] = of_group[first_output + lane / 4 + 8];
-    }
-  };
-  const auto begin_group = [&](int32_t group) {
-    scales[0] = next_scales[0];
-    scales[1] = next_scales[1];
-    load_scales(group + 1);
-  };
-  const auto finish_group = [&]() {
-#pragma unroll
-    for (int32_t tile = 0; tile < kRowTiles; ++tile) {
-#pragma unroll
-      for (int32_t i = 0; i < 4; ++i) {
-        totals[tile][i] += fmaf(sums[tile][i], scales[i / 2].x, inputs[tile][i] * scales[i / 2].y);
-        sums[tile][i] = 0.0f;
-        inputs[tile][i] = 0.0f;
-      }
-    }
-  };
-
   const int32_t tiles = (w.k + kTileInputs - 1) / kTileInputs;
   const Range run = split_range(tiles, 1, warp, kPackedWarps);
   const uint4* codes = reinterpret_cast<const uint4*>(w.codes) + int64_t(first_output / kTileOutputs) * tiles * kWords * 8 + lane;
-  int32_t group = run.begin * kTileInputs / w.group;
-  // Where it ends; groups are whole steps.
-  int32_t group_end = (group + 1) * w.group;
-  load_scales(group);
-  begin_group(group);
-  const auto multiply_tile = [&](int32_t tile, const uint32_t* words) {
+  // Into how many parts of whole steps groups cut a tile at most: a half is 1, a quarter 2.
+  const int32_t cut = w.group >= w.k || w.group % kTileInputs == 0 ? 0 : (w.group % (kTileInputs / 2) == 0 ? 1 : 2);
+  const auto ask_for = [&](int32_t tile, PackedStage<kWords>& stage) {
+    if (tile < run.end) {
+#pragma unroll
+      for (int32_t i = 0; i < kWords / 4; ++i) {
+        copy_chunk(&stage.codes[i][lane], codes + (int64_t(tile) * (kWords / 4) + i) * kWarp);
+      }
+      // Eight lanes have the scales of a part, each those of two outputs.
+      const int32_t part = lane / 8;
+      if (kScaled && part < 1 << cut) {
+        const int32_t column = tile * kTileInputs + part * (kTileInputs >> cut);
+        const int64_t group = (column < w.k ? column : w.k - 1) / w.group;
+        const auto* of_group = reinterpret_cast<const float2*>(w.scales) + group * w.whole_outputs() + first_output;
+        copy_chunk(&stage.scales[part][lane % 8 * 2], of_group + lane % 8 * 2);
+      }
+    }
+    end_copies();
+  };
+  const auto multiply_tile = [&](int32_t tile, const PackedStage<kWords>& stage) {
+    uint4 words[kWords / 4];
+#pragma unroll
+    for (int32_t i = 0; i < kWords / 4; ++i) words[i] = stage.codes[i][lane];
 #pragma unroll
     for (int32_t step = 0; step < kTileInputs / kStepInputs; ++step) {
       const int32_t column = tile * kTileInputs + step * kStepInputs;
-      if (column >= w.k) break;
-      if (kScaled && column >= group_end) {
-        finish_group();
-        group_end += w.group;
-        begin_group(++group);
+      if (column < w.k) {
+        uint32_t a[4];
+        widen<T, kCodes>(reinterpret_cast<const uint32_t*>(words), step, tables, a);
+#pragma unroll
+        for (int32_t rows = 0; rows < kRowTiles; ++rows) {
+          uint32_t b[2];
+          load_inputs<T, kOrdered>(w, x[rows], column + lane % 4 * 4, b);
+          multiply(kScaled ? sums[rows] : totals[rows], a, b, T());
+          if constexpr (kScaled) multiply(inputs[rows], ones, b, T());
+        }
       }
-      uint32_t a[4];
-      widen<T, kCodes>(words, step, tables, a);
+      // At the end of a part its sums count for its scales.
+      if (!kScaled || (step + 1) % (4 >> cut) != 0) continue;
+      const float2* scales = stage.scales[step >> (2 - cut)] + lane / 4;
 #pragma unroll
       for (int32_t rows = 0; rows < kRowTiles; ++rows) {
-        uint32_t b[2];
-        load_inputs<T, kOrdered>(w, x[rows], column + lane % 4 * 4, b);
-        multiply(sums[rows], a, b, T());
-        if constexpr (kScaled) multiply(inputs[rows], ones, b, T());
+#pragma unroll
+        for (int32_t i = 0; i < 4; ++i) {
+          const float2 scale = scales[i / 2 * 8];
+          totals[rows][i] += fmaf(sums[rows][i], scale.x, inputs[rows][i] * scale.y);
+          sums[rows][i] = 0.0f;
+          inputs[rows][i] = 0.0f;
+        }
       }
     }
   };
-  // Codes take a while to come from memory: those of the next tiles are on their way while a tile is multiplied.
-  constexpr int32_t kAhead = 8 / kWords;
-  uint4 coming[kAhead][kWords / 4];
-  const auto load_codes = [&](int32_t tile, uint4(&to)[kWords / 4]) {
-    if (tile >= run.end) return;
+  // Codes and scales take a while to come from memory: those of the next tiles are on their way while a tile is multiplied.
 #pragma unroll
-    for (int32_t i = 0; i < kWords / 4; ++i) to[i] = __ldcs(codes + (int64_t(tile) * (kWords / 4) + i) * kWarp);
-  };
-#pragma unroll
-  for (int32_t i = 0; i < kAhead; ++i) load_codes(run.begin + i, coming[i]);
-  for (int32_t first = run.begin; first < run.end; first += kAhead) {
-#pragma unroll
-    for (int32_t i = 0; i < kAhead; ++i) {
-      const int32_t tile = first + i;
-      if (tile >= run.end) break;
-      uint4 words[kWords / 4];
-#pragma unroll
-      for (int32_t j = 0; j < kWords / 4; ++j) words[j] = coming[i][j];
-      load_codes(tile + kAhead, coming[i]);
-      multiply_tile(tile, reinterpret_cast<const uint32_t*>(words));
-    }
+  for (int32_t i = 0; i < kStages; ++i) ask_for(run.begin + i, shared.coming[warp][i]);
+  int32_t at = 0;
+  for (int32_t tile = run.begin; tile < run.end; ++tile) {
+    PackedStage<kWords>& stage = shared.coming[warp][at];
+    wait_for_copies<kStages - 1>();
+    __syncwarp();
+    multiply_tile(tile, stage);
+    __syncwarp();
+    ask_for(tile + kStages, stage);
+    at = at + 1 == kStages ? 0 : at + 1;
   }
-  if (run.begin < run.end) finish_group();
 
+  // Results lie where stages were.
+  __syncthreads();
 #pragma unroll
   for (int32_t tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
-      partial[warp][lane / 4 + i / 2 * 8][tile * kTileRows + lane % 4 * 2 + i % 2] = totals[tile][i];
+      shared.partial[warp][lane / 4 + i / 2 * 8][tile * kTileRows + lane % 4 * 2 + i % 2] = totals[tile][i];
     }
   }
   __syncthreads();
@@ -337,7 +347,7 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
     const T* of_row = row_of(row);
     if (output >= w.n || of_row == nullptr) continue;
     float sum = 0.0f;
-    for (int32_t part = 0; part < kPackedWarps; ++part) sum += partial[part][i % kTileOutputs][row];
+    for (int32_t part = 0; part < kPackedWarps; ++part) sum += shared.partial[part][i % kTileOutputs][row];
     take(row, output, sum + sparse_sum(w, of_row, output));
   }
 }

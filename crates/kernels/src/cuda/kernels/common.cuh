@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "index.cuh"
 
@@ -25,6 +26,20 @@ template <typename T, int32_t N>
 struct alignas(N * sizeof(T)) Vector {
   T at[N];
 };
+
+// N elements as they lie in memory: what is loaded so is taken apart where it is used, not where it was asked for, which would wait for it.
+template <typename T, int32_t N>
+using Words = std::conditional_t<N * sizeof(T) == 16, uint4, Vector<T, N>>;
+
+template <int32_t N, typename T>
+__device__ __forceinline__ Words<T, N> load_words(const T* from) {
+  return *reinterpret_cast<const Words<T, N>*>(from);
+}
+
+template <typename T, int32_t N>
+__device__ __forceinline__ Vector<T, N> elements(const Words<T, N>& words) {
+  return *reinterpret_cast<const Vector<T, N>*>(&words);
+}
 
 template <int32_t N, typename T>
 __device__ __forceinline__ Vector<T, N> load(const T* from) {

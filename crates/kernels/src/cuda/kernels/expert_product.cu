@@ -125,16 +125,6 @@ struct TileShape {
 using FewRows = TileShape<kFewRows, 64, 1, 4, 4>;
 using ManyRows = TileShape<kManyRows, 128, 2, 4, 3>;
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-// Copies 16 bytes to shared memory, or writes zeros there, some time before the copies that follow it have been waited for.
-__device__ __forceinline__ void copy_chunk(uint4* to, const void* from, bool exists) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(exists ? 16 : 0)
-               : "memory");
-}
-
 // Four matrices of 8 by 8 elements; lane `l` says where row `l % 8` of matrix `l / 8` lies.
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const uint4* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -219,14 +209,14 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
   // A group of copies for each step, empty ones too, so that as many are under way as are waited for.
   for (int32_t step = 0; step < Shape::kStages - 1; ++step) {
     if (step < steps) load_stage(step);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    end_copies();
   }
   for (int32_t step = 0; step < steps; ++step) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(Shape::kStages - 2) : "memory");
+    wait_for_copies<Shape::kStages - 2>();
     // All have what they wait for, and are done with the stage that is loaded next.
     __syncthreads();
     if (step + Shape::kStages - 1 < steps) load_stage(step + Shape::kStages - 1);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    end_copies();
     const uint4* stage = stages + step % Shape::kStages * Shape::kStageChunks;
 #pragma unroll
     for (int32_t chunk = 0; chunk < kRowChunks; chunk += 2) {

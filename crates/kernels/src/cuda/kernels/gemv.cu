@@ -20,7 +20,7 @@ constexpr int32_t kWarpsPerBlock = 8;
 constexpr int32_t kMaxRows = 8;
 // Enough warps in flight to fill the largest GPUs: 132 multiprocessors with 32 warps each.
 constexpr int32_t kWantedWarps = 132 * 32;
-// Vectors of the matrix that a thread has asked for before it needs the first of them.
+// Vectors of the matrix that a thread has asked for while it uses the one before them.
 constexpr int32_t kAhead = 4;
 
 // A block computes 8 / `kSplit` outputs of every row; `kSplit` warps share one output, each with a run of k.
@@ -37,31 +37,50 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) gemv_kernel(GemvArgs ar
 
   float sums[kRows] = {};
   if (output < args.n) {
-    const T* weight = static_cast<const T*>(args.weight) + static_cast<int64_t>(output) * args.k;
     constexpr int32_t kStep = kWarp * N;
-    Vector<T, N> coming[kAhead];
     const int32_t begin = run.begin + lane * N;
+    const int32_t steps = begin < run.end ? (run.end - begin + kStep - 1) / kStep : 0;
+    const T* weight = static_cast<const T*>(args.weight) + static_cast<int64_t>(output) * args.k + begin;
+    const auto load_words = [&](int32_t step) {
+      return __ldcs(reinterpret_cast<const uint4*>(weight + step * kStep));
+    };
+    const auto multiply = [&](const uint4& words, int32_t step) {
+      const auto weights = *reinterpret_cast<const Vector<T, N>*>(&words);
+#pragma unroll
+      for (int32_t row = 0; row < kRows; ++row) {
+        const Vector<T, N> values = load<N>(x + static_cast<int64_t>(row) * args.k + begin + step * kStep);
+#pragma unroll
+        for (int32_t j = 0; j < N; ++j) {
+          sums[row] += static_cast<float>(weights.at[j]) * static_cast<float>(values.at[j]);
+        }
+      }
+    };
+    // Words, not elements, each asked for again when it has been used, without a branch between: otherwise the compiler takes apart or
+    // copies what it has just asked for, and the warp waits for it there.
+    uint4 coming[kAhead];
 #pragma unroll
     for (int32_t ahead = 0; ahead < kAhead; ++ahead) {
-      const int32_t i = begin + ahead * kStep;
-      if (i < run.end) coming[ahead] = load_once(weight + i);
+      if (ahead < steps) coming[ahead] = load_words(ahead);
     }
-    for (int32_t first = begin; first < run.end; first += kAhead * kStep) {
+    int32_t step = 0;
+#pragma unroll 1
+    for (; step + 2 * kAhead <= steps; step += kAhead) {
 #pragma unroll
       for (int32_t ahead = 0; ahead < kAhead; ++ahead) {
-        const int32_t i = first + ahead * kStep;
-        if (i >= run.end) break;
-        const Vector<T, N> weights = coming[ahead];
-        const int32_t next = i + kAhead * kStep;
-        if (next < run.end) coming[ahead] = load_once(weight + next);
+        multiply(coming[ahead], step + ahead);
+        coming[ahead] = load_words(step + kAhead + ahead);
+      }
+    }
+    // Those that are there, and as many or fewer behind them.
 #pragma unroll
-        for (int32_t row = 0; row < kRows; ++row) {
-          const Vector<T, N> values = load<N>(x + static_cast<int64_t>(row) * args.k + i);
+    for (int32_t part = 0; part < 2; ++part, step += kAhead) {
 #pragma unroll
-          for (int32_t j = 0; j < N; ++j) {
-            sums[row] += static_cast<float>(weights.at[j]) * static_cast<float>(values.at[j]);
-          }
-        }
+      for (int32_t ahead = 0; ahead < kAhead; ++ahead) {
+        if (part == 1 && step + ahead < steps) coming[ahead] = load_words(step + ahead);
+      }
+#pragma unroll
+      for (int32_t ahead = 0; ahead < kAhead; ++ahead) {
+        if (step + ahead < steps) multiply(coming[ahead], step + ahead);
       }
     }
   }

@@ -1,8 +1,6 @@
 // Row-wise kernels: norms, RMS norm with the residual addition, activations, gathers. One pass over memory,
 // sixteen bytes at a time where rows allow it; arithmetic in f32, rounded once when it is stored.
 
-#include <type_traits>
-
 #include "common.cuh"
 
 namespace candlepower {
@@ -41,8 +39,7 @@ __global__ void __launch_bounds__(kMostNormThreads) rms_norm_kernel(RmsNormArgs 
 
   // Of most rows a thread has one vector: it stays in registers, and its weights come from memory while squares are summed.
   Vector<T, N> first_values{};
-  Vector<T, N> first_weights{};
-  if (first < args.dim) first_weights = load<N>(weight + first);
+  const Words<T, N> first_weights = load_words<N>(weight + (first < args.dim ? first : 0));
   float squares = 0.0f;
   for (int32_t i = first; i < args.dim; i += step) {
     Vector<T, N> values = load<N>(x + i);
@@ -65,7 +62,7 @@ __global__ void __launch_bounds__(kMostNormThreads) rms_norm_kernel(RmsNormArgs 
   const T* source = residual == nullptr ? x : residual;
   for (int32_t i = first; i < args.dim; i += step) {
     Vector<T, N> values = i == first ? first_values : load<N>(source + i);
-    const Vector<T, N> weights = i == first ? first_weights : load<N>(weight + i);
+    const Vector<T, N> weights = i == first ? elements<T, N>(first_weights) : load<N>(weight + i);
     for (int32_t j = 0; j < N; ++j) {
       const float factor = static_cast<float>(weights.at[j]) + args.weight_offset;
       values.at[j] = T(static_cast<float>(values.at[j]) * scale * factor);
