@@ -8,9 +8,10 @@
 # It compares the kernels with their definitions and the models with their goldens, serves and asks the demo, measures each kernel
 # beside the others that could be chosen for its work, and random weights in the shapes of Llama-3.1-8B and Qwen2.5-0.5B, with
 # CUDA graphs and without, and over HTTP from files (16 GB in TMPDIR for as long as that takes); gpu-peers.py measures PyTorch beside it.
-# `GPU_CHECK=correct` leaves the measurements out, `GPU_CHECK=measure` the rest. DIR/golden may be left behind where the repository is:
-# CANDLEPOWER_GOLDENS names its tests/golden instead.
-# The GPU machine needs the NVIDIA driver, cuBLAS and cuRAND. These are looked for, in this order, in LD_LIBRARY_PATH, in DIR/lib
+# `GPU_CHECK=correct` leaves the measurements out, `GPU_CHECK=measure` the rest; or it names rows: `GPU_CHECK=matmul,qwen`. A row that
+# would begin after GPU_CHECK_SECONDS (540) is left out, and the exit status is 1. `DIR.tar.xz` is all of DIR but DIR/golden, which is the repository's
+# tests/golden: CANDLEPOWER_GOLDENS names it where it is elsewhere. Logs and measurements.jsonl go to GPU_CHECK_OUT, or to DIR.
+# The GPU machine needs the NVIDIA driver, python3, cuBLAS and cuRAND. These are looked for, in this order, in LD_LIBRARY_PATH, in DIR/lib
 # (`scripts/cuda-toolkit.sh DIR --libraries` makes it), among the packages of `python3` (PyTorch brings them), in
 # /usr/local/cuda*/lib64, and where the system looks anyway. Each comparison of the kernels runs in a process of its own, so that
 # one that breaks the GPU's state fails alone. What a comparison prints behind `= ` is shown in its row. The exit status is 0 if
@@ -25,6 +26,10 @@ LIBRARIES=("libcublas.so.13 libcublas.so.12" "libcublasLt.so.13 libcublasLt.so.1
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 golden=${CANDLEPOWER_GOLDENS:-$here/golden}
+results=${GPU_CHECK_OUT:-$here}
+GPU_CHECK=${GPU_CHECK:-}
+group=correct
+last_begin=${GPU_CHECK_SECONDS:-540}
 
 stop() {
   echo "gpu-check: $1" >&2
@@ -52,7 +57,9 @@ shutil.copy(built["candlepower_engine"], sys.argv[1] + "/engine")' "$dir" <<<"$m
   rm -rf "$dir/golden" "$dir/shapes"
   cp -r tests/golden "$dir/golden"
   shapes "$dir/shapes"
-  du -sh "$dir"
+  # The four programs have most of their code in common, far apart.
+  tar -C "$dir" --exclude golden -c . | xz --lzma2=preset=6,dict=384MiB >"$dir.tar.xz"
+  du -sh "$dir" "$dir.tar.xz"
   echo "gpu-check: take $dir to the GPU machine and run gpu-check.sh there"
 }
 
@@ -98,7 +105,7 @@ find_libraries() {
       while IFS= read -r place; do
         [ -n "$place" ] && [ -e "$place/$name" ] && found=$place/$name && break 2
       done < <(places)
-      found=$(ldconfig -p 2>/dev/null | awk -v name="$name" '$1 == name { print $NF; exit }')
+      found=$( (ldconfig -p || true) 2>/dev/null | awk -v name="$name" '$1 == name { found = $NF } END { print found }')
       [ -n "$found" ] && break
     done
     if [ -z "$found" ]; then
@@ -112,19 +119,35 @@ find_libraries() {
 }
 
 failed=0
+# The rows that there are, each with a comma behind it.
+known=,
 row() { # row NAME RESULT SECONDS DETAIL
   [ "$2" = ok ] || failed=1
   printf '%-44s %-8s %8s  %s\n' "$1" "$2" "$3" "$4"
+}
+
+# wanted NAME GROUP: whether a row is among those that are asked for.
+wanted() {
+  known=$known$1,
+  case ${GPU_CHECK:-all} in
+    all | "$2") ;;
+    *) [[ ,${GPU_CHECK:-}, == *,$1,* ]] ;;
+  esac
 }
 
 # check NAME COMMAND..: a row with the outcome of a command.
 check() {
   local name=$1 start=$EPOCHREALTIME output result=ok detail seconds
   shift
+  wanted "$name" "$group" || return 0
+  if [ "$SECONDS" -gt "$last_begin" ]; then
+    row "$name" "left out" - "it would begin after $last_begin s: GPU_CHECK=$name runs it alone"
+    return 0
+  fi
   if declare -F "$1" >/dev/null; then
     output=$("$@" 2>&1) || result=FAILED
   else
-    output=$(timeout "$TEST_SECONDS" "$@" 2>&1) || result=FAILED
+    output=$(timeout -k 10 "$TEST_SECONDS" "$@" 2>&1) || result=FAILED
   fi
   seconds=$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }')
   detail=$(sed -n 's/^\(test .* \.\.\. \)\{0,1\}= //p' <<<"$output" | tail -n 1)
@@ -132,11 +155,13 @@ check() {
     result=FAILED output="error: no such test"
   fi
   if [ "$result" = FAILED ]; then
-    echo "$output" >>"$here/gpu-check.log"
+    printf '== %s\n%s\n' "$name" "$output" >>"$results/gpu-check.log"
     # What was ended for its time may have said nothing.
     detail=$(grep -A 1 -m 1 -E 'panicked|ERROR|error' <<<"$output" | tr '\n' ' ') || detail="no word; it may take ${TEST_SECONDS} s"
   fi
   row "$name" "$result" "$seconds" "${detail:0:160}"
+  # Where all that comes back is what is printed.
+  [ "$result" = ok ] || tail -n 15 <<<"$output" | cut -c 1-300 | sed 's/^/    | /'
 }
 
 URL=http://127.0.0.1:18765
@@ -144,22 +169,27 @@ server=''
 
 # serve MODEL FLAGS..: a server in the background, once it is ready.
 serve() {
-  "$here/candlepower" serve "$@" --device cuda --dtype bfloat16 --port "${URL##*:}" >"$here/serve.log" 2>&1 &
+  "$here/candlepower" serve "$@" --device cuda --dtype bfloat16 --port "${URL##*:}" >"$results/serve.log" 2>&1 &
   server=$!
-  for _ in $(seq "$TEST_SECONDS"0); do
-    curl -sf "$URL/health" >/dev/null && return
+  local until=$((SECONDS + TEST_SECONDS))
+  while [ "$SECONDS" -lt "$until" ]; do
+    "$here/candlepower" health --url "$URL" --timeout 2 >/dev/null 2>&1 && return
     kill -0 "$server" 2>/dev/null || break
     sleep 0.1
   done
-  echo "error: no server that is ready; $(tail -n 3 "$here/serve.log" | tr '\n' ' ')"
+  echo "error: no server that is ready; $(tail -n 3 "$results/serve.log" | tr '\n' ' ')"
   return 1
 }
 
-# Ends the server; answers its exit status.
+# Ends the server, which has half a minute for what is running; answers its exit status.
 stop_server() {
-  local status=0
+  local status=0 killer
   kill "$server" 2>/dev/null || true
+  # Its output is elsewhere: whoever reads ours would wait for it.
+  (sleep 45 && kill -KILL "$server") >/dev/null 2>&1 &
+  killer=$!
   wait "$server" 2>/dev/null || status=$?
+  kill "$killer" 2>/dev/null || true
   server=''
   return "$status"
 }
@@ -168,19 +198,25 @@ stop_server() {
 ask_demo() {
   local answer='' ended=0
   if serve demo "$@"; then
-    answer=$(curl -sf "$URL/v1/chat/completions" -H 'content-type: application/json' \
-      -d '{"model": "demo", "messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 32}') || true
+    answer=$(python3 - "$URL/v1/chat/completions" 2>&1 <<'ASK'
+import json, sys, urllib.request
+question = {"role": "user", "content": "What is the capital of France?"}
+body = json.dumps({"model": "demo", "messages": [question], "temperature": 0, "max_tokens": 32}).encode()
+request = urllib.request.Request(sys.argv[1], body, {"content-type": "application/json"})
+print(urllib.request.urlopen(request, timeout=30).read().decode())
+ASK
+    ) || true
   fi
   stop_server || ended=$?
   if ! grep -q Paris <<<"$answer"; then
-    echo "error: the demo answered \`$answer\`; $(tail -n 3 "$here/serve.log" | tr '\n' ' ')"
+    echo "error: the demo answered \`$answer\`; $(tail -n 3 "$results/serve.log" | tr '\n' ' ')"
     return 1
   fi
   if [ "$ended" -ne 0 ]; then
-    echo "error: told to stop, the server ended with status $ended; $(tail -n 3 "$here/serve.log" | tr '\n' ' ')"
+    echo "error: told to stop, the server ended with status $ended; $(tail -n 3 "$results/serve.log" | tr '\n' ' ')"
     return 1
   fi
-  echo "= $(sed -n 's/.*KV cache: //p' "$here/serve.log")"
+  echo "= $(sed -n 's/.*KV cache: //p' "$results/serve.log")"
 }
 
 # load_server JSON MODEL FLAGS..: serves weights that lie in a file, and loads the server over HTTP, by number of clients.
@@ -190,25 +226,31 @@ load_server() {
   folder=$(mktemp -d)
   cp "$here/shapes/$model"/* "$folder"
   if python3 "$here/gpu-weights.py" "$folder" && serve "$folder" --served-model-name "$model" "$@"; then
-    timeout "$TEST_SECONDS" "$here/candlepower" bench serve --url "$URL" --workload completions --prompts ids --concurrency 1,64,256 \
+    timeout -k 10 "$TEST_SECONDS" "$here/candlepower" bench serve --url "$URL" --workload completions --prompts ids --concurrency 1,64,256 \
       --requests 4,192,768 --input-tokens 1000 --output-tokens 128 --json "$json" || result=1
   else
     result=1
   fi
   stop_server || result=1
-  echo "= $(du -Lh "$folder/model.safetensors" | cut -f 1) of weights, $(sed -n 's/.*docs), //p' "$here/serve.log")"
+  echo "= $(du -Lh "$folder/model.safetensors" | cut -f 1) of weights, $(sed -n 's/.*docs), //p' "$results/serve.log")"
   rm -r "$folder"
   return "$result"
 }
 
+# keep NAME JSON: a line of measurements.jsonl, where something was measured.
+keep() {
+  [ -s "$2" ] || return 1
+  printf '{"row": "%s", "measured": %s}\n' "$1" "$(tr -d '\n' <"$2")" >>"$results/measurements.jsonl"
+}
+
 # http NAME MODEL FLAGS..: a row with the time until a server is ready, and what it does for its clients.
 http() {
-  local name=$1 json=$here/$1.json
+  local name=$1 json
+  json=$(mktemp)
   shift
-  rm -f "$json"
   check "$name" load_server "$json" "$@"
-  [ -s "$json" ] || return 0
-  python3 - "$json" <<'SHOW'
+  keep "$name" "$json" || return 0
+  python3 - "$json" <<'SHOW' || true
 import json, sys
 for level in json.load(open(sys.argv[1]))["levels"]:
     first, token = level["time_to_first_token_s"] or {}, level["time_per_output_token_s"] or {}
@@ -220,13 +262,13 @@ SHOW
 
 # bench NAME MODEL FLAGS..: rows with the speeds of `candlepower bench run`.
 bench() {
-  local name=$1 model=$2 json=$here/$1.json
+  local name=$1 model=$2 json
+  json=$(mktemp)
   shift 2
-  rm -f "$json"
   check "$name" "$here/candlepower" bench run "$here/shapes/$model" --load-format dummy --device cuda --dtype bfloat16 \
     --json "$json" "$@"
-  [ -s "$json" ] || return 0
-  python3 - "$json" <<'SHOW'
+  keep "$name" "$json" || return 0
+  python3 - "$json" <<'SHOW' || true
 import json, sys
 for shape in json.load(open(sys.argv[1]))["shapes"]:
     decode, prefill = shape["decode"], shape["prefill"]
@@ -238,8 +280,8 @@ SHOW
 
 # The times of the kernels, in a file.
 time_kernels() {
-  local file=$here/kernel-times.txt
-  timeout "$TEST_SECONDS" "$here/cuda_kernels" --times >"$file" 2>&1 || {
+  local file=$results/kernel-times.txt
+  timeout -k 10 "$TEST_SECONDS" "$here/cuda_kernels" --times >"$file" 2>&1 || {
     tail -n 3 "$file"
     return 1
   }
@@ -247,9 +289,12 @@ time_kernels() {
 }
 
 measure() {
-  TEST_SECONDS=150
+  group=measure
+  TEST_SECONDS=240
+  rm -f "$results/kernel-times.txt"
   check kernel-times time_kernels
-  sed 's/^/    /' "$here/kernel-times.txt"
+  [ ! -e "$results/kernel-times.txt" ] || sed 's/^/    /' "$results/kernel-times.txt"
+  TEST_SECONDS=150
   local llama=(llama-3.1-8b --max-model-len 8448 --max-num-batched-tokens 8192)
   bench llama-one-stream "${llama[@]}" --batch 1 --input-tokens 128,8192 --output-tokens 128
   bench llama-many-streams "${llama[@]}" --batch 8,64,256 --input-tokens 1000 --output-tokens 64
@@ -259,22 +304,33 @@ measure() {
   http llama-http "${llama[@]}" --max-num-seqs 256
   bench qwen "${qwen[@]}" --batch 1,64,256 --input-tokens 128 --output-tokens 128
   bench qwen-eager "${qwen[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
-  check gpu-peers python3 "$here/gpu-peers.py" "$here/shapes/llama-3.1-8b" "$here/shapes/qwen2.5-0.5b"
+  # Compiling takes it most of the time.
+  TEST_SECONDS=420
+  check gpu-peers python3 -u "$here/gpu-peers.py" "$here/shapes/qwen2.5-0.5b" "$here/shapes/llama-3.1-8b"
 }
 
 # The head of the table, and what it stands on.
 begin() {
   [ -x "$here/candlepower" ] && [ -x "$here/cuda_kernels" ] ||
     stop "candlepower and cuda_kernels are not beside this script: \`scripts/gpu-check.sh build DIR\` puts them there"
-  : >"$here/gpu-check.log"
+  mkdir -p "$results"
+  : >"$results/gpu-check.log"
+  : >"$results/measurements.jsonl"
   row check result seconds detail
   failed=0
   find_libraries
-  "$here/candlepower" doctor | sed -n 's/^ *\(driver\|gpu\)/\1/p'
+  ("$here/candlepower" doctor || true) | sed -n 's/^ *\(driver\|gpu\)/\1/p'
 }
 
 end() {
-  [ "$failed" = 0 ] || echo "gpu-check: not all is ok; the output of what failed is in $here/gpu-check.log"
+  local name
+  for name in ${GPU_CHECK//,/ }; do
+    case ,all,correct,measure$known in
+      *",$name,"*) ;;
+      *) row "$name" MISSING - "no row is called so: all, correct, measure and those without GPU_CHECK are" ;;
+    esac
+  done
+  [ "$failed" = 0 ] || echo "gpu-check: not all is ok; the output of what failed is in $results/gpu-check.log"
   exit "$failed"
 }
 
@@ -289,17 +345,16 @@ goldens() {
 }
 
 run() {
-  local what=${GPU_CHECK:-all}
-  case $what in all | correct | measure) ;; *) stop "GPU_CHECK is \`$what\`; it is correct, measure, or all" ;; esac
   begin
-  [ "$what" = measure ] || compare_all
-  [ "$what" = correct ] || measure
+  compare_all
+  measure
   end
 }
 
 compare_all() {
   local tests name
-  tests=$("$here/cuda_kernels" --list --format terse | sed -n 's/: test$//p')
+  group=correct
+  tests=$("$here/cuda_kernels" --list --format terse | sed -n 's/: test$//p') || true
   [ -n "$tests" ] || row cuda_kernels MISSING - "the binary has no comparisons"
   for name in $tests; do
     # One GPU does without NCCL.
@@ -313,6 +368,7 @@ compare_all() {
 
 # run_ranks N: what N GPUs do together.
 run_ranks() {
+  group=correct
   LIBRARIES+=("libnccl.so.2")
   begin
   compare embedding

@@ -3,13 +3,14 @@
 A decode step of the whole model with random bf16 weights and a static cache, compiled by torch.compile (max-autotune without its
 own graphs) and recorded as a CUDA graph; the product of large matrices and a copy, which are the ceilings; and, where transformers
 is there, its greedy generation at one stream with a static cache, and at many with continuous batching. Prints a line per
-measurement; what is last, behind `= `, sums it up.
+measurement, and each time, behind `= `, what there is so far: who is in a hurry may end it.
 """
 
 import json
 import statistics
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -93,7 +94,9 @@ def decode(name, c, batch):
         angles = (CONTEXT - 1) * c["rope_theta"] ** (-torch.arange(0, dim // 2) * 2.0 / dim)
         cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
         mask = torch.ones(1, 1, 1, CONTEXT, dtype=torch.bool)
-    step = torch.compile(model, mode="max-autotune-no-cudagraphs")
+    # Of a large model the tuning takes longer than there is, and its products are bound by memory whatever they are.
+    small = c["hidden_size"] < 2048
+    step = torch.compile(model, mode="max-autotune-no-cudagraphs" if small else None)
     run = lambda: step(ids, position, cos, sin, mask)
     with torch.no_grad():
         stream = torch.cuda.Stream()
@@ -120,11 +123,9 @@ def ceilings():
 
 
 def transformers_tokens_per_s(c, device="cuda"):
-    """Greedy generation with transformers: at one stream and its static cache, and at many; or why there is none."""
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM
-    except ImportError:
-        return "no transformers"
+    """Greedy generation with transformers: at one stream and its static cache, and at many."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     config = AutoConfig.for_model(**c)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).to(device).eval()
     ids = torch.ones(1, PROMPT, dtype=torch.long, device=device)
@@ -133,11 +134,9 @@ def transformers_tokens_per_s(c, device="cuda"):
     begin = time.perf_counter()
     generate(STEPS).tolist()  # waits for the device
     one = STEPS / (time.perf_counter() - begin)
-    found = [f"transformers {one:.0f} tok/s"]
+    yield f"transformers {one:.0f} tok/s"
     for batch in BATCHES:
-        found.append(f"continuous batching x{batch} {continuous_batching(model, c, batch):.0f} tok/s")
-    print(*found, sep="\n")
-    return ", ".join(found)
+        yield f"continuous batching x{batch} {continuous_batching(model, c, batch):.0f} tok/s"
 
 
 def continuous_batching(model, c, batch):
@@ -150,25 +149,39 @@ def continuous_batching(model, c, batch):
     outputs = model.generate_batch(prompts, generation_config=generation, record_timestamps=True)
     times = [output.timestamps for output in outputs.values()]
     if len(times) != batch or any(len(of) != STEPS for of in times):
-        sys.exit(f"continuous batching generated {sorted({len(of) for of in times})} tokens, {STEPS} were asked for")
+        raise RuntimeError(f"generated {sorted({len(of) for of in times})} tokens, {STEPS} were asked for")
     begin, end = max(of[0] for of in times), min(of[-1] for of in times)
     decoded = sum(begin < when <= end for of in times for when in of)
     return decoded / (end - begin)
 
 
-def main(folders):
-    torch.set_default_dtype(torch.bfloat16)
-    found = [ceilings()]
+def measurements(folders):
+    """Functions that return or yield what is to be printed."""
+    yield ceilings
     for folder in map(Path, folders):
         c = json.loads((folder / "config.json").read_text())
         for batch in BATCHES:
-            found.append(f"{folder.name} x{batch} {decode(folder.name, c, batch):.0f} tok/s")
-            torch.cuda.empty_cache()
+            yield lambda: f"{folder.name} x{batch} {decode(folder.name, c, batch):.0f} tok/s"
         if c["hidden_size"] < 2048:
             # The large one would take its minute of start for the same lesson.
-            found.append(transformers_tokens_per_s(c))
-    print("= " + ", ".join(found))
+            yield lambda: transformers_tokens_per_s(c)
+
+
+def main(folders):
+    torch.set_default_dtype(torch.bfloat16)
+    found, failed = [], False
+    for measure in measurements(folders):
+        try:
+            of_measure = measure()
+            for one in [of_measure] if isinstance(of_measure, str) else of_measure:
+                found.append(one)
+                print("= " + ", ".join(found))
+        except Exception:
+            traceback.print_exc()
+            failed = True
+        torch.cuda.empty_cache()
+    return failed
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
