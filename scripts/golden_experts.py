@@ -444,4 +444,39 @@ MORE = {
         rewrite=lambda c: (c.pop("layer_types"), c.update(score_func="sigmoid", route_norm=True)),
         dtype=torch.bfloat16,
     ),
+    # As published, with older names of two keys.
+    "lfm2": dict(
+        cls="Lfm2",
+        config=dict(
+            num_hidden_layers=4,
+            norm_eps=1e-4,
+            intermediate_size=150,
+            block_multiple_of=16,
+            block_ffn_dim_multiplier=1.1,
+            layer_types=["conv", "full_attention", "conv", "conv"],
+            rope_theta=5000.0,
+        ),
+        rewrite=lambda c: (
+            c.pop("rms_norm_eps", None),
+            c.pop("layer_types"),
+            c.update(full_attn_idxs=[1], block_ff_dim=c.pop("intermediate_size")),
+            c.update(tie_embedding=c.pop("tie_word_embeddings")),
+        ),
+        dtype=torch.bfloat16,
+    ),
+    "lfm2-moe": dict(
+        cls="Lfm2Moe",
+        config=dict(
+            conv_L_cache=4,
+            layer_types=["conv", "full_attention", "conv"],
+            num_dense_layers=1,
+            num_experts=6,
+            num_experts_per_tok=3,
+            moe_intermediate_size=40,
+            routed_scaling_factor=1.5,
+            tie_word_embeddings=True,
+        ),
+        rewrite=lambda c: c.pop("rms_norm_eps", None),
+        dtype=torch.bfloat16,
+    ),
 }

@@ -121,7 +121,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 value *= 0.5  # their products are the scores, as they are
         parameter.data.copy_(value)
     for name, buffer in sorted(model.named_buffers()):
-        if name.endswith("e_score_correction_bias"):  # about as large as sigmoids
+        if name.endswith(("e_score_correction_bias", "feed_forward.expert_bias")):  # about as large as sigmoids
             buffer.copy_(0.4 * torch.randn(buffer.shape, generator=generator))
         if name.endswith("layer_scalar"):
             buffer.copy_(0.6 + 0.8 * torch.rand(buffer.shape, generator=generator))

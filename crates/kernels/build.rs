@@ -12,7 +12,7 @@ use std::{env, fs};
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "attention_latent",
     "expert_product",
     "delta_net",
@@ -25,6 +25,7 @@ const SOURCES: [&str; 12] = [
     "token_counts",
     "gemv",
     "elements",
+    "short_conv",
 ];
 
 /// Sources that are compiled once per head dimension, so that the compilers run side by side.

@@ -47,7 +47,7 @@ pub use shard::Shard;
 pub use spec::{
     Act, AttentionSpec, DeltaNetSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, GroupsSpec,
     HeadSpec, KvKind, KvPlace, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind,
-    NormSpec, PerLayerSpec, QkNormSpan, QkNormSpec, Residual,
+    NormSpec, PerLayerSpec, QkNormSpan, QkNormSpec, Residual, ShortConvSpec,
 };
 pub use weights::{RowOrder, Slot, SlotRows, Take, TensorPlan, WeightRule};
 

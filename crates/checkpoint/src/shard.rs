@@ -53,6 +53,7 @@ impl ModelSpec {
                     net.key_heads = net.key_heads.div_ceil(ranks);
                     net.value_heads = net.value_heads.div_ceil(ranks);
                 }
+                Mixer::ShortConv(conv) => conv.channels = conv.channels.div_ceil(ranks),
             }
             for mlp in layer.ffn.mlps_mut() {
                 mlp.inner = mlp.inner.div_ceil(ranks);
@@ -82,7 +83,15 @@ impl Checkpoint {
 
 /// Whether the inputs are what the ranks have parts of.
 pub(crate) fn is_split_by_columns(slot: Slot) -> bool {
-    matches!(slot, Slot::O | Slot::DeltaOut | Slot::Down | Slot::SharedDown | Slot::ExpertDown(_))
+    matches!(
+        slot,
+        Slot::O
+            | Slot::DeltaOut
+            | Slot::ConvOut
+            | Slot::Down
+            | Slot::SharedDown
+            | Slot::ExpertDown(_)
+    )
 }
 
 /// Whether a bias is added to a sum to which every rank gives its part.
@@ -143,6 +152,10 @@ fn slot_rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows, all: usize) -> Ran
         | Slot::DeltaTapsV
         | Slot::DeltaLogRate
         | Slot::DeltaDecayBias
+        | Slot::ConvB
+        | Slot::ConvC
+        | Slot::ConvX
+        | Slot::ConvTaps
         | Slot::ExpertGate(_)
         | Slot::ExpertGateBias(_)
         | Slot::ExpertUp(_)
@@ -181,6 +194,7 @@ fn slot_rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows, all: usize) -> Ran
         | Slot::KvLatentNorm
         | Slot::DeltaOut
         | Slot::DeltaNorm
+        | Slot::ConvOut
         | Slot::Down
         | Slot::DownBias
         | Slot::Router

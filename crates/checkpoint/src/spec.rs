@@ -102,16 +102,29 @@ impl LayerSpec {
     pub fn attention(&self) -> Option<&AttentionSpec> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::DeltaNet(_) => None,
+            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
         }
     }
 
     /// The gated delta net, where it is one.
     pub fn delta_net(&self) -> Option<&DeltaNetSpec> {
         match &self.mixer {
-            Mixer::Attention(_) => None,
             Mixer::DeltaNet(net) => Some(net),
+            Mixer::Attention(_) | Mixer::ShortConv(_) => None,
         }
+    }
+
+    /// The gated short convolution, where it is one.
+    pub fn short_conv(&self) -> Option<&ShortConvSpec> {
+        match &self.mixer {
+            Mixer::ShortConv(conv) => Some(conv),
+            Mixer::Attention(_) | Mixer::DeltaNet(_) => None,
+        }
+    }
+
+    /// Whether it keeps a state of one size of each sequence.
+    pub fn keeps_state(&self) -> bool {
+        self.attention().is_none()
     }
 }
 
@@ -122,6 +135,18 @@ pub enum Mixer {
     Attention(Box<AttentionSpec>),
     /// A gated delta net, which keeps a state of one size.
     DeltaNet(DeltaNetSpec),
+    /// A gated short convolution, which keeps the few tokens that it sees.
+    ShortConv(ShortConvSpec),
+}
+
+/// Rows `b`, `c` and `x` of a token: `b * x` goes through a causal convolution, and what comes out is multiplied by `c`.
+/// Source: Liquid AI, LFM2; transformers `models/lfm2`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShortConvSpec {
+    /// Rows of each, and of what comes out.
+    pub channels: usize,
+    /// Taps of the convolution: a token and those before it that it sees.
+    pub taps: usize,
 }
 
 /// Linear attention by the gated delta rule, behind a short causal convolution of queries, keys and values.
@@ -597,6 +622,11 @@ impl ModelSpec {
     /// The layers' gated delta nets, in order.
     pub fn delta_nets(&self) -> impl Iterator<Item = &DeltaNetSpec> {
         self.layers.iter().filter_map(LayerSpec::delta_net)
+    }
+
+    /// How many layers keep a state of one size of each sequence; they are all of one kind.
+    pub fn num_states(&self) -> usize {
+        self.layers.iter().filter(|layer| layer.keeps_state()).count()
     }
 
     /// Whether a norm of q and k goes over all heads in some layer.

@@ -9,7 +9,7 @@ use crate::{
     quantization::{OnLoad, Scheme, StoredTensor},
     spec::{
         AttentionSpec, DeltaNetSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec,
-        PerLayerSpec, QkNormSpan, Residual,
+        PerLayerSpec, QkNormSpan, Residual, ShortConvSpec,
     },
 };
 
@@ -289,8 +289,11 @@ pub(crate) fn plan_named(
                 vec![n / head_dim, head_dim]
             }
             (Take::Taps, &[n]) => {
-                let net = spec.layer_of(&tensor.slots[0]).delta_net();
-                let taps = net.expect("taps are a delta net's").taps;
+                let taps = match &spec.layer_of(&tensor.slots[0]).mixer {
+                    Mixer::DeltaNet(net) => net.taps,
+                    Mixer::ShortConv(conv) => conv.taps,
+                    Mixer::Attention(_) => unreachable!("taps are a convolution's"),
+                };
                 vec![n / taps, 1, taps]
             }
             (Take::Row, &[n]) => vec![1, n],
@@ -305,6 +308,7 @@ pub(crate) fn plan_named(
                 Mixer::Attention(a) if tensor.slots.iter().any(keys) => a.kv_heads,
                 Mixer::Attention(attention) => attention.heads,
                 Mixer::DeltaNet(net) => net.key_heads,
+                Mixer::ShortConv(_) => unreachable!("convolutions have no heads"),
             };
             tensor.slots = head_by_head(&tensor.slots, heads);
         }
@@ -429,6 +433,7 @@ fn layer_slots(layer: &LayerSpec, hidden: usize, width: Option<usize>) -> Vec<(S
     slots.extend(match &layer.mixer {
         Mixer::Attention(attention) => attention_slots(attention, hidden),
         Mixer::DeltaNet(net) => delta_net_slots(net, hidden),
+        Mixer::ShortConv(conv) => short_conv_slots(conv, hidden),
     });
     match &layer.ffn {
         FfnSpec::Dense(mlp) => slots.extend(mlp_slots(mlp, hidden)),
@@ -560,6 +565,13 @@ fn delta_net_slots(net: &DeltaNetSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)>
         (Slot::DeltaDecayBias, vec![heads]),
         (Slot::DeltaNorm, vec![net.value_dim]),
     ]
+}
+
+fn short_conv_slots(conv: &ShortConvSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
+    let ShortConvSpec { channels, taps } = *conv;
+    let rows = [Slot::ConvB, Slot::ConvC, Slot::ConvX].map(|slot| (slot, vec![channels, hidden]));
+    let others = [(Slot::ConvTaps, vec![channels * taps]), (Slot::ConvOut, vec![hidden, channels])];
+    rows.into_iter().chain(others).collect()
 }
 
 fn mlp_slots(mlp: &MlpSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {

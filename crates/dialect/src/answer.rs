@@ -329,7 +329,7 @@ impl Lark<'_> {
                 }
             };
             let arguments = match (layout.format, marks) {
-                (ToolFormat::Pythonic, _) => self.keywords(index, function)?,
+                (ToolFormat::Pythonic | ToolFormat::Lfm2, _) => self.keywords(index, function)?,
                 (ToolFormat::Gemma4, _) => self.notation(index, function, held)?,
                 (_, Some(marks)) => self.elements((index, function), layout, marks, held)?,
                 _ => {

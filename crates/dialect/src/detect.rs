@@ -116,6 +116,9 @@ fn format_of(asked: &str, rendered: &str) -> Option<ToolFormat> {
         _ if before.ends_with("to=functions.") && after.contains("<|message|>") => {
             Some(ToolFormat::GptOss)
         }
+        _ if before.ends_with("<|tool_call_start|>[") && after.starts_with('(') => {
+            Some(ToolFormat::Lfm2)
+        }
         _ if before.strip_suffix('[').is_some_and(is_bare) && after.starts_with("(probe_key=") => {
             Some(ToolFormat::Pythonic)
         }
@@ -235,6 +238,10 @@ mod tests {
             (
                 r#"[{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}='{{ v }}'{% endfor %})]"#,
                 Some(ToolFormat::Pythonic),
+            ),
+            (
+                "<|tool_call_start|>[{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}='{{ v }}'{% endfor %})]<|tool_call_end|>",
+                Some(ToolFormat::Lfm2),
             ),
             (
                 "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}",

@@ -4,6 +4,7 @@ mod deepseek;
 pub(crate) mod gemma4;
 mod hermes;
 mod kimi;
+mod lfm2;
 mod llama3;
 mod mistral;
 mod object;
@@ -26,6 +27,8 @@ pub enum ToolFormat {
     MistralList,
     /// `[name(key='value')]` as the whole answer: Llama 3.2 and 4, ToolACE.
     Pythonic,
+    /// `<|tool_call_start|>[name(key='value')]<|tool_call_end|>`: LFM2.
+    Lfm2,
     /// DeepSeek V3 and R1, whose arguments stand in a fenced block.
     DeepseekV3,
     /// DeepSeek V3.1.
@@ -172,6 +175,7 @@ impl ToolFormat {
             Self::DeepseekV3 | Self::DeepseekV31 => &[deepseek::OPEN_ALL, deepseek::OPEN],
             Self::Gemma4 => &[gemma4::OPEN],
             Self::KimiK2 => &[kimi::OPEN_ALL, kimi::OPEN],
+            Self::Lfm2 => &[lfm2::OPEN],
             Self::Qwen3Coder | Self::Glm45 | Self::MinimaxM2 => {
                 self.xml().map_or(&[], |marks| marks.openers)
             }
@@ -202,6 +206,7 @@ impl ToolFormat {
             Self::Pythonic => &[],
             Self::Gemma4 => &gemma4::MARKS,
             Self::KimiK2 => &kimi::MARKS,
+            Self::Lfm2 => &lfm2::MARKS,
             Self::GptOss => &crate::harmony::MARKS,
         }
     }
@@ -219,6 +224,7 @@ impl ToolFormat {
             }
             Self::Gemma4 => gemma4::head(text),
             Self::KimiK2 => kimi::head(text),
+            Self::Lfm2 => lfm2::head(text, position, functions),
             Self::GptOss => Err(Stop::No),
         }
     }
@@ -236,6 +242,7 @@ impl ToolFormat {
             }
             Self::Gemma4 => gemma4::tail(text),
             Self::KimiK2 => kimi::tail(text),
+            Self::Lfm2 => lfm2::tail(text),
             Self::Mistral | Self::MistralList | Self::GptOss => Err(Stop::No),
         }
     }

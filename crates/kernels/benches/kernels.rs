@@ -382,7 +382,7 @@ fn delta_nets() {
     for (seqs, tokens) in [(1, 1), (8, 1), (1, 16), (1, 512), (4, 128)] {
         let per_layer = seqs * dims.values() * dims.key_dim * 4;
         let num_layers = ROTATION_BYTES / per_layer;
-        let config = StateConfig { num_layers, num_slots: seqs, dims };
+        let config = StateConfig { num_layers, num_slots: seqs, dims: dims.into() };
         let state = RecurrentState::new(config, &Device::Cpu).expect("a state");
         let input = full(0.5, &[seqs * tokens, dims.width()]);
         let gates = full(0.5, &[seqs * tokens, dims.gates()]);

@@ -26,10 +26,11 @@ mod packed;
 mod paged_cache;
 mod qkv;
 mod sampling;
+mod short_conv;
 mod staging;
 
 pub use activation::{activation, activation_times, gated_activation};
-pub use attention::AttentionPlan;
+pub use attention::{AttentionPlan, DecodeKernel};
 pub use delta_net::{copy_states, gated_delta_net};
 pub use elements::{add, resolve_tokens, scale_and_cap, sigmoid_gate};
 pub(crate) use experts::expert_table;
@@ -47,4 +48,5 @@ pub(crate) use paged_cache::{PinnedBlocks, copy_blocks};
 pub use qkv::{qkv_to_cache, square_sums};
 pub(crate) use sampling::count_tokens;
 pub use sampling::sample;
+pub use short_conv::short_conv;
 pub(crate) use staging::{PinnedReadback, PinnedUploads};

@@ -3,22 +3,19 @@
 mod columns;
 mod heads;
 mod reference;
-mod state;
 #[cfg(test)]
 mod tests;
 
 pub use self::reference::{DeltaState, gated_delta_net_reference};
-pub use self::state::{RecurrentState, StateConfig, copy_states};
 
-use std::ops::Range;
 use std::sync::OnceLock;
 
 use candle_core::{CpuStorage, InplaceOp1, Layout, Tensor};
 
 use self::heads::{Heads, Scratch};
-use self::state::SaveInputs;
 use crate::parallel::SharedMut;
 use crate::simd::Isa;
+use crate::state::{self, RecurrentState, SaveInputs, Sequence, StateRows};
 use crate::tensor::{CpuSlice, Operand, from_vec};
 use crate::{Error, Result, parallel, threads};
 
@@ -142,74 +139,6 @@ impl DeltaNet {
     }
 }
 
-/// Which tokens of a step belong to which sequence, and where its state is.
-#[derive(Clone, Copy, Debug)]
-pub struct StateRows<'a> {
-    /// `[seqs + 1]`: sequence `i` has the tokens `query_start[i]..query_start[i + 1]`.
-    pub query_start: &'a [u32],
-    /// `[seqs]`: its tokens so far, this step's included. Where all are this step's it begins, and what its slot held does not count.
-    pub context_len: &'a [u32],
-    /// `[seqs]`: where its state is. No two have the same.
-    pub slots: &'a [u32],
-}
-
-/// One sequence of a step.
-#[derive(Clone, Debug)]
-struct Sequence {
-    tokens: Range<usize>,
-    slot: usize,
-    begins: bool,
-}
-
-impl StateRows<'_> {
-    /// The sequences that have tokens, after checking all of it.
-    fn sequences(&self, tokens: usize, num_slots: usize) -> Result<Vec<Sequence>> {
-        let refuse =
-            |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
-        let seqs = self.slots.len();
-        if self.query_start.len() != seqs + 1 || self.query_start[0] != 0 {
-            let expected = "one number more than slots, of which the first is 0";
-            return refuse("the length of query_start", self.query_start.len(), expected);
-        }
-        if self.query_start[seqs] as usize != tokens {
-            let last = self.query_start[seqs] as usize;
-            return refuse("the end of query_start", last, "the number of tokens");
-        }
-        if self.context_len.len() != seqs {
-            return refuse("the length of context_len", self.context_len.len(), "that of slots");
-        }
-        let mut taken = vec![false; num_slots];
-        let mut sequences = Vec::with_capacity(seqs);
-        for (seq, &slot) in self.slots.iter().enumerate() {
-            let (start, end) = (self.query_start[seq] as usize, self.query_start[seq + 1] as usize);
-            if start > end {
-                return refuse("query_start", end, "at least the number before it");
-            }
-            let context_len = self.context_len[seq] as usize;
-            if context_len < end - start {
-                return refuse("context_len", context_len, "at least the sequence's tokens");
-            }
-            let slot = slot as usize;
-            let Some(taken) = taken.get_mut(slot) else {
-                return Err(Error::OutOfRange {
-                    kernel: KERNEL,
-                    index: "slot",
-                    value: slot,
-                    bound: num_slots,
-                });
-            };
-            if std::mem::replace(taken, true) {
-                return refuse("slot", slot, "the slot of one sequence only");
-            }
-            if start < end {
-                let begins = context_len == end - start;
-                sequences.push(Sequence { tokens: start..end, slot, begins });
-            }
-        }
-        Ok(sequences)
-    }
-}
-
 /// One layer for the tokens of a step, each of which changes the state of its sequence in `state`.
 ///
 /// `input` is f32 `[tokens, width]`: queries, keys, values and the gates `z` of each token, and `gates` f32
@@ -249,9 +178,9 @@ fn run(
     let (tokens, _) = input.dims2("[tokens, width]")?;
     input.expect_dims("[tokens, width]", &[tokens, dims.width()])?;
     gates.expect_dims("[tokens, 2 * value_heads]", &[tokens, dims.gates()])?;
-    state.config().check_dims(&dims)?;
-    let sequences = rows.sequences(tokens, state.config().num_slots)?;
-    let layer = state.layer(layer)?;
+    state.config().check_dims(KERNEL, dims.into())?;
+    let sequences = rows.sequences(KERNEL, tokens, state.config().num_slots)?;
+    let layer = state.layer(KERNEL, layer)?;
     let (weights, input, gates) = (net.weights()?, input.f32s()?, gates.f32s()?);
     let out = {
         let kept = Operand::new(KERNEL, "state", &layer.inputs).f32s()?;
@@ -265,11 +194,16 @@ fn run(
             kept: &kept,
             out: OnceLock::new(),
         };
-        layer.matrices.inplace_op1(&step)?;
+        layer.matrices().inplace_op1(&step)?;
         step.out.into_inner().expect("the operation has run")
     };
     // Every head has read what the last step kept.
-    layer.inputs.inplace_op1(&SaveInputs { dims, input: &input, sequences: &sequences })?;
+    let (width, channels) = (dims.width(), dims.channels());
+    let save = |token: usize, kept: &mut [f32]| {
+        kept.copy_from_slice(&input[token * width..][..channels]);
+    };
+    let of_step = SaveInputs { dims: dims.into(), input: &save, sequences: &sequences };
+    layer.inputs.inplace_op1(&of_step)?;
     from_vec(out, &[tokens, dims.values()])
 }
 

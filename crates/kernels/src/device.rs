@@ -18,6 +18,7 @@ mod qkv;
 mod reference;
 mod rows;
 mod sampling;
+mod short_conv;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -52,6 +53,7 @@ pub use rows::{
 pub use sampling::{
     MOST_LOGPROBS, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts, sample,
 };
+pub use short_conv::short_conv;
 pub use staging::{Readback, Staging};
 
 /// Launches on a GPU, and goes on to the definition elsewhere.

@@ -34,8 +34,10 @@ mod norm;
 mod parallel;
 mod rope;
 pub mod sampling;
+mod short_conv;
 mod sigmoid_gate;
 mod simd;
+mod state;
 mod tensor;
 mod threads;
 mod weight;
@@ -49,10 +51,7 @@ pub use attention::{
     paged_attention, paged_attention_reference,
 };
 pub use cpu_features::{CpuFeatures, cpu_features};
-pub use delta_net::{
-    DeltaDims, DeltaNet, DeltaState, RecurrentState, StateConfig, StateRows, copy_states,
-    gated_delta_net, gated_delta_net_reference,
-};
+pub use delta_net::{DeltaDims, DeltaNet, DeltaState, gated_delta_net, gated_delta_net_reference};
 pub use embedding::{VocabPart, embedding, embedding_part, embedding_reference};
 pub use error::{Error, Result};
 pub use experts::{
@@ -71,7 +70,9 @@ pub use norm::{
     rms_norm_reference, square_sums,
 };
 pub use rope::{RopeStyle, RopeTable, rope, rope_queries, rope_reference, scale_queries};
+pub use short_conv::{ConvDims, ShortConv, short_conv, short_conv_reference};
 pub use sigmoid_gate::{sigmoid_gate, sigmoid_gate_reference};
+pub use state::{RecurrentState, StateConfig, StateDims, StateRows, copy_states};
 pub use threads::WarmThreads;
 pub use weight::{
     Blocks, Codes, Dtype, MinForm, Mins, MultipleForm, Multiples, QuantizedRows, ScaleForm,

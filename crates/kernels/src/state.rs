@@ -1,9 +1,10 @@
-//! What gated delta nets keep of each sequence between steps.
+//! What layers without attention keep of each sequence between steps.
+
+use std::ops::Range;
 
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor};
 
-use super::{DeltaDims, KERNEL, Sequence};
-use crate::{Error, Result};
+use crate::{ConvDims, DeltaDims, Error, Result};
 
 /// The dimensions of a [`RecurrentState`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,8 +13,65 @@ pub struct StateConfig {
     pub num_layers: usize,
     /// Sequences that have one at the same time.
     pub num_slots: usize,
-    /// The heads of every layer.
-    pub dims: DeltaDims,
+    /// Those of every layer.
+    pub dims: StateDims,
+}
+
+/// What a layer is that keeps a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateDims {
+    /// A gated delta net, which keeps inputs of its convolution and a matrix of each head.
+    Delta(DeltaDims),
+    /// A gated short convolution, which keeps its inputs.
+    Conv(ConvDims),
+}
+
+impl From<DeltaDims> for StateDims {
+    fn from(dims: DeltaDims) -> Self {
+        Self::Delta(dims)
+    }
+}
+
+impl From<ConvDims> for StateDims {
+    fn from(dims: ConvDims) -> Self {
+        Self::Conv(dims)
+    }
+}
+
+impl StateDims {
+    fn check(&self) -> Result<()> {
+        match self {
+            Self::Delta(dims) => dims.check(),
+            Self::Conv(dims) => dims.check(),
+        }
+    }
+
+    /// Taps of the convolution, and numbers of an input.
+    fn conv(&self) -> (usize, usize) {
+        match self {
+            Self::Delta(dims) => (dims.kernel, dims.channels()),
+            Self::Conv(dims) => (dims.kernel, dims.channels),
+        }
+    }
+
+    /// Heads, elements of a key and elements of a value of the matrices.
+    fn heads(&self) -> Option<[usize; 3]> {
+        match self {
+            Self::Delta(dims) => Some([dims.value_heads, dims.key_dim, dims.value_dim]),
+            Self::Conv(_) => None,
+        }
+    }
+
+    /// Numbers of a sequence's inputs that are kept: `[kernel - 1, channels]`.
+    pub(crate) fn kept(&self) -> usize {
+        let (kernel, channels) = self.conv();
+        (kernel - 1) * channels
+    }
+
+    /// Numbers of a sequence's matrices.
+    pub(crate) fn matrices(&self) -> usize {
+        self.heads().map_or(0, |heads| heads.iter().product())
+    }
 }
 
 impl StateConfig {
@@ -26,42 +84,120 @@ impl StateConfig {
         Ok(())
     }
 
-    /// Fails unless the heads are these.
-    pub(crate) fn check_dims(&self, dims: &DeltaDims) -> Result<()> {
-        if self.dims == *dims {
+    /// Fails unless the layers are these.
+    pub(crate) fn check_dims(&self, kernel: &'static str, dims: StateDims) -> Result<()> {
+        if self.dims == dims {
             return Ok(());
         }
-        let of = |dims: &DeltaDims| {
-            [dims.key_heads, dims.value_heads, dims.key_dim, dims.value_dim, dims.kernel]
+        let of = |dims: &StateDims| {
+            let (kernel, channels) = dims.conv();
+            [kernel, channels].into_iter().chain(dims.heads().into_iter().flatten()).collect()
         };
+        let expected: Vec<usize> = of(&self.dims);
         Err(Error::Shape {
-            kernel: KERNEL,
+            kernel,
             operand: "net",
-            expected: format!(
-                "[key_heads, value_heads, key_dim, value_dim, kernel] = {:?}",
-                of(&self.dims)
-            ),
-            found: of(dims).to_vec(),
+            expected: format!("[kernel, channels, heads, key_dim, value_dim] = {expected:?}"),
+            found: of(&dims),
         })
     }
 
-    /// The dimensions of a layer's inputs and matrices.
-    pub(crate) fn layer_dims(&self) -> ([usize; 3], [usize; 4]) {
-        let DeltaDims { value_heads, key_dim, value_dim, kernel, .. } = self.dims;
-        (
-            [self.num_slots, kernel - 1, self.dims.channels()],
-            [self.num_slots, value_heads, key_dim, value_dim],
-        )
+    /// The dimensions of a layer's inputs, and of its matrices where it has them.
+    pub(crate) fn layer_dims(&self) -> ([usize; 3], Option<[usize; 4]>) {
+        let (kernel, channels) = self.dims.conv();
+        let matrices = self
+            .dims
+            .heads()
+            .map(|[heads, key_dim, value_dim]| [self.num_slots, heads, key_dim, value_dim]);
+        ([self.num_slots, kernel - 1, channels], matrices)
     }
 
     /// The layer `layer` of as many.
-    pub(crate) fn layer<'a, T>(&self, layers: &'a [T], layer: usize) -> Result<&'a T> {
+    pub(crate) fn layer<'a, T>(
+        &self,
+        kernel: &'static str,
+        layers: &'a [T],
+        layer: usize,
+    ) -> Result<&'a T> {
         layers.get(layer).ok_or(Error::OutOfRange {
-            kernel: KERNEL,
+            kernel,
             index: "layer",
             value: layer,
             bound: self.num_layers,
         })
+    }
+}
+
+/// Which tokens of a step belong to which sequence, and where its state is.
+#[derive(Clone, Copy, Debug)]
+pub struct StateRows<'a> {
+    /// `[seqs + 1]`: sequence `i` has the tokens `query_start[i]..query_start[i + 1]`.
+    pub query_start: &'a [u32],
+    /// `[seqs]`: its tokens so far, this step's included. Where all are this step's it begins, and what its slot held does not count.
+    pub context_len: &'a [u32],
+    /// `[seqs]`: where its state is. No two have the same.
+    pub slots: &'a [u32],
+}
+
+/// One sequence of a step.
+#[derive(Clone, Debug)]
+pub(crate) struct Sequence {
+    pub(crate) tokens: Range<usize>,
+    pub(crate) slot: usize,
+    pub(crate) begins: bool,
+}
+
+impl StateRows<'_> {
+    /// The sequences that have tokens, after checking all of it.
+    pub(crate) fn sequences(
+        &self,
+        kernel: &'static str,
+        tokens: usize,
+        num_slots: usize,
+    ) -> Result<Vec<Sequence>> {
+        let refuse =
+            |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
+        let seqs = self.slots.len();
+        if self.query_start.len() != seqs + 1 || self.query_start[0] != 0 {
+            let expected = "one number more than slots, of which the first is 0";
+            return refuse("the length of query_start", self.query_start.len(), expected);
+        }
+        if self.query_start[seqs] as usize != tokens {
+            let last = self.query_start[seqs] as usize;
+            return refuse("the end of query_start", last, "the number of tokens");
+        }
+        if self.context_len.len() != seqs {
+            return refuse("the length of context_len", self.context_len.len(), "that of slots");
+        }
+        let mut taken = vec![false; num_slots];
+        let mut sequences = Vec::with_capacity(seqs);
+        for (seq, &slot) in self.slots.iter().enumerate() {
+            let (start, end) = (self.query_start[seq] as usize, self.query_start[seq + 1] as usize);
+            if start > end {
+                return refuse("query_start", end, "at least the number before it");
+            }
+            let context_len = self.context_len[seq] as usize;
+            if context_len < end - start {
+                return refuse("context_len", context_len, "at least the sequence's tokens");
+            }
+            let slot = slot as usize;
+            let Some(taken) = taken.get_mut(slot) else {
+                return Err(Error::OutOfRange {
+                    kernel,
+                    index: "slot",
+                    value: slot,
+                    bound: num_slots,
+                });
+            };
+            if std::mem::replace(taken, true) {
+                return refuse("slot", slot, "the slot of one sequence only");
+            }
+            if start < end {
+                let begins = context_len == end - start;
+                sequences.push(Sequence { tokens: start..end, slot, begins });
+            }
+        }
+        Ok(sequences)
     }
 }
 
@@ -77,11 +213,18 @@ pub struct RecurrentState {
 
 /// The states of one layer.
 #[derive(Debug)]
-pub(super) struct StateLayer {
-    /// `[num_slots, kernel - 1, channels]`: the newest tokens' queries, keys and values before the convolution, the oldest first.
-    pub(super) inputs: Tensor,
+pub(crate) struct StateLayer {
+    /// `[num_slots, kernel - 1, channels]`: what the convolution is over of the newest tokens, the oldest first.
+    pub(crate) inputs: Tensor,
     /// `[num_slots, value_heads, key_dim, value_dim]`.
-    pub(super) matrices: Tensor,
+    matrices: Option<Tensor>,
+}
+
+impl StateLayer {
+    /// Those of a delta net.
+    pub(crate) fn matrices(&self) -> &Tensor {
+        self.matrices.as_ref().expect("delta nets have matrices")
+    }
 }
 
 impl RecurrentState {
@@ -102,7 +245,10 @@ impl RecurrentState {
         let layer = || -> Result<StateLayer> {
             Ok(StateLayer {
                 inputs: Tensor::zeros(&inputs, DType::F32, device)?,
-                matrices: Tensor::zeros(&matrices, DType::F32, device)?,
+                matrices: matrices
+                    .as_ref()
+                    .map(|dims| Tensor::zeros(dims, DType::F32, device))
+                    .transpose()?,
             })
         };
         let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
@@ -122,8 +268,8 @@ impl RecurrentState {
         num_layers * num_slots * (dims.kept() + dims.matrices()) * size_of::<f32>()
     }
 
-    pub(super) fn layer(&self, layer: usize) -> Result<&StateLayer> {
-        self.config.layer(&self.layers, layer)
+    pub(crate) fn layer(&self, kernel: &'static str, layer: usize) -> Result<&StateLayer> {
+        self.config.layer(kernel, &self.layers, layer)
     }
 }
 
@@ -144,13 +290,15 @@ pub fn copy_states(state: &RecurrentState, copies: &[(u32, u32)]) -> Result<()> 
     }
     for layer in &state.layers {
         layer.inputs.inplace_op1(&Copy { len: dims.kept(), copies })?;
-        layer.matrices.inplace_op1(&Copy { len: dims.matrices(), copies })?;
+        if let Some(matrices) = &layer.matrices {
+            matrices.inplace_op1(&Copy { len: dims.matrices(), copies })?;
+        }
     }
     Ok(())
 }
 
 /// The elements of a state's tensor.
-pub(super) fn elements<'a>(
+pub(crate) fn elements<'a>(
     storage: &'a mut CpuStorage,
     layout: &Layout,
 ) -> candle_core::Result<&'a mut [f32]> {
@@ -185,33 +333,32 @@ impl InplaceOp1 for Copy<'_> {
 }
 
 /// Keeps the newest inputs of each sequence of a checked step.
-pub(super) struct SaveInputs<'a> {
-    pub(super) dims: DeltaDims,
-    /// `[tokens, width]`.
-    pub(super) input: &'a [f32],
-    pub(super) sequences: &'a [Sequence],
+pub(crate) struct SaveInputs<'a> {
+    pub(crate) dims: StateDims,
+    /// Writes what the convolution is over of one of the step's tokens.
+    pub(crate) input: &'a dyn Fn(usize, &mut [f32]),
+    pub(crate) sequences: &'a [Sequence],
 }
 
 impl InplaceOp1 for SaveInputs<'_> {
     fn name(&self) -> &'static str {
-        KERNEL
+        "save_inputs"
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
         let data = elements(storage, layout)?;
-        let (channels, width, len) = (self.dims.channels(), self.dims.width(), self.dims.kept());
+        let ((kernel, channels), len) = (self.dims.conv(), self.dims.kept());
         for Sequence { tokens, slot, begins } in self.sequences {
             let kept = &mut data[slot * len..][..len];
-            let new = tokens.len().min(self.dims.kernel - 1);
+            let new = tokens.len().min(kernel - 1);
             // What is not replaced moves to the front.
             kept.copy_within(new * channels.., 0);
             let (older, newest) = kept.split_at_mut(len - new * channels);
             if *begins {
                 older.fill(0.0);
             }
-            let rows = self.input[(tokens.end - new) * width..].chunks_exact(width);
-            for (kept, row) in newest.chunks_exact_mut(channels).zip(rows) {
-                kept.copy_from_slice(&row[..channels]);
+            for (token, kept) in (tokens.end - new..).zip(newest.chunks_exact_mut(channels)) {
+                (self.input)(token, kept);
             }
         }
         Ok(())

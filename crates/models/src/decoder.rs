@@ -10,14 +10,14 @@ use candlepower_kernels::{
     Weight, activation, activation_times, add, add_rms_norm, add_scaled, embedding, embedding_part,
     experts, gated_delta_net, gated_linear, gather_rows, layer_norm, linear, linear_heads,
     paged_attention, reshape_and_cache, rms_norm, rms_norm_part, rope, rope_queries, scale_queries,
-    sigmoid_gate, square_sums,
+    short_conv, sigmoid_gate, square_sums,
 };
 use half::{bf16, f16};
 
 use crate::{
     cache::{Cache, CacheSize},
     collectives::{all_gather_columns, all_reduce},
-    delta_net::{DeltaNet, state_config},
+    delta_net::DeltaNet,
     error::Result,
     kv_scales::LayerKvScales,
     latent_attention::LatentAttention,
@@ -26,6 +26,8 @@ use crate::{
         Wanted,
     },
     parts::Parts,
+    short_conv::ShortConv,
+    states::state_config,
     wanted::WantedTokens,
 };
 
@@ -438,10 +440,14 @@ impl Ops for CpuOps<'_> {
 
     fn delta_net(&self, rows: &Tensor, gates: &Tensor, net: &DeltaNet<Weight>) -> Result<Tensor> {
         let layer = if self.keeps_layers { net.layer } else { 0 };
-        let states = self.cache.states.as_ref().expect("the cache has the states of the model");
-        let AttentionMetadata { query_start, context_len, .. } = &self.input.attention;
-        let of_rows = StateRows { query_start, context_len, slots: &self.input.state_slots };
+        let (states, of_rows) = self.states();
         Ok(gated_delta_net(rows, gates, &net.net, states, layer, &of_rows)?)
+    }
+
+    fn short_conv(&self, rows: &Tensor, conv: &ShortConv<Weight>) -> Result<Tensor> {
+        let layer = if self.keeps_layers { conv.layer } else { 0 };
+        let (states, of_rows) = self.states();
+        Ok(short_conv(rows, &conv.conv, states, layer, &of_rows)?)
     }
 
     fn gate(&self, x: Tensor, gate: &Tensor) -> Result<Tensor> {
@@ -479,6 +485,13 @@ impl Ops for CpuOps<'_> {
 }
 
 impl CpuOps<'_> {
+    /// The states of layers without attention, and whose they are in this step.
+    fn states(&self) -> (&RecurrentState, StateRows<'_>) {
+        let states = self.cache.states.as_ref().expect("the cache has the states of the model");
+        let AttentionMetadata { query_start, context_len, .. } = &self.input.attention;
+        (states, StateRows { query_start, context_len, slots: &self.input.state_slots })
+    }
+
     /// Norms q and k, `[tokens, heads, head_dim]`, where the model does.
     fn norm_heads(&self, q: Tensor, k: Tensor, a: &Attention<Weight>) -> Result<(Tensor, Tensor)> {
         let (Some(q_norm), Some(k_norm)) = (&a.q_norm, &a.k_norm) else { return Ok((q, k)) };

@@ -1,8 +1,8 @@
 //! A layer's gated delta net: its parts, and what is computed of them.
 
 use candle_core::Tensor;
-use candlepower_checkpoint::{DeltaNetSpec, ModelSpec, NormSpec};
-use candlepower_kernels::{DeltaDims, StateConfig};
+use candlepower_checkpoint::{DeltaNetSpec, NormSpec};
+use candlepower_kernels::DeltaDims;
 
 use crate::{
     error::Result,
@@ -12,7 +12,7 @@ use crate::{
 
 /// One layer's gated delta net.
 pub(crate) struct DeltaNet<M> {
-    /// Which of the model's delta nets it is.
+    /// Which of the layers that keep a state it is.
     pub(crate) layer: usize,
     rows: Linear<M>,
     gates: Linear<M>,
@@ -21,7 +21,7 @@ pub(crate) struct DeltaNet<M> {
 }
 
 impl<M: Matrix> DeltaNet<M> {
-    /// Takes the parts of the `index`-th delta net, which is in layer `layer`.
+    /// Takes the parts of the `index`-th layer that keeps a state, which is layer `layer`.
     pub(crate) fn take(
         parts: &mut Parts<M>,
         (layer, index): (usize, usize),
@@ -65,7 +65,7 @@ impl<M: Matrix> DeltaNet<M> {
 }
 
 /// The dimensions of a delta net as kernels take them.
-fn delta_dims(spec: &DeltaNetSpec) -> DeltaDims {
+pub(crate) fn delta_dims(spec: &DeltaNetSpec) -> DeltaDims {
     DeltaDims {
         key_heads: spec.key_heads,
         value_heads: spec.value_heads,
@@ -73,15 +73,4 @@ fn delta_dims(spec: &DeltaNetSpec) -> DeltaDims {
         value_dim: spec.value_dim,
         kernel: spec.taps,
     }
-}
-
-/// So many states of a model, of all delta nets or of so many; `None` where it has none.
-pub(crate) fn state_config(
-    spec: &ModelSpec,
-    num_layers: Option<usize>,
-    num_states: usize,
-) -> Option<StateConfig> {
-    let dims = delta_dims(spec.delta_nets().next()?);
-    let num_layers = num_layers.unwrap_or_else(|| spec.delta_nets().count());
-    Some(StateConfig { num_layers, num_slots: num_states, dims })
 }

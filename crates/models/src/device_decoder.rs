@@ -9,7 +9,7 @@ use candlepower_kernels::{
     Activation, AttentionMetadata, KvCacheConfig, VocabPart,
     device::{
         self, AttentionStep, LatentsToCache, LaunchShape, LayerNorm, Matrix, NormWeight, QkNorm,
-        QkvToCache, RmsNorm, Routing, StateTables, ValueNorm,
+        QkvToCache, RmsNorm, Routing, StatePool, StateTables, ValueNorm,
     },
 };
 
@@ -25,6 +25,7 @@ use crate::{
         Wanted,
     },
     parts::Parts,
+    short_conv::ShortConv,
 };
 
 mod workspace;
@@ -194,6 +195,12 @@ struct DeviceOps<'a> {
 }
 
 impl DeviceOps<'_> {
+    /// The states of layers without attention, and whose they are in this step.
+    fn states(&self) -> (&StatePool, StateTables<'_>) {
+        let states = self.workspace.states.as_ref().zip(self.input.states);
+        states.expect("the workspace and the step have the model's states")
+    }
+
     /// What each rank has a part of becomes the sum.
     fn sum(&self, x: &Tensor) -> Result<()> {
         self.ranks.map_or(Ok(()), |ranks| ranks.all_reduce(x))
@@ -451,9 +458,15 @@ impl Ops for DeviceOps<'_> {
 
     fn delta_net(&self, rows: &Tensor, gates: &Tensor, net: &DeltaNet<Matrix>) -> Result<Tensor> {
         let out = self.rows(&self.workspace.attended, net.net.dims.values())?;
-        let states = self.workspace.states.as_ref().zip(self.input.states);
-        let (pool, tables) = states.expect("the workspace and the step have the model's states");
+        let (pool, tables) = self.states();
         device::gated_delta_net(rows, gates, &net.net, pool, net.layer, &tables, &out)?;
+        Ok(out)
+    }
+
+    fn short_conv(&self, rows: &Tensor, conv: &ShortConv<Matrix>) -> Result<Tensor> {
+        let out = self.rows(&self.workspace.attended, conv.conv.dims.channels)?;
+        let (pool, tables) = self.states();
+        device::short_conv(rows, &conv.conv, pool, conv.layer, &tables, &out)?;
         Ok(out)
     }
 

@@ -100,9 +100,12 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
         Slot::RouterBias | Slot::RouterCorrection | Slot::Sinks => (0.0, width(0.1)),
         Slot::ExpertGateBias(_) | Slot::ExpertUpBias(_) => (0.0, width(0.1)),
         Slot::ExpertDownBias(_) => (0.0, width(0.1)),
-        Slot::O | Slot::DeltaOut | Slot::Down | Slot::SharedDown | Slot::ExpertDown(_) => {
-            (0.0, width(fan_in * (2.0 * spec.layers.len() as f64).powf(-0.5)))
-        }
+        Slot::O
+        | Slot::DeltaOut
+        | Slot::ConvOut
+        | Slot::Down
+        | Slot::SharedDown
+        | Slot::ExpertDown(_) => (0.0, width(fan_in * (2.0 * spec.layers.len() as f64).powf(-0.5))),
         Slot::Head => (0.0, width(fan_in / spec.head.scale)),
         Slot::HeadBias => (0.0, width(0.1)),
         Slot::Q | Slot::K | Slot::V | Slot::Gate | Slot::Up => (0.0, width(fan_in)),
@@ -119,7 +122,10 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
         // States that forget in some tens of tokens.
         Slot::DeltaLogRate => (0.0, width(0.5)),
         Slot::DeltaDecayBias => (-3.0, width(0.5)),
-        Slot::DeltaTapsQ | Slot::DeltaTapsK | Slot::DeltaTapsV => (0.0, width(0.5)),
+        Slot::DeltaTapsQ | Slot::DeltaTapsK | Slot::DeltaTapsV | Slot::ConvTaps => {
+            (0.0, width(0.5))
+        }
+        Slot::ConvB | Slot::ConvC | Slot::ConvX => (0.0, width(fan_in)),
         Slot::DeltaNorm => (1.0, 0.0),
     }
 }

@@ -15,6 +15,7 @@ use crate::{
     latent_attention::LatentAttention,
     parts::{Matrix, Part, Parts},
     rope::rope_table,
+    short_conv::ShortConv,
 };
 
 mod ffn;
@@ -76,6 +77,8 @@ pub(crate) trait Ops {
         gates: &Tensor,
         net: &DeltaNet<Self::Matrix>,
     ) -> Result<Tensor>;
+    /// From the rows `[b, c, x]` of a short convolution to what comes out, `[tokens, channels]`; keeps what later tokens see.
+    fn short_conv(&self, rows: &Tensor, conv: &ShortConv<Self::Matrix>) -> Result<Tensor>;
     /// `x * sigmoid(gate)`, where `gate` is as wide as `x` or has one number for each row.
     fn gate(&self, x: Tensor, gate: &Tensor) -> Result<Tensor>;
     /// `act(gate) * up`, where `[gate, up]` are the rows of `x W^T + b`.
@@ -186,6 +189,7 @@ enum Mixer<M: Matrix> {
     Attention(Attention<M>),
     Latent(LatentAttention<M>),
     DeltaNet(DeltaNet<M>),
+    ShortConv(ShortConv<M>),
 }
 
 /// One layer's attention.
@@ -258,7 +262,7 @@ impl<M: Matrix> Layers<M> {
         let final_norm = parts.norm(None, Part::FinalNorm, &spec.final_norm)?;
         let mut tables: Vec<(&Option<RopeSpec>, RopeTable)> = Vec::new();
         let mut layers = Vec::with_capacity(spec.layers.len());
-        let mut delta_nets = 0..;
+        let mut states = 0..;
         for (i, layer) in spec.layers.iter().enumerate() {
             let mixer = match &layer.mixer {
                 MixerSpec::Attention(attention) => {
@@ -285,8 +289,12 @@ impl<M: Matrix> Layers<M> {
                     }
                 }
                 MixerSpec::DeltaNet(net) => {
-                    let index = delta_nets.next().expect("there is no end of numbers");
+                    let index = states.next().expect("there is no end of numbers");
                     Mixer::DeltaNet(DeltaNet::take(&mut parts, (i, index), net, &layer.norm)?)
+                }
+                MixerSpec::ShortConv(conv) => {
+                    let index = states.next().expect("there is no end of numbers");
+                    Mixer::ShortConv(ShortConv::take(&mut parts, (i, index), conv)?)
                 }
             };
             layers.push(Layer::take(&mut parts, i, layer, mixer)?);
@@ -477,6 +485,7 @@ impl<M: Matrix> Mixer<M> {
             Self::Attention(attention) => attention.forward(ops, x),
             Self::Latent(attention) => attention.forward(ops, x),
             Self::DeltaNet(net) => net.forward(ops, x),
+            Self::ShortConv(conv) => conv.forward(ops, x),
         }
     }
 
@@ -485,6 +494,7 @@ impl<M: Matrix> Mixer<M> {
             Self::Attention(attention) => attention.num_bytes(),
             Self::Latent(attention) => attention.num_bytes(),
             Self::DeltaNet(net) => net.num_bytes(),
+            Self::ShortConv(conv) => conv.num_bytes(),
         }
     }
 }

@@ -22,6 +22,8 @@ mod quantized;
 mod rope;
 mod rows;
 mod shards;
+mod short_conv;
+mod states;
 mod wanted;
 
 pub use cache::{Cache, CacheSize};

@@ -1,4 +1,4 @@
-//! Places for what a model keeps of a sequence beside keys and values: states of delta nets, which are those of its newest token.
+//! Places for what a model keeps of a sequence beside keys and values: states of layers without attention, which are those of its newest token.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -155,6 +155,7 @@ fn dialect(config: &ServeConfig, template: Option<&ChatTemplate>) -> Result<Dial
             ToolCallParser::Mistral => Some(ToolFormat::Mistral),
             ToolCallParser::MistralList => Some(ToolFormat::MistralList),
             ToolCallParser::Pythonic => Some(ToolFormat::Pythonic),
+            ToolCallParser::Lfm2 => Some(ToolFormat::Lfm2),
             ToolCallParser::DeepseekV3 => Some(ToolFormat::DeepseekV3),
             ToolCallParser::DeepseekV31 => Some(ToolFormat::DeepseekV31),
             ToolCallParser::Qwen3Coder => Some(ToolFormat::Qwen3Coder),

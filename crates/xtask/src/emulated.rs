@@ -13,12 +13,18 @@ use crate::tools::tools_folder;
 
 const EMULATOR: &str = "crates/kernels/tests/emulator";
 
-/// Comparisons of the kernels, which are a program of their own, watched for races; attention with the least shared memory; and its
+/// Comparisons of the kernels, which are a program of their own, watched for races, in two halves that take about as long; attention with the least shared memory; and its
 /// measurements, of which only their end counts here; the goldens of the models; the runner of steps; the server.
-const TESTS: [Tests; 7] = [
+const TESTS: [Tests; 8] = [
     Tests {
         source: KERNELS,
-        arguments: "",
+        arguments: "expert packed",
+        names: &[],
+        env: &[("CANDLEPOWER_EMULATED_RACES", "1")],
+    },
+    Tests {
+        source: KERNELS,
+        arguments: "--skip expert --skip packed",
         names: &[],
         env: &[("CANDLEPOWER_EMULATED_RACES", "1")],
     },

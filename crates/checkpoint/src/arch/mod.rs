@@ -27,6 +27,7 @@ mod gpt_neo;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod lfm2;
 mod llama;
 mod minimax_m2;
 mod mixtral;
@@ -129,6 +130,8 @@ const ALL: &[Arch] = &[
     qwen3_next::QWEN3_5_OF_IMAGES,
     qwen3_next::QWEN3_5_MOE,
     qwen3_next::QWEN3_5_MOE_OF_IMAGES,
+    lfm2::ARCH,
+    lfm2::MOE,
     glm4_moe::ARCH,
     glm4_moe::SOLAR_OPEN,
     glm4_moe::DOTS1,

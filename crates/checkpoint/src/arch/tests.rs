@@ -628,7 +628,7 @@ fn an_unknown_architecture_gets_the_list_and_the_nearest() {
          GPT2LMHeadModel, GPTBigCodeForCausalLM, GPTJForCausalLM, GPTNeoForCausalLM, GPTNeoXForCausalLM, OPTForCausalLM, \
          FalconForCausalLM, NemotronForCausalLM, ArceeForCausalLM, Jais2ForCausalLM, CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, OlmoeForCausalLM, Qwen2MoeForCausalLM, \
          Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5MoeForCausalLM, \
-         Qwen3_5MoeForConditionalGeneration, Glm4MoeForCausalLM, SolarOpenForCausalLM, Dots1ForCausalLM, AfmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeLiteForCausalLM, Mistral4ForCausalLM, YoutuForCausalLM, MiniCPM3ForCausalLM, MiniMaxM2ForCausalLM, GptOssForCausalLM, \
+         Qwen3_5MoeForConditionalGeneration, Lfm2ForCausalLM, Lfm2MoeForCausalLM, Glm4MoeForCausalLM, SolarOpenForCausalLM, Dots1ForCausalLM, AfmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeLiteForCausalLM, Mistral4ForCausalLM, YoutuForCausalLM, MiniCPM3ForCausalLM, MiniMaxM2ForCausalLM, GptOssForCausalLM, \
          BertModel, BertForSequenceClassification, RobertaModel, RobertaForSequenceClassification, XLMRobertaModel, \
          XLMRobertaForSequenceClassification, DistilBertModel, DistilBertForSequenceClassification, ModernBertModel, \
          ModernBertForSequenceClassification, NomicBertModel"

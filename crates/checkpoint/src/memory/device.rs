@@ -85,7 +85,7 @@ impl ModelSpec {
                 }
             }
         });
-        // Numbers that routers add, scores of sinks, and the vectors of delta nets are exact.
+        // Numbers that routers add, scores of sinks, the vectors of delta nets and the taps of short convolutions are exact.
         let exact = self.shard(ranks).layers.into_iter().map(|LayerSpec { mixer, ffn, .. }| {
             let of_mixer = match mixer {
                 Mixer::Attention(a) => {
@@ -96,6 +96,7 @@ impl ModelSpec {
                     }
                 }
                 Mixer::DeltaNet(net) => net.exact(),
+                Mixer::ShortConv(conv) => conv.channels * conv.taps,
             };
             let of_router = ffn.experts().map_or(0, |experts| {
                 let GatingSpec { bias, scales, .. } = experts.gating;
@@ -157,6 +158,10 @@ impl ModelSpec {
                 2 * net.value_heads.div_ceil(ranks),
                 net.values().div_ceil(ranks),
             ),
+            Mixer::ShortConv(conv) => {
+                let channels = conv.channels.div_ceil(ranks);
+                (3 * channels, 0, channels)
+            }
         };
         let ffn = |ffn: &FfnSpec| {
             let of = |mlp: &MlpSpec| mlp.inner.div_ceil(ranks);

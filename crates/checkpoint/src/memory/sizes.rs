@@ -9,7 +9,7 @@ use crate::{
     error::{Error, Result},
     rope::RopeSpec,
     shard::is_split_by_columns,
-    spec::{DeltaNetSpec, FfnSpec, KvKind, LayerSpec, Mixer, ModelSpec},
+    spec::{FfnSpec, KvKind, LayerSpec, Mixer, ModelSpec},
     weights::Slot,
 };
 
@@ -132,14 +132,20 @@ impl ModelSpec {
         (numbers * dtype.into().size()) as u64
     }
 
-    /// Bytes of what delta nets keep of one sequence on one of `ranks` ranks: their states in single precision, and in `inputs` the
+    /// Bytes of what delta nets and short convolutions keep of one sequence on one of `ranks` ranks: their states in single precision, and in `inputs` the
     /// last inputs of their convolutions.
     pub fn state_bytes(&self, inputs: Dtype, ranks: usize) -> u64 {
-        let of_layer = |net: &DeltaNetSpec| {
-            let state = net.values().div_ceil(ranks) * net.key_dim * Dtype::F32.size();
-            state + (net.taps - 1) * net.channels().div_ceil(ranks) * inputs.size()
+        let kept =
+            |taps: usize, channels: usize| (taps - 1) * channels.div_ceil(ranks) * inputs.size();
+        let of_layer = |layer: &LayerSpec| match &layer.mixer {
+            Mixer::Attention(_) => 0,
+            Mixer::DeltaNet(net) => {
+                let state = net.values().div_ceil(ranks) * net.key_dim * Dtype::F32.size();
+                state + kept(net.taps, net.channels())
+            }
+            Mixer::ShortConv(conv) => kept(conv.taps, conv.channels),
         };
-        self.delta_nets().map(of_layer).sum::<usize>() as u64
+        self.layers.iter().map(of_layer).sum::<usize>() as u64
     }
 
     /// Bytes that one rank needs beside weights and cache: an estimate from above of what a full step holds at once,
@@ -190,6 +196,7 @@ impl ModelSpec {
                     let rows = net.width() + net.channels() + 2 * net.values();
                     (rows + 2 * net.value_heads).div_ceil(ranks)
                 }
+                Mixer::ShortConv(conv) => 4 * conv.channels.div_ceil(ranks),
             };
             let gathered = match &layer.ffn {
                 FfnSpec::Dense(_) => 0,
@@ -258,6 +265,12 @@ impl ModelSpec {
                     let (divides, count) = (splits(net.key_heads), net.key_heads);
                     heads = heads.or_else(|| unless(divides, count, "key heads of delta nets"));
                 }
+                Mixer::ShortConv(conv) => {
+                    // Each rank has whole vectors of eight.
+                    let (divides, count) = (splits(conv.channels / 8), conv.channels);
+                    heads =
+                        heads.or_else(|| unless(divides, count, "channels of short convolutions"));
+                }
             }
             for mlp in [Some(layer.ffn.mlp()), layer.ffn.shared()].into_iter().flatten() {
                 let width = mlp.inner;
@@ -281,6 +294,7 @@ impl ModelSpec {
                 _ if !is_split_by_columns(slot) => return None,
                 (Slot::O, Mixer::Attention(attention)) => attention.heads * attention.out_dim(),
                 (Slot::DeltaOut, Mixer::DeltaNet(net)) => net.values(),
+                (Slot::ConvOut, Mixer::ShortConv(conv)) => conv.channels,
                 (Slot::SharedDown, _) => ffn.shared().map_or(0, |mlp| mlp.inner),
                 _ => ffn.mlp().inner,
             };
@@ -302,6 +316,7 @@ fn fused(slot: Slot) -> Slot {
         Slot::K | Slot::V => Slot::Q,
         Slot::DeltaK | Slot::DeltaV | Slot::DeltaGate => Slot::DeltaQ,
         Slot::DeltaDecay => Slot::DeltaBeta,
+        Slot::ConvC | Slot::ConvX => Slot::ConvB,
         Slot::Up => Slot::Gate,
         Slot::SharedUp => Slot::SharedGate,
         Slot::ExpertUp(expert) => Slot::ExpertGate(expert),

@@ -105,6 +105,16 @@ pub enum Slot {
     DeltaDecayBias,
     /// Norm of each head that comes out `[value_dim]`.
     DeltaNorm,
+    /// What a short convolution's `x` is multiplied by `[channels, hidden]`.
+    ConvB,
+    /// The gate of what comes out of it `[channels, hidden]`.
+    ConvC,
+    /// What is convolved `[channels, hidden]`.
+    ConvX,
+    /// Taps of the convolution `[channels * taps]`.
+    ConvTaps,
+    /// Its output `[hidden, channels]`.
+    ConvOut,
     /// The gate `[inner, hidden]`.
     Gate,
     /// What is gated `[inner, hidden]`.

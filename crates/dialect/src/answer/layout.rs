@@ -78,6 +78,15 @@ impl Layout {
                 close: "]",
                 ..plain
             },
+            ToolFormat::Lfm2 => Self {
+                open: "<|tool_call_start|>[",
+                before_arguments: "(",
+                after_arguments: ")",
+                separator: ", ",
+                close: "]<|tool_call_end|>",
+                trigger: Some("<|tool_call_start|>"),
+                ..plain
+            },
             ToolFormat::DeepseekV3 => Self {
                 open: "<｜tool▁calls▁begin｜>",
                 before_name: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",

@@ -10,12 +10,13 @@ use crate::{Callable, OutputEvent, OutputParser};
 mod gemma4;
 mod xml;
 
-const FORMATS: [ToolFormat; 13] = [
+const FORMATS: [ToolFormat; 14] = [
     ToolFormat::Hermes,
     ToolFormat::Llama3Json,
     ToolFormat::Mistral,
     ToolFormat::MistralList,
     ToolFormat::Pythonic,
+    ToolFormat::Lfm2,
     ToolFormat::DeepseekV3,
     ToolFormat::DeepseekV31,
     ToolFormat::Qwen3Coder,

@@ -7,12 +7,13 @@ use super::*;
 mod gemma4;
 mod xml;
 
-const FORMATS: [ToolFormat; 13] = [
+const FORMATS: [ToolFormat; 14] = [
     ToolFormat::Hermes,
     ToolFormat::Llama3Json,
     ToolFormat::Mistral,
     ToolFormat::MistralList,
     ToolFormat::Pythonic,
+    ToolFormat::Lfm2,
     ToolFormat::DeepseekV3,
     ToolFormat::DeepseekV31,
     ToolFormat::Qwen3Coder,
@@ -188,6 +189,16 @@ fn pythonic() {
     assert_eq!(called(values), is("", &[first, r#"get_weather {"city": "Bern"}."#]));
     assert_eq!(called("[f(a=1)] So."), is("So.", &["f {\"a\": 1}."]));
     assert_eq!(called("[f(a=1), g(b=2)]"), is(", g(b=2)]", &["f {\"a\": 1}."]));
+}
+
+#[test]
+fn lfm2() {
+    let called = |text: &str| called(ToolFormat::Lfm2, text);
+    let two = "Ok.<|tool_call_start|>[f(a=1), get_weather(city=\"Bern\")]<|tool_call_end|> So.";
+    assert_eq!(called(two), is("Ok.So.", &["f {\"a\": 1}.", "get_weather {\"city\": \"Bern\"}."]));
+    assert_eq!(called("<|tool_call_start|>\n[f()]"), is("", &["f {}."]));
+    let none = "<|tool_call_start|>f()<|tool_call_end|>";
+    assert_eq!(called(none), is(none, &[]));
 }
 
 #[test]

@@ -22,11 +22,12 @@ pub fn gated_delta_net(
     let launch = Launch::new(KERNEL, "input", input)?;
     let dims = net.dims;
     let DeltaDims { key_heads, value_heads, key_dim, value_dim, kernel } = dims;
-    pool.config().check_dims(&dims)?;
-    let layer = pool.layer(layer)?;
+    pool.config().check_dims(KERNEL, dims.into())?;
+    let layer = pool.layer(KERNEL, layer)?;
     let (tokens, _) = Operand::new(KERNEL, "input", input).dims2("[tokens, width]")?;
     let (seqs, channels) = (tables.slots.elem_count(), dims.channels());
     let (kept_dims, states_dims) = pool.config().layer_dims();
+    let states_dims = states_dims.expect("delta nets have matrices");
     let gates_axes = "[tokens, 2 * value_heads]";
     let starts = ("query_start", tables.query_start);
     let args = DeltaArgs {
@@ -34,7 +35,7 @@ pub fn gated_delta_net(
         gates: launch.elements(("gates", gates), gates_axes, &[tokens, dims.gates()])?,
         out: launch.elements(("out", out), "[tokens, values]", &[tokens, dims.values()])?,
         kept: launch.elements(("inputs", &layer.inputs), INPUTS_AXES, &kept_dims)?,
-        states: launch.f32s(("matrices", &layer.matrices), MATRICES_AXES, &states_dims)?,
+        states: launch.f32s(("matrices", layer.matrices()), MATRICES_AXES, &states_dims)?,
         conv: launch.f32s(("conv", &net.conv), "[channels, kernel]", &[channels, kernel])?,
         a_log: launch.f32s(("a_log", &net.a_log), "[value_heads]", &[value_heads])?,
         dt_bias: launch.f32s(("dt_bias", &net.dt_bias), "[value_heads]", &[value_heads])?,
@@ -76,14 +77,16 @@ pub fn copy_states(pool: &StatePool, pairs: &Tensor) -> Result<()> {
     }
     for layer in pool.layers() {
         let inputs = launch.own(("inputs", &layer.inputs), INPUTS_AXES, &inputs_dims)?;
-        let matrices = launch.own(("matrices", &layer.matrices), MATRICES_AXES, &matrices_dims)?;
-        let bytes = |tensor: &Tensor, numbers| (numbers * tensor.dtype().size_in_bytes()) as i64;
+        let matrices = match layer.matrices.as_ref().zip(matrices_dims) {
+            Some((of_all, dims)) => launch.own(("matrices", of_all), MATRICES_AXES, &dims)?,
+            None => std::ptr::null_mut(),
+        };
         let args = CopyStatesArgs {
             tensors: [inputs, matrices],
             pairs,
             slot_bytes: [
-                bytes(&layer.inputs, dims.kept()),
-                bytes(&layer.matrices, dims.matrices()),
+                (dims.kept() * layer.inputs.dtype().size_in_bytes()) as i64,
+                (dims.matrices() * size_of::<f32>()) as i64,
             ],
             count: count as i64,
             num_slots: pool.config().num_slots as u32,

@@ -1,8 +1,11 @@
 //! Gated delta nets against their definition, and the states that they leave.
 
+use std::ops::Range;
+
 use candle_core::{DType, Device};
 
 use super::*;
+use crate::{StateConfig, copy_states};
 
 /// Few heads of the least size, and heads whose columns are no whole blocks.
 const DIMS: [DeltaDims; 4] = [
@@ -36,7 +39,7 @@ fn net(dims: DeltaDims) -> DeltaNet {
 }
 
 fn state(dims: DeltaDims, num_slots: usize) -> RecurrentState {
-    let config = StateConfig { num_layers: 2, num_slots, dims };
+    let config = StateConfig { num_layers: 2, num_slots, dims: dims.into() };
     RecurrentState::new(config, &Device::Cpu).unwrap()
 }
 
@@ -82,10 +85,10 @@ fn step_with(isa: Isa, net: &DeltaNet, state: &RecurrentState, parts: Parts<'_>)
 
 /// What the state's second layer has in `slot`.
 fn kept(state: &RecurrentState, slot: usize) -> DeltaState {
-    let layer = state.layer(1).unwrap();
+    let layer = state.layer(KERNEL, 1).unwrap();
     let of_slot =
         |tensor: &Tensor| tensor.get(slot).unwrap().flatten_all().unwrap().to_vec1().unwrap();
-    DeltaState { inputs: of_slot(&layer.inputs), matrices: of_slot(&layer.matrices) }
+    DeltaState { inputs: of_slot(&layer.inputs), matrices: of_slot(layer.matrices()) }
 }
 
 fn assert_close(got: &[f32], want: &[f32]) {
@@ -145,7 +148,7 @@ fn matches_the_definition_and_keeps_its_state() {
             assert_eq!(got.inputs, want[seq].inputs, "{dims:?}, sequence {seq}");
             assert_close(&got.matrices, &want[seq].matrices);
         }
-        let untouched = state.layer(0).unwrap().matrices.sum_all().unwrap();
+        let untouched = state.layer(KERNEL, 0).unwrap().matrices().sum_all().unwrap();
         assert_eq!(untouched.to_scalar::<f32>().unwrap(), 0.0, "the other layer");
     }
 }
@@ -239,7 +242,7 @@ fn refuses_bad_dimensions() {
         (DeltaDims { kernel: 1, ..good }, "kernel"),
         (DeltaDims { kernel: 9, ..good }, "kernel"),
     ] {
-        let config = StateConfig { num_layers: 1, num_slots: 1, dims };
+        let config = StateConfig { num_layers: 1, num_slots: 1, dims: dims.into() };
         let error = RecurrentState::new(config, &Device::Cpu).unwrap_err();
         assert!(matches!(error, Error::Parameter { parameter: found, .. } if found == parameter));
     }
@@ -287,6 +290,6 @@ fn refuses_bad_operands() {
         let error = with(&rows);
         assert!(matches!(error, Error::Parameter { parameter: found, .. } if found == parameter));
     }
-    let untouched = state.layer(0).unwrap().inputs.sum_all().unwrap();
+    let untouched = state.layer(KERNEL, 0).unwrap().inputs.sum_all().unwrap();
     assert_eq!(untouched.to_scalar::<f32>().unwrap(), 0.0);
 }

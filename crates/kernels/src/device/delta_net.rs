@@ -6,8 +6,8 @@ use super::reference::Reference;
 use super::{NO_SLOT, launch_on_gpu};
 use crate::tensor::Operand;
 use crate::{
-    DeltaDims, DeltaNet, DeltaState, Error, Result, StateConfig, gated_delta_net_reference,
-    sigmoid_gate_reference,
+    DeltaDims, DeltaNet, DeltaState, Error, Result, StateConfig, StateDims,
+    gated_delta_net_reference, sigmoid_gate_reference,
 };
 
 /// The elements of a key that the kernel is compiled for: a thread keeps a column of a state, as many numbers.
@@ -28,10 +28,17 @@ pub struct StatePool {
 /// The states of one layer.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolLayer {
-    /// `[num_slots, kernel - 1, channels]`: the newest tokens' queries, keys and values before the convolution, the oldest first.
+    /// `[num_slots, kernel - 1, channels]`: what the convolution is over of the newest tokens, the oldest first.
     pub(crate) inputs: Tensor,
     /// f32 `[num_slots, value_heads, key_dim, value_dim]`.
-    pub(crate) matrices: Tensor,
+    pub(crate) matrices: Option<Tensor>,
+}
+
+impl PoolLayer {
+    /// Those of a delta net.
+    pub(crate) fn matrices(&self) -> &Tensor {
+        self.matrices.as_ref().expect("delta nets have matrices")
+    }
 }
 
 pub(crate) const INPUTS_AXES: &str = "[num_slots, kernel - 1, channels]";
@@ -45,14 +52,15 @@ impl StatePool {
     /// of 32, or above 256; the dtype is another one; memory does not suffice.
     pub fn new(config: StateConfig, dtype: DType, device: &Device) -> Result<Self> {
         config.check()?;
-        let DeltaDims { key_dim, value_dim, .. } = config.dims;
-        if !DELTA_KEY_DIMS.contains(&key_dim) {
-            let (parameter, expected) = ("key_dim", "32, 64 or 128 on a GPU");
-            return Err(Error::Parameter { parameter, value: key_dim, expected });
-        }
-        if !value_dim.is_multiple_of(WARP) || value_dim > MOST_VALUE_DIM {
-            let (parameter, expected) = ("value_dim", "a multiple of 32 up to 256 on a GPU");
-            return Err(Error::Parameter { parameter, value: value_dim, expected });
+        if let StateDims::Delta(DeltaDims { key_dim, value_dim, .. }) = config.dims {
+            if !DELTA_KEY_DIMS.contains(&key_dim) {
+                let (parameter, expected) = ("key_dim", "32, 64 or 128 on a GPU");
+                return Err(Error::Parameter { parameter, value: key_dim, expected });
+            }
+            if !value_dim.is_multiple_of(WARP) || value_dim > MOST_VALUE_DIM {
+                let (parameter, expected) = ("value_dim", "a multiple of 32 up to 256 on a GPU");
+                return Err(Error::Parameter { parameter, value: value_dim, expected });
+            }
         }
         let definitions_only = dtype == DType::F32 && device.is_cpu();
         if !matches!(dtype, DType::BF16 | DType::F16) && !definitions_only {
@@ -67,7 +75,10 @@ impl StatePool {
         let layer = || -> Result<PoolLayer> {
             Ok(PoolLayer {
                 inputs: Tensor::zeros(&inputs, dtype, device)?,
-                matrices: Tensor::zeros(&matrices, DType::F32, device)?,
+                matrices: matrices
+                    .as_ref()
+                    .map(|dims| Tensor::zeros(dims, DType::F32, device))
+                    .transpose()?,
             })
         };
         let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
@@ -80,8 +91,8 @@ impl StatePool {
         &self.config
     }
 
-    pub(crate) fn layer(&self, layer: usize) -> Result<&PoolLayer> {
-        self.config.layer(&self.layers, layer)
+    pub(crate) fn layer(&self, kernel: &'static str, layer: usize) -> Result<&PoolLayer> {
+        self.config.layer(kernel, &self.layers, layer)
     }
 
     #[cfg(feature = "cuda")]
@@ -125,10 +136,11 @@ pub fn gated_delta_net(
         input,
         crate::cuda::gated_delta_net((input, gates), net, (pool, layer), tables, out)
     );
-    let reference = Reference::new("gated_delta_net", "input", input)?;
+    const KERNEL: &str = "gated_delta_net";
+    let reference = Reference::new(KERNEL, "input", input)?;
     let dims = net.dims;
-    pool.config.check_dims(&dims)?;
-    let layer = pool.layer(layer)?;
+    pool.config.check_dims(KERNEL, dims.into())?;
+    let layer = pool.layer(KERNEL, layer)?;
     let (tokens, _) = reference.operand("input", input).dims2("[tokens, width]")?;
     let seqs = tables.slots.elem_count();
     let (width, values) = (dims.width(), dims.values());
@@ -140,8 +152,9 @@ pub fn gated_delta_net(
     let slots = reference.u32s(("slots", tables.slots), "[seqs]", &[seqs])?;
     let positions = reference.u32s(("positions", tables.positions), "[tokens]", &[tokens])?;
     let (inputs_dims, matrices_dims) = pool.config.layer_dims();
+    let matrices_dims = matrices_dims.expect("delta nets have matrices");
     let mut inputs = reference.elements(("inputs", &layer.inputs), INPUTS_AXES, &inputs_dims)?;
-    let matrices = ("matrices", &layer.matrices);
+    let matrices = ("matrices", layer.matrices());
     let mut matrices = reference.f32s(matrices, MATRICES_AXES, &matrices_dims)?;
     // Rows of no sequence stay as they are.
     let mut results = reference.elements(("out", out), "[tokens, values]", &[tokens, values])?;
@@ -170,7 +183,7 @@ pub fn gated_delta_net(
     }
     reference.write(("inputs", &layer.inputs), INPUTS_AXES, &inputs_dims, &inputs)?;
     reference.write_f32s(
-        ("matrices", &layer.matrices),
+        ("matrices", layer.matrices()),
         MATRICES_AXES,
         &matrices_dims,
         &matrices,
@@ -194,10 +207,10 @@ pub fn copy_states(pool: &StatePool, pairs: &Tensor) -> Result<()> {
     let pairs: Vec<_> = pairs.filter(|pair| pair.0 < slots && pair.1 < slots).collect();
     let (inputs_dims, matrices_dims) = pool.config.layer_dims();
     for layer in &pool.layers {
-        for (tensor, axes, dims) in [
-            (&layer.inputs, INPUTS_AXES, &inputs_dims[..]),
-            (&layer.matrices, MATRICES_AXES, &matrices_dims[..]),
-        ] {
+        let matrices = layer.matrices.as_ref().zip(matrices_dims.as_ref());
+        let matrices = matrices.map(|(tensor, dims)| (tensor, MATRICES_AXES, &dims[..]));
+        let inputs = (&layer.inputs, INPUTS_AXES, &inputs_dims[..]);
+        for (tensor, axes, dims) in std::iter::once(inputs).chain(matrices) {
             let reference = Reference::of_cache(KERNEL, tensor);
             let mut numbers = reference.elements(("state", tensor), axes, dims)?;
             let len = numbers.len() / slots.max(1);

@@ -342,7 +342,7 @@ fn delta_nets_keep_the_states_of_their_sequences() {
         norm: numbers(&[32], 4),
         eps: 1e-6,
     };
-    let config = StateConfig { num_layers: 2, num_slots: 3, dims };
+    let config = StateConfig { num_layers: 2, num_slots: 3, dims: dims.into() };
     let flat = |tensor: &Tensor| -> Vec<f32> {
         tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
     };
@@ -390,16 +390,16 @@ fn delta_nets_keep_the_states_of_their_sequences() {
         let found = run(&second, &[0, 1, 2, 9], &[2, 1, 0], &[5, 5, 5]);
         assert_eq!(found[..64], want(&second, 0..1), "a copy goes on");
         assert!(found[2 * 64..].iter().all(|x| *x == 7.0), "of tokens that are not there");
-        let state = pool.layer(0).unwrap();
-        assert!(flat(&state.matrices).iter().all(|x| *x == 0.0), "another layer");
-        assert!(flat(&pool.layer(1).unwrap().inputs)[..3 * 128].iter().all(|x| *x == 0.0));
+        let state = pool.layer("test", 0).unwrap();
+        assert!(flat(state.matrices()).iter().all(|x| *x == 0.0), "another layer");
+        assert!(flat(&pool.layer("test", 1).unwrap().inputs)[..3 * 128].iter().all(|x| *x == 0.0));
     }
     for (wrong, parameter) in [
         (DeltaDims { key_dim: 48, ..dims }, "key_dim"),
         (DeltaDims { value_dim: 48, ..dims }, "value_dim"),
         (DeltaDims { value_dim: 288, ..dims }, "value_dim"),
     ] {
-        let config = StateConfig { dims: wrong, ..config };
+        let config = StateConfig { dims: wrong.into(), ..config };
         let error = StatePool::new(config, DType::BF16, &Device::Cpu).unwrap_err();
         assert!(matches!(error, Error::Parameter { parameter: found, .. } if found == parameter));
     }

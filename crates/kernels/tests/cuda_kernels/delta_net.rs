@@ -46,7 +46,7 @@ impl Pair {
         let conv = weight(&[dims.channels(), kernel]);
         let (a_log, dt_bias) = (weight(&[value_heads]), weight(&[value_heads]));
         let norm = weight(&[value_dim]);
-        let config = StateConfig { num_layers: LAYERS, num_slots: SLOTS, dims };
+        let config = StateConfig { num_layers: LAYERS, num_slots: SLOTS, dims: dims.into() };
         let devices = [gpu.device(), &Device::Cpu];
         let nets = devices.map(|device| {
             let on = |tensor: &Tensor| tensor.to_device(device).unwrap();

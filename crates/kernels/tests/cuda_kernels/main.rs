@@ -15,6 +15,7 @@ mod latent;
 mod packed;
 mod rows;
 mod sampling;
+mod short_conv;
 mod times;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +26,7 @@ use gpu::Gpu;
 /// A comparison over many shapes: panics where kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 38] = [
+const COMPARISONS: [(&str, Comparison); 39] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -45,6 +46,7 @@ const COMPARISONS: [(&str, Comparison); 38] = [
     ("combine_experts", experts::combine_experts),
     ("gated_delta_net", delta_net::gated_delta_net),
     ("copy_states", delta_net::copy_states),
+    ("short_conv", short_conv::short_conv),
     ("sigmoid_gate", delta_net::sigmoid_gate),
     ("add", elements::add),
     ("scale_and_cap", elements::scale_and_cap),
@@ -74,6 +76,7 @@ struct Options {
     times: bool,
     small: bool,
     words: Vec<String>,
+    skipped: Vec<String>,
 }
 
 impl Options {
@@ -85,6 +88,7 @@ impl Options {
                 "--exact" => options.exact = true,
                 "--times" => options.times = true,
                 "--small" => options.small = true,
+                "--skip" => options.skipped.extend(arguments.next()),
                 // Their values change nothing here.
                 "--format" | "--test-threads" => drop(arguments.next()),
                 _ if argument.starts_with('-') => {}
@@ -97,7 +101,8 @@ impl Options {
     fn choose(&self, name: &str) -> bool {
         let matches =
             |word: &String| if self.exact { word == name } else { name.contains(word.as_str()) };
-        self.words.is_empty() || self.words.iter().any(matches)
+        let chosen = self.words.is_empty() || self.words.iter().any(matches);
+        chosen && !self.skipped.iter().any(matches)
     }
 }
 

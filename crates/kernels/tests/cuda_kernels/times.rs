@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use candle_core::cuda_backend::cudarc::driver::DriverError;
 use candle_core::{DType, Tensor};
-use candlepower_kernels::cuda::{self, Cublas, PACKED_MAX_ROWS};
+use candlepower_kernels::cuda::{self, Cublas, DecodeKernel, PACKED_MAX_ROWS};
 use candlepower_kernels::device::{
     self, AttentionSpec, AttentionStep, ExpertMatrices, Graph, LaunchShape, Matrix, NormWeight,
     PackedMatrix, PagedCache, PlanCapacity, RmsNorm, Routing, SamplerRow, SamplingBatch,
@@ -245,13 +245,13 @@ fn experts(times: &Times<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Decodes by the kernel for them, and by that for prefills, which a window that hides nothing asks for.
+/// Decodes by either kernel.
 fn decode(times: &Times<'_>) -> Result<()> {
     for (seqs, context) in [(1, 1000), (1, 8000), (16, 1000), (64, 1000), (256, 1000)] {
         let seqs = vec![(1, times.size(context)); if times.small { 2 } else { seqs }];
         for cache_dtype in [DType::BF16, DType::F8E4M3] {
-            for window in [None, Some(1 << 20)] {
-                attend(times, HEADS, &seqs, cache_dtype, window)?;
+            for kernel in [DecodeKernel::CudaCores, DecodeKernel::TensorCores] {
+                attend(times, HEADS, &seqs, cache_dtype, kernel)?;
             }
         }
     }
@@ -262,7 +262,7 @@ fn decode(times: &Times<'_>) -> Result<()> {
 fn prefill(times: &Times<'_>) -> Result<()> {
     for (queries, context) in [(1024, 1024), (8192, 8192), (2048, 16384)] {
         let seqs = [(times.size(queries), times.size(context))];
-        attend(times, HEADS, &seqs, DType::BF16, None)?;
+        attend(times, HEADS, &seqs, DType::BF16, DecodeKernel::TensorCores)?;
     }
     Ok(())
 }
@@ -272,7 +272,8 @@ fn wide(times: &Times<'_>) -> Result<()> {
     for cache_dtype in [DType::BF16, DType::F8E4M3] {
         for (seqs, queries, context) in [(1, 1, 8000), (64, 1, 1000), (1, 2048, 2048)] {
             let seq = (times.size(queries), times.size(context));
-            attend(times, WIDE_HEADS, &vec![seq; times.size(seqs)], cache_dtype, None)?;
+            let seqs = vec![seq; times.size(seqs)];
+            attend(times, WIDE_HEADS, &seqs, cache_dtype, DecodeKernel::CudaCores)?;
         }
     }
     Ok(())
@@ -283,7 +284,7 @@ fn attend(
     [heads, num_kv_heads, head_dim]: [usize; 3],
     seqs: &[(usize, usize)],
     cache_dtype: DType,
-    window: Option<usize>,
+    decode_kernel: DecodeKernel,
 ) -> Result<()> {
     let block_size = 16;
     let (queries, context) = seqs[0];
@@ -301,20 +302,22 @@ fn attend(
     let tokens = seqs.len() * queries;
     let q = times.noise(&[tokens, heads, head_dim])?;
     let out = times.zeros(&[tokens, heads, head_dim])?;
-    let spec = AttentionSpec { heads, window, dtype: DType::BF16, cache_dtype };
+    let spec = AttentionSpec { heads, window: None, dtype: DType::BF16, cache_dtype };
     let capacity = PlanCapacity {
         max_seqs: seqs.len(),
         max_pages: pages,
         partials_bytes: 128 << 20,
         sink_tokens: 0,
     };
-    let mut plan = cuda::AttentionPlan::new(times.gpu.device(), spec, &config, capacity)?;
+    let plan = cuda::AttentionPlan::new(times.gpu.device(), spec, &config, capacity)?;
+    let mut plan = plan.with_decode_kernel(decode_kernel);
     let meta = attention::metadata(&mut Random(10), &config, seqs);
     let launch = if queries == 1 { LaunchShape::Fixed } else { LaunchShape::Fitted };
     plan.prepare(&AttentionStep { meta: &meta, tokens, launch })?;
-    let params = PagedAttention { scale: 0.09, window, softcap: None };
-    let kernel = if queries == 1 && window.is_none() { "decode kernel" } else { "prefill kernel" };
-    let what = format!("{} seqs, {queries} of {context} in {cache_dtype:?}, {kernel}", seqs.len());
+    let params = PagedAttention { scale: 0.09, window: None, softcap: None };
+    let kernel = if queries == 1 { decode_kernel } else { DecodeKernel::TensorCores };
+    let what =
+        format!("{} seqs, {queries} of {context} in {cache_dtype:?}, {kernel:?}", seqs.len());
     let what = if head_dim > 128 { format!("{what}, heads of {head_dim}") } else { what };
     // A query sees on average what is before the middle of the queries.
     let pairs = tokens * (context - (queries - 1) / 2);
@@ -373,7 +376,7 @@ fn delta(times: &Times<'_>) -> Result<()> {
         let (seqs, tokens) = (times.size(seqs), times.size(tokens));
         let state = 4 * seqs * dims.values() * dims.key_dim;
         let num_layers = times.copies(state);
-        let config = StateConfig { num_layers, num_slots: seqs, dims };
+        let config = StateConfig { num_layers, num_slots: seqs, dims: dims.into() };
         let pool = StatePool::new(config, DType::BF16, device)?;
         let rows = seqs * tokens;
         let (input, gates) =

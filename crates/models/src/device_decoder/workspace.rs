@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 
 use super::DeviceDecoder;
 use crate::{
-    delta_net::state_config,
     error::{Error, Result},
+    states::state_config,
 };
 
 /// The memory of steps: intermediate results, schedules of attention, the cache, and the states of sequences.

@@ -48,6 +48,9 @@ pub(crate) enum Part {
     DeltaLogRate,
     DeltaDecayBias,
     DeltaNorm,
+    /// `b`, `c` and `x`.
+    ConvIn,
+    ConvTaps,
     Out,
     OutBias,
     GateUp,
@@ -206,6 +209,15 @@ impl Place {
                 let net = net.expect("the plan has its slots only where it is");
                 Self::in_delta_net(net, slot, whole)
             }
+            Slot::ConvB | Slot::ConvC | Slot::ConvX => {
+                let of_slot = [Slot::ConvB, Slot::ConvC, Slot::ConvX];
+                let before = of_slot.iter().position(|other| *other == slot).unwrap_or(0);
+                let conv = spec.layers[layer].short_conv();
+                let rows = conv.expect("the plan has its slots only where it is").channels;
+                Self { first_row: before * rows, rows: 3 * rows, ..whole(Part::ConvIn) }
+            }
+            Slot::ConvTaps => whole(Part::ConvTaps),
+            Slot::ConvOut => whole(Part::Out),
             Slot::Gate => gate_up(Part::GateUp, 0),
             Slot::Up => gate_up(Part::GateUp, up_row),
             Slot::GateBias => gate_up(Part::GateUpBias, 0),

@@ -79,6 +79,8 @@ pub(crate) const GOLDENS: &[&str] = &[
     "dots1",
     "solar-open",
     "afmoe",
+    "lfm2",
+    "lfm2-moe",
     "gguf-yarn",
     "gguf-qwen3",
     "gguf-phi3",

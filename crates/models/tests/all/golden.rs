@@ -343,6 +343,8 @@ fn every_flag_is_seen_in_the_logits() {
         ("afmoe", "\"mup_enabled\": true", "\"mup_enabled\": false"),
         ("afmoe", "\"route_scale\": 1.7", "\"route_scale\": 1.6"),
         ("granite-hybrid-dense", "\"rope\"", "\"nope\""),
+        ("lfm2", "\"norm_eps\": 0.0001", "\"norm_eps\": 0.01"),
+        ("lfm2-moe", "\"routed_scaling_factor\": 1.5", "\"routed_scaling_factor\": 1.6"),
         ("stablelm", "_factor\": 0.25", "_factor\": 0.5"),
         ("stablelm", "\"layer_norm_eps\": 0.0001", "\"layer_norm_eps\": 0.01"),
     ];

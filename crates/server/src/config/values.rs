@@ -187,6 +187,7 @@ pub enum ToolCallParser {
     Mistral,
     MistralList,
     Pythonic,
+    Lfm2,
     #[value(name = "deepseek_v3")]
     DeepseekV3,
     #[value(name = "deepseek_v31")]

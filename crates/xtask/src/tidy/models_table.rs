@@ -281,6 +281,18 @@ const ARCHITECTURES: &[Architecture] = &[
         "",
     ),
     row(
+        "Lfm2ForCausalLM",
+        "LFM2 and LFM2.5 (350M to 2.6B)",
+        "gated short convolutions, norms on heads of q and k",
+        "",
+    ),
+    row(
+        "Lfm2MoeForCausalLM",
+        "LFM2-8B-A1B, LFM2-24B-A2B",
+        "gated short convolutions, experts chosen by sigmoids and biases",
+        "",
+    ),
+    row(
         "SolarOpenForCausalLM",
         "Solar Open 100B",
         "experts chosen by sigmoids and biases beside a shared one, qkv biases",

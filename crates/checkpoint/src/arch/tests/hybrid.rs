@@ -181,3 +181,46 @@ fn qwen2_moe() {
     assert!(m.layers[0].attention().unwrap().qkv_bias && !experts.gating.renormalize);
     assert_eq!((experts.shared.unwrap().inner, experts.shared_gate), (5632, true));
 }
+
+/// LiquidAI/LFM2-1.2B, and LFM2-8B-A1B.
+#[test]
+fn lfm2() {
+    let text = r#"{"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "block_auto_adjust_ff_dim": true,
+        "block_dim": 2048, "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
+        "block_norm_eps": 1e-05, "conv_L_cache": 3, "conv_bias": false, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "hidden_size": 2048, "max_position_embeddings": 128000, "norm_eps": 1e-05, "num_attention_heads": 32,
+        "num_hidden_layers": 16, "num_key_value_heads": 8, "rope_theta": 1000000.0, "tie_embedding": true,
+        "vocab_size": 65536}"#;
+    let m = spec(text);
+    // The count of the published checkpoint.
+    assert_eq!(m.num_parameters(), 1_170_340_608);
+    assert_eq!((m.num_states(), m.attentions().count()), (10, 6));
+    assert_eq!((m.layers[0].ffn.mlp().inner, m.head.tied), (8192, true));
+    let plan = plan(&m, find(&config(text)).unwrap().weights);
+    let taps = plan.iter().find(|t| t.name == "model.layers.0.conv.conv.weight").unwrap();
+    assert_eq!((&taps.shape[..], &taps.stored_shape[..]), (&[6144][..], &[2048, 1, 3][..]));
+    let rows = plan.iter().find(|t| t.name == "model.layers.0.conv.in_proj.weight").unwrap();
+    let slots: Vec<_> = rows.slots.iter().map(|slot| (slot.slot, slot.rows.start)).collect();
+    assert_eq!(slots, [(Slot::ConvB, 0), (Slot::ConvC, 2048), (Slot::ConvX, 4096)]);
+    // Two products of each channel in each of ten layers.
+    assert_eq!(m.state_bytes(Dtype::F32, 1), 10 * 2 * 2048 * 4);
+    assert_eq!(open(text).spec().tensor_parallel_sizes(), [1, 2, 4, 8, 16, 32]);
+    for (edit, message) in [
+        (r#"{"conv_L_cache": 9}"#, "`conv_L_cache` = 9 is not supported; 2 to 8 are"),
+        (r#"{"conv_bias": true}"#, "`conv_bias` = true"),
+        (r#"{"layer_types": ["conv"]}"#, "an entry for each layer"),
+        (r#"{"full_attn_idxs": []}"#, "full_attention in one layer at least"),
+        (r#"{"norm_eps": "small"}"#, "`norm_eps` is \"small\""),
+    ] {
+        assert!(error(&with(text, edit)).contains(message), "{edit}: {}", error(&with(text, edit)));
+    }
+    let moe = r#"{"architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "intermediate_size": 7168,
+        "moe_intermediate_size": 1792, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
+        "num_hidden_layers": 24, "full_attn_idxs": [2, 6, 10, 14, 18, 21]}"#;
+    let m = spec(&with(text, moe));
+    let FfnSpec::Experts(experts) = m.layers[2].ffn else { panic!("no experts") };
+    assert!(experts.gating.sigmoid && experts.gating.bias && experts.gating.renormalize);
+    assert_eq!((m.layers[1].ffn.mlp().inner, experts.expert.inner), (7168, 1792));
+    // The count of the published checkpoint, and biases of the choice.
+    assert_eq!(m.num_parameters(), 8_339_929_856 + 22 * 32);
+}

@@ -1,7 +1,7 @@
 // Gated delta nets: the convolution of each token's queries, keys and values, the recurrence of each head's state, and the gated
 // norm of its result; and what is kept of each sequence.
 
-#include "common.cuh"
+#include "sequences.cuh"
 
 namespace candlepower {
 
@@ -39,22 +39,6 @@ struct DeltaArgs {
   int32_t dtype;
 };
 static_assert(sizeof(DeltaArgs) == 136, "as in src/cuda/delta_net.rs");
-
-// One sequence of a step.
-struct Sequence {
-  int32_t start;
-  int32_t count;  // 0 where its tokens are not among the step's
-  uint32_t slot;
-  bool begins;
-};
-
-__device__ __forceinline__ Sequence sequence_of(const DeltaArgs& args, int32_t index) {
-  const uint32_t start = args.query_start[index];
-  const uint32_t end = args.query_start[index + 1];
-  if (start >= end || end > static_cast<uint32_t>(args.tokens)) return {0, 0, kNoSlot, false};
-  return {static_cast<int32_t>(start), static_cast<int32_t>(end - start), args.slots[index],
-          args.positions[start] == 0};
-}
 
 __device__ __forceinline__ int32_t channels_of(const DeltaArgs& args) {
   return 2 * args.key_heads * args.key_dim + args.value_heads * args.value_dim;

@@ -1,0 +1,267 @@
+//! Gated short convolutions: each channel of a token is mixed with those of the few tokens before it.
+
+use candle_core::Tensor;
+
+use crate::state::{RecurrentState, SaveInputs, Sequence, StateRows};
+use crate::tensor::{Operand, from_vec};
+use crate::{Error, Result, parallel};
+
+pub(crate) const KERNEL: &str = "short_conv";
+
+/// The channels of a layer, and how far it looks back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvDims {
+    /// Numbers of a token that are convolved, a multiple of 8.
+    pub channels: usize,
+    /// Taps of the convolution, the newest token's among them: 2 to 8.
+    pub kernel: usize,
+}
+
+impl ConvDims {
+    /// Numbers of a token's input: the two that are multiplied before, and the gate of what comes out.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        3 * self.channels
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let Self { channels: value, kernel } = *self;
+        if value == 0 || !value.is_multiple_of(8) {
+            let (parameter, expected) = ("channels", "a positive multiple of 8");
+            return Err(Error::Parameter { parameter, value, expected });
+        }
+        if !(2..=8).contains(&kernel) {
+            let (parameter, value) = ("kernel", kernel);
+            return Err(Error::Parameter { parameter, value, expected: "2 to 8" });
+        }
+        Ok(())
+    }
+}
+
+/// The weights of one layer, f32 on every device.
+#[derive(Clone, Debug)]
+pub struct ShortConv {
+    /// Its channels.
+    pub dims: ConvDims,
+    /// `[kernel, channels]`: the taps of each channel, the oldest token's first.
+    pub taps: Tensor,
+}
+
+/// One layer for the tokens of a step, each of which is kept in the state of its sequence in `state` for the tokens after it.
+///
+/// `input` is f32 `[tokens, 3 * channels]`: `b`, `c` and `x` of each token. The product `b * x` goes through a causal convolution over
+/// its sequence's tokens, and what comes out is multiplied by `c`. Returns `[tokens, channels]`.
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device; `conv` has other dimensions than `state`; there is no such layer;
+/// `rows` contradict themselves or the operands, name a slot that is not there, or one twice.
+///
+/// Source: Liquid AI, LFM2; `Lfm2ShortConv` of Hugging Face's transformers.
+pub fn short_conv(
+    input: &Tensor,
+    conv: &ShortConv,
+    state: &RecurrentState,
+    layer: usize,
+    rows: &StateRows<'_>,
+) -> Result<Tensor> {
+    let ConvDims { channels, kernel } = conv.dims;
+    let width = conv.dims.width();
+    let input = Operand::new(KERNEL, "input", input);
+    let (tokens, _) = input.dims2("[tokens, 3 * channels]")?;
+    input.expect_dims("[tokens, 3 * channels]", &[tokens, width])?;
+    state.config().check_dims(KERNEL, conv.dims.into())?;
+    let sequences = rows.sequences(KERNEL, tokens, state.config().num_slots)?;
+    let layer = state.layer(KERNEL, layer)?;
+    let taps = Operand::new(KERNEL, "taps", &conv.taps);
+    taps.expect_dims("[kernel, channels]", &[kernel, channels])?;
+    let (input, taps) = (input.f32s()?, taps.f32s()?);
+    let (input, taps): (&[f32], &[f32]) = (&input, &taps);
+    let out = {
+        let kept = Operand::new(KERNEL, "state", &layer.inputs).f32s()?;
+        let kept: &[f32] = &kept;
+        let mut of_tokens: Vec<Option<&Sequence>> = vec![None; tokens];
+        for sequence in &sequences {
+            of_tokens[sequence.tokens.clone()].fill(Some(sequence));
+        }
+        parallel::build_rows(tokens, channels, |token, out| {
+            let sequence = of_tokens[token].expect("the sequences have all tokens");
+            out.fill(0.0);
+            for (tap, weights) in taps.chunks_exact(channels).enumerate() {
+                let back = kernel - 1 - tap;
+                let before = token - sequence.tokens.start;
+                if back <= before {
+                    let (b, rest) = input[(token - back) * width..][..width].split_at(channels);
+                    let products = b.iter().zip(&rest[channels..]).zip(weights);
+                    let sums = out.iter_mut().zip(products);
+                    sums.for_each(|(sum, ((b, x), weight))| *sum += weight * (b * x));
+                } else if !sequence.begins {
+                    // The newest of them lies last.
+                    let place = sequence.slot * (kernel - 1) + (kernel - 1) - (back - before);
+                    let products = kept[place * channels..][..channels].iter().zip(weights);
+                    let sums = out.iter_mut().zip(products);
+                    sums.for_each(|(sum, (input, weight))| *sum += weight * input);
+                }
+            }
+            let gates = &input[token * width + channels..][..channels];
+            out.iter_mut().zip(gates).for_each(|(sum, gate)| *sum *= gate);
+        })
+    };
+    let save = |token: usize, kept: &mut [f32]| {
+        let (b, rest) = input[token * width..][..width].split_at(channels);
+        let products = kept.iter_mut().zip(b.iter().zip(&rest[channels..]));
+        products.for_each(|(kept, (b, x))| *kept = b * x);
+    };
+    let of_step = SaveInputs { dims: conv.dims.into(), input: &save, sequences: &sequences };
+    layer.inputs.inplace_op1(&of_step)?;
+    from_vec(out, &[tokens, channels])
+}
+
+/// The definition of [`short_conv`] for tokens of one sequence that follow each other: `input` is `[tokens, 3 * channels]`, `taps`
+/// `[kernel, channels]`, and the result `[tokens, channels]`. `kept` `[kernel - 1, channels]` are the products before them, the oldest
+/// first, and then the newest. Products are rounded by `round`.
+#[must_use]
+pub fn short_conv_reference(
+    input: &[f32],
+    taps: &[f32],
+    dims: ConvDims,
+    kept: &mut Vec<f32>,
+    round: impl Fn(f32) -> f32,
+) -> Vec<f32> {
+    let ConvDims { channels, kernel } = dims;
+    let mut out = Vec::new();
+    for row in input.chunks_exact(dims.width()) {
+        kept.extend((0..channels).map(|i| round(row[i] * row[2 * channels + i])));
+        out.extend((0..channels).map(|i| {
+            let sum: f32 =
+                (0..kernel).map(|tap| taps[tap * channels + i] * kept[tap * channels + i]).sum();
+            sum * row[channels + i]
+        }));
+        kept.drain(..channels);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+
+    use super::*;
+    use crate::{StateConfig, copy_states};
+
+    const DIMS: [ConvDims; 3] = [
+        ConvDims { channels: 8, kernel: 3 },
+        ConvDims { channels: 40, kernel: 2 },
+        ConvDims { channels: 16, kernel: 8 },
+    ];
+
+    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+        (0..count).map(|i| (((i + seed) * 7919 + 13) % 10_007) as f32 / 5003.0 - 1.0).collect()
+    }
+
+    fn tensor(values: &[f32], dims: &[usize]) -> Tensor {
+        Tensor::from_slice(values, dims, &Device::Cpu).unwrap()
+    }
+
+    fn conv(dims: ConvDims) -> ShortConv {
+        let ConvDims { channels, kernel } = dims;
+        ShortConv { dims, taps: tensor(&numbers(kernel * channels, 3), &[kernel, channels]) }
+    }
+
+    fn state(dims: ConvDims, num_slots: usize) -> RecurrentState {
+        let config = StateConfig { num_layers: 2, num_slots, dims: dims.into() };
+        RecurrentState::new(config, &Device::Cpu).unwrap()
+    }
+
+    /// The rows of a sequence's tokens, the same whichever step they are in.
+    fn rows_of(dims: ConvDims, sequence: usize, tokens: std::ops::Range<usize>) -> Vec<f32> {
+        let all = numbers(tokens.end * dims.width(), 1 + 1000 * sequence);
+        all[tokens.start * dims.width()..].to_vec()
+    }
+
+    /// One step of sequences, each in the slot of its number.
+    fn step(
+        conv: &ShortConv,
+        state: &RecurrentState,
+        parts: &[(usize, std::ops::Range<usize>)],
+    ) -> Vec<Vec<f32>> {
+        let dims = conv.dims;
+        let rows: Vec<f32> =
+            parts.iter().flat_map(|(seq, tokens)| rows_of(dims, *seq, tokens.clone())).collect();
+        let mut query_start = vec![0u32];
+        parts.iter().for_each(|(_, part)| {
+            query_start.push(query_start[query_start.len() - 1] + part.len() as u32);
+        });
+        let state_rows = StateRows {
+            query_start: &query_start,
+            context_len: &parts.iter().map(|(_, part)| part.end as u32).collect::<Vec<_>>(),
+            slots: &parts.iter().map(|(seq, _)| *seq as u32).collect::<Vec<_>>(),
+        };
+        let input = tensor(&rows, &[rows.len() / dims.width(), dims.width()]);
+        let out = short_conv(&input, conv, state, 1, &state_rows).unwrap();
+        let out: Vec<f32> = out.flatten_all().unwrap().to_vec1().unwrap();
+        let bounds = query_start.windows(2).map(|pair| pair[0] as usize..pair[1] as usize);
+        bounds
+            .map(|rows| out[rows.start * dims.channels..rows.end * dims.channels].to_vec())
+            .collect()
+    }
+
+    #[test]
+    fn matches_the_definition_in_any_cut() {
+        for dims in DIMS {
+            let (conv, state) = (conv(dims), state(dims, 4));
+            let taps: Vec<f32> = conv.taps.flatten_all().unwrap().to_vec1().unwrap();
+            let mut kept = vec![vec![0.0; (dims.kernel - 1) * dims.channels]; 4];
+            // Whatever a slot holds does not count where a sequence begins.
+            step(&conv, &state, &[(0, 0..9), (1, 0..2)]);
+            for parts in [
+                vec![(2, 0..1), (0, 0..20), (1, 0..0), (3, 0..2)],
+                vec![(0, 20..21), (2, 1..2), (3, 2..12)],
+                vec![(2, 2..3), (0, 21..40)],
+            ] {
+                for ((seq, tokens), got) in parts.iter().zip(step(&conv, &state, &parts)) {
+                    let rows = rows_of(dims, *seq, tokens.clone());
+                    let want = short_conv_reference(&rows, &taps, dims, &mut kept[*seq], |x| x);
+                    for (got, want) in got.iter().zip(&want) {
+                        assert!((got - want).abs() < 1e-5, "{dims:?}: {got} is not {want}");
+                    }
+                }
+            }
+            // What is kept goes on elsewhere.
+            copy_states(&state, &[(0, 1)]).unwrap();
+            let rows = rows_of(dims, 1, 40..42);
+            let want = short_conv_reference(&rows, &taps, dims, &mut kept[0], |x| x);
+            let got = step(&conv, &state, &[(1, 40..42)]).remove(0);
+            assert!(got.iter().zip(&want).all(|(got, want)| (got - want).abs() < 1e-5));
+            assert_eq!(state.num_bytes(), 2 * 4 * (dims.kernel - 1) * dims.channels * 4);
+        }
+    }
+
+    #[test]
+    fn refuses_bad_operands() {
+        for (dims, parameter) in [
+            (ConvDims { channels: 12, kernel: 3 }, "channels"),
+            (ConvDims { channels: 8, kernel: 1 }, "kernel"),
+        ] {
+            let config = StateConfig { num_layers: 1, num_slots: 1, dims: dims.into() };
+            let error = RecurrentState::new(config, &Device::Cpu).unwrap_err();
+            assert!(
+                matches!(error, Error::Parameter { parameter: found, .. } if found == parameter)
+            );
+        }
+        let (conv, state) = (conv(DIMS[0]), state(DIMS[0], 2));
+        let rows = StateRows { query_start: &[0, 2], context_len: &[2], slots: &[0] };
+        let input = |width, dtype| Tensor::zeros((2, width), dtype, &Device::Cpu).unwrap();
+        let run = |input: Tensor, conv: &ShortConv| short_conv(&input, conv, &state, 0, &rows);
+        let error = run(input(23, DType::F32), &conv).unwrap_err();
+        assert!(matches!(error, Error::Shape { operand: "input", .. }));
+        let error = run(input(24, DType::BF16), &conv).unwrap_err();
+        assert!(matches!(error, Error::DType { operand: "input", .. }));
+        let other =
+            ShortConv { taps: conv.taps.t().unwrap().contiguous().unwrap(), ..conv.clone() };
+        let error = run(input(24, DType::F32), &other).unwrap_err();
+        assert!(matches!(error, Error::Shape { operand: "taps", .. }));
+        let other = ShortConv { dims: ConvDims { kernel: 4, ..conv.dims }, ..conv.clone() };
+        let error = run(input(24, DType::F32), &other).unwrap_err();
+        assert!(matches!(error, Error::Shape { operand: "net", .. }));
+    }
+}

@@ -1,0 +1,157 @@
+//! Gated short convolutions.
+
+use candle_core::{DType, Device, Tensor};
+use candlepower_kernels::device::{self, Graph, NO_SLOT, StatePool, StateTables};
+use candlepower_kernels::{ConvDims, ShortConv, StateConfig};
+
+use crate::gpu::{Gpu, HALVES, Random, Tolerance, to_vec};
+
+const DIMS: [ConvDims; 4] = [
+    ConvDims { channels: 8, kernel: 3 },
+    ConvDims { channels: 2048, kernel: 3 },
+    ConvDims { channels: 1160, kernel: 2 },
+    ConvDims { channels: 64, kernel: 8 },
+];
+
+const SLOTS: usize = 6;
+
+/// The same pool and taps on the GPU and on the CPU, where the definition computes.
+struct Pair {
+    convs: [ShortConv; 2],
+    pools: [StatePool; 2],
+    dims: ConvDims,
+    dtype: DType,
+}
+
+/// A sequence of a step: its slot, the position of its first token here, and how many there are.
+type Part = (u32, u32, usize);
+
+impl Pair {
+    fn new(gpu: &Gpu, dims: ConvDims, dtype: DType, random: &mut Random) -> Self {
+        let taps = random.floats(dims.kernel * dims.channels, 1.0, DType::F32);
+        let config = StateConfig { num_layers: 2, num_slots: SLOTS, dims: dims.into() };
+        let devices = [gpu.device(), &Device::Cpu];
+        let convs = devices.map(|device| {
+            let taps = Tensor::from_slice(&taps, (dims.kernel, dims.channels), device).unwrap();
+            ShortConv { dims, taps }
+        });
+        let pools = devices.map(|device| StatePool::new(config, dtype, device).unwrap());
+        Self { convs, pools, dims, dtype }
+    }
+
+    /// Tokens of a step on both devices: input, query_start, slots, positions and out, whose rows have all to be written.
+    fn operands(&self, gpu: &Gpu, parts: &[Part], random: &mut Random) -> [[Tensor; 5]; 2] {
+        let mut query_start = vec![0];
+        let mut positions = Vec::new();
+        for &(_, first, count) in parts {
+            positions.extend(first..first + count as u32);
+            query_start.push(positions.len() as u32);
+        }
+        let slots: Vec<u32> = parts.iter().map(|(slot, ..)| *slot).collect();
+        let tokens = positions.len();
+        let input = random.floats(tokens * self.dims.width(), 2.0, self.dtype);
+        let on_gpu = [
+            gpu.floats(&input, &[tokens, self.dims.width()], self.dtype),
+            gpu.integers(&query_start, &[query_start.len()]),
+            gpu.integers(&slots, &[slots.len()]),
+            gpu.integers(&positions, &[tokens]),
+            gpu.unwritten(&[tokens, self.dims.channels], self.dtype),
+        ];
+        let on_cpu = on_gpu.each_ref().map(|tensor| tensor.to_device(&Device::Cpu).unwrap());
+        [on_gpu, on_cpu]
+    }
+
+    /// Computes on one of the two: `on` is its number.
+    fn run(
+        &self,
+        on: usize,
+        layer: usize,
+        [input, query_start, slots, positions, out]: &[Tensor; 5],
+    ) -> candlepower_kernels::Result<()> {
+        let tables = StateTables { query_start, slots, positions };
+        device::short_conv(input, &self.convs[on], &self.pools[on], layer, &tables, out)
+    }
+
+    /// One step on both, whose results are compared.
+    fn step(&self, gpu: &Gpu, layer: usize, parts: &[Part], random: &mut Random) {
+        let [on_gpu, on_cpu] = self.operands(gpu, parts, random);
+        self.run(0, layer, &on_gpu).unwrap();
+        self.run(1, layer, &on_cpu).unwrap();
+        self.compare(gpu, &on_gpu[4], &on_cpu[4], &format!("{parts:?}"));
+    }
+
+    fn compare(&self, gpu: &Gpu, on_gpu: &Tensor, on_cpu: &Tensor, what: &str) {
+        // Rounded once, of sums that may be fused.
+        let tolerance = Tolerance { own: 1.1, largest: 0.001 };
+        gpu.assert_close(on_gpu, &to_vec(on_cpu), tolerance, &format!("{:?}, {what}", self.dims));
+    }
+}
+
+pub(crate) fn short_conv(gpu: &Gpu) {
+    let mut random = Random(91);
+    for dims in DIMS {
+        for dtype in HALVES {
+            let pair = Pair::new(gpu, dims, dtype, &mut random);
+            // Prompts of all lengths beside what pads a graph; then some that go on, and one that begins where another was; then single
+            // tokens, also after fewer than the convolution has.
+            let steps = [
+                vec![(3, 0, 1), (0, 0, 40), (NO_SLOT, 0, 2), (5, 0, 3), (1, 0, 17)],
+                vec![(5, 3, 1), (0, 0, 2), (1, 17, 40), (3, 1, 17)],
+                vec![(1, 57, 1), (3, 18, 1), (5, 4, 1), (NO_SLOT, 7, 1), (0, 2, 1)],
+                vec![(0, 3, 1), (5, 5, 16), (NO_SLOT, 0, 1)],
+            ];
+            for parts in &steps {
+                pair.step(gpu, 1, parts, &mut random);
+            }
+            pair.step(gpu, 0, &[(1, 9, 3)], &mut random);
+            for (pool, device) in pair.pools.iter().zip([gpu.device(), &Device::Cpu]) {
+                let pairs = Tensor::from_slice(&[1u32, 4, 0, 2], (2, 2), device).unwrap();
+                device::copy_states(pool, &pairs).unwrap();
+            }
+            pair.step(gpu, 1, &[(4, 58, 2), (2, 4, 1), (1, 58, 1)], &mut random);
+        }
+    }
+    graph(gpu, &mut random);
+    wrong_tables(gpu, &mut random);
+}
+
+/// A recorded decode goes on from what it finds, for the sequences in its tables.
+fn graph(gpu: &Gpu, random: &mut Random) {
+    let pair = Pair::new(gpu, DIMS[2], DType::BF16, random);
+    pair.step(gpu, 0, &[(0, 0, 5), (1, 0, 2), (2, 0, 9)], random);
+    let parts: [[Part; 3]; 3] = [
+        [(NO_SLOT, 0, 1), (NO_SLOT, 0, 1), (NO_SLOT, 0, 1)],
+        [(2, 9, 1), (0, 5, 1), (1, 2, 1)],
+        [(0, 6, 1), (4, 0, 1), (NO_SLOT, 0, 1)],
+    ];
+    let [recorded, _] = pair.operands(gpu, &parts[0], random);
+    pair.run(0, 0, &recorded).unwrap();
+    let graph = Graph::capture(gpu.device(), || pair.run(0, 0, &recorded)).unwrap();
+    for parts in &parts[1..] {
+        let [on_gpu, on_cpu] = pair.operands(gpu, parts, random);
+        recorded.iter().zip(&on_gpu).for_each(|(to, from)| to.slice_set(from, 0, 0).unwrap());
+        graph.launch().unwrap();
+        pair.run(1, 0, &on_cpu).unwrap();
+        pair.compare(gpu, &recorded[4], &on_cpu[4], &format!("a replay for {parts:?}"));
+    }
+}
+
+/// A slot that is not there gives NaN, tokens that are not there nothing, and both leave the states of the others alone.
+fn wrong_tables(gpu: &Gpu, random: &mut Random) {
+    let pair = Pair::new(gpu, DIMS[3], DType::F16, random);
+    pair.step(gpu, 0, &[(0, 0, 5), (1, 0, 2)], random);
+    let [mut on_gpu, mut on_cpu] = pair.operands(gpu, &[(SLOTS as u32, 4, 2), (0, 5, 3)], random);
+    // The second ends behind the last token.
+    let channels = pair.dims.channels;
+    for (on, operands) in [&mut on_gpu, &mut on_cpu].into_iter().enumerate() {
+        let device = operands[0].device().clone();
+        operands[1] = gpu.integers(&[0, 2, 9], &[3]).to_device(&device).unwrap();
+        let sevens = gpu.floats(&vec![7.0; 5 * channels], &[5, channels], DType::F16);
+        operands[4] = sevens.to_device(&device).unwrap();
+        pair.run(on, 0, operands).unwrap();
+        let rows = |first, count| to_vec(&operands[4].narrow(0, first, count).unwrap());
+        assert!(rows(0, 2).iter().all(|x| x.is_nan()), "no such slot");
+        assert!(rows(2, 3).iter().all(|x| *x == 7.0), "no such tokens");
+    }
+    pair.step(gpu, 0, &[(0, 5, 1), (1, 2, 1)], random);
+}
