@@ -1,5 +1,5 @@
-//! What the Python package `candlepower` asks of the deploy client: each operation returns a `Work`, which is waited for
-//! or awaited. Results are JSON, of which the package makes its classes.
+//! What the Python package `candlepower` asks of the deploy client: each operation returns a `Work`, which is waited
+//! for. Results are JSON, of which the package makes its classes.
 
 mod errors;
 mod params;

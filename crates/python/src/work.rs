@@ -1,4 +1,4 @@
-//! One operation, which is waited for or awaited.
+//! One operation, which is waited for.
 
 use std::pin::{Pin, pin};
 use std::sync::{Mutex, PoisonError};
@@ -9,6 +9,7 @@ use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
 use serde::Serialize;
 use tokio::runtime;
+use tokio::sync::Notify;
 
 use crate::errors::exception;
 
@@ -19,12 +20,15 @@ type Outcome = Pin<Box<dyn Future<Output = PyResult<String>> + Send>>;
 
 /// An operation that has not begun; its result is JSON.
 #[pyclass(frozen)]
-pub(crate) struct Work(Mutex<Option<Outcome>>);
+pub(crate) struct Work {
+    outcome: Mutex<Option<Outcome>>,
+    cancelled: Notify,
+}
 
 impl Work {
     /// An operation whose result is JSON already.
     pub(crate) fn new(work: impl Future<Output = PyResult<String>> + Send + 'static) -> Self {
-        Self(Mutex::new(Some(Box::pin(work))))
+        Self { outcome: Mutex::new(Some(Box::pin(work))), cancelled: Notify::new() }
     }
 
     /// An operation of the client.
@@ -33,8 +37,8 @@ impl Work {
     }
 
     fn take(&self) -> PyResult<Outcome> {
-        let mut work = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        work.take().ok_or_else(|| PyRuntimeError::new_err("it was waited for already"))
+        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        outcome.take().ok_or_else(|| PyRuntimeError::new_err("it was waited for already"))
     }
 }
 
@@ -47,24 +51,27 @@ impl Work {
             // One of its own, so that nothing of it is missing in a process that was forked.
             let runtime = runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|error| PyOSError::new_err(error.to_string()))?;
-            let outcome = runtime.block_on(heeding_signals(work));
+            let outcome = runtime.block_on(self.heeding_signals(work));
             runtime.shutdown_background();
             outcome
         })
     }
 
-    /// Begins it, and returns an awaitable of its result for asyncio. Cancelling that ends the waiting.
-    fn start<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        pyo3_async_runtimes::tokio::future_into_py(py, self.take()?)
+    /// Ends the waiting, in whichever thread it is, or before it begins.
+    fn cancel(&self) {
+        self.cancelled.notify_one();
     }
 }
 
-async fn heeding_signals(work: Outcome) -> PyResult<String> {
-    let mut work = pin!(work);
-    loop {
-        tokio::select! {
-            done = &mut work => return done,
-            () = tokio::time::sleep(LOOK) => Python::attach(|py| py.check_signals())?,
+impl Work {
+    async fn heeding_signals(&self, work: Outcome) -> PyResult<String> {
+        let (mut work, mut cancelled) = (pin!(work), pin!(self.cancelled.notified()));
+        loop {
+            tokio::select! {
+                done = &mut work => return done,
+                () = &mut cancelled => return Err(PyRuntimeError::new_err("it was cancelled")),
+                () = tokio::time::sleep(LOOK) => Python::attach(|py| py.check_signals())?,
+            }
         }
     }
 }

@@ -113,3 +113,20 @@ def test_a_coroutine_that_is_cancelled_stops_waiting(home: Home, stopped: Deploy
             await asyncio.wait_for(deployment.wait_until_ready(600), 0.5)
 
     asyncio.run(wait())
+
+
+def test_a_program_ends_well_right_after_its_coroutines(home: Home) -> None:
+    # What comes last may still be under way in another thread when the interpreter ends.
+    script = """
+import asyncio
+from candlepower import AsyncClient
+async def main():
+    client = AsyncClient()
+    await asyncio.gather(*(client.list() for _ in range(20)))
+    waiting = asyncio.create_task(client.get("none"))
+    await asyncio.sleep(0)
+asyncio.run(main())
+"""
+    for _ in range(20):
+        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())
+        assert (ended.returncode, ended.stderr) == (0, "")

@@ -1,6 +1,5 @@
 """The deploy client, written in Rust. Each operation returns a work whose result is JSON."""
 
-from asyncio import Future
 from collections.abc import Callable
 from typing import final
 
@@ -11,7 +10,7 @@ class Work:
     """An operation that has not begun."""
 
     def wait(self) -> str: ...
-    def start(self) -> Future[str]: ...
+    def cancel(self) -> None: ...
 
 @final
 class Lines:
