@@ -107,6 +107,8 @@ fn a_shape_that_the_engine_cannot_hold_is_refused() {
     assert!(run(&["--no-enable-prefix-caching"]).contains("prefix cache"));
     assert!(refused(&["run", "./nowhere"], 1).contains("there is no model folder"));
     refused(&["run", "demo", "--batch", "0"], 2);
+    let endless = refused(&["run", "demo", "--input-tokens", "18446744073709551615"], 2);
+    assert!(endless.contains("a whole number from 1 to 10000000 is needed"), "{endless}");
 }
 
 #[test]

@@ -105,6 +105,10 @@ fn flags_that_cannot_be_are_refused() {
         &["--concurrency", "1,2", "--requests", "1,2,3"],
         &["--concurrency", "1", "--rate", "1"],
         &["--rate", "-1"],
+        &["--rate", "1e-300"],
+        &["--input-tokens", "18446744073709551615"],
+        &["--shared-prefix-tokens", "18446744073709551615"],
+        &["--requests", "18446744073709551615"],
         &["--workload", "chat", "--prompts", "ids"],
     ] {
         refused(&[&["serve"], flags].concat(), 2);

@@ -2,6 +2,7 @@
 
 mod report;
 
+use std::ops::RangeInclusive;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +57,7 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "N", default_value = "128", value_parser = positive)]
     output_tokens: usize,
     /// Tokens in front of the input tokens that all prompts share; they are sent once before anything is measured
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value = "0", value_parser = any)]
     shared_prefix_tokens: usize,
     /// How prompts are sent
     #[arg(long, value_enum, default_value_t)]
@@ -65,7 +66,7 @@ pub(super) struct ServeArgs {
     #[arg(long)]
     no_ignore_eos: bool,
     /// Requests that are sent before anything is measured
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value = "2", value_parser = any)]
     warmup: usize,
     /// Most seconds for one request
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
@@ -78,14 +79,28 @@ pub(super) struct ServeArgs {
     json: Option<JsonTarget>,
 }
 
+/// Most tokens, requests or clients: what is larger is a slip, and fits no memory.
+const MOST: usize = 10_000_000;
+/// Fewest and most requests a second: one in eleven days, and more than any clock tells apart.
+const RATES: RangeInclusive<f64> = 1e-6..=1e9;
+
 pub(super) fn positive(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|&number| number > 0);
-    number.ok_or_else(|| "a whole number of at least 1 is needed".to_owned())
+    number_from(1, text)
+}
+
+fn any(text: &str) -> Result<usize, String> {
+    number_from(0, text)
+}
+
+fn number_from(least: usize, text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| (least..=MOST).contains(number));
+    number.ok_or_else(|| format!("a whole number from {least} to {MOST} is needed"))
 }
 
 fn rate(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    number.ok_or_else(|| "a number above 0 is needed".to_owned())
+    let number = text.parse().ok().filter(|rate| RATES.contains(rate));
+    let (least, most) = (RATES.start(), RATES.end());
+    number.ok_or_else(|| format!("a number from {least} to {most} is needed"))
 }
 
 impl ServeArgs {
