@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::check::is_label;
 use crate::deployment::Deployment;
 use crate::error::{Error, Result};
 use crate::logs::LogStream;
@@ -66,10 +67,13 @@ impl Backend {
         let of_cluster = namespace.map(|value| ("namespace", value));
         let of_cluster = of_cluster.or(context.map(|value| ("context", value)));
         match (name.map(str::parse).transpose()?, of_cluster) {
-            (None | Some(Self::Kubernetes { .. }), Some(_)) => Ok(Some(Self::Kubernetes {
-                context: context.map(str::to_owned),
-                namespace: namespace.map(str::to_owned),
-            })),
+            (None | Some(Self::Kubernetes { .. }), Some(_)) => {
+                check_namespace(namespace)?;
+                Ok(Some(Self::Kubernetes {
+                    context: context.map(str::to_owned),
+                    namespace: namespace.map(str::to_owned),
+                }))
+            }
             (Some(other), Some((field, value))) => Err(Error::validation(
                 field,
                 value,
@@ -117,8 +121,11 @@ impl Backend {
     }
 
     /// # Errors
-    /// This build does not have it.
-    pub(crate) fn check_built(&self) -> Result<()> {
+    /// This build does not have it, or its namespace can be none.
+    pub(crate) fn check(&self) -> Result<()> {
+        if let Self::Kubernetes { namespace, .. } = self {
+            check_namespace(namespace.as_deref())?;
+        }
         match self {
             Self::Process => Ok(()),
             #[cfg(feature = "docker")]
@@ -138,6 +145,17 @@ impl Backend {
             "this build does not have it: the container image does, and what is built with \
              `cargo build --release --features full`",
         )
+    }
+}
+
+fn check_namespace(namespace: Option<&str>) -> Result<()> {
+    match namespace {
+        Some(namespace) if !is_label(namespace) => Err(Error::validation(
+            "namespace",
+            namespace,
+            "a namespace has at most 63 small letters, digits and hyphens, and no hyphen at its ends",
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -268,6 +286,13 @@ mod tests {
             let context = Some("home".to_owned());
             let expected = Backend::Kubernetes { context, namespace: Some("models".to_owned()) };
             assert_eq!(of(name, Some("models"), Some("home")).unwrap(), Some(expected));
+        }
+        for namespace in ["", "A b"] {
+            let error = of(None, Some(namespace), None).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("namespace `{namespace}`: a namespace has")),
+                "{error}"
+            );
         }
         let error = of(Some("docker"), None, Some("home")).unwrap_err();
         assert_eq!(error.to_string(), "context `home`: the docker backend knows none");

@@ -1,5 +1,8 @@
 //! Every parameter is checked here, before anything starts; what needs the model itself is in `model`.
 
+mod backend;
+mod numbers;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -7,12 +10,12 @@ use candlepower_hub::ModelName;
 use candlepower_machine::{Gpu, Gpus};
 
 use crate::backend::Backend;
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::params::Params;
 use crate::quantity::memory_bytes;
 use crate::secret::{Secrets, is_secret};
 use crate::spec::{Device, Spec};
-use crate::status::Framework;
 
 /// What the values of parameters with a fixed choice can be.
 const QUANTIZATIONS: [&str; 4] = ["awq", "gptq", "squeezellm", "fp8"];
@@ -32,6 +35,8 @@ pub(crate) struct Plan {
     pub(crate) spec: Spec,
     pub(crate) secrets: Secrets,
     pub(crate) warnings: Vec<String>,
+    /// Until when what comes before the start may be waited for.
+    pub(crate) deadline: Deadline,
 }
 
 /// Where a server computes.
@@ -70,8 +75,9 @@ impl Plan {
         check_name(&params.name)?;
         check_choice("quantization", params.quantization.as_deref(), &QUANTIZATIONS)?;
         check_choice("dtype", params.dtype.as_deref(), &DTYPES)?;
-        check_numbers(params)?;
-        check_backend(params, backend)?;
+        check_served_names(params.served_model_name.as_deref())?;
+        numbers::check(params)?;
+        backend::check(params, backend)?;
         let memory = memory_bytes(&params.memory).ok_or_else(|| {
             Error::validation(
                 "memory",
@@ -87,7 +93,7 @@ impl Plan {
             secrets.0.insert(HUB_TOKEN.into(), token);
         }
         let model = model_name(&params.model)?;
-        let mut warnings = Vec::new();
+        let mut warnings: Vec<String> = idle_gpus(params).into_iter().collect();
         let mut image = params.image.clone();
         if *backend == Backend::Process {
             if image.take().is_some() {
@@ -118,7 +124,7 @@ impl Plan {
             replicas: params.replicas,
             hub_cache: params.hub_cache.clone(),
         };
-        Ok(Self { spec, secrets, warnings })
+        Ok(Self { spec, secrets, warnings, deadline: Deadline::new(params) })
     }
 }
 
@@ -181,20 +187,46 @@ fn describe_gpus(found: &Gpus) -> String {
     format!("this machine has {}", names.join("; "))
 }
 
-/// A label as RFC 1123 has it.
-pub(crate) fn check_name(name: &str) -> Result<()> {
+/// Whether this is a label as RFC 1123 has it.
+pub(crate) fn is_label(text: &str) -> bool {
     let is_end = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
-    let is_label = name.starts_with(is_end)
-        && name.ends_with(is_end)
-        && name.chars().all(|c| is_end(c) || c == '-')
-        && name.len() <= MAX_NAME;
-    if is_label {
+    text.starts_with(is_end)
+        && text.ends_with(is_end)
+        && text.chars().all(|c| is_end(c) || c == '-')
+        && text.len() <= MAX_NAME
+}
+
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    if is_label(name) {
         return Ok(());
     }
     Err(Error::validation(
         "name",
         name,
         "a name has at most 63 small letters, digits and hyphens, and no hyphen at its ends",
+    ))
+}
+
+/// As the server reads them: several are separated by commas.
+fn check_served_names(names: Option<&str>) -> Result<()> {
+    match names {
+        Some(names) if names.split(',').any(|name| name.trim().is_empty()) => {
+            Err(Error::validation(
+                "served_model_name",
+                names,
+                "a name is needed, or several with a comma between two; leave it out for the model's own",
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What to say of GPUs that are allocated and belong to no rank.
+fn idle_gpus(params: &Params) -> Option<String> {
+    let (gpus, ranks) = (params.gpu_count?, params.tensor_parallel_size?);
+    let idle = gpus.checked_sub(ranks).filter(|idle| *idle > 0)?;
+    Some(format!(
+        "{idle} of {gpus} GPUs stay idle: tensor_parallel_size is {ranks}; raise it, or lower gpu_count"
     ))
 }
 
@@ -205,100 +237,6 @@ fn check_choice(field: &'static str, value: Option<&str>, choices: &[&str]) -> R
         }
         _ => Ok(()),
     }
-}
-
-fn check_numbers(params: &Params) -> Result<()> {
-    let at_least_one = |field, value: Option<u64>| match value {
-        Some(0) => Err(Error::validation(field, 0, "at least 1 is needed")),
-        _ => Ok(()),
-    };
-    at_least_one("timeout", Some(params.timeout))?;
-    at_least_one("max_model_len", params.max_model_len)?;
-    at_least_one("tensor_parallel_size", params.tensor_parallel_size.map(u64::from))?;
-    at_least_one("min_gpu_memory_gb", params.min_gpu_memory_gb)?;
-    at_least_one("ttl_seconds", params.ttl_seconds)?;
-    at_least_one("replicas", Some(params.replicas.into()))?;
-    let part_field = match params.framework {
-        Framework::Blaze => "gpu_memory_utilization",
-        Framework::Prism => "mem_fraction_static",
-    };
-    if let Some(part) = params.gpu_memory_utilization
-        && !(part > 0.0 && part <= 1.0)
-    {
-        return Err(Error::validation(
-            part_field,
-            part,
-            "a number above 0 and at most 1 is needed",
-        ));
-    }
-    let gpus = params.gpu_count.unwrap_or(1).max(1);
-    match params.tensor_parallel_size {
-        Some(ranks) if ranks > gpus => Err(Error::validation(
-            "tensor_parallel_size",
-            ranks,
-            format!("it may not exceed gpu_count, which is {}", params.gpu_count.unwrap_or(1)),
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// What only some backends can do.
-fn check_backend(params: &Params, backend: &Backend) -> Result<()> {
-    backend.check_built()?;
-    let name = backend.as_str();
-    let refused =
-        |field, value: String, reason: String| Err(Error::validation(field, value, reason));
-    if params.replicas > 1 && !matches!(backend, Backend::Kubernetes { .. }) {
-        return refused(
-            "replicas",
-            params.replicas.to_string(),
-            format!("the {name} backend runs one"),
-        );
-    }
-    match backend {
-        Backend::Process => match &params.hub_cache {
-            Some(cache) => refused(
-                "hub_cache",
-                cache.clone(),
-                "a process uses the hub's own cache: set HF_HOME in its environment".into(),
-            ),
-            None => Ok(()),
-        },
-        Backend::Docker { .. } | Backend::Kubernetes { .. } => match params.ttl_seconds {
-            Some(seconds) => refused(
-                "ttl_seconds",
-                seconds.to_string(),
-                format!(
-                    "nothing would delete it: the {name} backend has no supervisor of ours; leave it out"
-                ),
-            ),
-            None => check_hub_cache(params.hub_cache.as_deref(), backend),
-        },
-    }
-}
-
-/// A folder by its full path, or the name of a volume.
-fn check_hub_cache(cache: Option<&str>, backend: &Backend) -> Result<()> {
-    let Some(cache) = cache else { return Ok(()) };
-    let is_volume = match backend {
-        Backend::Kubernetes { .. } => cache.split('.').all(|part| check_name(part).is_ok()),
-        // Source: the names of volumes that Docker's engine takes.
-        _ => {
-            let is_inner = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
-            cache.len() > 1
-                && cache.starts_with(|c: char| c.is_ascii_alphanumeric())
-                && cache.chars().all(is_inner)
-        }
-    };
-    // A colon would end the path in the engine's notation.
-    if is_volume || (cache.starts_with('/') && !cache.contains(':')) {
-        return Ok(());
-    }
-    Err(Error::validation(
-        "hub_cache",
-        cache,
-        "a folder by its full path is needed, or the name of a volume (docker) or of a persistent volume claim (kubernetes)",
-    ))
 }
 
 /// The variables that may be seen, and those that may not.
@@ -369,168 +307,4 @@ fn argv(params: &Params, model: &str) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use candlepower_machine::ComputeCapability;
-
-    use super::*;
-    use crate::{BlazeParams, PrismParams};
-
-    /// The plan of these parameters on this machine.
-    fn plan(params: impl Into<Params>) -> Plan {
-        Plan::new(&params.into(), &Backend::Process).unwrap()
-    }
-
-    fn refused(params: impl Into<Params>) -> (String, String) {
-        refused_by(&Backend::Process, params)
-    }
-
-    fn refused_by(backend: &Backend, params: impl Into<Params>) -> (String, String) {
-        match Plan::new(&params.into(), backend) {
-            Err(Error::Validation { field, value, .. }) => (field.to_owned(), value),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn pair(field: &str, value: &str) -> (String, String) {
-        (field.to_owned(), value.to_owned())
-    }
-
-    #[test]
-    fn names_are_labels() {
-        for name in ["a", "chat-1", "0", &"a".repeat(63)] {
-            check_name(name).unwrap();
-        }
-        for name in ["", "A", "a_b", "-a", "a-", "a.b", "../x", &"a".repeat(64)] {
-            assert_eq!(refused(BlazeParams::new(name, "demo")), pair("name", name));
-        }
-    }
-
-    #[test]
-    fn values_that_cannot_be_used_are_named() {
-        let demo = || BlazeParams::new("a", "demo");
-        assert_eq!(refused(demo().quantization("int3")), pair("quantization", "int3"));
-        assert_eq!(refused(demo().memory("16GB")), pair("memory", "16GB"));
-        assert_eq!(refused(demo().dtype("int8")), pair("dtype", "int8"));
-        assert_eq!(refused(demo().replicas(0)), pair("replicas", "0"));
-        assert_eq!(refused(demo().hub_cache("models")), pair("hub_cache", "models"));
-        assert_eq!(refused(demo().timeout(0)), pair("timeout", "0"));
-        assert_eq!(refused(demo().replicas(2)), pair("replicas", "2"));
-        let ranks = demo().gpu_count(2).tensor_parallel_size(4);
-        assert_eq!(refused(ranks), pair("tensor_parallel_size", "4"));
-        assert_eq!(
-            refused(demo().gpu_memory_utilization(1.5)),
-            pair("gpu_memory_utilization", "1.5")
-        );
-        let part = PrismParams::new("a", "demo").mem_fraction_static(0.0);
-        assert_eq!(refused(part), pair("mem_fraction_static", "0"));
-        for model in ["./nowhere", "src/process/none.gguf"] {
-            assert_eq!(refused(BlazeParams::new("a", model)), pair("model", model));
-        }
-    }
-
-    #[cfg(feature = "full")]
-    #[test]
-    fn what_a_backend_cannot_do_is_refused() {
-        let docker: Backend = "docker".parse().unwrap();
-        let kubernetes: Backend = "kubernetes".parse().unwrap();
-        let demo = || BlazeParams::new("a", "demo");
-        assert_eq!(refused_by(&docker, demo().replicas(2)), pair("replicas", "2"));
-        for backend in [&docker, &kubernetes] {
-            assert_eq!(refused_by(backend, demo().ttl_seconds(9)), pair("ttl_seconds", "9"));
-            for cache in ["", "a/b", "/a:b", "-a", "a b"] {
-                assert_eq!(refused_by(backend, demo().hub_cache(cache)), pair("hub_cache", cache));
-            }
-            for cache in ["/srv/models", "models"] {
-                assert!(Plan::new(&demo().hub_cache(cache).into(), backend).is_ok());
-            }
-        }
-        let scaled = Plan::new(&demo().replicas(3).image("x:1").into(), &kubernetes).unwrap();
-        assert_eq!((scaled.spec.replicas, scaled.spec.image.as_deref()), (3, Some("x:1")));
-        assert!(scaled.warnings.is_empty());
-    }
-
-    #[cfg(not(feature = "docker"))]
-    #[test]
-    fn a_backend_that_is_not_built_says_which_build_has_it() {
-        let docker: Backend = "docker".parse().unwrap();
-        let params = BlazeParams::new("a", "demo");
-        let error = Plan::new(&params.into(), &docker).unwrap_err().to_string();
-        assert!(error.starts_with("backend `docker`: this build does not have it"), "{error}");
-    }
-
-    #[test]
-    fn secrets_stay_out_of_what_is_written() {
-        let params = BlazeParams::new("a", "demo")
-            .api_key("canary-key")
-            .env(HUB_TOKEN, "canary-token")
-            .env("BLAZE_MAX_NUM_SEQS", "7");
-        let plan = plan(params.clone());
-        let written = serde_json::to_string(&plan.spec).unwrap();
-        for text in [written, format!("{plan:?}"), format!("{params:?}")] {
-            assert!(!text.contains("canary"), "{text}");
-        }
-        assert_eq!(plan.spec.env["BLAZE_MAX_NUM_SEQS"], "7");
-        assert_eq!(plan.secrets.0["BLAZE_API_KEY"], "canary-key");
-        assert!(plan.spec.secret_names.contains(HUB_TOKEN));
-    }
-
-    #[test]
-    fn the_command_line_says_what_was_said() {
-        let params = PrismParams::new("a", "demo").context_length(512).enforce_eager(true);
-        let plan = plan(params);
-        assert_eq!(
-            plan.spec.argv,
-            ["serve", "demo", "--framework=prism", "--max-model-len=512", "--enforce-eager"]
-        );
-    }
-
-    #[test]
-    fn the_gpus_with_the_most_free_memory_are_taken() {
-        let gpu = |name: &str, free_gb: u64| Gpu {
-            name: name.into(),
-            uuid: format!("GPU-{free_gb}"),
-            memory_total_bytes: 79 << 30,
-            memory_free_bytes: free_gb << 30,
-            compute_capability: ComputeCapability { major: 9, minor: 0 },
-        };
-        let devices = vec![gpu("NVIDIA H100", 10), gpu("NVIDIA H100", 70), gpu("NVIDIA T4", 78)];
-        let found = Gpus { devices, ..Gpus::default() };
-        let demo = || BlazeParams::new("a", "demo");
-        for (params, device, uuids) in [
-            (demo(), Device::Auto, vec!["GPU-78"]),
-            (demo().gpu_count(0), Device::Cpu, vec![]),
-            (demo().gpu_models(["h100"]), Device::Cuda, vec!["GPU-70"]),
-            (demo().gpu_count(2).min_gpu_memory_gb(80), Device::Cuda, vec!["GPU-78", "GPU-70"]),
-        ] {
-            let spec = plan(params).spec;
-            let chosen = spec.choose_gpus(&found, &mut Vec::new()).unwrap();
-            let found: Vec<_> = chosen.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-            assert_eq!((chosen.device, found), (device, uuids));
-        }
-    }
-
-    #[test]
-    fn gpus_that_are_not_there_are_told() {
-        let none = Gpus { reason: Some("no driver".into()), ..Gpus::default() };
-        let spec = |params: BlazeParams| plan(params).spec;
-        let demo = || BlazeParams::new("a", "demo");
-        let mut warnings = Vec::new();
-        let chosen = spec(demo()).choose_gpus(&none, &mut warnings).unwrap();
-        assert!(chosen.gpus.is_empty() && chosen.device == Device::Cpu);
-        assert_eq!(warnings, ["this machine has no free GPU: computing on the CPU"]);
-        for (params, asked) in [
-            (demo().gpu_count(2), "2 GPUs were"),
-            (demo().gpu_models(["H100", "A100"]), "1 GPU of model H100 or A100 was"),
-            (demo().min_gpu_memory_gb(80), "1 GPU with at least 80 GB was"),
-        ] {
-            let error = spec(params).choose_gpus(&none, &mut warnings).unwrap_err();
-            assert_eq!(error.code(), "RESOURCE_UNAVAILABLE");
-            assert_eq!(
-                error.to_string(),
-                format!(
-                    "{asked} asked for, but this machine has none (no driver): set gpu_count to 0 to compute on the CPU"
-                )
-            );
-        }
-    }
-}
+mod tests;

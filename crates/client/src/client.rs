@@ -89,8 +89,10 @@ impl Client {
             Ok(()) => Ok(deployment),
             Err(error) if is_own && !params.keep_on_failure => {
                 // What went wrong first is what there is to tell.
-                let _ = deployment.delete().await;
-                Err(error.leaving(Leftover::Nothing))
+                match deployment.delete().await {
+                    Ok(()) | Err(Error::NotFound { .. }) => Err(error.leaving(Leftover::Nothing)),
+                    Err(_) => Err(error),
+                }
             }
             Err(error) => Err(error),
         }
@@ -145,8 +147,11 @@ impl Client {
         };
         let mut found = Vec::new();
         for handle in handles {
-            // One that is deleted meanwhile is left out.
-            found.extend(handle.read().await.ok());
+            match handle.read().await {
+                // It was deleted meanwhile.
+                Err(Error::NotFound { .. }) => {}
+                read => found.push(read?),
+            }
         }
         found.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(found)
@@ -206,11 +211,14 @@ impl Client {
             Backend::Process => process::deploy(params, plan, self.binary.clone()).await,
             #[cfg(feature = "docker")]
             Backend::Docker { host } => {
-                docker::deploy(&Engine::connect(host.as_deref()).await?, params, plan).await
+                let connecting = Engine::connect(host.as_deref());
+                let engine = plan.deadline.hold("the engine did not answer", connecting).await?;
+                docker::deploy(&engine, params, plan).await
             }
             #[cfg(feature = "kubernetes")]
             Backend::Kubernetes { context, namespace } => {
-                let cluster = Cluster::connect(context.as_deref(), namespace.as_deref()).await?;
+                let connecting = Cluster::connect(context.as_deref(), namespace.as_deref());
+                let cluster = plan.deadline.hold("the cluster did not answer", connecting).await?;
                 kubernetes::deploy(&cluster, params, plan).await
             }
             #[allow(unreachable_patterns, reason = "with all features there is no other")]

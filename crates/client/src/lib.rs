@@ -10,6 +10,7 @@ mod backend;
 pub mod blocking;
 mod check;
 mod client;
+mod deadline;
 mod deployment;
 #[cfg(feature = "docker")]
 mod docker;

@@ -1,20 +1,21 @@
 //! What the model itself allows, from its `config.json` alone.
 
 use candlepower_checkpoint::{
-    BATCHED_TOKENS, Checkpoint, CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory,
-    Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan,
-    MemoryRequest, OnLoad,
+    BATCHED_TOKENS, Bytes, Checkpoint, CheckpointFiles, Counted, Description, DeviceKind,
+    DeviceMemory, Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, KvDtype,
+    MemoryPlan, MemoryRequest, OnLoad,
 };
 use candlepower_hub::{Hub, HubConfig, HubSettings, ModelName};
 
 use crate::check::{Compute, Place, Plan};
 use crate::error::{Error, Result};
 use crate::params::Params;
-use crate::quantity::memory_bytes;
 use crate::spec::Device;
 
 /// The revision that is served unless the environment says otherwise.
 const REVISION: &str = "main";
+/// What is being done while the model's description is not there.
+const ASKING: &str = "the hub has not yet said what the model is";
 /// The server's own defaults, with which the arithmetic is done.
 const BLOCK_SIZE: usize = 16;
 const MAX_NUM_SEQS: usize = 256;
@@ -30,7 +31,8 @@ static DEMO: [(&str, &[u8]); 1] =
 pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Result<()> {
     let model = &plan.spec.model;
     let wrong = |error| Error::from_checkpoint(model, error);
-    let mut description = Description::open(files(plan).await?).map_err(wrong)?;
+    let mut description =
+        Description::open(plan.deadline.hold(ASKING, files(plan)).await?).map_err(wrong)?;
     if let (Some(kind), Description::Decoder(checkpoint)) =
         (on_load(setting(plan, "QUANTIZE_ON_LOAD")), &mut description)
     {
@@ -41,13 +43,13 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
         Description::Encoder(checkpoint) => (checkpoint.quantization(), "config.json"),
     };
     let found = quantization.map(|quantization| quantization.method.as_str());
-    if let Some(asked) = &params.quantization
-        && found != Some(asked.as_str())
+    if let Some(asked) = params.quantization.as_deref().or(setting(plan, "QUANTIZATION"))
+        && found != Some(asked)
     {
         let found =
             found.map_or("that they are not quantized".to_owned(), |found| format!("`{found}`"));
         return Err(Error::QuantizationMismatch {
-            asked: asked.clone(),
+            asked: asked.to_owned(),
             file: file.to_owned(),
             found,
         });
@@ -62,17 +64,15 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
         return check_pooled(params, plan, compute, checkpoint).map_err(wrong);
     }
     let spec = checkpoint.spec();
-    let ranks =
-        params.tensor_parallel_size.unwrap_or(params.gpu_count.unwrap_or(1).max(1)) as usize;
+    let ranks = ranks(params, plan);
     spec.check_tensor_parallel(ranks).map_err(wrong)?;
-    let asked = params.max_model_len.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
-    let max_model_len = spec.max_model_len(asked).map_err(wrong)?;
+    let max_model_len = spec.max_model_len(max_model_len(params, plan)).map_err(wrong)?;
     let packed = checkpoint.quantization().is_some_and(|found| found.scheme.is_some());
     if found.is_some() && !packed {
         // What is not computed with has no arithmetic: the server has the last word.
         return Ok(());
     }
-    let asked_dtype = dtype(params.dtype.as_deref());
+    let asked_dtype = asked_dtype(params, plan);
     let weights = |device| match device {
         DeviceKind::Cpu => checkpoint.weights_dtype(asked_dtype),
         DeviceKind::Gpu { .. } => checkpoint.device_dtype(asked_dtype),
@@ -88,7 +88,7 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
         block_size: number(plan, "BLOCK_SIZE", BLOCK_SIZE),
         max_num_seqs: number(plan, "MAX_NUM_SEQS", MAX_NUM_SEQS),
         max_num_batched_tokens: count(plan, "MAX_NUM_BATCHED_TOKENS"),
-        kv_cache_bytes: setting(plan, "KV_CACHE_MEMORY").and_then(memory_bytes),
+        kv_cache_bytes: bytes(plan, "KV_CACHE_MEMORY"),
         tensor_parallel_size: ranks,
         memory,
     };
@@ -108,8 +108,7 @@ fn check_encoder(
     compute: &Compute,
     checkpoint: &EncoderCheckpoint,
 ) -> candlepower_checkpoint::Result<()> {
-    let asked = params.max_model_len.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
-    let max_model_len = checkpoint.max_model_len(asked)?;
+    let max_model_len = checkpoint.max_model_len(max_model_len(params, plan))?;
     for memory in memories(params, plan, compute) {
         let num_threads = number(plan, "THREADS", 1);
         checkpoint.memory(without_cache(plan, max_model_len, num_threads, memory)).check()?;
@@ -124,9 +123,8 @@ fn check_pooled(
     compute: &Compute,
     checkpoint: &Checkpoint,
 ) -> candlepower_checkpoint::Result<()> {
-    let asked = params.max_model_len.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
-    let max_model_len = checkpoint.max_input_len(asked)?;
-    let dtype = checkpoint.weights_dtype(dtype(params.dtype.as_deref()));
+    let max_model_len = checkpoint.max_input_len(max_model_len(params, plan))?;
+    let dtype = checkpoint.weights_dtype(asked_dtype(params, plan));
     for memory in memories(params, plan, compute) {
         let request = without_cache(plan, max_model_len, 1, memory);
         checkpoint.pooling_memory(dtype, request).check()?;
@@ -217,6 +215,29 @@ fn setting<'a>(plan: &'a Plan, name: &str) -> Option<&'a str> {
     plan.spec.env.get(&format!("{prefix}_{name}")).map(String::as_str)
 }
 
+/// The longest sequence that was asked for: the parameter becomes a flag, which counts before the environment.
+fn max_model_len(params: &Params, plan: &Plan) -> Option<usize> {
+    let asked = params.max_model_len.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
+    asked.or_else(|| count(plan, "MAX_MODEL_LEN"))
+}
+
+fn asked_dtype(params: &Params, plan: &Plan) -> Option<Dtype> {
+    dtype(params.dtype.as_deref().or(setting(plan, "DTYPE")))
+}
+
+/// Over how many ranks each layer is split; of one nothing is said on the command line.
+fn ranks(params: &Params, plan: &Plan) -> usize {
+    match params.tensor_parallel_size.or(params.gpu_count) {
+        Some(ranks @ 2..) => ranks as usize,
+        _ => number(plan, "TENSOR_PARALLEL_SIZE", 1),
+    }
+}
+
+/// A size, as the server reads it.
+fn bytes(plan: &Plan, name: &str) -> Option<u64> {
+    setting(plan, name)?.parse().ok().map(|Bytes(bytes)| bytes)
+}
+
 fn number(plan: &Plan, name: &str, default: usize) -> usize {
     count(plan, name).unwrap_or(default)
 }
@@ -235,5 +256,39 @@ fn dtype(asked: Option<&str>) -> Option<Dtype> {
         "float16" | "half" => Some(Dtype::F16),
         "bfloat16" => Some(Dtype::Bf16),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BlazeParams;
+    use crate::backend::Backend;
+
+    /// What is said of these parameters on the CPU.
+    async fn checked(params: BlazeParams) -> Result<()> {
+        let params = params.gpu_count(0).into();
+        let plan = Plan::new(&params, &Backend::Process)?;
+        check(&params, &plan, &Compute::cpu(Place::Here)).await
+    }
+
+    #[tokio::test]
+    async fn settings_of_the_environment_count_as_parameters_do() {
+        let demo = || BlazeParams::new("a", "demo");
+        let small = || demo().env("BLAZE_KV_CACHE_MEMORY", "1MiB");
+        let error = checked(small()).await.unwrap_err();
+        assert_eq!(error.code(), "OUT_OF_MEMORY");
+        checked(small().max_model_len(64)).await.unwrap();
+        checked(small().env("BLAZE_MAX_MODEL_LEN", "64")).await.unwrap();
+        // The flag counts first.
+        let both = small().env("BLAZE_MAX_MODEL_LEN", "64").max_model_len(2048);
+        assert_eq!(checked(both).await.unwrap_err().code(), "OUT_OF_MEMORY");
+        for size in ["64Mi", "64MiB", "64MB", "65000K"] {
+            checked(demo().memory("1Gi").env("BLAZE_KV_CACHE_MEMORY", size)).await.unwrap();
+        }
+        let error = checked(demo().env("BLAZE_QUANTIZATION", "awq")).await.unwrap_err();
+        assert_eq!(error.code(), "QUANTIZATION_MISMATCH");
+        let error = checked(demo().env("BLAZE_TENSOR_PARALLEL_SIZE", "7")).await.unwrap_err();
+        assert_eq!(error.code(), "VALIDATION_ERROR");
     }
 }

@@ -40,10 +40,17 @@ pub(crate) fn manifests(params: &Params, plan: &Plan, namespace: Option<&str>) -
 /// Applies a plan, or finds the deployment that is the same.
 pub(crate) async fn deploy(cluster: &Cluster, params: &Params, mut plan: Plan) -> Result<Begun> {
     refuse_folder(&plan.spec)?;
-    if let Some(begun) = same(cluster, &plan.spec).await? {
-        return Ok(begun);
-    }
-    let nodes = cluster.nodes().await?;
+    let deadline = plan.deadline.clone();
+    let nodes = async {
+        match same(cluster, &plan.spec).await? {
+            Some(begun) => Ok(Err(begun)),
+            None => Ok(Ok(cluster.nodes().await?)),
+        }
+    };
+    let nodes = match deadline.hold("the cluster did not answer", nodes).await? {
+        Err(begun) => return Ok(begun),
+        Ok(nodes) => nodes,
+    };
     let placement = Placement::new(&plan.spec, nodes.as_deref(), &mut plan.warnings)?;
     let compute = match placement.gpus {
         0 => Compute::cpu(Place::Elsewhere),

@@ -213,12 +213,13 @@ impl Manifests<'_> {
         let mut args = self.description.spec.argv.clone();
         args.push(format!("--device={}", device.as_str()));
         args.extend(["--host=0.0.0.0".into(), format!("--port={}", self.description.port())]);
-        args
+        args.iter().map(|arg| literal(arg)).collect()
     }
 
     fn env(&self) -> Vec<Value> {
         let spec = &self.description.spec;
-        let plain = spec.env.iter().map(|(name, value)| json!({ "name": name, "value": value }));
+        let plain = spec.env.iter();
+        let plain = plain.map(|(name, value)| json!({ "name": name, "value": literal(value) }));
         let secret = self.secrets.0.keys().map(|name| {
             let from = json!({ "name": spec.name, "key": name });
             json!({ "name": name, "valueFrom": { "secretKeyRef": from } })
@@ -284,6 +285,11 @@ impl Manifests<'_> {
         let name = self.description.spec.name.clone();
         BTreeMap::from([(NAME_LABEL.into(), "candlepower".into()), (INSTANCE_LABEL.into(), name)])
     }
+}
+
+/// A text in which the kubelet is to find no variable: it reads `$(A)` as one, and `$$` as a dollar.
+fn literal(text: &str) -> String {
+    text.replace('$', "$$")
 }
 
 /// Bytes as Kubernetes writes them.

@@ -70,7 +70,8 @@ impl Placement {
         // 10^9 bytes in MiB, less what drivers keep for themselves.
         let above_mib = spec.min_gpu_memory_gb.map(|gb| gb.saturating_mul(930_000_000) >> 20);
         let Some(nodes) = nodes else {
-            let products = spec.gpu_models.iter().cloned().collect();
+            let products =
+                spec.gpu_models.iter().map(|model| label(model)).collect::<Result<_>>()?;
             return Ok(Self { gpus, products, above_mib, capability: None });
         };
         let found: Vec<NodeGpus> = nodes.iter().filter_map(NodeGpus::of).collect();
@@ -102,6 +103,29 @@ impl Placement {
         }
         Ok(Self { gpus, products, above_mib, capability })
     }
+}
+
+/// A GPU's name as nodes are labelled, where no node can be asked: NVIDIA's discovery writes hyphens for spaces.
+///
+/// # Errors
+/// It can be no label.
+fn label(model: &str) -> Result<String> {
+    let label = model.replace(' ', "-");
+    let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let is_label = label.len() <= 63
+        && label.chars().all(is_inner)
+        && label.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && label.ends_with(|c: char| c.is_ascii_alphanumeric());
+    if is_label {
+        return Ok(label);
+    }
+    Err(Error::validation(
+        "gpu_models",
+        model,
+        format!(
+            "the nodes cannot be asked for it: name the GPU as their label {PRODUCT_LABEL} does"
+        ),
+    ))
 }
 
 /// A name without what people write differently.
@@ -192,5 +216,14 @@ mod tests {
         assert_eq!((found, warnings.len()), (Placement::default(), 0));
         let (found, _) = place(demo().gpu_models(["NVIDIA-H100-80GB-HBM3"]), None).unwrap();
         assert_eq!((found.gpus, found.products.len()), (1, 1));
+        let (found, _) = place(demo().gpu_models(["NVIDIA A100"]), None).unwrap();
+        assert_eq!(found.products, BTreeSet::from(["NVIDIA-A100".to_owned()]));
+        for model in ["", "H100!", "-H100"] {
+            let error = place(demo().gpu_models([model]), None).unwrap_err();
+            assert!(
+                error.to_string().starts_with(&format!("gpu_models `{model}`: the nodes")),
+                "{error}"
+            );
+        }
     }
 }

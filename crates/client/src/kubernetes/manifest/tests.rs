@@ -143,3 +143,17 @@ fn quantities_are_as_short_as_they_can_be() {
         assert_eq!(quantity(bytes), text);
     }
 }
+
+#[test]
+fn a_dollar_is_a_dollar_to_the_kubelet() {
+    let made = made(
+        BlazeParams::new("chat", "demo")
+            .gpu_count(0)
+            .env("A", "$(B) $$ $")
+            .served_model_name("$(A)"),
+    );
+    let container = made.manifests().container().unwrap();
+    assert_eq!(container["env"], json!([{"name": "A", "value": "$$(B) $$$$ $$"}]));
+    let args = container["args"].as_array().unwrap();
+    assert!(args.contains(&json!("--served-model-name=$$(A)")), "{args:?}");
+}
