@@ -134,8 +134,14 @@ fn is_alive(pid: u64) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
 }
 
+/// Sends a signal by its name or number.
+#[track_caller]
+fn signal(signal: &str, pid: u64) {
+    assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
+}
+
 #[track_caller]
 fn kill(pid: u64) {
-    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+    signal("-9", pid);
     wait_for("a killed process to end", || (!is_alive(pid)).then_some(()));
 }

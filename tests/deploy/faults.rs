@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::TcpStream;
 
-use super::{Home, address, check_answers, demo, is_alive, kill, text};
+use super::{Home, address, check_answers, demo, is_alive, kill, signal, text};
 use crate::support::{Fault, Files, Hub, Spot, TempFolder, Times, wait_for};
 
 #[test]
@@ -48,6 +48,7 @@ fn a_server_ends_with_its_supervisor_and_can_be_started_again() {
     let restarted = home.json("restart chat");
     check_answers(&restarted);
     assert_eq!(restarted["created_at"], deployed["created_at"]);
+    assert_eq!(restarted["url"], deployed["url"]);
     kill(home.pid("chat", "supervisor").unwrap());
     home.json("delete chat");
     assert!(!home.folder("chat").exists());
@@ -103,6 +104,108 @@ fn a_deployment_that_is_not_ready_in_time_says_where_it_was_and_leaves_nothing()
     );
     assert!(error["log"].is_array());
     assert!(!home.folder("slow").exists());
+}
+
+#[test]
+fn a_hub_that_does_not_answer_is_not_waited_for_longer_than_was_said() {
+    let (hub, _cache, home) = slow();
+    hub.inject("acme/slow", Spot::content("config.json"), Fault::StallAfter(1), Times::Always);
+    let error = home.error("deploy acme/slow --name slow --timeout 2", 5);
+    assert_eq!((&error["code"], &error["phase"]), (&"TIMEOUT".into(), &"scheduling".into()));
+    assert_eq!(
+        error["message"],
+        "`slow` was not ready after 2 s, its last phase was scheduling: the hub has not yet said what the model is; nothing is left running"
+    );
+    assert!(!home.folder("slow").exists());
+}
+
+#[test]
+fn a_client_that_waits_lets_another_ones_deployment_of_the_name_be() {
+    let (hub, _cache, home) = slow();
+    let first = "deploy acme/slow --name slow --timeout 600 --json";
+    let first = home.command(first).spawn().unwrap();
+    wait_for("a deployment", || home.run("status slow").status.success().then_some(()));
+    // It does not see that its own is gone before there is another one.
+    signal("-STOP", first.id().into());
+    home.json("delete slow");
+    let second = home.deploy_demo("slow", "");
+    signal("-CONT", first.id().into());
+    let output = first.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output));
+    assert!(text(&output).contains("NOT_FOUND"), "{}", text(&output));
+    check_answers(&second);
+    drop(hub);
+}
+
+#[test]
+fn one_that_cannot_be_read_is_seen_and_can_be_deleted() {
+    for damage in ["", r#"{"state": "Running"}"#] {
+        let home = Home::new();
+        home.deploy_demo("chat", "");
+        let pids = ["supervisor", "server"].map(|who| home.pid("chat", who).unwrap());
+        std::fs::write(home.folder("chat").join("state.json"), damage).unwrap();
+        let found = home.json("ls")[0].clone();
+        assert_eq!((&found["state"], &found["model"]), (&"Unknown".into(), &"demo".into()));
+        let message = found["message"].as_str().unwrap();
+        assert!(message.contains("state.json: ") && message.contains("`candlepower delete chat`"));
+        let error = home.error(&demo("chat", ""), 11);
+        assert_eq!(error["code"], "BACKEND_ERROR");
+        assert!(
+            error["message"].as_str().unwrap().contains("`candlepower delete chat`"),
+            "{error}"
+        );
+        home.json("delete chat");
+        assert!(!home.folder("chat").exists());
+        for pid in pids {
+            wait_for("the processes to end", || (!is_alive(pid)).then_some(()));
+        }
+    }
+    let home = Home::new();
+    std::fs::create_dir_all(home.state.path().join("candlepower")).unwrap();
+    std::fs::write(home.folder("chat").parent().unwrap(), "").unwrap();
+    let error = home.error("ls", 11);
+    assert!(error["message"].as_str().unwrap().contains("cannot be read"), "{error}");
+    std::fs::remove_file(home.folder("chat").parent().unwrap()).unwrap();
+}
+
+#[test]
+fn a_state_that_cannot_be_written_is_written_as_soon_as_it_can() {
+    let home = Home::new();
+    let deployed = home.deploy_demo("chat", "");
+    let server = home.pid("chat", "server").unwrap();
+    // Nothing can be written to a file of this name, as if the disk were full.
+    let new = home.folder("chat").join("state.json.new");
+    std::fs::create_dir(&new).unwrap();
+    kill(server);
+    wait_for("the server to be started again", || {
+        TcpStream::connect(address(&deployed)).is_ok().then_some(())
+    });
+    assert_eq!(home.pid("chat", "server"), Some(server));
+    // The supervisor has seen it, too, when it does not change any more.
+    wait_for("the supervisor to see that it is ready", || {
+        let events = home.json("events chat");
+        let ready = events.as_array().unwrap().iter().filter(|event| event["phase"] == "ready");
+        (ready.count() == 2).then_some(())
+    });
+    std::fs::remove_dir(&new).unwrap();
+    let status = home.wait_for_status("chat", |status| status["restarts"] == 1);
+    assert_eq!(status["is_ready"], true);
+    assert_ne!(home.pid("chat", "server"), Some(server));
+    let trouble = "until now its state could not be written: Is a directory (os error 21)";
+    assert!(home.json("events chat").to_string().contains(trouble));
+}
+
+#[test]
+fn a_relative_folder_of_the_hub_is_the_clients() {
+    let (hub, folder) = (Hub::start(), TempFolder::new());
+    hub.publish("acme/tiny", &Files::golden("llama"));
+    let home = Home::new().with_env("HF_ENDPOINT", &hub.endpoint()).with_env("HF_HOME", "cache");
+    let args = "deploy acme/tiny --name tiny --env BLAZE_KV_CACHE_MEMORY=64Mi --json";
+    let output = home.command(args).current_dir(folder.path()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let snapshots = folder.path().join("cache/hub/models--acme--tiny/snapshots");
+    let snapshot = std::fs::read_dir(snapshots).unwrap().next().unwrap().unwrap().path();
+    assert!(snapshot.join("model.safetensors").exists());
 }
 
 #[test]

@@ -55,6 +55,18 @@ fn parameters_that_cannot_be_used_are_named_with_their_value() {
             "max_model_len `1000000`: max_model_len 1000000 is beyond the model's 2048 positions; ask for at most 2048",
         ),
         (
+            "deploy demo --name x --ttl-seconds 9223372036854775807",
+            "ttl_seconds",
+            "9223372036854775807",
+            "ttl_seconds `9223372036854775807`: at most 1000000000 is possible",
+        ),
+        (
+            "deploy demo --name x --dry-run --namespace a_b",
+            "namespace",
+            "a_b",
+            "namespace `a_b`: a namespace has at most 63 small letters, digits and hyphens, and no hyphen at its ends",
+        ),
+        (
             "deploy demo --name x --tensor-parallel-size 2",
             "tensor_parallel_size",
             "2",
@@ -88,6 +100,12 @@ fn quantization_memory_and_gpus_are_checked_against_what_there_is() {
     let expected =
         "1 GPU of model NoSuchGPU with at least 80 GB was asked for, but this machine has ";
     assert!(error["message"].as_str().unwrap().starts_with(expected), "{error}");
+}
+
+#[test]
+fn a_backend_that_the_environment_leaves_empty_is_the_default() {
+    let home = Home::new().with_env("CANDLEPOWER_BACKEND", "");
+    assert_eq!(home.json("ls"), serde_json::json!([]));
 }
 
 #[test]

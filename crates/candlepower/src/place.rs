@@ -26,6 +26,8 @@ impl Place {
     pub(crate) fn client(&self) -> Result<Client> {
         let [backend, namespace, context] =
             [&self.backend, &self.namespace, &self.context].map(Option::as_deref);
+        // A variable that is empty says as little as one that is not set.
+        let backend = backend.filter(|name| !name.is_empty());
         Ok(match Backend::from_words(backend, namespace, context)? {
             Some(backend) => Client::new().backend(backend),
             None => Client::new(),

@@ -1,6 +1,7 @@
 //! What a supervisor is to run: everything of a deployment but its secrets.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,11 +20,14 @@ pub(crate) struct Spec {
     /// The port that was asked for; `None` takes a free one.
     pub(crate) port: Option<u16>,
     /// Variables that may be seen.
+    #[serde(default)]
     pub(crate) env: BTreeMap<String, String>,
     /// Names of the variables that were given and may not be seen.
+    #[serde(default)]
     pub(crate) secret_names: BTreeSet<String>,
     /// GPUs that were asked for; `None` if nothing was said.
     pub(crate) gpu_count: Option<u32>,
+    #[serde(default)]
     pub(crate) gpu_models: Vec<String>,
     pub(crate) min_gpu_memory_gb: Option<u64>,
     /// Bytes of main memory that the server may take.
@@ -32,9 +36,14 @@ pub(crate) struct Spec {
     /// The container image that was asked for, where the backend runs one.
     pub(crate) image: Option<String>,
     /// Servers side by side.
+    #[serde(default = "one")]
     pub(crate) replicas: u32,
     /// Where containers keep what they download: a folder by its full path, or the name of a volume.
     pub(crate) hub_cache: Option<String>,
+}
+
+fn one() -> u32 {
+    1
 }
 
 impl Spec {
@@ -98,7 +107,9 @@ impl Device {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Launch {
     /// The folder of all deployments.
-    pub(crate) root: std::path::PathBuf,
+    pub(crate) root: PathBuf,
+    /// The folder that relative paths begin at: where the client is.
+    pub(crate) folder: PathBuf,
     pub(crate) spec: Spec,
     pub(crate) secrets: Secrets,
     pub(crate) device: Device,

@@ -1,6 +1,6 @@
 //! A deployment of this backend, as clients see it: its folder, in the light of whether its supervisor lives.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use candlepower_machine::Gpus;
@@ -28,10 +28,15 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How long a supervisor may take from having the name to saying what it runs.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Two times of one deployment differ by less than this: they were written and read as decimals.
+const SAME_S: f64 = 0.001;
+
 /// A deployment that a supervisor has or had.
 #[derive(Clone, Debug)]
 pub(crate) struct Supervised {
     folder: Folder,
+    /// Since when there is the one that is meant; `None` means whichever has the name.
+    created_at: Option<f64>,
     /// The program that supervises, where it is not looked for.
     binary: Option<PathBuf>,
 }
@@ -40,8 +45,8 @@ pub(crate) struct Supervised {
 enum Found {
     /// Nothing runs under it.
     Free,
-    /// A deployment that is the same.
-    Same,
+    /// A deployment that is the same, since then.
+    Same(f64),
     /// A deployment that is being deleted.
     Going,
 }
@@ -53,10 +58,17 @@ pub(crate) async fn deploy(
     binary: Option<PathBuf>,
 ) -> Result<Begun> {
     let folder = Folder::new(&folder::root()?, &plan.spec.name);
-    let is_own = loop {
+    let deadline = plan.deadline.clone();
+    let pause = async || {
+        tokio::time::sleep(LOOK).await;
+        Ok(())
+    };
+    let (created_at, is_own) = loop {
         match look(&folder, &plan.spec).await? {
-            Found::Same => break false,
-            Found::Going => tokio::time::sleep(LOOK).await,
+            Found::Same(created_at) => break (created_at, false),
+            Found::Going => {
+                deadline.hold("the deployment that had the name is still ending", pause()).await?;
+            }
             Found::Free => {
                 let mut warnings = plan.warnings.clone();
                 let compute = plan.spec.choose_gpus(&free_gpus()?, &mut warnings)?;
@@ -64,29 +76,33 @@ pub(crate) async fn deploy(
                 let (spec, secrets) = (plan.spec.clone(), std::mem::take(&mut plan.secrets));
                 let told = Launch {
                     root: folder::root()?,
+                    folder: here(),
                     spec,
                     secrets: secrets.clone(),
                     device: compute.device,
                     gpus: compute.uuids(),
                     warnings,
                 };
-                if start(&folder, told, binary.clone()).await? {
-                    break true;
+                if let Some(created_at) = start(&folder, told, binary.clone()).await? {
+                    break (created_at, true);
                 }
                 plan.secrets = secrets;
+                deadline.hold("another supervisor has the name", pause()).await?;
             }
         }
     };
-    Ok(Begun { handle: Handle::Process(Supervised { folder, binary }), is_own })
+    let created_at = Some(created_at);
+    Ok(Begun { handle: Handle::Process(Supervised { folder, created_at, binary }), is_own })
 }
 
 /// # Errors
-/// There is nothing of this name.
+/// There is nothing of this name, or it cannot be told.
 pub(crate) fn find(name: &str) -> Result<Supervised> {
     let folder = Folder::new(&folder::root()?, name);
-    match folder.path().exists() {
-        true => Ok(Supervised { folder, binary: None }),
-        false => Err(Error::NotFound { name: name.to_owned() }),
+    match folder.path().try_exists() {
+        Ok(true) => Ok(Supervised { folder, created_at: None, binary: None }),
+        Ok(false) => Err(Error::NotFound { name: name.to_owned() }),
+        Err(error) => Err(unreadable(folder.path(), error)),
     }
 }
 
@@ -98,8 +114,20 @@ pub(crate) fn free_gpus() -> Result<Gpus> {
 /// All of them, by their names.
 pub(crate) fn list() -> Result<Vec<Supervised>> {
     let root = folder::root()?;
-    let names = Folder::names(&root).into_iter();
-    Ok(names.map(|name| Supervised { folder: Folder::new(&root, &name), binary: None }).collect())
+    let names = Folder::names(&root).map_err(|error| unreadable(&root, error))?;
+    let found = |name: String| Supervised {
+        folder: Folder::new(&root, &name),
+        created_at: None,
+        binary: None,
+    };
+    Ok(names.into_iter().map(found).collect())
+}
+
+/// What a folder says of its deployment.
+enum Read {
+    Whole(Box<(Spec, Record)>),
+    /// Not all, or not what this version understands: why, and what can be done.
+    Damaged(String),
 }
 
 impl Supervised {
@@ -110,10 +138,13 @@ impl Supervised {
     }
 
     pub(crate) async fn read(&self) -> Result<Deployment> {
-        let (Some(spec), Some(record)) = (self.folder.spec(), self.folder.record()) else {
-            return Err(self.not_found());
+        let found = match self.look()? {
+            Read::Whole(found) => *found,
+            Read::Damaged(message) => return Ok(self.unknown(message)),
         };
+        let (spec, record) = found;
         let (state, phase, message) = seen(&self.name(), &record);
+        let handle = Self { created_at: Some(record.created_at), ..self.clone() };
         Ok(Deployment {
             name: self.name(),
             url: record.url,
@@ -126,12 +157,34 @@ impl Supervised {
             image: None,
             created_at: record.created_at,
             updated_at: record.updated_at,
-            handle: Handle::Process(self.clone()),
+            handle: Handle::Process(handle),
         })
     }
 
+    /// One whose folder is damaged.
+    fn unknown(&self, message: String) -> Deployment {
+        let (framework, model) = self.folder.outline();
+        Deployment {
+            name: self.name(),
+            url: String::new(),
+            state: State::Unknown,
+            phase: Phase::Degraded,
+            message,
+            backend: PROCESS,
+            framework,
+            model,
+            image: None,
+            created_at: self.created_at.unwrap_or_default(),
+            updated_at: self.created_at.unwrap_or_default(),
+            handle: Handle::Process(self.clone()),
+        }
+    }
+
     pub(crate) async fn status(&self) -> Result<DeploymentStatus> {
-        let record = self.folder.record().ok_or_else(|| self.not_found())?;
+        let record = match self.look()? {
+            Read::Whole(found) => found.1,
+            Read::Damaged(message) => return Ok(unknown_status(message)),
+        };
         let (state, mut phase, mut message) = seen(&self.name(), &record);
         let is_ready = state == State::Running && is_healthy(&record.url).await;
         if phase == Phase::Ready && !is_ready {
@@ -153,8 +206,38 @@ impl Supervised {
             replicas_desired: 1,
             restarts: record.restarts,
             exit_code: record.exit_code,
-            gpu_seconds: f64::from(record.num_gpus) * (now - record.started_at),
+            gpu_seconds: gpu_seconds(&record, now),
         })
+    }
+
+    /// Reads its folder.
+    ///
+    /// # Errors
+    /// It is gone; what has its name by now is another one.
+    fn look(&self) -> Result<Read> {
+        let damaged = |reason: String| {
+            let (folder, name) = (self.folder.path().display(), self.name());
+            let hint = format!("`candlepower delete {name}` ends and removes it");
+            Ok(Read::Damaged(format!("{folder} cannot be read: {reason}; {hint}")))
+        };
+        let record = match self.folder.record() {
+            Ok(record) => record,
+            Err(error) => return damaged(error.to_string()),
+        };
+        if record.as_ref().is_some_and(|record| !self.is_meant(record)) {
+            return Err(self.not_found());
+        }
+        match (self.folder.spec(), record) {
+            (Ok(Some(spec)), Some(record)) => Ok(Read::Whole(Box::new((spec, record)))),
+            (Err(error), _) => damaged(error.to_string()),
+            (Ok(Some(_)), None) => damaged("state.json is missing".to_owned()),
+            // It is just being started or removed.
+            (Ok(None), _) => Err(self.not_found()),
+        }
+    }
+
+    fn is_meant(&self, record: &Record) -> bool {
+        self.created_at.is_none_or(|at| (at - record.created_at).abs() < SAME_S)
     }
 
     pub(crate) async fn logs(&self, tail: Option<usize>) -> Result<Vec<String>> {
@@ -174,28 +257,33 @@ impl Supervised {
     pub(crate) async fn delete(&self) -> Result<()> {
         let (folder, name) = (&self.folder, self.name());
         let wrong = |error| Error::backend(format!("`{name}` cannot be deleted"), error);
-        let record = folder.record();
-        if record.is_none() && !folder.path().exists() {
+        if !folder.path().try_exists().map_err(wrong)? {
             return Err(self.not_found());
         }
-        if let Some(record) = &record
-            && record.supervisor.is_alive()
-        {
+        // Of a folder that cannot be read, whoever listens there is the supervisor.
+        let record = folder.record().ok().flatten();
+        if record.as_ref().is_some_and(|record| !self.is_meant(record)) {
+            return Err(self.not_found());
+        }
+        if record.as_ref().is_none_or(|record| record.supervisor.is_alive()) {
             let asked = control::ask(folder.path(), Wish::Delete).await;
-            let ended = record.supervisor.wait(CLAIM_PATIENCE).await;
+            let ended = match &record {
+                Some(record) => record.supervisor.wait(CLAIM_PATIENCE).await,
+                None => true,
+            };
             match asked {
+                Ok(()) => return Ok(()),
                 // Another client was faster.
                 Err(_) if ended && !folder.path().exists() => return Ok(()),
                 Err(error) if !ended => return Err(wrong(error)),
-                _ if !folder.path().exists() => return Ok(()),
-                _ => {}
+                Err(_) => {}
             }
         }
         // Nobody supervises it: what is left is removed here.
         let Some(_lock) = folder.claim().map_err(wrong)? else {
             return Err(wrong(std::io::Error::other("it is just being started")));
         };
-        if let Some(server) = folder.record().and_then(|record| record.server) {
+        if let Some(server) = folder.record().ok().flatten().and_then(|record| record.server) {
             server.end().await;
         }
         folder.remove().map_err(wrong)
@@ -205,15 +293,32 @@ impl Supervised {
         let folder = &self.folder;
         let name = self.name();
         let wrong = |error| Error::backend(format!("`{name}` cannot be started again"), error);
-        if folder.record().is_some_and(|record| record.supervisor.is_alive()) {
-            return control::ask(folder.path(), Wish::Restart).await.map_err(wrong);
+        let record = folder.record();
+        if let Ok(Some(record)) = &record
+            && !self.is_meant(record)
+        {
+            return Err(self.not_found());
         }
-        let spec = folder.spec().ok_or_else(|| self.not_found())?;
+        if !matches!(&record, Ok(Some(record)) if !record.supervisor.is_alive()) {
+            let asked = control::ask(folder.path(), Wish::Restart).await;
+            match (asked, record) {
+                (Ok(()), _) => return Ok(()),
+                (Err(error), Ok(Some(_))) => return Err(wrong(error)),
+                (Err(_), Err(error)) => {
+                    return Err(wrong(std::io::Error::other(format!(
+                        "{error}; delete it, and deploy it again"
+                    ))));
+                }
+                (Err(_), Ok(None)) => {}
+            }
+        }
+        let spec = folder.spec().map_err(wrong)?.ok_or_else(|| self.not_found())?;
         let secrets = secrets_again(&spec)?;
         let mut warnings = Vec::new();
         let compute = spec.choose_gpus(&free_gpus()?, &mut warnings)?;
         let (root, gpus) = (folder::root()?, compute.uuids());
-        let told = Launch { root, spec, secrets, device: compute.device, gpus, warnings };
+        let device = compute.device;
+        let told = Launch { root, folder: here(), spec, secrets, device, gpus, warnings };
         start(folder, told, self.binary.clone()).await.map(|_| ())
     }
 
@@ -226,29 +331,46 @@ impl Supervised {
     }
 }
 
+/// The folder that the user's relative paths begin at.
+fn here() -> PathBuf {
+    std::env::current_dir().unwrap_or_else(|_| "/".into())
+}
+
+fn unreadable(folder: &Path, error: std::io::Error) -> Error {
+    Error::backend(format!("{} cannot be read", folder.display()), error)
+}
+
 /// Looks whether a name is free; one that failed and is the same is started again.
 async fn look(folder: &Folder, asked: &Spec) -> Result<Found> {
-    let Some(record) = folder.record() else { return Ok(Found::Free) };
+    let name = &asked.name;
+    let wrong = |error: std::io::Error| {
+        let hint = format!("`candlepower delete {name}` ends and removes it");
+        Error::backend(
+            format!("`{name}` cannot be deployed"),
+            format!("there is one that cannot be read ({error}): {hint}"),
+        )
+    };
+    let Some(record) = folder.record().map_err(wrong)? else { return Ok(Found::Free) };
     if record.state == State::Terminating && record.supervisor.is_alive() {
         return Ok(Found::Going);
     }
-    match folder.spec() {
-        Some(spec) if spec != *asked => Err(Error::NameInUse { name: asked.name.clone() }),
+    match folder.spec().map_err(wrong)? {
+        Some(spec) if spec != *asked => Err(Error::NameInUse { name: name.clone() }),
         Some(_) if record.supervisor.is_alive() => {
             if record.state == State::Failed {
                 // Another client may be faster, with the same wish or another.
                 let _ = control::ask(folder.path(), Wish::Restart).await;
             }
-            Ok(Found::Same)
+            Ok(Found::Same(record.created_at))
         }
         _ => Ok(Found::Free),
     }
 }
 
-/// Starts a supervisor; false if another one has the name.
-async fn start(folder: &Folder, told: Launch, binary: Option<PathBuf>) -> Result<bool> {
+/// Starts a supervisor, and says since when there is its deployment; `None` if another one has the name.
+async fn start(folder: &Folder, told: Launch, binary: Option<PathBuf>) -> Result<Option<f64>> {
     match launch(told, binary).await? {
-        Answer::Started => Ok(true),
+        Answer::Started(created_at) => Ok(Some(created_at)),
         Answer::Failed(reason) => Err(Error::backend("the supervisor cannot begin", reason)),
         Answer::NoGpu(uuid) => Err(Error::ResourceUnavailable {
             asked: format!("{uuid} was"),
@@ -256,10 +378,10 @@ async fn start(folder: &Folder, told: Launch, binary: Option<PathBuf>) -> Result
         }),
         Answer::Taken => {
             let begin = Instant::now();
-            while folder.spec().is_none() && begin.elapsed() < CLAIM_PATIENCE {
+            while matches!(folder.spec(), Ok(None)) && begin.elapsed() < CLAIM_PATIENCE {
                 tokio::time::sleep(LOOK).await;
             }
-            Ok(false)
+            Ok(None)
         }
     }
 }
@@ -298,9 +420,53 @@ fn seen(name: &str, record: &Record) -> (State, Phase, String) {
     (State::Failed, Phase::Failed, format!("{reason}; {}", restart_hint(name)))
 }
 
+/// The time that its GPUs were held: as long as the supervisor was last seen, where it is gone.
+fn gpu_seconds(record: &Record, now: f64) -> f64 {
+    let until = match record.supervisor.is_alive() {
+        true => now,
+        false => record.written_at.max(record.updated_at),
+    };
+    f64::from(record.num_gpus) * (until - record.started_at).max(0.0)
+}
+
+/// How one is whose folder is damaged.
+fn unknown_status(message: String) -> DeploymentStatus {
+    let phase = Phase::Degraded;
+    DeploymentStatus {
+        state: State::Unknown,
+        phase,
+        is_ready: false,
+        message,
+        progress: Progress { step: phase, bytes_done: 0, bytes_total: 0, elapsed_s: 0.0 },
+        replicas_ready: 0,
+        replicas_desired: 1,
+        restarts: 0,
+        exit_code: None,
+        gpu_seconds: 0.0,
+    }
+}
+
 async fn is_healthy(url: &str) -> bool {
     match HealthClient::new() {
         Ok(client) => client.ask(url).await.is_some_and(|health| health.is_healthy()),
         Err(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_counted_as_long_as_the_supervisor_lives() {
+        let own = super::super::identity::Identity::of(std::process::id()).unwrap();
+        let mut record: Record = serde_json::from_value(serde_json::json!({
+            "state": "Running", "phase": "ready", "created_at": 5.0, "started_at": 10.0,
+            "updated_at": 20.0, "written_at": 70.0, "num_gpus": 2, "supervisor": own,
+        }))
+        .unwrap();
+        assert_eq!(gpu_seconds(&record, 1000.0), 2.0 * 990.0);
+        record.supervisor.pid = 0;
+        assert_eq!(gpu_seconds(&record, 1000.0), 2.0 * 60.0);
     }
 }

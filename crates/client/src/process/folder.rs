@@ -11,8 +11,11 @@ use serde::{Deserialize, Serialize};
 use super::identity::Identity;
 use crate::error::{Error, Result};
 use crate::spec::Spec;
-use crate::status::{Event, Phase, State};
+use crate::status::{Event, Framework, Phase, State};
 
+/// The files with what is run, and how it is.
+const SPEC: &str = "spec.json";
+const RECORD: &str = "state.json";
 /// Newest events that are kept.
 const MAX_EVENTS: usize = 200;
 
@@ -28,17 +31,28 @@ pub(crate) struct Folder {
 pub(crate) struct Record {
     pub(crate) state: State,
     pub(crate) phase: Phase,
+    #[serde(default)]
     pub(crate) message: String,
+    #[serde(default)]
     pub(crate) url: String,
     /// Seconds since 1970, as all times here.
     pub(crate) created_at: f64,
+    #[serde(default)]
     pub(crate) updated_at: f64,
     /// When the supervisor began, which is when GPUs are taken.
+    #[serde(default)]
     pub(crate) started_at: f64,
+    /// When the supervisor last wrote this.
+    #[serde(default)]
+    pub(crate) written_at: f64,
+    #[serde(default)]
     pub(crate) bytes_done: u64,
+    #[serde(default)]
     pub(crate) bytes_total: u64,
+    #[serde(default)]
     pub(crate) restarts: u32,
     pub(crate) exit_code: Option<i32>,
+    #[serde(default)]
     pub(crate) num_gpus: u32,
     pub(crate) supervisor: Identity,
     pub(crate) server: Option<Identity>,
@@ -64,14 +78,21 @@ impl Folder {
         Self { root: root.to_owned(), path: root.join(name) }
     }
 
-    /// The names of all deployments, sorted.
-    pub(crate) fn names(root: &Path) -> Vec<String> {
-        let entries = fs::read_dir(root).into_iter().flatten();
-        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let mut names: Vec<String> =
-            names.filter(|name| crate::check::check_name(name).is_ok()).collect();
+    /// The names of all deployments, sorted; none where there is no such folder.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub(crate) fn names(root: &Path) -> io::Result<Vec<String>> {
+        let entries = match fs::read_dir(root) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let names = entries.map(|entry| Ok(entry?.file_name().into_string().ok()));
+        let names: Vec<Option<String>> = names.collect::<io::Result<_>>()?;
+        let names = names.into_iter().flatten();
+        let mut names: Vec<String> = names.filter(|name| crate::check::is_label(name)).collect();
         names.sort();
-        names
+        Ok(names)
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -87,21 +108,35 @@ impl Folder {
     }
 
     /// What is run here; `None` where there is no deployment, or not yet.
-    pub(crate) fn spec(&self) -> Option<Spec> {
-        self.read("spec.json")
+    ///
+    /// # Errors
+    /// It cannot be read, or says what this version does not know.
+    pub(crate) fn spec(&self) -> io::Result<Option<Spec>> {
+        self.read(SPEC)
     }
 
     /// What its supervisor says; `None` where there is none, or not yet.
-    pub(crate) fn record(&self) -> Option<Record> {
-        self.read("state.json")
+    ///
+    /// # Errors
+    /// It cannot be read, or says what this version does not know.
+    pub(crate) fn record(&self) -> io::Result<Option<Record>> {
+        self.read(RECORD)
+    }
+
+    /// What can be understood of a description that this version does not know as a whole: framework and model.
+    pub(crate) fn outline(&self) -> (Framework, String) {
+        let found = self.read::<serde_json::Value>(SPEC).ok().flatten().unwrap_or_default();
+        let framework = serde_json::from_value(found["framework"].clone());
+        let model = found["model"].as_str().unwrap_or_default().to_owned();
+        (framework.unwrap_or(Framework::Blaze), model)
     }
 
     pub(crate) fn write_spec(&self, spec: &Spec) -> io::Result<()> {
-        self.write("spec.json", &serde_json::to_vec_pretty(spec)?)
+        self.write(SPEC, &serde_json::to_vec_pretty(spec)?)
     }
 
     pub(crate) fn write_record(&self, record: &Record) -> io::Result<()> {
-        self.write("state.json", &serde_json::to_vec_pretty(record)?)
+        self.write(RECORD, &serde_json::to_vec_pretty(record)?)
     }
 
     /// What has happened, the oldest first.
@@ -153,16 +188,25 @@ impl Folder {
         }
     }
 
-    /// Removes everything; whoever does holds the lock.
+    /// Removes everything; whoever does holds the lock. The description goes first, so that no reader takes the rest for a
+    /// deployment that is damaged.
     pub(crate) fn remove(&self) -> io::Result<()> {
+        let _ = fs::remove_file(self.path.join(SPEC));
         match fs::remove_dir_all(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             result => result,
         }
     }
 
-    fn read<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
-        serde_json::from_slice(&fs::read(self.path.join(name)).ok()?).ok()
+    fn read<T: DeserializeOwned>(&self, name: &str) -> io::Result<Option<T>> {
+        let wrong = |error| io::Error::other(format!("{name}: {error}"));
+        match fs::read(self.path.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(wrong(error)),
+            Ok(bytes) => {
+                serde_json::from_slice(&bytes).map(Some).map_err(|error| wrong(error.into()))
+            }
+        }
     }
 
     /// Readers see the old text or the new, never a part.
@@ -190,7 +234,35 @@ mod tests {
         let second = folder.claim().unwrap().unwrap();
         drop((first, second));
         assert!(folder.claim().unwrap().is_some());
-        assert_eq!(Folder::names(&root), ["a"]);
+        assert_eq!(Folder::names(&root).unwrap(), ["a"]);
         fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn what_is_missing_is_not_what_cannot_be_read() {
+        let root = std::env::temp_dir().join(format!("candlepower-damage-{}", std::process::id()));
+        assert_eq!(Folder::names(&root).unwrap(), [""; 0]);
+        let folder = Folder::new(&root, "a");
+        assert!(folder.record().unwrap().is_none());
+        let _lock = folder.claim().unwrap().unwrap();
+        for text in ["", "{}", "[", r#"{"state": "Dreaming"}"#] {
+            fs::write(folder.path().join(RECORD), text).unwrap();
+            let error = folder.record().unwrap_err().to_string();
+            assert!(error.starts_with("state.json: "), "{error}");
+        }
+        // A field that another version does not have.
+        let supervisor = serde_json::to_value(Identity::of(std::process::id())).unwrap();
+        let least = serde_json::json!({
+            "state": "Running", "phase": "ready", "created_at": 1.5, "supervisor": supervisor,
+        });
+        fs::write(folder.path().join(RECORD), least.to_string()).unwrap();
+        assert_eq!(folder.record().unwrap().unwrap().created_at, 1.5);
+        fs::write(folder.path().join(SPEC), r#"{"framework": "prism", "model": "demo"}"#).unwrap();
+        assert!(folder.spec().is_err());
+        assert_eq!(folder.outline(), (Framework::Prism, "demo".into()));
+        fs::remove_dir_all(&root).unwrap();
+        fs::write(&root, "").unwrap();
+        assert!(Folder::names(&root).is_err());
+        fs::remove_file(root).unwrap();
     }
 }

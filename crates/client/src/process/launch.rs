@@ -17,11 +17,11 @@ const BINARY_VARIABLE: &str = "CANDLEPOWER_BIN";
 const BINARY: &str = "candlepower";
 
 /// What a supervisor says when it has begun.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
-    /// It runs, and its folder says what.
-    Started,
+    /// It runs, and its folder says what; since when there is this deployment, in seconds since 1970.
+    Started(f64),
     /// Another supervisor has the name.
     Taken,
     /// Another deployment has just taken this GPU.

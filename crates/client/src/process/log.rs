@@ -26,8 +26,29 @@ struct RotatingLog {
 /// What was said last, and whether it could be written.
 #[derive(Debug, Default)]
 pub(super) struct Last {
-    pub(super) line: String,
+    line: String,
+    /// The last line that says of itself that it is an error; of several lines it is the first.
+    error: Option<String>,
     pub(super) trouble: Option<String>,
+}
+
+/// How a program begins to say why it ends.
+const ERROR: &str = "error: ";
+
+impl Last {
+    fn hear(&mut self, line: String) {
+        if let Some(error) = line.strip_prefix(ERROR) {
+            self.error = Some(error.trim().to_owned());
+        }
+        if !line.trim().is_empty() {
+            self.line = line;
+        }
+    }
+
+    /// Why it ended, in its own words: the error, or what was said last.
+    pub(super) fn words(&self) -> &str {
+        self.error.as_deref().unwrap_or(&self.line)
+    }
 }
 
 /// The name of an older file; 0 is the one that is written.
@@ -61,9 +82,7 @@ pub(super) fn capture(
             };
             let mut last = shared.lock().unwrap_or_else(PoisonError::into_inner);
             last.trouble = written.err().map(|error| format!("the log cannot be written: {error}"));
-            if !line.trim().is_empty() {
-                last.line = line;
-            }
+            last.hear(line);
         }
         // The supervisor may have stopped waiting.
         let _ = ended.send(());
@@ -98,6 +117,18 @@ impl RotatingLog {
 mod tests {
     use super::super::logs;
     use super::*;
+
+    #[test]
+    fn the_reason_of_several_lines_is_the_first() {
+        let words = |lines: &[&str]| {
+            let mut last = Last::default();
+            lines.iter().for_each(|line| last.hear((*line).to_owned()));
+            last.words().to_owned()
+        };
+        let help = "For more information, try '--help'.";
+        assert_eq!(words(&["starting", "error: no such port", "", help]), "no such port");
+        assert_eq!(words(&["starting", "panicked", ""]), "panicked");
+    }
 
     #[test]
     fn a_log_is_bounded_and_its_end_is_read_across_files() {

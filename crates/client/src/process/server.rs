@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -85,6 +85,9 @@ impl Server {
         if !launch.gpus.is_empty() {
             command.env("CUDA_VISIBLE_DEVICES", launch.gpus.join(","));
         }
+        // The supervisor is elsewhere; a folder that is gone is no reason not to start.
+        let is_there = launch.folder.is_dir();
+        command.current_dir(if is_there { launch.folder.as_path() } else { Path::new("/") });
         command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
         let mut child = command.spawn()?;
         // It holds the ends of the pipe that are the server's.
@@ -112,7 +115,7 @@ impl Server {
     pub(super) async fn ended(&mut self) -> Ended {
         let status = self.exit_status().await;
         let _ = timeout(LAST_WORDS, &mut self.log_end).await;
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).line.clone();
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).words().to_owned();
         let reason = Report::read(&self.report).error.unwrap_or_else(|| describe(status, &last));
         Ended { exit_code: status.and_then(|status| status.code()), reason }
     }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::net::{Ipv4Addr, TcpListener};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,8 @@ use crate::status::{Event, Phase, State, now};
 
 /// How often a server that starts is looked at.
 const LOOK_STARTING: Duration = Duration::from_millis(50);
+/// How often the record is written though nothing has changed, so that it says until when the supervisor lived.
+const WRITE_AGAIN_S: f64 = 60.0;
 /// How often a server that is ready is looked at.
 const LOOK_READY: Duration = Duration::from_secs(2);
 
@@ -60,7 +63,7 @@ async fn begin(launch: Launch) -> io::Result<()> {
         say(&Answer::Taken);
         return Ok(());
     };
-    if folder.spec().is_some_and(|spec| spec != launch.spec) {
+    if folder.spec()?.is_some_and(|spec| spec != launch.spec) {
         say(&Answer::Taken);
         return Ok(());
     }
@@ -71,7 +74,7 @@ async fn begin(launch: Launch) -> io::Result<()> {
             None => {
                 say(&Answer::NoGpu(uuid.clone()));
                 // Of a deployment that was there before, its description stays.
-                return if folder.spec().is_none() { folder.remove() } else { Ok(()) };
+                return if folder.spec()?.is_none() { folder.remove() } else { Ok(()) };
             }
         }
     }
@@ -79,12 +82,14 @@ async fn begin(launch: Launch) -> io::Result<()> {
     let mut supervisor = match Supervisor::new(launch, folder.clone(), held).await {
         Ok(supervisor) => supervisor,
         Err(error) => {
-            // Nothing of it is of use to anybody.
-            let _ = folder.remove();
+            // Of one that was not there before nothing is of use to anybody.
+            if matches!(folder.spec(), Ok(None)) {
+                let _ = folder.remove();
+            }
             return Err(error);
         }
     };
-    say(&Answer::Started);
+    say(&Answer::Started(supervisor.record.created_at));
     supervisor.run().await
 }
 
@@ -101,6 +106,8 @@ struct Supervisor {
     folder: Folder,
     _held: Held,
     record: Record,
+    /// Why the record was not written when it last changed.
+    unwritten: Option<String>,
     listener: UnixListener,
     health: HealthClient,
     server: Option<Server>,
@@ -129,7 +136,8 @@ enum Next {
 
 impl Supervisor {
     async fn new(mut launch: Launch, folder: Folder, held: Held) -> io::Result<Self> {
-        if let Some(server) = folder.record().and_then(|record| record.server) {
+        let earlier = folder.record()?;
+        if let Some(server) = earlier.as_ref().and_then(|record| record.server.as_ref()) {
             server.end().await;
         }
         let health = HealthClient::new().map_err(io::Error::other)?;
@@ -147,10 +155,11 @@ impl Supervisor {
             state: State::Pending,
             phase: Phase::Pending,
             message: String::new(),
-            url: String::new(),
-            created_at: folder.record().map_or(begin, |record| record.created_at),
+            created_at: earlier.as_ref().map_or(begin, |record| record.created_at),
+            url: earlier.map(|record| record.url).filter(|url| is_free(url)).unwrap_or_default(),
             updated_at: begin,
             started_at: begin,
+            written_at: begin,
             bytes_done: 0,
             bytes_total: 0,
             restarts: 0,
@@ -168,6 +177,7 @@ impl Supervisor {
             folder,
             _held: held,
             record,
+            unwritten: None,
             listener,
             health,
             server: None,
@@ -183,7 +193,7 @@ impl Supervisor {
             self.launch.spec.ttl_seconds.map(|ttl| Instant::now() + Duration::from_secs(ttl));
         loop {
             let pace = if self.record.phase == Phase::Ready { LOOK_READY } else { LOOK_STARTING };
-            let runs = self.server.is_some();
+            let looks = self.server.is_some() || self.unwritten.is_some();
             let Self { server, restart_at, listener, .. } = self;
             let task = tokio::select! {
                 ended = end_of(server) => Task::Ended(ended),
@@ -191,7 +201,7 @@ impl Supervisor {
                 () = at(expires) => Task::Expire,
                 Ok((stream, _)) = listener.accept() => Task::Answer(stream),
                 _ = terminate.recv() => Task::Terminate,
-                () = sleep(pace), if runs => Task::Look,
+                () = sleep(pace), if looks => Task::Look,
             };
             if self.perform(task).await == Next::End {
                 return Ok(());
@@ -203,7 +213,12 @@ impl Supervisor {
         match task {
             Task::Ended(ended) => self.server_ended(ended),
             Task::Start => self.start(),
-            Task::Look => self.look().await,
+            Task::Look => {
+                self.look().await;
+                if self.unwritten.is_some() || now() - self.record.written_at >= WRITE_AGAIN_S {
+                    self.write();
+                }
+            }
             Task::Answer(stream) => return self.answer(stream).await,
             Task::Expire => {
                 // Whoever asked for it has gone: there is nobody to tell.
@@ -239,8 +254,11 @@ impl Supervisor {
         }
     }
 
-    /// Asks the server how it is.
+    /// Asks the server how it is, if there is one.
     async fn look(&mut self) {
+        if self.server.is_none() {
+            return;
+        }
         if self.record.url.is_empty() {
             let Some(address) = Report::read(&self.folder.report()).address else { return };
             self.record.url = format!("http://{address}");
@@ -371,14 +389,26 @@ impl Supervisor {
             (record.bytes_done, record.bytes_total) = (0, 0);
         }
         (record.state, record.phase, record.message) = (state, phase, message.clone());
-        // On a full disk the deployment goes on; what can be read is then older.
+        // On a full disk the deployment goes on; what can be read is older until there is room.
         let _ = self.folder.add_event(Event { time: now() as u64, state, phase, message });
         self.save();
     }
 
     fn save(&mut self) {
         self.record.updated_at = now();
-        let _ = self.folder.write_record(&self.record);
+        self.write();
+    }
+
+    /// Writes the record; where it cannot be written, each look tries again.
+    fn write(&mut self) {
+        self.record.written_at = now();
+        if let Err(error) = self.folder.write_record(&self.record) {
+            self.unwritten = Some(error.to_string());
+        } else if let Some(reason) = self.unwritten.take() {
+            let Record { state, phase, .. } = self.record;
+            let message = format!("until now its state could not be written: {reason}");
+            let _ = self.folder.add_event(Event { time: now() as u64, state, phase, message });
+        }
     }
 }
 
@@ -399,6 +429,11 @@ async fn at(time: Option<Instant>) {
         Some(time) => sleep_until(time.into()).await,
         None => std::future::pending().await,
     }
+}
+
+/// Whether a deployment can have its address again: another program may have taken it meanwhile.
+fn is_free(url: &str) -> bool {
+    port_of(url).is_some_and(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok())
 }
 
 fn port_of(url: &str) -> Option<u16> {
