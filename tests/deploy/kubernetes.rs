@@ -6,8 +6,8 @@ use std::process::Command;
 
 use serde_json::json;
 
-use super::{Home, address, check_answers, text};
-use crate::support::{Cluster, Request, Server, Story, python, run_to_end};
+use super::{Home, address, check_answers, signal, text};
+use crate::support::{Cluster, Request, Server, Story, python, run_to_end, wait_for};
 
 fn home(cluster: &Cluster) -> Home {
     Home::new().with_env("KUBECONFIG", &cluster.kubeconfig())
@@ -93,6 +93,23 @@ fn a_name_belongs_to_one_spec() {
         "{error}"
     );
     assert_eq!(home.error("delete web --backend kubernetes", 3)["code"], "NOT_FOUND");
+}
+
+#[test]
+fn a_client_that_waits_lets_another_ones_deployment_of_the_name_be() {
+    let cluster = Cluster::start(Story::Recorded("starting"));
+    let home = home(&cluster);
+    let first = home.command(&demo("chat", "--timeout 600 --json")).spawn().unwrap();
+    let place = "chat --backend kubernetes";
+    wait_for("the objects", || (cluster.objects().len() == 2).then_some(()));
+    // It does not see that its own is gone before there is another one.
+    signal("-STOP", first.id().into());
+    home.json(&format!("delete {place}"));
+    home.error(&demo("chat", "--max-model-len 512 --timeout 1 --keep-on-failure"), 5);
+    signal("-CONT", first.id().into());
+    let output = first.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output));
+    assert_eq!(cluster.objects().len(), 2);
 }
 
 #[test]

@@ -114,6 +114,11 @@ impl Workload {
 
     pub(crate) async fn delete(&self) -> Result<()> {
         let (cluster, name) = (&self.cluster, self.name());
+        let found = cluster.deployments().get_opt(name).await;
+        let found = found.map_err(|error| cluster.wrong("be asked", error))?;
+        if found.is_some_and(|found| !self.is_meant(&found)) {
+            return Err(Error::NotFound { name: name.to_owned() });
+        }
         let propagation_policy = Some(PropagationPolicy::Foreground);
         let cascade = DeleteParams { propagation_policy, ..DeleteParams::default() };
         gone(cluster.deployments().delete(name, &cascade).await)
@@ -184,6 +189,7 @@ impl Workload {
         let (cluster, name) = (&self.cluster, self.name());
         let deployment = cluster.deployments().get_opt(name).await;
         let deployment = deployment.map_err(|error| cluster.wrong("be asked", error))?;
+        let deployment = deployment.filter(|found| self.is_meant(found));
         let deployment = deployment.ok_or_else(|| Error::NotFound { name: name.to_owned() })?;
         let pods = cluster.pods_of(name).await?;
         let warnings = self.description.warnings.iter().cloned();
@@ -203,6 +209,11 @@ impl Workload {
             None => first,
         };
         Ok(Look { deployment, pods, health, seen })
+    }
+
+    /// Whether this is the deployment that was found or made, and not another one that has its name by now.
+    fn is_meant(&self, deployment: &KubeDeployment) -> bool {
+        Description::of(deployment).is_some_and(|found| found.spec == self.description.spec)
     }
 
     fn name(&self) -> &str {
