@@ -96,7 +96,7 @@ impl AnswerShape<'_> {
         let start =
             if self.dialect.is_harmony() { grammar.harmony()? } else { grammar.marked()? };
         grammar.rule("start", &start);
-        Ok(Some(Constraint::Lark(grammar.rules.concat())))
+        Ok(Some(Constraint::Composed(grammar.rules.concat())))
     }
 }
 

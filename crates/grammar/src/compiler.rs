@@ -13,6 +13,9 @@ use crate::constraint::Notation;
 use crate::vocabulary::SpecialToken;
 use crate::{Constraint, Error, Grammar, Result, vocabulary};
 
+/// Most that may come next at one place, as the library counts it: four for each optional property of an object, and one
+/// for each text of a rule. It looks through all of them for each one.
+const MAX_ITEMS_IN_ROW: usize = 5000;
 /// Compiled constraints that are kept.
 const CACHE_SIZE: usize = 128;
 
@@ -38,6 +41,7 @@ impl GrammarCompiler {
             .map_err(|error| Error::Vocabulary(format!("{error:#}")))?;
         factory.quiet();
         factory.limits_mut().verbose_errors = false;
+        factory.limits_mut().max_items_in_row = MAX_ITEMS_IN_ROW;
         let special = vocabulary::special_tokens(tokenizer, num_logits);
         Ok(Self { factory, num_logits, special, cache: Mutex::default() })
     }
@@ -70,24 +74,32 @@ impl GrammarCompiler {
     }
 
     fn compile_anew(&self, notation: Notation) -> Result<Grammar> {
+        let is_foreign = matches!(notation, Notation::Foreign(_));
         let top = match notation {
             Notation::Json(schema) => TopLevelGrammar::from_json_schema(schema),
-            Notation::Lark(grammar) => TopLevelGrammar::from_lark(grammar),
+            Notation::Lark(grammar) | Notation::Foreign(grammar) => {
+                TopLevelGrammar::from_lark(grammar)
+            }
         };
         let compile = || Matcher::new(self.factory.create_parser(top));
         // A grammar from outside must not end the server, whatever the library makes of it.
         let matcher = catch_unwind(AssertUnwindSafe(compile))
             .map_err(|_| Error::Constraint("it cannot be compiled".to_owned()))?;
         match matcher.get_error() {
-            Some(error) => Err(Error::Constraint(first_line(&error))),
-            None => Grammar::new(matcher, self.num_logits),
+            Some(error) => Err(Error::Constraint(reason(&error))),
+            None => Grammar::new(matcher, self.num_logits, is_foreign),
         }
     }
 }
 
-/// What the library says first; the rest shows its own state.
-fn first_line(text: &str) -> String {
-    text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned()
+/// What the library says first, and why, where that is in another line; the rest shows its own state.
+fn reason(text: &str) -> String {
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let first = lines.next().unwrap_or_default();
+    match lines.find_map(|line| line.strip_prefix("error: ")) {
+        Some(why) if first.ends_with(':') => format!("{first} {why}"),
+        _ => first.to_owned(),
+    }
 }
 
 impl std::fmt::Debug for GrammarCompiler {

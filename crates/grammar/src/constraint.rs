@@ -19,6 +19,9 @@ pub enum Constraint {
     Choice(Vec<String>),
     /// A text of a context-free grammar in Lark's notation.
     Lark(String),
+    /// A text of a grammar in Lark's notation that was put together here: each of its texts can be read in one way, but for
+    /// what a grammar within it says.
+    Composed(String),
     /// A text of a context-free grammar in GBNF, the EBNF of llama.cpp and SGLang, of its rule `root`.
     Gbnf(String),
     /// Text with constrained parts, as a `structural_tag` of vLLM and SGLang describes it.
@@ -38,7 +41,9 @@ impl Constraint {
         let special = vocabulary::special_tokens(tokenizer, tokenizer.vocab_size());
         Ok(match self.notation(&special)? {
             Notation::Json(schema) => format!("%json {schema}"),
-            Notation::Lark(grammar) => format!("%lark {{\n{grammar}\n}}"),
+            Notation::Lark(grammar) | Notation::Foreign(grammar) => {
+                format!("%lark {{\n{grammar}\n}}")
+            }
         })
     }
 
@@ -50,22 +55,27 @@ impl Constraint {
     /// The constraint in llguidance's notation, which also names it in the cache: its kind and its text.
     pub(crate) fn notation(&self, special: &[SpecialToken]) -> Result<Notation> {
         Ok(match self {
-            Self::JsonObject => Notation::Json(with_white_space(json!({"type": "object"}))),
-            Self::JsonSchema(schema) => Notation::Json(with_white_space(schema.clone())),
+            Self::JsonObject => Notation::Json(with_white_space(&json!({"type": "object"}))?),
+            Self::JsonSchema(schema) => Notation::Json(with_white_space(schema)?),
             Self::Regex(regex) => Notation::Lark(format!("start: /{}/\n", escape_slashes(regex))),
             Self::Choice(texts) if texts.is_empty() || texts.iter().any(String::is_empty) => {
                 return Err(Error::EmptyChoice);
             }
             Self::Choice(texts) => {
                 let literals: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
-                Notation::Lark(format!("start: {}\n", literals.join(" | ")))
+                // One terminal: as rules, so many texts would be looked at one by one for each token.
+                Notation::Lark(format!("start: CHOICE\nCHOICE: {}\n", literals.join(" | ")))
             }
             Self::Lark(grammar) => {
                 lark::check_depth(grammar)?;
-                Notation::Lark(grammar.clone())
+                Notation::Foreign(grammar.clone())
             }
-            Self::StructuralTag(tag) => Notation::Lark(structural_tag::to_lark(tag, special)?),
-            Self::Gbnf(grammar) => Notation::Lark(gbnf::to_lark(grammar)?),
+            Self::Composed(grammar) => {
+                lark::check_depth(grammar)?;
+                Notation::composed(grammar.clone())
+            }
+            Self::StructuralTag(tag) => Notation::composed(structural_tag::to_lark(tag, special)?),
+            Self::Gbnf(grammar) => Notation::Foreign(gbnf::to_lark(grammar)?),
         })
     }
 }
@@ -74,30 +84,43 @@ impl Constraint {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Notation {
     Json(Value),
+    /// Each text can be read in one way.
     Lark(String),
+    /// The same notation, written by somebody else, or with such a part.
+    Foreign(String),
 }
 
 impl Notation {
+    fn composed(grammar: String) -> Self {
+        if grammar.contains("%lark") { Self::Foreign(grammar) } else { Self::Lark(grammar) }
+    }
+
     /// The same for the same constraint.
     pub(crate) fn key(&self) -> String {
         match self {
             Self::Json(schema) => format!("json {schema}"),
             Self::Lark(grammar) => format!("lark {grammar}"),
+            Self::Foreign(grammar) => format!("foreign {grammar}"),
         }
     }
 }
 
 /// The schema with our white space; what the request says of llguidance's own options is dropped, because they are no
 /// part of JSON Schema.
-pub(crate) fn with_white_space(schema: Value) -> Value {
-    let mut schema = match schema::prepared(&schema) {
+///
+/// # Errors
+/// [`Error::Constraint`] with the keyword that cannot be held.
+pub(crate) fn with_white_space(schema: &Value) -> Result<Value> {
+    let prepared = schema::prepared(schema);
+    schema::check(&prepared)?;
+    let mut schema = match prepared {
         Value::Object(schema) => schema,
         // `true` allows all JSON, `false` none.
         other => Map::from_iter([("allOf".to_owned(), Value::Array(vec![other]))]),
     };
     let options = json!({"whitespace_flexible": true, "whitespace_pattern": WHITE_SPACE});
     schema.insert("x-guidance".to_owned(), options);
-    Value::Object(schema)
+    Ok(Value::Object(schema))
 }
 
 /// A text as a string of Lark's notation, which is JSON's but for one character.

@@ -3,12 +3,18 @@
 use llguidance::Matcher;
 use llguidance::toktrie::SimpleVob;
 
+use crate::budget::Budget;
 use crate::{Error, Result};
+
+/// Tokens that a grammar is tried with before it is taken.
+const NUM_TRIED: usize = 3;
 
 /// Where one sequence is in its grammar. A clone goes its own way.
 pub struct Grammar {
     matcher: Matcher,
     num_logits: usize,
+    /// Of a grammar from outside.
+    budget: Option<Budget>,
 }
 
 /// The tokens that are allowed next: bit `id % 32` of word `id / 32`.
@@ -27,6 +33,12 @@ impl Mask {
         word.is_some_and(|word| word >> (token_id % 32) & 1 == 1)
     }
 
+    /// The first token that is allowed.
+    fn first(&self) -> Option<u32> {
+        let at = self.0.iter().position(|word| *word != 0)?;
+        u32::try_from(at * 32).ok().map(|id| id + self.0[at].trailing_zeros())
+    }
+
     /// Whether nothing but these tokens is allowed.
     pub fn allows_only(&self, token_ids: &[u32]) -> bool {
         let mut among = token_ids.to_vec();
@@ -39,15 +51,16 @@ impl Mask {
 }
 
 impl Grammar {
-    /// The state that `matcher` is in.
+    /// The state that `matcher` is in; `is_foreign` if the grammar was written by somebody else, who may have written one
+    /// that takes long.
     ///
     /// # Errors
-    /// [`Error::Constraint`] if no output at all satisfies it.
-    pub(crate) fn new(matcher: Matcher, num_logits: usize) -> Result<Self> {
-        let mut grammar = Self { matcher, num_logits };
+    /// [`Error::Constraint`] if no output at all satisfies it, or if it cannot be held from the beginning.
+    pub(crate) fn new(matcher: Matcher, num_logits: usize, is_foreign: bool) -> Result<Self> {
+        let mut grammar = Self { matcher, num_logits, budget: is_foreign.then(Budget::new) };
         let nothing = || Error::Constraint("no output can satisfy it".to_owned());
         let first =
-            grammar.clone().allowed().map_err(|error| Error::Constraint(error.to_string()))?;
+            grammar.clone().first_masks().map_err(|error| Error::Constraint(error.to_string()))?;
         if first.0.iter().all(|word| *word == 0) {
             return Err(nothing());
         }
@@ -59,12 +72,28 @@ impl Grammar {
         Ok(grammar)
     }
 
+    /// The first mask, if some tokens behind it can be followed, too: what is too large shows there.
+    fn first_masks(&mut self) -> Result<Mask> {
+        let first = self.allowed()?;
+        let mut mask = first.clone();
+        for _ in 0..NUM_TRIED {
+            let Some(token) = self.forced_token().or_else(|| mask.first()) else { break };
+            self.accept(token)?;
+            if self.is_finished() {
+                break;
+            }
+            mask = self.allowed()?;
+        }
+        Ok(first)
+    }
+
     /// The tokens that are allowed next; those that end a text are among them where it may end here.
     ///
     /// # Errors
     /// [`Error::State`] if the state has become too complex.
     pub fn allowed(&mut self) -> Result<Mask> {
-        let mask = self.matcher.compute_mask_or_eos().map_err(|error| state_error(&error))?;
+        let mask = self
+            .work(|matcher| matcher.compute_mask_or_eos().map_err(|error| state_error(&error)))?;
         Ok(Mask(self.words(&mask)))
     }
 
@@ -75,7 +104,7 @@ impl Grammar {
             return None;
         }
         // Only the first one: with more text behind it, the others may be split differently.
-        self.matcher.compute_ff_tokens().first().copied()
+        self.work(|matcher| Ok(matcher.compute_ff_tokens().first().copied())).ok()?
     }
 
     /// Takes the token that was drawn.
@@ -83,7 +112,15 @@ impl Grammar {
     /// # Errors
     /// [`Error::State`] if it was not allowed.
     pub fn accept(&mut self, token_id: u32) -> Result<()> {
-        self.matcher.consume_token(token_id).map_err(|error| state_error(&error))
+        self.budget.iter_mut().for_each(Budget::earn);
+        self.work(|matcher| matcher.consume_token(token_id).map_err(|error| state_error(&error)))
+    }
+
+    fn work<T>(&mut self, work: impl FnOnce(&mut Matcher) -> Result<T>) -> Result<T> {
+        match &mut self.budget {
+            None => work(&mut self.matcher),
+            Some(budget) => budget.spend(|| work(&mut self.matcher)),
+        }
     }
 
     /// Whether nothing may follow any more.
@@ -99,7 +136,11 @@ impl Grammar {
 
 impl Clone for Grammar {
     fn clone(&self) -> Self {
-        Self { matcher: self.matcher.deep_clone(), num_logits: self.num_logits }
+        Self {
+            matcher: self.matcher.deep_clone(),
+            num_logits: self.num_logits,
+            budget: self.budget.clone(),
+        }
     }
 }
 
@@ -111,5 +152,9 @@ impl std::fmt::Debug for Grammar {
 
 fn state_error(error: &impl std::fmt::Display) -> Error {
     let text = error.to_string();
-    Error::State(text.lines().next().unwrap_or_default().trim().to_owned())
+    let first = text.lines().next().unwrap_or_default().trim();
+    if first.contains("Current row has") || first.contains("Too many items") {
+        return Error::State("too many different things may come next at one place".to_owned());
+    }
+    Error::State(first.to_owned())
 }

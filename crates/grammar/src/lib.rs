@@ -6,6 +6,7 @@
 //! [`Grammar::forced_token`] is the token that needs no drawing. Nothing is dropped in silence: what a constraint asks for
 //! and cannot be had is an error that names it.
 
+mod budget;
 mod compiler;
 mod constraint;
 mod error;

@@ -2,6 +2,7 @@
 //! by others are. What is left and not supported the library refuses by name.
 
 mod formats;
+mod limits;
 mod negation;
 mod one_of;
 mod references;
@@ -10,6 +11,8 @@ mod unevaluated;
 use std::cell::Cell;
 
 use serde_json::{Map, Number, Value, json};
+
+pub(crate) use limits::check;
 
 /// Keywords whose values are named schemas.
 const NAMED: [&str; 5] =

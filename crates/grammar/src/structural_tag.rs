@@ -358,9 +358,7 @@ fn one_of(expressions: Vec<String>, whose: &str, what: &str) -> Result<String> {
 
 fn json(schema: &Value) -> Result<String> {
     match schema {
-        Value::Object(_) | Value::Bool(_) => {
-            Ok(format!("%json {}", with_white_space(schema.clone())))
-        }
+        Value::Object(_) | Value::Bool(_) => Ok(format!("%json {}", with_white_space(schema)?)),
         _ => Err(Error::Constraint("a schema must be an object".into())),
     }
 }

@@ -321,3 +321,62 @@ fn structural_tags_that_cannot_be_held_are_refused() {
         assert!(refused.contains(part), "{refused}: {tag}");
     }
 }
+
+#[test]
+fn many_choices_and_wide_objects_are_held() {
+    let compiler = compiler();
+    let texts: Vec<String> =
+        (0..10_000).map(|index| format!("choice {} of {index}", index * 7919 % 10_007)).collect();
+    let choice = compiler.compile(&Constraint::Choice(texts.clone())).unwrap();
+    assert_eq!(take(choice.clone(), &texts[5000]), Some(true));
+    assert_eq!(take(choice, "choice 1 of 1"), None);
+    let properties = (0..600).map(|index| (format!("p{index}"), json!({"type": "boolean"})));
+    let properties: serde_json::Map<String, Value> = properties.collect();
+    let schema = json!({"type": "object", "properties": properties, "additionalProperties": false});
+    let grammar = compiler.compile(&Constraint::JsonSchema(schema)).unwrap();
+    assert_eq!(take(grammar, "{\"p7\":true,\"p599\":false}"), Some(true));
+}
+
+#[test]
+fn what_is_too_wide_is_refused_when_it_is_compiled() {
+    let compiler = compiler();
+    let texts: Vec<String> = (0..6000).map(|index| format!("\"text {index}\"")).collect();
+    let rule = format!("start: {}", texts.join(" | "));
+    let any: Vec<Value> =
+        (0..6000).map(|index| json!({"required": [format!("p{index}")]})).collect();
+    for constraint in
+        [Constraint::Lark(rule), Constraint::JsonSchema(json!({"type": "object", "anyOf": any}))]
+    {
+        let error = compiler.compile(&constraint).unwrap_err();
+        assert!(matches!(error, Error::Constraint(_)), "{error}");
+    }
+}
+
+#[test]
+fn what_can_be_read_in_too_many_ways_ends_early() {
+    let compiler = compiler();
+    let ambiguous = "start: e\ne: e e | \"a\" | \"b\" | \"\"";
+    for constraint in [
+        Constraint::Lark(ambiguous.into()),
+        Constraint::Lark("start: ((\"a\"*)*)*".into()),
+        Constraint::Composed(format!("start: \"a\" inner\ninner: %lark {{\n{ambiguous}\n}}\n")),
+    ] {
+        let mut state = compiler.compile(&constraint).unwrap();
+        let failed = (0..900).find_map(|_| {
+            let allowed = state.allowed().map(|mask| assert!(mask.allows(b'a'.into())));
+            allowed.and_then(|()| state.accept(b'a'.into())).err()
+        });
+        let error = failed.expect("it fails").to_string();
+        assert!(error.contains("too long"), "{error}");
+    }
+}
+
+#[test]
+fn errors_say_why() {
+    let compiler = compiler();
+    let error = compiler.compile(&Constraint::Regex("a(b".into())).unwrap_err().to_string();
+    assert!(error.contains("unclosed group") && !error.contains('\n'), "{error}");
+    let schema = json!({"type": "string", "pattern": "a{2,1}"});
+    let error = compiler.compile(&Constraint::JsonSchema(schema)).unwrap_err().to_string();
+    assert!(error.contains("invalid repetition"), "{error}");
+}

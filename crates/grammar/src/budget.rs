@@ -1,0 +1,81 @@
+//! How long a grammar from outside may keep a thread: what may be read in many ways takes longer with each token.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::{Error, Result};
+
+/// What a sequence has at first, and at most.
+const MOST: Duration = Duration::from_millis(500);
+/// What each token adds. Masks take a tenth of a millisecond on average, and two if they are among the slowest of a hundred.
+const PER_TOKEN: Duration = Duration::from_millis(4);
+
+/// The time of a thread that a sequence may still take.
+#[derive(Clone, Debug)]
+pub(crate) struct Budget {
+    left: Duration,
+}
+
+impl Budget {
+    pub(crate) fn new() -> Self {
+        Self { left: MOST }
+    }
+
+    /// Adds what a token does, unless nothing was left.
+    pub(crate) fn earn(&mut self) {
+        if !self.left.is_zero() {
+            self.left = (self.left + PER_TOKEN).min(MOST);
+        }
+    }
+
+    /// Does some work.
+    ///
+    /// # Errors
+    /// [`Error::State`] if it, or what was done before it, took too long.
+    pub(crate) fn spend<T>(&mut self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let before = thread_time();
+        let done = work();
+        self.take(thread_time().saturating_sub(before))?;
+        done
+    }
+
+    fn take(&mut self, spent: Duration) -> Result<()> {
+        self.left = self.left.saturating_sub(spent);
+        if self.left.is_zero() {
+            return Err(Error::State(
+                "its texts take too long to follow: write it so that each can be read in one way only".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The time that this thread has computed for; that of others beside it does not count.
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
+    Duration::from_secs(seconds)
+        + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_longer_than_tokens_earn_fails_and_stays_failed() {
+        let mut budget = Budget::new();
+        for _ in 0..1000 {
+            budget.take(PER_TOKEN).unwrap();
+            budget.earn();
+        }
+        let tokens = (0..1000).position(|_| {
+            budget.earn();
+            budget.take(3 * PER_TOKEN).is_err()
+        });
+        assert_eq!(tokens, Some(61));
+        budget.earn();
+        assert!(budget.spend(|| Ok(())).is_err());
+    }
+}

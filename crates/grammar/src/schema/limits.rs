@@ -1,0 +1,138 @@
+//! What the library would take and cannot hold: names that are to differ, and objects that are too wide.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+use super::{LITERAL, NAMED};
+use crate::{Error, Result};
+
+/// Most properties of an object that are not required. Compiling them takes a second, and following them some
+/// milliseconds a token.
+const MAX_OPTIONAL: usize = 1000;
+/// Keywords whose schemas are held beside those around them.
+const BESIDE: [&str; 3] = ["allOf", "anyOf", "oneOf"];
+
+/// Refuses what a prepared schema asks for and would not get.
+///
+/// # Errors
+/// [`Error::Constraint`] with the keyword.
+pub(crate) fn check(schema: &Value) -> Result<()> {
+    check_within(schema, &BTreeSet::new())
+}
+
+/// `around` are the names that schemas around this one require of the same object.
+fn check_within(schema: &Value, around: &BTreeSet<&str>) -> Result<()> {
+    let Value::Object(object) = schema else { return Ok(()) };
+    let mut required = around.clone();
+    add_required(object, &mut required);
+    check_free_names(object, &required)?;
+    check_width(object, &required)?;
+    for (keyword, value) in object {
+        let keyword = keyword.as_str();
+        let nothing = BTreeSet::new();
+        let required = if BESIDE.contains(&keyword) { &required } else { &nothing };
+        match value {
+            _ if LITERAL.contains(&keyword) => {}
+            Value::Object(named) if NAMED.contains(&keyword) => {
+                named.values().try_for_each(|schema| check_within(schema, required))?;
+            }
+            Value::Array(schemas) => {
+                schemas.iter().try_for_each(|schema| check_within(schema, required))?;
+            }
+            schema => check_within(schema, required)?,
+        }
+    }
+    Ok(())
+}
+
+/// The names that an object and all that `allOf` says of it require.
+fn add_required<'a>(object: &'a Map<String, Value>, required: &mut BTreeSet<&'a str>) {
+    let list = |keyword: &str| object.get(keyword).and_then(Value::as_array).into_iter().flatten();
+    required.extend(list("required").filter_map(Value::as_str));
+    for schema in list("allOf").filter_map(Value::as_object) {
+        add_required(schema, required);
+    }
+}
+
+/// A name that is free may come again, so that free names count as one.
+fn check_free_names(object: &Map<String, Value>, required: &BTreeSet<&str>) -> Result<()> {
+    let Some(least) = object.get("minProperties").and_then(Value::as_u64) else { return Ok(()) };
+    let may_be_object = match object.get("type") {
+        Some(Value::String(kind)) => kind == "object",
+        Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "object"),
+        _ => true,
+    };
+    if !may_be_object || least <= required.len() as u64 + 1 {
+        return Ok(());
+    }
+    Err(Error::Constraint(format!(
+        "`minProperties` is {least} and {} names are required: names that are free may come twice, so that at most one \
+         of them can be counted",
+        required.len()
+    )))
+}
+
+fn check_width(object: &Map<String, Value>, required: &BTreeSet<&str>) -> Result<()> {
+    let Some(Value::Object(properties)) = object.get("properties") else { return Ok(()) };
+    let optional = properties.keys().filter(|name| !required.contains(name.as_str())).count();
+    if optional <= MAX_OPTIONAL {
+        return Ok(());
+    }
+    Err(Error::Constraint(format!(
+        "{optional} of an object's `properties` are not required, more than {MAX_OPTIONAL}"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::prepared;
+    use super::*;
+
+    #[test]
+    fn free_names_count_as_one() {
+        let free = json!({"type": "object", "additionalProperties": {"type": "integer"}});
+        let with = |more: Value| {
+            let mut schema = free.clone();
+            schema.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            check(&prepared(&schema))
+        };
+        for held in [
+            json!({"minProperties": 1}),
+            json!({"minProperties": 2.0, "required": ["a"]}),
+            json!({"minProperties": 3, "required": ["a"], "allOf": [{"required": ["b"]}]}),
+            json!({"allOf": [{"minProperties": 2}], "required": ["a", "b"]}),
+            json!({"properties": {"minProperties": {"type": "string", "minProperties": 2}}}),
+            json!({"not": {"maxProperties": 0}}),
+            json!({"enum": [{"minProperties": 2}]}),
+        ] {
+            assert_eq!(with(held.clone()), Ok(()), "{held}");
+        }
+        for refused in [
+            json!({"minProperties": 2}),
+            json!({"minProperties": 3, "required": ["a"]}),
+            json!({"anyOf": [{"minProperties": 2}, {"required": ["a"]}]}),
+            json!({"not": {"maxProperties": 1}}),
+            json!({"propertyNames": {"pattern": "^[ab]$"}, "minProperties": 2, "maxProperties": 2}),
+            json!({"properties": {"a": {"minProperties": 2}}, "required": ["a", "b"]}),
+        ] {
+            let error = with(refused.clone()).unwrap_err().to_string();
+            assert!(error.contains("minProperties"), "{error}: {refused}");
+        }
+    }
+
+    #[test]
+    fn objects_are_only_so_wide() {
+        let object = |num: usize, required: &[&str]| {
+            let properties = (0..num).map(|index| (format!("p{index}"), json!(true)));
+            let properties: Map<String, Value> = properties.collect();
+            check(&json!({"items": {"properties": properties, "required": required}}))
+        };
+        object(MAX_OPTIONAL, &[]).unwrap();
+        object(MAX_OPTIONAL + 1, &["p7"]).unwrap();
+        let error = object(MAX_OPTIONAL + 1, &["other"]).unwrap_err().to_string();
+        assert!(error.contains("1001 of an object's `properties`"), "{error}");
+    }
+}
