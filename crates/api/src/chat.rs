@@ -100,7 +100,7 @@ fn refuse_modalities(fields: &mut Fields<'_>) -> Result<(), FieldError> {
 pub struct ChatMessage {
     /// Who speaks.
     pub role: Role,
-    /// What is said. May be absent only where `tool_calls` are present.
+    /// What is said. May be absent only where `tool_calls` or `reasoning_content` are present.
     pub content: Option<Content>,
     /// Name of the speaker or of the tool, for templates that use it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -167,7 +167,11 @@ impl<'de> Visitor<'de> for ChatMessageVisitor {
             message.tool_calls = None;
         }
         if message.content.is_none() && message.tool_calls.is_none() {
-            return Err(A::Error::custom("the message has no `content`"));
+            // An answer that was cut while the model thought says nothing.
+            if message.role != Role::Assistant || message.reasoning_content.is_none() {
+                return Err(A::Error::custom("the message has no `content`"));
+            }
+            message.content = Some(Content::Text(String::new()));
         }
         Ok(message)
     }

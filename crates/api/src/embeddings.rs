@@ -15,7 +15,7 @@ pub struct EmbeddingsRequest {
     /// A string, strings, token ids, or lists of token ids.
     pub input: Prompt,
     /// How vectors are written.
-    #[schema(default = "float")]
+    #[schema(required = false, default = "float")]
     pub encoding_format: EncodingFormat,
     /// So many first elements of each vector, brought to length one again where the model's vectors have that.
     pub dimensions: Option<i64>,

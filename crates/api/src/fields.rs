@@ -107,6 +107,9 @@ impl<'a> Fields<'a> {
 
 /// The error of a value inside the field `name`; `path` is `.` for the field itself.
 fn value_error(name: &str, path: &str, error: &serde_json::Error) -> FieldError {
+    // Of a key that cannot be one the path has no name.
+    let path =
+        path.strip_suffix('?').map_or(path, |before| before.strip_suffix('.').unwrap_or("."));
     let param = match path {
         "." => name.to_owned(),
         inner if inner.starts_with('[') => format!("{name}{inner}"),

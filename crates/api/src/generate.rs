@@ -122,10 +122,62 @@ impl GenerateRequest {
         if self.generation.n.is_some_and(|n| n != 1) {
             return refuse("`choices` gives one branch: leave `n` out.");
         }
-        if self.generation.prompt_logprobs.is_some() {
-            return refuse("`choices` are not available with `prompt_logprobs`.");
+        match self.without_effect() {
+            None => Ok(()),
+            Some(name) => Err(FieldError::new(
+                name,
+                format!(
+                    "`choices` are scored as they are: leave `{name}` out, which has no effect on that."
+                ),
+            )),
         }
-        Ok(())
+    }
+}
+
+impl GenerateRequest {
+    /// A field that says how to generate, where nothing is generated.
+    fn without_effect(&self) -> Option<&'static str> {
+        let GenerationFields {
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            seed,
+            logit_bias,
+            max_tokens,
+            max_tokens_name,
+            min_tokens,
+            stop,
+            stop_token_ids,
+            include_stop_str_in_output,
+            skip_special_tokens,
+            ignore_eos,
+            prompt_logprobs,
+            ..
+        } = &self.generation;
+        let said = [
+            ("temperature", temperature.is_some()),
+            ("top_p", top_p.is_some()),
+            ("top_k", top_k.is_some()),
+            ("min_p", min_p.is_some()),
+            ("repetition_penalty", repetition_penalty.is_some()),
+            ("presence_penalty", presence_penalty.is_some()),
+            ("frequency_penalty", frequency_penalty.is_some()),
+            ("seed", seed.is_some()),
+            ("logit_bias", logit_bias.is_some()),
+            (max_tokens_name.0, max_tokens.is_some()),
+            ("min_tokens", min_tokens.is_some()),
+            ("stop", stop.is_some()),
+            ("stop_token_ids", stop_token_ids.is_some()),
+            ("include_stop_str_in_output", include_stop_str_in_output.is_some()),
+            ("skip_special_tokens", skip_special_tokens.is_some()),
+            ("ignore_eos", ignore_eos.is_some()),
+            ("prompt_logprobs", prompt_logprobs.is_some()),
+        ];
+        said.into_iter().find_map(|(name, is_said)| is_said.then_some(name))
     }
 }
 
@@ -253,9 +305,24 @@ mod tests {
             r#""choices": ["a"], "stream": true"#,
             r#""choices": ["a"], "n": 2"#,
             r#""choices": ["a"], "structured_outputs": {"regex": "a"}"#,
-            r#""choices": ["a"], "prompt_logprobs": 1"#,
         ] {
             assert_eq!(refused(&format!(r#"{{"text": "t", {more}}}"#)), "choices", "{more}");
         }
+        for (name, value) in [
+            ("temperature", "0"),
+            ("logit_bias", r#"{"7": 1}"#),
+            ("stop", r#""a""#),
+            ("min_tokens", "1"),
+            ("max_completion_tokens", "1"),
+            ("repetition_penalty", "1.5"),
+            ("stop_token_ids", "[1]"),
+            ("prompt_logprobs", "1"),
+        ] {
+            let body = format!(r#"{{"text": "t", "choices": ["a"], "{name}": {value}}}"#);
+            assert_eq!(refused(&body), name);
+        }
+        let body =
+            r#"{"text": "t", "choices": ["a"], "logprobs": 1, "cache_salt": "s", "priority": 1}"#;
+        GenerateRequest::parse(body.as_bytes()).unwrap();
     }
 }

@@ -12,6 +12,10 @@ use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::scalar::TokenId;
 
+mod schema;
+
+pub(crate) use schema::{MessagesSampling, ResponsesSampling};
+
 /// Most stop strings of one request.
 pub const MAX_STOP_STRINGS: usize = 16;
 
@@ -46,6 +50,10 @@ pub struct GenerationFields {
     pub logit_bias: Option<BTreeMap<u32, f64>>,
     /// Most tokens to generate; `max_completion_tokens` is another name for it.
     pub max_tokens: Option<i64>,
+    /// Under which name it was given.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub max_tokens_name: MaxTokensName,
     /// Nothing ends the text before so many tokens are out.
     #[schema(default = 0, minimum = 0)]
     pub min_tokens: Option<i64>,
@@ -95,6 +103,7 @@ impl GenerationFields {
     /// Takes the shared fields out of `fields`.
     pub fn take(fields: &mut Fields<'_>) -> Result<Self, FieldError> {
         let response_format = fields.take("response_format")?;
+        let (max_tokens, max_tokens_name) = take_max_tokens(fields)?;
         let structured_outputs = fields.take("structured_outputs")?;
         let generation = Self {
             temperature: fields.take("temperature")?,
@@ -106,7 +115,8 @@ impl GenerationFields {
             frequency_penalty: fields.take("frequency_penalty")?,
             seed: fields.take_integer("seed")?,
             logit_bias: fields.take("logit_bias")?,
-            max_tokens: take_max_tokens(fields)?,
+            max_tokens,
+            max_tokens_name,
             min_tokens: fields.take_integer("min_tokens")?,
             n: fields.take_integer("n")?,
             stop: fields.take("stop")?,
@@ -163,15 +173,26 @@ impl GenerationFields {
     }
 }
 
+/// A name of `max_tokens`, which endpoints call differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxTokensName(pub &'static str);
+
+impl Default for MaxTokensName {
+    fn default() -> Self {
+        Self("max_tokens")
+    }
+}
+
 /// `max_tokens` under either of its names.
-fn take_max_tokens(fields: &mut Fields<'_>) -> Result<Option<i64>, FieldError> {
+fn take_max_tokens(fields: &mut Fields<'_>) -> Result<(Option<i64>, MaxTokensName), FieldError> {
     const NEWER: &str = "max_completion_tokens";
     match (fields.take_integer("max_tokens")?, fields.take_integer(NEWER)?) {
         (Some(a), Some(b)) if a != b => Err(FieldError::new(
             NEWER,
             format!("`{NEWER}` and `max_tokens` mean the same and differ: give one of them."),
         )),
-        (a, b) => Ok(b.or(a)),
+        (a, None) => Ok((a, MaxTokensName::default())),
+        (_, b) => Ok((b, MaxTokensName(NEWER))),
     }
 }
 
@@ -234,28 +255,6 @@ impl<'de> Visitor<'de> for StopStringsVisitor {
     }
 }
 
-mod schema {
-    //! How [`StopStrings`](super::StopStrings) is described in the OpenAPI document.
-
-    use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, OneOfBuilder, SchemaType, Type};
-    use utoipa::openapi::{RefOr, Schema};
-    use utoipa::{PartialSchema, ToSchema};
-
-    impl PartialSchema for super::StopStrings {
-        fn schema() -> RefOr<Schema> {
-            let string = ObjectBuilder::new()
-                .schema_type(SchemaType::Type(Type::String))
-                .min_length(Some(1))
-                .build();
-            let list =
-                ArrayBuilder::new().items(string.clone()).max_items(Some(super::MAX_STOP_STRINGS));
-            Schema::OneOf(OneOfBuilder::new().item(string).item(list).build()).into()
-        }
-    }
-
-    impl ToSchema for super::StopStrings {}
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -293,7 +292,8 @@ mod tests {
         assert_eq!(refused(r#"{"stream": 1}"#), "stream");
         assert_eq!(refused(r#"{"stop": ["a", 1]}"#), "stop[1]");
         assert_eq!(refused(r#"{"stop_token_ids": [1, -1]}"#), "stop_token_ids[1]");
-        assert!(refused(r#"{"logit_bias": {"x": 1}}"#).starts_with("logit_bias"));
+        assert_eq!(refused(r#"{"logit_bias": {"x": 1}}"#), "logit_bias");
+        assert_eq!(refused(r#"{"logit_bias": {"7": "x"}}"#), "logit_bias.7");
         assert!(
             refused(r#"{"stream": true, "stream_options": {"x": 1}}"#)
                 .starts_with("stream_options")

@@ -45,7 +45,9 @@ pub use generate::{
     GenerateChoice, GenerateRequest, GenerateResponse, MAX_SCORED_CHOICES, SessionRequest,
     SessionState,
 };
-pub use generation::{GenerationFields, MAX_STOP_STRINGS, StopStrings, StreamOptions};
+pub use generation::{
+    GenerationFields, MAX_STOP_STRINGS, MaxTokensName, StopStrings, StreamOptions,
+};
 pub use messages::{MessagesPrompt, MessagesRequest, OutputConfig, OutputFormat};
 pub use models::{HealthResponse, LoadProgress, Model, ModelList, VersionResponse};
 pub use rerank::{

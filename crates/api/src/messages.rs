@@ -8,7 +8,7 @@ use crate::chat::{ChatMessage, ToolOptions};
 use crate::constraint::{ConstraintKind, OutputConstraint};
 use crate::error::{FieldError, excerpt};
 use crate::fields::Fields;
-use crate::generation::{GenerationFields, StopStrings};
+use crate::generation::{GenerationFields, MessagesSampling, StopStrings};
 
 mod conversation;
 mod tools;
@@ -22,6 +22,7 @@ pub struct MessagesRequest {
     /// `max_tokens`, which must be given, `temperature`, `top_p`, `top_k` and `stop_sequences`, under the names of
     /// /v1/chat/completions.
     #[serde(flatten)]
+    #[schema(value_type = MessagesSampling)]
     pub generation: GenerationFields,
 }
 
@@ -36,7 +37,7 @@ pub struct MessagesPrompt {
     pub messages: Vec<ChatMessage>,
     /// What the model may call, and whether it must.
     #[serde(flatten)]
-    #[schema(value_type = tools::WireToolOptions)]
+    #[schema(value_type = tools::WireOptions)]
     pub tool_options: Option<ToolOptions>,
     /// Whether the model is to think before it answers, which is handed to the chat template: `enabled` or `adaptive`, or
     /// `disabled`.
@@ -259,6 +260,25 @@ mod tests {
     }
 
     #[test]
+    fn answers_are_taken_back_as_they_were_given() {
+        let ephemeral = json!({"type": "ephemeral"});
+        let messages = json!([
+            {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": ephemeral}]},
+            {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn",
+             "stop_sequence": null, "usage": {"input_tokens": 1}, "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                {"type": "text", "text": "Hello", "citations": null},
+                {"type": "text", "text": "again", "citations": []},
+                {"type": "tool_use", "id": "a", "name": "f", "input": {}, "caller": {"type": "direct"}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": "12", "cache_control": ephemeral},
+            ]},
+        ]);
+        assert_eq!(parse(json!({"messages": messages})).unwrap().prompt.messages.len(), 3);
+    }
+
+    #[test]
     fn what_is_not_there_is_refused_by_name() {
         for (more, param) in [
             (json!({"max_tokens": null}), "max_tokens"),
@@ -268,6 +288,25 @@ mod tests {
                 json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
                 "messages[0].content[0].type",
             ),
+            (
+                json!({"messages": [{"role": "user", "content": "x", "name": "y"}]}),
+                "messages[0].name",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "bold": true}]}]}),
+                "messages[0].content[0].bold",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "x", "y": 1}]},
+                ]}]}),
+                "messages[0].content[0].content[0].y",
+            ),
+            (
+                json!({"messages": [{"role": "assistant", "content": [{"type": "text", "text": "x", "citations": [{}]}]}]}),
+                "messages[0].content[0].citations",
+            ),
+            (json!({"system": [{"type": "text", "text": "x", "y": 1}]}), "system[0].y"),
             (json!({"tools": [{"name": "f"}]}), "tools[0]"),
             (json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0]"),
             (json!({"tools": [tool("f"), tool("f")]}), "tools[1].name"),

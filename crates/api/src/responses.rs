@@ -8,12 +8,17 @@ use crate::chat::{ChatMessage, ToolOptions};
 use crate::constraint::{ConstraintKind, OutputConstraint};
 use crate::error::{FieldError, excerpt};
 use crate::fields::Fields;
-use crate::generation::GenerationFields;
+use crate::generation::{GenerationFields, MaxTokensName, ResponsesSampling};
 
 mod input;
 mod tools;
 
-pub(crate) use input::{text_of, texts_of};
+pub(crate) use input::{check_fields, text_of, texts_of};
+
+/// Most pairs of `metadata`, and most characters of a key and of a value.
+const MAX_METADATA: usize = 16;
+const MAX_METADATA_KEY: usize = 64;
+const MAX_METADATA_VALUE: usize = 512;
 
 /// The next turn of a conversation, of which the server may hold the earlier ones.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
@@ -33,7 +38,8 @@ pub struct ResponsesRequest {
     /// Whether the response can be followed and retrieved later.
     #[schema(default = true)]
     pub store: Option<bool>,
-    /// Handed to the chat template: how long to think.
+    /// `effort`, how long to think, is handed to the chat template.
+    #[schema(rename = "reasoning", value_type = Option<Reasoning>)]
     pub reasoning_effort: Option<String>,
     /// Given back as they are.
     pub metadata: Option<Map<String, Value>>,
@@ -45,6 +51,7 @@ pub struct ResponsesRequest {
     pub tool_options: Option<ToolOptions>,
     /// How to draw tokens; one answer is generated.
     #[serde(flatten)]
+    #[schema(value_type = ResponsesSampling)]
     pub generation: GenerationFields,
 }
 
@@ -79,11 +86,17 @@ pub struct TextFormat {
     pub strict: Option<bool>,
 }
 
-#[derive(Deserialize)]
+/// How to think.
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Reasoning {
+    /// How long.
     effort: Option<String>,
+    /// Not supported.
+    #[schema(ignore)]
     summary: Option<Value>,
+    /// Not supported.
+    #[schema(ignore)]
     generate_summary: Option<Value>,
 }
 
@@ -102,11 +115,17 @@ impl ResponsesRequest {
             return Err(FieldError::new("reasoning.summary", message));
         }
         let mut generation = GenerationFields::take(&mut fields)?;
-        if generation.n.is_some_and(|n| n != 1) || generation.prompt_logprobs.is_some() {
-            return Err(FieldError::new(
-                "n",
-                "One response is generated: leave `n` and `prompt_logprobs` out.",
-            ));
+        if generation.n.is_some_and(|n| n != 1) {
+            return Err(FieldError::new("n", "One response is generated: leave `n` out."));
+        }
+        if generation.prompt_logprobs.is_some() {
+            let message =
+                "/v1/responses reports no log-probabilities: leave `prompt_logprobs` out.";
+            return Err(FieldError::new("prompt_logprobs", message));
+        }
+        if generation.return_token_ids == Some(true) {
+            let message = "/v1/responses reports no token ids: leave `return_token_ids` out.";
+            return Err(FieldError::new("return_token_ids", message));
         }
         if let Some(constraint) = text.as_ref().and_then(|text| text.format.as_ref()).map(of_format)
         {
@@ -117,7 +136,10 @@ impl ResponsesRequest {
             generation.constraint = constraint?;
         }
         let max_output_tokens = fields.take_integer("max_output_tokens")?;
-        generation.max_tokens = max_output_tokens.or(generation.max_tokens);
+        if max_output_tokens.is_some() {
+            generation.max_tokens = max_output_tokens;
+            generation.max_tokens_name = MaxTokensName("max_output_tokens");
+        }
         let request = Self {
             model,
             input,
@@ -126,7 +148,7 @@ impl ResponsesRequest {
             max_output_tokens,
             store: fields.take("store")?,
             reasoning_effort: reasoning.and_then(|reasoning| reasoning.effort),
-            metadata: fields.take("metadata")?,
+            metadata: fields.take("metadata")?.map(checked_metadata).transpose()?,
             text,
             tool_options,
             generation,
@@ -134,6 +156,24 @@ impl ResponsesRequest {
         fields.finish()?;
         Ok(request)
     }
+}
+
+/// At most 16 texts of at most 512 characters, with keys of at most 64.
+///
+/// Source: `metadata` in OpenAI's reference of the API.
+fn checked_metadata(metadata: Map<String, Value>) -> Result<Map<String, Value>, FieldError> {
+    let is_fine = |(key, value): (&String, &Value)| {
+        let is_short = |text: &str| text.chars().count() <= MAX_METADATA_VALUE;
+        key.chars().count() <= MAX_METADATA_KEY && value.as_str().is_some_and(is_short)
+    };
+    if metadata.len() <= MAX_METADATA && metadata.iter().all(is_fine) {
+        return Ok(metadata);
+    }
+    let message = format!(
+        "`metadata` may have at most {MAX_METADATA} pairs: keys of at most {MAX_METADATA_KEY} characters, and values \
+         that are texts of at most {MAX_METADATA_VALUE}."
+    );
+    Err(FieldError::new("metadata", message))
 }
 
 /// What would change the output and is not there.
@@ -320,12 +360,28 @@ mod tests {
             (json!({"truncation": "auto"}), "truncation"),
             (json!({"background": true}), "background"),
             (json!({"n": 2}), "n"),
+            (json!({"prompt_logprobs": 0}), "prompt_logprobs"),
+            (json!({"return_token_ids": true}), "return_token_ids"),
+            (json!({"metadata": {"a": 1}}), "metadata"),
+            (json!({"metadata": {"a": "é".repeat(513)}}), "metadata"),
+            (json!({"metadata": {"a".repeat(65): "b"}}), "metadata"),
+            (
+                json!({"metadata": (0..17).map(|i| (i.to_string(), json!(""))).collect::<Map<_, _>>()}),
+                "metadata",
+            ),
+            (
+                json!({"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "bold": true}]}]}),
+                "input[0].content[0].bold",
+            ),
             (json!({"text": {"format": {"type": "grammar"}}}), "text.format.type"),
             (json!({"text": {"format": {"type": "json_schema"}}}), "text.format.schema"),
             (json!({"messages": []}), "messages"),
         ] {
             assert_eq!(parse(more.clone()).unwrap_err().param.as_deref(), Some(param), "{more}");
         }
+        let pairs: Map<String, Value> =
+            (0..16).map(|i| (format!("{i:064}"), "é".repeat(512).into())).collect();
+        parse(json!({"metadata": pairs, "return_token_ids": false})).unwrap();
         parse(
             json!({"tools": [], "tool_choice": "auto", "store": false, "truncation": "disabled"}),
         )

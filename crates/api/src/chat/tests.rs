@@ -135,3 +135,14 @@ fn types_are_strict() {
         format!(r#""chat_template_kwargs": {{"a": {}{}}}"#, "[".repeat(5000), "]".repeat(5000));
     assert!(refused(with(&deep)).starts_with("chat_template_kwargs"));
 }
+
+#[test]
+fn an_answer_of_thoughts_alone_is_taken_back() {
+    let request =
+        message(r#"{"role": "assistant", "content": null, "reasoning_content": "hm"}"#).unwrap();
+    assert_eq!(request.messages[0].content, Some(Content::Text(String::new())));
+    assert_eq!(request.messages[0].reasoning_content.as_deref(), Some("hm"));
+    for other in [r#"{"role": "assistant"}"#, r#"{"role": "user", "reasoning_content": "hm"}"#] {
+        assert_eq!(refused(message(other)), "messages[0]");
+    }
+}

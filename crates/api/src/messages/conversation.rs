@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::chat::{ChatMessage, Content, PastToolCall, Role};
 use crate::error::{FieldError, excerpt};
 use crate::fields::Fields;
-use crate::responses::{text_of, texts_of};
+use crate::responses::{check_fields, text_of, texts_of};
 
 /// Takes `system` and `messages` out of `fields`.
 pub(super) fn take(fields: &mut Fields<'_>) -> Result<Vec<ChatMessage>, FieldError> {
@@ -34,6 +34,19 @@ fn add(path: &str, message: &Value, messages: &mut Vec<ChatMessage>) -> Result<(
             return Err(FieldError::new(format!("{path}.role"), message));
         }
     };
+    // What a message of an answer has besides says nothing to the model.
+    const KNOWN: [&str; 9] = [
+        "role",
+        "content",
+        "id",
+        "type",
+        "cache_control",
+        "model",
+        "stop_reason",
+        "stop_sequence",
+        "usage",
+    ];
+    message.as_object().map_or(Ok(()), |message| check_fields(path, message, &KNOWN))?;
     let path = format!("{path}.content");
     let blocks = match &message["content"] {
         Value::String(text) => {
@@ -79,7 +92,10 @@ impl<'a> Turn<'a> {
         match (kind, role) {
             ("text", _) => self.texts.push(text_of(&block.path, block.block)?),
             // What the server signs it with is empty.
-            ("thinking", Role::Assistant) => self.thoughts.push(block.text("thinking")?),
+            ("thinking", Role::Assistant) => {
+                block.check_fields(&["thinking", "signature"])?;
+                self.thoughts.push(block.text("thinking")?);
+            }
             ("tool_use", Role::Assistant) => self.calls.push(block.call()?),
             ("tool_result", Role::User) => return block.answer().map(Some),
             _ => {
@@ -120,6 +136,12 @@ struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
+    /// Refuses other fields than these and those that all blocks have.
+    fn check_fields(&self, known: &[&str]) -> Result<(), FieldError> {
+        let known = [known, &["type", "cache_control"]].concat();
+        self.block.as_object().map_or(Ok(()), |block| check_fields(&self.path, block, &known))
+    }
+
     fn text(&self, key: &str) -> Result<&'a str, FieldError> {
         self.block[key].as_str().ok_or_else(|| self.wrong(key, "a text"))
     }
@@ -131,6 +153,8 @@ impl<'a> Block<'a> {
     }
 
     fn call(&self) -> Result<PastToolCall, FieldError> {
+        // Who called is the model itself, as there are no others here.
+        self.check_fields(&["id", "name", "input", "caller"])?;
         let input: &Map<String, Value> =
             self.block["input"].as_object().ok_or_else(|| self.wrong("input", "an object"))?;
         Ok(PastToolCall::new(self.text("id")?, self.text("name")?, input.clone().into()))
@@ -138,6 +162,7 @@ impl<'a> Block<'a> {
 
     /// What a function answered; that it failed is said in front of it, as templates have no other place for it.
     fn answer(&self) -> Result<ChatMessage, FieldError> {
+        self.check_fields(&["tool_use_id", "content", "is_error"])?;
         let call_id = self.text("tool_use_id")?.to_owned();
         let mut text = match &self.block["content"] {
             Value::Null => String::new(),

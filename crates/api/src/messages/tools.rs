@@ -19,9 +19,12 @@ const PATHS: ToolPaths = ToolPaths {
 
 /// The fields as they stand on the wire.
 #[derive(ToSchema)]
-#[schema(as = MessagesToolOptions)]
+#[schema(as = MessagesOptions)]
 #[expect(dead_code, reason = "it describes the fields for the OpenAPI document")]
-pub(crate) struct WireToolOptions {
+pub(crate) struct WireOptions {
+    /// What the model is told before everything else: a text or a list of text blocks.
+    #[schema(value_type = Option<Object>)]
+    system: Option<Value>,
     /// The functions that the model may call.
     tools: Option<Vec<WireTool>>,
     /// Which of them are to be called; `auto` where there are tools.

@@ -139,17 +139,9 @@ impl Item<'_> {
         }
     }
 
-    /// Refuses other fields than these and those that all items have; null is no field.
+    /// Refuses other fields than these and those that all items have.
     fn check_fields(&self, known: &[&str]) -> Result<(), FieldError> {
-        let is_known = |key: &str| known.contains(&key) || ["type", "id", "status"].contains(&key);
-        match self.item.iter().find(|(key, value)| !value.is_null() && !is_known(key)) {
-            None => Ok(()),
-            Some((key, _)) => {
-                let key = excerpt(key);
-                let message = format!("`{key}` is not a field of this item: leave it out.");
-                Err(FieldError::new(format!("{}.{key}", self.path), message))
-            }
-        }
+        check_fields(self.path, self.item, &[known, &["type", "id", "status"]].concat())
     }
 
     fn text(&self, key: &str) -> Result<&str, FieldError> {
@@ -164,6 +156,27 @@ impl Item<'_> {
         texts_of(&format!("{}.{key}", self.path), self.item.get(key), kinds)
     }
 }
+
+/// Refuses other fields of what is at `path` than these; null is no field.
+pub(crate) fn check_fields(
+    path: &str,
+    object: &Map<String, Value>,
+    known: &[&str],
+) -> Result<(), FieldError> {
+    let is_known = |key: &str| known.contains(&key);
+    match object.iter().find(|(key, value)| !value.is_null() && !is_known(key)) {
+        None => Ok(()),
+        Some((key, _)) => {
+            let key = excerpt(key);
+            let message = format!("`{key}` is not a field here: leave it out.");
+            Err(FieldError::new(format!("{path}.{key}"), message))
+        }
+    }
+}
+
+/// What clients send back with a text, or say of how to cache it.
+const TEXT_PART: [&str; 7] =
+    ["type", "text", "id", "annotations", "logprobs", "citations", "cache_control"];
 
 /// A text, or the texts of parts of these types, joined by line ends.
 pub(crate) fn texts_of(
@@ -198,6 +211,12 @@ pub(crate) fn texts_of(
 
 /// The text of a part.
 pub(crate) fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, FieldError> {
+    let is_cited = part.get("citations").and_then(Value::as_array).is_some_and(|c| !c.is_empty());
+    if is_cited {
+        let message = "Citations cannot be told to the model: leave `citations` out.";
+        return Err(FieldError::new(format!("{path}.citations"), message));
+    }
+    part.as_object().map_or(Ok(()), |part| check_fields(path, part, &TEXT_PART))?;
     let missing = || FieldError::new(format!("{path}.text"), "The part has no `text`.");
     part.get("text").and_then(Value::as_str).ok_or_else(missing)
 }
