@@ -183,6 +183,16 @@ impl ToolFormat {
         }
     }
 
+    /// What ends a call whose arguments are JSON, which cannot hold it but in a string.
+    pub(crate) fn closer(self) -> Option<&'static str> {
+        match self {
+            Self::Hermes => Some(hermes::CLOSE),
+            Self::DeepseekV3 | Self::DeepseekV31 => Some(deepseek::CLOSE),
+            Self::KimiK2 => Some(kimi::CLOSE),
+            _ => None,
+        }
+    }
+
     /// What ends reasoning that is not closed, because a call begins with it.
     pub(crate) fn ends_reasoning(self) -> Option<&'static str> {
         (self == Self::Gemma4).then_some(gemma4::BEGIN)

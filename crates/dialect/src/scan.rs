@@ -107,6 +107,17 @@ impl<'a> Cursor<'a> {
     }
 }
 
+/// How far a value goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reached {
+    /// It ends behind so many bytes.
+    End(usize),
+    /// Behind so many bytes of it there is a mark.
+    Mark(usize),
+    /// So many bytes belong to it; a mark may begin behind them.
+    Text(usize),
+}
+
 /// Finds the end of an object, a list or a string of JSON in text that comes in pieces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ValueScanner {
@@ -118,7 +129,24 @@ pub(crate) struct ValueScanner {
 impl ValueScanner {
     /// The bytes of `text` up to the end of the value, if it ends there. The first text begins with the value.
     pub(crate) fn push(&mut self, text: &str) -> Option<usize> {
+        match self.push_before(text, None) {
+            Reached::End(end) => Some(end),
+            Reached::Mark(_) | Reached::Text(_) => None,
+        }
+    }
+
+    /// Goes on to the end of the value, or to where `mark` stands outside of its strings, which is no JSON.
+    pub(crate) fn push_before(&mut self, text: &str, mark: Option<&str>) -> Reached {
         for (at, byte) in text.bytes().enumerate() {
+            if !self.in_string
+                && let Some(mark) = mark.filter(|mark| mark.as_bytes()[0] == byte)
+            {
+                match Cursor::new(&text[at..]).expect(mark) {
+                    Ok(()) => return Reached::Mark(at),
+                    Err(Stop::Wait) => return Reached::Text(at),
+                    Err(Stop::No) => {}
+                }
+            }
             if self.in_string {
                 match byte {
                     _ if self.escaped => self.escaped = false,
@@ -135,10 +163,10 @@ impl ValueScanner {
                 }
             }
             if self.depth == 0 && !self.in_string {
-                return Some(at + 1);
+                return Reached::End(at + 1);
             }
         }
-        None
+        Reached::Text(text.len())
     }
 
     /// Whether the text so far ends within a string.

@@ -8,7 +8,7 @@ use crate::event::Events;
 use crate::format::xml::Element;
 use crate::format::{Position, Tail, ToolFormat, gemma4};
 use crate::parser::Callable;
-use crate::scan::{Stop, ValueScanner};
+use crate::scan::{Reached, Stop, ValueScanner};
 use crate::schema::Types;
 
 /// A call's name stands within so many bytes. Beyond, what begins like a call is content: text is not held back forever. An
@@ -176,14 +176,20 @@ impl ToolParser {
 
     fn arguments(&mut self, events: &mut Events) -> Step {
         let State::Arguments { scanner, in_object } = &mut self.state else { return Step::Enough };
-        let (end, in_object) = (scanner.push(&self.held), *in_object);
-        let taken = end.unwrap_or(self.held.len());
+        let mark = self.format.closer().filter(|_| !self.ended);
+        let (reached, in_object) = (scanner.push_before(&self.held, mark), *in_object);
+        let (Reached::End(taken) | Reached::Mark(taken) | Reached::Text(taken)) = reached;
         events.call_arguments(self.num_calls, &self.held[..taken]);
         self.held.drain(..taken);
-        if end.is_none() {
-            return Step::Enough;
-        }
-        self.state = self.end_call(in_object, events);
+        self.state = match reached {
+            Reached::Text(_) => return Step::Enough,
+            Reached::End(_) => self.end_call(in_object, events),
+            // The arguments break off, and the call with them.
+            Reached::Mark(_) => {
+                self.break_off();
+                State::Tail { in_object }
+            }
+        };
         Step::Again
     }
 

@@ -109,6 +109,14 @@ fn hermes() {
     assert_eq!(called(forgotten), is("x", &["f {}.", "f {}."]));
     let cut = r#"<tool_call>{"name": "f", "arguments": {"a": "b"#;
     assert_eq!(called(cut), is("", &["f {\"a\": \"b"]));
+    let broken = "A <tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": </tool_call> B";
+    assert_eq!(called(broken), is("AB", &["f {\"a\": "]));
+    assert_eq!(
+        called(&format!("{broken}{one}")),
+        is("AB", &["f {\"a\": ", "f {\"a\": \"}</tool_call>\"}."])
+    );
+    let begun = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": </tool_cal";
+    assert_eq!(called(begun), is("", &["f {\"a\": </tool_cal"]));
 }
 
 #[test]
