@@ -25,6 +25,8 @@ pub(crate) struct Answer {
     parser: OutputParser,
     ids: CallIds,
     has_calls: bool,
+    /// Whether the last call is not complete.
+    in_call: bool,
 }
 
 /// What is added to an answer.
@@ -61,7 +63,7 @@ impl AnswerFormat {
             Some(ToolFormat::Mistral | ToolFormat::MistralList) => CallIds::NineLetters,
             _ => CallIds::Plain,
         };
-        Answer { parser, ids, has_calls: false }
+        Answer { parser, ids, has_calls: false, in_call: false }
     }
 }
 
@@ -104,9 +106,14 @@ impl Answer {
     /// How the answer ended, if its text ended for this reason.
     pub(crate) fn finish_reason(&self, reason: FinishReason) -> FinishReason {
         match reason {
-            FinishReason::Stop if self.has_calls => FinishReason::ToolCalls,
+            FinishReason::Stop if self.has_calls && !self.in_call => FinishReason::ToolCalls,
             other => other,
         }
+    }
+
+    /// Whether the answer, whose text ended for this reason, is not complete.
+    pub(crate) fn is_cut(&self, reason: FinishReason) -> bool {
+        reason != FinishReason::Stop || self.in_call
     }
 
     fn part(&mut self, event: OutputEvent) -> Option<AnswerPart> {
@@ -114,13 +121,16 @@ impl Answer {
             OutputEvent::Content(text) => Some(AnswerPart::Text(text)),
             OutputEvent::Reasoning(text) => Some(AnswerPart::Reasoning(text)),
             OutputEvent::CallStart { index, name } => {
-                self.has_calls = true;
+                (self.has_calls, self.in_call) = (true, true);
                 Some(AnswerPart::CallStart { index, id: self.ids.new_id(), name })
             }
             OutputEvent::CallArguments { index, fragment } => {
                 Some(AnswerPart::CallArguments { index, fragment })
             }
-            OutputEvent::CallEnd { .. } => None,
+            OutputEvent::CallEnd { .. } => {
+                self.in_call = false;
+                None
+            }
         }
     }
 }
@@ -189,6 +199,13 @@ mod tests {
         assert_ne!(calls[0].id, calls[1].id);
         assert_eq!(calling.finish_reason(stop), FinishReason::ToolCalls);
         assert_eq!(calling.finish_reason(FinishReason::Length), FinishReason::Length);
+
+        // A stop string has cut it.
+        let mut cut = answer(ToolFormat::Hermes);
+        let message = cut.message(&CALL[..CALL.len() - 16], stop);
+        assert_eq!(message.tool_calls.unwrap()[0].function.arguments, "{\"a\": 1");
+        assert_eq!((cut.finish_reason(stop), cut.is_cut(stop)), (stop, true));
+        assert!(!calling.is_cut(stop) && calling.is_cut(FinishReason::Length));
 
         let message = answer(ToolFormat::Mistral).message("[TOOL_CALLS]f[ARGS]{}", stop);
         assert_eq!(message.tool_calls.unwrap()[0].id.len(), 9);

@@ -123,6 +123,13 @@ impl ApiError {
             .with_code("unsupported_media_type")
     }
 
+    /// 415: the body is packed.
+    pub(crate) fn unsupported_encoding() -> Self {
+        let message = "The body must not be compressed: leave `Content-Encoding` out.";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID_REQUEST, message)
+            .with_code("unsupported_content_encoding")
+    }
+
     /// 429: as many choices run or wait as may.
     pub(crate) fn queue_full(in_flight: usize, limit: usize) -> Self {
         let message =

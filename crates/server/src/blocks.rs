@@ -103,6 +103,11 @@ impl Blocks {
         self.answer.finish_reason(reason)
     }
 
+    /// Whether the last block, whose text ended for this reason, is not complete.
+    pub(crate) fn is_cut(&self, reason: FinishReason) -> bool {
+        self.answer.is_cut(reason)
+    }
+
     fn begin(&mut self, block: Block, events: &mut Vec<BlockEvent>) {
         let index = self.blocks.len();
         if index > 0 {

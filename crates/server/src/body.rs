@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request};
-use axum::http::HeaderMap;
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue};
 use futures::StreamExt;
 
 use crate::api_error::{ApiError, ApiResult};
@@ -24,6 +24,9 @@ impl<S: Send + Sync> FromRequest<S> for JsonBytes {
     async fn from_request(request: Request, _: &S) -> ApiResult<Self> {
         if !is_json(request.headers()) {
             return Err(ApiError::unsupported_media_type());
+        }
+        if !is_plain(request.headers()) {
+            return Err(ApiError::unsupported_encoding());
         }
         let length = request
             .headers()
@@ -72,6 +75,12 @@ fn is_json(headers: &HeaderMap) -> bool {
         || (essence.starts_with("application/") && essence.ends_with("+json"))
 }
 
+/// Whether the bytes are the text itself.
+fn is_plain(headers: &HeaderMap) -> bool {
+    let is_identity = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
+    headers.get_all(CONTENT_ENCODING).iter().all(is_identity)
+}
+
 #[cfg(test)]
 mod tests {
     use futures::stream;
@@ -88,6 +97,15 @@ mod tests {
         assert!(!is("text/plain"));
         assert!(!is("application/x-www-form-urlencoded"));
         assert!(!is_json(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn only_what_is_not_packed_is_plain() {
+        let is = |value: &str| {
+            is_plain(&HeaderMap::from_iter([(CONTENT_ENCODING, value.parse().unwrap())]))
+        };
+        assert!(is("identity") && is("Identity") && is_plain(&HeaderMap::new()));
+        assert!(!is("gzip") && !is("identity, br"));
     }
 
     fn chunks(chunks: &[&'static str]) -> Body {

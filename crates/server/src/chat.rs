@@ -78,7 +78,7 @@ impl Prepared {
         let limits = limits(model, config, 1);
         let mut generation = Generation::new(&request.generation, &limits)?;
         generation.set_logprobs(logprobs(&request, &limits)?);
-        check_queue(model, 1, generation.n)?;
+        check_queue(model, "messages", 1, generation.n)?;
         let conversation = Conversation {
             prompt: ChatPrompt {
                 add_generation_prompt: request.add_generation_prompt,

@@ -101,7 +101,7 @@ impl Prepared {
             Prompt::Texts(texts) => texts.len(),
             Prompt::TokenIdLists(lists) => lists.len(),
         };
-        check_queue(model, num_prompts, generation.n)?;
+        check_queue(model, "prompt", num_prompts, generation.n)?;
         generation.grammar = constraint::compile(model, request.generation.constraint.as_ref())?;
         let prompts =
             encode_prompts(model, &request.prompt, request.add_special_tokens.unwrap_or(true))?;

@@ -28,13 +28,20 @@ pub(crate) fn limits<'a>(
 }
 
 /// Turns a request away before the costly part if there is no place for its choices.
-pub(crate) fn check_queue(model: &LoadedModel, num_prompts: usize, n: usize) -> ApiResult<()> {
+///
+/// `param` is the field that the prompts are in.
+pub(crate) fn check_queue(
+    model: &LoadedModel,
+    param: &str,
+    num_prompts: usize,
+    n: usize,
+) -> ApiResult<()> {
     let (asked, limit) = (num_prompts.saturating_mul(n), model.engine.in_flight_limit());
     if num_prompts > 1 && asked > limit {
         let message = format!(
-            "{num_prompts} prompts with {n} choices each are more than the {limit} that this server takes at once."
+            "`{param}` asks for {num_prompts} times {n} texts, more than the {limit} that this server takes at once."
         );
-        return Err(ApiError::invalid("prompt", message));
+        return Err(ApiError::invalid(param, message));
     }
     let in_flight = model.engine.num_in_flight();
     if in_flight > 0 && in_flight.saturating_add(asked) > limit {

@@ -102,7 +102,7 @@ impl Prepared {
         let output = generation.constraint.as_ref();
         let mut generation = Generation::new(&generation, &limits)
             .map_err(|error| error.about("stop", "stop_sequences"))?;
-        check_queue(model, 1, 1)?;
+        check_queue(model, "messages", 1, 1)?;
         let kwargs = template_kwargs(&request);
         let conversation = Conversation {
             prompt: chat_prompt(&request, &kwargs)?,

@@ -15,7 +15,7 @@ pub(crate) async fn list_models(Extension(model): Extension<Served>) -> Json<Mod
     Json(ModelList { object: "list", data })
 }
 
-/// Describes one of them. Names may hold slashes.
+/// Describes one of them, or the model by the name that it was started with. Names may hold slashes.
 #[utoipa::path(
     get,
     path = "/v1/models/{*id}",
@@ -29,10 +29,8 @@ pub(crate) async fn retrieve_model(
 ) -> ApiResult<Json<Model>> {
     // What is not UTF-8 names no model.
     let Path(id) = id.map_err(|_| ApiError::model_not_found("?"))?;
-    match model.names.iter().find(|name| **name == id) {
-        Some(name) => Ok(Json(describe(&model, name))),
-        None => Err(ApiError::model_not_found(&id)),
-    }
+    model.check_name(&id)?;
+    Ok(Json(describe(&model, &id)))
 }
 
 fn describe(model: &ModelCard, name: &str) -> Model {

@@ -246,14 +246,15 @@ fn max_tokens(fields: &GenerationFields, limits: &Limits<'_>) -> ApiResult<Optio
             DefaultMaxTokens::Max => None,
         }));
     };
+    let name = fields.max_tokens_name.0;
     if asked < limits.least_max_tokens {
-        return Err(out_of_range("max_tokens", asked, "at least 1"));
+        return Err(out_of_range(name, asked, "at least 1"));
     }
     let context = limits.max_model_len;
     match usize::try_from(asked) {
         Ok(tokens) if tokens <= context => Ok(Some(tokens)),
         _ => Err(out_of_range(
-            "max_tokens",
+            name,
             asked,
             &format!("at most the context length of {context} tokens"),
         )),

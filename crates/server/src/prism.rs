@@ -107,7 +107,7 @@ impl Work {
             return Err(ApiError::invalid("prompt_logprobs", message));
         }
         let num_choices = request.choices.as_ref().map_or(1, Vec::len);
-        check_queue(model, num_choices, generation.n)?;
+        check_queue(model, "choices", num_choices, generation.n)?;
         generation.grammar = constraint::compile(model, request.generation.constraint.as_ref())?;
         let turn = turn(request.session.as_ref(), &mut generation, model)?;
         let (param, prompt) = prompt(&request, turn.as_ref(), model)?;

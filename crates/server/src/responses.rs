@@ -6,7 +6,8 @@ mod stream;
 
 use std::sync::Arc;
 
-use axum::extract::Path;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, RawQuery};
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{ChatMessage, ErrorResponse, FinishReason, ResponsesRequest, Role, Usage};
 use candlepower_tokenizer::AddSpecialTokens;
@@ -64,7 +65,7 @@ pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
     let (text, token_ids) = (finished.delta.text, finished.delta.token_ids);
     let finish = finished.delta.finish.ok_or_else(|| ApiError::internal("It did not end."))?;
     blocks.push(&text, Some(finish.reason));
-    let response = turn.finish(blocks.list(), &token_ids, finish.reason, usage.usage());
+    let response = turn.finish(&blocks, &token_ids, finish.reason, usage.usage());
     Ok(axum::Json(response).into_response())
 }
 
@@ -81,9 +82,30 @@ pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
 )]
 pub(crate) async fn retrieve_response(
     Generating(model): Generating,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
+    RawQuery(query): RawQuery,
 ) -> ApiResult<axum::Json<Value>> {
-    Ok(axum::Json(model.responses.get("id", &id)?.object.clone()))
+    check_query(query.as_deref().unwrap_or_default())?;
+    Ok(axum::Json(model.responses.get("id", &known_id(id))?.object.clone()))
+}
+
+/// What is not UTF-8 names no response.
+fn known_id(id: Result<Path<String>, PathRejection>) -> String {
+    id.map_or_else(|_| "?".to_owned(), |Path(id)| id)
+}
+
+/// Refuses what would change the answer to a GET and is not there.
+fn check_query(query: &str) -> ApiResult<()> {
+    for parameter in query.split('&') {
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        let name = name.trim_end_matches("[]").trim_end_matches("%5B%5D");
+        if ["include", "starting_after"].contains(&name) || (name == "stream" && value != "false") {
+            let message =
+                format!("A response is given as a whole, and as it was: leave `{name}` out.");
+            return Err(ApiError::invalid(name, message));
+        }
+    }
+    Ok(())
 }
 
 /// Forgets a response.
@@ -99,8 +121,9 @@ pub(crate) async fn retrieve_response(
 )]
 pub(crate) async fn delete_response(
     Generating(model): Generating,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> ApiResult<axum::Json<Value>> {
+    let id = known_id(id);
     model.responses.remove(&id)?;
     Ok(axum::Json(json!({"id": id, "object": "response", "deleted": true})))
 }
@@ -125,7 +148,7 @@ impl Prepared {
         }
         let generation_fields = std::mem::take(&mut request.generation);
         let mut generation = Generation::new(&generation_fields, &limits)?;
-        check_queue(model, 1, 1)?;
+        check_queue(model, "input", 1, 1)?;
         let previous = request.previous_response_id.as_deref();
         let previous =
             previous.map(|id| model.responses.get("previous_response_id", id)).transpose()?;
@@ -167,24 +190,20 @@ impl Turn {
     /// Ends the turn; holds the response if it is to be held.
     fn finish(
         mut self,
-        blocks: &[Block],
+        blocks: &Blocks,
         output_ids: &[u32],
         reason: FinishReason,
         usage: Usage,
     ) -> Value {
-        let num_thought = self.num_thought(blocks);
+        let num_thought = self.num_thought(blocks.list());
         let object = self.object.finished(blocks, reason, usage, num_thought);
         if self.object.store {
-            self.messages.push(blocks::turn(blocks));
+            self.messages.push(blocks::turn(blocks.list()));
             let eos_token_ids = &self.model.engine.info().eos_token_ids;
             // What ends a turn is the template's to write.
             let output = output_ids.iter().filter(|id| !eos_token_ids.contains(id));
             self.token_ids.extend(output);
-            let stored = Stored {
-                messages: self.messages,
-                token_ids: self.token_ids,
-                object: object.clone(),
-            };
+            let stored = Stored::new(self.messages, self.token_ids, object.clone());
             self.model.responses.insert(self.object.id.clone(), stored);
         }
         object

@@ -31,7 +31,7 @@ pub(crate) struct ModelCard {
 }
 
 impl ModelCard {
-    /// 404 unless `name` is one of the model's.
+    /// 404 unless `name` is one of the model's, or what the server was started with.
     pub(crate) fn check_name(&self, name: &str) -> ApiResult<()> {
         if self.names.iter().any(|known| known == name) || name == self.root {
             return Ok(());

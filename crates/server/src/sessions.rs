@@ -155,7 +155,7 @@ impl Turn {
     /// Ends the turn: the session now holds these tokens, or has ended.
     pub(crate) fn commit(mut self, token_ids: Vec<u32>) -> SessionState {
         let id = self.id.clone();
-        self.is_held = false;
+        let is_held = std::mem::take(&mut self.is_held);
         let num_tokens = token_ids.len();
         if self.closes {
             self.sessions.lock().remove(&id);
@@ -171,6 +171,10 @@ impl Turn {
             is_busy: false,
         };
         let mut sessions = self.sessions.lock();
+        if is_held && !sessions.contains_key(&id) {
+            // Another request has ended it meanwhile.
+            return SessionState { id, num_tokens, ttl: 0 };
+        }
         sessions.insert(id.clone(), session);
         remove_expired(&mut sessions);
         remove_oldest(&mut sessions);

@@ -94,7 +94,9 @@ impl TextAssembler {
         if finish.is_some() {
             text.extend(self.detokenizer.finish()?);
         }
-        if self.num_tokens > self.options.min_tokens {
+        if self.num_tokens <= self.options.min_tokens {
+            text = self.matcher.pass(&text);
+        } else {
             let outcome = self.matcher.push(&text);
             text = outcome.text;
             if let Some(index) = outcome.matched {
@@ -182,6 +184,23 @@ mod tests {
     fn min_tokens_keeps_stop_strings_from_ending_the_text() {
         let options = TextOptions { min_tokens: 1000, ..stop(&["two"]) };
         assert_eq!(generate("one two three", options).0, "one two three");
+    }
+
+    #[test]
+    fn a_stop_string_may_begin_before_min_tokens_are_out_and_ends_the_text_behind_them() {
+        let tokenizer = demo::tokenizer();
+        let encode =
+            |text| tokenizer.encode(text, candlepower_tokenizer::AddSpecialTokens::No).unwrap();
+        let (text, ids) = ("one two three two", encode("one two three two"));
+        for min_tokens in 0..=ids.len() {
+            let decode = |ids: &[u32]| tokenizer.decode(ids, SkipSpecialTokens::No).unwrap().len();
+            // The first one that is complete behind these tokens.
+            let ends = text.match_indices("two").map(|(at, found)| (at, at + found.len()));
+            let cut = ends.into_iter().find(|(_, end)| *end > decode(&ids[..min_tokens]));
+            let expected = cut.map_or(text, |(at, _)| &text[..at]);
+            let options = TextOptions { min_tokens, ..stop(&["two"]) };
+            assert_eq!(generate(text, options).0, expected, "{min_tokens}");
+        }
     }
 
     #[test]

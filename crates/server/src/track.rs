@@ -18,6 +18,9 @@ const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id of a client's that is echoed.
 const MAX_REQUEST_ID_LEN: usize = 128;
 
+/// What counts as the status of a request whose client went before there was one. Source: nginx.
+const CLIENT_GONE: u16 = 499;
+
 /// Runs the request and follows its answer to the last byte.
 pub(crate) async fn track(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let started = Instant::now();
@@ -29,17 +32,18 @@ pub(crate) async fn track(State(state): State<AppState>, request: Request, next:
         .map_or("unmatched", MatchedPath::as_str)
         .to_owned();
     let request_id = request_id(&request);
+    let status = CLIENT_GONE;
+    let mut tracker = Tracker { active, started, method, path, status, state };
     let mut response = next.run(request).await;
-    let status = response.status().as_u16();
+    tracker.status = response.status().as_u16();
     tracing::debug!(
         method,
-        path,
-        status,
+        path = tracker.path,
+        status = tracker.status,
         request_id = request_id.to_str().unwrap_or_default(),
         "request"
     );
     response.headers_mut().insert(X_REQUEST_ID, request_id);
-    let tracker = Tracker { active, started, method, path, status, state };
     response.map(|body| Body::new(TrackedBody { body, _tracker: tracker }))
 }
 

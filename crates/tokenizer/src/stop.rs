@@ -63,10 +63,31 @@ impl StopMatcher {
                 return self.stop(index, end);
             }
         }
+        StopOutcome { text: self.release(), matched: None }
+    }
+
+    /// Takes a piece of text in which no stop string ends the text, though one may begin in it. Returns what may be sent.
+    pub fn pass(&mut self, piece: &str) -> String {
+        if self.stopped {
+            return String::new();
+        }
+        self.held.push_str(piece);
+        for byte in piece.bytes() {
+            for pattern in &mut self.patterns {
+                if pattern.step(byte) {
+                    pattern.matched = pattern.border[pattern.bytes.len() - 1];
+                }
+            }
+        }
+        self.release()
+    }
+
+    /// What is held back for nothing.
+    fn release(&mut self) -> String {
         let may_begin = self.patterns.iter().map(|pattern| pattern.matched).max().unwrap_or(0);
         // A partial match starts with a pattern's first byte, so the cut is between two characters.
         let rest = self.held.split_off(self.held.len() - may_begin);
-        StopOutcome { text: std::mem::replace(&mut self.held, rest), matched: None }
+        std::mem::replace(&mut self.held, rest)
     }
 
     /// The text that was held back, when the stream ends without a stop string.
@@ -220,6 +241,33 @@ mod tests {
             let in_output = if include { StopStringInOutput::Include } else { StopStringInOutput::Exclude };
             let expected = naive(&stops, &pieces.concat(), in_output);
             prop_assert_eq!(stream(&stops, &pieces, in_output), expected);
+        }
+
+        #[test]
+        fn what_is_passed_may_begin_a_stop_string_and_ends_none(
+            stops in prop::collection::vec("[abé🎈]{1,4}", 0..5),
+            passed in prop::collection::vec("[abcé🎈]{0,6}", 0..4),
+            pushed in prop::collection::vec("[abcé🎈]{0,6}", 0..6),
+        ) {
+            let mut matcher = StopMatcher::new(&stops, StopStringInOutput::Exclude).unwrap();
+            let mut text: String = passed.iter().map(|piece| matcher.pass(piece)).collect();
+            let mut matched = None;
+            for piece in &pushed {
+                let outcome = matcher.push(piece);
+                text.push_str(&outcome.text);
+                matched = matched.or(outcome.matched);
+            }
+            text.push_str(&matcher.finish());
+            let (before, whole) = (passed.concat().len(), [passed, pushed].concat().concat());
+            let ends = (before + 1..=whole.len()).filter(|&end| whole.is_char_boundary(end));
+            let longest = |end: usize| {
+                let complete = stops.iter().filter(move |stop| whole[..end].ends_with(stop.as_str()));
+                complete.map(|stop| stop.len()).max()
+            };
+            let found = ends.into_iter().find_map(|end| Some((end, longest(end)?)));
+            prop_assert_eq!(matched.is_some(), found.is_some());
+            let cut = found.map_or(whole.len(), |(end, len)| end - len);
+            prop_assert_eq!(text, &whole[..cut]);
         }
 
         #[test]

@@ -6,7 +6,7 @@ use candlepower_api::{
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::blocks::Block;
+use crate::blocks::{Block, Blocks};
 use crate::prompt::unix_seconds;
 
 /// What is known of a response from its request.
@@ -43,14 +43,20 @@ impl ResponseObject {
     /// When all is generated; `num_thought` of the tokens are reasoning.
     pub(super) fn finished(
         &mut self,
-        blocks: &[Block],
+        blocks: &Blocks,
         reason: FinishReason,
         usage: Usage,
         num_thought: usize,
     ) -> Value {
+        let is_cut = blocks.is_cut(reason);
+        let blocks = blocks.list();
         let (status, details) = match reason {
             FinishReason::Length => ("incomplete", json!({"reason": "max_output_tokens"})),
             FinishReason::Abort => ("cancelled", Value::Null),
+            // A stop string came within a call.
+            FinishReason::Stop | FinishReason::ToolCalls if is_cut => {
+                ("incomplete", json!({"reason": "stop"}))
+            }
             FinishReason::Stop | FinishReason::ToolCalls => ("completed", Value::Null),
         };
         let usage = json!({
@@ -61,7 +67,7 @@ impl ResponseObject {
             "total_tokens": usage.total_tokens,
         });
         let items = blocks.iter().enumerate().map(|(index, block)| {
-            let is_cut = status != "completed" && index + 1 == blocks.len();
+            let is_cut = is_cut && index + 1 == blocks.len();
             self.item(index, block, if is_cut { Status::Incomplete } else { Status::Completed })
         });
         let items: Vec<Value> = items.collect();

@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use crate::api_error::{ApiError, ApiResult};
 
-/// Most responses that are held, and most tokens in all of them; the oldest are forgotten first.
+/// Most responses that are held, and most bytes of all of them; the oldest are forgotten first.
 const MAX_RESPONSES: usize = 1024;
-const MAX_TOKENS: usize = 4 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
 /// A response and its conversation.
 #[derive(Debug)]
@@ -22,6 +22,32 @@ pub(super) struct Stored {
     pub(super) token_ids: Vec<u32>,
     /// As it was answered.
     pub(super) object: Value,
+    /// Of all of it, about.
+    num_bytes: usize,
+}
+
+impl Stored {
+    pub(super) fn new(messages: Vec<ChatMessage>, token_ids: Vec<u32>, object: Value) -> Self {
+        let num_bytes = json_len(&messages) + size_of_val(&token_ids[..]) + json_len(&object);
+        Self { messages, token_ids, object, num_bytes }
+    }
+}
+
+/// Bytes of a value as it is written.
+fn json_len(value: &impl serde::Serialize) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    serde_json::to_writer(&mut count, value).expect("what came as JSON is written as JSON");
+    count.0
 }
 
 /// All responses of one model, in memory.
@@ -33,7 +59,7 @@ struct Held {
     by_id: HashMap<String, Arc<Stored>>,
     /// The oldest first; forgotten ones may still be named.
     order: VecDeque<String>,
-    num_tokens: usize,
+    num_bytes: usize,
 }
 
 impl Responses {
@@ -48,10 +74,10 @@ impl Responses {
 
     pub(super) fn insert(&self, id: String, stored: Stored) {
         let mut held = self.lock();
-        held.num_tokens += stored.token_ids.len();
+        held.num_bytes += stored.num_bytes;
         held.by_id.insert(id.clone(), Arc::new(stored));
         held.order.push_back(id);
-        while held.order.len() > MAX_RESPONSES || held.num_tokens > MAX_TOKENS {
+        while held.order.len() > MAX_RESPONSES || held.num_bytes > MAX_BYTES {
             let Some(oldest) = held.order.pop_front() else { break };
             held.remove(&oldest);
         }
@@ -65,7 +91,7 @@ impl Responses {
 impl Held {
     fn remove(&mut self, id: &str) -> bool {
         let Some(stored) = self.by_id.remove(id) else { return false };
-        self.num_tokens -= stored.token_ids.len();
+        self.num_bytes -= stored.num_bytes;
         true
     }
 }
@@ -113,7 +139,7 @@ mod tests {
     use crate::demo;
 
     fn stored(num_tokens: usize) -> Stored {
-        Stored { messages: Vec::new(), token_ids: vec![0; num_tokens], object: Value::Null }
+        Stored::new(Vec::new(), vec![0; num_tokens], Value::Null)
     }
 
     #[test]
@@ -125,9 +151,14 @@ mod tests {
         assert!(responses.get("id", "0").is_err() && responses.get("id", "1").is_ok());
         responses.remove("2").unwrap();
         assert!(responses.remove("2").is_err());
-        responses.insert("large".into(), stored(MAX_TOKENS - 1));
-        assert!(responses.get("id", "large").is_ok());
-        assert!(responses.get("id", "1000").is_err());
+        let long = || serde_json::json!("x".repeat(MAX_BYTES / 2));
+        let message = ChatMessage::text(candlepower_api::Role::User, "x".repeat(MAX_BYTES / 4));
+        responses
+            .insert("large".into(), Stored::new(vec![message], vec![0; MAX_BYTES / 32], long()));
+        assert!(responses.get("id", "large").is_ok() && responses.get("id", "1000").is_ok());
+        responses.insert("larger".into(), Stored::new(Vec::new(), Vec::new(), long()));
+        assert!(responses.get("id", "larger").is_ok());
+        assert!(responses.get("id", "large").is_err() && responses.get("id", "1000").is_err());
     }
 
     #[test]

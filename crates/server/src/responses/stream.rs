@@ -101,7 +101,7 @@ impl ResponseStream {
             events.push(self.item_event("response.content_part.done", index, part));
         }
         let is_last = index + 1 == self.blocks.list().len();
-        let is_cut = is_last && self.finish.is_some_and(|reason| reason != FinishReason::Stop);
+        let is_cut = is_last && self.finish.is_some_and(|reason| self.blocks.is_cut(reason));
         let status = if is_cut { Status::Incomplete } else { Status::Completed };
         events.push(self.output_item("response.output_item.done", index, status));
         events.concat().into()
@@ -139,10 +139,10 @@ impl ChunkFormat for ResponseStream {
         let (Some(turn), Some(reason)) = (self.turn.take(), self.finish) else {
             return Bytes::new();
         };
-        let response = turn.finish(self.blocks.list(), &self.token_ids, reason, usage);
-        let kind = match reason {
-            FinishReason::Stop => "response.completed",
-            _ => "response.incomplete",
+        let response = turn.finish(&self.blocks, &self.token_ids, reason, usage);
+        let kind = match self.blocks.is_cut(reason) {
+            false => "response.completed",
+            true => "response.incomplete",
         };
         self.event(kind, json!({"response": response}))
     }

@@ -12,6 +12,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tower::ServiceExt;
 
+mod edges;
+
 use super::*;
 use crate::config::ServeConfig;
 use crate::listen;
@@ -384,7 +386,8 @@ async fn other_origins_are_let_in_by_name_only() {
         let request = Request::builder().method(Method::OPTIONS).uri("/v1/chat/completions");
         let request = request
             .header("origin", "https://a.example")
-            .header("access-control-request-method", "POST");
+            .header("access-control-request-method", "POST")
+            .header("access-control-request-headers", "authorization,x-mine");
         request.body(Body::empty()).unwrap()
     };
     let closed = call(&ready(&[]), preflight()).await;
@@ -396,6 +399,12 @@ async fn other_origins_are_let_in_by_name_only() {
     .await;
     assert_eq!(open.status(), StatusCode::OK);
     assert_eq!(open.headers()["access-control-allow-origin"], "https://a.example");
+    // By name: `*` does not cover the former.
+    assert_eq!(open.headers()["access-control-allow-headers"], "authorization,x-mine");
+    let state = ready(&["--allowed-origins=*"]);
+    let asked = Request::get("/version").header("origin", "https://a.example");
+    let answered = call(&state, asked.body(Body::empty()).unwrap()).await;
+    assert_eq!(answered.headers()["access-control-expose-headers"], "x-request-id,retry-after");
 }
 
 #[tokio::test]
@@ -406,6 +415,11 @@ async fn models_tokens_and_documents_are_described() {
     assert_eq!(list["data"][0]["id"], "a/b");
     assert_eq!(list["data"][1]["root"], "demo");
     assert_eq!(call(&state, get("/v1/models/a/b")).await.status(), 200);
+    // What requests may ask for can be looked up, and nothing else.
+    let state_of_root = ready(&["--served-model-name=a/b"]);
+    answer(&state_of_root, "/tokenize", json!({"model": "demo", "prompt": "x"})).await;
+    assert_eq!(call(&state_of_root, get("/v1/models/demo")).await.status(), 200);
+    assert_eq!(error(call(&state_of_root, get("/v1/models/b")).await).await.0, 404);
     let tokens =
         answer(&state, "/tokenize", json!({"model": "a/b", "prompt": "Hello wörld"})).await;
     assert_eq!(tokens["count"], tokens["tokens"].as_array().unwrap().len());
@@ -487,10 +501,12 @@ async fn a_client_that_goes_cancels_its_request() {
         wait_until_unused(&state).await;
     }
     state.wait_until_idle().await;
-    assert!(
-        !state.metrics().render().contains("request_success_total{"),
-        "no choice came to its own end"
-    );
+    let metrics = state.metrics().render();
+    assert!(!metrics.contains("request_success_total{"), "no choice came to its own end");
+    for status in [200, 499] {
+        let counted = format!("path=\"/v1/completions\",status=\"{status}\"}} 1");
+        assert!(metrics.contains(&counted), "{metrics}");
+    }
     stop.send(true).unwrap();
     server.await.unwrap();
 }
