@@ -65,7 +65,7 @@ class Branch:
             self._pending += part
             self.text += part
         elif isinstance(part, Gen):
-            answer = self._advance(part.options)
+            answer = self._advance({"temperature": 0, **part.options})
             self._keep(part.name, answer["choices"][0]["text"])
         elif isinstance(part, Select):
             answer = self._advance({"choices": part.choices})
@@ -112,7 +112,7 @@ class Branch:
         self.text += text
 
     def _advance(self, options):
-        request = {"temperature": 0, **options, "session": self._session}
+        request = {**options, "session": self._session}
         if self._pending:
             request["text"] = self._pending
         answer = self._post(request)

@@ -1,31 +1,33 @@
 //! How long a grammar from outside may keep a thread: what may be read in many ways takes longer with each token.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Error, Result};
 
-/// What a sequence has at first, and at most.
+/// What a request has at first, and at most.
 const MOST: Duration = Duration::from_millis(500);
-/// What each token adds. Masks take a tenth of a millisecond on average, and two if they are among the slowest of a hundred.
+/// What each token of its sequences adds. Masks take a tenth of a millisecond on average, and two if they are among the slowest of a hundred.
 const PER_TOKEN: Duration = Duration::from_millis(4);
 
-/// The time of a thread that a sequence may still take.
+/// The time of threads that the sequences of a request may still take. Clones are one.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
-    left: Duration,
+    left: Arc<Mutex<Duration>>,
 }
 
 impl Budget {
     pub(crate) fn new() -> Self {
-        Self { left: MOST }
+        Self { left: Arc::new(Mutex::new(MOST)) }
     }
 
     /// Adds what a token does, unless nothing was left.
-    pub(crate) fn earn(&mut self) {
-        if !self.left.is_zero() {
-            self.left = (self.left + PER_TOKEN).min(MOST);
+    pub(crate) fn earn(&self) {
+        let mut left = self.left();
+        if !left.is_zero() {
+            *left = (*left + PER_TOKEN).min(MOST);
         }
     }
 
@@ -33,21 +35,26 @@ impl Budget {
     ///
     /// # Errors
     /// [`Error::State`] if it, or what was done before it, took too long.
-    pub(crate) fn spend<T>(&mut self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(crate) fn spend<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let before = thread_time();
         let done = work();
         self.take(thread_time().saturating_sub(before))?;
         done
     }
 
-    fn take(&mut self, spent: Duration) -> Result<()> {
-        self.left = self.left.saturating_sub(spent);
-        if self.left.is_zero() {
+    fn take(&self, spent: Duration) -> Result<()> {
+        let mut left = self.left();
+        *left = left.saturating_sub(spent);
+        if left.is_zero() {
             return Err(Error::State(
                 "its texts take too long to follow: write it so that each can be read in one way only".to_owned(),
             ));
         }
         Ok(())
+    }
+
+    fn left(&self) -> MutexGuard<'_, Duration> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -65,7 +72,7 @@ mod tests {
 
     #[test]
     fn what_takes_longer_than_tokens_earn_fails_and_stays_failed() {
-        let mut budget = Budget::new();
+        let budget = Budget::new();
         for _ in 0..1000 {
             budget.take(PER_TOKEN).unwrap();
             budget.earn();
@@ -75,7 +82,7 @@ mod tests {
             budget.take(3 * PER_TOKEN).is_err()
         });
         assert_eq!(tokens, Some(61));
-        budget.earn();
+        budget.clone().earn();
         assert!(budget.spend(|| Ok(())).is_err());
     }
 }

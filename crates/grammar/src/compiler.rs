@@ -56,7 +56,7 @@ impl GrammarCompiler {
         if let Some(grammar) = self.cached(&key) {
             return Ok(grammar);
         }
-        let grammar = self.compile_anew(notation)?;
+        let grammar = self.compile_anew(notation)?.for_another_request();
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         cache.retain(|(other, _)| *other != key);
         cache.insert(0, (key, grammar.clone()));
@@ -68,7 +68,7 @@ impl GrammarCompiler {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let at = cache.iter().position(|(other, _)| other == key)?;
         let found = cache.remove(at);
-        let grammar = found.1.clone();
+        let grammar = found.1.for_another_request();
         cache.insert(0, found);
         Some(grammar)
     }

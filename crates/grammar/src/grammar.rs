@@ -9,7 +9,7 @@ use crate::{Error, Result};
 /// Tokens that a grammar is tried with before it is taken.
 const NUM_TRIED: usize = 3;
 
-/// Where one sequence is in its grammar. A clone goes its own way.
+/// Where one sequence is in its grammar. A clone goes its own way, and is of the same request.
 pub struct Grammar {
     matcher: Matcher,
     num_logits: usize,
@@ -72,6 +72,11 @@ impl Grammar {
         Ok(grammar)
     }
 
+    /// The same state for another request.
+    pub(crate) fn for_another_request(&self) -> Self {
+        Self { budget: self.budget.as_ref().map(|_| Budget::new()), ..self.clone() }
+    }
+
     /// The first mask, if some tokens behind it can be followed, too: what is too large shows there.
     fn first_masks(&mut self) -> Result<Mask> {
         let first = self.allowed()?;
@@ -112,12 +117,12 @@ impl Grammar {
     /// # Errors
     /// [`Error::State`] if it was not allowed.
     pub fn accept(&mut self, token_id: u32) -> Result<()> {
-        self.budget.iter_mut().for_each(Budget::earn);
+        self.budget.iter().for_each(Budget::earn);
         self.work(|matcher| matcher.consume_token(token_id).map_err(|error| state_error(&error)))
     }
 
     fn work<T>(&mut self, work: impl FnOnce(&mut Matcher) -> Result<T>) -> Result<T> {
-        match &mut self.budget {
+        match &self.budget {
             None => work(&mut self.matcher),
             Some(budget) => budget.spend(|| work(&mut self.matcher)),
         }

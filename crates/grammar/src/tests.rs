@@ -368,6 +368,8 @@ fn what_can_be_read_in_too_many_ways_ends_early() {
         });
         let error = failed.expect("it fails").to_string();
         assert!(error.contains("too long"), "{error}");
+        assert!(state.clone().allowed().is_err(), "it is of the same request");
+        compiler.compile(&constraint).unwrap().allowed().unwrap();
     }
 }
 

@@ -202,7 +202,7 @@ mod tests {
 
         // A stop string has cut it.
         let mut cut = answer(ToolFormat::Hermes);
-        let message = cut.message(&CALL[..CALL.len() - 16], stop);
+        let message = cut.message(CALL.strip_suffix("}}\n</tool_call>").unwrap(), stop);
         assert_eq!(message.tool_calls.unwrap()[0].function.arguments, "{\"a\": 1");
         assert_eq!((cut.finish_reason(stop), cut.is_cut(stop)), (stop, true));
         assert!(!calling.is_cut(stop) && calling.is_cut(FinishReason::Length));

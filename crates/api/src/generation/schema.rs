@@ -73,9 +73,8 @@ fn renamed(name: impl Fn(String) -> Option<String>) -> AnySchema {
     let mut schema = GenerationFields::schema();
     if let RefOr::T(Schema::Object(object)) = &mut schema {
         let properties = std::mem::take(&mut object.properties).into_iter();
-        object.properties = properties
-            .filter_map(|(known, schema)| Some((name(known)?, schema)))
-            .collect();
+        object.properties =
+            properties.filter_map(|(known, schema)| Some((name(known)?, schema))).collect();
     }
     schema
 }
