@@ -9,8 +9,8 @@ use crate::{Error, Result};
 
 /// What a request has at first, and at most.
 const MOST: Duration = Duration::from_millis(500);
-/// What each token of its sequences adds. Masks take a tenth of a millisecond on average, and two if they are among the slowest of a hundred.
-const PER_TOKEN: Duration = Duration::from_millis(4);
+/// What each token of its sequences adds. Masks take some hundredths of a millisecond, and the longest some milliseconds.
+const PER_TOKEN: Duration = Duration::from_millis(2);
 
 /// The time of threads that the sequences of a request may still take. Clones are one.
 #[derive(Clone, Debug)]
@@ -81,7 +81,7 @@ mod tests {
             budget.earn();
             budget.take(3 * PER_TOKEN).is_err()
         });
-        assert_eq!(tokens, Some(61));
+        assert_eq!(tokens, Some(124));
         budget.clone().earn();
         assert!(budget.spend(|| Ok(())).is_err());
     }
