@@ -34,7 +34,7 @@ impl Budget {
     /// Does some work.
     ///
     /// # Errors
-    /// [`Error::State`] if it, or what was done before it, took too long.
+    /// [`Error::Limit`] if it, or what was done before it, took too long.
     pub(crate) fn spend<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let before = thread_time();
         let done = work();
@@ -46,8 +46,8 @@ impl Budget {
         let mut left = self.left();
         *left = left.saturating_sub(spent);
         if left.is_zero() {
-            return Err(Error::State(
-                "its texts take too long to follow: write it so that each can be read in one way only".to_owned(),
+            return Err(Error::Limit(
+                "its texts take too long to follow: write it so that each can be read in one way only",
             ));
         }
         Ok(())

@@ -15,7 +15,10 @@ pub enum Error {
     /// A choice without alternatives, or with an empty one.
     #[error("a choice needs at least one alternative, and none that is empty")]
     EmptyChoice,
-    /// The state became too complex, or a token came that it did not allow.
+    /// A token came that the state did not allow, or it leads nowhere.
     #[error("the grammar failed: {0}")]
     State(String),
+    /// The state became too complex.
+    #[error("the grammar failed: {0}")]
+    Limit(&'static str),
 }

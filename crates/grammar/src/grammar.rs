@@ -77,17 +77,18 @@ impl Grammar {
         Self { budget: self.budget.as_ref().map(|_| Budget::new()), ..self.clone() }
     }
 
-    /// The first mask, if some tokens behind it can be followed, too: what is too large shows there.
+    /// The first mask, and whether some tokens behind it can be followed: what is too large shows there.
     fn first_masks(&mut self) -> Result<Mask> {
         let first = self.allowed()?;
         let mut mask = first.clone();
         for _ in 0..NUM_TRIED {
             let Some(token) = self.forced_token().or_else(|| mask.first()) else { break };
-            self.accept(token)?;
-            if self.is_finished() {
-                break;
+            match self.accept(token).and_then(|()| self.allowed()) {
+                Ok(next) if !self.is_finished() => mask = next,
+                Err(error @ Error::Limit(_)) => return Err(error),
+                // Other tokens may lead further.
+                Ok(_) | Err(_) => break,
             }
-            mask = self.allowed()?;
         }
         Ok(first)
     }
@@ -95,7 +96,7 @@ impl Grammar {
     /// The tokens that are allowed next; those that end a text are among them where it may end here.
     ///
     /// # Errors
-    /// [`Error::State`] if the state has become too complex.
+    /// [`Error::Limit`] if the state has become too complex; [`Error::State`] if it leads nowhere.
     pub fn allowed(&mut self) -> Result<Mask> {
         let mask = self
             .work(|matcher| matcher.compute_mask_or_eos().map_err(|error| state_error(&error)))?;
@@ -115,7 +116,7 @@ impl Grammar {
     /// Takes the token that was drawn.
     ///
     /// # Errors
-    /// [`Error::State`] if it was not allowed.
+    /// [`Error::State`] if it was not allowed; [`Error::Limit`] if what follows has become too complex.
     pub fn accept(&mut self, token_id: u32) -> Result<()> {
         self.budget.iter().for_each(Budget::earn);
         self.work(|matcher| matcher.consume_token(token_id).map_err(|error| state_error(&error)))
@@ -159,7 +160,7 @@ fn state_error(error: &impl std::fmt::Display) -> Error {
     let text = error.to_string();
     let first = text.lines().next().unwrap_or_default().trim();
     if first.contains("Current row has") || first.contains("Too many items") {
-        return Error::State("too many different things may come next at one place".to_owned());
+        return Error::Limit("too many different things may come next at one place");
     }
     Error::State(first.to_owned())
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery};
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{ChatMessage, ErrorResponse, FinishReason, ResponsesRequest, Role, Usage};
 use candlepower_tokenizer::AddSpecialTokens;
@@ -84,9 +85,10 @@ pub(crate) async fn retrieve_response(
     Generating(model): Generating,
     id: Result<Path<String>, PathRejection>,
     RawQuery(query): RawQuery,
-) -> ApiResult<axum::Json<Value>> {
+) -> ApiResult<impl IntoResponse> {
     check_query(query.as_deref().unwrap_or_default())?;
-    Ok(axum::Json(model.responses.get("id", &known_id(id))?.object.clone()))
+    let stored = model.responses.get("id", &known_id(id))?;
+    Ok(([(CONTENT_TYPE, "application/json")], stored.object.to_string()))
 }
 
 /// What is not UTF-8 names no response.
@@ -203,7 +205,7 @@ impl Turn {
             // What ends a turn is the template's to write.
             let output = output_ids.iter().filter(|id| !eos_token_ids.contains(id));
             self.token_ids.extend(output);
-            let stored = Stored::new(self.messages, self.token_ids, object.clone());
+            let stored = Stored::new(self.messages, self.token_ids, &object);
             self.model.responses.insert(self.object.id.clone(), stored);
         }
         object

@@ -259,6 +259,7 @@ mod tests {
             }
             text.push_str(&matcher.finish());
             let (before, whole) = (passed.concat().len(), [passed, pushed].concat().concat());
+            let whole = whole.as_str();
             let ends = (before + 1..=whole.len()).filter(|&end| whole.is_char_boundary(end));
             let longest = |end: usize| {
                 let complete = stops.iter().filter(move |stop| whole[..end].ends_with(stop.as_str()));

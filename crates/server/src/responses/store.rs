@@ -20,15 +20,16 @@ pub(super) struct Stored {
     pub(super) messages: Vec<ChatMessage>,
     /// The prompt and what was generated: what the cache holds.
     pub(super) token_ids: Vec<u32>,
-    /// As it was answered.
-    pub(super) object: Value,
+    /// As it was answered, in JSON: its values apart would take many times that.
+    pub(super) object: Box<str>,
     /// Of all of it, about.
     num_bytes: usize,
 }
 
 impl Stored {
-    pub(super) fn new(messages: Vec<ChatMessage>, token_ids: Vec<u32>, object: Value) -> Self {
-        let num_bytes = json_len(&messages) + size_of_val(&token_ids[..]) + json_len(&object);
+    pub(super) fn new(messages: Vec<ChatMessage>, token_ids: Vec<u32>, object: &Value) -> Self {
+        let object: Box<str> = object.to_string().into();
+        let num_bytes = json_len(&messages) + size_of_val(&token_ids[..]) + object.len();
         Self { messages, token_ids, object, num_bytes }
     }
 }
@@ -139,7 +140,7 @@ mod tests {
     use crate::demo;
 
     fn stored(num_tokens: usize) -> Stored {
-        Stored::new(Vec::new(), vec![0; num_tokens], Value::Null)
+        Stored::new(Vec::new(), vec![0; num_tokens], &Value::Null)
     }
 
     #[test]
@@ -154,9 +155,9 @@ mod tests {
         let long = || serde_json::json!("x".repeat(MAX_BYTES / 2));
         let message = ChatMessage::text(candlepower_api::Role::User, "x".repeat(MAX_BYTES / 4));
         responses
-            .insert("large".into(), Stored::new(vec![message], vec![0; MAX_BYTES / 32], long()));
+            .insert("large".into(), Stored::new(vec![message], vec![0; MAX_BYTES / 32], &long()));
         assert!(responses.get("id", "large").is_ok() && responses.get("id", "1000").is_ok());
-        responses.insert("larger".into(), Stored::new(Vec::new(), Vec::new(), long()));
+        responses.insert("larger".into(), Stored::new(Vec::new(), Vec::new(), &long()));
         assert!(responses.get("id", "larger").is_ok());
         assert!(responses.get("id", "large").is_err() && responses.get("id", "1000").is_err());
     }
