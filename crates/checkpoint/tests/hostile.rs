@@ -16,10 +16,14 @@ fn open(test: &str, config: String) -> Result<(), String> {
     opened.map(drop).map_err(|error| error.to_string())
 }
 
+fn golden(name: &str) -> String {
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    std::fs::read_to_string(goldens.join(name).join("config.json")).unwrap()
+}
+
 #[test]
 fn numbers_beyond_any_model_are_refused_by_name() {
-    let llama = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama/config.json");
-    let text = std::fs::read_to_string(llama).unwrap();
+    let text = golden("llama");
     for key in ["hidden_size", "num_hidden_layers", "vocab_size", "head_dim", "num_attention_heads"]
     {
         let mut config: Value = serde_json::from_str(&text).unwrap();
@@ -32,6 +36,17 @@ fn numbers_beyond_any_model_are_refused_by_name() {
             let error = open("numbers", config.to_string()).unwrap_err();
             assert!(error.starts_with(&format!("config.json: `{key}` is missing; ")), "{error}");
         }
+    }
+}
+
+#[test]
+fn factors_of_widths_beyond_any_model_are_refused_by_name() {
+    for (key, number) in [("block_multiple_of", 1e9), ("block_ffn_dim_multiplier", 1e300)] {
+        let mut config: Value = serde_json::from_str(&golden("lfm2")).unwrap();
+        config["block_auto_adjust_ff_dim"] = true.into();
+        config[key] = number.into();
+        let error = open("factors", config.to_string()).unwrap_err();
+        assert!(error.starts_with(&format!("config.json: `{key}` = 1")), "{error}");
     }
 }
 

@@ -137,6 +137,11 @@ pub enum TokenEvent {
         /// Set on the sequence's last token.
         finish: Option<FinishReason>,
     },
+    /// What this sequence must be takes more to follow than a request may take; nothing follows.
+    TooComplex {
+        /// What does, for the caller.
+        message: String,
+    },
     /// This sequence alone failed; nothing follows.
     Failed {
         /// What went wrong, for the caller.

@@ -45,7 +45,7 @@ pub(crate) struct ConstraintState {
     /// What the token that was drawn last led to, until it is reported.
     taken: Option<Taken>,
     /// Why the grammar cannot go on.
-    failure: Option<String>,
+    failure: Option<candlepower_grammar::Error>,
 }
 
 /// What a token that was drawn led to.
@@ -65,7 +65,7 @@ impl ConstraintState {
         }
         match self.grammar.allowed() {
             Ok(mask) => self.mask = Some(mask),
-            Err(error) => self.failure = Some(error.to_string()),
+            Err(error) => self.failure = Some(error),
         }
     }
 
@@ -75,7 +75,7 @@ impl ConstraintState {
         self.mask = None;
         match self.advance(token_id, room) {
             Ok(taken) => self.taken = Some(taken),
-            Err(error) => self.failure = Some(error.to_string()),
+            Err(error) => self.failure = Some(error),
         }
     }
 
@@ -125,7 +125,7 @@ impl StreamSender {
             TokenEvent::Prompt { finish, .. } | TokenEvent::Token { finish, .. } => {
                 finish.is_some()
             }
-            TokenEvent::Failed { .. } => true,
+            TokenEvent::TooComplex { .. } | TokenEvent::Failed { .. } => true,
         };
         if last {
             // Whoever hears of the end may rely on the place being free.
@@ -273,8 +273,13 @@ impl Sequence {
     /// goes on, and those that followed.
     pub(crate) fn push(&mut self, sampled: SampledRow, eos_token_ids: &[u32]) -> (bool, Vec<u32>) {
         self.num_expected_tokens -= 1;
-        if let Some(message) = self.constraint.as_ref().and_then(|state| state.failure.clone()) {
-            return (self.stream.send(TokenEvent::Failed { message }), Vec::new());
+        if let Some(error) = self.constraint.as_ref().and_then(|state| state.failure.as_ref()) {
+            let message = error.to_string();
+            let event = match error {
+                candlepower_grammar::Error::Limit(_) => TokenEvent::TooComplex { message },
+                _ => TokenEvent::Failed { message },
+            };
+            return (self.stream.send(event), Vec::new());
         }
         let Some(token_id) = sampled.token_id else {
             let message = "the model gave no finite probability to any allowed token".to_owned();

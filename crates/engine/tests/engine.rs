@@ -102,7 +102,9 @@ fn collect(mut stream: TokenStream) -> Collected {
                 out.logprobs.extend(logprobs);
                 out.finish = finish;
             }
-            TokenEvent::Failed { message } => panic!("{message}"),
+            TokenEvent::TooComplex { message } | TokenEvent::Failed { message } => {
+                panic!("{message}")
+            }
         }
     }
     assert!(out.finish.is_some(), "the stream ended without a reason");

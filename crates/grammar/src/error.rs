@@ -18,7 +18,7 @@ pub enum Error {
     /// A token came that the state did not allow, or it leads nowhere.
     #[error("the grammar failed: {0}")]
     State(String),
-    /// The state became too complex.
-    #[error("the grammar failed: {0}")]
+    /// The state became too complex, or takes too long.
+    #[error("the grammar cannot be followed: {0}")]
     Limit(&'static str),
 }

@@ -112,6 +112,13 @@ impl StateConfig {
         ([self.num_slots, kernel - 1, channels], matrices)
     }
 
+    /// Zeros of one layer: its inputs in `dtype`, and its matrices where it has them.
+    pub(crate) fn zeros(&self, dtype: DType, device: &Device) -> Result<(Tensor, Option<Tensor>)> {
+        let (inputs, matrices) = self.layer_dims();
+        let matrices = matrices.map(|dims| Tensor::zeros(&dims, DType::F32, device)).transpose()?;
+        Ok((Tensor::zeros(&inputs, dtype, device)?, matrices))
+    }
+
     /// The layer `layer` of as many.
     pub(crate) fn layer<'a, T>(
         &self,
@@ -241,15 +248,9 @@ impl RecurrentState {
                 device: device.location(),
             });
         }
-        let (inputs, matrices) = config.layer_dims();
         let layer = || -> Result<StateLayer> {
-            Ok(StateLayer {
-                inputs: Tensor::zeros(&inputs, DType::F32, device)?,
-                matrices: matrices
-                    .as_ref()
-                    .map(|dims| Tensor::zeros(dims, DType::F32, device))
-                    .transpose()?,
-            })
+            let (inputs, matrices) = config.zeros(DType::F32, device)?;
+            Ok(StateLayer { inputs, matrices })
         };
         let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
         Ok(Self { config, layers })

@@ -47,6 +47,13 @@ impl ApiError {
         Self::invalid(param, message).with_code("context_length_exceeded")
     }
 
+    /// 400: what the output must be takes too much to follow, which shows while it is generated.
+    pub(crate) fn too_complex(reason: &str) -> Self {
+        let message = format!("The output cannot be held to what was asked: {reason}.");
+        Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, message)
+            .with_code("grammar_too_complex")
+    }
+
     /// 401.
     pub(crate) fn unauthorized() -> Self {
         let message = "The API key is missing or wrong: send it as `Authorization: Bearer KEY`, or as `x-api-key`.";

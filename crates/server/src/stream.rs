@@ -135,6 +135,10 @@ impl Choice {
 
     fn take(&mut self, event: TokenEvent) -> ApiResult<Option<ChoiceEvent>> {
         match event {
+            TokenEvent::TooComplex { message } => {
+                self.tokens = None;
+                Err(ApiError::too_complex(&message))
+            }
             TokenEvent::Failed { message } => {
                 self.tokens = None;
                 Err(ApiError::internal(message))

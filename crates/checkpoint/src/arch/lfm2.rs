@@ -52,9 +52,13 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut inner = c.bounded(key, MOST_WIDTH)?;
     if c.flag_or("block_auto_adjust_ff_dim", true)? {
         let factor = c.factor_or("block_ffn_dim_multiplier", 1.0)?;
-        let multiple = c.count_opt("block_multiple_of")?.unwrap_or(256);
-        inner = (factor * (2 * inner / 3) as f64) as usize;
-        inner = inner.next_multiple_of(multiple).max(1);
+        let multiple = c.bounded_opt("block_multiple_of", MOST_WIDTH)?.unwrap_or(256);
+        let part = factor * (2 * inner / 3) as f64;
+        if part > MOST_WIDTH as f64 {
+            let reason = format!("; the feed-forward may have {MOST_WIDTH} elements");
+            return Err(c.unsupported("block_ffn_dim_multiplier", &factor.into(), &reason));
+        }
+        inner = (part as usize).next_multiple_of(multiple).max(1);
     }
     base(&c.without(&["intermediate_size"]).with_default("intermediate_size", inner))
 }

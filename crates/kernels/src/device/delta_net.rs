@@ -71,15 +71,9 @@ impl StatePool {
                 found: dtype,
             });
         }
-        let (inputs, matrices) = config.layer_dims();
         let layer = || -> Result<PoolLayer> {
-            Ok(PoolLayer {
-                inputs: Tensor::zeros(&inputs, dtype, device)?,
-                matrices: matrices
-                    .as_ref()
-                    .map(|dims| Tensor::zeros(dims, DType::F32, device))
-                    .transpose()?,
-            })
+            let (inputs, matrices) = config.zeros(dtype, device)?;
+            Ok(PoolLayer { inputs, matrices })
         };
         let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
         Ok(Self { config, layers })

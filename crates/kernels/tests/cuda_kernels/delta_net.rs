@@ -1,10 +1,11 @@
 //! Gated delta nets, copies of their states, and gates of sigmoids.
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_kernels::device::{self, Graph, NO_SLOT, StatePool, StateTables};
+use candlepower_kernels::device::{self, Graph, StatePool, StateTables};
 use candlepower_kernels::{DeltaDims, DeltaNet, StateConfig, sigmoid_gate_reference};
 
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
+use crate::steps::{self, DECODES, Part, SLOTS};
 
 /// Key heads, value heads, elements of a key and of a value, and taps.
 const DIMS: [[usize; 5]; 7] = [
@@ -17,7 +18,6 @@ const DIMS: [[usize; 5]; 7] = [
     [1, 1, 32, 256, 4],
 ];
 
-const SLOTS: usize = 6;
 const LAYERS: usize = 2;
 
 /// The same pool and weights on the GPU and on the CPU, where the definition computes.
@@ -27,9 +27,6 @@ struct Pair {
     dims: DeltaDims,
     dtype: DType,
 }
-
-/// A sequence of a step: its slot, the position of its first token here, and how many there are.
-type Part = (u32, u32, usize);
 
 impl Pair {
     fn new(
@@ -59,14 +56,8 @@ impl Pair {
 
     /// Tokens of a step on both devices: input, gates, query_start, slots, positions and out, whose rows have all to be written.
     fn operands(&self, gpu: &Gpu, parts: &[Part], random: &mut Random) -> [[Tensor; 6]; 2] {
-        let tokens = parts.iter().map(|(.., count)| count).sum();
-        let mut query_start = vec![0];
-        let mut positions = Vec::new();
-        for &(_, first, count) in parts {
-            positions.extend(first..first + count as u32);
-            query_start.push(positions.len() as u32);
-        }
-        let slots: Vec<u32> = parts.iter().map(|(slot, ..)| *slot).collect();
+        let [query_start, slots, positions] = steps::tables(parts);
+        let tokens = positions.len();
         let (dims, dtype) = (self.dims, self.dtype);
         let input = random.floats(tokens * dims.width(), 2.0, dtype);
         let mut gates = random.floats(tokens * dims.gates(), 3.0, dtype);
@@ -122,15 +113,7 @@ pub(crate) fn gated_delta_net(gpu: &Gpu) {
     for dims in DIMS {
         for dtype in HALVES {
             let pair = Pair::new(gpu, dims, dtype, &mut random);
-            // Prompts of all lengths beside what pads a graph; then some that go on, and one that begins where another was;
-            // then single tokens, also after fewer than the convolution has.
-            let steps = [
-                vec![(3, 0, 1), (0, 0, 40), (NO_SLOT, 0, 2), (5, 0, 3), (1, 0, 17)],
-                vec![(5, 3, 1), (0, 0, 2), (1, 17, 40), (3, 1, 17)],
-                vec![(1, 57, 1), (3, 18, 1), (5, 4, 1), (NO_SLOT, 7, 1), (0, 2, 1)],
-                vec![(0, 3, 1), (5, 5, 16), (NO_SLOT, 0, 1)],
-            ];
-            for parts in &steps {
+            for parts in &steps::steps() {
                 pair.step(gpu, 1, parts, &mut random);
             }
             pair.step(gpu, 0, &[(1, 9, 3)], &mut random);
@@ -144,16 +127,10 @@ pub(crate) fn gated_delta_net(gpu: &Gpu) {
 fn graph(gpu: &Gpu, random: &mut Random) {
     let pair = Pair::new(gpu, DIMS[0], DType::BF16, random);
     pair.step(gpu, 0, &[(0, 0, 5), (1, 0, 2), (2, 0, 9)], random);
-    let parts: [[Part; 3]; 4] = [
-        [(NO_SLOT, 0, 1), (NO_SLOT, 0, 1), (NO_SLOT, 0, 1)],
-        [(2, 9, 1), (0, 5, 1), (1, 2, 1)],
-        [(0, 6, 1), (4, 0, 1), (NO_SLOT, 0, 1)],
-        [(4, 1, 1), (2, 10, 1), (0, 7, 1)],
-    ];
-    let [recorded, _] = pair.operands(gpu, &parts[0], random);
+    let [recorded, _] = pair.operands(gpu, &DECODES[0], random);
     pair.run(0, 0, &recorded).unwrap();
     let graph = Graph::capture(gpu.device(), || pair.run(0, 0, &recorded)).unwrap();
-    for parts in &parts[1..] {
+    for parts in &DECODES[1..] {
         let [on_gpu, on_cpu] = pair.operands(gpu, parts, random);
         recorded.iter().zip(&on_gpu).for_each(|(to, from)| to.slice_set(from, 0, 0).unwrap());
         graph.launch().unwrap();

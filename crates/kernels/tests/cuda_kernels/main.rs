@@ -16,6 +16,7 @@ mod packed;
 mod rows;
 mod sampling;
 mod short_conv;
+mod steps;
 mod times;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -156,7 +156,9 @@ impl ShapeRunner {
         loop {
             match stream.next().await {
                 Some(TokenEvent::Token { finish: Some(_), .. }) => return Ok(()),
-                Some(TokenEvent::Failed { message }) => bail!("a sequence failed: {message}"),
+                Some(TokenEvent::TooComplex { message } | TokenEvent::Failed { message }) => {
+                    bail!("a sequence failed: {message}")
+                }
                 Some(_) => {}
                 None => bail!("the engine has ended: {:?}", self.engine.health()),
             }
