@@ -47,7 +47,7 @@ impl Budget {
         *left = left.saturating_sub(spent);
         if left.is_zero() {
             return Err(Error::Limit(
-                "its texts take too long to follow: write it so that each can be read in one way only",
+                "its texts take too long; write it so that each can be read in one way only",
             ));
         }
         Ok(())

@@ -49,7 +49,7 @@ impl ApiError {
 
     /// 400: what the output must be takes too much to follow, which shows while it is generated.
     pub(crate) fn too_complex(reason: &str) -> Self {
-        let message = format!("The output cannot be held to what was asked: {reason}.");
+        let message = format!("Generation ended: {reason}.");
         Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, message)
             .with_code("grammar_too_complex")
     }
