@@ -23,6 +23,12 @@ pub enum Activation {
     SwigluOai,
 }
 
+impl Activation {
+    /// Each of them.
+    pub const ALL: [Self; 6] =
+        [Self::Silu, Self::Gelu, Self::GeluTanh, Self::Relu, Self::ReluSquared, Self::SwigluOai];
+}
+
 /// What bounds both halves of [`Activation::SwigluOai`].
 const SWIGLU_LIMIT: f32 = 7.0;
 /// Factor in its sigmoid.
@@ -220,15 +226,6 @@ mod tests {
     use super::*;
     use crate::Error;
 
-    const ALL: [Activation; 6] = [
-        Activation::Silu,
-        Activation::Gelu,
-        Activation::GeluTanh,
-        Activation::Relu,
-        Activation::ReluSquared,
-        Activation::SwigluOai,
-    ];
-
     fn flat(tensor: &Tensor) -> Vec<f32> {
         tensor.flatten_all().unwrap().to_vec1().unwrap()
     }
@@ -240,7 +237,7 @@ mod tests {
             let values: Vec<f32> =
                 (0..count).map(|i| ((i * 7919 + 13) % 10_007) as f32 / 600.0 - 8.0).collect();
             let x = Tensor::from_slice(&values, (tokens, 2 * inner), &Device::Cpu).unwrap();
-            for act in ALL {
+            for act in Activation::ALL {
                 let gated = gated_activation(&x, act).unwrap();
                 assert_eq!(gated.dims(), [tokens, inner]);
                 let want = values
@@ -280,7 +277,7 @@ mod tests {
             let on = |values: &[f32], width| {
                 Tensor::from_slice(values, (tokens, width), &Device::Cpu).unwrap()
             };
-            for act in ALL {
+            for act in Activation::ALL {
                 let out = activation_times(&on(&x, inner), act, &on(&by, width), first).unwrap();
                 assert_eq!(out.dims(), [tokens, inner]);
                 let rows = x.chunks(inner).zip(by.chunks(width));
@@ -299,7 +296,7 @@ mod tests {
     #[test]
     fn the_reference_knows_published_values() {
         // Values of torch.nn.functional.silu, gelu and gelu(approximate="tanh") at 1, and of sigmoid at 1.702.
-        let values = ALL.map(|act| activation_reference(1.0, act));
+        let values = Activation::ALL.map(|act| activation_reference(1.0, act));
         let expected = [0.731_058_6, 0.841_344_7, 0.841_192, 1.0, 1.0, 0.845_795_8];
         for (got, want) in values.into_iter().zip(expected) {
             assert!((got - want).abs() < 1e-6, "{got} is not {want}");

@@ -2,6 +2,7 @@
 
 mod code;
 mod files;
+mod ignored;
 mod layers;
 mod models_table;
 mod paths;
@@ -41,7 +42,7 @@ impl fmt::Display for Finding {
 /// A rule: from every file of the project to what breaks it.
 type Rule = fn(&[SourceFile]) -> Vec<Finding>;
 
-const RULES: [Rule; 7] = [
+const RULES: [Rule; 8] = [
     layers::findings,
     sizes::findings,
     unsafe_code::findings,
@@ -49,6 +50,7 @@ const RULES: [Rule; 7] = [
     paths::findings,
     targets::findings,
     models_table::findings,
+    ignored::findings,
 ];
 
 /// Writes the README's tables of models.

@@ -15,15 +15,6 @@ use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
 const SHAPES: [(usize, usize); 7] =
     [(1, 896), (3, 4096), (7, 8192), (257, 128), (5, 100), (2, 33), (33, 64)];
 
-const ACTIVATIONS: [Activation; 6] = [
-    Activation::Silu,
-    Activation::Gelu,
-    Activation::GeluTanh,
-    Activation::Relu,
-    Activation::ReluSquared,
-    Activation::SwigluOai,
-];
-
 pub(crate) fn rms_norm(gpu: &Gpu) {
     for_norms(|rows, dim, dtype, form, random| {
         let (x, weight) = (random.floats(rows * dim, 3.0, dtype), random.floats(dim, 1.0, dtype));
@@ -105,7 +96,7 @@ pub(crate) fn gated_activation(gpu: &Gpu) {
     let mut random = Random(2);
     for (tokens, inner) in [(1, 4864), (3, 14336), (129, 256), (5, 33), (2, 1)] {
         for dtype in HALVES {
-            for act in ACTIVATIONS {
+            for act in Activation::ALL {
                 let gate_up = random.floats(tokens * 2 * inner, 6.0, dtype);
                 let out = gpu.unwritten(&[tokens, inner], dtype);
                 let input = gpu.floats(&gate_up, &[tokens, 2 * inner], dtype);
@@ -129,7 +120,7 @@ pub(crate) fn activation(gpu: &Gpu) {
     let mut random = Random(7);
     for (tokens, inner) in [(1, 12288), (129, 256), (5, 33), (2, 1)] {
         for dtype in HALVES {
-            for act in ACTIVATIONS {
+            for act in Activation::ALL {
                 let x = random.floats(tokens * inner, 6.0, dtype);
                 let out = gpu.unwritten(&[tokens, inner], dtype);
                 cuda::activation(&gpu.floats(&x, &[tokens, inner], dtype), act, &out).unwrap();
@@ -153,7 +144,7 @@ pub(crate) fn activation_times(gpu: &Gpu) {
         (40, 3, 3, 0),
     ] {
         for dtype in HALVES {
-            for act in ACTIVATIONS {
+            for act in Activation::ALL {
                 let x = random.floats(tokens * inner, 6.0, dtype);
                 let by = random.floats(tokens * width, 6.0, dtype);
                 let on_gpu = gpu.floats(&x, &[tokens, inner], dtype);

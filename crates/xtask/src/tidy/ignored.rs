@@ -1,0 +1,49 @@
+//! Tests that are ignored run somewhere: `cargo xtask emulated` starts each by its name, and fails if one was not run.
+
+use super::Finding;
+use super::files::SourceFile;
+
+/// Where the names are.
+const RUNNER: &str = "crates/xtask/src/emulated.rs";
+
+pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
+    let runner = files.iter().find(|file| file.path == RUNNER);
+    let started = runner.map_or("", |file| file.text.as_str());
+    files.iter().filter(|file| file.is_rust()).flat_map(|file| forgotten(file, started)).collect()
+}
+
+fn forgotten<'a>(file: &'a SourceFile, started: &'a str) -> impl Iterator<Item = Finding> + 'a {
+    let lines = file.text.lines().enumerate();
+    let ignored = lines.filter(|(_, line)| line.trim_start().starts_with("#[ignore"));
+    ignored.filter_map(move |(index, _)| {
+        let name = file.text.lines().skip(index + 1).find_map(name_of_test);
+        let is_started = name.is_some_and(|name| started.contains(&format!("::{name}\"")));
+        let message = format!("an ignored test that {RUNNER} does not name: nothing runs it");
+        (!is_started).then(|| Finding::new(file, index + 1, message))
+    })
+}
+
+/// The name of the function that begins in this line.
+fn name_of_test(line: &str) -> Option<&str> {
+    let (_, rest) = line.split_once("fn ")?;
+    Some(rest.split_once('(')?.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::files::sample;
+    use super::*;
+
+    #[test]
+    fn an_ignored_test_that_nothing_runs_is_found() {
+        let test = "#[test]\n#[ignore = \"needs a GPU\"]\nfn sums() {}\n";
+        let mut files = sample("crates/models/tests/all/device.rs", test);
+        let found = findings(&files);
+        assert_eq!((found.len(), found[0].line), (1, 2));
+        files.extend(sample(RUNNER, "names: &[\"device::all_sums\"],"));
+        assert_eq!(findings(&files).len(), 1);
+        files.extend(sample("crates/models/src/lib.rs", "#[test]\nfn runs_always() {}\n"));
+        files[1].text = "names: &[\"device::sums\"],".to_owned();
+        assert!(findings(&files).is_empty());
+    }
+}
