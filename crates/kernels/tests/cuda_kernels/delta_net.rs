@@ -1,11 +1,13 @@
 //! Gated delta nets, copies of their states, and gates of sigmoids.
 
+use std::fmt::Debug;
+
 use candle_core::{DType, Device, Tensor};
-use candlepower_kernels::device::{self, Graph, StatePool, StateTables};
+use candlepower_kernels::device::{self, StatePool, StateTables};
 use candlepower_kernels::{DeltaDims, DeltaNet, StateConfig, sigmoid_gate_reference};
 
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
-use crate::steps::{self, DECODES, Part, SLOTS};
+use crate::steps::{self, Mixer, Part, SLOTS};
 
 /// Key heads, value heads, elements of a key and of a value, and taps.
 const DIMS: [[usize; 5]; 7] = [
@@ -53,8 +55,17 @@ impl Pair {
         let pools = devices.map(|device| StatePool::new(config, dtype, device).unwrap());
         Self { nets, pools, dims, dtype }
     }
+}
 
-    /// Tokens of a step on both devices: input, gates, query_start, slots, positions and out, whose rows have all to be written.
+impl Mixer<6> for Pair {
+    /// Both are rounded once, of sums in another order.
+    const TOLERANCE: Tolerance = Tolerance { own: 1.1, largest: 0.02 };
+
+    fn dims(&self) -> impl Debug {
+        self.dims
+    }
+
+    /// Of tokens: input, gates, query_start, slots, positions and out.
     fn operands(&self, gpu: &Gpu, parts: &[Part], random: &mut Random) -> [[Tensor; 6]; 2] {
         let [query_start, slots, positions] = steps::tables(parts);
         let tokens = positions.len();
@@ -76,7 +87,6 @@ impl Pair {
         [on_gpu, on_cpu]
     }
 
-    /// Computes on one of the two: `on` is its number.
     fn run(
         &self,
         on: usize,
@@ -86,25 +96,6 @@ impl Pair {
         let tables = StateTables { query_start, slots, positions };
         let (net, pool) = (&self.nets[on], &self.pools[on]);
         device::gated_delta_net(input, gates, net, pool, layer, &tables, out)
-    }
-
-    /// One step on both, whose results are compared.
-    fn step(&self, gpu: &Gpu, layer: usize, parts: &[Part], random: &mut Random) {
-        let [on_gpu, on_cpu] = self.operands(gpu, parts, random);
-        self.run(0, layer, &on_gpu).unwrap();
-        self.run(1, layer, &on_cpu).unwrap();
-        self.compare(gpu, &on_gpu, &on_cpu, &format!("{parts:?}"));
-    }
-
-    fn compare(&self, gpu: &Gpu, on_gpu: &[Tensor; 6], on_cpu: &[Tensor; 6], what: &str) {
-        // Both are rounded once, of sums in another order.
-        let tolerance = Tolerance { own: 1.1, largest: 0.02 };
-        gpu.assert_close(
-            &on_gpu[5],
-            &to_vec(&on_cpu[5]),
-            tolerance,
-            &format!("{:?}, {what}", self.dims),
-        );
     }
 }
 
@@ -119,24 +110,8 @@ pub(crate) fn gated_delta_net(gpu: &Gpu) {
             pair.step(gpu, 0, &[(1, 9, 3)], &mut random);
         }
     }
-    graph(gpu, &mut random);
+    Pair::new(gpu, DIMS[0], DType::BF16, &mut random).replay(gpu, &mut random);
     wrong_tables(gpu, &mut random);
-}
-
-/// A recorded decode goes on from the states that it finds, for the sequences in its tables.
-fn graph(gpu: &Gpu, random: &mut Random) {
-    let pair = Pair::new(gpu, DIMS[0], DType::BF16, random);
-    pair.step(gpu, 0, &[(0, 0, 5), (1, 0, 2), (2, 0, 9)], random);
-    let [recorded, _] = pair.operands(gpu, &DECODES[0], random);
-    pair.run(0, 0, &recorded).unwrap();
-    let graph = Graph::capture(gpu.device(), || pair.run(0, 0, &recorded)).unwrap();
-    for parts in &DECODES[1..] {
-        let [on_gpu, on_cpu] = pair.operands(gpu, parts, random);
-        recorded.iter().zip(&on_gpu).for_each(|(to, from)| to.slice_set(from, 0, 0).unwrap());
-        graph.launch().unwrap();
-        pair.run(1, 0, &on_cpu).unwrap();
-        pair.compare(gpu, &recorded, &on_cpu, &format!("a replay for {parts:?}"));
-    }
 }
 
 /// A slot that is not there gives NaN, tokens that are not there nothing, and both leave the states of the others alone.

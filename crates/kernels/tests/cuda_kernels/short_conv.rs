@@ -1,11 +1,13 @@
 //! Gated short convolutions.
 
+use std::fmt::Debug;
+
 use candle_core::{DType, Device, Tensor};
-use candlepower_kernels::device::{self, Graph, StatePool, StateTables};
+use candlepower_kernels::device::{self, StatePool, StateTables};
 use candlepower_kernels::{ConvDims, ShortConv, StateConfig};
 
 use crate::gpu::{Gpu, HALVES, Random, Tolerance, to_vec};
-use crate::steps::{self, DECODES, Part, SLOTS};
+use crate::steps::{self, Mixer, Part, SLOTS};
 
 const DIMS: [ConvDims; 4] = [
     ConvDims { channels: 8, kernel: 3 },
@@ -34,8 +36,17 @@ impl Pair {
         let pools = devices.map(|device| StatePool::new(config, dtype, device).unwrap());
         Self { convs, pools, dims, dtype }
     }
+}
 
-    /// Tokens of a step on both devices: input, query_start, slots, positions and out, whose rows have all to be written.
+impl Mixer<5> for Pair {
+    /// Rounded once, of sums that may be fused.
+    const TOLERANCE: Tolerance = Tolerance { own: 1.1, largest: 0.001 };
+
+    fn dims(&self) -> impl Debug {
+        self.dims
+    }
+
+    /// Of tokens: input, query_start, slots, positions and out.
     fn operands(&self, gpu: &Gpu, parts: &[Part], random: &mut Random) -> [[Tensor; 5]; 2] {
         let [query_start, slots, positions] = steps::tables(parts);
         let tokens = positions.len();
@@ -51,7 +62,6 @@ impl Pair {
         [on_gpu, on_cpu]
     }
 
-    /// Computes on one of the two: `on` is its number.
     fn run(
         &self,
         on: usize,
@@ -60,20 +70,6 @@ impl Pair {
     ) -> candlepower_kernels::Result<()> {
         let tables = StateTables { query_start, slots, positions };
         device::short_conv(input, &self.convs[on], &self.pools[on], layer, &tables, out)
-    }
-
-    /// One step on both, whose results are compared.
-    fn step(&self, gpu: &Gpu, layer: usize, parts: &[Part], random: &mut Random) {
-        let [on_gpu, on_cpu] = self.operands(gpu, parts, random);
-        self.run(0, layer, &on_gpu).unwrap();
-        self.run(1, layer, &on_cpu).unwrap();
-        self.compare(gpu, &on_gpu[4], &on_cpu[4], &format!("{parts:?}"));
-    }
-
-    fn compare(&self, gpu: &Gpu, on_gpu: &Tensor, on_cpu: &Tensor, what: &str) {
-        // Rounded once, of sums that may be fused.
-        let tolerance = Tolerance { own: 1.1, largest: 0.001 };
-        gpu.assert_close(on_gpu, &to_vec(on_cpu), tolerance, &format!("{:?}, {what}", self.dims));
     }
 }
 
@@ -93,24 +89,8 @@ pub(crate) fn short_conv(gpu: &Gpu) {
             pair.step(gpu, 1, &[(4, 58, 2), (2, 4, 1), (1, 58, 1)], &mut random);
         }
     }
-    graph(gpu, &mut random);
+    Pair::new(gpu, DIMS[2], DType::BF16, &mut random).replay(gpu, &mut random);
     wrong_tables(gpu, &mut random);
-}
-
-/// A recorded decode goes on from what it finds, for the sequences in its tables.
-fn graph(gpu: &Gpu, random: &mut Random) {
-    let pair = Pair::new(gpu, DIMS[2], DType::BF16, random);
-    pair.step(gpu, 0, &[(0, 0, 5), (1, 0, 2), (2, 0, 9)], random);
-    let [recorded, _] = pair.operands(gpu, &DECODES[0], random);
-    pair.run(0, 0, &recorded).unwrap();
-    let graph = Graph::capture(gpu.device(), || pair.run(0, 0, &recorded)).unwrap();
-    for parts in &DECODES[1..] {
-        let [on_gpu, on_cpu] = pair.operands(gpu, parts, random);
-        recorded.iter().zip(&on_gpu).for_each(|(to, from)| to.slice_set(from, 0, 0).unwrap());
-        graph.launch().unwrap();
-        pair.run(1, 0, &on_cpu).unwrap();
-        pair.compare(gpu, &recorded[4], &on_cpu[4], &format!("a replay for {parts:?}"));
-    }
 }
 
 /// A slot that is not there gives NaN, tokens that are not there nothing, and both leave the states of the others alone.
