@@ -20,17 +20,16 @@ mod rows;
 mod sampling;
 mod short_conv;
 mod staging;
+mod state;
 #[cfg(test)]
 mod tests;
 
 pub use attention::{AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, PlanCapacity};
 #[cfg(feature = "cuda")]
 pub(crate) use attention::{check_cache, check_spec, check_step, check_window};
-pub use delta_net::{
-    DELTA_KEY_DIMS, StatePool, StateTables, copy_states, gated_delta_net, sigmoid_gate,
-};
 #[cfg(feature = "cuda")]
-pub(crate) use delta_net::{GATE_AXES, INPUTS_AXES, MATRICES_AXES, SIGMOID_GATE, gate_dims};
+pub(crate) use delta_net::{GATE_AXES, SIGMOID_GATE, gate_dims};
+pub use delta_net::{gated_delta_net, sigmoid_gate};
 pub use experts::{ExpertMatrices, Routing, combine_experts, expert_product, route};
 #[cfg(feature = "cuda")]
 pub(crate) use experts::{check_rows, tile_rows};
@@ -55,6 +54,9 @@ pub use sampling::{
 };
 pub use short_conv::short_conv;
 pub use staging::{Readback, Staging};
+pub use state::{DELTA_KEY_DIMS, StatePool, StateTables, copy_states};
+#[cfg(feature = "cuda")]
+pub(crate) use state::{INPUTS_AXES, MATRICES_AXES};
 
 /// Launches on a GPU, and goes on to the definition elsewhere.
 #[cfg(feature = "cuda")]

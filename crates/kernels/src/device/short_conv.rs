@@ -1,10 +1,10 @@
 //! Gated short convolutions, over the states of their sequences on a device.
 
-use candle_core::{DType, Tensor};
-use half::{bf16, f16};
+use candle_core::Tensor;
 
-use super::delta_net::{INPUTS_AXES, StatePool, StateTables};
+use super::packed::rounded;
 use super::reference::Reference;
+use super::state::{INPUTS_AXES, StatePool, StateTables};
 use super::{NO_SLOT, launch_on_gpu};
 use crate::short_conv::{KERNEL, ShortConv, short_conv_reference};
 use crate::{ConvDims, Result};
@@ -48,11 +48,7 @@ pub fn short_conv(
     // Rows of no sequence stay as they are.
     let out_dims = [tokens, channels];
     let mut results = reference.elements(("out", out), "[tokens, channels]", &out_dims)?;
-    let round = |x: f32| match dtype {
-        DType::BF16 => bf16::from_f32(x).to_f32(),
-        DType::F16 => f16::from_f32(x).to_f32(),
-        _ => x,
-    };
+    let round = |x| rounded(x, dtype);
     for (bounds, &slot) in starts.windows(2).zip(&slots) {
         let (start, end) = (bounds[0] as usize, bounds[1] as usize);
         if start >= end || end > tokens {
