@@ -24,6 +24,7 @@ from pathlib import Path
 import golden_experts
 import golden_gemma4
 import golden_gpts
+import golden_recurrent
 import goldens
 import torch
 from goldens import ALTERNATING
@@ -504,6 +505,7 @@ MODELS = {
     **golden_gemma4.MODELS,
     **golden_gpts.MODELS,
     **golden_experts.MORE,
+    **golden_recurrent.MODELS,
 }
 
 def make(name: str, recipe: dict, out: Path, seed: int) -> None:

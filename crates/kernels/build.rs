@@ -15,7 +15,7 @@ const KERNELS: &str = "src/cuda/kernels";
 const SOURCES: [&str; 13] = [
     "attention_latent",
     "expert_product",
-    "delta_net",
+    "recurrence",
     "packed",
     "rows",
     "qkv",

@@ -34,8 +34,12 @@ impl HfConfig {
     /// # Errors
     /// They are not a JSON object.
     pub fn parse(name: &str, bytes: &[u8]) -> Result<Self> {
-        let entries = serde_json::from_slice(bytes)
-            .map_err(|e| Error::Json { file: name.to_owned(), reason: e.to_string() })?;
+        let entries = serde_json::from_slice(bytes).or_else(|error| {
+            // Python writes infinities, which are no JSON.
+            serde_json::from_slice(&without_infinities(bytes)).map_err(|_| error)
+        });
+        let entries =
+            entries.map_err(|e| Error::Json { file: name.to_owned(), reason: e.to_string() })?;
         Ok(Self { file: name.to_owned(), path: String::new(), entries, renamed: &[] })
     }
 
@@ -318,6 +322,32 @@ impl HfConfig {
     }
 }
 
+/// A file with `null` in place of the numbers that Python writes and JSON has not.
+fn without_infinities(bytes: &[u8]) -> Vec<u8> {
+    const NAMES: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
+    let mut out = Vec::with_capacity(bytes.len());
+    let (mut rest, mut in_string) = (bytes, false);
+    while let [first, ..] = rest {
+        let name = NAMES.iter().find(|name| !in_string && rest.starts_with(name));
+        let taken = match (name, first) {
+            (Some(name), _) => {
+                out.extend_from_slice(b"null");
+                rest = &rest[name.len()..];
+                continue;
+            }
+            (None, b'\\') if in_string => 2.min(rest.len()),
+            (None, b'"') => {
+                in_string = !in_string;
+                1
+            }
+            _ => 1,
+        };
+        out.extend_from_slice(&rest[..taken]);
+        rest = &rest[taken..];
+    }
+    out
+}
+
 const COUNT: &str = "a whole number of at least 1";
 const NUMBER: &str = "a number";
 
@@ -355,6 +385,18 @@ mod tests {
             rope.float("factor").unwrap_err().to_string(),
             "config.json: `rope.factor` is [], but a number is needed"
         );
+    }
+
+    #[test]
+    fn infinities_are_null_and_texts_stay_as_they_are() {
+        let c =
+            config(r#"{"a": [0.0, Infinity, -Infinity, NaN], "b": "\\\"Infinity\"", "c": "NaN"}"#);
+        assert_eq!(c.raw("a").unwrap().to_string(), "[0.0,null,null,null]");
+        assert_eq!(c.text_opt("b").unwrap(), Some("\\\"Infinity\""));
+        assert_eq!(c.text_opt("c").unwrap(), Some("NaN"));
+        let error = HfConfig::parse("config.json", b"{\"a\": Infinit}").unwrap_err().to_string();
+        assert!(error.contains("line 1 column 7"), "{error}");
+        assert!(HfConfig::parse("config.json", b"{\"a\": \"\\").is_err());
     }
 
     #[test]

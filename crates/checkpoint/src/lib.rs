@@ -45,9 +45,9 @@ pub use quantization::{
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::Shard;
 pub use spec::{
-    Act, AttentionSpec, DeltaNetSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, GroupsSpec,
-    HeadSpec, KvKind, KvPlace, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind,
-    NormSpec, PerLayerSpec, QkNormSpan, QkNormSpec, Residual, ShortConvSpec,
+    Act, AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, GroupsSpec, HeadSpec, KvKind,
+    KvPlace, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec, PerLayerSpec,
+    QkNormSpan, QkNormSpec, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
 };
 pub use weights::{RowOrder, Slot, SlotRows, Take, TensorPlan, WeightRule};
 
@@ -271,7 +271,7 @@ impl Checkpoint {
     /// configuration, a copy of a tied weight, a scale of activations, or a part that is for images or for predicting more.
     pub fn may_skip_tensor(&self, name: &str) -> bool {
         weights::may_skip(&self.spec, name)
-            || self.arch.is_beside(name, self.spec.layers.len())
+            || self.arch.is_beside(name, self.spec.num_stored_layers())
             || (self.files.gguf().is_some() && Gguf::is_configuration(name))
             || self.quantization.as_ref().is_some_and(|quantization| quantization.may_skip(name))
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::{
     Checkpoint,
-    spec::{Mixer, ModelSpec, QkNormSpan},
+    spec::{Mixer, ModelSpec, QkNormSpan, RuleSpec},
     weights::{Slot, SlotRows, TensorPlan},
 };
 
@@ -49,10 +49,7 @@ impl ModelSpec {
                     attention.heads = attention.heads.div_ceil(ranks);
                     attention.kv_heads = attention.kv_heads.div_ceil(ranks);
                 }
-                Mixer::DeltaNet(net) => {
-                    net.key_heads = net.key_heads.div_ceil(ranks);
-                    net.value_heads = net.value_heads.div_ceil(ranks);
-                }
+                Mixer::Recurrence(net) => *net = net.shard(ranks),
                 Mixer::ShortConv(conv) => conv.channels = conv.channels.div_ceil(ranks),
             }
             for mlp in layer.ffn.mlps_mut() {
@@ -86,7 +83,7 @@ pub(crate) fn is_split_by_columns(slot: Slot) -> bool {
     matches!(
         slot,
         Slot::O
-            | Slot::DeltaOut
+            | Slot::RecurrentOut
             | Slot::ConvOut
             | Slot::Down
             | Slot::SharedDown
@@ -122,6 +119,7 @@ fn slot_rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows, all: usize) -> Ran
     // What norms of q and k have in common for all heads is not split.
     let attention = slot.layer.and_then(|layer| spec.layers[layer].attention());
     let norm_span = attention.and_then(|a| a.qk_norm).map(|norm| norm.span);
+    let recurrence = slot.layer.and_then(|layer| spec.layers[layer].recurrence());
     match slot.slot {
         Slot::QNorm | Slot::KNorm if norm_span == Some(QkNormSpan::Head) => 0..all,
         Slot::Embed
@@ -141,17 +139,21 @@ fn slot_rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows, all: usize) -> Ran
         | Slot::SharedUp
         | Slot::Sinks
         | Slot::AttnGate
-        | Slot::DeltaQ
-        | Slot::DeltaK
-        | Slot::DeltaV
-        | Slot::DeltaGate
-        | Slot::DeltaBeta
-        | Slot::DeltaDecay
-        | Slot::DeltaTapsQ
-        | Slot::DeltaTapsK
-        | Slot::DeltaTapsV
-        | Slot::DeltaLogRate
-        | Slot::DeltaDecayBias
+        | Slot::RecurrentQ
+        | Slot::RecurrentK
+        | Slot::RecurrentV
+        | Slot::RecurrentGate
+        | Slot::RecurrentBeta
+        | Slot::RecurrentDecay
+        | Slot::RecurrentTapsQ
+        | Slot::RecurrentTapsK
+        | Slot::RecurrentTapsV
+        | Slot::RecurrentBiasQ
+        | Slot::RecurrentBiasK
+        | Slot::RecurrentBiasV
+        | Slot::RecurrentLogRate
+        | Slot::RecurrentDecayBias
+        | Slot::RecurrentSkip
         | Slot::ConvB
         | Slot::ConvC
         | Slot::ConvX
@@ -165,6 +167,11 @@ fn slot_rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows, all: usize) -> Ran
             let heads = shard.kv_heads(attention.kv_heads);
             heads.start * attention.head_dim..heads.end * attention.head_dim
         }
+        // A head's norm is every head's.
+        Slot::RecurrentNorm => match recurrence.expect("it is a recurrence's").rule {
+            RuleSpec::Delta => 0..all,
+            RuleSpec::Mamba2 { .. } => shard.part(all),
+        },
         Slot::Positions
         | Slot::PerLayerEmbed
         | Slot::PerLayerProjection
@@ -192,8 +199,7 @@ fn slot_rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows, all: usize) -> Ran
         | Slot::QLatentNorm
         | Slot::KvLatent
         | Slot::KvLatentNorm
-        | Slot::DeltaOut
-        | Slot::DeltaNorm
+        | Slot::RecurrentOut
         | Slot::ConvOut
         | Slot::Down
         | Slot::DownBias

@@ -32,6 +32,8 @@ pub struct ModelSpec {
     pub embed: EmbedSpec,
     /// The layers, each spelled out: windows and the like are just different entries.
     pub layers: Vec<LayerSpec>,
+    /// Where mixers and feed-forwards are stored as layers of their own: the numbers of each layer's two. Else empty.
+    pub stored_apart: Vec<[usize; 2]>,
     /// The norm before the head.
     pub final_norm: NormSpec,
     /// The projection to logits.
@@ -105,14 +107,14 @@ impl LayerSpec {
     pub fn attention(&self) -> Option<&AttentionSpec> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
+            Mixer::Recurrence(_) | Mixer::ShortConv(_) => None,
         }
     }
 
-    /// The gated delta net, where it is one.
-    pub fn delta_net(&self) -> Option<&DeltaNetSpec> {
+    /// The recurrence over matrices, where it is one.
+    pub fn recurrence(&self) -> Option<&RecurrenceSpec> {
         match &self.mixer {
-            Mixer::DeltaNet(net) => Some(net),
+            Mixer::Recurrence(net) => Some(net),
             Mixer::Attention(_) | Mixer::ShortConv(_) => None,
         }
     }
@@ -121,7 +123,7 @@ impl LayerSpec {
     pub fn short_conv(&self) -> Option<&ShortConvSpec> {
         match &self.mixer {
             Mixer::ShortConv(conv) => Some(conv),
-            Mixer::Attention(_) | Mixer::DeltaNet(_) => None,
+            Mixer::Attention(_) | Mixer::Recurrence(_) => None,
         }
     }
 
@@ -136,8 +138,8 @@ impl LayerSpec {
 pub enum Mixer {
     /// Attention, which keeps keys and values of every token.
     Attention(Box<AttentionSpec>),
-    /// A gated delta net, which keeps a state of one size.
-    DeltaNet(DeltaNetSpec),
+    /// A gated delta net or Mamba-2, which keep a state of one size.
+    Recurrence(RecurrenceSpec),
     /// A gated short convolution, which keeps the few tokens that it sees.
     ShortConv(ShortConvSpec),
 }
@@ -152,10 +154,10 @@ pub struct ShortConvSpec {
     pub taps: usize,
 }
 
-/// Linear attention by the gated delta rule, behind a short causal convolution of queries, keys and values.
-/// Source: "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024, arXiv 2412.06464; transformers `models/qwen3_next`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeltaNetSpec {
+/// Attention whose memory is a matrix of each head, which a token changes by a rule, behind a short causal convolution of queries, keys and
+/// values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecurrenceSpec {
     /// Heads of queries and keys.
     pub key_heads: usize,
     /// Heads of values, of the state and of what comes out; a multiple of `key_heads`.
@@ -166,9 +168,28 @@ pub struct DeltaNetSpec {
     pub value_dim: usize,
     /// Taps of the convolution: a token and those before it that it sees.
     pub taps: usize,
+    /// How a token changes the states.
+    pub rule: RuleSpec,
+    /// Added to the mean squares of what comes out, which is normed.
+    pub eps: f64,
 }
 
-impl DeltaNetSpec {
+/// How a token changes a recurrence's states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RuleSpec {
+    /// The gated delta rule; each head of what comes out is normed, and gated then.
+    /// Source: "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024, arXiv 2412.06464; transformers `models/qwen3_next`.
+    Delta,
+    /// Mamba-2, where queries, keys and values are called C, B and x, and heads of keys groups; what comes out is gated, and what belongs to
+    /// each head of keys is normed then.
+    /// Source: "Transformers are SSMs", 2024, arXiv 2405.21060; transformers `models/bamba`.
+    Mamba2 {
+        /// The convolution has a bias.
+        conv_bias: bool,
+    },
+}
+
+impl RecurrenceSpec {
     /// Rows of queries, and of keys.
     pub fn keys(&self) -> usize {
         self.key_heads * self.key_dim
@@ -189,9 +210,32 @@ impl DeltaNetSpec {
         self.channels() + self.values()
     }
 
-    /// Numbers of the vectors that are single precision everywhere: taps, decays and their biases, the norm.
+    /// Rows of what steers the states.
+    pub fn gates(&self) -> usize {
+        match self.rule {
+            RuleSpec::Delta => 2 * self.value_heads,
+            RuleSpec::Mamba2 { .. } => self.value_heads,
+        }
+    }
+
+    /// Numbers of the vectors that are single precision everywhere: taps and what is added to them, decays and their biases, and the norm of a
+    /// head or what is added of values.
     pub fn exact(&self) -> usize {
-        self.channels() * self.taps + 2 * self.value_heads + self.value_dim
+        let of_rule = match self.rule {
+            RuleSpec::Delta => self.value_dim,
+            RuleSpec::Mamba2 { conv_bias } => {
+                self.value_heads + if conv_bias { self.channels() } else { 0 }
+            }
+        };
+        self.channels() * self.taps + 2 * self.value_heads + of_rule
+    }
+
+    /// Which of `ranks` ranks has: some heads of values, and the heads of keys that belong to them.
+    pub fn shard(&self, ranks: usize) -> Self {
+        let mut part = *self;
+        part.key_heads = part.key_heads.div_ceil(ranks);
+        part.value_heads = part.value_heads.div_ceil(ranks);
+        part
     }
 }
 
@@ -389,9 +433,11 @@ pub enum QkNormSpan {
     EachHead,
 }
 
-/// What follows the attention.
+/// What follows the mixer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FfnSpec {
+    /// The next layer.
+    Nothing,
     /// One feed-forward for all tokens.
     Dense(MlpSpec),
     /// Several, of which each token goes to some.
@@ -422,7 +468,7 @@ pub struct ExpertsSpec {
     pub gating: GatingSpec,
     /// The router's scores have a bias.
     pub router_bias: bool,
-    /// Each of them: gated.
+    /// Each of them.
     pub expert: MlpSpec,
     /// One that every token goes to beside them, and that counts for one.
     pub shared: Option<MlpSpec>,
@@ -543,6 +589,7 @@ impl ModelSpec {
             max_positions,
             embed: EmbedSpec { scale: 1.0, rounded: false, positions: None },
             layers: vec![layer; c.bounded("num_hidden_layers", MOST_LAYERS)?],
+            stored_apart: Vec::new(),
             final_norm: norm,
             head: HeadSpec {
                 tied: c.flag_or("tie_word_embeddings", false)?,
@@ -554,6 +601,18 @@ impl ModelSpec {
             quantized: BTreeMap::new(),
             widened: BTreeSet::new(),
         })
+    }
+
+    /// The number that a layer has in names of tensors, where it has this slot.
+    pub fn stored_layer(&self, layer: usize, slot: Slot) -> usize {
+        let [mixer, ffn] = self.stored_apart.get(layer).copied().unwrap_or([layer; 2]);
+        if slot.is_of_ffn() { ffn } else { mixer }
+    }
+
+    /// How many layers names of tensors count.
+    pub fn num_stored_layers(&self) -> usize {
+        let last = self.stored_apart.iter().flatten().max();
+        last.map_or(self.layers.len(), |last| last + 1)
     }
 
     /// The context that is asked for, or else the model's own, in tokens.
@@ -605,9 +664,9 @@ impl ModelSpec {
         self.layers.iter().rposition(|layer| !reads(layer)).map_or(0, |last| last + 1)
     }
 
-    /// The layers' gated delta nets, in order.
-    pub fn delta_nets(&self) -> impl Iterator<Item = &DeltaNetSpec> {
-        self.layers.iter().filter_map(LayerSpec::delta_net)
+    /// The layers' recurrences over matrices, in order.
+    pub fn recurrences(&self) -> impl Iterator<Item = &RecurrenceSpec> {
+        self.layers.iter().filter_map(LayerSpec::recurrence)
     }
 
     /// How many layers keep a state of one size of each sequence; they are all of one kind.
@@ -622,18 +681,19 @@ impl ModelSpec {
 }
 
 impl FfnSpec {
-    /// The feed-forward, or each of the experts.
-    pub fn mlp(&self) -> &MlpSpec {
+    /// The feed-forward, or each of the experts, where there are.
+    pub fn mlp(&self) -> Option<&MlpSpec> {
         match self {
-            Self::Dense(mlp) => mlp,
-            Self::Experts(experts) => &experts.expert,
+            Self::Nothing => None,
+            Self::Dense(mlp) => Some(mlp),
+            Self::Experts(experts) => Some(&experts.expert),
         }
     }
 
     /// The experts, where there are.
     pub fn experts(&self) -> Option<&ExpertsSpec> {
         match self {
-            Self::Dense(_) => None,
+            Self::Nothing | Self::Dense(_) => None,
             Self::Experts(experts) => Some(experts),
         }
     }
@@ -646,10 +706,11 @@ impl FfnSpec {
     /// [`Self::mlp`] and [`Self::shared`], to be changed.
     pub(crate) fn mlps_mut(&mut self) -> impl Iterator<Item = &mut MlpSpec> {
         let (mlp, shared) = match self {
-            Self::Dense(mlp) => (mlp, None),
-            Self::Experts(experts) => (&mut experts.expert, experts.shared.as_mut()),
+            Self::Nothing => (None, None),
+            Self::Dense(mlp) => (Some(mlp), None),
+            Self::Experts(experts) => (Some(&mut experts.expert), experts.shared.as_mut()),
         };
-        std::iter::once(mlp).chain(shared)
+        mlp.into_iter().chain(shared)
     }
 }
 

@@ -8,8 +8,8 @@ use crate::{
     error::Result,
     quantization::{OnLoad, Scheme, StoredTensor},
     spec::{
-        AttentionSpec, DeltaNetSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec,
-        PerLayerSpec, QkNormSpan, Residual, ShortConvSpec,
+        AttentionSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, PerLayerSpec,
+        QkNormSpan, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
     },
 };
 
@@ -97,6 +97,21 @@ pub(crate) const fn taps(slot: Slot, name: &'static str) -> WeightRule {
 
 pub(crate) const fn row_of_each_head(slot: Slot, name: &'static str) -> WeightRule {
     WeightRule { slot, name, take: Take::RowOfEachHead }
+}
+
+/// The rules of two architectures that have parts in common.
+pub(crate) const fn joined<const A: usize, const B: usize, const ALL: usize>(
+    first: [WeightRule; A],
+    second: [WeightRule; B],
+) -> [WeightRule; ALL] {
+    assert!(A + B == ALL, "the length of both");
+    let mut all = [first[0]; ALL];
+    let mut i = 0;
+    while i < ALL {
+        all[i] = if i < A { first[i] } else { second[i - A] };
+        i += 1;
+    }
+    all
 }
 
 pub(crate) const fn row(slot: Slot, name: &'static str) -> WeightRule {
@@ -221,7 +236,7 @@ pub(crate) fn plan_named(
 ) -> Vec<TensorPlan> {
     let named = |rule: &WeightRule, layer: Option<usize>, slot: Slot| {
         let name = match layer {
-            Some(i) => rule.name.replace("{i}", &i.to_string()),
+            Some(i) => rule.name.replace("{i}", &spec.stored_layer(i, slot).to_string()),
             None => rule.name.to_owned(),
         };
         match slot.expert() {
@@ -290,7 +305,7 @@ pub(crate) fn plan_named(
             }
             (Take::Taps, &[n]) => {
                 let taps = match &spec.layer_of(&tensor.slots[0]).mixer {
-                    Mixer::DeltaNet(net) => net.taps,
+                    Mixer::Recurrence(net) => net.taps,
                     Mixer::ShortConv(conv) => conv.taps,
                     Mixer::Attention(_) => unreachable!("taps are a convolution's"),
                 };
@@ -307,7 +322,7 @@ pub(crate) fn plan_named(
             let heads = match &spec.layer_of(&tensor.slots[0]).mixer {
                 Mixer::Attention(a) if tensor.slots.iter().any(keys) => a.kv_heads,
                 Mixer::Attention(attention) => attention.heads,
-                Mixer::DeltaNet(net) => net.key_heads,
+                Mixer::Recurrence(net) => net.key_heads,
                 Mixer::ShortConv(_) => unreachable!("convolutions have no heads"),
             };
             tensor.slots = head_by_head(&tensor.slots, heads);
@@ -407,6 +422,7 @@ impl ModelSpec {
 /// `width` is that of what layers get beside the residual.
 fn layer_slots(layer: &LayerSpec, hidden: usize, width: Option<usize>) -> Vec<(Slot, Vec<usize>)> {
     let norms: &[Slot] = match layer.residual {
+        Residual::PreNorm if layer.ffn == FfnSpec::Nothing => &[Slot::AttnNorm],
         Residual::PreNorm | Residual::ParallelNorms => &[Slot::AttnNorm, Slot::FfnNorm],
         Residual::Sandwich => {
             &[Slot::AttnNorm, Slot::FfnNorm, Slot::AttnPostNorm, Slot::FfnPostNorm]
@@ -432,10 +448,11 @@ fn layer_slots(layer: &LayerSpec, hidden: usize, width: Option<usize>) -> Vec<(S
     }
     slots.extend(match &layer.mixer {
         Mixer::Attention(attention) => attention_slots(attention, hidden),
-        Mixer::DeltaNet(net) => delta_net_slots(net, hidden),
+        Mixer::Recurrence(net) => recurrence_slots(net, hidden),
         Mixer::ShortConv(conv) => short_conv_slots(conv, hidden),
     });
     match &layer.ffn {
+        FfnSpec::Nothing => {}
         FfnSpec::Dense(mlp) => slots.extend(mlp_slots(mlp, hidden)),
         FfnSpec::Experts(experts) => {
             let inner = experts.expert.inner;
@@ -462,18 +479,21 @@ fn layer_slots(layer: &LayerSpec, hidden: usize, width: Option<usize>) -> Vec<(S
                 if experts.shared_gate {
                     slots.push((Slot::SharedScore, vec![1, hidden]));
                 }
+                if experts.expert.gated {
+                    slots.push((Slot::SharedGate, vec![inner, hidden]));
+                }
                 slots.extend([
-                    (Slot::SharedGate, vec![inner, hidden]),
                     (Slot::SharedUp, vec![inner, hidden]),
                     (Slot::SharedDown, vec![hidden, inner]),
                 ]);
             }
             slots.extend((0..experts.count).flat_map(|expert| {
-                [
-                    (Slot::ExpertGate(expert), vec![inner, hidden]),
+                let gate = (Slot::ExpertGate(expert), vec![inner, hidden]);
+                let others = [
                     (Slot::ExpertUp(expert), vec![inner, hidden]),
                     (Slot::ExpertDown(expert), vec![hidden, inner]),
-                ]
+                ];
+                experts.expert.gated.then_some(gate).into_iter().chain(others)
             }));
             if experts.expert.bias {
                 slots.extend((0..experts.count).flat_map(|expert| {
@@ -548,22 +568,48 @@ fn latent_slots(a: &AttentionSpec, l: &LatentSpec, hidden: usize) -> Vec<(Slot, 
     queries.into_iter().chain(others).collect()
 }
 
-fn delta_net_slots(net: &DeltaNetSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
+fn recurrence_slots(net: &RecurrenceSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
     let (keys, values, heads) = (net.keys(), net.values(), net.value_heads);
+    if let RuleSpec::Mamba2 { conv_bias } = net.rule {
+        // In the order in which one tensor has their rows.
+        let mut slots = vec![
+            (Slot::RecurrentGate, vec![values, hidden]),
+            (Slot::RecurrentV, vec![values, hidden]),
+            (Slot::RecurrentK, vec![keys, hidden]),
+            (Slot::RecurrentQ, vec![keys, hidden]),
+            (Slot::RecurrentDecay, vec![heads, hidden]),
+            (Slot::RecurrentOut, vec![hidden, values]),
+            (Slot::RecurrentTapsV, vec![values * net.taps]),
+            (Slot::RecurrentTapsK, vec![keys * net.taps]),
+            (Slot::RecurrentTapsQ, vec![keys * net.taps]),
+            (Slot::RecurrentLogRate, vec![heads]),
+            (Slot::RecurrentDecayBias, vec![heads]),
+            (Slot::RecurrentSkip, vec![heads]),
+            (Slot::RecurrentNorm, vec![values]),
+        ];
+        if conv_bias {
+            slots.extend([
+                (Slot::RecurrentBiasV, vec![values]),
+                (Slot::RecurrentBiasK, vec![keys]),
+                (Slot::RecurrentBiasQ, vec![keys]),
+            ]);
+        }
+        return slots;
+    }
     vec![
-        (Slot::DeltaQ, vec![keys, hidden]),
-        (Slot::DeltaK, vec![keys, hidden]),
-        (Slot::DeltaV, vec![values, hidden]),
-        (Slot::DeltaGate, vec![values, hidden]),
-        (Slot::DeltaBeta, vec![heads, hidden]),
-        (Slot::DeltaDecay, vec![heads, hidden]),
-        (Slot::DeltaOut, vec![hidden, values]),
-        (Slot::DeltaTapsQ, vec![keys * net.taps]),
-        (Slot::DeltaTapsK, vec![keys * net.taps]),
-        (Slot::DeltaTapsV, vec![values * net.taps]),
-        (Slot::DeltaLogRate, vec![heads]),
-        (Slot::DeltaDecayBias, vec![heads]),
-        (Slot::DeltaNorm, vec![net.value_dim]),
+        (Slot::RecurrentQ, vec![keys, hidden]),
+        (Slot::RecurrentK, vec![keys, hidden]),
+        (Slot::RecurrentV, vec![values, hidden]),
+        (Slot::RecurrentGate, vec![values, hidden]),
+        (Slot::RecurrentBeta, vec![heads, hidden]),
+        (Slot::RecurrentDecay, vec![heads, hidden]),
+        (Slot::RecurrentOut, vec![hidden, values]),
+        (Slot::RecurrentTapsQ, vec![keys * net.taps]),
+        (Slot::RecurrentTapsK, vec![keys * net.taps]),
+        (Slot::RecurrentTapsV, vec![values * net.taps]),
+        (Slot::RecurrentLogRate, vec![heads]),
+        (Slot::RecurrentDecayBias, vec![heads]),
+        (Slot::RecurrentNorm, vec![net.value_dim]),
     ]
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Prints, per shape, the median and the best of many runs: GFLOP/s of arithmetic, GB/s of weights read.
 //! Weights rotate through a quarter of a gigabyte, so they come from memory as in a real model. Words
-//! after `--` choose sections: `machine`, `linear`, `codes`, `gated`, `attention`, `rows`, `delta`, `sampling`. Threads:
+//! after `--` choose sections: `machine`, `linear`, `codes`, `gated`, `attention`, `rows`, `recurrence`, `sampling`. Threads:
 //! `RAYON_NUM_THREADS`.
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{
-    Activation, AttentionMetadata, Blocks, Codes, DeltaDims, DeltaNet, Dtype, KvCache,
-    KvCacheConfig, MinForm, Mins, MultipleForm, Multiples, PagedAttention, QuantizedRows,
-    RecurrentState, ScaleForm, StateConfig, StateRows, Weight, WeightRows, add_rms_norm,
-    cpu_features, gated_activation, gated_delta_net, gated_linear, linear, paged_attention,
+    Activation, AttentionMetadata, Blocks, Codes, Dtype, KvCache, KvCacheConfig, MinForm, Mins,
+    MultipleForm, Multiples, PagedAttention, QuantizedRows, Recurrence, RecurrenceDims,
+    RecurrentState, Rule, ScaleForm, StateConfig, StateRows, Weight, WeightRows, add_rms_norm,
+    cpu_features, gated_activation, gated_linear, linear, paged_attention, recurrence,
     reshape_and_cache,
     sampling::{SamplingRow, sample},
 };
@@ -49,8 +49,8 @@ fn main() {
     if wanted("rows") {
         row_wise();
     }
-    if wanted("delta") {
-        delta_nets();
+    if wanted("recurrence") {
+        recurrences();
     }
     if wanted("sampling") {
         samplings();
@@ -365,19 +365,30 @@ fn row_wise() {
     }
 }
 
-/// Decodes and a prompt through gated delta nets of Qwen3-Next-80B-A3B, layer after layer.
-fn delta_nets() {
+fn full(value: f32, dims: &[usize]) -> Tensor {
+    Tensor::full(value, dims, &Device::Cpu).expect("numbers")
+}
+
+/// Decodes and a prompt through gated delta nets of Qwen3-Next-80B-A3B and Mamba-2 of Granite-4.0-H-Small, layer after layer.
+fn recurrences() {
     let dims =
-        DeltaDims { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, kernel: 4 };
-    let full =
-        |value: f32, dims: &[usize]| Tensor::full(value, dims, &Device::Cpu).expect("numbers");
-    let net = DeltaNet {
+        RecurrenceDims { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, kernel: 4 };
+    recurrence_of("delta net", dims, Rule::Delta { norm: full(1.0, &[128]), eps: 1e-6 });
+    let dims =
+        RecurrenceDims { key_heads: 1, value_heads: 128, key_dim: 128, value_dim: 64, kernel: 4 };
+    recurrence_of("Mamba-2", dims, Rule::Mamba2 { skip: full(1.0, &[128]) });
+}
+
+fn recurrence_of(name: &str, dims: RecurrenceDims, rule: Rule) {
+    // S^T k where there is such, the update and S^T q: multiply-adds of each number; and the decay.
+    let flops_of_number = if matches!(rule, Rule::Delta { .. }) { 7.0 } else { 5.0 };
+    let net = Recurrence {
         dims,
         conv: full(0.3, &[dims.channels(), dims.kernel]),
+        conv_bias: None,
         a_log: full(0.1, &[dims.value_heads]),
         dt_bias: full(0.1, &[dims.value_heads]),
-        norm: full(1.0, &[dims.value_dim]),
-        eps: 1e-6,
+        rule,
     };
     for (seqs, tokens) in [(1, 1), (8, 1), (1, 16), (1, 512), (4, 128)] {
         let per_layer = seqs * dims.values() * dims.key_dim * 4;
@@ -385,7 +396,7 @@ fn delta_nets() {
         let config = StateConfig { num_layers, num_slots: seqs, dims: dims.into() };
         let state = RecurrentState::new(config, &Device::Cpu).expect("a state");
         let input = full(0.5, &[seqs * tokens, dims.width()]);
-        let gates = full(0.5, &[seqs * tokens, dims.gates()]);
+        let gates = full(0.5, &[seqs * tokens, net.gates()]);
         let rows = StateRows {
             query_start: &(0..=seqs).map(|seq| (seq * tokens) as u32).collect::<Vec<_>>(),
             // They go on from other tokens.
@@ -393,20 +404,20 @@ fn delta_nets() {
             slots: &(0..seqs as u32).collect::<Vec<_>>(),
         };
         let step = |layer| {
-            let out = gated_delta_net(&input, &gates, &net, &state, layer, &rows);
+            let out = recurrence(&input, &gates, &net, &state, layer, &rows);
             black_box(out.expect("a step"));
         };
         // Pages that were never written are had from the system first.
         (0..num_layers).for_each(step);
         let mut layers = (0..num_layers).cycle();
         let times = time(|| step(layers.next().expect("the cycle does not end")));
-        let what = format!("delta net {seqs} x {tokens}, 32 heads of 128");
+        let RecurrenceDims { value_heads, value_dim, .. } = dims;
+        let what = format!("{name} {seqs} x {tokens}, {value_heads} heads of {value_dim}");
         if tokens == 1 {
             // Each state is read and written.
             report(&what, times, 2.0 * per_layer as f64, "GB/s");
         } else {
-            // S^T k, the update and S^T q: three multiply-adds a number; and the decay.
-            let flops = 7.0 * (tokens * per_layer / 4) as f64;
+            let flops = flops_of_number * (tokens * per_layer / 4) as f64;
             report(&what, times, flops, "GFLOP/s");
         }
     }

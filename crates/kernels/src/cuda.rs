@@ -10,7 +10,6 @@
 
 mod activation;
 mod attention;
-mod delta_net;
 mod elements;
 mod experts;
 mod gather;
@@ -25,13 +24,13 @@ mod open;
 mod packed;
 mod paged_cache;
 mod qkv;
+mod recurrence;
 mod sampling;
 mod short_conv;
 mod staging;
 
 pub use activation::{activation, activation_times, gated_activation};
 pub use attention::{AttentionPlan, DecodeKernel};
-pub use delta_net::{copy_states, gated_delta_net};
 pub use elements::{add, resolve_tokens, scale_and_cap, sigmoid_gate};
 pub(crate) use experts::expert_table;
 pub use experts::{combine_experts, expert_product, route};
@@ -46,6 +45,7 @@ pub use open::{PoolUse, compiled_for, memory, open, pool_use, watch_pool};
 pub use packed::{PACKED_MAX_ROWS, packed_embedding, packed_product};
 pub(crate) use paged_cache::{PinnedBlocks, copy_blocks};
 pub use qkv::{qkv_to_cache, square_sums};
+pub use recurrence::{copy_states, recurrence};
 pub(crate) use sampling::count_tokens;
 pub use sampling::sample;
 pub use short_conv::short_conv;

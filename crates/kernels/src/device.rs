@@ -7,7 +7,6 @@
 //! An operand named `out` is written although it is borrowed shared, as with any candle tensor: clones see the change.
 
 mod attention;
-mod delta_net;
 mod experts;
 mod graph;
 mod latent;
@@ -15,6 +14,7 @@ mod matmul;
 mod packed;
 mod paged_cache;
 mod qkv;
+mod recurrence;
 mod reference;
 mod rows;
 mod sampling;
@@ -27,9 +27,6 @@ mod tests;
 pub use attention::{AttentionPlan, AttentionSpec, AttentionStep, LaunchShape, PlanCapacity};
 #[cfg(feature = "cuda")]
 pub(crate) use attention::{check_cache, check_spec, check_step, check_window};
-#[cfg(feature = "cuda")]
-pub(crate) use delta_net::{GATE_AXES, SIGMOID_GATE, gate_dims};
-pub use delta_net::{gated_delta_net, sigmoid_gate};
 pub use experts::{ExpertMatrices, Routing, combine_experts, expert_product, route};
 #[cfg(feature = "cuda")]
 pub(crate) use experts::{check_rows, tile_rows};
@@ -45,6 +42,9 @@ pub use paged_cache::{HostBlocks, PagedCache, PagedLayer};
 pub use qkv::{NO_SLOT, QkNorm, QkNormSpan, QkvToCache, ValueNorm, qkv_to_cache, square_sums};
 #[cfg(feature = "cuda")]
 pub(crate) use qkv::{QKV_AXES, QkvShape, SQUARE_SUMS, head_dim_of};
+#[cfg(feature = "cuda")]
+pub(crate) use recurrence::{GATE_AXES, SIGMOID_GATE, gate_dims};
+pub use recurrence::{recurrence, sigmoid_gate};
 pub use rows::{
     LayerNorm, NormWeight, RmsNorm, activation, activation_times, add, add_rms_norm, embedding,
     gated_activation, gather_rows, layer_norm, resolve_tokens, rms_norm, scale_and_cap,
@@ -54,9 +54,9 @@ pub use sampling::{
 };
 pub use short_conv::short_conv;
 pub use staging::{Readback, Staging};
-pub use state::{DELTA_KEY_DIMS, StatePool, StateTables, copy_states};
 #[cfg(feature = "cuda")]
 pub(crate) use state::{INPUTS_AXES, MATRICES_AXES};
+pub use state::{RECURRENT_KEY_DIMS, StatePool, StateTables, copy_states};
 
 /// Launches on a GPU, and goes on to the definition elsewhere.
 #[cfg(feature = "cuda")]

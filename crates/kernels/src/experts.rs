@@ -4,11 +4,11 @@ use candle_core::Tensor;
 
 use crate::tensor::{Operand, from_vec};
 use crate::{
-    Activation, Error, Result, Weight, gated_activation_reference, gated_linear, linear,
-    linear_reference,
+    Activation, Error, Result, Weight, activation, activation_reference,
+    gated_activation_reference, gated_linear, linear, linear_reference,
 };
 
-/// A feed-forward layer of experts, `down(act(gate(x)) * up(x))` each, over matrices of type `M`, and `All` for one of each
+/// A feed-forward layer of experts, `down(act(gate(x)) * up(x))` each, or `down(act(up(x)))`, over matrices of type `M`, and `All` for one of each
 /// expert.
 #[derive(Clone, Debug)]
 pub struct Experts<M, All = Vec<M>> {
@@ -16,9 +16,9 @@ pub struct Experts<M, All = Vec<M>> {
     pub router: M,
     /// `[experts]`: their bias, as those that follow in the dtype of activations.
     pub router_bias: Option<Tensor>,
-    /// Gate and up of each expert as one matrix, `[2 * inner, hidden]`.
+    /// Gate and up of each expert as one matrix, `[2 * inner, hidden]`, or up alone, `[inner, hidden]`.
     pub gate_up: All,
-    /// `[experts, 2 * inner]`.
+    /// `[experts, 2 * inner]`, or `[experts, inner]`.
     pub gate_up_bias: Option<Tensor>,
     /// `[hidden, inner]` of each expert.
     pub down: All,
@@ -28,7 +28,9 @@ pub struct Experts<M, All = Vec<M>> {
     pub top_k: usize,
     /// Which those are, and what they count for.
     pub gating: Gating,
-    /// The activation of every expert's gate.
+    /// There are gates.
+    pub gated: bool,
+    /// The activation of every expert's gate, or of what it has without one.
     pub activation: Activation,
 }
 
@@ -225,7 +227,11 @@ pub fn experts(x: &Tensor, scored: &Tensor, layer: &Experts<Weight>) -> Result<T
         let bias_of =
             |biases: &Option<Tensor>| biases.as_ref().map(|all| all.get(expert)).transpose();
         let (gate_up_bias, down_bias) = (bias_of(&layer.gate_up_bias)?, bias_of(&layer.down_bias)?);
-        let inner = gated_linear(&gathered, gate_up, gate_up_bias.as_ref(), layer.activation)?;
+        let bias = gate_up_bias.as_ref();
+        let inner = match layer.gated {
+            true => gated_linear(&gathered, gate_up, bias, layer.activation)?,
+            false => activation(&linear(&gathered, gate_up, bias)?, layer.activation)?,
+        };
         let results = linear(&inner, down, down_bias.as_ref())?;
         let results = Operand::new("experts", "down", &results);
         results.expect_dims("[rows, hidden]", &[rows.len(), hidden])?;
@@ -278,7 +284,10 @@ pub fn experts_reference(x: &[f32], scored: &[f32], layer: &Experts<Vec<f32>>) -
         let (gate_up_bias, down_bias) =
             (of_expert(&layer.gate_up_bias, expert), of_expert(&layer.down_bias, expert));
         let gate_up = product(x, &layer.gate_up[expert], &gate_up_bias);
-        let inner = gated_activation_reference(&gate_up, layer.activation);
+        let inner = match layer.gated {
+            true => gated_activation_reference(&gate_up, layer.activation),
+            false => gate_up.iter().map(|x| activation_reference(*x, layer.activation)).collect(),
+        };
         let result = product(&inner, &layer.down[expert], &down_bias);
         out.iter_mut().zip(result).for_each(|(out, value)| *out += share * value);
     }
@@ -313,6 +322,7 @@ mod tests {
             down: (0..count).map(|i| numbers(hidden * inner, 17 * i + 5)).collect(),
             top_k: 2,
             gating: Gating { renormalize: true, ..Gating::SOFTMAX },
+            gated: true,
             activation: Activation::Silu,
         }
     }
@@ -328,6 +338,7 @@ mod tests {
             down: weights(&layer.down, inner),
             top_k: layer.top_k,
             gating: layer.gating.clone(),
+            gated: layer.gated,
             activation: layer.activation,
         }
     }
@@ -340,6 +351,13 @@ mod tests {
         {
             let gating = Gating { renormalize, ..gating(count) };
             let mut reference = Experts { top_k, gating, ..layer(hidden, inner, count) };
+            if count == 5 {
+                // Twice as wide, without a gate.
+                reference.gated = false;
+                reference.activation = Activation::ReluSquared;
+                reference.down =
+                    (0..count).map(|i| numbers(hidden * 2 * inner, 17 * i + 5)).collect();
+            }
             if count == 8 {
                 let bias = |dims: &[usize], seed| {
                     let numbers = numbers(dims.iter().product(), seed);
@@ -350,7 +368,8 @@ mod tests {
                 reference.down_bias = bias(&[count, hidden], 13);
                 reference.activation = Activation::SwigluOai;
             }
-            let packed = packed(&reference, hidden, inner);
+            let down = if reference.gated { inner } else { 2 * inner };
+            let packed = packed(&reference, hidden, down);
             for tokens in [1, 2, 7, 40] {
                 let x = numbers(tokens * hidden, 99);
                 let tensor = Tensor::from_slice(&x, (tokens, hidden), &Device::Cpu).unwrap();

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use crate::norm::{last_dim, sum};
+use crate::norm::{last_dim, sum, weight_rows};
 use crate::tensor::{Operand, from_vec};
 use crate::{Result, parallel};
 
@@ -73,16 +73,7 @@ fn norm_rows(
     let dims = shape.tensor.dims();
     let dim = last_dim(shape)?;
     let weight = Operand::new(shape.kernel, "weight", weight);
-    let heads = match (weight.tensor.dims(), dims) {
-        ([_, _], [.., heads, _]) => {
-            weight.expect_dims("[heads, dim]", &[*heads, dim])?;
-            *heads
-        }
-        _ => {
-            weight.expect_dims("[dim]", &[dim])?;
-            1
-        }
-    };
+    let heads = weight_rows(&weight, dims)?;
     let weight = weight.f32s()?;
     let weight: &[f32] = &weight;
     let bias = bias.map(|bias| {

@@ -20,7 +20,6 @@ mod cpu_features;
 pub mod cuda;
 #[cfg(test)]
 mod cuda_arithmetic;
-mod delta_net;
 pub mod device;
 mod embedding;
 mod error;
@@ -32,6 +31,7 @@ mod layer_norm;
 mod linear;
 mod norm;
 mod parallel;
+mod recurrence;
 mod rope;
 pub mod sampling;
 mod short_conv;
@@ -51,7 +51,6 @@ pub use attention::{
     paged_attention, paged_attention_reference,
 };
 pub use cpu_features::{CpuFeatures, cpu_features};
-pub use delta_net::{DeltaDims, DeltaNet, DeltaState, gated_delta_net, gated_delta_net_reference};
 pub use embedding::{VocabPart, embedding, embedding_part, embedding_reference};
 pub use error::{Error, Result};
 pub use experts::{
@@ -68,6 +67,9 @@ pub use linear::{gated_linear, linear, linear_reference};
 pub use norm::{
     add, add_rms_norm, add_rms_norm_reference, add_scaled, rms_norm, rms_norm_part,
     rms_norm_reference, square_sums,
+};
+pub use recurrence::{
+    Recurrence, RecurrenceDims, Rule, SequenceState, recurrence, recurrence_reference,
 };
 pub use rope::{RopeStyle, RopeTable, rope, rope_queries, rope_reference, scale_queries};
 pub use short_conv::{ConvDims, ShortConv, short_conv, short_conv_reference};

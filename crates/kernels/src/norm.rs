@@ -29,20 +29,21 @@ pub fn add_scaled(residual: &Tensor, x: &Tensor, scale: f32) -> Result<Tensor> {
 /// `x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
 ///
 /// `x` is f32 of any rank with last dimension `dim` (`[tokens, hidden]`, or `[tokens, heads, head_dim]`
-/// for a norm per head), `weight` is f32 `[dim]`.
+/// for a norm per head), `weight` is f32 `[dim]`; where `x` is `[.., groups, dim]`, it may have a row for each group, `[groups, dim]`.
 ///
 /// # Errors
-/// An operand is not a contiguous f32 CPU tensor, or `weight` is not `[dim]`.
+/// An operand is not a contiguous f32 CPU tensor, or `weight` has another shape.
 ///
 /// Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
     let x = Operand::new("rms_norm", "x", x);
     let weight = Operand::new("rms_norm", "weight", weight);
     let dim = last_dim(&x)?;
-    weight.expect_dims("[dim]", &[dim])?;
+    let groups = weight_rows(&weight, x.tensor.dims())?;
     let (data, weight) = (x.f32s()?, weight.f32s()?);
     let (data, weight): (&[f32], &[f32]) = (&data, &weight);
     let out = parallel::build_rows(data.len() / dim, dim, |row, out| {
+        let weight = &weight[row % groups * dim..][..dim];
         normalize(&data[row * dim..(row + 1) * dim], weight, eps, out);
     });
     from_vec(out, x.tensor.dims())
@@ -156,6 +157,20 @@ pub(crate) fn last_dim(x: &Operand<'_>) -> Result<usize> {
     match x.tensor.dims().last() {
         Some(&dim) if dim > 0 => Ok(dim),
         _ => Err(x.shape_error("[.., dim] with dim > 0")),
+    }
+}
+
+/// How many rows a norm's weight has: one, or one for each of the groups of what is normalised, `[.., groups, dim]`.
+pub(crate) fn weight_rows(weight: &Operand<'_>, dims: &[usize]) -> Result<usize> {
+    match (weight.tensor.dims(), dims) {
+        ([_, _], &[.., groups, dim]) => {
+            weight.expect_dims("[groups, dim]", &[groups, dim])?;
+            Ok(groups.max(1))
+        }
+        (_, dims) => {
+            weight.expect_dims("[dim]", &dims[dims.len().saturating_sub(1)..])?;
+            Ok(1)
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor};
 
-use crate::{ConvDims, DeltaDims, Error, Result};
+use crate::{ConvDims, Error, RecurrenceDims, Result};
 
 /// The dimensions of a [`RecurrentState`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,15 +20,15 @@ pub struct StateConfig {
 /// What a layer is that keeps a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateDims {
-    /// A gated delta net, which keeps inputs of its convolution and a matrix of each head.
-    Delta(DeltaDims),
+    /// A recurrence over matrices, which keeps inputs of its convolution and a matrix of each head.
+    Recurrence(RecurrenceDims),
     /// A gated short convolution, which keeps its inputs.
     Conv(ConvDims),
 }
 
-impl From<DeltaDims> for StateDims {
-    fn from(dims: DeltaDims) -> Self {
-        Self::Delta(dims)
+impl From<RecurrenceDims> for StateDims {
+    fn from(dims: RecurrenceDims) -> Self {
+        Self::Recurrence(dims)
     }
 }
 
@@ -41,7 +41,7 @@ impl From<ConvDims> for StateDims {
 impl StateDims {
     fn check(&self) -> Result<()> {
         match self {
-            Self::Delta(dims) => dims.check(),
+            Self::Recurrence(dims) => dims.check(),
             Self::Conv(dims) => dims.check(),
         }
     }
@@ -49,7 +49,7 @@ impl StateDims {
     /// Taps of the convolution, and numbers of an input.
     fn conv(&self) -> (usize, usize) {
         match self {
-            Self::Delta(dims) => (dims.kernel, dims.channels()),
+            Self::Recurrence(dims) => (dims.kernel, dims.channels()),
             Self::Conv(dims) => (dims.kernel, dims.channels),
         }
     }
@@ -57,7 +57,7 @@ impl StateDims {
     /// Heads, elements of a key and elements of a value of the matrices.
     fn heads(&self) -> Option<[usize; 3]> {
         match self {
-            Self::Delta(dims) => Some([dims.value_heads, dims.key_dim, dims.value_dim]),
+            Self::Recurrence(dims) => Some([dims.value_heads, dims.key_dim, dims.value_dim]),
             Self::Conv(_) => None,
         }
     }
@@ -228,9 +228,9 @@ pub(crate) struct StateLayer {
 }
 
 impl StateLayer {
-    /// Those of a delta net.
+    /// Those of a recurrence.
     pub(crate) fn matrices(&self) -> &Tensor {
-        self.matrices.as_ref().expect("delta nets have matrices")
+        self.matrices.as_ref().expect("recurrences have matrices")
     }
 }
 

@@ -8,8 +8,8 @@ use candlepower_comm::Comm;
 use candlepower_kernels::{
     Activation, AttentionMetadata, KvCache, KvCacheConfig, RecurrentState, StateRows, VocabPart,
     Weight, activation, activation_times, add, add_rms_norm, add_scaled, embedding, embedding_part,
-    experts, gated_delta_net, gated_linear, gather_rows, layer_norm, linear, linear_heads,
-    paged_attention, reshape_and_cache, rms_norm, rms_norm_part, rope, rope_queries, scale_queries,
+    experts, gated_linear, gather_rows, layer_norm, linear, linear_heads, paged_attention,
+    recurrence, reshape_and_cache, rms_norm, rms_norm_part, rope, rope_queries, scale_queries,
     short_conv, sigmoid_gate, square_sums,
 };
 use half::{bf16, f16};
@@ -17,7 +17,6 @@ use half::{bf16, f16};
 use crate::{
     cache::{Cache, CacheSize},
     collectives::{all_gather_columns, all_reduce},
-    delta_net::DeltaNet,
     error::Result,
     kv_scales::LayerKvScales,
     latent_attention::LatentAttention,
@@ -26,6 +25,7 @@ use crate::{
         Wanted,
     },
     parts::Parts,
+    recurrence::Recurrence,
     short_conv::ShortConv,
     states::state_config,
     wanted::WantedTokens,
@@ -438,16 +438,26 @@ impl Ops for CpuOps<'_> {
         Ok(values.reshape((tokens, a.heads * value_dim))?)
     }
 
-    fn delta_net(&self, rows: &Tensor, gates: &Tensor, net: &DeltaNet<Weight>) -> Result<Tensor> {
+    fn recurrence(
+        &self,
+        rows: &Tensor,
+        gates: &Tensor,
+        net: &Recurrence<Weight>,
+    ) -> Result<Tensor> {
         let layer = if self.keeps_layers { net.layer } else { 0 };
         let (states, of_rows) = self.states();
-        Ok(gated_delta_net(rows, gates, &net.net, states, layer, &of_rows)?)
+        Ok(recurrence(rows, gates, &net.net, states, layer, &of_rows)?)
     }
 
     fn short_conv(&self, rows: &Tensor, conv: &ShortConv<Weight>) -> Result<Tensor> {
         let layer = if self.keeps_layers { conv.layer } else { 0 };
         let (states, of_rows) = self.states();
         Ok(short_conv(rows, &conv.conv, states, layer, &of_rows)?)
+    }
+
+    fn norm_groups(&self, x: Tensor, norm: &Norm) -> Result<Tensor> {
+        let groups = x.reshape((x.dim(0)?, norm.weight.dim(0)?, norm.weight.dim(1)?))?;
+        Ok(self.norm(&groups, norm)?.reshape(x.shape())?)
     }
 
     fn gate(&self, x: Tensor, gate: &Tensor) -> Result<Tensor> {

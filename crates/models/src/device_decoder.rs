@@ -16,7 +16,6 @@ use candlepower_kernels::{
 use crate::{
     collectives::DeviceRanks,
     decoder::embed_scale,
-    delta_net::DeltaNet,
     error::Result,
     kv_scales::LayerKvScales,
     latent_attention::LatentAttention,
@@ -25,6 +24,7 @@ use crate::{
         Wanted,
     },
     parts::Parts,
+    recurrence::Recurrence,
     short_conv::ShortConv,
 };
 
@@ -456,10 +456,15 @@ impl Ops for DeviceOps<'_> {
         Ok(values.reshape((tokens, heads * value_dim))?)
     }
 
-    fn delta_net(&self, rows: &Tensor, gates: &Tensor, net: &DeltaNet<Matrix>) -> Result<Tensor> {
+    fn recurrence(
+        &self,
+        rows: &Tensor,
+        gates: &Tensor,
+        net: &Recurrence<Matrix>,
+    ) -> Result<Tensor> {
         let out = self.rows(&self.workspace.attended, net.net.dims.values())?;
         let (pool, tables) = self.states();
-        device::gated_delta_net(rows, gates, &net.net, pool, net.layer, &tables, &out)?;
+        device::recurrence(rows, gates, &net.net, pool, net.layer, &tables, &out)?;
         Ok(out)
     }
 
@@ -468,6 +473,12 @@ impl Ops for DeviceOps<'_> {
         let (pool, tables) = self.states();
         device::short_conv(rows, &conv.conv, pool, conv.layer, &tables, &out)?;
         Ok(out)
+    }
+
+    fn norm_groups(&self, x: Tensor, norm: &Norm) -> Result<Tensor> {
+        let groups = x.reshape((self.tokens, norm.weight.dim(0)?, norm.weight.dim(1)?))?;
+        norm.run(&groups, &groups)?;
+        Ok(x)
     }
 
     fn gate(&self, x: Tensor, gate: &Tensor) -> Result<Tensor> {
@@ -510,8 +521,11 @@ impl Ops for DeviceOps<'_> {
         let (pairs, width) = (routing.pairs(), layer.gate_up.n());
         let gate_up = view(wide, &[pairs, width])?;
         device::expert_product(x, &layer.gate_up, layer.gate_up_bias.as_ref(), &routing, &gate_up)?;
-        let activated = view(inner, &[pairs, width / 2])?;
-        device::gated_activation(&gate_up, layer.activation, &activated)?;
+        let activated = view(inner, &[pairs, if layer.gated { width / 2 } else { width }])?;
+        match layer.gated {
+            true => device::gated_activation(&gate_up, layer.activation, &activated)?,
+            false => device::activation(&gate_up, layer.activation, &activated)?,
+        }
         let results = view(wide, &[pairs, self.hidden])?;
         device::expert_product(
             &activated,

@@ -101,7 +101,7 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
         Slot::ExpertGateBias(_) | Slot::ExpertUpBias(_) => (0.0, width(0.1)),
         Slot::ExpertDownBias(_) => (0.0, width(0.1)),
         Slot::O
-        | Slot::DeltaOut
+        | Slot::RecurrentOut
         | Slot::ConvOut
         | Slot::Down
         | Slot::SharedDown
@@ -115,18 +115,21 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
         Slot::QLatent | Slot::QUp | Slot::KvLatent | Slot::KeyUp | Slot::ValueUp => {
             (0.0, width(fan_in))
         }
-        Slot::AttnGate | Slot::DeltaQ | Slot::DeltaK | Slot::DeltaV | Slot::DeltaGate => {
-            (0.0, width(fan_in))
-        }
-        Slot::DeltaBeta | Slot::DeltaDecay => (0.0, width(fan_in)),
+        Slot::AttnGate
+        | Slot::RecurrentQ
+        | Slot::RecurrentK
+        | Slot::RecurrentV
+        | Slot::RecurrentGate => (0.0, width(fan_in)),
+        Slot::RecurrentBeta | Slot::RecurrentDecay => (0.0, width(fan_in)),
         // States that forget in some tens of tokens.
-        Slot::DeltaLogRate => (0.0, width(0.5)),
-        Slot::DeltaDecayBias => (-3.0, width(0.5)),
-        Slot::DeltaTapsQ | Slot::DeltaTapsK | Slot::DeltaTapsV | Slot::ConvTaps => {
+        Slot::RecurrentLogRate => (0.0, width(0.5)),
+        Slot::RecurrentDecayBias => (-3.0, width(0.5)),
+        Slot::RecurrentTapsQ | Slot::RecurrentTapsK | Slot::RecurrentTapsV | Slot::ConvTaps => {
             (0.0, width(0.5))
         }
         Slot::ConvB | Slot::ConvC | Slot::ConvX => (0.0, width(fan_in)),
-        Slot::DeltaNorm => (1.0, 0.0),
+        Slot::RecurrentBiasQ | Slot::RecurrentBiasK | Slot::RecurrentBiasV => (0.0, width(0.1)),
+        Slot::RecurrentNorm | Slot::RecurrentSkip => (1.0, 0.0),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::result::Result as StdResult;
 
-use candlepower_checkpoint::ModelSpec;
+use candlepower_checkpoint::{ModelSpec, Slot};
 use candlepower_kernels::{KvScales, WeightRows};
 
 use crate::{
@@ -26,7 +26,7 @@ struct Unusable {
 }
 
 impl LayerKvScales {
-    /// Those that change nothing.
+    /// Those that change nothing, of so many layers as names of tensors count.
     pub(crate) fn none(num_layers: usize) -> Self {
         Self(Ok(vec![KvScales::ONE; num_layers]))
     }
@@ -65,14 +65,16 @@ impl LayerKvScales {
                     attention.is_some_and(|attention| attention.keys_of.is_none())
                         && spec.kv_place(layer).is_some_and(|place| place.kind == kind)
                 };
-                let layers = scales.iter().enumerate().filter(|(layer, _)| keeps(*layer));
+                let layers = (0..spec.layers.len()).filter(|layer| keeps(*layer));
                 let is_of_latents = spec.kv_kinds()[kind].latent.is_some();
                 // Values that are a part of the keys have their scale.
                 let of_layer = |scales: &KvScales| match is_of_latents {
                     true => KvScales { value: scales.key, ..*scales },
                     false => *scales,
                 };
-                Ok(layers.map(|(_, scales)| of_layer(scales)).collect())
+                Ok(layers
+                    .map(|layer| of_layer(&scales[spec.stored_layer(layer, Slot::K)]))
+                    .collect())
             }
             Err(Unusable { name, reason }) => Err(Error::KvScale { name: name.clone(), reason }),
         }

@@ -10,10 +10,10 @@ use candlepower_checkpoint::{
 use candlepower_kernels::{Activation, Experts, PagedAttention, RopeTable, device::NormWeight};
 
 use crate::{
-    delta_net::DeltaNet,
     error::Result,
     latent_attention::LatentAttention,
     parts::{Matrix, Part, Parts},
+    recurrence::Recurrence,
     rope::rope_table,
     short_conv::ShortConv,
 };
@@ -70,15 +70,17 @@ pub(crate) trait Ops {
         latents: &Tensor,
         attention: &LatentAttention<Self::Matrix>,
     ) -> Result<Tensor>;
-    /// From the rows `[q, k, v, z]` of a delta net and what steers its states to what comes out, `[tokens, values]`; moves on the states.
-    fn delta_net(
+    /// From the rows `[q, k, v, z]` of a recurrence and what steers its states to what comes out, `[tokens, values]`; moves on the states.
+    fn recurrence(
         &self,
         rows: &Tensor,
         gates: &Tensor,
-        net: &DeltaNet<Self::Matrix>,
+        net: &Recurrence<Self::Matrix>,
     ) -> Result<Tensor>;
     /// From the rows `[b, c, x]` of a short convolution to what comes out, `[tokens, channels]`; keeps what later tokens see.
     fn short_conv(&self, rows: &Tensor, conv: &ShortConv<Self::Matrix>) -> Result<Tensor>;
+    /// The norm of each group of `x`, `[tokens, groups * dim]`, where the norm has weights `[groups, dim]`.
+    fn norm_groups(&self, x: Tensor, norm: &Norm) -> Result<Tensor>;
     /// `x * sigmoid(gate)`, where `gate` is as wide as `x` or has one number for each row.
     fn gate(&self, x: Tensor, gate: &Tensor) -> Result<Tensor>;
     /// `act(gate) * up`, where `[gate, up]` are the rows of `x W^T + b`.
@@ -175,7 +177,7 @@ struct Layer<M: Matrix> {
     mixer: Mixer<M>,
     attn_post_norm: Option<Norm>,
     ffn_norm: Option<Norm>,
-    ffn: Ffn<M>,
+    ffn: Option<Ffn<M>>,
     ffn_post_norm: Option<Norm>,
     per_layer: Option<OfLayer<M>>,
     /// What the residual behind it is multiplied by.
@@ -188,7 +190,7 @@ struct Layer<M: Matrix> {
 enum Mixer<M: Matrix> {
     Attention(Attention<M>),
     Latent(LatentAttention<M>),
-    DeltaNet(DeltaNet<M>),
+    Recurrence(Recurrence<M>),
     ShortConv(ShortConv<M>),
 }
 
@@ -288,9 +290,9 @@ impl<M: Matrix> Layers<M> {
                         }
                     }
                 }
-                MixerSpec::DeltaNet(net) => {
+                MixerSpec::Recurrence(net) => {
                     let index = states.next().expect("there is no end of numbers");
-                    Mixer::DeltaNet(DeltaNet::take(&mut parts, (i, index), net, &layer.norm)?)
+                    Mixer::Recurrence(Recurrence::take(&mut parts, (i, index), net)?)
                 }
                 MixerSpec::ShortConv(conv) => {
                     let index = states.next().expect("there is no end of numbers");
@@ -352,6 +354,10 @@ impl<M: Matrix> Layers<M> {
             };
             let y = layer.mixer.forward(ops, &input)?;
             let y = optional(ops, &layer.attn_post_norm, y)?;
+            let Some(ffn) = &layer.ffn else {
+                (x, input) = add_norm(ops, x, &y, layer.scale, next_norm)?;
+                continue;
+            };
             if layer.parallel {
                 if let Some(norm) = &layer.ffn_norm {
                     input = ops.norm(&x, norm)?;
@@ -360,7 +366,7 @@ impl<M: Matrix> Layers<M> {
             } else {
                 (x, input) = add_norm(ops, x, &y, 1.0, layer.ffn_norm.as_ref())?;
             }
-            let y = layer.ffn.forward(ops, &input, &x)?;
+            let y = ffn.forward(ops, &input, &x)?;
             let mut y = optional(ops, &layer.ffn_post_norm, y)?;
             let of_model = self.per_layer.as_ref().zip(per_layer.as_ref());
             if let Some((own, (of, all))) = layer.per_layer.as_ref().zip(of_model) {
@@ -474,7 +480,8 @@ impl<M: Matrix> Layer<M> {
         let norms = before.chain(&self.attn_post_norm).chain(&self.ffn_post_norm);
         let norms = norms.map(Norm::num_bytes);
         let per_layer = self.per_layer.as_ref().map_or(0, OfLayer::num_bytes);
-        self.mixer.num_bytes() + self.ffn.num_bytes() + norms.sum::<usize>() + per_layer
+        let ffn = self.ffn.as_ref().map_or(0, Ffn::num_bytes);
+        self.mixer.num_bytes() + ffn + norms.sum::<usize>() + per_layer
     }
 }
 
@@ -484,7 +491,7 @@ impl<M: Matrix> Mixer<M> {
         match self {
             Self::Attention(attention) => attention.forward(ops, x),
             Self::Latent(attention) => attention.forward(ops, x),
-            Self::DeltaNet(net) => net.forward(ops, x),
+            Self::Recurrence(net) => net.forward(ops, x),
             Self::ShortConv(conv) => conv.forward(ops, x),
         }
     }
@@ -493,7 +500,7 @@ impl<M: Matrix> Mixer<M> {
         match self {
             Self::Attention(attention) => attention.num_bytes(),
             Self::Latent(attention) => attention.num_bytes(),
-            Self::DeltaNet(net) => net.num_bytes(),
+            Self::Recurrence(net) => net.num_bytes(),
             Self::ShortConv(conv) => conv.num_bytes(),
         }
     }

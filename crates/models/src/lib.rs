@@ -9,7 +9,6 @@
 mod cache;
 mod collectives;
 mod decoder;
-mod delta_net;
 mod device_decoder;
 mod dummy;
 mod error;
@@ -19,6 +18,7 @@ mod layers;
 mod load;
 mod parts;
 mod quantized;
+mod recurrence;
 mod rope;
 mod rows;
 mod shards;

@@ -131,7 +131,7 @@ pub fn load_shard(
         // What another rank cannot load need not be loaded here.
         Ok(comm.look_around()?)
     })?;
-    let kv_scales = source.kv_scales(spec.layers.len())?;
+    let kv_scales = source.kv_scales(spec.num_stored_layers())?;
     Decoder::new(spec.clone(), parts, kv_scales, max_model_len, comm)
 }
 
@@ -197,7 +197,7 @@ fn load_device_part(
         progress(done);
         ranks.as_ref().map_or(Ok(()), |ranks| Ok(ranks.comm().look_around()?))
     })?;
-    let kv_scales = source.kv_scales(spec.layers.len())?;
+    let kv_scales = source.kv_scales(spec.num_stored_layers())?;
     DeviceDecoder::new(spec.clone(), parts, kv_scales, max_model_len, ranks)
 }
 

@@ -3,7 +3,7 @@
 use candlepower_checkpoint::{Mixer, ModelSpec};
 use candlepower_kernels::{StateConfig, StateDims};
 
-use crate::{delta_net::delta_dims, short_conv::conv_dims};
+use crate::{recurrence::recurrence_dims, short_conv::conv_dims};
 
 /// So many states of a model, of all layers that keep one or of so many; `None` where none does.
 pub(crate) fn state_config(
@@ -13,7 +13,7 @@ pub(crate) fn state_config(
 ) -> Option<StateConfig> {
     let dims = spec.layers.iter().find_map(|layer| match &layer.mixer {
         Mixer::Attention(_) => None,
-        Mixer::DeltaNet(net) => Some(StateDims::Delta(delta_dims(net))),
+        Mixer::Recurrence(net) => Some(StateDims::Recurrence(recurrence_dims(net))),
         Mixer::ShortConv(conv) => Some(StateDims::Conv(conv_dims(conv))),
     })?;
     let num_layers = num_layers.unwrap_or_else(|| spec.num_states());

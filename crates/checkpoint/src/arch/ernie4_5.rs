@@ -50,7 +50,7 @@ fn moe(c: &HfConfig) -> Result<ModelSpec> {
     let c = c.with_default("num_experts", c.count("moe_num_experts")?);
     let c = &c.with_default("num_experts_per_tok", c.count("moe_k")?);
     let mut m = base(c)?;
-    if m.layers[0].ffn.mlp().bias {
+    if m.layers[0].ffn.mlp().is_some_and(|mlp| mlp.bias) {
         return Err(c.unsupported("use_bias", &true.into(), "; experts without biases are"));
     }
     let gating = GatingSpec { bias: true, ..GatingSpec::softmax(true) };

@@ -10,7 +10,7 @@ use crate::{
     error::Result,
     rope::RopeSpec,
     spec::{
-        AttentionSpec, EmbedSpec, FfnSpec, GatingSpec, MOST_HEAD_DIM, MOST_HEADS, MOST_WIDTH,
+        Act, AttentionSpec, EmbedSpec, FfnSpec, GatingSpec, MOST_HEAD_DIM, MOST_HEADS, MOST_WIDTH,
         ModelSpec, PerLayerSpec, QkNormSpan, Residual,
     },
     weights::{Slot, WeightRule, expert_rows, whole},
@@ -222,21 +222,21 @@ fn per_layer(m: &ModelSpec, c: &HfConfig) -> Result<Option<PerLayerSpec>> {
     if vocab_size < m.vocab_size {
         return Err(c.ill_typed(ROWS, &vocab_size.into(), "at least vocab_size"));
     }
-    let act = m.layers[0].ffn.mlp().act;
+    let act = Act::read(c)?;
     let scale = (width as f64).sqrt();
     Ok(Some(PerLayerSpec { vocab_size, width, scale, eps: m.final_norm.eps, act }))
 }
 
 /// Experts in every layer, each beside the feed-forward.
 fn set_experts(m: &mut ModelSpec, c: &HfConfig) -> Result<()> {
-    let beside = m.layers.iter().map(|layer| *layer.ffn.mlp()).collect::<Vec<_>>();
+    let beside = m.layers.iter().map(|layer| layer.ffn.mlp().copied()).collect::<Vec<_>>();
     let top_k = c.count("top_k_experts")?;
     let gating = GatingSpec { scales: true, ..GatingSpec::softmax(true) };
     let c = c.with_default("num_experts_per_tok", top_k);
     m.set_experts(&c, "moe_intermediate_size", gating, |_| true)?;
     for (layer, beside) in m.layers.iter_mut().zip(beside) {
         if let FfnSpec::Experts(experts) = &mut layer.ffn {
-            (experts.shared, experts.own_norms) = (Some(beside), true);
+            (experts.shared, experts.own_norms) = (beside, true);
         }
     }
     Ok(())

@@ -1,12 +1,12 @@
-//! Granite 3: Llama with four fixed factors, and with experts, beside one that every token goes to in some; Granite 4 as far as its layers are
-//! attentions. Source: transformers `models/granite`, `models/granitemoe`, `models/granitemoeshared`, `models/granitemoehybrid`.
+//! Granite 3: Llama with four fixed factors, and with experts, beside one that every token goes to in some; Granite 4, in some models with
+//! Mamba-2 in place of most attentions. Source: transformers `models/granite`, `models/granitemoe`, `models/granitemoeshared`, `models/granitemoehybrid`.
 
-use super::Arch;
+use super::{Arch, recurrent};
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{GatingSpec, MOST_WIDTH, ModelSpec},
-    weights::{Slot, WeightRule, expert_rows, rows, whole},
+    spec::{GatingSpec, MOST_WIDTH, Mixer, ModelSpec},
+    weights::{Slot, WeightRule, expert_rows, joined, rows, whole},
 };
 
 pub(super) const ARCH: Arch = Arch {
@@ -34,7 +34,7 @@ const OF_EXPERTS: Arch = Arch {
         "logits_scaling",
         "layer_types",
     ],
-    weights: WEIGHTS,
+    weights: &WEIGHTS,
     ..ARCH
 };
 
@@ -52,10 +52,13 @@ pub(super) const HYBRID: Arch = Arch {
     name: "GraniteMoeHybridForCausalLM",
     model_type: "granitemoehybrid",
     spec: hybrid,
+    weights: &OF_HYBRIDS,
     ..OF_EXPERTS
 };
 
-const WEIGHTS: &[WeightRule] = &[
+const OF_HYBRIDS: [WeightRule; 26] = joined(WEIGHTS, recurrent::MAMBA);
+
+const WEIGHTS: [WeightRule; 10] = [
     whole(Slot::Router, "model.layers.{i}.block_sparse_moe.router.layer.weight"),
     expert_rows(Slot::ExpertGate(0), "model.layers.{i}.block_sparse_moe.input_linear.weight"),
     expert_rows(Slot::ExpertUp(0), "model.layers.{i}.block_sparse_moe.input_linear.weight"),
@@ -94,15 +97,7 @@ fn shared(c: &HfConfig) -> Result<ModelSpec> {
 }
 
 fn hybrid(c: &HfConfig) -> Result<ModelSpec> {
-    let kinds = c.texts_opt("layer_types")?.unwrap_or_default();
-    if let Some(kind) = kinds.iter().find(|kind| !matches!(**kind, "attention" | "full_attention"))
-    {
-        return Err(c.unsupported("layer_types", &(*kind).into(), "; attention is"));
-    }
-    let layers = c.count("num_hidden_layers")?;
-    if kinds.len() != layers {
-        return Err(c.missing("layer_types", "a list of `attention` for each layer"));
-    }
+    let key = if c.contains("layers_block_type") { "layers_block_type" } else { "layer_types" };
     let mut m = match c.index_or("num_local_experts", 8)? {
         0 => {
             let width = c.bounded("shared_intermediate_size", MOST_WIDTH)?;
@@ -118,5 +113,32 @@ fn hybrid(c: &HfConfig) -> Result<ModelSpec> {
             return Err(c.unsupported(key, &other.into(), "; rope and nope are"));
         }
     }
+    let of_attention = layer_kinds(c, key, m.layers.len())?;
+    if of_attention.iter().all(|of_attention| *of_attention) {
+        return Ok(m);
+    }
+    let mamba = recurrent::mamba2(c)?;
+    for (layer, of_attention) in m.layers.iter_mut().zip(of_attention) {
+        if !of_attention {
+            layer.mixer = Mixer::Recurrence(mamba);
+        }
+    }
     Ok(m)
+}
+
+/// Of each layer whether it is an attention; some are.
+fn layer_kinds(c: &HfConfig, key: &str, layers: usize) -> Result<Vec<bool>> {
+    let kind = |name: &&str| match *name {
+        "attention" | "full_attention" => Ok(true),
+        "mamba" | "linear_attention" => Ok(false),
+        other => Err(c.unsupported(key, &other.into(), "; attention and mamba are")),
+    };
+    let kinds = c.texts_opt(key)?.unwrap_or_default();
+    let kinds = kinds.iter().map(kind).collect::<Result<Vec<_>>>()?;
+    if kinds.len() != layers || !kinds.contains(&true) {
+        let found = c.raw(key).cloned().unwrap_or_default();
+        let needed = "attention or mamba for each layer, and attention for one at least";
+        return Err(c.ill_typed(key, &found, needed));
+    }
+    Ok(kinds)
 }

@@ -11,6 +11,7 @@ use crate::{
 };
 
 mod afmoe;
+mod bamba;
 mod cohere;
 mod deepseek;
 mod ernie4_5;
@@ -32,6 +33,7 @@ mod llama;
 mod minimax_m2;
 mod mixtral;
 mod nemotron;
+mod nemotron_h;
 mod olmo2;
 mod olmoe;
 mod opt;
@@ -42,6 +44,7 @@ mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
 mod qwen3_next;
+mod recurrent;
 mod seed_oss;
 mod smollm3;
 mod stablelm;
@@ -119,6 +122,8 @@ const ALL: &[Arch] = &[
     nemotron::ARCH,
     nemotron::ARCEE,
     nemotron::JAIS2,
+    nemotron_h::ARCH,
+    bamba::ARCH,
     cohere::ARCH,
     cohere::COHERE2,
     mixtral::ARCH,

@@ -2,12 +2,16 @@
 //! them; norms are stored as differences from one; dense or with experts beside one that every token goes to by a score of its own.
 //! Source: transformers `models/qwen3_next`, `models/qwen3_5`, `models/qwen3_5_moe`.
 
-use super::{Arch, Around, qwen2_moe};
+use super::{
+    Arch, Around, qwen2_moe,
+    recurrent::{head_width, taps},
+};
 use crate::{
     config::HfConfig,
     error::Result,
     spec::{
-        Act, DeltaNetSpec, MOST_HEADS, MOST_WIDTH, Mixer, ModelSpec, NormKind, NormSpec, QkNormSpan,
+        Act, MOST_HEADS, MOST_WIDTH, Mixer, ModelSpec, NormKind, NormSpec, QkNormSpan,
+        RecurrenceSpec, RuleSpec,
     },
     weights::{Slot, WeightRule, heads},
 };
@@ -65,12 +69,12 @@ const OF_NEXT: &[WeightRule] = &[
     qwen2_moe::SHARED[0],
     qwen2_moe::SHARED[1],
     qwen2_moe::SHARED[2],
-    heads(Slot::DeltaQ, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
-    heads(Slot::DeltaK, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
-    heads(Slot::DeltaV, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
-    heads(Slot::DeltaGate, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
-    heads(Slot::DeltaBeta, "model.layers.{i}.linear_attn.in_proj_ba.weight"),
-    heads(Slot::DeltaDecay, "model.layers.{i}.linear_attn.in_proj_ba.weight"),
+    heads(Slot::RecurrentQ, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
+    heads(Slot::RecurrentK, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
+    heads(Slot::RecurrentV, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
+    heads(Slot::RecurrentGate, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
+    heads(Slot::RecurrentBeta, "model.layers.{i}.linear_attn.in_proj_ba.weight"),
+    heads(Slot::RecurrentDecay, "model.layers.{i}.linear_attn.in_proj_ba.weight"),
 ];
 
 fn next(c: &HfConfig) -> Result<ModelSpec> {
@@ -99,7 +103,7 @@ fn base(c: &HfConfig) -> Result<ModelSpec> {
     m.set_norm(NormSpec { kind: NormKind::RmsPlusOne, ..m.final_norm });
     m.set_qk_norm(m.final_norm, QkNormSpan::Head);
     m.each_attention(|_, a| a.gated = true);
-    let net = delta_net(c, m.layers[0].ffn.mlp().act)?;
+    let net = delta_net(c)?;
     let interval = c.count_opt("full_attention_interval")?.unwrap_or(4);
     let by_default = |i: usize| !(i + 1).is_multiple_of(interval);
     let kinds = ["linear_attention", "full_attention"];
@@ -110,42 +114,30 @@ fn base(c: &HfConfig) -> Result<ModelSpec> {
     }
     for (layer, is_linear) in m.layers.iter_mut().zip(is_linear) {
         if is_linear {
-            layer.mixer = Mixer::DeltaNet(net);
+            layer.mixer = Mixer::Recurrence(net);
         }
     }
     Ok(m)
 }
 
 /// The delta net of a layer whose convolution has the feed-forward's activation.
-fn delta_net(c: &HfConfig, act: Act) -> Result<DeltaNetSpec> {
-    const MOST_TAPS: usize = 8;
-    if act != Act::Silu {
+fn delta_net(c: &HfConfig) -> Result<RecurrenceSpec> {
+    if Act::read(c)? != Act::Silu {
         let found = c.raw("hidden_act").cloned().unwrap_or_default();
         return Err(c.unsupported("hidden_act", &found, "; silu is"));
     }
-    let net = DeltaNetSpec {
+    let net = RecurrenceSpec {
         key_heads: c.bounded("linear_num_key_heads", MOST_HEADS)?,
         value_heads: c.bounded("linear_num_value_heads", MOST_HEADS)?,
         key_dim: head_width(c, "linear_key_head_dim")?,
         value_dim: head_width(c, "linear_value_head_dim")?,
-        taps: c.bounded("linear_conv_kernel_dim", MOST_TAPS)?,
+        taps: taps(c, "linear_conv_kernel_dim")?,
+        rule: RuleSpec::Delta,
+        eps: c.float("rms_norm_eps")?,
     };
     if !net.value_heads.is_multiple_of(net.key_heads) {
         let (key, found) = ("linear_num_value_heads", net.value_heads.into());
         return Err(c.ill_typed(key, &found, "a multiple of linear_num_key_heads"));
     }
-    if net.taps < 2 {
-        let found = net.taps.into();
-        return Err(c.ill_typed("linear_conv_kernel_dim", &found, "at least 2"));
-    }
     Ok(net)
-}
-
-/// The width of a delta net's heads, which kernels have in steps of 16, up to 256.
-fn head_width(c: &HfConfig, key: &str) -> Result<usize> {
-    let width = c.count(key)?;
-    match width.is_multiple_of(16) && width <= 256 {
-        true => Ok(width),
-        false => Err(c.unsupported(key, &width.into(), "; multiples of 16 up to 256 are")),
-    }
 }

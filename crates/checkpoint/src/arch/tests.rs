@@ -133,7 +133,7 @@ fn llama_3_1() {
     assert_eq!((m.vocab_size, m.hidden_size, m.layers.len()), (128_256, 4096, 32));
     assert_eq!((a.heads, a.kv_heads, a.head_dim, a.window), (32, 8, 128, None));
     assert!((a.scale - 1.0 / 128f64.sqrt()).abs() < 1e-15);
-    assert!(!a.qkv_bias && !a.out_bias && !m.layers[0].ffn.mlp().bias && !m.head.tied);
+    assert!(!a.qkv_bias && !a.out_bias && !m.layers[0].ffn.mlp().unwrap().bias && !m.head.tied);
     assert_eq!(m.max_model_len, 131_072);
     let rope = rope(&m, 31);
     assert_eq!(rope.theta, 500_000.0);
@@ -259,7 +259,10 @@ fn gemma2() {
     assert_eq!((m.head.tied, m.head.softcap), (true, Some(30.0)));
     let l = &m.layers[25];
     assert_eq!((l.residual, l.norm.kind), (Residual::Sandwich, NormKind::RmsPlusOne));
-    assert_eq!((l.ffn.mlp().act, l.attention().unwrap().softcap), (Act::GeluTanh, Some(50.0)));
+    assert_eq!(
+        (l.ffn.mlp().unwrap().act, l.attention().unwrap().softcap),
+        (Act::GeluTanh, Some(50.0))
+    );
     assert_eq!(l.attention().unwrap().scale, 1.0 / 16.0);
 
     // transformers 5 spells the layers out; they win over the pattern.
@@ -438,12 +441,13 @@ fn starcoder2() {
         (l.attention().unwrap().window, l.attention().unwrap().out_bias, m.head.tied),
         (Some(4096), true, true)
     );
-    assert_eq!((l.ffn.mlp().gated, l.ffn.mlp().bias), (false, true));
+    assert_eq!((l.ffn.mlp().unwrap().gated, l.ffn.mlp().unwrap().bias), (false, true));
     // The count of the published checkpoint.
     assert_eq!(m.num_parameters(), 3_030_371_328);
     let unbiased = spec(&with(STARCODER2, r#"{"use_bias": false}"#));
     assert!(
-        !unbiased.layers[0].attention().unwrap().qkv_bias && !unbiased.layers[0].ffn.mlp().bias
+        !unbiased.layers[0].attention().unwrap().qkv_bias
+            && !unbiased.layers[0].ffn.mlp().unwrap().bias
     );
 }
 
@@ -458,7 +462,10 @@ const GPT2: &str = r#"{
 fn gpt2() {
     let m = spec(GPT2);
     assert_eq!((m.max_model_len, m.embed.positions, m.head.tied), (1024, Some(1024), true));
-    assert_eq!((m.layers[0].ffn.mlp().inner, m.layers[0].ffn.mlp().act), (3072, Act::GeluTanh));
+    assert_eq!(
+        (m.layers[0].ffn.mlp().unwrap().inner, m.layers[0].ffn.mlp().unwrap().act),
+        (3072, Act::GeluTanh)
+    );
     assert_eq!(m.num_parameters(), 124_439_808);
     let plan = plan(&m, find(&config(GPT2)).unwrap().weights);
     let qkv = plan.iter().find(|t| t.name == "h.11.attn.c_attn.weight").unwrap();
@@ -573,7 +580,10 @@ fn qwen3_moe() {
     let experts: Vec<_> =
         mixed.layers[..6].iter().map(|l| matches!(l.ffn, FfnSpec::Experts(_))).collect();
     assert_eq!(experts, [false, true, false, false, false, true]);
-    assert_eq!((mixed.layers[0].ffn.mlp().inner, mixed.layers[1].ffn.mlp().inner), (6144, 768));
+    assert_eq!(
+        (mixed.layers[0].ffn.mlp().unwrap().inner, mixed.layers[1].ffn.mlp().unwrap().inner),
+        (6144, 768)
+    );
     assert!(error(&with(&text, r#"{"mlp_only_layers": "none"}"#)).contains("`mlp_only_layers`"));
     let none = with(QWEN3, r#"{"num_experts": 8}"#);
     assert!(error(&none).contains("`num_experts` = 8 is not supported by this architecture"));
@@ -626,7 +636,7 @@ fn an_unknown_architecture_gets_the_list_and_the_nearest() {
          GlmForCausalLM, Glm4ForCausalLM, GraniteForCausalLM, GraniteMoeForCausalLM, GraniteMoeSharedForCausalLM, GraniteMoeHybridForCausalLM, Olmo2ForCausalLM, Olmo3ForCausalLM, SmolLM3ForCausalLM, \
          SeedOssForCausalLM, Ernie4_5ForCausalLM, Ernie4_5_MoeForCausalLM, Exaone4ForCausalLM, StableLmForCausalLM, Starcoder2ForCausalLM, \
          GPT2LMHeadModel, GPTBigCodeForCausalLM, GPTJForCausalLM, GPTNeoForCausalLM, GPTNeoXForCausalLM, OPTForCausalLM, \
-         FalconForCausalLM, NemotronForCausalLM, ArceeForCausalLM, Jais2ForCausalLM, CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, OlmoeForCausalLM, Qwen2MoeForCausalLM, \
+         FalconForCausalLM, NemotronForCausalLM, ArceeForCausalLM, Jais2ForCausalLM, NemotronHForCausalLM, BambaForCausalLM, CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, OlmoeForCausalLM, Qwen2MoeForCausalLM, \
          Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5MoeForCausalLM, \
          Qwen3_5MoeForConditionalGeneration, Lfm2ForCausalLM, Lfm2MoeForCausalLM, Glm4MoeForCausalLM, SolarOpenForCausalLM, Dots1ForCausalLM, AfmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeLiteForCausalLM, Mistral4ForCausalLM, YoutuForCausalLM, MiniCPM3ForCausalLM, MiniMaxM2ForCausalLM, GptOssForCausalLM, \
          BertModel, BertForSequenceClassification, RobertaModel, RobertaForSequenceClassification, XLMRobertaModel, \

@@ -78,7 +78,7 @@ fn gemma4() {
     let attention = |layer: usize| spec.layers[layer].attention().unwrap();
     assert_eq!([0, 1, 2, 3].map(|i| attention(i).keys_of), [None, None, Some(0), Some(1)]);
     assert_eq!([0, 1].map(|i| attention(i).head_dim), [32, 64]);
-    assert_eq!([1, 2].map(|i| spec.layers[i].ffn.mlp().inner), [96, 192]);
+    assert_eq!([1, 2].map(|i| spec.layers[i].ffn.mlp().unwrap().inner), [96, 192]);
     let turned = RopeScaling::Proportional { turned: 8, factor: 1.0 };
     assert_eq!(attention(1).rope.as_ref().unwrap().scaling, turned);
     assert_eq!(spec.per_layer.unwrap().width, 32);

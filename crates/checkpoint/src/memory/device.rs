@@ -85,7 +85,7 @@ impl ModelSpec {
                 }
             }
         });
-        // Numbers that routers add, scores of sinks, the vectors of delta nets and the taps of short convolutions are exact.
+        // Numbers that routers add, scores of sinks, the vectors of recurrences and the taps of short convolutions are exact.
         let exact = self.shard(ranks).layers.into_iter().map(|LayerSpec { mixer, ffn, .. }| {
             let of_mixer = match mixer {
                 Mixer::Attention(a) => {
@@ -95,7 +95,7 @@ impl ModelSpec {
                         0
                     }
                 }
-                Mixer::DeltaNet(net) => net.exact(),
+                Mixer::Recurrence(net) => net.exact(),
                 Mixer::ShortConv(conv) => conv.channels * conv.taps,
             };
             let of_router = ffn.experts().map_or(0, |experts| {
@@ -153,11 +153,10 @@ impl ModelSpec {
                     }
                 }
             }
-            Mixer::DeltaNet(net) => (
-                net.width().div_ceil(ranks),
-                2 * net.value_heads.div_ceil(ranks),
-                net.values().div_ceil(ranks),
-            ),
+            Mixer::Recurrence(net) => {
+                let net = net.shard(ranks);
+                (net.width(), net.gates(), net.values())
+            }
             Mixer::ShortConv(conv) => {
                 let channels = conv.channels.div_ceil(ranks);
                 (3 * channels, 0, channels)
@@ -165,9 +164,10 @@ impl ModelSpec {
         };
         let ffn = |ffn: &FfnSpec| {
             let of = |mlp: &MlpSpec| mlp.inner.div_ceil(ranks);
-            let inner = of(ffn.mlp());
+            let inner = ffn.mlp().map_or(0, of);
             let shared = ffn.shared().map_or(0, of);
             match ffn {
+                FfnSpec::Nothing => (0, 0),
                 FfnSpec::Dense(_) => (2 * inner, inner),
                 FfnSpec::Experts(experts) => (
                     (experts.top_k * self.hidden_size.max(2 * inner)).max(2 * shared),

@@ -132,18 +132,18 @@ impl ModelSpec {
         (numbers * dtype.into().size()) as u64
     }
 
-    /// Bytes of what delta nets and short convolutions keep of one sequence on one of `ranks` ranks: their states in single precision, and in `inputs` the
+    /// Bytes of what recurrences and short convolutions keep of one sequence on one of `ranks` ranks: their states in single precision, and in `inputs` the
     /// last inputs of their convolutions.
     pub fn state_bytes(&self, inputs: Dtype, ranks: usize) -> u64 {
-        let kept =
-            |taps: usize, channels: usize| (taps - 1) * channels.div_ceil(ranks) * inputs.size();
+        let kept = |taps: usize, channels: usize| (taps - 1) * channels * inputs.size();
         let of_layer = |layer: &LayerSpec| match &layer.mixer {
             Mixer::Attention(_) => 0,
-            Mixer::DeltaNet(net) => {
-                let state = net.values().div_ceil(ranks) * net.key_dim * Dtype::F32.size();
+            Mixer::Recurrence(net) => {
+                let net = net.shard(ranks);
+                let state = net.values() * net.key_dim * Dtype::F32.size();
                 state + kept(net.taps, net.channels())
             }
-            Mixer::ShortConv(conv) => kept(conv.taps, conv.channels),
+            Mixer::ShortConv(conv) => kept(conv.taps, conv.channels.div_ceil(ranks)),
         };
         self.layers.iter().map(of_layer).sum::<usize>() as u64
     }
@@ -154,7 +154,7 @@ impl ModelSpec {
     /// `4 * (T * (4 * hidden + max(4 * q + 5 * kv, 3 * inner)) + 2 * min(T, 128) * vocab + L * rotary)` bytes, where
     /// `T` is the token budget of a step, `q`, `kv`, `inner` and `vocab` are the widths on one rank, and `L` is
     /// max_model_len, once for each different rope; beside `3 * inner`, layers of experts have `2 * hidden + experts`, for one
-    /// expert's tokens and results, and scores. A gate of the attention counts as `2 * q`, a delta net as its rows, those
+    /// expert's tokens and results, and scores. A gate of the attention counts as `2 * q`, a recurrence as its rows, those
     /// convolved, and twice what comes out. It counts: the residual, its norm and their successors; q, k and v
     /// as one tensor, apart, and rotated, with the attention's output; gate and up with their product; the logits of
     /// as many rows as the engine takes at once, and a copy for sampling. What layers get of a token beside the residual counts four times.
@@ -192,21 +192,22 @@ impl ModelSpec {
                     let kv = a.kv_heads.div_ceil(ranks) * a.head_dim;
                     4 * q + 5 * kv + if a.gated { 2 * q } else { 0 }
                 }
-                Mixer::DeltaNet(net) => {
-                    let rows = net.width() + net.channels() + 2 * net.values();
-                    (rows + 2 * net.value_heads).div_ceil(ranks)
+                Mixer::Recurrence(net) => {
+                    let net = net.shard(ranks);
+                    net.width() + net.channels() + 2 * net.values() + net.gates()
                 }
                 Mixer::ShortConv(conv) => 4 * conv.channels.div_ceil(ranks),
             };
             let gathered = match &layer.ffn {
-                FfnSpec::Dense(_) => 0,
+                FfnSpec::Nothing | FfnSpec::Dense(_) => 0,
                 FfnSpec::Experts(experts) => {
                     let normed = if experts.own_norms { 3 * self.hidden_size } else { 0 };
                     2 * self.hidden_size + experts.count + normed
                 }
             };
             let shared = layer.ffn.shared().map_or(0, |mlp| mlp.inner);
-            let inner = 3 * layer.ffn.mlp().inner.div_ceil(ranks) + gathered;
+            let inner = layer.ffn.mlp().map_or(0, |mlp| mlp.inner);
+            let inner = 3 * inner.div_ceil(ranks) + gathered;
             mixer.max(inner).max(3 * shared.div_ceil(ranks))
         });
         // What is projected, its norm, the rows of the table and their sum.
@@ -261,9 +262,10 @@ impl ModelSpec {
                     kv_heads =
                         kv_heads.or_else(|| unless(divides, a.kv_heads, "key and value heads"));
                 }
-                Mixer::DeltaNet(net) => {
+                Mixer::Recurrence(net) => {
+                    // Each rank has whole heads of keys, and so what is normed as one.
                     let (divides, count) = (splits(net.key_heads), net.key_heads);
-                    heads = heads.or_else(|| unless(divides, count, "key heads of delta nets"));
+                    heads = heads.or_else(|| unless(divides, count, "key heads of recurrences"));
                 }
                 Mixer::ShortConv(conv) => {
                     // Each rank has whole vectors of eight.
@@ -272,7 +274,7 @@ impl ModelSpec {
                         heads.or_else(|| unless(divides, count, "channels of short convolutions"));
                 }
             }
-            for mlp in [Some(layer.ffn.mlp()), layer.ffn.shared()].into_iter().flatten() {
+            for mlp in [layer.ffn.mlp(), layer.ffn.shared()].into_iter().flatten() {
                 let width = mlp.inner;
                 inner =
                     inner.or_else(|| unless(splits(width), width, "columns of the feed-forward"));
@@ -293,10 +295,10 @@ impl ModelSpec {
             let columns = match (slot, mixer) {
                 _ if !is_split_by_columns(slot) => return None,
                 (Slot::O, Mixer::Attention(attention)) => attention.heads * attention.out_dim(),
-                (Slot::DeltaOut, Mixer::DeltaNet(net)) => net.values(),
+                (Slot::RecurrentOut, Mixer::Recurrence(net)) => net.values(),
                 (Slot::ConvOut, Mixer::ShortConv(conv)) => conv.channels,
                 (Slot::SharedDown, _) => ffn.shared().map_or(0, |mlp| mlp.inner),
-                _ => ffn.mlp().inner,
+                _ => ffn.mlp().map_or(0, |mlp| mlp.inner),
             };
             if packed.reordered {
                 return Some(
@@ -314,8 +316,8 @@ impl ModelSpec {
 fn fused(slot: Slot) -> Slot {
     match slot {
         Slot::K | Slot::V => Slot::Q,
-        Slot::DeltaK | Slot::DeltaV | Slot::DeltaGate => Slot::DeltaQ,
-        Slot::DeltaDecay => Slot::DeltaBeta,
+        Slot::RecurrentK | Slot::RecurrentV | Slot::RecurrentGate => Slot::RecurrentQ,
+        Slot::RecurrentDecay => Slot::RecurrentBeta,
         Slot::ConvC | Slot::ConvX => Slot::ConvB,
         Slot::Up => Slot::Gate,
         Slot::SharedUp => Slot::SharedGate,

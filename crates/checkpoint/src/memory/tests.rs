@@ -277,7 +277,7 @@ fn a_gpu_keeps_heads_padded() {
 #[test]
 fn a_gpu_has_room_for_every_expert_of_a_token() {
     let mut spec = llama();
-    let expert = MlpSpec { inner: 14336, ..*spec.layers[0].ffn.mlp() };
+    let expert = MlpSpec { inner: 14336, ..*spec.layers[0].ffn.mlp().unwrap() };
     let experts = ExpertsSpec {
         own_norms: false,
         count: 8,

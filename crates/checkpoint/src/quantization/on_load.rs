@@ -38,7 +38,7 @@ impl OnLoad {
         match tensor.slots.first()?.slot {
             Slot::Positions | Slot::Router | Slot::SharedScore => None,
             // A number for each head: hardly any memory, and what is kept of a sequence hangs on them.
-            Slot::DeltaBeta | Slot::DeltaDecay => None,
+            Slot::RecurrentBeta | Slot::RecurrentDecay => None,
             slot if slot.is_of_heads() => None,
             Slot::PerLayerEmbed => Some(Self::Int8),
             Slot::Embed => tied.then_some(Self::Int8),

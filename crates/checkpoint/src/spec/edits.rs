@@ -38,7 +38,7 @@ impl ModelSpec {
     pub(crate) fn attention_mut(&mut self, layer: usize) -> Option<&mut AttentionSpec> {
         match &mut self.layers[layer].mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::DeltaNet(_) | Mixer::ShortConv(_) => None,
+            Mixer::Recurrence(_) | Mixer::ShortConv(_) => None,
         }
     }
 
@@ -107,13 +107,14 @@ impl ModelSpec {
         }
         let inner = c.bounded(width_by, MOST_WIDTH)?;
         for (i, layer) in self.layers.iter_mut().enumerate() {
+            let Some(&mlp) = layer.ffn.mlp() else { continue };
             if has(i) {
                 layer.ffn = FfnSpec::Experts(ExpertsSpec {
                     count,
                     top_k,
                     gating,
                     router_bias: false,
-                    expert: MlpSpec { inner, bias: false, ..*layer.ffn.mlp() },
+                    expert: MlpSpec { inner, bias: false, ..mlp },
                     shared: None,
                     shared_gate: false,
                     own_norms: false,

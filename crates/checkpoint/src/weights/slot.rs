@@ -79,32 +79,40 @@ pub enum Slot {
     Sinks,
     /// Gate of what comes out of the heads `[heads * head_dim, hidden]`.
     AttnGate,
-    /// Queries of a gated delta net `[key_heads * key_dim, hidden]`.
-    DeltaQ,
+    /// Queries of a recurrence `[key_heads * key_dim, hidden]`.
+    RecurrentQ,
     /// Its keys `[key_heads * key_dim, hidden]`.
-    DeltaK,
+    RecurrentK,
     /// Its values `[value_heads * value_dim, hidden]`.
-    DeltaV,
+    RecurrentV,
     /// The gate of what comes out of it `[value_heads * value_dim, hidden]`.
-    DeltaGate,
+    RecurrentGate,
     /// How strongly each head writes to its state `[value_heads, hidden]`.
-    DeltaBeta,
+    RecurrentBeta,
     /// How fast each head's state decays `[value_heads, hidden]`.
-    DeltaDecay,
+    RecurrentDecay,
     /// Its output `[hidden, value_heads * value_dim]`.
-    DeltaOut,
+    RecurrentOut,
     /// Taps of the convolution of queries `[key_heads * key_dim * taps]`.
-    DeltaTapsQ,
+    RecurrentTapsQ,
     /// Of keys `[key_heads * key_dim * taps]`.
-    DeltaTapsK,
+    RecurrentTapsK,
     /// Of values `[value_heads * value_dim * taps]`.
-    DeltaTapsV,
+    RecurrentTapsV,
     /// Logarithm of each head's rate of decay `[value_heads]`.
-    DeltaLogRate,
-    /// What is added to [`Self::DeltaDecay`] `[value_heads]`.
-    DeltaDecayBias,
-    /// Norm of each head that comes out `[value_dim]`.
-    DeltaNorm,
+    RecurrentLogRate,
+    /// What is added to [`Self::RecurrentDecay`] `[value_heads]`.
+    RecurrentDecayBias,
+    /// What is added to the convolution of queries `[key_heads * key_dim]`.
+    RecurrentBiasQ,
+    /// To that of keys `[key_heads * key_dim]`.
+    RecurrentBiasK,
+    /// To that of values `[value_heads * value_dim]`.
+    RecurrentBiasV,
+    /// How much of each head's values is added to what comes out `[value_heads]`.
+    RecurrentSkip,
+    /// Norm of each head that comes out `[value_dim]`, or of all of it `[value_heads * value_dim]`.
+    RecurrentNorm,
     /// What a short convolution's `x` is multiplied by `[channels, hidden]`.
     ConvB,
     /// The gate of what comes out of it `[channels, hidden]`.
@@ -169,6 +177,34 @@ impl Slot {
     /// Whether it has a matrix for each head, which is not kept as codes: one of them is multiplied by transposed.
     pub fn is_of_heads(self) -> bool {
         matches!(self, Self::KeyUp | Self::ValueUp)
+    }
+
+    /// Whether it belongs to what follows a layer's mixer.
+    pub(crate) fn is_of_ffn(self) -> bool {
+        matches!(
+            self,
+            Self::FfnNorm
+                | Self::FfnNormBias
+                | Self::FfnPostNorm
+                | Self::Gate
+                | Self::Up
+                | Self::Down
+                | Self::GateBias
+                | Self::UpBias
+                | Self::DownBias
+                | Self::Router
+                | Self::RouterBias
+                | Self::RouterCorrection
+                | Self::RouterScales
+                | Self::RouterNorm
+                | Self::ExpertsNorm
+                | Self::ExpertsPostNorm
+                | Self::SharedPostNorm
+                | Self::SharedScore
+                | Self::SharedGate
+                | Self::SharedUp
+                | Self::SharedDown
+        ) || self.expert().is_some()
     }
 
     /// The expert that it belongs to.

@@ -9,8 +9,8 @@ use crate::tensor::Operand;
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in f32 and rounded once.
 ///
-/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. The CPU's definition is
-/// [`crate::rms_norm_reference`].
+/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. Where they are `[.., groups, dim]`, the weight may be `[groups, dim]`. The
+/// CPU's definition is [`crate::rms_norm_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
@@ -48,13 +48,15 @@ fn launch(
     let dims = x.dims();
     let dim = crate::norm::last_dim(&Operand::new(kernel, "x", x))?;
     let rows = x.elem_count() / dim;
+    let weight_dims = norm.weight.dims();
+    let weight_rows = crate::norm::weight_rows(&Operand::new(kernel, "weight", norm.weight), dims)?;
     let args = RmsNormArgs {
         x: launch.elements(("x", x), "[.., dim]", dims)?,
         residual: match residual {
             Some((residual, _)) => launch.elements(("residual", residual), "x's shape", dims)?,
             None => std::ptr::null_mut(),
         },
-        weight: launch.elements(("weight", norm.weight), "[dim]", &[dim])?,
+        weight: launch.elements(("weight", norm.weight), "[groups, dim]", weight_dims)?,
         out: launch.elements(("out", out), "x's shape", dims)?,
         rows: rows as i64,
         dim: dim as i32,
@@ -62,7 +64,7 @@ fn launch(
         eps: norm.eps,
         weight_offset: norm.form.offset(),
         residual_scale: residual.map_or(1.0, |(_, scale)| scale),
-        padding: 0,
+        weight_rows: weight_rows as i32,
     };
     if rows == 0 {
         return Ok(());
@@ -119,7 +121,7 @@ struct RmsNormArgs {
     eps: f32,
     weight_offset: f32,
     residual_scale: f32,
-    padding: i32,
+    weight_rows: i32,
 }
 const _: () = assert!(size_of::<RmsNormArgs>() == 64);
 

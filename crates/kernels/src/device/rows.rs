@@ -34,7 +34,7 @@ impl NormWeight {
 /// The parameters of one norm.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNorm<'a> {
-    /// `[dim]`, bf16 or f16.
+    /// `[dim]`, bf16 or f16; of [`rms_norm`] also `[groups, dim]`.
     pub weight: &'a Tensor,
     /// How it enters.
     pub form: NormWeight,
@@ -44,7 +44,8 @@ pub struct RmsNorm<'a> {
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in f32 and rounded once.
 ///
-/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. The definition is [`crate::rms_norm_reference`].
+/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. Where they are `[.., groups, dim]`, the weight may have a row for each
+/// group. The definition is [`crate::rms_norm_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
@@ -54,7 +55,13 @@ pub fn rms_norm(x: &Tensor, norm: &RmsNorm<'_>, out: &Tensor) -> Result<()> {
     launch_on_gpu!(x, crate::cuda::rms_norm(x, norm, out));
     let reference = Reference::new("rms_norm", "x", x)?;
     let values = reference.elements(("x", x), "[.., dim]", x.dims())?;
-    let normed = rms_norm_reference(&values, &factors(&reference, x, norm)?, norm.eps);
+    let (factors, dim) = (factors(&reference, x, norm)?, last_dim("rms_norm", x)?);
+    let weights = factors.chunks_exact(dim).cycle();
+    let normed: Vec<f32> = values
+        .chunks_exact(dim)
+        .zip(weights)
+        .flat_map(|(row, weight)| rms_norm_reference(row, weight, norm.eps))
+        .collect();
     reference.write(("out", out), "x's shape", x.dims(), &normed)
 }
 
@@ -129,8 +136,10 @@ pub fn layer_norm(x: &Tensor, norm: &LayerNorm<'_>, out: &Tensor) -> Result<()> 
 
 /// What a norm's weight multiplies by.
 fn factors(reference: &Reference, x: &Tensor, norm: &RmsNorm<'_>) -> Result<Vec<f32>> {
-    let dim = last_dim("rms_norm", x)?;
-    let weight = reference.elements(("weight", norm.weight), "[dim]", &[dim])?;
+    last_dim("rms_norm", x)?;
+    crate::norm::weight_rows(&Operand::new("rms_norm", "weight", norm.weight), x.dims())?;
+    let dims = norm.weight.dims();
+    let weight = reference.elements(("weight", norm.weight), "[groups, dim]", dims)?;
     Ok(weight.iter().map(|weight| weight + norm.form.offset()).collect())
 }
 

@@ -4,14 +4,13 @@ use candle_core::{DType, Device, Tensor};
 
 use super::launch_on_gpu;
 use super::reference::Reference;
-use crate::{DeltaDims, Error, Result, StateConfig, StateDims};
+use crate::{Error, RecurrenceDims, Result, StateConfig, StateDims};
 
 /// The elements of a key that the kernel is compiled for: a thread keeps a column of a state, as many numbers.
-pub const DELTA_KEY_DIMS: &[usize] = &[32, 64, 128];
+pub const RECURRENT_KEY_DIMS: &[usize] = &[32, 64, 128];
 
-/// A block has a thread for each element of a value: whole warps, at most so many threads.
+/// A block has a thread for each element of a value, at most so many.
 const MOST_VALUE_DIM: usize = 256;
-const WARP: usize = 32;
 
 /// The states of all layers for `num_slots` sequences, as [`crate::RecurrentState`] has them, but that inputs are in the dtype of
 /// activations. Cloning shares the memory.
@@ -31,9 +30,9 @@ pub(crate) struct PoolLayer {
 }
 
 impl PoolLayer {
-    /// Those of a delta net.
+    /// Those of a recurrence.
     pub(crate) fn matrices(&self) -> &Tensor {
-        self.matrices.as_ref().expect("delta nets have matrices")
+        self.matrices.as_ref().expect("recurrences have matrices")
     }
 }
 
@@ -44,17 +43,17 @@ impl StatePool {
     /// Zeros for every slot, beside activations of `dtype`: bf16 or f16 on a GPU, and f32 too on the CPU.
     ///
     /// # Errors
-    /// A dimension is zero or not the required multiple; `key_dim` is none of [`DELTA_KEY_DIMS`]; `value_dim` is not a multiple
-    /// of 32, or above 256; the dtype is another one; memory does not suffice.
+    /// A dimension is zero or not the required multiple; `key_dim` is none of [`RECURRENT_KEY_DIMS`]; `value_dim` is above
+    /// 256; the dtype is another one; memory does not suffice.
     pub fn new(config: StateConfig, dtype: DType, device: &Device) -> Result<Self> {
         config.check()?;
-        if let StateDims::Delta(DeltaDims { key_dim, value_dim, .. }) = config.dims {
-            if !DELTA_KEY_DIMS.contains(&key_dim) {
+        if let StateDims::Recurrence(RecurrenceDims { key_dim, value_dim, .. }) = config.dims {
+            if !RECURRENT_KEY_DIMS.contains(&key_dim) {
                 let (parameter, expected) = ("key_dim", "32, 64 or 128 on a GPU");
                 return Err(Error::Parameter { parameter, value: key_dim, expected });
             }
-            if !value_dim.is_multiple_of(WARP) || value_dim > MOST_VALUE_DIM {
-                let (parameter, expected) = ("value_dim", "a multiple of 32 up to 256 on a GPU");
+            if value_dim > MOST_VALUE_DIM {
+                let (parameter, expected) = ("value_dim", "at most 256 on a GPU");
                 return Err(Error::Parameter { parameter, value: value_dim, expected });
             }
         }

@@ -7,9 +7,9 @@ use candle_core::{DType, Device, Tensor};
 use super::*;
 use crate::sampling::{Penalties, SamplingRow, logprobs_of, sample_row_reference, uniform};
 use crate::{
-    Activation, Codes, DeltaDims, DeltaNet, DeltaState, Error, Experts, Gating, KvCacheConfig,
-    Mins, QuantizedRows, RopeStyle, RopeTable, ScaleForm, SparseRows, StateConfig, Weight,
-    WeightRows, experts_reference, gated_delta_net_reference,
+    Activation, Codes, Error, Experts, Gating, KvCacheConfig, Mins, QuantizedRows, Recurrence,
+    RecurrenceDims, RopeStyle, RopeTable, Rule, ScaleForm, SequenceState, SparseRows, StateConfig,
+    Weight, WeightRows, experts_reference, recurrence_reference,
 };
 
 fn integers(values: &[u32], dims: &[usize]) -> Tensor {
@@ -268,6 +268,7 @@ fn experts_step_by_step_are_the_layer() {
             down: (0..count).map(|i| numbers(hidden * inner, 17 * i + 5)).collect(),
             top_k,
             gating: Gating { bias, renormalize, scales, ..Gating::SOFTMAX },
+            gated: true,
             activation: if count == 8 { Activation::SwigluOai } else { Activation::Silu },
         };
         let matrices = |all: &[Vec<f32>], dims| {
@@ -327,20 +328,21 @@ fn views_in_the_midst_of_a_vector_are_refused() {
 
 /// Sequences that begin and that go on, in pools of all dtypes, beside one that pads and ones that cannot be.
 #[test]
-fn delta_nets_keep_the_states_of_their_sequences() {
-    let dims = DeltaDims { key_heads: 1, value_heads: 2, key_dim: 32, value_dim: 32, kernel: 4 };
+fn recurrences_keep_the_states_of_their_sequences() {
+    let dims =
+        RecurrenceDims { key_heads: 1, value_heads: 2, key_dim: 32, value_dim: 32, kernel: 4 };
     let numbers = |dims: &[usize], seed: usize| {
         let count = dims.iter().product();
         let numbers = (0..count).map(|i| ((i * 37 + seed) % 29) as f32 / 16.0 - 0.875);
         Tensor::from_vec(numbers.collect::<Vec<f32>>(), dims, &Device::Cpu).unwrap()
     };
-    let net = DeltaNet {
+    let net = Recurrence {
         dims,
         conv: numbers(&[dims.channels(), 4], 1),
+        conv_bias: None,
         a_log: numbers(&[2], 2),
         dt_bias: numbers(&[2], 3),
-        norm: numbers(&[32], 4),
-        eps: 1e-6,
+        rule: Rule::Delta { norm: numbers(&[32], 4), eps: 1e-6 },
     };
     let config = StateConfig { num_layers: 2, num_slots: 3, dims: dims.into() };
     let flat = |tensor: &Tensor| -> Vec<f32> {
@@ -350,7 +352,7 @@ fn delta_nets_keep_the_states_of_their_sequences() {
         let pool = StatePool::new(config, dtype, &Device::Cpu).unwrap();
         // All of it fits bf16 exactly.
         let rows = |tokens: usize, seed| {
-            let rows = [dims.width(), dims.gates()].map(|width| numbers(&[tokens, width], seed));
+            let rows = [dims.width(), net.gates()].map(|width| numbers(&[tokens, width], seed));
             rows.map(|rows| rows.to_dtype(dtype).unwrap())
         };
         let run = |[input, gates]: &[Tensor; 2], starts: &[u32], slots: &[u32], first: &[u32]| {
@@ -364,13 +366,13 @@ fn delta_nets_keep_the_states_of_their_sequences() {
                 slots: &integers(slots, &[slots.len()]),
                 positions: &integers(&positions, &[tokens]),
             };
-            gated_delta_net(input, gates, &net, &pool, 1, &tables, &out).unwrap();
+            recurrence(input, gates, &net, &pool, 1, &tables, &out).unwrap();
             flat(&out)
         };
-        let mut state = DeltaState::zeros(&dims);
+        let mut state = SequenceState::zeros(&dims);
         let mut want = |[input, gates]: &[Tensor; 2], tokens: std::ops::Range<usize>| {
             let of = |rows: &Tensor| flat(&rows.narrow(0, tokens.start, tokens.len()).unwrap());
-            let want = gated_delta_net_reference(&of(input), &of(gates), &net, &mut state);
+            let want = recurrence_reference(&of(input), &of(gates), &net, &mut state);
             flat(
                 &Tensor::from_vec(want.unwrap(), tokens.len() * 64, &Device::Cpu)
                     .unwrap()
@@ -395,9 +397,8 @@ fn delta_nets_keep_the_states_of_their_sequences() {
         assert!(flat(&pool.layer("test", 1).unwrap().inputs)[..3 * 128].iter().all(|x| *x == 0.0));
     }
     for (wrong, parameter) in [
-        (DeltaDims { key_dim: 48, ..dims }, "key_dim"),
-        (DeltaDims { value_dim: 48, ..dims }, "value_dim"),
-        (DeltaDims { value_dim: 288, ..dims }, "value_dim"),
+        (RecurrenceDims { key_dim: 48, ..dims }, "key_dim"),
+        (RecurrenceDims { value_dim: 288, ..dims }, "value_dim"),
     ] {
         let config = StateConfig { dims: wrong.into(), ..config };
         let error = StatePool::new(config, DType::BF16, &Device::Cpu).unwrap_err();

@@ -7,12 +7,12 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a comparison fails")]
 
 mod attention;
-mod delta_net;
 mod elements;
 mod experts;
 mod gpu;
 mod latent;
 mod packed;
+mod recurrence;
 mod rows;
 mod sampling;
 mod short_conv;
@@ -45,10 +45,10 @@ const COMPARISONS: [(&str, Comparison); 39] = [
     ("expert_product", experts::expert_product),
     ("packed_expert_product", experts::packed_expert_product),
     ("combine_experts", experts::combine_experts),
-    ("gated_delta_net", delta_net::gated_delta_net),
-    ("copy_states", delta_net::copy_states),
+    ("recurrence", recurrence::recurrence),
+    ("copy_states", recurrence::copy_states),
     ("short_conv", short_conv::short_conv),
-    ("sigmoid_gate", delta_net::sigmoid_gate),
+    ("sigmoid_gate", recurrence::sigmoid_gate),
     ("add", elements::add),
     ("scale_and_cap", elements::scale_and_cap),
     ("resolve_tokens", elements::resolve_tokens),

@@ -1,4 +1,4 @@
-//! How long the kernels take in the shapes of Llama-3.1-8B, of a layer of experts and of a gated delta net, for the choices
+//! How long the kernels take in the shapes of Llama-3.1-8B, of a layer of experts and of recurrences, for the choices
 //! between them that only a GPU can settle: `cuda_kernels --times`, or with words for some of them. `--small` divides every
 //! shape by 32, to try the program where nothing can be measured.
 //!
@@ -17,8 +17,8 @@ use candlepower_kernels::device::{
     SamplingOutput, SamplingScratch, StatePool, StateTables,
 };
 use candlepower_kernels::{
-    Activation, Codes, DeltaDims, DeltaNet, Error, Gating, KvCacheConfig, Mins, PagedAttention,
-    QuantizedRows, Result, ScaleForm, StateConfig, Weight,
+    Activation, Codes, Error, Gating, KvCacheConfig, Mins, PagedAttention, QuantizedRows,
+    Recurrence, RecurrenceDims, Result, Rule, ScaleForm, StateConfig, Weight,
 };
 use half::bf16;
 
@@ -48,7 +48,7 @@ const PARTS: [(&str, Part); 9] = [
     ("decode", decode),
     ("prefill", prefill),
     ("wide", wide),
-    ("delta", delta),
+    ("recurrence", recurrences),
     ("rows", rows),
     ("sample", sample),
 ];
@@ -349,11 +349,10 @@ fn rows(times: &Times<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Decodes and prompts through a gated delta net of Qwen3-Next-80B-A3B.
-fn delta(times: &Times<'_>) -> Result<()> {
-    let device = times.gpu.device();
+/// Decodes and prompts through a gated delta net of Qwen3-Next-80B-A3B, and through Mamba-2 of Granite-4.0-H-Small.
+fn recurrences(times: &Times<'_>) -> Result<()> {
     let heads = times.size(32).max(2);
-    let dims = DeltaDims {
+    let of_delta = RecurrenceDims {
         key_heads: heads / 2,
         value_heads: heads,
         key_dim: 128,
@@ -364,14 +363,28 @@ fn delta(times: &Times<'_>) -> Result<()> {
         let numbers = Random(7).floats(dims.iter().product(), 0.1, DType::F32);
         times.gpu.floats(&numbers, dims, DType::F32)
     };
-    let net = DeltaNet {
-        dims,
-        conv: weight(&[dims.channels(), dims.kernel]),
-        a_log: weight(&[heads]),
-        dt_bias: weight(&[heads]),
-        norm: weight(&[dims.value_dim]),
-        eps: 1e-6,
-    };
+    let rule = Rule::Delta { norm: weight(&[of_delta.value_dim]), eps: 1e-6 };
+    let value_heads = times.size(128);
+    let of_mamba = RecurrenceDims { key_heads: 1, value_heads, value_dim: 64, ..of_delta };
+    let skip = weight(&[value_heads]);
+    for (name, dims, rule) in
+        [("delta", of_delta, rule), ("Mamba-2", of_mamba, Rule::Mamba2 { skip })]
+    {
+        let net = Recurrence {
+            dims,
+            conv: weight(&[dims.channels(), dims.kernel]),
+            conv_bias: None,
+            a_log: weight(&[dims.value_heads]),
+            dt_bias: weight(&[dims.value_heads]),
+            rule,
+        };
+        recurrence(times, name, &net)?;
+    }
+    Ok(())
+}
+
+fn recurrence(times: &Times<'_>, name: &str, net: &Recurrence) -> Result<()> {
+    let (device, dims) = (times.gpu.device(), net.dims);
     for (seqs, tokens) in [(1, 1), (8, 1), (64, 1), (256, 1), (1, 512), (1, 2048), (16, 512)] {
         let (seqs, tokens) = (times.size(seqs), times.size(tokens));
         let state = 4 * seqs * dims.values() * dims.key_dim;
@@ -380,7 +393,7 @@ fn delta(times: &Times<'_>) -> Result<()> {
         let pool = StatePool::new(config, DType::BF16, device)?;
         let rows = seqs * tokens;
         let (input, gates) =
-            (times.noise(&[rows, dims.width()])?, times.noise(&[rows, 2 * heads])?);
+            (times.noise(&[rows, dims.width()])?, times.noise(&[rows, net.gates()])?);
         let out = times.zeros(&[rows, dims.values()])?;
         let integers = |numbers: Vec<u32>| Tensor::new(numbers, device);
         let tables = StateTables {
@@ -392,8 +405,9 @@ fn delta(times: &Times<'_>) -> Result<()> {
         let rows_read = 2 * rows * (dims.width() + dims.values());
         // Three multiply-adds of each number, and its decay.
         let work = (2 * state + rows_read, 7 * state / 4 * tokens);
-        times.row(&format!("gated_delta_net {seqs} x {tokens}, {heads} heads"), work, |i| {
-            device::gated_delta_net(&input, &gates, &net, &pool, i % num_layers, &tables, &out)
+        let heads = dims.value_heads;
+        times.row(&format!("{name} {seqs} x {tokens}, {heads} heads"), work, |i| {
+            device::recurrence(&input, &gates, net, &pool, i % num_layers, &tables, &out)
         })?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What follows a layer's attention: a feed-forward, or experts.
+//! What follows a layer's mixer: a feed-forward, or experts.
 
 use candle_core::Tensor;
 use candlepower_checkpoint::{
@@ -45,12 +45,17 @@ pub(super) struct Mlp<M> {
 }
 
 impl<M: Matrix> Ffn<M> {
-    pub(super) fn take(parts: &mut Parts<M>, layer: usize, spec: &LayerSpec) -> Result<Self> {
+    pub(super) fn take(
+        parts: &mut Parts<M>,
+        layer: usize,
+        spec: &LayerSpec,
+    ) -> Result<Option<Self>> {
         Ok(match &spec.ffn {
-            FfnSpec::Dense(mlp) => Self::Dense(Mlp::take(parts, layer, mlp)?),
+            FfnSpec::Nothing => None,
+            FfnSpec::Dense(mlp) => Some(Self::Dense(Mlp::take(parts, layer, mlp)?)),
             FfnSpec::Experts(experts) => {
                 let norms = OwnNorms::take(parts, layer, spec)?.map(Box::new);
-                Self::take_experts(parts, layer, experts, norms)?
+                Some(Self::take_experts(parts, layer, experts, norms)?)
             }
         })
     }
@@ -138,6 +143,7 @@ impl<M: Matrix> Ffn<M> {
             down_bias,
             top_k: spec.top_k,
             gating: Gating { function, bias, renormalize, scale: scale as f32, scales, groups },
+            gated: spec.expert.gated,
             activation: activation(spec.expert.act),
         };
         let shared = spec.shared.as_ref().map(|mlp| Mlp::take_shared(parts, layer, mlp));

@@ -1,7 +1,7 @@
 //! Which part each slot goes to, and where in it.
 
 use candlepower_checkpoint::{
-    AttentionSpec, DeltaNetSpec, LayerSpec, ModelSpec, NormKind, QkNormSpan, Slot,
+    AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormKind, QkNormSpan, RecurrenceSpec, Slot,
 };
 
 use super::Layout;
@@ -42,12 +42,14 @@ pub(crate) enum Part {
     KNorm,
     Sinks,
     AttnGate,
-    DeltaIn,
-    DeltaGates,
-    DeltaTaps,
-    DeltaLogRate,
-    DeltaDecayBias,
-    DeltaNorm,
+    RecurrentIn,
+    RecurrentGates,
+    RecurrentTaps,
+    RecurrentTapsBias,
+    RecurrentSkip,
+    RecurrentLogRate,
+    RecurrentDecayBias,
+    RecurrentNorm,
     /// `b`, `c` and `x`.
     ConvIn,
     ConvTaps,
@@ -136,16 +138,18 @@ impl Place {
             };
         };
         let LayerSpec { norm, ffn, .. } = &spec.layers[layer];
-        let mlp = ffn.mlp();
         // Where a gate is stored, what it gates follows it.
-        let up_row = if mlp.gated { mlp.inner } else { 0 };
-        let gate_up = |part, first_row| Self { first_row, rows: up_row + mlp.inner, ..whole(part) };
+        let gate_rows = |mlp: Option<&MlpSpec>| mlp.filter(|mlp| mlp.gated).map_or(0, |m| m.inner);
+        let inner = ffn.mlp().map_or(0, |mlp| mlp.inner);
+        let up_row = gate_rows(ffn.mlp());
+        let gate_up = |part, first_row| Self { first_row, rows: up_row + inner, ..whole(part) };
         let shared = |first_row| {
             let inner = ffn.shared().expect("the plan has a shared expert only where it is").inner;
-            Self { first_row, rows: 2 * inner, ..whole(Part::SharedGateUp) }
+            let rows = gate_rows(ffn.shared()) + inner;
+            Self { first_row, rows, ..whole(Part::SharedGateUp) }
         };
         let of_expert = |part, expert: usize, first_row: usize| {
-            let rows = if part == Part::ExpertDownBias { slot_rows } else { up_row + mlp.inner };
+            let rows = if part == Part::ExpertDownBias { slot_rows } else { up_row + inner };
             let experts = ffn.experts().map_or(1, |experts| experts.count);
             Self { first_row: expert * rows + first_row, rows: experts * rows, ..whole(part) }
         };
@@ -192,22 +196,26 @@ impl Place {
             Slot::KvLatentNorm => whole(Part::KvLatentNorm),
             Slot::KeyUp => whole(Part::KeyUp),
             Slot::ValueUp => whole(Part::ValueUp),
-            Slot::DeltaQ
-            | Slot::DeltaK
-            | Slot::DeltaV
-            | Slot::DeltaGate
-            | Slot::DeltaBeta
-            | Slot::DeltaDecay
-            | Slot::DeltaOut
-            | Slot::DeltaTapsQ
-            | Slot::DeltaTapsK
-            | Slot::DeltaTapsV
-            | Slot::DeltaLogRate
-            | Slot::DeltaDecayBias
-            | Slot::DeltaNorm => {
-                let net = spec.layers[layer].delta_net();
+            Slot::RecurrentQ
+            | Slot::RecurrentK
+            | Slot::RecurrentV
+            | Slot::RecurrentGate
+            | Slot::RecurrentBeta
+            | Slot::RecurrentDecay
+            | Slot::RecurrentOut
+            | Slot::RecurrentTapsQ
+            | Slot::RecurrentTapsK
+            | Slot::RecurrentTapsV
+            | Slot::RecurrentLogRate
+            | Slot::RecurrentDecayBias
+            | Slot::RecurrentBiasQ
+            | Slot::RecurrentBiasK
+            | Slot::RecurrentBiasV
+            | Slot::RecurrentSkip
+            | Slot::RecurrentNorm => {
+                let net = spec.layers[layer].recurrence();
                 let net = net.expect("the plan has its slots only where it is");
-                Self::in_delta_net(net, slot, whole)
+                Self::in_recurrence(net, slot, whole)
             }
             Slot::ConvB | Slot::ConvC | Slot::ConvX => {
                 let of_slot = [Slot::ConvB, Slot::ConvC, Slot::ConvX];
@@ -238,7 +246,7 @@ impl Place {
             Slot::SharedPostNorm => whole(Part::SharedPostNorm).norm(norm.kind),
             Slot::SharedScore => whole(Part::SharedScore),
             Slot::SharedGate => shared(0),
-            Slot::SharedUp => shared(ffn.shared().map_or(0, |mlp| mlp.inner)),
+            Slot::SharedUp => shared(gate_rows(ffn.shared())),
             Slot::SharedDown => whole(Part::SharedDown),
             Slot::ExpertGate(expert) => gate_up(Part::ExpertGateUp(expert), 0),
             Slot::ExpertUp(expert) => gate_up(Part::ExpertGateUp(expert), up_row),
@@ -285,29 +293,34 @@ impl Place {
         }
     }
 
-    fn in_delta_net(net: &DeltaNetSpec, slot: Slot, whole: impl Fn(Part) -> Self) -> Self {
+    fn in_recurrence(net: &RecurrenceSpec, slot: Slot, whole: impl Fn(Part) -> Self) -> Self {
         let (keys, values, heads) = (net.keys(), net.values(), net.value_heads);
         let part = |part, first_row, rows| Self { first_row, rows, ..whole(part) };
-        let rows = |first_row| part(Part::DeltaIn, first_row, net.width());
-        let gates = |first_row| part(Part::DeltaGates, first_row, 2 * heads);
+        let rows = |first_row| part(Part::RecurrentIn, first_row, net.width());
+        let gates = |first_row| part(Part::RecurrentGates, first_row, net.gates());
+        let added = |first_row| part(Part::RecurrentTapsBias, first_row, net.channels());
         let taps = |first_row: usize| {
-            part(Part::DeltaTaps, first_row * net.taps, net.channels() * net.taps)
+            part(Part::RecurrentTaps, first_row * net.taps, net.channels() * net.taps)
         };
         match slot {
-            Slot::DeltaQ => rows(0),
-            Slot::DeltaK => rows(keys),
-            Slot::DeltaV => rows(2 * keys),
-            Slot::DeltaGate => rows(2 * keys + values),
-            Slot::DeltaBeta => gates(0),
-            Slot::DeltaDecay => gates(heads),
-            Slot::DeltaOut => whole(Part::Out),
-            Slot::DeltaTapsQ => taps(0),
-            Slot::DeltaTapsK => taps(keys),
-            Slot::DeltaTapsV => taps(2 * keys),
-            Slot::DeltaLogRate => whole(Part::DeltaLogRate),
-            Slot::DeltaDecayBias => whole(Part::DeltaDecayBias),
-            Slot::DeltaNorm => whole(Part::DeltaNorm),
-            other => unreachable!("{other:?} is not a delta net's"),
+            Slot::RecurrentQ => rows(0),
+            Slot::RecurrentK => rows(keys),
+            Slot::RecurrentV => rows(2 * keys),
+            Slot::RecurrentGate => rows(2 * keys + values),
+            Slot::RecurrentBeta => gates(0),
+            Slot::RecurrentDecay => gates(net.gates() - heads),
+            Slot::RecurrentOut => whole(Part::Out),
+            Slot::RecurrentTapsQ => taps(0),
+            Slot::RecurrentTapsK => taps(keys),
+            Slot::RecurrentTapsV => taps(2 * keys),
+            Slot::RecurrentBiasQ => added(0),
+            Slot::RecurrentBiasK => added(keys),
+            Slot::RecurrentBiasV => added(2 * keys),
+            Slot::RecurrentSkip => whole(Part::RecurrentSkip),
+            Slot::RecurrentLogRate => whole(Part::RecurrentLogRate),
+            Slot::RecurrentDecayBias => whole(Part::RecurrentDecayBias),
+            Slot::RecurrentNorm => whole(Part::RecurrentNorm),
+            other => unreachable!("{other:?} is not a recurrence's"),
         }
     }
 

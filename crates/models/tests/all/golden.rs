@@ -345,6 +345,10 @@ fn every_flag_is_seen_in_the_logits() {
         ("granite-hybrid-dense", "\"rope\"", "\"nope\""),
         ("lfm2", "\"norm_eps\": 0.0001", "\"norm_eps\": 0.01"),
         ("lfm2-moe", "\"routed_scaling_factor\": 1.5", "\"routed_scaling_factor\": 1.6"),
+        ("bamba", "\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 0.01"),
+        ("granite-hybrid", "\"residual_multiplier\": 0.22", "\"residual_multiplier\": 0.23"),
+        ("nemotron-h", "\"layer_norm_epsilon\": 0.0001", "\"layer_norm_epsilon\": 0.01"),
+        ("nemotron-h-moe", "\"routed_scaling_factor\": 2.5", "\"routed_scaling_factor\": 2.6"),
         ("stablelm", "_factor\": 0.25", "_factor\": 0.5"),
         ("stablelm", "\"layer_norm_eps\": 0.0001", "\"layer_norm_eps\": 0.01"),
     ];

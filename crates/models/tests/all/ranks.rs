@@ -3,7 +3,7 @@
 use std::{sync::Arc, thread, time::Duration};
 
 use candle_core::DType;
-use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, LayerSpec, ModelSpec};
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, FfnSpec, LayerSpec, ModelSpec};
 use candlepower_comm::{Comm, Traffic};
 use candlepower_models::{Decoder, LoadDtype, LoadFormat, LoadOptions, load, load_shard};
 
@@ -98,8 +98,8 @@ pub(crate) fn numbers_of_ranks(checkpoint: &Checkpoint) -> Vec<usize> {
     [2, 4].into_iter().filter(|ranks| sizes.contains(ranks)).collect()
 }
 
-/// What a rank holds is known from the configuration alone, to the byte, and so is what it says to the others: two sums of
-/// hidden states in each layer, one for the embedding, its part of the logits, and two sums of squares for each token where a norm goes
+/// What a rank holds is known from the configuration alone, to the byte, and so is what it says to the others: sums of
+/// hidden states for each mixer and each feed-forward, one for the embedding, its part of the logits, and two sums of squares for each token where a norm goes
 /// over all heads.
 #[test]
 fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
@@ -128,7 +128,9 @@ fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
                 let has_own = |layer: &&LayerSpec| {
                     layer.ffn.experts().is_some_and(|experts| experts.own_norms)
                 };
-                let sums = 2 * layers + 1 + spec.layers.iter().filter(has_own).count() as u64;
+                let ffns = spec.layers.iter().filter(|layer| layer.ffn != FfnSpec::Nothing);
+                let own = spec.layers.iter().filter(has_own).count() as u64;
+                let sums = layers + ffns.count() as u64 + 1 + own;
                 let expected = Traffic {
                     all_reduces: sums + norms,
                     all_reduce_bytes: 13 * (sums * hidden + 2 * norms) * 4,
@@ -147,7 +149,8 @@ pub(crate) fn bytes_of_rank_0_alone(spec: &ModelSpec, rank: usize) -> u64 {
     let biases = |layer: &LayerSpec| {
         let of_each = layer.ffn.experts().map_or(1, |experts| experts.count);
         let of_attention = layer.attention().is_some_and(|attention| attention.out_bias);
-        usize::from(of_attention) + of_each * usize::from(layer.ffn.mlp().bias)
+        usize::from(of_attention)
+            + of_each * usize::from(layer.ffn.mlp().is_some_and(|mlp| mlp.bias))
     };
     let biases: usize = spec.layers.iter().map(biases).sum();
     if rank == 0 { 0 } else { (4 * spec.hidden_size * biases) as u64 }

@@ -281,6 +281,18 @@ const ARCHITECTURES: &[Architecture] = &[
         "",
     ),
     row(
+        "BambaForCausalLM",
+        "Bamba 9B",
+        "Mamba-2 in most layers, half of each head of the others rotated",
+        "",
+    ),
+    row(
+        "NemotronHForCausalLM",
+        "Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano",
+        "Mamba-2 in most layers, feed-forwards and experts of squared ReLUs without gates",
+        "",
+    ),
+    row(
         "Lfm2ForCausalLM",
         "LFM2 and LFM2.5 (350M to 2.6B)",
         "gated short convolutions, norms on heads of q and k",

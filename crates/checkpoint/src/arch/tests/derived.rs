@@ -18,7 +18,7 @@ fn gemma() {
     let m = spec(text);
     assert_eq!(m.num_parameters(), 2_506_172_416);
     assert_eq!(
-        (m.layers[0].ffn.mlp().act, m.layers[0].residual),
+        (m.layers[0].ffn.mlp().unwrap().act, m.layers[0].residual),
         (Act::GeluTanh, Residual::PreNorm)
     );
     assert!(m.head.tied && m.embed.rounded && m.final_norm.kind == NormKind::RmsPlusOne);

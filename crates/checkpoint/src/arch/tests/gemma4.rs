@@ -70,7 +70,7 @@ fn e2b() {
     assert_eq!([15, 34].map(|i| m.kv_place(i)), [place(0, 11), place(1, 2)]);
     let keys_of = |i: usize| m.layers[i].attention().unwrap().keys_of;
     assert_eq!([14, 15, 34].map(keys_of), [None, Some(13), Some(14)]);
-    assert_eq!([14, 15].map(|i| m.layers[i].ffn.mlp().inner), [6144, 12_288]);
+    assert_eq!([14, 15].map(|i| m.layers[i].ffn.mlp().unwrap().inner), [6144, 12_288]);
     let bytes = (12 * 256 + 3 * 512) * 2 * 2;
     assert_eq!(m.kv_bytes_per_token(KvDtype::Plain(Dtype::Bf16)), bytes);
     let attention = m.layers[4].attention().unwrap();

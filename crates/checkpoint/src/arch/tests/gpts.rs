@@ -12,7 +12,7 @@ fn opt() {
     let m = spec(text);
     // Two rows of the published table are of no position.
     assert_eq!(m.num_parameters(), 125_239_296 - 2 * 768);
-    assert_eq!((m.layers[0].ffn.mlp().act, m.embed.positions), (Act::Relu, Some(2048)));
+    assert_eq!((m.layers[0].ffn.mlp().unwrap().act, m.embed.positions), (Act::Relu, Some(2048)));
     let plan = plan(&m, find(&config(text)).unwrap().weights);
     let positions = plan.iter().find(|t| t.name == "decoder.embed_positions.weight").unwrap();
     assert_eq!((&positions.shape[..], &positions.slots[0].rows), (&[2050, 768][..], &(2..2050)));
@@ -130,7 +130,10 @@ fn nemotron() {
     let m = spec(text);
     assert_eq!((m.num_parameters(), rope(&m, 0).dim), (4_190_509_056, 64));
     assert_eq!(m.final_norm.kind, NormKind::LayerPlusOne);
-    assert_eq!((m.layers[0].ffn.mlp().gated, m.layers[0].ffn.mlp().act), (false, Act::ReluSquared));
+    assert_eq!(
+        (m.layers[0].ffn.mlp().unwrap().gated, m.layers[0].ffn.mlp().unwrap().act),
+        (false, Act::ReluSquared)
+    );
 }
 
 /// ibm-granite/granite-3.0-1b-a400m-instruct, and granite-4.0-micro.
@@ -151,5 +154,8 @@ fn granite_with_experts() {
         "num_local_experts": 0, "layer_types": ["attention", "attention", "attention", "attention"],
         "position_embedding_type": "rope", "max_position_embeddings": 131072, "vocab_size": 100352}"#;
     let dense = spec(&with(text, dense));
-    assert_eq!((dense.layers[3].ffn.experts(), dense.layers[3].ffn.mlp().inner), (None, 8192));
+    assert_eq!(
+        (dense.layers[3].ffn.experts(), dense.layers[3].ffn.mlp().unwrap().inner),
+        (None, 8192)
+    );
 }

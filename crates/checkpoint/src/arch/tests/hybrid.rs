@@ -1,7 +1,11 @@
 //! Models of delta nets and attention, and what came with them.
 
 use super::*;
-use crate::{KvDtype, Shard, spec::DeltaNetSpec, weights::SlotRows};
+use crate::{
+    KvDtype, Shard,
+    spec::{Act, FfnSpec, RecurrenceSpec, RuleSpec},
+    weights::SlotRows,
+};
 
 /// Qwen/Qwen3-Next-80B-A3B-Instruct.
 const QWEN3_NEXT: &str = r#"{"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "attention_bias": false,
@@ -27,9 +31,16 @@ const QWEN3_5_MOE: &str = r#"{"architectures": ["Qwen3_5MoeForConditionalGenerat
 #[test]
 fn qwen3_next() {
     let m = spec(QWEN3_NEXT);
-    let net =
-        DeltaNetSpec { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, taps: 4 };
-    assert_eq!((m.delta_nets().count(), m.delta_nets().next()), (36, Some(&net)));
+    let net = RecurrenceSpec {
+        key_heads: 16,
+        value_heads: 32,
+        key_dim: 128,
+        value_dim: 128,
+        taps: 4,
+        rule: RuleSpec::Delta,
+        eps: 1e-6,
+    };
+    assert_eq!((m.recurrences().count(), m.recurrences().next()), (36, Some(&net)));
     assert_eq!((net.channels(), net.width()), (8192, 12_288));
     let attention = m.layers[3].attention().unwrap();
     assert!(attention.gated && m.layers[4].attention().is_none());
@@ -72,10 +83,10 @@ fn rows_of_heads_lie_together() {
     assert_eq!(
         mixed.slots[4..8],
         [
-            rows(Slot::DeltaQ, 0, 768..896, 128),
-            rows(Slot::DeltaK, 0, 896..1024, 128),
-            rows(Slot::DeltaV, 0, 1024..1280, 256),
-            rows(Slot::DeltaGate, 0, 1280..1536, 256)
+            rows(Slot::RecurrentQ, 0, 768..896, 128),
+            rows(Slot::RecurrentK, 0, 896..1024, 128),
+            rows(Slot::RecurrentV, 0, 1024..1280, 256),
+            rows(Slot::RecurrentGate, 0, 1280..1536, 256)
         ]
     );
     let taps = find(&plan, "0.linear_attn.conv1d");
@@ -87,13 +98,13 @@ fn rows_of_heads_lie_together() {
     assert_eq!(
         mixed.slots[4..6],
         [
-            rows(Slot::DeltaQ, 0, 3 * 768..3 * 768 + 128, 128),
-            rows(Slot::DeltaK, 0, 3 * 768 + 128..3 * 768 + 256, 128)
+            rows(Slot::RecurrentQ, 0, 3 * 768..3 * 768 + 128, 128),
+            rows(Slot::RecurrentK, 0, 3 * 768 + 128..3 * 768 + 256, 128)
         ]
     );
     let taps = find(&part, "0.linear_attn.conv1d");
     let of_keys = (2048 + 256) * 4..(2048 + 512) * 4;
-    assert_eq!(taps.slots[1], rows(Slot::DeltaTapsK, 0, of_keys, 0));
+    assert_eq!(taps.slots[1], rows(Slot::RecurrentTapsK, 0, of_keys, 0));
     let out = find(&part, "0.linear_attn.out_proj");
     assert_eq!((out.columns, out.slots[0].rows.clone()), (Some(512..1024), 0..2048));
 }
@@ -101,7 +112,7 @@ fn rows_of_heads_lie_together() {
 #[test]
 fn qwen3_5_moe() {
     let m = spec(QWEN3_5_MOE);
-    assert_eq!((m.delta_nets().count(), m.attentions().count()), (30, 10));
+    assert_eq!((m.recurrences().count(), m.attentions().count()), (30, 10));
     assert_eq!((rope(&m, 3).dim, m.layers[0].ffn.experts().unwrap().count), (64, 256));
     let checkpoint = open(QWEN3_5_MOE);
     let names = |is_stored: &dyn Fn(&str) -> bool| {
@@ -139,7 +150,7 @@ fn what_delta_nets_cannot_be_is_refused() {
         ),
         (
             r#"{"linear_conv_kernel_dim": 1}"#,
-            "`linear_conv_kernel_dim` is 1, but at least 2 is needed",
+            "`linear_conv_kernel_dim` = 1 is not supported; 2 to 8 are",
         ),
         (r#"{"hidden_act": "gelu"}"#, "`hidden_act` = \"gelu\" is not supported; silu is"),
         (r#"{"attention_bias": true}"#, "`attention_bias` = true"),
@@ -195,7 +206,7 @@ fn lfm2() {
     // The count of the published checkpoint.
     assert_eq!(m.num_parameters(), 1_170_340_608);
     assert_eq!((m.num_states(), m.attentions().count()), (10, 6));
-    assert_eq!((m.layers[0].ffn.mlp().inner, m.head.tied), (8192, true));
+    assert_eq!((m.layers[0].ffn.mlp().unwrap().inner, m.head.tied), (8192, true));
     let plan = plan(&m, find(&config(text)).unwrap().weights);
     let taps = plan.iter().find(|t| t.name == "model.layers.0.conv.conv.weight").unwrap();
     assert_eq!((&taps.shape[..], &taps.stored_shape[..]), (&[6144][..], &[2048, 1, 3][..]));
@@ -220,7 +231,119 @@ fn lfm2() {
     let m = spec(&with(text, moe));
     let FfnSpec::Experts(experts) = m.layers[2].ffn else { panic!("no experts") };
     assert!(experts.gating.sigmoid && experts.gating.bias && experts.gating.renormalize);
-    assert_eq!((m.layers[1].ffn.mlp().inner, experts.expert.inner), (7168, 1792));
+    assert_eq!((m.layers[1].ffn.mlp().unwrap().inner, experts.expert.inner), (7168, 1792));
     // The count of the published checkpoint, and biases of the choice.
     assert_eq!(m.num_parameters(), 8_339_929_856 + 22 * 32);
+}
+
+/// nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B, as far as it is read.
+const NEMOTRON_3_NANO: &str = r#"{"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "attention_bias": false,
+    "conv_kernel": 4, "expand": 2, "head_dim": 128, "hidden_size": 2688,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "intermediate_size": 1856,
+    "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_num_heads": 64,
+    "mamba_proj_bias": false, "max_position_embeddings": 262144, "mlp_bias": false, "mlp_hidden_act": "relu2",
+    "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_groups": 8,
+    "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 32,
+    "num_experts_per_tok": 6, "num_hidden_layers": 52, "num_key_value_heads": 2, "routed_scaling_factor": 2.5,
+    "ssm_state_size": 128, "tie_word_embeddings": false, "time_step_limit": [0.0, Infinity], "topk_group": 1,
+    "use_bias": false, "use_conv_bias": true, "vocab_size": 131072}"#;
+
+/// Stored layers are mixers or feed-forwards; here a mixer and what follows it are one.
+#[test]
+fn nemotron_h() {
+    let m = spec(NEMOTRON_3_NANO);
+    assert_eq!((m.layers.len(), m.recurrences().count(), m.attentions().count()), (29, 23, 6));
+    let alone = m.layers.iter().filter(|layer| layer.ffn == FfnSpec::Nothing).count();
+    assert_eq!((alone, m.num_stored_layers()), (6, 52));
+    // The first attention follows a Mamba-2 that nothing else follows.
+    assert_eq!((m.stored_apart[2], m.stored_apart[3]), ([4, 4], [5, 6]));
+    assert!(m.attentions().all(|attention| attention.rope.is_none()));
+    let experts = m.layers[3].ffn.experts().unwrap();
+    assert!(!experts.expert.gated && experts.expert.act == Act::ReluSquared);
+    assert_eq!((experts.shared.unwrap().inner, experts.gating.scale), (3712, 2.5));
+    let net = *m.recurrences().next().unwrap();
+    assert_eq!(net.rule, RuleSpec::Mamba2 { conv_bias: true });
+    assert_eq!((net.channels(), net.width(), net.gates()), (6144, 10_240, 64));
+    // 31.6 billion, as it is published.
+    assert_eq!((m.num_parameters() as f64 / 1e8).round(), 316.0);
+    assert_eq!(m.state_bytes(Dtype::Bf16, 1), 23 * (64 * 64 * 128 * 4 + 3 * 6144 * 2));
+    let plan = open(NEMOTRON_3_NANO).tensor_plan();
+    let find = |name: &str| plan.iter().find(|tensor| tensor.name == name).unwrap();
+    assert_eq!(find("backbone.layers.4.mixer.in_proj.weight").shape, [10_304, 2688]);
+    assert_eq!(find("backbone.layers.6.mixer.experts.127.up_proj.weight").shape, [1856, 2688]);
+    assert_eq!(find("backbone.layers.6.norm.weight").slots[0].slot, Slot::FfnNorm);
+    assert_eq!(find("backbone.layers.51.mixer.gate.weight").slots[0].layer, Some(28));
+    assert_eq!(m.tensor_parallel_sizes(), [1, 2, 4, 8]);
+
+    // Nemotron Nano 2, 9B, whose heads have 80 elements: 8.89 billion.
+    let nano_2 = NEMOTRON_3_NANO
+        .replace(
+            "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+            "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+        )
+        .replace("\"hidden_size\": 2688", "\"hidden_size\": 4480")
+        .replace("\"intermediate_size\": 1856,\n", "\"intermediate_size\": 15680,\n")
+        .replace("\"mamba_head_dim\": 64", "\"mamba_head_dim\": 80")
+        .replace("\"mamba_num_heads\": 64", "\"mamba_num_heads\": 128")
+        .replace("_attention_heads\": 32", "_attention_heads\": 40")
+        .replace("_value_heads\": 2", "_value_heads\": 8");
+    let m = spec(&nano_2);
+    assert_eq!((m.num_parameters() as f64 / 1e7).round(), 889.0);
+}
+
+#[test]
+fn what_nemotron_h_cannot_be_is_refused() {
+    for (from, to, told) in [
+        ("\"MEMEM*E", "\"EMEMEM*E", "`hybrid_override_pattern` = "),
+        ("\"MEMEM*E", "\"MEEMEM*E", "layer 2 follows none"),
+        ("\"MEMEM*E", "\"MEXEM*E", "mamba (M), attention (*), mlp (-) and moe (E) are"),
+        ("Infinity]", "0.1]", "`time_step_limit`"),
+        ("\"use_bias\": false", "\"use_bias\": true", "`use_bias`"),
+        ("\"conv_kernel\": 4", "\"conv_kernel\": 9", "`conv_kernel`"),
+        ("\"n_groups\": 8", "\"n_groups\": 7", "`mamba_num_heads`"),
+        ("\"n_shared_experts\": 1", "\"n_shared_experts\": 2", "`n_shared_experts`"),
+        ("\"head_dim\": 128", "\"moe_latent_size\": 1024, \"head_dim\": 128", "`moe_latent_size`"),
+    ] {
+        let text = NEMOTRON_3_NANO.replacen(from, to, 1);
+        assert_ne!(text, NEMOTRON_3_NANO);
+        let found = error(&text);
+        assert!(found.contains(told), "{to}: {found}");
+    }
+}
+
+/// ibm-granite/granite-4.0-h-tiny, as far as it is read.
+const GRANITE_4_H_TINY: &str = r#"{"architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid",
+    "attention_bias": false, "attention_multiplier": 0.0078125, "embedding_multiplier": 12, "hidden_act": "silu",
+    "hidden_size": 1536, "intermediate_size": 512, "layer_types": ["mamba", "mamba", "mamba", "mamba", "mamba", "attention",
+    "mamba", "mamba", "mamba", "mamba", "mamba", "mamba", "mamba", "mamba", "mamba", "attention", "mamba", "mamba", "mamba",
+    "mamba", "mamba", "mamba", "mamba", "mamba", "mamba", "attention", "mamba", "mamba", "mamba", "mamba", "mamba", "mamba",
+    "mamba", "mamba", "mamba", "attention", "mamba", "mamba", "mamba", "mamba"], "logits_scaling": 6, "mamba_chunk_size": 256,
+    "mamba_conv_bias": true, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2,
+    "mamba_n_groups": 1, "mamba_n_heads": 48, "mamba_proj_bias": false, "max_position_embeddings": 131072,
+    "num_attention_heads": 12, "num_experts_per_tok": 6, "num_hidden_layers": 40, "num_key_value_heads": 4,
+    "num_local_experts": 64, "position_embedding_type": "nope", "residual_multiplier": 0.22, "rms_norm_eps": 1e-05,
+    "rope_theta": 10000, "shared_intermediate_size": 1024, "tie_word_embeddings": true, "vocab_size": 100352}"#;
+
+#[test]
+fn granite_4_with_mamba() {
+    let m = spec(GRANITE_4_H_TINY);
+    assert_eq!((m.recurrences().count(), m.attentions().count()), (36, 4));
+    let net = *m.recurrences().next().unwrap();
+    assert_eq!((net.channels(), net.gates(), net.eps), (3072 + 256, 48, 1e-5));
+    assert_eq!((m.num_parameters() as f64 / 1e8).round(), 69.0);
+    // What is normed as one is on one rank.
+    assert_eq!(m.tensor_parallel_sizes(), [1]);
+    let in_words = GRANITE_4_H_TINY.replace("\"mamba_d_head\": 64", "\"mamba_d_head\": \"auto\"");
+    assert_eq!(spec(&in_words), m);
+    for (from, to, told) in [
+        ("[\"mamba\", \"mamba\"", "[\"rwkv\", \"mamba\"", "attention and mamba are"),
+        ("\"layer_types\": [\"mamba\", ", "\"layer_types\": [", "for each layer"),
+        ("\"mamba_d_head\": 64", "\"mamba_d_head\": \"wide\"", "`mamba_d_head`"),
+        ("\"mamba_proj_bias\": false", "\"mamba_proj_bias\": true", "`mamba_proj_bias`"),
+    ] {
+        let text = GRANITE_4_H_TINY.replacen(from, to, 1);
+        assert_ne!(text, GRANITE_4_H_TINY);
+        let found = error(&text);
+        assert!(found.contains(told), "{to}: {found}");
+    }
 }

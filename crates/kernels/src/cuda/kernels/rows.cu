@@ -13,7 +13,7 @@ constexpr int32_t kMostNormThreads = 1024;
 struct RmsNormArgs {
   const void* x;       // [rows, dim]
   void* residual;      // [rows, dim], becomes (residual + x) * residual_scale; null where nothing is added
-  const void* weight;  // [dim]
+  const void* weight;  // [weight_rows, dim], for rows in turn
   void* out;           // [rows, dim], may be x
   int64_t rows;
   int32_t dim;
@@ -21,7 +21,7 @@ struct RmsNormArgs {
   float eps;
   float weight_offset;  // 1 where the model multiplies by 1 + weight, else 0
   float residual_scale;
-  int32_t padding;
+  int32_t weight_rows;
 };
 static_assert(sizeof(RmsNormArgs) == 64, "as in src/cuda/norm.rs");
 
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kMostNormThreads) rms_norm_kernel(RmsNormArgs 
   const int64_t start = static_cast<int64_t>(blockIdx.x) * args.dim;
   const T* x = static_cast<const T*>(args.x) + start;
   T* residual = args.residual == nullptr ? nullptr : static_cast<T*>(args.residual) + start;
-  const T* weight = static_cast<const T*>(args.weight);
+  const T* weight = static_cast<const T*>(args.weight) + static_cast<int64_t>(blockIdx.x % args.weight_rows) * args.dim;
   T* out = static_cast<T*>(args.out) + start;
   const int32_t first = threadIdx.x * N;
   const int32_t step = blockDim.x * N;

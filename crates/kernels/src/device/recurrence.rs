@@ -1,4 +1,4 @@
-//! Gated delta nets, over the states of their sequences on a device.
+//! Recurrences over matrices, over the states of their sequences on a device; and gates of sigmoids.
 
 use candle_core::Tensor;
 
@@ -6,33 +6,28 @@ use super::reference::Reference;
 use super::state::{INPUTS_AXES, MATRICES_AXES, StatePool, StateTables};
 use super::{NO_SLOT, launch_on_gpu};
 use crate::tensor::Operand;
-use crate::{DeltaNet, DeltaState, Result, gated_delta_net_reference, sigmoid_gate_reference};
+use crate::{Recurrence, Result, SequenceState, recurrence_reference, sigmoid_gate_reference};
 
 /// One layer for the tokens of a step, each of which changes the state of its sequence in `pool`; computed in f32.
 ///
-/// `input` is `[tokens, width]`, `gates` `[tokens, 2 * value_heads]` and `out` `[tokens, values]`, bf16 or f16. The rows of a
+/// `input` is `[tokens, width]`, `gates` `[tokens, gates]` and `out` `[tokens, values]`, bf16 or f16. The rows of a
 /// sequence in [`NO_SLOT`], which pads a graph, become zeros. A slot that is not there makes NaN of its sequence's rows, and of a
-/// sequence whose tokens are not among these nothing is written. The definition is [`crate::gated_delta_net_reference`].
+/// sequence whose tokens are not among these nothing is written. The definition is [`crate::recurrence_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device; `net` has other dimensions than `pool`; there is no such layer; or
 /// CUDA refused the launch.
-///
-/// Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024, arXiv 2412.06464.
-pub fn gated_delta_net(
+pub fn recurrence(
     input: &Tensor,
     gates: &Tensor,
-    net: &DeltaNet,
+    net: &Recurrence,
     pool: &StatePool,
     layer: usize,
     tables: &StateTables<'_>,
     out: &Tensor,
 ) -> Result<()> {
-    launch_on_gpu!(
-        input,
-        crate::cuda::gated_delta_net((input, gates), net, (pool, layer), tables, out)
-    );
-    const KERNEL: &str = "gated_delta_net";
+    launch_on_gpu!(input, crate::cuda::recurrence((input, gates), net, (pool, layer), tables, out));
+    const KERNEL: &str = "recurrence";
     let reference = Reference::new(KERNEL, "input", input)?;
     let dims = net.dims;
     pool.config().check_dims(KERNEL, dims.into())?;
@@ -41,14 +36,14 @@ pub fn gated_delta_net(
     let seqs = tables.slots.elem_count();
     let (width, values) = (dims.width(), dims.values());
     let input = reference.elements(("input", input), "[tokens, width]", &[tokens, width])?;
-    let gates_dims = [tokens, dims.gates()];
-    let gates = reference.elements(("gates", gates), "[tokens, 2 * value_heads]", &gates_dims)?;
+    let per_token = net.gates();
+    let gates = reference.elements(("gates", gates), "[tokens, gates]", &[tokens, per_token])?;
     let starts = ("query_start", tables.query_start);
     let starts = reference.u32s(starts, "[seqs + 1]", &[seqs + 1])?;
     let slots = reference.u32s(("slots", tables.slots), "[seqs]", &[seqs])?;
     let positions = reference.u32s(("positions", tables.positions), "[tokens]", &[tokens])?;
     let (inputs_dims, matrices_dims) = pool.config().layer_dims();
-    let matrices_dims = matrices_dims.expect("delta nets have matrices");
+    let matrices_dims = matrices_dims.expect("recurrences have matrices");
     let mut inputs = reference.elements(("inputs", &layer.inputs), INPUTS_AXES, &inputs_dims)?;
     let matrices = ("matrices", layer.matrices());
     let mut matrices = reference.f32s(matrices, MATRICES_AXES, &matrices_dims)?;
@@ -68,12 +63,12 @@ pub fn gated_delta_net(
         let inputs = &mut inputs[slot * dims.kept()..][..dims.kept()];
         let matrices = &mut matrices[slot * dims.matrices()..][..dims.matrices()];
         let mut state = match positions[start] {
-            0 => DeltaState::zeros(&dims),
-            _ => DeltaState { inputs: inputs.to_vec(), matrices: matrices.to_vec() },
+            0 => SequenceState::zeros(&dims),
+            _ => SequenceState { inputs: inputs.to_vec(), matrices: matrices.to_vec() },
         };
         let rows = &input[start * width..end * width];
-        let gates = &gates[start * dims.gates()..end * dims.gates()];
-        results.copy_from_slice(&gated_delta_net_reference(rows, gates, net, &mut state)?);
+        let gates = &gates[start * per_token..end * per_token];
+        results.copy_from_slice(&recurrence_reference(rows, gates, net, &mut state)?);
         inputs.copy_from_slice(&state.inputs);
         matrices.copy_from_slice(&state.matrices);
     }

@@ -1,5 +1,5 @@
-// Gated delta nets: the convolution of each token's queries, keys and values, the recurrence of each head's state, and the gated
-// norm of its result; and what is kept of each sequence.
+// Gated delta nets and Mamba-2: the convolution of each token's queries, keys and values, the recurrence of each head's state, and what
+// becomes of its result; and what is kept of each sequence.
 
 #include "sequences.cuh"
 
@@ -7,23 +7,27 @@ namespace candlepower {
 
 // Tokens of a block whose queries, keys and values are in shared memory at the same time.
 constexpr int32_t kChunk = 16;
-// Of a convolution; as in src/delta_net.rs.
+// Of a convolution; as in src/recurrence.rs.
 constexpr int32_t kMostTaps = 8;
-// Of a value; as in src/device/delta_net.rs.
+// Of a value; as in src/device/state.rs.
 constexpr int32_t kMostValueDim = 256;
-// Added to sums of squares where queries and keys are normalised; as in src/delta_net/reference.rs.
+// Added to sums of squares where queries and keys are normalised; as in src/recurrence/reference.rs.
 constexpr float kNormEps = 1e-6f;
 
-struct DeltaArgs {
+// The values are those of `rule_code` in Rust.
+enum class Rule : int32_t { kDelta = 0, kMamba2 = 1 };
+
+struct RecurrenceArgs {
   const void* input;           // [tokens, width]: queries, keys, values, and the gates z
-  const void* gates;           // [tokens, 2 * value_heads]: b, then a
+  const void* gates;           // [tokens, 2 * value_heads]: b, then a; or, by the other rule, [tokens, value_heads]
   void* out;                   // [tokens, value_heads * value_dim]
   void* kept;                  // [num_slots, kernel - 1, channels]: the newest inputs of the steps before
   float* states;               // [num_slots, value_heads, key_dim, value_dim]
   const float* conv;           // [channels, kernel]
+  const float* conv_bias;      // [channels]; null where there is none
   const float* a_log;          // [value_heads]
   const float* dt_bias;        // [value_heads]
-  const float* norm;           // [value_dim]
+  const float* result;         // [value_dim]: the norm's weight; or [value_heads]: what values are multiplied by
   const uint32_t* query_start;  // [seqs + 1]
   const uint32_t* slots;       // [seqs]
   const uint32_t* positions;   // [tokens]
@@ -36,11 +40,13 @@ struct DeltaArgs {
   int32_t kernel;
   uint32_t num_slots;
   float eps;
+  int32_t rule;
   int32_t dtype;
+  int32_t padding;
 };
-static_assert(sizeof(DeltaArgs) == 136, "as in src/cuda/delta_net.rs");
+static_assert(sizeof(RecurrenceArgs) == 152, "as in src/cuda/recurrence.rs");
 
-__device__ __forceinline__ int32_t channels_of(const DeltaArgs& args) {
+__device__ __forceinline__ int32_t channels_of(const RecurrenceArgs& args) {
   return 2 * args.key_heads * args.key_dim + args.value_heads * args.value_dim;
 }
 
@@ -64,10 +70,10 @@ struct Channel {
 // Tokens that a thread convolves at the same time: their inputs come from memory together.
 constexpr int32_t kGroup = 4;
 
-// silu of the convolution of one channel for `count` tokens from `first` on, `distance` numbers apart.
+// silu of the convolution of one channel and of what is added to it for `count` tokens from `first` on, `distance` numbers apart.
 template <typename T>
-__device__ __forceinline__ void convolve(const Channel<T>& channel, const float* taps, int32_t kernel, int32_t first,
-                                         int32_t count, float* to, int32_t distance) {
+__device__ __forceinline__ void convolve(const Channel<T>& channel, const float* taps, float added, int32_t kernel,
+                                         int32_t first, int32_t count, float* to, int32_t distance) {
   // Fewer taps are the last ones: those before are zeros, and their inputs are not read.
   float tap[kMostTaps];
   float x[kMostTaps - 1 + kGroup];
@@ -86,7 +92,7 @@ __device__ __forceinline__ void convolve(const Channel<T>& channel, const float*
     }
 #pragma unroll
     for (int32_t t = 0; t < kGroup; ++t) {
-      float sum = 0.0f;
+      float sum = added;
 #pragma unroll
       for (int32_t j = 0; j < kMostTaps; ++j) sum += tap[j] * x[t + j];
       if (done + t < count) to[(done + t) * distance] = silu(sum);
@@ -102,14 +108,14 @@ struct Chunk {
   float* k;       // [kChunk, key_dim]
   float* v;       // [kChunk, value_dim]; an element becomes the result's when its thread has read it
   float* decays;  // [kChunk]: what the state is multiplied by
-  float* betas;   // [kChunk]: how much of its correction counts
+  float* counts;  // [kChunk]: how much of what is added to it counts
 };
 
 // Convolves the queries, keys and values of `count` tokens of a sequence from `first` on, for the block's head.
-template <typename T, int32_t kKeyDim>
-__device__ __forceinline__ void read_chunk(const DeltaArgs& args, const Sequence& sequence, int32_t first, int32_t count,
+template <typename T, int32_t kKeyDim, Rule kRule>
+__device__ __forceinline__ void read_chunk(const RecurrenceArgs& args, const Sequence& sequence, int32_t first, int32_t count,
                                            const Chunk& chunk) {
-  const int32_t value_dim = blockDim.x;
+  const int32_t value_dim = args.value_dim;
   const int32_t head = blockIdx.x;
   const int32_t keys = args.key_heads * kKeyDim;
   const int32_t key_head = head / (args.value_heads / args.key_heads);
@@ -118,7 +124,7 @@ __device__ __forceinline__ void read_chunk(const DeltaArgs& args, const Sequence
   const T* input = static_cast<const T*>(args.input) + sequence.start * width;
   const T* kept = static_cast<const T*>(args.kept) + sequence.slot * (args.kernel - 1) * channels;
 #pragma unroll 1
-  for (int32_t i = threadIdx.x; i < 2 * kKeyDim + value_dim; i += value_dim) {
+  for (int32_t i = threadIdx.x; i < 2 * kKeyDim + value_dim; i += blockDim.x) {
     const bool is_value = i >= 2 * kKeyDim;
     const int32_t part = i / kKeyDim;
     const int32_t element = is_value ? i - 2 * kKeyDim : i % kKeyDim;
@@ -126,16 +132,18 @@ __device__ __forceinline__ void read_chunk(const DeltaArgs& args, const Sequence
     float* to = (is_value ? chunk.v : part == 0 ? chunk.q : chunk.k) + element;
     const Channel<T> source{input + channel, sequence.begins ? nullptr : kept + channel, width, channels};
     const float* taps = args.conv + static_cast<int64_t>(channel) * args.kernel;
-    convolve(source, taps, args.kernel, first, count, to, is_value ? value_dim : kKeyDim);
+    const float added = args.conv_bias == nullptr ? 0.0f : args.conv_bias[channel];
+    convolve(source, taps, added, args.kernel, first, count, to, is_value ? value_dim : kKeyDim);
   }
   if (threadIdx.x < count) {
+    constexpr int32_t kGates = kRule == Rule::kDelta ? 2 : 1;
     const int64_t token = static_cast<int64_t>(sequence.start) + first + threadIdx.x;
-    const T* gate = static_cast<const T*>(args.gates) + token * 2 * args.value_heads + head;
-    const float x = static_cast<float>(gate[args.value_heads]) + args.dt_bias[head];
+    const T* gate = static_cast<const T*>(args.gates) + token * kGates * args.value_heads + head;
+    const float x = static_cast<float>(gate[(kGates - 1) * args.value_heads]) + args.dt_bias[head];
     // Beyond 20 the two are the same number, and further on e^x is infinite.
     const float softplus = x > 20.0f ? x : log1pf(expf(x));
     chunk.decays[threadIdx.x] = expf(-expf(args.a_log[head]) * softplus);
-    chunk.betas[threadIdx.x] = 1.0f / (1.0f + expf(-static_cast<float>(gate[0])));
+    chunk.counts[threadIdx.x] = kRule == Rule::kDelta ? 1.0f / (1.0f + expf(-static_cast<float>(gate[0]))) : softplus;
   }
 }
 
@@ -156,45 +164,97 @@ __device__ __forceinline__ void normalize_chunk(int32_t count, const Chunk& chun
   }
 }
 
-// Writes the norms of a chunk's results times their gates, a warp per token.
-template <typename T>
-__device__ __forceinline__ void write_chunk(const DeltaArgs& args, const Sequence& sequence, int32_t first, int32_t count,
+// Writes a chunk's results, or their norms, times their gates, a warp per token.
+template <typename T, Rule kRule>
+__device__ __forceinline__ void write_chunk(const RecurrenceArgs& args, const Sequence& sequence, int32_t first, int32_t count,
                                             const Chunk& chunk) {
-  const int32_t value_dim = blockDim.x;
+  const int32_t value_dim = args.value_dim;
   const int32_t lane = threadIdx.x % kWarp;
   const int64_t channels = channels_of(args);
   const int64_t values = static_cast<int64_t>(args.value_heads) * value_dim;
 #pragma unroll 1
-  for (int32_t t = threadIdx.x / kWarp; t < count; t += value_dim / kWarp) {
+  for (int32_t t = threadIdx.x / kWarp; t < count; t += blockDim.x / kWarp) {
     const float* x = chunk.v + t * value_dim;
-    float squares = 0.0f;
-    for (int32_t i = lane; i < value_dim; i += kWarp) squares += x[i] * x[i];
-    const float scale = rsqrtf(warp_sum(squares) / value_dim + args.eps);
+    float scale = 1.0f;
+    if constexpr (kRule == Rule::kDelta) {
+      float squares = 0.0f;
+      for (int32_t i = lane; i < value_dim; i += kWarp) squares += x[i] * x[i];
+      scale = rsqrtf(warp_sum(squares) / value_dim + args.eps);
+    }
     const int64_t token = static_cast<int64_t>(sequence.start) + first + t;
     const T* z = static_cast<const T*>(args.input) + token * (channels + values) + channels + blockIdx.x * value_dim;
     T* out = static_cast<T*>(args.out) + token * values + blockIdx.x * value_dim;
     for (int32_t i = lane; i < value_dim; i += kWarp) {
-      out[i] = T(x[i] * scale * args.norm[i] * silu(static_cast<float>(z[i])));
+      const float weight = kRule == Rule::kDelta ? scale * args.result[i] : 1.0f;
+      out[i] = T(x[i] * weight * silu(static_cast<float>(z[i])));
     }
+  }
+}
+
+// Lets the tokens of a chunk change a column of the state, and puts what becomes of it where the value was.
+template <int32_t kKeyDim, Rule kRule>
+__device__ __forceinline__ void change_state(float (&state)[kKeyDim], int32_t count, const Chunk& chunk, int32_t value_dim,
+                                             float skip) {
+  const float* key = chunk.k;
+  const float* query = chunk.q;
+  float* value = chunk.v + threadIdx.x;
+  // S^T k of the next token, but for its decay. Two sums each, so that additions need not wait for each other.
+  float known[2] = {};
+  if constexpr (kRule == Rule::kDelta) {
+#pragma unroll
+    for (int32_t i = 0; i < kKeyDim; i += 4) {
+      const Vector<float, 4> k = load<4>(key + i);
+#pragma unroll
+      for (int32_t j = 0; j < 4; ++j) known[j % 2] += state[i + j] * k.at[j];
+    }
+  }
+#pragma unroll 1
+  for (int32_t t = 0; t < count; ++t) {
+    const float decay = chunk.decays[t];
+    const float v = *value;
+    const float delta = (v - (known[0] + known[1]) * decay) * chunk.counts[t];
+    // After the last token there is none: what is known of this one's key is not used.
+    const float* next = t + 1 < count ? key + kKeyDim : key;
+    float result[2] = {};
+    known[0] = known[1] = 0.0f;
+#pragma unroll
+    for (int32_t i = 0; i < kKeyDim; i += 4) {
+      const Vector<float, 4> k = load<4>(key + i);
+      const Vector<float, 4> q = load<4>(query + i);
+      Vector<float, 4> n{};
+      if constexpr (kRule == Rule::kDelta) n = load<4>(next + i);
+#pragma unroll
+      for (int32_t j = 0; j < 4; ++j) {
+        state[i + j] = state[i + j] * decay + k.at[j] * delta;
+        result[j % 2] += state[i + j] * q.at[j];
+        if constexpr (kRule == Rule::kDelta) known[j % 2] += state[i + j] * n.at[j];
+      }
+    }
+    *value = result[0] + result[1] + (kRule == Rule::kMamba2 ? skip * v : 0.0f);
+    key = next;
+    query += kKeyDim;
+    value += value_dim;
   }
 }
 
 // A block per head of values and sequence, with a thread per element of a value, which keeps its column of the state in registers.
 // Tokens come in chunks: all threads convolve their inputs into shared memory, then each goes through them alone, and at the end
-// warps take the norms of the results.
-template <typename T, int32_t kKeyDim>
-__global__ void __launch_bounds__(kMostValueDim) delta_kernel(DeltaArgs args) {
+// warps write what became of them. Threads that make the last warp whole have no column.
+template <typename T, int32_t kKeyDim, Rule kRule>
+__global__ void __launch_bounds__(kMostValueDim) recurrence_kernel(RecurrenceArgs args) {
   extern __shared__ __align__(16) float memory[];
   __shared__ float decays[kChunk];
-  __shared__ float betas[kChunk];
+  __shared__ float counts[kChunk];
   // Read again after each barrier: what is computed of it takes no registers while the state does.
   __shared__ Sequence sequence;
-  const int32_t value_dim = blockDim.x;
+  const int32_t value_dim = args.value_dim;
   const int32_t column = threadIdx.x;
-  const Chunk chunk{memory, memory + kChunk * kKeyDim, memory + 2 * kChunk * kKeyDim, decays, betas};
+  const bool has_column = column < value_dim;
+  const Chunk chunk{memory, memory + kChunk * kKeyDim, memory + 2 * kChunk * kKeyDim, decays, counts};
   if (threadIdx.x == 0) sequence = sequence_of(args, blockIdx.y);
   __syncthreads();
   if (sequence.slot >= args.num_slots) {
+    if (!has_column) return;
     const T nothing = T(sequence.slot == kNoSlot ? 0.0f : NAN);
     T* out = static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * value_dim + column;
     const int64_t values = static_cast<int64_t>(args.value_heads) * value_dim;
@@ -206,56 +266,25 @@ __global__ void __launch_bounds__(kMostValueDim) delta_kernel(DeltaArgs args) {
   float* states = args.states + place * kKeyDim * value_dim + column;
   float state[kKeyDim];
 #pragma unroll
-  for (int32_t i = 0; i < kKeyDim; ++i) state[i] = sequence.begins ? 0.0f : states[i * value_dim];
+  for (int32_t i = 0; i < kKeyDim; ++i) state[i] = sequence.begins || !has_column ? 0.0f : states[i * value_dim];
+  const float skip = kRule == Rule::kMamba2 ? args.result[blockIdx.x] : 0.0f;
 
   for (int32_t first = 0; first < sequence.count; first += kChunk) {
     const int32_t count = min(sequence.count - first, kChunk);
-    read_chunk<T, kKeyDim>(args, sequence, first, count, chunk);
+    read_chunk<T, kKeyDim, kRule>(args, sequence, first, count, chunk);
     __syncthreads();
-    normalize_chunk<kKeyDim>(count, chunk);
-    __syncthreads();
-    // S^T k of the next token, but for its decay. Two sums each, so that additions need not wait for each other.
-    float known[2] = {};
-    const float* key = chunk.k;
-    const float* query = chunk.q;
-    float* value = chunk.v + column;
-#pragma unroll
-    for (int32_t i = 0; i < kKeyDim; i += 4) {
-      const Vector<float, 4> k = load<4>(key + i);
-#pragma unroll
-      for (int32_t j = 0; j < 4; ++j) known[j % 2] += state[i + j] * k.at[j];
+    if constexpr (kRule == Rule::kDelta) {
+      normalize_chunk<kKeyDim>(count, chunk);
+      __syncthreads();
     }
-#pragma unroll 1
-    for (int32_t t = 0; t < count; ++t) {
-      const float decay = decays[t];
-      const float delta = (*value - (known[0] + known[1]) * decay) * betas[t];
-      // After the last token there is none: what is known of this one's key is not used.
-      const float* next = t + 1 < count ? key + kKeyDim : key;
-      float result[2] = {};
-      known[0] = known[1] = 0.0f;
-#pragma unroll
-      for (int32_t i = 0; i < kKeyDim; i += 4) {
-        const Vector<float, 4> k = load<4>(key + i);
-        const Vector<float, 4> q = load<4>(query + i);
-        const Vector<float, 4> n = load<4>(next + i);
-#pragma unroll
-        for (int32_t j = 0; j < 4; ++j) {
-          state[i + j] = state[i + j] * decay + k.at[j] * delta;
-          result[j % 2] += state[i + j] * q.at[j];
-          known[j % 2] += state[i + j] * n.at[j];
-        }
-      }
-      *value = result[0] + result[1];
-      key = next;
-      query += kKeyDim;
-      value += value_dim;
-    }
+    if (has_column) change_state<kKeyDim, kRule>(state, count, chunk, value_dim, skip);
     __syncthreads();
-    write_chunk<T>(args, sequence, first, count, chunk);
+    write_chunk<T, kRule>(args, sequence, first, count, chunk);
     // The next chunk overwrites this one only when all have read it.
     __syncthreads();
   }
 
+  if (!has_column) return;
   // A distance that the compiler does not know, so that it has not kept all addresses in registers since the state was read.
   int64_t distance = value_dim;
   asm volatile("" : "+l"(distance));
@@ -267,7 +296,7 @@ constexpr int32_t kSaveThreads = 256;
 
 // A thread per channel and sequence: the newest inputs, after every head has read those before them.
 template <typename T>
-__global__ void __launch_bounds__(kSaveThreads) save_kernel(DeltaArgs args) {
+__global__ void __launch_bounds__(kSaveThreads) save_kernel(RecurrenceArgs args) {
   const int64_t channels = channels_of(args);
   const int64_t channel = static_cast<int64_t>(blockIdx.x) * kSaveThreads + threadIdx.x;
   const Sequence sequence = sequence_of(args, blockIdx.y);
@@ -290,10 +319,15 @@ __global__ void __launch_bounds__(kSaveThreads) save_kernel(DeltaArgs args) {
 }
 
 template <typename T, int32_t kKeyDim>
-void launch_delta(const DeltaArgs& args, cudaStream_t stream) {
+void launch_recurrence(const RecurrenceArgs& args, cudaStream_t stream) {
   const dim3 grid(args.value_heads, args.seqs);
+  const int32_t threads = (args.value_dim + kWarp - 1) / kWarp * kWarp;
   const size_t bytes = sizeof(float) * kChunk * (2 * kKeyDim + args.value_dim);
-  delta_kernel<T, kKeyDim><<<grid, args.value_dim, bytes, stream>>>(args);
+  if (static_cast<Rule>(args.rule) == Rule::kDelta) {
+    recurrence_kernel<T, kKeyDim, Rule::kDelta><<<grid, threads, bytes, stream>>>(args);
+  } else {
+    recurrence_kernel<T, kKeyDim, Rule::kMamba2><<<grid, threads, bytes, stream>>>(args);
+  }
 }
 
 // ---- Copies ----------------------------------------------------------------------------------------
@@ -306,7 +340,7 @@ struct CopyStatesArgs {
   uint32_t num_slots;
   uint32_t padding;
 };
-static_assert(sizeof(CopyStatesArgs) == 56, "as in src/cuda/delta_net.rs");
+static_assert(sizeof(CopyStatesArgs) == 56, "as in src/cuda/recurrence.rs");
 
 constexpr int32_t kCopyThreads = 256;
 // Of a state of one layer: so many blocks copy it together.
@@ -330,17 +364,15 @@ __global__ void __launch_bounds__(kCopyThreads) copy_states_kernel(CopyStatesArg
 
 using namespace candlepower;
 
-extern "C" int32_t candlepower_gated_delta_net(const DeltaArgs* args, cudaStream_t stream) {
-  if (args->value_dim % kWarp != 0 || args->value_dim > kMostValueDim || args->kernel > kMostTaps) {
-    return cudaErrorInvalidValue;
-  }
+extern "C" int32_t candlepower_recurrence(const RecurrenceArgs* args, cudaStream_t stream) {
+  if (args->value_dim > kMostValueDim || args->kernel > kMostTaps) return cudaErrorInvalidValue;
   return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
     switch (args->key_dim) {
-      case 32: launch_delta<T, 32>(*args, stream); break;
-      case 64: launch_delta<T, 64>(*args, stream); break;
+      case 32: launch_recurrence<T, 32>(*args, stream); break;
+      case 64: launch_recurrence<T, 64>(*args, stream); break;
       // The wrapper has refused what is neither.
-      default: launch_delta<T, 128>(*args, stream); break;
+      default: launch_recurrence<T, 128>(*args, stream); break;
     }
     const int32_t channels = 2 * args->key_heads * args->key_dim + args->value_heads * args->value_dim;
     const dim3 grid((channels + kSaveThreads - 1) / kSaveThreads, args->seqs);

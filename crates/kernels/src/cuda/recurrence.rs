@@ -1,45 +1,56 @@
-//! Gated delta nets, and copies of their states.
+//! Recurrences over matrices, and copies of their states.
 
 use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch};
 use crate::device::{INPUTS_AXES, MATRICES_AXES, StatePool, StateTables};
 use crate::tensor::Operand;
-use crate::{DeltaDims, DeltaNet, Result};
+use crate::{Recurrence, RecurrenceDims, Result, Rule};
 
-/// As [`crate::device::gated_delta_net`].
+/// As [`crate::device::recurrence`].
 ///
 /// # Errors
 /// As there.
-pub fn gated_delta_net(
+pub fn recurrence(
     (input, gates): (&Tensor, &Tensor),
-    net: &DeltaNet,
+    net: &Recurrence,
     (pool, layer): (&StatePool, usize),
     tables: &StateTables<'_>,
     out: &Tensor,
 ) -> Result<()> {
-    const KERNEL: &str = "gated_delta_net";
+    const KERNEL: &str = "recurrence";
     let launch = Launch::new(KERNEL, "input", input)?;
     let dims = net.dims;
-    let DeltaDims { key_heads, value_heads, key_dim, value_dim, kernel } = dims;
+    let RecurrenceDims { key_heads, value_heads, key_dim, value_dim, kernel } = dims;
     pool.config().check_dims(KERNEL, dims.into())?;
     let layer = pool.layer(KERNEL, layer)?;
     let (tokens, _) = Operand::new(KERNEL, "input", input).dims2("[tokens, width]")?;
     let (seqs, channels) = (tables.slots.elem_count(), dims.channels());
     let (kept_dims, states_dims) = pool.config().layer_dims();
-    let states_dims = states_dims.expect("delta nets have matrices");
-    let gates_axes = "[tokens, 2 * value_heads]";
+    let states_dims = states_dims.expect("recurrences have matrices");
+    let (result, eps) = match &net.rule {
+        Rule::Delta { norm, eps } => {
+            (launch.f32s(("norm", norm), "[value_dim]", &[value_dim])?, *eps)
+        }
+        Rule::Mamba2 { skip } => {
+            (launch.f32s(("skip", skip), "[value_heads]", &[value_heads])?, 0.0)
+        }
+    };
     let starts = ("query_start", tables.query_start);
-    let args = DeltaArgs {
+    let args = RecurrenceArgs {
         input: launch.elements(("input", input), "[tokens, width]", &[tokens, dims.width()])?,
-        gates: launch.elements(("gates", gates), gates_axes, &[tokens, dims.gates()])?,
+        gates: launch.elements(("gates", gates), "[tokens, gates]", &[tokens, net.gates()])?,
         out: launch.elements(("out", out), "[tokens, values]", &[tokens, dims.values()])?,
         kept: launch.elements(("inputs", &layer.inputs), INPUTS_AXES, &kept_dims)?,
         states: launch.f32s(("matrices", layer.matrices()), MATRICES_AXES, &states_dims)?,
         conv: launch.f32s(("conv", &net.conv), "[channels, kernel]", &[channels, kernel])?,
+        conv_bias: match &net.conv_bias {
+            Some(bias) => launch.f32s(("conv_bias", bias), "[channels]", &[channels])?,
+            None => std::ptr::null_mut(),
+        },
         a_log: launch.f32s(("a_log", &net.a_log), "[value_heads]", &[value_heads])?,
         dt_bias: launch.f32s(("dt_bias", &net.dt_bias), "[value_heads]", &[value_heads])?,
-        norm: launch.f32s(("norm", &net.norm), "[value_dim]", &[value_dim])?,
+        result,
         query_start: launch.u32s(starts, "[seqs + 1]", &[seqs + 1])?,
         slots: launch.u32s(("slots", tables.slots), "[seqs]", &[seqs])?,
         positions: launch.u32s(("positions", tables.positions), "[tokens]", &[tokens])?,
@@ -51,15 +62,17 @@ pub fn gated_delta_net(
         value_dim: value_dim as i32,
         kernel: kernel as i32,
         num_slots: pool.config().num_slots as u32,
-        eps: net.eps,
+        eps,
+        rule: rule_code(&net.rule),
         dtype: launch.dtype_code(),
+        padding: 0,
     };
     if tokens * seqs == 0 {
         return Ok(());
     }
     // SAFETY: every address was checked above to hold the elements that the dimensions say, and the pool's maker has held these to
     // what the kernel is compiled for; it compares the tables' numbers with `tokens` and `num_slots` before it uses them.
-    unsafe { launch.run(candlepower_gated_delta_net, &args) }
+    unsafe { launch.run(candlepower_recurrence, &args) }
 }
 
 /// As [`crate::device::copy_states`].
@@ -99,18 +112,19 @@ pub fn copy_states(pool: &StatePool, pairs: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// As `DeltaArgs` in delta_net.cu.
+/// As `RecurrenceArgs` in recurrence.cu.
 #[repr(C)]
-struct DeltaArgs {
+struct RecurrenceArgs {
     input: Address,
     gates: Address,
     out: Address,
     kept: Address,
     states: *mut f32,
     conv: *mut f32,
+    conv_bias: *mut f32,
     a_log: *mut f32,
     dt_bias: *mut f32,
-    norm: *mut f32,
+    result: *mut f32,
     query_start: *mut u32,
     slots: *mut u32,
     positions: *mut u32,
@@ -123,11 +137,21 @@ struct DeltaArgs {
     kernel: i32,
     num_slots: u32,
     eps: f32,
+    rule: i32,
     dtype: i32,
+    padding: i32,
 }
-const _: () = assert!(size_of::<DeltaArgs>() == 136);
+const _: () = assert!(size_of::<RecurrenceArgs>() == 152);
 
-/// As `CopyStatesArgs` in delta_net.cu.
+/// As `Rule` in recurrence.cu.
+fn rule_code(rule: &Rule) -> i32 {
+    match rule {
+        Rule::Delta { .. } => 0,
+        Rule::Mamba2 { .. } => 1,
+    }
+}
+
+/// As `CopyStatesArgs` in recurrence.cu.
 #[repr(C)]
 struct CopyStatesArgs {
     tensors: [Address; 2],
@@ -140,6 +164,6 @@ struct CopyStatesArgs {
 const _: () = assert!(size_of::<CopyStatesArgs>() == 56);
 
 unsafe extern "C" {
-    fn candlepower_gated_delta_net(args: *const DeltaArgs, stream: CUstream) -> i32;
+    fn candlepower_recurrence(args: *const RecurrenceArgs, stream: CUstream) -> i32;
     fn candlepower_copy_states(args: *const CopyStatesArgs, stream: CUstream) -> i32;
 }

@@ -1,4 +1,4 @@
-//! Gated delta nets: linear attention whose memory of a sequence is one matrix per head, which each token corrects.
+//! Recurrences over matrices: gated delta nets and Mamba-2, whose memory of a sequence is one matrix per head, which each token changes.
 
 mod columns;
 mod heads;
@@ -6,7 +6,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use self::reference::{DeltaState, gated_delta_net_reference};
+pub use self::reference::{SequenceState, recurrence_reference};
 
 use std::sync::OnceLock;
 
@@ -19,11 +19,11 @@ use crate::state::{self, RecurrentState, SaveInputs, Sequence, StateRows};
 use crate::tensor::{CpuSlice, Operand, from_vec};
 use crate::{Error, Result, parallel, threads};
 
-const KERNEL: &str = "gated_delta_net";
+const KERNEL: &str = "recurrence";
 
 /// The heads of a layer, and its convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeltaDims {
+pub struct RecurrenceDims {
     /// Heads of queries and keys.
     pub key_heads: usize,
     /// Heads of values, each with a state of its own: a multiple of `key_heads`. As many neighbours have the same keys.
@@ -36,7 +36,7 @@ pub struct DeltaDims {
     pub kernel: usize,
 }
 
-impl DeltaDims {
+impl RecurrenceDims {
     /// Numbers of a token that the convolution is over: its queries, keys and values.
     #[must_use]
     pub fn channels(&self) -> usize {
@@ -53,12 +53,6 @@ impl DeltaDims {
     #[must_use]
     pub fn width(&self) -> usize {
         self.channels() + self.values()
-    }
-
-    /// Numbers of a token's gates: `b`, then `a` of each value head.
-    #[must_use]
-    pub fn gates(&self) -> usize {
-        2 * self.value_heads
     }
 
     /// Numbers of a token's keys.
@@ -96,67 +90,114 @@ impl DeltaDims {
     }
 }
 
+/// How a token changes a head's state `S` `[key_dim, value_dim]`, and what becomes of `S^T q`.
+#[derive(Clone, Debug)]
+pub enum Rule {
+    /// The gated delta rule: what `S` knows of the key is corrected. A token has two gates of each head, `b` and `a`; queries and keys are
+    /// normalised, queries divided by `sqrt(key_dim)` too. `S = exp(g) S`, then `S = S + k (beta (v - S^T k))^T`, where `beta = sigmoid(b)`
+    /// and `g = -exp(a_log) softplus(a + dt_bias)`. Of the result the RMS norm is taken, times `silu(z)`.
+    ///
+    /// Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024, arXiv 2412.06464.
+    Delta {
+        /// `[value_dim]`: the weight of the norm.
+        norm: Tensor,
+        /// Added to the mean square in that norm.
+        eps: f32,
+    },
+    /// Mamba-2: the value is added, for a time `dt`. A token has one gate of each head. `S = exp(-exp(a_log) dt) S + k (dt v)^T`, where
+    /// `dt = softplus(gate + dt_bias)`; the result is `(S^T q + skip v) silu(z)`.
+    ///
+    /// Source: Dao and Gu, "Transformers are SSMs", 2024, arXiv 2405.21060, where `q`, `k` and `v` are called C, B and X.
+    Mamba2 {
+        /// `[value_heads]`: how much of a value is added to the result.
+        skip: Tensor,
+    },
+}
+
 /// The weights of one layer, f32 on every device.
 #[derive(Clone, Debug)]
-pub struct DeltaNet {
+pub struct Recurrence {
     /// Its heads.
-    pub dims: DeltaDims,
+    pub dims: RecurrenceDims,
     /// `[channels, kernel]`: the taps of each channel, the oldest token's first.
     pub conv: Tensor,
+    /// `[channels]`: what is added to the convolution.
+    pub conv_bias: Option<Tensor>,
     /// `[value_heads]`: the logarithm of how fast a state is forgotten.
     pub a_log: Tensor,
-    /// `[value_heads]`: what is added to `a`.
+    /// `[value_heads]`: what is added to the gate that says for how long.
     pub dt_bias: Tensor,
-    /// `[value_dim]`: the weight of the norm of each head's result.
-    pub norm: Tensor,
-    /// Added to the mean square in that norm.
-    pub eps: f32,
+    /// How states change.
+    pub rule: Rule,
 }
 
-/// What is read of a [`DeltaNet`] on the CPU.
+/// What is read of a [`Recurrence`] on the CPU.
 struct Weights<'a> {
     conv: CpuSlice<'a, f32>,
+    conv_bias: Option<CpuSlice<'a, f32>>,
     a_log: CpuSlice<'a, f32>,
     dt_bias: CpuSlice<'a, f32>,
-    norm: CpuSlice<'a, f32>,
+    rule: RuleWeights<'a>,
 }
 
-impl DeltaNet {
+/// What is read of a [`Rule`].
+enum RuleWeights<'a> {
+    Delta { norm: CpuSlice<'a, f32>, eps: f32 },
+    Mamba2 { skip: CpuSlice<'a, f32> },
+}
+
+impl Recurrence {
+    /// Numbers of a token's gates: of each value head `b`, where there is such, and then of each the one that says for how long.
+    #[must_use]
+    pub fn gates(&self) -> usize {
+        match self.rule {
+            Rule::Delta { .. } => 2 * self.dims.value_heads,
+            Rule::Mamba2 { .. } => self.dims.value_heads,
+        }
+    }
+
     fn weights(&self) -> Result<Weights<'_>> {
-        let DeltaDims { value_heads, value_dim, kernel, .. } = self.dims;
+        let RecurrenceDims { value_heads, value_dim, kernel, .. } = self.dims;
         let read = |name, tensor, axes, dims: &[usize]| {
             let operand = Operand::new(KERNEL, name, tensor);
             operand.expect_dims(axes, dims)?;
             operand.f32s()
         };
         let channels = self.dims.channels();
+        let bias = self.conv_bias.as_ref();
         Ok(Weights {
             conv: read("conv", &self.conv, "[channels, kernel]", &[channels, kernel])?,
+            conv_bias: bias
+                .map(|bias| read("conv_bias", bias, "[channels]", &[channels]))
+                .transpose()?,
             a_log: read("a_log", &self.a_log, "[value_heads]", &[value_heads])?,
             dt_bias: read("dt_bias", &self.dt_bias, "[value_heads]", &[value_heads])?,
-            norm: read("norm", &self.norm, "[value_dim]", &[value_dim])?,
+            rule: match &self.rule {
+                Rule::Delta { norm, eps } => {
+                    let norm = read("norm", norm, "[value_dim]", &[value_dim])?;
+                    RuleWeights::Delta { norm, eps: *eps }
+                }
+                Rule::Mamba2 { skip } => RuleWeights::Mamba2 {
+                    skip: read("skip", skip, "[value_heads]", &[value_heads])?,
+                },
+            },
         })
     }
 }
 
 /// One layer for the tokens of a step, each of which changes the state of its sequence in `state`.
 ///
-/// `input` is f32 `[tokens, width]`: queries, keys, values and the gates `z` of each token, and `gates` f32
-/// `[tokens, 2 * value_heads]`: its `b`, then its `a`. Queries, keys and values go through a causal convolution over their
-/// sequence's tokens and silu; queries and keys are then normalised. A head's state `S` `[key_dim, value_dim]` is
-/// `S = exp(g) S`, then `S = S + k (beta (v - S^T k))^T`, where `beta = sigmoid(b)` and
-/// `g = -exp(a_log) softplus(a + dt_bias)`; of its result `S^T q` the RMS norm is taken, times `silu(z)`. Returns
-/// `[tokens, values]`.
+/// `input` is f32 `[tokens, width]`: queries, keys, values and the gates `z` of each token, and `gates` f32 `[tokens, gates]`. Queries,
+/// keys and values go through a causal convolution over their sequence's tokens and silu; each head then changes its state and makes its
+/// result as the [`Rule`] says. Returns `[tokens, values]`.
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device; `net` has other dimensions than `state`; there is no such layer;
 /// `rows` contradict themselves or the operands, name a slot that is not there, or one twice.
-///
-/// Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024, arXiv 2412.06464.
-pub fn gated_delta_net(
+pub fn recurrence(
     input: &Tensor,
     gates: &Tensor,
-    net: &DeltaNet,
+    net: &Recurrence,
     state: &RecurrentState,
     layer: usize,
     rows: &StateRows<'_>,
@@ -164,11 +205,11 @@ pub fn gated_delta_net(
     run(Isa::detect(), (input, gates), net, (state, layer), rows)
 }
 
-/// [`gated_delta_net`] with one instruction set.
+/// [`recurrence`] with one instruction set.
 fn run(
     isa: Isa,
     (input, gates): (&Tensor, &Tensor),
-    net: &DeltaNet,
+    net: &Recurrence,
     (state, layer): (&RecurrentState, usize),
     rows: &StateRows<'_>,
 ) -> Result<Tensor> {
@@ -177,7 +218,7 @@ fn run(
     let gates = Operand::new(KERNEL, "gates", gates);
     let (tokens, _) = input.dims2("[tokens, width]")?;
     input.expect_dims("[tokens, width]", &[tokens, dims.width()])?;
-    gates.expect_dims("[tokens, 2 * value_heads]", &[tokens, dims.gates()])?;
+    gates.expect_dims("[tokens, gates]", &[tokens, net.gates()])?;
     state.config().check_dims(KERNEL, dims.into())?;
     let sequences = rows.sequences(KERNEL, tokens, state.config().num_slots)?;
     let layer = state.layer(KERNEL, layer)?;
@@ -210,11 +251,11 @@ fn run(
 /// A checked step, which changes the matrices of one layer.
 struct Step<'a> {
     isa: Isa,
-    net: &'a DeltaNet,
+    net: &'a Recurrence,
     weights: &'a Weights<'a>,
     /// `[tokens, width]`.
     input: &'a [f32],
-    /// `[tokens, 2 * value_heads]`.
+    /// `[tokens, gates]`.
     gates: &'a [f32],
     sequences: &'a [Sequence],
     /// `[slots, kernel - 1, channels]`: the inputs before this step's.
@@ -238,15 +279,19 @@ impl InplaceOp1 for Step<'_> {
 impl Step<'_> {
     /// The results `[tokens, values]`; `matrices` are those of all slots.
     fn run(&self, matrices: &mut [f32]) -> Vec<f32> {
-        let dims = self.net.dims;
+        let (dims, gates) = (self.net.dims, self.net.gates());
         let zeros = vec![0.0; dims.kept()];
-        let len = self.gates.len() / dims.gates() * dims.values();
+        let len = self.gates.len() / gates * dims.values();
         let mut out = Vec::with_capacity(len);
         let shared_out = SharedMut::new(&mut out.spare_capacity_mut()[..len]);
         let matrices = SharedMut::of(matrices);
-        // Heads that have the same keys share the work for them, where each thread gets some of these.
-        let shares_keys = dims.key_heads >= 2 * threads::available();
-        let together = if shares_keys { dims.value_heads / dims.key_heads } else { 1 };
+        // Heads that have the same keys share the work for them, as many as leave each thread some of these.
+        let per_key = dims.value_heads / dims.key_heads;
+        let suffices = |together: &usize| {
+            let units = self.sequences.len() * (dims.value_heads / together);
+            per_key.is_multiple_of(*together) && units >= 2 * threads::available()
+        };
+        let together = (1..=per_key).rev().find(suffices).unwrap_or(1);
         let of_sequence = dims.value_heads / together;
         parallel::for_ranges(self.sequences.len() * of_sequence, 1, |units| {
             let mut scratch = Scratch::new(&dims, together);
@@ -268,7 +313,7 @@ impl Step<'_> {
                     weights: self.weights,
                     heads: first..first + together,
                     input: &self.input[tokens.start * dims.width()..tokens.end * dims.width()],
-                    gates: &self.gates[tokens.start * dims.gates()..tokens.end * dims.gates()],
+                    gates: &self.gates[tokens.start * gates..tokens.end * gates],
                     kept: &kept[..dims.kept()],
                     matrices,
                     out: (shared_out, tokens.start),

@@ -1,4 +1,4 @@
-//! Gated delta nets against their definition, and the states that they leave.
+//! Recurrences against their definition, and the states that they leave.
 
 use std::ops::Range;
 
@@ -8,11 +8,11 @@ use super::*;
 use crate::{StateConfig, copy_states};
 
 /// Few heads of the least size, and heads whose columns are no whole blocks.
-const DIMS: [DeltaDims; 4] = [
-    DeltaDims { key_heads: 1, value_heads: 2, key_dim: 16, value_dim: 16, kernel: 4 },
-    DeltaDims { key_heads: 2, value_heads: 6, key_dim: 32, value_dim: 80, kernel: 2 },
-    DeltaDims { key_heads: 3, value_heads: 3, key_dim: 80, value_dim: 48, kernel: 8 },
-    DeltaDims { key_heads: 1, value_heads: 2, key_dim: 128, value_dim: 128, kernel: 4 },
+const DIMS: [RecurrenceDims; 4] = [
+    RecurrenceDims { key_heads: 1, value_heads: 2, key_dim: 16, value_dim: 16, kernel: 4 },
+    RecurrenceDims { key_heads: 2, value_heads: 6, key_dim: 32, value_dim: 80, kernel: 2 },
+    RecurrenceDims { key_heads: 3, value_heads: 3, key_dim: 80, value_dim: 48, kernel: 8 },
+    RecurrenceDims { key_heads: 1, value_heads: 2, key_dim: 128, value_dim: 128, kernel: 4 },
 ];
 
 fn numbers(count: usize, seed: usize, spread: f32) -> Vec<f32> {
@@ -25,45 +25,66 @@ fn tensor(values: &[f32], dims: &[usize]) -> Tensor {
     Tensor::from_slice(values, dims, &Device::Cpu).unwrap()
 }
 
-fn net(dims: DeltaDims) -> DeltaNet {
-    let DeltaDims { value_heads, value_dim, kernel, .. } = dims;
+/// A gated delta net.
+fn net(dims: RecurrenceDims) -> Recurrence {
+    let RecurrenceDims { value_heads, value_dim, kernel, .. } = dims;
     let numbers = |dims: &[usize], seed| tensor(&numbers(dims.iter().product(), seed, 1.0), dims);
-    DeltaNet {
+    Recurrence {
         dims,
         conv: numbers(&[dims.channels(), kernel], 3),
+        conv_bias: None,
         a_log: numbers(&[value_heads], 4),
         dt_bias: numbers(&[value_heads], 5),
-        norm: numbers(&[value_dim], 6),
-        eps: 1e-6,
+        rule: Rule::Delta { norm: numbers(&[value_dim], 6), eps: 1e-6 },
     }
 }
 
-fn state(dims: DeltaDims, num_slots: usize) -> RecurrentState {
+/// Mamba-2.
+fn mamba(dims: RecurrenceDims) -> Recurrence {
+    let numbers = |len, seed| tensor(&numbers(len, seed, 1.0), &[len]);
+    Recurrence {
+        conv_bias: Some(numbers(dims.channels(), 8)),
+        rule: Rule::Mamba2 { skip: numbers(dims.value_heads, 7) },
+        ..net(dims)
+    }
+}
+
+/// Both of all dimensions.
+fn nets() -> impl Iterator<Item = Recurrence> {
+    DIMS.into_iter().flat_map(|dims| [net(dims), mamba(dims)])
+}
+
+fn state(dims: RecurrenceDims, num_slots: usize) -> RecurrentState {
     let config = StateConfig { num_layers: 2, num_slots, dims: dims.into() };
     RecurrentState::new(config, &Device::Cpu).unwrap()
 }
 
 /// The rows of a sequence's tokens, the same whichever step they are in.
-fn rows_of(dims: DeltaDims, sequence: usize, tokens: Range<usize>) -> [Vec<f32>; 2] {
+fn rows_of(net: &Recurrence, sequence: usize, tokens: Range<usize>) -> [Vec<f32>; 2] {
     let rows = |width: usize, seed: usize, spread| {
         let seed = seed + 1000 * sequence;
         numbers(tokens.end * width, seed, spread).split_off(tokens.start * width)
     };
-    [rows(dims.width(), 1, 2.0), rows(dims.gates(), 2, 3.0)]
+    [rows(net.dims.width(), 1, 2.0), rows(net.gates(), 2, 3.0)]
 }
 
 /// Tokens of sequences, each in the slot of its number.
 type Parts<'a> = &'a [(usize, Range<usize>)];
 
 /// One step; results for each sequence.
-fn step(net: &DeltaNet, state: &RecurrentState, parts: Parts<'_>) -> Vec<Vec<f32>> {
+fn step(net: &Recurrence, state: &RecurrentState, parts: Parts<'_>) -> Vec<Vec<f32>> {
     step_with(Isa::detect(), net, state, parts)
 }
 
-fn step_with(isa: Isa, net: &DeltaNet, state: &RecurrentState, parts: Parts<'_>) -> Vec<Vec<f32>> {
+fn step_with(
+    isa: Isa,
+    net: &Recurrence,
+    state: &RecurrentState,
+    parts: Parts<'_>,
+) -> Vec<Vec<f32>> {
     let dims = net.dims;
     let rows: Vec<_> =
-        parts.iter().map(|(seq, tokens)| rows_of(dims, *seq, tokens.clone())).collect();
+        parts.iter().map(|(seq, tokens)| rows_of(net, *seq, tokens.clone())).collect();
     let all = |i: usize| rows.iter().flat_map(|rows| rows[i].clone()).collect::<Vec<_>>();
     let mut query_start = vec![0];
     parts.iter().for_each(|(_, part)| {
@@ -76,7 +97,7 @@ fn step_with(isa: Isa, net: &DeltaNet, state: &RecurrentState, parts: Parts<'_>)
         slots: &parts.iter().map(|(seq, _)| *seq as u32).collect::<Vec<_>>(),
     };
     let input = tensor(&all(0), &[tokens, dims.width()]);
-    let gates = tensor(&all(1), &[tokens, dims.gates()]);
+    let gates = tensor(&all(1), &[tokens, net.gates()]);
     let out = run(isa, (&input, &gates), net, (state, 1), &state_rows);
     let out: Vec<f32> = out.unwrap().flatten_all().unwrap().to_vec1().unwrap();
     let bounds = query_start.windows(2).map(|bounds| bounds[0] as usize..bounds[1] as usize);
@@ -84,11 +105,11 @@ fn step_with(isa: Isa, net: &DeltaNet, state: &RecurrentState, parts: Parts<'_>)
 }
 
 /// What the state's second layer has in `slot`.
-fn kept(state: &RecurrentState, slot: usize) -> DeltaState {
+fn kept(state: &RecurrentState, slot: usize) -> SequenceState {
     let layer = state.layer(KERNEL, 1).unwrap();
     let of_slot =
         |tensor: &Tensor| tensor.get(slot).unwrap().flatten_all().unwrap().to_vec1().unwrap();
-    DeltaState { inputs: of_slot(&layer.inputs), matrices: of_slot(layer.matrices()) }
+    SequenceState { inputs: of_slot(&layer.inputs), matrices: of_slot(layer.matrices()) }
 }
 
 fn assert_close(got: &[f32], want: &[f32]) {
@@ -103,9 +124,9 @@ fn assert_close(got: &[f32], want: &[f32]) {
 fn the_reference_knows_values_of_transformers() {
     // Of causal_conv1d, torch_recurrent_gated_delta_rule and RMSNormGated of transformers 5, composed as Qwen3.5's layer does.
     let net = net(DIMS[0]);
-    let mut state = DeltaState::zeros(&net.dims);
-    let [input, gates] = rows_of(net.dims, 0, 0..5);
-    let out = gated_delta_net_reference(&input, &gates, &net, &mut state).unwrap();
+    let mut state = SequenceState::zeros(&net.dims);
+    let [input, gates] = rows_of(&net, 0, 0..5);
+    let out = recurrence_reference(&input, &gates, &net, &mut state).unwrap();
     let near = |got: [f32; 6], want: [f32; 6]| {
         for (got, want) in got.into_iter().zip(want) {
             assert!((got - want).abs() < 2e-6, "{got} is not {want}");
@@ -124,8 +145,8 @@ fn the_reference_knows_values_of_transformers() {
 /// Prompts and single tokens together, and another step after it for some of them.
 #[test]
 fn matches_the_definition_and_keeps_its_state() {
-    for dims in DIMS {
-        let net = net(dims);
+    for net in nets() {
+        let dims = net.dims;
         let state = state(dims, 5);
         // Whatever a slot holds does not count where a sequence begins.
         step(&net, &state, &[(3, 0..9), (1, 0..2)]);
@@ -134,12 +155,11 @@ fn matches_the_definition_and_keeps_its_state() {
             vec![(0, 40..41), (4, 1..2), (2, 17..19)],
             vec![(4, 2..75), (3, 3..8)],
         ];
-        let mut want: Vec<_> = (0..5).map(|_| DeltaState::zeros(&dims)).collect();
+        let mut want: Vec<_> = (0..5).map(|_| SequenceState::zeros(&dims)).collect();
         for parts in &steps {
             for ((seq, tokens), got) in parts.iter().zip(step(&net, &state, parts)) {
-                let [input, gates] = rows_of(dims, *seq, tokens.clone());
-                let want =
-                    gated_delta_net_reference(&input, &gates, &net, &mut want[*seq]).unwrap();
+                let [input, gates] = rows_of(&net, *seq, tokens.clone());
+                let want = recurrence_reference(&input, &gates, &net, &mut want[*seq]).unwrap();
                 assert_close(&got, &want);
             }
         }
@@ -155,8 +175,8 @@ fn matches_the_definition_and_keeps_its_state() {
 
 #[test]
 fn results_do_not_depend_on_the_batch_or_on_chunks() {
-    for dims in DIMS {
-        let net = net(dims);
+    for net in nets() {
+        let dims = net.dims;
         let whole = state(dims, 3);
         let want = step(&net, &whole, &[(2, 0..70)]).remove(0);
         let parts = state(dims, 3);
@@ -174,8 +194,8 @@ fn results_do_not_depend_on_the_batch_or_on_chunks() {
 /// Nor on whether heads share the work for their keys, as they do where threads are few.
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
-    for dims in DIMS {
-        let net = net(dims);
+    for net in nets() {
+        let dims = net.dims;
         let with_threads = |count| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(count).build().unwrap();
             pool.install(|| {
@@ -191,8 +211,8 @@ fn results_do_not_depend_on_the_number_of_threads() {
 
 #[test]
 fn every_instruction_set_gives_the_same_bits() {
-    for dims in DIMS {
-        let net = net(dims);
+    for net in nets() {
+        let dims = net.dims;
         let of_isa = |isa: Isa| {
             let state = state(dims, 2);
             let first = step_with(isa, &net, &state, &[(0, 0..37), (1, 0..1)]);
@@ -222,11 +242,12 @@ fn states_are_copied_in_order_and_go_on_alike() {
 
 #[test]
 fn large_gates_are_not_infinite() {
-    assert_eq!(reference::decay(1000.0, (1.0, 0.0)), 0.0);
-    assert_eq!(reference::decay(-1000.0, (1.0, 0.0)), 1.0);
+    let decay = |x, rate| reference::decay(reference::softplus(x), rate);
+    assert_eq!(decay(1000.0, 1.0), 0.0);
+    assert_eq!(decay(-1000.0, 1.0), 1.0);
     for x in [19.99f32, 20.01] {
         let want = (-0.01 * f64::from(x).exp().ln_1p()).exp() as f32;
-        assert!((reference::decay(x, (0.01, 0.0)) - want).abs() < 1e-7);
+        assert!((decay(x, 0.01) - want).abs() < 1e-7);
     }
     assert_eq!(reference::sigmoid(-1000.0), 0.0);
 }
@@ -235,12 +256,12 @@ fn large_gates_are_not_infinite() {
 fn refuses_bad_dimensions() {
     let good = DIMS[0];
     for (dims, parameter) in [
-        (DeltaDims { key_heads: 0, ..good }, "key_heads"),
-        (DeltaDims { key_heads: 4, ..good }, "value_heads"),
-        (DeltaDims { key_dim: 24, ..good }, "key_dim"),
-        (DeltaDims { value_dim: 0, ..good }, "value_dim"),
-        (DeltaDims { kernel: 1, ..good }, "kernel"),
-        (DeltaDims { kernel: 9, ..good }, "kernel"),
+        (RecurrenceDims { key_heads: 0, ..good }, "key_heads"),
+        (RecurrenceDims { key_heads: 4, ..good }, "value_heads"),
+        (RecurrenceDims { key_dim: 24, ..good }, "key_dim"),
+        (RecurrenceDims { value_dim: 0, ..good }, "value_dim"),
+        (RecurrenceDims { kernel: 1, ..good }, "kernel"),
+        (RecurrenceDims { kernel: 9, ..good }, "kernel"),
     ] {
         let config = StateConfig { num_layers: 1, num_slots: 1, dims: dims.into() };
         let error = RecurrentState::new(config, &Device::Cpu).unwrap_err();
@@ -255,10 +276,11 @@ fn refuses_bad_operands() {
     let dims = DIMS[0];
     let (net, state) = (net(dims), state(dims, 3));
     let refused =
-        |net: &DeltaNet, width: usize, dtype: DType, layer: usize, rows: &StateRows<'_>| {
-            let [input, gates] = rows_of(dims, 0, 0..4);
+        |net: &Recurrence, width: usize, dtype: DType, layer: usize, rows: &StateRows<'_>| {
+            let [input, gates] = rows_of(net, 0, 0..4);
             let input = tensor(&input[..4 * width], &[4, width]).to_dtype(dtype).unwrap();
-            gated_delta_net(&input, &tensor(&gates, &[4, 4]), net, &state, layer, rows).unwrap_err()
+            let gates = tensor(&gates, &[4, net.gates()]);
+            recurrence(&input, &gates, net, &state, layer, rows).unwrap_err()
         };
     let good = StateRows { query_start: &[0, 3, 4], context_len: &[3, 9], slots: &[2, 0] };
     let width = dims.width();
@@ -269,12 +291,16 @@ fn refuses_bad_operands() {
     assert!(matches!(error, Error::DType { operand: "input", .. }));
     let error = refused(&net, width, DType::F32, 2, &good);
     assert!(matches!(error, Error::OutOfRange { index: "layer", value: 2, .. }));
-    let other = DeltaNet { conv: net.conv.t().unwrap().contiguous().unwrap(), ..net.clone() };
+    let other = Recurrence { conv: net.conv.t().unwrap().contiguous().unwrap(), ..net.clone() };
     let error = refused(&other, width, DType::F32, 0, &good);
     assert!(matches!(error, Error::Shape { operand: "conv", .. }));
-    let other = DeltaNet { dims: DeltaDims { kernel: 3, ..dims }, ..net.clone() };
+    let other = Recurrence { dims: RecurrenceDims { kernel: 3, ..dims }, ..net.clone() };
     let error = refused(&other, width, DType::F32, 0, &good);
     assert!(matches!(error, Error::Shape { operand: "net", .. }));
+
+    let of_other = Recurrence { rule: mamba(DIMS[1]).rule, ..net.clone() };
+    let error = refused(&of_other, width, DType::F32, 0, &good);
+    assert!(matches!(error, Error::Shape { operand: "skip", .. }));
 
     let error = with(&StateRows { slots: &[2, 3], ..good });
     assert!(matches!(error, Error::OutOfRange { index: "slot", value: 3, bound: 3, .. }));

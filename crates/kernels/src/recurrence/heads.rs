@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::columns::{Tokens, block_len};
-use super::reference::{NORM_EPS, decay, sigmoid};
-use super::{DeltaDims, DeltaNet, Weights};
+use super::reference::{NORM_EPS, decay, sigmoid, softplus};
+use super::{Recurrence, RecurrenceDims, RuleWeights, Weights};
 use crate::parallel::SharedMut;
 use crate::simd::{LANES, Simd, WithSimd, math};
 
@@ -20,7 +20,7 @@ const AHEAD: usize = 4;
 
 /// What a thread needs room for, `CHUNK` tokens of a head.
 pub(super) struct Scratch {
-    /// `[kernel, 2 * key_dim + heads * value_dim]`: the taps of some heads' channels.
+    /// `[kernel + 1, 2 * key_dim + heads * value_dim]`: the taps of some heads' channels, and what is added.
     taps: Vec<f32>,
     q: Vec<f32>,
     k: Vec<f32>,
@@ -32,11 +32,11 @@ pub(super) struct Scratch {
 
 impl Scratch {
     /// For so many heads at the same time.
-    pub(super) fn new(dims: &DeltaDims, heads: usize) -> Self {
+    pub(super) fn new(dims: &RecurrenceDims, heads: usize) -> Self {
         let zeros = |count| vec![0.0; count];
         let (keys, values) = (CHUNK * dims.key_dim, CHUNK * dims.value_dim);
         Self {
-            taps: zeros(dims.kernel * (2 * dims.key_dim + heads * dims.value_dim)),
+            taps: zeros((dims.kernel + 1) * (2 * dims.key_dim + heads * dims.value_dim)),
             q: zeros(keys),
             k: zeros(keys),
             v: zeros(values),
@@ -49,12 +49,12 @@ impl Scratch {
 
 /// The tokens of one sequence, and heads of values that follow each other and have the same keys.
 pub(super) struct Heads<'a> {
-    pub(super) net: &'a DeltaNet,
+    pub(super) net: &'a Recurrence,
     pub(super) weights: &'a Weights<'a>,
     pub(super) heads: Range<usize>,
     /// `[tokens, width]`.
     pub(super) input: &'a [f32],
-    /// `[tokens, 2 * value_heads]`.
+    /// `[tokens, gates]`.
     pub(super) gates: &'a [f32],
     /// `[kernel - 1, channels]`: the inputs before these, zeros where the sequence begins.
     pub(super) kept: &'a [f32],
@@ -71,7 +71,7 @@ impl WithSimd for Heads<'_> {
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
         let (dims, weights) = (self.net.dims, self.weights);
-        let DeltaDims { key_heads, value_heads, key_dim, value_dim, .. } = dims;
+        let RecurrenceDims { key_heads, value_heads, key_dim, value_dim, .. } = dims;
         let (width, channels) = (dims.width(), dims.channels());
         let first_q = self.heads.start / (value_heads / key_heads) * key_dim;
         let first_k = dims.keys() + first_q;
@@ -79,8 +79,10 @@ impl WithSimd for Heads<'_> {
         let Scratch { taps, q, k, v, out, block, factors } = self.scratch;
         let values = self.heads.len() * value_dim;
         let parts = [(first_q, key_dim), (first_k, key_dim), (first_v, values)];
-        transpose_taps(&weights.conv, dims.kernel, parts, taps);
+        transpose_taps(weights, dims.kernel, parts, taps);
         let inputs = Inputs { dims, input: self.input, kept: self.kept, taps };
+        let (corrects, num_gates) =
+            (matches!(weights.rule, RuleWeights::Delta { .. }), self.net.gates());
         let scale = 1.0 / (key_dim as f32).sqrt();
 
         let count = self.input.len() / width;
@@ -89,22 +91,28 @@ impl WithSimd for Heads<'_> {
             let keys = q.chunks_exact_mut(key_dim).zip(k.chunks_exact_mut(key_dim));
             for (token, (q, k)) in chunk.clone().zip(keys) {
                 inputs.convolve(s, token, (first_q, 0), q);
-                normalize(s, q, scale);
                 inputs.convolve(s, token, (first_k, key_dim), k);
-                normalize(s, k, 1.0);
+                if corrects {
+                    normalize(s, q, scale);
+                    normalize(s, k, 1.0);
+                }
             }
             let matrices = self.matrices.chunks_exact_mut(key_dim * value_dim);
             for ((i, head), matrix) in self.heads.clone().enumerate().zip(matrices) {
-                let rate = (weights.a_log[head].exp(), weights.dt_bias[head]);
+                let (rate, bias) = (weights.a_log[head].exp(), weights.dt_bias[head]);
                 factors.clear();
                 for (token, v) in chunk.clone().zip(v.chunks_exact_mut(value_dim)) {
                     let place = i * value_dim;
                     inputs.convolve(s, token, (first_v + place, 2 * key_dim + place), v);
-                    let gates = &self.gates[token * 2 * value_heads..][..2 * value_heads];
-                    factors.push((decay(gates[value_heads + head], rate), sigmoid(gates[head])));
+                    let gates = &self.gates[token * num_gates..][..num_gates];
+                    let time = softplus(gates[num_gates - value_heads + head] + bias);
+                    let counts = if corrects { sigmoid(gates[head]) } else { time };
+                    factors.push((decay(time, rate), counts));
                 }
-                Tokens { key_dim, value_dim, factors, q, k, v, out }.run(s, matrix, block);
-                for (token, x) in chunk.clone().zip(out.chunks_exact(value_dim)) {
+                Tokens { key_dim, value_dim, corrects, factors, q, k, v, out }
+                    .run(s, matrix, block);
+                let results = out.chunks_exact(value_dim).zip(v.chunks_exact(value_dim));
+                for (token, (x, v)) in chunk.clone().zip(results) {
                     let z = token * width + channels + head * value_dim;
                     let ahead = self.input.as_ptr().wrapping_add(z + AHEAD * width);
                     for place in (0..value_dim).step_by(LANES) {
@@ -115,24 +123,41 @@ impl WithSimd for Heads<'_> {
                     // SAFETY: these are this head's alone, and are written below.
                     let to = unsafe { self.out.0.at(place, value_dim) };
                     // SAFETY: `to` points to `value_dim` numbers.
-                    unsafe { gated_norm(s, x, (&weights.norm, self.net.eps), z, to) };
+                    unsafe {
+                        match &weights.rule {
+                            RuleWeights::Delta { norm, eps } => {
+                                gated_norm(s, x, (norm, *eps), z, to);
+                            }
+                            RuleWeights::Mamba2 { skip } => gated_sum(s, x, (v, skip[head]), z, to),
+                        }
+                    }
                 }
             }
         }
     }
 }
 
-/// Brings the taps `[channels, kernel]` of three ranges of channels into lines, one for each tap.
+/// Brings the taps `[channels, kernel]` of three ranges of channels into lines, one for each tap, and what is added into one more.
 #[inline(always)]
-fn transpose_taps(conv: &[f32], kernel: usize, parts: [(usize, usize); 3], taps: &mut [f32]) {
-    let line = taps.len() / kernel;
+fn transpose_taps(
+    weights: &Weights<'_>,
+    kernel: usize,
+    parts: [(usize, usize); 3],
+    taps: &mut [f32],
+) {
+    let line = taps.len() / (kernel + 1);
+    let (taps, added) = taps.split_at_mut(kernel * line);
     let mut place = 0;
     for (first, len) in parts {
-        let conv = &conv[first * kernel..(first + len) * kernel];
+        let conv = &weights.conv[first * kernel..(first + len) * kernel];
         for (tap, taps) in taps.chunks_exact_mut(line).enumerate() {
             for (channel, to) in taps[place..place + len].iter_mut().enumerate() {
                 *to = conv[channel * kernel + tap];
             }
+        }
+        // Zeros where there is nothing to add.
+        if let Some(bias) = &weights.conv_bias {
+            added[place..place + len].copy_from_slice(&bias[first..first + len]);
         }
         place += len;
     }
@@ -140,7 +165,7 @@ fn transpose_taps(conv: &[f32], kernel: usize, parts: [(usize, usize); 3], taps:
 
 /// What the convolution is over.
 struct Inputs<'a> {
-    dims: DeltaDims,
+    dims: RecurrenceDims,
     input: &'a [f32],
     kept: &'a [f32],
     taps: &'a [f32],
@@ -157,7 +182,7 @@ impl Inputs<'_> {
         out: &mut [f32],
     ) {
         let (kernel, width, channels) = (self.dims.kernel, self.dims.width(), self.dims.channels());
-        let taps_line = self.taps.len() / kernel;
+        let taps_line = self.taps.len() / (kernel + 1);
         let mut terms = [(out.as_ptr(), out.as_ptr()); MOST_TAPS];
         for (tap, term) in terms[..kernel].iter_mut().enumerate() {
             // The token that so many come before, those that are kept among them.
@@ -168,15 +193,17 @@ impl Inputs<'_> {
             };
             *term = (row.as_ptr(), self.taps[tap * taps_line + line..][..out.len()].as_ptr());
         }
+        let added = self.taps[kernel * taps_line + line..][..out.len()].as_ptr();
         let ahead = self.input.as_ptr().wrapping_add((token + AHEAD) * width + first);
         for place in (0..out.len()).step_by(LANES) {
             s.prefetch(ahead.wrapping_add(place).cast());
             // SAFETY: each points to as many numbers as `out` has, whole vectors.
             unsafe {
                 // A number that is known is no loop.
+                let added = s.load(added.add(place));
                 let sum = match kernel {
-                    USUAL_TAPS => sum_taps(s, &terms, USUAL_TAPS, place),
-                    _ => sum_taps(s, &terms, kernel, place),
+                    USUAL_TAPS => sum_taps(s, added, &terms, USUAL_TAPS, place),
+                    _ => sum_taps(s, added, &terms, kernel, place),
                 };
                 s.store(out.as_mut_ptr().add(place), math::silu(s, sum));
             }
@@ -184,22 +211,22 @@ impl Inputs<'_> {
     }
 }
 
-/// Of so many rows and their taps, the sum of the products at `place`.
+/// Of so many rows and their taps, the sum of the products at `place`, and of `added`.
 ///
 /// # Safety
 /// They have a vector there.
 #[inline(always)]
 unsafe fn sum_taps<S: Simd>(
     s: S,
+    added: S::F32,
     terms: &[(*const f32, *const f32); MOST_TAPS],
     kernel: usize,
     place: usize,
 ) -> S::F32 {
     // SAFETY: the caller's promise.
     unsafe {
-        let (row, taps) = terms[0];
-        let mut sum = s.mul(s.load(row.add(place)), s.load(taps.add(place)));
-        for (row, taps) in &terms[1..kernel] {
+        let mut sum = added;
+        for (row, taps) in &terms[..kernel] {
             sum = s.fma(s.load(row.add(place)), s.load(taps.add(place)), sum);
         }
         sum
@@ -249,6 +276,25 @@ unsafe fn gated_norm<S: Simd>(
             let gate = math::silu(s, s.load(z.as_ptr().add(place)));
             let normed = s.mul(s.mul(s.load(x.as_ptr().add(place)), scale), weight);
             s.store(to.add(place), s.mul(normed, gate));
+        }
+    }
+}
+
+/// `(x + skip * v) * silu(z)`, all of them as many whole vectors.
+///
+/// # Safety
+/// As [`gated_norm`].
+#[inline(always)]
+unsafe fn gated_sum<S: Simd>(s: S, x: &[f32], (v, skip): (&[f32], f32), z: &[f32], to: *mut f32) {
+    assert!(v.len() == x.len() && z.len() == x.len());
+    let skip = s.splat(skip);
+    for place in (0..x.len()).step_by(LANES) {
+        // SAFETY: all have as many numbers, whole vectors; and the caller's promise.
+        unsafe {
+            let gate = math::silu(s, s.load(z.as_ptr().add(place)));
+            let v = s.load(v.as_ptr().add(place));
+            let sum = s.fma(skip, v, s.load(x.as_ptr().add(place)));
+            s.store(to.add(place), s.mul(sum, gate));
         }
     }
 }

@@ -1,56 +1,65 @@
-//! Gated delta nets, copies of their states, and gates of sigmoids.
+//! Gated delta nets and Mamba-2, copies of their states, and gates of sigmoids.
 
 use std::fmt::Debug;
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::device::{self, StatePool, StateTables};
-use candlepower_kernels::{DeltaDims, DeltaNet, StateConfig, sigmoid_gate_reference};
+use candlepower_kernels::{Recurrence, RecurrenceDims, Rule, StateConfig, sigmoid_gate_reference};
 
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
 use crate::steps::{self, Mixer, Part, SLOTS};
 
-/// Key heads, value heads, elements of a key and of a value, and taps.
-const DIMS: [[usize; 5]; 7] = [
-    [2, 4, 128, 128, 4],
-    [1, 2, 128, 64, 4],
-    [2, 2, 64, 128, 4],
-    [1, 3, 64, 64, 2],
-    [1, 2, 32, 64, 8],
-    [2, 2, 32, 128, 3],
-    [1, 1, 32, 256, 4],
+/// Whether of Mamba-2; key heads, value heads, elements of a key and of a value, and taps.
+const DIMS: [(bool, [usize; 5]); 11] = [
+    (false, [2, 4, 128, 128, 4]),
+    (false, [1, 2, 128, 64, 4]),
+    (false, [2, 2, 64, 128, 4]),
+    (false, [1, 3, 64, 64, 2]),
+    (false, [1, 2, 32, 64, 8]),
+    (false, [2, 2, 32, 128, 3]),
+    (false, [1, 1, 32, 256, 4]),
+    (true, [1, 4, 128, 64, 4]),
+    (true, [2, 4, 128, 80, 4]),
+    (true, [1, 3, 64, 64, 2]),
+    (true, [2, 2, 32, 16, 8]),
 ];
 
 const LAYERS: usize = 2;
 
 /// The same pool and weights on the GPU and on the CPU, where the definition computes.
 struct Pair {
-    nets: [DeltaNet; 2],
+    nets: [Recurrence; 2],
     pools: [StatePool; 2],
-    dims: DeltaDims,
+    dims: RecurrenceDims,
     dtype: DType,
 }
 
 impl Pair {
     fn new(
         gpu: &Gpu,
-        [key_heads, value_heads, key_dim, value_dim, kernel]: [usize; 5],
+        (is_mamba, [key_heads, value_heads, key_dim, value_dim, kernel]): (bool, [usize; 5]),
         dtype: DType,
         random: &mut Random,
     ) -> Self {
-        let dims = DeltaDims { key_heads, value_heads, key_dim, value_dim, kernel };
+        let dims = RecurrenceDims { key_heads, value_heads, key_dim, value_dim, kernel };
         let mut weight = |dims: &[usize]| {
             let numbers = random.floats(dims.iter().product(), 0.8, DType::F32);
             Tensor::from_vec(numbers, dims, &Device::Cpu).unwrap()
         };
         let conv = weight(&[dims.channels(), kernel]);
         let (a_log, dt_bias) = (weight(&[value_heads]), weight(&[value_heads]));
-        let norm = weight(&[value_dim]);
+        let conv_bias = is_mamba.then(|| weight(&[dims.channels()]));
+        let result = weight(&[if is_mamba { value_heads } else { value_dim }]);
         let config = StateConfig { num_layers: LAYERS, num_slots: SLOTS, dims: dims.into() };
         let devices = [gpu.device(), &Device::Cpu];
         let nets = devices.map(|device| {
             let on = |tensor: &Tensor| tensor.to_device(device).unwrap();
-            let (conv, a_log, dt_bias, norm) = (on(&conv), on(&a_log), on(&dt_bias), on(&norm));
-            DeltaNet { dims, conv, a_log, dt_bias, norm, eps: 1e-6 }
+            let (conv, a_log, dt_bias) = (on(&conv), on(&a_log), on(&dt_bias));
+            let rule = match is_mamba {
+                false => Rule::Delta { norm: on(&result), eps: 1e-6 },
+                true => Rule::Mamba2 { skip: on(&result) },
+            };
+            Recurrence { dims, conv, conv_bias: conv_bias.as_ref().map(on), a_log, dt_bias, rule }
         });
         let pools = devices.map(|device| StatePool::new(config, dtype, device).unwrap());
         Self { nets, pools, dims, dtype }
@@ -62,7 +71,8 @@ impl Mixer<6> for Pair {
     const TOLERANCE: Tolerance = Tolerance { own: 1.1, largest: 0.02 };
 
     fn dims(&self) -> impl Debug {
-        self.dims
+        let is_mamba = matches!(self.nets[1].rule, Rule::Mamba2 { .. });
+        (if is_mamba { "Mamba-2" } else { "delta net" }, self.dims)
     }
 
     /// Of tokens: input, gates, query_start, slots, positions and out.
@@ -71,13 +81,13 @@ impl Mixer<6> for Pair {
         let tokens = positions.len();
         let (dims, dtype) = (self.dims, self.dtype);
         let input = random.floats(tokens * dims.width(), 2.0, dtype);
-        let mut gates = random.floats(tokens * dims.gates(), 3.0, dtype);
+        let mut gates = random.floats(tokens * self.nets[0].gates(), 3.0, dtype);
         // Where a softplus is its argument, and where e^x is infinite.
         gates[1] = 30.0;
         gates.iter_mut().rev().step_by(37).for_each(|gate| *gate = 96.0);
         let on_gpu = [
             gpu.floats(&input, &[tokens, dims.width()], dtype),
-            gpu.floats(&gates, &[tokens, dims.gates()], dtype),
+            gpu.floats(&gates, &[tokens, self.nets[0].gates()], dtype),
             gpu.integers(&query_start, &[query_start.len()]),
             gpu.integers(&slots, &[slots.len()]),
             gpu.integers(&positions, &[tokens]),
@@ -95,11 +105,11 @@ impl Mixer<6> for Pair {
     ) -> candlepower_kernels::Result<()> {
         let tables = StateTables { query_start, slots, positions };
         let (net, pool) = (&self.nets[on], &self.pools[on]);
-        device::gated_delta_net(input, gates, net, pool, layer, &tables, out)
+        device::recurrence(input, gates, net, pool, layer, &tables, out)
     }
 }
 
-pub(crate) fn gated_delta_net(gpu: &Gpu) {
+pub(crate) fn recurrence(gpu: &Gpu) {
     let mut random = Random(81);
     for dims in DIMS {
         for dtype in HALVES {
@@ -110,7 +120,9 @@ pub(crate) fn gated_delta_net(gpu: &Gpu) {
             pair.step(gpu, 0, &[(1, 9, 3)], &mut random);
         }
     }
-    Pair::new(gpu, DIMS[0], DType::BF16, &mut random).replay(gpu, &mut random);
+    for dims in [DIMS[0], DIMS[7]] {
+        Pair::new(gpu, dims, DType::BF16, &mut random).replay(gpu, &mut random);
+    }
     wrong_tables(gpu, &mut random);
 }
 

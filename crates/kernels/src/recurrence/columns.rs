@@ -10,7 +10,9 @@ const MANY_TOKENS: usize = 4;
 pub(super) struct Tokens<'a> {
     pub(super) key_dim: usize,
     pub(super) value_dim: usize,
-    /// `[tokens]`: what the state is multiplied by before each, and how much of its correction counts.
+    /// What is added to the state is what the value differs by from what it knows of the key, not the value itself.
+    pub(super) corrects: bool,
+    /// `[tokens]`: what the state is multiplied by before each, and how much of what is added counts.
     pub(super) factors: &'a [(f32, f32)],
     /// `[tokens, key_dim]`, at least; likewise below.
     pub(super) q: &'a [f32],
@@ -26,22 +28,31 @@ impl Tokens<'_> {
     /// [`block_len`] numbers.
     #[inline(always)]
     pub(super) fn run<S: Simd>(mut self, s: S, matrix: &mut [f32], block: &mut [f32]) {
-        let Self { key_dim, value_dim, factors, .. } = self;
-        let count = factors.len();
+        let Self { key_dim, value_dim, .. } = self;
+        let count = self.factors.len();
         assert!(self.q.len() >= count * key_dim && self.k.len() >= count * key_dim);
         assert!(self.v.len() >= count * value_dim && self.out.len() >= count * value_dim);
         assert!(matrix.len() == key_dim * value_dim && block.len() >= block_len(key_dim));
+        match self.corrects {
+            true => self.all::<S, true>(s, matrix, block),
+            false => self.all::<S, false>(s, matrix, block),
+        }
+    }
+
+    #[inline(always)]
+    fn all<S: Simd, const CORRECTS: bool>(&mut self, s: S, matrix: &mut [f32], block: &mut [f32]) {
+        let (value_dim, count) = (self.value_dim, self.factors.len());
         let (vectors, wide) = (value_dim / LANES, S::TILE_VECTORS == 2);
         let mut first = 0;
         while first < vectors && count < MANY_TOKENS {
             let at = (matrix[first * LANES..].as_mut_ptr(), value_dim);
-            // SAFETY: the columns from `first` on are as many as there are vectors left; the lengths were checked above.
+            // SAFETY: the columns from `first` on are as many as there are vectors left; `run` has checked the lengths.
             first += unsafe {
                 match vectors - first {
-                    8.. if wide => self.columns::<S, 8>(s, at, first),
-                    4.. if wide => self.columns::<S, 4>(s, at, first),
-                    2.. => self.columns::<S, 2>(s, at, first),
-                    _ => self.columns::<S, 1>(s, at, first),
+                    8.. if wide => self.columns::<S, 8, CORRECTS>(s, at, first),
+                    4.. if wide => self.columns::<S, 4, CORRECTS>(s, at, first),
+                    2.. => self.columns::<S, 2, CORRECTS>(s, at, first),
+                    _ => self.columns::<S, 1, CORRECTS>(s, at, first),
                 }
             };
         }
@@ -50,8 +61,8 @@ impl Tokens<'_> {
             // SAFETY: as above; a block holds two vectors of each row.
             first += unsafe {
                 match vectors - first {
-                    2.. if wide => self.in_block::<S, 2>(s, (at, block), first),
-                    _ => self.in_block::<S, 1>(s, (at, block), first),
+                    2.. if wide => self.in_block::<S, 2, CORRECTS>(s, (at, block), first),
+                    _ => self.in_block::<S, 1, CORRECTS>(s, (at, block), first),
                 }
             };
         }
@@ -62,7 +73,7 @@ impl Tokens<'_> {
     /// # Safety
     /// As there; and `block` holds `V` vectors of each row.
     #[inline(always)]
-    unsafe fn in_block<S: Simd, const V: usize>(
+    unsafe fn in_block<S: Simd, const V: usize, const CORRECTS: bool>(
         &mut self,
         s: S,
         (matrix, block): (*mut f32, &mut [f32]),
@@ -77,7 +88,7 @@ impl Tokens<'_> {
                     s.store(block.add(i * width + j * LANES), number);
                 }
             }
-            self.columns::<S, V>(s, (block, width), first);
+            self.columns::<S, V, CORRECTS>(s, (block, width), first);
             for i in 0..self.key_dim {
                 for j in 0..V {
                     let number = s.load(block.add(i * width + j * LANES));
@@ -95,7 +106,7 @@ impl Tokens<'_> {
     /// `matrix` and the distance of its rows: `key_dim` rows of `V` vectors that nobody else uses. The values have so many vectors,
     /// and all slices are as long as this struct says.
     #[inline(always)]
-    unsafe fn columns<S: Simd, const V: usize>(
+    unsafe fn columns<S: Simd, const V: usize, const CORRECTS: bool>(
         &mut self,
         s: S,
         (matrix, distance): (*mut f32, usize),
@@ -106,7 +117,7 @@ impl Tokens<'_> {
         unsafe {
             // S^T k of the next token, but for what that multiplies S by.
             let mut known = [zero; V];
-            for i in 0..key_dim {
+            for i in 0..if CORRECTS { key_dim } else { 0 } {
                 let k = s.splat(*self.k.get_unchecked(i));
                 for (j, known) in known.iter_mut().enumerate() {
                     *known = s.fma(s.load(matrix.add(i * distance + j * LANES)), k, *known);
@@ -119,13 +130,14 @@ impl Tokens<'_> {
                 let mut delta = [zero; V];
                 for (j, delta) in delta.iter_mut().enumerate() {
                     let v = s.load(self.v.as_ptr().add(place + j * LANES));
-                    *delta = s.mul(s.sub(v, s.mul(known[j], decay)), beta);
+                    let new = if CORRECTS { s.sub(v, s.mul(known[j], decay)) } else { v };
+                    *delta = s.mul(new, beta);
                 }
                 let q = self.q.as_ptr().add(token * key_dim);
                 let k = self.k.as_ptr().add(token * key_dim);
                 let mut sums = [zero; V];
                 known = [zero; V];
-                if token + 1 < self.factors.len() {
+                if CORRECTS && token + 1 < self.factors.len() {
                     let next = k.add(key_dim);
                     for i in 0..key_dim {
                         let row = matrix.add(i * distance);

@@ -1,0 +1,111 @@
+//! A layer's gated delta net or Mamba-2: its parts, and what is computed of them.
+
+use candle_core::Tensor;
+use candlepower_checkpoint::{NormKind, NormSpec, RecurrenceSpec, RuleSpec};
+use candlepower_kernels::{RecurrenceDims, Rule};
+
+use crate::{
+    error::Result,
+    layers::{Linear, Norm, Ops, Place, tensor_bytes},
+    parts::{Matrix, Part, Parts},
+};
+
+/// One layer's gated delta net or Mamba-2.
+pub(crate) struct Recurrence<M> {
+    /// Which of the layers that keep a state it is.
+    pub(crate) layer: usize,
+    rows: Linear<M>,
+    gates: Linear<M>,
+    pub(crate) net: candlepower_kernels::Recurrence,
+    /// Of what comes out, in groups; delta nets norm heads themselves.
+    norm: Option<Norm>,
+    out: Linear<M>,
+}
+
+impl<M: Matrix> Recurrence<M> {
+    /// Takes the parts of the `index`-th layer that keeps a state, which is layer `layer`.
+    pub(crate) fn take(
+        parts: &mut Parts<M>,
+        (layer, index): (usize, usize),
+        spec: &RecurrenceSpec,
+    ) -> Result<Self> {
+        let mut exact = |part| -> Result<Tensor> {
+            Ok(parts.exact(layer, part)?.expect("the plan holds every vector of the spec"))
+        };
+        let (conv, a_log, dt_bias) = (
+            exact(Part::RecurrentTaps)?.reshape((spec.channels(), spec.taps))?,
+            exact(Part::RecurrentLogRate)?,
+            exact(Part::RecurrentDecayBias)?,
+        );
+        let rule = match spec.rule {
+            RuleSpec::Delta => {
+                Rule::Delta { norm: exact(Part::RecurrentNorm)?, eps: spec.eps as f32 }
+            }
+            RuleSpec::Mamba2 { .. } => Rule::Mamba2 { skip: exact(Part::RecurrentSkip)? },
+        };
+        let conv_bias = parts.exact(layer, Part::RecurrentTapsBias)?;
+        let net = candlepower_kernels::Recurrence {
+            dims: recurrence_dims(spec),
+            conv,
+            conv_bias,
+            a_log,
+            dt_bias,
+            rule,
+        };
+        let norm = match spec.rule {
+            RuleSpec::Delta => None,
+            RuleSpec::Mamba2 { .. } => {
+                let of_all = NormSpec { kind: NormKind::Rms, eps: spec.eps };
+                let norm = parts.norm(Some(layer), Part::RecurrentNorm, &of_all)?;
+                let norm = norm.expect("the plan holds every vector of the spec");
+                let weight = norm.weight.reshape((spec.key_heads, ()))?;
+                Some(Norm { weight, ..norm })
+            }
+        };
+        let mut linear = |part| Linear::without_bias(parts, layer, part);
+        Ok(Self {
+            layer: index,
+            rows: linear(Part::RecurrentIn),
+            gates: linear(Part::RecurrentGates),
+            out: linear(Part::Out),
+            net,
+            norm,
+        })
+    }
+
+    /// `[tokens, hidden]` -> `[tokens, hidden]`.
+    pub(crate) fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
+        let rows = ops.linear(x, &self.rows, Place::Wide)?;
+        let gates = ops.linear(x, &self.gates, Place::Narrow)?;
+        let mut made = ops.recurrence(&rows, &gates, self)?;
+        if let Some(norm) = &self.norm {
+            made = ops.norm_groups(made, norm)?;
+        }
+        ops.linear(&made, &self.out, Place::Branch)
+    }
+
+    pub(crate) fn num_bytes(&self) -> usize {
+        let candlepower_kernels::Recurrence { conv, conv_bias, a_log, dt_bias, rule, .. } =
+            &self.net;
+        let of_rule = match rule {
+            Rule::Delta { norm, .. } => norm,
+            Rule::Mamba2 { skip } => skip,
+        };
+        let vectors = [conv, a_log, dt_bias, of_rule].into_iter().chain(conv_bias);
+        let vectors = vectors.map(tensor_bytes).sum::<usize>();
+        let norm = self.norm.as_ref().map_or(0, Norm::num_bytes);
+        let matrices = [&self.rows, &self.gates, &self.out].map(Linear::num_bytes);
+        matrices.iter().sum::<usize>() + vectors + norm
+    }
+}
+
+/// The dimensions of a recurrence as kernels take them.
+pub(crate) fn recurrence_dims(spec: &RecurrenceSpec) -> RecurrenceDims {
+    RecurrenceDims {
+        key_heads: spec.key_heads,
+        value_heads: spec.value_heads,
+        key_dim: spec.key_dim,
+        value_dim: spec.value_dim,
+        kernel: spec.taps,
+    }
+}
