@@ -129,8 +129,8 @@ const ARCHITECTURES: &[Architecture] = &[
     ),
     row(
         "GraniteMoeHybridForCausalLM",
-        "Granite 4 whose layers are all attentions (Micro, 350M, 1B)",
-        "no experts, ropes",
+        "Granite 4, with Mamba-2 (H Small, H Tiny, H Micro, ..) or attention alone (Micro, ..)",
+        "Mamba-2 in most layers, four fixed factors, experts beside a shared one",
         "",
     ),
     row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, norms over all heads", ""),

@@ -1,0 +1,96 @@
+//! What mixes tokens by a state of one size for each sequence.
+
+/// Rows `b`, `c` and `x` of a token: `b * x` goes through a causal convolution, and what comes out is multiplied by `c`.
+/// Source: Liquid AI, LFM2; transformers `models/lfm2`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShortConvSpec {
+    /// Rows of each, and of what comes out.
+    pub channels: usize,
+    /// Taps of the convolution: a token and those before it that it sees.
+    pub taps: usize,
+}
+
+/// Attention whose memory is a matrix of each head, which a token changes by a rule, behind a short causal convolution of queries, keys and
+/// values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecurrenceSpec {
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, of the state and of what comes out; a multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Width of a head of queries and keys.
+    pub key_dim: usize,
+    /// Width of a head of values.
+    pub value_dim: usize,
+    /// Taps of the convolution: a token and those before it that it sees.
+    pub taps: usize,
+    /// How a token changes the states.
+    pub rule: RuleSpec,
+    /// Added to the mean squares of what comes out, which is normed.
+    pub eps: f64,
+}
+
+/// How a token changes a recurrence's states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RuleSpec {
+    /// The gated delta rule; each head of what comes out is normed, and gated then.
+    /// Source: "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024, arXiv 2412.06464; transformers `models/qwen3_next`.
+    Delta,
+    /// Mamba-2, where queries, keys and values are called C, B and x, and heads of keys groups; what comes out is gated, and what belongs to
+    /// each head of keys is normed then.
+    /// Source: "Transformers are SSMs", 2024, arXiv 2405.21060; transformers `models/bamba`.
+    Mamba2 {
+        /// The convolution has a bias.
+        conv_bias: bool,
+    },
+}
+
+impl RecurrenceSpec {
+    /// Rows of queries, and of keys.
+    pub fn keys(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    /// Rows of values.
+    pub fn values(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Rows that are convolved: queries, keys and values.
+    pub fn channels(&self) -> usize {
+        2 * self.keys() + self.values()
+    }
+
+    /// Rows of queries, keys, values and the gate of what comes out.
+    pub fn width(&self) -> usize {
+        self.channels() + self.values()
+    }
+
+    /// Rows of what steers the states.
+    pub fn gates(&self) -> usize {
+        match self.rule {
+            RuleSpec::Delta => 2 * self.value_heads,
+            RuleSpec::Mamba2 { .. } => self.value_heads,
+        }
+    }
+
+    /// Numbers of the vectors that are single precision everywhere: taps and what is added to them, decays and their biases, and the norm of a
+    /// head or what is added of values.
+    pub fn exact(&self) -> usize {
+        let of_rule = match self.rule {
+            RuleSpec::Delta => self.value_dim,
+            RuleSpec::Mamba2 { conv_bias } => {
+                self.value_heads + if conv_bias { self.channels() } else { 0 }
+            }
+        };
+        self.channels() * self.taps + 2 * self.value_heads + of_rule
+    }
+
+    /// Which of `ranks` ranks has: some heads of values, and the heads of keys that belong to them.
+    pub fn shard(&self, ranks: usize) -> Self {
+        let mut part = *self;
+        part.key_heads = part.key_heads.div_ceil(ranks);
+        part.value_heads = part.value_heads.div_ceil(ranks);
+        part
+    }
+}
