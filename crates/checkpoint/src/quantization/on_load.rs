@@ -9,8 +9,8 @@ use crate::weights::{Slot, TensorPlan};
 const GROUP: usize = 32;
 
 /// What the matrices of a checkpoint that is not quantized become while they are loaded: of each output, groups of 32 inputs. The
-/// embedding, the routers of experts and what steers the states of delta nets stay as they are stored, but for an embedding that is the head, too, and for the vectors that
-/// tokens have for each layer, which are most of what such a model stores.
+/// embedding, the routers of experts and what steers the states of delta nets, a matrix of its own, stay as they are stored, but for an embedding that is the head, too, and for
+/// the vectors that tokens have for each layer, which are most of what such a model stores.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnLoad {
     /// Codes of eight bits with a scale, the numbers of GGUF's Q8_0.

@@ -26,6 +26,12 @@ struct Architecture {
     gguf: &'static str,
 }
 
+/// What Mamba-2 makes of one group is normed as one, on one rank: published models of these have no more.
+const OF_ONE_RANK: [(&str, &str); 2] = [
+    ("GraniteMoeHybridForCausalLM", "without Mamba-2"),
+    ("BambaForCausalLM", "with groups of Mamba-2"),
+];
+
 const fn row(
     class: &'static str,
     models: &'static str,
@@ -527,8 +533,10 @@ fn tables(files: &[SourceFile]) -> Result<String, String> {
         }
         let gguf = if gguf { format!("`{}`", row.gguf) } else { "no".to_owned() };
         let quantized = if quantized.is_empty() { "none".to_owned() } else { quantized.join(", ") };
+        let one_rank = OF_ONE_RANK.iter().find(|(class, _)| *class == row.class);
+        let parallel = one_rank.map_or("yes", |(_, what)| what);
         text += &format!(
-            "| `{}` | {} | {} | {quantized} | {gguf} | yes | {ON_GPU} |\n",
+            "| `{}` | {} | {} | {quantized} | {gguf} | {parallel} | {ON_GPU} |\n",
             row.class, row.models, row.checked
         );
     }
