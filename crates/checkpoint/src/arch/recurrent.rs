@@ -32,26 +32,17 @@ pub(super) fn mamba2(c: &HfConfig) -> Result<RecurrenceSpec> {
     c.refuse("mamba_proj_bias")?;
     refuse_limits(c)?;
     let value_heads = c.bounded("mamba_n_heads", MOST_HEADS)?;
-    // The width of heads may be said in words.
-    let width = match c.raw("mamba_d_head").and_then(|width| width.as_str()) {
-        None if c.contains("mamba_d_head") => head_width(c, "mamba_d_head")?,
-        None | Some("auto") => {
-            let expand = c.count_opt("mamba_expand")?.unwrap_or(2);
-            let all = expand.saturating_mul(c.count("hidden_size")?);
-            head_width(
-                &c.without(&["mamba_d_head"]).with_default("mamba_d_head", all / value_heads),
-                "mamba_d_head",
-            )?
-        }
-        Some(other) => {
-            return Err(c.unsupported("mamba_d_head", &other.into(), "; a number or auto is"));
-        }
-    };
+    // What the width of heads is where nobody says it, or says so.
+    let expand = c.count_opt("mamba_expand")?.unwrap_or(2);
+    let all = expand.saturating_mul(c.count("hidden_size")?);
+    let is_auto = c.raw("mamba_d_head").is_some_and(|width| width == "auto");
+    let c = if is_auto { c.without(&["mamba_d_head"]) } else { c.clone() };
+    let c = &c.with_default("mamba_d_head", all / value_heads);
     let net = RecurrenceSpec {
         key_heads: c.bounded("mamba_n_groups", MOST_HEADS)?,
         value_heads,
         key_dim: head_width(c, "mamba_d_state")?,
-        value_dim: width,
+        value_dim: head_width(c, "mamba_d_head")?,
         taps: taps(c, "mamba_d_conv")?,
         rule: RuleSpec::Mamba2 { conv_bias: c.flag_or("mamba_conv_bias", true)? },
         eps: c.float("rms_norm_eps")?,
