@@ -568,49 +568,45 @@ fn latent_slots(a: &AttentionSpec, l: &LatentSpec, hidden: usize) -> Vec<(Slot, 
     queries.into_iter().chain(others).collect()
 }
 
+/// In the order in which tensors have the rows of several: that of Mamba-2 is the other way round.
 fn recurrence_slots(net: &RecurrenceSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
     let (keys, values, heads) = (net.keys(), net.values(), net.value_heads);
-    if let RuleSpec::Mamba2 { conv_bias } = net.rule {
-        // In the order in which one tensor has their rows.
-        let mut slots = vec![
-            (Slot::RecurrentGate, vec![values, hidden]),
-            (Slot::RecurrentV, vec![values, hidden]),
-            (Slot::RecurrentK, vec![keys, hidden]),
-            (Slot::RecurrentQ, vec![keys, hidden]),
-            (Slot::RecurrentDecay, vec![heads, hidden]),
-            (Slot::RecurrentOut, vec![hidden, values]),
-            (Slot::RecurrentTapsV, vec![values * net.taps]),
-            (Slot::RecurrentTapsK, vec![keys * net.taps]),
-            (Slot::RecurrentTapsQ, vec![keys * net.taps]),
-            (Slot::RecurrentLogRate, vec![heads]),
-            (Slot::RecurrentDecayBias, vec![heads]),
-            (Slot::RecurrentSkip, vec![heads]),
-            (Slot::RecurrentNorm, vec![values]),
-        ];
-        if conv_bias {
-            slots.extend([
-                (Slot::RecurrentBiasV, vec![values]),
-                (Slot::RecurrentBiasK, vec![keys]),
-                (Slot::RecurrentBiasQ, vec![keys]),
-            ]);
+    let matrix = |(slot, rows): (Slot, usize)| (slot, vec![rows, hidden]);
+    let mut rows = [
+        (Slot::RecurrentQ, keys),
+        (Slot::RecurrentK, keys),
+        (Slot::RecurrentV, values),
+        (Slot::RecurrentGate, values),
+    ];
+    let mut convolved = [
+        (Slot::RecurrentTapsQ, Slot::RecurrentBiasQ, keys),
+        (Slot::RecurrentTapsK, Slot::RecurrentBiasK, keys),
+        (Slot::RecurrentTapsV, Slot::RecurrentBiasV, values),
+    ];
+    let of_rule = match net.rule {
+        RuleSpec::Delta => {
+            vec![
+                (Slot::RecurrentBeta, vec![heads, hidden]),
+                (Slot::RecurrentNorm, vec![net.value_dim]),
+            ]
         }
-        return slots;
-    }
-    vec![
-        (Slot::RecurrentQ, vec![keys, hidden]),
-        (Slot::RecurrentK, vec![keys, hidden]),
-        (Slot::RecurrentV, vec![values, hidden]),
-        (Slot::RecurrentGate, vec![values, hidden]),
-        (Slot::RecurrentBeta, vec![heads, hidden]),
+        RuleSpec::Mamba2 { .. } => {
+            rows.reverse();
+            convolved.reverse();
+            vec![(Slot::RecurrentSkip, vec![heads]), (Slot::RecurrentNorm, vec![values])]
+        }
+    };
+    let has_bias = net.rule == RuleSpec::Mamba2 { conv_bias: true };
+    let taps = convolved.map(|(taps, _, rows)| (taps, vec![rows * net.taps]));
+    let biases = convolved.map(|(_, bias, rows)| (bias, vec![rows]));
+    let others = [
         (Slot::RecurrentDecay, vec![heads, hidden]),
         (Slot::RecurrentOut, vec![hidden, values]),
-        (Slot::RecurrentTapsQ, vec![keys * net.taps]),
-        (Slot::RecurrentTapsK, vec![keys * net.taps]),
-        (Slot::RecurrentTapsV, vec![values * net.taps]),
         (Slot::RecurrentLogRate, vec![heads]),
         (Slot::RecurrentDecayBias, vec![heads]),
-        (Slot::RecurrentNorm, vec![net.value_dim]),
-    ]
+    ];
+    let all = rows.map(matrix).into_iter().chain(of_rule).chain(others).chain(taps);
+    all.chain(biases.into_iter().filter(|_| has_bias)).collect()
 }
 
 fn short_conv_slots(conv: &ShortConvSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {

@@ -31,19 +31,10 @@ const WEIGHTS: [WeightRule; 21] = joined(
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = ModelSpec::llama(&c.with_default("partial_rotary_factor", 0.5))?;
     let mamba = recurrent::mamba2(c)?;
-    let attentions = c.indices("attn_layer_indices")?;
-    if !attentions.iter().any(|layer| (*layer as usize) < m.layers.len()) {
-        let found = c.raw("attn_layer_indices").cloned().unwrap_or_default();
-        return Err(c.ill_typed(
-            "attn_layer_indices",
-            &found,
-            "a list of layers that have attention",
-        ));
-    }
-    for (i, layer) in m.layers.iter_mut().enumerate() {
-        if !attentions.iter().any(|of_attention| *of_attention as usize == i) {
-            layer.mixer = Mixer::Recurrence(mamba);
-        }
-    }
+    const KEY: &str = "attn_layer_indices";
+    let attentions = c.indices(KEY)?;
+    let is_mamba = |i: usize| !attentions.iter().any(|layer| *layer as usize == i);
+    let is_mamba: Vec<bool> = (0..m.layers.len()).map(is_mamba).collect();
+    m.set_mixers(c, KEY, &is_mamba, &Mixer::Recurrence(mamba))?;
     Ok(m)
 }

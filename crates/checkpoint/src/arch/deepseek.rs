@@ -96,7 +96,7 @@ fn v3(c: &HfConfig) -> Result<ModelSpec> {
 fn glm_lite(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = of_turned(c)?;
     let dense = c.index_or("first_k_dense_replace", 1)?;
-    let kinds = ["sparse", "dense"];
+    let kinds = [&["sparse"][..], &["dense"]];
     let has_experts = m.layer_kinds(c, "mlp_layer_types", kinds, |i| i >= dense)?;
     let gating = biased_sigmoids(&c.with_default("routed_scaling_factor", 1.8))?;
     m.set_experts(c, "moe_intermediate_size", gating, |i| has_experts[i])?;

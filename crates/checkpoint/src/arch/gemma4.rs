@@ -64,7 +64,7 @@ const WEIGHTS: &[WeightRule] = &[
     expert_rows(Slot::ExpertDown(0), "model.layers.{i}.experts.down_proj"),
 ];
 
-const KINDS: [&str; 2] = ["sliding_attention", "full_attention"];
+const KINDS: [&[&str]; 2] = [&["sliding_attention"], &["full_attention"]];
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     if c.text_opt("use_bidirectional_attention")? == Some("all") {
@@ -72,8 +72,8 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     }
     // Absent, it would be 256, not hidden_size / num_attention_heads.
     let head_dim = c.count("head_dim")?;
-    let windowed = rope_of(c, KINDS[0], "default", (1e4, 1.0))?;
-    let global = rope_of(c, KINDS[1], "proportional", (1e6, 0.25))?;
+    let windowed = rope_of(c, KINDS[0][0], "default", (1e4, 1.0))?;
+    let global = rope_of(c, KINDS[1][0], "proportional", (1e6, 0.25))?;
     let mut m = ModelSpec::llama(&windowed)?;
     m.embed = EmbedSpec { scale: (m.hidden_size as f64).sqrt(), rounded: true, positions: None };
     m.head.tied = c.flag_or("tie_word_embeddings", true)?;

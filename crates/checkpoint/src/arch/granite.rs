@@ -97,7 +97,6 @@ fn shared(c: &HfConfig) -> Result<ModelSpec> {
 }
 
 fn hybrid(c: &HfConfig) -> Result<ModelSpec> {
-    let key = if c.contains("layers_block_type") { "layers_block_type" } else { "layer_types" };
     let mut m = match c.index_or("num_local_experts", 8)? {
         0 => {
             let width = c.bounded("shared_intermediate_size", MOST_WIDTH)?;
@@ -113,32 +112,13 @@ fn hybrid(c: &HfConfig) -> Result<ModelSpec> {
             return Err(c.unsupported(key, &other.into(), "; rope and nope are"));
         }
     }
-    let of_attention = layer_kinds(c, key, m.layers.len())?;
-    if of_attention.iter().all(|of_attention| *of_attention) {
-        return Ok(m);
-    }
-    let mamba = recurrent::mamba2(c)?;
-    for (layer, of_attention) in m.layers.iter_mut().zip(of_attention) {
-        if !of_attention {
-            layer.mixer = Mixer::Recurrence(mamba);
-        }
+    let key = recurrent::layers_key(c);
+    let kinds = [&["attention", "full_attention"][..], &["mamba", "linear_attention"]];
+    let of_attention = m.layer_kinds(c, key, kinds, |_| false)?;
+    let is_mamba: Vec<bool> = of_attention.iter().map(|of_attention| !of_attention).collect();
+    if is_mamba.contains(&true) {
+        let mamba = recurrent::mamba2(c)?;
+        m.set_mixers(c, key, &is_mamba, &Mixer::Recurrence(mamba))?;
     }
     Ok(m)
-}
-
-/// Of each layer whether it is an attention; some are.
-fn layer_kinds(c: &HfConfig, key: &str, layers: usize) -> Result<Vec<bool>> {
-    let kind = |name: &&str| match *name {
-        "attention" | "full_attention" => Ok(true),
-        "mamba" | "linear_attention" => Ok(false),
-        other => Err(c.unsupported(key, &other.into(), "; attention and mamba are")),
-    };
-    let kinds = c.texts_opt(key)?.unwrap_or_default();
-    let kinds = kinds.iter().map(kind).collect::<Result<Vec<_>>>()?;
-    if kinds.len() != layers || !kinds.contains(&true) {
-        let found = c.raw(key).cloned().unwrap_or_default();
-        let needed = "attention or mamba for each layer, and attention for one at least";
-        return Err(c.ill_typed(key, &found, needed));
-    }
-    Ok(kinds)
 }

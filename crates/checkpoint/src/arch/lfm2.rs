@@ -86,12 +86,8 @@ fn base(c: &HfConfig) -> Result<ModelSpec> {
     let by_default = |i: usize| {
         c.contains("full_attn_idxs") && !of_attention.iter().any(|layer| *layer as usize == i)
     };
-    let kinds = ["conv", "full_attention"];
+    let kinds = [&["conv"][..], &["full_attention"]];
     let is_conv = m.layer_kinds(&c, "layer_types", kinds, by_default)?;
-    if is_conv.iter().all(|is_conv| *is_conv) {
-        let found = c.raw("layer_types").cloned().unwrap_or_default();
-        return Err(c.ill_typed("layer_types", &found, "full_attention in one layer at least"));
-    }
     let taps = c.count_opt("conv_L_cache")?.unwrap_or(3);
     if !(2..=8).contains(&taps) {
         return Err(c.unsupported("conv_L_cache", &taps.into(), "; 2 to 8 are"));
@@ -100,10 +96,7 @@ fn base(c: &HfConfig) -> Result<ModelSpec> {
     if !channels.is_multiple_of(8) {
         return Err(c.unsupported("hidden_size", &channels.into(), "; multiples of 8 are"));
     }
-    for (layer, is_conv) in m.layers.iter_mut().zip(is_conv) {
-        if is_conv {
-            layer.mixer = Mixer::ShortConv(ShortConvSpec { channels, taps });
-        }
-    }
+    let conv = Mixer::ShortConv(ShortConvSpec { channels, taps });
+    m.set_mixers(&c, "layer_types", &is_conv, &conv)?;
     Ok(m)
 }

@@ -2,17 +2,12 @@
 //! experts of such; here a layer is one of the former two and what follows it.
 //! Source: transformers `models/nemotron_h`; NVIDIA, "Nemotron-H", 2025, arXiv 2504.03624.
 
-use super::{
-    Arch, deepseek,
-    recurrent::{check_groups, head_width, refuse_limits, taps},
-};
+use super::{Arch, deepseek, recurrent};
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{
-        FfnSpec, MOST_HEADS, MOST_LAYERS, MOST_WIDTH, Mixer, ModelSpec, RecurrenceSpec, RuleSpec,
-    },
-    weights::{Slot, WeightRule, rows, taps as taps_of, whole},
+    spec::{FfnSpec, MOST_LAYERS, MOST_WIDTH, Mixer, ModelSpec, RecurrenceSpec},
+    weights::{Slot, WeightRule, joined, whole},
 };
 
 pub(super) const ARCH: Arch = Arch {
@@ -20,54 +15,49 @@ pub(super) const ARCH: Arch = Arch {
     model_type: "nemotron_h",
     reads: &["attention_bias", "mlp_bias", "layer_types"],
     spec,
-    weights: WEIGHTS,
+    weights: &WEIGHTS,
     predicts_more: true,
     ..Arch::LIKE_LLAMA
 };
 
-const WEIGHTS: &[WeightRule] = &[
-    whole(Slot::Embed, "backbone.embeddings.weight"),
-    whole(Slot::FinalNorm, "backbone.norm_f.weight"),
-    whole(Slot::AttnNorm, "backbone.layers.{i}.norm.weight"),
-    whole(Slot::FfnNorm, "backbone.layers.{i}.norm.weight"),
-    whole(Slot::Q, "backbone.layers.{i}.mixer.q_proj.weight"),
-    whole(Slot::K, "backbone.layers.{i}.mixer.k_proj.weight"),
-    whole(Slot::V, "backbone.layers.{i}.mixer.v_proj.weight"),
-    whole(Slot::O, "backbone.layers.{i}.mixer.o_proj.weight"),
-    whole(Slot::QBias, "backbone.layers.{i}.mixer.q_proj.bias"),
-    whole(Slot::KBias, "backbone.layers.{i}.mixer.k_proj.bias"),
-    whole(Slot::VBias, "backbone.layers.{i}.mixer.v_proj.bias"),
-    whole(Slot::OBias, "backbone.layers.{i}.mixer.o_proj.bias"),
-    rows(Slot::RecurrentGate, "backbone.layers.{i}.mixer.in_proj.weight"),
-    rows(Slot::RecurrentV, "backbone.layers.{i}.mixer.in_proj.weight"),
-    rows(Slot::RecurrentK, "backbone.layers.{i}.mixer.in_proj.weight"),
-    rows(Slot::RecurrentQ, "backbone.layers.{i}.mixer.in_proj.weight"),
-    rows(Slot::RecurrentDecay, "backbone.layers.{i}.mixer.in_proj.weight"),
-    taps_of(Slot::RecurrentTapsV, "backbone.layers.{i}.mixer.conv1d.weight"),
-    taps_of(Slot::RecurrentTapsK, "backbone.layers.{i}.mixer.conv1d.weight"),
-    taps_of(Slot::RecurrentTapsQ, "backbone.layers.{i}.mixer.conv1d.weight"),
-    rows(Slot::RecurrentBiasV, "backbone.layers.{i}.mixer.conv1d.bias"),
-    rows(Slot::RecurrentBiasK, "backbone.layers.{i}.mixer.conv1d.bias"),
-    rows(Slot::RecurrentBiasQ, "backbone.layers.{i}.mixer.conv1d.bias"),
-    whole(Slot::RecurrentLogRate, "backbone.layers.{i}.mixer.A_log"),
-    whole(Slot::RecurrentDecayBias, "backbone.layers.{i}.mixer.dt_bias"),
-    whole(Slot::RecurrentSkip, "backbone.layers.{i}.mixer.D"),
-    whole(Slot::RecurrentNorm, "backbone.layers.{i}.mixer.norm.weight"),
-    whole(Slot::RecurrentOut, "backbone.layers.{i}.mixer.out_proj.weight"),
-    whole(Slot::Up, "backbone.layers.{i}.mixer.up_proj.weight"),
-    whole(Slot::Down, "backbone.layers.{i}.mixer.down_proj.weight"),
-    whole(Slot::UpBias, "backbone.layers.{i}.mixer.up_proj.bias"),
-    whole(Slot::DownBias, "backbone.layers.{i}.mixer.down_proj.bias"),
-    whole(Slot::Router, "backbone.layers.{i}.mixer.gate.weight"),
-    whole(Slot::RouterCorrection, "backbone.layers.{i}.mixer.gate.e_score_correction_bias"),
-    whole(Slot::SharedUp, "backbone.layers.{i}.mixer.shared_experts.up_proj.weight"),
-    whole(Slot::SharedDown, "backbone.layers.{i}.mixer.shared_experts.down_proj.weight"),
-    whole(Slot::ExpertUp(0), "backbone.layers.{i}.mixer.experts.{e}.up_proj.weight"),
-    whole(Slot::ExpertDown(0), "backbone.layers.{i}.mixer.experts.{e}.down_proj.weight"),
-];
+const WEIGHTS: [WeightRule; 38] = joined(
+    [
+        whole(Slot::Embed, "backbone.embeddings.weight"),
+        whole(Slot::FinalNorm, "backbone.norm_f.weight"),
+        whole(Slot::AttnNorm, "backbone.layers.{i}.norm.weight"),
+        whole(Slot::FfnNorm, "backbone.layers.{i}.norm.weight"),
+        whole(Slot::Q, "backbone.layers.{i}.mixer.q_proj.weight"),
+        whole(Slot::K, "backbone.layers.{i}.mixer.k_proj.weight"),
+        whole(Slot::V, "backbone.layers.{i}.mixer.v_proj.weight"),
+        whole(Slot::O, "backbone.layers.{i}.mixer.o_proj.weight"),
+        whole(Slot::QBias, "backbone.layers.{i}.mixer.q_proj.bias"),
+        whole(Slot::KBias, "backbone.layers.{i}.mixer.k_proj.bias"),
+        whole(Slot::VBias, "backbone.layers.{i}.mixer.v_proj.bias"),
+        whole(Slot::OBias, "backbone.layers.{i}.mixer.o_proj.bias"),
+        whole(Slot::Up, "backbone.layers.{i}.mixer.up_proj.weight"),
+        whole(Slot::Down, "backbone.layers.{i}.mixer.down_proj.weight"),
+        whole(Slot::UpBias, "backbone.layers.{i}.mixer.up_proj.bias"),
+        whole(Slot::DownBias, "backbone.layers.{i}.mixer.down_proj.bias"),
+        whole(Slot::Router, "backbone.layers.{i}.mixer.gate.weight"),
+        whole(Slot::RouterCorrection, "backbone.layers.{i}.mixer.gate.e_score_correction_bias"),
+        whole(Slot::SharedUp, "backbone.layers.{i}.mixer.shared_experts.up_proj.weight"),
+        whole(Slot::SharedDown, "backbone.layers.{i}.mixer.shared_experts.down_proj.weight"),
+        whole(Slot::ExpertUp(0), "backbone.layers.{i}.mixer.experts.{e}.up_proj.weight"),
+        whole(Slot::ExpertDown(0), "backbone.layers.{i}.mixer.experts.{e}.down_proj.weight"),
+    ],
+    recurrent::MIXER,
+);
 
-const NAMES: &[(&str, &str)] =
-    &[("rms_norm_eps", "layer_norm_epsilon"), ("hidden_act", "mlp_hidden_act")];
+const NAMES: &[(&str, &str)] = &[
+    ("rms_norm_eps", "layer_norm_epsilon"),
+    ("hidden_act", "mlp_hidden_act"),
+    ("mamba_n_heads", "mamba_num_heads"),
+    ("mamba_n_groups", "n_groups"),
+    ("mamba_d_state", "ssm_state_size"),
+    ("mamba_d_head", "mamba_head_dim"),
+    ("mamba_d_conv", "conv_kernel"),
+    ("mamba_conv_bias", "use_conv_bias"),
+];
 
 /// What a stored layer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +105,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
 /// What each stored layer is, and the key that says so.
 fn stored_kinds(c: &HfConfig) -> Result<(Vec<Kind>, &'static str)> {
     const PATTERN: &str = "hybrid_override_pattern";
-    let key = if c.contains("layers_block_type") { "layers_block_type" } else { "layer_types" };
+    let key = recurrent::layers_key(c);
     let kind = |name: &str| match name {
         "M" | "mamba" | "mamba2" | "linear_attention" => Some(Kind::Mamba),
         "*" | "attention" | "full_attention" => Some(Kind::Attention),
@@ -177,22 +167,11 @@ fn pairs(c: &HfConfig, kinds: &[Kind], key: &str) -> Result<(Vec<Pair>, Vec<[usi
 }
 
 fn mamba(c: &HfConfig) -> Result<RecurrenceSpec> {
-    for key in ["use_bias", "mamba_proj_bias"] {
-        c.refuse(key)?;
-    }
-    refuse_limits(c)?;
+    c.refuse("use_bias")?;
     deepseek::expect(c, "mamba_hidden_act", "silu")?;
-    let net = RecurrenceSpec {
-        key_heads: c.bounded("n_groups", MOST_HEADS)?,
-        value_heads: c.bounded("mamba_num_heads", MOST_HEADS)?,
-        key_dim: head_width(c, "ssm_state_size")?,
-        value_dim: head_width(c, "mamba_head_dim")?,
-        taps: taps(c, "conv_kernel")?,
-        rule: RuleSpec::Mamba2 { conv_bias: c.flag_or("use_conv_bias", true)? },
-        eps: c.float("rms_norm_eps")?,
-    };
-    check_groups(c, &net, ["mamba_num_heads", "n_groups"])?;
-    Ok(net)
+    // Bamba's default is another one.
+    c.count("mamba_d_head")?;
+    recurrent::mamba2(c)
 }
 
 /// The expert that every token goes to.

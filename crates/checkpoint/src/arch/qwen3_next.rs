@@ -4,7 +4,7 @@
 
 use super::{
     Arch, Around, qwen2_moe,
-    recurrent::{head_width, taps},
+    recurrent::{check_groups, head_width, taps},
 };
 use crate::{
     config::HfConfig,
@@ -106,17 +106,9 @@ fn base(c: &HfConfig) -> Result<ModelSpec> {
     let net = delta_net(c)?;
     let interval = c.count_opt("full_attention_interval")?.unwrap_or(4);
     let by_default = |i: usize| !(i + 1).is_multiple_of(interval);
-    let kinds = ["linear_attention", "full_attention"];
+    let kinds = [&["linear_attention"][..], &["full_attention"]];
     let is_linear = m.layer_kinds(c, "layer_types", kinds, by_default)?;
-    if is_linear.iter().all(|is_linear| *is_linear) {
-        let found = c.raw("layer_types").cloned().unwrap_or_default();
-        return Err(c.ill_typed("layer_types", &found, "full_attention in one layer at least"));
-    }
-    for (layer, is_linear) in m.layers.iter_mut().zip(is_linear) {
-        if is_linear {
-            layer.mixer = Mixer::Recurrence(net);
-        }
-    }
+    m.set_mixers(c, "layer_types", &is_linear, &Mixer::Recurrence(net))?;
     Ok(m)
 }
 
@@ -135,9 +127,7 @@ fn delta_net(c: &HfConfig) -> Result<RecurrenceSpec> {
         rule: RuleSpec::Delta,
         eps: c.float("rms_norm_eps")?,
     };
-    if !net.value_heads.is_multiple_of(net.key_heads) {
-        let (key, found) = ("linear_num_value_heads", net.value_heads.into());
-        return Err(c.ill_typed(key, &found, "a multiple of linear_num_key_heads"));
-    }
+    let needed = "a multiple of linear_num_key_heads";
+    check_groups(c, &net, "linear_num_value_heads", needed)?;
     Ok(net)
 }

@@ -7,25 +7,34 @@ use crate::{
     weights::{Slot, WeightRule, rows, taps as taps_of, whole},
 };
 
-/// Where layers have Mamba-2 that call it so.
-pub(super) const MAMBA: [WeightRule; 16] = [
-    rows(Slot::RecurrentGate, "model.layers.{i}.mamba.in_proj.weight"),
-    rows(Slot::RecurrentV, "model.layers.{i}.mamba.in_proj.weight"),
-    rows(Slot::RecurrentK, "model.layers.{i}.mamba.in_proj.weight"),
-    rows(Slot::RecurrentQ, "model.layers.{i}.mamba.in_proj.weight"),
-    rows(Slot::RecurrentDecay, "model.layers.{i}.mamba.in_proj.weight"),
-    taps_of(Slot::RecurrentTapsV, "model.layers.{i}.mamba.conv1d.weight"),
-    taps_of(Slot::RecurrentTapsK, "model.layers.{i}.mamba.conv1d.weight"),
-    taps_of(Slot::RecurrentTapsQ, "model.layers.{i}.mamba.conv1d.weight"),
-    rows(Slot::RecurrentBiasV, "model.layers.{i}.mamba.conv1d.bias"),
-    rows(Slot::RecurrentBiasK, "model.layers.{i}.mamba.conv1d.bias"),
-    rows(Slot::RecurrentBiasQ, "model.layers.{i}.mamba.conv1d.bias"),
-    whole(Slot::RecurrentLogRate, "model.layers.{i}.mamba.A_log"),
-    whole(Slot::RecurrentDecayBias, "model.layers.{i}.mamba.dt_bias"),
-    whole(Slot::RecurrentSkip, "model.layers.{i}.mamba.D"),
-    whole(Slot::RecurrentNorm, "model.layers.{i}.mamba.norm.weight"),
-    whole(Slot::RecurrentOut, "model.layers.{i}.mamba.out_proj.weight"),
-];
+/// Where a layer's Mamba-2 is that has this name.
+macro_rules! mamba_weights {
+    ($name:literal) => {
+        [
+            rows(Slot::RecurrentGate, concat!($name, ".in_proj.weight")),
+            rows(Slot::RecurrentV, concat!($name, ".in_proj.weight")),
+            rows(Slot::RecurrentK, concat!($name, ".in_proj.weight")),
+            rows(Slot::RecurrentQ, concat!($name, ".in_proj.weight")),
+            rows(Slot::RecurrentDecay, concat!($name, ".in_proj.weight")),
+            taps_of(Slot::RecurrentTapsV, concat!($name, ".conv1d.weight")),
+            taps_of(Slot::RecurrentTapsK, concat!($name, ".conv1d.weight")),
+            taps_of(Slot::RecurrentTapsQ, concat!($name, ".conv1d.weight")),
+            rows(Slot::RecurrentBiasV, concat!($name, ".conv1d.bias")),
+            rows(Slot::RecurrentBiasK, concat!($name, ".conv1d.bias")),
+            rows(Slot::RecurrentBiasQ, concat!($name, ".conv1d.bias")),
+            whole(Slot::RecurrentLogRate, concat!($name, ".A_log")),
+            whole(Slot::RecurrentDecayBias, concat!($name, ".dt_bias")),
+            whole(Slot::RecurrentSkip, concat!($name, ".D")),
+            whole(Slot::RecurrentNorm, concat!($name, ".norm.weight")),
+            whole(Slot::RecurrentOut, concat!($name, ".out_proj.weight")),
+        ]
+    };
+}
+
+/// Of Bamba and Granite.
+pub(super) const MAMBA: [WeightRule; 16] = mamba_weights!("model.layers.{i}.mamba");
+/// Of Nemotron-H.
+pub(super) const MIXER: [WeightRule; 16] = mamba_weights!("backbone.layers.{i}.mixer");
 
 /// Mamba-2 by Bamba's keys.
 pub(super) fn mamba2(c: &HfConfig) -> Result<RecurrenceSpec> {
@@ -47,24 +56,30 @@ pub(super) fn mamba2(c: &HfConfig) -> Result<RecurrenceSpec> {
         rule: RuleSpec::Mamba2 { conv_bias: c.flag_or("mamba_conv_bias", true)? },
         eps: c.float("rms_norm_eps")?,
     };
-    check_groups(c, &net, ["mamba_n_heads", "mamba_n_groups"])?;
+    check_groups(c, &net, "mamba_n_heads", "a multiple of the number of groups")?;
     Ok(net)
 }
 
-/// Fails unless each group has as many heads.
+/// Fails unless each head of keys belongs to as many heads of values, of which `heads` says how many there are.
 pub(super) fn check_groups(
     c: &HfConfig,
     net: &RecurrenceSpec,
-    [heads, groups]: [&str; 2],
+    heads: &str,
+    needed: &'static str,
 ) -> Result<()> {
-    if net.value_heads.is_multiple_of(net.key_heads) {
-        return Ok(());
+    match net.value_heads.is_multiple_of(net.key_heads) {
+        true => Ok(()),
+        false => Err(c.ill_typed(heads, &net.value_heads.into(), needed)),
     }
-    Err(c.unsupported(heads, &net.value_heads.into(), &format!("; multiples of {groups} are")))
+}
+
+/// The key that says what each layer is: transformers 5 has another name for some.
+pub(super) fn layers_key(c: &HfConfig) -> &'static str {
+    if c.contains("layers_block_type") { "layers_block_type" } else { "layer_types" }
 }
 
 /// Refuses limits of the times for which values count, but none at all.
-pub(super) fn refuse_limits(c: &HfConfig) -> Result<()> {
+fn refuse_limits(c: &HfConfig) -> Result<()> {
     const KEY: &str = "time_step_limit";
     let Some(limits) = c.raw(KEY) else { return Ok(()) };
     let is_open = |end: &serde_json::Value| {

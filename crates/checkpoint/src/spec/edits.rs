@@ -174,29 +174,47 @@ impl ModelSpec {
         window: usize,
         by_default: impl Fn(usize) -> bool,
     ) -> Result<()> {
-        let kinds = ["sliding_attention", "full_attention"];
+        let kinds = [&["sliding_attention"][..], &["full_attention"]];
         let sliding = self.layer_kinds(c, "layer_types", kinds, by_default)?;
         self.each_attention(|i, a| a.window = sliding[i].then_some(window));
         Ok(())
     }
 
-    /// Of each layer whether the list `key` calls it by the first of two names and not by the second, or, where the configuration
+    /// Gives the layers for which `of` says so this mixer in place of their attention, of which one is left; `key` is what the configuration
+    /// says of it.
+    pub(crate) fn set_mixers(
+        &mut self,
+        c: &HfConfig,
+        key: &str,
+        of: &[bool],
+        mixer: &Mixer,
+    ) -> Result<()> {
+        if of.iter().all(|of| *of) {
+            let found = c.raw(key).cloned().unwrap_or_default();
+            return Err(c.ill_typed(key, &found, "full_attention in one layer at least"));
+        }
+        let layers = self.layers.iter_mut().zip(of);
+        layers.filter(|(_, of)| **of).for_each(|(layer, _)| layer.mixer = mixer.clone());
+        Ok(())
+    }
+
+    /// Of each layer whether the list `key` calls it by one of the first names and not by one of the second, or, where the configuration
     /// has no such list, what `by_default` says.
     pub(crate) fn layer_kinds(
         &self,
         c: &HfConfig,
         key: &str,
-        [first, second]: [&str; 2],
+        [first, second]: [&[&str]; 2],
         by_default: impl Fn(usize) -> bool,
     ) -> Result<Vec<bool>> {
         let Some(types) = c.texts_opt(key)? else {
             return Ok((0..self.layers.len()).map(by_default).collect());
         };
         let kind = |i: usize| match types.get(i) {
-            Some(kind) if *kind == first => Ok(true),
-            Some(kind) if *kind == second => Ok(false),
+            Some(kind) if first.contains(kind) => Ok(true),
+            Some(kind) if second.contains(kind) => Ok(false),
             Some(&other) => {
-                let hint = format!("; {first} and {second} are");
+                let hint = format!("; {} and {} are", first[0], second[0]);
                 Err(c.unsupported(key, &other.into(), &hint))
             }
             None => {

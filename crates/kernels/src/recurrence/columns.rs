@@ -117,10 +117,12 @@ impl Tokens<'_> {
         unsafe {
             // S^T k of the next token, but for what that multiplies S by.
             let mut known = [zero; V];
-            for i in 0..if CORRECTS { key_dim } else { 0 } {
-                let k = s.splat(*self.k.get_unchecked(i));
-                for (j, known) in known.iter_mut().enumerate() {
-                    *known = s.fma(s.load(matrix.add(i * distance + j * LANES)), k, *known);
+            if CORRECTS {
+                for i in 0..key_dim {
+                    let k = s.splat(*self.k.get_unchecked(i));
+                    for (j, known) in known.iter_mut().enumerate() {
+                        *known = s.fma(s.load(matrix.add(i * distance + j * LANES)), k, *known);
+                    }
                 }
             }
             for token in 0..self.factors.len() {
