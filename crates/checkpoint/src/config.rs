@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(c.raw("a").unwrap().to_string(), "[0.0,null,null,null]");
         assert_eq!(c.text_opt("b").unwrap(), Some("\\\"Infinity\""));
         assert_eq!(c.text_opt("c").unwrap(), Some("NaN"));
-        let error = HfConfig::parse("config.json", b"{\"a\": Infinit}").unwrap_err().to_string();
+        let error = HfConfig::parse("config.json", b"{\"a\": Infini}").unwrap_err().to_string();
         assert!(error.contains("line 1 column 7"), "{error}");
         assert!(HfConfig::parse("config.json", b"{\"a\": \"\\").is_err());
     }
