@@ -16,19 +16,21 @@ use crate::{
     config::HfConfig,
     error::{Error, Result},
     quantization::Scheme,
-    spec::{ModelSpec, NormKind},
-    weights::WeightRule,
+    spec::{Mixer, ModelSpec, NormKind},
+    weights::{TensorPlan, WeightRule},
 };
 
+mod arch;
 mod config;
 mod header;
+mod keys;
 mod names;
 mod tensor_type;
 mod tokenizer;
 
 pub(crate) use tokenizer::{KIMI as KIMI_SPLITTING, byte_level_steps};
 
-use config::GgufArch;
+use arch::GgufArch;
 use header::{Header, Place};
 pub use tensor_type::GgufType;
 
@@ -152,7 +154,7 @@ impl Gguf {
             }
         }
         let metadata = metadata.expect("there is at least one file");
-        let arch = config::find(&metadata)?;
+        let arch = arch::find(&metadata)?;
         Ok(Self { folder, files, metadata, arch, tensors, divisors: HashMap::new() })
     }
 
@@ -227,6 +229,16 @@ impl Gguf {
         names::COMMON
     }
 
+    /// Vectors may have further dimensions, such as one for each head.
+    pub(crate) fn set_stored_shape(&self, plan: &mut TensorPlan) {
+        let (Some(tensor), &[len]) = (self.tensors.get(&plan.name), plan.shape.as_slice()) else {
+            return;
+        };
+        if tensor.shape.iter().product::<usize>() == len {
+            plan.stored_shape.clone_from(&tensor.shape);
+        }
+    }
+
     /// How a matrix is stored; `None` where as plain numbers.
     pub(crate) fn scheme_of(&self, tensor: &str) -> Option<Scheme> {
         let tensor = self.tensors.get(tensor).filter(|tensor| tensor.shape.len() == 2)?;
@@ -247,13 +259,20 @@ impl Gguf {
             .map(|(kind, _)| Scheme::Gguf(kind))
     }
 
-    /// Whether a tensor is a part of the configuration.
-    pub(crate) fn is_configuration(name: &str) -> bool {
-        config::DIVISORS.contains(&name)
+    /// Whether a tensor is a part of the configuration, or of a layer behind the `layers` that are computed, where the file has such.
+    pub(crate) fn is_beside(&self, name: &str, layers: usize) -> bool {
+        let is_behind = || {
+            let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next());
+            layer.and_then(|layer| layer.parse().ok()).is_some_and(|layer: usize| layer >= layers)
+        };
+        let predicts_more =
+            self.metadata.contains(&format!("{}.nextn_predict_layers", self.arch.name));
+        config::DIVISORS.contains(&name) || (predicts_more && is_behind())
     }
 
     /// What the files hold otherwise than the architecture's own checkpoints: rows of q and k in the order of pairs of
-    /// neighbours, and norms with the one already added that others add while they run.
+    /// neighbours, norms with the one already added that others add while they run, and of recurrences the rates of decay and the order
+    /// of heads.
     pub(crate) fn adjust(&self, spec: &mut ModelSpec) {
         let plain = |kind: &mut NormKind| {
             if *kind == NormKind::RmsPlusOne {
@@ -263,6 +282,10 @@ impl Gguf {
         plain(&mut spec.final_norm.kind);
         for layer in &mut spec.layers {
             plain(&mut layer.norm.kind);
+            if let Mixer::Recurrence(net) = &mut layer.mixer {
+                let differ = net.value_heads > net.key_heads;
+                (net.log_rates, net.tiled) = (false, self.arch.tiled && differ);
+            }
         }
         spec.each_attention(|_, attention| {
             attention.qk_norm.iter_mut().for_each(|own| plain(&mut own.norm.kind));

@@ -257,6 +257,9 @@ impl Checkpoint {
                 (None, Some(quantization)) => quantization.scheme_of(tensor),
                 (None, None) => None,
             };
+            if let Some(gguf) = self.files.gguf() {
+                gguf.set_stored_shape(tensor);
+            }
             tensor.on_load = self.on_load.and_then(|kind| kind.of(tensor, self.spec.head.tied));
         }
         plan
@@ -272,7 +275,10 @@ impl Checkpoint {
     pub fn may_skip_tensor(&self, name: &str) -> bool {
         weights::may_skip(&self.spec, name)
             || self.arch.is_beside(name, self.spec.num_stored_layers())
-            || (self.files.gguf().is_some() && Gguf::is_configuration(name))
+            || self
+                .files
+                .gguf()
+                .is_some_and(|gguf| gguf.is_beside(name, self.spec.num_stored_layers()))
             || self.quantization.as_ref().is_some_and(|quantization| quantization.may_skip(name))
     }
 

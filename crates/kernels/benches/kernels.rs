@@ -371,11 +371,23 @@ fn full(value: f32, dims: &[usize]) -> Tensor {
 
 /// Decodes and a prompt through gated delta nets of Qwen3-Next-80B-A3B and Mamba-2 of Granite-4.0-H-Small, layer after layer.
 fn recurrences() {
-    let dims =
-        RecurrenceDims { key_heads: 16, value_heads: 32, key_dim: 128, value_dim: 128, kernel: 4 };
+    let dims = RecurrenceDims {
+        key_heads: 16,
+        value_heads: 32,
+        tiled: false,
+        key_dim: 128,
+        value_dim: 128,
+        kernel: 4,
+    };
     recurrence_of("delta net", dims, Rule::Delta { norm: full(1.0, &[128]), eps: 1e-6 });
-    let dims =
-        RecurrenceDims { key_heads: 1, value_heads: 128, key_dim: 128, value_dim: 64, kernel: 4 };
+    let dims = RecurrenceDims {
+        key_heads: 1,
+        value_heads: 128,
+        tiled: false,
+        key_dim: 128,
+        value_dim: 64,
+        kernel: 4,
+    };
     recurrence_of("Mamba-2", dims, Rule::Mamba2 { skip: full(1.0, &[128]) });
 }
 

@@ -26,8 +26,10 @@ const KERNEL: &str = "recurrence";
 pub struct RecurrenceDims {
     /// Heads of queries and keys.
     pub key_heads: usize,
-    /// Heads of values, each with a state of its own: a multiple of `key_heads`. As many neighbours have the same keys.
+    /// Heads of values, each with a state of its own: a multiple of `key_heads`.
     pub value_heads: usize,
+    /// Those with the same keys are `key_heads` apart, not neighbours.
+    pub tiled: bool,
     /// Elements of a query or a key, a multiple of 16.
     pub key_dim: usize,
     /// Elements of a value, a multiple of 16.
@@ -53,6 +55,14 @@ impl RecurrenceDims {
     #[must_use]
     pub fn width(&self) -> usize {
         self.channels() + self.values()
+    }
+
+    /// The head of keys that a head of values has.
+    pub(crate) fn key_head(&self, head: usize) -> usize {
+        match self.tiled {
+            true => head % self.key_heads,
+            false => head / (self.value_heads / self.key_heads),
+        }
     }
 
     /// Numbers of a token's keys.
@@ -285,8 +295,8 @@ impl Step<'_> {
         let mut out = Vec::with_capacity(len);
         let shared_out = SharedMut::new(&mut out.spare_capacity_mut()[..len]);
         let matrices = SharedMut::of(matrices);
-        // Heads that have the same keys share the work for them, as many as leave each thread some of these.
-        let per_key = dims.value_heads / dims.key_heads;
+        // Neighbours that have the same keys share the work for them, as many as leave each thread some of these.
+        let per_key = if dims.tiled { 1 } else { dims.value_heads / dims.key_heads };
         let suffices = |together: &usize| {
             let units = self.sequences.len() * (dims.value_heads / together);
             per_key.is_multiple_of(*together) && units >= 2 * threads::available()

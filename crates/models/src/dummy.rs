@@ -122,6 +122,7 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
         | Slot::RecurrentGate => (0.0, width(fan_in)),
         Slot::RecurrentBeta | Slot::RecurrentDecay => (0.0, width(fan_in)),
         // States that forget in some tens of tokens.
+        Slot::RecurrentLogRate if spec.recurrences().any(|net| !net.log_rates) => (-1.0, 0.0),
         Slot::RecurrentLogRate => (0.0, width(0.5)),
         Slot::RecurrentDecayBias => (-3.0, width(0.5)),
         Slot::RecurrentTapsQ | Slot::RecurrentTapsK | Slot::RecurrentTapsV | Slot::ConvTaps => {

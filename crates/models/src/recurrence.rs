@@ -32,11 +32,12 @@ impl<M: Matrix> Recurrence<M> {
         let mut exact = |part| -> Result<Tensor> {
             Ok(parts.exact(layer, part)?.expect("the plan holds every vector of the spec"))
         };
-        let (conv, a_log, dt_bias) = (
+        let (conv, rates, dt_bias) = (
             exact(Part::RecurrentTaps)?.reshape((spec.channels(), spec.taps))?,
             exact(Part::RecurrentLogRate)?,
             exact(Part::RecurrentDecayBias)?,
         );
+        let a_log = if spec.log_rates { rates } else { rates.neg()?.log()? };
         let rule = match spec.rule {
             RuleSpec::Delta => {
                 Rule::Delta { norm: exact(Part::RecurrentNorm)?, eps: spec.eps as f32 }
@@ -104,6 +105,7 @@ pub(crate) fn recurrence_dims(spec: &RecurrenceSpec) -> RecurrenceDims {
     RecurrenceDims {
         key_heads: spec.key_heads,
         value_heads: spec.value_heads,
+        tiled: spec.tiled,
         key_dim: spec.key_dim,
         value_dim: spec.value_dim,
         kernel: spec.taps,

@@ -125,6 +125,8 @@ fn delta_net(c: &HfConfig) -> Result<RecurrenceSpec> {
         value_dim: head_width(c, "linear_value_head_dim")?,
         taps: taps(c, "linear_conv_kernel_dim")?,
         rule: RuleSpec::Delta,
+        tiled: false,
+        log_rates: true,
         eps: c.float("rms_norm_eps")?,
     };
     let needed = "a multiple of linear_num_key_heads";

@@ -54,6 +54,8 @@ pub(super) fn mamba2(c: &HfConfig) -> Result<RecurrenceSpec> {
         value_dim: head_width(c, "mamba_d_head")?,
         taps: taps(c, "mamba_d_conv")?,
         rule: RuleSpec::Mamba2 { conv_bias: c.flag_or("mamba_conv_bias", true)? },
+        tiled: false,
+        log_rates: true,
         eps: c.float("rms_norm_eps")?,
     };
     check_groups(c, &net, "mamba_n_heads", "a multiple of the number of groups")?;

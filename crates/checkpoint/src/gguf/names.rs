@@ -6,10 +6,13 @@ use crate::weights::{Slot, WeightRule, experts, heads, rows, whole};
 pub(super) const COMMON: &[WeightRule] = &[
     whole(Slot::Embed, "token_embd.weight"),
     whole(Slot::FinalNorm, "output_norm.weight"),
+    whole(Slot::FinalNormBias, "output_norm.bias"),
     whole(Slot::Head, "output.weight"),
     whole(Slot::AttnNorm, "blk.{i}.attn_norm.weight"),
+    whole(Slot::AttnNormBias, "blk.{i}.attn_norm.bias"),
     whole(Slot::AttnPostNorm, "blk.{i}.post_attention_norm.weight"),
     whole(Slot::FfnNorm, "blk.{i}.ffn_norm.weight"),
+    whole(Slot::FfnNormBias, "blk.{i}.ffn_norm.bias"),
     whole(Slot::FfnPostNorm, "blk.{i}.post_ffw_norm.weight"),
     whole(Slot::Q, "blk.{i}.attn_q.weight"),
     whole(Slot::K, "blk.{i}.attn_k.weight"),
@@ -27,25 +30,89 @@ pub(super) const COMMON: &[WeightRule] = &[
     whole(Slot::GateBias, "blk.{i}.ffn_gate.bias"),
     whole(Slot::UpBias, "blk.{i}.ffn_up.bias"),
     whole(Slot::DownBias, "blk.{i}.ffn_down.bias"),
-];
-
-/// The matrices of all experts of a layer, one behind the other.
-pub(super) const EXPERTS: &[WeightRule] = &[
     whole(Slot::Router, "blk.{i}.ffn_gate_inp.weight"),
+    whole(Slot::RouterCorrection, "blk.{i}.exp_probs_b.bias"),
+    whole(Slot::SharedScore, "blk.{i}.ffn_gate_inp_shexp.weight"),
+    whole(Slot::SharedGate, "blk.{i}.ffn_gate_shexp.weight"),
+    whole(Slot::SharedUp, "blk.{i}.ffn_up_shexp.weight"),
+    whole(Slot::SharedDown, "blk.{i}.ffn_down_shexp.weight"),
+    // The matrices of all experts of a layer, one behind the other.
     rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_exps.weight"),
     rows(Slot::ExpertUp(0), "blk.{i}.ffn_up_exps.weight"),
     rows(Slot::ExpertDown(0), "blk.{i}.ffn_down_exps.weight"),
+    rows(Slot::RecurrentTapsQ, "blk.{i}.ssm_conv1d.weight"),
+    rows(Slot::RecurrentTapsK, "blk.{i}.ssm_conv1d.weight"),
+    rows(Slot::RecurrentTapsV, "blk.{i}.ssm_conv1d.weight"),
+    rows(Slot::RecurrentBiasQ, "blk.{i}.ssm_conv1d.bias"),
+    rows(Slot::RecurrentBiasK, "blk.{i}.ssm_conv1d.bias"),
+    rows(Slot::RecurrentBiasV, "blk.{i}.ssm_conv1d.bias"),
+    whole(Slot::RecurrentLogRate, "blk.{i}.ssm_a"),
+    whole(Slot::RecurrentDecayBias, "blk.{i}.ssm_dt.bias"),
+    whole(Slot::RecurrentSkip, "blk.{i}.ssm_d"),
+    whole(Slot::RecurrentNorm, "blk.{i}.ssm_norm.weight"),
+    whole(Slot::RecurrentOut, "blk.{i}.ssm_out.weight"),
+];
+
+/// Of layers with one norm between attention and feed-forward, which has the name of one after the attention.
+pub(super) const NORM_AFTER_ATTENTION: &[WeightRule] =
+    &[whole(Slot::FfnNorm, "blk.{i}.post_attention_norm.weight")];
+
+/// Gate and what it gates in one tensor.
+pub(super) const FUSED_GATES: &[WeightRule] =
+    &[rows(Slot::Gate, "blk.{i}.ffn_up.weight"), rows(Slot::Up, "blk.{i}.ffn_up.weight")];
+
+/// Qwen3-Next's and Qwen3.5's; each head's queries lie beside the gate of what it makes.
+pub(super) const QWEN3_NEXT: &[WeightRule] = &[
+    whole(Slot::FfnNorm, "blk.{i}.post_attention_norm.weight"),
+    heads(Slot::Q, "blk.{i}.attn_q.weight"),
+    heads(Slot::AttnGate, "blk.{i}.attn_q.weight"),
+    rows(Slot::RecurrentQ, "blk.{i}.attn_qkv.weight"),
+    rows(Slot::RecurrentK, "blk.{i}.attn_qkv.weight"),
+    rows(Slot::RecurrentV, "blk.{i}.attn_qkv.weight"),
+    whole(Slot::RecurrentGate, "blk.{i}.attn_gate.weight"),
+    whole(Slot::RecurrentBeta, "blk.{i}.ssm_beta.weight"),
+    heads(Slot::RecurrentBeta, "blk.{i}.ssm_ba.weight"),
+    whole(Slot::RecurrentDecay, "blk.{i}.ssm_alpha.weight"),
+    heads(Slot::RecurrentDecay, "blk.{i}.ssm_ba.weight"),
+];
+
+/// LFM2's.
+pub(super) const LFM2: &[WeightRule] = &[
+    whole(Slot::FinalNorm, "token_embd_norm.weight"),
+    rows(Slot::ConvB, "blk.{i}.shortconv.in_proj.weight"),
+    rows(Slot::ConvC, "blk.{i}.shortconv.in_proj.weight"),
+    rows(Slot::ConvX, "blk.{i}.shortconv.in_proj.weight"),
+    rows(Slot::ConvTaps, "blk.{i}.shortconv.conv.weight"),
+    whole(Slot::ConvOut, "blk.{i}.shortconv.out_proj.weight"),
+];
+
+/// Mamba-2's.
+pub(super) const MAMBA: &[WeightRule] =
+    &[MAMBA_IN[0], MAMBA_IN[1], MAMBA_IN[2], MAMBA_IN[3], MAMBA_IN[4]];
+
+const MAMBA_IN: [WeightRule; 5] = [
+    rows(Slot::RecurrentGate, "blk.{i}.ssm_in.weight"),
+    rows(Slot::RecurrentV, "blk.{i}.ssm_in.weight"),
+    rows(Slot::RecurrentK, "blk.{i}.ssm_in.weight"),
+    rows(Slot::RecurrentQ, "blk.{i}.ssm_in.weight"),
+    rows(Slot::RecurrentDecay, "blk.{i}.ssm_in.weight"),
+];
+
+/// Nemotron-H's, of which each stored layer has one norm.
+pub(super) const NEMOTRON_H: &[WeightRule] = &[
+    whole(Slot::FfnNorm, "blk.{i}.attn_norm.weight"),
+    MAMBA_IN[0],
+    MAMBA_IN[1],
+    MAMBA_IN[2],
+    MAMBA_IN[3],
+    MAMBA_IN[4],
 ];
 
 /// Those of gpt-oss, with biases; the norm before them has another name.
 pub(super) const GPT_OSS: &[WeightRule] = &[
     whole(Slot::FfnNorm, "blk.{i}.post_attention_norm.weight"),
     whole(Slot::Sinks, "blk.{i}.attn_sinks.weight"),
-    whole(Slot::Router, "blk.{i}.ffn_gate_inp.weight"),
     whole(Slot::RouterBias, "blk.{i}.ffn_gate_inp.bias"),
-    rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_exps.weight"),
-    rows(Slot::ExpertUp(0), "blk.{i}.ffn_up_exps.weight"),
-    rows(Slot::ExpertDown(0), "blk.{i}.ffn_down_exps.weight"),
     experts(Slot::ExpertGateBias(0), "blk.{i}.ffn_gate_exps.bias"),
     experts(Slot::ExpertUpBias(0), "blk.{i}.ffn_up_exps.bias"),
     experts(Slot::ExpertDownBias(0), "blk.{i}.ffn_down_exps.bias"),
@@ -62,14 +129,6 @@ pub(super) const DEEPSEEK2: &[WeightRule] = &[
     heads(Slot::KeyUp, "blk.{i}.attn_kv_b.weight"),
     whole(Slot::ValueUp, "blk.{i}.attn_v_b.weight"),
     heads(Slot::ValueUp, "blk.{i}.attn_kv_b.weight"),
-    whole(Slot::Router, "blk.{i}.ffn_gate_inp.weight"),
-    whole(Slot::RouterCorrection, "blk.{i}.exp_probs_b.bias"),
-    whole(Slot::SharedGate, "blk.{i}.ffn_gate_shexp.weight"),
-    whole(Slot::SharedUp, "blk.{i}.ffn_up_shexp.weight"),
-    whole(Slot::SharedDown, "blk.{i}.ffn_down_shexp.weight"),
-    rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_exps.weight"),
-    rows(Slot::ExpertUp(0), "blk.{i}.ffn_up_exps.weight"),
-    rows(Slot::ExpertDown(0), "blk.{i}.ffn_down_exps.weight"),
 ];
 
 /// Gemma 4's; experts of most files have gate and up in one tensor, expert by expert.
@@ -85,7 +144,6 @@ pub(super) const GEMMA4: &[WeightRule] = &[
     whole(Slot::SharedUp, "blk.{i}.ffn_up.weight"),
     whole(Slot::SharedDown, "blk.{i}.ffn_down.weight"),
     whole(Slot::SharedPostNorm, "blk.{i}.post_ffw_norm_1.weight"),
-    whole(Slot::Router, "blk.{i}.ffn_gate_inp.weight"),
     whole(Slot::RouterNorm, "blk.{i}.ffn_gate_inp.scale"),
     whole(Slot::RouterScales, "blk.{i}.ffn_down_exps.scale"),
     whole(Slot::ExpertsNorm, "blk.{i}.pre_ffw_norm_2.weight"),
@@ -94,7 +152,6 @@ pub(super) const GEMMA4: &[WeightRule] = &[
     rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_exps.weight"),
     rows(Slot::ExpertUp(0), "blk.{i}.ffn_gate_up_exps.weight"),
     rows(Slot::ExpertUp(0), "blk.{i}.ffn_up_exps.weight"),
-    rows(Slot::ExpertDown(0), "blk.{i}.ffn_down_exps.weight"),
 ];
 
 /// Phi-3's fused tensors.
@@ -102,6 +159,6 @@ pub(super) const PHI3: &[WeightRule] = &[
     rows(Slot::Q, "blk.{i}.attn_qkv.weight"),
     rows(Slot::K, "blk.{i}.attn_qkv.weight"),
     rows(Slot::V, "blk.{i}.attn_qkv.weight"),
-    rows(Slot::Gate, "blk.{i}.ffn_up.weight"),
-    rows(Slot::Up, "blk.{i}.ffn_up.weight"),
+    FUSED_GATES[0],
+    FUSED_GATES[1],
 ];

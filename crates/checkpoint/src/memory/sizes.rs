@@ -266,6 +266,10 @@ impl ModelSpec {
                     // Each rank has whole heads of keys, and so what is normed as one.
                     let (divides, count) = (splits(net.key_heads), net.key_heads);
                     heads = heads.or_else(|| unless(divides, count, "key heads of recurrences"));
+                    // Columns of what comes out would be apart.
+                    let together = ranks == 1 || !net.tiled;
+                    let what = "heads of values in the order of GGUF files";
+                    heads = heads.or_else(|| unless(together, net.value_heads, what));
                 }
                 Mixer::ShortConv(conv) => {
                     // Each rank has whole vectors of eight.

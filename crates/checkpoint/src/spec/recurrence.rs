@@ -26,6 +26,10 @@ pub struct RecurrenceSpec {
     pub taps: usize,
     /// How a token changes the states.
     pub rule: RuleSpec,
+    /// Heads of values that have the keys of one head are as many apart as there are heads of keys, not beside each other.
+    pub tiled: bool,
+    /// Rates of decay are stored as their logarithms, not negated as they are.
+    pub log_rates: bool,
     /// Added to the mean squares of what comes out, which is normed.
     pub eps: f64,
 }

@@ -21,7 +21,7 @@ pub fn recurrence(
     const KERNEL: &str = "recurrence";
     let launch = Launch::new(KERNEL, "input", input)?;
     let dims = net.dims;
-    let RecurrenceDims { key_heads, value_heads, key_dim, value_dim, kernel } = dims;
+    let RecurrenceDims { key_heads, value_heads, tiled, key_dim, value_dim, kernel } = dims;
     pool.config().check_dims(KERNEL, dims.into())?;
     let layer = pool.layer(KERNEL, layer)?;
     let (tokens, _) = Operand::new(KERNEL, "input", input).dims2("[tokens, width]")?;
@@ -65,7 +65,7 @@ pub fn recurrence(
         eps,
         rule: rule_code(&net.rule),
         dtype: launch.dtype_code(),
-        padding: 0,
+        tiled: tiled.into(),
     };
     if tokens * seqs == 0 {
         return Ok(());
@@ -103,7 +103,7 @@ pub fn copy_states(pool: &StatePool, pairs: &Tensor) -> Result<()> {
             ],
             count: count as i64,
             num_slots: pool.config().num_slots as u32,
-            padding: 0,
+            tiled: tiled.into(),
         };
         // SAFETY: the addresses were checked to hold whole slots, whose bytes are a multiple of 16 because heads are; the kernel
         // compares slots with `num_slots` before it copies.
@@ -139,7 +139,7 @@ struct RecurrenceArgs {
     eps: f32,
     rule: i32,
     dtype: i32,
-    padding: i32,
+    tiled: i32,
 }
 const _: () = assert!(size_of::<RecurrenceArgs>() == 152);
 

@@ -329,8 +329,14 @@ fn views_in_the_midst_of_a_vector_are_refused() {
 /// Sequences that begin and that go on, in pools of all dtypes, beside one that pads and ones that cannot be.
 #[test]
 fn recurrences_keep_the_states_of_their_sequences() {
-    let dims =
-        RecurrenceDims { key_heads: 1, value_heads: 2, key_dim: 32, value_dim: 32, kernel: 4 };
+    let dims = RecurrenceDims {
+        key_heads: 1,
+        value_heads: 2,
+        tiled: false,
+        key_dim: 32,
+        value_dim: 32,
+        kernel: 4,
+    };
     let numbers = |dims: &[usize], seed: usize| {
         let count = dims.iter().product();
         let numbers = (0..count).map(|i| ((i * 37 + seed) % 29) as f32 / 16.0 - 0.875);

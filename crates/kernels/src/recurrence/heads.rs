@@ -71,9 +71,9 @@ impl WithSimd for Heads<'_> {
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
         let (dims, weights) = (self.net.dims, self.weights);
-        let RecurrenceDims { key_heads, value_heads, key_dim, value_dim, .. } = dims;
+        let RecurrenceDims { value_heads, key_dim, value_dim, .. } = dims;
         let (width, channels) = (dims.width(), dims.channels());
-        let first_q = self.heads.start / (value_heads / key_heads) * key_dim;
+        let first_q = dims.key_head(self.heads.start) * key_dim;
         let first_k = dims.keys() + first_q;
         let first_v = 2 * dims.keys() + self.heads.start * value_dim;
         let Scratch { taps, q, k, v, out, block, factors } = self.scratch;

@@ -36,7 +36,7 @@ pub fn recurrence_reference(
     net: &Recurrence,
     state: &mut SequenceState,
 ) -> Result<Vec<f32>> {
-    let RecurrenceDims { key_heads, value_heads, key_dim, value_dim, kernel } = net.dims;
+    let RecurrenceDims { value_heads, key_dim, value_dim, kernel, .. } = net.dims;
     let (keys, channels) = (net.dims.keys(), net.dims.channels());
     let weights = net.weights()?;
     let silu = |x: f32| activation_reference(x, crate::Activation::Silu);
@@ -56,7 +56,7 @@ pub fn recurrence_reference(
         let (k, v) = rest.split_at(keys);
         let times = &gates[gates.len() - value_heads..];
         for head in 0..value_heads {
-            let key_head = head / (value_heads / key_heads) * key_dim;
+            let key_head = net.dims.key_head(head) * key_dim;
             let (q, k) = (&q[key_head..][..key_dim], &k[key_head..][..key_dim]);
             let v = &v[head * value_dim..][..value_dim];
             let z = &z[head * value_dim..][..value_dim];

@@ -8,11 +8,47 @@ use super::*;
 use crate::{StateConfig, copy_states};
 
 /// Few heads of the least size, and heads whose columns are no whole blocks.
-const DIMS: [RecurrenceDims; 4] = [
-    RecurrenceDims { key_heads: 1, value_heads: 2, key_dim: 16, value_dim: 16, kernel: 4 },
-    RecurrenceDims { key_heads: 2, value_heads: 6, key_dim: 32, value_dim: 80, kernel: 2 },
-    RecurrenceDims { key_heads: 3, value_heads: 3, key_dim: 80, value_dim: 48, kernel: 8 },
-    RecurrenceDims { key_heads: 1, value_heads: 2, key_dim: 128, value_dim: 128, kernel: 4 },
+const DIMS: [RecurrenceDims; 5] = [
+    RecurrenceDims {
+        key_heads: 1,
+        value_heads: 2,
+        tiled: false,
+        key_dim: 16,
+        value_dim: 16,
+        kernel: 4,
+    },
+    RecurrenceDims {
+        key_heads: 2,
+        value_heads: 6,
+        tiled: false,
+        key_dim: 32,
+        value_dim: 80,
+        kernel: 2,
+    },
+    RecurrenceDims {
+        key_heads: 2,
+        value_heads: 6,
+        tiled: true,
+        key_dim: 32,
+        value_dim: 80,
+        kernel: 2,
+    },
+    RecurrenceDims {
+        key_heads: 3,
+        value_heads: 3,
+        tiled: false,
+        key_dim: 80,
+        value_dim: 48,
+        kernel: 8,
+    },
+    RecurrenceDims {
+        key_heads: 1,
+        value_heads: 2,
+        tiled: false,
+        key_dim: 128,
+        value_dim: 128,
+        kernel: 4,
+    },
 ];
 
 fn numbers(count: usize, seed: usize, spread: f32) -> Vec<f32> {

@@ -9,8 +9,11 @@ use candlepower_kernels::{Recurrence, RecurrenceDims, Rule, StateConfig, sigmoid
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
 use crate::steps::{self, Mixer, Part, SLOTS};
 
+/// Heads of values of which those with the same keys are not neighbours.
+const TILED: usize = 6;
+
 /// Whether of Mamba-2; key heads, value heads, elements of a key and of a value, and taps.
-const DIMS: [(bool, [usize; 5]); 11] = [
+const DIMS: [(bool, [usize; 5]); 12] = [
     (false, [2, 4, 128, 128, 4]),
     (false, [1, 2, 128, 64, 4]),
     (false, [2, 2, 64, 128, 4]),
@@ -18,6 +21,7 @@ const DIMS: [(bool, [usize; 5]); 11] = [
     (false, [1, 2, 32, 64, 8]),
     (false, [2, 2, 32, 128, 3]),
     (false, [1, 1, 32, 256, 4]),
+    (false, [2, TILED, 64, 32, 4]),
     (true, [1, 4, 128, 64, 4]),
     (true, [2, 4, 128, 80, 4]),
     (true, [1, 3, 64, 64, 2]),
@@ -41,7 +45,8 @@ impl Pair {
         dtype: DType,
         random: &mut Random,
     ) -> Self {
-        let dims = RecurrenceDims { key_heads, value_heads, key_dim, value_dim, kernel };
+        let tiled = value_heads == TILED;
+        let dims = RecurrenceDims { key_heads, value_heads, tiled, key_dim, value_dim, kernel };
         let mut weight = |dims: &[usize]| {
             let numbers = random.floats(dims.iter().product(), 0.8, DType::F32);
             Tensor::from_vec(numbers, dims, &Device::Cpu).unwrap()

@@ -355,6 +355,7 @@ fn recurrences(times: &Times<'_>) -> Result<()> {
     let of_delta = RecurrenceDims {
         key_heads: heads / 2,
         value_heads: heads,
+        tiled: false,
         key_dim: 128,
         value_dim: 128,
         kernel: 4,

@@ -42,7 +42,7 @@ impl Runner {
         Self::on(&Device::Cpu, name, dtype)
     }
 
-    fn on(device: &Device, name: &str, dtype: LoadDtype) -> Self {
+    pub(crate) fn on(device: &Device, name: &str, dtype: LoadDtype) -> Self {
         Self::with_cache(device, name, dtype, false)
     }
 

@@ -33,7 +33,7 @@ pub(crate) fn on_ranks<T: Send>(ranks: usize, work: impl Fn(Arc<Comm>) -> T + Sy
 }
 
 /// Loads a checkpoint on so many ranks and runs `work` on each of them.
-fn on_shards<T: Send>(
+pub(crate) fn on_shards<T: Send>(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
     ranks: usize,

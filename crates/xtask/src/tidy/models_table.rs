@@ -9,8 +9,11 @@ const BEGIN: &str = "<!-- models: written by `cargo xtask models-table` -->\n";
 const END: &str = "<!-- models: end -->\n";
 
 /// The tests that name the goldens that they run.
-const TESTS: [&str; 2] =
-    ["crates/models/tests/all/decoders.rs", "crates/models/tests/all/quantized.rs"];
+const TESTS: [&str; 3] = [
+    "crates/models/tests/all/decoders.rs",
+    "crates/models/tests/all/quantized.rs",
+    "crates/models/tests/all/converted.rs",
+];
 const GOLDENS: &str = "tests/golden/";
 
 /// Whether what is listed runs on a GPU.
@@ -50,12 +53,17 @@ const ARCHITECTURES: &[Architecture] = &[
         "llama",
     ),
     row("MistralForCausalLM", "Mistral 7B and what is built like it", "sliding window", ""),
-    row("Ministral3ForCausalLM", "Ministral 3", "queries that grow with their positions", ""),
+    row(
+        "Ministral3ForCausalLM",
+        "Ministral 3",
+        "queries that grow with their positions",
+        "mistral3",
+    ),
     row(
         "Mistral3ForConditionalGeneration",
         "Mistral Small 3.1 and 3.2, Ministral 3; texts only",
         "both spellings of tensors, a head of its own",
-        "",
+        "mistral3",
     ),
     row("Qwen2ForCausalLM", "Qwen2, Qwen2.5", "qkv biases, windows in some layers", "qwen2"),
     row("Qwen3ForCausalLM", "Qwen3 (dense)", "norms on heads of q and k", "qwen3"),
@@ -63,7 +71,7 @@ const ARCHITECTURES: &[Architecture] = &[
         "GemmaForCausalLM",
         "Gemma",
         "norms around one, scaled embeddings, GELU by another name",
-        "",
+        "gemma",
     ),
     row(
         "Gemma2ForCausalLM",
@@ -114,7 +122,7 @@ const ARCHITECTURES: &[Architecture] = &[
         "phi3",
     ),
     row("GlmForCausalLM", "GLM-4-9B", "interleaved partial rotary, fused tensors, qkv biases", ""),
-    row("Glm4ForCausalLM", "GLM-4-0414", "interleaved rope, norms before and after", ""),
+    row("Glm4ForCausalLM", "GLM-4-0414", "interleaved rope, norms before and after", "glm4"),
     row(
         "GraniteForCausalLM",
         "Granite 3",
@@ -125,41 +133,46 @@ const ARCHITECTURES: &[Architecture] = &[
         "GraniteMoeForCausalLM",
         "Granite 3 (1B-A400M, 3B-A800M), PowerMoE",
         "experts in one tensor, factors",
-        "",
+        "granitemoe",
     ),
     row(
         "GraniteMoeSharedForCausalLM",
         "Granite with shared experts",
         "experts beside a shared one, factors",
-        "",
+        "granitemoe",
     ),
     row(
         "GraniteMoeHybridForCausalLM",
         "Granite 4, with Mamba-2 (H Small, H Tiny, H Micro, ..) or attention alone (Micro, ..)",
         "Mamba-2 in most layers, four fixed factors, experts beside a shared one",
-        "",
+        "granitehybrid",
     ),
-    row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, norms over all heads", ""),
+    row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, norms over all heads", "olmo2"),
     row(
         "Olmo3ForCausalLM",
         "OLMo 3",
         "windowed layers with a rope of their own, both spellings of ropes",
-        "",
+        "olmo2",
     ),
-    row("SmolLM3ForCausalLM", "SmolLM3", "layers without rope, which have windows", ""),
-    row("SeedOssForCausalLM", "Seed-OSS", "qkv biases", ""),
-    row("Ernie4_5ForCausalLM", "ERNIE 4.5 (dense)", "interleaved rope, biases everywhere", ""),
+    row("SmolLM3ForCausalLM", "SmolLM3", "layers without rope, which have windows", "smollm3"),
+    row("SeedOssForCausalLM", "Seed-OSS", "qkv biases", "seed_oss"),
+    row(
+        "Ernie4_5ForCausalLM",
+        "ERNIE 4.5 (dense)",
+        "interleaved rope, biases everywhere",
+        "ernie4_5",
+    ),
     row(
         "Ernie4_5_MoeForCausalLM",
         "ERNIE 4.5 (21B-A3B, 300B-A47B)",
         "experts chosen by a softmax and biases beside shared ones, in some layers",
-        "",
+        "ernie4_5-moe",
     ),
     row(
         "Exaone4ForCausalLM",
         "EXAONE 4.0",
         "windowed layers with rope, others without; full layers alone; norms after each block",
-        "",
+        "exaone4",
     ),
     row(
         "StableLmForCausalLM",
@@ -171,7 +184,7 @@ const ARCHITECTURES: &[Architecture] = &[
         "Starcoder2ForCausalLM",
         "StarCoder2",
         "LayerNorm, biases, a feed-forward without a gate, sliding window",
-        "",
+        "starcoder2",
     ),
     row(
         "GPT2LMHeadModel",
@@ -221,20 +234,20 @@ const ARCHITECTURES: &[Architecture] = &[
         "LayerNorm stored as the difference from one, squared ReLU, partial rotary",
         "",
     ),
-    row("ArceeForCausalLM", "AFM-4.5B", "squared ReLU, biases", ""),
+    row("ArceeForCausalLM", "AFM-4.5B", "squared ReLU, biases", "arcee"),
     row("Jais2ForCausalLM", "Jais 2", "squared ReLU, LayerNorm, biases everywhere", ""),
     row("HeliumForCausalLM", "Helium 1", "interleaved rope, qkv biases", ""),
     row(
         "CohereForCausalLM",
         "Command R, Command R+, Aya",
         "attention and feed-forward side by side, norms of each head, scaled logits",
-        "",
+        "command-r",
     ),
     row(
         "Cohere2ForCausalLM",
         "Command R7B, Command A",
         "windowed layers with rope, others without",
-        "",
+        "cohere2",
     ),
     row("MixtralForCausalLM", "Mixtral", "experts, sliding window", "llama"),
     row("OlmoeForCausalLM", "OLMoE", "experts, norms over all heads", "olmoe"),
@@ -242,7 +255,7 @@ const ARCHITECTURES: &[Architecture] = &[
         "Qwen2MoeForCausalLM",
         "Qwen1.5-MoE, Qwen2-57B-A14B",
         "experts in some layers, beside one with a score of its own",
-        "",
+        "qwen2moe",
     ),
     row(
         "Qwen3MoeForCausalLM",
@@ -254,61 +267,61 @@ const ARCHITECTURES: &[Architecture] = &[
         "Qwen3NextForCausalLM",
         "Qwen3-Next-80B-A3B, Qwen3-Coder-Next",
         "gated delta nets, gated attention, rows that lie head by head, experts in some layers",
-        "",
+        "qwen3next",
     ),
     row(
         "Qwen3_5ForConditionalGeneration",
         "Qwen3.5, dense (0.8B to 27B); texts only",
         "gated delta nets, heads of keys and values of different widths",
-        "",
+        "qwen35",
     ),
     row(
         "Qwen3_5ForCausalLM",
         "Qwen3.5, dense, without the part for images",
         "settings by default",
-        "",
+        "qwen35",
     ),
     row(
         "Qwen3_5MoeForConditionalGeneration",
         "Qwen3.5 with experts (35B-A3B, 122B-A10B, 397B-A17B); texts only",
         "one tensor for all experts of a layer",
-        "",
+        "qwen35moe",
     ),
     row(
         "Qwen3_5MoeForCausalLM",
         "Qwen3.5 with experts, without the part for images",
         "a tensor for each expert, a shorter convolution",
-        "",
+        "qwen35moe",
     ),
     row(
         "Glm4MoeForCausalLM",
         "GLM-4.5, GLM-4.5-Air, GLM-4.6",
         "experts chosen by sigmoids and biases beside shared ones, dense layers before them",
-        "",
+        "glm4moe",
     ),
     row(
         "BambaForCausalLM",
         "Bamba 9B",
         "Mamba-2 in most layers, half of each head of the others rotated",
-        "",
+        "granitehybrid",
     ),
     row(
         "NemotronHForCausalLM",
         "Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano",
         "Mamba-2 in most layers, feed-forwards and experts of squared ReLUs without gates",
-        "",
+        "nemotron_h",
     ),
     row(
         "Lfm2ForCausalLM",
         "LFM2 and LFM2.5 (350M to 2.6B)",
         "gated short convolutions, norms on heads of q and k",
-        "",
+        "lfm2",
     ),
     row(
         "Lfm2MoeForCausalLM",
         "LFM2-8B-A1B, LFM2-24B-A2B",
         "gated short convolutions, experts chosen by sigmoids and biases",
-        "",
+        "lfm2moe",
     ),
     row(
         "SolarOpenForCausalLM",
@@ -363,7 +376,7 @@ const ARCHITECTURES: &[Architecture] = &[
         "MiniMaxM2ForCausalLM",
         "MiniMax-M2",
         "experts chosen by sigmoids and biases, norms over all heads, partial rotary",
-        "",
+        "minimax-m2",
     ),
     row(
         "GptOssForCausalLM",
@@ -492,7 +505,23 @@ fn goldens(files: &[SourceFile]) -> Vec<Golden> {
             goldens.push(Golden { name: name.to_owned(), class: architecture.class });
         }
     }
+    let class_of = |of: &str| goldens.iter().find(|golden| golden.name == of).map(|g| g.class);
+    let converted = converted(files).filter(|(name, _)| runs(name));
+    let converted: Vec<Golden> = converted
+        .filter_map(|(name, of)| Some(Golden { name: name.to_owned(), class: class_of(of)? }))
+        .collect();
+    goldens.extend(converted);
     goldens
+}
+
+/// Goldens that a converter has written, and the golden of which each is a recipe's other form.
+fn converted(files: &[SourceFile]) -> impl Iterator<Item = (&str, &str)> {
+    let script = files.iter().find(|file| file.path == "scripts/convert_gguf_goldens.py");
+    let recipes = script.into_iter().flat_map(|script| script.text.split("\n    \"").skip(1));
+    recipes.filter_map(|recipe| {
+        let (name, rest) = recipe.split_once("\": dict(")?;
+        Some((name, rest.split_once("of=\"")?.1.split('"').next()?))
+    })
 }
 
 /// The `cls=".."` of a golden's recipe.
@@ -527,11 +556,18 @@ fn tables(files: &[SourceFile]) -> Result<String, String> {
             .filter(|format| own.iter().any(|golden| is_of(&golden.name, format.1)))
             .map(|format| format.1)
             .collect();
-        let gguf = own.iter().any(|golden| is_of(&golden.name, "gguf"));
-        if gguf == row.gguf.is_empty() {
+        // Several classes may have one name in GGUF files.
+        let of_name = ARCHITECTURES.iter().filter(|other| other.gguf == row.gguf);
+        let has_file = |class| {
+            goldens.iter().any(|golden| golden.class == class && is_of(&golden.name, "gguf"))
+        };
+        if of_name.map(|other| other.class).any(has_file) == row.gguf.is_empty() {
             return Err(format!("{} has no golden in a GGUF file that a test runs", row.class));
         }
-        let gguf = if gguf { format!("`{}`", row.gguf) } else { "no".to_owned() };
+        let gguf = match row.gguf {
+            "" => "no".to_owned(),
+            name => format!("`{name}`"),
+        };
         let quantized = if quantized.is_empty() { "none".to_owned() } else { quantized.join(", ") };
         let one_rank = OF_ONE_RANK.iter().find(|(class, _)| *class == row.class);
         let parallel = one_rank.map_or("yes", |(_, what)| what);

@@ -38,6 +38,8 @@ fn qwen3_next() {
         value_dim: 128,
         taps: 4,
         rule: RuleSpec::Delta,
+        tiled: false,
+        log_rates: true,
         eps: 1e-6,
     };
     assert_eq!((m.recurrences().count(), m.recurrences().next()), (36, Some(&net)));

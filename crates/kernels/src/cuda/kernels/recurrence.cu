@@ -42,7 +42,7 @@ struct RecurrenceArgs {
   float eps;
   int32_t rule;
   int32_t dtype;
-  int32_t padding;
+  int32_t tiled;  // heads of values with the same keys are key_heads apart, not neighbours
 };
 static_assert(sizeof(RecurrenceArgs) == 152, "as in src/cuda/recurrence.rs");
 
@@ -118,7 +118,7 @@ __device__ __forceinline__ void read_chunk(const RecurrenceArgs& args, const Seq
   const int32_t value_dim = args.value_dim;
   const int32_t head = blockIdx.x;
   const int32_t keys = args.key_heads * kKeyDim;
-  const int32_t key_head = head / (args.value_heads / args.key_heads);
+  const int32_t key_head = args.tiled ? head % args.key_heads : head / (args.value_heads / args.key_heads);
   const int64_t channels = channels_of(args);
   const int64_t width = channels + static_cast<int64_t>(args.value_heads) * value_dim;
   const T* input = static_cast<const T*>(args.input) + sequence.start * width;

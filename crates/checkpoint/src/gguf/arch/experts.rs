@@ -1,0 +1,202 @@
+//! Architectures with experts in layers.
+
+use serde_json::{Value, json};
+
+use super::{Config, GgufArch, dense, has_qkv_biases, set, window};
+use crate::{
+    error::Result,
+    gguf::{keys::Keys, names},
+};
+
+/// Llama with experts, which has no name of its own.
+pub(super) const MIXTRAL: GgufArch =
+    GgufArch { class: "MixtralForCausalLM", own: chosen, ..dense::LLAMA };
+
+pub(super) const QWEN2_MOE: GgufArch = GgufArch {
+    name: "qwen2moe",
+    class: "Qwen2MoeForCausalLM",
+    own: |keys, config| {
+        chosen(keys, config)?;
+        width(keys, config)?;
+        shared_width(keys, config, "shared_expert_intermediate_size")?;
+        renormalize(keys, config, false)
+    },
+    ..GgufArch::BASE
+};
+
+pub(super) const QWEN3_MOE: GgufArch = GgufArch {
+    name: "qwen3moe",
+    class: "Qwen3MoeForCausalLM",
+    own: |keys, config| {
+        set(config, [("attention_bias", has_qkv_biases(keys))]);
+        chosen(keys, config)?;
+        width(keys, config)?;
+        renormalize(keys, config, true)
+    },
+    ..GgufArch::BASE
+};
+
+pub(super) const OLMOE: GgufArch = GgufArch {
+    name: "olmoe",
+    class: "OlmoeForCausalLM",
+    own: |keys, config| {
+        chosen(keys, config)?;
+        renormalize(keys, config, false)?;
+        if let Some(inner) = keys.count_opt("expert_feed_forward_length")? {
+            set(config, [("intermediate_size", inner.into())]);
+        }
+        Ok(())
+    },
+    ..GgufArch::BASE
+};
+
+/// What files do not say of the rope is as in the published models.
+pub(super) const GPT_OSS: GgufArch = GgufArch {
+    name: "gpt-oss",
+    class: "GptOssForCausalLM",
+    rules: names::GPT_OSS,
+    own: gpt_oss,
+    ..GgufArch::BASE
+};
+
+/// With an expert that every token goes to, or without.
+pub(super) const GRANITE_MOE: GgufArch = GgufArch {
+    name: "granitemoe",
+    class: "GraniteMoeSharedForCausalLM",
+    pairs: true,
+    own: |keys, config| {
+        dense::granite_factors(keys, config)?;
+        set(config, [("attention_bias", has_qkv_biases(keys))]);
+        chosen(keys, config)?;
+        shared_width(keys, config, "shared_intermediate_size")
+    },
+    ..GgufArch::BASE
+};
+
+/// GLM-4.5 and later.
+pub(super) const GLM4_MOE: GgufArch = GgufArch {
+    name: "glm4moe",
+    class: "Glm4MoeForCausalLM",
+    rules: names::NORM_AFTER_ATTENTION,
+    own: |keys, config| {
+        let has_norms = keys.has_in_layers("attn_q_norm.weight");
+        set(config, [("use_qk_norm", has_norms.into()), ("attention_bias", has_qkv_biases(keys))]);
+        sigmoids(keys)?;
+        some_shared(keys, config)
+    },
+    ..GgufArch::BASE
+};
+
+pub(super) const ERNIE4_5_MOE: GgufArch = GgufArch {
+    name: "ernie4_5-moe",
+    class: "Ernie4_5_MoeForCausalLM",
+    own: |keys, config| {
+        // What the files say of the shared ones' width is not so.
+        keys.count_opt("expert_shared_feed_forward_length")?;
+        width(keys, config)?;
+        let [step, dense, shared] =
+            ["interleave_moe_layer_step", "leading_dense_block_count", "expert_shared_count"]
+                .map(|key| keys.count_opt(key));
+        set(
+            config,
+            [
+                ("moe_num_experts", keys.count("expert_count")?.into()),
+                ("moe_k", keys.count("expert_used_count")?.into()),
+                ("moe_layer_interval", step?.unwrap_or(1).into()),
+                ("moe_layer_start_index", dense?.unwrap_or(0).into()),
+                ("moe_num_shared_experts", shared?.unwrap_or(0).into()),
+            ],
+        );
+        Ok(())
+    },
+    ..GgufArch::BASE
+};
+
+pub(super) const MINIMAX_M2: GgufArch = GgufArch {
+    name: "minimax-m2",
+    class: "MiniMaxM2ForCausalLM",
+    own: |keys, config| {
+        sigmoids(keys)?;
+        chosen(keys, config)?;
+        let inner = keys.count("expert_feed_forward_length")?;
+        set(config, [("intermediate_size", inner.into())]);
+        Ok(())
+    },
+    ..GgufArch::BASE
+};
+
+/// Of how many experts how many are chosen.
+pub(super) fn chosen(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
+    set(
+        config,
+        [
+            ("num_local_experts", keys.count("expert_count")?.into()),
+            ("num_experts_per_tok", keys.count("expert_used_count")?.into()),
+        ],
+    );
+    Ok(())
+}
+
+pub(super) fn width(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
+    let inner = keys.count("expert_feed_forward_length")?;
+    set(config, [("moe_intermediate_size", inner.into())]);
+    Ok(())
+}
+
+/// The width of the expert that every token goes to, of 0 where there is none.
+pub(super) fn shared_width(keys: &Keys<'_>, config: &mut Config, name: &'static str) -> Result<()> {
+    let width = keys.count_opt("expert_shared_feed_forward_length")?.unwrap_or(0);
+    set(config, [(name, width.into())]);
+    Ok(())
+}
+
+/// Whether what experts count for is renormalised, which older files do not say.
+pub(super) fn renormalize(keys: &Keys<'_>, config: &mut Config, unless_told: bool) -> Result<()> {
+    let renormalize = keys.flag_or("expert_weights_norm", unless_told)?;
+    set(config, [("norm_topk_prob", renormalize.into())]);
+    Ok(())
+}
+
+/// Fails where experts are not chosen by sigmoids.
+pub(super) fn sigmoids(keys: &Keys<'_>) -> Result<()> {
+    const KEY: &str = "expert_gating_func";
+    match keys.count_opt(KEY)? {
+        None | Some(2) => Ok(()),
+        Some(_) => Err(keys.unsupported(KEY, "; 2, sigmoids, is")),
+    }
+}
+
+/// Experts behind some layers without, beside some that every token goes to, and what all of them count for, as DeepSeek has them.
+pub(super) fn some_shared(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
+    let groups = keys.count_opt("expert_group_count")?.unwrap_or(1);
+    let of_them = keys.count_opt("expert_group_used_count")?.unwrap_or(groups);
+    let [dense, shared] =
+        ["leading_dense_block_count", "expert_shared_count"].map(|key| keys.count_opt(key));
+    let scale = keys.float_opt("expert_weights_scale")?.unwrap_or(1.0);
+    width(keys, config)?;
+    renormalize(keys, config, true)?;
+    set(
+        config,
+        [
+            ("n_routed_experts", keys.count("expert_count")?.into()),
+            ("num_experts_per_tok", keys.count("expert_used_count")?.into()),
+            ("n_shared_experts", shared?.unwrap_or(0).into()),
+            ("first_k_dense_replace", dense?.unwrap_or(0).into()),
+            ("routed_scaling_factor", json!(scale)),
+            ("n_group", groups.into()),
+            ("topk_group", of_them.into()),
+        ],
+    );
+    Ok(())
+}
+
+fn gpt_oss(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
+    chosen(keys, config)?;
+    window(keys, config)?;
+    let inner = keys.count("expert_feed_forward_length")?;
+    set(config, [("intermediate_size", inner.into()), ("attention_bias", true.into())]);
+    if let Some(Value::Object(rope)) = config.get_mut("rope_parameters") {
+        set(rope, [("truncate", false.into())]);
+    }
+    Ok(())
+}

@@ -1,0 +1,187 @@
+//! The keys of a GGUF file that belong to its architecture.
+
+use std::{cell::RefCell, collections::BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::{
+    Gguf,
+    arch::{Layers, deepseek},
+};
+use crate::{
+    config::HfConfig,
+    error::{Error, Result},
+};
+
+/// Keys that say nothing of the computation, or what others say, too.
+const SAY_NOTHING: &[&str] = &[
+    "vocab_size",
+    "rope.scaling.finetuned",
+    // Of texts all parts of a position are the same.
+    "rope.dimension_sections",
+    // Beside those of latents.
+    "attention.key_length",
+];
+
+/// The keys that begin with the architecture's name, and which of them were asked for.
+pub(super) struct Keys<'a> {
+    pub(super) gguf: &'a Gguf,
+    pub(super) metadata: &'a HfConfig,
+    read: RefCell<BTreeSet<String>>,
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn of(gguf: &'a Gguf) -> Self {
+        Self { gguf, metadata: &gguf.metadata, read: RefCell::default() }
+    }
+
+    /// The whole name of a key, which counts as read from now on.
+    pub(super) fn key(&self, key: &str) -> String {
+        self.read.borrow_mut().insert(key.to_owned());
+        format!("{}.{key}", self.gguf.arch.name)
+    }
+
+    /// Fails where a key that nobody has read may change the computation.
+    pub(super) fn refuse_others(&self) -> Result<()> {
+        let read = self.read.take();
+        let prefix = self.key("");
+        for (key, value) in self.metadata.entries() {
+            let Some(key) = key.strip_prefix(&prefix) else { continue };
+            let is_unset =
+                [json!(0), json!(false), json!(0.0)].contains(value) || value.is_string();
+            if !read.contains(key) && !SAY_NOTHING.contains(&key) && !is_unset {
+                return Err(self.unsupported(key, " by this architecture in GGUF files"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn count(&self, key: &str) -> Result<usize> {
+        self.metadata.count(&self.key(key))
+    }
+
+    /// A count; zero is none.
+    pub(super) fn count_opt(&self, key: &str) -> Result<Option<usize>> {
+        let key = self.key(key);
+        match self.metadata.raw(&key).is_some_and(|value| *value == json!(0)) {
+            true => Ok(None),
+            false => self.metadata.count_opt(&key),
+        }
+    }
+
+    /// What a key says of each layer that is computed: one number for all, or a list. Zeros are of layers that have no such part.
+    pub(super) fn counts_of_layers(&self, key: &str) -> Result<Vec<usize>> {
+        let full = self.key(key);
+        let Some(Value::Array(list)) = self.metadata.raw(&full) else {
+            return Ok(self.count_opt(key)?.into_iter().collect());
+        };
+        let counts: Option<Vec<usize>> =
+            list.iter().map(|count| usize::try_from(count.as_u64()?).ok()).collect();
+        let stored = self.count("block_count")?;
+        let counts = counts.filter(|counts| counts.len() == stored);
+        let mut counts = counts.ok_or_else(|| {
+            self.metadata.ill_typed(&full, &list.clone().into(), "a number for each layer")
+        })?;
+        counts.truncate(self.layers()?);
+        Ok(counts)
+    }
+
+    /// What a key says of the first layer that has such a part, where its architecture takes different ones, and otherwise of all layers alike.
+    pub(super) fn count_of_layers(&self, key: &str) -> Result<Option<usize>> {
+        let counts = self.counts_of_layers(key)?;
+        let has_part = |count: &&usize| **count > 0;
+        let first = counts.iter().find(has_part).copied();
+        let same = |count: &usize| match self.gguf.arch.layers {
+            Layers::Alike => Some(*count) == first,
+            Layers::OrNothing => *count == 0 || Some(*count) == first,
+            Layers::Different => *count > 0,
+        };
+        match counts.iter().all(same) {
+            true => Ok(first),
+            false => Err(self.unsupported(key, "; the same number for all layers is")),
+        }
+    }
+
+    /// How many layers are computed: files may have some behind them, which predict further tokens.
+    pub(super) fn layers(&self) -> Result<usize> {
+        const KEY: &str = "nextn_predict_layers";
+        let (stored, behind) =
+            (self.count("block_count")?, self.count_opt(KEY)?.unwrap_or_default());
+        let computed = stored.checked_sub(behind).filter(|layers| *layers > 0);
+        computed.ok_or_else(|| self.unsupported(KEY, "; less than block_count is"))
+    }
+
+    /// What a key lists of each layer that is computed, where it does.
+    pub(super) fn flags_of_layers(&self, key: &str) -> Result<Option<Vec<bool>>> {
+        let full = self.key(key);
+        let Some(found @ Value::Array(list)) = self.metadata.raw(&full) else { return Ok(None) };
+        let flags: Option<Vec<bool>> = list.iter().map(Value::as_bool).collect();
+        let layers = self.layers()?;
+        let Some(mut flags) = flags.filter(|flags| flags.len() >= layers) else {
+            let needed = "true or false for each layer";
+            return Err(self.metadata.ill_typed(&full, found, needed));
+        };
+        flags.truncate(layers);
+        Ok(Some(flags))
+    }
+
+    pub(super) fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
+        self.metadata.flag_or(&self.key(key), default)
+    }
+
+    pub(super) fn float(&self, key: &str) -> Result<f64> {
+        self.metadata.float(&self.key(key))
+    }
+
+    pub(super) fn float_opt(&self, key: &str) -> Result<Option<f64>> {
+        self.metadata.float_opt(&self.key(key))
+    }
+
+    /// Of the norms: older files of models with LayerNorms have no other.
+    pub(super) fn norm_eps(&self) -> Result<f64> {
+        const RMS: &str = "attention.layer_norm_rms_epsilon";
+        let plain = self.float_opt("attention.layer_norm_epsilon")?;
+        let rms = self.float_opt(RMS)?;
+        match self.gguf.arch.layer_norms {
+            true => plain.or(rms),
+            false => rms.or(plain),
+        }
+        .ok_or_else(|| self.metadata.missing(&self.key(RMS), "a number"))
+    }
+
+    pub(super) fn unsupported(&self, key: &str, hint: &str) -> Error {
+        let key = self.key(key);
+        let value = self.metadata.raw(&key).cloned().unwrap_or_default();
+        self.metadata.unsupported(&key, &value, hint)
+    }
+
+    pub(super) fn has_tensor(&self, name: &str) -> bool {
+        self.gguf.tensors.contains_key(name)
+    }
+
+    /// Whether any layer has a tensor of this name.
+    pub(super) fn has_in_layers(&self, name: &str) -> bool {
+        let is_it = |tensor: &String| {
+            let of_layer = tensor.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+            of_layer.is_some_and(|(_, part)| part == name)
+        };
+        self.gguf.tensors.keys().any(is_it)
+    }
+
+    pub(super) fn head_dim(&self) -> Result<usize> {
+        if self.gguf.arch.is(deepseek::NAME) {
+            // Of the part that is turned; the widths of keys are another matter.
+            return self.count("rope.dimension_count");
+        }
+        let (hidden, heads) =
+            (self.count("embedding_length")?, self.count("attention.head_count")?);
+        match self.count_opt("attention.key_length")? {
+            Some(head_dim) => Ok(head_dim),
+            None if hidden.is_multiple_of(heads) => Ok(hidden / heads),
+            None => {
+                let key = self.key("attention.key_length");
+                Err(self.metadata.missing(&key, "as the heads do not divide embedding_length, it"))
+            }
+        }
+    }
+}

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Make the golden checkpoints of tests/golden that the converter of llama.cpp writes, one for each architecture of GGUF files.
+
+    python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt sentencepiece
+    .venv/bin/pip download --no-deps --no-binary :all: --dest .venv llama-cpp-python==0.3.36
+    tar -xzf .venv/llama_cpp_python-0.3.36.tar.gz -C .venv
+    .venv/bin/python scripts/convert_gguf_goldens.py --converter .venv/llama_cpp_python-0.3.36/vendor/llama.cpp
+
+Each folder holds a tiny random model of a recipe of make_goldens.py, smaller, as a GGUF file with matrices in BF16, which are its
+numbers, and golden.safetensors with what transformers computes from these. The files have no vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import goldens
+import make_goldens
+import torch
+
+SMALL = {**goldens.TWO_LAYERS, "vocab_size": 96}
+
+# Of layers with states and layers with attention.
+RECURRENT = dict(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
+
+# folder: the recipe, what differs from it, and what published configurations have that transformers does not write, or not (None).
+MODELS = {
+    "gguf-gemma": dict(of="gemma"),
+    "gguf-qwen2-moe": dict(of="qwen2-moe", config=dict(mlp_only_layers=[])),
+    "gguf-qwen3-next": dict(
+        of="qwen3-next",
+        config=RECURRENT | dict(mlp_only_layers=[], full_attention_interval=2),
+        edit=dict(full_attention_interval=2),
+    ),
+    # Several heads of values have the keys of one.
+    "gguf-qwen3_5": dict(
+        of="qwen3_5-text",
+        config=RECURRENT | dict(linear_num_value_heads=6),
+        edit=dict(full_attention_interval=2),
+    ),
+    "gguf-qwen3_5-moe": dict(
+        of="qwen3_5-moe-text",
+        config=RECURRENT
+        | dict(linear_num_key_heads=2, linear_conv_kernel_dim=4, num_experts=4),
+        edit=dict(full_attention_interval=2),
+    ),
+    "gguf-glm4": dict(of="glm4"),
+    "gguf-glm4-moe": dict(of="glm4-moe"),
+    "gguf-olmo3": dict(of="olmo3", config=dict(num_hidden_layers=4, sliding_window=11)),
+    # Files say nothing of windows, and that every fourth layer has no rope is known.
+    "gguf-smollm3": dict(
+        of="smollm3", config=dict(num_hidden_layers=4, no_rope_layer_interval=4, use_sliding_window=False)
+    ),
+    "gguf-seed-oss": dict(of="seed-oss"),
+    "gguf-ernie4_5": dict(of="ernie4_5"),
+    "gguf-ernie4_5-moe": dict(of="ernie4_5-moe", config=dict(num_hidden_layers=2, moe_layer_end_index=-1)),
+    "gguf-exaone4": dict(of="exaone4"),
+    "gguf-starcoder2": dict(of="starcoder2", config=dict(sliding_window=None)),
+    "gguf-cohere": dict(of="cohere"),
+    "gguf-cohere2": dict(of="cohere2", config=dict(sliding_window_pattern=4), edit=dict(rotary_pct=1.0)),
+    "gguf-arcee": dict(of="arcee"),
+    "gguf-granite-moe": dict(of="granite-moe-shared"),
+    "gguf-granite-hybrid": dict(
+        of="granite-hybrid", config=RECURRENT, edit=dict(layer_types=["mamba", "attention"])
+    ),
+    "gguf-minimax-m2": dict(of="minimax-m2"),
+    "gguf-ministral3": dict(of="ministral3"),
+    "gguf-lfm2": dict(of="lfm2"),
+    "gguf-lfm2-moe": dict(
+        of="lfm2-moe", config=dict(num_hidden_layers=3, routed_scaling_factor=1.0)
+    ),
+    "gguf-nemotron-h": dict(
+        of="nemotron-h",
+        edit=dict(hybrid_override_pattern="MM-*-M", rms_norm_eps=None)
+        | dict.fromkeys(["num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"]),
+    ),
+    "gguf-nemotron-h-moe": dict(of="nemotron-h-moe", edit=dict(rms_norm_eps=None)),
+}
+
+
+def all_kinds(kind: type) -> Iterator[type]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from all_kinds(below)
+
+
+def convert(folder: Path, file: Path, edit: dict) -> None:
+    """Writes the checkpoint in `folder` as a GGUF file."""
+    from conversion import ModelBase, get_model_class
+    from gguf import LlamaFileType
+
+    config = json.loads((folder / "config.json").read_text()) | edit
+    config = {key: value for key, value in config.items() if value is not None}
+    goldens.write_json(folder / "config.json", config)
+    # As it is, without what this version of transformers would add.
+    ModelBase.load_hparams = staticmethod(lambda *_, **__: copy.deepcopy(config))
+    [architecture] = config["architectures"]
+    converter = get_model_class(architecture)
+    # Vocabularies are another matter, which these models have none for; nor have they layers for further tokens.
+    for kind in all_kinds(ModelBase):
+        kind.set_vocab = lambda self: self._set_vocab_none()
+    ModelBase.no_mtp = True
+    with torch.inference_mode():
+        converter(folder, LlamaFileType.MOSTLY_BF16, file).write()
+
+
+def make(name: str, recipe: dict, out: Path, seed: int) -> None:
+    source = make_goldens.MODELS[recipe["of"]]
+    source = {**source, "config": source.get("config", {}) | {"vocab_size": SMALL["vocab_size"]} | recipe.get("config", {})}
+    model = goldens.random_model(source, SMALL, seed)
+    folder = goldens.empty(out / name)
+    with tempfile.TemporaryDirectory() as temporary:
+        # The file has the folder's name in it.
+        checkpoint = Path(temporary) / name
+        model.to(torch.bfloat16).save_pretrained(checkpoint)
+        convert(checkpoint, folder / "model.gguf", recipe.get("edit", {}))
+        model = goldens.read_back(type(model), checkpoint)
+    goldens.write_golden(folder, model, seed + 1)
+
+
+def main() -> None:
+    parser = goldens.arguments(__doc__)
+    parser.add_argument("--converter", type=Path, required=True, help="the folder of llama.cpp's sources")
+    args = parser.parse_args()
+    # With its own version of the package gguf.
+    sys.path[:0] = [str(args.converter), str(args.converter / "gguf-py")]
+    importlib.import_module("conversion")
+    for name, recipe, seed in goldens.wanted(MODELS, args.only, 11000):
+        make(name, recipe, args.out, seed)
+
+
+if __name__ == "__main__":
+    main()
