@@ -332,7 +332,7 @@ def byte_level(name: str) -> dict:
     else:
         steps[0] = {"type": "Digits", "individual_digits": True}
         steps[1]["use_regex"] = True
-    model["ignore_merges"] = name in ("llama-bpe", "tekken")
+    model["ignore_merges"] = name in ("llama-bpe", "tekken", "glm4")
     if name == "qwen2":
         original["normalizer"] = {"type": "NFC"}
     if name not in ("llama-bpe", "tekken"):

@@ -205,6 +205,10 @@ fn rules_of_splitting_are_applied_in_a_row() {
         ("deepseek-coder", r"[\r\n]", r"\p{N}", 5),
         ("deepseek-v3", r"\p{N}{1,3}", r"|\s+", 3),
         ("glm4", "(?i:'s|", r"|\s+", 1),
+        ("dbrx", "(?i:'s|", r"|\s+", 1),
+        ("qwen35", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r"|\s+", 1),
+        ("seed-coder", "(?i:'s|", r"|\s+", 1),
+        ("minimax-m2", r"[^\r\n\p{L}\p{N}]?[\p{Lu}", r"|\s+", 1),
         ("kimi-k2", r"[\p{Han}]+", r"|\s+", 1),
     ] {
         let gguf =

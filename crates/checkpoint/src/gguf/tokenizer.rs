@@ -62,12 +62,32 @@ pub(crate) struct Splitting {
 }
 
 const GPT2: Splitting = Splitting {
-    names: &["gpt-2"],
+    names: &["gpt-2", "phi-2", "exaone4", "mpt", "olmo", "jais", "trillion", "mellum"],
     rules: &[],
     digits: false,
     ignore_merges: false,
     nfc: false,
     bos: false,
+};
+
+/// Numbers of up to three digits are one word.
+const LLAMA3: Splitting = Splitting {
+    names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"],
+    rules: &[concat!(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )],
+    ..GPT2
+};
+
+/// Each digit is a word.
+const QWEN2: Splitting = Splitting {
+    names: &["qwen2", "deepseek-r1-qwen", "kormo", "megrez"],
+    rules: &[concat!(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )],
+    ..GPT2
 };
 
 /// Kimi's, of which tiktoken's files say nothing.
@@ -86,28 +106,36 @@ pub(crate) const KIMI: Splitting = Splitting {
 const SPLITTINGS: &[Splitting] = &[
     GPT2,
     KIMI,
-    Splitting { names: &["smollm", "starcoder", "refact"], digits: true, ..GPT2 },
     Splitting {
-        names: &["llama-bpe", "llama3", "llama-v3"],
-        rules: &[concat!(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
-            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )],
-        ignore_merges: true,
-        bos: true,
+        names: &["smollm", "starcoder", "refact", "codeshell", "exaone"],
+        digits: true,
         ..GPT2
     },
+    Splitting { names: &["command-r"], digits: true, nfc: true, ..GPT2 },
+    Splitting { ignore_merges: true, bos: true, ..LLAMA3 },
+    Splitting { names: &["dbrx", "smaug-bpe", "chatglm-bpe"], ..LLAMA3 },
+    Splitting { names: &["glm4", "glm5"], ignore_merges: true, ..LLAMA3 },
+    Splitting { nfc: true, ..QWEN2 },
+    Splitting { names: &["stablelm2", "hunyuan", "solar-open", "grok-2"], ..QWEN2 },
     Splitting {
-        names: &["qwen2", "deepseek-r1-qwen"],
+        names: &["qwen35"],
         rules: &[concat!(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
-            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}",
+            r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
         )],
         nfc: true,
         ..GPT2
     },
     Splitting {
-        names: &["gpt-4o"],
+        names: &["seed-coder"],
+        rules: &[concat!(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}",
+            r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )],
+        ..GPT2
+    },
+    Splitting {
+        names: &["gpt-4o", "llama4", "kanana2", "minimax-m2"],
         rules: &[concat!(
             r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
             r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -127,15 +155,7 @@ const SPLITTINGS: &[Splitting] = &[
         ..GPT2
     },
     Splitting {
-        names: &["glm4", "chatglm-bpe"],
-        rules: &[concat!(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
-            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )],
-        ..GPT2
-    },
-    Splitting {
-        names: &["deepseek-v3"],
+        names: &["deepseek-v3", "hunyuan-dense"],
         rules: &[
             r"\p{N}{1,3}",
             r"[一-龥぀-ゟ゠-ヿ]+",
