@@ -1,4 +1,4 @@
-"""How matrices are rounded and packed to the K-quants of GGUF, which the `gguf` package reads but does not write.
+"""How matrices are rounded and packed to the K-quants and the IQ4 types of GGUF, which the `gguf` package reads but does not write.
 
 The rounding is as simple as it can be: what is tested is how packed numbers are read, which `gguf.quants.dequantize` defines.
 """
@@ -58,8 +58,31 @@ def six_bit_pairs(scales: np.ndarray, mins: np.ndarray) -> np.ndarray:
     return np.concatenate([*low, scales[:, 4:] & 15 | (mins[:, 4:] & 15) << 4], axis=1)
 
 
+# What ggml calls `kvalues_iq4nl`.
+IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
+
+
+def looked_up(blocks: np.ndarray, kind: Type) -> list[np.ndarray]:
+    """[blocks, 32 or 256] as scales of 32 numbers each, some of them negative, and codes of the nearest of sixteen."""
+    parts = blocks.reshape(len(blocks), -1, 32)
+    scales = np.abs(parts).max(2) / 120
+    scales[:, ::3] *= -1
+    if kind == Type.IQ4_NL:
+        kept, head = widened(scales[:, 0]), [halves(scales[:, 0])]
+    else:
+        d = np.abs(scales).max(1) / 31
+        sub = np.rint(scales / widened(d)[:, 0]).clip(-31, 31)
+        sub[sub == 0] = 1
+        kept, bits = widened(d) * sub[:, :, None], (sub + 32).astype(np.uint16)
+        high = np.bitwise_or.reduce((bits >> 4) << np.arange(0, 16, 2, dtype=np.uint16), axis=1)
+        low = (bits[:, 0::2] & 15 | (bits[:, 1::2] & 15) << 4).astype(np.uint8)
+        head = [halves(d), high.reshape(-1, 1).view(np.uint8), low]
+    codes = np.abs((parts / kept)[..., None] - IQ4).argmin(3).astype(np.uint8)
+    return [*head, (codes[..., :16] | codes[..., 16:] << 4).reshape(len(blocks), -1)]
+
+
 def pack_blocks(kind: Type, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """[blocks, 256] -> [blocks, bytes]."""
+    """[blocks, numbers] -> [blocks, bytes]."""
     if kind == Type.Q2_K:
         codes, scales, mins, d, dmin = with_minima(blocks, 16, 2, 4)
         parts = [scales | mins << 4, packed_bits(codes, 32, 2), halves(d), halves(dmin)]
@@ -77,6 +100,8 @@ def pack_blocks(kind: Type, blocks: np.ndarray, rng: np.random.Generator) -> np.
             (scales >> 4).reshape(-1, 4, 4) << np.array([0, 2, 4, 6], np.uint8).reshape(1, 4, 1), axis=1
         )
         parts = [packed_bits(codes >> 2, 32, 1), packed_bits(codes & 3, 32, 2), low, high, halves(d)]
+    elif kind in (Type.IQ4_NL, Type.IQ4_XS):
+        parts = looked_up(blocks, kind)
     elif kind == Type.Q6_K:
         codes, scales, d = symmetric(blocks, 6, 127, rng)
         parts = [packed_bits(codes & 15, 64, 4), packed_bits(codes >> 4, 32, 2), scales.view(np.uint8), halves(d)]
@@ -87,9 +112,9 @@ def pack_blocks(kind: Type, blocks: np.ndarray, rng: np.random.Generator) -> np.
 
 def pack(kind: Type, matrix: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A matrix as GGUF stores it: [rows, bytes]; of F32 and F16 the numbers."""
-    if not kind.name.endswith("_K"):
+    if not kind.name.endswith("_K") and not kind.name.startswith("IQ"):
         return gguf.quants.quantize(matrix, kind)
-    packed = pack_blocks(kind, matrix.reshape(-1, 256), rng)
+    packed = pack_blocks(kind, matrix.reshape(-1, gguf.GGML_QUANT_SIZES[kind][0]), rng)
     assert packed.shape[1] == gguf.GGML_QUANT_SIZES[kind][1], kind
     return packed.reshape(len(matrix), -1)
 

@@ -302,6 +302,19 @@ MODELS = {
             ),
         ),
     ),
+    # Codes that are looked up; beside others in one matrix (q, k and v) they are kept in eight bits.
+    "gguf-iq4": dict(
+        cls="Llama",
+        arch="llama",
+        types=[Type.IQ4_XS, Type.IQ4_XS, Type.Q5_K, Type.IQ4_NL, Type.IQ4_NL, Type.IQ4_XS, Type.IQ4_XS, Type.IQ4_NL, Type.Q6_K],
+        tokenizer="llama-bpe",
+        config=dict(
+            num_hidden_layers=1,
+            hidden_size=256,
+            intermediate_size=256,
+            rope_parameters=dict(rope_type="default", rope_theta=10000.0),
+        ),
+    ),
 }
 
 # folder: the folder of the model, and the type that its matrices get; the head and its like get eight bits.
@@ -639,7 +652,7 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
         if permuted:
             packed, numbers = pairs(packed, permuted), pairs(numbers, permuted)
         writer.add_tensor(stored_name, packed.reshape(*shape[:-1], -1), raw_dtype=stored_type)
-        if stored_type.name.startswith(("Q", "MX")) and turn <= 2 * len(types):
+        if stored_type.name.startswith(("Q", "MX", "IQ")) and turn <= 2 * len(types):
             rows = torch.from_numpy(numbers[:DEQUANTIZED_ROWS].copy())
             dequantized[f"dequantized.{stored_name}"] = rows
     writer.write_header_to_file()

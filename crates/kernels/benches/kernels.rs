@@ -193,6 +193,7 @@ fn coded_linears() {
         ("SqueezeLLM", Codes::Table, usize::MAX, single(Dtype::F32, MinForm::None), 896),
         ("Q4_0", Codes::U4, 32, single(Dtype::F16, MinForm::ZeroPoint(8)), 1024),
         ("Q4_1", Codes::U4, 32, single(Dtype::F16, MinForm::Own), 1024),
+        ("IQ4_NL", Codes::Iq4, 32, single(Dtype::F16, MinForm::None), 1024),
         ("MXFP4", Codes::E2m1, 32, single(Dtype::Bf16, MinForm::None), 1024),
         ("Q4_1, f32", Codes::U4, 32, plain, 1024),
         ("Q2_K", Codes::U2, 16, blocks(MinForm::Own, MultipleForm::U4), 1024),

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 pub(crate) use self::layout::{ElementOrder, Layout, Multiple, TABLE_OUTPUTS};
 use self::memory::WeightMemory;
-pub(crate) use self::quantized::{E2M1, e4m3_part};
+pub(crate) use self::quantized::{E2M1, IQ4, IQ4_ZERO, counted_iq4, e4m3_part};
 pub use self::quantized::{Mins, Multiples, QuantizedRows};
 pub(crate) use self::sparse::Sparse;
 pub use self::sparse::SparseRows;
@@ -77,12 +77,12 @@ impl Weight {
                 expected: "an even number, or all inputs (which it must be for tables)",
             });
         }
-        let plain = (scales.dtype == Dtype::F32 || codes == Codes::E2m1)
-            && scales.blocks.is_none()
+        let plain = (scales.dtype == Dtype::F32 || matches!(codes, Codes::E2m1 | Codes::Iq4))
+            && (scales.blocks.is_none() || codes == Codes::Iq4)
             && matches!(scales.mins, MinForm::None | MinForm::Own);
         if !codes.count_from_zero() && !plain {
             return Err(Error::QuantizedRows(
-                "scales of E4M3 and tables are in f32, and as those of E2M1 without blocks and zero points",
+                "scales of E4M3 and tables are in f32, without blocks as those of E2M1, and without zero points as those of IQ4",
             ));
         }
         if let Some(Blocks { columns, multiples }) = scales.blocks {

@@ -171,6 +171,7 @@ fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
         Codes::U8 => (255, 1.0 / 127.5),
         Codes::E4m3 => (0xf7, 1.0 / 116.0),
         Codes::E2m1 => (15, 1.0 / 5.07),
+        Codes::Iq4 => (15, 1.0 / 109.7),
         Codes::Table => (15, 0.0),
     };
     let rounded = |number: f32| match packed.scales.dtype {

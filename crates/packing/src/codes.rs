@@ -25,6 +25,9 @@ pub enum Codes {
     /// Four bits: a sign, two bits of exponent, one of mantissa: 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
     /// Source: Open Compute Project, "OCP Microscaling Formats (MX) Specification", 2023.
     E2m1,
+    /// Four bits: which of sixteen whole numbers from -127 to 113, which are closer to each other near zero.
+    /// Source: ggml's `kvalues_iq4nl`.
+    Iq4,
     /// Four bits: which of the output's sixteen numbers.
     Table,
 }
@@ -37,19 +40,19 @@ impl Codes {
         match self {
             Self::U2 => 2,
             Self::U3 => 3,
-            Self::U4 | Self::E2m1 | Self::Table => 4,
+            Self::U4 | Self::E2m1 | Self::Iq4 | Self::Table => 4,
             Self::U5 => 5,
             Self::U6 => 6,
             Self::U8 | Self::E4m3 => 8,
         }
     }
 
-    /// Bits of a code on a GPU.
+    /// Bits of a code on a GPU, which counts [`Self::Iq4`].
     #[must_use]
     pub const fn device_bits(self) -> usize {
         match self {
             Self::U2 | Self::U3 | Self::U4 | Self::E2m1 | Self::Table => 4,
-            Self::U5 | Self::U6 | Self::U8 | Self::E4m3 => 8,
+            Self::U5 | Self::U6 | Self::U8 | Self::E4m3 | Self::Iq4 => 8,
         }
     }
 
@@ -69,7 +72,7 @@ impl Codes {
     /// Whether they are numbers from 0 on.
     #[must_use]
     pub fn count_from_zero(self) -> bool {
-        !matches!(self, Self::E4m3 | Self::E2m1 | Self::Table)
+        !matches!(self, Self::E4m3 | Self::E2m1 | Self::Iq4 | Self::Table)
     }
 
     /// Whether a code of the kind `other` is the same code of this kind.

@@ -77,8 +77,23 @@ impl Packed {
         Self { scales, ..Self::by_group(codes, group) }
     }
 
+    /// As numbers from 0 on, of which 128 means zero, where its codes are [`Codes::Iq4`].
+    fn counted(self) -> Self {
+        match self.codes {
+            Codes::Iq4 => Self {
+                codes: Codes::U8,
+                scales: ScaleForm { mins: MinForm::ZeroPoint(128), ..self.scales },
+                ..self
+            },
+            _ => self,
+        }
+    }
+
     /// Codes of few bits fit into more, and scales of a group are those of its parts.
     fn join(self, other: Self, k: usize) -> Option<Self> {
+        if self.codes != other.codes && [self.codes, other.codes].contains(&Codes::Iq4) {
+            return self.counted().join(other.counted(), k);
+        }
         let codes = self.codes.join(other.codes)?;
         let group = match (self.group.min(k), other.group.min(k)) {
             (a, b) if a == b => a,
@@ -131,6 +146,11 @@ mod tests {
         assert_eq!(u4.join(MatrixForm::Plain, 96), MatrixForm::Widened);
         assert_eq!(u4.join(packed(Codes::E4m3, 32), 96), MatrixForm::Widened);
         assert_eq!(packed(Codes::Table, 96).join(u6, 96), MatrixForm::Widened);
+        assert_eq!(packed(Codes::E4m3, 32).join(packed(Codes::Iq4, 32), 96), MatrixForm::Widened);
+        let iq4 = Packed::without_mins(Codes::Iq4, 32);
+        assert_eq!(iq4.join(iq4, 96), Some(iq4));
+        let counted = iq4.join(Packed::by_group(Codes::U5, 32), 96).unwrap();
+        assert_eq!((counted.codes, counted.scales.mins), (Codes::U8, MinForm::Own));
         assert_eq!(MatrixForm::Plain.join(MatrixForm::Plain, 96), MatrixForm::Plain);
     }
 }

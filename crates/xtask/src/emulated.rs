@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
@@ -39,7 +40,7 @@ const TESTS: [Tests; 8] = [
         source: "crates/models/tests/all/main.rs",
         arguments: ONE_BY_ONE,
         names: &["device::a_gpu_computes_every_architecture"],
-        env: &[],
+        env: &[("CANDLEPOWER_TEST_TOKENS", "24")],
     },
     Tests {
         source: "crates/models/tests/all/main.rs",
@@ -145,7 +146,7 @@ fn compare(shell: &Shell, program: &Path, tests: &Tests) -> Result<String> {
     command.args(tests.arguments.split_whitespace()).args(tests.names);
     command.envs(tests.env.iter().copied()).env("LD_LIBRARY_PATH", libraries(shell));
     command.env("CANDLEPOWER_TEST_CUDA", "1").env("CANDLEPOWER_BIN", binary(shell));
-    let (mut fact, mut totals) = (String::new(), Totals::default());
+    let (mut fact, mut totals, began) = (String::new(), Totals::default(), Instant::now());
     let succeeded = run_lines(&mut command, |line| {
         totals.add(line);
         // The name of the test may stand before it.
@@ -158,6 +159,7 @@ fn compare(shell: &Shell, program: &Path, tests: &Tests) -> Result<String> {
     if !succeeded {
         bail!("{source} failed on the emulated GPU");
     }
+    println!("{source} {}: {:.0} s", tests.arguments, began.elapsed().as_secs_f64());
     let asked = tests.names.len();
     if totals.passed != asked {
         bail!("of the {asked} tests that were asked for, {source} ran {}", totals.passed);

@@ -26,6 +26,10 @@ pub enum GgufType {
     Q8_0,
     /// 32 numbers of four bits (e2m1), a scale that is a power of two.
     Mxfp4,
+    /// 32 codes of four bits, each one of sixteen numbers, a scale.
+    Iq4Nl,
+    /// 256 such codes; scales of 32 each, of six bits, with a scale.
+    Iq4Xs,
     /// 256 codes of two bits; scales and minima of 16 each, of four bits, with a scale and a scale of minima.
     Q2K,
     /// 256 codes of three bits; scales of 16 each, of six bits, with a scale.
@@ -39,7 +43,7 @@ pub enum GgufType {
 }
 
 /// A type, its number in files, its name, the numbers of a block, and the block's bytes.
-const SERVED: [(GgufType, u32, &str, usize, usize); 14] = [
+const SERVED: [(GgufType, u32, &str, usize, usize); 16] = [
     (GgufType::F32, 0, "F32", 1, 4),
     (GgufType::F16, 1, "F16", 1, 2),
     (GgufType::Bf16, 30, "BF16", 1, 2),
@@ -49,6 +53,8 @@ const SERVED: [(GgufType, u32, &str, usize, usize); 14] = [
     (GgufType::Q5_1, 7, "Q5_1", 32, 24),
     (GgufType::Q8_0, 8, "Q8_0", 32, 34),
     (GgufType::Mxfp4, 39, "MXFP4", 32, 17),
+    (GgufType::Iq4Nl, 20, "IQ4_NL", 32, 18),
+    (GgufType::Iq4Xs, 23, "IQ4_XS", 256, 136),
     (GgufType::Q2K, 10, "Q2_K", 256, 84),
     (GgufType::Q3K, 11, "Q3_K", 256, 110),
     (GgufType::Q4K, 12, "Q4_K", 256, 144),
@@ -57,17 +63,15 @@ const SERVED: [(GgufType, u32, &str, usize, usize); 14] = [
 ];
 
 /// Names of types that are not computed with, by their numbers in files.
-const OTHERS: [(u32, &str); 21] = [
+const OTHERS: [(u32, &str); 19] = [
     (9, "Q8_1"),
     (15, "Q8_K"),
     (16, "IQ2_XXS"),
     (17, "IQ2_XS"),
     (18, "IQ3_XXS"),
     (19, "IQ1_S"),
-    (20, "IQ4_NL"),
     (21, "IQ3_S"),
     (22, "IQ2_S"),
-    (23, "IQ4_XS"),
     (24, "I8"),
     (25, "I16"),
     (26, "I32"),
@@ -118,7 +122,7 @@ impl GgufType {
     /// How a matrix is kept in memory; `None` where as plain numbers.
     ///
     /// Each number is `code * scale + min` in single precision, rounded once, which is exact: half
-    /// scales of at most 11 bits times sub-scales of at most 7 and codes of at most 5 (or 8 without sub-scales) fit into 24.
+    /// scales of at most 11 bits times sub-scales of at most 7 and codes of at most 5 (or 8 without sub-scales, 7 with those of 6 bits) fit into 24.
     /// Scales and minima are kept in half precision, as they are stored, and sub-scales as multiples of a block's, in as many
     /// bits as are stored; types without minima have a code that means zero.
     pub(crate) fn packed(self) -> Option<Packed> {
@@ -128,14 +132,19 @@ impl GgufType {
             Self::Q5_0 | Self::Q5_1 | Self::Q5K => (Codes::U5, 32),
             Self::Q8_0 => (Codes::U8, 32),
             Self::Mxfp4 => return Some(Mxfp4::packed()),
+            Self::Iq4Nl | Self::Iq4Xs => (Codes::Iq4, 32),
             Self::Q2K => (Codes::U2, 16),
             Self::Q3K => (Codes::U3, 16),
             Self::Q6K => (Codes::U6, 16),
         };
-        let mins = self.zero_point().map_or(MinForm::Own, MinForm::ZeroPoint);
+        let mins = match (codes, self.zero_point()) {
+            (Codes::Iq4, _) => MinForm::None,
+            (_, Some(zero)) => MinForm::ZeroPoint(zero),
+            (_, None) => MinForm::Own,
+        };
         let multiples = match self {
             Self::Q2K => Some(MultipleForm::U4),
-            Self::Q3K => Some(MultipleForm::I6),
+            Self::Q3K | Self::Iq4Xs => Some(MultipleForm::I6),
             Self::Q4K | Self::Q5K => Some(MultipleForm::U6),
             Self::Q6K => Some(MultipleForm::I8),
             _ => None,

@@ -109,7 +109,7 @@ fn unpack(launch: &Launch, w: &PackedMatrix, rows: Rows, scale: f32, out: &Tenso
 pub(super) fn code_kind(codes: Codes) -> i32 {
     match codes {
         Codes::U2 | Codes::U3 | Codes::U4 => 0,
-        Codes::U5 | Codes::U6 | Codes::U8 => 1,
+        Codes::U5 | Codes::U6 | Codes::U8 | Codes::Iq4 => 1,
         Codes::E4m3 => 2,
         Codes::E2m1 => 4,
         Codes::Table => 3,

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::reference::Reference;
-use crate::weight::{Codes, E2M1, TABLE, e4m3_part};
+use crate::weight::{Codes, E2M1, IQ4_ZERO, TABLE, counted_iq4, e4m3_part};
 use crate::{Error, Result, Weight};
 
 /// What a [`Codes::E2m1`] whose bits are those of a half lacks: the biases of the exponents, 15 and 1, differ by 14.
@@ -126,7 +126,9 @@ impl PackedMatrix {
             for row in first..n.min(first + TILE[0]) {
                 for column in 0..k {
                     let (word, shift) = code_place(row - first, column, k, bits);
-                    words[word] |= u32::from(weight.code(row, column)) << shift;
+                    let code = weight.code(row, column);
+                    let code = if codes == Codes::Iq4 { counted_iq4(code) } else { code };
+                    words[word] |= u32::from(code) << shift;
                 }
             }
         });
@@ -145,8 +147,10 @@ impl PackedMatrix {
                     let (in_group, row) = (at / outputs, at % outputs);
                     if row < n {
                         scale.copy_from_slice(&weight.scale(row, in_group));
-                        if codes == Codes::E2m1 {
-                            scale[0] *= E2M1_FACTOR;
+                        match codes {
+                            Codes::E2m1 => scale[0] *= E2M1_FACTOR,
+                            Codes::Iq4 => scale[1] -= f32::from(IQ4_ZERO) * scale[0],
+                            _ => {}
                         }
                     }
                 }
@@ -189,7 +193,7 @@ impl PackedMatrix {
             k,
             width: padding.map_or(k, |heads| k / heads.len * heads.padded),
             group,
-            codes,
+            codes: if codes == Codes::Iq4 { Codes::U8 } else { codes },
             words: on_device(words)?,
             scales: Tensor::from_vec(scales, count, device)?,
             inputs: inputs.map(on_device).transpose()?,

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::Product;
 use crate::simd::{LANES, Simd};
-use crate::weight::{Codes, E2M1, ElementOrder, Layout, PANEL};
+use crate::weight::{Codes, E2M1, ElementOrder, IQ4, Layout, PANEL};
 
 /// What weights and activations are while they are multiplied: words of 32 bits, each an f32, or two bf16 that belong to two
 /// steps of `k`. What depends on this alone is compiled once for all formats that share it.
@@ -104,6 +104,7 @@ pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>
             Codes::U8 => coded::<S, U8>(s, p, work),
             Codes::E4m3 => coded::<S, E4m3>(s, p, work),
             Codes::E2m1 => coded::<S, E2m1>(s, p, work),
+            Codes::Iq4 => coded::<S, Iq4>(s, p, work),
             Codes::Table => unreachable!("tables have products of their own"),
         },
         order => {
@@ -292,6 +293,8 @@ struct U8;
 struct E4m3;
 #[derive(Clone, Copy)]
 struct E2m1;
+#[derive(Clone, Copy)]
+struct Iq4;
 /// Codes of so many bits, in [`planes`](crate::weight::planes).
 #[derive(Clone, Copy)]
 struct Planes<const BITS: usize>;
@@ -335,28 +338,36 @@ impl Code for E4m3 {
     }
 }
 
-impl Code for E2m1 {
-    const CODES: Codes = Codes::E2m1;
+/// Codes of four bits that are looked up among sixteen numbers.
+macro_rules! looked_up {
+    ($name:ident, $numbers:expr) => {
+        impl Code for $name {
+            const CODES: Codes = Codes::$name;
 
-    #[inline(always)]
-    unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
-        // SAFETY: the table has sixteen numbers, and a pair lies as that of `U4`.
-        unsafe {
-            let (numbers, codes) = (s.load(E2M1.as_ptr()), pair.add(half * LANES));
-            if step == 0 {
-                s.lookup_u4::<0>(numbers, codes)
-            } else {
-                s.lookup_u4::<4>(numbers, codes)
+            #[inline(always)]
+            unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
+                // SAFETY: the table has sixteen numbers, and a pair lies as that of `U4`.
+                unsafe {
+                    let (numbers, codes) = (s.load($numbers.as_ptr()), pair.add(half * LANES));
+                    if step == 0 {
+                        s.lookup_u4::<0>(numbers, codes)
+                    } else {
+                        s.lookup_u4::<4>(numbers, codes)
+                    }
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn pair<S: Simd>(s: S, pair: *const u8, half: usize) -> S::F32 {
+                // SAFETY: as above.
+                unsafe { s.lookup_u4_pairs(s.load($numbers.as_ptr()), pair.add(half * LANES)) }
             }
         }
-    }
-
-    #[inline(always)]
-    unsafe fn pair<S: Simd>(s: S, pair: *const u8, half: usize) -> S::F32 {
-        // SAFETY: as above.
-        unsafe { s.lookup_u4_pairs(s.load(E2M1.as_ptr()), pair.add(half * LANES)) }
-    }
+    };
 }
+
+looked_up!(E2m1, E2M1);
+looked_up!(Iq4, IQ4);
 
 impl<const BITS: usize> Code for Planes<BITS> {
     const CODES: Codes = match BITS {

@@ -150,6 +150,7 @@ fn coded_sum(x: &[f32], w: &Weight, row: usize, chain: fn(&[f32], &[f32]) -> f32
     let number = |step: usize| match codes {
         Codes::E4m3 => crate::weight::e4m3_part(w.code(row, step)),
         Codes::E2m1 => crate::weight::E2M1[usize::from(w.code(row, step))],
+        Codes::Iq4 => crate::weight::IQ4[usize::from(w.code(row, step))],
         _ => f32::from(w.code(row, step)),
     };
     let numbers: Vec<f32> = (0..w.k()).map(number).collect();
@@ -288,6 +289,9 @@ fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
         (65, 320, Codes::E4m3, 160, F32, NoMin, None),
         (65, 96, Codes::E2m1, 32, Bf16, NoMin, None),
         (33, 90, Codes::E2m1, 16, F32, Own, None),
+        (65, 96, Codes::Iq4, 32, F16, NoMin, None),
+        (33, 512, Codes::Iq4, 32, F16, NoMin, Some((256, I6))),
+        (40, 90, Codes::Iq4, 16, F32, Own, None),
         (65, 96, Codes::U6, 32, Bf16, NoMin, None),
     ] {
         let blocks = blocks.map(|(columns, multiples)| Blocks { columns, multiples });

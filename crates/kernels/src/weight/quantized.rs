@@ -87,6 +87,7 @@ impl QuantizedRows<'_> {
         let code = match self.codes {
             Codes::E4m3 => e4m3_part(code) * E4M3_FACTOR,
             Codes::E2m1 => E2M1[usize::from(code)],
+            Codes::Iq4 => IQ4[usize::from(code)],
             _ => f32::from(code),
         };
         code.mul_add(scale, min)
@@ -229,7 +230,7 @@ fn is_permutation(inputs: &[u32], k: usize) -> bool {
 
 impl WeightBuilder {
     /// Writes quantized rows as rows `first_row..`. A quantized weight takes the codes as they are, so they must be of
-    /// its kind, or of fewer bits, in groups of as many columns as its own or of a multiple, and blocks
+    /// its kind, or of fewer bits, or [`Codes::Iq4`] for eight bits, in groups of as many columns as its own or of a multiple, and blocks
     /// likewise; without blocks it takes scales of either kind, but only what its dtype can be to the bit. Minima of its own
     /// can be whatever those of the rows are. A weight of a dtype takes their numbers.
     ///
@@ -239,6 +240,11 @@ impl WeightBuilder {
     pub fn write_quantized(&mut self, first_row: usize, rows: QuantizedRows<'_>) -> Result<()> {
         let Layout { order, k, group, scales } = self.layout;
         let count = rows.check(k)?;
+        let mut counted = Vec::new();
+        let rows = match (rows.codes, order) {
+            (Codes::Iq4, ElementOrder::Coded(Codes::U8)) => rows.counted(&mut counted),
+            _ => rows,
+        };
         let ElementOrder::Coded(codes) = order else {
             let bytes: Vec<u8> = rows.widened(k).iter().flat_map(|v| v.to_le_bytes()).collect();
             let dtype = DType::F32;
@@ -294,6 +300,12 @@ impl WeightBuilder {
 }
 
 impl<'a> QuantizedRows<'a> {
+    /// Codes of [`Codes::Iq4`] as numbers from 0 on, in `bytes`.
+    fn counted(self, bytes: &'a mut Vec<u8>) -> Self {
+        bytes.extend(self.bytes.iter().map(|code| counted_iq4(*code)));
+        Self { codes: Codes::U8, bytes, mins: Mins::ZeroPoint(IQ4_ZERO), ..self }
+    }
+
     /// Some of the rows, of `k` columns.
     #[must_use]
     pub fn rows(&self, k: usize, rows: Range<usize>) -> Self {
@@ -515,7 +527,9 @@ impl Layout {
     fn code(self, codes: Codes, panel: &[u8], k: usize, column: usize) -> u8 {
         match codes {
             Codes::U8 | Codes::E4m3 => panel[self.pair(k / 2) + k % 2 * PANEL + column],
-            Codes::U4 | Codes::E2m1 => panel[self.pair(k / 2) + column] >> (k % 2 * 4) & 15,
+            Codes::U4 | Codes::E2m1 | Codes::Iq4 => {
+                panel[self.pair(k / 2) + column] >> (k % 2 * 4) & 15
+            }
             Codes::U2 | Codes::U3 | Codes::U5 | Codes::U6 => {
                 planes::code(codes.bits(), &panel[self.pair(k / 2)..], k % 2, column)
             }
@@ -542,6 +556,7 @@ impl Layout {
                 let number = match codes {
                     Codes::E4m3 => e4m3_part(code).mul_add(scale, min),
                     Codes::E2m1 => E2M1[usize::from(code)].mul_add(scale, min),
+                    Codes::Iq4 => IQ4[usize::from(code)].mul_add(scale, min),
                     Codes::Table => f32::get(panel, column * TABLE + usize::from(code)),
                     _ => f32::from(code).mul_add(scale, min),
                 };
@@ -579,7 +594,7 @@ impl Multiple {
 fn pack_pair(codes: Codes, pair: &mut [u8], two: &[[u8; PANEL]; 2]) {
     match codes {
         Codes::U8 | Codes::E4m3 => pair.copy_from_slice(two.as_flattened()),
-        Codes::U4 | Codes::E2m1 => {
+        Codes::U4 | Codes::E2m1 | Codes::Iq4 => {
             for (byte, (even, odd)) in pair.iter_mut().zip(two[0].iter().zip(&two[1])) {
                 *byte = even | odd << 4;
             }
@@ -592,6 +607,20 @@ fn pack_pair(codes: Codes, pair: &mut [u8], two: &[[u8; PANEL]; 2]) {
 /// The numbers of [`Codes::E2m1`].
 pub(crate) const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// The numbers of [`Codes::Iq4`].
+pub(crate) const IQ4: [f32; 16] = [
+    -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0,
+    89.0, 113.0,
+];
+
+/// What is added to them where they are numbers from 0 on.
+pub(crate) const IQ4_ZERO: u8 = 128;
+
+/// A code of [`Codes::Iq4`] as a number from 0 on.
+pub(crate) fn counted_iq4(code: u8) -> u8 {
+    (IQ4[usize::from(code)] + f32::from(IQ4_ZERO)) as u8
+}
 
 /// What [`e4m3_part`] leaves out: the biases of the exponents, 15 and 7, differ by 8. Headers have it in their scales.
 const E4M3_FACTOR: f32 = 256.0;

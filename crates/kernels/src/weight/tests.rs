@@ -1,9 +1,10 @@
 //! Tests of the packed weight: every dtype pair, tails, and refusals.
 
-use candle_core::DType;
+use candle_core::{DType, Device};
 use half::{bf16, f16};
 
 use super::*;
+use crate::device::PackedMatrix;
 
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 const SCALE_DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
@@ -384,6 +385,41 @@ fn e2m1_codes_are_the_numbers_of_the_format() {
     let found = numbers_of(Codes::E2m1, &(0..16).collect::<Vec<u8>>());
     let sizes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     assert_eq!(found, [sizes, sizes.map(|size: f32| -size)].concat());
+}
+
+/// Numbers from 0 on, of which 128 means zero, are the same; and so are the bits of both on a device.
+#[test]
+fn iq4_codes_are_kept_among_codes_of_eight_bits() {
+    let bytes: Vec<u8> = (0..64).map(|i| i * 7 % 16).collect();
+    let (k, scales) = (32, [0.25, -0.5]);
+    let rows = QuantizedRows {
+        codes: Codes::Iq4,
+        group: 32,
+        bytes: &bytes,
+        scales: &scales,
+        mins: Mins::None,
+        multiples: None,
+        inputs: None,
+    };
+    let expected = rows.numbers(k).unwrap();
+    assert_eq!((expected[0], expected[1]), (-127.0 * 0.25, -10.0 * 0.25));
+    let form = |mins| ScaleForm { mins, ..ScaleForm::F32 };
+    for (codes, mins) in [
+        (Codes::Iq4, MinForm::None),
+        (Codes::U8, MinForm::Own),
+        (Codes::U8, MinForm::ZeroPoint(128)),
+        (Codes::U8, MinForm::ZeroPoints),
+    ] {
+        let mut builder = Weight::quantized_builder(2, k, codes, 32, form(mins)).unwrap();
+        builder.write_quantized(0, rows).unwrap();
+        let weight = builder.finish().unwrap();
+        let found = [row(&weight, 0), row(&weight, 1)].concat();
+        assert_eq!(found, expected, "{codes:?} {mins:?}");
+        let on_device = PackedMatrix::new(&weight, None, &Device::Cpu).unwrap();
+        assert_eq!(on_device.numbers().unwrap(), expected, "{codes:?} {mins:?} on a device");
+    }
+    let mut narrow = Weight::quantized_builder(2, k, Codes::U4, 32, ScaleForm::F32).unwrap();
+    assert!(narrow.write_quantized(0, rows).is_err());
 }
 
 /// Source: the table of values in "FP8 Formats for Deep Learning".

@@ -111,11 +111,18 @@ impl Stored for GgufMatrix {
         let code = self.code(row, input);
         let number = match self.kind {
             GgufType::Mxfp4 => e2m1::e2m1(code),
+            GgufType::Iq4Nl | GgufType::Iq4Xs => IQ4[usize::from(code)],
             kind => f32::from(i16::from(code) - i16::from(kind.zero_point().unwrap_or(0))),
         };
         scale * number + min
     }
 }
+
+/// The numbers of `kvalues_iq4nl`.
+const IQ4: [f32; 16] = [
+    -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0,
+    89.0, 113.0,
+];
 
 fn half(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
@@ -156,6 +163,12 @@ fn sub_scales(kind: GgufType, block: &[u8], group: usize) -> [i8; 2] {
             [scale as i8, min as i8]
         }
         GgufType::Q6K => [block[192 + group] as i8, 0],
+        GgufType::Iq4Xs => {
+            let (high, low) = (&block[2..4], &block[4..8]);
+            let low = low[group / 2] >> (group % 2 * 4) & 15;
+            let high = high[group / 4] >> (group % 4 * 2) & 3;
+            [(low | high << 4) as i8 - 32, 0]
+        }
         _ => [1, 1],
     }
 }
@@ -182,7 +195,7 @@ fn codes_of_block(kind: GgufType, block: &[u8], first: usize, codes: &mut [u8]) 
             }
         };
     }
-    of_type!(F32 F16 Bf16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Mxfp4 Q2K Q3K Q4K Q5K Q6K);
+    of_type!(F32 F16 Bf16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Mxfp4 Iq4Nl Iq4Xs Q2K Q3K Q4K Q5K Q6K);
 }
 
 /// The codes of the `part`-th sixteenth of a block.
@@ -209,7 +222,9 @@ fn codes_alike(kind: GgufType, block: &[u8], part: usize) -> [u8; ALIKE] {
     };
     match kind {
         GgufType::Mxfp4 => nibble(1),
-        GgufType::Q4_0 => nibble(2),
+        GgufType::Q4_0 | GgufType::Iq4Nl => nibble(2),
+        // Each 32 as those of a block of its own.
+        GgufType::Iq4Xs => bits(8 + part / 2 * 16, part % 2 * 4, 15),
         GgufType::Q4_1 => nibble(4),
         GgufType::Q5_0 => join(nibble(6), own_bit(2), 4),
         GgufType::Q5_1 => join(nibble(8), own_bit(4), 4),

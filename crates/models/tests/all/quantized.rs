@@ -47,6 +47,7 @@ pub(crate) const QUANTIZED: &[(&str, &str)] = &[
     ("gguf-gpt-oss", "gguf"),
     ("gguf-deepseek2", "gguf"),
     ("gguf-deepseek2-lite", "gguf"),
+    ("gguf-iq4", "gguf"),
 ];
 /// How much is sparse, only its weights know.
 pub(crate) const SPARSE: &str = "squeezellm-sparse";

@@ -431,7 +431,7 @@ const FORMATS: [(&str, &str, &str, &str); 9] = [
     (
         "GGUF",
         "gguf",
-        "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K; single and split files",
+        "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ4_NL, IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K; single and split files",
         "codes of 2 to 6 or 8 bits, as the type has them (on a GPU of 4 or 8), with their scales in half or single precision, of K-quants in two levels",
     ),
 ];
