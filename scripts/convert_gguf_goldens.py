@@ -81,6 +81,9 @@ MODELS = {
         | dict.fromkeys(["num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"]),
     ),
     "gguf-nemotron-h-moe": dict(of="nemotron-h-moe", edit=dict(rms_norm_eps=None)),
+    # Three of four layers have a window, as is known.
+    "gguf-afmoe": dict(of="afmoe", config=dict(num_hidden_layers=4, num_experts=4, global_attn_every_n_layers=4)),
+    "gguf-dots1": dict(of="dots1", config=dict(sliding_window=None)),
 }
 
 

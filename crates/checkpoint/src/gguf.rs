@@ -25,10 +25,11 @@ mod config;
 mod header;
 mod keys;
 mod names;
+mod splitting;
 mod tensor_type;
 mod tokenizer;
 
-pub(crate) use tokenizer::{KIMI as KIMI_SPLITTING, byte_level_steps};
+pub(crate) use splitting::{KIMI as KIMI_SPLITTING, byte_level_steps};
 
 use arch::GgufArch;
 use header::{Header, Place};

@@ -92,6 +92,8 @@ const ALL: &[GgufArch] = &[
     experts::GLM4_MOE,
     experts::ERNIE4_5_MOE,
     experts::MINIMAX_M2,
+    experts::DOTS1,
+    experts::AFMOE,
     deepseek::V2,
     recurrent::QWEN3_NEXT,
     recurrent::QWEN3_5,

@@ -21,6 +21,8 @@ const SAY_NOTHING: &[&str] = &[
     "rope.dimension_sections",
     // Beside those of latents.
     "attention.key_length",
+    // Where there are no experts; elsewhere it is read.
+    "expert_used_count",
 ];
 
 /// The keys that begin with the architecture's name, and which of them were asked for.

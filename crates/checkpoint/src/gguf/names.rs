@@ -21,7 +21,15 @@ pub(super) const COMMON: &[WeightRule] = &[
     whole(Slot::QBias, "blk.{i}.attn_q.bias"),
     whole(Slot::KBias, "blk.{i}.attn_k.bias"),
     whole(Slot::VBias, "blk.{i}.attn_v.bias"),
+    // All three in one.
+    rows(Slot::Q, "blk.{i}.attn_qkv.weight"),
+    rows(Slot::K, "blk.{i}.attn_qkv.weight"),
+    rows(Slot::V, "blk.{i}.attn_qkv.weight"),
+    rows(Slot::QBias, "blk.{i}.attn_qkv.bias"),
+    rows(Slot::KBias, "blk.{i}.attn_qkv.bias"),
+    rows(Slot::VBias, "blk.{i}.attn_qkv.bias"),
     whole(Slot::OBias, "blk.{i}.attn_output.bias"),
+    whole(Slot::AttnGate, "blk.{i}.attn_gate.weight"),
     whole(Slot::QNorm, "blk.{i}.attn_q_norm.weight"),
     whole(Slot::KNorm, "blk.{i}.attn_k_norm.weight"),
     whole(Slot::Gate, "blk.{i}.ffn_gate.weight"),
@@ -40,6 +48,9 @@ pub(super) const COMMON: &[WeightRule] = &[
     rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_exps.weight"),
     rows(Slot::ExpertUp(0), "blk.{i}.ffn_up_exps.weight"),
     rows(Slot::ExpertDown(0), "blk.{i}.ffn_down_exps.weight"),
+    // Gate and up in one, expert by expert.
+    rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_up_exps.weight"),
+    rows(Slot::ExpertUp(0), "blk.{i}.ffn_gate_up_exps.weight"),
     rows(Slot::RecurrentTapsQ, "blk.{i}.ssm_conv1d.weight"),
     rows(Slot::RecurrentTapsK, "blk.{i}.ssm_conv1d.weight"),
     rows(Slot::RecurrentTapsV, "blk.{i}.ssm_conv1d.weight"),
@@ -61,7 +72,7 @@ pub(super) const NORM_AFTER_ATTENTION: &[WeightRule] =
 pub(super) const FUSED_GATES: &[WeightRule] =
     &[rows(Slot::Gate, "blk.{i}.ffn_up.weight"), rows(Slot::Up, "blk.{i}.ffn_up.weight")];
 
-/// Qwen3-Next's and Qwen3.5's; each head's queries lie beside the gate of what it makes.
+/// Qwen3-Next's and Qwen3.5's; each head's queries lie beside the gate of what it makes. Older files have the rows of each head of keys together.
 pub(super) const QWEN3_NEXT: &[WeightRule] = &[
     whole(Slot::FfnNorm, "blk.{i}.post_attention_norm.weight"),
     heads(Slot::Q, "blk.{i}.attn_q.weight"),
@@ -71,6 +82,10 @@ pub(super) const QWEN3_NEXT: &[WeightRule] = &[
     rows(Slot::RecurrentV, "blk.{i}.attn_qkv.weight"),
     whole(Slot::RecurrentGate, "blk.{i}.attn_gate.weight"),
     whole(Slot::RecurrentBeta, "blk.{i}.ssm_beta.weight"),
+    heads(Slot::RecurrentQ, "blk.{i}.ssm_in.weight"),
+    heads(Slot::RecurrentK, "blk.{i}.ssm_in.weight"),
+    heads(Slot::RecurrentV, "blk.{i}.ssm_in.weight"),
+    heads(Slot::RecurrentGate, "blk.{i}.ssm_in.weight"),
     heads(Slot::RecurrentBeta, "blk.{i}.ssm_ba.weight"),
     whole(Slot::RecurrentDecay, "blk.{i}.ssm_alpha.weight"),
     heads(Slot::RecurrentDecay, "blk.{i}.ssm_ba.weight"),
@@ -131,7 +146,7 @@ pub(super) const DEEPSEEK2: &[WeightRule] = &[
     heads(Slot::ValueUp, "blk.{i}.attn_kv_b.weight"),
 ];
 
-/// Gemma 4's; experts of most files have gate and up in one tensor, expert by expert.
+/// Gemma 4's.
 pub(super) const GEMMA4: &[WeightRule] = &[
     whole(Slot::PerLayerEmbed, "per_layer_token_embd.weight"),
     whole(Slot::PerLayerProjection, "per_layer_model_proj.weight"),
@@ -148,17 +163,4 @@ pub(super) const GEMMA4: &[WeightRule] = &[
     whole(Slot::RouterScales, "blk.{i}.ffn_down_exps.scale"),
     whole(Slot::ExpertsNorm, "blk.{i}.pre_ffw_norm_2.weight"),
     whole(Slot::ExpertsPostNorm, "blk.{i}.post_ffw_norm_2.weight"),
-    rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_up_exps.weight"),
-    rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_exps.weight"),
-    rows(Slot::ExpertUp(0), "blk.{i}.ffn_gate_up_exps.weight"),
-    rows(Slot::ExpertUp(0), "blk.{i}.ffn_up_exps.weight"),
-];
-
-/// Phi-3's fused tensors.
-pub(super) const PHI3: &[WeightRule] = &[
-    rows(Slot::Q, "blk.{i}.attn_qkv.weight"),
-    rows(Slot::K, "blk.{i}.attn_qkv.weight"),
-    rows(Slot::V, "blk.{i}.attn_qkv.weight"),
-    FUSED_GATES[0],
-    FUSED_GATES[1],
 ];

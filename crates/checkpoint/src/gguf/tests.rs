@@ -1,5 +1,7 @@
 //! Names and splits, and what the metadata becomes; whole files are tested with the goldens.
 
+use std::sync::Arc;
+
 use serde_json::{Map, json};
 
 use super::*;
@@ -117,11 +119,59 @@ fn recurrences() {
         ),
         ("gguf-lfm2-moe", "lfm2moe.expert_gating_func", json!(1), "2, sigmoids, is"),
         ("gguf-lfm2", "lfm2.attention.head_count_kv", json!([0, 2, 4, 0]), "the same number"),
+        ("gguf-lfm2", "lfm2.attention.head_count_kv", json!(2), "a number for each layer is"),
         ("gguf-nemotron-h", "nemotron_h.feed_forward_length", json!(96), "a number for each layer"),
     ] {
         let line = refused(name, &|m| drop(m.insert(key.to_owned(), value.clone()))).unwrap_err();
         assert!(line.contains(&format!("`{key}`")) && line.contains(message), "{line}");
     }
+}
+
+/// What some files have as one tensor, or had.
+#[test]
+fn tensors_of_other_files_fill_the_same_slots() {
+    let plan = |golden: &str, edit: &dyn Fn(&mut HashMap<String, GgufTensor>)| {
+        let mut gguf = Gguf::open(&self::golden(golden).join("model.gguf")).unwrap();
+        edit(&mut gguf.tensors);
+        Checkpoint::open(CheckpointFiles::Gguf(Arc::new(gguf))).unwrap().tensor_plan()
+    };
+    let fuse = |tensors: &mut HashMap<String, GgufTensor>, parts: &[&str], whole: &str| {
+        let parts: Vec<GgufTensor> =
+            parts.iter().map(|part| tensors.remove(&format!("blk.0.{part}")).unwrap()).collect();
+        // Of experts their rows are counted, of others the first dimension is.
+        let rows = parts.iter().map(|part| part.shape[0]).sum();
+        let shape = [&[rows][..], &parts[0].shape[1..]].concat();
+        tensors.insert(format!("blk.0.{whole}"), GgufTensor { shape, ..parts[0].clone() });
+    };
+    let slots = |plan: &[TensorPlan], name: &str| {
+        let tensor = plan.iter().find(|tensor| tensor.name == format!("blk.0.{name}")).unwrap();
+        tensor.slots.iter().map(|slot| (slot.slot, slot.rows.start)).collect::<Vec<_>>()
+    };
+    let qkv = plan("gguf-seed-oss", &|tensors| {
+        fuse(tensors, &["attn_q.weight", "attn_k.weight", "attn_v.weight"], "attn_qkv.weight");
+        fuse(tensors, &["attn_q.bias", "attn_k.bias", "attn_v.bias"], "attn_qkv.bias");
+    });
+    let expected = [(Slot::Q, 0), (Slot::K, 96), (Slot::V, 144)];
+    assert_eq!(slots(&qkv, "attn_qkv.weight"), expected);
+    let expected = [(Slot::QBias, 0), (Slot::KBias, 96), (Slot::VBias, 144)];
+    assert_eq!(slots(&qkv, "attn_qkv.bias"), expected);
+    let experts = plan("gguf-qwen2-moe", &|tensors| {
+        fuse(tensors, &["ffn_gate_exps.weight", "ffn_up_exps.weight"], "ffn_gate_up_exps.weight");
+    });
+    let expected = [(Slot::ExpertGate(0), 0), (Slot::ExpertUp(0), 40), (Slot::ExpertGate(1), 80)];
+    assert_eq!(slots(&experts, "ffn_gate_up_exps.weight")[..3], expected);
+    let by_heads = plan("gguf-qwen3-next", &|tensors| {
+        fuse(tensors, &["attn_qkv.weight", "attn_gate.weight"], "ssm_in.weight");
+    });
+    // Two heads of keys, each with its query, key, two values and their gates.
+    let of_head = [
+        (Slot::RecurrentQ, 0),
+        (Slot::RecurrentK, 32),
+        (Slot::RecurrentV, 64),
+        (Slot::RecurrentGate, 128),
+    ];
+    let expected = [0, 192].map(|first| of_head.map(|(slot, row)| (slot, first + row)));
+    assert_eq!(slots(&by_heads, "ssm_in.weight"), expected.concat());
 }
 
 #[test]

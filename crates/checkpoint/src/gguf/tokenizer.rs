@@ -5,7 +5,10 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
-use super::Gguf;
+use super::{
+    Gguf,
+    splitting::{SPLITTINGS, byte_level, byte_level_steps},
+};
 use crate::error::{Error, Result};
 
 /// What to do about a vocabulary that is not understood.
@@ -43,151 +46,6 @@ const GEMMA4_MARKS: [&str; 7] = [
     "<tool_response|>",
     "<|\"|>",
     "<|tool_response>",
-];
-
-/// How byte-level texts are split before merging.
-pub(crate) struct Splitting {
-    /// The names that files have for it.
-    names: &'static [&'static str],
-    /// Rules, each for what the ones before it left; none for GPT-2's own.
-    rules: &'static [&'static str],
-    /// Digits are split from each other before.
-    digits: bool,
-    /// A word that is a token is not merged.
-    ignore_merges: bool,
-    /// Texts are composed before.
-    nfc: bool,
-    /// Whether texts begin with a token unless the file says so.
-    bos: bool,
-}
-
-const GPT2: Splitting = Splitting {
-    names: &["gpt-2", "phi-2", "exaone4", "mpt", "olmo", "jais", "trillion", "mellum"],
-    rules: &[],
-    digits: false,
-    ignore_merges: false,
-    nfc: false,
-    bos: false,
-};
-
-/// Numbers of up to three digits are one word.
-const LLAMA3: Splitting = Splitting {
-    names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"],
-    rules: &[concat!(
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )],
-    ..GPT2
-};
-
-/// Each digit is a word.
-const QWEN2: Splitting = Splitting {
-    names: &["qwen2", "deepseek-r1-qwen", "kormo", "megrez"],
-    rules: &[concat!(
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )],
-    ..GPT2
-};
-
-/// Kimi's, of which tiktoken's files say nothing.
-pub(crate) const KIMI: Splitting = Splitting {
-    names: &["kimi-k2"],
-    rules: &[concat!(
-        r"[\p{Han}]+",
-        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )],
-    ignore_merges: true,
-    ..GPT2
-};
-
-const SPLITTINGS: &[Splitting] = &[
-    GPT2,
-    KIMI,
-    Splitting {
-        names: &["smollm", "starcoder", "refact", "codeshell", "exaone"],
-        digits: true,
-        ..GPT2
-    },
-    Splitting { names: &["command-r"], digits: true, nfc: true, ..GPT2 },
-    Splitting { ignore_merges: true, bos: true, ..LLAMA3 },
-    Splitting { names: &["dbrx", "smaug-bpe", "chatglm-bpe"], ..LLAMA3 },
-    Splitting { names: &["glm4", "glm5"], ignore_merges: true, ..LLAMA3 },
-    Splitting { nfc: true, ..QWEN2 },
-    Splitting { names: &["stablelm2", "hunyuan", "solar-open", "grok-2"], ..QWEN2 },
-    Splitting {
-        names: &["qwen35"],
-        rules: &[concat!(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}",
-            r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )],
-        nfc: true,
-        ..GPT2
-    },
-    Splitting {
-        names: &["seed-coder"],
-        rules: &[concat!(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}",
-            r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )],
-        ..GPT2
-    },
-    Splitting {
-        names: &["gpt-4o", "llama4", "kanana2", "minimax-m2"],
-        rules: &[concat!(
-            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )],
-        ..GPT2
-    },
-    Splitting {
-        names: &["tekken"],
-        rules: &[concat!(
-            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
-            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
-            r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )],
-        ignore_merges: true,
-        bos: true,
-        ..GPT2
-    },
-    Splitting {
-        names: &["deepseek-v3", "hunyuan-dense"],
-        rules: &[
-            r"\p{N}{1,3}",
-            r"[一-龥぀-ゟ゠-ヿ]+",
-            concat!(
-                r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"##,
-                r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-            ),
-        ],
-        ..GPT2
-    },
-    Splitting {
-        names: &["deepseek-llm"],
-        rules: &[
-            r"[\r\n]",
-            concat!(
-                r"\s?",
-                r"[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙ",
-                r"ὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗ",
-                r"Ａ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
-            ),
-            r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
-            r"\s+$",
-            r"[一-龥ࠀ-一가-퟿]+",
-            r"\p{N}",
-        ],
-        ..GPT2
-    },
-    Splitting {
-        names: &["deepseek-coder"],
-        rules: &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"],
-        ..GPT2
-    },
 ];
 
 /// Tokens in the order of their ids, and what each is.
@@ -436,25 +294,6 @@ impl Gguf {
 }
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
-
-fn byte_level(use_regex: bool) -> Value {
-    json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
-        "use_regex": use_regex})
-}
-
-/// What cuts texts before they are merged.
-pub(crate) fn byte_level_steps(splitting: &Splitting) -> Vec<Value> {
-    let mut steps = Vec::new();
-    if splitting.digits {
-        steps.push(json!({"type": "Digits", "individual_digits": true}));
-    }
-    steps.extend(splitting.rules.iter().map(|rule| {
-        json!({"type": "Split", "pattern": {"Regex": rule}, "behavior": "Isolated",
-            "invert": false})
-    }));
-    steps.push(byte_level(splitting.rules.is_empty()));
-    steps
-}
 
 fn vocab(vocabulary: &Vocabulary<'_>) -> Map<String, Value> {
     vocabulary

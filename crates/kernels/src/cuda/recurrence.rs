@@ -103,7 +103,7 @@ pub fn copy_states(pool: &StatePool, pairs: &Tensor) -> Result<()> {
             ],
             count: count as i64,
             num_slots: pool.config().num_slots as u32,
-            tiled: tiled.into(),
+            padding: 0,
         };
         // SAFETY: the addresses were checked to hold whole slots, whose bytes are a multiple of 16 because heads are; the kernel
         // compares slots with `num_slots` before it copies.

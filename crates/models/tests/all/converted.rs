@@ -39,6 +39,8 @@ const CONVERTED: &[&str] = &[
     "gguf-lfm2-moe",
     "gguf-nemotron-h",
     "gguf-nemotron-h-moe",
+    "gguf-afmoe",
+    "gguf-dots1",
 ];
 
 #[test]

@@ -333,13 +333,13 @@ const ARCHITECTURES: &[Architecture] = &[
         "Dots1ForCausalLM",
         "dots.llm1",
         "experts chosen by sigmoids and biases beside shared ones, a dense layer, windows in some layers, biases",
-        "",
+        "dots1",
     ),
     row(
         "AfmoeForCausalLM",
         "Trinity Nano, Mini, Large",
         "gated attention, layers without rope, norms before and after, experts chosen by sigmoids and biases",
-        "",
+        "afmoe",
     ),
     row(
         "DeepseekV2ForCausalLM",

@@ -31,7 +31,7 @@ pub(super) const QWEN3: GgufArch = GgufArch {
 pub(super) const PHI3: GgufArch = GgufArch {
     name: "phi3",
     class: "Phi3ForCausalLM",
-    rules: names::PHI3,
+    rules: names::FUSED_GATES,
     own: window,
     ..GgufArch::BASE
 };

@@ -125,6 +125,46 @@ pub(super) const MINIMAX_M2: GgufArch = GgufArch {
     ..GgufArch::BASE
 };
 
+/// dots.llm1.
+pub(super) const DOTS1: GgufArch = GgufArch {
+    name: "dots1",
+    class: "Dots1ForCausalLM",
+    own: |keys, config| {
+        set(config, [("attention_bias", has_qkv_biases(keys))]);
+        sigmoids(keys)?;
+        some_shared(keys, config)
+    },
+    ..GgufArch::BASE
+};
+
+/// Trinity. Files do not say which layers have a window: three of four.
+pub(super) const AFMOE: GgufArch = GgufArch {
+    name: "afmoe",
+    class: "AfmoeForCausalLM",
+    own: |keys, config| {
+        sigmoids(keys)?;
+        width(keys, config)?;
+        window(keys, config)?;
+        let [dense, shared] =
+            ["leading_dense_block_count", "expert_shared_count"].map(|key| keys.count_opt(key));
+        let scale = keys.float_opt("expert_weights_scale")?.unwrap_or(1.0);
+        set(
+            config,
+            [
+                ("num_experts", keys.count("expert_count")?.into()),
+                ("num_experts_per_tok", keys.count("expert_used_count")?.into()),
+                ("num_dense_layers", dense?.unwrap_or(0).into()),
+                ("num_shared_experts", shared?.unwrap_or(0).into()),
+                ("route_norm", keys.flag_or("expert_weights_norm", true)?.into()),
+                ("route_scale", scale.into()),
+                ("mup_enabled", true.into()),
+            ],
+        );
+        Ok(())
+    },
+    ..GgufArch::BASE
+};
+
 /// Of how many experts how many are chosen.
 pub(super) fn chosen(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     set(

@@ -94,6 +94,7 @@ pub(super) const NEMOTRON_H_MOE: GgufArch = GgufArch {
     name: "nemotron_h_moe",
     own: |keys, config| {
         nemotron_h(keys, config, "moe")?;
+        experts::sigmoids(keys)?;
         experts::some_shared(keys, config)?;
         experts::shared_width(keys, config, "moe_shared_expert_intermediate_size")
     },
@@ -123,6 +124,16 @@ impl Heads {
             value_dim: width / values,
             taps: keys.count("ssm.conv_kernel")?,
         })
+    }
+}
+
+/// Which layers have no heads of keys: no attention.
+fn without_attention(keys: &Keys<'_>) -> Result<Vec<bool>> {
+    const KEY: &str = "attention.head_count_kv";
+    let heads = keys.counts_of_layers(KEY)?;
+    match heads.len() == keys.layers()? {
+        true => Ok(heads.iter().map(|heads| *heads == 0).collect()),
+        false => Err(keys.unsupported(KEY, "; a number for each layer is")),
     }
 }
 
@@ -158,8 +169,7 @@ fn qwen_experts(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
 
 fn lfm2(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     let eps = config.remove("rms_norm_eps").unwrap_or_default();
-    let attention = keys.counts_of_layers("attention.head_count_kv")?;
-    let is_conv: Vec<bool> = attention.iter().map(|heads| *heads == 0).collect();
+    let is_conv = without_attention(keys)?;
     set(
         config,
         [
@@ -191,8 +201,7 @@ fn mamba(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
 
 fn granite_hybrid(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     mamba(keys, config)?;
-    let attention = keys.counts_of_layers("attention.head_count_kv")?;
-    let is_mamba: Vec<bool> = attention.iter().map(|heads| *heads == 0).collect();
+    let is_mamba = without_attention(keys)?;
     // The key is about other things in files of other architectures.
     let rope = match keys.flag_or("rope.scaling.finetuned", true)? {
         true => "rope",
@@ -203,8 +212,7 @@ fn granite_hybrid(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
         experts::chosen(keys, config)?;
         experts::shared_width(keys, config, "shared_intermediate_size")?;
     } else {
-        // What is chosen of none says nothing, and where the width has a key of its own it is the same.
-        keys.count_opt("expert_used_count")?;
+        // Where the width has a key of its own it is the same.
         keys.count_opt("expert_shared_feed_forward_length")?;
         let width = keys.count_of_layers("feed_forward_length")?;
         set(config, [("num_local_experts", 0.into()), ("shared_intermediate_size", width.into())]);
@@ -230,17 +238,16 @@ fn nemotron_h(keys: &Keys<'_>, config: &mut Config, ffn: &str) -> Result<()> {
     const WIDTHS: &str = "feed_forward_length";
     mamba(keys, config)?;
     biases(keys, config)?;
-    let attention = keys.counts_of_layers("attention.head_count_kv")?;
-    let widths = keys.counts_of_layers(WIDTHS)?;
-    if attention.len() != keys.layers()? || widths.len() != attention.len() {
-        return Err(keys.unsupported(WIDTHS, "; a number for each layer, as for heads of keys, is"));
+    let (no_attention, widths) = (without_attention(keys)?, keys.counts_of_layers(WIDTHS)?);
+    if widths.len() != no_attention.len() {
+        return Err(keys.unsupported(WIDTHS, "; a number for each layer is"));
     }
-    let kind = |(heads, width): (&usize, &usize)| match (heads, width) {
-        (0, 0) => "mamba",
-        (_, 0) => "attention",
+    let kind = |(no_attention, width): (&bool, &usize)| match (no_attention, width) {
+        (true, 0) => "mamba",
+        (false, 0) => "attention",
         _ => ffn,
     };
-    let kinds: Vec<&str> = attention.iter().zip(&widths).map(kind).collect();
+    let kinds: Vec<&str> = no_attention.iter().zip(&widths).map(kind).collect();
     let (eps, head_dim) = (config.remove("rms_norm_eps"), config.remove("head_dim"));
     config.remove("hidden_act");
     set(
