@@ -97,19 +97,11 @@ fn build(shell: &Shell) -> Result<String> {
     let mut libcuda = shell.command(script);
     run(&mut with_toolkit(shell, libcuda.arg(libraries(shell))))?;
     run(&mut cargo(shell, "build", "--test main --bin candlepower"))?;
-    for targets in TARGETS {
-        run(&mut cargo(shell, "test", targets))?;
-    }
+    run(&mut cargo(shell, "test", TARGETS))?;
     Ok(String::new())
 }
 
-/// Programs of tests, and those within libraries: of the engine, beside which others are built that have dependencies of tests, as without
-/// these all dependencies would have other features. Those of the kernels alone take minutes.
-const TARGETS: [&str; 2] = [
-    "--no-run --test cuda_kernels --test all --test main",
-    "--no-run --lib --exclude candlepower-api --exclude candlepower-checkpoint --exclude candlepower-comm --exclude candlepower-encoder \
-     --exclude candlepower-kernels --exclude candlepower-models --exclude candlepower-packing",
-];
+const TARGETS: &str = "--no-run --lib --test cuda_kernels --test all --test main";
 
 /// Cargo with the stand-in for nvcc, for our kernels alone: what it builds computes on the emulated GPU only.
 fn cargo(shell: &Shell, command: &str, arguments: &str) -> Command {
@@ -122,12 +114,9 @@ fn cargo(shell: &Shell, command: &str, arguments: &str) -> Command {
 /// All at once: none of them has work for more than one processor. Cargo does not start them: for one target alone it would build
 /// dependencies again, with the features that this target asks for.
 fn test(shell: &Shell) -> Result<String> {
-    let mut built = String::new();
-    for targets in TARGETS {
-        let messages = format!("{targets} --message-format json-render-diagnostics");
-        let mut cargo = cargo(shell, "test", &messages);
-        built += &output(cargo.stderr(Stdio::inherit()))?;
-    }
+    let messages = format!("{TARGETS} --message-format json-render-diagnostics");
+    let mut cargo = cargo(shell, "test", &messages);
+    let built = output(cargo.stderr(Stdio::inherit()))?;
     let outcomes = std::thread::scope(|scope| {
         let runs = TESTS.map(|tests| {
             let program = executable(&built, &shell.root().join(tests.source));

@@ -313,11 +313,18 @@ fn a_gpu_computes_every_architecture() {
         let whole_blocks = prompt.len() / BLOCK_SIZE * BLOCK_SIZE;
         let (start, blocks) = (whole_blocks.min(2 * BLOCK_SIZE) - 3, [5, 2, 9, 0]);
         runner.prefill(&prompt[..start], start, &blocks);
-        for i in start..start + 4 {
+        let mut errors = [0f32; 4];
+        for (i, error) in (start..).zip(&mut errors) {
             let logits = runner.step(&[(i, &prompt[i..=i], &blocks)], 3, LaunchShape::Fixed);
-            let error = max_difference(&logits, &whole[i..=i]) / largest(whole);
-            assert!(error < 0.1, "{name}: position {i} decoded differs by {error}");
+            *error = max_difference(&logits, &whole[i..=i]) / largest(whole);
         }
+        // A rounded score may send a token to another expert.
+        let may_differ = usize::from(has_experts(name));
+        let apart = errors.iter().filter(|error| **error >= 0.1).count();
+        assert!(
+            apart <= may_differ,
+            "{name}: from position {start} on decoded differ by {errors:?}"
+        );
         let spec = runner.model.spec();
         if spec.first_reader() < spec.layers.len() {
             let (work, last) = ([(0, &prompt[..start], &blocks[..])], start - 3..start);

@@ -131,6 +131,7 @@ pub(super) const DOTS1: GgufArch = GgufArch {
     class: "Dots1ForCausalLM",
     own: |keys, config| {
         set(config, [("attention_bias", has_qkv_biases(keys))]);
+        window(keys, config)?;
         sigmoids(keys)?;
         some_shared(keys, config)
     },
