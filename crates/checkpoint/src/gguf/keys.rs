@@ -71,6 +71,11 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// A count of what there need not be any of.
+    pub(super) fn index(&self, key: &str) -> Result<usize> {
+        Ok(self.count_opt(key)?.unwrap_or(0))
+    }
+
     /// What a key says of each layer that is computed: one number for all, or a list. Zeros are of layers that have no such part.
     pub(super) fn counts_of_layers(&self, key: &str) -> Result<Vec<usize>> {
         let full = self.key(key);
@@ -107,8 +112,7 @@ impl<'a> Keys<'a> {
     /// How many layers are computed: files may have some behind them, which predict further tokens.
     pub(super) fn layers(&self) -> Result<usize> {
         const KEY: &str = "nextn_predict_layers";
-        let (stored, behind) =
-            (self.count("block_count")?, self.count_opt(KEY)?.unwrap_or_default());
+        let (stored, behind) = (self.count("block_count")?, self.index(KEY)?);
         let computed = stored.checked_sub(behind).filter(|layers| *layers > 0);
         computed.ok_or_else(|| self.unsupported(KEY, "; less than block_count is"))
     }

@@ -99,7 +99,7 @@ pub enum Slot {
     RecurrentTapsK,
     /// Of values `[value_heads * value_dim * taps]`.
     RecurrentTapsV,
-    /// Logarithm of each head's rate of decay `[value_heads]`.
+    /// Logarithm of each head's rate of decay `[value_heads]`, or the rate negated: see [`crate::RecurrenceSpec::log_rates`].
     RecurrentLogRate,
     /// What is added to [`Self::RecurrentDecay`] `[value_heads]`.
     RecurrentDecayBias,

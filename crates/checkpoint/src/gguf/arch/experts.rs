@@ -94,17 +94,15 @@ pub(super) const ERNIE4_5_MOE: GgufArch = GgufArch {
         // What the files say of the shared ones' width is not so.
         keys.count_opt("expert_shared_feed_forward_length")?;
         width(keys, config)?;
-        let [step, dense, shared] =
-            ["interleave_moe_layer_step", "leading_dense_block_count", "expert_shared_count"]
-                .map(|key| keys.count_opt(key));
+        let step = keys.count_opt("interleave_moe_layer_step")?.unwrap_or(1);
         set(
             config,
             [
                 ("moe_num_experts", keys.count("expert_count")?.into()),
                 ("moe_k", keys.count("expert_used_count")?.into()),
-                ("moe_layer_interval", step?.unwrap_or(1).into()),
-                ("moe_layer_start_index", dense?.unwrap_or(0).into()),
-                ("moe_num_shared_experts", shared?.unwrap_or(0).into()),
+                ("moe_layer_interval", step.into()),
+                ("moe_layer_start_index", keys.index("leading_dense_block_count")?.into()),
+                ("moe_num_shared_experts", keys.index("expert_shared_count")?.into()),
             ],
         );
         Ok(())
@@ -144,18 +142,15 @@ pub(super) const AFMOE: GgufArch = GgufArch {
     class: "AfmoeForCausalLM",
     own: |keys, config| {
         sigmoids(keys)?;
+        chosen(keys, config)?;
         width(keys, config)?;
         window(keys, config)?;
-        let [dense, shared] =
-            ["leading_dense_block_count", "expert_shared_count"].map(|key| keys.count_opt(key));
         let scale = keys.float_opt("expert_weights_scale")?.unwrap_or(1.0);
         set(
             config,
             [
-                ("num_experts", keys.count("expert_count")?.into()),
-                ("num_experts_per_tok", keys.count("expert_used_count")?.into()),
-                ("num_dense_layers", dense?.unwrap_or(0).into()),
-                ("num_shared_experts", shared?.unwrap_or(0).into()),
+                ("num_dense_layers", keys.index("leading_dense_block_count")?.into()),
+                ("num_shared_experts", keys.index("expert_shared_count")?.into()),
                 ("route_norm", keys.flag_or("expert_weights_norm", true)?.into()),
                 ("route_scale", scale.into()),
                 ("mup_enabled", true.into()),
@@ -186,7 +181,7 @@ pub(super) fn width(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
 
 /// The width of the expert that every token goes to, of 0 where there is none.
 pub(super) fn shared_width(keys: &Keys<'_>, config: &mut Config, name: &'static str) -> Result<()> {
-    let width = keys.count_opt("expert_shared_feed_forward_length")?.unwrap_or(0);
+    let width = keys.index("expert_shared_feed_forward_length")?;
     set(config, [(name, width.into())]);
     Ok(())
 }
@@ -211,8 +206,6 @@ pub(super) fn sigmoids(keys: &Keys<'_>) -> Result<()> {
 pub(super) fn some_shared(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     let groups = keys.count_opt("expert_group_count")?.unwrap_or(1);
     let of_them = keys.count_opt("expert_group_used_count")?.unwrap_or(groups);
-    let [dense, shared] =
-        ["leading_dense_block_count", "expert_shared_count"].map(|key| keys.count_opt(key));
     let scale = keys.float_opt("expert_weights_scale")?.unwrap_or(1.0);
     width(keys, config)?;
     renormalize(keys, config, true)?;
@@ -221,8 +214,8 @@ pub(super) fn some_shared(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
         [
             ("n_routed_experts", keys.count("expert_count")?.into()),
             ("num_experts_per_tok", keys.count("expert_used_count")?.into()),
-            ("n_shared_experts", shared?.unwrap_or(0).into()),
-            ("first_k_dense_replace", dense?.unwrap_or(0).into()),
+            ("n_shared_experts", keys.index("expert_shared_count")?.into()),
+            ("first_k_dense_replace", keys.index("leading_dense_block_count")?.into()),
             ("routed_scaling_factor", json!(scale)),
             ("n_group", groups.into()),
             ("topk_group", of_them.into()),

@@ -104,7 +104,7 @@ fn gemma4(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
         .map(|i| (i.to_string(), json!({"head_dim": wide, "num_key_value_heads": heads_of(i)})));
     let own: Map<String, Value> = own.collect();
     let (global, local) = (of_kind(false).next(), of_kind(true).next());
-    let shared = keys.count_opt("attention.shared_kv_layers")?.unwrap_or(0);
+    let shared = keys.index("attention.shared_kv_layers")?;
     let values = global.map(|i| format!("blk.{i}.attn_v.weight"));
     let experts = keys.count_opt("expert_count")?;
     let of_layers = keys.gguf.tensors.get("per_layer_token_embd.weight");
@@ -116,10 +116,7 @@ fn gemma4(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
         ("attention_k_eq_v", values.is_some_and(|values| !keys.has_tensor(&values)).into()),
         ("num_kv_shared_layers", shared.into()),
         ("use_double_wide_mlp", is_wide_at_the_end(keys, shared)?.into()),
-        (
-            "hidden_size_per_layer_input",
-            keys.count_opt("embedding_length_per_layer_input")?.unwrap_or(0).into(),
-        ),
+        ("hidden_size_per_layer_input", keys.index("embedding_length_per_layer_input")?.into()),
         ("vocab_size_per_layer_input", of_layers.into()),
         ("sliding_window", keys.count("attention.sliding_window")?.into()),
         ("final_logit_softcapping", keys.float_opt("final_logit_softcapping")?.into()),

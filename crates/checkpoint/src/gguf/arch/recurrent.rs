@@ -53,7 +53,7 @@ pub(super) const LFM2_MOE: GgufArch = GgufArch {
         experts::sigmoids(keys)?;
         experts::width(keys, config)?;
         experts::renormalize(keys, config, true)?;
-        let dense = keys.count_opt("leading_dense_block_count")?.unwrap_or(0);
+        let dense = keys.index("leading_dense_block_count")?;
         let scale = keys.float_opt("expert_weights_scale")?.unwrap_or(1.0);
         set(
             config,
