@@ -11,7 +11,7 @@
 # `GPU_CHECK=correct` leaves the measurements out, `GPU_CHECK=measure` the rest; or it names rows: `GPU_CHECK=matmul,qwen`. A row that
 # would begin after GPU_CHECK_SECONDS (540) is left out, and the exit status is 1. `DIR.tar.xz` is all of DIR but DIR/golden, which is the repository's
 # tests/golden: CANDLEPOWER_GOLDENS names it where it is elsewhere. Logs and measurements.jsonl go to GPU_CHECK_OUT, or to DIR.
-# The GPU machine needs the NVIDIA driver, python3, cuBLAS and cuRAND. These are looked for, in this order, in LD_LIBRARY_PATH, in DIR/lib
+# The GPU machine needs the NVIDIA driver, python3 (with PyTorch and transformers for what is held against them), cuBLAS and cuRAND. These are looked for, in this order, in LD_LIBRARY_PATH, in DIR/lib
 # (`scripts/cuda-toolkit.sh DIR --libraries` makes it), among the packages of `python3` (PyTorch brings them), in
 # /usr/local/cuda*/lib64, and where the system looks anyway. Each comparison of the kernels runs in a process of its own, so that
 # one that breaks the GPU's state fails alone. What a comparison prints behind `= ` is shown in its row. The exit status is 0 if
@@ -53,7 +53,7 @@ shutil.copy(built["cuda_kernels"], sys.argv[1] + "/cuda_kernels")
 shutil.copy(built["all"], sys.argv[1] + "/goldens")
 shutil.copy(built["candlepower_engine"], sys.argv[1] + "/engine")' "$dir" <<<"$messages"
   strip "$dir/cuda_kernels" "$dir/goldens" "$dir/engine"
-  cp "${CARGO_TARGET_DIR:-target}/release/candlepower" scripts/gpu-check.sh scripts/gpu-peers.py scripts/gpu-weights.py "$dir"
+  cp "${CARGO_TARGET_DIR:-target}/release/candlepower" scripts/gpu-{check.sh,peers.py,weights.py,goldens.py} "$dir"
   rm -rf "$dir/golden" "$dir/shapes"
   cp -r tests/golden "$dir/golden"
   shapes "$dir/shapes"
@@ -361,9 +361,25 @@ compare_all() {
     [ "$name" = nccl ] || compare "$name"
   done
   goldens 1 a_gpu_computes_every_architecture
+  TEST_SECONDS=150
+  check goldens-transformers beside_transformers
+  TEST_SECONDS=90
   check decode-memory env CANDLEPOWER_GOLDENS="$golden" "$here/engine" --ignored --exact \
     device_runner::tests::a_gpu_takes_no_memory_in_decodes --nocapture
   check serve ask_demo
+}
+
+# What transformers computes on this GPU, and what the models do beside it.
+beside_transformers() {
+  local folder result=0
+  folder=$(mktemp -d)
+  timeout -k 10 "$TEST_SECONDS" python3 "$here/gpu-goldens.py" "$golden" "$folder" >"$results/goldens-transformers.txt" 2>&1 &&
+    CANDLEPOWER_TRANSFORMERS=$folder CANDLEPOWER_GOLDENS=$golden timeout -k 10 "$TEST_SECONDS" "$here/goldens" --ignored --exact \
+      device::a_gpu_rounds_as_transformers_does --nocapture >>"$results/goldens-transformers.txt" 2>&1 || result=1
+  rm -r "$folder"
+  grep -E '^(test .* )?= |transformers computed' "$results/goldens-transformers.txt" || true
+  [ "$result" = 0 ] || tail -n 3 "$results/goldens-transformers.txt"
+  return "$result"
 }
 
 # run_ranks N: what N GPUs do together.

@@ -12,10 +12,11 @@ use std::{env, fs};
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "attention_latent",
     "expert_product",
     "recurrence",
+    "packed_rows",
     "packed",
     "rows",
     "qkv",
@@ -86,7 +87,7 @@ impl Toolkit {
         ]
         .map(String::from)
         .into();
-        flags.push(architecture(variable("CUDA_COMPUTE_CAP").as_deref().unwrap_or_default())?);
+        flags.extend(architecture(variable("CUDA_COMPUTE_CAP").as_deref().unwrap_or_default())?);
         // The toolkit's own CCCL may be older than what FlashInfer needs; this folder holds a newer one.
         if let Some(cccl) = home.map(|home| home.join("include/cccl")).filter(|dir| dir.is_dir()) {
             flags.push(format!("-I{}", cccl.display()));
@@ -109,8 +110,8 @@ impl Toolkit {
     }
 }
 
-/// nvcc's architecture for a compute capability, of which the library is told, too. Hopper's own instructions need the `a`.
-fn architecture(capability: &str) -> Result<String, String> {
+/// nvcc's flags for a compute capability, of which the sources and the library are told, too. Hopper's own instructions need the `a`.
+fn architecture(capability: &str) -> Result<[String; 2], String> {
     let Some((capability, name)) = CAPABILITIES.iter().find(|(known, _)| *known == capability)
     else {
         let known = CAPABILITIES.map(|(known, _)| known).join(", ");
@@ -119,7 +120,10 @@ fn architecture(capability: &str) -> Result<String, String> {
         ));
     };
     println!("cargo::rustc-env=CANDLEPOWER_COMPUTE_CAPABILITY={capability}");
-    Ok(format!("-gencode=arch=compute_{name},code=sm_{name}"))
+    Ok([
+        format!("-gencode=arch=compute_{name},code=sm_{name}"),
+        format!("-DCANDLEPOWER_COMPUTE_CAP={capability}"),
+    ])
 }
 
 /// One object file.

@@ -12,9 +12,10 @@ mod table;
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use candlepower_client::{run_bound, run_with_secrets, supervise};
-use candlepower_engine::{RANK_COMMAND, run_rank};
+use candlepower_engine::{RANK_COMMAND, run_rank, wait_for_engines};
 use candlepower_server::config::Effective;
 use candlepower_server::{ServeConfig, init_logging, serve};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -28,6 +29,9 @@ use health::HealthArgs;
 
 /// Exit status for a command line, an environment or a config file that cannot be used.
 const EXIT_USAGE: u8 = 2;
+
+/// For how long the program waits for its engines when all else has ended. One that is stuck is left behind.
+const ENGINES_END: Duration = Duration::from_secs(10);
 
 #[derive(Parser)]
 #[command(
@@ -115,6 +119,12 @@ fn main() -> ExitCode {
     if let Some(code) = hidden_command() {
         return code;
     }
+    let code = run_command();
+    wait_for_engines(ENGINES_END);
+    code
+}
+
+fn run_command() -> ExitCode {
     let command = Cli::command();
     let matches = command.clone().get_matches();
     let (name, flags) =

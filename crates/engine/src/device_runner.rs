@@ -47,6 +47,8 @@ pub(crate) struct DeviceRunner {
     counts: Option<TokenCounts>,
     /// Steps on their way, the oldest first.
     launched: VecDeque<Launched>,
+    /// When the report of the last step that was waited for had come: the next one's forward has run since, at the earliest.
+    reported: Instant,
     /// Room for the reports of others.
     readbacks: Vec<Readback>,
     /// Blocks of preempted sequences, where there is room for any.
@@ -102,6 +104,7 @@ impl DeviceRunner {
             report: Tensor::zeros(8 * draws, DType::U32, &device)?,
             counts: None,
             launched: VecDeque::new(),
+            reported: Instant::now(),
             readbacks: Vec::new(),
             previous_samples: Vec::new(),
             followers: Followers::default(),
@@ -234,7 +237,9 @@ impl DeviceRunner {
         let mut launched =
             launched.ok_or_else(|| Error::Invariant("no step was launched".into()))?;
         let report = launched.readback.finish()?;
-        let (output, readback) = launched.read(&report);
+        let now = Instant::now();
+        let began = launched.started.max(std::mem::replace(&mut self.reported, now));
+        let (output, readback) = launched.read(&report, (now - began).as_secs_f64());
         self.readbacks.push(readback);
         self.previous_samples = output.token_ids();
         Ok(output)
@@ -553,7 +558,7 @@ struct ChunkViews {
 
 impl Launched {
     /// The step's outcome, from what its draws report, and the room that it needs no more.
-    fn read(self, report: &[u32]) -> (StepOutput, Readback) {
+    fn read(self, report: &[u32], forward_seconds: f64) -> (StepOutput, Readback) {
         let mut rows = report.chunks(self.width);
         let samples = self.samples.iter().zip(rows.by_ref()).map(|(top, row)| {
             let token_id = (row[0] != NONE).then_some(row[0]);
@@ -571,7 +576,6 @@ impl Launched {
             .collect()
         };
         let prompts = self.prompts.into_iter().map(scored).collect();
-        let forward_seconds = self.started.elapsed().as_secs_f64();
         (StepOutput { samples, prompts, forward_seconds }, self.readback)
     }
 }

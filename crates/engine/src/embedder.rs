@@ -26,7 +26,8 @@ use tokio::sync::oneshot;
 
 use crate::{
     EngineHealth, EngineMetrics, Error, PoolingSource, Result, StartProgress, SubmitError,
-    engine::StepClock, pooled::PoolingRunner, sequence::InFlight, start::panic_message,
+    engine::StepClock, pooled::PoolingRunner, running::Running, sequence::InFlight,
+    start::panic_message,
 };
 
 /// Batches of a round for each that is computed at the same time: enough for the threads to even out, few enough that a
@@ -294,11 +295,14 @@ struct Rounds {
 }
 
 impl Rounds {
-    fn spawn(mut self) -> Result<()> {
+    fn spawn(self) -> Result<()> {
         let shared = Arc::clone(&self.shared);
+        let running = Running::begin();
         let run = move || {
+            let _ends_last = running;
+            let mut rounds = self;
             // The reason is recorded before the replies close, so that whoever finds one closed can tell why.
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.run())) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| rounds.run())) {
                 let reason = panic_message(&*panic);
                 tracing::error!(%reason, "the engine has stopped");
                 let _ = shared.death.set(reason); // only this thread sets it, once

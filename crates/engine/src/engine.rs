@@ -86,6 +86,8 @@ pub(crate) struct Engine {
     pub(crate) jump_forward: bool,
     pub(crate) metrics: EngineMetrics,
     pub(crate) counted: Counted,
+    /// When the last step had been handed out.
+    pub(crate) finished: Instant,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -262,7 +264,9 @@ impl Engine {
             self.metrics.grammar_duration_seconds.record(seconds);
         }
         self.commit(&step, output)?;
-        self.metrics.step_duration_seconds.record(began.elapsed().as_secs_f64());
+        let now = Instant::now();
+        let began = began.max(std::mem::replace(&mut self.finished, now));
+        self.metrics.step_duration_seconds.record((now - began).as_secs_f64());
         Ok(())
     }
 

@@ -26,6 +26,7 @@ mod rank_process;
 mod ranks;
 mod request;
 mod runner;
+mod running;
 mod sequence;
 mod start;
 
@@ -45,3 +46,4 @@ pub use pin::Pin;
 pub use pooled::PoolingSource;
 pub use rank_process::{RANK_COMMAND, run_rank};
 pub use request::{FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs, TokenStream};
+pub use running::wait_for_engines;

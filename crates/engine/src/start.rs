@@ -34,6 +34,7 @@ use crate::{
     rank_process::Death,
     ranks::{Ranks, Runner},
     runner::{ModelRunner, SamplingBatch},
+    running::Running,
 };
 
 /// See [`EngineHandle::start`](crate::EngineHandle::start).
@@ -80,7 +81,9 @@ pub(crate) fn start(
         death,
     });
     let for_thread = Arc::clone(&shared);
+    let running = Running::begin();
     let run = move || {
+        let _ends_last = running;
         own_threads.bind();
         let shared = Arc::clone(&for_thread);
         let mut engine = Engine {
@@ -93,6 +96,7 @@ pub(crate) fn start(
             jump_forward: config.jump_forward,
             metrics: config.metrics,
             counted: Counted::default(),
+            finished: Instant::now(),
             shared,
         };
         // The reason is recorded before the streams close, so that whoever finds one closed can tell why.

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 
 use super::launch::{Address, CUstream, Launch};
-use super::packed::{PackedAddresses, address_words, code_kind};
+use super::packed::{PackedAddresses, address_words, code_kind, common_cut};
 use crate::device::{ExpertMatrices, Matrix, PackedMatrix, Routing, check_rows};
 use crate::tensor::Operand;
 use crate::{Error, ExpertGroups, Gating, GatingFunction, GroupScore, Result};
@@ -148,7 +148,10 @@ pub fn expert_product(
         tile_rows: routing.tile_rows() as i32,
         dtype: launch.dtype_code(),
         codes,
-        ordered: i32::from(weights.matrices.iter().all(is_ordered)),
+        cut: common_cut(weights.matrices.iter().filter_map(|matrix| match matrix {
+            Matrix::Packed(packed) => Some(packed),
+            Matrix::Rows(_) => None,
+        })),
         x_stride: k as i32,
         out_stride: n as i32,
         padding: 0,
@@ -159,11 +162,6 @@ pub fn expert_product(
     // SAFETY: every address was checked above to hold the elements that the dimensions say, those of the matrices when they
     // were taken; the tables hold what `route` wrote for the same numbers of tokens and experts.
     unsafe { launch.run(candlepower_expert_product, &args) }
-}
-
-/// Whether columns of codes are in the order of the inputs.
-fn is_ordered(matrix: &Matrix) -> bool {
-    matches!(matrix, Matrix::Packed(PackedMatrix { inputs: None, .. }))
 }
 
 /// As [`crate::device::combine_experts`].
@@ -241,7 +239,7 @@ pub(super) struct ExpertProductArgs {
     pub(super) tile_rows: i32,
     pub(super) dtype: i32,
     pub(super) codes: i32,
-    pub(super) ordered: i32,
+    pub(super) cut: i32,
     pub(super) x_stride: i32,
     pub(super) out_stride: i32,
     pub(super) padding: i32,

@@ -112,7 +112,7 @@ pub fn head_product(x: &Tensor, weights: &ExpertMatrices, out: &Tensor) -> Resul
         tile_rows: tile_rows(tokens * heads, heads) as i32,
         dtype: launch.dtype_code(),
         codes: NO_CODES,
-        ordered: 0,
+        cut: 0,
         x_stride: x_width as i32,
         out_stride: out_width as i32,
         padding: 0,

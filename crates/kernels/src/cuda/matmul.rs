@@ -11,7 +11,7 @@ use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candle_core::{CudaDevice, DType, Device, Tensor};
 
 use super::launch::{Address, Launch, driver};
-use super::packed::PACKED_MAX_ROWS;
+use super::packed::packed_max_rows;
 use crate::device::PackedMatrix;
 use crate::tensor::Operand;
 use crate::{Error, Result};
@@ -22,8 +22,8 @@ const KERNEL: &str = "matmul";
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// Up to so many rows the product of [`super::gemv`] is taken: each row adds reads of x to a kernel that is bound by
-/// memory.
-const MOST_GEMV_ROWS: usize = 4;
+/// memory. With three cuBLAS was faster for most shapes (an H200; docs/measurements.md).
+const MOST_GEMV_ROWS: usize = 2;
 
 /// Outputs of a slice of a quantized matrix are a multiple of this, so that each begins at a multiple of 16 bytes.
 const SLICE_OUTPUTS: usize = 16;
@@ -116,7 +116,7 @@ impl Cublas {
         out: &Tensor,
     ) -> Result<()> {
         let (rows, _) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
-        if (1..=PACKED_MAX_ROWS).contains(&rows) {
+        if (1..=packed_max_rows(w)).contains(&rows) {
             return super::packed_product(x, w, bias, out);
         }
         let launch = Launch::new(KERNEL, "x", x)?;
@@ -175,8 +175,8 @@ impl Cublas {
         product.run(&self.device, self.lay_bias(bias, rows, n, out)?)
     }
 
-    /// Lays a bias into `out`, for the product to be added to it: one rounding, and no kernel of its own. What `out` is
-    /// multiplied by then.
+    /// Lays a bias into `out`, for the product to be added to it without a kernel of its own. What `out` is multiplied by then. cuBLAS
+    /// rounds the product before it adds the two (seen on an H200).
     fn lay_bias(&self, bias: Option<&Tensor>, rows: usize, n: usize, out: &Tensor) -> Result<f32> {
         let Some(bias) = bias else { return Ok(0.0) };
         Operand::new(KERNEL, "bias", bias).expect_dims("[n]", &[n])?;

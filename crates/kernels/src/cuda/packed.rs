@@ -3,24 +3,40 @@
 use std::ops::Range;
 
 use candle_core::Tensor;
+use candlepower_packing::DEVICE_TILE;
 
-use super::launch::{Address, CUstream, Launch};
+use super::launch::{Address, CUstream, Launch, Launcher};
 use crate::device::PackedMatrix;
 use crate::tensor::Operand;
 use crate::{Codes, Error, Result, VocabPart};
 
-/// The most rows of x that [`packed_product`] takes.
-pub const PACKED_MAX_ROWS: usize = 32;
+/// The most rows of x that are multiplied with codes as they are.
+const TILE_ROWS: usize = 8;
 
-/// `out = x @ w^T + bias`: `x` `[rows, k]` with 1 to 32 rows, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16, summed
+/// The most rows of x that [`packed_product`] takes.
+pub fn packed_max_rows(w: &PackedMatrix) -> usize {
+    if has_rows_kernel(w) { 256 } else { 32 }
+}
+
+/// Whether the numbers that codes mean are rounded before they are multiplied by so many rows of x.
+pub fn packed_product_rounds(w: &PackedMatrix, rows: usize) -> bool {
+    rows > TILE_ROWS && has_rows_kernel(w)
+}
+
+/// Whether packed_rows.cu takes the matrix.
+fn has_rows_kernel(w: &PackedMatrix) -> bool {
+    cut(w) != ANY_LAYOUT && w.codes != Codes::Table
+}
+
+/// `out = x @ w^T + bias`: `x` `[rows, k]` with 1 to [`packed_max_rows`] rows, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16, summed
 /// in f32; `w` is `[n, k]`.
 ///
-/// A row's result depends on its own values and the shape of `w` alone. The definition of one output is
+/// A row's result depends on its own values, the shape of `w`, and whether [`packed_product_rounds`] alone. The definition of one output is
 /// [`crate::linear_reference`] over the numbers that codes mean, whose order of additions is another; tables are
 /// rounded to the element type.
 ///
 /// # Errors
-/// `x` has more than 32 rows; an operand has the wrong dtype, shape, layout or device; or CUDA refused the launch.
+/// `x` has more rows; an operand has the wrong dtype, shape, layout or device; or CUDA refused the launch.
 pub fn packed_product(
     x: &Tensor,
     w: &PackedMatrix,
@@ -30,8 +46,8 @@ pub fn packed_product(
     const KERNEL: &str = "packed product";
     let launch = Launch::new(KERNEL, "x", x)?;
     let (rows, _) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
-    if !(1..=PACKED_MAX_ROWS).contains(&rows) {
-        let expected = "1 to 32; use a matmul for more";
+    if !(1..=packed_max_rows(w)).contains(&rows) {
+        let expected = "1 to packed_max_rows; use a matmul for more";
         return Err(Error::Parameter { parameter: "rows", value: rows, expected });
     }
     let args = PackedProductArgs {
@@ -45,9 +61,13 @@ pub fn packed_product(
         rows: rows as i32,
         dtype: launch.dtype_code(),
     };
+    let kernel: Launcher<_> = match packed_product_rounds(w, rows) {
+        true => candlepower_packed_rows,
+        false => candlepower_packed_product,
+    };
     // SAFETY: every address was checked above to hold the elements that the dimensions say; those of `w` hold what its
     // maker computed from the same dimensions, and name no input beyond `width`.
-    unsafe { launch.run(candlepower_packed_product, &args) }
+    unsafe { launch.run(kernel, &args) }
 }
 
 /// `out[t] = w[ids[t]] * scale`, where the numbers that codes mean are rounded, multiplied, and rounded again.
@@ -130,9 +150,34 @@ pub(super) struct PackedAddresses {
     width: i32,
     group: i32,
     kind: i32,
-    padding: i32,
+    cut: i32,
 }
 const _: () = assert!(size_of::<PackedAddresses>() == 72);
+
+/// As `kAnyLayout` in codes.cuh.
+const ANY_LAYOUT: i32 = -1;
+
+/// Into how many parts the groups of a matrix in whole tiles cut each, as `PackedMatrix::cut` in codes.cuh.
+fn cut(w: &PackedMatrix) -> i32 {
+    let inputs = DEVICE_TILE[1];
+    if w.inputs.is_some() || !w.k.is_multiple_of(inputs) || !w.width.is_multiple_of(8) {
+        return ANY_LAYOUT;
+    }
+    match w.group {
+        group if group >= w.k => 0,
+        16 => 2,
+        32 => 1,
+        group if group.is_multiple_of(inputs) && (group / inputs).is_power_of_two() => 0,
+        _ => ANY_LAYOUT,
+    }
+}
+
+/// What the [`cut`]s of several matrices have in common.
+pub(super) fn common_cut<'a>(matrices: impl IntoIterator<Item = &'a PackedMatrix>) -> i32 {
+    let mut cuts = matrices.into_iter().map(cut);
+    let first = cuts.next().unwrap_or(ANY_LAYOUT);
+    if cuts.all(|cut| cut == first) { first } else { ANY_LAYOUT }
+}
 
 impl PackedAddresses {
     /// Where the tensors of `w` are, on the launch's device.
@@ -161,7 +206,7 @@ impl PackedAddresses {
             width: w.width as i32,
             group: w.group as i32,
             kind: code_kind(w.codes),
-            padding: 0,
+            cut: cut(w),
         })
     }
 
@@ -172,7 +217,7 @@ impl PackedAddresses {
             [self.codes, self.inputs, self.sparse_starts, self.sparse_inputs]
                 .map(|address| address as u64);
         let addresses = [codes, floats[0], inputs, starts, sparse_inputs, floats[1]];
-        let numbers = [self.n, self.k, self.width, self.group, self.kind, self.padding];
+        let numbers = [self.n, self.k, self.width, self.group, self.kind, self.cut];
         addresses.into_iter().flat_map(address_words).chain(numbers.map(|number| number as u32))
     }
 }
@@ -211,5 +256,6 @@ const _: () = assert!(size_of::<UnpackArgs>() == 112);
 
 unsafe extern "C" {
     fn candlepower_packed_product(args: *const PackedProductArgs, stream: CUstream) -> i32;
+    fn candlepower_packed_rows(args: *const PackedProductArgs, stream: CUstream) -> i32;
     fn candlepower_unpack(args: *const UnpackArgs, stream: CUstream) -> i32;
 }

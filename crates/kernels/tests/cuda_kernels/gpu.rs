@@ -92,6 +92,9 @@ pub(crate) struct Tolerance {
 /// One rounding of an exact result, and a little of f32's.
 pub(crate) const ROUNDED_ONCE: Tolerance = Tolerance { own: 0.6, largest: 0.001 };
 
+/// A product of cuBLAS with a bias: rounded before the bias is added, at the size that it has then, and after.
+pub(crate) const BIASED_BY_CUBLAS: Tolerance = Tolerance { own: 0.6, largest: 0.6 };
+
 /// The distance of 1 to the next number.
 fn step(dtype: DType) -> f32 {
     match dtype {

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use candle_core::cuda_backend::cudarc::driver::DriverError;
 use candle_core::{DType, Tensor};
-use candlepower_kernels::cuda::{self, Cublas, DecodeKernel, PACKED_MAX_ROWS};
+use candlepower_kernels::cuda::{self, Cublas, DecodeKernel};
 use candlepower_kernels::device::{
     self, AttentionSpec, AttentionStep, ExpertMatrices, Graph, LaunchShape, Matrix, NormWeight,
     PackedMatrix, PagedCache, PlanCapacity, RmsNorm, Routing, SamplerRow, SamplingBatch,
@@ -204,7 +204,7 @@ fn codes(times: &Times<'_>) -> Result<()> {
             let bytes = Matrix::Packed(first.clone()).num_bytes();
             let others = (1..times.copies(bytes).min(16)).map(|_| packed(times, kind, (n, k)));
             let matrices = std::iter::once(Ok(first)).chain(others).collect::<Result<Vec<_>>>()?;
-            for rows in [1, 8, 16, PACKED_MAX_ROWS, 64, 2048] {
+            for rows in [1, 8, 16, 32, 64, 128, 256, 512, 2048] {
                 let (x, out) = (times.noise(&[rows, k])?, times.zeros(&[rows, n])?);
                 let work = (bytes + 2 * rows * (n + k), 2 * rows * n * k);
                 let what = format!("{name} [{n}, {k}] {kind:?}, {rows} rows");

@@ -170,6 +170,14 @@ void mov_u32(T& to, uint32_t value) {
   to = static_cast<T>(value);
 }
 
+// Of each bit of the three operands, what bit of `table` they are the number of.
+inline void lop3_b32(uint32_t& to, uint32_t a, uint32_t b, uint32_t c, uint32_t table) {
+  to = 0;
+  for (uint32_t i = 0; i < 8; ++i) {
+    if ((table >> i & 1) != 0) to |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
+  }
+}
+
 template <typename From>
 void prefetch_global_L2(From) {}
 inline void griddepcontrol_wait() {}

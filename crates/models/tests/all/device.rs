@@ -335,6 +335,56 @@ fn a_gpu_computes_every_architecture() {
     });
 }
 
+/// Beside transformers on the same GPU: what scripts/gpu-goldens.py has put into CANDLEPOWER_TRANSFORMERS.
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "needs a GPU and what transformers computed on it: scripts/gpu-check.sh runs it"]
+fn a_gpu_rounds_as_transformers_does() {
+    let folder = std::path::PathBuf::from(std::env::var_os("CANDLEPOWER_TRANSFORMERS").unwrap());
+    let gpu = candlepower_kernels::cuda::open(0).unwrap();
+    let (mut models, mut positions, mut agreed) = (0, 0, [0, 0]);
+    for name in GOLDENS {
+        let Ok(bytes) = std::fs::read(folder.join(format!("{name}.safetensors"))) else { continue };
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let words = |name| file.tensor(name).unwrap().data().chunks_exact(4);
+        let vocab = file.tensor("exact").unwrap().shape()[2];
+        let rows = |name| {
+            let numbers = words(name).map(|word| f32::from_le_bytes(word.try_into().unwrap()));
+            let numbers: Vec<f32> = numbers.collect();
+            numbers.chunks(vocab).map(<[f32]>::to_vec).collect::<Vec<_>>()
+        };
+        let ids = words("prompts").map(|word| u32::from_le_bytes(word.try_into().unwrap()));
+        let tokens: Vec<u32> = ids.collect();
+        let mut runner = Runner::on(&gpu, name, LoadDtype::Bf16);
+        let prompts = tokens.chunks(file.tensor("prompts").unwrap().shape()[1]);
+        let ours: Vec<_> =
+            prompts.flat_map(|prompt| runner.prefill(prompt, prompt.len(), &[3, 1, 2, 0])).collect();
+        let (exact, theirs) = (rows("exact"), rows("rounded"));
+        let beside = |other: &[Vec<f32>], of: &[Vec<f32>]| {
+            let same = other.iter().zip(of).filter(|(a, b)| argmax(a) == argmax(b)).count();
+            (same, max_difference(other, of) / largest(&exact))
+        };
+        let [(our_same, our_error), (their_same, their_error), (together, apart)] =
+            [beside(&ours, &exact), beside(&theirs, &exact), beside(&ours, &theirs)];
+        let all = exact.len();
+        println!(
+            "{name}: of {all} positions the best token is that of f32 at {our_same} (transformers in bf16: {their_same}), logits within {our_error:.4} ({their_error:.4}); ours is theirs at {together}, within {apart:.4}"
+        );
+        // Both round; neither is right where the best two are close.
+        assert!(our_same + all / 20 >= their_same, "{name}: {our_same} and {their_same} of {all}");
+        let may_go_elsewhere = has_experts(name);
+        assert!(may_go_elsewhere || our_error < (2.0 * their_error).max(0.05), "{name}: {our_error}");
+        (models, positions) = (models + 1, positions + all);
+        agreed = [agreed[0] + our_same, agreed[1] + their_same];
+    }
+    assert!(models > 0, "{} has no goldens", folder.display());
+    println!(
+        "= {models} models, {positions} positions: the best token is that of f32 at {:.2} %, of transformers in bf16 at {:.2} %",
+        100.0 * agreed[0] as f32 / positions as f32,
+        100.0 * agreed[1] as f32 / positions as f32
+    );
+}
+
 /// Compares a device's logits with single precision's, and calls `also` with each runner in bf16, its prompt and its logits.
 fn compare_sixteen_bits(
     device: &Device,

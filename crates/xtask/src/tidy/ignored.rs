@@ -1,25 +1,33 @@
-//! Tests that are ignored run somewhere: `cargo xtask emulated` starts each by its name, and fails if one was not run.
+//! Tests that are ignored run somewhere: `cargo xtask emulated` starts each by its name, and fails if one was not run; what it cannot run,
+//! scripts/gpu-check.sh does.
 
 use super::Finding;
 use super::files::SourceFile;
 
-/// Where the names are.
-const RUNNER: &str = "crates/xtask/src/emulated.rs";
+/// Where the names are, and what is behind each.
+const RUNNERS: [(&str, &str); 2] =
+    [("crates/xtask/src/emulated.rs", "\""), ("scripts/gpu-check.sh", " ")];
 
 pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
-    let runner = files.iter().find(|file| file.path == RUNNER);
-    let started = runner.map_or("", |file| file.text.as_str());
-    files.iter().filter(|file| file.is_rust()).flat_map(|file| forgotten(file, started)).collect()
+    let starts = |name: &str| {
+        RUNNERS.iter().any(|(path, end)| {
+            let runner = files.iter().find(|file| file.path == *path);
+            runner.is_some_and(|file| file.text.contains(&format!("::{name}{end}")))
+        })
+    };
+    files.iter().filter(|file| file.is_rust()).flat_map(|file| forgotten(file, &starts)).collect()
 }
 
-fn forgotten<'a>(file: &'a SourceFile, started: &'a str) -> impl Iterator<Item = Finding> + 'a {
+fn forgotten<'a>(
+    file: &'a SourceFile,
+    starts: &'a impl Fn(&str) -> bool,
+) -> impl Iterator<Item = Finding> + 'a {
     let lines = file.text.lines().enumerate();
     let ignored = lines.filter(|(_, line)| line.trim_start().starts_with("#[ignore"));
     ignored.filter_map(move |(index, _)| {
         let name = file.text.lines().skip(index + 1).find_map(name_of_test);
-        let is_started = name.is_some_and(|name| started.contains(&format!("::{name}\"")));
-        let message = format!("an ignored test that {RUNNER} does not name: nothing runs it");
-        (!is_started).then(|| Finding::new(file, index + 1, message))
+        let message = "an ignored test that neither `cargo xtask emulated` nor gpu-check.sh names: nothing runs it".to_owned();
+        (!name.is_some_and(starts)).then(|| Finding::new(file, index + 1, message))
     })
 }
 
@@ -40,10 +48,13 @@ mod tests {
         let mut files = sample("crates/models/tests/all/device.rs", test);
         let found = findings(&files);
         assert_eq!((found.len(), found[0].line), (1, 2));
-        files.extend(sample(RUNNER, "names: &[\"device::all_sums\"],"));
+        files.extend(sample(RUNNERS[0].0, "names: &[\"device::all_sums\"],"));
         assert_eq!(findings(&files).len(), 1);
         files.extend(sample("crates/models/src/lib.rs", "#[test]\nfn runs_always() {}\n"));
         files[1].text = "names: &[\"device::sums\"],".to_owned();
+        assert!(findings(&files).is_empty());
+        files[1].text.clear();
+        files.extend(sample(RUNNERS[1].0, "goldens --exact device::sums --nocapture"));
         assert!(findings(&files).is_empty());
     }
 }

@@ -59,7 +59,7 @@ cudaError_t run_decode(const RunArgs& args, cudaStream_t stream) {
     }
   }
   return flashinfer::BatchDecodeWithPagedKVCacheDispatched<kHeadDim, kNoRope, PagedScores>(
-      params, partial_values, partial_sums, /*enable_pdl=*/false, stream);
+      params, partial_values, partial_sums, kEarlyLaunches, stream);
 }
 
 }  // inline namespace

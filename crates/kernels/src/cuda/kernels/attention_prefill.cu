@@ -65,7 +65,7 @@ cudaError_t run_prefill(const RunArgs& args, cudaStream_t stream) {
         /*SAME_KV_STRIDES=*/true, decltype(tile)::value, kHeadDim, kHeadDim,
         flashinfer::PosEncodingMode::kNone, /*USE_FP16_QK_REDUCTION=*/false,
         flashinfer::MaskMode::kCausal, PagedScores>(params, partial_values, partial_sums,
-                                                    /*enable_pdl=*/false, stream);
+                                                    kEarlyLaunches, stream);
   };
   switch (plan.cta_tile_q) {
     case 16: return run(std::integral_constant<uint32_t, 16>{});

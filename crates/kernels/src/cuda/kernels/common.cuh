@@ -114,6 +114,43 @@ inline uint32_t grid_for(int64_t items, int32_t threads) {
   return static_cast<uint32_t>(blocks < kMostBlocks ? blocks : kMostBlocks);
 }
 
+// Waits until the kernels before this one in the stream have ended, and their writes can be seen. A kernel that `launch_early` starts
+// reads nothing before it that another kernel writes, and writes nothing.
+__device__ __forceinline__ void wait_for_inputs() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel of the stream start where this one's blocks leave room, if `launch_early` starts it: it waits for this one's end
+// itself.
+__device__ __forceinline__ void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Whether kernels may start before those in front of them have ended, on the GPUs that are compiled for.
+constexpr bool kEarlyLaunches = CANDLEPOWER_COMPUTE_CAP >= 90;
+
+// Launches a kernel that may start before the one in front of it in the stream has ended: `wait_for_inputs` is where it waits for that.
+template <typename Args>
+void launch_early(void (*kernel)(Args), dim3 grid, int32_t threads, cudaStream_t stream, const Args& args,
+                  size_t shared_bytes = 0) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = kEarlyLaunches ? 1 : 0;
+  // What it says no to, cudaGetLastError says, too.
+  (void)cudaLaunchKernelEx(&config, kernel, args);
+}
+
 // Calls `launch` with a value of the 16-bit element type and answers the launch's error.
 template <typename Launch>
 int32_t with_half_type(int32_t dtype, Launch launch) {

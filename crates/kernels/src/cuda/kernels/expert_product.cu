@@ -1,6 +1,7 @@
 // The products of experts, each with the tokens that it gets: of numbers, and of codes.
 
-#include "codes.cuh"
+#include "async_copy.cuh"
+#include "packed_product.cuh"
 
 namespace candlepower {
 
@@ -20,7 +21,7 @@ struct ExpertProductArgs {
   int32_t tile_rows;
   int32_t dtype;
   int32_t codes;    // kNoCodes, or the kind of all
-  int32_t ordered;  // whether the columns of all are in the order of the inputs
+  int32_t cut;      // PackedMatrix::cut, of all
   int32_t x_stride;    // of which the first k are read
   int32_t out_stride;  // of which the first n are written
   int32_t padding;
@@ -79,9 +80,12 @@ constexpr int32_t kFewRows = 16;
 constexpr int32_t kManyRows = 128;
 
 // A block computes 16 outputs of a tile, as in a product of few rows with one matrix.
-template <typename T, Codes kCodes, bool kOrdered>
+template <typename T, Codes kCodes, int32_t kCut>
 __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_expert_kernel(ExpertProductArgs args) {
   __shared__ int32_t pairs[kFewRows];
+  let_next_start();
+  // Which rows an expert has is what the kernel before writes.
+  wait_for_inputs();
   const uint32_t output_tiles = tiles_of(args.n, kTileOutputs);
   const uint32_t tile = blockIdx.x / output_tiles;
   if (tile >= num_tiles(args)) return;
@@ -90,15 +94,31 @@ __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_expert_kernel(Expe
   __syncthreads();
   const PackedMatrix w = static_cast<const PackedMatrix*>(args.weights)[rows.expert];
   const T* x = static_cast<const T*>(args.x);
-  const auto row_of = [&](int32_t row) {
-    return pairs[row] < 0 ? nullptr : x + static_cast<int64_t>(pairs[row] / args.pairs_per_row) * args.x_stride;
-  };
   T* out = static_cast<T*>(args.out);
   const int32_t first_output = static_cast<int32_t>(blockIdx.x % output_tiles) * kTileOutputs;
-  const auto take = [&](int32_t row, int32_t output, float sum) {
-    out[static_cast<int64_t>(pairs[row]) * args.out_stride + output] = T(sum + bias_of<T>(args, rows.expert, output));
+  // The rows of the tile from `first` on.
+  const auto multiply_from = [&](int32_t first, auto row_tiles) {
+    const auto row_of = [&](int32_t row) {
+      const int32_t pair = pairs[first + row];
+      return pair < 0 ? nullptr : x + static_cast<int64_t>(pair / args.pairs_per_row) * args.x_stride;
+    };
+    const auto take = [&](int32_t row, int32_t output, float sum) {
+      out[static_cast<int64_t>(pairs[first + row]) * args.out_stride + output] =
+          T(sum + bias_of<T>(args, rows.expert, output));
+    };
+    multiply_packed<T, kCodes, decltype(row_tiles)::value, kCut>(w, first_output, row_of, take);
   };
-  multiply_packed<T, kCodes, kFewRows / kTileRows, kOrdered>(w, first_output, row_of, take);
+  using One = std::integral_constant<int32_t, 1>;
+  const bool has_second = pairs[kTileRows] >= 0;
+  if constexpr (kCut == kAnyLayout) {
+    multiply_from(0, One{});
+    __syncthreads();
+    if (has_second) multiply_from(kTileRows, One{});
+  } else if (has_second) {
+    multiply_from(0, std::integral_constant<int32_t, kFewRows / kTileRows>{});
+  } else {
+    multiply_from(0, One{});
+  }
 }
 
 // ---- Numbers, and many rows of codes ---------------------------------------------------------------
@@ -286,9 +306,9 @@ void launch_packed(const ExpertProductArgs& args, cudaStream_t stream) {
     return;
   }
   const uint32_t blocks = most_tiles(args.pairs, args.experts, kFewRows) * tiles_of(args.n, kTileOutputs);
-  const auto kernel =
-      args.ordered && args.k % 4 == 0 ? packed_expert_kernel<T, kCodes, true> : packed_expert_kernel<T, kCodes, false>;
-  kernel<<<blocks, kPackedWarps * kWarp, 0, stream>>>(args);
+  with_cut<kCodes>(args.cut, [&](auto cut) {
+    launch_early(packed_expert_kernel<T, kCodes, decltype(cut)::value>, blocks, kPackedWarps * kWarp, stream, args);
+  });
 }
 
 }  // namespace candlepower

@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) gemv_kernel(GemvArgs ar
   const Range run = split_range(args.k, kWarp * N, warp % kSplit, kSplit);
   const T* x = static_cast<const T*>(args.x);
 
+  let_next_start();
   float sums[kRows] = {};
   if (output < args.n) {
     constexpr int32_t kStep = kWarp * N;
@@ -62,6 +63,8 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) gemv_kernel(GemvArgs ar
     for (int32_t ahead = 0; ahead < kAhead; ++ahead) {
       if (ahead < steps) coming[ahead] = load_words(ahead);
     }
+    // The matrix was there before the step; x is what the kernel before writes.
+    wait_for_inputs();
     int32_t step = 0;
 #pragma unroll 1
     for (; step + 2 * kAhead <= steps; step += kAhead) {
@@ -104,10 +107,10 @@ void launch_split(const GemvArgs& args, cudaStream_t stream) {
   const auto grid = static_cast<uint32_t>((args.n + outputs - 1) / outputs);
   constexpr int32_t kThreads = kWarpsPerBlock * kWarp;
   switch (split) {
-    case 1: gemv_kernel<T, kRows, 1><<<grid, kThreads, 0, stream>>>(args); break;
-    case 2: gemv_kernel<T, kRows, 2><<<grid, kThreads, 0, stream>>>(args); break;
-    case 4: gemv_kernel<T, kRows, 4><<<grid, kThreads, 0, stream>>>(args); break;
-    default: gemv_kernel<T, kRows, 8><<<grid, kThreads, 0, stream>>>(args); break;
+    case 1: launch_early(gemv_kernel<T, kRows, 1>, grid, kThreads, stream, args); break;
+    case 2: launch_early(gemv_kernel<T, kRows, 2>, grid, kThreads, stream, args); break;
+    case 4: launch_early(gemv_kernel<T, kRows, 4>, grid, kThreads, stream, args); break;
+    default: launch_early(gemv_kernel<T, kRows, 8>, grid, kThreads, stream, args); break;
   }
 }
 

@@ -1,6 +1,6 @@
 // Quantized matrices: the product with few rows, and the numbers, for cuBLAS and embeddings.
 
-#include "codes.cuh"
+#include "packed_product.cuh"
 
 namespace candlepower {
 
@@ -57,23 +57,12 @@ __global__ void unpack_kernel(UnpackArgs args) {
 
 // ---- Product ---------------------------------------------------------------------------------------
 
-struct PackedProductArgs {
-  PackedMatrix w;
-  const void* x;     // [rows, width]
-  const void* bias;  // [n], may be null
-  void* out;         // [rows, n]
-  int32_t rows;
-  int32_t dtype;
-};
-static_assert(sizeof(PackedProductArgs) == 104, "as in src/cuda/packed.rs");
-
-constexpr int32_t kMostRowTiles = 4;
-
-// A block has the rows of `kRowTiles` tiles, `blockIdx.x` of them before its own.
-template <typename T, Codes kCodes, int32_t kRowTiles, bool kOrdered>
+// A block has one tile of rows, `blockIdx.x` of them before it.
+template <typename T, Codes kCodes, int32_t kCut>
 __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_product_kernel(PackedProductArgs args) {
+  let_next_start();
   const PackedMatrix& w = args.w;
-  const auto first_row = static_cast<int32_t>(blockIdx.x) * kRowTiles * kTileRows;
+  const auto first_row = static_cast<int32_t>(blockIdx.x) * kTileRows;
   const T* x = static_cast<const T*>(args.x) + static_cast<int64_t>(first_row) * w.width;
   const auto row_of = [&](int32_t row) {
     return first_row + row < args.rows ? x + static_cast<int64_t>(row) * w.width : nullptr;
@@ -84,27 +73,7 @@ __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_product_kernel(Pac
     if (bias != nullptr) sum += static_cast<float>(bias[output]);
     out[static_cast<int64_t>(row) * w.n + output] = T(sum);
   };
-  multiply_packed<T, kCodes, kRowTiles, kOrdered>(w, blockIdx.y * kTileOutputs, row_of, take);
-}
-
-template <typename T, Codes kCodes, int32_t kRowTiles, bool kOrdered>
-void launch_tiles(const PackedProductArgs& args, cudaStream_t stream) {
-  const dim3 blocks(tiles_of(args.rows, kRowTiles * kTileRows), args.w.whole_outputs() / kTileOutputs);
-  packed_product_kernel<T, kCodes, kRowTiles, kOrdered><<<blocks, kPackedWarps * kWarp, 0, stream>>>(args);
-}
-
-// All rows in one block where x is read in vectors; else as many as there are registers for.
-template <typename T, Codes kCodes>
-void launch_rows(const PackedProductArgs& args, cudaStream_t stream) {
-  if (args.w.inputs != nullptr || args.w.width % 4 != 0) {
-    launch_tiles<T, kCodes, 1, false>(args, stream);
-  } else if (args.rows <= kTileRows) {
-    launch_tiles<T, kCodes, 1, true>(args, stream);
-  } else if (args.rows <= 2 * kTileRows) {
-    launch_tiles<T, kCodes, 2, true>(args, stream);
-  } else {
-    launch_tiles<T, kCodes, kMostRowTiles, true>(args, stream);
-  }
+  multiply_packed<T, kCodes, 1, kCut>(w, blockIdx.y * kTileOutputs, row_of, take);
 }
 
 }  // namespace candlepower
@@ -112,9 +81,16 @@ void launch_rows(const PackedProductArgs& args, cudaStream_t stream) {
 using namespace candlepower;
 
 extern "C" int32_t candlepower_packed_product(const PackedProductArgs* args, cudaStream_t stream) {
-  if (args->rows < 1 || args->rows > kMostRowTiles * kTileRows) return cudaErrorInvalidValue;
+  if (args->rows < 1) return cudaErrorInvalidValue;
   return with_half_type(args->dtype, [&](auto zero) {
-    with_codes(args->w.kind, [&](auto codes) { launch_rows<decltype(zero), codes()>(*args, stream); });
+    with_codes(args->w.kind, [&](auto codes) {
+      constexpr Codes kCodes = codes();
+      with_cut<kCodes>(args->w.cut, [&](auto cut) {
+        const dim3 blocks(tiles_of(args->rows, kTileRows), args->w.whole_outputs() / kTileOutputs);
+        const auto kernel = packed_product_kernel<decltype(zero), kCodes, decltype(cut)::value>;
+        launch_early(kernel, blocks, kPackedWarps * kWarp, stream, *args);
+      });
+    });
   });
 }
 

@@ -94,6 +94,8 @@ __device__ inline void normalize_value(float* values, const QkvArgs& args) {
 template <typename T, typename C>
 __global__ void qkv_kernel(QkvArgs args) {
   __shared__ float of_warps[kWarpsPerBlock][kMaxHeadDim];
+  let_next_start();
+  wait_for_inputs();
   const int32_t warp = threadIdx.x / kWarp;
   const int32_t lane = threadIdx.x % kWarp;
   const int32_t all_heads = args.heads + 2 * args.kv_heads;
@@ -208,9 +210,9 @@ extern "C" int32_t candlepower_qkv(const QkvArgs* args, cudaStream_t stream) {
     using T = decltype(zero);
     constexpr int32_t kThreads = kWarpsPerBlock * kWarp;
     if (args->fp8_cache != 0) {
-      qkv_kernel<T, __nv_fp8_e4m3><<<blocks, kThreads, 0, stream>>>(*args);
+      launch_early(qkv_kernel<T, __nv_fp8_e4m3>, blocks, kThreads, stream, *args);
     } else {
-      qkv_kernel<T, T><<<blocks, kThreads, 0, stream>>>(*args);
+      launch_early(qkv_kernel<T, T>, blocks, kThreads, stream, *args);
     }
   });
 }

@@ -40,6 +40,8 @@ __global__ void __launch_bounds__(kMostNormThreads) rms_norm_kernel(RmsNormArgs 
   // Of most rows a thread has one vector: it stays in registers, and its weights come from memory while squares are summed.
   Vector<T, N> first_values{};
   const Words<T, N> first_weights = load_words<N>(weight + (first < args.dim ? first : 0));
+  let_next_start();
+  wait_for_inputs();
   float squares = 0.0f;
   for (int32_t i = first; i < args.dim; i += step) {
     Vector<T, N> values = load<N>(x + i);
@@ -96,6 +98,8 @@ __global__ void __launch_bounds__(kMostNormThreads) layer_norm_kernel(LayerNormA
   T* out = static_cast<T*>(args.out) + start;
   const int32_t first = threadIdx.x * N;
   const int32_t step = blockDim.x * N;
+  let_next_start();
+  wait_for_inputs();
 
   float sum = 0.0f;
   for (int32_t i = first; i < args.dim; i += step) {
@@ -188,6 +192,8 @@ __global__ void gated_activation_kernel(GatedActivationArgs args) {
   const int32_t per_row = args.inner / N;
   const int64_t total = args.tokens * per_row;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  let_next_start();
+  wait_for_inputs();
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += step) {
     const int64_t token = i / per_row;
     const int32_t column = static_cast<int32_t>(i % per_row) * N;
@@ -206,6 +212,8 @@ template <typename T, int32_t N, Activation kActivation>
 __global__ void activation_kernel(ActivationArgs args) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * N;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  let_next_start();
+  wait_for_inputs();
   for (int64_t i = first; i < args.count; i += step) {
     Vector<T, N> values = load<N>(static_cast<const T*>(args.x) + i);
     for (int32_t j = 0; j < N; ++j) {
@@ -241,7 +249,7 @@ void launch_gated_activation(const GatedActivationArgs& args, cudaStream_t strea
   const uint32_t grid = grid_for(args.tokens * (args.inner / N), kActivationThreads);
   with_activation(args.activation, [&](auto act) {
     constexpr Activation kAct = decltype(act)::value;
-    gated_activation_kernel<T, N, kAct><<<grid, kActivationThreads, 0, stream>>>(args);
+    launch_early(gated_activation_kernel<T, N, kAct>, grid, kActivationThreads, stream, args);
   });
 }
 
@@ -250,7 +258,7 @@ void launch_activation(const ActivationArgs& args, cudaStream_t stream) {
   const uint32_t grid = grid_for(args.count / N, kActivationThreads);
   with_activation(args.activation, [&](auto act) {
     constexpr Activation kAct = decltype(act)::value;
-    activation_kernel<T, N, kAct><<<grid, kActivationThreads, 0, stream>>>(args);
+    launch_early(activation_kernel<T, N, kAct>, grid, kActivationThreads, stream, args);
   });
 }
 
@@ -274,6 +282,8 @@ static_assert(sizeof(GatherArgs) == 56, "as in src/cuda/gather.rs");
 // another part has becomes zeros, to which that part's is added.
 template <typename T, int32_t N>
 __global__ void gather_kernel(GatherArgs args) {
+  let_next_start();
+  wait_for_inputs();
   const uint32_t row = args.rows[blockIdx.x];
   // Below first_row it wraps around, beyond every table.
   const uint32_t own = row - args.first_row;
@@ -301,9 +311,9 @@ extern "C" int32_t candlepower_rms_norm(const RmsNormArgs* args, cudaStream_t st
     constexpr int32_t N = kVectorWidth<T>;
     const auto rows = static_cast<uint32_t>(args->rows);
     if (args->dim % N == 0) {
-      rms_norm_kernel<T, N><<<rows, threads_for(args->dim / N, kMostNormThreads), 0, stream>>>(*args);
+      launch_early(rms_norm_kernel<T, N>, rows, threads_for(args->dim / N, kMostNormThreads), stream, *args);
     } else {
-      rms_norm_kernel<T, 1><<<rows, threads_for(args->dim, kMostNormThreads), 0, stream>>>(*args);
+      launch_early(rms_norm_kernel<T, 1>, rows, threads_for(args->dim, kMostNormThreads), stream, *args);
     }
   });
 }
@@ -314,9 +324,9 @@ extern "C" int32_t candlepower_layer_norm(const LayerNormArgs* args, cudaStream_
     constexpr int32_t N = kVectorWidth<T>;
     const auto rows = static_cast<uint32_t>(args->rows);
     if (args->dim % N == 0) {
-      layer_norm_kernel<T, N><<<rows, threads_for(args->dim / N, kMostNormThreads), 0, stream>>>(*args);
+      launch_early(layer_norm_kernel<T, N>, rows, threads_for(args->dim / N, kMostNormThreads), stream, *args);
     } else {
-      layer_norm_kernel<T, 1><<<rows, threads_for(args->dim, kMostNormThreads), 0, stream>>>(*args);
+      launch_early(layer_norm_kernel<T, 1>, rows, threads_for(args->dim, kMostNormThreads), stream, *args);
     }
   });
 }
@@ -353,9 +363,9 @@ extern "C" int32_t candlepower_gather(const GatherArgs* args, cudaStream_t strea
     constexpr int32_t N = kVectorWidth<T>;
     const auto count = static_cast<uint32_t>(args->count);
     if (args->dim % N == 0) {
-      gather_kernel<T, N><<<count, threads_for(args->dim / N, 256), 0, stream>>>(*args);
+      launch_early(gather_kernel<T, N>, count, threads_for(args->dim / N, 256), stream, *args);
     } else {
-      gather_kernel<T, 1><<<count, threads_for(args->dim, 256), 0, stream>>>(*args);
+      launch_early(gather_kernel<T, 1>, count, threads_for(args->dim, 256), stream, *args);
     }
   });
 }
