@@ -13,10 +13,10 @@ const MOST_CHOICES: usize = 32;
 /// A block of the sorting kernel counts the tokens of all experts in its own memory.
 const MOST_EXPERTS: usize = 8192;
 
-/// Rows of a tile of a product, where each expert has few of them and where it has many. As in experts.cu.
-const TILE_ROWS: [usize; 2] = [16, 128];
-/// From so many rows an expert on, on average, the larger tile is taken: a guess.
-const MANY_ROWS: usize = 32;
+/// Rows of a tile of a product, where each expert has few of them, and how many an expert has on average from where tiles have more. As in
+/// expert_product.cu.
+const FEW_ROWS: usize = 16;
+const TILE_ROWS: [(usize, usize); 2] = [(256, 128), (12, 64)];
 
 /// Which experts the tokens of a step go to: tables on the device that [`route`] writes and the products read. A pair is a
 /// token and one of its experts, in the order of the tokens and then of the experts.
@@ -93,7 +93,8 @@ impl Routing {
 
 /// Rows of a tile of a product of so many pairs of a row and an expert.
 pub(crate) fn tile_rows(pairs: usize, experts: usize) -> usize {
-    TILE_ROWS[usize::from(pairs >= MANY_ROWS * experts)]
+    let larger = TILE_ROWS.iter().find(|(from, _)| pairs >= from * experts);
+    larger.map_or(FEW_ROWS, |(_, rows)| *rows)
 }
 
 /// The matrices `[n, k]` of all experts of a layer.
@@ -169,7 +170,7 @@ pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> 
 ///
 /// `bias` is `[experts, n]`, where there is one, `out` is `[tokens * top_k, n]`, and `x` `[tokens * top_k, k]`, or `[tokens, k]`, where all pairs of a token have its row;
 /// they and the matrices, but for codes, are bf16 or f16, summed in f32. A row's result depends on its own values and its
-/// expert alone, but for experts with codes, whose numbers are rounded before they are multiplied where experts have 32 rows on
+/// expert alone, but for experts with codes, whose numbers are rounded before they are multiplied where experts have 12 rows or more on
 /// average. The definition of one output is [`crate::linear_reference`].
 ///
 /// # Errors

@@ -8,9 +8,17 @@ use candlepower_kernels::{ExpertGroups, Gating, GatingFunction, GroupScore, line
 use crate::gpu::{Gpu, HALVES, Random, Tolerance, to_vec};
 use crate::packed;
 
-/// Tokens, experts and how many of them each token goes to: idle experts, one row in the last tile, and both sizes of tiles.
-const STEPS: [(usize, usize, usize); 7] =
-    [(1, 8, 2), (3, 128, 8), (64, 128, 8), (33, 5, 5), (17, 1, 1), (129, 4, 2), (700, 60, 6)];
+/// Tokens, experts and how many of them each token goes to: idle experts, one row in the last tile, and all sizes of tiles.
+const STEPS: [(usize, usize, usize); 8] = [
+    (1, 8, 2),
+    (3, 128, 8),
+    (64, 128, 8),
+    (33, 5, 5),
+    (17, 1, 1),
+    (129, 4, 2),
+    (700, 60, 6),
+    (517, 2, 1),
+];
 
 /// The tables on the GPU and, of the same scores, those of the definition.
 fn routed(
@@ -115,7 +123,7 @@ pub(crate) fn packed_expert_product(gpu: &Gpu) {
                 for dtype in HALVES {
                     let matrices = cases.iter().map(|case| Matrix::Packed(case.packed.clone()));
                     let matrices = ExpertMatrices::new(matrices.collect()).unwrap();
-                    let as_numbers = tokens * top_k >= 32 * experts;
+                    let as_numbers = tokens * top_k >= 12 * experts;
                     let weights: Vec<Vec<f32>> =
                         cases.iter().map(|case| case.multiplied(dtype, as_numbers)).collect();
                     // As of one matrix.

@@ -44,7 +44,7 @@ fn cases(gpu: &Gpu) -> Vec<Case> {
         }
     }
     // So many outputs that no block shares them with another.
-    cases.push(case(gpu, KINDS[0], (16_300, 64, 64), None, &mut random));
+    cases.push(case(gpu, KINDS[0], (16_300, 192, 64), None, &mut random));
     cases
 }
 

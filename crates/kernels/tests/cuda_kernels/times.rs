@@ -66,14 +66,16 @@ pub(crate) fn print(gpu: &Gpu, small: bool, choose: impl Fn(&str) -> bool) -> Re
     Ok(())
 }
 
-/// Seconds of the driver's own copy of so many bytes within the device.
+/// Seconds of the driver's own copy of so many bytes within the device, outside of a graph, in which it is slower.
 fn copy(times: &Times<'_>, bytes: usize) -> Result<f64> {
     let failed = |error: DriverError| Error::Cuda { kernel: "copy", message: error.to_string() };
     let stream = times.gpu.device().as_cuda_device()?.cuda_stream();
     let from = stream.alloc_zeros::<u8>(bytes).map_err(failed)?;
     let to = RefCell::new(stream.alloc_zeros::<u8>(bytes).map_err(failed)?);
-    let copy = |_| stream.memcpy_dtod(&from, &mut *to.borrow_mut()).map_err(failed);
-    times.row("copy", (2 * bytes, 0), copy)
+    let copy = || stream.memcpy_dtod(&from, &mut *to.borrow_mut()).map_err(failed);
+    let seconds = times.seconds(7, copy)?;
+    times.print("copy", seconds, (2 * bytes, 0));
+    Ok(seconds)
 }
 
 struct Times<'a> {
@@ -117,18 +119,28 @@ impl Times<'_> {
         // Once outside of the graph, so that everything is loaded.
         launch(0)?;
         let graph = Graph::capture(self.gpu.device(), || (0..launches).try_for_each(&launch))?;
+        let median = self.seconds(replays, || graph.launch())? / launches as f64;
+        self.print(what, median, (bytes, operations));
+        Ok(median)
+    }
+
+    /// The median of the seconds of a launch.
+    fn seconds(&self, replays: usize, launch: impl Fn() -> Result<()>) -> Result<f64> {
         let mut seconds = Vec::new();
         for _ in 0..=replays {
             self.gpu.device().synchronize()?;
             let start = Instant::now();
-            graph.launch()?;
+            launch()?;
             self.gpu.device().synchronize()?;
-            seconds.push(start.elapsed().as_secs_f64() / launches as f64);
+            seconds.push(start.elapsed().as_secs_f64());
         }
         // The first one warms up.
         seconds.remove(0);
         seconds.sort_by(f64::total_cmp);
-        let median = seconds[replays / 2];
+        Ok(seconds[replays / 2])
+    }
+
+    fn print(&self, what: &str, median: f64, (bytes, operations): (usize, usize)) {
         let rate = bytes as f64 / median;
         let part = self.copy.get().map_or(1.0, |copy| rate / copy);
         let computed = operations as f64 / median / 1e12;
@@ -138,7 +150,6 @@ impl Times<'_> {
             rate / 1e9,
             100.0 * part
         );
-        Ok(median)
     }
 }
 

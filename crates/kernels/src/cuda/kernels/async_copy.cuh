@@ -9,10 +9,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes, or writes zeros, some time before the copies that follow it have been waited for.
+// Copies 16 bytes to an address in shared memory, or writes zeros, some time before the copies that follow it have been waited for.
+__device__ __forceinline__ void copy_chunk(uint32_t to, const void* from, bool exists = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
+}
+
 __device__ __forceinline__ void copy_chunk(void* to, const void* from, bool exists = true) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(exists ? 16 : 0)
-               : "memory");
+  copy_chunk(shared_address(to), from, exists);
 }
 
 // What the thread has asked for since the last call is one more group, be it empty.

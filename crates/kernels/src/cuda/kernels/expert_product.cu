@@ -1,7 +1,6 @@
 // The products of experts, each with the tokens that it gets: of numbers, and of codes.
 
-#include "async_copy.cuh"
-#include "packed_product.cuh"
+#include "packed_rows.cuh"
 
 namespace candlepower {
 
@@ -48,6 +47,7 @@ struct RowTile {
 
   // The pair that is row `row` of the tile, or -1.
   __device__ __forceinline__ int32_t pair(const ExpertProductArgs& args, int32_t row) const {
+    if (row >= args.tile_rows) return -1;
     const uint32_t at = first_row + row;
     if (args.sorted == nullptr) {
       return at < tokens_of_all(args) ? static_cast<int32_t>(at) * args.experts + expert : -1;
@@ -75,13 +75,14 @@ __device__ __forceinline__ float bias_of(const ExpertProductArgs& args, int32_t 
 
 // ---- Few rows of codes -----------------------------------------------------------------------------
 
-// Rows of a tile where experts have few of them, and where they have many.
+// Rows of a tile where experts have few of them, more, and many.
 constexpr int32_t kFewRows = 16;
+constexpr int32_t kMoreRows = 64;
 constexpr int32_t kManyRows = 128;
 
 // A block computes 16 outputs of a tile, as in a product of few rows with one matrix.
 template <typename T, Codes kCodes, int32_t kCut>
-__global__ void __launch_bounds__(kPackedWarps* kWarp) packed_expert_kernel(ExpertProductArgs args) {
+__global__ void __launch_bounds__(kFewPackedWarps* kWarp) packed_expert_kernel(ExpertProductArgs args) {
   __shared__ int32_t pairs[kFewRows];
   let_next_start();
   // Which rows an expert has is what the kernel before writes.
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_expert_kernel(Expe
       out[static_cast<int64_t>(pairs[first + row]) * args.out_stride + output] =
           T(sum + bias_of<T>(args, rows.expert, output));
     };
-    multiply_packed<T, kCodes, decltype(row_tiles)::value, kCut>(w, first_output, row_of, take);
+    multiply_packed<T, kCodes, kFewPackedWarps, decltype(row_tiles)::value, kCut>(w, first_output, row_of, take);
   };
   using One = std::integral_constant<int32_t, 1>;
   const bool has_second = pairs[kTileRows] >= 0;
@@ -119,6 +120,41 @@ __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_expert_kernel(Expe
   } else {
     multiply_from(0, One{});
   }
+}
+
+// ---- More rows of codes ----------------------------------------------------------------------------
+
+// A block computes 128 outputs of 64 rows of a tile, of which there may be twice as many.
+template <typename T, Codes kCodes, int32_t kCut>
+__global__ void __launch_bounds__(kPackedWarps* kWarp) packed_expert_rows_kernel(ExpertProductArgs args) {
+  using Shape = RowsShape<kMoreRows, 1, bits_of(kCodes), kCut>;
+  extern __shared__ uint4 stages[];
+  __shared__ int32_t pairs[kMoreRows];
+  __shared__ const T* of_rows[kMoreRows];
+  let_next_start();
+  wait_for_inputs();
+  const uint32_t output_tiles = tiles_of(args.n, Shape::kOutputs);
+  const uint32_t parts = args.tile_rows / kMoreRows;
+  const uint32_t tile = blockIdx.x / (output_tiles * parts);
+  if (tile >= num_tiles(args)) return;
+  const RowTile rows = row_tile(args, tile);
+  const int32_t first = static_cast<int32_t>(blockIdx.x / output_tiles % parts) * kMoreRows;
+  if (rows.pair(args, first) < 0) return;
+  for (int32_t i = threadIdx.x; i < kMoreRows; i += Shape::kThreads) {
+    const int32_t pair = rows.pair(args, first + i);
+    const T* x = static_cast<const T*>(args.x);
+    pairs[i] = pair;
+    of_rows[i] = pair < 0 ? nullptr : x + static_cast<int64_t>(pair / args.pairs_per_row) * args.x_stride;
+  }
+  __syncthreads();
+  const PackedMatrix w = static_cast<const PackedMatrix*>(args.weights)[rows.expert];
+  T* out = static_cast<T*>(args.out);
+  const auto row_of = [&](int32_t row) { return of_rows[row]; };
+  const auto take = [&](int32_t row, int32_t output, float sum) {
+    out[static_cast<int64_t>(pairs[row]) * args.out_stride + output] = T(sum + bias_of<T>(args, rows.expert, output));
+  };
+  const int32_t first_output = static_cast<int32_t>(blockIdx.x % output_tiles) * Shape::kOutputs;
+  multiply_rows<T, kCodes, kMoreRows, 1, kCut>(w, first_output, reinterpret_cast<char*>(stages), row_of, take);
 }
 
 // ---- Numbers, and many rows of codes ---------------------------------------------------------------
@@ -141,8 +177,9 @@ struct TileShape {
   static constexpr int32_t kOutputTiles = kOutputs / kWarpsOfOutputs / 8;
 };
 
-// For few rows of each expert, where reading the weights takes the time, and for many, where multiplying does.
+// For few rows of each expert, where reading the weights takes the time, for more, and for many, where multiplying does.
 using FewRows = TileShape<kFewRows, 64, 1, 4, 4>;
+using MoreRows = TileShape<kMoreRows, 128, 2, 4, 4>;
 using ManyRows = TileShape<kManyRows, 128, 2, 4, 3>;
 
 // Four matrices of 8 by 8 elements; lane `l` says where row `l % 8` of matrix `l / 8` lies.
@@ -161,6 +198,8 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
   extern __shared__ uint4 stages[];
   __shared__ int32_t pairs[Shape::kRows];  // -1 beyond the last
   __shared__ int32_t rows_of_x[Shape::kRows];
+  let_next_start();
+  wait_for_inputs();
   const uint32_t output_tiles = tiles_of(args.n, Shape::kOutputs);
   const uint32_t tile = blockIdx.x / output_tiles;
   if (tile >= num_tiles(args)) return;
@@ -295,19 +334,31 @@ void launch_tiles(const ExpertProductArgs& args, cudaStream_t stream) {
       is_whole ? expert_product_kernel<T, Shape, kKind, true> : expert_product_kernel<T, Shape, kKind, false>;
   // What it says no to, the launch says no to.
   (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
-  const uint32_t blocks = most_tiles(args.pairs, args.experts, Shape::kRows) * tiles_of(args.n, Shape::kOutputs);
-  kernel<<<blocks, Shape::kThreads, Shape::kBytes, stream>>>(args);
+  const uint32_t tiles = most_tiles(args.pairs, args.experts, args.tile_rows);
+  launch_early(kernel, tiles * tiles_of(args.n, Shape::kOutputs), Shape::kThreads, stream, args, Shape::kBytes);
+}
+
+template <typename T, Codes kCodes, int32_t kCut>
+void launch_rows(const ExpertProductArgs& args, cudaStream_t stream) {
+  using Shape = RowsShape<kMoreRows, 1, bits_of(kCodes), kCut>;
+  const auto kernel = packed_expert_rows_kernel<T, kCodes, kCut>;
+  (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
+  const uint32_t tiles = most_tiles(args.pairs, args.experts, args.tile_rows) * (args.tile_rows / kMoreRows);
+  launch_early(kernel, tiles * tiles_of(args.n, Shape::kOutputs), Shape::kThreads, stream, args, Shape::kBytes);
 }
 
 template <typename T, Codes kCodes>
 void launch_packed(const ExpertProductArgs& args, cudaStream_t stream) {
-  if (args.tile_rows == kManyRows) {
-    launch_tiles<T, ManyRows, static_cast<int32_t>(kCodes)>(args, stream);
-    return;
-  }
-  const uint32_t blocks = most_tiles(args.pairs, args.experts, kFewRows) * tiles_of(args.n, kTileOutputs);
   with_cut<kCodes>(args.cut, [&](auto cut) {
-    launch_early(packed_expert_kernel<T, kCodes, decltype(cut)::value>, blocks, kPackedWarps * kWarp, stream, args);
+    constexpr int32_t kCut = decltype(cut)::value;
+    if (args.tile_rows == kFewRows) {
+      const uint32_t blocks = most_tiles(args.pairs, args.experts, kFewRows) * tiles_of(args.n, kTileOutputs);
+      launch_early(packed_expert_kernel<T, kCodes, kCut>, blocks, kFewPackedWarps * kWarp, stream, args);
+    } else if constexpr (kCut == kAnyLayout || kCodes == Codes::kTable) {
+      launch_tiles<T, ManyRows, static_cast<int32_t>(kCodes)>(args, stream);
+    } else {
+      launch_rows<T, kCodes, kCut>(args, stream);
+    }
   });
 }
 
@@ -316,13 +367,17 @@ void launch_packed(const ExpertProductArgs& args, cudaStream_t stream) {
 using namespace candlepower;
 
 extern "C" int32_t candlepower_expert_product(const ExpertProductArgs* args, cudaStream_t stream) {
-  if (args->tile_rows != kFewRows && args->tile_rows != kManyRows) return cudaErrorInvalidValue;
+  if (args->tile_rows != kFewRows && args->tile_rows != kMoreRows && args->tile_rows != kManyRows) {
+    return cudaErrorInvalidValue;
+  }
   return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
     if (args->codes != kNoCodes) {
       with_codes(args->codes, [&](auto codes) { launch_packed<T, codes()>(*args, stream); });
     } else if (args->tile_rows == kFewRows) {
       launch_tiles<T, FewRows, kNoCodes>(*args, stream);
+    } else if (args->tile_rows == kMoreRows) {
+      launch_tiles<T, MoreRows, kNoCodes>(*args, stream);
     } else {
       launch_tiles<T, ManyRows, kNoCodes>(*args, stream);
     }

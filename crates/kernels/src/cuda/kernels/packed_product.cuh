@@ -7,6 +7,7 @@
 // multiply them: Frantar et al., "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on LLMs", 2024.
 #pragma once
 
+#include "async_copy.cuh"
 #include "codes.cuh"
 #include "tensor_core.cuh"
 
@@ -22,7 +23,8 @@ struct PackedProductArgs {
 };
 static_assert(sizeof(PackedProductArgs) == 104, "as in src/cuda/packed.rs");
 
-// Of a block.
+// Of a block, where there are many outputs and where there are few: they share the inputs.
+constexpr int32_t kFewPackedWarps = 4;
 constexpr int32_t kPackedWarps = 8;
 // Rows of one product of tensor cores.
 constexpr int32_t kTileRows = 8;
@@ -128,77 +130,108 @@ __device__ __forceinline__ void widen(const uint32_t* words, int32_t step, const
   }
 }
 
-// What a lane asks for of a tile: its codes, and scale and minimum of its two outputs in each part.
-template <int32_t kWords, int32_t kParts>
+// What a warp has of a tile of 16 outputs in shared memory: codes of `kWords` bits, and scales and minima of the outputs in each of 2^`kCut`
+// parts.
+template <int32_t kWords, int32_t kCut>
 struct PackedTile {
-  uint4 codes[kWords / 4];
-  float2 scales[kParts][2];
+  uint4 codes[kWords / 4][kWarp];
+  float2 scales[1 << kCut][kTileOutputs];
 };
 
-// Tiles that are on their way to a warp: as many as there are registers for.
-template <int32_t kWords, int32_t kCut>
-constexpr int32_t kPackedAhead = kCut == 2 || (kWords == 8 && kCut == 1) ? 2 : 4;
-
-// Where a lane's part of the tiles of 16 outputs lies, in a matrix of whole tiles, whose groups cut each into `kParts` parts, or consist of
-// 2^n tiles.
-template <int32_t kWords, int32_t kParts>
+// The tiles of a warp's run of 16 outputs that it has not asked for, in a matrix of whole tiles whose groups cut each into 2^`kCut` parts, or
+// consist of 2^n tiles. Each lane copies its own codes; eight lanes for each part have the scales of two outputs each.
+template <Codes kCodes, int32_t kCut>
 struct PackedTiles {
+  static constexpr int32_t kWords = bits_of(kCodes);
+  using Tile = PackedTile<kWords, kCut>;
   const uint4* codes;
   const float2* scales;
-  int64_t outputs;
-  int32_t first;
-  int32_t of_group;
+  int64_t scale_stride;
+  int32_t tile;
+  int32_t end;
+  int32_t of_group;  // the bits of a tile's number that say which of its group it is; all where there is one group
+  uint32_t codes_at;
+  uint32_t scales_at;
+  bool has_scales;
 
-  __device__ __forceinline__ PackedTiles(const PackedMatrix& w, int32_t first_output, int32_t first_tile) {
-    const int32_t lane = threadIdx.x % kWarp;
-    const int64_t tile = static_cast<int64_t>(first_output / kTileOutputs) * (w.k / kTileInputs) + first_tile;
-    codes = reinterpret_cast<const uint4*>(w.codes) + tile * kWords * 8 + lane;
-    scales = reinterpret_cast<const float2*>(w.scales) + first_output + lane / 4;
-    outputs = w.whole_outputs();
-    first = first_tile;
-    of_group = w.group >= w.k ? 31 : 31 - __clz(w.group / kTileInputs);
+  __device__ __forceinline__ PackedTiles(const PackedMatrix& w, int32_t first_output, Range run, int32_t lane) {
+    const int64_t before = static_cast<int64_t>(first_output / kTileOutputs) * (w.k / kTileInputs) + run.begin;
+    codes = reinterpret_cast<const uint4*>(w.codes) + before * kWords * 8 + lane;
+    const bool one_group = w.group >= w.k;
+    of_group = one_group ? -1 : w.group / kTileInputs - 1;
+    const int32_t part = lane / 8;
+    const int32_t group = kCut != 0 ? (run.begin << kCut) + part : (one_group ? 0 : run.begin / (of_group + 1));
+    scales = reinterpret_cast<const float2*>(w.scales) + group * static_cast<int64_t>(w.whole_outputs()) + first_output +
+             lane % 8 * 2;
+    scale_stride = static_cast<int64_t>(w.whole_outputs()) << kCut;
+    tile = run.begin;
+    end = run.end;
+    codes_at = lane * 16;
+    scales_at = sizeof(Tile::codes) + lane * 16;
+    has_scales = kCodes != Codes::kTable && part < 1 << kCut;
   }
 
-  // Tile `tile` behind the first.
-  template <bool kScaled>
-  __device__ __forceinline__ void ask(PackedTile<kWords, kParts>& to, int32_t tile) const {
+  // Asks for the next one, if there is one; `to` is its address in shared memory.
+  __device__ __forceinline__ void copy(uint32_t to) {
+    if (tile >= end) return;
 #pragma unroll
-    for (int32_t i = 0; i < kWords / 4; ++i) to.codes[i] = __ldcs(codes + (tile * (kWords / 4) + i) * kWarp);
-    if constexpr (kScaled) {
-      const int32_t group = kParts == 1 ? (first + tile) >> of_group : (first + tile) * kParts;
-      const float2* of_tile = scales + group * outputs;
-#pragma unroll
-      for (int32_t part = 0; part < kParts; ++part) {
-        to.scales[part][0] = __ldg(of_tile + part * outputs);
-        to.scales[part][1] = __ldg(of_tile + part * outputs + 8);
-      }
-    }
+    for (int32_t i = 0; i < kWords / 4; ++i) copy_chunk(to + codes_at + i * kWarp * 16, codes + i * kWarp);
+    if (has_scales) copy_chunk(to + scales_at, scales);
+    codes += kWords * 8;
+    tile += 1;
+    if (kCut != 0 || (tile & of_group) == 0) scales += scale_stride;
   }
 };
 
-// What the warps of a block have found of each output.
-template <int32_t kRows>
-using PackedSums = float[kPackedWarps][kTileOutputs][kRows];
+// Tiles that are in shared memory or on their way to a warp: as many as a block's has room for.
+template <Codes kCodes>
+constexpr int32_t kPackedStages = is_narrow(kCodes) ? 4 : 3;
 
-// The sums of the tiles from `run.begin` to `run.end` of 16 outputs, in `totals`, of a matrix as PackedTiles has them. `x` is where a row begins for this lane: four elements for each lane
-// of four. Codes are asked for some tiles before they are multiplied.
+// What the warps of a block have, and then what they have found of each output.
+template <Codes kCodes, int32_t kWarps, int32_t kRows, int32_t kCut>
+union PackedShared {
+  PackedTile<bits_of(kCodes), kCut> coming[kWarps][kPackedStages<kCodes>];
+  float partial[kWarps][kTileOutputs][kRows];
+};
+template <Codes kCodes, int32_t kWarps, int32_t kRows>
+union PackedShared<kCodes, kWarps, kRows, kAnyLayout> {
+  float partial[kWarps][kTileOutputs][kRows];
+};
+
+// The sums of a run of tiles of 16 outputs, in `totals`, of a matrix as PackedTiles has them, by way of `coming`. `x` is where a row begins for
+// this lane: four elements for each lane of four.
 template <typename T, Codes kCodes, int32_t kRowTiles, int32_t kCut>
 __device__ __forceinline__ void multiply_tiles(const PackedMatrix& w, int32_t first_output, Range run, const T* tables,
-                                               const T* const (&x)[kRowTiles], float (&totals)[kRowTiles][4]) {
+                                               PackedTile<bits_of(kCodes), kCut>* coming, const T* const (&x)[kRowTiles],
+                                               float (&totals)[kRowTiles][4]) {
   constexpr int32_t kWords = bits_of(kCodes);
+  constexpr int32_t kStages = kPackedStages<kCodes>;
   constexpr bool kScaled = kCodes != Codes::kTable;
   constexpr int32_t kParts = 1 << kCut;
   constexpr int32_t kPartSteps = kTileInputs / kStepInputs / kParts;
-  constexpr int32_t kAhead = kPackedAhead<kWords, kCut>;
-  const PackedTiles<kWords, kParts> matrix(w, first_output, run.begin);
+  const auto lane = static_cast<int32_t>(kept(threadIdx.x % kWarp));
+  PackedTiles<kCodes, kCut> matrix(w, first_output, run, lane);
+  const uint32_t tiles_at = shared_address(coming);
+#pragma unroll
+  for (int32_t i = 0; i < kStages; ++i) {
+    matrix.copy(tiles_at + i * sizeof(*coming));
+    end_copies();
+  }
   const uint32_t offset = kept(Pairs<T>::kOffset);
   uint32_t ones[4];
 #pragma unroll
   for (int32_t i = 0; i < 4; ++i) ones[i] = kept(Pairs<T>::kOnes);
-
-  const auto multiply_tile = [&](const PackedTile<kWords, kParts>& of, int32_t tile) {
-    const auto* words = reinterpret_cast<const uint32_t*>(of.codes);
-    const int32_t column = (run.begin + tile) * kTileInputs;
+  wait_for_inputs();
+  int32_t stage = 0;
+#pragma unroll 1
+  for (int32_t tile = run.begin; tile < run.end; ++tile) {
+    const PackedTile<kWords, kCut>& of = coming[stage];
+    wait_for_copies<kStages - 1>();
+    __syncwarp();
+    uint4 words[kWords / 4];
+#pragma unroll
+    for (int32_t i = 0; i < kWords / 4; ++i) words[i] = of.codes[i][lane];
+    const int32_t column = tile * kTileInputs;
 #pragma unroll
     for (int32_t part = 0; part < kParts; ++part) {
       float sums[kRowTiles][4] = {};
@@ -206,7 +239,7 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& w, int32_t fi
 #pragma unroll
       for (int32_t step = part * kPartSteps; step < (part + 1) * kPartSteps; ++step) {
         uint32_t a[4];
-        widen<T, kCodes>(words, step, tables, offset, a);
+        widen<T, kCodes>(reinterpret_cast<const uint32_t*>(words), step, tables, offset, a);
 #pragma unroll
         for (int32_t rows = 0; rows < kRowTiles; ++rows) {
           const auto pairs = *reinterpret_cast<const uint2*>(x[rows] + column + step * kStepInputs);
@@ -215,43 +248,21 @@ __device__ __forceinline__ void multiply_tiles(const PackedMatrix& w, int32_t fi
           if constexpr (kScaled) multiply(inputs[rows], ones, b, T());
         }
       }
-      if constexpr (!kScaled) continue;
-#pragma unroll
-      for (int32_t rows = 0; rows < kRowTiles; ++rows) {
+      if constexpr (kScaled) {
 #pragma unroll
         for (int32_t i = 0; i < 4; ++i) {
-          const float2 scale = of.scales[part][i / 2];
-          totals[rows][i] = fmaf(sums[rows][i], scale.x, fmaf(inputs[rows][i], scale.y, totals[rows][i]));
+          const float2 scale = of.scales[part][lane / 4 + i / 2 * 8];
+#pragma unroll
+          for (int32_t rows = 0; rows < kRowTiles; ++rows) {
+            totals[rows][i] = fmaf(sums[rows][i], scale.x, fmaf(inputs[rows][i], scale.y, totals[rows][i]));
+          }
         }
       }
     }
-  };
-
-  PackedTile<kWords, kParts> coming[kAhead];
-  const int32_t count = run.end - run.begin;
-#pragma unroll
-  for (int32_t i = 0; i < kAhead; ++i) {
-    if (i < count) matrix.template ask<kScaled>(coming[i], i);
-  }
-  wait_for_inputs();
-  int32_t tile = 0;
-#pragma unroll 1
-  for (; tile + 2 * kAhead <= count; tile += kAhead) {
-#pragma unroll
-    for (int32_t i = 0; i < kAhead; ++i) {
-      multiply_tile(coming[i], tile + i);
-      matrix.template ask<kScaled>(coming[i], tile + kAhead + i);
-    }
-  }
-  // Those that are there, and as many or fewer behind them.
-#pragma unroll 1
-  for (int32_t part = 0; part < 2; ++part, tile += kAhead) {
-#pragma unroll
-    for (int32_t i = 0; i < kAhead; ++i) {
-      if (tile + i >= count) continue;
-      multiply_tile(coming[i], tile + i);
-      if (tile + kAhead + i < count) matrix.template ask<kScaled>(coming[i], tile + kAhead + i);
-    }
+    __syncwarp();
+    matrix.copy(tiles_at + stage * sizeof(*coming));
+    end_copies();
+    stage = stage + 1 == kStages ? 0 : stage + 1;
   }
 }
 
@@ -303,15 +314,15 @@ __device__ __forceinline__ void multiply_any(const PackedMatrix& w, int32_t firs
   }
 }
 
-// A block computes 16 outputs, those from `first_output` on, of all rows; each of its warps has a run of the inputs, and their
+// A block computes 16 outputs, those from `first_output` on, of all rows; each of its `kWarps` warps has a run of the inputs, and their
 // sums are added in their order: a row's result depends on its own values and the shape of `w` alone. `row_of` says where in x
 // a row of the tile begins, or null, but for the first; `take` gets the row, the output and the sum of each that there is. Waits for what
 // the kernel before writes when the matrix is on its way.
-template <typename T, Codes kCodes, int32_t kRowTiles, int32_t kCut, typename RowOf, typename Take>
+template <typename T, Codes kCodes, int32_t kWarps, int32_t kRowTiles, int32_t kCut, typename RowOf, typename Take>
 __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t first_output, RowOf row_of, Take take) {
   constexpr int32_t kRows = kRowTiles * kTileRows;
   constexpr bool kScaled = kCodes != Codes::kTable;
-  __shared__ PackedSums<kRows> partial;
+  __shared__ PackedShared<kCodes, kWarps, kRows, kCut> shared;
   __shared__ T tables[kScaled ? 1 : kTileOutputs * kTableNumbers];
   const int32_t warp = threadIdx.x / kWarp;
   const int32_t lane = threadIdx.x % kWarp;
@@ -327,19 +338,21 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
     const T* row = row_of(tile * kTileRows + lane / 4);
     x[tile] = (row == nullptr ? row_of(0) : row) + (kCut == kAnyLayout ? 0 : lane % 4 * 4);
   }
-  const Range run = split_range(tiles_of(w.k, kTileInputs), 1, warp, kPackedWarps);
+  const Range run = split_range(tiles_of(w.k, kTileInputs), 1, warp, kWarps);
   float totals[kRowTiles][4] = {};
   if constexpr (kCut == kAnyLayout) {
     static_assert(kRowTiles == 1);
     multiply_any<T, kCodes>(w, first_output, run, tables, x[0], totals[0]);
   } else {
-    multiply_tiles<T, kCodes, kRowTiles, kCut>(w, first_output, run, tables, x, totals);
+    multiply_tiles<T, kCodes, kRowTiles, kCut>(w, first_output, run, tables, shared.coming[warp], x, totals);
   }
+  // Results lie where tiles were.
+  __syncthreads();
 #pragma unroll
   for (int32_t tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
-      partial[warp][lane / 4 + i / 2 * 8][tile * kTileRows + lane % 4 * 2 + i % 2] = totals[tile][i];
+      shared.partial[warp][lane / 4 + i / 2 * 8][tile * kTileRows + lane % 4 * 2 + i % 2] = totals[tile][i];
     }
   }
   __syncthreads();
@@ -349,7 +362,7 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
     const T* of_row = row_of(row);
     if (output >= w.n || of_row == nullptr) continue;
     float sum = 0.0f;
-    for (int32_t part = 0; part < kPackedWarps; ++part) sum += partial[part][i % kTileOutputs][row];
+    for (int32_t part = 0; part < kWarps; ++part) sum += shared.partial[part][i % kTileOutputs][row];
     take(row, output, sum + sparse_sum(w, of_row, output));
   }
 }

@@ -141,6 +141,105 @@ __global__ void qkv_kernel(QkvArgs args) {
   }
 }
 
+// The same for heads of 8 `kLanes` elements that are rotated as a whole, halves against each other, and normed each on its own if at all: the
+// lanes of a head have 8 elements each, in registers.
+template <typename T, typename C, int32_t kLanes>
+__global__ void __launch_bounds__(kWarpsPerBlock* kWarp) qkv_lanes_kernel(QkvArgs args) {
+  constexpr int32_t N = kVectorWidth<T>;
+  constexpr int32_t kHeadDim = kLanes * N;
+  constexpr int32_t kHalfLanes = kLanes / 2;
+  let_next_start();
+  wait_for_inputs();
+  const int32_t all_heads = args.heads + 2 * args.kv_heads;
+  const int64_t items = args.tokens * all_heads;
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes;
+  // Lanes beyond the last head compute it as well: those of a warp shuffle together.
+  const int64_t item = at < items ? at : items - 1;
+  const int32_t lane = threadIdx.x % kLanes;
+  const auto token = static_cast<int32_t>(item / all_heads);
+  const Head head = fused_head(static_cast<int32_t>(item % all_heads), args.heads, args.kv_heads);
+  const bool is_query = head.kind == HeadKind::kQuery;
+  const bool is_value = head.kind == HeadKind::kValue;
+  const Words<T, N> words = load_words<N>(static_cast<const T*>(args.qkv) + item * kHeadDim + lane * N);
+  const uint32_t slot = args.slots == nullptr ? kNoSlot : args.slots[token];
+  const uint32_t position = args.positions[token];
+  const bool in_table = position < static_cast<uint32_t>(args.max_len);
+  const int64_t angles = (in_table ? static_cast<int64_t>(position) : 0) * (kHeadDim / 2) + lane % kHalfLanes * N;
+  float cos[N];
+  float sin[N];
+#pragma unroll
+  for (int32_t j = 0; j < N; j += 4) {
+    *reinterpret_cast<float4*>(cos + j) = *reinterpret_cast<const float4*>(args.cos + angles + j);
+    *reinterpret_cast<float4*>(sin + j) = *reinterpret_cast<const float4*>(args.sin + angles + j);
+  }
+  const Vector<T, N> stored = elements<T, N>(words);
+  float values[N];
+#pragma unroll
+  for (int32_t j = 0; j < N; ++j) values[j] = static_cast<float>(stored.at[j]);
+  if (args.q_norm != nullptr || args.k_norm != nullptr) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int32_t j = 0; j < N; ++j) squares += values[j] * values[j];
+#pragma unroll
+    for (int32_t offset = kHalfLanes; offset > 0; offset /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+    const auto* norm = static_cast<const T*>(is_query ? args.q_norm : args.k_norm);
+    if (!is_value && norm != nullptr) {
+      const float scale = rsqrtf(squares / kHeadDim + args.eps);
+      const Vector<T, N> weights = load<N>(norm + lane * N);
+#pragma unroll
+      for (int32_t j = 0; j < N; ++j) values[j] *= scale * (static_cast<float>(weights.at[j]) + args.weight_offset);
+    }
+  }
+  const float query_scale = is_query && args.query_scales != nullptr && in_table ? args.query_scales[position] : 1.0f;
+#pragma unroll
+  for (int32_t j = 0; j < N; ++j) {
+    const float other = __shfl_xor_sync(0xffffffffu, values[j], kHalfLanes);
+    if (is_value) continue;
+    const float turned = values[j] * cos[j] + (lane < kHalfLanes ? -other : other) * sin[j];
+    // A position beyond the table becomes NaN, which sampling reports: a device cannot refuse.
+    values[j] = in_table ? turned * query_scale : NAN;
+  }
+  if (at >= items) return;
+  if (is_query) {
+    const int64_t first = (static_cast<int64_t>(token) * args.heads + head.index) * kHeadDim + lane * N;
+    Vector<T, N> out;
+#pragma unroll
+    for (int32_t j = 0; j < N; ++j) out.at[j] = T(values[j]);
+    store<N>(static_cast<T*>(args.q) + first, out);
+  } else if (slot < args.num_slots) {  // kNoSlot is no such slot.
+    const float scale = is_value ? args.value_scale : args.key_scale;
+    Vector<C, N> out;
+#pragma unroll
+    for (int32_t j = 0; j < N; ++j) out.at[j] = C(values[j] / scale);
+    const uint64_t first = cache_offset(slot, head.index, args.kv_heads, args.block_size, kHeadDim) + lane * N;
+    store<N>(static_cast<C*>(is_value ? args.values : args.keys) + first, out);
+  }
+}
+
+// Whether `qkv_lanes_kernel` computes what is asked for.
+inline bool fits_lanes(const QkvArgs& args) {
+  const bool whole = args.rot_dim == args.head_dim && args.head_len == args.head_dim;
+  const bool has_size = args.head_dim == 64 || args.head_dim == 128 || args.head_dim == 256;
+  return has_size && whole && static_cast<RopeStyle>(args.rope_style) == RopeStyle::kNeox && args.value_len == 0 &&
+         static_cast<NormSpan>(args.norm_span) == NormSpan::kHead;
+}
+
+template <typename T, typename C>
+void launch_qkv(const QkvArgs& args, cudaStream_t stream) {
+  constexpr int32_t kThreads = kWarpsPerBlock * kWarp;
+  const int64_t items = args.tokens * (args.heads + 2 * args.kv_heads);
+  const auto blocks_of = [&](int32_t lanes) { return dim3(static_cast<uint32_t>((items * lanes + kThreads - 1) / kThreads)); };
+  if (!fits_lanes(args)) {
+    launch_early(qkv_kernel<T, C>, blocks_of(kWarp), kThreads, stream, args);
+  } else if (args.head_dim == 64) {
+    launch_early(qkv_lanes_kernel<T, C, 8>, blocks_of(8), kThreads, stream, args);
+  } else if (args.head_dim == 128) {
+    launch_early(qkv_lanes_kernel<T, C, 16>, blocks_of(16), kThreads, stream, args);
+  } else {
+    launch_early(qkv_lanes_kernel<T, C, 32>, blocks_of(32), kThreads, stream, args);
+  }
+}
+
 struct SquareSumsArgs {
   const void* qkv;  // [tokens, (heads + 2 kv_heads) * head_dim]
   float* sums;      // [tokens, 2]
@@ -204,15 +303,12 @@ using namespace candlepower;
 
 extern "C" int32_t candlepower_qkv(const QkvArgs* args, cudaStream_t stream) {
   if (args->head_dim > kMaxHeadDim) return cudaErrorInvalidValue;
-  const int64_t warps = args->tokens * (args->heads + 2 * args->kv_heads);
-  const auto blocks = static_cast<uint32_t>((warps + kWarpsPerBlock - 1) / kWarpsPerBlock);
   return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
-    constexpr int32_t kThreads = kWarpsPerBlock * kWarp;
     if (args->fp8_cache != 0) {
-      launch_early(qkv_kernel<T, __nv_fp8_e4m3>, blocks, kThreads, stream, *args);
+      launch_qkv<T, __nv_fp8_e4m3>(*args, stream);
     } else {
-      launch_early(qkv_kernel<T, T>, blocks, kThreads, stream, *args);
+      launch_qkv<T, T>(*args, stream);
     }
   });
 }
