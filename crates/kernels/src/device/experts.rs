@@ -16,7 +16,7 @@ const MOST_EXPERTS: usize = 8192;
 /// Rows of a tile of a product, where each expert has few of them, and how many an expert has on average from where tiles have more. As in
 /// expert_product.cu.
 const FEW_ROWS: usize = 16;
-const TILE_ROWS: [(usize, usize); 2] = [(256, 128), (12, 64)];
+const TILE_ROWS: [(usize, usize); 2] = [(96, 128), (20, 64)];
 
 /// Which experts the tokens of a step go to: tables on the device that [`route`] writes and the products read. A pair is a
 /// token and one of its experts, in the order of the tokens and then of the experts.
@@ -170,7 +170,7 @@ pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> 
 ///
 /// `bias` is `[experts, n]`, where there is one, `out` is `[tokens * top_k, n]`, and `x` `[tokens * top_k, k]`, or `[tokens, k]`, where all pairs of a token have its row;
 /// they and the matrices, but for codes, are bf16 or f16, summed in f32. A row's result depends on its own values and its
-/// expert alone, but for experts with codes, whose numbers are rounded before they are multiplied where experts have 12 rows or more on
+/// expert alone, but for experts with codes, whose numbers are rounded before they are multiplied where experts have 20 rows or more on
 /// average. The definition of one output is [`crate::linear_reference`].
 ///
 /// # Errors

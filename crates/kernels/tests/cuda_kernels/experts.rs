@@ -9,7 +9,7 @@ use crate::gpu::{Gpu, HALVES, Random, Tolerance, to_vec};
 use crate::packed;
 
 /// Tokens, experts and how many of them each token goes to: idle experts, one row in the last tile, and all sizes of tiles.
-const STEPS: [(usize, usize, usize); 8] = [
+const STEPS: [(usize, usize, usize); 9] = [
     (1, 8, 2),
     (3, 128, 8),
     (64, 128, 8),
@@ -18,6 +18,7 @@ const STEPS: [(usize, usize, usize); 8] = [
     (129, 4, 2),
     (700, 60, 6),
     (517, 2, 1),
+    (90, 2, 1),
 ];
 
 /// The tables on the GPU and, of the same scores, those of the definition.
@@ -123,7 +124,7 @@ pub(crate) fn packed_expert_product(gpu: &Gpu) {
                 for dtype in HALVES {
                     let matrices = cases.iter().map(|case| Matrix::Packed(case.packed.clone()));
                     let matrices = ExpertMatrices::new(matrices.collect()).unwrap();
-                    let as_numbers = tokens * top_k >= 12 * experts;
+                    let as_numbers = tokens * top_k >= 20 * experts;
                     let weights: Vec<Vec<f32>> =
                         cases.iter().map(|case| case.multiplied(dtype, as_numbers)).collect();
                     // As of one matrix.

@@ -163,6 +163,7 @@ void Block::start(uint32_t thread) {
   Fiber& fiber = fibers_[thread];
   fiber.state = Fiber::State::kReady;
   fiber.passed_grid_barrier = false;
+  fiber.has_inputs = !launch_->early;
   fiber.groups.clear();
   fiber.open_group.clear();
   // Not all at one distance of a power of two, which would have them all in one place of the CPU's caches.
@@ -277,6 +278,10 @@ bool Block::is_watched(const Fiber& fiber) const {
 void Block::accessed(const void* at, size_t bytes, Access access, const void* code) {
   const auto* byte = static_cast<const unsigned char*>(at);
   if (!is_watched(*current_) || (byte >= stacks_ && byte < stacks_ + kMostThreads * kStackBytes)) return;
+  const bool is_shared = byte >= shared_ && byte < shared_ + kMostSharedBytes;
+  if (access != Access::kRead && !is_shared && !current_->has_inputs) {
+    fault("a kernel that may start early writes to memory before it waits for those before it");
+  }
   races_->access(current_ - fibers_.data(), at, bytes, access, code);
 }
 

@@ -29,6 +29,8 @@ struct Fiber {
   Combine combine = nullptr;
   // Whether it has waited for all blocks.
   bool passed_grid_barrier = false;
+  // Whether it has waited for the kernels before.
+  bool has_inputs = false;
   // What called the collective.
   const void* code = nullptr;
   // Copies to shared memory that are under way: groups, and the one that is not ended.
@@ -58,6 +60,7 @@ class Block {
 
   void barrier();
   void grid_barrier();
+  void wait_for_inputs() { current_->has_inputs = true; }
   void collective(uint32_t mask, void* operand, Combine combine, const void* code);
   void* variable(const void* key, size_t bytes, size_t alignment);
   unsigned char* dynamic_shared();

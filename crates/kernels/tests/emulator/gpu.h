@@ -58,6 +58,7 @@ struct Gpu final : Machine {
   void allow_shared(const void* kernel, size_t bytes) override;
   void barrier() override;
   void grid_barrier() override;
+  void wait_for_inputs() override;
   void collective(uint32_t mask, void* operand, Combine combine) override;
   void* variable(const void* key, size_t bytes, size_t alignment) override;
   unsigned char* dynamic_shared() override;

@@ -69,6 +69,7 @@ struct Configuration {
   size_t shared_bytes = 0;
   cudaStream_t stream = nullptr;
   bool cooperative = false;
+  bool early = false;
 };
 
 inline Configuration configuration(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream) {
@@ -82,7 +83,7 @@ cudaError_t launch(const char* name, const Configuration& with, void (*kernel)(P
   auto body = [kernel, ... copied = Parameters(std::forward<Arguments>(arguments))] { kernel(copied...); };
   const auto extent = [](dim3 d) { return Extent{d.x, d.y, d.z}; };
   return note(machine->launch(with.stream, {name, reinterpret_cast<const void*>(kernel), extent(with.grid), extent(with.block),
-                                            with.shared_bytes, with.cooperative, std::move(body)}));
+                                            with.shared_bytes, with.cooperative, with.early, std::move(body)}));
 }
 
 template <typename... Parameters, size_t... kIndex>
@@ -107,7 +108,13 @@ cudaError_t launch_kernel(const char*, void*, dim3, dim3, void**, size_t, cudaSt
 
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_ex(const cudaLaunchConfig_t* with, void (*kernel)(Parameters...), Arguments&&... arguments) {
-  return launch("a kernel", {with->gridDim, with->blockDim, with->dynamicSmemBytes, with->stream}, kernel,
+  bool early = false;
+  for (unsigned int i = 0; i < with->numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = with->attrs[i];
+    early |= attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+             attribute.val.programmaticStreamSerializationAllowed != 0;
+  }
+  return launch("a kernel", {with->gridDim, with->blockDim, with->dynamicSmemBytes, with->stream, false, early}, kernel,
                 std::forward<Arguments>(arguments)...);
 }
 

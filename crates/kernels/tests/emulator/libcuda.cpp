@@ -216,6 +216,7 @@ void Gpu::allow_shared(const void* kernel, size_t bytes) {
 
 void Gpu::barrier() { block.barrier(); }
 void Gpu::grid_barrier() { block.grid_barrier(); }
+void Gpu::wait_for_inputs() { block.wait_for_inputs(); }
 void Gpu::collective(uint32_t mask, void* operand, Combine combine) {
   block.collective(mask, operand, combine, __builtin_return_address(0));
 }

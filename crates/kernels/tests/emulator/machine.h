@@ -54,6 +54,8 @@ struct Launch {
   size_t shared_bytes;
   // Its blocks may wait for each other.
   bool cooperative;
+  // On a GPU it may start before those in front of it have ended.
+  bool early;
   std::function<void()> body;
 };
 
@@ -79,6 +81,8 @@ struct Machine {
   virtual void grid_barrier() = 0;
   // Of the running thread: waits for the lanes of `mask`; the last one to come calls `combine` for all.
   virtual void collective(uint32_t mask, void* operand, Combine combine) = 0;
+  // Of the running thread: waits for the kernels before.
+  virtual void wait_for_inputs() = 0;
   // The block's variable `key`.
   virtual void* variable(const void* key, size_t bytes, size_t alignment) = 0;
   virtual unsigned char* dynamic_shared() = 0;

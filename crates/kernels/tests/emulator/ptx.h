@@ -180,7 +180,7 @@ inline void lop3_b32(uint32_t& to, uint32_t a, uint32_t b, uint32_t c, uint32_t 
 
 template <typename From>
 void prefetch_global_L2(From) {}
-inline void griddepcontrol_wait() {}
+inline void griddepcontrol_wait() { machine->wait_for_inputs(); }
 inline void griddepcontrol_launch_dependents() {}
 
 // An instruction that nobody has needed here.

@@ -373,7 +373,7 @@ fn a_gpu_rounds_as_transformers_does() {
         // Both round; neither is right where the best two are close.
         assert!(our_same + all / 20 >= their_same, "{name}: {our_same} and {their_same} of {all}");
         let may_go_elsewhere = has_experts(name);
-        assert!(may_go_elsewhere || our_error < (2.0 * their_error).max(0.05), "{name}: {our_error}");
+        assert!(may_go_elsewhere || our_error < (3.0 * their_error).max(0.05), "{name}: {our_error}");
         (models, positions) = (models + 1, positions + all);
         agreed = [agreed[0] + our_same, agreed[1] + their_same];
     }

@@ -114,24 +114,20 @@ inline uint32_t grid_for(int64_t items, int32_t threads) {
   return static_cast<uint32_t>(blocks < kMostBlocks ? blocks : kMostBlocks);
 }
 
+// Whether kernels may start before those in front of them have ended, on the GPUs that are compiled for.
+constexpr bool kEarlyLaunches = CANDLEPOWER_COMPUTE_CAP >= 90;
+
 // Waits until the kernels before this one in the stream have ended, and their writes can be seen. A kernel that `launch_early` starts
 // reads nothing before it that another kernel writes, and writes nothing.
 __device__ __forceinline__ void wait_for_inputs() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+  if constexpr (kEarlyLaunches) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// Lets the next kernel of the stream start where this one's blocks leave room, if `launch_early` starts it: it waits for this one's end
-// itself.
+// Lets the next kernel of the stream start where this one's blocks leave room, if `launch_early` starts it. Not before this one has waited
+// itself: blocks that only wait would take the room of those that work. A kernel that fills the GPU says it when its blocks are nearly done.
 __device__ __forceinline__ void let_next_start() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
+  if constexpr (kEarlyLaunches) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
-
-// Whether kernels may start before those in front of them have ended, on the GPUs that are compiled for.
-constexpr bool kEarlyLaunches = CANDLEPOWER_COMPUTE_CAP >= 90;
 
 // Launches a kernel that may start before the one in front of it in the stream has ended: `wait_for_inputs` is where it waits for that.
 template <typename Args>

@@ -84,7 +84,6 @@ constexpr int32_t kManyRows = 128;
 template <typename T, Codes kCodes, int32_t kCut>
 __global__ void __launch_bounds__(kFewPackedWarps* kWarp) packed_expert_kernel(ExpertProductArgs args) {
   __shared__ int32_t pairs[kFewRows];
-  let_next_start();
   // Which rows an expert has is what the kernel before writes.
   wait_for_inputs();
   const uint32_t output_tiles = tiles_of(args.n, kTileOutputs);
@@ -131,7 +130,6 @@ __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_expert_rows_kernel
   extern __shared__ uint4 stages[];
   __shared__ int32_t pairs[kMoreRows];
   __shared__ const T* of_rows[kMoreRows];
-  let_next_start();
   wait_for_inputs();
   const uint32_t output_tiles = tiles_of(args.n, Shape::kOutputs);
   const uint32_t parts = args.tile_rows / kMoreRows;
@@ -198,7 +196,6 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
   extern __shared__ uint4 stages[];
   __shared__ int32_t pairs[Shape::kRows];  // -1 beyond the last
   __shared__ int32_t rows_of_x[Shape::kRows];
-  let_next_start();
   wait_for_inputs();
   const uint32_t output_tiles = tiles_of(args.n, Shape::kOutputs);
   const uint32_t tile = blockIdx.x / output_tiles;
@@ -301,6 +298,7 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
     }
   }
 
+  let_next_start();
 #pragma unroll
   for (int32_t i = 0; i < Shape::kRowTiles * 2; ++i) {
     const int32_t pair = pairs[warp_row + i * 8 + lane / 4];

@@ -35,7 +35,6 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) gemv_kernel(GemvArgs ar
   const Range run = split_range(args.k, kWarp * N, warp % kSplit, kSplit);
   const T* x = static_cast<const T*>(args.x);
 
-  let_next_start();
   float sums[kRows] = {};
   if (output < args.n) {
     constexpr int32_t kStep = kWarp * N;
@@ -87,6 +86,7 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) gemv_kernel(GemvArgs ar
       }
     }
   }
+  let_next_start();
 #pragma unroll
   for (int32_t row = 0; row < kRows; ++row) {
     const float sum = warp_sum(sums[row]);

@@ -63,7 +63,6 @@ constexpr int32_t kManyOutputs = 8192;
 // A block has one tile of rows, `blockIdx.x` of them before it.
 template <typename T, Codes kCodes, int32_t kWarps, int32_t kCut>
 __global__ void __launch_bounds__(kWarps* kWarp) packed_product_kernel(PackedProductArgs args) {
-  let_next_start();
   const PackedMatrix& w = args.w;
   const auto first_row = static_cast<int32_t>(blockIdx.x) * kTileRows;
   const T* x = static_cast<const T*>(args.x) + static_cast<int64_t>(first_row) * w.width;

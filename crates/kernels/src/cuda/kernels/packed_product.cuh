@@ -346,6 +346,7 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
   } else {
     multiply_tiles<T, kCodes, kRowTiles, kCut>(w, first_output, run, tables, shared.coming[warp], x, totals);
   }
+  let_next_start();
   // Results lie where tiles were.
   __syncthreads();
 #pragma unroll

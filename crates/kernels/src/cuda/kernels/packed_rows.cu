@@ -7,7 +7,6 @@ namespace candlepower {
 template <typename T, Codes kCodes, int32_t kRows, int32_t kSplit, int32_t kCut>
 __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_rows_kernel(PackedProductArgs args) {
   extern __shared__ uint4 memory[];
-  let_next_start();
   const PackedMatrix& w = args.w;
   const auto first_row = static_cast<int32_t>(blockIdx.x) * kRows;
   const T* x = static_cast<const T*>(args.x) + static_cast<int64_t>(first_row) * w.width;

@@ -128,6 +128,7 @@ __device__ __forceinline__ void multiply_rows(const PackedMatrix& w, int32_t fir
     stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
   }
 
+  let_next_start();
   wait_for_copies<0>();
   __syncthreads();
   // Sums lie where stages were, and are added in the order of the inputs.

@@ -94,8 +94,8 @@ __device__ inline void normalize_value(float* values, const QkvArgs& args) {
 template <typename T, typename C>
 __global__ void qkv_kernel(QkvArgs args) {
   __shared__ float of_warps[kWarpsPerBlock][kMaxHeadDim];
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const int32_t warp = threadIdx.x / kWarp;
   const int32_t lane = threadIdx.x % kWarp;
   const int32_t all_heads = args.heads + 2 * args.kv_heads;
@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) qkv_lanes_kernel(QkvArg
   constexpr int32_t N = kVectorWidth<T>;
   constexpr int32_t kHeadDim = kLanes * N;
   constexpr int32_t kHalfLanes = kLanes / 2;
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const int32_t all_heads = args.heads + 2 * args.kv_heads;
   const int64_t items = args.tokens * all_heads;
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes;

@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(kMostNormThreads) rms_norm_kernel(RmsNormArgs 
   // Of most rows a thread has one vector: it stays in registers, and its weights come from memory while squares are summed.
   Vector<T, N> first_values{};
   const Words<T, N> first_weights = load_words<N>(weight + (first < args.dim ? first : 0));
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   float squares = 0.0f;
   for (int32_t i = first; i < args.dim; i += step) {
     Vector<T, N> values = load<N>(x + i);
@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(kMostNormThreads) layer_norm_kernel(LayerNormA
   T* out = static_cast<T*>(args.out) + start;
   const int32_t first = threadIdx.x * N;
   const int32_t step = blockDim.x * N;
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
 
   float sum = 0.0f;
   for (int32_t i = first; i < args.dim; i += step) {
@@ -192,8 +192,8 @@ __global__ void gated_activation_kernel(GatedActivationArgs args) {
   const int32_t per_row = args.inner / N;
   const int64_t total = args.tokens * per_row;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += step) {
     const int64_t token = i / per_row;
     const int32_t column = static_cast<int32_t>(i % per_row) * N;
@@ -212,8 +212,8 @@ template <typename T, int32_t N, Activation kActivation>
 __global__ void activation_kernel(ActivationArgs args) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * N;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   for (int64_t i = first; i < args.count; i += step) {
     Vector<T, N> values = load<N>(static_cast<const T*>(args.x) + i);
     for (int32_t j = 0; j < N; ++j) {
@@ -282,8 +282,8 @@ static_assert(sizeof(GatherArgs) == 56, "as in src/cuda/gather.rs");
 // another part has becomes zeros, to which that part's is added.
 template <typename T, int32_t N>
 __global__ void gather_kernel(GatherArgs args) {
-  let_next_start();
   wait_for_inputs();
+  let_next_start();
   const uint32_t row = args.rows[blockIdx.x];
   // Below first_row it wraps around, beyond every table.
   const uint32_t own = row - args.first_row;
