@@ -343,6 +343,7 @@ fn a_gpu_rounds_as_transformers_does() {
     let folder = std::path::PathBuf::from(std::env::var_os("CANDLEPOWER_TRANSFORMERS").unwrap());
     let gpu = candlepower_kernels::cuda::open(0).unwrap();
     let (mut models, mut positions, mut agreed) = (0, 0, [0, 0]);
+    let mut apart_from_both = Vec::new();
     for name in GOLDENS {
         let Ok(bytes) = std::fs::read(folder.join(format!("{name}.safetensors"))) else { continue };
         let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -370,10 +371,11 @@ fn a_gpu_rounds_as_transformers_does() {
         println!(
             "{name}: of {all} positions the best token is that of f32 at {our_same} (transformers in bf16: {their_same}), logits within {our_error:.4} ({their_error:.4}); ours is theirs at {together}, within {apart:.4}"
         );
-        // Both round; neither is right where the best two are close.
-        assert!(our_same + all / 20 >= their_same, "{name}: {our_same} and {their_same} of {all}");
-        let may_go_elsewhere = has_experts(name);
-        assert!(may_go_elsewhere || our_error < (3.0 * their_error).max(0.05), "{name}: {our_error}");
+        // Both round; neither is right where the best two are close. A rounded score may send a token to another expert.
+        let is_close = has_experts(name) || our_error < (3.0 * their_error).max(0.05);
+        if our_same + all / 20 < their_same || !is_close {
+            apart_from_both.push(name);
+        }
         (models, positions) = (models + 1, positions + all);
         agreed = [agreed[0] + our_same, agreed[1] + their_same];
     }
@@ -383,6 +385,7 @@ fn a_gpu_rounds_as_transformers_does() {
         100.0 * agreed[0] as f32 / positions as f32,
         100.0 * agreed[1] as f32 / positions as f32
     );
+    assert!(apart_from_both.is_empty(), "further from f32 than transformers: {apart_from_both:?}");
 }
 
 /// Compares a device's logits with single precision's, and calls `also` with each runner in bf16, its prompt and its logits.
