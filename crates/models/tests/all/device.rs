@@ -358,8 +358,9 @@ fn a_gpu_rounds_as_transformers_does() {
         let tokens: Vec<u32> = ids.collect();
         let mut runner = Runner::on(&gpu, name, LoadDtype::Bf16);
         let prompts = tokens.chunks(file.tensor("prompts").unwrap().shape()[1]);
-        let ours: Vec<_> =
-            prompts.flat_map(|prompt| runner.prefill(prompt, prompt.len(), &[3, 1, 2, 0])).collect();
+        let ours: Vec<_> = prompts
+            .flat_map(|prompt| runner.prefill(prompt, prompt.len(), &[3, 1, 2, 0]))
+            .collect();
         let (exact, theirs) = (rows("exact"), rows("rounded"));
         let beside = |other: &[Vec<f32>], of: &[Vec<f32>]| {
             let same = other.iter().zip(of).filter(|(a, b)| argmax(a) == argmax(b)).count();

@@ -57,12 +57,9 @@ __global__ void unpack_kernel(UnpackArgs args) {
 
 // ---- Product ---------------------------------------------------------------------------------------
 
-// From so many outputs on, blocks of few warps suffice to keep memory busy.
-constexpr int32_t kManyOutputs = 8192;
-
 // A block has one tile of rows, `blockIdx.x` of them before it.
-template <typename T, Codes kCodes, int32_t kWarps, int32_t kCut>
-__global__ void __launch_bounds__(kWarps* kWarp) packed_product_kernel(PackedProductArgs args) {
+template <typename T, Codes kCodes, int32_t kCut>
+__global__ void __launch_bounds__(kPackedWarps* kWarp) packed_product_kernel(PackedProductArgs args) {
   const PackedMatrix& w = args.w;
   const auto first_row = static_cast<int32_t>(blockIdx.x) * kTileRows;
   const T* x = static_cast<const T*>(args.x) + static_cast<int64_t>(first_row) * w.width;
@@ -75,7 +72,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) packed_product_kernel(PackedPro
     if (bias != nullptr) sum += static_cast<float>(bias[output]);
     out[static_cast<int64_t>(row) * w.n + output] = T(sum);
   };
-  multiply_packed<T, kCodes, kWarps, 1, kCut>(w, blockIdx.y * kTileOutputs, row_of, take);
+  multiply_packed<T, kCodes, kPackedWarps, 1, kCut, true>(w, blockIdx.y * kTileOutputs, row_of, take);
 }
 
 }  // namespace candlepower
@@ -88,15 +85,9 @@ extern "C" int32_t candlepower_packed_product(const PackedProductArgs* args, cud
     with_codes(args->w.kind, [&](auto codes) {
       constexpr Codes kCodes = codes();
       with_cut<kCodes>(args->w.cut, [&](auto cut) {
-        constexpr int32_t kCut = decltype(cut)::value;
         const dim3 blocks(tiles_of(args->rows, kTileRows), args->w.whole_outputs() / kTileOutputs);
-        if (kCut != kAnyLayout && args->w.n >= kManyOutputs) {
-          const auto kernel = packed_product_kernel<decltype(zero), kCodes, kFewPackedWarps, kCut>;
-          launch_early(kernel, blocks, kFewPackedWarps * kWarp, stream, *args);
-        } else {
-          const auto kernel = packed_product_kernel<decltype(zero), kCodes, kPackedWarps, kCut>;
-          launch_early(kernel, blocks, kPackedWarps * kWarp, stream, *args);
-        }
+        const auto kernel = packed_product_kernel<decltype(zero), kCodes, decltype(cut)::value>;
+        launch_early(kernel, blocks, kPackedWarps * kWarp, stream, *args);
       });
     });
   });

@@ -1,0 +1,259 @@
+// The product of a run of tiles of a quantized matrix by one warp.
+#pragma once
+
+#include "packed_operands.cuh"
+
+namespace candlepower {
+
+// What a warp has of a tile of 16 outputs in shared memory: codes of `kWords` bits, and scales and minima of the outputs in each of 2^`kCut`
+// parts.
+template <int32_t kWords, int32_t kCut>
+struct PackedTile {
+  uint4 codes[kWords / 4][kWarp];
+  float2 scales[1 << kCut][kTileOutputs];
+};
+
+// The tiles of a warp's run of 16 outputs that it has not asked for, in a matrix of whole tiles whose groups cut each into 2^`kCut` parts, or
+// consist of 2^n tiles. Each lane copies its own codes; eight lanes for each part have the scales of two outputs each.
+template <Codes kCodes, int32_t kCut>
+struct PackedTiles {
+  static constexpr int32_t kWords = bits_of(kCodes);
+  using Tile = PackedTile<kWords, kCut>;
+  const uint4* codes;
+  const float2* scales;
+  int64_t scale_stride;
+  int32_t tile;
+  int32_t end;
+  int32_t of_group;  // the bits of a tile's number that say which of its group it is; all where there is one group
+  uint32_t codes_at;
+  uint32_t scales_at;
+  bool has_scales;
+
+  __device__ __forceinline__ PackedTiles(const PackedMatrix& w, int32_t first_output, Range run, int32_t lane) {
+    const int64_t before = static_cast<int64_t>(first_output / kTileOutputs) * (w.k / kTileInputs) + run.begin;
+    codes = reinterpret_cast<const uint4*>(w.codes) + before * kWords * 8 + lane;
+    const bool one_group = w.group >= w.k;
+    of_group = one_group ? -1 : w.group / kTileInputs - 1;
+    const int32_t part = lane / 8;
+    const int32_t group = kCut != 0 ? (run.begin << kCut) + part : (one_group ? 0 : run.begin / (of_group + 1));
+    scales = reinterpret_cast<const float2*>(w.scales) + group * static_cast<int64_t>(w.whole_outputs()) + first_output +
+             lane % 8 * 2;
+    scale_stride = static_cast<int64_t>(w.whole_outputs()) << kCut;
+    tile = run.begin;
+    end = run.end;
+    codes_at = lane * 16;
+    scales_at = sizeof(Tile::codes) + lane * 16;
+    has_scales = kCodes != Codes::kTable && part < 1 << kCut;
+  }
+
+  // Asks for the next one, if there is one; `to` is its address in shared memory.
+  __device__ __forceinline__ void copy(uint32_t to) {
+    if (tile >= end) return;
+#pragma unroll
+    for (int32_t i = 0; i < kWords / 4; ++i) copy_chunk(to + codes_at + i * kWarp * 16, codes + i * kWarp);
+    if (has_scales) copy_chunk(to + scales_at, scales);
+    codes += kWords * 8;
+    tile += 1;
+    if (kCut != 0 || (tile & of_group) == 0) scales += scale_stride;
+  }
+};
+
+// Tiles that are in shared memory or on their way to a warp: as many as a block's has room for.
+template <Codes kCodes>
+constexpr int32_t kPackedStages = is_narrow(kCodes) ? 4 : 3;
+
+// Adds the product of a tile to `totals`. `words` are a lane's codes, `scale_of` has scale and minimum of its outputs in each part, and `x` is
+// where a row begins for this lane: four elements for each lane of four.
+template <typename T, Codes kCodes, int32_t kRowTiles, int32_t kCut, typename ScaleOf>
+__device__ __forceinline__ void multiply_tile(const uint4* words, ScaleOf scale_of, const T* tables, uint32_t offset,
+                                              const uint32_t (&ones)[4], const T* const (&x)[kRowTiles], int32_t tile,
+                                              float (&totals)[kRowTiles][4]) {
+  constexpr bool kScaled = kCodes != Codes::kTable;
+  constexpr int32_t kPartSteps = kTileInputs / kStepInputs >> kCut;
+#pragma unroll
+  for (int32_t part = 0; part < 1 << kCut; ++part) {
+    float sums[kRowTiles][4] = {};
+    float inputs[kRowTiles][4] = {};
+#pragma unroll
+    for (int32_t step = part * kPartSteps; step < (part + 1) * kPartSteps; ++step) {
+      uint32_t a[4];
+      widen<T, kCodes>(reinterpret_cast<const uint32_t*>(words), step, tables, offset, a);
+#pragma unroll
+      for (int32_t rows = 0; rows < kRowTiles; ++rows) {
+        const auto pairs = *reinterpret_cast<const uint2*>(x[rows] + tile * kTileInputs + step * kStepInputs);
+        const uint32_t b[2] = {pairs.x, pairs.y};
+        multiply(kScaled ? sums[rows] : totals[rows], a, b, T());
+        if constexpr (kScaled) multiply(inputs[rows], ones, b, T());
+      }
+    }
+    if constexpr (kScaled) {
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) {
+        const float2 scale = scale_of(part, i / 2);
+#pragma unroll
+        for (int32_t rows = 0; rows < kRowTiles; ++rows) {
+          totals[rows][i] = fmaf(sums[rows][i], scale.x, fmaf(inputs[rows][i], scale.y, totals[rows][i]));
+        }
+      }
+    }
+  }
+}
+
+// The sums of a run of tiles of 16 outputs, in `totals`, of a matrix as PackedTiles has them, by way of `coming` in shared memory: for short
+// runs.
+template <typename T, Codes kCodes, int32_t kRowTiles, int32_t kCut>
+__device__ __forceinline__ void multiply_short(const PackedMatrix& w, int32_t first_output, Range run, const T* tables,
+                                               PackedTile<bits_of(kCodes), kCut>* coming, const T* const (&x)[kRowTiles],
+                                               float (&totals)[kRowTiles][4]) {
+  constexpr int32_t kWords = bits_of(kCodes);
+  constexpr int32_t kStages = kPackedStages<kCodes>;
+  const auto lane = static_cast<int32_t>(kept(threadIdx.x % kWarp));
+  PackedTiles<kCodes, kCut> matrix(w, first_output, run, lane);
+  const uint32_t tiles_at = shared_address(coming);
+#pragma unroll
+  for (int32_t i = 0; i < kStages; ++i) {
+    matrix.copy(tiles_at + i * sizeof(*coming));
+    end_copies();
+  }
+  const uint32_t offset = kept(Pairs<T>::kOffset);
+  uint32_t ones[4];
+#pragma unroll
+  for (int32_t i = 0; i < 4; ++i) ones[i] = kept(Pairs<T>::kOnes);
+  wait_for_inputs();
+  int32_t stage = 0;
+#pragma unroll 1
+  for (int32_t tile = run.begin; tile < run.end; ++tile) {
+    const PackedTile<kWords, kCut>& of = coming[stage];
+    wait_for_copies<kStages - 1>();
+    __syncwarp();
+    uint4 words[kWords / 4];
+#pragma unroll
+    for (int32_t i = 0; i < kWords / 4; ++i) words[i] = of.codes[i][lane];
+    const auto scale_of = [&](int32_t part, int32_t output) { return of.scales[part][lane / 4 + output * 8]; };
+    multiply_tile<T, kCodes, kRowTiles, kCut>(words, scale_of, tables, offset, ones, x, tile, totals);
+    __syncwarp();
+    matrix.copy(tiles_at + stage * sizeof(*coming));
+    end_copies();
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+}
+
+// Tiles that are on their way to a lane's registers: as many as there are registers for.
+template <int32_t kWords, int32_t kCut>
+constexpr int32_t kPackedAhead = kCut == 2 || (kWords == 8 && kCut == 1) ? 2 : 4;
+
+// The same, by way of registers, some tiles at a time: for long runs, where x, too, comes from memory meanwhile.
+template <typename T, Codes kCodes, int32_t kRowTiles, int32_t kCut>
+__device__ __forceinline__ void multiply_long(const PackedMatrix& w, int32_t first_output, Range run, const T* tables,
+                                              const T* const (&x)[kRowTiles], float (&totals)[kRowTiles][4]) {
+  constexpr int32_t kWords = bits_of(kCodes);
+  constexpr int32_t kAhead = kPackedAhead<kWords, kCut>;
+  constexpr int32_t kParts = 1 << kCut;
+  const int32_t lane = threadIdx.x % kWarp;
+  const int64_t before = static_cast<int64_t>(first_output / kTileOutputs) * (w.k / kTileInputs);
+  const uint4* codes = reinterpret_cast<const uint4*>(w.codes) + before * kWords * 8 + lane;
+  const float2* scales = reinterpret_cast<const float2*>(w.scales) + first_output + lane / 4;
+  const int64_t outputs = w.whole_outputs();
+  const int32_t of_group = w.group >= w.k ? 31 : 31 - __clz(w.group / kTileInputs);
+  struct Tile {
+    uint4 codes[kWords / 4];
+    float2 scales[kParts][2];
+  };
+  const auto ask = [&](Tile& to, int32_t tile) {
+#pragma unroll
+    for (int32_t i = 0; i < kWords / 4; ++i) to.codes[i] = __ldcs(codes + (tile * (kWords / 4) + i) * kWarp);
+    if constexpr (kCodes != Codes::kTable) {
+      const int32_t group = kCut == 0 ? tile >> of_group : tile << kCut;
+#pragma unroll
+      for (int32_t part = 0; part < kParts; ++part) {
+        to.scales[part][0] = __ldg(scales + (group + part) * outputs);
+        to.scales[part][1] = __ldg(scales + (group + part) * outputs + 8);
+      }
+    }
+  };
+  const uint32_t offset = kept(Pairs<T>::kOffset);
+  uint32_t ones[4];
+#pragma unroll
+  for (int32_t i = 0; i < 4; ++i) ones[i] = kept(Pairs<T>::kOnes);
+  const auto multiply_one = [&](const Tile& of, int32_t tile) {
+    const auto scale_of = [&](int32_t part, int32_t output) { return of.scales[part][output]; };
+    multiply_tile<T, kCodes, kRowTiles, kCut>(of.codes, scale_of, tables, offset, ones, x, tile, totals);
+  };
+
+  Tile coming[kAhead];
+#pragma unroll
+  for (int32_t i = 0; i < kAhead; ++i) {
+    if (run.begin + i < run.end) ask(coming[i], run.begin + i);
+  }
+  wait_for_inputs();
+  int32_t tile = run.begin;
+  // Without branches, so that loads do not wait for each other.
+#pragma unroll 1
+  for (; tile + 2 * kAhead <= run.end; tile += kAhead) {
+#pragma unroll
+    for (int32_t i = 0; i < kAhead; ++i) {
+      multiply_one(coming[i], tile + i);
+      ask(coming[i], tile + kAhead + i);
+    }
+  }
+  // Those that are there, and as many or fewer behind them.
+#pragma unroll 1
+  for (int32_t part = 0; part < 2; ++part, tile += kAhead) {
+#pragma unroll
+    for (int32_t i = 0; i < kAhead; ++i) {
+      if (tile + i >= run.end) continue;
+      multiply_one(coming[i], tile + i);
+      if (tile + kAhead + i < run.end) ask(coming[i], tile + kAhead + i);
+    }
+  }
+}
+
+// The same for any matrix, for 8 rows, with columns in any order and groups of whole steps: `x` is where a row begins.
+template <typename T, Codes kCodes>
+__device__ __forceinline__ void multiply_any(const PackedMatrix& w, int32_t first_output, Range run, const T* tables,
+                                             const T* x, float (&totals)[4]) {
+  constexpr int32_t kWords = bits_of(kCodes);
+  const int32_t lane = threadIdx.x % kWarp;
+  const int32_t tiles = tiles_of(w.k, kTileInputs);
+  const uint4* codes =
+      reinterpret_cast<const uint4*>(w.codes) + static_cast<int64_t>(first_output / kTileOutputs) * tiles * kWords * 8 + lane;
+  const uint32_t ones[4] = {Pairs<T>::kOnes, Pairs<T>::kOnes, Pairs<T>::kOnes, Pairs<T>::kOnes};
+  wait_for_inputs();
+  for (int32_t tile = run.begin; tile < run.end; ++tile) {
+    uint4 words[kWords / 4];
+#pragma unroll
+    for (int32_t i = 0; i < kWords / 4; ++i) words[i] = codes[(tile * (kWords / 4) + i) * kWarp];
+#pragma unroll
+    for (int32_t step = 0; step < kTileInputs / kStepInputs; ++step) {
+      const int32_t first = tile * kTileInputs + step * kStepInputs;
+      if (first >= w.k) break;
+      uint32_t a[4];
+      widen<T, kCodes>(reinterpret_cast<const uint32_t*>(words), step, tables, Pairs<T>::kOffset, a);
+      Vector<T, 4> values{};
+#pragma unroll
+      for (int32_t j = 0; j < 4; ++j) {
+        const int32_t column = first + lane % 4 * 4 + j;
+        if (column < w.k) values.at[j] = x[w.inputs == nullptr ? column : static_cast<int32_t>(w.inputs[column])];
+      }
+      const auto* pairs = reinterpret_cast<const uint32_t*>(&values);
+      const uint32_t b[2] = {pairs[0], pairs[1]};
+      if constexpr (kCodes == Codes::kTable) {
+        multiply(totals, a, b, T());
+        continue;
+      }
+      float sums[4] = {};
+      float inputs[4] = {};
+      multiply(sums, a, b, T());
+      multiply(inputs, ones, b, T());
+      const auto* scales = reinterpret_cast<const float2*>(w.scales) +
+                           static_cast<int64_t>(first / w.group) * w.whole_outputs() + first_output + lane / 4;
+#pragma unroll
+      for (int32_t i = 0; i < 4; ++i) {
+        const float2 scale = scales[i / 2 * 8];
+        totals[i] = fmaf(sums[i], scale.x, fmaf(inputs[i], scale.y, totals[i]));
+      }
+    }
+  }
+}
+
+}  // namespace candlepower
