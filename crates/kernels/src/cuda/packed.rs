@@ -13,9 +13,9 @@ use crate::{Codes, Error, Result, VocabPart};
 /// The most rows of x that are multiplied with codes as they are.
 const TILE_ROWS: usize = 8;
 
-/// The most rows of x that [`packed_product`] takes.
+/// The most rows of x that [`packed_product`] takes: with more, cuBLAS over unpacked numbers is faster (an H200; docs/measurements.md).
 pub fn packed_max_rows(w: &PackedMatrix) -> usize {
-    if has_rows_kernel(w) { 256 } else { 32 }
+    if has_rows_kernel(w) { 128 } else { 32 }
 }
 
 /// Whether the numbers that codes mean are rounded before they are multiplied by so many rows of x.

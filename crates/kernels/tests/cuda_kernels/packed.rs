@@ -162,7 +162,7 @@ pub(crate) fn packed_product(gpu: &Gpu) {
     let mut random = Random(42);
     for case in cases(gpu) {
         let (n, width) = (case.numbers.len() / case.width, case.width);
-        for rows in [1, 3, 8, 9, 16, 31, 130] {
+        for rows in [1, 3, 8, 9, 16, 31, 128] {
             if rows > cuda::packed_max_rows(&case.packed) || rows > 9 && n > 10_000 {
                 continue;
             }

@@ -26,9 +26,17 @@ __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_rows_kernel(Packed
 // So many blocks of all outputs suffice without a split.
 constexpr int32_t kEnoughBlocks = 128;
 
+// GPUs without the large shared memory of those for data centres: a block may have 99 KiB there, and at least 163 elsewhere. Source: NVIDIA,
+// CUDA C++ Programming Guide, Compute Capabilities.
+constexpr bool kSmallMemory =
+    CANDLEPOWER_COMPUTE_CAP == 86 || CANDLEPOWER_COMPUTE_CAP == 89 || CANDLEPOWER_COMPUTE_CAP == 120;
+constexpr int32_t kMostBytes = (kSmallMemory ? 99 : 163) << 10;
+constexpr int32_t kMostSplit = kSmallMemory ? 2 : 4;
+
 template <typename T, Codes kCodes, int32_t kRows, int32_t kSplit, int32_t kCut>
 void launch(const PackedProductArgs& args, cudaStream_t stream) {
   using Shape = RowsShape<kRows, kSplit, bits_of(kCodes), kCut>;
+  static_assert(Shape::kBytes <= kMostBytes);
   const auto kernel = packed_rows_kernel<T, kCodes, kRows, kSplit, kCut>;
   // What it says no to, the launch says no to.
   (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
@@ -41,7 +49,7 @@ void launch_split(const PackedProductArgs& args, cudaStream_t stream) {
   if (tiles_of(args.w.n, kPackedWarps * kTileOutputs) >= kEnoughBlocks) {
     launch<T, kCodes, kRows, 1, kCut>(args, stream);
   } else {
-    launch<T, kCodes, kRows, 4, kCut>(args, stream);
+    launch<T, kCodes, kRows, kMostSplit, kCut>(args, stream);
   }
 }
 
