@@ -16,6 +16,7 @@ use candlepower_models::{
     DeviceDecoder, DeviceInput, DeviceWanted, LoadDtype, LoadOptions, WantedTokens, Workspace,
     WorkspaceSize, load_on_device, load_shard_on_device,
 };
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use crate::quantized::{self, SPARSE};
 use crate::{
@@ -342,51 +343,109 @@ fn a_gpu_computes_every_architecture() {
 fn a_gpu_rounds_as_transformers_does() {
     let folder = std::path::PathBuf::from(std::env::var_os("CANDLEPOWER_TRANSFORMERS").unwrap());
     let gpu = candlepower_kernels::cuda::open(0).unwrap();
-    let (mut models, mut positions, mut agreed) = (0, 0, [0, 0]);
-    let mut apart_from_both = Vec::new();
+    let mut found = Vec::new();
     for name in GOLDENS {
-        let Ok(bytes) = std::fs::read(folder.join(format!("{name}.safetensors"))) else { continue };
-        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        if let Ok(file) = std::fs::read(folder.join(format!("{name}.safetensors"))) {
+            found.push(Beside::compute(&gpu, name, &file));
+        }
+    }
+    let of_all = |same: fn(&Beside) -> usize| {
+        let positions: usize = found.iter().map(|of| of.positions).sum();
+        100.0 * found.iter().map(same).sum::<usize>() as f32 / positions as f32
+    };
+    println!(
+        "= {} models: the best token is that of f32 at {:.2} % of their positions, of transformers in bf16 at {:.2} %",
+        found.len(),
+        of_all(|of| of.our_same),
+        of_all(|of| of.their_same)
+    );
+    let further: Vec<_> = found.iter().filter(|of| !of.is_close()).map(|of| of.name).collect();
+    assert!(
+        !found.is_empty() && further.is_empty(),
+        "further from f32 than transformers: {further:?}"
+    );
+}
+
+/// The comparison that a GPU machine makes, of a file that has the golden's logits.
+#[test]
+fn a_file_of_transformers_logits_is_compared() {
+    let golden = Golden::read("llama");
+    let rounded = |logits: &[Vec<f32>]| -> Vec<Vec<f32>> {
+        let bf16 = |number: &f32| half::bf16::from_f32(*number).to_f32();
+        logits.iter().map(|row| row.iter().map(bf16).collect()).collect()
+    };
+    let beside = |exact: &[Vec<f32>]| {
+        Beside::compute(&Device::Cpu, "llama", &file_of(&golden.prompt, exact, &rounded(exact)))
+    };
+    let found = beside(&golden.logits);
+    assert!(found.is_close() && found.positions == golden.prompt.len());
+    // Those of other positions.
+    let mut other = golden.logits;
+    other.rotate_left(1);
+    assert!(!beside(&other).is_close());
+}
+
+/// As scripts/gpu-goldens.py writes it, of one prompt.
+fn file_of(prompt: &[u32], exact: &[Vec<f32>], rounded: &[Vec<f32>]) -> Vec<u8> {
+    let bytes = |rows: &[Vec<f32>]| -> Vec<u8> {
+        rows.iter().flatten().flat_map(|number| number.to_le_bytes()).collect()
+    };
+    let logits = [("exact", bytes(exact)), ("rounded", bytes(rounded))];
+    let tokens: Vec<u8> = prompt.iter().flat_map(|token| token.to_le_bytes()).collect();
+    let view = |dtype, shape, bytes| TensorView::new(dtype, shape, bytes).unwrap();
+    let shape = vec![1, prompt.len(), exact[0].len()];
+    let logits = logits.iter().map(|(name, bytes)| (*name, view(Dtype::F32, shape.clone(), bytes)));
+    let prompts = ("prompts", view(Dtype::I32, vec![1, prompt.len()], &tokens));
+    safetensors::serialize(logits.chain([prompts]), None).unwrap()
+}
+
+/// A model in bf16 and transformers in bf16, each beside transformers in f32.
+struct Beside {
+    name: &'static str,
+    positions: usize,
+    /// Positions whose best token is that of f32.
+    our_same: usize,
+    their_same: usize,
+    /// The largest difference, of the largest logit.
+    our_error: f32,
+    their_error: f32,
+}
+
+impl Beside {
+    /// `file` has prompts `[prompts, tokens]` and their logits.
+    fn compute(device: &Device, name: &'static str, file: &[u8]) -> Self {
+        let file = SafeTensors::deserialize(file).unwrap();
         let words = |name| file.tensor(name).unwrap().data().chunks_exact(4);
         let vocab = file.tensor("exact").unwrap().shape()[2];
         let rows = |name| {
             let numbers = words(name).map(|word| f32::from_le_bytes(word.try_into().unwrap()));
-            let numbers: Vec<f32> = numbers.collect();
-            numbers.chunks(vocab).map(<[f32]>::to_vec).collect::<Vec<_>>()
+            numbers.collect::<Vec<_>>().chunks(vocab).map(<[f32]>::to_vec).collect::<Vec<_>>()
         };
-        let ids = words("prompts").map(|word| u32::from_le_bytes(word.try_into().unwrap()));
-        let tokens: Vec<u32> = ids.collect();
-        let mut runner = Runner::on(&gpu, name, LoadDtype::Bf16);
+        let tokens = words("prompts").map(|word| u32::from_le_bytes(word.try_into().unwrap()));
+        let tokens: Vec<u32> = tokens.collect();
+        let mut runner = Runner::on(device, name, LoadDtype::Bf16);
         let prompts = tokens.chunks(file.tensor("prompts").unwrap().shape()[1]);
-        let ours: Vec<_> = prompts
-            .flat_map(|prompt| runner.prefill(prompt, prompt.len(), &[3, 1, 2, 0]))
-            .collect();
-        let (exact, theirs) = (rows("exact"), rows("rounded"));
-        let beside = |other: &[Vec<f32>], of: &[Vec<f32>]| {
-            let same = other.iter().zip(of).filter(|(a, b)| argmax(a) == argmax(b)).count();
-            (same, max_difference(other, of) / largest(&exact))
+        let ours = prompts.flat_map(|prompt| runner.prefill(prompt, prompt.len(), &[3, 1, 2, 0]));
+        let (ours, exact, theirs): (Vec<_>, _, _) =
+            (ours.collect(), rows("exact"), rows("rounded"));
+        let beside = |other: &[Vec<f32>]| {
+            let same = other.iter().zip(&exact).filter(|(a, b)| argmax(a) == argmax(b)).count();
+            (same, max_difference(other, &exact) / largest(&exact))
         };
-        let [(our_same, our_error), (their_same, their_error), (together, apart)] =
-            [beside(&ours, &exact), beside(&theirs, &exact), beside(&ours, &theirs)];
-        let all = exact.len();
+        let ((our_same, our_error), (their_same, their_error)) = (beside(&ours), beside(&theirs));
+        let positions = exact.len();
         println!(
-            "{name}: of {all} positions the best token is that of f32 at {our_same} (transformers in bf16: {their_same}), logits within {our_error:.4} ({their_error:.4}); ours is theirs at {together}, within {apart:.4}"
+            "{name}: of {positions} positions the best token is that of f32 at {our_same} (transformers in bf16: {their_same}), logits within {our_error:.4} ({their_error:.4})"
         );
-        // Both round; neither is right where the best two are close. A rounded score may send a token to another expert.
-        let is_close = has_experts(name) || our_error < (3.0 * their_error).max(0.05);
-        if our_same + all / 20 < their_same || !is_close {
-            apart_from_both.push(name);
-        }
-        (models, positions) = (models + 1, positions + all);
-        agreed = [agreed[0] + our_same, agreed[1] + their_same];
+        Self { name, positions, our_same, their_same, our_error, their_error }
     }
-    assert!(models > 0, "{} has no goldens", folder.display());
-    println!(
-        "= {models} models, {positions} positions: the best token is that of f32 at {:.2} %, of transformers in bf16 at {:.2} %",
-        100.0 * agreed[0] as f32 / positions as f32,
-        100.0 * agreed[1] as f32 / positions as f32
-    );
-    assert!(apart_from_both.is_empty(), "further from f32 than transformers: {apart_from_both:?}");
+
+    /// Both round; neither is right where the best two are close. A rounded score may send a token to another expert.
+    fn is_close(&self) -> bool {
+        let may_go_elsewhere = has_experts(self.name);
+        self.our_same + self.positions / 20 >= self.their_same
+            && (may_go_elsewhere || self.our_error < (3.0 * self.their_error).max(0.05))
+    }
 }
 
 /// Compares a device's logits with single precision's, and calls `also` with each runner in bf16, its prompt and its logits.

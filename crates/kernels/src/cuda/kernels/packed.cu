@@ -60,19 +60,10 @@ __global__ void unpack_kernel(UnpackArgs args) {
 // A block has one tile of rows, `blockIdx.x` of them before it.
 template <typename T, Codes kCodes, int32_t kCut>
 __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_product_kernel(PackedProductArgs args) {
-  const PackedMatrix& w = args.w;
-  const auto first_row = static_cast<int32_t>(blockIdx.x) * kTileRows;
-  const T* x = static_cast<const T*>(args.x) + static_cast<int64_t>(first_row) * w.width;
-  const auto row_of = [&](int32_t row) {
-    return first_row + row < args.rows ? x + static_cast<int64_t>(row) * w.width : nullptr;
-  };
-  const T* bias = static_cast<const T*>(args.bias);
-  T* out = static_cast<T*>(args.out) + static_cast<int64_t>(first_row) * w.n;
-  const auto take = [&](int32_t row, int32_t output, float sum) {
-    if (bias != nullptr) sum += static_cast<float>(bias[output]);
-    out[static_cast<int64_t>(row) * w.n + output] = T(sum);
-  };
-  multiply_packed<T, kCodes, kPackedWarps, 1, kCut, true>(w, blockIdx.y * kTileOutputs, row_of, take);
+  const ProductRows<T> rows{args, static_cast<int32_t>(blockIdx.x) * kTileRows};
+  const auto row_of = [&](int32_t row) { return rows.at(row); };
+  const auto take = [&](int32_t row, int32_t output, float sum) { rows.take(row, output, sum); };
+  multiply_packed<T, kCodes, kPackedWarps, 1, kCut, true>(args.w, blockIdx.y * kTileOutputs, row_of, take);
 }
 
 }  // namespace candlepower

@@ -23,6 +23,24 @@ struct PackedProductArgs {
 };
 static_assert(sizeof(PackedProductArgs) == 104, "as in src/cuda/packed.rs");
 
+// The rows of a product from `first` on: where they begin in x, and where their sums go.
+template <typename T>
+struct ProductRows {
+  const PackedProductArgs& args;
+  int32_t first;
+
+  // Null where there is no such row.
+  __device__ __forceinline__ const T* at(int32_t row) const {
+    if (first + row >= args.rows) return nullptr;
+    return static_cast<const T*>(args.x) + static_cast<int64_t>(first + row) * args.w.width;
+  }
+
+  __device__ __forceinline__ void take(int32_t row, int32_t output, float sum) const {
+    if (args.bias != nullptr) sum += static_cast<float>(static_cast<const T*>(args.bias)[output]);
+    static_cast<T*>(args.out)[static_cast<int64_t>(first + row) * args.w.n + output] = T(sum);
+  }
+};
+
 // Of a block, which share the inputs: where experts have 16 outputs of many, and where a matrix has.
 constexpr int32_t kFewPackedWarps = 4;
 constexpr int32_t kPackedWarps = 8;

@@ -7,20 +7,11 @@ namespace candlepower {
 template <typename T, Codes kCodes, int32_t kRows, int32_t kSplit, int32_t kCut>
 __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_rows_kernel(PackedProductArgs args) {
   extern __shared__ uint4 memory[];
-  const PackedMatrix& w = args.w;
-  const auto first_row = static_cast<int32_t>(blockIdx.x) * kRows;
-  const T* x = static_cast<const T*>(args.x) + static_cast<int64_t>(first_row) * w.width;
-  const auto row_of = [&](int32_t row) {
-    return first_row + row < args.rows ? x + static_cast<int64_t>(row) * w.width : nullptr;
-  };
-  const T* bias = static_cast<const T*>(args.bias);
-  T* out = static_cast<T*>(args.out) + static_cast<int64_t>(first_row) * w.n;
-  const auto take = [&](int32_t row, int32_t output, float sum) {
-    if (bias != nullptr) sum += static_cast<float>(bias[output]);
-    out[static_cast<int64_t>(row) * w.n + output] = T(sum);
-  };
+  const ProductRows<T> rows{args, static_cast<int32_t>(blockIdx.x) * kRows};
+  const auto row_of = [&](int32_t row) { return rows.at(row); };
+  const auto take = [&](int32_t row, int32_t output, float sum) { rows.take(row, output, sum); };
   const auto first_output = static_cast<int32_t>(blockIdx.y) * RowsShape<kRows, kSplit, bits_of(kCodes), kCut>::kOutputs;
-  multiply_rows<T, kCodes, kRows, kSplit, kCut>(w, first_output, reinterpret_cast<char*>(memory), row_of, take);
+  multiply_rows<T, kCodes, kRows, kSplit, kCut>(args.w, first_output, reinterpret_cast<char*>(memory), row_of, take);
 }
 
 // So many blocks of all outputs suffice without a split.

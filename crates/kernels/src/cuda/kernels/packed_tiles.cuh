@@ -62,12 +62,24 @@ struct PackedTiles {
 template <Codes kCodes>
 constexpr int32_t kPackedStages = is_narrow(kCodes) ? 4 : 3;
 
+// What the product of a tile keeps in registers.
+template <typename T>
+struct TileConstants {
+  uint32_t offset = kept(Pairs<T>::kOffset);
+  uint32_t ones[4];
+
+  __device__ __forceinline__ TileConstants() {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) ones[i] = kept(Pairs<T>::kOnes);
+  }
+};
+
 // Adds the product of a tile to `totals`. `words` are a lane's codes, `scale_of` has scale and minimum of its outputs in each part, and `x` is
 // where a row begins for this lane: four elements for each lane of four.
 template <typename T, Codes kCodes, int32_t kRowTiles, int32_t kCut, typename ScaleOf>
-__device__ __forceinline__ void multiply_tile(const uint4* words, ScaleOf scale_of, const T* tables, uint32_t offset,
-                                              const uint32_t (&ones)[4], const T* const (&x)[kRowTiles], int32_t tile,
-                                              float (&totals)[kRowTiles][4]) {
+__device__ __forceinline__ void multiply_tile(const uint4* words, ScaleOf scale_of, const T* tables,
+                                              const TileConstants<T>& constants, const T* const (&x)[kRowTiles],
+                                              int32_t tile, float (&totals)[kRowTiles][4]) {
   constexpr bool kScaled = kCodes != Codes::kTable;
   constexpr int32_t kPartSteps = kTileInputs / kStepInputs >> kCut;
 #pragma unroll
@@ -77,13 +89,13 @@ __device__ __forceinline__ void multiply_tile(const uint4* words, ScaleOf scale_
 #pragma unroll
     for (int32_t step = part * kPartSteps; step < (part + 1) * kPartSteps; ++step) {
       uint32_t a[4];
-      widen<T, kCodes>(reinterpret_cast<const uint32_t*>(words), step, tables, offset, a);
+      widen<T, kCodes>(reinterpret_cast<const uint32_t*>(words), step, tables, constants.offset, a);
 #pragma unroll
       for (int32_t rows = 0; rows < kRowTiles; ++rows) {
         const auto pairs = *reinterpret_cast<const uint2*>(x[rows] + tile * kTileInputs + step * kStepInputs);
         const uint32_t b[2] = {pairs.x, pairs.y};
         multiply(kScaled ? sums[rows] : totals[rows], a, b, T());
-        if constexpr (kScaled) multiply(inputs[rows], ones, b, T());
+        if constexpr (kScaled) multiply(inputs[rows], constants.ones, b, T());
       }
     }
     if constexpr (kScaled) {
@@ -115,10 +127,7 @@ __device__ __forceinline__ void multiply_short(const PackedMatrix& w, int32_t fi
     matrix.copy(tiles_at + i * sizeof(*coming));
     end_copies();
   }
-  const uint32_t offset = kept(Pairs<T>::kOffset);
-  uint32_t ones[4];
-#pragma unroll
-  for (int32_t i = 0; i < 4; ++i) ones[i] = kept(Pairs<T>::kOnes);
+  const TileConstants<T> constants;
   wait_for_inputs();
   int32_t stage = 0;
 #pragma unroll 1
@@ -130,7 +139,7 @@ __device__ __forceinline__ void multiply_short(const PackedMatrix& w, int32_t fi
 #pragma unroll
     for (int32_t i = 0; i < kWords / 4; ++i) words[i] = of.codes[i][lane];
     const auto scale_of = [&](int32_t part, int32_t output) { return of.scales[part][lane / 4 + output * 8]; };
-    multiply_tile<T, kCodes, kRowTiles, kCut>(words, scale_of, tables, offset, ones, x, tile, totals);
+    multiply_tile<T, kCodes, kRowTiles, kCut>(words, scale_of, tables, constants, x, tile, totals);
     __syncwarp();
     matrix.copy(tiles_at + stage * sizeof(*coming));
     end_copies();
@@ -171,13 +180,10 @@ __device__ __forceinline__ void multiply_long(const PackedMatrix& w, int32_t fir
       }
     }
   };
-  const uint32_t offset = kept(Pairs<T>::kOffset);
-  uint32_t ones[4];
-#pragma unroll
-  for (int32_t i = 0; i < 4; ++i) ones[i] = kept(Pairs<T>::kOnes);
+  const TileConstants<T> constants;
   const auto multiply_one = [&](const Tile& of, int32_t tile) {
     const auto scale_of = [&](int32_t part, int32_t output) { return of.scales[part][output]; };
-    multiply_tile<T, kCodes, kRowTiles, kCut>(of.codes, scale_of, tables, offset, ones, x, tile, totals);
+    multiply_tile<T, kCodes, kRowTiles, kCut>(of.codes, scale_of, tables, constants, x, tile, totals);
   };
 
   Tile coming[kAhead];
