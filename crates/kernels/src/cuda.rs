@@ -32,7 +32,7 @@ mod staging;
 pub use activation::{activation, activation_times, gated_activation};
 pub use attention::{AttentionPlan, DecodeKernel};
 pub use elements::{add, resolve_tokens, scale_and_cap, sigmoid_gate};
-pub(crate) use experts::expert_table;
+pub(crate) use experts::{ExpertTable, expert_table};
 pub use experts::{combine_experts, expert_product, route};
 pub use gather::{embedding, gather_rows};
 pub use gemv::{GEMV_MAX_ROWS, gemv};

@@ -3,15 +3,24 @@
 use candle_core::{Device, Tensor};
 
 use super::launch::{Address, CUstream, Launch};
-use super::packed::{PackedAddresses, address_words, code_kind, common_cut};
+use super::packed::{ANY_LAYOUT, PackedAddresses, address_words, code_kind};
 use crate::device::{ExpertMatrices, Matrix, PackedMatrix, Routing, check_rows};
 use crate::tensor::Operand;
 use crate::{Error, ExpertGroups, Gating, GatingFunction, GroupScore, Result};
 
 const PRODUCT: &str = "expert_product";
 
-/// What the product knows the matrices of experts by, a row of words for each; `None` where they are not on a GPU.
-pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<Tensor>> {
+/// What the product knows the matrices of experts by.
+#[derive(Clone, Debug)]
+pub(crate) struct ExpertTable {
+    /// u32 `[experts, words]`: where each is.
+    pub(crate) words: Tensor,
+    /// How all of them are cut, as `PackedMatrix::cut` in codes.cuh.
+    cut: i32,
+}
+
+/// `None` where they are not on a GPU.
+pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<ExpertTable>> {
     let first = match matrices.first() {
         Some(Matrix::Rows(first)) => first,
         Some(Matrix::Packed(first)) => &first.words,
@@ -22,7 +31,7 @@ pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<Tensor>> {
     }
     let launch = Launch::of_any(PRODUCT, "weights", first)?;
     let kind = |w: &PackedMatrix| (w.n, w.width, code_kind(w.codes));
-    let mut words = Vec::new();
+    let (mut words, mut cuts) = (Vec::new(), Vec::new());
     for (i, matrix) in matrices.iter().enumerate() {
         match (matrix, &matrices[0]) {
             (Matrix::Rows(matrix), Matrix::Rows(_)) => {
@@ -30,7 +39,9 @@ pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<Tensor>> {
                 words.extend(address_words(begin as u64));
             }
             (Matrix::Packed(matrix), Matrix::Packed(first)) if kind(matrix) == kind(first) => {
-                words.extend(PackedAddresses::of(matrix, &launch)?.words());
+                let addresses = PackedAddresses::of(matrix, &launch)?;
+                words.extend(addresses.words());
+                cuts.push(addresses.cut);
             }
             _ => {
                 return Err(Error::Parameter {
@@ -42,7 +53,9 @@ pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<Tensor>> {
         }
     }
     let dims = (matrices.len(), words.len() / matrices.len());
-    Ok(Some(Tensor::from_vec(words, dims, first.device())?))
+    let words = Tensor::from_vec(words, dims, first.device())?;
+    cuts.dedup();
+    Ok(Some(ExpertTable { words, cut: if let [cut] = cuts[..] { cut } else { ANY_LAYOUT } }))
 }
 
 /// As [`crate::device::route`].
@@ -131,7 +144,7 @@ pub fn expert_product(
     let of_experts = [experts + 1];
     let args = ExpertProductArgs {
         x: launch.elements(("x", x), "[rows, k]", &[rows, k])?,
-        weights: launch.u32s(("weights", table), "[experts, words]", table.dims())?,
+        weights: launch.u32s(("weights", &table.words), "[experts, words]", table.words.dims())?,
         bias: match bias {
             Some(bias) => launch.elements(("bias", bias), "[experts, n]", &[experts, n])?,
             None => std::ptr::null_mut(),
@@ -148,10 +161,7 @@ pub fn expert_product(
         tile_rows: routing.tile_rows() as i32,
         dtype: launch.dtype_code(),
         codes,
-        cut: common_cut(weights.matrices.iter().filter_map(|matrix| match matrix {
-            Matrix::Packed(packed) => Some(packed),
-            Matrix::Rows(_) => None,
-        })),
+        cut: table.cut,
         x_stride: k as i32,
         out_stride: n as i32,
         padding: 0,

@@ -98,7 +98,7 @@ pub fn head_product(x: &Tensor, weights: &ExpertMatrices, out: &Tensor) -> Resul
     let (x_axes, out_axes) = ("[tokens, heads, at least k]", "[tokens, heads, at least n]");
     let args = ExpertProductArgs {
         x: launch.elements(("x", x), x_axes, &[tokens, heads, x_width])?,
-        weights: launch.u32s(("weights", table), "[heads, words]", table.dims())?,
+        weights: launch.u32s(("weights", &table.words), "[heads, words]", table.words.dims())?,
         bias: std::ptr::null_mut(),
         sorted: std::ptr::null_mut(),
         starts: std::ptr::null_mut(),

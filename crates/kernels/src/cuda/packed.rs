@@ -47,7 +47,10 @@ pub fn packed_product(
     let launch = Launch::new(KERNEL, "x", x)?;
     let (rows, _) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
     if !(1..=packed_max_rows(w)).contains(&rows) {
-        let expected = "1 to packed_max_rows; use a matmul for more";
+        let expected = match has_rows_kernel(w) {
+            true => "1 to 128; use a matmul for more",
+            false => "1 to 32; use a matmul for more",
+        };
         return Err(Error::Parameter { parameter: "rows", value: rows, expected });
     }
     let args = PackedProductArgs {
@@ -150,12 +153,12 @@ pub(super) struct PackedAddresses {
     width: i32,
     group: i32,
     kind: i32,
-    cut: i32,
+    pub(super) cut: i32,
 }
 const _: () = assert!(size_of::<PackedAddresses>() == 72);
 
 /// As `kAnyLayout` in codes.cuh.
-const ANY_LAYOUT: i32 = -1;
+pub(super) const ANY_LAYOUT: i32 = -1;
 
 /// Into how many parts the groups of a matrix in whole tiles cut each, as `PackedMatrix::cut` in codes.cuh.
 fn cut(w: &PackedMatrix) -> i32 {
@@ -170,13 +173,6 @@ fn cut(w: &PackedMatrix) -> i32 {
         group if group.is_multiple_of(inputs) && (group / inputs).is_power_of_two() => 0,
         _ => ANY_LAYOUT,
     }
-}
-
-/// What the [`cut`]s of several matrices have in common.
-pub(super) fn common_cut<'a>(matrices: impl IntoIterator<Item = &'a PackedMatrix>) -> i32 {
-    let mut cuts = matrices.into_iter().map(cut);
-    let first = cuts.next().unwrap_or(ANY_LAYOUT);
-    if cuts.all(|cut| cut == first) { first } else { ANY_LAYOUT }
 }
 
 impl PackedAddresses {

@@ -101,9 +101,9 @@ pub(crate) fn tile_rows(pairs: usize, experts: usize) -> usize {
 #[derive(Clone, Debug)]
 pub struct ExpertMatrices {
     pub(crate) matrices: Vec<Matrix>,
-    /// On a GPU: u32 `[experts, words]`, where each is.
+    /// On a GPU.
     #[cfg(feature = "cuda")]
-    pub(crate) table: Option<Tensor>,
+    pub(crate) table: Option<crate::cuda::ExpertTable>,
 }
 
 impl ExpertMatrices {
