@@ -5,8 +5,9 @@
 //! `tests/emulator/nvcc` makes of them what runs on a CPU.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode};
-use std::{env, fs};
+use std::process::{Command, ExitCode};
+use std::sync::Mutex;
+use std::{env, fs, iter, thread};
 
 /// Where the kernels are.
 const KERNELS: &str = "src/cuda/kernels";
@@ -96,17 +97,20 @@ impl Toolkit {
         Ok(Self { nvcc, flags })
     }
 
-    /// Starts the compilation of `job`.
-    fn start(&self, job: &Job) -> Result<Child, String> {
-        Command::new(&self.nvcc)
+    fn compile(&self, job: &Job) -> Result<(), String> {
+        let status = Command::new(&self.nvcc)
             .args(&self.flags)
             .args(&job.defines)
             .arg("-c")
             .arg(&job.source)
             .arg("-o")
             .arg(&job.object)
-            .spawn()
-            .map_err(|error| format!("cannot start {}: {error}", self.nvcc.display()))
+            .status()
+            .map_err(|error| format!("cannot start {}: {error}", self.nvcc.display()))?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(format!("nvcc could not compile {}; its messages are above", job.source.display()))
     }
 }
 
@@ -153,14 +157,7 @@ fn compile(toolkit: &Toolkit) -> Result<(), String> {
     let out = PathBuf::from(variable("OUT_DIR").ok_or("cargo sets OUT_DIR")?);
     let parallel = variable("NUM_JOBS").and_then(|jobs| jobs.parse().ok()).unwrap_or(1usize);
     let jobs = jobs(&out);
-    let mut running: Vec<(Child, &Job)> = Vec::new();
-    for job in &jobs {
-        if running.len() >= parallel.max(1) {
-            finish(running.remove(0))?;
-        }
-        running.push((toolkit.start(job)?, job));
-    }
-    running.into_iter().try_for_each(finish)?;
+    compile_all(toolkit, &jobs, parallel)?;
     archive(&out, &jobs)?;
     println!("cargo::rustc-link-search=native={}", out.display());
     println!("cargo::rustc-link-lib=static=candlepower_cuda");
@@ -169,12 +166,21 @@ fn compile(toolkit: &Toolkit) -> Result<(), String> {
     Ok(())
 }
 
-fn finish((mut child, job): (Child, &Job)) -> Result<(), String> {
-    let status = child.wait().map_err(|error| format!("waiting for nvcc: {error}"))?;
-    if status.success() {
-        return Ok(());
-    }
-    Err(format!("nvcc could not compile {}; its messages are above", job.source.display()))
+/// So many at a time, in their order, up to the first that fails.
+fn compile_all(toolkit: &Toolkit, jobs: &[Job], parallel: usize) -> Result<(), String> {
+    let left = Mutex::new(jobs.iter());
+    let next = || left.lock().ok()?.next();
+    let work = || {
+        let outcome = iter::from_fn(next).try_for_each(|job| toolkit.compile(job));
+        if outcome.is_err() {
+            iter::from_fn(next).for_each(drop);
+        }
+        outcome
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..parallel.max(1)).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("compiling does not panic"))
+    })
 }
 
 fn archive(out: &Path, jobs: &[Job]) -> Result<(), String> {

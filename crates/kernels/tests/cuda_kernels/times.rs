@@ -124,18 +124,18 @@ impl Times<'_> {
         Ok(median)
     }
 
-    /// The median of the seconds of a launch.
+    /// The median of the seconds of a launch, after one that warms up where something can be measured.
     fn seconds(&self, replays: usize, launch: impl Fn() -> Result<()>) -> Result<f64> {
+        let warm_up = usize::from(!self.small);
         let mut seconds = Vec::new();
-        for _ in 0..=replays {
+        for _ in 0..warm_up + replays {
             self.gpu.device().synchronize()?;
             let start = Instant::now();
             launch()?;
             self.gpu.device().synchronize()?;
             seconds.push(start.elapsed().as_secs_f64());
         }
-        // The first one warms up.
-        seconds.remove(0);
+        seconds.drain(..warm_up);
         seconds.sort_by(f64::total_cmp);
         Ok(seconds[replays / 2])
     }
@@ -344,7 +344,7 @@ fn rows(times: &Times<'_>) -> Result<()> {
     let (hidden, inner) = (times.size(HIDDEN), times.size(14336));
     let weight = times.noise(&[hidden])?;
     let norm = RmsNorm { weight: &weight, form: NormWeight::Plain, eps: 1e-5 };
-    for rows in [1, 64, 256] {
+    for rows in [1, 64, 256].map(|rows| times.size(rows)) {
         let [x, residual, out] = [(); 3].map(|()| times.noise(&[rows, hidden]));
         let (x, residual, out) = (x?, residual?, out?);
         let work = (2 * rows * hidden * 4, 0);
@@ -428,7 +428,7 @@ fn recurrence(times: &Times<'_>, name: &str, net: &Recurrence) -> Result<()> {
 /// Draws from the logits of Llama's vocabulary.
 fn sample(times: &Times<'_>) -> Result<()> {
     let vocab = times.size(VOCAB);
-    for draws in [1, 64, 256] {
+    for draws in [1, 64, 256].map(|draws| times.size(draws)) {
         let logits = times.noise(&[draws, vocab])?;
         let scratch = SamplingScratch::new(draws, vocab, times.gpu.device())?;
         let out = SamplingOutput::new(draws, 0, times.gpu.device())?;

@@ -39,8 +39,12 @@ unsigned char* pages(size_t bytes) {
 
 }  // namespace
 
-Block::Block(const Place** place, size_t most_shared_bytes)
-    : place_(place), most_shared_bytes_(most_shared_bytes), stacks_(pages(kMostThreads * kStackBytes)), shared_(pages(kMostSharedBytes)) {}
+Block::Block(Machine& machine)
+    : machine_(machine), stacks_(pages(kMostThreads * kStackBytes)), shared_(pages(kMostSharedBytes)) {
+  machine.shared = shared_;
+  machine.stacks_begin = reinterpret_cast<uintptr_t>(stacks_);
+  machine.stacks_end = machine.stacks_begin + kMostThreads * kStackBytes;
+}
 
 Block::~Block() {
   munmap(stacks_, kMostThreads * kStackBytes);
@@ -66,7 +70,7 @@ void Block::run_all() {
   const Extent& grid = launch_->grid;
   const uint64_t blocks = uint64_t(grid.x) * grid.y * grid.z;
   for (uint64_t i = 0; i < blocks; ++i) {
-    if (races_) *watches_ = i < kWatchedBlocks || blocks - i <= kWatchedBlocks;
+    machine_.watches_block = races_ && (i < kWatchedBlocks || blocks - i <= kWatchedBlocks);
     const uint64_t at = backwards_ ? blocks - 1 - i : i;
     run_one({uint32_t(at % grid.x), uint32_t(at / grid.x % grid.y), uint32_t(at / grid.x / grid.y)});
   }
@@ -185,9 +189,11 @@ void Block::enter() {
 
 void Block::resume(Fiber& fiber) {
   current_ = &fiber;
-  *place_ = &fiber.place;
+  machine_.place = &fiber.place;
+  *machine_.watches = machine_.watches_block;
   emulated_switch(&scheduler_stack_, fiber.stack);
-  *place_ = nullptr;
+  *machine_.watches = false;
+  machine_.place = nullptr;
 }
 
 void Block::leave() { emulated_switch(&current_->stack, scheduler_stack_); }
@@ -229,7 +235,7 @@ void* Block::variable(const void* key, size_t bytes, size_t alignment) {
     if (known.key == key) return shared_ + known.begin;
   }
   const size_t begin = (shared_used_ + alignment - 1) / alignment * alignment;
-  if (begin + bytes - launch_->shared_bytes > kSharedBytesByDefault || begin + bytes > most_shared_bytes_) {
+  if (begin + bytes - launch_->shared_bytes > kSharedBytesByDefault || begin + bytes > size_t(machine_.model.block_shared_bytes)) {
     fault("a block's variables are more than its shared memory");
   }
   variables_.push_back({key, begin});
@@ -271,13 +277,12 @@ void Block::wait_for_groups(uint32_t but) {
 
 // What comes before all blocks wait for each other was looked at in the first run.
 bool Block::is_watched(const Fiber& fiber) const {
-  return races_ && *watches_ && (!is_second_run_ || fiber.passed_grid_barrier);
+  return machine_.watches_block && (!is_second_run_ || fiber.passed_grid_barrier);
 }
 
-// Stacks are their threads' own.
 void Block::accessed(const void* at, size_t bytes, Access access, const void* code) {
+  if (!is_watched(*current_)) return;
   const auto* byte = static_cast<const unsigned char*>(at);
-  if (!is_watched(*current_) || (byte >= stacks_ && byte < stacks_ + kMostThreads * kStackBytes)) return;
   const bool is_shared = byte >= shared_ && byte < shared_ + kMostSharedBytes;
   if (access != Access::kRead && !is_shared && !current_->has_inputs) {
     fault("a kernel that may start early writes to memory before it waits for those before it");

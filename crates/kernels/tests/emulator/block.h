@@ -40,23 +40,18 @@ struct Fiber {
 
 class Block {
  public:
-  // `place` is told where the running thread is; a block has at most `most_shared_bytes`.
-  Block(const Place** place, size_t most_shared_bytes);
+  // `machine` is told where the running thread is, and of what it is to tell.
+  explicit Block(Machine& machine);
   ~Block();
   Block(const Block&) = delete;
 
-  // From now on a launch with a race ends the program. `watches` is told whether a block is watched.
-  void find_races(bool* watches) {
-    races_ = std::make_unique<Races>(shared_);
-    watches_ = watches;
-  }
+  // From now on a launch with a race ends the program.
+  void find_races() { races_ = std::make_unique<Races>(machine_.shared); }
 
   // Runs all blocks of a launch, one after the other. Where threads wait for all blocks it runs twice: at first each thread ends there,
   // then it goes on there. What comes before is done again, which is right where that writes what depends on inputs alone, to memory
   // that what comes behind does not write: it writes the same numbers as at first.
   void run(const Launch& launch);
-
-  unsigned char* shared() const { return shared_; }
 
   void barrier();
   void grid_barrier();
@@ -89,8 +84,7 @@ class Block {
   bool combine_lanes(uint32_t first, uint32_t end);
   static void enter();
 
-  const Place** place_;
-  const size_t most_shared_bytes_;
+  Machine& machine_;
   const Launch* launch_ = nullptr;
   bool is_second_run_ = false;
   // Whether a second run must be.
@@ -106,7 +100,6 @@ class Block {
   size_t shared_used_ = 0;
   // Null where nobody looks for races.
   std::unique_ptr<Races> races_;
-  bool* watches_ = nullptr;
 };
 
 }  // namespace emulated

@@ -60,6 +60,7 @@ struct Gpu final : Machine {
   void grid_barrier() override;
   void wait_for_inputs() override;
   void collective(uint32_t mask, void* operand, Combine combine) override;
+  void multiply(Element element, void* const operands[32]) override;
   void* variable(const void* key, size_t bytes, size_t alignment) override;
   unsigned char* dynamic_shared() override;
   void copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present) override;
@@ -78,14 +79,18 @@ struct Gpu final : Machine {
 
   Gpu();
   bool is_pinned(const void* memory) const;
-  bool is_allocated(const void* at, size_t bytes);
-  bool is_one(uintptr_t begin, size_t bytes) const;
+  // Bytes from `begin` to before `end`.
+  struct Range {
+    uintptr_t begin = 0, end = 0;
+  };
+  bool is_allocated(uintptr_t begin, size_t bytes);
+  Range range_of(uintptr_t at) const;
   // Whether the calling thread records a stream, and so may not wait or allocate.
   bool is_capturing() const;
 
   std::map<void*, Mapping> mappings;
-  // Pages that are known to be allocated, or nobody's, from their first byte to their last.
-  std::array<uintptr_t, 256> whole_pages{};
+  // What was found around bytes of pages, each in a place of its number's.
+  std::array<Range, 256> known_ranges{};
   std::map<const void*, size_t> allowed_shared;
 };
 

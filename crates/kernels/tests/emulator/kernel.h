@@ -24,36 +24,39 @@
 
 namespace emulated {
 
-inline Machine* find_machine() {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW);
-  auto* find = library == nullptr ? nullptr : reinterpret_cast<Machine* (*)()>(dlsym(library, kMachine));
-  return find == nullptr ? nullptr : find();
-}
+Machine* find_machine();
 
 // Null where libcuda.so.1 is another, or there is none.
 inline Machine* const machine = find_machine();
-
-inline const Place& here() { return *machine->place; }
-
-// What `threadIdx`, `blockIdx`, `blockDim` and `gridDim` become.
-inline uint3 triple(const Extent& e) { return {e.x, e.y, e.z}; }
-inline uint3 thread_index() { return triple(here().thread); }
-inline uint3 block_index() { return triple(here().block); }
-inline dim3 block_size() { return triple(here().block_dim); }
-inline dim3 grid_size() { return triple(here().grid_dim); }
-
-inline uint32_t linear_thread() {
-  const Place& at = here();
-  return (at.thread.z * at.block_dim.y + at.thread.y) * at.block_dim.x + at.thread.x;
-}
-
-inline uint32_t lane() { return linear_thread() % 32; }
 
 }  // namespace emulated
 
 #include "watch.h"
 
 namespace emulated {
+
+inline Machine* find_machine() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW);
+  auto* find = library == nullptr ? nullptr : reinterpret_cast<Machine* (*)()>(dlsym(library, kMachine));
+  Machine* found = find == nullptr ? nullptr : find();
+  if (found != nullptr) found->watches = &watching;
+  return found;
+}
+
+// What `threadIdx`, `blockIdx`, `blockDim` and `gridDim` become: the same for a thread whenever it asks.
+#define EMULATED_PLACE EMULATED_UNWATCHED __attribute__((const, noinline)) inline
+EMULATED_UNWATCHED inline uint3 triple(const Extent& e) { return {e.x, e.y, e.z}; }
+EMULATED_PLACE uint3 thread_index() { return triple(machine->place->thread); }
+EMULATED_PLACE uint3 block_index() { return triple(machine->place->block); }
+EMULATED_PLACE dim3 block_size() { return triple(machine->place->block_dim); }
+EMULATED_PLACE dim3 grid_size() { return triple(machine->place->grid_dim); }
+
+EMULATED_PLACE uint32_t linear_thread() {
+  const Place& at = *machine->place;
+  return (at.thread.z * at.block_dim.y + at.thread.y) * at.block_dim.x + at.thread.x;
+}
+
+inline uint32_t lane() { return linear_thread() % 32; }
 
 // ---- Launches --------------------------------------------------------------------------------------
 
@@ -174,7 +177,7 @@ auto& dynamic_shared() {
   return *reinterpret_cast<T(*)[kMostSharedBytes / sizeof(T)]>(machine->dynamic_shared());
 }
 
-inline void* at_shared(uint32_t address, uint32_t bytes) {
+EMULATED_UNWATCHED inline void* at_shared(uint32_t address, uint32_t bytes) {
   if (address % bytes != 0) machine->fault("an address of shared memory is not a multiple of what is accessed");
   if (address + bytes > kMostSharedBytes) machine->fault("an address is beyond shared memory");
   return machine->shared + address;
@@ -189,17 +192,20 @@ struct Shuffle {
 };
 
 template <typename T>
-T shuffle(uint32_t mask, T value, uint32_t source) {
+EMULATED_UNWATCHED void shuffle_lanes(void* const operands[32]) {
+  for (uint32_t i = 0; i < 32; ++i) {
+    auto* to = static_cast<Shuffle<T>*>(operands[i]);
+    if (to == nullptr) continue;
+    const auto* from = static_cast<const Shuffle<T>*>(operands[to->source]);
+    if (from == nullptr) machine->fault("a lane reads of one that takes no part");
+    to->result = from->value;
+  }
+}
+
+template <typename T>
+EMULATED_UNWATCHED T shuffle(uint32_t mask, T value, uint32_t source) {
   Shuffle<T> own{value, value, source};
-  machine->collective(mask, &own, [](void* const operands[32]) {
-    for (uint32_t i = 0; i < 32; ++i) {
-      auto* to = static_cast<Shuffle<T>*>(operands[i]);
-      if (to == nullptr) continue;
-      const auto* from = static_cast<const Shuffle<T>*>(operands[to->source]);
-      if (from == nullptr) machine->fault("a lane reads of one that takes no part");
-      to->result = from->value;
-    }
-  });
+  machine->collective(mask, &own, shuffle_lanes<T>);
   return own.result;
 }
 
@@ -208,17 +214,19 @@ struct Vote {
   uint32_t result;
 };
 
-inline uint32_t ballot(uint32_t mask, bool value) {
+EMULATED_UNWATCHED inline void count_votes(void* const operands[32]) {
+  uint32_t votes = 0;
+  for (uint32_t i = 0; i < 32; ++i) {
+    if (operands[i] != nullptr && static_cast<Vote*>(operands[i])->value) votes |= 1u << i;
+  }
+  for (uint32_t i = 0; i < 32; ++i) {
+    if (operands[i] != nullptr) static_cast<Vote*>(operands[i])->result = votes;
+  }
+}
+
+EMULATED_UNWATCHED inline uint32_t ballot(uint32_t mask, bool value) {
   Vote own{value, 0};
-  machine->collective(mask, &own, [](void* const operands[32]) {
-    uint32_t votes = 0;
-    for (uint32_t i = 0; i < 32; ++i) {
-      if (operands[i] != nullptr && static_cast<Vote*>(operands[i])->value) votes |= 1u << i;
-    }
-    for (uint32_t i = 0; i < 32; ++i) {
-      if (operands[i] != nullptr) static_cast<Vote*>(operands[i])->result = votes;
-    }
-  });
+  machine->collective(mask, &own, count_votes);
   return own.result;
 }
 

@@ -56,12 +56,11 @@ Gpu& Gpu::the() {
 
 Gpu::Gpu()
     : Machine(named_model(std::getenv("CANDLEPOWER_EMULATED_MODEL"))),
-      block(&place, model.block_shared_bytes),
+      block(*this),
       ordinals(setting("CANDLEPOWER_EMULATED_GPUS", 1)),
       total_bytes(setting("CANDLEPOWER_EMULATED_GIB", 2) << 30),
       is_eager(setting("CANDLEPOWER_EMULATED_EAGER", 0) != 0) {
-  shared = block.shared();
-  if (setting("CANDLEPOWER_EMULATED_RACES", 0) != 0) block.find_races(&watches);
+  if (setting("CANDLEPOWER_EMULATED_RACES", 0) != 0) block.find_races();
 }
 
 // ---- The queue -------------------------------------------------------------------------------------
@@ -110,27 +109,30 @@ void* Gpu::map(size_t bytes) {
   void* memory = static_cast<char*>(first) + whole - used;
   std::memset(memory, kUnwritten, used);
   mappings[memory] = {first, whole + kPage, bytes};
-  whole_pages = {};
+  known_ranges = {};
   return memory;
 }
 
-// Whether the bytes are one allocation's, or no allocation is near: what lies around one on its pages is nobody's.
-bool Gpu::is_allocated(const void* at, size_t bytes) {
-  const auto begin = reinterpret_cast<uintptr_t>(at);
-  const uintptr_t page = begin / kPage;
-  uintptr_t& whole = whole_pages[page % whole_pages.size()];
-  if (whole == page && begin + bytes <= (page + 1) * kPage) return true;
-  if (is_one(page * kPage, kPage)) whole = page;
-  return is_one(begin, bytes);
+// Whether the bytes are one allocation's, or on pages of none.
+bool Gpu::is_allocated(uintptr_t begin, size_t bytes) {
+  Range& known = known_ranges[begin / kPage % known_ranges.size()];
+  if (begin < known.begin || begin >= known.end) known = range_of(begin);
+  if (begin >= known.end) return false;
+  return begin + bytes <= known.end || is_allocated(known.end, begin + bytes - known.end);
 }
 
-bool Gpu::is_one(uintptr_t begin, size_t bytes) const {
+// The allocation that a byte lies in, or its page if that is none's; nothing where it lies beside one on its pages.
+Gpu::Range Gpu::range_of(uintptr_t at) const {
   const auto first_of = [](const Mapping& mapping) { return reinterpret_cast<uintptr_t>(mapping.first); };
-  const auto after = mappings.upper_bound(reinterpret_cast<void*>(begin));
-  if (after != mappings.end() && begin + bytes > first_of(after->second)) return false;
-  if (after == mappings.begin()) return true;
-  const auto& [memory, mapping] = *std::prev(after);
-  return begin + bytes <= reinterpret_cast<uintptr_t>(memory) + mapping.bytes || begin >= first_of(mapping) + mapping.mapped;
+  const auto after = mappings.upper_bound(reinterpret_cast<void*>(at));
+  if (after != mappings.end() && at >= first_of(after->second)) return {};
+  if (after != mappings.begin()) {
+    const auto& [memory, mapping] = *std::prev(after);
+    const auto begin = reinterpret_cast<uintptr_t>(memory);
+    if (at < begin + mapping.bytes) return {begin, begin + mapping.bytes};
+    if (at < first_of(mapping) + mapping.mapped) return {};
+  }
+  return {at / kPage * kPage, (at / kPage + 1) * kPage};
 }
 
 void Gpu::unmap(void* memory) {
@@ -139,7 +141,7 @@ void Gpu::unmap(void* memory) {
   block.forget(found->second.first, found->second.mapped);
   munmap(found->second.first, found->second.mapped);
   mappings.erase(found);
-  whole_pages = {};
+  known_ranges = {};
 }
 
 CUresult Gpu::allocate(CUdeviceptr* memory, size_t bytes) {
@@ -221,14 +223,14 @@ void Gpu::collective(uint32_t mask, void* operand, Combine combine) {
   block.collective(mask, operand, combine, __builtin_return_address(0));
 }
 void* Gpu::variable(const void* key, size_t bytes, size_t alignment) { return block.variable(key, bytes, alignment); }
-unsigned char* Gpu::dynamic_shared() { return block.shared(); }
+unsigned char* Gpu::dynamic_shared() { return shared; }
 void Gpu::copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present) {
   block.copy_later(to, from, bytes, present, __builtin_return_address(0));
 }
 void Gpu::end_group() { block.end_group(); }
 void Gpu::wait_for_groups(uint32_t but) { block.wait_for_groups(but); }
 void Gpu::accessed(const void* at, size_t bytes, Access access, const void* code) {
-  if (!is_allocated(at, bytes)) block.fault("a kernel reaches beyond what was allocated");
+  if (!is_allocated(reinterpret_cast<uintptr_t>(at), bytes)) block.fault("a kernel reaches beyond what was allocated");
   block.accessed(at, bytes, access, code);
 }
 void Gpu::lane_accessed(uint32_t lane, const void* at, size_t bytes, Access access) {

@@ -44,6 +44,15 @@ struct Place {
 // What all lanes of a collective operation brought, by lane; null where a lane takes no part.
 using Combine = void (*)(void* const operands[32]);
 
+// What a lane brings to a product of matrices in pairs of 16 bits, and what it adds to.
+struct Product {
+  uint32_t a[4];
+  uint32_t b[2];
+  float sum[4];
+};
+
+enum class Element : uint8_t { kBf16, kF16 };
+
 // How a thread accesses memory: an atomic function changes it.
 enum class Access : uint8_t { kRead, kWrite, kAtomic };
 
@@ -65,8 +74,11 @@ struct Machine {
   const Place* place = nullptr;
   // The block's shared memory.
   unsigned char* shared = nullptr;
-  // Whether the machine is to be told of accesses.
-  bool watches = false;
+  // Whether the running block is watched.
+  bool watches_block = false;
+  // Whether what runs is to tell of its accesses, but those of the threads' stacks: a variable of the program with the kernels.
+  bool* watches = nullptr;
+  uintptr_t stacks_begin = 0, stacks_end = 0;
 
   explicit Machine(const Model& emulated) : model(emulated) {}
 
@@ -81,6 +93,8 @@ struct Machine {
   virtual void grid_barrier() = 0;
   // Of the running thread: waits for the lanes of `mask`; the last one to come calls `combine` for all.
   virtual void collective(uint32_t mask, void* operand, Combine combine) = 0;
+  // What all lanes brought: sum += a b for a of 16 by 16 and b of 16 by 8.
+  virtual void multiply(Element element, void* const operands[32]) = 0;
   // Of the running thread: waits for the kernels before.
   virtual void wait_for_inputs() = 0;
   // The block's variable `key`.

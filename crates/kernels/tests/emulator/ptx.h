@@ -45,7 +45,7 @@ struct Rows {
 // What all lanes have of four matrices of 8 by 8 elements of 16 bits: lane `l` names row `l % 8` of matrix `l / 8`, and
 // has two elements of each matrix, of its row `l / 4`, or transposed of its column.
 template <bool kTransposed, bool kStore>
-void move_matrices(void* const operands[32]) {
+EMULATED_UNWATCHED void move_matrices(void* const operands[32]) {
   for (uint32_t lane = 0; lane < 32; ++lane) {
     auto* own = static_cast<Rows*>(operands[lane]);
     if (own == nullptr) machine->fault("a lane takes no part in moving matrices");
@@ -57,7 +57,7 @@ void move_matrices(void* const operands[32]) {
         const uint32_t column = kTransposed ? lane / 4 : lane % 4 * 2 + i;
         const uint32_t address = static_cast<Rows*>(operands[matrix * 8 + row])->row;
         auto* in_memory = static_cast<uint16_t*>(at_shared(address, 16)) + column;
-        machine->lane_accessed(lane, in_memory, sizeof *in_memory, kStore ? Access::kWrite : Access::kRead);
+        if (machine->watches_block) machine->lane_accessed(lane, in_memory, sizeof *in_memory, kStore ? Access::kWrite : Access::kRead);
         if constexpr (kStore) {
           *in_memory = elements[i];
         } else {
@@ -93,47 +93,16 @@ inline void stmatrix_sync_aligned_m8n8_x4_shared_b16(uint32_t row, uint32_t a, u
   sync_warp(0xffffffffu);
 }
 
-struct Product {
-  uint32_t a[4];
-  uint32_t b[2];
-  float sum[4];
-};
-
-template <typename T>
-float element(uint32_t word, uint32_t index) {
-  T pair[2];
-  std::memcpy(pair, &word, 4);
-  return static_cast<float>(pair[index]);
+template <Element kElement>
+EMULATED_UNWATCHED void multiply(void* const operands[32]) {
+  machine->multiply(kElement, operands);
 }
 
-// sum += a b for a of 16 by 16 and b of 16 by 8. How tensor cores round sums of 16 products is not said; here it is once.
-template <typename T>
-void multiply(void* const operands[32]) {
-  static float a[16][16], b[16][8];
-  for (uint32_t lane = 0; lane < 32; ++lane) {
-    const auto* own = static_cast<const Product*>(operands[lane]);
-    if (own == nullptr) machine->fault("a lane takes no part in a product of matrices");
-    for (uint32_t i = 0; i < 8; ++i) {
-      a[lane / 4 + i / 2 % 2 * 8][lane % 4 * 2 + i % 2 + i / 4 * 8] = element<T>(own->a[i / 2], i % 2);
-      if (i < 4) b[lane % 4 * 2 + i % 2 + i / 2 * 8][lane / 4] = element<T>(own->b[i / 2], i % 2);
-    }
-  }
-  for (uint32_t lane = 0; lane < 32; ++lane) {
-    auto* own = static_cast<Product*>(operands[lane]);
-    for (uint32_t i = 0; i < 4; ++i) {
-      const float* row = a[lane / 4 + i / 2 * 8];
-      double sum = own->sum[i];
-      for (uint32_t k = 0; k < 16; ++k) sum += static_cast<double>(row[k]) * b[k][lane % 4 * 2 + i % 2];
-      own->sum[i] = static_cast<float>(sum);
-    }
-  }
-}
-
-template <typename T, typename D0, typename D1, typename D2, typename D3>
+template <Element kElement, typename D0, typename D1, typename D2, typename D3>
 void multiply_add(D0&& d0, D1&& d1, D2&& d2, D3&& d3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                   uint32_t b1, float c0, float c1, float c2, float c3) {
   Product own{{a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3}};
-  machine->collective(0xffffffffu, &own, multiply<T>);
+  machine->collective(0xffffffffu, &own, multiply<kElement>);
   set(std::forward<D0>(d0), own.sum[0]);
   set(std::forward<D1>(d1), own.sum[1]);
   set(std::forward<D2>(d2), own.sum[2]);
@@ -141,11 +110,11 @@ void multiply_add(D0&& d0, D1&& d1, D2&& d2, D3&& d3, uint32_t a0, uint32_t a1, 
 }
 template <typename... Operands>
 void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(Operands&&... operands) {
-  multiply_add<__nv_bfloat16>(std::forward<Operands>(operands)...);
+  multiply_add<Element::kBf16>(std::forward<Operands>(operands)...);
 }
 template <typename... Operands>
 void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(Operands&&... operands) {
-  multiply_add<__half>(std::forward<Operands>(operands)...);
+  multiply_add<Element::kF16>(std::forward<Operands>(operands)...);
 }
 
 // ---- Numbers ---------------------------------------------------------------------------------------

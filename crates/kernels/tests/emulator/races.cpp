@@ -81,19 +81,19 @@ void Races::sync_warp(uint32_t first, uint32_t mask) {
 }
 
 Races::Page& Races::page(uintptr_t number) {
-  if (last_page_ == nullptr || number != last_number_) {
+  Known& known = known_[number % known_.size()];
+  if (known.page == nullptr || known.number != number) {
     auto& found = pages_[number];
     if (found == nullptr) found = std::make_unique<Page>();
-    last_number_ = number;
-    last_page_ = found.get();
+    known = {number, found.get()};
   }
-  return *last_page_;
+  return *known.page;
 }
 
 void Races::forget(const void* begin, size_t bytes) {
   const auto first = reinterpret_cast<uintptr_t>(begin) / kPage;
   for (uintptr_t i = 0; i < bytes / kPage; ++i) pages_.erase(first + i);
-  last_page_ = nullptr;
+  known_ = {};
 }
 
 // Whether what was done with these bytes before, if they are the same, is known to come before what is done now.

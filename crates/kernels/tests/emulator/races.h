@@ -4,6 +4,7 @@
 // race. What is remembered is the last accesses of each four bytes; an access is told by watch.h.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -96,8 +97,12 @@ class Races {
   uint32_t met_ = 0;
   std::vector<Lane> lanes_;
   std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
-  uintptr_t last_number_ = 0;
-  Page* last_page_ = nullptr;
+  // Some that were asked for, each in a place of its number's.
+  struct Known {
+    uintptr_t number = 0;
+    Page* page = nullptr;
+  };
+  std::array<Known, 256> known_{};
   std::vector<Rewrite> rewrites_;
   std::set<std::pair<int32_t, int32_t>> reported_;
   bool found_ = false;

@@ -6,8 +6,16 @@
 
 namespace emulated {
 
+// What every access looks at.
+__attribute__((visibility("hidden"))) inline bool watching = false;
+
+EMULATED_UNWATCHED __attribute__((noinline)) inline void tell_machine(const void* at, size_t bytes, Access access, const void* code) {
+  const auto begin = reinterpret_cast<uintptr_t>(at);
+  if (begin < machine->stacks_begin || begin >= machine->stacks_end) machine->accessed(at, bytes, access, code);
+}
+
 EMULATED_UNWATCHED inline void tell(const void* at, size_t bytes, Access access, const void* code) {
-  if (machine != nullptr && machine->watches && machine->place != nullptr) machine->accessed(at, bytes, access, code);
+  if (__builtin_expect(watching, false)) tell_machine(at, bytes, access, code);
 }
 
 }  // namespace emulated
