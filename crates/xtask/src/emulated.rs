@@ -96,14 +96,12 @@ fn build(shell: &Shell) -> Result<String> {
     let script = shell.root().join(EMULATOR).join("build.sh");
     let mut libcuda = shell.command(script);
     run(&mut with_toolkit(shell, libcuda.arg(libraries(shell))))?;
-    // The binary beside the tests, so that no processor waits; and those within libraries, for which cargo has no such word.
-    run(&mut cargo(shell, "build", &format!("{PROGRAMS} --bin candlepower")))?;
-    run(&mut cargo(shell, "test", &format!("--no-run --lib {PROGRAMS}")))?;
+    run(&mut cargo(shell, "build", "--test main --bin candlepower"))?;
+    run(&mut cargo(shell, "test", TARGETS))?;
     Ok(String::new())
 }
 
-/// The tests that are programs of their own.
-const PROGRAMS: &str = "--test cuda_kernels --test all --test main";
+const TARGETS: &str = "--no-run --lib --test cuda_kernels --test all --test main";
 
 /// Cargo with the stand-in for nvcc, for our kernels alone: what it builds computes on the emulated GPU only.
 fn cargo(shell: &Shell, command: &str, arguments: &str) -> Command {
@@ -116,7 +114,7 @@ fn cargo(shell: &Shell, command: &str, arguments: &str) -> Command {
 /// All at once: none of them has work for more than one processor. Cargo does not start them: for one target alone it would build
 /// dependencies again, with the features that this target asks for.
 fn test(shell: &Shell) -> Result<String> {
-    let messages = format!("--no-run --lib {PROGRAMS} --message-format json-render-diagnostics");
+    let messages = format!("{TARGETS} --message-format json-render-diagnostics");
     let mut cargo = cargo(shell, "test", &messages);
     let built = output(cargo.stderr(Stdio::inherit()))?;
     let outcomes = std::thread::scope(|scope| {
