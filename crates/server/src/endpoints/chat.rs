@@ -10,19 +10,19 @@ use candlepower_engine::TokenLogprobs;
 use candlepower_tokenizer::Tokenizer;
 use uuid::Uuid;
 
-use crate::answer::{Answer, AnswerFormat};
-use crate::api_error::{ApiError, ApiResult};
 use crate::config::ServeConfig;
-use crate::conversation::Conversation;
-use crate::generate::{UsageCounter, check_queue, limits, submit};
-use crate::incoming::Incoming;
-use crate::logprobs::{chat_logprobs, prompt_logprobs};
-use crate::params::{Generation, Limits, num_logprobs};
-use crate::prompt::{ChatPrompt, check_prompt, unix_seconds};
-use crate::sse::{self, ChunkFormat};
-use crate::state::LoadedModel;
-use crate::stream::{Delta, FinishedChoice, finish_all};
-use crate::text::Finish;
+use crate::generation::chat_output::{Answer, AnswerFormat};
+use crate::generation::conversation::Conversation;
+use crate::generation::detokenize::Finish;
+use crate::generation::logprobs::{chat_logprobs, prompt_logprobs};
+use crate::generation::params::{Generation, Limits, num_logprobs};
+use crate::generation::prompt::{ChatPrompt, check_prompt, unix_seconds};
+use crate::generation::request::Incoming;
+use crate::generation::sse::{self, ChunkFormat};
+use crate::generation::stream::{Delta, FinishedChoice, finish_all};
+use crate::generation::submit::{UsageCounter, check_queue, limits, submit};
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::LoadedModel;
 
 /// Continues a conversation.
 #[utoipa::path(

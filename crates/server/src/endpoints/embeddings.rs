@@ -10,11 +10,11 @@ use candlepower_api::{
 use candlepower_engine::{EncoderInput, EngineHealth};
 use uuid::Uuid;
 
-use crate::api_error::{ApiError, ApiResult};
 use crate::config::ServeConfig;
-use crate::incoming::Incoming;
-use crate::prompt::{check_text_length, unix_seconds};
-use crate::served::PoolingModel;
+use crate::generation::prompt::{check_text_length, unix_seconds};
+use crate::generation::request::Incoming;
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::PoolingModel;
 
 /// Gives texts vectors.
 #[utoipa::path(

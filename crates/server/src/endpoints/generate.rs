@@ -12,18 +12,18 @@ use candlepower_engine::TokenLogprobs;
 use candlepower_tokenizer::Tokenizer;
 use uuid::Uuid;
 
-use crate::api_error::{ApiError, ApiResult};
 use crate::config::{Framework, ServeConfig};
-use crate::constraint;
-use crate::generate::{UsageCounter, check_queue, limits, submit};
-use crate::incoming::Incoming;
-use crate::logprobs::chat_logprobs;
-use crate::params::{Generation, num_logprobs};
-use crate::prompt::{check_prompt, encode, unix_seconds};
-use crate::sessions::Turn;
-use crate::sse::{self, ChunkFormat};
-use crate::state::LoadedModel;
-use crate::stream::{Delta, FinishedChoice, finish_all};
+use crate::generation::constraint;
+use crate::generation::logprobs::chat_logprobs;
+use crate::generation::params::{Generation, num_logprobs};
+use crate::generation::prompt::{check_prompt, encode, unix_seconds};
+use crate::generation::request::Incoming;
+use crate::generation::sse::{self, ChunkFormat};
+use crate::generation::stream::{Delta, FinishedChoice, finish_all};
+use crate::generation::submit::{UsageCounter, check_queue, limits, submit};
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::LoadedModel;
+use crate::model::sessions::Turn;
 
 /// Generates in branches, selects, and goes on in sessions. Only with `--framework prism`.
 #[utoipa::path(

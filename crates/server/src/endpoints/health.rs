@@ -7,7 +7,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{HealthResponse, VersionResponse};
 
-use crate::state::AppState;
+use crate::model::state::AppState;
 
 /// Says whether requests can be answered.
 #[utoipa::path(

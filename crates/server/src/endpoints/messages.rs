@@ -9,20 +9,20 @@ use candlepower_engine::TokenLogprobs;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use crate::answer::AnswerFormat;
-use crate::api_error::{ApiError, ApiResult};
-use crate::blocks::{Block, BlockEvent, Blocks};
 use crate::config::ServeConfig;
-use crate::conversation::Conversation;
-use crate::generate::{UsageCounter, check_queue, limits, submit};
-use crate::incoming::Incoming;
-use crate::params::{Generation, StreamShape};
-use crate::prompt::{ChatPrompt, check_prompt};
-use crate::sse::{self, ChunkFormat, named_event};
-use crate::state::LoadedModel;
-use crate::stream::{Delta, finish_all};
-use crate::text::Finish;
-use crate::tools::ToolUse;
+use crate::generation::chat_output::AnswerFormat;
+use crate::generation::content_blocks::{Block, BlockEvent, Blocks};
+use crate::generation::conversation::Conversation;
+use crate::generation::detokenize::Finish;
+use crate::generation::params::{Generation, StreamShape};
+use crate::generation::prompt::{ChatPrompt, check_prompt};
+use crate::generation::request::Incoming;
+use crate::generation::sse::{self, ChunkFormat, named_event};
+use crate::generation::stream::{Delta, finish_all};
+use crate::generation::submit::{UsageCounter, check_queue, limits, submit};
+use crate::generation::tools::ToolUse;
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::LoadedModel;
 
 /// Continues a conversation.
 #[utoipa::path(

@@ -5,8 +5,8 @@ use axum::extract::rejection::PathRejection;
 use axum::{Extension, Json};
 use candlepower_api::{ErrorResponse, Model, ModelList};
 
-use crate::api_error::{ApiError, ApiResult};
-use crate::served::{ModelCard, Served};
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::{ModelCard, Served};
 
 /// Lists the names under which the model can be asked for.
 #[utoipa::path(get, path = "/v1/models", tag = "Models", responses((status = 200, description = "The names", body = ModelList)))]

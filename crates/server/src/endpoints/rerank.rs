@@ -8,12 +8,12 @@ use candlepower_api::{
 use candlepower_engine::EncoderInput;
 use uuid::Uuid;
 
-use crate::api_error::{ApiError, ApiResult};
 use crate::config::ServeConfig;
-use crate::embeddings::{check_queue, compute, encode, truncation, usage};
-use crate::incoming::Incoming;
-use crate::prompt::unix_seconds;
-use crate::served::PoolingModel;
+use crate::endpoints::embeddings::{check_queue, compute, encode, truncation, usage};
+use crate::generation::prompt::unix_seconds;
+use crate::generation::request::Incoming;
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::PoolingModel;
 
 /// Sorts documents by how well they answer a query.
 #[utoipa::path(

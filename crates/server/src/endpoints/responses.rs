@@ -1,7 +1,6 @@
 //! POST /v1/responses: conversations whose earlier turns the server may hold; GET and DELETE of what it holds.
 
 mod object;
-mod store;
 mod stream;
 
 use std::sync::Arc;
@@ -14,23 +13,21 @@ use candlepower_api::{ChatMessage, ErrorResponse, FinishReason, ResponsesRequest
 use candlepower_tokenizer::AddSpecialTokens;
 use serde_json::{Value, json};
 
-use crate::answer::AnswerFormat;
-use crate::api_error::{ApiError, ApiResult};
-use crate::blocks::{self, Block, Blocks};
 use crate::config::ServeConfig;
-use crate::conversation::Conversation;
-use crate::generate::{UsageCounter, check_queue, limits, submit};
-use crate::incoming::Incoming;
-use crate::params::{Generation, StreamShape};
-use crate::prompt::{ChatPrompt, check_prompt};
-use crate::served::Generating;
-use crate::sse;
-use crate::state::LoadedModel;
-use crate::stream::finish_all;
+use crate::generation::chat_output::AnswerFormat;
+use crate::generation::content_blocks::{Block, Blocks, turn};
+use crate::generation::conversation::Conversation;
+use crate::generation::params::{Generation, StreamShape};
+use crate::generation::prompt::{ChatPrompt, check_prompt};
+use crate::generation::request::Incoming;
+use crate::generation::sse;
+use crate::generation::stream::finish_all;
+use crate::generation::submit::{UsageCounter, check_queue, limits, submit};
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::{Generating, LoadedModel};
+use crate::model::stored_responses::{StoredResponse, with_known_prefix};
 
 use object::ResponseObject;
-pub(crate) use store::Responses;
-use store::{Stored, with_known_beginning};
 use stream::ResponseStream;
 
 /// Answers the next turn of a conversation.
@@ -172,7 +169,7 @@ impl Prepared {
             .prepare(model, &mut generation)
             .map_err(|error| error.about("messages", "input"))?;
         let known = previous.as_ref().map_or(&[][..], |stored| &stored.token_ids);
-        let prompt = with_known_beginning(&model.tokenizer, known, prompt);
+        let prompt = with_known_prefix(&model.tokenizer, known, prompt);
         check_prompt(model, "input", &prompt, false)?;
         let object = ResponseObject::new(request, &generation_fields);
         Ok(Self { generation, prompt, answers, object, messages })
@@ -200,12 +197,12 @@ impl Turn {
         let num_thought = self.num_thought(blocks.list());
         let object = self.object.finished(blocks, reason, usage, num_thought);
         if self.object.store {
-            self.messages.push(blocks::turn(blocks.list()));
+            self.messages.push(turn(blocks.list()));
             let eos_token_ids = &self.model.engine.info().eos_token_ids;
             // What ends a turn is the template's to write.
             let output = output_ids.iter().filter(|id| !eos_token_ids.contains(id));
             self.token_ids.extend(output);
-            let stored = Stored::new(self.messages, self.token_ids, &object);
+            let stored = StoredResponse::new(self.messages, self.token_ids, &object);
             self.model.responses.insert(self.object.id.clone(), stored);
         }
         object

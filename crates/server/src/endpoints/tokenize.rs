@@ -7,12 +7,12 @@ use candlepower_api::{
 };
 use candlepower_tokenizer::{AddSpecialTokens, SkipSpecialTokens};
 
-use crate::api_error::{ApiError, ApiResult};
 use crate::config::ServeConfig;
-use crate::incoming::Incoming;
-use crate::prompt::ChatPrompt;
-use crate::served::Served;
-use crate::tools::ToolUse;
+use crate::generation::prompt::ChatPrompt;
+use crate::generation::request::Incoming;
+use crate::generation::tools::ToolUse;
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::Served;
 
 /// Splits a text or a conversation into tokens.
 #[utoipa::path(

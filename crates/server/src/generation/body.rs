@@ -8,7 +8,7 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue};
 use futures::StreamExt;
 
-use crate::api_error::{ApiError, ApiResult};
+use crate::model::api_error::{ApiError, ApiResult};
 
 /// Most bytes of a body.
 pub(crate) const MAX_BODY_BYTES: usize = 32 << 20;

@@ -3,8 +3,8 @@
 use candlepower_api::{ConstraintKind, OutputConstraint};
 use candlepower_grammar::{Constraint, Error, Grammar, GrammarCompiler};
 
-use crate::api_error::{ApiError, ApiResult};
-use crate::state::LoadedModel;
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::LoadedModel;
 
 /// The grammar of a request, if it asks for one.
 ///

@@ -2,7 +2,7 @@
 
 use candlepower_api::{ChatMessage, Content, FinishReason, PastToolCall, Role};
 
-use crate::answer::{Answer, AnswerPart};
+use crate::generation::chat_output::{Answer, AnswerPart};
 
 /// A part of an answer that is of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,7 +160,7 @@ mod tests {
     use candlepower_dialect::{Callable, Dialect, ReasoningFormat, Thinking, ToolFormat};
 
     use super::*;
-    use crate::answer::AnswerFormat;
+    use crate::generation::chat_output::AnswerFormat;
 
     fn blocks() -> Blocks {
         let dialect =

@@ -6,12 +6,12 @@ use candlepower_api::{OutputConstraint, ToolOptions};
 use candlepower_dialect::Thinking;
 use candlepower_tokenizer::Prompt;
 
-use crate::answer::AnswerFormat;
-use crate::api_error::ApiResult;
-use crate::params::Generation;
-use crate::prompt::ChatPrompt;
-use crate::state::LoadedModel;
-use crate::tools::ToolUse;
+use crate::generation::chat_output::AnswerFormat;
+use crate::generation::params::Generation;
+use crate::generation::prompt::ChatPrompt;
+use crate::generation::tools::ToolUse;
+use crate::model::api_error::ApiResult;
+use crate::model::served_model::LoadedModel;
 
 /// What a request says of a conversation and of the answer to it.
 pub(crate) struct Conversation<'a> {

@@ -8,7 +8,7 @@ use candlepower_tokenizer::{
     Detokenizer, Result, SkipSpecialTokens, StopMatcher, StopStringInOutput, Tokenizer,
 };
 
-use crate::params::TextOptions;
+use crate::generation::params::TextOptions;
 
 /// Turns the generated tokens of one choice into pieces of text, and finds its end.
 pub(crate) struct TextAssembler {
@@ -128,7 +128,7 @@ impl TextAssembler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo;
+    use crate::lifecycle::demo;
 
     /// What comes out when `text` is generated token by token, and how it ends.
     fn generate(text: &str, options: TextOptions) -> (String, Option<Finish>) {

@@ -146,7 +146,7 @@ pub(crate) fn prompt_logprobs(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo;
+    use crate::lifecycle::demo;
 
     fn token(token_id: u32, logprob: f32, top: &[(u32, f32)]) -> TokenLogprobs {
         TokenLogprobs { token_id, logprob, top: top.to_vec() }

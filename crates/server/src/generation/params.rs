@@ -7,8 +7,8 @@ use candlepower_checkpoint::SamplingDefaults;
 use candlepower_engine::SamplingParams;
 use candlepower_grammar::Grammar;
 
-use crate::api_error::{ApiError, ApiResult};
 use crate::config::DefaultMaxTokens;
+use crate::model::api_error::{ApiError, ApiResult};
 
 /// Most choices of one request.
 const MAX_N: i64 = 128;

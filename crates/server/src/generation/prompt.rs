@@ -7,9 +7,8 @@ use candlepower_dialect::{NoContent, PastCalls};
 use candlepower_tokenizer::{AddSpecialTokens, LocalTime, Prompt, PromptEnd, RenderInput};
 use serde_json::{Map, Value};
 
-use crate::api_error::{ApiError, ApiResult};
-use crate::served::ModelCard;
-use crate::state::LoadedModel;
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::{LoadedModel, ModelCard};
 
 /// How a conversation becomes a prompt.
 pub(crate) struct ChatPrompt<'a> {

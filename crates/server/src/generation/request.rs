@@ -6,12 +6,12 @@ use std::time::Instant;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 
-use crate::api_error::{ApiError, ApiResult};
-use crate::body::JsonBytes;
 use crate::config::ServeConfig;
-use crate::constraint;
-use crate::served::{Asked, served};
-use crate::state::{AppState, LoadedModel};
+use crate::generation::body::JsonBytes;
+use crate::generation::constraint;
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::{Asked, LoadedModel, served};
+use crate::model::state::AppState;
 
 /// Bodies up to this size are prepared where they arrive; longer ones would hold up other requests there.
 const SHORT_BODY_BYTES: usize = 8 << 10;

@@ -12,10 +12,10 @@ use candlepower_engine::TokenLogprobs;
 use futures::stream::{self, BoxStream, SelectAll, StreamExt};
 use serde::Serialize;
 
-use crate::api_error::{ApiError, ApiResult};
-use crate::generate::UsageCounter;
-use crate::params::StreamShape;
-use crate::stream::{Choice, ChoiceEvent, Delta};
+use crate::generation::params::StreamShape;
+use crate::generation::stream::{Choice, ChoiceEvent, Delta};
+use crate::generation::submit::UsageCounter;
+use crate::model::api_error::{ApiError, ApiResult};
 
 /// What differs between the chunks of the endpoints.
 pub(crate) trait ChunkFormat: Send + 'static {

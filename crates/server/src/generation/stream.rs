@@ -8,9 +8,9 @@ use futures::future::{Either, join_all, select};
 use futures::stream::{self, BoxStream, StreamExt};
 use tokio::sync::watch;
 
-use crate::api_error::{ApiError, ApiResult};
-use crate::metrics::Metrics;
-use crate::text::{Finish, TextAssembler};
+use crate::generation::detokenize::{Finish, TextAssembler};
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::metrics::Metrics;
 
 /// One choice that is being generated. Dropping it cancels it.
 pub(crate) struct Choice {

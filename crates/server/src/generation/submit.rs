@@ -3,13 +3,13 @@
 use candlepower_api::Usage;
 use candlepower_engine::Request;
 
-use crate::api_error::{ApiError, ApiResult};
 use crate::config::ServeConfig;
-use crate::incoming::Incoming;
-use crate::params::{Generation, Limits};
-use crate::state::LoadedModel;
-use crate::stream::{Choice, TokenClock};
-use crate::text::TextAssembler;
+use crate::generation::detokenize::TextAssembler;
+use crate::generation::params::{Generation, Limits};
+use crate::generation::request::Incoming;
+use crate::generation::stream::{Choice, TokenClock};
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::LoadedModel;
 
 /// The limits of a request to this model and this server.
 pub(crate) fn limits<'a>(

@@ -7,9 +7,9 @@ use candlepower_dialect::{AnswerShape, Callable, Calls, Dialect, Error, Function
 use candlepower_grammar::{Constraint, Grammar};
 use serde_json::Value;
 
-use crate::api_error::{ApiError, ApiResult};
-use crate::constraint;
-use crate::state::LoadedModel;
+use crate::generation::constraint;
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::LoadedModel;
 
 /// What a request says of functions, checked against the model.
 pub(crate) struct ToolUse<'a> {

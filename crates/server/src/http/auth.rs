@@ -7,8 +7,8 @@ use axum::http::header::AUTHORIZATION;
 use axum::middleware::Next;
 use axum::response::Response;
 
-use crate::api_error::{ApiError, ApiResult};
-use crate::state::AppState;
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::state::AppState;
 
 /// Paths that probes and scrapers ask: no key is needed, and they answer in every phase.
 pub(crate) const OPEN_PATHS: [&str; 3] = ["/health", "/version", "/metrics"];

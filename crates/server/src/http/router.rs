@@ -13,14 +13,14 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, Any as AnyOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::api_error::{ApiError, ApiResult};
-use crate::auth::{OPEN_PATHS, authenticate};
-use crate::openapi::{self, Rendered};
-use crate::state::AppState;
-use crate::track::track;
-use crate::{
-    chat, completions, embeddings, health, messages, models, prism, rerank, responses, tokenize,
+use crate::endpoints::openapi::{self, Rendered};
+use crate::endpoints::{
+    chat, completions, embeddings, generate, health, messages, models, rerank, responses, tokenize,
 };
+use crate::http::auth::{OPEN_PATHS, authenticate};
+use crate::http::track::track;
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::state::AppState;
 
 /// The whole application.
 pub(crate) fn router(state: AppState) -> Router {
@@ -31,7 +31,7 @@ pub(crate) fn router(state: AppState) -> Router {
         .routes(routes!(responses::retrieve_response, responses::delete_response))
         .routes(routes!(messages::create_message))
         .routes(routes!(messages::count_tokens))
-        .routes(routes!(prism::generate))
+        .routes(routes!(generate::generate))
         .routes(routes!(embeddings::embeddings))
         .routes(routes!(rerank::rerank))
         .routes(routes!(rerank::score))

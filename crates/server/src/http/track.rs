@@ -12,7 +12,7 @@ use axum::response::Response;
 use http_body::{Frame, SizeHint};
 use uuid::Uuid;
 
-use crate::state::{ActiveRequest, AppState};
+use crate::model::state::{ActiveRequest, AppState};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id of a client's that is echoed.

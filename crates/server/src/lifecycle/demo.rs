@@ -5,7 +5,7 @@ use candlepower_checkpoint::CheckpointFiles;
 /// A file of the folder `demo/` as a pair of its name and its contents.
 macro_rules! file {
     ($name:literal) => {
-        ($name, include_bytes!(concat!("../demo/", $name)))
+        ($name, include_bytes!(concat!("../../demo/", $name)))
     };
 }
 

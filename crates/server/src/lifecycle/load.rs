@@ -19,13 +19,14 @@ use crate::config::{
     DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat, Pooling as PoolingSetting,
     ReasoningParser, ServeConfig, ToolCallParser,
 };
-use crate::error::{Error, Result};
-use crate::prompt::unix_seconds;
-use crate::pull::LocalModel;
-use crate::responses::Responses;
-use crate::served::{ModelCard, PoolingModel, Served};
-use crate::sessions::Sessions;
-use crate::state::{AppState, LoadedModel};
+use crate::generation::prompt::unix_seconds;
+use crate::lifecycle::error::{Error, Result};
+use crate::lifecycle::preflight::gives_vectors;
+use crate::lifecycle::pull::LocalModel;
+use crate::model::served_model::{LoadedModel, ModelCard, PoolingModel, Served};
+use crate::model::sessions::Sessions;
+use crate::model::state::AppState;
+use crate::model::stored_responses::StoredResponses;
 
 /// A step that takes longer makes /health report the engine as stuck. The longest honest step is a full token budget of
 /// a large model on a small CPU.
@@ -93,11 +94,6 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
     }
 }
 
-/// Whether a decoder is served for its vectors: where the settings name a pooling, or sentence-transformers' files do.
-pub(crate) fn gives_vectors(config: &ServeConfig, checkpoint: &Checkpoint) -> bool {
-    config.pooling.is_some() || checkpoint.sentence().pooling.is_some()
-}
-
 /// A model that gives vectors or scores.
 fn pooling(
     source: PoolingSource<'_>,
@@ -135,7 +131,7 @@ fn generating(
         dialect,
         sampling_defaults: sampling_defaults(config, checkpoint),
         sessions,
-        responses: Responses::default(),
+        responses: StoredResponses::default(),
         grammar_compiler: OnceLock::new(),
     })
 }

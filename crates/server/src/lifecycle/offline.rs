@@ -4,15 +4,15 @@ use candlepower_checkpoint::{Description, ModelSpec};
 use candlepower_engine::{EngineHandle, EngineMetrics};
 
 use crate::config::ServeConfig;
-use crate::error::{Error, Result};
-use crate::load::chosen_device;
-use crate::logging::Terminal;
-use crate::metrics::Metrics;
-use crate::pull::pull;
-use crate::served::Served;
-use crate::source::ModelSource;
-use crate::startup::load_in_thread;
-use crate::state::AppState;
+use crate::lifecycle::error::{Error, Result};
+use crate::lifecycle::load::chosen_device;
+use crate::lifecycle::logging::Terminal;
+use crate::lifecycle::pull::pull;
+use crate::lifecycle::source::ModelSource;
+use crate::lifecycle::startup::load_in_thread;
+use crate::model::metrics::Metrics;
+use crate::model::served_model::Served;
+use crate::model::state::AppState;
 
 /// An engine, and what its model is.
 #[derive(Debug)]

@@ -9,8 +9,7 @@ use candlepower_engine::{Device, check_gpus, free_bytes};
 use crate::config::{
     DeviceKind as DeviceSetting, Dtype as DtypeSetting, LoadFormat, QuantizeOnLoad, ServeConfig,
 };
-use crate::error::{Error, Result};
-use crate::load::gives_vectors;
+use crate::lifecycle::error::{Error, Result};
 
 /// Checks a model's configuration against the settings and the device it is to run on.
 ///
@@ -28,6 +27,11 @@ pub(crate) fn check(
         Description::Decoder(checkpoint) => check_decoder(config, checkpoint, device),
         Description::Encoder(checkpoint) => check_encoder(config, checkpoint),
     }
+}
+
+/// Whether a decoder is served for its vectors: where the settings name a pooling, or sentence-transformers' files do.
+pub(crate) fn gives_vectors(config: &ServeConfig, checkpoint: &Checkpoint) -> bool {
+    config.pooling.is_some() || checkpoint.sentence().pooling.is_some()
 }
 
 fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device) -> Result<()> {

@@ -12,11 +12,11 @@ use candlepower_hub::{DownloadProgress, HubModel, ModelName};
 use candlepower_tokenizer::{ChatTemplate, Tokenizer};
 
 use crate::config::{LoadFormat, ServeConfig};
-use crate::error::{Error, Result};
-use crate::logging::Terminal;
-use crate::preflight;
-use crate::source::{ModelSource, Place, hub};
-use crate::state::AppState;
+use crate::lifecycle::error::{Error, Result};
+use crate::lifecycle::logging::Terminal;
+use crate::lifecycle::preflight;
+use crate::lifecycle::source::{ModelSource, Place, hub};
+use crate::model::state::AppState;
 
 /// The revision of a tokenizer that comes from another repository than the model.
 const TOKENIZER_REVISION: &str = "main";

@@ -6,8 +6,8 @@ use candlepower_checkpoint::CheckpointFiles;
 use candlepower_hub::{Hub, HubConfig, HubSettings, ModelName};
 
 use crate::config::ServeConfig;
-use crate::demo;
-use crate::error::{Error, Result};
+use crate::lifecycle::demo;
+use crate::lifecycle::error::{Error, Result};
 
 /// A model by its name: the demo, a folder, a GGUF file, or an id on the hub.
 #[derive(Clone, Debug)]

@@ -11,18 +11,18 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::config::{ByteSize, Effective, ServeConfig, Source};
-use crate::error::{Error, Result};
-use crate::health::VERSION;
-use crate::listen;
-use crate::load::{chosen_device, load};
-use crate::logging::Terminal;
-use crate::metrics::Metrics;
-use crate::pull::{LocalModel, pull};
-use crate::router::router;
-use crate::served::{PoolingModel, Served};
-use crate::signals::StopSignals;
-use crate::source::ModelSource;
-use crate::state::{AppState, LoadedModel};
+use crate::endpoints::health::VERSION;
+use crate::http::listen;
+use crate::http::router::router;
+use crate::lifecycle::error::{Error, Result};
+use crate::lifecycle::load::{chosen_device, load};
+use crate::lifecycle::logging::Terminal;
+use crate::lifecycle::pull::{LocalModel, pull};
+use crate::lifecycle::signals::StopSignals;
+use crate::lifecycle::source::ModelSource;
+use crate::model::metrics::Metrics;
+use crate::model::served_model::{LoadedModel, PoolingModel, Served};
+use crate::model::state::AppState;
 
 /// How long /health says why loading failed, or the engine ended, before the process ends.
 const FAILURE_SHOWN: Duration = Duration::from_secs(2);

@@ -1,17 +1,20 @@
 //! What the server serves: a model that generates text, or one that gives vectors or scores.
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::extract::FromRequestParts;
 use axum::http::Extensions;
 use axum::http::request::Parts;
-use candlepower_checkpoint::SentenceSettings;
-use candlepower_engine::{Embedder, EngineHealth};
-use candlepower_tokenizer::Tokenizer;
+use candlepower_checkpoint::{SamplingDefaults, SentenceSettings};
+use candlepower_dialect::{Dialect, PastCalls};
+use candlepower_engine::{Embedder, EngineHandle, EngineHealth};
+use candlepower_grammar::GrammarCompiler;
+use candlepower_tokenizer::{ChatTemplate, Tokenizer};
 
-use crate::api_error::{ApiError, ApiResult};
-use crate::state::LoadedModel;
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::sessions::Sessions;
+use crate::model::stored_responses::StoredResponses;
 
 /// What every model is known by, whatever it gives.
 pub(crate) struct ModelCard {
@@ -42,6 +45,37 @@ impl ModelCard {
     /// The name that it goes by where a request names none.
     pub(crate) fn name(&self) -> &str {
         self.names.first().unwrap_or(&self.root)
+    }
+}
+
+/// A model that generates text and can be asked.
+pub(crate) struct LoadedModel {
+    pub(crate) card: ModelCard,
+    pub(crate) engine: EngineHandle,
+    pub(crate) chat_template: Option<ChatTemplate>,
+    /// Whether the chat template knows the role `developer`.
+    pub(crate) knows_developer: bool,
+    /// How calls and reasoning are written.
+    pub(crate) dialect: Dialect,
+    /// Whether the chat template tells the model what it may call.
+    pub(crate) writes_tools: bool,
+    /// How the chat template takes the calls of earlier turns.
+    pub(crate) past_calls: PastCalls,
+    /// Sampling of requests that do not say.
+    pub(crate) sampling_defaults: SamplingDefaults,
+    /// The conversations of /generate.
+    pub(crate) sessions: Sessions,
+    /// What /v1/responses holds.
+    pub(crate) responses: StoredResponses,
+    /// Made when the first constraint comes.
+    pub(crate) grammar_compiler: OnceLock<candlepower_grammar::Result<GrammarCompiler>>,
+}
+
+impl Deref for LoadedModel {
+    type Target = ModelCard;
+
+    fn deref(&self) -> &ModelCard {
+        &self.card
     }
 }
 

@@ -8,7 +8,7 @@ use candlepower_api::{SessionState, excerpt};
 use candlepower_engine::{EngineHandle, Pin};
 use uuid::Uuid;
 
-use crate::api_error::{ApiError, ApiResult};
+use crate::model::api_error::{ApiError, ApiResult};
 
 /// Most sessions; beyond it the one that was used longest ago ends.
 const MAX_SESSIONS: usize = 1024;

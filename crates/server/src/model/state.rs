@@ -1,23 +1,16 @@
 //! What the handlers share: the settings, the phase the server is in, and the model once it is loaded.
 
-use std::ops::Deref;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candlepower_api::{HealthResponse, LoadProgress};
-use candlepower_checkpoint::SamplingDefaults;
-use candlepower_dialect::{Dialect, PastCalls};
-use candlepower_engine::{EngineHandle, EngineHealth};
-use candlepower_grammar::GrammarCompiler;
+use candlepower_engine::EngineHealth;
 use candlepower_hub::DownloadProgress;
-use candlepower_tokenizer::ChatTemplate;
 use tokio::sync::{Semaphore, watch};
 
-use crate::api_error::{ApiError, ApiResult};
 use crate::config::ServeConfig;
-use crate::metrics::Metrics;
-use crate::responses::Responses;
-use crate::served::{ModelCard, Served};
-use crate::sessions::Sessions;
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::metrics::Metrics;
+use crate::model::served_model::Served;
 
 /// Shared by all handlers; cheap to clone.
 #[derive(Clone)]
@@ -48,37 +41,6 @@ enum Lifecycle {
     Ready(Served),
     Draining,
     Failed(String),
-}
-
-/// A model that generates text and can be asked.
-pub(crate) struct LoadedModel {
-    pub(crate) card: ModelCard,
-    pub(crate) engine: EngineHandle,
-    pub(crate) chat_template: Option<ChatTemplate>,
-    /// Whether the chat template knows the role `developer`.
-    pub(crate) knows_developer: bool,
-    /// How calls and reasoning are written.
-    pub(crate) dialect: Dialect,
-    /// Whether the chat template tells the model what it may call.
-    pub(crate) writes_tools: bool,
-    /// How the chat template takes the calls of earlier turns.
-    pub(crate) past_calls: PastCalls,
-    /// Sampling of requests that do not say.
-    pub(crate) sampling_defaults: SamplingDefaults,
-    /// The conversations of /generate.
-    pub(crate) sessions: Sessions,
-    /// What /v1/responses holds.
-    pub(crate) responses: Responses,
-    /// Made when the first constraint comes.
-    pub(crate) grammar_compiler: OnceLock<candlepower_grammar::Result<GrammarCompiler>>,
-}
-
-impl Deref for LoadedModel {
-    type Target = ModelCard;
-
-    fn deref(&self) -> &ModelCard {
-        &self.card
-    }
 }
 
 impl AppState {

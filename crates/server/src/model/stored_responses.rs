@@ -7,7 +7,7 @@ use candlepower_api::{ChatMessage, excerpt};
 use candlepower_tokenizer::Tokenizer;
 use serde_json::Value;
 
-use crate::api_error::{ApiError, ApiResult};
+use crate::model::api_error::{ApiError, ApiResult};
 
 /// Most responses that are held, and most bytes of all of them; the oldest are forgotten first.
 const MAX_RESPONSES: usize = 1024;
@@ -15,19 +15,19 @@ const MAX_BYTES: usize = 64 << 20;
 
 /// A response and its conversation.
 #[derive(Debug)]
-pub(super) struct Stored {
+pub(crate) struct StoredResponse {
     /// The conversation up to and with the response, without instructions.
-    pub(super) messages: Vec<ChatMessage>,
+    pub(crate) messages: Vec<ChatMessage>,
     /// The prompt and what was generated: what the cache holds.
-    pub(super) token_ids: Vec<u32>,
+    pub(crate) token_ids: Vec<u32>,
     /// As it was answered, in JSON: its values apart would take many times that.
-    pub(super) object: Box<str>,
+    pub(crate) object: Box<str>,
     /// Of all of it, about.
     num_bytes: usize,
 }
 
-impl Stored {
-    pub(super) fn new(messages: Vec<ChatMessage>, token_ids: Vec<u32>, object: &Value) -> Self {
+impl StoredResponse {
+    pub(crate) fn new(messages: Vec<ChatMessage>, token_ids: Vec<u32>, object: &Value) -> Self {
         let object: Box<str> = object.to_string().into();
         let num_bytes = json_len(&messages) + size_of_val(&token_ids[..]) + object.len();
         Self { messages, token_ids, object, num_bytes }
@@ -53,27 +53,27 @@ fn json_len(value: &impl serde::Serialize) -> usize {
 
 /// All responses of one model, in memory.
 #[derive(Debug, Default)]
-pub(crate) struct Responses(Mutex<Held>);
+pub(crate) struct StoredResponses(Mutex<Held>);
 
 #[derive(Debug, Default)]
 struct Held {
-    by_id: HashMap<String, Arc<Stored>>,
+    by_id: HashMap<String, Arc<StoredResponse>>,
     /// The oldest first; forgotten ones may still be named.
     order: VecDeque<String>,
     num_bytes: usize,
 }
 
-impl Responses {
+impl StoredResponses {
     /// A response, or 404 in the name of `param`.
-    pub(super) fn get(&self, param: &str, id: &str) -> ApiResult<Arc<Stored>> {
+    pub(crate) fn get(&self, param: &str, id: &str) -> ApiResult<Arc<StoredResponse>> {
         self.lock().by_id.get(id).cloned().ok_or_else(|| not_found(param, id))
     }
 
-    pub(super) fn remove(&self, id: &str) -> ApiResult<()> {
+    pub(crate) fn remove(&self, id: &str) -> ApiResult<()> {
         self.lock().remove(id).then_some(()).ok_or_else(|| not_found("id", id))
     }
 
-    pub(super) fn insert(&self, id: String, stored: Stored) {
+    pub(crate) fn insert(&self, id: String, stored: StoredResponse) {
         let mut held = self.lock();
         held.num_bytes += stored.num_bytes;
         held.by_id.insert(id.clone(), Arc::new(stored));
@@ -107,7 +107,7 @@ fn not_found(param: &str, id: &str) -> ApiError {
 
 /// The prompt with the tokens that are known, and cached, in place of others that read the same at its beginning: a model
 /// may have generated a text in other tokens than it is split into. Where the prompt begins otherwise, it stays.
-pub(super) fn with_known_beginning(
+pub(crate) fn with_known_prefix(
     tokenizer: &Tokenizer,
     known: &[u32],
     prompt: Vec<u32>,
@@ -137,15 +137,15 @@ mod tests {
     use candlepower_tokenizer::AddSpecialTokens;
 
     use super::*;
-    use crate::demo;
+    use crate::lifecycle::demo;
 
-    fn stored(num_tokens: usize) -> Stored {
-        Stored::new(Vec::new(), vec![0; num_tokens], &Value::Null)
+    fn stored(num_tokens: usize) -> StoredResponse {
+        StoredResponse::new(Vec::new(), vec![0; num_tokens], &Value::Null)
     }
 
     #[test]
     fn the_oldest_are_forgotten_by_number_and_by_size() {
-        let responses = Responses::default();
+        let responses = StoredResponses::default();
         for index in 0..=MAX_RESPONSES {
             responses.insert(index.to_string(), stored(1));
         }
@@ -154,10 +154,12 @@ mod tests {
         assert!(responses.remove("2").is_err());
         let long = || serde_json::json!("x".repeat(MAX_BYTES / 2));
         let message = ChatMessage::text(candlepower_api::Role::User, "x".repeat(MAX_BYTES / 4));
-        responses
-            .insert("large".into(), Stored::new(vec![message], vec![0; MAX_BYTES / 32], &long()));
+        responses.insert(
+            "large".into(),
+            StoredResponse::new(vec![message], vec![0; MAX_BYTES / 32], &long()),
+        );
         assert!(responses.get("id", "large").is_ok() && responses.get("id", "1000").is_ok());
-        responses.insert("larger".into(), Stored::new(Vec::new(), Vec::new(), &long()));
+        responses.insert("larger".into(), StoredResponse::new(Vec::new(), Vec::new(), &long()));
         assert!(responses.get("id", "larger").is_ok());
         assert!(responses.get("id", "large").is_err() && responses.get("id", "1000").is_err());
     }
@@ -171,13 +173,13 @@ mod tests {
             "The capital".chars().flat_map(|c| encode(&c.to_string())).collect();
         let num_whole = encode("The capital").len();
         assert!(letters.len() > num_whole);
-        let found = with_known_beginning(&tokenizer, &letters, whole.clone());
+        let found = with_known_prefix(&tokenizer, &letters, whole.clone());
         assert_eq!(found, [&letters[..], &whole[num_whole..]].concat());
         for other in
             ["The capitol", "Not it", "The capital of France is Paris.<|im_end|>\n and more"]
         {
-            assert_eq!(with_known_beginning(&tokenizer, &encode(other), whole.clone()), whole);
+            assert_eq!(with_known_prefix(&tokenizer, &encode(other), whole.clone()), whole);
         }
-        assert_eq!(with_known_beginning(&tokenizer, &[], whole.clone()), whole);
+        assert_eq!(with_known_prefix(&tokenizer, &[], whole.clone()), whole);
     }
 }

@@ -5,15 +5,15 @@ use candlepower_api::{GenerateChoice, GenerateResponse, Usage};
 use candlepower_engine::TokenLogprobs;
 
 use super::{Header, Prepared};
-use crate::api_error::{ApiError, ApiResult};
-use crate::generate::submit;
-use crate::incoming::Incoming;
-use crate::logprobs::chat_logprobs;
-use crate::params::Generation;
-use crate::prompt::{check_prompt, encode};
-use crate::sessions::Turn;
-use crate::state::LoadedModel;
-use crate::stream::{FinishedChoice, finish_all};
+use crate::generation::logprobs::chat_logprobs;
+use crate::generation::params::Generation;
+use crate::generation::prompt::{check_prompt, encode};
+use crate::generation::request::Incoming;
+use crate::generation::stream::{FinishedChoice, finish_all};
+use crate::generation::submit::submit;
+use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::LoadedModel;
+use crate::model::sessions::Turn;
 
 /// A prompt and the texts of which one is to be selected.
 pub(super) struct Selection {

@@ -6,8 +6,8 @@ use candlepower_api::{
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::blocks::{Block, Blocks};
-use crate::prompt::unix_seconds;
+use crate::generation::content_blocks::{Block, Blocks};
+use crate::generation::prompt::unix_seconds;
 
 /// What is known of a response from its request.
 pub(super) struct ResponseObject {

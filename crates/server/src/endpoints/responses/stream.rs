@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use super::Turn;
 use super::object::{Status, part};
-use crate::api_error::ApiError;
-use crate::blocks::{Block, BlockEvent, Blocks};
-use crate::sse::{ChunkFormat, named_event};
-use crate::stream::Delta;
+use crate::generation::content_blocks::{Block, BlockEvent, Blocks};
+use crate::generation::sse::{ChunkFormat, named_event};
+use crate::generation::stream::Delta;
+use crate::model::api_error::ApiError;
 
 /// Writes the events of one response.
 pub(super) struct ResponseStream {

@@ -16,12 +16,11 @@ mod edges;
 
 use super::*;
 use crate::config::ServeConfig;
-use crate::listen;
-use crate::load::load;
-use crate::metrics::Metrics;
-use crate::pull::LocalModel;
-use crate::served::Served;
-use crate::state::LoadedModel;
+use crate::http::listen;
+use crate::lifecycle::load::load;
+use crate::lifecycle::pull::LocalModel;
+use crate::model::metrics::Metrics;
+use crate::model::served_model::{LoadedModel, Served};
 
 fn starting(argv: &[&str]) -> AppState {
     let command = ServeConfig::augment_args(Command::new("serve").no_binary_name(true));

@@ -9,7 +9,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::config::ByteSize;
-use crate::logging::Terminal;
+use crate::lifecycle::logging::Terminal;
 
 /// How often the bars are drawn.
 const DRAW: Duration = Duration::from_millis(100);

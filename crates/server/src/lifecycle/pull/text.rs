@@ -6,7 +6,7 @@ use candlepower_checkpoint::CheckpointFiles;
 use candlepower_tokenizer::{ChatTemplate, TemplateSources, Tokenizer};
 
 use crate::config::ServeConfig;
-use crate::error::{Error, Result};
+use crate::lifecycle::error::{Error, Result};
 
 /// Reads the tokenizer and, where there is one, the chat template.
 ///

@@ -1,0 +1,20 @@
+//! The path of a generation request, whatever its endpoint: body, parameters, prompt, constraint, engine, text, stream.
+//!
+//! `request` takes the body, `params` checks bounds, `conversation` and `prompt` make tokens, `submit` hands them to the
+//! engine. `stream` and `detokenize` make text of its tokens, `chat_output` splits text into content, reasoning and calls,
+//! and `sse` streams chunks.
+
+pub(crate) mod body;
+pub(crate) mod chat_output;
+pub(crate) mod constraint;
+pub(crate) mod content_blocks;
+pub(crate) mod conversation;
+pub(crate) mod detokenize;
+pub(crate) mod logprobs;
+pub(crate) mod params;
+pub(crate) mod prompt;
+pub(crate) mod request;
+pub(crate) mod sse;
+pub(crate) mod stream;
+pub(crate) mod submit;
+pub(crate) mod tools;

@@ -1,0 +1,15 @@
+//! The life of a server process: settings become a loaded model and an open socket, which drain when it stops.
+//!
+//! `startup` drives it: `source` finds the model, `pull` downloads and describes it, `preflight` checks that it fits,
+//! `load` reads the weights. `offline` does the same without HTTP.
+
+pub(crate) mod demo;
+pub(crate) mod error;
+pub(crate) mod load;
+pub(crate) mod logging;
+pub(crate) mod offline;
+pub(crate) mod preflight;
+pub(crate) mod pull;
+pub(crate) mod signals;
+pub(crate) mod source;
+pub(crate) mod startup;
