@@ -2,6 +2,7 @@
 
 mod code;
 mod files;
+mod folders;
 mod ignored;
 mod layers;
 mod models_table;
@@ -42,8 +43,9 @@ impl fmt::Display for Finding {
 /// A rule: from every file of the project to what breaks it.
 type Rule = fn(&[SourceFile]) -> Vec<Finding>;
 
-const RULES: [Rule; 8] = [
+const RULES: [Rule; 9] = [
     layers::findings,
+    folders::findings,
     sizes::findings,
     unsafe_code::findings,
     words::findings,
