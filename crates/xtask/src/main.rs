@@ -6,6 +6,7 @@ mod check;
 mod cuda;
 mod emulated;
 mod inlined;
+mod prose;
 mod steps;
 mod test;
 mod tidy;
@@ -31,7 +32,9 @@ cargo xtask <command>
   fuzz SECONDS [--seed N] [TARGET..]  changed files and texts for every parser, or for some
   schema-suite FOLDER..  holds JSON schemas against test suites: docs/schema-suite.md
   models-table  writes the README's tables of models, which tidy holds to the goldens
-  tidy    the project's own rules: layers, file sizes, where `unsafe` lives, forbidden words
+  prose [PATH|KIND..]  figures of the project's English, or what is wrong with some of it
+  prose --tighten  removes from .prose.txt the sentences that are mended or gone
+  tidy    the project's own rules: layers, file sizes, where `unsafe` lives, forbidden words, prose
 ";
 
 fn main() -> ExitCode {
@@ -48,7 +51,7 @@ fn run() -> Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let (command, more) = match arguments.split_first() {
         Some((command, more))
-            if more.is_empty() || ["schema-suite", "fuzz"].contains(&command.as_str()) =>
+            if more.is_empty() || ["schema-suite", "fuzz", "prose"].contains(&command.as_str()) =>
         {
             (command, more)
         }
@@ -77,6 +80,7 @@ fn run() -> Result<ExitCode> {
         "fuzz" => steps.run("fuzz", |shell| test::fuzz(shell, more)),
         "schema-suite" => steps.run("suite", |shell| test::schema_suite(shell, more)),
         "models-table" => steps.run("table", |_| tidy::write_models_table(&root)),
+        "prose" => steps.run("prose", |_| prose::run(&root, more)),
         "tidy" => steps.run("tidy", |_| tidy::run(&root)),
         "help" | "--help" | "-h" => {
             print!("{USAGE}");

@@ -1,22 +1,46 @@
 //! Blanks out comments and literals of Rust source, so that rules about code see only code.
 
+/// A source taken apart: its code, and the comments and literals that were blanked out of it.
+pub(crate) struct Scan {
+    /// The source with every comment and literal replaced by spaces; lines stay where they are.
+    pub(crate) code: String,
+    pub(crate) blanks: Vec<Blank>,
+}
+
+/// One comment or literal, as it is written.
+pub(crate) struct Blank {
+    /// Where it begins in `code`, in bytes.
+    pub(crate) at: usize,
+    /// Counted from 1.
+    pub(crate) line: usize,
+    pub(crate) text: String,
+}
+
 /// The source with every comment and string replaced by spaces; lines stay where they are.
 pub(super) fn only_code(source: &str) -> String {
+    scan(source).code
+}
+
+/// Takes Rust source apart, or source of a language that writes its comments likewise.
+pub(crate) fn scan(source: &str) -> Scan {
     let chars: Vec<char> = source.chars().collect();
-    let mut code = String::with_capacity(source.len());
-    let mut at = 0;
+    let mut scan = Scan { code: String::with_capacity(source.len()), blanks: Vec::new() };
+    let (mut at, mut line) = (0, 1);
     while at < chars.len() {
         let len = blank_len(&chars, at);
         if len == 0 {
-            code.push(chars[at]);
+            line += usize::from(chars[at] == '\n');
+            scan.code.push(chars[at]);
             at += 1;
             continue;
         }
-        let end = (at + len).min(chars.len());
-        code.extend(chars[at..end].iter().map(|&c| if c == '\n' { '\n' } else { ' ' }));
-        at = end;
+        let blank = &chars[at..(at + len).min(chars.len())];
+        scan.blanks.push(Blank { at: scan.code.len(), line, text: blank.iter().collect() });
+        line += blank.iter().filter(|&&c| c == '\n').count();
+        scan.code.extend(blank.iter().map(|&c| if c == '\n' { '\n' } else { ' ' }));
+        at += blank.len();
     }
-    code
+    scan
 }
 
 /// The length of the comment or literal that begins here; 0 if none does.
@@ -103,6 +127,14 @@ mod tests {
         ] {
             assert_eq!(only_code(source), code, "{source}");
         }
+    }
+
+    #[test]
+    fn what_is_blanked_is_kept_with_its_line() {
+        let scan = scan("a // é\nb(\"x\ny\") // z");
+        let blanks: Vec<(usize, usize, &str)> =
+            scan.blanks.iter().map(|blank| (blank.at, blank.line, blank.text.as_str())).collect();
+        assert_eq!(blanks, [(2, 1, "// é"), (9, 2, "\"x\ny\""), (16, 3, "// z")]);
     }
 
     #[test]

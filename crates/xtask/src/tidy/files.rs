@@ -8,24 +8,24 @@ use anyhow::{Context, Result};
 use crate::steps::output;
 
 /// A text file of the project.
-pub(super) struct SourceFile {
+pub(crate) struct SourceFile {
     /// Relative to the workspace's root, with forward slashes.
-    pub(super) path: String,
-    pub(super) text: String,
+    pub(crate) path: String,
+    pub(crate) text: String,
 }
 
 impl SourceFile {
-    pub(super) fn has_extension(&self, extension: &str) -> bool {
+    pub(crate) fn has_extension(&self, extension: &str) -> bool {
         Path::new(&self.path).extension().is_some_and(|found| found == extension)
     }
 
-    pub(super) fn is_rust(&self) -> bool {
+    pub(crate) fn is_rust(&self) -> bool {
         self.has_extension("rs")
     }
 }
 
 /// Reads the project's files; what is not UTF-8 (weights) is left out.
-pub(super) fn read(root: &Path) -> Result<Vec<SourceFile>> {
+pub(crate) fn read(root: &Path) -> Result<Vec<SourceFile>> {
     let mut git = Command::new("git");
     git.current_dir(root).args([
         "ls-files",
@@ -52,6 +52,6 @@ pub(super) fn read(root: &Path) -> Result<Vec<SourceFile>> {
 }
 
 #[cfg(test)]
-pub(super) fn sample(path: &str, text: &str) -> Vec<SourceFile> {
+pub(crate) fn sample(path: &str, text: &str) -> Vec<SourceFile> {
     vec![SourceFile { path: path.to_owned(), text: text.to_owned() }]
 }
