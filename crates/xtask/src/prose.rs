@@ -40,16 +40,15 @@ impl Judged {
     }
 }
 
-/// Prints the table, or the breaches of some paths and kinds; or tightens or begins the ratchet's list.
+/// Prints the table, or the breaches of some paths and kinds; or tightens the ratchet's list.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<String> {
     let judged = judge(&files::read(root)?);
     match arguments {
         [] => report::table(&judged),
         [option] if option == "--tighten" => return ratchet::tighten(root, &judged),
-        [option] if option == "--write" => return ratchet::write(root, &judged),
         _ => {
             if let Some(option) = arguments.iter().find(|argument| argument.starts_with('-')) {
-                bail!("`{option}` is none of prose's options: --tighten or --write, alone");
+                bail!("prose has no option `{option}`; its only one is --tighten, alone");
             }
             report::breaches(&judged, arguments)?;
         }

@@ -44,7 +44,7 @@ impl fmt::Display for Finding {
 /// A rule: from every file of the project to what breaks it.
 type Rule = fn(&[SourceFile]) -> Vec<Finding>;
 
-const RULES: [Rule; 9] = [
+const RULES: [Rule; 10] = [
     layers::findings,
     folders::findings,
     sizes::findings,

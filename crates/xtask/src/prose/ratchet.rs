@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::rules::Breach;
 use super::{Judged, judge};
@@ -71,17 +71,6 @@ fn tightened(text: &str, judged: &[Judged]) -> (String, usize) {
     }
     let after: usize = listed.values().sum();
     (written(&listed), before - after)
-}
-
-/// Begins the list; it is never begun again.
-pub(super) fn write(root: &Path, judged: &[Judged]) -> Result<String> {
-    let path = root.join(LIST);
-    if path.exists() {
-        bail!("{LIST} exists, and may only get shorter: mend the sentences that tidy names");
-    }
-    let found = found(judged);
-    std::fs::write(&path, written(&found)).with_context(|| format!("cannot write {LIST}"))?;
-    Ok(format!("{} entries", found.values().sum::<usize>()))
 }
 
 fn breaches(judged: &[Judged]) -> impl Iterator<Item = (String, &Judged, &Breach)> {
@@ -186,17 +175,5 @@ mod tests {
         let (text, removed) = tightened(&list, &now);
         assert_eq!(removed, 2);
         assert_eq!(text, list_of(OPENING));
-    }
-
-    #[test]
-    fn the_list_is_begun_once() {
-        let folder = std::env::temp_dir().join(format!("prose-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let judged = sample("docs/a.md", OPENING);
-        assert_eq!(write(&folder, &judged).unwrap(), "1 entries");
-        assert!(write(&folder, &judged).unwrap_err().to_string().contains("may only get shorter"));
-        assert_eq!(tighten(&folder, &[]).unwrap(), "1 entries removed");
-        assert_eq!(std::fs::read_to_string(folder.join(LIST)).unwrap(), HEAD);
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 }
