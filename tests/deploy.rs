@@ -16,13 +16,13 @@ use serde_json::{Value, json};
 use crate::support::{Request, TempFolder, program, wait_for};
 
 /// A home for deployments; what is still there at the end of the test is deleted.
-struct Home {
+pub(crate) struct Home {
     state: TempFolder,
     env: Vec<(String, String)>,
 }
 
 impl Home {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { state: TempFolder::new(), env: Vec::new() }
     }
 
@@ -46,13 +46,13 @@ impl Home {
         command
     }
 
-    fn run(&self, args: &str) -> Output {
+    pub(crate) fn run(&self, args: &str) -> Output {
         self.command(args).output().unwrap()
     }
 
     /// The JSON of a command that succeeds.
     #[track_caller]
-    fn json(&self, args: &str) -> Value {
+    pub(crate) fn json(&self, args: &str) -> Value {
         let output = self.run(&format!("{args} --json"));
         assert_eq!(output.status.code(), Some(0), "{args}: {}", text(&output));
         serde_json::from_slice(&output.stdout).unwrap()
@@ -60,7 +60,7 @@ impl Home {
 
     /// The error of a command that fails with this status.
     #[track_caller]
-    fn error(&self, args: &str, status: i32) -> Value {
+    pub(crate) fn error(&self, args: &str, status: i32) -> Value {
         let output = self.run(&format!("{args} --json"));
         assert_eq!(output.status.code(), Some(status), "{args}: {}", text(&output));
         let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -69,11 +69,11 @@ impl Home {
 
     /// `deploy demo` with little memory.
     #[track_caller]
-    fn deploy_demo(&self, name: &str, flags: &str) -> Value {
+    pub(crate) fn deploy_demo(&self, name: &str, flags: &str) -> Value {
         self.json(&demo(name, flags))
     }
 
-    fn folder(&self, name: &str) -> PathBuf {
+    pub(crate) fn folder(&self, name: &str) -> PathBuf {
         self.state.path().join("candlepower/deployments").join(name)
     }
 

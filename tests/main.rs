@@ -15,6 +15,7 @@ mod hub;
 mod load;
 mod on_load;
 mod prism;
+mod public_names;
 mod pull;
 mod ranks;
 mod robustness;

@@ -85,6 +85,11 @@ impl Response {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
+    /// The names of its headers, in lower case.
+    pub(crate) fn header_names(&self) -> impl Iterator<Item = &str> {
+        self.headers.iter().map(|(name, _)| name.as_str())
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.body
     }
