@@ -94,6 +94,7 @@ MODELS = {
     # As DeepSeek-V2.
     "deepseek-v2-groups": dict(
         cls="DeepseekV2",
+        seed=4001,
         config=dict(
             **WITH_EXPERTS,
             n_routed_experts=8,
@@ -160,6 +161,7 @@ MODELS = {
     ),
     "minicpm3": dict(
         cls="MiniCPM3",
+        seed=4501,
         config=dict(
             **LATENTS,
             scale_emb=0.6,
@@ -220,6 +222,7 @@ MODELS = {
     # Windows shorter than the prompt, and the published kind of rope.
     "gpt-oss": dict(
         cls="GptOss",
+        seed=4801,
         config=dict(
             head_dim=32,
             intermediate_size=48,
@@ -372,6 +375,7 @@ MORE = {
     ),
     "granite-moe-shared": dict(
         cls="GraniteMoeShared",
+        seed=7101,
         config=TWO_LAYERS
         | GRANITE
         | dict(
@@ -385,6 +389,7 @@ MORE = {
     # As Granite 4 Micro, without experts.
     "granite-hybrid-dense": dict(
         cls="GraniteMoeHybrid",
+        seed=7201,
         config=TWO_LAYERS
         | GRANITE
         | dict(
@@ -416,6 +421,7 @@ MORE = {
     ),
     "solar-open": dict(
         cls="SolarOpen",
+        seed=7402,
         config=TWO_LAYERS
         | dict(
             head_dim=24,

@@ -69,6 +69,7 @@ MODELS = {
     # As Nemotron 3 Nano, in the words of transformers 5.
     "nemotron-h-moe": dict(
         cls="NemotronH",
+        seed=8102,
         config=NEMOTRON
         | dict(
             layers_block_type=["linear_attention", "moe", "full_attention", "moe", "linear_attention"],

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import seeded_weights
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -108,7 +109,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 value *= parameter.shape[0] ** -0.25
         elif "embed_tokens_per_layer" in name:
             value = noise * 0.3
-        elif "word_embeddings" in name or ("embed" in name and "OPT" in kind):
+        elif "embed" in name and ("Falcon" in kind or "OPT" in kind):
             value = noise * 0.1
         elif "embed" in name:
             # Gemma multiplies it by sqrt(hidden_size), and its tied logits should not saturate.
@@ -129,6 +130,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
 
 def read_back(model_class: type, folder: Path) -> torch.nn.Module:
     """The model of the files, whose golden values they are."""
+    seeded_weights.write_weights(folder)
     return model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
@@ -154,9 +156,11 @@ def write_golden(
     prompt = torch.randint(4, model.config.get_text_config().vocab_size, (PROMPT_LEN,), generator=generator)
     with torch.no_grad():
         logits = model(prompt[None]).logits[0]
-        ids = prompt
+        ids, greedy_leads = prompt, []
         for _ in range(NEW_TOKENS):  # without a cache: the definition
-            ids = torch.cat([ids, model(ids[None]).logits[0, -1].argmax()[None]])
+            last = model(ids[None]).logits[0, -1]
+            greedy_leads.append(lead(last))
+            ids = torch.cat([ids, last.argmax()[None]])
     golden = {
         "prompt": prompt.to(torch.int32),
         "logits": logits.to(torch.float32).contiguous(),
@@ -167,19 +171,29 @@ def write_golden(
         with torch.no_grad():
             golden["short_logits"] = model(prompt[None, :short_prompt]).logits[0].contiguous()
         golden["short_inv_freq"] = inv_freq(model).clone()
-    top = logits.topk(2).values
     save(
         folder,
         golden | (dequantized or {}),
         f"logits {logits.min():.2f} to {logits.max():.2f}, "
-        f"smallest lead {(top[:, 0] - top[:, 1]).min():.4f}, "
+        f"smallest lead {min(map(lead, logits)):.4f}, of the greedy tokens {min(greedy_leads):.4f}, "
         f"{len(set(ids[PROMPT_LEN:].tolist()))} different greedy tokens, "
         f"{len(dequantized or {})} unpacked",
     )
 
 
+def lead(logits: torch.Tensor) -> float:
+    """How far the best token is before the next one. Where that is little, another seed makes a better golden."""
+    best, next_one = logits.topk(2).values.tolist()
+    return best - next_one
+
+
 def save(folder: Path, golden: dict[str, torch.Tensor], summary: str) -> None:
     """Writes a folder's last file, and says what is to be known of it at a glance."""
     save_file(golden, folder / "golden.safetensors")
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not is_generated(file))
     print(f"{folder.name}: {size / 1e3:.0f} kB, {summary}")
+
+
+def is_generated(file: Path) -> bool:
+    """Whether a file is no part of the repository."""
+    return file.name == seeded_weights.WEIGHTS and (file.parent / seeded_weights.SEEDED).exists()

@@ -2,6 +2,7 @@
 
 For each folder whose model transformers has, OUT/NAME.safetensors: `prompts` [prompts, tokens], the golden's own in other orders, and the
 logits of each position, `exact` in f32 and `rounded` in bf16. The test `a_gpu_rounds_as_transformers_does` holds ours against them.
+Weights that a golden keeps as a seed are generated first.
 """
 
 import json
@@ -10,6 +11,8 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+
+import seeded_weights
 
 PROMPTS = 11
 PROCESSES = 8
@@ -58,6 +61,8 @@ def compute(folder, out):
 
 def main(goldens, out):
     out.mkdir(parents=True, exist_ok=True)
+    for seeded in goldens.glob(f"*/{seeded_weights.SEEDED}"):
+        seeded_weights.write_weights(seeded.parent)
     folders = [path.parent for path in sorted(goldens.glob("*/model.safetensors")) if (path.parent / "config.json").exists()]
     folders = [folder for folder in folders if "quantization_config" not in (folder / "config.json").read_text()]
     with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as processes:

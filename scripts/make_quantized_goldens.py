@@ -6,7 +6,8 @@
 
 Each folder holds a tiny random model, packed by `quantized_formats.py` as the format says, and golden.safetensors: what
 make_goldens.py writes for the other models, computed by transformers in f32 from the numbers that the packed tensors hold,
-and these numbers themselves for one layer, as `dequantized.NAME`.
+and these numbers themselves for one layer, as `dequantized.NAME`. Large matrices that are not quantized come from a seed, as
+make_goldens.py says.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import numpy as np
 import torch
 from golden_gemma4 import TWO_LAYERS_OF_EXPERTS
 from quantized_formats import Awq, CompressedInt, Fp8, Gptq, Mxfp4, Nvfp4, SqueezeLlm
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from seeded_weights import seed_weights
 
 
 def in_layer(layer: int, *modules: str) -> list[str]:
@@ -239,7 +241,7 @@ def parameters(model: torch.nn.Module, recipe: dict) -> dict[str, torch.Tensor]:
 def to_torch(name: str, array: np.ndarray | torch.Tensor) -> torch.Tensor:
     if isinstance(array, torch.Tensor):
         return array.contiguous()
-    tensor = torch.from_numpy(np.ascontiguousarray(array).copy())
+    tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape).copy())
     if name == "weight_scale" and array.dtype == np.float16:
         # compressed-tensors' are as the other numbers; NumPy has no bfloat16.
         return tensor.to(torch.bfloat16)
@@ -257,7 +259,7 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
             tensor.copy_(tensor.to(recipe["dtype"]))
 
     rng = np.random.default_rng(seed)
-    scheme, stored, dequantized = recipe["format"], {}, {}
+    scheme, stored, plain, dequantized = recipe["format"], {}, {}, {}
     linears = {n for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     for parameter_name, parameter in parameters(model, recipe).items():
         module = parameter_name.removesuffix(".weight")
@@ -265,6 +267,7 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
         is_matrix = module in linears and not of_all_experts or ".experts." in module and not module.endswith("_bias")
         if not is_matrix or is_skipped(module, recipe):
             stored[parameter_name] = parameter.to(recipe["dtype"]).contiguous()
+            plain[parameter_name] = parameter
             continue
         packed = scheme.pack(parameter.numpy(), rng)
         dot = "_" if of_all_experts else "."
@@ -275,7 +278,13 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
             if of_all_experts:
                 numbers = torch.from_numpy(scheme.rows(numbers.numpy(), module.endswith("gate_up_proj")))
             dequantized[f"dequantized.{parameter_name}"] = numbers
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    save_file(stored, weights, metadata={"format": "pt"})
+    # Other matrices in place of the large ones that are not quantized: the model computes with these, too.
+    seed_weights(folder, seed)
+    seeded = load_file(weights)
+    for parameter_name, parameter in plain.items():
+        parameter.copy_(seeded[parameter_name])
 
     quantization = dict(scheme.config)
     if "skip" in recipe:

@@ -1,7 +1,7 @@
 //! Vectors and scores over HTTP: all-MiniLM-L6-v2 through the official Python client, a small cross-encoder, and every
 //! wrong input.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::support::{Server, ServerBuilder, python, run_to_end};
 const MODEL: &str = "all-minilm";
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/encoders").join(name)
+    candlepower_goldens::folder(&format!("encoders/{name}"))
 }
 
 /// The folder of all-MiniLM-L6-v2.
@@ -53,7 +53,7 @@ mod python_client {
 
     fn check(case: &str) {
         let server = mini_lm();
-        let reference = golden("all-minilm-l6-v2.json");
+        let reference = candlepower_goldens::root().join("encoders/all-minilm-l6-v2.json");
         run_to_end(
             python("clients/embeddings_client.py").args([case, &server.url()]).arg(reference),
         );

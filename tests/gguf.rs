@@ -1,14 +1,9 @@
 //! GGUF files: served like folders, and refused in one line.
 
-use std::path::{Path, PathBuf};
-
+use candlepower_goldens::folder as golden;
 use serde_json::Value;
 
 use crate::support::{ServerBuilder, TempFolder, program, python, run_to_end};
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name)
-}
 
 #[test]
 fn the_python_client_talks_to_a_file_of_k_quants() {

@@ -1,5 +1,6 @@
 //! Weights that become codes while they are loaded.
 
+use candlepower_goldens::folder;
 use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder, program};
@@ -57,22 +58,20 @@ fn doctor(flags: &[&str]) -> Value {
 
 #[test]
 fn weights_that_are_codes_already_are_refused() {
-    let golden = |name: &str| format!("{}/golden/{name}", env!("CARGO_MANIFEST_DIR"));
-    for (name, says) in
-        [("awq", "config.json says `awq`"), ("gguf-qwen2/model.gguf", "model.gguf says `gguf`")]
-    {
+    let awq = folder("awq");
+    let gguf = folder("gguf-qwen2").join("model.gguf");
+    for (model, says) in [(awq, "config.json says `awq`"), (gguf, "model.gguf says `gguf`")] {
         let line = format!(
             "--quantize-on-load int4 is for weights that are not quantized, and {says}: leave the flag out, or take the model that is not quantized"
         );
-        let refused =
-            ServerBuilder::new(golden(name)).env("BLAZE_QUANTIZE_ON_LOAD", "int4").refused();
+        let refused = ServerBuilder::new(&model).env("BLAZE_QUANTIZE_ON_LOAD", "int4").refused();
         assert!(refused.message.contains(&line), "{line}\n{}", refused.message);
         let mut doctor = program();
-        let output =
-            doctor.args(["doctor", &golden(name), "--quantize-on-load", "int4"]).output().unwrap();
+        doctor.arg("doctor").arg(&model).args(["--quantize-on-load", "int4"]);
+        let output = doctor.output().unwrap();
         assert_eq!(String::from_utf8(output.stderr).unwrap().trim(), format!("error: {line}"));
     }
     let encoder =
-        ServerBuilder::new(golden("encoders/bert")).flags("--quantize-on-load int8").refused();
+        ServerBuilder::new(folder("encoders/bert")).flags("--quantize-on-load int8").refused();
     assert!(encoder.message.contains("--quantize-on-load int8"), "{}", encoder.message);
 }

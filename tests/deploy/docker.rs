@@ -2,7 +2,6 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
-use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
@@ -82,8 +81,7 @@ fn the_engine_is_asked_for_what_was_asked_for() {
 }
 
 fn copy_golden(folder: &TempFolder) {
-    let golden = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("golden/llama");
-    for entry in std::fs::read_dir(golden).unwrap() {
+    for entry in std::fs::read_dir(candlepower_goldens::folder("llama")).unwrap() {
         let path = entry.unwrap().path();
         if path.is_file() {
             std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();

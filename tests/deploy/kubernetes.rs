@@ -210,10 +210,9 @@ fn without_a_cluster_or_a_model_that_it_can_have_nothing_is_tried() {
     let nowhere = Home::new().with_env("KUBECONFIG", "/nowhere/kubeconfig");
     let error = nowhere.error(&demo("x", ""), 11);
     assert!(error["message"].as_str().unwrap().starts_with("no cluster can be used: "), "{error}");
-    let folder = env!("CARGO_MANIFEST_DIR");
-    let args = format!(
-        "deploy {folder}/golden/llama --name x --backend kubernetes --gpu-count 0 --dry-run"
-    );
+    let folder = candlepower_goldens::folder("llama");
+    let folder = folder.display();
+    let args = format!("deploy {folder} --name x --backend kubernetes --gpu-count 0 --dry-run");
     assert_eq!(nowhere.error(&args, 2)["field"], "model");
     let error = nowhere.error("deploy demo --name x --backend kubernetes --dry-run", 2);
     assert_eq!(error["field"], "image");

@@ -17,8 +17,7 @@ fn open(test: &str, config: String) -> Result<(), String> {
 }
 
 fn golden(name: &str) -> String {
-    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    std::fs::read_to_string(goldens.join(name).join("config.json")).unwrap()
+    std::fs::read_to_string(candlepower_goldens::folder(name).join("config.json")).unwrap()
 }
 
 #[test]

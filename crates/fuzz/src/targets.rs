@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::Device;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
+use candlepower_goldens::folder as golden;
 use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, load};
 
 use crate::{Target, Verdict};
@@ -38,10 +39,6 @@ impl Verdict {
 /// A folder or a file of the repository.
 fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
-}
-
-fn golden(name: &str) -> PathBuf {
-    repository("tests/golden").join(name)
 }
 
 /// A folder of its own for changed files, which is removed with it.

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
-use steps::Steps;
+use steps::{Shell, Steps};
 
 const USAGE: &str = "\
 cargo xtask <command>
@@ -31,6 +31,7 @@ cargo xtask <command>
   wheel   builds the Python wheel around the debug binary and tests it; part of test
   fuzz SECONDS [--seed N] [TARGET..]  changed files and texts for every parser, or for some
   schema-suite FOLDER..  holds JSON schemas against test suites: docs/schema-suite.md
+  goldens  writes the weights of tests/golden that are generated from a seed, which the tests do by themselves
   models-table  writes the README's tables of models, which tidy holds to the goldens
   prose [PATH|KIND..]  figures of the project's English, or what is wrong with some of it
   prose --tighten  removes from .prose.txt the sentences that are mended or gone
@@ -79,6 +80,7 @@ fn run() -> Result<ExitCode> {
         }
         "fuzz" => steps.run("fuzz", |shell| test::fuzz(shell, more)),
         "schema-suite" => steps.run("suite", |shell| test::schema_suite(shell, more)),
+        "goldens" => steps.run("goldens", goldens),
         "models-table" => steps.run("table", |_| tidy::write_models_table(&root)),
         "prose" => steps.run("prose", |_| prose::run(&root, more)),
         "tidy" => steps.run("tidy", |_| tidy::run(&root)),
@@ -89,6 +91,15 @@ fn run() -> Result<ExitCode> {
         other => bail!("`{other}` is not a command\n\n{USAGE}"),
     }
     Ok(steps.finish())
+}
+
+/// Writes what is generated of the goldens, for scripts and for other machines.
+fn goldens(_: &Shell) -> Result<String> {
+    let folders = candlepower_goldens::seeded_folders(&candlepower_goldens::root())?;
+    for folder in &folders {
+        candlepower_goldens::write_weights(folder)?;
+    }
+    Ok(format!("{} folders", folders.len()))
 }
 
 /// The folder of the workspace's `Cargo.toml`, whatever folder the command was started in.

@@ -1,5 +1,6 @@
 //! The project's own rules that no ordinary linter knows; each is a function from sources to findings.
 
+mod budget;
 pub(crate) mod code;
 pub(crate) mod files;
 mod folders;
@@ -70,9 +71,10 @@ pub(crate) fn write_models_table(root: &Path) -> Result<String> {
 /// Checks every file that git tracks or would track; an error lists what is broken.
 pub(crate) fn run(root: &Path) -> Result<String> {
     let files = files::read(root)?;
-    let findings: Vec<Finding> = RULES.iter().flat_map(|rule| rule(&files)).collect();
+    let mut findings: Vec<Finding> = RULES.iter().flat_map(|rule| rule(&files)).collect();
+    findings.extend(budget::findings(&files::sizes(root)?));
     if findings.is_empty() {
-        return Ok(format!("{} files, {} rules", files.len(), RULES.len()));
+        return Ok(format!("{} files, {} rules", files.len(), RULES.len() + 1));
     }
     let lines: Vec<String> = findings.iter().map(Finding::to_string).collect();
     bail!("{} findings\n{}", findings.len(), lines.join("\n"))

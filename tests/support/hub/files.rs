@@ -42,7 +42,7 @@ impl Files {
 
     /// A model that can be served: the golden model of this name with a tokenizer of its vocabulary.
     pub(crate) fn golden(name: &str) -> Self {
-        let files = Self::of_folder(tests_folder().join("golden").join(name));
+        let files = Self::of_folder(candlepower_goldens::folder(name));
         let config: Value = serde_json::from_slice(&files.0["config.json"]).unwrap();
         let vocab_size = config["vocab_size"].as_u64().unwrap() as usize;
         let settings = json!({
@@ -54,6 +54,7 @@ impl Files {
         });
         files
             .without("golden.safetensors")
+            .without("model.seeded")
             .with("tokenizer.json", tokenizer(vocab_size).to_string())
             .with("tokenizer_config.json", settings.to_string())
     }

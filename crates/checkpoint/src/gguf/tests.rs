@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
+use candlepower_goldens::folder as golden;
 use serde_json::{Map, json};
 
 use super::*;
 use crate::{Checkpoint, CheckpointFiles, FfnSpec, RopeScaling, RuleSpec, Slot};
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(name)
-}
 
 fn checkpoint(name: &str) -> Checkpoint {
     Checkpoint::open(CheckpointFiles::find(&golden(name)).unwrap().unwrap()).unwrap()

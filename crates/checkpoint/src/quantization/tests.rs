@@ -417,9 +417,8 @@ fn other_formats_take_little_more_than_their_files() {
 
 #[test]
 fn keys_and_values_are_rounded_beside_codes_as_activations_are() {
-    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     let kept = |name: &str, dtype: Option<Dtype>| {
-        let files = CheckpointFiles::find(&goldens.join(name)).unwrap().unwrap();
+        let files = CheckpointFiles::find(&candlepower_goldens::folder(name)).unwrap().unwrap();
         let checkpoint = Checkpoint::open(files).unwrap();
         let weights = dtype.unwrap_or(Dtype::F32);
         checkpoint.kv_dtype(DeviceKind::Cpu, None, dtype, weights).unwrap()

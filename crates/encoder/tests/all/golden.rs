@@ -12,7 +12,7 @@ const SCORES: [&str; 5] =
 const TOLERANCE: f32 = 1e-4;
 
 fn folder(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/encoders").join(name)
+    candlepower_goldens::folder(&format!("encoders/{name}"))
 }
 
 fn checkpoint(name: &str) -> EncoderCheckpoint {

@@ -1,6 +1,6 @@
 //! Weight files that are not what they should be: one line each, and no crash.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use candlepower_checkpoint::{CheckpointFiles, Description};
 use candlepower_encoder::Encoder;
@@ -10,7 +10,7 @@ struct Copy(PathBuf);
 
 impl Copy {
     fn new(test: &str) -> Self {
-        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/encoders/bert");
+        let from = candlepower_goldens::folder("encoders/bert");
         let to = std::env::temp_dir().join(format!("candlepower-{}-{test}", std::process::id()));
         std::fs::create_dir_all(&to).unwrap();
         for name in ["config.json", "model.safetensors"] {

@@ -1,7 +1,6 @@
 //! What the runner of steps takes of the device's memory.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,10 +21,7 @@ const PROMPT: u32 = 5;
 
 /// With a graph for each number of sequences; in a group of ranks of which it is the only one, or in none.
 fn runner(device: &Device, dtype: LoadDtype, in_group: bool) -> DeviceRunner {
-    // A GPU machine has the goldens elsewhere.
-    let goldens = std::env::var_os("CANDLEPOWER_GOLDENS").map(PathBuf::from);
-    let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    let folder = goldens.unwrap_or_else(here).join("llama");
+    let folder = candlepower_goldens::folder("llama");
     let checkpoint = Checkpoint::open(CheckpointFiles::Folder(folder)).unwrap();
     let load_format = LoadFormat::Auto;
     let options =

@@ -6,12 +6,14 @@ use candlepower_checkpoint::{
 };
 use serde_json::{Value, json};
 
-use super::{Folder, golden};
+use super::Folder;
 use crate::{Round, Verdict, change};
 
 pub(super) fn open() -> Round {
-    let mut folders: Vec<_> =
-        std::fs::read_dir(golden("")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut folders: Vec<_> = std::fs::read_dir(candlepower_goldens::root())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     folders.sort();
     // Encoders lie in a folder of their own, and GGUF files have no configuration apart.
     let configs = folders.iter().filter_map(|folder| {

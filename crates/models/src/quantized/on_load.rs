@@ -92,9 +92,8 @@ fn rounded(number: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use candle_core::DType;
+    use candlepower_goldens::folder;
     use safetensors::SafeTensors;
 
     use super::*;
@@ -102,11 +101,10 @@ mod tests {
     /// The first rows of matrices of a checkpoint against those that the PyPI package `gguf` makes of them.
     #[test]
     fn numbers_are_those_of_ggufs_types_to_the_bit() {
-        let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-        let stored = std::fs::read(goldens.join("llama/model.safetensors")).unwrap();
+        let stored = std::fs::read(folder("llama").join("model.safetensors")).unwrap();
         let stored = SafeTensors::deserialize(&stored).unwrap();
         for (kind, golden) in [(OnLoad::Int8, "llama-int8"), (OnLoad::Int4, "llama-int4")] {
-            let golden = goldens.join("on-load").join(golden).join("golden.safetensors");
+            let golden = folder(&format!("on-load/{golden}")).join("golden.safetensors");
             let golden = std::fs::read(golden).unwrap();
             let golden = SafeTensors::deserialize(&golden).unwrap();
             let mut seen = 0;

@@ -1,9 +1,8 @@
 //! What is packed for the kernels are the numbers that the format defines, to the bit.
 
-use std::path::Path;
-
 use candle_core::{Device, Tensor};
 use candlepower_checkpoint::CheckpointFiles;
+use candlepower_goldens::{root, write_weights};
 use candlepower_kernels::embedding;
 
 use super::*;
@@ -37,12 +36,12 @@ fn parts(matrix: &AnyStored, k: usize) -> Vec<Option<Range<usize>>> {
 
 #[test]
 fn packed_numbers_are_those_of_the_format_to_the_bit() {
-    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     let mut seen = 0;
-    let folders = std::fs::read_dir(goldens).unwrap().map(|folder| folder.unwrap().path());
+    let folders = std::fs::read_dir(root()).unwrap().map(|folder| folder.unwrap().path());
     // These have folders of their own.
     let others = ["encoders", "on-load"];
     for folder in folders.filter(|folder| !others.iter().any(|other| folder.ends_with(other))) {
+        write_weights(&folder).unwrap();
         let files = CheckpointFiles::find(&folder).unwrap().unwrap();
         let checkpoint = Checkpoint::open(files).unwrap();
         let shards = Shards::open(&checkpoint).unwrap();

@@ -1,6 +1,6 @@
 //! The golden decoders whose weights are numbers, for the tests of every crate that runs them.
 
-use std::path::PathBuf;
+pub(crate) use candlepower_goldens::folder;
 
 pub(crate) const GOLDENS: &[&str] = &[
     "llama",
@@ -89,11 +89,3 @@ pub(crate) const GOLDENS: &[&str] = &[
     "gguf-qwen3",
     "gguf-phi3",
 ];
-
-/// The folder of any golden.
-pub(crate) fn folder(name: &str) -> PathBuf {
-    // A GPU machine has the goldens elsewhere.
-    let goldens = std::env::var_os("CANDLEPOWER_GOLDENS").map(PathBuf::from);
-    let here = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    goldens.unwrap_or_else(here).join(name)
-}

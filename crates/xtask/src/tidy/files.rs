@@ -1,5 +1,6 @@
 //! The files that the rules look at: every text file that git tracks or would track.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 
@@ -26,6 +27,36 @@ impl SourceFile {
 
 /// Reads the project's files; what is not UTF-8 (weights) is left out.
 pub(crate) fn read(root: &Path) -> Result<Vec<SourceFile>> {
+    let mut files = Vec::new();
+    for path in paths(root)? {
+        let bytes = match std::fs::read(root.join(&path)) {
+            Ok(bytes) => bytes,
+            // Deleted, but the deletion is not committed yet.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
+        };
+        if let Ok(text) = String::from_utf8(bytes) {
+            files.push(SourceFile { path, text });
+        }
+    }
+    Ok(files)
+}
+
+/// Every file's path and its size in bytes, weights as well.
+pub(super) fn sizes(root: &Path) -> Result<Vec<(String, u64)>> {
+    let mut sizes = Vec::new();
+    for path in paths(root)? {
+        match std::fs::symlink_metadata(root.join(&path)) {
+            Ok(metadata) => sizes.push((path, metadata.len())),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
+        }
+    }
+    Ok(sizes)
+}
+
+/// What git tracks or would track.
+fn paths(root: &Path) -> Result<Vec<String>> {
     let mut git = Command::new("git");
     git.current_dir(root).args([
         "ls-files",
@@ -36,19 +67,7 @@ pub(crate) fn read(root: &Path) -> Result<Vec<SourceFile>> {
         "--deduplicate",
     ]);
     let listing = output(&mut git).context("tidy lists the project's files with git")?;
-    let mut files = Vec::new();
-    for path in listing.split('\0').filter(|path| !path.is_empty()) {
-        let bytes = match std::fs::read(root.join(path)) {
-            Ok(bytes) => bytes,
-            // Deleted, but the deletion is not committed yet.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
-        };
-        if let Ok(text) = String::from_utf8(bytes) {
-            files.push(SourceFile { path: path.to_owned(), text });
-        }
-    }
-    Ok(files)
+    Ok(listing.split('\0').filter(|path| !path.is_empty()).map(str::to_owned).collect())
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ const CRATES: &[Crate] = &[
     row("packing", 0, &[]),
     row("machine", 0, &[]),
     row("comm", 0, &[]),
+    row("goldens", 0, &[]),
     row("checkpoint", 1, &["packing"]),
     row("kernels", 1, &["packing"]),
     row("grammar", 1, &["tokenizer"]),
@@ -41,12 +42,15 @@ const CRATES: &[Crate] = &[
     ),
     row("candlepower", 5, &["checkpoint", "client", "engine", "hub", "machine", "server"]),
     row("python", 5, &["client"]),
-    row("fuzz", 5, &["api", "checkpoint", "grammar", "models", "tokenizer"]),
-    row("xtask", 6, &[]),
+    row("fuzz", 5, &["api", "checkpoint", "goldens", "grammar", "models", "tokenizer"]),
+    row("xtask", 6, &["goldens"]),
 ];
 
 /// The tables of a manifest that name other crates.
 const DEPENDENCIES: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
+
+/// The crate with data for tests, which every crate's tests may import.
+const FOR_TESTS: (&str, &str) = ("dev-dependencies", "candlepower-goldens");
 
 pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
     files.iter().flat_map(manifest_findings).collect()
@@ -93,9 +97,13 @@ fn imports(manifest: &toml::Table) -> Vec<String> {
         targets.into_iter().flat_map(toml::Table::values).filter_map(toml::Value::as_table);
     std::iter::once(manifest)
         .chain(tables)
-        .flat_map(|table| DEPENDENCIES.iter().filter_map(|kind| table.get(*kind)?.as_table()))
-        .flatten()
-        .filter_map(|(name, value)| {
+        .flat_map(|table| {
+            let of_kind = |kind: &'static &str| Some((*kind, table.get(*kind)?.as_table()?));
+            DEPENDENCIES.iter().filter_map(of_kind)
+        })
+        .flat_map(|(kind, named)| named.iter().map(move |(name, value)| (kind, name, value)))
+        .filter(|(kind, name, _)| (*kind, name.as_str()) != FOR_TESTS)
+        .filter_map(|(_, name, value)| {
             let renamed = value.get("package").and_then(toml::Value::as_str);
             let name = renamed.unwrap_or(name);
             if name == "candlepower" {
@@ -147,6 +155,15 @@ mod tests {
     fn allowed_imports_and_foreign_crates_pass() {
         let text = "[dependencies]\ncandlepower-kernels.workspace = true\nserde = \"1\"\n";
         assert!(messages("crates/models/Cargo.toml", text).is_empty());
+    }
+
+    #[test]
+    fn only_tests_import_the_goldens() {
+        let text = |kind| format!("[{kind}]\ncandlepower-goldens.workspace = true\n");
+        assert!(messages("crates/models/Cargo.toml", &text("dev-dependencies")).is_empty());
+        for kind in ["dependencies", "build-dependencies"] {
+            assert_eq!(messages("crates/models/Cargo.toml", &text(kind)).len(), 1, "{kind}");
+        }
     }
 
     #[test]

@@ -122,7 +122,7 @@ mod tests {
         let config = command.try_get_matches_from(["demo"]).unwrap();
         let config = ServeConfig::from_arg_matches(&config).unwrap();
         for (model, kind) in MODELS {
-            let folder = root.join("tests/golden").join(model);
+            let folder = candlepower_goldens::folder(model);
             let original = std::fs::read(folder.join("tokenizer.json")).unwrap();
             let original = Tokenizer::from_bytes(&original, None).unwrap();
             let files = CheckpointFiles::find(&folder).unwrap().unwrap();

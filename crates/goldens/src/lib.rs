@@ -1,0 +1,111 @@
+//! The golden checkpoints of `tests/golden`, for tests: each keeps a seed, from which its large matrices are generated.
+//!
+//! A folder's `model.seeded` is tracked by git, its `model.safetensors` is not: [`folder`] writes it where it is missing
+//! or old. `scripts/seeded_weights.py` makes the same bits, and describes how.
+
+mod random;
+mod seeded;
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use seeded::Seeded;
+
+/// The file that is kept of a golden's weights.
+const SEEDED: &str = "model.seeded";
+
+/// What is generated from it, beside it.
+const WEIGHTS: &str = "model.safetensors";
+
+/// Why the weights of a golden are not there.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file cannot be read or written.
+    #[error("{}: {source}: make the folder of the goldens readable and writable", path.display())]
+    Io {
+        /// Of the file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The file of seeds is not as a script wrote it.
+    #[error("{} is damaged, {reason}: check it out again, or make the golden again", path.display())]
+    Damaged {
+        /// Of the file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// The folder with all goldens: that of the repository, or `CANDLEPOWER_GOLDENS`, as a GPU machine has them elsewhere.
+pub fn root() -> PathBuf {
+    let elsewhere = std::env::var_os("CANDLEPOWER_GOLDENS").map(PathBuf::from);
+    let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    elsewhere.unwrap_or_else(here)
+}
+
+/// The folder of a golden such as `llama` or `encoders/bert`, with its weights.
+///
+/// # Panics
+/// If the weights cannot be generated: a test cannot go on.
+pub fn folder(name: &str) -> PathBuf {
+    let folder = root().join(name);
+    match write_weights(&folder) {
+        Ok(()) => folder,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Every folder in `root` whose weights are generated, in order.
+///
+/// # Errors
+/// If a folder cannot be read.
+pub fn seeded_folders(root: &Path) -> Result<Vec<PathBuf>, Error> {
+    let (mut found, mut left) = (Vec::new(), vec![root.to_owned()]);
+    while let Some(folder) = left.pop() {
+        for entry in fs::read_dir(&folder).map_err(of(&folder))? {
+            let path = entry.map_err(of(&folder))?.path();
+            if path.is_dir() {
+                left.push(path);
+            } else if path.ends_with(SEEDED) {
+                found.push(folder.clone());
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Writes the weights of a folder that has a file of seeds, unless they are there.
+///
+/// # Errors
+/// If the file of seeds is damaged, or a file cannot be read or written.
+pub fn write_weights(folder: &Path) -> Result<(), Error> {
+    let (path, weights) = (folder.join(SEEDED), folder.join(WEIGHTS));
+    let mut file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(of(&path)(error)),
+    };
+    // Others may want the same weights now. Who has waited finds them, and nobody writes while they are read.
+    file.lock().map_err(of(&path))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(of(&path))?;
+    let damaged = |reason| Error::Damaged { path: path.clone(), reason };
+    let seeded = Seeded::read(&bytes).map_err(damaged)?;
+    if fs::read(&weights).is_ok_and(|found| seeded.has_made(&found)) {
+        return Ok(());
+    }
+    let generated = seeded.weights().map_err(damaged)?;
+    // What is cut off in between is no file of weights.
+    let part = folder.join(format!("{WEIGHTS}.part"));
+    fs::write(&part, generated).map_err(of(&part))?;
+    fs::rename(&part, &weights).map_err(of(&weights))
+}
+
+fn of(path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_owned();
+    |source| Error::Io { path, source }
+}
