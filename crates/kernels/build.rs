@@ -65,6 +65,8 @@ impl Toolkit {
         let own = variable("CANDLEPOWER_NVCC");
         if let Some(folder) = own.as_deref().and_then(|nvcc| Path::new(nvcc).parent()) {
             println!("cargo::rerun-if-changed={}", folder.display());
+            // Which kernels are watched for races: that compiler reads it.
+            println!("cargo::rerun-if-env-changed=CANDLEPOWER_WATCHED_KERNELS");
         }
         let nvcc = match (own.or(variable("NVCC")), &home) {
             (Some(nvcc), _) => PathBuf::from(nvcc),

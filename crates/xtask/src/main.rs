@@ -4,6 +4,7 @@
 
 mod check;
 mod cuda;
+mod deep;
 mod emulated;
 mod inlined;
 mod prose;
@@ -11,6 +12,7 @@ mod steps;
 mod test;
 mod tidy;
 mod tools;
+mod watched;
 mod wheel;
 
 use std::path::{Path, PathBuf};
@@ -23,7 +25,8 @@ use steps::{Shell, Steps};
 const USAGE: &str = "\
 cargo xtask <command>
 
-  ci      check, test, a minute of fuzz, cuda
+  ci      check, test, half a minute of fuzz, cuda
+  deep [PART..]  what is long and rarely fails, all or some of it; `deep --list` says what each part covers
   check   fmt, clippy, tidy, typos, doc, deny
   test    builds the binary and runs every test; needs only Rust and Python
   cuda    a CUDA build for no GPU, and its tests; then emulated; shares what test has built; needs g++, x86-64
@@ -52,7 +55,8 @@ fn run() -> Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let (command, more) = match arguments.split_first() {
         Some((command, more))
-            if more.is_empty() || ["schema-suite", "fuzz", "prose"].contains(&command.as_str()) =>
+            if more.is_empty()
+                || ["schema-suite", "fuzz", "prose", "deep"].contains(&command.as_str()) =>
         {
             (command, more)
         }
@@ -64,9 +68,14 @@ fn run() -> Result<ExitCode> {
         "ci" => {
             check::run_steps(&mut steps);
             test::run_steps(&mut steps);
-            steps.run("fuzz", |shell| test::fuzz(shell, &["60", "--seed", "0"].map(str::to_owned)));
+            steps.run("fuzz", |shell| test::fuzz(shell, &["30", "--seed", "0"].map(str::to_owned)));
             cuda::run_steps(&mut steps);
         }
+        "deep" if more == ["--list"] => {
+            print!("{}", deep::list());
+            return Ok(ExitCode::SUCCESS);
+        }
+        "deep" => return deep::run(steps, more),
         "check" => check::run_steps(&mut steps),
         "test" => test::run_steps(&mut steps),
         "cuda" => cuda::run_steps(&mut steps),

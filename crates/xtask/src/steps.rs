@@ -18,6 +18,8 @@ struct Done {
     name: &'static str,
     outcome: Result<String>,
     took: Duration,
+    /// Seconds of processors that its programs took, which other work on the machine changes less.
+    cpu: f64,
 }
 
 impl Steps {
@@ -27,30 +29,60 @@ impl Steps {
 
     /// Runs one step and keeps its outcome: a line for the summary, or why it failed.
     pub(crate) fn run(&mut self, name: &'static str, step: impl FnOnce(&Shell) -> Result<String>) {
+        self.succeeds(name, step);
+    }
+
+    /// As [`Self::run`], and tells whether the step succeeded.
+    pub(crate) fn succeeds(
+        &mut self,
+        name: &'static str,
+        step: impl FnOnce(&Shell) -> Result<String>,
+    ) -> bool {
         println!("\n=== {name}");
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), cpu_seconds());
         let outcome = step(&self.shell);
         if let Err(error) = &outcome {
             println!("{error:#}");
         }
-        self.done.push(Done { name, outcome, took: start.elapsed() });
+        let (took, cpu) = (start.elapsed(), cpu_seconds() - before);
+        let succeeded = outcome.is_ok();
+        self.done.push(Done { name, outcome, took, cpu });
+        succeeded
     }
 
     /// Prints the summary; the exit code is a failure if any step failed.
     pub(crate) fn finish(self) -> ExitCode {
-        println!("\n=== summary");
+        println!("\n=== summary: seconds, and seconds of processors");
         for step in &self.done {
             let (word, note) = match &step.outcome {
                 Ok(note) => ("ok", note.clone()),
                 Err(error) => ("FAILED", first_line(&format!("{error:#}"))),
             };
-            println!("{word:<7} {:<8} {:>6.1} s  {note}", step.name, step.took.as_secs_f64());
+            let (took, cpu) = (step.took.as_secs_f64(), step.cpu);
+            println!("{word:<7} {:<8} {took:>7.1} {cpu:>7.1}  {note}", step.name);
         }
+        let took: Duration = self.done.iter().map(|step| step.took).sum();
+        let cpu: f64 = self.done.iter().map(|step| step.cpu).sum();
+        println!("        {:<8} {:>7.1} {cpu:>7.1}", "in all", took.as_secs_f64());
         match self.done.iter().all(|step| step.outcome.is_ok()) {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,
         }
     }
+}
+
+/// What this process and those that it has waited for took; 0 where the system does not say as Linux does.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    parse_cpu_seconds(&stat).unwrap_or_default()
+}
+
+/// The sum of user and system time, its own and that of its children, in hundredths, behind the program's name.
+fn parse_cpu_seconds(stat: &str) -> Option<f64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let times: Vec<f64> =
+        fields.split_whitespace().skip(11).take(4).map_while(|time| time.parse().ok()).collect();
+    (times.len() == 4).then(|| times.iter().sum::<f64>() / 100.0)
 }
 
 fn first_line(text: &str) -> String {
@@ -152,6 +184,13 @@ mod tests {
         });
         assert!(second_ran);
         assert_eq!(steps.finish(), ExitCode::FAILURE);
+    }
+
+    #[test]
+    fn processors_seconds_are_read_behind_any_name() {
+        let stat = "7 (a) b (c) R 1 7 7 0 -1 4194304 95 0 0 0 150 50 200 100 20 0 1 0 8 9";
+        assert_eq!(parse_cpu_seconds(stat), Some(5.0));
+        assert_eq!(parse_cpu_seconds("7 (a) R 1"), None);
     }
 
     #[test]

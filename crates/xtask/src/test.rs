@@ -1,5 +1,7 @@
 //! `cargo xtask test`: builds the binary and runs every test, from nothing but Rust and Python.
 
+use std::path::PathBuf;
+
 use anyhow::{Result, bail};
 
 use crate::inlined;
@@ -20,7 +22,13 @@ const NODE_PACKAGE: &str = "tests/node";
 const FEATURES: [&str; 2] = ["--features", "candlepower/full"];
 
 pub(crate) fn run_steps(steps: &mut Steps) {
-    steps.run("build", build);
+    // Packages are waited for while the processors build. An installation that fails does so again in its own step, which says why.
+    steps.run("build", |shell| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| Clients::install(shell).map(drop));
+            build(shell)
+        })
+    });
     steps.run("inlined", inlined::check);
     steps.run("test", test);
     steps.run("wheel", wheel::test);
@@ -33,18 +41,34 @@ pub(crate) fn build(shell: &Shell) -> Result<String> {
     Ok(String::new())
 }
 
+/// What the end-to-end tests talk to the server with. It is installed once.
+struct Clients {
+    venv: Venv,
+    frameworks: Venv,
+    node: Node,
+    mini_lm: PathBuf,
+}
+
+impl Clients {
+    fn install(shell: &Shell) -> Result<Self> {
+        let venv = Venv::new(shell, "test", REQUIREMENTS)?;
+        let frameworks = Venv::new(shell, "frameworks", FRAMEWORK_REQUIREMENTS)?;
+        let node = Node::new(shell, &venv)?;
+        node.npm_ci(shell, NODE_PACKAGE)?;
+        let mini_lm = venv.mini_lm(shell)?;
+        Ok(Self { venv, frameworks, node, mini_lm })
+    }
+}
+
 fn test(shell: &Shell) -> Result<String> {
-    let venv = Venv::new(shell, "test", REQUIREMENTS)?;
-    let frameworks = Venv::new(shell, "frameworks", FRAMEWORK_REQUIREMENTS)?;
-    let node = Node::new(shell, &venv)?;
-    node.npm_ci(shell, NODE_PACKAGE)?;
+    let clients = Clients::install(shell)?;
     let mut cargo = shell.cargo("test --workspace --no-fail-fast --locked");
     cargo
         .args(FEATURES)
-        .env("CANDLEPOWER_TEST_PYTHON", venv.program("python"))
-        .env("CANDLEPOWER_TEST_FRAMEWORK_PYTHON", frameworks.program("python"))
-        .env("CANDLEPOWER_TEST_NODE", &node.program)
-        .env("CANDLEPOWER_TEST_MINI_LM", venv.mini_lm(shell)?);
+        .env("CANDLEPOWER_TEST_PYTHON", clients.venv.program("python"))
+        .env("CANDLEPOWER_TEST_FRAMEWORK_PYTHON", clients.frameworks.program("python"))
+        .env("CANDLEPOWER_TEST_NODE", &clients.node.program)
+        .env("CANDLEPOWER_TEST_MINI_LM", &clients.mini_lm);
     let mut totals = Totals::default();
     let succeeded = run_lines(&mut cargo, |line| totals.add(line))?;
     if !succeeded || !totals.failed_tests.is_empty() {
@@ -66,7 +90,8 @@ pub(crate) fn schema_suite(shell: &Shell, folders: &[String]) -> Result<String> 
 pub(crate) fn fuzz(shell: &Shell, arguments: &[String]) -> Result<String> {
     build(shell)?;
     let program = target_folder(shell).join("debug/candlepower-fuzz");
-    run(shell.command(program).args(arguments))?;
+    // A parser below ours may panic and be caught, which says so; with a backtrace each, nothing else of the output could be read.
+    run(shell.command(program).args(arguments).env("RUST_BACKTRACE", "0"))?;
     Ok(String::new())
 }
 

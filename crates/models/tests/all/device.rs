@@ -456,11 +456,15 @@ fn compare_sixteen_bits(
     let (mut same, mut all, mut worst) = (0, 0, 0f32);
     // Emulated GPUs take their time for each token.
     let most = std::env::var("CANDLEPOWER_TEST_TOKENS").map_or(usize::MAX, |n| n.parse().unwrap());
+    // And for each dtype, which may be one alone.
+    let only = std::env::var("CANDLEPOWER_TEST_DTYPE").ok();
+    let both = [(LoadDtype::Bf16, DType::BF16, 0.12), (LoadDtype::F16, DType::F16, 0.02)];
+    let asked = |found: DType| only.as_ref().is_none_or(|only| only == found.as_str());
+    let dtypes: Vec<_> = both.into_iter().filter(|(_, found, _)| asked(*found)).collect();
+    assert!(!dtypes.is_empty(), "CANDLEPOWER_TEST_DTYPE is bf16 or f16, not {only:?}");
     for name in goldens() {
         let golden = Golden::read(name);
-        for (dtype, found, limit) in
-            [(LoadDtype::Bf16, DType::BF16, 0.12), (LoadDtype::F16, DType::F16, 0.02)]
-        {
+        for &(dtype, found, limit) in &dtypes {
             let mut runner = Runner::on(device, name, dtype);
             assert_eq!(runner.model.dtype(), found);
             // What differs from bf16 is the rounding alone: some tokens say as much.

@@ -1,0 +1,164 @@
+//! `cargo xtask deep`: what is long and rarely fails, in parts that run alone, too. CI leaves it out; a release does not.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::emulated::{self, COMPARISONS, GOLDENS, Tests, Watched};
+use crate::steps::Steps;
+use crate::{cuda, test, watched};
+
+const PARTS: [Part; 3] = [
+    Part {
+        name: "races",
+        covers: "all comparisons of kernels on the emulated GPU, each kernel watched for races; then the digests by which CI finds changed kernels are written",
+        work: Work::Emulated(&COMPARISONS),
+    },
+    Part {
+        name: "goldens",
+        covers: "the goldens of all models on the emulated GPU: in bf16 every token of their prompts, in f16 a block",
+        work: Work::Emulated(&[GOLDENS]),
+    },
+    Part {
+        name: "fuzz",
+        covers: "ten minutes of changed files and texts for every parser, other ones each time",
+        work: Work::Fuzz { seconds: 600 },
+    },
+];
+
+struct Part {
+    name: &'static str,
+    covers: &'static str,
+    work: Work,
+}
+
+enum Work {
+    /// With all kernels watched, where these tests look for races.
+    Emulated(&'static [Tests]),
+    Fuzz {
+        seconds: u32,
+    },
+}
+
+/// Whether a part succeeded, and the time that it took; nothing of one that was not asked for.
+type Outcome = Option<(bool, Duration)>;
+
+/// The parts and what each covers, a line for each.
+pub(crate) fn list() -> String {
+    PARTS.iter().map(|part| format!("{:<8} {}\n", part.name, part.covers)).collect()
+}
+
+/// Runs the parts that are named, or all, and says what was covered and what was not.
+pub(crate) fn run(mut steps: Steps, names: &[String]) -> Result<ExitCode> {
+    let chosen = choose(names)?;
+    let outcomes = std::array::from_fn(|index| {
+        chosen[index].then(|| {
+            let began = Instant::now();
+            (PARTS[index].run(&mut steps), began.elapsed())
+        })
+    });
+    let code = steps.finish();
+    print!("\n{}", report(&outcomes));
+    Ok(code)
+}
+
+/// Which of the parts are named; all where none is.
+fn choose(names: &[String]) -> Result<[bool; PARTS.len()]> {
+    if let Some(unknown) = names.iter().find(|name| PARTS.iter().all(|part| part.name != *name)) {
+        bail!("`{unknown}` is not a part of `cargo xtask deep`; its parts are\n{}", list());
+    }
+    let is_named = |part: &Part| names.iter().any(|name| name == part.name);
+    Ok(PARTS.each_ref().map(|part| names.is_empty() || is_named(part)))
+}
+
+fn report(outcomes: &[Outcome; PARTS.len()]) -> String {
+    let line = |(part, outcome): (&Part, &Outcome)| {
+        let word = match outcome {
+            Some((true, _)) => "covered",
+            Some((false, _)) => "FAILED",
+            None => "not run",
+        };
+        let took =
+            outcome.map_or(String::new(), |(_, took)| format!("{:.0} s", took.as_secs_f64()));
+        format!("{word:<7} {:<8} {took:>7}  {}\n", part.name, part.covers)
+    };
+    PARTS.iter().zip(outcomes).map(line).collect()
+}
+
+impl Part {
+    fn run(&self, steps: &mut Steps) -> bool {
+        match self.work {
+            Work::Emulated(tests) => self.on_emulated_gpu(steps, tests),
+            Work::Fuzz { seconds } => {
+                steps.succeeds(self.name, |shell| test::fuzz(shell, &[seconds.to_string()]))
+            }
+        }
+    }
+
+    /// The digests are those of the sources that are built, whatever becomes of them meanwhile.
+    fn on_emulated_gpu(&self, steps: &mut Steps, tests: &'static [Tests]) -> bool {
+        let (mut digests, mut built) = (None, None);
+        steps.succeeds("toolkit", cuda::toolkit)
+            && steps.succeeds("emulate", |shell| {
+                digests = Some(watched::digests(shell.root())?);
+                built = Some(emulated::build(shell, Watched::All)?);
+                Ok("every kernel watched".to_owned())
+            })
+            && steps.succeeds(self.name, |shell| {
+                let fact = built.context("it was not built")?.test(shell, tests)?;
+                if tests == COMPARISONS {
+                    watched::write(shell.root(), &digests.context("there are no digests")?)?;
+                }
+                Ok(fact)
+            })
+    }
+}
+
+/// All tests that the parts run on the emulated GPU.
+#[cfg(test)]
+pub(crate) fn emulated_tests() -> impl Iterator<Item = &'static Tests> {
+    PARTS.iter().flat_map(|part| match part.work {
+        Work::Emulated(tests) => tests,
+        Work::Fuzz { .. } => &[],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn parts_are_chosen_by_name_and_all_without_one() {
+        assert_eq!(choose(&[]).unwrap(), [true; 3]);
+        assert_eq!(choose(&names(&["fuzz", "races"])).unwrap(), [true, false, true]);
+        let error = choose(&names(&["races", "golden"])).unwrap_err().to_string();
+        assert!(error.starts_with("`golden` is not a part"), "{error}");
+        assert!(PARTS.iter().all(|part| error.contains(part.name)), "{error}");
+    }
+
+    #[test]
+    fn the_report_names_what_was_not_run() {
+        let outcomes = [Some((true, Duration::from_secs(90))), Some((false, Duration::ZERO)), None];
+        let report = report(&outcomes);
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        let lines: Vec<_> = report.lines().map(words).collect();
+        assert!(lines[0].starts_with("covered races 90 s all comparisons"), "{report}");
+        assert!(lines[1].starts_with("FAILED goldens 0 s the goldens"), "{report}");
+        assert!(lines[2].starts_with("not run fuzz ten minutes"), "{report}");
+    }
+
+    #[test]
+    fn the_guide_names_every_part() {
+        let guide = crate::workspace_root().join("docs/contributing.md");
+        let guide = std::fs::read_to_string(guide).unwrap();
+        for part in &PARTS {
+            assert!(guide.contains(&format!("| `{}` |", part.name)), "{}", part.name);
+        }
+        assert!(guide.contains(watched::FILE));
+    }
+}

@@ -1,0 +1,211 @@
+//! Which CUDA kernels have changed since `cargo xtask deep races` last watched them all for races: CI watches those alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use sha2::{Digest, Sha256};
+
+/// The digests of the last time: a line for each kernel source, with its name.
+pub(crate) const FILE: &str = "crates/kernels/tests/watched.txt";
+
+const KERNELS: &str = "crates/kernels/src/cuda/kernels";
+
+/// What runs every kernel, and the versions of the headers that some include: a change here is one of all kernels.
+const OF_ALL: [&str; 2] = [crate::emulated::EMULATOR, "scripts/cuda/toolkit.txt"];
+
+const HEADER: &str = "\
+# Written by `cargo xtask deep races`, and not by hand: the kernel sources that it has found no race in.
+# A digest is of the source, the headers that it includes, the emulator, and the versions of the toolkit.
+";
+
+/// The digest of each kernel source, by its name without `.cu`.
+pub(crate) type Digests = BTreeMap<String, String>;
+
+/// Of the sources as they are.
+pub(crate) fn digests(root: &Path) -> Result<Digests> {
+    let mut of_all = Vec::new();
+    for path in OF_ALL {
+        files_below(&root.join(path), &mut of_all)?;
+    }
+    let mut digests = Digests::new();
+    for entry in read_folder(&root.join(KERNELS))? {
+        if entry.extension().is_some_and(|extension| extension == "cu") {
+            let mut sources = BTreeSet::new();
+            add_with_headers(&entry, &mut sources)?;
+            let name = entry.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            digests.insert(name, digest(root, sources.iter().chain(&of_all))?);
+        }
+    }
+    Ok(digests)
+}
+
+/// The names whose digest is not the one that the file has; all where there is no file.
+pub(crate) fn changed(root: &Path, digests: &Digests) -> Vec<String> {
+    let known = fs::read_to_string(root.join(FILE)).unwrap_or_default();
+    let known: BTreeSet<_> = known.lines().filter_map(|line| line.split_once(' ')).collect();
+    let is_changed =
+        |(name, digest): &(&String, &String)| !known.contains(&(name.as_str(), digest.as_str()));
+    digests.iter().filter(is_changed).map(|(name, _)| name.clone()).collect()
+}
+
+pub(crate) fn write(root: &Path, digests: &Digests) -> Result<()> {
+    let mut text = HEADER.to_owned();
+    for (name, digest) in digests {
+        writeln!(text, "{name} {digest}")?;
+    }
+    fs::write(root.join(FILE), text).with_context(|| format!("cannot write {FILE}"))
+}
+
+/// The source and all that it includes from its own folder.
+fn add_with_headers(source: &Path, sources: &mut BTreeSet<PathBuf>) -> Result<()> {
+    if !sources.insert(source.to_path_buf()) {
+        return Ok(());
+    }
+    let text = read(source)?;
+    let text = String::from_utf8_lossy(&text);
+    for line in text.lines().filter_map(|line| line.trim_start().strip_prefix("#include \"")) {
+        let header = source.with_file_name(line.split('"').next().unwrap_or_default());
+        add_with_headers(&header, sources)?;
+    }
+    Ok(())
+}
+
+/// Of names and contents, so that a file that is moved counts, too.
+fn digest<'a>(root: &Path, files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
+    let mut digest = Sha256::new();
+    for file in files {
+        let (name, content) = (file.strip_prefix(root).unwrap_or(file), read(file)?);
+        digest.update(format!("{} {}\n", name.display(), content.len()));
+        digest.update(content);
+    }
+    let mut text = String::new();
+    for byte in digest.finalize() {
+        write!(text, "{byte:02x}")?;
+    }
+    Ok(text)
+}
+
+fn files_below(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    if path.is_dir() {
+        for entry in read_folder(path)? {
+            files_below(&entry, files)?;
+        }
+    } else {
+        files.push(path.to_path_buf());
+    }
+    Ok(())
+}
+
+/// In an order that is the same everywhere.
+fn read_folder(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+    let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    paths.sort();
+    Ok(paths)
+}
+
+fn read(file: &Path) -> Result<Vec<u8>> {
+    fs::read(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tree of two kernels, one of which includes a header that includes another. It is removed at the end.
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("watched-{name}-{}", std::process::id()));
+            let tree = Self(root);
+            for (path, text) in [
+                ("crates/kernels/src/cuda/kernels/gemv.cu", "#include \"common.cuh\"\nrows\n"),
+                ("crates/kernels/src/cuda/kernels/qkv.cu", "  #include \"heads.cuh\"\n"),
+                ("crates/kernels/src/cuda/kernels/heads.cuh", "#include \"common.cuh\"\n"),
+                ("crates/kernels/src/cuda/kernels/common.cuh", "#pragma once\n"),
+                ("crates/kernels/tests/emulator/include/pipeline", ""),
+                ("crates/kernels/tests/emulator/nvcc", ""),
+                ("scripts/cuda/toolkit.txt", "flashinfer\n"),
+            ] {
+                tree.put(path, text);
+            }
+            tree
+        }
+
+        fn put(&self, path: &str, text: &str) {
+            let path = self.0.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+
+        fn changed(&self) -> Vec<String> {
+            changed(&self.0, &digests(&self.0).unwrap())
+        }
+
+        fn write(&self) {
+            write(&self.0, &digests(&self.0).unwrap()).unwrap();
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_kernel_has_changed_if_its_source_or_a_header_of_it_has() {
+        let tree = Tree::new("headers");
+        assert_eq!(tree.changed(), ["gemv", "qkv"], "nothing has been watched");
+        tree.write();
+        assert!(tree.changed().is_empty());
+        tree.put("crates/kernels/src/cuda/kernels/gemv.cu", "#include \"common.cuh\"\ncolumns\n");
+        assert_eq!(tree.changed(), ["gemv"]);
+        tree.write();
+        tree.put(
+            "crates/kernels/src/cuda/kernels/heads.cuh",
+            "#include \"common.cuh\"\n// heads\n",
+        );
+        assert_eq!(tree.changed(), ["qkv"]);
+        tree.write();
+        tree.put("crates/kernels/src/cuda/kernels/common.cuh", "#pragma once\n// all\n");
+        assert_eq!(tree.changed(), ["gemv", "qkv"]);
+        tree.write();
+        tree.put("crates/kernels/src/cuda/kernels/short_conv.cu", "");
+        assert_eq!(tree.changed(), ["short_conv"], "a new kernel");
+    }
+
+    #[test]
+    fn the_emulator_and_the_toolkit_are_part_of_every_kernel() {
+        let tree = Tree::new("emulator");
+        for path in ["crates/kernels/tests/emulator/include/pipeline", "scripts/cuda/toolkit.txt"] {
+            tree.write();
+            tree.put(path, "changed\n");
+            assert_eq!(tree.changed(), ["gemv", "qkv"], "{path}");
+        }
+        tree.write();
+        tree.put("crates/kernels/tests/emulator/races.cpp", "");
+        assert_eq!(tree.changed(), ["gemv", "qkv"], "a new file");
+    }
+
+    #[test]
+    fn a_header_that_is_not_there_is_an_error() {
+        let tree = Tree::new("missing");
+        tree.put("crates/kernels/src/cuda/kernels/gemv.cu", "#include \"index.cuh\"\n");
+        let error = format!("{:#}", digests(&tree.0).unwrap_err());
+        assert!(error.contains("index.cuh"), "{error}");
+    }
+
+    /// What is named here is compiled with its accesses told, and the rest without.
+    #[test]
+    fn the_projects_own_kernels_have_digests() {
+        let found = digests(&crate::workspace_root()).unwrap();
+        assert!(found.contains_key("attention_decode") && found.contains_key("gemv"), "{found:?}");
+        let distinct: BTreeSet<_> = found.values().collect();
+        assert_eq!(distinct.len(), found.len());
+    }
+}
