@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use crate::ahead::Ahead;
 use crate::emulated;
 use crate::steps::{Shell, Steps, output, run};
 use crate::tools::{target_folder, tools_folder};
@@ -21,12 +22,12 @@ pub(crate) const FEATURES: &str =
 /// Parts of the names of libraries that the binary must not need.
 const CUDA_LIBRARIES: [&str; 4] = ["libcu", "libnv", "libnccl", "not found"];
 
-pub(crate) fn run_steps(steps: &mut Steps) {
+pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>) {
     steps.run("toolkit", toolkit);
     steps.run("cuda", build);
     steps.run("ldd", needs_no_cuda);
     steps.run("no gpu", test);
-    emulated::run_steps(steps);
+    emulated::run_steps(steps, ahead);
 }
 
 fn toolkit_folder(shell: &Shell) -> PathBuf {

@@ -102,7 +102,7 @@ impl Part {
         steps.succeeds("toolkit", cuda::toolkit)
             && steps.succeeds("emulate", |shell| {
                 digests = Some(watched::digests(shell.root())?);
-                built = Some(emulated::build(shell, Watched::All)?);
+                built = Some(emulated::build(shell, Watched::All, None)?);
                 Ok("every kernel watched".to_owned())
             })
             && steps.succeeds(self.name, |shell| {

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use crate::ahead::Ahead;
 use crate::cuda::{FEATURES, binary, with_toolkit};
 use crate::steps::{Shell, Steps, output, run, run_lines};
 use crate::test::Totals;
@@ -118,7 +119,7 @@ enum Races {
     Ignored,
 }
 
-/// The kernels whose accesses are told, so that races are found in them. The others are compiled and run in half of the time.
+/// The kernels whose accesses are told, so that races are found in them. Their comparisons take up to four times as long.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Watched {
     All,
@@ -133,15 +134,17 @@ impl Watched {
 }
 
 /// In CI: the kernels that have changed are watched.
-pub(crate) fn run_steps(steps: &mut Steps) {
+pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>) {
     let mut built = None;
     steps.run("emulate", |shell| {
-        let changed = watched::changed(shell.root(), &watched::digests(shell.root())?);
+        let digests = watched::digests(shell.root())?;
+        let changed = watched::changed(shell.root(), &digests);
         let fact = match changed.as_slice() {
             [] => "no kernel has changed since all were watched for races".to_owned(),
             changed => format!("watched for races: {}", changed.join(", ")),
         };
-        built = Some(build(shell, Watched::Some(changed))?);
+        let ahead = ahead.filter(|ahead| ahead.is_of(&digests));
+        built = Some(build(shell, Watched::Some(changed), ahead.as_ref())?);
         Ok(fact)
     });
     steps.run("emulated", |shell| match &built {
@@ -151,7 +154,7 @@ pub(crate) fn run_steps(steps: &mut Steps) {
 }
 
 /// Where the emulated driver and its fellows are.
-fn libraries(shell: &Shell) -> PathBuf {
+pub(crate) fn libraries(shell: &Shell) -> PathBuf {
     tools_folder(shell).join("emulator")
 }
 
@@ -174,7 +177,7 @@ pub(crate) struct Built {
     watched: Watched,
 }
 
-pub(crate) fn build(shell: &Shell, watched: Watched) -> Result<Built> {
+pub(crate) fn build(shell: &Shell, watched: Watched, ahead: Option<&Ahead>) -> Result<Built> {
     let script = shell.root().join(EMULATOR).join("build.sh");
     let mut libcuda = shell.command(script);
     run(&mut with_toolkit(shell, libcuda.arg(libraries(shell))))?;
@@ -182,6 +185,9 @@ pub(crate) fn build(shell: &Shell, watched: Watched) -> Result<Built> {
     for what in [PROGRAMS, UNIT_TESTS] {
         println!("$ cargo {}", what.0);
         let mut cargo = cargo(shell, what, &watched);
+        if let Some(ahead) = ahead {
+            cargo.env("CANDLEPOWER_EMULATED_OBJECTS", ahead.objects());
+        }
         messages += &output(cargo.stderr(Stdio::inherit()))?;
     }
     Ok(Built { messages, watched })
@@ -195,12 +201,21 @@ fn cargo(shell: &Shell, (what, left_out): (&str, &str), watched: &Watched) -> Co
         cargo.args(["--exclude", &format!("candlepower-{package}")]);
     }
     let mut cargo = with_toolkit(shell, &cargo);
-    cargo.env("CANDLEPOWER_NVCC", shell.root().join(EMULATOR).join("nvcc"));
-    match watched {
-        Watched::All => cargo.env_remove("CANDLEPOWER_WATCHED_KERNELS"),
-        Watched::Some(names) => cargo.env("CANDLEPOWER_WATCHED_KERNELS", names.join(" ")),
-    };
+    with_stand_in(&mut cargo, shell, watched);
     cargo
+}
+
+/// The command with the stand-in's environment.
+pub(crate) fn with_stand_in<'a>(
+    command: &'a mut Command,
+    shell: &Shell,
+    watched: &Watched,
+) -> &'a mut Command {
+    command.env("CANDLEPOWER_NVCC", shell.root().join(EMULATOR).join("nvcc"));
+    match watched {
+        Watched::All => command.env_remove("CANDLEPOWER_WATCHED_KERNELS"),
+        Watched::Some(names) => command.env("CANDLEPOWER_WATCHED_KERNELS", names.join(" ")),
+    }
 }
 
 impl Built {

@@ -2,7 +2,9 @@
 
 #![expect(clippy::print_stdout, reason = "a command-line tool answers on its standard output")]
 
+mod ahead;
 mod check;
+mod ci;
 mod cuda;
 mod deep;
 mod emulated;
@@ -25,7 +27,7 @@ use steps::{Shell, Steps};
 const USAGE: &str = "\
 cargo xtask <command>
 
-  ci      check, test, half a minute of fuzz, cuda
+  ci      check, test, a minute of fuzz, cuda
   deep [PART..]  what is long and rarely fails, all or some of it; `deep --list` says what each part covers
   check   fmt, clippy, tidy, typos, doc, deny
   test    builds the binary and runs every test; needs only Rust and Python
@@ -65,12 +67,7 @@ fn run() -> Result<ExitCode> {
     let root = workspace_root();
     let mut steps = Steps::new(root.clone());
     match command.as_str() {
-        "ci" => {
-            check::run_steps(&mut steps);
-            test::run_steps(&mut steps);
-            steps.run("fuzz", |shell| test::fuzz(shell, &["30", "--seed", "0"].map(str::to_owned)));
-            cuda::run_steps(&mut steps);
-        }
+        "ci" => ci::run_steps(&mut steps),
         "deep" if more == ["--list"] => {
             print!("{}", deep::list());
             return Ok(ExitCode::SUCCESS);
@@ -78,10 +75,10 @@ fn run() -> Result<ExitCode> {
         "deep" => return deep::run(steps, more),
         "check" => check::run_steps(&mut steps),
         "test" => test::run_steps(&mut steps),
-        "cuda" => cuda::run_steps(&mut steps),
+        "cuda" => cuda::run_steps(&mut steps, None),
         "emulated" => {
             steps.run("toolkit", cuda::toolkit);
-            emulated::run_steps(&mut steps);
+            emulated::run_steps(&mut steps, None);
         }
         "wheel" => {
             steps.run("build", test::build);

@@ -22,13 +22,7 @@ const NODE_PACKAGE: &str = "tests/node";
 const FEATURES: [&str; 2] = ["--features", "candlepower/full"];
 
 pub(crate) fn run_steps(steps: &mut Steps) {
-    // Packages are waited for while the processors build. An installation that fails does so again in its own step, which says why.
-    steps.run("build", |shell| {
-        std::thread::scope(|scope| {
-            scope.spawn(|| Clients::install(shell).map(drop));
-            build(shell)
-        })
-    });
+    steps.run("build", build);
     steps.run("inlined", inlined::check);
     steps.run("test", test);
     steps.run("wheel", wheel::test);
@@ -41,7 +35,11 @@ pub(crate) fn build(shell: &Shell) -> Result<String> {
     Ok(String::new())
 }
 
-/// What the end-to-end tests talk to the server with. It is installed once.
+/// Installs what the end-to-end tests talk to the server with, if it is not there.
+pub(crate) fn install(shell: &Shell) -> Result<()> {
+    Clients::install(shell).map(drop)
+}
+
 struct Clients {
     venv: Venv,
     frameworks: Venv,
@@ -60,7 +58,7 @@ impl Clients {
     }
 }
 
-fn test(shell: &Shell) -> Result<String> {
+pub(crate) fn test(shell: &Shell) -> Result<String> {
     let clients = Clients::install(shell)?;
     let mut cargo = shell.cargo("test --workspace --no-fail-fast --locked");
     cargo

@@ -1,0 +1,49 @@
+//! Compiles the kernels for the emulated GPU before cargo asks for them: minutes of g++ that fill what tests leave idle.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::cuda::with_toolkit;
+use crate::emulated::{Watched, libraries, with_stand_in};
+use crate::steps::{Shell, output};
+use crate::watched::{self, Digests};
+
+/// The object files.
+pub(crate) struct Ahead {
+    objects: PathBuf,
+    /// Of the sources that were compiled.
+    digests: Digests,
+}
+
+impl Ahead {
+    /// By the kernels' own build script, with the lowest priority.
+    pub(crate) fn compile(shell: &Shell) -> Result<Self> {
+        let objects = libraries(shell).join("objects");
+        let _ = std::fs::remove_dir_all(&objects);
+        std::fs::create_dir_all(&objects).with_context(|| objects.display().to_string())?;
+        let digests = watched::digests(shell.root())?;
+        let script = objects.join("build-script");
+        let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+        let mut rustc = shell.command(rustc);
+        output(rustc.args(["--edition", "2024", "crates/kernels/build.rs", "-o"]).arg(&script))?;
+        let mut nice = shell.command("nice");
+        let mut compile = with_toolkit(shell, nice.args(["-n", "19"]).arg(&script));
+        compile.current_dir(shell.root().join("crates/kernels"));
+        compile.env("CARGO_FEATURE_CUDA", "1").env("OUT_DIR", &objects);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        compile.env("NUM_JOBS", cores.to_string());
+        let changed = watched::changed(shell.root(), &digests);
+        output(with_stand_in(&mut compile, shell, &Watched::Some(changed)))?;
+        Ok(Self { objects, digests })
+    }
+
+    /// Whether it was made from sources with these digests.
+    pub(crate) fn is_of(&self, digests: &Digests) -> bool {
+        self.digests == *digests
+    }
+
+    pub(crate) fn objects(&self) -> &Path {
+        &self.objects
+    }
+}
