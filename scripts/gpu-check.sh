@@ -10,7 +10,7 @@
 # CUDA graphs and without, and over HTTP from files (16 GB in TMPDIR for as long as that takes); gpu-peers.py measures PyTorch beside it.
 # `GPU_CHECK=correct` leaves the measurements out, `GPU_CHECK=measure` the rest; or it names rows: `GPU_CHECK=matmul,qwen`. A row that
 # would begin after GPU_CHECK_SECONDS (540) is left out, and the exit status is 1. `DIR.tar.xz` is all of DIR but DIR/golden, which is the repository's
-# tests/golden: CANDLEPOWER_GOLDENS names it where it is elsewhere. What reads the goldens writes their weights there. Logs and measurements.jsonl go to GPU_CHECK_OUT, or to DIR.
+# tests/golden: CANDLEPOWER_GOLDENS names it where it is elsewhere. Each program that reads the goldens writes their weights there. Logs and measurements.jsonl go to GPU_CHECK_OUT, or to DIR.
 # The GPU machine needs the NVIDIA driver, python3 (with PyTorch and transformers for what is held against them), cuBLAS and cuRAND. These are looked for, in this order, in LD_LIBRARY_PATH, in DIR/lib
 # (`scripts/cuda-toolkit.sh DIR --libraries` makes it), among the packages of `python3` (PyTorch brings them), in
 # /usr/local/cuda*/lib64, and where the system looks anyway. Each comparison of the kernels runs in a process of its own, so that

@@ -36,11 +36,11 @@ SEEDED, WEIGHTS = "model.seeded", "model.safetensors"
 MIN_ELEMENTS = 1024
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2}
 FLOATS = ("F32", "BF16", "F16")
-# Of the sum of four uniform integers below 2^16.
+# The moments of the sum of four uniform integers below 2^16.
 MEAN = 4 * 0xFFFF // 2
 SIGMA = ((2.0**32 - 1) / 3) ** 0.5
 
-# Of each tensor its dtype, shape and bytes, by its name.
+# The dtype, shape and bytes of each tensor, by its name.
 Tensors = dict[str, tuple[str, list[int], bytes]]
 
 
@@ -84,7 +84,7 @@ def normal_std(dtype: str, stored: bytes) -> float | None:
     std, count = numbers.std(), len(numbers)
     if std == 0 or abs(numbers.mean()) > 5 * std / count**0.5:
         return None
-    # Of normal distributions 3; the bound is five standard deviations of what is measured.
+    # A normal distribution has 3; the bound is five standard deviations of what is measured.
     kurtosis = (numbers**4).mean() / std**4
     return float(f"{std:.3g}") if abs(kurtosis - 3) < 5 * (24 / count) ** 0.5 else None
 
@@ -139,7 +139,7 @@ def write_weights(folder: Path) -> None:
 def seed_weights(folder: Path, seed: int) -> None:
     """Replaces the large random matrices of a folder's model.safetensors by others of the same distribution, from a seed.
 
-    What stays of the file for the repository is model.seeded. Weights in several files are left as they are.
+    The repository keeps model.seeded alone. Weights in several files are left as they are.
     """
     if not (folder / WEIGHTS).exists():
         return

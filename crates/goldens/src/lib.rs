@@ -15,7 +15,7 @@ use seeded::Seeded;
 /// The file that is kept of a golden's weights.
 const SEEDED: &str = "model.seeded";
 
-/// What is generated from it, beside it.
+/// The generated file beside it.
 const WEIGHTS: &str = "model.safetensors";
 
 /// Why the weights of a golden are not there.
@@ -24,17 +24,17 @@ pub enum Error {
     /// A file cannot be read or written.
     #[error("{}: {source}: make the folder of the goldens readable and writable", path.display())]
     Io {
-        /// Of the file.
+        /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's own error.
         source: io::Error,
     },
     /// The file of seeds is not as a script wrote it.
     #[error("{} is damaged, {reason}: check it out again, or make the golden again", path.display())]
     Damaged {
-        /// Of the file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault that was found.
         reason: String,
     },
 }
@@ -99,7 +99,7 @@ pub fn write_weights(folder: &Path) -> Result<(), Error> {
         return Ok(());
     }
     let generated = seeded.weights().map_err(damaged)?;
-    // What is cut off in between is no file of weights.
+    // A run that is cut off leaves this file, which nobody takes for weights.
     let part = folder.join(format!("{WEIGHTS}.part"));
     fs::write(&part, generated).map_err(of(&part))?;
     fs::rename(&part, &weights).map_err(of(&weights))

@@ -16,7 +16,7 @@ const MAX_ELEMENTS: usize = 1 << 24;
 
 const DIGEST: &str = "sha256";
 
-/// What model.seeded says; its form is described in scripts/seeded_weights.py.
+/// The content of model.seeded, whose form scripts/seeded_weights.py describes.
 pub(crate) struct Seeded<'a> {
     kept: SafeTensors<'a>,
     seed: u64,

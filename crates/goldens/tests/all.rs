@@ -113,7 +113,7 @@ fn weights_are_written_where_they_are_missing_old_or_cut_off() {
         fs::write(&path, old).unwrap();
         assert!(folder.weights().len() == whole.len());
     }
-    // What is there is not written again.
+    // A file that is there is not written again.
     let written = fs::metadata(&path).unwrap().modified().unwrap();
     folder.weights();
     assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), written);

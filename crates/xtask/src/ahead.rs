@@ -12,7 +12,7 @@ use crate::watched::{self, Digests};
 /// The object files.
 pub(crate) struct Ahead {
     objects: PathBuf,
-    /// Of the sources that were compiled.
+    /// The digests of the compiled sources.
     digests: Digests,
 }
 

@@ -119,7 +119,7 @@ enum Races {
     Ignored,
 }
 
-/// The kernels whose accesses are told, so that races are found in them. Their comparisons take up to four times as long.
+/// The kernels whose accesses are recorded, so that races are found in them. Their comparisons take up to four times as long.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Watched {
     All,
@@ -158,7 +158,7 @@ pub(crate) fn libraries(shell: &Shell) -> PathBuf {
     tools_folder(shell).join("emulator")
 }
 
-/// What is built, by two commands, and the packages that each leaves out. Without more of them dependencies would have other
+/// The two build commands, and the packages that each leaves out. Without more of them dependencies would have other
 /// features, and would be built again; `cargo build --unit-graph` shows that.
 const PROGRAMS: (&str, &str) = (
     "build --bin candlepower --test main --test cuda_kernels --test all",
@@ -170,7 +170,7 @@ const UNIT_TESTS: (&str, &str) = (
     "api checkpoint comm dialect encoder fuzz hub kernels machine models packing scheduler server tokenizer xtask",
 );
 
-/// What is built, and for which kernels.
+/// The built programs, and the kernels that they watch.
 pub(crate) struct Built {
     /// Cargo's messages.
     messages: String,
@@ -283,7 +283,7 @@ mod tests {
     /// Arguments, names, environment.
     type Run = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
 
-    /// What CI ran on the emulated GPU before there was `cargo xtask deep`.
+    /// The runs of CI on the emulated GPU before there was `cargo xtask deep`.
     const BEFORE: [Run; 8] = [
         ("expert packed", &[], &[("CANDLEPOWER_EMULATED_RACES", "1")]),
         ("--skip expert --skip packed", &[], &[("CANDLEPOWER_EMULATED_RACES", "1")]),
@@ -321,7 +321,7 @@ mod tests {
         ),
     ];
 
-    /// What leaves something out of a run.
+    /// The variables that leave something out of a run.
     const LIMITS: [&str; 2] = ["CANDLEPOWER_TEST_TOKENS", "CANDLEPOWER_TEST_DTYPE"];
 
     /// Whether a run does all of what was run before, with no limit that was not there.

@@ -32,7 +32,7 @@ impl Steps {
         self.succeeds(name, step);
     }
 
-    /// As [`Self::run`], and tells whether the step succeeded.
+    /// Like [`Self::run`]; returns whether the step succeeded.
     pub(crate) fn succeeds(
         &mut self,
         name: &'static str,
@@ -71,7 +71,7 @@ impl Steps {
     }
 }
 
-/// What this process and those that it has waited for took; 0 where the system does not say as Linux does.
+/// CPU seconds of this process and of those that it has waited for; 0 where the system does not say as Linux does.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     parse_cpu_seconds(&stat).unwrap_or_default()

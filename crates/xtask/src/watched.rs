@@ -13,7 +13,7 @@ pub(crate) const FILE: &str = "crates/kernels/tests/watched.txt";
 
 const KERNELS: &str = "crates/kernels/src/cuda/kernels";
 
-/// What runs every kernel, and the versions of the headers that some include: a change here is one of all kernels.
+/// The emulator, which runs every kernel, and the versions of headers that some include. A change here concerns all kernels.
 const OF_ALL: [&str; 2] = [crate::emulated::EMULATOR, "scripts/cuda/toolkit.txt"];
 
 const HEADER: &str = "\
@@ -24,7 +24,7 @@ const HEADER: &str = "\
 /// The digest of each kernel source, by its name without `.cu`.
 pub(crate) type Digests = BTreeMap<String, String>;
 
-/// Of the sources as they are.
+/// The digests of the sources in the working tree.
 pub(crate) fn digests(root: &Path) -> Result<Digests> {
     let mut of_all = Vec::new();
     for path in OF_ALL {
@@ -73,7 +73,7 @@ fn add_with_headers(source: &Path, sources: &mut BTreeSet<PathBuf>) -> Result<()
     Ok(())
 }
 
-/// Of names and contents, so that a file that is moved counts, too.
+/// Covers names and contents, so that a moved file counts, too.
 fn digest<'a>(root: &Path, files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
     let mut digest = Sha256::new();
     for file in files {
@@ -200,7 +200,7 @@ mod tests {
         assert!(error.contains("index.cuh"), "{error}");
     }
 
-    /// What is named here is compiled with its accesses told, and the rest without.
+    /// Only the kernels that are named here are compiled with their accesses recorded.
     #[test]
     fn the_projects_own_kernels_have_digests() {
         let found = digests(&crate::workspace_root()).unwrap();

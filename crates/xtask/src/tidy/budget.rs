@@ -1,4 +1,4 @@
-//! What the repository weighs: a checkout and what was built of it should fit into what can be carried to another machine.
+//! The size of the repository: a checkout and what was built of it should fit into what can be carried to another machine.
 
 use std::collections::BTreeMap;
 

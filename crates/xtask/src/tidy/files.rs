@@ -55,7 +55,7 @@ pub(super) fn sizes(root: &Path) -> Result<Vec<(String, u64)>> {
     Ok(sizes)
 }
 
-/// What git tracks or would track.
+/// The paths that git tracks or would track.
 fn paths(root: &Path) -> Result<Vec<String>> {
     let mut git = Command::new("git");
     git.current_dir(root).args([
