@@ -71,7 +71,7 @@ const TESTS: [Tests; 8] = [
 /// All comparisons, which `cargo xtask deep races` watches in all kernels.
 pub(crate) const COMPARISONS: [Tests; 2] = [EXPERTS_AND_PACKED, OTHER_KERNELS];
 
-/// Every token in bf16, and those in f16, for `cargo xtask deep goldens`.
+/// Every token of the prompts in bf16, and a block of them in f16, for `cargo xtask deep goldens`.
 pub(crate) const GOLDENS: Tests = Tests {
     source: "crates/models/tests/all/main.rs",
     arguments: ONE_BY_ONE,

@@ -59,11 +59,11 @@ impl Steps {
                 Err(error) => ("FAILED", first_line(&format!("{error:#}"))),
             };
             let (took, cpu) = (step.took.as_secs_f64(), step.cpu);
-            println!("{word:<7} {:<8} {took:>7.1} {cpu:>7.1}  {note}", step.name);
+            println!("{word:<7} {:<11} {took:>7.1} {cpu:>7.1}  {note}", step.name);
         }
         let took: Duration = self.done.iter().map(|step| step.took).sum();
         let cpu: f64 = self.done.iter().map(|step| step.cpu).sum();
-        println!("        {:<8} {:>7.1} {cpu:>7.1}", "in all", took.as_secs_f64());
+        println!("        {:<11} {:>7.1} {cpu:>7.1}", "in all", took.as_secs_f64());
         match self.done.iter().all(|step| step.outcome.is_ok()) {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,
