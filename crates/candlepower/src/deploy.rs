@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use candlepower_checkpoint::QuantizationMethod;
 use candlepower_client::{BlazeParams, DeploymentStatus, Params, PrismParams};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -43,8 +44,10 @@ pub(crate) struct Deploy {
     /// Longest sequence, prompt and output together, in tokens [default: the model's own limit]
     #[arg(long, alias = "context-length", value_name = "TOKENS")]
     max_model_len: Option<u64>,
-    /// Quantization that the weights must have: awq, gptq, squeezellm, fp8
-    #[arg(long, value_name = "METHOD")]
+    #[arg(
+        long, value_name = "METHOD",
+        help = format!("Quantization that the weights must have: {}", QuantizationMethod::settings()),
+    )]
     quantization: Option<String>,
     /// Names of GPUs that will do, separated by commas
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]

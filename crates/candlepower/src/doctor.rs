@@ -10,14 +10,14 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use candlepower_checkpoint::{
-    BATCHED_TOKENS, Checkpoint, CheckpointFiles, Counted, Description, DeviceKind, DeviceMemory,
-    Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig, KvDtype,
-    MemoryPlan, MemoryRequest,
+    BATCHED_TOKENS, Checkpoint, CheckpointFiles, Counted, DTYPES, Description, DeviceKind,
+    DeviceMemory, Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig,
+    KvDtype, MemoryPlan, MemoryRequest, OnLoad, QuantizationMethod,
 };
 use candlepower_hub::ModelName;
 use candlepower_machine::Machine;
 use candlepower_server::ServeConfig;
-use candlepower_server::config::{ByteSize, Dtype as DtypeSetting, KvCacheDtype, QuantizeOnLoad};
+use candlepower_server::config::{Asked, ByteSize, one_of};
 use clap::Args;
 use serde_json::json;
 
@@ -75,11 +75,11 @@ pub(crate) struct Doctor {
     #[arg(long, value_name = "TOKENS")]
     max_model_len: Option<NonZeroUsize>,
     /// Type that the weights are kept in; auto keeps them as stored
-    #[arg(long, value_enum, default_value_t)]
-    dtype: DtypeSetting,
+    #[arg(long, default_value = "auto", value_parser = one_of(DTYPES))]
+    dtype: Asked<Dtype>,
     /// What weights that are not quantized become while they are loaded
-    #[arg(long, value_enum, value_name = "KIND")]
-    quantize_on_load: Option<QuantizeOnLoad>,
+    #[arg(long, value_name = "KIND", value_parser = one_of(OnLoad::CHOICES))]
+    quantize_on_load: Option<OnLoad>,
     /// Ranks over which each layer is split
     #[arg(long, value_name = "N", default_value = "1")]
     tensor_parallel_size: NonZeroUsize,
@@ -87,8 +87,8 @@ pub(crate) struct Doctor {
     #[arg(long, value_name = "SIZE")]
     kv_cache_memory: Option<ByteSize>,
     /// Type of keys and values in the cache; auto takes the weights', on the CPU float32 where they are not bfloat16
-    #[arg(long, value_enum, default_value_t)]
-    kv_cache_dtype: KvCacheDtype,
+    #[arg(long, default_value = "auto", value_parser = one_of(KvDtype::CHOICES))]
+    kv_cache_dtype: Asked<KvDtype>,
     /// Most sequences running at once
     #[arg(long, value_name = "N", default_value = "256")]
     max_num_seqs: NonZeroUsize,
@@ -217,7 +217,7 @@ impl Doctor {
         match Description::open(checkpoint_files(model, &self.revision)?)? {
             Description::Decoder(mut checkpoint) => {
                 if let Some(kind) = self.quantize_on_load {
-                    checkpoint.quantize_on_load(kind.on_load())?;
+                    checkpoint.quantize_on_load(kind)?;
                 }
                 self.look_at_decoder(model, &checkpoint, machine).map(Report::Decoder)
             }
@@ -264,21 +264,16 @@ impl Doctor {
             && quantization.scheme.is_none()
         {
             bail!(
-                "the weights are quantized with {}, which this version does not support: take a version with awq, gptq, squeezellm, fp8 or mxfp4, or the model that is not quantized",
-                quantization.method
+                "the weights are quantized with {}, which this version does not support: take a version with {}, or the model that is not quantized",
+                quantization.method,
+                QuantizationMethod::recommended()
             );
         }
         let spec = checkpoint.spec();
         spec.check_tensor_parallel(self.tensor_parallel_size.get())?;
         let max_model_len = spec.max_model_len(self.max_model_len.map(NonZeroUsize::get))?;
         let stored = checkpoint.weights_dtype(None);
-        let chosen = match self.dtype {
-            DtypeSetting::Auto => stored,
-            DtypeSetting::Float32 => Dtype::F32,
-            DtypeSetting::Float16 => Dtype::F16,
-            DtypeSetting::Bfloat16 => Dtype::Bf16,
-        };
-        let mut dtypes = vec![chosen];
+        let mut dtypes = vec![self.dtype.unwrap_or(stored)];
         for dtype in [stored, Dtype::F32, Dtype::Bf16, Dtype::F16] {
             if !dtypes.contains(&dtype) {
                 dtypes.push(dtype);
@@ -287,10 +282,8 @@ impl Doctor {
         let memories = self.memories(machine);
         // Not every device keeps keys and values beside any weights as asked.
         let plan = |dtype, (name, memory): &(String, DeviceMemory)| {
-            let asked = (self.dtype != DtypeSetting::Auto || dtype != stored).then_some(dtype);
-            let kv = checkpoint
-                .kv_dtype(memory.device, self.kv_cache_dtype.asked(), asked, dtype)
-                .ok()?;
+            let asked = (self.dtype.is_some() || dtype != stored).then_some(dtype);
+            let kv = checkpoint.kv_dtype(memory.device, self.kv_cache_dtype, asked, dtype).ok()?;
             let request = self.request(max_model_len, (dtype, kv), *memory);
             Some((name.clone(), MemoryPlan::new(spec, request)))
         };

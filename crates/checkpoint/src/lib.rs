@@ -4,6 +4,7 @@
 
 mod arch;
 mod bytes;
+mod choice;
 mod config;
 mod encoder;
 mod error;
@@ -23,6 +24,7 @@ use std::borrow::Cow;
 pub use arch::{Arch, supported_architectures};
 pub use bytes::Bytes;
 pub use candlepower_packing::{Dtype, MatrixForm, Packed};
+pub use choice::{Choice, DTYPES};
 pub use config::HfConfig;
 pub use encoder::{
     DenseSpec, EncoderCheckpoint, EncoderKind, EncoderMemory, EncoderMemoryRequest, EncoderSpec,
@@ -39,8 +41,8 @@ pub use memory::{
     device_logits_rows,
 };
 pub use quantization::{
-    Awq, CompressedInt, Fp8, Gptq, Mxfp4, Nvfp4, OnLoad, Quantization, Scheme, SqueezeLlm,
-    StoredKind, StoredTensor,
+    Awq, CompressedInt, Fp8, Gptq, Mxfp4, Nvfp4, OnLoad, Quantization, QuantizationMethod, Scheme,
+    SqueezeLlm, StoredKind, StoredTensor,
 };
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::Shard;

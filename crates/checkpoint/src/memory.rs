@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     bytes::Bytes,
+    choice::Choice,
     error::{Error, Result},
     spec::ModelSpec,
 };
@@ -62,6 +63,31 @@ pub enum KvDtype {
 }
 
 impl KvDtype {
+    /// The values of `--kv-cache-dtype`; `None` takes what suits the weights and the device.
+    pub const CHOICES: [Choice<Option<Self>>; 4] = [
+        Choice::new(
+            None,
+            "auto",
+            "The weights', but on the CPU float32 where they are not bfloat16",
+        ),
+        Choice::new(
+            Some(Self::Plain(Dtype::F32)),
+            Dtype::F32.as_str(),
+            "Single precision; on a GPU not possible",
+        ),
+        Choice::new(
+            Some(Self::Plain(Dtype::Bf16)),
+            Dtype::Bf16.as_str(),
+            "bfloat16; on a GPU only where the weights are",
+        ),
+        Choice::new(
+            Some(Self::Fp8),
+            Self::Fp8.as_str(),
+            "e4m3, a byte per number, by the scales that a checkpoint brings",
+        )
+        .or(&["fp8_e4m3"]),
+    ];
+
     fn size(self) -> usize {
         match self {
             Self::Plain(dtype) => dtype.size(),
@@ -70,7 +96,7 @@ impl KvDtype {
     }
 
     /// Its name, as users give it.
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Plain(dtype) => dtype.as_str(),
             Self::Fp8 => "fp8",

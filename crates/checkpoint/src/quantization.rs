@@ -16,6 +16,7 @@ mod awq;
 mod compressed_int;
 mod fp8;
 mod gptq;
+mod method;
 mod modules;
 mod mxfp4;
 mod nvfp4;
@@ -26,6 +27,7 @@ pub use awq::Awq;
 pub use compressed_int::CompressedInt;
 pub use fp8::Fp8;
 pub use gptq::Gptq;
+pub use method::QuantizationMethod;
 use modules::Modules;
 pub use mxfp4::Mxfp4;
 pub use nvfp4::Nvfp4;
@@ -41,7 +43,7 @@ const MODELOPT_SECTION: &str = "quantization";
 /// The `quantization_config` of `config.json`.
 #[derive(Clone, Debug)]
 pub struct Quantization {
-    /// The method's name in lower case, as `--quantization` takes it: `awq`, `gptq`, `fp8`, `bitsandbytes` ..
+    /// The method's name: that of a [`QuantizationMethod`], or in lower case what `config.json` has instead.
     pub method: String,
     /// How it stores matrices; `None` where that is not computed with.
     pub scheme: Option<Scheme>,
@@ -107,12 +109,12 @@ impl Quantization {
             return Self::parse(&section, None).map(Some);
         }
         if let Some(own) = HfConfig::read(files, GPTQ_FILE)? {
-            return Self::parse(&own, Some("gptq")).map(Some);
+            return Self::parse(&own, Some(QuantizationMethod::Gptq)).map(Some);
         }
         let Some(own) = HfConfig::read(files, MODELOPT_FILE)? else { return Ok(None) };
         let section = own.section(MODELOPT_SECTION)?;
         let section = section.ok_or_else(|| own.missing(MODELOPT_SECTION, "an object"))?;
-        Self::parse(&section, Some("modelopt")).map(Some)
+        Self::parse(&section, Some(QuantizationMethod::ModelOpt)).map(Some)
     }
 
     /// What GGUF files say: each tensor of its type.
@@ -122,65 +124,21 @@ impl Quantization {
         Some(Self { method: "gguf".to_owned(), scheme: Some(scheme), head: true, skipped })
     }
 
-    fn parse(c: &HfConfig, default: Option<&str>) -> Result<Self> {
+    fn parse(c: &HfConfig, default: Option<QuantizationMethod>) -> Result<Self> {
         let method = match c.text_opt("quant_method")? {
             Some(method) => method.to_lowercase(),
             None => default
                 .ok_or_else(|| c.missing("quant_method", "the name of the quantization"))?
+                .as_str()
                 .to_owned(),
         };
-        let mut skipped = Modules::read(c, "modules_to_not_convert")?;
-        let mut head = false;
-        let scheme = match method.as_str() {
-            "awq" => Some(Scheme::Awq(Awq::read(c)?)),
-            "gptq" => {
-                head = c.flag_or("lm_head", false)?;
-                Some(Scheme::Gptq(Gptq::read(c)?))
-            }
-            "mxfp4" => Some(Scheme::Mxfp4(Mxfp4::default())),
-            "squeezellm" => Some(Scheme::SqueezeLlm(SqueezeLlm::read(c)?)),
-            "fp8" => {
-                skipped.extend(Modules::read(c, "ignored_layers")?);
-                Some(Scheme::Fp8(Fp8::read(c)?))
-            }
-            "compressed-tensors" => {
-                skipped.extend(Modules::read(c, "ignore")?);
-                let format = c.text_opt("format")?.unwrap_or("unnamed");
-                let integers = |in_words| -> Result<_> {
-                    let read = CompressedInt::read(&weights_of_linear(c)?, in_words)?;
-                    Ok((method.clone(), Scheme::CompressedInt(read)))
-                };
-                let (method, scheme) = match format {
-                    "float-quantized" => {
-                        let read = Fp8::read_compressed_tensors(&weights_of_linear(c)?)?;
-                        ("fp8".to_owned(), Scheme::Fp8(read))
-                    }
-                    "pack-quantized" => integers(true)?,
-                    "int-quantized" => integers(false)?,
-                    "nvfp4-pack-quantized" => {
-                        let read = Nvfp4::read_compressed_tensors(&weights_of_linear(c)?)?;
-                        ("nvfp4".to_owned(), Scheme::Nvfp4(read))
-                    }
-                    other => {
-                        let method = format!("compressed-tensors ({other})");
-                        return Ok(Self { method, scheme: None, head, skipped });
-                    }
-                };
-                return Ok(Self { method, scheme: Some(scheme), head: true, skipped });
-            }
-            "modelopt" | "modelopt_fp4" => {
-                skipped.extend(Modules::read(c, "ignore")?);
-                skipped.extend(Modules::read(c, "exclude_modules")?);
-                let (method, scheme) = match c.text_opt("quant_algo")?.unwrap_or("unnamed") {
-                    "FP8" => ("fp8".to_owned(), Some(Scheme::Fp8(Fp8::read(c)?))),
-                    "NVFP4" => ("nvfp4".to_owned(), Some(Scheme::Nvfp4(Nvfp4::read_modelopt(c)?))),
-                    other => (format!("modelopt ({other})"), None),
-                };
-                return Ok(Self { method, scheme, head: true, skipped });
-            }
-            _ => None,
-        };
-        Ok(Self { method, scheme, head, skipped })
+        let known = QuantizationMethod::of(&method);
+        let skipped = Modules::read(c, "modules_to_not_convert")?;
+        let mut found = Self { method, scheme: None, head: false, skipped };
+        if let Some(known) = known {
+            known.read(c, &mut found)?;
+        }
+        Ok(found)
     }
 
     /// How the matrix of a planned tensor is stored; `None` where as plain numbers.

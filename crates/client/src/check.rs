@@ -6,6 +6,7 @@ mod numbers;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use candlepower_checkpoint::{Choice, DTYPES, QuantizationMethod};
 use candlepower_hub::ModelName;
 use candlepower_machine::{Gpu, Gpus};
 
@@ -17,9 +18,6 @@ use crate::quantity::memory_bytes;
 use crate::secret::{Secrets, is_secret};
 use crate::spec::{Device, Spec};
 
-/// What the values of parameters with a fixed choice can be.
-const QUANTIZATIONS: [&str; 4] = ["awq", "gptq", "squeezellm", "fp8"];
-const DTYPES: [&str; 6] = ["auto", "float32", "float", "float16", "half", "bfloat16"];
 /// Longest name: a label of DNS.
 const MAX_NAME: usize = 63;
 /// The variable with the hub's token.
@@ -73,7 +71,11 @@ impl Plan {
     /// The first parameter that cannot be used, by its name.
     pub(crate) fn new(params: &Params, backend: &Backend) -> Result<Self> {
         check_name(&params.name)?;
-        check_choice("quantization", params.quantization.as_deref(), &QUANTIZATIONS)?;
+        check_choice(
+            "quantization",
+            params.quantization.as_deref(),
+            &QuantizationMethod::choices(),
+        )?;
         check_choice("dtype", params.dtype.as_deref(), &DTYPES)?;
         check_served_names(params.served_model_name.as_deref())?;
         numbers::check(params)?;
@@ -230,7 +232,12 @@ fn idle_gpus(params: &Params) -> Option<String> {
     ))
 }
 
-fn check_choice(field: &'static str, value: Option<&str>, choices: &[&str]) -> Result<()> {
+fn check_choice<T: Copy>(
+    field: &'static str,
+    value: Option<&str>,
+    choices: &[Choice<T>],
+) -> Result<()> {
+    let choices = Choice::names(choices);
     match value {
         Some(value) if !choices.contains(&value) => {
             Err(Error::validation(field, value, format!("possible are {}", choices.join(", "))))

@@ -1,9 +1,9 @@
 //! What the model itself allows, from its `config.json` alone.
 
 use candlepower_checkpoint::{
-    BATCHED_TOKENS, Bytes, Checkpoint, CheckpointFiles, Counted, Description, DeviceKind,
-    DeviceMemory, Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, KvDtype,
-    MemoryPlan, MemoryRequest, OnLoad,
+    BATCHED_TOKENS, Bytes, Checkpoint, CheckpointFiles, Choice, Counted, DTYPES, Description,
+    DeviceKind, DeviceMemory, Dtype, EncoderCheckpoint, EncoderMemoryRequest,
+    GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan, MemoryRequest, OnLoad,
 };
 use candlepower_hub::{Hub, HubConfig, HubSettings, ModelName};
 
@@ -33,8 +33,9 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
     let wrong = |error| Error::from_checkpoint(model, error);
     let mut description =
         Description::open(plan.deadline.hold(ASKING, files(plan)).await?).map_err(wrong)?;
+    let on_load = setting(plan, "QUANTIZE_ON_LOAD");
     if let (Some(kind), Description::Decoder(checkpoint)) =
-        (on_load(setting(plan, "QUANTIZE_ON_LOAD")), &mut description)
+        (on_load.and_then(|text| Choice::find(&OnLoad::CHOICES, text)), &mut description)
     {
         checkpoint.quantize_on_load(kind).map_err(wrong)?;
     }
@@ -77,10 +78,11 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
         DeviceKind::Cpu => checkpoint.weights_dtype(asked_dtype),
         DeviceKind::Gpu { .. } => checkpoint.device_dtype(asked_dtype),
     };
-    let asked_kv = match setting(plan, "KV_CACHE_DTYPE") {
-        Some("fp8" | "fp8_e4m3") => Some(KvDtype::Fp8),
-        other => dtype(other).map(Into::into),
-    };
+    let asked_kv = setting(plan, "KV_CACHE_DTYPE").and_then(|text| {
+        let found = Choice::find(&KvDtype::CHOICES, text);
+        // A type that no cache has is still checked against the device.
+        found.unwrap_or_else(|| dtype(Some(text)).map(Into::into))
+    });
     let request = |memory: DeviceMemory, weights, kv| MemoryRequest {
         weights,
         kv,
@@ -246,17 +248,8 @@ fn count(plan: &Plan, name: &str) -> Option<usize> {
     setting(plan, name).and_then(|text| text.parse().ok()).filter(|n| *n > 0)
 }
 
-fn on_load(asked: Option<&str>) -> Option<OnLoad> {
-    [OnLoad::Int8, OnLoad::Int4].into_iter().find(|kind| Some(kind.as_str()) == asked)
-}
-
 fn dtype(asked: Option<&str>) -> Option<Dtype> {
-    match asked? {
-        "float32" | "float" => Some(Dtype::F32),
-        "float16" | "half" => Some(Dtype::F16),
-        "bfloat16" => Some(Dtype::Bf16),
-        _ => None,
-    }
+    Choice::find(&DTYPES, asked?).flatten()
 }
 
 #[cfg(test)]

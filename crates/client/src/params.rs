@@ -115,7 +115,8 @@ macro_rules! params {
                 keep_on_failure: bool => std::convert::identity;
             }
             params! { @text
-                /// `awq`, `gptq`, `squeezellm` or `fp8`, which the weights must have [default: as config.json says].
+                /// Quantization that the weights must have, by a name that `candlepower deploy --help` lists [default: as
+                /// config.json says].
                 quantization => Some;
                 /// Main memory, a Kubernetes quantity [default: 16Gi].
                 memory => std::convert::identity;

@@ -1,6 +1,7 @@
 //! What can go wrong while loading or running a model, in words that say what to do.
 
 use candle_core::DeviceLocation;
+use candlepower_checkpoint::QuantizationMethod;
 
 /// Result with this crate's [`enum@Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -19,7 +20,8 @@ pub enum Error {
     Candle(#[from] candle_core::Error),
     /// The weights are quantized.
     #[error(
-        "the checkpoint is quantized with {method}, which is not supported; awq, gptq, squeezellm, fp8, mxfp4, nvfp4 and compressed-tensors' integers are: use such a version of it, or its float16 or bfloat16 original"
+        "the checkpoint is quantized with {method}, which is not supported; {} are: use such a version of it, or its float16 or bfloat16 original",
+        QuantizationMethod::supported()
     )]
     Quantized {
         /// The method's name.

@@ -4,7 +4,7 @@ use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use candle_core::{DType, Device};
 use candlepower_checkpoint::{
-    Checkpoint, DEVICE_HEAD_DIMS, Dtype, MatrixForm, ModelSpec, Shard, StoredTensor, Take,
+    Checkpoint, Choice, DEVICE_HEAD_DIMS, Dtype, MatrixForm, ModelSpec, Shard, StoredTensor, Take,
     TensorPlan,
 };
 use candlepower_comm::Comm;
@@ -51,6 +51,17 @@ pub enum LoadDtype {
     Bf16,
 }
 
+impl From<Option<Dtype>> for LoadDtype {
+    fn from(asked: Option<Dtype>) -> Self {
+        match asked {
+            None => Self::Auto,
+            Some(Dtype::F32) => Self::F32,
+            Some(Dtype::F16) => Self::F16,
+            Some(Dtype::Bf16) => Self::Bf16,
+        }
+    }
+}
+
 /// Where the weights come from.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadFormat {
@@ -59,6 +70,14 @@ pub enum LoadFormat {
     Auto,
     /// Nowhere: random numbers from a fixed seed, in the shapes that `config.json` gives.
     Dummy,
+}
+
+impl LoadFormat {
+    /// The values of `--load-format`.
+    pub const CHOICES: [Choice<Self>; 2] = [
+        Choice::new(Self::Auto, "auto", "The model's files"),
+        Choice::new(Self::Dummy, "dummy", "Random numbers"),
+    ];
 }
 
 /// How far loading has come.

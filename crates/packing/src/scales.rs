@@ -28,7 +28,7 @@ impl Dtype {
 
     /// Its name, as in `config.json`.
     #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::F32 => "float32",
             Self::F16 => "float16",

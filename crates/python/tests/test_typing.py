@@ -3,6 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from support import Home
+
+from candlepower import Client, ValidationError
+from candlepower._parameters import BlazeParameters
 
 PROGRAM = """
 import asyncio
@@ -58,3 +65,13 @@ def test_programs_are_checked_against_the_package(tmp_path: Path) -> None:
 def test_the_stub_says_what_the_native_part_has(tmp_path: Path) -> None:
     checked = mypy("mypy.stubtest", "candlepower._native")
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("parameter", ["quantization", "dtype"])
+def test_a_literal_has_the_values_that_the_native_part_takes(home: Home, parameter: str) -> None:
+    wrong: dict[str, Any] = {parameter: "none of them"}
+    with pytest.raises(ValidationError) as caught:
+        Client().deploy_blaze(name="x", model="demo", **wrong)
+    taken = caught.value.message.split("possible are ")[1].split(", ")
+    literal, _none = get_args(get_type_hints(BlazeParameters)[parameter])
+    assert list(get_args(literal)) == taken

@@ -11,13 +11,14 @@ mod values;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use candlepower_checkpoint::{DTYPES, Dtype, KvDtype, OnLoad, Pooling, QuantizationMethod};
+use candlepower_engine::LoadFormat;
 use clap::{ArgAction, Args};
 
 pub use resolve::{ConfigError, Effective, Setting, Source};
 pub use values::{
-    ByteSize, DefaultMaxTokens, DeviceKind, Dtype, Framework, GenerationConfigSource, KvCacheDtype,
-    LoadFormat, LogFormat, LogLevel, MetricsCompat, Pooling, Quantization, QuantizeOnLoad,
-    ReasoningParser, ToolCallParser,
+    Asked, ByteSize, DefaultMaxTokens, DeviceKind, Framework, GenerationConfigSource, LogFormat,
+    LogLevel, MetricsCompat, ReasoningParser, ToolCallParser, one_of,
 };
 use values::{at_least_one, endpoint, gigabytes, not_empty, origin, part, session_seconds, switch};
 
@@ -47,19 +48,19 @@ pub struct ServeConfig {
     #[arg(long, help_heading = "Model", value_enum, default_value_t)]
     pub reasoning_parser: ReasoningParser,
     /// Type that the weights are kept in; auto keeps them as stored
-    #[arg(long, help_heading = "Model", value_enum, default_value_t)]
-    pub dtype: Dtype,
+    #[arg(long, help_heading = "Model", default_value = "auto", value_parser = one_of(DTYPES))]
+    pub dtype: Asked<Dtype>,
     /// Quantization that the weights must have [default: what config.json says]
-    #[arg(long, help_heading = "Model", value_enum, value_name = "METHOD")]
-    pub quantization: Option<Quantization>,
+    #[arg(long, help_heading = "Model", value_name = "METHOD", value_parser = one_of(QuantizationMethod::choices()))]
+    pub quantization: Option<QuantizationMethod>,
     /// What weights that are not quantized become while they are loaded
-    #[arg(long, help_heading = "Model", value_enum, value_name = "KIND")]
-    pub quantize_on_load: Option<QuantizeOnLoad>,
+    #[arg(long, help_heading = "Model", value_name = "KIND", value_parser = one_of(OnLoad::CHOICES))]
+    pub quantize_on_load: Option<OnLoad>,
     /// Where weights come from; dummy makes random ones, to try sizes and speeds
-    #[arg(long, help_heading = "Model", value_enum, default_value_t)]
+    #[arg(long, help_heading = "Model", default_value = "auto", value_parser = one_of(LoadFormat::CHOICES))]
     pub load_format: LoadFormat,
     /// How an encoder's hidden states become one vector [default: what the model's files say]
-    #[arg(long, help_heading = "Model", value_enum)]
+    #[arg(long, help_heading = "Model", value_parser = one_of(Pooling::CHOICES))]
     pub pooling: Option<Pooling>,
     /// Longest sequence, prompt and output together, in tokens [default: the model's own limit]
     #[arg(long, help_heading = "Model", value_name = "TOKENS", value_parser = at_least_one)]
@@ -121,8 +122,8 @@ pub struct ServeConfig {
     #[arg(long, help_heading = "Engine", value_name = "SIZE")]
     pub kv_cache_memory: Option<ByteSize>,
     /// Type of keys and values in the cache; auto takes the weights', on the CPU bfloat16 or float32, and fp8 is e4m3, by the checkpoint's scales if it has any
-    #[arg(long, help_heading = "Engine", value_enum, default_value_t)]
-    pub kv_cache_dtype: KvCacheDtype,
+    #[arg(long, help_heading = "Engine", default_value = "auto", value_parser = one_of(KvDtype::CHOICES))]
+    pub kv_cache_dtype: Asked<KvDtype>,
     /// Most memory of the KV cache that sessions keep, until a request needs it [default: half of the cache]
     #[arg(long, help_heading = "Engine", value_name = "SIZE")]
     pub session_memory: Option<ByteSize>,

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::HeadAct;
 use crate::{
+    choice::Choice,
     config::HfConfig,
     error::{Error, Result},
     files::CheckpointFiles,
@@ -222,6 +223,13 @@ const MODES: [(&str, Option<Pooling>); 6] = [
 ];
 
 impl Pooling {
+    /// The values of `--pooling`.
+    pub const CHOICES: [Choice<Self>; 3] = [
+        Choice::new(Self::Cls, Self::Cls.as_str(), "The first token's"),
+        Choice::new(Self::Last, Self::Last.as_str(), "The last token's"),
+        Choice::new(Self::Mean, Self::Mean.as_str(), "The mean of all tokens"),
+    ];
+
     /// Reads a pooling module's `config.json`.
     fn read(files: &CheckpointFiles, folder: &str) -> Result<Self> {
         let config = module_config(files, folder, "1_Pooling/config.json")?;
@@ -253,7 +261,7 @@ impl Pooling {
     }
 
     /// Its name, as in the setting.
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Cls => "cls",
             Self::Last => "last",

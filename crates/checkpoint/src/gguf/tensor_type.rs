@@ -5,62 +5,62 @@ use candlepower_packing::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, S
 
 use crate::quantization::Mxfp4;
 
-/// A type of tensors that is computed with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum GgufType {
-    /// IEEE single.
-    F32,
-    /// IEEE half.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// 32 codes of four bits, a scale.
-    Q4_0,
-    /// 32 codes of four bits, a scale and a minimum.
-    Q4_1,
-    /// 32 codes of five bits, a scale.
-    Q5_0,
-    /// 32 codes of five bits, a scale and a minimum.
-    Q5_1,
-    /// 32 codes of eight bits, a scale.
-    Q8_0,
-    /// 32 numbers of four bits (e2m1), a scale that is a power of two.
-    Mxfp4,
-    /// 32 codes of four bits, each one of sixteen numbers, a scale.
-    Iq4Nl,
-    /// 256 such codes; scales of 32 each, of six bits, with a scale.
-    Iq4Xs,
-    /// 256 codes of two bits; scales and minima of 16 each, of four bits, with a scale and a scale of minima.
-    Q2K,
-    /// 256 codes of three bits; scales of 16 each, of six bits, with a scale.
-    Q3K,
-    /// 256 codes of four bits; scales and minima of 32 each, of six bits, with a scale and a scale of minima.
-    Q4K,
-    /// As `Q4K`, with codes of five bits.
-    Q5K,
-    /// 256 codes of six bits; scales of 16 each, of eight bits, with a scale.
-    Q6K,
+/// Makes the types of the one list of them: each type's number in files, its name, the numbers of a block, and the block's bytes.
+macro_rules! types {
+    ($($(#[$doc:meta])* $kind:ident = ($number:literal, $name:literal, $block:literal, $bytes:literal),)*) => {
+        /// A type of tensors that is computed with.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum GgufType {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl GgufType {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$kind),*];
+
+            const fn row(self) -> (u32, &'static str, usize, usize) {
+                match self {
+                    $(Self::$kind => ($number, $name, $block, $bytes),)*
+                }
+            }
+        }
+    };
 }
 
-/// A type, its number in files, its name, the numbers of a block, and the block's bytes.
-const SERVED: [(GgufType, u32, &str, usize, usize); 16] = [
-    (GgufType::F32, 0, "F32", 1, 4),
-    (GgufType::F16, 1, "F16", 1, 2),
-    (GgufType::Bf16, 30, "BF16", 1, 2),
-    (GgufType::Q4_0, 2, "Q4_0", 32, 18),
-    (GgufType::Q4_1, 3, "Q4_1", 32, 20),
-    (GgufType::Q5_0, 6, "Q5_0", 32, 22),
-    (GgufType::Q5_1, 7, "Q5_1", 32, 24),
-    (GgufType::Q8_0, 8, "Q8_0", 32, 34),
-    (GgufType::Mxfp4, 39, "MXFP4", 32, 17),
-    (GgufType::Iq4Nl, 20, "IQ4_NL", 32, 18),
-    (GgufType::Iq4Xs, 23, "IQ4_XS", 256, 136),
-    (GgufType::Q2K, 10, "Q2_K", 256, 84),
-    (GgufType::Q3K, 11, "Q3_K", 256, 110),
-    (GgufType::Q4K, 12, "Q4_K", 256, 144),
-    (GgufType::Q5K, 13, "Q5_K", 256, 176),
-    (GgufType::Q6K, 14, "Q6_K", 256, 210),
-];
+types! {
+    /// IEEE single.
+    F32 = (0, "F32", 1, 4),
+    /// IEEE half.
+    F16 = (1, "F16", 1, 2),
+    /// bfloat16.
+    Bf16 = (30, "BF16", 1, 2),
+    /// 32 codes of four bits, a scale.
+    Q4_0 = (2, "Q4_0", 32, 18),
+    /// 32 codes of four bits, a scale and a minimum.
+    Q4_1 = (3, "Q4_1", 32, 20),
+    /// 32 codes of five bits, a scale.
+    Q5_0 = (6, "Q5_0", 32, 22),
+    /// 32 codes of five bits, a scale and a minimum.
+    Q5_1 = (7, "Q5_1", 32, 24),
+    /// 32 codes of eight bits, a scale.
+    Q8_0 = (8, "Q8_0", 32, 34),
+    /// 32 numbers of four bits (e2m1), a scale that is a power of two.
+    Mxfp4 = (39, "MXFP4", 32, 17),
+    /// 32 codes of four bits, each one of sixteen numbers, a scale.
+    Iq4Nl = (20, "IQ4_NL", 32, 18),
+    /// 256 such codes; scales of 32 each, of six bits, with a scale.
+    Iq4Xs = (23, "IQ4_XS", 256, 136),
+    /// 256 codes of two bits; scales and minima of 16 each, of four bits, with a scale and a scale of minima.
+    Q2K = (10, "Q2_K", 256, 84),
+    /// 256 codes of three bits; scales of 16 each, of six bits, with a scale.
+    Q3K = (11, "Q3_K", 256, 110),
+    /// 256 codes of four bits; scales and minima of 32 each, of six bits, with a scale and a scale of minima.
+    Q4K = (12, "Q4_K", 256, 144),
+    /// As `Q4K`, with codes of five bits.
+    Q5K = (13, "Q5_K", 256, 176),
+    /// 256 codes of six bits; scales of 16 each, of eight bits, with a scale.
+    Q6K = (14, "Q6_K", 256, 210),
+}
 
 /// Names of types that are not computed with, by their numbers in files.
 const OTHERS: [(u32, &str); 19] = [
@@ -88,35 +88,31 @@ const OTHERS: [(u32, &str); 19] = [
 impl GgufType {
     /// The type of a number in a file, or what people call it.
     pub(super) fn of(number: u32) -> Result<Self, String> {
-        if let Some(row) = SERVED.iter().find(|row| row.1 == number) {
-            return Ok(row.0);
+        if let Some(served) = Self::ALL.iter().find(|kind| kind.row().0 == number) {
+            return Ok(*served);
         }
         let other = OTHERS.iter().find(|(other, _)| *other == number);
         Err(other.map_or_else(|| format!("type {number}"), |(_, name)| (*name).to_owned()))
     }
 
-    fn row(self) -> &'static (Self, u32, &'static str, usize, usize) {
-        SERVED.iter().find(|row| row.0 == self).expect("the table has every type")
-    }
-
     /// Its name, as ggml writes it.
     pub fn as_str(self) -> &'static str {
-        self.row().2
+        self.row().1
     }
 
     /// Numbers of a block.
     pub fn block(self) -> usize {
-        self.row().3
+        self.row().2
     }
 
     /// Bytes of a block.
     pub fn block_bytes(self) -> usize {
-        self.row().4
+        self.row().3
     }
 
     /// The names of all that are computed with, in words.
     pub(super) fn names() -> String {
-        SERVED.map(|row| row.2).join(", ")
+        Self::ALL.iter().map(|kind| kind.as_str()).collect::<Vec<_>>().join(", ")
     }
 
     /// How a matrix is kept in memory; `None` where as plain numbers.

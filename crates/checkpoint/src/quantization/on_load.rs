@@ -3,6 +3,7 @@
 use candlepower_packing::{Codes, Dtype, MinForm, Packed, ScaleForm};
 use serde::{Deserialize, Serialize};
 
+use crate::choice::Choice;
 use crate::weights::{Slot, TensorPlan};
 
 /// Columns that share a scale, as in GGUF's blocks.
@@ -22,9 +23,14 @@ pub enum OnLoad {
 impl OnLoad {
     /// The code of [`Self::Int8`] that means zero.
     pub const ZERO_POINT: u8 = 128;
+    /// The values of `--quantize-on-load`.
+    pub const CHOICES: [Choice<Self>; 2] = [
+        Choice::new(Self::Int8, Self::Int8.as_str(), "Codes of eight bits"),
+        Choice::new(Self::Int4, Self::Int4.as_str(), "Codes of four bits, of the head eight"),
+    ];
 
     /// Its name, as settings have it.
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Int8 => "int8",
             Self::Int4 => "int4",

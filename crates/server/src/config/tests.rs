@@ -344,3 +344,34 @@ fn the_default_file_documents_every_setting_and_changes_none() {
         assert!(documented, "{key} is not in default.toml");
     }
 }
+
+#[test]
+fn the_default_file_names_every_value_of_a_list() {
+    let text = std::fs::read_to_string(configs().join("default.toml")).unwrap();
+    let mut lists = 0;
+    for arg in ServeConfig::augment_args(Command::new("serve")).get_arguments() {
+        let values = arg.get_possible_values();
+        let values: Vec<&str> =
+            values.iter().filter(|value| !value.is_hide_set()).map(|v| v.get_name()).collect();
+        if values.is_empty() || !arg.get_action().takes_values() {
+            continue;
+        }
+        // The lines above the key, down from the one that is no comment.
+        let key = format!("{} = ", arg.get_id());
+        let above =
+            text.lines().take_while(|line| !line.trim_start_matches("# ").starts_with(&key));
+        let above: Vec<&str> = above.collect();
+        let is_words = |line: &&&str| line.starts_with("# ") && !line.contains(" = ");
+        let comment: Vec<&str> = above.iter().rev().take_while(is_words).copied().collect();
+        for value in values {
+            let is_named = comment.iter().any(|line| {
+                line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == value)
+            });
+            assert!(is_named, "{key}{value} is not in default.toml: {comment:?}");
+        }
+        lists += 1;
+    }
+    assert!(lists > 8, "{lists}");
+    let methods = format!("must have: {}. Default", QuantizationMethod::settings());
+    assert!(text.contains(&methods), "{methods}");
+}

@@ -4,8 +4,9 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
-use candlepower_checkpoint::{Dtype as Precision, KvDtype, OnLoad};
+use candlepower_checkpoint::Choice;
 use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
 /// What the engine is set up for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -43,122 +44,21 @@ impl Framework {
     }
 }
 
-/// The type that weights are kept in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Dtype {
-    /// As stored.
-    #[default]
-    Auto,
-    /// IEEE single.
-    #[value(alias = "float")]
-    Float32,
-    /// IEEE half.
-    #[value(alias = "half")]
-    Float16,
-    /// bfloat16.
-    Bfloat16,
-}
+/// A setting's value; `None` is its `auto`. The name is not `Option`, which clap takes for a flag that may be left out.
+pub type Asked<T> = Option<T>;
 
-/// The type that keys and values are kept in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum KvCacheDtype {
-    /// The weights', but on the CPU float32 where they are not bfloat16.
-    #[default]
-    Auto,
-    /// Single precision; on a GPU not possible.
-    Float32,
-    /// bfloat16; on a GPU only where the weights are.
-    Bfloat16,
-    /// e4m3, a byte per number, by the scales that a checkpoint brings.
-    #[value(alias = "fp8_e4m3")]
-    Fp8,
-}
-
-impl KvCacheDtype {
-    /// What is asked for, if anything is.
-    pub fn asked(self) -> Option<KvDtype> {
-        match self {
-            Self::Auto => None,
-            Self::Float32 => Some(Precision::F32.into()),
-            Self::Bfloat16 => Some(Precision::Bf16.into()),
-            Self::Fp8 => Some(KvDtype::Fp8),
-        }
-    }
-}
-
-/// A way to store weights in fewer bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "lower")]
-#[allow(missing_docs)]
-pub enum Quantization {
-    Awq,
-    Gptq,
-    SqueezeLlm,
-    Fp8,
-}
-
-impl Quantization {
-    /// Its name, as in `config.json`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Awq => "awq",
-            Self::Gptq => "gptq",
-            Self::SqueezeLlm => "squeezellm",
-            Self::Fp8 => "fp8",
-        }
-    }
-}
-
-/// What weights become while they are loaded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "lower")]
-pub enum QuantizeOnLoad {
-    /// Codes of eight bits.
-    Int8,
-    /// Codes of four bits, of the head eight.
-    Int4,
-}
-
-impl QuantizeOnLoad {
-    /// As checkpoints know it.
-    pub fn on_load(self) -> OnLoad {
-        match self {
-            Self::Int8 => OnLoad::Int8,
-            Self::Int4 => OnLoad::Int4,
-        }
-    }
-}
-
-/// How the hidden states of a text's tokens become one vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Pooling {
-    /// The first token's.
-    Cls,
-    /// The last token's.
-    Last,
-    /// The mean of all tokens.
-    Mean,
-}
-
-impl Pooling {
-    /// Its name.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Cls => "cls",
-            Self::Last => "last",
-            Self::Mean => "mean",
-        }
-    }
-}
-
-/// Where weights come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum LoadFormat {
-    /// The model's files.
-    #[default]
-    Auto,
-    /// Random numbers.
-    Dummy,
+/// Reads a value of a list by its name; help and errors show the list.
+pub fn one_of<T>(choices: impl IntoIterator<Item = Choice<T>>) -> impl TypedValueParser<Value = T>
+where
+    T: Copy + Send + Sync + 'static,
+{
+    let choices: Vec<Choice<T>> = choices.into_iter().collect();
+    let possible = choices.iter().map(|choice| {
+        let value = PossibleValue::new(choice.name).aliases(choice.aliases);
+        if choice.help.is_empty() { value } else { value.help(choice.help) }
+    });
+    PossibleValuesParser::new(possible.collect::<Vec<_>>())
+        .map(move |text| Choice::find(&choices, &text).expect("clap takes names of the list alone"))
 }
 
 /// Where the sampling of requests that do not say comes from.

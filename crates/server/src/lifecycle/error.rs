@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use candlepower_checkpoint::QuantizationMethod;
 use candlepower_engine::NoGpu;
 
 use crate::config::ConfigError;
@@ -56,7 +57,8 @@ pub enum Error {
     },
     /// The weights are quantized in a way that is not computed with.
     #[error(
-        "the weights are quantized with {0}, which is not supported; awq, gptq, squeezellm, fp8, mxfp4, nvfp4 and compressed-tensors' integers are: use such a version of the model, or its float16 or bfloat16 original"
+        "the weights are quantized with {0}, which is not supported; {supported} are: use such a version of the model, or its float16 or bfloat16 original",
+        supported = QuantizationMethod::supported()
     )]
     QuantizationUnsupported(String),
     /// The weights are quantized, and the model gives vectors or scores.

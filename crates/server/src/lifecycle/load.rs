@@ -5,19 +5,17 @@ use std::time::Duration;
 
 use candlepower_api::LoadProgress;
 use candlepower_checkpoint::{
-    BATCHED_TOKENS, Checkpoint, Description, Pooling, SamplingDefaults, SentenceSettings,
+    BATCHED_TOKENS, Checkpoint, Description, SamplingDefaults, SentenceSettings,
 };
 use candlepower_dialect::{Dialect, PastCalls, ReasoningFormat, ToolFormat};
 use candlepower_engine::{
     ChosenDevice, Device, DeviceChoice, Embedder, EmbedderConfig, EngineConfig, EngineHandle,
-    LoadDtype, LoadFormat as LoadFrom, LoadOptions, PoolingSource, RankKind, SchedulingPolicy,
-    StartProgress, choose_device,
+    LoadOptions, PoolingSource, RankKind, SchedulingPolicy, StartProgress, choose_device,
 };
 use candlepower_tokenizer::ChatTemplate;
 
 use crate::config::{
-    DeviceKind, Dtype, Framework, GenerationConfigSource, LoadFormat, Pooling as PoolingSetting,
-    ReasoningParser, ServeConfig, ToolCallParser,
+    DeviceKind, Framework, GenerationConfigSource, ReasoningParser, ServeConfig, ToolCallParser,
 };
 use crate::generation::prompt::unix_seconds;
 use crate::lifecycle::error::{Error, Result};
@@ -183,13 +181,9 @@ fn embedder_config(state: &AppState) -> EmbedderConfig {
     let config = state.config();
     EmbedderConfig {
         max_model_len: config.max_model_len,
-        pooling: config.pooling.map(|pooling| match pooling {
-            PoolingSetting::Cls => Pooling::Cls,
-            PoolingSetting::Last => Pooling::Last,
-            PoolingSetting::Mean => Pooling::Mean,
-        }),
-        dtype: load_dtype(config.dtype),
-        load_format: load_format(config.load_format),
+        pooling: config.pooling,
+        dtype: config.dtype.into(),
+        load_format: config.load_format,
         max_num_batched_tokens: config.max_num_batched_tokens.unwrap_or(BATCHED_TOKENS),
         max_in_flight: config.max_in_flight(),
         num_threads: config.threads,
@@ -198,32 +192,16 @@ fn embedder_config(state: &AppState) -> EmbedderConfig {
     }
 }
 
-fn load_dtype(dtype: Dtype) -> LoadDtype {
-    match dtype {
-        Dtype::Auto => LoadDtype::Auto,
-        Dtype::Float32 => LoadDtype::F32,
-        Dtype::Float16 => LoadDtype::F16,
-        Dtype::Bfloat16 => LoadDtype::Bf16,
-    }
-}
-
-fn load_format(format: LoadFormat) -> LoadFrom {
-    match format {
-        LoadFormat::Auto => LoadFrom::Auto,
-        LoadFormat::Dummy => LoadFrom::Dummy,
-    }
-}
-
 fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> EngineConfig {
     EngineConfig {
         load: LoadOptions {
             device,
-            dtype: load_dtype(config.dtype),
-            load_format: load_format(config.load_format),
+            dtype: config.dtype.into(),
+            load_format: config.load_format,
             max_model_len: config.max_model_len,
         },
         kv_cache_bytes: config.kv_cache_memory.map(|size| size.0),
-        kv_cache_dtype: config.kv_cache_dtype.asked(),
+        kv_cache_dtype: config.kv_cache_dtype,
         gpu_memory_utilization: config.gpu_memory_utilization,
         swap_bytes: (config.swap_space * f64::from(1 << 30)) as u64,
         enforce_eager: config.enforce_eager,

@@ -4,11 +4,9 @@ use candlepower_checkpoint::{
     BATCHED_TOKENS, Checkpoint, Counted, Description, DeviceKind, DeviceMemory, Dtype,
     EncoderCheckpoint, EncoderMemoryRequest, MemoryPlan, MemoryRequest, Quantization,
 };
-use candlepower_engine::{Device, check_gpus, free_bytes};
+use candlepower_engine::{Device, LoadFormat, check_gpus, free_bytes};
 
-use crate::config::{
-    DeviceKind as DeviceSetting, Dtype as DtypeSetting, LoadFormat, QuantizeOnLoad, ServeConfig,
-};
+use crate::config::{DeviceKind as DeviceSetting, ServeConfig};
 use crate::lifecycle::error::{Error, Result};
 
 /// Checks a model's configuration against the settings and the device it is to run on.
@@ -55,7 +53,7 @@ fn check_pooled_decoder(config: &ServeConfig, checkpoint: &Checkpoint) -> Result
         return Err(Error::NotForVectors { setting, architecture });
     }
     let memory = checkpoint.pooling_memory(
-        checkpoint.weights_dtype(dtype(config.dtype)),
+        checkpoint.weights_dtype(config.dtype),
         EncoderMemoryRequest {
             max_model_len: checkpoint.max_input_len(config.max_model_len)?,
             max_num_batched_tokens: config.max_num_batched_tokens.unwrap_or(BATCHED_TOKENS),
@@ -73,17 +71,7 @@ fn not_for_vectors(config: &ServeConfig) -> Option<String> {
     } else if config.device == DeviceSetting::Cuda {
         Some("--device cuda".to_owned())
     } else {
-        config.kv_cache_dtype.asked().map(|asked| format!("--kv-cache-dtype {}", asked.as_str()))
-    }
-}
-
-/// The dtype that is asked for.
-fn dtype(setting: DtypeSetting) -> Option<Dtype> {
-    match setting {
-        DtypeSetting::Auto => None,
-        DtypeSetting::Float32 => Some(Dtype::F32),
-        DtypeSetting::Float16 => Some(Dtype::F16),
-        DtypeSetting::Bfloat16 => Some(Dtype::Bf16),
+        config.kv_cache_dtype.map(|asked| format!("--kv-cache-dtype {}", asked.as_str()))
     }
 }
 
@@ -94,14 +82,13 @@ fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result
         return Err(Error::QuantizedEncoder(found.method.clone()));
     }
     let architecture = checkpoint.architecture();
-    let on_load = config.quantize_on_load.map(QuantizeOnLoad::on_load);
-    let on_load = on_load.map(|kind| format!("--quantize-on-load {}", kind.as_str()));
+    let on_load =
+        config.quantize_on_load.map(|kind| format!("--quantize-on-load {}", kind.as_str()));
     let setting = not_for_vectors(config).or(on_load);
     let setting = setting.or_else(|| match (config.load_format, config.dtype) {
         (LoadFormat::Dummy, _) => Some("--load-format dummy".to_owned()),
-        (_, DtypeSetting::Auto | DtypeSetting::Float32) => None,
-        (_, DtypeSetting::Float16) => Some("--dtype float16".to_owned()),
-        (_, DtypeSetting::Bfloat16) => Some("--dtype bfloat16".to_owned()),
+        (_, None | Some(Dtype::F32)) => None,
+        (_, Some(dtype)) => Some(format!("--dtype {}", dtype.as_str())),
     });
     if let Some(setting) = setting {
         return Err(Error::OnlyGenerating { setting, architecture });
@@ -126,7 +113,7 @@ fn memory_request(
     device: &Device,
     max_model_len: usize,
 ) -> Result<MemoryRequest> {
-    let dtype = dtype(config.dtype);
+    let dtype = config.dtype;
     let (weights, kind) = match device.is_cpu() {
         true => (checkpoint.weights_dtype(dtype), DeviceKind::Cpu),
         false => {
@@ -136,7 +123,7 @@ fn memory_request(
     };
     Ok(MemoryRequest {
         weights,
-        kv: checkpoint.kv_dtype(kind, config.kv_cache_dtype.asked(), dtype, weights)?,
+        kv: checkpoint.kv_dtype(kind, config.kv_cache_dtype, dtype, weights)?,
         max_model_len,
         block_size: config.block_size,
         max_num_seqs: config.max_num_seqs,

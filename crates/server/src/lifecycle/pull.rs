@@ -7,11 +7,11 @@ mod text;
 use std::sync::Arc;
 
 use candlepower_checkpoint::{CheckpointFiles, Description};
-use candlepower_engine::Device;
+use candlepower_engine::{Device, LoadFormat};
 use candlepower_hub::{DownloadProgress, HubModel, ModelName};
 use candlepower_tokenizer::{ChatTemplate, Tokenizer};
 
-use crate::config::{LoadFormat, ServeConfig};
+use crate::config::ServeConfig;
 use crate::lifecycle::error::{Error, Result};
 use crate::lifecycle::logging::Terminal;
 use crate::lifecycle::preflight;
@@ -105,7 +105,7 @@ impl LocalModel {
         if let (Some(kind), Description::Decoder(checkpoint)) =
             (config.quantize_on_load, &mut description)
         {
-            checkpoint.quantize_on_load(kind.on_load())?;
+            checkpoint.quantize_on_load(kind)?;
         }
         preflight::check(config, &description, device)?;
         let (tokenizer, chat_template) = text::load(config, text_files)?;

@@ -16,6 +16,10 @@ const TESTS: [&str; 3] = [
 ];
 const GOLDENS: &str = "tests/golden/";
 
+/// The list of GGUF's types, and that of quantization methods.
+const GGUF_TYPES: &str = "crates/checkpoint/src/gguf/tensor_type.rs";
+const METHODS: &str = "crates/checkpoint/src/quantization/method.rs";
+
 /// On which GPU what is listed has been compared with its goldens.
 const ON_GPU: &str = "H200";
 
@@ -387,6 +391,7 @@ const ARCHITECTURES: &[Architecture] = &[
 ];
 
 /// A format of weights: its name, the beginning of its goldens' names, the checkpoints that have it, and what is in memory.
+/// `{types}` stands for the names of [`GGUF_TYPES`].
 const FORMATS: [(&str, &str, &str, &str); 9] = [
     ("safetensors", "", "F32, F16, BF16; single and sharded", "as stored"),
     ("`awq`", "awq", "AutoAWQ: 4 bits, GEMM layout, zero points", "4-bit codes"),
@@ -431,7 +436,7 @@ const FORMATS: [(&str, &str, &str, &str); 9] = [
     (
         "GGUF",
         "gguf",
-        "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ4_NL, IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K; single and split files",
+        "{types}; single and split files",
         "codes of 2 to 6 or 8 bits, as the type has them (on a GPU of 4 or 8), with their scales in half or single precision, of K-quants in two levels",
     ),
 ];
@@ -444,6 +449,9 @@ pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
         classes(files).into_iter().find(|class| !ARCHITECTURES.iter().any(|a| a.class == class));
     if let Some(class) = unlisted {
         return at_readme(format!("{class} has no row in crates/xtask/src/tidy/models_table.rs"));
+    }
+    if let Some(message) = other_methods(files) {
+        return at_readme(message);
     }
     match written(files, &readme.text) {
         Ok(text) if text == readme.text => Vec::new(),
@@ -531,6 +539,37 @@ fn gguf_class<'a>(files: &'a [SourceFile], golden: &str) -> Option<&'a str> {
     recipe.split_once("cls=\"")?.1.split('"').next()
 }
 
+/// The names of the types of GGUF's tensors that are computed with.
+fn gguf_types(files: &[SourceFile]) -> Vec<&str> {
+    let rows = lines_of(files, GGUF_TYPES);
+    rows.filter_map(|row| row.split_once(" = (")?.1.split('"').nth(1)).collect()
+}
+
+/// The first difference between the rows of formats and the list of quantization methods.
+fn other_methods(files: &[SourceFile]) -> Option<String> {
+    if !files.iter().any(|file| file.path == METHODS) {
+        return None;
+    }
+    let parts = lines_of(files, METHODS).flat_map(|line| line.split(", "));
+    let supported = parts.filter_map(|part| part.trim().strip_prefix("supported: \""));
+    // The first word is the method's name, as its goldens have it.
+    let names = supported.filter_map(|words| words.split(['"', '\'']).next());
+    let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
+    let rows = FORMATS.map(|format| format.1);
+    let rows: Vec<&str> = rows.into_iter().filter(|row| !["", "gguf"].contains(row)).collect();
+    let missing = |name: &&str| !rows.contains(name);
+    let stale = |row: &&str| !names.contains(row);
+    if let Some(name) = names.iter().copied().find(missing) {
+        return Some(format!("{name} has no row in crates/xtask/src/tidy/models_table.rs"));
+    }
+    let stale = rows.iter().copied().find(stale)?;
+    Some(format!("{stale} has a row, and {METHODS} does not say that it is supported"))
+}
+
+fn lines_of<'a>(files: &'a [SourceFile], path: &'a str) -> impl Iterator<Item = &'a str> {
+    files.iter().filter(move |file| file.path == path).flat_map(|file| file.text.lines())
+}
+
 /// Whether a golden is of the format whose goldens begin with `prefix`; of plain safetensors where that is empty.
 fn is_of(name: &str, prefix: &str) -> bool {
     let begins = |prefix: &str| name == prefix || name.starts_with(&format!("{prefix}-"));
@@ -582,6 +621,7 @@ fn tables(files: &[SourceFile]) -> Result<String, String> {
         if count == 0 {
             return Err(format!("{format} has no golden in {GOLDENS} that a test runs"));
         }
+        let checkpoints = checkpoints.replace("{types}", &gguf_types(files).join(", "));
         text += &format!("| {format} | {checkpoints} | {memory} | {count} | {ON_GPU} |\n");
     }
     Ok(text)
@@ -606,6 +646,22 @@ mod tests {
         files.extend(sample("crates/checkpoint/src/arch/x.rs", "    name: \"NewForCausalLM\",\n"));
         let found = message(&files);
         assert!(found[0].contains("NewForCausalLM has no row"), "{found:?}");
+    }
+
+    #[test]
+    fn names_of_types_and_methods_are_read_from_their_lists() {
+        let types = "    /// Four bits.\n    Q4K = (12, \"Q4_K\", 256, 144),\n    F32 = (0, \"F32\", 1, 4),\n";
+        assert_eq!(gguf_types(&sample(GGUF_TYPES, types)), ["Q4_K", "F32"]);
+        let rows = FORMATS.map(|format| format.1);
+        let rows = rows.into_iter().filter(|row| !["", "gguf"].contains(row));
+        let listed: Vec<String> =
+            rows.map(|row| format!("    Row {{ supported: \"{row}\", x: 1 }},\n")).collect();
+        let found = |text: &str| other_methods(&sample(METHODS, text));
+        assert_eq!(found(&listed.concat()), None);
+        let more = format!("{}        supported: \"new's integers\",\n", listed.concat());
+        assert!(found(&more).is_some_and(|message| message.starts_with("new has no row in ")));
+        let fewer = listed[1..].concat();
+        assert!(found(&fewer).is_some_and(|message| message.starts_with("awq has a row, and ")));
     }
 
     #[test]
