@@ -5,7 +5,6 @@
 
 mod elements;
 mod keywords;
-mod layout;
 mod notation;
 
 use candlepower_grammar::Constraint;
@@ -13,9 +12,8 @@ use candlepower_tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
-use crate::format::{ReasoningFormat, Thinking, ToolFormat};
+use crate::format::{Arguments, Format, Layout, LineBreaks, ReasoningFormat, Thinking, ToolFormat};
 use crate::parser::Dialect;
-use layout::Layout;
 
 /// What an answer may be.
 #[derive(Clone, Copy, Debug)]
@@ -191,7 +189,7 @@ impl Lark<'_> {
 
     /// The terminal of reasoning, in which nothing ends it for the parser but its mark.
     fn thought(&self) -> String {
-        let ended_by = self.shape.dialect.tools.and_then(ToolFormat::ends_reasoning);
+        let ended_by = self.shape.dialect.tools.and_then(|tools| tools.format().ends_reasoning);
         let ended_by = ended_by.map(|mark| format!(r" & ~/(.|\n)*{}(.|\n)*/", escaped(mark)));
         format!(r"/(.|\n)*/{}", ended_by.unwrap_or_default())
     }
@@ -230,17 +228,18 @@ impl Lark<'_> {
     /// Any text, in which calls are held to their format. `text` is the terminal of the text before the first call, which
     /// with its mark is the rule `name`, and of a text without calls. Later calls are behind `lead`.
     fn free(&mut self, name: &str, text: &str) -> Result<String> {
-        let layout = self.layout()?;
+        let layout = &self.format()?.layout;
         let Some(trigger) = layout.trigger else {
-            let first = if layout.format == ToolFormat::Pythonic { '[' } else { '{' };
+            let first: String =
+                [layout.open, layout.before_name].concat().chars().take(1).collect();
             let terminal = format!("{}_OTHER", name.to_uppercase());
             let other = format!(r"/[ \t\r\n]*[^\{first} \t\r\n](.|\n)*/ & {text}");
             self.rule(&terminal, &other);
             return Ok(format!("calls | {terminal}?"));
         };
         let lead = self.until(name, trigger, text);
-        let rest = self.calls_behind(&layout, trigger)?;
-        if !self.repeats(&layout) {
+        let rest = self.calls_behind(layout, trigger)?;
+        if !self.repeats(layout) {
             return Ok(format!("{lead} {rest} | {text}?"));
         }
         Ok(format!("{lead} {rest} (lead {rest})* UNCALLED? | {text}?"))
@@ -248,11 +247,11 @@ impl Lark<'_> {
 
     /// What keeps a terminal from holding what the parser takes for a call besides the format's trigger.
     fn no_call(&self) -> Result<String> {
-        let layout = self.layout()?;
+        let tools = self.shape.dialect.tools.ok_or(Error::NoToolFormat)?;
+        let trigger = tools.format().layout.trigger;
         // Special tokens are no text.
-        let openers = layout.format.openers().iter().copied();
-        let others =
-            openers.filter(|mark| Some(*mark) != layout.trigger && self.special(mark).is_none());
+        let others = tools.openers().iter().copied();
+        let others = others.filter(|mark| Some(*mark) != trigger && self.special(mark).is_none());
         let others = others.map(escaped).collect::<Vec<_>>();
         Ok(match others.is_empty() {
             true => String::new(),
@@ -260,8 +259,8 @@ impl Lark<'_> {
         })
     }
 
-    fn layout(&self) -> Result<Layout> {
-        self.shape.dialect.tools.map(Layout::of).ok_or(Error::NoToolFormat)
+    fn format(&self) -> Result<&'static Format> {
+        self.shape.dialect.tools.map(ToolFormat::format).ok_or(Error::NoToolFormat)
     }
 
     fn repeats(&self, layout: &Layout) -> bool {
@@ -270,20 +269,23 @@ impl Lark<'_> {
 
     /// What stands between calls.
     fn separator(&self, layout: &Layout) -> String {
-        match layout.format {
-            ToolFormat::Glm45 => layout.line.to_owned(),
+        match layout.line_breaks {
+            LineBreaks::Optional if layout.separator == "\n" => {
+                LineBreaks::Optional.lark().to_owned()
+            }
             _ => self.literal(layout.separator),
         }
     }
 
     /// Calls and nothing else.
     fn calls(&mut self) -> Result<String> {
-        let layout = self.layout()?;
-        let functions = self.functions(&layout)?;
+        let format = self.format()?;
+        let functions = self.functions(format)?;
+        let layout = &format.layout;
         self.rule("call", &format!("{} ({functions})", self.literal(layout.before_name)));
         let (open, close) = (self.literal(layout.open), self.literal(layout.close));
-        let more = match self.repeats(&layout) {
-            true => format!("({} call)*", self.separator(&layout)),
+        let more = match self.repeats(layout) {
+            true => format!("({} call)*", self.separator(layout)),
             false => String::new(),
         };
         Ok(format!("{open} call {more} {close}"))
@@ -310,14 +312,13 @@ impl Lark<'_> {
     }
 
     /// A rule per function, from its name to the end of its arguments; the alternatives.
-    fn functions(&mut self, layout: &Layout) -> Result<String> {
+    fn functions(&mut self, format: &Format) -> Result<String> {
         let mut names = Vec::new();
-        let marks = layout.format.xml();
-        if let Some(marks) = marks {
-            self.element_rules(layout, marks);
-        }
-        if layout.format == ToolFormat::Gemma4 {
-            self.notation_rules();
+        let layout = &format.layout;
+        match format.arguments {
+            Arguments::Elements(marks) => self.element_rules(layout, marks),
+            Arguments::Gemma4 => self.notation_rules(),
+            Arguments::Json { .. } | Arguments::Keywords => {}
         }
         for (index, function) in self.shape.functions.iter().enumerate() {
             let held = function.strict || self.shape.calls == Calls::Required;
@@ -328,11 +329,13 @@ impl Lark<'_> {
                     format!("{name} /[0-9]+/ {}", self.literal(layout.before_arguments))
                 }
             };
-            let arguments = match (layout.format, marks) {
-                (ToolFormat::Pythonic | ToolFormat::Lfm2, _) => self.keywords(index, function)?,
-                (ToolFormat::Gemma4, _) => self.notation(index, function, held)?,
-                (_, Some(marks)) => self.elements((index, function), layout, marks, held)?,
-                _ => {
+            let arguments = match format.arguments {
+                Arguments::Keywords => self.keywords(index, function)?,
+                Arguments::Gemma4 => self.notation(index, function, held)?,
+                Arguments::Elements(marks) => {
+                    self.elements((index, function), layout, marks, held)?
+                }
+                Arguments::Json { .. } => {
                     let schema = if held { function.schema() } else { json!({"type": "object"}) };
                     Constraint::JsonSchema(schema).as_lark_value(self.tokenizer)?
                 }

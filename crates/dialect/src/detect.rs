@@ -1,19 +1,13 @@
 //! The dialect of a model, found by what its chat template makes of a call and of reasoning.
 
-use candlepower_tokenizer::{ChatTemplate, LocalTime, PromptEnd, RenderInput};
-use serde_json::{Map, Value, json};
+use candlepower_tokenizer::{ChatTemplate, PromptEnd};
+use serde_json::{Value, json};
 
-use crate::format::xml::Marks;
 use crate::format::{ReasoningFormat, ToolFormat};
 use crate::parser::Dialect;
-use crate::past_calls::PastCalls;
-
-// Texts that no template has of its own.
-pub(crate) const QUESTION: &str = "probe_question";
-pub(crate) const FUNCTION: &str = "probe_function";
-pub(crate) const VALUE: &str = "probe_value";
-const THOUGHT: &str = "probe_thought";
-const ANSWER: &str = "probe_answer";
+use crate::past_calls::{PastCalls, render_call};
+use crate::probe::{ANSWER, FUNCTION, QUESTION, THOUGHT, render, render_question};
+use crate::written_call::WrittenCall;
 
 impl Dialect {
     /// The dialect that a template writes.
@@ -24,130 +18,22 @@ impl Dialect {
 
 /// Whether the template tells the model what it may call.
 pub fn writes_tools(template: &ChatTemplate) -> bool {
-    let messages = json!([{"role": "user", "content": QUESTION}]);
-    render(template, &messages, Some(&tools()), PromptEnd::GenerationPrompt)
-        .is_some_and(|prompt| prompt.contains(FUNCTION))
-}
-
-fn tools() -> Value {
-    let parameters = json!({
-        "type": "object",
-        "properties": {"probe_key": {"type": "string", "description": "A key."}},
-        "required": ["probe_key"],
-    });
-    json!([{"type": "function", "function": {"name": FUNCTION, "description": "A function.", "parameters": parameters}}])
-}
-
-fn render(
-    template: &ChatTemplate,
-    messages: &Value,
-    tools: Option<&Value>,
-    end: PromptEnd,
-) -> Option<String> {
-    let input = RenderInput {
-        messages,
-        tools,
-        documents: None,
-        end,
-        chat_template_kwargs: &Map::new(),
-        now: LocalTime { unix_s: 0, utc_offset_s: 0 },
-    };
-    template.render(&input).ok()
+    render_question(template).is_some_and(|prompt| prompt.contains(FUNCTION))
 }
 
 fn tool_format(template: &ChatTemplate) -> Option<ToolFormat> {
-    let question = json!([{"role": "user", "content": QUESTION}]);
-    let asked = render(template, &question, Some(&tools()), PromptEnd::GenerationPrompt)?;
-    PastCalls::ALL.into_iter().find_map(|form| format_of(&asked, &render_call(template, form)?))
+    let asked = render_question(template)?;
+    PastCalls::ALL.into_iter().find_map(|form| {
+        let rendered = render_call(template, form)?;
+        format_of(&WrittenCall::find(&asked, &rendered)?)
+    })
 }
 
-/// A conversation with a call and its answer, in the given form.
-pub(crate) fn render_call(template: &ChatTemplate, form: PastCalls) -> Option<String> {
-    let mut arguments = json!({"probe_key": VALUE});
-    form.shape_arguments(&mut arguments);
-    let id = if form.ids_name_functions { PastCalls::id(FUNCTION, 0) } else { "abcdefgh1".into() };
-    let call = json!({"id": id, "type": "function", "function": {"name": FUNCTION, "arguments": arguments}});
-    let mut turn = json!({"role": "assistant", "tool_calls": [call]});
-    if let Some(content) = form.no_content.value() {
-        turn["content"] = content;
-    }
-    let messages = json!([
-        {"role": "user", "content": QUESTION},
-        turn,
-        {"role": "tool", "name": FUNCTION, "tool_call_id": id, "content": ANSWER},
-    ]);
-    render(template, &messages, Some(&tools()), PromptEnd::LastMessage)
-}
-
-/// The format of the call in `rendered`; `asked` is the same conversation up to the call.
-fn format_of(asked: &str, rendered: &str) -> Option<ToolFormat> {
-    let turn = &rendered[rendered.find(QUESTION)? + QUESTION.len()..];
-    let (before, after) = turn.split_once(FUNCTION)?;
-    // Whether the call is all that the assistant says.
-    let is_bare = |before: &str| {
-        let opening = asked.rsplit(QUESTION).next().unwrap_or_default().trim_end();
-        before.trim_end().ends_with(opening)
-    };
-    if let Some(before) = before_object(before) {
-        return match before {
-            _ if before.ends_with("<tool_call>") => Some(ToolFormat::Hermes),
-            _ if before.ends_with("[TOOL_CALLS][") || before.ends_with("[TOOL_CALLS] [") => {
-                Some(ToolFormat::MistralList)
-            }
-            _ if is_bare(before) && after.contains("\"parameters\"") => {
-                Some(ToolFormat::Llama3Json)
-            }
-            _ => None,
-        };
-    }
-    let in_xml = [ToolFormat::Qwen3Coder, ToolFormat::Glm45, ToolFormat::MinimaxM2];
-    if let Some(format) = in_xml.into_iter().find(|format| {
-        let is_written = |marks| is_between_marks(marks, before, after);
-        format.xml().is_some_and(is_written)
-    }) {
-        return Some(format);
-    }
-    match before {
-        _ if before.ends_with("[TOOL_CALLS]") => Some(ToolFormat::Mistral),
-        _ if before.ends_with("<｜tool▁call▁begin｜>function<｜tool▁sep｜>") => {
-            Some(ToolFormat::DeepseekV3)
-        }
-        _ if before.ends_with("<｜tool▁call▁begin｜>") => Some(ToolFormat::DeepseekV31),
-        _ if before.ends_with("to=functions.") && after.contains("<|message|>") => {
-            Some(ToolFormat::GptOss)
-        }
-        _ if before.ends_with("<|tool_call_start|>[") && after.starts_with('(') => {
-            Some(ToolFormat::Lfm2)
-        }
-        _ if before.strip_suffix('[').is_some_and(is_bare) && after.starts_with("(probe_key=") => {
-            Some(ToolFormat::Pythonic)
-        }
-        _ if before.ends_with("<|tool_call_begin|>functions.")
-            && after.starts_with(":0<|tool_call_argument_begin|>") =>
-        {
-            Some(ToolFormat::KimiK2)
-        }
-        _ if before.ends_with("<|tool_call>call:") && after.starts_with('{') => {
-            Some(ToolFormat::Gemma4)
-        }
-        _ => None,
-    }
-}
-
-/// Whether the name between these texts, and the first key behind it, are marked as this format does.
-fn is_between_marks(marks: &Marks, before: &str, after: &str) -> bool {
-    let opens = before
-        .strip_suffix(marks.open)
-        .is_some_and(|before| before.trim_end().ends_with(marks.open_all));
-    let argument = after.strip_prefix(marks.after_name).map(str::trim_start);
-    let key = argument.and_then(|argument| argument.strip_prefix(marks.before_key));
-    opens && key.is_some_and(|key| key.starts_with("probe_key"))
-}
-
-/// What stands before `{"name": "`.
-fn before_object(before: &str) -> Option<&str> {
-    let before = before.strip_suffix('"')?.trim_end().strip_suffix(':')?.trim_end();
-    Some(before.strip_suffix("\"name\"")?.trim_end().strip_suffix('{')?.trim_end())
+/// The format of a call. One that is the whole answer has no mark of its own, so it is looked for last.
+fn format_of(call: &WrittenCall<'_>) -> Option<ToolFormat> {
+    let (bare, marked): (Vec<ToolFormat>, Vec<ToolFormat>) =
+        ToolFormat::ALL.iter().partition(|format| format.format().opens_at_start());
+    marked.into_iter().chain(bare).find(|format| (format.format().wrote)(call))
 }
 
 fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
@@ -186,12 +72,14 @@ fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
     if opens("<|channel|>analysis<|message|>", "") {
         return Some(ReasoningFormat::GptOss);
     }
-    let formats = [ReasoningFormat::Qwen3, ReasoningFormat::Mistral, ReasoningFormat::Gemma4];
-    formats.into_iter().find(|format| {
-        format.marks().is_some_and(|(open, close)| {
-            let written = [open, close].iter().any(|mark| opening.contains(mark));
-            written || opens(open, format.title()) || taken((open, close))
-        })
+    let mut formats = ReasoningFormat::ALL.iter().copied();
+    formats.find(|format| {
+        let is_told = !format.format().is_always_there;
+        is_told
+            && format.marks().is_some_and(|(open, close)| {
+                let written = [open, close].iter().any(|mark| opening.contains(mark));
+                written || opens(open, format.title()) || taken((open, close))
+            })
     })
 }
 

@@ -1,111 +1,167 @@
-//! The formats of tool calls and of reasoning, one file per format of calls.
+//! The formats of tool calls and of reasoning: what a format says of itself, and the list of formats of calls.
+//!
+//! A format of calls is one `const` in a file of its own, and a line in the list here. Nothing else names a format: reading,
+//! grammars, detection and the names on the command line take it from there.
+
+/// Makes an enum of formats, so that a format is one line of a list.
+macro_rules! formats {
+    ($(#[$about:meta])* $list:ident of $format:ty { $($name:ident = $value:expr,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs)] // what each is, its `const` says
+        pub enum $list {
+            $($name,)*
+        }
+
+        impl $list {
+            /// All of them, in the order in which users read their names.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// The name under which users ask for it.
+            pub fn name(self) -> &'static str {
+                self.format().name
+            }
+
+            /// What it says of itself.
+            pub(crate) fn format(self) -> &'static $format {
+                match self {
+                    $(Self::$name => &$value,)*
+                }
+            }
+        }
+    };
+}
 
 mod deepseek;
 pub(crate) mod gemma4;
+mod glm45;
+mod gpt_oss;
 mod hermes;
 mod kimi;
+mod layout;
 mod lfm2;
 mod llama3;
+mod minimax_m2;
 mod mistral;
 mod object;
 mod pythonic;
+mod qwen3_coder;
+mod reasoning;
 pub(crate) mod xml;
 
-use crate::parser::Callable;
+use crate::callable::Callable;
 use crate::scan::{Cursor, Scan, Stop};
+use crate::written_call::WrittenCall;
+pub(crate) use layout::{Layout, LineBreaks};
+pub use reasoning::{ReasoningFormat, Thinking};
 
-/// How calls are written.
+formats! {
+    /// How calls are written.
+    ToolFormat of Format {
+        Hermes = hermes::HERMES,
+        Llama3Json = llama3::LLAMA3_JSON,
+        Mistral = mistral::MISTRAL,
+        MistralList = mistral::MISTRAL_LIST,
+        Pythonic = pythonic::PYTHONIC,
+        Lfm2 = lfm2::LFM2,
+        DeepseekV3 = deepseek::DEEPSEEK_V3,
+        DeepseekV31 = deepseek::DEEPSEEK_V31,
+        Qwen3Coder = qwen3_coder::QWEN3_CODER,
+        Glm45 = glm45::GLM45,
+        MinimaxM2 = minimax_m2::MINIMAX_M2,
+        KimiK2 = kimi::KIMI_K2,
+        Gemma4 = gemma4::GEMMA4,
+        GptOss = gpt_oss::GPT_OSS,
+    }
+}
+
+impl ToolFormat {
+    /// The models that write it.
+    pub fn models(self) -> &'static str {
+        self.format().models
+    }
+
+    /// Texts that may be special tokens of the tokenizer and have to be seen.
+    pub(crate) fn marks(self) -> &'static [&'static str] {
+        self.format().marks
+    }
+
+    /// What calls begin with, anywhere in the text.
+    pub(crate) fn openers(self) -> &'static [&'static str] {
+        self.format().openers
+    }
+
+    /// What its templates take for the id of a call.
+    pub fn call_ids(self) -> CallIds {
+        self.format().call_ids
+    }
+}
+
+/// What a template takes for the id of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ToolFormat {
-    /// `<tool_call>{"name": .., "arguments": ..}</tool_call>`: Hermes, Qwen, Granite and many more.
-    Hermes,
-    /// `{"name": .., "parameters": ..}` as the whole answer: Llama 3.1 and later.
-    Llama3Json,
-    /// `[TOOL_CALLS]name[ARGS]{..}`: Mistral from its tokenizer's version 11 on.
-    Mistral,
-    /// `[TOOL_CALLS][{"name": .., "arguments": ..}]`: Mistral before.
-    MistralList,
-    /// `[name(key='value')]` as the whole answer: Llama 3.2 and 4, ToolACE.
-    Pythonic,
-    /// `<|tool_call_start|>[name(key='value')]<|tool_call_end|>`: LFM2.
-    Lfm2,
-    /// DeepSeek V3 and R1, whose arguments stand in a fenced block.
-    DeepseekV3,
-    /// DeepSeek V3.1.
-    DeepseekV31,
-    /// `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder, Qwen3.5.
-    Qwen3Coder,
-    /// `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM 4.5 to 4.7.
-    Glm45,
-    /// `<invoke name="name"><parameter name="key">value</parameter></invoke>` in `<minimax:tool_call>`: MiniMax-M2.
-    MinimaxM2,
-    /// `<|tool_call>call:name{key:<|"|>text<|"|>}<tool_call|>`: Gemma 4.
+pub enum CallIds {
+    /// Any text.
+    Plain,
+    /// Nine letters and digits, and nothing else.
+    NineLetters,
+}
+
+/// A format of calls: under which name users ask for it, how its calls are found in text, read, written and recognized.
+#[derive(Debug)]
+pub(crate) struct Format {
+    pub(crate) name: &'static str,
+    /// The models that write it, for people.
+    pub(crate) models: &'static str,
+    /// Texts that may be special tokens of the tokenizer and have to be seen.
+    pub(crate) marks: &'static [&'static str],
+    /// What calls begin with, anywhere in the text.
+    pub(crate) openers: &'static [&'static str],
+    /// What ends reasoning that is not closed, because a call begins with it.
+    pub(crate) ends_reasoning: Option<&'static str>,
+    /// The beginning of a call, if the text is one, looked for at this position. The functions are those that there are.
+    pub(crate) head: fn(&str, Position, &[Callable]) -> Scan<Head>,
+    pub(crate) arguments: Arguments,
+    /// What follows the arguments of a call, and whether they are a value of an object that is still open.
+    pub(crate) tail: fn(&str, bool) -> Scan<Tail>,
+    pub(crate) layout: Layout,
+    pub(crate) call_ids: CallIds,
+    /// Whether a template's call is written in it. No two formats take the same call, unless one of them has no trigger.
+    pub(crate) wrote: fn(&WrittenCall<'_>) -> bool,
+}
+
+impl Format {
+    /// What most formats have in common; it finds no call.
+    pub(crate) const PLAIN: Self = Self {
+        name: "",
+        models: "",
+        marks: &[],
+        openers: &[],
+        ends_reasoning: None,
+        head: |_, _, _| Err(Stop::No),
+        arguments: Arguments::Json { closer: None },
+        tail: |_, _| Err(Stop::No),
+        layout: Layout::PLAIN,
+        call_ids: CallIds::Plain,
+        wrote: |_| false,
+    };
+
+    /// Whether calls are the whole answer, so that one without any mark may be the beginning of the text.
+    pub(crate) fn opens_at_start(&self) -> bool {
+        self.layout.trigger.is_none()
+    }
+}
+
+/// How the arguments of a call are written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Arguments {
+    /// As a JSON object, which is passed on as it comes. It cannot hold `closer`, which ends a call, but in a string.
+    Json { closer: Option<&'static str> },
+    /// As an element each.
+    Elements(&'static xml::Marks),
+    /// As keyword arguments in Python, which belong to the head.
+    Keywords,
+    /// In the notation of Gemma 4.
     Gemma4,
-    /// `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{..}<|tool_call_end|>` in a section: Kimi K2.
-    KimiK2,
-    /// Harmony: a call is a message to `functions.name`.
-    GptOss,
-}
-
-/// How reasoning is set apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReasoningFormat {
-    /// `<think>..</think>`, always there, also where neither prompt nor answer opens it.
-    DeepseekR1,
-    /// `<think>..</think>`, if the prompt or the answer opens it.
-    Qwen3,
-    /// `[THINK]..[/THINK]`, if the prompt or the answer opens it.
-    Mistral,
-    /// `<|channel>thought\n..<channel|>`, if the prompt or the answer opens it.
-    Gemma4,
-    /// Harmony: the channel `analysis`.
-    GptOss,
-}
-
-/// Where an answer stands before its first character.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Thinking {
-    /// The prompt has opened the reasoning, or it is never opened.
-    Open,
-    /// The answer may open it.
-    Possible,
-    /// The prompt has closed it.
-    Closed,
-}
-
-impl ReasoningFormat {
-    /// The marks around reasoning; none in harmony, where it is a message of its own.
-    pub(crate) fn marks(self) -> Option<(&'static str, &'static str)> {
-        match self {
-            Self::DeepseekR1 | Self::Qwen3 => Some(("<think>", "</think>")),
-            Self::Mistral => Some(("[THINK]", "[/THINK]")),
-            Self::Gemma4 => Some(("<|channel>", "<channel|>")),
-            Self::GptOss => None,
-        }
-    }
-
-    /// What stands on a line of its own behind the mark that opens, and is no reasoning; empty where nothing does.
-    pub(crate) fn title(self) -> &'static str {
-        match self {
-            Self::Gemma4 => "thought",
-            Self::DeepseekR1 | Self::Qwen3 | Self::Mistral | Self::GptOss => "",
-        }
-    }
-
-    /// Where an answer to this prompt, as the template wrote it, stands before its first character.
-    pub fn after_prompt(self, prompt: &str) -> Thinking {
-        let Some((open, close)) = self.marks() else { return Thinking::Possible };
-        let end = prompt.trim_end();
-        let title = self.title();
-        if end.ends_with(close) {
-            Thinking::Closed
-        } else if end.strip_suffix(title).unwrap_or(end).ends_with(open) || self == Self::DeepseekR1
-        {
-            Thinking::Open
-        } else {
-            Thinking::Possible
-        }
-    }
 }
 
 /// The beginning of a call, up to where its arguments begin.
@@ -155,105 +211,24 @@ pub(crate) enum Position {
     Next,
 }
 
-impl ToolFormat {
-    /// The marks of calls with an element for each argument.
-    pub(crate) fn xml(self) -> Option<&'static xml::Marks> {
-        match self {
-            Self::Qwen3Coder => Some(&xml::QWEN3_CODER),
-            Self::Glm45 => Some(&xml::GLM45),
-            Self::MinimaxM2 => Some(&xml::MINIMAX_M2),
-            _ => None,
-        }
-    }
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
 
-    /// What calls begin with, anywhere in the text.
-    pub(crate) fn openers(self) -> &'static [&'static str] {
-        match self {
-            Self::Hermes => &[hermes::OPEN],
-            Self::Llama3Json => &[llama3::OPEN],
-            Self::Mistral | Self::MistralList => &[mistral::OPEN],
-            Self::DeepseekV3 | Self::DeepseekV31 => &[deepseek::OPEN_ALL, deepseek::OPEN],
-            Self::Gemma4 => &[gemma4::OPEN],
-            Self::KimiK2 => &[kimi::OPEN_ALL, kimi::OPEN],
-            Self::Lfm2 => &[lfm2::OPEN],
-            Self::Qwen3Coder | Self::Glm45 | Self::MinimaxM2 => {
-                self.xml().map_or(&[], |marks| marks.openers)
-            }
-            Self::Pythonic | Self::GptOss => &[],
-        }
-    }
+    use super::*;
 
-    /// What ends a call whose arguments are JSON, which cannot hold it but in a string.
-    pub(crate) fn closer(self) -> Option<&'static str> {
-        match self {
-            Self::Hermes => Some(hermes::CLOSE),
-            Self::DeepseekV3 | Self::DeepseekV31 => Some(deepseek::CLOSE),
-            Self::KimiK2 => Some(kimi::CLOSE),
-            _ => None,
-        }
-    }
-
-    /// What ends reasoning that is not closed, because a call begins with it.
-    pub(crate) fn ends_reasoning(self) -> Option<&'static str> {
-        (self == Self::Gemma4).then_some(gemma4::BEGIN)
-    }
-
-    /// Whether a call without any mark may be the beginning of the text.
-    pub(crate) fn opens_at_start(self) -> bool {
-        matches!(self, Self::Llama3Json | Self::Pythonic)
-    }
-
-    /// Texts that may be special tokens of the tokenizer and have to be seen.
-    pub(crate) fn marks(self) -> &'static [&'static str] {
-        match self {
-            Self::Hermes => &[hermes::OPEN, hermes::CLOSE],
-            Self::Llama3Json => &[llama3::OPEN],
-            Self::Mistral | Self::MistralList => &[mistral::OPEN, mistral::ARGS, mistral::CALL_ID],
-            Self::DeepseekV3 | Self::DeepseekV31 => &deepseek::MARKS,
-            Self::Qwen3Coder | Self::Glm45 | Self::MinimaxM2 => {
-                self.xml().map_or(&[], |marks| marks.special)
-            }
-            Self::Pythonic => &[],
-            Self::Gemma4 => &gemma4::MARKS,
-            Self::KimiK2 => &kimi::MARKS,
-            Self::Lfm2 => &lfm2::MARKS,
-            Self::GptOss => &crate::harmony::MARKS,
-        }
-    }
-
-    /// The beginning of a call, if the text is one. `functions` are those that there are.
-    pub(crate) fn head(self, text: &str, position: Position, functions: &[Callable]) -> Scan<Head> {
-        match self {
-            Self::Hermes => hermes::head(text),
-            Self::Llama3Json => llama3::head(text, functions),
-            Self::Mistral | Self::MistralList => mistral::head(text, position),
-            Self::Pythonic => pythonic::head(text, position, functions),
-            Self::DeepseekV3 | Self::DeepseekV31 => deepseek::head(text),
-            Self::Qwen3Coder | Self::Glm45 | Self::MinimaxM2 => {
-                self.xml().map_or(Err(Stop::No), |marks| marks.head(text))
-            }
-            Self::Gemma4 => gemma4::head(text),
-            Self::KimiK2 => kimi::head(text),
-            Self::Lfm2 => lfm2::head(text, position, functions),
-            Self::GptOss => Err(Stop::No),
-        }
-    }
-
-    /// What follows the arguments of a call.
-    pub(crate) fn tail(self, text: &str, in_object: bool) -> Scan<Tail> {
-        match self {
-            Self::Hermes => hermes::tail(text),
-            Self::Llama3Json => llama3::tail(text),
-            Self::Mistral | Self::MistralList if in_object => mistral::tail(text),
-            Self::Pythonic => pythonic::tail(text),
-            Self::DeepseekV3 | Self::DeepseekV31 => deepseek::tail(text),
-            Self::Qwen3Coder | Self::Glm45 | Self::MinimaxM2 => {
-                self.xml().map_or(Err(Stop::No), |marks| marks.tail(text))
-            }
-            Self::Gemma4 => gemma4::tail(text),
-            Self::KimiK2 => kimi::tail(text),
-            Self::Lfm2 => lfm2::tail(text),
-            Self::Mistral | Self::MistralList | Self::GptOss => Err(Stop::No),
+    #[test]
+    fn every_format_says_what_it_is() {
+        let names = ToolFormat::ALL.iter().map(|format| format.name());
+        let names = BTreeSet::from_iter(names.filter(|name| !["", "auto", "none"].contains(name)));
+        assert_eq!(names.len(), ToolFormat::ALL.len(), "{names:?}");
+        for format in ToolFormat::ALL {
+            let Format { models, openers, layout, .. } = format.format();
+            assert!(!models.is_empty(), "{format:?}");
+            // Grammars of free text tell a call by its beginning.
+            assert!(![layout.open, layout.before_name].concat().is_empty(), "{format:?}");
+            let is_opener = |trigger: &str| openers.iter().any(|opener| *opener == trigger);
+            assert!(layout.trigger.is_none_or(is_opener), "{format:?}");
         }
     }
 }

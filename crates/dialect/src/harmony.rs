@@ -5,8 +5,7 @@
 //! Source: the guide "OpenAI Harmony Response Format".
 
 use crate::event::Events;
-use crate::scan::ValueScanner;
-use crate::tool::len_of_beginning;
+use crate::scan::{ValueScanner, len_of_beginning};
 
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";

@@ -6,6 +6,7 @@
 //! calls, or a text of a certain form behind its reasoning.
 
 mod answer;
+mod callable;
 mod detect;
 mod error;
 mod event;
@@ -13,15 +14,18 @@ mod format;
 mod harmony;
 mod parser;
 mod past_calls;
+mod probe;
 mod reasoning;
 mod scan;
 mod schema;
 mod tool;
+mod written_call;
 
 pub use answer::{AnswerShape, Calls, Function};
+pub use callable::Callable;
 pub use detect::writes_tools;
 pub use error::{Error, Result};
 pub use event::OutputEvent;
-pub use format::{ReasoningFormat, Thinking, ToolFormat};
-pub use parser::{Callable, Dialect, OutputParser};
+pub use format::{CallIds, ReasoningFormat, Thinking, ToolFormat};
+pub use parser::{Dialect, OutputParser};
 pub use past_calls::{NoContent, PastCalls};

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
-
+use crate::callable::Callable;
 use crate::event::{Events, OutputEvent};
 use crate::format::{ReasoningFormat, Thinking, ToolFormat};
 use crate::harmony::HarmonyParser;
@@ -37,15 +36,6 @@ impl Dialect {
     }
 }
 
-/// A function that may be called, as far as reading its calls needs it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Callable {
-    /// Its name.
-    pub name: String,
-    /// The JSON schema of its arguments, which tells strings from other values where these are written alike.
-    pub parameters: Option<Map<String, Value>>,
-}
-
 /// Takes the text of one answer in pieces. Events of the pieces, neighbours of one kind joined, are those of the whole.
 #[derive(Debug)]
 pub struct OutputParser(Stages);
@@ -63,8 +53,8 @@ impl OutputParser {
         if dialect.is_harmony() {
             return Self(Stages::Harmony(HarmonyParser::new(functions.is_some())));
         }
-        let tools = dialect.tools.zip(functions);
-        let ended_by = tools.as_ref().and_then(|(format, _)| format.ends_reasoning());
+        let tools = dialect.tools.map(ToolFormat::format).zip(functions);
+        let ended_by = tools.as_ref().and_then(|(format, _)| format.ends_reasoning);
         let reasoning = |format| ReasoningParser::new(format, thinking, ended_by);
         Self(Stages::Marked {
             reasoning: dialect.reasoning.and_then(reasoning),

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use candlepower_tokenizer::ChatTemplate;
-use serde_json::Value;
+use candlepower_tokenizer::{ChatTemplate, PromptEnd};
+use serde_json::{Value, json};
 
-use crate::detect::{FUNCTION, QUESTION, VALUE, render_call};
+use crate::probe::{ANSWER, FUNCTION, KEY, QUESTION, VALUE, render, tools};
 
 /// The form in which a template takes the calls of earlier turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,10 +115,27 @@ impl PastCalls {
     }
 }
 
+/// A conversation with a call and its answer, in the given form.
+pub(crate) fn render_call(template: &ChatTemplate, form: PastCalls) -> Option<String> {
+    let mut arguments = json!({KEY: VALUE});
+    form.shape_arguments(&mut arguments);
+    let id = if form.ids_name_functions { PastCalls::id(FUNCTION, 0) } else { "abcdefgh1".into() };
+    let call = json!({"id": id, "type": "function", "function": {"name": FUNCTION, "arguments": arguments}});
+    let mut turn = json!({"role": "assistant", "tool_calls": [call]});
+    if let Some(content) = form.no_content.value() {
+        turn["content"] = content;
+    }
+    let messages = json!([
+        {"role": "user", "content": QUESTION},
+        turn,
+        {"role": "tool", "name": FUNCTION, "tool_call_id": id, "content": ANSWER},
+    ]);
+    render(template, &messages, Some(&tools()), PromptEnd::LastMessage)
+}
+
 #[cfg(test)]
 mod tests {
     use candlepower_tokenizer::TemplateSources;
-    use serde_json::json;
 
     use super::*;
     use crate::{Dialect, ReasoningFormat, ToolFormat};

@@ -2,7 +2,7 @@
 
 use crate::event::Events;
 use crate::format::{ReasoningFormat, Thinking};
-use crate::tool::len_of_beginning;
+use crate::scan::len_of_beginning;
 
 /// Reads text in pieces; reasoning becomes events, content is given back.
 #[derive(Debug)]

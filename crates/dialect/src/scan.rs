@@ -175,6 +175,16 @@ impl ValueScanner {
     }
 }
 
+/// Bytes at the end of `text` that `mark` may begin with, but not all of it.
+pub(crate) fn len_of_beginning(text: &str, mark: &str) -> usize {
+    let most = text.len().min(mark.len() - 1);
+    let begins = |length: &usize| {
+        let at = text.len() - length;
+        text.is_char_boundary(at) && mark.starts_with(&text[at..])
+    };
+    (1..=most).rev().find(begins).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

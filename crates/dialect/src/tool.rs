@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::callable::Callable;
 use crate::event::Events;
-use crate::format::xml::Element;
-use crate::format::{Position, Tail, ToolFormat, gemma4};
-use crate::parser::Callable;
-use crate::scan::{Reached, Stop, ValueScanner};
+use crate::format::xml::{Element, Marks};
+use crate::format::{Arguments, Format, Position, Tail, gemma4};
+use crate::scan::{Reached, Stop, ValueScanner, len_of_beginning};
 use crate::schema::Types;
 
 /// A call's name stands within so many bytes. Beyond, what begins like a call is content: text is not held back forever. An
@@ -18,7 +18,7 @@ const MAX_HELD_BYTES: usize = 64 << 10;
 /// Reads content in pieces and finds calls in it.
 #[derive(Debug)]
 pub(crate) struct ToolParser {
-    format: ToolFormat,
+    format: &'static Format,
     /// The functions that there are.
     functions: Arc<[Callable]>,
     /// Text that is not told yet.
@@ -36,12 +36,12 @@ enum State {
     Content,
     /// At the beginning of a call, behind so many bytes that are content if it is none.
     Head { skipped: usize, position: Position },
-    /// In the arguments of a call.
-    Arguments { scanner: ValueScanner, in_object: bool },
+    /// In the arguments of a call, which are JSON. It does not hold `closer`.
+    Arguments { scanner: ValueScanner, closer: Option<&'static str>, in_object: bool },
     /// In the arguments of a call of this function, which become JSON.
     Translated { function: Option<usize>, arguments: gemma4::Arguments },
     /// Before an argument of a call of this function, or its end. So many bytes of its value hold no mark.
-    Elements { function: Option<usize>, is_first: bool, searched: usize },
+    Elements { marks: &'static Marks, function: Option<usize>, is_first: bool, searched: usize },
     /// Behind the arguments of a call.
     Tail { in_object: bool },
     /// Behind a call, where white space says nothing.
@@ -56,7 +56,7 @@ enum Step {
 }
 
 impl ToolParser {
-    pub(crate) fn new(format: ToolFormat, functions: Arc<[Callable]>) -> Self {
+    pub(crate) fn new(format: &'static Format, functions: Arc<[Callable]>) -> Self {
         Self {
             format,
             functions,
@@ -125,7 +125,7 @@ impl ToolParser {
                 (false, _) => (0, Some(space)),
             };
         }
-        let openers = self.format.openers();
+        let openers = self.format.openers;
         if let Some(at) = openers.iter().filter_map(|opener| text.find(opener)).min() {
             let certain = text[..at].trim_end().len();
             return (certain, Some(at - certain));
@@ -141,7 +141,7 @@ impl ToolParser {
         let text = self.held[skipped..].trim_start();
         let skipped = self.held.len() - text.len();
         let text = &text[..text.floor_char_boundary(MAX_HELD_BYTES)];
-        let head = match self.format.head(text, position, &self.functions) {
+        let head = match (self.format.head)(text, position, &self.functions) {
             Ok(head) => head,
             Err(Stop::Wait) if !self.ended && self.held.len() - skipped < MAX_HELD_BYTES => {
                 return Step::Enough;
@@ -161,22 +161,34 @@ impl ToolParser {
                 events.call_arguments(self.num_calls, &arguments);
                 self.end_call(head.in_object, events)
             }
-            None if self.format.xml().is_some() => {
-                State::Elements { function, is_first: true, searched: 0 }
-            }
-            None if self.format == ToolFormat::Gemma4 => {
-                State::Translated { function, arguments: gemma4::Arguments::default() }
-            }
-            None => {
-                State::Arguments { scanner: ValueScanner::default(), in_object: head.in_object }
-            }
+            None => self.begin_arguments(function, head.in_object),
         };
         Step::Again
     }
 
+    /// Before the arguments of a call of this function, of which none was read yet.
+    fn begin_arguments(&self, function: Option<usize>, in_object: bool) -> State {
+        match self.format.arguments {
+            Arguments::Elements(marks) => {
+                State::Elements { marks, function, is_first: true, searched: 0 }
+            }
+            Arguments::Gemma4 => {
+                State::Translated { function, arguments: gemma4::Arguments::default() }
+            }
+            Arguments::Json { closer } => {
+                State::Arguments { scanner: ValueScanner::default(), closer, in_object }
+            }
+            Arguments::Keywords => {
+                State::Arguments { scanner: ValueScanner::default(), closer: None, in_object }
+            }
+        }
+    }
+
     fn arguments(&mut self, events: &mut Events) -> Step {
-        let State::Arguments { scanner, in_object } = &mut self.state else { return Step::Enough };
-        let mark = self.format.closer().filter(|_| !self.ended);
+        let State::Arguments { scanner, closer, in_object } = &mut self.state else {
+            return Step::Enough;
+        };
+        let mark = closer.filter(|_| !self.ended);
         let (reached, in_object) = (scanner.push_before(&self.held, mark), *in_object);
         let (Reached::End(taken) | Reached::Mark(taken) | Reached::Text(taken)) = reached;
         events.call_arguments(self.num_calls, &self.held[..taken]);
@@ -215,10 +227,9 @@ impl ToolParser {
 
     /// Tells one argument, whose type the function's schema says, or the end of the call.
     fn element(&mut self, events: &mut Events) -> Step {
-        let State::Elements { function, is_first, searched } = &mut self.state else {
+        let State::Elements { marks, function, is_first, searched } = &mut self.state else {
             return Step::Enough;
         };
-        let Some(marks) = self.format.xml() else { return Step::Enough };
         let function = function.and_then(|place| self.functions.get(place));
         let schema = function.and_then(|function| function.parameters.as_ref());
         let types = |key: &str| Types::of_property(key, schema);
@@ -265,7 +276,7 @@ impl ToolParser {
 
     fn tail(&mut self, in_object: bool) -> Step {
         let text = &self.held[..self.held.floor_char_boundary(MAX_HELD_BYTES)];
-        match self.format.tail(text, in_object) {
+        match (self.format.tail)(text, in_object) {
             Ok(Tail { end, separator }) => {
                 self.held.drain(..end);
                 if let Some(skipped) = separator {
@@ -287,14 +298,4 @@ impl ToolParser {
         self.held.drain(..num_bytes);
         self.has_content |= num_bytes > 0;
     }
-}
-
-/// Bytes at the end of `text` that `mark` may begin with, but not all of it.
-pub(crate) fn len_of_beginning(text: &str, mark: &str) -> usize {
-    let most = text.len().min(mark.len() - 1);
-    let begins = |length: &usize| {
-        let at = text.len() - length;
-        text.is_char_boundary(at) && mark.starts_with(&text[at..])
-    };
-    (1..=most).rev().find(begins).unwrap_or(0)
 }

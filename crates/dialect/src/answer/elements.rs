@@ -4,9 +4,9 @@ use candlepower_grammar::Constraint;
 use serde_json::{Map, Value};
 
 use super::keywords::{Property, with_definitions};
-use super::layout::Layout;
 use super::{Function, Lark};
 use crate::error::{Error, Result};
+use crate::format::Layout;
 use crate::format::xml::Marks;
 use crate::schema::{Types, resolve};
 
@@ -67,7 +67,7 @@ impl Lark<'_> {
         marks: &Marks,
         held: bool,
     ) -> Result<String> {
-        let line = layout.line;
+        let line = layout.line_breaks.lark();
         if !held {
             return Ok(format!("{line} other*"));
         }
@@ -116,7 +116,7 @@ impl Lark<'_> {
 
     /// An element, and the line break behind it. `key` begins with the mark before it, `value` ends with the one behind it.
     fn element(&self, layout: &Layout, marks: &Marks, key: &str, value: &str) -> String {
-        let line = layout.line;
+        let line = layout.line_breaks.lark();
         let mut between = self.literal(marks.after_key);
         if !marks.before_value.is_empty() {
             between = format!("{between} {line} {}", self.literal(marks.before_value));

@@ -10,23 +10,6 @@ use crate::{Callable, OutputEvent, OutputParser};
 mod gemma4;
 mod xml;
 
-const FORMATS: [ToolFormat; 14] = [
-    ToolFormat::Hermes,
-    ToolFormat::Llama3Json,
-    ToolFormat::Mistral,
-    ToolFormat::MistralList,
-    ToolFormat::Pythonic,
-    ToolFormat::Lfm2,
-    ToolFormat::DeepseekV3,
-    ToolFormat::DeepseekV31,
-    ToolFormat::Qwen3Coder,
-    ToolFormat::Glm45,
-    ToolFormat::MinimaxM2,
-    ToolFormat::Gemma4,
-    ToolFormat::KimiK2,
-    ToolFormat::GptOss,
-];
-
 const EOS: u32 = 256;
 
 /// A tokenizer whose tokens are the bytes, the end of a text, and special ones.
@@ -196,7 +179,7 @@ fn check_call((name, arguments): &(String, String)) {
 
 #[test]
 fn required_calls_are_written_and_read_in_every_format() {
-    for format in FORMATS {
+    for format in ToolFormat::ALL.iter().copied() {
         let mut case = Case::new(Some(format), Calls::Required);
         let marks = case.dialect.marks();
         for (special, parallel) in [(&[][..], true), (&marks[..], true), (&marks[..], false)] {

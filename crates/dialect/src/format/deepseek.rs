@@ -2,18 +2,59 @@
 //!
 //! V3 writes `function`, the separator, the name and a fenced block of JSON; V3.1 the name, the separator and the JSON.
 
-use super::{Head, Tail};
+use super::{Arguments, Format, Head, Layout, Tail};
 use crate::scan::{Cursor, Scan, Stop};
 
-pub(super) const OPEN_ALL: &str = "<｜tool▁calls▁begin｜>";
-pub(super) const CLOSE_ALL: &str = "<｜tool▁calls▁end｜>";
-pub(super) const OPEN: &str = "<｜tool▁call▁begin｜>";
-pub(super) const CLOSE: &str = "<｜tool▁call▁end｜>";
-pub(super) const SEPARATOR: &str = "<｜tool▁sep｜>";
-pub(super) const MARKS: [&str; 5] = [OPEN_ALL, CLOSE_ALL, OPEN, CLOSE, SEPARATOR];
+const OPEN_ALL: &str = "<｜tool▁calls▁begin｜>";
+const CLOSE_ALL: &str = "<｜tool▁calls▁end｜>";
+const OPEN: &str = "<｜tool▁call▁begin｜>";
+const CLOSE: &str = "<｜tool▁call▁end｜>";
+const SEPARATOR: &str = "<｜tool▁sep｜>";
+
+pub(super) const DEEPSEEK_V3: Format = Format {
+    name: "deepseek_v3",
+    models: "DeepSeek V3 and R1",
+    layout: Layout {
+        open: OPEN_ALL,
+        before_name: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        before_arguments: "\n```json\n",
+        after_arguments: "\n```<｜tool▁call▁end｜>",
+        separator: "\n",
+        close: CLOSE_ALL,
+        trigger: Some(OPEN_ALL),
+        ..Layout::PLAIN
+    },
+    wrote: |call| call.is_between("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", ""),
+    ..EITHER
+};
+
+pub(super) const DEEPSEEK_V31: Format = Format {
+    name: "deepseek_v31",
+    models: "DeepSeek V3.1",
+    layout: Layout {
+        open: OPEN_ALL,
+        before_name: OPEN,
+        before_arguments: SEPARATOR,
+        after_arguments: CLOSE,
+        close: CLOSE_ALL,
+        trigger: Some(OPEN_ALL),
+        ..Layout::PLAIN
+    },
+    wrote: |call| call.is_between(OPEN, ""),
+    ..EITHER
+};
+
+const EITHER: Format = Format {
+    marks: &[OPEN_ALL, CLOSE_ALL, OPEN, CLOSE, SEPARATOR],
+    openers: &[OPEN_ALL, OPEN],
+    head: |text, _, _| head(text),
+    arguments: Arguments::Json { closer: Some(CLOSE) },
+    tail: |text, _| Tail::behind(text, &["```", CLOSE, CLOSE_ALL]),
+    ..Format::PLAIN
+};
 
 /// Both versions are read, whichever the template has.
-pub(super) fn head(text: &str) -> Scan<Head> {
+fn head(text: &str) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if cursor.accept(OPEN_ALL)? {
         cursor.white_space();
@@ -37,8 +78,4 @@ pub(super) fn head(text: &str) -> Scan<Head> {
         return Err(Stop::No);
     }
     Ok(Head { name: name.to_owned(), at: cursor.at(), arguments: None, in_object: false })
-}
-
-pub(super) fn tail(text: &str) -> Scan<Tail> {
-    Tail::behind(text, &["```", CLOSE, CLOSE_ALL])
 }

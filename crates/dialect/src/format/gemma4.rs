@@ -7,23 +7,42 @@
 
 mod words;
 
-use super::{Head, Tail};
-use crate::scan::{Cursor, Scan, Stop};
+use super::{Format, Head, Layout, Tail};
+use crate::scan::{Cursor, Scan, Stop, len_of_beginning};
 use crate::schema::Types;
 use words::{bare, key, quoted};
 pub(crate) use words::{is_key, written};
 
-pub(super) const OPEN: &str = "<|tool_call>";
+const OPEN: &str = "<|tool_call>";
 const CLOSE: &str = "<tool_call|>";
 pub(crate) const QUOTE: &str = "<|\"|>";
-pub(crate) const MARKS: [&str; 3] = [OPEN, CLOSE, QUOTE];
+const MARKS: [&str; 3] = [OPEN, CLOSE, QUOTE];
 /// What a call begins with; also within reasoning, which some models do not close before it.
-pub(super) const BEGIN: &str = "<|tool_call>call:";
+const BEGIN: &str = "<|tool_call>call:";
+
+pub(super) const GEMMA4: Format = Format {
+    name: "gemma4",
+    models: "Gemma 4",
+    marks: &MARKS,
+    openers: &[OPEN],
+    ends_reasoning: Some(BEGIN),
+    head: |text, _, _| head(text),
+    arguments: super::Arguments::Gemma4,
+    tail: |text, _| tail(text),
+    layout: Layout {
+        before_name: BEGIN,
+        after_arguments: CLOSE,
+        trigger: Some(OPEN),
+        ..Layout::PLAIN
+    },
+    wrote: |call| call.is_between(BEGIN, "{"),
+    ..Format::PLAIN
+};
 
 /// Deepest nesting of values.
 const MAX_DEPTH: usize = 64;
 
-pub(super) fn head(text: &str) -> Scan<Head> {
+fn head(text: &str) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     cursor.expect(BEGIN)?;
     cursor.white_space();
@@ -44,7 +63,7 @@ pub(super) fn head(text: &str) -> Scan<Head> {
 }
 
 /// Models forget the mark.
-pub(super) fn tail(text: &str) -> Scan<Tail> {
+fn tail(text: &str) -> Scan<Tail> {
     let mut cursor = Cursor::new(text);
     cursor.white_space();
     Ok(Tail::end(if cursor.accept(CLOSE)? { cursor.at() } else { 0 }))
@@ -190,7 +209,7 @@ impl Arguments {
     fn text(&mut self, cursor: &mut Cursor<'_>, json: &mut String) -> Scan<()> {
         let rest = cursor.rest();
         let end = rest.find(QUOTE);
-        let length = end.unwrap_or(rest.len() - crate::tool::len_of_beginning(rest, QUOTE));
+        let length = end.unwrap_or(rest.len() - len_of_beginning(rest, QUOTE));
         json.push_str(inner(&quoted(&rest[..length])));
         cursor.advance(length);
         if end.is_none() {

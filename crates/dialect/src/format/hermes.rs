@@ -1,12 +1,32 @@
 //! `<tool_call>{"name": .., "arguments": {..}}</tool_call>`.
 
-use super::{Head, Tail, object};
+use super::{Arguments, Format, Head, Layout, Tail, object};
 use crate::scan::{Cursor, Scan, Stop};
 
-pub(super) const OPEN: &str = "<tool_call>";
-pub(super) const CLOSE: &str = "</tool_call>";
+const OPEN: &str = "<tool_call>";
+const CLOSE: &str = "</tool_call>";
 
-pub(super) fn head(text: &str) -> Scan<Head> {
+pub(super) const HERMES: Format = Format {
+    name: "hermes",
+    models: "Hermes, Qwen, Granite",
+    marks: &[OPEN, CLOSE],
+    openers: &[OPEN],
+    head: |text, _, _| head(text),
+    arguments: Arguments::Json { closer: Some(CLOSE) },
+    tail: |text, _| tail(text),
+    layout: Layout {
+        before_name: "<tool_call>\n{\"name\": \"",
+        before_arguments: "\", \"arguments\": ",
+        after_arguments: "}\n</tool_call>",
+        separator: "\n",
+        trigger: Some(OPEN),
+        ..Layout::PLAIN
+    },
+    wrote: |call| call.before_object().is_some_and(|before| before.ends_with(OPEN)),
+    ..Format::PLAIN
+};
+
+fn head(text: &str) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     cursor.expect(OPEN)?;
     cursor.white_space();
@@ -14,7 +34,7 @@ pub(super) fn head(text: &str) -> Scan<Head> {
 }
 
 /// Models forget the object's brace, or the mark behind it.
-pub(super) fn tail(text: &str) -> Scan<Tail> {
+fn tail(text: &str) -> Scan<Tail> {
     let mut cursor = Cursor::new(text);
     let mut end = match object::tail(&mut cursor) {
         Ok(()) => cursor.at(),

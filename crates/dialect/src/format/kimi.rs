@@ -1,17 +1,40 @@
 //! Kimi K2: calls within a section, each with an id in place of a name, `functions.NAME:NUMBER`, before its arguments.
 
-use super::{Head, Tail};
+use super::{Arguments, Format, Head, Layout, Tail};
 use crate::scan::{Cursor, Scan, Stop};
 
-pub(super) const OPEN_ALL: &str = "<|tool_calls_section_begin|>";
-pub(super) const CLOSE_ALL: &str = "<|tool_calls_section_end|>";
-pub(super) const OPEN: &str = "<|tool_call_begin|>";
-pub(super) const CLOSE: &str = "<|tool_call_end|>";
-pub(super) const ARGUMENTS: &str = "<|tool_call_argument_begin|>";
-pub(super) const MARKS: [&str; 5] = [OPEN_ALL, CLOSE_ALL, OPEN, CLOSE, ARGUMENTS];
+const OPEN_ALL: &str = "<|tool_calls_section_begin|>";
+const CLOSE_ALL: &str = "<|tool_calls_section_end|>";
+const OPEN: &str = "<|tool_call_begin|>";
+const CLOSE: &str = "<|tool_call_end|>";
+const ARGUMENTS: &str = "<|tool_call_argument_begin|>";
+
+pub(super) const KIMI_K2: Format = Format {
+    name: "kimi_k2",
+    models: "Kimi K2",
+    marks: &[OPEN_ALL, CLOSE_ALL, OPEN, CLOSE, ARGUMENTS],
+    openers: &[OPEN_ALL, OPEN],
+    head: |text, _, _| head(text),
+    arguments: Arguments::Json { closer: Some(CLOSE) },
+    tail: |text, _| Tail::behind(text, &[CLOSE, CLOSE_ALL]),
+    layout: Layout {
+        open: OPEN_ALL,
+        before_name: "<|tool_call_begin|>functions.",
+        numbered: true,
+        before_arguments: ARGUMENTS,
+        after_arguments: CLOSE,
+        close: CLOSE_ALL,
+        trigger: Some(OPEN_ALL),
+        ..Layout::PLAIN
+    },
+    wrote: |call| {
+        call.is_between("<|tool_call_begin|>functions.", ":0<|tool_call_argument_begin|>")
+    },
+    ..Format::PLAIN
+};
 
 /// The number says nothing: calls are numbered as they come.
-pub(super) fn head(text: &str) -> Scan<Head> {
+fn head(text: &str) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if cursor.accept(OPEN_ALL)? {
         cursor.white_space();
@@ -25,8 +48,4 @@ pub(super) fn head(text: &str) -> Scan<Head> {
         return Err(Stop::No);
     }
     Ok(Head { name: name.to_owned(), at: cursor.at(), arguments: None, in_object: false })
-}
-
-pub(super) fn tail(text: &str) -> Scan<Tail> {
-    Tail::behind(text, &[CLOSE, CLOSE_ALL])
 }

@@ -1,12 +1,37 @@
 //! `{"name": .., "parameters": {..}}` as the whole answer, or behind `<|python_tag|>`; several with `;` between them.
 
-use super::{Head, Tail, object};
-use crate::parser::Callable;
+use super::{Format, Head, Layout, Tail, object};
+use crate::callable::Callable;
 use crate::scan::{Cursor, Scan};
+use crate::written_call::WrittenCall;
 
-pub(super) const OPEN: &str = "<|python_tag|>";
+const OPEN: &str = "<|python_tag|>";
 
-pub(super) fn head(text: &str, functions: &[Callable]) -> Scan<Head> {
+pub(super) const LLAMA3_JSON: Format = Format {
+    name: "llama3_json",
+    models: "Llama 3.1 and later",
+    marks: &[OPEN],
+    openers: &[OPEN],
+    head: |text, _, functions| head(text, functions),
+    tail: |text, _| tail(text),
+    layout: Layout {
+        before_name: "{\"name\": \"",
+        before_arguments: "\", \"parameters\": ",
+        after_arguments: "}",
+        // The templates of these models refuse several calls.
+        repeats: false,
+        ..Layout::PLAIN
+    },
+    wrote,
+    ..Format::PLAIN
+};
+
+fn wrote(call: &WrittenCall<'_>) -> bool {
+    let begins = call.before_object().is_some_and(|before| call.begins_answer(before));
+    begins && call.after.contains("\"parameters\"")
+}
+
+fn head(text: &str, functions: &[Callable]) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if cursor.accept(OPEN)? {
         cursor.white_space();
@@ -14,7 +39,7 @@ pub(super) fn head(text: &str, functions: &[Callable]) -> Scan<Head> {
     object::head(&mut cursor, Some(functions))
 }
 
-pub(super) fn tail(text: &str) -> Scan<Tail> {
+fn tail(text: &str) -> Scan<Tail> {
     let mut cursor = Cursor::new(text);
     object::tail(&mut cursor)?;
     let end = cursor.at();

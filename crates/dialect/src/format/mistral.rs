@@ -1,14 +1,60 @@
 //! `[TOOL_CALLS]`, then a list of `{"name": .., "arguments": {..}}`, or a name, `[ARGS]` and the arguments.
 
-use super::{Head, Position, Tail, object};
+use super::{CallIds, Format, Head, Layout, Position, Tail, object};
 use crate::scan::{Cursor, Scan, Stop};
 
-pub(super) const OPEN: &str = "[TOOL_CALLS]";
-pub(super) const ARGS: &str = "[ARGS]";
-pub(super) const CALL_ID: &str = "[CALL_ID]";
+const OPEN: &str = "[TOOL_CALLS]";
+const ARGS: &str = "[ARGS]";
+const CALL_ID: &str = "[CALL_ID]";
+
+/// `[TOOL_CALLS]name[ARGS]{..}`.
+pub(super) const MISTRAL: Format = Format {
+    name: "mistral",
+    models: "Mistral from its tokenizer's version 11 on",
+    layout: Layout {
+        before_name: OPEN,
+        before_arguments: ARGS,
+        trigger: Some(OPEN),
+        ..Layout::PLAIN
+    },
+    wrote: |call| call.is_between(OPEN, ""),
+    ..EITHER
+};
+
+/// `[TOOL_CALLS][{"name": .., "arguments": ..}]`.
+pub(super) const MISTRAL_LIST: Format = Format {
+    name: "mistral_list",
+    models: "Mistral before",
+    layout: Layout {
+        open: "[TOOL_CALLS][",
+        before_name: "{\"name\": \"",
+        before_arguments: "\", \"arguments\": ",
+        after_arguments: "}",
+        separator: ", ",
+        close: "]",
+        trigger: Some(OPEN),
+        ..Layout::PLAIN
+    },
+    wrote: |call| {
+        let is_list = |before: &str| {
+            ["[TOOL_CALLS][", "[TOOL_CALLS] ["].iter().any(|list| before.ends_with(list))
+        };
+        call.before_object().is_some_and(is_list)
+    },
+    ..EITHER
+};
+
+const EITHER: Format = Format {
+    marks: &[OPEN, ARGS, CALL_ID],
+    openers: &[OPEN],
+    head: |text, position, _| head(text, position),
+    tail: |text, in_object| if in_object { tail(text) } else { Err(Stop::No) },
+    call_ids: CallIds::NineLetters,
+    ..Format::PLAIN
+};
 
 /// Both forms are read, whichever the template has.
-pub(super) fn head(text: &str, position: Position) -> Scan<Head> {
+fn head(text: &str, position: Position) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if position == Position::Next {
         return object::head(&mut cursor, None);
@@ -35,7 +81,7 @@ pub(super) fn head(text: &str, position: Position) -> Scan<Head> {
 }
 
 /// Behind an object of the list.
-pub(super) fn tail(text: &str) -> Scan<Tail> {
+fn tail(text: &str) -> Scan<Tail> {
     let mut cursor = Cursor::new(text);
     object::tail(&mut cursor)?;
     let end = cursor.at();

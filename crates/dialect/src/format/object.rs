@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::format::Head;
-use crate::parser::Callable;
+use super::Head;
+use crate::callable::Callable;
 use crate::scan::{Cursor, Scan, Stop};
 
 /// The object up to its arguments. Where these come first, or are no object, it is read as a whole.

@@ -2,12 +2,38 @@
 
 use serde_json::Value;
 
-use super::{Head, Position, Tail};
-use crate::parser::Callable;
+use super::{Arguments, Format, Head, Layout, Position, Tail};
+use crate::callable::Callable;
+use crate::probe::KEY;
 use crate::scan::{Cursor, Scan, Stop};
+use crate::written_call::WrittenCall;
 
 /// Deepest nesting of values.
 const MAX_DEPTH: usize = 64;
+
+pub(super) const PYTHONIC: Format = Format {
+    name: "pythonic",
+    models: "Llama 3.2 and 4, ToolACE",
+    head,
+    arguments: Arguments::Keywords,
+    tail: |text, _| tail(text),
+    layout: Layout {
+        open: "[",
+        before_arguments: "(",
+        after_arguments: ")",
+        separator: ", ",
+        close: "]",
+        ..Layout::PLAIN
+    },
+    wrote,
+    ..Format::PLAIN
+};
+
+fn wrote(call: &WrittenCall<'_>) -> bool {
+    let begins = call.before("[").is_some_and(|before| call.begins_answer(before));
+    let arguments = call.after.strip_prefix('(').and_then(|after| after.strip_prefix(KEY));
+    begins && arguments.is_some_and(|after| after.starts_with('='))
+}
 
 pub(super) fn head(text: &str, position: Position, functions: &[Callable]) -> Scan<Head> {
     let mut cursor = Cursor::new(text);

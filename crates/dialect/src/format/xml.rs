@@ -3,7 +3,9 @@
 //! Values that are strings are raw text; which ones are, only the function's schema says.
 
 use super::{Head, Tail};
+use crate::probe::KEY;
 use crate::scan::{Cursor, Scan, Stop, ValueScanner};
+use crate::written_call::WrittenCall;
 
 /// Longest key of an argument.
 const MAX_KEY_BYTES: usize = 4 << 10;
@@ -26,65 +28,7 @@ pub(crate) struct Marks {
     pub(crate) on_lines: bool,
     /// What ends a value whose mark the model forgot.
     pub(crate) instead: &'static [&'static str],
-    pub(crate) openers: &'static [&'static str],
-    /// Those that may be special tokens.
-    pub(crate) special: &'static [&'static str],
 }
-
-pub(crate) static QWEN3_CODER: Marks = Marks {
-    open_all: "<tool_call>",
-    open: "<function=",
-    after_name: ">",
-    before_key: "<parameter=",
-    after_key: ">",
-    before_value: "",
-    after_value: "</parameter>",
-    close: "</function>",
-    close_all: "</tool_call>",
-    on_lines: true,
-    instead: &["\n<parameter=", "\n</function>"],
-    openers: &["<tool_call>", "<function="],
-    special: &["<tool_call>", "</tool_call>"],
-};
-
-pub(crate) static GLM45: Marks = Marks {
-    open_all: "",
-    open: "<tool_call>",
-    after_name: "",
-    before_key: "<arg_key>",
-    after_key: "</arg_key>",
-    before_value: "<arg_value>",
-    after_value: "</arg_value>",
-    close: "</tool_call>",
-    close_all: "",
-    on_lines: false,
-    instead: &[],
-    openers: &["<tool_call>"],
-    special: &[
-        "<tool_call>",
-        "</tool_call>",
-        "<arg_key>",
-        "</arg_key>",
-        "<arg_value>",
-        "</arg_value>",
-    ],
-};
-
-pub(crate) static MINIMAX_M2: Marks = Marks {
-    open_all: "<minimax:tool_call>",
-    open: "<invoke name=\"",
-    after_name: "\">",
-    before_key: "<parameter name=\"",
-    after_key: "\">",
-    before_value: "",
-    after_value: "</parameter>",
-    close: "</invoke>",
-    close_all: "</minimax:tool_call>",
-    on_lines: false,
-    instead: &[],
-    openers: &["<minimax:tool_call>", "<invoke name=\""],
-    special: &["<minimax:tool_call>", "</minimax:tool_call>"],
-};
 
 /// What stands in a call behind its name.
 #[derive(Debug, PartialEq, Eq)]
@@ -100,6 +44,15 @@ pub(crate) enum Element<'a> {
 }
 
 impl Marks {
+    /// Whether they stand around the call's name and its first key.
+    pub(super) fn are_around(&self, call: &WrittenCall<'_>) -> bool {
+        let before = call.before(self.open);
+        let opens = before.is_some_and(|before| before.trim_end().ends_with(self.open_all));
+        let argument = call.after.strip_prefix(self.after_name).map(str::trim_start);
+        let key = argument.and_then(|argument| argument.strip_prefix(self.before_key));
+        opens && key.is_some_and(|key| key.starts_with(KEY))
+    }
+
     /// The call up to its first element.
     pub(super) fn head(&self, text: &str) -> Scan<Head> {
         let mut cursor = Cursor::new(text);

@@ -1,0 +1,39 @@
+//! `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`.
+
+use super::xml::Marks;
+use super::{Arguments, Format, Layout, LineBreaks};
+
+const MARKS: Marks = Marks {
+    open_all: "<tool_call>",
+    open: "<function=",
+    after_name: ">",
+    before_key: "<parameter=",
+    after_key: ">",
+    before_value: "",
+    after_value: "</parameter>",
+    close: "</function>",
+    close_all: "</tool_call>",
+    on_lines: true,
+    instead: &["\n<parameter=", "\n</function>"],
+};
+
+pub(super) const QWEN3_CODER: Format = Format {
+    name: "qwen3_coder",
+    models: "Qwen3-Coder, Qwen3.5",
+    marks: &["<tool_call>", "</tool_call>"],
+    openers: &["<tool_call>", "<function="],
+    head: |text, _, _| MARKS.head(text),
+    arguments: Arguments::Elements(&MARKS),
+    tail: |text, _| MARKS.tail(text),
+    layout: Layout {
+        before_name: "<tool_call>\n<function=",
+        before_arguments: ">",
+        after_arguments: "</function>\n</tool_call>",
+        separator: "\n",
+        line_breaks: LineBreaks::Written,
+        trigger: Some("<tool_call>"),
+        ..Layout::PLAIN
+    },
+    wrote: |call| MARKS.are_around(call),
+    ..Format::PLAIN
+};

@@ -1,0 +1,64 @@
+//! The formats of reasoning, one entry of the list each, and where an answer stands in it.
+
+/// A format of reasoning.
+#[derive(Debug)]
+pub(crate) struct Reasoning {
+    /// The name under which users ask for it.
+    pub(super) name: &'static str,
+    /// The marks around it; none in harmony, where it is a message of its own.
+    pub(super) marks: Option<(&'static str, &'static str)>,
+    /// What stands on a line of its own behind the mark that opens, and is no reasoning; empty where nothing does.
+    pub(super) title: &'static str,
+    /// Whether it is there also where neither prompt nor answer opens it. No template tells, so that users have to ask for it.
+    pub(crate) is_always_there: bool,
+}
+
+const THINK: (&str, &str) = ("<think>", "</think>");
+
+formats! {
+    /// How reasoning is set apart.
+    ReasoningFormat of Reasoning {
+        DeepseekR1 = Reasoning { name: "deepseek_r1", marks: Some(THINK), title: "", is_always_there: true },
+        Qwen3 = Reasoning { name: "qwen3", marks: Some(THINK), title: "", is_always_there: false },
+        Mistral = Reasoning { name: "mistral", marks: Some(("[THINK]", "[/THINK]")), title: "", is_always_there: false },
+        Gemma4 = Reasoning { name: "gemma4", marks: Some(("<|channel>", "<channel|>")), title: "thought", is_always_there: false },
+        GptOss = Reasoning { name: "gpt_oss", marks: None, title: "", is_always_there: false },
+    }
+}
+
+/// Where an answer stands before its first character.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thinking {
+    /// The prompt has opened the reasoning, or it is never opened.
+    Open,
+    /// The answer may open it.
+    Possible,
+    /// The prompt has closed it.
+    Closed,
+}
+
+impl ReasoningFormat {
+    /// The marks around reasoning; none in harmony, where it is a message of its own.
+    pub(crate) fn marks(self) -> Option<(&'static str, &'static str)> {
+        self.format().marks
+    }
+
+    /// What stands on a line of its own behind the mark that opens, and is no reasoning; empty where nothing does.
+    pub(crate) fn title(self) -> &'static str {
+        self.format().title
+    }
+
+    /// Where an answer to this prompt, as the template wrote it, stands before its first character.
+    pub fn after_prompt(self, prompt: &str) -> Thinking {
+        let Some((open, close)) = self.marks() else { return Thinking::Possible };
+        let end = prompt.trim_end();
+        let before_title = end.strip_suffix(self.title()).unwrap_or(end);
+        if end.ends_with(close) {
+            Thinking::Closed
+        } else if before_title.ends_with(open) || self.format().is_always_there {
+            Thinking::Open
+        } else {
+            Thinking::Possible
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! A conversation that no template has of its own. What a template makes of it tells how the model writes.
+
+use candlepower_tokenizer::{ChatTemplate, LocalTime, PromptEnd, RenderInput};
+use serde_json::{Map, Value, json};
+
+// Texts that no template has of its own.
+pub(crate) const QUESTION: &str = "probe_question";
+pub(crate) const FUNCTION: &str = "probe_function";
+pub(crate) const KEY: &str = "probe_key";
+pub(crate) const VALUE: &str = "probe_value";
+pub(crate) const THOUGHT: &str = "probe_thought";
+pub(crate) const ANSWER: &str = "probe_answer";
+
+/// The function that may be called.
+pub(crate) fn tools() -> Value {
+    let parameters = json!({
+        "type": "object",
+        "properties": {KEY: {"type": "string", "description": "A key."}},
+        "required": [KEY],
+    });
+    json!([{"type": "function", "function": {"name": FUNCTION, "description": "A function.", "parameters": parameters}}])
+}
+
+/// What the template makes of a conversation; `None` where it refuses it.
+pub(crate) fn render(
+    template: &ChatTemplate,
+    messages: &Value,
+    tools: Option<&Value>,
+    end: PromptEnd,
+) -> Option<String> {
+    let input = RenderInput {
+        messages,
+        tools,
+        documents: None,
+        end,
+        chat_template_kwargs: &Map::new(),
+        now: LocalTime { unix_s: 0, utc_offset_s: 0 },
+    };
+    template.render(&input).ok()
+}
+
+/// The prompt for a question, with a function that may be called.
+pub(crate) fn render_question(template: &ChatTemplate) -> Option<String> {
+    let messages = json!([{"role": "user", "content": QUESTION}]);
+    render(template, &messages, Some(&tools()), PromptEnd::GenerationPrompt)
+}

@@ -1,0 +1,45 @@
+//! A call as a chat template writes it, taken apart so that each format can tell whether it is its own.
+
+use crate::probe::{FUNCTION, QUESTION};
+
+/// The call of the probe, in the text that a template makes of a conversation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WrittenCall<'a> {
+    /// What stands between the question and the function's name.
+    before: &'a str,
+    /// What stands behind the name.
+    pub(crate) after: &'a str,
+    /// What the template writes between the question and an answer.
+    opening: &'a str,
+}
+
+impl<'a> WrittenCall<'a> {
+    /// The call in `rendered`. `asked` is the same conversation up to the call.
+    pub(crate) fn find(asked: &'a str, rendered: &'a str) -> Option<Self> {
+        let turn = &rendered[rendered.find(QUESTION)? + QUESTION.len()..];
+        let (before, after) = turn.split_once(FUNCTION)?;
+        let opening = asked.rsplit(QUESTION).next().unwrap_or_default().trim_end();
+        Some(Self { before, after, opening })
+    }
+
+    /// Whether the name stands between these texts.
+    pub(crate) fn is_between(&self, before: &str, after: &str) -> bool {
+        self.before.ends_with(before) && self.after.starts_with(after)
+    }
+
+    /// What stands before the name, without `mark` at its end.
+    pub(crate) fn before(&self, mark: &str) -> Option<&'a str> {
+        self.before.strip_suffix(mark)
+    }
+
+    /// What stands before an object that begins with `"name": "`.
+    pub(crate) fn before_object(&self) -> Option<&'a str> {
+        let before = self.before.strip_suffix('"')?.trim_end().strip_suffix(':')?.trim_end();
+        Some(before.strip_suffix("\"name\"")?.trim_end().strip_suffix('{')?.trim_end())
+    }
+
+    /// Whether the assistant says nothing before the call, where `before` stands before the call.
+    pub(crate) fn begins_answer(&self, before: &str) -> bool {
+        before.trim_end().ends_with(self.opening)
+    }
+}
