@@ -4,6 +4,7 @@
 //! a field here and a line in `configs/default.toml`.
 
 mod environment;
+mod parsers;
 mod print;
 mod resolve;
 mod values;
@@ -15,10 +16,12 @@ use candlepower_checkpoint::{DTYPES, Dtype, KvDtype, OnLoad, Pooling, Quantizati
 use candlepower_engine::LoadFormat;
 use clap::{ArgAction, Args};
 
+pub use parsers::{ParserChoice, ReasoningParser, ToolCallParser};
+use parsers::{reasoning_parser, tool_call_parser};
 pub use resolve::{ConfigError, Effective, Setting, Source};
 pub use values::{
     Asked, ByteSize, DefaultMaxTokens, DeviceKind, Framework, GenerationConfigSource, LogFormat,
-    LogLevel, MetricsCompat, ReasoningParser, ToolCallParser, one_of,
+    LogLevel, MetricsCompat, one_of,
 };
 use values::{at_least_one, endpoint, gigabytes, not_empty, origin, part, session_seconds, switch};
 
@@ -42,10 +45,10 @@ pub struct ServeConfig {
     #[arg(long, help_heading = "Model", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
     /// How the model writes its calls of functions; auto finds out from its chat template
-    #[arg(long, help_heading = "Model", value_enum, default_value_t)]
+    #[arg(long, help_heading = "Model", value_parser = tool_call_parser(), default_value = "auto")]
     pub tool_call_parser: ToolCallParser,
     /// How the model sets its reasoning apart; auto finds out from its chat template
-    #[arg(long, help_heading = "Model", value_enum, default_value_t)]
+    #[arg(long, help_heading = "Model", value_parser = reasoning_parser(), default_value = "auto")]
     pub reasoning_parser: ReasoningParser,
     /// Type that the weights are kept in; auto keeps them as stored
     #[arg(long, help_heading = "Model", default_value = "auto", value_parser = one_of(DTYPES))]

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use candlepower_dialect::{ReasoningFormat, ToolFormat};
 use clap::{ArgMatches, Args, Command};
 
 use super::*;
@@ -324,6 +325,28 @@ fn every_file_in_configs_is_valid() {
         files += 1;
     }
     assert!(files > 0);
+}
+
+/// A file's text without what differs between kinds of files.
+fn words_of(path: PathBuf) -> String {
+    let text = std::fs::read_to_string(path).unwrap();
+    let lines = text.lines().map(|line| line.trim_start_matches("# "));
+    let words = lines.flat_map(str::split_whitespace).collect::<Vec<_>>();
+    words.join(" ").replace('`', "")
+}
+
+#[test]
+fn the_default_file_and_the_readme_list_every_format() {
+    let (default, readme) = (configs().join("default.toml"), configs().join("../README.md"));
+    let tools =
+        ToolFormat::ALL.iter().map(|format| format!("{} ({})", format.name(), format.models()));
+    let tools = Vec::from_iter(tools).join(", ");
+    let reasoning =
+        Vec::from_iter(ReasoningFormat::ALL.iter().map(|format| format.name())).join(", ");
+    for (path, list) in [(&default, &tools), (&readme, &tools), (&default, &reasoning)] {
+        let is_listed = words_of(path.clone()).contains(&format!(" {list}."));
+        assert!(is_listed, "{} has to list the formats as they are: {list}.", path.display());
+    }
 }
 
 #[test]

@@ -71,60 +71,6 @@ pub enum GenerationConfigSource {
     Auto,
 }
 
-/// How calls of functions are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-#[allow(missing_docs)]
-pub enum ToolCallParser {
-    /// As the chat template writes them.
-    #[default]
-    Auto,
-    /// In no way: functions are refused.
-    None,
-    Hermes,
-    #[value(name = "llama3_json")]
-    Llama3Json,
-    Mistral,
-    MistralList,
-    Pythonic,
-    Lfm2,
-    #[value(name = "deepseek_v3")]
-    DeepseekV3,
-    #[value(name = "deepseek_v31")]
-    DeepseekV31,
-    #[value(name = "qwen3_coder")]
-    Qwen3Coder,
-    #[value(name = "glm45")]
-    Glm45,
-    #[value(name = "minimax_m2")]
-    MinimaxM2,
-    #[value(name = "kimi_k2")]
-    KimiK2,
-    #[value(name = "gemma4")]
-    Gemma4,
-    GptOss,
-}
-
-/// How reasoning is set apart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-#[allow(missing_docs)]
-pub enum ReasoningParser {
-    /// As the chat template writes it.
-    #[default]
-    Auto,
-    /// Not at all: it is content.
-    None,
-    #[value(name = "deepseek_r1")]
-    DeepseekR1,
-    #[value(name = "qwen3")]
-    Qwen3,
-    Mistral,
-    #[value(name = "gemma4")]
-    Gemma4,
-    GptOss,
-}
-
 /// Where to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DeviceKind {

@@ -6,7 +6,9 @@ use candlepower_api::{
     ChatDelta, FinishReason, FunctionCall, FunctionCallDelta, ResponseMessage, ToolCall,
     ToolCallDelta,
 };
-use candlepower_dialect::{Callable, Dialect, OutputEvent, OutputParser, Thinking, ToolFormat};
+use candlepower_dialect::{
+    CallIds, Callable, Dialect, OutputEvent, OutputParser, Thinking, ToolFormat,
+};
 use uuid::Uuid;
 
 /// How the answers to one request are read.
@@ -47,22 +49,11 @@ pub(crate) enum AnswerPart {
     },
 }
 
-/// What names of calls look like.
-#[derive(Clone, Copy, Debug)]
-enum CallIds {
-    Plain,
-    /// The templates of Mistral take nothing but nine letters and digits.
-    NineLetters,
-}
-
 impl AnswerFormat {
     /// The answer of a choice, of which nothing came yet.
     pub(crate) fn answer(&self) -> Answer {
         let parser = OutputParser::new(self.dialect, self.thinking, self.functions.clone());
-        let ids = match self.dialect.tools {
-            Some(ToolFormat::Mistral | ToolFormat::MistralList) => CallIds::NineLetters,
-            _ => CallIds::Plain,
-        };
+        let ids = self.dialect.tools.map_or(CallIds::Plain, ToolFormat::call_ids);
         Answer { parser, ids, has_calls: false, in_call: false }
     }
 }
@@ -122,7 +113,7 @@ impl Answer {
             OutputEvent::Reasoning(text) => Some(AnswerPart::Reasoning(text)),
             OutputEvent::CallStart { index, name } => {
                 (self.has_calls, self.in_call) = (true, true);
-                Some(AnswerPart::CallStart { index, id: self.ids.new_id(), name })
+                Some(AnswerPart::CallStart { index, id: new_id(self.ids), name })
             }
             OutputEvent::CallArguments { index, fragment } => {
                 Some(AnswerPart::CallArguments { index, fragment })
@@ -156,13 +147,11 @@ impl From<AnswerPart> for ChatDelta {
     }
 }
 
-impl CallIds {
-    fn new_id(self) -> String {
-        let unique = Uuid::new_v4().simple().to_string();
-        match self {
-            Self::Plain => format!("call_{}", &unique[..24]),
-            Self::NineLetters => unique[..9].to_owned(),
-        }
+fn new_id(ids: CallIds) -> String {
+    let unique = Uuid::new_v4().simple().to_string();
+    match ids {
+        CallIds::Plain => format!("call_{}", &unique[..24]),
+        CallIds::NineLetters => unique[..9].to_owned(),
     }
 }
 

@@ -14,9 +14,7 @@ use candlepower_engine::{
 };
 use candlepower_tokenizer::ChatTemplate;
 
-use crate::config::{
-    DeviceKind, Framework, GenerationConfigSource, ReasoningParser, ServeConfig, ToolCallParser,
-};
+use crate::config::{DeviceKind, Framework, GenerationConfigSource, ServeConfig};
 use crate::generation::prompt::unix_seconds;
 use crate::lifecycle::error::{Error, Result};
 use crate::lifecycle::preflight::gives_vectors;
@@ -141,33 +139,8 @@ fn generating(
 fn dialect(config: &ServeConfig, template: Option<&ChatTemplate>) -> Result<Dialect> {
     let found = template.map(Dialect::detect).unwrap_or_default();
     let dialect = Dialect {
-        tools: match config.tool_call_parser {
-            ToolCallParser::Auto => found.tools,
-            ToolCallParser::None => None,
-            ToolCallParser::Hermes => Some(ToolFormat::Hermes),
-            ToolCallParser::Llama3Json => Some(ToolFormat::Llama3Json),
-            ToolCallParser::Mistral => Some(ToolFormat::Mistral),
-            ToolCallParser::MistralList => Some(ToolFormat::MistralList),
-            ToolCallParser::Pythonic => Some(ToolFormat::Pythonic),
-            ToolCallParser::Lfm2 => Some(ToolFormat::Lfm2),
-            ToolCallParser::DeepseekV3 => Some(ToolFormat::DeepseekV3),
-            ToolCallParser::DeepseekV31 => Some(ToolFormat::DeepseekV31),
-            ToolCallParser::Qwen3Coder => Some(ToolFormat::Qwen3Coder),
-            ToolCallParser::Glm45 => Some(ToolFormat::Glm45),
-            ToolCallParser::MinimaxM2 => Some(ToolFormat::MinimaxM2),
-            ToolCallParser::KimiK2 => Some(ToolFormat::KimiK2),
-            ToolCallParser::Gemma4 => Some(ToolFormat::Gemma4),
-            ToolCallParser::GptOss => Some(ToolFormat::GptOss),
-        },
-        reasoning: match config.reasoning_parser {
-            ReasoningParser::Auto => found.reasoning,
-            ReasoningParser::None => None,
-            ReasoningParser::DeepseekR1 => Some(ReasoningFormat::DeepseekR1),
-            ReasoningParser::Qwen3 => Some(ReasoningFormat::Qwen3),
-            ReasoningParser::Mistral => Some(ReasoningFormat::Mistral),
-            ReasoningParser::Gemma4 => Some(ReasoningFormat::Gemma4),
-            ReasoningParser::GptOss => Some(ReasoningFormat::GptOss),
-        },
+        tools: config.tool_call_parser.or_found(found.tools),
+        reasoning: config.reasoning_parser.or_found(found.reasoning),
     };
     let mixed = dialect.tools.is_some_and(|tools| tools != ToolFormat::GptOss)
         || dialect.reasoning.is_some_and(|reasoning| reasoning != ReasoningFormat::GptOss);
