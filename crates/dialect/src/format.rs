@@ -1,7 +1,7 @@
-//! The formats of tool calls and of reasoning: what a format says of itself, and the list of formats of calls.
+//! The formats of tool calls and of reasoning, and the list of formats of calls.
 //!
-//! A format of calls is one `const` in a file of its own, and a line in the list here. Nothing else names a format: reading,
-//! grammars, detection and the names on the command line take it from there.
+//! A format of calls is one `const` in a file of its own, and a line in the list here. Reading, grammars, detection and the
+//! command line take all that they know of a format from there.
 
 /// Makes an enum of formats, so that a format is one line of a list.
 macro_rules! formats {
@@ -22,7 +22,7 @@ macro_rules! formats {
                 self.format().name
             }
 
-            /// What it says of itself.
+            /// The description of the format.
             pub(crate) fn format(self) -> &'static $format {
                 match self {
                     $(Self::$name => &$value,)*
@@ -86,18 +86,18 @@ impl ToolFormat {
         self.format().marks
     }
 
-    /// What calls begin with, anywhere in the text.
+    /// The marks that calls begin with, anywhere in the text.
     pub(crate) fn openers(self) -> &'static [&'static str] {
         self.format().openers
     }
 
-    /// What its templates take for the id of a call.
+    /// The ids of calls that its templates take.
     pub fn call_ids(self) -> CallIds {
         self.format().call_ids
     }
 }
 
-/// What a template takes for the id of a call.
+/// The ids of calls that a template takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallIds {
     /// Any text.
@@ -114,14 +114,14 @@ pub(crate) struct Format {
     pub(crate) models: &'static str,
     /// Texts that may be special tokens of the tokenizer and have to be seen.
     pub(crate) marks: &'static [&'static str],
-    /// What calls begin with, anywhere in the text.
+    /// The marks that calls begin with, anywhere in the text.
     pub(crate) openers: &'static [&'static str],
-    /// What ends reasoning that is not closed, because a call begins with it.
+    /// The beginning of a call that ends reasoning which is not closed.
     pub(crate) ends_reasoning: Option<&'static str>,
     /// The beginning of a call, if the text is one, looked for at this position. The functions are those that there are.
     pub(crate) head: fn(&str, Position, &[Callable]) -> Scan<Head>,
     pub(crate) arguments: Arguments,
-    /// What follows the arguments of a call, and whether they are a value of an object that is still open.
+    /// The text that follows the arguments of a call, which may be a value of an object that is still open.
     pub(crate) tail: fn(&str, bool) -> Scan<Tail>,
     pub(crate) layout: Layout,
     pub(crate) call_ids: CallIds,
@@ -130,7 +130,7 @@ pub(crate) struct Format {
 }
 
 impl Format {
-    /// What most formats have in common; it finds no call.
+    /// The fields that most formats have in common; it finds no call.
     pub(crate) const PLAIN: Self = Self {
         name: "",
         models: "",
@@ -154,13 +154,13 @@ impl Format {
 /// How the arguments of a call are written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Arguments {
-    /// As a JSON object, which is passed on as it comes. It cannot hold `closer`, which ends a call, but in a string.
+    /// A JSON object, passed on as it comes. Only its strings can hold `closer`, which ends a call.
     Json { closer: Option<&'static str> },
-    /// As an element each.
+    /// An element for each.
     Elements(&'static xml::Marks),
-    /// As keyword arguments in Python, which belong to the head.
+    /// Keyword arguments in Python, which the head reads.
     Keywords,
-    /// In the notation of Gemma 4.
+    /// The notation of Gemma 4.
     Gemma4,
 }
 
@@ -176,7 +176,7 @@ pub(crate) struct Head {
     pub(crate) in_object: bool,
 }
 
-/// What follows the arguments of a call.
+/// The text that follows the arguments of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Tail {
     /// The call has so many more bytes.

@@ -1,4 +1,4 @@
-//! A conversation that no template has of its own. What a template makes of it tells how the model writes.
+//! A conversation that no template has of its own. The text that a template makes of it tells how the model writes.
 
 use candlepower_tokenizer::{ChatTemplate, LocalTime, PromptEnd, RenderInput};
 use serde_json::{Map, Value, json};
@@ -21,7 +21,7 @@ pub(crate) fn tools() -> Value {
     json!([{"type": "function", "function": {"name": FUNCTION, "description": "A function.", "parameters": parameters}}])
 }
 
-/// What the template makes of a conversation; `None` where it refuses it.
+/// The text that the template makes of a conversation; `None` where it refuses it.
 pub(crate) fn render(
     template: &ChatTemplate,
     messages: &Value,

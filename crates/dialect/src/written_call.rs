@@ -5,11 +5,11 @@ use crate::probe::{FUNCTION, QUESTION};
 /// The call of the probe, in the text that a template makes of a conversation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WrittenCall<'a> {
-    /// What stands between the question and the function's name.
+    /// The text between the question and the function's name.
     before: &'a str,
-    /// What stands behind the name.
+    /// The text behind the name.
     pub(crate) after: &'a str,
-    /// What the template writes between the question and an answer.
+    /// The text that the template writes between the question and an answer.
     opening: &'a str,
 }
 
@@ -27,12 +27,12 @@ impl<'a> WrittenCall<'a> {
         self.before.ends_with(before) && self.after.starts_with(after)
     }
 
-    /// What stands before the name, without `mark` at its end.
+    /// The text before the name, without `mark` at its end.
     pub(crate) fn before(&self, mark: &str) -> Option<&'a str> {
         self.before.strip_suffix(mark)
     }
 
-    /// What stands before an object that begins with `"name": "`.
+    /// The text before an object that begins with the name.
     pub(crate) fn before_object(&self) -> Option<&'a str> {
         let before = self.before.strip_suffix('"')?.trim_end().strip_suffix(':')?.trim_end();
         Some(before.strip_suffix("\"name\"")?.trim_end().strip_suffix('{')?.trim_end())

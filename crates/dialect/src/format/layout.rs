@@ -12,7 +12,7 @@ pub(crate) struct Layout {
     pub(crate) separator: &'static str,
     pub(crate) line_breaks: LineBreaks,
     pub(crate) close: &'static str,
-    /// What calls begin with in the middle of text; without it they are the whole answer.
+    /// The mark that calls begin with in the middle of text; without it they are the whole answer.
     pub(crate) trigger: Option<&'static str>,
     /// Whether there may be several calls.
     pub(crate) repeats: bool,

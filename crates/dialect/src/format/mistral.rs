@@ -24,7 +24,7 @@ pub(super) const MISTRAL: Format = Format {
 /// `[TOOL_CALLS][{"name": .., "arguments": ..}]`.
 pub(super) const MISTRAL_LIST: Format = Format {
     name: "mistral_list",
-    models: "Mistral before",
+    models: "Mistral before version 11",
     layout: Layout {
         open: "[TOOL_CALLS][",
         before_name: "{\"name\": \"",

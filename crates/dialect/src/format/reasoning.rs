@@ -7,9 +7,9 @@ pub(crate) struct Reasoning {
     pub(super) name: &'static str,
     /// The marks around it; none in harmony, where it is a message of its own.
     pub(super) marks: Option<(&'static str, &'static str)>,
-    /// What stands on a line of its own behind the mark that opens, and is no reasoning; empty where nothing does.
+    /// The line behind the mark that opens, which is no reasoning; empty where there is none.
     pub(super) title: &'static str,
-    /// Whether it is there also where neither prompt nor answer opens it. No template tells, so that users have to ask for it.
+    /// Whether it is there even where neither prompt nor answer opens it. No template tells, so users have to ask for it.
     pub(crate) is_always_there: bool,
 }
 
@@ -43,7 +43,7 @@ impl ReasoningFormat {
         self.format().marks
     }
 
-    /// What stands on a line of its own behind the mark that opens, and is no reasoning; empty where nothing does.
+    /// The line behind the mark that opens, which is no reasoning; empty where there is none.
     pub(crate) fn title(self) -> &'static str {
         self.format().title
     }

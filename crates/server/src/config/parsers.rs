@@ -20,7 +20,7 @@ pub enum ParserChoice<F> {
 }
 
 impl<F> ParserChoice<F> {
-    /// The format, where `found` is that of the chat template.
+    /// The format of answers, where `found` is the one of the chat template.
     pub fn or_found(self, found: Option<F>) -> Option<F> {
         match self {
             Self::Auto => found,
