@@ -1,7 +1,10 @@
 //! The formats of calls and of reasoning that users can ask for: those that there are, and two words besides.
 
+use candlepower_checkpoint::Choice;
 use candlepower_dialect::{ReasoningFormat, ToolFormat};
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::TypedValueParser;
+
+use super::values::one_of;
 
 /// How calls of functions are written.
 pub type ToolCallParser = ParserChoice<ToolFormat>;
@@ -31,30 +34,24 @@ impl<F> ParserChoice<F> {
 }
 
 pub(super) fn tool_call_parser() -> impl TypedValueParser<Value = ToolCallParser> {
-    let auto = PossibleValue::new("auto").help("As the chat template writes them");
-    let none = PossibleValue::new("none").help("In no way: functions are refused");
-    choice(auto, none, ToolFormat::ALL, ToolFormat::name)
+    let none = "In no way: functions are refused";
+    choice("As the chat template writes them", none, ToolFormat::ALL, ToolFormat::name)
 }
 
 pub(super) fn reasoning_parser() -> impl TypedValueParser<Value = ReasoningParser> {
-    let auto = PossibleValue::new("auto").help("As the chat template writes it");
-    let none = PossibleValue::new("none").help("Not at all: it is content");
-    choice(auto, none, ReasoningFormat::ALL, ReasoningFormat::name)
+    let none = "Not at all: it is content";
+    choice("As the chat template writes it", none, ReasoningFormat::ALL, ReasoningFormat::name)
 }
 
 /// Takes `auto`, `none` and the names of all formats.
 fn choice<F: Copy + Send + Sync + 'static>(
-    auto: PossibleValue,
-    none: PossibleValue,
+    auto: &'static str,
+    none: &'static str,
     all: &'static [F],
     name: fn(F) -> &'static str,
 ) -> impl TypedValueParser<Value = ParserChoice<F>> {
-    let names = all.iter().map(|format| PossibleValue::new(name(*format)));
-    PossibleValuesParser::new([auto, none].into_iter().chain(names)).map(move |text| {
-        if text == "none" {
-            return ParserChoice::None;
-        }
-        let asked = all.iter().find(|format| name(**format) == text);
-        asked.map_or(ParserChoice::Auto, |format| ParserChoice::Format(*format))
-    })
+    let (auto, none) = ((ParserChoice::Auto, "auto", auto), (ParserChoice::None, "none", none));
+    let words = [auto, none].map(|(value, name, help)| Choice::new(value, name, help));
+    let format = |format: &F| Choice::new(ParserChoice::Format(*format), name(*format), "");
+    one_of(words.into_iter().chain(all.iter().map(format)))
 }

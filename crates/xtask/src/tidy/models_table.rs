@@ -654,8 +654,9 @@ mod tests {
         assert_eq!(gguf_types(&sample(GGUF_TYPES, types)), ["Q4_K", "F32"]);
         let rows = FORMATS.map(|format| format.1);
         let rows = rows.into_iter().filter(|row| !["", "gguf"].contains(row));
-        let listed: Vec<String> =
-            rows.map(|row| format!("    Row {{ supported: \"{row}\", x: 1 }},\n")).collect();
+        let listed: Vec<String> = rows
+            .map(|row| format!("    Row {{ method: M, supported: \"{row}\", listed: L }},\n"))
+            .collect();
         let found = |text: &str| other_methods(&sample(METHODS, text));
         assert_eq!(found(&listed.concat()), None);
         let more = format!("{}        supported: \"new's integers\",\n", listed.concat());
