@@ -8,7 +8,7 @@ macro_rules! formats {
     ($(#[$about:meta])* $list:ident of $format:ty { $($name:ident = $value:expr,)* }) => {
         $(#[$about])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[allow(missing_docs)] // what each is, its `const` says
+        #[allow(missing_docs)] // each format's `const` describes it
         pub enum $list {
             $($name,)*
         }

@@ -1,4 +1,4 @@
-//! A conversation that no template has of its own. The text that a template makes of it tells how the model writes.
+//! The probe: a conversation that no template has of its own. The rendered text shows how the model writes reasoning and calls.
 
 use candlepower_tokenizer::{ChatTemplate, LocalTime, PromptEnd, RenderInput};
 use serde_json::{Map, Value, json};
@@ -11,7 +11,7 @@ pub(crate) const VALUE: &str = "probe_value";
 pub(crate) const THOUGHT: &str = "probe_thought";
 pub(crate) const ANSWER: &str = "probe_answer";
 
-/// The function that may be called.
+/// The tool of the probe.
 pub(crate) fn tools() -> Value {
     let parameters = json!({
         "type": "object",
@@ -39,7 +39,7 @@ pub(crate) fn render(
     template.render(&input).ok()
 }
 
-/// The prompt for a question, with a function that may be called.
+/// The prompt for a question, with the tool of the probe.
 pub(crate) fn render_question(template: &ChatTemplate) -> Option<String> {
     let messages = json!([{"role": "user", "content": QUESTION}]);
     render(template, &messages, Some(&tools()), PromptEnd::GenerationPrompt)

@@ -5,7 +5,7 @@ use candlepower_packing::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, S
 
 use crate::quantization::Mxfp4;
 
-/// Makes the types of the one list of them: each type's number in files, its name, the numbers of a block, and the block's bytes.
+/// Makes the enum from the list of types: each type's number in files, its name, the values of a block, and the block's bytes.
 macro_rules! types {
     ($($(#[$doc:meta])* $kind:ident = ($number:literal, $name:literal, $block:literal, $bytes:literal),)*) => {
         /// A type of tensors that is computed with.

@@ -140,7 +140,7 @@ impl QuantizationMethod {
     }
 }
 
-/// The methods of which users are told there.
+/// The methods that users read there.
 fn listed(place: Listed) -> impl Iterator<Item = &'static Row> {
     METHODS.iter().filter(move |row| row.listed >= place)
 }

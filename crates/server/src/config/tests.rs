@@ -340,7 +340,7 @@ fn the_default_file_and_the_readme_list_every_format() {
     let (default, readme) = (configs().join("default.toml"), configs().join("../README.md"));
     let tools =
         ToolFormat::ALL.iter().map(|format| format!("{} ({})", format.name(), format.models()));
-    let tools = Vec::from_iter(tools).join(", ");
+    let tools = Vec::from_iter(tools).join("; ");
     let reasoning =
         Vec::from_iter(ReasoningFormat::ALL.iter().map(|format| format.name())).join(", ");
     for (path, list) in [(&default, &tools), (&readme, &tools), (&default, &reasoning)] {
