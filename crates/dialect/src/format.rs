@@ -227,7 +227,7 @@ mod tests {
             assert!(!models.is_empty(), "{format:?}");
             // Grammars of free text tell a call by its beginning.
             assert!(![layout.open, layout.before_name].concat().is_empty(), "{format:?}");
-            let is_opener = |trigger: &str| openers.iter().any(|opener| *opener == trigger);
+            let is_opener = |trigger| openers.contains(&trigger);
             assert!(layout.trigger.is_none_or(is_opener), "{format:?}");
         }
     }
