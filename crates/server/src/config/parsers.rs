@@ -52,6 +52,6 @@ fn choice<F: Copy + Send + Sync + 'static>(
 ) -> impl TypedValueParser<Value = ParserChoice<F>> {
     let (auto, none) = ((ParserChoice::Auto, "auto", auto), (ParserChoice::None, "none", none));
     let words = [auto, none].map(|(value, name, help)| Choice::new(value, name, help));
-    let format = |format: &F| Choice::new(ParserChoice::Format(*format), name(*format), "");
+    let format = move |format: &F| Choice::new(ParserChoice::Format(*format), name(*format), "");
     one_of(words.into_iter().chain(all.iter().map(format)))
 }
