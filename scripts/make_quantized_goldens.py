@@ -281,7 +281,7 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     weights = folder / "model.safetensors"
     save_file(stored, weights, metadata={"format": "pt"})
     # Other matrices in place of the large ones that are not quantized: the model computes with these, too.
-    seed_weights(folder, seed)
+    seed_weights(folder, seed, stored.keys() - plain.keys())
     seeded = load_file(weights)
     for parameter_name, parameter in plain.items():
         parameter.copy_(seeded[parameter_name])

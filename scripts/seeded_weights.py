@@ -27,6 +27,7 @@ import hashlib
 import json
 import os
 import struct
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -136,18 +137,18 @@ def write_weights(folder: Path) -> None:
     write(folder / WEIGHTS, metadata, tensors)
 
 
-def seed_weights(folder: Path, seed: int) -> None:
+def seed_weights(folder: Path, seed: int, kept_names: Collection[str] = ()) -> None:
     """Replaces the large random matrices of a folder's model.safetensors by others of the same distribution, from a seed.
 
-    The repository keeps model.seeded alone. Weights in several files are left as they are.
+    The repository keeps model.seeded alone. Tensors of `kept_names` stay as they are, and so do weights in several files.
     """
     if not (folder / WEIGHTS).exists():
         return
     metadata, tensors = read(folder / WEIGHTS)
     generated, kept = {}, {}
     for name, (dtype, shape, stored) in sorted(tensors.items()):
-        is_large = dtype in FLOATS and np.prod(shape) >= MIN_ELEMENTS
-        std = normal_std(dtype, stored) if is_large else None
+        may_change = dtype in FLOATS and np.prod(shape) >= MIN_ELEMENTS and name not in kept_names
+        std = normal_std(dtype, stored) if may_change else None
         if std is None:
             kept[name] = tensors[name]
             continue

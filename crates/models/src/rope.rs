@@ -108,8 +108,6 @@ fn yarn(spec: &RopeSpec) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
     use safetensors::SafeTensors;
 

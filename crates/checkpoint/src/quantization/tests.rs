@@ -1,7 +1,5 @@
 //! Configurations as the hub has them, what each means, and what is refused.
 
-use std::path::Path;
-
 use candlepower_packing::MatrixForm;
 
 use super::*;
