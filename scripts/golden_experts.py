@@ -245,6 +245,7 @@ MODELS = {
     # As the hub has it, without the list of layers.
     "qwen3-next": dict(
         cls="Qwen3Next",
+        seed=4905,
         config=dict(
             head_dim=32,
             linear_num_key_heads=2,
@@ -270,6 +271,7 @@ MODELS = {
     # Part of a model of texts and images. Heads of keys and of values are of different widths.
     "qwen3_5": dict(
         cls="Qwen3_5",
+        seed=5001,
         head="ForConditionalGeneration",
         vision=dict(**QWEN_VISION, out_hidden_size=64),
         config=dict(
@@ -307,6 +309,7 @@ MODELS = {
     # As published, with one tensor for all experts of a layer.
     "qwen3_5-moe": dict(
         cls="Qwen3_5Moe",
+        seed=5204,
         head="ForConditionalGeneration",
         vision=dict(**QWEN_VISION, out_hidden_size=64),
         config=dict(

@@ -96,6 +96,7 @@ MODELS = {
     ),
     "nemotron": dict(
         cls="Nemotron",
+        seed=6609,
         config=TWO_LAYERS | dict(head_dim=24, norm_eps=1e-4),
         rewrite=lambda c: (c.pop("hidden_act"), c.pop("rms_norm_eps", None)),
         dtype=torch.bfloat16,

@@ -256,6 +256,7 @@ MODELS = {
     ),
     "gpt2-outer": dict(
         cls="GPT2",
+        seed=1602,
         head="LMHeadModel",
         config=dict(
             max_position_embeddings=96, activation_function="gelu", scale_attn_weights=False
