@@ -347,7 +347,7 @@ fn a_model_that_generates_text_gives_no_vectors() {
 #[test]
 fn pairs_have_the_scores_of_transformers() {
     let server = cross_encoder();
-    let pairs = std::fs::read_to_string(golden("bert-score/pairs.json")).unwrap();
+    let pairs = std::fs::read_to_string(golden("bert-score").join("pairs.json")).unwrap();
     let pairs: Vec<Value> = serde_json::from_str(&pairs).unwrap();
     let query = &pairs[0]["text_1"];
     let documents: Vec<&Value> = pairs.iter().map(|pair| &pair["text_2"]).collect();
