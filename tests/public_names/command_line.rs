@@ -3,9 +3,18 @@
 use super::{Names, sources};
 use crate::support::program;
 
+/// Other names of values. Neither help nor completions show them.
+const VALUE_ALIASES: [(&str, &str); 3] =
+    [("--dtype", "float"), ("--dtype", "half"), ("--kv-cache-dtype", "fp8_e4m3")];
+
 pub(super) fn collect(names: &mut Names) {
     completions(&output(&["completions", "bash"]), names);
-    // Aliases of flags and values are in no help.
+    for (flag, alias) in VALUE_ALIASES {
+        if program().args(["config", "demo", flag, alias]).output().unwrap().status.success() {
+            names.add(format!("alias {alias}"));
+        }
+    }
+    // Aliases of flags are in no help either.
     for crate_name in ["candlepower", "server"] {
         let literals = sources::of(crate_name).literals();
         for alias in literals.attribute_values("alias") {

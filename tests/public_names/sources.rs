@@ -12,7 +12,7 @@ use syn::{
 };
 
 /// Crates that ship to nobody.
-const NOT_OF_THE_PRODUCT: [&str; 2] = ["fuzz", "xtask"];
+const NOT_OF_THE_PRODUCT: [&str; 3] = ["fuzz", "goldens", "xtask"];
 
 /// A crate's files.
 pub(super) struct Sources {
