@@ -164,9 +164,10 @@ const PROGRAMS: (&str, &str) = (
     "build --bin candlepower --test main --test cuda_kernels --test all",
     "encoder fuzz tokenizer",
 );
-/// The engine's alone run there: a library's unit tests are all of it once more.
+/// The engine's alone run there: a library's unit tests are all of it once more. The end-to-end tests are named again, because
+/// without their `syn` every crate below a derive macro would be built again.
 const UNIT_TESTS: (&str, &str) = (
-    "test --no-run --lib",
+    "test --no-run --lib --test main",
     "api checkpoint comm dialect encoder fuzz hub kernels machine models packing scheduler server tokenizer xtask",
 );
 
