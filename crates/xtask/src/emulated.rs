@@ -232,7 +232,7 @@ impl Built {
         Ok(facts?.concat())
     }
 
-    /// What a run says of its results.
+    /// The facts that a run prints of its results.
     fn compare(&self, shell: &Shell, tests: &Tests) -> Result<String> {
         let source = tests.source;
         let program = executable(&self.messages, &shell.root().join(source))?;

@@ -17,7 +17,7 @@ const KERNELS: &str = "crates/kernels/src/cuda/kernels";
 const OF_ALL: [&str; 2] = [crate::emulated::EMULATOR, "scripts/cuda/toolkit.txt"];
 
 const HEADER: &str = "\
-# Written by `cargo xtask deep races`, and not by hand: the kernel sources that it has found no race in.
+# The kernel sources that passed all comparisons while they were watched for races; `cargo xtask deep races` writes them.
 # A digest is of the source, the headers that it includes, the emulator, and the versions of the toolkit.
 ";
 
