@@ -1,6 +1,7 @@
 //! What goes wrong around a server, and that it goes on serving.
 
 mod connections;
+mod constraints;
 mod lifecycle;
 mod limits;
 mod malformed;

@@ -17,7 +17,7 @@ use std::time::Duration;
 use candlepower_client::{run_bound, run_with_secrets, supervise};
 use candlepower_engine::{RANK_COMMAND, run_rank, wait_for_engines};
 use candlepower_server::config::Effective;
-use candlepower_server::{ServeConfig, init_logging, serve};
+use candlepower_server::{ServeConfig, TRIAL_COMMAND, init_logging, run_trials, serve};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use bench::Bench;
@@ -111,6 +111,7 @@ fn hidden_command() -> Option<ExitCode> {
         "__run" => Some(run_bound(args)),
         "__secrets" => Some(run_with_secrets(args)),
         RANK_COMMAND => Some(run_rank(args)),
+        TRIAL_COMMAND => Some(run_trials()),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! How long a grammar from outside may keep a thread: what may be read in many ways takes longer with each token.
+//! How long a grammar may keep a thread while it is followed: a text that can be read in many ways takes longer with each token.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -60,7 +60,16 @@ impl Budget {
 
 /// The time that this thread has computed for; that of others beside it does not count.
 fn thread_time() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
+    clock(ClockId::ThreadCPUTime)
+}
+
+/// The time that all threads of this process have computed for.
+pub(crate) fn process_time() -> Duration {
+    clock(ClockId::ProcessCPUTime)
+}
+
+fn clock(clock: ClockId) -> Duration {
+    let time = clock_gettime(clock);
     let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
     Duration::from_secs(seconds)
         + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or_default())

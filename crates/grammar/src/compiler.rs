@@ -1,31 +1,80 @@
 //! From a constraint to the first state of a grammar.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, PoisonError};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use candlepower_tokenizer::Tokenizer;
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Matcher, ParserFactory};
 
+use crate::cache::Cache;
 use crate::constraint::Notation;
-use crate::vocabulary::SpecialToken;
-use crate::{Constraint, Error, Grammar, Result, vocabulary};
+use crate::trial::{STACK_BYTES, Trials};
+use crate::vocabulary::{SpecialToken, Words};
+use crate::{Constraint, Error, Grammar, Result};
 
-/// Most that may come next at one place, as the library counts it: four for each optional property of an object, and one
-/// for each text of a rule. It looks through all of them for each one.
-const MAX_ITEMS_IN_ROW: usize = 5000;
-/// Compiled constraints that are kept.
-const CACHE_SIZE: usize = 128;
+/// The library's own limits. The times are its authors' figures for one core.
+const LIMITS: ParserLimits = ParserLimits {
+    // Alternatives at one place: four for each optional property of an object, and one for each text of a rule.
+    max_items_in_row: 5000,
+    // 20 ms.
+    initial_lexer_fuel: 1_000_000,
+    // 14 ms for a mask.
+    step_lexer_fuel: 200_000,
+    // 3 ms for a mask.
+    step_max_items: 50_000,
+    // At most 100 MB.
+    max_lexer_states: 50_000,
+    max_grammar_size: 500_000,
+    precompute_large_lexemes: true,
+    verbose_errors: false,
+};
+/// Memory that a small constraint is taken to need.
+const SMALL_BYTES: usize = 128 << 10;
+
+/// Limits for compiling one constraint, unless it is small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompileLimits {
+    /// Time of one thread.
+    pub time: Duration,
+    /// Memory, the stack included.
+    pub memory_bytes: usize,
+}
+
+impl Default for CompileLimits {
+    fn default() -> Self {
+        Self { time: Duration::from_millis(250), memory_bytes: 64 << 20 }
+    }
+}
+
+impl CompileLimits {
+    pub(crate) fn too_long(&self) -> Error {
+        let milliseconds = self.time.as_millis();
+        Error::Constraint(format!(
+            "compiling it takes longer than {milliseconds} ms (max_constraint_time)"
+        ))
+    }
+
+    pub(crate) fn too_large(&self) -> Error {
+        let mebibytes = self.memory_bytes >> 20;
+        Error::Constraint(format!(
+            "compiling it needs more than {mebibytes} MiB (max_constraint_memory)"
+        ))
+    }
+}
 
 /// Compiles constraints for one model. May be used by many threads at once.
 pub struct GrammarCompiler {
     factory: ParserFactory,
-    num_logits: usize,
+    words: Words,
     special: Vec<SpecialToken>,
-    /// The last ones first.
-    cache: Mutex<Vec<(String, Grammar)>>,
+    cache: Mutex<Cache>,
+    trials: Option<Arc<Trials>>,
 }
 
 impl GrammarCompiler {
@@ -35,65 +84,121 @@ impl GrammarCompiler {
     /// # Errors
     /// [`Error::Vocabulary`].
     pub fn new(tokenizer: &Tokenizer, eos_token_ids: &[u32], num_logits: usize) -> Result<Self> {
-        let env = vocabulary::token_env(tokenizer, eos_token_ids, num_logits)?;
+        Self::over(Words::new(tokenizer, eos_token_ids, num_logits)?, Some(tokenizer.clone()))
+    }
+
+    /// Without a tokenizer: forced texts are then split as greedily as possible.
+    pub(crate) fn of_words(words: Words) -> Result<Self> {
+        Self::over(words, None)
+    }
+
+    fn over(words: Words, tokenizer: Option<Tokenizer>) -> Result<Self> {
+        let env = words.env(tokenizer);
         let slices = SlicedBiasComputer::json_slices();
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
             .map_err(|error| Error::Vocabulary(format!("{error:#}")))?;
         factory.quiet();
-        factory.limits_mut().verbose_errors = false;
-        factory.limits_mut().max_items_in_row = MAX_ITEMS_IN_ROW;
-        let special = vocabulary::special_tokens(tokenizer, num_logits);
-        Ok(Self { factory, num_logits, special, cache: Mutex::default() })
+        *factory.limits_mut() = LIMITS;
+        let special = words.special_tokens();
+        Ok(Self { factory, words, special, cache: Mutex::default(), trials: None })
+    }
+
+    /// Has each constraint that is not small compiled by a child process first, which these limits hold for. `program`
+    /// starts this program with [`TRIAL_COMMAND`](crate::TRIAL_COMMAND).
+    #[must_use]
+    pub fn with_trials(self, program: fn() -> Command, limits: CompileLimits) -> Self {
+        let trials = Trials::new(program, self.words.encode(), limits);
+        Self { trials: Some(trials), ..self }
     }
 
     /// The first state of a constraint; the same constraint is compiled once.
     ///
     /// # Errors
-    /// [`Error::Constraint`] with the keyword, the place or the limit; [`Error::EmptyChoice`].
+    /// [`Error::Constraint`] with the keyword, the place or the limit; [`Error::EmptyChoice`]; [`Error::Trial`].
     pub fn compile(&self, constraint: &Constraint) -> Result<Grammar> {
-        let notation = constraint.notation(&self.special)?;
-        let key = notation.key();
-        if let Some(grammar) = self.cached(&key) {
-            return Ok(grammar);
+        self.compile_unless(constraint, &AtomicBool::new(false))
+    }
+
+    /// Like [`compile`](Self::compile), but gives up soon after `cancelled` has become true.
+    ///
+    /// # Errors
+    /// Those, and [`Error::Cancelled`].
+    pub fn compile_unless(
+        &self,
+        constraint: &Constraint,
+        cancelled: &AtomicBool,
+    ) -> Result<Grammar> {
+        let is_small = constraint.is_small()?;
+        let key = constraint.key();
+        if let Some(grammar) = self.cache().get(&key) {
+            return Ok(grammar.for_another_request());
         }
-        let grammar = self.compile_anew(notation)?.for_another_request();
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.retain(|(other, _)| *other != key);
-        cache.insert(0, (key, grammar.clone()));
-        cache.truncate(CACHE_SIZE);
+        let (grammar, bytes) = if is_small {
+            (self.compile_here(constraint)?, SMALL_BYTES)
+        } else {
+            let bytes = match &self.trials {
+                Some(trials) => trials.run(constraint, cancelled)?,
+                None => 0,
+            };
+            if cancelled.load(Ordering::Relaxed) {
+                return Err(Error::Cancelled);
+            }
+            (self.compile_deep(constraint)?, bytes.max(SMALL_BYTES))
+        };
+        let grammar = grammar.for_another_request();
+        let bytes = bytes + key.len();
+        self.cache().insert(key, grammar.clone(), bytes);
         Ok(grammar)
     }
 
-    fn cached(&self, key: &str) -> Option<Grammar> {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = cache.iter().position(|(other, _)| other == key)?;
-        let found = cache.remove(at);
-        let grammar = found.1.for_another_request();
-        cache.insert(0, found);
-        Some(grammar)
+    /// The first state of a constraint that was compiled before; `None` if it is not kept.
+    pub fn compiled(&self, constraint: &Constraint) -> Option<Grammar> {
+        self.cache().get(&constraint.key()).map(Grammar::for_another_request)
     }
 
-    fn compile_anew(&self, notation: Notation) -> Result<Grammar> {
-        let is_foreign = matches!(notation, Notation::Foreign(_));
-        let top = match notation {
-            Notation::Json(schema) => TopLevelGrammar::from_json_schema(schema),
-            Notation::Lark(grammar) | Notation::Foreign(grammar) => {
-                TopLevelGrammar::from_lark(grammar)
+    fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Compiles on a thread with a large stack, all of which is address space alone until it is needed.
+    fn compile_deep(&self, constraint: &Constraint) -> Result<Grammar> {
+        std::thread::scope(|scope| {
+            let thread =
+                std::thread::Builder::new().name("compile".to_owned()).stack_size(STACK_BYTES);
+            let compile = thread.spawn_scoped(scope, || self.compile_here(constraint));
+            let compile = compile.map_err(|error| Error::Trial(error.to_string()))?;
+            compile.join().unwrap_or_else(|_| Err(cannot_be_compiled()))
+        })
+    }
+
+    /// Compiles on this thread.
+    pub(crate) fn compile_here(&self, constraint: &Constraint) -> Result<Grammar> {
+        let compile = || {
+            let top = match constraint.notation(&self.special)? {
+                Notation::Json(schema) => TopLevelGrammar::from_json_schema(schema),
+                Notation::Lark(grammar) => TopLevelGrammar::from_lark(grammar),
+            };
+            let matcher = Matcher::new(self.factory.create_parser(top));
+            match matcher.get_error() {
+                Some(error) => Err(Error::Constraint(reason(&error))),
+                None => Grammar::new(matcher, self.words.num_logits()),
             }
         };
-        let compile = || Matcher::new(self.factory.create_parser(top));
-        // A grammar from outside must not end the server, whatever the library makes of it.
-        let matcher = catch_unwind(AssertUnwindSafe(compile))
-            .map_err(|_| Error::Constraint("it cannot be compiled".to_owned()))?;
-        match matcher.get_error() {
-            Some(error) => Err(Error::Constraint(reason(&error))),
-            None => Grammar::new(matcher, self.num_logits, is_foreign),
-        }
+        // A constraint must not end the server, whatever the library makes of it.
+        catch_unwind(AssertUnwindSafe(compile)).unwrap_or_else(|_| Err(cannot_be_compiled()))
     }
 }
 
-/// What the library says first, and why, where that is in another line; the rest shows its own state.
-fn reason(text: &str) -> String {
+fn cannot_be_compiled() -> Error {
+    Error::Constraint("it cannot be compiled".to_owned())
+}
+
+/// What the library says first, and why, where that is in another line; the rest shows its own state. The words of its
+/// panics, which it catches, are for its authors.
+pub(crate) fn reason(text: &str) -> String {
+    if text.contains("panic") {
+        return "it is beyond what can be compiled".to_owned();
+    }
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let first = lines.next().unwrap_or_default();
     match lines.find_map(|line| line.strip_prefix("error: ")) {
@@ -105,7 +210,7 @@ fn reason(text: &str) -> String {
 impl std::fmt::Debug for GrammarCompiler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("GrammarCompiler")
-            .field("num_logits", &self.num_logits)
+            .field("num_logits", &self.words.num_logits())
             .finish_non_exhaustive()
     }
 }

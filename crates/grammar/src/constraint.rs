@@ -1,13 +1,14 @@
 //! What an output may be asked to be.
 
 use candlepower_tokenizer::Tokenizer;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::vocabulary::{self, SpecialToken};
-use crate::{Error, Result, gbnf, lark, schema, structural_tag};
+use crate::{Error, Result, cost, gbnf, lark, schema, structural_tag};
 
 /// What an output must be.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Constraint {
     /// Any JSON object.
     JsonObject,
@@ -41,9 +42,7 @@ impl Constraint {
         let special = vocabulary::special_tokens(tokenizer, tokenizer.vocab_size());
         Ok(match self.notation(&special)? {
             Notation::Json(schema) => format!("%json {schema}"),
-            Notation::Lark(grammar) | Notation::Foreign(grammar) => {
-                format!("%lark {{\n{grammar}\n}}")
-            }
+            Notation::Lark(grammar) => format!("%lark {{\n{grammar}\n}}"),
         })
     }
 
@@ -52,7 +51,30 @@ impl Constraint {
         if gbnf::is_gbnf(&text) { Self::Gbnf(text) } else { Self::Lark(text) }
     }
 
-    /// The constraint in llguidance's notation, which also names it in the cache: its kind and its text.
+    /// Whether it is so small that it is compiled at once, in about a millisecond.
+    ///
+    /// # Errors
+    /// [`Error::Constraint`] with the limit that it exceeds.
+    pub fn is_small(&self) -> Result<bool> {
+        cost::is_small(self)
+    }
+
+    /// The same for the same constraint.
+    pub(crate) fn key(&self) -> String {
+        let (kind, text) = match self {
+            Self::JsonObject => ("object", String::new()),
+            Self::JsonSchema(schema) => ("json", schema.to_string()),
+            Self::Regex(regex) => ("regex", regex.clone()),
+            Self::Choice(texts) => ("choice", json!(texts).to_string()),
+            Self::Lark(grammar) => ("lark", grammar.clone()),
+            Self::Composed(grammar) => ("composed", grammar.clone()),
+            Self::Gbnf(grammar) => ("gbnf", grammar.clone()),
+            Self::StructuralTag(tag) => ("tag", tag.to_string()),
+        };
+        format!("{kind} {text}")
+    }
+
+    /// The constraint in llguidance's notation.
     pub(crate) fn notation(&self, special: &[SpecialToken]) -> Result<Notation> {
         Ok(match self {
             Self::JsonObject => Notation::Json(with_white_space(&json!({"type": "object"}))?),
@@ -66,16 +88,12 @@ impl Constraint {
                 // One terminal: as rules, so many texts would be looked at one by one for each token.
                 Notation::Lark(format!("start: CHOICE\nCHOICE: {}\n", literals.join(" | ")))
             }
-            Self::Lark(grammar) => {
+            Self::Lark(grammar) | Self::Composed(grammar) => {
                 lark::check_depth(grammar)?;
-                Notation::Foreign(grammar.clone())
+                Notation::Lark(grammar.clone())
             }
-            Self::Composed(grammar) => {
-                lark::check_depth(grammar)?;
-                Notation::composed(grammar.clone())
-            }
-            Self::StructuralTag(tag) => Notation::composed(structural_tag::to_lark(tag, special)?),
-            Self::Gbnf(grammar) => Notation::Foreign(gbnf::to_lark(grammar)?),
+            Self::StructuralTag(tag) => Notation::Lark(structural_tag::to_lark(tag, special)?),
+            Self::Gbnf(grammar) => Notation::Lark(gbnf::to_lark(grammar)?),
         })
     }
 }
@@ -84,25 +102,7 @@ impl Constraint {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Notation {
     Json(Value),
-    /// Each text can be read in one way.
     Lark(String),
-    /// The same notation, written by somebody else, or with such a part.
-    Foreign(String),
-}
-
-impl Notation {
-    fn composed(grammar: String) -> Self {
-        if grammar.contains("%lark") { Self::Foreign(grammar) } else { Self::Lark(grammar) }
-    }
-
-    /// The same for the same constraint.
-    pub(crate) fn key(&self) -> String {
-        match self {
-            Self::Json(schema) => format!("json {schema}"),
-            Self::Lark(grammar) => format!("lark {grammar}"),
-            Self::Foreign(grammar) => format!("foreign {grammar}"),
-        }
-    }
 }
 
 /// The schema with our white space; what the request says of llguidance's own options is dropped, because they are no

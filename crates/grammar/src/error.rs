@@ -21,4 +21,10 @@ pub enum Error {
     /// The state became too complex, or takes too long.
     #[error("the grammar cannot be followed: {0}")]
     Limit(&'static str),
+    /// The request is gone, or took too long.
+    #[error("compiling the constraint was given up")]
+    Cancelled,
+    /// No child process could try the constraint.
+    #[error("the constraint could not be tried: {0}")]
+    Trial(String),
 }

@@ -4,6 +4,7 @@ use llguidance::Matcher;
 use llguidance::toktrie::SimpleVob;
 
 use crate::budget::Budget;
+use crate::compiler::reason;
 use crate::{Error, Result};
 
 /// Tokens that a grammar is tried with before it is taken.
@@ -13,8 +14,7 @@ const NUM_TRIED: usize = 3;
 pub struct Grammar {
     matcher: Matcher,
     num_logits: usize,
-    /// Of a grammar from outside.
-    budget: Option<Budget>,
+    budget: Budget,
 }
 
 /// The tokens that are allowed next: bit `id % 32` of word `id / 32`.
@@ -51,13 +51,12 @@ impl Mask {
 }
 
 impl Grammar {
-    /// The state that `matcher` is in; `is_foreign` if the grammar was written by somebody else, who may have written one
-    /// that takes long.
+    /// The state that `matcher` is in.
     ///
     /// # Errors
     /// [`Error::Constraint`] if no output at all satisfies it, or if it cannot be held from the beginning.
-    pub(crate) fn new(matcher: Matcher, num_logits: usize, is_foreign: bool) -> Result<Self> {
-        let mut grammar = Self { matcher, num_logits, budget: is_foreign.then(Budget::new) };
+    pub(crate) fn new(matcher: Matcher, num_logits: usize) -> Result<Self> {
+        let mut grammar = Self { matcher, num_logits, budget: Budget::new() };
         let nothing = || Error::Constraint("no output can satisfy it".to_owned());
         let first =
             grammar.clone().first_masks().map_err(|error| Error::Constraint(error.to_string()))?;
@@ -74,7 +73,7 @@ impl Grammar {
 
     /// The same state for another request.
     pub(crate) fn for_another_request(&self) -> Self {
-        Self { budget: self.budget.as_ref().map(|_| Budget::new()), ..self.clone() }
+        Self { budget: Budget::new(), ..self.clone() }
     }
 
     /// The first mask, and whether some tokens behind it can be followed: what is too large shows there.
@@ -118,15 +117,12 @@ impl Grammar {
     /// # Errors
     /// [`Error::State`] if it was not allowed; [`Error::Limit`] if what follows has become too complex.
     pub fn accept(&mut self, token_id: u32) -> Result<()> {
-        self.budget.iter().for_each(Budget::earn);
+        self.budget.earn();
         self.work(|matcher| matcher.consume_token(token_id).map_err(|error| state_error(&error)))
     }
 
     fn work<T>(&mut self, work: impl FnOnce(&mut Matcher) -> Result<T>) -> Result<T> {
-        match &self.budget {
-            None => work(&mut self.matcher),
-            Some(budget) => budget.spend(|| work(&mut self.matcher)),
-        }
+        self.budget.spend(|| work(&mut self.matcher))
     }
 
     /// Whether nothing may follow any more.
@@ -156,11 +152,14 @@ impl std::fmt::Debug for Grammar {
     }
 }
 
+/// Failures that come from what was asked for, by words of the library's messages.
+const TOO_COMPLEX: [&str; 7] =
+    ["Current row has", "oo many", "too complex", "lexer error", "fuel", "limit", "panic"];
+
 fn state_error(error: &impl std::fmt::Display) -> Error {
     let text = error.to_string();
-    let first = text.lines().next().unwrap_or_default().trim();
-    if first.contains("Current row has") || first.contains("Too many items") {
+    if TOO_COMPLEX.iter().any(|words| text.contains(words)) {
         return Error::Limit("too many different things may come next at one place");
     }
-    Error::State(first.to_owned())
+    Error::State(reason(&text))
 }

@@ -2,6 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use serde_json::{Deserializer, Value};
+
 use crate::{Error, Result};
 
 /// The rule that everything is reached from.
@@ -49,17 +51,8 @@ fn definitions(grammar: &str) -> HashMap<&str, References<'_>> {
     let mut brackets = Vec::new();
     let mut is_line_start = true;
     let mut rest = grammar;
-    while let Some(first) = rest.chars().next() {
-        let len = match first {
-            '"' => quoted_len(rest, '"'),
-            '#' => rest.find('\n').unwrap_or(rest.len()),
-            '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
-            '/' => quoted_len(rest, '/'),
-            _ if is_name(first) => rest.find(|other| !is_name(other)).unwrap_or(rest.len()),
-            _ => first.len_utf8(),
-        };
-        let (token, after) = rest.split_at(len);
-        rest = after;
+    while let Some((first, token)) = next_token(rest) {
+        rest = &rest[token.len()..];
         match first {
             '(' | '[' | '{' => brackets.push(first),
             ')' | ']' | '}' => drop(brackets.pop()),
@@ -78,6 +71,54 @@ fn definitions(grammar: &str) -> HashMap<&str, References<'_>> {
             first == '\n' || (is_line_start && matches!(first, ' ' | '\t' | '\r' | '!' | '?'));
     }
     definitions
+}
+
+/// A part of a grammar.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Part<'a> {
+    Text(&'a str),
+    /// The schema behind a `%json`.
+    Json(Value),
+}
+
+/// The schemas of a grammar, and the text between them.
+///
+/// # Errors
+/// [`Error::Constraint`] where no JSON is behind a `%json`.
+pub(crate) fn parts(grammar: &str) -> Result<Vec<Part<'_>>> {
+    const MARK: &str = "%json";
+    let (mut parts, mut begin, mut at) = (Vec::new(), 0, 0);
+    while let Some((first, token)) = next_token(&grammar[at..]) {
+        let is_schema = first == '%' && grammar[at..].starts_with(MARK);
+        if !is_schema {
+            at += token.len();
+            continue;
+        }
+        parts.push(Part::Text(&grammar[begin..at]));
+        at += MARK.len();
+        let mut values = Deserializer::from_str(&grammar[at..]).into_iter::<Value>();
+        let schema = values.next().transpose();
+        let schema = schema.map_err(|error| Error::Constraint(format!("a `%json`: {error}")))?;
+        parts.extend(schema.map(Part::Json));
+        at += values.byte_offset();
+        begin = at;
+    }
+    parts.push(Part::Text(&grammar[begin..]));
+    Ok(parts)
+}
+
+/// The first character of the next token, and the token.
+fn next_token(rest: &str) -> Option<(char, &str)> {
+    let first = rest.chars().next()?;
+    let len = match first {
+        '"' => quoted_len(rest, '"'),
+        '#' => rest.find('\n').unwrap_or(rest.len()),
+        '/' if rest.starts_with("//") => rest.find('\n').unwrap_or(rest.len()),
+        '/' => quoted_len(rest, '/'),
+        _ if is_name(first) => rest.find(|other| !is_name(other)).unwrap_or(rest.len()),
+        _ => first.len_utf8(),
+    };
+    Some((first, &rest[..len]))
 }
 
 fn is_name(character: char) -> bool {
@@ -99,6 +140,25 @@ fn quoted_len(text: &str, mark: char) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn schemas_are_told_from_the_text_around_them() {
+        let grammar =
+            "start: \"%json\" a // %json {\na: %json {\"const\": \"}\"} b\nb: /%json/ %json true\n";
+        let text = |text| Part::Text(text);
+        let json = Part::Json;
+        assert_eq!(
+            parts(grammar),
+            Ok(vec![
+                text("start: \"%json\" a // %json {\na: "),
+                json(serde_json::json!({"const": "}"})),
+                text(" b\nb: /%json/ "),
+                json(true.into()),
+                text("\n"),
+            ])
+        );
+        assert!(parts("start: %json {\"a\"").is_err());
+    }
 
     /// So many rules, each of which is the next one in brackets.
     fn chain(len: usize, open: &str, close: &str) -> String {

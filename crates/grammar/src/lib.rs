@@ -7,8 +7,10 @@
 //! and cannot be had is an error that names it.
 
 mod budget;
+mod cache;
 mod compiler;
 mod constraint;
+mod cost;
 mod error;
 mod gbnf;
 mod grammar;
@@ -17,10 +19,12 @@ mod schema;
 mod structural_tag;
 #[cfg(test)]
 mod tests;
+mod trial;
 mod vocabulary;
 
 pub use candlepower_tokenizer::Tokenizer;
-pub use compiler::GrammarCompiler;
+pub use compiler::{CompileLimits, GrammarCompiler};
 pub use constraint::Constraint;
 pub use error::{Error, Result};
 pub use grammar::{Grammar, Mask};
+pub use trial::{TRIAL_COMMAND, run_trials};

@@ -15,12 +15,12 @@ use serde_json::{Map, Number, Value, json};
 pub(crate) use limits::check;
 
 /// Keywords whose values are named schemas.
-const NAMED: [&str; 5] =
+pub(crate) const NAMED: [&str; 5] =
     ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
 /// Keywords whose values are no schemas.
-const LITERAL: [&str; 5] = ["const", "enum", "default", "examples", "x-guidance"];
+pub(crate) const LITERAL: [&str; 5] = ["const", "enum", "default", "examples", "x-guidance"];
 /// Keywords whose values are counts, which may be spelled `2.0`.
-const COUNTS: [&str; 6] =
+pub(crate) const COUNTS: [&str; 6] =
     ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
 /// Keywords that say something only together.
 const CONDITION: [&str; 3] = ["if", "then", "else"];
@@ -29,11 +29,23 @@ const CONDITION: [&str; 3] = ["if", "then", "else"];
 /// left as they are.
 const BUDGET: usize = 20_000;
 
+/// The schema with plain references.
+pub(crate) fn with_plain_references(schema: &Value) -> Value {
+    references::plain(schema, is_old(draft(schema)))
+}
+
+fn draft(schema: &Value) -> &str {
+    schema.get("$schema").and_then(Value::as_str).unwrap_or_default()
+}
+
+fn is_old(draft: &str) -> bool {
+    ["draft-03", "draft-04", "draft-06", "draft-07"].iter().any(|old| draft.contains(old))
+}
+
 /// The schema, prepared for the library.
 pub(crate) fn prepared(schema: &Value) -> Value {
-    let draft = schema.get("$schema").and_then(Value::as_str).unwrap_or_default();
-    let is_old =
-        ["draft-03", "draft-04", "draft-06", "draft-07"].iter().any(|old| draft.contains(old));
+    let draft = draft(schema);
+    let is_old = is_old(draft);
     let is_2020 = draft.is_empty() || draft.contains("2020-12");
     let root = references::plain(schema, is_old);
     Preparation { root: &root, is_old, is_2020, budget: Cell::new(BUDGET) }.schema(&root)

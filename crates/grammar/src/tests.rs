@@ -3,6 +3,7 @@
 use candlepower_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
+use crate::vocabulary::Words;
 use crate::{Constraint, Error, Grammar, GrammarCompiler};
 
 const EOS: u32 = 257;
@@ -381,4 +382,91 @@ fn errors_say_why() {
     let schema = json!({"type": "string", "pattern": "a{2,1}"});
     let error = compiler.compile(&Constraint::JsonSchema(schema)).unwrap_err().to_string();
     assert!(error.contains("invalid repetition"), "{error}");
+}
+
+/// A schema of random keywords, some of which refer to definitions.
+fn random_schema(random: &mut fastrand::Rng, depth: usize) -> Value {
+    let next = |random: &mut fastrand::Rng| random_schema(random, depth.saturating_sub(1));
+    let few = random.usize(1..6);
+    match random.u8(0..if depth == 0 { 6 } else { 14 }) {
+        0 => json!({"type": ["string", "null"]}),
+        1 => json!({"type": "string", "maxLength": random.u32(0..1000)}),
+        2 => json!({"type": "string", "pattern": format!("^[a-z]{{0,{}}}$", random.u32(0..100))}),
+        3 => {
+            json!({"enum": (0..random.u32(1..60)).map(|number| format!("value {number}")).collect::<Vec<_>>()})
+        }
+        4 => json!({"type": "integer", "minimum": random.u32(0..1000)}),
+        5 => json!({"$ref": format!("#/$defs/d{}", random.u8(0..4))}),
+        6 => json!({"type": "array", "items": next(random), "maxItems": random.u32(1..500)}),
+        7 => json!({"anyOf": (0..few).map(|_| next(random)).collect::<Vec<_>>()}),
+        8 => json!({"allOf": (0..few).map(|_| next(random)).collect::<Vec<_>>()}),
+        9 => {
+            json!({"prefixItems": (0..few).map(|_| next(random)).collect::<Vec<_>>(), "items": false})
+        }
+        10 => json!({"type": "object", "additionalProperties": next(random)}),
+        11 => {
+            json!({"type": "object", "patternProperties": {"^a": next(random), "b$": next(random)}})
+        }
+        _ => {
+            let names = (0..random.usize(1..12)).map(|index| (format!("p{index}"), next(random)));
+            let properties: serde_json::Map<String, Value> = names.collect();
+            let required: Vec<_> = properties.keys().filter(|_| random.bool()).cloned().collect();
+            json!({"type": "object", "properties": properties, "required": required})
+        }
+    }
+}
+
+#[test]
+fn small_schemas_need_little_stack() {
+    const STACK_BYTES: usize = 1 << 20;
+    let mut random = fastrand::Rng::with_seed(3);
+    let compiler = compiler();
+    let (mut num_small, mut num_compiled) = (0, 0);
+    for _ in 0..300 {
+        let mut schema = random_schema(&mut random, 4);
+        let definitions = (0..4).map(|index| (format!("d{index}"), random_schema(&mut random, 2)));
+        schema["$defs"] = Value::Object(definitions.collect());
+        let constraint = Constraint::JsonSchema(schema);
+        if !constraint.is_small().unwrap() {
+            continue;
+        }
+        num_small += 1;
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
+            let compile = thread.spawn_scoped(scope, || compiler.compile_here(&constraint).is_ok());
+            num_compiled += usize::from(compile.unwrap().join().unwrap());
+        });
+    }
+    assert!(num_small > 100 && num_compiled > num_small / 2, "{num_small}, {num_compiled}");
+}
+
+#[test]
+fn deep_schemas_are_compiled_on_a_deep_stack() {
+    let name = |index: usize| format!("a{index}");
+    let link = |index: usize| {
+        (name(index), json!({"items": {"$ref": format!("#/$defs/{}", name(index + 1))}}))
+    };
+    let mut definitions: serde_json::Map<String, Value> = (0..600).map(link).collect();
+    definitions.insert(name(600), json!({"type": "null"}));
+    let schema = json!({"$ref": "#/$defs/a0", "$defs": definitions});
+    let constraint = Constraint::JsonSchema(schema);
+    assert_eq!(constraint.is_small(), Ok(false));
+    compiler().compile(&constraint).unwrap();
+}
+
+#[test]
+fn a_vocabulary_passes_between_processes() {
+    let words = Words::new(&tokenizer(), &[EOS], 320).unwrap();
+    let bytes = words.encode();
+    assert_eq!(Words::decode(&bytes).as_ref(), Some(&words));
+    for len in 0..bytes.len() {
+        assert_eq!(Words::decode(&bytes[..len]), None, "{len} bytes");
+    }
+    // A compiler without the tokenizer allows the same.
+    let alone = GrammarCompiler::of_words(words).unwrap();
+    let tag = json!({"format": {"type": "tag", "begin": "</s>", "content": {"type": "regex", "pattern": "a+"}, "end": "b"}});
+    for constraint in [Constraint::Regex("[a-c]true".into()), Constraint::StructuralTag(tag)] {
+        let mask = |compiler: &GrammarCompiler| compiler.compile(&constraint).unwrap().allowed();
+        assert_eq!(mask(&alone), mask(&compiler()));
+    }
 }

@@ -7,10 +7,19 @@ use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
 use crate::{Error, Result};
 
-/// A tokenizer and the tree of its tokens' bytes.
+/// The tree of the tokens' bytes, and the tokenizer. A process that only tries constraints has none.
 struct Vocabulary {
-    tokenizer: Tokenizer,
+    tokenizer: Option<Tokenizer>,
     trie: TokTrie,
+}
+
+/// The tokens of a model as bytes, which is all that compiling needs.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Words {
+    /// By their ids. Special ones begin with a byte that no text has, so that no text of theirs leads to them.
+    words: Vec<Vec<u8>>,
+    /// Those that end a text, at least one.
+    eos: Vec<u32>,
 }
 
 /// A token that is no text, and what it is written as.
@@ -23,36 +32,88 @@ pub(crate) struct SpecialToken {
 /// The special tokens of a model with `num_logits` logits.
 pub(crate) fn special_tokens(tokenizer: &Tokenizer, num_logits: usize) -> Vec<SpecialToken> {
     let ids = tokenizer.special_ids().iter().copied().filter(|id| (*id as usize) < num_logits);
-    let special = ids.map(|id| SpecialToken {
-        text: String::from_utf8_lossy(tokenizer.token_bytes(id)).into_owned(),
-        id,
-    });
-    special.filter(|token| !token.text.is_empty()).collect()
+    ids.filter_map(|id| special_token(id, tokenizer.token_bytes(id))).collect()
 }
 
-/// The vocabulary of a model with `num_logits` logits, which ends texts with `eos_token_ids`.
-///
-/// # Errors
-/// There are more tokens than logits.
-pub(crate) fn token_env(
-    tokenizer: &Tokenizer,
-    eos_token_ids: &[u32],
-    num_logits: usize,
-) -> Result<TokEnv> {
-    // What the tokenizer has beyond the logits can never be drawn.
-    let num_tokens = u32::try_from(num_logits)
-        .map_err(|_| Error::Vocabulary(format!("{num_logits} tokens are too many")))?;
-    let words: Vec<Vec<u8>> = (0..num_tokens).map(|id| word(tokenizer, id)).collect();
-    let eos: Vec<u32> = eos_token_ids.iter().copied().filter(|id| *id < num_tokens).collect();
-    let Some(&first_eos) = eos.first() else {
-        let message = "the model has no end-of-sequence token, so that no grammar could end";
-        return Err(Error::Vocabulary(message.to_owned()));
-    };
-    let trie = TokTrie::from(&TokRxInfo::new(num_tokens, first_eos), &words).with_eos_tokens(&eos);
-    Ok(Arc::new(Vocabulary { tokenizer: tokenizer.clone(), trie }))
+fn special_token(id: u32, bytes: &[u8]) -> Option<SpecialToken> {
+    (!bytes.is_empty())
+        .then(|| SpecialToken { text: String::from_utf8_lossy(bytes).into_owned(), id })
 }
 
-/// The bytes of a token; special ones are behind a byte that no text has, so that no text of theirs leads to them.
+impl Words {
+    /// The vocabulary of a model with `num_logits` logits, which ends texts with `eos_token_ids`. What the tokenizer has beyond the
+    /// logits can never be drawn.
+    ///
+    /// # Errors
+    /// There are too many tokens, or none that ends a text.
+    pub(crate) fn new(
+        tokenizer: &Tokenizer,
+        eos_token_ids: &[u32],
+        num_logits: usize,
+    ) -> Result<Self> {
+        let num_tokens = u32::try_from(num_logits)
+            .map_err(|_| Error::Vocabulary(format!("{num_logits} tokens are too many")))?;
+        let eos: Vec<u32> = eos_token_ids.iter().copied().filter(|id| *id < num_tokens).collect();
+        if eos.is_empty() {
+            let message = "the model has no end-of-sequence token, so that no grammar could end";
+            return Err(Error::Vocabulary(message.to_owned()));
+        }
+        Ok(Self { words: (0..num_tokens).map(|id| word(tokenizer, id)).collect(), eos })
+    }
+
+    pub(crate) fn num_logits(&self) -> usize {
+        self.words.len()
+    }
+
+    pub(crate) fn special_tokens(&self) -> Vec<SpecialToken> {
+        let special = self.words.iter().zip(0..).filter_map(|(word, id)| {
+            special_token(id, word.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER])?)
+        });
+        special.collect()
+    }
+
+    /// The form that the grammar library takes.
+    pub(crate) fn env(&self, tokenizer: Option<Tokenizer>) -> TokEnv {
+        let info = TokRxInfo::new(self.words.len() as u32, self.eos[0]);
+        let trie = TokTrie::from(&info, &self.words).with_eos_tokens(&self.eos);
+        Arc::new(Vocabulary { tokenizer, trie })
+    }
+
+    /// The form that another process takes: counts and ids of four bytes each, then each word behind its length.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let number = |number: usize| (number as u32).to_le_bytes();
+        bytes.extend(number(self.eos.len()));
+        self.eos.iter().for_each(|id| bytes.extend(id.to_le_bytes()));
+        bytes.extend(number(self.words.len()));
+        for word in &self.words {
+            bytes.extend(number(word.len()));
+            bytes.extend(word);
+        }
+        bytes
+    }
+
+    /// The reverse of [`encode`](Self::encode); `None` if it is something else.
+    pub(crate) fn decode(mut bytes: &[u8]) -> Option<Self> {
+        let number = |bytes: &mut &[u8]| {
+            let (number, rest) = bytes.split_first_chunk::<4>()?;
+            *bytes = rest;
+            Some(u32::from_le_bytes(*number))
+        };
+        let num_eos = number(&mut bytes)?;
+        let eos: Vec<u32> = (0..num_eos).map_while(|_| number(&mut bytes)).collect();
+        let num_words = number(&mut bytes)?;
+        let words = (0..num_words).map(|_| {
+            let len = number(&mut bytes)? as usize;
+            let (word, rest) = bytes.split_at_checked(len)?;
+            bytes = rest;
+            Some(word.to_vec())
+        });
+        let words = words.collect::<Option<Vec<_>>>()?;
+        (eos.len() == num_eos as usize && !eos.is_empty()).then_some(Self { words, eos })
+    }
+}
+
 fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(id);
     match tokenizer.is_special(id) {
@@ -67,10 +128,11 @@ impl TokenizerEnv for Vocabulary {
     }
 
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        let Some(tokenizer) = &self.tokenizer else { return self.trie.greedy_tokenize(bytes) };
         self.trie.tokenize_with_greedy_fallback(bytes, |text| {
             // A text that the tokenizer gives up, or that spells out a special token, is taken byte by byte.
-            match self.tokenizer.encode(text, AddSpecialTokens::No) {
-                Ok(ids) if !ids.iter().any(|&id| self.tokenizer.is_special(id)) => ids,
+            match tokenizer.encode(text, AddSpecialTokens::No) {
+                Ok(ids) if !ids.iter().any(|&id| tokenizer.is_special(id)) => ids,
                 _ => self.trie.greedy_tokenize(text.as_bytes()),
             }
         })

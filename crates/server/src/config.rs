@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use candlepower_checkpoint::{DTYPES, Dtype, KvDtype, OnLoad, Pooling, QuantizationMethod};
 use candlepower_engine::LoadFormat;
+use candlepower_grammar::CompileLimits;
 use clap::{ArgAction, Args};
 
 pub use parsers::{ParserChoice, ReasoningParser, ToolCallParser};
@@ -99,6 +100,12 @@ pub struct ServeConfig {
     /// Choices that may wait while max_num_seqs run; more are answered with 429
     #[arg(long, help_heading = "Server", value_name = "N", default_value_t = 2048)]
     pub max_queued_requests: usize,
+    /// Milliseconds of one thread that compiling a schema, regex or grammar may take
+    #[arg(long, help_heading = "Server", value_name = "MS", default_value = "250", value_parser = at_least_one)]
+    pub max_constraint_time: usize,
+    /// Memory that compiling a schema, regex or grammar may take
+    #[arg(long, help_heading = "Server", value_name = "SIZE", default_value = "64Mi")]
+    pub max_constraint_memory: ByteSize,
     /// Seconds that running requests have to finish when the server is asked to stop
     #[arg(long, help_heading = "Server", value_name = "SECONDS", default_value_t = 30)]
     pub shutdown_timeout: u64,
@@ -205,6 +212,14 @@ impl ServeConfig {
     /// Choices that may run or wait.
     pub(crate) fn max_in_flight(&self) -> usize {
         self.max_num_seqs.saturating_add(self.max_queued_requests)
+    }
+
+    /// The limits for compiling one constraint.
+    pub(crate) fn compile_limits(&self) -> CompileLimits {
+        CompileLimits {
+            time: Duration::from_millis(self.max_constraint_time as u64),
+            memory_bytes: usize::try_from(self.max_constraint_memory.0).unwrap_or(usize::MAX),
+        }
     }
 
     /// How long a session lives without a request, where none says otherwise.

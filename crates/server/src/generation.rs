@@ -12,6 +12,7 @@ pub(crate) mod conversation;
 pub(crate) mod detokenize;
 pub(crate) mod logprobs;
 pub(crate) mod params;
+pub(crate) mod preparation;
 pub(crate) mod prompt;
 pub(crate) mod request;
 pub(crate) mod sse;

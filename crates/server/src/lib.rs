@@ -15,6 +15,7 @@ mod http;
 mod lifecycle;
 mod model;
 
+pub use candlepower_grammar::{TRIAL_COMMAND, run_trials};
 pub use config::ServeConfig;
 pub use endpoints::health::VERSION;
 pub use lifecycle::demo::files as demo_files;

@@ -1,6 +1,7 @@
 //! References by identifiers, anchors and escaped pointers, as plain pointers into `$defs`. What is not within the schema stays.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
@@ -20,7 +21,7 @@ pub(super) fn plain(root: &Value, is_old: bool) -> Value {
         anchors: HashMap::new(),
         dynamic: HashMap::new(),
     };
-    index.add(root, NOWHERE);
+    index.add(root, &NOWHERE.into());
     let mut writer = Writer { index: &index, root, names: HashMap::new(), waiting: Vec::new() };
     let mut plain = writer.schema(root);
     let mut targets = Map::new();
@@ -40,11 +41,11 @@ pub(super) fn plain(root: &Value, is_old: bool) -> Value {
 struct Index<'a> {
     is_old: bool,
     /// The base of each schema, by its address.
-    places: HashMap<usize, String>,
-    resources: HashMap<String, &'a Value>,
+    places: HashMap<usize, Rc<str>>,
+    resources: HashMap<Rc<str>, &'a Value>,
     anchors: HashMap<String, &'a Value>,
     /// Those that dynamic references may be to, by their names: where they are, and the schemas.
-    dynamic: HashMap<String, Vec<(String, &'a Value)>>,
+    dynamic: HashMap<String, Vec<(Rc<str>, &'a Value)>>,
 }
 
 fn address(value: &Value) -> usize {
@@ -52,7 +53,7 @@ fn address(value: &Value) -> usize {
 }
 
 impl<'a> Index<'a> {
-    fn add(&mut self, schema: &'a Value, base: &str) {
+    fn add(&mut self, schema: &'a Value, base: &Rc<str>) {
         let object = match schema {
             Value::Object(object) => object,
             Value::Array(schemas) => {
@@ -60,7 +61,7 @@ impl<'a> Index<'a> {
             }
             _ => return,
         };
-        let mut base = base.to_owned();
+        let mut base = Rc::clone(base);
         // In older drafts nothing beside a reference counts.
         let counts = !(self.is_old && object.contains_key("$ref"));
         if let Some(Value::String(id)) = object.get("$id").filter(|_| counts) {
@@ -69,7 +70,8 @@ impl<'a> Index<'a> {
                 None => {
                     // A base that is not known is one that nothing refers to.
                     base = joined(&base, id)
-                        .unwrap_or_else(|| format!("{NOWHERE}{}", self.places.len()));
+                        .unwrap_or_else(|| format!("{NOWHERE}{}", self.places.len()))
+                        .into();
                     self.resources.insert(base.clone(), schema);
                 }
             }
@@ -106,7 +108,7 @@ impl<'a> Index<'a> {
             return self.anchors.get(&format!("{url}#{fragment}")).copied();
         }
         let pointer = decoded(fragment)?;
-        let target = self.resources.get(&url)?.pointer(&pointer)?;
+        let target = self.resources.get(url.as_str())?.pointer(&pointer)?;
         // Where no schema is looked for, none is found.
         (target.is_boolean() || self.places.contains_key(&address(target))).then_some(target)
     }
@@ -197,7 +199,7 @@ impl<'a> Writer<'a, '_> {
         }
     }
 
-    fn value(&mut self, keyword: &str, value: &'a Value, base: Option<&String>) -> Value {
+    fn value(&mut self, keyword: &str, value: &'a Value, base: Option<&Rc<str>>) -> Value {
         match value {
             Value::String(reference) if keyword == "$ref" => base
                 .and_then(|base| self.reference(reference, base))
@@ -216,7 +218,7 @@ impl<'a> Writer<'a, '_> {
         let is_plain =
             reference.starts_with('#') && !reference.contains(['%', '~']) && reference != "#";
         let is_of_root =
-            self.index.places.get(&address(self.root)).is_some_and(|root| root == base);
+            self.index.places.get(&address(self.root)).is_some_and(|root| **root == *base);
         if is_plain && is_of_root && self.root.pointer(&reference[1..]).is_some() {
             return None;
         }

@@ -10,12 +10,12 @@ use candlepower_engine::TokenLogprobs;
 use candlepower_tokenizer::Tokenizer;
 use uuid::Uuid;
 
-use crate::config::ServeConfig;
 use crate::generation::chat_output::{Answer, AnswerFormat};
 use crate::generation::conversation::Conversation;
 use crate::generation::detokenize::Finish;
 use crate::generation::logprobs::{chat_logprobs, prompt_logprobs};
 use crate::generation::params::{Generation, Limits, num_logprobs};
+use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{ChatPrompt, check_prompt, unix_seconds};
 use crate::generation::request::Incoming;
 use crate::generation::sse::{self, ChunkFormat};
@@ -72,10 +72,10 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(body: &[u8], model: &LoadedModel, config: &ServeConfig) -> ApiResult<Self> {
+    fn new(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<Self> {
         let request = ChatCompletionRequest::parse(body)?;
         model.check_name(&request.model)?;
-        let limits = limits(model, config, 1);
+        let limits = limits(model, model.config, 1);
         let mut generation = Generation::new(&request.generation, &limits)?;
         generation.set_logprobs(logprobs(&request, &limits)?);
         check_queue(model, "messages", 1, generation.n)?;

@@ -10,10 +10,10 @@ use candlepower_engine::TokenLogprobs;
 use candlepower_tokenizer::{SkipSpecialTokens, Tokenizer};
 use uuid::Uuid;
 
-use crate::config::ServeConfig;
 use crate::generation::constraint;
 use crate::generation::logprobs::{CompletionLogprobsBuilder, SpecialTokens, prompt_logprobs};
 use crate::generation::params::{Generation, num_logprobs};
+use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{check_prompt, encode, unix_seconds};
 use crate::generation::request::Incoming;
 use crate::generation::sse::{self, ChunkFormat};
@@ -83,11 +83,11 @@ struct Echo {
 }
 
 impl Prepared {
-    fn new(body: &[u8], model: &LoadedModel, config: &ServeConfig) -> ApiResult<Self> {
+    fn new(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<Self> {
         let request = CompletionRequest::parse(body)?;
         model.check_name(&request.model)?;
         let echo = request.echo.unwrap_or(false);
-        let limits = limits(model, config, if echo { 0 } else { 1 });
+        let limits = limits(model, model.config, if echo { 0 } else { 1 });
         let mut generation = Generation::new(&request.generation, &limits)?;
         let num_prompt_logprobs = generation.prompt_logprobs;
         let logprobs =

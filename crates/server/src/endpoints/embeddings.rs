@@ -10,7 +10,7 @@ use candlepower_api::{
 use candlepower_engine::{EncoderInput, EngineHealth};
 use uuid::Uuid;
 
-use crate::config::ServeConfig;
+use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{check_text_length, unix_seconds};
 use crate::generation::request::Incoming;
 use crate::model::api_error::{ApiError, ApiResult};
@@ -72,7 +72,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(body: &[u8], model: &PoolingModel, _: &ServeConfig) -> ApiResult<Self> {
+    fn new(body: &[u8], model: &Preparation<'_, PoolingModel>) -> ApiResult<Self> {
         let request = EmbeddingsRequest::parse(body)?;
         model.check_name(&request.model)?;
         let Some(own) = model.embedder.info().dimensions else {

@@ -12,10 +12,11 @@ use candlepower_engine::TokenLogprobs;
 use candlepower_tokenizer::Tokenizer;
 use uuid::Uuid;
 
-use crate::config::{Framework, ServeConfig};
+use crate::config::Framework;
 use crate::generation::constraint;
 use crate::generation::logprobs::chat_logprobs;
 use crate::generation::params::{Generation, num_logprobs};
+use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{check_prompt, encode, unix_seconds};
 use crate::generation::request::Incoming;
 use crate::generation::sse::{self, ChunkFormat};
@@ -84,7 +85,7 @@ struct Prepared {
 }
 
 impl Work {
-    fn new(body: &[u8], model: &LoadedModel, config: &ServeConfig) -> ApiResult<Self> {
+    fn new(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<Self> {
         let request = GenerateRequest::parse(body)?;
         let header = Header::new(&request, model)?;
         if let Some(id) = request.session.as_ref().and_then(|session| session.id.clone())
@@ -92,7 +93,7 @@ impl Work {
         {
             return Ok(Self::Close { header, id });
         }
-        let limits = limits(model, config, 0);
+        let limits = limits(model, model.config, 0);
         let mut generation = Generation::new(&request.generation, &limits)?;
         let logprobs =
             request.logprobs.map(|asked| num_logprobs("logprobs", asked, &limits)).transpose()?;

@@ -9,12 +9,12 @@ use candlepower_engine::TokenLogprobs;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use crate::config::ServeConfig;
 use crate::generation::chat_output::AnswerFormat;
 use crate::generation::content_blocks::{Block, BlockEvent, Blocks};
 use crate::generation::conversation::Conversation;
 use crate::generation::detokenize::Finish;
 use crate::generation::params::{Generation, StreamShape};
+use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{ChatPrompt, check_prompt};
 use crate::generation::request::Incoming;
 use crate::generation::sse::{self, ChunkFormat, named_event};
@@ -77,7 +77,7 @@ pub(crate) async fn count_tokens(request: Incoming) -> ApiResult<axum::Json<Valu
     Ok(axum::Json(json!({"input_tokens": input_tokens})))
 }
 
-fn num_tokens(body: &[u8], model: &LoadedModel, _: &ServeConfig) -> ApiResult<usize> {
+fn num_tokens(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<usize> {
     let request = MessagesPrompt::parse(body)?;
     model.check_name(&request.model)?;
     let tools = ToolUse::new(request.tool_options.as_ref(), model)?;
@@ -95,10 +95,10 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(body: &[u8], model: &LoadedModel, config: &ServeConfig) -> ApiResult<Self> {
+    fn new(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<Self> {
         let MessagesRequest { prompt: request, generation } = MessagesRequest::parse(body)?;
         model.check_name(&request.model)?;
-        let limits = limits(model, config, 1);
+        let limits = limits(model, model.config, 1);
         let output = generation.constraint.as_ref();
         let mut generation = Generation::new(&generation, &limits)
             .map_err(|error| error.about("stop", "stop_sequences"))?;

@@ -8,8 +8,8 @@ use candlepower_api::{
 use candlepower_engine::EncoderInput;
 use uuid::Uuid;
 
-use crate::config::ServeConfig;
 use crate::endpoints::embeddings::{check_queue, compute, encode, truncation, usage};
+use crate::generation::preparation::Preparation;
 use crate::generation::prompt::unix_seconds;
 use crate::generation::request::Incoming;
 use crate::model::api_error::{ApiError, ApiResult};
@@ -30,7 +30,7 @@ use crate::model::served_model::PoolingModel;
 )]
 pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Json<RerankResponse>> {
     check_queue(&incoming.model)?;
-    let prepare = |body: &[u8], model: &PoolingModel, _: &ServeConfig| {
+    let prepare = |body: &[u8], model: &Preparation<'_, PoolingModel>| {
         let request = RerankRequest::parse(body)?;
         model.check_name(&request.model)?;
         check_top_n(request.top_n)?;
@@ -78,7 +78,7 @@ pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Json<R
 )]
 pub(crate) async fn score(incoming: Incoming<PoolingModel>) -> ApiResult<Json<ScoreResponse>> {
     check_queue(&incoming.model)?;
-    let prepare = |body: &[u8], model: &PoolingModel, _: &ServeConfig| {
+    let prepare = |body: &[u8], model: &Preparation<'_, PoolingModel>| {
         let request = ScoreRequest::parse(body)?;
         model.check_name(&request.model)?;
         let (ones, twos) = (&request.text_1.0, &request.text_2.0);

@@ -13,11 +13,11 @@ use candlepower_api::{ChatMessage, ErrorResponse, FinishReason, ResponsesRequest
 use candlepower_tokenizer::AddSpecialTokens;
 use serde_json::{Value, json};
 
-use crate::config::ServeConfig;
 use crate::generation::chat_output::AnswerFormat;
 use crate::generation::content_blocks::{Block, Blocks, turn};
 use crate::generation::conversation::Conversation;
 use crate::generation::params::{Generation, StreamShape};
+use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{ChatPrompt, check_prompt};
 use crate::generation::request::Incoming;
 use crate::generation::sse;
@@ -138,10 +138,10 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(body: &[u8], model: &LoadedModel, config: &ServeConfig) -> ApiResult<Self> {
+    fn new(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<Self> {
         let mut request = ResponsesRequest::parse(body)?;
         model.check_name(&request.model)?;
-        let limits = limits(model, config, 1);
+        let limits = limits(model, model.config, 1);
         if request.max_output_tokens.is_none() && request.generation.max_tokens.is_none() {
             request.generation.max_tokens = Some(model.max_model_len as i64);
         }

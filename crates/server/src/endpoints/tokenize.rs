@@ -7,7 +7,7 @@ use candlepower_api::{
 };
 use candlepower_tokenizer::{AddSpecialTokens, SkipSpecialTokens};
 
-use crate::config::ServeConfig;
+use crate::generation::preparation::Preparation;
 use crate::generation::prompt::ChatPrompt;
 use crate::generation::request::Incoming;
 use crate::generation::tools::ToolUse;
@@ -29,7 +29,7 @@ pub(crate) async fn tokenize(request: Incoming<Served>) -> ApiResult<Json<Tokeni
     request.prepare(tokens).await.map(Json)
 }
 
-fn tokens(body: &[u8], model: &Served, _: &ServeConfig) -> ApiResult<TokenizeResponse> {
+fn tokens(body: &[u8], model: &Preparation<'_, Served>) -> ApiResult<TokenizeResponse> {
     let request = TokenizeRequest::parse(body)?;
     if let Some(name) = &request.model {
         model.check_name(name)?;
@@ -52,7 +52,7 @@ fn tokens(body: &[u8], model: &Served, _: &ServeConfig) -> ApiResult<TokenizeRes
             chat_template_kwargs,
             tool_options,
         } => {
-            let Served::Generating(model) = model else {
+            let Served::Generating(model) = &**model else {
                 let message = "This model has no chat template: give `prompt`.";
                 return Err(ApiError::invalid("messages", message));
             };
@@ -93,7 +93,7 @@ pub(crate) async fn detokenize(request: Incoming<Served>) -> ApiResult<Json<Deto
     request.prepare(text).await.map(Json)
 }
 
-fn text(body: &[u8], model: &Served, _: &ServeConfig) -> ApiResult<DetokenizeResponse> {
+fn text(body: &[u8], model: &Preparation<'_, Served>) -> ApiResult<DetokenizeResponse> {
     let request = DetokenizeRequest::parse(body)?;
     if let Some(name) = &request.model {
         model.check_name(name)?;

@@ -1,8 +1,12 @@
 //! From what a request asks the output to be to the grammar that holds it there.
 
-use candlepower_api::{ConstraintKind, OutputConstraint};
-use candlepower_grammar::{Constraint, Error, Grammar, GrammarCompiler};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
+use candlepower_api::{ConstraintKind, OutputConstraint};
+use candlepower_grammar::{Constraint, Error, Grammar, GrammarCompiler, TRIAL_COMMAND};
+
+use crate::generation::preparation::Preparation;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::LoadedModel;
 
@@ -11,7 +15,7 @@ use crate::model::served_model::LoadedModel;
 /// # Errors
 /// 400 with what the constraint asks for and cannot be had.
 pub(crate) fn compile(
-    model: &LoadedModel,
+    model: &Preparation<'_, LoadedModel>,
     constraint: Option<&OutputConstraint>,
 ) -> ApiResult<Option<Grammar>> {
     let compile = |output: &OutputConstraint| compile_as(model, output.param, &of_output(output));
@@ -30,31 +34,58 @@ pub(crate) fn of_output(output: &OutputConstraint) -> Constraint {
     }
 }
 
-/// The grammar of a constraint that the field `param` asks for.
+/// The grammar of a constraint that the field `param` asks for. On the event loop it is only looked up.
 ///
 /// # Errors
 /// 400 with what the constraint asks for and cannot be had.
 pub(crate) fn compile_as(
-    model: &LoadedModel,
+    model: &Preparation<'_, LoadedModel>,
     param: &str,
     constraint: &Constraint,
 ) -> ApiResult<Grammar> {
+    let refused = |error: Error| refused(param, &error);
+    let Some(cancelled) = model.cancelled() else {
+        check_small(model, param, constraint)?;
+        let compiler = model.grammar_compiler.get().and_then(|compiler| compiler.as_ref().ok());
+        let compiled = compiler.and_then(|compiler| compiler.compiled(constraint));
+        return compiled.ok_or_else(|| model.postpone());
+    };
     let info = model.engine.info();
     let compiler = model.grammar_compiler.get_or_init(|| {
+        let limits = model.config.compile_limits();
         GrammarCompiler::new(&model.tokenizer, &info.eos_token_ids, info.vocab_size)
+            .map(|compiler| compiler.with_trials(trial_command, limits))
     });
-    let refused = |error: &Error| {
-        let reason = candlepower_api::clip(&error.to_string());
-        ApiError::invalid(param, format!("`{param}` cannot be held: {reason}."))
-    };
-    let compiler = compiler.as_ref().map_err(refused)?;
-    compiler.compile(constraint).map_err(|error| refused(&error))
+    let compiler = compiler.as_ref().map_err(|error| refused(error.clone()))?;
+    compiler.compile_unless(constraint, cancelled).map_err(refused)
 }
 
-/// What a body costs to prepare, in bytes of a plain one: compiling a grammar takes longer than its text.
-pub(crate) fn preparation_cost(body: &[u8]) -> usize {
-    const NAMES: [&[u8]; 5] =
-        [b"response_format", b"structured_outputs", b"guided_", b"json_schema", b"\"tools\""];
-    let has = |name: &&[u8]| body.windows(name.len()).any(|window| window == *name);
-    if NAMES.iter().any(has) { usize::MAX } else { body.len() }
+/// Has a constraint that is not small looked at on a thread alone.
+///
+/// # Errors
+/// 400 with the limit that it exceeds.
+pub(crate) fn check_small(
+    model: &Preparation<'_, LoadedModel>,
+    param: &str,
+    constraint: &Constraint,
+) -> ApiResult<()> {
+    let is_small = constraint.is_small().map_err(|error| refused(param, &error))?;
+    if is_small || model.cancelled().is_some() { Ok(()) } else { Err(model.postpone()) }
+}
+
+fn refused(param: &str, error: &Error) -> ApiError {
+    let reason = candlepower_api::clip(&error.to_string());
+    match error {
+        // Nobody waits for this answer, or the deadline has an answer of its own.
+        Error::Cancelled => ApiError::unavailable(format!("`{param}`: {reason}.")),
+        Error::Trial(_) => ApiError::internal(format!("`{param}`: {reason}.")),
+        _ => ApiError::invalid(param, format!("`{param}` cannot be held: {reason}.")),
+    }
+}
+
+/// This program, also after it was replaced by a newer one, as a process that tries constraints.
+fn trial_command() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("candlepower").arg(TRIAL_COMMAND).process_group(0);
+    command
 }

@@ -8,6 +8,7 @@ use candlepower_tokenizer::Prompt;
 
 use crate::generation::chat_output::AnswerFormat;
 use crate::generation::params::Generation;
+use crate::generation::preparation::Preparation;
 use crate::generation::prompt::ChatPrompt;
 use crate::generation::tools::ToolUse;
 use crate::model::api_error::ApiResult;
@@ -28,7 +29,7 @@ impl Conversation<'_> {
     /// 400 with the field that cannot be taken as it is.
     pub(crate) fn prepare(
         self,
-        model: &LoadedModel,
+        model: &Preparation<'_, LoadedModel>,
         generation: &mut Generation,
     ) -> ApiResult<(Vec<u32>, AnswerFormat)> {
         let tools = ToolUse::new(self.tools, model)?;

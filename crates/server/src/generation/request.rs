@@ -1,20 +1,21 @@
 //! A request that asks the model for something: what all such endpoints begin with.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 
-use crate::config::ServeConfig;
 use crate::generation::body::JsonBytes;
-use crate::generation::constraint;
+use crate::generation::preparation::{CancelOnDrop, Preparation, lower_priority};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::{Asked, LoadedModel, served};
 use crate::model::state::AppState;
 
 /// Bodies up to this size are prepared where they arrive; longer ones would hold up other requests there.
 const SHORT_BODY_BYTES: usize = 8 << 10;
+/// Longest preparation, the wait for a thread included.
+const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A request with a body of JSON, and the model that is asked: one that generates text, unless the endpoint says otherwise.
 pub(crate) struct Incoming<M = LoadedModel> {
@@ -25,7 +26,7 @@ pub(crate) struct Incoming<M = LoadedModel> {
 }
 
 /// How a body becomes what is asked for: all that is refused with a 400 is refused here.
-type Prepare<M, T> = fn(&[u8], &M, &ServeConfig) -> ApiResult<T>;
+type Prepare<M, T> = fn(&[u8], &Preparation<'_, M>) -> ApiResult<T>;
 
 impl<M: Asked> FromRequest<AppState> for Incoming<M> {
     type Rejection = ApiError;
@@ -38,11 +39,25 @@ impl<M: Asked> FromRequest<AppState> for Incoming<M> {
 }
 
 impl<M: Asked> Incoming<M> {
-    /// Prepares the body where that does not hold up other requests.
+    /// Prepares the body where that does not hold up other requests. Long work is given up when the client is gone.
     pub(crate) async fn prepare<T: Send + 'static>(&self, prepare: Prepare<M, T>) -> ApiResult<T> {
-        if constraint::preparation_cost(&self.body) <= SHORT_BODY_BYTES {
-            return prepare(&self.body, &self.model, self.state.config());
+        if self.body.len() <= SHORT_BODY_BYTES {
+            let here = Preparation::on_event_loop(&*self.model, self.state.config());
+            let prepared = prepare(&self.body, &here);
+            if !here.is_postponed() {
+                return prepared;
+            }
         }
+        let prepared = tokio::time::timeout(DEADLINE, self.prepare_on_thread(prepare)).await;
+        prepared.unwrap_or_else(|_| {
+            let seconds = DEADLINE.as_secs();
+            Err(ApiError::unavailable(format!(
+                "The request could not be prepared within {seconds} s: it is too large, or the server is too busy."
+            )))
+        })
+    }
+
+    async fn prepare_on_thread<T: Send + 'static>(&self, prepare: Prepare<M, T>) -> ApiResult<T> {
         let permit = self
             .state
             .preparation()
@@ -50,10 +65,13 @@ impl<M: Asked> Incoming<M> {
             .await
             .map_err(|error| ApiError::internal(error.to_string()))?;
         let (body, model, state) = (self.body.clone(), Arc::clone(&self.model), self.state.clone());
+        let cancel = CancelOnDrop::default();
+        let cancelled = cancel.flag();
         let work = move || {
             // Kept until the work is done, even if its request is gone by then.
             let _permit = permit;
-            prepare(&body, &model, state.config())
+            lower_priority();
+            prepare(&body, &Preparation::on_thread(&*model, state.config(), &cancelled))
         };
         match tokio::task::spawn_blocking(work).await {
             Ok(result) => result,

@@ -8,6 +8,7 @@ use candlepower_grammar::{Constraint, Grammar};
 use serde_json::Value;
 
 use crate::generation::constraint;
+use crate::generation::preparation::Preparation;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::LoadedModel;
 
@@ -86,7 +87,7 @@ impl<'a> ToolUse<'a> {
     /// 400 with the field of the schema or the constraint that cannot be held.
     pub(crate) fn grammar(
         &self,
-        model: &LoadedModel,
+        model: &Preparation<'_, LoadedModel>,
         (dialect, thinking): (Dialect, Thinking),
         output: Option<&OutputConstraint>,
     ) -> ApiResult<Option<Grammar>> {
@@ -99,6 +100,7 @@ impl<'a> ToolUse<'a> {
             strict: tool.strict,
         });
         let functions = functions.collect::<Vec<_>>();
+        self.check_sizes(model, &functions)?;
         let shape = AnswerShape {
             dialect,
             thinking,
@@ -124,8 +126,25 @@ impl<'a> ToolUse<'a> {
         }
     }
 
+    /// Looks at the size of each schema, before anything that takes longer is done with one.
+    fn check_sizes(
+        &self,
+        model: &Preparation<'_, LoadedModel>,
+        functions: &[Function<'_>],
+    ) -> ApiResult<()> {
+        for ((index, _), function) in self.callable.iter().zip(functions) {
+            let schema = Constraint::JsonSchema(function.schema());
+            constraint::check_small(model, &self.schema_path(*index), &schema)?;
+        }
+        Ok(())
+    }
+
     /// Compiles each schema that is held on its own, so that what is wrong with it is named after its field.
-    fn check_schemas(&self, model: &LoadedModel, functions: &[Function<'_>]) -> ApiResult<()> {
+    fn check_schemas(
+        &self,
+        model: &Preparation<'_, LoadedModel>,
+        functions: &[Function<'_>],
+    ) -> ApiResult<()> {
         for ((index, _), function) in self.callable.iter().zip(functions) {
             if function.strict || self.calls == Calls::Required {
                 let schema = Constraint::JsonSchema(function.schema());

@@ -24,7 +24,7 @@ struct Shared {
     active: watch::Sender<usize>,
     /// Becomes true when running requests are to be cut short.
     abort: watch::Sender<bool>,
-    /// Threads that prepare long prompts at the same time: as many as there are cores.
+    /// Threads that prepare requests at the same time: as many as there are cores, at least two.
     preparation: Arc<Semaphore>,
 }
 
@@ -52,7 +52,7 @@ impl AppState {
             lifecycle: Mutex::new(Lifecycle::Pending),
             active: watch::Sender::new(0),
             abort: watch::Sender::new(false),
-            preparation: Arc::new(Semaphore::new(cores)),
+            preparation: Arc::new(Semaphore::new(cores.max(2))),
         }))
     }
 

@@ -1,0 +1,123 @@
+//! The child's side: it compiles what it is sent and watches itself meanwhile.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit};
+
+use super::link::{self, Frame};
+use super::{Answer, Question};
+use crate::budget::process_time;
+use crate::vocabulary::Words;
+use crate::{Constraint, GrammarCompiler, Result};
+
+/// How often time and memory are looked at.
+const WATCH: Duration = Duration::from_millis(2);
+/// Lower than the server's: a trial is to delay nobody's tokens.
+const NICENESS: i32 = 10;
+/// Address space beyond what is watched. A single large allocation fails there before it is seen.
+const SPARE_BYTES: u64 = 512 << 20;
+
+/// Tries constraints until the server closes the link.
+pub fn run_trials() -> ExitCode {
+    match serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn serve() -> io::Result<()> {
+    let _ = setpriority_process(None, NICENESS); // it works as well without
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    let _ = setrlimit(Resource::Core, none); // an overflow is expected here
+    let mut link = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let Some(vocabulary) = read(&mut link)? else { return Ok(()) };
+    let words = Words::decode(&vocabulary).ok_or(ErrorKind::InvalidData)?;
+    drop(vocabulary);
+    let compiler = Arc::new(GrammarCompiler::of_words(words).map_err(io::Error::other)?);
+    answer(&mut link, &Answer::Ready)?;
+    let mut is_first = true;
+    while let Some(question) = read(&mut link)? {
+        let question: Question<Constraint> = serde_json::from_slice(&question)?;
+        if std::mem::take(&mut is_first) {
+            limit_address_space(&question)?;
+        }
+        let answered = attempt(&compiler, question)?;
+        answer(&mut link, &answered)?;
+        if matches!(answered, Answer::TooLong | Answer::TooLarge) {
+            // The thread cannot be stopped: the server kills this process.
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn read(link: &mut UnixStream) -> io::Result<Option<Vec<u8>>> {
+    let mut frame = Frame::default();
+    loop {
+        match frame.read(link) {
+            Ok(is_whole) => return Ok(is_whole.then(|| frame.bytes().to_vec())),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn answer(link: &mut UnixStream, answer: &Answer) -> io::Result<()> {
+    link::write(link, &serde_json::to_vec(answer)?)
+}
+
+/// Compiles a constraint on a thread of its own, within the limits. Beyond them, the thread is left behind.
+fn attempt(compiler: &Arc<GrammarCompiler>, question: Question<Constraint>) -> io::Result<Answer> {
+    let Question { constraint, time_ms, memory_bytes, stack_bytes } = question;
+    let (began, before) = (process_time(), resident_bytes()?);
+    let (done, compiled) = channel::<Result<()>>();
+    let compiler = Arc::clone(compiler);
+    let compile = move || {
+        // Dropped here: what a state holds may be as deep as what it was made of.
+        let outcome = compiler.compile_here(&constraint).map(drop);
+        let _ = done.send(outcome); // nobody listens once it took too long
+    };
+    std::thread::Builder::new().stack_size(stack_bytes).spawn(compile)?;
+    let mut most = before;
+    loop {
+        let outcome = compiled.recv_timeout(WATCH);
+        most = most.max(resident_bytes()?);
+        return Ok(match outcome {
+            _ if most > before.saturating_add(memory_bytes) => Answer::TooLarge,
+            _ if process_time().saturating_sub(began) > Duration::from_millis(time_ms) => {
+                Answer::TooLong
+            }
+            Ok(Ok(())) => Answer::Compiled { bytes: most - before },
+            Ok(Err(error)) => Answer::Refused(error.to_string()),
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => return Err(ErrorKind::Other.into()),
+        });
+    }
+}
+
+/// Resident memory, by the kernel's own count.
+fn resident_bytes() -> io::Result<usize> {
+    pages(1)
+}
+
+/// A field of `statm`, in bytes.
+fn pages(field: usize) -> io::Result<usize> {
+    let statm = std::fs::read_to_string("/proc/self/statm")?;
+    let pages = statm.split_ascii_whitespace().nth(field).and_then(|pages| pages.parse().ok());
+    let pages: usize = pages.ok_or(ErrorKind::InvalidData)?;
+    Ok(pages * rustix::param::page_size())
+}
+
+fn limit_address_space(question: &Question<Constraint>) -> io::Result<()> {
+    let asked = question.memory_bytes.saturating_add(question.stack_bytes) as u64;
+    let most = (pages(0)? as u64).saturating_add(asked).saturating_add(SPARE_BYTES);
+    let maximum = getrlimit(Resource::As).maximum;
+    let most = maximum.map_or(most, |maximum| most.min(maximum));
+    Ok(setrlimit(Resource::As, Rlimit { current: Some(most), maximum })?)
+}
