@@ -1,5 +1,6 @@
 //! End-to-end tests: they speak HTTP to the built binary, as its users do.
 
+#![expect(clippy::print_stderr, reason = "a test that fails shows the logs of its servers")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod bench;

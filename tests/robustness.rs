@@ -4,4 +4,5 @@ mod connections;
 mod constraints;
 mod lifecycle;
 mod limits;
+mod logging;
 mod malformed;

@@ -17,7 +17,7 @@ pub(crate) use hub::{
 };
 pub(crate) use metrics::Metrics;
 pub(crate) use programs::{framework_python, node, python, run_to_end};
-pub(crate) use server::{Server, ServerBuilder, TempFolder, binary, program};
+pub(crate) use server::{Server, ServerBuilder, TempFolder, binary, program, without_settings};
 
 use std::time::{Duration, Instant};
 

@@ -16,6 +16,11 @@ impl Metrics {
         Self(series.collect())
     }
 
+    /// The value of a series, by its name without `candlepower_`, with its labels.
+    pub(crate) fn series(&self, series: &str) -> f64 {
+        self.0[&format!("candlepower_{series}")]
+    }
+
     /// The sum of a metric over its labels, by its name without `candlepower_`; 0 if it is not there.
     pub(crate) fn value(&self, name: &str) -> f64 {
         let name = format!("candlepower_{name}");

@@ -26,8 +26,12 @@ pub(crate) fn binary() -> PathBuf {
 
 /// The program without the settings that the machine's environment may hold.
 pub(crate) fn program() -> Command {
+    without_settings(Command::new(binary()))
+}
+
+/// A command without the settings that the machine's environment may hold.
+pub(crate) fn without_settings(mut command: Command) -> Command {
     const PREFIXES: [&str; 4] = ["BLAZE_", "PRISM_", "HF_", "HUGGING"];
-    let mut command = Command::new(binary());
     let is_setting = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_setting)) {
         command.env_remove(name);

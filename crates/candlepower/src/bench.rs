@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use candlepower_machine::print_error;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -91,7 +92,7 @@ pub(crate) fn run(flags: &ArgMatches) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: the runtime cannot start: {error}");
+            print_error(format_args!("error: the runtime cannot start: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -109,7 +110,7 @@ pub(crate) fn run(flags: &ArgMatches) -> ExitCode {
     // A connection or an engine that is still there is not waited for.
     runtime.shutdown_background();
     measured.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
+        print_error(format_args!("error: {error:#}"));
         ExitCode::FAILURE
     })
 }

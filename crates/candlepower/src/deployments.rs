@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use candlepower_client::{Deployment, Error, Event, Result};
+use candlepower_machine::{print, print_error};
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::place::Place;
-use crate::print;
 use crate::table::table_of_words;
 
 /// What the long help says after the flags.
@@ -144,9 +144,9 @@ impl Logs {
             }
             let mut stream = client.follow(&self.name, self.tail).await?;
             while let Some(line) = stream.next().await {
-                match self.output.json {
-                    true => print(&format!("{}\n", json!(line))),
-                    false => print(&format!("{line}\n")),
+                let line = if self.output.json { json!(line).to_string() } else { line };
+                if !print(&format!("{line}\n")) {
+                    break;
                 }
             }
             Ok(Shown { text: String::new(), json: Value::Null })
@@ -227,7 +227,7 @@ impl Output {
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => {
-                eprintln!("error: the runtime cannot start: {error}");
+                print_error(format_args!("error: the runtime cannot start: {error}"));
                 return ExitCode::FAILURE;
             }
         };
@@ -250,9 +250,9 @@ impl Output {
             return;
         }
         for line in error.log() {
-            eprintln!("  {line}");
+            print_error(format_args!("  {line}"));
         }
-        eprintln!("error: {error} ({})", error.code());
+        print_error(format_args!("error: {error} ({})", error.code()));
     }
 }
 

@@ -15,13 +15,12 @@ use candlepower_checkpoint::{
     KvDtype, MemoryPlan, MemoryRequest, OnLoad, QuantizationMethod,
 };
 use candlepower_hub::ModelName;
-use candlepower_machine::Machine;
+use candlepower_machine::{Machine, print, print_error};
 use candlepower_server::ServeConfig;
 use candlepower_server::config::{Asked, ByteSize, one_of};
 use clap::Args;
 use serde_json::json;
 
-use crate::print;
 use encoder::EncoderReport;
 use report::ModelReport;
 
@@ -180,9 +179,10 @@ impl Doctor {
                 if report.fits() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
             }
             Err(error) => {
-                match self.json {
-                    true => print(&format!("{:#}\n", self.refusal(model, &machine, &error))),
-                    false => eprintln!("error: {error:#}"),
+                if self.json {
+                    print(&format!("{:#}\n", self.refusal(model, &machine, &error)));
+                } else {
+                    print_error(format_args!("error: {error:#}"));
                 }
                 ExitCode::FAILURE
             }

@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 
 use candlepower_client::{Error, Result};
+use candlepower_machine::print;
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::deployments::{Output, Shown};
 use crate::place::Place;
-use crate::print;
 
 /// `candlepower forward`.
 #[derive(Debug, Args)]
@@ -29,10 +29,10 @@ impl Forward {
         self.output.finish(async {
             let deployment = self.place.client()?.get(&self.name).await?;
             let forward = deployment.forward(self.port).await?;
-            match self.output.json {
-                true => print(&format!("{}\n", json!({ "name": self.name, "url": forward.url }))),
-                false => print(&format!("{} answers at {} until Ctrl-C\n", self.name, forward.url)),
-            }
+            print(&match self.output.json {
+                true => format!("{}\n", json!({ "name": self.name, "url": forward.url })),
+                false => format!("{} answers at {} until Ctrl-C\n", self.name, forward.url),
+            });
             interrupted().await?;
             Ok(Shown { text: String::new(), json: Value::Null })
         })

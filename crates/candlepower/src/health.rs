@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use candlepower_machine::{print, print_error};
 use candlepower_server::ServeConfig;
 use clap::{Args, Command};
 
@@ -34,12 +35,11 @@ pub(crate) fn run(args: &HealthArgs, command: &Command) -> ExitCode {
     };
     match asked {
         Ok(Answer { is_healthy, body }) => {
-            // Nobody may be listening, which changes nothing.
-            let _ = writeln!(io::stdout(), "{body}");
+            print(&format!("{body}\n"));
             if is_healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) => {
-            eprintln!("error: {error:#}");
+            print_error(format_args!("error: {error:#}"));
             ExitCode::FAILURE
         }
     }

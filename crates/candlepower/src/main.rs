@@ -10,14 +10,14 @@ mod place;
 mod report;
 mod table;
 
-use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use candlepower_client::{run_bound, run_with_secrets, supervise};
 use candlepower_engine::{RANK_COMMAND, run_rank, wait_for_engines};
+use candlepower_machine::{output_failed, print, print_error};
 use candlepower_server::config::Effective;
-use candlepower_server::{ServeConfig, TRIAL_COMMAND, init_logging, run_trials, serve};
+use candlepower_server::{EndOfLog, ServeConfig, TRIAL_COMMAND, init_logging, run_trials, serve};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use bench::Bench;
@@ -120,9 +120,10 @@ fn main() -> ExitCode {
     if let Some(code) = hidden_command() {
         return code;
     }
+    let _end_of_log = EndOfLog;
     let code = run_command();
     wait_for_engines(ENGINES_END);
-    code
+    if output_failed() { ExitCode::FAILURE } else { code }
 }
 
 fn run_command() -> ExitCode {
@@ -162,14 +163,9 @@ fn run<T: FromArgMatches>(flags: &ArgMatches, command: impl FnOnce(&T) -> ExitCo
     }
 }
 
-/// Writes to standard output. A reader that has gone away, as `head` does, is nobody's fault.
-fn print(text: &str) {
-    let _ = std::io::stdout().write_all(text.as_bytes());
-}
-
 fn resolve(flags: &ArgMatches) -> Result<Effective, ExitCode> {
     ServeConfig::resolve(flags, std::env::vars_os()).map_err(|error| {
-        eprintln!("error: {error}");
+        print_error(format_args!("error: {error}"));
         report::failed(&error);
         ExitCode::from(EXIT_USAGE)
     })
@@ -190,11 +186,17 @@ fn run_server(flags: &ArgMatches) -> ExitCode {
         Ok(effective) => effective,
         Err(code) => return code,
     };
-    let terminal = init_logging(&effective.config);
+    let terminal = match init_logging(&effective.config) {
+        Ok(terminal) => terminal,
+        Err(error) => {
+            print_error(format_args!("error: the log cannot start: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: the runtime cannot start: {error}");
+            print_error(format_args!("error: the runtime cannot start: {error}"));
             return ExitCode::FAILURE;
         }
     };

@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::net::SocketAddr;
 
 use candlepower_client::{REPORT_VARIABLE, Report};
+use candlepower_machine::print_error;
 
 /// It listens.
 pub(crate) fn listening(address: SocketAddr) {
@@ -18,6 +19,6 @@ pub(crate) fn failed(error: &impl Display) {
 fn write(report: &Report) {
     let Some(path) = std::env::var_os(REPORT_VARIABLE) else { return };
     if let Err(error) = report.write(path.as_ref()) {
-        eprintln!("the supervisor cannot be told: {error}");
+        print_error(format_args!("the supervisor cannot be told: {error}"));
     }
 }

@@ -10,6 +10,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
+use candlepower_machine::print_error;
+
 /// The hidden command of the binary that runs with the secrets of a file.
 #[cfg(feature = "docker")]
 pub(crate) const RUN_WITH_SECRETS: &str = "__secrets";
@@ -34,9 +36,12 @@ pub fn run_with_secrets(args: impl IntoIterator<Item = OsString>) -> ExitCode {
                 .args(args)
                 .envs(variables)
                 .exec();
-            eprintln!("error: the server cannot be started: {error}");
+            print_error(format_args!("error: the server cannot be started: {error}"));
         }
-        Err(error) => eprintln!("error: the secrets in {} cannot be read: {error}", file.display()),
+        Err(error) => print_error(format_args!(
+            "error: the secrets in {} cannot be read: {error}",
+            file.display()
+        )),
     }
     ExitCode::FAILURE
 }

@@ -23,6 +23,7 @@ use std::{
 };
 
 use candlepower_comm::Comm;
+use candlepower_machine::print_error;
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
 use crate::{
@@ -226,7 +227,7 @@ pub fn run_rank(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let link = match let_be_heard().and_then(|()| io::stdin().as_fd().try_clone_to_owned()) {
         Ok(link) => UnixStream::from(link),
         Err(error) => {
-            eprintln!("there are no sockets to rank 0: {error}");
+            print_error(format_args!("there are no sockets to rank 0: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -241,7 +242,7 @@ pub fn run_rank(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match setup.and_then(|setup| run(comm, setup.config(rank as usize)?)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error}");
+            print_error(error);
             ExitCode::FAILURE
         }
     }

@@ -4,7 +4,7 @@
 //! `cargo test` gives each target some rounds, the same ones in every run; `cargo xtask fuzz SECONDS [TARGET..]` goes on
 //! with others for as long as it is told.
 
-#![expect(clippy::unwrap_used, reason = "all of this is a test")]
+#![expect(clippy::print_stderr, clippy::unwrap_used, reason = "all of this is a test")]
 
 mod change;
 mod targets;

@@ -1,6 +1,10 @@
 //! `candlepower-fuzz SECONDS [--seed N] [TARGET..]`: rounds of changed inputs, for so long per target, all targets at once.
 
-#![expect(clippy::print_stdout, reason = "a command-line tool answers on its standard output")]
+#![expect(
+    clippy::print_stderr,
+    clippy::print_stdout,
+    reason = "a command-line tool answers on its output streams"
+)]
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};

@@ -1,8 +1,9 @@
-//! What this machine has: CPU, memory, GPUs, container engines, Kubernetes.
+//! The machine: CPU, memory, GPUs, container engines, Kubernetes, and the two output streams of a program.
 //!
 //! [`Machine::probe`] looks once, at start-up: it reads a few files, asks the NVIDIA driver where there is one, and sees
 //! whether a container engine answers on its local socket. It sends nothing over the network and changes nothing.
 
+mod console;
 mod containers;
 mod cpu;
 mod gpus;
@@ -11,6 +12,7 @@ mod memory;
 
 use serde::Serialize;
 
+pub use console::{output_failed, print, print_error};
 pub use containers::{ContainerEngine, EngineState};
 pub use cpu::{Cpu, CpuFeature, compute_threads};
 pub use gpus::{ComputeCapability, Driver, Gpu, Gpus};

@@ -20,7 +20,7 @@ pub use config::ServeConfig;
 pub use endpoints::health::VERSION;
 pub use lifecycle::demo::files as demo_files;
 pub use lifecycle::error::{Error, Result};
-pub use lifecycle::logging::{Terminal, init_logging};
+pub use lifecycle::logging::{EndOfLog, Terminal, init_logging};
 pub use lifecycle::offline::{StartedEngine, start_engine};
 pub use lifecycle::source::hub;
 pub use lifecycle::startup::serve;

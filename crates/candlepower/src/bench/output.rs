@@ -5,9 +5,8 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use candlepower_machine::{print, print_error};
 use serde_json::Value;
-
-use crate::print;
 
 /// A file, or `-` for standard output.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,9 +50,11 @@ impl Output {
     pub(super) fn deliver(self, table: &str, json: &Value) -> Result<()> {
         let text = format!("{json:#}\n");
         match self {
-            Self::Table => print(table),
+            Self::Table => {
+                print(table);
+            }
             Self::JsonOnly => {
-                eprint!("{table}");
+                print_error(table.trim_end_matches('\n'));
                 print(&text);
             }
             Self::TableAndFile(path, mut file) => {

@@ -58,7 +58,7 @@ impl RunArgs {
     pub(super) async fn run(self) -> Result<ExitCode> {
         let output = Output::open(self.json.as_ref())?;
         let started_at = unix_seconds();
-        let terminal = init_logging(&self.settings);
+        let terminal = init_logging(&self.settings).context("the log cannot start")?;
         let meter = StepMeter::default();
         let begin = Instant::now();
         let started = start_engine(self.settings.clone(), &terminal, meter.metrics()).await?;

@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use candlepower_machine::print_error;
 use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -174,9 +175,9 @@ pub fn run_bound(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     if !cgroup.is_empty()
         && let Err(error) = std::fs::write(&cgroup, std::process::id().to_string())
     {
-        eprintln!("the memory is not limited: {error}");
+        print_error(format_args!("the memory is not limited: {error}"));
     }
     let error = Command::new(OWN_BINARY).arg0("candlepower").args(args).exec();
-    eprintln!("the server cannot be started: {error}");
+    print_error(format_args!("the server cannot be started: {error}"));
     ExitCode::FAILURE
 }

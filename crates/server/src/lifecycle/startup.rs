@@ -16,7 +16,7 @@ use crate::http::listen;
 use crate::http::router::router;
 use crate::lifecycle::error::{Error, Result};
 use crate::lifecycle::load::{chosen_device, load};
-use crate::lifecycle::logging::Terminal;
+use crate::lifecycle::logging::{self, Terminal};
 use crate::lifecycle::pull::{LocalModel, pull};
 use crate::lifecycle::signals::StopSignals;
 use crate::lifecycle::source::ModelSource;
@@ -109,6 +109,8 @@ impl Server {
         let chosen = chosen_device(config)?;
         let source = ModelSource::find(config)?;
         let metrics = Metrics::new(config.metrics_compat, &source.names(config)[0]);
+        let dropped = |reason| metrics.dropped_log_lines(reason);
+        logging::count_dropped_lines(dropped("write_failed"), dropped("queue_full"));
         let state = AppState::new(config.clone(), metrics.clone());
         let (listener, address) = bind(config).await?;
         announce(effective, &chosen, &address);

@@ -241,6 +241,12 @@ const DESCRIPTIONS: &[Description] = &[
         Kind::Histogram(REQUEST_S),
         "Seconds from an HTTP request's arrival to the end of its answer, by method and path.",
     ),
+    describe(
+        "log_lines_dropped_total",
+        "vllm:log_lines_dropped_total",
+        Kind::Counter,
+        "Lines of the log that were dropped, because standard error failed (write_failed) or was not read (queue_full).",
+    ),
 ];
 
 const METADATA: Metadata<'static> = Metadata::new("candlepower", metrics::Level::INFO, None);
@@ -325,6 +331,12 @@ impl Metrics {
         };
         let labels = vec![Label::from_static_parts(label, finish_reason)];
         self.counter("request_success_total", labels).increment(1);
+    }
+
+    /// Counter of the log's lines that were dropped for a reason.
+    pub(crate) fn dropped_log_lines(&self, reason: &'static str) -> Counter {
+        let labels = vec![Label::from_static_parts("reason", reason)];
+        self.counter("log_lines_dropped_total", labels)
     }
 
     /// Counts an answered HTTP request.

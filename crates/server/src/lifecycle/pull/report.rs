@@ -33,12 +33,16 @@ pub(super) async fn alongside<T>(
         tokio::select! {
             result = &mut work => break result,
             _ = ticks.tick() => match terminal.bars() {
-                Some(place) => bars.draw(place, &progress.files()),
+                Some(place) => {
+                    terminal.set_has_bars(true);
+                    bars.draw(place, &progress.files());
+                }
                 None => log(progress, begin),
             },
         }
     };
     bars.clear();
+    terminal.set_has_bars(false);
     let files = progress.files();
     let num_done = files.iter().filter(|file| file.is_done()).count();
     if num_done > 0 {

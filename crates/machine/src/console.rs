@@ -1,0 +1,36 @@
+//! Standard output and standard error, written so that nobody's absence ends the program.
+//!
+//! The macros of the standard library panic where a write fails, so a lint keeps them out of the product.
+
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether some output could not be written, for another reason than a reader that has gone.
+static OUTPUT_FAILED: AtomicBool = AtomicBool::new(false);
+
+/// Writes to standard output. Returns whether more may be written.
+///
+/// A reader that has gone, as `head` goes, ends the output quietly. Another failure is reported once, and
+/// [`output_failed`] is true from then on.
+pub fn print(text: &str) -> bool {
+    let mut output = io::stdout().lock();
+    let Err(error) = output.write_all(text.as_bytes()).and_then(|()| output.flush()) else {
+        return true;
+    };
+    if error.kind() != ErrorKind::BrokenPipe && !OUTPUT_FAILED.swap(true, Ordering::Relaxed) {
+        print_error(format_args!("error: standard output cannot be written: {error}"));
+    }
+    false
+}
+
+/// Writes a line to standard error. A failure has nowhere to be reported.
+pub fn print_error(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Whether the exit status has to say that output is missing.
+#[must_use]
+pub fn output_failed() -> bool {
+    OUTPUT_FAILED.load(Ordering::Relaxed)
+}

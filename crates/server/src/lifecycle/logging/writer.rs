@@ -1,0 +1,98 @@
+//! Writes queued lines to standard error, in a thread that may wait there as long as it likes.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::Duration;
+
+use super::Terminal;
+use super::queue::Queue;
+
+/// Pause where standard error takes nothing more and was made not to wait by another program.
+const FULL_RETRY: Duration = Duration::from_millis(10);
+
+/// The end of the queue.
+pub(super) struct Writer {
+    queue: &'static Queue,
+    terminal: Terminal,
+    output: Output,
+    /// Dropped lines that the log has reported: unwritten ones, and those without room.
+    reported: [u64; 2],
+}
+
+/// A file that takes whole lines.
+struct Output {
+    file: File,
+    /// The last line was written in part.
+    is_torn: bool,
+}
+
+impl Writer {
+    /// # Errors
+    /// Standard error cannot be opened a second time.
+    pub(super) fn new(queue: &'static Queue, terminal: Terminal) -> io::Result<Self> {
+        // Unlike `io::stderr`, this has no lock that other threads would wait for.
+        let file = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+        let output = Output { file, is_torn: false };
+        Ok(Self { queue, terminal, output, reported: [0; 2] })
+    }
+
+    /// # Errors
+    /// The thread cannot be started.
+    pub(super) fn start(mut self) -> io::Result<()> {
+        let run = move || {
+            loop {
+                let line = self.queue.pop();
+                self.write(&line);
+            }
+        };
+        thread::Builder::new().name("log".into()).spawn(run).map(drop)
+    }
+
+    fn write(&mut self, line: &[u8]) {
+        let written = match self.terminal.drawn_bars() {
+            Some(bars) => bars.println(String::from_utf8_lossy(line).trim_end_matches('\n')),
+            None => self.output.write(line),
+        };
+        if written.is_err() {
+            self.queue.count_unwritten();
+            return;
+        }
+        let Some(dropped) = self.queue.dropped_when_empty() else { return };
+        if dropped != self.reported {
+            let [unwritten, without_room] = [0, 1].map(|i| dropped[i] - self.reported[i]);
+            self.reported = dropped;
+            tracing::warn!(
+                "the log is missing lines: {unwritten} could not be written, {without_room} came faster than standard error was read"
+            );
+        }
+    }
+}
+
+impl Output {
+    fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        if self.is_torn {
+            self.write_all(b"\n")?;
+            self.is_torn = false;
+        }
+        self.write_all(line)
+    }
+
+    fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        let whole = bytes.len();
+        while !bytes.is_empty() {
+            match self.file.write(bytes) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(FULL_RETRY),
+                Err(error) => {
+                    self.is_torn |= bytes.len() < whole;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+}
