@@ -86,6 +86,18 @@ fn requests_that_outlast_the_shutdown_timeout_are_cut_short_and_told() {
 }
 
 #[test]
+fn a_second_signal_drops_running_requests_and_the_status_says_so() {
+    let mut server = ServerBuilder::new("demo").flags("--shutdown-timeout 600").start();
+    let mut stream = server.open("/v1/completions", &long_stream());
+    stream.next_chunk().unwrap();
+    server.terminate();
+    wait_for("the server to drain", || (server.get("/health").status == 503).then_some(()));
+    server.terminate();
+    assert_eq!(server.wait_for_exit().code(), Some(1), "{}", server.log());
+    assert!(server.log().contains("running requests are dropped"), "{}", server.log());
+}
+
+#[test]
 fn while_it_loads_the_server_answers_503_with_its_phase() {
     let folder = demo_folder();
     // A pipe that nobody writes to holds the loading where it is.

@@ -152,6 +152,25 @@ fn lines_are_written_in_order_to_the_last_one() {
     assert!(times.is_sorted(), "{times:?}");
 }
 
+#[test]
+fn a_hangup_drains_and_a_second_one_hurts_nobody() {
+    let server = Unheard::start("", "--shutdown-timeout 600", Stdio::null());
+    let (tokens, status) = server.stop_with_a_request(&["HUP", "HUP"]);
+    assert_eq!((tokens, status.code()), (json!(1900), Some(0)));
+}
+
+#[test]
+fn a_hangup_that_nohup_has_ignored_is_ignored() {
+    let server = Unheard::start("trap '' HUP;", "--shutdown-timeout 600", Stdio::null());
+    server.signal("HUP");
+    for _ in 0..30 {
+        std::thread::sleep(Duration::from_millis(10));
+        assert_eq!(server.get("/health"), Some(200));
+    }
+    let (tokens, status) = server.stop_with_a_request(&["TERM"]);
+    assert_eq!((tokens, status.code()), (json!(1900), Some(0)));
+}
+
 /// A command whose `output` loses its reader before it begins.
 fn without_reader(args: &str, output: fn(&mut Command, Stdio)) -> (Option<i32>, String) {
     let mut command = program();

@@ -43,6 +43,9 @@ pub enum Error {
     /// The engine has ended while the server ran.
     #[error("the engine has stopped: {0}")]
     EngineDied(String),
+    /// Requests were still running when a second signal came.
+    #[error("asked to stop a second time: running requests are dropped")]
+    StoppedTwice,
     /// The weights are quantized in another way than was asked for.
     #[error(
         "--quantization {asked} does not match the weights: {file} says {found}; leave the flag out"

@@ -68,8 +68,7 @@ pub async fn serve(
                 () = server.signals.next() => {}
                 reason = death(&engine) => return server.failed(Error::EngineDied(reason)).await,
             }
-            server.stop().await;
-            Ok(())
+            server.stop().await
         }
         Err(error) => {
             server.state.set_failed(error.to_string());
@@ -136,17 +135,20 @@ impl Server {
     }
 
     /// Lets running requests end, and then the connections.
-    async fn stop(mut self) {
+    async fn stop(mut self) -> Result<()> {
         tokio::select! {
+            biased;
             () = drain(&self.state) => {}
-            () = self.signals.next() => {
-                tracing::warn!("asked to stop a second time: running requests are dropped");
-                return;
+            () = self.signals.next_of_somebody() => {
+                let error = Error::StoppedTwice;
+                tracing::warn!("{error}");
+                return Err(error);
             }
         }
         let _ = self.stop.send(true); // the task holds the receiver until it ends
         let _ = tokio::time::timeout(ABORT_GRACE, self.connections).await;
         tracing::info!("stopped");
+        Ok(())
     }
 }
 
