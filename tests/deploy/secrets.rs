@@ -1,6 +1,8 @@
 //! Tokens and keys are in no command line, file, log, output or error.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use super::{Home, address, demo, kill, text};
 use crate::support::Request;
@@ -29,7 +31,9 @@ fn files_with_canary(folder: &Path) -> Vec<std::path::PathBuf> {
 fn secrets_reach_the_server_and_nothing_else() {
     let home = Home::new();
     let mut command = home.command(&demo("chat", &format!("--env MY_SECRET={OTHER} --json")));
-    let output = command.env("CANDLEPOWER_API_KEY", KEY).env("HF_TOKEN", TOKEN).output().unwrap();
+    command.env("CANDLEPOWER_API_KEY", KEY).env("HF_TOKEN", TOKEN);
+    command.env("HUGGING_FACE_HUB_TOKEN", TOKEN).env("PRISM_API_KEY", KEY);
+    let output = command.output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     let deployed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
 
@@ -46,7 +50,7 @@ fn secrets_reach_the_server_and_nothing_else() {
     }
     let supervisor = home.pid("chat", "supervisor").unwrap();
     let env = std::fs::read(format!("/proc/{supervisor}/environ")).unwrap();
-    assert!(!String::from_utf8_lossy(&env).contains(TOKEN));
+    assert!(!env.is_empty() && !String::from_utf8_lossy(&env).contains("canary"));
     for args in ["status chat", "ls", "logs chat", "events chat"] {
         assert!(!text(&home.run(args)).contains("canary"), "{args}");
     }
@@ -57,4 +61,34 @@ fn secrets_reach_the_server_and_nothing_else() {
     let error = home.error("restart chat", 2);
     assert_eq!(error["value"], "BLAZE_API_KEY");
     assert!(!error.to_string().contains("canary"), "{error}");
+
+    let mut command = home.command("restart chat");
+    let output = command.env("BLAZE_API_KEY", KEY).env("MY_SECRET", OTHER).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let supervisor = home.pid("chat", "supervisor").unwrap();
+    let env = std::fs::read(format!("/proc/{supervisor}/environ")).unwrap();
+    assert!(!env.is_empty() && !String::from_utf8_lossy(&env).contains("canary"));
+}
+
+#[test]
+fn files_of_a_deployment_are_for_their_owner_alone_whatever_the_umask() {
+    let home = Home::new();
+    let deploy = home.command(&demo("open", ""));
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "umask 0; exec \"$0\" \"$@\""]).arg(deploy.get_program());
+    shell.args(deploy.get_args());
+    for (name, value) in deploy.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    let output = shell.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let files: Vec<_> = home.folder("open").read_dir().unwrap().map(Result::unwrap).collect();
+    assert!(files.iter().any(|file| file.file_name() == "report.json"));
+    for file in files {
+        let mode = file.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{:?} has {mode:o}", file.path());
+    }
 }

@@ -58,7 +58,8 @@ pub(crate) struct Deploy {
     /// Main memory that the server may take, a Kubernetes quantity
     #[arg(long, value_name = "QUANTITY", default_value = "16Gi")]
     memory: String,
-    /// One more variable of the server's environment; may be given several times
+    /// One more variable of the server's environment; may be given several times. Its value is stored in clear, unless its
+    /// name has TOKEN, KEY, SECRET, PASSWORD, PASSWD or CREDENTIAL in it
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<(String, String)>,
     /// Seconds to wait until it is ready

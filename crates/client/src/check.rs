@@ -22,6 +22,8 @@ use crate::spec::{Device, Spec};
 const MAX_NAME: usize = 63;
 /// The variable with the hub's token.
 pub(crate) const HUB_TOKEN: &str = "HF_TOKEN";
+/// The variables in which users have that token. The second one is its old name.
+pub(crate) const HUB_TOKENS: [&str; 2] = [HUB_TOKEN, "HUGGING_FACE_HUB_TOKEN"];
 /// The variable with the hub's address.
 const HUB_ENDPOINT: &str = "HF_ENDPOINT";
 /// The variable with the image that is run unless another is asked for.
@@ -90,7 +92,7 @@ impl Plan {
         let (mut env, mut secrets) = split_env(params)?;
         let secret_names: BTreeSet<String> = secrets.0.keys().cloned().collect();
         if !secrets.0.contains_key(HUB_TOKEN)
-            && let Ok(token) = std::env::var(HUB_TOKEN)
+            && let Some(token) = hub_token()
         {
             secrets.0.insert(HUB_TOKEN.into(), token);
         }
@@ -268,6 +270,11 @@ fn split_env(params: &Params) -> Result<(BTreeMap<String, String>, Secrets)> {
         secrets.0.insert(format!("{prefix}_API_KEY"), key.0.clone());
     }
     Ok((env, secrets))
+}
+
+/// The hub's token in this process's environment.
+pub(crate) fn hub_token() -> Option<String> {
+    HUB_TOKENS.iter().find_map(|name| std::env::var(name).ok())
 }
 
 /// The model as the server is to find it: a folder or a GGUF file by its full path.

@@ -154,7 +154,8 @@ macro_rules! params {
                 self
             }
 
-            /// One more variable of the server's environment.
+            /// One more variable of the server's environment. Its value is stored in clear, unless its name has
+            /// TOKEN, KEY, SECRET, PASSWORD, PASSWD or CREDENTIAL in it.
             #[must_use]
             pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
                 self.0.env.insert(name.into(), value.into());

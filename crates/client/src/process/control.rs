@@ -11,7 +11,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
-const SOCKET: &str = "control.sock";
+pub(super) const SOCKET: &str = "control.sock";
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a supervisor may take to do it: its server has half a minute to finish what it does.

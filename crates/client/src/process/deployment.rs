@@ -12,7 +12,7 @@ use super::lease;
 use super::logs::{self, FileLines};
 use super::supervisor::restart_hint;
 use crate::backend::{Begun, Handle, PROCESS};
-use crate::check::{HUB_TOKEN, Plan};
+use crate::check::{HUB_TOKEN, Plan, hub_token};
 use crate::deployment::Deployment;
 use crate::error::{Error, Result};
 use crate::health::HealthClient;
@@ -390,19 +390,20 @@ async fn start(folder: &Folder, told: Launch, binary: Option<PathBuf>) -> Result
 fn secrets_again(spec: &Spec) -> Result<Secrets> {
     let mut secrets = Secrets::default();
     let names = spec.secret_names.iter().map(String::as_str);
-    for name in names.clone().chain([HUB_TOKEN]) {
-        match std::env::var(name) {
-            Ok(value) => {
+    for name in names.chain([HUB_TOKEN]) {
+        let value = if name == HUB_TOKEN { hub_token() } else { std::env::var(name).ok() };
+        match value {
+            Some(value) => {
                 secrets.0.insert(name.to_owned(), value);
             }
-            Err(_) if spec.secret_names.contains(name) => {
+            None if spec.secret_names.contains(name) => {
                 return Err(Error::validation(
                     "env",
                     name,
                     "the supervisor that knew its value is gone: set it in the environment, or delete and deploy again",
                 ));
             }
-            Err(_) => {}
+            None => {}
         }
     }
     Ok(secrets)

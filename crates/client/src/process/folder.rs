@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::control::SOCKET;
 use super::identity::Identity;
+use super::log::{NUM_FILES, file_name};
 use crate::error::{Error, Result};
 use crate::spec::Spec;
 use crate::status::{Event, Framework, Phase, State};
@@ -16,6 +18,9 @@ use crate::status::{Event, Framework, Phase, State};
 /// The files with what is run, and how it is.
 const SPEC: &str = "spec.json";
 const RECORD: &str = "state.json";
+const EVENTS: &str = "events";
+const REPORT: &str = "report.json";
+const LOCK: &str = "lock";
 /// Newest events that are kept.
 const MAX_EVENTS: usize = 200;
 
@@ -104,7 +109,7 @@ impl Folder {
     }
 
     pub(crate) fn report(&self) -> PathBuf {
-        self.path.join("report.json")
+        self.path.join(REPORT)
     }
 
     /// What is run here; `None` where there is no deployment, or not yet.
@@ -141,7 +146,7 @@ impl Folder {
 
     /// What has happened, the oldest first.
     pub(crate) fn events(&self) -> Vec<Event> {
-        let text = fs::read_to_string(self.path.join("events")).unwrap_or_default();
+        let text = fs::read_to_string(self.path.join(EVENTS)).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
@@ -151,7 +156,7 @@ impl Folder {
         let skip = events.len().saturating_sub(MAX_EVENTS);
         let lines: Result<Vec<String>, _> =
             events.iter().skip(skip).map(serde_json::to_string).collect();
-        self.write("events", (lines?.join("\n") + "\n").as_bytes())
+        self.write(EVENTS, (lines?.join("\n") + "\n").as_bytes())
     }
 
     /// Takes the deployment's lock, which is held as long as the file is open; `None` if another process has it.
@@ -165,7 +170,7 @@ impl Folder {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 _ => {}
             }
-            let lock = self.path.join("lock");
+            let lock = self.path.join(LOCK);
             let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(&lock);
             let file = match opened {
                 // Deleted since.
@@ -192,10 +197,31 @@ impl Folder {
     /// deployment that is damaged.
     pub(crate) fn remove(&self) -> io::Result<()> {
         let _ = fs::remove_file(self.path.join(SPEC));
+        if fs::symlink_metadata(&self.path).is_ok_and(|folder| folder.is_symlink()) {
+            self.remove_linked()?;
+        }
         match fs::remove_dir_all(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             result => result,
         }
+    }
+
+    /// Removes what deployments write into the folder that a link of the user's leads to, and the folder if nothing is left.
+    fn remove_linked(&self) -> io::Result<()> {
+        let log = self.log();
+        let logs = (0..NUM_FILES).map(|age| file_name(&log, age));
+        let others = [RECORD, EVENTS, REPORT, LOCK, SOCKET].map(|name| self.path.join(name));
+        for path in others.into_iter().chain(logs) {
+            for path in [new_name(&path), path] {
+                match fs::remove_file(path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        // Files of somebody else's may be there, and stay.
+        let _ = fs::canonicalize(&self.path).and_then(fs::remove_dir);
+        Ok(())
     }
 
     fn read<T: DeserializeOwned>(&self, name: &str) -> io::Result<Option<T>> {
@@ -209,14 +235,25 @@ impl Folder {
         }
     }
 
-    /// Readers see the old text or the new, never a part.
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let new = self.path.join(format!("{name}.new"));
-        let mut file =
-            OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(bytes)?;
-        fs::rename(new, self.path.join(name))
+        replace(&self.path.join(name), bytes)
     }
+}
+
+/// Writes a file for its owner alone. Readers see the old text or the new, never a part.
+pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let new = new_name(path);
+    let mut file =
+        OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(bytes)?;
+    fs::rename(new, path)
+}
+
+/// The name under which a file is written, before it replaces the old one.
+fn new_name(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    name.into()
 }
 
 #[cfg(test)]
@@ -236,6 +273,45 @@ mod tests {
         assert!(folder.claim().unwrap().is_some());
         assert_eq!(Folder::names(&root).unwrap(), ["a"]);
         fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn of_a_linked_folder_the_deployments_files_are_removed_and_no_others() {
+        let root = std::env::temp_dir().join(format!("candlepower-link-{}", std::process::id()));
+        let [links, target] = ["links", "target"].map(|name| root.join(name));
+        fs::create_dir_all(&links).unwrap();
+        fs::create_dir(&target).unwrap();
+        std::os::unix::fs::symlink(&target, links.join("a")).unwrap();
+        let folder = Folder::new(&links, "a");
+        let fill = || {
+            let lock = folder.claim().unwrap().unwrap();
+            for name in [SPEC, RECORD, EVENTS, REPORT, "events.new", "log", "log.4", SOCKET] {
+                fs::write(target.join(name), "").unwrap();
+            }
+            lock
+        };
+        let lock = fill();
+        fs::write(target.join("thesis"), "").unwrap();
+        folder.remove().unwrap();
+        assert_eq!(Folder::names(&links).unwrap(), [""; 0]);
+        let left: Vec<_> = fs::read_dir(&target).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["thesis"]);
+        drop(lock);
+
+        fs::remove_file(target.join("thesis")).unwrap();
+        std::os::unix::fs::symlink(&target, links.join("a")).unwrap();
+        let _lock = fill();
+        folder.remove().unwrap();
+        assert!(!target.exists() && !links.join("a").is_symlink());
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn files_are_for_their_owner_alone() {
+        let path = std::env::temp_dir().join(format!("candlepower-mode-{}", std::process::id()));
+        replace(&path, b"{}").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        fs::remove_file(path).unwrap();
     }
 
     #[test]

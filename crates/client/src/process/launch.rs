@@ -1,13 +1,16 @@
 //! Starts a supervisor that outlives this process.
 
+use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use crate::check::HUB_TOKEN;
+use super::server::FOREIGN;
+use crate::check::HUB_TOKENS;
 use crate::error::{Error, Result};
+use crate::secret::is_secret;
 use crate::spec::Launch;
 
 /// The hidden command of the binary that supervises.
@@ -43,10 +46,13 @@ pub(crate) async fn launch(launch: Launch, binary: Option<PathBuf>) -> Result<An
 }
 
 fn start(binary: &Path, launch: &Launch) -> io::Result<Answer> {
-    let mut child = Command::new(binary)
+    let mut command = Command::new(binary);
+    // The secrets come through the pipe, which nobody else reads.
+    for (name, _) in std::env::vars_os().filter(|(name, _)| is_kept_back(name, launch)) {
+        command.env_remove(name);
+    }
+    let mut child = command
         .arg(SUPERVISE)
-        // The secrets come through the pipe, which nobody else reads.
-        .env_remove(HUB_TOKEN)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -64,6 +70,13 @@ fn start(binary: &Path, launch: &Launch) -> io::Result<Answer> {
     told?;
     heard?;
     serde_json::from_str(&line).map_err(|_| io::Error::other("it ended without a word"))
+}
+
+/// Whether a variable of this process is a secret of some deployment, which no supervisor's environment is to show.
+fn is_kept_back(name: &OsStr, launch: &Launch) -> bool {
+    let Some(name) = name.to_str() else { return false };
+    let is_own = FOREIGN.iter().any(|prefix| name.starts_with(prefix)) && is_secret(name);
+    is_own || HUB_TOKENS.contains(&name) || launch.secrets.0.contains_key(name)
 }
 
 /// The binary: what `CANDLEPOWER_BIN` names, or beside this program, or in `PATH`.

@@ -6,6 +6,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::folder::replace;
+
 /// Names the file that a supervised server reports to.
 pub const REPORT_VARIABLE: &str = "CANDLEPOWER_REPORT";
 
@@ -24,9 +26,7 @@ impl Report {
     /// # Errors
     /// The file cannot be written.
     pub fn write(&self, path: &Path) -> io::Result<()> {
-        let new = path.with_extension("new");
-        std::fs::write(&new, serde_json::to_vec(self)?)?;
-        std::fs::rename(new, path)
+        replace(path, &serde_json::to_vec(self)?)
     }
 
     /// The last report; an empty one if there is none.

@@ -30,7 +30,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(40);
 /// How long its last words may take.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Prefixes of the settings in the environment of whoever started the supervisor, which are none of the deployment's.
-const FOREIGN: [&str; 3] = ["BLAZE_", "PRISM_", "CANDLEPOWER_"];
+pub(super) const FOREIGN: [&str; 3] = ["BLAZE_", "PRISM_", "CANDLEPOWER_"];
 
 /// A server that was started and whose end has not been seen.
 #[derive(Debug)]

@@ -24,7 +24,8 @@ class Parameters(TypedDict, total=False):
     memory: str | None
     """Main memory that the server may take, a Kubernetes quantity. Default: 16Gi."""
     env: Mapping[str, str] | None
-    """More variables of the server's environment."""
+    """More variables of the server's environment. Values are stored in clear, unless a name has TOKEN, KEY, SECRET,
+    PASSWORD, PASSWD or CREDENTIAL in it."""
     timeout: int | None
     """Seconds to wait until it is ready. Default: 600."""
     dtype: Literal["auto", "float32", "float", "float16", "half", "bfloat16"] | None
