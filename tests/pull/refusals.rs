@@ -1,7 +1,12 @@
 //! Why a model cannot be had or cannot run here: each reason is one line, and no weights are asked for in vain.
 
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
 use super::{ID, Place, check_answers};
-use crate::support::{Access, Files, MEMBER_TOKEN, OUTSIDER_TOKEN, program};
+use crate::support::{
+    Access, Files, MEMBER_TOKEN, OUTSIDER_TOKEN, ServerBuilder, TempFolder, program,
+};
 
 #[test]
 fn gated_models_name_the_page_and_the_variable() {
@@ -265,4 +270,31 @@ fn a_cache_that_cannot_be_written_is_named() {
         ),
     );
     place.check_served();
+}
+
+#[test]
+fn a_list_of_files_without_end_is_given_up_at_a_limit() {
+    let hub = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", hub.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut client in hub.incoming().map_while(Result::ok) {
+            let mut request = [0; 4096];
+            let _ = client.read(&mut request);
+            let head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{\"siblings\": [";
+            let file = br#"{"rfilename": "a", "size": 1}, "#.repeat(4096);
+            let mut sent = client.write_all(head);
+            while sent.is_ok() {
+                sent = client.write_all(&file);
+            }
+        }
+    });
+    let home = TempFolder::new();
+    let refused = ServerBuilder::new(ID)
+        .env("HF_HOME", home.path().to_str().unwrap())
+        .env("HF_ENDPOINT", &endpoint)
+        .refused();
+    let line = format!(
+        "the hub at {endpoint} gives more than 64.0 MiB as the list of files of `{ID}`: use another HF_ENDPOINT"
+    );
+    assert!(refused.message.contains(&line), "{}", refused.message);
 }

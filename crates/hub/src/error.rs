@@ -216,6 +216,18 @@ pub enum Error {
         /// The file.
         file: String,
     },
+    /// The list of a repository's files goes on and on.
+    #[error(
+        "the hub at {hub} gives more than {} as the list of files of `{id}`: use another HF_ENDPOINT, or name a folder that has the model", Bytes(*limit)
+    )]
+    ListingTooLong {
+        /// The hub's address.
+        hub: String,
+        /// The model.
+        id: String,
+        /// Most bytes that are read.
+        limit: u64,
+    },
     /// The hub's description of a repository lacks something.
     #[error("the hub at {hub} does not give {what} of `{id}`: is it a hub of models?")]
     Incomplete {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use hf_hub::api::tokio::Api;
 use hf_hub::{Repo, RepoType};
@@ -17,6 +17,8 @@ use crate::{Error, ModelId, Result};
 
 /// How often the hub is asked before it counts as unreachable.
 const ATTEMPTS: u32 = 3;
+/// Most bytes of a list of files: some hundred thousand files.
+const MAX_BYTES: usize = 64 << 20;
 
 /// A repository at a revision.
 #[derive(Clone, Debug)]
@@ -65,6 +67,11 @@ impl Listing {
             RepoType::Model,
             asked.revision.to_owned(),
         );
+        // The library for TLS panics where it cannot tell the time.
+        if asked.hub.starts_with("https://") && SystemTime::now() < SystemTime::UNIX_EPOCH {
+            let cause = "the clock of this machine is before 1970: set it".to_owned();
+            return Err(NoListing::Unreachable(cause));
+        }
         let mut attempt = 1;
         loop {
             let request = api.repo(repo.clone()).info_request().query(&[("blobs", "true")]);
@@ -98,19 +105,33 @@ impl Asked<'_> {
         response: reqwest::Response,
         silence: Duration,
     ) -> Result<Listing, NoListing> {
-        let (status, headers) = (response.status(), response.headers().clone());
-        let body = match timeout(silence, response.bytes()).await {
-            Err(_) => {
-                let cause = format!("nothing more came within {} s", silence.as_secs());
-                return Err(NoListing::Unreachable(cause));
-            }
-            Ok(Err(error)) => return Err(NoListing::Unreachable(root_cause(&error))),
-            Ok(Ok(body)) => body,
-        };
-        if !status.is_success() {
-            return Err(NoListing::Refused(self.refusal(status, &headers, "its files")));
+        if !response.status().is_success() {
+            let refusal = self.refusal(response.status(), response.headers(), "its files");
+            return Err(NoListing::Refused(refusal));
         }
+        let body = timeout(silence, self.read_body(response)).await.unwrap_or_else(|_| {
+            let cause = format!("it was not whole within {} s", silence.as_secs());
+            Err(NoListing::Unreachable(cause))
+        })?;
         self.parse(&body).map_err(NoListing::Refused)
+    }
+
+    /// Reads a body that may have no end.
+    async fn read_body(&self, mut response: reqwest::Response) -> Result<Vec<u8>, NoListing> {
+        let broken = |error| NoListing::Unreachable(root_cause(&error));
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(broken)? {
+            if body.len() + chunk.len() > MAX_BYTES {
+                let (hub, id) = (self.hub.to_owned(), self.id.to_string());
+                return Err(NoListing::Refused(Error::ListingTooLong {
+                    hub,
+                    id,
+                    limit: MAX_BYTES as u64,
+                }));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(body)
     }
 
     fn parse(&self, body: &[u8]) -> Result<Listing> {
