@@ -183,6 +183,34 @@ fn damaged_models_are_refused_with_one_clear_line() {
 }
 
 #[test]
+fn models_that_compute_nothing_finite_are_refused() {
+    for (setting, value) in [("rms_norm_eps", "-1"), ("rope_theta", "1e-308")] {
+        let folder = demo_folder();
+        let config = std::fs::read(folder.path().join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_slice(&config).unwrap();
+        assert!(config[setting].is_number());
+        config[setting] = serde_json::from_str(value).unwrap();
+        folder.write("config.json", config.to_string());
+        let line = failure_of(&folder, "");
+        assert!(line.contains("no finite values") && line.contains(setting), "{line}");
+    }
+    let encoder = TempFolder::new();
+    for entry in candlepower_goldens::folder("encoders/bert-score").read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if path.is_file() {
+            encoder.write(name, std::fs::read(&path).unwrap());
+        }
+    }
+    let config = std::fs::read(encoder.path().join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&config).unwrap();
+    config["layer_norm_eps"] = json!(-1000);
+    encoder.write("config.json", config.to_string());
+    let line = failure_of(&encoder, "");
+    assert!(line.contains("no finite values"), "{line}");
+}
+
+#[test]
 fn a_failure_to_load_is_told_by_health_before_the_process_ends() {
     let folder = demo_folder();
     folder.write("model.safetensors", [0xff; 64]);

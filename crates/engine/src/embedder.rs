@@ -26,8 +26,11 @@ use tokio::sync::oneshot;
 
 use crate::{
     EngineHealth, EngineMetrics, Error, PoolingSource, Result, StartProgress, SubmitError,
-    engine::StepClock, pooled::PoolingRunner, running::Running, sequence::InFlight,
-    start::panic_message,
+    engine::StepClock,
+    pooled::PoolingRunner,
+    running::Running,
+    sequence::InFlight,
+    start::{panic_message, warm_up_tokens},
 };
 
 /// Batches of a round for each that is computed at the same time: enough for the threads to even out, few enough that a
@@ -113,6 +116,18 @@ impl Vectors {
     }
 }
 
+/// Runs the model over one token. Some token's vector must be finite.
+fn warm_up(runner: &PoolingRunner, pool: &ThreadPool, vocab_size: usize) -> Result<()> {
+    for token_id in warm_up_tokens(vocab_size) {
+        let one = EncoderInput { token_ids: vec![token_id], type_ids: Vec::new() };
+        let batches: Result<Vec<_>> = runner.run(&[vec![one]], pool).into_iter().collect();
+        if batches?.iter().flatten().flatten().all(|value| value.is_finite()) {
+            return Ok(());
+        }
+    }
+    Err(Error::NothingFinite)
+}
+
 impl Embedder {
     /// Loads the model, runs it once, and starts the engine's thread. Blocks until all of that is done.
     ///
@@ -141,8 +156,7 @@ impl Embedder {
             .map_err(|error| Error::Thread(error.to_string()))?;
         let runner = PoolingRunner::load(source, &config, &pool, progress)?;
         progress(StartProgress::WarmingUp);
-        let one = EncoderInput { token_ids: vec![0], type_ids: Vec::new() };
-        runner.run(&[vec![one]], &pool).into_iter().try_for_each(|batch| batch.map(drop))?;
+        warm_up(&runner, &pool, source.vocab_size())?;
         let info = EmbedderInfo {
             architecture: source.architecture().to_owned(),
             max_model_len: source.max_model_len(config.max_model_len)?,

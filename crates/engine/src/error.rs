@@ -54,6 +54,11 @@ pub enum Error {
     /// The engine has lost track of its sequences or blocks: a fault in candlepower.
     #[error("internal fault: {0}")]
     Invariant(String),
+    /// The model computes NaN or infinities only.
+    #[error(
+        "the model computes no finite values: config.json has a value that is out of range (rms_norm_eps, rope_theta ..), the weights are damaged, or the dtype is too narrow; look at the files, or try --dtype float32"
+    )]
+    NothingFinite,
     /// A setting is out of range.
     #[error("{name} is {value}: {reason}")]
     Config {

@@ -69,7 +69,7 @@ pub(crate) fn start(
     })?;
     let mut ranks = Ranks::new(runner, pool);
     progress(StartProgress::WarmingUp);
-    warm_up(&mut ranks)?;
+    warm_up(&mut ranks, info.vocab_size)?;
     let in_flight_limit = info.max_num_seqs + config.max_queued_seqs;
     let shared = Arc::new(Shared {
         info,
@@ -379,19 +379,30 @@ impl From<LoadProgress> for StartProgress {
     }
 }
 
-/// Runs the model over one token, in a block that nothing else uses yet.
-fn warm_up(ranks: &mut Ranks) -> Result<()> {
-    let row = StepRow {
-        seq: SeqId(0),
-        tokens: vec![TokenSource::Id(0)],
-        first_position: 0,
-        block_table: vec![BlockId(0)],
-        state_slot: Some(StateSlot(0)),
-        logits: LogitsFor::None,
-        samples: Vec::new(),
-    };
-    ranks.launch(&Step { rows: vec![row], ..Step::default() }, &SamplingBatch::default());
-    ranks.wait().map(drop)
+/// Runs the model over one token, in a block that nothing else uses yet. Some token's logits must be finite.
+fn warm_up(ranks: &mut Ranks, vocab_size: usize) -> Result<()> {
+    for token_id in warm_up_tokens(vocab_size) {
+        let row = StepRow {
+            seq: SeqId(0),
+            tokens: vec![TokenSource::Id(token_id)],
+            first_position: 0,
+            block_table: vec![BlockId(0)],
+            state_slot: Some(StateSlot(0)),
+            logits: LogitsFor::Last,
+            samples: vec![SeqId(0)],
+        };
+        let step = Step { rows: vec![row], ..Step::default() };
+        ranks.launch(&step, &SamplingBatch::like_rank_0(&step, &[]));
+        if ranks.wait()?.samples.iter().any(|sampled| sampled.token_id.is_some()) {
+            return Ok(());
+        }
+    }
+    Err(Error::NothingFinite)
+}
+
+/// Tokens to try a model with: one may be padding, whose embedding nobody has trained.
+pub(crate) fn warm_up_tokens(vocab_size: usize) -> [u32; 3] {
+    [0, vocab_size / 4, vocab_size / 2].map(|token_id| token_id as u32)
 }
 
 pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
