@@ -43,6 +43,9 @@ pub enum Error {
     /// The engine has ended while the server ran.
     #[error("the engine has stopped: {0}")]
     EngineDied(String),
+    /// HTTP has no date before 1970, and the library that writes dates panics there.
+    #[error("the clock of this machine is before 1970: set it")]
+    NoClock,
     /// Requests were still running when a second signal came.
     #[error("asked to stop a second time: running requests are dropped")]
     StoppedTwice,

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use candlepower_checkpoint::BATCHED_TOKENS;
 use candlepower_engine::{ChosenDevice, Device, EngineHealth};
@@ -105,6 +105,9 @@ impl Server {
     async fn start(effective: &Effective) -> Result<Self> {
         let config = &effective.config;
         let signals = StopSignals::new().map_err(Error::Signals)?;
+        if SystemTime::now() < SystemTime::UNIX_EPOCH {
+            return Err(Error::NoClock);
+        }
         let chosen = chosen_device(config)?;
         let source = ModelSource::find(config)?;
         let metrics = Metrics::new(config.metrics_compat, &source.names(config)[0]);
