@@ -9,6 +9,9 @@ use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::{env, fs, iter, thread};
 
+/// Set by `cargo xtask` alone.
+const WITHOUT_AVX512: &str = "CANDLEPOWER_WITHOUT_AVX512";
+
 /// Where the kernels are.
 const KERNELS: &str = "src/cuda/kernels";
 
@@ -41,6 +44,7 @@ const CAPABILITIES: [(&str, &str); 6] =
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
+    choose_instruction_sets();
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return ExitCode::SUCCESS;
     }
@@ -50,6 +54,16 @@ fn main() -> ExitCode {
             println!("cargo::error={message}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Kernels for AVX-512 and AMX are two thirds of the code of this crate. Builds whose kernels run on a GPU are tested sooner without.
+fn choose_instruction_sets() {
+    println!("cargo::rustc-check-cfg=cfg(with_avx512)");
+    println!("cargo::rerun-if-env-changed={WITHOUT_AVX512}");
+    let is_x86 = variable("CARGO_CFG_TARGET_ARCH").is_some_and(|name| name == "x86_64");
+    if is_x86 && variable(WITHOUT_AVX512).is_none() {
+        println!("cargo::rustc-cfg=with_avx512");
     }
 }
 

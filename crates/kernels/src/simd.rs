@@ -9,11 +9,11 @@
 //! functions are `#[inline(always)]`, and arithmetic stays out of closures, which cannot be marked so. `cargo xtask test` looks
 //! for intrinsics that are called as functions.
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(with_avx512)]
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
-#[cfg(target_arch = "x86_64")]
+#[cfg(with_avx512)]
 mod avx512;
 pub(crate) mod math;
 #[cfg(target_arch = "x86_64")]
@@ -23,12 +23,14 @@ mod portable;
 mod tests;
 mod tiles;
 
+#[cfg(target_arch = "x86_64")]
+use self::avx2::Avx2;
+#[cfg(with_avx512)]
+use self::avx512::Avx512;
 use self::portable::Portable;
 #[cfg(test)]
 pub(crate) use self::tiles::tile_sum;
 pub(crate) use self::tiles::{TILE_LINE, TILE_ROWS, TileProduct};
-#[cfg(target_arch = "x86_64")]
-use self::{avx2::Avx2, avx512::Avx512};
 
 /// Lanes of [`Simd::F32`].
 pub(crate) const LANES: usize = 16;
@@ -207,11 +209,11 @@ pub(crate) trait WithSimd {
 /// The instruction set a kernel runs with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Isa {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(with_avx512)]
     Amx(Avx512<true, true>),
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(with_avx512)]
     Avx512Bf16(Avx512<true, false>),
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(with_avx512)]
     Avx512(Avx512<false, false>),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
@@ -224,37 +226,28 @@ pub(crate) enum Isa {
 impl Isa {
     /// The best one of this CPU.
     pub(crate) fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        {
-            if let Some(amx) = Avx512::<true, true>::detect() {
-                return Self::Amx(amx);
-            }
-            if let Some(avx512) = Avx512::<true, false>::detect() {
-                return Self::Avx512Bf16(avx512);
-            }
-            if let Some(avx512) = Avx512::<false, false>::detect() {
-                return Self::Avx512(avx512);
-            }
-            if let Some(avx2) = Avx2::detect() {
-                return Self::Avx2(avx2);
-            }
-        }
-        Self::Portable(Portable)
+        Self::wide().next_back().unwrap_or(Self::Portable(Portable))
     }
 
     /// Every one of this CPU.
     #[cfg(test)]
     pub(crate) fn all() -> Vec<Self> {
-        #[cfg(target_arch = "x86_64")]
-        let wide = [
-            Avx2::detect().map(Self::Avx2),
-            Avx512::<false, false>::detect().map(Self::Avx512),
-            Avx512::<true, false>::detect().map(Self::Avx512Bf16),
-            Avx512::<true, true>::detect().map(Self::Amx),
+        std::iter::once(Self::Portable(Portable)).chain(Self::wide()).collect()
+    }
+
+    /// Those of this CPU beside the portable one, the best one last.
+    fn wide() -> impl DoubleEndedIterator<Item = Self> {
+        let wide: &[fn() -> Option<Self>] = &[
+            #[cfg(target_arch = "x86_64")]
+            || Avx2::detect().map(Self::Avx2),
+            #[cfg(with_avx512)]
+            || Avx512::<false, false>::detect().map(Self::Avx512),
+            #[cfg(with_avx512)]
+            || Avx512::<true, false>::detect().map(Self::Avx512Bf16),
+            #[cfg(with_avx512)]
+            || Avx512::<true, true>::detect().map(Self::Amx),
         ];
-        #[cfg(not(target_arch = "x86_64"))]
-        let wide = [];
-        std::iter::once(Self::Portable(Portable)).chain(wide.into_iter().flatten()).collect()
+        wide.iter().filter_map(|detect| detect())
     }
 
     /// [`Self::all`], and what a matrix unit's tiles are held against.
@@ -267,7 +260,7 @@ impl Isa {
     #[cfg(test)]
     pub(crate) fn has_tiles(self) -> bool {
         match self {
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(with_avx512)]
             Self::Amx(_) => true,
             Self::PortableTiles(_) => true,
             _ => false,
@@ -278,11 +271,11 @@ impl Isa {
     #[inline]
     pub(crate) fn run<O: WithSimd>(self, op: O) -> O::Output {
         match self {
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(with_avx512)]
             Self::Amx(s) => s.without_bf16().run(op),
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(with_avx512)]
             Self::Avx512Bf16(s) => s.without_bf16().run(op),
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(with_avx512)]
             Self::Avx512(s) => s.run(op),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(s) => s.run(op),
@@ -296,9 +289,9 @@ impl Isa {
     #[inline]
     pub(crate) fn run_with_dot<O: WithSimd>(self, op: O) -> O::Output {
         match self {
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(with_avx512)]
             Self::Amx(s) => s.without_tiles().run(op),
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(with_avx512)]
             Self::Avx512Bf16(s) => s.run(op),
             _ => self.run(op),
         }
@@ -308,7 +301,7 @@ impl Isa {
     #[inline]
     pub(crate) fn run_with_tiles<O: WithSimd>(self, op: O) -> O::Output {
         match self {
-            #[cfg(target_arch = "x86_64")]
+            #[cfg(with_avx512)]
             Self::Amx(s) => s.run(op),
             #[cfg(test)]
             Self::PortableTiles(s) => s.run(op),

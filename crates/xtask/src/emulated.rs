@@ -16,35 +16,14 @@ use crate::watched;
 
 pub(crate) const EMULATOR: &str = "crates/kernels/tests/emulator";
 
-/// CI's: comparisons of the kernels, which are a program of their own, in two halves that take about as long; attention with the least shared memory; and its
-/// measurements, of which only their end counts here; the goldens of the models; the runner of steps; the server.
-const TESTS: [Tests; 8] = [
+/// CI's: comparisons of the kernels, which are a program of their own, in two halves that take about as long; the goldens of the models; the
+/// runner of steps; the server.
+const TESTS: [Tests; 5] = [
     EXPERTS_AND_PACKED,
     OTHER_KERNELS,
     Tests {
-        source: KERNELS,
-        arguments: "--exact paged_attention latent_attention",
-        names: &[],
-        env: &[("CANDLEPOWER_EMULATED_MODEL", "l40s")],
-        races: Races::Ignored,
-    },
-    Tests {
-        source: KERNELS,
-        arguments: "--times --small",
-        names: &[],
-        env: &[],
-        races: Races::Ignored,
-    },
-    Tests {
         env: &[("CANDLEPOWER_TEST_TOKENS", "24"), ("CANDLEPOWER_TEST_DTYPE", "bf16")],
         ..GOLDENS
-    },
-    Tests {
-        source: "crates/models/tests/all/main.rs",
-        arguments: ONE_BY_ONE,
-        names: &["device::gpus_compute_what_one_does"],
-        env: &[("CANDLEPOWER_EMULATED_GPUS", "2"), ("CANDLEPOWER_TEST_GPUS", "2")],
-        races: Races::Ignored,
     },
     Tests {
         source: "crates/engine/src/lib.rs",
@@ -71,8 +50,34 @@ const TESTS: [Tests; 8] = [
 /// All comparisons, which `cargo xtask deep races` watches in all kernels.
 pub(crate) const COMPARISONS: [Tests; 2] = [EXPERTS_AND_PACKED, OTHER_KERNELS];
 
-/// Every token of the prompts in bf16, and a block of them in f16, for `cargo xtask deep goldens`.
-pub(crate) const GOLDENS: Tests = Tests {
+/// The tests of `cargo xtask deep goldens`: every token of the prompts in bf16 and a block of them in f16; the models over two GPUs;
+/// attention with the least shared memory. The measurements of kernels only have to end.
+pub(crate) const MODELS: [Tests; 4] = [
+    GOLDENS,
+    Tests {
+        source: "crates/models/tests/all/main.rs",
+        arguments: ONE_BY_ONE,
+        names: &["device::gpus_compute_what_one_does"],
+        env: &[("CANDLEPOWER_EMULATED_GPUS", "2"), ("CANDLEPOWER_TEST_GPUS", "2")],
+        races: Races::Ignored,
+    },
+    Tests {
+        source: KERNELS,
+        arguments: "--exact paged_attention latent_attention",
+        names: &[],
+        env: &[("CANDLEPOWER_EMULATED_MODEL", "l40s")],
+        races: Races::Ignored,
+    },
+    Tests {
+        source: KERNELS,
+        arguments: "--times --small",
+        names: &[],
+        env: &[],
+        races: Races::Ignored,
+    },
+];
+
+const GOLDENS: Tests = Tests {
     source: "crates/models/tests/all/main.rs",
     arguments: ONE_BY_ONE,
     names: &["device::a_gpu_computes_every_architecture"],
@@ -351,12 +356,16 @@ mod tests {
             }
         }
         let goldens = ["device::a_gpu_computes_every_architecture"];
+        let over_gpus = ["device::gpus_compute_what_one_does"];
         assert_eq!(
             not_in_ci,
             [
                 ("expert packed", &[] as &[&str]),
                 ("--skip expert --skip packed", &[]),
-                (ONE_BY_ONE, &goldens)
+                ("--exact paged_attention latent_attention", &[]),
+                ("--times --small", &[]),
+                (ONE_BY_ONE, &goldens),
+                (ONE_BY_ONE, &over_gpus),
             ],
             "what CI leaves to deep"
         );

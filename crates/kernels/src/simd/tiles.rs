@@ -10,6 +10,7 @@ pub(crate) const TILE_LINE: usize = 16;
 
 /// What one call adds to 16 or 32 rows of 32 outputs. Words are two bf16, those of two steps of `k`.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(with_avx512), expect(dead_code, reason = "only a matrix unit reads ahead"))]
 pub(crate) struct TileProduct {
     /// Activations `[lines][16 * row_tiles][TILE_LINE]` words.
     pub(crate) x: *const f32,
