@@ -133,7 +133,7 @@ fn whole_answers_are_cancelled_with_their_client_too() {
         let mut socket = std::net::TcpStream::connect(server.address).unwrap();
         let length = body.len();
         let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
         );
         socket.write_all(format!("{head}{body}").as_bytes()).unwrap();
         socket

@@ -3,6 +3,7 @@
 mod clock;
 mod connections;
 mod constraints;
+mod early_answers;
 mod lifecycle;
 mod limits;
 mod logging;

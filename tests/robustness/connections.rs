@@ -37,7 +37,7 @@ fn heads_that_never_end_do_not_keep_others_out_and_are_given_up() {
     let server = Server::demo();
     let mut slow: Vec<TcpStream> = (0..100).map(|_| connect(&server)).collect();
     for (i, socket) in slow.iter_mut().enumerate() {
-        let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: aaaaaaaaaaaaaaaa";
+        let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: aaaaaaaaaaaaaaaa";
         socket.write_all(&head.as_bytes()[..1 + i % head.len()]).unwrap();
     }
     still_serves(&server);
@@ -56,7 +56,7 @@ fn half_a_body_is_no_request() {
         let mut socket = connect(&server);
         let length = body.len();
         let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
         );
         socket.write_all(head.as_bytes()).unwrap();
         socket.write_all(&body.as_bytes()[..sent]).unwrap();
@@ -71,18 +71,18 @@ fn half_a_body_is_no_request() {
 #[test]
 fn garbage_is_refused() {
     let server = Server::demo();
-    let long_path = format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(1 << 20));
+    let long_path = format!("GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n", "a".repeat(1 << 20));
     let many_headers =
-        format!("GET /health HTTP/1.1\r\nHost: x\r\n{}\r\n", "X-A: b\r\n".repeat(10_000));
+        format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{}\r\n", "X-A: b\r\n".repeat(10_000));
     for garbage in [
         "\0\0\0\0\r\n\r\n",
         "\x16\x03\x01\x02\0\x01\0\x01\u{fc}\x03\x03\r\n\r\n",
         "GET\r\n\r\n",
         "GET / HTTP/9.9\r\n\r\n",
         "GET /health HTTP/1.1\r\nNo colon\r\n\r\n",
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n",
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         &long_path,
         &many_headers,
     ] {
@@ -105,10 +105,10 @@ fn pipelined_requests_are_answered_in_order_and_garbage_after_them_ends_the_conn
         json!({"model": "demo", "prompt": "a", "max_tokens": 2, "temperature": 0}).to_string();
     let length = body.len();
     let post = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
     );
     let requests = format!(
-        "GET /version HTTP/1.1\r\nHost: x\r\n\r\n{post}GET /nothing HTTP/1.1\r\nHost: x\r\n\r\nGARBAGE\r\n\r\n"
+        "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n{post}GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\nGARBAGE\r\n\r\n"
     );
     socket.write_all(requests.as_bytes()).unwrap();
     let mut reader = BufReader::new(socket);
@@ -128,7 +128,7 @@ fn a_connection_serves_many_requests() {
     let server = Server::demo();
     let mut reader = BufReader::new(connect(&server));
     for _ in 0..20 {
-        reader.get_mut().write_all(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        reader.get_mut().write_all(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         assert_eq!(read_response(&mut reader).unwrap().ok()["data"][0]["id"], "demo");
     }
 }

@@ -55,7 +55,7 @@ fn a_body_over_the_limit_is_refused_before_it_is_read() {
     let length = (32 << 20) + 1;
     // Only the head is sent: the announced length is enough.
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     );
     let mut socket = TcpStream::connect(server.address).unwrap();
     socket.write_all(head.as_bytes()).unwrap();
@@ -67,7 +67,7 @@ fn a_body_over_the_limit_is_refused_before_it_is_read() {
 fn a_body_of_unknown_length_is_refused_where_it_passes_the_limit() {
     let server = Server::demo();
     let mut socket = TcpStream::connect(server.address).unwrap();
-    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     socket.write_all(head.as_bytes()).unwrap();
     let mebibyte = vec![b' '; 1 << 20];
     // The limit is 32 MiB; the last byte passes it, and the chunk that holds it is the last that is sent.

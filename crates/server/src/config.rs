@@ -24,7 +24,9 @@ pub use values::{
     Asked, ByteSize, DefaultMaxTokens, DeviceKind, Framework, GenerationConfigSource, LogFormat,
     LogLevel, MetricsCompat, one_of,
 };
-use values::{at_least_one, endpoint, gigabytes, not_empty, origin, part, session_seconds, switch};
+use values::{
+    at_least_one, endpoint, gigabytes, host_name, not_empty, origin, part, session_seconds, switch,
+};
 
 /// Everything that `candlepower serve` can be told.
 #[derive(Clone, Debug, PartialEq, Args)]
@@ -91,6 +93,15 @@ pub struct ServeConfig {
     /// Origins of web pages that may call this server, separated by commas; * allows all [default: none]
     #[arg(long, help_heading = "Server", value_name = "ORIGINS", value_delimiter = ',', value_parser = origin)]
     pub allowed_origins: Vec<String>,
+    /// Names besides localhost under which a server without a key on a loopback address is called, separated by commas
+    #[arg(long, help_heading = "Server", value_name = "HOSTS", value_delimiter = ',', value_parser = host_name)]
+    pub allowed_hosts: Vec<String>,
+    /// Most connections at once
+    #[arg(long, help_heading = "Server", value_name = "N", default_value = "8192", value_parser = at_least_one)]
+    pub max_connections: usize,
+    /// Memory of the bodies of all requests that arrive or are prepared
+    #[arg(long, help_heading = "Server", value_name = "SIZE", default_value = "512Mi")]
+    pub max_body_memory: ByteSize,
     /// Tokens generated for requests that do not say: a number, or max for the rest of the context
     #[arg(long, help_heading = "Server", value_name = "N|max", default_value = "16")]
     pub default_max_tokens: DefaultMaxTokens,

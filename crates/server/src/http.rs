@@ -1,6 +1,8 @@
 //! The HTTP layer around the endpoints: listening, routing, authentication, request ids and request metrics.
 
 pub(crate) mod auth;
+pub(crate) mod host;
+pub(crate) mod linger;
 pub(crate) mod listen;
 pub(crate) mod router;
 pub(crate) mod track;

@@ -1,6 +1,7 @@
 //! The state that handlers share: the loaded model, its stored conversations, metrics, and how an error becomes HTTP.
 
 pub(crate) mod api_error;
+pub(crate) mod body_memory;
 pub(crate) mod metrics;
 pub(crate) mod served_model;
 pub(crate) mod sessions;

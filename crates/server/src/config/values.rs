@@ -215,6 +215,16 @@ pub(super) fn origin(text: &str) -> Result<String, String> {
     }
 }
 
+/// A host without a scheme and without a port.
+pub(super) fn host_name(text: &str) -> Result<String, String> {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    if !text.is_empty() && text.bytes().all(is_name) {
+        Ok(text.to_owned())
+    } else {
+        Err("a host such as example.com is needed, without a scheme and a port".into())
+    }
+}
+
 /// Yes or no, in the words that the hub's tools take.
 pub(super) fn switch(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
@@ -266,6 +276,14 @@ mod tests {
         assert_eq!(endpoint("http://127.0.0.1:9000/").as_deref(), Ok("http://127.0.0.1:9000"));
         for text in ["", "huggingface.co", "https://", "ftp://a", "https://a b"] {
             assert!(endpoint(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn hosts_have_neither_scheme_nor_port() {
+        assert_eq!(host_name("a-b.example.com").as_deref(), Ok("a-b.example.com"));
+        for text in ["", "http://a", "a:80", "a b", "*"] {
+            assert!(host_name(text).is_err(), "{text}");
         }
     }
 

@@ -3,25 +3,33 @@
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{FromRequest, Request};
+use axum::extract::Request;
 use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue};
 use futures::StreamExt;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
 
 use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::body_memory::BodyMemory;
 
 /// Most bytes of a body.
 pub(crate) const MAX_BODY_BYTES: usize = 32 << 20;
-/// Longest wait for more of a body.
+/// Longest wait for more of a body, and for the first part of it.
 const BODY_IDLE: Duration = Duration::from_secs(30);
+/// Bytes a second that a body has to come with beyond that.
+const LEAST_RATE: usize = 8 << 10;
 
 /// The bytes of a body that says of itself that it is JSON.
-pub(crate) struct JsonBytes(pub(crate) Bytes);
+#[derive(Debug)]
+pub(crate) struct JsonBytes {
+    pub(crate) bytes: Bytes,
+    /// What they take of the memory for bodies, which is given back with them.
+    _memory: Vec<OwnedSemaphorePermit>,
+}
 
-impl<S: Send + Sync> FromRequest<S> for JsonBytes {
-    type Rejection = ApiError;
-
-    async fn from_request(request: Request, _: &S) -> ApiResult<Self> {
+impl JsonBytes {
+    pub(crate) async fn of(request: Request, memory: &BodyMemory) -> ApiResult<Self> {
         if !is_json(request.headers()) {
             return Err(ApiError::unsupported_media_type());
         }
@@ -35,22 +43,32 @@ impl<S: Send + Sync> FromRequest<S> for JsonBytes {
         if length.is_some_and(|length| length > MAX_BODY_BYTES as u64) {
             return Err(ApiError::body_too_large(MAX_BODY_BYTES));
         }
-        read(request.into_body(), MAX_BODY_BYTES, BODY_IDLE).await.map(JsonBytes)
+        read(request.into_body(), MAX_BODY_BYTES, memory).await
     }
 }
 
-async fn read(body: Body, limit: usize, idle: Duration) -> ApiResult<Bytes> {
+async fn read(body: Body, limit: usize, memory: &BodyMemory) -> ApiResult<JsonBytes> {
+    let began = Instant::now();
     let mut stream = body.into_data_stream();
     let mut first = Bytes::new();
     let mut rest = Vec::new();
+    let mut taken = Vec::new();
     loop {
-        let next = tokio::time::timeout(idle, stream.next())
-            .await
-            .map_err(|_| ApiError::body_timeout())?;
+        let received = first.len() + rest.len();
+        let earned = Duration::from_secs((received / LEAST_RATE) as u64);
+        let next = tokio::time::timeout_at(began + BODY_IDLE + earned, stream.next());
+        let next = tokio::time::timeout(BODY_IDLE, next).await;
+        let next = next.ok().and_then(Result::ok).ok_or_else(ApiError::body_timeout)?;
         let Some(chunk) = next else { break };
         let chunk = chunk.map_err(|_| ApiError::body_broken())?;
-        if first.len() + rest.len() + chunk.len() > limit {
+        if received + chunk.len() > limit {
             return Err(ApiError::body_too_large(limit));
+        }
+        // The buffer that chunks are joined in may be twice as large as they are.
+        let bytes = if first.is_empty() { chunk.len() } else { rest.capacity().max(chunk.len()) };
+        let held = taken.iter().map(OwnedSemaphorePermit::num_permits).sum::<usize>() * 1024;
+        if first.len() + bytes + chunk.len() > held {
+            taken.push(memory.take(first.len() + bytes + chunk.len() - held)?);
         }
         // Most bodies come in one piece, which is then not copied.
         if first.is_empty() {
@@ -59,10 +77,8 @@ async fn read(body: Body, limit: usize, idle: Duration) -> ApiResult<Bytes> {
             rest.extend_from_slice(&chunk);
         }
     }
-    if rest.is_empty() {
-        return Ok(first);
-    }
-    Ok([&first[..], &rest[..]].concat().into())
+    let bytes = if rest.is_empty() { first } else { [&first[..], &rest[..]].concat().into() };
+    Ok(JsonBytes { bytes, _memory: taken })
 }
 
 /// `application/json`, or another type that is JSON, with or without parameters.
@@ -112,29 +128,68 @@ mod tests {
         Body::from_stream(stream::iter(chunks.to_vec()).map(Ok::<_, std::io::Error>))
     }
 
+    async fn read_with(body: Body, limit: usize, memory: &BodyMemory) -> ApiResult<Bytes> {
+        read(body, limit, memory).await.map(|body| body.bytes)
+    }
+
+    async fn read_all(body: Body, limit: usize) -> ApiResult<Bytes> {
+        read_with(body, limit, &BodyMemory::new(1 << 20)).await
+    }
+
     #[tokio::test]
     async fn pieces_are_joined_up_to_the_limit() {
-        let body = read(chunks(&["ab", "cd", "e"]), 5, BODY_IDLE).await.unwrap();
+        let body = read_all(chunks(&["ab", "cd", "e"]), 5).await.unwrap();
         assert_eq!(&body[..], b"abcde");
-        assert_eq!(
-            read(chunks(&["abc", "def"]), 5, BODY_IDLE).await,
-            Err(ApiError::body_too_large(5))
-        );
+        assert_eq!(read_all(chunks(&["abc", "def"]), 5).await, Err(ApiError::body_too_large(5)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_body_that_stops_is_given_up() {
         let stalled = Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>());
-        assert_eq!(read(stalled, 5, BODY_IDLE).await, Err(ApiError::body_timeout()));
+        assert_eq!(read_all(stalled, 5).await, Err(ApiError::body_timeout()));
+    }
+
+    /// A body of chunks that come one a second.
+    fn slow(bytes: usize, count: usize) -> Body {
+        Body::from_stream(stream::iter(0..count).then(move |_| async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Ok::<_, std::io::Error>(Bytes::from(vec![b'a'; bytes]))
+        }))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_has_a_least_rate() {
+        let began = Instant::now();
+        assert_eq!(read_all(slow(1, 1000), 5000).await, Err(ApiError::body_timeout()));
+        assert!(began.elapsed() < BODY_IDLE + Duration::from_secs(2));
+        let body = read_all(slow(LEAST_RATE, 60), 1 << 20).await.unwrap();
+        assert_eq!(body.len(), 60 * LEAST_RATE);
+    }
+
+    #[tokio::test]
+    async fn bodies_share_their_memory_and_give_it_back() {
+        let memory = BodyMemory::new(64 << 10);
+        let large = || Body::from(vec![b'a'; 40 << 10]);
+        let held = read(large(), 1 << 20, &memory).await.unwrap();
+        let refused = read_with(large(), 1 << 20, &memory).await;
+        assert_eq!(refused, Err(ApiError::bodies_full(64 << 10)));
+        drop(held);
+        read_with(large(), 1 << 20, &memory).await.unwrap();
+        // One that comes in parts is counted as a whole.
+        let parts = || {
+            let chunk = Bytes::from(vec![b'a'; 4 << 10]);
+            let chunks = (0..20).map(move |_| Ok::<_, std::io::Error>(chunk.clone()));
+            Body::from_stream(stream::iter(chunks))
+        };
+        assert!(read_with(parts(), 1 << 20, &memory).await.is_err());
+        read_with(parts(), 1 << 20, &BodyMemory::new(512 << 10)).await.unwrap();
+        assert_eq!(memory.free_bytes(), 64 << 10, "what was refused is given back");
     }
 
     #[tokio::test]
     async fn a_body_that_breaks_off_is_an_error() {
         let broken =
             stream::iter([Ok(Bytes::from_static(b"a")), Err(std::io::Error::other("gone"))]);
-        assert_eq!(
-            read(Body::from_stream(broken), 5, BODY_IDLE).await,
-            Err(ApiError::body_broken())
-        );
+        assert_eq!(read_all(Body::from_stream(broken), 5).await, Err(ApiError::body_broken()));
     }
 }

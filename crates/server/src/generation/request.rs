@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 
 use crate::generation::body::JsonBytes;
@@ -22,7 +21,7 @@ pub(crate) struct Incoming<M = LoadedModel> {
     pub(crate) state: AppState,
     pub(crate) model: Arc<M>,
     pub(crate) arrived: Instant,
-    body: Bytes,
+    body: Arc<JsonBytes>,
 }
 
 /// How a body becomes what is asked for: all that is refused with a 400 is refused here.
@@ -33,7 +32,7 @@ impl<M: Asked> FromRequest<AppState> for Incoming<M> {
 
     async fn from_request(request: Request, state: &AppState) -> ApiResult<Self> {
         let model = M::of(served(request.extensions())?)?;
-        let JsonBytes(body) = JsonBytes::from_request(request, state).await?;
+        let body = Arc::new(JsonBytes::of(request, state.body_memory()).await?);
         Ok(Self { state: state.clone(), model, arrived: Instant::now(), body })
     }
 }
@@ -41,9 +40,9 @@ impl<M: Asked> FromRequest<AppState> for Incoming<M> {
 impl<M: Asked> Incoming<M> {
     /// Prepares the body where that does not hold up other requests. Long work is given up when the client is gone.
     pub(crate) async fn prepare<T: Send + 'static>(&self, prepare: Prepare<M, T>) -> ApiResult<T> {
-        if self.body.len() <= SHORT_BODY_BYTES {
+        if self.body.bytes.len() <= SHORT_BODY_BYTES {
             let here = Preparation::on_event_loop(&*self.model, self.state.config());
-            let prepared = prepare(&self.body, &here);
+            let prepared = prepare(&self.body.bytes, &here);
             if !here.is_postponed() {
                 return prepared;
             }
@@ -64,14 +63,15 @@ impl<M: Asked> Incoming<M> {
             .acquire_owned()
             .await
             .map_err(|error| ApiError::internal(error.to_string()))?;
-        let (body, model, state) = (self.body.clone(), Arc::clone(&self.model), self.state.clone());
+        let (body, model) = (Arc::clone(&self.body), Arc::clone(&self.model));
+        let state = self.state.clone();
         let cancel = CancelOnDrop::default();
         let cancelled = cancel.flag();
         let work = move || {
             // Kept until the work is done, even if its request is gone by then.
             let _permit = permit;
             lower_priority();
-            prepare(&body, &Preparation::on_thread(&*model, state.config(), &cancelled))
+            prepare(&body.bytes, &Preparation::on_thread(&*model, state.config(), &cancelled))
         };
         match tokio::task::spawn_blocking(work).await {
             Ok(result) => result,

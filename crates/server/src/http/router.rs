@@ -18,6 +18,8 @@ use crate::endpoints::{
     chat, completions, embeddings, generate, health, messages, models, rerank, responses, tokenize,
 };
 use crate::http::auth::{OPEN_PATHS, authenticate};
+use crate::http::host::check_host;
+use crate::http::linger::linger;
 use crate::http::track::track;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::state::AppState;
@@ -57,6 +59,8 @@ pub(crate) fn router(state: AppState) -> Router {
         None => router,
     };
     router
+        .layer(middleware::from_fn_with_state(state.clone(), check_host))
+        .layer(middleware::from_fn(linger))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn_with_state(state.clone(), track))
         .with_state(state)

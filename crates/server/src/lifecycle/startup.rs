@@ -117,7 +117,9 @@ impl Server {
         let (listener, address) = bind(config).await?;
         announce(effective, &chosen, &address);
         let (stop, stopped) = watch::channel(false);
-        let connections = tokio::spawn(listen::serve(listener, router(state.clone()), stopped));
+        let served =
+            listen::serve(listener, router(state.clone()), config.max_connections, stopped);
+        let connections = tokio::spawn(served);
         tokio::spawn(async move {
             let mut interval = tokio::time::interval(METRICS_UPKEEP);
             loop {

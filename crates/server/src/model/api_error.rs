@@ -123,6 +123,50 @@ impl ApiError {
             .with_code("request_too_large")
     }
 
+    /// 503: the bodies of other requests fill the memory for them.
+    pub(crate) fn bodies_full(limit: u64) -> Self {
+        Self::unavailable(format!(
+            "The bodies of running requests take up the {} MiB that they may (max_body_memory). Try again later.",
+            limit >> 20
+        ))
+    }
+
+    /// 503: as many connections are open as may be.
+    pub(crate) fn too_many_connections() -> Self {
+        Self::unavailable(
+            "The server has as many connections as it may (max_connections). Try again later.",
+        )
+    }
+
+    /// 400: it is not clear who the request is for.
+    pub(crate) fn bad_host(message: &str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, message).with_code("invalid_host")
+    }
+
+    /// 421: the request is for another host.
+    pub(crate) fn misdirected(host: &str) -> Self {
+        let host = excerpt(host);
+        let message = format!(
+            "This server does not serve the host {host}: start it with --allowed-hosts {host}, or with an API key."
+        );
+        Self::new(StatusCode::MISDIRECTED_REQUEST, INVALID_REQUEST, message)
+            .with_code("misdirected_request")
+    }
+
+    /// 501.
+    pub(crate) fn unknown_transfer_encoding() -> Self {
+        let message = "The only transfer coding is `chunked`.";
+        Self::new(StatusCode::NOT_IMPLEMENTED, INVALID_REQUEST, message)
+            .with_code("unknown_transfer_encoding")
+    }
+
+    /// 417.
+    pub(crate) fn unknown_expectation() -> Self {
+        let message = "The only expectation is `100-continue`.";
+        Self::new(StatusCode::EXPECTATION_FAILED, INVALID_REQUEST, message)
+            .with_code("unknown_expectation")
+    }
+
     /// 415.
     pub(crate) fn unsupported_media_type() -> Self {
         let message = "The body must be JSON: send `Content-Type: application/json`.";

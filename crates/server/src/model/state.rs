@@ -9,6 +9,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::config::ServeConfig;
 use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::body_memory::BodyMemory;
 use crate::model::metrics::Metrics;
 use crate::model::served_model::Served;
 
@@ -24,6 +25,7 @@ struct Shared {
     active: watch::Sender<usize>,
     /// Becomes true when running requests are to be cut short.
     abort: watch::Sender<bool>,
+    body_memory: BodyMemory,
     /// Threads that prepare requests at the same time: as many as there are cores, at least two.
     preparation: Arc<Semaphore>,
 }
@@ -46,8 +48,10 @@ enum Lifecycle {
 impl AppState {
     pub(crate) fn new(config: ServeConfig, metrics: Metrics) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let body_memory = BodyMemory::new(config.max_body_memory.0);
         Self(Arc::new(Shared {
             config,
+            body_memory,
             metrics,
             lifecycle: Mutex::new(Lifecycle::Pending),
             active: watch::Sender::new(0),
@@ -62,6 +66,10 @@ impl AppState {
 
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.0.metrics
+    }
+
+    pub(crate) fn body_memory(&self) -> &BodyMemory {
+        &self.0.body_memory
     }
 
     /// Permits to prepare long prompts.

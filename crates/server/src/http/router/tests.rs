@@ -44,7 +44,8 @@ fn demo(state: &AppState) -> Arc<LoadedModel> {
     }
 }
 
-async fn call(state: &AppState, request: Request) -> Response {
+async fn call(state: &AppState, mut request: Request) -> Response {
+    request.headers_mut().entry("host").or_insert(HeaderValue::from_static("localhost"));
     router(state.clone()).oneshot(request).await.unwrap()
 }
 
@@ -481,7 +482,7 @@ async fn a_client_that_goes_cancels_its_request() {
     let (stop, stopped) = watch::channel(false);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let server = tokio::spawn(listen::serve(listener, router(state.clone()), stopped));
+    let server = tokio::spawn(listen::serve(listener, router(state.clone()), 100, stopped));
     for stream in [false, true] {
         let body = json!({"model": "demo", "prompt": "x", "n": 4, "max_tokens": 2000, "ignore_eos": true, "stream": stream});
         let body = body.to_string();
