@@ -49,6 +49,85 @@ fn a_megabyte_of_prompt_is_refused_and_the_next_request_is_answered() {
     server.complete(json!({"prompt": "a", "max_tokens": 2}));
 }
 
+/// Every endpoint that tokenizes counts all texts of a prompt, and its refusal has both numbers.
+#[test]
+fn texts_over_the_limit_of_bytes_are_refused_wherever_they_come_from() {
+    let server = ServerBuilder::new("demo")
+        .flags("--framework prism --max-model-len 256 --max-prompt-bytes 4000")
+        .start();
+    let user = |text: &str| json!([{"role": "user", "content": text}]);
+    let text = "1".repeat(4001);
+    // Each is below the limit, and together they are above it.
+    let half = "word ".repeat(300);
+    let turns = json!([
+        {"role": "user", "content": half}, {"role": "assistant", "content": half}, {"role": "user", "content": half},
+    ]);
+    let tools = json!([{"type": "function", "function": {
+        "name": "f", "description": "d".repeat(4000), "parameters": {"type": "object", "properties": {}},
+    }}]);
+    for (path, body, param) in [
+        ("/tokenize", json!({"prompt": text}), "prompt"),
+        ("/tokenize", json!({"messages": user(&text)}), "messages"),
+        ("/v1/completions", json!({"model": "demo", "prompt": text}), "prompt"),
+        ("/v1/completions", json!({"model": "demo", "prompt": ["a", text]}), "prompt"),
+        ("/v1/chat/completions", json!({"model": "demo", "messages": user(&text)}), "messages"),
+        ("/v1/chat/completions", json!({"model": "demo", "messages": turns}), "messages"),
+        (
+            "/v1/chat/completions",
+            json!({"model": "demo", "messages": user("a"), "tools": tools}),
+            "messages",
+        ),
+        ("/v1/responses", json!({"model": "demo", "input": text}), "messages"),
+        ("/v1/messages", json!({"model": "demo", "max_tokens": 1, "messages": turns}), "messages"),
+        ("/v1/messages/count_tokens", json!({"model": "demo", "messages": turns}), "messages"),
+        ("/generate", json!({"text": text}), "text"),
+        ("/generate", json!({"text": "a", "choices": [text, "b"]}), "choices"),
+    ] {
+        let error = server.post(path, &body).error(400);
+        assert_eq!(error["code"], "context_length_exceeded", "{path} {error}");
+        let message = error["message"].as_str().unwrap();
+        assert!(
+            message.contains(" bytes, and this server takes at most 4000 "),
+            "{path} {message}"
+        );
+        assert!(message.contains("--max-prompt-bytes"), "{path} {message}");
+        if path != "/v1/responses" {
+            assert_eq!(error["param"], param, "{path}");
+        }
+    }
+    // Within the limit a text may be longer than the context where that is only counted.
+    let counted = server.post("/tokenize", &json!({"prompt": "1".repeat(4000)})).ok();
+    assert_eq!(counted["count"], 4000);
+
+    let ids = |count: usize| json!({"tokens": vec![5; count]});
+    server.post("/detokenize", &ids(256)).ok();
+    let error = server.post("/detokenize", &ids(257)).error(400);
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("257 ids") && message.contains("at most 256 "), "{message}");
+    assert_eq!(
+        (&error["param"], &error["code"]),
+        (&json!("tokens"), &json!("context_length_exceeded"))
+    );
+}
+
+#[test]
+fn a_long_run_of_digits_is_tokenized_in_bounded_memory() {
+    let server = ServerBuilder::new("demo").flags("--max-prompt-bytes 8Mi").start();
+    let peak = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+    };
+    server.post("/tokenize", &json!({"prompt": "1"})).ok();
+    let before = peak();
+    let text = "1".repeat(2_000_000);
+    let counted = server.post("/tokenize", &json!({"prompt": text})).ok();
+    assert_eq!(counted["count"], text.len());
+    // 64 MiB and 16 bytes a byte for the tokens, and as much for the body and the answer. It was 350 bytes a byte.
+    let grown = peak() - before;
+    assert!(grown < (64 << 20) + 32 * text.len(), "{} MiB", grown >> 20);
+}
+
 #[test]
 fn a_body_over_the_limit_is_refused_before_it_is_read() {
     let server = Server::demo();

@@ -108,6 +108,9 @@ pub struct ServeConfig {
     /// Most alternatives that logprobs may ask for
     #[arg(long, help_heading = "Server", value_name = "N", default_value_t = 20)]
     pub max_logprobs: usize,
+    /// Most bytes of the texts of one prompt, such as 1Mi; more are answered with 400 [default: 16 for each token of the context, and 64Ki]
+    #[arg(long, help_heading = "Server", value_name = "SIZE")]
+    pub max_prompt_bytes: Option<ByteSize>,
     /// Choices that may wait while max_num_seqs run; more are answered with 429
     #[arg(long, help_heading = "Server", value_name = "N", default_value_t = 2048)]
     pub max_queued_requests: usize,

@@ -5,6 +5,7 @@
 //! and `sse` streams chunks.
 
 pub(crate) mod body;
+pub(crate) mod cancellation;
 pub(crate) mod chat_output;
 pub(crate) mod constraint;
 pub(crate) mod content_blocks;

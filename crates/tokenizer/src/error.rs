@@ -15,6 +15,9 @@ pub enum Error {
     /// The text could not be turned into tokens.
     #[error("the text cannot be tokenized: {0}; send a shorter or simpler text")]
     Encode(String),
+    /// The work was given up before it was done.
+    #[error("the text was not tokenized: the request was given up; send it again")]
+    Cancelled,
     /// The token ids could not be turned into text.
     #[error("the tokens cannot be decoded: {0}; check that tokenizer.json belongs to this model")]
     Decode(String),

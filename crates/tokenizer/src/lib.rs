@@ -4,14 +4,16 @@
 //! [`ChatTemplate::prompt`] -> [`Tokenizer::encode_prompt`] -> (the engine) -> [`Detokenizer::push`] -> [`StopMatcher::push`].
 
 mod clock;
+mod cuts;
 mod decoder;
 mod detokenizer;
+mod encode;
 mod error;
 mod input;
 mod jinja;
 mod json;
-mod marked;
 mod methods;
+mod piece;
 mod prompt;
 mod stop;
 mod template;

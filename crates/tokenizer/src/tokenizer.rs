@@ -1,16 +1,16 @@
 //! The tokenizer of a checkpoint: text to token ids and back, with what each token is.
 
 use std::borrow::Cow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::catch_unwind;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
+use crate::cuts::Cuts;
 use crate::decoder::{DecoderKind, TokenClass, TokenTable};
-use crate::marked::encode_marked;
 use crate::prompt::SpellingFinder;
-use crate::{Error, Prompt, Result};
+use crate::{Error, Result};
 
 /// Whether the tokenizer's post-processor adds its tokens (begin of sequence, for some also the end).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +56,7 @@ struct Inner {
     named: NamedSpecialTokens,
     special_ids: Vec<u32>,
     spellings: SpellingFinder,
+    cuts: Option<Cuts>,
 }
 
 impl Tokenizer {
@@ -87,40 +88,9 @@ impl Tokenizer {
         let ids = 0..u32::try_from(table.len()).expect("token ids are u32");
         let special_ids = ids.filter(|&id| table.class(id) == TokenClass::Special).collect();
         let spellings = SpellingFinder::new(&special_spellings(&tokenizer))?;
-        let inner = Inner { tokenizer, kind, table, named, special_ids, spellings };
+        let cuts = Cuts::new(&tokenizer);
+        let inner = Inner { tokenizer, kind, table, named, special_ids, spellings, cuts };
         Ok(Self { inner: Arc::new(inner) })
-    }
-
-    /// The token ids of a text. Special tokens that are spelled out in the text become their ids.
-    ///
-    /// # Errors
-    /// [`Error::Encode`] when the tokenizer has no token for a part of the text, or gives the text up as too costly.
-    pub fn encode(&self, text: &str, add_special_tokens: AddSpecialTokens) -> Result<Vec<u32>> {
-        let add = add_special_tokens == AddSpecialTokens::Yes;
-        Ok(guarded(|| self.inner.tokenizer.encode_fast(text, add))?.get_ids().to_vec())
-    }
-
-    /// The token ids of a rendered conversation. Special tokens become their ids where the template wrote them; where
-    /// the conversation spells them out they are text, as if the tokenizer had no special tokens.
-    ///
-    /// # Errors
-    /// As [`Self::encode`].
-    pub fn encode_prompt(
-        &self,
-        prompt: &Prompt,
-        add_special_tokens: AddSpecialTokens,
-    ) -> Result<Vec<u32>> {
-        let Some((text, marks)) = prompt.marks() else {
-            return self.encode(prompt.text(), add_special_tokens);
-        };
-        let add = add_special_tokens == AddSpecialTokens::Yes;
-        let is_special = |id| self.is_special(id);
-        let tokenizer = &self.inner.tokenizer;
-        let encoding = guarded(|| {
-            let encoding = encode_marked(tokenizer, text, marks, &is_special)?;
-            tokenizer.post_process(encoding, None, add)
-        })?;
-        Ok(encoding.get_ids().to_vec())
     }
 
     /// The text of token ids, as the `tokenizers` library decodes them; ids without a token are left out.
@@ -198,6 +168,11 @@ impl Tokenizer {
         &self.inner.tokenizer
     }
 
+    /// Where its texts may be cut; `None` where nowhere.
+    pub(crate) fn cuts(&self) -> Option<&Cuts> {
+        self.inner.cuts.as_ref()
+    }
+
     pub(crate) fn kind(&self) -> &DecoderKind {
         &self.inner.kind
     }
@@ -237,21 +212,6 @@ fn read(tokenizer_json: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
         Ok(tokenizer)
     };
     catch_unwind(read).unwrap_or_else(|_| Err("its parts do not fit together".into()))
-}
-
-/// What `encode` finds, and an error instead of a panic.
-pub(crate) fn guarded(
-    encode: impl FnOnce() -> tokenizers::Result<tokenizers::Encoding>,
-) -> Result<tokenizers::Encoding> {
-    // The regex engine below panics when a text makes it backtrack ten million steps at one place. Encoding changes
-    // nothing but caches behind locks, so going on after a panic is safe.
-    match catch_unwind(AssertUnwindSafe(encode)) {
-        Ok(Ok(encoding)) => Ok(encoding),
-        Ok(Err(error)) => Err(Error::Encode(error.to_string())),
-        Err(_) => {
-            Err(Error::Encode("it is too repetitive for this tokenizer's splitting rule".into()))
-        }
-    }
 }
 
 /// The splitting rule for white space at the end of a line, as some checkpoints write it (DeepSeek LLM and Coder).

@@ -10,8 +10,9 @@ use candlepower_api::{
 use candlepower_engine::{EncoderInput, EngineHealth};
 use uuid::Uuid;
 
+use crate::generation::cancellation;
 use crate::generation::preparation::Preparation;
-use crate::generation::prompt::{check_text_length, unix_seconds};
+use crate::generation::prompt::{check_text_bytes, check_text_length, unix_seconds};
 use crate::generation::request::Incoming;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::PoolingModel;
@@ -134,9 +135,12 @@ fn inputs(
     prefix: Option<&str>,
     limit: Option<usize>,
 ) -> ApiResult<Vec<EncoderInput>> {
-    let text = |param: String, text: &str| match prefix {
-        None => encode(model, param, (text, None), limit),
-        Some(prefix) => encode(model, param, (&format!("{prefix}{text}"), None), limit),
+    let text = |param: String, text: &str| {
+        let ids = match prefix {
+            None => text_ids(model, &param, text, limit)?,
+            Some(prefix) => text_ids(model, &param, &format!("{prefix}{text}"), limit)?,
+        };
+        text_input(model, param, (&ids, None), limit)
     };
     let ids = |param: String, ids: &[u32]| {
         let kept = limit.map_or(ids.len(), |limit| limit.min(ids.len()));
@@ -156,27 +160,34 @@ fn inputs(
     }
 }
 
-/// The input of a text or a pair, cut to `limit` tokens where there is one.
-pub(crate) fn encode(
+/// The token ids of one text of an input; where the input is cut to `limit` tokens, at least so many.
+pub(crate) fn text_ids(
+    model: &PoolingModel,
+    param: &str,
+    text: &str,
+    limit: Option<usize>,
+) -> ApiResult<Vec<u32>> {
+    if limit.is_none() {
+        check_text_length(model, param, text)?;
+    }
+    check_text_bytes(model, param, text.len())?;
+    let lower = model.sentence.lower_case.then(|| text.to_lowercase());
+    let text = lower.as_deref().unwrap_or(text);
+    let ids = model.tokenizer.encode_text(text, limit, &cancellation::flag());
+    ids.map_err(|error| ApiError::invalid(param, candlepower_api::clip(&error.to_string())))
+}
+
+/// The input of a text or a pair, from their token ids, cut to `limit` tokens where there is one.
+pub(crate) fn text_input(
     model: &PoolingModel,
     param: String,
-    (text, pair): (&str, Option<&str>),
+    (text, pair): (&[u32], Option<&[u32]>),
     limit: Option<usize>,
 ) -> ApiResult<EncoderInput> {
-    if limit.is_none() {
-        for part in [Some(text), pair].into_iter().flatten() {
-            check_text_length(model, param.clone(), part)?;
-        }
-    }
-    let lower = |text: &str| text.to_lowercase();
-    let encoded = match model.sentence.lower_case {
-        true => model.tokenizer.encode_input(&lower(text), pair.map(lower).as_deref(), limit),
-        false => model.tokenizer.encode_input(text, pair, limit),
-    };
-    let encoded = encoded.map_err(|error| {
-        ApiError::invalid(param.clone(), candlepower_api::clip(&error.to_string()))
+    let input = model.tokenizer.input(text, pair, limit).map_err(|error| {
+        ApiError::invalid(param.as_str(), candlepower_api::clip(&error.to_string()))
     })?;
-    let input = EncoderInput { token_ids: encoded.token_ids, type_ids: encoded.type_ids };
+    let input = EncoderInput { token_ids: input.token_ids, type_ids: input.type_ids };
     check(model, param, input)
 }
 

@@ -8,9 +8,9 @@ use candlepower_api::{
 use candlepower_engine::EncoderInput;
 use uuid::Uuid;
 
-use crate::endpoints::embeddings::{check_queue, compute, encode, truncation, usage};
+use crate::endpoints::embeddings::{check_queue, compute, text_ids, text_input, truncation, usage};
 use crate::generation::preparation::Preparation;
-use crate::generation::prompt::unix_seconds;
+use crate::generation::prompt::{check_text_bytes, unix_seconds};
 use crate::generation::request::Incoming;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::PoolingModel;
@@ -124,7 +124,18 @@ fn pair_inputs<'a>(
         return Err(ApiError::invalid("model", message));
     }
     let limit = truncation(model, truncate_prompt_tokens)?;
-    pairs.map(|(param, one, two)| encode(model, param, (one, Some(two)), limit)).collect()
+    // A query is the same in each pair, and is tokenized once.
+    let mut last: Option<(&str, Vec<u32>)> = None;
+    let input = |(param, one, two): (String, &'a str, &'a str)| {
+        check_text_bytes(model, param.as_str(), one.len() + two.len())?;
+        if last.as_ref().is_none_or(|(text, _)| *text != one) {
+            last = Some((one, text_ids(model, &param, one, limit)?));
+        }
+        let ids = last.as_ref().map_or(&[][..], |(_, ids)| ids);
+        let pair = text_ids(model, &param, two, limit)?;
+        text_input(model, param, (ids, Some(&pair)), limit)
+    };
+    pairs.map(input).collect()
 }
 
 async fn scores(

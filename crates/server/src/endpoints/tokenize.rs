@@ -5,10 +5,10 @@ use candlepower_api::{
     DetokenizeRequest, DetokenizeResponse, ErrorResponse, TokenizeInput, TokenizeRequest,
     TokenizeResponse,
 };
-use candlepower_tokenizer::{AddSpecialTokens, SkipSpecialTokens};
+use candlepower_tokenizer::SkipSpecialTokens;
 
 use crate::generation::preparation::Preparation;
-use crate::generation::prompt::ChatPrompt;
+use crate::generation::prompt::{BYTES_PER_TOKEN, ChatPrompt, encode_any_length};
 use crate::generation::request::Incoming;
 use crate::generation::tools::ToolUse;
 use crate::model::api_error::{ApiError, ApiResult};
@@ -37,13 +37,8 @@ fn tokens(body: &[u8], model: &Preparation<'_, Served>) -> ApiResult<TokenizeRes
     let tokens = match &request.input {
         // A text may be longer than the context: finding that out is what this is for.
         TokenizeInput::Prompt { prompt } => {
-            let add = match request.add_special_tokens.unwrap_or(true) {
-                true => AddSpecialTokens::Yes,
-                false => AddSpecialTokens::No,
-            };
-            model.tokenizer.encode(prompt, add).map_err(|error| {
-                ApiError::invalid("prompt", candlepower_api::clip(&error.to_string()))
-            })?
+            let add_special = request.add_special_tokens.unwrap_or(true);
+            encode_any_length(model, "prompt", prompt, add_special)?
         }
         TokenizeInput::Messages {
             messages,
@@ -97,6 +92,16 @@ fn text(body: &[u8], model: &Preparation<'_, Served>) -> ApiResult<DetokenizeRes
     let request = DetokenizeRequest::parse(body)?;
     if let Some(name) = &request.model {
         model.check_name(name)?;
+    }
+    // An id counts as many bytes as a token of the context has of the limit.
+    let (count, limit) = (request.tokens.len(), model.max_prompt_bytes / BYTES_PER_TOKEN);
+    let limit = limit.max(model.max_model_len);
+    if count > limit {
+        let message = format!(
+            "`tokens` has {count} ids, and this server takes at most {limit} at once: send fewer, or start the server with a \
+             larger --max-prompt-bytes."
+        );
+        return Err(ApiError::context_length("tokens", message));
     }
     let vocab_size = model.vocab_size;
     if let Some((i, id)) =

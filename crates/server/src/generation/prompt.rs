@@ -7,8 +7,12 @@ use candlepower_dialect::{NoContent, PastCalls};
 use candlepower_tokenizer::{AddSpecialTokens, LocalTime, Prompt, PromptEnd, RenderInput};
 use serde_json::{Map, Value};
 
+use crate::generation::cancellation;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::{LoadedModel, ModelCard};
+
+/// Bytes of a prompt's limit for each token of the context; common text has four bytes a token.
+pub(crate) const BYTES_PER_TOKEN: usize = 16;
 
 /// How a conversation becomes a prompt.
 pub(crate) struct ChatPrompt<'a> {
@@ -56,6 +60,8 @@ impl ChatPrompt<'_> {
             kwargs.entry("reasoning_effort").or_insert_with(|| effort.into());
         }
         let messages = template_messages(self.messages, model.knows_developer, model.past_calls);
+        let given = text_bytes(&messages) + self.tools.map_or(0, text_bytes);
+        check_text_bytes(model, "messages", given)?;
         let input = RenderInput {
             messages: &messages,
             tools: self.tools,
@@ -66,13 +72,16 @@ impl ChatPrompt<'_> {
         };
         let prompt = template.prompt(&input, &model.tokenizer).map_err(invalid_messages)?;
         check_text_length(model, "messages", prompt.text())?;
+        check_text_bytes(model, "messages", prompt.text().len())?;
         Ok(prompt)
     }
 
     /// The token ids of a rendered prompt.
     pub(crate) fn tokenize(&self, model: &LoadedModel, prompt: &Prompt) -> ApiResult<Vec<u32>> {
         let add = add_special_tokens(self.add_special_tokens);
-        model.tokenizer.encode_prompt(prompt, add).map_err(invalid_messages)
+        let cancelled = cancellation::flag();
+        let ids = model.tokenizer.encode_prompt_until(prompt, add, &cancelled);
+        ids.map_err(invalid_messages)
     }
 
     fn end(&self) -> ApiResult<PromptEnd> {
@@ -100,9 +109,20 @@ pub(crate) fn encode(
     add_special: bool,
 ) -> ApiResult<Vec<u32>> {
     check_text_length(model, param, text)?;
+    encode_any_length(model, param, text, add_special)
+}
+
+/// The token ids of a text, which may be longer than the context, but not without bound.
+pub(crate) fn encode_any_length(
+    model: &ModelCard,
+    param: &'static str,
+    text: &str,
+    add_special: bool,
+) -> ApiResult<Vec<u32>> {
+    check_text_bytes(model, param, text.len())?;
     model
         .tokenizer
-        .encode(text, add_special_tokens(add_special))
+        .encode_until(text, add_special_tokens(add_special), &cancellation::flag())
         .map_err(|error| ApiError::invalid(param, candlepower_api::clip(&error.to_string())))
 }
 
@@ -126,6 +146,37 @@ pub(crate) fn check_text_length(
         "This model's maximum context length is {context} tokens, but the prompt has at least {least_tokens}."
     );
     Err(ApiError::context_length(param, message))
+}
+
+/// Refuses the texts of a prompt that have more bytes than the server takes.
+pub(crate) fn check_text_bytes(
+    model: &ModelCard,
+    param: impl Into<String>,
+    num_bytes: usize,
+) -> ApiResult<()> {
+    let limit = model.max_prompt_bytes;
+    if num_bytes <= limit {
+        return Ok(());
+    }
+    let message = format!(
+        "The text has {num_bytes} bytes, and this server takes at most {limit} for one prompt: shorten it, or start the \
+         server with a larger --max-prompt-bytes."
+    );
+    Err(ApiError::context_length(param, message))
+}
+
+/// The bytes of all texts in a JSON value. Each value counts as some, because a template writes something for it.
+fn text_bytes(value: &Value) -> usize {
+    const BYTES_PER_VALUE: usize = 8;
+    BYTES_PER_VALUE
+        + match value {
+            Value::String(text) => text.len(),
+            Value::Array(items) => items.iter().map(text_bytes).sum(),
+            Value::Object(fields) => {
+                fields.iter().map(|(name, value)| name.len() + text_bytes(value)).sum()
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        }
 }
 
 /// Checks that a prompt has tokens, all of them of the model, and leaves room for an answer.

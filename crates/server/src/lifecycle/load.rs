@@ -14,8 +14,8 @@ use candlepower_engine::{
 };
 use candlepower_tokenizer::ChatTemplate;
 
-use crate::config::{DeviceKind, Framework, GenerationConfigSource, ServeConfig};
-use crate::generation::prompt::unix_seconds;
+use crate::config::{ByteSize, DeviceKind, Framework, GenerationConfigSource, ServeConfig};
+use crate::generation::prompt::{BYTES_PER_TOKEN, unix_seconds};
 use crate::lifecycle::error::{Error, Result};
 use crate::lifecycle::preflight::gives_vectors;
 use crate::lifecycle::pull::LocalModel;
@@ -62,6 +62,7 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
         .max()
         .unwrap_or(0)
         .max(1);
+    let asked_bytes = state.config().max_prompt_bytes;
     let card = |max_model_len, vocab_size| ModelCard {
         tokenizer,
         names,
@@ -69,6 +70,7 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
         created: unix_seconds(),
         max_token_bytes,
         max_model_len,
+        max_prompt_bytes: max_prompt_bytes(asked_bytes, max_model_len),
         vocab_size,
     };
     match description {
@@ -88,6 +90,12 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
             pooling(source, checkpoint.sentence(), card, state, &mut report)
         }
     }
+}
+
+/// Most bytes of the texts of one prompt: four times what a full context of common text has, and room for short contexts.
+fn max_prompt_bytes(asked: Option<ByteSize>, max_model_len: usize) -> usize {
+    let default = max_model_len.saturating_mul(BYTES_PER_TOKEN).saturating_add(64 << 10);
+    asked.map_or(default, |asked| usize::try_from(asked.0).unwrap_or(usize::MAX))
 }
 
 /// A model that gives vectors or scores.

@@ -29,6 +29,8 @@ pub(crate) struct ModelCard {
     pub(crate) max_token_bytes: usize,
     /// Longest sequence, in tokens.
     pub(crate) max_model_len: usize,
+    /// Most bytes of the texts of one prompt.
+    pub(crate) max_prompt_bytes: usize,
     /// Every token id is below it.
     pub(crate) vocab_size: usize,
 }

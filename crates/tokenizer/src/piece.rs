@@ -1,59 +1,74 @@
-//! Encoding of a text with marks: the library's own steps, with the marks taken out in between.
+//! Encoding of a piece of a text: the library's own steps, with marks taken out in between.
 
 use tokenizers::{
-    Encoding, Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer,
-    Token, Tokenizer,
+    Encoding, Model, NormalizedString, Normalizer, NormalizerWrapper, OffsetType,
+    PreTokenizedString, PreTokenizer, Token, Tokenizer,
 };
 
 use crate::prompt::Marks;
 
-/// What the library makes of the text without its marks, before post-processing, if it took for special tokens only
+/// A piece of a text.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece<'a> {
+    pub(crate) text: &'a str,
+    /// Where special tokens are only spelled out.
+    pub(crate) marks: Option<&'a Marks>,
+    /// The normalizer for what this piece begins with, where the text has begun before.
+    pub(crate) continuing: Option<Option<&'a NormalizerWrapper>>,
+}
+
+/// The tokens that the library makes of the piece without its marks, before post-processing, if it took for special tokens only
 /// those that are whole in the text with its marks.
 ///
 /// Source: `encode_single_sequence` in the `tokenizers` library.
-pub(crate) fn encode_marked(
+pub(crate) fn encode_piece(
     tokenizer: &Tokenizer,
-    text: &str,
-    marks: &Marks,
+    piece: Piece<'_>,
     is_special: &dyn Fn(u32) -> bool,
 ) -> tokenizers::Result<Encoding> {
     let vocabulary = tokenizer.get_added_vocabulary();
     // Some tokenizers look for special tokens only after normalizing (early Llamas). Theirs only put word separators
     // into the text, and marks pass through.
-    let seeks_normalized = vocabulary
-        .get_added_tokens_decoder()
-        .values()
-        .any(|token| token.special && token.normalized);
-    let normalizer = Unmarking {
-        marks: (!seeks_normalized).then_some(marks),
-        inner: tokenizer.get_normalizer(),
-    };
-    let mut pieces = vocabulary.extract_and_normalize(Some(&normalizer), text);
-    if seeks_normalized {
-        pieces.normalize(|piece| {
-            unmark(piece, marks);
+    let seeks_normalized = piece.marks.is_some()
+        && vocabulary
+            .get_added_tokens_decoder()
+            .values()
+            .any(|token| token.special && token.normalized);
+    let marks = piece.marks.filter(|_| !seeks_normalized);
+    let normalizer =
+        Normalizing { marks, continuing: piece.continuing, inner: tokenizer.get_normalizer() };
+    let mut words = vocabulary.extract_and_normalize(Some(&normalizer), piece.text);
+    if let Some(marks) = piece.marks.filter(|_| seeks_normalized) {
+        words.normalize(|word| {
+            unmark(word, marks);
             Ok(())
         })?;
     }
     if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
-        pre_tokenizer.pre_tokenize(&mut pieces)?;
+        pre_tokenizer.pre_tokenize(&mut words)?;
     }
-    tokenize(&mut pieces, tokenizer.get_model(), is_special)?;
-    pieces.into_encoding(None, 0, OffsetType::None)
+    match piece.marks {
+        None => tokenizer.get_model().tokenize_in_pretokenized(&mut words, None)?,
+        Some(_) => tokenize(&mut words, tokenizer.get_model(), is_special)?,
+    }
+    words.into_encoding(None, 0, OffsetType::None)
 }
 
-/// A normalizer that takes marks out first.
-struct Unmarking<'a, N> {
+/// The tokenizer's normalizer, after marks are taken out.
+struct Normalizing<'a> {
     marks: Option<&'a Marks>,
-    inner: Option<&'a N>,
+    continuing: Option<Option<&'a NormalizerWrapper>>,
+    inner: Option<&'a NormalizerWrapper>,
 }
 
-impl<N: Normalizer> Normalizer for Unmarking<'_, N> {
+impl Normalizer for Normalizing<'_> {
     fn normalize(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
         if let Some(marks) = self.marks {
             unmark(text, marks);
         }
-        self.inner.map_or(Ok(()), |inner| inner.normalize(text))
+        let begins_piece = text.offsets_original().0 == 0;
+        let normalizer = self.continuing.filter(|_| begins_piece).unwrap_or(self.inner);
+        normalizer.map_or(Ok(()), |normalizer| normalizer.normalize(text))
     }
 }
 

@@ -1,0 +1,287 @@
+//! Where a long text may be cut so that the token ids of its pieces are those of the whole.
+//!
+//! A cut lies between two characters of which the first is no white space. It is allowed where each step of the
+//! tokenizer treats both sides as it treats the whole text: the search for added tokens, the normalizer, the splitting
+//! rules, and the model where no rule splits. A step that is not known here means that no text is cut.
+
+mod rule;
+mod stages;
+mod syntax;
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::{Value, json};
+use tokenizers::{ModelWrapper, NormalizerWrapper, Tokenizer};
+
+use crate::prompt::is_noncharacter;
+use rule::{Rule, Taken};
+use stages::{Border, Normalizing, Splitting, State, is_prepend, sequence};
+
+/// Most bytes of a piece, where a text can be cut at all.
+pub(crate) const PIECE_BYTES: usize = 64 << 10;
+
+/// Most different characters that are looked at in one text, so that no text is expensive to cut.
+const MOST_CHARACTERS: usize = 4096;
+
+/// Knowledge of a tokenizer by which its texts are cut.
+pub(crate) struct Cuts {
+    normalizing: Vec<Normalizing>,
+    splitting: Vec<Splitting>,
+    added: AddedTokens,
+    merges: Merges,
+    /// The normalizer for a text that goes on, where it differs: nothing is put before its beginning.
+    continuing: Option<Option<NormalizerWrapper>>,
+}
+
+/// Borders that the spellings of added tokens rule out.
+#[derive(Default)]
+struct AddedTokens {
+    /// Neighbours in a spelling.
+    pairs: HashSet<Border>,
+    characters: HashSet<char>,
+    /// Last characters of spellings: white space or a new beginning may belong to the token.
+    last: HashSet<char>,
+    /// First characters of the spellings of tokens that must be whole words.
+    first_of_word: HashSet<char>,
+}
+
+/// Merges of the model across a border that no rule splits.
+enum Merges {
+    /// Not known.
+    Unknown,
+    /// For white space as the model sees it, the characters before it in any token; and all characters that are tokens.
+    Known { before: HashMap<char, HashSet<char>>, tokens: HashSet<char> },
+}
+
+impl Cuts {
+    /// `None` for a tokenizer whose texts cannot be cut.
+    pub(crate) fn new(tokenizer: &Tokenizer) -> Option<Self> {
+        let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
+        let normalizing = Normalizing::steps(&normalizer)?;
+        let pre_tokenizer = serde_json::to_value(tokenizer.get_pre_tokenizer()).ok()?;
+        let splitting = Splitting::steps(&pre_tokenizer)?;
+        let merges = Merges::new(tokenizer.get_model(), &splitting);
+        let continuing = match without_prepend(&normalizer) {
+            None => None,
+            Some(rest) => Some(serde_json::from_value(rest).ok()?),
+        };
+        Some(Self {
+            normalizing,
+            splitting,
+            added: AddedTokens::new(tokenizer),
+            merges,
+            continuing,
+        })
+    }
+
+    /// The normalizer for the beginning of a piece that is not the first.
+    pub(crate) fn continuing<'a>(
+        &'a self,
+        normalizer: Option<&'a NormalizerWrapper>,
+    ) -> Option<&'a NormalizerWrapper> {
+        self.continuing.as_ref().map_or(normalizer, Option::as_ref)
+    }
+
+    /// Whether a text may be cut at this border, whatever else it holds.
+    fn is_safe(&self, border: Border, known: &mut Known) -> bool {
+        if let Some((_, is_safe)) = known.last.filter(|(last, _)| *last == border) {
+            return is_safe;
+        }
+        let is_safe = self.looks_safe(border, known).unwrap_or(false);
+        known.last = Some((border, is_safe));
+        is_safe
+    }
+
+    /// `None` where a step does not treat both sides alike.
+    fn looks_safe(&self, border: Border, known: &mut Known) -> Option<bool> {
+        let (before, after) = border;
+        // White space may belong to the added token behind it. A mark stands for another character.
+        let is_out = before.is_whitespace() || is_noncharacter(before) || is_noncharacter(after);
+        if is_out || self.added.may_hold(border) {
+            return None;
+        }
+        let border = self.normalized(border)?;
+        if self.added.may_hold(border) {
+            return None;
+        }
+        let state = State { border, is_split: false, is_text: true };
+        let State { border, is_split, is_text } = self.split(state, 0, known)?;
+        Some(is_split || is_text && self.merges.keep_apart(border))
+    }
+
+    fn normalized(&self, border: Border) -> Option<Border> {
+        self.normalizing.iter().try_fold(border, |border, step| step.border(border))
+    }
+
+    /// The state of a border after the splitting steps from this one on.
+    fn split(&self, state: State, from: usize, known: &mut Known) -> Option<State> {
+        let steps = self.splitting.iter().enumerate().skip(from);
+        steps.into_iter().try_fold(state, |state, (index, step)| {
+            step.state(state, |rule, character| known.taken(index, rule, character))
+        })
+    }
+
+    /// Where to cut in a run of characters that the first rule splits after each so many of them, as digits often are.
+    fn end_in_run(&self, text: &str, known: &mut Known) -> Option<usize> {
+        let Some(Splitting::Around(rule)) = self.splitting.first() else { return None };
+        let most = rule.counted().filter(|_| self.continuing.is_none())?;
+        let mut taken = |character| known.taken(0, rule, character);
+        let mut is_counted = |c: char| {
+            !self.added.characters.contains(&c)
+                && !is_noncharacter(c)
+                && self.normalized((c, c)) == Some((c, c))
+                && taken(c).is_some_and(|taken| rule.is_counted(taken))
+        };
+        let start = text.trim_end_matches(&mut is_counted).len();
+        let run = &text[start..];
+        let first = run.chars().next()?;
+        let before = match text[..start].chars().next_back() {
+            None => None,
+            Some(before) if is_noncharacter(before) => return None,
+            Some(before) => Some(taken(self.normalized((before, first))?.0)?),
+        };
+        if !rule.begins_count(before, taken(first)?) {
+            return None;
+        }
+        let whole = run.chars().count() / most * most;
+        let (last_at, last) = run.char_indices().nth(whole.checked_sub(1)?)?;
+        if !rule.goes_on_alike(taken(last)?) {
+            return None;
+        }
+        let state = State { border: (last, first), is_split: true, is_text: true };
+        self.split(state, 1, known)?;
+        Some(start + last_at + last.len_utf8())
+    }
+}
+
+/// Cuts one text.
+pub(crate) struct Cutter<'a> {
+    cuts: Option<&'a Cuts>,
+    piece_bytes: usize,
+    known: Known,
+}
+
+impl<'a> Cutter<'a> {
+    /// Pieces are longer than `piece_bytes` only where there is no cut.
+    pub(crate) fn new(cuts: Option<&'a Cuts>, piece_bytes: usize) -> Self {
+        Self { cuts, piece_bytes, known: Known::default() }
+    }
+
+    /// Where the first piece of the text ends, which begins where the one before has ended.
+    pub(crate) fn end(&mut self, text: &str) -> usize {
+        let window = text.floor_char_boundary(self.piece_bytes);
+        let Some(cuts) = self.cuts.filter(|_| window < text.len()) else { return text.len() };
+        let (inside, behind) = text.split_at(window);
+        let known = &mut self.known;
+        let mut after = behind.chars().next();
+        for (at, before) in inside.char_indices().rev() {
+            if after.is_some_and(|after| cuts.is_safe((before, after), known)) {
+                return at + before.len_utf8();
+            }
+            after = Some(before);
+        }
+        if let Some(end) = cuts.end_in_run(inside, known) {
+            return end;
+        }
+        let mut before = inside.chars().next_back();
+        for (at, after) in behind.char_indices() {
+            if before.is_some_and(|before| cuts.is_safe((before, after), known)) {
+                return window + at;
+            }
+            before = Some(after);
+        }
+        text.len()
+    }
+}
+
+/// Findings about characters while a text is cut.
+#[derive(Default)]
+struct Known {
+    taken: HashMap<(usize, char), Taken>,
+    last: Option<(Border, bool)>,
+}
+
+impl Known {
+    /// How the rule of a step takes a character; `None` where too many characters were looked at.
+    fn taken(&mut self, step: usize, rule: &Rule, character: char) -> Option<Taken> {
+        if let Some(taken) = self.taken.get(&(step, character)) {
+            return Some(*taken);
+        }
+        if self.taken.len() == MOST_CHARACTERS {
+            return None;
+        }
+        let taken = rule.taken(character);
+        self.taken.insert((step, character), taken);
+        Some(taken)
+    }
+}
+
+impl AddedTokens {
+    fn new(tokenizer: &Tokenizer) -> Self {
+        let mut added = Self::default();
+        let vocabulary = tokenizer.get_added_vocabulary();
+        for (id, token) in vocabulary.get_added_tokens_decoder() {
+            // Some are looked for as they are normalized.
+            for spelling in [Some(token.content.clone()), vocabulary.simple_id_to_token(*id)] {
+                let spelling = spelling.unwrap_or_default();
+                added.pairs.extend(spelling.chars().zip(spelling.chars().skip(1)));
+                added.characters.extend(spelling.chars());
+                added.last.extend(spelling.chars().next_back());
+                let first = spelling.chars().next().filter(|_| token.single_word);
+                added.first_of_word.extend(first);
+            }
+        }
+        added
+    }
+
+    /// Whether a token, or white space that it takes, may lie on both sides of a border or end at it.
+    fn may_hold(&self, border: Border) -> bool {
+        self.pairs.contains(&border)
+            || self.last.contains(&border.0)
+            || self.first_of_word.contains(&border.1)
+    }
+}
+
+impl Merges {
+    fn new(model: &ModelWrapper, splitting: &[Splitting]) -> Self {
+        let ModelWrapper::BPE(bpe) = model else { return Self::Unknown };
+        let is_empty = |affix: &Option<String>| affix.as_ref().is_none_or(String::is_empty);
+        let is_plain = bpe.dropout.is_none()
+            && is_empty(&bpe.continuing_subword_prefix)
+            && is_empty(&bpe.end_of_word_suffix);
+        if !is_plain || splitting.iter().any(|step| matches!(step, Splitting::Bytes)) {
+            return Self::Unknown;
+        }
+        let mut before = HashMap::from([' ', '\u{2581}', '\n'].map(|c| (c, HashSet::new())));
+        let mut tokens = HashSet::new();
+        for token in bpe.get_vocab().keys() {
+            for (first, second) in token.chars().zip(token.chars().skip(1)) {
+                if let Some(before) = before.get_mut(&second) {
+                    before.insert(first);
+                }
+            }
+            let mut characters = token.chars();
+            tokens.extend(characters.next().filter(|_| characters.next().is_none()));
+        }
+        Self::Known { before, tokens }
+    }
+
+    /// Whether no token holds both neighbours, so that no merge makes one of what lies on both sides.
+    /// A character that is no token may become unknown together with its neighbours.
+    fn keep_apart(&self, (first, second): Border) -> bool {
+        let Self::Known { before, tokens } = self else { return false };
+        let is_known = tokens.contains(&first) && tokens.contains(&second);
+        is_known && before.get(&second).is_some_and(|before| !before.contains(&first))
+    }
+}
+
+/// The normalizer without what it puts before a text's beginning, where it puts something there.
+fn without_prepend(normalizer: &Value) -> Option<Value> {
+    let steps = sequence(normalizer, "normalizers");
+    let kept: Vec<&Value> = steps.iter().copied().filter(|step| !is_prepend(step)).collect();
+    let sequence = || json!({"type": "Sequence", "normalizers": kept});
+    (kept.len() < steps.len()).then(|| if kept.is_empty() { Value::Null } else { sequence() })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,337 @@
+//! The effect of a splitting rule at the border between two characters, whatever stands around them.
+//!
+//! Each place in the rule where a character is consumed is a position (Glushkov's construction). A match that consumes
+//! two neighbours goes from a position that takes the first to one that may follow and takes the second. Where there are
+//! no two such positions no match, no attempt at one and no look-ahead reaches across the border.
+
+use tokenizers::utils::SysRegex;
+
+use super::syntax::{Look, Node, One, parse};
+
+/// Bits of positions.
+type Positions = u128;
+
+/// Repetitions that are counted out; higher counts are taken as any number.
+const MOST_COPIES: u32 = 8;
+
+/// A splitting rule as its positions.
+pub(super) struct Rule {
+    matchers: Vec<Matcher>,
+    kinds: Vec<Kind>,
+    /// For each position those that may come next in a match.
+    follow: Vec<Positions>,
+    /// Those that a match may begin with.
+    first: Positions,
+    /// Those within what looks ahead or behind, which consume nothing.
+    looked_at: Positions,
+    /// Those that are a whole match by themselves, whatever stands around.
+    whole: Positions,
+    /// An alternative that is one class, repeated up to a number: its positions and the number.
+    counted: Option<(Positions, usize)>,
+}
+
+enum Kind {
+    /// Consumes what this matcher matches.
+    One(usize),
+    /// Looks ahead, with the positions that its content begins with.
+    Ahead(Positions),
+    /// Looks at the character behind, by the position of its content.
+    Behind(Positions),
+    Edge,
+}
+
+/// Which characters a position takes.
+struct Matcher {
+    one: One,
+    regex: SysRegex,
+}
+
+/// How a rule takes one character: what it costs to find out is paid once for each.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Taken {
+    /// Positions that may take it.
+    may: Positions,
+    /// Positions that take it for certain.
+    must: Positions,
+}
+
+/// Positions of a part of the rule.
+#[derive(Clone, Copy)]
+struct Part {
+    can_be_empty: bool,
+    first: Positions,
+    last: Positions,
+}
+
+const EMPTY: Part = Part { can_be_empty: true, first: 0, last: 0 };
+
+impl Rule {
+    /// `None` for a rule that is not understood, or that may match nothing at all.
+    pub(super) fn new(rule: &str) -> Option<Self> {
+        let alternatives = match parse(rule)? {
+            Node::Alternatives(all) => all,
+            one => vec![one],
+        };
+        let mut made = Self {
+            matchers: Vec::new(),
+            kinds: Vec::new(),
+            follow: Vec::new(),
+            first: 0,
+            looked_at: 0,
+            whole: 0,
+            counted: None,
+        };
+        for alternative in &alternatives {
+            let before = made.kinds.len();
+            let part = made.add(alternative)?;
+            if part.can_be_empty {
+                return None;
+            }
+            made.first |= part.first;
+            if is_certain(alternative) {
+                made.whole |= part.first & part.last;
+                if let Some(most) = most_of_one(alternative) {
+                    made.counted = Some((bits(before..made.kinds.len()), most));
+                }
+            }
+        }
+        Some(made)
+    }
+
+    /// How the rule takes this character.
+    pub(super) fn taken(&self, character: char) -> Taken {
+        let mut text = [0; 4];
+        let text = character.encode_utf8(&mut text);
+        let matched: Vec<_> = self.matchers.iter().map(|matcher| matcher.matches(text)).collect();
+        let mut taken = Taken::default();
+        for (position, kind) in self.kinds.iter().enumerate() {
+            if let Kind::One(matcher) = kind {
+                let ignores_case = self.matchers[*matcher].one.ignores_case;
+                // Without regard to case, one character may match several: `ß` is `ss`.
+                let may = matched[*matcher] || ignores_case && has_foreign_case(character);
+                taken.may |= Positions::from(may) << position;
+                taken.must |= Positions::from(matched[*matcher] && !ignores_case) << position;
+            }
+        }
+        taken
+    }
+
+    /// Whether the rule matches the same on both sides of a border as in the whole text, and never across it.
+    pub(super) fn is_blind_across(&self, before: Taken, after: Taken) -> bool {
+        !self.crosses(before, after)
+            && positions(before.may).all(|position| self.is_blind_to_end(position, after))
+            && positions(self.first).all(|position| self.is_blind_to_beginning(position, before))
+    }
+
+    /// Whether a match may hold both neighbours of a border.
+    fn crosses(&self, before: Taken, after: Taken) -> bool {
+        positions(before.may).any(|position| self.follow[position] & after.may != 0)
+    }
+
+    /// Whether what looks ahead after this position sees the same in `after` as in an end.
+    fn is_blind_to_end(&self, position: usize, after: Taken) -> bool {
+        positions(self.follow[position]).all(|next| match self.kinds[next] {
+            Kind::One(_) | Kind::Behind(_) => true,
+            Kind::Ahead(content) => content & (after.may | self.looks()) == 0,
+            Kind::Edge => false,
+        })
+    }
+
+    /// Whether what a match begins with sees the same in `before` as in a beginning.
+    fn is_blind_to_beginning(&self, position: usize, before: Taken) -> bool {
+        match self.kinds[position] {
+            Kind::One(_) | Kind::Ahead(_) => true,
+            Kind::Behind(content) => content & before.may == 0,
+            Kind::Edge => false,
+        }
+    }
+
+    /// Whether a border that no match crosses is for certain the edge of a match.
+    pub(super) fn has_edge(&self, before: Taken, after: Taken) -> bool {
+        (before.must | after.must) & self.whole != 0
+    }
+
+    /// Whether any match may hold this character.
+    pub(super) fn may_hold(&self, taken: Taken) -> bool {
+        taken.may != 0
+    }
+
+    /// Where a run of characters is split after each so many of them, that number: `is_counted` tells such characters.
+    pub(super) fn counted(&self) -> Option<usize> {
+        self.counted.map(|(_, most)| most)
+    }
+
+    /// Whether this character is taken by the counted alternative and by no other.
+    pub(super) fn is_counted(&self, taken: Taken) -> bool {
+        self.counted.is_some_and(|(own, _)| {
+            taken.may & !own & !self.looked_at == 0 && taken.must & own & self.whole != 0
+        })
+    }
+
+    /// Whether a match begins where a run of counted characters does, between `before` and `first`.
+    pub(super) fn begins_count(&self, before: Option<Taken>, first: Taken) -> bool {
+        before.is_none_or(|before| !self.crosses(before, first))
+    }
+
+    /// Whether a match that begins after a counted character would be the same at the beginning of a text.
+    pub(super) fn goes_on_alike(&self, last: Taken) -> bool {
+        positions(self.first).all(|first| self.is_blind_to_beginning(first, last))
+    }
+
+    fn looks(&self) -> Positions {
+        let is_look = |(position, kind): (usize, &Kind)| match kind {
+            Kind::One(_) => 0,
+            Kind::Ahead(_) | Kind::Behind(_) | Kind::Edge => (1 as Positions) << position,
+        };
+        self.kinds.iter().enumerate().map(is_look).fold(0, |all, bit| all | bit)
+    }
+
+    fn add(&mut self, node: &Node) -> Option<Part> {
+        match node {
+            Node::One(one) => {
+                let matcher = self.matcher(one)?;
+                let position = self.position(Kind::One(matcher))?;
+                Some(Part { can_be_empty: false, first: position, last: position })
+            }
+            Node::Look(look) => {
+                let kind = self.look(look)?;
+                let position = self.position(kind)?;
+                Some(Part { can_be_empty: true, first: position, last: position })
+            }
+            Node::Greedier(node) => self.add(node),
+            Node::Sequence(nodes) => nodes.iter().try_fold(EMPTY, |before, node| {
+                let part = self.add(node)?;
+                Some(self.chain(before, part))
+            }),
+            Node::Alternatives(nodes) => {
+                let none = Part { can_be_empty: false, first: 0, last: 0 };
+                nodes.iter().try_fold(none, |all, node| {
+                    let part = self.add(node)?;
+                    Some(Part {
+                        can_be_empty: all.can_be_empty || part.can_be_empty,
+                        first: all.first | part.first,
+                        last: all.last | part.last,
+                    })
+                })
+            }
+            Node::Repeat { node, min, max } => self.repeat(node, *min, *max),
+        }
+    }
+
+    fn repeat(&mut self, node: &Node, min: u32, max: Option<u32>) -> Option<Part> {
+        let copies = max.filter(|&max| max <= MOST_COPIES).unwrap_or(min.clamp(1, MOST_COPIES));
+        let is_endless = max.is_none_or(|max| max > MOST_COPIES);
+        let mut all = EMPTY;
+        for copy in 0..copies {
+            let mut part = self.add(node)?;
+            if is_endless && copy + 1 == copies {
+                self.link(part.last, part.first);
+            }
+            part.can_be_empty |= copy >= min;
+            all = self.chain(all, part);
+        }
+        Some(all)
+    }
+
+    fn look(&mut self, look: &Look) -> Option<Kind> {
+        let (Look::Ahead(content) | Look::Behind(content)) = look else { return Some(Kind::Edge) };
+        let before = self.kinds.len();
+        let part = self.add(content)?;
+        self.looked_at |= bits(before..self.kinds.len());
+        match look {
+            Look::Edge => Some(Kind::Edge),
+            Look::Ahead(_) => (!part.can_be_empty).then_some(Kind::Ahead(part.first)),
+            Look::Behind(_) => {
+                let is_one = part.first == part.last
+                    && part.first.is_power_of_two()
+                    && positions(part.first).all(|position| self.follow[position] == 0)
+                    && !part.can_be_empty;
+                is_one.then_some(Kind::Behind(part.first))
+            }
+        }
+    }
+
+    fn chain(&mut self, before: Part, after: Part) -> Part {
+        self.link(before.last, after.first);
+        Part {
+            can_be_empty: before.can_be_empty && after.can_be_empty,
+            first: before.first | if before.can_be_empty { after.first } else { 0 },
+            last: after.last | if after.can_be_empty { before.last } else { 0 },
+        }
+    }
+
+    fn link(&mut self, from: Positions, to: Positions) {
+        for position in positions(from) {
+            self.follow[position] |= to;
+        }
+    }
+
+    fn position(&mut self, kind: Kind) -> Option<Positions> {
+        let position = u32::try_from(self.kinds.len()).ok()?;
+        self.kinds.push(kind);
+        self.follow.push(0);
+        (1 as Positions).checked_shl(position)
+    }
+
+    fn matcher(&mut self, one: &One) -> Option<usize> {
+        let known = self.matchers.iter().position(|matcher| matcher.one == *one);
+        known.or_else(|| {
+            let source = &one.source;
+            // Without regard to case, what is written as one character may match two unless it is ASCII.
+            if one.ignores_case && (!source.is_ascii() || source.contains('\\')) {
+                return None;
+            }
+            let case = if one.ignores_case { "i" } else { "" };
+            let regex = SysRegex::new(&format!(r"\A(?{case}:{source})\z")).ok()?;
+            self.matchers.push(Matcher { one: one.clone(), regex });
+            Some(self.matchers.len() - 1)
+        })
+    }
+}
+
+impl Matcher {
+    fn matches(&self, character: &str) -> bool {
+        self.regex.find_iter(character).next().is_some()
+    }
+}
+
+/// Whether the character is another one in another case, and may be several.
+fn has_foreign_case(character: char) -> bool {
+    !character.is_ascii()
+        && (character.to_lowercase().ne([character]) || character.to_uppercase().ne([character]))
+}
+
+fn positions(bits: Positions) -> impl Iterator<Item = usize> {
+    let mut left = bits;
+    std::iter::from_fn(move || {
+        let position = left.trailing_zeros() as usize;
+        left &= left.checked_sub(1)?;
+        Some(position)
+    })
+}
+
+fn bits(range: std::ops::Range<usize>) -> Positions {
+    range.fold(0, |bits, position| bits | (1 as Positions) << position)
+}
+
+/// Whether the part matches all that its positions lead through, whatever stands around.
+fn is_certain(node: &Node) -> bool {
+    match node {
+        Node::One(_) => true,
+        Node::Look(_) | Node::Greedier(_) => false,
+        Node::Sequence(nodes) | Node::Alternatives(nodes) => nodes.iter().all(is_certain),
+        // More copies than are counted out: then fewer are not a match.
+        Node::Repeat { node, min, .. } => *min <= MOST_COPIES && is_certain(node),
+    }
+}
+
+/// How many characters a part takes that is one class, one to so many times.
+fn most_of_one(node: &Node) -> Option<usize> {
+    match node {
+        Node::Sequence(nodes) if nodes.len() == 1 => most_of_one(&nodes[0]),
+        Node::Repeat { node, min: 1, max: Some(max) } if *max <= MOST_COPIES => {
+            matches!(**node, Node::One(_)).then_some(*max as usize)
+        }
+        _ => None,
+    }
+}
