@@ -150,7 +150,7 @@ impl ServerBuilder {
             reader.join().unwrap();
         }
         assert!(!status.success(), "the server was to refuse its start:\n{}", log.text());
-        Refused { message: log.text() }
+        Refused { message: log.text(), code: status.code() }
     }
 }
 
@@ -177,6 +177,8 @@ fn address_in(line: &str) -> Option<SocketAddr> {
 /// A start that was refused.
 pub(crate) struct Refused {
     pub(crate) message: String,
+    /// Its exit status.
+    pub(crate) code: Option<i32>,
 }
 
 /// What a server has written.

@@ -134,3 +134,61 @@ fn templates_that_run_too_long_or_write_too_much_are_a_400() {
         assert!(error["message"].as_str().unwrap().contains(part), "{error}");
     }
 }
+
+/// The server never runs such a template: it is parsed and tried with limits, and what is wrong is one line.
+#[test]
+fn a_template_that_would_end_or_hang_the_start_is_refused_by_name() {
+    let folder = TempFolder::new();
+    let double = |times: usize| {
+        format!(
+            "{{% set n = namespace(a='a') %}}{{% for i in range({times}) %}}{{% set n.a = n.a ~ n.a %}}{{% endfor %}}"
+        )
+    };
+    let too_much = "to find out what it does takes more than 256 MiB of memory and 2 s of CPU time";
+    for (source, reason) in [
+        (format!("{{{{ {}1 }}}}", "-".repeat(4891)), "a tag has more than 500 operators"),
+        (format!("{{{{ {}1 }}}}", "not ".repeat(5086)), "a tag has more than 500 operators"),
+        (format!("{{{{ 1{} }}}}", " + 1".repeat(5086)), "a tag has more than 500 operators"),
+        (format!("{{{{ a{} }}}}", "|upper".repeat(8211)), "a tag has more than 500 operators"),
+        (format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(8211)), "more than 200 elif"),
+        (double(40), too_much),
+        (format!("{{% for i in range(1000) %}}{}{{% endfor %}}", double(26)), too_much),
+    ] {
+        let file = folder.write("hostile.jinja", &source);
+        let name = file.display().to_string();
+        let refused = ServerBuilder::new("demo").flag("--chat-template", file).refused();
+        assert_eq!(refused.code, Some(1), "{}", refused.message);
+        let errors: Vec<&str> =
+            refused.message.lines().filter(|line| line.contains("ERROR")).collect();
+        assert_eq!(errors.len(), 1, "{}", refused.message);
+        assert!(errors[0].contains(reason), "{}", refused.message);
+        assert!(
+            errors[0].contains(&name) || errors[0].contains("--chat-template"),
+            "{}",
+            refused.message
+        );
+    }
+}
+
+/// The text of filters and methods is counted before they build it, and the next request is answered.
+#[test]
+fn a_template_that_multiplies_a_message_is_a_400() {
+    let folder = TempFolder::new();
+    for source in [
+        "{{ messages[0].content.replace('a', 'b' * 100000) }}",
+        "{{ messages[0].content | replace('a', 'b' * 100000) }}",
+        "{% for i in range(1000) %}{% set a = messages[0].content | upper %}{% endfor %}",
+        "{{ ('b' * 100000).join(messages[0].content | list) | length }}",
+    ] {
+        let file = folder.write(
+            "odd.jinja",
+            format!("{{% if messages[0].content | length > 1000 %}}{source}{{% endif %}}hi"),
+        );
+        let server = ServerBuilder::new("demo").flag("--chat-template", file).start();
+        let chat = |content: &str| json!({"model": "demo", "messages": [{"role": "user", "content": content}]});
+        let error = server.post("/v1/chat/completions", &chat(&"a".repeat(20_000))).error(400);
+        assert_eq!(error["param"], "messages");
+        assert!(error["message"].as_str().unwrap().contains("bytes of text"), "{source} {error}");
+        server.post("/v1/chat/completions", &chat("a")).ok();
+    }
+}

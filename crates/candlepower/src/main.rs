@@ -17,7 +17,10 @@ use candlepower_client::{run_bound, run_with_secrets, supervise};
 use candlepower_engine::{RANK_COMMAND, run_rank, wait_for_engines};
 use candlepower_machine::{output_failed, print, print_error};
 use candlepower_server::config::Effective;
-use candlepower_server::{EndOfLog, ServeConfig, TRIAL_COMMAND, init_logging, run_trials, serve};
+use candlepower_server::{
+    EndOfLog, ServeConfig, TEMPLATE_COMMAND, TRIAL_COMMAND, init_logging, run_template_trial,
+    run_trials, serve, try_templates_in_children,
+};
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use bench::Bench;
@@ -112,6 +115,7 @@ fn hidden_command() -> Option<ExitCode> {
         "__secrets" => Some(run_with_secrets(args)),
         RANK_COMMAND => Some(run_rank(args)),
         TRIAL_COMMAND => Some(run_trials()),
+        TEMPLATE_COMMAND => Some(run_template_trial()),
         _ => None,
     }
 }
@@ -121,6 +125,7 @@ fn main() -> ExitCode {
         return code;
     }
     let _end_of_log = EndOfLog;
+    try_templates_in_children();
     let code = run_command();
     wait_for_engines(ENGINES_END);
     if output_failed() { ExitCode::FAILURE } else { code }

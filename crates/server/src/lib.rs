@@ -24,3 +24,6 @@ pub use lifecycle::logging::{EndOfLog, Terminal, init_logging};
 pub use lifecycle::offline::{StartedEngine, start_engine};
 pub use lifecycle::source::hub;
 pub use lifecycle::startup::serve;
+pub use lifecycle::template_trial::{
+    TEMPLATE_COMMAND, run_template_trial, try_templates_in_children,
+};

@@ -13,3 +13,4 @@ pub(crate) mod pull;
 pub(crate) mod signals;
 pub(crate) mod source;
 pub(crate) mod startup;
+pub(crate) mod template_trial;

@@ -57,6 +57,14 @@ pub enum Error {
         /// The limit.
         max_bytes: usize,
     },
+    /// The chat template built more text, for itself or for the prompt, than the conversation allows.
+    #[error(
+        "the chat template builds more than {max_bytes} bytes of text, 8 times what it was given and 1 MiB; send a shorter conversation or give another with --chat-template"
+    )]
+    TemplateTextTooLong {
+        /// The limit.
+        max_bytes: usize,
+    },
     /// Several named templates and none called `default`.
     #[error(
         "the model has the chat templates {names:?} and none named \"default\"; give one with --chat-template"

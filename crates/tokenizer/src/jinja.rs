@@ -4,7 +4,8 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 
-use crate::json::{python_float, tojson};
+use crate::json::python_float;
+use crate::metered::{add_filters, charge_written};
 use crate::methods::call_method;
 
 /// An environment without templates: at most `max_steps` instructions for a rendering.
@@ -23,11 +24,9 @@ pub(crate) fn environment(max_steps: u64) -> Environment<'static> {
     environment.set_fuel(Some(max_steps));
     environment.set_formatter(format_value);
     environment.set_unknown_method_callback(call_method);
-    environment.add_filter("tojson", tojson);
-    environment.add_filter("indent", indent);
+    add_filters(&mut environment);
     environment.add_filter("length", length);
     environment.add_filter("count", length);
-    environment.add_filter("string", string);
     environment.add_test("iterable", is_iterable);
     environment.add_test("sequence", is_sequence);
     environment.add_function("raise_exception", raise_exception);
@@ -74,7 +73,7 @@ fn raise_exception(message: &Value) -> Result<Value, Error> {
 /// `text|indent(width=4, first=False, blank=False)`, which keeps a line break at the end.
 ///
 /// Source: `do_indent` in Jinja2's filters.py.
-fn indent(
+pub(crate) fn indent(
     text: &str,
     width: Option<Value>,
     first: Option<bool>,
@@ -132,13 +131,14 @@ fn is_sequence(value: &Value) -> bool {
 
 /// Floats are written as Python writes them.
 fn format_value(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    charge_written(value)?;
     match float(value) {
         Some(number) => out.write_str(&python_float(number)).map_err(Error::from),
         None => minijinja::escape_formatter(out, state, value),
     }
 }
 
-fn string(state: &State, value: &Value) -> Result<Value, Error> {
+pub(crate) fn string(state: &State, value: &Value) -> Result<Value, Error> {
     match float(value) {
         Some(number) => Ok(python_float(number).into()),
         None => minijinja::filters::string(state, value),

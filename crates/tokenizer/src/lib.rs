@@ -6,12 +6,14 @@
 mod clock;
 mod cuts;
 mod decoder;
+mod depth;
 mod detokenizer;
 mod encode;
 mod error;
 mod input;
 mod jinja;
 mod json;
+mod metered;
 mod methods;
 mod piece;
 mod prompt;

@@ -4,8 +4,44 @@ use minijinja::value::from_args;
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
+use crate::metered::metered_method;
+
+/// Methods whose result is text, or a list of texts.
+const BUILDING: [&str; 17] = [
+    "capitalize",
+    "format",
+    "join",
+    "lower",
+    "lstrip",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "replace",
+    "rpartition",
+    "rsplit",
+    "rstrip",
+    "split",
+    "splitlines",
+    "strip",
+    "title",
+    "upper",
+];
+
 /// Calls a method that the value's type does not have in the engine itself.
 pub(crate) fn call_method(
+    state: &mut State,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
+    if BUILDING.contains(&method) {
+        let all = [std::slice::from_ref(value), args].concat();
+        return metered_method(method, &all, || call_any(state, value, method, args));
+    }
+    call_any(state, value, method, args)
+}
+
+fn call_any(
     state: &mut State,
     value: &Value,
     method: &str,

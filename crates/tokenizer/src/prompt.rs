@@ -234,6 +234,18 @@ fn with_marks(text: &str, starts: &[usize], marks: &mut Marks) -> Result<String>
     Ok(marked)
 }
 
+/// The bytes of all texts in a JSON value, names of fields among them.
+pub(crate) fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(text_bytes).sum(),
+        Value::Object(fields) => {
+            fields.iter().map(|(name, value)| name.len() + text_bytes(value)).sum()
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
+}
+
 /// Whether any text of a JSON value, names of fields among them, is such a one.
 fn any_text(value: &Value, is_such: &dyn Fn(&str) -> bool) -> bool {
     match value {

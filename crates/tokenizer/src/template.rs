@@ -9,8 +9,10 @@ use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, Value};
 
 use crate::clock::LocalTime;
+use crate::depth::too_deep;
 use crate::jinja::{RaisedException, environment, without_generation_tags};
-use crate::prompt::Conversation;
+use crate::metered::{Limits, TooMuchText, bounded};
+use crate::prompt::{Conversation, text_bytes};
 use crate::tokenizer::{parse_config, special_tokens};
 use crate::{Error, Prompt, Result, Tokenizer};
 
@@ -68,6 +70,8 @@ pub enum PromptEnd {
 impl ChatTemplate {
     /// Most instructions of one rendering; a prompt of a thousand messages takes about a hundredth of it.
     pub const MAX_STEPS: u64 = 10_000_000;
+    /// Most instructions of one rendering for [`Self::for_probes`].
+    const MAX_PROBE_STEPS: u64 = 200_000;
     /// Most bytes of one prompt.
     pub const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
@@ -91,11 +95,26 @@ impl ChatTemplate {
         let special_tokens = tokenizer_config.map(special_tokens).transpose()?.unwrap_or_default();
         let mut environment = environment(Self::MAX_STEPS);
         for (name, source) in &templates {
+            if let Some((line, message)) = too_deep(source) {
+                return Err(Error::TemplateSyntax { message, line: Some(line) });
+            }
             environment.add_template_owned(name.clone(), without_generation_tags(source)).map_err(
                 |error| Error::TemplateSyntax { message: message(&error), line: error.line() },
             )?;
         }
         Ok(Some(Self { environment, templates, special_tokens }))
+    }
+
+    /// The same templates for conversations of a few short messages, by which a server finds out what they do. A template
+    /// without end is given up sooner.
+    pub fn for_probes(&self) -> Self {
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(Self::MAX_PROBE_STEPS));
+        Self {
+            environment,
+            templates: self.templates.clone(),
+            special_tokens: self.special_tokens.clone(),
+        }
     }
 
     /// The source of the template that is taken for a request with or without tools.
@@ -160,7 +179,15 @@ impl ChatTemplate {
     ) -> Result<String> {
         let template = self.environment.get_template(name).expect("every template was added");
         let mut output = BoundedOutput { bytes: Vec::new(), is_full: false };
-        let rendered = template.render_captured_to(self.variables(input, messages), &mut output);
+        let given = messages.iter().chain(input.tools).chain(input.documents);
+        let given = given.chain(input.chat_template_kwargs.values()).map(text_bytes).sum::<usize>();
+        let limits = Limits {
+            built_bytes: given.saturating_mul(8).saturating_add(1 << 20),
+            written_bytes: Self::MAX_OUTPUT_BYTES,
+            items: Self::MAX_STEPS,
+        };
+        let variables = self.variables(input, messages);
+        let rendered = bounded(limits, || template.render_captured_to(variables, &mut output));
         match rendered {
             _ if output.is_full => {
                 Err(Error::TemplateOutputTooLong { max_bytes: Self::MAX_OUTPUT_BYTES })
@@ -341,6 +368,15 @@ fn render_error(error: &minijinja::Error) -> Error {
     while let Some(current) = cause {
         if let Some(RaisedException(message)) = current.downcast_ref() {
             return Error::TemplateRaised { message: message.clone() };
+        }
+        match current.downcast_ref() {
+            Some(&TooMuchText::Built { max_bytes }) => {
+                return Error::TemplateTextTooLong { max_bytes };
+            }
+            Some(&TooMuchText::Written { max_bytes }) => {
+                return Error::TemplateOutputTooLong { max_bytes };
+            }
+            None => {}
         }
         if current
             .downcast_ref()

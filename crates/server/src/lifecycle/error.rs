@@ -18,6 +18,16 @@ pub enum Error {
         "--tool-call-parser and --reasoning-parser do not go together: gpt_oss is for both or for neither"
     )]
     MixedParsers,
+    /// The chat template cannot be used, because it takes too much.
+    #[error(
+        "the chat template in {file} cannot be used: {reason}; give another with --chat-template"
+    )]
+    Template {
+        /// The file that it comes from.
+        file: String,
+        /// The limit, or how its trial ended.
+        reason: String,
+    },
     /// No model was named.
     #[error("which model? Name one: `candlepower serve demo`, or the folder of a model")]
     NoModel,

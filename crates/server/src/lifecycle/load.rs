@@ -123,13 +123,14 @@ fn generating(
         .as_ref()
         .and_then(|template| template.source(None).ok())
         .is_some_and(|source| source.contains("developer"));
-    let dialect = dialect(config, chat_template.as_ref())?;
+    let probed = chat_template.as_ref().map(ChatTemplate::for_probes);
+    let dialect = dialect(config, probed.as_ref())?;
     let sessions = Sessions::new(engine.clone(), config.session_ttl());
     Ok(LoadedModel {
         card,
         engine,
-        writes_tools: chat_template.as_ref().is_some_and(candlepower_dialect::writes_tools),
-        past_calls: chat_template.as_ref().map(PastCalls::detect).unwrap_or_default(),
+        writes_tools: probed.as_ref().is_some_and(candlepower_dialect::writes_tools),
+        past_calls: probed.as_ref().map(PastCalls::detect).unwrap_or_default(),
         chat_template,
         knows_developer,
         dialect,

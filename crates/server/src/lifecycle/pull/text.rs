@@ -7,6 +7,7 @@ use candlepower_tokenizer::{ChatTemplate, TemplateSources, Tokenizer};
 
 use crate::config::ServeConfig;
 use crate::lifecycle::error::{Error, Result};
+use crate::lifecycle::template_trial;
 
 /// Reads the tokenizer and, where there is one, the chat template.
 ///
@@ -25,14 +26,30 @@ pub(super) fn load(
     let template = files
         .read("chat_template.jinja")?
         .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    let template = ChatTemplate::from_sources(&TemplateSources {
+    let additional = additional_templates(files)?;
+    let chat_template_json = files.read("chat_template.json")?;
+    let sources = TemplateSources {
         chosen: chosen.as_deref(),
         chat_template_jinja: template.as_deref(),
-        additional: &additional_templates(files)?,
+        additional: &additional,
         tokenizer_config: tokenizer_config.as_deref(),
-        chat_template_json: files.read("chat_template.json")?.as_deref(),
-    })?;
-    Ok((tokenizer, template))
+        chat_template_json: chat_template_json.as_deref(),
+    };
+    // The demo's template is our own.
+    let is_own = config.model.as_deref() == Some("demo") && config.tokenizer.is_none();
+    if !is_own || chosen.is_some() {
+        template_trial::check(&sources, &template_file(config, files, template.is_some()))?;
+    }
+    Ok((tokenizer, ChatTemplate::from_sources(&sources)?))
+}
+
+/// Where the template comes from that is used first.
+fn template_file(config: &ServeConfig, files: &CheckpointFiles, has_own_file: bool) -> String {
+    match &config.chat_template {
+        Some(path) => path.display().to_string(),
+        None if has_own_file => format!("chat_template.jinja of {files}"),
+        None => format!("tokenizer_config.json of {files}"),
+    }
 }
 
 /// Names and texts of `additional_chat_templates/NAME.jinja`, in the order of their names.

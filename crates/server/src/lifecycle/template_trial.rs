@@ -1,0 +1,121 @@
+//! A model's chat template is tried in a child process before it is used here.
+//!
+//! To find out what a template does it is rendered, and the engine's operators can build any amount of text. A child
+//! with limits shows whether that ends: it returns nothing else, and the server renders again what has passed.
+
+use std::io::{self, Read, Write};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use candlepower_dialect::{Dialect, PastCalls, writes_tools};
+use candlepower_tokenizer::{ChatTemplate, TemplateSources};
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use crate::lifecycle::error::{Error, Result};
+
+/// The hidden command of the binary that tries a template: its sources are on standard input.
+pub const TEMPLATE_COMMAND: &str = "__try_template";
+/// This binary, also after it was replaced by a newer one.
+const OWN_BINARY: &str = "/proc/self/exe";
+const MOST_BYTES: u64 = 256 << 20;
+const MOST_CPU_S: u64 = 2;
+/// A child that computes ends by its limits long before, on a busy machine too.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Whether this process is the binary that knows the command.
+static KNOWS_COMMAND: OnceLock<()> = OnceLock::new();
+
+/// Says that this process is the binary that knows [`TEMPLATE_COMMAND`]. In others templates are used untried.
+pub fn try_templates_in_children() {
+    KNOWS_COMMAND.get_or_init(|| ());
+}
+
+/// The fields of [`TemplateSources`], as they are sent.
+type Sources =
+    (Option<String>, Option<String>, Vec<(String, String)>, Option<Vec<u8>>, Option<Vec<u8>>);
+
+/// Tries the templates, where there are any. `file` is what an error names.
+///
+/// # Errors
+/// [`Error::Template`] where finding out what they do takes too much. An invalid template passes: its own error is found
+/// where it is read.
+pub(crate) fn check(sources: &TemplateSources<'_>, file: &str) -> Result<()> {
+    if KNOWS_COMMAND.get().is_none() {
+        return Ok(());
+    }
+    let TemplateSources {
+        chosen,
+        chat_template_jinja,
+        additional,
+        tokenizer_config,
+        chat_template_json,
+    } = sources;
+    let sent = serde_json::to_vec(&(
+        chosen,
+        chat_template_jinja,
+        additional,
+        tokenizer_config,
+        chat_template_json,
+    ));
+    let failed = |reason: String| Error::Template { file: file.to_owned(), reason };
+    match sent.map_err(io::Error::from).and_then(|sent| run_child(&sent)) {
+        Ok(None) => Ok(()),
+        Ok(Some(reason)) => Err(failed(reason)),
+        Err(error) => {
+            Err(failed(format!("it could not be tried in a process of its own: {error}")))
+        }
+    }
+}
+
+/// Why the child did not end well, if so.
+fn run_child(sent: &[u8]) -> io::Result<Option<String>> {
+    let mut child = Command::new(OWN_BINARY)
+        .arg(TEMPLATE_COMMAND)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // One that has ended already says why by its status.
+        let _ = stdin.write_all(sent);
+    }
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if begun.elapsed() > PATIENCE {
+            child.kill()?;
+            child.wait()?;
+            return Ok(Some(format!("it did not end within {} s", PATIENCE.as_secs())));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let limits = format!("{} MiB of memory and {MOST_CPU_S} s of CPU time", MOST_BYTES >> 20);
+    Ok((!status.success())
+        .then(|| format!("to find out what it does takes more than {limits} ({status})")))
+}
+
+/// The child's work: all that the server does with a template before the first request.
+pub fn run_template_trial() -> ExitCode {
+    let limit =
+        |resource, most| setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) });
+    let limited = limit(Resource::Data, MOST_BYTES).and_then(|()| limit(Resource::Cpu, MOST_CPU_S));
+    let mut json = Vec::new();
+    let read = io::stdin().lock().read_to_end(&mut json);
+    let sources = serde_json::from_slice::<Sources>(&json);
+    let (Ok(()), Ok(_), Ok(sources)) = (limited, read, sources) else { return ExitCode::FAILURE };
+    let (chosen, chat_template_jinja, additional, tokenizer_config, chat_template_json) = sources;
+    let template = ChatTemplate::from_sources(&TemplateSources {
+        chosen: chosen.as_deref(),
+        chat_template_jinja: chat_template_jinja.as_deref(),
+        additional: &additional,
+        tokenizer_config: tokenizer_config.as_deref(),
+        chat_template_json: chat_template_json.as_deref(),
+    });
+    if let Ok(Some(template)) = template.map(|found| found.map(|found| found.for_probes())) {
+        let _ = (Dialect::detect(&template), writes_tools(&template), PastCalls::detect(&template));
+    }
+    ExitCode::SUCCESS
+}
