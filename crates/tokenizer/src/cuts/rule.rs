@@ -335,3 +335,30 @@ fn most_of_one(node: &Node) -> Option<usize> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_border_is_safe_where_nothing_looks_across_it() {
+        let behind = r"(?<![a-z])\d+|\p{L}+|[^\p{L}]";
+        let ahead = r"\p{L}+(?= *!)|.|\n";
+        for (rule, before, after, is_blind) in [
+            (r"\p{L}+|\P{L}", 'a', ' ', true),
+            (r"\p{L}+|\P{L}", 'a', 'b', false),
+            (behind, 'a', '1', false),
+            (behind, '!', '1', true),
+            (ahead, 'a', ' ', false),
+            (ahead, 'a', ',', true),
+            (r"\b\w+|\W", '!', 'a', false),
+            (r"\w+$|\w|\W", 'a', '!', false),
+            (r"(?i:ss)|\w|\W", 'ß', 's', false),
+        ] {
+            let rule = Rule::new(rule).unwrap();
+            let found = rule.is_blind_across(rule.taken(before), rule.taken(after));
+            assert_eq!(found, is_blind, "{before}{after}");
+        }
+        assert!(Rule::new(r"a*").is_none() && Rule::new(r"(?<=ab)c").is_none());
+    }
+}
