@@ -18,8 +18,8 @@ use candlepower_engine::{RANK_COMMAND, run_rank, wait_for_engines};
 use candlepower_machine::{output_failed, print, print_error};
 use candlepower_server::config::Effective;
 use candlepower_server::{
-    EndOfLog, ServeConfig, TEMPLATE_COMMAND, TRIAL_COMMAND, init_logging, run_template_trial,
-    run_trials, serve, try_templates_in_children,
+    CONSTRAINT_COMMAND, EndOfLog, ServeConfig, TEMPLATE_COMMAND, init_logging, run_template_trial,
+    run_trials, serve, try_in_children,
 };
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -114,7 +114,7 @@ fn hidden_command() -> Option<ExitCode> {
         "__run" => Some(run_bound(args)),
         "__secrets" => Some(run_with_secrets(args)),
         RANK_COMMAND => Some(run_rank(args)),
-        TRIAL_COMMAND => Some(run_trials()),
+        CONSTRAINT_COMMAND => Some(run_trials()),
         TEMPLATE_COMMAND => Some(run_template_trial()),
         _ => None,
     }
@@ -125,7 +125,7 @@ fn main() -> ExitCode {
         return code;
     }
     let _end_of_log = EndOfLog;
-    try_templates_in_children();
+    try_in_children();
     let code = run_command();
     wait_for_engines(ENGINES_END);
     if output_failed() { ExitCode::FAILURE } else { code }

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::{CompileLimits, Constraint, Error, Result};
 
 /// The hidden command of the binary that tries constraints.
-pub const TRIAL_COMMAND: &str = "__try-constraints";
+pub const TRIAL_COMMAND: &str = "__try_constraints";
 /// A child that needed more than this for one constraint is not used again: memory that it uses again is not seen to grow.
 const MAX_KEPT_BYTES: usize = 8 << 20;
 /// Children that wait for constraints.

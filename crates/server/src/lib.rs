@@ -15,7 +15,7 @@ mod http;
 mod lifecycle;
 mod model;
 
-pub use candlepower_grammar::{TRIAL_COMMAND, run_trials};
+pub use candlepower_grammar::{TRIAL_COMMAND as CONSTRAINT_COMMAND, run_trials};
 pub use config::ServeConfig;
 pub use endpoints::health::VERSION;
 pub use lifecycle::demo::files as demo_files;
@@ -24,6 +24,5 @@ pub use lifecycle::logging::{EndOfLog, Terminal, init_logging};
 pub use lifecycle::offline::{StartedEngine, start_engine};
 pub use lifecycle::source::hub;
 pub use lifecycle::startup::serve;
-pub use lifecycle::template_trial::{
-    TEMPLATE_COMMAND, run_template_trial, try_templates_in_children,
-};
+pub use lifecycle::template_trial::{TEMPLATE_COMMAND, run_template_trial};
+pub use model::own_program::try_in_children;

@@ -9,7 +9,6 @@ thread_local! {
 }
 
 /// Does the work; what it tokenizes ends with an error soon after `is_cancelled` has become true.
-#[cfg_attr(not(test), expect(dead_code, reason = "preparation is not given up yet"))]
 pub(crate) fn until<T>(is_cancelled: Arc<AtomicBool>, work: impl FnOnce() -> T) -> T {
     /// Puts the earlier flag back, after a panic too.
     struct Restored(Arc<AtomicBool>);

@@ -1,6 +1,5 @@
 //! From what a request asks the output to be to the grammar that holds it there.
 
-use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use candlepower_api::{ConstraintKind, OutputConstraint};
@@ -8,6 +7,7 @@ use candlepower_grammar::{Constraint, Error, Grammar, GrammarCompiler, TRIAL_COM
 
 use crate::generation::preparation::Preparation;
 use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::own_program::{knows_commands, own_program};
 use crate::model::served_model::LoadedModel;
 
 /// The grammar of a request, if it asks for one.
@@ -53,8 +53,12 @@ pub(crate) fn compile_as(
     let info = model.engine.info();
     let compiler = model.grammar_compiler.get_or_init(|| {
         let limits = model.config.compile_limits();
-        GrammarCompiler::new(&model.tokenizer, &info.eos_token_ids, info.vocab_size)
-            .map(|compiler| compiler.with_trials(trial_command, limits))
+        GrammarCompiler::new(&model.tokenizer, &info.eos_token_ids, info.vocab_size).map(
+            |compiler| match knows_commands() {
+                true => compiler.with_trials(trial_command, limits),
+                false => compiler,
+            },
+        )
     });
     let compiler = compiler.as_ref().map_err(|error| refused(error.clone()))?;
     compiler.compile_unless(constraint, cancelled).map_err(refused)
@@ -83,9 +87,7 @@ fn refused(param: &str, error: &Error) -> ApiError {
     }
 }
 
-/// This program, also after it was replaced by a newer one, as a process that tries constraints.
+/// This program as a process that tries constraints.
 fn trial_command() -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("candlepower").arg(TRIAL_COMMAND).process_group(0);
-    command
+    own_program(TRIAL_COMMAND)
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use axum::extract::{FromRequest, Request};
 
 use crate::generation::body::JsonBytes;
+use crate::generation::cancellation;
 use crate::generation::preparation::{CancelOnDrop, Preparation, lower_priority};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::{Asked, LoadedModel, served};
@@ -71,7 +72,8 @@ impl<M: Asked> Incoming<M> {
             // Kept until the work is done, even if its request is gone by then.
             let _permit = permit;
             lower_priority();
-            prepare(&body.bytes, &Preparation::on_thread(&*model, state.config(), &cancelled))
+            let preparation = Preparation::on_thread(&*model, state.config(), &cancelled);
+            cancellation::until(Arc::clone(&cancelled), || prepare(&body.bytes, &preparation))
         };
         match tokio::task::spawn_blocking(work).await {
             Ok(result) => result,

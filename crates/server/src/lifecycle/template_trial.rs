@@ -4,8 +4,7 @@
 //! with limits shows whether that ends: it returns nothing else, and the server renders again what has passed.
 
 use std::io::{self, Read, Write};
-use std::process::{Command, ExitCode, Stdio};
-use std::sync::OnceLock;
+use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use candlepower_dialect::{Dialect, PastCalls, writes_tools};
@@ -13,23 +12,14 @@ use candlepower_tokenizer::{ChatTemplate, TemplateSources};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::lifecycle::error::{Error, Result};
+use crate::model::own_program::{knows_commands, own_program};
 
 /// The hidden command of the binary that tries a template: its sources are on standard input.
 pub const TEMPLATE_COMMAND: &str = "__try_template";
-/// This binary, also after it was replaced by a newer one.
-const OWN_BINARY: &str = "/proc/self/exe";
 const MOST_BYTES: u64 = 256 << 20;
 const MOST_CPU_S: u64 = 2;
 /// A child that computes ends by its limits long before, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Whether this process is the binary that knows the command.
-static KNOWS_COMMAND: OnceLock<()> = OnceLock::new();
-
-/// Says that this process is the binary that knows [`TEMPLATE_COMMAND`]. In others templates are used untried.
-pub fn try_templates_in_children() {
-    KNOWS_COMMAND.get_or_init(|| ());
-}
 
 /// The fields of [`TemplateSources`], as they are sent.
 type Sources =
@@ -41,7 +31,7 @@ type Sources =
 /// [`Error::Template`] where finding out what they do takes too much. An invalid template passes: its own error is found
 /// where it is read.
 pub(crate) fn check(sources: &TemplateSources<'_>, file: &str) -> Result<()> {
-    if KNOWS_COMMAND.get().is_none() {
+    if !knows_commands() {
         return Ok(());
     }
     let TemplateSources {
@@ -70,8 +60,7 @@ pub(crate) fn check(sources: &TemplateSources<'_>, file: &str) -> Result<()> {
 
 /// Why the child did not end well, if so.
 fn run_child(sent: &[u8]) -> io::Result<Option<String>> {
-    let mut child = Command::new(OWN_BINARY)
-        .arg(TEMPLATE_COMMAND)
+    let mut child = own_program(TEMPLATE_COMMAND)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -1,0 +1,29 @@
+//! This program, started again as a child for work that needs limits.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// This binary, also after it was replaced by a newer one.
+const OWN_BINARY: &str = "/proc/self/exe";
+
+/// Set in a process whose binary knows the hidden commands.
+static KNOWS_COMMANDS: OnceLock<()> = OnceLock::new();
+
+/// Declares that this binary knows the hidden commands [`TEMPLATE_COMMAND`](crate::TEMPLATE_COMMAND) and
+/// [`CONSTRAINT_COMMAND`](crate::CONSTRAINT_COMMAND). Without it, templates and constraints are used untried.
+pub fn try_in_children() {
+    KNOWS_COMMANDS.get_or_init(|| ());
+}
+
+/// Whether this binary knows the hidden commands.
+pub(crate) fn knows_commands() -> bool {
+    KNOWS_COMMANDS.get().is_some()
+}
+
+/// This program, about to run a hidden command. A terminal's Ctrl-C does not reach it.
+pub(crate) fn own_program(command: &str) -> Command {
+    let mut program = Command::new(OWN_BINARY);
+    program.arg0("candlepower").arg(command).process_group(0);
+    program
+}
