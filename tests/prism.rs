@@ -33,6 +33,11 @@ fn cached(response: &Value) -> u64 {
     response["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
 }
 
+/// The part of so many tokens that whole blocks hold.
+fn whole_blocks(num_tokens: u64) -> u64 {
+    num_tokens / 16 * 16
+}
+
 fn num_tokens(response: &Value) -> u64 {
     response["usage"]["prompt_tokens"].as_u64().unwrap()
 }

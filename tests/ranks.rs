@@ -42,7 +42,7 @@ fn answers_are_those_of_one_process_and_the_end_is_orderly() {
         [rank] => rank,
         ref others => panic!("{} processes: {others:?}", others.len()),
     };
-    let story = json!({"prompt": "Once upon a time", "max_tokens": 64, "temperature": 0, "n": 2, "logprobs": 1});
+    let story = json!({"prompt": "Once upon a time there was a candle that was older than the house in which it stood, and it told a story", "max_tokens": 64, "temperature": 0, "n": 2, "logprobs": 1});
     let schema = json!({
         "messages": [{"role": "user", "content": "Who are you?"}],
         "temperature": 0,

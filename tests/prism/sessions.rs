@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{cached, generate, greedy, num_tokens, prism, refused, text, with};
+use super::{cached, generate, greedy, num_tokens, prism, refused, text, whole_blocks, with};
 use crate::support::{Server, ServerBuilder, wait_for};
 
 fn session_id(choice: &Value) -> &str {
@@ -22,12 +22,12 @@ fn a_session_goes_on_where_it_was() {
     assert_eq!(choice["session"]["ttl"], 60);
     let second = generate(&server, with(greedy(" there was", 10), json!({"session": {"id": id}})));
     assert_eq!(session_id(&second["choices"][0]), id);
-    // All is cached but the last token generated, which was never computed, and what is new.
+    // All whole blocks are cached, without the last token generated, which was never computed, and what is new.
     let new = server
         .post("/tokenize", &json!({"prompt": " there was", "add_special_tokens": false}))
         .ok();
     assert_eq!(num_tokens(&second), num_tokens(&first) + 10 + new["count"].as_u64().unwrap());
-    assert_eq!(cached(&second), num_tokens(&first) + 9);
+    assert_eq!(cached(&second), whole_blocks(num_tokens(&first) + 9));
     // The same as all of it at once.
     let whole = server.post("/tokenize", &json!({"prompt": "Once upon a time"})).ok();
     let ids: Vec<Value> = [&whole["tokens"], &choice["token_ids"], &new["tokens"]]
@@ -92,7 +92,7 @@ fn branches_become_sessions_of_their_own() {
             json!({"session": {"id": session_id(choice)}, "text": " and", "temperature": 0, "max_tokens": 2}),
         );
         // Its own last token was not computed, unless another branch drew the same.
-        assert!(cached(&more) >= num_tokens(&branches) + 5, "{more}");
+        assert!(cached(&more) >= whole_blocks(num_tokens(&branches) + 5), "{more}");
     }
     let chosen = generate(
         &server,

@@ -11,7 +11,9 @@ use std::{
 };
 
 use candlepower_kernels::sampling::SampledRow;
-use candlepower_scheduler::{LogitsFor, NewSequence, PinId, Sampled, Scheduler, SeqId, Step};
+use candlepower_scheduler::{
+    CallerId, LogitsFor, NewSequence, PinId, Sampled, Scheduler, SeqId, Step,
+};
 use rayon::prelude::*;
 
 use crate::{
@@ -29,6 +31,7 @@ pub(crate) enum Message {
     Pin {
         id: u64,
         token_ids: Vec<u32>,
+        caller: CallerId,
         cache_salt: Option<Arc<str>>,
     },
     Unpin {
@@ -146,8 +149,8 @@ impl Engine {
     fn take(&mut self, message: Message) {
         match message {
             Message::Submit(submission) => self.admit(*submission),
-            Message::Pin { id, token_ids, cache_salt } => {
-                self.pins.insert(id, self.scheduler.pin(&token_ids, cache_salt));
+            Message::Pin { id, token_ids, caller, cache_salt } => {
+                self.pins.insert(id, self.scheduler.pin(&token_ids, caller, cache_salt));
             }
             Message::Unpin { id } => {
                 if let Some(pin) = self.pins.remove(&id) {
@@ -164,6 +167,7 @@ impl Engine {
             prompt: request.prompt.clone(),
             n: streams.len(),
             priority: request.priority,
+            caller: request.caller,
             cache_salt: request.cache_salt.take(),
             // A token's logits are those of the position before it.
             prompt_logits_from: request

@@ -11,7 +11,7 @@ use std::{
 
 use candlepower_checkpoint::{Checkpoint, KvDtype};
 use candlepower_models::LoadOptions;
-use candlepower_scheduler::SchedulingPolicy;
+use candlepower_scheduler::{CallerId, PrefixCacheScope, SchedulingPolicy};
 
 use crate::{
     EngineMetrics, Pin, RankKind, Request, Result, TokenStream,
@@ -54,6 +54,8 @@ pub struct EngineConfig {
     pub max_queued_seqs: usize,
     /// Whether computed blocks are kept for later requests with the same prefix.
     pub enable_prefix_caching: bool,
+    /// Among whom whole blocks of these are shared.
+    pub prefix_cache_scope: PrefixCacheScope,
     /// Which waiting request runs next.
     pub scheduling_policy: SchedulingPolicy,
     /// Whether tokens that a grammar leaves no choice about are appended without being drawn. Changes no output.
@@ -242,10 +244,10 @@ impl EngineHandle {
         }
     }
 
-    /// Keeps in the cache what was computed of these tokens, for as long as the pin lives. It yields to running and
+    /// Keeps in the cache what was computed of these tokens for a caller, for as long as the pin lives. It yields to running and
     /// waiting sequences, and to newer pins where all of them would hold more than `max_pinned_bytes`.
-    pub fn pin(&self, token_ids: Vec<u32>, cache_salt: Option<Arc<str>>) -> Pin {
-        let (pin, message) = self.pin_ids.pin(token_ids, cache_salt, self.messages.clone());
+    pub fn pin(&self, token_ids: Vec<u32>, caller: CallerId, cache_salt: Option<Arc<str>>) -> Pin {
+        let (pin, message) = self.pin_ids.pin(token_ids, caller, cache_salt, self.messages.clone());
         // An engine that has ended keeps nothing; whoever asks it next learns why.
         let _ = self.messages.send(message);
         pin

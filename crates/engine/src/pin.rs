@@ -9,6 +9,8 @@ use std::{
     },
 };
 
+use candlepower_scheduler::CallerId;
+
 use crate::engine::Message;
 
 /// Keeps in the cache what was computed of some tokens, as long as it lives and no sequence needs the memory. Losing it
@@ -27,11 +29,12 @@ impl PinIds {
     pub(crate) fn pin(
         &self,
         token_ids: Vec<u32>,
+        caller: CallerId,
         cache_salt: Option<Arc<str>>,
         messages: mpsc::Sender<Message>,
     ) -> (Pin, Message) {
         let id = self.0.fetch_add(1, Ordering::Relaxed);
-        (Pin { id, messages }, Message::Pin { id, token_ids, cache_salt })
+        (Pin { id, messages }, Message::Pin { id, token_ids, caller, cache_salt })
     }
 }
 

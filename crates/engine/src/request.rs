@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use candlepower_grammar::Grammar;
+use candlepower_scheduler::CallerId;
 use tokio::sync::mpsc;
 
 /// One generation request, immutable once submitted.
@@ -16,6 +17,8 @@ pub struct Request {
     pub n: usize,
     /// Lower runs first; arrival order within one priority.
     pub priority: i32,
+    /// Who asks.
+    pub caller: CallerId,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: Option<Arc<str>>,
     /// Report the log-probability of every prompt token, and so many alternatives.
@@ -120,7 +123,7 @@ pub struct TokenLogprobs {
 pub enum TokenEvent {
     /// The prompt is computed.
     Prompt {
-        /// Prompt tokens that came from the prefix cache.
+        /// Prompt tokens in whole blocks that came from the prefix cache.
         num_cached_tokens: usize,
         /// One entry per prompt token if asked for; the first token has none, nor have those before
         /// `prompt_logprobs_from`.

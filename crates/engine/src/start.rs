@@ -62,6 +62,7 @@ pub(crate) fn start(
         max_num_batched_tokens: info.max_num_batched_tokens,
         max_model_len: info.max_model_len,
         enable_prefix_caching: config.enable_prefix_caching,
+        prefix_cache_scope: config.prefix_cache_scope,
         policy: config.scheduling_policy,
         max_pinned_blocks: max_pinned_blocks(&config, &info),
         num_swap_blocks: runner.num_swap_blocks(),

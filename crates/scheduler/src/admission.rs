@@ -67,7 +67,7 @@ impl Scheduler {
         let num_coming = |other: &Sequence| {
             let num_blocks = num_common(tokens, &other.tokens) / self.config.block_size;
             let is_coming =
-                other.cache_salt == seq.cache_salt && other.prefix_chain.num_blocks < num_blocks;
+                other.cache_root == seq.cache_root && other.prefix_chain.num_blocks < num_blocks;
             if is_coming { num_blocks } else { 0 }
         };
         let num_blocks = computing.iter().map(|other| num_coming(&self.sequences[other])).max();
@@ -185,7 +185,7 @@ impl Scheduler {
         // The next time that somebody begins with all of these blocks, their state should be there.
         seq.state_to_keep = found.to_keep.filter(|(at, _)| *at > seq.num_computed_tokens);
         self.running.insert(seq.running_key());
-        self.count_cached(id);
+        self.count_cached(id, num_found * self.config.block_size);
         true
     }
 
@@ -210,13 +210,13 @@ impl Scheduler {
             blocks.push(block);
             chains.push(chain.clone());
         }
-        let end = KeptState { after: chain.parent().clone(), rest: Box::default() };
+        let end = KeptState::new(&chain, &[]);
         let to_keep = (!blocks.is_empty()).then(|| (blocks.len() * block_size, end));
         for (num_blocks, chain) in chains.into_iter().enumerate().rev() {
             let behind = &tokens[num_blocks * block_size..];
             let beginning = self.blocks.find_beginning(&chain, behind).filter(|_| with_beginning);
             let most = beginning.map_or(0, |of| of.1).min(block_size - 1);
-            let Some(state) = self.state_slots.longest(chain.parent(), &behind[..most]) else {
+            let Some(state) = self.state_slots.longest(&chain, &behind[..most]) else {
                 continue;
             };
             let beyond = blocks.split_off(num_blocks);
@@ -246,16 +246,16 @@ impl Scheduler {
         Some(self.blocks.num_free() - least_free - num_unheld(self))
     }
 
-    /// Counts what was found in the cache, the first time that a sequence is admitted.
-    fn count_cached(&mut self, id: SeqId) {
+    /// Counts the tokens of the whole blocks that were found in the cache, the first time that a sequence is admitted.
+    fn count_cached(&mut self, id: SeqId, num_tokens: usize) {
         let seq = self.sequences.get_mut(&id).expect("running sequences are known");
         if seq.num_cached_tokens.is_some() {
             return;
         }
-        seq.num_cached_tokens = Some(seq.num_computed_tokens);
+        seq.num_cached_tokens = Some(num_tokens);
         if self.config.enable_prefix_caching && seq.next_prompt_logits.is_none() {
             self.num_prefix_queries += seq.num_prompt_tokens as u64;
-            self.num_prefix_hits += seq.num_computed_tokens as u64;
+            self.num_prefix_hits += num_tokens as u64;
         }
     }
 }

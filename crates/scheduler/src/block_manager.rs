@@ -1,11 +1,9 @@
 //! Owns the KV blocks: which are free, how many sequences hold each, and which can be found by content.
 
-use std::sync::Arc;
-
-use crate::BlockId;
 use crate::lru::LruList;
-use crate::prefix_cache::{Parent, PrefixCache};
+use crate::prefix_cache::{CacheRoot, Parent, PrefixCache};
 use crate::state_slots::KeptState;
+use crate::{BlockId, CallerId};
 
 /// Every block is in exactly one place: held by sequences (its reference count), on the free list, or evictable:
 /// held by nobody, but still found by content until its memory is needed.
@@ -22,11 +20,17 @@ pub(crate) struct BlockManager {
 pub(crate) struct PrefixChain {
     pub(crate) num_blocks: usize,
     parent: Parent,
+    /// Whose sequence it is.
+    caller: CallerId,
 }
 
 impl PrefixChain {
-    pub(crate) fn new(cache_salt: Option<Arc<str>>) -> Self {
-        Self { num_blocks: 0, parent: Parent::Root(cache_salt) }
+    pub(crate) fn new(root: CacheRoot, caller: CallerId) -> Self {
+        Self { num_blocks: 0, parent: Parent::Root(root), caller }
+    }
+
+    pub(crate) fn caller(&self) -> CallerId {
+        self.caller
     }
 
     /// What to look up the blocks behind it with.
@@ -128,19 +132,19 @@ impl BlockManager {
         let Some(cache) = &mut self.prefix_cache else { return };
         let blocks = tokens.chunks_exact(self.block_size).zip(block_table).skip(chain.num_blocks);
         for (block_tokens, block) in blocks {
-            chain.parent = cache.insert(&chain.parent, block_tokens, *block);
+            chain.parent = cache.insert(&chain.parent, chain.caller, block_tokens, *block);
             chain.num_blocks += 1;
         }
     }
 
-    /// Where the blocks of `chain` end: a block that begins with the first of `rest`, the tokens after them, and how many
-    /// these are. It is another's: what it holds is to be copied.
+    /// Where the blocks of `chain` end: a block of the same caller that begins with the first of `rest`, the tokens after
+    /// them, and how many these are. It is another sequence's: what it holds is to be copied.
     pub(crate) fn find_beginning(
         &self,
         chain: &PrefixChain,
         rest: &[u32],
     ) -> Option<(BlockId, usize)> {
-        self.prefix_cache.as_ref()?.find_beginning(&chain.parent, rest)
+        self.prefix_cache.as_ref()?.find_beginning(&chain.parent, chain.caller, rest)
     }
 
     /// Makes all blocks of `tokens` known, the last one too if it is not full. For a sequence that ends: nothing can
@@ -155,10 +159,11 @@ impl BlockManager {
         let rest = &tokens[tokens.len() / self.block_size * self.block_size..];
         let Some(cache) = &mut self.prefix_cache else { return };
         let is_known = cache
-            .find_beginning(&chain.parent, rest)
+            .find_beginning(&chain.parent, chain.caller, rest)
             .is_some_and(|(_, num_common)| num_common == rest.len());
         if !rest.is_empty() && !is_known {
-            cache.insert(&chain.parent, rest, block_table[chain.num_blocks]);
+            let block = block_table[chain.num_blocks];
+            cache.insert_end(&chain.parent, chain.caller, rest, block);
         }
     }
 
@@ -168,8 +173,7 @@ impl BlockManager {
         if self.prefix_cache.is_none() || tokens.is_empty() {
             return None;
         }
-        let rest = tokens[chain.num_blocks * self.block_size..].into();
-        Some(KeptState { after: chain.parent.clone(), rest })
+        Some(KeptState::new(chain, &tokens[chain.num_blocks * self.block_size..]))
     }
 
     /// Counts a cached block as used now.
@@ -239,6 +243,10 @@ impl BlockManager {
 mod tests {
     use super::*;
 
+    fn no_blocks() -> PrefixChain {
+        PrefixChain::new(CacheRoot { scope: None, salt: None }, CallerId(0))
+    }
+
     fn manager(num_blocks: u32) -> BlockManager {
         BlockManager::new(num_blocks, 2, Some(PrefixCache::default()))
     }
@@ -264,17 +272,17 @@ mod tests {
         let mut blocks = manager(3);
         let tokens = [1, 2, 3, 4, 5, 6];
         let table = allocate(&mut blocks, 3);
-        blocks.register(&mut PrefixChain::new(None), &tokens, &table);
+        blocks.register(&mut no_blocks(), &tokens, &table);
         blocks.release(table.clone());
         assert_eq!((blocks.num_free(), blocks.num_cached()), (3, 3));
 
         let taken = blocks.allocate().unwrap();
         assert_eq!(taken, table[2], "the tail is evicted first");
-        let mut chain = PrefixChain::new(None);
+        let mut chain = no_blocks();
         assert_eq!(blocks.find_prefix(&mut chain, &tokens), table[..2]);
         assert_eq!(chain.num_blocks, 2);
         assert_eq!(
-            blocks.find_prefix(&mut PrefixChain::new(None), &tokens[..3]),
+            blocks.find_prefix(&mut no_blocks(), &tokens[..3]),
             table[..1],
             "full blocks only"
         );
@@ -301,8 +309,8 @@ mod tests {
     fn without_a_prefix_cache_nothing_is_found() {
         let mut blocks = BlockManager::new(2, 2, None);
         let table = allocate(&mut blocks, 1);
-        blocks.register(&mut PrefixChain::new(None), &[1, 2], &table);
-        assert!(blocks.find_prefix(&mut PrefixChain::new(None), &[1, 2]).is_empty());
+        blocks.register(&mut no_blocks(), &[1, 2], &table);
+        assert!(blocks.find_prefix(&mut no_blocks(), &[1, 2]).is_empty());
         blocks.release(table);
         blocks.check(&[0, 0]).unwrap();
     }

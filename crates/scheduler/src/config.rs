@@ -17,6 +17,8 @@ pub struct SchedulerConfig {
     pub max_model_len: usize,
     /// Whether computed blocks are kept for later prompts with the same beginning.
     pub enable_prefix_caching: bool,
+    /// Among whom whole blocks of the prefix cache are shared.
+    pub prefix_cache_scope: PrefixCacheScope,
     /// Which waiting sequence starts first among those of equal priority.
     pub policy: SchedulingPolicy,
     /// Most blocks that pins hold, each counted once however many hold it.
@@ -27,6 +29,16 @@ pub struct SchedulerConfig {
     /// Places for states of sequences: at least `max_num_seqs`, and what is beyond for those of beginnings that were computed; 0 where
     /// sequences have none. With states, `num_swap_blocks` is 0.
     pub num_state_slots: usize,
+}
+
+/// Among whom whole blocks of the prefix cache are shared. Less than a block is shared within one caller only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PrefixCacheScope {
+    /// All callers of the server.
+    #[default]
+    Server,
+    /// The sequences of one caller.
+    Caller,
 }
 
 /// Which waiting sequence starts first among those of equal priority.
@@ -72,16 +84,17 @@ impl SchedulerConfig {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const VALID: SchedulerConfig = SchedulerConfig {
+    pub(crate) const VALID: SchedulerConfig = SchedulerConfig {
         block_size: 16,
         num_blocks: 4,
         max_num_seqs: 2,
         max_num_batched_tokens: 8,
         max_model_len: 64,
         enable_prefix_caching: true,
+        prefix_cache_scope: PrefixCacheScope::Server,
         policy: SchedulingPolicy::Fcfs,
         max_pinned_blocks: 2,
         num_swap_blocks: 0,

@@ -5,7 +5,9 @@
 //! hits, preemption and running ahead of the sampler are all this one arithmetic.
 //!
 //! ```
-//! use candlepower_scheduler::{NewSequence, Sampled, Scheduler, SchedulerConfig, SchedulingPolicy};
+//! use candlepower_scheduler::{
+//!     NewSequence, PrefixCacheScope, Sampled, Scheduler, SchedulerConfig, SchedulingPolicy,
+//! };
 //!
 //! let mut scheduler = Scheduler::new(SchedulerConfig {
 //!     block_size: 16,
@@ -14,6 +16,7 @@
 //!     max_num_batched_tokens: 32,
 //!     max_model_len: 256,
 //!     enable_prefix_caching: true,
+//!     prefix_cache_scope: PrefixCacheScope::Server,
 //!     policy: SchedulingPolicy::Fcfs,
 //!     max_pinned_blocks: 32,
 //!     num_swap_blocks: 0,
@@ -31,6 +34,7 @@
 mod admission;
 mod batch;
 mod block_manager;
+mod callers;
 mod check;
 mod config;
 mod error;
@@ -43,7 +47,8 @@ mod state_slots;
 mod step;
 mod swap_space;
 
-pub use config::{SchedulerConfig, SchedulingPolicy};
+pub use callers::CallerId;
+pub use config::{PrefixCacheScope, SchedulerConfig, SchedulingPolicy};
 pub use error::Error;
 pub use pins::PinId;
 pub use scheduler::{Scheduler, SchedulerStats};

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::BlockId;
 use crate::block_manager::PrefixChain;
+use crate::prefix_cache::CacheRoot;
 use crate::scheduler::Scheduler;
+use crate::{BlockId, CallerId};
 
 /// Names a pin; never reused. Ids grow with time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,11 +22,12 @@ pub(crate) struct Pins {
 }
 
 impl Scheduler {
-    /// Keeps what the cache holds of the beginning of `tokens`, until [`unpin`](Self::unpin) or until a sequence needs
-    /// the memory: pins are given up before a sequence waits or is preempted, the oldest first, and where all of them
+    /// Keeps the prefix of `tokens` that the cache holds for a caller, until [`unpin`](Self::unpin) or until a sequence
+    /// needs the memory. Pins are given up before a sequence waits or is preempted, the oldest first, and where all of them
     /// would hold more than `max_pinned_blocks`.
-    pub fn pin(&mut self, tokens: &[u32], cache_salt: Option<Arc<str>>) -> PinId {
-        let mut chain = PrefixChain::new(cache_salt);
+    pub fn pin(&mut self, tokens: &[u32], caller: CallerId, cache_salt: Option<Arc<str>>) -> PinId {
+        let root = CacheRoot::new(self.config.prefix_cache_scope, caller, cache_salt);
+        let mut chain = PrefixChain::new(root, caller);
         let mut found = self.blocks.find_prefix(&mut chain, tokens);
         let rest = &tokens[found.len() * self.config.block_size..];
         found.extend(self.blocks.find_beginning(&chain, rest).map(|(block, _)| block));

@@ -1,10 +1,9 @@
 //! Finds blocks by content: the tokens in them and everything before them, compared exactly.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::BlockId;
+use crate::{BlockId, CallerId, PrefixCacheScope};
 
 /// An exact map from (what precedes a block, the block's tokens) to the block which holds them.
 ///
@@ -12,26 +11,51 @@ use crate::BlockId;
 /// keys mean equal token sequences from the start: nothing is compared by hash alone. When a parent is evicted before
 /// its child, the child can merely no longer be found.
 ///
-/// The last block of a sequence may be there with fewer tokens than it has room for. Nothing follows such a block; like
-/// the beginning of any other one, what is in it can be copied.
+/// Full blocks are shared among all callers of a root. The prefix of a block can be copied, but by the caller alone that
+/// computed it: otherwise a caller could guess the tokens of others one by one. The last block of a sequence may be
+/// there with fewer tokens than it has room for, and nothing follows such a block.
 #[derive(Default)]
 pub(crate) struct PrefixCache {
-    children: HashMap<Parent, BTreeMap<Arc<[u32]>, Node>>,
-    keys: HashMap<BlockId, NodeKey>,
+    /// The full blocks after each parent.
+    children: HashMap<Parent, HashMap<Arc<[u32]>, Node>>,
+    /// All blocks, those of one caller after one parent side by side.
+    by_caller: BTreeMap<Key, BlockId>,
+    keys: HashMap<BlockId, Key>,
     next_node: u64,
+}
+
+/// Where block tables begin: sequences with different roots never share.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct CacheRoot {
+    /// The one caller that shares its blocks with itself only; `None` where all callers share.
+    pub(crate) scope: Option<CallerId>,
+    pub(crate) salt: Option<Arc<str>>,
+}
+
+impl CacheRoot {
+    pub(crate) fn new(scope: PrefixCacheScope, caller: CallerId, salt: Option<Arc<str>>) -> Self {
+        let scope = match scope {
+            PrefixCacheScope::Server => None,
+            PrefixCacheScope::Caller => Some(caller),
+        };
+        Self { scope, salt }
+    }
 }
 
 /// What precedes a block.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Parent {
-    /// Nothing; prompts with different salts never share.
-    Root(Option<Arc<str>>),
+    /// Nothing.
+    Root(CacheRoot),
     /// The node with this number.
     Node(u64),
 }
 
-struct NodeKey {
+/// A block's content, and who computed it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
     parent: Parent,
+    caller: CallerId,
     tokens: Arc<[u32]>,
 }
 
@@ -42,52 +66,79 @@ struct Node {
 }
 
 impl PrefixCache {
-    /// The block that holds `tokens` after `parent`, and what to look up its successors with.
+    /// The full block that holds `tokens` after `parent`, and what to look up its successors with.
     pub(crate) fn find(&self, parent: &Parent, tokens: &[u32]) -> Option<(BlockId, Parent)> {
         let node = self.children.get(parent)?.get(tokens)?;
         Some((node.block, Parent::Node(node.id)))
     }
 
-    /// The block after `parent` that begins with the most of `tokens`, and how many these are: at least one.
+    /// The caller's block after `parent` that begins with the most of `tokens`, and how many these are: at least one.
     pub(crate) fn find_beginning(
         &self,
         parent: &Parent,
+        caller: CallerId,
         tokens: &[u32],
     ) -> Option<(BlockId, usize)> {
-        let siblings = self.children.get(parent)?;
+        let key = Key { parent: parent.clone(), caller, tokens: tokens.into() };
         // In the order of the alphabet, no other has more in common with `tokens` than those beside it.
-        let before =
-            siblings.range::<[u32], _>((Bound::Unbounded, Bound::Excluded(tokens))).next_back();
-        let after = siblings.range::<[u32], _>((Bound::Included(tokens), Bound::Unbounded)).next();
-        let neighbours = before.into_iter().chain(after);
-        let found = neighbours.map(|(key, node)| (num_common(key, tokens), node.block));
+        let before = self.by_caller.range(..&key).next_back();
+        let neighbours = before.into_iter().chain(self.by_caller.range(&key..).next());
+        let found = neighbours
+            .filter(|(found, _)| found.parent == *parent && found.caller == caller)
+            .map(|(found, block)| (num_common(&found.tokens, tokens), *block));
         found
             .max_by_key(|(common, _)| *common)
             .filter(|(common, _)| *common > 0)
             .map(|(common, block)| (block, common))
     }
 
-    /// Records that `block` holds `tokens` after `parent`, unless another block is known to; returns the parent of its
-    /// successors.
-    pub(crate) fn insert(&mut self, parent: &Parent, tokens: &[u32], block: BlockId) -> Parent {
+    /// Records that the caller's `block` is full of `tokens` after `parent`, unless another block is known to; returns
+    /// the parent of its successors.
+    pub(crate) fn insert(
+        &mut self,
+        parent: &Parent,
+        caller: CallerId,
+        tokens: &[u32],
+        block: BlockId,
+    ) -> Parent {
         if let Some((_, node)) = self.find(parent, tokens) {
             return node;
         }
-        // A block whose parent was evicted and recorded anew is unreachable under its old key.
-        self.remove(block);
+        let key = self.record(parent, caller, tokens, block);
         let node = Node { id: self.next_node, block };
         self.next_node += 1;
-        let tokens: Arc<[u32]> = tokens.into();
-        self.keys.insert(block, NodeKey { parent: parent.clone(), tokens: tokens.clone() });
-        self.children.entry(parent.clone()).or_default().insert(tokens, node);
+        self.children.entry(key.parent).or_default().insert(key.tokens, node);
         Parent::Node(node.id)
+    }
+
+    /// Records that the caller's `block` begins with `tokens` after `parent`. It must not have such a block yet.
+    pub(crate) fn insert_end(
+        &mut self,
+        parent: &Parent,
+        caller: CallerId,
+        tokens: &[u32],
+        block: BlockId,
+    ) {
+        self.record(parent, caller, tokens, block);
+    }
+
+    fn record(&mut self, parent: &Parent, caller: CallerId, tokens: &[u32], block: BlockId) -> Key {
+        // A block whose parent was evicted and recorded anew is unreachable under its old key.
+        self.remove(block);
+        let key = Key { parent: parent.clone(), caller, tokens: tokens.into() };
+        self.keys.insert(block, key.clone());
+        self.by_caller.insert(key.clone(), block);
+        key
     }
 
     /// Forgets a block, if it is known.
     pub(crate) fn remove(&mut self, block: BlockId) {
         let Some(key) = self.keys.remove(&block) else { return };
-        let siblings = self.children.get_mut(&key.parent).expect("every key is in the map");
-        siblings.remove(&key.tokens);
+        self.by_caller.remove(&key);
+        let Some(siblings) = self.children.get_mut(&key.parent) else { return };
+        if siblings.get(&key.tokens).is_some_and(|node| node.block == block) {
+            siblings.remove(&key.tokens);
+        }
         if siblings.is_empty() {
             self.children.remove(&key.parent);
         }
@@ -102,19 +153,23 @@ impl PrefixCache {
         self.keys.len()
     }
 
-    /// Verifies that the two maps describe the same nodes.
+    /// Verifies that the maps describe the same blocks.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let num_nodes: usize = self.children.values().map(BTreeMap::len).sum();
-        if num_nodes != self.keys.len() {
-            return Err(format!(
-                "the prefix cache has {num_nodes} nodes for {} blocks",
-                self.keys.len()
-            ));
+        if self.by_caller.len() != self.keys.len() {
+            let (num_keys, num_blocks) = (self.by_caller.len(), self.keys.len());
+            return Err(format!("the prefix cache has {num_keys} keys for {num_blocks} blocks"));
         }
         for (block, key) in &self.keys {
-            match self.find(&key.parent, &key.tokens) {
-                Some((found, _)) if found == *block => {}
-                found => return Err(format!("the key of cached {block:?} leads to {found:?}")),
+            if self.by_caller.get(key) != Some(block) {
+                return Err(format!("the key of cached {block:?} leads elsewhere"));
+            }
+        }
+        for (parent, siblings) in &self.children {
+            for (tokens, node) in siblings {
+                let key = self.keys.get(&node.block);
+                if key.is_none_or(|key| key.parent != *parent || key.tokens != *tokens) {
+                    return Err(format!("full {:?} has another key", node.block));
+                }
             }
         }
         Ok(())
@@ -130,21 +185,23 @@ pub(crate) fn num_common(a: &[u32], b: &[u32]) -> usize {
 mod tests {
     use super::*;
 
+    const CALLER: CallerId = CallerId(1);
+
     fn root(salt: Option<&str>) -> Parent {
-        Parent::Root(salt.map(Into::into))
+        Parent::Root(CacheRoot { scope: None, salt: salt.map(Into::into) })
     }
 
     #[test]
     fn equal_tokens_after_different_prefixes_or_salts_are_different() {
         let mut cache = PrefixCache::default();
-        let a = cache.insert(&root(None), &[1, 2], BlockId(0));
-        let b = cache.insert(&root(None), &[3, 4], BlockId(1));
-        cache.insert(&a, &[5, 6], BlockId(2));
+        let a = cache.insert(&root(None), CALLER, &[1, 2], BlockId(0));
+        let b = cache.insert(&root(None), CALLER, &[3, 4], BlockId(1));
+        cache.insert(&a, CALLER, &[5, 6], BlockId(2));
         assert_eq!(cache.find(&a, &[5, 6]).map(|found| found.0), Some(BlockId(2)));
         assert_eq!(cache.find(&b, &[5, 6]), None);
         assert_eq!(cache.find(&root(None), &[5, 6]), None);
         assert_eq!(cache.find(&root(Some("tenant")), &[1, 2]), None);
-        cache.insert(&root(Some("tenant")), &[1, 2], BlockId(3));
+        cache.insert(&root(Some("tenant")), CALLER, &[1, 2], BlockId(3));
         assert_eq!(
             cache.find(&root(Some("tenant")), &[1, 2]).map(|found| found.0),
             Some(BlockId(3))
@@ -155,8 +212,8 @@ mod tests {
     #[test]
     fn the_first_block_with_some_content_stays() {
         let mut cache = PrefixCache::default();
-        let first = cache.insert(&root(None), &[1, 2], BlockId(0));
-        assert_eq!(cache.insert(&root(None), &[1, 2], BlockId(1)), first);
+        let first = cache.insert(&root(None), CALLER, &[1, 2], BlockId(0));
+        assert_eq!(cache.insert(&root(None), CALLER, &[1, 2], BlockId(1)), first);
         assert!(cache.contains(BlockId(0)) && !cache.contains(BlockId(1)));
         assert_eq!(cache.len(), 1);
     }
@@ -166,28 +223,48 @@ mod tests {
         let mut cache = PrefixCache::default();
         let blocks = [&[1, 2, 3, 4][..], &[1, 2, 9], &[1, 3], &[7, 7, 7, 7]];
         for (block, tokens) in (0..).map(BlockId).zip(blocks) {
-            cache.insert(&root(None), tokens, block);
+            cache.insert(&root(None), CALLER, tokens, block);
         }
-        let find = |tokens: &[u32]| cache.find_beginning(&root(None), tokens);
+        let find = |tokens: &[u32]| cache.find_beginning(&root(None), CALLER, tokens);
         assert_eq!(find(&[1, 2, 3, 5]), Some((BlockId(0), 3)));
         assert_eq!(find(&[1, 2, 9, 1]), Some((BlockId(1), 3)));
         assert_eq!(find(&[1, 3]), Some((BlockId(2), 2)));
         assert_eq!(find(&[7, 7]), Some((BlockId(3), 2)));
         assert_eq!(find(&[8]), None);
         assert_eq!(find(&[]), None);
-        assert_eq!(cache.find_beginning(&root(Some("tenant")), &[1]), None);
+        assert_eq!(cache.find_beginning(&root(Some("tenant")), CALLER, &[1]), None);
+    }
+
+    #[test]
+    fn callers_share_full_blocks_and_no_part_of_one() {
+        let (a, b) = (CallerId(1), CallerId(2));
+        let mut cache = PrefixCache::default();
+        let node = cache.insert(&root(None), a, &[1, 2, 3, 4], BlockId(0));
+        assert_eq!(cache.insert(&root(None), b, &[1, 2, 3, 4], BlockId(1)), node);
+        cache.insert_end(&node, a, &[5, 6], BlockId(2));
+        cache.insert_end(&node, b, &[5, 6], BlockId(3));
+        cache.insert_end(&root(None), b, &[1, 9], BlockId(4));
+        assert_eq!(cache.find_beginning(&root(None), a, &[1, 2, 9]), Some((BlockId(0), 2)));
+        assert_eq!(cache.find_beginning(&root(None), b, &[1, 2, 9]), Some((BlockId(4), 1)));
+        assert_eq!(cache.find_beginning(&node, a, &[5, 7]), Some((BlockId(2), 1)));
+        assert_eq!(cache.find_beginning(&node, b, &[5, 7]), Some((BlockId(3), 1)));
+        assert_eq!(cache.find_beginning(&node, CallerId(3), &[5, 6]), None);
+        assert_eq!(cache.len(), 4);
+        cache.check().unwrap();
+        (0..5).for_each(|block| cache.remove(BlockId(block)));
+        assert!(cache.children.is_empty() && cache.by_caller.is_empty());
     }
 
     #[test]
     fn a_child_of_an_evicted_parent_is_not_found_and_can_be_recorded_anew() {
         let mut cache = PrefixCache::default();
-        let old = cache.insert(&root(None), &[1, 2], BlockId(0));
-        cache.insert(&old, &[3, 4], BlockId(1));
+        let old = cache.insert(&root(None), CALLER, &[1, 2], BlockId(0));
+        cache.insert(&old, CALLER, &[3, 4], BlockId(1));
         cache.remove(BlockId(0));
-        let new = cache.insert(&root(None), &[1, 2], BlockId(2));
+        let new = cache.insert(&root(None), CALLER, &[1, 2], BlockId(2));
         assert_ne!(old, new);
         assert_eq!(cache.find(&new, &[3, 4]), None);
-        cache.insert(&new, &[3, 4], BlockId(1));
+        cache.insert(&new, CALLER, &[3, 4], BlockId(1));
         assert_eq!(cache.find(&new, &[3, 4]).map(|found| found.0), Some(BlockId(1)));
         cache.check().unwrap();
         cache.remove(BlockId(1));

@@ -63,7 +63,7 @@ pub struct SchedulerStats {
     pub num_pinned_blocks: usize,
     /// Tokens looked up in the prefix cache when sequences were first admitted.
     pub num_prefix_queries: u64,
-    /// Those of them that were found.
+    /// Those of them that were found, in whole blocks.
     pub num_prefix_hits: u64,
     /// How often a running sequence lost its blocks.
     pub num_preemptions: u64,
@@ -123,7 +123,7 @@ impl Scheduler {
         let ids: Vec<_> = (self.next_seq..).take(new.n).map(SeqId).collect();
         self.next_seq += new.n as u64;
         let (first, siblings) = (ids[0], &ids[1..]);
-        let mut seq = Sequence::new(first, new, self.config.max_model_len);
+        let mut seq = Sequence::new(first, new, &self.config);
         seq.siblings = siblings.to_vec();
         self.reserved.extend(siblings.iter().map(|sibling| (*sibling, first)));
         self.waiting.insert(seq.waiting_key(Turn::New));
@@ -229,8 +229,9 @@ impl Scheduler {
         self.sequence(id).map_or(&[], |seq| &seq.tokens)
     }
 
-    /// Prompt tokens that were found in the prefix cache when the request was first admitted; 0 before, and for an
-    /// unknown id.
+    /// Prompt tokens that were found in whole blocks of the prefix cache when the request was first admitted; 0 before,
+    /// and for an unknown id. Less than a block is not counted: it would tell one token after the other of what others
+    /// have asked.
     pub fn num_cached_tokens(&self, id: SeqId) -> usize {
         self.sequence(id).and_then(|seq| seq.num_cached_tokens).unwrap_or(0)
     }

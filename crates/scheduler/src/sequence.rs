@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use crate::block_manager::PrefixChain;
+use crate::prefix_cache::CacheRoot;
 use crate::state_slots::KeptState;
 use crate::step::{LogitsFor, StateSlot, TokenSource};
 use crate::swap_space::Swapped;
-use crate::{BlockId, SeqId};
+use crate::{BlockId, CallerId, SchedulerConfig, SeqId};
 
 /// A request for `n` sequences that continue one prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub struct NewSequence {
     pub n: usize,
     /// Lower runs first; equal ones in the order of arrival.
     pub priority: i32,
+    /// Who asks for them.
+    pub caller: CallerId,
     /// Sequences share cached blocks only with sequences of the same salt.
     pub cache_salt: Option<Arc<str>>,
     /// The first prompt position from which on the logits of every prompt position are wanted; each is asked for exactly
@@ -31,13 +34,14 @@ pub struct NewSequence {
 }
 
 impl NewSequence {
-    /// One sequence that continues `prompt` to the end of the context and runs ahead, with the default priority, no salt and no
-    /// prompt logits.
+    /// One sequence of the default caller that continues `prompt` to the end of the context and runs ahead, with the
+    /// default priority, no salt and no prompt logits.
     pub fn new(prompt: Vec<u32>) -> Self {
         Self {
             prompt,
             n: 1,
             priority: 0,
+            caller: CallerId::default(),
             cache_salt: None,
             prompt_logits_from: None,
             max_tokens: usize::MAX,
@@ -70,10 +74,11 @@ pub(crate) struct Sequence {
     pub(crate) swapped: Swapped,
     /// The committed full blocks of `block_table`.
     pub(crate) prefix_chain: PrefixChain,
-    /// Prompt tokens found in the cache when it was first admitted; `None` before.
+    /// Prompt tokens in whole blocks of the cache when it was first admitted; `None` before.
     pub(crate) num_cached_tokens: Option<usize>,
     pub(crate) priority: i32,
-    pub(crate) cache_salt: Option<Arc<str>>,
+    pub(crate) caller: CallerId,
+    pub(crate) cache_root: CacheRoot,
     pub(crate) sample: bool,
     pub(crate) runs_ahead: bool,
     /// The first prompt position whose logits were not asked for and are wanted; `None` where none are wanted.
@@ -109,9 +114,10 @@ pub(crate) type RunningKey = (i32, SeqId);
 pub(crate) type WaitingKey = (i32, Turn, SeqId);
 
 impl Sequence {
-    pub(crate) fn new(id: SeqId, new: NewSequence, max_model_len: usize) -> Self {
+    pub(crate) fn new(id: SeqId, new: NewSequence, config: &SchedulerConfig) -> Self {
         let sample = new.max_tokens > 0;
-        let max_tokens = new.prompt.len().saturating_add(new.max_tokens).min(max_model_len);
+        let max_tokens = new.prompt.len().saturating_add(new.max_tokens).min(config.max_model_len);
+        let cache_root = CacheRoot::new(config.prefix_cache_scope, new.caller, new.cache_salt);
         Self {
             id,
             num_prompt_tokens: new.prompt.len(),
@@ -124,10 +130,11 @@ impl Sequence {
             state_slot: None,
             state_to_keep: None,
             swapped: Swapped::default(),
-            prefix_chain: PrefixChain::new(new.cache_salt.clone()),
+            prefix_chain: PrefixChain::new(cache_root.clone(), new.caller),
             num_cached_tokens: None,
             priority: new.priority,
-            cache_salt: new.cache_salt,
+            caller: new.caller,
+            cache_root,
             sample,
             runs_ahead: new.runs_ahead,
             next_prompt_logits: new.prompt_logits_from,
@@ -218,7 +225,7 @@ impl Sequence {
     /// Forgets its blocks, to start again; returns them.
     pub(crate) fn reset(&mut self) -> Vec<BlockId> {
         self.num_computed_tokens = 0;
-        self.prefix_chain = PrefixChain::new(self.cache_salt.clone());
+        self.prefix_chain = PrefixChain::new(self.cache_root.clone(), self.caller);
         self.state = State::Waiting(Turn::Preempted);
         self.state_to_keep = None;
         std::mem::take(&mut self.block_table)
@@ -243,7 +250,8 @@ mod tests {
     use super::*;
 
     fn sequence(new: NewSequence) -> Sequence {
-        Sequence::new(SeqId(0), new, 8)
+        let config = SchedulerConfig { max_model_len: 8, ..crate::config::tests::VALID };
+        Sequence::new(SeqId(0), new, &config)
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Places for what a model keeps of a sequence beside keys and values: states of layers without attention, which are those of its newest token.
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
 
+use crate::CallerId;
+use crate::block_manager::PrefixChain;
 use crate::prefix_cache::{Parent, num_common};
 use crate::step::{StateCopy, StateSlot};
 
@@ -37,8 +38,18 @@ struct Copies {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct KeptState {
     /// The last of these blocks.
-    pub(crate) after: Parent,
+    after: Parent,
+    /// The one caller that may go on from it; `None` for all, where `rest` is empty.
+    caller: Option<CallerId>,
     pub(crate) rest: Box<[u32]>,
+}
+
+impl KeptState {
+    /// That of the blocks of `chain` and `rest` behind them.
+    pub(crate) fn new(chain: &PrefixChain, rest: &[u32]) -> Self {
+        let caller = (!rest.is_empty()).then(|| chain.caller());
+        Self { after: chain.parent().clone(), caller, rest: rest.into() }
+    }
 }
 
 impl StateSlots {
@@ -92,17 +103,21 @@ impl StateSlots {
         self.copies[1].kept.push((state, dst));
     }
 
-    /// The state that is kept of the most of the tokens `rest`, fewer than a block, that follow the block `after`.
-    pub(crate) fn longest(&self, after: &Parent, rest: &[u32]) -> Option<KeptState> {
-        let state = |rest: &[u32]| KeptState { after: after.clone(), rest: rest.into() };
+    /// The state that is kept of the most of the tokens `rest`, fewer than a block, that follow the blocks of `chain`.
+    pub(crate) fn longest(&self, chain: &PrefixChain, rest: &[u32]) -> Option<KeptState> {
+        let of_blocks = || Some(KeptState::new(chain, &[])).filter(|state| self.has(state));
+        self.longest_of_caller(chain, rest).or_else(of_blocks)
+    }
+
+    fn longest_of_caller(&self, chain: &PrefixChain, rest: &[u32]) -> Option<KeptState> {
         // Of those that are not behind `rest` in the alphabet the last one has the most in common with it; if that is not all of it,
         // what begins `rest` is not longer than what they have in common.
         let mut most = rest.len();
-        loop {
-            let upper = Bound::Included(state(&rest[..most]));
-            let (found, _) = self.kept.range((Bound::Unbounded, upper)).next_back()?;
-            if found.after != *after {
-                return None;
+        while most > 0 {
+            let upper = KeptState::new(chain, &rest[..most]);
+            let (found, _) = self.kept.range(..=&upper).next_back()?;
+            if found.after != upper.after || found.caller != upper.caller {
+                break;
             }
             let common = num_common(&found.rest, rest);
             if common == found.rest.len() {
@@ -110,6 +125,7 @@ impl StateSlots {
             }
             most = common;
         }
+        None
     }
 
     fn has(&self, state: &KeptState) -> bool {

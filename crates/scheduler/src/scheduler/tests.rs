@@ -1,8 +1,12 @@
 //! The scheduler's behaviour in small cases, each step written out.
 
 use super::*;
-use crate::{BlockCopy, BlockId, LogitsFor, SchedulingPolicy, Swap, SwapSlot, TokenSource};
+use crate::{
+    BlockCopy, BlockId, CallerId, LogitsFor, PrefixCacheScope, SchedulingPolicy, Swap, SwapSlot,
+    TokenSource,
+};
 
+mod callers;
 mod states;
 
 const CONFIG: SchedulerConfig = SchedulerConfig {
@@ -12,6 +16,7 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     max_num_batched_tokens: 8,
     max_model_len: 32,
     enable_prefix_caching: true,
+    prefix_cache_scope: PrefixCacheScope::Server,
     policy: SchedulingPolicy::Fcfs,
     max_pinned_blocks: 8,
     num_swap_blocks: 0,
@@ -155,10 +160,10 @@ fn a_common_beginning_is_computed_once() {
         .unwrap()[0];
     let step = run_step(&mut scheduler);
     assert_eq!(rows(&step)[2..], [(2, 7, 1), (3, 0, 10)], "the last token is always computed");
-    assert_eq!((scheduler.num_cached_tokens(exact), scheduler.num_cached_tokens(salted)), (7, 0));
+    assert_eq!((scheduler.num_cached_tokens(exact), scheduler.num_cached_tokens(salted)), (4, 0));
     assert_eq!(step.copies, [BlockCopy { src: BlockId(1), dst: step.rows[2].block_table[1] }]);
     let stats = scheduler.stats();
-    assert_eq!((stats.num_prefix_queries, stats.num_prefix_hits), (10 + 10 + 8 + 10, 8 + 7));
+    assert_eq!((stats.num_prefix_queries, stats.num_prefix_hits), (10 + 10 + 8 + 10, 8 + 4));
 }
 
 #[test]
@@ -434,7 +439,7 @@ fn the_last_block_of_a_finished_sequence_is_copied_as_far_as_it_goes() {
     assert_eq!(rows(&step), [(1, 6, 2)]);
     assert_eq!(step.rows[0].block_table, [BlockId(0), BlockId(2)]);
     assert_eq!(step.copies, [BlockCopy { src: BlockId(1), dst: BlockId(2) }]);
-    assert_eq!(scheduler.num_cached_tokens(id), 6);
+    assert_eq!(scheduler.num_cached_tokens(id), 4, "whole blocks are reported");
 }
 
 #[test]
@@ -497,7 +502,7 @@ fn a_pin_keeps_blocks_until_a_sequence_needs_them() {
     scheduler.add(request(0..7)).unwrap();
     run_step(&mut scheduler);
     scheduler.remove(SeqId(0));
-    let pin = scheduler.pin(&[0, 1, 2, 3, 4, 5, 6], None);
+    let pin = scheduler.pin(&[0, 1, 2, 3, 4, 5, 6], CallerId(0), None);
     let held = |scheduler: &Scheduler| {
         let stats = scheduler.stats();
         (stats.num_free_blocks, stats.num_pinned_blocks)
@@ -531,11 +536,11 @@ fn pins_share_blocks_and_the_oldest_yields_to_the_newest() {
         scheduler.remove(id);
     }
     let pinned = |scheduler: &Scheduler| scheduler.stats().num_pinned_blocks;
-    let pins: Vec<_> = (0..4).map(|_| scheduler.pin(&tokens, None)).collect();
+    let pins: Vec<_> = (0..4).map(|_| scheduler.pin(&tokens, CallerId(0), None)).collect();
     assert_eq!(pinned(&scheduler), 2, "a block counts once");
     pins[1..].iter().for_each(|pin| scheduler.unpin(*pin));
     assert_eq!(pinned(&scheduler), 2);
-    scheduler.pin(&(100..108).collect::<Vec<_>>(), None);
+    scheduler.pin(&(100..108).collect::<Vec<_>>(), CallerId(0), None);
     assert_eq!(pinned(&scheduler), 2, "the first one was given up");
     scheduler.check().unwrap();
     scheduler.unpin(pins[0]);
@@ -550,7 +555,7 @@ fn preemption_comes_after_all_pins() {
     scheduler.add(request(0..8)).unwrap();
     run_step(&mut scheduler);
     scheduler.remove(SeqId(0));
-    scheduler.pin(&(0..8).collect::<Vec<_>>(), None);
+    scheduler.pin(&(0..8).collect::<Vec<_>>(), CallerId(0), None);
     scheduler.add(request(100..103)).unwrap();
     scheduler.add(request(200..203)).unwrap();
     run_step(&mut scheduler);

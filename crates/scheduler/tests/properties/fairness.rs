@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use candlepower_scheduler::{NewSequence, SchedulerConfig, SchedulingPolicy, SeqId};
+use candlepower_scheduler::{
+    NewSequence, PrefixCacheScope, SchedulerConfig, SchedulingPolicy, SeqId,
+};
 
 use crate::workload::{Workload, prompt};
 
@@ -13,6 +15,7 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     max_num_batched_tokens: 4,
     max_model_len: 400,
     enable_prefix_caching: true,
+    prefix_cache_scope: PrefixCacheScope::Server,
     policy: SchedulingPolicy::Fcfs,
     max_pinned_blocks: 100,
     num_swap_blocks: 0,

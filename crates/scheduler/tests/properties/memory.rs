@@ -2,18 +2,25 @@
 
 use std::collections::{HashMap, HashSet};
 
-use candlepower_scheduler::{BlockId, SchedulerConfig, StateSlot, Step, StepRow, Swap, SwapSlot};
+use candlepower_scheduler::{
+    BlockId, CallerId, PrefixCacheScope, SchedulerConfig, SeqId, StateSlot, Step, StepRow, Swap,
+    SwapSlot,
+};
 
 /// What a slot holds: a digest of the salt and all tokens up to and including its position. Keys and values depend on
 /// just these, so equal digests mean that the slot may be shared.
 pub(crate) type Content = u64;
 
-/// Contents of `[num_blocks][block_size]` slots; `None` until written.
+/// A slot's content and the caller that computed it.
+type Slot = (Content, CallerId);
+
+/// `[num_blocks][block_size]` slots; `None` until written.
 pub(crate) struct Memory {
-    slots: Vec<Vec<Option<Content>>>,
+    slots: Vec<Vec<Option<Slot>>>,
     block_size: usize,
+    scope: PrefixCacheScope,
     /// Blocks in the memory of the host.
-    host: HashMap<SwapSlot, Vec<Option<Content>>>,
+    host: HashMap<SwapSlot, Vec<Option<Slot>>>,
     /// States, which hold what the last computed position does.
     states: HashMap<StateSlot, Content>,
     num_state_slots: usize,
@@ -25,25 +32,29 @@ impl Memory {
         Self {
             slots,
             block_size: config.block_size,
+            scope: config.prefix_cache_scope,
             host: HashMap::new(),
             states: HashMap::new(),
             num_state_slots: config.num_state_slots,
         }
     }
 
-    /// Makes the swaps and copies of a step and writes its rows; `contents(row)` are those of all positions up to the row's end.
+    /// Makes the swaps and copies of a step and writes its rows; `contents(row)` are those of all positions up to the row's
+    /// end, and `caller(sequence)` is whose it is.
     /// Everything a row reads must be right both before and after all rows have written, so that no order among them
     /// can matter.
     pub(crate) fn execute<'a>(
         &mut self,
         step: &Step,
         contents: impl Fn(&StepRow) -> &'a [Content],
+        caller: impl Fn(SeqId) -> CallerId,
     ) {
         self.swap(step);
         self.copy(step);
         self.advance_states(step, &contents);
         for row in &step.rows {
             self.assert_holds(row, &contents(row)[..row.first_position as usize]);
+            self.assert_may_read(row, caller(row.seq));
         }
         let mut written = HashSet::new();
         for row in &step.rows {
@@ -60,7 +71,7 @@ impl Memory {
                     written.insert((block, offset)),
                     "{block:?}, slot {offset} is written twice in a step"
                 );
-                self.slots[block.index()][offset] = Some(*content);
+                self.slots[block.index()][offset] = Some((*content, caller(row.seq)));
             }
         }
         for row in &step.rows {
@@ -123,7 +134,23 @@ impl Memory {
         for (position, content) in contents.iter().enumerate() {
             let (block, offset) = self.slot(row, position);
             let found = self.slots[block.index()][offset];
+            let found = found.map(|(content, _)| content);
             assert_eq!(found, Some(*content), "{block:?}, position {position} of {row:?}");
+        }
+    }
+
+    /// The block that the row goes on in begins with tokens that its own caller computed; all its blocks do where callers
+    /// share none.
+    fn assert_may_read(&self, row: &StepRow, caller: CallerId) {
+        let end = row.first_position as usize;
+        let start = match self.scope {
+            PrefixCacheScope::Server => end / self.block_size * self.block_size,
+            PrefixCacheScope::Caller => 0,
+        };
+        for position in start..end {
+            let (block, offset) = self.slot(row, position);
+            let found = self.slots[block.index()][offset].map(|(_, caller)| caller);
+            assert_eq!(found, Some(caller), "{block:?}, position {position} of {row:?}");
         }
     }
 

@@ -1,6 +1,8 @@
 //! Random operations: a long seeded run, and short ones that proptest shrinks.
 
-use candlepower_scheduler::{NewSequence, SchedulerConfig, SchedulingPolicy, SeqId};
+use candlepower_scheduler::{
+    CallerId, NewSequence, PrefixCacheScope, SchedulerConfig, SchedulingPolicy, SeqId,
+};
 use proptest::prelude::*;
 
 use crate::memory::content;
@@ -22,13 +24,14 @@ enum Op {
     Commit,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Add {
     family: u32,
     shared: usize,
     own: Vec<u32>,
     n: usize,
     priority: i32,
+    caller: u64,
     salt: u32,
     kind: u32,
     runs_ahead: bool,
@@ -44,6 +47,7 @@ impl Add {
             prompt,
             n: if sample { self.n } else { 1 },
             priority: self.priority,
+            caller: CallerId(self.caller),
             cache_salt: salt(self.salt),
             prompt_logits_from: prompt_logits.then(|| self.own.len().min(self.shared - 1) / 2),
             max_tokens: match (sample, self.own.len().is_multiple_of(2)) {
@@ -117,6 +121,10 @@ impl Random {
             max_num_batched_tokens: [1, 2, 3, 4, 7, 16, 64][self.below(7)],
             max_model_len,
             enable_prefix_caching: self.below(5) > 0,
+            prefix_cache_scope: match self.below(4) {
+                0 => PrefixCacheScope::Caller,
+                _ => PrefixCacheScope::Server,
+            },
             policy: [SchedulingPolicy::Fcfs, SchedulingPolicy::LongestPrefix][self.below(2)],
             max_pinned_blocks: [0, 1, least_blocks, 10 * least_blocks][self.below(4)],
             num_swap_blocks: match has_states {
@@ -140,6 +148,7 @@ impl Random {
                     own: (0..num_own).map(|_| self.below(3) as u32).collect(),
                     n: if self.below(3) == 0 { 2 + self.below(4) } else { 1 },
                     priority: self.below(3) as i32 - 1,
+                    caller: self.below(8).saturating_sub(5) as u64,
                     salt: self.below(4).saturating_sub(1) as u32,
                     kind: self.below(36) as u32,
                     runs_ahead: self.below(4) > 0,
@@ -157,11 +166,11 @@ impl Random {
 }
 
 #[test]
-fn two_hundred_thousand_random_operations() {
+fn three_hundred_thousand_random_operations() {
     let mut random = Random(2);
     let mut total = Seen::default();
     let (mut num_preemptions, mut num_hits, mut num_swaps) = (0, 0, (0, 0));
-    for run in 0..120 {
+    for run in 0..150 {
         let mut workload = Workload::new(random.config());
         for _ in 0..2000 {
             apply(&mut workload, &random.op(), 1 + run % 2);
@@ -205,10 +214,10 @@ fn two_hundred_thousand_random_operations() {
 
 fn config() -> impl Strategy<Value = SchedulerConfig> {
     let sizes = (1..5_usize, 4..24_usize, 0..12_usize, 1..6_usize, 1..20_usize);
-    let switches = (any::<bool>(), any::<bool>(), any::<bool>());
+    let switches = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     (sizes, switches).prop_map(|(sizes, switches)| {
         let (block_size, max_model_len, spare_blocks, max_num_seqs, max_num_batched_tokens) = sizes;
-        let (enable_prefix_caching, is_fcfs, has_states) = switches;
+        let (enable_prefix_caching, is_shared, is_fcfs, has_states) = switches;
         SchedulerConfig {
             block_size,
             num_blocks: max_model_len.div_ceil(block_size) + spare_blocks,
@@ -216,6 +225,10 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
             max_num_batched_tokens,
             max_model_len,
             enable_prefix_caching,
+            prefix_cache_scope: match is_shared {
+                true => PrefixCacheScope::Server,
+                false => PrefixCacheScope::Caller,
+            },
             policy: if is_fcfs { SchedulingPolicy::Fcfs } else { SchedulingPolicy::LongestPrefix },
             max_pinned_blocks: spare_blocks,
             num_swap_blocks: if has_states { 0 } else { 2 * spare_blocks },
@@ -226,10 +239,13 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
 
 fn op() -> impl Strategy<Value = Op> {
     let prompt = (0..2_u32, 1..12_usize, prop::collection::vec(0..3_u32, 0..6));
-    let rest = (1..4_usize, -1..2_i32, 0..3_u32, 1..36_u32, any::<bool>(), 1..12_usize);
+    let whose = (-1..2_i32, 0..3_u64, 0..3_u32);
+    let rest = (1..4_usize, whose, 1..36_u32, any::<bool>(), 1..12_usize);
     let add = (prompt, rest).prop_map(
-        |((family, shared, own), (n, priority, salt, kind, runs_ahead, max_tokens))| {
-            Op::Add(Add { family, shared, own, n, priority, salt, kind, runs_ahead, max_tokens })
+        |((family, shared, own), (n, (priority, caller, salt), kind, runs_ahead, max_tokens))| {
+            let prompt = Add { family, shared, own, ..Add::default() };
+            let whose = Add { priority, caller, salt, ..prompt };
+            Op::Add(Add { n, kind, runs_ahead, max_tokens, ..whose })
         },
     );
     prop_oneof![

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use candlepower_scheduler::{
-    LogitsFor, NewSequence, PinId, Sampled, Scheduler, SchedulerConfig, SeqId, Step, StepRow,
-    TokenSource,
+    CallerId, LogitsFor, NewSequence, PinId, Sampled, Scheduler, SchedulerConfig, SeqId, Step,
+    StepRow, TokenSource,
 };
 
 use crate::memory::{Content, Memory, content};
@@ -22,8 +22,8 @@ pub(crate) struct Workload {
     memory: Memory,
     /// Prompt positions of each request whose logits were produced.
     prompt_logits: HashMap<SeqId, usize>,
-    /// Tokens and salts of sequences that ended lately.
-    ended: VecDeque<(Vec<u32>, Option<Arc<str>>)>,
+    /// Tokens, callers and salts of sequences that ended lately.
+    ended: VecDeque<(Vec<u32>, CallerId, Option<Arc<str>>)>,
     pins: Vec<PinId>,
     last_step: u64,
 }
@@ -60,6 +60,7 @@ pub(crate) struct LiveSequence {
     stop_len: usize,
     /// The first sequence of the request.
     request: SeqId,
+    pub(crate) caller: CallerId,
     salt: Option<Arc<str>>,
     /// Tokens after which no more are drawn.
     limit: usize,
@@ -101,6 +102,7 @@ impl Workload {
                 num_prompt_tokens: new.prompt.len(),
                 stop_len: new.prompt.len() + max_tokens,
                 request: ids[0],
+                caller: new.caller,
                 salt: new.cache_salt.clone(),
                 limit: new.prompt.len().saturating_add(new.max_tokens),
                 sample: new.max_tokens > 0,
@@ -126,14 +128,15 @@ impl Workload {
 
     /// Pins what a live sequence or one that ended lately has computed.
     pub(crate) fn pin(&mut self, index: usize) {
-        let live = self.live.values().map(|seq| (&seq.tokens[..seq.num_known], &seq.salt));
-        let ended = self.ended.iter().map(|(tokens, salt)| (&tokens[..], salt));
+        let live = self.live.values();
+        let live = live.map(|seq| (&seq.tokens[..seq.num_known], seq.caller, &seq.salt));
+        let ended = self.ended.iter().map(|(tokens, caller, salt)| (&tokens[..], *caller, salt));
         let known: Vec<_> = live.chain(ended).collect();
         if known.is_empty() {
             return;
         }
-        let (tokens, salt) = known[index % known.len()];
-        self.pins.push(self.scheduler.pin(tokens, salt.clone()));
+        let (tokens, caller, salt) = known[index % known.len()];
+        self.pins.push(self.scheduler.pin(tokens, caller, salt.clone()));
         self.seen.pins += 1;
         self.check();
     }
@@ -148,7 +151,7 @@ impl Workload {
     }
 
     fn remember(&mut self, seq: LiveSequence) {
-        self.ended.push_back((seq.tokens[..seq.num_known].to_vec(), seq.salt));
+        self.ended.push_back((seq.tokens[..seq.num_known].to_vec(), seq.caller, seq.salt));
         if self.ended.len() > 16 {
             self.ended.pop_front();
         }
@@ -179,7 +182,8 @@ impl Workload {
         self.seen.state_copies += step.state_copies.len();
         self.seen.resumed += self.num_resumed(&step);
         let live = &self.live;
-        self.memory.execute(&step, |row| &live[&row.seq].contents[..end(row)]);
+        let contents = |row: &StepRow| &live[&row.seq].contents[..end(row)];
+        self.memory.execute(&step, contents, |id| live[&id].caller);
         let sampled = self.draw(&step);
         self.previous = sampled.iter().map(|sampled| sampled.token).collect();
         self.uncommitted.push_back((step.clone(), sampled));

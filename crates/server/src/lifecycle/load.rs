@@ -10,7 +10,8 @@ use candlepower_checkpoint::{
 use candlepower_dialect::{Dialect, PastCalls, ReasoningFormat, ToolFormat};
 use candlepower_engine::{
     ChosenDevice, Device, DeviceChoice, Embedder, EmbedderConfig, EngineConfig, EngineHandle,
-    LoadOptions, PoolingSource, RankKind, SchedulingPolicy, StartProgress, choose_device,
+    LoadOptions, PoolingSource, PrefixCacheScope, RankKind, SchedulingPolicy, StartProgress,
+    choose_device,
 };
 use candlepower_tokenizer::ChatTemplate;
 
@@ -193,6 +194,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_queued_seqs: config.max_queued_requests,
         enable_prefix_caching: config.prefix_caching(),
+        prefix_cache_scope: PrefixCacheScope::Server,
         scheduling_policy: match config.framework {
             Framework::Blaze => SchedulingPolicy::Fcfs,
             Framework::Prism => SchedulingPolicy::LongestPrefix,

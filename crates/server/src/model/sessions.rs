@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use candlepower_api::{SessionState, excerpt};
-use candlepower_engine::{EngineHandle, Pin};
+use candlepower_engine::{CallerId, EngineHandle, Pin};
 use uuid::Uuid;
 
 use crate::model::api_error::{ApiError, ApiResult};
@@ -163,7 +163,11 @@ impl Turn {
         }
         let session = Session {
             // The new pin is made before the old one ends, so that what both hold stays.
-            _pin: self.sessions.engine.pin(token_ids.clone(), self.cache_salt.clone()),
+            _pin: self.sessions.engine.pin(
+                token_ids.clone(),
+                CallerId::default(),
+                self.cache_salt.clone(),
+            ),
             token_ids: token_ids.into(),
             cache_salt: self.cache_salt.clone(),
             ttl: self.ttl,

@@ -4,7 +4,9 @@ use std::fmt;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use candlepower_engine::{EngineHandle, Request, SamplingParams, TokenEvent, TokenStream};
+use candlepower_engine::{
+    CallerId, EngineHandle, Request, SamplingParams, TokenEvent, TokenStream,
+};
 
 use crate::bench::meter::{StepMeter, StepSample};
 use crate::bench::stats::Summary;
@@ -136,6 +138,7 @@ impl ShapeRunner {
             sampling: sampling.clone(),
             n: 1,
             priority: 0,
+            caller: CallerId::default(),
             cache_salt: None,
             prompt_logprobs: None,
             prompt_logprobs_from: 0,

@@ -1,0 +1,84 @@
+//! Callers beside each other: what they share, and what they learn of each other.
+
+use super::*;
+
+fn of(caller: u64, prompt: impl IntoIterator<Item = u32>) -> NewSequence {
+    NewSequence { caller: CallerId(caller), ..request(prompt) }
+}
+
+/// Each row's position, and the copies of its step.
+type Rows = Vec<(u32, usize)>;
+
+/// Runs a sequence until its prompt is computed, and removes it; returns its rows, its cached tokens and the counts after it.
+fn probe(scheduler: &mut Scheduler, new: NewSequence) -> (Rows, usize, SchedulerStats) {
+    let id = scheduler.add(new).unwrap()[0];
+    let mut rows = Vec::new();
+    while !scheduler.is_prompt_computed(id) {
+        let step = run_step(scheduler);
+        rows.extend(step.rows.iter().map(|row| (row.first_position, step.copies.len())));
+    }
+    let cached = scheduler.num_cached_tokens(id);
+    scheduler.remove(id);
+    (rows, cached, scheduler.stats())
+}
+
+/// A caller that guesses the tokens of another one by one sees the same whether a guess is right or wrong.
+#[test]
+fn less_than_a_block_of_another_caller_changes_nothing_that_is_seen() {
+    for num_state_slots in [0, 8] {
+        let config = SchedulerConfig { max_num_batched_tokens: 32, num_state_slots, ..CONFIG };
+        for known in 4..7 {
+            let seen = |guess: u32| {
+                let mut scheduler = scheduler(config.clone());
+                probe(&mut scheduler, of(1, 0..11));
+                probe(&mut scheduler, of(2, (0..known).chain([guess, 50, 51])))
+            };
+            let (right, wrong) = (seen(known), seen(99));
+            assert_eq!(right, wrong, "a guess behind {known} tokens");
+            assert_eq!(right.1, if num_state_slots == 0 { 4 } else { 0 }, "the block is shared");
+        }
+    }
+}
+
+#[test]
+fn a_caller_goes_on_from_its_own_last_block() {
+    for num_state_slots in [0, 8] {
+        let config = SchedulerConfig { max_num_batched_tokens: 32, num_state_slots, ..CONFIG };
+        let mut scheduler = scheduler(config);
+        for caller in [1, 2] {
+            probe(&mut scheduler, of(caller, 0..11));
+        }
+        for caller in [1, 2] {
+            let (rows, cached, _) =
+                probe(&mut scheduler, of(caller, (0..11).chain([caller as u32; 2])));
+            assert_eq!((rows, cached), (vec![(11, 1)], 8), "caller {caller}");
+        }
+    }
+}
+
+#[test]
+fn with_a_scope_of_one_caller_nothing_is_shared() {
+    let prefix_cache_scope = PrefixCacheScope::Caller;
+    let mut scheduler = scheduler(SchedulerConfig { prefix_cache_scope, ..CONFIG });
+    let first = probe(&mut scheduler, of(1, 0..8));
+    assert_eq!((first.0, first.1), (vec![(0, 0)], 0));
+    let salted = NewSequence { cache_salt: Some("1".into()), ..request(0..8) };
+    for new in [of(2, 0..8), of(0, 0..8), salted] {
+        let (rows, cached, _) = probe(&mut scheduler, new);
+        assert_eq!((rows, cached), (vec![(0, 0)], 0));
+    }
+    let again = probe(&mut scheduler, of(1, 0..8));
+    assert_eq!((again.0, again.1), (vec![(7, 1)], 4));
+}
+
+#[test]
+fn a_pin_keeps_the_whole_blocks_of_others_and_no_more() {
+    let mut scheduler = scheduler(CONFIG);
+    probe(&mut scheduler, of(1, 0..7));
+    let tokens: Vec<u32> = (0..7).collect();
+    scheduler.pin(&tokens, CallerId(2), None);
+    assert_eq!(scheduler.stats().num_pinned_blocks, 1);
+    scheduler.pin(&tokens, CallerId(1), None);
+    assert_eq!(scheduler.stats().num_pinned_blocks, 2);
+    scheduler.check().unwrap();
+}
