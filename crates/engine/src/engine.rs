@@ -168,6 +168,7 @@ impl Engine {
             n: streams.len(),
             priority: request.priority,
             caller: request.caller,
+            caller_priority: request.caller_priority,
             cache_salt: request.cache_salt.take(),
             // A token's logits are those of the position before it.
             prompt_logits_from: request
@@ -404,14 +405,15 @@ impl Engine {
             .prefix_cache_queries
             .increment(stats.num_prefix_queries - self.counted.prefix_queries);
         metrics.prefix_cache_hits.increment(stats.num_prefix_hits - self.counted.prefix_hits);
-        metrics.num_preemptions.increment(stats.num_preemptions - self.counted.preemptions);
+        let preemptions = stats.num_preemptions + stats.num_yielded;
+        metrics.num_preemptions.increment(preemptions - self.counted.preemptions);
         metrics.kv_blocks_swapped.set(stats.num_swapped_blocks as f64);
         metrics.swapped_out_blocks.increment(stats.num_swapped_out - self.counted.swapped_out);
         metrics.swapped_in_blocks.increment(stats.num_swapped_in - self.counted.swapped_in);
         self.counted = Counted {
             prefix_queries: stats.num_prefix_queries,
             prefix_hits: stats.num_prefix_hits,
-            preemptions: stats.num_preemptions,
+            preemptions,
             swapped_out: stats.num_swapped_out,
             swapped_in: stats.num_swapped_in,
         };

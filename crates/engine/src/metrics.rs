@@ -28,7 +28,7 @@ pub struct EngineMetrics {
     pub generation_tokens: Counter,
     /// Those of them that were not drawn, because a grammar allowed no other.
     pub jump_forward_tokens: Counter,
-    /// Sequences whose blocks were taken because blocks ran out: recomputed later, or brought out and back.
+    /// Sequences that were preempted, since blocks ran out or for another caller: recomputed later, or swapped out and in.
     pub num_preemptions: Counter,
     /// Blocks that preempted sequences have in the memory of the host.
     pub kv_blocks_swapped: Gauge,

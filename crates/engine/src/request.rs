@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candlepower_grammar::Grammar;
-use candlepower_scheduler::CallerId;
+use candlepower_scheduler::Caller;
 use tokio::sync::mpsc;
 
 /// One generation request, immutable once submitted.
@@ -15,10 +15,12 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// Number of choices, at least 1; each has a [`TokenStream`] of its own.
     pub n: usize,
-    /// Lower runs first; arrival order within one priority.
+    /// Lower runs first among the caller's requests; arrival order within one priority.
     pub priority: i32,
-    /// Who asks.
-    pub caller: CallerId,
+    /// Who asks, and the caller's share.
+    pub caller: Caller,
+    /// Lower runs first, whoever asks; shares are for callers of equal priority.
+    pub caller_priority: i32,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: Option<Arc<str>>,
     /// Report the log-probability of every prompt token, and so many alternatives.

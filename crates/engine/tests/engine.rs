@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, KvDtype};
 use candlepower_engine::{
-    CallerId, Device, EngineConfig, EngineHandle, EngineHealth, EngineMetrics, FinishReason,
+    Caller, Device, EngineConfig, EngineHandle, EngineHealth, EngineMetrics, FinishReason,
     LoadDtype, LoadFormat, LoadOptions, PrefixCacheScope, RankKind, Request, SamplingParams,
     SchedulingPolicy, SubmitError, TokenEvent, TokenLogprobs, TokenStream,
 };
@@ -69,7 +69,8 @@ fn request(prompt: Vec<u32>, sampling: SamplingParams) -> Request {
         sampling,
         n: 1,
         priority: 0,
-        caller: CallerId::default(),
+        caller: Caller::default(),
+        caller_priority: 0,
         cache_salt: None,
         prompt_logprobs: None,
         prompt_logprobs_from: 0,

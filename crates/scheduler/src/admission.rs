@@ -1,42 +1,122 @@
 //! Which waiting sequences start, and with which cached blocks.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 
 use crate::batch::Batch;
 use crate::block_manager::PrefixChain;
+use crate::callers::CallerTurn;
 use crate::prefix_cache::num_common;
 use crate::scheduler::Scheduler;
-use crate::sequence::{Sequence, State, Turn};
+use crate::sequence::{Sequence, State, Turn, WaitingKey};
 use crate::state_slots::KeptState;
-use crate::{BlockId, SchedulingPolicy, SeqId};
+use crate::{BlockId, CallerId, SchedulingPolicy, SeqId};
 
 /// Waiting sequences that `LongestPrefix` compares.
 const WINDOW: usize = 64;
 /// How often a waiting sequence may be overtaken under `LongestPrefix`.
 const MAX_OVERTAKEN: u32 = 32;
 
+/// Attempts of a step to start sequences.
+pub(crate) struct Admissions {
+    /// Whether callers start something only if nothing of theirs has run since they came.
+    of_new_callers: bool,
+    /// Callers of which nothing more is started in this step.
+    done: Vec<CallerId>,
+    /// Running sequences whose prompts are not in the cache yet.
+    computing: Vec<SeqId>,
+    candidates: HashMap<CallerId, Candidates>,
+}
+
+/// The waiting sequences of one caller that may start, in their order.
+struct Candidates {
+    ids: Vec<SeqId>,
+    num_tried: usize,
+    /// Whether one of them was started.
+    was_admitted: bool,
+}
+
+impl Admissions {
+    fn is_open_to(&self, turn: &CallerTurn) -> bool {
+        !(self.done.contains(&turn.caller) || self.of_new_callers && turn.was_served)
+    }
+}
+
 impl Scheduler {
-    /// Starts waiting sequences while budget, `max_num_seqs` and blocks allow. One that does not fit is waited for, not
-    /// passed over: otherwise short prompts could starve a long one.
-    pub(crate) fn admit_waiting(&mut self, batch: &mut Batch) {
-        let mut computing = self.computing();
-        let mut was_admitted = true;
-        while was_admitted && self.has_slot(batch) {
-            was_admitted = false;
-            let candidates = self.candidates();
-            for id in &candidates {
-                if self.is_prefix_coming(*id, &computing) {
-                    continue;
-                }
-                if !self.has_slot(batch) || !self.admit(*id, batch) {
-                    return;
-                }
-                self.count_overtaken(*id, &candidates);
-                self.run(*id, batch);
-                computing.push(*id);
-                was_admitted = true;
-            }
+    /// Admissions of a step, but for those of `barred` callers; `None` where nothing can start. Where running sequences
+    /// have just lost their blocks, only new callers start something.
+    pub(crate) fn admissions(&self, had_room: bool, barred: Vec<CallerId>) -> Option<Admissions> {
+        let mut admissions = Admissions {
+            of_new_callers: !had_room,
+            done: barred,
+            computing: Vec::new(),
+            candidates: HashMap::new(),
+        };
+        let may_admit = self.running.len() < self.config.max_num_seqs
+            && self.callers.turns().any(|turn| admissions.is_open_to(turn));
+        if !may_admit {
+            return None;
         }
+        admissions.computing = self.computing();
+        Some(admissions)
+    }
+
+    /// The waiting caller whose turn it is, but for those in `except`; `None` where nothing more can start in this step.
+    pub(crate) fn next_to_admit(
+        &self,
+        admissions: &Admissions,
+        except: impl Fn(CallerId) -> bool,
+        batch: &Batch,
+    ) -> Option<CallerTurn> {
+        if !self.has_slot(batch) {
+            return None;
+        }
+        let may_start = |turn: &&CallerTurn| admissions.is_open_to(turn) && !except(turn.caller);
+        self.callers.turns().find(may_start).copied()
+    }
+
+    /// Starts the next waiting sequence of a caller, or ends its admissions for this step. Returns whether anything more may
+    /// start: one that does not fit is waited for, not passed over, since short prompts could starve a long one otherwise.
+    /// Other callers pass one whose newest token is not known yet.
+    pub(crate) fn admit_next(
+        &mut self,
+        caller: CallerId,
+        admissions: &mut Admissions,
+        batch: &mut Batch,
+    ) -> bool {
+        let mut candidates = admissions.candidates.remove(&caller).unwrap_or_else(|| Candidates {
+            ids: Vec::new(),
+            num_tried: 0,
+            was_admitted: true,
+        });
+        while let Some(id) = self.next_candidate(caller, &mut candidates) {
+            if self.is_prefix_coming(id, &admissions.computing) {
+                continue;
+            }
+            if !self.admit(id, batch) {
+                admissions.done.push(caller);
+                return self.sequences[&id].num_pending > 0;
+            }
+            candidates.was_admitted = true;
+            self.count_overtaken(id, &candidates.ids);
+            self.run(id, batch);
+            admissions.computing.push(id);
+            admissions.candidates.insert(caller, candidates);
+            return true;
+        }
+        admissions.done.push(caller);
+        true
+    }
+
+    /// The next one to try. They are ordered anew when all were tried, as long as some were admitted.
+    fn next_candidate(&self, caller: CallerId, candidates: &mut Candidates) -> Option<SeqId> {
+        if candidates.num_tried == candidates.ids.len() && candidates.was_admitted {
+            let ids = self.candidates(caller);
+            *candidates = Candidates { ids, num_tried: 0, was_admitted: false };
+        }
+        let next = candidates.ids.get(candidates.num_tried).copied();
+        candidates.num_tried += 1;
+        next
     }
 
     /// The running sequences whose prompts are not in the cache yet; none where it does not matter. What leads to a state is kept only
@@ -48,7 +128,7 @@ impl Scheduler {
         {
             return Vec::new();
         }
-        let ids = self.running.iter().map(|(_, id)| *id);
+        let ids = self.running.iter().map(|(.., id)| *id);
         ids.filter(|id| self.is_computing(&self.sequences[id])).collect()
     }
 
@@ -56,8 +136,8 @@ impl Scheduler {
         seq.prefix_chain.num_blocks < seq.num_prompt_tokens / self.config.block_size
     }
 
-    /// Whether another sequence is computing just now what the cache lacks of this one's beginning. It is worth waiting
-    /// for, but not for one that was overtaken too often.
+    /// Whether another sequence of the caller is computing just now what the cache lacks of this one's beginning. It is
+    /// worth waiting for, but not for one that was overtaken too often.
     fn is_prefix_coming(&self, id: SeqId, computing: &[SeqId]) -> bool {
         let seq = &self.sequences[&id];
         if self.config.policy == SchedulingPolicy::Fcfs || self.is_due(seq) {
@@ -66,8 +146,9 @@ impl Scheduler {
         let tokens = seq.cacheable_tokens();
         let num_coming = |other: &Sequence| {
             let num_blocks = num_common(tokens, &other.tokens) / self.config.block_size;
-            let is_coming =
-                other.cache_root == seq.cache_root && other.prefix_chain.num_blocks < num_blocks;
+            let is_coming = other.caller == seq.caller
+                && other.cache_root == seq.cache_root
+                && other.prefix_chain.num_blocks < num_blocks;
             if is_coming { num_blocks } else { 0 }
         };
         let num_blocks = computing.iter().map(|other| num_coming(&self.sequences[other])).max();
@@ -88,19 +169,21 @@ impl Scheduler {
     }
 
     /// Blocks that admission leaves to the running sequences, so that a new one is not preempted at once.
-    fn watermark(&self) -> usize {
+    pub(crate) fn watermark(&self) -> usize {
         self.config.num_blocks.div_ceil(100)
     }
 
-    /// Some of the waiting sequences of the best priority, in the order in which to admit them.
-    fn candidates(&self) -> Vec<SeqId> {
-        let Some((best, _, first)) = self.waiting.first() else { return Vec::new() };
+    /// Some of a caller's waiting sequences of the best priority, in the order in which to admit them.
+    fn candidates(&self, caller: CallerId) -> Vec<SeqId> {
+        let waiting = self.callers.waiting(caller);
+        let Some((of_caller, own, _, first)) = waiting.first() else { return Vec::new() };
         if self.config.policy == SchedulingPolicy::Fcfs {
             return vec![*first];
         }
-        let window = self.waiting.iter().take_while(|(priority, ..)| priority == best).take(WINDOW);
+        let is_best = |key: &&WaitingKey| key.0 == *of_caller && key.1 == *own;
+        let window = waiting.iter().take_while(is_best).take(WINDOW);
         let mut ranked: Vec<_> = window
-            .map(|(_, turn, id)| {
+            .map(|(.., turn, id)| {
                 let seq = &self.sequences[id];
                 let num_cached =
                     if self.is_due(seq) { usize::MAX } else { self.num_cached_blocks(*id) };
@@ -124,7 +207,7 @@ impl Scheduler {
 
     /// Gives a waiting sequence the blocks of all its tokens, from the prefix cache as far as they are there; returns
     /// false when they do not fit, or when its newest token is not known yet.
-    fn admit(&mut self, id: SeqId, batch: &mut Batch) -> bool {
+    pub(crate) fn admit(&mut self, id: SeqId, batch: &mut Batch) -> bool {
         let seq = &self.sequences[&id];
         if seq.num_pending > 0 {
             return false;
@@ -174,7 +257,7 @@ impl Scheduler {
         let State::Waiting(turn) = seq.state else {
             unreachable!("only waiting ones are admitted")
         };
-        self.waiting.remove(&seq.waiting_key(turn));
+        self.callers.start(seq.caller, &seq.waiting_key(turn));
         let swapped = std::mem::take(&mut seq.swapped);
         seq.num_computed_tokens = num_computed_tokens.max(swapped.num_tokens);
         self.swap_space.bring_back(swapped, &block_table, num_found);
@@ -190,7 +273,7 @@ impl Scheduler {
     }
 
     /// What the cache has of a sequence that starts; where sequences have states, as far as one is kept.
-    fn find_cached(&self, seq: &Sequence, with_beginning: bool) -> Found {
+    pub(crate) fn find_cached(&self, seq: &Sequence, with_beginning: bool) -> Found {
         let (tokens, block_size) = (seq.cacheable_tokens(), self.config.block_size);
         let mut chain = seq.prefix_chain.clone();
         if !self.state_slots.are_needed() {
@@ -261,9 +344,9 @@ impl Scheduler {
 }
 
 /// What the cache has of a sequence.
-struct Found {
+pub(crate) struct Found {
     /// The blocks that it can share.
-    blocks: Vec<BlockId>,
+    pub(crate) blocks: Vec<BlockId>,
     chain: PrefixChain,
     /// A block of which it can copy the beginning, and how many tokens that is.
     beginning: Option<(BlockId, usize)>,

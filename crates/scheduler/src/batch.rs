@@ -1,12 +1,17 @@
 //! Fills one step: room for the running sequences, then the token budget shared by decodes and prefill chunks.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
+use crate::admission::Admissions;
 use crate::block_manager::BlockManager;
+use crate::callers::CallerTurn;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, State, Turn};
 use crate::step::{BlockCopy, Step, StepRow};
-use crate::{BlockId, SeqId};
+use crate::{BlockId, CallerId, SeqId};
+
+/// Charges in which that of a caller is looked for, before it gets another one.
+const NUM_CHARGES: usize = 16;
 
 /// A step being filled.
 pub(crate) struct Batch {
@@ -16,6 +21,10 @@ pub(crate) struct Batch {
     num_samples: u32,
     /// Blocks that are copied from: held until the step is planned, so that none of them becomes a destination.
     sources: Vec<BlockId>,
+    /// Slots that are kept free for sequences for which others gave way.
+    num_granted: usize,
+    /// Tokens of rows that are not counted for their callers yet.
+    charges: Vec<(CallerId, usize)>,
 }
 
 impl Batch {
@@ -27,34 +36,41 @@ impl Batch {
 }
 
 impl Scheduler {
-    /// Memory goes by priority and arrival, and all of it is settled before the budget is shared out: no row is ever
-    /// taken back. The budget goes to decodes, except for a share that a pending prefill is sure of, then to prefills,
-    /// then to new sequences, and what these leave to the other decodes.
+    /// Slots and memory are settled before the budget is shared out: no row is ever taken back. The budget goes to decodes,
+    /// except for a share that a pending prefill is sure of, then to prefills and to new sequences, and what these leave to
+    /// the other decodes.
     pub(crate) fn plan_step(&mut self) -> Step {
         self.last_step += 1;
-        let may_admit = self.make_room();
+        let (had_room, num_demanded) = self.make_room();
+        let (granted, barred) = self.make_way(num_demanded);
         let mut batch = Batch {
             step: Step { id: self.last_step, ..Step::default() },
             budget: self.config.max_num_batched_tokens,
             num_samples: 0,
             sources: Vec::new(),
+            num_granted: usize::from(granted.is_some()),
+            charges: Vec::new(),
         };
         self.assign_blocks(&mut batch);
         let (decodes, prefills) = self.runnable();
-        let may_admit =
-            may_admit && !self.waiting.is_empty() && self.running.len() < self.config.max_num_seqs;
-        let share = if may_admit || !prefills.is_empty() { self.prefill_share() } else { 0 };
+        let admissions = self.admissions(had_room, barred);
+        let may_start = admissions.is_some() || !prefills.is_empty();
+        let share = if may_start { self.prefill_share() } else { 0 };
         let (first_decodes, other_decodes) =
             decodes.split_at(decodes.len().min(batch.budget - share));
-        for id in first_decodes.iter().chain(&prefills) {
+        for id in first_decodes {
             self.run(*id, &mut batch);
         }
-        if may_admit {
-            self.admit_waiting(&mut batch);
+        self.run_in_turn(prefills, granted, admissions, &mut batch);
+        if batch.step.rows.is_empty() && self.running.is_empty() {
+            // Now everything has room, whoever gave way.
+            let admissions = self.admissions(true, Vec::new());
+            self.run_in_turn(Vec::new(), None, admissions, &mut batch);
         }
         for id in other_decodes {
             self.run(*id, &mut batch);
         }
+        self.charge(&mut batch);
         self.blocks.release(batch.sources);
         if !batch.step.rows.is_empty() {
             batch.step.swaps = self.swap_space.take_pending();
@@ -63,12 +79,79 @@ impl Scheduler {
         batch.step
     }
 
+    /// Runs prefills and starts waiting sequences, the callers in turn. The sequence for which others gave way goes first.
+    fn run_in_turn(
+        &mut self,
+        prefills: Vec<SeqId>,
+        granted: Option<SeqId>,
+        mut admissions: Option<Admissions>,
+        batch: &mut Batch,
+    ) {
+        batch.num_granted = 0;
+        if let Some(id) = granted.filter(|_| batch.budget > 0)
+            && self.admit(id, batch)
+        {
+            self.run(id, batch);
+        }
+        self.charge(batch);
+        let mut of_callers: HashMap<CallerId, VecDeque<SeqId>> = HashMap::new();
+        for id in prefills {
+            of_callers.entry(self.sequences[&id].caller).or_default().push_back(id);
+        }
+        let firsts = of_callers.values().map(|prefills| self.prefill_turn(prefills[0]));
+        let mut turns: BTreeSet<CallerTurn> = firsts.collect();
+        while batch.budget > 0 {
+            let is_busy = |caller| of_callers.contains_key(&caller);
+            let to_admit = admissions
+                .as_ref()
+                .and_then(|admissions| self.next_to_admit(admissions, is_busy, batch));
+            let prefill = turns.first().filter(|turn| to_admit.is_none_or(|other| **turn < other));
+            match (prefill.copied(), to_admit, &mut admissions) {
+                (Some(turn), ..) => {
+                    turns.remove(&turn);
+                    self.run(turn.first, batch);
+                    self.charge(batch);
+                    let rest = of_callers.get_mut(&turn.caller).expect("it has a turn");
+                    rest.pop_front();
+                    match rest.front() {
+                        Some(next) => _ = turns.insert(self.prefill_turn(*next)),
+                        None => _ = of_callers.remove(&turn.caller),
+                    }
+                }
+                (None, Some(turn), Some(open)) => {
+                    if !self.admit_next(turn.caller, open, batch) {
+                        admissions = None;
+                    }
+                    self.charge(batch);
+                }
+                _ => break,
+            }
+        }
+    }
+
+    fn prefill_turn(&self, id: SeqId) -> CallerTurn {
+        let seq = &self.sequences[&id];
+        self.callers.turn_of(seq.caller, seq.caller_priority, id)
+    }
+
+    /// Counts the rows that were added since for their callers.
+    fn charge(&mut self, batch: &mut Batch) {
+        for (caller, num_tokens) in batch.charges.drain(..) {
+            self.callers.charge(caller, num_tokens);
+        }
+    }
+
     /// Adds a row for a running sequence, as long as the budget allows.
     pub(crate) fn run(&mut self, id: SeqId, batch: &mut Batch) {
         let seq = self.sequences.get_mut(&id).expect("running sequences are known");
         let num_tokens = seq.num_row_tokens(batch.budget);
         if num_tokens == 0 {
             return;
+        }
+        let mut newest = batch.charges.iter_mut().rev().take(NUM_CHARGES);
+        match newest.find(|(caller, _)| *caller == seq.caller) {
+            Some((_, counted)) => *counted += num_tokens,
+            None => batch.charges.push((seq.caller, num_tokens)),
         }
         let start = seq.num_computed_tokens;
         let end = start + num_tokens;
@@ -99,40 +182,43 @@ impl Scheduler {
             seq.sample_index = batch.num_samples;
             seq.num_pending += 1;
             batch.num_samples += num_samples;
-            self.fork(id);
+            self.fork(id, batch.num_granted);
         }
     }
 
-    /// Lets the siblings of a sequence whose prompt is complete start from its blocks. Where `max_num_seqs` is reached
-    /// they wait like preempted ones.
-    fn fork(&mut self, id: SeqId) {
+    /// Lets the siblings of a sequence whose prompt is complete start from its blocks. Where `max_num_seqs` is reached, but
+    /// for slots that are granted to others, they wait like preempted ones.
+    fn fork(&mut self, id: SeqId, num_granted: usize) {
         let parent = self.sequences.get_mut(&id).expect("it was just run");
         let siblings = std::mem::take(&mut parent.siblings);
         for (index, sibling) in siblings.into_iter().enumerate() {
             self.reserved.remove(&sibling);
             let mut seq = self.sequences[&id].fork(sibling);
             seq.sample_index += 1 + index as u32;
-            let may_run = self.running.len() < self.config.max_num_seqs;
+            let may_run = self.running.len() + num_granted < self.config.max_num_seqs;
             let state_slot = seq.state_slot.take_if(|_| may_run);
             let state_slot = state_slot.map(|slot| self.state_slots.fork(slot));
             if may_run && state_slot != Some(None) {
                 seq.block_table.iter().for_each(|block| self.blocks.share(*block));
                 seq.state_slot = state_slot.flatten();
                 self.running.insert(seq.running_key());
+                self.callers.add_running(seq.caller);
             } else {
                 seq.state_slot = None;
+                seq.waits_since = self.last_step;
                 seq.reset();
-                self.waiting.insert(seq.waiting_key(Turn::Preempted));
+                self.callers.insert_waiting(seq.caller, seq.waiting_key(Turn::Preempted));
             }
             self.sequences.insert(sibling, seq);
         }
     }
 
-    /// Gives up pins, then preempts the last of the running sequences, until each of the others can have the blocks
-    /// that its next tokens need; returns whether none had to be preempted.
-    fn make_room(&mut self) -> bool {
+    /// Gives up pins, then preempts the last sequence of the caller that is furthest above its share, until each of the
+    /// others can have the blocks that its next tokens need; returns whether none had to be preempted, and how many blocks
+    /// they will have.
+    fn make_room(&mut self) -> (bool, usize) {
         let mut demand = Demand::default();
-        for (_, id) in &self.running {
+        for (.., id) in &self.running {
             demand.add(&self.sequences[id], &self.blocks);
         }
         let mut had_room = true;
@@ -141,33 +227,37 @@ impl Scheduler {
                 continue;
             }
             had_room = false;
-            let (_, victim) = *self.running.last().expect("without sequences nothing is demanded");
+            let victim = self.most_above_share().expect("without sequences nothing is demanded");
             demand.subtract(&self.sequences[&victim], &self.blocks);
-            self.preempt(victim);
+            self.preempt(victim, true);
+            self.num_preemptions += 1;
         }
-        had_room
+        (had_room, demand.num_blocks(&self.blocks))
     }
 
-    /// Takes the blocks of a running sequence, which then waits to have them back from the host, or to compute everything
-    /// again.
-    fn preempt(&mut self, id: SeqId) {
-        let seq = self.sequences.get_mut(&id).expect("running sequences are known");
+    /// Takes the blocks of a running sequence, which then waits to have them back from the cache or the host, or to compute
+    /// everything again.
+    pub(crate) fn preempt(&mut self, id: SeqId, may_swap: bool) {
+        let mut seq = self.sequences.remove(&id).expect("running sequences are known");
         self.running.remove(&seq.running_key());
         let num_tokens = seq.num_computed_tokens;
-        let computed = &seq.block_table[..self.blocks.blocks_for(num_tokens)];
-        seq.swapped = self.swap_space.bring_out(computed, num_tokens);
-        if let Some(slot) = seq.state_slot.take() {
-            self.state_slots.give_up(slot, None);
+        if may_swap {
+            let computed = &seq.block_table[..self.blocks.blocks_for(num_tokens)];
+            seq.swapped = self.swap_space.bring_out(computed, num_tokens);
         }
-        self.blocks.release(seq.reset());
-        self.waiting.insert(seq.waiting_key(Turn::Preempted));
-        self.num_preemptions += 1;
+        self.give_up_memory(&mut seq);
+        seq.num_lost_tokens = num_tokens - seq.swapped.num_tokens;
+        seq.num_preemptions += 1;
+        seq.waits_since = self.last_step;
+        seq.reset();
+        self.callers.stop(seq.caller, seq.waiting_key(Turn::Preempted));
+        self.sequences.insert(id, seq);
     }
 
     /// Gives each running sequence blocks of its own for its next tokens. The last holder of a shared block keeps it.
     fn assign_blocks(&mut self, batch: &mut Batch) {
         let mut copies = Vec::new();
-        for (_, id) in &self.running {
+        for (.., id) in &self.running {
             let seq = self.sequences.get_mut(id).expect("running sequences are known");
             let need = Need::of(seq, &self.blocks);
             if let Some((index, src)) = need.shared {
@@ -185,11 +275,11 @@ impl Scheduler {
         }
     }
 
-    /// The running sequences with something to compute: those with one token, the least recently run first where the
-    /// budget may not do for all, and those with more, by priority and arrival.
+    /// The running sequences with something to compute: those with one token, and those with more, by priority and
+    /// arrival. Where the budget may not do for all decodes, callers take turns, and the least recently run goes first.
     fn runnable(&self) -> (Vec<SeqId>, Vec<SeqId>) {
         let (mut decodes, mut prefills) = (Vec::new(), Vec::new());
-        for (_, id) in &self.running {
+        for (.., id) in &self.running {
             match self.sequences[id].num_new_tokens() {
                 0 => {}
                 1 => decodes.push(*id),
@@ -198,6 +288,9 @@ impl Scheduler {
         }
         if decodes.len() + self.prefill_share() > self.config.max_num_batched_tokens {
             decodes.sort_by_key(|id| self.sequences[id].last_step);
+            let of_callers: Vec<_> =
+                decodes.iter().map(|id| (self.sequences[id].caller, *id)).collect();
+            decodes = self.callers.interleave(&of_callers);
         }
         (decodes, prefills)
     }

@@ -1,5 +1,7 @@
 //! Verifies every invariant of the scheduler's state.
 
+use std::collections::HashMap;
+
 use crate::SeqId;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, State};
@@ -27,7 +29,12 @@ impl Scheduler {
         self.pins.check(self.config.max_pinned_blocks)?;
         self.swap_space.check(self.sequences.values().map(|seq| &seq.swapped))?;
         self.state_slots.check(self.sequences.values().filter_map(|seq| seq.state_slot))?;
-        if self.running.len() + self.waiting.len() != self.sequences.len() {
+        let mut num_running = HashMap::new();
+        for (.., id) in &self.running {
+            *num_running.entry(self.sequences[id].caller).or_insert(0) += 1;
+        }
+        self.callers.check(&num_running)?;
+        if self.running.len() + self.callers.num_waiting() != self.sequences.len() {
             return Err("the queues name sequences which do not exist".into());
         }
         if self.running.len() > self.config.max_num_seqs {
@@ -46,7 +53,9 @@ impl Scheduler {
     fn check_sequence(&self, id: SeqId, seq: &Sequence) -> Result<(), String> {
         let is_queued = match seq.state {
             State::Running => self.running.contains(&seq.running_key()),
-            State::Waiting(turn) => self.waiting.contains(&seq.waiting_key(turn)),
+            State::Waiting(turn) => {
+                self.callers.waiting(seq.caller).contains(&seq.waiting_key(turn))
+            }
         };
         let num_held = seq.block_table.len();
         let is_table_fit = match seq.state {

@@ -38,6 +38,7 @@ mod callers;
 mod check;
 mod config;
 mod error;
+mod fairness;
 mod lru;
 mod pins;
 mod prefix_cache;
@@ -47,7 +48,7 @@ mod state_slots;
 mod step;
 mod swap_space;
 
-pub use callers::CallerId;
+pub use callers::{Caller, CallerId};
 pub use config::{PrefixCacheScope, SchedulerConfig, SchedulingPolicy};
 pub use error::Error;
 pub use pins::PinId;

@@ -59,8 +59,12 @@ impl Scheduler {
 
     /// Whether nothing but pins holds a block, or nothing at all.
     pub(crate) fn is_reclaimable(&self, block: BlockId) -> bool {
-        let num_pins = self.pins.num_holders.get(&block).copied().unwrap_or(0);
-        self.blocks.ref_count(block) == num_pins
+        self.blocks.ref_count(block) == self.num_pins(block)
+    }
+
+    /// How many pins hold a block.
+    pub(crate) fn num_pins(&self, block: BlockId) -> u32 {
+        self.pins.num_holders.get(&block).copied().unwrap_or(0)
     }
 
     /// Blocks that could be allocated if all pins were given up.

@@ -3,9 +3,10 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::block_manager::BlockManager;
+use crate::callers::Callers;
 use crate::pins::Pins;
 use crate::prefix_cache::PrefixCache;
-use crate::sequence::{RunningKey, Sequence, State, Turn, WaitingKey};
+use crate::sequence::{RunningKey, Sequence, State, Turn};
 use crate::state_slots::StateSlots;
 use crate::swap_space::SwapSpace;
 use crate::{Error, NewSequence, Sampled, SchedulerConfig, SeqId, Step};
@@ -16,7 +17,10 @@ use crate::{Error, NewSequence, Sampled, SchedulerConfig, SeqId, Step};
 /// device that runs behind, `schedule` may be called once more before the previous step is committed: a token which is
 /// not known yet is then named by where the previous step drew it.
 ///
-/// Who goes first: prefills and waiting sequences by priority, then arrival; the last in this order loses its blocks
+/// Callers take turns: the one that has had the fewest tokens for its weight is next. One that waits below its share takes
+/// the slot or the blocks of another one: those of the newest sequence of the caller that is furthest above its share.
+///
+/// The order within a caller: prefills and waiting sequences by priority, then arrival; the last in this order loses its blocks
 /// when they run out. They are brought to the memory of the host and back, where there is room, or computed again. Decodes take turns where the token budget is smaller than their
 /// number, and leave a quarter of it to pending prefills. Priorities are strict: lower values can keep higher ones
 /// waiting for as long as they keep coming.
@@ -33,7 +37,8 @@ pub struct Scheduler {
     /// Sequences that start when another one's prompt is complete, and that one.
     pub(crate) reserved: HashMap<SeqId, SeqId>,
     pub(crate) running: BTreeSet<RunningKey>,
-    pub(crate) waiting: BTreeSet<WaitingKey>,
+    /// The waiting sequences, by caller.
+    pub(crate) callers: Callers,
     pub(crate) pins: Pins,
     pub(crate) swap_space: SwapSpace,
     pub(crate) state_slots: StateSlots,
@@ -42,6 +47,7 @@ pub struct Scheduler {
     pub(crate) num_prefix_queries: u64,
     pub(crate) num_prefix_hits: u64,
     pub(crate) num_preemptions: u64,
+    pub(crate) num_yielded: u64,
     pub(crate) last_step: u64,
     next_seq: u64,
 }
@@ -65,8 +71,10 @@ pub struct SchedulerStats {
     pub num_prefix_queries: u64,
     /// Those of them that were found, in whole blocks.
     pub num_prefix_hits: u64,
-    /// How often a running sequence lost its blocks.
+    /// How often a running sequence lost its blocks, since there were too few for all that run.
     pub num_preemptions: u64,
+    /// How often a running sequence gave way to another caller.
+    pub num_yielded: u64,
     /// Blocks that preempted sequences have in the memory of the host.
     pub num_swapped_blocks: usize,
     /// Blocks that were brought there.
@@ -91,12 +99,13 @@ impl Scheduler {
             sequences: HashMap::new(),
             reserved: HashMap::new(),
             running: BTreeSet::new(),
-            waiting: BTreeSet::new(),
+            callers: Callers::default(),
             pins: Pins::default(),
             in_flight: VecDeque::new(),
             num_prefix_queries: 0,
             num_prefix_hits: 0,
             num_preemptions: 0,
+            num_yielded: 0,
             last_step: 0,
             next_seq: 0,
         })
@@ -122,11 +131,13 @@ impl Scheduler {
         }
         let ids: Vec<_> = (self.next_seq..).take(new.n).map(SeqId).collect();
         self.next_seq += new.n as u64;
+        self.callers.arrive(new.caller, new.caller_priority);
         let (first, siblings) = (ids[0], &ids[1..]);
         let mut seq = Sequence::new(first, new, &self.config);
         seq.siblings = siblings.to_vec();
+        seq.waits_since = self.last_step;
         self.reserved.extend(siblings.iter().map(|sibling| (*sibling, first)));
-        self.waiting.insert(seq.waiting_key(Turn::New));
+        self.callers.insert_waiting(seq.caller, seq.waiting_key(Turn::New));
         self.sequences.insert(first, seq);
         Ok(ids)
     }
@@ -204,24 +215,29 @@ impl Scheduler {
     pub fn remove(&mut self, id: SeqId) {
         self.reserved.remove(&id);
         let Some(mut seq) = self.sequences.remove(&id) else { return };
-        self.remove_from_queue(&seq);
         let reserved = &self.reserved;
         seq.siblings.retain(|sibling| reserved.contains_key(sibling));
         if seq.siblings.is_empty() {
+            self.remove_from_queue(&seq);
             self.swap_space.give_up(std::mem::take(&mut seq.swapped));
-            // Steps run in their order: who finds a block runs after whatever still computes it.
-            let computed = &seq.tokens[..seq.computed_tokens().len()];
-            self.blocks.register_all(&mut seq.prefix_chain, computed, &seq.block_table);
-            if let Some(slot) = seq.state_slot {
-                // Tokens of which nobody knows what they are lead to a state of nobody knows what.
-                let is_known = computed.len() == seq.num_computed_tokens;
-                let state = is_known.then(|| self.blocks.end_of(&seq.prefix_chain, computed));
-                self.state_slots.give_up(slot, state.flatten());
-            }
-            self.blocks.release(seq.block_table);
+            self.give_up_memory(&mut seq);
         } else {
             self.hand_over(seq);
         }
+    }
+
+    /// Leaves what a sequence has computed to the prefix cache, and frees its blocks and the slot of its state.
+    pub(crate) fn give_up_memory(&mut self, seq: &mut Sequence) {
+        // Steps run in their order: who finds a block runs after whatever still computes it.
+        let computed = &seq.tokens[..seq.computed_tokens().len()];
+        self.blocks.register_all(&mut seq.prefix_chain, computed, &seq.block_table);
+        if let Some(slot) = seq.state_slot.take() {
+            // Tokens of which nobody knows what they are lead to a state of nobody knows what.
+            let is_known = computed.len() == seq.num_computed_tokens;
+            let state = is_known.then(|| self.blocks.end_of(&seq.prefix_chain, computed));
+            self.state_slots.give_up(slot, state.flatten());
+        }
+        self.blocks.release(std::mem::take(&mut seq.block_table));
     }
 
     /// The known tokens: the prompt, then the generated ones. Empty for an unknown id.
@@ -245,7 +261,7 @@ impl Scheduler {
     pub fn stats(&self) -> SchedulerStats {
         SchedulerStats {
             num_running: self.running.len(),
-            num_waiting: self.waiting.len(),
+            num_waiting: self.callers.num_waiting(),
             num_blocks: self.blocks.num_blocks(),
             num_free_blocks: self.blocks.num_free(),
             num_cached_blocks: self.blocks.num_cached(),
@@ -253,6 +269,7 @@ impl Scheduler {
             num_prefix_queries: self.num_prefix_queries,
             num_prefix_hits: self.num_prefix_hits,
             num_preemptions: self.num_preemptions,
+            num_yielded: self.num_yielded,
             num_swapped_blocks: self.swap_space.num_used(),
             num_swapped_out: self.swap_space.num_out,
             num_swapped_in: self.swap_space.num_in,
@@ -285,22 +302,33 @@ impl Scheduler {
 
     fn remove_from_queue(&mut self, seq: &Sequence) {
         match seq.state {
-            State::Running => self.running.remove(&seq.running_key()),
-            State::Waiting(turn) => self.waiting.remove(&seq.waiting_key(turn)),
-        };
+            State::Running => {
+                self.running.remove(&seq.running_key());
+                self.callers.remove_running(seq.caller);
+            }
+            State::Waiting(turn) => {
+                self.callers.remove_waiting(seq.caller, &seq.waiting_key(turn));
+            }
+        }
     }
 
     /// Lets the first sibling of a removed sequence go on with its incomplete prompt.
     fn hand_over(&mut self, mut seq: Sequence) {
+        self.remove_from_queue(&seq);
         seq.id = seq.siblings.remove(0);
         self.reserved.remove(&seq.id);
         for sibling in &seq.siblings {
             self.reserved.insert(*sibling, seq.id);
         }
         match seq.state {
-            State::Running => self.running.insert(seq.running_key()),
-            State::Waiting(turn) => self.waiting.insert(seq.waiting_key(turn)),
-        };
+            State::Running => {
+                self.running.insert(seq.running_key());
+                self.callers.add_running(seq.caller);
+            }
+            State::Waiting(turn) => {
+                self.callers.insert_waiting(seq.caller, seq.waiting_key(turn));
+            }
+        }
         self.sequences.insert(seq.id, seq);
     }
 }

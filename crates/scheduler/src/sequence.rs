@@ -7,7 +7,7 @@ use crate::prefix_cache::CacheRoot;
 use crate::state_slots::KeptState;
 use crate::step::{LogitsFor, StateSlot, TokenSource};
 use crate::swap_space::Swapped;
-use crate::{BlockId, CallerId, SchedulerConfig, SeqId};
+use crate::{BlockId, Caller, CallerId, SchedulerConfig, SeqId};
 
 /// A request for `n` sequences that continue one prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,10 +16,12 @@ pub struct NewSequence {
     pub prompt: Vec<u32>,
     /// Sequences wanted. The prompt is computed once, and they share its blocks.
     pub n: usize,
-    /// Lower runs first; equal ones in the order of arrival.
+    /// Lower runs first among those of the caller; equal ones in the order of arrival.
     pub priority: i32,
     /// Who asks for them.
-    pub caller: CallerId,
+    pub caller: Caller,
+    /// Lower runs first, whoever asks: shares are for callers of equal priority.
+    pub caller_priority: i32,
     /// Sequences share cached blocks only with sequences of the same salt.
     pub cache_salt: Option<Arc<str>>,
     /// The first prompt position from which on the logits of every prompt position are wanted; each is asked for exactly
@@ -41,7 +43,8 @@ impl NewSequence {
             prompt,
             n: 1,
             priority: 0,
-            caller: CallerId::default(),
+            caller: Caller::default(),
+            caller_priority: 0,
             cache_salt: None,
             prompt_logits_from: None,
             max_tokens: usize::MAX,
@@ -78,6 +81,12 @@ pub(crate) struct Sequence {
     pub(crate) num_cached_tokens: Option<usize>,
     pub(crate) priority: i32,
     pub(crate) caller: CallerId,
+    pub(crate) caller_priority: i32,
+    /// Computed tokens that it lost when it was preempted.
+    pub(crate) num_lost_tokens: usize,
+    pub(crate) num_preemptions: u32,
+    /// Id of the step before it began to wait.
+    pub(crate) waits_since: u64,
     pub(crate) cache_root: CacheRoot,
     pub(crate) sample: bool,
     pub(crate) runs_ahead: bool,
@@ -101,23 +110,24 @@ pub(crate) enum State {
     Waiting(Turn),
 }
 
-/// The order of waiting sequences of equal priority: preempted ones return before others start.
+/// The order of a caller's waiting sequences of equal priority: preempted ones return before others start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Turn {
     Preempted,
     New,
 }
 
-/// Order of running sequences: the last one is preempted first.
-pub(crate) type RunningKey = (i32, SeqId);
-/// Order of waiting sequences: the first one is admitted first.
-pub(crate) type WaitingKey = (i32, Turn, SeqId);
+/// Order of running sequences, beginning with the priority among callers: the last one of a caller is preempted first.
+pub(crate) type RunningKey = (i32, i32, SeqId);
+/// Order of a caller's waiting sequences, beginning with the priority among callers: the first one is admitted first.
+pub(crate) type WaitingKey = (i32, i32, Turn, SeqId);
 
 impl Sequence {
     pub(crate) fn new(id: SeqId, new: NewSequence, config: &SchedulerConfig) -> Self {
         let sample = new.max_tokens > 0;
         let max_tokens = new.prompt.len().saturating_add(new.max_tokens).min(config.max_model_len);
-        let cache_root = CacheRoot::new(config.prefix_cache_scope, new.caller, new.cache_salt);
+        let caller = new.caller.id;
+        let cache_root = CacheRoot::new(config.prefix_cache_scope, caller, new.cache_salt);
         Self {
             id,
             num_prompt_tokens: new.prompt.len(),
@@ -130,10 +140,14 @@ impl Sequence {
             state_slot: None,
             state_to_keep: None,
             swapped: Swapped::default(),
-            prefix_chain: PrefixChain::new(cache_root.clone(), new.caller),
+            prefix_chain: PrefixChain::new(cache_root.clone(), caller),
             num_cached_tokens: None,
             priority: new.priority,
-            caller: new.caller,
+            caller,
+            caller_priority: new.caller_priority,
+            num_lost_tokens: 0,
+            num_preemptions: 0,
+            waits_since: 0,
             cache_root,
             sample,
             runs_ahead: new.runs_ahead,
@@ -237,11 +251,11 @@ impl Sequence {
     }
 
     pub(crate) fn running_key(&self) -> RunningKey {
-        (self.priority, self.id)
+        (self.caller_priority, self.priority, self.id)
     }
 
     pub(crate) fn waiting_key(&self, turn: Turn) -> WaitingKey {
-        (self.priority, turn, self.id)
+        (self.caller_priority, self.priority, turn, self.id)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::{
-    BlockCopy, BlockId, CallerId, LogitsFor, PrefixCacheScope, SchedulingPolicy, Swap, SwapSlot,
-    TokenSource,
+    BlockCopy, BlockId, Caller, CallerId, LogitsFor, PrefixCacheScope, SchedulingPolicy, Swap,
+    SwapSlot, TokenSource,
 };
 
 mod callers;

@@ -1,7 +1,9 @@
 //! Random operations: a long seeded run, and short ones that proptest shrinks.
 
+use std::num::NonZeroU32;
+
 use candlepower_scheduler::{
-    CallerId, NewSequence, PrefixCacheScope, SchedulerConfig, SchedulingPolicy, SeqId,
+    Caller, CallerId, NewSequence, PrefixCacheScope, SchedulerConfig, SchedulingPolicy, SeqId,
 };
 use proptest::prelude::*;
 
@@ -32,6 +34,8 @@ struct Add {
     n: usize,
     priority: i32,
     caller: u64,
+    weight: u32,
+    caller_priority: i32,
     salt: u32,
     kind: u32,
     runs_ahead: bool,
@@ -47,7 +51,11 @@ impl Add {
             prompt,
             n: if sample { self.n } else { 1 },
             priority: self.priority,
-            caller: CallerId(self.caller),
+            caller: Caller {
+                id: CallerId(self.caller),
+                weight: NonZeroU32::new(self.weight).expect("weights are positive"),
+            },
+            caller_priority: self.caller_priority,
             cache_salt: salt(self.salt),
             prompt_logits_from: prompt_logits.then(|| self.own.len().min(self.shared - 1) / 2),
             max_tokens: match (sample, self.own.len().is_multiple_of(2)) {
@@ -99,10 +107,14 @@ fn apply(workload: &mut Workload, op: &Op, max_uncommitted: usize) {
 }
 
 /// A generator for the seeded run: the digests of a counter.
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed << 32)
+    }
+
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0 += 1;
         (content(self.0, 0) % bound as u64) as usize
     }
@@ -149,6 +161,8 @@ impl Random {
                     n: if self.below(3) == 0 { 2 + self.below(4) } else { 1 },
                     priority: self.below(3) as i32 - 1,
                     caller: self.below(8).saturating_sub(5) as u64,
+                    weight: 1 + self.below(3) as u32,
+                    caller_priority: -i32::from(self.below(20) == 0),
                     salt: self.below(4).saturating_sub(1) as u32,
                     kind: self.below(36) as u32,
                     runs_ahead: self.below(4) > 0,
@@ -239,12 +253,13 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
 
 fn op() -> impl Strategy<Value = Op> {
     let prompt = (0..2_u32, 1..12_usize, prop::collection::vec(0..3_u32, 0..6));
-    let whose = (-1..2_i32, 0..3_u64, 0..3_u32);
+    let whose = (-1..2_i32, 0..3_u64, 1..4_u32, -1..1_i32, 0..3_u32);
     let rest = (1..4_usize, whose, 1..36_u32, any::<bool>(), 1..12_usize);
     let add = (prompt, rest).prop_map(
-        |((family, shared, own), (n, (priority, caller, salt), kind, runs_ahead, max_tokens))| {
+        |((family, shared, own), (n, whose, kind, runs_ahead, max_tokens))| {
+            let (priority, caller, weight, caller_priority, salt) = whose;
             let prompt = Add { family, shared, own, ..Add::default() };
-            let whose = Add { priority, caller, salt, ..prompt };
+            let whose = Add { priority, caller, weight, caller_priority, salt, ..prompt };
             Op::Add(Add { n, kind, runs_ahead, max_tokens, ..whose })
         },
     );

@@ -102,7 +102,7 @@ impl Workload {
                 num_prompt_tokens: new.prompt.len(),
                 stop_len: new.prompt.len() + max_tokens,
                 request: ids[0],
-                caller: new.caller,
+                caller: new.caller.id,
                 salt: new.cache_salt.clone(),
                 limit: new.prompt.len().saturating_add(new.max_tokens),
                 sample: new.max_tokens > 0,

@@ -1,7 +1,7 @@
 //! Prompts go into the engine and come back as choices; used by all endpoints that generate.
 
 use candlepower_api::Usage;
-use candlepower_engine::{CallerId, Request};
+use candlepower_engine::{Caller, Request};
 
 use crate::config::ServeConfig;
 use crate::generation::detokenize::TextAssembler;
@@ -67,7 +67,8 @@ pub(crate) fn submit(
             sampling: generation.sampling_for(prompt.len(), model.max_model_len),
             n: generation.n,
             priority: generation.priority,
-            caller: CallerId::default(),
+            caller: Caller::default(),
+            caller_priority: 0,
             cache_salt: generation.cache_salt.clone(),
             prompt_logprobs: generation.prompt_logprobs,
             prompt_logprobs_from: generation.prompt_logprobs_from,

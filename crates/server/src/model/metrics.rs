@@ -149,7 +149,7 @@ const DESCRIPTIONS: &[Description] = &[
         "num_preemptions_total",
         "vllm:num_preemptions_total",
         Kind::Counter,
-        "Sequences whose KV blocks were taken because blocks ran out.",
+        "Sequences that were preempted, because KV blocks ran out or for another caller.",
     ),
     describe(
         "kv_blocks_swapped",

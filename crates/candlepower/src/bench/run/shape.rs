@@ -4,9 +4,7 @@ use std::fmt;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use candlepower_engine::{
-    CallerId, EngineHandle, Request, SamplingParams, TokenEvent, TokenStream,
-};
+use candlepower_engine::{Caller, EngineHandle, Request, SamplingParams, TokenEvent, TokenStream};
 
 use crate::bench::meter::{StepMeter, StepSample};
 use crate::bench::stats::Summary;
@@ -138,7 +136,8 @@ impl ShapeRunner {
             sampling: sampling.clone(),
             n: 1,
             priority: 0,
-            caller: CallerId::default(),
+            caller: Caller::default(),
+            caller_priority: 0,
             cache_salt: None,
             prompt_logprobs: None,
             prompt_logprobs_from: 0,

@@ -3,7 +3,8 @@
 use super::*;
 
 fn of(caller: u64, prompt: impl IntoIterator<Item = u32>) -> NewSequence {
-    NewSequence { caller: CallerId(caller), ..request(prompt) }
+    let id = CallerId(caller);
+    NewSequence { caller: Caller { id, ..Caller::default() }, ..request(prompt) }
 }
 
 /// Each row's position, and the copies of its step.
@@ -81,4 +82,38 @@ fn a_pin_keeps_the_whole_blocks_of_others_and_no_more() {
     scheduler.pin(&tokens, CallerId(1), None);
     assert_eq!(scheduler.stats().num_pinned_blocks, 2);
     scheduler.check().unwrap();
+}
+
+/// The preempted sequence keeps all tokens that it has computed, and returns before the others of its caller.
+#[test]
+fn a_new_caller_takes_the_slot_of_the_newest_sequence_of_another() {
+    let mut scheduler = scheduler(SchedulerConfig { max_num_batched_tokens: 32, ..CONFIG });
+    for first in 1..7 {
+        scheduler.add(of(1, first * 100..first * 100 + 5)).unwrap();
+    }
+    for _ in 0..2 {
+        assert_eq!(run_step(&mut scheduler).rows.len(), 4);
+    }
+    let chat = scheduler.add(of(2, 0..3)).unwrap()[0];
+    let running = |step: &Step| step.rows.iter().map(|row| row.seq.0).collect::<Vec<_>>();
+    assert_eq!(running(&run_step(&mut scheduler)), [0, 1, 2, 3], "a slot may become free");
+    assert_eq!(running(&run_step(&mut scheduler)), [0, 1, 2, chat.0]);
+    let stats = scheduler.stats();
+    assert_eq!((stats.num_yielded, stats.num_preemptions, stats.num_waiting), (1, 0, 3));
+    scheduler.remove(chat);
+    let step = run_step(&mut scheduler);
+    assert_eq!(rows(&step)[3], (3, 7, 1), "five tokens and the first two that were drawn");
+}
+
+/// Siblings that find no slot wait in the queue of their caller, behind those whose turn it is.
+#[test]
+fn siblings_are_their_callers() {
+    let mut scheduler = scheduler(SchedulerConfig { max_num_seqs: 2, ..CONFIG });
+    let siblings = scheduler.add(NewSequence { n: 4, ..of(1, 0..3) }).unwrap();
+    run_step(&mut scheduler);
+    assert_eq!(scheduler.stats().num_waiting, 2);
+    let chat = scheduler.add(of(2, 50..53)).unwrap()[0];
+    scheduler.remove(siblings[0]);
+    let step = run_step(&mut scheduler);
+    assert_eq!(step.rows.iter().map(|row| row.seq).collect::<Vec<_>>(), [siblings[1], chat]);
 }
