@@ -24,7 +24,7 @@ const LEAST_RATE: usize = 8 << 10;
 #[derive(Debug)]
 pub(crate) struct JsonBytes {
     pub(crate) bytes: Bytes,
-    /// What they take of the memory for bodies, which is given back with them.
+    /// Their part of the memory for bodies, which is given back with them.
     _memory: Vec<OwnedSemaphorePermit>,
 }
 
