@@ -1,5 +1,6 @@
 //! What goes wrong around a server, and that it goes on serving.
 
+mod callers;
 mod clock;
 mod connections;
 mod constraints;

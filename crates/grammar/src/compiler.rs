@@ -194,10 +194,11 @@ fn cannot_be_compiled() -> Error {
 }
 
 /// What the library says first, and why, where that is in another line; the rest shows its own state. The words of its
-/// panics, which it catches, are for its authors.
+/// panics, which it catches, and of its settings are for its authors.
 pub(crate) fn reason(text: &str) -> String {
-    if text.contains("panic") {
-        return "it is beyond what can be compiled".to_owned();
+    const INTERNAL: [&str; 3] = ["panic", "limits.", "NoExtensionBias"];
+    if INTERNAL.iter().any(|words| text.contains(words)) {
+        return "it is too complex to be compiled".to_owned();
     }
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let first = lines.next().unwrap_or_default();

@@ -22,8 +22,15 @@ const MAX_MEMBERS: usize = 20_000;
 const MAX_REFERENCE_BYTES: usize = 2048;
 
 /// Limits of a small constraint.
-const SMALL: Size =
-    Size { bytes: 8 << 10, nodes: 400, members: 64, depth: 40, repeats: 1000, products: 8 };
+const SMALL: Size = Size {
+    bytes: 8 << 10,
+    nodes: 200,
+    members: 64,
+    depth: 40,
+    repeats: 1000,
+    operators: 64,
+    products: 8,
+};
 
 /// The size of a constraint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +45,8 @@ struct Size {
     depth: usize,
     /// The largest count that something is repeated: of items, of characters, within expressions.
     repeats: usize,
+    /// Operators of expressions and rules: choices, repetitions, groups.
+    operators: usize,
     /// Schemas that are intersected with others, and patterns of names.
     products: usize,
 }
@@ -49,6 +58,7 @@ impl Size {
         self.members = self.members.max(other.members);
         self.depth = self.depth.max(other.depth);
         self.repeats = self.repeats.max(other.repeats);
+        self.operators += other.operators;
         self.products += other.products;
     }
 
@@ -58,6 +68,7 @@ impl Size {
             && self.members <= most.members
             && self.depth <= most.depth
             && self.repeats <= most.repeats
+            && self.operators <= most.operators
             && self.products <= most.products
     }
 
@@ -152,7 +163,8 @@ fn of_lark(grammar: &str) -> Result<Size> {
 
 /// A regular expression, or rules with some.
 fn of_expression(text: &str) -> Size {
-    Size { bytes: text.len(), repeats: repeats(text), ..Size::default() }
+    let operators = text.bytes().filter(|byte| b"?*+|{(".contains(byte)).count();
+    Size { bytes: text.len(), repeats: repeats(text), operators, ..Size::default() }
 }
 
 /// How often the innermost part of an expression may be repeated at most: the product of all counts in braces.

@@ -422,7 +422,7 @@ fn small_schemas_need_little_stack() {
     let mut random = fastrand::Rng::with_seed(3);
     let compiler = compiler();
     let (mut num_small, mut num_compiled) = (0, 0);
-    for _ in 0..300 {
+    for _ in 0..800 {
         let mut schema = random_schema(&mut random, 4);
         let definitions = (0..4).map(|index| (format!("d{index}"), random_schema(&mut random, 2)));
         schema["$defs"] = Value::Object(definitions.collect());

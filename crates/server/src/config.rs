@@ -12,20 +12,23 @@ mod values;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use axum::http::HeaderName;
 use candlepower_checkpoint::{DTYPES, Dtype, KvDtype, OnLoad, Pooling, QuantizationMethod};
 use candlepower_engine::LoadFormat;
 use candlepower_grammar::CompileLimits;
 use clap::{ArgAction, Args};
+use ipnet::IpNet;
 
 pub use parsers::{ParserChoice, ReasoningParser, ToolCallParser};
 use parsers::{reasoning_parser, tool_call_parser};
 pub use resolve::{ConfigError, Effective, Setting, Source};
 pub use values::{
-    Asked, ByteSize, DefaultMaxTokens, DeviceKind, Framework, GenerationConfigSource, LogFormat,
-    LogLevel, MetricsCompat, one_of,
+    Asked, ByteSize, CacheScope, DefaultMaxTokens, DeviceKind, Framework, GenerationConfigSource,
+    LogFormat, LogLevel, MetricsCompat, one_of,
 };
 use values::{
-    at_least_one, endpoint, gigabytes, host_name, not_empty, origin, part, session_seconds, switch,
+    at_least_one, endpoint, gigabytes, header_name, host_name, network, not_empty, origin, part,
+    session_seconds, switch,
 };
 
 /// Everything that `candlepower serve` can be told.
@@ -93,6 +96,12 @@ pub struct ServeConfig {
     /// Origins of web pages that may call this server, separated by commas; * allows all [default: none]
     #[arg(long, help_heading = "Server", value_name = "ORIGINS", value_delimiter = ',', value_parser = origin)]
     pub allowed_origins: Vec<String>,
+    /// Header in which trusted proxies name the caller, where there is no key; others are told apart by address
+    #[arg(long, help_heading = "Server", value_name = "NAME", value_parser = header_name)]
+    pub caller_header: Option<HeaderName>,
+    /// Addresses or networks whose caller header counts, separated by commas
+    #[arg(long, help_heading = "Server", value_name = "NETWORKS", value_delimiter = ',', value_parser = network)]
+    pub trusted_proxies: Vec<IpNet>,
     /// Names besides localhost under which a server without a key on a loopback address is called, separated by commas
     #[arg(long, help_heading = "Server", value_name = "HOSTS", value_delimiter = ',', value_parser = host_name)]
     pub allowed_hosts: Vec<String>,
@@ -166,6 +175,9 @@ pub struct ServeConfig {
     /// Forget computed prefixes
     #[arg(long, help_heading = "Engine", conflicts_with = "enable_prefix_caching")]
     no_enable_prefix_caching: bool,
+    /// Among whom computed prefixes are shared, in whole blocks: all callers of the server, or each caller's requests
+    #[arg(long, help_heading = "Engine", value_enum, default_value_t)]
+    pub prefix_cache_scope: CacheScope,
     /// Part of a GPU's free memory that may be taken (no effect on the CPU)
     #[arg(
         long, help_heading = "Engine", value_name = "PART", default_value = "0.9",

@@ -1,6 +1,7 @@
 //! The HTTP layer around the endpoints: listening, routing, authentication, request ids and request metrics.
 
 pub(crate) mod auth;
+pub(crate) mod caller;
 pub(crate) mod host;
 pub(crate) mod linger;
 pub(crate) mod listen;

@@ -4,6 +4,7 @@ pub(crate) mod api_error;
 pub(crate) mod body_memory;
 pub(crate) mod metrics;
 pub(crate) mod own_program;
+pub(crate) mod permits;
 pub(crate) mod served_model;
 pub(crate) mod sessions;
 pub(crate) mod state;

@@ -17,7 +17,7 @@ const PARTS: [Part; 3] = [
     },
     Part {
         name: "goldens",
-        covers: "on the emulated GPU the goldens of all models, in bf16 every token of their prompts, in f16 a block; the models over two GPUs; attention with little shared memory; the measurements",
+        covers: "the goldens of all models on the emulated GPU: in bf16 every token of their prompts, in f16 a block; the models over two GPUs; attention with little shared memory; the measurements",
         work: Work::Emulated(&MODELS),
     },
     Part {

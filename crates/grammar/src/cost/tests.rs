@@ -72,6 +72,7 @@ fn what_is_wide_or_repeated_is_not_small() {
     assert!(!is_small_schema(json!({"const": literal})).unwrap());
     assert!(!is_small_schema(json!({"enum": [literal]})).unwrap());
     for (small, large) in [
+        (json!({"pattern": "^(a|b)?$"}), json!({"pattern": "(a?b?)".repeat(100)})),
         (json!({"maxLength": 200}), json!({"maxLength": 100_000})),
         (json!({"pattern": "^a{1,20}$"}), json!({"pattern": "^(a{1000}){1000}$"})),
         (json!({"maxItems": 10.0}), json!({"items": {"minItems": 2000}})),

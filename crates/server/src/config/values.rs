@@ -1,12 +1,15 @@
 //! The values that settings can take, as they are written by people.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::str::FromStr;
 
+use axum::http::HeaderName;
 use candlepower_checkpoint::Choice;
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use ipnet::IpNet;
 
 /// What the engine is set up for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -69,6 +72,16 @@ pub enum GenerationConfigSource {
     None,
     /// The model's `generation_config.json`.
     Auto,
+}
+
+/// Callers that share computed prefixes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum CacheScope {
+    /// All callers of the server.
+    #[default]
+    Server,
+    /// The requests of one caller.
+    Caller,
 }
 
 /// Where to compute.
@@ -225,6 +238,19 @@ pub(super) fn host_name(text: &str) -> Result<String, String> {
     }
 }
 
+/// A header's name.
+pub(super) fn header_name(text: &str) -> Result<HeaderName, String> {
+    text.parse().map_err(|_| "the name of a header such as X-User is needed".into())
+}
+
+/// An address or a network.
+pub(super) fn network(text: &str) -> Result<IpNet, String> {
+    let address = text.parse::<IpAddr>().map(IpNet::from).ok();
+    address
+        .or_else(|| text.parse().ok())
+        .ok_or_else(|| "an address or a network such as 10.0.0.0/8 is needed".into())
+}
+
 /// Yes or no, in the words that the hub's tools take.
 pub(super) fn switch(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
@@ -285,6 +311,16 @@ mod tests {
         for text in ["", "http://a", "a:80", "a b", "*"] {
             assert!(host_name(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn networks_are_addresses_too() {
+        let contains = |text: &str, address: &str| {
+            network(text).unwrap().contains(&address.parse::<IpAddr>().unwrap())
+        };
+        assert!(contains("10.0.0.0/8", "10.9.9.9") && !contains("10.0.0.0/8", "11.0.0.0"));
+        assert!(contains("::1", "::1") && !contains("10.0.0.1", "10.0.0.2"));
+        assert!(network("10.0.0.0/33").is_err() && network("example.com").is_err());
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub(crate) async fn generate(request: Incoming) -> ApiResult<Response> {
     }
     match request.prepare(Work::new).await? {
         Work::Close { header, id } => {
-            let session = request.model.sessions.close(&id)?;
+            let session = request.model.sessions.close(request.caller.id, &id)?;
             let usage = Some(Usage::default());
             let response = header.response("generation", Vec::new(), usage);
             Ok(axum::Json(GenerateResponse { session: Some(session), ..response }).into_response())
@@ -125,14 +125,14 @@ impl Work {
 fn turn(
     session: Option<&SessionRequest>,
     generation: &mut Generation,
-    model: &LoadedModel,
+    model: &Preparation<'_, LoadedModel>,
 ) -> ApiResult<Option<Turn>> {
     let Some(session) = session else { return Ok(None) };
-    let (sessions, ttl) = (&model.sessions, session.ttl);
+    let (sessions, ttl, owner) = (&model.sessions, session.ttl, model.caller);
     let turn = match (&session.id, &session.fork) {
-        (Some(id), _) => sessions.resume(id, ttl, session.close == Some(true))?,
-        (None, Some(id)) => sessions.fork(id, ttl)?,
-        (None, None) => sessions.open(ttl, generation.cache_salt.clone())?,
+        (Some(id), _) => sessions.resume(owner, id, ttl, session.close == Some(true))?,
+        (None, Some(id)) => sessions.fork(owner, id, ttl)?,
+        (None, None) => sessions.open(owner, ttl, generation.cache_salt.clone())?,
     };
     let salt = turn.cache_salt();
     if generation.cache_salt.is_some() && generation.cache_salt != salt {

@@ -10,6 +10,7 @@ use axum::extract::{Path, RawQuery};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{ChatMessage, ErrorResponse, FinishReason, ResponsesRequest, Role, Usage};
+use candlepower_engine::CallerId;
 use candlepower_tokenizer::AddSpecialTokens;
 use serde_json::{Value, json};
 
@@ -51,7 +52,8 @@ pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
     let mut usage = UsageCounter::new(&prompts, 1);
     let [prompt] = prompts;
     let mut blocks = Blocks::new(answers.answer());
-    let turn = Turn { object, messages, token_ids: prompt, model: request.model };
+    let caller = request.caller.id;
+    let turn = Turn { object, messages, token_ids: prompt, caller, model: request.model };
     if generation.stream.is_some() {
         // The usage is in the last event.
         let shape = StreamShape { include_usage: true, continuous_usage: false };
@@ -79,12 +81,12 @@ pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
     )
 )]
 pub(crate) async fn retrieve_response(
-    Generating(model): Generating,
+    Generating { model, caller }: Generating,
     id: Result<Path<String>, PathRejection>,
     RawQuery(query): RawQuery,
 ) -> ApiResult<impl IntoResponse> {
     check_query(query.as_deref().unwrap_or_default())?;
-    let stored = model.responses.get("id", &known_id(id))?;
+    let stored = model.responses.get(caller.id, "id", &known_id(id))?;
     Ok(([(CONTENT_TYPE, "application/json")], stored.object.to_string()))
 }
 
@@ -119,11 +121,11 @@ fn check_query(query: &str) -> ApiResult<()> {
     )
 )]
 pub(crate) async fn delete_response(
-    Generating(model): Generating,
+    Generating { model, caller }: Generating,
     id: Result<Path<String>, PathRejection>,
 ) -> ApiResult<axum::Json<Value>> {
     let id = known_id(id);
-    model.responses.remove(&id)?;
+    model.responses.remove(caller.id, &id)?;
     Ok(axum::Json(json!({"id": id, "object": "response", "deleted": true})))
 }
 
@@ -149,8 +151,9 @@ impl Prepared {
         let mut generation = Generation::new(&generation_fields, &limits)?;
         check_queue(model, "input", 1, 1)?;
         let previous = request.previous_response_id.as_deref();
-        let previous =
-            previous.map(|id| model.responses.get("previous_response_id", id)).transpose()?;
+        let previous = previous
+            .map(|id| model.responses.get(model.caller, "previous_response_id", id))
+            .transpose()?;
         let mut messages =
             previous.as_ref().map_or_else(Vec::new, |stored| stored.messages.clone());
         messages.append(&mut request.input);
@@ -182,6 +185,7 @@ struct Turn {
     messages: Vec<ChatMessage>,
     /// The prompt.
     token_ids: Vec<u32>,
+    caller: CallerId,
     model: Arc<LoadedModel>,
 }
 
@@ -202,7 +206,7 @@ impl Turn {
             // What ends a turn is the template's to write.
             let output = output_ids.iter().filter(|id| !eos_token_ids.contains(id));
             self.token_ids.extend(output);
-            let stored = StoredResponse::new(self.messages, self.token_ids, &object);
+            let stored = StoredResponse::new(self.caller, self.messages, self.token_ids, &object);
             self.model.responses.insert(self.object.id.clone(), stored);
         }
         object

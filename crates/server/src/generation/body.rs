@@ -64,11 +64,12 @@ async fn read(body: Body, limit: usize, memory: &BodyMemory) -> ApiResult<JsonBy
         if received + chunk.len() > limit {
             return Err(ApiError::body_too_large(limit));
         }
-        // The buffer that chunks are joined in may be twice as large as they are.
-        let bytes = if first.is_empty() { chunk.len() } else { rest.capacity().max(chunk.len()) };
+        // A body of several pieces is joined, which takes its bytes once more.
+        let after = received + chunk.len();
+        let needed = if first.is_empty() { after } else { 2 * after };
         let held = taken.iter().map(OwnedSemaphorePermit::num_permits).sum::<usize>() * 1024;
-        if first.len() + bytes + chunk.len() > held {
-            taken.push(memory.take(first.len() + bytes + chunk.len() - held)?);
+        if needed > held {
+            taken.push(memory.take(needed - held)?);
         }
         // Most bodies come in one piece, which is then not copied.
         if first.is_empty() {

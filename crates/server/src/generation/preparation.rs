@@ -6,6 +6,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use candlepower_engine::CallerId;
 use rustix::process::{getpriority_process, setpriority_process};
 
 use crate::config::ServeConfig;
@@ -18,6 +19,7 @@ const NICENESS: i32 = 5;
 pub(crate) struct Preparation<'a, M> {
     model: &'a M,
     pub(crate) config: &'a ServeConfig,
+    pub(crate) caller: CallerId,
     place: Place<'a>,
 }
 
@@ -29,16 +31,17 @@ enum Place<'a> {
 }
 
 impl<'a, M> Preparation<'a, M> {
-    pub(crate) fn on_event_loop(model: &'a M, config: &'a ServeConfig) -> Self {
-        Self { model, config, place: Place::EventLoop(Cell::new(false)) }
+    pub(crate) fn on_event_loop(model: &'a M, config: &'a ServeConfig, caller: CallerId) -> Self {
+        Self { model, config, caller, place: Place::EventLoop(Cell::new(false)) }
     }
 
     pub(crate) fn on_thread(
         model: &'a M,
         config: &'a ServeConfig,
+        caller: CallerId,
         cancelled: &'a AtomicBool,
     ) -> Self {
-        Self { model, config, place: Place::Thread(cancelled) }
+        Self { model, config, caller, place: Place::Thread(cancelled) }
     }
 
     /// When to give up, on a thread; `None` on the event loop, where nothing may take long.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::{FromRequest, Request};
+use candlepower_engine::Caller;
 
 use crate::generation::body::JsonBytes;
 use crate::generation::cancellation;
@@ -21,6 +22,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 pub(crate) struct Incoming<M = LoadedModel> {
     pub(crate) state: AppState,
     pub(crate) model: Arc<M>,
+    pub(crate) caller: Caller,
     pub(crate) arrived: Instant,
     body: Arc<JsonBytes>,
 }
@@ -33,8 +35,9 @@ impl<M: Asked> FromRequest<AppState> for Incoming<M> {
 
     async fn from_request(request: Request, state: &AppState) -> ApiResult<Self> {
         let model = M::of(served(request.extensions())?)?;
+        let caller = request.extensions().get::<Caller>().copied().unwrap_or_default();
         let body = Arc::new(JsonBytes::of(request, state.body_memory()).await?);
-        Ok(Self { state: state.clone(), model, arrived: Instant::now(), body })
+        Ok(Self { state: state.clone(), model, caller, arrived: Instant::now(), body })
     }
 }
 
@@ -42,7 +45,8 @@ impl<M: Asked> Incoming<M> {
     /// Prepares the body where that does not hold up other requests. Long work is given up when the client is gone.
     pub(crate) async fn prepare<T: Send + 'static>(&self, prepare: Prepare<M, T>) -> ApiResult<T> {
         if self.body.bytes.len() <= SHORT_BODY_BYTES {
-            let here = Preparation::on_event_loop(&*self.model, self.state.config());
+            let here =
+                Preparation::on_event_loop(&*self.model, self.state.config(), self.caller.id);
             let prepared = prepare(&self.body.bytes, &here);
             if !here.is_postponed() {
                 return prepared;
@@ -61,18 +65,18 @@ impl<M: Asked> Incoming<M> {
         let permit = self
             .state
             .preparation()
-            .acquire_owned()
+            .acquire(self.caller.id)
             .await
             .map_err(|error| ApiError::internal(error.to_string()))?;
         let (body, model) = (Arc::clone(&self.body), Arc::clone(&self.model));
-        let state = self.state.clone();
+        let (state, caller) = (self.state.clone(), self.caller.id);
         let cancel = CancelOnDrop::default();
         let cancelled = cancel.flag();
         let work = move || {
             // Kept until the work is done, even if its request is gone by then.
             let _permit = permit;
             lower_priority();
-            let preparation = Preparation::on_thread(&*model, state.config(), &cancelled);
+            let preparation = Preparation::on_thread(&*model, state.config(), caller, &cancelled);
             cancellation::until(Arc::clone(&cancelled), || prepare(&body.bytes, &preparation))
         };
         match tokio::task::spawn_blocking(work).await {

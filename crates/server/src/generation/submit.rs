@@ -1,7 +1,7 @@
 //! Prompts go into the engine and come back as choices; used by all endpoints that generate.
 
 use candlepower_api::Usage;
-use candlepower_engine::{Caller, Request};
+use candlepower_engine::Request;
 
 use crate::config::ServeConfig;
 use crate::generation::detokenize::TextAssembler;
@@ -67,7 +67,7 @@ pub(crate) fn submit(
             sampling: generation.sampling_for(prompt.len(), model.max_model_len),
             n: generation.n,
             priority: generation.priority,
-            caller: Caller::default(),
+            caller: request.caller,
             caller_priority: 0,
             cache_salt: generation.cache_salt.clone(),
             prompt_logprobs: generation.prompt_logprobs,

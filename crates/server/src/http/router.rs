@@ -18,6 +18,7 @@ use crate::endpoints::{
     chat, completions, embeddings, generate, health, messages, models, rerank, responses, tokenize,
 };
 use crate::http::auth::{OPEN_PATHS, authenticate};
+use crate::http::caller::identify;
 use crate::http::host::check_host;
 use crate::http::linger::linger;
 use crate::http::track::track;
@@ -53,6 +54,7 @@ pub(crate) fn router(state: AppState) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .layer(Extension(Rendered::new(document)))
         .layer(middleware::from_fn_with_state(state.clone(), gate))
+        .layer(middleware::from_fn_with_state(state.clone(), identify))
         .layer(middleware::from_fn_with_state(state.clone(), authenticate));
     let router = match cors(&state.config().allowed_origins) {
         Some(cors) => router.layer(cors),

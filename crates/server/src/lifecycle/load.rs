@@ -15,7 +15,9 @@ use candlepower_engine::{
 };
 use candlepower_tokenizer::ChatTemplate;
 
-use crate::config::{ByteSize, DeviceKind, Framework, GenerationConfigSource, ServeConfig};
+use crate::config::{
+    ByteSize, CacheScope, DeviceKind, Framework, GenerationConfigSource, ServeConfig,
+};
 use crate::generation::prompt::{BYTES_PER_TOKEN, unix_seconds};
 use crate::lifecycle::error::{Error, Result};
 use crate::lifecycle::preflight::gives_vectors;
@@ -194,7 +196,10 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_queued_seqs: config.max_queued_requests,
         enable_prefix_caching: config.prefix_caching(),
-        prefix_cache_scope: PrefixCacheScope::Server,
+        prefix_cache_scope: match config.prefix_cache_scope {
+            CacheScope::Server => PrefixCacheScope::Server,
+            CacheScope::Caller => PrefixCacheScope::Caller,
+        },
         scheduling_policy: match config.framework {
             Framework::Blaze => SchedulingPolicy::Fcfs,
             Framework::Prism => SchedulingPolicy::LongestPrefix,

@@ -8,7 +8,7 @@ use axum::http::Extensions;
 use axum::http::request::Parts;
 use candlepower_checkpoint::{SamplingDefaults, SentenceSettings};
 use candlepower_dialect::{Dialect, PastCalls};
-use candlepower_engine::{Embedder, EngineHandle, EngineHealth};
+use candlepower_engine::{Caller, Embedder, EngineHandle, EngineHealth};
 use candlepower_grammar::GrammarCompiler;
 use candlepower_tokenizer::{ChatTemplate, Tokenizer};
 
@@ -170,14 +170,18 @@ impl Asked for PoolingModel {
     }
 }
 
-/// The model, for endpoints without a body that need one that generates text.
-pub(crate) struct Generating(pub(crate) Arc<LoadedModel>);
+/// The model and the caller, for endpoints without a body that need a model that generates text.
+pub(crate) struct Generating {
+    pub(crate) model: Arc<LoadedModel>,
+    pub(crate) caller: Caller,
+}
 
 impl<S: Send + Sync> FromRequestParts<S> for Generating {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> ApiResult<Self> {
-        Ok(Self(LoadedModel::of(served(&parts.extensions)?)?))
+        let caller = parts.extensions.get::<Caller>().copied().unwrap_or_default();
+        Ok(Self { model: LoadedModel::of(served(&parts.extensions)?)?, caller })
     }
 }
 

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::model::api_error::{ApiError, ApiResult};
 
-/// Most sessions; beyond it the one that was used longest ago ends.
+/// Most sessions; beyond it the one that was used longest ago by the caller with the most ends.
 const MAX_SESSIONS: usize = 1024;
 /// Longest time to live.
 const MAX_TTL_S: u64 = 24 * 60 * 60;
@@ -27,6 +27,8 @@ pub(crate) struct Sessions {
 
 #[derive(Debug)]
 struct Session {
+    /// Only this caller may go on in it.
+    owner: CallerId,
     token_ids: Arc<[u32]>,
     cache_salt: Option<Arc<str>>,
     /// Keeps the tokens' blocks, until a request needs them.
@@ -42,6 +44,7 @@ struct Session {
 pub(crate) struct Turn {
     sessions: Sessions,
     id: String,
+    owner: CallerId,
     /// Whether the session was there before, so that it is to be released.
     is_held: bool,
     closes: bool,
@@ -68,26 +71,38 @@ impl Sessions {
     }
 
     /// Begins a session that holds nothing yet.
-    pub(crate) fn open(&self, ttl: Option<u64>, salt: Option<Arc<str>>) -> ApiResult<Turn> {
+    pub(crate) fn open(
+        &self,
+        owner: CallerId,
+        ttl: Option<u64>,
+        salt: Option<Arc<str>>,
+    ) -> ApiResult<Turn> {
         let ttl = self.ttl(ttl)?.unwrap_or(self.default_ttl);
-        Ok(self.turn(new_id(), ttl, salt, Arc::default()))
+        Ok(self.turn((owner, new_id()), ttl, salt, Arc::default()))
     }
 
     /// Begins a session where another one is.
-    pub(crate) fn fork(&self, id: &str, ttl: Option<u64>) -> ApiResult<Turn> {
+    pub(crate) fn fork(&self, owner: CallerId, id: &str, ttl: Option<u64>) -> ApiResult<Turn> {
         let ttl = self.ttl(ttl)?;
         let mut sessions = self.lock();
-        let session = get("session.fork", &mut sessions, id)?;
+        let session = get("session.fork", &mut sessions, owner, id)?;
         session.expires_at = Instant::now() + session.ttl;
         let salt = session.cache_salt.clone();
-        Ok(self.turn(new_id(), ttl.unwrap_or(session.ttl), salt, Arc::clone(&session.token_ids)))
+        let ttl = ttl.unwrap_or(session.ttl);
+        Ok(self.turn((owner, new_id()), ttl, salt, Arc::clone(&session.token_ids)))
     }
 
     /// Goes on in a session; only one request at a time may.
-    pub(crate) fn resume(&self, id: &str, ttl: Option<u64>, closes: bool) -> ApiResult<Turn> {
+    pub(crate) fn resume(
+        &self,
+        owner: CallerId,
+        id: &str,
+        ttl: Option<u64>,
+        closes: bool,
+    ) -> ApiResult<Turn> {
         let ttl = self.ttl(ttl)?;
         let mut sessions = self.lock();
-        let session = get("session.id", &mut sessions, id)?;
+        let session = get("session.id", &mut sessions, owner, id)?;
         if session.is_busy {
             let message = "Another request goes on in this session just now: wait for it, or fork the session.";
             return Err(ApiError::invalid("session.id", message));
@@ -95,23 +110,31 @@ impl Sessions {
         session.is_busy = true;
         let salt = session.cache_salt.clone();
         let token_ids = Arc::clone(&session.token_ids);
-        let mut turn = self.turn(id.to_owned(), ttl.unwrap_or(session.ttl), salt, token_ids);
+        let mut turn =
+            self.turn((owner, id.to_owned()), ttl.unwrap_or(session.ttl), salt, token_ids);
         (turn.is_held, turn.closes) = (true, closes);
         Ok(turn)
     }
 
     /// Ends a session; returns where it was.
-    pub(crate) fn close(&self, id: &str) -> ApiResult<SessionState> {
+    pub(crate) fn close(&self, owner: CallerId, id: &str) -> ApiResult<SessionState> {
         let mut sessions = self.lock();
-        let num_tokens = get("session.id", &mut sessions, id)?.token_ids.len();
+        let num_tokens = get("session.id", &mut sessions, owner, id)?.token_ids.len();
         sessions.remove(id);
         Ok(SessionState { id: id.to_owned(), num_tokens, ttl: 0 })
     }
 
-    fn turn(&self, id: String, ttl: Duration, salt: Option<Arc<str>>, ids: Arc<[u32]>) -> Turn {
+    fn turn(
+        &self,
+        (owner, id): (CallerId, String),
+        ttl: Duration,
+        salt: Option<Arc<str>>,
+        ids: Arc<[u32]>,
+    ) -> Turn {
         Turn {
             sessions: self.clone(),
             id,
+            owner,
             is_held: false,
             closes: false,
             ttl,
@@ -149,7 +172,7 @@ impl Turn {
     /// A session of its own for another branch of this request.
     pub(crate) fn branch(&self) -> Self {
         let salt = self.cache_salt.clone();
-        self.sessions.turn(new_id(), self.ttl, salt, Arc::clone(&self.token_ids))
+        self.sessions.turn((self.owner, new_id()), self.ttl, salt, Arc::clone(&self.token_ids))
     }
 
     /// Ends the turn: the session now holds these tokens, or has ended.
@@ -162,12 +185,9 @@ impl Turn {
             return SessionState { id, num_tokens, ttl: 0 };
         }
         let session = Session {
+            owner: self.owner,
             // The new pin is made before the old one ends, so that what both hold stays.
-            _pin: self.sessions.engine.pin(
-                token_ids.clone(),
-                CallerId::default(),
-                self.cache_salt.clone(),
-            ),
+            _pin: self.sessions.engine.pin(token_ids.clone(), self.owner, self.cache_salt.clone()),
             token_ids: token_ids.into(),
             cache_salt: self.cache_salt.clone(),
             ttl: self.ttl,
@@ -201,14 +221,15 @@ fn new_id() -> String {
     format!("sess-{}", Uuid::new_v4().simple())
 }
 
-/// The session with this id, or 404.
+/// The session with this id, or 404; that of another caller is not there.
 fn get<'a>(
     param: &'static str,
     sessions: &'a mut HashMap<String, Session>,
+    owner: CallerId,
     id: &str,
 ) -> ApiResult<&'a mut Session> {
     remove_expired(sessions);
-    sessions.get_mut(id).ok_or_else(|| {
+    sessions.get_mut(id).filter(|session| session.owner == owner).ok_or_else(|| {
         let message = format!(
             "There is no session `{}`: it was never opened, was closed, or has ended by itself. Open a new one.",
             excerpt(id)
@@ -224,7 +245,13 @@ fn remove_expired(sessions: &mut HashMap<String, Session>) {
 
 fn remove_oldest(sessions: &mut HashMap<String, Session>) {
     while sessions.len() > MAX_SESSIONS {
-        let idle = sessions.iter().filter(|(_, session)| !session.is_busy);
+        // The caller with the most makes room.
+        let mut counts: HashMap<CallerId, usize> = HashMap::new();
+        for session in sessions.values().filter(|session| !session.is_busy) {
+            *counts.entry(session.owner).or_default() += 1;
+        }
+        let Some((most, _)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return };
+        let idle = sessions.iter().filter(|(_, of)| !of.is_busy && of.owner == most);
         // By last use, not by the time that is left.
         let oldest = idle.min_by_key(|(_, session)| session.expires_at - session.ttl);
         let Some(id) = oldest.map(|(id, _)| id.clone()) else { return };

@@ -1,16 +1,18 @@
 //! What the handlers share: the settings, the phase the server is in, and the model once it is loaded.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candlepower_api::{HealthResponse, LoadProgress};
-use candlepower_engine::EngineHealth;
+use candlepower_engine::{CallerId, EngineHealth};
 use candlepower_hub::DownloadProgress;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use crate::config::ServeConfig;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::body_memory::BodyMemory;
 use crate::model::metrics::Metrics;
+use crate::model::permits::Permits;
 use crate::model::served_model::Served;
 
 /// Shared by all handlers; cheap to clone.
@@ -26,8 +28,10 @@ struct Shared {
     /// Becomes true when running requests are to be cut short.
     abort: watch::Sender<bool>,
     body_memory: BodyMemory,
-    /// Threads that prepare requests at the same time: as many as there are cores, at least two.
-    preparation: Arc<Semaphore>,
+    /// Makes ids of callers' names. Its key is random, so that no caller can choose a name with another's id.
+    caller_ids: RandomState,
+    /// Threads that prepare requests at the same time: for one caller as many as there are cores.
+    preparation: Permits,
 }
 
 /// Where the server is.
@@ -52,11 +56,12 @@ impl AppState {
         Self(Arc::new(Shared {
             config,
             body_memory,
+            caller_ids: RandomState::new(),
             metrics,
             lifecycle: Mutex::new(Lifecycle::Pending),
             active: watch::Sender::new(0),
             abort: watch::Sender::new(false),
-            preparation: Arc::new(Semaphore::new(cores.max(2))),
+            preparation: Permits::new(cores),
         }))
     }
 
@@ -68,13 +73,18 @@ impl AppState {
         &self.0.metrics
     }
 
+    /// The id of the caller with this name.
+    pub(crate) fn caller_id(&self, name: &str) -> CallerId {
+        CallerId(self.0.caller_ids.hash_one(name))
+    }
+
     pub(crate) fn body_memory(&self) -> &BodyMemory {
         &self.0.body_memory
     }
 
-    /// Permits to prepare long prompts.
-    pub(crate) fn preparation(&self) -> Arc<Semaphore> {
-        Arc::clone(&self.0.preparation)
+    /// Permits to prepare requests on threads.
+    pub(crate) fn preparation(&self) -> &Permits {
+        &self.0.preparation
     }
 
     fn lifecycle(&self) -> std::sync::MutexGuard<'_, Lifecycle> {

@@ -4,18 +4,21 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use candlepower_api::{ChatMessage, excerpt};
+use candlepower_engine::CallerId;
 use candlepower_tokenizer::Tokenizer;
 use serde_json::Value;
 
 use crate::model::api_error::{ApiError, ApiResult};
 
-/// Most responses that are held, and most bytes of all of them; the oldest are forgotten first.
+/// Most responses that are held, and most bytes of all of them. The oldest of the caller with the most bytes is forgotten first.
 const MAX_RESPONSES: usize = 1024;
 const MAX_BYTES: usize = 64 << 20;
 
 /// A response and its conversation.
 #[derive(Debug)]
 pub(crate) struct StoredResponse {
+    /// Only this caller may see it.
+    owner: CallerId,
     /// The conversation up to and with the response, without instructions.
     pub(crate) messages: Vec<ChatMessage>,
     /// The prompt and what was generated: what the cache holds.
@@ -27,10 +30,15 @@ pub(crate) struct StoredResponse {
 }
 
 impl StoredResponse {
-    pub(crate) fn new(messages: Vec<ChatMessage>, token_ids: Vec<u32>, object: &Value) -> Self {
+    pub(crate) fn new(
+        owner: CallerId,
+        messages: Vec<ChatMessage>,
+        token_ids: Vec<u32>,
+        object: &Value,
+    ) -> Self {
         let object: Box<str> = object.to_string().into();
         let num_bytes = json_len(&messages) + size_of_val(&token_ids[..]) + object.len();
-        Self { messages, token_ids, object, num_bytes }
+        Self { owner, messages, token_ids, object, num_bytes }
     }
 }
 
@@ -58,28 +66,39 @@ pub(crate) struct StoredResponses(Mutex<Held>);
 #[derive(Debug, Default)]
 struct Held {
     by_id: HashMap<String, Arc<StoredResponse>>,
-    /// The oldest first; forgotten ones may still be named.
+    /// The oldest first.
     order: VecDeque<String>,
     num_bytes: usize,
+    /// By owner.
+    bytes_of: HashMap<CallerId, usize>,
 }
 
 impl StoredResponses {
-    /// A response, or 404 in the name of `param`.
-    pub(crate) fn get(&self, param: &str, id: &str) -> ApiResult<Arc<StoredResponse>> {
-        self.lock().by_id.get(id).cloned().ok_or_else(|| not_found(param, id))
+    /// A response, or 404 in the name of `param`; that of another caller is not there.
+    pub(crate) fn get(
+        &self,
+        owner: CallerId,
+        param: &str,
+        id: &str,
+    ) -> ApiResult<Arc<StoredResponse>> {
+        let found = self.lock().by_id.get(id).filter(|stored| stored.owner == owner).cloned();
+        found.ok_or_else(|| not_found(param, id))
     }
 
-    pub(crate) fn remove(&self, id: &str) -> ApiResult<()> {
-        self.lock().remove(id).then_some(()).ok_or_else(|| not_found("id", id))
+    pub(crate) fn remove(&self, owner: CallerId, id: &str) -> ApiResult<()> {
+        let mut held = self.lock();
+        let is_own = held.by_id.get(id).is_some_and(|stored| stored.owner == owner);
+        (is_own && held.remove(id)).then_some(()).ok_or_else(|| not_found("id", id))
     }
 
     pub(crate) fn insert(&self, id: String, stored: StoredResponse) {
         let mut held = self.lock();
         held.num_bytes += stored.num_bytes;
+        *held.bytes_of.entry(stored.owner).or_default() += stored.num_bytes;
         held.by_id.insert(id.clone(), Arc::new(stored));
         held.order.push_back(id);
         while held.order.len() > MAX_RESPONSES || held.num_bytes > MAX_BYTES {
-            let Some(oldest) = held.order.pop_front() else { break };
+            let Some(oldest) = held.oldest_of_the_largest() else { break };
             held.remove(&oldest);
         }
     }
@@ -93,7 +112,18 @@ impl Held {
     fn remove(&mut self, id: &str) -> bool {
         let Some(stored) = self.by_id.remove(id) else { return false };
         self.num_bytes -= stored.num_bytes;
+        self.order.retain(|other| other != id);
+        if let Some(bytes) = self.bytes_of.get_mut(&stored.owner) {
+            *bytes -= stored.num_bytes;
+        }
+        self.bytes_of.retain(|_, bytes| *bytes > 0);
         true
+    }
+
+    /// The oldest response of the caller whose responses take the most.
+    fn oldest_of_the_largest(&self) -> Option<String> {
+        let (largest, _) = self.bytes_of.iter().max_by_key(|(_, bytes)| **bytes)?;
+        self.order.iter().find(|id| self.by_id[*id].owner == *largest).cloned()
     }
 }
 
@@ -139,8 +169,10 @@ mod tests {
     use super::*;
     use crate::lifecycle::demo;
 
+    const OWNER: CallerId = CallerId(1);
+
     fn stored(num_tokens: usize) -> StoredResponse {
-        StoredResponse::new(Vec::new(), vec![0; num_tokens], &Value::Null)
+        StoredResponse::new(OWNER, Vec::new(), vec![0; num_tokens], &Value::Null)
     }
 
     #[test]
@@ -149,19 +181,47 @@ mod tests {
         for index in 0..=MAX_RESPONSES {
             responses.insert(index.to_string(), stored(1));
         }
-        assert!(responses.get("id", "0").is_err() && responses.get("id", "1").is_ok());
-        responses.remove("2").unwrap();
-        assert!(responses.remove("2").is_err());
+        assert!(
+            responses.get(OWNER, "id", "0").is_err() && responses.get(OWNER, "id", "1").is_ok()
+        );
+        responses.remove(OWNER, "2").unwrap();
+        assert!(responses.remove(OWNER, "2").is_err());
         let long = || serde_json::json!("x".repeat(MAX_BYTES / 2));
         let message = ChatMessage::text(candlepower_api::Role::User, "x".repeat(MAX_BYTES / 4));
         responses.insert(
             "large".into(),
-            StoredResponse::new(vec![message], vec![0; MAX_BYTES / 32], &long()),
+            StoredResponse::new(OWNER, vec![message], vec![0; MAX_BYTES / 32], &long()),
         );
-        assert!(responses.get("id", "large").is_ok() && responses.get("id", "1000").is_ok());
-        responses.insert("larger".into(), StoredResponse::new(Vec::new(), Vec::new(), &long()));
-        assert!(responses.get("id", "larger").is_ok());
-        assert!(responses.get("id", "large").is_err() && responses.get("id", "1000").is_err());
+        assert!(
+            responses.get(OWNER, "id", "large").is_ok()
+                && responses.get(OWNER, "id", "1000").is_ok()
+        );
+        responses
+            .insert("larger".into(), StoredResponse::new(OWNER, Vec::new(), Vec::new(), &long()));
+        assert!(responses.get(OWNER, "id", "larger").is_ok());
+        assert!(
+            responses.get(OWNER, "id", "large").is_err()
+                && responses.get(OWNER, "id", "1000").is_err()
+        );
+    }
+
+    #[test]
+    fn responses_are_their_owners_and_one_caller_forgets_its_own() {
+        let responses = StoredResponses::default();
+        let other = CallerId(2);
+        let of = |owner, num_tokens| {
+            StoredResponse::new(owner, Vec::new(), vec![0; num_tokens], &Value::Null)
+        };
+        responses.insert("first".into(), of(other, 1));
+        assert!(responses.get(OWNER, "id", "first").is_err());
+        assert!(responses.remove(OWNER, "first").is_err());
+        for index in 0..2 * MAX_RESPONSES {
+            responses.insert(index.to_string(), of(OWNER, 1));
+        }
+        assert!(responses.get(other, "id", "first").is_ok());
+        responses.insert("large".into(), of(OWNER, MAX_BYTES / 4));
+        assert!(responses.get(other, "id", "first").is_ok());
+        responses.remove(other, "first").unwrap();
     }
 
     #[test]

@@ -486,7 +486,8 @@ async fn a_client_that_goes_cancels_its_request() {
     for stream in [false, true] {
         let body = json!({"model": "demo", "prompt": "x", "n": 4, "max_tokens": 2000, "ignore_eos": true, "stream": stream});
         let body = body.to_string();
-        let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
+        let head =
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
         let mut client = TcpStream::connect(address).await.unwrap();
         let request = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
         client.write_all(request.as_bytes()).await.unwrap();

@@ -1,0 +1,102 @@
+//! Who asks: the owner of the key, or without keys the address, or the name that a trusted proxy gives.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use axum::extract::{ConnectInfo, Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+use candlepower_engine::Caller;
+
+use crate::config::ServeConfig;
+use crate::model::state::AppState;
+
+/// Bits of an IPv6 address that one customer of a provider has.
+const IPV6_PREFIX: u32 = 64;
+
+/// Adds the [`Caller`] to the request.
+pub(crate) async fn identify(
+    State(state): State<AppState>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let id = state.caller_id(&name(&request, state.config()));
+    request.extensions_mut().insert(Caller { id, ..Caller::default() });
+    next.run(request).await
+}
+
+/// The caller's name. Names of different kinds begin differently.
+fn name(request: &Request, config: &ServeConfig) -> String {
+    if config.api_key.is_some() {
+        // There is one key.
+        return "key".to_owned();
+    }
+    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
+    let Some(peer) = peer.map(|ConnectInfo(peer)| peer.ip().to_canonical()) else {
+        return "nobody".to_owned();
+    };
+    let given = config.caller_header.as_ref().and_then(|name| request.headers().get(name));
+    match given {
+        Some(value) if config.trusted_proxies.iter().any(|proxies| proxies.contains(&peer)) => {
+            format!("header {}", String::from_utf8_lossy(value.as_bytes()))
+        }
+        _ => format!("address {}", without_host(peer)),
+    }
+}
+
+/// The network of an IPv6 address; an IPv4 address as it is.
+fn without_host(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(address) => {
+            Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << (128 - IPV6_PREFIX))).into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use clap::{Args, Command, FromArgMatches};
+
+    use super::*;
+
+    fn config(argv: &[&str]) -> ServeConfig {
+        let command = ServeConfig::augment_args(Command::new("serve").no_binary_name(true));
+        let argv = ["demo"].iter().chain(argv);
+        ServeConfig::from_arg_matches(&command.try_get_matches_from(argv).unwrap()).unwrap()
+    }
+
+    fn asked(peer: &str, user: &str) -> Request {
+        let mut request = Request::get("/").header("x-user", user).body(Body::empty()).unwrap();
+        let peer = SocketAddr::new(peer.parse().unwrap(), 1);
+        request.extensions_mut().insert(ConnectInfo(peer));
+        request
+    }
+
+    #[test]
+    fn callers_are_told_apart_by_address() {
+        let name = |peer| name(&asked(peer, "a"), &config(&["--caller-header=x-user"]));
+        assert_ne!(name("10.0.0.1"), name("10.0.0.2"));
+        assert_eq!(name("::ffff:10.0.0.1"), name("10.0.0.1"));
+        assert_eq!(name("2001:db8::1"), name("2001:db8::2:3"));
+        assert_ne!(name("2001:db8::1"), name("2001:db8:0:1::1"));
+    }
+
+    #[test]
+    fn a_header_counts_from_trusted_proxies_alone() {
+        let config = config(&["--caller-header=X-User", "--trusted-proxies=10.0.0.0/8,::1"]);
+        let name = |peer, user| name(&asked(peer, user), &config);
+        for proxy in ["10.1.2.3", "::1", "::ffff:10.0.0.1"] {
+            assert_eq!(name(proxy, "ann"), "header ann");
+        }
+        assert_eq!(name("11.0.0.1", "ann"), name("11.0.0.1", "bob"));
+        // A name cannot pass for an address.
+        assert_ne!(name("10.0.0.1", "address 11.0.0.1"), name("11.0.0.1", ""));
+    }
+
+    #[test]
+    fn all_who_have_the_key_are_one_caller() {
+        let config = config(&["--api-key=secret"]);
+        assert_eq!(name(&asked("10.0.0.1", ""), &config), name(&asked("10.0.0.2", ""), &config));
+    }
+}
