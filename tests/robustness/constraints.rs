@@ -192,7 +192,7 @@ fn the_constraint_of_a_client_that_is_gone_is_given_up() {
     let busy = wait_for("the constraints to be compiled", || {
         let busy: Vec<u32> = children(server.pid())
             .into_iter()
-            .filter(|pid| ticks(*pid).is_some_and(|ticks| ticks > 50))
+            .filter(|pid| ticks(*pid).is_some_and(|ticks| ticks > 10))
             .collect();
         (busy.len() == streams.len()).then_some(busy)
     });
