@@ -17,7 +17,7 @@ const PARTS: [Part; 3] = [
     },
     Part {
         name: "goldens",
-        covers: "the goldens of all models on the emulated GPU: in bf16 every token of their prompts, in f16 a block; the models over two GPUs; attention with little shared memory; the measurements",
+        covers: "the goldens of all models on the emulated GPU: in bf16 every token of their prompts, in f16 a block; the runner of steps; the models over two GPUs; attention with little shared memory; the measurements",
         work: Work::Emulated(&MODELS),
     },
     Part {
@@ -102,7 +102,7 @@ impl Part {
         steps.succeeds("toolkit", cuda::toolkit)
             && steps.succeeds("emulate", |shell| {
                 digests = Some(watched::digests(shell.root())?);
-                built = Some(emulated::build(shell, Watched::All, None)?);
+                built = Some(emulated::build(shell, &emulated::ALL, Watched::All, None)?);
                 Ok("every kernel watched".to_owned())
             })
             && steps.succeeds(self.name, |shell| {

@@ -17,23 +17,13 @@ use crate::watched;
 pub(crate) const EMULATOR: &str = "crates/kernels/tests/emulator";
 
 /// CI's: comparisons of the kernels, which are a program of their own, in two halves that take about as long; the goldens of the models; the
-/// runner of steps; the server.
-const TESTS: [Tests; 5] = [
+/// server.
+const TESTS: [Tests; 4] = [
     EXPERTS_AND_PACKED,
     OTHER_KERNELS,
     Tests {
         env: &[("CANDLEPOWER_TEST_TOKENS", "24"), ("CANDLEPOWER_TEST_DTYPE", "bf16")],
         ..GOLDENS
-    },
-    Tests {
-        source: "crates/engine/src/lib.rs",
-        arguments: ONE_BY_ONE,
-        names: &[
-            "device_runner::tests::a_gpu_takes_no_memory_in_decodes",
-            "device_runner::tests::graphs_end_before_the_group_of_their_sums",
-        ],
-        env: &[],
-        races: Races::Ignored,
     },
     Tests {
         source: "tests/main.rs",
@@ -50,10 +40,20 @@ const TESTS: [Tests; 5] = [
 /// All comparisons, which `cargo xtask deep races` watches in all kernels.
 pub(crate) const COMPARISONS: [Tests; 2] = [EXPERTS_AND_PACKED, OTHER_KERNELS];
 
-/// The tests of `cargo xtask deep goldens`: every token of the prompts in bf16 and a block of them in f16; the models over two GPUs;
-/// attention with the least shared memory. The measurements of kernels only have to end.
-pub(crate) const MODELS: [Tests; 4] = [
+/// The tests of `cargo xtask deep goldens`: every token of the prompts in bf16 and a block of them in f16; the
+/// runner of steps; the models over two GPUs; attention with the least shared memory. The measurements of kernels only have to end.
+pub(crate) const MODELS: [Tests; 5] = [
     GOLDENS,
+    Tests {
+        source: "crates/engine/src/lib.rs",
+        arguments: ONE_BY_ONE,
+        names: &[
+            "device_runner::tests::a_gpu_takes_no_memory_in_decodes",
+            "device_runner::tests::graphs_end_before_the_group_of_their_sums",
+        ],
+        env: &[],
+        races: Races::Ignored,
+    },
     Tests {
         source: "crates/models/tests/all/main.rs",
         arguments: ONE_BY_ONE,
@@ -149,7 +149,7 @@ pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>) {
             changed => format!("watched for races: {}", changed.join(", ")),
         };
         let ahead = ahead.filter(|ahead| ahead.is_of(&digests));
-        built = Some(build(shell, Watched::Some(changed), ahead.as_ref())?);
+        built = Some(build(shell, &[PROGRAMS], Watched::Some(changed), ahead.as_ref())?);
         Ok(fact)
     });
     steps.run("emulated", |shell| match &built {
@@ -162,6 +162,9 @@ pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>) {
 pub(crate) fn libraries(shell: &Shell) -> PathBuf {
     tools_folder(shell).join("emulator")
 }
+
+/// The commands that build all that deep checks run.
+pub(crate) const ALL: [(&str, &str); 2] = [PROGRAMS, UNIT_TESTS];
 
 /// The two build commands, and the packages that each leaves out. Without more of them dependencies would have other
 /// features, and would be built again; `cargo build --unit-graph` shows that.
@@ -183,12 +186,17 @@ pub(crate) struct Built {
     watched: Watched,
 }
 
-pub(crate) fn build(shell: &Shell, watched: Watched, ahead: Option<&Ahead>) -> Result<Built> {
+pub(crate) fn build(
+    shell: &Shell,
+    commands: &[(&str, &str)],
+    watched: Watched,
+    ahead: Option<&Ahead>,
+) -> Result<Built> {
     let script = shell.root().join(EMULATOR).join("build.sh");
     let mut libcuda = shell.command(script);
     run(&mut with_toolkit(shell, libcuda.arg(libraries(shell))))?;
     let mut messages = String::new();
-    for what in [PROGRAMS, UNIT_TESTS] {
+    for &what in commands {
         println!("$ cargo {}", what.0);
         let mut cargo = cargo(shell, what, &watched);
         if let Some(ahead) = ahead {
@@ -357,6 +365,10 @@ mod tests {
         }
         let goldens = ["device::a_gpu_computes_every_architecture"];
         let over_gpus = ["device::gpus_compute_what_one_does"];
+        let runner = [
+            "device_runner::tests::a_gpu_takes_no_memory_in_decodes",
+            "device_runner::tests::graphs_end_before_the_group_of_their_sums",
+        ];
         assert_eq!(
             not_in_ci,
             [
@@ -366,6 +378,7 @@ mod tests {
                 ("--times --small", &[]),
                 (ONE_BY_ONE, &goldens),
                 (ONE_BY_ONE, &over_gpus),
+                (ONE_BY_ONE, &runner),
             ],
             "what CI leaves to deep"
         );
