@@ -193,8 +193,8 @@ fn cannot_be_compiled() -> Error {
     Error::Constraint("it cannot be compiled".to_owned())
 }
 
-/// What the library says first, and why, where that is in another line; the rest shows its own state. The words of its
-/// panics, which it catches, and of its settings are for its authors.
+/// The first line of the library's message, and the cause, if another line has it. The rest shows its own state. The
+/// words of its panics, which it catches, and of its settings are for its authors.
 pub(crate) fn reason(text: &str) -> String {
     const INTERNAL: [&str; 3] = ["panic", "limits.", "NoExtensionBias"];
     if INTERNAL.iter().any(|words| text.contains(words)) {

@@ -41,8 +41,8 @@ fn special_token(id: u32, bytes: &[u8]) -> Option<SpecialToken> {
 }
 
 impl Words {
-    /// The vocabulary of a model with `num_logits` logits, which ends texts with `eos_token_ids`. What the tokenizer has beyond the
-    /// logits can never be drawn.
+    /// The vocabulary of a model with `num_logits` logits, which ends texts with `eos_token_ids`. Tokens beyond the logits can
+    /// never be sampled.
     ///
     /// # Errors
     /// There are too many tokens, or none that ends a text.

@@ -213,8 +213,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives up pins, then preempts the last sequence of the caller that is furthest above its share, until each of the
-    /// others can have the blocks that its next tokens need; returns whether none had to be preempted, and how many blocks
+    /// Gives up pins, then preempts the last sequence of the caller that is furthest above its share. It ends when each of
+    /// the others can have the blocks for its next tokens. Returns whether none had to be preempted, and how many blocks
     /// they will have.
     fn make_room(&mut self) -> (bool, usize) {
         let mut demand = Demand::default();

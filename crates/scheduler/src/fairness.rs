@@ -50,9 +50,9 @@ impl Scheduler {
         last.max().map(|(_, id)| id)
     }
 
-    /// Preempts running sequences for the first waiting one that lacks a slot or blocks, and whose caller is so far below
-    /// its share that it may take them; returns that one, and the callers of those that were preempted. `num_demanded`
-    /// blocks are for the running sequences.
+    /// Preempts running sequences for the first waiting one that lacks a slot or blocks. Its caller must be so far below its
+    /// share that it may take them. Returns that sequence, and the callers of the preempted ones. `num_demanded` blocks
+    /// are for the running sequences.
     pub(crate) fn make_way(&mut self, num_demanded: usize) -> (Option<SeqId>, Vec<CallerId>) {
         let lacking = self.lacking(num_demanded);
         if lacking.is_empty() {
