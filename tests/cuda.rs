@@ -62,7 +62,7 @@ fn without_a_driver_cuda_is_refused_and_the_cpu_serves() {
         "messages": [{"role": "user", "content": "What is 2 + 3?"}], "temperature": 0, "max_tokens": 20,
     }));
     assert_eq!(answer["choices"][0]["message"]["content"], "2 + 3 = 5.");
-    let log = server.log();
+    let log = server.log_when_ready();
     assert_eq!(log.contains("no GPU is used: "), built_with_cuda(), "{log}");
 }
 
@@ -145,7 +145,7 @@ fn knows_what_it_should(server: &Server) {
 fn an_emulated_gpu_answers_as_the_cpu_does() {
     for eager in ["", "--enforce-eager"] {
         let server = on_emulated_gpus(1, eager);
-        assert_eq!(server.log().contains("recording CUDA graphs"), eager.is_empty());
+        assert_eq!(server.log_when_ready().contains("recording CUDA graphs"), eager.is_empty());
         knows_what_it_should(&server);
         let drawn = server.chat(json!({
             "messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20,
@@ -166,7 +166,7 @@ fn an_emulated_gpu_answers_as_the_cpu_does() {
 #[ignore = "needs an emulated GPU: `cargo xtask emulated` runs it"]
 fn emulated_gpus_answer_together_as_one_does() {
     let server = on_emulated_gpus(2, "--tensor-parallel-size 2");
-    assert!(server.log().contains("recording CUDA graphs"), "{}", server.log());
+    server.log_with("recording CUDA graphs");
     knows_what_it_should(&server);
     ends_the_server(server, "KILL", "rank 1 was killed (SIGKILL)");
 }

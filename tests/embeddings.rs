@@ -239,7 +239,7 @@ fn a_model_says_what_it_is() {
         (&models["data"][0]["id"], &models["data"][0]["max_model_len"]),
         (&json!(MODEL), &json!(256))
     );
-    let log = server.log();
+    let log = server.log_when_ready();
     for part in ["BertModel", "vectors of 384 numbers (mean pooling, of length one)", "no KV cache"]
     {
         assert!(log.contains(part), "{part} is not in\n{log}");
@@ -307,8 +307,7 @@ fn a_decoder_gives_the_vectors_of_sentence_transformers() {
             assert_eq!(floats(&embed(&server, &body)["data"][0]["embedding"]), got);
         }
     }
-    let log = server.log();
-    assert!(log.contains("vectors of 32 numbers (last pooling, of length one)"), "{log}");
+    server.log_with("vectors of 32 numbers (last pooling, of length one)");
     let body = json!({"model": "words", "messages": [{"role": "user", "content": "a"}]});
     let error = server.post("/v1/chat/completions", &body).error(400);
     let message = "This model gives vectors and generates no text: ask POST /v1/embeddings.";

@@ -9,7 +9,7 @@ use crate::support::{ServerBuilder, TempFolder, program, python, run_to_end};
 fn the_python_client_talks_to_a_file_of_k_quants() {
     let server = ServerBuilder::new(golden("gguf-qwen2").join("model.gguf")).start();
     run_to_end(python("clients/ask.py").args([server.url().as_str(), "model"]));
-    assert!(server.log().contains("Qwen2ForCausalLM"), "{}", server.log());
+    server.log_with("Qwen2ForCausalLM");
 }
 
 #[test]

@@ -87,7 +87,7 @@ pub(crate) fn ends_the_server(mut server: Server, name: &str, reason: &str) {
     let error = rest.iter().find(|event| event.contains("\"error\""));
     assert!(error.is_some_and(|error| error.contains(reason)), "{rest:?}");
     assert!(!server.wait_for_exit().success());
-    assert!(server.log().contains(&format!("the engine has stopped: {reason}")));
+    server.log_with(&format!("the engine has stopped: {reason}"));
     wait_until_gone(rank);
 }
 
@@ -113,9 +113,9 @@ fn a_rank_that_cannot_load_its_part_ends_the_start() {
     let flags = "--tensor-parallel-size 2";
     let mut server = ServerBuilder::new(model.path()).flags(flags).input(&moved).listen();
     assert!(!server.wait_for_exit().success());
-    let log = server.log();
-    assert!(log.contains("rank 1 failed: no weights in"), "{log}");
-    assert!(log.contains("rank 1: no weights in"), "what it said itself is missing: {log}");
+    server.log_with("rank 1 failed: no weights in");
+    // What the rank said itself.
+    server.log_with("rank 1: no weights in");
     assert_eq!(ranks(&server), [0; 0]);
 }
 
@@ -125,7 +125,7 @@ fn a_rank_of_an_idle_server_is_missed() {
     let mut server = over_two_ranks();
     signal("KILL", ranks(&server)[0]);
     assert!(!server.wait_for_exit().success());
-    assert!(server.log().contains("rank 1 was killed (SIGKILL)"), "{}", server.log());
+    server.log_with("rank 1 was killed (SIGKILL)");
 }
 
 #[test]

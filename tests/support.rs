@@ -25,13 +25,21 @@ use std::time::{Duration, Instant};
 pub(crate) const DEADLINE: Duration = Duration::from_secs(240);
 
 /// Asks `probe` again and again until it answers with a value; panics with `what` at the deadline.
-pub(crate) fn wait_for<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_for<T>(what: &str, probe: impl FnMut() -> Option<T>) -> T {
+    wait_for_or(probe, || what.to_owned())
+}
+
+/// The same, with words that are made at the deadline.
+pub(crate) fn wait_for_or<T>(
+    mut probe: impl FnMut() -> Option<T>,
+    what: impl FnOnce() -> String,
+) -> T {
     let start = Instant::now();
     loop {
         if let Some(value) = probe() {
             return value;
         }
-        assert!(start.elapsed() < DEADLINE, "waited too long for {what}");
+        assert!(start.elapsed() < DEADLINE, "waited too long for {}", what());
         // Leaves the cores to what is waited for; nothing depends on the length of the pause.
         std::thread::park_timeout(Duration::from_millis(5));
     }

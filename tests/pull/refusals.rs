@@ -236,11 +236,7 @@ fn without_the_hub_only_a_whole_model_is_served() {
     drop(place.check_served());
     place.hub.refuse_connections();
     let server = place.check_served();
-    assert!(
-        server.log().contains("is taken from the cache as it was last seen"),
-        "{}",
-        server.log()
-    );
+    server.log_with("is taken from the cache as it was last seen");
     drop(server);
 
     let shard = place.cached(ID).join("snapshots");

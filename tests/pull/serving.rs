@@ -78,7 +78,7 @@ fn a_moved_branch_is_followed_and_what_is_the_same_is_kept() {
     assert_eq!(revision, second);
     place.hub.tag(ID, "v1", &first);
     let server = place.serve(ID).flags("--revision v1").start();
-    assert!(server.log().contains(&first), "{}", server.log());
+    server.log_with(&first);
     check_answers(&server, ID);
 }
 
@@ -131,7 +131,8 @@ fn a_gated_model_is_served_to_members() {
     place.home.write("token", format!("{MEMBER_TOKEN}\n"));
     let server = place.serve("acme/secret").start();
     check_answers(&server, "acme/secret");
-    assert!(!server.log().contains(MEMBER_TOKEN), "{}", server.log());
+    let log = server.log_when_ready();
+    assert!(!log.contains(MEMBER_TOKEN), "{log}");
     assert!(place.requests_for_large_files().iter().all(|seen| !seen.had_token));
 }
 
@@ -181,7 +182,7 @@ fn health_tells_how_far_the_download_is() {
     assert!(refused.error(503)["message"].as_str().unwrap().contains("pulling"));
     place.hub.release();
     server.wait_until_healthy();
-    assert!(server.log().contains("downloaded"), "{}", server.log());
+    server.log_with("downloaded");
 }
 
 #[test]

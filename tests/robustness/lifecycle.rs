@@ -94,7 +94,7 @@ fn a_second_signal_drops_running_requests_and_the_status_says_so() {
     wait_for("the server to drain", || (server.get("/health").status == 503).then_some(()));
     server.terminate();
     assert_eq!(server.wait_for_exit().code(), Some(1), "{}", server.log());
-    assert!(server.log().contains("running requests are dropped"), "{}", server.log());
+    server.log_with("running requests are dropped");
 }
 
 #[test]

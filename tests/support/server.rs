@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-use super::{DEADLINE, Metrics, Request, Response, ResponseStream, wait_for};
+use super::{DEADLINE, Metrics, Request, Response, ResponseStream, wait_for, wait_for_or};
 
 /// The binary under test: what `CANDLEPOWER_BIN` names, else the one built beside this test.
 pub(crate) fn binary() -> PathBuf {
@@ -302,10 +302,18 @@ impl Server {
         self.log.text()
     }
 
+    /// The log once it has `part`. The server writes it beside its answers, so a line may come after them.
+    pub(crate) fn log_with(&self, part: &str) -> String {
+        let has_part = |log: &String| log.contains(part);
+        wait_for_or(
+            || Some(self.log()).filter(has_part),
+            || format!("`{part}` in the log:\n{}", self.log()),
+        )
+    }
+
     /// The log up to the line that says it is ready, which comes after `/health` has.
     pub(crate) fn log_when_ready(&self) -> String {
-        let is_ready = |log: &String| log.contains("ready: http");
-        wait_for("the log to say what is served", || Some(self.log()).filter(is_ready))
+        self.log_with("ready: http")
     }
 }
 

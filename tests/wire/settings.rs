@@ -109,7 +109,7 @@ fn start_up_says_what_is_in_force_and_what_was_found() {
     let server = ServerBuilder::new("demo")
         .flags("--max-num-seqs 7 --swap-space 2 --log-format text")
         .start();
-    let log = server.log();
+    let log = server.log_when_ready();
     for part in [
         "max_num_seqs=7 (flag)",
         "kv_cache_memory=64Mi (environment)",
@@ -124,7 +124,7 @@ fn start_up_says_what_is_in_force_and_what_was_found() {
 #[test]
 fn the_log_can_be_json() {
     let server = ServerBuilder::new("demo").flags("--log-format json").start();
-    let log = server.log();
+    let log = server.log_when_ready();
     let lines: Vec<&str> = log.lines().collect();
     assert!(lines.len() > 3);
     for line in lines {

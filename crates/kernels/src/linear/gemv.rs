@@ -48,17 +48,15 @@ struct Words<'a> {
 #[inline(always)]
 fn by_rows<S: Simd, W: Format>(s: S, words: &Words<'_>) {
     // Streams are as many as the accumulators allow, two vectors per row and stream; fewer rows need
-    // more of them, to have enough independent chains.
+    // more of them, to have enough independent chains. Each of these is compiled for each format, so
+    // an odd number of rows computes its last row twice: the memory is the bound.
     if const { S::GEMV_ROWS == 8 } {
         match words.p.rows {
             1 => over_panels::<S, W, 1, 4>(s, words),
             2 => over_panels::<S, W, 2, 4>(s, words),
-            3 => over_panels::<S, W, 3, 2>(s, words),
-            4 => over_panels::<S, W, 4, 2>(s, words),
-            5 => over_panels::<S, W, 5, 1>(s, words),
-            6 => over_panels::<S, W, 6, 1>(s, words),
-            7 => over_panels::<S, W, 7, 1>(s, words),
-            8 => over_panels::<S, W, 8, 1>(s, words),
+            3 | 4 => over_panels::<S, W, 4, 2>(s, words),
+            5 | 6 => over_panels::<S, W, 6, 1>(s, words),
+            7 | 8 => over_panels::<S, W, 8, 1>(s, words),
             rows => unreachable!("{rows} rows are a matter for tiles"),
         }
     } else {
@@ -99,13 +97,18 @@ impl<W: Format, const ROWS: usize, const STREAMS: usize> WithSimd for Panels<'_,
 
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
-        // Stream `i` reads the `i`-th part of the range, so each stream is one run of memory.
+        // Stream `i` reads the `i`-th part of the range, so each stream is one run of memory. For the few panels that
+        // are left all streams read the same one. There is one call, because each call is compiled anew.
+        let Range { start, end } = self.panels;
         let per_stream = self.panels.len() / STREAMS;
-        for panel in self.panels.start..self.panels.start + per_stream {
-            panels_at_once::<S, W, ROWS, STREAMS>(s, self.words, panel, per_stream);
-        }
-        for panel in self.panels.start + per_stream * STREAMS..self.panels.end {
-            panels_at_once::<S, W, ROWS, 1>(s, self.words, panel, 0);
+        let left = start + per_stream * STREAMS..end;
+        for i in 0..per_stream + left.len() {
+            let (panel, distance) = if i < per_stream {
+                (start + i, per_stream)
+            } else {
+                (left.start + i - per_stream, 0)
+            };
+            panels_at_once::<S, W, ROWS, STREAMS>(s, self.words, panel, distance);
         }
     }
 }
@@ -113,7 +116,7 @@ impl<W: Format, const ROWS: usize, const STREAMS: usize> WithSimd for Panels<'_,
 /// Sixteen outputs, twice, of each row and stream.
 type Sums<F32, const ROWS: usize, const STREAMS: usize> = [[[F32; 2]; STREAMS]; ROWS];
 
-/// Computes the panels `first + i * distance` for `i < STREAMS`.
+/// Computes the panels `first + i * distance` for `i < STREAMS`, of `ROWS` rows or of one row less.
 #[inline(always)]
 fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     s: S,
@@ -124,14 +127,16 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     let p = words.p;
     let (k, layout) = (p.w.k(), p.w.layout());
     let row_words = k.div_ceil(W::STEPS);
+    let last_row = p.rows - 1;
     let panel_bytes = layout.panel_bytes();
     let weights = p.w.bytes();
     assert!((first + (STREAMS - 1) * distance + 1) * panel_bytes <= weights.len(), "panels exist");
-    assert!(p.x.len() >= ROWS * row_words, "rows exist");
+    assert!(p.x.len() >= p.rows * row_words && (ROWS - 1..=ROWS).contains(&p.rows), "rows exist");
     let panel = &weights[first * panel_bytes..];
     let part = |steps: Range<usize>| Part {
         x: p.x[steps.start / W::STEPS..].as_ptr(),
         x_stride: row_words,
+        last_row: last_row * row_words,
         header: panel[layout.header(steps.start / 2)..].as_ptr(),
         to_fetch: if W::SCALED && steps.start.is_multiple_of(layout.run()) {
             layout.scale_bytes()
@@ -145,13 +150,13 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     };
     let mut totals: Sums<S::F32, ROWS, STREAMS> = [[[s.splat(0.0); 2]; STREAMS]; ROWS];
     if W::SCALED {
-        let sums_of_row = words.sums.len() / ROWS;
+        let sums_of_row = words.sums.len() / p.rows;
         for (segment, steps) in segments(layout).enumerate() {
             let part = part(steps);
             let mut sums = [[[s.splat(0.0); 2]; STREAMS]; ROWS];
             let mut x_sums = [s.splat(0.0); ROWS];
             for (row, x_sum) in x_sums.iter_mut().enumerate() {
-                *x_sum = s.splat(words.sums[row * sums_of_row + segment]);
+                *x_sum = s.splat(words.sums[row.min(last_row) * sums_of_row + segment]);
             }
             // SAFETY: the part lies in each of the panels and rows, as asserted above, and its header too.
             unsafe {
@@ -163,7 +168,7 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
         // SAFETY: as above.
         unsafe { add_part::<S, W, ROWS, STREAMS>(s, &part(0..k), &mut totals) };
     }
-    for (row, totals) in totals.iter().enumerate() {
+    for (row, totals) in totals.iter().enumerate().take(p.rows) {
         for (stream, totals) in totals.iter().enumerate() {
             let mut outputs = [0f32; PANEL];
             for (half, total) in totals.iter().enumerate() {
@@ -181,6 +186,8 @@ struct Part {
     x: *const f32,
     /// Words from row to row.
     x_stride: usize,
+    /// Words from the first row to the last.
+    last_row: usize,
     /// The first stream's header.
     header: *const u8,
     /// Bytes of the scales in the header, where it is the first with this header.
@@ -276,8 +283,9 @@ unsafe fn word<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
 ) {
     let mut x = [s.splat(0.0); ROWS];
     for (row, x) in x.iter_mut().enumerate() {
+        let offset = if row + 1 == ROWS { part.last_row } else { row * part.x_stride };
         // SAFETY: the caller's promise.
-        *x = s.splat(unsafe { *at.0.add(row * part.x_stride) });
+        *x = s.splat(unsafe { *at.0.add(offset) });
     }
     for stream in 0..STREAMS {
         // SAFETY: the caller's promise.

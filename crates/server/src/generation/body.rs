@@ -64,21 +64,22 @@ async fn read(body: Body, limit: usize, memory: &BodyMemory) -> ApiResult<JsonBy
         if received + chunk.len() > limit {
             return Err(ApiError::body_too_large(limit));
         }
-        // A body of several pieces is joined, which takes its bytes once more.
+        // A body of several pieces is joined in memory that doubles when it is full.
         let after = received + chunk.len();
-        let needed = if first.is_empty() { after } else { 2 * after };
+        let needed = if received == 0 { after } else { 2 * after };
         let held = taken.iter().map(OwnedSemaphorePermit::num_permits).sum::<usize>() * 1024;
         if needed > held {
             taken.push(memory.take(needed - held)?);
         }
         // Most bodies come in one piece, which is then not copied.
-        if first.is_empty() {
+        if received == 0 {
             first = chunk;
-        } else {
-            rest.extend_from_slice(&chunk);
+            continue;
         }
+        rest.extend_from_slice(&std::mem::take(&mut first));
+        rest.extend_from_slice(&chunk);
     }
-    let bytes = if rest.is_empty() { first } else { [&first[..], &rest[..]].concat().into() };
+    let bytes = if rest.is_empty() { first } else { rest.into() };
     Ok(JsonBytes { bytes, _memory: taken })
 }
 
