@@ -114,7 +114,7 @@ fn a_rank_that_cannot_load_its_part_ends_the_start() {
     let mut server = ServerBuilder::new(model.path()).flags(flags).input(&moved).listen();
     assert!(!server.wait_for_exit().success());
     server.log_with("rank 1 failed: no weights in");
-    // What the rank said itself.
+    // The rank itself has written why.
     server.log_with("rank 1: no weights in");
     assert_eq!(ranks(&server), [0; 0]);
 }

@@ -5,6 +5,7 @@ mod clock;
 mod connections;
 mod constraints;
 mod early_answers;
+mod keys;
 mod lifecycle;
 mod limits;
 mod logging;

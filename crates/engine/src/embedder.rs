@@ -1,19 +1,16 @@
 //! The engine of models that give vectors or scores: requests' texts become batches, batches are computed at the same time.
 //!
-//! There is no cache and no step that a text shares with a later one, so the scheduler is a round: of all requests in turn
-//! it takes texts up to a number of tokens, sorts them by length, cuts them into batches of at most
-//! `max_num_batched_tokens`, and computes the batches on all threads. A small request waits for one round, not for a large
+//! There is no cache and no step that a text shares with a later one, so the scheduler is a round. It takes texts up to a number of
+//! tokens, from all callers in turn, and from each caller's requests in turn. It sorts them by length, cuts them into batches of at
+//! most `max_num_batched_tokens`, and computes the batches on all threads. A small request waits for one round, not for a large
 //! request before it. Dropping [`Vectors`] cancels a request: what of it is not computed is skipped.
 
 use std::{
     cmp::Reverse,
+    collections::{BTreeSet, HashMap, VecDeque},
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering},
-        mpsc,
-    },
+    sync::{Arc, OnceLock, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -21,15 +18,16 @@ use std::{
 use candlepower_checkpoint::Pooling;
 use candlepower_encoder::EncoderInput;
 use candlepower_models::{LoadDtype, LoadFormat};
+use candlepower_scheduler::{Caller, CallerId};
 use rayon::ThreadPool;
 use tokio::sync::oneshot;
 
 use crate::{
     EngineHealth, EngineMetrics, Error, PoolingSource, Result, StartProgress, SubmitError,
     engine::StepClock,
+    places::{Places, TakenPlace},
     pooled::PoolingRunner,
     running::Running,
-    sequence::InFlight,
     start::{panic_message, warm_up_tokens},
 };
 
@@ -50,7 +48,7 @@ pub struct EmbedderConfig {
     pub load_format: LoadFormat,
     /// Most tokens in one batch, padding included; one text may have more.
     pub max_num_batched_tokens: usize,
-    /// Requests that may be computed or wait.
+    /// Requests of one caller that may be computed or wait. All callers together may have twice as many.
     pub max_in_flight: usize,
     /// Threads that compute; `None` takes one per physical core that the process may use.
     pub num_threads: Option<usize>,
@@ -95,9 +93,8 @@ struct Shared {
     info: EmbedderInfo,
     clock: StepClock,
     stuck_after: Duration,
-    /// Requests that are computed or wait.
-    in_flight: Arc<AtomicUsize>,
-    in_flight_limit: usize,
+    /// One for each request that is computed or waits.
+    places: Arc<Places>,
     /// Why the engine's thread has ended.
     death: OnceLock<String>,
 }
@@ -172,8 +169,7 @@ impl Embedder {
             info,
             clock: StepClock::new(),
             stuck_after: config.stuck_after,
-            in_flight: Arc::default(),
-            in_flight_limit: config.max_in_flight,
+            places: Places::new(config.max_in_flight),
             death: OnceLock::new(),
         });
         let (messages, receiver) = mpsc::channel();
@@ -196,23 +192,21 @@ impl Embedder {
         &self.shared.info
     }
 
-    /// Hands a request to the engine.
+    /// Hands a caller's request to the engine.
     ///
     /// # Errors
     /// If the queue is full, an input cannot be computed by this model, or the engine has ended.
-    pub fn submit(&self, inputs: Vec<EncoderInput>) -> Result<Vectors, SubmitError> {
+    pub fn submit(
+        &self,
+        caller: Caller,
+        inputs: Vec<EncoderInput>,
+    ) -> Result<Vectors, SubmitError> {
         self.check(&inputs)?;
-        let (in_flight, limit) = (&self.shared.in_flight, self.shared.in_flight_limit);
-        let place = in_flight
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |current| {
-                (current < limit).then_some(current + 1)
-            })
-            .map(|_| InFlight(Arc::clone(in_flight)))
-            .map_err(|in_flight| SubmitError::QueueFull { in_flight, limit })?;
+        let place = self.shared.places.take(caller.id, 1)?;
         let (reply, vectors) = oneshot::channel();
         let results = vec![None; inputs.len()];
         let submitted_at = Instant::now();
-        let job = Job { inputs, next: 0, results, reply, submitted_at, _place: place };
+        let job = Job { caller, inputs, next: 0, results, reply, submitted_at, _place: place };
         match self.messages.send(job) {
             Ok(()) => Ok(Vectors(vectors)),
             Err(_) => Err(SubmitError::Dead(self.death())),
@@ -232,14 +226,12 @@ impl Embedder {
         }
     }
 
-    /// Requests that are computed or wait.
-    pub fn num_in_flight(&self) -> usize {
-        self.shared.in_flight.load(Ordering::Relaxed)
-    }
-
-    /// Requests that may be computed or wait.
-    pub fn in_flight_limit(&self) -> usize {
-        self.shared.in_flight_limit
+    /// Whether the queue has a place for a request of a caller.
+    ///
+    /// # Errors
+    /// [`SubmitError::QueueFull`] if not.
+    pub fn check_place(&self, caller: CallerId) -> Result<(), SubmitError> {
+        self.shared.places.check(caller, 1)
     }
 
     fn death(&self) -> String {
@@ -277,13 +269,14 @@ impl fmt::Debug for Embedder {
 
 /// A request on the engine's side.
 struct Job {
+    caller: Caller,
     inputs: Vec<EncoderInput>,
     /// The first input that no round has taken.
     next: usize,
     results: Vec<Option<Vec<f32>>>,
     reply: oneshot::Sender<Result<Vec<Vec<f32>>, String>>,
     submitted_at: Instant,
-    _place: InFlight,
+    _place: Vec<TakenPlace>,
 }
 
 /// One input of one job.
@@ -390,27 +383,17 @@ impl Rounds {
         self.answer(failures);
     }
 
-    /// Takes inputs of all requests in turn, up to the tokens of a round, and at least one.
+    /// Takes inputs up to the tokens of a round, and at least one.
     fn take(&mut self) -> Vec<Taken> {
         let limit = self.batch_tokens * self.at_once * BATCHES_IN_TURN;
-        let mut taken = Vec::new();
-        let mut tokens = 0;
-        let mut before = usize::MAX;
-        while taken.len() != before && tokens < limit {
-            before = taken.len();
-            for (i, job) in self.jobs.iter_mut().enumerate() {
-                let Some(input) = job.inputs.get(job.next).filter(|_| tokens < limit) else {
-                    continue;
-                };
-                if job.next == 0 {
-                    let waited = job.submitted_at.elapsed().as_secs_f64();
-                    self.metrics.request_queue_time_seconds.record(waited);
-                }
-                let one = Taken { job: i, input: job.next, tokens: input.token_ids.len() };
-                tokens += one.tokens;
-                taken.push(one);
-                job.next += 1;
+        let taken = in_turn(&self.jobs, limit);
+        for one in &taken {
+            let job = &mut self.jobs[one.job];
+            if job.next == 0 {
+                let waited = job.submitted_at.elapsed().as_secs_f64();
+                self.metrics.request_queue_time_seconds.record(waited);
             }
+            job.next += 1;
         }
         taken
     }
@@ -440,6 +423,40 @@ impl Rounds {
     }
 }
 
+/// Chooses inputs until they have `limit` tokens. The next one is of the caller that has had the fewest for its weight, and of its
+/// requests in turn. The caller with the oldest request comes first, so everyone's turn comes.
+fn in_turn(jobs: &[Job], limit: usize) -> Vec<Taken> {
+    let mut numbers = HashMap::new();
+    let mut queues: Vec<VecDeque<Taken>> = Vec::new();
+    for (i, job) in jobs.iter().enumerate() {
+        let Some(input) = job.inputs.get(job.next) else { continue };
+        let number = *numbers.entry(job.caller.id).or_insert(queues.len());
+        if number == queues.len() {
+            queues.push(VecDeque::new());
+        }
+        let tokens = input.token_ids.len();
+        queues[number].push_back(Taken { job: i, input: job.next, tokens });
+    }
+    let mut turns: BTreeSet<(u64, usize)> = (0..queues.len()).map(|number| (0, number)).collect();
+    let mut taken = Vec::new();
+    let mut tokens = 0;
+    while tokens < limit
+        && let Some((had, number)) = turns.pop_first()
+    {
+        let Some(one) = queues[number].pop_front() else { continue };
+        let Job { caller, inputs, .. } = &jobs[one.job];
+        tokens += one.tokens;
+        taken.push(one);
+        if let Some(next) = inputs.get(one.input + 1) {
+            let tokens = next.token_ids.len();
+            queues[number].push_back(Taken { input: one.input + 1, tokens, ..one });
+        }
+        let cost = ((one.tokens as u64) << 20) / u64::from(caller.weight.get());
+        turns.insert((had + cost.max(1), number));
+    }
+    taken
+}
+
 /// Cuts a round into batches of inputs of about the same length, the longest first. A batch has at most `limit` tokens,
 /// padding included, unless one input alone has more; and no more than its share of the round where `at_once` are computed at
 /// the same time.
@@ -459,6 +476,8 @@ fn batches(mut taken: Vec<Taken>, limit: usize, at_once: usize) -> Vec<Vec<Taken
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
 
     fn taken(lengths: &[usize]) -> Vec<Taken> {
@@ -468,6 +487,51 @@ mod tests {
 
     fn lengths(batches: &[Vec<Taken>]) -> Vec<Vec<usize>> {
         batches.iter().map(|batch| batch.iter().map(|taken| taken.tokens).collect()).collect()
+    }
+
+    /// A request of a caller, with inputs of these lengths.
+    fn job(caller: u64, weight: u32, lengths: &[usize]) -> Job {
+        let input = |len: &usize| EncoderInput { token_ids: vec![1; *len], type_ids: Vec::new() };
+        Job {
+            caller: Caller { id: CallerId(caller), weight: NonZeroU32::new(weight).unwrap() },
+            inputs: lengths.iter().map(input).collect(),
+            next: 0,
+            results: Vec::new(),
+            reply: oneshot::channel().0,
+            submitted_at: Instant::now(),
+            _place: Vec::new(),
+        }
+    }
+
+    /// The tokens that each caller has in a round.
+    fn shares(jobs: &[Job], limit: usize) -> Vec<(u64, usize)> {
+        let mut shares = std::collections::BTreeMap::new();
+        for one in in_turn(jobs, limit) {
+            *shares.entry(jobs[one.job].caller.id.0).or_default() += one.tokens;
+        }
+        shares.into_iter().collect()
+    }
+
+    #[test]
+    fn callers_share_a_round_however_many_requests_they_have() {
+        let mut jobs: Vec<Job> = (0..50).map(|_| job(1, 1, &[10; 100])).collect();
+        jobs.push(job(2, 1, &[10; 100]));
+        assert_eq!(shares(&jobs, 400), [(1, 200), (2, 200)]);
+        jobs.push(job(3, 2, &[20; 100]));
+        assert_eq!(shares(&jobs, 800), [(1, 200), (2, 200), (3, 400)]);
+        // The others have what one does not need.
+        jobs[50] = job(2, 1, &[10]);
+        assert_eq!(shares(&jobs, 620), [(1, 210), (2, 10), (3, 400)]);
+    }
+
+    #[test]
+    fn requests_of_a_caller_take_turns_and_each_input_is_taken_once() {
+        let jobs = [job(1, 1, &[1; 3]), job(1, 1, &[1; 1]), job(1, 1, &[])];
+        let taken = in_turn(&jobs, 100);
+        let order: Vec<_> = taken.iter().map(|one| (one.job, one.input)).collect();
+        assert_eq!(order, [(0, 0), (1, 0), (0, 1), (0, 2)]);
+        assert_eq!(in_turn(&jobs, 1).len(), 1, "at least one");
+        assert!(in_turn(&[], 100).is_empty());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
         mpsc,
     },
     time::{Duration, Instant},
@@ -17,8 +17,9 @@ use crate::{
     EngineMetrics, Pin, RankKind, Request, Result, TokenStream,
     engine::{Message, StepClock, Submission},
     pin::PinIds,
+    places::Places,
     rank_process::Death,
-    sequence::{InFlight, StreamSender},
+    sequence::StreamSender,
     start::start,
 };
 
@@ -50,7 +51,8 @@ pub struct EngineConfig {
     pub max_num_seqs: usize,
     /// Most tokens in one step; `None` takes the default of the device: [`EngineInfo::max_num_batched_tokens`].
     pub max_num_batched_tokens: Option<usize>,
-    /// Sequences that may wait beyond `max_num_seqs`; more are refused with [`SubmitError::QueueFull`].
+    /// Sequences of one caller that may wait beyond `max_num_seqs`; more are refused with [`SubmitError::QueueFull`]. All
+    /// callers together have at most twice the places of one.
     pub max_queued_seqs: usize,
     /// Whether computed blocks are kept for later requests with the same prefix.
     pub enable_prefix_caching: bool,
@@ -111,7 +113,7 @@ pub struct EngineInfo {
     pub eos_token_ids: Vec<u32>,
     /// Most tokens in one step.
     pub max_num_batched_tokens: usize,
-    /// Most sequences at once.
+    /// Most concurrent sequences.
     pub max_num_seqs: usize,
     /// States of sequences, those included that are kept for later requests; 0 where layers keep keys and values alone.
     pub num_states: usize,
@@ -144,12 +146,12 @@ pub struct EngineInfo {
 pub enum SubmitError {
     /// As many sequences wait as may wait.
     #[error(
-        "the queue is full: {in_flight} sequences are running or waiting, at most {limit} may be; try again later"
+        "the queue is full: {in_flight} of your sequences are running or waiting, at most {limit} may be; try again later"
     )]
     QueueFull {
-        /// Sequences running or waiting.
+        /// Sequences of the caller that run or wait.
         in_flight: usize,
-        /// `max_num_seqs + max_queued_seqs`.
+        /// `max_num_seqs + max_queued_seqs`, or less where other callers leave less.
         limit: usize,
     },
     /// The request cannot run on this engine whatever the load.
@@ -189,9 +191,7 @@ pub(crate) struct Shared {
     pub(crate) info: EngineInfo,
     pub(crate) clock: StepClock,
     pub(crate) stuck_after: Duration,
-    /// Sequences running or waiting.
-    pub(crate) in_flight: Arc<AtomicUsize>,
-    pub(crate) in_flight_limit: usize,
+    pub(crate) places: Arc<Places>,
     /// Gives requests without a seed one of their own.
     pub(crate) next_seed: AtomicU64,
     /// Why the engine thread, or another rank, has ended.
@@ -225,16 +225,16 @@ impl EngineHandle {
     /// If the queue is full, the request cannot run on this engine, or the engine has ended.
     pub fn submit(&self, request: Request) -> Result<Vec<TokenStream>, SubmitError> {
         self.check(&request)?;
-        let places = self.take_places(request.n)?;
+        let places = self.shared.places.take(request.caller.id, request.n)?;
         let seed = request
             .sampling
             .seed
             .unwrap_or_else(|| self.shared.next_seed.fetch_add(SEED_STRIDE, Ordering::Relaxed));
         let (streams, readers) = places
             .into_iter()
-            .map(|in_flight| {
+            .map(|place| {
                 let (events, reader) = TokenStream::channel();
-                (StreamSender::new(events, in_flight), reader)
+                (StreamSender::new(events, place), reader)
             })
             .unzip();
         let submission = Submission { request, streams, seed, submitted_at: Instant::now() };
@@ -266,14 +266,22 @@ impl EngineHandle {
         }
     }
 
-    /// Most sequences that may run or wait.
+    /// Most sequences of one caller that may run or wait.
     pub fn in_flight_limit(&self) -> usize {
-        self.shared.in_flight_limit
+        self.shared.places.limit()
     }
 
     /// Sequences running or waiting.
     pub fn num_in_flight(&self) -> usize {
-        self.shared.in_flight.load(Ordering::Relaxed)
+        self.shared.places.num_taken()
+    }
+
+    /// Whether the queue has places for `n` sequences of a caller.
+    ///
+    /// # Errors
+    /// [`SubmitError::QueueFull`] if not.
+    pub fn check_places(&self, caller: CallerId, n: usize) -> Result<(), SubmitError> {
+        self.shared.places.check(caller, n)
     }
 
     fn death(&self) -> String {
@@ -305,18 +313,6 @@ impl EngineHandle {
             return Ok(());
         };
         Err(SubmitError::Invalid(problem))
-    }
-
-    /// Takes `n` places among the sequences in flight. An idle engine takes any number.
-    fn take_places(&self, n: usize) -> Result<Vec<InFlight>, SubmitError> {
-        let (in_flight, limit) = (&self.shared.in_flight, self.shared.in_flight_limit);
-        let taken = in_flight.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |current| {
-            (current == 0 || current + n <= limit).then_some(current + n)
-        });
-        match taken {
-            Ok(_) => Ok((0..n).map(|_| InFlight(Arc::clone(in_flight))).collect()),
-            Err(in_flight) => Err(SubmitError::QueueFull { in_flight, limit }),
-        }
     }
 }
 

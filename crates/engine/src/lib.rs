@@ -21,6 +21,7 @@ mod follower;
 mod handle;
 mod metrics;
 mod pin;
+mod places;
 mod pooled;
 mod rank_process;
 mod ranks;

@@ -1,21 +1,15 @@
 //! What the engine keeps of a sequence beside its tokens and blocks, which are the scheduler's.
 
-use std::{
-    cell::RefCell,
-    collections::HashMap,
-    rc::Rc,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Instant,
-};
+use std::{cell::RefCell, collections::HashMap, rc::Rc, time::Instant};
 
 use candlepower_grammar::{Grammar, Mask};
 use candlepower_kernels::sampling::{Penalties, SampledRow, SamplingRow, uniform};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::{FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs, runner::Place};
+use crate::{
+    FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs, places::TakenPlace,
+    runner::Place,
+};
 
 /// One choice of a request while it waits or runs.
 pub(crate) struct Sequence {
@@ -99,24 +93,15 @@ pub(crate) struct PromptScores {
     pub(crate) tokens: Vec<Option<TokenLogprobs>>,
 }
 
-/// Counts one sequence as running or waiting for as long as it lives.
-pub(crate) struct InFlight(pub(crate) Arc<AtomicUsize>);
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// The engine thread's end of a [`TokenStream`](crate::TokenStream).
 pub(crate) struct StreamSender {
     events: UnboundedSender<TokenEvent>,
-    in_flight: Option<InFlight>,
+    place: Option<TakenPlace>,
 }
 
 impl StreamSender {
-    pub(crate) fn new(events: UnboundedSender<TokenEvent>, in_flight: InFlight) -> Self {
-        Self { events, in_flight: Some(in_flight) }
+    pub(crate) fn new(events: UnboundedSender<TokenEvent>, place: TakenPlace) -> Self {
+        Self { events, place: Some(place) }
     }
 
     /// Sends an event. True if the sequence goes on: somebody listens, and this was not the last event.
@@ -129,7 +114,7 @@ impl StreamSender {
         };
         if last {
             // Whoever hears of the end may rely on the place being free.
-            self.in_flight = None;
+            self.place = None;
         }
         self.events.send(event).is_ok() && !last
     }

@@ -31,6 +31,7 @@ use crate::{
     engine::{Counted, Engine, Message, StepClock},
     follower::{Followers, Order, RankDevice, Setup, encode},
     handle::Shared,
+    places::Places,
     rank_process::Death,
     ranks::{Ranks, Runner},
     runner::{ModelRunner, SamplingBatch},
@@ -76,8 +77,7 @@ pub(crate) fn start(
         info,
         clock: StepClock::new(),
         stuck_after: config.stuck_after,
-        in_flight: Arc::default(),
-        in_flight_limit,
+        places: Places::new(in_flight_limit),
         next_seed: AtomicU64::new(config.seed),
         death,
     });

@@ -245,17 +245,17 @@ pub fn paged_attention_reference(
 ) -> Vec<f32> {
     let block_size = cache.config.block_size;
     let slot = |p: usize| block_table[p / block_size] as usize * block_size + p % block_size;
-    let place = |p: usize, dim: usize| {
-        reshape_and_cache_reference(cache.config, cache.order, slot(p), (cache.head, dim))
+    let place = |slot: usize, dim: usize| {
+        reshape_and_cache_reference(cache.config, cache.order, slot, (cache.head, dim))
     };
-    let visible = params.visible(position);
+    let visible: Vec<usize> = params.visible(position).map(slot).collect();
     let scores: Vec<f64> = visible
-        .clone()
-        .map(|p| {
+        .iter()
+        .map(|&slot| {
             let products = q
                 .iter()
                 .enumerate()
-                .map(|(dim, q)| f64::from(*q) * f64::from(cache.keys[place(p, dim).0]));
+                .map(|(dim, q)| f64::from(*q) * f64::from(cache.keys[place(slot, dim).0]));
             let score = products.sum::<f64>() * f64::from(params.scale);
             params.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
         })
@@ -263,13 +263,11 @@ pub fn paged_attention_reference(
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
     let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (f64::from(sink) - max).exp());
-    (0..cache.config.value_dim())
-        .map(|dim| {
-            let terms = weights
-                .iter()
-                .zip(visible.clone())
-                .map(|(w, p)| w * f64::from(cache.values[place(p, dim).1]));
-            (terms.sum::<f64>() / sum) as f32
-        })
-        .collect()
+    let mut weighted = vec![0f64; cache.config.value_dim()];
+    for (weight, &slot) in weights.iter().zip(&visible) {
+        for (dim, total) in weighted.iter_mut().enumerate() {
+            *total += weight * f64::from(cache.values[place(slot, dim).1]);
+        }
+    }
+    weighted.into_iter().map(|total| (total / sum) as f32).collect()
 }

@@ -454,6 +454,7 @@ fn write_values<T, const STEPS: usize>(
 /// The definition of [`reshape_and_cache`] for one element: where element `dim` of head `head` of the
 /// token in `slot` lies in the keys and, if it is below `value_dim`, in the values.
 #[must_use]
+#[inline]
 pub fn reshape_and_cache_reference(
     config: &KvCacheConfig,
     order: CacheOrder,

@@ -113,8 +113,29 @@ fn in_order<'a>(x: &'a [f32], w: &Weight) -> Cow<'a, [f32]> {
 /// bf16 where the weight is. Every path of [`linear`] gives exactly these bits, but for a matrix unit's.
 #[must_use]
 pub fn linear_reference(x: &[f32], w: &[f32], bias: Option<f32>) -> f32 {
-    let sum = x.iter().zip(w).fold(0f32, |sum, (x, w)| x.mul_add(*w, sum));
+    let sum = chain(x, w);
     bias.map_or(sum, |bias| sum + bias)
+}
+
+fn chain(x: &[f32], w: &[f32]) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("fma") {
+        // SAFETY: the CPU has fused multiply-adds.
+        return unsafe { chain_with_fma(x, w) };
+    }
+    chain_anywhere(x, w)
+}
+
+/// The same bits with the CPU's own instruction: the standard library calls a function for each multiply-add.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "fma")]
+fn chain_with_fma(x: &[f32], w: &[f32]) -> f32 {
+    chain_anywhere(x, w)
+}
+
+#[inline(always)]
+fn chain_anywhere(x: &[f32], w: &[f32]) -> f32 {
+    x.iter().zip(w).fold(0f32, |sum, (x, w)| x.mul_add(*w, sum))
 }
 
 /// How a product is computed.

@@ -90,9 +90,12 @@ pub struct ServeConfig {
     /// Port to listen on; 0 takes a free one [default: 8000, with prism 30000]
     #[arg(long, help_heading = "Server", value_name = "PORT")]
     pub port: Option<u16>,
-    /// Key that clients must send as `Authorization: Bearer KEY`; prefer the environment, which other users cannot see
+    /// Key that clients must send as `Authorization: Bearer KEY`, may be repeated; prefer the environment, which other users cannot see
     #[arg(long, help_heading = "Server", value_name = "KEY", value_parser = not_empty)]
-    pub api_key: Option<String>,
+    pub api_key: Vec<String>,
+    /// TOML file with named keys and their limits; SIGHUP reads it again
+    #[arg(long, help_heading = "Server", value_name = "FILE")]
+    pub api_keys_file: Option<PathBuf>,
     /// Origins of web pages that may call this server, separated by commas; * allows all [default: none]
     #[arg(long, help_heading = "Server", value_name = "ORIGINS", value_delimiter = ',', value_parser = origin)]
     pub allowed_origins: Vec<String>,
@@ -120,7 +123,7 @@ pub struct ServeConfig {
     /// Most bytes of the texts of one prompt, such as 1Mi; more are answered with 400 [default: 16 for each token of the context, and 64Ki]
     #[arg(long, help_heading = "Server", value_name = "SIZE")]
     pub max_prompt_bytes: Option<ByteSize>,
-    /// Choices that may wait while max_num_seqs run; more are answered with 429
+    /// Choices of one caller that may wait while max_num_seqs run; more are answered with 429
     #[arg(long, help_heading = "Server", value_name = "N", default_value_t = 2048)]
     pub max_queued_requests: usize,
     /// Milliseconds of one thread that compiling a schema, regex or grammar may take
@@ -175,9 +178,9 @@ pub struct ServeConfig {
     /// Forget computed prefixes
     #[arg(long, help_heading = "Engine", conflicts_with = "enable_prefix_caching")]
     no_enable_prefix_caching: bool,
-    /// Among whom computed prefixes are shared, in whole blocks: all callers of the server, or each caller's requests
-    #[arg(long, help_heading = "Engine", value_enum, default_value_t)]
-    pub prefix_cache_scope: CacheScope,
+    /// Among whom computed prefixes are shared, in whole blocks: all callers, or each caller's requests [default: server, with several keys caller]
+    #[arg(long, help_heading = "Engine", value_enum)]
+    pub prefix_cache_scope: Option<CacheScope>,
     /// Part of a GPU's free memory that may be taken (no effect on the CPU)
     #[arg(
         long, help_heading = "Engine", value_name = "PART", default_value = "0.9",
@@ -235,7 +238,21 @@ impl ServeConfig {
         self.enable_prefix_caching && !self.no_enable_prefix_caching
     }
 
-    /// Choices that may run or wait.
+    /// Whether clients must send a key.
+    pub(crate) fn needs_key(&self) -> bool {
+        !self.api_key.is_empty() || self.api_keys_file.is_some()
+    }
+
+    /// Among whom computed prefixes are shared.
+    pub(crate) fn prefix_cache_scope(&self) -> CacheScope {
+        let has_several_keys = self.api_key.len() > 1 || self.api_keys_file.is_some();
+        self.prefix_cache_scope.unwrap_or(match has_several_keys {
+            true => CacheScope::Caller,
+            false => CacheScope::Server,
+        })
+    }
+
+    /// Choices of one caller that may run or wait.
     pub(crate) fn max_in_flight(&self) -> usize {
         self.max_num_seqs.saturating_add(self.max_queued_requests)
     }

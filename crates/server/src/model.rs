@@ -2,6 +2,7 @@
 
 pub(crate) mod api_error;
 pub(crate) mod body_memory;
+pub(crate) mod keys;
 pub(crate) mod metrics;
 pub(crate) mod own_program;
 pub(crate) mod permits;

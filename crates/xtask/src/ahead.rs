@@ -33,7 +33,7 @@ impl Ahead {
         compile.env("CARGO_FEATURE_CUDA", "1").env("OUT_DIR", &objects);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         compile.env("NUM_JOBS", cores.to_string());
-        let changed = watched::changed(shell.root(), &digests);
+        let changed = watched::changes(shell.root(), &digests).kernels;
         output(with_stand_in(&mut compile, shell, &Watched::Some(changed)))?;
         Ok(Self { objects, digests })
     }

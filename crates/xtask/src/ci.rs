@@ -39,7 +39,7 @@ pub(crate) fn run_steps(steps: &mut Steps) {
             both(wheel::test(shell), fuzzed.join().expect("fuzzing does not panic"))
         })
     });
-    cuda::run_steps(steps, ahead);
+    cuda::run_changed(steps, ahead);
 }
 
 /// The first's word, if both succeeded; what is wrong with each otherwise.

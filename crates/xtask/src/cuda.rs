@@ -7,12 +7,13 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::ahead::Ahead;
-use crate::emulated;
+use crate::emulated::{self, Comparisons};
 use crate::steps::{Shell, Steps, output, run};
 use crate::tools::{target_folder, tools_folder};
+use crate::watched;
 
 /// The end-to-end tests that a binary with CUDA must pass on any machine: those that need no other program.
-const TESTS: [&str; 6] =
+pub(crate) const TESTS: [&str; 6] =
     ["cuda::", "doctor::", "first_run::", "wire::", "--skip", "wire::documents::"];
 
 /// With tests, the features of dependencies are those of `cargo xtask test`, which builds all tests.
@@ -22,12 +23,37 @@ pub(crate) const FEATURES: &str =
 /// Parts of the names of libraries that the binary must not need.
 const CUDA_LIBRARIES: [&str; 4] = ["libcu", "libnv", "libnccl", "not found"];
 
-pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>) {
+pub(crate) fn run_steps(steps: &mut Steps) {
     steps.run("toolkit", toolkit);
+    build_steps(steps);
+    emulated::run_steps(steps, None, Comparisons::Run);
+}
+
+/// In CI nvcc compiles the kernels, and the kernels are compared, if anything that they depend on has changed. The tests without a
+/// GPU run in any case: they have the build for the emulated GPU otherwise, whose Rust is the same.
+pub(crate) fn run_changed(steps: &mut Steps, ahead: Option<Ahead>) {
+    steps.run("toolkit", toolkit);
+    let mut has_changed = true;
+    steps.run("changes", |shell| {
+        has_changed = watched::changes(shell.root(), &watched::digests(shell.root())?).any;
+        Ok(match has_changed {
+            true => "crates/kernels has changed since `cargo xtask deep races` passed",
+            false => "crates/kernels is that of `cargo xtask deep races`: no nvcc, no comparisons",
+        }
+        .to_owned())
+    });
+    if has_changed {
+        build_steps(steps);
+        emulated::run_steps(steps, ahead, Comparisons::Run);
+    } else {
+        emulated::run_steps(steps, ahead, Comparisons::LeftOut);
+    }
+}
+
+fn build_steps(steps: &mut Steps) {
     steps.run("cuda", build);
     steps.run("ldd", needs_no_cuda);
     steps.run("no gpu", test);
-    emulated::run_steps(steps, ahead);
 }
 
 fn toolkit_folder(shell: &Shell) -> PathBuf {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::ahead::Ahead;
-use crate::cuda::{FEATURES, binary, with_toolkit};
+use crate::cuda::{self, FEATURES, binary, with_toolkit};
 use crate::steps::{Shell, Steps, output, run, run_lines};
 use crate::test::Totals;
 use crate::tools::tools_folder;
@@ -18,24 +18,25 @@ pub(crate) const EMULATOR: &str = "crates/kernels/tests/emulator";
 
 /// CI's: comparisons of the kernels, which are a program of their own, in two halves that take about as long; the goldens of the models; the
 /// server.
-const TESTS: [Tests; 4] = [
-    EXPERTS_AND_PACKED,
-    OTHER_KERNELS,
-    Tests {
-        env: &[("CANDLEPOWER_TEST_TOKENS", "24"), ("CANDLEPOWER_TEST_DTYPE", "bf16")],
-        ..GOLDENS
-    },
-    Tests {
-        source: "tests/main.rs",
-        arguments: ONE_BY_ONE,
-        names: &[
-            "cuda::an_emulated_gpu_answers_as_the_cpu_does",
-            "cuda::emulated_gpus_answer_together_as_one_does",
-        ],
-        env: &[],
-        races: Races::Ignored,
-    },
-];
+const TESTS: [Tests; 4] = [EXPERTS_AND_PACKED, OTHER_KERNELS, SOME_TOKENS, SERVER];
+/// The same without the comparisons.
+const WITHOUT_COMPARISONS: [Tests; 2] = [SOME_TOKENS, SERVER];
+
+const SOME_TOKENS: Tests = Tests {
+    env: &[("CANDLEPOWER_TEST_TOKENS", "24"), ("CANDLEPOWER_TEST_DTYPE", "bf16")],
+    ..GOLDENS
+};
+
+const SERVER: Tests = Tests {
+    source: END_TO_END,
+    arguments: ONE_BY_ONE,
+    names: &[
+        "cuda::an_emulated_gpu_answers_as_the_cpu_does",
+        "cuda::emulated_gpus_answer_together_as_one_does",
+    ],
+    env: &[],
+    races: Races::Ignored,
+};
 
 /// All comparisons, which `cargo xtask deep races` watches in all kernels.
 pub(crate) const COMPARISONS: [Tests; 2] = [EXPERTS_AND_PACKED, OTHER_KERNELS];
@@ -102,6 +103,7 @@ const OTHER_KERNELS: Tests = Tests {
 };
 
 const KERNELS: &str = "crates/kernels/tests/cuda_kernels/main.rs";
+const END_TO_END: &str = "tests/main.rs";
 
 /// Each is given all memory of the emulated GPUs.
 const ONE_BY_ONE: &str = "--ignored --nocapture --test-threads 1 --exact";
@@ -138,12 +140,19 @@ impl Watched {
     }
 }
 
-/// In CI: the kernels that have changed are watched.
-pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>) {
+/// Whether kernels are compared with their references.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Comparisons {
+    Run,
+    LeftOut,
+}
+
+/// The kernels that have changed are watched.
+pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>, comparisons: Comparisons) {
     let mut built = None;
     steps.run("emulate", |shell| {
         let digests = watched::digests(shell.root())?;
-        let changed = watched::changed(shell.root(), &digests);
+        let changed = watched::changes(shell.root(), &digests).kernels;
         let fact = match changed.as_slice() {
             [] => "no kernel has changed since all were watched for races".to_owned(),
             changed => format!("watched for races: {}", changed.join(", ")),
@@ -152,8 +161,18 @@ pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>) {
         built = Some(build(shell, &[PROGRAMS], Watched::Some(changed), ahead.as_ref())?);
         Ok(fact)
     });
+    let tests = match comparisons {
+        Comparisons::Run => &TESTS[..],
+        Comparisons::LeftOut => {
+            steps.run("no gpu", |shell| match &built {
+                Some(built) => built.test_without_gpu(shell),
+                None => bail!("it was not built"),
+            });
+            &WITHOUT_COMPARISONS
+        }
+    };
     steps.run("emulated", |shell| match &built {
-        Some(built) => built.test(shell, &TESTS),
+        Some(built) => built.test(shell, tests),
         None => bail!("it was not built"),
     });
 }
@@ -243,6 +262,15 @@ impl Built {
         });
         let facts: Result<Vec<String>> = outcomes.into_iter().collect();
         Ok(facts?.concat())
+    }
+
+    /// The end-to-end tests that need no GPU, where none is to be found.
+    fn test_without_gpu(&self, shell: &Shell) -> Result<String> {
+        let program = executable(&self.messages, &shell.root().join(END_TO_END))?;
+        let mut command = shell.command(program);
+        command.args(cuda::TESTS).env("CANDLEPOWER_BIN", binary(shell));
+        run(command.env("CANDLEPOWER_TEST_CUDA", "1"))?;
+        Ok(String::new())
     }
 
     /// The facts that a run prints of its results.
@@ -382,6 +410,12 @@ mod tests {
             ],
             "what CI leaves to deep"
         );
+    }
+
+    #[test]
+    fn only_comparisons_are_left_out_where_nothing_has_changed() {
+        let rest = TESTS.iter().filter(|tests| !COMPARISONS.contains(tests));
+        assert!(rest.eq(&WITHOUT_COMPARISONS));
     }
 
     #[test]

@@ -22,6 +22,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+use emulated::Comparisons;
 use steps::{Shell, Steps};
 
 const USAGE: &str = "\
@@ -75,10 +76,10 @@ fn run() -> Result<ExitCode> {
         "deep" => return deep::run(steps, more),
         "check" => check::run_steps(&mut steps),
         "test" => test::run_steps(&mut steps),
-        "cuda" => cuda::run_steps(&mut steps, None),
+        "cuda" => cuda::run_steps(&mut steps),
         "emulated" => {
             steps.run("toolkit", cuda::toolkit);
-            emulated::run_steps(&mut steps, None);
+            emulated::run_steps(&mut steps, None, Comparisons::Run);
         }
         "wheel" => {
             steps.run("build", test::build);

@@ -1,4 +1,5 @@
-//! Which CUDA kernels have changed since `cargo xtask deep races` last watched them all for races: CI watches those alone.
+//! Changes since `cargo xtask deep races` last passed. CI watches changed kernels alone for races, and compares kernels only if
+//! something that they depend on has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -13,16 +14,34 @@ pub(crate) const FILE: &str = "crates/kernels/tests/watched.txt";
 
 const KERNELS: &str = "crates/kernels/src/cuda/kernels";
 
+/// Callers of the kernels, and their references. Their digest is in the file under the name [`RUST`].
+const CALLERS: [&str; 4] = [
+    "crates/kernels/Cargo.toml",
+    "crates/kernels/build.rs",
+    "crates/kernels/src",
+    "crates/kernels/tests/cuda_kernels",
+];
+const RUST: &str = "rust";
+
 /// The emulator, which runs every kernel, and the versions of headers that some include. A change here concerns all kernels.
 const OF_ALL: [&str; 2] = [crate::emulated::EMULATOR, "scripts/cuda/toolkit.txt"];
 
 const HEADER: &str = "\
 # The kernel sources that passed all comparisons while they were watched for races; `cargo xtask deep races` writes them.
-# A digest is of the source, the headers that it includes, the emulator, and the versions of the toolkit.
+# A digest is of the source, the headers that it includes, the emulator, and the versions of the toolkit; `rust` is the crate's Rust.
 ";
 
-/// The digest of each kernel source, by its name without `.cu`.
+/// The digest of each kernel source, by its name without `.cu`, and of [`RUST`].
 pub(crate) type Digests = BTreeMap<String, String>;
+
+/// Differences from the file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Changes {
+    /// Kernels, by their sources' names.
+    pub(crate) kernels: Vec<String>,
+    /// Whether these or the crate's Rust have changed.
+    pub(crate) any: bool,
+}
 
 /// The digests of the sources in the working tree.
 pub(crate) fn digests(root: &Path) -> Result<Digests> {
@@ -39,16 +58,26 @@ pub(crate) fn digests(root: &Path) -> Result<Digests> {
             digests.insert(name, digest(root, sources.iter().chain(&of_all))?);
         }
     }
+    let mut callers = Vec::new();
+    for path in CALLERS {
+        files_below(&root.join(path), &mut callers)?;
+    }
+    callers.retain(|file| !file.starts_with(root.join(KERNELS)));
+    digests.insert(RUST.into(), digest(root, callers.iter())?);
     Ok(digests)
 }
 
-/// The names whose digest is not the one that the file has; all where there is no file.
-pub(crate) fn changed(root: &Path, digests: &Digests) -> Vec<String> {
+/// Compares with the file. Without a file everything has changed.
+pub(crate) fn changes(root: &Path, digests: &Digests) -> Changes {
     let known = fs::read_to_string(root.join(FILE)).unwrap_or_default();
     let known: BTreeSet<_> = known.lines().filter_map(|line| line.split_once(' ')).collect();
     let is_changed =
         |(name, digest): &(&String, &String)| !known.contains(&(name.as_str(), digest.as_str()));
-    digests.iter().filter(is_changed).map(|(name, _)| name.clone()).collect()
+    let mut kernels: Vec<String> =
+        digests.iter().filter(is_changed).map(|(name, _)| name.clone()).collect();
+    let any = !kernels.is_empty();
+    kernels.retain(|name| name != RUST);
+    Changes { kernels, any }
 }
 
 pub(crate) fn write(root: &Path, digests: &Digests) -> Result<()> {
@@ -130,6 +159,10 @@ mod tests {
                 ("crates/kernels/tests/emulator/include/pipeline", ""),
                 ("crates/kernels/tests/emulator/nvcc", ""),
                 ("scripts/cuda/toolkit.txt", "flashinfer\n"),
+                ("crates/kernels/Cargo.toml", ""),
+                ("crates/kernels/build.rs", ""),
+                ("crates/kernels/src/cuda.rs", ""),
+                ("crates/kernels/tests/cuda_kernels/main.rs", ""),
             ] {
                 tree.put(path, text);
             }
@@ -142,8 +175,12 @@ mod tests {
             fs::write(path, text).unwrap();
         }
 
+        fn changes(&self) -> Changes {
+            changes(&self.0, &digests(&self.0).unwrap())
+        }
+
         fn changed(&self) -> Vec<String> {
-            changed(&self.0, &digests(&self.0).unwrap())
+            self.changes().kernels
         }
 
         fn write(&self) {
@@ -190,6 +227,23 @@ mod tests {
         tree.write();
         tree.put("crates/kernels/tests/emulator/races.cpp", "");
         assert_eq!(tree.changed(), ["gemv", "qkv"], "a new file");
+    }
+
+    #[test]
+    fn what_calls_kernels_concerns_none_of_them() {
+        let tree = Tree::new("rust");
+        tree.write();
+        assert_eq!(tree.changes(), Changes::default());
+        for path in ["crates/kernels/src/cuda.rs", "crates/kernels/tests/cuda_kernels/rows.rs"] {
+            tree.put(path, "changed\n");
+            assert_eq!(tree.changes(), Changes { kernels: Vec::new(), any: true }, "{path}");
+            tree.write();
+        }
+        tree.put("crates/kernels/src/cuda/kernels/gemv.cu", "#include \"common.cuh\"\n");
+        assert_eq!(tree.changes(), Changes { kernels: vec!["gemv".into()], any: true });
+        tree.put("crates/models/src/lib.rs", "");
+        tree.write();
+        assert_eq!(tree.changes(), Changes::default());
     }
 
     #[test]

@@ -156,15 +156,24 @@ impl Fixture {
         bounds.map(|b| out[b[0] as usize * out_width..b[1] as usize * out_width].to_vec()).collect()
     }
 
-    /// The definition at one position, for queries rounded as the kernel does: `[heads, head_dim]`.
-    fn reference(&self, seq: usize, position: usize, params: &PagedAttention) -> Vec<f32> {
+    /// The keys and the values of the layer.
+    fn numbers(&self) -> [Vec<f32>; 2] {
         let layer = self.cache.layer(1).unwrap();
         let numbers = |tensor: &Tensor, scale: f32| -> Vec<f32> {
             let numbers = (tensor.to_dtype(DType::F32).unwrap() * f64::from(scale)).unwrap();
             numbers.flatten_all().unwrap().to_vec1().unwrap()
         };
-        let keys = numbers(&layer.keys, layer.scales.key);
-        let values = numbers(&layer.values, layer.scales.value);
+        [numbers(&layer.keys, layer.scales.key), numbers(&layer.values, layer.scales.value)]
+    }
+
+    /// The definition at one position, for queries rounded as the kernel does: `[heads, head_dim]`.
+    fn reference(
+        &self,
+        [keys, values]: &[Vec<f32>; 2],
+        seq: usize,
+        position: usize,
+        params: &PagedAttention,
+    ) -> Vec<f32> {
         let width = self.row_elements();
         let mut q = self.queries[seq][position * width..(position + 1) * width].to_vec();
         let order = CacheOrder::of(self.cache.dtype());
@@ -177,7 +186,7 @@ impl Fixture {
                 let sink = self.sinks.as_ref().map(|sinks| sinks[head]);
                 let head = head / self.shape.group;
                 let config = self.cache.config();
-                let view = CacheView { keys: &keys, values: &values, config, order, head };
+                let view = CacheView { keys, values, config, order, head };
                 let table = &self.block_tables[seq];
                 paged_attention_reference(q, &view, table, position, params, sink)
             })
@@ -235,6 +244,7 @@ fn compare_shapes(dtype: DType, lengths: &[usize], limit: f32) -> f64 {
         // Scores are sums over a head, whose errors grow with it.
         let limit = limit * (shape.head_dim as f32 / 192.0).max(1.0);
         let fixture = Fixture::of(dtype, shape, lengths);
+        let numbers = fixture.numbers();
         for (window, softcap) in PARAMS {
             let params = params(window, softcap);
             let rows: Vec<_> =
@@ -250,7 +260,7 @@ fn compare_shapes(dtype: DType, lengths: &[usize], limit: f32) -> f64 {
                     );
                 }
                 for position in 0..*length {
-                    let want = fixture.reference(seq, position, &params);
+                    let want = fixture.reference(&numbers, seq, position, &params);
                     let got = &results[0][seq][position * want.len()..][..want.len()];
                     for (got, want) in got.iter().zip(&want) {
                         assert!(

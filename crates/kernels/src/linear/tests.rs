@@ -122,11 +122,17 @@ impl Expected {
         let mut rows = vec![0.0; n * k];
         rows.chunks_exact_mut(k).enumerate().for_each(|(i, row)| w.read_row(i, row));
         let rows = in_order(&rows, w);
+        let coded: Vec<CodedRow> = match w.codes() {
+            Some((codes, _)) if codes != Codes::Table => {
+                (0..n).map(|row| CodedRow::of(w, row)).collect()
+            }
+            _ => Vec::new(),
+        };
         let all = |chain: fn(&[f32], &[f32]) -> f32| -> Vec<u32> {
             let output = |x: &[f32], i: usize| {
                 let sum = match w.codes() {
                     Some((Codes::Table, _)) => table_sum(x, &rows[i * k..][..k]),
-                    Some(_) => coded_sum(x, w, i, chain),
+                    Some(_) => coded[i].sum(x, chain),
                     None => chain(x, &rows[i * k..][..k]),
                 };
                 bias.map_or(sum, |bias| sum + bias[i]).to_bits()
@@ -144,27 +150,41 @@ impl Expected {
     }
 }
 
-/// The definition of an output over codes.
-fn coded_sum(x: &[f32], w: &Weight, row: usize, chain: fn(&[f32], &[f32]) -> f32) -> f32 {
-    let (codes, group) = w.codes().unwrap();
-    let number = |step: usize| match codes {
-        Codes::E4m3 => crate::weight::e4m3_part(w.code(row, step)),
-        Codes::E2m1 => crate::weight::E2M1[usize::from(w.code(row, step))],
-        Codes::Iq4 => crate::weight::IQ4[usize::from(w.code(row, step))],
-        _ => f32::from(w.code(row, step)),
-    };
-    let numbers: Vec<f32> = (0..w.k()).map(number).collect();
-    let mut total = 0f32;
-    for (i, (x, numbers)) in x.chunks(group).zip(numbers.chunks(group)).enumerate() {
-        let [scale, min] = w.scale(row, i);
-        for (x, numbers) in x.chunks(128).zip(numbers.chunks(128)) {
-            let mut lanes = [0f32; 16];
-            x.iter().enumerate().for_each(|(step, x)| lanes[step % 16] += x);
-            total = chain(x, numbers).mul_add(scale, total);
-            total = halves_sum(lanes).mul_add(min, total);
-        }
+/// A quantized row before it is scaled, and `[scale, offset]` of each group.
+struct CodedRow {
+    numbers: Vec<f32>,
+    scales: Vec<[f32; 2]>,
+    group: usize,
+}
+
+impl CodedRow {
+    fn of(w: &Weight, row: usize) -> Self {
+        let (codes, group) = w.codes().unwrap();
+        let number = |step: usize| match codes {
+            Codes::E4m3 => crate::weight::e4m3_part(w.code(row, step)),
+            Codes::E2m1 => crate::weight::E2M1[usize::from(w.code(row, step))],
+            Codes::Iq4 => crate::weight::IQ4[usize::from(w.code(row, step))],
+            _ => f32::from(w.code(row, step)),
+        };
+        let numbers = (0..w.k()).map(number).collect();
+        let scales = (0..w.k().div_ceil(group)).map(|i| w.scale(row, i)).collect();
+        Self { numbers, scales, group }
     }
-    total
+
+    /// The definition of an output over codes.
+    fn sum(&self, x: &[f32], chain: fn(&[f32], &[f32]) -> f32) -> f32 {
+        let groups = x.chunks(self.group).zip(self.numbers.chunks(self.group));
+        let mut total = 0f32;
+        for ((x, numbers), [scale, min]) in groups.zip(&self.scales) {
+            for (x, numbers) in x.chunks(128).zip(numbers.chunks(128)) {
+                let mut lanes = [0f32; 16];
+                x.iter().enumerate().for_each(|(step, x)| lanes[step % 16] += x);
+                total = chain(x, numbers).mul_add(*scale, total);
+                total = halves_sum(lanes).mul_add(*min, total);
+            }
+        }
+        total
+    }
 }
 
 /// The definition of an output over a table, whose numbers for the row are given.

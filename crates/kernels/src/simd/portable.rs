@@ -15,9 +15,21 @@ pub(crate) struct Portable<const TILES: bool>;
 
 type Lanes = [f32; LANES];
 
+/// `std::array::from_fn` is not inlined into functions as large as these kernels, and this loop is.
+#[inline(always)]
+fn lanes(value: impl Fn(usize) -> f32) -> Lanes {
+    let mut lanes = [0.0; LANES];
+    let mut lane = 0;
+    while lane < LANES {
+        lanes[lane] = value(lane);
+        lane += 1;
+    }
+    lanes
+}
+
 #[inline(always)]
 fn zip(a: Lanes, b: Lanes, op: impl Fn(f32, f32) -> f32) -> Lanes {
-    std::array::from_fn(|lane| op(a[lane], b[lane]))
+    lanes(|lane| op(a[lane], b[lane]))
 }
 
 /// Sixteen bytes.
@@ -65,12 +77,12 @@ impl<const TILES: bool> Simd for Portable<TILES> {
 
     #[inline(always)]
     fn fma(self, a: Lanes, b: Lanes, c: Lanes) -> Lanes {
-        std::array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
+        lanes(|lane| a[lane].mul_add(b[lane], c[lane]))
     }
 
     #[inline(always)]
     fn bf16_high(self, words: Lanes) -> Lanes {
-        words.map(|word| f32::from_bits(word.to_bits() & 0xffff_0000))
+        lanes(|lane| f32::from_bits(words[lane].to_bits() & 0xffff_0000))
     }
 
     #[inline(always)]
@@ -80,13 +92,13 @@ impl<const TILES: bool> Simd for Portable<TILES> {
 
     #[inline(always)]
     fn bf16_low(self, words: Lanes) -> Lanes {
-        words.map(|word| f32::from_bits(word.to_bits() << 16))
+        lanes(|lane| f32::from_bits(words[lane].to_bits() << 16))
     }
 
     #[inline(always)]
     fn bf16_pairs(self, first: Lanes, second: Lanes) -> Lanes {
         let bits = |number: f32| u32::from(bf16::from_f32(number).to_bits());
-        std::array::from_fn(|word| {
+        lanes(|word| {
             let (numbers, at) =
                 if word < 8 { (first, 2 * word) } else { (second, 2 * word - LANES) };
             f32::from_bits(bits(numbers[at + 1]) << 16 | bits(numbers[at]))
@@ -105,17 +117,17 @@ impl<const TILES: bool> Simd for Portable<TILES> {
 
     #[inline(always)]
     fn select_lt(self, a: Lanes, b: Lanes, then: Lanes, otherwise: Lanes) -> Lanes {
-        std::array::from_fn(|lane| if a[lane] < b[lane] { then[lane] } else { otherwise[lane] })
+        lanes(|lane| if a[lane] < b[lane] { then[lane] } else { otherwise[lane] })
     }
 
     #[inline(always)]
     fn round(self, a: Lanes) -> Lanes {
-        a.map(f32::round_ties_even)
+        lanes(|lane| a[lane].round_ties_even())
     }
 
     #[inline(always)]
     fn pow2(self, n: Lanes) -> Lanes {
-        n.map(|n| f32::from_bits(((n as i32).wrapping_add(127) as u32) << 23))
+        lanes(|lane| f32::from_bits(((n[lane] as i32).wrapping_add(127) as u32) << 23))
     }
 
     #[inline(always)]
@@ -124,16 +136,16 @@ impl<const TILES: bool> Simd for Portable<TILES> {
     }
 
     #[inline(always)]
-    fn reduce_add(self, mut a: Lanes) -> f32 {
-        for half in [8, 4, 2, 1] {
-            (0..half).for_each(|lane| a[lane] += a[lane + half]);
-        }
-        a[0]
+    fn reduce_add(self, a: Lanes) -> f32 {
+        let a = lanes(|lane| a[lane] + a[(lane + 8) % LANES]);
+        let a = lanes(|lane| a[lane] + a[(lane + 4) % LANES]);
+        let a = lanes(|lane| a[lane] + a[(lane + 2) % LANES]);
+        a[0] + a[1]
     }
 
     #[inline(always)]
     fn keep(self, a: Lanes, from: usize, to: usize, fill: Lanes) -> Lanes {
-        std::array::from_fn(|lane| if (from..to).contains(&lane) { a[lane] } else { fill[lane] })
+        lanes(|lane| if (from..to).contains(&lane) { a[lane] } else { fill[lane] })
     }
 
     #[inline(always)]
@@ -166,25 +178,28 @@ impl<const TILES: bool> Simd for Portable<TILES> {
     unsafe fn load_f16(self, source: *const u8) -> Lanes {
         // SAFETY: the caller promises sixteen readable f16.
         let halves = unsafe { source.cast::<[[u8; 2]; LANES]>().read_unaligned() };
-        halves.map(|half| f16::from_le_bytes(half).to_f32())
+        lanes(|lane| f16::from_le_bytes(halves[lane]).to_f32())
     }
 
     #[inline(always)]
     unsafe fn load_u8(self, source: *const u8) -> Lanes {
         // SAFETY: the caller promises sixteen readable bytes.
-        unsafe { bytes(source) }.map(f32::from)
+        let bytes = unsafe { bytes(source) };
+        lanes(|lane| f32::from(bytes[lane]))
     }
 
     #[inline(always)]
     unsafe fn load_i8(self, source: *const u8) -> Lanes {
         // SAFETY: as above.
-        unsafe { bytes(source) }.map(|byte| f32::from(byte.cast_signed()))
+        let bytes = unsafe { bytes(source) };
+        lanes(|lane| f32::from(bytes[lane].cast_signed()))
     }
 
     #[inline(always)]
     unsafe fn load_u4<const SHIFT: u32>(self, source: *const u8) -> Lanes {
         // SAFETY: as above.
-        unsafe { bytes(source) }.map(|byte| f32::from(byte >> SHIFT & 15))
+        let bytes = unsafe { bytes(source) };
+        lanes(|lane| f32::from(bytes[lane] >> SHIFT & 15))
     }
 
     #[inline(always)]
@@ -196,19 +211,21 @@ impl<const TILES: bool> Simd for Portable<TILES> {
     ) -> Lanes {
         // SAFETY: the caller promises readable planes, which have as many bytes as their widths say.
         let pair = unsafe { std::slice::from_raw_parts(pair, planes::plane_bytes(BITS)) };
-        std::array::from_fn(|lane| f32::from(planes::code(BITS, pair, step, half * LANES + lane)))
+        lanes(|lane| f32::from(planes::code(BITS, pair, step, half * LANES + lane)))
     }
 
     #[inline(always)]
     unsafe fn load_e4m3_part(self, source: *const u8) -> Lanes {
         // SAFETY: as above.
-        unsafe { bytes(source) }.map(e4m3_part)
+        let bytes = unsafe { bytes(source) };
+        lanes(|lane| e4m3_part(bytes[lane]))
     }
 
     #[inline(always)]
     unsafe fn lookup_u4<const SHIFT: u32>(self, table: Lanes, source: *const u8) -> Lanes {
         // SAFETY: as above.
-        unsafe { bytes(source) }.map(|byte| table[usize::from(byte >> SHIFT & 15)])
+        let bytes = unsafe { bytes(source) };
+        lanes(|lane| table[usize::from(bytes[lane] >> SHIFT & 15)])
     }
 
     #[inline(always)]

@@ -34,7 +34,8 @@ impl Effective {
         let key = arg.get_id().as_str();
         match self.settings.iter().find(|setting| setting.name == key) {
             Some(setting) if SECRET.contains(&key) => {
-                format!("# {key} is set and not shown  # {}", origin(setting))
+                let value = setting.value.trim_matches(['(', ')']);
+                format!("# {key} is set and {value}  # {}", origin(setting))
             }
             Some(setting) => {
                 let parts: Vec<String> = setting.parts.iter().map(|part| literal(part)).collect();

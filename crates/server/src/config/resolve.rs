@@ -326,7 +326,12 @@ impl Found<'_> {
             matches.get_raw(key)?.map(|part| part.to_string_lossy().into_owned()).collect();
         let mut value = parts.join(",");
         if SECRET.contains(&key) {
-            (value, parts) = ("(not shown)".into(), Vec::new());
+            let names: Vec<String> = (1..=parts.len()).map(|i| format!("key-{i}")).collect();
+            value = match names.as_slice() {
+                [_] => "(not shown)".into(),
+                names => format!("(not shown: {})", names.join(", ")),
+            };
+            parts.clear();
         }
         Some(Setting {
             name: key.to_owned(),

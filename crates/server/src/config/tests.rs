@@ -54,7 +54,7 @@ fn defaults_are_the_contracts() {
     );
     assert_eq!(config.default_max_tokens.to_string(), "16");
     assert_eq!(config.max_logprobs, 20);
-    assert!(config.prefix_caching() && !config.enforce_eager && config.api_key.is_none());
+    assert!(config.prefix_caching() && !config.enforce_eager && config.api_key.is_empty());
     assert_eq!(config.generation_config, GenerationConfigSource::None);
 }
 
@@ -107,7 +107,7 @@ fn the_contracts_variables_are_read() {
     );
     assert!(config.enforce_eager);
     assert_eq!(config.swap_space, 4.0);
-    assert_eq!(config.api_key.as_deref(), Some("secret"));
+    assert_eq!(config.api_key, ["secret"]);
     assert_eq!(config.served_model_name, ["a", "b"]);
 }
 

@@ -75,10 +75,9 @@ pub enum GenerationConfigSource {
 }
 
 /// Callers that share computed prefixes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CacheScope {
     /// All callers of the server.
-    #[default]
     Server,
     /// The requests of one caller.
     Caller,

@@ -1,5 +1,7 @@
 //! POST /v1/embeddings, and what it has in common with the endpoints of scores.
 
+use std::sync::Arc;
+
 use axum::Json;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -15,6 +17,7 @@ use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{check_text_bytes, check_text_length, unix_seconds};
 use crate::generation::request::Incoming;
 use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::keys::ApiKey;
 use crate::model::served_model::PoolingModel;
 
 /// Gives texts vectors.
@@ -33,7 +36,7 @@ use crate::model::served_model::PoolingModel;
 pub(crate) async fn embeddings(
     request: Incoming<PoolingModel>,
 ) -> ApiResult<Json<EmbeddingsResponse>> {
-    check_queue(&request.model)?;
+    request.model.embedder.check_place(request.caller.id)?;
     let prepared = request.prepare(Prepared::new).await?;
     let usage = usage(&prepared.inputs);
     let vectors = compute(&request, prepared.inputs).await?;
@@ -232,12 +235,6 @@ pub(crate) fn truncation(model: &PoolingModel, asked: Option<i64>) -> ApiResult<
     }
 }
 
-/// Turns a request away before the costly part if there is no place for it.
-pub(crate) fn check_queue(model: &PoolingModel) -> ApiResult<()> {
-    let (in_flight, limit) = (model.embedder.num_in_flight(), model.embedder.in_flight_limit());
-    if in_flight < limit { Ok(()) } else { Err(ApiError::queue_full(in_flight, limit)) }
-}
-
 /// The vectors, or scores, of all inputs. Dropping this cancels the request.
 pub(crate) async fn compute(
     request: &Incoming<PoolingModel>,
@@ -248,7 +245,10 @@ pub(crate) async fn compute(
     for input in &inputs {
         metrics.prompt_tokens.record(input.token_ids.len() as f64);
     }
-    let vectors = model.embedder.submit(inputs)?;
+    let num_tokens = inputs.iter().map(|input| input.token_ids.len()).sum();
+    let admit = |key: &Arc<ApiKey>| key.admit(1, num_tokens, metrics);
+    let _key_place = request.key.as_ref().map(admit).transpose()?;
+    let vectors = model.embedder.submit(request.caller, inputs)?;
     let mut aborted = state.aborted();
     let vectors = tokio::select! {
         vectors = vectors.wait() => vectors,

@@ -8,7 +8,7 @@ use candlepower_api::{
 use candlepower_engine::EncoderInput;
 use uuid::Uuid;
 
-use crate::endpoints::embeddings::{check_queue, compute, text_ids, text_input, truncation, usage};
+use crate::endpoints::embeddings::{compute, text_ids, text_input, truncation, usage};
 use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{check_text_bytes, unix_seconds};
 use crate::generation::request::Incoming;
@@ -29,7 +29,7 @@ use crate::model::served_model::PoolingModel;
     )
 )]
 pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Json<RerankResponse>> {
-    check_queue(&incoming.model)?;
+    incoming.model.embedder.check_place(incoming.caller.id)?;
     let prepare = |body: &[u8], model: &Preparation<'_, PoolingModel>| {
         let request = RerankRequest::parse(body)?;
         model.check_name(&request.model)?;
@@ -77,7 +77,7 @@ pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Json<R
     )
 )]
 pub(crate) async fn score(incoming: Incoming<PoolingModel>) -> ApiResult<Json<ScoreResponse>> {
-    check_queue(&incoming.model)?;
+    incoming.model.embedder.check_place(incoming.caller.id)?;
     let prepare = |body: &[u8], model: &Preparation<'_, PoolingModel>| {
         let request = ScoreRequest::parse(body)?;
         model.check_name(&request.model)?;

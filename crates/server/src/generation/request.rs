@@ -10,6 +10,7 @@ use crate::generation::body::JsonBytes;
 use crate::generation::cancellation;
 use crate::generation::preparation::{CancelOnDrop, Preparation, lower_priority};
 use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::keys::ApiKey;
 use crate::model::served_model::{Asked, LoadedModel, served};
 use crate::model::state::AppState;
 
@@ -23,6 +24,8 @@ pub(crate) struct Incoming<M = LoadedModel> {
     pub(crate) state: AppState,
     pub(crate) model: Arc<M>,
     pub(crate) caller: Caller,
+    /// The caller's key, where there are keys.
+    pub(crate) key: Option<Arc<ApiKey>>,
     pub(crate) arrived: Instant,
     body: Arc<JsonBytes>,
 }
@@ -36,8 +39,12 @@ impl<M: Asked> FromRequest<AppState> for Incoming<M> {
     async fn from_request(request: Request, state: &AppState) -> ApiResult<Self> {
         let model = M::of(served(request.extensions())?)?;
         let caller = request.extensions().get::<Caller>().copied().unwrap_or_default();
+        let key = request.extensions().get::<Arc<ApiKey>>().cloned();
+        if let Some(key) = &key {
+            key.check()?;
+        }
         let body = Arc::new(JsonBytes::of(request, state.body_memory()).await?);
-        Ok(Self { state: state.clone(), model, caller, arrived: Instant::now(), body })
+        Ok(Self { state: state.clone(), model, caller, key, arrived: Instant::now(), body })
     }
 }
 

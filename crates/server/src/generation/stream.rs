@@ -10,6 +10,7 @@ use tokio::sync::watch;
 
 use crate::generation::detokenize::{Finish, TextAssembler};
 use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::keys::KeyPlace;
 use crate::model::metrics::Metrics;
 
 /// One choice that is being generated. Dropping it cancels it.
@@ -20,6 +21,8 @@ pub(crate) struct Choice {
     tokens: Option<TokenStream>,
     assembler: TextAssembler,
     clock: TokenClock,
+    /// Among the sequences of the key, where there are keys; given back with `tokens`.
+    key_place: Option<KeyPlace>,
     engine: EngineHandle,
     /// Becomes true when the server stops, of its own or because the engine has.
     aborted: watch::Receiver<bool>,
@@ -60,6 +63,7 @@ impl Choice {
         tokens: TokenStream,
         assembler: TextAssembler,
         clock: TokenClock,
+        key_place: Option<KeyPlace>,
         engine: EngineHandle,
         aborted: watch::Receiver<bool>,
     ) -> Self {
@@ -68,6 +72,7 @@ impl Choice {
             tokens: Some(tokens),
             assembler,
             clock,
+            key_place,
             engine,
             aborted,
             delta: Delta::default(),
@@ -149,6 +154,9 @@ impl Choice {
             }
             TokenEvent::Token { token_id, logprobs, finish } => {
                 self.clock.token();
+                if let Some(place) = &self.key_place {
+                    place.count_token();
+                }
                 let piece = self.assembler.push(token_id, finish).map_err(|error| {
                     self.tokens = None;
                     ApiError::internal(error.to_string())

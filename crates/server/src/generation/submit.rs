@@ -1,14 +1,18 @@
 //! Prompts go into the engine and come back as choices; used by all endpoints that generate.
 
+use std::sync::Arc;
+
 use candlepower_api::Usage;
 use candlepower_engine::Request;
 
 use crate::config::ServeConfig;
 use crate::generation::detokenize::TextAssembler;
 use crate::generation::params::{Generation, Limits};
+use crate::generation::preparation::Preparation;
 use crate::generation::request::Incoming;
 use crate::generation::stream::{Choice, TokenClock};
 use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::keys::ApiKey;
 use crate::model::served_model::LoadedModel;
 
 /// The limits of a request to this model and this server.
@@ -31,7 +35,7 @@ pub(crate) fn limits<'a>(
 ///
 /// `param` is the field that the prompts are in.
 pub(crate) fn check_queue(
-    model: &LoadedModel,
+    model: &Preparation<'_, LoadedModel>,
     param: &str,
     num_prompts: usize,
     n: usize,
@@ -43,24 +47,26 @@ pub(crate) fn check_queue(
         );
         return Err(ApiError::invalid(param, message));
     }
-    let in_flight = model.engine.num_in_flight();
-    if in_flight > 0 && in_flight.saturating_add(asked) > limit {
-        return Err(ApiError::queue_full(in_flight, limit));
-    }
-    Ok(())
+    Ok(model.engine.check_places(model.caller, asked)?)
 }
 
 /// Submits the prompts; choice `i` of prompt `p` has the index `p * n + i`.
 ///
 /// # Errors
-/// If the queue is full. What was submitted before is then cancelled.
+/// If the queue is full, or the key's limit is reached. What was submitted before is then cancelled.
 pub(crate) fn submit(
     request: &Incoming,
     prompts: &[Vec<u32>],
     generation: &Generation,
 ) -> ApiResult<Vec<Choice>> {
     let (state, model) = (&request.state, &request.model);
-    let mut choices = Vec::with_capacity(prompts.len() * generation.n);
+    let num_choices = prompts.len() * generation.n;
+    let mut choices = Vec::with_capacity(num_choices);
+    let num_tokens = prompts.iter().map(Vec::len).sum();
+    let admit = |key: &Arc<ApiKey>| key.admit(num_choices, num_tokens, state.metrics());
+    let mut key_places = request.key.as_ref().map(admit).transpose()?.unwrap_or_default();
+    let caller_priority =
+        request.key.as_ref().map_or(0, |key| key.caller_priority(generation.priority));
     for prompt in prompts {
         let streams = model.engine.submit(Request {
             prompt: prompt.clone(),
@@ -68,7 +74,7 @@ pub(crate) fn submit(
             n: generation.n,
             priority: generation.priority,
             caller: request.caller,
-            caller_priority: 0,
+            caller_priority,
             cache_salt: generation.cache_salt.clone(),
             prompt_logprobs: generation.prompt_logprobs,
             prompt_logprobs_from: generation.prompt_logprobs_from,
@@ -85,6 +91,7 @@ pub(crate) fn submit(
                 tokens,
                 assembler,
                 clock,
+                key_places.pop(),
                 model.engine.clone(),
                 state.aborted(),
             ));

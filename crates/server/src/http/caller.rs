@@ -1,6 +1,8 @@
 //! Who asks: the owner of the key, or without keys the address, or the name that a trusted proxy gives.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, Request, State};
 use axum::middleware::Next;
@@ -8,6 +10,7 @@ use axum::response::Response;
 use candlepower_engine::Caller;
 
 use crate::config::ServeConfig;
+use crate::model::keys::ApiKey;
 use crate::model::state::AppState;
 
 /// Bits of an IPv6 address that one customer of a provider has.
@@ -20,15 +23,16 @@ pub(crate) async fn identify(
     next: Next,
 ) -> Response {
     let id = state.caller_id(&name(&request, state.config()));
-    request.extensions_mut().insert(Caller { id, ..Caller::default() });
+    let key = request.extensions().get::<Arc<ApiKey>>();
+    let weight = key.map_or(NonZeroU32::MIN, |key| key.limits.weight);
+    request.extensions_mut().insert(Caller { id, weight });
     next.run(request).await
 }
 
 /// The caller's name. Names of different kinds begin differently.
 fn name(request: &Request, config: &ServeConfig) -> String {
-    if config.api_key.is_some() {
-        // There is one key.
-        return "key".to_owned();
+    if let Some(key) = request.extensions().get::<Arc<ApiKey>>() {
+        return format!("key {}", key.name);
     }
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
     let Some(peer) = peer.map(|ConnectInfo(peer)| peer.ip().to_canonical()) else {
@@ -59,6 +63,7 @@ mod tests {
     use clap::{Args, Command, FromArgMatches};
 
     use super::*;
+    use crate::model::keys::ApiKeys;
 
     fn config(argv: &[&str]) -> ServeConfig {
         let command = ServeConfig::augment_args(Command::new("serve").no_binary_name(true));
@@ -96,7 +101,14 @@ mod tests {
 
     #[test]
     fn all_who_have_the_key_are_one_caller() {
-        let config = config(&["--api-key=secret"]);
-        assert_eq!(name(&asked("10.0.0.1", ""), &config), name(&asked("10.0.0.2", ""), &config));
+        let config = config(&["--api-key=secret", "--api-key=other"]);
+        let keys = ApiKeys::load(&config).unwrap();
+        let name = |peer: &str, key: &str| {
+            let mut request = asked(peer, "");
+            request.extensions_mut().insert(keys.find(key.as_bytes()).unwrap());
+            name(&request, &config)
+        };
+        assert_eq!(name("10.0.0.1", "secret"), name("10.0.0.2", "secret"));
+        assert_ne!(name("10.0.0.1", "secret"), name("10.0.0.1", "other"));
     }
 }

@@ -73,7 +73,7 @@ fn hosts(request: &Request) -> ApiResult<Vec<Authority>> {
 /// # Errors
 /// 421 with the host that this server does not serve.
 fn check_hosts(hosts: &[Authority], config: &ServeConfig) -> ApiResult<()> {
-    if config.api_key.is_some() || !is_loopback(&config.host) {
+    if config.needs_key() || !is_loopback(&config.host) {
         return Ok(());
     }
     let is_served = |host: &&Authority| {

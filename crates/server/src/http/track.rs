@@ -1,6 +1,7 @@
 //! The outermost layer: names each request, counts it until its answer is out, and measures it.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -12,6 +13,7 @@ use axum::response::Response;
 use http_body::{Frame, SizeHint};
 use uuid::Uuid;
 
+use crate::model::keys::ApiKey;
 use crate::model::state::{ActiveRequest, AppState};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -36,10 +38,15 @@ pub(crate) async fn track(State(state): State<AppState>, request: Request, next:
     let mut tracker = Tracker { active, started, method, path, status, state };
     let mut response = next.run(request).await;
     tracker.status = response.status().as_u16();
+    let key = response.extensions().get::<Arc<ApiKey>>().map(|key| key.name.as_str());
+    if let Some(name) = key {
+        tracker.state.metrics().count_key_request(name, tracker.status);
+    }
     tracing::debug!(
         method,
         path = tracker.path,
         status = tracker.status,
+        key,
         request_id = request_id.to_str().unwrap_or_default(),
         "request"
     );

@@ -6,6 +6,7 @@ use candlepower_checkpoint::QuantizationMethod;
 use candlepower_engine::NoGpu;
 
 use crate::config::ConfigError;
+use crate::model::keys::KeysError;
 
 /// An error of the server as a whole; errors of requests are `ApiError`s.
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +14,9 @@ pub enum Error {
     /// The settings cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The API keys cannot be used.
+    #[error(transparent)]
+    Keys(#[from] KeysError),
     /// Harmony holds calls and reasoning in one format.
     #[error(
         "--tool-call-parser and --reasoning-parser do not go together: gpt_oss is for both or for neither"

@@ -196,7 +196,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
         max_num_batched_tokens: config.max_num_batched_tokens,
         max_queued_seqs: config.max_queued_requests,
         enable_prefix_caching: config.prefix_caching(),
-        prefix_cache_scope: match config.prefix_cache_scope {
+        prefix_cache_scope: match config.prefix_cache_scope() {
             CacheScope::Server => PrefixCacheScope::Server,
             CacheScope::Caller => PrefixCacheScope::Caller,
         },

@@ -10,6 +10,7 @@ use crate::lifecycle::logging::Terminal;
 use crate::lifecycle::pull::pull;
 use crate::lifecycle::source::ModelSource;
 use crate::lifecycle::startup::load_in_thread;
+use crate::model::keys::ApiKeys;
 use crate::model::metrics::Metrics;
 use crate::model::served_model::Served;
 use crate::model::state::AppState;
@@ -36,7 +37,8 @@ pub async fn start_engine(
     let source = ModelSource::find(&config)?;
     let mut measured = Metrics::new(None, &source.names(&config)[0]);
     measured.engine = metrics;
-    let state = AppState::new(config, measured);
+    let keys = ApiKeys::load(&config)?;
+    let state = AppState::new(config, measured, keys);
     let local = pull(&source, &state, &device, terminal).await?;
     let Description::Decoder(checkpoint) = &local.description else {
         return Err(Error::NotGenerating);

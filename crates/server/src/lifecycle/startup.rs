@@ -20,6 +20,7 @@ use crate::lifecycle::logging::{self, Terminal};
 use crate::lifecycle::pull::{LocalModel, pull};
 use crate::lifecycle::signals::StopSignals;
 use crate::lifecycle::source::ModelSource;
+use crate::model::keys::ApiKeys;
 use crate::model::metrics::Metrics;
 use crate::model::served_model::{LoadedModel, PoolingModel, Served};
 use crate::model::state::AppState;
@@ -113,9 +114,17 @@ impl Server {
         let metrics = Metrics::new(config.metrics_compat, &source.names(config)[0]);
         let dropped = |reason| metrics.dropped_log_lines(reason);
         logging::count_dropped_lines(dropped("write_failed"), dropped("queue_full"));
-        let state = AppState::new(config.clone(), metrics.clone());
+        let keys = ApiKeys::load(config)?;
+        let state = AppState::new(config.clone(), metrics.clone(), keys);
         let (listener, address) = bind(config).await?;
         announce(effective, &chosen, &address);
+        if let Some(file) = &config.api_keys_file {
+            tracing::info!(
+                "API keys, with those of {}: {}",
+                file.display(),
+                state.keys().describe()
+            );
+        }
         let (stop, stopped) = watch::channel(false);
         let served =
             listen::serve(listener, router(state.clone()), config.max_connections, stopped);
@@ -240,7 +249,7 @@ fn announce_model(config: &ServeConfig, model: &Served, address: &SocketAddr, to
         Served::Generating(model) => announce_generating(config, model),
         Served::Pooling(model) => announce_pooling(config, model),
     }
-    if config.api_key.is_none() && !address.ip().is_loopback() {
+    if !config.needs_key() && !address.ip().is_loopback() {
         tracing::warn!("everybody who reaches {address} can use this server: no API key is set");
     }
     tracing::info!(

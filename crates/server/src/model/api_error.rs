@@ -13,6 +13,8 @@ pub(crate) struct ApiError {
     code: Option<&'static str>,
     param: Option<String>,
     message: String,
+    /// Seconds after which a client that was turned away may try again.
+    retry_after: u64,
 }
 
 /// A result of a handler.
@@ -21,12 +23,10 @@ pub(crate) type ApiResult<T> = Result<T, ApiError>;
 const INVALID_REQUEST: &str = "invalid_request_error";
 const SERVER_ERROR: &str = "server_error";
 
-/// Seconds after which a client that was turned away may try again.
-const RETRY_AFTER_S: &str = "1";
-
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, code: None, param: None, message: message.into() }
+        let message = message.into();
+        Self { status, kind, code: None, param: None, message, retry_after: 1 }
     }
 
     fn with_code(self, code: &'static str) -> Self {
@@ -189,6 +189,17 @@ impl ApiError {
             .with_code("queue_full")
     }
 
+    /// 429: the caller has had what it may have for now.
+    pub(crate) fn rate_limited(message: impl Into<String>, retry_after: u64) -> Self {
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+        Self { retry_after, ..error.with_code("rate_limit_exceeded") }
+    }
+
+    /// 400: the caller may never have so much.
+    pub(crate) fn beyond_key(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, message).with_code("key_limit_exceeded")
+    }
+
     /// 500.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, SERVER_ERROR, message)
@@ -256,7 +267,7 @@ impl IntoResponse for ApiError {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                headers.insert(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_S));
+                headers.insert(header::RETRY_AFTER, self.retry_after.into());
             }
             // What is left of the body would be taken for the next request.
             StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT => {

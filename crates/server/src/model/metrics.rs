@@ -25,6 +25,13 @@ pub(crate) struct Metrics {
     pub(crate) generation_tokens: Histogram,
 }
 
+/// Counters of a key.
+#[derive(Debug)]
+pub(crate) struct KeyCounters {
+    pub(crate) prompt_tokens: Counter,
+    pub(crate) generation_tokens: Counter,
+}
+
 /// Whose names the metrics have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Naming {
@@ -242,6 +249,24 @@ const DESCRIPTIONS: &[Description] = &[
         "Seconds from an HTTP request's arrival to the end of its answer, by method and path.",
     ),
     describe(
+        "key_requests_total",
+        "vllm:key_requests_total",
+        Kind::Counter,
+        "HTTP requests with an API key, by the key's name and the status.",
+    ),
+    describe(
+        "key_prompt_tokens_total",
+        "vllm:key_prompt_tokens_total",
+        Kind::Counter,
+        "Prompt tokens of requests with an API key, by the key's name.",
+    ),
+    describe(
+        "key_generation_tokens_total",
+        "vllm:key_generation_tokens_total",
+        Kind::Counter,
+        "Tokens generated for requests with an API key, by the key's name.",
+    ),
+    describe(
         "log_lines_dropped_total",
         "vllm:log_lines_dropped_total",
         Kind::Counter,
@@ -337,6 +362,22 @@ impl Metrics {
     pub(crate) fn dropped_log_lines(&self, reason: &'static str) -> Counter {
         let labels = vec![Label::from_static_parts("reason", reason)];
         self.counter("log_lines_dropped_total", labels)
+    }
+
+    /// Counters of what a key is used for.
+    pub(crate) fn key_counters(&self, name: &str) -> KeyCounters {
+        let counter = |metric| self.counter(metric, vec![Label::new("key", name.to_owned())]);
+        KeyCounters {
+            prompt_tokens: counter("key_prompt_tokens_total"),
+            generation_tokens: counter("key_generation_tokens_total"),
+        }
+    }
+
+    /// Counts an answered HTTP request with a key.
+    pub(crate) fn count_key_request(&self, name: &str, status: u16) {
+        let labels =
+            vec![Label::new("key", name.to_owned()), Label::new("status", status.to_string())];
+        self.counter("key_requests_total", labels).increment(1);
     }
 
     /// Counts an answered HTTP request.

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use crate::config::ServeConfig;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::body_memory::BodyMemory;
+use crate::model::keys::ApiKeys;
 use crate::model::metrics::Metrics;
 use crate::model::permits::Permits;
 use crate::model::served_model::Served;
@@ -21,6 +22,7 @@ pub(crate) struct AppState(Arc<Shared>);
 
 struct Shared {
     config: ServeConfig,
+    keys: ApiKeys,
     metrics: Metrics,
     lifecycle: Mutex<Lifecycle>,
     /// HTTP requests that were let through and are not answered to the end.
@@ -50,11 +52,12 @@ enum Lifecycle {
 }
 
 impl AppState {
-    pub(crate) fn new(config: ServeConfig, metrics: Metrics) -> Self {
+    pub(crate) fn new(config: ServeConfig, metrics: Metrics, keys: ApiKeys) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let body_memory = BodyMemory::new(config.max_body_memory.0);
         Self(Arc::new(Shared {
             config,
+            keys,
             body_memory,
             caller_ids: RandomState::new(),
             metrics,
@@ -67,6 +70,10 @@ impl AppState {
 
     pub(crate) fn config(&self) -> &ServeConfig {
         &self.0.config
+    }
+
+    pub(crate) fn keys(&self) -> &ApiKeys {
+        &self.0.keys
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {

@@ -19,6 +19,7 @@ use crate::config::ServeConfig;
 use crate::http::listen;
 use crate::lifecycle::load::load;
 use crate::lifecycle::pull::LocalModel;
+use crate::model::keys::ApiKeys;
 use crate::model::metrics::Metrics;
 use crate::model::served_model::{LoadedModel, Served};
 
@@ -26,7 +27,9 @@ fn starting(argv: &[&str]) -> AppState {
     let command = ServeConfig::augment_args(Command::new("serve").no_binary_name(true));
     let argv = ["demo", "--kv-cache-memory=64Mi", "--threads=2"].iter().chain(argv);
     let matches = command.try_get_matches_from(argv).unwrap();
-    AppState::new(ServeConfig::from_arg_matches(&matches).unwrap(), Metrics::new(None, "demo"))
+    let config = ServeConfig::from_arg_matches(&matches).unwrap();
+    let keys = ApiKeys::load(&config).unwrap();
+    AppState::new(config, Metrics::new(None, "demo"), keys)
 }
 
 fn ready(argv: &[&str]) -> AppState {

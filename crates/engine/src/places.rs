@@ -1,0 +1,148 @@
+//! Places in the queue: how many sequences may run or wait, of one caller and of all.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use candlepower_scheduler::CallerId;
+
+use crate::SubmitError;
+
+/// Queue places, one for each sequence that runs or waits.
+///
+/// One caller has at most `limit` of them, and all callers together twice as many. A caller also has at most as many as are left free,
+/// so a new caller always finds some. Source of that rule: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+/// packet switches", 1998.
+#[derive(Debug)]
+pub(crate) struct Places {
+    limit: usize,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    of_all: usize,
+    /// Callers with places.
+    of_callers: HashMap<CallerId, usize>,
+}
+
+/// One place, for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct TakenPlace {
+    places: Arc<Places>,
+    caller: CallerId,
+}
+
+impl Places {
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit, taken: Mutex::default() })
+    }
+
+    /// Most places of one caller.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Places that are taken.
+    pub(crate) fn num_taken(&self) -> usize {
+        self.taken().of_all
+    }
+
+    /// Whether a caller could take `n` places now. While no place is taken, it could take any number.
+    ///
+    /// # Errors
+    /// [`SubmitError::QueueFull`], with the places that this caller has and may have.
+    pub(crate) fn check(&self, caller: CallerId, n: usize) -> Result<(), SubmitError> {
+        self.check_taken(&self.taken(), caller, n)
+    }
+
+    /// Takes `n` places for a caller.
+    ///
+    /// # Errors
+    /// [`SubmitError::QueueFull`], as for [`Self::check`].
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        caller: CallerId,
+        n: usize,
+    ) -> Result<Vec<TakenPlace>, SubmitError> {
+        let mut taken = self.taken();
+        self.check_taken(&taken, caller, n)?;
+        taken.of_all += n;
+        *taken.of_callers.entry(caller).or_default() += n;
+        drop(taken);
+        Ok((0..n).map(|_| TakenPlace { places: Arc::clone(self), caller }).collect())
+    }
+
+    fn check_taken(&self, taken: &Taken, caller: CallerId, n: usize) -> Result<(), SubmitError> {
+        let in_flight = taken.of_callers.get(&caller).copied().unwrap_or(0);
+        let free = self.limit.saturating_mul(2).saturating_sub(taken.of_all);
+        let limit = self.limit.min(free);
+        match taken.of_all == 0 || in_flight.saturating_add(n) <= limit {
+            true => Ok(()),
+            false => Err(SubmitError::QueueFull { in_flight, limit }),
+        }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for TakenPlace {
+    fn drop(&mut self) {
+        let mut taken = self.places.taken();
+        taken.of_all -= 1;
+        if let Some(of_caller) = taken.of_callers.get_mut(&self.caller) {
+            *of_caller -= 1;
+            if *of_caller == 0 {
+                taken.of_callers.remove(&self.caller);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes places one by one until the next one is refused.
+    fn fill(places: &Arc<Places>, caller: u64) -> Vec<TakenPlace> {
+        let take = || places.take(CallerId(caller), 1).ok();
+        std::iter::from_fn(take).flatten().collect()
+    }
+
+    #[test]
+    fn one_caller_has_the_limit() {
+        let places = Places::new(6);
+        let taken = fill(&places, 1);
+        assert_eq!((taken.len(), places.num_taken()), (6, 6));
+        let refused = places.check(CallerId(1), 1).unwrap_err();
+        assert!(matches!(refused, SubmitError::QueueFull { in_flight: 6, limit: 6 }), "{refused}");
+        drop(taken);
+        assert_eq!(places.num_taken(), 0);
+        assert!(places.taken().of_callers.is_empty());
+    }
+
+    #[test]
+    fn a_new_caller_finds_places_however_many_others_take_all_they_get() {
+        let places = Places::new(120);
+        let mut held = Vec::new();
+        for caller in 0..30 {
+            let taken = fill(&places, caller);
+            assert!(!taken.is_empty(), "caller {caller} has none");
+            held.push(taken);
+            assert!(places.num_taken() <= 240);
+        }
+    }
+
+    #[test]
+    fn with_nothing_in_flight_a_request_may_be_larger() {
+        let places = Places::new(2);
+        let large = places.take(CallerId(1), 5).unwrap();
+        assert_eq!(large.len(), 5);
+        assert!(places.check(CallerId(2), 1).is_err());
+        drop(large);
+        places.check(CallerId(2), 9).unwrap();
+    }
+}
