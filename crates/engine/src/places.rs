@@ -11,8 +11,9 @@ use crate::SubmitError;
 
 /// Queue places, one for each sequence that runs or waits.
 ///
-/// One caller has at most `limit` of them, and all callers together twice as many. A caller also has at most as many as are left free,
-/// so a new caller always finds some. Source of that rule: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+/// One caller has at most `limit` of them, and all callers together twice as many. A caller also has at most as many as are left free.
+/// So a newcomer finds places beside a caller that takes all it gets, and where several do, as soon as one of theirs ends.
+/// Source of that rule: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
 /// packet switches", 1998.
 #[derive(Debug)]
 pub(crate) struct Places {
@@ -125,15 +126,27 @@ mod tests {
     }
 
     #[test]
-    fn a_new_caller_finds_places_however_many_others_take_all_they_get() {
+    fn newcomers_find_places_beside_callers_that_take_all_they_get() {
         let places = Places::new(120);
-        let mut held = Vec::new();
-        for caller in 0..30 {
-            let taken = fill(&places, caller);
-            assert!(!taken.is_empty(), "caller {caller} has none");
-            held.push(taken);
-            assert!(places.num_taken() <= 240);
+        let held: Vec<_> = (0..6).map(|caller| fill(&places, caller)).collect();
+        let counts: Vec<usize> = held.iter().map(Vec::len).collect();
+        assert_eq!(counts, [120, 60, 30, 15, 8, 4]);
+    }
+
+    #[test]
+    fn nobody_is_left_without_places_for_long() {
+        let places = Places::new(120);
+        let mut held: Vec<_> = (0..30).map(|caller| fill(&places, caller)).collect();
+        assert_eq!(places.num_taken(), 240);
+        for turn in 0..300 {
+            // One sequence of somebody ends, and everybody tries to add one.
+            held[turn % 30].pop();
+            for (caller, held) in held.iter_mut().enumerate() {
+                held.extend(places.take(CallerId(caller as u64), 1).into_iter().flatten());
+            }
         }
+        let counts = held.iter().map(Vec::len);
+        assert!(counts.clone().min() >= Some(1), "{:?}", counts.collect::<Vec<_>>());
     }
 
     #[test]
