@@ -1,16 +1,21 @@
 //! What the end-to-end tests have in common: servers of their own, an HTTP client, a model hub, Python and Node.
 
+mod certificates;
 mod cluster;
 mod engine;
+mod frames;
 mod http;
 mod hub;
 mod metrics;
 mod port_forward;
 mod programs;
 mod server;
+mod socket;
 
+pub(crate) use certificates::{Authority, Pair, self_signed};
 pub(crate) use cluster::{Cluster, Story};
 pub(crate) use engine::{Engine, IMAGE, Manner};
+pub(crate) use frames::{END_HEADERS, END_STREAM, Frame, Frames, HeaderList, Kind};
 pub(crate) use http::{Request, Response, ResponseStream, read_response};
 pub(crate) use hub::{
     Access, Fault, Files, Hub, MEMBER_TOKEN, OUTSIDER_TOKEN, Seen, Side, Spot, Times,
@@ -18,6 +23,7 @@ pub(crate) use hub::{
 pub(crate) use metrics::Metrics;
 pub(crate) use programs::{framework_python, node, python, run_to_end};
 pub(crate) use server::{Server, ServerBuilder, TempFolder, binary, program, without_settings};
+pub(crate) use socket::Socket;
 
 use std::time::{Duration, Instant};
 

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 
 use serde_json::Value;
 
-use super::DEADLINE;
+use super::Socket;
 
 /// A request to be sent.
 #[derive(Clone, Debug)]
@@ -42,10 +42,12 @@ impl Request {
 
     /// Sends the request and reads the answer's head.
     pub(crate) fn open(&self, address: SocketAddr) -> io::Result<ResponseStream> {
-        let mut socket = TcpStream::connect(address)?;
-        socket.set_nodelay(true)?;
-        socket.set_read_timeout(Some(DEADLINE))?;
-        socket.set_write_timeout(Some(DEADLINE))?;
+        self.open_over(Socket::connect(address, None)?)
+    }
+
+    /// The same over a connection that was opened for it.
+    pub(crate) fn open_over(&self, mut socket: Socket) -> io::Result<ResponseStream> {
+        let address = socket.stream().peer_addr()?;
         let mut message = format!(
             "{} {} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n",
             self.method, self.path
@@ -60,7 +62,7 @@ impl Request {
         let mut message = message.into_bytes();
         message.extend_from_slice(&self.body);
         // A server that refuses early may stop reading: its answer still counts.
-        let written = socket.write_all(&message);
+        let written = socket.write_all(&message).and_then(|()| socket.flush());
         ResponseStream::read_head(socket, &self.method)
             .map_err(|error| written.err().unwrap_or(error))
     }
@@ -154,7 +156,7 @@ pub(crate) struct ResponseStream {
 }
 
 impl ResponseStream {
-    fn read_head(socket: TcpStream, method: &str) -> io::Result<Self> {
+    fn read_head(socket: Socket, method: &str) -> io::Result<Self> {
         let mut reader = BufReader::new(socket);
         let (status, headers) = read_head(&mut reader)?;
         // The answer to HEAD tells the length of a body that it does not have.
@@ -201,6 +203,11 @@ impl ResponseStream {
             self.headers
         );
         std::iter::from_fn(|| self.next_chunk()).collect()
+    }
+
+    /// The connection that it comes through.
+    pub(crate) fn socket(&self) -> &Socket {
+        self.body.get_ref().reader.get_ref()
     }
 
     /// Reads so many bytes of the body as the buffer has.
@@ -284,7 +291,7 @@ impl Framing {
 
 #[derive(Debug)]
 struct Body {
-    reader: BufReader<TcpStream>,
+    reader: BufReader<Socket>,
     framing: Framing,
 }
 
@@ -313,7 +320,7 @@ impl Read for Body {
 }
 
 fn read_up_to(
-    reader: &mut BufReader<TcpStream>,
+    reader: &mut BufReader<Socket>,
     buffer: &mut [u8],
     left: &mut u64,
 ) -> io::Result<usize> {

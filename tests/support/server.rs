@@ -9,9 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
+use rustls::ClientConfig;
 use serde_json::{Value, json};
 
-use super::{DEADLINE, Metrics, Request, Response, ResponseStream, wait_for, wait_for_or};
+use super::{
+    DEADLINE, Metrics, Pair, Request, Response, ResponseStream, Socket, wait_for, wait_for_or,
+};
 
 /// The binary under test: what `CANDLEPOWER_BIN` names, else the one built beside this test.
 pub(crate) fn binary() -> PathBuf {
@@ -44,13 +47,14 @@ pub(crate) struct ServerBuilder {
     args: Vec<OsString>,
     env: Vec<(String, String)>,
     input: Option<PathBuf>,
+    client: Option<Arc<ClientConfig>>,
 }
 
 impl ServerBuilder {
     /// `serve MODEL`, with little memory, since several tests run at once; over as many ranks as CANDLEPOWER_TEST_RANKS says.
     pub(crate) fn new(model: impl AsRef<Path>) -> Self {
         let args = vec!["serve".into(), model.as_ref().into()];
-        let builder = Self { args, env: Vec::new(), input: None };
+        let builder = Self { args, env: Vec::new(), input: None, client: None };
         let builder =
             builder.env("BLAZE_KV_CACHE_MEMORY", "64Mi").env("PRISM_KV_CACHE_MEMORY", "64Mi");
         match std::env::var("CANDLEPOWER_TEST_RANKS") {
@@ -75,6 +79,12 @@ impl ServerBuilder {
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.into(), value.into()));
         self
+    }
+
+    /// Has the server speak TLS, and asks it as this client.
+    pub(crate) fn tls(self, pair: &Pair, client: Arc<ClientConfig>) -> Self {
+        let with = self.flag("--ssl-certfile", &pair.certificate).flag("--ssl-keyfile", &pair.key);
+        Self { client: Some(client), ..with }
     }
 
     /// Gives the server a file as its standard input, in place of none.
@@ -102,7 +112,8 @@ impl ServerBuilder {
 
     /// Starts the server and waits until it listens, which it does before it has loaded its model.
     #[track_caller]
-    pub(crate) fn listen(self) -> Server {
+    pub(crate) fn listen(mut self) -> Server {
+        let client = self.client.take();
         let mut child = self.flags("--port 0").command().spawn().unwrap();
         let log = Log::default();
         let (found, addresses) = channel();
@@ -120,7 +131,7 @@ impl ServerBuilder {
             });
         }
         drop(found);
-        Server { address: first_address(&addresses, &mut child, &log), child, log }
+        Server { address: first_address(&addresses, &mut child, &log), client, child, log }
     }
 
     /// Starts the server expecting that it refuses to, with a message.
@@ -167,9 +178,10 @@ fn first_address(addresses: &Receiver<SocketAddr>, child: &mut Child, log: &Log)
     })
 }
 
-/// The address in `.. listening on http://127.0.0.1:8000 ..`.
+/// The address in `.. listening on http://127.0.0.1:8000 ..`, or with https.
 fn address_in(line: &str) -> Option<SocketAddr> {
-    let (_, rest) = line.split_once("listening on http://")?;
+    let (_, rest) = line.split_once("listening on http")?;
+    let (_, rest) = rest.split_once("://")?;
     let end = rest.find(|c: char| !(c.is_ascii_digit() || ".:".contains(c))).unwrap_or(rest.len());
     rest[..end].parse().ok().filter(|address: &SocketAddr| address.port() != 0)
 }
@@ -200,6 +212,8 @@ impl Log {
 /// A running server; it is killed when dropped, and its log is shown if the test failed.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
+    /// The client of a server that speaks TLS.
+    client: Option<Arc<ClientConfig>>,
     child: Child,
     log: Log,
 }
@@ -212,7 +226,13 @@ impl Server {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.address)
+        let scheme = if self.client.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.address)
+    }
+
+    /// Opens a connection.
+    pub(crate) fn connect(&self) -> std::io::Result<Socket> {
+        Socket::connect(self.address, self.client.as_ref())
     }
 
     #[track_caller]
@@ -226,7 +246,13 @@ impl Server {
 
     #[track_caller]
     pub(crate) fn send(&self, request: &Request) -> Response {
-        request.send(self.address).unwrap_or_else(|error| panic!("{error}: {request:?}"))
+        let answer = self.try_send(request);
+        answer.unwrap_or_else(|error| panic!("{error}: {request:?}"))
+    }
+
+    /// Sends a request that may fail.
+    pub(crate) fn try_send(&self, request: &Request) -> std::io::Result<Response> {
+        request.open_over(self.connect()?)?.finish()
     }
 
     #[track_caller]
@@ -242,7 +268,7 @@ impl Server {
     /// Opens a streamed answer.
     #[track_caller]
     pub(crate) fn open(&self, path: &str, body: &Value) -> ResponseStream {
-        Request::post(path, body).open(self.address).unwrap()
+        Request::post(path, body).open_over(self.connect().unwrap()).unwrap()
     }
 
     /// Completes a prompt: `body` without its model.
@@ -289,7 +315,12 @@ impl Server {
 
     /// Asks the server to stop, as a supervisor does.
     pub(crate) fn terminate(&self) {
-        let command = format!("kill -TERM {}", self.child.id());
+        self.signal("TERM");
+    }
+
+    /// Sends a signal, by its name.
+    pub(crate) fn signal(&self, name: &str) {
+        let command = format!("kill -{name} {}", self.child.id());
         assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success());
     }
 

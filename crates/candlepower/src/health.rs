@@ -1,15 +1,19 @@
 //! `candlepower health`: asks a server whether it is healthy, for container engines and scripts that have no HTTP client.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
-use std::path::Path;
+use std::net::{IpAddr, TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
+use candlepower_client::tls::{Identity, Trust, client_config};
 use candlepower_machine::{print, print_error};
 use candlepower_server::ServeConfig;
 use clap::{Args, Command};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 /// The first process of a container is its server, or an init that holds the server's command line.
 const FIRST_PROCESS: &str = "/proc/1/cmdline";
@@ -21,6 +25,10 @@ pub(crate) struct HealthArgs {
     /// Address of the server [default: the server of this container, or where the environment says that one listens]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
+    /// PEM file with the certificate of an https server, or of its authority, to trust besides the system's. Not needed for a
+    /// server on a loopback address, whose certificate is not checked, nor for one that is found in the settings
+    #[arg(long, value_name = "FILE")]
+    cacert: Option<PathBuf>,
     /// Seconds to wait for the answer
     #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
@@ -30,7 +38,9 @@ pub(crate) struct HealthArgs {
 pub(crate) fn run(args: &HealthArgs, command: &Command) -> ExitCode {
     let timeout = Duration::from_secs(args.timeout);
     let asked = match &args.url {
-        Some(url) => Address::of_url(url).and_then(|address| address.ask(timeout)),
+        Some(url) => {
+            Address::of_url(url, args.cacert.clone()).and_then(|server| server.ask(timeout))
+        }
         None => ask_own_server(command, timeout),
     };
     match asked {
@@ -69,26 +79,40 @@ fn serve_flags(command_line: &[u8]) -> Option<Vec<String>> {
     Some(words[at + 2..].iter().map(|word| (*word).to_owned()).collect())
 }
 
-/// Where a server is asked.
+/// Where a server is asked, and how.
 #[derive(Debug, PartialEq, Eq)]
 struct Address {
     /// Host and port as they stand in a URL.
     authority: String,
     /// What stands before `/health`.
     prefix: String,
+    tls: Option<Tls>,
+}
+
+/// The files for TLS with a server.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tls {
+    /// Has certificates that are trusted.
+    trusted: Option<PathBuf>,
+    /// Certificate and key to show.
+    identity: Option<(PathBuf, PathBuf)>,
 }
 
 impl Address {
-    fn of_url(url: &str) -> Result<Self> {
-        if url.starts_with("https://") {
-            bail!("{url}: give the server's own address, which begins with http://");
-        }
-        let rest = url.strip_prefix("http://").unwrap_or(url);
+    fn of_url(url: &str, cacert: Option<PathBuf>) -> Result<Self> {
+        let (tls, rest) = match url.strip_prefix("https://") {
+            Some(rest) => (Some(Tls { trusted: cacert, identity: None }), rest),
+            None => (None, url.strip_prefix("http://").unwrap_or(url)),
+        };
         let (authority, prefix) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let after_host = authority.rsplit_once(']').map_or(authority, |(_, port)| port);
-        let port = if after_host.contains(':') { "" } else { ":80" };
+        let port = match &tls {
+            _ if after_host.contains(':') => "",
+            Some(_) => ":443",
+            None => ":80",
+        };
         let prefix = prefix.trim_end_matches('/').to_owned();
-        Ok(Self { authority: format!("{authority}{port}"), prefix })
+        Ok(Self { authority: format!("{authority}{port}"), prefix, tls })
     }
 
     /// Where a server listens that was started with these flags in this environment.
@@ -103,36 +127,80 @@ impl Address {
             host if host.contains(':') => format!("[{host}]"),
             host => host.to_owned(),
         };
-        Ok(Self { authority: format!("{host}:{}", config.port()), prefix: String::new() })
+        let authority = format!("{host}:{}", config.port());
+        let tls = config.ssl_certfile.map(|certificate| Tls {
+            trusted: Some(certificate.clone()),
+            // A server that wants clients' certificates takes its own.
+            identity: config.ssl_ca_certs.and(config.ssl_keyfile).map(|key| (certificate, key)),
+        });
+        Ok(Self { authority, prefix: String::new(), tls })
     }
 
     fn ask(&self, timeout: Duration) -> Result<Answer> {
-        let Self { authority, prefix } = self;
+        let Self { authority, prefix, tls } = self;
+        let (scheme, hint) = match tls {
+            Some(_) => ("https", " (http:// where it has no TLS)"),
+            None => ("http", ""),
+        };
         let answer = self.exchange(timeout).with_context(|| {
-            format!("no server answers at http://{authority}{prefix}; start one, or say where with --url")
+            format!("no server answers at {scheme}://{authority}{prefix}; start one, or say where with --url{hint}")
         })?;
         Answer::parse(&answer).with_context(|| format!("{authority} does not speak HTTP"))
     }
 
-    fn exchange(&self, timeout: Duration) -> io::Result<Vec<u8>> {
-        let Self { authority, prefix } = self;
+    fn exchange(&self, timeout: Duration) -> Result<Vec<u8>> {
         let mut connected = Err(io::ErrorKind::AddrNotAvailable.into());
-        for address in authority.to_socket_addrs()? {
+        for address in self.authority.to_socket_addrs()? {
             connected = TcpStream::connect_timeout(&address, timeout);
             if connected.is_ok() {
                 break;
             }
         }
-        let mut stream = connected?;
+        let stream = connected?;
         stream.set_read_timeout(Some(timeout))?;
         stream.set_write_timeout(Some(timeout))?;
-        write!(
+        let Some(tls) = &self.tls else { return Ok(self.request(stream)?) };
+        let host = self.host();
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|_| anyhow!("`{host}` is no name of a server"))?;
+        let session = ClientConnection::new(Arc::new(tls.config(host)?), name)?;
+        Ok(self.request(StreamOwned::new(session, stream))?)
+    }
+
+    /// The name or the address, without brackets.
+    fn host(&self) -> &str {
+        let host =
+            self.authority.rsplit_once(':').map_or(self.authority.as_str(), |(host, _)| host);
+        host.trim_start_matches('[').trim_end_matches(']')
+    }
+
+    fn request(&self, mut stream: impl Read + Write) -> io::Result<Vec<u8>> {
+        let Self { authority, prefix, .. } = self;
+        let asked = write!(
             stream,
             "GET {prefix}/health HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n"
-        )?;
+        );
+        let asked = asked.and_then(|()| stream.flush());
         let mut answer = Vec::new();
+        // A server that ends the connection has said why, where that can still be read.
         stream.take(MAX_ANSWER).read_to_end(&mut answer)?;
-        Ok(answer)
+        asked.map(|()| answer)
+    }
+}
+
+impl Tls {
+    /// A server at a loopback address is of this machine, whatever its certificate; all others are checked.
+    fn config(&self, host: &str) -> Result<ClientConfig> {
+        let is_loopback = host.eq_ignore_ascii_case("localhost")
+            || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback());
+        let trust = match &self.trusted {
+            _ if is_loopback => Trust::Anything,
+            Some(path) => Trust::SystemAnd(path),
+            None => Trust::System,
+        };
+        let identity = self.identity.as_ref();
+        let identity = identity.map(|(certificate, key)| Identity { certificate, key });
+        client_config(trust, identity).map_err(|error| anyhow!(error))
     }
 }
 
@@ -174,7 +242,7 @@ mod tests {
     #[test]
     fn urls_may_leave_out_what_is_usual() {
         let parts = |url: &str| {
-            let address = Address::of_url(url).unwrap();
+            let address = Address::of_url(url, None).unwrap();
             (address.authority, address.prefix)
         };
         let owned = |authority: &str, prefix: &str| (authority.to_owned(), prefix.to_owned());
@@ -183,7 +251,10 @@ mod tests {
         assert_eq!(parts("http://models.internal/a/b/"), owned("models.internal:80", "/a/b"));
         assert_eq!(parts("http://[::1]/"), owned("[::1]:80", ""));
         assert_eq!(parts("http://[::1]:8000"), owned("[::1]:8000", ""));
-        assert!(Address::of_url("https://localhost").is_err());
+        assert_eq!(parts("https://localhost"), owned("localhost:443", ""));
+        assert_eq!(parts("https://localhost:8000/a"), owned("localhost:8000", "/a"));
+        let host = |url: &str| Address::of_url(url, None).unwrap().host().to_owned();
+        assert_eq!((host("https://[::1]"), host("a:1")), ("::1".into(), "a".into()));
     }
 
     #[test]

@@ -16,7 +16,8 @@ use crate::error::{Error, Result};
 use crate::params::Params;
 use crate::quantity::memory_bytes;
 use crate::secret::{Secrets, is_secret};
-use crate::spec::{Device, Spec};
+use crate::spec::{Device, Spec, TLS_FILES};
+use crate::status::Framework;
 
 /// Longest name: a label of DNS.
 const MAX_NAME: usize = 63;
@@ -103,6 +104,7 @@ impl Plan {
             if image.take().is_some() {
                 warnings.push("image has no effect with the process backend".to_owned());
             }
+            make_absolute(params.framework, &mut env);
         } else {
             // What a process has from its parent a container is told: the same hub, the image of this machine's user.
             let variable = |name| std::env::var(name).ok().filter(|text| !text.trim().is_empty());
@@ -266,10 +268,21 @@ fn split_env(params: &Params) -> Result<(BTreeMap<String, String>, Secrets)> {
         if key.0.trim().is_empty() {
             return Err(Error::validation("api_key", "", "it is empty; leave it out"));
         }
-        let prefix = params.framework.as_str().to_ascii_uppercase();
-        secrets.0.insert(format!("{prefix}_API_KEY"), key.0.clone());
+        secrets.0.insert(params.framework.variable("API_KEY"), key.0.clone());
     }
     Ok((env, secrets))
+}
+
+/// Names the files of certificates by their full paths: others than the server, which are elsewhere, read them too.
+fn make_absolute(framework: Framework, env: &mut BTreeMap<String, String>) {
+    for file in TLS_FILES {
+        let path = env.get_mut(&framework.variable(file)).filter(|path| !path.is_empty());
+        if let Some(path) = path
+            && let Ok(full) = std::path::absolute(&path)
+        {
+            *path = full.to_string_lossy().into_owned();
+        }
+    }
 }
 
 /// The hub's token in this process's environment.

@@ -19,6 +19,7 @@ impl Forward {
     /// Opens it, and hands each connection to `connect`; port 0 takes a free one.
     #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "all servers are here"))]
     pub(crate) async fn open<C>(
+        scheme: &str,
         port: u16,
         connect: impl Fn(TcpStream) -> C + Send + 'static,
     ) -> Result<Self>
@@ -34,7 +35,7 @@ impl Forward {
                 tokio::spawn(connect(stream));
             }
         });
-        Ok(Self { url: format!("http://{address}"), task })
+        Ok(Self { url: format!("{scheme}://{address}"), task })
     }
 }
 

@@ -1,15 +1,24 @@
 //! Asks a server for its health.
 
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::spec::Spec;
+use crate::tls::{Identity, Trust, client_config};
+
 /// Longest wait for the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Asks servers that this machine can reach.
+/// Asks a server of this machine, which it reaches at a loopback address.
 #[derive(Clone, Debug)]
-pub(crate) struct HealthClient(reqwest::Client);
+pub(crate) struct HealthClient {
+    client: reqwest::Client,
+    /// Certificate and key that the server wants to see.
+    identity: Option<(PathBuf, PathBuf)>,
+}
 
 /// The answer of `/health`.
 #[derive(Clone, Debug, Deserialize)]
@@ -30,21 +39,33 @@ pub(crate) struct Bytes {
 impl HealthClient {
     /// # Errors
     /// The library cannot be set up.
-    pub(crate) fn new() -> reqwest::Result<Self> {
-        // A proxy is not for servers of this machine, which have no certificate either.
-        let client = reqwest::Client::builder()
-            .no_proxy()
-            .tls_built_in_root_certs(false)
-            .timeout(PATIENCE)
-            .pool_max_idle_per_host(0);
-        Ok(Self(client.build()?))
+    pub(crate) fn new(spec: &Spec) -> io::Result<Self> {
+        let owned = |(certificate, key): (&Path, &Path)| (certificate.into(), key.into());
+        Ok(Self { client: client(None)?, identity: spec.identity().map(owned) })
     }
 
     /// What the server at this address says; `None` if it says nothing that can be understood.
     pub(crate) async fn ask(&self, url: &str) -> Option<Health> {
-        let response = self.0.get(format!("{url}/health")).send().await.ok()?;
+        let client = match &self.identity {
+            // The files may have been replaced.
+            Some((certificate, key)) => &client(Some(Identity { certificate, key })).ok()?,
+            None => &self.client,
+        };
+        let response = client.get(format!("{url}/health")).send().await.ok()?;
         Health::read(&response.bytes().await.ok()?)
     }
+}
+
+fn client(identity: Option<Identity<'_>>) -> io::Result<reqwest::Client> {
+    // A server at a loopback address is of this machine, whatever its certificate.
+    let tls = client_config(Trust::Anything, identity).map_err(io::Error::other)?;
+    // A proxy is not for servers of this machine.
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .use_preconfigured_tls(tls)
+        .timeout(PATIENCE)
+        .pool_max_idle_per_host(0);
+    client.build().map_err(io::Error::other)
 }
 
 impl Health {

@@ -28,6 +28,7 @@ mod secret;
 mod secret_file;
 mod spec;
 mod status;
+pub mod tls;
 
 pub use backend::Backend;
 pub use client::Client;

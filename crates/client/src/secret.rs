@@ -42,7 +42,7 @@ pub(crate) fn is_secret(name: &str) -> bool {
     const PARTS: [&str; 6] = ["TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL"];
     // A number of tokens, a tokenizer, and the place of a file are none.
     let name = name.to_ascii_uppercase().replace("TOKENS", "").replace("TOKENIZER", "");
-    let is_place = name.ends_with("_PATH") || name.ends_with("_FILE");
+    let is_place = name.ends_with("_PATH") || name.ends_with("FILE");
     PARTS.iter().any(|part| name.contains(part)) && !is_place
 }
 
@@ -55,8 +55,13 @@ mod tests {
         for name in ["HF_TOKEN", "BLAZE_API_KEY", "my_password", "AWS_SECRET_ACCESS_KEY"] {
             assert!(is_secret(name), "{name}");
         }
-        for name in ["BLAZE_MAX_NUM_BATCHED_TOKENS", "BLAZE_TOKENIZER", "HF_TOKEN_PATH", "HF_HOME"]
-        {
+        for name in [
+            "BLAZE_MAX_NUM_BATCHED_TOKENS",
+            "BLAZE_TOKENIZER",
+            "BLAZE_SSL_KEYFILE",
+            "HF_TOKEN_PATH",
+            "HF_HOME",
+        ] {
             assert!(!is_secret(name), "{name}");
         }
     }

@@ -1,12 +1,18 @@
 //! What a supervisor is to run: everything of a deployment but its secrets.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::secret::Secrets;
 use crate::status::Framework;
+
+/// The server's settings of TLS, each the path of a file.
+pub(crate) const TLS_FILES: [&str; 3] = [CERTIFICATE, KEY, CLIENT_AUTHORITIES];
+const CERTIFICATE: &str = "SSL_CERTFILE";
+const KEY: &str = "SSL_KEYFILE";
+pub(crate) const CLIENT_AUTHORITIES: &str = "SSL_CA_CERTS";
 
 /// What is run. Two deployments with equal specs are the same one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -47,6 +53,23 @@ fn one() -> u32 {
 }
 
 impl Spec {
+    /// The scheme of the server's addresses.
+    pub(crate) fn scheme(&self) -> &'static str {
+        if self.setting(CERTIFICATE).is_some() { "https" } else { "http" }
+    }
+
+    /// The files with which the server's own probe passes for a client, where it takes none without a certificate.
+    pub(crate) fn identity(&self) -> Option<(&Path, &Path)> {
+        self.setting(CLIENT_AUTHORITIES)?;
+        let file = |name| self.setting(name).map(Path::new);
+        Some((file(CERTIFICATE)?, file(KEY)?))
+    }
+
+    /// A setting that the server has from its environment.
+    fn setting(&self, name: &str) -> Option<&str> {
+        self.env.get(&self.framework.variable(name)).map(String::as_str)
+    }
+
     /// Bytes of shared memory, which ranks exchange tensors through. It counts as part of the main memory, and is taken only
     /// as it is written.
     #[cfg(any(feature = "docker", feature = "kubernetes"))]
@@ -67,9 +90,9 @@ impl Spec {
 
     /// The model, if it is a folder or a file of this machine.
     #[cfg(any(feature = "docker", feature = "kubernetes"))]
-    pub(crate) fn model_path(&self) -> Option<&std::path::Path> {
+    pub(crate) fn model_path(&self) -> Option<&Path> {
         // They have their full path here.
-        Some(std::path::Path::new(&self.model)).filter(|path| path.is_absolute())
+        Some(Path::new(&self.model)).filter(|path| path.is_absolute())
     }
 
     /// The port within a container.

@@ -39,6 +39,13 @@ named! {
     Prism = "prism",
 }
 
+impl Framework {
+    /// The environment variable of a server's setting.
+    pub(crate) fn variable(self, setting: &str) -> String {
+        format!("{}_{setting}", self.as_str().to_ascii_uppercase())
+    }
+}
+
 named! {
     /// What has become of a deployment.
     State,

@@ -96,6 +96,21 @@ pub struct ServeConfig {
     /// TOML file with named keys and their limits; SIGHUP reads it again
     #[arg(long, help_heading = "Server", value_name = "FILE")]
     pub api_keys_file: Option<PathBuf>,
+    /// PEM file with the server's certificate, and the authorities between it and the root; the server then speaks TLS
+    #[arg(long, help_heading = "Server", value_name = "FILE")]
+    pub ssl_certfile: Option<PathBuf>,
+    /// PEM file with the certificate's private key
+    #[arg(long, help_heading = "Server", value_name = "FILE")]
+    pub ssl_keyfile: Option<PathBuf>,
+    /// PEM file with the authorities of clients' certificates; each client then needs such a certificate
+    #[arg(long, help_heading = "Server", value_name = "FILE")]
+    pub ssl_ca_certs: Option<PathBuf>,
+    /// Speak HTTP/2 besides HTTP/1.1: over TLS by negotiation, without TLS by prior knowledge
+    #[arg(
+        long, help_heading = "Server", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
+    )]
+    pub http2: bool,
     /// Origins of web pages that may call this server, separated by commas; * allows all [default: none]
     #[arg(long, help_heading = "Server", value_name = "ORIGINS", value_delimiter = ',', value_parser = origin)]
     pub allowed_origins: Vec<String>,
@@ -108,7 +123,7 @@ pub struct ServeConfig {
     /// Names besides localhost under which a server without a key on a loopback address is called, separated by commas
     #[arg(long, help_heading = "Server", value_name = "HOSTS", value_delimiter = ',', value_parser = host_name)]
     pub allowed_hosts: Vec<String>,
-    /// Most connections at once
+    /// Most connections at once; each further request on an HTTP/2 connection counts as one
     #[arg(long, help_heading = "Server", value_name = "N", default_value = "8192", value_parser = at_least_one)]
     pub max_connections: usize,
     /// Memory of the bodies of all requests that arrive or are prepared
@@ -231,6 +246,11 @@ impl ServeConfig {
     /// The port to listen on.
     pub fn port(&self) -> u16 {
         self.port.unwrap_or(self.framework.default_port())
+    }
+
+    /// The scheme of the server's addresses.
+    pub fn scheme(&self) -> &'static str {
+        if self.ssl_certfile.is_some() { "https" } else { "http" }
     }
 
     /// Whether computed blocks are kept for later requests with the same prefix.

@@ -1,9 +1,12 @@
-//! The HTTP layer around the endpoints: listening, routing, authentication, request ids and request metrics.
+//! The HTTP layer around the endpoints: listening, TLS, connections, routing, authentication, request ids and request metrics.
 
 pub(crate) mod auth;
 pub(crate) mod caller;
+pub(crate) mod connection;
+pub(crate) mod held;
 pub(crate) mod host;
 pub(crate) mod linger;
 pub(crate) mod listen;
 pub(crate) mod router;
+pub(crate) mod tls;
 pub(crate) mod track;

@@ -10,6 +10,7 @@ pub(crate) mod logging;
 pub(crate) mod offline;
 pub(crate) mod preflight;
 pub(crate) mod pull;
+pub(crate) mod reload;
 pub(crate) mod signals;
 pub(crate) mod source;
 pub(crate) mod startup;

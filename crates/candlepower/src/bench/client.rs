@@ -1,11 +1,13 @@
 //! The HTTP side of `bench serve`: asks a server, and measures a streamed answer.
 
 use std::error::Error as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use candlepower_client::tls::{Trust, client_config};
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
-use reqwest::{Client, RequestBuilder, Response, Url};
+use reqwest::{Client, ClientBuilder, RequestBuilder, Response, Url};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -59,10 +61,38 @@ impl Usage {
     }
 }
 
+/// How a server is reached.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Transport<'a> {
+    /// PEM file with certificates to trust besides the system's.
+    pub(super) cacert: Option<&'a Path>,
+    /// HTTP/2, without TLS by prior knowledge.
+    pub(super) http2: bool,
+}
+
+impl Transport<'_> {
+    fn apply(self, http: ClientBuilder) -> Result<ClientBuilder> {
+        let mut http = http;
+        if let Some(path) = self.cacert {
+            let mut tls =
+                client_config(Trust::SystemAnd(path), None).map_err(|error| anyhow!(error))?;
+            tls.alpn_protocols =
+                vec![if self.http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
+            http = http.use_preconfigured_tls(tls);
+        }
+        Ok(if self.http2 { http.http2_prior_knowledge() } else { http.http1_only() })
+    }
+}
+
 impl Api {
     /// # Errors
-    /// The address or the key cannot be used.
-    pub(super) fn new(url: &str, key: Option<&str>, timeout: Duration) -> Result<Self> {
+    /// The address, the key or the certificates cannot be used.
+    pub(super) fn new(
+        url: &str,
+        key: Option<&str>,
+        timeout: Duration,
+        transport: Transport<'_>,
+    ) -> Result<Self> {
         let base = url.trim_end_matches('/').trim_end_matches("/v1").trim_end_matches('/');
         let parsed = Url::parse(base).with_context(|| format!("`{url}` is not a URL"))?;
         if !matches!(parsed.scheme(), "http" | "https") {
@@ -74,7 +104,7 @@ impl Api {
             let http = Client::builder().timeout(timeout).pool_max_idle_per_host(idle_connections);
             // A proxy that the environment names would be measured, too.
             let http = if is_local { http.no_proxy() } else { http };
-            http.build().context("cannot start the HTTP client")
+            transport.apply(http)?.build().context("cannot start the HTTP client")
         };
         let authorization = key.map(|key| HeaderValue::try_from(format!("Bearer {key}")));
         Ok(Self {
@@ -358,7 +388,13 @@ mod tests {
     #[tokio::test]
     async fn a_closed_connection_is_tried_once_more() {
         for (closed, is_answered) in [(0, true), (1, true), (2, false)] {
-            let api = Api::new(&closing(closed).await, None, Duration::from_secs(5)).unwrap();
+            let api = Api::new(
+                &closing(closed).await,
+                None,
+                Duration::from_secs(5),
+                Transport::default(),
+            )
+            .unwrap();
             let answer = api.post("/v1/completions", &serde_json::json!({})).await;
             assert_eq!(answer.is_ok(), is_answered, "{closed} closed: {answer:?}");
         }
@@ -366,7 +402,9 @@ mod tests {
 
     #[test]
     fn addresses_are_taken_with_and_without_v1() {
-        let base = |url| Api::new(url, None, Duration::from_secs(1)).map(|api| api.base);
+        let base = |url| {
+            Api::new(url, None, Duration::from_secs(1), Transport::default()).map(|api| api.base)
+        };
         for url in ["http://a:1", "http://a:1/", "http://a:1/v1", "http://a:1/v1/"] {
             assert_eq!(base(url).unwrap(), "http://a:1");
         }

@@ -3,6 +3,7 @@
 mod report;
 
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::client::Api;
+use super::client::{Api, Transport};
 use super::load::{Load, Requests};
 use super::output::{JsonTarget, Output};
 use super::prompts::{PromptForm, PromptSettings, Prompts, Workload};
@@ -38,6 +39,12 @@ pub(super) struct ServeArgs {
     /// Key for the server; prefer the environment, which other users cannot see
     #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
+    /// PEM file with the certificate of an https server, or of its authority, to trust besides the system's
+    #[arg(long, value_name = "FILE")]
+    cacert: Option<PathBuf>,
+    /// Ask over HTTP/2, without TLS by prior knowledge; else over HTTP/1.1
+    #[arg(long)]
+    http2: bool,
     /// Route that is asked
     #[arg(long, value_enum, default_value_t)]
     workload: Workload,
@@ -114,7 +121,8 @@ impl ServeArgs {
         let output = Output::open(self.json.as_ref())?;
         let started_at = unix_seconds();
         let timeout = Duration::from_secs(self.timeout);
-        let api = Arc::new(Api::new(&self.url, self.api_key.as_deref(), timeout)?);
+        let transport = Transport { cacert: self.cacert.as_deref(), http2: self.http2 };
+        let api = Arc::new(Api::new(&self.url, self.api_key.as_deref(), timeout, transport)?);
         let target = self.prepare(&api).await?;
         let mut levels = Vec::new();
         for (number, &(load, count)) in loads.iter().enumerate() {
@@ -222,6 +230,7 @@ impl ServeArgs {
         json!({
             "workload": self.workload.as_str(),
             "prompts": target.prompts.form(),
+            "http2": self.http2,
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
             "shared_prefix_tokens": self.shared_prefix_tokens,

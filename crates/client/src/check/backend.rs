@@ -4,6 +4,7 @@ use super::is_label;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::params::Params;
+use crate::spec::CLIENT_AUTHORITIES;
 
 /// Longest key of a Secret.
 const MAX_KEY: usize = 253;
@@ -58,8 +59,18 @@ fn check_container(params: &Params, backend: &Backend) -> Result<()> {
     }
     match backend {
         Backend::Kubernetes { .. } => check_cluster(params),
-        _ => Ok(()),
+        _ => check_clients(params),
     }
+}
+
+/// The certificate that a server's clients need is in its container, and the health of that server is asked from outside.
+fn check_clients(params: &Params) -> Result<()> {
+    let variable = params.framework.variable(CLIENT_AUTHORITIES);
+    if params.env.contains_key(&variable) {
+        let reason = "a container whose clients need certificates cannot be asked for its health from outside; leave it out";
+        return Err(Error::validation("env", variable, reason));
+    }
+    Ok(())
 }
 
 /// Names as Kubernetes has them: those of Services are labels as RFC 1035 has it, and those of variables are keys of Secrets, too.

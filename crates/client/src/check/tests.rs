@@ -202,3 +202,28 @@ fn gpus_that_are_not_there_are_told() {
         );
     }
 }
+
+#[test]
+fn a_server_with_a_certificate_is_reached_over_tls() {
+    assert_eq!(plan(BlazeParams::new("a", "demo")).spec.scheme(), "http");
+    let tls = BlazeParams::new("a", "demo")
+        .env("BLAZE_SSL_CERTFILE", "cert.pem")
+        .env("BLAZE_SSL_KEYFILE", "/keys/key.pem");
+    let spec = plan(tls.clone()).spec;
+    assert_eq!((spec.scheme(), spec.identity()), ("https", None));
+    // The supervisor is elsewhere, and reads these files, too.
+    let here = std::env::current_dir().unwrap();
+    assert_eq!(spec.env["BLAZE_SSL_CERTFILE"], here.join("cert.pem").to_string_lossy());
+    assert_eq!(spec.env["BLAZE_SSL_KEYFILE"], "/keys/key.pem");
+    let guarded = tls.env("BLAZE_SSL_CA_CERTS", "clients.pem");
+    let spec = plan(guarded.clone()).spec;
+    let (certificate, key) = spec.identity().unwrap();
+    assert_eq!(certificate, here.join("cert.pem"));
+    assert_eq!(key, Path::new("/keys/key.pem"));
+    // In a container the files are its own, and nobody outside can show its certificate.
+    let docker: Backend = "docker".parse().unwrap();
+    if docker.check().is_ok() {
+        let error = Plan::new(&guarded.into(), &docker).unwrap_err();
+        assert!(error.to_string().contains("BLAZE_SSL_CA_CERTS"), "{error}");
+    }
+}

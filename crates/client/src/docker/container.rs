@@ -144,7 +144,7 @@ impl Container {
 
     async fn look(&self) -> Result<Look> {
         let inspect = self.inspect().await?;
-        let health = match (inspect.is_running(), HealthClient::new()) {
+        let health = match (inspect.is_running(), HealthClient::new(&self.description.spec)) {
             (true, Ok(client)) => client.ask(&self.url()).await,
             _ => None,
         };
@@ -163,7 +163,8 @@ impl Container {
     }
 
     fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.description.port)
+        let Description { spec, port, .. } = &self.description;
+        format!("{}://127.0.0.1:{port}", spec.scheme())
     }
 
     /// What the engine has refused; a container that is gone is no deployment.

@@ -127,10 +127,11 @@ impl Cluster {
     }
 
     /// What the server in a pod says of itself, through the API server; `None` where that cannot be asked.
-    pub(super) async fn health(&self, pod: &str, port: u16) -> Option<Health> {
+    pub(super) async fn health(&self, pod: &str, scheme: &str, port: u16) -> Option<Health> {
         let pods = format!("/api/v1/namespaces/{}/pods", self.namespace);
         let request = kube::core::Request::new(pods);
-        let request = request.get_subresource("proxy/health", &format!("{pod}:{port}")).ok()?;
+        let request = request.get_subresource("proxy/health", &format!("{scheme}:{pod}:{port}"));
+        let request = request.ok()?;
         let answer = tokio::time::timeout(PATIENCE, async {
             let response = self.direct.send(request.map(Into::into)).await.ok()?;
             response.into_body().collect_bytes().await.ok()
@@ -139,8 +140,8 @@ impl Cluster {
     }
 
     /// The address of a service: a name that the cluster's pods know.
-    pub(super) fn url(&self, service: &str, port: u16) -> String {
-        format!("http://{service}.{}.svc:{port}", self.namespace)
+    pub(super) fn url(&self, scheme: &str, service: &str, port: u16) -> String {
+        format!("{scheme}://{service}.{}.svc:{port}", self.namespace)
     }
 
     /// What helps to reach that address from here; empty within the cluster.

@@ -180,7 +180,6 @@ impl Manifests<'_> {
         if self.placement.gpus > 0 {
             resources.insert(GPU_RESOURCE, self.placement.gpus.to_string());
         }
-        let get = json!({ "path": "/health", "port": "http" });
         Ok(json!({
             "name": "server",
             "image": self.image()?,
@@ -195,17 +194,33 @@ impl Manifests<'_> {
             },
             // The end of the log is the reason of a failure.
             "terminationMessagePolicy": "FallbackToLogsOnError",
-            "startupProbe": {
-                "httpGet": &get, "periodSeconds": STARTUP_PERIOD, "timeoutSeconds": 3,
-                "failureThreshold": self.timeout.div_ceil(STARTUP_PERIOD),
-            },
-            "readinessProbe": { "httpGet": &get, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 2 },
-            "livenessProbe": { "httpGet": &get, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6 },
+            "startupProbe": self.probe(STARTUP_PERIOD, 3, self.timeout.div_ceil(STARTUP_PERIOD)),
+            "readinessProbe": self.probe(5, 5, 2),
+            "livenessProbe": self.probe(10, 10, 6),
             "volumeMounts": [
                 { "name": "hub-cache", "mountPath": "/data" },
                 { "name": "shm", "mountPath": "/dev/shm" },
             ],
         }))
+    }
+
+    /// Asks for the server's health, all in seconds but the failures that it takes.
+    fn probe(&self, period: u64, timeout: u64, failures: u64) -> Value {
+        let spec = &self.description.spec;
+        let mut probe = json!({
+            "periodSeconds": period, "timeoutSeconds": timeout, "failureThreshold": failures,
+        });
+        if spec.identity().is_some() {
+            // The kubelet has no certificate to show; the server's own is in the pod.
+            probe["exec"] = json!({ "command": ["candlepower", "health"] });
+        } else {
+            probe["httpGet"] = json!({ "path": "/health", "port": "http" });
+            if spec.scheme() == "https" {
+                // The kubelet takes any certificate.
+                probe["httpGet"]["scheme"] = json!("HTTPS");
+            }
+        }
+        probe
     }
 
     fn args(&self) -> Vec<String> {

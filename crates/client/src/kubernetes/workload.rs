@@ -54,7 +54,7 @@ impl Workload {
         let template = deployment.spec.and_then(|found| found.template.spec);
         Ok(Deployment {
             name: spec.name.clone(),
-            url: self.cluster.url(&spec.name, self.description.port()),
+            url: self.cluster.url(spec.scheme(), &spec.name, self.description.port()),
             state: seen.state,
             phase: seen.phase,
             message: seen.message,
@@ -157,7 +157,8 @@ impl Workload {
     /// Opens a port of this machine that leads to its server, for as long as what is returned is kept.
     pub(crate) async fn forward(&self, port: u16) -> Result<Forward> {
         let this = self.clone();
-        Forward::open(port, move |stream| this.clone().lead(stream)).await
+        let scheme = self.description.spec.scheme();
+        Forward::open(scheme, port, move |stream| this.clone().lead(stream)).await
     }
 
     /// Leads a connection to a pod that is ready; where that fails it is closed, as it would be by the server.
@@ -201,7 +202,10 @@ impl Workload {
         let starts = matches!(first.phase, Phase::Initializing | Phase::Degraded);
         let pod = pods.last().and_then(|pod| pod.metadata.name.as_deref());
         let health = match pod {
-            Some(pod) if starts => cluster.health(pod, self.description.port()).await,
+            Some(pod) if starts => {
+                let Description { spec, .. } = &self.description;
+                cluster.health(pod, spec.scheme(), self.description.port()).await
+            }
             _ => None,
         };
         let seen = match &health {

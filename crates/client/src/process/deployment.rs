@@ -181,12 +181,12 @@ impl Supervised {
     }
 
     pub(crate) async fn status(&self) -> Result<DeploymentStatus> {
-        let record = match self.look()? {
-            Read::Whole(found) => found.1,
+        let (spec, record) = match self.look()? {
+            Read::Whole(found) => *found,
             Read::Damaged(message) => return Ok(unknown_status(message)),
         };
         let (state, mut phase, mut message) = seen(&self.name(), &record);
-        let is_ready = state == State::Running && is_healthy(&record.url).await;
+        let is_ready = state == State::Running && is_healthy(&spec, &record.url).await;
         if phase == Phase::Ready && !is_ready {
             (phase, message) = (Phase::Degraded, "the server does not answer".into());
         }
@@ -447,8 +447,8 @@ fn unknown_status(message: String) -> DeploymentStatus {
     }
 }
 
-async fn is_healthy(url: &str) -> bool {
-    match HealthClient::new() {
+async fn is_healthy(spec: &Spec, url: &str) -> bool {
+    match HealthClient::new(spec) {
         Ok(client) => client.ask(url).await.is_some_and(|health| health.is_healthy()),
         Err(_) => false,
     }

@@ -140,7 +140,7 @@ impl Supervisor {
         if let Some(server) = earlier.as_ref().and_then(|record| record.server.as_ref()) {
             server.end().await;
         }
-        let health = HealthClient::new().map_err(io::Error::other)?;
+        let health = HealthClient::new(&launch.spec)?;
         let cgroup = match Cgroup::new(&launch.spec.name, launch.spec.memory_bytes) {
             Ok(cgroup) => Some(cgroup),
             Err(error) => {
@@ -261,7 +261,7 @@ impl Supervisor {
         }
         if self.record.url.is_empty() {
             let Some(address) = Report::read(&self.folder.report()).address else { return };
-            self.record.url = format!("http://{address}");
+            self.record.url = format!("{}://{address}", self.launch.spec.scheme());
             self.save();
         }
         let health = self.health.ask(&self.record.url).await;

@@ -50,8 +50,9 @@ fn check_framing(headers: &HeaderMap) -> ApiResult<()> {
     Ok(())
 }
 
-/// The hosts that a request names, in its target and in its `Host`.
+/// The hosts that a request names: in its target, which of HTTP/2 is `:authority`, and in its `Host`.
 fn hosts(request: &Request) -> ApiResult<Vec<Authority>> {
+    let is_http2 = request.version() == Version::HTTP_2;
     let mut hosts: Vec<Authority> = request.uri().authority().cloned().into_iter().collect();
     let mut headers = request.headers().get_all(HOST).iter();
     match (headers.next(), headers.next()) {
@@ -62,10 +63,15 @@ fn hosts(request: &Request) -> ApiResult<Vec<Authority>> {
         (Some(_), Some(_)) => {
             return Err(ApiError::bad_host("There is more than one `Host` header."));
         }
-        (None, _) if hosts.is_empty() && request.version() == Version::HTTP_11 => {
-            return Err(ApiError::bad_host("The `Host` header is missing."));
+        (None, _) if hosts.is_empty() && request.version() >= Version::HTTP_11 => {
+            let name = if is_http2 { ":authority" } else { "Host" };
+            return Err(ApiError::bad_host(&format!("The `{name}` header is missing.")));
         }
         (None, _) => {}
+    }
+    // Source: RFC 9113, section 8.3.1. With HTTP/1.1 the target counts, and `Host` does not.
+    if is_http2 && hosts.windows(2).any(|pair| pair[0] != pair[1]) {
+        return Err(ApiError::bad_host("`:authority` and `Host` name different hosts."));
     }
     Ok(hosts)
 }
@@ -135,6 +141,15 @@ mod tests {
         for wrong in [&["a", "a"][..], &[], &["a b"], &[""]] {
             assert!(request(wrong, Version::HTTP_11).is_err(), "{wrong:?}");
         }
+        for wrong in [&["a", "a"][..], &[]] {
+            assert!(request(wrong, Version::HTTP_2).is_err(), "{wrong:?}");
+        }
+        let both = |host: &str| {
+            let request = Request::get("https://a:1/health").version(Version::HTTP_2);
+            hosts(&request.header(HOST, host).body(Body::empty()).unwrap()).map(|hosts| hosts.len())
+        };
+        assert_eq!(both("A:1"), Ok(2));
+        assert!(both("b:1").is_err());
         let absolute = Request::get("http://b/health").header(HOST, "a").body(Body::empty());
         assert_eq!(hosts(&absolute.unwrap()).unwrap(), ["b", "a"]);
     }

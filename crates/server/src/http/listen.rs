@@ -1,24 +1,20 @@
-//! Accepts connections and runs HTTP on them.
+//! Accepts connections, and has TLS and HTTP run on each.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
-use tower::Service;
+use tokio_rustls::server::TlsStream;
 
+use crate::http::connection::{Http, Protocol, Stop};
+use crate::http::tls::{HTTP2, Tls};
 use crate::model::api_error::ApiError;
 
-/// Longest time for the head of a request, so that clients that never finish it do not pile up. A connection that is
-/// kept open between two requests is closed after this, too.
-const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause after a failed accept, which mostly means that file handles have run out.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Connections beyond the limit that are answered at once; more are closed without an answer.
@@ -28,72 +24,113 @@ const REFUSED_BYTES: u64 = 1 << 20;
 /// How long connections may take to close when the server stops, or refuses them.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Serves until `stop` becomes true, then closes the connections.
-pub(crate) async fn serve(
-    listener: TcpListener,
-    router: Router,
-    max_connections: usize,
-    mut stop: watch::Receiver<bool>,
-) {
-    let mut router = router.into_make_service_with_connect_info::<SocketAddr>();
-    let connections = GracefulShutdown::new();
-    let places = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
-    let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            _ = stop.wait_for(|stop| *stop) => break,
-        };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
-                tokio::time::sleep(ACCEPT_RETRY).await;
-                continue;
-            }
-        };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            refuse(stream, &refusals);
-            continue;
-        };
-        // Without this a token could wait for the acknowledgement of the one before.
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "set_nodelay");
-        }
-        let Ok(service) = router.call(peer).await;
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEADER_READ_TIMEOUT)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
-        let connection = connections.watch(connection);
-        tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection ended early");
-            }
-            drop(place);
-        });
-    }
-    drop(listener);
-    let _ = tokio::time::timeout(CLOSE_TIMEOUT, connections.shutdown()).await;
+/// The protocols of a listener, and its limits.
+pub(crate) struct Door {
+    http: Http,
+    tls: Option<Arc<Tls>>,
+    /// Whether HTTP/2 is spoken without TLS.
+    prior_knowledge: bool,
+    refusals: Arc<Semaphore>,
 }
 
-/// Answers a connection that is one too many, and closes it.
-fn refuse(mut stream: TcpStream, refusals: &Arc<Semaphore>) {
+impl Door {
+    pub(crate) fn new(
+        app: Router,
+        max_connections: usize,
+        tls: Option<Arc<Tls>>,
+        http2: bool,
+    ) -> Self {
+        let http = Http::new(app, max_connections);
+        let refusals = Arc::new(Semaphore::new(MAX_REFUSALS));
+        Self { http, prior_knowledge: http2 && tls.is_none(), tls, refusals }
+    }
+
+    /// Serves until `stop` is [`Stop::Closing`], then closes the connections.
+    pub(crate) async fn serve(self, listener: TcpListener, mut stop: watch::Receiver<Stop>) {
+        let door = Arc::new(self);
+        // Each connection has a receiver: the sender sees when all have ended.
+        let (connections, running) = watch::channel(());
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                _ = stop.wait_for(|stop| *stop == Stop::Closing) => break,
+            };
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_RETRY).await;
+                    continue;
+                }
+            };
+            let Some(place) = door.http.place() else {
+                door.clone().refuse(stream);
+                continue;
+            };
+            // Without this a token could wait for the acknowledgement of the one before.
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!(%error, "set_nodelay");
+            }
+            let (door, stop, running) = (Arc::clone(&door), stop.clone(), running.clone());
+            tokio::spawn(async move {
+                door.connect(stream, peer, stop).await;
+                drop((place, running));
+            });
+        }
+        drop((listener, running));
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, connections.closed()).await;
+    }
+
+    /// Runs a connection to its end. A handshake that takes long holds up no other connection.
+    async fn connect(&self, stream: TcpStream, peer: SocketAddr, stop: watch::Receiver<Stop>) {
+        let Some(tls) = &self.tls else {
+            let protocol = if self.prior_knowledge { Protocol::Either } else { Protocol::Http1 };
+            return self.http.serve(TokioIo::new(stream), peer, protocol, stop).await;
+        };
+        match tls.accept(stream).await {
+            Ok(stream) => {
+                let protocol = negotiated(&stream);
+                self.http.serve(TokioIo::new(stream), peer, protocol, stop).await;
+            }
+            Err(error) => tracing::debug!(%error, "a TLS handshake failed"),
+        }
+    }
+
+    /// Answers a connection that is one too many, and closes it.
+    fn refuse(self: Arc<Self>, stream: TcpStream) {
+        let Ok(refusal) = Arc::clone(&self.refusals).try_acquire_owned() else { return };
+        tokio::spawn(async move {
+            let last_words = async {
+                let Some(tls) = &self.tls else { return say_full(stream).await };
+                let stream = tls.accept(stream).await?;
+                match negotiated(&stream) {
+                    Protocol::Http2 => self.http.refuse(TokioIo::new(stream)).await,
+                    _ => say_full(stream).await?,
+                }
+                Ok(())
+            };
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, last_words).await;
+            drop(refusal);
+        });
+    }
+}
+
+fn negotiated(stream: &TlsStream<TcpStream>) -> Protocol {
+    let (_, session) = stream.get_ref();
+    if session.alpn_protocol() == Some(HTTP2) { Protocol::Http2 } else { Protocol::Http1 }
+}
+
+/// Says in HTTP/1.1 that there are too many connections, without waiting for a request.
+async fn say_full(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
     let body = serde_json::to_string(&ApiError::too_many_connections().to_body());
     let body = body.expect("an error has no keys that are no text");
     let answer = format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {}\r\nretry-after: 1\r\nconnection: close\r\n\r\n{body}",
         body.len()
     );
-    let Ok(place) = Arc::clone(refusals).try_acquire_owned() else { return };
-    tokio::spawn(async move {
-        let last_words = async {
-            stream.write_all(answer.as_bytes()).await?;
-            stream.shutdown().await?;
-            // A request that is left unread would reset the connection, and the answer with it.
-            tokio::io::copy(&mut stream.take(REFUSED_BYTES), &mut tokio::io::sink()).await
-        };
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, last_words).await;
-        drop(place);
-    });
+    stream.write_all(answer.as_bytes()).await?;
+    stream.shutdown().await?;
+    // A request that is left unread would reset the connection, and the answer with it.
+    tokio::io::copy(&mut stream.take(REFUSED_BYTES), &mut tokio::io::sink()).await?;
+    Ok(())
 }

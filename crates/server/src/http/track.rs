@@ -1,18 +1,15 @@
 //! The outermost layer: names each request, counts it until its answer is out, and measures it.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Instant;
 
-use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::Response;
-use http_body::{Frame, SizeHint};
 use uuid::Uuid;
 
+use crate::http::held::Held;
 use crate::model::keys::ApiKey;
 use crate::model::state::{ActiveRequest, AppState};
 
@@ -51,7 +48,7 @@ pub(crate) async fn track(State(state): State<AppState>, request: Request, next:
         "request"
     );
     response.headers_mut().insert(X_REQUEST_ID, request_id);
-    response.map(|body| Body::new(TrackedBody { body, _tracker: tracker }))
+    response.map(|body| Held::body(body, tracker))
 }
 
 /// The client's own id, or a new one.
@@ -94,31 +91,5 @@ impl Drop for Tracker {
     fn drop(&mut self) {
         let path = std::mem::take(&mut self.path);
         self.state.metrics().count_http(self.method, path, self.status, self.started.elapsed());
-    }
-}
-
-/// A body that keeps its tracker until it is sent or given up.
-struct TrackedBody {
-    body: Body,
-    _tracker: Tracker,
-}
-
-impl HttpBody for TrackedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

@@ -1,4 +1,8 @@
-//! The signals that ask the server to stop.
+//! The signals that ask the server to stop, or to read files again.
+
+use std::io::{self, IsTerminal};
+
+use crate::lifecycle::reload::Reloads;
 
 #[cfg(unix)]
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -9,14 +13,15 @@ pub(crate) struct StopSignals {
     terminate: Signal,
     #[cfg(unix)]
     interrupt: Signal,
-    /// `None` where whoever started the server has it ignored, as `nohup` does.
+    /// `None` where it does not stop the server: files are read again, or whoever started the server has it ignored, as `nohup`
+    /// does.
     #[cfg(unix)]
     hangup: Option<Signal>,
 }
 
 impl StopSignals {
     /// Begins to catch the signals.
-    pub(crate) fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         #[cfg(unix)]
         {
             let hangup = (!is_hangup_ignored()).then(|| signal(SignalKind::hangup()));
@@ -28,6 +33,25 @@ impl StopSignals {
         }
         #[cfg(not(unix))]
         Ok(Self {})
+    }
+
+    /// Has SIGHUP read files again from now on, in place of stopping the server. A terminal that is closed still stops it: then
+    /// SIGHUP says that nobody watches it any more.
+    pub(crate) fn reload_on_hangup(&mut self, reloads: Reloads) -> io::Result<()> {
+        #[cfg(unix)]
+        if !reloads.is_empty() && !io::stderr().is_terminal() {
+            let mut hangups = signal(SignalKind::hangup())?;
+            self.hangup = None;
+            let reloads = std::sync::Arc::new(reloads);
+            tokio::spawn(async move {
+                while hangups.recv().await.is_some() {
+                    let reloads = std::sync::Arc::clone(&reloads);
+                    // A panic has been written to the log, and the old files stay in force.
+                    let _ = tokio::task::spawn_blocking(move || reloads.run()).await;
+                }
+            });
+        }
+        Ok(())
     }
 
     /// Waits for the next one.

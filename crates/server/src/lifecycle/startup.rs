@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use candlepower_checkpoint::BATCHED_TOKENS;
@@ -12,12 +13,15 @@ use tokio::task::JoinHandle;
 
 use crate::config::{ByteSize, Effective, ServeConfig, Source};
 use crate::endpoints::health::VERSION;
-use crate::http::listen;
+use crate::http::connection::Stop;
+use crate::http::listen::Door;
 use crate::http::router::router;
+use crate::http::tls::Tls;
 use crate::lifecycle::error::{Error, Result};
 use crate::lifecycle::load::{chosen_device, load};
 use crate::lifecycle::logging::{self, Terminal};
 use crate::lifecycle::pull::{LocalModel, pull};
+use crate::lifecycle::reload::Reloads;
 use crate::lifecycle::signals::StopSignals;
 use crate::lifecycle::source::ModelSource;
 use crate::model::keys::ApiKeys;
@@ -97,7 +101,7 @@ struct Server {
     signals: StopSignals,
     address: SocketAddr,
     /// Makes `connections` end.
-    stop: watch::Sender<bool>,
+    stop: watch::Sender<Stop>,
     connections: JoinHandle<()>,
 }
 
@@ -105,7 +109,7 @@ impl Server {
     /// Listens.
     async fn start(effective: &Effective) -> Result<Self> {
         let config = &effective.config;
-        let signals = StopSignals::new().map_err(Error::Signals)?;
+        let mut signals = StopSignals::new().map_err(Error::Signals)?;
         if SystemTime::now() < SystemTime::UNIX_EPOCH {
             return Err(Error::NoClock);
         }
@@ -116,6 +120,8 @@ impl Server {
         logging::count_dropped_lines(dropped("write_failed"), dropped("queue_full"));
         let keys = ApiKeys::load(config)?;
         let state = AppState::new(config.clone(), metrics.clone(), keys);
+        let tls = Tls::of(config).map_err(Error::Tls)?.map(Arc::new);
+        signals.reload_on_hangup(reloads(&state, tls.clone())).map_err(Error::Signals)?;
         let (listener, address) = bind(config).await?;
         announce(effective, &chosen, &address);
         if let Some(file) = &config.api_keys_file {
@@ -125,10 +131,9 @@ impl Server {
                 state.keys().describe()
             );
         }
-        let (stop, stopped) = watch::channel(false);
-        let served =
-            listen::serve(listener, router(state.clone()), config.max_connections, stopped);
-        let connections = tokio::spawn(served);
+        let (stop, stopped) = watch::channel(Stop::Serving);
+        let door = Door::new(router(state.clone()), config.max_connections, tls, config.http2);
+        let connections = tokio::spawn(door.serve(listener, stopped));
         tokio::spawn(async move {
             let mut interval = tokio::time::interval(METRICS_UPKEEP);
             loop {
@@ -150,6 +155,7 @@ impl Server {
 
     /// Lets running requests end, and then the connections.
     async fn stop(mut self) -> Result<()> {
+        let _ = self.stop.send(Stop::Draining); // the task holds the receiver until it ends
         tokio::select! {
             biased;
             () = drain(&self.state) => {}
@@ -159,11 +165,23 @@ impl Server {
                 return Err(error);
             }
         }
-        let _ = self.stop.send(true); // the task holds the receiver until it ends
+        let _ = self.stop.send(Stop::Closing);
         let _ = tokio::time::timeout(ABORT_GRACE, self.connections).await;
         tracing::info!("stopped");
         Ok(())
     }
+}
+
+/// The files that SIGHUP reads again.
+fn reloads(state: &AppState, tls: Option<Arc<Tls>>) -> Reloads {
+    let mut reloads = Reloads::new(state.metrics().clone());
+    reloads.add("certificates", tls.map(|tls| move || tls.reload()));
+    let keys = state.config().api_keys_file.is_some().then(|| {
+        let state = state.clone();
+        move || state.keys().reload(state.config()).map_err(|error| error.to_string())
+    });
+    reloads.add("keys", keys);
+    reloads
 }
 
 async fn bind(config: &ServeConfig) -> Result<(TcpListener, SocketAddr)> {
@@ -240,7 +258,8 @@ fn announce(effective: &Effective, chosen: &ChosenDevice, address: &SocketAddr) 
             tracing::info!("{name} has no effect on the CPU");
         }
     }
-    tracing::info!("listening on http://{address}, getting the model");
+    let scheme = config.scheme();
+    tracing::info!("listening on {scheme}://{address}, getting the model");
 }
 
 /// What can be said of the model.
@@ -249,11 +268,13 @@ fn announce_model(config: &ServeConfig, model: &Served, address: &SocketAddr, to
         Served::Generating(model) => announce_generating(config, model),
         Served::Pooling(model) => announce_pooling(config, model),
     }
-    if !config.needs_key() && !address.ip().is_loopback() {
+    let is_open = !config.needs_key() && config.ssl_ca_certs.is_none();
+    if is_open && !address.ip().is_loopback() {
         tracing::warn!("everybody who reaches {address} can use this server: no API key is set");
     }
+    let scheme = config.scheme();
     tracing::info!(
-        "ready: http://{address}/v1 (documentation: http://{address}/docs), {:.1} s after the start",
+        "ready: {scheme}://{address}/v1 (documentation: {scheme}://{address}/docs), {:.1} s after the start",
         took.as_secs_f64()
     );
 }

@@ -272,6 +272,12 @@ const DESCRIPTIONS: &[Description] = &[
         Kind::Counter,
         "Lines of the log that were dropped, because standard error failed (write_failed) or was not read (queue_full).",
     ),
+    describe(
+        "reload_failures_total",
+        "vllm:reload_failures_total",
+        Kind::Counter,
+        "Times that files could not be used when SIGHUP asked to read them again, by files.",
+    ),
 ];
 
 const METADATA: Metadata<'static> = Metadata::new("candlepower", metrics::Level::INFO, None);
@@ -378,6 +384,12 @@ impl Metrics {
         let labels =
             vec![Label::new("key", name.to_owned()), Label::new("status", status.to_string())];
         self.counter("key_requests_total", labels).increment(1);
+    }
+
+    /// Counter of the times that files of a kind could not be read again.
+    pub(crate) fn reload_failures(&self, files: &'static str) -> Counter {
+        let labels = vec![Label::from_static_parts("files", files)];
+        self.counter("reload_failures_total", labels)
     }
 
     /// Counts an answered HTTP request.

@@ -97,6 +97,28 @@ fn gpus_memory_probes_and_volumes_are_as_asked_for() {
 }
 
 #[test]
+fn probes_speak_what_the_server_speaks() {
+    let probe = |params: BlazeParams| {
+        let deployment = made(params.gpu_count(0)).manifests().deployment().unwrap();
+        let deployment = serde_json::to_value(deployment).unwrap();
+        let server = &deployment["spec"]["template"]["spec"]["containers"][0];
+        for other in ["startupProbe", "readinessProbe"] {
+            assert_eq!(server[other]["httpGet"], server["livenessProbe"]["httpGet"]);
+        }
+        server["livenessProbe"].clone()
+    };
+    let plain = BlazeParams::new("chat", "demo");
+    assert_eq!(probe(plain.clone())["httpGet"], json!({"path": "/health", "port": "http"}));
+    let tls =
+        plain.env("BLAZE_SSL_CERTFILE", "/data/cert.pem").env("BLAZE_SSL_KEYFILE", "/data/key.pem");
+    let get = json!({"path": "/health", "port": "http", "scheme": "HTTPS"});
+    assert_eq!(probe(tls.clone())["httpGet"], get);
+    let guarded = probe(tls.env("BLAZE_SSL_CA_CERTS", "/data/clients.pem"));
+    assert_eq!(guarded["exec"]["command"], json!(["candlepower", "health"]));
+    assert!(guarded["httpGet"].is_null() && guarded["periodSeconds"] == 10, "{guarded}");
+}
+
+#[test]
 fn secrets_are_in_the_secret_alone() {
     let made = full();
     let manifests = made.manifests();

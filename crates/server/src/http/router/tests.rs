@@ -16,7 +16,8 @@ mod edges;
 
 use super::*;
 use crate::config::ServeConfig;
-use crate::http::listen;
+use crate::http::connection::Stop;
+use crate::http::listen::Door;
 use crate::lifecycle::load::load;
 use crate::lifecycle::pull::LocalModel;
 use crate::model::keys::ApiKeys;
@@ -482,10 +483,11 @@ async fn wait_until_unused(state: &AppState) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_goes_cancels_its_request() {
     let state = ready(&[]);
-    let (stop, stopped) = watch::channel(false);
+    let (stop, stopped) = watch::channel(Stop::Serving);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let server = tokio::spawn(listen::serve(listener, router(state.clone()), 100, stopped));
+    let door = Door::new(router(state.clone()), 100, None, false);
+    let server = tokio::spawn(door.serve(listener, stopped));
     for stream in [false, true] {
         let body = json!({"model": "demo", "prompt": "x", "n": 4, "max_tokens": 2000, "ignore_eos": true, "stream": stream});
         let body = body.to_string();
@@ -511,7 +513,7 @@ async fn a_client_that_goes_cancels_its_request() {
         let counted = format!("path=\"/v1/completions\",status=\"{status}\"}} 1");
         assert!(metrics.contains(&counted), "{metrics}");
     }
-    stop.send(true).unwrap();
+    stop.send(Stop::Closing).unwrap();
     server.await.unwrap();
 }
 

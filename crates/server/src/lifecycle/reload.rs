@@ -1,0 +1,91 @@
+//! Files that are read again while the server runs, when SIGHUP asks for it.
+
+use metrics::Counter;
+
+use crate::model::metrics::Metrics;
+
+/// All such files. Adding some makes SIGHUP read them, where it would stop the server otherwise.
+pub(crate) struct Reloads {
+    metrics: Metrics,
+    kinds: Vec<Reload>,
+}
+
+/// Files of one kind.
+struct Reload {
+    name: &'static str,
+    /// Reads them all and puts them in force, or changes nothing and says in one line why.
+    read: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
+    failures: Counter,
+}
+
+impl Reloads {
+    pub(crate) fn new(metrics: Metrics) -> Self {
+        Self { metrics, kinds: Vec::new() }
+    }
+
+    /// Adds files, if the settings name any, by what they are called in the log and in the metric, in the plural.
+    pub(crate) fn add(
+        &mut self,
+        name: &'static str,
+        read: Option<impl Fn() -> Result<(), String> + Send + Sync + 'static>,
+    ) {
+        let failures = self.metrics.reload_failures(name);
+        // A failure is seen as a change from zero.
+        failures.increment(0);
+        if let Some(read) = read {
+            self.kinds.push(Reload { name, read: Box::new(read), failures });
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.kinds.is_empty()
+    }
+
+    /// Reads all files again; those that cannot be used leave the old ones in force.
+    pub(crate) fn run(&self) {
+        for Reload { name, read, failures } in &self.kinds {
+            match read() {
+                Ok(()) => tracing::info!("the {name} were read again"),
+                Err(error) => {
+                    failures.increment(1);
+                    tracing::error!("{error}; the {name} that were read before stay in force");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_failure_is_counted_and_hinders_no_other_files() {
+        let metrics = Metrics::new(None, "m");
+        let mut reloads = Reloads::new(metrics.clone());
+        reloads.add("others", None::<fn() -> Result<(), String>>);
+        assert!(reloads.is_empty());
+        reloads.add("certificates", Some(|| Err("cert.pem cannot be used".into())));
+        let read = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&read);
+        let read_keys = move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        reloads.add("keys", Some(read_keys));
+        reloads.run();
+        reloads.run();
+        assert_eq!(read.load(Ordering::Relaxed), 2);
+        let text = metrics.render();
+        for line in [
+            "candlepower_reload_failures_total{files=\"certificates\"} 2",
+            "candlepower_reload_failures_total{files=\"keys\"} 0",
+            "candlepower_reload_failures_total{files=\"others\"} 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Clients that ask for more than there is: streams, resets, heads, pings, time.
+
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::plain;
+use crate::support::{
+    END_HEADERS, END_STREAM, Frame, Frames, HeaderList, Kind, Request, Server, wait_for,
+};
+
+/// Errors of resets and of GOAWAY. Source: RFC 9113, section 7.
+const CANCEL: u32 = 8;
+const REFUSED_STREAM: u32 = 7;
+const ENHANCE_YOUR_CALM: u32 = 11;
+/// The setting SETTINGS_MAX_CONCURRENT_STREAMS. Source: RFC 9113, section 6.5.2.
+const MAX_CONCURRENT_STREAMS: u16 = 3;
+
+fn connect(server: &Server) -> Frames {
+    Frames::new(server.connect().unwrap()).unwrap()
+}
+
+/// The head of a request whose body is to come.
+fn unfinished() -> HeaderList {
+    HeaderList::request("POST", "/v1/completions").with("content-type", "application/json")
+}
+
+/// Opens a stream that stays open.
+fn hold(frames: &mut Frames, stream: u32) {
+    frames.send(Kind::Headers, END_HEADERS, stream, unfinished().bytes()).unwrap();
+}
+
+fn still_serves(server: &Server) {
+    server.complete(json!({"prompt": "a", "max_tokens": 2}));
+    server.wait_until_all_blocks_are_free();
+}
+
+/// Most memory that the server has had, in bytes.
+fn peak(server: &Server) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
+#[test]
+fn a_connection_has_a_hundred_streams() {
+    let server = plain("");
+    let mut frames = connect(&server);
+    let settings = frames.next_of(Kind::Settings, 0).payload;
+    let most = settings.chunks(6).find(|entry| entry[..2] == MAX_CONCURRENT_STREAMS.to_be_bytes());
+    assert_eq!(most.unwrap()[2..], 100_u32.to_be_bytes());
+    for stream in (1..=199).step_by(2) {
+        hold(&mut frames, stream);
+    }
+    hold(&mut frames, 201);
+    assert_eq!(frames.next_of(Kind::Reset, 201).error_code(), REFUSED_STREAM);
+    // One that ends makes room.
+    frames.send(Kind::Reset, 0, 1, &CANCEL.to_be_bytes()).unwrap();
+    frames.request(203, &HeaderList::request("GET", "/health"), b"").unwrap();
+    assert_eq!(frames.next_of(Kind::Headers, 203).status(), 200);
+    still_serves(&server);
+}
+
+/// Whether a stream that is held is answered at once: an answer comes before that of the ping after it.
+fn status_of_held(frames: &mut Frames, stream: u32) -> Option<u16> {
+    hold(frames, stream);
+    frames.send(Kind::Ping, 0, 0, b"12345678").unwrap();
+    let is_answer = |frame: &Frame| {
+        frame.kind == Kind::Headers && frame.stream == stream
+            || frame.kind == Kind::Ping && frame.payload == b"12345678"
+    };
+    let frame = std::iter::from_fn(|| frames.next()).find(is_answer).unwrap();
+    (frame.kind == Kind::Headers).then(|| frame.status())
+}
+
+#[test]
+fn streams_count_as_connections() {
+    let server = plain("--max-connections 4");
+    // The first stream has its connection's place, and three others have one each. A connection of before may still have one.
+    let mut frames = wait_for("four streams", || {
+        let mut frames = connect(&server);
+        frames.next().filter(|frame| frame.kind == Kind::Settings)?;
+        let are_held =
+            [1, 3, 5, 7].iter().all(|stream| status_of_held(&mut frames, *stream).is_none());
+        are_held.then_some(frames)
+    });
+    // A request is looked at beside the connection: its refusal may come after the ping.
+    hold(&mut frames, 9);
+    assert_eq!(frames.next_of(Kind::Headers, 9).status(), 503);
+    let answer = Request::get("/health").send(server.address).unwrap();
+    assert_eq!(answer.status, 503, "{}", answer.text());
+    for stream in [1, 3, 5, 7] {
+        frames.send(Kind::Reset, 0, stream, &CANCEL.to_be_bytes()).unwrap();
+    }
+    wait_for("a place", || {
+        Request::get("/version").send(server.address).ok().filter(|answer| answer.status == 200)
+    });
+    still_serves(&server);
+}
+
+#[test]
+fn rapid_resets_end_the_connection() {
+    let server = plain("");
+    let mut burst = Vec::new();
+    let head = HeaderList::request("GET", "/v1/models");
+    for stream in (1..4000).step_by(2) {
+        burst.extend(Frames::encode(Kind::Headers, END_HEADERS | END_STREAM, stream, head.bytes()));
+        burst.extend(Frames::encode(Kind::Reset, 0, stream, &CANCEL.to_be_bytes()));
+    }
+    let mut frames = connect(&server);
+    // The server may end the connection before it has read all.
+    let _ = frames.send_bytes(&burst);
+    let end = frames.to_end();
+    if let Some(goodbye) = end.iter().find(|frame| frame.kind == Kind::GoAway) {
+        assert_eq!(goodbye.error_code(), ENHANCE_YOUR_CALM);
+    }
+    let answered = end.iter().filter(|frame| frame.kind == Kind::Headers).count();
+    assert!(answered < 1000, "{answered} were answered");
+    still_serves(&server);
+}
+
+#[test]
+fn a_head_is_bounded_however_it_comes() {
+    let server = plain("");
+    // Too long a list of headers is answered.
+    let long = "x".repeat(120);
+    let list = (0..200).fold(HeaderList::request("GET", "/v1/models"), |list, i| {
+        list.with(&format!("x-{i}"), &long)
+    });
+    let mut frames = connect(&server);
+    let (first, rest) = list.bytes().split_at(16_000);
+    frames.send(Kind::Headers, END_STREAM, 1, first).unwrap();
+    frames.send(Kind::Continuation, END_HEADERS, 1, rest).unwrap();
+    assert_eq!(frames.next_of(Kind::Headers, 1).status(), 431);
+
+    // One without an end ends the connection, whatever its frames hold.
+    let before = peak(&server);
+    for payload in [list.bytes()[..16_000].to_vec(), Vec::new()] {
+        let mut frames = connect(&server);
+        frames.send(Kind::Headers, END_STREAM, 1, HeaderList::request("GET", "/").bytes()).unwrap();
+        let frame = Frames::encode(Kind::Continuation, 0, 1, &payload);
+        let enough = (64 << 20) / frame.len();
+        let is_refused = (0..enough).any(|_| frames.send_bytes(&frame).is_err());
+        assert!(is_refused, "{enough} frames of {} bytes were taken", payload.len());
+    }
+    assert!(peak(&server) - before < 16 << 20, "{}", peak(&server) - before);
+    still_serves(&server);
+}
+
+#[test]
+fn pings_and_settings_that_are_not_read_take_no_memory() {
+    let server = plain("");
+    let before = peak(&server);
+    for (kind, payload) in [(Kind::Ping, &b"12345678"[..]), (Kind::Settings, b"")] {
+        let mut frames = connect(&server);
+        let many = Frames::encode(kind, 0, 0, payload).repeat(4096);
+        // The server stops reading where its answers are not read: what the kernel takes is what is sent.
+        let stream = frames.stream();
+        stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+        let _ = (0..1000).try_for_each(|_| frames.send_bytes(&many));
+        still_serves(&server);
+    }
+    assert!(peak(&server) - before < 32 << 20, "{}", peak(&server) - before);
+}
+
+#[test]
+fn a_connection_without_a_request_ends() {
+    let server = plain("");
+    let mut idle = connect(&server);
+    // One that does not say what it speaks, and one whose head has no end.
+    let mut undecided = server.connect().unwrap();
+    undecided.write_all(b"PRI * HTTP").unwrap();
+    let mut endless = connect(&server);
+    endless.send(Kind::Headers, END_STREAM, 1, unfinished().bytes()).unwrap();
+    let goodbye = idle.to_end();
+    assert!(goodbye.iter().any(|frame| frame.kind == Kind::GoAway), "{goodbye:?}");
+    let mut answer = Vec::new();
+    // A reset is a way to close the connection too.
+    let _ = undecided.read_to_end(&mut answer);
+    assert!(answer.is_empty());
+    endless.to_end_in_silence();
+    still_serves(&server);
+}
