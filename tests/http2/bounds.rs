@@ -1,13 +1,14 @@
 //! Clients that ask for more than there is: streams, resets, heads, pings, time.
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use serde_json::json;
 
-use super::plain;
+use super::{plain, secure};
 use crate::support::{
-    END_HEADERS, END_STREAM, Frame, Frames, HeaderList, Kind, Request, Server, wait_for,
+    END_HEADERS, END_STREAM, Frame, Frames, HeaderList, Kind, Request, Server, Socket, wait_for,
 };
 
 /// Errors of resets and of GOAWAY. Source: RFC 9113, section 7.
@@ -100,6 +101,22 @@ fn streams_count_as_connections() {
 }
 
 #[test]
+fn a_connection_beyond_the_limit_is_told_so_in_http2() {
+    let (server, authority) = secure("--max-connections 2");
+    let client = authority.client_of("h2");
+    let status = wait_for("a full server", || {
+        // They hold their places without a handshake.
+        let _held: Vec<_> = (0..2).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+        let socket = Socket::connect(server.address, Some(&client)).ok()?;
+        let mut frames = Frames::new(socket).ok()?;
+        frames.request(1, &HeaderList::request("GET", "/health"), b"").ok()?;
+        let answer = std::iter::from_fn(|| frames.next()).find(|frame| frame.kind == Kind::Headers);
+        answer.map(|frame| frame.status()).filter(|status| *status != 200)
+    });
+    assert_eq!(status, 503);
+}
+
+#[test]
 fn rapid_resets_end_the_connection() {
     let server = plain("");
     let mut burst = Vec::new();
@@ -111,7 +128,7 @@ fn rapid_resets_end_the_connection() {
     let mut frames = connect(&server);
     // The server may end the connection before it has read all.
     let _ = frames.send_bytes(&burst);
-    let end = frames.to_end();
+    let end = frames.read_to_end();
     if let Some(goodbye) = end.iter().find(|frame| frame.kind == Kind::GoAway) {
         assert_eq!(goodbye.error_code(), ENHANCE_YOUR_CALM);
     }
@@ -173,12 +190,12 @@ fn a_connection_without_a_request_ends() {
     undecided.write_all(b"PRI * HTTP").unwrap();
     let mut endless = connect(&server);
     endless.send(Kind::Headers, END_STREAM, 1, unfinished().bytes()).unwrap();
-    let goodbye = idle.to_end();
+    let goodbye = idle.read_to_end();
     assert!(goodbye.iter().any(|frame| frame.kind == Kind::GoAway), "{goodbye:?}");
     let mut answer = Vec::new();
     // A reset is a way to close the connection too.
     let _ = undecided.read_to_end(&mut answer);
     assert!(answer.is_empty());
-    endless.to_end_in_silence();
+    endless.read_to_end_in_silence();
     still_serves(&server);
 }

@@ -76,6 +76,13 @@ impl Authority {
             }
         })
     }
+
+    /// A client that trusts this authority, and offers this protocol alone.
+    pub(crate) fn client_of(&self, protocol: &str) -> Arc<ClientConfig> {
+        let mut client = Arc::unwrap_or_clone(self.client(None));
+        client.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        Arc::new(client)
+    }
 }
 
 /// A certificate that is its own authority, as `openssl req -x509` makes it, for a name that no machine has.

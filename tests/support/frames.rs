@@ -212,12 +212,12 @@ impl Frames {
     }
 
     /// All frames until the server ended the connection.
-    pub(crate) fn to_end(&mut self) -> Vec<Frame> {
+    pub(crate) fn read_to_end(&mut self) -> Vec<Frame> {
         std::iter::from_fn(|| self.next()).collect()
     }
 
     /// The same, without an acknowledgement of anything.
-    pub(crate) fn to_end_in_silence(&mut self) -> Vec<Frame> {
+    pub(crate) fn read_to_end_in_silence(&mut self) -> Vec<Frame> {
         std::iter::from_fn(|| self.read().ok()).collect()
     }
 

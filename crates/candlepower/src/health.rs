@@ -1,13 +1,13 @@
 //! `candlepower health`: asks a server whether it is healthy, for container engines and scripts that have no HTTP client.
 
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use candlepower_client::tls::{Identity, Trust, client_config};
 use candlepower_machine::{print, print_error};
 use candlepower_server::ServeConfig;
@@ -27,7 +27,7 @@ pub(crate) struct HealthArgs {
     url: Option<String>,
     /// PEM file with the certificate of an https server, or of its authority, to trust besides the system's. Not needed for a
     /// server on a loopback address, whose certificate is not checked, nor for one that is found in the settings
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "url")]
     cacert: Option<PathBuf>,
     /// Seconds to wait for the answer
     #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
@@ -102,6 +102,9 @@ impl Address {
     fn of_url(url: &str, cacert: Option<PathBuf>) -> Result<Self> {
         let (tls, rest) = match url.strip_prefix("https://") {
             Some(rest) => (Some(Tls { trusted: cacert, identity: None }), rest),
+            None if cacert.is_some() => {
+                bail!("{url}: --cacert is for addresses that begin with https://")
+            }
             None => (None, url.strip_prefix("http://").unwrap_or(url)),
         };
         let (authority, prefix) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -149,7 +152,7 @@ impl Address {
     }
 
     fn exchange(&self, timeout: Duration) -> Result<Vec<u8>> {
-        let mut connected = Err(io::ErrorKind::AddrNotAvailable.into());
+        let mut connected = Err(ErrorKind::AddrNotAvailable.into());
         for address in self.authority.to_socket_addrs()? {
             connected = TcpStream::connect_timeout(&address, timeout);
             if connected.is_ok() {
@@ -183,7 +186,11 @@ impl Address {
         let asked = asked.and_then(|()| stream.flush());
         let mut answer = Vec::new();
         // A server that ends the connection has said why, where that can still be read.
-        stream.take(MAX_ANSWER).read_to_end(&mut answer)?;
+        match stream.take(MAX_ANSWER).read_to_end(&mut answer) {
+            // Some servers end TLS without a word, when all is said.
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof && !answer.is_empty() => {}
+            read => drop(read?),
+        }
         asked.map(|()| answer)
     }
 }
@@ -255,6 +262,7 @@ mod tests {
         assert_eq!(parts("https://localhost:8000/a"), owned("localhost:8000", "/a"));
         let host = |url: &str| Address::of_url(url, None).unwrap().host().to_owned();
         assert_eq!((host("https://[::1]"), host("a:1")), ("::1".into(), "a".into()));
+        assert!(Address::of_url("http://localhost", Some("a.pem".into())).is_err());
     }
 
     #[test]

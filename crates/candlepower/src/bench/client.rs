@@ -98,6 +98,9 @@ impl Api {
         if !matches!(parsed.scheme(), "http" | "https") {
             bail!("`{url}`: a URL that begins with http:// or https:// is needed");
         }
+        if transport.cacert.is_some() && parsed.scheme() != "https" {
+            bail!("`{url}`: --cacert is for URLs that begin with https://");
+        }
         let host = parsed.host_str().unwrap_or_default();
         let is_local = host == "localhost" || host.starts_with("127.") || host == "[::1]";
         let client = |idle_connections| {
@@ -409,5 +412,8 @@ mod tests {
             assert_eq!(base(url).unwrap(), "http://a:1");
         }
         assert!(base("ftp://a").is_err() && base("a").is_err());
+        let transport = Transport { cacert: Some(Path::new("a.pem")), http2: false };
+        let error = Api::new("http://a", None, Duration::from_secs(1), transport).err().unwrap();
+        assert!(error.to_string().contains("--cacert"), "{error}");
     }
 }
