@@ -1,6 +1,6 @@
 //! An HTTP/2 client of frames, small enough to misbehave on purpose. Source: RFC 9113 and RFC 7541.
 
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 
 use super::Socket;
@@ -188,7 +188,7 @@ impl Frames {
 
     /// The next frame; `None` when the connection has ended. Settings and pings of the server are acknowledged.
     pub(crate) fn next(&mut self) -> Option<Frame> {
-        let frame = self.read().ok()?;
+        let frame = self.read()?;
         if matches!(frame.kind, Kind::Settings | Kind::Ping) && frame.flags & ACK == 0 {
             let payload: &[u8] = if frame.kind == Kind::Ping { &frame.payload } else { &[] };
             // The server may have ended the connection.
@@ -218,7 +218,7 @@ impl Frames {
 
     /// The same, without an acknowledgement of anything.
     pub(crate) fn read_to_end_in_silence(&mut self) -> Vec<Frame> {
-        std::iter::from_fn(|| self.read().ok()).collect()
+        std::iter::from_fn(|| self.read()).collect()
     }
 
     /// The connection below.
@@ -226,7 +226,18 @@ impl Frames {
         self.0.stream()
     }
 
-    fn read(&mut self) -> io::Result<Frame> {
+    /// The next frame; `None` when the connection has ended.
+    fn read(&mut self) -> Option<Frame> {
+        match self.try_read() {
+            Ok(frame) => Some(frame),
+            Err(error) if [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind()) => {
+                panic!("the server leaves the connection open: {error}")
+            }
+            Err(_) => None,
+        }
+    }
+
+    fn try_read(&mut self) -> io::Result<Frame> {
         let mut head = [0; 9];
         self.0.read_exact(&mut head)?;
         let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];

@@ -7,7 +7,10 @@ use rustls::pki_types::pem::PemObject;
 use serde_json::json;
 
 use super::{asked, server};
-use crate::support::{Authority, Pair, Request, Server, ServerBuilder, Socket, wait_for};
+use crate::support::{
+    Authority, Pair, Request, Server, ServerBuilder, Socket, binary, python, run_to_end, wait_for,
+    without_settings,
+};
 
 const FAILURES: &str = "reload_failures_total{files=\"certificates\"}";
 
@@ -118,4 +121,14 @@ fn without_files_to_read_a_hangup_stops_the_server() {
     let mut server = ServerBuilder::new("demo").flags("--http2").start();
     server.signal("HUP");
     assert_eq!(server.wait_for_exit().code(), Some(0), "{}", server.log());
+}
+
+#[test]
+fn a_terminal_that_is_closed_stops_the_server() {
+    let authority = Authority::new();
+    let pair = authority.sign("server");
+    let mut command = without_settings(python("clients/terminal.py"));
+    command.arg(binary()).args(["serve", "demo", "--port", "0", "--kv-cache-memory", "64Mi"]);
+    command.arg("--ssl-certfile").arg(&pair.certificate).arg("--ssl-keyfile").arg(&pair.key);
+    run_to_end(&mut command);
 }

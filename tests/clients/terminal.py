@@ -1,0 +1,26 @@
+"""Runs a server whose standard error is a terminal: `terminal.py COMMAND..` closes it like one, and fails if the server goes on."""
+
+import os
+import pty
+import signal
+import sys
+
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+
+said = b""
+while b"ready: http" not in said:
+    part = os.read(terminal, 4096)
+    assert part, said.decode()
+    said += part
+os.kill(pid, signal.SIGHUP)
+try:
+    while part := os.read(terminal, 4096):
+        said += part
+except OSError:
+    # The server has ended, and with it the other end of the terminal.
+    pass
+_, status = os.waitpid(pid, 0)
+assert os.waitstatus_to_exitcode(status) == 0, (status, said.decode())
+assert b"stopped" in said and b"read again" not in said, said.decode()
