@@ -42,7 +42,7 @@ pub(crate) fn is_secret(name: &str) -> bool {
     const PARTS: [&str; 6] = ["TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL"];
     // A number of tokens, a tokenizer, and the place of a file are none.
     let name = name.to_ascii_uppercase().replace("TOKENS", "").replace("TOKENIZER", "");
-    let is_place = name.ends_with("_PATH") || name.ends_with("FILE");
+    let is_place = ["_PATH", "_FILE", "KEYFILE"].iter().any(|end| name.ends_with(end));
     PARTS.iter().any(|part| name.contains(part)) && !is_place
 }
 
@@ -52,7 +52,9 @@ mod tests {
 
     #[test]
     fn secrets_are_known_by_their_names() {
-        for name in ["HF_TOKEN", "BLAZE_API_KEY", "my_password", "AWS_SECRET_ACCESS_KEY"] {
+        for name in
+            ["HF_TOKEN", "BLAZE_API_KEY", "my_password", "AWS_SECRET_ACCESS_KEY", "KEY_PROFILE"]
+        {
             assert!(is_secret(name), "{name}");
         }
         for name in [
