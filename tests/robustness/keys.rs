@@ -125,6 +125,28 @@ fn a_caller_that_fills_its_queue_leaves_places_to_others() {
 }
 
 #[test]
+fn a_hangup_reads_the_keys_again() {
+    let entry = |key: &str| format!("[[key]]\nname = \"ann\"\nkey = \"{key}\"");
+    let (server, folder) = server(&entry("first"), "");
+    let works = |key: &str| {
+        let request = Request::get("/v1/models").header("x-api-key", key);
+        (server.send(&request).status == 200).then_some(())
+    };
+    works("first").unwrap();
+    folder.write("keys.toml", entry("second"));
+    server.signal("HUP");
+    wait_for("the new key", || works("second"));
+    assert!(works("first").is_none());
+    // A bad file changes nothing, and says so.
+    folder.write("keys.toml", "[[key]]\nname = \"ann\"\nkey = 7");
+    server.signal("HUP");
+    let log = server.log_with("the keys that were read before stay in force");
+    assert!(log.contains("keys.toml: the key `ann` at line 1: `key` must be a string"), "{log}");
+    works("second").unwrap();
+    assert_eq!(server.metrics().series("reload_failures_total{files=\"keys\"}"), 1.0);
+}
+
+#[test]
 fn a_bad_file_of_keys_stops_the_start() {
     let folder = TempFolder::new();
     for (text, problem) in [
