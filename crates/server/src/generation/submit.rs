@@ -53,7 +53,7 @@ pub(crate) fn check_queue(
 /// Submits the prompts; choice `i` of prompt `p` has the index `p * n + i`.
 ///
 /// # Errors
-/// If the queue is full, or the key's limit is reached. What was submitted before is then cancelled.
+/// If the queue is full, or the key's limit is reached. Prompts that were submitted before are then cancelled.
 pub(crate) fn submit(
     request: &Incoming,
     prompts: &[Vec<u32>],

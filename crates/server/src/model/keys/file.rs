@@ -73,11 +73,11 @@ pub(super) fn read(path: &Path) -> Result<Vec<(KeyDigest, String, KeyLimits)>, K
         return Err(refused(format!("it has more than {MAX_KEYS} keys")));
     }
     let entries = file.key.into_iter().map(|entry| {
-        let at = line(entry.span().start);
+        let at = entry.span().start;
         let entry = entry.into_inner();
         let name = entry.name.as_ref().and_then(toml::Value::as_str).unwrap_or("?").to_owned();
         entry.check().map_err(|problem| {
-            refused(format!("the key `{}` at line {at}: {problem}", name.escape_debug()))
+            refused(format!("the key `{}` at line {}: {problem}", name.escape_debug(), line(at)))
         })
     });
     entries.collect()

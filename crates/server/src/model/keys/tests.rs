@@ -125,6 +125,24 @@ fn errors_name_the_place_and_show_no_key() {
 }
 
 #[test]
+fn a_file_of_ten_thousand_keys_is_read_and_a_larger_one_is_not() {
+    let entry = |i: usize| format!("[[key]]\nname = \"n{i}\"\nkey = \"k{i}\"\n");
+    let text: String = (0..10_000).map(entry).collect();
+    let file = TempFile::new("many", &text);
+    let keys = ApiKeys::load(&file.config()).unwrap();
+    assert_eq!(keys.find(b"k9999").unwrap().name, "n9999");
+    assert!(keys.describe().ends_with(" and 9980 more"));
+    let error = || ApiKeys::load(&file.config()).err().unwrap().to_string();
+    file.write(&(text + &entry(10_000)));
+    assert!(error().contains("more than 10000 keys"), "{}", error());
+    file.write(&"#".repeat(5 << 20));
+    assert!(error().contains("more than 4 MiB"), "{}", error());
+    let deep = format!("a = {}", "[".repeat(100_000));
+    file.write(&deep);
+    assert!(error().contains("line 1: "), "{}", error());
+}
+
+#[test]
 fn a_file_is_read_again_and_a_bad_one_changes_nothing() {
     let entry = |name: &str, rest: &str| format!("[[key]]\nname = \"{name}\"\n{rest}\n");
     let file = TempFile::new("reload", &entry("a", "key = \"one\"\nmax_concurrent = 1"));
