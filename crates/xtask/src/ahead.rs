@@ -17,7 +17,7 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    /// By the kernels' own build script, with the lowest priority.
+    /// By the kernels' own build script.
     pub(crate) fn compile(shell: &Shell) -> Result<Self> {
         let objects = libraries(shell).join("objects");
         let _ = std::fs::remove_dir_all(&objects);
@@ -27,8 +27,7 @@ impl Ahead {
         let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
         let mut rustc = shell.command(rustc);
         output(rustc.args(["--edition", "2024", "crates/kernels/build.rs", "-o"]).arg(&script))?;
-        let mut nice = shell.command("nice");
-        let mut compile = with_toolkit(shell, nice.args(["-n", "19"]).arg(&script));
+        let mut compile = with_toolkit(shell, &shell.command(&script));
         compile.current_dir(shell.root().join("crates/kernels"));
         compile.env("CARGO_FEATURE_CUDA", "1").env("OUT_DIR", &objects);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

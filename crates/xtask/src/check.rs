@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::steps::{Shell, Steps, run};
+use crate::steps::{Shell, Steps, output, run};
 use crate::tidy;
 use crate::tools::{Venv, cargo_deny};
 
@@ -10,29 +10,34 @@ use crate::tools::{Venv, cargo_deny};
 const REQUIREMENTS: &str = "crates/xtask/requirements.txt";
 
 pub(crate) fn run_steps(steps: &mut Steps) {
+    run_short_steps(steps);
+    steps.run("clippy", clippy);
+    steps.run("doc", doc);
+}
+
+/// Those that compile nothing of the project but this tool.
+pub(crate) fn run_short_steps(steps: &mut Steps) {
     steps.run("fmt", |shell| quiet(run(&mut shell.cargo("fmt --all --check"))));
     steps.run("tidy", |shell| tidy::run(shell.root()));
     steps.run("typos", typos);
-    steps.run("clippy", clippy);
-    steps.run("doc", doc);
     steps.run("deny", deny);
 }
 
-fn clippy(shell: &Shell) -> Result<String> {
+pub(crate) fn clippy(shell: &Shell) -> Result<String> {
     // All that the features add, and then what a build without them has: only the crates with features are checked again.
     for features in ["--features candlepower/full", ""] {
         let what = format!("--workspace {features} --all-targets --locked");
-        run(&mut shell.cargo(&format!("clippy --quiet {what} -- -D warnings")))?;
+        output(&mut shell.cargo(&format!("clippy --quiet {what} -- -D warnings")))?;
     }
     Ok(String::new())
 }
 
-fn doc(shell: &Shell) -> Result<String> {
+pub(crate) fn doc(shell: &Shell) -> Result<String> {
     // With the examples, dependencies have the features of tests, for which clippy has checked them.
     let what = "--workspace --features candlepower/full --no-deps --locked";
     let targets = "--lib --examples --bin candlepower --bin candlepower-xtask";
     let mut doc = shell.cargo(&format!("doc --quiet {what} {targets}"));
-    quiet(run(doc.env("RUSTDOCFLAGS", "-D warnings")))
+    output(doc.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
 fn typos(shell: &Shell) -> Result<String> {

@@ -12,7 +12,7 @@ use crate::{check, cuda, inlined, test, wheel};
 const FUZZ: [&str; 3] = ["60", "--seed", "0"];
 
 pub(crate) fn run_steps(steps: &mut Steps) {
-    check::run_steps(steps);
+    check::run_short_steps(steps);
     // Packages are waited for. An installation that fails does so again in its own step, which says why.
     steps.run("build", |shell| {
         thread::scope(|scope| {
@@ -22,14 +22,19 @@ pub(crate) fn run_steps(steps: &mut Steps) {
     });
     steps.run("inlined", inlined::check);
     let mut ahead = None;
-    steps.run("test", |shell| {
+    steps.run("test, lints", |shell| {
         thread::scope(|scope| {
-            let compiling = scope.spawn(|| Ahead::compile(shell));
+            let nice = shell.nice();
+            let beside = scope.spawn(move || {
+                // By its end the tests run, so that their cargo does not wait for this one.
+                let compiled = Ahead::compile(&nice);
+                (compiled, both(check::clippy(&nice), check::doc(&nice)))
+            });
             let tested = test::test(shell);
+            let (compiled, linted) = beside.join().expect("compiling does not panic");
             // Without it cargo compiles the kernels in their own step.
-            let compiled = compiling.join().expect("compiling does not panic");
             ahead = compiled.inspect_err(|error| println!("not compiled ahead: {error:#}")).ok();
-            tested
+            both(tested, linted)
         })
     });
     // The wheel's tests wait for servers, and fuzzing has its time.

@@ -30,7 +30,7 @@ cargo xtask <command>
 
   ci      check, test, a minute of fuzz, cuda
   deep [PART..]  what is long and rarely fails, all or some of it; `deep --list` says what each part covers
-  check   fmt, clippy, tidy, typos, doc, deny
+  check   fmt, tidy, typos, deny, clippy, doc
   test    builds the binary and runs every test; needs only Rust and Python
   cuda    a CUDA build for no GPU, and its tests; then emulated; shares what test has built; needs g++, x86-64
   emulated  a CUDA build for a GPU that the CPU emulates: the kernels' comparisons, the goldens and the server on it

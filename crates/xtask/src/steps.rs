@@ -24,7 +24,7 @@ struct Done {
 
 impl Steps {
     pub(crate) fn new(root: PathBuf) -> Self {
-        Self { shell: Shell { root }, done: Vec::new() }
+        Self { shell: Shell { root, is_nice: false }, done: Vec::new() }
     }
 
     /// Runs one step and keeps its outcome: a line for the summary, or why it failed.
@@ -92,6 +92,7 @@ fn first_line(text: &str) -> String {
 /// Starts programs in the workspace's root.
 pub(crate) struct Shell {
     root: PathBuf,
+    is_nice: bool,
 }
 
 impl Shell {
@@ -99,10 +100,21 @@ impl Shell {
         &self.root
     }
 
+    /// Starts programs with the lowest priority: they take what others leave idle.
+    pub(crate) fn nice(&self) -> Self {
+        Self { root: self.root.clone(), is_nice: true }
+    }
+
     /// A command in the root, not yet started, without what `cargo run` says of this tool: a build script that looks at it would
     /// run again, and with it half of the build, after every cargo that was started by hand.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new(program);
+        let mut command = match self.is_nice {
+            true => Command::new("nice"),
+            false => Command::new(&program),
+        };
+        if self.is_nice {
+            command.args(["-n", "19"]).arg(&program);
+        }
         let of_this_tool = |name: &OsString| {
             let name = name.to_string_lossy();
             ["CARGO_MANIFEST_", "CARGO_PKG_"].iter().any(|prefix| name.starts_with(prefix))
