@@ -1,7 +1,7 @@
 //! The engine thread: one loop that schedules, runs, commits and reports.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -14,14 +14,14 @@ use candlepower_kernels::sampling::SampledRow;
 use candlepower_scheduler::{
     CallerId, LogitsFor, NewSequence, PinId, Sampled, Scheduler, SeqId, Step,
 };
-use rayon::prelude::*;
 
 use crate::{
     EngineMetrics, Error, Request, Result, TokenLogprobs,
+    constraint::{Constraint, ConstraintWork, Done, Owner, Room, Taken},
     handle::Shared,
     ranks::Ranks,
     runner::{PromptRow, SamplingBatch, StepOutput},
-    sequence::{ConstraintState, Sequence, StreamSender},
+    sequence::{Sequence, StreamSender},
 };
 
 /// What the engine thread is told.
@@ -83,6 +83,7 @@ pub(crate) struct Engine {
     /// The step that a device runs while the next one is scheduled.
     pub(crate) in_flight: Option<InFlightStep>,
     pub(crate) sequences: HashMap<SeqId, Sequence>,
+    pub(crate) constraints: ConstraintWork,
     pub(crate) pins: HashMap<u64, PinId>,
     pub(crate) messages: Receiver<Message>,
     /// Whether tokens that a grammar leaves no choice about are appended without being drawn.
@@ -100,8 +101,6 @@ pub(crate) struct InFlightStep {
     /// Its rows whose prompt tokens are scored.
     prompts: Vec<PromptRow>,
     began: Instant,
-    /// Seconds in which its masks were computed; `None` where nothing was constrained.
-    mask_seconds: Option<f64>,
 }
 
 /// What of the scheduler's running totals has been passed on to the counters.
@@ -160,9 +159,17 @@ impl Engine {
         }
     }
 
-    fn admit(&mut self, submission: Submission) {
+    /// Adds a request to the queue; one with a constraint, once it is known what its texts may begin with.
+    fn admit(&mut self, mut submission: Submission) {
+        self.metrics.prompt_tokens.increment(submission.request.prompt.len() as u64);
+        match submission.request.grammar.take() {
+            Some(grammar) => self.constraints.begin(self.ranks.pool(), submission, grammar),
+            None => self.add(submission, None),
+        }
+    }
+
+    fn add(&mut self, submission: Submission, constraint: Option<Constraint>) {
         let Submission { mut request, streams, seed, submitted_at } = submission;
-        self.metrics.prompt_tokens.increment(request.prompt.len() as u64);
         let new = NewSequence {
             prompt: request.prompt.clone(),
             n: streams.len(),
@@ -177,10 +184,11 @@ impl Engine {
             max_tokens: request.sampling.max_tokens,
             // What may follow, and which tokens are appended, is known when the newest token is; so is what a penalty
             // falls on.
-            runs_ahead: request.grammar.is_none() && !request.sampling.has_penalties(),
+            runs_ahead: constraint.is_none() && !request.sampling.has_penalties(),
         };
+        let max_model_len = self.shared.info.max_model_len;
         let choices =
-            Sequence::choices(request, streams, seed, self.shared.info.max_model_len, submitted_at);
+            Sequence::choices(request, constraint, streams, seed, max_model_len, submitted_at);
         match self.scheduler.add(new) {
             Ok(ids) => self.sequences.extend(ids.into_iter().zip(choices)),
             Err(error) => choices.for_each(|choice| choice.fail(error.to_string())),
@@ -189,7 +197,7 @@ impl Engine {
 
     /// Whether there is nothing to run and nothing to wait for.
     fn is_idle(&self) -> bool {
-        self.sequences.is_empty() && self.in_flight.is_none()
+        self.sequences.is_empty() && self.in_flight.is_none() && self.constraints.is_idle()
     }
 
     fn remove_cancelled(&mut self) {
@@ -206,8 +214,17 @@ impl Engine {
     /// Launches the next step, and finishes the one before it, where the ranks run ahead; else the same one.
     fn step(&mut self) -> Result<()> {
         let previous = self.in_flight.take();
+        self.take_constraints()?;
         let launched = self.launch()?;
         if launched.is_none() && previous.is_none() {
+            if !self.constraints.is_idle() {
+                // All that could run sits out.
+                self.constraints.wait();
+                return Ok(());
+            }
+            if self.sequences.is_empty() {
+                return Ok(());
+            }
             return Err(Error::Invariant(format!(
                 "nothing can run, yet {} sequences wait",
                 self.sequences.len()
@@ -239,7 +256,6 @@ impl Engine {
                 self.metrics.request_queue_time_seconds.record(seconds);
             }
         }
-        let mask_seconds = self.compute_masks(&step);
         let batch = sampling_batch(
             &step,
             &self.sequences,
@@ -251,23 +267,18 @@ impl Engine {
         for id in step.samples() {
             self.sequences.get_mut(&id).into_iter().for_each(Sequence::expect_token);
         }
-        Ok(Some(InFlightStep { step, prompts, began, mask_seconds }))
+        Ok(Some(InFlightStep { step, prompts, began }))
     }
 
     /// Waits for a step and hands out what it computed.
     fn finish(&mut self, launched: InFlightStep) -> Result<()> {
-        let InFlightStep { step, prompts, began, mask_seconds } = launched;
+        let InFlightStep { step, prompts, began } = launched;
         let output = self.ranks.wait()?;
         self.metrics.forward_duration_seconds.record(output.forward_seconds);
         self.metrics
             .iteration_tokens
             .record(step.rows.iter().map(|row| row.tokens.len()).sum::<usize>() as f64);
         self.keep_scores(&step, &prompts, &output);
-        let advance_seconds = self.advance_grammars(&step, &output);
-        if mask_seconds.is_some() || advance_seconds.is_some() {
-            let seconds = mask_seconds.unwrap_or(0.0) + advance_seconds.unwrap_or(0.0);
-            self.metrics.grammar_duration_seconds.record(seconds);
-        }
         self.commit(&step, output)?;
         let now = Instant::now();
         let began = began.max(std::mem::replace(&mut self.finished, now));
@@ -275,53 +286,57 @@ impl Engine {
         Ok(())
     }
 
-    /// Computes what the grammars of the step's sequences allow, each on a thread of its own; in so many seconds.
-    fn compute_masks(&mut self, step: &Step) -> Option<f64> {
-        let mut constraints: Vec<&mut ConstraintState> = {
-            let drawn: HashSet<SeqId> =
-                step.rows.iter().flat_map(|row| row.samples.iter().copied()).collect();
-            let sequences = self.sequences.iter_mut().filter(|(id, _)| drawn.contains(id));
-            sequences.filter_map(|(_, sequence)| sequence.constraint_mut()).collect()
-        };
-        if constraints.is_empty() {
-            return None;
+    /// Takes the work on constraints that is done: new requests join the queue, and sequences that sat out go on.
+    fn take_constraints(&mut self) -> Result<()> {
+        let finished = self.constraints.finished();
+        if let Some(seconds) = finished.iter().map(|done| done.seconds).reduce(f64::max) {
+            self.metrics.grammar_duration_seconds.record(seconds);
         }
-        let began = Instant::now();
-        self.ranks.pool().install(|| {
-            constraints.par_iter_mut().for_each(|constraint| constraint.compute_mask());
-        });
-        Some(began.elapsed().as_secs_f64())
+        for Done { owner, constraint, .. } in finished {
+            match (owner, constraint) {
+                (Owner::Submission(submission), Ok(constraint)) => {
+                    self.add(*submission, Some(constraint));
+                }
+                (Owner::Submission(submission), Err(error)) => {
+                    let Submission { request, streams, seed, submitted_at } = *submission;
+                    Sequence::choices(request, None, streams, seed, usize::MAX, submitted_at)
+                        .for_each(|choice| choice.fail_constraint(&error));
+                }
+                (Owner::Sequence { id, sampled, taken }, constraint) => {
+                    self.go_on(id, sampled, taken, constraint)?;
+                }
+            }
+        }
+        Ok(())
     }
 
-    /// Lets the grammars take the tokens that were drawn, each on a thread of its own, and finds what must follow them; in
-    /// so many seconds.
-    fn advance_grammars(&mut self, step: &Step, output: &StepOutput) -> Option<f64> {
-        let drawn: HashMap<SeqId, u32> = step
-            .samples()
-            .zip(&output.samples)
-            .filter_map(|(id, row)| Some((id, row.token_id?)))
-            .collect();
-        let (eos_token_ids, jump_forward) = (&self.shared.info.eos_token_ids, self.jump_forward);
-        let mut constraints: Vec<(&mut ConstraintState, u32, usize)> = self
-            .sequences
-            .iter_mut()
-            .filter_map(|(id, sequence)| {
-                let token_id = *drawn.get(id)?;
-                let room = sequence.room_after(token_id, eos_token_ids)?;
-                let constraint = sequence.constraint_mut()?;
-                Some((constraint, token_id, if jump_forward { room } else { 0 }))
-            })
-            .collect();
-        if constraints.is_empty() {
-            return None;
+    /// Ends the wait of a sequence whose new token has been looked at. It may have been cancelled since.
+    fn go_on(
+        &mut self,
+        id: SeqId,
+        sampled: SampledRow,
+        taken: Option<Taken>,
+        constraint: candlepower_grammar::Result<Constraint>,
+    ) -> Result<()> {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return Ok(()) };
+        let failure = match constraint {
+            Ok(constraint) => {
+                sequence.set_constraint(constraint);
+                None
+            }
+            Err(error) => Some(error),
+        };
+        self.scheduler.release(id);
+        if let Some(taken) = taken {
+            self.advance(id, Some((sampled, taken)))?;
         }
-        let began = Instant::now();
-        self.ranks.pool().install(|| {
-            constraints
-                .par_iter_mut()
-                .for_each(|(constraint, token_id, room)| constraint.take(*token_id, *room));
-        });
-        Some(began.elapsed().as_secs_f64())
+        if let Some(error) = failure
+            && let Some(sequence) = self.sequences.remove(&id)
+        {
+            sequence.fail_constraint(&error);
+            self.scheduler.remove(id);
+        }
+        Ok(())
     }
 
     fn keep_scores(&self, step: &Step, prompts: &[PromptRow], output: &StepOutput) {
@@ -354,29 +369,47 @@ impl Engine {
         self.metrics.generation_tokens.increment(wanted.count() as u64);
         let mut samples = output.samples.into_iter();
         for row in &step.rows {
-            let cached = self.scheduler.num_cached_tokens(row.seq);
             let end = row.first_position as usize + row.tokens.len();
             let sequence = self.sequences.get(&row.seq);
             let only_scored = row.samples.is_empty()
                 && sequence.is_some_and(|sequence| end >= sequence.prompt_len());
             if only_scored {
-                self.advance(row.seq, cached, None)?;
+                self.advance(row.seq, None)?;
             }
             for (&id, sampled) in row.samples.iter().zip(samples.by_ref()) {
-                self.advance(id, cached, Some(sampled))?;
+                self.take_sample(id, sampled)?;
             }
         }
         Ok(())
     }
 
+    /// Takes the sampled token of a sequence. Where it has a constraint, that is asked first, and the sequence sits out
+    /// meanwhile.
+    fn take_sample(&mut self, id: SeqId, sampled: SampledRow) -> Result<()> {
+        let eos_token_ids = &self.shared.info.eos_token_ids;
+        if let Some(sequence) = self.sequences.get_mut(&id)
+            && let Some(token_id) = sampled.token_id
+            && let Some(room) = sequence.room_after(token_id, eos_token_ids)
+            && let Some(constraint) = sequence.take_constraint()
+        {
+            self.scheduler.hold(id);
+            let room = if self.jump_forward { room } else { Room { forced: 0, ..room } };
+            let work = (constraint, token_id, room);
+            self.constraints.go_on(self.ranks.pool(), (id, sampled), work);
+            return Ok(());
+        }
+        self.advance(id, Some((sampled, Taken::default())))
+    }
+
     /// Lets a sequence report its prompt and take the token that was drawn, with those that must follow it; removes it
     /// if it does not go on.
-    fn advance(&mut self, id: SeqId, cached: usize, sampled: Option<SampledRow>) -> Result<()> {
+    fn advance(&mut self, id: SeqId, sampled: Option<(SampledRow, Taken)>) -> Result<()> {
+        let cached = self.scheduler.num_cached_tokens(id);
         let Some(sequence) = self.sequences.get_mut(&id) else { return Ok(()) };
         let mut goes_on = sequence.send_prompt(cached);
         let mut forced = Vec::new();
-        if let Some(sampled) = sampled.filter(|_| goes_on) {
-            (goes_on, forced) = sequence.push(sampled, &self.shared.info.eos_token_ids);
+        if let Some((sampled, taken)) = sampled.filter(|_| goes_on) {
+            (goes_on, forced) = sequence.push(sampled, taken, &self.shared.info.eos_token_ids);
         }
         self.metrics.generation_tokens.increment(forced.len() as u64);
         self.metrics.jump_forward_tokens.increment(forced.len() as u64);

@@ -9,6 +9,7 @@
 //!
 //! Models that give vectors have an engine of their own, [`Embedder`]: it has no cache and no sequences.
 
+mod constraint;
 mod cores;
 mod device;
 mod device_graphs;

@@ -2,12 +2,14 @@
 
 use std::{cell::RefCell, collections::HashMap, rc::Rc, time::Instant};
 
-use candlepower_grammar::{Grammar, Mask};
+use candlepower_grammar::Mask;
 use candlepower_kernels::sampling::{Penalties, SampledRow, SamplingRow, uniform};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::{
-    FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs, places::TakenPlace,
+    FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs,
+    constraint::{Constraint, Room, Taken},
+    places::TakenPlace,
     runner::Place,
 };
 
@@ -26,64 +28,17 @@ pub(crate) struct Sequence {
     output_limit: usize,
     prompt_sent: bool,
     scores: Option<Rc<RefCell<PromptScores>>>,
-    constraint: Option<ConstraintState>,
+    constraint: Constrained,
     /// When it was submitted; taken by the first step that computes it.
     submitted_at: Option<Instant>,
 }
 
-/// What a sequence's output must be, and what that allows next.
-pub(crate) struct ConstraintState {
-    grammar: Grammar,
-    /// Of the token that is drawn next; computed once per token.
-    mask: Option<Mask>,
-    /// What the token that was drawn last led to, until it is reported.
-    taken: Option<Taken>,
-    /// Why the grammar cannot go on.
-    failure: Option<candlepower_grammar::Error>,
-}
-
-/// What a token that was drawn led to.
-#[derive(Default)]
-struct Taken {
-    /// The tokens that must follow it.
-    forced: Vec<u32>,
-    /// Whether nothing may follow these.
-    is_finished: bool,
-}
-
-impl ConstraintState {
-    /// Computes what is allowed next, unless that is known. Takes its time: up to some milliseconds.
-    pub(crate) fn compute_mask(&mut self) {
-        if self.mask.is_some() || self.failure.is_some() {
-            return;
-        }
-        match self.grammar.allowed() {
-            Ok(mask) => self.mask = Some(mask),
-            Err(error) => self.failure = Some(error),
-        }
-    }
-
-    /// Takes the token that was drawn, and up to `room` tokens of those that must follow it. They are the ones that would
-    /// be drawn, as nothing else is allowed.
-    pub(crate) fn take(&mut self, token_id: u32, room: usize) {
-        self.mask = None;
-        match self.advance(token_id, room) {
-            Ok(taken) => self.taken = Some(taken),
-            Err(error) => self.failure = Some(error),
-        }
-    }
-
-    fn advance(&mut self, token_id: u32, room: usize) -> candlepower_grammar::Result<Taken> {
-        self.grammar.accept(token_id)?;
-        let mut forced = Vec::new();
-        while forced.len() < room
-            && let Some(token_id) = self.grammar.forced_token()
-        {
-            self.grammar.accept(token_id)?;
-            forced.push(token_id);
-        }
-        Ok(Taken { forced, is_finished: self.grammar.is_finished() })
-    }
+/// Whether something is asked of the output.
+enum Constrained {
+    No,
+    By(Constraint),
+    /// The sequence sits out, because it is not known yet what may follow its newest token.
+    Working,
 }
 
 /// The log-probabilities of a prompt, as its chunks are computed; one for all choices of a request.
@@ -121,9 +76,10 @@ impl StreamSender {
 }
 
 impl Sequence {
-    /// The choices of a request, one per stream; choice `i` draws with `seed + i`.
+    /// The choices of a request, one per stream; choice `i` draws with `seed + i`. All begin with the same constraint.
     pub(crate) fn choices(
         request: Request,
+        constraint: Option<Constraint>,
         streams: Vec<StreamSender>,
         seed: u64,
         max_model_len: usize,
@@ -137,14 +93,8 @@ impl Sequence {
         let scores = request
             .prompt_logprobs
             .map(|top| Rc::new(RefCell::new(PromptScores { top, tokens: vec![None; prompt_len] })));
-        let grammar = request.grammar;
         streams.into_iter().enumerate().map(move |(choice, stream)| Self {
-            constraint: grammar.clone().map(|grammar| ConstraintState {
-                grammar,
-                mask: None,
-                taken: None,
-                failure: None,
-            }),
+            constraint: constraint.clone().map_or(Constrained::No, Constrained::By),
             stream,
             seed: seed.wrapping_add(choice as u64),
             prompt_len,
@@ -169,9 +119,19 @@ impl Sequence {
         self.scores.as_ref()
     }
 
-    /// What its output must be.
-    pub(crate) fn constraint_mut(&mut self) -> Option<&mut ConstraintState> {
-        self.constraint.as_mut()
+    /// Hands out the constraint, for work on a new token. The sequence then sits out until it has another one.
+    pub(crate) fn take_constraint(&mut self) -> Option<Constraint> {
+        match std::mem::replace(&mut self.constraint, Constrained::Working) {
+            Constrained::By(constraint) => Some(constraint),
+            other => {
+                self.constraint = other;
+                None
+            }
+        }
+    }
+
+    pub(crate) fn set_constraint(&mut self, constraint: Constraint) {
+        self.constraint = Constrained::By(constraint);
     }
 
     /// Seconds that it waited, the first time that it is asked.
@@ -182,6 +142,15 @@ impl Sequence {
     /// Ends the sequence with an error of its own.
     pub(crate) fn fail(mut self, message: String) {
         self.stream.send(TokenEvent::Failed { message });
+    }
+
+    /// Ends the sequence because its constraint cannot go on.
+    pub(crate) fn fail_constraint(mut self, error: &candlepower_grammar::Error) {
+        let message = error.to_string();
+        self.stream.send(match error {
+            candlepower_grammar::Error::Limit(_) => TokenEvent::TooComplex { message },
+            _ => TokenEvent::Failed { message },
+        });
     }
 
     /// The place of this sequence's next token.
@@ -202,7 +171,11 @@ impl Sequence {
     /// How this sequence's next token is to be drawn.
     pub(crate) fn sampling_row<'a>(&'a self, eos_token_ids: &[u32]) -> SamplingRow<'a> {
         let params = &*self.params;
-        let mask = self.constraint.as_ref().and_then(|state| state.mask.as_ref());
+        let mask = match &self.constraint {
+            Constrained::No => None,
+            Constrained::By(constraint) => constraint.mask.as_ref(),
+            Constrained::Working => unreachable!("a sequence that sits out gets no token"),
+        };
         let mut banned = Vec::new();
         if self.next_place() < params.min_tokens {
             banned.extend_from_slice(eos_token_ids);
@@ -242,36 +215,31 @@ impl Sequence {
         self.stream.send(TokenEvent::Prompt { num_cached_tokens, logprobs, finish })
     }
 
-    /// How many tokens may follow this one when it is drawn, without their log-probabilities being known; `None` if it
-    /// ends the sequence, whatever its grammar says.
-    pub(crate) fn room_after(&self, token_id: u32, eos_token_ids: &[u32]) -> Option<usize> {
+    /// How many tokens may follow this one when it is sampled; `None` if it ends the sequence, whatever its constraint says.
+    pub(crate) fn room_after(&self, token_id: u32, eos_token_ids: &[u32]) -> Option<Room> {
         if self.ends_with(token_id, eos_token_ids).is_some() {
             return None;
         }
+        let all = self.output_limit.saturating_sub(self.num_output_tokens + 1);
         // The log-probability of a token that is not drawn is not computed.
-        let wants_logprobs = self.params.logprobs.is_some();
-        let room = self.output_limit.saturating_sub(self.num_output_tokens + 1);
-        Some(if wants_logprobs { 0 } else { room })
+        let forced = if self.params.logprobs.is_some() { 0 } else { all };
+        Some(Room { forced, all })
     }
 
     /// Takes the token that was drawn, with those that must follow it, and reports them. Returns whether the sequence
     /// goes on, and those that followed.
-    pub(crate) fn push(&mut self, sampled: SampledRow, eos_token_ids: &[u32]) -> (bool, Vec<u32>) {
+    pub(crate) fn push(
+        &mut self,
+        sampled: SampledRow,
+        taken: Taken,
+        eos_token_ids: &[u32],
+    ) -> (bool, Vec<u32>) {
         self.num_expected_tokens -= 1;
-        if let Some(error) = self.constraint.as_ref().and_then(|state| state.failure.as_ref()) {
-            let message = error.to_string();
-            let event = match error {
-                candlepower_grammar::Error::Limit(_) => TokenEvent::TooComplex { message },
-                _ => TokenEvent::Failed { message },
-            };
-            return (self.stream.send(event), Vec::new());
-        }
         let Some(token_id) = sampled.token_id else {
             let message = "the model gave no finite probability to any allowed token".to_owned();
             return (self.stream.send(TokenEvent::Failed { message }), Vec::new());
         };
-        let taken = self.constraint.as_mut().and_then(|state| state.taken.take());
-        let Taken { mut forced, is_finished } = taken.unwrap_or_default();
+        let Taken { mut forced, is_finished } = taken;
         let logprobs = sampled.logprobs.map(|row| TokenLogprobs {
             token_id,
             logprob: row.logprob,

@@ -24,6 +24,7 @@ use rayon::ThreadPool;
 
 use crate::{
     EngineConfig, EngineInfo, Error, Result, StartProgress,
+    constraint::ConstraintWork,
     cores::Threads,
     device::{check_gpus, free_bytes},
     device_graphs::Graphs,
@@ -92,6 +93,7 @@ pub(crate) fn start(
             ranks,
             in_flight: None,
             sequences: HashMap::new(),
+            constraints: ConstraintWork::new(),
             pins: HashMap::new(),
             messages,
             jump_forward: config.jump_forward,

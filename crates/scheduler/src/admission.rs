@@ -77,7 +77,7 @@ impl Scheduler {
 
     /// Starts the next waiting sequence of a caller, or ends its admissions for this step. Returns whether anything more may
     /// start: one that does not fit is waited for, not passed over, since short prompts could starve a long one otherwise.
-    /// Other callers pass one whose newest token is not known yet.
+    /// Other callers pass one whose newest token, or what may follow it, is not known yet.
     pub(crate) fn admit_next(
         &mut self,
         caller: CallerId,
@@ -95,7 +95,7 @@ impl Scheduler {
             }
             if !self.admit(id, batch) {
                 admissions.done.push(caller);
-                return self.sequences[&id].num_pending > 0;
+                return !self.sequences[&id].is_ready();
             }
             candidates.was_admitted = true;
             self.count_overtaken(id, &candidates.ids);
@@ -206,10 +206,10 @@ impl Scheduler {
     }
 
     /// Gives a waiting sequence the blocks of all its tokens, from the prefix cache as far as they are there; returns
-    /// false when they do not fit, or when its newest token is not known yet.
+    /// false when they do not fit, or when its newest token, or what may follow it, is not known yet.
     pub(crate) fn admit(&mut self, id: SeqId, batch: &mut Batch) -> bool {
         let seq = &self.sequences[&id];
-        if seq.num_pending > 0 {
+        if !seq.is_ready() {
             return false;
         }
         let mut found = self.find_cached(seq, true);

@@ -96,7 +96,7 @@ impl Scheduler {
     /// Whether a waiting sequence could start, if others gave way.
     fn may_lack(&self, seq: &Sequence, num_demanded: usize) -> bool {
         let most_blocks = self.blocks.blocks_for(seq.num_target_tokens()) + self.watermark();
-        seq.num_pending == 0
+        seq.is_ready()
             && self.last_step > seq.waits_since + PATIENCE
             && (self.running.len() >= self.config.max_num_seqs
                 || most_blocks + num_demanded > self.num_free_without_pins())

@@ -210,6 +210,21 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Leaves a sequence out of the steps until [`release`](Self::release). It keeps its blocks like any other. Unknown ids
+    /// are ignored.
+    pub fn hold(&mut self, id: SeqId) {
+        if let Some(seq) = self.sequences.get_mut(&id) {
+            seq.is_held = true;
+        }
+    }
+
+    /// Ends [`hold`](Self::hold). Unknown ids are ignored.
+    pub fn release(&mut self, id: SeqId) {
+        if let Some(seq) = self.sequences.get_mut(&id) {
+            seq.is_held = false;
+        }
+    }
+
     /// Removes a sequence that is finished or cancelled and frees its blocks; what they hold can be found until their
     /// memory is needed. What an uncommitted step still draws for it is ignored. Unknown ids are ignored too.
     pub fn remove(&mut self, id: SeqId) {

@@ -62,6 +62,8 @@ pub(crate) struct Sequence {
     pub(crate) num_prompt_tokens: usize,
     /// Tokens drawn by uncommitted steps.
     pub(crate) num_pending: usize,
+    /// Whether it sits out: what may follow its newest token is not known yet.
+    pub(crate) is_held: bool,
     /// Where the step that ran it last drew its token: an index into that step's samples.
     pub(crate) sample_index: u32,
     /// Most positions that are ever computed: the last token needs no successor.
@@ -133,6 +135,7 @@ impl Sequence {
             num_prompt_tokens: new.prompt.len(),
             tokens: new.prompt,
             num_pending: 0,
+            is_held: false,
             sample_index: 0,
             max_computed_tokens: max_tokens - usize::from(sample),
             num_computed_tokens: 0,
@@ -166,7 +169,12 @@ impl Sequence {
 
     /// Tokens that there are to compute now.
     pub(crate) fn num_new_tokens(&self) -> usize {
-        self.num_target_tokens() - self.num_computed_tokens
+        if self.is_held { 0 } else { self.num_target_tokens() - self.num_computed_tokens }
+    }
+
+    /// Whether its newest token is known, and what may follow it.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.num_pending == 0 && !self.is_held
     }
 
     /// Tokens that are computed when there is nothing left to compute now.

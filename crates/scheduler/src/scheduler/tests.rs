@@ -477,6 +477,43 @@ fn appended_tokens_are_computed_together() {
 }
 
 #[test]
+fn a_held_sequence_sits_out_and_keeps_its_blocks() {
+    let mut scheduler = scheduler(CONFIG);
+    let held = scheduler.add(NewSequence { runs_ahead: false, ..request(0..3) }).unwrap()[0];
+    scheduler.add(request(10..13)).unwrap();
+    run_step(&mut scheduler);
+    scheduler.hold(held);
+    let num_free = scheduler.stats().num_free_blocks;
+    assert_eq!(rows(&run_step(&mut scheduler)), [(1, 3, 1)]);
+    assert_eq!((scheduler.stats().num_running, scheduler.stats().num_free_blocks), (2, num_free));
+    scheduler.append(held, &[7]).unwrap();
+    assert_eq!(rows(&run_step(&mut scheduler)), [(1, 4, 1)]);
+    scheduler.release(held);
+    assert_eq!(rows(&run_step(&mut scheduler)), [(1, 5, 1), (0, 3, 2)]);
+    scheduler.hold(held);
+    scheduler.remove(held);
+    scheduler.release(held);
+    assert_eq!(rows(&run_step(&mut scheduler)), [(1, 6, 1)]);
+}
+
+#[test]
+fn a_held_sequence_that_was_preempted_waits_until_it_is_released() {
+    let config = SchedulerConfig { num_blocks: 5, max_model_len: 16, ..CONFIG };
+    let mut scheduler = scheduler(config);
+    scheduler.add(request(0..7)).unwrap();
+    let held = scheduler.add(NewSequence { runs_ahead: false, ..request(10..16) }).unwrap()[0];
+    run_step(&mut scheduler);
+    run_step(&mut scheduler);
+    scheduler.hold(held);
+    (0..6).for_each(|_| _ = run_step(&mut scheduler));
+    assert_eq!(scheduler.stats().num_preemptions, 1);
+    scheduler.remove(SeqId(0));
+    assert!(scheduler.schedule().rows.is_empty(), "there is room, but it is held");
+    scheduler.release(held);
+    assert_eq!(run_step(&mut scheduler).rows[0].seq, held);
+}
+
+#[test]
 fn no_step_runs_ahead_of_the_last_token() {
     let mut scheduler = scheduler(CONFIG);
     scheduler.add(NewSequence { max_tokens: 3, ..request(0..5) }).unwrap();

@@ -206,6 +206,7 @@ fn three_hundred_thousand_random_operations() {
         total.finished += seen.finished;
         total.cancelled += seen.cancelled;
         total.appended += seen.appended;
+        total.held += seen.held;
         total.pins += seen.pins;
         total.beginnings += seen.beginnings;
         total.state_copies += seen.state_copies;
@@ -217,7 +218,13 @@ fn three_hundred_thousand_random_operations() {
     assert!(total.forks > 5_000 && total.copies > 800 && total.previous_rows > 9_000, "{total:?}");
     assert!(total.finished > 10_000 && total.cancelled > 5_000, "{total:?}");
     assert!(total.state_copies > 2_000 && total.resumed > 100, "{total:?}");
-    assert!(total.appended > 5_000 && total.pins > 4_000 && total.beginnings > 1_000, "{total:?}");
+    assert!(
+        total.appended > 5_000
+            && total.held > 1_000
+            && total.pins > 4_000
+            && total.beginnings > 1_000,
+        "{total:?}"
+    );
     assert!(
         num_preemptions > 1_000 && num_hits > 20_000,
         "{num_preemptions} preemptions, {num_hits} hits"

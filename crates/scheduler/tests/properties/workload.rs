@@ -24,6 +24,8 @@ pub(crate) struct Workload {
     prompt_logits: HashMap<SeqId, usize>,
     /// Tokens, callers and salts of sequences that ended lately.
     ended: VecDeque<(Vec<u32>, CallerId, Option<Arc<str>>)>,
+    /// Sequences that sit out, in the order in which they began to.
+    held: VecDeque<SeqId>,
     pins: Vec<PinId>,
     last_step: u64,
 }
@@ -39,6 +41,8 @@ pub(crate) struct Seen {
     pub(crate) finished: usize,
     pub(crate) cancelled: usize,
     pub(crate) appended: usize,
+    /// How often a sequence was held after a token.
+    pub(crate) held: usize,
     pub(crate) pins: usize,
     /// Blocks of which a new sequence copied the beginning.
     pub(crate) beginnings: usize,
@@ -83,6 +87,7 @@ impl Workload {
             previous: Vec::new(),
             prompt_logits: HashMap::new(),
             ended: VecDeque::new(),
+            held: VecDeque::new(),
             pins: Vec::new(),
             last_step: 0,
         }
@@ -166,6 +171,7 @@ impl Workload {
         let num_preemptions = self.scheduler.stats().num_preemptions;
         let step = self.scheduler.schedule();
         self.check();
+        assert!(step.rows.iter().all(|row| !self.held.contains(&row.seq)), "a held one runs");
         self.check_step(&step);
         let stats = self.scheduler.stats();
         assert!(
@@ -192,6 +198,8 @@ impl Workload {
 
     /// Commits the oldest step, if there is one, and removes what is finished; returns the sequences that ended.
     pub(crate) fn commit(&mut self) -> Vec<SeqId> {
+        let num_released = self.held.len().div_ceil(2);
+        self.held.drain(..num_released).for_each(|id| self.scheduler.release(id));
         let Some((step, sampled)) = self.uncommitted.pop_front() else { return Vec::new() };
         self.scheduler.commit(&step, &sampled).expect("the oldest step");
         for Sampled { seq: id, .. } in sampled {
@@ -269,6 +277,11 @@ impl Workload {
         seq.num_known += tokens.len();
         self.seen.appended += tokens.len();
         self.scheduler.append(id, &tokens).expect("its newest token is known");
+        if digest % 5 == 0 {
+            self.scheduler.hold(id);
+            self.held.push_back(id);
+            self.seen.held += 1;
+        }
     }
 
     /// Rows of sequences that drew nothing yet and go on in a block that is copied for them.
