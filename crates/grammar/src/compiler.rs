@@ -116,16 +116,18 @@ impl GrammarCompiler {
     /// # Errors
     /// [`Error::Constraint`] with the keyword, the place or the limit; [`Error::EmptyChoice`]; [`Error::Trial`].
     pub fn compile(&self, constraint: &Constraint) -> Result<Grammar> {
-        self.compile_unless(constraint, &AtomicBool::new(false))
+        self.compile_unless(constraint, 0, &AtomicBool::new(false))
     }
 
-    /// Like [`compile`](Self::compile), but gives up soon after `cancelled` has become true.
+    /// Like [`compile`](Self::compile), but gives up soon after `cancelled` has become true. `caller` is the number of whoever
+    /// asks: callers have equal shares of what is kept.
     ///
     /// # Errors
     /// Those, and [`Error::Cancelled`].
     pub fn compile_unless(
         &self,
         constraint: &Constraint,
+        caller: u64,
         cancelled: &AtomicBool,
     ) -> Result<Grammar> {
         let is_small = constraint.is_small()?;
@@ -147,7 +149,7 @@ impl GrammarCompiler {
         };
         let grammar = grammar.for_another_request();
         let bytes = bytes + key.len();
-        self.cache().insert(key, grammar.clone(), bytes);
+        self.cache().insert(key, caller, grammar.clone(), bytes);
         Ok(grammar)
     }
 

@@ -61,7 +61,7 @@ pub(crate) fn compile_as(
         )
     });
     let compiler = compiler.as_ref().map_err(|error| refused(error.clone()))?;
-    compiler.compile_unless(constraint, cancelled).map_err(refused)
+    compiler.compile_unless(constraint, model.caller.0, cancelled).map_err(refused)
 }
 
 /// Has a constraint that is not small looked at on a thread alone.
