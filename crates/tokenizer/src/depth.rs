@@ -16,9 +16,7 @@ const MOST_ELIF: usize = 200;
 pub(crate) fn too_deep(source: &str) -> Option<(usize, String)> {
     let mut num_elif = 0;
     let mut rest = source;
-    while let Some(start) =
-        rest.find("{{").into_iter().chain(rest.find("{%")).chain(rest.find("{#")).min()
-    {
+    while let Some(start) = next_tag(rest) {
         let (opening, inside) = rest[start..].split_at(2);
         let line = || 1 + source[..source.len() - inside.len()].matches('\n').count();
         let closing = match opening {
@@ -40,6 +38,12 @@ pub(crate) fn too_deep(source: &str) -> Option<(usize, String)> {
         rest = &inside[tag.len..];
     }
     None
+}
+
+/// Where the next tag or comment begins.
+fn next_tag(text: &str) -> Option<usize> {
+    // One search for each of the three would go to the end of the text for each tag.
+    text.as_bytes().windows(2).position(|pair| matches!(pair, b"{{" | b"{%" | b"{#"))
 }
 
 struct Tag {

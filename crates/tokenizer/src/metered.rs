@@ -227,7 +227,12 @@ fn charge_list(name: &str, args: &[Value]) -> Result<(), Error> {
     // A sort compares each item with some others.
     let comparisons =
         if matches!(name, "sort" | "dictsort" | "groupby") { items.max(2).ilog2() } else { 1 };
-    charge_items(items.saturating_mul(comparisons.into()))
+    // These make as many lists or items as their number says, however short the list is.
+    let made = match name {
+        "batch" | "slice" => args.get(1).and_then(Value::as_usize).unwrap_or(0),
+        _ => 0,
+    };
+    charge_items(items.saturating_mul(comparisons.into()).saturating_add(made as u64))
 }
 
 /// Spaces of the widest indention that is a number.
@@ -320,6 +325,9 @@ mod tests {
             "('a'*100000000).strip()",
             "('a'*100000000)|trim|length",
             "('a'*100000000)",
+            "[1]|slice(1000000000)|list|length",
+            "[1]|batch(1000000000)|list|length",
+            "[1]|batch(1000000000, 0)|list|length",
         ] {
             let begun = std::time::Instant::now();
             let result = render(&format!("{{{{ {expression} }}}}"), 1 << 20);
