@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use candlepower_api::clip;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -229,9 +230,11 @@ impl Folder {
         match fs::read(self.path.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(wrong(error)),
-            Ok(bytes) => {
-                serde_json::from_slice(&bytes).map(Some).map_err(|error| wrong(error.into()))
-            }
+            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| {
+                // It quotes what it has found, which may be of any length and have line breaks.
+                let reason = error.to_string().replace(char::is_control, " ");
+                wrong(io::Error::other(clip(&reason)))
+            }),
         }
     }
 
