@@ -169,3 +169,27 @@ fn the_settings_in_force_are_a_config_file() {
     let refused = program().args(["config", "demo"]).env("BLAZE_NONSENSE", "1").output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
 }
+
+#[test]
+fn the_settings_in_force_name_the_api_keys() {
+    let folder = TempFolder::new();
+    let keys = "[[key]]\nname = \"alice\"\nkey = \"hidden-1\"\nmax_concurrent = 3\n";
+    let file = folder.write("keys.toml", keys);
+    let config = |file: &std::path::Path| {
+        let args = ["config", "demo", "--api-key", "hidden-2", "--api-keys-file"];
+        program().args(args).arg(file).output().unwrap()
+    };
+    let shown = config(&file);
+    assert!(shown.status.success(), "{}", text(&shown.stderr));
+    let shown = text(&shown.stdout);
+    assert!(shown.contains("# Keys of clients: alice (max_concurrent 3), key-1\n"), "{shown}");
+    assert!(!shown.contains("hidden"), "{shown}");
+    let bad = folder.write("bad.toml", "[[key]]\nname = \"alice\"\n");
+    let refused = config(&bad);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        text(&refused.stderr).contains("neither `key` nor `sha256`"),
+        "{}",
+        text(&refused.stderr)
+    );
+}

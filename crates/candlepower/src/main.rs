@@ -18,8 +18,8 @@ use candlepower_engine::{RANK_COMMAND, run_rank, wait_for_engines};
 use candlepower_machine::{output_failed, print, print_error};
 use candlepower_server::config::Effective;
 use candlepower_server::{
-    CONSTRAINT_COMMAND, EndOfLog, ServeConfig, TEMPLATE_COMMAND, init_logging, run_template_trial,
-    run_trials, serve, try_in_children,
+    CONSTRAINT_COMMAND, EndOfLog, ServeConfig, TEMPLATE_COMMAND, describe_api_keys, init_logging,
+    run_template_trial, run_trials, serve, try_in_children,
 };
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -177,12 +177,22 @@ fn resolve(flags: &ArgMatches) -> Result<Effective, ExitCode> {
 }
 
 fn print_config(flags: &ArgMatches) -> ExitCode {
-    match resolve(flags) {
-        Ok(effective) => {
+    let effective = match resolve(flags) {
+        Ok(effective) => effective,
+        Err(code) => return code,
+    };
+    match describe_api_keys(&effective.config) {
+        Ok(keys) => {
             print(&effective.to_toml());
+            if !keys.is_empty() {
+                print(&format!("\n# Keys of clients: {keys}\n"));
+            }
             ExitCode::SUCCESS
         }
-        Err(code) => code,
+        Err(error) => {
+            print_error(format_args!("error: {error}"));
+            ExitCode::from(EXIT_USAGE)
+        }
     }
 }
 

@@ -25,4 +25,5 @@ pub use lifecycle::offline::{StartedEngine, start_engine};
 pub use lifecycle::source::hub;
 pub use lifecycle::startup::serve;
 pub use lifecycle::template_trial::{TEMPLATE_COMMAND, run_template_trial};
+pub use model::keys::describe_api_keys;
 pub use model::own_program::try_in_children;

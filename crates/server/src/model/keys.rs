@@ -61,6 +61,14 @@ impl Default for KeyLimits {
     }
 }
 
+/// The names and limits of the API keys that the settings and the keys file give, in one line; empty without keys.
+///
+/// # Errors
+/// [`crate::Error::Keys`] if the keys file cannot be read, or what it says cannot be used.
+pub fn describe_api_keys(config: &ServeConfig) -> crate::Result<String> {
+    Ok(ApiKeys::load(config)?.describe())
+}
+
 impl ApiKeys {
     /// # Errors
     /// The file cannot be read, or what it says cannot be used.
