@@ -1,5 +1,7 @@
-//! Every parser against files and texts with anything in them: what it is given is accepted or refused in one line, and
-//! nothing panics, hangs or reserves memory for what is not there.
+//! Every parser against files and texts with anything in them. It accepts its input, or refuses it in one line.
+//! Nothing panics, hangs, overflows the stack, or takes memory and time out of proportion.
+//!
+//! Each target runs in a process of its own, so that one that ends is found, with the seed of the round that ended it.
 //!
 //! `cargo test` gives each target some rounds, the same ones in every run; `cargo xtask fuzz SECONDS [TARGET..]` goes on
 //! with others for as long as it is told.
@@ -7,18 +9,17 @@
 #![expect(clippy::print_stderr, clippy::unwrap_used, reason = "all of this is a test")]
 
 mod change;
+mod child;
 mod targets;
+mod watch;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
+pub use child::{ROUNDS_COMMAND, run, run_rounds};
 use fastrand::Rng;
 pub use targets::TARGETS;
-
-/// A round that takes longer hangs, whatever else the machine does.
-const MOST_SECONDS: u64 = 60;
-/// More memory than this is for what is not there.
-const MOST_BYTES: u64 = 8 << 30;
+use watch::Watch;
 
 /// What a parser has said.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,14 +61,14 @@ pub struct Report {
 }
 
 impl Target {
-    /// Runs rounds from `first_seed` on.
+    /// Runs rounds from `first_seed` on, in this process.
     ///
     /// # Panics
-    /// The parser panics, takes too long, or says more than a line; before, the seed of the round is printed.
-    pub fn run(&self, first_seed: u64, budget: Budget) -> Report {
+    /// The parser panics, takes too much, or says more than a line.
+    fn rounds(&self, first_seed: u64, budget: Budget, watch: &Watch) -> Report {
         let mut round = (self.open)();
+        watch.forget_peak();
         let mut report = Report::default();
-        let before = peak_bytes();
         let start = Instant::now();
         for seed in first_seed.. {
             let is_over = match budget {
@@ -77,7 +78,7 @@ impl Target {
             if is_over {
                 break;
             }
-            let began = Instant::now();
+            watch.begin(seed);
             // The first numbers of neighbouring seeds are alike, those of their forks are not.
             let mut random = Rng::with_seed(seed).fork();
             let verdict = catch_unwind(AssertUnwindSafe(|| round(&mut random)));
@@ -85,8 +86,9 @@ impl Target {
                 eprintln!("{}: seed {seed} makes it panic", self.name);
                 resume_unwind(panic)
             });
-            let seconds = began.elapsed().as_secs();
-            assert!(seconds < MOST_SECONDS, "{}: seed {seed} takes {seconds} s", self.name);
+            if let Some(excess) = watch.end() {
+                panic!("{}: seed {seed} {excess}", self.name);
+            }
             match verdict {
                 Verdict::Accepted => report.accepted += 1,
                 Verdict::Refused(line) => {
@@ -96,17 +98,6 @@ impl Target {
                 }
             }
         }
-        if let (Some(before), Some(after)) = (before, peak_bytes()) {
-            let bytes = after.saturating_sub(before);
-            assert!(bytes < MOST_BYTES, "{}: {bytes} bytes were reserved", self.name);
-        }
         report
     }
-}
-
-/// The most memory that this process has had reserved; `None` where nobody knows.
-fn peak_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:"))?;
-    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }

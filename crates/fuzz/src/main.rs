@@ -9,10 +9,22 @@
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use candlepower_fuzz::{Budget, TARGETS, Target};
+use candlepower_fuzz::{Budget, ROUNDS_COMMAND, TARGETS, Target, run, run_rounds};
+use candlepower_server::{CONSTRAINT_COMMAND, TEMPLATE_COMMAND, run_template_trial, run_trials};
 
 fn main() -> ExitCode {
-    let mut arguments = std::env::args().skip(1);
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.split_first() {
+        Some((first, more)) if first == ROUNDS_COMMAND => run_rounds(more),
+        // The server of a target starts its own program for these.
+        Some((first, _)) if first == CONSTRAINT_COMMAND => run_trials(),
+        Some((first, _)) if first == TEMPLATE_COMMAND => run_template_trial(),
+        _ => run_targets(arguments),
+    }
+}
+
+fn run_targets(arguments: Vec<String>) -> ExitCode {
+    let mut arguments = arguments.into_iter();
     let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
     let usage = format!(
         "usage: candlepower-fuzz SECONDS [--seed N] [TARGET..]; targets are {}",
@@ -38,21 +50,32 @@ fn main() -> ExitCode {
         eprintln!("there is no target {unknown}\n{usage}");
         return ExitCode::FAILURE;
     }
+    let Ok(program) = std::env::current_exe() else {
+        eprintln!("the path of this program is not known");
+        return ExitCode::FAILURE;
+    };
     let chosen =
         |target: &&Target| asked.is_empty() || asked.iter().any(|name| name == target.name);
     let budget = Budget::Time(Duration::from_secs(seconds));
     let failed = std::thread::scope(|scope| {
-        let run = |target: &'static Target| scope.spawn(move || target.run(seed, budget));
+        let start = |target: &'static Target| {
+            let program = &program;
+            scope.spawn(move || run(target, program, seed, budget))
+        };
         let running: Vec<_> =
-            TARGETS.iter().filter(chosen).map(|target| (target, run(target))).collect();
+            TARGETS.iter().filter(chosen).map(|target| (target, start(target))).collect();
         let mut failed = false;
         for (target, thread) in running {
             match thread.join() {
-                Ok(report) => {
+                Ok(Ok(report)) => {
                     println!(
                         "{}: {} accepted, {} refused",
                         target.name, report.accepted, report.refused
                     );
+                }
+                Ok(Err(error)) => {
+                    eprintln!("{error}");
+                    failed = true;
                 }
                 Err(_) => failed = true,
             }

@@ -1,11 +1,18 @@
 //! The parsers.
 
 mod config;
+mod constraint;
+mod deployments;
 mod gguf;
 mod grammar;
+mod http;
+mod listing;
 mod request;
 mod safetensors;
+mod settings;
+mod template;
 mod tokenizer;
+mod walk;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,13 +25,20 @@ use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, load};
 use crate::{Target, Verdict};
 
 /// All of them.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "config", open: config::open },
     Target { name: "safetensors", open: safetensors::open },
     Target { name: "gguf", open: gguf::open },
     Target { name: "tokenizer", open: tokenizer::open },
     Target { name: "request", open: request::open },
     Target { name: "grammar", open: grammar::open },
+    Target { name: "constraint", open: constraint::open },
+    Target { name: "walk", open: walk::open },
+    Target { name: "template", open: template::open },
+    Target { name: "listing", open: listing::open },
+    Target { name: "http", open: http::open },
+    Target { name: "deployments", open: deployments::open },
+    Target { name: "settings", open: settings::open },
 ];
 
 impl Verdict {
@@ -42,16 +56,20 @@ fn repository(path: &str) -> PathBuf {
 }
 
 /// A folder of its own for changed files, which is removed with it.
-struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("candlepower-fuzz-{}-{count}", std::process::id());
         let path = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
     }
 
     /// A folder with what a golden folder holds.

@@ -1,12 +1,15 @@
 //! Some rounds of each target, the same ones in every run.
 
-use candlepower_fuzz::{Budget, TARGETS};
+use std::path::Path;
+
+use candlepower_fuzz::{Budget, TARGETS, run};
 
 /// Runs a target and checks that its changes are neither all harmless nor all fatal.
 fn check(name: &str, rounds: u64) {
     let target = TARGETS.iter().find(|target| target.name == name);
     let target = target.unwrap_or_else(|| panic!("there is no target {name}"));
-    let report = target.run(0, Budget::Rounds(rounds));
+    let program = Path::new(env!("CARGO_BIN_EXE_candlepower-fuzz"));
+    let report = run(target, program, 0, Budget::Rounds(rounds)).unwrap();
     assert_eq!(report.accepted + report.refused, rounds);
     assert!(report.accepted > rounds / 50 && report.refused > rounds / 10, "{name}: {report:?}");
 }
@@ -39,4 +42,39 @@ fn request() {
 #[test]
 fn grammar() {
     check("grammar", 600);
+}
+
+#[test]
+fn constraint() {
+    check("constraint", 150);
+}
+
+#[test]
+fn walk() {
+    check("walk", 80);
+}
+
+#[test]
+fn template() {
+    check("template", 300);
+}
+
+#[test]
+fn listing() {
+    check("listing", 200);
+}
+
+#[test]
+fn http() {
+    check("http", 150);
+}
+
+#[test]
+fn deployments() {
+    check("deployments", 300);
+}
+
+#[test]
+fn settings() {
+    check("settings", 800);
 }

@@ -1,6 +1,8 @@
 //! Schemas, regular expressions and grammars changed somewhere. What compiles allows a first token.
 
-use candlepower_grammar::{Constraint, GrammarCompiler};
+use std::process::Command;
+
+use candlepower_grammar::{CompileLimits, Constraint, GrammarCompiler, TRIAL_COMMAND};
 use candlepower_tokenizer::Tokenizer;
 use fastrand::Rng;
 use serde_json::{Value, json};
@@ -10,7 +12,7 @@ use crate::{Round, Verdict, change};
 
 /// What stands in the vocabulary of the demo for the end of a text, and the width of its logits.
 const EOS: u32 = 1275;
-const NUM_LOGITS: usize = 1280;
+pub(super) const NUM_LOGITS: usize = 1280;
 
 const REGEXES: [&str; 4] = [
     r"(\+|-)?\d{1,3}(\.\d+)?",
@@ -32,29 +34,67 @@ const PIECES: [&str; 18] = [
 ];
 
 pub(super) fn open() -> Round {
+    let (compiler, constraints) = (compiler(), Constraints::new());
+    Box::new(move |random| {
+        let constraint = constraints.changed(random);
+        Verdict::of(compiler.compile(&constraint).and_then(|mut grammar| grammar.allowed()))
+    })
+}
+
+/// A compiler for the vocabulary of the demo. It tries constraints in children, as the server does.
+pub(super) fn compiler() -> GrammarCompiler {
     let tokenizer = std::fs::read(repository("crates/server/demo/tokenizer.json")).unwrap();
     let tokenizer = Tokenizer::from_bytes(&tokenizer, None).unwrap();
     let compiler = GrammarCompiler::new(&tokenizer, &[EOS], NUM_LOGITS).unwrap();
-    let (schemas, strange) = (schemas(), strange());
-    Box::new(move |random| {
-        let constraint = match random.usize(..6) {
+    let child = || {
+        let mut program = Command::new("/proc/self/exe");
+        program.arg(TRIAL_COMMAND);
+        program
+    };
+    compiler.with_trials(child, CompileLimits::default())
+}
+
+/// Constraints of every kind, and what they are changed to.
+pub(super) struct Constraints {
+    schemas: Vec<Value>,
+    strange: Vec<Value>,
+}
+
+impl Constraints {
+    pub(super) fn new() -> Self {
+        Self { schemas: schemas(), strange: strange() }
+    }
+
+    /// One that is changed somewhere.
+    pub(super) fn changed(&self, random: &mut Rng) -> Constraint {
+        match random.usize(..6) {
             0 => Constraint::Regex(changed(&REGEXES, random)),
             1 => Constraint::Lark(changed(&LARK, random)),
             2 => Constraint::Gbnf(changed(&GBNF, random)),
             3 => {
                 let mut tag = json!({"structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}],
                     "triggers": ["<f"]});
-                change::json(&mut tag, &strange, random);
+                change::json(&mut tag, &self.strange, random);
                 Constraint::StructuralTag(tag)
             }
             _ => {
-                let mut schema = random.choice(&schemas).unwrap().clone();
-                (0..=random.usize(..2)).for_each(|_| change::json(&mut schema, &strange, random));
+                let mut schema = random.choice(&self.schemas).unwrap().clone();
+                (0..=random.usize(..2))
+                    .for_each(|_| change::json(&mut schema, &self.strange, random));
                 Constraint::JsonSchema(schema)
             }
-        };
-        Verdict::of(compiler.compile(&constraint).and_then(|mut grammar| grammar.allowed()))
-    })
+        }
+    }
+
+    /// One as it stands.
+    pub(super) fn unchanged(&self, random: &mut Rng) -> Constraint {
+        match random.usize(..4) {
+            0 => Constraint::Regex((*random.choice(&REGEXES).unwrap()).to_owned()),
+            1 => Constraint::Lark((*random.choice(&LARK).unwrap()).to_owned()),
+            2 => Constraint::Gbnf((*random.choice(&GBNF).unwrap()).to_owned()),
+            _ => Constraint::JsonSchema(random.choice(&self.schemas).unwrap().clone()),
+        }
+    }
 }
 
 fn changed(texts: &[&str], random: &mut Rng) -> String {

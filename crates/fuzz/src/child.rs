@@ -1,0 +1,100 @@
+//! The rounds of one target in a process of its own, and the process that waits for it.
+
+use std::io::{BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::targets::Folder;
+use crate::watch::Watch;
+use crate::{Budget, Report, TARGETS, Target};
+
+/// The hidden command of `candlepower-fuzz` that runs the rounds of one target.
+pub const ROUNDS_COMMAND: &str = "__rounds";
+/// How often it is looked what the running round has taken.
+const WATCH: Duration = Duration::from_millis(20);
+/// Stands before the report, in place of a seed.
+const REPORT: u64 = u64::MAX;
+
+/// Runs rounds of a target from `first_seed` on, in a child that is `program`.
+///
+/// # Errors
+/// The target and the seed of the round that failed, and how the child ended. It has written the rest to standard error.
+pub fn run(
+    target: &Target,
+    program: &Path,
+    first_seed: u64,
+    budget: Budget,
+) -> Result<Report, String> {
+    // The child may be killed: what it leaves is removed here.
+    let folder = Folder::new();
+    let (unit, amount) = match budget {
+        Budget::Rounds(rounds) => ("rounds", rounds),
+        Budget::Time(time) => ("ms", time.as_millis() as u64),
+    };
+    let mut child = Command::new(program)
+        .args([ROUNDS_COMMAND, target.name, &first_seed.to_string(), unit, &amount.to_string()])
+        .envs(["TMPDIR", "HOME", "XDG_STATE_HOME"].map(|name| (name, folder.path())))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("{}: {error}", program.display()))?;
+    let mut numbers = BufReader::new(child.stdout.take().unwrap());
+    let mut next = || {
+        let mut bytes = [0; 8];
+        numbers.read_exact(&mut bytes).ok().map(|()| u64::from_le_bytes(bytes))
+    };
+    let (mut seed, mut report) = (None, None);
+    while let Some(number) = next() {
+        match number {
+            REPORT => report = next().zip(next()),
+            number => seed = Some(number),
+        }
+    }
+    let status = child.wait().map_err(|error| error.to_string())?;
+    match (report, seed) {
+        (Some((accepted, refused)), _) if status.success() => Ok(Report { accepted, refused }),
+        (_, Some(seed)) => Err(format!("{}: seed {seed}: {status}", target.name)),
+        (_, None) => Err(format!("{}: before its first round: {status}", target.name)),
+    }
+}
+
+/// The child: arguments are the target's name, the first seed, and how long to go on.
+pub fn run_rounds(arguments: &[String]) -> ExitCode {
+    let [name, seed, unit, amount] = arguments else { return ExitCode::FAILURE };
+    let target = TARGETS.iter().find(|target| target.name == name);
+    let (Some(target), Ok(seed), Ok(amount)) = (target, seed.parse(), amount.parse()) else {
+        return ExitCode::FAILURE;
+    };
+    let budget = match unit.as_str() {
+        "rounds" => Budget::Rounds(amount),
+        _ => Budget::Time(Duration::from_millis(amount)),
+    };
+    let watch = Arc::new(Watch::new(write));
+    let rounds = {
+        let watch = Arc::clone(&watch);
+        // With the stack of most threads of a server.
+        std::thread::spawn(move || target.rounds(seed, budget, &watch))
+    };
+    while !rounds.is_finished() {
+        std::thread::sleep(WATCH);
+        if let Some(excess) = watch.running_excess() {
+            eprintln!("{name}: the round {excess}");
+            // The round goes on until the process ends.
+            return ExitCode::FAILURE;
+        }
+    }
+    let Ok(report) = rounds.join() else { return ExitCode::FAILURE };
+    for number in [REPORT, report.accepted, report.refused] {
+        write(number);
+    }
+    ExitCode::SUCCESS
+}
+
+/// Writes a number at once: the process may end with the next instruction.
+fn write(number: u64) {
+    let mut stdout = std::io::stdout().lock();
+    // Nobody listens if the parent has gone.
+    let _ = stdout.write_all(&number.to_le_bytes()).and_then(|()| stdout.flush());
+}

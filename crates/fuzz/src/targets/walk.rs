@@ -1,0 +1,60 @@
+//! Long walks through grammars: each token is one of those that are allowed.
+
+use candlepower_grammar::{Constraint, Error, Grammar};
+use fastrand::Rng;
+use serde_json::json;
+
+use super::grammar::{Constraints, NUM_LOGITS, compiler};
+use crate::{Round, Verdict};
+
+/// The longest walk, in tokens.
+const MOST_TOKENS: usize = 300;
+
+const AMBIGUOUS: &str = "start: a*\na: b | a b | b a\nb: /[a-z]/ | \"(\" a \")\"\n";
+
+pub(super) fn open() -> Round {
+    let (compiler, constraints) = (compiler(), Constraints::new());
+    Box::new(move |random| {
+        let constraint = match random.usize(..4) {
+            0 => constraints.changed(random),
+            1 => constraints.unchanged(random),
+            _ => costly(random),
+        };
+        Verdict::of(compiler.compile(&constraint).and_then(|grammar| walk(grammar, random)))
+    })
+}
+
+/// Walks until the text is complete, or for some while.
+fn walk(mut grammar: Grammar, random: &mut Rng) -> Result<(), Error> {
+    for _ in 0..random.usize(1..MOST_TOKENS) {
+        if grammar.is_finished() {
+            break;
+        }
+        let mask = grammar.allowed()?;
+        let allowed: Vec<u32> = (0..NUM_LOGITS as u32).filter(|id| mask.allows(*id)).collect();
+        let token = *random.choice(&allowed).expect("a mask allows something");
+        match grammar.accept(token) {
+            Err(Error::State(reason)) => panic!("token {token} was allowed, and then: {reason}"),
+            accepted => accepted?,
+        }
+    }
+    Ok(())
+}
+
+/// Constraints whose states grow with the text.
+fn costly(random: &mut Rng) -> Constraint {
+    let times = 1 << random.u32(0..12);
+    match random.usize(..7) {
+        0 => Constraint::Regex(format!("(a{{{times}}}){{{times}}}")),
+        1 => Constraint::Regex(format!(".*a.{{{}}}b", random.usize(1..18))),
+        2 => Constraint::Regex("(a?b?)".repeat(times)),
+        3 => Constraint::Gbnf("root ::= root root | [a-z]".to_owned()),
+        4 => Constraint::Lark(AMBIGUOUS.to_owned()),
+        5 => {
+            let name = |index: usize| (format!("p{index}"), json!({"type": "string"}));
+            let properties: serde_json::Map<_, _> = (0..times).map(name).collect();
+            Constraint::JsonSchema(json!({"type": "object", "properties": properties}))
+        }
+        _ => Constraint::Choice((0..times).map(|index| format!("{index:05}")).collect()),
+    }
+}

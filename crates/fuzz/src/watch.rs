@@ -1,0 +1,139 @@
+//! The limits of one round: the time of processors, all time, and memory.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+const MOST_CPU: Duration = Duration::from_secs(2);
+/// A round that takes longer waits for what never comes, whatever else the machine does.
+const MOST_WALL: Duration = Duration::from_secs(60);
+/// Memory in use beyond that of the process before the first round.
+const MOST_BYTES: u64 = 512 << 20;
+/// Memory that is reserved, used or not: more is for what is not there.
+const MOST_RESERVED_BYTES: u64 = 8 << 30;
+/// A shorter round cannot have filled so much memory.
+const TOO_SHORT_TO_FILL: Duration = Duration::from_millis(1);
+
+/// Watches a process that does nothing but the rounds of one target.
+pub(crate) struct Watch {
+    round: Mutex<Option<Began>>,
+    before: Mutex<Memory>,
+    on_begin: fn(u64),
+}
+
+#[derive(Clone, Copy)]
+struct Began {
+    at: Instant,
+    cpu: Duration,
+}
+
+/// The most that this process has had, in bytes.
+#[derive(Clone, Copy, Default)]
+struct Memory {
+    used: u64,
+    reserved: u64,
+}
+
+impl Watch {
+    /// `on_begin` gets the seed of each round before it begins.
+    pub(crate) fn new(on_begin: fn(u64)) -> Self {
+        Self { round: Mutex::default(), before: Mutex::default(), on_begin }
+    }
+
+    /// The target is open: what that took does not count.
+    pub(crate) fn forget_peak(&self) {
+        // Where the system cannot forget it, a round may take more unseen.
+        let _ = std::fs::write("/proc/self/clear_refs", "5");
+        *self.before.lock().unwrap_or_else(PoisonError::into_inner) = Memory::peak();
+    }
+
+    pub(crate) fn begin(&self, seed: u64) {
+        (self.on_begin)(seed);
+        let began = Began { at: Instant::now(), cpu: cpu_time() };
+        *self.round.lock().unwrap_or_else(PoisonError::into_inner) = Some(began);
+    }
+
+    /// Ends the round; says of what it took too much.
+    pub(crate) fn end(&self) -> Option<String> {
+        let excess = self.excess(TOO_SHORT_TO_FILL);
+        *self.round.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        excess
+    }
+
+    /// Says of what the running round takes too much.
+    pub(crate) fn running_excess(&self) -> Option<String> {
+        self.excess(Duration::ZERO)
+    }
+
+    /// Memory is looked at in rounds of a certain length.
+    fn excess(&self, least: Duration) -> Option<String> {
+        let began = (*self.round.lock().unwrap_or_else(PoisonError::into_inner))?;
+        let (wall, cpu) = (began.at.elapsed(), cpu_time().saturating_sub(began.cpu));
+        if cpu > MOST_CPU {
+            return Some(format!("takes more than {MOST_CPU:?} of processors"));
+        }
+        if wall > MOST_WALL {
+            return Some(format!("takes more than {MOST_WALL:?}"));
+        }
+        if wall < least {
+            return None;
+        }
+        let (before, peak) =
+            (*self.before.lock().unwrap_or_else(PoisonError::into_inner), Memory::peak());
+        let used = peak.used.saturating_sub(before.used);
+        if used > MOST_BYTES {
+            return Some(format!("uses {} MiB of memory", used >> 20));
+        }
+        let reserved = peak.reserved.saturating_sub(before.reserved);
+        (reserved > MOST_RESERVED_BYTES)
+            .then(|| format!("reserves {} MiB of memory", reserved >> 20))
+    }
+}
+
+impl Memory {
+    /// Nothing where the system does not say.
+    fn peak() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let bytes = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+            kib.unwrap_or_default() * 1024
+        };
+        Self { used: bytes("VmHWM:"), reserved: bytes("VmPeak:") }
+    }
+}
+
+/// The time that processors have worked for this process.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_filled_is_seen() {
+        let watch = Watch::new(|_| ());
+        watch.forget_peak();
+        watch.begin(0);
+        assert_eq!(watch.running_excess(), None);
+        let filled = vec![1_u8; MOST_BYTES as usize + (64 << 20)];
+        let excess = watch.end();
+        assert!(excess.is_some_and(|excess| excess.contains("of memory")), "{}", filled.len());
+    }
+
+    #[test]
+    fn processors_that_work_on_and_on_are_seen() {
+        let watch = Watch::new(|_| ());
+        watch.begin(0);
+        let began = Instant::now();
+        while watch.running_excess().is_none() {
+            assert!(began.elapsed() < MOST_WALL, "nothing was seen");
+        }
+        assert!(watch.end().is_some());
+        assert_eq!(watch.running_excess(), None, "between two rounds");
+    }
+}
