@@ -3,8 +3,8 @@
 use anyhow::Result;
 
 use crate::steps::{Shell, Steps, output, run};
-use crate::tidy;
 use crate::tools::{Venv, cargo_deny};
+use crate::{advisories, tidy};
 
 /// Pins the tools that come as Python wheels.
 const REQUIREMENTS: &str = "crates/xtask/requirements.txt";
@@ -21,6 +21,10 @@ pub(crate) fn run_short_steps(steps: &mut Steps) {
     steps.run("tidy", |shell| tidy::run(shell.root()));
     steps.run("typos", typos);
     steps.run("deny", deny);
+    steps.run("advisories", |shell| {
+        let venv = Venv::new(shell, "check", REQUIREMENTS)?;
+        advisories::check(shell, &cargo_deny(shell, &venv)?)
+    });
 }
 
 pub(crate) fn clippy(shell: &Shell) -> Result<String> {
@@ -45,8 +49,7 @@ fn typos(shell: &Shell) -> Result<String> {
     quiet(run(shell.command(venv.program("typos")).args(["--config", ".typos.toml"])))
 }
 
-/// Licences, duplicate and banned crates, and where crates come from. Known vulnerabilities are
-/// left out: their database is fetched from a host that a build machine need not reach.
+/// Licences, duplicate and banned crates, and where crates come from.
 fn deny(shell: &Shell) -> Result<String> {
     let venv = Venv::new(shell, "check", REQUIREMENTS)?;
     let program = cargo_deny(shell, &venv)?;

@@ -1,50 +1,74 @@
 //! `cargo xtask ci`: all of CI. Work that leaves processors idle has other work beside it.
 
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 
 use crate::ahead::Ahead;
+use crate::emulated::Scope;
 use crate::steps::Steps;
 use crate::{check, cuda, inlined, test, wheel};
 
 /// The same rounds each time; `cargo xtask deep fuzz` makes others.
 const FUZZ: [&str; 3] = ["60", "--seed", "0"];
 
+/// The tests run by then.
+const LINTS_AFTER: Duration = Duration::from_secs(20);
+
 pub(crate) fn run_steps(steps: &mut Steps) {
     check::run_short_steps(steps);
+    let mut scope = None;
+    steps.run("changes", |shell| {
+        scope = cuda::scope(shell)?;
+        Ok(match scope {
+            Some(Scope::All) => "kernels have changed: nvcc, comparisons, goldens and the server on the emulated GPU",
+            Some(Scope::Models) => "models have changed: goldens and the server on the emulated GPU",
+            Some(Scope::Engine) => "the engine has changed: the server on the emulated GPU",
+            None => "no kernels, models or engine have changed since `cargo xtask deep`: nothing on the emulated GPU",
+        }
+        .to_owned())
+    });
     // Packages are waited for. An installation that fails does so again in its own step, which says why.
     steps.run("build", |shell| {
-        thread::scope(|scope| {
-            scope.spawn(|| test::install(shell).and_then(|()| cuda::toolkit(shell)));
+        thread::scope(|scoped| {
+            scoped.spawn(|| {
+                test::install(shell)?;
+                if scope.is_some() { cuda::toolkit(shell).map(drop) } else { Ok(()) }
+            });
             test::build(shell)
         })
     });
     steps.run("inlined", inlined::check);
     let mut ahead = None;
     steps.run("test, lints", |shell| {
-        thread::scope(|scope| {
+        thread::scope(|scoped| {
             let nice = shell.nice();
-            let beside = scope.spawn(move || {
-                // By its end the tests run, so that their cargo does not wait for this one.
-                let compiled = Ahead::compile(&nice);
-                (compiled, both(check::clippy(&nice), check::doc(&nice)))
+            let beside = scoped.spawn(move || {
+                // Cargo does not compile for two at once: the tests' own cargo comes first.
+                thread::sleep(LINTS_AFTER);
+                let linted = both(check::clippy(&nice), check::doc(&nice));
+                (scope.map(|_| Ahead::compile(&nice)), linted)
             });
             let tested = test::test(shell);
             let (compiled, linted) = beside.join().expect("compiling does not panic");
             // Without it cargo compiles the kernels in their own step.
-            ahead = compiled.inspect_err(|error| println!("not compiled ahead: {error:#}")).ok();
+            ahead = compiled.and_then(|compiled| {
+                compiled.inspect_err(|error| println!("not compiled ahead: {error:#}")).ok()
+            });
             both(tested, linted)
         })
     });
     // The wheel's tests wait for servers, and fuzzing has its time.
     steps.run("wheel, fuzz", |shell| {
-        thread::scope(|scope| {
-            let fuzzed = scope.spawn(|| test::fuzz(shell, &FUZZ.map(str::to_owned)));
+        thread::scope(|scoped| {
+            let fuzzed = scoped.spawn(|| test::fuzz(shell, &FUZZ.map(str::to_owned)));
             both(wheel::test(shell), fuzzed.join().expect("fuzzing does not panic"))
         })
     });
-    cuda::run_changed(steps, ahead);
+    if let Some(scope) = scope {
+        cuda::run_changed(steps, scope, ahead);
+    }
 }
 
 /// The first's word, if both succeeded; what is wrong with each otherwise.

@@ -7,10 +7,10 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::ahead::Ahead;
-use crate::emulated::{self, Comparisons};
+use crate::emulated::{self, Scope};
 use crate::steps::{Shell, Steps, output, run};
 use crate::tools::{target_folder, tools_folder};
-use crate::watched;
+use crate::watched::{self, Changes};
 
 /// The end-to-end tests that a binary with CUDA must pass on any machine: those that need no other program.
 pub(crate) const TESTS: [&str; 6] =
@@ -26,28 +26,29 @@ const CUDA_LIBRARIES: [&str; 4] = ["libcu", "libnv", "libnccl", "not found"];
 pub(crate) fn run_steps(steps: &mut Steps) {
     steps.run("toolkit", toolkit);
     build_steps(steps);
-    emulated::run_steps(steps, None, Comparisons::Run);
+    emulated::run_steps(steps, None, Scope::All);
+}
+
+/// How much of the CUDA build CI looks at, by what has changed since `cargo xtask deep` passed. Without a change nothing below
+/// the server has other code for GPUs than then, and the CPU's build compiles all the rest.
+pub(crate) fn scope(shell: &Shell) -> Result<Option<Scope>> {
+    let changes = watched::changes(shell.root(), &watched::digests(shell.root())?);
+    Ok(match changes {
+        Changes { kernel_crate: true, .. } => Some(Scope::All),
+        Changes { models: true, .. } => Some(Scope::Models),
+        Changes { engine: true, .. } => Some(Scope::Engine),
+        _ => None,
+    })
 }
 
 /// In CI nvcc compiles the kernels, and the kernels are compared, if anything that they depend on has changed. The tests without a
-/// GPU run in any case: they have the build for the emulated GPU otherwise, whose Rust is the same.
-pub(crate) fn run_changed(steps: &mut Steps, ahead: Option<Ahead>) {
+/// GPU have the build for the emulated GPU otherwise, whose Rust is the same.
+pub(crate) fn run_changed(steps: &mut Steps, scope: Scope, ahead: Option<Ahead>) {
     steps.run("toolkit", toolkit);
-    let mut has_changed = true;
-    steps.run("changes", |shell| {
-        has_changed = watched::changes(shell.root(), &watched::digests(shell.root())?).any;
-        Ok(match has_changed {
-            true => "crates/kernels has changed since `cargo xtask deep races` passed",
-            false => "crates/kernels is that of `cargo xtask deep races`: no nvcc, no comparisons",
-        }
-        .to_owned())
-    });
-    if has_changed {
+    if scope == Scope::All {
         build_steps(steps);
-        emulated::run_steps(steps, ahead, Comparisons::Run);
-    } else {
-        emulated::run_steps(steps, ahead, Comparisons::LeftOut);
     }
+    emulated::run_steps(steps, ahead, scope);
 }
 
 fn build_steps(steps: &mut Steps) {

@@ -7,7 +7,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::emulated::{self, COMPARISONS, MODELS, Tests, Watched};
 use crate::steps::Steps;
-use crate::{cuda, test, watched};
+use crate::watched::{self, Passed};
+use crate::{cuda, test};
 
 const PARTS: [Part; 3] = [
     Part {
@@ -17,7 +18,7 @@ const PARTS: [Part; 3] = [
     },
     Part {
         name: "goldens",
-        covers: "the goldens of all models on the emulated GPU: in bf16 every token of their prompts, in f16 a block; the runner of steps; the models over two GPUs; attention with little shared memory; the measurements",
+        covers: "the goldens of all models on the emulated GPU: in bf16 every token of their prompts, in f16 a block; the runner of steps; the models over two GPUs; attention with little shared memory; the measurements; then the digests by which CI finds changed models and a changed engine are written",
         work: Work::Emulated(&MODELS),
     },
     Part {
@@ -109,9 +110,8 @@ impl Part {
             })
             && steps.succeeds(self.name, |shell| {
                 let fact = built.context("it was not built")?.test(shell, tests)?;
-                if tests == COMPARISONS {
-                    watched::write(shell.root(), &digests.context("there are no digests")?)?;
-                }
+                let passed = if tests == COMPARISONS { Passed::Races } else { Passed::Goldens };
+                watched::write(shell.root(), &digests.context("there are no digests")?, passed)?;
                 Ok(fact)
             })
     }

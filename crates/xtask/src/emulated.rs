@@ -19,8 +19,6 @@ pub(crate) const EMULATOR: &str = "crates/kernels/tests/emulator";
 /// CI's: comparisons of the kernels, which are a program of their own, in two halves that take about as long; the goldens of the models; the
 /// server.
 const TESTS: [Tests; 4] = [EXPERTS_AND_PACKED, OTHER_KERNELS, SOME_TOKENS, SERVER];
-/// The same without the comparisons.
-const WITHOUT_COMPARISONS: [Tests; 2] = [SOME_TOKENS, SERVER];
 
 const SOME_TOKENS: Tests = Tests {
     env: &[("CANDLEPOWER_TEST_TOKENS", "24"), ("CANDLEPOWER_TEST_DTYPE", "bf16")],
@@ -140,15 +138,28 @@ impl Watched {
     }
 }
 
-/// Whether kernels are compared with their references.
+/// How much of [`TESTS`] runs: as much as the changes concern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Comparisons {
-    Run,
-    LeftOut,
+pub(crate) enum Scope {
+    All,
+    /// All but the comparisons of kernels.
+    Models,
+    /// The server alone.
+    Engine,
+}
+
+impl Scope {
+    fn tests(self) -> &'static [Tests] {
+        &TESTS[match self {
+            Self::All => 0,
+            Self::Models => 2,
+            Self::Engine => 3,
+        }..]
+    }
 }
 
 /// The kernels that have changed are watched.
-pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>, comparisons: Comparisons) {
+pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>, scope: Scope) {
     let mut built = None;
     steps.run("emulate", |shell| {
         let digests = watched::digests(shell.root())?;
@@ -161,18 +172,14 @@ pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>, comparisons: Co
         built = Some(build(shell, &[PROGRAMS], Watched::Some(changed), ahead.as_ref())?);
         Ok(fact)
     });
-    let tests = match comparisons {
-        Comparisons::Run => &TESTS[..],
-        Comparisons::LeftOut => {
-            steps.run("no gpu", |shell| match &built {
-                Some(built) => built.test_without_gpu(shell),
-                None => bail!("it was not built"),
-            });
-            &WITHOUT_COMPARISONS
-        }
-    };
+    if scope != Scope::All {
+        steps.run("no gpu", |shell| match &built {
+            Some(built) => built.test_without_gpu(shell),
+            None => bail!("it was not built"),
+        });
+    }
     steps.run("emulated", |shell| match &built {
-        Some(built) => built.test(shell, tests),
+        Some(built) => built.test(shell, scope.tests()),
         None => bail!("it was not built"),
     });
 }
@@ -413,9 +420,11 @@ mod tests {
     }
 
     #[test]
-    fn only_comparisons_are_left_out_where_nothing_has_changed() {
+    fn only_comparisons_are_left_out_where_no_kernel_has_changed() {
         let rest = TESTS.iter().filter(|tests| !COMPARISONS.contains(tests));
-        assert!(rest.eq(&WITHOUT_COMPARISONS));
+        assert!(rest.eq(Scope::Models.tests()));
+        assert_eq!(Scope::Engine.tests(), [SERVER]);
+        assert_eq!(Scope::All.tests(), TESTS);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 #![expect(clippy::print_stdout, reason = "a command-line tool answers on its standard output")]
 
+mod advisories;
 mod ahead;
 mod check;
 mod ci;
@@ -22,7 +23,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
-use emulated::Comparisons;
+use emulated::Scope;
 use steps::{Shell, Steps};
 
 const USAGE: &str = "\
@@ -30,13 +31,14 @@ cargo xtask <command>
 
   ci      check, test, a minute of fuzz, cuda
   deep [PART..]  what is long and rarely fails, all or some of it; `deep --list` says what each part covers
-  check   fmt, tidy, typos, deny, clippy, doc
+  check   fmt, tidy, typos, deny, advisories, clippy, doc
   test    builds the binary and runs every test; needs only Rust and Python
   cuda    a CUDA build for no GPU, and its tests; then emulated; shares what test has built; needs g++, x86-64
   emulated  a CUDA build for a GPU that the CPU emulates: the kernels' comparisons, the goldens and the server on it
   wheel   builds the Python wheel around the debug binary and tests it; part of test
   fuzz SECONDS [--seed N] [TARGET..]  changed files and texts for every parser, or for some
   schema-suite FOLDER..  holds JSON schemas against test suites: docs/schema-suite.md
+  advisories DATABASE  writes the snapshot of known vulnerabilities from a checkout of RustSec's database
   goldens  writes the weights of tests/golden that are generated from a seed, which the tests do by themselves
   models-table  writes the README's tables of models, which tidy holds to the goldens
   prose [PATH|KIND..]  figures of the project's English, or what is wrong with some of it
@@ -59,7 +61,8 @@ fn run() -> Result<ExitCode> {
     let (command, more) = match arguments.split_first() {
         Some((command, more))
             if more.is_empty()
-                || ["schema-suite", "fuzz", "prose", "deep"].contains(&command.as_str()) =>
+                || ["advisories", "schema-suite", "fuzz", "prose", "deep"]
+                    .contains(&command.as_str()) =>
         {
             (command, more)
         }
@@ -79,7 +82,7 @@ fn run() -> Result<ExitCode> {
         "cuda" => cuda::run_steps(&mut steps),
         "emulated" => {
             steps.run("toolkit", cuda::toolkit);
-            emulated::run_steps(&mut steps, None, Comparisons::Run);
+            emulated::run_steps(&mut steps, None, Scope::All);
         }
         "wheel" => {
             steps.run("build", test::build);
@@ -87,6 +90,11 @@ fn run() -> Result<ExitCode> {
         }
         "fuzz" => steps.run("fuzz", |shell| test::fuzz(shell, more)),
         "schema-suite" => steps.run("suite", |shell| test::schema_suite(shell, more)),
+        "advisories" => match more {
+            [database] => steps
+                .run("advisories", |shell| advisories::write_snapshot(shell, Path::new(database))),
+            _ => bail!("`advisories` takes the folder of a checkout of RustSec's database"),
+        },
         "goldens" => steps.run("goldens", goldens),
         "models-table" => steps.run("table", |_| tidy::write_models_table(&root)),
         "prose" => steps.run("prose", |_| prose::run(&root, more)),

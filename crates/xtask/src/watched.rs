@@ -1,5 +1,5 @@
-//! Changes since `cargo xtask deep races` last passed. CI watches changed kernels alone for races, and compares kernels only if
-//! something that they depend on has changed.
+//! Changes since `cargo xtask deep` last passed. CI watches changed kernels alone for races, and runs on the emulated GPU only
+//! what the changes concern.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -23,15 +23,31 @@ const CALLERS: [&str; 4] = [
 ];
 const RUST: &str = "rust";
 
+/// The goldens on the emulated GPU depend on `models` beside the kernels, and the server there on `engine`, too. Other crates
+/// have no code of their own for GPUs.
+const ABOVE: [(&str, &[&str]); 2] = [
+    (MODELS, &["crates/models", "crates/checkpoint", "crates/comm", "crates/packing"]),
+    (ENGINE, &["crates/engine"]),
+];
+const MODELS: &str = "models";
+const ENGINE: &str = "engine";
+
+/// The names in the file that are no kernels.
+const NO_KERNELS: [&str; 3] = [RUST, MODELS, ENGINE];
+
+/// The packages that compute on a GPU for others: `models` has what `Cargo.lock` says of them.
+const LIBRARIES: [&str; 2] = ["candle-", "cudarc"];
+
 /// The emulator, which runs every kernel, and the versions of headers that some include. A change here concerns all kernels.
 const OF_ALL: [&str; 2] = [crate::emulated::EMULATOR, "scripts/cuda/toolkit.txt"];
 
 const HEADER: &str = "\
-# The kernel sources that passed all comparisons while they were watched for races; `cargo xtask deep races` writes them.
-# A digest is of the source, the headers that it includes, the emulator, and the versions of the toolkit; `rust` is the crate's Rust.
+# Sources that passed: the kernels all comparisons, watched for races (`cargo xtask deep races`); `models` and `engine` the goldens on
+# the emulated GPU (`cargo xtask deep goldens`). These commands write the lines.
+# A kernel's digest is of the source, the headers that it includes, the emulator, and the versions of the toolkit; `rust` is the crate's Rust.
 ";
 
-/// The digest of each kernel source, by its name without `.cu`, and of [`RUST`].
+/// The digest of each kernel source, by its name without `.cu`, and of [`NO_KERNELS`].
 pub(crate) type Digests = BTreeMap<String, String>;
 
 /// Differences from the file.
@@ -39,8 +55,17 @@ pub(crate) type Digests = BTreeMap<String, String>;
 pub(crate) struct Changes {
     /// Kernels, by their sources' names.
     pub(crate) kernels: Vec<String>,
-    /// Whether these or the crate's Rust have changed.
-    pub(crate) any: bool,
+    /// Whether these or their crate's Rust have changed.
+    pub(crate) kernel_crate: bool,
+    pub(crate) models: bool,
+    pub(crate) engine: bool,
+}
+
+/// Which part of `cargo xtask deep` has passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Passed {
+    Races,
+    Goldens,
 }
 
 /// The digests of the sources in the working tree.
@@ -64,7 +89,34 @@ pub(crate) fn digests(root: &Path) -> Result<Digests> {
     }
     callers.retain(|file| !file.starts_with(root.join(KERNELS)));
     digests.insert(RUST.into(), digest(root, callers.iter())?);
+    for (name, folders) in ABOVE {
+        let mut files = Vec::new();
+        for folder in folders {
+            files_below(&root.join(folder), &mut files)?;
+        }
+        let mut found = digest(root, files.iter())?;
+        if name == MODELS {
+            found.push_str(&libraries(root)?);
+        }
+        digests.insert(name.into(), found);
+    }
     Ok(digests)
+}
+
+/// The versions of [`LIBRARIES`] in `Cargo.lock`, each behind a `+`.
+fn libraries(root: &Path) -> Result<String> {
+    let lock = read(&root.join("Cargo.lock"))?;
+    let lock = String::from_utf8_lossy(&lock);
+    let mut versions = String::new();
+    let mut lines = lock.lines();
+    while let Some(line) = lines.next() {
+        let name = line.strip_prefix("name = \"").unwrap_or_default();
+        if LIBRARIES.iter().any(|library| name.starts_with(library)) {
+            let version = lines.next().unwrap_or_default().trim_start_matches("version = ");
+            write!(versions, "+{}-{}", name.trim_matches('"'), version.trim_matches('"'))?;
+        }
+    }
+    Ok(versions)
 }
 
 /// Compares with the file. Without a file everything has changed.
@@ -75,14 +127,24 @@ pub(crate) fn changes(root: &Path, digests: &Digests) -> Changes {
         |(name, digest): &(&String, &String)| !known.contains(&(name.as_str(), digest.as_str()));
     let mut kernels: Vec<String> =
         digests.iter().filter(is_changed).map(|(name, _)| name.clone()).collect();
-    let any = !kernels.is_empty();
-    kernels.retain(|name| name != RUST);
-    Changes { kernels, any }
+    let has = |name: &str| kernels.iter().any(|changed| changed == name);
+    let (models, engine) = (has(MODELS), has(ENGINE));
+    let rust = has(RUST);
+    kernels.retain(|name| !NO_KERNELS.contains(&name.as_str()));
+    Changes { kernel_crate: rust || !kernels.is_empty(), kernels, models, engine }
 }
 
-pub(crate) fn write(root: &Path, digests: &Digests) -> Result<()> {
+/// Writes the digests of what has passed. Other lines stay.
+pub(crate) fn write(root: &Path, digests: &Digests, passed: Passed) -> Result<()> {
+    let is_passed = |name: &str| [MODELS, ENGINE].contains(&name) == (passed == Passed::Goldens);
+    let before = fs::read_to_string(root.join(FILE)).unwrap_or_default();
+    let before = before.lines().filter(|line| !line.starts_with('#'));
+    let kept = before.filter_map(|line| line.split_once(' ')).filter(|(name, _)| !is_passed(name));
+    let passed = digests.iter().filter(|(name, _)| is_passed(name));
+    let lines: BTreeMap<&str, &str> =
+        kept.chain(passed.map(|(name, digest)| (name.as_str(), digest.as_str()))).collect();
     let mut text = HEADER.to_owned();
-    for (name, digest) in digests {
+    for (name, digest) in lines {
         writeln!(text, "{name} {digest}")?;
     }
     fs::write(root.join(FILE), text).with_context(|| format!("cannot write {FILE}"))
@@ -163,6 +225,15 @@ mod tests {
                 ("crates/kernels/build.rs", ""),
                 ("crates/kernels/src/cuda.rs", ""),
                 ("crates/kernels/tests/cuda_kernels/main.rs", ""),
+                ("crates/models/src/lib.rs", ""),
+                ("crates/checkpoint/src/lib.rs", ""),
+                ("crates/comm/src/lib.rs", ""),
+                ("crates/packing/src/lib.rs", ""),
+                ("crates/engine/src/lib.rs", ""),
+                (
+                    "Cargo.lock",
+                    "name = \"candle-core\"\nversion = \"0.11.1\"\nname = \"a\"\nversion = \"1\"\n",
+                ),
             ] {
                 tree.put(path, text);
             }
@@ -184,7 +255,13 @@ mod tests {
         }
 
         fn write(&self) {
-            write(&self.0, &digests(&self.0).unwrap()).unwrap();
+            for passed in [Passed::Races, Passed::Goldens] {
+                self.write_passed(passed);
+            }
+        }
+
+        fn write_passed(&self, passed: Passed) {
+            write(&self.0, &digests(&self.0).unwrap(), passed).unwrap();
         }
     }
 
@@ -236,14 +313,41 @@ mod tests {
         assert_eq!(tree.changes(), Changes::default());
         for path in ["crates/kernels/src/cuda.rs", "crates/kernels/tests/cuda_kernels/rows.rs"] {
             tree.put(path, "changed\n");
-            assert_eq!(tree.changes(), Changes { kernels: Vec::new(), any: true }, "{path}");
+            assert_eq!(
+                tree.changes(),
+                Changes { kernel_crate: true, ..Changes::default() },
+                "{path}"
+            );
             tree.write();
         }
         tree.put("crates/kernels/src/cuda/kernels/gemv.cu", "#include \"common.cuh\"\n");
-        assert_eq!(tree.changes(), Changes { kernels: vec!["gemv".into()], any: true });
-        tree.put("crates/models/src/lib.rs", "");
+        let gemv =
+            Changes { kernels: vec!["gemv".into()], kernel_crate: true, ..Changes::default() };
+        assert_eq!(tree.changes(), gemv);
+        tree.put("crates/server/src/lib.rs", "");
         tree.write();
         assert_eq!(tree.changes(), Changes::default());
+    }
+
+    #[test]
+    fn models_and_the_engine_have_digests_of_their_own() {
+        let tree = Tree::new("models");
+        tree.write_passed(Passed::Races);
+        let unknown = Changes { models: true, engine: true, ..Changes::default() };
+        assert_eq!(tree.changes(), unknown, "no goldens have passed");
+        tree.write_passed(Passed::Goldens);
+        assert_eq!(tree.changes(), Changes::default());
+        tree.put("crates/engine/src/lib.rs", "changed\n");
+        tree.write_passed(Passed::Races);
+        assert_eq!(tree.changes(), Changes { engine: true, ..Changes::default() });
+        tree.write_passed(Passed::Goldens);
+        let lock = "name = \"candle-core\"\nversion = \"0.11.1\"\nname = \"a\"\nversion = \"2\"\n";
+        tree.put("Cargo.lock", lock);
+        assert_eq!(tree.changes(), Changes::default(), "it computes nothing");
+        tree.put("Cargo.lock", &lock.replace("0.11.1", "0.11.2"));
+        assert_eq!(tree.changes(), Changes { models: true, ..Changes::default() });
+        tree.write_passed(Passed::Races);
+        assert!(tree.changes().models, "comparisons of kernels are no goldens");
     }
 
     #[test]

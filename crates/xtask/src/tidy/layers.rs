@@ -42,7 +42,21 @@ const CRATES: &[Crate] = &[
     ),
     row("candlepower", 5, &["checkpoint", "client", "engine", "hub", "machine", "server"]),
     row("python", 5, &["client"]),
-    row("fuzz", 5, &["api", "checkpoint", "goldens", "grammar", "models", "tokenizer"]),
+    row(
+        "fuzz",
+        5,
+        &[
+            "api",
+            "checkpoint",
+            "client",
+            "goldens",
+            "grammar",
+            "hub",
+            "models",
+            "server",
+            "tokenizer",
+        ],
+    ),
     row("xtask", 6, &["goldens"]),
 ];
 
