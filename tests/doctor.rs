@@ -185,11 +185,8 @@ fn the_settings_in_force_name_the_api_keys() {
     assert!(shown.contains("# Keys of clients: alice (max_concurrent 3), key-1\n"), "{shown}");
     assert!(!shown.contains("hidden"), "{shown}");
     let bad = folder.write("bad.toml", "[[key]]\nname = \"alice\"\n");
-    let refused = config(&bad);
-    assert_eq!(refused.status.code(), Some(2));
-    assert!(
-        text(&refused.stderr).contains("neither `key` nor `sha256`"),
-        "{}",
-        text(&refused.stderr)
-    );
+    let warned = config(&bad);
+    assert!(warned.status.success() && text(&warned.stdout).contains("max_num_seqs = "));
+    let warning = text(&warned.stderr);
+    assert!(warning.contains("neither `key` nor `sha256`"), "{warning}");
 }

@@ -181,19 +181,18 @@ fn print_config(flags: &ArgMatches) -> ExitCode {
         Ok(effective) => effective,
         Err(code) => return code,
     };
+    print(&effective.to_toml());
     match describe_api_keys(&effective.config) {
+        Ok(keys) if keys.is_empty() => {}
         Ok(keys) => {
-            print(&effective.to_toml());
-            if !keys.is_empty() {
-                print(&format!("\n# Keys of clients: {keys}\n"));
-            }
-            ExitCode::SUCCESS
+            print(&format!("\n# Keys of clients: {keys}\n"));
         }
+        // The settings are shown all the same: the file may lie on another machine.
         Err(error) => {
-            print_error(format_args!("error: {error}"));
-            ExitCode::from(EXIT_USAGE)
+            print_error(format_args!("warning: {error}: a server here would not start"));
         }
     }
+    ExitCode::SUCCESS
 }
 
 fn run_server(flags: &ArgMatches) -> ExitCode {
