@@ -8,7 +8,8 @@ use serde_json::json;
 
 use super::{plain, secure};
 use crate::support::{
-    END_HEADERS, END_STREAM, Frame, Frames, HeaderList, Kind, Request, Server, Socket, wait_for,
+    END_HEADERS, END_STREAM, Frame, Frames, HeaderList, Kind, Request, Server, Socket, process,
+    wait_for,
 };
 
 /// Errors of resets and of GOAWAY. Source: RFC 9113, section 7.
@@ -39,9 +40,7 @@ fn still_serves(server: &Server) {
 
 /// Most memory that the server has had, in bytes.
 fn peak(server: &Server) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+    process::status(server.pid(), "VmHWM")
 }
 
 #[test]

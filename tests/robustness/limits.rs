@@ -5,7 +5,7 @@ use std::net::TcpStream;
 
 use serde_json::json;
 
-use crate::support::{Server, ServerBuilder, read_response, wait_for};
+use crate::support::{Server, ServerBuilder, process, read_response, wait_for};
 
 #[test]
 fn a_prompt_over_the_context_is_refused_with_both_numbers() {
@@ -113,11 +113,7 @@ fn texts_over_the_limit_of_bytes_are_refused_wherever_they_come_from() {
 #[test]
 fn a_long_run_of_digits_is_tokenized_in_bounded_memory() {
     let server = ServerBuilder::new("demo").flags("--max-prompt-bytes 8Mi").start();
-    let peak = || {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
-    };
+    let peak = || process::status(server.pid(), "VmHWM");
     server.post("/tokenize", &json!({"prompt": "1"})).ok();
     let before = peak();
     let text = "1".repeat(500_000);

@@ -47,9 +47,17 @@ impl Request {
 
     /// The same over a connection that was opened for it.
     pub(crate) fn open_over(&self, mut socket: Socket) -> io::Result<ResponseStream> {
-        let address = socket.stream().peer_addr()?;
+        let message = self.message(socket.stream().peer_addr()?, "close");
+        // A server that refuses early may stop reading: its answer still counts.
+        let written = socket.write_all(&message).and_then(|()| socket.flush());
+        ResponseStream::read_head(socket, &self.method)
+            .map_err(|error| written.err().unwrap_or(error))
+    }
+
+    /// The bytes that are sent, with this header `Connection`.
+    pub(crate) fn message(&self, address: SocketAddr, connection: &str) -> Vec<u8> {
         let mut message = format!(
-            "{} {} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n",
+            "{} {} HTTP/1.1\r\nHost: {address}\r\nConnection: {connection}\r\n",
             self.method, self.path
         );
         for (name, value) in &self.headers {
@@ -61,10 +69,7 @@ impl Request {
         message += "\r\n";
         let mut message = message.into_bytes();
         message.extend_from_slice(&self.body);
-        // A server that refuses early may stop reading: its answer still counts.
-        let written = socket.write_all(&message).and_then(|()| socket.flush());
-        ResponseStream::read_head(socket, &self.method)
-            .map_err(|error| written.err().unwrap_or(error))
+        message
     }
 
     /// Sends the request and reads the whole answer.
