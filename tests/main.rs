@@ -21,6 +21,7 @@ mod public_names;
 mod pull;
 mod ranks;
 mod robustness;
+mod soak;
 mod support;
 mod tls;
 mod wire;

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail};
 use crate::emulated::{self, COMPARISONS, MODELS, Tests, Watched};
 use crate::steps::Steps;
 use crate::watched::{self, Passed};
-use crate::{cuda, test};
+use crate::{cuda, soak, test};
 
-const PARTS: [Part; 3] = [
+const PARTS: [Part; 4] = [
     Part {
         name: "races",
         covers: "all comparisons of kernels on the emulated GPU, each kernel watched for races; then the digests by which CI finds changed kernels are written",
@@ -26,6 +26,11 @@ const PARTS: [Part; 3] = [
         covers: "ten minutes of changed files and texts for every parser, other ones each time",
         work: Work::Fuzz { seconds: 600 },
     },
+    Part {
+        name: "soak",
+        covers: "ten minutes of mixed traffic against servers of both frameworks, other requests each time: nothing fails, nothing leaks",
+        work: Work::Soak { minutes: 10 },
+    },
 ];
 
 struct Part {
@@ -39,6 +44,9 @@ enum Work {
     Emulated(&'static [Tests]),
     Fuzz {
         seconds: u32,
+    },
+    Soak {
+        minutes: u32,
     },
 }
 
@@ -94,6 +102,9 @@ impl Part {
             Work::Fuzz { seconds } => {
                 steps.succeeds(self.name, |shell| test::fuzz(shell, &[seconds.to_string()]))
             }
+            Work::Soak { minutes } => {
+                steps.succeeds(self.name, |shell| soak::soak(shell, &[minutes.to_string()]))
+            }
         }
     }
 
@@ -122,7 +133,7 @@ impl Part {
 pub(crate) fn emulated_tests() -> impl Iterator<Item = &'static Tests> {
     PARTS.iter().flat_map(|part| match part.work {
         Work::Emulated(tests) => tests,
-        Work::Fuzz { .. } => &[],
+        Work::Fuzz { .. } | Work::Soak { .. } => &[],
     })
 }
 
@@ -136,8 +147,8 @@ mod tests {
 
     #[test]
     fn parts_are_chosen_by_name_and_all_without_one() {
-        assert_eq!(choose(&[]).unwrap(), [true; 3]);
-        assert_eq!(choose(&names(&["fuzz", "races"])).unwrap(), [true, false, true]);
+        assert_eq!(choose(&[]).unwrap(), [true; 4]);
+        assert_eq!(choose(&names(&["fuzz", "races"])).unwrap(), [true, false, true, false]);
         let error = choose(&names(&["races", "golden"])).unwrap_err().to_string();
         assert!(error.starts_with("`golden` is not a part"), "{error}");
         assert!(PARTS.iter().all(|part| error.contains(part.name)), "{error}");
@@ -145,7 +156,8 @@ mod tests {
 
     #[test]
     fn the_report_names_what_was_not_run() {
-        let outcomes = [Some((true, Duration::from_secs(90))), Some((false, Duration::ZERO)), None];
+        let outcomes =
+            [Some((true, Duration::from_secs(90))), Some((false, Duration::ZERO)), None, None];
         let report = report(&outcomes);
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         let lines: Vec<_> = report.lines().map(words).collect();

@@ -11,6 +11,7 @@ mod deep;
 mod emulated;
 mod inlined;
 mod prose;
+mod soak;
 mod steps;
 mod test;
 mod tidy;
@@ -37,6 +38,9 @@ cargo xtask <command>
   emulated  a CUDA build for a GPU that the CPU emulates: the kernels' comparisons, the goldens and the server on it
   wheel   builds the Python wheel around the debug binary and tests it; part of test
   fuzz SECONDS [--seed N] [TARGET..]  changed files and texts for every parser, or for some
+  soak MINUTES [--seed N]  mixed traffic against both frameworks: nothing fails, nothing leaks
+  soak --attacks [SECONDS] [NAME..] [--seed N]  hostile clients, and how long others wait beside them
+  soak --fairness  how long a caller waits for its first token while another floods the server
   schema-suite FOLDER..  holds JSON schemas against test suites: docs/schema-suite.md
   advisories DATABASE  writes the snapshot of known vulnerabilities from a checkout of RustSec's database
   goldens  writes the weights of tests/golden that are generated from a seed, which the tests do by themselves
@@ -61,7 +65,7 @@ fn run() -> Result<ExitCode> {
     let (command, more) = match arguments.split_first() {
         Some((command, more))
             if more.is_empty()
-                || ["advisories", "schema-suite", "fuzz", "prose", "deep"]
+                || ["advisories", "schema-suite", "fuzz", "prose", "deep", "soak"]
                     .contains(&command.as_str()) =>
         {
             (command, more)
@@ -89,6 +93,7 @@ fn run() -> Result<ExitCode> {
             steps.run("wheel", wheel::test);
         }
         "fuzz" => steps.run("fuzz", |shell| test::fuzz(shell, more)),
+        "soak" => steps.run("soak", |shell| soak::soak(shell, more)),
         "schema-suite" => steps.run("suite", |shell| test::schema_suite(shell, more)),
         "advisories" => match more {
             [database] => steps

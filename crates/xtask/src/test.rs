@@ -19,7 +19,7 @@ const FRAMEWORK_REQUIREMENTS: &str = "tests/requirements-frameworks.txt";
 const NODE_PACKAGE: &str = "tests/node";
 
 /// All backends of deployments: the tests deploy with each.
-const FEATURES: [&str; 2] = ["--features", "candlepower/full"];
+pub(crate) const FEATURES: [&str; 2] = ["--features", "candlepower/full"];
 
 pub(crate) fn run_steps(steps: &mut Steps) {
     steps.run("build", build);

@@ -1,12 +1,15 @@
 //! Tests that are ignored run somewhere: `cargo xtask emulated` starts each by its name, and fails if one was not run; what it cannot run,
-//! scripts/gpu-check.sh does.
+//! scripts/gpu-check.sh or `cargo xtask soak` does.
 
 use super::Finding;
 use super::files::SourceFile;
 
 /// Where the names are, and what is behind each.
-const RUNNERS: [(&str, &str); 2] =
-    [("crates/xtask/src/emulated.rs", "\""), ("scripts/gpu-check.sh", " ")];
+const RUNNERS: [(&str, &str); 3] = [
+    ("crates/xtask/src/emulated.rs", "\""),
+    ("scripts/gpu-check.sh", " "),
+    ("crates/xtask/src/soak.rs", "\""),
+];
 
 pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
     let starts = |name: &str| {
@@ -26,7 +29,7 @@ fn forgotten<'a>(
     let ignored = lines.filter(|(_, line)| line.trim_start().starts_with("#[ignore"));
     ignored.filter_map(move |(index, _)| {
         let name = file.text.lines().skip(index + 1).find_map(name_of_test);
-        let message = "an ignored test that neither `cargo xtask emulated` nor gpu-check.sh names: nothing runs it".to_owned();
+        let message = "an ignored test that none of `cargo xtask emulated`, `cargo xtask soak` and gpu-check.sh names: nothing runs it".to_owned();
         (!name.is_some_and(starts)).then(|| Finding::new(file, index + 1, message))
     })
 }

@@ -1,0 +1,108 @@
+//! `cargo xtask soak`: minutes of mixed traffic, attacks, or a flood, against servers of this build. The tests of `tests/soak` do it.
+
+use anyhow::{Context, Result, bail};
+
+use crate::steps::{Shell, run};
+use crate::test;
+
+const MIXED_TRAFFIC: &str = "soak::mixed_traffic";
+const ATTACKS: &str = "soak::attacks";
+const FAIRNESS: &str = "soak::fairness";
+
+/// Seconds of one attack, where nothing else is said.
+const ATTACK_SECONDS: f64 = 60.0;
+
+/// One run.
+#[derive(Debug, PartialEq)]
+struct Soak {
+    /// One of the ignored tests.
+    test: &'static str,
+    seconds: f64,
+    /// Other requests each time where none is given.
+    seed: Option<u64>,
+    /// Attacks; all where none is named.
+    attacks: Vec<String>,
+}
+
+impl Soak {
+    fn parse(arguments: &[String]) -> Result<Self> {
+        let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let seed = match arguments.iter().position(|argument| *argument == "--seed") {
+            None => None,
+            Some(at) => {
+                let seed = arguments.drain(at..).take(2).nth(1).context("--seed needs a number")?;
+                Some(seed.parse().with_context(|| format!("the seed `{seed}` is no number"))?)
+            }
+        };
+        let number = |text: &str| text.parse().ok().filter(|number: &f64| *number > 0.0);
+        let soak = |test, seconds| Self { test, seconds, seed, attacks: Vec::new() };
+        match arguments.as_slice() {
+            ["--fairness"] => Ok(soak(FAIRNESS, 0.0)),
+            ["--attacks", more @ ..] => {
+                let seconds = more.first().and_then(|first| number(first));
+                let names = &more[usize::from(seconds.is_some())..];
+                let attacks = names.iter().map(|name| (*name).to_owned()).collect();
+                Ok(Self { attacks, ..soak(ATTACKS, seconds.unwrap_or(ATTACK_SECONDS)) })
+            }
+            [minutes] if number(minutes).is_some() => {
+                Ok(soak(MIXED_TRAFFIC, 60.0 * number(minutes).unwrap_or_default()))
+            }
+            _ => bail!(
+                "`cargo xtask soak` takes MINUTES, --attacks [SECONDS] [NAME..] or --fairness; and --seed N at the end"
+            ),
+        }
+    }
+}
+
+pub(crate) fn soak(shell: &Shell, arguments: &[String]) -> Result<String> {
+    let soak = Soak::parse(arguments)?;
+    test::build(shell)?;
+    let seed = soak.seed.unwrap_or_else(|| std::process::id().into());
+    let mut cargo = shell.cargo("test --workspace --test main --locked");
+    cargo
+        .args(test::FEATURES)
+        .args(["--", "--ignored", "--exact", "--nocapture", soak.test])
+        .env("CANDLEPOWER_SOAK_SECONDS", soak.seconds.to_string())
+        .env("CANDLEPOWER_SOAK_SEED", seed.to_string())
+        .env("CANDLEPOWER_SOAK_ATTACKS", soak.attacks.join(" "));
+    run(&mut cargo)?;
+    Ok(format!("seed {seed}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &str) -> Result<Soak> {
+        let arguments: Vec<String> = arguments.split_whitespace().map(str::to_owned).collect();
+        Soak::parse(&arguments)
+    }
+
+    #[test]
+    fn arguments_say_what_is_run_and_for_how_long() {
+        let soak = |test, seconds, seed, attacks: &[&str]| Soak {
+            test,
+            seconds,
+            seed,
+            attacks: attacks.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        for (arguments, expected) in [
+            ("20", soak(MIXED_TRAFFIC, 1200.0, None, &[])),
+            ("0.5 --seed 7", soak(MIXED_TRAFFIC, 30.0, Some(7), &[])),
+            ("--attacks", soak(ATTACKS, 60.0, None, &[])),
+            ("--attacks 5", soak(ATTACKS, 5.0, None, &[])),
+            ("--attacks deep runs --seed 1", soak(ATTACKS, 60.0, Some(1), &["deep", "runs"])),
+            ("--attacks 300 deep", soak(ATTACKS, 300.0, None, &["deep"])),
+            ("--fairness", soak(FAIRNESS, 0.0, None, &[])),
+        ] {
+            assert_eq!(parse(arguments).unwrap(), expected, "{arguments}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_run_is_refused() {
+        for arguments in ["", "ten", "0", "-1", "5 --seed", "5 --seed x", "5 6", "--fairness 3"] {
+            assert!(parse(arguments).is_err(), "{arguments}");
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! How long one caller waits for its first token while another floods the server, in steps of the loaded server.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::watch::Latencies;
+use crate::support::{Request, Server, ServerBuilder, TempFolder, wait_for};
+
+/// Connections of the flood, and choices that each asks for.
+const FLOOD: usize = 40;
+const CHOICES: usize = 16;
+/// Short chats of the other caller, one after the other.
+const CHATS: usize = 50;
+/// Targets: steps until 95 % of the chats have their first token, and the time until all have.
+const STEPS: f64 = 5.0;
+const LONGEST: Duration = Duration::from_secs(2);
+/// A server that takes longer is not fair. Nothing is asserted about times below it.
+const HARD: Duration = Duration::from_secs(30);
+
+const KEYS: &str =
+    "[[key]]\nname = \"flood\"\nkey = \"flood\"\n[[key]]\nname = \"other\"\nkey = \"other\"";
+
+fn post(path: &str, key: &str, body: &Value) -> Request {
+    Request::post(path, body).header("Authorization", &format!("Bearer {key}"))
+}
+
+/// Measures it and prints it.
+pub(super) fn run() {
+    let folder = TempFolder::new();
+    let keys = folder.write("keys.toml", KEYS);
+    let server = ServerBuilder::new("demo").flag("--api-keys-file", keys).start();
+    let (is_done, refused) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let (mut waits, mut gaps, mut num_refused) = (Latencies::default(), Latencies::default(), 0);
+    std::thread::scope(|scope| {
+        for _ in 0..FLOOD {
+            scope.spawn(|| flood(&server, &is_done, &refused));
+        }
+        let measured = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            wait_for("the flood to fill the server", || {
+                let metrics = server.metrics();
+                let num =
+                    metrics.value("num_requests_running") + metrics.value("num_requests_waiting");
+                (num >= (FLOOD * CHOICES) as f64 / 2.0).then_some(())
+            });
+            for _ in 0..CHATS {
+                num_refused += usize::from(!chat(&server, &mut waits, &mut gaps));
+            }
+        }));
+        is_done.store(true, Ordering::Relaxed);
+        measured.unwrap();
+    });
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let (step, p95) = (gaps.quantile(0.5), waits.quantile(0.95));
+    let steps = ms(p95) / ms(step);
+    let longest = waits.quantile(1.0);
+    eprintln!(
+        "{FLOOD} connections with n {CHOICES}, of which {refused:?} requests were refused; {CHATS} chats of another caller"
+    );
+    eprintln!(
+        "  first token in ms: {:.0} at 50 %, {:.0} at 95 %, {:.0} at most; {num_refused} refused",
+        ms(waits.quantile(0.5)),
+        ms(p95),
+        ms(longest)
+    );
+    eprintln!(
+        "  step of the loaded server: {:.1} ms at 50 %; 95 % have their first token within {steps:.1} steps",
+        ms(step)
+    );
+    if steps > STEPS {
+        eprintln!("  missed: {STEPS} steps");
+    }
+    if longest > LONGEST {
+        eprintln!("  missed: {LONGEST:?} at most");
+    }
+    assert_eq!(num_refused, 0);
+    assert!(longest < HARD);
+}
+
+/// Asks for many long answers again and again, and reads them.
+fn flood(server: &Server, is_done: &AtomicBool, refused: &AtomicUsize) {
+    let body = json!({
+        "model": "demo", "prompt": "a", "max_tokens": 900, "n": CHOICES, "ignore_eos": true, "stream": true,
+    });
+    let request = post("/v1/completions", "flood", &body);
+    while !is_done.load(Ordering::Relaxed) {
+        let mut stream = request.open(server.address).unwrap();
+        if stream.status != 200 {
+            refused.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        while !is_done.load(Ordering::Relaxed) && matches!(stream.next_event(), Ok(Some(_))) {}
+    }
+}
+
+/// A short chat: the time to its first token, and those between its tokens. Returns whether it was taken.
+fn chat(server: &Server, waits: &mut Latencies, gaps: &mut Latencies) -> bool {
+    let body = json!({
+        "model": "demo", "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 8, "ignore_eos": true,
+        "stream": true,
+    });
+    let began = Instant::now();
+    let mut stream = post("/v1/chat/completions", "other", &body).open(server.address).unwrap();
+    if stream.status != 200 {
+        return false;
+    }
+    let mut last = None;
+    while let Some(chunk) = stream.next_chunk() {
+        if chunk["choices"][0]["delta"]["content"].as_str().is_none_or(str::is_empty) {
+            continue;
+        }
+        match last {
+            None => waits.push(began.elapsed()),
+            Some(last) => gaps.push(Instant::elapsed(&last)),
+        }
+        last = Some(Instant::now());
+    }
+    true
+}
