@@ -31,11 +31,12 @@ impl Budget {
         }
     }
 
-    /// Does some work.
+    /// Does some work, if anything is left for it: many sequences of a request do theirs in one step.
     ///
     /// # Errors
     /// [`Error::Limit`] if it, or what was done before it, took too long.
     pub(crate) fn spend<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.take(Duration::ZERO)?;
         let before = thread_time();
         let done = work();
         self.take(thread_time().saturating_sub(before))?;
@@ -92,6 +93,11 @@ mod tests {
         });
         assert_eq!(tokens, Some(124));
         budget.clone().earn();
-        assert!(budget.spend(|| Ok(())).is_err());
+        let mut is_done = false;
+        let work = || {
+            is_done = true;
+            Ok(())
+        };
+        assert!(budget.spend(work).is_err() && !is_done);
     }
 }
