@@ -36,7 +36,7 @@ pub(crate) struct Sequence {
 /// Whether something is asked of the output.
 enum Constrained {
     No,
-    By(Constraint),
+    By(Box<Constraint>),
     /// The sequence sits out, because it is not known yet what may follow its newest token.
     Working,
 }
@@ -94,7 +94,10 @@ impl Sequence {
             .prompt_logprobs
             .map(|top| Rc::new(RefCell::new(PromptScores { top, tokens: vec![None; prompt_len] })));
         streams.into_iter().enumerate().map(move |(choice, stream)| Self {
-            constraint: constraint.clone().map_or(Constrained::No, Constrained::By),
+            constraint: match &constraint {
+                Some(constraint) => Constrained::By(Box::new(constraint.clone())),
+                None => Constrained::No,
+            },
             stream,
             seed: seed.wrapping_add(choice as u64),
             prompt_len,
@@ -122,7 +125,7 @@ impl Sequence {
     /// Hands out the constraint, for work on a new token. The sequence then sits out until it has another one.
     pub(crate) fn take_constraint(&mut self) -> Option<Constraint> {
         match std::mem::replace(&mut self.constraint, Constrained::Working) {
-            Constrained::By(constraint) => Some(constraint),
+            Constrained::By(constraint) => Some(*constraint),
             other => {
                 self.constraint = other;
                 None
@@ -131,7 +134,7 @@ impl Sequence {
     }
 
     pub(crate) fn set_constraint(&mut self, constraint: Constraint) {
-        self.constraint = Constrained::By(constraint);
+        self.constraint = Constrained::By(Box::new(constraint));
     }
 
     /// Seconds that it waited, the first time that it is asked.

@@ -9,7 +9,8 @@ fn check(name: &str, rounds: u64) {
     let target = TARGETS.iter().find(|target| target.name == name);
     let target = target.unwrap_or_else(|| panic!("there is no target {name}"));
     let program = Path::new(env!("CARGO_BIN_EXE_candlepower-fuzz"));
-    let report = run(target, program, 0, Budget::Rounds(rounds)).unwrap();
+    let report = run(target, program, 0, Budget::Rounds(rounds));
+    let report = report.unwrap_or_else(|failure| panic!("{failure}"));
     assert_eq!(report.accepted + report.refused, rounds);
     assert!(report.accepted > rounds / 50 && report.refused > rounds / 10, "{name}: {report:?}");
 }

@@ -277,7 +277,7 @@ impl Workload {
         seq.num_known += tokens.len();
         self.seen.appended += tokens.len();
         self.scheduler.append(id, &tokens).expect("its newest token is known");
-        if digest % 5 == 0 {
+        if digest.is_multiple_of(5) {
             self.scheduler.hold(id);
             self.held.push_back(id);
             self.seen.held += 1;
