@@ -17,7 +17,7 @@ use crate::engine::Submission;
 /// How long a step waits for work, from the work's beginning.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// What a sequence's output must be, and what that allows next.
+/// The demands on a sequence's output, and the tokens that they allow next.
 #[derive(Clone)]
 pub(crate) struct Constraint {
     grammar: Grammar,

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,7 +21,8 @@ const FILE_SHA1: &str = "9e26dfeeb6e641a33dae4961196235bdb965b21b";
 pub(super) fn open() -> Round {
     let listing = Arc::new(Mutex::new(Vec::new()));
     let endpoint = serve(Arc::clone(&listing));
-    let (folder, strange) = (Folder::new(), strange());
+    let folder = Folder::new();
+    let strange = strange(folder.path());
     let cache = folder.path().join("cache");
     let settings = HubSettings {
         cache: Some(cache.clone()),
@@ -97,7 +99,8 @@ fn answer(mut stream: TcpStream, listing: &Mutex<Vec<u8>>) -> std::io::Result<()
     stream.write_all(&body)
 }
 
-fn strange() -> Vec<Value> {
+/// Values that names, sizes and digests are changed to; some names lead out of the cache, which is in `folder`.
+fn strange(folder: &Path) -> Vec<Value> {
     vec![
         json!(null),
         json!(0),
@@ -107,7 +110,7 @@ fn strange() -> Vec<Value> {
         json!(""),
         json!("."),
         json!("../outside"),
-        json!("/tmp/outside"),
+        json!(folder.join("outside")),
         json!("a/../../outside"),
         json!("a\\..\\outside"),
         json!("config.json/inside"),
