@@ -2,7 +2,7 @@
 //!
 //! A sequence sits out the steps until its work is done. So a constraint that takes long delays nobody else for long.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -11,8 +11,6 @@ use candlepower_grammar::{Error, Grammar, Mask, Result};
 use candlepower_kernels::sampling::SampledRow;
 use candlepower_scheduler::SeqId;
 use rayon::ThreadPool;
-
-use crate::engine::Submission;
 
 /// How long a step waits for work, from the work's beginning.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -43,22 +41,13 @@ pub(crate) struct Room {
     pub(crate) all: usize,
 }
 
-/// Whom work is for.
-pub(crate) enum Owner {
-    /// A request that waits for its first mask.
-    Submission(Box<Submission>),
-    /// A sequence with a new token.
-    Sequence {
-        id: SeqId,
-        sampled: SampledRow,
-        /// The token's consequences, if the constraint allows it.
-        taken: Option<Taken>,
-    },
-}
-
 /// Work that is done.
 pub(crate) struct Done {
-    pub(crate) owner: Owner,
+    pub(crate) id: SeqId,
+    /// The token that it was about.
+    pub(crate) sampled: SampledRow,
+    /// The token's consequences, if the constraint allows it.
+    pub(crate) taken: Option<Taken>,
     /// The new state.
     pub(crate) constraint: Result<Constraint>,
     pub(crate) seconds: f64,
@@ -67,8 +56,8 @@ pub(crate) struct Done {
 
 /// Work that goes on.
 pub(crate) struct ConstraintWork {
-    /// When each began.
-    running: HashMap<u64, Instant>,
+    /// When each began, the oldest first.
+    running: BTreeMap<u64, Instant>,
     next_number: u64,
     sender: Sender<Done>,
     done: Receiver<Done>,
@@ -77,6 +66,11 @@ pub(crate) struct ConstraintWork {
 }
 
 impl Constraint {
+    /// The constraint of a request. Its first mask is known since its grammar was compiled.
+    pub(crate) fn new(grammar: Grammar) -> Result<Self> {
+        Self { grammar, mask: None }.with_mask()
+    }
+
     /// Takes the sampled token, and those that must follow it, as far as there is room. They are the ones that would
     /// be sampled, as nothing else is allowed.
     fn take(&mut self, token_id: u32, room: Room) -> Result<Taken> {
@@ -102,19 +96,11 @@ impl Constraint {
 impl ConstraintWork {
     pub(crate) fn new() -> Self {
         let (sender, done) = channel();
-        Self { running: HashMap::new(), next_number: 0, sender, done, finished: Vec::new() }
+        Self { running: BTreeMap::new(), next_number: 0, sender, done, finished: Vec::new() }
     }
 
     pub(crate) fn is_idle(&self) -> bool {
         self.running.is_empty() && self.finished.is_empty()
-    }
-
-    /// Finds what a request's texts may begin with.
-    pub(crate) fn begin(&mut self, pool: &ThreadPool, submission: Submission, grammar: Grammar) {
-        self.start(pool, move || {
-            let constraint = followed(|| Constraint { grammar, mask: None }.with_mask());
-            (Owner::Submission(Box::new(submission)), constraint)
-        });
     }
 
     /// Finds what the sampled token of a sequence leads to.
@@ -124,7 +110,7 @@ impl ConstraintWork {
         (id, sampled): (SeqId, SampledRow),
         (mut constraint, token_id, room): (Constraint, u32, Room),
     ) {
-        self.start(pool, move || {
+        self.start(pool, (id, sampled), move || {
             let mut taken = None;
             let constraint = followed(|| {
                 let found = taken.insert(constraint.take(token_id, room)?);
@@ -133,29 +119,30 @@ impl ConstraintWork {
                     false => constraint.with_mask(),
                 }
             });
-            (Owner::Sequence { id, sampled, taken }, constraint)
+            (taken, constraint)
         });
     }
 
     fn start(
         &mut self,
         pool: &ThreadPool,
-        work: impl FnOnce() -> (Owner, Result<Constraint>) + Send + 'static,
+        (id, sampled): (SeqId, SampledRow),
+        work: impl FnOnce() -> (Option<Taken>, Result<Constraint>) + Send + 'static,
     ) {
         let (number, began, sender) = (self.next_number, Instant::now(), self.sender.clone());
         self.next_number += 1;
         self.running.insert(number, began);
         pool.spawn(move || {
-            let (owner, constraint) = work();
+            let (taken, constraint) = work();
             let seconds = began.elapsed().as_secs_f64();
             // The engine may have ended meanwhile.
-            let _ = sender.send(Done { owner, constraint, seconds, number });
+            let _ = sender.send(Done { id, sampled, taken, constraint, seconds, number });
         });
     }
 
     /// Hands out the work that is done. Work that began a moment ago is waited for.
     pub(crate) fn finished(&mut self) -> Vec<Done> {
-        while let Some(youngest) = self.running.values().max() {
+        while let Some((_, youngest)) = self.running.last_key_value() {
             let patience = PATIENCE.saturating_sub(youngest.elapsed());
             if !self.receive(patience) {
                 break;
@@ -189,18 +176,21 @@ mod tests {
 
     use super::*;
 
-    fn failed(id: u64) -> (Owner, Result<Constraint>) {
+    fn start(
+        work: &mut ConstraintWork,
+        pool: &ThreadPool,
+        id: u64,
+        until: impl FnOnce() + Send + 'static,
+    ) {
         let sampled = SampledRow { token_id: None, logprobs: None };
-        let owner = Owner::Sequence { id: SeqId(id), sampled, taken: None };
-        (owner, Err(Error::EmptyChoice))
+        work.start(pool, (SeqId(id), sampled), || {
+            until();
+            (None, Err(Error::EmptyChoice))
+        });
     }
 
     fn ids(finished: &[Done]) -> Vec<u64> {
-        let id = |done: &Done| match &done.owner {
-            Owner::Sequence { id, .. } => Some(id.0),
-            Owner::Submission(_) => None,
-        };
-        finished.iter().filter_map(id).collect()
+        finished.iter().map(|done| done.id.0).collect()
     }
 
     #[test]
@@ -208,14 +198,13 @@ mod tests {
         let pool = ThreadPoolBuilder::new().num_threads(2).build().unwrap();
         let mut work = ConstraintWork::new();
         let (end, ended) = channel::<()>();
-        work.start(&pool, move || {
-            let _ = ended.recv(); // until the test says so
-            failed(1)
+        start(&mut work, &pool, 1, move || {
+            let _ = ended.recv(); // it ends when the test says so
         });
         let began = Instant::now();
         assert!(work.finished().is_empty());
         assert!(began.elapsed() >= PATIENCE, "it was not waited for");
-        work.start(&pool, || failed(2));
+        start(&mut work, &pool, 2, || ());
         assert_eq!(ids(&work.finished()), [2], "others are handed out meanwhile");
         let began = Instant::now();
         assert!(work.finished().is_empty() && !work.is_idle());

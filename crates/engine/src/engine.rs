@@ -17,7 +17,7 @@ use candlepower_scheduler::{
 
 use crate::{
     EngineMetrics, Error, Request, Result, TokenLogprobs,
-    constraint::{Constraint, ConstraintWork, Done, Owner, Room, Taken},
+    constraint::{Constraint, ConstraintWork, Done, Room, Taken},
     handle::Shared,
     ranks::Ranks,
     runner::{PromptRow, SamplingBatch, StepOutput},
@@ -159,17 +159,24 @@ impl Engine {
         }
     }
 
-    /// Adds a request to the queue; one with a constraint, once it is known what its texts may begin with.
-    fn admit(&mut self, mut submission: Submission) {
-        self.metrics.prompt_tokens.increment(submission.request.prompt.len() as u64);
-        match submission.request.grammar.take() {
-            Some(grammar) => self.constraints.begin(self.ranks.pool(), submission, grammar),
-            None => self.add(submission, None),
-        }
-    }
-
-    fn add(&mut self, submission: Submission, constraint: Option<Constraint>) {
+    fn admit(&mut self, submission: Submission) {
         let Submission { mut request, streams, seed, submitted_at } = submission;
+        self.metrics.prompt_tokens.increment(request.prompt.len() as u64);
+        let max_model_len = self.shared.info.max_model_len;
+        let constraint = match request.grammar.take().map(Constraint::new).transpose() {
+            Ok(constraint) => constraint,
+            Err(error) => {
+                return Sequence::choices(
+                    request,
+                    None,
+                    streams,
+                    seed,
+                    max_model_len,
+                    submitted_at,
+                )
+                .for_each(|choice| choice.fail_constraint(&error));
+            }
+        };
         let new = NewSequence {
             prompt: request.prompt.clone(),
             n: streams.len(),
@@ -186,7 +193,6 @@ impl Engine {
             // falls on.
             runs_ahead: constraint.is_none() && !request.sampling.has_penalties(),
         };
-        let max_model_len = self.shared.info.max_model_len;
         let choices =
             Sequence::choices(request, constraint, streams, seed, max_model_len, submitted_at);
         match self.scheduler.add(new) {
@@ -197,7 +203,7 @@ impl Engine {
 
     /// Whether there is nothing to run and nothing to wait for.
     fn is_idle(&self) -> bool {
-        self.sequences.is_empty() && self.in_flight.is_none() && self.constraints.is_idle()
+        self.sequences.is_empty() && self.in_flight.is_none()
     }
 
     fn remove_cancelled(&mut self) {
@@ -217,12 +223,13 @@ impl Engine {
         self.take_constraints()?;
         let launched = self.launch()?;
         if launched.is_none() && previous.is_none() {
+            if self.sequences.is_empty() {
+                // The last ones have just ended.
+                return Ok(());
+            }
             if !self.constraints.is_idle() {
                 // All that could run sits out.
                 self.constraints.wait();
-                return Ok(());
-            }
-            if self.sequences.is_empty() {
                 return Ok(());
             }
             return Err(Error::Invariant(format!(
@@ -286,51 +293,25 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes the work on constraints that is done: new requests join the queue, and sequences that sat out go on.
+    /// Takes the work on constraints that is done: the sequences that sat out for it go on.
     fn take_constraints(&mut self) -> Result<()> {
         let finished = self.constraints.finished();
         if let Some(seconds) = finished.iter().map(|done| done.seconds).reduce(f64::max) {
             self.metrics.grammar_duration_seconds.record(seconds);
         }
-        for Done { owner, constraint, .. } in finished {
-            match (owner, constraint) {
-                (Owner::Submission(submission), Ok(constraint)) => {
-                    self.add(*submission, Some(constraint));
-                }
-                (Owner::Submission(submission), Err(error)) => {
-                    let Submission { request, streams, seed, submitted_at } = *submission;
-                    Sequence::choices(request, None, streams, seed, usize::MAX, submitted_at)
-                        .for_each(|choice| choice.fail_constraint(&error));
-                }
-                (Owner::Sequence { id, sampled, taken }, constraint) => {
-                    self.go_on(id, sampled, taken, constraint)?;
-                }
-            }
-        }
-        Ok(())
+        finished.into_iter().try_for_each(|done| self.go_on(done))
     }
 
     /// Ends the wait of a sequence whose new token has been looked at. It may have been cancelled since.
-    fn go_on(
-        &mut self,
-        id: SeqId,
-        sampled: SampledRow,
-        taken: Option<Taken>,
-        constraint: candlepower_grammar::Result<Constraint>,
-    ) -> Result<()> {
+    fn go_on(&mut self, done: Done) -> Result<()> {
+        let Done { id, sampled, taken, constraint, .. } = done;
         let Some(sequence) = self.sequences.get_mut(&id) else { return Ok(()) };
-        let failure = match constraint {
-            Ok(constraint) => {
-                sequence.set_constraint(constraint);
-                None
-            }
-            Err(error) => Some(error),
-        };
+        let constraint = constraint.map(|constraint| sequence.set_constraint(constraint));
         self.scheduler.release(id);
         if let Some(taken) = taken {
             self.advance(id, Some((sampled, taken)))?;
         }
-        if let Some(error) = failure
+        if let Err(error) = constraint
             && let Some(sequence) = self.sequences.remove(&id)
         {
             sequence.fail_constraint(&error);

@@ -1,5 +1,7 @@
 //! The state of one sequence under a constraint.
 
+use std::sync::Arc;
+
 use llguidance::Matcher;
 use llguidance::toktrie::SimpleVob;
 
@@ -15,11 +17,13 @@ pub struct Grammar {
     matcher: Matcher,
     num_logits: usize,
     budget: Budget,
+    /// The tokens that are allowed next, once that is known. The first mask is known since the compilation.
+    mask: Option<Mask>,
 }
 
 /// The tokens that are allowed next: bit `id % 32` of word `id / 32`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mask(Vec<u32>);
+pub struct Mask(Arc<[u32]>);
 
 impl Mask {
     /// The words.
@@ -56,7 +60,7 @@ impl Grammar {
     /// # Errors
     /// [`Error::Constraint`] if no output at all satisfies it, or if it cannot be held from the beginning.
     pub(crate) fn new(matcher: Matcher, num_logits: usize) -> Result<Self> {
-        let mut grammar = Self { matcher, num_logits, budget: Budget::new() };
+        let mut grammar = Self { matcher, num_logits, budget: Budget::new(), mask: None };
         let nothing = || Error::Constraint("no output can satisfy it".to_owned());
         let first =
             grammar.clone().first_masks().map_err(|error| Error::Constraint(error.to_string()))?;
@@ -68,6 +72,7 @@ impl Grammar {
             return Err(nothing());
         }
         grammar.matcher.invalidate_bias_cache();
+        grammar.mask = Some(first);
         Ok(grammar)
     }
 
@@ -97,9 +102,14 @@ impl Grammar {
     /// # Errors
     /// [`Error::Limit`] if the state has become too complex; [`Error::State`] if it leads nowhere.
     pub fn allowed(&mut self) -> Result<Mask> {
+        if let Some(mask) = &self.mask {
+            return Ok(mask.clone());
+        }
         let mask = self
             .work(|matcher| matcher.compute_mask_or_eos().map_err(|error| state_error(&error)))?;
-        Ok(Mask(self.words(&mask)))
+        let mask = Mask(self.words(&mask));
+        self.mask = Some(mask.clone());
+        Ok(mask)
     }
 
     /// The one token that is allowed next, where the text that must follow leaves no choice: the only one in
@@ -117,6 +127,7 @@ impl Grammar {
     /// # Errors
     /// [`Error::State`] if it was not allowed; [`Error::Limit`] if what follows has become too complex.
     pub fn accept(&mut self, token_id: u32) -> Result<()> {
+        self.mask = None;
         self.budget.earn();
         self.work(|matcher| matcher.consume_token(token_id).map_err(|error| state_error(&error)))
     }
@@ -130,7 +141,7 @@ impl Grammar {
         self.matcher.is_stopped()
     }
 
-    fn words(&self, mask: &SimpleVob) -> Vec<u32> {
+    fn words(&self, mask: &SimpleVob) -> Arc<[u32]> {
         let len = self.num_logits.div_ceil(32);
         mask.as_slice().iter().copied().chain(std::iter::repeat(0)).take(len).collect()
     }
@@ -142,6 +153,7 @@ impl Clone for Grammar {
             matcher: self.matcher.deep_clone(),
             num_logits: self.num_logits,
             budget: self.budget.clone(),
+            mask: self.mask.clone(),
         }
     }
 }
