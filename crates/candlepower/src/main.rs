@@ -29,6 +29,11 @@ use deployments::{Delete, Events, List, Logs, Restart, Status};
 use doctor::Doctor;
 use forward::Forward;
 use health::HealthArgs;
+use mimalloc::MiMalloc;
+
+/// It gives memory back to the system soon after a request that needed much. The C library's allocator keeps most of it.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// Exit status for a command line, an environment or a config file that cannot be used.
 const EXIT_USAGE: u8 = 2;

@@ -11,6 +11,8 @@ use crate::{Error, Result};
 const MOST: Duration = Duration::from_millis(500);
 /// What each token of its sequences adds. Masks take some hundredths of a millisecond, and the longest some milliseconds.
 const PER_TOKEN: Duration = Duration::from_millis(2);
+/// Added by a token that had to follow. Such a token is not looked for, only taken.
+const PER_FORCED_TOKEN: Duration = Duration::from_micros(100);
 
 /// The time of threads that the sequences of a request may still take. Clones are one.
 #[derive(Clone, Debug)]
@@ -23,11 +25,20 @@ impl Budget {
         Self { left: Arc::new(Mutex::new(MOST)) }
     }
 
-    /// Adds what a token does, unless nothing was left.
+    /// Adds what a sampled token does, unless nothing was left.
     pub(crate) fn earn(&self) {
+        self.add(PER_TOKEN);
+    }
+
+    /// Adds what a token does that had to follow, unless nothing was left.
+    pub(crate) fn earn_forced(&self) {
+        self.add(PER_FORCED_TOKEN);
+    }
+
+    fn add(&self, earned: Duration) {
         let mut left = self.left();
         if !left.is_zero() {
-            *left = (*left + PER_TOKEN).min(MOST);
+            *left = (*left + earned).min(MOST);
         }
     }
 

@@ -1,5 +1,6 @@
 //! The state of one sequence under a constraint.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use llguidance::Matcher;
@@ -19,6 +20,8 @@ pub struct Grammar {
     budget: Budget,
     /// The tokens that are allowed next, once that is known. The first mask is known since the compilation.
     mask: Option<Mask>,
+    /// The tokens that must follow, as far as they are known. The text that must follow is split into tokens once.
+    forced: VecDeque<u32>,
 }
 
 /// The tokens that are allowed next: bit `id % 32` of word `id / 32`.
@@ -35,6 +38,15 @@ impl Mask {
     pub fn allows(&self, token_id: u32) -> bool {
         let word = self.0.get(token_id as usize / 32);
         word.is_some_and(|word| word >> (token_id % 32) & 1 == 1)
+    }
+
+    /// The mask of `num_words` words that allows one token.
+    fn only(token_id: u32, num_words: usize) -> Self {
+        let mut words = vec![0; num_words];
+        if let Some(word) = words.get_mut(token_id as usize / 32) {
+            *word = 1 << (token_id % 32);
+        }
+        Self(words.into())
     }
 
     /// The first token that is allowed.
@@ -60,19 +72,23 @@ impl Grammar {
     /// # Errors
     /// [`Error::Constraint`] if no output at all satisfies it, or if it cannot be held from the beginning.
     pub(crate) fn new(matcher: Matcher, num_logits: usize) -> Result<Self> {
-        let mut grammar = Self { matcher, num_logits, budget: Budget::new(), mask: None };
-        let nothing = || Error::Constraint("no output can satisfy it".to_owned());
-        let first =
-            grammar.clone().first_masks().map_err(|error| Error::Constraint(error.to_string()))?;
-        if first.0.iter().all(|word| *word == 0) {
-            return Err(nothing());
+        let mut grammar = Self {
+            matcher,
+            num_logits,
+            budget: Budget::new(),
+            mask: None,
+            forced: VecDeque::new(),
+        };
+        let refused = |error: Error| Error::Constraint(error.to_string());
+        let mut tried = grammar.clone();
+        let first = tried.allowed().map_err(refused)?;
+        (grammar.mask, grammar.forced) = (Some(first.clone()), tried.forced.clone());
+        // A grammar that is finished takes only the empty output, which no token would end.
+        if first.first().is_none() || grammar.is_finished() {
+            return Err(Error::Constraint("no output can satisfy it".to_owned()));
         }
-        if grammar.is_finished() {
-            // Only the empty output is left, which no token would end.
-            return Err(nothing());
-        }
+        tried.follow_some(first).map_err(refused)?;
         grammar.matcher.invalidate_bias_cache();
-        grammar.mask = Some(first);
         Ok(grammar)
     }
 
@@ -81,12 +97,10 @@ impl Grammar {
         Self { budget: Budget::new(), ..self.clone() }
     }
 
-    /// The first mask, and whether some tokens behind it can be followed: what is too large shows there.
-    fn first_masks(&mut self) -> Result<Mask> {
-        let first = self.allowed()?;
-        let mut mask = first.clone();
+    /// Follows some tokens: what is too large shows there.
+    fn follow_some(&mut self, mut mask: Mask) -> Result<()> {
         for _ in 0..NUM_TRIED {
-            let Some(token) = self.forced_token().or_else(|| mask.first()) else { break };
+            let Some(token) = mask.first() else { break };
             match self.accept(token).and_then(|()| self.allowed()) {
                 Ok(next) if !self.is_finished() => mask = next,
                 Err(error @ Error::Limit(_)) => return Err(error),
@@ -94,7 +108,7 @@ impl Grammar {
                 Ok(_) | Err(_) => break,
             }
         }
-        Ok(first)
+        Ok(())
     }
 
     /// The tokens that are allowed next; those that end a text are among them where it may end here.
@@ -105,9 +119,15 @@ impl Grammar {
         if let Some(mask) = &self.mask {
             return Ok(mask.clone());
         }
-        let mask = self
-            .work(|matcher| matcher.compute_mask_or_eos().map_err(|error| state_error(&error)))?;
-        let mask = Mask(self.words(&mask));
+        let mask = match self.forced_token() {
+            Some(token_id) => Mask::only(token_id, self.num_logits.div_ceil(32)),
+            None => {
+                let mask = |matcher: &mut Matcher| matcher.compute_mask_or_eos();
+                let mask =
+                    self.work(|matcher| mask(matcher).map_err(|error| state_error(&error)))?;
+                Mask(self.words(&mask))
+            }
+        };
         self.mask = Some(mask.clone());
         Ok(mask)
     }
@@ -115,11 +135,10 @@ impl Grammar {
     /// The one token that is allowed next, where the text that must follow leaves no choice: the only one in
     /// [`allowed`](Self::allowed) then, found without asking for the whole mask.
     pub fn forced_token(&mut self) -> Option<u32> {
-        if self.is_finished() {
-            return None;
+        if self.forced.is_empty() && self.mask.is_none() && !self.is_finished() {
+            self.forced = self.work(|matcher| Ok(matcher.compute_ff_tokens().into())).ok()?;
         }
-        // Only the first one: with more text behind it, the others may be split differently.
-        self.work(|matcher| Ok(matcher.compute_ff_tokens().first().copied())).ok()?
+        self.forced.front().copied()
     }
 
     /// Takes the token that was drawn.
@@ -128,12 +147,24 @@ impl Grammar {
     /// [`Error::State`] if it was not allowed; [`Error::Limit`] if what follows has become too complex.
     pub fn accept(&mut self, token_id: u32) -> Result<()> {
         self.mask = None;
-        self.budget.earn();
+        match self.forced.pop_front() {
+            Some(forced) if forced == token_id => self.budget.earn_forced(),
+            _ => {
+                self.forced.clear();
+                self.budget.earn();
+            }
+        }
         self.work(|matcher| matcher.consume_token(token_id).map_err(|error| state_error(&error)))
     }
 
     fn work<T>(&mut self, work: impl FnOnce(&mut Matcher) -> Result<T>) -> Result<T> {
         self.budget.spend(|| work(&mut self.matcher))
+    }
+
+    /// The library's state.
+    #[cfg(test)]
+    pub(crate) fn matcher(&self) -> &Matcher {
+        &self.matcher
     }
 
     /// Whether nothing may follow any more.
@@ -154,6 +185,7 @@ impl Clone for Grammar {
             num_logits: self.num_logits,
             budget: self.budget.clone(),
             mask: self.mask.clone(),
+            forced: self.forced.clone(),
         }
     }
 }

@@ -151,10 +151,13 @@ fn a_forced_token_is_the_only_one_allowed() {
     let mut num_forced = 0;
     for (seed, constraint) in (0..40).flat_map(|seed| constraints.iter().map(move |c| (seed, c))) {
         let mut grammar = compiler.compile(constraint).unwrap();
+        let mut library = grammar.matcher().deep_clone();
         let mut draws = (seed..).map(|draw: usize| draw.wrapping_mul(7919) >> 3);
         while !grammar.is_finished() {
             let mask = grammar.clone().allowed().unwrap();
             let allowed: Vec<u32> = (0..320).filter(|id| mask.allows(*id)).collect();
+            let words = library.compute_mask_or_eos().unwrap();
+            assert_eq!(mask.words()[..10], words.as_slice()[..10], "{constraint:?}");
             let forced = grammar.forced_token();
             if let Some(forced) = forced {
                 assert_eq!(allowed, [forced], "{constraint:?}");
@@ -166,10 +169,25 @@ fn a_forced_token_is_the_only_one_allowed() {
                 break;
             }
             grammar.accept(token).unwrap();
+            library.consume_token(token).unwrap();
         }
         assert_eq!(grammar.is_finished().then(|| grammar.forced_token()).flatten(), None);
     }
     assert!(num_forced > 1000, "{num_forced}");
+}
+
+#[test]
+fn a_long_text_that_must_follow_costs_little() {
+    let long = "true".repeat(5000);
+    let mut grammar = compiler().compile(&Constraint::Choice(vec![long, "z".into()])).unwrap();
+    grammar.accept(b't'.into()).unwrap();
+    let mut num_forced = 0;
+    while let Some(forced) = grammar.forced_token() {
+        grammar.accept(forced).unwrap();
+        num_forced += 1;
+    }
+    // Splitting the whole text for each token would spend the budget.
+    assert!(num_forced >= 5000 && grammar.is_finished(), "{num_forced}");
 }
 
 #[test]

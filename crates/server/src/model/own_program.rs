@@ -7,6 +7,10 @@ use std::sync::OnceLock;
 /// This binary, also after it was replaced by a newer one.
 const OWN_BINARY: &str = "/proc/self/exe";
 
+/// Settings of the allocator of a child. By default it reserves 1 GiB at once, within which no limit of memory holds.
+const ALLOCATOR: [(&str, &str); 2] =
+    [("MIMALLOC_ARENA_RESERVE", "32MiB"), ("MIMALLOC_ARENA_EAGER_COMMIT", "0")];
+
 /// Set in a process whose binary knows the hidden commands.
 static KNOWS_COMMANDS: OnceLock<()> = OnceLock::new();
 
@@ -24,6 +28,6 @@ pub(crate) fn knows_commands() -> bool {
 /// This program, about to run a hidden command. A terminal's Ctrl-C does not reach it.
 pub(crate) fn own_program(command: &str) -> Command {
     let mut program = Command::new(OWN_BINARY);
-    program.arg0("candlepower").arg(command).process_group(0);
+    program.arg0("candlepower").arg(command).process_group(0).envs(ALLOCATOR);
     program
 }
