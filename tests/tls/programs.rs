@@ -61,6 +61,37 @@ fn health_has_the_servers_own_certificate_where_clients_need_one() {
 }
 
 #[test]
+fn health_and_bench_show_the_certificate_that_they_are_given() {
+    let (authority, of_clients) = (Authority::new(), Authority::new());
+    let shown = of_clients.sign("client");
+    let server = ServerBuilder::new("demo")
+        .flag("--ssl-ca-certs", &of_clients.certificate)
+        .tls(&authority.sign("server"), authority.client(Some(&shown)))
+        .start();
+    let url = server.url();
+    let ask = |command: &[&str], identity: bool| {
+        let mut asking = program();
+        asking.args(command).args(["--url", &url, "--cacert"]).arg(&authority.certificate);
+        if identity {
+            asking.arg("--cert").arg(&shown.certificate).arg("--key").arg(&shown.key);
+        }
+        said(&mut asking)
+    };
+    assert_eq!(ask(&["health"], true), healthy());
+    assert_eq!(ask(&["health"], false).0, Some(1));
+    let bench = ["bench", "serve", "--requests", "1", "--concurrency", "1", "--output-tokens", "4"];
+    let (status, text) = ask(&bench, true);
+    assert_eq!(status, Some(0), "{text}");
+    assert_eq!(ask(&bench, false).0, Some(1));
+    for (flags, missing) in [(["--cert", "a.pem"], "--key"), (["--key", "b.pem"], "--cert")] {
+        let (status, text) = said(program().args(["bench", "serve"]).args(flags));
+        assert!(status == Some(2) && text.contains(missing), "{text}");
+    }
+    let (status, text) = said(program().args(["health", "--cert", "a.pem", "--key", "b.pem"]));
+    assert!(status == Some(2) && text.contains("--url"), "{text}");
+}
+
+#[test]
 fn bench_trusts_what_it_is_told_to() {
     let folder = TempFolder::new();
     let own = self_signed(&folder);

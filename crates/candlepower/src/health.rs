@@ -29,6 +29,12 @@ pub(crate) struct HealthArgs {
     /// server on a loopback address, whose certificate is not checked, nor for one that is found in the settings
     #[arg(long, value_name = "FILE", requires = "url")]
     cacert: Option<PathBuf>,
+    /// PEM file with the certificate to show to an https server that asks clients for one
+    #[arg(long, value_name = "FILE", requires_all = ["url", "key"])]
+    cert: Option<PathBuf>,
+    /// PEM file with the private key of --cert
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
     /// Seconds to wait for the answer
     #[arg(long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
@@ -39,7 +45,9 @@ pub(crate) fn run(args: &HealthArgs, command: &Command) -> ExitCode {
     let timeout = Duration::from_secs(args.timeout);
     let asked = match &args.url {
         Some(url) => {
-            Address::of_url(url, args.cacert.clone()).and_then(|server| server.ask(timeout))
+            let identity = args.cert.clone().zip(args.key.clone());
+            let tls = Tls { trusted: args.cacert.clone(), identity };
+            Address::of_url(url, tls).and_then(|server| server.ask(timeout))
         }
         None => ask_own_server(command, timeout),
     };
@@ -99,11 +107,11 @@ struct Tls {
 }
 
 impl Address {
-    fn of_url(url: &str, cacert: Option<PathBuf>) -> Result<Self> {
+    fn of_url(url: &str, tls: Tls) -> Result<Self> {
         let (tls, rest) = match url.strip_prefix("https://") {
-            Some(rest) => (Some(Tls { trusted: cacert, identity: None }), rest),
-            None if cacert.is_some() => {
-                bail!("{url}: --cacert is for addresses that begin with https://")
+            Some(rest) => (Some(tls), rest),
+            None if tls != Tls::default() => {
+                bail!("{url}: --cacert and --cert are for addresses that begin with https://")
             }
             None => (None, url.strip_prefix("http://").unwrap_or(url)),
         };
@@ -249,7 +257,7 @@ mod tests {
     #[test]
     fn urls_may_leave_out_what_is_usual() {
         let parts = |url: &str| {
-            let address = Address::of_url(url, None).unwrap();
+            let address = Address::of_url(url, Tls::default()).unwrap();
             (address.authority, address.prefix)
         };
         let owned = |authority: &str, prefix: &str| (authority.to_owned(), prefix.to_owned());
@@ -260,9 +268,13 @@ mod tests {
         assert_eq!(parts("http://[::1]:8000"), owned("[::1]:8000", ""));
         assert_eq!(parts("https://localhost"), owned("localhost:443", ""));
         assert_eq!(parts("https://localhost:8000/a"), owned("localhost:8000", "/a"));
-        let host = |url: &str| Address::of_url(url, None).unwrap().host().to_owned();
+        let host = |url: &str| Address::of_url(url, Tls::default()).unwrap().host().to_owned();
         assert_eq!((host("https://[::1]"), host("a:1")), ("::1".into(), "a".into()));
-        assert!(Address::of_url("http://localhost", Some("a.pem".into())).is_err());
+        let trusted = Tls { trusted: Some("a.pem".into()), identity: None };
+        let identity = Tls { trusted: None, identity: Some(("a.pem".into(), "b.pem".into())) };
+        for tls in [trusted, identity] {
+            assert!(Address::of_url("http://localhost", tls).is_err());
+        }
     }
 
     #[test]

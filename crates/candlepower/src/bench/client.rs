@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use candlepower_client::tls::{Trust, client_config};
+use candlepower_client::tls::{Identity, Trust, client_config};
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use reqwest::{Client, ClientBuilder, RequestBuilder, Response, Url};
 use serde::Deserialize;
@@ -66,6 +66,8 @@ impl Usage {
 pub(super) struct Transport<'a> {
     /// PEM file with certificates to trust besides the system's.
     pub(super) cacert: Option<&'a Path>,
+    /// The certificate to show.
+    pub(super) identity: Option<Identity<'a>>,
     /// HTTP/2, without TLS by prior knowledge.
     pub(super) http2: bool,
 }
@@ -73,14 +75,18 @@ pub(super) struct Transport<'a> {
 impl Transport<'_> {
     fn apply(self, http: ClientBuilder) -> Result<ClientBuilder> {
         let mut http = http;
-        if let Some(path) = self.cacert {
-            let mut tls =
-                client_config(Trust::SystemAnd(path), None).map_err(|error| anyhow!(error))?;
+        if self.has_tls_files() {
+            let trust = self.cacert.map_or(Trust::System, Trust::SystemAnd);
+            let mut tls = client_config(trust, self.identity).map_err(|error| anyhow!(error))?;
             tls.alpn_protocols =
                 vec![if self.http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
             http = http.use_preconfigured_tls(tls);
         }
         Ok(if self.http2 { http.http2_prior_knowledge() } else { http.http1_only() })
+    }
+
+    fn has_tls_files(self) -> bool {
+        self.cacert.is_some() || self.identity.is_some()
     }
 }
 
@@ -98,8 +104,8 @@ impl Api {
         if !matches!(parsed.scheme(), "http" | "https") {
             bail!("`{url}`: a URL that begins with http:// or https:// is needed");
         }
-        if transport.cacert.is_some() && parsed.scheme() != "https" {
-            bail!("`{url}`: --cacert is for URLs that begin with https://");
+        if transport.has_tls_files() && parsed.scheme() != "https" {
+            bail!("`{url}`: --cacert and --cert are for URLs that begin with https://");
         }
         let host = parsed.host_str().unwrap_or_default();
         let is_local = host == "localhost" || host.starts_with("127.") || host == "[::1]";
@@ -412,8 +418,15 @@ mod tests {
             assert_eq!(base(url).unwrap(), "http://a:1");
         }
         assert!(base("ftp://a").is_err() && base("a").is_err());
-        let transport = Transport { cacert: Some(Path::new("a.pem")), http2: false };
-        let error = Api::new("http://a", None, Duration::from_secs(1), transport).err().unwrap();
-        assert!(error.to_string().contains("--cacert"), "{error}");
+        let file = Path::new("a.pem");
+        let identity = Identity { certificate: file, key: file };
+        for transport in [
+            Transport { cacert: Some(file), ..Transport::default() },
+            Transport { identity: Some(identity), ..Transport::default() },
+        ] {
+            let api = Api::new("http://a", None, Duration::from_secs(1), transport);
+            let error = api.err().unwrap().to_string();
+            assert!(error.contains("--cacert and --cert are for"), "{error}");
+        }
     }
 }

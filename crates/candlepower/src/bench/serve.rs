@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use candlepower_client::tls::Identity;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -42,6 +43,12 @@ pub(super) struct ServeArgs {
     /// PEM file with the certificate of an https server, or of its authority, to trust besides the system's
     #[arg(long, value_name = "FILE")]
     cacert: Option<PathBuf>,
+    /// PEM file with the certificate to show to an https server that asks clients for one
+    #[arg(long, value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+    /// PEM file with the private key of --cert
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
     /// Ask over HTTP/2, without TLS by prior knowledge; else over HTTP/1.1
     #[arg(long)]
     http2: bool,
@@ -121,7 +128,9 @@ impl ServeArgs {
         let output = Output::open(self.json.as_ref())?;
         let started_at = unix_seconds();
         let timeout = Duration::from_secs(self.timeout);
-        let transport = Transport { cacert: self.cacert.as_deref(), http2: self.http2 };
+        let identity = self.cert.as_deref().zip(self.key.as_deref());
+        let identity = identity.map(|(certificate, key)| Identity { certificate, key });
+        let transport = Transport { cacert: self.cacert.as_deref(), identity, http2: self.http2 };
         let api = Arc::new(Api::new(&self.url, self.api_key.as_deref(), timeout, transport)?);
         let target = self.prepare(&api).await?;
         let mut levels = Vec::new();
