@@ -1,13 +1,14 @@
 //! The life of the server: listen, load, serve, drain.
 
 use std::any::Any;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use candlepower_checkpoint::BATCHED_TOKENS;
 use candlepower_engine::{ChosenDevice, Device, EngineHealth};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket, lookup_host};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -37,6 +38,9 @@ const ENGINE_WATCHED: Duration = Duration::from_millis(200);
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 /// How often histograms are folded, so that they do not grow while nobody asks for them.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);
+
+/// Connections that wait to be accepted. One more has to try again, which takes a second. The system may allow fewer.
+const BACKLOG: u32 = 4096;
 
 /// Serves until a signal asks it to stop; `on_listening` is told the address.
 ///
@@ -187,9 +191,24 @@ fn reloads(state: &AppState, tls: Option<Arc<Tls>>) -> Reloads {
 async fn bind(config: &ServeConfig) -> Result<(TcpListener, SocketAddr)> {
     let address = (config.host.as_str(), config.port());
     let failed = |source| Error::Listen { address: format!("{}:{}", address.0, address.1), source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let mut listener = Err(ErrorKind::AddrNotAvailable.into());
+    for address in lookup_host(address).await.map_err(failed)? {
+        listener = listen(address);
+        if listener.is_ok() {
+            break;
+        }
+    }
+    let listener = listener.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     Ok((listener, address))
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A server that is started again may use the address while connections of the last one end.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// Loads in a thread of its own: the runtime goes on answering, and does not wait for it when the process ends.
@@ -354,5 +373,22 @@ fn announce_generating(config: &ServeConfig, model: &LoadedModel) {
         tracing::warn!(
             "the model has no chat template: /v1/chat/completions answers 400; --chat-template gives one"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn many_connections_may_wait_to_be_accepted() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let patience = Duration::from_millis(900); // less than until the next try
+        let connect = |_| TcpStream::connect_timeout(&address, patience).unwrap();
+        let waiting: Vec<TcpStream> = (0..200).map(connect).collect();
+        assert_eq!(waiting.len(), 200);
     }
 }
