@@ -1,5 +1,6 @@
 //! The candlepower binary.
 
+mod allocator;
 mod bench;
 mod deploy;
 mod deployments;
@@ -29,11 +30,6 @@ use deployments::{Delete, Events, List, Logs, Restart, Status};
 use doctor::Doctor;
 use forward::Forward;
 use health::HealthArgs;
-use mimalloc::MiMalloc;
-
-/// It gives memory back to the system soon after a request that needed much. The C library's allocator keeps most of it.
-#[global_allocator]
-static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// Exit status for a command line, an environment or a config file that cannot be used.
 const EXIT_USAGE: u8 = 2;
@@ -219,6 +215,7 @@ fn run_server(flags: &ArgMatches) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    allocator::return_freed_memory();
     let result = runtime.block_on(serve(effective, terminal, report::listening));
     // Work that is still being prepared for requests that are gone is not waited for.
     runtime.shutdown_background();
