@@ -4,6 +4,7 @@
 mod formats;
 mod limits;
 mod negation;
+mod numbers;
 mod one_of;
 mod references;
 mod unevaluated;
@@ -85,7 +86,7 @@ impl Preparation<'_> {
             .iter()
             .map(|(keyword, value)| (keyword.clone(), self.value(keyword, value)))
             .collect();
-        let mut more = Vec::new();
+        let mut more = numbers::exact(&mut prepared);
         if let Some(Value::String(format)) = object.get("format") {
             prepared.shift_remove("format");
             let (known, schemas) = formats::held(format);

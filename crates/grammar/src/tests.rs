@@ -120,6 +120,76 @@ fn ids_without_a_token_are_never_allowed() {
 }
 
 #[test]
+fn bounds_and_steps_of_numbers_are_held() {
+    let compiler = compiler();
+    let takes = |schema: &Value, number: &str| {
+        let grammar = compiler.compile(&Constraint::JsonSchema(schema.clone())).unwrap();
+        take(grammar, number) == Some(true)
+    };
+    for (schema, valid, invalid) in [
+        (
+            json!({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}),
+            &["0.1", "0.5", "0.05"][..],
+            &["0", "-0", "0.0", "0.6"][..],
+        ),
+        (
+            json!({"type": ["number", "null"], "exclusiveMinimum": 1, "maximum": 1.5}),
+            &["1.5", "1.01", "null"],
+            &["1", "1.0"],
+        ),
+        (json!({"exclusiveMinimum": 10, "maximum": 10.5}), &["10.25", "\"a\""], &["10", "10.0"]),
+        (
+            json!({"type": "number", "minimum": -0.5, "exclusiveMaximum": 0}),
+            &["-0.5", "-0.1"],
+            &["-0", "0", "-0.0"],
+        ),
+        (
+            json!({"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
+            &["1", "0.5"],
+            &["0", "0.0", "1.5"],
+        ),
+        (
+            json!({"allOf": [{"type": "number", "exclusiveMinimum": 3}, {"maximum": 3.5}]}),
+            &["3.5"],
+            &["3"],
+        ),
+        (
+            json!({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 2}),
+            &["1"],
+            &["0", "2"],
+        ),
+        (
+            json!({"type": "number", "multipleOf": 0.125}),
+            &["0.5", "0.25", "0.125", "3", "-1.5", "0"],
+            &["0.3", "0.1", "0.126"],
+        ),
+        (
+            json!({"type": "number", "multipleOf": 0.25, "maximum": 1}),
+            &["0.5", "1", "0.75"],
+            &["1.25", "0.6"],
+        ),
+        (json!({"type": "integer", "multipleOf": 0.5}), &["1", "7"], &["0.5"]),
+        (
+            json!({"type": "integer", "minimum": 9_007_199_254_740_990_i64, "maximum": 9_007_199_254_740_999_i64}),
+            &["9007199254740990", "9007199254740993", "9007199254740998"],
+            &["9007199254740989", "9007199254741000"],
+        ),
+        (
+            json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}),
+            &["9223372036854775807", "-9223372036854774784"],
+            &["9223372036854775808", "-9223372036854775808"],
+        ),
+    ] {
+        for number in valid {
+            assert!(takes(&schema, number), "{number} for {schema}");
+        }
+        for number in invalid {
+            assert!(!takes(&schema, number), "{number} for {schema}");
+        }
+    }
+}
+
+#[test]
 fn clones_go_their_own_way() {
     let mut first = compiler().compile(&Constraint::Regex("ab|cd".into())).unwrap();
     let mut second = first.clone();

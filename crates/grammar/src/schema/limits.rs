@@ -1,9 +1,10 @@
-//! What the library would take and cannot hold: names that are to differ, and objects that are too wide.
+//! Demands that the library would take and cannot hold: names that are to differ, large integers, and objects that are too wide.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
+use super::numbers::check_literal;
 use super::{LITERAL, NAMED};
 use crate::{Error, Result};
 
@@ -33,6 +34,7 @@ fn check_within(schema: &Value, around: &BTreeSet<&str>) -> Result<()> {
         let nothing = BTreeSet::new();
         let required = if BESIDE.contains(&keyword) { &required } else { &nothing };
         match value {
+            literal if matches!(keyword, "const" | "enum") => check_literal(keyword, literal)?,
             _ if LITERAL.contains(&keyword) => {}
             Value::Object(named) if NAMED.contains(&keyword) => {
                 named.values().try_for_each(|schema| check_within(schema, required))?;

@@ -286,8 +286,8 @@ mod tests {
                 ]}),
             ),
             (
-                json!({"anyOf": [{"maximum": 1}, {"minimum": 5}]}),
-                json!({"allOf": [{"type": "number", "exclusiveMinimum": 1}, {"type": "number", "exclusiveMaximum": 5}]}),
+                json!({"anyOf": [{"maximum": 1.5}, {"minimum": 5}]}),
+                json!({"allOf": [{"type": "number", "exclusiveMinimum": 1.5}, {"type": "number", "exclusiveMaximum": 5}]}),
             ),
         ] {
             assert_eq!(negated(schema.clone()), not, "{schema}");

@@ -1,0 +1,226 @@
+//! Bounds and steps of numbers, where the library takes too much or too little.
+
+use serde_json::{Map, Number, Value, json};
+
+use crate::{Error, Result};
+
+/// The number next to zero that a bound tells from it. Next to other numbers it is the next one in double precision.
+const SMALLEST: f64 = 1e-20;
+/// Digits behind the point of a step that are looked at.
+const MAX_DIGITS: u32 = 9;
+
+/// Takes bounds and steps out of a schema; the same, said in another way.
+pub(super) fn exact(schema: &mut Map<String, Value>) -> Vec<Value> {
+    if schema.get("type") != Some(&json!("integer")) {
+        inclusive(schema, Side::Least);
+        inclusive(schema, Side::Most);
+    }
+    representable(schema, Side::Least);
+    representable(schema, Side::Most);
+    step(schema).into_iter().collect()
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Side {
+    Least,
+    Most,
+}
+
+impl Side {
+    const fn keyword(self) -> &'static str {
+        match self {
+            Self::Least => "minimum",
+            Self::Most => "maximum",
+        }
+    }
+
+    const fn exclusive(self) -> &'static str {
+        match self {
+            Self::Least => "exclusiveMinimum",
+            Self::Most => "exclusiveMaximum",
+        }
+    }
+}
+
+/// An exclusive bound that is a whole number as the inclusive bound next to it. The library takes the bound itself
+/// where both bounds have the same digits before the point.
+fn inclusive(schema: &mut Map<String, Value>, side: Side) {
+    let inclusive = schema.get(side.keyword()).and_then(Value::as_f64);
+    let exclusive = match schema.get(side.exclusive()) {
+        Some(Value::Bool(true)) => inclusive,
+        Some(Value::Number(number)) => number.as_f64(),
+        _ => None,
+    };
+    let sign = if side == Side::Least { 1.0 } else { -1.0 };
+    // On the other side of zero the library is right.
+    let Some(bound) = exclusive.map(|bound| sign * bound) else { return };
+    if bound < 0.0 || bound.fract() != 0.0 {
+        return;
+    }
+    let next = if bound == 0.0 { SMALLEST } else { bound.next_up() };
+    let next = inclusive.map_or(next, |inclusive| next.max(sign * inclusive));
+    let Some(next) = Number::from_f64(sign * next) else { return };
+    schema.shift_remove(side.exclusive());
+    schema.insert(side.keyword().to_owned(), Value::Number(next));
+}
+
+/// `multipleOf` with digits behind the point as a choice of one for each number of such digits. The library takes numbers
+/// that have as many digits as the step.
+fn step(schema: &mut Map<String, Value>) -> Option<Value> {
+    let text = schema.get("multipleOf")?.as_f64()?.abs().to_string();
+    let (whole, behind) = text.split_once('.')?;
+    let digits = u32::try_from(behind.len()).ok().filter(|digits| *digits <= MAX_DIGITS)?;
+    let step: u64 = format!("{whole}{behind}").parse().ok()?;
+    let arms: Vec<Value> = (0..=digits)
+        .map(|kept| {
+            let factor = step / greatest_divisor(step, 10_u64.pow(digits - kept));
+            match kept {
+                0 => json!({"multipleOf": factor}),
+                _ => json!({"multipleOf": factor as f64 / 10_f64.powi(kept as i32)}),
+            }
+        })
+        .collect();
+    schema.shift_remove("multipleOf");
+    Some(json!({"anyOf": arms}))
+}
+
+fn greatest_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_divisor(b, a % b) }
+}
+
+/// An integer bound that double precision would round outwards as the next number inside.
+fn representable(schema: &mut Map<String, Value>, side: Side) {
+    let Some(bound) = schema.get(side.keyword()).and_then(integer) else { return };
+    // The library's integers have 64 bits, and it negates the least one.
+    let is_least = bound == i64::MIN.into();
+    if is_exact(bound) && !is_least || bound == i64::MAX.into() {
+        return;
+    }
+    let rounded = bound as f64;
+    let inner = match side {
+        Side::Least if is_least || (rounded as i128) < bound => rounded.next_up(),
+        Side::Most if (rounded as i128) > bound => rounded.next_down(),
+        _ => rounded,
+    };
+    schema.insert(side.keyword().to_owned(), json!(inner));
+}
+
+fn integer(value: &Value) -> Option<i128> {
+    value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from))
+}
+
+/// Whether an integer is a number in double precision, in which the library computes.
+fn is_exact(integer: i128) -> bool {
+    (integer as f64) as i128 == integer
+}
+
+/// Refuses integers of `const` and `enum` that the library would round.
+///
+/// # Errors
+/// [`Error::Constraint`] with the number.
+pub(super) fn check_literal(keyword: &str, literal: &Value) -> Result<()> {
+    match literal {
+        Value::Array(items) => items.iter().try_for_each(|item| check_literal(keyword, item)),
+        Value::Object(object) => {
+            object.values().try_for_each(|value| check_literal(keyword, value))
+        }
+        number => match integer(number) {
+            Some(integer) if !is_exact(integer) && integer != i64::MAX.into() => {
+                Err(Error::Constraint(format!(
+                    "`{keyword}` has {integer}: an integer beyond 2^53 can be held where double precision has it, and this \
+                 one would be rounded"
+                )))
+            }
+            _ => Ok(()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(schema: Value) -> (Value, Vec<Value>) {
+        let Value::Object(mut object) = schema else { panic!("no object") };
+        let more = exact(&mut object);
+        (object.into(), more)
+    }
+
+    #[test]
+    fn exclusive_whole_bounds_become_the_next_number() {
+        for (schema, expected) in [
+            (
+                json!({"exclusiveMinimum": 0, "maximum": 0.5}),
+                json!({"maximum": 0.5, "minimum": 1e-20}),
+            ),
+            (json!({"exclusiveMaximum": 0}), json!({"maximum": -1e-20})),
+            (json!({"exclusiveMaximum": -1}), json!({"maximum": -1.000_000_000_000_000_2})),
+            (json!({"exclusiveMinimum": 1, "minimum": 2}), json!({"minimum": 2.0})),
+            (
+                json!({"exclusiveMinimum": true, "minimum": 1}),
+                json!({"minimum": 1.000_000_000_000_000_2}),
+            ),
+        ] {
+            assert_eq!(said(schema.clone()).0, expected, "{schema}");
+        }
+        for kept in [
+            json!({"type": "integer", "exclusiveMinimum": 0}),
+            json!({"exclusiveMinimum": 0.5}),
+            json!({"exclusiveMinimum": -1}),
+            json!({"exclusiveMinimum": false, "minimum": 1}),
+        ] {
+            assert_eq!(said(kept.clone()), (kept, vec![]));
+        }
+    }
+
+    #[test]
+    fn steps_allow_fewer_digits() {
+        let arms = |step: f64| said(json!({"multipleOf": step})).1;
+        assert_eq!(
+            arms(0.125),
+            [
+                json!({"anyOf": [{"multipleOf": 1}, {"multipleOf": 0.5}, {"multipleOf": 0.25}, {"multipleOf": 0.125}]})
+            ]
+        );
+        assert_eq!(arms(2.5), [json!({"anyOf": [{"multipleOf": 5}, {"multipleOf": 2.5}]})]);
+        assert_eq!(
+            arms(0.03),
+            [json!({"anyOf": [{"multipleOf": 3}, {"multipleOf": 0.3}, {"multipleOf": 0.03}]})]
+        );
+        assert!(arms(3.0).is_empty());
+    }
+
+    #[test]
+    fn large_bounds_are_rounded_inwards() {
+        for (schema, expected) in [
+            (
+                json!({"maximum": 9_007_199_254_740_999_i64}),
+                json!({"maximum": 9_007_199_254_740_998.0}),
+            ),
+            (
+                json!({"minimum": 9_007_199_254_740_993_i64}),
+                json!({"minimum": 9_007_199_254_740_994.0}),
+            ),
+            (json!({"minimum": i64::MIN}), json!({"minimum": -9_223_372_036_854_774_784.0})),
+            (
+                json!({"minimum": -9_007_199_254_740_999_i64}),
+                json!({"minimum": -9_007_199_254_740_998.0}),
+            ),
+        ] {
+            assert_eq!(said(schema.clone()).0, expected, "{schema}");
+        }
+        for kept in [json!({"minimum": 9_007_199_254_740_992_i64}), json!({"maximum": i64::MAX})] {
+            assert_eq!(said(kept.clone()).0, kept);
+        }
+    }
+
+    #[test]
+    fn literals_that_would_be_rounded_are_refused() {
+        for exact in [json!([1, 9_007_199_254_740_992_i64, 0.1, "a"]), json!({"a": i64::MAX})] {
+            check_literal("enum", &exact).unwrap();
+        }
+        let error =
+            check_literal("enum", &json!([1, {"a": [9_007_199_254_740_993_i64]}])).unwrap_err();
+        assert!(error.to_string().contains("`enum` has 9007199254740993"), "{error}");
+    }
+}
