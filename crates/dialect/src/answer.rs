@@ -103,7 +103,11 @@ const TEXT: &str = r"/(.|\n)+/";
 
 /// A mark in a regular expression.
 fn escaped(mark: &str) -> String {
-    let escape = |c| if matches!(c, '|' | '[' | ']' | '/') { vec!['\\', c] } else { vec![c] };
+    let escape = |c: char| match c {
+        '\n' => vec!['\\', 'n'],
+        c if c.is_ascii_punctuation() && !"<>_=\"':,;!%@`~#&-".contains(c) => vec!['\\', c],
+        c => vec![c],
+    };
     mark.chars().flat_map(escape).collect()
 }
 
@@ -316,9 +320,8 @@ impl Lark<'_> {
         let mut names = Vec::new();
         let layout = &format.layout;
         match format.arguments {
-            Arguments::Elements(marks) => self.element_rules(layout, marks),
             Arguments::Gemma4 => self.notation_rules(),
-            Arguments::Json { .. } | Arguments::Keywords => {}
+            Arguments::Json { .. } | Arguments::Keywords | Arguments::Elements(_) => {}
         }
         for (index, function) in self.shape.functions.iter().enumerate() {
             let held = function.strict || self.shape.calls == Calls::Required;
@@ -341,7 +344,14 @@ impl Lark<'_> {
                 }
             };
             self.rule(&format!("a{index}"), &arguments);
-            let end = self.literal(layout.after_arguments);
+            let end = match format.arguments {
+                // The end of the call belongs to its last argument.
+                Arguments::Elements(marks) => {
+                    let end = layout.after_arguments;
+                    self.literal(end.strip_prefix(marks.close).unwrap_or(end))
+                }
+                _ => self.literal(layout.after_arguments),
+            };
             self.rule(&format!("f{index}"), &format!("{head} a{index} {end}"));
             names.push(format!("f{index}"));
         }

@@ -14,6 +14,7 @@ use llguidance::{Matcher, ParserFactory};
 
 use crate::cache::Cache;
 use crate::constraint::Notation;
+use crate::lexemes::{self, Digits};
 use crate::trial::{STACK_BYTES, Trials};
 use crate::vocabulary::{SpecialToken, Words};
 use crate::{Constraint, Error, Grammar, Result};
@@ -176,11 +177,19 @@ impl GrammarCompiler {
     /// Compiles on this thread.
     pub(crate) fn compile_here(&self, constraint: &Constraint) -> Result<Grammar> {
         let compile = || {
-            let top = match constraint.notation(&self.special)? {
-                Notation::Json(schema) => TopLevelGrammar::from_json_schema(schema),
-                Notation::Lark(grammar) => TopLevelGrammar::from_lark(grammar),
+            let (top, digits) = match constraint.notation(&self.special)? {
+                Notation::Json(schema) => {
+                    let digits = Digits::needed(&schema.to_string());
+                    (TopLevelGrammar::from_json_schema(schema), digits)
+                }
+                Notation::Lark(grammar) => {
+                    let digits = Digits::needed(&grammar);
+                    (TopLevelGrammar::from_lark(grammar), digits)
+                }
             };
-            let matcher = Matcher::new(self.factory.create_parser(top));
+            let factory = &self.factory;
+            let grammar = lexemes::tightened(top, factory.tok_env(), factory.limits(), digits)?;
+            let matcher = Matcher::new(factory.create_parser_from_init_default(grammar));
             match matcher.get_error() {
                 Some(error) => Err(Error::Constraint(reason(&error))),
                 None => Grammar::new(matcher, self.words.num_logits()),

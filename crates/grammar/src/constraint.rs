@@ -31,7 +31,7 @@ pub enum Constraint {
 
 /// White space between the tokens of JSON: at most a line break and an indentation. Unbounded, a model may write nothing
 /// else until its tokens run out.
-const WHITE_SPACE: &str = r"(\r?\n)?[ \t]{0,40}";
+pub(crate) const WHITE_SPACE: &str = r"(\r?\n)?[ \t]{0,40}";
 
 impl Constraint {
     /// The constraint as a value in Lark's notation, which may stand within a larger grammar.
@@ -43,6 +43,18 @@ impl Constraint {
         Ok(match self.notation(&special)? {
             Notation::Json(schema) => format!("%json {schema}"),
             Notation::Lark(grammar) => format!("%lark {{\n{grammar}\n}}"),
+        })
+    }
+
+    /// The constraint, in whose schemas objects take their declared keys only, unless they say which others.
+    ///
+    /// # Errors
+    /// [`Error::Constraint`] for a schema whose compositions are too large to be looked through.
+    pub fn closed(self) -> Result<Self> {
+        Ok(match self {
+            Self::JsonSchema(schema) => Self::JsonSchema(schema::closed(&schema)?),
+            Self::StructuralTag(tag) => Self::StructuralTag(structural_tag::closed(&tag)?),
+            other => other,
         })
     }
 
@@ -128,8 +140,8 @@ pub(crate) fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
-/// A regular expression between slashes.
-pub(crate) fn escape_slashes(regex: &str) -> String {
+/// A regular expression as it stands between slashes in Lark's notation.
+pub fn escape_slashes(regex: &str) -> String {
     let mut escaped = String::with_capacity(regex.len());
     let mut after_backslash = false;
     for character in regex.chars() {

@@ -15,6 +15,7 @@ mod error;
 mod gbnf;
 mod grammar;
 mod lark;
+mod lexemes;
 mod schema;
 mod structural_tag;
 #[cfg(test)]
@@ -24,7 +25,10 @@ mod vocabulary;
 
 pub use candlepower_tokenizer::Tokenizer;
 pub use compiler::{CompileLimits, GrammarCompiler};
-pub use constraint::Constraint;
+pub use constraint::{Constraint, escape_slashes};
 pub use error::{Error, Result};
 pub use grammar::{Grammar, Mask};
+pub use schema::{
+    TEXT_KEYWORDS, closed, expressions, with_references_to_definitions, without_unused_definitions,
+};
 pub use trial::{TRIAL_COMMAND, run_trials};

@@ -1,28 +1,40 @@
 //! JSON schemas as the library takes them: what it would hold too loosely is said more strictly, and keywords that can be said
 //! by others are. What is left and not supported the library refuses by name.
 
+mod closed;
 mod formats;
 mod limits;
 mod negation;
 mod numbers;
 mod one_of;
+mod patterns;
+mod productive;
 mod references;
+mod text;
 mod unevaluated;
+mod unique;
 
 use std::cell::Cell;
 
 use serde_json::{Map, Number, Value, json};
 
+pub use closed::closed;
 pub(crate) use limits::check;
+pub use references::without_unused_definitions;
+pub use text::{TEXT_KEYWORDS, expressions};
 
 /// Keywords whose values are named schemas.
 pub(crate) const NAMED: [&str; 5] =
     ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
+/// Keywords whose values are schemas that only references are to.
+pub(crate) const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 /// Keywords whose values are no schemas.
 pub(crate) const LITERAL: [&str; 5] = ["const", "enum", "default", "examples", "x-guidance"];
 /// Keywords whose values are counts, which may be spelled `2.0`.
 pub(crate) const COUNTS: [&str; 6] =
     ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
+/// References and alternatives within names are followed this deep.
+const MAX_NAMES_DEPTH: usize = 16;
 /// Keywords that say something only together.
 const CONDITION: [&str; 3] = ["if", "then", "else"];
 
@@ -33,6 +45,16 @@ const BUDGET: usize = 20_000;
 /// The schema with plain references.
 pub(crate) fn with_plain_references(schema: &Value) -> Value {
     references::plain(schema, is_old(draft(schema)))
+}
+
+/// The schema in which each reference is to a definition of the root, so that any part of it means the same beside these
+/// definitions.
+pub fn with_references_to_definitions(schema: Map<String, Value>) -> Map<String, Value> {
+    let schema = Value::Object(schema);
+    match references::to_definitions(&schema, is_old(draft(&schema))) {
+        Value::Object(schema) => schema,
+        _ => Map::new(),
+    }
 }
 
 fn draft(schema: &Value) -> &str {
@@ -49,7 +71,8 @@ pub(crate) fn prepared(schema: &Value) -> Value {
     let is_old = is_old(draft);
     let is_2020 = draft.is_empty() || draft.contains("2020-12");
     let root = references::plain(schema, is_old);
-    Preparation { root: &root, is_old, is_2020, budget: Cell::new(BUDGET) }.schema(&root)
+    let preparation = Preparation { root: &root, is_old, is_2020, budget: Cell::new(BUDGET) };
+    productive::pruned(&preparation.schema(&root))
 }
 
 struct Preparation<'a> {
@@ -97,6 +120,7 @@ impl Preparation<'_> {
             more.extend(unevaluated::replaced(self.root, object, &mut prepared));
         }
         add_to_all_of(&mut prepared, more);
+        patterns::known_names(&mut prepared);
         prepared
     }
 
@@ -107,6 +131,7 @@ impl Preparation<'_> {
             schema.shift_remove("uniqueItems");
         }
         more.extend(contains(schema));
+        more.extend(unique::lists(self.root, schema));
         more.extend(self.condition(schema));
         let mut replace = |keyword: &str, by: &dyn Fn(&Value) -> Option<Value>| {
             if let Some(said) = schema.get(keyword).and_then(by) {
@@ -114,10 +139,47 @@ impl Preparation<'_> {
                 more.extend((said != json!(true)).then_some(said));
             }
         };
-        replace("propertyNames", &names);
+        replace("propertyNames", &|names| self.names(names, 0));
         replace("not", &|schema| self.negated(schema, 0));
         replace("oneOf", &|arms| self.one_of(arms));
         more
+    }
+
+    /// `propertyNames` that may be references to names, or alternatives of them.
+    fn names(&self, names: &Value, depth: usize) -> Option<Value> {
+        let said = plain_names(names);
+        if said.is_some() || depth == MAX_NAMES_DEPTH || !self.spend(1) {
+            return said;
+        }
+        let object = names.as_object()?;
+        let says = |keyword: &str| !matches!(keyword, "title" | "description" | "type");
+        let mut said = object.iter().filter(|(keyword, _)| says(keyword));
+        let (keyword, value) = said.next().filter(|_| said.next().is_none())?;
+        let inner = |names: &Value| self.names(names, depth + 1);
+        match (keyword.as_str(), value) {
+            ("$ref", Value::String(reference)) => {
+                inner(self.root.pointer(reference.strip_prefix('#')?)?)
+            }
+            ("allOf", Value::Array(all)) => {
+                let all = all.iter().map(inner).collect::<Option<Vec<_>>>()?;
+                Some(json!({"allOf": all}))
+            }
+            // A name may be of one arm, and another name of another one.
+            ("anyOf" | "oneOf", Value::Array(arms)) => {
+                let arms = arms.iter().map(inner).collect::<Option<Vec<_>>>()?;
+                let (mut names, mut patterns) = (Map::new(), Map::new());
+                for arm in &arms {
+                    let arm = arm.as_object()?;
+                    let has_other = arm.get("additionalProperties") != Some(&json!(false));
+                    let keys = |keyword: &str| arm.get(keyword).and_then(Value::as_object);
+                    names.extend(keys("properties").filter(|_| !has_other)?.clone());
+                    patterns.extend(keys("patternProperties")?.clone());
+                }
+                let is_exclusive = keyword == "oneOf" && !patterns.is_empty();
+                (!is_exclusive).then(|| of_names(names.into(), patterns.into()))
+            }
+            _ => None,
+        }
     }
 
     /// `if`, `then` and `else` as: the condition and what follows, or not the condition and what follows then.
@@ -222,9 +284,14 @@ fn dependencies(schema: &mut Map<String, Value>) -> Vec<Value> {
     found
 }
 
+/// Objects that have such names only.
+fn of_names(properties: Value, patterns: Value) -> Value {
+    json!({"properties": properties, "patternProperties": patterns, "additionalProperties": false})
+}
+
 /// `propertyNames`, where it can be said by the properties; what it may be besides is refused.
-fn names(names: &Value) -> Option<Value> {
-    let only = |properties: Value, patterns: Value| json!({"properties": properties, "patternProperties": patterns, "additionalProperties": false});
+fn plain_names(names: &Value) -> Option<Value> {
+    let only = of_names;
     let of_literals = |literals: &[Value]| {
         let names = literals.iter().filter_map(Value::as_str);
         only(
@@ -241,7 +308,10 @@ fn names(names: &Value) -> Option<Value> {
     };
     let mut keywords: Vec<(&str, &Value)> =
         object.iter().map(|(keyword, value)| (keyword.as_str(), value)).collect();
-    keywords.retain(|(keyword, value)| !(*keyword == "type" && **value == json!("string")));
+    keywords.retain(|(keyword, value)| {
+        let is_type = *keyword == "type" && **value == json!("string");
+        !(is_type || matches!(*keyword, "title" | "description"))
+    });
     match keywords.as_slice() {
         [] => Some(json!(true)),
         [("pattern", Value::String(pattern))] => Some(only(json!({}), json!({pattern: true}))),

@@ -6,12 +6,12 @@
 use std::fmt::Write;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::constraint::{quoted, with_white_space};
 use crate::gbnf::{self, literal_regex};
 use crate::vocabulary::SpecialToken;
-use crate::{Error, Result};
+use crate::{Error, Result, schema};
 
 /// Any text.
 const TEXT: &str = "(?s:.*)";
@@ -100,6 +100,26 @@ struct Tag {
 #[serde(rename_all = "snake_case")]
 enum TagKind {
     Tag,
+}
+
+/// The tag, in whose schemas objects are closed.
+///
+/// # Errors
+/// [`Error::Constraint`] for a schema whose compositions are too large to be looked through.
+pub(crate) fn closed(tag: &Value) -> Result<Value> {
+    match tag {
+        Value::Array(tags) => tags.iter().map(closed).collect(),
+        Value::Object(object) => {
+            let of_key = |(key, value): (&String, &Value)| {
+                let is_schema =
+                    key == "json_schema" || (key == "schema" && object.contains_key("begin"));
+                let value = if is_schema { schema::closed(value) } else { closed(value) };
+                value.map(|value| (key.clone(), value))
+            };
+            object.iter().map(of_key).collect::<Result<Map<_, _>>>().map(Value::Object)
+        }
+        other => Ok(other.clone()),
+    }
 }
 
 /// The grammar of a structural tag; `special` are the tokens that are no text.

@@ -147,6 +147,9 @@ pub struct ServeConfig {
     /// Memory that compiling a schema, regex or grammar may take
     #[arg(long, help_heading = "Server", value_name = "SIZE", default_value = "64Mi")]
     pub max_constraint_memory: ByteSize,
+    /// Let objects of schemas that say nothing of undeclared keys have such keys, as JSON Schema does; otherwise they have their declared keys only
+    #[arg(long, help_heading = "Server")]
+    pub additional_properties: bool,
     /// Seconds that running requests have to finish when the server is asked to stop
     #[arg(long, help_heading = "Server", value_name = "SECONDS", default_value_t = 30)]
     pub shutdown_timeout: u64,

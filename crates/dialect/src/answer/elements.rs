@@ -1,13 +1,13 @@
 //! The arguments of a call in XML, an element for each, from a JSON schema: strings are raw text, other values JSON.
 
-use candlepower_grammar::Constraint;
+use candlepower_grammar::{Constraint, TEXT_KEYWORDS, escape_slashes, expressions};
 use serde_json::{Map, Value};
 
 use super::keywords::{Property, with_definitions};
-use super::{Function, Lark};
+use super::{Function, Lark, escaped};
 use crate::error::{Error, Result};
-use crate::format::Layout;
 use crate::format::xml::Marks;
+use crate::format::{Layout, LineBreaks};
 use crate::schema::{Types, resolve};
 
 /// Keywords that say nothing of a value but its type.
@@ -26,6 +26,26 @@ pub(super) const ANNOTATIONS: [&str; 12] = [
     "type",
 ];
 
+/// Keywords of values that are no texts.
+const SAY_NOTHING_OF_TEXT: [&str; 16] = [
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "propertyNames",
+    "items",
+    "prefixItems",
+    "minItems",
+    "maxItems",
+    "uniqueItems",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+];
+
 /// References within references are followed this deep.
 const MAX_DEPTH: usize = 16;
 
@@ -35,31 +55,52 @@ enum Form {
     Text,
     /// As one of these texts.
     Choice(Vec<String>),
+    /// As a text of this expression of terminals.
+    Matching(String),
+}
+
+/// What may follow an argument.
+#[derive(Clone, Copy)]
+struct May {
+    go_on: bool,
+    end: bool,
+}
+
+impl May {
+    /// More ends of values. Where a model begins what may not follow, it is led away at the second character of it. The text
+    /// would have to go on otherwise, with nearly all of a mark in it.
+    fn refused(self, layout: &Layout, marks: &Marks) -> String {
+        let line = match layout.line_breaks {
+            LineBreaks::Absent => "",
+            LineBreaks::Written => r"\n",
+            LineBreaks::Optional => r"\n?",
+        };
+        let end = escaped(&value_end(marks));
+        let refused = |mark: &str| {
+            let begin: String = mark.chars().take(2).collect();
+            format!("|{end}{line}{}", escaped(&begin))
+        };
+        let next = if self.go_on { String::new() } else { refused(marks.before_key) };
+        let last = if self.end { String::new() } else { refused(marks.close) };
+        next + &last
+    }
+}
+
+/// The function whose arguments are written, while their rules are.
+struct Writing<'a> {
+    layout: &'a Layout,
+    marks: &'a Marks,
+    index: usize,
+    /// The regular expression of what the parser takes for the end of a value.
+    ends: String,
 }
 
 impl Lark<'_> {
-    /// What the arguments of all functions are made of.
-    pub(super) fn element_rules(&mut self, layout: &Layout, marks: &Marks) {
-        // What the parser takes for the end of a value is none of it.
-        let ends = [&[marks.after_value], marks.instead].concat().join("|");
-        let ends = ends.replace('/', r"\/").replace('\n', r"\n");
-        let first = if marks.on_lines { r"\n" } else { "" };
-        self.rule("RAW", &format!(r"/{first}(.|\n)*/ & ~/(.|\n)*({ends})(.|\n)*/"));
-        match self.special(marks.after_value) {
-            Some(id) => self.rule("raw", &format!("RAW? <[{id}]>")),
-            None => {
-                let end = Value::from(value_end(marks));
-                self.rule("raw[lazy]", &format!("RAW {end}"));
-            }
-        }
-        self.rule("KEY", r#"/[^<>"\s][^<>"\r\n]{0,200}/"#);
-        let key = format!("{} KEY", self.literal(marks.before_key));
-        let other = self.element(layout, marks, &key, "raw");
-        self.rule("other", &other);
-    }
-
-    /// The arguments of function `index`: required ones always, all of them in the schema's order. Where they are not held to
-    /// the schema, any.
+    /// The arguments of function `index` up to the end of the call: required ones always, all of them in the schema's order.
+    /// Where they are not held to the schema, any.
+    ///
+    /// A value of raw text may have the marks of a call in it. So its terminal goes on to the mark behind its own: the next
+    /// argument's, or that of the call's end.
     pub(super) fn elements(
         &mut self,
         (index, function): (usize, &Function<'_>),
@@ -67,68 +108,195 @@ impl Lark<'_> {
         marks: &Marks,
         held: bool,
     ) -> Result<String> {
-        let line = layout.line_breaks.lark();
-        if !held {
-            return Ok(format!("{line} other*"));
-        }
         let refuse = |reason: String| Error::Parameters { function: index, reason };
         let empty = Map::new();
         let root = function.parameters.unwrap_or(&empty);
-        let mut all = line.to_owned();
-        for (place, property) in Property::all(root, "XML").map_err(refuse)?.iter().enumerate() {
-            let Property { name, schema, is_required } = property;
-            if !is_key(name) {
-                return Err(refuse(format!("the property `{name}` is no name in XML")));
+        let properties = match held {
+            true => Property::all(root, "XML").map_err(refuse)?,
+            false => Property::named_by(root),
+        };
+        let keys = properties.iter().map(|property| property.name);
+        let writing = Writing { layout, marks, index, ends: ends_of_values(marks, keys) };
+        let (line, open) = (layout.line_breaks.lark(), self.literal(marks.before_key));
+        let close = self.literal(marks.close);
+        if !held {
+            let key = format!("KEY{index}");
+            self.rule(&key, r#"/[^<>"\s][^<>"\r\n]{0,200}/"#);
+            let may = May { go_on: true, end: true };
+            let [more, last] = self.raw_text(&writing, ("o", may), None);
+            let key = self.behind_key(&writing, &key);
+            let other = format!("o{index}");
+            self.rule(&other, &format!("{key} {more} {other} | {key} {last}"));
+            return Ok(format!("{line} ({open} {other} | {close})"));
+        }
+        let all_optional = properties.iter().all(|property| !property.is_required);
+        for (place, property) in properties.iter().enumerate().rev() {
+            let rest = &properties[place + 1..];
+            let may = May {
+                go_on: !rest.is_empty(),
+                end: rest.iter().all(|property| !property.is_required),
+            };
+            let value = self.property(&writing, (place, may), property, root);
+            let [more, last] = value.map_err(refuse)?;
+            let key = self.literal(property.name);
+            let key = self.behind_key(&writing, &key);
+            let mut arms = Vec::new();
+            if may.go_on {
+                arms.push(format!("{key} {more} e{index}_{}", place + 1));
             }
-            let rule = format!("v{index}_{place}");
-            let form = form(schema, root).map_err(|reason| {
-                refuse(format!(
-                    "the property `{name}` is written as raw text, for which {reason} cannot be held"
-                ))
-            })?;
-            let value = match form {
-                Form::Text => "raw".to_owned(),
-                Form::Choice(texts) => {
-                    if texts.iter().any(|text| ends_early(marks, text)) {
-                        let reason =
-                            format!("a value of the property `{name}` has marks of a call");
-                        return Err(refuse(reason));
-                    }
-                    let texts = texts.iter().map(|text| Value::from(text.as_str()).to_string());
-                    self.rule(&rule, &texts.collect::<Vec<_>>().join(" | "));
-                    self.on_lines(marks, &rule)
+            if may.end {
+                arms.push(format!("{key} {last}"));
+            }
+            if !property.is_required && may.go_on {
+                arms.push(format!("e{index}_{}", place + 1));
+            }
+            self.rule(&format!("e{index}_{place}"), &arms.join(" | "));
+        }
+        Ok(match (properties.is_empty(), all_optional) {
+            (true, _) => format!("{line} {close}"),
+            (false, true) => format!("{line} ({open} e{index}_0 | {close})"),
+            (false, false) => format!("{line} {open} e{index}_0"),
+        })
+    }
+
+    /// The value of a property with what follows it: the mark of the next argument, or that of the call's end.
+    fn property(
+        &mut self,
+        writing: &Writing<'_>,
+        (place, may): (usize, May),
+        property: &Property<'_>,
+        root: &Map<String, Value>,
+    ) -> Result<[String; 2], String> {
+        let (marks, name) = (writing.marks, property.name);
+        if !is_key(name) {
+            return Err(format!("the property `{name}` is no name in XML"));
+        }
+        let form = form(&property.schema, root).map_err(|reason| {
+            format!(
+                "the property `{name}` is written as raw text, for which {reason} cannot be held"
+            )
+        })?;
+        let rule = format!("v{}_{place}", writing.index);
+        match form {
+            Form::Text => return Ok(self.raw_text(writing, (&place.to_string(), may), None)),
+            Form::Matching(terminals) => {
+                return Ok(self.raw_text(writing, (&place.to_string(), may), Some(&terminals)));
+            }
+            Form::Choice(texts) => {
+                if texts.iter().any(|text| ends_early(marks, text)) {
+                    return Err(format!("a value of the property `{name}` has marks of a call"));
                 }
-                Form::Json => {
-                    let value = with_definitions(schema.clone(), root);
-                    let value = Constraint::JsonSchema(value).as_lark_value(self.tokenizer)?;
-                    self.rule(&rule, &value);
-                    self.on_lines(marks, &rule)
+                let texts = texts.iter().map(|text| Value::from(text.as_str()).to_string());
+                self.rule(&rule, &texts.collect::<Vec<_>>().join(" | "));
+            }
+            Form::Json => {
+                let value = with_definitions(&property.schema, root);
+                let value = Constraint::JsonSchema(value).as_lark_value(self.tokenizer);
+                self.rule(&rule, &value.map_err(|error| error.to_string())?);
+            }
+        }
+        let begin = if marks.on_lines { "\"\\n\"" } else { "" };
+        let line = writing.layout.line_breaks.lark();
+        let value = format!("{begin} {rule} {} {line}", self.literal(&value_end(marks)));
+        Ok([marks.before_key, marks.close].map(|mark| format!("{value} {}", self.literal(mark))))
+    }
+
+    /// A value of raw text that some terminals match, and what follows it.
+    fn raw_text(
+        &mut self,
+        writing: &Writing<'_>,
+        (name, may): (&str, May),
+        terminals: Option<&str>,
+    ) -> [String; 2] {
+        let Writing { layout, marks, index, ends } = writing;
+        let begin = if marks.on_lines { r"\n" } else { "" };
+        let raw = format!("RAW{index}_{name}").to_uppercase();
+        // No terminal of text has a special token.
+        let marks_of_end = [marks.after_value, marks.before_key, marks.close];
+        let special = marks_of_end.iter().any(|mark| self.special(mark).is_some());
+        let ends = match special {
+            true => escaped(marks.after_value),
+            false => format!("{ends}{}", may.refused(layout, marks)),
+        };
+        let not_ended = format!(r"/{begin}(.|\n)*/ & ~/(.|\n)*({ends})(.|\n)*/");
+        match terminals {
+            None => self.rule(&raw, &not_ended),
+            Some(terminals) => {
+                let (own, whole) = (format!("{raw}_OWN"), format!("{raw}_WHOLE"));
+                self.rule(&own, terminals);
+                let begin = if marks.on_lines { "\"\\n\" " } else { "" };
+                self.rule(&whole, &format!("{begin}{own}"));
+                self.rule(&raw, &format!("{whole} & {not_ended}"));
+            }
+        }
+        let line = layout.line_breaks.lark();
+        if special {
+            let value = match self.special(marks.after_value) {
+                // With an empty text there is no terminal.
+                Some(id) if terminals.is_none() => format!("{raw}? <[{id}]>"),
+                Some(id) => format!("{raw} <[{id}]>"),
+                None => {
+                    let rule = format!("raw{index}_{name}");
+                    let end = Value::from(value_end(marks));
+                    self.rule(&format!("{rule}[lazy]"), &format!("{raw} {end}"));
+                    rule
                 }
             };
-            let key = self.literal(&[marks.before_key, name].concat());
-            let element = self.element(layout, marks, &key, &value);
-            self.rule(&format!("p{index}_{place}"), &element);
-            let optional = if *is_required { "" } else { "?" };
-            all.push_str(&format!(" p{index}_{place}{optional}"));
+            return [marks.before_key, marks.close]
+                .map(|mark| format!("{value} {line} {}", self.literal(mark)));
         }
-        Ok(all)
+        [("more", marks.before_key), ("last", marks.close)].map(|(kind, mark)| {
+            let rule = format!("raw{index}_{name}_{kind}");
+            let end = Value::from(value_end(marks));
+            let mark = Value::from(mark);
+            self.rule(&format!("{rule}[lazy]"), &format!("{raw} {end} {line} {mark}"));
+            rule
+        })
     }
 
-    /// An element, and the line break behind it. `key` begins with the mark before it, `value` ends with the one behind it.
-    fn element(&self, layout: &Layout, marks: &Marks, key: &str, value: &str) -> String {
-        let line = layout.line_breaks.lark();
-        let mut between = self.literal(marks.after_key);
-        if !marks.before_value.is_empty() {
-            between = format!("{between} {line} {}", self.literal(marks.before_value));
+    /// A key, and all that stands before its value.
+    fn behind_key(&self, writing: &Writing<'_>, key: &str) -> String {
+        let Writing { layout, marks, .. } = writing;
+        let between = self.literal(marks.after_key);
+        if marks.before_value.is_empty() {
+            return format!("{key} {between}");
         }
-        format!("{key} {between} {value} {line}")
+        let before = self.literal(marks.before_value);
+        format!("{key} {between} {} {before}", layout.line_breaks.lark())
     }
+}
 
-    /// The value of rule `rule` with what stands around it.
-    fn on_lines(&self, marks: &Marks, rule: &str) -> String {
-        let begin = if marks.on_lines { "\"\\n\"" } else { "" };
-        format!("{begin} {rule} {}", self.literal(&value_end(marks)))
+/// What the parser takes for the end of a value: its mark, or the line break where that is forgotten, and what follows values.
+fn ends_of_values<'a>(marks: &Marks, keys: impl Iterator<Item = &'a str>) -> String {
+    const SPACE: &str = r"[ \t\r\n]*";
+    let [after_value, before_key, after_key, close, close_all, open, open_all] = [
+        marks.after_value,
+        marks.before_key,
+        marks.after_key,
+        marks.close,
+        marks.close_all,
+        marks.open,
+        marks.open_all,
+    ]
+    .map(escaped);
+    let (call_end, any_end) = match marks.close_all.is_empty() {
+        true => (close.clone(), close),
+        false => {
+            let call_end = format!("{close}{SPACE}({close_all}|{open_all}|{open})");
+            (call_end.clone(), format!("{call_end}|{close_all}"))
+        }
+    };
+    let closed = format!("{after_value}{SPACE}({before_key}|{any_end})");
+    if marks.instead.is_empty() {
+        return closed;
     }
+    let keys = keys.map(escaped).collect::<Vec<_>>().join("|");
+    let key = if keys.is_empty() {
+        String::new()
+    } else {
+        format!(r"|{before_key}({keys}){after_key}\n")
+    };
+    format!(r"{closed}|\n({call_end}{key})")
 }
 
 /// The end of a value, as the template writes it.
@@ -136,7 +304,7 @@ fn value_end(marks: &Marks) -> String {
     [if marks.on_lines { "\n" } else { "" }, marks.after_value].concat()
 }
 
-/// Whether the parser would find the end of the value within this text.
+/// Whether the parser could find the end of the value within this text.
 fn ends_early(marks: &Marks, text: &str) -> bool {
     let written = if marks.on_lines { format!("\n{text}\n") } else { text.to_owned() };
     written.contains(marks.after_value) || marks.instead.iter().any(|mark| written.contains(mark))
@@ -161,46 +329,135 @@ fn form(schema: &Value, root: &Map<String, Value>) -> Result<Form, String> {
     if !types.are_text() {
         return Ok(Form::Json);
     }
-    match choice(schema, root, types, 0)? {
-        None => Ok(Form::Text),
-        Some(texts) if texts.is_empty() => Err("a schema that allows no value".to_owned()),
-        Some(texts) => Ok(Form::Choice(texts)),
+    Ok(match text(schema, root, types, 0)? {
+        Text::Any => Form::Text,
+        Text::Choice(texts) if texts.is_empty() => {
+            return Err("a schema that allows no value".to_owned());
+        }
+        Text::Choice(texts) => Form::Choice(texts),
+        Text::Matching(terminals) => Form::Matching(terminals),
+    })
+}
+
+/// The texts that a schema of strings allows.
+enum Text {
+    Any,
+    /// These, of which there may be none.
+    Choice(Vec<String>),
+    /// Those of an expression of terminals in Lark's notation.
+    Matching(String),
+}
+
+impl Text {
+    fn terminals(&self) -> Option<String> {
+        match self {
+            Self::Any => None,
+            Self::Choice(texts) if texts.is_empty() => None,
+            Self::Choice(texts) => {
+                let texts = texts.iter().map(|text| Value::from(text.as_str()).to_string());
+                Some(format!("({})", texts.collect::<Vec<_>>().join(" | ")))
+            }
+            Self::Matching(terminals) => Some(terminals.clone()),
+        }
+    }
+
+    fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Any, _) | (_, Self::Any) => Self::Any,
+            (Self::Choice(mut texts), Self::Choice(more)) => {
+                texts.extend(more);
+                Self::Choice(texts)
+            }
+            (one, other) => match (one.terminals(), other.terminals()) {
+                (Some(one), Some(other)) => Self::Matching(format!("({one} | {other})")),
+                (Some(only), None) | (None, Some(only)) => Self::Matching(only),
+                (None, None) => Self::Choice(Vec::new()),
+            },
+        }
+    }
+
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Any, other) | (other, Self::Any) => other,
+            (Self::Choice(texts), Self::Choice(more)) => {
+                Self::Choice(texts.into_iter().filter(|text| more.contains(text)).collect())
+            }
+            (one, other) => match (one.terminals(), other.terminals()) {
+                (Some(one), Some(other)) => Self::Matching(format!("({one} & {other})")),
+                _ => Self::Choice(Vec::new()),
+            },
+        }
     }
 }
 
-/// The texts that a schema of strings allows; `None` if all of them.
-fn choice(
+/// # Errors
+/// What of the schema cannot be held in raw text.
+fn text(
     schema: &Value,
     root: &Map<String, Value>,
     types: Types,
     depth: usize,
-) -> Result<Option<Vec<String>>, String> {
+) -> Result<Text, String> {
     let types = types.and(Types::of(schema, root));
-    let text = |value: &Value| match value {
+    let written = |value: &Value| match value {
         _ if !types.allow(value) => None,
         Value::String(text) => Some(text.clone()),
         other => Some(other.to_string()),
     };
-    let object = schema.as_object().filter(|_| depth < MAX_DEPTH);
-    let said = object.into_iter().flatten();
-    let said = said.filter(|(keyword, _)| !ANNOTATIONS.contains(&keyword.as_str()));
-    let said = said.map(|(keyword, value)| (keyword.as_str(), value)).collect::<Vec<_>>();
-    let inner = |schema: &Value| choice(schema, root, types, depth + 1);
-    match said.as_slice() {
-        [] if types.have_string() => Ok(None),
-        [] => Ok(Some(Vec::from_iter(text(&Value::Null)))),
-        [("const", value)] => Ok(Some(Vec::from_iter(text(value)))),
-        [("enum", Value::Array(values))] => Ok(Some(values.iter().filter_map(text).collect())),
-        [("anyOf", Value::Array(schemas))] => {
-            let choices = schemas.iter().map(inner).collect::<Result<Option<Vec<_>>, _>>()?;
-            Ok(choices.map(|choices| choices.concat()))
-        }
-        [("allOf", Value::Array(schemas))] if schemas.len() == 1 => inner(&schemas[0]),
-        [("$ref", Value::String(reference))] => match resolve(reference, root) {
-            Some(schema) => inner(schema),
-            None => Err(format!("the reference `{reference}`")),
-        },
-        [(keyword, _)] => Err(format!("`{keyword}`")),
-        [(first, _), (second, _), ..] => Err(format!("`{first}` beside `{second}`")),
+    let null = || Text::Choice(Vec::from_iter(written(&Value::Null)));
+    let Some(object) = schema.as_object() else {
+        return Ok(if *schema == Value::Bool(false) {
+            Text::Choice(Vec::new())
+        } else {
+            Text::Any
+        });
+    };
+    if depth == MAX_DEPTH {
+        return Err(format!("more than {MAX_DEPTH} references within each other"));
     }
+    let inner = |schema: &Value| text(schema, root, types, depth + 1);
+    let mut all = if types.have_string() { Text::Any } else { null() };
+    if object.keys().any(|keyword| TEXT_KEYWORDS.contains(&keyword.as_str())) {
+        // They say nothing of null.
+        let matching = expressions(object)?
+            .into_iter()
+            .map(|expression| format!("/{}/", escape_slashes(&expression)));
+        let matching = matching.collect::<Vec<_>>();
+        if !matching.is_empty() {
+            all = all.and(Text::Matching(format!("({})", matching.join(" & "))).or(null()));
+        }
+    }
+    for (keyword, value) in object {
+        let said = match (keyword.as_str(), value) {
+            (keyword, _) if ANNOTATIONS.contains(&keyword) || TEXT_KEYWORDS.contains(&keyword) => {
+                continue;
+            }
+            ("const", value) => Text::Choice(Vec::from_iter(written(value))),
+            ("enum", Value::Array(values)) => {
+                Text::Choice(values.iter().filter_map(written).collect())
+            }
+            ("anyOf", Value::Array(schemas)) => {
+                let mut any = Text::Choice(Vec::new());
+                for schema in schemas {
+                    any = any.or(inner(schema)?);
+                }
+                any
+            }
+            ("allOf", Value::Array(schemas)) => {
+                let mut both = Text::Any;
+                for schema in schemas {
+                    both = both.and(inner(schema)?);
+                }
+                both
+            }
+            ("$ref", Value::String(reference)) => match resolve(reference, root) {
+                Some(schema) => inner(schema)?,
+                None => return Err(format!("the reference `{reference}`")),
+            },
+            (keyword, _) if SAY_NOTHING_OF_TEXT.contains(&keyword) => continue,
+            (keyword, _) => return Err(format!("`{keyword}`")),
+        };
+        all = all.and(said);
+    }
+    Ok(all)
 }

@@ -1,24 +1,15 @@
 //! The keyword arguments of a call in Python, `a=1, b='x'`, from a JSON schema: values in the notation of JSON, which
 //! the parser of such calls reads too.
 
-use candlepower_grammar::Constraint;
+use candlepower_grammar::{Constraint, without_unused_definitions};
 use serde_json::{Map, Value};
 
+use super::elements::ANNOTATIONS;
 use super::{Function, Lark};
 use crate::error::{Error, Result};
 
 /// Keywords of the schema that say nothing that is not held; others cannot be.
-const KNOWN: [&str; 9] = [
-    "type",
-    "properties",
-    "required",
-    "additionalProperties",
-    "$defs",
-    "definitions",
-    "title",
-    "description",
-    "$schema",
-];
+const KNOWN: [&str; 4] = ["type", "properties", "required", "additionalProperties"];
 
 /// An argument that a function takes.
 pub(super) struct Property<'a> {
@@ -33,7 +24,8 @@ impl<'a> Property<'a> {
     /// # Errors
     /// What of the schema cannot be held in calls that are written in this `notation`.
     pub(super) fn all(schema: &'a Map<String, Value>, notation: &str) -> Result<Vec<Self>, String> {
-        if let Some(key) = schema.keys().find(|key| !KNOWN.contains(&key.as_str())) {
+        let is_held = |key: &str| KNOWN.contains(&key) || ANNOTATIONS.contains(&key);
+        if let Some(key) = schema.keys().find(|key| !is_held(key)) {
             return Err(format!("`{key}` cannot be held in calls that are written as {notation}"));
         }
         Ok(Self::named_by(schema))
@@ -71,7 +63,7 @@ impl Lark<'_> {
             if !is_identifier(name) {
                 return Err(refuse(format!("the property `{name}` is no name in Python")));
             }
-            let value = Constraint::JsonSchema(with_definitions(value.clone(), schema))
+            let value = Constraint::JsonSchema(with_definitions(value, schema))
                 .as_lark_value(self.tokenizer)?;
             self.rule(&format!("v{index}_{place}"), &value);
             self.rule(&format!("p{index}_{place}"), &format!("\"{name}=\" v{index}_{place}"));
@@ -115,13 +107,14 @@ fn is_identifier(name: &str) -> bool {
     begins && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The schema of a value, with the definitions that it may refer to.
-pub(super) fn with_definitions(value: Value, schema: &Map<String, Value>) -> Value {
-    let Value::Object(mut value) = value else { return value };
+/// The schema of a value, with the definitions that it refers to.
+pub(super) fn with_definitions(value: &Value, schema: &Map<String, Value>) -> Value {
+    let Value::Object(value) = value else { return value.clone() };
+    let mut value = value.clone();
     for name in ["$defs", "definitions"] {
         if let Some(definitions) = schema.get(name) {
             value.entry(name).or_insert_with(|| definitions.clone());
         }
     }
-    Value::Object(value)
+    without_unused_definitions(&Value::Object(value))
 }

@@ -1,7 +1,7 @@
 //! The arguments of a call in Gemma's notation, from a JSON schema: keys are bare, in the order in which the template writes
 //! them, strings stand between marks, and other values are those of JSON.
 
-use candlepower_grammar::Constraint;
+use candlepower_grammar::{Constraint, TEXT_KEYWORDS, escape_slashes, expressions};
 use serde_json::{Map, Value, json};
 
 use super::elements::ANNOTATIONS;
@@ -18,7 +18,7 @@ const NUMERIC: [&str; 5] =
 const HELD: [(Types, &[&str]); 4] = [
     (Types::OBJECT, &["properties", "required", "additionalProperties"]),
     (Types::ARRAY, &["items", "minItems", "maxItems"]),
-    (Types::STRING, &["minLength", "maxLength"]),
+    (Types::STRING, &TEXT_KEYWORDS),
     (Types::NUMBER, &NUMERIC),
 ];
 
@@ -316,15 +316,17 @@ impl Lark<'_> {
 
     fn string(&mut self, schema: &mut Schema<'_>, of: &Map<String, Value>) -> Rule {
         let (least, most) = (count(of, "minLength")?.unwrap_or(0), count(of, "maxLength")?);
-        let times = match most {
-            Some(most) if most < least => return Err(NO_VALUE.to_owned()),
-            Some(most) => format!("{{{least},{most}}}"),
-            None if least == 0 => return Ok("string".to_owned()),
-            None => format!("{{{least},}}"),
-        };
+        if most.is_some_and(|most| most < least) {
+            return Err(NO_VALUE.to_owned());
+        }
+        let expressions = expressions(of)?;
+        if expressions.is_empty() {
+            return Ok("string".to_owned());
+        }
         let name = schema.name();
         let terminal = format!("RAW{name}");
-        self.rule(&terminal, &raw(&times));
+        let said = expressions.iter().map(|said| format!("/{}/ & ", escape_slashes(said)));
+        self.rule(&terminal, &format!("{}{}", said.collect::<String>(), raw("*")));
         let rest = format!("r{name}");
         match self.special(QUOTE) {
             Some(id) if least > 0 => self.rule(&rest, &format!("{terminal} <[{id}]>")),

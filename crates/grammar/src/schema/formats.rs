@@ -1,6 +1,6 @@
 //! Formats and patterns that the library takes too loosely.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// Seconds without the leap second, which only some days have, and the offset from UTC.
 const TIME: &str =
@@ -13,11 +13,23 @@ const DATE: &str = concat!(
 /// Labels without two hyphens at the third place, which mark an encoding that would have to be decoded.
 const HOSTNAME: &str =
     r"^([^.]{1,3}|[^.]{2}([^.-][^.]|-[^.-])[^.]*)(\.([^.]{1,3}|[^.]{2}([^.-][^.]|-[^.-])[^.]*))*$";
+/// Source: RFC 1123, section 2.1.
+const LABELS: &str =
+    r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(\.[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?)*";
+/// Source: RFC 3339, appendix A.
+const DURATION: &str = concat!(
+    r"P((([0-9]+Y([0-9]+M([0-9]+D)?)?)|([0-9]+M([0-9]+D)?)|([0-9]+D))(T(([0-9]+H([0-9]+M([0-9]+S)?)?)|([0-9]+M([0-9]+S)?)|([0-9]+S)))?",
+    r"|T(([0-9]+H([0-9]+M([0-9]+S)?)?)|([0-9]+M([0-9]+S)?)|([0-9]+S))|[0-9]+W)"
+);
 /// The longest name of a host.
 const MAX_HOSTNAME: usize = 253;
 
 /// A pointer within JSON.
 const POINTER: &str = "(/([^/~]|~[01])*)*";
+
+/// Formats that the library knows by these names.
+const OF_LIBRARY: [&str; 8] =
+    ["date-time", "date", "time", "duration", "hostname", "ipv4", "uuid", "uri"];
 
 /// How a format is held: by the library under this name, if at all, and by these schemas.
 pub(super) fn held(format: &str) -> (Option<&str>, Vec<Value>) {
@@ -36,8 +48,27 @@ pub(super) fn held(format: &str) -> (Option<&str>, Vec<Value>) {
         "uri-template" => by_pattern(uri_template()),
         // Each of these is one of those.
         "idn-hostname" => (Some("hostname"), stricter("hostname")),
-        known => (Some(known), stricter(known)),
+        known if OF_LIBRARY.contains(&known) => (Some(known), stricter(known)),
+        // A format that is not known is an annotation. Source: JSON Schema Validation 2020-12, section 7.2.2.
+        _ => (None, Vec::new()),
     }
+}
+
+/// What a text of a format must be, in keywords of strings alone.
+pub(super) fn of_text(format: &str) -> Vec<Map<String, Value>> {
+    let (known, mut all) = held(format);
+    let whole = match known {
+        Some("duration") => DURATION.to_owned(),
+        Some("ipv4") => format!(r"({OCTET}\.){{3}}{OCTET}"),
+        Some("uuid") => "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}".to_owned(),
+        Some("uri") => uri(Alphabet::Ascii),
+        Some("hostname") => LABELS.to_owned(),
+        _ => String::new(),
+    };
+    if !whole.is_empty() {
+        all.push(json!({"pattern": format!("^({whole})$")}));
+    }
+    all.into_iter().filter_map(|said| said.as_object().cloned()).collect()
 }
 
 /// What a string of a format must be besides what the library asks of it.
@@ -192,7 +223,7 @@ mod tests {
     fn a_format_is_held_by_a_name_or_by_a_pattern() {
         assert_eq!(held("regex"), (None, vec![]));
         assert_eq!(held("uuid"), (Some("uuid"), vec![]));
-        assert_eq!(held("nothing known"), (Some("nothing known"), vec![]));
+        assert_eq!(held("nothing known"), (None, vec![]));
         assert_eq!(held("idn-hostname"), held("hostname"));
         let (name, schemas) = held("relative-json-pointer");
         let pattern = "^((0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*))$";

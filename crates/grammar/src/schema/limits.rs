@@ -19,12 +19,16 @@ const BESIDE: [&str; 3] = ["allOf", "anyOf", "oneOf"];
 /// # Errors
 /// [`Error::Constraint`] with the keyword.
 pub(crate) fn check(schema: &Value) -> Result<()> {
-    check_within(schema, &BTreeSet::new())
+    if *schema == Value::Bool(false) {
+        return Err(Error::Constraint("no value that ends satisfies it".to_owned()));
+    }
+    check_within(schema, schema, &BTreeSet::new())
 }
 
 /// `around` are the names that schemas around this one require of the same object.
-fn check_within(schema: &Value, around: &BTreeSet<&str>) -> Result<()> {
+fn check_within(root: &Value, schema: &Value, around: &BTreeSet<&str>) -> Result<()> {
     let Value::Object(object) = schema else { return Ok(()) };
+    check_reference(root, object)?;
     let mut required = around.clone();
     add_required(object, &mut required);
     check_free_names(object, &required)?;
@@ -37,15 +41,26 @@ fn check_within(schema: &Value, around: &BTreeSet<&str>) -> Result<()> {
             literal if matches!(keyword, "const" | "enum") => check_literal(keyword, literal)?,
             _ if LITERAL.contains(&keyword) => {}
             Value::Object(named) if NAMED.contains(&keyword) => {
-                named.values().try_for_each(|schema| check_within(schema, required))?;
+                named.values().try_for_each(|schema| check_within(root, schema, required))?;
             }
             Value::Array(schemas) => {
-                schemas.iter().try_for_each(|schema| check_within(schema, required))?;
+                schemas.iter().try_for_each(|schema| check_within(root, schema, required))?;
             }
-            schema => check_within(schema, required)?,
+            schema => check_within(root, schema, required)?,
         }
     }
     Ok(())
+}
+
+/// The library takes `#/` for `#`, and names no place.
+fn check_reference(root: &Value, object: &Map<String, Value>) -> Result<()> {
+    let Some(Value::String(reference)) = object.get("$ref") else { return Ok(()) };
+    match reference.strip_prefix('#') {
+        Some(pointer) if root.pointer(pointer).is_none() => {
+            Err(Error::Constraint(format!("the schema has nothing at `$ref` \"{reference}\"")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The names that an object and all that `allOf` says of it require.

@@ -4,7 +4,8 @@ use serde_json::{Map, Number, Value, json};
 
 use crate::{Error, Result};
 
-/// The number next to zero that a bound tells from it. Next to other numbers it is the next one in double precision.
+/// The number next to zero that a bound tells from it, unless the other bound is smaller. Next to other numbers it is the
+/// next one in double precision.
 const SMALLEST: f64 = 1e-20;
 /// Digits behind the point of a step that are looked at.
 const MAX_DIGITS: u32 = 9;
@@ -57,7 +58,12 @@ fn inclusive(schema: &mut Map<String, Value>, side: Side) {
     if bound < 0.0 || bound.fract() != 0.0 {
         return;
     }
-    let next = if bound == 0.0 { SMALLEST } else { bound.next_up() };
+    let other = if side == Side::Least { Side::Most } else { Side::Least };
+    let other = [other.keyword(), other.exclusive()].into_iter().filter_map(|keyword| {
+        schema.get(keyword).and_then(Value::as_f64).map(f64::abs).filter(|bound| *bound > 0.0)
+    });
+    let smallest = other.map(|bound| bound / 10.0).fold(SMALLEST, f64::min);
+    let next = if bound == 0.0 { smallest } else { bound.next_up() };
     let next = inclusive.map_or(next, |inclusive| next.max(sign * inclusive));
     let Some(next) = Number::from_f64(sign * next) else { return };
     schema.shift_remove(side.exclusive());

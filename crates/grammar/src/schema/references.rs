@@ -1,19 +1,89 @@
 //! References by identifiers, anchors and escaped pointers, as plain pointers into `$defs`. What is not within the schema stays.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use serde_json::{Map, Value};
 
-use super::{LITERAL, NAMED};
+use super::{DEFINITIONS, LITERAL, NAMED};
 
 /// Where a schema without an identifier is.
 const NOWHERE: &str = "schema:///";
 /// The beginning of the names of targets in `$defs`.
 const PREFIX: &str = "referenced-";
 
+/// Keywords that only references by identifiers and anchors need.
+const IDENTIFIERS: [&str; 3] = ["$id", "$anchor", "$dynamicAnchor"];
+
 /// The schema with plain references.
 pub(super) fn plain(root: &Value, is_old: bool) -> Value {
+    written(root, is_old, Targets::Anywhere)
+}
+
+/// The schema with plain references, each to a definition, so that any part of it means the same elsewhere beside the
+/// definitions.
+pub(super) fn to_definitions(root: &Value, is_old: bool) -> Value {
+    written(root, is_old, Targets::Definitions)
+}
+
+/// The schema without the definitions that nothing leads to from outside of them. References are to definitions.
+pub fn without_unused_definitions(root: &Value) -> Value {
+    let mut used: HashSet<&str> = HashSet::new();
+    let mut rest = vec![root];
+    while let Some(schema) = rest.pop() {
+        match schema {
+            Value::Array(schemas) => rest.extend(schemas),
+            Value::Object(object) => {
+                for (keyword, value) in object {
+                    match value {
+                        Value::String(reference) if keyword == "$ref" => {
+                            let target =
+                                reference.strip_prefix('#').and_then(|to| root.pointer(to));
+                            if let Some(target) = target
+                                && used.insert(reference)
+                            {
+                                rest.push(target);
+                            }
+                        }
+                        _ if DEFINITIONS.contains(&keyword.as_str()) => {}
+                        Value::Object(named) if NAMED.contains(&keyword.as_str()) => {
+                            rest.extend(named.values());
+                        }
+                        _ if LITERAL.contains(&keyword.as_str()) => {}
+                        other => rest.push(other),
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let Value::Object(object) = root else { return root.clone() };
+    let mut kept = Map::new();
+    for (keyword, value) in object {
+        let Some(named) = value.as_object().filter(|_| DEFINITIONS.contains(&keyword.as_str()))
+        else {
+            kept.insert(keyword.clone(), value.clone());
+            continue;
+        };
+        let is_used = |name: &String| used.contains(format!("#/{keyword}/{name}").as_str());
+        let named = named.iter().filter(|(name, _)| is_used(name));
+        let named: Map<_, _> = named.map(|(name, schema)| (name.clone(), schema.clone())).collect();
+        if !named.is_empty() {
+            kept.insert(keyword.clone(), Value::Object(named));
+        }
+    }
+    Value::Object(kept)
+}
+
+/// Where references may be to.
+#[derive(Clone, Copy, PartialEq)]
+enum Targets {
+    Anywhere,
+    /// What `$defs` or `definitions` of the root name.
+    Definitions,
+}
+
+fn written(root: &Value, is_old: bool, allowed: Targets) -> Value {
     let mut index = Index {
         is_old,
         places: HashMap::new(),
@@ -22,11 +92,17 @@ pub(super) fn plain(root: &Value, is_old: bool) -> Value {
         dynamic: HashMap::new(),
     };
     index.add(root, &NOWHERE.into());
-    let mut writer = Writer { index: &index, root, names: HashMap::new(), waiting: Vec::new() };
+    let mut writer =
+        Writer { index: &index, root, allowed, names: HashMap::new(), waiting: Vec::new() };
     let mut plain = writer.schema(root);
     let mut targets = Map::new();
     while let Some((name, target)) = writer.waiting.pop() {
-        targets.insert(name, writer.schema(target));
+        let mut target = writer.schema(target);
+        if let (Targets::Definitions, Value::Object(target)) = (allowed, &mut target) {
+            // Nothing refers to them there any more.
+            DEFINITIONS.iter().for_each(|keyword| drop(target.shift_remove(*keyword)));
+        }
+        targets.insert(name, target);
     }
     if let (false, Value::Object(plain)) = (targets.is_empty(), &mut plain) {
         let defs = plain.entry("$defs").or_insert_with(|| Value::Object(Map::new()));
@@ -133,6 +209,12 @@ impl<'a> Index<'a> {
     }
 }
 
+/// Whether a reference is to what `$defs` or `definitions` of the root name.
+fn is_definition(reference: &str) -> bool {
+    let path = reference.strip_prefix("#/").and_then(|path| path.split_once('/'));
+    path.is_some_and(|(keyword, name)| DEFINITIONS.contains(&keyword) && !name.contains('/'))
+}
+
 /// What a reference is to, without its fragment. `None` where a path would have to be normalised.
 ///
 /// Source: RFC 3986, section 5.2.
@@ -173,6 +255,7 @@ fn decoded(text: &str) -> Option<String> {
 struct Writer<'a, 'i> {
     index: &'i Index<'a>,
     root: &'a Value,
+    allowed: Targets,
     names: HashMap<usize, String>,
     waiting: Vec<(String, &'a Value)>,
 }
@@ -182,10 +265,14 @@ impl<'a> Writer<'a, '_> {
         match schema {
             Value::Object(object) => {
                 let base = self.index.places.get(&address(schema));
+                let allowed = self.allowed;
                 let mut entries: Map<String, Value> = object
                     .iter()
                     // Nothing refers to them by their names any more.
-                    .filter(|(keyword, _)| *keyword != "$dynamicAnchor")
+                    .filter(|(keyword, _)| match allowed {
+                        Targets::Anywhere => *keyword != "$dynamicAnchor",
+                        Targets::Definitions => !IDENTIFIERS.contains(&keyword.as_str()),
+                    })
                     .map(|(keyword, value)| (keyword.clone(), self.value(keyword, value, base)))
                     .collect();
                 if let Some(target) = base.and_then(|base| self.dynamic_target(object, base)) {
@@ -219,7 +306,11 @@ impl<'a> Writer<'a, '_> {
             reference.starts_with('#') && !reference.contains(['%', '~']) && reference != "#";
         let is_of_root =
             self.index.places.get(&address(self.root)).is_some_and(|root| **root == *base);
-        if is_plain && is_of_root && self.root.pointer(&reference[1..]).is_some() {
+        let is_allowed = match self.allowed {
+            Targets::Anywhere => true,
+            Targets::Definitions => is_definition(reference),
+        };
+        if is_plain && is_allowed && is_of_root && self.root.pointer(&reference[1..]).is_some() {
             return None;
         }
         let target = self.index.target(reference, base)?;
@@ -235,7 +326,7 @@ impl<'a> Writer<'a, '_> {
 
     /// The plain reference to a schema, which is given a name for it.
     fn pointer_to(&mut self, target: &'a Value) -> String {
-        if address(target) == address(self.root) {
+        if self.allowed == Targets::Anywhere && address(target) == address(self.root) {
             return "#".to_owned();
         }
         let next = format!("{PREFIX}{}", self.names.len());
@@ -269,6 +360,30 @@ mod tests {
         assert_eq!(found["allOf"], json!([to(1), to(2), to(3), {"$ref": "#"}]));
         assert_eq!(found["$defs"]["referenced-1"], json!({"type": "null"}));
         assert_eq!(found["$defs"]["referenced-0"], json!({"const": 1}));
+    }
+
+    #[test]
+    fn references_lead_to_definitions() {
+        let schema = json!({
+            "$id": "https://example.com/tool", "$defs": {"n": {"properties": {"r": {"$ref": "#"}}}},
+            "properties": {
+                "a": {"$id": "#a", "type": "integer"}, "b": {"$ref": "#/properties/a"},
+                "c": {"$ref": "#/$defs/n"}, "d": {"$ref": "#/"}, "e": {"$ref": "#/$defs/n/properties/r"},
+            },
+        });
+        let to = |name: &str| json!({"$ref": format!("#/$defs/{name}")});
+        let found = to_definitions(&schema, false);
+        let mut properties = json!({
+            "a": {"type": "integer"}, "b": to("referenced-1"), "c": to("n"), "d": {"$ref": "#/"},
+            "e": to("referenced-2"),
+        });
+        assert_eq!(found["properties"], properties);
+        assert_eq!(found["$defs"]["n"]["properties"]["r"], to("referenced-0"));
+        assert_eq!(found["$defs"]["referenced-1"], json!({"type": "integer"}));
+        assert_eq!(found["$defs"]["referenced-2"], to("referenced-0"));
+        // The root as it is, but for its definitions.
+        assert_eq!(found["$defs"]["referenced-0"], json!({"properties": properties.take()}));
+        assert_eq!(found.get("$id"), None);
     }
 
     #[test]

@@ -18,20 +18,32 @@ pub(crate) fn compile(
     model: &Preparation<'_, LoadedModel>,
     constraint: Option<&OutputConstraint>,
 ) -> ApiResult<Option<Grammar>> {
-    let compile = |output: &OutputConstraint| compile_as(model, output.param, &of_output(output));
+    let compile =
+        |output: &OutputConstraint| compile_as(model, output.param, &of_output(model, output)?);
     constraint.map(compile).transpose()
 }
 
 /// What the grammar crate knows such a constraint as.
-pub(crate) fn of_output(output: &OutputConstraint) -> Constraint {
-    match output.kind.clone() {
+///
+/// # Errors
+/// 400 with the limit that it exceeds.
+pub(crate) fn of_output(
+    model: &Preparation<'_, LoadedModel>,
+    output: &OutputConstraint,
+) -> ApiResult<Constraint> {
+    let constraint = match output.kind.clone() {
         ConstraintKind::JsonObject => Constraint::JsonObject,
         ConstraintKind::JsonSchema(schema) => Constraint::JsonSchema(schema),
         ConstraintKind::Regex(regex) => Constraint::Regex(regex),
         ConstraintKind::Choice(texts) => Constraint::Choice(texts),
         ConstraintKind::Grammar(grammar) => Constraint::grammar(grammar),
         ConstraintKind::StructuralTag(tag) => Constraint::StructuralTag(tag),
+    };
+    check_small(model, output.param, &constraint)?;
+    if model.config.additional_properties {
+        return Ok(constraint);
     }
+    constraint.closed().map_err(|error| refused(output.param, &error))
 }
 
 /// The grammar of a constraint that the field `param` asks for. On the event loop it is only looked up.
@@ -77,7 +89,7 @@ pub(crate) fn check_small(
     if is_small || model.cancelled().is_some() { Ok(()) } else { Err(model.postpone()) }
 }
 
-fn refused(param: &str, error: &Error) -> ApiError {
+pub(crate) fn refused(param: &str, error: &Error) -> ApiError {
     let reason = candlepower_api::clip(&error.to_string());
     match error {
         // Nobody waits for this answer, or the deadline has an answer of its own.

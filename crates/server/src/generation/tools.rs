@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use candlepower_api::{AllowedMode, OutputConstraint, Tool, ToolChoice, ToolOptions, clip};
 use candlepower_dialect::{AnswerShape, Callable, Calls, Dialect, Error, Function, Thinking};
-use candlepower_grammar::{Constraint, Grammar};
-use serde_json::Value;
+use candlepower_grammar::{Constraint, Grammar, with_references_to_definitions};
+use serde_json::{Map, Value};
 
 use crate::generation::constraint;
 use crate::generation::preparation::Preparation;
@@ -75,8 +75,10 @@ impl<'a> ToolUse<'a> {
 
     /// The functions that may be called; `None` if there are none.
     pub(crate) fn functions(&self) -> Option<Arc<[Callable]>> {
-        let function =
-            |tool: &Tool| Callable { name: tool.name.clone(), parameters: tool.parameters.clone() };
+        let function = |tool: &Tool| {
+            let parameters = tool.parameters.clone().map(with_references_to_definitions);
+            Callable { name: tool.name.clone(), parameters }
+        };
         let functions = || self.callable.iter().map(|(_, tool)| function(tool)).collect();
         (self.calls != Calls::None).then(functions)
     }
@@ -93,14 +95,13 @@ impl<'a> ToolUse<'a> {
     ) -> ApiResult<Option<Grammar>> {
         // On its own first, so that what is wrong with it is named after its field.
         let alone = constraint::compile(model, output)?;
-        let text = output.map(constraint::of_output);
-        let functions = self.callable.iter().map(|(_, tool)| Function {
-            name: &tool.name,
-            parameters: tool.parameters.as_ref(),
-            strict: tool.strict,
+        let text = output.map(|output| constraint::of_output(model, output)).transpose()?;
+        self.check_sizes(model)?;
+        let parameters = self.held_parameters(model)?;
+        let functions = self.callable.iter().zip(&parameters).map(|((_, tool), parameters)| {
+            Function { name: &tool.name, parameters: parameters.as_ref(), strict: tool.strict }
         });
         let functions = functions.collect::<Vec<_>>();
-        self.check_sizes(model, &functions)?;
         let shape = AnswerShape {
             dialect,
             thinking,
@@ -127,16 +128,36 @@ impl<'a> ToolUse<'a> {
     }
 
     /// Looks at the size of each schema, before anything that takes longer is done with one.
-    fn check_sizes(
-        &self,
-        model: &Preparation<'_, LoadedModel>,
-        functions: &[Function<'_>],
-    ) -> ApiResult<()> {
-        for ((index, _), function) in self.callable.iter().zip(functions) {
-            let schema = Constraint::JsonSchema(function.schema());
+    fn check_sizes(&self, model: &Preparation<'_, LoadedModel>) -> ApiResult<()> {
+        for (index, tool) in &self.callable {
+            let Some(parameters) = tool.parameters.clone() else { continue };
+            let schema = Constraint::JsonSchema(Value::Object(parameters));
             constraint::check_small(model, &self.schema_path(*index), &schema)?;
         }
         Ok(())
+    }
+
+    /// The schemas of the arguments as calls are held to them: their references lead to definitions, so that each property
+    /// means the same on its own, and objects are closed.
+    fn held_parameters(
+        &self,
+        model: &Preparation<'_, LoadedModel>,
+    ) -> ApiResult<Vec<Option<Map<String, Value>>>> {
+        let held = |(index, tool): &(usize, &Tool)| {
+            let is_held = tool.strict || self.calls == Calls::Required;
+            let Some(parameters) = tool.parameters.clone().filter(|_| is_held) else {
+                return Ok(tool.parameters.clone());
+            };
+            if model.config.additional_properties {
+                return Ok(Some(with_references_to_definitions(parameters)));
+            }
+            match candlepower_grammar::closed(&Value::Object(parameters)) {
+                Ok(Value::Object(closed)) => Ok(Some(closed)),
+                Ok(_) => Ok(tool.parameters.clone()),
+                Err(error) => Err(constraint::refused(&self.schema_path(*index), &error)),
+            }
+        };
+        self.callable.iter().map(held).collect()
     }
 
     /// Compiles each schema that is held on its own, so that what is wrong with it is named after its field.

@@ -250,8 +250,7 @@ fn what_the_notation_cannot_hold_is_refused() {
         assert!(message.contains(&format!("`{name}`")), "{message}");
     }
     for (schema, named) in [
-        (json!({"type": "string", "pattern": "a+"}), "`pattern`"),
-        (json!({"type": "string", "format": "date"}), "`format`"),
+        (json!({"type": "string", "pattern": r"\ba"}), "`pattern`"),
         (json!({"type": "array", "uniqueItems": true}), "`uniqueItems`"),
         (json!({"type": "array", "prefixItems": []}), "`prefixItems`"),
         (json!({"type": "object", "patternProperties": {}}), "`patternProperties`"),
@@ -267,6 +266,17 @@ fn what_the_notation_cannot_hold_is_refused() {
     ] {
         let message = property(schema);
         assert!(message.contains(named), "{message}");
+    }
+    for (schema, value, is_allowed) in [
+        (json!({"type": "string", "pattern": "^a+$"}), "aa", true),
+        (json!({"type": "string", "pattern": "^a+$"}), "ab", false),
+        (json!({"type": "string", "format": "date"}), "2026-01-31", true),
+        (json!({"type": "string", "format": "date"}), "2026-02-31", false),
+        (json!({"type": "string", "format": "binary", "maxLength": 2}), "ab", true),
+        (json!({"type": "string", "format": "binary", "maxLength": 2}), "abc", false),
+    ] {
+        let held = Held::new(&[], &json!({"properties": {"a": schema}}));
+        assert_eq!(held.rest_of_call(&json!({"a": value})).is_empty(), is_allowed, "{value}");
     }
     // What no value is needed of is left out.
     let held = Held::new(

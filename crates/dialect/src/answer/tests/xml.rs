@@ -97,8 +97,26 @@ fn what_templates_write_is_allowed() {
         assert_eq!(take(&[("text", ""), ("days", "-1")]), "");
         assert_eq!(take(&[("text", "a"), ("note", "b"), ("days", "0")]), "");
         assert!(take(&[("text", "a"), ("days", "x")]).starts_with('x'));
-        let forgotten = take(&[("text", "a\n<parameter=b>"), ("days", "1")]);
+        let forgotten = take(&[("text", "a\n<parameter=days>\n1"), ("days", "1")]);
         assert_eq!(forgotten.is_empty(), format != ToolFormat::Qwen3Coder);
+        if !special {
+            for text in [
+                "A </parameter> B",
+                "x\n</function>\ny",
+                "</arg_value>x",
+                "a\n<parameter=b>\n",
+                "</parameter>",
+                "</parameter>\n <x>",
+                "<parameter=days>1</parameter>",
+            ] {
+                assert_eq!(take(&[("text", text), ("days", "1")]), "", "{format:?}: {text}");
+                assert_eq!(
+                    take(&[("text", "a"), ("days", "1"), ("any", text)]),
+                    "",
+                    "{format:?}: {text}"
+                );
+            }
+        }
         assert!(take(&[("text", "a"), ("unit", "K"), ("days", "1")]).starts_with('K'));
         for (arguments, wrong) in [
             (&[("days", "1"), ("text", "a")][..], "days"),
@@ -168,13 +186,67 @@ fn what_raw_text_cannot_hold_is_refused() {
     assert!(refused(json!({"oneOf": []})).contains("`oneOf`"));
     assert!(refused(json!({"properties": {"a>b": {}}})).contains("`a>b`"));
     for (schema, named) in [
-        (json!({"type": "string", "pattern": "a+"}), "`pattern`"),
-        (json!({"type": "string", "format": "date"}), "`format`"),
-        (json!({"anyOf": [{"type": "string", "minLength": 2}, {"type": "null"}]}), "`minLength`"),
+        (json!({"type": "string", "pattern": r"\ba"}), "`pattern`"),
+        (json!({"anyOf": [{"type": "string", "minLength": -1}, {"type": "null"}]}), "`minLength`"),
         (json!({"type": "string", "enum": ["a"], "not": {"const": "a"}}), "`not`"),
         (json!({"const": "</parameter></arg_value>"}), "marks"),
     ] {
         let message = property(schema);
         assert!(message.contains(named) && message.contains("`city`"), "{message}");
+    }
+}
+
+#[test]
+fn patterns_formats_and_lengths_of_raw_text_are_held() {
+    for (format, special) in XML.into_iter().flat_map(|format| [(format, false), (format, true)]) {
+        for (schema, text, is_allowed) in [
+            (json!({"type": "string", "pattern": "^[a-z]+$"}), "ab", true),
+            (json!({"type": "string", "pattern": "^[a-z]+$"}), "aB", false),
+            (json!({"type": "string", "pattern": "^a/b|c"}), "a/b\nx", true),
+            (json!({"type": "string", "format": "date"}), "2026-02-28", true),
+            (json!({"type": "string", "format": "date"}), "2026-02-30", false),
+            (json!({"type": "string", "format": "uri"}), "https://example.com/a?b=c", true),
+            (json!({"type": "string", "format": "uri"}), "no uri", false),
+            (json!({"type": "string", "format": "binary"}), "any", true),
+            (json!({"type": "string", "minLength": 2, "maxLength": 3}), "é\n", true),
+            (json!({"type": "string", "minLength": 2, "maxLength": 3}), "a", false),
+            (json!({"type": "string", "minLength": 2, "maxLength": 3}), "abcd", false),
+            (
+                json!({"anyOf": [{"type": "string", "pattern": "^b"}, {"type": "null"}]}),
+                "null",
+                true,
+            ),
+            (
+                json!({"anyOf": [{"type": "string", "pattern": "^b"}, {"type": "null"}]}),
+                "nul",
+                false,
+            ),
+            (json!({"type": ["string", "null"], "minLength": 6}), "null", true),
+            (json!({"enum": ["a", "bc"], "minLength": 2}), "bc", true),
+            (json!({"enum": ["a", "bc"], "minLength": 2}), "a", false),
+            (
+                json!({"allOf": [{"type": "string"}, {"pattern": "a"}, {"maxLength": 2}]}),
+                "xa",
+                true,
+            ),
+            (
+                json!({"allOf": [{"type": "string"}, {"pattern": "a"}, {"maxLength": 2}]}),
+                "xx",
+                false,
+            ),
+        ] {
+            for required in [json!(["a"]), json!(["a", "b"])] {
+                let whole = json!({"properties": {"a": schema, "b": {"type": "string"}}, "required": required});
+                let arguments = [("a", text), ("b", "x")];
+                let arguments = &arguments[..required.as_array().unwrap().len()];
+                let text = call(format, arguments);
+                let (taken, ends) = take(format, special, &whole, &text);
+                assert_eq!(
+                    (taken == text.len(), ends),
+                    (is_allowed, is_allowed),
+                    "{format:?} {whole} {text}"
+                );
+            }
+        }
     }
 }

@@ -1,0 +1,237 @@
+//! Lexemes of JSON, held more strictly than the library holds them: numbers have so many digits at most, and a name that only has
+//! to differ from others has one spelling, so that no escape makes it equal to one of them.
+
+use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
+use llguidance::derivre::{ExprRef, RegexAst, RegexBuilder};
+use llguidance::earley::lexerspec::{LexemeIdx, LexemeSpec, LexerSpec};
+use llguidance::toktrie::TokEnv;
+
+use crate::{Error, Result};
+
+/// White space between the tokens of JSON, as schemas here and the library's own have it. It tells which lexemes are of JSON.
+const JSON_WHITE_SPACE: [&str; 2] = [crate::constraint::WHITE_SPACE, r"[\x20\x0A\x0D\x09]+"];
+/// Strings with escapes of one letter, and no others: each text has one spelling.
+const ONE_SPELLING: &str = r#""([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])*""#;
+/// Work for finding out whether a lexeme has any text.
+const EMPTINESS_FUEL: u64 = 200_000;
+/// Most lexemes of one constraint for which that is found out: each copies what all of them are made of.
+const MAX_CHECKED: usize = 64;
+/// Most digits that a bound, a step or a literal can ask for: double precision has no more before the point.
+const MAX_DIGITS: usize = 330;
+
+/// Most digits of a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Digits {
+    before_point: usize,
+    behind_point: usize,
+}
+
+impl Digits {
+    /// No double and no integer of 64 bits needs more.
+    const USUAL: Self = Self { before_point: 20, behind_point: 20 };
+
+    /// Those that the numbers written in a constraint need, and no fewer than usual.
+    pub(crate) fn needed(text: &str) -> Self {
+        let mut digits = Self::USUAL;
+        let mut rest = text;
+        while let Some(begin) = rest.find(|c: char| c.is_ascii_digit()) {
+            rest = &rest[begin..];
+            let is_part = |c: char| c.is_ascii_digit() || matches!(c, '.' | 'e' | 'E' | '+' | '-');
+            let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+            digits.add(&rest[..end]);
+            rest = &rest[end..];
+        }
+        digits
+    }
+
+    fn add(&mut self, number: &str) {
+        let (mantissa, exponent) = number.split_once(['e', 'E']).unwrap_or((number, "0"));
+        let (before, behind) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        let Ok(exponent) = exponent.parse::<i64>() else { return };
+        let most = |digits: usize, exponent: i64| {
+            let shifted = i64::try_from(digits).unwrap_or(i64::MAX).saturating_add(exponent);
+            usize::try_from(shifted).unwrap_or(0).min(MAX_DIGITS)
+        };
+        self.before_point = self.before_point.max(most(before.len(), exponent));
+        self.behind_point = self.behind_point.max(most(behind.len(), -exponent));
+    }
+
+    /// A number of at most so many digits that double precision has, or what is no number.
+    fn regex(self) -> String {
+        let Self { before_point, behind_point } = self;
+        let behind = format!(r"(\.[0-9]{{1,{behind_point}}})?");
+        if self != Self::USUAL {
+            return format!(
+                r"[^\-0-9](?s:.*)|-?[0-9]{{1,{before_point}}}{behind}([eE][+-]?[0-9]{{1,3}})?"
+            );
+        }
+        let small =
+            r"-([0-9]{1,2}|[0-2][0-9]{2}|30[0-8])|\+?([0-9]{1,2}|[01][0-9]{2}|2[0-7][0-9]|28[0-7])";
+        let large = r"\+?(28[89]|29[0-9]|30[0-7])";
+        format!(
+            r"[^\-0-9](?s:.*)|-?[0-9]{{1,{before_point}}}{behind}([eE]({small}))?|-?[0-9]{behind}[eE]{large}|-?[01](\.[0-6][0-9]{{0,{}}})?[eE]\+?308",
+            behind_point - 1
+        )
+    }
+}
+
+/// The grammar with stricter lexemes.
+///
+/// # Errors
+/// [`Error::Constraint`] with the library's words, or where a part of the grammar has no text.
+pub(crate) fn tightened(
+    top: TopLevelGrammar,
+    env: &TokEnv,
+    limits: &ParserLimits,
+    digits: Digits,
+) -> Result<GrammarInit> {
+    let internal = GrammarInit::Serialized(top).to_internal(Some(env.clone()), limits.clone());
+    let (grammar, mut spec) = internal.map_err(|error| refused(&error))?;
+    let is_of_json: Vec<bool> = (0..spec.skip_by_class.len())
+        .map(|class| {
+            let skip = spec.skip_by_class[class];
+            let text = spec.lexeme_spec(skip).to_string(1 << 10, None);
+            JSON_WHITE_SPACE.iter().any(|white_space| text.contains(white_space))
+        })
+        .collect();
+    if is_of_json.contains(&true) {
+        Tightening::new(&mut spec.regex_builder, digits)
+            .map_err(|error| refused(&error))?
+            .run(&mut spec, &is_of_json)?;
+    }
+    Ok(GrammarInit::Internal(grammar, spec))
+}
+
+fn refused(error: &impl std::fmt::Display) -> Error {
+    Error::Constraint(crate::compiler::reason(&error.to_string()))
+}
+
+struct Tightening {
+    /// What a number may be, among other lexemes.
+    digits: ExprRef,
+    /// Strings without escapes by number.
+    one_spelling: ExprRef,
+    /// Lexemes that may still be looked into.
+    left: usize,
+}
+
+impl Tightening {
+    fn new(
+        builder: &mut RegexBuilder,
+        digits: Digits,
+    ) -> std::result::Result<Self, impl std::fmt::Display + use<>> {
+        builder.mk(&RegexAst::Regex(digits.regex())).and_then(|digits| {
+            let one_spelling = builder.mk(&RegexAst::Regex(ONE_SPELLING.to_owned()))?;
+            Ok(Self { digits, one_spelling, left: MAX_CHECKED })
+        })
+    }
+
+    /// Makes each lexeme anew, in its place: the library gives out places in order.
+    fn run(mut self, spec: &mut LexerSpec, is_of_json: &[bool]) -> Result<()> {
+        let class = spec.current_class;
+        for lexeme in std::mem::take(&mut spec.lexemes) {
+            let place = spec.lexemes.len();
+            let is_skip = spec.skip_by_class.contains(&LexemeIdx::new(place));
+            let is_of_json = is_of_json.get(lexeme.class().as_usize()) == Some(&true);
+            let old = expression(&lexeme).filter(|_| is_of_json && !is_skip);
+            let beside = old.and_then(|old| self.beside(spec, old));
+            let Some((old, beside)) = old.zip(beside) else {
+                spec.lexemes.push(lexeme);
+                continue;
+            };
+            let both = RegexAst::And(vec![RegexAst::ExprRef(old), RegexAst::ExprRef(beside)]);
+            let both = spec.regex_builder.mk(&both).map_err(|error| refused(&error))?;
+            if beside == self.one_spelling && !self.has_text(spec, both) {
+                return Err(Error::Constraint(
+                    "an object takes names beside its own, and there is no such name: see its \
+                     `patternProperties` and `properties`"
+                        .to_owned(),
+                ));
+            }
+            spec.current_class = lexeme.class();
+            let made = spec.add_greedy_lexeme(
+                String::new(),
+                RegexAst::ExprRef(both),
+                false,
+                None,
+                lexeme.max_tokens(),
+            );
+            let made = made.map_err(|error| refused(&error))?;
+            if made.as_usize() != place {
+                // The library knows the lexeme by another place already.
+                spec.lexemes.push(lexeme);
+            }
+        }
+        spec.current_class = class;
+        Ok(())
+    }
+
+    /// What a lexeme has to be besides what it is.
+    fn beside(&mut self, spec: &LexerSpec, old: ExprRef) -> Option<ExprRef> {
+        let expressions = spec.regex_builder.exprset();
+        let forced = |byte: &u8| expressions.has_simply_forced_bytes(old, &[*byte]);
+        let is_intersection = has_tag(spec, old, "And");
+        let parts = expressions.get_args(old);
+        if is_intersection && parts.iter().any(|part| has_tag(spec, *part, "Not")) {
+            return Some(self.one_spelling);
+        }
+        if b"\"{}[],:tfn".iter().any(forced) {
+            return None;
+        }
+        (!self.begins_without_digit(spec, old)).then_some(self.digits)
+    }
+
+    /// Whether a lexeme is surely no number.
+    fn begins_without_digit(&mut self, spec: &LexerSpec, lexeme: ExprRef) -> bool {
+        if self.left == 0 {
+            return false;
+        }
+        self.left -= 1;
+        let regex = spec.regex_builder.to_regex_limited(lexeme, EMPTINESS_FUEL);
+        regex.is_ok_and(|mut regex| {
+            let initial = regex.initial_state();
+            b"-0123456789".iter().all(|byte| regex.transition(initial, *byte).is_dead())
+        })
+    }
+
+    /// Whether a lexeme has any text, as far as that can be found out.
+    fn has_text(&mut self, spec: &LexerSpec, lexeme: ExprRef) -> bool {
+        if self.left == 0 {
+            return true;
+        }
+        self.left -= 1;
+        let regex = spec.regex_builder.to_regex_limited(lexeme, EMPTINESS_FUEL);
+        !regex.is_ok_and(|mut regex| regex.always_empty())
+    }
+}
+
+fn has_tag(spec: &LexerSpec, expression: ExprRef, name: &str) -> bool {
+    format!("{:?}", spec.regex_builder.exprset().get_tag(expression)) == name
+}
+
+/// The expression that a lexeme is. The library shows it in text alone: `(ExprRef 39)` behind the lexeme's name.
+fn expression(lexeme: &LexemeSpec) -> Option<ExprRef> {
+    let text = lexeme.to_string(1 << 10, None);
+    let number = text.strip_suffix(')')?.rsplit_once("(ExprRef ")?.1;
+    number.parse().ok().map(ExprRef::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_a_constraint_say_how_many_digits_are_needed() {
+        let needed = |before_point, behind_point| Digits { before_point, behind_point };
+        for (text, digits) in [
+            (r#"{"minimum":12,"multipleOf":0.5}"#, Digits::USUAL),
+            (r#"{"minimum":1e30}"#, needed(31, 20)),
+            (r#"{"enum":[-123456789012345678901234]}"#, needed(24, 20)),
+            (r#"{"multipleOf":1e-25}"#, needed(20, 25)),
+            (r#"{"maximum":1e999999999999999999999}"#, Digits::USUAL),
+            (r#"{"maximum":1e99999}"#, needed(MAX_DIGITS, 20)),
+        ] {
+            assert_eq!(Digits::needed(text), digits, "{text}");
+        }
+    }
+}
