@@ -6,7 +6,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::Grammar;
 
 /// Memory of all that is kept.
-const MAX_BYTES: usize = 32 << 20;
+const MAX_BYTES: usize = 16 << 20;
 
 /// Every caller finds what any of them had compiled. Room for a new entry is made by the caller that has most: it loses the
 /// one that was not used for longest. So nobody can displace what others keep, below an equal share.

@@ -2,7 +2,7 @@
 //!
 //! `cargo xtask schema-suite FOLDER..` runs this. A folder holds JSON files, each a list of groups or one group:
 //! `{"description", "schema", "tests": [{"description", "data", "valid"}]}`. What is written is a table in Markdown. The exit
-//! status is 1 if an invalid instance was accepted.
+//! status is 1 if an invalid instance was accepted, or if a schema that compiles does not with closed objects.
 
 #![expect(clippy::print_stdout, reason = "a command-line tool answers on its standard output")]
 
@@ -137,6 +137,10 @@ fn judge(
         }
     };
     table.compiled(file);
+    let closed = Constraint::JsonSchema(group.schema.clone()).closed();
+    if let Err(error) = closed.and_then(|closed| compiler.compile(&closed)) {
+        table.closed_refused(format!("{file}: {}", group.description), error.to_string());
+    }
     for test in &group.tests {
         let spellings = instances::spellings(&group.schema, &test.data);
         let mut is_accepted = false;

@@ -25,6 +25,8 @@ pub(crate) struct Table {
     /// Invalid by the content of a string, which is annotated only.
     annotated: usize,
     unsound: Vec<Wrong>,
+    /// Schemas that cannot be satisfied with closed objects, and can with open ones: where they are, and why.
+    closed: Vec<(String, String)>,
     incomplete: Vec<(Cause, Wrong)>,
 }
 
@@ -76,9 +78,13 @@ impl Table {
         self.annotated += 1;
     }
 
-    /// Whether no invalid instance was accepted.
+    pub(crate) fn closed_refused(&mut self, place: String, reason: String) {
+        self.closed.push((place, reason));
+    }
+
+    /// Whether no invalid instance was accepted, and no schema is only satisfiable with open objects.
     pub(crate) fn is_sound(&self) -> bool {
-        self.unsound.is_empty()
+        self.unsound.is_empty() && self.closed.is_empty()
     }
 
     fn of(&mut self, file: &str) -> &mut Counts {
@@ -127,7 +133,12 @@ impl fmt::Display for Table {
                 "\n{count} instances are invalid only where `contentMediaType`, `contentEncoding` or the format `regex` is held; they are annotations here."
             )?;
         }
-        if !self.is_sound() {
+        if !self.closed.is_empty() {
+            writeln!(f, "\nSchemas that are refused with closed objects only:\n")?;
+            let mut closed = self.closed.iter();
+            closed.try_for_each(|(place, reason)| writeln!(f, "- {place}: {reason}"))?;
+        }
+        if !self.unsound.is_empty() {
             writeln!(f, "\nInvalid instances accepted:\n")?;
             self.unsound.iter().try_for_each(|wrong| writeln!(f, "- {wrong}"))?;
         }

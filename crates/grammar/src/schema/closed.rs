@@ -139,8 +139,9 @@ impl<'a> Closing<'a> {
             return Value::Object(made);
         }
         let mut part = self.part_of(object);
-        let arms = ALTERNATIVES.into_iter().find(|keyword| object.contains_key(*keyword));
-        let is_conditional = arms.is_none() && object.contains_key("if");
+        let arms = ALTERNATIVES.into_iter().find(|keyword| self.has_alternatives(object, keyword));
+        let follows = ["then", "else"].iter().any(|keyword| object.contains_key(*keyword));
+        let is_conditional = arms.is_none() && object.contains_key("if") && follows;
         let mut declared = outer.clone();
         self.add(object, &mut declared, |keyword| {
             Some(keyword) == arms || (is_conditional && ["if", "then", "else"].contains(&keyword))
@@ -165,6 +166,18 @@ impl<'a> Closing<'a> {
             close(&mut part, &declared);
         }
         Value::Object(part)
+    }
+
+    /// Whether a schema has alternatives that are closed one by one. Those of `oneOf` are told apart by what they refuse, which
+    /// can be said of closed ones only where their types differ from those of others.
+    fn has_alternatives(&self, object: &Map<String, Value>, keyword: &str) -> bool {
+        let Some(Value::Array(arms)) = object.get(keyword) else { return false };
+        let has_type = |arm: &Value| {
+            let target = arm.get("$ref").and_then(Value::as_str);
+            let target = target.and_then(|reference| self.target(reference));
+            target.unwrap_or(arm).get("type").is_some()
+        };
+        keyword == "anyOf" || arms.iter().all(has_type)
     }
 
     /// Whether a schema is a reference alone.

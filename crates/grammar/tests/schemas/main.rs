@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod differential;
 mod varied;
 
 use candlepower_grammar::{Constraint, Grammar, GrammarCompiler};
