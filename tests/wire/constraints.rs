@@ -224,3 +224,90 @@ fn a_constrained_request_leaves_the_others_as_they_are() {
     });
     assert_eq!(alone["choices"], together["choices"]);
 }
+
+/// Finished texts of a schema, for some seeds.
+fn finished(server: &Server, schema: &Value, max_tokens: usize) -> Vec<String> {
+    let of_seed = |seed: usize| {
+        let answer = server.complete(json!({
+            "prompt": "x", "max_tokens": max_tokens, "temperature": 2, "seed": seed, "structured_outputs": {"json": schema},
+        }));
+        let choice = &answer["choices"][0];
+        (choice["finish_reason"] == "stop").then(|| choice["text"].as_str().unwrap().to_owned())
+    };
+    (0..12).filter_map(of_seed).collect()
+}
+
+#[test]
+fn bounds_names_and_digits_are_those_of_the_schema() {
+    let server = Server::demo();
+    let rate = json!({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5});
+    let rates = finished(&server, &rate, 40);
+    assert!(!rates.is_empty());
+    for text in rates {
+        let rate: f64 = text.parse().unwrap();
+        assert!(rate > 0.0 && rate <= 0.5, "{text}");
+    }
+    let score = json!({
+        "type": "object", "properties": {"score": {"type": "integer"}}, "required": ["score"], "additionalProperties": false,
+        "patternProperties": {"^score$": {"type": "integer"}},
+    });
+    let scores = finished(&server, &score, 60);
+    assert!(!scores.is_empty());
+    for text in scores {
+        let found: Value = serde_json::from_str(&text).unwrap();
+        assert!(found["score"].is_number() && found.as_object().unwrap().len() == 1, "{text}");
+    }
+    // A model that only wants to write nines ends its number.
+    let nine = server
+        .post("/tokenize", &json!({"model": "demo", "prompt": "9", "add_special_tokens": false}));
+    let nine = nine.json()["tokens"][0].to_string();
+    let nines = server.complete(json!({
+        "prompt": "x", "max_tokens": 60, "structured_outputs": {"json": {"type": "integer"}}, "logit_bias": {nine: 100},
+    }));
+    assert_eq!(nines["choices"][0]["text"], "9".repeat(20), "{nines}");
+    assert_eq!(nines["choices"][0]["finish_reason"], "stop");
+}
+
+#[test]
+fn objects_are_open_by_a_flag() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "boolean"}}});
+    let has_other = |server: &Server| {
+        let texts = finished(server, &schema, 60);
+        texts.iter().any(|text| {
+            let found: Value = serde_json::from_str(text).unwrap();
+            found.as_object().unwrap().keys().any(|key| key != "a")
+        })
+    };
+    assert!(!has_other(&Server::demo()));
+    let open = crate::support::ServerBuilder::new("demo").flags("--additional-properties").start();
+    let spelled = open.post(
+        "/v1/completions",
+        &json!({
+            "model": "demo", "prompt": "x", "max_tokens": 1, "structured_outputs": {"json": schema},
+        }),
+    );
+    assert_eq!(spelled.status, 200, "{}", spelled.text());
+    assert!(has_other(&open), "no key besides `a` was written");
+}
+
+#[test]
+fn schemas_that_no_text_satisfies_are_refused_before_anything_is_generated() {
+    let server = Server::demo();
+    for (schema, part) in [
+        (json!({"$ref": "#"}), "no value that ends"),
+        (json!({"$ref": "#/"}), "has nothing at"),
+        (
+            json!({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
+            "no value that ends",
+        ),
+    ] {
+        let answer = server.post(
+            "/v1/completions",
+            &json!({
+                "model": "demo", "prompt": "x", "structured_outputs": {"json": schema},
+            }),
+        );
+        assert_eq!(answer.status, 400, "{schema}: {}", answer.text());
+        assert!(answer.text().contains(part), "{schema}: {}", answer.text());
+    }
+}

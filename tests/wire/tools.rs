@@ -386,3 +386,71 @@ fn an_answer_may_be_a_call_or_a_text_of_the_form_asked_for() {
         }
     }
 }
+
+/// The arguments of required calls of `f` that have come to their end, with each format of calls.
+fn arguments_in_all_formats(parameters: &Value, more: &Value) -> Vec<(String, Value)> {
+    const FORMATS: [&str; 7] =
+        ["hermes", "pythonic", "lfm2", "qwen3_coder", "glm45", "minimax_m2", "gemma4"];
+    let mut found = Vec::new();
+    for format in FORMATS {
+        let server =
+            ServerBuilder::new("demo").flags(&format!("--tool-call-parser {format}")).start();
+        let tools =
+            json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]);
+        for seed in 0..6 {
+            let asked = with(
+                asked("q", tools.clone()),
+                json!({"tool_choice": "required", "parallel_tool_calls": false, "temperature": 1, "seed": seed, "max_tokens": 200}),
+            );
+            let answer = server.chat(with(asked, more.clone()));
+            let choice = &answer["choices"][0];
+            if choice["finish_reason"] == "tool_calls" {
+                let mut calls = calls(choice);
+                found.push((format.to_owned(), calls.remove(0).1));
+            }
+        }
+        let finished = found.iter().filter(|(of, _)| of == format).count();
+        assert!(finished >= 2, "{finished} calls in the format {format} have come to their end");
+    }
+    found
+}
+
+#[test]
+fn references_of_arguments_lead_to_the_whole_schema_in_every_format() {
+    let tree = json!({
+        "$id": "https://example.com/tree", "type": "object", "properties": {
+            "v": {"type": "integer", "minimum": 0, "maximum": 9},
+            "w": {"$ref": "#/properties/v"},
+            "kids": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1},
+        },
+        "required": ["v", "w", "kids"], "additionalProperties": false,
+    });
+    fn check(tree: &Value) {
+        let digit = |value: &Value| value.as_u64().is_some_and(|digit| digit < 10);
+        assert!(digit(&tree["v"]) && digit(&tree["w"]), "{tree}");
+        assert_eq!(tree.as_object().unwrap().len(), 3, "{tree}");
+        tree["kids"].as_array().unwrap().iter().for_each(check);
+    }
+    // A deep tree does not end within the tokens, so few calls have one.
+    let bias = json!({});
+    for (format, arguments) in arguments_in_all_formats(&tree, &bias) {
+        assert!(arguments.is_object(), "{format}");
+        check(&arguments);
+    }
+}
+
+#[test]
+fn calls_have_declared_keys_only() {
+    let nothing = json!({"type": "object", "properties": {}, "additionalProperties": false});
+    for (format, arguments) in arguments_in_all_formats(&nothing, &json!({})) {
+        assert_eq!(arguments, json!({}), "{format}");
+    }
+    let nested = json!({
+        "type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"type": "boolean"}}}}, "required": ["a"],
+    });
+    for (format, arguments) in arguments_in_all_formats(&nested, &json!({})) {
+        let inner = arguments["a"].as_object().unwrap();
+        let is_declared = inner.iter().all(|(key, value)| key == "b" && value.is_boolean());
+        assert!(is_declared && arguments.as_object().unwrap().len() == 1, "{format}: {arguments}");
+    }
+}

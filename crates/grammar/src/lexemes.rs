@@ -1,5 +1,7 @@
-//! Lexemes of JSON, held more strictly than the library holds them: numbers have so many digits at most, and a name that only has
-//! to differ from others has one spelling, so that no escape makes it equal to one of them.
+//! Lexemes of JSON, made stricter than the library makes them.
+//!
+//! Numbers have so many digits at most. A name that only has to differ from others has one spelling, so that no escape makes it
+//! equal to one of them.
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::derivre::{ExprRef, RegexAst, RegexBuilder};
@@ -8,7 +10,7 @@ use llguidance::toktrie::TokEnv;
 
 use crate::{Error, Result};
 
-/// White space between the tokens of JSON, as schemas here and the library's own have it. It tells which lexemes are of JSON.
+/// White space between the tokens of JSON, as schemas here and the library's own have it. Lexemes between such white space are those of JSON.
 const JSON_WHITE_SPACE: [&str; 2] = [crate::constraint::WHITE_SPACE, r"[\x20\x0A\x0D\x09]+"];
 /// Strings with escapes of one letter, and no others: each text has one spelling.
 const ONE_SPELLING: &str = r#""([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])*""#;
@@ -107,7 +109,7 @@ fn refused(error: &impl std::fmt::Display) -> Error {
 }
 
 struct Tightening {
-    /// What a number may be, among other lexemes.
+    /// Numbers of so many digits, and all other lexemes.
     digits: ExprRef,
     /// Strings without escapes by number.
     one_spelling: ExprRef,
@@ -166,7 +168,7 @@ impl Tightening {
         Ok(())
     }
 
-    /// What a lexeme has to be besides what it is.
+    /// A second expression that a lexeme has to match, if there is one.
     fn beside(&mut self, spec: &LexerSpec, old: ExprRef) -> Option<ExprRef> {
         let expressions = spec.regex_builder.exprset();
         let forced = |byte: &u8| expressions.has_simply_forced_bytes(old, &[*byte]);

@@ -55,11 +55,11 @@ enum Form {
     Text,
     /// As one of these texts.
     Choice(Vec<String>),
-    /// As a text of this expression of terminals.
+    /// A text of this expression of terminals.
     Matching(String),
 }
 
-/// What may follow an argument.
+/// The marks that may follow an argument.
 #[derive(Clone, Copy)]
 struct May {
     go_on: bool,
@@ -266,7 +266,7 @@ impl Lark<'_> {
     }
 }
 
-/// What the parser takes for the end of a value: its mark, or the line break where that is forgotten, and what follows values.
+/// A regular expression of all that the parser takes for the end of a value: its mark, or the line break where that is forgotten, and what follows values.
 fn ends_of_values<'a>(marks: &Marks, keys: impl Iterator<Item = &'a str>) -> String {
     const SPACE: &str = r"[ \t\r\n]*";
     let [after_value, before_key, after_key, close, close_all, open, open_all] = [
@@ -391,7 +391,7 @@ impl Text {
 }
 
 /// # Errors
-/// What of the schema cannot be held in raw text.
+/// The keyword that cannot be held in raw text.
 fn text(
     schema: &Value,
     root: &Map<String, Value>,

@@ -1,5 +1,5 @@
-//! Objects with their declared keys only. JSON Schema allows any other key beside `properties`; models that are held to a schema
-//! would write some, again and again, so that most servers close such objects.
+//! Objects with their declared keys only. JSON Schema allows any other key beside `properties`; models that are constrained to
+//! a schema would write some, again and again. So most servers close such objects.
 //!
 //! Declared is what `unevaluatedProperties: false` would let pass: the keys of the whole composition that an object is described by.
 //! Source: JSON Schema Core 2020-12, section 11.3.
@@ -60,13 +60,13 @@ pub fn closed(schema: &Value) -> Result<Value> {
 /// How a definition is used.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Variant {
-    /// As all that is said of a value.
+    /// It is all that is said of a value.
     Closed,
-    /// Among other schemas of the same value.
+    /// It is one of several schemas of the same value.
     Part,
 }
 
-/// What is declared of an object.
+/// The keys that are declared of an object.
 #[derive(Clone, Default)]
 struct Declared {
     names: BTreeSet<String>,
@@ -88,7 +88,7 @@ impl Declared {
         !self.is_nothing() && !self.says_others && has_enough
     }
 
-    /// What closes an object that these keys are declared of.
+    /// The keywords that close an object with these keys.
     fn closing(&self) -> Map<String, Value> {
         let all = |keys: &BTreeSet<String>| -> Value {
             keys.iter().map(|key| (key.clone(), json!(true))).collect::<Map<_, _>>().into()

@@ -54,7 +54,7 @@ pub(super) fn held(format: &str) -> (Option<&str>, Vec<Value>) {
     }
 }
 
-/// What a text of a format must be, in keywords of strings alone.
+/// A format in other keywords of strings.
 pub(super) fn of_text(format: &str) -> Vec<Map<String, Value>> {
     let (known, mut all) = held(format);
     let whole = match known {

@@ -79,7 +79,7 @@ pub fn without_unused_definitions(root: &Value) -> Value {
 #[derive(Clone, Copy, PartialEq)]
 enum Targets {
     Anywhere,
-    /// What `$defs` or `definitions` of the root name.
+    /// Schemas that `$defs` or `definitions` of the root name.
     Definitions,
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 /// Most lists that are written out.
 const MAX_LISTS: usize = 400;
 
-/// What says `uniqueItems` in another way, where that is possible; otherwise the keyword stays, and is refused.
+/// Alternatives that say the same as `uniqueItems`. Where there are none, the keyword stays, and is refused.
 pub(super) fn lists(root: &Value, schema: &mut Map<String, Value>) -> Option<Value> {
     if schema.get("uniqueItems") != Some(&json!(true)) || schema.contains_key("prefixItems") {
         return None;

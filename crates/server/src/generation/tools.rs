@@ -137,8 +137,8 @@ impl<'a> ToolUse<'a> {
         Ok(())
     }
 
-    /// The schemas of the arguments as calls are held to them: their references lead to definitions, so that each property
-    /// means the same on its own, and objects are closed.
+    /// The schemas that constrain the arguments of calls. Their references lead to definitions, so that each property means the
+    /// same on its own. Objects are closed.
     fn held_parameters(
         &self,
         model: &Preparation<'_, LoadedModel>,
