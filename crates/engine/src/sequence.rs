@@ -151,7 +151,9 @@ impl Sequence {
     pub(crate) fn fail_constraint(mut self, error: &candlepower_grammar::Error) {
         let message = error.to_string();
         self.stream.send(match error {
-            candlepower_grammar::Error::Limit(_) => TokenEvent::TooComplex { message },
+            candlepower_grammar::Error::Limit(_) | candlepower_grammar::Error::DeadEnd { .. } => {
+                TokenEvent::TooComplex { message }
+            }
             _ => TokenEvent::Failed { message },
         });
     }

@@ -18,6 +18,14 @@ pub enum Error {
     /// A token came that the state did not allow, or it leads nowhere.
     #[error("the grammar failed: {0}")]
     State(String),
+    /// Nothing may follow, though the output is not finished.
+    #[error(
+        "after {num_tokens} tokens of the output nothing may follow: no text that satisfies the constraint begins so"
+    )]
+    DeadEnd {
+        /// The length of the output so far.
+        num_tokens: usize,
+    },
     /// The state became too complex, or takes too long.
     #[error("the grammar cannot be followed: {0}")]
     Limit(&'static str),

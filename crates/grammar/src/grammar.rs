@@ -20,6 +20,8 @@ pub struct Grammar {
     budget: Budget,
     /// The tokens that are allowed next, once that is known. The first mask is known since the compilation.
     mask: Option<Mask>,
+    /// The length of the output so far.
+    num_tokens: usize,
     /// The tokens that must follow, as far as they are known. The text that must follow is split into tokens once.
     forced: VecDeque<u32>,
 }
@@ -77,9 +79,15 @@ impl Grammar {
             num_logits,
             budget: Budget::new(),
             mask: None,
+            num_tokens: 0,
             forced: VecDeque::new(),
         };
-        let refused = |error: Error| Error::Constraint(error.to_string());
+        let refused = |error: Error| match error {
+            Error::DeadEnd { num_tokens: 0 } => {
+                Error::Constraint("no output can satisfy it".to_owned())
+            }
+            other => Error::Constraint(other.to_string()),
+        };
         let mut tried = grammar.clone();
         let first = tried.allowed().map_err(refused)?;
         (grammar.mask, grammar.forced) = (Some(first.clone()), tried.forced.clone());
@@ -123,8 +131,10 @@ impl Grammar {
             Some(token_id) => Mask::only(token_id, self.num_logits.div_ceil(32)),
             None => {
                 let mask = |matcher: &mut Matcher| matcher.compute_mask_or_eos();
-                let mask =
-                    self.work(|matcher| mask(matcher).map_err(|error| state_error(&error)))?;
+                let num_tokens = self.num_tokens;
+                let mask = self.work(|matcher| {
+                    mask(matcher).map_err(|error| state_error(&error, num_tokens))
+                })?;
                 Mask(self.words(&mask))
             }
         };
@@ -147,6 +157,7 @@ impl Grammar {
     /// [`Error::State`] if it was not allowed; [`Error::Limit`] if what follows has become too complex.
     pub fn accept(&mut self, token_id: u32) -> Result<()> {
         self.mask = None;
+        self.num_tokens += 1;
         match self.forced.pop_front() {
             Some(forced) if forced == token_id => self.budget.earn_forced(),
             _ => {
@@ -154,7 +165,10 @@ impl Grammar {
                 self.budget.earn();
             }
         }
-        self.work(|matcher| matcher.consume_token(token_id).map_err(|error| state_error(&error)))
+        let num_tokens = self.num_tokens;
+        self.work(|matcher| {
+            matcher.consume_token(token_id).map_err(|error| state_error(&error, num_tokens))
+        })
     }
 
     fn work<T>(&mut self, work: impl FnOnce(&mut Matcher) -> Result<T>) -> Result<T> {
@@ -185,6 +199,7 @@ impl Clone for Grammar {
             num_logits: self.num_logits,
             budget: self.budget.clone(),
             mask: self.mask.clone(),
+            num_tokens: self.num_tokens,
             forced: self.forced.clone(),
         }
     }
@@ -200,10 +215,13 @@ impl std::fmt::Debug for Grammar {
 const TOO_COMPLEX: [&str; 7] =
     ["Current row has", "oo many", "too complex", "lexer error", "fuel", "limit", "panic"];
 
-fn state_error(error: &impl std::fmt::Display) -> Error {
+fn state_error(error: &impl std::fmt::Display, num_tokens: usize) -> Error {
     let text = error.to_string();
     if TOO_COMPLEX.iter().any(|words| text.contains(words)) {
         return Error::Limit("too many different things may come next at one place");
+    }
+    if text.contains("NoExtensionBias") {
+        return Error::DeadEnd { num_tokens };
     }
     Error::State(reason(&text))
 }

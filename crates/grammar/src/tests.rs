@@ -302,6 +302,14 @@ fn nothing_begins_that_cannot_end() {
 }
 
 #[test]
+fn a_dead_end_says_where_it_is() {
+    let grammar = Constraint::Lark("start: \"a\" X\nX: /bc|d/ & /be|f/\n".into());
+    let mut grammar = compiler().compile(&grammar).unwrap();
+    grammar.accept(b'a'.into()).unwrap();
+    assert_eq!(grammar.allowed(), Err(Error::DeadEnd { num_tokens: 1 }));
+}
+
+#[test]
 fn names_sets_and_unknown_formats_are_held() {
     let color = json!({"color": {"enum": ["red", "blue"]}, "size": {"pattern": "^s"}});
     let names = |names: Value| json!({"$defs": color, "type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}});
