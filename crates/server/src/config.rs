@@ -148,7 +148,10 @@ pub struct ServeConfig {
     #[arg(long, help_heading = "Server", value_name = "SIZE", default_value = "64Mi")]
     pub max_constraint_memory: ByteSize,
     /// Let objects of schemas that say nothing of undeclared keys have such keys, as JSON Schema does; otherwise they have their declared keys only
-    #[arg(long, help_heading = "Server")]
+    #[arg(
+        long, help_heading = "Server", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
+    )]
     pub additional_properties: bool,
     /// Seconds that running requests have to finish when the server is asked to stop
     #[arg(long, help_heading = "Server", value_name = "SECONDS", default_value_t = 30)]

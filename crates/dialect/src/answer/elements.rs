@@ -67,8 +67,8 @@ struct May {
 }
 
 impl May {
-    /// More ends of values. Where a model begins what may not follow, it is led away at the second character of it. The text
-    /// would have to go on otherwise, with nearly all of a mark in it.
+    /// More texts that no value has. Where a model begins a mark that may not follow, it is led away at the second character.
+    /// The value would have to go on otherwise, with nearly all of the mark in it.
     fn refused(self, layout: &Layout, marks: &Marks) -> String {
         let line = match layout.line_breaks {
             LineBreaks::Absent => "",
@@ -83,6 +83,14 @@ impl May {
         let next = if self.go_on { String::new() } else { refused(marks.before_key) };
         let last = if self.end { String::new() } else { refused(marks.close) };
         next + &last
+    }
+
+    /// A text that no value ends with where the call may not end: its own mark, behind which it would be closed again.
+    fn no_end(self, marks: &Marks) -> String {
+        match self.end {
+            true => String::new(),
+            false => format!(r" & ~/(.|\n)*{}\n?/", escaped(&value_end(marks))),
+        }
     }
 }
 
@@ -218,7 +226,8 @@ impl Lark<'_> {
             true => escaped(marks.after_value),
             false => format!("{ends}{}", may.refused(layout, marks)),
         };
-        let not_ended = format!(r"/{begin}(.|\n)*/ & ~/(.|\n)*({ends})(.|\n)*/");
+        let no_end = if special { String::new() } else { may.no_end(marks) };
+        let not_ended = format!(r"/{begin}(.|\n)*/ & ~/(.|\n)*({ends})(.|\n)*/{no_end}");
         match terminals {
             None => self.rule(&raw, &not_ended),
             Some(terminals) => {
@@ -266,7 +275,8 @@ impl Lark<'_> {
     }
 }
 
-/// A regular expression of all that the parser takes for the end of a value: its mark, or the line break where that is forgotten, and what follows values.
+/// A regular expression of all that the parser takes for the end of a value: its mark, or the line break where that is forgotten,
+/// and a mark that follows values.
 fn ends_of_values<'a>(marks: &Marks, keys: impl Iterator<Item = &'a str>) -> String {
     const SPACE: &str = r"[ \t\r\n]*";
     let [after_value, before_key, after_key, close, close_all, open, open_all] = [

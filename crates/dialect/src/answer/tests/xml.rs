@@ -105,9 +105,9 @@ fn what_templates_write_is_allowed() {
                 "x\n</function>\ny",
                 "</arg_value>x",
                 "a\n<parameter=b>\n",
-                "</parameter>",
+                "</parameter>x",
                 "</parameter>\n <x>",
-                "<parameter=days>1</parameter>",
+                "<parameter=days>1</parameter> x",
             ] {
                 assert_eq!(take(&[("text", text), ("days", "1")]), "", "{format:?}: {text}");
                 assert_eq!(
