@@ -18,6 +18,7 @@ mod load;
 mod on_load;
 mod prism;
 mod public_names;
+mod published;
 mod pull;
 mod ranks;
 mod robustness;

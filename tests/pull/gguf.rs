@@ -60,6 +60,16 @@ fn a_file_is_named_by_its_path_or_by_how_it_is_quantized() {
 }
 
 #[test]
+fn the_only_file_of_a_repository_is_meant() {
+    let files = repository().without("tiny-Q4_K_M.gguf");
+    let place = Place::with(&files.with("README.md", "one model, in parts"));
+    check_answers(&place.serve(ID).start(), ID);
+    check_answers(&place.serve(ID).env("HF_HUB_OFFLINE", "1").start(), ID);
+    let address = format!("https://huggingface.co/{ID}/tree/main");
+    check_answers(&place.serve(&address).env("HF_HUB_OFFLINE", "1").start(), ID);
+}
+
+#[test]
 fn files_that_cannot_be_meant_are_answered_with_those_there_are() {
     let place = Place::with(&repository().without("config.json"));
     let ways = "name one as acme/tiny/FILE, or by how its name ends, as acme/tiny:Q4_K_M; there are Q8_0/tiny-Q8_0-00001-of-00003.gguf, tiny-Q4_K_M.gguf";

@@ -1,6 +1,11 @@
 //! Typed reads from `config.json` and its like, whose errors name the key; and the one place that
 //! knows how transformers 4 and 5 spell the rope settings.
 
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+};
+
 use serde_json::{Map, Value};
 
 use crate::{
@@ -17,6 +22,49 @@ pub struct HfConfig {
     entries: Map<String, Value>,
     /// Keys that are not called as the file calls them, and what it does.
     renamed: &'static [(&'static str, &'static str)],
+    /// The keys that were asked for, with the names of the objects around them: shared by all copies and parts.
+    read: Arc<Mutex<BTreeSet<String>>>,
+}
+
+/// A key that nobody reads and nobody knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadKey {
+    file: String,
+    /// With the names of the objects around it.
+    pub key: String,
+    value: String,
+    /// It may change what is computed: it is a number, or true.
+    counts: bool,
+}
+
+impl UnreadKey {
+    /// The key's own name.
+    pub(crate) fn name(&self) -> &str {
+        self.key.rsplit('.').next().unwrap_or(&self.key)
+    }
+
+    /// Whether it has a value, which is written as in JSON; 1 is 1.0.
+    pub(crate) fn is(&self, value: &str) -> bool {
+        let same = || self.value.parse::<f64>().ok().zip(value.parse::<f64>().ok());
+        self.value == value || same().is_some_and(|(found, value)| found == value)
+    }
+
+    /// Refuses it where it may change what is computed.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.counts {
+            true => Err(Error::UnknownKey {
+                file: self.file.clone(),
+                key: self.key.clone(),
+                value: self.value.clone(),
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// A line that tells users of it.
+    pub(crate) fn remark(&self) -> String {
+        format!("{}: `{}` = {} is not known, and not used", self.file, self.key, self.value)
+    }
 }
 
 impl HfConfig {
@@ -40,21 +88,45 @@ impl HfConfig {
         });
         let entries =
             entries.map_err(|e| Error::Json { file: name.to_owned(), reason: e.to_string() })?;
-        Ok(Self { file: name.to_owned(), path: String::new(), entries, renamed: &[] })
+        Ok(Self::from_entries(name, entries))
     }
 
     /// The object with these entries, of the file `file`.
     pub(crate) fn from_entries(file: &str, entries: Map<String, Value>) -> Self {
-        Self { file: file.to_owned(), path: String::new(), entries, renamed: &[] }
+        let (path, read) = (String::new(), Arc::default());
+        Self { file: file.to_owned(), path, entries, renamed: &[], read }
     }
 
     /// The value of a key, unless absent or `null`.
     pub fn raw(&self, key: &str) -> Option<&Value> {
+        self.note(key);
         self.entries.get(key).filter(|v| !v.is_null())
+    }
+
+    fn note(&self, key: &str) {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        read.insert(self.full(key));
+    }
+
+    /// The keys that nobody has asked for. Those with `null` are none.
+    pub(crate) fn unread_keys(&self) -> Vec<UnreadKey> {
+        let read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = self.entries.iter().filter(|(_, value)| !value.is_null());
+        // A key that is off changes nothing.
+        let off = [Value::Bool(false), 0.into(), 0.0.into()];
+        let unread =
+            entries.filter(|(key, value)| !off.contains(value) && !read.contains(&self.full(key)));
+        unread.map(|(key, value)| self.unread(key, value)).collect()
+    }
+
+    pub(crate) fn unread(&self, key: &str, value: &Value) -> UnreadKey {
+        let counts = value.is_number() || *value == Value::Bool(true);
+        UnreadKey { file: self.file.clone(), key: self.full(key), value: shorten(value), counts }
     }
 
     /// Whether the key is written at all, be it as `null`.
     pub fn contains(&self, key: &str) -> bool {
+        self.note(key);
         self.entries.contains_key(key)
     }
 
@@ -71,9 +143,7 @@ impl HfConfig {
     /// A count of at least one, if given.
     pub fn count_opt(&self, key: &str) -> Result<Option<usize>> {
         self.typed(key, COUNT, |v| {
-            let n =
-                v.as_u64().or_else(|| v.as_f64().filter(|f| f.fract() == 0.0).map(|f| f as u64));
-            n.filter(|&n| n > 0 && n <= u64::from(u32::MAX)).map(|n| n as usize)
+            whole(v).and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0).map(|n| n as usize)
         })
     }
 
@@ -96,7 +166,7 @@ impl HfConfig {
     /// A whole number, zero included.
     pub fn index(&self, key: &str) -> Result<usize> {
         const INDEX: &str = "a whole number";
-        self.typed(key, INDEX, |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))?
+        self.typed(key, INDEX, |v| whole(v).and_then(|n| usize::try_from(n).ok()))?
             .ok_or_else(|| self.missing(key, INDEX))
     }
 
@@ -112,7 +182,7 @@ impl HfConfig {
 
     /// A finite number, if given.
     pub fn float_opt(&self, key: &str) -> Result<Option<f64>> {
-        self.typed(key, NUMBER, Value::as_f64)
+        self.typed(key, NUMBER, number)
     }
 
     /// A number that must be written, though it may be `null`: its absence would mean a default
@@ -130,7 +200,7 @@ impl HfConfig {
 
     /// A boolean; `default` where absent.
     pub fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
-        Ok(self.typed(key, "true or false", Value::as_bool)?.unwrap_or(default))
+        Ok(self.typed(key, "true or false", flag)?.unwrap_or(default))
     }
 
     /// A string, if given.
@@ -152,27 +222,31 @@ impl HfConfig {
     /// A list of numbers.
     pub fn floats(&self, key: &str) -> Result<Vec<f64>> {
         const LIST: &str = "a list of numbers";
-        self.typed(key, LIST, |v| v.as_array()?.iter().map(Value::as_f64).collect())?
+        self.typed(key, LIST, |v| v.as_array()?.iter().map(number).collect())?
             .ok_or_else(|| self.missing(key, LIST))
     }
 
-    /// Token ids, written as one number or as a list; empty where absent.
+    /// Token ids, written as one number or as a list; empty where absent. One below zero or `null` is none.
     pub fn token_ids(&self, key: &str) -> Result<Vec<u32>> {
-        self.numbers(key, "a token id or a list of them")
+        let id = |v: &Value| match v {
+            Value::Null => Some(None),
+            v => whole(v).filter(|n| *n <= i64::from(u32::MAX)).map(|n| u32::try_from(n).ok()),
+        };
+        let ids = self.typed(key, "a token id or a list of them", |v| match v {
+            Value::Array(list) => list.iter().map(id).collect::<Option<Vec<_>>>(),
+            one => id(one).map(|id| vec![id]),
+        })?;
+        Ok(ids.unwrap_or_default().into_iter().flatten().collect())
     }
 
     /// Places in a list, written as one number or as a list; empty where absent.
     pub fn indices(&self, key: &str) -> Result<Vec<u32>> {
-        self.numbers(key, "a list of whole numbers")
-    }
-
-    fn numbers(&self, key: &str, expected: &'static str) -> Result<Vec<u32>> {
-        let number = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
-        let numbers = self.typed(key, expected, |v| match v {
-            Value::Array(list) => list.iter().map(number).collect(),
-            one => number(one).map(|n| vec![n]),
+        let index = |v: &Value| whole(v).and_then(|n| u32::try_from(n).ok());
+        let indices = self.typed(key, "a list of whole numbers", |v| match v {
+            Value::Array(list) => list.iter().map(index).collect(),
+            one => index(one).map(|n| vec![n]),
         })?;
-        Ok(numbers.unwrap_or_default())
+        Ok(indices.unwrap_or_default())
     }
 
     /// An object inside this one, if given.
@@ -184,6 +258,7 @@ impl HfConfig {
                 path: format!("{}{key}.", self.path),
                 entries: entries.clone(),
                 renamed: &[],
+                read: Arc::clone(&self.read),
             })),
             Some(other) => Err(self.ill_typed(key, other, "an object")),
         }
@@ -202,12 +277,7 @@ impl HfConfig {
             Some(section) => Some(section),
             None => self.section("rope_scaling")?,
         };
-        let mut rope = written.unwrap_or_else(|| Self {
-            file: self.file.clone(),
-            path: String::new(),
-            entries: Map::new(),
-            renamed: &[],
-        });
+        let mut rope = written.unwrap_or_else(|| Self::from_entries(&self.file, Map::new()));
         if let Some((key, value)) = rope.entries().find(|(_, v)| v.is_object()) {
             return Err(rope.unsupported(
                 key,
@@ -250,12 +320,17 @@ impl HfConfig {
                 config.entries.insert((*usual).into(), value);
             }
         }
+        // Two keys may be the same one.
+        for (_, written) in names {
+            config.note(written);
+        }
         config
     }
 
     /// This configuration with some keys taken out.
     #[must_use]
     pub(crate) fn without(&self, keys: &[&str]) -> Self {
+        keys.iter().for_each(|key| self.note(key));
         let mut config = self.clone();
         config.entries.retain(|key, _| !keys.contains(&key.as_str()));
         config
@@ -319,6 +394,30 @@ impl HfConfig {
     fn full(&self, key: &str) -> String {
         let written = self.renamed.iter().find(|(usual, _)| *usual == key);
         format!("{}{}", self.path, written.map_or(key, |(_, written)| written))
+    }
+}
+
+/// A finite number. Tools write some as texts.
+fn number(value: &Value) -> Option<f64> {
+    match value {
+        Value::String(text) => text.trim().parse().ok().filter(|number: &f64| number.is_finite()),
+        value => value.as_f64(),
+    }
+}
+
+/// A whole number, which may be written with a point or as a text.
+fn whole(value: &Value) -> Option<i64> {
+    let rounded =
+        || number(value).filter(|number| number.fract() == 0.0).map(|number| number as i64);
+    value.as_i64().or_else(rounded)
+}
+
+/// True or false. Python's spelling occurs as a text.
+fn flag(value: &Value) -> Option<bool> {
+    match value {
+        Value::String(text) if text.eq_ignore_ascii_case("true") => Some(true),
+        Value::String(text) if text.eq_ignore_ascii_case("false") => Some(false),
+        value => value.as_bool(),
     }
 }
 
@@ -427,10 +526,27 @@ mod tests {
 
     #[test]
     fn token_ids_are_one_or_many() {
-        let c = config(r#"{"a": 2, "b": [1, 2], "c": null, "d": -1}"#);
+        let c = config(
+            r#"{"a": 2, "b": [1, 2], "c": null, "d": -1, "e": [3.0, -1, null, "4"], "f": [1.5]}"#,
+        );
         assert_eq!(c.token_ids("a").unwrap(), [2]);
         assert_eq!(c.token_ids("b").unwrap(), [1, 2]);
         assert!(c.token_ids("c").unwrap().is_empty());
-        assert!(c.token_ids("d").is_err());
+        assert!(c.token_ids("d").unwrap().is_empty());
+        assert_eq!(c.token_ids("e").unwrap(), [3, 4]);
+        assert!(c.token_ids("f").is_err());
+    }
+
+    #[test]
+    fn numbers_may_be_texts() {
+        let c = config(r#"{"a": "1e-05", "b": "10000.0", "c": 12.0, "d": "True", "e": "wide"}"#);
+        assert_eq!((c.float("a").unwrap(), c.float("b").unwrap()), (1e-5, 1e4));
+        assert_eq!((c.count("b").unwrap(), c.count("c").unwrap()), (10_000, 12));
+        assert!(c.flag_or("d", false).unwrap());
+        for refused in
+            [c.float("e").map(drop), c.count("e").map(drop), c.flag_or("e", true).map(drop)]
+        {
+            assert!(refused.unwrap_err().to_string().contains("`e` is \"wide\", but"));
+        }
     }
 }

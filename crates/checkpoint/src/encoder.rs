@@ -11,11 +11,13 @@ pub use sentence::{DenseSpec, Pooling, SentenceSettings};
 
 use crate::{
     bytes::Bytes,
-    config::HfConfig,
+    check_unread,
+    config::{HfConfig, UnreadKey},
     error::{Error, Result},
     files::{CheckpointFiles, WeightFiles},
     quantization::Quantization,
     spec::Act,
+    unread::unread,
 };
 
 /// A text encoder, as data.
@@ -149,6 +151,33 @@ pub fn supported_encoders() -> impl Iterator<Item = &'static str> {
     ALL.iter().map(|arch| arch.name)
 }
 
+/// The encoder that a configuration means: by its class, or by its `model_type` where files of sentence-transformers are beside
+/// it, whose models were often stored with the head that they were trained with.
+fn find(files: &CheckpointFiles, config: &HfConfig) -> Result<Option<&'static EncoderArch>> {
+    let name = config.texts_opt("architectures")?.and_then(|list| list.first().copied());
+    let by_name = |name: &str| ALL.iter().find(|arch| arch.name == name);
+    if let Some(arch) = name.and_then(by_name) {
+        return Ok(Some(arch));
+    }
+    let Some(class) = config.text_opt("model_type")?.and_then(class_of) else { return Ok(None) };
+    let is_beside = SentenceSettings::FILES.iter().any(|file| files.contains(file));
+    Ok(by_name(class).filter(|_| is_beside || name.is_none()))
+}
+
+/// The class of an encoder without a head, by its `model_type`.
+fn class_of(model_type: &str) -> Option<&'static str> {
+    Some(match model_type {
+        "bert" => "BertModel",
+        "roberta" => "RobertaModel",
+        "xlm-roberta" => "XLMRobertaModel",
+        "distilbert" => "DistilBertModel",
+        "modernbert" => "ModernBertModel",
+        "nomic_bert" => "NomicBertModel",
+        "mpnet" => "MPNetModel",
+        _ => return None,
+    })
+}
+
 /// An encoder's folder whose description was read and understood. Nothing of the weights is read.
 #[derive(Debug)]
 pub struct EncoderCheckpoint {
@@ -157,6 +186,7 @@ pub struct EncoderCheckpoint {
     spec: EncoderSpec,
     sentence: SentenceSettings,
     quantization: Option<Quantization>,
+    unread: Vec<UnreadKey>,
 }
 
 impl EncoderCheckpoint {
@@ -165,8 +195,7 @@ impl EncoderCheckpoint {
     /// # Errors
     /// A key is missing, ill-typed or changes the computation in a way that is not supported.
     pub(crate) fn open(files: &CheckpointFiles, config: &HfConfig) -> Result<Option<Self>> {
-        let name = config.texts_opt("architectures")?.and_then(|list| list.first().copied());
-        let Some(arch) = ALL.iter().find(|arch| Some(arch.name) == name) else { return Ok(None) };
+        let Some(arch) = find(files, config)? else { return Ok(None) };
         let mut spec = (arch.spec)(config)?;
         if !spec.hidden_size.is_multiple_of(spec.heads) {
             return Err(config.unsupported(
@@ -179,13 +208,23 @@ impl EncoderCheckpoint {
             check_one_label(config)?;
             spec.head = Some(ScoreHead { sigmoid: sigmoid(config)?, ..head(config)? });
         }
-        Ok(Some(Self {
-            sentence: SentenceSettings::read(files)?,
-            quantization: Quantization::read(files, config)?,
-            files: files.clone(),
-            arch,
-            spec,
-        }))
+        let (sentence, quantization) =
+            (SentenceSettings::read(files)?, Quantization::read(files, config)?);
+        let unread = unread(config, None);
+        Ok(Some(Self { sentence, quantization, files: files.clone(), arch, spec, unread }))
+    }
+
+    /// Checks as [`crate::Checkpoint::check_keys`] does.
+    ///
+    /// # Errors
+    /// The first of such keys.
+    pub fn check_keys(&self, ignored: &[String]) -> Result<()> {
+        check_unread(&self.unread, ignored)
+    }
+
+    /// Remarks for users on the configuration, in a line each.
+    pub fn remarks(&self) -> Vec<String> {
+        self.unread.iter().map(UnreadKey::remark).collect()
     }
 
     /// Where the checkpoint's files are.

@@ -26,6 +26,25 @@ pub enum Error {
         /// The system's own error.
         source: std::io::Error,
     },
+    /// A file was not fetched from git-lfs.
+    #[error(
+        "{} is a pointer of git-lfs and not the file itself: fetch it with `git lfs pull`, or download the model again",
+        path.display()
+    )]
+    LfsPointer {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A folder holds what is added to a model and no model.
+    #[error(
+        "{place} holds an adapter (LoRA) of {base}: merge it into that model and serve the merged one"
+    )]
+    Adapter {
+        /// The folder, in words.
+        place: String,
+        /// The model that it belongs to.
+        base: String,
+    },
     /// A file is not the JSON object it should be.
     #[error("{file} is damaged, it is not a JSON object: {reason}")]
     Json {
@@ -68,6 +87,18 @@ pub enum Error {
         /// What would be supported, with the punctuation before it; may be empty.
         hint: String,
     },
+    /// A key that may change the computation, and that nobody knows.
+    #[error(
+        "{file}: `{key}` = {value} is not known, and may change what the model answers; start with --ignore-config-key {key} if it does not"
+    )]
+    UnknownKey {
+        /// The file's name.
+        file: String,
+        /// The key, with the names of the objects around it.
+        key: String,
+        /// Its value.
+        value: String,
+    },
     /// The architecture is not in the table.
     #[error("architecture `{name}` is not supported{nearest}; supported: {supported}")]
     UnknownArchitecture {
@@ -104,9 +135,13 @@ pub enum Error {
         /// The method by which they are quantized.
         method: String,
     },
-    /// A vocabulary in tiktoken's format that cannot be used.
-    #[error("tiktoken.model: {reason}")]
-    Tiktoken {
+    /// A vocabulary in a file of its own kind cannot be used.
+    #[error(
+        "{file} cannot be read as a tokenizer: {reason}; name a folder with the model's own tokenizer.json by --tokenizer"
+    )]
+    Vocabulary {
+        /// The file's name.
+        file: &'static str,
         /// What is wrong.
         reason: String,
     },
@@ -116,6 +151,14 @@ pub enum Error {
         /// The file's name.
         file: String,
         /// What was found, in words.
+        reason: String,
+    },
+    /// A GGUF file says what cannot be, so that another download of it helps nothing.
+    #[error("{file} cannot be used: {}; take another version of the model", one_line(reason))]
+    GgufContents {
+        /// The file's name.
+        file: String,
+        /// The reason, in words.
         reason: String,
     },
     /// A tensor of a GGUF file is of a type that is not computed with.

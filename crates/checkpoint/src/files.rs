@@ -3,7 +3,8 @@
 use std::{
     borrow::Cow,
     collections::BTreeSet,
-    fmt, io,
+    fmt,
+    io::{self, Read},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -14,12 +15,13 @@ use crate::{
     config::HfConfig,
     error::{Error, Result},
     gguf::{Gguf, is_gguf},
-    tiktoken,
+    vocabulary,
 };
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
 /// The files of a checkpoint.
 #[derive(Clone)]
@@ -32,21 +34,35 @@ pub enum CheckpointFiles {
     Gguf(Arc<Gguf>),
 }
 
+/// The beginning of the pointers that git-lfs keeps in place of large files until they are fetched.
+const LFS_POINTER: &[u8] = b"version https://git-lfs";
+/// A mark that some editors write at the beginning of a text.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// The contents of a file; `None` where there is none.
 fn read_file(path: PathBuf) -> Result<Option<Vec<u8>>> {
     match std::fs::read(&path) {
-        Ok(bytes) => Ok(Some(bytes)),
+        Ok(bytes) if bytes.starts_with(LFS_POINTER) => Err(Error::LfsPointer { path }),
+        Ok(mut bytes) => {
+            if bytes.starts_with(BYTE_ORDER_MARK) {
+                bytes.drain(..BYTE_ORDER_MARK.len());
+            }
+            Ok(Some(bytes))
+        }
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(Error::Io { path, source }),
     }
 }
 
-/// The `tokenizer.json` that a vocabulary in tiktoken's format says, where a folder has such.
-fn from_tiktoken(folder: &Path) -> Result<Option<Vec<u8>>> {
-    let Some(vocabulary) = read_file(folder.join(tiktoken::FILE))? else { return Ok(None) };
-    let config = read_file(folder.join("tokenizer_config.json"))?.unwrap_or_default();
-    let tokenizer = tiktoken::tokenizer(&vocabulary, &config)?;
-    Ok(Some(tokenizer.to_string().into_bytes()))
+/// The contents of a file that is not there, from a folder's vocabulary of another kind.
+fn from_vocabulary(folder: &Path, name: &str) -> Result<Option<Vec<u8>>> {
+    let read = |name: &str| read_file(folder.join(name));
+    let json = match name {
+        TOKENIZER => vocabulary::tokenizer(&read)?,
+        TOKENIZER_CONFIG => vocabulary::tokenizer_config(&read)?,
+        _ => None,
+    };
+    Ok(json.map(|json| json.to_string().into_bytes()))
 }
 
 impl CheckpointFiles {
@@ -78,11 +94,20 @@ impl CheckpointFiles {
         match self {
             Self::Embedded(_) => Ok(self.embedded(name).map(Cow::Borrowed)),
             Self::Gguf(gguf) => Ok(gguf.folder_file(name)?.map(Cow::Owned)),
-            Self::Folder(folder) => Ok(match (read_file(folder.join(name))?, name) {
-                (None, TOKENIZER) => from_tiktoken(folder)?.map(Cow::Owned),
-                (bytes, _) => bytes.map(Cow::Owned),
-            }),
+            Self::Folder(folder) => {
+                let bytes = read_file(folder.join(name))?;
+                let bytes = match bytes {
+                    None => from_vocabulary(folder, name)?,
+                    bytes => bytes,
+                };
+                Ok(bytes.map(Cow::Owned))
+            }
         }
+    }
+
+    /// Remarks for users on the tokenizer, in a line each.
+    pub fn remarks(&self) -> Vec<String> {
+        self.gguf().map(Gguf::remarks).unwrap_or_default()
     }
 
     /// Whether there is such a file.
@@ -192,12 +217,13 @@ impl WeightFiles {
                 several => Self::Sharded(several.to_vec()),
             });
         }
-        if files.contains(SINGLE) {
-            return Ok(Self::Single(SINGLE.to_owned()));
-        }
-        let Some(index) = HfConfig::read(files, INDEX)? else {
-            return Err(no_weights(files));
+        let names = files.names();
+        let named = Self::named(names.iter().map(String::as_str));
+        let index = match named.ok_or_else(|| no_weights(files))? {
+            NamedWeights::Files(names) => return Self::of_names(files, names),
+            NamedWeights::Index(index) => index,
         };
+        let Some(index) = HfConfig::read(files, &index)? else { return Err(no_weights(files)) };
         let map = index.section("weight_map")?.ok_or_else(|| index.missing("weight_map", MAP))?;
         let mut names = BTreeSet::new();
         for (tensor, file) in map.entries() {
@@ -211,26 +237,132 @@ impl WeightFiles {
         if names.is_empty() {
             return Err(index.ill_typed("weight_map", &Value::Object(Default::default()), MAP));
         }
-        Ok(Self::Sharded(names.into_iter().collect()))
+        Self::of_names(files, names.into_iter().collect())
     }
+
+    /// These files, unless one of them is a pointer of git-lfs.
+    fn of_names(files: &CheckpointFiles, names: Vec<String>) -> Result<Self> {
+        for path in names.iter().filter_map(|name| files.path(name)) {
+            if is_lfs_pointer(&path) {
+                return Err(Error::LfsPointer { path });
+            }
+        }
+        Ok(match <[String; 1]>::try_from(names) {
+            Ok([name]) => Self::Single(name),
+            Err(names) => Self::Sharded(names),
+        })
+    }
+
+    /// The files that hold the weights, among files of these names: `model.safetensors` or its index, or else the only index. Without
+    /// these it is the only safetensors file, or all parts of the only set of them.
+    pub fn named<'a>(names: impl Iterator<Item = &'a str>) -> Option<NamedWeights> {
+        let names: Vec<&str> = names.filter(|name| !name.contains('/')).collect();
+        let (single, index) = (names.contains(&SINGLE), names.contains(&INDEX));
+        if single || index {
+            let file = || NamedWeights::Files(vec![SINGLE.to_owned()]);
+            return Some(if single { file() } else { NamedWeights::Index(INDEX.to_owned()) });
+        }
+        let indices: Vec<&&str> = names.iter().filter(|name| name.ends_with(INDEX_END)).collect();
+        if let [index] = indices[..] {
+            return Some(NamedWeights::Index((*index).to_owned()));
+        }
+        let mut files: Vec<&str> = names.into_iter().filter(|name| is_weights(name)).collect();
+        files.sort_unstable();
+        let parts = files.first().and_then(|first| Some(Part::of(first)?.parts));
+        let is_whole = match parts {
+            Some(parts) => {
+                let stem = Part::of(files[0]).map(|part| part.stem);
+                let part = |(i, name): (usize, &&str)| {
+                    Part::of(name).is_some_and(|part| (Some(part.stem), part.part) == (stem, i + 1))
+                };
+                files.len() == parts && files.iter().enumerate().all(part)
+            }
+            None => files.len() == 1,
+        };
+        is_whole.then(|| NamedWeights::Files(files.into_iter().map(str::to_owned).collect()))
+    }
+}
+
+/// The files that hold the weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NamedWeights {
+    /// These files, in order.
+    Files(Vec<String>),
+    /// Those that this index names.
+    Index(String),
+}
+
+/// Where a name ends that is an index's.
+const INDEX_END: &str = ".safetensors.index.json";
+/// Files in Mistral's own layout, which is not read.
+const CONSOLIDATED: &str = "consolidated";
+
+/// Whether a file's name may be that of weights: not of an adapter, and not in another layout.
+fn is_weights(name: &str) -> bool {
+    let others = [CONSOLIDATED, "adapter", "lora", "optimizer", "mmproj"];
+    name.ends_with(".safetensors") && !others.iter().any(|other| name.starts_with(other))
+}
+
+/// A name `STEM-00002-of-00003.safetensors`.
+struct Part<'a> {
+    stem: &'a str,
+    part: usize,
+    parts: usize,
+}
+
+impl<'a> Part<'a> {
+    fn of(name: &'a str) -> Option<Self> {
+        let (rest, parts) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+        let (stem, part) = rest.rsplit_once('-')?;
+        Some(Self { stem, part: part.parse().ok()?, parts: parts.parse().ok()? })
+    }
+}
+
+/// Whether a file is a pointer of git-lfs to the one that is meant.
+pub(crate) fn is_lfs_pointer(path: &Path) -> bool {
+    let mut bytes = [0; LFS_POINTER.len()];
+    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut bytes));
+    read.is_ok() && bytes == *LFS_POINTER
 }
 
 const MAP: &str = "an object from tensor names to files";
 
+/// The adapter's settings, beside an adapter's weights.
+const ADAPTER: &str = "adapter_config.json";
+
+/// The error for a folder that holds an adapter in place of a model; `None` for others.
+pub(crate) fn adapter(files: &CheckpointFiles) -> Option<Error> {
+    let config = HfConfig::read(files, ADAPTER).ok()??;
+    let base = config.text_opt("base_model_name_or_path").ok()?.unwrap_or("another model");
+    Some(Error::Adapter { place: files.to_string(), base: base.chars().take(200).collect() })
+}
+
 fn no_weights(files: &CheckpointFiles) -> Error {
-    let mut others: Vec<String> = files
-        .names()
-        .into_iter()
-        .filter(|n| [".bin", ".pt", ".pth", ".h5"].iter().any(|end| n.ends_with(end)))
-        .collect();
-    others.sort();
-    others.truncate(3);
-    let others = if others.is_empty() {
-        String::new()
-    } else {
-        format!(" (found {}; convert them to safetensors)", others.join(", "))
+    if let Some(error) = adapter(files) {
+        return error;
+    }
+    let mut names = files.names();
+    names.sort();
+    let ends = |ends: &[&str]| {
+        let found = names.iter().filter(|name| ends.iter().any(|end| name.ends_with(end)));
+        found.take(3).cloned().collect::<Vec<_>>().join(", ")
     };
-    Error::NoWeights { place: files.to_string(), others }
+    let (safetensors, others) =
+        (ends(&[".safetensors", INDEX_END]), ends(&[".bin", ".pt", ".pth", ".h5"]));
+    let found = if safetensors.starts_with(CONSOLIDATED) {
+        format!(
+            " (found {safetensors}, in Mistral's own layout: take the version in that of transformers)"
+        )
+    } else if !safetensors.is_empty() {
+        format!(
+            " (found {safetensors}: which of them are the weights? Leave one, or all parts NAME-00001-of-00002.safetensors of one)"
+        )
+    } else if !others.is_empty() {
+        format!(" (found {others}; convert them to safetensors)")
+    } else {
+        String::new()
+    };
+    Error::NoWeights { place: files.to_string(), others: found }
 }
 
 #[cfg(test)]
@@ -256,6 +388,55 @@ mod tests {
             e.to_string(),
             "model.safetensors.index.json: `weight_map.a` is \"../secret\", but a file name without a folder is needed"
         );
+    }
+
+    #[test]
+    fn weights_are_found_under_other_names() {
+        let named = |names: &[&str]| WeightFiles::named(names.iter().copied());
+        let files = |names: &[&str]| {
+            Some(NamedWeights::Files(names.iter().map(|name| (*name).to_owned()).collect()))
+        };
+        let gptq = "gptq_model-4bit-128g.safetensors";
+        assert_eq!(named(&["config.json", gptq, "consolidated.safetensors"]), files(&[gptq]));
+        let one = "model-00001-of-00001.safetensors";
+        assert_eq!(named(&[one]), files(&[one]));
+        let both = ["a-00001-of-00002.safetensors", "a-00002-of-00002.safetensors"];
+        assert_eq!(named(&[both[1], both[0]]), files(&both));
+        assert_eq!(named(&["a.safetensors", SINGLE]), files(&[SINGLE]));
+        let index = "model.fp16.safetensors.index.json";
+        assert_eq!(named(&[index, both[0]]), Some(NamedWeights::Index(index.to_owned())));
+        for unclear in [
+            &both[..1],
+            &["a.safetensors", "b.safetensors"],
+            &["adapter_model.safetensors"],
+            &["consolidated.safetensors"],
+            &["a-00001-of-00002.safetensors", "b-00002-of-00002.safetensors"],
+            &["x/model.safetensors"],
+        ] {
+            assert_eq!(named(unclear), None, "{unclear:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_there_instead_of_weights_is_named() {
+        for (files, part) in [
+            (
+                &[("consolidated.safetensors", &b""[..])][..],
+                "(found consolidated.safetensors, in Mistral's own layout",
+            ),
+            (
+                &[("b.safetensors", b""), ("a.safetensors", b"")],
+                "(found a.safetensors, b.safetensors: which of them",
+            ),
+            (
+                &[("adapter_config.json", br#"{"base_model_name_or_path": "a/base"}"#)],
+                "holds an adapter (LoRA) of a/base: merge it into that model and serve the merged one",
+            ),
+        ] {
+            let files = CheckpointFiles::Embedded(Box::leak(files.to_vec().into_boxed_slice()));
+            let line = WeightFiles::find(&files).unwrap_err().to_string();
+            assert!(line.contains(part), "{line}");
+        }
     }
 
     #[test]

@@ -31,32 +31,46 @@ pub struct SamplingDefaults {
 }
 
 impl GenerationConfig {
-    pub(crate) fn read(files: &CheckpointFiles, config: &HfConfig) -> Result<Self> {
-        let from_config = config.token_ids("eos_token_id")?;
-        let Some(g) = HfConfig::read(files, "generation_config.json")? else {
-            // As GGUF files say it.
-            let suppress_tokens = config.token_ids("suppress_tokens")?;
-            let sampling = SamplingDefaults { suppress_tokens, ..SamplingDefaults::default() };
-            return Ok(Self { eos_token_ids: from_config, sampling });
-        };
-        let mut eos_token_ids = g.token_ids("eos_token_id")?;
-        if eos_token_ids.is_empty() {
-            eos_token_ids = from_config;
+    /// Reads the files, where `configs` are `config.json` and the part of it that describes the text. Ends are those of all of
+    /// them: fine-tuned models often name the end of a turn in one and that of a text in another.
+    pub(crate) fn read(files: &CheckpointFiles, configs: &[&HfConfig]) -> Result<Self> {
+        const ENDS: &str = "eos_token_id";
+        let generation = HfConfig::read(files, "generation_config.json")?;
+        let mut found = Self::default();
+        for config in generation.iter().chain(configs.iter().copied()) {
+            found.add_ends(config.token_ids(ENDS)?);
         }
-        let sampling = SamplingDefaults {
+        let Some(g) = generation else {
+            // As GGUF files say it.
+            for config in configs.iter().take(1) {
+                found.sampling.suppress_tokens = config.token_ids("suppress_tokens")?;
+            }
+            return Ok(found);
+        };
+        // transformers writes 0 for "off", and others -1.
+        let count = |key: &str| match g.float_opt(key)? {
+            Some(off) if off <= 0.0 => Ok(None),
+            _ => g.count_opt(key),
+        };
+        found.sampling = SamplingDefaults {
             temperature: g.float_opt("temperature")?,
             top_p: g.float_opt("top_p")?,
-            // transformers writes 0 for "off".
-            top_k: match g.raw("top_k").and_then(|v| v.as_i64()) {
-                Some(0 | -1) => None,
-                _ => g.count_opt("top_k")?,
-            },
+            top_k: count("top_k")?,
             min_p: g.float_opt("min_p")?,
             repetition_penalty: g.float_opt("repetition_penalty")?,
-            max_new_tokens: g.count_opt("max_new_tokens")?,
+            max_new_tokens: count("max_new_tokens")?,
             suppress_tokens: g.token_ids("suppress_tokens")?,
         };
-        Ok(Self { eos_token_ids, sampling })
+        Ok(found)
+    }
+
+    /// Adds ends that are not there yet.
+    pub(crate) fn add_ends(&mut self, ids: impl IntoIterator<Item = u32>) {
+        for id in ids {
+            if !self.eos_token_ids.contains(&id) {
+                self.eos_token_ids.push(id);
+            }
+        }
     }
 }
 
@@ -69,16 +83,17 @@ mod tests {
             generation.map(|g| ("generation_config.json", g.as_bytes())).into_iter().collect();
         let files = CheckpointFiles::Embedded(Box::leak(files.into_boxed_slice()));
         let config = HfConfig::parse("config.json", config.as_bytes()).unwrap();
-        GenerationConfig::read(&files, &config).unwrap()
+        GenerationConfig::read(&files, &[&config]).unwrap()
     }
 
     #[test]
-    fn eos_ids_come_from_the_generation_config_first() {
+    fn ends_are_those_of_all_files() {
         let config = r#"{"eos_token_id": 7}"#;
         assert_eq!(read(config, None).eos_token_ids, [7]);
         assert_eq!(read(config, Some("{}")).eos_token_ids, [7]);
         let both = read(config, Some(r#"{"eos_token_id": [128001, 128009]}"#));
-        assert_eq!(both.eos_token_ids, [128001, 128009]);
+        assert_eq!(both.eos_token_ids, [128001, 128009, 7]);
+        assert_eq!(read(config, Some(r#"{"eos_token_id": -1}"#)).eos_token_ids, [7]);
         assert!(read("{}", None).eos_token_ids.is_empty());
     }
 
@@ -87,7 +102,7 @@ mod tests {
         let g = read(
             "{}",
             Some(
-                r#"{"temperature": 0.7, "top_p": 0.8, "top_k": 0, "do_sample": true, "suppress_tokens": [9, 8]}"#,
+                r#"{"temperature": 0.7, "top_p": 0.8, "top_k": 0.0, "max_new_tokens": -1, "do_sample": true, "suppress_tokens": [9, 8]}"#,
             ),
         );
         let expected = SamplingDefaults {

@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    ffi::OsStr,
     fs::File,
     io::{self, Read, Seek, SeekFrom},
     ops::Range,
@@ -29,7 +28,11 @@ mod splitting;
 mod tensor_type;
 mod tokenizer;
 
-pub(crate) use splitting::{KIMI as KIMI_SPLITTING, byte_level_steps};
+pub(crate) use splitting::{
+    GPT2 as GPT2_SPLITTING, KIMI as KIMI_SPLITTING, QWEN2_COMPOSED as QWEN2_SPLITTING, byte_level,
+    byte_level_steps,
+};
+pub(crate) use tokenizer::{Pieces as Vocabulary, sentence_pieces};
 
 use arch::GgufArch;
 use header::{Header, Place};
@@ -128,9 +131,12 @@ impl Gguf {
     pub fn model_name(name: &str) -> Option<&str> {
         let model = match Split::of(name) {
             Some(split) => (split.part == 1).then_some(split.base),
-            None => name.strip_suffix(".gguf"),
+            None => without_ending(name),
         };
-        model.filter(|model| !model.starts_with("mmproj"))
+        let is_projector = |model: &str| {
+            model.split(['-', '.', '_']).any(|word| word.eq_ignore_ascii_case("mmproj"))
+        };
+        model.filter(|model| !is_projector(model))
     }
 
     fn of_headers(folder: PathBuf, files: Vec<String>, headers: Vec<Header>) -> Result<Self> {
@@ -168,10 +174,9 @@ impl Gguf {
             .into_iter()
             .flatten()
             .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| is_gguf(path))
             .filter(|path| {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
-                Self::model_name(&name).is_some()
+                Self::model_name(&name).is_some() && path.is_file()
             })
             .collect();
         models.sort();
@@ -212,7 +217,7 @@ impl Gguf {
     /// What a file of a model folder would hold, where the metadata has it.
     pub(crate) fn folder_file(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let value: Option<Value> = match name {
-            "config.json" => Some(self.config()?),
+            "config.json" => Some(self.config()?.0),
             "tokenizer.json" => Some(self.tokenizer()?),
             "tokenizer_config.json" => Some(self.tokenizer_config()?),
             _ => None,
@@ -346,9 +351,21 @@ impl Read for Pieces<'_, '_> {
     }
 }
 
-/// Whether a path names a GGUF file.
+/// Whether a path names a GGUF file, by its ending, or by its first bytes where it has another name or none.
 pub(crate) fn is_gguf(path: &Path) -> bool {
-    path.extension() == Some(OsStr::new("gguf")) && path.is_file()
+    let by_name = || path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+    let by_magic = || {
+        let mut magic = [0; 4];
+        let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+        read.is_ok() && magic == header::MAGIC
+    };
+    path.is_file() && (by_name() || by_magic())
+}
+
+/// A name without the ending of GGUF files, if it has it.
+fn without_ending(name: &str) -> Option<&str> {
+    let at = name.len().checked_sub(".gguf".len())?;
+    name.get(at..)?.eq_ignore_ascii_case(".gguf").then(|| &name[..at])
 }
 
 /// The parts of a name `base-00002-of-00003.gguf`.

@@ -7,6 +7,7 @@ mod bytes;
 mod choice;
 mod config;
 mod encoder;
+mod ends;
 mod error;
 mod files;
 mod generation;
@@ -16,7 +17,8 @@ mod quantization;
 mod rope;
 mod shard;
 mod spec;
-mod tiktoken;
+mod unread;
+mod vocabulary;
 mod weights;
 
 use std::borrow::Cow;
@@ -26,12 +28,14 @@ pub use bytes::Bytes;
 pub use candlepower_packing::{Dtype, MatrixForm, Packed};
 pub use choice::{Choice, DTYPES};
 pub use config::HfConfig;
+use config::UnreadKey;
 pub use encoder::{
     DenseSpec, EncoderCheckpoint, EncoderKind, EncoderMemory, EncoderMemoryRequest, EncoderSpec,
     EncoderTensor, HeadAct, Pooling, ScoreHead, SentenceSettings, supported_encoders,
 };
+pub use ends::ends_by_name;
 pub use error::{Error, Result};
-pub use files::{CheckpointFiles, WeightFiles};
+pub use files::{CheckpointFiles, NamedWeights, WeightFiles};
 pub use generation::{GenerationConfig, SamplingDefaults};
 pub use gguf::{Gguf, GgufTensor, GgufType, ReadRange};
 pub use memory::{
@@ -75,11 +79,39 @@ impl Description {
             None => Checkpoint::from_config(files, &config).map(Self::Decoder),
         }
     }
+
+    /// Calls [`Checkpoint::check_keys`], or the encoder's.
+    ///
+    /// # Errors
+    /// The first of such keys.
+    pub fn check_keys(&self, ignored: &[String]) -> Result<()> {
+        match self {
+            Self::Decoder(checkpoint) => checkpoint.check_keys(ignored),
+            Self::Encoder(checkpoint) => checkpoint.check_keys(ignored),
+        }
+    }
+
+    /// Remarks for users on the configuration, in a line each.
+    pub fn remarks(&self) -> Vec<String> {
+        match self {
+            Self::Decoder(checkpoint) => checkpoint.remarks(),
+            Self::Encoder(checkpoint) => checkpoint.remarks(),
+        }
+    }
+}
+
+/// Refuses the first unread key that may change answers and is not `ignored`, by its whole name or its last part.
+fn check_unread(unread: &[UnreadKey], ignored: &[String]) -> Result<()> {
+    let is_ignored =
+        |key: &UnreadKey| ignored.iter().any(|name| *name == key.key || name == key.name());
+    unread.iter().filter(|key| !is_ignored(key)).try_for_each(UnreadKey::check)
 }
 
 fn read_config(files: &CheckpointFiles) -> Result<HfConfig> {
-    HfConfig::read(files, "config.json")?
-        .ok_or_else(|| Error::FileMissing { file: "config.json", place: files.to_string() })
+    HfConfig::read(files, "config.json")?.ok_or_else(|| match files::adapter(files) {
+        Some(adapter) => adapter,
+        None => Error::FileMissing { file: "config.json", place: files.to_string() },
+    })
 }
 
 /// A model folder (or an embedded one) whose configuration was read and understood.
@@ -96,6 +128,7 @@ pub struct Checkpoint {
     on_load: Option<OnLoad>,
     generation: GenerationConfig,
     sentence: SentenceSettings,
+    unread: Vec<UnreadKey>,
 }
 
 impl Checkpoint {
@@ -123,18 +156,43 @@ impl Checkpoint {
                 None => Quantization::read(&files, config)?,
             },
             on_load: None,
-            generation: GenerationConfig::read(
-                &files,
-                if config.raw("eos_token_id").is_some() { config } else { &text },
-            )?,
+            generation: GenerationConfig::read(&files, &[config, &text])?,
             sentence: SentenceSettings::read(&files)?,
+            unread: Vec::new(),
             files,
         };
         if let Some(gguf) = checkpoint.files.gguf() {
             gguf.adjust(&mut checkpoint.spec);
+            checkpoint.sentence.read_gguf(gguf)?;
         }
+        let known = checkpoint.spec.vocab_size;
+        checkpoint.generation.eos_token_ids.retain(|id| (*id as usize) < known);
         checkpoint.note_quantized()?;
+        // Now everything is read that will be.
+        checkpoint.unread = match checkpoint.files.gguf() {
+            Some(gguf) => gguf.unread_keys()?,
+            None => unread::unread(config, arch.text_part(&text)),
+        };
         Ok(checkpoint)
+    }
+
+    /// Refuses what the configuration says that nobody knows and that may change answers, but for the keys that are `ignored`.
+    ///
+    /// # Errors
+    /// The first of such keys.
+    pub fn check_keys(&self, ignored: &[String]) -> Result<()> {
+        check_unread(&self.unread, ignored)
+    }
+
+    /// Remarks for users on the configuration, in a line each.
+    pub fn remarks(&self) -> Vec<String> {
+        self.unread.iter().map(UnreadKey::remark).collect()
+    }
+
+    /// Adds tokens that end a text, which its tokenizer knows of.
+    pub fn add_ends(&mut self, ids: impl IntoIterator<Item = u32>) {
+        let known = self.spec.vocab_size;
+        self.generation.add_ends(ids.into_iter().filter(|id| (*id as usize) < known));
     }
 
     /// Has the matrices quantized while they are loaded.

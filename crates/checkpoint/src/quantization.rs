@@ -36,6 +36,8 @@ pub use squeezellm::SqueezeLlm;
 
 /// A file that older checkpoints of GPTQ have beside a `config.json` that says nothing.
 const GPTQ_FILE: &str = "quantize_config.json";
+/// The same of AWQ.
+const AWQ_FILE: &str = "quant_config.json";
 /// As [`GPTQ_FILE`], of NVIDIA ModelOpt's, which says it in a section.
 const MODELOPT_FILE: &str = "hf_quant_config.json";
 const MODELOPT_SECTION: &str = "quantization";
@@ -108,8 +110,12 @@ impl Quantization {
         if let Some(section) = config.section("quantization_config")? {
             return Self::parse(&section, None).map(Some);
         }
-        if let Some(own) = HfConfig::read(files, GPTQ_FILE)? {
-            return Self::parse(&own, Some(QuantizationMethod::Gptq)).map(Some);
+        for (file, method) in
+            [(GPTQ_FILE, QuantizationMethod::Gptq), (AWQ_FILE, QuantizationMethod::Awq)]
+        {
+            if let Some(own) = HfConfig::read(files, file)? {
+                return Self::parse(&own, Some(method)).map(Some);
+            }
         }
         let Some(own) = HfConfig::read(files, MODELOPT_FILE)? else { return Ok(None) };
         let section = own.section(MODELOPT_SECTION)?;

@@ -640,10 +640,11 @@ impl HfConfig {
     /// Reads `dtype` (transformers 5) or `torch_dtype` (4).
     pub(crate) fn dtype(&self) -> Result<Option<Dtype>> {
         let key = if self.raw("dtype").is_some() { "dtype" } else { "torch_dtype" };
-        match self.text_opt(key)? {
+        // Python prints dtypes with this prefix.
+        match self.text_opt(key)?.map(|name| name.strip_prefix("torch.").unwrap_or(name)) {
             None | Some("auto") => Ok(None),
-            Some("float32") => Ok(Some(Dtype::F32)),
-            Some("float16") => Ok(Some(Dtype::F16)),
+            Some("float32" | "float") => Ok(Some(Dtype::F32)),
+            Some("float16" | "half") => Ok(Some(Dtype::F16)),
             Some("bfloat16") => Ok(Some(Dtype::Bf16)),
             Some(other) => {
                 Err(self.unsupported(key, &other.into(), "; float32, float16 and bfloat16 are"))

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use candlepower_checkpoint::{CheckpointFiles, Gguf, SentenceSettings, WeightFiles};
+use candlepower_checkpoint::{CheckpointFiles, Gguf, NamedWeights, SentenceSettings, WeightFiles};
 use futures::{StreamExt, TryStreamExt, stream};
 use hf_hub::Cache;
 use hf_hub::api::tokio::{Api, ApiBuilder};
@@ -21,13 +21,14 @@ use crate::transfer::{Download, Transfer};
 use crate::{Error, HubConfig, ModelId, Result};
 
 /// Files that describe a model, apart from its weights and its code.
-const DESCRIPTION: [&str; 18] = [
+const DESCRIPTION: [&str; 19] = [
     CONFIG,
     "generation_config.json",
     GPTQ,
     MODELOPT,
     TOKENIZER,
-    TIKTOKEN,
+    AWQ,
+    "adapter_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -44,13 +45,15 @@ const DESCRIPTION: [&str; 18] = [
 const CONFIG: &str = "config.json";
 /// What older checkpoints of GPTQ say beside it.
 const GPTQ: &str = "quantize_config.json";
+/// The same of AWQ.
+const AWQ: &str = "quant_config.json";
 /// What those of NVIDIA ModelOpt do.
 const MODELOPT: &str = "hf_quant_config.json";
 const MODULES: &str = "modules.json";
 const TOKENIZER: &str = "tokenizer.json";
-/// What Kimi's models have in its place.
-const TIKTOKEN: &str = "tiktoken.model";
-const SINGLE: &str = "model.safetensors";
+/// Vocabularies of models that lack it.
+const VOCABULARIES: [&str; 5] =
+    ["tiktoken.model", "tekken.json", "tokenizer.model", "vocab.json", "merges.txt"];
 const INDEX: &str = "model.safetensors.index.json";
 /// Folders whose small files describe a model, too.
 const DESCRIPTION_FOLDERS: [(&str, &str); 2] =
@@ -134,10 +137,14 @@ impl Hub {
             return self.open_gguf(id, wanted, revision).await;
         }
         let model = self.find(id, revision, CONFIG, HubModel::missing_in_cache).await?;
+        if let Some(only) = model.only_gguf() {
+            return model.with_gguf(&only).await;
+        }
         if let Some(listing) = &model.listing {
             model.check_configuration(listing)?;
+            let is_wanted = |name: &str| describes(name) || is_vocabulary(name, listing);
             model
-                .fetch(listing.files.values().filter(|file| describes(&file.name)), progress)
+                .fetch(listing.files.values().filter(|file| is_wanted(&file.name)), progress)
                 .await?;
         }
         Ok(model)
@@ -154,7 +161,8 @@ impl Hub {
             return self.open_gguf(id, wanted, revision).await;
         }
         let wanted = |name: &str| {
-            [GPTQ, MODELOPT, MODULES, "1_Pooling/config.json"].contains(&name) || is_dense(name)
+            [GPTQ, AWQ, MODELOPT, MODULES, "1_Pooling/config.json"].contains(&name)
+                || is_dense(name)
         };
         self.open_one(id, revision, CONFIG, wanted).await
     }
@@ -164,7 +172,13 @@ impl Hub {
     /// # Errors
     /// As of `open`.
     pub async fn open_tokenizer(&self, id: &ModelId, revision: &str) -> Result<HubModel> {
-        let others = ["tokenizer_config.json", "chat_template.jinja", "chat_template.json"];
+        let others = [
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            "added_tokens.json",
+            "chat_template.jinja",
+            "chat_template.json",
+        ];
         self.open_one(id, revision, TOKENIZER, |name| others.contains(&name)).await
     }
 
@@ -176,17 +190,33 @@ impl Hub {
         first: &str,
         wanted: impl Fn(&str) -> bool,
     ) -> Result<HubModel> {
-        let missing =
-            |model: &HubModel| (!model.folder().join(first).is_file()).then(|| first.to_owned());
+        let missing = |model: &HubModel| {
+            let is_file = |name: &str| model.folder().join(name).is_file();
+            let is_there = is_file(first)
+                || (first == CONFIG && model.only_gguf().is_some())
+                || (first == TOKENIZER && VOCABULARIES.iter().any(|name| is_file(name)));
+            (!is_there).then(|| first.to_owned())
+        };
         let model = self.find(id, revision, first, missing).await?;
+        if let Some(only) = model.only_gguf().filter(|_| first == CONFIG) {
+            return model.with_gguf(&only).await;
+        }
         if let Some(listing) = &model.listing {
             if first == CONFIG {
                 model.check_configuration(listing)?;
-            } else if !listing.files.contains_key(first) {
+            } else if !listing
+                .files
+                .keys()
+                .any(|name| name == first || is_vocabulary(name, listing))
+            {
                 return Err(self.no_file(id, first));
             }
-            let files =
-                listing.files.values().filter(|file| file.name == first || wanted(&file.name));
+            let is_wanted = |name: &str| {
+                name == first
+                    || wanted(name)
+                    || (first == TOKENIZER && is_vocabulary(name, listing))
+            };
+            let files = listing.files.values().filter(|file| is_wanted(&file.name));
             model.fetch(files, &DownloadProgress::default()).await?;
         }
         Ok(model)
@@ -196,14 +226,8 @@ impl Hub {
     async fn open_gguf(&self, id: &ModelId, wanted: &GgufName, revision: &str) -> Result<HubModel> {
         let words = || format!("the GGUF file `{wanted}`");
         let missing = |model: &HubModel| model.cached_gguf(wanted).is_none().then(words);
-        let mut model = self.find(id, revision, &words(), missing).await?;
-        let names = match &model.listing {
-            Some(listing) => model.choose_gguf(wanted, listing)?,
-            None => model.cached_gguf(wanted).expect("nothing is missing in the cache"),
-        };
-        let described = Arc::new(model.read_gguf(&names).await?);
-        model.gguf = Some(GgufFiles { names, described });
-        Ok(model)
+        let model = self.find(id, revision, &words(), missing).await?;
+        model.with_gguf(wanted).await
     }
 
     /// Finds out which commit a revision is, from the hub if need be; `missing` says what the cache lacks of the model, and `first` is
@@ -297,9 +321,23 @@ impl HubModel {
         self.cache.set_commit(&self.revision, &self.commit)
     }
 
+    /// The model with those of its GGUF files that are meant, of which it is read what they say.
+    async fn with_gguf(mut self, wanted: &GgufName) -> Result<Self> {
+        let names = match &self.listing {
+            Some(listing) => self.choose_gguf(wanted, listing)?,
+            None => self.cached_gguf(wanted).expect("nothing is missing in the cache"),
+        };
+        let described = Arc::new(self.read_gguf(&names).await?);
+        self.gguf = Some(GgufFiles { names, described });
+        Ok(self)
+    }
+
     /// The first file that the cache lacks of a model that is to be served, in words.
     fn missing_in_cache(&self) -> Option<String> {
         let folder = self.folder();
+        if self.only_gguf().is_some() {
+            return None;
+        }
         if !folder.join(CONFIG).is_file() {
             return Some(CONFIG.to_owned());
         }
@@ -328,9 +366,9 @@ impl HubModel {
     fn safetensors(&self, listing: &Listing) -> Result<Vec<String>> {
         self.check_weights(listing)?;
         let folder = CheckpointFiles::Folder(self.folder());
-        let mut names = match listing.files.contains_key(SINGLE) {
-            true => vec![SINGLE.to_owned()],
-            false => WeightFiles::find(&folder)?.names().to_vec(),
+        let mut names = match named_weights(listing) {
+            Some(NamedWeights::Files(names)) => names,
+            _ => WeightFiles::find(&folder)?.names().to_vec(),
         };
         names.extend(dense_files(&folder)?);
         Ok(names)
@@ -345,7 +383,7 @@ impl HubModel {
     }
 
     fn check_weights(&self, listing: &Listing) -> Result<()> {
-        if listing.files.contains_key(SINGLE) || listing.files.contains_key(INDEX) {
+        if named_weights(listing).is_some() {
             return Ok(());
         }
         if let Some(error) = self.no_gguf_named(listing) {
@@ -441,6 +479,11 @@ impl HubModel {
     }
 }
 
+/// The safetensors files that hold the weights.
+fn named_weights(listing: &Listing) -> Option<NamedWeights> {
+    WeightFiles::named(listing.files.keys().map(String::as_str))
+}
+
 /// The weights of the dense layers that sentence-transformers' files name.
 fn dense_files(files: &CheckpointFiles) -> Result<Vec<String>> {
     let sentence = SentenceSettings::read(files)?;
@@ -452,9 +495,16 @@ fn is_dense(name: &str) -> bool {
     name.strip_suffix("_Dense/config.json").is_some_and(|index| index.parse::<u8>().is_ok())
 }
 
+/// Whether a file is the vocabulary of a repository that has no `tokenizer.json`.
+fn is_vocabulary(name: &str, listing: &Listing) -> bool {
+    VOCABULARIES.contains(&name) && !listing.files.contains_key(TOKENIZER)
+}
+
 /// Whether a file describes a model.
 fn describes(name: &str) -> bool {
+    let is_index = || name.ends_with(".safetensors.index.json") && !name.contains('/');
     DESCRIPTION.contains(&name)
+        || is_index()
         || is_dense(name)
         || DESCRIPTION_FOLDERS.iter().any(|(folder, end)| {
             name.strip_prefix(folder).is_some_and(|rest| rest.ends_with(end) && !rest.contains('/'))

@@ -1,5 +1,6 @@
 //! The names of models on the hub.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
@@ -87,17 +88,53 @@ impl fmt::Display for GgufName {
     }
 }
 
+impl fmt::Display for ModelName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.gguf {
+            None => self.id.fmt(f),
+            Some(GgufName::End(end)) => write!(f, "{}:{end}", self.id),
+            Some(GgufName::Path(path)) => write!(f, "{}/{path}", self.id),
+        }
+    }
+}
+
+/// Names of the hub's host, which people copy with a model's name.
+const HOSTS: [&str; 3] = ["huggingface.co/", "www.huggingface.co/", "hf.co/"];
+/// The text between a repository and a file in the addresses of pages and of downloads. Another revision than the usual one is
+/// a setting of its own.
+const VIEWS: [&str; 5] = ["/tree/main", "/resolve/main", "/blob/main", "/raw/main", "/edit/main"];
+
+/// The name in an address on the hub; other texts as they are.
+fn without_address(text: &str) -> Cow<'_, str> {
+    let bare = ["https://", "http://"].iter().find_map(|scheme| text.strip_prefix(scheme));
+    let rest = bare.unwrap_or(text);
+    let Some(name) = HOSTS.iter().find_map(|host| rest.strip_prefix(host)) else {
+        return text.into();
+    };
+    let name = name.split(['?', '#']).next().unwrap_or(name).trim_end_matches('/');
+    match VIEWS.iter().find_map(|view| name.split_once(view)) {
+        Some((id, file)) if file.is_empty() || file.starts_with('/') => {
+            format!("{id}{file}").into()
+        }
+        _ => name.into(),
+    }
+}
+
 impl FromStr for ModelName {
     type Err = NoModelId;
 
     fn from_str(text: &str) -> Result<Self, NoModelId> {
+        let text = without_address(text);
+        let text = text.as_ref();
         let is_end = |end: &str| {
             let is_letter = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
             !end.is_empty() && end.chars().all(is_letter)
         };
         let is_path = |path: &str| {
             let parts = || path.split('/');
-            path.ends_with(".gguf") && parts().all(|part| !["", ".", ".."].contains(&part))
+            let ending = path.rsplit_once('.').map(|(_, ending)| ending);
+            ending.is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
+                && parts().all(|part| !["", ".", ".."].contains(&part))
         };
         if let Some((id, end)) = text.split_once(':') {
             let gguf = is_end(end).then(|| GgufName::End(end.to_owned())).ok_or(NoModelId)?;
@@ -125,6 +162,30 @@ mod tests {
             ["", "a", "a/", "/b", "a/b/c", "./a", "a/..", "a/b--c", "a/-b", "a b/c", "a/b.git"]
         {
             assert_eq!(id.parse::<ModelId>(), Err(NoModelId), "{id}");
+        }
+    }
+
+    #[test]
+    fn addresses_on_the_hub_are_names() {
+        for (address, name) in [
+            ("https://huggingface.co/a/b", "a/b"),
+            ("http://www.huggingface.co/a/b/", "a/b"),
+            ("huggingface.co/a/b/tree/main", "a/b"),
+            ("hf.co/a/b", "a/b"),
+            ("hf.co/a/b:Q4_K_M", "a/b:Q4_K_M"),
+            ("https://huggingface.co/a/b/blob/main/x/c.gguf", "a/b/x/c.gguf"),
+            ("https://huggingface.co/a/b/resolve/main/c.gguf?download=true", "a/b/c.gguf"),
+        ] {
+            assert_eq!(address.parse::<ModelName>().unwrap().to_string(), name, "{address}");
+        }
+        for other in [
+            "https://hub.example/a/b",
+            "https://huggingface.co/a",
+            "https://huggingface.co/a/b/tree/v2",
+            "https://huggingface.co/a/b/resolve/main/model.safetensors",
+            "https://huggingface.co/",
+        ] {
+            assert_eq!(other.parse::<ModelName>(), Err(NoModelId), "{other}");
         }
     }
 

@@ -44,6 +44,9 @@ pub struct ServeConfig {
     /// Branch, tag or commit of the model on the hub
     #[arg(long, help_heading = "Model", value_name = "REVISION", default_value = "main", value_parser = not_empty)]
     pub revision: String,
+    /// Keys of config.json or of a GGUF file that are not known, and that change nothing in answers; several are separated by commas
+    #[arg(long, help_heading = "Model", value_name = "NAME", value_delimiter = ',', value_parser = not_empty)]
+    pub ignore_config_key: Vec<String>,
     /// Folder or hub id of the tokenizer's files [default: the model's]
     #[arg(long, help_heading = "Model", value_name = "FOLDER|ID", value_parser = not_empty)]
     pub tokenizer: Option<String>,

@@ -9,6 +9,16 @@ pub enum Error {
     /// `tokenizer_config.json` is not what it should be.
     #[error("tokenizer_config.json is damaged: {0}; download the model again")]
     BadTokenizerConfig(String),
+    /// A file lists an added token that cannot be added.
+    #[error(
+        "tokenizer_config.json (or added_tokens.json) lists the added token {token}, which cannot be added: {reason}; take the files of one version of the model, or name another tokenizer by --tokenizer"
+    )]
+    AddedToken {
+        /// The token as it is written.
+        token: String,
+        /// Why, with the ids.
+        reason: String,
+    },
     /// `chat_template.json` is not what it should be.
     #[error("chat_template.json is damaged: {0}; download the model again")]
     BadChatTemplateJson(String),

@@ -3,6 +3,7 @@
 //! Everything here is pure and synchronous: no files, no clock, no threads. The path of a request is
 //! [`ChatTemplate::prompt`] -> [`Tokenizer::encode_prompt`] -> (the engine) -> [`Detokenizer::push`] -> [`StopMatcher::push`].
 
+mod added;
 mod clock;
 mod cuts;
 mod decoder;
@@ -21,6 +22,7 @@ mod stop;
 mod template;
 mod tokenizer;
 
+pub use added::{ListedToken, whole_config};
 pub use clock::LocalTime;
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};

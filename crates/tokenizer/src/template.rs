@@ -283,11 +283,16 @@ fn template_of_json(json: &[u8]) -> Result<Value> {
 fn templates(value: &Value) -> Result<Vec<(String, String)>> {
     let bad = || {
         Error::BadTokenizerConfig(
-            "chat_template must be a string or a list of {name, template}".into(),
+            "chat_template must be a string, an object of named templates, or a list of {name, template}".into(),
         )
     };
     if let Some(source) = value.as_str() {
         return Ok(vec![(DEFAULT.to_owned(), source.to_owned())]);
+    }
+    if let Some(named) = value.as_object().filter(|named| !named.is_empty()) {
+        let named =
+            named.iter().map(|(name, source)| Some((name.clone(), source.as_str()?.to_owned())));
+        return named.collect::<Option<_>>().ok_or_else(bad);
     }
     let list = value.as_array().filter(|list| !list.is_empty()).ok_or_else(bad)?;
     let entry = |entry: &Value| {

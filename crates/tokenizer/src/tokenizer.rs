@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
+use crate::added::{ListedToken, with_listed};
 use crate::cuts::Cuts;
 use crate::decoder::{DecoderKind, TokenClass, TokenTable};
 use crate::prompt::SpellingFinder;
@@ -54,6 +55,7 @@ struct Inner {
     kind: DecoderKind,
     table: TokenTable,
     named: NamedSpecialTokens,
+    listed: Vec<ListedToken>,
     special_ids: Vec<u32>,
     spellings: SpellingFinder,
     cuts: Option<Cuts>,
@@ -65,12 +67,25 @@ impl Tokenizer {
     /// Truncation and padding that a `tokenizer.json` may ask for are dropped: a server never shortens a prompt in secret.
     ///
     /// # Errors
-    /// [`Error::BadTokenizer`], [`Error::BadTokenizerConfig`].
+    /// [`Error::BadTokenizer`], [`Error::BadTokenizerConfig`], [`Error::AddedToken`].
     pub fn from_bytes(tokenizer_json: &[u8], tokenizer_config_json: Option<&[u8]>) -> Result<Self> {
         let bad = |error: &dyn std::fmt::Display| Error::BadTokenizer(error.to_string());
         let json: DecoderField =
             serde_json::from_slice(tokenizer_json).map_err(|error| bad(&error))?;
         let mut tokenizer = read(&linear_splits(tokenizer_json)).map_err(|error| bad(&error))?;
+        let whole = tokenizer_config_json.map(parse_config).transpose()?.unwrap_or_default();
+        let mut listed = Vec::new();
+        if let Some((json, tokens)) = with_listed(&tokenizer, tokenizer_json, &whole)? {
+            tokenizer = read(&linear_splits(&json)).map_err(|error| bad(&error))?;
+            let is_there =
+                |token: &&ListedToken| tokenizer.token_to_id(&token.content) == Some(token.id);
+            if let Some(token) = tokens.iter().find(|token| !is_there(token)) {
+                let (token, reason) =
+                    (format!("{:?}", token.content), "tokenizer.json takes none".to_owned());
+                return Err(Error::AddedToken { token, reason });
+            }
+            listed = tokens;
+        }
         tokenizer.with_truncation(None).map_err(|error| bad(&error))?.with_padding(None);
 
         let config = tokenizer_config_json.map(special_tokens).transpose()?.unwrap_or_default();
@@ -89,7 +104,7 @@ impl Tokenizer {
         let special_ids = ids.filter(|&id| table.class(id) == TokenClass::Special).collect();
         let spellings = SpellingFinder::new(&special_spellings(&tokenizer))?;
         let cuts = Cuts::new(&tokenizer);
-        let inner = Inner { tokenizer, kind, table, named, special_ids, spellings, cuts };
+        let inner = Inner { tokenizer, kind, table, named, listed, special_ids, spellings, cuts };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -161,6 +176,19 @@ impl Tokenizer {
     /// `generation_config.json` and may be more ids.
     pub fn eos_token_id(&self) -> Option<u32> {
         self.token_to_id(self.inner.named.eos.as_deref()?)
+    }
+
+    /// The tokens that `tokenizer_config.json` lists and `tokenizer.json` does not.
+    pub fn listed_tokens(&self) -> &[ListedToken] {
+        &self.inner.listed
+    }
+
+    /// The id of an added token, and whether it is a special one; `None` for what is not added to the model's own vocabulary.
+    pub fn added_token(&self, token: &str) -> Option<(u32, bool)> {
+        let added = self.inner.tokenizer.get_added_vocabulary();
+        let id = self.token_to_id(token)?;
+        let found = added.get_added_tokens_decoder().get(&id)?;
+        (found.content == token).then_some((id, found.special))
     }
 
     /// The library's own tokenizer.
@@ -245,21 +273,17 @@ struct DecoderField {
     decoder: Value,
 }
 
+/// The keys that name special tokens.
+pub(crate) const NAMES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+/// The key that lists special tokens without a role.
+pub(crate) const LIST: &str = "additional_special_tokens";
+
 /// The special tokens of `tokenizer_config.json` as text: a string each, `additional_special_tokens` a list of strings.
 ///
 /// Each may be written as a string or as `{"content": "</s>", ..}`; a null is the same as none.
 /// Source: `special_tokens_map` in transformers' tokenization_utils_base.py.
 pub(crate) fn special_tokens(tokenizer_config_json: &[u8]) -> Result<Map<String, Value>> {
-    const NAMES: [&str; 7] = [
-        "bos_token",
-        "eos_token",
-        "unk_token",
-        "sep_token",
-        "pad_token",
-        "cls_token",
-        "mask_token",
-    ];
-    const LIST: &str = "additional_special_tokens";
     let config = parse_config(tokenizer_config_json)?;
     let mut tokens = Map::new();
     for name in NAMES {
@@ -320,7 +344,7 @@ fn special_spellings(tokenizer: &tokenizers::Tokenizer) -> Vec<String> {
 }
 
 /// Ids are below this: a table has a row for each up to the greatest. The largest vocabularies have some 300,000.
-const MOST_TOKENS: usize = 1 << 24;
+pub(crate) const MOST_TOKENS: usize = 1 << 24;
 
 fn token_table(tokenizer: &tokenizers::Tokenizer, kind: &DecoderKind) -> Result<TokenTable> {
     let mut tokens = Vec::new();

@@ -210,6 +210,11 @@ impl Arch {
         }
     }
 
+    /// The configuration of the text, where it is a part of the whole one.
+    pub(crate) fn text_part<'a>(&self, text: &'a HfConfig) -> Option<&'a HfConfig> {
+        matches!(self.around, Around::Images(_)).then_some(text)
+    }
+
     /// The name that a stored tensor has in [`Self::weights`]: some checkpoints write the name of the whole model before every
     /// tensor's, and embedders, which are stored without a head, leave out `model.`.
     pub(crate) fn planned_name<'a>(&self, stored: &'a str) -> Cow<'a, str> {
@@ -243,9 +248,31 @@ impl Arch {
 
     pub(crate) fn describe(&self, config: &HfConfig) -> Result<ModelSpec> {
         for key in MATH_KEYS.iter().filter(|key| !self.reads.contains(key)) {
-            config.refuse(key)?;
+            if !is_neutral(key, config) {
+                config.refuse(key)?;
+            }
         }
         (self.spec)(config)
+    }
+}
+
+/// Whether a key has a value that changes nothing.
+fn is_neutral(key: &str, config: &HfConfig) -> bool {
+    let Some(value) = config.raw(key) else { return true };
+    match key {
+        "embedding_multiplier" | "logit_scale" | "logits_scaling" | "residual_multiplier" => {
+            value.as_f64() == Some(1.0)
+        }
+        "num_experts" | "num_local_experts" => value.as_f64() == Some(0.0),
+        "layer_types" => {
+            value.as_array().is_some_and(|types| types.iter().all(|kind| kind == "full_attention"))
+        }
+        // Nothing is beyond the window.
+        "sliding_window" => {
+            let positions = config.raw("max_position_embeddings").and_then(|n| n.as_f64());
+            value.as_f64().is_some_and(|window| Some(window) >= positions && positions.is_some())
+        }
+        _ => false,
     }
 }
 

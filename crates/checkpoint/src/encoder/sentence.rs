@@ -11,10 +11,14 @@ use crate::{
     config::HfConfig,
     error::{Error, Result},
     files::CheckpointFiles,
+    gguf::Gguf,
     spec::MOST_WIDTH,
 };
 
 const MODULES: &str = "modules.json";
+/// Where a pooling's settings are.
+const USUAL_FOLDER: &str = "1_Pooling";
+const POOLING: &str = "1_Pooling/config.json";
 /// The transformer's settings; which name it is does not depend on the model alone.
 const TRANSFORMER: [&str; 4] = [
     "sentence_bert_config.json",
@@ -72,14 +76,21 @@ pub struct SentenceSettings {
 }
 
 impl SentenceSettings {
+    /// Files that say that a model gives vectors.
+    pub(super) const FILES: [&str; 3] = [MODULES, POOLING, TRANSFORMER[0]];
+
     /// Reads the files.
     ///
     /// # Errors
     /// One is damaged, or asks for something that is not supported.
     pub fn read(files: &CheckpointFiles) -> Result<Self> {
         let mut settings = Self::default();
-        if let Some(bytes) = files.read(MODULES)? {
-            settings.read_modules(files, &bytes)?;
+        match files.read(MODULES)? {
+            Some(bytes) => settings.read_modules(files, &bytes)?,
+            None if files.contains(POOLING) => {
+                settings.pooling = Some(Pooling::read(files, USUAL_FOLDER)?);
+            }
+            None => {}
         }
         if let Some(name) = TRANSFORMER.into_iter().find(|name| files.contains(name))
             && let Some(config) = HfConfig::read(files, name)?
@@ -91,6 +102,13 @@ impl SentenceSettings {
             settings.read_prompts(&config)?;
         }
         Ok(settings)
+    }
+
+    /// Reads the pooling of a GGUF file. llama.cpp gives vectors of length one.
+    pub(crate) fn read_gguf(&mut self, gguf: &Gguf) -> Result<()> {
+        self.pooling = gguf.pooling()?;
+        self.normalize = self.pooling.is_some();
+        Ok(())
     }
 
     /// Bytes of the dense layers' weights.
@@ -232,7 +250,7 @@ impl Pooling {
 
     /// Reads a pooling module's `config.json`.
     fn read(files: &CheckpointFiles, folder: &str) -> Result<Self> {
-        let config = module_config(files, folder, "1_Pooling/config.json")?;
+        let config = module_config(files, folder, POOLING)?;
         if !config.flag_or("include_prompt", true)? {
             return Err(config.unsupported("include_prompt", &false.into(), "; true is"));
         }

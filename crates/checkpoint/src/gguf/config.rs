@@ -4,15 +4,21 @@
 use serde_json::{Value, json};
 
 use super::{Gguf, arch::deepseek, keys::Keys};
-use crate::error::{Error, Result};
+use crate::{
+    config::UnreadKey,
+    encoder::Pooling,
+    error::{Error, Result},
+};
 
 /// Tensors that are a part of the configuration: what the rope's frequencies are divided by.
 pub(super) const DIVISORS: [&str; 3] =
     ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
+const POOLING: &str = "pooling_type";
+
 impl Gguf {
-    /// The model's `config.json`.
-    pub(super) fn config(&self) -> Result<Value> {
+    /// The model's `config.json`, and the keys that are not read for it.
+    pub(super) fn config(&self) -> Result<(Value, Vec<UnreadKey>)> {
         let keys = Keys::of(self);
         let head_dim = keys.head_dim()?;
         let value_length = keys.count_opt("attention.value_length")?;
@@ -45,8 +51,30 @@ impl Gguf {
         });
         let Value::Object(mut config) = config else { unreachable!("it is written as an object") };
         (self.arch.own)(&keys, &mut config)?;
-        keys.refuse_others()?;
-        Ok(config.into())
+        keys.key(POOLING);
+        let unread = keys.unread()?;
+        Ok((config.into(), unread))
+    }
+
+    /// The keys that are not read.
+    pub(crate) fn unread_keys(&self) -> Result<Vec<UnreadKey>> {
+        Ok(self.config()?.1)
+    }
+
+    /// How hidden states become one vector, of files of models that give vectors.
+    pub(crate) fn pooling(&self) -> Result<Option<Pooling>> {
+        let keys = Keys::of(self);
+        match keys.metadata.float_opt(&keys.key(POOLING))? {
+            Some(1.0) => Ok(Some(Pooling::Mean)),
+            Some(2.0) => Ok(Some(Pooling::Cls)),
+            Some(3.0) => Ok(Some(Pooling::Last)),
+            // Some write -1 where nothing is said.
+            None | Some(0.0 | -1.0) => Ok(None),
+            Some(_) => {
+                Err(keys
+                    .unsupported(POOLING, "; 1 (mean), 2 (the first token) and 3 (the last) are"))
+            }
+        }
     }
 
     /// The dtype of the matrices that are plain numbers: of most of their bytes.
@@ -73,11 +101,16 @@ fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Value> {
     }
     let original = keys.count_opt("rope.scaling.original_context_length")?;
     let attn_factor = keys.float_opt("rope.scaling.attn_factor")?;
-    let factor = keys.float_opt("rope.scaling.factor")?.filter(|factor| *factor > 0.0);
+    // The name that older files have for it.
+    let linear = keys.float_opt("rope.scale_linear")?.filter(|factor| ![0.0, 1.0].contains(factor));
+    let factor = keys.float_opt("rope.scaling.factor")?.or(linear).filter(|factor| *factor > 0.0);
     let kind = keys.metadata.text_opt(&keys.key("rope.scaling.type"))?;
     // As llama.cpp takes what only says how far.
     let kind = kind.unwrap_or(if factor.is_some() { "linear" } else { "none" });
-    let needed = || keys.float("rope.scaling.factor");
+    let needed = || match factor {
+        Some(factor) => Ok(factor),
+        None => keys.float("rope.scaling.factor"),
+    };
     let divisors = |name| keys.gguf.divisors.get(name).cloned();
     if let Some(all) = divisors("rope_freqs.weight") {
         if kind != "none" || attn_factor.is_some() {

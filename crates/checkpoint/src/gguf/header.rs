@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::GgufType;
 use crate::error::{Error, Result};
 
-const MAGIC: [u8; 4] = *b"GGUF";
+pub(super) const MAGIC: [u8; 4] = *b"GGUF";
 /// Where no other alignment is written.
 const ALIGNMENT: u64 = 32;
 /// Beyond any model: bytes of a header, entries of all its lists together, tensors, dimensions of one.
@@ -92,15 +92,23 @@ struct Reader<'a, R> {
 
 impl<R: Read> Reader<'_, R> {
     fn header(&mut self) -> Parsed<Header> {
-        if self.bytes::<4>()? != MAGIC {
-            return fault("it does not begin with GGUF");
+        match self.bytes::<4>()? {
+            MAGIC => {}
+            // The beginning of git-lfs's pointers.
+            start if start == *b"vers" => {
+                return Err(Fault::Other(Error::LfsPointer { path: self.file.into() }));
+            }
+            _ => return fault("it does not begin with GGUF"),
         }
         match self.u32()? {
             2 | 3 => {}
             version if version.swap_bytes() < 256 => {
-                return fault("it is written for machines of the other byte order");
+                return self.unusable("it is written for machines of the other byte order");
             }
-            version => return fault(format!("its version is {version}, not 2 or 3")),
+            version => {
+                return self
+                    .unusable(&format!("its GGUF version is {version}, and 2 and 3 are read"));
+            }
         }
         let num_tensors = self.u64()?;
         let num_values = self.u64()?;
@@ -136,6 +144,12 @@ impl<R: Read> Reader<'_, R> {
             place.offset += data;
         }
         Ok(Header { metadata, tensors })
+    }
+
+    /// Fails where the file is as it was written.
+    fn unusable<T>(&self, reason: &str) -> Parsed<T> {
+        let (file, reason) = (self.file.to_owned(), reason.to_owned());
+        Err(Fault::Other(Error::GgufContents { file, reason }))
     }
 
     fn tensor(&mut self) -> Parsed<(String, Place)> {

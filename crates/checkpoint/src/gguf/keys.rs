@@ -9,13 +9,15 @@ use super::{
     arch::{Layers, deepseek},
 };
 use crate::{
-    config::HfConfig,
+    config::{HfConfig, UnreadKey},
     error::{Error, Result},
 };
 
 /// Keys that say nothing of the computation, or what others say, too.
 const SAY_NOTHING: &[&str] = &[
     "vocab_size",
+    "tensor_data_layout",
+    "decoder_start_token_id",
     "rope.scaling.finetuned",
     // Of texts all parts of a position are the same.
     "rope.dimension_sections",
@@ -23,6 +25,48 @@ const SAY_NOTHING: &[&str] = &[
     "attention.key_length",
     // Where there are no experts; elsewhere it is read.
     "expert_used_count",
+    "expert_gating_func",
+];
+
+/// Keys that change the computation of architectures that read them. Elsewhere they are refused, unless they change nothing.
+const CHANGE_RESULTS: &[&str] = &[
+    "attention.causal",
+    "attention.clamp_kqv",
+    "attention.group_norm_epsilon",
+    "attention.key_length_swa",
+    "attention.layer_norm_epsilon",
+    "attention.max_alibi_bias",
+    "attention.recurrent_layers",
+    "attention.relative_buckets_count",
+    "attention.scale",
+    "attention.shared_kv_layers",
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "attention.temperature_scale",
+    "attention.value_length_swa",
+    "attn_logit_softcapping",
+    "embedding_length_per_layer_input",
+    "embedding_scale",
+    "expert_count",
+    "expert_feed_forward_length",
+    "expert_group_count",
+    "expert_group_used_count",
+    "expert_shared_count",
+    "expert_shared_feed_forward_length",
+    "expert_weights_norm",
+    "expert_weights_scale",
+    "final_logit_softcapping",
+    "interleave_moe_layer_step",
+    "leading_dense_block_count",
+    "logit_scale",
+    "moe_every_n_layers",
+    "residual_scale",
+    "rope.dimension_count_swa",
+    "rope.freq_base_swa",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_log_multiplier",
+    "use_parallel_residual",
 ];
 
 /// The keys that begin with the architecture's name, and which of them were asked for.
@@ -43,19 +87,54 @@ impl<'a> Keys<'a> {
         format!("{}.{key}", self.gguf.arch.name)
     }
 
-    /// Fails where a key that nobody has read may change the computation.
-    pub(super) fn refuse_others(&self) -> Result<()> {
+    /// The keys that nobody has read and that are not known to say nothing.
+    ///
+    /// # Errors
+    /// One of them is known to change the computation.
+    pub(super) fn unread(&self) -> Result<Vec<UnreadKey>> {
         let read = self.read.take();
         let prefix = self.key("");
-        for (key, value) in self.metadata.entries() {
-            let Some(key) = key.strip_prefix(&prefix) else { continue };
-            let is_unset =
-                [json!(0), json!(false), json!(0.0)].contains(value) || value.is_string();
-            if !read.contains(key) && !SAY_NOTHING.contains(&key) && !is_unset {
+        let mut unread = Vec::new();
+        for (full, value) in self.metadata.entries() {
+            let Some(key) = full.strip_prefix(&prefix) else { continue };
+            if read.contains(key) || SAY_NOTHING.contains(&key) || self.is_neutral(key, value)? {
+                continue;
+            }
+            if CHANGE_RESULTS.contains(&key) {
                 return Err(self.unsupported(key, " by this architecture in GGUF files"));
             }
+            unread.push(self.metadata.unread(full, value));
         }
-        Ok(())
+        Ok(unread)
+    }
+
+    /// Whether a key has the value that changes nothing.
+    fn is_neutral(&self, key: &str, value: &Value) -> Result<bool> {
+        let Some(number) = value.as_f64() else {
+            return Ok(match key {
+                "attention.causal" => *value == json!(true),
+                _ => *value == json!(false),
+            });
+        };
+        Ok(number == 0.0
+            || match key {
+                "attention.causal"
+                | "embedding_scale"
+                | "expert_group_count"
+                | "expert_group_used_count"
+                | "expert_weights_scale"
+                | "logit_scale"
+                | "residual_scale"
+                | "rope.scaling.yarn_attn_factor"
+                | "rope.scaling.yarn_ext_factor" => number == 1.0,
+                "attention.scale" => {
+                    let usual = (self.head_dim()? as f64).sqrt().recip();
+                    (number / usual - 1.0).abs() < 1e-5
+                }
+                // Nothing is beyond the window.
+                "attention.sliding_window" => number >= self.count("context_length")? as f64,
+                _ => false,
+            })
     }
 
     pub(super) fn count(&self, key: &str) -> Result<usize> {

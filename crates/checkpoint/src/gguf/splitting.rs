@@ -14,13 +14,31 @@ pub(crate) struct Splitting {
     /// A word that is a token is not merged.
     pub(super) ignore_merges: bool,
     /// Texts are composed before.
-    pub(super) nfc: bool,
+    pub(crate) nfc: bool,
     /// Whether texts begin with a token unless the file says so.
     pub(super) bos: bool,
 }
 
-const GPT2: Splitting = Splitting {
-    names: &["gpt-2", "phi-2", "exaone4", "mpt", "olmo", "jais", "trillion", "mellum"],
+/// GPT-2's own.
+pub(crate) const GPT2: Splitting = Splitting {
+    names: &[
+        "gpt-2",
+        "phi-2",
+        "exaone4",
+        "mpt",
+        "olmo",
+        "jais",
+        "trillion",
+        "mellum",
+        "a.x-4.0",
+        "gigachat",
+        "granite-docling",
+        "jina-es",
+        "jina-de",
+        "jina-v2-es",
+        "jina-v2-de",
+        "modern-bert",
+    ],
     rules: &[],
     digits: false,
     ignore_merges: false,
@@ -30,7 +48,17 @@ const GPT2: Splitting = Splitting {
 
 /// Numbers of up to three digits are one word.
 const LLAMA3: Splitting = Splitting {
-    names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"],
+    names: &[
+        "llama-bpe",
+        "llama3",
+        "llama-v3",
+        "falcon3",
+        "falcon-h1",
+        "pixtral",
+        "midm-2.0",
+        "lfm2",
+        "jina-v5-nano",
+    ],
     rules: &[concat!(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -40,13 +68,16 @@ const LLAMA3: Splitting = Splitting {
 
 /// Each digit is a word.
 const QWEN2: Splitting = Splitting {
-    names: &["qwen2", "deepseek-r1-qwen", "kormo", "megrez"],
+    names: &["qwen2", "deepseek-r1-qwen", "kormo", "megrez", "f2llmv2"],
     rules: &[concat!(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )],
     ..GPT2
 };
+
+/// The rule of Qwen's own models, whose texts are composed.
+pub(crate) const QWEN2_COMPOSED: Splitting = Splitting { nfc: true, ..QWEN2 };
 
 /// Kimi's, of which tiktoken's files say nothing.
 pub(crate) const KIMI: Splitting = Splitting {
@@ -61,11 +92,33 @@ pub(crate) const KIMI: Splitting = Splitting {
     ..GPT2
 };
 
+/// The name of the rule of files that have none.
+pub(super) const UNNAMED: &str = "default";
+
+/// Words and what else is in texts of DeepSeek V3 and of others, apart from digits and ideographs.
+const DEEPSEEK_WORDS: &str = concat!(
+    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"##,
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+/// GPT-4o's, which knows upper from lower case.
+const O200K: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
+/// GPT-4's rule, but a number is one word.
+const NUMBERS: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+
 pub(super) const SPLITTINGS: &[Splitting] = &[
     GPT2,
     KIMI,
     Splitting {
-        names: &["smollm", "starcoder", "refact", "codeshell", "exaone"],
+        names: &["smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"],
         digits: true,
         ..GPT2
     },
@@ -73,7 +126,7 @@ pub(super) const SPLITTINGS: &[Splitting] = &[
     Splitting { ignore_merges: true, bos: true, ..LLAMA3 },
     Splitting { names: &["dbrx", "smaug-bpe", "chatglm-bpe"], ..LLAMA3 },
     Splitting { names: &["glm4", "glm5"], ignore_merges: true, ..LLAMA3 },
-    Splitting { nfc: true, ..QWEN2 },
+    QWEN2_COMPOSED,
     Splitting { names: &["stablelm2", "hunyuan", "solar-open", "grok-2"], ..QWEN2 },
     Splitting {
         names: &["qwen35"],
@@ -93,12 +146,8 @@ pub(super) const SPLITTINGS: &[Splitting] = &[
         ..GPT2
     },
     Splitting {
-        names: &["gpt-4o", "llama4", "kanana2", "minimax-m2"],
-        rules: &[concat!(
-            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-            r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-            r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        )],
+        names: &["gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"],
+        rules: &[O200K],
         ..GPT2
     },
     Splitting {
@@ -113,14 +162,55 @@ pub(super) const SPLITTINGS: &[Splitting] = &[
         ..GPT2
     },
     Splitting {
-        names: &["deepseek-v3", "hunyuan-dense"],
+        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
+        rules: &[r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_WORDS],
+        ..GPT2
+    },
+    // Digits by threes from the right. The models' own rules look at all digits and these at 258, so that long runs take linear time.
+    Splitting {
+        names: &["afmoe"],
         rules: &[
-            r"\p{N}{1,3}",
-            r"[一-龥぀-ゟ゠-ヿ]+",
+            r"\p{N}{1,3}(?=(?:\p{N}{3}){0,85}(?!\p{N}))",
+            r"[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
+            DEEPSEEK_WORDS,
+        ],
+        ..GPT2
+    },
+    Splitting {
+        names: &["tiny_aya", "cohere2moe"],
+        rules: &[r"\d{1,3}(?=(?:\d{3}){0,85}\b)", O200K],
+        ..GPT2
+    },
+    Splitting {
+        names: &["youtu"],
+        rules: &[
+            r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
             concat!(
-                r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"##,
-                r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+                r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+                r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+                r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
             ),
+        ],
+        ignore_merges: true,
+        ..GPT2
+    },
+    Splitting { names: &["superbpe"], rules: &[r"\p{N}+", r"(?=(?:\d{3}){1,85}(?!\d))"], ..GPT2 },
+    Splitting {
+        names: &["viking"], rules: &[r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}"], ..GPT2
+    },
+    Splitting {
+        names: &["minicpm5"],
+        rules: &[r"\p{N}{1,3}", NUMBERS],
+        ignore_merges: true,
+        ..GPT2
+    },
+    Splitting {
+        names: &[UNNAMED],
+        rules: &[
+            r"[\p{P}$+<=>^~|]+",
+            r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+            r"\p{N}+",
+            r"[0-9][0-9][0-9]",
         ],
         ..GPT2
     },
@@ -163,7 +253,7 @@ pub(crate) fn byte_level_steps(splitting: &Splitting) -> Vec<Value> {
 }
 
 /// A step of bytes as characters, which decodes them, too.
-pub(super) fn byte_level(use_regex: bool) -> Value {
+pub(crate) fn byte_level(use_regex: bool) -> Value {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
         "use_regex": use_regex})
 }

@@ -6,7 +6,7 @@ use candlepower_goldens::folder as golden;
 use serde_json::{Map, json};
 
 use super::*;
-use crate::{Checkpoint, CheckpointFiles, FfnSpec, RopeScaling, RuleSpec, Slot};
+use crate::{Checkpoint, CheckpointFiles, FfnSpec, RopeScaling, RuleSpec, Slot, config::UnreadKey};
 
 fn checkpoint(name: &str) -> Checkpoint {
     Checkpoint::open(CheckpointFiles::find(&golden(name)).unwrap().unwrap()).unwrap()
@@ -76,7 +76,7 @@ fn layers_that_predict_further_tokens_are_left_out() {
         drop(m.insert("glm4moe.nextn_predict_layers".into(), json!(1)));
     });
     let gguf = edited.unwrap();
-    assert_eq!(gguf.config().unwrap()["num_hidden_layers"], 1);
+    assert_eq!(gguf.config().unwrap().0["num_hidden_layers"], 1);
     assert!(gguf.is_beside("blk.1.nextn.eh_proj.weight", 1));
     assert!(!gguf.is_beside("blk.0.attn_q.weight", 1));
     let all = |m: &mut Map<String, Value>| {
@@ -218,7 +218,7 @@ fn gemma4() {
         ),
         ("gemma4.rope.dimension_count_swa", json!(16), "the width of keys is"),
         ("gemma4.attention.value_length_swa", json!(16), "the width of keys is"),
-        ("gemma4.attention.causal", json!(true), "by this architecture in GGUF files"),
+        ("gemma4.attention.temperature_scale", json!(2), "by this architecture in GGUF files"),
     ] {
         let line = refused("gguf-gemma4", &|m| drop(m.insert(key.to_owned(), value.clone())));
         let line = line.unwrap_err();
@@ -229,7 +229,8 @@ fn gemma4() {
 /// What is said of a golden's file whose metadata are edited.
 fn refused(name: &str, edit: &dyn Fn(&mut Map<String, Value>)) -> std::result::Result<(), String> {
     let gguf = edited(name, edit).map_err(|error| error.to_string())?;
-    let both = gguf.config().and_then(|_| gguf.tokenizer());
+    let keys = gguf.unread_keys().and_then(|keys| keys.iter().try_for_each(UnreadKey::check));
+    let both = keys.and_then(|()| gguf.tokenizer());
     both.map(drop).map_err(|error| error.to_string())
 }
 
@@ -255,6 +256,13 @@ fn rules_of_splitting_are_applied_in_a_row() {
         ("dbrx", "(?i:'s|", r"|\s+", 1),
         ("qwen35", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r"|\s+", 1),
         ("seed-coder", "(?i:'s|", r"|\s+", 1),
+        ("afmoe", r"\p{N}{1,3}", r"|\s+", 3),
+        ("tiny_aya", r"\d{1,3}", r"|\s+", 2),
+        ("youtu", "[가", r"|\s+", 2),
+        ("viking", " ?[^", r"\p{N}", 2),
+        ("superbpe", r"\p{N}+", r"(?!\d))", 2),
+        ("midm-2.0", "(?i:'s|", r"|\s+", 1),
+        ("joyai-llm", r"\p{N}{1,3}", r"|\s+", 3),
         ("minimax-m2", r"[^\r\n\p{L}\p{N}]?[\p{Lu}", r"|\s+", 1),
         ("kimi-k2", r"[\p{Han}]+", r"|\s+", 1),
     ] {
@@ -381,4 +389,251 @@ fn what_is_not_supported_is_named() {
     );
     let line = set("tokenizer.ggml.token_type", json!([1, 2]));
     assert!(line.contains("`tokenizer.ggml.token_type` has 2 entries for 608 tokens"), "{line}");
+    let line = set("llama.new_thing", 8.into());
+    assert_eq!(
+        line,
+        "model.gguf: `llama.new_thing` = 8 is not known, and may change what the model answers; start with --ignore-config-key llama.new_thing if it does not"
+    );
+    let line = set("tokenizer.ggml.token_type", json!([1, 2]));
+    assert!(line.ends_with("; take another version of the model"), "{line}");
+}
+
+/// Values that say what happens anyway, as converters of other times write them.
+#[test]
+fn neutral_values_change_nothing() {
+    let plain = edited("gguf-qwen3", &|_| {}).unwrap().config().unwrap();
+    let scale = 1.0 / (plain.0["head_dim"].as_f64().unwrap() as f32).sqrt();
+    for (key, value) in [
+        ("attention.causal", json!(true)),
+        ("attention.scale", json!(scale)),
+        ("attention.clamp_kqv", json!(0.0)),
+        ("attention.sliding_window", json!(1_000_000)),
+        ("logit_scale", json!(1.0)),
+        ("rope.scale_linear", json!(1.0)),
+        ("tensor_data_layout", json!("Meta AI original pth")),
+        ("rope.scaling.finetuned", json!(true)),
+    ] {
+        let gguf = edited("gguf-qwen3", &|m| drop(m.insert(format!("qwen3.{key}"), value.clone())));
+        let found = gguf.unwrap().config().unwrap();
+        assert_eq!(found.0, plain.0, "{key}");
+        assert!(found.1.iter().all(|key| key.check().is_ok()), "{key}");
+    }
+    for (key, value) in [
+        ("attention.causal", json!(false)),
+        ("attention.scale", json!(scale * 2.0)),
+        ("attention.sliding_window", json!(8)),
+        ("logit_scale", json!(0.5)),
+        ("pooling_type", json!(4)),
+    ] {
+        let edit =
+            |m: &mut Map<String, Value>| drop(m.insert(format!("qwen3.{key}"), value.clone()));
+        let gguf = edited("gguf-qwen3", &edit).unwrap();
+        assert!(gguf.config().is_err() || gguf.pooling().is_err(), "{key}");
+    }
+    let stretched =
+        edited("gguf-qwen3", &|m| drop(m.insert("qwen3.rope.scale_linear".into(), json!(4.0))));
+    let rope = stretched.unwrap().config().unwrap().0["rope_parameters"].clone();
+    assert_eq!((&rope["rope_type"], &rope["factor"]), (&json!("linear"), &json!(4.0)));
+}
+
+/// Ends that a file names, and those that it has by their names, of whatever kind.
+#[test]
+fn ends_are_known_by_name() {
+    let ends = |edit: &dyn Fn(&mut Map<String, Value>)| {
+        let gguf = edited("gguf-gpt-oss", edit).unwrap();
+        let config = gguf.config().unwrap().0;
+        let tokens = gguf.metadata.texts_opt("tokenizer.ggml.tokens").unwrap().unwrap();
+        let ends = config["eos_token_id"].as_array().unwrap().iter();
+        ends.map(|id| tokens[id.as_u64().unwrap() as usize].to_string()).collect::<Vec<_>>()
+    };
+    let rename = |m: &mut Map<String, Value>, id: usize, name: &str, kind: u32| {
+        m["tokenizer.ggml.tokens"][id] = name.into();
+        m["tokenizer.ggml.token_type"][id] = kind.into();
+    };
+    let eos = |m: &mut Map<String, Value>, id: u64| {
+        drop(m.insert("tokenizer.ggml.eos_token_id".into(), id.into()))
+    };
+    let harmony = |m: &mut Map<String, Value>| {
+        rename(m, 604, "<|return|>", 3);
+        rename(m, 605, "<|end|>", 3);
+        rename(m, 606, "<|call|>", 3);
+    };
+    assert_eq!(
+        ends(&|m| {
+            harmony(m);
+            eos(m, 604)
+        }),
+        ["<|return|>", "<|call|>"]
+    );
+    // The end of a message that a file names by mistake.
+    assert_eq!(
+        ends(&|m| {
+            harmony(m);
+            eos(m, 605)
+        }),
+        ["<|return|>", "<|call|>"]
+    );
+    for kind in [1, 3, 4] {
+        let found = ends(&|m| {
+            rename(m, 604, "<|endoftext|>", 3);
+            rename(m, 605, "<|im_end|>", kind);
+            rename(m, 606, "[e~[", kind);
+            eos(m, 604);
+        });
+        assert_eq!(found, ["<|endoftext|>", "<|im_end|>", "[e~["], "{kind}");
+    }
+    // Ids that are none.
+    for none in [u64::from(u32::MAX), 100_000] {
+        let found = ends(&|m| {
+            rename(m, 605, "<|im_end|>", 4);
+            eos(m, none)
+        });
+        assert_eq!(found.last().unwrap(), "<|im_end|>", "{none} {found:?}");
+    }
+    let gguf = edited("gguf-gpt-oss", &|m| {
+        rename(m, 605, "<|im_end|>", 1);
+        m.insert("tokenizer.ggml.padding_token_id".into(), u32::MAX.into());
+    });
+    let gguf = gguf.unwrap();
+    let added = gguf.tokenizer().unwrap()["added_tokens"].clone();
+    let end = added.as_array().unwrap().iter().find(|token| token["id"] == 605).unwrap().clone();
+    assert_eq!((&end["content"], &end["special"]), (&json!("<|im_end|>"), &json!(true)));
+    assert!(gguf.tokenizer_config().unwrap().get("pad_token").is_none());
+}
+
+#[test]
+fn files_without_a_rule_of_splitting_are_taken_as_llama_cpp_takes_them() {
+    for edit in [None, Some(json!("default")), Some(json!(""))] {
+        let gguf = edited("gguf-qwen2", &|m| {
+            m.remove("tokenizer.ggml.pre");
+            if let Some(name) = &edit {
+                m.insert("tokenizer.ggml.pre".into(), name.clone());
+            }
+        });
+        let gguf = gguf.unwrap();
+        let steps = gguf.tokenizer().unwrap()["pre_tokenizer"]["pretokenizers"].clone();
+        assert_eq!(steps.as_array().unwrap().len(), 5);
+        let remarks = gguf.remarks();
+        assert!(remarks.len() == 1 && remarks[0].contains("--tokenizer"), "{remarks:?}");
+    }
+    assert!(edited("gguf-qwen2", &|_| {}).unwrap().remarks().is_empty());
+}
+
+#[test]
+fn a_pooling_is_as_if_files_of_sentence_transformers_said_it() {
+    use crate::Pooling;
+    for (number, pooling) in
+        [(0, None), (1, Some(Pooling::Mean)), (2, Some(Pooling::Cls)), (3, Some(Pooling::Last))]
+    {
+        let edit =
+            |m: &mut Map<String, Value>| drop(m.insert("qwen3.pooling_type".into(), number.into()));
+        let gguf = edited("gguf-qwen3", &edit).unwrap();
+        let checkpoint = Checkpoint::open(CheckpointFiles::Gguf(Arc::new(gguf))).unwrap();
+        let sentence = checkpoint.sentence();
+        assert_eq!((sentence.pooling, sentence.normalize), (pooling, pooling.is_some()));
+        checkpoint.check_keys(&[]).unwrap();
+    }
+}
+
+#[test]
+fn unknown_keys_may_be_ignored_by_name() {
+    let edit = |m: &mut Map<String, Value>| drop(m.insert("qwen3.new".into(), json!(2)));
+    let gguf = edited("gguf-qwen3", &edit).unwrap();
+    let checkpoint = Checkpoint::open(CheckpointFiles::Gguf(Arc::new(gguf))).unwrap();
+    assert!(
+        checkpoint
+            .check_keys(&[])
+            .unwrap_err()
+            .to_string()
+            .contains("--ignore-config-key qwen3.new")
+    );
+    checkpoint.check_keys(&["qwen3.new".to_owned()]).unwrap();
+}
+
+#[test]
+fn projectors_are_no_models_and_endings_have_any_case() {
+    for name in [
+        "mmproj-a.gguf",
+        "a.mmproj-f16.gguf",
+        "a-mmproj-f16.gguf",
+        "a-00002-of-00002.gguf",
+        "a.bin",
+    ] {
+        assert_eq!(Gguf::model_name(name), None, "{name}");
+    }
+    for (name, model) in [("a.GGUF", "a"), ("mmprojection.gguf", "mmprojection")] {
+        assert_eq!(Gguf::model_name(name), Some(model));
+    }
+}
+
+#[test]
+fn files_that_another_download_does_not_mend_are_said_to_be_such() {
+    for (version, reason) in [
+        (3_u32.swap_bytes(), "it is written for machines of the other byte order"),
+        (1, "its GGUF version is 1, and 2 and 3 are read"),
+        (4, "its GGUF version is 4, and 2 and 3 are read"),
+    ] {
+        let mut bytes = file(&[]);
+        bytes[4..8].copy_from_slice(&version.to_le_bytes());
+        let line = read(&bytes).unwrap_err().to_string();
+        assert_eq!(
+            line,
+            format!("a.gguf cannot be used: {reason}; take another version of the model")
+        );
+    }
+    let line =
+        read(b"version https://git-lfs.example/spec/v1\noid sha256:0").unwrap_err().to_string();
+    assert!(line.contains("a.gguf is a pointer of git-lfs"), "{line}");
+}
+
+/// A vocabulary in sentencepiece's own format is the same tokenizer.
+#[test]
+fn a_model_of_sentencepiece_is_the_tokenizer_of_its_gguf_file() {
+    let varint = |mut n: u64| {
+        let mut bytes = Vec::new();
+        while n > 0x7f {
+            bytes.push(n as u8 | 0x80);
+            n >>= 7;
+        }
+        bytes.push(n as u8);
+        bytes
+    };
+    let number = |field: u64, n: u64| [varint(field << 3), varint(n)].concat();
+    let message = |field: u64, bytes: &[u8]| {
+        [varint(field << 3 | 2), varint(bytes.len() as u64), bytes.to_vec()].concat()
+    };
+    let gguf = edited("gguf-gemma2", &|_| {}).unwrap();
+    let m = &gguf.metadata;
+    let tokens = m.texts_opt("tokenizer.ggml.tokens").unwrap().unwrap();
+    let scores = m.floats("tokenizer.ggml.scores").unwrap();
+    let kinds = m.indices("tokenizer.ggml.token_type").unwrap();
+    let mut file = Vec::new();
+    for (i, token) in tokens.iter().enumerate() {
+        let score = [vec![2 << 3 | 5], (scores[i] as f32).to_le_bytes().to_vec()].concat();
+        let piece = [message(1, token.as_bytes()), score, number(3, kinds[i].into())].concat();
+        file.extend(message(1, &piece));
+    }
+    let space = m.flag_or("tokenizer.ggml.add_space_prefix", true).unwrap();
+    file.extend(message(2, &number(3, 2)));
+    file.extend(message(3, &[number(3, space.into()), number(4, 0)].concat()));
+    let read = |file: Vec<u8>| {
+        let read = move |name: &str| Ok((name == "tokenizer.model").then(|| file.clone()));
+        crate::vocabulary::tokenizer(&read)
+    };
+    assert_eq!(read(file.clone()).unwrap().unwrap(), gguf.tokenizer().unwrap());
+    file.extend(message(3, &number(4, 1)));
+    for (file, part) in [
+        (
+            file[..file.len() - 1].to_vec(),
+            "tokenizer.model cannot be read as a tokenizer: it is no model",
+        ),
+        (file.clone(), "rules of its own by which texts are normalized"),
+        (
+            [file, message(2, &number(3, 1))].concat(),
+            "its model type is 1, and 2, byte pairs, is read",
+        ),
+    ] {
+        let line = read(file).unwrap_err().to_string();
+        assert!(line.contains(part) && line.ends_with("by --tokenizer"), "{line}");
+    }
 }

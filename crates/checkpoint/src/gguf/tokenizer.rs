@@ -1,15 +1,21 @@
 //! The vocabulary of a GGUF file as the `tokenizer.json` and the `tokenizer_config.json` of the same model.
 //! Source: `src/llama-vocab.cpp` of llama.cpp; for SentencePiece's merges `generate_merges` of transformers.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+};
 
 use serde_json::{Map, Value, json};
 
 use super::{
     Gguf,
-    splitting::{SPLITTINGS, byte_level, byte_level_steps},
+    splitting::{SPLITTINGS, Splitting, UNNAMED, byte_level, byte_level_steps},
 };
-use crate::error::{Error, Result};
+use crate::{
+    ends::{ends_of_gguf, is_mark, is_within_turns},
+    error::{Error, Result},
+};
 
 /// What to do about a vocabulary that is not understood.
 const ELSEWHERE: &str = "; name a folder with the model's own tokenizer.json by --tokenizer";
@@ -21,44 +27,20 @@ const USER_DEFINED: u32 = 4;
 const UNUSED: u32 = 5;
 const BYTE: u32 = 6;
 
-/// Tokens that end a turn wherever they are control tokens: older files do not say so otherwise.
-const ENDS: [&str; 11] = [
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<turn|>",
-    "<eos>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<EOT>",
-    "<｜end▁of▁sentence｜>",
-];
-
-/// Marks that Gemma 4's checkpoints have as special tokens, and their files as those that a user defined. Behind the last one the
-/// answer to a call is expected.
-const GEMMA4_MARKS: [&str; 7] = [
-    "<|channel>",
-    "<channel|>",
-    "<|tool_call>",
-    "<tool_call|>",
-    "<tool_response|>",
-    "<|\"|>",
-    "<|tool_response>",
-];
+/// Marks that Gemma 4's checkpoints have as special tokens, and their files as those that a user defined.
+const GEMMA4_MARKS: [&str; 6] =
+    ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<tool_response|>", "<|\"|>"];
 
 /// Tokens in the order of their ids, and what each is.
 struct Vocabulary<'a> {
-    tokens: Vec<&'a str>,
+    tokens: Vec<Cow<'a, str>>,
     kinds: Vec<u32>,
-    ids: HashMap<&'a str, usize>,
+    ids: HashMap<Cow<'a, str>, usize>,
 }
 
 impl Gguf {
     /// The model's `tokenizer.json`.
     pub(super) fn tokenizer(&self) -> Result<Value> {
-        const MODEL: &str = "tokenizer.ggml.model";
         let vocabulary = self.vocabulary()?;
         let expected = "gpt2, llama or gemma4";
         let model = self.metadata.text_opt(MODEL)?;
@@ -79,13 +61,13 @@ impl Gguf {
     pub(super) fn tokenizer_config(&self) -> Result<Value> {
         let vocabulary = self.vocabulary()?;
         let mut config = Map::new();
-        for (key, name) in [
-            ("tokenizer.ggml.bos_token_id", "bos_token"),
-            ("tokenizer.ggml.eos_token_id", "eos_token"),
-            ("tokenizer.ggml.unknown_token_id", "unk_token"),
-            ("tokenizer.ggml.padding_token_id", "pad_token"),
+        for (role, name) in [
+            ("bos", "bos_token"),
+            ("eos", "eos_token"),
+            ("unknown", "unk_token"),
+            ("padding", "pad_token"),
         ] {
-            if let Some(token) = self.token(&vocabulary, key)? {
+            if let Some(token) = self.special(&vocabulary, role)? {
                 config.insert(name.into(), token.into());
             }
         }
@@ -108,17 +90,26 @@ impl Gguf {
     /// Ids that end a text.
     pub(super) fn end_ids(&self) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
-        for name in ["eos", "eot", "eom"] {
-            ids.extend(self.metadata.token_ids(&format!("tokenizer.ggml.{name}_token_id"))?);
+        if !self.metadata.contains(TOKENS) {
+            for name in ENDS {
+                ids.extend(self.metadata.token_ids(&format!("tokenizer.ggml.{name}_token_id"))?);
+            }
+            return Ok(ids);
         }
-        if self.metadata.contains(TOKENS) {
-            let vocabulary = self.vocabulary()?;
-            let is_end = |id: &usize| vocabulary.kinds[*id] == CONTROL;
-            let of_calls = GEMMA4_MARKS.last().filter(|_| self.arch.is("gemma4"));
-            let ends = ENDS.iter().chain(of_calls);
-            let ends = ends.filter_map(|end| vocabulary.ids.get(end).copied().filter(is_end));
-            ids.extend(ends.map(|id| id as u32));
+        let vocabulary = self.vocabulary()?;
+        let find = |name: &str| {
+            let id = *vocabulary.ids.get(name)?;
+            Some((id as u32, vocabulary.kinds[id] == CONTROL))
+        };
+        for name in ENDS {
+            ids.extend(self.special_id(&vocabulary, name)?.map(|id| id as u32));
         }
+        // Files name the end of a message by mistake, too.
+        ids.retain(|id| {
+            let name = &vocabulary.tokens[*id as usize];
+            name.as_ref() == "</s>" || !is_within_turns(name, &find)
+        });
+        ids.extend(ends_of_gguf(&find));
         let mut seen = HashSet::new();
         ids.retain(|id| seen.insert(*id));
         Ok(ids)
@@ -128,23 +119,28 @@ impl Gguf {
         const KINDS: &str = "tokenizer.ggml.token_type";
         let m = &self.metadata;
         let tokens = m.texts_opt(TOKENS)?.ok_or_else(|| m.missing(TOKENS, "a list of tokens"))?;
-        let mut kinds = m.token_ids(KINDS)?;
+        // Several may be empty.
+        let tokens = tokens.into_iter().enumerate().map(|(id, token)| match token {
+            "" => Cow::Owned(format!("[EMPTY_{id}]")),
+            token => Cow::Borrowed(token),
+        });
+        let tokens: Vec<Cow<'_, str>> = tokens.collect();
+        let mut kinds = m.indices(KINDS)?;
         if kinds.is_empty() {
             kinds = vec![1; tokens.len()];
         }
         self.as_many(KINDS, kinds.len(), tokens.len())?;
-        if self.arch.is("gemma4") {
-            for (token, kind) in tokens.iter().zip(&mut kinds) {
-                if GEMMA4_MARKS.contains(token) {
-                    *kind = CONTROL;
-                }
+        for (token, kind) in tokens.iter().zip(&mut kinds) {
+            let of_gemma = self.arch.is("gemma4") && GEMMA4_MARKS.contains(&token.as_ref());
+            if of_gemma || is_mark(token) {
+                *kind = CONTROL;
             }
         }
         let mut ids = HashMap::new();
         for (id, token) in tokens.iter().enumerate() {
-            if let Some(first) = ids.insert(*token, id) {
+            if let Some(first) = ids.insert(token.clone(), id) {
                 let reason = format!("the tokens {first} and {id} are the same, {token:.80}");
-                return Err(Error::Gguf { file: self.files[0].clone(), reason });
+                return Err(Error::GgufContents { file: self.files[0].clone(), reason });
             }
         }
         Ok(Vocabulary { tokens, kinds, ids })
@@ -155,31 +151,58 @@ impl Gguf {
             true => Ok(()),
             false => {
                 let reason = format!("`{key}` has {found} entries for {tokens} tokens");
-                Err(Error::Gguf { file: self.files[0].clone(), reason })
+                Err(Error::GgufContents { file: self.files[0].clone(), reason })
             }
         }
     }
 
-    /// The token whose id stands under `key`.
-    fn token<'a>(&self, vocabulary: &Vocabulary<'a>, key: &str) -> Result<Option<&'a str>> {
-        let Some(id) = self.metadata.token_ids(key)?.first().copied() else { return Ok(None) };
-        match vocabulary.tokens.get(id as usize) {
-            Some(token) => Ok(Some(token)),
-            None => Err(self.metadata.ill_typed(key, &id.into(), "the id of a token")),
+    /// The id of the token with this role: what the file says, unless it says a number beyond all tokens, or what files without
+    /// that mean.
+    fn special_id(&self, vocabulary: &Vocabulary<'_>, name: &str) -> Result<Option<usize>> {
+        let found = self.metadata.token_ids(&format!("tokenizer.ggml.{name}_token_id"))?;
+        let usual = match (self.metadata.text_opt(MODEL)?, name) {
+            (Some("llama"), "bos") => Some(1),
+            (Some("llama"), "eos") => Some(2),
+            _ => None,
+        };
+        let ids = found.first().map(|id| *id as usize).into_iter().chain(usual);
+        let mut ids = ids.filter(|id| *id < vocabulary.tokens.len());
+        Ok(ids.next())
+    }
+
+    /// The token with this role.
+    fn special<'a>(&self, vocabulary: &'a Vocabulary<'_>, name: &str) -> Result<Option<&'a str>> {
+        Ok(self.special_id(vocabulary, name)?.map(|id| vocabulary.tokens[id].as_ref()))
+    }
+
+    /// How its texts are split, where they are bytes: as llama.cpp does it where the file does not say.
+    fn splitting(&self) -> Result<&'static Splitting> {
+        let m = &self.metadata;
+        let name = m.text_opt(PRE)?.filter(|name| !name.is_empty()).unwrap_or(UNNAMED);
+        SPLITTINGS.iter().find(|s| s.names.contains(&name)).ok_or_else(|| {
+            let names: Vec<&str> = SPLITTINGS.iter().flat_map(|s| s.names).copied().collect();
+            let hint =
+                format!("; {} are{}", names.join(", "), ELSEWHERE.replace("; name", ", or name"));
+            m.unsupported(PRE, &name.into(), &hint)
+        })
+    }
+
+    /// Remarks for users on the vocabulary.
+    pub(crate) fn remarks(&self) -> Vec<String> {
+        let text = |key: &str| self.metadata.raw(key).and_then(Value::as_str);
+        let is_named = text(PRE).is_some_and(|name| !["", UNNAMED].contains(&name));
+        let file = &self.files[0];
+        match text(MODEL) {
+            Some("gpt2") if !is_named => vec![format!(
+                "{file} does not say by `{PRE}` how its texts are split into words: as llama.cpp does it then, which makes \
+                 answers worse{ELSEWHERE}"
+            )],
+            _ => Vec::new(),
         }
     }
 
     fn byte_level(&self, vocabulary: &Vocabulary<'_>) -> Result<Value> {
-        const PRE: &str = "tokenizer.ggml.pre";
-        let m = &self.metadata;
-        let name =
-            m.text_opt(PRE)?.ok_or_else(|| m.missing(PRE, "the name of a splitting rule"))?;
-        let Some(splitting) = SPLITTINGS.iter().find(|s| s.names.contains(&name)) else {
-            let names: Vec<&str> = SPLITTINGS.iter().flat_map(|s| s.names).copied().collect();
-            let hint =
-                format!("; {} are{}", names.join(", "), ELSEWHERE.replace("; name", ", or name"));
-            return Err(m.unsupported(PRE, &name.into(), &hint));
-        };
+        let splitting = self.splitting()?;
         let merges = self.stored_merges()?;
         Ok(json!({
             "version": "1.0",
@@ -201,7 +224,7 @@ impl Gguf {
     fn sentence_piece(&self, vocabulary: &Vocabulary<'_>) -> Result<Value> {
         const SCORES: &str = "tokenizer.ggml.scores";
         let m = &self.metadata;
-        let merges = match m.text_opt("tokenizer.ggml.model")? {
+        let merges = match m.text_opt(MODEL)? {
             // Its scores say nothing.
             Some("gemma4") => self.stored_merges()?,
             _ => {
@@ -217,40 +240,19 @@ impl Gguf {
             return Err(m.unsupported(key, &true.into(), ELSEWHERE));
         }
         let space = m.flag_or("tokenizer.ggml.add_space_prefix", true)?;
-        let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
-        let separator = "\u{2581}";
-        let mut normalizers = vec![replace(" ", separator)];
-        let mut decoders =
-            vec![replace(separator, " "), json!({"type": "ByteFallback"}), json!({"type": "Fuse"})];
-        if space {
-            normalizers.insert(0, json!({"type": "Prepend", "prepend": separator}));
-            decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
-        }
-        let unknown = match self.token(vocabulary, "tokenizer.ggml.unknown_token_id")? {
+        let unknown = match self.special(vocabulary, "unknown")? {
             Some(token) => Some(token),
             None => vocabulary
                 .kinds
                 .iter()
                 .position(|kind| *kind == UNKNOWN)
-                .map(|id| vocabulary.tokens[id]),
+                .map(|id| vocabulary.tokens[id].as_ref()),
         };
         // Phi-3's control tokens take the white space behind them, which the metadata does not say.
-        let strips = self.arch.is("phi3");
-        Ok(json!({
-            "version": "1.0",
-            "truncation": null,
-            "padding": null,
-            "added_tokens": added_tokens(vocabulary, strips),
-            "normalizer": {"type": "Sequence", "normalizers": normalizers},
-            "pre_tokenizer": null,
-            "post_processor": self.post_processor(vocabulary, true)?,
-            "decoder": {"type": "Sequence", "decoders": decoders},
-            "model": {
-                "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
-                "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
-                "ignore_merges": false, "vocab": vocab(vocabulary), "merges": merges,
-            },
-        }))
+        let added = added_tokens(vocabulary, self.arch.is("phi3"));
+        let vocab = vocab(vocabulary);
+        let post_processor = self.post_processor(vocabulary, true)?;
+        Ok(of_pieces((vocab, merges), unknown, added, space, post_processor))
     }
 
     /// The merges that the file has, the first ones first.
@@ -272,9 +274,8 @@ impl Gguf {
             if !self.metadata.flag_or(&format!("tokenizer.ggml.add_{name}_token"), default)? {
                 return Ok(None);
             }
-            let key = format!("tokenizer.ggml.{name}_token_id");
-            let Some(token) = self.token(vocabulary, &key)? else { return Ok(None) };
-            let id = vocabulary.ids[token];
+            let Some(id) = self.special_id(vocabulary, name)? else { return Ok(None) };
+            let token = vocabulary.tokens[id].as_ref();
             special.insert(token.into(), json!({"id": token, "ids": [id], "tokens": [token]}));
             Ok(Some(json!({"SpecialToken": {"id": token, "type_id": 0}})))
         };
@@ -293,21 +294,90 @@ impl Gguf {
     }
 }
 
+/// Pieces of a vocabulary of sentencepiece.
+pub(crate) struct Pieces<'a> {
+    pub(crate) tokens: &'a [String],
+    pub(crate) kinds: &'a [u32],
+    pub(crate) scores: &'a [f64],
+}
+
+/// The tokenizer of such a vocabulary, whose texts begin with a space where `space`.
+///
+/// # Errors
+/// Two tokens are the same.
+pub(crate) fn sentence_pieces(
+    pieces: &Pieces<'_>,
+    space: bool,
+    post_processor: Value,
+) -> std::result::Result<Value, String> {
+    let tokens: Vec<Cow<'_, str>> = pieces.tokens.iter().map(Cow::from).collect();
+    let mut ids = HashMap::new();
+    for (id, token) in tokens.iter().enumerate() {
+        if let Some(first) = ids.insert(token.clone(), id) {
+            return Err(format!("the tokens {first} and {id} are the same, {token:.80}"));
+        }
+    }
+    let vocabulary = Vocabulary { tokens, kinds: pieces.kinds.to_vec(), ids };
+    let merges = merges(&vocabulary, pieces.scores);
+    let unknown = vocabulary.kinds.iter().position(|kind| *kind == UNKNOWN);
+    let unknown = unknown.map(|id| vocabulary.tokens[id].as_ref());
+    let added = added_tokens(&vocabulary, false);
+    Ok(of_pieces((vocab(&vocabulary), merges), unknown, added, space, post_processor))
+}
+
+/// A tokenizer that merges pieces of whole texts, in which spaces are characters like others.
+fn of_pieces(
+    (vocab, merges): (Map<String, Value>, Vec<Value>),
+    unknown: Option<&str>,
+    added: Vec<Value>,
+    space: bool,
+    post_processor: Value,
+) -> Value {
+    let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
+    let separator = "\u{2581}";
+    let mut normalizers = vec![replace(" ", separator)];
+    let mut decoders =
+        vec![replace(separator, " "), json!({"type": "ByteFallback"}), json!({"type": "Fuse"})];
+    if space {
+        normalizers.insert(0, json!({"type": "Prepend", "prepend": separator}));
+        decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    }
+    json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": null,
+        "post_processor": post_processor,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
+            "ignore_merges": false, "vocab": vocab, "merges": merges,
+        },
+    })
+}
+
 const TOKENS: &str = "tokenizer.ggml.tokens";
+const MODEL: &str = "tokenizer.ggml.model";
+const PRE: &str = "tokenizer.ggml.pre";
+/// The roles of tokens that end a text.
+const ENDS: [&str; 3] = ["eos", "eot", "eom"];
 
 fn vocab(vocabulary: &Vocabulary<'_>) -> Map<String, Value> {
     vocabulary
         .tokens
         .iter()
         .enumerate()
-        .map(|(id, token)| ((*token).to_owned(), id.into()))
+        .map(|(id, token)| (token.clone().into_owned(), id.into()))
         .collect()
 }
 
 /// Tokens that are found in texts as they are spelled.
 fn added_tokens(vocabulary: &Vocabulary<'_>, strips: bool) -> Vec<Value> {
     let added = |(id, kind): (usize, &u32)| {
-        let token = vocabulary.tokens[id];
+        let token = vocabulary.tokens[id].as_ref();
         let special = matches!(*kind, CONTROL | UNKNOWN);
         (special || *kind == USER_DEFINED).then(|| {
             let strips = strips && *kind == CONTROL && !["<s>", "<|endoftext|>"].contains(&token);

@@ -27,6 +27,8 @@ pub enum QuantizationMethod {
     Nvfp4,
     /// The formats of compressed-tensors; by this name its integers.
     CompressedTensors,
+    /// AutoRound's, which are stored as GPTQ's or AWQ's are.
+    AutoRound,
     /// The formats of NVIDIA ModelOpt, each of which has a name of its own here.
     ModelOpt,
 }
@@ -54,9 +56,14 @@ struct Row {
 }
 
 /// Every method, in the order in which lists name them.
-const METHODS: [Row; 8] = [
+const METHODS: [Row; 9] = [
     Row { method: Method::Awq, names: &["awq"], supported: "awq", listed: InSettings },
-    Row { method: Method::Gptq, names: &["gptq"], supported: "gptq", listed: InSettings },
+    Row {
+        method: Method::Gptq,
+        names: &["gptq", "gptqmodel"],
+        supported: "gptq",
+        listed: InSettings,
+    },
     Row {
         method: Method::SqueezeLlm,
         names: &["squeezellm"],
@@ -71,6 +78,12 @@ const METHODS: [Row; 8] = [
         names: &["compressed-tensors"],
         supported: "compressed-tensors' integers",
         listed: InErrors,
+    },
+    Row {
+        method: Method::AutoRound,
+        names: &["auto-round", "auto_round", "intel/auto-round"],
+        supported: "",
+        listed: Nowhere,
     },
     Row {
         method: Method::ModelOpt,
@@ -134,6 +147,7 @@ impl QuantizationMethod {
             // `config.json` names the tool that wrote it.
             Self::Nvfp4 => {}
             Self::CompressedTensors => read_compressed_tensors(c, found)?,
+            Self::AutoRound => read_auto_round(c, found)?,
             Self::ModelOpt => read_modelopt(c, found)?,
         }
         Ok(())
@@ -177,6 +191,37 @@ fn read_compressed_tensors(c: &HfConfig, found: &mut Quantization) -> Result<()>
         }
     };
     (found.method, found.scheme, found.head) = (method.as_str().to_owned(), Some(scheme), true);
+    Ok(())
+}
+
+/// AutoRound writes the layout of one of the others, and its name. Source: `auto_round/export`.
+fn read_auto_round(c: &HfConfig, found: &mut Quantization) -> Result<()> {
+    const LAYOUT: &str = "packing_format";
+    let layout = c.text_opt(LAYOUT)?.unwrap_or("auto_round:auto_gptq");
+    let (method, scheme) = match layout.rsplit(':').next().unwrap_or(layout) {
+        "auto_gptq" | "exllamav2" | "gptq" => (Method::Gptq, Scheme::Gptq(Gptq::read(c)?)),
+        "auto_awq" | "awq" => (Method::Awq, Scheme::Awq(Awq::read(c)?)),
+        other => {
+            found.method = format!("{} ({other})", found.method);
+            return Ok(());
+        }
+    };
+    // Layers of their own.
+    if let Some(own) = c.section("extra_config")? {
+        for (module, _) in own.entries() {
+            let settings = own.section(module)?.ok_or_else(|| own.missing(module, "an object"))?;
+            match settings.count_opt("bits")? {
+                Some(16 | 32) => found.skipped.add(module),
+                None => {}
+                Some(bits) if Some(bits) == c.count_opt("bits")? => {}
+                Some(bits) => {
+                    let hint = "; the bits of all layers, or 16, are";
+                    return Err(settings.unsupported("bits", &bits.into(), hint));
+                }
+            }
+        }
+    }
+    (found.method, found.scheme) = (method.as_str().to_owned(), Some(scheme));
     Ok(())
 }
 

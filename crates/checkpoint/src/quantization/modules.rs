@@ -37,6 +37,11 @@ impl Modules {
         Ok(modules)
     }
 
+    /// Adds a module by its whole name.
+    pub(super) fn add(&mut self, module: &str) {
+        self.names.push(module.to_owned());
+    }
+
     pub(super) fn extend(&mut self, others: Self) {
         self.names.extend(others.names);
         self.patterns.extend(others.patterns);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use bytes::Bytes;
-use candlepower_checkpoint::Gguf;
+use candlepower_checkpoint::{CheckpointFiles, Gguf, WeightFiles};
 
 use super::HubModel;
 use crate::listing::{Listing, RemoteFile};
@@ -58,6 +58,11 @@ fn split_path(path: &str) -> (&str, &str) {
     path.split_at(path.rfind('/').map_or(0, |slash| slash + 1))
 }
 
+/// Whether a path has the ending of GGUF files.
+fn is_gguf(path: &str) -> bool {
+    path.rsplit_once('.').is_some_and(|(_, ending)| ending.eq_ignore_ascii_case("gguf"))
+}
+
 /// Whether a path is that of a model's first file.
 fn is_model(path: &str) -> bool {
     Gguf::model_name(split_path(path).1).is_some()
@@ -71,7 +76,7 @@ fn files_below(folder: &Path, prefix: &str, depth: usize) -> Vec<String> {
         let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
         if path.is_dir() && depth > 0 {
             found.extend(files_below(&path, &format!("{name}/"), depth - 1));
-        } else if name.ends_with(".gguf") && path.is_file() {
+        } else if is_gguf(&name) && path.is_file() {
             found.push(name);
         }
     }
@@ -79,6 +84,30 @@ fn files_below(folder: &Path, prefix: &str, depth: usize) -> Vec<String> {
 }
 
 impl HubModel {
+    /// The GGUF file of a repository, or of what the cache has of it, that has one model in such files and no weights in others.
+    pub(super) fn only_gguf(&self) -> Option<GgufName> {
+        let files = match &self.listing {
+            Some(listing) => listing.files.keys().cloned().collect(),
+            None => files_below(&self.folder(), "", MOST_FOLDERS),
+        };
+        let names = files.iter().map(String::as_str);
+        let has_others = match &self.listing {
+            Some(_) => WeightFiles::named(names).is_some(),
+            None => {
+                let folder = CheckpointFiles::Folder(self.folder());
+                WeightFiles::find(&folder).is_ok() || self.folder().join("config.json").is_file()
+            }
+        };
+        let mut models = files.iter().filter(|file| is_model(file));
+        match (models.next(), models.next()) {
+            (Some(only), None) if !has_others => {
+                let only = GgufName::Path(only.clone());
+                (self.listing.is_some() || self.cached_gguf(&only).is_some()).then_some(only)
+            }
+            _ => None,
+        }
+    }
+
     /// The files of the model that is meant, as the hub lists them.
     pub(super) fn choose_gguf(&self, wanted: &GgufName, listing: &Listing) -> Result<Vec<String>> {
         let files =

@@ -48,6 +48,18 @@ pub enum Error {
         "--tokenizer {0} is a GGUF file on the hub, whose header is read with its model only; name a folder, a file on this machine, or a model on the hub as owner/name"
     )]
     TokenizerInGguf(String),
+    /// A token that the model has no embedding for.
+    #[error(
+        "tokenizer_config.json (or added_tokens.json) adds the token {token:?} with the id {id}, and the model knows ids below {known} only; take the files of one version of the model, or name another tokenizer by --tokenizer"
+    )]
+    TokenOutsideVocabulary {
+        /// The token as it is written.
+        token: String,
+        /// Its id.
+        id: u32,
+        /// How many the model knows.
+        known: usize,
+    },
     /// The build has no CUDA.
     #[error("this build has no CUDA: leave --device out, or take a build with CUDA")]
     NoCuda,

@@ -93,6 +93,22 @@ async fn describe(
     Ok((model.files(), Some(model)))
 }
 
+/// Checks that the model knows the tokens that `tokenizer_config.json` adds to its vocabulary.
+fn check_listed(tokenizer: &Tokenizer, description: &Description) -> Result<()> {
+    let known = match description {
+        Description::Decoder(checkpoint) => checkpoint.spec().vocab_size,
+        Description::Encoder(checkpoint) => checkpoint.spec().vocab_size,
+    };
+    let mut tokens = tokenizer.listed_tokens().iter();
+    match tokens.find(|token| token.id as usize >= known) {
+        Some(token) => {
+            let token = token.clone();
+            Err(Error::TokenOutsideVocabulary { token: token.content, id: token.id, known })
+        }
+        None => Ok(()),
+    }
+}
+
 impl LocalModel {
     /// Reads what describes a model and checks that it can run here.
     fn open(
@@ -107,8 +123,16 @@ impl LocalModel {
         {
             checkpoint.quantize_on_load(kind)?;
         }
+        description.check_keys(&config.ignore_config_key)?;
         preflight::check(config, &description, device)?;
         let (tokenizer, chat_template) = text::load(config, text_files)?;
+        check_listed(&tokenizer, &description)?;
+        if let Description::Decoder(checkpoint) = &mut description {
+            checkpoint.add_ends(text::ends(&tokenizer));
+        }
+        for remark in description.remarks().into_iter().chain(text_files.remarks()) {
+            tracing::warn!("{remark}");
+        }
         Ok(Self {
             description,
             tokenizer,

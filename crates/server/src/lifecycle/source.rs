@@ -55,7 +55,7 @@ impl ModelSource {
         let place = Place::find(&root)?;
         let name = match &place {
             Place::Here(_) => path_name(&root).unwrap_or_else(|| root.clone()),
-            Place::Hub(_) => root.clone(),
+            Place::Hub(name) => name.to_string(),
         };
         Ok(Self { place, name, root })
     }
@@ -115,6 +115,8 @@ mod tests {
         let id = find(&["owner/name-7B.1"]).unwrap();
         assert_eq!(id.name, "owner/name-7B.1");
         assert!(matches!(id.place, Place::Hub(_)));
+        let address = find(&["https://huggingface.co/owner/name-7B.1"]).unwrap();
+        assert_eq!(address.name, "owner/name-7B.1");
         let gguf = find(&["owner/name:Q4_K_M"]).unwrap();
         assert_eq!(gguf.name, "owner/name:Q4_K_M");
         assert!(matches!(gguf.place, Place::Hub(ModelName { gguf: Some(_), .. })));

@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use candlepower_checkpoint::CheckpointFiles;
-use candlepower_tokenizer::{ChatTemplate, TemplateSources, Tokenizer};
+use candlepower_checkpoint::{CheckpointFiles, ends_by_name};
+use candlepower_tokenizer::{
+    ChatTemplate, Error as TemplateError, TemplateSources, Tokenizer, whole_config,
+};
 
 use crate::config::ServeConfig;
 use crate::lifecycle::error::{Error, Result};
@@ -20,7 +22,11 @@ pub(super) fn load(
     let tokenizer_json = files
         .read("tokenizer.json")?
         .ok_or_else(|| Error::FileMissing { file: "tokenizer.json", place: files.to_string() })?;
-    let tokenizer_config = files.read("tokenizer_config.json")?;
+    let tokenizer_config = whole_config(
+        files.read("tokenizer_config.json")?.as_deref(),
+        files.read("special_tokens_map.json")?.as_deref(),
+        files.read("added_tokens.json")?.as_deref(),
+    )?;
     let tokenizer = Tokenizer::from_bytes(&tokenizer_json, tokenizer_config.as_deref())?;
     let chosen = config.chat_template.as_deref().map(read_text).transpose()?;
     let template = files
@@ -40,7 +46,22 @@ pub(super) fn load(
     if !is_own || chosen.is_some() {
         template_trial::check(&sources, &template_file(config, files, template.is_some()))?;
     }
-    Ok((tokenizer, ChatTemplate::from_sources(&sources)?))
+    let template = match ChatTemplate::from_sources(&sources) {
+        // A model with a broken template may still continue texts.
+        Err(error @ TemplateError::TemplateSyntax { .. }) if chosen.is_none() => {
+            let file = template_file(config, files, template.is_some());
+            tracing::warn!("{file}: {error}: until then conversations are refused");
+            None
+        }
+        template => template?,
+    };
+    Ok((tokenizer, template))
+}
+
+/// The tokens of a vocabulary that end texts and turns: the one that its files name, and those that are known by name.
+pub(super) fn ends(tokenizer: &Tokenizer) -> Vec<u32> {
+    let known = ends_by_name(&|name| tokenizer.added_token(name));
+    tokenizer.eos_token_id().into_iter().chain(known).collect()
 }
 
 /// Where the template comes from that is used first.
@@ -125,6 +146,89 @@ mod tests {
             assert_eq!(format!("{digest:08x}").as_bytes(), expected, "{text:?}");
             let back = tokenizer.decode(&ids, SkipSpecialTokens::No).unwrap();
             assert_eq!(&back, text);
+        }
+    }
+
+    fn folder(name: &str, files: &[(&str, String)]) -> PathBuf {
+        let folder =
+            std::env::temp_dir().join(format!("candlepower-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for (name, contents) in files {
+            std::fs::write(folder.join(name), contents).unwrap();
+        }
+        folder
+    }
+
+    /// The tokenizer of a folder that has no `tokenizer.json`.
+    fn tokenizer_of(folder: PathBuf) -> Tokenizer {
+        let files = CheckpointFiles::Folder(folder.clone());
+        let json = files.read("tokenizer.json").unwrap().unwrap();
+        let config = files.read("tokenizer_config.json").unwrap();
+        std::fs::remove_dir_all(folder).unwrap();
+        Tokenizer::from_bytes(&json, config.as_deref()).unwrap()
+    }
+
+    fn texts() -> Vec<String> {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tokenizer/tests/data");
+        let json = std::fs::read(data.join("tokenization.json")).unwrap();
+        let json: Value = serde_json::from_slice(&json).unwrap();
+        serde_json::from_value(json["strings"].clone()).unwrap()
+    }
+
+    /// Mistral's file has the same tokens behind its special ones.
+    #[test]
+    fn a_tekken_vocabulary_cuts_texts_as_tiktokens_of_its_tokens() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tokenizer/tests/data/kimi");
+        let original = CheckpointFiles::Folder(data.clone());
+        let json = original.read("tokenizer.json").unwrap().unwrap();
+        let original = Tokenizer::from_bytes(&json, None).unwrap();
+        let json: Value = serde_json::from_slice(&json).unwrap();
+        let pattern = &json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"];
+        let lines = std::fs::read_to_string(data.join("tiktoken.model")).unwrap();
+        let tokens = lines.lines().filter_map(|line| line.split_once(' '));
+        let vocab: Vec<Value> = tokens
+            .map(|(token, rank)| serde_json::json!({"rank": rank.parse::<u32>().unwrap(), "token_bytes": token}))
+            .collect();
+        let config = serde_json::json!({"pattern": pattern, "default_vocab_size": vocab.len() + 30,
+            "default_num_special_tokens": 30});
+        let file = serde_json::json!({"config": config, "vocab": vocab}).to_string();
+        let tekken = tokenizer_of(folder("tekken", &[("tekken.json", file)]));
+        assert_eq!((tekken.bos_token_id(), tekken.eos_token_id()), (Some(1), Some(2)));
+        assert_eq!(tekken.added_token("[TOOL_CALLS]"), Some((9, true)));
+        for text in texts() {
+            let ids = original.encode(&text, AddSpecialTokens::No).unwrap();
+            let moved: Vec<u32> = [1].into_iter().chain(ids.iter().map(|id| id + 30)).collect();
+            assert_eq!(tekken.encode(&text, AddSpecialTokens::Yes).unwrap(), moved, "{text:?}");
+        }
+    }
+
+    /// GPT-2's two files cut texts as the `tokenizer.json` of the same vocabulary does.
+    #[test]
+    fn a_vocabulary_and_its_merges_cut_texts_as_their_tokenizer_does() {
+        let model = candlepower_goldens::folder("gguf-qwen2").join("tokenizer.json");
+        let json = std::fs::read(model).unwrap();
+        let original = Tokenizer::from_bytes(&json, None).unwrap();
+        let json: Value = serde_json::from_slice(&json).unwrap();
+        let merge = |merge: &Value| match merge.as_array() {
+            Some(pair) => format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
+            None => merge.as_str().unwrap().to_owned(),
+        };
+        let merges = json["model"]["merges"].as_array().unwrap().iter().map(merge);
+        let merges = format!("#version: 0.2\n{}\n", merges.collect::<Vec<_>>().join("\n"));
+        let added = json["added_tokens"].as_array().unwrap().iter();
+        let added = added.map(|token| (token["id"].to_string(), token.clone()));
+        let config = serde_json::json!({"tokenizer_class": "Qwen2Tokenizer",
+            "added_tokens_decoder": added.collect::<serde_json::Map<_, _>>()});
+        let files = [
+            ("vocab.json", json["model"]["vocab"].to_string()),
+            ("merges.txt", merges),
+            ("tokenizer_config.json", config.to_string()),
+        ];
+        let found = tokenizer_of(folder("merges", &files));
+        assert_eq!(found.vocab_size(), original.vocab_size());
+        for text in texts() {
+            let ids = original.encode(&text, AddSpecialTokens::No).unwrap();
+            assert_eq!(found.encode(&text, AddSpecialTokens::No).unwrap(), ids, "{text:?}");
         }
     }
 

@@ -6,20 +6,21 @@ use std::collections::HashMap;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Map, Value, json};
 
+use super::{added, byte_pairs_model, of_byte_pairs};
 use crate::{
     error::{Error, Result},
     gguf::{KIMI_SPLITTING, byte_level_steps},
 };
 
 /// Its name.
-pub(crate) const FILE: &str = "tiktoken.model";
+pub(super) const FILE: &str = "tiktoken.model";
 /// The class whose rule of splitting is known; the file has none.
 const CLASS: &str = "TikTokenTokenizer";
 /// Ids behind those of the file that are special tokens, whether they have a name or not.
 const RESERVED: usize = 256;
 
 /// The file, with what `tokenizer_config.json` says beside it.
-pub(crate) fn tokenizer(file: &[u8], config: &[u8]) -> Result<Value> {
+pub(super) fn tokenizer(file: &[u8], config: &[u8]) -> Result<Value> {
     let config: Value = serde_json::from_slice(config)
         .map_err(|error| fault(format!("tokenizer_config.json beside it is damaged: {error}")))?;
     let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or_default();
@@ -29,40 +30,37 @@ pub(crate) fn tokenizer(file: &[u8], config: &[u8]) -> Result<Value> {
         return Err(fault(reason));
     }
     let tokens = read(file)?;
+    let (spelled, merges) = spelled_and_merges(&tokens, FILE)?;
+    let named = config.get("added_tokens_decoder").and_then(Value::as_object);
+    let special = (tokens.len()..tokens.len() + RESERVED).map(|id| {
+        let named = named.and_then(|named| named.get(&id.to_string())?.get("content")?.as_str());
+        let content = named.map_or_else(|| format!("<|reserved_token_{id}|>"), str::to_owned);
+        added(id, &content, true)
+    });
+    let special = special.collect();
+    let vocab: Map<String, Value> =
+        spelled.into_iter().enumerate().map(|(id, token)| (token, id.into())).collect();
+    let steps = byte_level_steps(&KIMI_SPLITTING);
+    let model = byte_pairs_model(vocab.into(), merges, true);
+    Ok(of_byte_pairs(model, special, steps, (Value::Null, Value::Null)))
+}
+
+/// Tokens by their ranks as byte-level vocabularies spell them, and the merges that follow from the ranks.
+pub(super) fn spelled_and_merges(
+    tokens: &[Vec<u8>],
+    file: &'static str,
+) -> Result<(Vec<String>, Vec<Value>)> {
     let ids: HashMap<&[u8], usize> =
         tokens.iter().enumerate().map(|(id, token)| (token.as_slice(), id)).collect();
     let spelled: Vec<String> = tokens.iter().map(|token| spell(token)).collect();
     let mut merges = Vec::new();
     for (rank, token) in tokens.iter().enumerate().filter(|(_, token)| token.len() > 1) {
         let Some((left, right)) = halves(token, rank, &ids) else {
-            return Err(fault(format!("token {rank} is not made of two others")));
+            return Err(super::fault(file, format!("token {rank} is not made of two others")));
         };
         merges.push(json!([spelled[left], spelled[right]]));
     }
-    let named = config.get("added_tokens_decoder").and_then(Value::as_object);
-    let special = (tokens.len()..tokens.len() + RESERVED).map(|id| {
-        let named = named.and_then(|named| named.get(&id.to_string())?.get("content")?.as_str());
-        let content = named.map_or_else(|| format!("<|reserved_token_{id}|>"), str::to_owned);
-        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true})
-    });
-    let vocab: Map<String, Value> =
-        spelled.iter().enumerate().map(|(id, token)| (token.clone(), id.into())).collect();
-    Ok(json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": special.collect::<Vec<_>>(),
-        "normalizer": null,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": byte_level_steps(&KIMI_SPLITTING)},
-        "post_processor": null,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
-        "model": {
-            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": true, "vocab": vocab, "merges": merges,
-        },
-    }))
+    Ok((spelled, merges))
 }
 
 /// The tokens by their ranks, which are their ids: a line has a token in base 64, and its rank.
@@ -115,7 +113,7 @@ fn spell(bytes: &[u8]) -> String {
 }
 
 fn fault(reason: String) -> Error {
-    Error::Tiktoken { reason }
+    super::fault(FILE, reason)
 }
 
 #[cfg(test)]

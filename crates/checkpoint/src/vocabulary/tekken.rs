@@ -1,0 +1,103 @@
+//! Mistral's `tekken.json`. Source: `tokens/tokenizers/tekken.py` of mistral-common.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use serde_json::{Map, Value, json};
+
+use super::{added, byte_pairs_model, fault, of_byte_pairs, template, tiktoken};
+use crate::{config::HfConfig, error::Result, gguf::byte_level};
+
+/// Its name.
+pub(super) const FILE: &str = "tekken.json";
+/// The special tokens of files that do not list them.
+const SPECIAL: [&str; 20] = [
+    "<unk>",
+    BOS,
+    EOS,
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+    "[TOOL_CALLS]",
+    "[IMG]",
+    "<pad>",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+    "[PREFIX]",
+    "[MIDDLE]",
+    "[SUFFIX]",
+    "[SYSTEM_PROMPT]",
+    "[/SYSTEM_PROMPT]",
+    "[TOOL_CONTENT]",
+];
+const BOS: &str = "<s>";
+const EOS: &str = "</s>";
+/// Beyond any vocabulary.
+const MOST_TOKENS: usize = 1 << 24;
+
+/// The tokenizer that a file says.
+pub(super) fn tokenizer(file: &[u8]) -> Result<Value> {
+    let file = HfConfig::parse(FILE, file)?;
+    let config = file.section("config")?.ok_or_else(|| file.missing("config", "an object"))?;
+    let size = config.bounded("default_vocab_size", MOST_TOKENS)?;
+    let num_special = config.bounded("default_num_special_tokens", size)?;
+    let pattern = config.text_opt("pattern")?;
+    let pattern = pattern.ok_or_else(|| config.missing("pattern", "a regular expression"))?;
+    let special = special_tokens(&file, num_special)?;
+    let entries = file.raw("vocab").and_then(Value::as_array);
+    let entries = entries.ok_or_else(|| file.missing("vocab", "a list of tokens"))?;
+    let wanted = size - num_special;
+    if entries.len() < wanted {
+        let reason = format!("it has {} tokens, and {wanted} are promised", entries.len());
+        return Err(fault(FILE, reason));
+    }
+    let mut tokens = Vec::with_capacity(wanted);
+    for (rank, entry) in entries[..wanted].iter().enumerate() {
+        let bytes = entry["token_bytes"].as_str().and_then(|text| STANDARD.decode(text).ok());
+        match bytes.filter(|bytes| !bytes.is_empty() && entry["rank"] == rank) {
+            Some(bytes) => tokens.push(bytes),
+            None => return Err(fault(FILE, format!("token {rank} has no bytes, or another rank"))),
+        }
+    }
+    let (spelled, merges) = tiktoken::spelled_and_merges(&tokens, FILE)?;
+    let ids =
+        spelled.into_iter().enumerate().map(|(rank, token)| (token, (num_special + rank).into()));
+    let mut vocab: Map<String, Value> = ids.collect();
+    let marks = special.iter().enumerate().map(|(id, token)| added(id, token, true));
+    let marks: Vec<Value> = marks.collect();
+    vocab.extend(special.iter().enumerate().map(|(id, token)| (token.clone(), id.into())));
+    let split = json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
+    let bos = special.iter().position(|token| token == BOS).map(|id| (BOS, id as u32));
+    let around = (Value::Null, template(bos, None));
+    let model = byte_pairs_model(vocab.into(), merges, true);
+    Ok(of_byte_pairs(model, marks, vec![split, byte_level(false)], around))
+}
+
+/// The names of the special tokens of a model with such a file.
+pub(super) fn tokenizer_config() -> Value {
+    json!({"bos_token": BOS, "eos_token": EOS, "unk_token": "<unk>", "pad_token": "<pad>"})
+}
+
+/// The first ids, whether they have a name or not.
+fn special_tokens(file: &HfConfig, count: usize) -> Result<Vec<String>> {
+    let mut tokens: Vec<String> = (0..count).map(|id| format!("<SPECIAL_{id}>")).collect();
+    let usual = SPECIAL.iter().enumerate().map(|(id, name)| (id, (*name).to_owned()));
+    let listed = match file.raw("special_tokens").and_then(Value::as_array) {
+        None => usual.collect(),
+        Some(list) => {
+            let named = |entry: &Value| {
+                let rank = usize::try_from(entry["rank"].as_u64()?).ok()?;
+                Some((rank, entry["token_str"].as_str()?.to_owned()))
+            };
+            let named: Option<Vec<_>> = list.iter().map(named).collect();
+            named.ok_or_else(|| fault(FILE, "a special token has no rank or no text"))?
+        }
+    };
+    for (id, name) in listed {
+        if let Some(token) = tokens.get_mut(id) {
+            *token = name;
+        }
+    }
+    Ok(tokens)
+}

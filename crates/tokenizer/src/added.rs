@@ -1,0 +1,143 @@
+//! Added tokens and names of tokens that files beside `tokenizer.json` have, and it has not.
+//! Source: `_from_pretrained` in transformers' tokenization_utils_base.py.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+use tokenizers::Tokenizer;
+
+use crate::tokenizer::{LIST, MOST_TOKENS, NAMES, parse_config};
+use crate::{Error, Result};
+
+/// The key of `tokenizer_config.json` that lists added tokens by their ids.
+const DECODER: &str = "added_tokens_decoder";
+
+/// `tokenizer_config.json` with what older checkpoints have in files beside it: the names of special tokens in
+/// `special_tokens_map.json`, and the ids of added tokens in `added_tokens.json`. Its own entries come first.
+///
+/// # Errors
+/// [`Error::BadTokenizerConfig`], where one of the files is no JSON object.
+pub fn whole_config(
+    tokenizer_config: Option<&[u8]>,
+    special_tokens_map: Option<&[u8]>,
+    added_tokens: Option<&[u8]>,
+) -> Result<Option<Vec<u8>>> {
+    if special_tokens_map.is_none() && added_tokens.is_none() {
+        return Ok(tokenizer_config.map(<[u8]>::to_vec));
+    }
+    let mut config = tokenizer_config.map(parse_config).transpose()?.unwrap_or_default();
+    let beside = |file: &str, bytes: &[u8]| {
+        serde_json::from_slice::<Map<String, Value>>(bytes)
+            .map_err(|error| Error::BadTokenizerConfig(format!("{file} beside it: {error}")))
+    };
+    let is_absent =
+        |config: &Map<String, Value>, key: &str| config.get(key).is_none_or(Value::is_null);
+    if let Some(bytes) = special_tokens_map {
+        for (key, value) in beside("special_tokens_map.json", bytes)? {
+            let is_name = NAMES.contains(&key.as_str()) || key == LIST;
+            if is_name && is_absent(&config, &key) {
+                config.insert(key, value);
+            }
+        }
+    }
+    if let Some(bytes) = added_tokens.filter(|_| is_absent(&config, DECODER)) {
+        let by_id = beside("added_tokens.json", bytes)?.into_iter().map(|(content, id)| {
+            (id.to_string(), json!({"content": content, "normalized": false}))
+        });
+        config.insert(DECODER.to_owned(), by_id.collect::<Map<_, _>>().into());
+    }
+    Ok(Some(Value::Object(config).to_string().into_bytes()))
+}
+
+/// A token that a file lists and `tokenizer.json` does not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedToken {
+    /// Its id.
+    pub id: u32,
+    /// Its text.
+    pub content: String,
+}
+
+/// The `tokenizer.json` with the added tokens of `config` that `tokenizer` has not, and those tokens; `None` where it has all.
+///
+/// # Errors
+/// [`Error::AddedToken`], where one of them would take the id of another token, or has one already.
+pub(crate) fn with_listed(
+    tokenizer: &Tokenizer,
+    tokenizer_json: &[u8],
+    config: &Map<String, Value>,
+) -> Result<Option<(Vec<u8>, Vec<ListedToken>)>> {
+    let Some(Value::Object(listed)) = config.get(DECODER) else { return Ok(None) };
+    let known = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+    let known: HashMap<&str, u32> =
+        known.iter().map(|(id, token)| (token.content.as_str(), *id)).collect();
+    let mut missing: Vec<(ListedToken, &Value)> = Vec::new();
+    for (id, token) in listed {
+        let content = token.as_str().or_else(|| token["content"].as_str());
+        let Some(content) = content.filter(|content| !content.is_empty()) else { continue };
+        if known.contains_key(content) {
+            // The model was trained with tokenizer.json.
+            continue;
+        }
+        let conflict = |reason: String| Error::AddedToken { token: shown(content), reason };
+        let number = id.parse::<u32>().ok().filter(|id| (*id as usize) < MOST_TOKENS);
+        let number = number.ok_or_else(|| conflict(format!("its id is `{id:.20}`")))?;
+        let holder = tokenizer.id_to_token(number);
+        if let Some(holder) = holder.filter(|holder| holder != content) {
+            let reason = format!("its id {number} is that of {} in tokenizer.json", shown(&holder));
+            return Err(conflict(reason));
+        }
+        if let Some(other) = tokenizer.token_to_id(content).filter(|other| *other != number) {
+            return Err(conflict(format!("its id is {number}, and {other} in tokenizer.json")));
+        }
+        if missing.iter().any(|(other, _)| other.content == content) {
+            return Err(conflict("it has several ids".to_owned()));
+        }
+        missing.push((ListedToken { id: number, content: content.to_owned() }, token));
+    }
+    if missing.is_empty() {
+        return Ok(None);
+    }
+    missing.sort_by_key(|(token, _)| token.id);
+    let json = add(tokenizer_json, &missing)?;
+    Ok(Some((json, missing.into_iter().map(|(token, _)| token).collect())))
+}
+
+/// Writes tokens into a `tokenizer.json`, which is known to be one.
+fn add(tokenizer_json: &[u8], missing: &[(ListedToken, &Value)]) -> Result<Vec<u8>> {
+    let bad = |error: serde_json::Error| Error::BadTokenizer(error.to_string());
+    let mut json: Value = serde_json::from_slice(tokenizer_json).map_err(bad)?;
+    for (ListedToken { id, content }, token) in missing {
+        // A model's vocabulary may have any ids; those of tokens that are added to it follow in a row.
+        match &mut json["model"]["vocab"] {
+            Value::Object(vocab) => {
+                vocab.insert(content.clone(), (*id).into());
+            }
+            Value::Array(pieces) if pieces.len() == *id as usize => {
+                pieces.push(json!([content, 0.0]));
+            }
+            Value::Array(pieces) if pieces.len() < *id as usize => {
+                let reason = format!("its id is {id}, and the vocabulary ends at {}", pieces.len());
+                return Err(Error::AddedToken { token: shown(content), reason });
+            }
+            _ => {}
+        }
+        let flag = |name: &str, default| token[name].as_bool().unwrap_or(default);
+        let special = flag("special", false);
+        let entry = json!({
+            "id": id, "content": content, "single_word": flag("single_word", false),
+            "lstrip": flag("lstrip", false), "rstrip": flag("rstrip", false),
+            "normalized": flag("normalized", !special), "special": special,
+        });
+        match &mut json["added_tokens"] {
+            Value::Array(added) => added.push(entry),
+            other => *other = json!([entry]),
+        }
+    }
+    Ok(json.to_string().into_bytes())
+}
+
+/// A token in an error.
+fn shown(token: &str) -> String {
+    format!("{:?}", token.chars().take(80).collect::<String>())
+}
